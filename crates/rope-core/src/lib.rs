@@ -3,11 +3,12 @@
 
 mod error;
 pub mod frequencies;
+pub mod hf;
 mod lanes;
 mod spec;
 
 pub use error::{Result, RopeError};
-pub use frequencies::Frequencies;
+pub use frequencies::{Frequencies, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling};
 pub use lanes::{Lane, LaneMap};
 pub use spec::{
     AxisLayout, Geometry, MAX_AXES, MAX_HEAD_DIM, Pairing, RotarySpec, RotarySpecBuilder,
