@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::backend::Dispatch;
 use burn::config::Config;
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rope_core::{
     CosSinTable, DEFAULT_TABLE_BUDGET_BYTES, Direction, Layout, Positions, RopeError, RotarySpec,
     TokenAngles,
@@ -158,7 +158,11 @@ impl Rotary {
         let angles = self.token_angles(positions)?;
         let tensor = |values: &[f32]| {
             let shape = [angles.tokens(), self.spec.geometry().lanes()];
-            Tensor::from_data(TensorData::new(values.to_vec(), shape), device)
+            // Whatever the device's default type: 16-bit angles would lose the position.
+            Tensor::from_data(
+                TensorData::new(values.to_vec(), shape),
+                (device, DType::F32),
+            )
         };
         Ok(RotaryAngles {
             cos: tensor(angles.cos()),
