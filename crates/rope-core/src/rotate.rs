@@ -272,7 +272,7 @@ impl<'a, A: Real> Rotator<'a, A> {
             from.layout
                 .check_same(&to.layout, names[0], names[1], true)?;
             let (src, dst) = (from.data.as_ptr(), to.data.as_mut_ptr());
-            Ok(Operand {
+            Ok::<_, RopeError>(Operand {
                 src,
                 dst,
                 src_layout: from.layout,
