@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Stated};
 
 /// One JSON object and where it lies in the file.
 #[derive(Clone, Debug)]
@@ -100,6 +100,27 @@ impl<'a> Fields<'a> {
         self.get(key)
             .map(|value| Fields::new(self.path_of(key), value))
             .transpose()
+    }
+
+    /// The number under the first of `keys` that is present.
+    pub(super) fn first_number(&self, keys: &[&str]) -> Result<Option<f64>, ConfigError> {
+        keys.iter()
+            .find_map(|key| self.number(key).transpose())
+            .transpose()
+    }
+
+    /// The first of `keys` that is present, and its string.
+    pub(super) fn first_text<'k>(
+        &self,
+        keys: &[&'k str],
+    ) -> Result<Option<(&'k str, &'a str)>, ConfigError> {
+        let present = |key: &&'k str| Some(self.text(key).transpose()?.map(|text| (*key, text)));
+        keys.iter().find_map(present).transpose()
+    }
+
+    /// This object as a whole.
+    pub(super) fn stated(&self) -> Stated {
+        Stated::new(self.path.clone(), serde_json::Value::from(self.map.clone()))
     }
 
     /// The value that `found` holds, or an error that says what needs `key`.

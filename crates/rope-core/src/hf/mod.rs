@@ -1,10 +1,15 @@
 //! Hugging Face configurations: from the keys of a `config.json` to a [`RotarySpec`](crate::RotarySpec).
 
+mod config;
 mod error;
+mod family;
 mod fields;
+mod layers;
 mod parameters;
 
 pub use error::{ConfigError, Stated};
+pub use family::Component;
+pub use layers::LayerSpecs;
 pub use parameters::{RopeContext, RopeParameters};
 
 use serde_json::Value;

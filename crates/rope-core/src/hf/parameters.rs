@@ -88,16 +88,30 @@ impl RopeParameters {
         Ok(rotary_dim)
     }
 
+    /// Parameters of a configuration without such an object.
+    pub(super) fn unscaled(
+        theta: Option<f64>,
+        context: RopeContext,
+        config: &Fields,
+    ) -> Result<Self> {
+        let theta = theta
+            .or(context.theta)
+            .ok_or_else(|| missing_theta(config))?;
+        Ok(Self {
+            frequencies: Frequencies::new(theta)?,
+            partial_rotary_factor: None,
+            mrope_section: None,
+            mrope_interleaved: None,
+        })
+    }
+
     pub(super) fn read(fields: &Fields, context: RopeContext) -> Result<Self> {
-        let theta = match fields.number("rope_theta")?.or(context.theta) {
-            Some(theta) => theta,
-            None => {
-                return Err(ConfigError::MissingKey {
-                    key: fields.path_of("rope_theta"),
-                    needed_by: "every rotation".to_owned(),
-                }
-                .into());
-            }
+        let theta = fields.number("rope_theta")?.or(context.theta);
+        let theta = theta.ok_or_else(|| missing_theta(fields))?;
+        let stated = fields.count("max_position_embeddings")?;
+        let context = RopeContext {
+            max_position_embeddings: stated.or(context.max_position_embeddings),
+            ..context
         };
         let scaling = read_scaling(fields, context)?;
         let partial_rotary_factor = match scaling {
@@ -114,6 +128,13 @@ impl RopeParameters {
             mrope_section,
             mrope_interleaved: fields.flag("mrope_interleaved")?,
         })
+    }
+}
+
+fn missing_theta(fields: &Fields) -> ConfigError {
+    ConfigError::MissingKey {
+        key: fields.path_of("rope_theta"),
+        needed_by: "every rotation".to_owned(),
     }
 }
 
