@@ -3,4 +3,5 @@
 
 pub mod buffer;
 pub mod engine;
+pub mod golden;
 pub mod tolerance;
