@@ -1,6 +1,7 @@
 //! The crate's error type.
 
 use crate::hf::ConfigError;
+use crate::position_ids::PositionIdsError;
 use crate::{AxisLayout, Pairing};
 
 /// What this crate returns.
@@ -269,4 +270,7 @@ pub enum RopeError {
     /// A configuration that is broken, incomplete or contradicts itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A prompt whose tokens, grids, masks and lengths do not fit together.
+    #[error(transparent)]
+    PositionIds(#[from] PositionIdsError),
 }
