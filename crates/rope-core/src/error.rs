@@ -236,12 +236,6 @@ pub enum RopeError {
         /// Its size in the second.
         right_size: usize,
     },
-    /// Gradients of the angles for tensors of which one is missing.
-    #[error("gradients of cos and sin need k and its gradient together; found only {found}")]
-    UnpairedGradient {
-        /// Which one was given.
-        found: &'static str,
-    },
     /// A parameter of a frequency scaling outside its range.
     #[error("{parameter} of rope type {rope_type} must be {expected}, found {found}")]
     ScalingParameter {

@@ -170,19 +170,21 @@ impl HeadsLayout {
         Ok(())
     }
 
-    /// Refuses views in which two indices name one element: nested strides, each stepping over all that lies
-    /// within it, are enough for every layout and every slice of one.
-    fn check_injective(&self, what: &'static str) -> Result<()> {
+    /// Whether each index surely names an element of its own, so that the view can be written.
+    ///
+    /// Nested strides, each stepping over all that lies within it, are asked for: every layout has them, and every
+    /// slice and permutation of one.
+    pub fn is_injective(&self) -> bool {
         let mut dims = self.dims();
         dims.sort_by_key(|(_, stride)| *stride);
         let mut inner = self.head_dim as u128;
         for (size, stride) in dims.into_iter().filter(|(size, _)| *size > 1) {
             if (stride as u128) < inner {
-                return Err(RopeError::Overlap { what });
+                return false;
             }
             inner += (size as u128 - 1) * stride as u128;
         }
-        Ok(())
+        true
     }
 
     pub(crate) fn check_same(
@@ -249,7 +251,9 @@ impl<'a, E> HeadsMut<'a, E> {
     /// [`RopeError::BufferTooSmall`]; [`RopeError::Overlap`] if two indices name one element, as in a broadcast view.
     pub fn new(data: &'a mut [E], layout: HeadsLayout) -> Result<Self> {
         layout.check_fits("the tensor", data.len())?;
-        layout.check_injective("the tensor")?;
+        if !layout.is_injective() {
+            return Err(RopeError::Overlap { what: "the tensor" });
+        }
         Ok(Self { data, layout })
     }
 }

@@ -29,7 +29,7 @@ pub use lanes::{Lane, LaneMap};
 pub use layout::{HeadsLayout, HeadsMut, HeadsRef, Layout, Strides};
 pub use parallel::Parallelism;
 pub use positions::{MAX_POSITION, Positions};
-pub use rotate::Rotator;
+pub use rotate::{Direction, Operand, Rotator};
 pub use spec::{
     AxisLayout, Geometry, MAX_AXES, MAX_HEAD_DIM, Pairing, RotarySpec, RotarySpecBuilder,
 };

@@ -8,6 +8,8 @@
 use core::mem::MaybeUninit;
 use core::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::angles::{Angles, check_table};
 use crate::element::{Element, Real};
 use crate::error::{Result, RopeError};
@@ -22,10 +24,45 @@ const STACK_BYTES: usize = 32 << 10;
 /// Coefficients of a tile stay within a third of a small first-level cache, beside the rows that they meet.
 const TILE_BYTES: usize = 12 << 10;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+/// Which way q and k go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// The rotation.
     Forward,
+    /// Its transpose, which takes the gradients of the rotated q and k to those of q and k.
     Adjoint,
+}
+
+impl Direction {
+    /// The other one: what the backward of an operation in this direction does.
+    pub fn transposed(self) -> Self {
+        match self {
+            Self::Forward => Self::Adjoint,
+            Self::Adjoint => Self::Forward,
+        }
+    }
+}
+
+/// A tensor to rotate: where it lies, or from one buffer into another.
+#[derive(Debug)]
+pub enum Operand<'a, E> {
+    /// Overwrites the tensor.
+    InPlace(HeadsMut<'a, E>),
+    /// Reads the first and writes the second, which has the same shape and may have other strides.
+    Into(HeadsRef<'a, E>, HeadsMut<'a, E>),
+}
+
+impl<'a, E> From<HeadsMut<'a, E>> for Operand<'a, E> {
+    fn from(x: HeadsMut<'a, E>) -> Self {
+        Self::InPlace(x)
+    }
+}
+
+impl<'a, E> From<(HeadsRef<'a, E>, HeadsMut<'a, E>)> for Operand<'a, E> {
+    fn from((from, to): (HeadsRef<'a, E>, HeadsMut<'a, E>)) -> Self {
+        Self::Into(from, to)
+    }
 }
 
 /// Rotates q and k, forward and backward, by given angles.
@@ -49,8 +86,8 @@ enum Direction {
 /// let rotator = Rotator::new(spec.geometry(), angles.angles())?;
 /// let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 10, 4, 64);
 /// let mut q = vec![1f32; layout.elems()];
-/// rotator.rotate_in_place(HeadsMut::new(&mut q, layout)?, None)?;
-/// rotator.rotate_adjoint_in_place(HeadsMut::new(&mut q, layout)?, None)?;
+/// rotator.rotate(HeadsMut::new(&mut q, layout)?, None)?;
+/// rotator.rotate_adjoint(HeadsMut::new(&mut q, layout)?, None)?;
 /// assert!(q.iter().all(|x| (x - 1.0).abs() < 1e-6)); // a rotation's adjoint is its inverse
 /// # Ok::<(), RopeError>(())
 /// ```
@@ -63,7 +100,7 @@ pub struct Rotator<'a, A: Real = f32> {
 }
 
 /// A tensor on its way through the kernel.
-struct Operand<E> {
+struct Stream<E> {
     src: *const E,
     dst: *mut E,
     src_layout: HeadsLayout,
@@ -72,7 +109,34 @@ struct Operand<E> {
 
 // SAFETY: tasks read and write the rows of disjoint token ranges (`run`), and the views that the pointers come from
 // outlive the call that the tasks run in; E itself is Send and Sync.
-unsafe impl<E: Element> Sync for Operand<E> {}
+unsafe impl<E: Element> Sync for Stream<E> {}
+
+impl<E: Element> Stream<E> {
+    fn new(operand: Operand<'_, E>, names: [&'static str; 2]) -> Result<Self> {
+        match operand {
+            Operand::InPlace(x) => {
+                let dst = x.data.as_mut_ptr();
+                Ok(Self {
+                    src: dst,
+                    dst,
+                    src_layout: x.layout,
+                    dst_layout: x.layout,
+                })
+            }
+            Operand::Into(from, to) => {
+                from.layout
+                    .check_same(&to.layout, names[0], names[1], true)?;
+                let (src, dst) = (from.data.as_ptr(), to.data.as_mut_ptr());
+                Ok(Self {
+                    src,
+                    dst,
+                    src_layout: from.layout,
+                    dst_layout: to.layout,
+                })
+            }
+        }
+    }
+}
 
 impl<'a, A: Real> Rotator<'a, A> {
     /// Rotation with `geometry` by `angles`, split over threads by default, with the widest instructions there are.
@@ -109,53 +173,46 @@ impl<'a, A: Real> Rotator<'a, A> {
         self
     }
 
-    /// Rotates q, and k with it, where they lie.
+    /// Rotates q, and k with it.
     ///
     /// # Errors
-    /// [`RopeError::ShapeMismatch`] if q, k and the geometry disagree; [`RopeError::PositionTokens`] or
-    /// [`RopeError::AngleShape`] if the angles are for other tokens.
-    pub fn rotate_in_place<E: Element<Acc = A>>(
+    /// [`RopeError::ShapeMismatch`] if q, k, their destinations and the geometry disagree;
+    /// [`RopeError::PositionTokens`] or [`RopeError::AngleShape`] if the angles are for other tokens.
+    pub fn rotate<'x, E: Element<Acc = A>>(
         &self,
-        q: HeadsMut<'_, E>,
-        k: Option<HeadsMut<'_, E>>,
+        q: impl Into<Operand<'x, E>>,
+        k: Option<Operand<'x, E>>,
     ) -> Result<()> {
-        self.in_place(q, k, Direction::Forward)
+        self.apply(Direction::Forward, q, k)
     }
 
-    /// The gradients of q and k from those of the rotated q and k, where they lie.
+    /// Takes the gradients of the rotated q and k to those of q and k.
     ///
     /// # Errors
-    /// As [`rotate_in_place`](Self::rotate_in_place).
-    pub fn rotate_adjoint_in_place<E: Element<Acc = A>>(
+    /// As [`rotate`](Self::rotate).
+    pub fn rotate_adjoint<'x, E: Element<Acc = A>>(
         &self,
-        dq: HeadsMut<'_, E>,
-        dk: Option<HeadsMut<'_, E>>,
+        dq: impl Into<Operand<'x, E>>,
+        dk: Option<Operand<'x, E>>,
     ) -> Result<()> {
-        self.in_place(dq, dk, Direction::Adjoint)
+        self.apply(Direction::Adjoint, dq, dk)
     }
 
-    /// Rotates q, and k with it, into other buffers; `(from, to)` each.
+    /// [`rotate`](Self::rotate) or [`rotate_adjoint`](Self::rotate_adjoint), by `direction`.
     ///
     /// # Errors
-    /// As [`rotate_in_place`](Self::rotate_in_place); also if source and destination differ in shape.
-    pub fn rotate_into<E: Element<Acc = A>>(
+    /// As [`rotate`](Self::rotate).
+    pub fn apply<'x, E: Element<Acc = A>>(
         &self,
-        q: (HeadsRef<'_, E>, HeadsMut<'_, E>),
-        k: Option<(HeadsRef<'_, E>, HeadsMut<'_, E>)>,
+        direction: Direction,
+        q: impl Into<Operand<'x, E>>,
+        k: Option<Operand<'x, E>>,
     ) -> Result<()> {
-        self.into(q, k, Direction::Forward)
-    }
-
-    /// The gradients of q and k from those of the rotated q and k, into other buffers; `(from, to)` each.
-    ///
-    /// # Errors
-    /// As [`rotate_into`](Self::rotate_into).
-    pub fn rotate_adjoint_into<E: Element<Acc = A>>(
-        &self,
-        dq: (HeadsRef<'_, E>, HeadsMut<'_, E>),
-        dk: Option<(HeadsRef<'_, E>, HeadsMut<'_, E>)>,
-    ) -> Result<()> {
-        self.into(dq, dk, Direction::Adjoint)
+        let q = Stream::new(q.into(), ["q", "the rotated q"])?;
+        let k = k
+            .map(|k| Stream::new(k, ["k", "the rotated k"]))
+            .transpose()?;
+        self.run(q, k, direction)
     }
 
     /// The gradients of cos and sin, `[tokens, lanes]` each, summed over heads, over q and k, and over the batch where
@@ -167,7 +224,7 @@ impl<'a, A: Real> Rotator<'a, A> {
     /// summed in f64, sample by sample and head by head: the same bits for any number of threads
     ///
     /// # Errors
-    /// As [`rotate_into`](Self::rotate_into), with the tokens taken from dcos; [`RopeError::AngleShape`] if dcos and
+    /// As [`rotate`](Self::rotate), with the tokens taken from dcos; [`RopeError::AngleShape`] if dcos and
     /// dsin differ.
     pub fn angle_gradients<E: Element<Acc = A>>(
         &self,
@@ -244,46 +301,6 @@ impl<'a, A: Real> Rotator<'a, A> {
         [(at(x, from.0), at(x, from.1)), (at(g, to.0), at(g, to.1))]
     }
 
-    fn in_place<E: Element<Acc = A>>(
-        &self,
-        q: HeadsMut<'_, E>,
-        k: Option<HeadsMut<'_, E>>,
-        direction: Direction,
-    ) -> Result<()> {
-        let operand = |x: HeadsMut<'_, E>| {
-            let dst = x.data.as_mut_ptr();
-            Operand {
-                src: dst,
-                dst,
-                src_layout: x.layout,
-                dst_layout: x.layout,
-            }
-        };
-        self.run(operand(q), k.map(operand), direction)
-    }
-
-    fn into<E: Element<Acc = A>>(
-        &self,
-        q: (HeadsRef<'_, E>, HeadsMut<'_, E>),
-        k: Option<(HeadsRef<'_, E>, HeadsMut<'_, E>)>,
-        direction: Direction,
-    ) -> Result<()> {
-        let operand = |(from, to): (HeadsRef<'_, E>, HeadsMut<'_, E>), names: [&'static str; 2]| {
-            from.layout
-                .check_same(&to.layout, names[0], names[1], true)?;
-            let (src, dst) = (from.data.as_ptr(), to.data.as_mut_ptr());
-            Ok::<_, RopeError>(Operand {
-                src,
-                dst,
-                src_layout: from.layout,
-                dst_layout: to.layout,
-            })
-        };
-        let q = operand(q, ["q", "the rotated q"])?;
-        let k = k.map(|k| operand(k, ["k", "the rotated k"])).transpose()?;
-        self.run(q, k, direction)
-    }
-
     fn check_shape(&self, layout: &HeadsLayout, what: &'static str) -> Result<()> {
         if layout.head_dim == self.geometry.head_dim() {
             return Ok(());
@@ -299,8 +316,8 @@ impl<'a, A: Real> Rotator<'a, A> {
 
     fn run<E: Element<Acc = A>>(
         &self,
-        q: Operand<E>,
-        k: Option<Operand<E>>,
+        q: Stream<E>,
+        k: Option<Stream<E>>,
         direction: Direction,
     ) -> Result<()> {
         self.check_shape(&q.src_layout, "q")?;
@@ -378,8 +395,8 @@ fn head_at<'x, E>(x: &HeadsRef<'x, E>, b: usize, s: usize, head: usize) -> &'x [
 /// One call's work, shared by its threads.
 struct Task<'r, 'a, E: Element> {
     rotator: &'r Rotator<'a, E::Acc>,
-    q: Operand<E>,
-    k: Option<Operand<E>>,
+    q: Stream<E>,
+    k: Option<Stream<E>>,
     direction: Direction,
     angle_tokens: usize,
 }
@@ -438,7 +455,7 @@ impl<E: Element> Task<'_, '_, E> {
 
     fn tile(
         &self,
-        operand: &Operand<E>,
+        operand: &Stream<E>,
         b: usize,
         s: usize,
         tokens: usize,
