@@ -3,7 +3,7 @@
 mod config;
 mod error;
 mod family;
-mod fields;
+pub(crate) mod fields;
 mod layers;
 mod parameters;
 
@@ -14,7 +14,7 @@ pub use parameters::{RopeContext, RopeParameters};
 
 use serde_json::Value;
 
-fn parse(json: &str) -> Result<Value, ConfigError> {
+pub(crate) fn parse(json: &str) -> Result<Value, ConfigError> {
     serde_json::from_str(json).map_err(|error| ConfigError::Json {
         detail: error.to_string(),
     })
