@@ -11,7 +11,6 @@ use super::vectors::GoldenVectors;
 
 /// A file that holds, or does not hold, something to compare with.
 #[derive(Debug)]
-#[non_exhaustive]
 pub enum Artifact {
     /// Forward and gradient of one rotary module.
     Vectors(Box<GoldenVectors>),
@@ -50,12 +49,12 @@ impl Artifact {
                         detail: error.to_string(),
                     })?;
                 let case = &value["cases"][0];
-                if case.get("position_ids").is_some() {
-                    other("position-id cases, which are not verified yet")
-                } else if !value["cases"].is_array() {
-                    other("no list of cases in it")
-                } else {
+                if case.get("rope_parameters").is_some() {
                     Ok(Self::Tables(FrequencyTables::read(value)?))
+                } else if case.get("position_ids").is_some() {
+                    other("position-id cases, which this program does not check yet")
+                } else {
+                    other("no cases with rope_parameters in it")
                 }
             }
             _ => other("neither .safetensors nor .json"),

@@ -27,9 +27,12 @@ pub enum GoldenError {
         /// What the parser says, with line and column.
         detail: String,
     },
-    /// A frequency table without cases.
-    #[error("holds no cases, expected at least one; dump it again")]
-    NoCases,
+    /// A file of another kind, where a golden one was asked for.
+    #[error("is no golden file: {reason}")]
+    NotGolden {
+        /// What about it says so.
+        reason: &'static str,
+    },
     /// A metadata key that everything else needs.
     #[error("has no metadata {key:?}, expected {expected}; state it when saving")]
     MissingMetadata {

@@ -14,6 +14,8 @@ use crate::tolerance;
 const ANGLES: &str = "angles";
 /// How far a truth that was itself computed in f32 may be from exact: its angles were rounded to f32.
 const F32_TRUTH: f64 = 1e-3;
+/// How far an f32 frequency may be, relative to it: powers, wavelengths and Llama 3's blend of two frequencies, in f32.
+const F32_FREQUENCY: f64 = 1e-6;
 const F64_UNIT: f64 = f64::EPSILON / 2.0;
 const F32_UNIT: f64 = f32::EPSILON as f64 / 2.0;
 /// Roundings between theta and an f64 angle, in the truth and here together: each divides an exponent, takes a power (of at most one unit,
@@ -75,18 +77,21 @@ impl GoldenVectors {
         let rounded = |x: &Mapping| Buffer::from_f64(dtype, &x.input.values);
         let (q, k) = (rounded(&pass.q), pass.k.as_ref().map(rounded));
         let name = engine.name();
-        let (q_found, k_found) = engine
-            .apply(&case, direction, &q, k.as_ref())
-            .map_err(|source| GoldenError::Engine {
-                engine: name.clone(),
-                source,
-            })?;
+        let (q_found, k_found) =
+            engine
+                .apply(&case, direction, &q, k.as_ref())
+                .map_err(|source| GoldenError::Engine {
+                    engine: name.clone(),
+                    source,
+                })?;
         let k = pass.k.as_ref().zip(k.as_ref());
         let mut rows = Vec::new();
         for ((mapping, input), found) in [Some((&pass.q, &q)), k]
             .into_iter()
             .zip([Some(q_found), k_found])
-            .filter_map(|(expected, found)| Some((expected?, found.map_or_else(Vec::new, |x| x.to_f64()))))
+            .filter_map(|(expected, found)| {
+                Some((expected?, found.map_or_else(Vec::new, |x| x.to_f64())))
+            })
         {
             let truth = &mapping.truth;
             let bound = self.bound(dtype, mapping, input)?;
@@ -120,7 +125,11 @@ impl GoldenVectors {
         };
         let reach = largest(&mut exact.iter().copied());
         let rounded = input.to_f64();
-        let unit = if dtype == DType::F64 { F64_UNIT } else { F32_UNIT };
+        let unit = if dtype == DType::F64 {
+            F64_UNIT
+        } else {
+            F32_UNIT
+        };
         // The truth was rounded in f64 as often.
         let computed = reach * (ROUNDINGS * (unit + F64_UNIT) + self.angle_error()?);
         Ok(Bound {
@@ -130,7 +139,12 @@ impl GoldenVectors {
             } else {
                 computed.max(F32_TRUTH)
             },
-            input: largest(&mut exact.iter().zip(rounded).map(|(exact, rounded)| exact - rounded)),
+            input: largest(
+                &mut exact
+                    .iter()
+                    .zip(rounded)
+                    .map(|(exact, rounded)| exact - rounded),
+            ),
         })
     }
 
@@ -142,8 +156,11 @@ impl GoldenVectors {
         };
         let found = sorted(self.case.spec.inv_freq(self.case.seq_len)?);
         let truth = sorted(expected.values.clone());
-        // A power in f32 and its rounding.
-        let relative = if expected.is_f64 { RELATIVE } else { 4.0 * F32_UNIT };
+        let relative = if expected.is_f64 {
+            RELATIVE
+        } else {
+            F32_FREQUENCY
+        };
         Ok(Row::compare(
             "inv_freq",
             DType::F64,
@@ -158,11 +175,16 @@ impl GoldenVectors {
     fn compare_cos_sin<A: Real>(&self, dtype: DType, unit: f64) -> Result<Vec<Row>, GoldenError> {
         let case = &self.case;
         let angles = TokenAngles::<A>::new(&case.spec, &case.positions, case.seq_len)?;
-        let computed = case.spec.attention_scaling() * (unit + 2.0 * F64_UNIT + self.angle_error()?);
+        let computed =
+            case.spec.attention_scaling() * (unit + 2.0 * F64_UNIT + self.angle_error()?);
         let mut rows = Vec::new();
         for (truth, lanes) in [(&self.cos, angles.cos()), (&self.sin, angles.sin())] {
             let Some(truth) = truth else { continue };
-            let tolerance = if truth.is_f64 { computed } else { computed.max(F32_TRUTH) };
+            let tolerance = if truth.is_f64 {
+                computed
+            } else {
+                computed.max(F32_TRUTH)
+            };
             let compared = orders(truth, angles.tokens(), case.spec.geometry().lanes())?
                 .into_iter()
                 .map(|order| {
@@ -190,7 +212,9 @@ fn orders(truth: &Values, tokens: usize, lanes: usize) -> Result<Vec<Vec<usize>>
     let rows = truth.values.len().checked_div(width).unwrap_or(0);
     let lane_of: &[fn(usize, usize) -> usize] = match width {
         width if width == lanes => &[|channel, _| channel],
-        width if width == 2 * lanes => &[|channel, lanes| channel % lanes, |channel, _| channel / 2],
+        width if width == 2 * lanes => {
+            &[|channel, lanes| channel % lanes, |channel, _| channel / 2]
+        }
         _ => &[],
     };
     if rows != tokens || lane_of.is_empty() {
@@ -219,7 +243,11 @@ struct Bound {
 impl Bound {
     /// [`tolerance::rotated`], which allows for inputs of order 1, widened where these inputs, positions or this truth need more.
     fn allowed(&self, exact: f64) -> f64 {
-        let arithmetic = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let arithmetic = if self.dtype == DType::F64 {
+            DType::F64
+        } else {
+            DType::F32
+        };
         let granted = tolerance::rotated(arithmetic, exact);
         tolerance::rotated(self.dtype, exact) + (self.computed - granted).max(0.0) + self.input
     }

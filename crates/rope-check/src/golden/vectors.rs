@@ -253,18 +253,18 @@ impl<'a> File<'a> {
         }))
     }
 
-    fn require(
-        &self,
-        stem: &str,
-        types: &[&str],
-        needed_by: &str,
-    ) -> Result<Values, GoldenError> {
+    fn require(&self, stem: &str, types: &[&str], needed_by: &str) -> Result<Values, GoldenError> {
         let missing = || self.missing(&format!("{stem}.{{{}}}", types.join(",")), needed_by);
         self.optional(stem, types)?.ok_or_else(missing)
     }
 
     fn missing(&self, name: &str, needed_by: &str) -> GoldenError {
-        let mut found: Vec<_> = self.tensors.names().into_iter().map(str::to_owned).collect();
+        let mut found: Vec<_> = self
+            .tensors
+            .names()
+            .into_iter()
+            .map(str::to_owned)
+            .collect();
         found.sort_unstable();
         GoldenError::MissingTensor {
             name: name.to_owned(),
