@@ -21,15 +21,20 @@ fn read(name: &str) -> Vec<u8> {
     std::fs::read(fixtures().join(name)).expect("fixture is there")
 }
 
-/// Compares with every engine that has the element type.
+/// Compares with the portable kernel, which has every element type.
 fn rows(vectors: &GoldenVectors) -> Vec<Row> {
+    rows_of(vectors, &host_engines()[..1])
+}
+
+/// Compares with each engine that has the element type.
+fn rows_of(vectors: &GoldenVectors, engines: &[Box<dyn Engine>]) -> Vec<Row> {
     let mut rows = vectors.compare_angles().expect("angles compare");
-    for engine in host_engines() {
+    for engine in engines {
         for dtype in DType::ALL
             .into_iter()
             .filter(|dtype| engine.supports(*dtype))
         {
-            rows.extend(vectors.compare(&*engine, dtype).expect("engine runs"));
+            rows.extend(vectors.compare(&**engine, dtype).expect("engine runs"));
         }
     }
     rows
@@ -124,6 +129,7 @@ impl Parts {
 #[test]
 fn every_engine_meets_every_vector_forward_and_backward() {
     let mut files = 0;
+    let engines = host_engines();
     for entry in fixtures().read_dir().expect("fixtures are there") {
         let path = entry.expect("entry reads").path();
         let Artifact::Vectors(vectors) = Artifact::open(&path).expect("fixture is golden or other")
@@ -131,9 +137,9 @@ fn every_engine_meets_every_vector_forward_and_backward() {
             continue;
         };
         files += 1;
-        let rows = rows(&vectors);
+        let rows = rows_of(&vectors, &engines);
         assert_eq!(failures(&rows), Vec::<&Row>::new(), "{}", path.display());
-        for engine in host_engines() {
+        for engine in &engines {
             for dtype in DType::ALL
                 .into_iter()
                 .filter(|dtype| engine.supports(*dtype))
@@ -266,7 +272,8 @@ fn tolerances_grow_with_inputs_and_attention_scaling_and_no_further() {
     );
     let per_channel = grown(per_channel, &results);
     for parts in [scaled, large, per_channel] {
-        let rows_of = |parts: &Parts| rows(&parts.vectors().expect("file reads"));
+        let engines = host_engines();
+        let rows_of = |parts: &Parts| rows_of(&parts.vectors().expect("file reads"), &engines);
         assert_eq!(failures(&rows_of(&parts)), Vec::<&Row>::new());
         let wrong = |i: usize, value: f64| {
             if i == 99 {
@@ -424,7 +431,7 @@ fn wrong_shapes_and_types_are_named() {
         ("gq.bf16", &[2, 24, 2, 128]),
         ("dk.f64", &[1, 2, 24, 128]),
         ("cos.f64", &[2, 48, 64]),
-        ("sin.f64", &[4, 12, 128]),
+        ("sin.f64", &[2, 12, 256]),
         ("position_ids", &[48]),
         ("position_ids", &[2, 2, 12]),
         ("position_ids", &[24, 2]),

@@ -90,6 +90,6 @@ pub enum GoldenError {
         /// The engine's name.
         engine: String,
         /// Why.
-        source: EngineError,
+        source: Box<EngineError>,
     },
 }

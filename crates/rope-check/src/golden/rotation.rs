@@ -82,7 +82,7 @@ impl GoldenVectors {
                 .apply(&case, direction, &q, k.as_ref())
                 .map_err(|source| GoldenError::Engine {
                     engine: name.clone(),
-                    source,
+                    source: Box::new(source),
                 })?;
         let k = pass.k.as_ref().zip(k.as_ref());
         let mut rows = Vec::new();
