@@ -1,5 +1,6 @@
 //! The crate's error type.
 
+use crate::hf::ConfigError;
 use crate::{AxisLayout, Pairing};
 
 /// What this crate returns.
@@ -240,4 +241,32 @@ pub enum RopeError {
         /// Which one was given.
         found: &'static str,
     },
+    /// A parameter of a frequency scaling outside its range.
+    #[error("{parameter} of rope type {rope_type} must be {expected}, found {found}")]
+    ScalingParameter {
+        /// The scaling, as a configuration names it.
+        rope_type: &'static str,
+        /// The parameter.
+        parameter: &'static str,
+        /// Its range.
+        expected: &'static str,
+        /// The value found.
+        found: f64,
+    },
+    /// A list of LongRoPE factors for another number of pairs than are rotated.
+    #[error(
+        "{list} holds {found} factors, expected {expected}, one per pair of rotated channels; \
+         check head_dim and partial_rotary_factor"
+    )]
+    FactorCount {
+        /// The list.
+        list: &'static str,
+        /// Pairs of rotated channels.
+        expected: usize,
+        /// Factors found.
+        found: usize,
+    },
+    /// A configuration that is broken, incomplete or contradicts itself.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
 }

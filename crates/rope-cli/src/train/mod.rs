@@ -4,7 +4,6 @@ mod data;
 mod error;
 mod model;
 mod options;
-mod rotary_stub;
 mod trainer;
 pub(crate) use options::RunConfig;
 pub(crate) use trainer::quick;

@@ -9,7 +9,7 @@ use burn::tensor::activation::softmax;
 
 use super::clip::{Clip, QUESTION_WORDS};
 use super::data::{CLASSES, PIXELS};
-use super::rotary_stub::{Rotary, RotaryAngles};
+use rope_burn::{Rotary, RotaryAngles};
 
 /// The sizes of a [`Model`].
 #[derive(Config, Debug)]
@@ -169,7 +169,6 @@ struct Attention {
     output: Linear,
     qn: RmsNorm,
     kn: RmsNorm,
-    #[module(skip)]
     rotary: Option<Rotary>,
     heads: usize,
     kv_heads: usize,

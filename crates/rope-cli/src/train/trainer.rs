@@ -6,7 +6,9 @@ use super::data::*;
 use super::error::Result;
 use super::model::*;
 use super::options::*;
-use super::rotary_stub::*;
+use rope_burn::{Rotary, RotaryAngles, Implementation};
+use rope_core::{Layout, Positions};
+
 
 struct Batch { patches: Tensor<3>, words: Tensor<2, Int>, targets: Tensor<1, Int> }
 
@@ -30,8 +32,8 @@ pub(crate) fn quick(cfg: &RunConfig) -> Result<()> {
     let clip = cfg.clip();
     let mc = ModelConfig::new(clip.vocabulary()).with_width(cfg.width).with_hidden(cfg.width * 2).with_layers(cfg.layers);
     let spec = cfg.spec(mc.head_dim)?;
-    let rotary = (cfg.rotary != Rotation::None).then(|| Rotary::new(spec.clone(), Layout::Bsnd));
-    let pos = Positions::new(spec.axes(), clip.position_ids(cfg.axes))?;
+    let rotary = (cfg.rotary != Rotation::None).then(|| Rotary::new(spec.clone(), Layout::Bsnd).with_implementation(if cfg.rotary == Rotation::Fused { Implementation::Fused } else { Implementation::Composed }));
+    let pos = Positions::new(spec.axes(), &clip.position_ids(cfg.axes))?;
     let angles = rotary.as_ref().map(|r| r.angles(&pos, &ad));
     let angles_dev = rotary.as_ref().map(|r| r.angles(&pos, &dev));
     let mut model = mc.init(rotary, &ad);

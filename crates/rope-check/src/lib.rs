@@ -1,0 +1,6 @@
+//! What `mrope verify`, `mrope gradcheck` and the tests share: the implementations under test behind one trait, and the
+//! checks that run over all of them.
+
+pub mod buffer;
+pub mod engine;
+pub mod tolerance;
