@@ -151,7 +151,12 @@ pub(crate) fn rng(seed: u64, draw: Draw) -> StdRng {
         Draw::Test => (1, 0),
     };
     let mut key = [0u8; 32];
-    for (bytes, word) in key.as_chunks_mut::<8>().0.iter_mut().zip([seed, stream, step]) {
+    for (bytes, word) in key
+        .as_chunks_mut::<8>()
+        .0
+        .iter_mut()
+        .zip([seed, stream, step])
+    {
         *bytes = word.to_le_bytes();
     }
     StdRng::from_seed(key)

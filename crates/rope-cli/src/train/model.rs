@@ -2,14 +2,19 @@
 //! attention with MRoPE and SwiGLU, and a reading of the last token.
 
 use burn::nn::{
-    Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
+    Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu,
+    SwiGluConfig,
 };
 use burn::prelude::*;
 use burn::tensor::activation::softmax;
+use rope_burn::{Rotary, RotaryAngles};
 
 use super::clip::{Clip, QUESTION_WORDS};
 use super::data::{CLASSES, PIXELS};
-use rope_burn::{Rotary, RotaryAngles};
+
+/// Spread of the word embeddings at the start. Small, so that `?` soon holds what it gathers from the question
+/// rather than itself.
+const EMBEDDING_STD: f64 = 0.02;
 
 /// The sizes of a [`Model`].
 #[derive(Config, Debug)]
@@ -59,7 +64,12 @@ impl ModelConfig {
     pub(crate) fn init(&self, rotary: Option<Rotary>, device: &Device) -> Model {
         Model {
             patch: LinearConfig::new(PIXELS, self.width).init(device),
-            word: EmbeddingConfig::new(self.vocabulary, self.width).with_initializer(burn::nn::Initializer::Normal{mean:0.0,std:super::trainer::ev("ESTD",1.0)}).init(device),
+            word: EmbeddingConfig::new(self.vocabulary, self.width)
+                .with_initializer(Initializer::Normal {
+                    mean: 0.0,
+                    std: EMBEDDING_STD,
+                })
+                .init(device),
             blocks: (0..self.layers)
                 .map(|_| self.block(rotary.clone(), device))
                 .collect(),
@@ -71,11 +81,8 @@ impl ModelConfig {
     }
 
     fn block(&self, rotary: Option<Rotary>, device: &Device) -> Block {
-        let linear = |from: usize, to: usize| {
-            LinearConfig::new(from, to)
-                .with_bias(false)
-                .init(device)
-        };
+        let linear =
+            |from: usize, to: usize| LinearConfig::new(from, to).with_bias(false).init(device);
         let biased = |from: usize, to: usize| LinearConfig::new(from, to).init(device);
         Block {
             attention_norm: RmsNormConfig::new(self.width).init(device),
@@ -85,8 +92,8 @@ impl ModelConfig {
                 value: biased(self.width, self.kv_heads * self.head_dim),
                 output: linear(self.heads * self.head_dim, self.width),
                 rotary,
-                qn: RmsNormConfig::new(self.head_dim).init(device),
-                kn: RmsNormConfig::new(self.head_dim).init(device),
+                query_norm: RmsNormConfig::new(self.head_dim).init(device),
+                key_norm: RmsNormConfig::new(self.head_dim).init(device),
                 heads: self.heads,
                 kv_heads: self.kv_heads,
                 head_dim: self.head_dim,
@@ -160,15 +167,15 @@ impl Block {
     }
 }
 
-/// Grouped-query attention.
+/// Grouped-query attention; q and k are normalised by head before they turn, as in Qwen3.
 #[derive(Module, Debug)]
 struct Attention {
     query: Linear,
     key: Linear,
     value: Linear,
     output: Linear,
-    qn: RmsNorm,
-    kn: RmsNorm,
+    query_norm: RmsNorm,
+    key_norm: RmsNorm,
     rotary: Option<Rotary>,
     heads: usize,
     kv_heads: usize,
@@ -187,7 +194,7 @@ impl Attention {
         let q = split(self.query.forward(hidden.clone()), self.heads);
         let k = split(self.key.forward(hidden.clone()), self.kv_heads);
         let v = split(self.value.forward(hidden), self.kv_heads);
-        let (q, k) = if super::trainer::ev("QKN", 0.0) > 0.0 { (self.qn.forward(q), self.kn.forward(k)) } else { (q, k) };
+        let (q, k) = (self.query_norm.forward(q), self.key_norm.forward(k));
         let (q, k) = match (&self.rotary, angles) {
             (Some(rotary), Some(angles)) => rotary.forward(q, k, angles),
             _ => (q, k),
@@ -198,11 +205,11 @@ impl Attention {
         let v = self.share(v.swap_dims(1, 2));
         let scores = q.matmul(k.swap_dims(2, 3)) / (self.head_dim as f64).sqrt();
         let weights = softmax(scores + mask.clone(), 3);
-        let mixed = weights
-            .clone()
-            .matmul(v)
-            .swap_dims(1, 2)
-            .reshape([batch, seq, self.heads * self.head_dim]);
+        let mixed = weights.clone().matmul(v).swap_dims(1, 2).reshape([
+            batch,
+            seq,
+            self.heads * self.head_dim,
+        ]);
         (self.output.forward(mixed), weights)
     }
 
