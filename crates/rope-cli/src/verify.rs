@@ -14,23 +14,26 @@ use serde::Serialize;
 
 const FORMAT: &str = include_str!("verify_format.txt");
 
-/// Compare golden vectors and frequency tables with what this program computes.
+/// Compare golden vectors and frequency tables with what this program computes
 ///
 /// Rotates the q and k of each file, takes their gradients back, and compares with what another implementation computed:
-/// a row per tensor and element type. Exits with 1 if a tensor is out of tolerance or a file cannot be read.
-/// See --help for the format, and for how to dump your own model.
+/// a row per tensor and element type. The format of the files, and how to dump your own model, stand below.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = FORMAT)]
 pub(crate) struct VerifyArgs {
     /// Golden files, frequency tables, or folders of them (searched to any depth).
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// What rotates: `best` (the widest CPU kernel of each element type), `all`, or a name or part of one, such as
-    /// `cpu`, `portable`, `avx2`, `table`, `burn`, `burn/fused`, `burn-composed`.
+    /// What rotates: `best`, `all`, or a name or part of one.
+    ///
+    /// `best` is the widest CPU kernel that has the element type. Others: `cpu`, `portable`, `avx2`, `table`,
+    /// `threads`, `burn`, `burn-fused`, `burn-composed`.
     #[arg(long, default_value = "best", value_name = "NAME")]
     engine: String,
-    /// One JSON object per row and line: file, tensor, dtype, engine, max_abs, tolerance, ratio, pass, and worst where it
-    /// fails; file, error and pass for a file that cannot be read. Skipped files go to standard error.
+    /// One JSON object per row and line.
+    ///
+    /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst share of any tolerance),
+    /// pass, and worst where it fails. A file that cannot be read: file, error, pass. Skipped files go to standard error.
     #[arg(long)]
     json: bool,
 }
