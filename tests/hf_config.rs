@@ -1,4 +1,5 @@
-//! Hugging Face configurations: every family by its real keys, and every contradiction with its own error.
+//! Hugging Face configurations: every family by its real keys, and every contradiction with its own
+//! error.
 
 use rope_core::hf::{Component, ConfigError, LayerSpecs};
 use rope_core::{AxisLayout, Pairing, RopeError, RotarySpec, Scaling};
@@ -385,7 +386,8 @@ fn scalings_reach_the_specification() {
         }
     );
 
-    // Phi-3 states both context lengths beside rope_scaling; the attention scaling follows from them.
+    // Phi-3 states both context lengths beside rope_scaling; the attention scaling follows from
+    // them.
     let phi3 = r#"{"model_type": "phi3", "hidden_size": 16, "num_attention_heads": 4,
         "original_max_position_embeddings": 4096, "max_position_embeddings": 131072,
         "rope_scaling": {"type": "su", "long_factor": [2, 4], "short_factor": [1, 1]}}"#;
@@ -697,6 +699,15 @@ fn broken_configurations_have_their_own_errors() {
     assert!(matches!(
         error(&gemma(r#", "rope_theta": 10000.0"#)),
         ConfigError::MixedParameters { key } if key == "rope_parameters"
+    ));
+    assert!(matches!(
+        RotarySpec::from_rope_parameters(
+            "gemma3",
+            Component::Text,
+            r#"{"full_attention": {"rope_theta": 1e6}}"#,
+            256
+        ),
+        Err(RopeError::Config(ConfigError::PerLayerParameters { .. }))
     ));
     assert!(matches!(
         error(&gemma("")),

@@ -1,4 +1,5 @@
-//! Position ids against two versions of Hugging Face transformers, and where the rule departs from each.
+//! Position ids against two versions of Hugging Face transformers, and where the rule departs from
+//! each.
 
 use rope_core::position_ids::{
     Compatibility, Divergence, PositionIds, PositionIdsError, PositionRules, Prompt, Rows,
@@ -151,7 +152,8 @@ fn each_version_is_reproduced() {
     }
 }
 
-/// The cases in which the default differs from a version, each with its reason. Every other case agrees.
+/// The cases in which the default differs from a version, each with its reason. Every other case
+/// agrees.
 #[test]
 fn the_default_differs_where_a_version_is_wrong() {
     use Divergence::{AudioVideoOrder, PaddedDelta, TimeForgotten, WholeSeconds};
@@ -413,8 +415,8 @@ fn ids(rules: PositionRules, prompt: Prompt) -> [Vec<i64>; 3] {
     [0, 1, 2].map(|axis| found.axis(axis).to_vec())
 }
 
-/// Qwen3-Omni lays audio in video by time, with ids of its own for both start tokens. By hand: 2 frames of one
-/// token at 0 and 13 ids, 15 audio tokens.
+/// Qwen3-Omni lays audio in video by time, with ids of its own for both start tokens. By hand: 2
+/// frames of one token at 0 and 13 ids, 15 audio tokens.
 #[test]
 fn audio_in_video_of_qwen3_omni() {
     let [image, video, audio] = [TOKENS.image, TOKENS.video, 151_646];
@@ -435,8 +437,8 @@ fn audio_in_video_of_qwen3_omni() {
     expected[18] = 3; // the second frame is in the first row and column again
     assert_eq!([height, width], [expected.clone(), expected.clone()]);
 
-    // Where the tokens stand in the order of time, transformers agrees: frame 2 comes with id 13, after the
-    // audio tokens 0 to 12.
+    // Where the tokens stand in the order of time, transformers agrees: frame 2 comes with id 13,
+    // after the audio tokens 0 to 12.
     let by_time = [
         &input_ids[..17],
         &[video, audio, audio][..],
@@ -454,7 +456,8 @@ fn audio_in_video_of_qwen3_omni() {
 
 #[test]
 fn transformers_forgets_a_video_that_outlasts_its_sound() {
-    // Qwen2.5-Omni: one chunk with frames at 0 and 25 ids and one audio token. The audio is dealt out last.
+    // Qwen2.5-Omni: one chunk with frames at 0 and 25 ids and one audio token. The audio is dealt
+    // out last.
     let video = TOKENS.video;
     let input_ids = [151_652, 151_647, video, video, 151_646, 151_648, 151_653];
     let prompt = Prompt {

@@ -21,13 +21,15 @@ const ALL: &str = "attention";
 impl RotarySpec {
     /// The rotation of a model's language decoder, from the text of its `config.json`.
     ///
-    /// Reads the spellings of transformers 4 (`rope_scaling`, `type`) and 5 (`rope_parameters`, `rope_type`), nested configurations
-    /// (`text_config`, `thinker_config`), and the diffusers configurations of Flux, Wan and HunyuanVideo.
+    /// Reads the spellings of transformers 4 (`rope_scaling`, `type`) and 5 (`rope_parameters`,
+    /// `rope_type`), nested configurations (`text_config`, `thinker_config`), and the diffusers
+    /// configurations of Flux, Wan and HunyuanVideo.
     ///
     /// # Errors
-    /// [`ConfigError`] if the configuration is broken, incomplete or contradicts itself, if the model is unknown, or if its layers rotate
-    /// differently ([`ConfigError::SeveralRotations`]: use [`LayerSpecs::from_hf_config`]); the errors of [`Frequencies`] and of the
-    /// specification for values out of range.
+    /// [`ConfigError`] if the configuration is broken, incomplete or contradicts itself, if the
+    /// model is unknown, or if its layers rotate differently ([`ConfigError::SeveralRotations`]:
+    /// use [`LayerSpecs::from_hf_config`]); the errors of [`Frequencies`] and of the specification
+    /// for values out of range.
     ///
     /// # Examples
     /// ```
@@ -36,7 +38,8 @@ impl RotarySpec {
     /// let spec = RotarySpec::from_hf_config(
     ///     r#"{
     ///         "model_type": "qwen2_vl", "hidden_size": 1536, "num_attention_heads": 12,
-    ///         "rope_theta": 1000000.0, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}
+    ///         "rope_theta": 1000000.0,
+    ///         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}
     ///     }"#,
     /// )?;
     /// assert_eq!(spec.axis_layout(), &AxisLayout::Contiguous(vec![16, 24, 24]));
@@ -46,10 +49,12 @@ impl RotarySpec {
         LayerSpecs::from_hf_config(json)?.into_single()
     }
 
-    /// The rotation of a model's vision tower, from the text of its `config.json` or of the `vision_config` in it.
+    /// The rotation of a model's vision tower, from the text of its `config.json` or of the
+    /// `vision_config` in it.
     ///
     /// # Errors
-    /// As [`from_hf_config`](Self::from_hf_config); [`ConfigError::UnknownModelType`] also for a tower that does not rotate.
+    /// As [`from_hf_config`](Self::from_hf_config); [`ConfigError::UnknownModelType`] also for a
+    /// tower that does not rotate.
     pub fn from_hf_vision_config(json: &str) -> Result<Self> {
         let value = super::parse(json)?;
         let path = nested(&value, &["thinker_config", "vision_config"])?;
@@ -67,9 +72,11 @@ impl RotarySpec {
         build(family, config, config, &parameters, head_dim)
     }
 
-    /// The rotation that `rope_parameters` state for one component of a model, as golden vectors and dumps record it.
+    /// The rotation that `rope_parameters` state for one component of a model, as golden vectors
+    /// and dumps record it.
     ///
-    /// `model_type` is Hugging Face's, of the model or of the component (`qwen3_vl`, `qwen3_vl_text`).
+    /// `model_type` is Hugging Face's, of the model or of the component (`qwen3_vl`,
+    /// `qwen3_vl_text`).
     ///
     /// # Errors
     /// As [`from_hf_config`](Self::from_hf_config).
@@ -79,7 +86,7 @@ impl RotarySpec {
     /// use rope_core::RotarySpec;
     /// use rope_core::hf::Component;
     ///
-    /// let parameters = r#"{"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}"#;
+    /// let parameters = r#"{"rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}"#;
     /// let spec = RotarySpec::from_rope_parameters("glm4v", Component::Text, parameters, 128)?;
     /// assert_eq!((spec.rotary_dim(), spec.axes()), (64, 3));
     /// # Ok::<(), rope_core::RopeError>(())
@@ -114,9 +121,11 @@ impl RotarySpec {
 }
 
 impl LayerSpecs {
-    /// The rotations of a model's language decoder, layer by layer, from the text of its `config.json`.
+    /// The rotations of a model's language decoder, layer by layer, from the text of its
+    /// `config.json`.
     ///
-    /// Gemma 3 and 4 turn local and global layers by different frequencies; Llama 4, SmolLM3 and Command R7B leave some layers unrotated.
+    /// Gemma 3 and 4 turn local and global layers by different frequencies; Llama 4, SmolLM3 and
+    /// Command R7B leave some layers unrotated.
     ///
     /// # Errors
     /// As [`RotarySpec::from_hf_config`], [`ConfigError::SeveralRotations`] excepted.
@@ -222,7 +231,7 @@ fn find_family(component: Component, path: &Path) -> Result<&'static Family, Con
                 return Err(ConfigError::Contradiction {
                     left: left.clone(),
                     right: stated,
-                    remedy: "the two rotate differently: give both the model type of the checkpoint",
+                    remedy: "they rotate differently: give both the checkpoint's model type",
                 });
             }
             Some(_) => {}
@@ -239,7 +248,8 @@ fn find_family(component: Component, path: &Path) -> Result<&'static Family, Con
     }
 }
 
-/// `position_embedding_type` must not send a model of several axes down the plain path, nor a plain one down the other.
+/// `position_embedding_type` must not send a model of several axes down the plain path, nor a plain
+/// one down the other.
 fn check_position_embedding(family: &Family, level: &Fields) -> Result<(), ConfigError> {
     let key = "position_embedding_type";
     let Some(found) = level.text(key)? else {
@@ -256,7 +266,8 @@ fn check_position_embedding(family: &Family, level: &Fields) -> Result<(), Confi
         "mrope" | "xdrope" if axes == 1 => Err(ConfigError::Contradiction {
             left: stated,
             right: Stated::new("model_type", format!("{model_type:?} (1 position axis)")),
-            remedy: "set position_embedding_type to \"rope\", or take the model type of the multimodal model",
+            remedy: "set position_embedding_type to \"rope\", \
+                     or take the model type of the multimodal model",
         }),
         "rope" | "rotary" | "yarn" | "mrope" | "xdrope" => Ok(()),
         _ => Err(ConfigError::NotRotary { stated }),
@@ -483,7 +494,8 @@ fn build(
             interleaved,
         } => {
             let allocated = match config.size("freq_allocation")? {
-                // ERNIE's own configuration states the frequencies of time; height and width share the others.
+                // ERNIE's own configuration states the frequencies of time; height and width share
+                // the others.
                 Some(time) => {
                     let plane = (rotary_dim / 2).saturating_sub(time) / 2;
                     Some(vec![plane, plane, time])
@@ -513,7 +525,8 @@ fn build(
                 return Err(ConfigError::Contradiction {
                     left: Stated::new(rope.path_of("mrope_interleaved"), stated),
                     right: model_type(),
-                    remedy: "the model type decides how the axes share the frequencies: remove mrope_interleaved, or take the right model type",
+                    remedy: "the model type decides how the axes share the frequencies: \
+                             remove mrope_interleaved, or take the right model type",
                 }
                 .into());
             }
@@ -533,8 +546,8 @@ fn build(
         .build()
 }
 
-/// For each layer, the index of its rotation among `specs`, or none where it does not rotate. Empty where the configuration does not state
-/// the number of layers.
+/// For each layer, the index of its rotation among `specs`, or none where it does not rotate. Empty
+/// where the configuration does not state the number of layers.
 fn layers(
     family: &Family,
     config: &Fields,

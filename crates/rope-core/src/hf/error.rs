@@ -96,8 +96,9 @@ pub enum ConfigError {
     ///
     /// Elsewhere this shows as `... has no attribute get_rotary_seq_len`, or not at all.
     #[error(
-        "{model_type} turns by {axes} position axes (mrope_section), but {plain} sends it down the plain \
-         path with one position per token; set it to \"mrope\" and pass position ids [{axes}, tokens]"
+        "{model_type} turns by {axes} position axes (mrope_section), but {plain} sends it down the \
+         plain path with one position per token; set it to \"mrope\" and pass position ids \
+         [{axes}, tokens]"
     )]
     PlainPath {
         /// The family, by its first model type.
@@ -109,8 +110,8 @@ pub enum ConfigError {
     },
     /// Sections for a model that has none.
     #[error(
-        "{sections} divides the frequencies among position axes, but {model_type} has {axes} and no sections; \
-         take the model type of the multimodal model, or remove the sections for text alone"
+        "{sections} divides the frequencies among position axes, but {model_type} has {axes} and no \
+         sections; take the model type of the multimodal model, or remove the sections for text alone"
     )]
     SectionsOnPlainModel {
         /// The sections.
@@ -120,10 +121,11 @@ pub enum ConfigError {
         /// Its position axes.
         axes: usize,
     },
-    /// A model of several position axes whose configuration does not divide the frequencies among them.
+    /// A model of several position axes whose configuration does not divide the frequencies among
+    /// them.
     #[error(
-        "{model_type} turns by {axes} position axes, but {key} is missing, which would send it down the plain \
-         path; take it from the checkpoint's config.json"
+        "{model_type} turns by {axes} position axes, but {key} is missing, which would send it down \
+         the plain path; take it from the checkpoint's config.json"
     )]
     MissingSections {
         /// Path at which the sections belong.
@@ -134,7 +136,11 @@ pub enum ConfigError {
         axes: usize,
     },
     /// A number of sections other than the model's position axes.
-    #[error("{key} = {found:?} has {} sections, but {model_type} turns by {axes} position axes; give one section per axis", found.len())]
+    #[error(
+        "{key} = {found:?} has {} sections, but {model_type} turns by {axes} position axes; \
+         give one section per axis",
+        found.len()
+    )]
     SectionAxes {
         /// Path of the sections.
         key: String,
@@ -163,6 +169,12 @@ pub enum ConfigError {
     MixedParameters {
         /// Path of the object.
         key: String,
+    },
+    /// Parameters for layer types where those of one layer type were asked for.
+    #[error("{stated} maps layer types to parameters; pass the parameters of one layer type")]
+    PerLayerParameters {
+        /// The object.
+        stated: Stated,
     },
     /// A layer of a type for which no parameters are stated.
     #[error(

@@ -1,9 +1,11 @@
-//! The model families: what a `model_type` says about rotation without the configuration spelling it out.
+//! The model families: what a `model_type` says about rotation without the configuration spelling
+//! it out.
 //!
 //! One row per way of rotating. A new model is a new name in a row, or a new row.
 //!
 //! # Source
-//! The modelling files of transformers 5.23 and diffusers 0.35, by model type; ERNIE's `freq_allocation` from the model's own code.
+//! The modelling files of transformers 5.23 and diffusers 0.35, by model type; ERNIE's
+//! `freq_allocation` from the model's own code.
 
 use std::fmt;
 use std::str::FromStr;
@@ -94,8 +96,8 @@ impl Axes {
 #[derive(Debug)]
 pub(super) enum Layers {
     Alike,
-    /// Sliding-window layers turn by `rope_local_base_freq` (or `theta`), unscaled; every `every`-th
-    /// layer is a full one.
+    /// Sliding-window layers turn by `rope_local_base_freq` (or `theta`), unscaled; every
+    /// `every`-th layer is a full one.
     LocalTheta {
         every: usize,
         theta: f64,

@@ -30,7 +30,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The value of `key`; a null counts as absent, as it does in Hugging Face's configuration classes.
+    /// The value of `key`; a null counts as absent, as it does in Hugging Face's configuration
+    /// classes.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }

@@ -16,8 +16,8 @@ impl LayerSpecs {
         Self { specs, layers }
     }
 
-    /// The rotations by name: the layer types of the configuration, as `sliding_attention` and `full_attention`, or `attention` where all
-    /// rotating layers are alike.
+    /// The rotations by name: the layer types of the configuration, as `sliding_attention` and
+    /// `full_attention`, or `attention` where all rotating layers are alike.
     pub fn specs(&self) -> impl Iterator<Item = (&str, &RotarySpec)> {
         self.specs.iter().map(|(name, spec)| (&name[..], spec))
     }

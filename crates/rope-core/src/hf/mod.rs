@@ -1,4 +1,5 @@
-//! Hugging Face configurations: from the keys of a `config.json` to a [`RotarySpec`](crate::RotarySpec).
+//! Hugging Face configurations: from the keys of a `config.json` to a
+//! [`RotarySpec`](crate::RotarySpec).
 
 mod config;
 mod error;

@@ -1,4 +1,5 @@
-//! Audio in video (TMRoPE): a video and its sound start at the same id and run through time together.
+//! Audio in video (TMRoPE): a video and its sound start at the same id and run through time
+//! together.
 
 use super::error::Kind;
 use super::prompt::{AXES, Block, Ids, Walk};

@@ -93,7 +93,8 @@ pub enum PositionIdsError {
     },
     /// A grid that the patch merger does not divide.
     #[error(
-        "{kind} grid {grid:?} is empty or does not divide into merged patches of {merge:?} (T, H, W)"
+        "{kind} grid {grid:?} is empty or does not divide into merged patches of {merge:?} \
+         (T, H, W)"
     )]
     Grid {
         /// `image` or `video`.
@@ -105,7 +106,8 @@ pub enum PositionIdsError {
     },
     /// A placeholder for which no grid is left.
     #[error(
-        "token {token} of row {row} is a {kind} placeholder, but all {given} {kind} grids are used up; pass one grid per {kind}, in reading order"
+        "token {token} of row {row} is a {kind} placeholder, but \
+         all {given} {kind} grids are used up; pass one grid per {kind}, in reading order"
     )]
     MissingGrid {
         /// `image` or `video`.
@@ -127,9 +129,11 @@ pub enum PositionIdsError {
         /// Grids that the placeholders use.
         used: usize,
     },
-    /// A run of placeholders that is shorter than its grid, or an audio-in-video span with more than it.
+    /// A run of placeholders that is shorter than its grid, or an audio-in-video span with more
+    /// than it.
     #[error(
-        "the {kind} at token {token} of row {row} takes {expected} placeholder tokens for its grid {grid:?}, found {found}"
+        "the {kind} at token {token} of row {row} takes {expected} placeholder tokens for \
+         its grid {grid:?}, found {found}"
     )]
     GridTokens {
         /// `image` or `video`.
@@ -147,7 +151,8 @@ pub enum PositionIdsError {
     },
     /// A position between two whole numbers, which only the compatibility option would give.
     #[error(
-        "transformers puts frame {frame} of video {video} at {found} ids after its start; ids here are whole: use the default, which rounds down"
+        "transformers puts frame {frame} of video {video} at {found} ids after its start; \
+         ids here are whole: use the default, which rounds down"
     )]
     Fractional {
         /// Index of the video.
@@ -158,7 +163,11 @@ pub enum PositionIdsError {
         found: f32,
     },
     /// A sequence that does not divide into the chunks of a zigzag split.
-    #[error("sequence {sequence} has {len} tokens, which do not divide into 2 x {ranks} chunks; pad it to a multiple of {}", 2 * ranks)]
+    #[error(
+        "sequence {sequence} has {len} tokens, which do not divide into 2 x {ranks} chunks; \
+         pad it to a multiple of {}",
+        2 * ranks
+    )]
     Zigzag {
         /// Index of the sequence.
         sequence: usize,

@@ -29,14 +29,16 @@ pub struct Prompt<'a> {
     pub rows: Rows<'a>,
     /// Whether each token is a token and not padding; all are where absent.
     pub attention_mask: Option<&'a [bool]>,
-    /// Modality of each token: 0 text, 1 image, 2 video, 3 audio. Read off the token ids where absent; needed
-    /// for GLM prompts whose video frames are image placeholders without a video start token.
+    /// Modality of each token: 0 text, 1 image, 2 video, 3 audio. Read off the token ids where
+    /// absent; needed for GLM prompts whose video frames are image placeholders without a video
+    /// start token.
     pub mm_token_type_ids: Option<&'a [i64]>,
     /// T, H and W of each image in patches, before the merge, in reading order over all rows.
     pub image_grids: &'a [[usize; 3]],
     /// T, H and W of each video in patches, before the merge, in reading order over all rows.
     pub video_grids: &'a [[usize; 3]],
-    /// Seconds per temporal patch of each video; 1 where absent. Unused by families without absolute time.
+    /// Seconds per temporal patch of each video; 1 where absent. Unused by families without
+    /// absolute time.
     pub seconds_per_grid: Option<&'a [f64]>,
 }
 
@@ -78,8 +80,8 @@ impl PositionIds {
         &self.ids[axis * tokens..(axis + 1) * tokens]
     }
 
-    /// For each row, the first id after it less the number of its tokens (padding not counted, but by
-    /// transformers 4.57): what a decoder adds to a token's index to get its id.
+    /// For each row, the first id after it less the number of its tokens (padding not counted, but
+    /// by transformers 4.57): what a decoder adds to a token's index to get its id.
     pub fn rope_deltas(&self) -> &[i64] {
         &self.rope_deltas
     }
@@ -100,8 +102,8 @@ impl PositionIds {
         Positions::new(AXES, &ids)
     }
 
-    /// Where these ids depart from the rule: empty unless a [`Compatibility`] was asked for and this prompt
-    /// shows it.
+    /// Where these ids depart from the rule: empty unless a [`Compatibility`] was asked for and
+    /// this prompt shows it.
     pub fn divergences(&self) -> &[Divergence] {
         &self.divergences
     }
@@ -469,8 +471,8 @@ impl Walk<'_> {
             }
             .into());
         }
-        // f32 and this order of products, as the checkpoints' own preprocessing has it: rounding decides
-        // whether 10 x 0.7 reaches 7.
+        // f32 and this order of products, as the checkpoints' own preprocessing has it: rounding
+        // decides whether 10 x 0.7 reaches 7.
         let mut seconds = stated as f32;
         let audio = self.rules.family.audio_in_video;
         if self.rules.compatibility == Compatibility::Transformers4_57

@@ -182,9 +182,9 @@ static FAMILIES: [Family; 7] = [
 /// ```
 ///
 /// # Source
-/// Wang et al. 2024 (Qwen2-VL), section 2.1, <https://arxiv.org/abs/2409.12191>; absolute time: Bai et al. 2025
-/// (Qwen2.5-VL), <https://arxiv.org/abs/2502.13923>; audio in video: Xu et al. 2025 (Qwen2.5-Omni, TMRoPE),
-/// <https://arxiv.org/abs/2503.20215>
+/// Wang et al. 2024 (Qwen2-VL), section 2.1, <https://arxiv.org/abs/2409.12191>; absolute time: Bai
+/// et al. 2025 (Qwen2.5-VL), <https://arxiv.org/abs/2502.13923>; audio in video: Xu et al. 2025
+/// (Qwen2.5-Omni, TMRoPE), <https://arxiv.org/abs/2503.20215>
 #[derive(Clone, Copy, Debug)]
 pub struct PositionRules {
     pub(super) family: &'static Family,

@@ -22,10 +22,12 @@ pub(super) fn sequences(
     Ok(cu_seqlens.windows(2).map(|ends| ends[0]..ends[1]).collect())
 }
 
-/// The tokens that rank `rank` of `ranks` holds of a packed buffer, in the order in which it holds them.
+/// The tokens that rank `rank` of `ranks` holds of a packed buffer, in the order in which it holds
+/// them.
 ///
-/// Each sequence is cut into `2 * ranks` chunks; a rank holds the chunks `rank` and `2 * ranks - 1 - rank`, so
-/// that causal attention costs every rank the same. One row of a batch is the packing `[0, len]`.
+/// Each sequence is cut into `2 * ranks` chunks; a rank holds the chunks `rank` and `2 * ranks - 1
+/// - rank`, so that causal attention costs every rank the same. One row of a batch is the packing
+/// `[0, len]`.
 ///
 /// # Errors
 /// [`PositionIdsError::Zigzag`] if a sequence does not divide into the chunks, [`PositionIdsError::Index`] if there is no
@@ -41,7 +43,8 @@ pub(super) fn sequences(
 /// ```
 ///
 /// # Source
-/// Megatron-LM, `get_batch_on_this_cp_rank`; Brandon et al. 2023 (striped attention), <https://arxiv.org/abs/2311.09431>
+/// Megatron-LM, `get_batch_on_this_cp_rank`; Brandon et al. 2023 (striped attention),
+/// <https://arxiv.org/abs/2311.09431>
 pub fn zigzag(cu_seqlens: &[usize], ranks: usize, rank: usize) -> Result<Vec<usize>> {
     if rank >= ranks {
         return Err(PositionIdsError::Index {

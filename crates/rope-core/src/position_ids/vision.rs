@@ -1,4 +1,5 @@
-//! Positions inside vision towers: height and width of every patch, and the order in which patches attend.
+//! Positions inside vision towers: height and width of every patch, and the order in which patches
+//! attend.
 
 use super::error::{Kind, PositionIdsError};
 use crate::error::Result;
@@ -22,8 +23,8 @@ fn check(grid: [usize; 3], merge: usize) -> Result<[usize; 3], PositionIdsError>
     }
 }
 
-/// Row and column of every patch, two axes, in the order in which processors emit patches: block by block of
-/// the `merge` x `merge` patches that become one token.
+/// Row and column of every patch, two axes, in the order in which processors emit patches: block by
+/// block of the `merge` x `merge` patches that become one token.
 ///
 /// `merge` 1 gives reading order (PaddleOCR-VL's tower).
 ///
@@ -82,7 +83,8 @@ pub struct VisionWindows {
     pub cu_window_seqlens: Vec<usize>,
 }
 
-/// Windows of `window` x `window` merged tokens over each frame, row by row; those at the right and lower edges are smaller.
+/// Windows of `window` x `window` merged tokens over each frame, row by row; those at the right and
+/// lower edges are smaller.
 ///
 /// Qwen2.5-VL: `window = window_size / spatial_merge_size / patch_size`, 4 as published.
 ///
