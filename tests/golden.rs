@@ -573,17 +573,12 @@ fn every_fixture_is_in_the_manifest() {
         .filter(|line| !line.starts_with('#'))
         .filter_map(|line| line.split('\t').next())
         .collect();
-    let files: Vec<String> = fixtures()
+    let files: BTreeSet<String> = fixtures()
         .read_dir()
         .expect("fixtures are there")
-        .map(|entry| {
-            entry
-                .expect("entry reads")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        })
-        .filter(|name| name != "MANIFEST")
+        .map(|entry| entry.expect("entry reads").path())
+        .filter(|path| path.is_file() && !path.ends_with("MANIFEST"))
+        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
         .collect();
     assert_eq!(
         files.iter().map(|name| &name[..]).collect::<BTreeSet<_>>(),
