@@ -2,5 +2,7 @@
 //! checks that run over all of them.
 
 pub mod buffer;
+pub mod cases;
 pub mod engine;
+pub mod gradcheck;
 pub mod tolerance;
