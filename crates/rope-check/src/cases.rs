@@ -1,5 +1,7 @@
 //! The rotations that checks run over: small, deterministic, and every combination of what a rotation can be.
 
+use std::collections::HashSet;
+
 use rope_core::reference::HeadMatrix;
 use rope_core::{AxisLayout, Direction, Layout, Pairing, Positions, RopeError, RotarySpec};
 
@@ -74,11 +76,7 @@ fn axis_layout(level: usize) -> AxisLayout {
 }
 
 fn case(levels: &[usize]) -> Result<Case, RopeError> {
-    let (head_dim, offset) = [
-        (2 * PAIRS, 0),
-        (2 * PAIRS + 3, 0),
-        (2 * PAIRS + 5, 3),
-    ][levels[3]];
+    let (head_dim, offset) = [(2 * PAIRS, 0), (2 * PAIRS + 3, 0), (2 * PAIRS + 5, 3)][levels[3]];
     let spec = RotarySpec::builder(head_dim)
         .rotary_dim(2 * PAIRS)
         .rotary_offset(offset)
@@ -88,7 +86,11 @@ fn case(levels: &[usize]) -> Result<Case, RopeError> {
         .build()?;
     let layout = Layout::ALL[levels[2]];
     // Packed tokens are one sample.
-    let (batch, seq) = if layout == Layout::Tnd { (1, 5) } else { (2, 3) };
+    let (batch, seq) = if layout == Layout::Tnd {
+        (1, 5)
+    } else {
+        (2, 3)
+    };
     let tokens = if levels[7] == 0 { batch * seq } else { seq };
     let positions = scattered_positions(spec.axes(), tokens)?;
     let (heads, kv_heads) = [(2, 2), (3, 1), (2, 0)][levels[6]];
@@ -160,7 +162,7 @@ pub fn pairwise() -> Result<Vec<NamedCase>, RopeError> {
     // The richest first: a greedy cover.
     for wanted in (1..=most).rev() {
         for case in &all {
-            let new: Vec<_> = pairs_of_levels([case].into_iter())
+            let new: Vec<_> = pairs_of_levels(std::iter::once(case))
                 .into_iter()
                 .filter(|pair| uncovered.contains(pair))
                 .collect();
@@ -177,10 +179,8 @@ pub fn pairwise() -> Result<Vec<NamedCase>, RopeError> {
 
 type LevelPair = [(usize, usize); 2];
 
-fn pairs_of_levels<'a>(
-    cases: impl Iterator<Item = &'a NamedCase>,
-) -> std::collections::HashSet<LevelPair> {
-    let mut pairs = std::collections::HashSet::new();
+fn pairs_of_levels<'a>(cases: impl Iterator<Item = &'a NamedCase>) -> HashSet<LevelPair> {
+    let mut pairs = HashSet::new();
     for case in cases {
         for (i, a) in case.levels.iter().enumerate() {
             for (j, b) in case.levels.iter().enumerate().skip(i + 1) {
@@ -318,8 +318,7 @@ mod tests {
         assert_eq!(pairs_of_levels(few.iter()).len(), expected);
         assert!(few.len() <= 60, "{} cases cover all pairs", few.len());
         let models = models().expect("valid");
-        let names: std::collections::HashSet<_> =
-            all.iter().chain(&models).map(|c| &c.name).collect();
+        let names: HashSet<_> = all.iter().chain(&models).map(|c| &c.name).collect();
         assert_eq!(names.len(), all.len() + models.len());
     }
 

@@ -458,7 +458,12 @@ pub(crate) fn angle_tensors<A: Real + burn::tensor::Element>(
 }
 
 /// A burn tensor; strided ones are views of a tensor with its first two dimensions exchanged.
-pub(crate) fn place<const D: usize>(case: &Case, x: &Buffer, heads: usize, device: &Device) -> Tensor<D> {
+pub(crate) fn place<const D: usize>(
+    case: &Case,
+    x: &Buffer,
+    heads: usize,
+    device: &Device,
+) -> Tensor<D> {
     let dims = case.dims(heads);
     let (data, dtype) = match x {
         Buffer::F64(values) => (

@@ -12,6 +12,8 @@
 //! may only answer to its own displacement; each row has a step of its own, and a kernel that lets one row into another
 //! shows as a wrong gradient. So all elements are covered at the cost of one row.
 
+use std::collections::HashSet;
+
 use burn::tensor::{Device, Tensor, TensorData};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{Angles, Direction, HeadsMut, HeadsRef, Layout, RopeError, Rotator, TokenAngles};
@@ -88,28 +90,35 @@ pub enum Depth {
     Kernels,
 }
 
-/// The whole matrix at the depth of the kernels, the cases in which all pairs of factors meet and the models' in full.
+/// The cases in which all pairs of factors meet and the models' in full, the rest of the matrix for the kernels.
 ///
 /// # Errors
 /// Those of [`cases::matrix`]; none are expected.
 pub fn suite() -> Result<Vec<(NamedCase, Depth)>, RopeError> {
-    let mut suite = quick_suite()?;
-    let full: std::collections::HashSet<String> =
-        suite.iter().map(|(named, _)| named.name.clone()).collect();
-    let rest = cases::matrix()?
-        .into_iter()
-        .filter(|named| !full.contains(&named.name));
-    suite.extend(rest.map(|named| (named, Depth::Kernels)));
-    Ok(suite)
+    let mut full = cases::pairwise()?;
+    let known: HashSet<String> = full.iter().map(|named| named.name.clone()).collect();
+    full.extend(cases::models()?);
+    let rest = cases::matrix()?.into_iter();
+    let rest = rest.filter(|named| !known.contains(&named.name));
+    Ok(at(full, Depth::Full)
+        .chain(at(rest, Depth::Kernels))
+        .collect())
 }
 
-/// What is checked in full: [`cases::pairwise`] and [`cases::models`].
+/// What is quick enough for an unoptimised build: [`cases::pairwise`] in full, [`cases::models`] for the kernels.
 ///
 /// # Errors
 /// As [`suite`].
 pub fn quick_suite() -> Result<Vec<(NamedCase, Depth)>, RopeError> {
-    let full = cases::pairwise()?.into_iter().chain(cases::models()?);
-    Ok(full.map(|named| (named, Depth::Full)).collect())
+    let models = at(cases::models()?, Depth::Kernels);
+    Ok(at(cases::pairwise()?, Depth::Full).chain(models).collect())
+}
+
+fn at(
+    cases: impl IntoIterator<Item = NamedCase>,
+    depth: Depth,
+) -> impl Iterator<Item = (NamedCase, Depth)> {
+    cases.into_iter().map(move |named| (named, depth))
 }
 
 /// All checks over one case; a failure to compute is a row that does not pass.
@@ -197,7 +206,12 @@ impl Rows<'_> {
             self.push("autodiff", fused(), dtype, found);
             let found = tracked_inputs::<D>(case, Implementation::Composed, dtype, checkpointing);
             self.push("autodiff", composed(), dtype, found);
-            self.push("composed", fused(), dtype, against_composed::<D>(case, dtype));
+            self.push(
+                "composed",
+                fused(),
+                dtype,
+                against_composed::<D>(case, dtype),
+            );
             self.push("sum", fused(), dtype, plain_sum::<D>(case, dtype));
         }
         for direction in [Direction::Forward, Direction::Adjoint] {
@@ -310,7 +324,11 @@ fn input_gradients(engine: &dyn Engine, case: &Case) -> Result<Worst, EngineErro
     };
     let x: Vec<Vec<f64>> = parts.iter().map(|part| part.x.clone()).collect();
     let y = apply(Direction::Forward, &x)?;
-    let dy: Vec<Vec<f64>> = parts.iter().zip(&y).map(|(p, y)| p.loss.gradient(y)).collect();
+    let dy: Vec<Vec<f64>> = parts
+        .iter()
+        .zip(&y)
+        .map(|(p, y)| p.loss.gradient(y))
+        .collect();
     let dx = apply(Direction::Adjoint, &dy)?;
     if dx.len() != parts.len() {
         return Err(EngineError::Burn("q and k do not come back".into()));
@@ -474,9 +492,7 @@ fn burn_angle_gradients<const D: usize>(
         let x: Vec<Tensor<D>> = parts.iter().map(|part| tensors(part)[0].clone()).collect();
         let (q, k) = (x[0].clone(), x.get(1).cloned());
         let rotated = match (direction, k) {
-            (Direction::Forward, None) => {
-                rotary.try_forward_single(q, angles).map(|q| vec![q])
-            }
+            (Direction::Forward, None) => rotary.try_forward_single(q, angles).map(|q| vec![q]),
             (Direction::Forward, Some(k)) => {
                 rotary.try_forward(q, k, angles).map(|(q, k)| vec![q, k])
             }
@@ -560,7 +576,13 @@ fn step<const D: usize>(
     // Only the result of another operation can be overwritten: a leaf is held for its gradient.
     let inputs: Vec<Tensor<D>> = leaves
         .iter()
-        .map(|x| if case.in_place { x.clone() * 1.0 } else { x.clone() })
+        .map(|x| {
+            if case.in_place {
+                x.clone() * 1.0
+            } else {
+                x.clone()
+            }
+        })
         .collect();
     let mut inputs = inputs.into_iter();
     let rotated = match (inputs.next(), inputs.next()) {
@@ -575,10 +597,13 @@ fn step<const D: usize>(
     }
     let mut gradients = vec![None; leaves.len()];
     if tracked.iter().zip(&leaves).any(|(tracked, _)| *tracked) {
-        let losses = rotated.into_iter().zip(weights).map(|(y, v)| match reduction {
-            Reduction::Weighted => (y * v).sum(),
-            Reduction::Plain => y.sum(),
-        });
+        let losses = rotated
+            .into_iter()
+            .zip(weights)
+            .map(|(y, v)| match reduction {
+                Reduction::Weighted => (y * v).sum(),
+                Reduction::Plain => y.sum(),
+            });
         let loss = losses.reduce(|a, b| a + b);
         let backward = loss.map(|loss| loss.backward());
         for (leaf, gradient) in leaves.iter().zip(&mut gradients) {
@@ -672,7 +697,14 @@ fn against_composed<const D: usize>(case: &Case, dtype: DType) -> Result<Worst, 
     for checkpointing in [false, true] {
         let run = |implementation| {
             let reduction = Reduction::Weighted;
-            step::<D>(case, implementation, dtype, checkpointing, tracked, reduction)
+            step::<D>(
+                case,
+                implementation,
+                dtype,
+                checkpointing,
+                tracked,
+                reduction,
+            )
         };
         let (fused, composed) = (run(Implementation::Fused)?, run(Implementation::Composed)?);
         compare_step(&mut worst, &fused, &composed, tracked, |exact| {
