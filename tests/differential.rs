@@ -271,9 +271,10 @@ fn channels_outside_the_rotated_part_pass_through_bit_for_bit() {
                 .into_iter()
                 .flat_map(|dtype| DIRECTIONS.map(|direction| (dtype, direction)))
             {
-                // The composed adjoint adds up gradients of slices: zeros, so NaN payloads and -0.0 change.
-                let adds = engine.name() == "burn/composed" && direction == Direction::Adjoint;
-                if !engine.supports(dtype) || adds {
+                // burn's adjoint comes from a loss that multiplies the gradient in, and arithmetic quiets a NaN.
+                let in_a_loss =
+                    engine.name().starts_with("burn/") && direction == Direction::Adjoint;
+                if !engine.supports(dtype) || in_a_loss {
                     continue;
                 }
                 let x = fragile(dtype, case.contiguous(case.heads).elems());

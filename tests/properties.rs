@@ -140,7 +140,7 @@ fn unscaled(spec: &RotarySpec) -> RotarySpec {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn norms_are_kept(spec in specs().prop_filter("a rotation", is_rotation), ids in ids()) {
