@@ -12,12 +12,7 @@ use rope_check::buffer::DType;
 use rope_check::cases::NamedCase;
 use rope_check::gradcheck::{Row, check, suite};
 
-/// Check every gradient against finite differences and against the composed operation.
-///
-/// The rotation's adjoint and the gradients of cos and sin are compared with central differences of the forward in
-/// f64, and burn's autodiff in f32, bf16 and f16 with exact gradients and with the composed operation. Cases are every
-/// pairing x axis layout x layout x partial rotation x strides x in place, and the rotations of published models.
-/// Exits with 1 if a gradient is wrong.
+/// What to check, and how to say it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GradcheckArgs {
     /// Only cases whose name contains this, such as `quarter/` or `/in_place`.
