@@ -3,6 +3,8 @@
 
 pub mod alloc;
 pub mod buffer;
+pub mod cases;
 pub mod engine;
 pub mod golden;
+pub mod gradcheck;
 pub mod tolerance;

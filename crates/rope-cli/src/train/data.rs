@@ -161,3 +161,74 @@ pub(crate) fn rng(seed: u64, draw: Draw) -> StdRng {
     }
     StdRng::from_seed(key)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    const CUBE: Clip = Clip {
+        frames: 2,
+        rows: 2,
+        columns: 2,
+    };
+
+    #[test]
+    fn training_and_test_share_no_digit() {
+        let digits = Digits::load().unwrap();
+        let of = |split| {
+            digits
+                .indices(split)
+                .iter()
+                .copied()
+                .collect::<HashSet<_>>()
+        };
+        let (train, test) = (of(Split::Train), of(Split::Test));
+        assert!(train.is_disjoint(&test));
+        assert_eq!((train.len(), test.len()), (1438, 359));
+        for (split, allowed) in [(Split::Train, train), (Split::Test, test)] {
+            let questions = digits.questions(split, CUBE, 500, &mut rng(7, Draw::Step(3)));
+            assert!(
+                questions
+                    .iter()
+                    .flat_map(|q| &q.digits)
+                    .all(|d| allowed.contains(d))
+            );
+            let cells: HashSet<_> = questions.iter().map(|q| q.cell).collect();
+            assert_eq!(cells.len(), CUBE.cells(), "every cell is asked for");
+        }
+    }
+
+    #[test]
+    fn scans_and_labels_are_those_of_the_data_set() {
+        let digits = Digits::load().unwrap();
+        let labels: Vec<u8> = (0..10).map(|i| digits.label(i)).collect();
+        assert_eq!(labels, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        // The second row of the first scan in the published file reads 0 0 13 15 10 15 5 0.
+        let row = &digits.image(0)[8..16];
+        assert_eq!(row, [0., 0., 13., 15., 10., 15., 5., 0.].map(|p| p / 16.0));
+    }
+
+    #[test]
+    fn a_draw_depends_on_seed_and_step_alone() {
+        let digits = Digits::load().unwrap();
+        let draw = |seed, draw| digits.questions(Split::Train, CUBE, 4, &mut rng(seed, draw));
+        assert_eq!(draw(1, Draw::Step(5)), draw(1, Draw::Step(5)));
+        assert_ne!(draw(1, Draw::Step(5)), draw(1, Draw::Step(6)));
+        assert_ne!(draw(1, Draw::Step(5)), draw(2, Draw::Step(5)));
+        assert_ne!(draw(1, Draw::Step(0)), draw(1, Draw::Test));
+    }
+
+    #[test]
+    fn without_position_the_most_frequent_digit_is_the_best_answer() {
+        let digits = Digits::load().unwrap();
+        // The first scan shows 0, the second 1.
+        let question = |digits: [usize; 4]| Question {
+            digits: digits.to_vec(),
+            cell: 0,
+        };
+        let questions = [question([0, 0, 0, 1]), question([0, 1, 2, 3])];
+        assert_eq!(digits.accuracy_without_position(&questions), 0.5);
+    }
+}

@@ -205,7 +205,7 @@ fn draw_attention(path: &Path, trainer: &Trainer, question: &Question) -> Drawn 
     };
     area.draw(&Text::new(
         format!(
-            "{}   The model says {} ({:.0} %): {verdict}.",
+            "{} The model says {} ({:.0} %): {verdict}.",
             clip.question(question.cell),
             answer.digit,
             100.0 * answer.probability
@@ -215,9 +215,12 @@ fn draw_attention(path: &Path, trainer: &Trainer, question: &Question) -> Drawn 
     ))?;
     area.draw(&Text::new(
         format!(
-            "Orange: attention of the last token to each digit, of all it attends to. \
-             Blue: the cell asked for. {} from left to right.",
-            if clip.frames > 1 { "Frames" } else { "Columns" }
+            "Orange: share of the last token's attention. Blue: the cell asked for.{}",
+            if clip.frames > 1 {
+                " Frames from left to right."
+            } else {
+                ""
+            }
         ),
         (MARGIN, 50),
         text(14).color(&REFERENCE),

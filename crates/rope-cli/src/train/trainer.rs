@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use burn::module::{ModuleVisitor, Param};
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
@@ -113,10 +114,12 @@ impl Trainer {
         let testing = context(device.clone())?;
 
         device.seed(config.seed);
+        let model = sizes.init(rotary, &training.device);
+        model.visit(&mut DrawWeights);
         Ok(Self {
             clip,
             digits: Digits::load()?,
-            model: sizes.init(rotary, &training.device),
+            model,
             optimizer: AdamWConfig::new()
                 .with_beta_2(0.98)
                 .with_epsilon(1e-8)
@@ -306,6 +309,15 @@ impl Trainer {
     }
 }
 
+/// Draws weights that are drawn at first use otherwise, in an order that the first forward pass decides.
+struct DrawWeights;
+
+impl ModuleVisitor for DrawWeights {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        param.val();
+    }
+}
+
 /// What the model says to one question.
 pub(crate) struct Answer {
     pub(crate) digit: u8,
@@ -330,4 +342,127 @@ fn right_answers(logits: Tensor<2>, answers: Tensor<1, Int>) -> usize {
 
 fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::Mutex;
+
+    use clap::Parser;
+
+    use super::*;
+
+    /// burn's generator is one for the whole process.
+    static SEED: Mutex<()> = Mutex::new(());
+
+    #[derive(Parser)]
+    struct Options {
+        #[command(flatten)]
+        run: RunConfig,
+    }
+
+    pub(crate) fn options(text: &str) -> RunConfig {
+        let arguments = text.split_whitespace();
+        Options::parse_from(std::iter::once("train").chain(arguments)).run
+    }
+
+    fn trainer(text: &str) -> Trainer {
+        let _held = SEED.lock().unwrap();
+        Trainer::new(options(text), &Device::flex()).unwrap()
+    }
+
+    fn losses(trainer: &mut Trainer, steps: usize) -> Vec<f32> {
+        (0..steps).for_each(|_| trainer.step().unwrap());
+        trainer.history.losses.clone()
+    }
+
+    #[test]
+    fn fused_and_composed_follow_the_same_losses_and_none_does_not() {
+        for pairing in ["half", "adjacent", "quarter", "interleave-half"] {
+            let run = |rotary: &str| {
+                let text = format!("--steps 4 --batch 4 --rotary {rotary} --pairing {pairing}");
+                losses(&mut trainer(&text), 4)
+            };
+            let (fused, composed, none) = (run("fused"), run("composed"), run("none"));
+            let apart = |a: &[f32], b: &[f32]| {
+                a.iter()
+                    .zip(b)
+                    .map(|(a, b)| (a - b).abs())
+                    .fold(0.0, f32::max)
+            };
+            assert!(apart(&fused, &composed) < 1e-3, "{fused:?} {composed:?}");
+            assert!(apart(&fused, &none) > 1e-3, "{fused:?} {none:?}");
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_has_the_losses_of_an_uninterrupted_one() {
+        let folder = std::env::temp_dir().join(format!("mrope-resume-{}", std::process::id()));
+        let text = "--steps 6 --batch 4 --seed 9";
+        let expected = losses(&mut trainer(text), 6);
+
+        let mut first = trainer(text);
+        losses(&mut first, 2);
+        first.save(&folder).unwrap();
+        losses(&mut first, 1);
+        first.save(&folder).unwrap();
+        let resume = |text: &str| {
+            let _held = SEED.lock().unwrap();
+            Trainer::resume(options(text), &Device::flex(), &folder)
+        };
+        let mut second = resume(text).unwrap();
+        assert_eq!(second.steps(), 3);
+        assert_eq!(losses(&mut second, 3), expected);
+
+        let error = resume("--steps 6 --batch 4 --seed 8").err().unwrap();
+        let TrainError::OtherRun {
+            option,
+            expected,
+            found,
+        } = error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!((&*option, &*expected, &*found), ("seed", "8", "9"));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(matches!(resume(text), Err(TrainError::NoCheckpoint { .. })));
+    }
+
+    #[test]
+    fn without_rotation_the_place_of_a_digit_makes_no_difference() {
+        let chance = |rotary: &str| {
+            let trainer = trainer(&format!("--rotary {rotary}"));
+            let question = |digits: [usize; 8]| Question {
+                digits: digits.to_vec(),
+                cell: 3,
+            };
+            [[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0]]
+                .map(|digits| trainer.answer(&question(digits)).probability)
+        };
+        let [a, b] = chance("none");
+        assert!((a - b).abs() < 1e-5, "{a} {b}");
+        let [a, b] = chance("fused");
+        assert!((a - b).abs() > 1e-4, "{a} {b}");
+    }
+
+    #[test]
+    fn attention_to_cells_is_a_part_of_one() {
+        let trainer = trainer("--frames 1 --rows 2 --columns 3");
+        let question = &trainer.test_questions(1)[0];
+        let answer = trainer.answer(question);
+        for head in answer.attention.iter().flatten() {
+            assert_eq!(head.len(), 6);
+            let sum: f32 = head.iter().sum();
+            assert!(sum > 0.0 && sum < 1.0, "{sum}");
+        }
+    }
+
+    #[test]
+    fn the_learning_rate_rises_then_falls_to_zero() {
+        let config = options("--steps 1000 --learning-rate 0.01");
+        let rate = |step| config.learning_rate_at(step);
+        assert!(rate(0) < 2e-4 && rate(50) < rate(99));
+        assert!(rate(100) > 0.0097 && rate(100) > rate(500) && rate(500) > rate(999));
+        assert!(rate(999) < 1e-6);
+    }
 }
