@@ -1,4 +1,5 @@
-//! Frequency scalings against the tables of Hugging Face transformers, and every way to get one wrong.
+//! Frequency scalings against the tables of Hugging Face transformers, and every way to get one
+//! wrong.
 
 use rope_core::hf::{ConfigError, RopeContext, RopeParameters, Stated};
 use rope_core::{Frequencies, Llama3Scaling, LongRopeScaling, RopeError, Scaling, YarnScaling};
@@ -357,7 +358,7 @@ fn rope_types_are_checked() {
                 key: "rope_parameters.type".to_owned(),
                 value: "\"linear\"".to_owned()
             },
-            remedy: "they are two spellings of one key: keep the one that the model was trained with",
+            remedy: "two spellings of one key: keep the one that the model was trained with",
         }
     );
     // What transformers itself writes for Qwen2-VL: two spellings of one thing.

@@ -277,15 +277,15 @@ impl Cpu {
 }
 
 /// A tensor in the place that a case asks for: with gaps between its rows or without, with a destination or without.
-struct Placed<E> {
+pub(crate) struct Placed<E> {
     contiguous: HeadsLayout,
-    layout: HeadsLayout,
-    source: Vec<E>,
+    pub(crate) layout: HeadsLayout,
+    pub(crate) source: Vec<E>,
     target: Option<Vec<E>>,
 }
 
 impl<E: Element> Placed<E> {
-    fn new(case: &Case, heads: usize, values: &[E]) -> Self {
+    pub(crate) fn new(case: &Case, heads: usize, values: &[E]) -> Self {
         let contiguous = case.contiguous(heads);
         let mut layout = contiguous;
         if case.strided {
@@ -438,11 +438,11 @@ impl Burn {
     }
 }
 
-fn burn_error(error: rope_burn::RotaryError) -> EngineError {
+pub(crate) fn burn_error(error: rope_burn::RotaryError) -> EngineError {
     EngineError::Burn(error.to_string())
 }
 
-fn angle_tensors<A: Real + burn::tensor::Element>(
+pub(crate) fn angle_tensors<A: Real + burn::tensor::Element>(
     case: &Case,
     device: &Device,
     dtype: burn::tensor::DType,
@@ -458,7 +458,12 @@ fn angle_tensors<A: Real + burn::tensor::Element>(
 }
 
 /// A burn tensor; strided ones are views of a tensor with its first two dimensions exchanged.
-fn place<const D: usize>(case: &Case, x: &Buffer, heads: usize, device: &Device) -> Tensor<D> {
+pub(crate) fn place<const D: usize>(
+    case: &Case,
+    x: &Buffer,
+    heads: usize,
+    device: &Device,
+) -> Tensor<D> {
     let dims = case.dims(heads);
     let (data, dtype) = match x {
         Buffer::F64(values) => (
@@ -480,13 +485,15 @@ fn place<const D: usize>(case: &Case, x: &Buffer, heads: usize, device: &Device)
     };
     let x = Tensor::<D>::from_data(data, (device, dtype));
     if case.strided {
-        (x.swap_dims(0, 1) * 1.0).swap_dims(0, 1)
+        // By way of the host, not of arithmetic: NaN payloads stay.
+        let exchanged = x.swap_dims(0, 1).into_data();
+        Tensor::<D>::from_data(exchanged, (device, dtype)).swap_dims(0, 1)
     } else {
         x
     }
 }
 
-fn read<const D: usize>(x: Tensor<D>) -> Result<Buffer, EngineError> {
+pub(crate) fn read<const D: usize>(x: Tensor<D>) -> Result<Buffer, EngineError> {
     let data = x.into_data();
     let failed =
         |error: &dyn core::fmt::Debug| EngineError::Burn(format!("reading the result: {error:?}"));

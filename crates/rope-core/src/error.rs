@@ -1,6 +1,7 @@
 //! The crate's error type.
 
 use crate::hf::ConfigError;
+use crate::position_ids::PositionIdsError;
 use crate::{AxisLayout, Pairing};
 
 /// What this crate returns.
@@ -235,12 +236,6 @@ pub enum RopeError {
         /// Its size in the second.
         right_size: usize,
     },
-    /// Gradients of the angles for tensors of which one is missing.
-    #[error("gradients of cos and sin need k and its gradient together; found only {found}")]
-    UnpairedGradient {
-        /// Which one was given.
-        found: &'static str,
-    },
     /// A parameter of a frequency scaling outside its range.
     #[error("{parameter} of rope type {rope_type} must be {expected}, found {found}")]
     ScalingParameter {
@@ -269,4 +264,7 @@ pub enum RopeError {
     /// A configuration that is broken, incomplete or contradicts itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A prompt whose tokens, grids, masks and lengths do not fit together.
+    #[error(transparent)]
+    PositionIds(#[from] PositionIdsError),
 }

@@ -14,6 +14,7 @@ mod kernels;
 mod lanes;
 mod layout;
 mod parallel;
+pub mod position_ids;
 mod positions;
 pub mod reference;
 mod rotate;

@@ -1,7 +1,9 @@
-//! Inverse frequencies: the base `theta`, its context-extension scaling, and the attention scaling that goes with it.
+//! Inverse frequencies: the base `theta`, its context-extension scaling, and the attention scaling
+//! that goes with it.
 //!
-//! Every scaling of the field is one number per frequency: `inv_freq[j] = theta^(-2j / dims) * multiplier[j]`. The scaling decides the
-//! multiplier and nothing else, so a new one is a new arm in one function.
+//! Every scaling of the field is one number per frequency: `inv_freq[j] = theta^(-2j / dims) *
+//! multiplier[j]`. The scaling decides the multiplier and nothing else, so a new one is a new arm
+//! in one function.
 
 mod scaling;
 
@@ -26,7 +28,8 @@ use crate::error::{Result, RopeError};
 /// ```
 ///
 /// # Source
-/// Su et al. 2021, RoFormer, section 3.2.2, <https://arxiv.org/abs/2104.09864>; scalings: see [`Scaling`].
+/// Su et al. 2021, RoFormer, section 3.2.2, <https://arxiv.org/abs/2104.09864>; scalings: see
+/// [`Scaling`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Frequencies {
@@ -85,15 +88,17 @@ impl Frequencies {
 
     /// Inverse frequencies of a rotation over `dims` channels: `dims / 2` values, fastest first.
     ///
-    /// `seq_len` is the length of the sequence that is rotated. Only [`Scaling::Dynamic`] and [`Scaling::LongRope`] look at it; without it
-    /// they take the frequencies of a sequence that fits the original context, as Hugging Face transformers does when it builds a model.
+    /// `seq_len` is the length of the sequence that is rotated. Only [`Scaling::Dynamic`] and
+    /// [`Scaling::LongRope`] look at it; without it they take the frequencies of a sequence that
+    /// fits the original context, as Hugging Face transformers does when it builds a model.
     ///
     /// # Units
     /// radians per token; `seq_len` in tokens
     /// # Numerics
     /// f64 throughout
     /// # Errors
-    /// [`RopeError::OddRotaryDim`] if `dims` is odd or 0; [`RopeError::FactorCount`] if a list of LongRoPE does not hold `dims / 2` factors.
+    /// [`RopeError::OddRotaryDim`] if `dims` is odd or 0; [`RopeError::FactorCount`] if a list of
+    /// LongRoPE does not hold `dims / 2` factors.
     pub fn inv_freq(&self, dims: usize, seq_len: Option<u64>) -> Result<Vec<f64>> {
         if dims == 0 || !dims.is_multiple_of(2) {
             return Err(RopeError::OddRotaryDim { found: dims });

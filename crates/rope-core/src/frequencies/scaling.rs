@@ -1,4 +1,5 @@
-//! The scalings: their parameters, the ranges these may take, and the multiplier each puts on a frequency.
+//! The scalings: their parameters, the ranges these may take, and the multiplier each puts on a
+//! frequency.
 
 use std::f64::consts::TAU;
 
@@ -6,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, RopeError};
 
-/// How the frequencies are changed so that a model reaches past the context it was first trained on.
+/// How the frequencies are changed so that a model reaches past the context it was first trained
+/// on.
 ///
 /// Serialized under the names of Hugging Face's `rope_type`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -24,8 +26,9 @@ pub enum Scaling {
         /// Stretch of the context, above 0.
         factor: f64,
     },
-    /// NTK-aware scaling that grows with the sequence: past `max_position_embeddings` tokens, theta is multiplied by
-    /// `(factor * seq_len / max_position_embeddings - (factor - 1))^(dims / (dims - 2))`.
+    /// NTK-aware scaling that grows with the sequence: past `max_position_embeddings` tokens, theta
+    /// is multiplied by `(factor * seq_len / max_position_embeddings - (factor - 1))^(dims / (dims
+    /// - 2))`.
     ///
     /// # Source
     /// Peng et al. 2023, appendix B.1 "dynamic scaling", <https://arxiv.org/abs/2309.00071>
@@ -35,7 +38,8 @@ pub enum Scaling {
         /// Length of the original context, in tokens.
         max_position_embeddings: u64,
     },
-    /// NTK-aware scaling by a fixed `alpha`: theta is multiplied by `alpha^(dims / (dims - 2))` (Hunyuan).
+    /// NTK-aware scaling by a fixed `alpha`: theta is multiplied by `alpha^(dims / (dims - 2))`
+    /// (Hunyuan).
     #[serde(rename = "ntk_alpha")]
     NtkAlpha {
         /// Factor on the wavelength of the slowest frequency, above 0.
@@ -47,7 +51,8 @@ pub enum Scaling {
     LongRope(LongRopeScaling),
     /// Llama 3.1: frequencies kept, interpolated or blended by their wavelength.
     Llama3(Llama3Scaling),
-    /// Gemma 4: the first `partial_rotary_factor` of the pairs turn, with exponents over the whole head; the others have frequency 0.
+    /// Gemma 4: the first `partial_rotary_factor` of the pairs turn, with exponents over the whole
+    /// head; the others have frequency 0.
     Proportional {
         /// Share of the pairs that turn, in (0, 1\].
         partial_rotary_factor: f64,
@@ -59,7 +64,8 @@ pub enum Scaling {
 /// Parameters of YaRN.
 ///
 /// # Source
-/// Peng et al. 2023, section 3.4, <https://arxiv.org/abs/2309.00071>; `mscale` as in DeepSeek-V2, <https://arxiv.org/abs/2405.04434>
+/// Peng et al. 2023, section 3.4, <https://arxiv.org/abs/2309.00071>; `mscale` as in DeepSeek-V2,
+/// <https://arxiv.org/abs/2405.04434>
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct YarnScaling {
     /// Stretch of the context, above 0.
@@ -70,7 +76,8 @@ pub struct YarnScaling {
     pub beta_fast: f64,
     /// Turns within the original context up to which a frequency is divided by `factor`. Usually 1.
     pub beta_slow: f64,
-    /// Whether the ends of the ramp are rounded outwards to whole pairs. Usually true; gpt-oss says false.
+    /// Whether the ends of the ramp are rounded outwards to whole pairs. Usually true; gpt-oss says
+    /// false.
     pub truncate: bool,
     /// Attention scaling, where the configuration states it.
     pub attention_factor: Option<f64>,
@@ -81,7 +88,8 @@ pub struct YarnScaling {
 }
 
 impl YarnScaling {
-    /// YaRN with the constants of the paper: `beta_fast` 32, `beta_slow` 1, ramp rounded to whole pairs.
+    /// YaRN with the constants of the paper: `beta_fast` 32, `beta_slow` 1, ramp rounded to whole
+    /// pairs.
     pub fn new(factor: f64, original_max_position_embeddings: u64) -> Self {
         Self {
             factor,
@@ -107,7 +115,8 @@ impl YarnScaling {
         })
     }
 
-    /// Weight of interpolation for each of `pairs` frequencies: 0 keeps a frequency, 1 divides it by `factor`.
+    /// Weight of interpolation for each of `pairs` frequencies: 0 keeps a frequency, 1 divides it
+    /// by `factor`.
     fn interpolation(&self, pairs: usize, theta: f64) -> impl Fn(usize) -> f64 {
         let dims = (2 * pairs) as f64;
         // The (fractional) pair that makes `turns` turns within the original context.
@@ -122,7 +131,8 @@ impl YarnScaling {
             (low, high)
         };
         let (low, high) = (low.max(0.0), high.min(dims - 1.0));
-        // The published code widens an empty ramp by this much instead of dividing by 0; checkpoints were trained with it.
+        // The published code widens an empty ramp by this much instead of dividing by 0;
+        // checkpoints were trained with it.
         let width = if low == high { 0.001 } else { high - low };
         move |pair| ((pair as f64 - low) / width).clamp(0.0, 1.0)
     }
@@ -131,7 +141,8 @@ impl YarnScaling {
 /// Parameters of LongRoPE.
 ///
 /// # Source
-/// Ding et al. 2024, <https://arxiv.org/abs/2402.13753>; attention scaling: Abdin et al. 2024 (Phi-3), <https://arxiv.org/abs/2404.14219>
+/// Ding et al. 2024, <https://arxiv.org/abs/2402.13753>; attention scaling: Abdin et al. 2024
+/// (Phi-3), <https://arxiv.org/abs/2404.14219>
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LongRopeScaling {
     /// Divisor of each frequency while the sequence fits the original context.
@@ -140,7 +151,8 @@ pub struct LongRopeScaling {
     pub long_factor: Vec<f64>,
     /// Length of the original context, in tokens.
     pub original_max_position_embeddings: u64,
-    /// Stretch of the context, above 0; sets the attention scaling `sqrt(1 + ln factor / ln original)`.
+    /// Stretch of the context, above 0; sets the attention scaling `sqrt(1 + ln factor / ln
+    /// original)`.
     pub factor: f64,
     /// Attention scaling, where the configuration states it.
     pub attention_factor: Option<f64>,
@@ -166,15 +178,16 @@ impl LongRopeScaling {
 /// Parameters of the scaling of Llama 3.1.
 ///
 /// # Source
-/// Grattafiori et al. 2024, <https://arxiv.org/abs/2407.21783>; the blend is in the code published with the model, `apply_scaling` in
-/// <https://github.com/meta-llama/llama-models>
+/// Grattafiori et al. 2024, <https://arxiv.org/abs/2407.21783>; the blend is in the code published
+/// with the model, `apply_scaling` in <https://github.com/meta-llama/llama-models>
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Llama3Scaling {
     /// Divisor of the slow frequencies, above 0.
     pub factor: f64,
     /// Turns within the original context below which a frequency is divided by `factor`.
     pub low_freq_factor: f64,
-    /// Turns within the original context above which a frequency is kept; more than `low_freq_factor`.
+    /// Turns within the original context above which a frequency is kept; more than
+    /// `low_freq_factor`.
     pub high_freq_factor: f64,
     /// Length of the original context, in tokens.
     pub original_max_position_embeddings: u64,
@@ -211,8 +224,8 @@ impl Scaling {
         seq_len: Option<u64>,
     ) -> Result<()> {
         let pairs = inv_freq.len();
-        // theta * ratio^(dims / (dims - 2)) lengthens the slowest wavelength by `ratio` and leaves the fastest alone. A single pair is the
-        // fastest one.
+        // theta * ratio^(dims / (dims - 2)) lengthens the slowest wavelength by `ratio` and leaves
+        // the fastest alone. A single pair is the fastest one.
         let ntk = |ratio: f64| {
             move |pair: usize, _| ratio.powf(-(pair as f64) / (pairs - 1).max(1) as f64)
         };

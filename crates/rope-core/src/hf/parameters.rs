@@ -1,4 +1,5 @@
-//! `rope_parameters` (transformers 5) and `rope_scaling` (transformers 4): the object that states theta and its scaling.
+//! `rope_parameters` (transformers 5) and `rope_scaling` (transformers 4): the object that states
+//! theta and its scaling.
 
 use serde_json::Value;
 
@@ -9,7 +10,8 @@ use crate::frequencies::{Frequencies, Llama3Scaling, LongRopeScaling, Scaling, Y
 
 /// Names of scalings in configurations, and the rope type that each stands for.
 ///
-/// `mrope` and `axial` say how axes are laid out, `su` is an early name of LongRoPE, `xdrope` Hunyuan's name.
+/// `mrope` and `axial` say how axes are laid out, `su` is an early name of LongRoPE, `xdrope`
+/// Hunyuan's name.
 const ROPE_TYPES: [(&str, &str); 11] = [
     ("default", "default"),
     ("linear", "linear"),
@@ -50,8 +52,8 @@ pub struct RopeContext {
 pub struct RopeParameters {
     /// Theta and its scaling.
     pub frequencies: Frequencies,
-    /// Share of the head's channels that turn, where stated. Under [`Scaling::Proportional`] the whole head takes part in the rotation and
-    /// this is `None`: the share is in the scaling.
+    /// Share of the head's channels that turn, where stated. Under [`Scaling::Proportional`] the
+    /// whole head takes part in the rotation and this is `None`: the share is in the scaling.
     pub partial_rotary_factor: Option<f64>,
     /// Pairs per position axis, where stated.
     pub mrope_section: Option<Vec<usize>>,
@@ -63,17 +65,20 @@ impl RopeParameters {
     /// Reads the JSON text of `rope_parameters` or `rope_scaling`.
     ///
     /// # Errors
-    /// [`ConfigError`] if it is no JSON object, a key has the wrong type, the rope type is unknown or lacks a key; the errors of
+    /// [`ConfigError`] if it is no JSON object, a key has the wrong type, the rope type is unknown
+    /// or lacks a key, or it maps layer types to parameters; the errors of
     /// [`Frequencies`] if a value is out of range.
     pub fn from_json(json: &str, context: RopeContext) -> Result<Self> {
         let value: Value = super::parse(json)?;
         Self::read(&Fields::new("rope_parameters", &value)?, context)
     }
 
-    /// Channels that turn in a head of `head_dim` channels: its share `partial_rotary_factor`, rounded down.
+    /// Channels that turn in a head of `head_dim` channels: its share `partial_rotary_factor`,
+    /// rounded down.
     ///
     /// # Errors
-    /// [`ConfigError::PartialRotary`] if the share is not in (0, 1\], or leaves no channel or an odd number.
+    /// [`ConfigError::PartialRotary`] if the share is not in (0, 1\], or leaves no channel or an
+    /// odd number.
     pub fn rotary_dim(&self, head_dim: usize) -> Result<usize> {
         let share = self.partial_rotary_factor.unwrap_or(1.0);
         let rotary_dim = (head_dim as f64 * share) as usize;
@@ -88,16 +93,39 @@ impl RopeParameters {
         Ok(rotary_dim)
     }
 
+    /// Parameters of a configuration without such an object.
+    pub(super) fn unscaled(
+        theta: Option<f64>,
+        context: RopeContext,
+        config: &Fields,
+    ) -> Result<Self> {
+        let theta = theta
+            .or(context.theta)
+            .ok_or_else(|| missing_theta(config))?;
+        Ok(Self {
+            frequencies: Frequencies::new(theta)?,
+            partial_rotary_factor: None,
+            mrope_section: None,
+            mrope_interleaved: None,
+        })
+    }
+
     pub(super) fn read(fields: &Fields, context: RopeContext) -> Result<Self> {
-        let theta = match fields.number("rope_theta")?.or(context.theta) {
-            Some(theta) => theta,
-            None => {
-                return Err(ConfigError::MissingKey {
-                    key: fields.path_of("rope_theta"),
-                    needed_by: "every rotation".to_owned(),
-                }
-                .into());
+        if fields
+            .keys()
+            .any(|key| fields.get(key).is_some_and(Value::is_object))
+        {
+            return Err(ConfigError::PerLayerParameters {
+                stated: fields.stated(),
             }
+            .into());
+        }
+        let theta = fields.number("rope_theta")?.or(context.theta);
+        let theta = theta.ok_or_else(|| missing_theta(fields))?;
+        let stated = fields.count("max_position_embeddings")?;
+        let context = RopeContext {
+            max_position_embeddings: stated.or(context.max_position_embeddings),
+            ..context
         };
         let scaling = read_scaling(fields, context)?;
         let partial_rotary_factor = match scaling {
@@ -114,6 +142,13 @@ impl RopeParameters {
             mrope_section,
             mrope_interleaved: fields.flag("mrope_interleaved")?,
         })
+    }
+}
+
+fn missing_theta(fields: &Fields) -> ConfigError {
+    ConfigError::MissingKey {
+        key: fields.path_of("rope_theta"),
+        needed_by: "every rotation".to_owned(),
     }
 }
 
@@ -138,7 +173,7 @@ fn rope_type(fields: &Fields) -> Result<&'static str, ConfigError> {
         (Some((left, new)), Some((right, old))) if new != old => Err(ConfigError::Contradiction {
             left,
             right,
-            remedy: "they are two spellings of one key: keep the one that the model was trained with",
+            remedy: "two spellings of one key: keep the one that the model was trained with",
         }),
         (Some((_, meaning)), _) | (None, Some((_, meaning))) => Ok(meaning),
         (None, None) => Ok("default"),
