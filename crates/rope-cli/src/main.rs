@@ -51,9 +51,9 @@ gradient is wrong.";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
-  mrope train                              the default run, about two minutes on two cores
+  mrope train                              the default run, about a minute on two cores
   mrope train --rotary none                no positions: it can only guess among the digits it sees
-  mrope train --rotary composed --steps 50 the same losses from ordinary tensor operations
+  mrope train --rotary composed            the same losses from ordinary tensor operations
   mrope train --axes 1d                    the place in the sequence instead of time, height and width
   mrope train --frames 3 --rows 3 --columns 3 --steps 12000
   mrope train --resume                     go on with a run that was stopped

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     while trainer.steps() < steps {
         trainer.step()?;
         let done = trainer.steps();
-        if done % PROBE_EVERY == 0 {
+        if done % PROBE_EVERY == 0 && done < steps {
             trainer.record_test(&probe);
         }
         if done % args.checkpoint_every == 0 && done < steps {
