@@ -19,7 +19,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_enum, default_value_t = DeviceKind::Flex)]
     pub(crate) device: DeviceKind,
 
-    /// Folder for the model, the checkpoints and the plots [default: out/<ROTARY>]
+    /// Folder for the model, the checkpoints and the plots [default: out/ and the rotary embedding, as in out/fused]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
