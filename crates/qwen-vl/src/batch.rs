@@ -77,7 +77,11 @@ impl QwenVl {
         let out_of_range = |id: &&i64| !(0..self.vocab_size as i64).contains(*id);
         if let Some(found) = prompt.input_ids.iter().find(out_of_range) {
             return Err(QwenVlError::Token {
-                token: prompt.input_ids.iter().position(|id| id == found).unwrap_or(0),
+                token: prompt
+                    .input_ids
+                    .iter()
+                    .position(|id| id == found)
+                    .unwrap_or(0),
                 found: *found,
                 vocab_size: self.vocab_size,
             });
@@ -85,11 +89,15 @@ impl QwenVl {
         let (rows, sequences): (usize, Vec<Range<usize>>) = match prompt.rows {
             Rows::Batch(rows) => {
                 let len = tokens / rows.max(1);
-                (rows, (0..rows).map(|row| row * len..(row + 1) * len).collect())
+                (
+                    rows,
+                    (0..rows).map(|row| row * len..(row + 1) * len).collect(),
+                )
             }
-            Rows::Packed(cu_seqlens) => {
-                (1, cu_seqlens.windows(2).map(|pair| pair[0]..pair[1]).collect())
-            }
+            Rows::Packed(cu_seqlens) => (
+                1,
+                cu_seqlens.windows(2).map(|pair| pair[0]..pair[1]).collect(),
+            ),
         };
         let attended = match prompt.attention_mask {
             Some(mask) => mask.to_vec(),
@@ -113,13 +121,28 @@ impl QwenVl {
     fn vision_batch(&self, inputs: &Inputs, device: &Device) -> Result<Option<VisionBatch>> {
         let prompt = &inputs.prompt;
         let kinds = [
-            ("image", prompt.image_grids, &inputs.image_patches, self.image_token),
-            ("video", prompt.video_grids, &inputs.video_patches, self.video_token),
+            (
+                "image",
+                prompt.image_grids,
+                &inputs.image_patches,
+                self.image_token,
+            ),
+            (
+                "video",
+                prompt.video_grids,
+                &inputs.video_patches,
+                self.video_token,
+            ),
         ];
         let (mut patches, mut grids, mut places) = (Vec::new(), Vec::new(), Vec::new());
         for (kind, its_grids, its_patches, token) in kinds {
-            let count: usize = its_grids.iter().map(|grid| grid.iter().product::<usize>()).sum();
-            let found = its_patches.as_ref().map_or([0, self.patch_elems], |x| x.dims());
+            let count: usize = its_grids
+                .iter()
+                .map(|grid| grid.iter().product::<usize>())
+                .sum();
+            let found = its_patches
+                .as_ref()
+                .map_or([0, self.patch_elems], |x| x.dims());
             if found != [count, self.patch_elems] {
                 return Err(QwenVlError::Patches {
                     kind,
@@ -194,7 +217,11 @@ fn causal_mask(
 pub(crate) fn key_mask(attended: &[Vec<bool>], device: &Device) -> Tensor<4> {
     let shape = [attended.len(), 1, 1, attended.first().map_or(0, Vec::len)];
     let value = |attended: &bool| if *attended { 0.0 } else { HIDDEN };
-    additive(attended.iter().flatten().map(value).collect(), shape, device)
+    additive(
+        attended.iter().flatten().map(value).collect(),
+        shape,
+        device,
+    )
 }
 
 fn additive(values: Vec<f32>, shape: [usize; 4], device: &Device) -> Tensor<4> {

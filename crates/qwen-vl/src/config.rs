@@ -259,8 +259,10 @@ impl QwenVlConfig {
             None => ("config.json", &value),
         };
         let raw_text: RawText = read(text_part, text)?;
-        let raw_vision: RawVision =
-            read("vision_config", value.get("vision_config").unwrap_or(&Value::Null))?;
+        let raw_vision: RawVision = read(
+            "vision_config",
+            value.get("vision_config").unwrap_or(&Value::Null),
+        )?;
         let tied = top.tie_word_embeddings.or(raw_text.tie_word_embeddings);
         let config = Self {
             family,

@@ -122,4 +122,3 @@ impl QwenVl {
         Ok(rows)
     }
 }
-

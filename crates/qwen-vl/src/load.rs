@@ -49,7 +49,9 @@ impl QwenVlConfig {
                 .load_from(&mut store)
                 .map_err(QwenVlError::file("read", &path))?;
             if let Some(error) = result.errors.into_iter().next() {
-                return Err(tensor_error(error, &mut store, |name| rename(&to_checkpoint, name)));
+                return Err(tensor_error(error, &mut store, |name| {
+                    rename(&to_checkpoint, name)
+                }));
             }
             applied.extend(result.applied);
             missing.get_or_insert(result.missing);
@@ -70,7 +72,10 @@ impl QwenVlConfig {
         };
         unused.retain(|name| !is_known(name));
         if !unused.is_empty() {
-            let names = unused.iter().map(|name| rename(&to_checkpoint, name)).collect();
+            let names = unused
+                .iter()
+                .map(|name| rename(&to_checkpoint, name))
+                .collect();
             return Err(QwenVlError::UnusedTensors { names });
         }
         Ok(model)
@@ -151,8 +156,7 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>> {
         return Ok(vec![folder.join(SINGLE)]);
     }
     let text = std::fs::read_to_string(&index).map_err(QwenVlError::file("read", &index))?;
-    let parsed: Index =
-        serde_json::from_str(&text).map_err(QwenVlError::file("read", &index))?;
+    let parsed: Index = serde_json::from_str(&text).map_err(QwenVlError::file("read", &index))?;
     let shards: BTreeSet<String> = parsed.weight_map.into_values().collect();
     Ok(shards.iter().map(|shard| folder.join(shard)).collect())
 }

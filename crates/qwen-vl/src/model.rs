@@ -97,7 +97,10 @@ impl QwenVl {
         caches: &mut [LayerCache],
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
-        let words = self.language_model.embed_tokens.forward(batch.input_ids.clone());
+        let words = self
+            .language_model
+            .embed_tokens
+            .forward(batch.input_ids.clone());
         let (embeddings, deepstack) = match &batch.vision {
             None => (words, None),
             Some(vision) => {

@@ -30,13 +30,21 @@ impl QwenVl {
                 found: labels.len(),
             });
         }
-        let predicted = batch.sequences.iter().flat_map(|range| range.clone().skip(1));
-        let counted: Vec<usize> = predicted.filter(|token| labels[*token] != IGNORED).collect();
+        let predicted = batch
+            .sequences
+            .iter()
+            .flat_map(|range| range.clone().skip(1));
+        let counted: Vec<usize> = predicted
+            .filter(|token| labels[*token] != IGNORED)
+            .collect();
         if counted.is_empty() {
             return Err(QwenVlError::NoTargets);
         }
         let vocabulary = 0..self.vocab_size as i64;
-        if let Some(token) = counted.iter().find(|token| !vocabulary.contains(&labels[**token])) {
+        if let Some(token) = counted
+            .iter()
+            .find(|token| !vocabulary.contains(&labels[**token]))
+        {
             return Err(QwenVlError::Token {
                 token: *token,
                 found: labels[*token],

@@ -169,9 +169,7 @@ impl VisionTower {
         let mut deepstack = Vec::new();
         for (index, block) in self.blocks.iter().enumerate() {
             let segments = match (&self.layout.windows, &inputs.windows) {
-                (Some(layout), Some(windows))
-                    if !layout.full_attention_blocks.contains(&index) =>
-                {
+                (Some(layout), Some(windows)) if !layout.full_attention_blocks.contains(&index) => {
                     &windows.lengths
                 }
                 _ => &inputs.frames,
@@ -210,7 +208,10 @@ fn ints(values: Vec<usize>, device: &Device) -> Tensor<1, Int> {
 }
 
 fn lengths(cu_seqlens: &[usize]) -> Vec<usize> {
-    cu_seqlens.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    cu_seqlens
+        .windows(2)
+        .map(|pair| pair[1] - pair[0])
+        .collect()
 }
 
 /// Bilinear interpolation of a `side` x `side` grid to each image: for every patch the cells above left, above right,
@@ -226,7 +227,11 @@ fn interpolate(side: usize, grids: &[[usize; 3]], positions: &Positions) -> (Vec
     let place = |id: u32, size: usize| {
         let at = f64::from(id) * (side - 1) as f64 / (size.max(2) - 1) as f64;
         let below = at.floor();
-        (below as usize, (below as usize + 1).min(side - 1), at - below)
+        (
+            below as usize,
+            (below as usize + 1).min(side - 1),
+            at - below,
+        )
     };
     let (mut cells, mut weights) = (vec![Vec::new(); 4], vec![Vec::new(); 4]);
     for (patch, [height, width]) in sizes {
@@ -417,7 +422,10 @@ impl Merger {
     fn forward(&self, hidden: Tensor<2>) -> Tensor<2> {
         let merge = |x: Tensor<2>| {
             let [patches, channels] = x.dims();
-            x.reshape([patches * channels / self.merged_channels, self.merged_channels])
+            x.reshape([
+                patches * channels / self.merged_channels,
+                self.merged_channels,
+            ])
         };
         let normalised = if self.normalises_merged {
             self.norm.forward(merge(hidden))
