@@ -1,6 +1,7 @@
 //! `mrope`: trains a multimodal model with rotary position embedding, and checks rotations.
 
 mod gradcheck;
+mod positions;
 mod train;
 mod verify;
 
@@ -28,6 +29,7 @@ enum Command {
     #[command(long_about = TRAIN_ABOUT, after_help = TRAIN_EXAMPLES)]
     Train(Box<train::TrainArgs>),
     Verify(verify::VerifyArgs),
+    Positions(positions::PositionsArgs),
     /// Check every gradient against finite differences and against the composed operation
     #[command(long_about = GRADCHECK_ABOUT)]
     Gradcheck(gradcheck::GradcheckArgs),
@@ -81,6 +83,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         Command::Train(args) => train::run(&args)?,
         Command::Verify(args) => return verify::run(&args),
+        Command::Positions(args) => positions::run(&args)?,
         Command::Gradcheck(args) => return gradcheck::run(&args),
     }
     Ok(ExitCode::SUCCESS)
