@@ -58,7 +58,7 @@ Examples:
   mrope train --rotary none                no positions: it can only guess among the digits it sees
   mrope train --rotary composed            the same losses from ordinary tensor operations
   mrope train --axes 1d                    the place in the sequence instead of time, height and width
-  mrope train --frames 3 --rows 3 --columns 3 --batch 64 --steps 4000
+  mrope train --frames 3 --rows 3 --columns 3 --batch 64 --steps 2500
   mrope train --resume                     go on with a run that was stopped
   mrope train --json > result.json         one JSON object; progress stays on standard error
 
