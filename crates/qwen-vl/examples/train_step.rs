@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let side = config.vision.patch[2] * config.vision.spatial_merge;
     let picture = Tensor::random([1, 3, 2 * side, 3 * side], Distribution::Default, &device);
     let (patches, grid) = config.vision.patches(picture)?;
-    let image = vec![config.image_token; 2 * 3];
+    let image = [config.image_token; 2 * 3];
     let (question, answer) = ([11, 12, 13], [21, 22]);
     let input_ids = [&image[..], &question, &answer].concat();
     let labels = [&[-100; 6 + 3][..], &answer].concat();
