@@ -65,8 +65,11 @@ fn copy(name: &str, label: &str) -> PathBuf {
     to
 }
 
+/// Shape and bytes by name.
+type Tensors = HashMap<String, (Vec<usize>, Vec<u8>)>;
+
 /// Rewrites a file of tensors.
-fn rewrite(file: &Path, change: impl Fn(&mut HashMap<String, (Vec<usize>, Vec<u8>)>)) {
+fn rewrite(file: &Path, change: impl Fn(&mut Tensors)) {
     let bytes = std::fs::read(file).expect("file reads");
     let old = SafeTensors::deserialize(&bytes).expect("file parses");
     let dtypes: HashMap<String, _> = old
@@ -74,7 +77,7 @@ fn rewrite(file: &Path, change: impl Fn(&mut HashMap<String, (Vec<usize>, Vec<u8
         .into_iter()
         .map(|(name, view)| (name, view.dtype()))
         .collect();
-    let mut tensors: HashMap<String, (Vec<usize>, Vec<u8>)> = old
+    let mut tensors: Tensors = old
         .tensors()
         .into_iter()
         .map(|(name, view)| (name, (view.shape().to_vec(), view.data().to_vec())))
@@ -231,9 +234,12 @@ fn what_is_wrong_fails_and_is_named() {
     );
 }
 
+/// A case, and a part of the reason why the default differs.
+type Differing = (&'static str, &'static str);
+
 #[test]
 fn position_id_files_pass_for_their_version_and_name_where_the_default_differs() {
-    let expected: [(&str, usize, &[(&str, &str)]); 3] = [
+    let expected: [(&str, usize, &[Differing]); 3] = [
         (
             "rope_index_4.57.6.json",
             26,
@@ -628,6 +634,39 @@ fn a_zigzag_split_gathered_equals_the_whole_bit_for_bit() {
     }
 }
 
+/// As the image processor of transformers cuts them, of a picture whose values are their indices.
+#[test]
+fn patches_are_cut_as_the_image_processor_cuts_them() {
+    let bytes = std::fs::read(fixtures().join("models/patches.safetensors")).expect("reads");
+    let file = SafeTensors::deserialize(&bytes).expect("parses");
+    let expected: Vec<f32> = file
+        .tensor("pixel_values")
+        .expect("is there")
+        .data()
+        .chunks_exact(4)
+        .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")))
+        .collect();
+    let picture = Tensor::<1, burn::tensor::Int>::arange(0..3 * 56 * 84, &Device::flex());
+    let picture = picture.float().reshape([1, 3, 56, 84]);
+    let vision = config("qwen2_vl_tiny").vision;
+    let (patches, grid) = vision.patches(picture.clone()).expect("divides");
+    assert_eq!(grid, [1, 4, 6]);
+    assert_eq!(floats(patches.clone()), expected);
+
+    // Of three frames the last fills the second temporal patch.
+    let frames = picture.clone().repeat_dim(0, 3);
+    let (longer, grid) = vision.patches(frames).expect("divides");
+    assert_eq!(grid, [2, 4, 6]);
+    assert_eq!(floats(longer.narrow(0, 24, 24)), expected);
+    let error = vision
+        .patches(picture.narrow(2, 0, 42))
+        .expect_err("does not divide");
+    assert!(
+        matches!(error, QwenVlError::Frames { side: 28, .. }),
+        "{error}"
+    );
+}
+
 #[test]
 fn checkpoints_are_written_as_they_were_read() {
     for name in FOLDERS {
@@ -698,7 +737,7 @@ fn shards_and_either_prefix_are_read() {
 
 #[test]
 fn wrong_checkpoints_have_their_own_errors() {
-    let load = |label: &str, change: &dyn Fn(&mut HashMap<String, (Vec<usize>, Vec<u8>)>)| {
+    let load = |label: &str, change: &dyn Fn(&mut Tensors)| {
         let altered = copy("qwen3_vl_tiny", label);
         rewrite(&altered.join("model.safetensors"), change);
         config("qwen3_vl_tiny")

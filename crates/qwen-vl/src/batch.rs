@@ -179,7 +179,7 @@ impl QwenVl {
             .cast(self.float_dtype());
         Ok(Some(VisionBatch {
             inputs: self.visual.inputs(patches, &grids)?,
-            places: ints(places.into_iter().map(|place| place as i64), device),
+            places: indices(places, device),
             sources: ints(sources.into_iter(), device),
         }))
     }
@@ -189,6 +189,10 @@ pub(crate) fn ints(values: impl Iterator<Item = i64>, device: &Device) -> Tensor
     let values: Vec<i64> = values.collect();
     let len = values.len();
     Tensor::from_data(TensorData::new(values, [len]), device)
+}
+
+pub(crate) fn indices(values: Vec<usize>, device: &Device) -> Tensor<1, Int> {
+    ints(values.into_iter().map(|value| value as i64), device)
 }
 
 /// `[rows, 1, seq, seq]`: a token sees what came before it in its own sequence, padding excepted.

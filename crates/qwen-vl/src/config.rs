@@ -94,9 +94,12 @@ pub struct QwenVlConfig {
     pub position_rules: PositionRules,
     /// Which code rotates.
     pub implementation: Implementation,
-    pub(crate) image_token: i64,
-    pub(crate) video_token: i64,
-    pub(crate) tied: bool,
+    /// The placeholder of a merged patch of an image.
+    pub image_token: i64,
+    /// The placeholder of a merged patch of a video.
+    pub video_token: i64,
+    /// Whether the word embeddings serve as head.
+    pub tied: bool,
 }
 
 /// The language decoder.

@@ -14,10 +14,10 @@ pub type Result<T, E = QwenVlError> = std::result::Result<T, E>;
 pub enum QwenVlError {
     /// The configuration's rotation, or the prompt's positions, are wrong.
     #[error(transparent)]
-    Rope(#[from] RopeError),
+    Rope(Box<RopeError>),
     /// The rotation was refused.
     #[error(transparent)]
-    Rotary(RotaryError),
+    Rotary(Box<RotaryError>),
     /// A file could not be read or written.
     #[error("cannot {action} {}: {reason}", path.display())]
     File {
@@ -114,6 +114,19 @@ pub enum QwenVlError {
         /// Size of the vocabulary.
         vocab_size: usize,
     },
+    /// Frames that do not divide into patches.
+    #[error(
+        "frames {found:?} (frames, colours, height, width) do not divide; expected {colours} colours, \
+         height and width multiples of {side}: resize first"
+    )]
+    Frames {
+        /// Shape of the frames.
+        found: [usize; 4],
+        /// Colours expected.
+        colours: usize,
+        /// Pixels along each side of a square of merged patches.
+        side: usize,
+    },
     /// Patches that do not belong to the grids.
     #[error("{kind} patches have shape {found:?}, the grids {grids:?} take {expected:?}")]
     Patches {
@@ -160,11 +173,17 @@ pub enum QwenVlError {
     },
 }
 
+impl From<RopeError> for QwenVlError {
+    fn from(error: RopeError) -> Self {
+        Self::Rope(Box::new(error))
+    }
+}
+
 impl From<RotaryError> for QwenVlError {
     fn from(error: RotaryError) -> Self {
         match error {
-            RotaryError::Rope(error) => Self::Rope(error),
-            error => Self::Rotary(error),
+            RotaryError::Rope(error) => error.into(),
+            error => Self::Rotary(Box::new(error)),
         }
     }
 }

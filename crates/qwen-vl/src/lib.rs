@@ -9,6 +9,7 @@
 //! | `config` | what a `config.json` says, and what tells the families apart |
 //! | `names` | the checkpoints' parameter names and this crate's |
 //! | `load` | reading and writing checkpoints |
+//! | `patches` | from pictures to patches |
 //! | `batch` | from a prompt to tensors |
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
 //! | `vision`, `decoder` | the two towers |
@@ -25,6 +26,7 @@ mod layers;
 mod load;
 mod model;
 mod names;
+mod patches;
 mod trace;
 mod train;
 mod vision;
@@ -37,3 +39,8 @@ pub use layers::Activation;
 pub use model::QwenVl;
 pub use rope_burn::{Implementation, rope_core};
 pub use trace::Trace;
+
+/// The code of the page on models compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/models.md")]
+struct ModelsPage;

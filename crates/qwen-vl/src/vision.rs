@@ -7,6 +7,7 @@ use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::position_ids::{vision_cu_seqlens, vision_positions, vision_windows};
 use rope_core::{Layout, Positions};
 
+use crate::batch::indices;
 use crate::config::{VisionConfig, VisionWindows};
 use crate::error::Result;
 use crate::layers::{Activation, FeedForward, FeedForwardConfig, Norm, attend};
@@ -115,7 +116,7 @@ impl VisionTower {
             let (cells, weights) = interpolate(side, grids, &positions);
             let patches = positions.tokens();
             LearnedPositions {
-                cells: ints(cells, &device).reshape([4, patches]),
+                cells: indices(cells, &device).reshape([4, patches]),
                 weights: Tensor::<1>::from_data(TensorData::new(weights, [4 * patches]), &device)
                     .reshape([4, patches, 1]),
             }
@@ -124,12 +125,13 @@ impl VisionTower {
             Some(windows) => {
                 let windows = vision_windows(grids, merge, windows.side)?;
                 let group = merge * merge;
-                let patch = |merged: &usize| merged * group..(merged + 1) * group;
-                let order: Vec<usize> = windows.window_index.iter().flat_map(patch).collect();
-                let ids = |axis| order.iter().map(move |i| (axis, *i));
-                let ids: Vec<i64> = ids(0)
-                    .chain(ids(1))
-                    .map(|(axis, patch)| i64::from(positions.axis(axis)[patch]))
+                let patches = |merged: &usize| merged * group..(merged + 1) * group;
+                let order: Vec<usize> = windows.window_index.iter().flat_map(patches).collect();
+                let ids: Vec<i64> = (0..positions.axes())
+                    .flat_map(|axis| {
+                        let ids = positions.axis(axis);
+                        order.iter().map(move |patch| i64::from(ids[*patch]))
+                    })
                     .collect();
                 positions = Positions::new(positions.axes(), &ids)?;
 
@@ -138,8 +140,8 @@ impl VisionTower {
                     inverse[*merged] = place;
                 }
                 Some(WindowOrder {
-                    order: ints(windows.window_index, &device),
-                    inverse: ints(inverse, &device),
+                    order: indices(windows.window_index, &device),
+                    inverse: indices(inverse, &device),
                     lengths: lengths(&windows.cu_window_seqlens),
                 })
             }
@@ -199,12 +201,6 @@ impl VisionTower {
             .select(0, order)
             .reshape([patches, channels])
     }
-}
-
-fn ints(values: Vec<usize>, device: &Device) -> Tensor<1, Int> {
-    let values: Vec<i64> = values.into_iter().map(|value| value as i64).collect();
-    let len = values.len();
-    Tensor::from_data(TensorData::new(values, [len]), device)
 }
 
 fn lengths(cu_seqlens: &[usize]) -> Vec<usize> {

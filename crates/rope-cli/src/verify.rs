@@ -357,7 +357,7 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
 /// A name that fits its column: head and tail of a longer one.
 fn elided(name: &str) -> String {
     const WIDTH: usize = 39;
-    const HEAD: usize = 5;
+    const HEAD: usize = 4;
     if name.len() <= WIDTH || !name.is_ascii() {
         return name.to_owned();
     }
