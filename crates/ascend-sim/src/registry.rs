@@ -102,10 +102,6 @@ impl<T> Registry<T> {
         self.live.len()
     }
 
-    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
-        self.live.values()
-    }
-
     pub(crate) fn drain(&mut self) -> Vec<T> {
         self.live.drain().map(|(_, value)| value).collect()
     }

@@ -9,11 +9,11 @@ use std::ptr::null_mut;
 use ascend_sim::abi::runtime::*;
 use ascend_sim::{Machine, Session};
 
-pub const HOST_TO_DEVICE: i32 = 1;
-pub const DEVICE_TO_HOST: i32 = 2;
+pub(crate) const HOST_TO_DEVICE: i32 = 1;
+pub(crate) const DEVICE_TO_HOST: i32 = 2;
 
 /// The runtime's last message on this thread.
-pub fn recent_message() -> String {
+pub(crate) fn recent_message() -> String {
     // SAFETY: the function returns a C string that is valid until the next failure on this thread.
     unsafe { std::ffi::CStr::from_ptr(aclGetRecentErrMsg()) }.to_string_lossy().into_owned()
 }
@@ -23,28 +23,28 @@ fn ok(code: i32) -> Result<(), (i32, String)> {
 }
 
 /// Compiles a kernel source of the tests for dav-2201.
-pub fn compile(source: &str, kernels: &[&str]) -> Vec<u8> {
+pub(crate) fn compile(source: &str, kernels: &[&str]) -> Vec<u8> {
     compile_for(source, kernels, 2201, &[]).expect("the kernel compiles")
 }
 
-pub fn compile_for(source: &str, kernels: &[&str], architecture: u32, defines: &[&str]) -> ascend_sim::build::Result<Vec<u8>> {
+pub(crate) fn compile_for(source: &str, kernels: &[&str], architecture: u32, defines: &[&str]) -> ascend_sim::build::Result<Vec<u8>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels").join(source);
     let source = ascend_sim::build::KernelSource::new(path).kernels(kernels.iter().copied()).architecture(architecture);
     defines.iter().fold(source, |source, define| source.define(*define)).compile()
 }
 
 /// An initialised runtime with device 0 current and one stream.
-pub struct Device {
-    pub stream: *mut c_void,
+pub(crate) struct Device {
+    pub(crate) stream: *mut c_void,
     _session: Session,
 }
 
 impl Device {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::on(Machine::default())
     }
 
-    pub fn on(machine: Machine) -> Self {
+    pub(crate) fn on(machine: Machine) -> Self {
         let session = Session::with_machine(machine);
         let mut stream = null_mut();
         // SAFETY: plain calls with valid out parameters.
@@ -56,19 +56,19 @@ impl Device {
         Self { stream, _session: session }
     }
 
-    pub fn alloc(&self, bytes: usize) -> u64 {
+    pub(crate) fn alloc(&self, bytes: usize) -> u64 {
         let mut address = null_mut();
         // SAFETY: a valid out parameter.
         assert_eq!(unsafe { aclrtMalloc(&raw mut address, bytes, 0) }, 0, "{}", recent_message());
         address as u64
     }
 
-    pub fn free(&self, address: u64) -> Result<(), (i32, String)> {
+    pub(crate) fn free(&self, address: u64) -> Result<(), (i32, String)> {
         // SAFETY: device memory is named by address; a wrong one is an error.
         ok(unsafe { aclrtFree(address as *mut c_void) })
     }
 
-    pub fn upload<T: Copy>(&self, data: &[T]) -> u64 {
+    pub(crate) fn upload<T: Copy>(&self, data: &[T]) -> u64 {
         let bytes = size_of_val(data);
         let address = self.alloc(bytes);
         // SAFETY: the source is a slice of `bytes` bytes.
@@ -76,7 +76,7 @@ impl Device {
         address
     }
 
-    pub fn download<T: Copy + Default>(&self, address: u64, len: usize) -> Vec<T> {
+    pub(crate) fn download<T: Copy + Default>(&self, address: u64, len: usize) -> Vec<T> {
         let mut data = vec![T::default(); len];
         let bytes = size_of_val(data.as_slice());
         // SAFETY: the target is a vector of `bytes` bytes of plain numbers.
@@ -84,14 +84,14 @@ impl Device {
         data
     }
 
-    pub fn load(&self, library: &[u8]) -> Result<*mut c_void, (i32, String)> {
+    pub(crate) fn load(&self, library: &[u8]) -> Result<*mut c_void, (i32, String)> {
         let mut binary = null_mut();
         // SAFETY: the slice is readable; a valid out parameter.
         ok(unsafe { aclrtBinaryLoadFromData(library.as_ptr().cast(), library.len(), std::ptr::null(), &raw mut binary) })?;
         Ok(binary)
     }
 
-    pub fn function(&self, binary: *mut c_void, kernel: &str) -> Result<*mut c_void, (i32, String)> {
+    pub(crate) fn function(&self, binary: *mut c_void, kernel: &str) -> Result<*mut c_void, (i32, String)> {
         let name = CString::new(kernel).expect("no zero byte");
         let mut function = null_mut();
         // SAFETY: a C string and a valid out parameter.
@@ -99,7 +99,7 @@ impl Device {
         Ok(function)
     }
 
-    pub fn submit(&self, function: *mut c_void, blocks: u32, args: &[u64]) -> Result<(), (i32, String)> {
+    pub(crate) fn submit(&self, function: *mut c_void, blocks: u32, args: &[u64]) -> Result<(), (i32, String)> {
         let mut args = args.to_vec();
         // SAFETY: the arguments are a vector of that many bytes.
         ok(unsafe {
@@ -107,13 +107,13 @@ impl Device {
         })
     }
 
-    pub fn synchronize(&self) -> Result<(), (i32, String)> {
+    pub(crate) fn synchronize(&self) -> Result<(), (i32, String)> {
         // SAFETY: the stream is this device's.
         ok(unsafe { aclrtSynchronizeStream(self.stream) })
     }
 
     /// Loads, launches and waits; each argument takes eight bytes.
-    pub fn launch(&self, library: &[u8], kernel: &str, blocks: u32, args: &[u64]) -> Result<(), (i32, String)> {
+    pub(crate) fn launch(&self, library: &[u8], kernel: &str, blocks: u32, args: &[u64]) -> Result<(), (i32, String)> {
         let binary = self.load(library)?;
         let function = self.function(binary, kernel)?;
         self.submit(function, blocks, args)?;
