@@ -77,22 +77,22 @@ private:
 
     __aicore__ inline void InitBuffers(GM_ADDR map) {
         const uint32_t tile = t_.heads_per_tile * t_.row_pitch;
-        pipe_.InitBuffer(slots_, static_cast<uint8_t>(t_.slots), 2 * tile * static_cast<uint32_t>(sizeof(T)));
-        pipe_.InitBuffer(out_, 2, t_.tokens_per_tile * t_.coef_pitch * static_cast<uint32_t>(sizeof(float)));
+        pipe_.InitBuffer(slots_, static_cast<uint8_t>(t_.slots), 2 * tile * static_cast<uint32_t>(sizeof(T)) + kSlackBytes);
+        pipe_.InitBuffer(out_, 2, t_.tokens_per_tile * t_.coef_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         const uint32_t work = t_.work_rows * t_.row_pitch;
         const uint32_t copies = kWide ? (kCopyX ? 2 : 1) : 3;
-        pipe_.InitBuffer(work_, copies * work * static_cast<uint32_t>(sizeof(float)));
+        pipe_.InitBuffer(work_, copies * (work + kLanes) * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         product_ = work_.Get<float>();
-        if constexpr (kCopyX) x_ = product_[work];
-        if constexpr (!kWide) g_ = product_[2 * work];
-        pipe_.InitBuffer(sums_buffer_, 2 * t_.row_pitch * static_cast<uint32_t>(sizeof(float)));
+        if constexpr (kCopyX) x_ = product_[work + kLanes];
+        if constexpr (!kWide) g_ = product_[2 * (work + kLanes)];
+        pipe_.InitBuffer(sums_buffer_, 2 * t_.row_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         sums_ = sums_buffer_.Get<float>();
-        pipe_.InitBuffer(term_, t_.coef_pitch * static_cast<uint32_t>(sizeof(float)));
-        pipe_.InitBuffer(map_, t_.map_words * static_cast<uint32_t>(sizeof(float)));
+        pipe_.InitBuffer(term_, t_.coef_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
+        pipe_.InitBuffer(map_, t_.map_words * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         map_words_ = map_.Get<float>();
         LoadWords(pipe_, map_words_, map, t_.map_words);
         if constexpr (kPermute || kGatherPartner) {
-            pipe_.InitBuffer(permutation_, work * static_cast<uint32_t>(sizeof(uint32_t)));
+            pipe_.InitBuffer(permutation_, work * static_cast<uint32_t>(sizeof(uint32_t)) + kSlackBytes);
             offsets_ = permutation_.Get<uint32_t>();
             RepeatOffsets(offsets_, map_words_[2 * t_.angle_pieces * t_.coef_pitch].template ReinterpretCast<uint32_t>(),
                           t_.row_pitch, t_.work_rows, t_.row_pitch * static_cast<uint32_t>(sizeof(T)));

@@ -26,6 +26,9 @@ constexpr uint32_t kBlockBytes = 32;
 constexpr uint32_t kLanes = 64;        // f32 of one vector repeat
 constexpr uint32_t kMaxRepeats = 255;  // of one vector instruction
 constexpr uint32_t kMaxRowStride = 255;  // blocks between repeats
+// Behind each buffer: an instruction with a mask still spans whole repeats, and their blocks should
+// not reach into another operand.
+constexpr uint32_t kSlackBytes = 256;
 
 // The pairings as the kernel sees them.
 enum class Pairs : uint8_t {
@@ -184,24 +187,30 @@ struct Rows {
 
 enum class Arithmetic : uint8_t { kMul, kAdd, kSub };
 
-// dst = a (op) b over `lanes` leading lanes of `rows` rows.
+// dst = a (op) b over `lanes` leading lanes of `rows` rows. Rows that are narrower than a repeat are
+// taken in turns, so that no repeat reaches into the next.
 template <Arithmetic kOp>
 __aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d, const LocalTensor<float>& first, Rows a,
                                 const LocalTensor<float>& second, Rows b, uint32_t lanes, uint32_t rows) {
     constexpr uint32_t kUnit = kBlockBytes / sizeof(float);
-    const AscendC::BinaryRepeatParams step(1, 1, 1, static_cast<uint8_t>(d.stride / kUnit),
-                                           static_cast<uint8_t>(a.stride / kUnit),
-                                           static_cast<uint8_t>(b.stride / kUnit));
-    for (uint32_t row = 0; row < rows; row += kMaxRepeats) {
-        const uint8_t repeats = static_cast<uint8_t>(Min(rows - row, kMaxRepeats));
-        for (uint32_t lane = 0; lane < lanes; lane += kLanes) {
-            const uint64_t mask = Min(lanes - lane, kLanes);
-            const LocalTensor<float> out = dst[d.start + row * d.stride + lane];
-            const LocalTensor<float> x = first[a.start + row * a.stride + lane];
-            const LocalTensor<float> y = second[b.start + row * b.stride + lane];
-            if constexpr (kOp == Arithmetic::kMul) AscendC::Mul(out, x, y, mask, repeats, step);
-            if constexpr (kOp == Arithmetic::kAdd) AscendC::Add(out, x, y, mask, repeats, step);
-            if constexpr (kOp == Arithmetic::kSub) AscendC::Sub(out, x, y, mask, repeats, step);
+    const uint32_t turns = Min(rows, (kLanes + d.stride - 1) / d.stride);
+    const AscendC::BinaryRepeatParams step(1, 1, 1, static_cast<uint8_t>(turns * d.stride / kUnit),
+                                           static_cast<uint8_t>(turns * a.stride / kUnit),
+                                           static_cast<uint8_t>(turns * b.stride / kUnit));
+    for (uint32_t turn = 0; turn < turns; ++turn) {
+        const uint32_t own = (rows - turn + turns - 1) / turns;
+        for (uint32_t done = 0; done < own; done += kMaxRepeats) {
+            const uint8_t repeats = static_cast<uint8_t>(Min(own - done, kMaxRepeats));
+            const uint32_t row = turn + done * turns;
+            for (uint32_t lane = 0; lane < lanes; lane += kLanes) {
+                const uint64_t mask = Min(lanes - lane, kLanes);
+                const LocalTensor<float> out = dst[d.start + row * d.stride + lane];
+                const LocalTensor<float> x = first[a.start + row * a.stride + lane];
+                const LocalTensor<float> y = second[b.start + row * b.stride + lane];
+                if constexpr (kOp == Arithmetic::kMul) AscendC::Mul(out, x, y, mask, repeats, step);
+                if constexpr (kOp == Arithmetic::kAdd) AscendC::Add(out, x, y, mask, repeats, step);
+                if constexpr (kOp == Arithmetic::kSub) AscendC::Sub(out, x, y, mask, repeats, step);
+            }
         }
     }
 }

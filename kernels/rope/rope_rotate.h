@@ -106,28 +106,27 @@ private:
             const uint32_t bytes = RoundUp(t_.load[span].length * static_cast<uint32_t>(sizeof(T)), kBlockBytes);
             if (bytes > row_bytes) row_bytes = bytes;
         }
-        pipe_.InitBuffer(slots_, static_cast<uint8_t>(t_.slots), tile_rows * row_bytes);
-        pipe_.InitBuffer(angles_, 2, t_.tokens_per_tile * t_.raw_pitch * static_cast<uint32_t>(sizeof(float)));
+        pipe_.InitBuffer(slots_, static_cast<uint8_t>(t_.slots), tile_rows * row_bytes + kSlackBytes);
+        pipe_.InitBuffer(angles_, 2, t_.tokens_per_tile * t_.raw_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         const uint32_t work = t_.work_rows * t_.row_pitch;
-        pipe_.InitBuffer(work_, (kCopyX ? 2 : 1) * work * static_cast<uint32_t>(sizeof(float)));
+        pipe_.InitBuffer(work_, (kCopyX ? 2 : 1) * (work + kLanes) * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         t_work_ = work_.Get<float>();
-        if constexpr (kCopyX) x_ = t_work_[work];
-        if (t_.expand) pipe_.InitBuffer(coef_, t_.tokens_per_tile * t_.coef_pitch * static_cast<uint32_t>(sizeof(float)));
+        if constexpr (kCopyX) x_ = t_work_[work + kLanes];
+        if (t_.expand) pipe_.InitBuffer(coef_, t_.tokens_per_tile * t_.coef_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         if (t_.map_words > 0) {
-            pipe_.InitBuffer(map_, t_.map_words * static_cast<uint32_t>(sizeof(float)));
+            pipe_.InitBuffer(map_, t_.map_words * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
             map_words_ = map_.Get<float>();
             LoadWords(pipe_, map_words_, map, t_.map_words);
         }
         if constexpr (kPermutes) {
-            pipe_.InitBuffer(permutation_, work * static_cast<uint32_t>(sizeof(uint32_t)));
+            pipe_.InitBuffer(permutation_, work * static_cast<uint32_t>(sizeof(uint32_t)) + kSlackBytes);
             offsets_ = permutation_.Get<uint32_t>();
             const uint32_t skip = t_.expand ? 2 * t_.coef_pitch : 0;
             RepeatOffsets(offsets_, map_words_[skip].template ReinterpretCast<uint32_t>(), t_.row_pitch, t_.work_rows,
                           t_.row_pitch * static_cast<uint32_t>(sizeof(T)));
         }
         if (t_.axes > 0) {
-            pipe_.InitBuffer(positions_, t_.axes * RoundUp(t_.positions_per_load, kBlockBytes / sizeof(int32_t)) *
-                                             static_cast<uint32_t>(sizeof(int32_t)));
+            pipe_.InitBuffer(positions_, t_.axes * RoundUp(t_.positions_per_load, kBlockBytes / sizeof(int32_t)) * static_cast<uint32_t>(sizeof(int32_t)) + kSlackBytes);
             positions_read_ = pipe_.AllocEventID<HardEvent::MTE2_S>();
             positions_free_ = pipe_.AllocEventID<HardEvent::S_MTE2>();
         }

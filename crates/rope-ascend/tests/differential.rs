@@ -134,8 +134,6 @@ fn run<T: Number>(bench: &Bench, case: &Case, direction: Direction) {
     }
     let (q_dev, k_dev) = devices.split_at_mut(1);
     let (q_to, k_to) = targets.split_at_mut(1);
-    let operand = |device, view, target: &'_ mut (_, View, usize)| -> Operand<'_, T> { make(case.in_place, device, view, target) };
-    let _ = &operand;
     let q = make(case.in_place, &mut q_dev[0], hosts[0].1, &mut q_to[0]);
     let k = (case.heads[1] > 0).then(|| make(case.in_place, &mut k_dev[0], hosts[1].1, &mut k_to[0]));
     let mut rotation = Rotation { direction, batch: case.batch, seq: case.seq, q, k, angles };

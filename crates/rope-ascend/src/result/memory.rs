@@ -57,6 +57,26 @@ pub unsafe fn free_host(rt: &AclRt, pointer: *mut c_void) -> Result<()> {
     check(rt, "aclrtFreeHost", unsafe { (rt.aclrtFreeHost)(pointer) })
 }
 
+/// Copies `bytes` from `src` to `dst` before it returns. It is not ordered with any stream.
+///
+/// # Errors
+/// The runtime's.
+///
+/// # Safety
+/// - Both ranges are valid for `bytes` in the spaces that `kind` names, and no queued work uses
+///   them during the call.
+#[doc(alias = "aclrtMemcpy")]
+pub unsafe fn copy(
+    rt: &AclRt,
+    dst: *mut c_void,
+    src: *const c_void,
+    bytes: usize,
+    kind: aclrtMemcpyKind,
+) -> Result<()> {
+    // SAFETY: extents are the caller's.
+    check(rt, "aclrtMemcpy", unsafe { (rt.aclrtMemcpy)(dst, bytes, src, bytes, kind) })
+}
+
 /// Queues a copy of `bytes` from `src` to `dst` on `stream`.
 ///
 /// # Errors

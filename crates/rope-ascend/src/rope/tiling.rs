@@ -132,6 +132,9 @@ pub struct Plan {
 const MAX_RUNS: u32 = 4095;
 /// Tiles that are in flight: one loaded, one rotated, one stored.
 const SLOTS: u32 = 3;
+/// Bytes that stay unused behind buffers and between the parts of the work area: 256 each (see
+/// `kSlackBytes` in the kernels), for 13 of them at most.
+const SLACK_BYTES: u32 = 13 * 256;
 /// Units of work a core should have at least, so that shares differ by a sixteenth at most.
 const UNITS_PER_CORE: u64 = 16;
 /// Positions fetched by one transfer.
@@ -378,7 +381,8 @@ pub fn plan_rotation(problem: &Problem<'_>, machine: Machine, dtype: &str) -> Re
         .max()
         .unwrap_or(0);
     let token_bytes = 4 * (2 * tiling.raw_pitch + tiling.expand * tiling.coef_pitch);
-    let fixed = 4 * tiling.map_words.next_multiple_of(8)
+    let fixed = SLACK_BYTES
+        + 4 * tiling.map_words.next_multiple_of(8)
         + 4 * tiling.axes * tiling.positions_per_load.next_multiple_of(8);
     let longest = (tiling.tokens.div_ceil(u64::from(blocks))).min(tiling.seq).min(u64::from(MAX_RUNS));
     let runs = coefficients.raw.pieces.max(1);
@@ -516,7 +520,7 @@ pub fn plan_angle_gradient(problem: &Problem<'_>, machine: Machine, dtype: &str)
     let slot_row = 2 * row_pitch * element_bytes;
     const OUT_TOKENS: u64 = 16;
     let tokens = tiling.tokens.div_ceil(u64::from(blocks)).min(tiling.seq).min(OUT_TOKENS) as u32;
-    let fixed = 4 * tiling.map_words.next_multiple_of(8) + 4 * 2 * row_pitch + 4 * pitch + 2 * tokens * 4 * pitch;
+    let fixed = SLACK_BYTES + 4 * tiling.map_words.next_multiple_of(8) + 4 * 2 * row_pitch + 4 * pitch + 2 * tokens * 4 * pitch;
     // Tiles of one token: the tokens of the output are in `fixed`.
     let fit = Fit { ub: machine.ub_bytes, fixed, token_bytes: 0, slot_row, work_row, heads, longest: 1, slots: SLOTS };
     let fit = fit.token_major()?;

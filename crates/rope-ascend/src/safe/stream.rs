@@ -207,12 +207,12 @@ impl Stream {
     /// # Errors
     /// [`AscendError::InvalidArgument`] if the lengths differ or the buffer is another stream's;
     /// else as [`Self::synchronize`].
-    #[doc(alias = "aclrtMemcpyAsync")]
+    #[doc(alias = "aclrtMemcpy")]
     pub fn write<T: Element>(&self, buffer: &mut DeviceBuffer<T>, values: &[T]) -> Result<()> {
         self.same_length("write", buffer.len(), values.len())?;
         self.owns("write", buffer)?;
         let source = bytes_of(values);
-        self.copy_and_wait(buffer.pointer(), source.as_ptr().cast(), source.len(), aclrtMemcpyKind::HOST_TO_DEVICE)
+        self.wait_and_copy(buffer.pointer(), source.as_ptr().cast(), source.len(), aclrtMemcpyKind::HOST_TO_DEVICE)
     }
 
     /// Copies `buffer` into `values`, behind the work queued before. Returns when the copy is made.
@@ -224,7 +224,7 @@ impl Stream {
         self.same_length("read", buffer.len(), values.len())?;
         self.owns("read", buffer)?;
         let target = bytes_of_mut(values);
-        self.copy_and_wait(target.as_mut_ptr().cast(), buffer.pointer(), target.len(), aclrtMemcpyKind::DEVICE_TO_HOST)
+        self.wait_and_copy(target.as_mut_ptr().cast(), buffer.pointer(), target.len(), aclrtMemcpyKind::DEVICE_TO_HOST)
     }
 
     /// The contents of `buffer`.
@@ -337,7 +337,7 @@ impl Stream {
         Err(AscendError::argument(operation, "length", format!("{expected} elements"), found))
     }
 
-    fn copy_and_wait(
+    fn wait_and_copy(
         &self,
         dst: *mut std::ffi::c_void,
         src: *const std::ffi::c_void,
@@ -349,10 +349,10 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the callers pass a buffer's extent and a slice of the same length; both are
-        // borrowed until the wait below has seen the copy done. If the wait itself fails, the
-        // runtime reports work as failed and no longer running.
-        unsafe { result::memory::copy_async(inner.rt(), dst, src, bytes, kind, self.inner.raw) }?;
-        self.inner.wait()
+        // Queued copies want pinned host memory, and this one may follow work on the buffer.
+        self.inner.wait()?;
+        // SAFETY: the callers pass a buffer's extent and a slice of the same length, borrowed
+        // through the call; the stream, the only one that uses the buffer, is idle.
+        unsafe { result::memory::copy(inner.rt(), dst, src, bytes, kind) }
     }
 }
