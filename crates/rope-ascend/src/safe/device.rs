@@ -6,7 +6,7 @@ use super::stream::Stream;
 use crate::error::{AscendError, Result};
 use crate::result;
 use crate::rope::Machine;
-use crate::sys::{AclRt, aclrtDevAttr};
+use crate::sys::{AclRt, aclrtDevAttr, code};
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -110,7 +110,18 @@ impl Device {
         let cores = self.attribute(aclrtDevAttr::VECTOR_CORES)?;
         let ub_bytes = self.attribute(aclrtDevAttr::UB_BYTES)?;
         // Older runtimes do not know the architecture attribute; the sizes tell it as well.
-        let architecture = self.attribute(aclrtDevAttr::NPU_ARCH).ok();
+        let architecture = match self.attribute(aclrtDevAttr::NPU_ARCH) {
+            Ok(number) => Some(number),
+            Err(AscendError::Call {
+                code:
+                    code::INVALID_PARAM
+                    | code::RT_PARAM_INVALID
+                    | code::API_NOT_SUPPORT
+                    | code::RT_FEATURE_NOT_SUPPORT,
+                ..
+            }) => None,
+            Err(other) => return Err(other),
+        };
         Machine::new(cores, ub_bytes, architecture)
     }
 
