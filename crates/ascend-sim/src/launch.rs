@@ -130,14 +130,15 @@ fn explain_addresses(violations: &mut [Violation]) {
 fn find_conflicts(kernel: &str, output: &LaunchOutput) -> Vec<Violation> {
     let verb = |access: &Access| if access.write { "writes" } else { "reads" };
     let place = |access: &Access| format!("{}:{}", output.places[access.place], access.line);
-    let violation = |kind: &str, found: &Conflict, message: String| Violation {
+    let violation = |kind: &str, (block, access): (u32, Access), message: String| Violation {
         kind: kind.to_owned(),
         kernel: Some(kernel.to_owned()),
-        block: Some(found.second.0),
-        file: output.places[found.second.1.place].split_once(" at ").map(|(_, file)| file.to_owned()),
-        line: Some(found.second.1.line),
+        block: Some(block),
+        file: output.places[access.place].split_once(" at ").map(|(_, file)| file.to_owned()),
+        line: Some(access.line),
         message,
     };
+    let writer = |found: &Conflict| if found.second.1.write { found.second } else { found.first };
     let blocks = conflicts::between_blocks(&output.accesses, CONFLICTS_REPORTED);
     let inside = output.accesses.iter().flat_map(|(block, accesses)| conflicts::inside_block(*block, accesses, 1)).take(CONFLICTS_REPORTED);
     blocks
@@ -153,7 +154,7 @@ fn find_conflicts(kernel: &str, output: &LaunchOutput) -> Vec<Violation> {
                 verb(&found.second.1),
                 place(&found.second.1),
             );
-            violation("block-conflict", found, message)
+            violation("block-conflict", writer(found), message)
         })
         .chain(inside.map(|found| {
             let (first, second) = (PIPES[usize::from(found.first.1.pipe)], PIPES[usize::from(found.second.1.pipe)]);
@@ -170,7 +171,7 @@ fn find_conflicts(kernel: &str, output: &LaunchOutput) -> Vec<Violation> {
                 place(&found.first.1),
                 verb(&found.first.1),
             );
-            violation("gm-ordering", &found, message)
+            violation("gm-ordering", found.second, message)
         }))
         .collect()
 }

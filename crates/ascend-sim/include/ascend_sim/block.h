@@ -55,6 +55,7 @@ struct Granule {
     const char* write_file = nullptr;
     std::uint32_t read_epoch[kPipes] = {};
     std::uint32_t read_line[kPipes] = {};
+    const char* read_file[kPipes] = {};
     std::uint8_t write_pipe = 0;
 };
 
@@ -231,6 +232,7 @@ public:
                 report_order(op, view, role, g, "reads", "wrote", granule.write_pipe, granule.write_file, granule.write_line);
             granule.read_epoch[op.pipe] = op.epoch;
             granule.read_line[op.pipe] = op.at.line;
+            granule.read_file[op.pipe] = op.at.file;
         }
         bool defined = true;
         const std::uint8_t* states = state.data() + start;
@@ -252,13 +254,14 @@ public:
         if (bytes == 0) return start;
         for (std::uint32_t g = start / kGranuleBytes; g <= (start + bytes - 1) / kGranuleBytes; ++g) {
             Granule& granule = granules[g];
-            if (granule.write_epoch > seen[op.pipe].epoch[granule.write_pipe] && granule.write_epoch != own(op, granule))
-                report_order(op, view, role, g, "overwrites", "wrote", granule.write_pipe, granule.write_file, granule.write_line);
+            // Readers first: the missing release is what the author looks for.
             for (std::uint8_t pipe = 0; pipe < kPipes; ++pipe) {
                 if (granule.read_epoch[pipe] > seen[op.pipe].epoch[pipe] &&
                     !(pipe == op.pipe && granule.read_epoch[pipe] == op.epoch))
-                    report_order(op, view, role, g, "overwrites", "read", pipe, granule.write_file, granule.read_line[pipe]);
+                    report_order(op, view, role, g, "overwrites", "read", pipe, granule.read_file[pipe], granule.read_line[pipe]);
             }
+            if (granule.write_epoch > seen[op.pipe].epoch[granule.write_pipe] && granule.write_epoch != own(op, granule))
+                report_order(op, view, role, g, "overwrites", "wrote", granule.write_pipe, granule.write_file, granule.write_line);
             granule.write_epoch = op.epoch;
             granule.write_pipe = op.pipe;
             granule.write_file = op.at.file;

@@ -12,14 +12,14 @@ namespace ascend_sim {
 template <class Stored>
 class Narrow {
 public:
-    constexpr Narrow() = default;
+    Narrow() = default;
     template <class Given, std::enable_if_t<std::is_integral_v<Given> || std::is_enum_v<Given>, int> = 0>
     constexpr Narrow(Given value) : value_(static_cast<std::int64_t>(value)) {}
     constexpr operator std::int64_t() const { return value_; }
     constexpr std::int64_t get() const { return value_; }
 
 private:
-    std::int64_t value_ = 0;
+    std::int64_t value_;
 };
 
 using Narrow8 = Narrow<std::uint8_t>;
