@@ -273,7 +273,7 @@ structures! {
 }
 
 /// Magic number of a binary of vector kernels.
-pub const BINARY_MAGIC_VECTOR: u32 = 0x4152_4246;
+pub const BINARY_MAGIC_VECTOR: u32 = 0x4141_5246;
 /// Magic number of a binary of AI-core kernels.
 pub const BINARY_MAGIC_AICORE: u32 = 0x4355_4245;
 
