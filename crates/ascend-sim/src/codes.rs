@@ -11,7 +11,10 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(code: i32, message: impl fmt::Display) -> Self {
-        Self { code, message: message.to_string() }
+        Self {
+            code,
+            message: message.to_string(),
+        }
     }
 }
 

@@ -45,9 +45,18 @@ fn merge(accesses: &[Access]) -> Vec<Access> {
             }
             if open.count == 1 && next.count == 1 && open.start + open.length == next.start {
                 open.length += next.length;
-            } else if open.stride == next.stride && open.length == next.length && next.start == open.start + open.count * open.stride && open.count > 1 && next.count > 1 {
+            } else if open.stride == next.stride
+                && open.length == next.length
+                && next.start == open.start + open.count * open.stride
+                && open.count > 1
+                && next.count > 1
+            {
                 open.count += next.count;
-            } else if open.stride == next.stride && open.count == next.count && open.start + open.length == next.start && open.length + next.length <= open.stride {
+            } else if open.stride == next.stride
+                && open.count == next.count
+                && open.start + open.length == next.start
+                && open.length + next.length <= open.stride
+            {
                 open.length += next.length;
             } else {
                 return None;
@@ -68,7 +77,13 @@ fn common_byte(a: &Access, b: &Access) -> Option<u64> {
         let start = few.start + run * few.stride;
         let end = start + few.length;
         // The runs of `many` that may reach into [start, end).
-        let first = if many.stride == 0 { 0 } else { start.saturating_sub(many.start + many.length - 1).div_ceil(many.stride) };
+        let first = if many.stride == 0 {
+            0
+        } else {
+            start
+                .saturating_sub(many.start + many.length - 1)
+                .div_ceil(many.stride)
+        };
         (first..many.count.min(first + 2)).find_map(|other| {
             let other_start = many.start + other * many.stride;
             let byte = start.max(other_start);
@@ -78,7 +93,10 @@ fn common_byte(a: &Access, b: &Access) -> Option<u64> {
 }
 
 /// Calls `visit` for every pair of accesses whose extents overlap and of which one writes.
-fn sweep(items: &mut [(u32, usize, Access)], mut visit: impl FnMut(&(u32, usize, Access), &(u32, usize, Access))) {
+fn sweep(
+    items: &mut [(u32, usize, Access)],
+    mut visit: impl FnMut(&(u32, usize, Access), &(u32, usize, Access)),
+) {
     items.sort_by_key(|(_, _, access)| access.start);
     let mut reads: Vec<(u32, usize, Access)> = Vec::new();
     let mut writes: Vec<(u32, usize, Access)> = Vec::new();
@@ -100,7 +118,11 @@ fn sweep(items: &mut [(u32, usize, Access)], mut visit: impl FnMut(&(u32, usize,
 pub(crate) fn between_blocks(blocks: &[(u32, Vec<Access>)], limit: usize) -> Vec<Conflict> {
     let mut items: Vec<(u32, usize, Access)> = blocks
         .iter()
-        .flat_map(|(block, accesses)| merge(accesses).into_iter().map(move |access| (*block, 0, access)))
+        .flat_map(|(block, accesses)| {
+            merge(accesses)
+                .into_iter()
+                .map(move |access| (*block, 0, access))
+        })
         .collect();
     let mut found = Vec::new();
     sweep(&mut items, |a, b| {
@@ -108,7 +130,11 @@ pub(crate) fn between_blocks(blocks: &[(u32, Vec<Access>)], limit: usize) -> Vec
             return;
         }
         if let Some(byte) = common_byte(&a.2, &b.2) {
-            found.push(Conflict { first: (a.0, a.2), second: (b.0, b.2), byte });
+            found.push(Conflict {
+                first: (a.0, a.2),
+                second: (b.0, b.2),
+                byte,
+            });
         }
     });
     found
@@ -116,7 +142,11 @@ pub(crate) fn between_blocks(blocks: &[(u32, Vec<Access>)], limit: usize) -> Vec
 
 /// Bytes that one block touches twice, at least once writing, without order between the transfers.
 pub(crate) fn inside_block(block: u32, accesses: &[Access], limit: usize) -> Vec<Conflict> {
-    let mut items: Vec<(u32, usize, Access)> = accesses.iter().enumerate().map(|(index, access)| (block, index, *access)).collect();
+    let mut items: Vec<(u32, usize, Access)> = accesses
+        .iter()
+        .enumerate()
+        .map(|(index, access)| (block, index, *access))
+        .collect();
     let mut found = Vec::new();
     sweep(&mut items, |a, b| {
         let (first, second) = if a.1 < b.1 { (a, b) } else { (b, a) };
@@ -126,7 +156,11 @@ pub(crate) fn inside_block(block: u32, accesses: &[Access], limit: usize) -> Vec
             return;
         }
         if let Some(byte) = common_byte(&a.2, &b.2) {
-            found.push(Conflict { first: (block, first.2), second: (block, second.2), byte });
+            found.push(Conflict {
+                first: (block, first.2),
+                second: (block, second.2),
+                byte,
+            });
         }
     });
     found
@@ -137,19 +171,37 @@ mod tests {
     use super::*;
 
     fn access(start: u64, length: u64, stride: u64, count: u64, write: bool) -> Access {
-        Access { start, length, stride, count, place: 0, line: 0, epoch: 1, seen: [0; 4], pipe: 2, write, atomic: false }
+        Access {
+            start,
+            length,
+            stride,
+            count,
+            place: 0,
+            line: 0,
+            epoch: 1,
+            seen: [0; 4],
+            pipe: 2,
+            write,
+            atomic: false,
+        }
     }
 
     /// Byte by byte, as the definition says.
     fn touches(a: &Access, byte: u64) -> bool {
-        (0..a.count).any(|run| (a.start + run * a.stride..a.start + run * a.stride + a.length).contains(&byte))
+        (0..a.count).any(|run| {
+            (a.start + run * a.stride..a.start + run * a.stride + a.length).contains(&byte)
+        })
     }
 
     #[test]
     fn common_byte_agrees_with_a_search_over_all_bytes() {
         let mut checked = 0;
-        for (start, length, stride, count) in (0..6).flat_map(|s| (1..4).flat_map(move |l| (l..9).flat_map(move |st| (1..4).map(move |c| (s, l, st, c))))) {
-            for (other_start, other_length, other_stride, other_count) in [(3, 2, 5, 3), (0, 1, 7, 4), (10, 4, 4, 2), (1, 3, 3, 1)] {
+        for (start, length, stride, count) in (0..6).flat_map(|s| {
+            (1..4).flat_map(move |l| (l..9).flat_map(move |st| (1..4).map(move |c| (s, l, st, c))))
+        }) {
+            for (other_start, other_length, other_stride, other_count) in
+                [(3, 2, 5, 3), (0, 1, 7, 4), (10, 4, 4, 2), (1, 3, 3, 1)]
+            {
                 let a = access(start, length, stride, count, true);
                 let b = access(other_start, other_length, other_stride, other_count, false);
                 let expected = (0..64).any(|byte| touches(&a, byte) && touches(&b, byte));
@@ -163,7 +215,16 @@ mod tests {
     #[test]
     fn blocks_that_write_the_same_byte_are_found_and_neighbours_are_not() {
         let rows = |block: u64| vec![access(block * 64, 32, 64, 2, true)];
-        assert!(between_blocks(&[(0, vec![access(0, 32, 64, 4, true)]), (1, vec![access(32, 32, 64, 4, true)])], 8).is_empty());
+        assert!(
+            between_blocks(
+                &[
+                    (0, vec![access(0, 32, 64, 4, true)]),
+                    (1, vec![access(32, 32, 64, 4, true)])
+                ],
+                8
+            )
+            .is_empty()
+        );
         assert_eq!(between_blocks(&[(0, rows(0)), (1, rows(1))], 8).len(), 1);
     }
 }

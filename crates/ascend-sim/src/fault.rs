@@ -18,7 +18,11 @@ impl Faults {
     /// Makes the `nth` call from now on (counting from 1) return `code`.
     pub(crate) fn plan(&mut self, function: &str, nth: u64, code: i32) {
         let done = self.counts.get(function).copied().unwrap_or(0);
-        self.planned.push(Fault { function: function.to_owned(), nth: done + nth, code });
+        self.planned.push(Fault {
+            function: function.to_owned(),
+            nth: done + nth,
+            code,
+        });
     }
 
     pub(crate) fn clear(&mut self) {
@@ -30,7 +34,10 @@ impl Faults {
         let count = self.counts.entry(function).or_default();
         *count += 1;
         let count = *count;
-        let position = self.planned.iter().position(|fault| fault.function == function && fault.nth == count)?;
+        let position = self
+            .planned
+            .iter()
+            .position(|fault| fault.function == function && fault.nth == count)?;
         Some(self.planned.swap_remove(position).code)
     }
 }

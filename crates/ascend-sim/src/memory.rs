@@ -53,7 +53,14 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new() -> Self {
-        Self { reservation: None, cursor: 0, live: BTreeMap::new(), freed: VecDeque::new(), used: BTreeMap::new(), peak: 0 }
+        Self {
+            reservation: None,
+            cursor: 0,
+            live: BTreeMap::new(),
+            freed: VecDeque::new(),
+            used: BTreeMap::new(),
+            peak: 0,
+        }
     }
 
     pub(crate) fn live(&self) -> impl Iterator<Item = &Allocation> {
@@ -77,12 +84,25 @@ impl Memory {
         if size > limit.saturating_sub(used) {
             return Err(Failure::new(
                 RT_MEMORY_ALLOCATION,
-                format!("{size} bytes requested, {used} of {limit} bytes of device {device} are in use"),
+                format!(
+                    "{size} bytes requested, {used} of {limit} bytes of device {device} are in use"
+                ),
             ));
         }
         let start = self.place(size)?;
-        let bytes = SharedBytes::new(usize::try_from(size).map_err(|error| Failure::new(RT_MEMORY_ALLOCATION, error))?)?;
-        self.live.insert(start, Allocation { start, size, device, bytes: Arc::new(bytes), uses: Vec::new() });
+        let bytes = SharedBytes::new(
+            usize::try_from(size).map_err(|error| Failure::new(RT_MEMORY_ALLOCATION, error))?,
+        )?;
+        self.live.insert(
+            start,
+            Allocation {
+                start,
+                size,
+                device,
+                bytes: Arc::new(bytes),
+                uses: Vec::new(),
+            },
+        );
         *self.used.entry(device).or_default() += size;
         self.peak = self.peak.max(self.live_bytes());
         Ok(start)
@@ -113,7 +133,10 @@ impl Memory {
                 start = align(allocation.start + allocation.size + GUARD_BYTES);
             }
             if start + step > end {
-                return Err(Failure::new(RT_MEMORY_ALLOCATION, "no device addresses left"));
+                return Err(Failure::new(
+                    RT_MEMORY_ALLOCATION,
+                    "no device addresses left",
+                ));
             }
         }
         self.cursor = start + step;
@@ -147,28 +170,64 @@ impl Memory {
 
     /// What is known about an address that no live allocation holds.
     pub(crate) fn why_not(&self, address: u64, len: u64) -> String {
-        let range = format!("device bytes [0x{address:x}, 0x{:x})", address.wrapping_add(len));
+        let range = format!(
+            "device bytes [0x{address:x}, 0x{:x})",
+            address.wrapping_add(len)
+        );
         if address == 0 {
             return "the device pointer is null".to_owned();
         }
-        if let Some((start, size)) = self.freed.iter().rev().find(|(start, size)| (*start..start + size.max(&1)).contains(&address)) {
+        if let Some((start, size)) = self
+            .freed
+            .iter()
+            .rev()
+            .find(|(start, size)| (*start..start + size.max(&1)).contains(&address))
+        {
             return format!("{range} were freed (allocation 0x{start:x} of {size} bytes)");
         }
-        if let Some(a) = self.live.range(..=address).next_back().map(|(_, a)| a).filter(|a| address < a.start + a.size + GUARD_BYTES) {
-            return format!("{range} reach outside allocation 0x{:x} of {} bytes", a.start, a.size);
+        if let Some(a) = self
+            .live
+            .range(..=address)
+            .next_back()
+            .map(|(_, a)| a)
+            .filter(|a| address < a.start + a.size + GUARD_BYTES)
+        {
+            return format!(
+                "{range} reach outside allocation 0x{:x} of {} bytes",
+                a.start, a.size
+            );
         }
-        let reserved = self.reservation.as_ref().is_some_and(|r| (r.start()..r.start() + r.size()).contains(&address));
-        if reserved { format!("{range} belong to no allocation") } else { format!("0x{address:x} is not a device address") }
+        let reserved = self
+            .reservation
+            .as_ref()
+            .is_some_and(|r| (r.start()..r.start() + r.size()).contains(&address));
+        if reserved {
+            format!("{range} belong to no allocation")
+        } else {
+            format!("0x{address:x} is not a device address")
+        }
     }
 
     /// Whether the address is in the range that device addresses come from.
     pub(crate) fn is_device_address(&self, address: u64) -> bool {
-        self.reservation.as_ref().is_some_and(|r| (r.start()..r.start() + r.size()).contains(&address))
+        self.reservation
+            .as_ref()
+            .is_some_and(|r| (r.start()..r.start() + r.size()).contains(&address))
     }
 
     /// Records a use and says with which earlier use it is not ordered.
-    pub(crate) fn touch(&mut self, address: u64, len: u64, write: bool, by: &Toucher<'_>) -> Option<String> {
-        let allocation = self.live.range_mut(..=address).next_back().map(|(_, a)| a)?;
+    pub(crate) fn touch(
+        &mut self,
+        address: u64,
+        len: u64,
+        write: bool,
+        by: &Toucher<'_>,
+    ) -> Option<String> {
+        let allocation = self
+            .live
+            .range_mut(..=address)
+            .next_back()
+            .map(|(_, a)| a)?;
         let start = address - allocation.start;
         let end = start + len;
         let conflict = allocation
@@ -186,11 +245,20 @@ impl Memory {
                     if u.write { "writing" } else { "reading" },
                 )
             });
-        allocation.uses.retain(|u| !(u.actor == by.actor && start <= u.start && u.end <= end && (write || !u.write)));
+        allocation.uses.retain(|u| {
+            !(u.actor == by.actor && start <= u.start && u.end <= end && (write || !u.write))
+        });
         if allocation.uses.len() == USES_REMEMBERED {
             allocation.uses.remove(0);
         }
-        allocation.uses.push(Use { actor: by.actor, epoch: by.epoch, start, end, write, what: by.what.to_owned() });
+        allocation.uses.push(Use {
+            actor: by.actor,
+            epoch: by.epoch,
+            start,
+            end,
+            write,
+            what: by.what.to_owned(),
+        });
         conflict
     }
 }

@@ -61,7 +61,8 @@ impl Kind {
             Kind::TensorList,
             Kind::Executor,
         ];
-        ALL.into_iter().find(|kind| handle >> KIND_SHIFT == (MARK >> KIND_SHIFT) | *kind as u64)
+        ALL.into_iter()
+            .find(|kind| handle >> KIND_SHIFT == (MARK >> KIND_SHIFT) | *kind as u64)
     }
 }
 
@@ -73,7 +74,10 @@ pub(crate) struct Registry<T> {
 
 impl<T> Registry<T> {
     pub(crate) fn new(kind: Kind) -> Self {
-        Self { kind, live: HashMap::new() }
+        Self {
+            kind,
+            live: HashMap::new(),
+        }
     }
 
     pub(crate) fn insert(&mut self, value: T) -> u64 {
@@ -91,11 +95,15 @@ impl<T> Registry<T> {
         if !self.live.contains_key(&handle) {
             return Err(self.why_not(handle));
         }
-        self.live.get_mut(&handle).ok_or_else(|| Failure::new(RT_INVALID_HANDLE, "no such handle"))
+        self.live
+            .get_mut(&handle)
+            .ok_or_else(|| Failure::new(RT_INVALID_HANDLE, "no such handle"))
     }
 
     pub(crate) fn remove(&mut self, handle: u64) -> Outcome<T> {
-        self.live.remove(&handle).ok_or_else(|| self.why_not(handle))
+        self.live
+            .remove(&handle)
+            .ok_or_else(|| self.why_not(handle))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -110,8 +118,13 @@ impl<T> Registry<T> {
         let kind = self.kind.name();
         let message = match (handle, Kind::of(handle)) {
             (0, _) => format!("the {kind} is null"),
-            (_, Some(found)) if found != self.kind => format!("0x{handle:x} is a {} handle, a {kind} is expected", found.name()),
-            (_, Some(_)) if handle & ID_MASK < NEXT_ID.load(Ordering::Relaxed) => format!("{kind} 0x{handle:x} was destroyed before"),
+            (_, Some(found)) if found != self.kind => format!(
+                "0x{handle:x} is a {} handle, a {kind} is expected",
+                found.name()
+            ),
+            (_, Some(_)) if handle & ID_MASK < NEXT_ID.load(Ordering::Relaxed) => {
+                format!("{kind} 0x{handle:x} was destroyed before")
+            }
             _ => format!("0x{handle:x} is not a {kind}: no such handle was ever made"),
         };
         Failure::new(RT_INVALID_HANDLE, message)

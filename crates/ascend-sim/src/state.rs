@@ -9,7 +9,9 @@ use crate::abi::kernel::KernelLibrary;
 use crate::abi::sys::HostBlock;
 use crate::aclnn::Descriptors;
 use crate::clock::{Actor, Clock};
-use crate::codes::{Failure, Outcome, RT_CONTEXT_NULL, RT_PARAM_INVALID, RT_STREAM_CONTEXT, SUCCESS, UNINITIALIZED};
+use crate::codes::{
+    Failure, Outcome, RT_CONTEXT_NULL, RT_PARAM_INVALID, RT_STREAM_CONTEXT, SUCCESS, UNINITIALIZED,
+};
 use crate::fault::Faults;
 use crate::machine::Machine;
 use crate::memory::{Memory, Toucher};
@@ -121,7 +123,11 @@ impl Sim {
     }
 
     pub(crate) fn require_initialized(&self) -> Outcome {
-        if self.initialized { Ok(()) } else { Err(Failure::new(UNINITIALIZED, "aclInit was not called")) }
+        if self.initialized {
+            Ok(())
+        } else {
+            Err(Failure::new(UNINITIALIZED, "aclInit was not called"))
+        }
     }
 
     /// The calling thread's device.
@@ -129,9 +135,16 @@ impl Sim {
         self.require_initialized()?;
         CURRENT_DEVICE
             .get()
-            .filter(|(generation, device)| *generation == self.generation && self.device_users.contains_key(device))
+            .filter(|(generation, device)| {
+                *generation == self.generation && self.device_users.contains_key(device)
+            })
             .map(|(_, device)| device)
-            .ok_or_else(|| Failure::new(RT_CONTEXT_NULL, "this thread has no current device: call aclrtSetDevice on it"))
+            .ok_or_else(|| {
+                Failure::new(
+                    RT_CONTEXT_NULL,
+                    "this thread has no current device: call aclrtSetDevice on it",
+                )
+            })
     }
 
     pub(crate) fn set_current_device(&self, device: u32) {
@@ -154,7 +167,10 @@ impl Sim {
         if stream.device != device {
             return Err(Failure::new(
                 RT_STREAM_CONTEXT,
-                format!("stream 0x{handle:x} belongs to device {}, the thread's current device is {device}", stream.device),
+                format!(
+                    "stream 0x{handle:x} belongs to device {}, the thread's current device is {device}",
+                    stream.device
+                ),
             ));
         }
         Ok(handle)
@@ -173,12 +189,39 @@ impl Sim {
         let epoch = self.host_clock.get(Actor::Host) + 1;
         self.host_clock.raise(Actor::Host, epoch);
         let clock = self.host_clock.clone();
-        self.touch(address, len, write, &Toucher { actor: Actor::Host, epoch, clock: &clock, what });
+        self.touch(
+            address,
+            len,
+            write,
+            &Toucher {
+                actor: Actor::Host,
+                epoch,
+                clock: &clock,
+                what,
+            },
+        );
     }
 
     /// Notes that a task touches device memory now.
-    pub(crate) fn task_touch(&mut self, address: u64, len: u64, write: bool, context: &TaskContext, what: &str) {
-        self.touch(address, len, write, &Toucher { actor: context.actor, epoch: context.epoch, clock: &context.clock, what });
+    pub(crate) fn task_touch(
+        &mut self,
+        address: u64,
+        len: u64,
+        write: bool,
+        context: &TaskContext,
+        what: &str,
+    ) {
+        self.touch(
+            address,
+            len,
+            write,
+            &Toucher {
+                actor: context.actor,
+                epoch: context.epoch,
+                clock: &context.clock,
+                what,
+            },
+        );
     }
 
     fn touch(&mut self, address: u64, len: u64, write: bool, by: &Toucher<'_>) {
@@ -188,7 +231,12 @@ impl Sim {
     }
 
     /// The page-locked block that holds `[address, address + len)`.
-    pub(crate) fn host_block(&mut self, address: usize, len: usize, what: &str) -> Outcome<&mut HostAllocation> {
+    pub(crate) fn host_block(
+        &mut self,
+        address: usize,
+        len: usize,
+        what: &str,
+    ) -> Outcome<&mut HostAllocation> {
         self.host_blocks
             .range_mut(..=address)
             .next_back()
@@ -229,8 +277,12 @@ pub(crate) fn boundary(function: &'static str, body: impl FnOnce() -> Outcome) -
     let injected = sim().faults.next(function);
     let outcome = match injected {
         Some(code) => Err(Failure::new(code, "this failure was injected")),
-        None => std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
-            .unwrap_or_else(|_| Err(Failure::new(crate::codes::INTERNAL_ERROR, "the simulator panicked"))),
+        None => std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or_else(|_| {
+            Err(Failure::new(
+                crate::codes::INTERNAL_ERROR,
+                "the simulator panicked",
+            ))
+        }),
     };
     let code = match outcome {
         Ok(()) => SUCCESS,

@@ -47,7 +47,10 @@ impl Ticket {
             if let Some(done) = state.as_ref() {
                 return done.clone();
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -114,10 +117,18 @@ impl StreamWaiter {
         let mut inner = lock(&self.shared.inner);
         while inner.completed < self.target {
             inner = match deadline {
-                None => self.shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
+                None => self
+                    .shared
+                    .changed
+                    .wait(inner)
+                    .unwrap_or_else(PoisonError::into_inner),
                 Some(deadline) => {
                     let left = deadline.checked_duration_since(Instant::now())?;
-                    self.shared.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.shared
+                        .changed
+                        .wait_timeout(inner, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
                 }
             };
         }
@@ -133,7 +144,12 @@ impl Stream {
             .name("ascend-sim-stream".to_owned())
             .spawn(move || work(&worker_shared))
             .map_err(|error| Failure::new(INTERNAL_ERROR, error))?;
-        Ok(Self { device, clock: Clock::default(), shared, worker: Some(worker) })
+        Ok(Self {
+            device,
+            clock: Clock::default(),
+            shared,
+            worker: Some(worker),
+        })
     }
 
     /// Appends a task that is ordered after everything in the stream's clock; its epoch.
@@ -141,7 +157,14 @@ impl Stream {
         let mut inner = lock(&self.shared.inner);
         inner.submitted += 1;
         let epoch = inner.submitted;
-        inner.queue.push_back(Task { work, context: TaskContext { actor, epoch, clock: self.clock.clone() } });
+        inner.queue.push_back(Task {
+            work,
+            context: TaskContext {
+                actor,
+                epoch,
+                clock: self.clock.clone(),
+            },
+        });
         self.clock.raise(actor, epoch);
         drop(inner);
         self.shared.changed.notify_all();
@@ -150,7 +173,10 @@ impl Stream {
 
     pub(crate) fn waiter(&self) -> StreamWaiter {
         let target = lock(&self.shared.inner).submitted;
-        StreamWaiter { shared: Arc::clone(&self.shared), target }
+        StreamWaiter {
+            shared: Arc::clone(&self.shared),
+            target,
+        }
     }
 
     /// Tells the thread to end; `discard` drops work that has not started.
@@ -193,9 +219,16 @@ fn work(shared: &Shared) {
                 return;
             }
             inner = if held {
-                shared.changed.wait_timeout(inner, HELD_POLL).unwrap_or_else(PoisonError::into_inner).0
+                shared
+                    .changed
+                    .wait_timeout(inner, HELD_POLL)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
             } else {
-                shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner)
+                shared
+                    .changed
+                    .wait(inner)
+                    .unwrap_or_else(PoisonError::into_inner)
             };
         };
         let failed = inner.failure.clone();

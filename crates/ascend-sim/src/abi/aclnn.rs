@@ -45,7 +45,10 @@ unsafe fn list<T: Copy>(values: *const T, count: u64, name: &str) -> Outcome<Vec
         return Ok(Vec::new());
     }
     if values.is_null() {
-        return Err(Failure::new(ACLNN_NULLPTR, format!("{name} is null, {count} values are expected")));
+        return Err(Failure::new(
+            ACLNN_NULLPTR,
+            format!("{name} is null, {count} values are expected"),
+        ));
     }
     // SAFETY: not null, and `count` elements long by the function's own condition.
     Ok(unsafe { std::slice::from_raw_parts(values, count as usize) }.to_vec())
@@ -66,16 +69,25 @@ fn created<T>(function: &'static str, outcome: Outcome<u64>) -> *mut T {
 
 /// The injected failure of a creating function, if one was planned.
 fn injected(function: &'static str) -> Outcome {
-    sim().faults.next(function).map_or(Ok(()), |code| Err(Failure::new(code, "this failure was injected")))
+    sim().faults.next(function).map_or(Ok(()), |code| {
+        Err(Failure::new(code, "this failure was injected"))
+    })
 }
 
 /// Hands out the result of a first phase.
 ///
 /// # Safety
 /// - Both pointers are null or valid for writing.
-unsafe fn give(workspace_bytes: *mut u64, executor: *mut *mut aclOpExecutor, plan: impl FnOnce() -> Outcome<u64>) -> Outcome {
+unsafe fn give(
+    workspace_bytes: *mut u64,
+    executor: *mut *mut aclOpExecutor,
+    plan: impl FnOnce() -> Outcome<u64>,
+) -> Outcome {
     if workspace_bytes.is_null() || executor.is_null() {
-        return Err(Failure::new(ACLNN_NULLPTR, "workspaceSize or executor is null"));
+        return Err(Failure::new(
+            ACLNN_NULLPTR,
+            "workspaceSize or executor is null",
+        ));
     }
     let planned = plan()?;
     // SAFETY: not null, and valid for writing by the function's own condition.
@@ -95,24 +107,58 @@ fn int_array(pointer: *const aclIntArray) -> Outcome<Vec<i64>> {
     }
     let values = sim().descriptors.arrays.get(pointer as u64)?.clone();
     // Zeros stand for no sections.
-    Ok(if values.iter().all(|value| *value == 0) { Vec::new() } else { values })
+    Ok(if values.iter().all(|value| *value == 0) {
+        Vec::new()
+    } else {
+        values
+    })
 }
 
 /// A tensor descriptor from its parameters.
-fn describe(dims: Vec<i64>, dtype: i32, strides: Vec<i64>, offset: i64, format: i32, storage: Vec<i64>, data: u64) -> Outcome<Tensor> {
+fn describe(
+    dims: Vec<i64>,
+    dtype: i32,
+    strides: Vec<i64>,
+    offset: i64,
+    format: i32,
+    storage: Vec<i64>,
+    data: u64,
+) -> Outcome<Tensor> {
     let invalid = |message: String| Failure::new(ACLNN_PARAM_INVALID, message);
-    let dtype = DataType::from_code(dtype).ok_or_else(|| invalid(format!("data type {dtype} does not exist")))?;
+    let dtype = DataType::from_code(dtype)
+        .ok_or_else(|| invalid(format!("data type {dtype} does not exist")))?;
     if format != FORMAT_ND {
-        return Err(invalid(format!("format {format}: only ND ({FORMAT_ND}) is modelled; offset comes before format in the parameters")));
+        return Err(invalid(format!(
+            "format {format}: only ND ({FORMAT_ND}) is modelled; offset comes before format in the parameters"
+        )));
     }
-    let dims = dims.into_iter().map(|dim| usize::try_from(dim).map_err(|_| invalid(format!("dimension {dim} is negative")))).collect::<Outcome<Vec<_>>>()?;
+    let dims = dims
+        .into_iter()
+        .map(|dim| {
+            usize::try_from(dim).map_err(|_| invalid(format!("dimension {dim} is negative")))
+        })
+        .collect::<Outcome<Vec<_>>>()?;
     let elements: i64 = storage.iter().product();
     let given = !strides.is_empty();
-    let view = Tensor { dims, strides, offset, dtype, data };
+    let view = Tensor {
+        dims,
+        strides,
+        offset,
+        dtype,
+        data,
+    };
     let view = if given { view } else { view.ignoring_strides() };
-    let last = view.dims.iter().zip(&view.strides).map(|(dim, stride)| (*dim as i64 - 1).max(0) * stride.max(&0)).sum::<i64>() + offset;
+    let last = view
+        .dims
+        .iter()
+        .zip(&view.strides)
+        .map(|(dim, stride)| (*dim as i64 - 1).max(0) * stride.max(&0))
+        .sum::<i64>()
+        + offset;
     if view.elements() != 0 && (offset < 0 || last >= elements) {
-        return Err(invalid(format!("the view reaches element {last} (offset {offset}) of a storage of {elements}")));
+        return Err(invalid(format!(
+            "the view reaches element {last} (offset {offset}) of a storage of {elements}"
+        )));
     }
     Ok(view)
 }

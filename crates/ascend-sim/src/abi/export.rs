@@ -15,13 +15,21 @@ pub struct Export {
 
 /// Every exported function.
 pub fn exports() -> Vec<Export> {
-    [super::runtime::table(), super::aclnn::table(), super::control::table()].concat()
+    [
+        super::runtime::table(),
+        super::aclnn::table(),
+        super::control::table(),
+    ]
+    .concat()
 }
 
 /// The address of the exported function `name`, null when there is none: what `dlsym` would say of
 /// the shared library. A loader that takes its symbols from a closure can take them from here.
 pub fn symbol(name: &CStr) -> *const c_void {
-    exports().iter().find(|export| export.name.as_bytes() == name.to_bytes()).map_or(std::ptr::null(), |export| export.address)
+    exports()
+        .iter()
+        .find(|export| export.name.as_bytes() == name.to_bytes())
+        .map_or(std::ptr::null(), |export| export.address)
 }
 
 /// Defines exported functions. Those after `status` log themselves, take injected failures and turn

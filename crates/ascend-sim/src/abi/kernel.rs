@@ -16,7 +16,11 @@ const ELF_MAGIC: &[u8] = b"\x7fELF";
 const ELF_MACHINE_OFFSET: usize = 18;
 /// `e_machine` of an object for the device.
 const ELF_MACHINE_DEVICE: u16 = 0x1029;
-const ELF_MACHINE_HOST: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+const ELF_MACHINE_HOST: u16 = if cfg!(target_arch = "aarch64") {
+    183
+} else {
+    62
+};
 
 #[repr(C)]
 pub(crate) struct Region {
@@ -42,7 +46,8 @@ struct GmAccess {
     reserved: [u8; 5],
 }
 
-type Report = unsafe extern "C" fn(*mut c_void, u32, *const c_char, *const c_char, u32, *const c_char);
+type Report =
+    unsafe extern "C" fn(*mut c_void, u32, *const c_char, *const c_char, u32, *const c_char);
 type Accesses = unsafe extern "C" fn(*mut c_void, u32, *const GmAccess, u64);
 
 #[repr(C)]
@@ -128,12 +133,21 @@ struct Collected {
 /// `text` is a C string.
 unsafe fn text(text: *const c_char) -> String {
     // SAFETY: by the function's own condition.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// # Safety
 /// `host` is the `Collector` of the running launch and the strings are C strings.
-unsafe extern "C" fn report(host: *mut c_void, block: u32, kind: *const c_char, file: *const c_char, line: u32, message: *const c_char) {
+unsafe extern "C" fn report(
+    host: *mut c_void,
+    block: u32,
+    kind: *const c_char,
+    file: *const c_char,
+    line: u32,
+    message: *const c_char,
+) {
     // SAFETY: `host` is the collector that `run` put into the launch, alive until `run` returns.
     let collector = unsafe { &*host.cast::<Collector<'_>>() };
     // SAFETY: the kernel side passes C strings, valid during the call.
@@ -146,7 +160,12 @@ unsafe extern "C" fn report(host: *mut c_void, block: u32, kind: *const c_char, 
         line: (line != 0).then_some(line),
         message,
     };
-    collector.inner.lock().unwrap_or_else(PoisonError::into_inner).violations.push(violation);
+    collector
+        .inner
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .violations
+        .push(violation);
 }
 
 /// # Safety
@@ -159,7 +178,10 @@ unsafe extern "C" fn accesses(host: *mut c_void, block: u32, list: *const GmAcce
     let collector = unsafe { &*host.cast::<Collector<'_>>() };
     // SAFETY: the kernel side passes `count` records, valid during the call; `count` is not zero.
     let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
-    let mut inner = collector.inner.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut inner = collector
+        .inner
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let converted = list
         .iter()
         .map(|record| {
@@ -167,7 +189,8 @@ unsafe extern "C" fn accesses(host: *mut c_void, block: u32, list: *const GmAcce
             let known = inner.place_ids.get(&key).copied();
             let place = known.unwrap_or_else(|| {
                 // SAFETY: operation and file are string literals of the loaded library.
-                let place = unsafe { format!("{} at {}", text(record.operation), text(record.file)) };
+                let place =
+                    unsafe { format!("{} at {}", text(record.operation), text(record.file)) };
                 inner.places.push(place);
                 let id = inner.places.len() - 1;
                 inner.place_ids.insert(key, id);
@@ -198,7 +221,12 @@ impl KernelLibrary {
             .get(ELF_MACHINE_OFFSET..ELF_MACHINE_OFFSET + 2)
             .filter(|_| bytes.starts_with(ELF_MAGIC))
             .map(|field| u16::from_le_bytes([field[0], field[1]]))
-            .ok_or_else(|| Failure::new(RT_PARAM_INVALID, format!("{} bytes are not an ELF object", bytes.len())))?;
+            .ok_or_else(|| {
+                Failure::new(
+                    RT_PARAM_INVALID,
+                    format!("{} bytes are not an ELF object", bytes.len()),
+                )
+            })?;
         if elf_machine == ELF_MACHINE_DEVICE {
             return Err(Failure::new(
                 RT_PARAM_INVALID,
@@ -206,43 +234,80 @@ impl KernelLibrary {
             ));
         }
         if elf_machine != ELF_MACHINE_HOST {
-            return Err(Failure::new(RT_PARAM_INVALID, format!("the binary is for ELF machine {elf_machine}, this host is {ELF_MACHINE_HOST}")));
+            return Err(Failure::new(
+                RT_PARAM_INVALID,
+                format!(
+                    "the binary is for ELF machine {elf_machine}, this host is {ELF_MACHINE_HOST}"
+                ),
+            ));
         }
         let library = Library::from_bytes(bytes)?;
         let table = library
             .symbol(c"ascend_sim_kernels")
-            .ok_or_else(|| Failure::new(RT_PARAM_INVALID, "the binary has no kernel table: compile it with ascend_sim::build"))?
+            .ok_or_else(|| {
+                Failure::new(
+                    RT_PARAM_INVALID,
+                    "the binary has no kernel table: compile it with ascend_sim::build",
+                )
+            })?
             .cast::<KernelTable>()
             .as_ptr()
             .cast_const();
         // SAFETY: the symbol is the table that `ASCEND_SIM_LIBRARY` defines; both versions of the
         // interface begin with these two fields.
-        let (version, architecture) = unsafe { ((*table).interface_version, (*table).architecture) };
+        let (version, architecture) =
+            unsafe { ((*table).interface_version, (*table).architecture) };
         if version != INTERFACE_VERSION {
-            return Err(Failure::new(RT_PARAM_INVALID, format!("the binary has kernel interface {version}, this simulator has {INTERFACE_VERSION}")));
+            return Err(Failure::new(
+                RT_PARAM_INVALID,
+                format!(
+                    "the binary has kernel interface {version}, this simulator has {INTERFACE_VERSION}"
+                ),
+            ));
         }
         if architecture != machine.architecture {
             return Err(Failure::new(
                 RT_FEATURE_NOT_SUPPORTED,
-                format!("the binary is compiled for dav-{architecture}, the device is dav-{}", machine.architecture),
+                format!(
+                    "the binary is compiled for dav-{architecture}, the device is dav-{}",
+                    machine.architecture
+                ),
             ));
         }
         // SAFETY: the version was checked, so the table holds `entry_count` entries with C strings.
         let kernels = unsafe {
             std::slice::from_raw_parts((*table).entries, (*table).entry_count as usize)
                 .iter()
-                .map(|entry| Kernel { name: text(entry.name), args_bytes: entry.args_bytes })
+                .map(|entry| Kernel {
+                    name: text(entry.name),
+                    args_bytes: entry.args_bytes,
+                })
                 .collect()
         };
-        Ok(Self { table, kernels, _library: library })
+        Ok(Self {
+            table,
+            kernels,
+            _library: library,
+        })
     }
 
     /// Runs all blocks of a launch on threads and waits for them.
     ///
     /// The caller keeps the allocations behind `regions` alive, and holds the engine, so that
     /// nothing else touches device memory.
-    pub(crate) fn run(&self, _engine: &Engine<'_>, kernel: usize, blocks: u32, args: &[u8], regions: &[Region], machine: &Machine) -> LaunchOutput {
-        let collector = Collector { kernel: &self.kernels[kernel].name, inner: Mutex::new(Collected::default()) };
+    pub(crate) fn run(
+        &self,
+        _engine: &Engine<'_>,
+        kernel: usize,
+        blocks: u32,
+        args: &[u8],
+        regions: &[Region],
+        machine: &Machine,
+    ) -> LaunchOutput {
+        let collector = Collector {
+            kernel: &self.kernels[kernel].name,
+            inner: Mutex::new(Collected::default()),
+        };
         let launch = Launch {
             interface_version: INTERFACE_VERSION,
             block_count: blocks,
@@ -256,10 +321,17 @@ impl KernelLibrary {
             report,
             accesses,
         };
-        let job = Job { table: self.table, launch: &launch, kernel, args };
+        let job = Job {
+            table: self.table,
+            launch: &launch,
+            kernel,
+            args,
+        };
         let next = AtomicU32::new(0);
         let per_block = Mutex::new(vec![Counters::default(); blocks as usize]);
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(blocks as usize);
+        let threads = std::thread::available_parallelism()
+            .map_or(1, |n| n.get())
+            .min(blocks as usize);
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
@@ -269,20 +341,28 @@ impl KernelLibrary {
                             break;
                         }
                         let counters = job.run_block(block);
-                        per_block.lock().unwrap_or_else(PoisonError::into_inner)[block as usize] = counters;
+                        per_block.lock().unwrap_or_else(PoisonError::into_inner)[block as usize] =
+                            counters;
                     }
                 });
             }
         });
-        let mut collected = collector.inner.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut collected = collector
+            .inner
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
         // Threads finish in any order; reports are in block order.
-        collected.violations.sort_by_key(|violation| violation.block);
+        collected
+            .violations
+            .sort_by_key(|violation| violation.block);
         collected.accesses.sort_by_key(|(block, _)| *block);
         LaunchOutput {
             violations: collected.violations,
             accesses: collected.accesses,
             places: collected.places,
-            per_block: per_block.into_inner().unwrap_or_else(PoisonError::into_inner),
+            per_block: per_block
+                .into_inner()
+                .unwrap_or_else(PoisonError::into_inner),
         }
     }
 }
@@ -305,7 +385,13 @@ impl Job<'_> {
         // launch and the arguments outlive the call; `args` is as long as the kernel's parameters
         // (checked when the launch was made); `counters` is this thread's own.
         unsafe {
-            ((*self.table).run_block)(self.launch, self.kernel as u64, self.args.as_ptr(), block, &raw mut counters);
+            ((*self.table).run_block)(
+                self.launch,
+                self.kernel as u64,
+                self.args.as_ptr(),
+                block,
+                &raw mut counters,
+            );
         }
         counters
     }

@@ -1,5 +1,8 @@
 //! The C ABI: exported functions, and the raw operations below them. All unsafe code is here.
-#![allow(unsafe_code, reason = "a C ABI takes pointers, maps memory and loads libraries")]
+#![allow(
+    unsafe_code,
+    reason = "a C ABI takes pointers, maps memory and loads libraries"
+)]
 
 pub mod aclnn;
 pub mod control;

@@ -11,7 +11,9 @@ use crate::abi::sys::{HostBlock, read_host, write_host};
 use crate::clock::{Actor, Clock};
 use crate::codes::*;
 use crate::launch::{self, PlaceHolder};
-use crate::state::{Arguments, Event, Function, HostAllocation, Sim, recent_message, set_recent_message, sim};
+use crate::state::{
+    Arguments, Event, Function, HostAllocation, Sim, recent_message, set_recent_message, sim,
+};
 use crate::stream::{Stream, Ticket, Work, engine};
 use crate::trace::Violation;
 
@@ -26,7 +28,12 @@ const ATTRIBUTE_ARCHITECTURE: i32 = 601;
 const HBM_MEMORY: i32 = 1;
 const MAX_KERNEL_ARGUMENTS: usize = 128;
 const ARGUMENT_ALIGNMENT: usize = 8;
-const KIND_NAMES: [&str; 4] = ["host to host", "host to device", "device to host", "device to device"];
+const KIND_NAMES: [&str; 4] = [
+    "host to host",
+    "host to device",
+    "device to host",
+    "device to device",
+];
 
 /// `aclrtPlaceHolderInfo`.
 #[repr(C)]
@@ -106,7 +113,9 @@ pub(crate) unsafe fn get_text(text: *const c_char, name: &str) -> Outcome<String
         return Err(Failure::new(RT_PARAM_INVALID, format!("{name} is null")));
     }
     // SAFETY: not null, and a C string by the function's own condition.
-    Ok(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    Ok(unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned())
 }
 
 fn handle(pointer: *mut c_void) -> u64 {
@@ -122,7 +131,12 @@ fn require_aligned_host(state: &Sim, address: u64, what: &str) -> Outcome {
         return Err(Failure::new(RT_PARAM_INVALID, format!("{what} is null")));
     }
     if state.memory.is_device_address(address) {
-        return Err(Failure::new(RT_PARAM_INVALID, format!("{what} 0x{address:x} is a device address, the kind of copy needs a host address")));
+        return Err(Failure::new(
+            RT_PARAM_INVALID,
+            format!(
+                "{what} 0x{address:x} is a device address, the kind of copy needs a host address"
+            ),
+        ));
     }
     Ok(())
 }
@@ -130,11 +144,17 @@ fn require_aligned_host(state: &Sim, address: u64, what: &str) -> Outcome {
 /// The device allocation of a copy, which must be of the thread's device.
 fn require_device(state: &Sim, address: u64, len: u64, what: &str) -> Outcome {
     let current = state.current_device()?;
-    let allocation = state.memory.find(address, len).map_err(|failure| Failure::new(failure.code, format!("{what}: {}", failure.message)))?;
+    let allocation = state
+        .memory
+        .find(address, len)
+        .map_err(|failure| Failure::new(failure.code, format!("{what}: {}", failure.message)))?;
     if allocation.device != current {
         return Err(Failure::new(
             RT_PARAM_INVALID,
-            format!("{what} 0x{address:x} is memory of device {}, the thread's current device is {current}", allocation.device),
+            format!(
+                "{what} 0x{address:x} is memory of device {}, the thread's current device is {current}",
+                allocation.device
+            ),
         ));
     }
     Ok(())
@@ -142,10 +162,16 @@ fn require_device(state: &Sim, address: u64, len: u64, what: &str) -> Outcome {
 
 fn check_copy(dest_max: usize, count: usize, kind: i32) -> Outcome {
     if count > dest_max {
-        return Err(Failure::new(RT_PARAM_INVALID, format!("{count} bytes are to be copied into {dest_max}")));
+        return Err(Failure::new(
+            RT_PARAM_INVALID,
+            format!("{count} bytes are to be copied into {dest_max}"),
+        ));
     }
     if !(0..4).contains(&kind) {
-        return Err(Failure::new(RT_PARAM_INVALID, format!("copy kind {kind} does not exist")));
+        return Err(Failure::new(
+            RT_PARAM_INVALID,
+            format!("copy kind {kind} does not exist"),
+        ));
     }
     Ok(())
 }
@@ -165,7 +191,12 @@ fn ends(state: &Sim, dst: u64, src: u64, count: usize, kind: i32) -> Outcome<(En
             require_aligned_host(state, address, what).map(|()| End::Host(address as usize))
         }
     };
-    let with_kind = |failure: Failure| Failure::new(failure.code, format!("{} ({} copy)", failure.message, KIND_NAMES[kind as usize]));
+    let with_kind = |failure: Failure| {
+        Failure::new(
+            failure.code,
+            format!("{} ({} copy)", failure.message, KIND_NAMES[kind as usize]),
+        )
+    };
     let to = end(dst, kind == 1 || kind == 3, "dst").map_err(with_kind)?;
     let from = end(src, kind == 2 || kind == 3, "src").map_err(with_kind)?;
     Ok((to, from))
@@ -180,7 +211,10 @@ fn move_bytes(engine: &crate::abi::sys::Engine<'_>, to: End, from: End, count: u
             let (bytes, offset) = {
                 let state = sim();
                 let allocation = state.memory.find(address, count as u64)?;
-                (Arc::clone(&allocation.bytes), (address - allocation.start) as usize)
+                (
+                    Arc::clone(&allocation.bytes),
+                    (address - allocation.start) as usize,
+                )
             };
             let mut read = vec![0; count];
             bytes.read(engine, offset, &mut read);
@@ -194,7 +228,10 @@ fn move_bytes(engine: &crate::abi::sys::Engine<'_>, to: End, from: End, count: u
             let (target, offset) = {
                 let state = sim();
                 let allocation = state.memory.find(address, count as u64)?;
-                (Arc::clone(&allocation.bytes), (address - allocation.start) as usize)
+                (
+                    Arc::clone(&allocation.bytes),
+                    (address - allocation.start) as usize,
+                )
             };
             target.write(engine, offset, &bytes);
         }
@@ -202,11 +239,19 @@ fn move_bytes(engine: &crate::abi::sys::Engine<'_>, to: End, from: End, count: u
     Ok(())
 }
 
-fn set_bytes(engine: &crate::abi::sys::Engine<'_>, address: u64, value: u8, count: usize) -> Outcome {
+fn set_bytes(
+    engine: &crate::abi::sys::Engine<'_>,
+    address: u64,
+    value: u8,
+    count: usize,
+) -> Outcome {
     let (target, offset) = {
         let state = sim();
         let allocation = state.memory.find(address, count as u64)?;
-        (Arc::clone(&allocation.bytes), (address - allocation.start) as usize)
+        (
+            Arc::clone(&allocation.bytes),
+            (address - allocation.start) as usize,
+        )
     };
     target.write(engine, offset, &vec![value; count]);
     Ok(())
@@ -221,11 +266,16 @@ fn synchronize(stream: *mut c_void, timeout: Option<Duration>) -> Outcome {
         (stream, found.waiter(), found.clock.clone())
     };
     let Some(failure) = waiter.wait(timeout) else {
-        return Err(Failure::new(RT_STREAM_SYNC_TIMEOUT, format!("stream 0x{stream:x} is still busy")));
+        return Err(Failure::new(
+            RT_STREAM_SYNC_TIMEOUT,
+            format!("stream 0x{stream:x} is still busy"),
+        ));
     };
     let mut state = sim();
     state.host_clock.join(&clock);
-    state.host_clock.raise(Actor::Stream(stream), waiter.target());
+    state
+        .host_clock
+        .raise(Actor::Stream(stream), waiter.target());
     failure.map_or(Ok(()), Err)
 }
 
@@ -236,7 +286,10 @@ fn check_launch_config(config: *const AclrtLaunchKernelCfg) -> Outcome {
     // SAFETY: not null, and valid by the C declaration.
     let config = unsafe { &*config };
     if config.num_attrs != 0 && config.attrs.is_null() {
-        return Err(Failure::new(RT_PARAM_INVALID, "the launch configuration has attributes at null"));
+        return Err(Failure::new(
+            RT_PARAM_INVALID,
+            "the launch configuration has attributes at null",
+        ));
     }
     Ok(())
 }
@@ -252,17 +305,48 @@ fn load_binary(bytes: &[u8]) -> Outcome<u64> {
 }
 
 fn report_leaks(state: &mut Sim) {
-    let allocations: Vec<String> = state.memory.live().map(|a| format!("0x{:x} ({} bytes, device {})", a.start, a.size, a.device)).collect();
+    let allocations: Vec<String> = state
+        .memory
+        .live()
+        .map(|a| format!("0x{:x} ({} bytes, device {})", a.start, a.size, a.device))
+        .collect();
     let leaks = [
-        (allocations.len(), "device allocations", format!(": {}", allocations.iter().take(8).cloned().collect::<Vec<_>>().join(", "))),
-        (state.host_blocks.len(), "page-locked host blocks", String::new()),
-        (state.streams.len() - state.default_streams.len(), "streams", String::new()),
+        (
+            allocations.len(),
+            "device allocations",
+            format!(
+                ": {}",
+                allocations
+                    .iter()
+                    .take(8)
+                    .cloned()
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
+        ),
+        (
+            state.host_blocks.len(),
+            "page-locked host blocks",
+            String::new(),
+        ),
+        (
+            state.streams.len() - state.default_streams.len(),
+            "streams",
+            String::new(),
+        ),
         (state.events.len(), "events", String::new()),
         (state.binaries.len(), "binaries", String::new()),
-        (state.descriptors.live(), "operator descriptors", String::new()),
+        (
+            state.descriptors.live(),
+            "operator descriptors",
+            String::new(),
+        ),
     ];
     for (count, what, detail) in leaks.into_iter().filter(|(count, ..)| *count != 0) {
-        state.violate(Violation::host("leak", format!("{count} {what} are still alive at aclFinalize{detail}")));
+        state.violate(Violation::host(
+            "leak",
+            format!("{count} {what} are still alive at aclFinalize{detail}"),
+        ));
     }
 }
 
@@ -710,7 +794,10 @@ fn start_launch(function: u64, stream: u64) -> Outcome<u64> {
     let binary = state.functions.get(function)?.binary;
     if state.binaries.get(binary).is_err() {
         set_recent_message("the kernel's binary was unloaded");
-        return Err(Failure::new(RT_INVALID_HANDLE, "the kernel's binary was unloaded: keep it until the last launch"));
+        return Err(Failure::new(
+            RT_INVALID_HANDLE,
+            "the kernel's binary was unloaded: keep it until the last launch",
+        ));
     }
     Ok(stream)
 }

@@ -34,11 +34,17 @@ impl Reservation {
                 )
             };
             if start != libc::MAP_FAILED {
-                return Ok(Self { start: start as u64, size });
+                return Ok(Self {
+                    start: start as u64,
+                    size,
+                });
             }
             size /= 2;
         }
-        Err(Failure::new(INTERNAL_ERROR, "no address space left for device addresses"))
+        Err(Failure::new(
+            INTERNAL_ERROR,
+            "no address space left for device addresses",
+        ))
     }
 
     pub(crate) fn start(&self) -> u64 {
@@ -58,7 +64,9 @@ impl Drop for Reservation {
 }
 
 /// Proof that the holder is the only one who touches device memory now.
-pub(crate) struct Engine<'a>(#[allow(dead_code, reason = "held, not read")] pub(crate) std::sync::MutexGuard<'a, ()>);
+pub(crate) struct Engine<'a>(
+    #[allow(dead_code, reason = "held, not read")] pub(crate) std::sync::MutexGuard<'a, ()>,
+);
 
 const POISON: u8 = 0xff;
 const BYTES_ALIGNMENT: usize = 512;
@@ -78,10 +86,13 @@ unsafe impl Sync for SharedBytes {}
 impl SharedBytes {
     /// New memory, every byte 0xff, so that a float read before it was written is NaN.
     pub(crate) fn new(size: usize) -> Outcome<Self> {
-        let layout = Layout::from_size_align(size.max(1), BYTES_ALIGNMENT)
-            .map_err(|_| Failure::new(INTERNAL_ERROR, format!("{size} bytes cannot be laid out")))?;
+        let layout = Layout::from_size_align(size.max(1), BYTES_ALIGNMENT).map_err(|_| {
+            Failure::new(INTERNAL_ERROR, format!("{size} bytes cannot be laid out"))
+        })?;
         // SAFETY: the layout has a size of at least one byte.
-        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
+            handle_alloc_error(layout)
+        };
         // SAFETY: `start` was just allocated with `layout.size()` bytes.
         unsafe { start.write_bytes(POISON, layout.size()) };
         Ok(Self { start, layout })
@@ -92,21 +103,30 @@ impl SharedBytes {
     }
 
     fn check(&self, offset: usize, len: usize) {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.layout.size()), "device range outside its allocation");
+        assert!(
+            offset
+                .checked_add(len)
+                .is_some_and(|end| end <= self.layout.size()),
+            "device range outside its allocation"
+        );
     }
 
     pub(crate) fn read(&self, _engine: &Engine<'_>, offset: usize, into: &mut [u8]) {
         self.check(offset, into.len());
         // SAFETY: `check` keeps the source inside the allocation; `into` is a distinct Rust slice;
         // the engine excludes writers.
-        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr().add(offset), into.as_mut_ptr(), into.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.as_ptr().add(offset), into.as_mut_ptr(), into.len())
+        };
     }
 
     pub(crate) fn write(&self, _engine: &Engine<'_>, offset: usize, from: &[u8]) {
         self.check(offset, from.len());
         // SAFETY: `check` keeps the target inside the allocation; `from` is a distinct Rust slice;
         // the engine excludes other accesses.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.as_ptr().add(offset), from.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.as_ptr(), self.as_ptr().add(offset), from.len())
+        };
     }
 }
 
@@ -137,15 +157,23 @@ impl HostBlock {
         let layout = size
             .checked_add(2 * HOST_GUARD_BYTES)
             .and_then(|whole| Layout::from_size_align(whole, HOST_GUARD_BYTES).ok())
-            .ok_or_else(|| Failure::new(INTERNAL_ERROR, format!("{size} bytes cannot be laid out")))?;
+            .ok_or_else(|| {
+                Failure::new(INTERNAL_ERROR, format!("{size} bytes cannot be laid out"))
+            })?;
         // SAFETY: the layout is at least two guards long.
-        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
+            handle_alloc_error(layout)
+        };
         // SAFETY: `start` was just allocated with `layout.size()` bytes.
         unsafe {
             start.write_bytes(HOST_CANARY, layout.size());
             start.add(HOST_GUARD_BYTES).write_bytes(POISON, size);
         }
-        Ok(Self { start, layout, size })
+        Ok(Self {
+            start,
+            layout,
+            size,
+        })
     }
 
     pub(crate) fn address(&self) -> usize {
@@ -160,7 +188,9 @@ impl HostBlock {
     pub(crate) fn guards_intact(&self) -> bool {
         let guard = |offset: usize| {
             // SAFETY: both guards lie inside the allocation; only this type is meant to touch them.
-            let bytes = unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset), HOST_GUARD_BYTES) };
+            let bytes = unsafe {
+                std::slice::from_raw_parts(self.start.as_ptr().add(offset), HOST_GUARD_BYTES)
+            };
             bytes.iter().all(|byte| *byte == HOST_CANARY)
         };
         guard(0) && guard(HOST_GUARD_BYTES + self.size)
@@ -207,33 +237,42 @@ impl Library {
         use std::io::Write;
         use std::os::fd::{AsRawFd, FromRawFd};
         // SAFETY: the name is a C string; the flag is a documented one.
-        let descriptor = unsafe { libc::memfd_create(c"ascend-sim-kernels".as_ptr(), libc::MFD_CLOEXEC) };
+        let descriptor =
+            unsafe { libc::memfd_create(c"ascend-sim-kernels".as_ptr(), libc::MFD_CLOEXEC) };
         if descriptor < 0 {
-            return Err(Failure::new(INTERNAL_ERROR, std::io::Error::last_os_error()));
+            return Err(Failure::new(
+                INTERNAL_ERROR,
+                std::io::Error::last_os_error(),
+            ));
         }
         // SAFETY: the descriptor was just made and belongs to nobody else.
         let mut file = unsafe { std::fs::File::from_raw_fd(descriptor) };
-        file.write_all(bytes).map_err(|error| Failure::new(INTERNAL_ERROR, error))?;
+        file.write_all(bytes)
+            .map_err(|error| Failure::new(INTERNAL_ERROR, error))?;
         let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map_err(|error| Failure::new(INTERNAL_ERROR, error))?;
         // SAFETY: the path is a C string. Loading runs the object's initialisers: the caller hands
         // over code to be run, which is what loading a kernel means.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         NonNull::new(handle).map(Self).ok_or_else(|| {
-            // SAFETY: `dlerror` returns null or a C string that is valid until the next call here.
-            let message = unsafe { libc::dlerror().as_ref() }.map_or_else(
-                || "the object cannot be loaded".to_owned(),
-                // SAFETY: not null, and a C string by the loader's contract.
-                |text| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
-            );
-            Failure::new(RT_FEATURE_NOT_SUPPORTED, message)
+            // SAFETY: `dlerror` takes nothing; its result is used before this thread loads again.
+            let message = unsafe { libc::dlerror() };
+            if message.is_null() {
+                return Failure::new(RT_FEATURE_NOT_SUPPORTED, "the object cannot be loaded");
+            }
+            // SAFETY: not null, and a C string by the loader's contract.
+            let message = unsafe { CStr::from_ptr(message) };
+            Failure::new(RT_FEATURE_NOT_SUPPORTED, message.to_string_lossy())
         })
     }
 
     /// Loads a shared object from its bytes.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn from_bytes(_bytes: &[u8]) -> Outcome<Self> {
-        Err(Failure::new(RT_FEATURE_NOT_SUPPORTED, "kernels are loaded from memory, which the simulator does on Linux"))
+        Err(Failure::new(
+            RT_FEATURE_NOT_SUPPORTED,
+            "kernels are loaded from memory, which the simulator does on Linux",
+        ))
     }
 
     pub(crate) fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {

@@ -14,7 +14,9 @@ fn heads_axis(layout: i64) -> Outcome<(usize, usize)> {
         1 | 2 => Ok((4, 2)),
         3 => Ok((4, 1)),
         4 => Ok((3, 1)),
-        _ => refuse(format!("layout {layout} does not exist: 1 BSND, 2 SBND, 3 BNSD, 4 TND")),
+        _ => refuse(format!(
+            "layout {layout} does not exist: 1 BSND, 2 SBND, 3 BNSD, 4 TND"
+        )),
     }
 }
 
@@ -23,33 +25,55 @@ fn rows_without_heads(x: &Tensor, heads_axis: usize) -> Vec<usize> {
     let inner: usize = x.dims[heads_axis + 1..x.dims.len() - 1].iter().product();
     let rows: usize = x.dims[..x.dims.len() - 1].iter().product();
     let heads = x.dims[heads_axis];
-    (0..rows).map(|row| row / (heads * inner) * inner + row % inner).collect()
+    (0..rows)
+        .map(|row| row / (heads * inner) * inner + row % inner)
+        .collect()
 }
 
 fn expect_angles(x: &Tensor, angles: &Tensor, heads_axis: usize, name: &str) -> Outcome {
     let mut expected = x.dims.clone();
     expected[heads_axis] = 1;
     if angles.dims != expected || angles.dtype != x.dtype {
-        return refuse(format!("{name} is {:?} {:?}, {:?} {expected:?} is expected", angles.dtype, angles.dims, x.dtype));
+        return refuse(format!(
+            "{name} is {:?} {:?}, {:?} {expected:?} is expected",
+            angles.dtype, angles.dims, x.dtype
+        ));
     }
     Ok(())
 }
 
-pub(crate) fn plan_apply(operator: &'static str, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: i64, rotary_mode: &str) -> Outcome<u64> {
+pub(crate) fn plan_apply(
+    operator: &'static str,
+    query: Tensor,
+    key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layout: i64,
+    rotary_mode: &str,
+) -> Outcome<u64> {
     let (rank, heads) = heads_axis(layout)?;
     let mode = match rotary_mode {
         "half" => Mode::Half,
         "interleave" => Mode::Interleave,
         "quarter" => Mode::Quarter,
-        other => return refuse(format!("rotaryMode `{other}` does not exist: half, interleave, quarter")),
+        other => {
+            return refuse(format!(
+                "rotaryMode `{other}` does not exist: half, interleave, quarter"
+            ));
+        }
     };
     if mode != Mode::Half && sim().machine.architecture == 2201 {
-        return refuse(format!("rotaryMode `{rotary_mode}` needs an Ascend 950, dav-2201 takes only `half`"));
+        return refuse(format!(
+            "rotaryMode `{rotary_mode}` needs an Ascend 950, dav-2201 takes only `half`"
+        ));
     }
     for (tensor, name) in [(&query, "query"), (&key, "key")] {
         let width = tensor.dims.last().copied().unwrap_or(0);
         if tensor.dims.len() != rank || !tensor.dtype.is_rotary() || !HEAD_DIMS.contains(&width) {
-            return refuse(format!("{name} of {:?}: layout {layout} has {rank} axes and D of {HEAD_DIMS:?}", tensor.dims));
+            return refuse(format!(
+                "{name} of {:?}: layout {layout} has {rank} axes and D of {HEAD_DIMS:?}",
+                tensor.dims
+            ));
         }
         expect_angles(tensor, &cos, heads, "cos")?;
         expect_angles(tensor, &sin, heads, "sin")?;
@@ -57,7 +81,10 @@ pub(crate) fn plan_apply(operator: &'static str, query: Tensor, key: Tensor, cos
     plan(
         operator,
         Box::new(move |engine, context| {
-            let (c, s) = (cos.read(engine, context, "cos")?, sin.read(engine, context, "sin")?);
+            let (c, s) = (
+                cos.read(engine, context, "cos")?,
+                sin.read(engine, context, "sin")?,
+            );
             for (tensor, what) in [(&query, "query"), (&key, "key")] {
                 let terms = mode.terms(tensor.dims[rank - 1]);
                 let x = tensor.read(engine, context, what)?;
@@ -70,17 +97,34 @@ pub(crate) fn plan_apply(operator: &'static str, query: Tensor, key: Tensor, cos
 }
 
 pub(crate) fn plan_interleave(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Outcome<u64> {
-    if x.dims.len() != 4 || x.dims[3] != INTERLEAVE_HEAD_DIM || out.dims != x.dims || out.dtype != x.dtype || !x.dtype.is_rotary() {
-        return refuse(format!("x of {:?} and out of {:?}: BNSD with D = {INTERLEAVE_HEAD_DIM} is expected", x.dims, out.dims));
+    if x.dims.len() != 4
+        || x.dims[3] != INTERLEAVE_HEAD_DIM
+        || out.dims != x.dims
+        || out.dtype != x.dtype
+        || !x.dtype.is_rotary()
+    {
+        return refuse(format!(
+            "x of {:?} and out of {:?}: BNSD with D = {INTERLEAVE_HEAD_DIM} is expected",
+            x.dims, out.dims
+        ));
     }
     expect_angles(&x, &cos, 1, "cos")?;
     expect_angles(&x, &sin, 1, "sin")?;
     plan(
         "aclnnInterleaveRope",
         Box::new(move |engine, context| {
-            let (c, s) = (cos.read(engine, context, "cos")?, sin.read(engine, context, "sin")?);
+            let (c, s) = (
+                cos.read(engine, context, "cos")?,
+                sin.read(engine, context, "sin")?,
+            );
             let values = x.read(engine, context, "x")?;
-            let y = rotate(&values, &c, &s, &rows_without_heads(&x, 1), &Mode::InterleaveHalf.terms(INTERLEAVE_HEAD_DIM));
+            let y = rotate(
+                &values,
+                &c,
+                &s,
+                &rows_without_heads(&x, 1),
+                &Mode::InterleaveHalf.terms(INTERLEAVE_HEAD_DIM),
+            );
             out.write(engine, context, &y, "out")
         }),
     )

@@ -47,7 +47,11 @@ impl Descriptors {
     }
 
     pub(crate) fn live(&self) -> usize {
-        self.tensors.len() + self.arrays.len() + self.scalars.len() + self.lists.len() + self.executors.len()
+        self.tensors.len()
+            + self.arrays.len()
+            + self.scalars.len()
+            + self.lists.len()
+            + self.executors.len()
     }
 }
 
@@ -58,7 +62,8 @@ pub(crate) fn refuse<T>(message: impl std::fmt::Display) -> Outcome<T> {
 
 /// A tensor parameter that must be given.
 pub(crate) fn tensor(handle: u64, name: &str) -> Outcome<Tensor> {
-    optional_tensor(handle, name)?.ok_or_else(|| Failure::new(ACLNN_NULLPTR, format!("{name} is null")))
+    optional_tensor(handle, name)?
+        .ok_or_else(|| Failure::new(ACLNN_NULLPTR, format!("{name} is null")))
 }
 
 /// A tensor parameter that may be null.
@@ -68,18 +73,29 @@ pub(crate) fn optional_tensor(handle: u64, name: &str) -> Outcome<Option<Tensor>
     }
     let state = sim();
     let found = state.descriptors.tensors.get(handle);
-    found.cloned().map(Some).map_err(|failure| Failure::new(ACLNN_PARAM_INVALID, format!("{name}: {}", failure.message)))
+    found.cloned().map(Some).map_err(|failure| {
+        Failure::new(ACLNN_PARAM_INVALID, format!("{name}: {}", failure.message))
+    })
 }
 
 /// Keeps a planned operator; its handle.
 pub(crate) fn plan(operator: &'static str, run: Run) -> Outcome<u64> {
     let mut state = sim();
     state.current_device()?;
-    Ok(state.descriptors.executors.insert(Executor { operator, run }))
+    Ok(state
+        .descriptors
+        .executors
+        .insert(Executor { operator, run }))
 }
 
 /// The second phase of every operator.
-pub(crate) fn execute(operator: &'static str, workspace: u64, workspace_bytes: u64, executor: u64, stream: u64) -> Outcome {
+pub(crate) fn execute(
+    operator: &'static str,
+    workspace: u64,
+    workspace_bytes: u64,
+    executor: u64,
+    stream: u64,
+) -> Outcome {
     if executor == 0 {
         return Err(Failure::new(ACLNN_NULLPTR, "the executor is null"));
     }
@@ -87,15 +103,30 @@ pub(crate) fn execute(operator: &'static str, workspace: u64, workspace_bytes: u
     let stream = state.stream_handle(stream)?;
     let planned = state.descriptors.executors.get(executor)?.operator;
     if planned != operator {
-        return refuse(format!("the executor was planned by {planned}GetWorkspaceSize"));
+        return refuse(format!(
+            "the executor was planned by {planned}GetWorkspaceSize"
+        ));
     }
     if workspace_bytes < WORKSPACE_BYTES {
-        return refuse(format!("a workspace of {workspace_bytes} bytes was given, {WORKSPACE_BYTES} were asked for"));
+        return refuse(format!(
+            "a workspace of {workspace_bytes} bytes was given, {WORKSPACE_BYTES} were asked for"
+        ));
     }
     if workspace == 0 {
-        return Err(Failure::new(ACLNN_NULLPTR, format!("the workspace is null, {WORKSPACE_BYTES} bytes were asked for")));
+        return Err(Failure::new(
+            ACLNN_NULLPTR,
+            format!("the workspace is null, {WORKSPACE_BYTES} bytes were asked for"),
+        ));
     }
-    state.memory.find(workspace, workspace_bytes).map_err(|failure| Failure::new(ACLNN_PARAM_INVALID, format!("workspace: {}", failure.message)))?;
+    state
+        .memory
+        .find(workspace, workspace_bytes)
+        .map_err(|failure| {
+            Failure::new(
+                ACLNN_PARAM_INVALID,
+                format!("workspace: {}", failure.message),
+            )
+        })?;
     let run = state.descriptors.executors.remove(executor)?.run;
     let work: Run = Box::new(move |engine, context| {
         sim().task_touch(workspace, WORKSPACE_BYTES, true, context, operator);

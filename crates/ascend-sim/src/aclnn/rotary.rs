@@ -25,7 +25,9 @@ impl Mode {
             1 => Ok(Self::Interleave),
             2 => Ok(Self::Quarter),
             3 => Ok(Self::InterleaveHalf),
-            _ => refuse(format!("mode {code} does not exist: 0 half, 1 interleave, 2 quarter, 3 interleave-half")),
+            _ => refuse(format!(
+                "mode {code} does not exist: 0 half, 1 interleave, 2 quarter, 3 interleave-half"
+            )),
         }
     }
 
@@ -33,7 +35,11 @@ impl Mode {
     pub(crate) fn terms(self, width: usize) -> Vec<(usize, usize, f32)> {
         let half = |i: usize, width: usize, base: usize| {
             let middle = width / 2;
-            if i < middle { (base + i, base + i + middle, -1.0) } else { (base + i, base + i - middle, 1.0) }
+            if i < middle {
+                (base + i, base + i + middle, -1.0)
+            } else {
+                (base + i, base + i - middle, 1.0)
+            }
         };
         (0..width)
             .map(|i| match self {
@@ -66,67 +72,165 @@ struct Order {
 }
 
 const ORDERS_4D: &[Order] = &[
-    Order { name: "BNSD", batch: Some(0), heads: 1, seq: 2, angle_axes: &[&[false, false, true], &[true, false, true], &[true, true, true]] },
-    Order { name: "BSND", batch: Some(0), heads: 2, seq: 1, angle_axes: &[&[false, true, false], &[true, true, false], &[true, true, true]] },
-    Order { name: "SBND", batch: Some(1), heads: 2, seq: 0, angle_axes: &[&[true, false, false], &[true, true, false], &[true, true, true]] },
+    Order {
+        name: "BNSD",
+        batch: Some(0),
+        heads: 1,
+        seq: 2,
+        angle_axes: &[
+            &[false, false, true],
+            &[true, false, true],
+            &[true, true, true],
+        ],
+    },
+    Order {
+        name: "BSND",
+        batch: Some(0),
+        heads: 2,
+        seq: 1,
+        angle_axes: &[
+            &[false, true, false],
+            &[true, true, false],
+            &[true, true, true],
+        ],
+    },
+    Order {
+        name: "SBND",
+        batch: Some(1),
+        heads: 2,
+        seq: 0,
+        angle_axes: &[
+            &[true, false, false],
+            &[true, true, false],
+            &[true, true, true],
+        ],
+    },
 ];
-const ORDERS_3D: &[Order] = &[Order { name: "TND", batch: None, heads: 1, seq: 0, angle_axes: &[&[true, false], &[true, true]] }];
+const ORDERS_3D: &[Order] = &[Order {
+    name: "TND",
+    batch: None,
+    heads: 1,
+    seq: 0,
+    angle_axes: &[&[true, false], &[true, true]],
+}];
 
 /// Whether the operator takes this order; otherwise its limit.
-fn accepts(order: &Order, x: &Tensor, cos: &Tensor, mode: Mode, cores: usize) -> Result<(), String> {
+fn accepts(
+    order: &Order,
+    x: &Tensor,
+    cos: &Tensor,
+    mode: Mode,
+    cores: usize,
+) -> Result<(), String> {
     let width = x.dims[x.dims.len() - 1];
     let spreads = |axes: &&&[bool]| {
-        axes.iter().enumerate().all(|(axis, full)| cos.dims[axis] == if *full { x.dims[axis] } else { 1 })
+        axes.iter()
+            .enumerate()
+            .all(|(axis, full)| cos.dims[axis] == if *full { x.dims[axis] } else { 1 })
     };
-    let allowed = if mode == Mode::Half || mode == Mode::Quarter { order.angle_axes } else { &order.angle_axes[..1] };
+    let allowed = if mode == Mode::Half || mode == Mode::Quarter {
+        order.angle_axes
+    } else {
+        &order.angle_axes[..1]
+    };
     let Some(spread) = allowed.iter().find(spreads) else {
-        return Err(format!("{}: cos and sin of shape {:?} do not fit x of {:?} in {mode:?} mode", order.name, cos.dims, x.dims));
+        return Err(format!(
+            "{}: cos and sin of shape {:?} do not fit x of {:?} in {mode:?} mode",
+            order.name, cos.dims, x.dims
+        ));
     };
     let batch = order.batch.map_or(1, |axis| x.dims[axis]);
     let (heads, seq) = (x.dims[order.heads], x.dims[order.seq]);
     if mode == Mode::Half && (batch >= MAX_BATCH_HEADS || heads >= MAX_BATCH_HEADS) {
-        return Err(format!("{}: batch {batch} and heads {heads} must both be below {MAX_BATCH_HEADS}", order.name));
+        return Err(format!(
+            "{}: batch {batch} and heads {heads} must both be below {MAX_BATCH_HEADS}",
+            order.name
+        ));
     }
     if mode == Mode::Interleave && batch * heads >= MAX_BATCH_HEADS {
-        return Err(format!("{}: batch {batch} times heads {heads} must be below {MAX_BATCH_HEADS} in interleave mode", order.name));
+        return Err(format!(
+            "{}: batch {batch} times heads {heads} must be below {MAX_BATCH_HEADS} in interleave mode",
+            order.name
+        ));
     }
     let whole = spread.iter().all(|full| *full);
     if mode == Mode::Half && order.name == "BNSD" && !whole {
         let aligned = (width / 2).is_multiple_of(32 / x.dtype.bytes() as usize);
         if aligned && batch * heads > 8 * seq {
-            return Err(format!("BNSD: batch times heads {} must be at most 8 times the sequence {seq}", batch * heads));
+            return Err(format!(
+                "BNSD: batch times heads {} must be at most 8 times the sequence {seq}",
+                batch * heads
+            ));
         }
         if !aligned && 2 * batch * heads > seq.div_ceil(cores) && width < 80 {
-            return Err(format!("BNSD: D of {width} is unaligned, below 80, and twice batch times heads {} is above the sequence per core", batch * heads));
+            return Err(format!(
+                "BNSD: D of {width} is unaligned, below 80, and twice batch times heads {} is above the sequence per core",
+                batch * heads
+            ));
         }
     }
     Ok(())
 }
 
-fn check(x: &Tensor, cos: &Tensor, sin: &Tensor, out: &Tensor, mode: Mode, machine: &Machine) -> Outcome {
+fn check(
+    x: &Tensor,
+    cos: &Tensor,
+    sin: &Tensor,
+    out: &Tensor,
+    mode: Mode,
+    machine: &Machine,
+) -> Outcome {
     if !x.dtype.is_rotary() || [cos, sin, out].iter().any(|t| t.dtype != x.dtype) {
-        return refuse(format!("x is {:?}, cos {:?}, sin {:?}, out {:?}: all must be one of FLOAT, FLOAT16, BF16", x.dtype, cos.dtype, sin.dtype, out.dtype));
+        return refuse(format!(
+            "x is {:?}, cos {:?}, sin {:?}, out {:?}: all must be one of FLOAT, FLOAT16, BF16",
+            x.dtype, cos.dtype, sin.dtype, out.dtype
+        ));
     }
     if x.dims.len() != 3 && x.dims.len() != 4 {
-        return refuse(format!("x has {} dimensions, 3 or 4 are expected", x.dims.len()));
+        return refuse(format!(
+            "x has {} dimensions, 3 or 4 are expected",
+            x.dims.len()
+        ));
     }
     if out.dims != x.dims || cos.dims != sin.dims || cos.dims.len() != x.dims.len() {
-        return refuse(format!("x {:?} and out {:?} must agree, cos {:?} and sin {:?} too, with as many axes as x", x.dims, out.dims, cos.dims, sin.dims));
+        return refuse(format!(
+            "x {:?} and out {:?} must agree, cos {:?} and sin {:?} too, with as many axes as x",
+            x.dims, out.dims, cos.dims, sin.dims
+        ));
     }
     let width = x.dims[x.dims.len() - 1];
     if cos.dims[cos.dims.len() - 1] != width {
-        return refuse(format!("cos has width {}, x has {width}", cos.dims[cos.dims.len() - 1]));
+        return refuse(format!(
+            "cos has width {}, x has {width}",
+            cos.dims[cos.dims.len() - 1]
+        ));
     }
     let part = if mode == Mode::Quarter { 4 } else { 2 };
     if width == 0 || width >= MAX_HEAD_DIM || !width.is_multiple_of(part) {
-        return refuse(format!("D is {width}: a positive multiple of {part} below {MAX_HEAD_DIM} is expected"));
+        return refuse(format!(
+            "D is {width}: a positive multiple of {part} below {MAX_HEAD_DIM} is expected"
+        ));
     }
     if machine.architecture == 2201 && matches!(mode, Mode::Quarter | Mode::InterleaveHalf) {
-        return refuse(format!("mode {mode:?} needs an Ascend 950, the device is dav-2201"));
+        return refuse(format!(
+            "mode {mode:?} needs an Ascend 950, the device is dav-2201"
+        ));
     }
-    let orders = if x.dims.len() == 4 { ORDERS_4D } else { ORDERS_3D };
-    let refusals: Vec<String> = orders.iter().map(|order| accepts(order, x, cos, mode, machine.vector_cores as usize)).filter_map(Result::err).collect();
-    if refusals.len() == orders.len() { refuse(refusals.join("; ")) } else { Ok(()) }
+    let orders = if x.dims.len() == 4 {
+        ORDERS_4D
+    } else {
+        ORDERS_3D
+    };
+    let refusals: Vec<String> = orders
+        .iter()
+        .map(|order| accepts(order, x, cos, mode, machine.vector_cores as usize))
+        .filter_map(Result::err)
+        .collect();
+    if refusals.len() == orders.len() {
+        refuse(refusals.join("; "))
+    } else {
+        Ok(())
+    }
 }
 
 /// For each row of `x`, the row of cos and sin that it uses.
@@ -137,14 +241,28 @@ fn angle_rows(x: &Tensor, cos: &Tensor) -> Vec<usize> {
         let repeat = cos.dims[axis] == 1;
         rows = rows
             .into_iter()
-            .flat_map(|row| (0..x.dims[axis]).map(move |i| if repeat { row } else { row * cos.dims[axis] + i }))
+            .flat_map(|row| {
+                (0..x.dims[axis]).map(move |i| {
+                    if repeat {
+                        row
+                    } else {
+                        row * cos.dims[axis] + i
+                    }
+                })
+            })
             .collect();
     }
     rows
 }
 
 /// y = x*cos + rotate(x)*sin, computed in f32.
-pub(crate) fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: &[usize], terms: &[(usize, usize, f32)]) -> Vec<f32> {
+pub(crate) fn rotate(
+    x: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    rows: &[usize],
+    terms: &[(usize, usize, f32)],
+) -> Vec<f32> {
     let width = terms.len();
     let mut y = vec![0.0; x.len()];
     for (row, angle) in rows.iter().enumerate() {
@@ -156,7 +274,13 @@ pub(crate) fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: &[usize], terms:
     y
 }
 
-pub(crate) fn plan_forward(x: Tensor, cos: Tensor, sin: Tensor, mode: i64, out: Tensor) -> Outcome<u64> {
+pub(crate) fn plan_forward(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mode: i64,
+    out: Tensor,
+) -> Outcome<u64> {
     let mode = Mode::from_code(mode)?;
     check(&x, &cos, &sin, &out, mode, &sim().machine.clone())?;
     plan(
@@ -165,7 +289,13 @@ pub(crate) fn plan_forward(x: Tensor, cos: Tensor, sin: Tensor, mode: i64, out: 
             let terms = mode.terms(x.dims[x.dims.len() - 1]);
             let rows = angle_rows(&x, &cos);
             let values = x.read(engine, context, "x")?;
-            let y = rotate(&values, &cos.read(engine, context, "cos")?, &sin.read(engine, context, "sin")?, &rows, &terms);
+            let y = rotate(
+                &values,
+                &cos.read(engine, context, "cos")?,
+                &sin.read(engine, context, "sin")?,
+                &rows,
+                &terms,
+            );
             out.write(engine, context, &y, "out")
         }),
     )
@@ -183,18 +313,37 @@ pub(crate) struct GradTensors {
 
 pub(crate) fn plan_gradient(tensors: GradTensors, mode: i64) -> Outcome<u64> {
     let mode = Mode::from_code(mode)?;
-    let GradTensors { dy, cos, sin, x, dx, angles } = tensors;
+    let GradTensors {
+        dy,
+        cos,
+        sin,
+        x,
+        dx,
+        angles,
+    } = tensors;
     check(&dy, &cos, &sin, &dx, mode, &sim().machine.clone())?;
     if x.is_some() != angles.is_some() {
         return refuse("dcos and dsin come exactly when x is given");
     }
     if let (Some(x), Some((dcos, dsin))) = (&x, &angles) {
         if x.dims != dy.dims || dcos.dims != cos.dims || dsin.dims != sin.dims {
-            return refuse(format!("x {:?}, dcos {:?} and dsin {:?} must have the shapes of dy, cos and sin", x.dims, dcos.dims, dsin.dims));
+            return refuse(format!(
+                "x {:?}, dcos {:?} and dsin {:?} must have the shapes of dy, cos and sin",
+                x.dims, dcos.dims, dsin.dims
+            ));
         }
-        let shared: usize = dy.dims.iter().zip(&cos.dims).take(dy.dims.len() - 1).filter(|(a, b)| a != b).map(|(a, _)| *a).product();
+        let shared: usize = dy
+            .dims
+            .iter()
+            .zip(&cos.dims)
+            .take(dy.dims.len() - 1)
+            .filter(|(a, b)| a != b)
+            .map(|(a, _)| *a)
+            .product();
         if shared > MAX_BATCH_HEADS_FOR_ANGLE_GRAD {
-            return refuse(format!("dcos and dsin sum over {shared} rows, at most {MAX_BATCH_HEADS_FOR_ANGLE_GRAD} (batch times heads) are taken"));
+            return refuse(format!(
+                "dcos and dsin sum over {shared} rows, at most {MAX_BATCH_HEADS_FOR_ANGLE_GRAD} (batch times heads) are taken"
+            ));
         }
     }
     plan(
@@ -203,7 +352,11 @@ pub(crate) fn plan_gradient(tensors: GradTensors, mode: i64) -> Outcome<u64> {
             let terms = mode.terms(dy.dims[dy.dims.len() - 1]);
             let width = terms.len();
             let rows = angle_rows(&dy, &cos);
-            let (g, c, s) = (dy.read(engine, context, "dy")?, cos.read(engine, context, "cos")?, sin.read(engine, context, "sin")?);
+            let (g, c, s) = (
+                dy.read(engine, context, "dy")?,
+                cos.read(engine, context, "cos")?,
+                sin.read(engine, context, "sin")?,
+            );
             let mut grad = vec![0.0; g.len()];
             for (row, angle) in rows.iter().enumerate() {
                 for (i, (straight, turned, sign)) in terms.iter().enumerate() {
@@ -217,7 +370,8 @@ pub(crate) fn plan_gradient(tensors: GradTensors, mode: i64) -> Outcome<u64> {
                 for (row, angle) in rows.iter().enumerate() {
                     for (i, (straight, turned, sign)) in terms.iter().enumerate() {
                         to_cos[angle * width + i] += g[row * width + i] * x[row * width + straight];
-                        to_sin[angle * width + i] += g[row * width + i] * sign * x[row * width + turned];
+                        to_sin[angle * width + i] +=
+                            g[row * width + i] * sign * x[row * width + turned];
                     }
                 }
                 dcos.write(engine, context, &to_cos, "dcos")?;

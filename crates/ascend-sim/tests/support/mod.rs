@@ -3,7 +3,6 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::ffi::{CString, c_void};
-use std::path::Path;
 use std::ptr::null_mut;
 
 use ascend_sim::abi::runtime::*;
@@ -15,22 +14,42 @@ pub(crate) const DEVICE_TO_HOST: i32 = 2;
 /// The runtime's last message on this thread.
 pub(crate) fn recent_message() -> String {
     // SAFETY: the function returns a C string that is valid until the next failure on this thread.
-    unsafe { std::ffi::CStr::from_ptr(aclGetRecentErrMsg()) }.to_string_lossy().into_owned()
+    unsafe { std::ffi::CStr::from_ptr(aclGetRecentErrMsg()) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 fn ok(code: i32) -> Result<(), (i32, String)> {
-    if code == 0 { Ok(()) } else { Err((code, recent_message())) }
+    if code == 0 {
+        Ok(())
+    } else {
+        Err((code, recent_message()))
+    }
 }
 
 /// Compiles a kernel source of the tests for dav-2201.
+#[cfg(feature = "host-kernels")]
 pub(crate) fn compile(source: &str, kernels: &[&str]) -> Vec<u8> {
     compile_for(source, kernels, 2201, &[]).expect("the kernel compiles")
 }
 
-pub(crate) fn compile_for(source: &str, kernels: &[&str], architecture: u32, defines: &[&str]) -> ascend_sim::build::Result<Vec<u8>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels").join(source);
-    let source = ascend_sim::build::KernelSource::new(path).kernels(kernels.iter().copied()).architecture(architecture);
-    defines.iter().fold(source, |source, define| source.define(*define)).compile()
+#[cfg(feature = "host-kernels")]
+pub(crate) fn compile_for(
+    source: &str,
+    kernels: &[&str],
+    architecture: u32,
+    defines: &[&str],
+) -> ascend_sim::build::Result<Vec<u8>> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/kernels")
+        .join(source);
+    let source = ascend_sim::build::KernelSource::new(path)
+        .kernels(kernels.iter().copied())
+        .architecture(architecture);
+    defines
+        .iter()
+        .fold(source, |source, define| source.define(*define))
+        .compile()
 }
 
 /// An initialised runtime with device 0 current and one stream.
@@ -53,13 +72,17 @@ impl Device {
             assert_eq!(aclrtSetDevice(0), 0);
             assert_eq!(aclrtCreateStream(&raw mut stream), 0);
         }
-        Self { stream, _session: session }
+        Self {
+            stream,
+            _session: session,
+        }
     }
 
     pub(crate) fn alloc(&self, bytes: usize) -> u64 {
         let mut address = null_mut();
         // SAFETY: a valid out parameter.
-        assert_eq!(unsafe { aclrtMalloc(&raw mut address, bytes, 0) }, 0, "{}", recent_message());
+        let code = unsafe { aclrtMalloc(&raw mut address, bytes, 0) };
+        assert_eq!(code, 0, "{}", recent_message());
         address as u64
     }
 
@@ -72,7 +95,16 @@ impl Device {
         let bytes = size_of_val(data);
         let address = self.alloc(bytes);
         // SAFETY: the source is a slice of `bytes` bytes.
-        ok(unsafe { aclrtMemcpy(address as *mut c_void, bytes, data.as_ptr().cast(), bytes, HOST_TO_DEVICE) }).expect("upload");
+        ok(unsafe {
+            aclrtMemcpy(
+                address as *mut c_void,
+                bytes,
+                data.as_ptr().cast(),
+                bytes,
+                HOST_TO_DEVICE,
+            )
+        })
+        .expect("upload");
         address
     }
 
@@ -80,18 +112,38 @@ impl Device {
         let mut data = vec![T::default(); len];
         let bytes = size_of_val(data.as_slice());
         // SAFETY: the target is a vector of `bytes` bytes of plain numbers.
-        ok(unsafe { aclrtMemcpy(data.as_mut_ptr().cast(), bytes, address as *const c_void, bytes, DEVICE_TO_HOST) }).expect("download");
+        ok(unsafe {
+            aclrtMemcpy(
+                data.as_mut_ptr().cast(),
+                bytes,
+                address as *const c_void,
+                bytes,
+                DEVICE_TO_HOST,
+            )
+        })
+        .expect("download");
         data
     }
 
     pub(crate) fn load(&self, library: &[u8]) -> Result<*mut c_void, (i32, String)> {
         let mut binary = null_mut();
         // SAFETY: the slice is readable; a valid out parameter.
-        ok(unsafe { aclrtBinaryLoadFromData(library.as_ptr().cast(), library.len(), std::ptr::null(), &raw mut binary) })?;
+        ok(unsafe {
+            aclrtBinaryLoadFromData(
+                library.as_ptr().cast(),
+                library.len(),
+                std::ptr::null(),
+                &raw mut binary,
+            )
+        })?;
         Ok(binary)
     }
 
-    pub(crate) fn function(&self, binary: *mut c_void, kernel: &str) -> Result<*mut c_void, (i32, String)> {
+    pub(crate) fn function(
+        &self,
+        binary: *mut c_void,
+        kernel: &str,
+    ) -> Result<*mut c_void, (i32, String)> {
         let name = CString::new(kernel).expect("no zero byte");
         let mut function = null_mut();
         // SAFETY: a C string and a valid out parameter.
@@ -99,11 +151,25 @@ impl Device {
         Ok(function)
     }
 
-    pub(crate) fn submit(&self, function: *mut c_void, blocks: u32, args: &[u64]) -> Result<(), (i32, String)> {
+    pub(crate) fn submit(
+        &self,
+        function: *mut c_void,
+        blocks: u32,
+        args: &[u64],
+    ) -> Result<(), (i32, String)> {
         let mut args = args.to_vec();
         // SAFETY: the arguments are a vector of that many bytes.
         ok(unsafe {
-            aclrtLaunchKernelWithHostArgs(function, blocks, self.stream, null_mut(), args.as_mut_ptr().cast(), args.len() * 8, null_mut(), 0)
+            aclrtLaunchKernelWithHostArgs(
+                function,
+                blocks,
+                self.stream,
+                null_mut(),
+                args.as_mut_ptr().cast(),
+                args.len() * 8,
+                null_mut(),
+                0,
+            )
         })
     }
 
@@ -113,7 +179,13 @@ impl Device {
     }
 
     /// Loads, launches and waits; each argument takes eight bytes.
-    pub(crate) fn launch(&self, library: &[u8], kernel: &str, blocks: u32, args: &[u64]) -> Result<(), (i32, String)> {
+    pub(crate) fn launch(
+        &self,
+        library: &[u8],
+        kernel: &str,
+        blocks: u32,
+        args: &[u64],
+    ) -> Result<(), (i32, String)> {
         let binary = self.load(library)?;
         let function = self.function(binary, kernel)?;
         self.submit(function, blocks, args)?;
