@@ -10,7 +10,10 @@ pub type Result<T, E = AscendError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum LoadError {
     /// No file of the library was found or could be opened.
-    #[error("no {library} found, tried {}; install CANN or set ASCEND_HOME_PATH to its folder", list(tried))]
+    #[error(
+        "no {library} found, tried {}; install CANN or set ASCEND_HOME_PATH to its folder",
+        list(tried)
+    )]
     LibraryNotFound {
         /// What was looked for.
         library: &'static str,
@@ -89,7 +92,9 @@ pub enum AscendError {
         detail: String,
     },
     /// Device or pinned host memory ran out, also after the caches were emptied.
-    #[error("out of memory in {function}: {requested_bytes} bytes asked for, {live_bytes} in use: {detail}")]
+    #[error(
+        "out of memory in {function}: {requested_bytes} bytes asked for, {live_bytes} in use: {detail}"
+    )]
     OutOfMemory {
         /// The C function.
         function: &'static str,
@@ -137,7 +142,9 @@ pub enum AscendError {
         log: String,
     },
     /// One token's data does not fit the unified buffer.
-    #[error("{needed_bytes} bytes of unified buffer are needed for one row, the device has {available_bytes}")]
+    #[error(
+        "{needed_bytes} bytes of unified buffer are needed for one row, the device has {available_bytes}"
+    )]
     TileTooLarge {
         /// Bytes of the smallest tile.
         needed_bytes: usize,

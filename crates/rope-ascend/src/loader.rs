@@ -2,7 +2,10 @@
 //!
 //! The tables of [`sys`](crate::sys) are filled through a resolver, so the vendor's libraries, the
 //! simulator and a hand-written stub take the same path.
-#![allow(unsafe_code, reason = "opening a library and calling through its symbols is unsafe")]
+#![allow(
+    unsafe_code,
+    reason = "opening a library and calling through its symbols is unsafe"
+)]
 
 use crate::error::LoadError;
 use crate::sys::{AclMeta, AclOps, AclRt, AclRtc, Resolve};
@@ -21,19 +24,25 @@ pub struct LibraryNames {
 }
 
 /// The runtime.
-pub const RUNTIME: LibraryNames =
-    LibraryNames { role: "Ascend runtime library", names: &["libacl_rt.so", "libascendcl.so"] };
+pub const RUNTIME: LibraryNames = LibraryNames {
+    role: "Ascend runtime library",
+    names: &["libacl_rt.so", "libascendcl.so"],
+};
 /// Operator descriptors.
-pub const DESCRIPTORS: LibraryNames =
-    LibraryNames { role: "operator descriptor library", names: &["libnnopbase.so"] };
+pub const DESCRIPTORS: LibraryNames = LibraryNames {
+    role: "operator descriptor library",
+    names: &["libnnopbase.so"],
+};
 /// Operators; all that exist are searched, in this order.
 pub const OPERATORS: LibraryNames = LibraryNames {
     role: "operator library",
     names: &["libcust_opapi.so", "libopapi_transformer.so", "libopapi.so"],
 };
 /// Run-time compiler.
-pub const COMPILER: LibraryNames =
-    LibraryNames { role: "run-time compiler library", names: &["libacl_rtc.so"] };
+pub const COMPILER: LibraryNames = LibraryNames {
+    role: "run-time compiler library",
+    names: &["libacl_rtc.so"],
+};
 
 /// Variable that names the folder of the libraries and overrides the search.
 pub const PATH_VARIABLE: &str = "ROPE_ASCEND_LIB_PATH";
@@ -62,7 +71,11 @@ pub fn candidates(library: LibraryNames, explicit: Option<&Path>) -> Vec<PathBuf
     let in_folders = folders
         .iter()
         .flat_map(|folder| library.names.iter().map(move |name| folder.join(name)));
-    let on_loader_path = library.names.iter().map(PathBuf::from).filter(|_| !overridden);
+    let on_loader_path = library
+        .names
+        .iter()
+        .map(PathBuf::from)
+        .filter(|_| !overridden);
     in_folders.chain(on_loader_path).collect()
 }
 
@@ -76,7 +89,10 @@ fn open(library: LibraryNames, explicit: Option<&Path>) -> Result<(Library, Path
             Err(error) => tried.push((path, error.to_string())),
         }
     }
-    Err(LoadError::LibraryNotFound { library: library.role, tried })
+    Err(LoadError::LibraryNotFound {
+        library: library.role,
+        tried,
+    })
 }
 
 fn address(library: &Library, name: &CStr) -> *const c_void {
@@ -116,14 +132,23 @@ impl Api {
         let origin = path.display().to_string();
         // SAFETY: the addresses are those of the vendor's functions, whose declarations are
         // checked against the vendor's headers; `runtime` is kept beside the table.
-        let rt = unsafe { AclRt::load(&mut |name| address(&runtime, name)) }
-            .map_err(|symbols| LoadError::SymbolsMissing { library: origin.clone(), symbols })?;
+        let rt =
+            unsafe { AclRt::load(&mut |name| address(&runtime, name)) }.map_err(|symbols| {
+                LoadError::SymbolsMissing {
+                    library: origin.clone(),
+                    symbols,
+                }
+            })?;
         let mut libraries = vec![runtime];
         let meta = open(DESCRIPTORS, folder).and_then(|(library, path)| {
             // SAFETY: as above.
-            let table = unsafe { AclMeta::load(&mut |name| address(&library, name)) }.map_err(
-                |symbols| LoadError::SymbolsMissing { library: path.display().to_string(), symbols },
-            );
+            let table =
+                unsafe { AclMeta::load(&mut |name| address(&library, name)) }.map_err(|symbols| {
+                    LoadError::SymbolsMissing {
+                        library: path.display().to_string(),
+                        symbols,
+                    }
+                });
             libraries.push(library);
             table
         });
@@ -139,18 +164,33 @@ impl Api {
             })
             .collect();
         let ops = load_ops(&mut |name| {
-            operators.iter().map(|library| address(library, name)).find(|p| !p.is_null()).unwrap_or(std::ptr::null())
+            operators
+                .iter()
+                .map(|library| address(library, name))
+                .find(|p| !p.is_null())
+                .unwrap_or(std::ptr::null())
         });
         libraries.extend(operators);
         let rtc = open(COMPILER, folder).and_then(|(library, path)| {
             // SAFETY: as above.
-            let table = unsafe { AclRtc::load(&mut |name| address(&library, name)) }.map_err(
-                |symbols| LoadError::SymbolsMissing { library: path.display().to_string(), symbols },
-            );
+            let table =
+                unsafe { AclRtc::load(&mut |name| address(&library, name)) }.map_err(|symbols| {
+                    LoadError::SymbolsMissing {
+                        library: path.display().to_string(),
+                        symbols,
+                    }
+                });
             libraries.push(library);
             table
         });
-        Ok(Self { rt, meta, ops, rtc, origin, _libraries: libraries })
+        Ok(Self {
+            rt,
+            meta,
+            ops,
+            rtc,
+            origin,
+            _libraries: libraries,
+        })
     }
 
     /// Fills the tables through `resolve`, which returns null for what it lacks.
@@ -166,7 +206,10 @@ impl Api {
         origin: &str,
         mut resolve: impl FnMut(&CStr) -> *const c_void,
     ) -> Result<Self, LoadError> {
-        let missing = |symbols| LoadError::SymbolsMissing { library: origin.to_owned(), symbols };
+        let missing = |symbols| LoadError::SymbolsMissing {
+            library: origin.to_owned(),
+            symbols,
+        };
         let resolve: &mut Resolve<'_> = &mut resolve;
         // SAFETY: the caller vouches for addresses and lifetime.
         let rt = unsafe { AclRt::load(resolve) }.map_err(missing)?;
@@ -175,7 +218,14 @@ impl Api {
         let ops = load_ops(resolve);
         // SAFETY: as above.
         let rtc = unsafe { AclRtc::load(resolve) }.map_err(missing);
-        Ok(Self { rt, meta, ops, rtc, origin: origin.to_owned(), _libraries: Vec::new() })
+        Ok(Self {
+            rt,
+            meta,
+            ops,
+            rtc,
+            origin: origin.to_owned(),
+            _libraries: Vec::new(),
+        })
     }
 
     /// Names of the functions that this installation lacks.

@@ -9,7 +9,8 @@ use ascend_sim::{Session, control};
 use half::bf16;
 use rope_ascend::loader::Api;
 use rope_ascend::rope::{
-    AngleGradient, Angles, Direction, Kernels, Layout, Operand, Pairing, Positions, Rotary, Rotation, Rotator, Table, View,
+    AngleGradient, Angles, Direction, Kernels, Layout, Operand, Pairing, Positions, Rotary,
+    Rotation, Rotator, Table, View,
 };
 use rope_ascend::safe::Runtime;
 use rope_ascend::{AscendError, LoadError};
@@ -19,8 +20,14 @@ use std::sync::Arc;
 use support::{api, kernel_binary, striped};
 
 const INJECTED: i32 = 500_000;
-const TEARDOWN: [&str; 6] =
-    ["aclrtFree", "aclrtDestroyStream", "aclrtDestroyEvent", "aclrtBinaryUnLoad", "aclrtResetDevice", "aclFinalize"];
+const TEARDOWN: [&str; 6] = [
+    "aclrtFree",
+    "aclrtDestroyStream",
+    "aclrtDestroyEvent",
+    "aclrtBinaryUnLoad",
+    "aclrtResetDevice",
+    "aclFinalize",
+];
 
 /// Forward, adjoint and angle gradient of q and k.
 fn train_step(runtime: &Runtime, binary: &[u8]) -> rope_ascend::Result<Vec<bf16>> {
@@ -87,15 +94,28 @@ fn every_call_fails_in_turn() {
             let step = train_step(&runtime, &binary).map(drop);
             step.and(runtime.close())
         });
-        let error = outcome.expect_err(&format!("call {nth} of {} failed unnoticed", call.function));
+        let error =
+            outcome.expect_err(&format!("call {nth} of {} failed unnoticed", call.function));
         let text = error.to_string();
         let named = text.contains(call.function)
-            || (call.function == "aclrtLaunchKernelWithHostArgs" && matches!(error, AscendError::Launch { .. }));
+            || (call.function == "aclrtLaunchKernelWithHostArgs"
+                && matches!(error, AscendError::Launch { .. }));
         assert!(named, "call {nth} of {}: {text}", call.function);
         if !TEARDOWN.contains(&call.function) {
             let live = control::live();
-            let left = (live.allocations, live.streams, live.events, live.binaries, live.host_blocks);
-            assert_eq!(left, (0, 0, 0, 0, 0), "left behind after call {nth} of {} failed", call.function);
+            let left = (
+                live.allocations,
+                live.streams,
+                live.events,
+                live.binaries,
+                live.host_blocks,
+            );
+            assert_eq!(
+                left,
+                (0, 0, 0, 0, 0),
+                "left behind after call {nth} of {} failed",
+                call.function
+            );
         }
         tried += 1;
     }
@@ -119,7 +139,11 @@ fn memory_that_runs_out_is_retried_after_trimming() {
     assert_eq!((memory.live_bytes, memory.cached_bytes), (11 << 20, 0));
     assert_eq!(memory.peak_bytes, 11 << 20);
     match stream.alloc::<u8>(4 << 20) {
-        Err(AscendError::OutOfMemory { requested_bytes, live_bytes, .. }) => {
+        Err(AscendError::OutOfMemory {
+            requested_bytes,
+            live_bytes,
+            ..
+        }) => {
             assert_eq!((requested_bytes, live_bytes), (4 << 20, 11 << 20));
         }
         other => panic!("{other:?}"),
@@ -142,15 +166,29 @@ fn a_teardown_failure_comes_out_of_the_next_call() {
     let error = stream.synchronize().unwrap_err();
     assert!(error.to_string().contains("aclrtDestroyEvent"), "{error}");
     stream.synchronize().unwrap();
-    assert!(matches!(runtime.clone().close(), Err(AscendError::StillInUse { .. })));
+    assert!(matches!(
+        runtime.clone().close(),
+        Err(AscendError::StillInUse { .. })
+    ));
 }
 
 #[test]
 fn missing_libraries_name_what_was_tried() {
     let error = Runtime::open(Some(Path::new("/nonexistent/cann"))).unwrap_err();
-    let AscendError::Load(LoadError::LibraryNotFound { tried, .. }) = &error else { panic!("{error:?}") };
-    let names: Vec<String> = tried.iter().map(|(path, _)| path.display().to_string()).collect();
-    assert_eq!(names, ["/nonexistent/cann/libacl_rt.so", "/nonexistent/cann/libascendcl.so"]);
+    let AscendError::Load(LoadError::LibraryNotFound { tried, .. }) = &error else {
+        panic!("{error:?}")
+    };
+    let names: Vec<String> = tried
+        .iter()
+        .map(|(path, _)| path.display().to_string())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "/nonexistent/cann/libacl_rt.so",
+            "/nonexistent/cann/libascendcl.so"
+        ]
+    );
     assert!(error.to_string().contains("ASCEND_HOME_PATH"), "{error}");
 }
 
@@ -160,7 +198,11 @@ fn missing_symbols_are_named() {
         // SAFETY: the simulator's functions, less one.
         unsafe {
             Api::from_resolver("a stub", move |name| {
-                if name.to_bytes() == missing.as_bytes() { std::ptr::null::<c_void>() } else { ascend_sim::symbol(name) }
+                if name.to_bytes() == missing.as_bytes() {
+                    std::ptr::null::<c_void>()
+                } else {
+                    ascend_sim::symbol(name)
+                }
             })
         }
     };
@@ -171,10 +213,20 @@ fn missing_symbols_are_named() {
     let binary = kernel_binary(2201);
     let _session = Session::begin();
     let runtime = Runtime::start(without("aclrtLaunchKernelWithHostArgs").unwrap()).unwrap();
-    assert!(runtime.api().missing_symbols().contains(&"aclrtLaunchKernelWithHostArgs"));
+    assert!(
+        runtime
+            .api()
+            .missing_symbols()
+            .contains(&"aclrtLaunchKernelWithHostArgs")
+    );
     match train_step(&runtime, &binary) {
-        Err(AscendError::SymbolUnavailable { symbol, library, .. }) => {
-            assert_eq!((symbol, library.as_str()), ("aclrtLaunchKernelWithHostArgs", "a stub"));
+        Err(AscendError::SymbolUnavailable {
+            symbol, library, ..
+        }) => {
+            assert_eq!(
+                (symbol, library.as_str()),
+                ("aclrtLaunchKernelWithHostArgs", "a stub")
+            );
         }
         other => panic!("{other:?}"),
     }
@@ -188,15 +240,33 @@ fn shapes_that_do_not_fit_are_refused_before_anything_is_queued() {
     let runtime = Runtime::start(api()).unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
     let kernels = Arc::new(Kernels::load(&stream, &binary).unwrap());
-    let rotator = Rotator::new(&stream, kernels.clone(), Rotary::new(32, Pairing::Half).unwrap());
+    let rotator = Rotator::new(
+        &stream,
+        kernels.clone(),
+        Rotary::new(32, Pairing::Half).unwrap(),
+    );
     let angles = stream.zeros::<f32>(6 * 32).unwrap();
     let few = stream.zeros::<f32>(5 * 32).unwrap();
     let mut q = stream.zeros::<f32>(6 * 2 * 32).unwrap();
     let view = View::contiguous(Layout::Tnd, 1, 6, 2, 32);
     let attempts = [
         ("within its buffer", View { offset: 1, ..view }, &angles),
-        ("within its buffer", View { token_stride: u64::MAX, ..view }, &angles),
-        ("without overlap", View { head_stride: 31, ..view }, &angles),
+        (
+            "within its buffer",
+            View {
+                token_stride: u64::MAX,
+                ..view
+            },
+            &angles,
+        ),
+        (
+            "without overlap",
+            View {
+                head_stride: 31,
+                ..view
+            },
+            &angles,
+        ),
         ("at least one head", View { heads: 0, ..view }, &angles),
         ("6 rows", view, &few),
     ];
@@ -217,10 +287,15 @@ fn shapes_that_do_not_fit_are_refused_before_anything_is_queued() {
     assert!(Rotary::partial(32, 0..6, Pairing::Quarter).is_err());
     assert!(Rotary::partial(32, 16..48, Pairing::Half).is_err());
     assert!(Positions::new(&stream, &[0, -1], 1).is_err());
-    let wrong_lanes = Rotary::new(32, Pairing::Half).unwrap().with_lanes(striped(15, 3));
+    let wrong_lanes = Rotary::new(32, Pairing::Half)
+        .unwrap()
+        .with_lanes(striped(15, 3));
     assert!(wrong_lanes.is_err());
     // A position beyond the table.
-    let rotary = Rotary::new(32, Pairing::Half).unwrap().with_lanes(striped(16, 1)).unwrap();
+    let rotary = Rotary::new(32, Pairing::Half)
+        .unwrap()
+        .with_lanes(striped(16, 1))
+        .unwrap();
     let gathering = Rotator::new(&stream, kernels, rotary);
     let table = Table::new(&stream, &[1.0; 64], &[1.0; 64], 16).unwrap();
     let positions = Positions::new(&stream, &[0, 1, 2, 3, 4, 0], 1).unwrap();
@@ -234,6 +309,9 @@ fn shapes_that_do_not_fit_are_refused_before_anything_is_queued() {
             angles: Angles::Table(&table, &positions),
         })
         .unwrap_err();
-    assert!(error.to_string().contains("below the table's 4 rows"), "{error}");
+    assert!(
+        error.to_string().contains("below the table's 4 rows"),
+        "{error}"
+    );
     assert!(control::launches().is_empty());
 }

@@ -1,13 +1,22 @@
 //! Shared by the tests: the simulator as a runtime, and the plain f64 loops that the kernels are
 //! compared with.
 #![allow(dead_code, reason = "each test file uses a part")]
-#![allow(unsafe_code, reason = "the simulator's symbols are handed to the loader")]
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, missing_docs, unreachable_pub, reason = "test code")]
+#![allow(
+    unsafe_code,
+    reason = "the simulator's symbols are handed to the loader"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    missing_docs,
+    unreachable_pub,
+    reason = "test code"
+)]
 
 use ascend_sim::Session;
 use half::{bf16, f16};
 use rope_ascend::loader::Api;
-use rope_ascend::rope::{KernelElement, Kernels, LaneMap, Pairing, Rotary, Direction, View};
+use rope_ascend::rope::{Direction, KernelElement, Kernels, LaneMap, Pairing, Rotary, View};
 use rope_ascend::safe::{Runtime, Stream};
 use std::sync::Arc;
 
@@ -54,18 +63,36 @@ impl Bench {
         let runtime = Runtime::start(api()).unwrap();
         let stream = runtime.device(0).unwrap().stream().unwrap();
         let kernels = Arc::new(Kernels::load(&stream, &binary).unwrap());
-        Self { kernels, stream, runtime, session }
+        Self {
+            kernels,
+            stream,
+            runtime,
+            session,
+        }
     }
 
     /// Asserts that nothing was violated and nothing leaks.
     pub fn finish(self) {
-        let Self { kernels, stream, runtime, session } = self;
+        let Self {
+            kernels,
+            stream,
+            runtime,
+            session,
+        } = self;
         stream.synchronize().unwrap();
         drop(kernels);
         drop(stream);
         runtime.close().unwrap();
         let violations = ascend_sim::control::take_violations();
-        assert!(violations.is_empty(), "{}", violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"));
+        assert!(
+            violations.is_empty(),
+            "{}",
+            violations
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("\n")
+        );
         drop(session);
     }
 }
@@ -145,7 +172,11 @@ pub fn pair_channels(pairing: Pairing, rotary_dim: usize, j: usize) -> ([usize; 
         Pairing::Adjacent => ([2 * j, 2 * j + 1], [2 * j, 2 * j + 1]),
         Pairing::Quarter => {
             let quarter = rotary_dim / 4;
-            let first = if j < quarter { j } else { 2 * quarter + j - quarter };
+            let first = if j < quarter {
+                j
+            } else {
+                2 * quarter + j - quarter
+            };
             ([first, first + quarter], [first, first + quarter])
         }
         Pairing::InterleaveHalf => ([2 * j, 2 * j + 1], [j, j + pairs]),
@@ -173,7 +204,10 @@ pub fn rotate_plainly(
             + h * view.head_stride as usize
             + c
     };
-    let (offset, dim) = (rotary.rotary_offset() as usize, rotary.rotary_dim() as usize);
+    let (offset, dim) = (
+        rotary.rotary_offset() as usize,
+        rotary.rotary_dim() as usize,
+    );
     for b in 0..batch {
         for s in 0..seq {
             for h in 0..x_view.heads as usize {
@@ -185,9 +219,16 @@ pub fn rotate_plainly(
                 for j in 0..dim / 2 {
                     let (read, write) = pair_channels(rotary.pairing(), dim, j);
                     let (c1, s1) = angle(b * seq + s, j);
-                    let (c2, s2) =
-                        if rotary.is_per_channel() { angle(b * seq + s, dim / 2 + j) } else { (c1, s1) };
-                    let (from, to) = if direction == Direction::Forward { (read, write) } else { (write, read) };
+                    let (c2, s2) = if rotary.is_per_channel() {
+                        angle(b * seq + s, dim / 2 + j)
+                    } else {
+                        (c1, s1)
+                    };
+                    let (from, to) = if direction == Direction::Forward {
+                        (read, write)
+                    } else {
+                        (write, read)
+                    };
                     let v1 = x[at(&x_view, b, s, h, offset + from[0])];
                     let v2 = x[at(&x_view, b, s, h, offset + from[1])];
                     let (o1, o2) = match direction {
@@ -204,6 +245,11 @@ pub fn rotate_plainly(
 
 /// A lane map with `axes` axes taking turns over a table as wide as there are lanes.
 pub fn striped(width: u32, axes: u32) -> LaneMap {
-    let lanes = (0..width).map(|i| rope_ascend::rope::Lane { axis: i % axes, column: i }).collect();
+    let lanes = (0..width)
+        .map(|i| rope_ascend::rope::Lane {
+            axis: i % axes,
+            column: i,
+        })
+        .collect();
     LaneMap::new(lanes, axes, width).unwrap()
 }

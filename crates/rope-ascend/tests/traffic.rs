@@ -5,7 +5,10 @@
 mod support;
 
 use half::bf16;
-use rope_ascend::rope::{Angles, Direction, Lane, LaneMap, Layout, Operand, Pairing, Positions, Rotary, Rotation, Rotator, Table, View};
+use rope_ascend::rope::{
+    Angles, Direction, Lane, LaneMap, Layout, Operand, Pairing, Positions, Rotary, Rotation,
+    Rotator, Table, View,
+};
 use support::Bench;
 
 const HEADS: [u32; 2] = [32, 8];
@@ -43,9 +46,17 @@ fn measure(layout: Layout, batch: u32, from_table: bool) -> Traffic {
     let seq = TOKENS / batch;
     let lanes = qwen3_lanes();
     let rotary = Rotary::new(HEAD_DIM, Pairing::Half).unwrap();
-    let rotary = if from_table { rotary.with_lanes(lanes).unwrap() } else { rotary };
+    let rotary = if from_table {
+        rotary.with_lanes(lanes).unwrap()
+    } else {
+        rotary
+    };
     let rotator = Rotator::new(stream, bench.kernels.clone(), rotary);
-    let mut buffers = HEADS.map(|heads| stream.zeros::<bf16>((TOKENS * heads * HEAD_DIM) as usize).unwrap());
+    let mut buffers = HEADS.map(|heads| {
+        stream
+            .zeros::<bf16>((TOKENS * heads * HEAD_DIM) as usize)
+            .unwrap()
+    });
     let [q, k] = &mut buffers;
     let view = |heads| View::contiguous(layout, batch, seq, heads, HEAD_DIM);
     let ones = |rows: u32| vec![1.0_f32; (rows * PAIRS) as usize];
@@ -53,7 +64,11 @@ fn measure(layout: Layout, batch: u32, from_table: bool) -> Traffic {
     let table = Table::new(stream, &ones(1024), &ones(1024), PAIRS).unwrap();
     let ids: Vec<i32> = (0..3 * TOKENS as i32).map(|i| i % 1024).collect();
     let positions = Positions::new(stream, &ids, 3).unwrap();
-    let angles = if from_table { Angles::Table(&table, &positions) } else { Angles::PerToken(&per_token) };
+    let angles = if from_table {
+        Angles::Table(&table, &positions)
+    } else {
+        Angles::PerToken(&per_token)
+    };
     let mut rotation = Rotation {
         direction: Direction::Forward,
         batch,
@@ -70,7 +85,9 @@ fn measure(layout: Layout, batch: u32, from_table: bool) -> Traffic {
     let counters = &launch.counters;
     let t = &plan.tiling;
     let per_core = u64::from(TOKENS).div_ceil(u64::from(plan.blocks));
-    let tiles = u64::from(plan.blocks) * per_core.div_ceil(u64::from(t.tokens_per_tile)) * u64::from((HEADS[0] + HEADS[1]).div_ceil(t.heads_per_tile));
+    let tiles = u64::from(plan.blocks)
+        * per_core.div_ceil(u64::from(t.tokens_per_tile))
+        * u64::from((HEADS[0] + HEADS[1]).div_ceil(t.heads_per_tile));
     let traffic = Traffic {
         bytes: counters.gm_bytes_read + counters.gm_bytes_written,
         transfers: counters.gm_transfers_in + counters.gm_transfers_out,
@@ -95,7 +112,11 @@ fn least_bytes(from_table: bool) -> u64 {
 #[test]
 fn qwen3_vl_8b() {
     // BSND folds to the tokens of TND; the table is counted once, the layouts with angles.
-    let layouts = [("TND", Layout::Tnd, 1, true), ("BSND", Layout::Bsnd, 4, false), ("BNSD", Layout::Bnsd, 1, false)];
+    let layouts = [
+        ("TND", Layout::Tnd, 1, true),
+        ("BSND", Layout::Bsnd, 4, false),
+        ("BNSD", Layout::Bnsd, 1, false),
+    ];
     for (name, layout, batch, with_table) in layouts {
         for from_table in [false, true] {
             if from_table && !with_table {
@@ -115,10 +136,22 @@ fn qwen3_vl_8b() {
             );
             assert!(share <= 1.03, "{name}: {share} of the least bytes");
             // q and k in and out; angles once a tile, or by token and axis, and positions.
-            let angle_transfers = if from_table { u64::from(3 * TOKENS) + 40 * 2 } else { traffic.tiles };
+            let angle_transfers = if from_table {
+                u64::from(3 * TOKENS) + 40 * 2
+            } else {
+                traffic.tiles
+            };
             let most = 4 * traffic.tiles + angle_transfers + 40;
-            assert!(traffic.transfers <= most, "{name}: {} transfers, at most {most}", traffic.transfers);
-            assert!(traffic.ub_share >= 0.75, "{name}: {} of the unified buffer", traffic.ub_share);
+            assert!(
+                traffic.transfers <= most,
+                "{name}: {} transfers, at most {most}",
+                traffic.transfers
+            );
+            assert!(
+                traffic.ub_share >= 0.75,
+                "{name}: {} of the unified buffer",
+                traffic.ub_share
+            );
             assert_eq!(traffic.pipe_all, 0, "{name}");
         }
     }

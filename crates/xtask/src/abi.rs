@@ -34,16 +34,32 @@ type Result<T> = std::result::Result<T, AbiError>;
 /// Runs the check; returns what was compared.
 pub(crate) fn run(headers: Option<&Path>) -> Result<String> {
     let work = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/abi");
-    fs::create_dir_all(&work).map_err(|source| AbiError::File { path: work.clone(), source })?;
+    fs::create_dir_all(&work).map_err(|source| AbiError::File {
+        path: work.clone(),
+        source,
+    })?;
     let headers = headers.map_or_else(|| download(&work), |folder| Ok(folder.to_owned()))?;
     let operators = compare_operators()?;
     let source = generate();
     let unit = work.join("abi.cpp");
-    fs::write(&unit, &source.text).map_err(|error| AbiError::File { path: unit.clone(), source: error })?;
+    fs::write(&unit, &source.text).map_err(|error| AbiError::File {
+        path: unit.clone(),
+        source: error,
+    })?;
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let mut command = Command::new(compiler);
-    command.args(["-std=c++17", "-fsyntax-only", "-Wno-deprecated-declarations", "-Wno-invalid-offsetof"]);
-    command.arg("-I").arg(&headers).arg("-I").arg(headers.join("acl")).arg(&unit);
+    command.args([
+        "-std=c++17",
+        "-fsyntax-only",
+        "-Wno-deprecated-declarations",
+        "-Wno-invalid-offsetof",
+    ]);
+    command
+        .arg("-I")
+        .arg(&headers)
+        .arg("-I")
+        .arg(headers.join("acl"))
+        .arg(&unit);
     match output_of(&mut command) {
         Ok(_) => Ok(format!(
             "the declarations agree with the headers in {}: {} functions, {} values, {} structures of rope-ascend, \
@@ -61,17 +77,33 @@ pub(crate) fn run(headers: Option<&Path>) -> Result<String> {
 
 /// The lines of the compiler's output that say what failed.
 fn failures(output: &str) -> String {
-    let lines: Vec<&str> = output.lines().filter(|line| line.contains("error")).collect();
-    if lines.is_empty() { output.to_owned() } else { lines.join("\n") }
+    let lines: Vec<&str> = output
+        .lines()
+        .filter(|line| line.contains("error"))
+        .collect();
+    if lines.is_empty() {
+        output.to_owned()
+    } else {
+        lines.join("\n")
+    }
 }
 
 fn output_of(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .output()
-        .map_err(|error| AbiError::Command { command: name.clone(), output: error.to_string() })?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(text) } else { Err(AbiError::Command { command: name, output: text }) }
+    let output = command.output().map_err(|error| AbiError::Command {
+        command: name.clone(),
+        output: error.to_string(),
+    })?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        Ok(text)
+    } else {
+        Err(AbiError::Command {
+            command: name,
+            output: text,
+        })
+    }
 }
 
 /// Fetches the wheel and unpacks it, unless an earlier run has.
@@ -82,16 +114,40 @@ fn download(work: &Path) -> Result<PathBuf> {
         return Ok(headers);
     }
     let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]);
+    pip.args([
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]);
     // The headers are the same in every wheel of the release; this one exists for every host.
-    pip.args(["--platform", "manylinux_2_28_x86_64", "--python-version", "3.11", "--implementation", "cp"]);
+    pip.args([
+        "--platform",
+        "manylinux_2_28_x86_64",
+        "--python-version",
+        "3.11",
+        "--implementation",
+        "cp",
+    ]);
     output_of(pip.args([WHEEL, "--dest"]).arg(work))?;
     let wheel = fs::read_dir(work)
-        .map_err(|source| AbiError::File { path: work.to_owned(), source })?
+        .map_err(|source| AbiError::File {
+            path: work.to_owned(),
+            source,
+        })?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
-        .ok_or_else(|| AbiError::NoWheel { folder: work.to_owned() })?;
-    output_of(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked))?;
+        .ok_or_else(|| AbiError::NoWheel {
+            folder: work.to_owned(),
+        })?;
+    output_of(
+        Command::new("python3")
+            .args(["-m", "zipfile", "-e"])
+            .arg(&wheel)
+            .arg(&unpacked),
+    )?;
     Ok(headers)
 }
 
@@ -134,7 +190,13 @@ fn generate() -> Source {
         let _ = writeln!(text, "{statement}");
     };
     let functions = AclRt::signatures();
-    for Signature { name, returns, parameters, .. } in &functions {
+    for Signature {
+        name,
+        returns,
+        parameters,
+        ..
+    } in &functions
+    {
         let parameters = parameters.join(", ");
         line(format!(
             "static_assert(std::is_same_v<decltype(&{name}), {returns} (*)({parameters})>, \"type of {name}\");"
@@ -142,13 +204,21 @@ fn generate() -> Source {
     }
     let values = constants();
     for (name, value) in &values {
-        line(format!("static_assert(static_cast<long long>({name}) == {value}LL, \"value of {name}\");"));
+        line(format!(
+            "static_assert(static_cast<long long>({name}) == {value}LL, \"value of {name}\");"
+        ));
     }
     let structures = records();
     for record in &structures {
         let name = record.name;
-        line(format!("static_assert(sizeof({name}) == {}, \"size of {name}\");", record.size_bytes));
-        line(format!("static_assert(alignof({name}) == {}, \"alignment of {name}\");", record.align_bytes));
+        line(format!(
+            "static_assert(sizeof({name}) == {}, \"size of {name}\");",
+            record.size_bytes
+        ));
+        line(format!(
+            "static_assert(alignof({name}) == {}, \"alignment of {name}\");",
+            record.align_bytes
+        ));
         for field in &record.fields {
             line(format!(
                 "static_assert(offsetof({name}, {}) == {}, \"offset of {name}::{}\");",
@@ -156,7 +226,10 @@ fn generate() -> Source {
             ));
         }
     }
-    let simulated: Vec<_> = ascend_sim::exports().into_iter().filter(|export| in_headers(export.name)).collect();
+    let simulated: Vec<_> = ascend_sim::exports()
+        .into_iter()
+        .filter(|export| in_headers(export.name))
+        .collect();
     for export in &simulated {
         line(format!(
             "static_assert(equal(Passed<decltype(&{0})>::value, \"{1}\"), \"how the simulator's {0} passes its arguments\");",
@@ -165,9 +238,13 @@ fn generate() -> Source {
         ));
     }
     for (name, size, offsets) in simulated_records() {
-        line(format!("static_assert(sizeof({name}) == {size}, \"size of the simulator's {name}\");"));
+        line(format!(
+            "static_assert(sizeof({name}) == {size}, \"size of the simulator's {name}\");"
+        ));
         for (field, offset) in offsets {
-            line(format!("static_assert(offsetof({name}, {field}) == {offset}, \"the simulator's {name}::{field}\");"));
+            line(format!(
+                "static_assert(offsetof({name}, {field}) == {offset}, \"the simulator's {name}::{field}\");"
+            ));
         }
     }
     Source {
@@ -181,7 +258,9 @@ fn generate() -> Source {
 
 /// Structures that the simulator declares for itself: name, size, offsets.
 fn simulated_records() -> Vec<(&'static str, usize, Vec<(&'static str, usize)>)> {
-    use ascend_sim::abi::runtime::{AclrtLaunchKernelAttr, AclrtLaunchKernelCfg, AclrtPlaceHolderInfo};
+    use ascend_sim::abi::runtime::{
+        AclrtLaunchKernelAttr, AclrtLaunchKernelCfg, AclrtPlaceHolderInfo,
+    };
     vec![
         (
             "aclrtPlaceHolderInfo",
@@ -194,7 +273,10 @@ fn simulated_records() -> Vec<(&'static str, usize, Vec<(&'static str, usize)>)>
         (
             "aclrtLaunchKernelAttr",
             size_of::<AclrtLaunchKernelAttr>(),
-            vec![("id", offset_of!(AclrtLaunchKernelAttr, id)), ("value", offset_of!(AclrtLaunchKernelAttr, value))],
+            vec![
+                ("id", offset_of!(AclrtLaunchKernelAttr, id)),
+                ("value", offset_of!(AclrtLaunchKernelAttr, value)),
+            ],
         ),
         (
             "aclrtLaunchKernelCfg",
@@ -221,8 +303,16 @@ fn passed(signature: &str) -> String {
         .and_then(|rest| rest.rsplit_once(')'))
         .unwrap_or((flat.as_str(), ""));
     let returns = returns.trim().trim_start_matches("->").trim();
-    let returns = if returns.is_empty() { 'v' } else { letter(returns) };
-    let parameters = parameters.split(',').map(str::trim).filter(|p| !p.is_empty()).map(letter);
+    let returns = if returns.is_empty() {
+        'v'
+    } else {
+        letter(returns)
+    };
+    let parameters = parameters
+        .split(',')
+        .map(str::trim)
+        .filter(|p| !p.is_empty())
+        .map(letter);
     std::iter::once(returns).chain(parameters).collect()
 }
 
@@ -254,21 +344,37 @@ fn c_letter(c: &str) -> char {
 
 /// Compares the operator functions of rope-ascend with the simulator's; returns how many.
 fn compare_operators() -> Result<usize> {
-    let declared = [AclMeta::signatures(), AclOps::signatures(), AclRtc::signatures()].concat();
+    let declared = [
+        AclMeta::signatures(),
+        AclOps::signatures(),
+        AclRtc::signatures(),
+    ]
+    .concat();
     let exports = ascend_sim::exports();
     let mut compared = 0;
     let mut differences = Vec::new();
     for signature in &declared {
-        let Some(export) = exports.iter().find(|export| export.name == signature.name) else { continue };
+        let Some(export) = exports.iter().find(|export| export.name == signature.name) else {
+            continue;
+        };
         compared += 1;
-        let ours: String =
-            std::iter::once(&signature.returns).chain(&signature.parameters).map(|c| c_letter(c)).collect();
+        let ours: String = std::iter::once(&signature.returns)
+            .chain(&signature.parameters)
+            .map(|c| c_letter(c))
+            .collect();
         let theirs = passed(export.signature);
         if ours != theirs || ours.contains('?') {
-            differences.push(format!("{}: rope-ascend {ours}, simulator {theirs}", signature.name));
+            differences.push(format!(
+                "{}: rope-ascend {ours}, simulator {theirs}",
+                signature.name
+            ));
         }
     }
-    if differences.is_empty() { Ok(compared) } else { Err(AbiError::Differs(differences.join("\n"))) }
+    if differences.is_empty() {
+        Ok(compared)
+    } else {
+        Err(AbiError::Differs(differences.join("\n")))
+    }
 }
 
 #[cfg(test)]

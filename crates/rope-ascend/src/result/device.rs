@@ -13,7 +13,9 @@ use std::ffi::CStr;
 pub fn count(rt: &AclRt) -> Result<u32> {
     let mut count = 0;
     // SAFETY: a local is written during the call.
-    check(rt, "aclrtGetDeviceCount", unsafe { (rt.aclrtGetDeviceCount)(&raw mut count) })?;
+    check(rt, "aclrtGetDeviceCount", unsafe {
+        (rt.aclrtGetDeviceCount)(&raw mut count)
+    })?;
     Ok(count)
 }
 
@@ -37,7 +39,9 @@ pub fn set(rt: &AclRt, device: i32) -> Result<()> {
 #[doc(alias = "aclrtResetDevice")]
 pub unsafe fn reset(rt: &AclRt, device: i32) -> Result<()> {
     // SAFETY: the caller gives up everything on the device.
-    check(rt, "aclrtResetDevice", unsafe { (rt.aclrtResetDevice)(device) })
+    check(rt, "aclrtResetDevice", unsafe {
+        (rt.aclrtResetDevice)(device)
+    })
 }
 
 /// A property of `device`.
@@ -46,11 +50,17 @@ pub unsafe fn reset(rt: &AclRt, device: i32) -> Result<()> {
 /// The runtime's, or that the function is missing.
 #[doc(alias = "aclrtGetDeviceInfo")]
 pub fn attribute(rt: &AclRt, library: &str, device: u32, attribute: aclrtDevAttr) -> Result<i64> {
-    let function =
-        optional(rt.aclrtGetDeviceInfo, "aclrtGetDeviceInfo", library, "reading the device's sizes")?;
+    let function = optional(
+        rt.aclrtGetDeviceInfo,
+        "aclrtGetDeviceInfo",
+        library,
+        "reading the device's sizes",
+    )?;
     let mut value = 0;
     // SAFETY: a local is written during the call.
-    check(rt, "aclrtGetDeviceInfo", unsafe { function(device, attribute, &raw mut value) })?;
+    check(rt, "aclrtGetDeviceInfo", unsafe {
+        function(device, attribute, &raw mut value)
+    })?;
     Ok(value)
 }
 
@@ -60,7 +70,12 @@ pub fn attribute(rt: &AclRt, library: &str, device: u32, attribute: aclrtDevAttr
 /// The runtime's, or that the function is missing.
 #[doc(alias = "aclrtGetMemInfo")]
 pub fn memory(rt: &AclRt, library: &str) -> Result<(usize, usize)> {
-    let function = optional(rt.aclrtGetMemInfo, "aclrtGetMemInfo", library, "reading free memory")?;
+    let function = optional(
+        rt.aclrtGetMemInfo,
+        "aclrtGetMemInfo",
+        library,
+        "reading free memory",
+    )?;
     let (mut free, mut total) = (0, 0);
     // SAFETY: two locals are written during the call.
     check(rt, "aclrtGetMemInfo", unsafe {
@@ -76,5 +91,9 @@ pub fn soc_name(rt: &AclRt) -> Option<String> {
     // SAFETY: takes nothing.
     let name = unsafe { rt.aclrtGetSocName?() };
     // SAFETY: not null (checked), nul-terminated, owned by the runtime and constant.
-    (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
+    (!name.is_null()).then(|| {
+        unsafe { CStr::from_ptr(name) }
+            .to_string_lossy()
+            .into_owned()
+    })
 }

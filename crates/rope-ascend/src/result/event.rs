@@ -12,7 +12,9 @@ use crate::sys::{AclRt, aclrtEvent, aclrtStream};
 pub fn create(rt: &AclRt) -> Result<aclrtEvent> {
     let mut event = std::ptr::null_mut();
     // SAFETY: a local is written during the call.
-    check(rt, "aclrtCreateEvent", unsafe { (rt.aclrtCreateEvent)(&raw mut event) })?;
+    check(rt, "aclrtCreateEvent", unsafe {
+        (rt.aclrtCreateEvent)(&raw mut event)
+    })?;
     Ok(event)
 }
 
@@ -26,7 +28,9 @@ pub fn create(rt: &AclRt) -> Result<aclrtEvent> {
 #[doc(alias = "aclrtDestroyEvent")]
 pub unsafe fn destroy(rt: &AclRt, event: aclrtEvent) -> Result<()> {
     // SAFETY: a live handle, given up by the caller.
-    check(rt, "aclrtDestroyEvent", unsafe { (rt.aclrtDestroyEvent)(event) })
+    check(rt, "aclrtDestroyEvent", unsafe {
+        (rt.aclrtDestroyEvent)(event)
+    })
 }
 
 /// Records `event` behind the work queued on `stream`.
@@ -39,7 +43,9 @@ pub unsafe fn destroy(rt: &AclRt, event: aclrtEvent) -> Result<()> {
 #[doc(alias = "aclrtRecordEvent")]
 pub unsafe fn record(rt: &AclRt, event: aclrtEvent, stream: aclrtStream) -> Result<()> {
     // SAFETY: live handles.
-    check(rt, "aclrtRecordEvent", unsafe { (rt.aclrtRecordEvent)(event, stream) })
+    check(rt, "aclrtRecordEvent", unsafe {
+        (rt.aclrtRecordEvent)(event, stream)
+    })
 }
 
 /// Waits until `event` has been passed.
@@ -70,10 +76,16 @@ pub unsafe fn elapsed_ms(
     start: aclrtEvent,
     end: aclrtEvent,
 ) -> Result<f32> {
-    let function =
-        optional(rt.aclrtEventElapsedTime, "aclrtEventElapsedTime", library, "timing with events")?;
+    let function = optional(
+        rt.aclrtEventElapsedTime,
+        "aclrtEventElapsedTime",
+        library,
+        "timing with events",
+    )?;
     let mut ms = 0.0;
     // SAFETY: a local is written during the call; live handles.
-    check(rt, "aclrtEventElapsedTime", unsafe { function(&raw mut ms, start, end) })?;
+    check(rt, "aclrtEventElapsedTime", unsafe {
+        function(&raw mut ms, start, end)
+    })?;
     Ok(ms)
 }

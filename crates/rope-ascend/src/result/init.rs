@@ -14,7 +14,10 @@ pub fn init(rt: &AclRt) -> Result<bool> {
     // SAFETY: a null path selects the defaults.
     match check(rt, "aclInit", unsafe { (rt.aclInit)(std::ptr::null()) }) {
         Ok(()) => Ok(true),
-        Err(AscendError::Call { code: code::REPEAT_INITIALIZE, .. }) => Ok(false),
+        Err(AscendError::Call {
+            code: code::REPEAT_INITIALIZE,
+            ..
+        }) => Ok(false),
         Err(other) => Err(other),
     }
 }
@@ -38,9 +41,13 @@ pub unsafe fn finalize(rt: &AclRt) -> Result<()> {
 /// The runtime's.
 #[doc(alias = "aclrtGetVersion")]
 pub fn version(rt: &AclRt) -> Result<Option<(i32, i32, i32)>> {
-    let Some(function) = rt.aclrtGetVersion else { return Ok(None) };
+    let Some(function) = rt.aclrtGetVersion else {
+        return Ok(None);
+    };
     let (mut major, mut minor, mut patch) = (0, 0, 0);
     // SAFETY: three locals are written during the call.
-    check(rt, "aclrtGetVersion", unsafe { function(&raw mut major, &raw mut minor, &raw mut patch) })?;
+    check(rt, "aclrtGetVersion", unsafe {
+        function(&raw mut major, &raw mut minor, &raw mut patch)
+    })?;
     Ok(Some((major, minor, patch)))
 }

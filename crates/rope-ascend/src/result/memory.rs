@@ -13,7 +13,8 @@ use std::ffi::c_void;
 pub fn malloc(rt: &AclRt, bytes: usize) -> Result<*mut c_void> {
     let mut pointer = std::ptr::null_mut();
     // SAFETY: a local is written during the call; the memory is the caller's to free.
-    let result = unsafe { (rt.aclrtMalloc)(&raw mut pointer, bytes, aclrtMemMallocPolicy::HUGE_FIRST) };
+    let result =
+        unsafe { (rt.aclrtMalloc)(&raw mut pointer, bytes, aclrtMemMallocPolicy::HUGE_FIRST) };
     check_allocation(rt, "aclrtMalloc", bytes, result)?;
     Ok(pointer)
 }
@@ -74,7 +75,9 @@ pub unsafe fn copy(
     kind: aclrtMemcpyKind,
 ) -> Result<()> {
     // SAFETY: extents are the caller's.
-    check(rt, "aclrtMemcpy", unsafe { (rt.aclrtMemcpy)(dst, bytes, src, bytes, kind) })
+    check(rt, "aclrtMemcpy", unsafe {
+        (rt.aclrtMemcpy)(dst, bytes, src, bytes, kind)
+    })
 }
 
 /// Queues a copy of `bytes` from `src` to `dst` on `stream`.

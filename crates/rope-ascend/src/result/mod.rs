@@ -26,8 +26,15 @@ pub fn recent_message(rt: &AclRt) -> String {
         return "no message".to_owned();
     }
     // SAFETY: not null, nul-terminated and alive, as above.
-    let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().trim().to_owned();
-    if text.is_empty() { "no message".to_owned() } else { text }
+    let text = unsafe { CStr::from_ptr(message) }
+        .to_string_lossy()
+        .trim()
+        .to_owned();
+    if text.is_empty() {
+        "no message".to_owned()
+    } else {
+        text
+    }
 }
 
 /// Turns the result of `function` into a [`Result`].
@@ -53,9 +60,17 @@ pub(crate) fn check_synchronisation(
     result: aclError,
 ) -> Result<()> {
     check(rt, function, result).map_err(|error| match error {
-        AscendError::Call { function, code, meaning, detail } if code >= 300_000 => {
-            AscendError::Execution { function, code, meaning, detail }
-        }
+        AscendError::Call {
+            function,
+            code,
+            meaning,
+            detail,
+        } if code >= 300_000 => AscendError::Execution {
+            function,
+            code,
+            meaning,
+            detail,
+        },
         other => other,
     })
 }
@@ -68,11 +83,17 @@ pub(crate) fn check_allocation(
     result: aclError,
 ) -> Result<()> {
     check(rt, function, result).map_err(|error| match error {
-        AscendError::Call { function, code, detail, .. }
-            if code == code::RT_MEMORY_ALLOCATION || code == 200_000 =>
-        {
-            AscendError::OutOfMemory { function, requested_bytes, live_bytes: 0, detail }
-        }
+        AscendError::Call {
+            function,
+            code,
+            detail,
+            ..
+        } if code == code::RT_MEMORY_ALLOCATION || code == 200_000 => AscendError::OutOfMemory {
+            function,
+            requested_bytes,
+            live_bytes: 0,
+            detail,
+        },
         other => other,
     })
 }

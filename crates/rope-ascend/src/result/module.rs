@@ -24,12 +24,20 @@ pub fn load(rt: &AclRt, library: &str, binary: &[u8]) -> Result<aclrtBinHandle> 
         kind: aclrtBinaryLoadOptionType::MAGIC,
         value: [BINARY_MAGIC_VECTOR, 0, 0, 0],
     };
-    let options = aclrtBinaryLoadOptions { options: &raw mut option, count: 1 };
+    let options = aclrtBinaryLoadOptions {
+        options: &raw mut option,
+        count: 1,
+    };
     let mut handle = std::ptr::null_mut();
     // SAFETY: data, options and result are locals or borrowed for the call; the runtime copies
     // the binary.
     let result = unsafe {
-        function(binary.as_ptr().cast(), binary.len(), &raw const options, &raw mut handle)
+        function(
+            binary.as_ptr().cast(),
+            binary.len(),
+            &raw const options,
+            &raw mut handle,
+        )
     };
     check(rt, "aclrtBinaryLoadFromData", result)?;
     Ok(handle)
@@ -44,8 +52,12 @@ pub fn load(rt: &AclRt, library: &str, binary: &[u8]) -> Result<aclrtBinHandle> 
 /// - No kernel of the binary is queued or used afterwards.
 #[doc(alias = "aclrtBinaryUnLoad")]
 pub unsafe fn unload(rt: &AclRt, library: &str, binary: aclrtBinHandle) -> Result<()> {
-    let function =
-        optional(rt.aclrtBinaryUnLoad, "aclrtBinaryUnLoad", library, "unloading kernels")?;
+    let function = optional(
+        rt.aclrtBinaryUnLoad,
+        "aclrtBinaryUnLoad",
+        library,
+        "unloading kernels",
+    )?;
     // SAFETY: a live handle, given up by the caller.
     check(rt, "aclrtBinaryUnLoad", unsafe { function(binary) })
 }

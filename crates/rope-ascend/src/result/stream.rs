@@ -12,7 +12,9 @@ use crate::sys::{AclRt, aclrtEvent, aclrtStream};
 pub fn create(rt: &AclRt) -> Result<aclrtStream> {
     let mut stream = std::ptr::null_mut();
     // SAFETY: a local is written during the call.
-    check(rt, "aclrtCreateStream", unsafe { (rt.aclrtCreateStream)(&raw mut stream) })?;
+    check(rt, "aclrtCreateStream", unsafe {
+        (rt.aclrtCreateStream)(&raw mut stream)
+    })?;
     Ok(stream)
 }
 
@@ -26,7 +28,9 @@ pub fn create(rt: &AclRt) -> Result<aclrtStream> {
 #[doc(alias = "aclrtDestroyStream")]
 pub unsafe fn destroy(rt: &AclRt, stream: aclrtStream) -> Result<()> {
     // SAFETY: a live handle, given up by the caller.
-    check(rt, "aclrtDestroyStream", unsafe { (rt.aclrtDestroyStream)(stream) })
+    check(rt, "aclrtDestroyStream", unsafe {
+        (rt.aclrtDestroyStream)(stream)
+    })
 }
 
 /// Waits until all work queued on `stream` is done.
@@ -78,5 +82,7 @@ pub unsafe fn synchronize_for(
 #[doc(alias = "aclrtStreamWaitEvent")]
 pub unsafe fn wait_event(rt: &AclRt, stream: aclrtStream, event: aclrtEvent) -> Result<()> {
     // SAFETY: live handles.
-    check(rt, "aclrtStreamWaitEvent", unsafe { (rt.aclrtStreamWaitEvent)(stream, event) })
+    check(rt, "aclrtStreamWaitEvent", unsafe {
+        (rt.aclrtStreamWaitEvent)(stream, event)
+    })
 }

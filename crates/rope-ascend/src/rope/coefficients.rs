@@ -25,7 +25,11 @@ impl Segments {
             Pairing::Adjacent => 1,
         };
         let length = rotary.rotary_dim() / count;
-        Self { count, length, pitch: length.next_multiple_of(32 / element_bytes) }
+        Self {
+            count,
+            length,
+            pitch: length.next_multiple_of(32 / element_bytes),
+        }
     }
 
     pub(super) fn row_pitch(self) -> u32 {
@@ -38,7 +42,10 @@ impl Segments {
             return [2 * j, 2 * j + 1];
         }
         let (block, place) = (j / self.length, j % self.length);
-        [2 * block * self.pitch + place, (2 * block + 1) * self.pitch + place]
+        [
+            2 * block * self.pitch + place,
+            (2 * block + 1) * self.pitch + place,
+        ]
     }
 }
 
@@ -68,16 +75,29 @@ pub(super) struct Coefficients {
 }
 
 impl Coefficients {
-    pub(super) fn of(rotary: &Rotary, segments: Segments, direction: Direction, table: Option<&LaneMap>) -> Self {
+    pub(super) fn of(
+        rotary: &Rotary,
+        segments: Segments,
+        direction: Direction,
+        table: Option<&LaneMap>,
+    ) -> Self {
         let width = rotary.angle_width();
         let adjacent = segments.count == 1;
         // Adjacent pairs gather their angles anyway; others need each segment aligned.
         let run = if adjacent { 2 * width } else { segments.length };
         let raw = table.map_or_else(|| per_token(width, run), from_table);
         let sources = |lane: u32, sine: bool| -> u32 {
-            table.map_or(u32::from(sine) * width + lane, |map| table_place(map, &raw, lane, sine))
+            table.map_or(u32::from(sine) * width + lane, |map| {
+                table_place(map, &raw, lane, sine)
+            })
         };
-        let second_lane = |j: u32| if rotary.is_per_channel() { rotary.pairs() + j } else { j };
+        let second_lane = |j: u32| {
+            if rotary.is_per_channel() {
+                rotary.pairs() + j
+            } else {
+                j
+            }
+        };
         if adjacent {
             let half = rotary.rotary_dim().next_multiple_of(F32_UNIT);
             let mut offsets = vec![0; 2 * half as usize];
@@ -119,14 +139,23 @@ impl Coefficients {
         });
         let blocks = segments.count / 2;
         let group_of = |block: u32, member: u32| {
-            block + if rotary.is_per_channel() { member * blocks } else { 0 }
+            block
+                + if rotary.is_per_channel() {
+                    member * blocks
+                } else {
+                    0
+                }
         };
         let (mut a_offset, mut b_offset, mut b_negative) = ([0; 4], [0; 4], 0);
         for block in 0..blocks {
             for member in 0..2 {
                 let k = (2 * block + member) as usize;
                 // Forward, each channel uses its own sine; adjoint, its partner's.
-                let sine_of = if direction == Direction::Forward { member } else { 1 - member };
+                let sine_of = if direction == Direction::Forward {
+                    member
+                } else {
+                    1 - member
+                };
                 a_offset[k] = padded * group_of(block, member);
                 b_offset[k] = padded * (groups + group_of(block, sine_of));
                 if sine_of == 0 {
@@ -134,15 +163,29 @@ impl Coefficients {
                 }
             }
         }
-        let pitch = if table.is_some() { 2 * groups * padded } else { raw.pitch };
-        Self { raw, pitch, gather, a_offset, b_offset, b_negative }
+        let pitch = if table.is_some() {
+            2 * groups * padded
+        } else {
+            raw.pitch
+        };
+        Self {
+            raw,
+            pitch,
+            gather,
+            a_offset,
+            b_offset,
+            b_negative,
+        }
     }
 }
 
 /// A row of `2 * width` angles, cut into runs of `run` that start aligned.
 fn per_token(width: u32, run: u32) -> RawAngles {
-    let (pieces, length) =
-        if run.is_multiple_of(F32_UNIT) { (1, 2 * width) } else { (2 * width / run, run) };
+    let (pieces, length) = if run.is_multiple_of(F32_UNIT) {
+        (1, 2 * width)
+    } else {
+        (2 * width / run, run)
+    };
     RawAngles {
         pitch: pieces * length.next_multiple_of(F32_UNIT),
         pieces,
@@ -160,22 +203,40 @@ fn from_table(map: &LaneMap) -> RawAngles {
         axis_start[axis as usize] = columns.start;
         axis_length[axis as usize] = columns.end - columns.start;
     }
-    let pitch = axis_length.iter().map(|length: &u32| 2 * length.next_multiple_of(F32_UNIT)).sum();
-    RawAngles { pitch, pieces: 0, length: 0, axis_start, axis_length }
+    let pitch = axis_length
+        .iter()
+        .map(|length: &u32| 2 * length.next_multiple_of(F32_UNIT))
+        .sum();
+    RawAngles {
+        pitch,
+        pieces: 0,
+        length: 0,
+        axis_start,
+        axis_length,
+    }
 }
 
 fn table_place(map: &LaneMap, raw: &RawAngles, lane: u32, sine: bool) -> u32 {
     let lane = map.lanes()[lane as usize];
     let axis = lane.axis as usize;
     let padded = |length: u32| length.next_multiple_of(F32_UNIT);
-    let before: u32 = raw.axis_length[..axis].iter().map(|&length| 2 * padded(length)).sum();
+    let before: u32 = raw.axis_length[..axis]
+        .iter()
+        .map(|&length| 2 * padded(length))
+        .sum();
     before + u32::from(sine) * padded(raw.axis_length[axis]) + lane.column - raw.axis_start[axis]
 }
 
 /// Which source channel each place of a row takes, in bytes; `None` where rows keep their order.
 ///
 /// `incoming` permutes on the way into the rotation, otherwise on the way out.
-pub(super) fn permutation(pairing: Pairing, segments: Segments, rotary_dim: u32, element_bytes: u32, incoming: bool) -> Option<Vec<u32>> {
+pub(super) fn permutation(
+    pairing: Pairing,
+    segments: Segments,
+    rotary_dim: u32,
+    element_bytes: u32,
+    incoming: bool,
+) -> Option<Vec<u32>> {
     let mut offsets = vec![0; segments.row_pitch() as usize];
     match pairing {
         Pairing::Adjacent if element_bytes == 4 => {
@@ -187,7 +248,11 @@ pub(super) fn permutation(pairing: Pairing, segments: Segments, rotary_dim: u32,
             for j in 0..rotary_dim / 2 {
                 for (member, place) in segments.members(j).into_iter().enumerate() {
                     let interleaved = 2 * j + member as u32;
-                    let (to, from) = if incoming { (place, interleaved) } else { (interleaved, place) };
+                    let (to, from) = if incoming {
+                        (place, interleaved)
+                    } else {
+                        (interleaved, place)
+                    };
                     offsets[to as usize] = element_bytes * from;
                 }
             }
@@ -198,17 +263,27 @@ pub(super) fn permutation(pairing: Pairing, segments: Segments, rotary_dim: u32,
 }
 
 /// Terms of the angle gradient: for each, byte offsets into the channel sums A | B, and signs.
-pub(super) fn angle_gradient_terms(rotary: &Rotary, segments: Segments) -> (Vec<(Vec<u32>, Vec<f32>)>, u32) {
+pub(super) fn angle_gradient_terms(
+    rotary: &Rotary,
+    segments: Segments,
+) -> (Vec<(Vec<u32>, Vec<f32>)>, u32) {
     let width = rotary.angle_width();
     let pitch = (2 * width).next_multiple_of(F32_UNIT);
     let sums_b = segments.row_pitch();
     let blank = || (vec![0; pitch as usize], vec![0.0; pitch as usize]);
-    let mut terms = if rotary.is_per_channel() { vec![blank()] } else { vec![blank(), blank()] };
+    let mut terms = if rotary.is_per_channel() {
+        vec![blank()]
+    } else {
+        vec![blank(), blank()]
+    };
     for j in 0..rotary.pairs() {
         let members = segments.members(j);
         for (member, channel) in members.into_iter().enumerate() {
-            let (term, lane) =
-                if rotary.is_per_channel() { (0, member as u32 * rotary.pairs() + j) } else { (member, j) };
+            let (term, lane) = if rotary.is_per_channel() {
+                (0, member as u32 * rotary.pairs() + j)
+            } else {
+                (member, j)
+            };
             let (offsets, signs) = &mut terms[term];
             offsets[lane as usize] = 4 * channel;
             signs[lane as usize] = 1.0;

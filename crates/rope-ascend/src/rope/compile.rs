@@ -10,11 +10,26 @@ use std::ffi::CString;
 /// The kernel sources, in the order in which they include each other; the last has the entry
 /// points.
 pub const KERNEL_SOURCES: [(&str, &str); 5] = [
-    ("rope_tiling.h", include_str!("../../../../kernels/rope/rope_tiling.h")),
-    ("rope_base.h", include_str!("../../../../kernels/rope/rope_base.h")),
-    ("rope_rotate.h", include_str!("../../../../kernels/rope/rope_rotate.h")),
-    ("rope_angle_grad.h", include_str!("../../../../kernels/rope/rope_angle_grad.h")),
-    ("rope.cpp", include_str!("../../../../kernels/rope/rope.cpp")),
+    (
+        "rope_tiling.h",
+        include_str!("../../../../kernels/rope/rope_tiling.h"),
+    ),
+    (
+        "rope_base.h",
+        include_str!("../../../../kernels/rope/rope_base.h"),
+    ),
+    (
+        "rope_rotate.h",
+        include_str!("../../../../kernels/rope/rope_rotate.h"),
+    ),
+    (
+        "rope_angle_grad.h",
+        include_str!("../../../../kernels/rope/rope_angle_grad.h"),
+    ),
+    (
+        "rope.cpp",
+        include_str!("../../../../kernels/rope/rope.cpp"),
+    ),
 ];
 
 /// The sources as one text: the compiler takes a single source, so inclusions among them go.
@@ -64,19 +79,35 @@ fn build(rtc: &AclRtc, program: aclrtcProg, architecture: Architecture) -> Resul
     // SAFETY: a live program and one nul-terminated option.
     let code = unsafe { (rtc.aclrtcCompileProg)(program, 1, options.as_ptr()) };
     if code != 0 {
-        return Err(AscendError::Compile { code, log: log(rtc, program) });
+        return Err(AscendError::Compile {
+            code,
+            log: log(rtc, program),
+        });
     }
     let mut bytes = 0;
     // SAFETY: a live, compiled program; a local receives the size.
-    check(unsafe { (rtc.aclrtcGetBinDataSize)(program, &raw mut bytes) }, "no size of the binary")?;
+    check(
+        unsafe { (rtc.aclrtcGetBinDataSize)(program, &raw mut bytes) },
+        "no size of the binary",
+    )?;
     let mut binary = vec![0_u8; bytes];
     // SAFETY: the buffer has the size that the compiler asked for.
-    check(unsafe { (rtc.aclrtcGetBinData)(program, binary.as_mut_ptr().cast()) }, "no binary")?;
+    check(
+        unsafe { (rtc.aclrtcGetBinData)(program, binary.as_mut_ptr().cast()) },
+        "no binary",
+    )?;
     Ok(binary)
 }
 
 fn check(code: i32, what: &str) -> Result<()> {
-    if code == 0 { Ok(()) } else { Err(AscendError::Compile { code, log: what.to_owned() }) }
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(AscendError::Compile {
+            code,
+            log: what.to_owned(),
+        })
+    }
 }
 
 fn log(rtc: &AclRtc, program: aclrtcProg) -> String {
@@ -90,7 +121,10 @@ fn log(rtc: &AclRtc, program: aclrtcProg) -> String {
     if unsafe { (rtc.aclrtcGetCompileLog)(program, text.as_mut_ptr().cast()) } != 0 {
         return "the compiler's log could not be read".to_owned();
     }
-    String::from_utf8_lossy(&text).trim_end_matches('\0').trim().to_owned()
+    String::from_utf8_lossy(&text)
+        .trim_end_matches('\0')
+        .trim()
+        .to_owned()
 }
 
 #[cfg(test)]
@@ -100,8 +134,16 @@ mod tests {
     #[test]
     fn the_single_source_includes_only_the_vendor() {
         let source = single_source();
-        let included: Vec<&str> = source.lines().filter(|line| line.starts_with("#include")).collect();
-        assert!(included.iter().all(|line| line.contains("kernel_operator.h") || line.contains('<')), "{included:?}");
+        let included: Vec<&str> = source
+            .lines()
+            .filter(|line| line.starts_with("#include"))
+            .collect();
+        assert!(
+            included
+                .iter()
+                .all(|line| line.contains("kernel_operator.h") || line.contains('<')),
+            "{included:?}"
+        );
         assert!(source.contains("rope_rotate_##name"));
     }
 }

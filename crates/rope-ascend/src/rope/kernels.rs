@@ -23,7 +23,11 @@ impl Kernels {
     /// The runtime's.
     pub fn load(stream: &Stream, binary: &[u8]) -> Result<Self> {
         let machine = stream.device().machine()?;
-        Ok(Self { module: stream.load(binary)?, machine, found: Mutex::default() })
+        Ok(Self {
+            module: stream.load(binary)?,
+            machine,
+            found: Mutex::default(),
+        })
     }
 
     /// Compiles the kernels with the installation's run-time compiler and loads them.

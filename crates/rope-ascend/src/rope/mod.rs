@@ -16,6 +16,10 @@ pub use args::{Axes, KTensors, RotateArgs, Route, Span, TensorLayout, Tiling};
 pub use compile::{KERNEL_SOURCES, compile};
 pub use kernels::Kernels;
 pub use rotary::{Direction, Lane, LaneMap, Pairing, Rotary};
-pub use rotator::{AngleGradient, Angles, KernelElement, Operand, Positions, Rotation, Rotator, Table};
-pub use tiling::{AngleSource, Architecture, Machine, Plan, Problem, plan_angle_gradient, plan_rotation};
+pub use rotator::{
+    AngleGradient, Angles, KernelElement, Operand, Positions, Rotation, Rotator, Table,
+};
+pub use tiling::{
+    AngleSource, Architecture, Machine, Plan, Problem, plan_angle_gradient, plan_rotation,
+};
 pub use view::{Layout, View};

@@ -58,10 +58,20 @@ impl LaneMap {
         }
         for lane in &lanes {
             if lane.axis >= axes {
-                return Err(AscendError::argument(OP, "axis", format!("below {axes}"), lane.axis));
+                return Err(AscendError::argument(
+                    OP,
+                    "axis",
+                    format!("below {axes}"),
+                    lane.axis,
+                ));
             }
             if lane.column >= width {
-                return Err(AscendError::argument(OP, "column", format!("below {width}"), lane.column));
+                return Err(AscendError::argument(
+                    OP,
+                    "column",
+                    format!("below {width}"),
+                    lane.column,
+                ));
             }
         }
         Ok(Self { lanes, axes, width })
@@ -88,7 +98,12 @@ impl LaneMap {
     /// The columns that an axis uses, from the first to one past the last.
     #[must_use]
     pub fn columns_of(&self, axis: u32) -> std::ops::Range<u32> {
-        let columns = || self.lanes.iter().filter(|lane| lane.axis == axis).map(|lane| lane.column);
+        let columns = || {
+            self.lanes
+                .iter()
+                .filter(|lane| lane.axis == axis)
+                .map(|lane| lane.column)
+        };
         match (columns().min(), columns().max()) {
             (Some(first), Some(last)) => first..last + 1,
             _ => 0..0,
@@ -103,12 +118,20 @@ impl LaneMap {
         let mut old_columns: Vec<u32> = Vec::new();
         let mut lanes = self.lanes.clone();
         for axis in 0..self.axes {
-            let mut used: Vec<u32> =
-                self.lanes.iter().filter(|lane| lane.axis == axis).map(|lane| lane.column).collect();
+            let mut used: Vec<u32> = self
+                .lanes
+                .iter()
+                .filter(|lane| lane.axis == axis)
+                .map(|lane| lane.column)
+                .collect();
             used.sort_unstable();
             used.dedup();
             let start = old_columns.len();
-            for (lane, old) in lanes.iter_mut().zip(&self.lanes).filter(|(_, old)| old.axis == axis) {
+            for (lane, old) in lanes
+                .iter_mut()
+                .zip(&self.lanes)
+                .filter(|(_, old)| old.axis == axis)
+            {
                 if let Ok(place) = used.binary_search(&old.column) {
                     lane.column = (start + place) as u32;
                 }
@@ -116,7 +139,14 @@ impl LaneMap {
             old_columns.extend(used);
         }
         let width = old_columns.len() as u32;
-        (Self { lanes, axes: self.axes, width }, old_columns)
+        (
+            Self {
+                lanes,
+                axes: self.axes,
+                width,
+            },
+            old_columns,
+        )
     }
 }
 
@@ -145,19 +175,38 @@ impl Rotary {
     /// # Errors
     /// [`AscendError::InvalidArgument`] if the channels do not lie in the head, or their number is
     /// odd, or not divisible by 4 for [`Pairing::Quarter`].
-    pub fn partial(head_dim: u32, channels: std::ops::Range<u32>, pairing: Pairing) -> Result<Self> {
+    pub fn partial(
+        head_dim: u32,
+        channels: std::ops::Range<u32>,
+        pairing: Pairing,
+    ) -> Result<Self> {
         const OP: &str = "rotary";
         if channels.is_empty() || channels.end > head_dim {
             let found = format!("{}..{}", channels.start, channels.end);
-            return Err(AscendError::argument(OP, "channels", format!("within 0..{head_dim}, not empty"), found));
+            return Err(AscendError::argument(
+                OP,
+                "channels",
+                format!("within 0..{head_dim}, not empty"),
+                found,
+            ));
         }
         let rotary_dim = channels.end - channels.start;
         let unit = if pairing == Pairing::Quarter { 4 } else { 2 };
         if !rotary_dim.is_multiple_of(unit) {
-            return Err(AscendError::argument(OP, "rotary_dim", format!("a multiple of {unit}"), rotary_dim));
+            return Err(AscendError::argument(
+                OP,
+                "rotary_dim",
+                format!("a multiple of {unit}"),
+                rotary_dim,
+            ));
         }
         if head_dim > Self::MAX_HEAD_DIM {
-            return Err(AscendError::argument(OP, "head_dim", "at most 1024", head_dim));
+            return Err(AscendError::argument(
+                OP,
+                "head_dim",
+                "at most 1024",
+                head_dim,
+            ));
         }
         Ok(Self {
             head_dim,
@@ -188,7 +237,12 @@ impl Rotary {
     pub fn with_lanes(mut self, lanes: LaneMap) -> Result<Self> {
         if lanes.lanes().len() != self.angle_width() as usize {
             let expected = format!("{} lanes, one for each angle", self.angle_width());
-            return Err(AscendError::argument("rotary", "lane map", expected, lanes.lanes().len()));
+            return Err(AscendError::argument(
+                "rotary",
+                "lane map",
+                expected,
+                lanes.lanes().len(),
+            ));
         }
         self.lanes = Some(lanes);
         Ok(self)
@@ -233,7 +287,11 @@ impl Rotary {
     /// Angles of a token: `pairs`, or twice as many per channel.
     #[must_use]
     pub fn angle_width(&self) -> u32 {
-        if self.per_channel { self.rotary_dim } else { self.pairs() }
+        if self.per_channel {
+            self.rotary_dim
+        } else {
+            self.pairs()
+        }
     }
 
     /// The lane map, if there is one.

@@ -68,9 +68,20 @@ fn rows_of(cos: &[f32], sin: &[f32], width: u32) -> Result<Vec<f32>> {
     let wide = width as usize;
     if wide == 0 || cos.is_empty() || !cos.len().is_multiple_of(wide) || cos.len() != sin.len() {
         let expected = format!("cos and sin of equal length, whole rows of {width}");
-        return Err(AscendError::argument("angles", "cos, sin", expected, format!("{} and {}", cos.len(), sin.len())));
+        return Err(AscendError::argument(
+            "angles",
+            "cos, sin",
+            expected,
+            format!("{} and {}", cos.len(), sin.len()),
+        ));
     }
-    Ok(cos.chunks(wide).zip(sin.chunks(wide)).flat_map(|(cos, sin)| [cos, sin]).flatten().copied().collect())
+    Ok(cos
+        .chunks(wide)
+        .zip(sin.chunks(wide))
+        .flat_map(|(cos, sin)| [cos, sin])
+        .flatten()
+        .copied()
+        .collect())
 }
 
 /// Position ids `[axes, rows]`, checked when they were uploaded.
@@ -91,13 +102,23 @@ impl Positions {
     pub fn new(stream: &Stream, ids: &[i32], axes: u32) -> Result<Self> {
         const OP: &str = "positions";
         if axes == 0 || ids.is_empty() || !ids.len().is_multiple_of(axes as usize) {
-            return Err(AscendError::argument(OP, "ids", format!("{axes} equal rows"), ids.len()));
+            return Err(AscendError::argument(
+                OP,
+                "ids",
+                format!("{axes} equal rows"),
+                ids.len(),
+            ));
         }
         if let Some(negative) = ids.iter().find(|&&id| id < 0) {
             return Err(AscendError::argument(OP, "id", "at least 0", negative));
         }
         let largest = ids.iter().copied().max().unwrap_or(0);
-        Ok(Self { ids: stream.upload(ids)?, axes, rows: ids.len() as u64 / u64::from(axes), largest })
+        Ok(Self {
+            ids: stream.upload(ids)?,
+            axes,
+            rows: ids.len() as u64 / u64::from(axes),
+            largest,
+        })
     }
 }
 
@@ -134,7 +155,9 @@ impl<T: KernelElement> Operand<'_, T> {
     fn source(&self) -> (&DeviceBuffer<T>, View) {
         match self {
             Self::InPlace(buffer, view) => (buffer, *view),
-            Self::Into { from, from_view, .. } => (from, *from_view),
+            Self::Into {
+                from, from_view, ..
+            } => (from, *from_view),
         }
     }
 
@@ -200,7 +223,12 @@ impl Rotator {
     /// A rotator of `rotary` on `stream`.
     #[must_use]
     pub fn new(stream: &Stream, kernels: Arc<Kernels>, rotary: Rotary) -> Self {
-        Self { rotary, stream: stream.clone(), kernels, maps: Mutex::default() }
+        Self {
+            rotary,
+            stream: stream.clone(),
+            kernels,
+            maps: Mutex::default(),
+        }
     }
 
     /// What is rotated.
@@ -220,7 +248,8 @@ impl Rotator {
     /// # Errors
     /// As [`Table::new`].
     pub fn upload_angles(&self, cos: &[f32], sin: &[f32]) -> Result<DeviceBuffer<f32>> {
-        self.stream.upload(&rows_of(cos, sin, self.rotary.angle_width())?)
+        self.stream
+            .upload(&rows_of(cos, sin, self.rotary.angle_width())?)
     }
 
     /// Queues a rotation of q and k: one launch for both.
@@ -233,7 +262,13 @@ impl Rotator {
     pub fn rotate<T: KernelElement>(&self, rotation: &mut Rotation<'_, T>) -> Result<()> {
         let plan = self.plan(rotation)?;
         let rotation = &*rotation;
-        let (mut args, map) = (RotateArgs { tiling: plan.tiling, ..RotateArgs::default() }, self.map(&plan)?);
+        let (mut args, map) = (
+            RotateArgs {
+                tiling: plan.tiling,
+                ..RotateArgs::default()
+            },
+            self.map(&plan)?,
+        );
         args.map = map;
         (args.q, args.q_out) = addresses(&rotation.q);
         if let Some(k) = &rotation.k {
@@ -257,16 +292,34 @@ impl Rotator {
         const OP: &str = "rotate";
         let operands = [Some(&rotation.q), rotation.k.as_ref()];
         let in_place = rotation.q.in_place();
-        if rotation.k.as_ref().is_some_and(|k| k.in_place() != in_place) {
-            return Err(AscendError::argument(OP, "k", "rotated in place exactly if q is", "the other"));
+        if rotation
+            .k
+            .as_ref()
+            .is_some_and(|k| k.in_place() != in_place)
+        {
+            return Err(AscendError::argument(
+                OP,
+                "k",
+                "rotated in place exactly if q is",
+                "the other",
+            ));
         }
-        let (mut heads, mut input, mut output) = ([0; 2], [TensorLayout::default(); 2], [TensorLayout::default(); 2]);
+        let (mut heads, mut input, mut output) = (
+            [0; 2],
+            [TensorLayout::default(); 2],
+            [TensorLayout::default(); 2],
+        );
         for (i, operand) in operands.into_iter().enumerate() {
             let Some(operand) = operand else { continue };
             let (from, to) = (operand.source(), operand.target());
             heads[i] = from.1.heads;
             if to.1.heads != from.1.heads {
-                return Err(AscendError::argument(OP, "output heads", from.1.heads.to_string(), to.1.heads));
+                return Err(AscendError::argument(
+                    OP,
+                    "output heads",
+                    from.1.heads.to_string(),
+                    to.1.heads,
+                ));
             }
             input[i] = self.layout(OP, NAMES[i], rotation.batch, rotation.seq, from)?;
             output[i] = self.layout(OP, NAMES[i], rotation.batch, rotation.seq, to)?;
@@ -277,7 +330,12 @@ impl Rotator {
                 self.stream.owns(OP, angles)?;
                 let row = 2 * self.rotary.angle_width() as usize;
                 if !angles.len().is_multiple_of(row) {
-                    return Err(AscendError::argument(OP, "angles", format!("rows of {row}"), angles.len()));
+                    return Err(AscendError::argument(
+                        OP,
+                        "angles",
+                        format!("rows of {row}"),
+                        angles.len(),
+                    ));
                 }
                 ((angles.len() / row) as u64, AngleSource::PerToken)
             }
@@ -290,8 +348,16 @@ impl Rotator {
         };
         let shared_over_batch = rotation.batch > 1 && rows == u64::from(rotation.seq);
         if rows != tokens && !shared_over_batch {
-            let expected = format!("{tokens} rows, one for each token, or {} shared by all batches", rotation.seq);
-            return Err(AscendError::argument(OP, "angles or positions", expected, rows));
+            let expected = format!(
+                "{tokens} rows, one for each token, or {} shared by all batches",
+                rotation.seq
+            );
+            return Err(AscendError::argument(
+                OP,
+                "angles or positions",
+                expected,
+                rows,
+            ));
         }
         let problem = Problem {
             rotary: &self.rotary,
@@ -314,11 +380,19 @@ impl Rotator {
     ///
     /// # Errors
     /// As [`Self::rotate`].
-    pub fn angle_gradient<T: KernelElement>(&self, request: &AngleGradient<'_, T>) -> Result<DeviceBuffer<f32>> {
+    pub fn angle_gradient<T: KernelElement>(
+        &self,
+        request: &AngleGradient<'_, T>,
+    ) -> Result<DeviceBuffer<f32>> {
         const OP: &str = "angle gradient";
         let (batch, seq) = (request.batch, request.seq);
         if request.k.is_some() != request.k_grad.is_some() {
-            return Err(AscendError::argument(OP, "k_grad", "given exactly if k is", "one of them"));
+            return Err(AscendError::argument(
+                OP,
+                "k_grad",
+                "given exactly if k is",
+                "one of them",
+            ));
         }
         let mut problem = Problem {
             rotary: &self.rotary,
@@ -333,11 +407,19 @@ impl Rotator {
             angles: AngleSource::PerToken,
             shared_over_batch: false,
         };
-        let pairs = [Some((request.q, request.q_grad)), request.k.zip(request.k_grad)];
+        let pairs = [
+            Some((request.q, request.q_grad)),
+            request.k.zip(request.k_grad),
+        ];
         for (i, pair) in pairs.into_iter().enumerate() {
             let Some((x, grad)) = pair else { continue };
             if x.1.heads != grad.1.heads {
-                return Err(AscendError::argument(OP, "heads of the gradient", x.1.heads.to_string(), grad.1.heads));
+                return Err(AscendError::argument(
+                    OP,
+                    "heads of the gradient",
+                    x.1.heads.to_string(),
+                    grad.1.heads,
+                ));
             }
             problem.heads[i] = x.1.heads;
             problem.input[i] = self.layout(OP, NAMES[i], batch, seq, x)?;
@@ -348,7 +430,9 @@ impl Rotator {
         }
         let plan = plan_angle_gradient(&problem, self.kernels.machine(), T::NAME)?;
         let rows = batch as usize * seq as usize;
-        let out = self.stream.alloc(rows * 2 * self.rotary.angle_width() as usize)?;
+        let out = self
+            .stream
+            .alloc(rows * 2 * self.rotary.angle_width() as usize)?;
         let address = |(buffer, view): (&DeviceBuffer<T>, View)| address(buffer, view);
         let args = AngleGradArgs {
             q: address(request.q),
@@ -372,7 +456,12 @@ impl Rotator {
         (buffer, view): (&DeviceBuffer<T>, View),
     ) -> Result<TensorLayout> {
         if batch == 0 || seq == 0 {
-            return Err(AscendError::argument(operation, "tokens", "at least one", 0));
+            return Err(AscendError::argument(
+                operation,
+                "tokens",
+                "at least one",
+                0,
+            ));
         }
         self.stream.owns(operation, buffer)?;
         view.check(argument, batch, seq, self.rotary.head_dim(), buffer.len())
@@ -381,16 +470,36 @@ impl Rotator {
     fn check_table(&self, table: &Table, positions: &Positions) -> Result<()> {
         const OP: &str = "rotate";
         let Some(lanes) = self.rotary.lanes() else {
-            return Err(AscendError::argument(OP, "lane map", "given with the rotary, as angles come from a table", "none"));
+            return Err(AscendError::argument(
+                OP,
+                "lane map",
+                "given with the rotary, as angles come from a table",
+                "none",
+            ));
         };
         if lanes.width() != table.width {
-            return Err(AscendError::argument(OP, "table", format!("{} columns", lanes.width()), table.width));
+            return Err(AscendError::argument(
+                OP,
+                "table",
+                format!("{} columns", lanes.width()),
+                table.width,
+            ));
         }
         if lanes.axes() != positions.axes {
-            return Err(AscendError::argument(OP, "positions", format!("{} axes", lanes.axes()), positions.axes));
+            return Err(AscendError::argument(
+                OP,
+                "positions",
+                format!("{} axes", lanes.axes()),
+                positions.axes,
+            ));
         }
         if positions.largest as u64 >= table.rows {
-            return Err(AscendError::argument(OP, "position", format!("below the table's {} rows", table.rows), positions.largest));
+            return Err(AscendError::argument(
+                OP,
+                "position",
+                format!("below the table's {} rows", table.rows),
+                positions.largest,
+            ));
         }
         Ok(())
     }
@@ -404,13 +513,16 @@ impl Rotator {
         if !maps.contains_key(&plan.map) {
             maps.insert(plan.map.clone(), self.stream.upload(&plan.map)?);
         }
-        Ok(maps.get(&plan.map).map_or(0, |buffer| buffer.pointer() as u64))
+        Ok(maps
+            .get(&plan.map)
+            .map_or(0, |buffer| buffer.pointer() as u64))
     }
 
     fn launch<A: ArgumentBlock>(&self, plan: &Plan, mut args: A) -> Result<()> {
         let kernel = self.kernels.get(&plan.kernel)?;
         // SAFETY: `ArgumentBlock` has no padding, so all its bytes are initialised.
-        let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<A>()) };
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<A>()) };
         // SAFETY: `A` mirrors the kernel's parameters (asserted in args.rs and rope_tiling.h). The
         // addresses are those of buffers of this stream, checked to hold their views; dropped
         // buffers return to this stream's cache, so none is reused before the kernel is done. The

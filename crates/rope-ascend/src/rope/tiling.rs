@@ -64,13 +64,29 @@ impl Machine {
             Some(3510) => Architecture::Dav3510,
             None if ub_bytes > LARGEST_2201 => Architecture::Dav3510,
             None => Architecture::Dav2201,
-            Some(other) => return Err(AscendError::argument(OP, "architecture", "2201 or 3510", other)),
+            Some(other) => {
+                return Err(AscendError::argument(
+                    OP,
+                    "architecture",
+                    "2201 or 3510",
+                    other,
+                ));
+            }
         };
-        let cores = u32::try_from(vector_cores).ok().filter(|n| (1..=65_535).contains(n));
-        let cores = cores.ok_or_else(|| AscendError::argument(OP, "vector cores", "1 to 65535", vector_cores))?;
+        let cores = u32::try_from(vector_cores)
+            .ok()
+            .filter(|n| (1..=65_535).contains(n));
+        let cores = cores
+            .ok_or_else(|| AscendError::argument(OP, "vector cores", "1 to 65535", vector_cores))?;
         let ub = u32::try_from(ub_bytes).ok().filter(|&n| n >= 16 * 1024);
-        let ub = ub.ok_or_else(|| AscendError::argument(OP, "unified buffer", "at least 16 KiB", ub_bytes))?;
-        Ok(Self { vector_cores: cores, ub_bytes: ub.min(architecture.usable_ub_bytes()), architecture })
+        let ub = ub.ok_or_else(|| {
+            AscendError::argument(OP, "unified buffer", "at least 16 KiB", ub_bytes)
+        })?;
+        Ok(Self {
+            vector_cores: cores,
+            ub_bytes: ub.min(architecture.usable_ub_bytes()),
+            architecture,
+        })
     }
 }
 
@@ -167,10 +183,18 @@ impl Grid {
     fn of(problem: &Problem<'_>) -> Self {
         let (batch, seq) = (u64::from(problem.batch), u64::from(problem.seq));
         let angle_batch_stride = if problem.shared_over_batch { 0 } else { seq };
-        let mut grid = Self { batch, seq, angle_batch_stride, input: problem.input, output: problem.output };
+        let mut grid = Self {
+            batch,
+            seq,
+            angle_batch_stride,
+            input: problem.input,
+            output: problem.output,
+        };
         let present = |i: usize| problem.heads[i] > 0;
         let all = |test: &dyn Fn(&TensorLayout) -> bool| {
-            (0..2).filter(|&i| present(i)).all(|i| test(&problem.input[i]) && test(&problem.output[i]))
+            (0..2)
+                .filter(|&i| present(i))
+                .all(|i| test(&problem.input[i]) && test(&problem.output[i]))
         };
         if angle_batch_stride != seq || batch == 1 {
             return grid;
@@ -198,49 +222,87 @@ impl Grid {
 }
 
 /// How the rows of `span` become transfers in a tile of so many heads and tokens.
-fn route(layout: &TensorLayout, span: Span, row: u32, element_bytes: u32, head_major: bool, heads: u32, tokens: u32) -> Route {
+fn route(
+    layout: &TensorLayout,
+    span: Span,
+    row: u32,
+    element_bytes: u32,
+    head_major: bool,
+    heads: u32,
+    tokens: u32,
+) -> Route {
     let unit = 32 / element_bytes;
     let run = u64::from(span.length);
     let dense = span.pieces == 1 && span.length.is_multiple_of(unit) && span.length == row;
     let fits = |stride: u64, run: u64, n: u32| {
-        n <= 1 || (stride >= run && (stride - run) * u64::from(element_bytes) <= u64::from(u32::MAX))
+        n <= 1
+            || (stride >= run && (stride - run) * u64::from(element_bytes) <= u64::from(u32::MAX))
     };
     if dense && !head_major && layout.head_stride == run {
         let whole = run * u64::from(heads);
         if fits(layout.token_stride, whole, tokens) {
-            return Route { fold: Route::FOLD_HEADS, count: Route::COUNT_TOKENS };
+            return Route {
+                fold: Route::FOLD_HEADS,
+                count: Route::COUNT_TOKENS,
+            };
         }
     }
     if dense && head_major && layout.token_stride == run {
         let whole = run * u64::from(tokens);
         if fits(layout.head_stride, whole, heads) {
-            return Route { fold: Route::FOLD_TOKENS, count: Route::COUNT_HEADS };
+            return Route {
+                fold: Route::FOLD_TOKENS,
+                count: Route::COUNT_HEADS,
+            };
         }
     }
     let pieces_wide = u64::from(span.pieces) * run;
     let padded_row = span.pieces * span.length.next_multiple_of(unit);
     if span.pieces > 1 && !head_major && layout.head_stride == pieces_wide && padded_row == row {
-        return Route { fold: Route::FOLD_PIECES, count: Route::COUNT_HEADS };
+        return Route {
+            fold: Route::FOLD_PIECES,
+            count: Route::COUNT_HEADS,
+        };
     }
     let heads_fit = fits(layout.head_stride, run, heads);
     let tokens_fit = fits(layout.token_stride, run, tokens);
-    let count = match (heads_fit && heads <= MAX_RUNS, tokens_fit && tokens <= MAX_RUNS) {
+    let count = match (
+        heads_fit && heads <= MAX_RUNS,
+        tokens_fit && tokens <= MAX_RUNS,
+    ) {
         (true, false) => Route::COUNT_HEADS,
         (true, true) if heads >= tokens => Route::COUNT_HEADS,
         (_, true) => Route::COUNT_TOKENS,
         (false, false) => Route::COUNT_PIECES,
     };
-    Route { fold: Route::FOLD_NONE, count }
+    Route {
+        fold: Route::FOLD_NONE,
+        count,
+    }
 }
 
 /// Channels that move together: the rotated ones as loaded and as stored, then those that pass.
-fn spans(rotary: &Rotary, segments: Segments, direction: Direction, element_bytes: u32, in_place: bool) -> ([Span; 3], [Span; 3]) {
+fn spans(
+    rotary: &Rotary,
+    segments: Segments,
+    direction: Direction,
+    element_bytes: u32,
+    in_place: bool,
+) -> ([Span; 3], [Span; 3]) {
     let channel = rotary.rotary_offset();
-    let whole = Span { channel, length: rotary.rotary_dim(), pieces: 1 };
+    let whole = Span {
+        channel,
+        length: rotary.rotary_dim(),
+        pieces: 1,
+    };
     let cut = if segments.length == segments.pitch {
         whole
     } else {
-        Span { channel, length: segments.length, pieces: segments.count }
+        Span {
+            channel,
+            length: segments.length,
+            pieces: segments.count,
+        }
     };
     let _ = element_bytes;
     let (load, store) = match (rotary.pairing(), direction) {
@@ -252,7 +314,11 @@ fn spans(rotary: &Rotary, segments: Segments, direction: Direction, element_byte
         if in_place || start == end {
             Span::default()
         } else {
-            Span { channel: start, length: end - start, pieces: 1 }
+            Span {
+                channel: start,
+                length: end - start,
+                pieces: 1,
+            }
         }
     };
     let before = pass(0, channel);
@@ -261,13 +327,33 @@ fn spans(rotary: &Rotary, segments: Segments, direction: Direction, element_byte
 }
 
 fn tile_row(span: usize, spans: &[Span; 3], row_pitch: u32, element_bytes: u32) -> u32 {
-    if span == 0 { row_pitch } else { spans[span].length.next_multiple_of(32 / element_bytes) }
+    if span == 0 {
+        row_pitch
+    } else {
+        spans[span].length.next_multiple_of(32 / element_bytes)
+    }
 }
 
 /// The parts of the tiling that both kernels share.
-fn common(problem: &Problem<'_>, grid: &Grid, segments: Segments, coefficients: &Coefficients, direction: Direction) -> Tiling {
-    let (load, store) = spans(problem.rotary, segments, direction, problem.element_bytes, problem.in_place);
-    let rows = if problem.shared_over_batch { u64::from(problem.seq) } else { u64::from(problem.seq) * u64::from(problem.batch) };
+fn common(
+    problem: &Problem<'_>,
+    grid: &Grid,
+    segments: Segments,
+    coefficients: &Coefficients,
+    direction: Direction,
+) -> Tiling {
+    let (load, store) = spans(
+        problem.rotary,
+        segments,
+        direction,
+        problem.element_bytes,
+        problem.in_place,
+    );
+    let rows = if problem.shared_over_batch {
+        u64::from(problem.seq)
+    } else {
+        u64::from(problem.seq) * u64::from(problem.batch)
+    };
     Tiling {
         input: grid.input,
         output: grid.output,
@@ -301,10 +387,24 @@ fn set_routes(tiling: &mut Tiling, element_bytes: u32) {
             let heads = tiling.heads[i].min(tiling.heads_per_tile);
             let row = |spans: &[Span; 3]| tile_row(span, spans, tiling.row_pitch, element_bytes);
             let tokens = tiling.tokens_per_tile;
-            tiling.load_route[span][i] =
-                route(&tiling.input[i], tiling.load[span], row(&tiling.load), element_bytes, head_major, heads, tokens);
-            tiling.store_route[span][i] =
-                route(&tiling.output[i], tiling.store[span], row(&tiling.store), element_bytes, head_major, heads, tokens);
+            tiling.load_route[span][i] = route(
+                &tiling.input[i],
+                tiling.load[span],
+                row(&tiling.load),
+                element_bytes,
+                head_major,
+                heads,
+                tokens,
+            );
+            tiling.store_route[span][i] = route(
+                &tiling.output[i],
+                tiling.store[span],
+                row(&tiling.store),
+                element_bytes,
+                head_major,
+                heads,
+                tokens,
+            );
         }
     }
 }
@@ -322,7 +422,12 @@ fn check_shape(problem: &Problem<'_>) -> Result<u32> {
     let heads = problem.heads[0] + problem.heads[1];
     let most = MAX_RUNS / 4;
     if problem.heads[0] == 0 || heads > most {
-        return Err(AscendError::argument("rotate", "heads", format!("1 to {most} of q and k together"), heads));
+        return Err(AscendError::argument(
+            "rotate",
+            "heads",
+            format!("1 to {most} of q and k together"),
+            heads,
+        ));
     }
     Ok(heads)
 }
@@ -340,12 +445,23 @@ pub fn plan_rotation(problem: &Problem<'_>, machine: Machine, dtype: &str) -> Re
     let table = match problem.angles {
         AngleSource::PerToken => None,
         AngleSource::Table { .. } => Some(rotary.lanes().ok_or_else(|| {
-            AscendError::argument("rotate", "lane map", "given with the rotary, as angles come from a table", "none")
+            AscendError::argument(
+                "rotate",
+                "lane map",
+                "given with the rotary, as angles come from a table",
+                "none",
+            )
         })?),
     };
     let coefficients = Coefficients::of(rotary, segments, problem.direction, table);
     let incoming = problem.direction == Direction::Forward || rotary.pairing() == Pairing::Adjacent;
-    let permutation = permutation(rotary.pairing(), segments, rotary.rotary_dim(), element_bytes, incoming);
+    let permutation = permutation(
+        rotary.pairing(),
+        segments,
+        rotary.rotary_dim(),
+        element_bytes,
+        incoming,
+    );
     let grid = Grid::of(problem);
     let mut tiling = common(problem, &grid, segments, &coefficients, problem.direction);
     let mut map = Vec::new();
@@ -362,7 +478,8 @@ pub fn plan_rotation(problem: &Problem<'_>, machine: Machine, dtype: &str) -> Re
         tiling.axis_start = coefficients.raw.axis_start;
         tiling.axis_length = coefficients.raw.axis_length;
         tiling.table_width = lanes.width();
-        tiling.positions_per_load = POSITIONS_PER_LOAD.min(tiling.angle_rows.try_into().unwrap_or(u32::MAX));
+        tiling.positions_per_load =
+            POSITIONS_PER_LOAD.min(tiling.angle_rows.try_into().unwrap_or(u32::MAX));
     }
     tiling.slots = SLOTS;
     tiling.head_major = u32::from(grid.head_major(problem.heads));
@@ -374,7 +491,11 @@ pub fn plan_rotation(problem: &Problem<'_>, machine: Machine, dtype: &str) -> Re
     let units = tiling.tokens * u64::from(tiling.head_groups);
     let blocks = units.min(cores) as u32;
 
-    let copies_of_x = if element_bytes == 4 && rotary.pairing() != Pairing::InterleaveHalf { 1 } else { 2 };
+    let copies_of_x = if element_bytes == 4 && rotary.pairing() != Pairing::InterleaveHalf {
+        1
+    } else {
+        2
+    };
     let work_row = segments.row_pitch() * 4 * (copies_of_x + u32::from(permutation.is_some()));
     let slot_row = (0..3)
         .map(|span| tile_row(span, &tiling.load, tiling.row_pitch, element_bytes) * element_bytes)
@@ -384,17 +505,41 @@ pub fn plan_rotation(problem: &Problem<'_>, machine: Machine, dtype: &str) -> Re
     let fixed = SLACK_BYTES
         + 4 * tiling.map_words.next_multiple_of(8)
         + 4 * tiling.axes * tiling.positions_per_load.next_multiple_of(8);
-    let longest = (tiling.tokens.div_ceil(u64::from(blocks))).min(tiling.seq).min(u64::from(MAX_RUNS));
+    let longest = (tiling.tokens.div_ceil(u64::from(blocks)))
+        .min(tiling.seq)
+        .min(u64::from(MAX_RUNS));
     let runs = coefficients.raw.pieces.max(1);
     let longest = (longest as u32).min(MAX_RUNS / runs).max(1);
-    let choice = Fit { ub: machine.ub_bytes, fixed, token_bytes, slot_row, work_row, heads, longest, slots: SLOTS };
-    let fit = if tiling.head_major == 0 { choice.token_major() } else { choice.head_major() }?;
+    let choice = Fit {
+        ub: machine.ub_bytes,
+        fixed,
+        token_bytes,
+        slot_row,
+        work_row,
+        heads,
+        longest,
+        slots: SLOTS,
+    };
+    let fit = if tiling.head_major == 0 {
+        choice.token_major()
+    } else {
+        choice.head_major()
+    }?;
     tiling.tokens_per_tile = fit.tokens;
     tiling.heads_per_tile = fit.heads;
     tiling.work_rows = fit.work_rows;
     set_routes(&mut tiling, element_bytes);
-    let ub_bytes = fixed + fit.tokens * token_bytes + SLOTS * fit.tokens * fit.heads * slot_row + fit.work_rows * work_row;
-    Ok(Plan { kernel: kernel_name("rope_rotate", rotary.pairing(), problem.direction, dtype), blocks, tiling, map, ub_bytes })
+    let ub_bytes = fixed
+        + fit.tokens * token_bytes
+        + SLOTS * fit.tokens * fit.heads * slot_row
+        + fit.work_rows * work_row;
+    Ok(Plan {
+        kernel: kernel_name("rope_rotate", rotary.pairing(), problem.direction, dtype),
+        blocks,
+        tiling,
+        map,
+        ub_bytes,
+    })
 }
 
 /// What competes for the unified buffer, in bytes.
@@ -423,12 +568,19 @@ impl Fit {
     /// A quarter of the buffer for arithmetic, in whole lines of `line` rows where one fits.
     fn work_rows(&self, line: u32) -> u32 {
         let rows = (self.ub / 4 / self.work_row).max(1);
-        if rows >= line { rows / line * line } else { rows }
+        if rows >= line {
+            rows / line * line
+        } else {
+            rows
+        }
     }
 
     fn too_large(&self) -> AscendError {
         AscendError::TileTooLarge {
-            needed_bytes: (self.fixed + self.token_bytes + self.work_row + self.slots * self.slot_row) as usize,
+            needed_bytes: (self.fixed
+                + self.token_bytes
+                + self.work_row
+                + self.slots * self.slot_row) as usize,
             available_bytes: self.ub as usize,
         }
     }
@@ -437,15 +589,22 @@ impl Fit {
     fn token_major(&self) -> Result<Fitted> {
         let mut work_rows = self.work_rows(self.heads);
         let room = |work_rows: u32| {
-            self.ub.checked_sub(self.fixed + work_rows * self.work_row).ok_or_else(|| self.too_large())
+            self.ub
+                .checked_sub(self.fixed + work_rows * self.work_row)
+                .ok_or_else(|| self.too_large())
         };
         let token = self.token_bytes + self.slots * self.heads * self.slot_row;
         let tokens = (room(work_rows)? / token).min(self.longest);
         if tokens > 0 {
-            return Ok(Fitted { tokens, heads: self.heads, work_rows: work_rows.min(tokens * self.heads) });
+            return Ok(Fitted {
+                tokens,
+                heads: self.heads,
+                work_rows: work_rows.min(tokens * self.heads),
+            });
         }
         let heads = loop {
-            let fitting = room(work_rows)?.saturating_sub(self.token_bytes) / (self.slots * self.slot_row);
+            let fitting =
+                room(work_rows)?.saturating_sub(self.token_bytes) / (self.slots * self.slot_row);
             if fitting > 0 {
                 break fitting;
             }
@@ -455,19 +614,30 @@ impl Fit {
             work_rows /= 2;
         };
         let heads = even(self.heads, heads);
-        Ok(Fitted { tokens: 1, heads, work_rows: work_rows.min(heads) })
+        Ok(Fitted {
+            tokens: 1,
+            heads,
+            work_rows: work_rows.min(heads),
+        })
     }
 
     /// Long runs of tokens, of as many heads as fit.
     fn head_major(&self) -> Result<Fitted> {
-        let mut tokens = self.longest.min(HEAD_MAJOR_TOKENS).min((self.ub / 6 / self.token_bytes).max(1));
+        let mut tokens = self
+            .longest
+            .min(HEAD_MAJOR_TOKENS)
+            .min((self.ub / 6 / self.token_bytes).max(1));
         loop {
             let work_rows = self.work_rows(tokens);
             let used = self.fixed + tokens * self.token_bytes + work_rows * self.work_row;
             let heads = self.ub.saturating_sub(used) / (self.slots * tokens * self.slot_row);
             if heads > 0 {
                 let heads = even(self.heads, heads);
-                return Ok(Fitted { tokens, heads, work_rows: work_rows.min(tokens * heads) });
+                return Ok(Fitted {
+                    tokens,
+                    heads,
+                    work_rows: work_rows.min(tokens * heads),
+                });
             }
             if tokens == 1 {
                 return self.token_major();
@@ -486,7 +656,12 @@ pub fn plan_angle_gradient(problem: &Problem<'_>, machine: Machine, dtype: &str)
     let heads = check_shape(problem)?;
     if problem.shared_over_batch && problem.batch > 1 {
         let expected = "one row for each token (sum over the batch yourself)";
-        return Err(AscendError::argument("angle gradient", "angles", expected, "rows shared over the batch"));
+        return Err(AscendError::argument(
+            "angle gradient",
+            "angles",
+            expected,
+            "rows shared over the batch",
+        ));
     }
     let rotary = problem.rotary;
     let element_bytes = problem.element_bytes;
@@ -495,7 +670,13 @@ pub fn plan_angle_gradient(problem: &Problem<'_>, machine: Machine, dtype: &str)
     let grid = Grid::of(problem);
     let mut tiling = common(problem, &grid, segments, &coefficients, Direction::Forward);
     let (terms, pitch) = angle_gradient_terms(rotary, segments);
-    let permutation = permutation(rotary.pairing(), segments, rotary.rotary_dim(), element_bytes, true);
+    let permutation = permutation(
+        rotary.pairing(),
+        segments,
+        rotary.rotary_dim(),
+        element_bytes,
+        true,
+    );
     let mut map = Vec::new();
     for (offsets, signs) in &terms {
         map.extend_from_slice(offsets);
@@ -519,10 +700,27 @@ pub fn plan_angle_gradient(problem: &Problem<'_>, machine: Machine, dtype: &str)
     let work_row = row_pitch * 4 * (f32_copies + u32::from(permutation.is_some()));
     let slot_row = 2 * row_pitch * element_bytes;
     const OUT_TOKENS: u64 = 16;
-    let tokens = tiling.tokens.div_ceil(u64::from(blocks)).min(tiling.seq).min(OUT_TOKENS) as u32;
-    let fixed = SLACK_BYTES + 4 * tiling.map_words.next_multiple_of(8) + 4 * 2 * row_pitch + 4 * pitch + 2 * tokens * 4 * pitch;
+    let tokens = tiling
+        .tokens
+        .div_ceil(u64::from(blocks))
+        .min(tiling.seq)
+        .min(OUT_TOKENS) as u32;
+    let fixed = SLACK_BYTES
+        + 4 * tiling.map_words.next_multiple_of(8)
+        + 4 * 2 * row_pitch
+        + 4 * pitch
+        + 2 * tokens * 4 * pitch;
     // Tiles of one token: the tokens of the output are in `fixed`.
-    let fit = Fit { ub: machine.ub_bytes, fixed, token_bytes: 0, slot_row, work_row, heads, longest: 1, slots: SLOTS };
+    let fit = Fit {
+        ub: machine.ub_bytes,
+        fixed,
+        token_bytes: 0,
+        slot_row,
+        work_row,
+        heads,
+        longest: 1,
+        slots: SLOTS,
+    };
     let fit = fit.token_major()?;
     tiling.tokens_per_tile = tokens;
     tiling.heads_per_tile = fit.heads;
@@ -531,7 +729,12 @@ pub fn plan_angle_gradient(problem: &Problem<'_>, machine: Machine, dtype: &str)
     set_routes(&mut tiling, element_bytes);
     let ub_bytes = fixed + SLOTS * fit.heads * slot_row + fit.work_rows * work_row;
     Ok(Plan {
-        kernel: kernel_name("rope_angle_grad", rotary.pairing(), Direction::Forward, dtype),
+        kernel: kernel_name(
+            "rope_angle_grad",
+            rotary.pairing(),
+            Direction::Forward,
+            dtype,
+        ),
         blocks,
         tiling,
         map,
@@ -573,9 +776,22 @@ mod tests {
     #[test]
     fn qwen3_vl_tiles_hold_four_tokens_with_all_heads() {
         let plan = plan(Layout::Tnd, 8192, [32, 8], 128, 2);
-        assert_eq!((plan.tiling.tokens_per_tile, plan.tiling.heads_per_tile), (4, 40));
-        assert_eq!(plan.tiling.load_route[0], [Route { fold: Route::FOLD_HEADS, count: Route::COUNT_TOKENS }; 2]);
-        assert!(plan.ub_bytes * 4 >= machine().ub_bytes * 3, "{} bytes of unified buffer", plan.ub_bytes);
+        assert_eq!(
+            (plan.tiling.tokens_per_tile, plan.tiling.heads_per_tile),
+            (4, 40)
+        );
+        assert_eq!(
+            plan.tiling.load_route[0],
+            [Route {
+                fold: Route::FOLD_HEADS,
+                count: Route::COUNT_TOKENS
+            }; 2]
+        );
+        assert!(
+            plan.ub_bytes * 4 >= machine().ub_bytes * 3,
+            "{} bytes of unified buffer",
+            plan.ub_bytes
+        );
         assert_eq!(plan.blocks, 40);
     }
 
@@ -589,7 +805,9 @@ mod tests {
                             let plan = plan(layout, seq, heads, head_dim, bytes);
                             let t = &plan.tiling;
                             assert!(plan.ub_bytes <= machine().ub_bytes, "{plan:?}");
-                            assert!(t.tokens_per_tile >= 1 && t.heads_per_tile >= 1 && t.work_rows >= 1);
+                            assert!(
+                                t.tokens_per_tile >= 1 && t.heads_per_tile >= 1 && t.work_rows >= 1
+                            );
                             assert!(u64::from(plan.blocks) <= t.tokens * u64::from(t.head_groups));
                         }
                     }
@@ -609,6 +827,9 @@ mod tests {
     fn unknown_architectures_are_refused() {
         assert!(Machine::new(40, 192 * 1024, Some(1001)).is_err());
         assert!(Machine::new(0, 192 * 1024, Some(2201)).is_err());
-        assert_eq!(Machine::new(64, 248 * 1024, None).map(|m| m.architecture), Ok(Architecture::Dav3510));
+        assert_eq!(
+            Machine::new(64, 248 * 1024, None).map(|m| m.architecture),
+            Ok(Architecture::Dav3510)
+        );
     }
 }

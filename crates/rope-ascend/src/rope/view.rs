@@ -41,7 +41,13 @@ impl View {
             Layout::Bnsd => (heads_wide * seq * dim, dim, seq * dim),
             Layout::Sbnd => (heads_wide * dim, batch * heads_wide * dim, dim),
         };
-        Self { offset: 0, heads, batch_stride, token_stride, head_stride }
+        Self {
+            offset: 0,
+            heads,
+            batch_stride,
+            token_stride,
+            head_stride,
+        }
     }
 
     /// Elements from the first to one past the last.
@@ -70,7 +76,12 @@ impl View {
         let end = extent.and_then(|extent| extent.checked_add(self.offset));
         let Some((extent, _)) = extent.zip(end.filter(|&end| end <= len as u64)) else {
             let found = end.map_or("an overflow".to_owned(), |end| format!("a view of {end}"));
-            return Err(AscendError::argument(OP, argument, format!("within its buffer of {len} elements"), found));
+            return Err(AscendError::argument(
+                OP,
+                argument,
+                format!("within its buffer of {len} elements"),
+                found,
+            ));
         };
         let mut axes = [
             (self.batch_stride, batch),

@@ -56,7 +56,12 @@ impl<T: Element> DeviceBuffer<T> {
         let bytes = len * size_of::<T>();
         let block = stream.inner.block(bytes)?;
         stream.device().inner.counters.buffer_made(bytes);
-        Ok(Self { block, len, stream, _elements: PhantomData })
+        Ok(Self {
+            block,
+            len,
+            stream,
+            _elements: PhantomData,
+        })
     }
 
     /// Number of elements.
@@ -92,7 +97,11 @@ impl<T: Element> DeviceBuffer<T> {
 
 impl<T: Element> Drop for DeviceBuffer<T> {
     fn drop(&mut self) {
-        self.stream.device().inner.counters.buffer_dropped(self.bytes());
+        self.stream
+            .device()
+            .inner
+            .counters
+            .buffer_dropped(self.bytes());
         self.stream.inner.give_back(self.block);
     }
 }

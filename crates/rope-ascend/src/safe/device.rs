@@ -64,7 +64,13 @@ impl Device {
             AscendError::argument("open device", "ordinal", format!("below {count}"), ordinal)
         })?;
         result::device::set(&runtime.inner.api.rt, ordinal)?;
-        Ok(Self { inner: Arc::new(DeviceInner { ordinal, counters: Counters::default(), runtime }) })
+        Ok(Self {
+            inner: Arc::new(DeviceInner {
+                ordinal,
+                counters: Counters::default(),
+                runtime,
+            }),
+        })
     }
 
     /// The device's number.

@@ -5,7 +5,10 @@
 //! each call the calling thread's current device is set, so handles may move between threads.
 //! `Drop` never panics: the first failure of a teardown is kept by the runtime and returned by
 //! the next call through any of its handles, or by [`Runtime::close`].
-#![allow(unsafe_code, reason = "calls through `result` with handles that these types own")]
+#![allow(
+    unsafe_code,
+    reason = "calls through `result` with handles that these types own"
+)]
 
 mod buffer;
 mod device;

@@ -52,7 +52,9 @@ impl Module {
     pub(super) fn load(device: Device, binary: &[u8]) -> Result<Self> {
         device.inner.enter()?;
         let raw = result::module::load(device.inner.rt(), device.inner.library(), binary)?;
-        Ok(Self { inner: Arc::new(ModuleInner { raw, device }) })
+        Ok(Self {
+            inner: Arc::new(ModuleInner { raw, device }),
+        })
     }
 
     /// The kernel of this name.
@@ -64,10 +66,13 @@ impl Module {
         let inner = &self.inner.device.inner;
         inner.enter()?;
         // SAFETY: the binary is loaded as long as `self` lives.
-        let raw = unsafe {
-            result::module::function(inner.rt(), inner.library(), self.inner.raw, name)
-        }?;
-        Ok(Kernel { raw, name: name.to_string_lossy().into_owned(), module: self.clone() })
+        let raw =
+            unsafe { result::module::function(inner.rt(), inner.library(), self.inner.raw, name) }?;
+        Ok(Kernel {
+            raw,
+            name: name.to_string_lossy().into_owned(),
+            module: self.clone(),
+        })
     }
 }
 

@@ -28,7 +28,11 @@ impl PinnedBuffer {
         })?;
         // SAFETY: freshly allocated with at least `bytes` bytes; no reference exists yet.
         unsafe { pointer.as_ptr().write_bytes(0, bytes) };
-        Ok(Self { pointer, bytes, device })
+        Ok(Self {
+            pointer,
+            bytes,
+            device,
+        })
     }
 }
 
@@ -53,6 +57,8 @@ impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         let inner = &self.device.inner;
         // SAFETY: from `malloc_host`; no copy is pending, since copies are waited for.
-        inner.teardown(|| unsafe { result::memory::free_host(inner.rt(), self.pointer.as_ptr().cast()) });
+        inner.teardown(|| unsafe {
+            result::memory::free_host(inner.rt(), self.pointer.as_ptr().cast())
+        });
     }
 }

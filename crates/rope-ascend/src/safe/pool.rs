@@ -37,7 +37,8 @@ impl Counters {
     }
 
     pub(super) fn reset_peak(&self) {
-        self.peak.store(self.live.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.peak
+            .store(self.live.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     pub(super) fn buffer_made(&self, bytes: usize) {
@@ -107,7 +108,10 @@ impl Cache {
 
     /// Takes every block out, to be freed.
     pub(super) fn drain(&mut self, counters: &Counters) -> Vec<Block> {
-        let blocks: Vec<Block> = std::mem::take(&mut self.free).into_values().flatten().collect();
+        let blocks: Vec<Block> = std::mem::take(&mut self.free)
+            .into_values()
+            .flatten()
+            .collect();
         for block in &blocks {
             counters.cached.fetch_sub(block.bytes, Ordering::Relaxed);
             counters.block_freed(block.bytes);
@@ -132,14 +136,23 @@ mod tests {
     fn a_cached_block_serves_sizes_just_below_it_only() {
         let counters = Counters::default();
         let mut cache = Cache::default();
-        let block = Block { pointer: std::ptr::null_mut(), bytes: 8 * 512 };
+        let block = Block {
+            pointer: std::ptr::null_mut(),
+            bytes: 8 * 512,
+        };
         counters.block_made(block.bytes);
         cache.put(block, &counters);
         assert_eq!(counters.read().cached_bytes, 8 * 512);
         assert!(cache.take(512, &counters).is_none());
         assert!(cache.take(9 * 512, &counters).is_none());
         assert!(cache.take(7 * 512, &counters).is_some());
-        assert_eq!(counters.read(), MemoryUse { reserved_bytes: 8 * 512, ..MemoryUse::default() });
+        assert_eq!(
+            counters.read(),
+            MemoryUse {
+                reserved_bytes: 8 * 512,
+                ..MemoryUse::default()
+            }
+        );
         cache.put(block, &counters);
         assert_eq!(cache.drain(&counters).len(), 1);
         assert_eq!(counters.read(), MemoryUse::default());

@@ -20,20 +20,30 @@ impl RuntimeInner {
     /// Keeps the first failure of a teardown.
     pub(super) fn record(&self, outcome: Result<()>) {
         if let Err(error) = outcome {
-            self.teardown.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            self.teardown
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(error);
         }
     }
 
     /// The failure of an earlier teardown, once.
     pub(super) fn earlier_failure(&self) -> Result<()> {
-        match self.teardown.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match self
+            .teardown
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
             Some(error) => Err(error),
             None => Ok(()),
         }
     }
 
     fn finalize(&self) -> Result<()> {
-        let again = self.finalized.swap(true, std::sync::atomic::Ordering::AcqRel);
+        let again = self
+            .finalized
+            .swap(true, std::sync::atomic::Ordering::AcqRel);
         if again || !self.started_here {
             return Ok(());
         }
@@ -78,7 +88,9 @@ impl Runtime {
             teardown: Mutex::new(None),
             api,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
     }
 
     /// The function tables.
@@ -120,8 +132,9 @@ impl Runtime {
     /// runtime's.
     #[doc(alias = "aclFinalize")]
     pub fn close(self) -> Result<()> {
-        let inner = Arc::try_unwrap(self.inner)
-            .map_err(|inner| AscendError::StillInUse { handles: Arc::strong_count(&inner) - 1 })?;
+        let inner = Arc::try_unwrap(self.inner).map_err(|inner| AscendError::StillInUse {
+            handles: Arc::strong_count(&inner) - 1,
+        })?;
         let earlier = inner.earlier_failure();
         let finalized = inner.finalize();
         earlier.and(finalized)

@@ -69,9 +69,19 @@ impl StreamInner {
             other => other,
         };
         let pointer = pointer.map_err(|error| match error {
-            AscendError::OutOfMemory { function, requested_bytes, detail, .. } => {
+            AscendError::OutOfMemory {
+                function,
+                requested_bytes,
+                detail,
+                ..
+            } => {
                 let live_bytes = inner.counters.read().live_bytes;
-                AscendError::OutOfMemory { function, requested_bytes, live_bytes, detail }
+                AscendError::OutOfMemory {
+                    function,
+                    requested_bytes,
+                    live_bytes,
+                    detail,
+                }
             }
             other => other,
         })?;
@@ -111,7 +121,13 @@ impl Stream {
     pub(super) fn create(device: Device) -> Result<Self> {
         device.inner.enter()?;
         let raw = result::stream::create(device.inner.rt())?;
-        Ok(Self { inner: Arc::new(StreamInner { raw, cache: Mutex::default(), device }) })
+        Ok(Self {
+            inner: Arc::new(StreamInner {
+                raw,
+                cache: Mutex::default(),
+                device,
+            }),
+        })
     }
 
     /// The stream's device.
@@ -212,7 +228,12 @@ impl Stream {
         self.same_length("write", buffer.len(), values.len())?;
         self.owns("write", buffer)?;
         let source = bytes_of(values);
-        self.wait_and_copy(buffer.pointer(), source.as_ptr().cast(), source.len(), aclrtMemcpyKind::HOST_TO_DEVICE)
+        self.wait_and_copy(
+            buffer.pointer(),
+            source.as_ptr().cast(),
+            source.len(),
+            aclrtMemcpyKind::HOST_TO_DEVICE,
+        )
     }
 
     /// Copies `buffer` into `values`, behind the work queued before. Returns when the copy is made.
@@ -224,7 +245,12 @@ impl Stream {
         self.same_length("read", buffer.len(), values.len())?;
         self.owns("read", buffer)?;
         let target = bytes_of_mut(values);
-        self.wait_and_copy(target.as_mut_ptr().cast(), buffer.pointer(), target.len(), aclrtMemcpyKind::DEVICE_TO_HOST)
+        self.wait_and_copy(
+            target.as_mut_ptr().cast(),
+            buffer.pointer(),
+            target.len(),
+            aclrtMemcpyKind::DEVICE_TO_HOST,
+        )
     }
 
     /// The contents of `buffer`.
@@ -314,6 +340,16 @@ impl Stream {
         Module::load(self.inner.device.clone(), binary)
     }
 
+    /// Whether both handles are of one stream.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Makes the stream's device the thread's current one, for calls outside this module.
+    pub(crate) fn make_current(&self) -> Result<()> {
+        self.inner.device.inner.enter()
+    }
+
     /// Waits for the stream; a failure is kept for the next call.
     pub(crate) fn finish_quietly(&self) {
         self.inner.device.inner.teardown(|| self.inner.wait());
@@ -324,17 +360,27 @@ impl Stream {
         operation: &'static str,
         buffer: &DeviceBuffer<T>,
     ) -> Result<()> {
-        if Arc::ptr_eq(&self.inner, &buffer.stream().inner) {
+        if self.is(buffer.stream()) {
             return Ok(());
         }
-        Err(AscendError::argument(operation, "buffer", "made by this stream", "another stream's"))
+        Err(AscendError::argument(
+            operation,
+            "buffer",
+            "made by this stream",
+            "another stream's",
+        ))
     }
 
     fn same_length(&self, operation: &'static str, expected: usize, found: usize) -> Result<()> {
         if expected == found {
             return Ok(());
         }
-        Err(AscendError::argument(operation, "length", format!("{expected} elements"), found))
+        Err(AscendError::argument(
+            operation,
+            "length",
+            format!("{expected} elements"),
+            found,
+        ))
     }
 
     fn wait_and_copy(

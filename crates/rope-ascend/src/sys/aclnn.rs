@@ -15,7 +15,9 @@ super::functions! {
             fn aclCreateIntArray(values: *const i64, count: u64) -> *mut aclIntArray;
             fn aclDestroyIntArray(array: *const aclIntArray) -> aclnnStatus;
         }
-        optional {}
+        optional {
+            fn aclDestroyAclOpExecutor(executor: *mut aclOpExecutor) -> aclnnStatus;
+        }
     }
 }
 

@@ -161,6 +161,9 @@ pub mod code {
         };
     }
 
+    /// An operator argument is outside what the operator accepts. Not in the runtime's headers.
+    pub const OPERATOR_PARAM_INVALID: i32 = 161_002;
+
     codes! {
         /// Success.
         SUCCESS = 0 as "ACL_SUCCESS": "success",
@@ -280,7 +283,13 @@ pub const BINARY_MAGIC_AICORE: u32 = 0x4355_4245;
 pub(super) fn all_constants() -> Vec<(&'static str, i64)> {
     let mut all = enumeration_constants();
     all.extend(code::all());
-    all.push(("ACL_RT_BINARY_MAGIC_ELF_VECTOR_CORE", i64::from(BINARY_MAGIC_VECTOR)));
-    all.push(("ACL_RT_BINARY_MAGIC_ELF_AICORE", i64::from(BINARY_MAGIC_AICORE)));
+    all.push((
+        "ACL_RT_BINARY_MAGIC_ELF_VECTOR_CORE",
+        i64::from(BINARY_MAGIC_VECTOR),
+    ));
+    all.push((
+        "ACL_RT_BINARY_MAGIC_ELF_AICORE",
+        i64::from(BINARY_MAGIC_AICORE),
+    ));
     all
 }
