@@ -6,7 +6,9 @@
 //! operator library's headers are not in the wheel, so there the two sets of declarations are
 //! compared with each other.
 
-use rope_ascend::sys::{AclMeta, AclOps, AclRt, AclRtc, Signature, constants, records};
+use rope_ascend::sys::{
+    AclMeta, AclOps, AclRt, AclRtc, Field, Record, Signature, constants, records,
+};
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
@@ -237,13 +239,19 @@ fn generate() -> Source {
             passed(export.signature)
         ));
     }
-    for (name, size, offsets) in simulated_records() {
+    for record in simulated_records() {
+        let name = record.name;
         line(format!(
-            "static_assert(sizeof({name}) == {size}, \"size of the simulator's {name}\");"
+            "static_assert(sizeof({name}) == {}, \"size of the simulator's {name}\");",
+            record.size_bytes
         ));
-        for (field, offset) in offsets {
+        for Field {
+            name: field,
+            offset_bytes,
+        } in record.fields
+        {
             line(format!(
-                "static_assert(offsetof({name}, {field}) == {offset}, \"the simulator's {name}::{field}\");"
+                "static_assert(offsetof({name}, {field}) == {offset_bytes}, \"the simulator's {name}::{field}\");"
             ));
         }
     }
@@ -256,36 +264,29 @@ fn generate() -> Source {
     }
 }
 
-/// Structures that the simulator declares for itself: name, size, offsets.
-fn simulated_records() -> Vec<(&'static str, usize, Vec<(&'static str, usize)>)> {
+/// Structures that the simulator declares for itself.
+fn simulated_records() -> Vec<Record> {
     use ascend_sim::abi::runtime::{
         AclrtLaunchKernelAttr, AclrtLaunchKernelCfg, AclrtPlaceHolderInfo,
     };
+    macro_rules! record {
+        ($ours:ty as $name:literal { $($field:ident as $theirs:literal),* }) => {
+            Record {
+                name: $name,
+                size_bytes: size_of::<$ours>(),
+                align_bytes: align_of::<$ours>(),
+                fields: vec![$(Field { name: $theirs, offset_bytes: offset_of!($ours, $field) }),*],
+            }
+        };
+    }
     vec![
-        (
-            "aclrtPlaceHolderInfo",
-            size_of::<AclrtPlaceHolderInfo>(),
-            vec![
-                ("addrOffset", offset_of!(AclrtPlaceHolderInfo, addr_offset)),
-                ("dataOffset", offset_of!(AclrtPlaceHolderInfo, data_offset)),
-            ],
-        ),
-        (
-            "aclrtLaunchKernelAttr",
-            size_of::<AclrtLaunchKernelAttr>(),
-            vec![
-                ("id", offset_of!(AclrtLaunchKernelAttr, id)),
-                ("value", offset_of!(AclrtLaunchKernelAttr, value)),
-            ],
-        ),
-        (
-            "aclrtLaunchKernelCfg",
-            size_of::<AclrtLaunchKernelCfg>(),
-            vec![
-                ("attrs", offset_of!(AclrtLaunchKernelCfg, attrs)),
-                ("numAttrs", offset_of!(AclrtLaunchKernelCfg, num_attrs)),
-            ],
-        ),
+        record!(AclrtPlaceHolderInfo as "aclrtPlaceHolderInfo" {
+            addr_offset as "addrOffset", data_offset as "dataOffset"
+        }),
+        record!(AclrtLaunchKernelAttr as "aclrtLaunchKernelAttr" { id as "id", value as "value" }),
+        record!(AclrtLaunchKernelCfg as "aclrtLaunchKernelCfg" {
+            attrs as "attrs", num_attrs as "numAttrs"
+        }),
     ]
 }
 

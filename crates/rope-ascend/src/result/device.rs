@@ -90,10 +90,13 @@ pub fn memory(rt: &AclRt, library: &str) -> Result<(usize, usize)> {
 pub fn soc_name(rt: &AclRt) -> Option<String> {
     // SAFETY: takes nothing.
     let name = unsafe { rt.aclrtGetSocName?() };
+    if name.is_null() {
+        return None;
+    }
     // SAFETY: not null (checked), nul-terminated, owned by the runtime and constant.
-    (!name.is_null()).then(|| {
+    Some(
         unsafe { CStr::from_ptr(name) }
             .to_string_lossy()
-            .into_owned()
-    })
+            .into_owned(),
+    )
 }

@@ -62,13 +62,16 @@ pub(super) struct RawAngles {
     pub(super) axis_length: [u32; 4],
 }
 
+/// Byte offsets of values to gather, and their signs.
+pub(super) type Gathered = (Vec<u32>, Vec<f32>);
+
 /// Coefficients of one token: where they are, and how they get there.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Coefficients {
     pub(super) raw: RawAngles,
     pub(super) pitch: u32,
     /// Byte offsets and signs, if the loaded angles are not the coefficients already.
-    pub(super) gather: Option<(Vec<u32>, Vec<f32>)>,
+    pub(super) gather: Option<Gathered>,
     pub(super) a_offset: [u32; 4],
     pub(super) b_offset: [u32; 4],
     pub(super) b_negative: u32,
@@ -263,10 +266,7 @@ pub(super) fn permutation(
 }
 
 /// Terms of the angle gradient: for each, byte offsets into the channel sums A | B, and signs.
-pub(super) fn angle_gradient_terms(
-    rotary: &Rotary,
-    segments: Segments,
-) -> (Vec<(Vec<u32>, Vec<f32>)>, u32) {
+pub(super) fn angle_gradient_terms(rotary: &Rotary, segments: Segments) -> (Vec<Gathered>, u32) {
     let width = rotary.angle_width();
     let pitch = (2 * width).next_multiple_of(F32_UNIT);
     let sums_b = segments.row_pitch();

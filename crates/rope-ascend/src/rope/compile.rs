@@ -86,16 +86,12 @@ fn build(rtc: &AclRtc, program: aclrtcProg, architecture: Architecture) -> Resul
     }
     let mut bytes = 0;
     // SAFETY: a live, compiled program; a local receives the size.
-    check(
-        unsafe { (rtc.aclrtcGetBinDataSize)(program, &raw mut bytes) },
-        "no size of the binary",
-    )?;
+    let code = unsafe { (rtc.aclrtcGetBinDataSize)(program, &raw mut bytes) };
+    check(code, "the compiler gave no size of the binary")?;
     let mut binary = vec![0_u8; bytes];
     // SAFETY: the buffer has the size that the compiler asked for.
-    check(
-        unsafe { (rtc.aclrtcGetBinData)(program, binary.as_mut_ptr().cast()) },
-        "no binary",
-    )?;
+    let code = unsafe { (rtc.aclrtcGetBinData)(program, binary.as_mut_ptr().cast()) };
+    check(code, "the compiler gave no binary")?;
     Ok(binary)
 }
 

@@ -95,7 +95,7 @@ impl View {
                 let expected = format!("without overlap: a stride of at least {occupied}");
                 return Err(AscendError::argument(OP, argument, expected, stride));
             }
-            occupied = stride * u64::from(n - 1) + occupied;
+            occupied += stride * u64::from(n - 1);
         }
         Ok(TensorLayout {
             extent,

@@ -42,12 +42,14 @@ impl StreamInner {
     fn free_cached(&self) -> Result<()> {
         let inner = &self.device.inner;
         let blocks = self.cache().drain(&inner.counters);
-        blocks.into_iter().fold(Ok(()), |first, block| {
+        let mut outcome = Ok(());
+        for block in blocks {
             // SAFETY: the cache owned the block and the stream, the only one that used it, is
             // idle.
             let freed = unsafe { result::memory::free(inner.rt(), block.pointer) };
-            first.and(freed)
-        })
+            outcome = outcome.and(freed);
+        }
+        outcome
     }
 
     /// Memory for `bytes`. If the device has none left, the cache is emptied and the allocation
