@@ -1,7 +1,6 @@
 //! The kernels on the simulator against plain f64 loops.
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
-#[path = "support.rs"]
 mod support;
 
 use half::{bf16, f16};

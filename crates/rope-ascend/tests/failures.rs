@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 #![allow(unsafe_code, reason = "a resolver of our own")]
 
-#[path = "support.rs"]
 mod support;
 
 use ascend_sim::{Session, control};

@@ -1,7 +1,6 @@
 //! The wrappers of the stock operators, on the simulator's.
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
-#[path = "support.rs"]
 mod support;
 
 use ascend_sim::{Session, control};

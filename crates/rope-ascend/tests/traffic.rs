@@ -1,7 +1,6 @@
 //! What the kernels move and claim, counted by the simulator for the shapes of Qwen3-VL-8B.
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
-#[path = "support.rs"]
 mod support;
 
 use half::bf16;

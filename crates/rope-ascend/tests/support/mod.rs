@@ -101,7 +101,7 @@ impl Bench {
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         // xorshift64*: Marsaglia 2003, Vigna 2016.
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -110,11 +110,11 @@ impl Numbers {
     }
 
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64 * 2.0 - 1.0
+        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64 * 2.0 - 1.0
     }
 
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
+        self.bits() % n
     }
 }
 
