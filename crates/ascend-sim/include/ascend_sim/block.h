@@ -234,9 +234,8 @@ public:
             granule.read_line[op.pipe] = op.at.line;
             granule.read_file[op.pipe] = op.at.file;
         }
-        bool defined = true;
         const std::uint8_t* states = state.data() + start;
-        for (std::uint64_t byte = 0; byte < bytes; ++byte) defined &= states[byte] == kDefined;
+        const bool defined = all_defined(states, bytes);
         if (!defined) {
             const std::uint8_t* unwritten = std::find(states, states + bytes, static_cast<std::uint8_t>(kNeverWritten));
             if (unwritten != states + bytes) {
@@ -322,6 +321,19 @@ public:
 private:
     const Region* cached_ = nullptr;
     std::map<std::pair<std::string, std::uint32_t>, std::uint32_t> reported_;
+
+    static bool all_defined(const std::uint8_t* states, std::uint64_t bytes) {
+        constexpr std::uint64_t kEightDefined = 0x0101010101010101u * kDefined;
+        std::uint64_t byte = 0;
+        for (; byte + 8 <= bytes; byte += 8) {
+            std::uint64_t eight;
+            std::memcpy(&eight, states + byte, sizeof eight);
+            if (eight != kEightDefined) return false;
+        }
+        for (; byte < bytes; ++byte)
+            if (states[byte] != kDefined) return false;
+        return true;
+    }
 
     // The epoch of the running instruction when it wrote the granule itself.
     static std::uint32_t own(const Op& op, const Granule& granule) {

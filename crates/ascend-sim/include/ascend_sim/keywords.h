@@ -17,7 +17,6 @@
 #define __mix__(cube, vector)
 #define __gm__
 #define __ubuf__
-#define __inline__ inline
 #define ASCEND_IS_AIV true
 #define ASCEND_IS_AIC false
 #define ASCEND_SIM 1

@@ -100,7 +100,9 @@ float widen(std::uint16_t bits) {
         return bits_float(sign | 0x7f800000u | payload);
     }
     if (exponent == 0) {
-        const float magnitude = std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissaBits);
+        // Exact: the smallest step of the 16-bit format is an f32, and so is every multiple of it.
+        static const float step = std::ldexp(1.0f, 1 - kBias - kMantissaBits);
+        const float magnitude = static_cast<float>(mantissa) * step;
         return bits_float(sign | float_bits(magnitude));
     }
     return bits_float(sign | ((exponent + 127 - kBias) << 23) | (mantissa << (23 - kMantissaBits)));

@@ -251,7 +251,6 @@ inline bool pattern_selects(const Op& op, std::uint8_t pattern, std::uint32_t in
 
 namespace AscendC {
 
-struct GatherMaskModeV2 {};
 enum class GatherMaskMode : std::uint8_t { VERSION_V1 = 0, VERSION_V2 = 1 };
 constexpr GatherMaskMode defaultGatherMaskMode = GatherMaskMode::VERSION_V1;
 

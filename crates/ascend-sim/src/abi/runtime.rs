@@ -560,7 +560,14 @@ export! {
             let mut state = sim();
             let address = devPtr as u64;
             require_device(&state, address, 0, "devPtr")?;
-            let size = state.memory.find(address, 0)?.size;
+            let allocation = state.memory.find(address, 0)?;
+            let (start, size) = (allocation.start, allocation.size);
+            if start != address {
+                return Err(Failure::new(
+                    RT_PARAM_INVALID,
+                    format!("0x{address:x} lies inside allocation 0x{start:x} and is not its start"),
+                ));
+            }
             state.host_touch(address, size, true, "aclrtFree");
             state.memory.release(address).map(drop)
         }
