@@ -24,7 +24,7 @@ pub struct Machine {
     /// Whether the compiler orders dependent vector instructions and scalar accesses by itself
     /// (`--cce-auto-sync`, on by default).
     pub auto_sync: bool,
-    /// Whether conversions to floating-point types saturate (CTRL[48] = 0, the documented default):
+    /// Whether conversions to floating-point types saturate (bit 48 of CTRL is 0, the documented default):
     /// infinity becomes the largest finite number and NaN becomes zero.
     pub saturate: bool,
 }
