@@ -195,6 +195,18 @@ fn missing_libraries_name_what_was_tried() {
 }
 
 #[test]
+fn compiling_without_the_compiler_library_names_its_functions() {
+    let _session = Session::begin();
+    let runtime = Runtime::start(api()).unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let error = Kernels::compile(&stream).unwrap_err();
+    assert!(matches!(error, AscendError::Load(_)), "{error:?}");
+    assert!(error.to_string().contains("aclrtcCompileProg"), "{error}");
+    drop(stream);
+    runtime.close().unwrap();
+}
+
+#[test]
 fn missing_symbols_are_named() {
     let without = |missing: &'static str| {
         // SAFETY: the simulator's functions, less one.

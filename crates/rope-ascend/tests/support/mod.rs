@@ -18,7 +18,7 @@ use half::{bf16, f16};
 use rope_ascend::loader::Api;
 use rope_ascend::rope::{Direction, KernelElement, Kernels, LaneMap, Pairing, Rotary, View};
 use rope_ascend::safe::{Runtime, Stream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub fn kernel_names() -> Vec<String> {
     let mut names = Vec::new();
@@ -33,7 +33,10 @@ pub fn kernel_names() -> Vec<String> {
     names
 }
 
+/// The kernels compiled for the simulator; one compilation at a time, the others wait for it.
 pub fn kernel_binary(architecture: u32) -> Vec<u8> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/rope/rope.cpp");
     ascend_sim::build::KernelSource::new(path)
         .kernels(kernel_names())
