@@ -36,10 +36,9 @@ type Result<T> = std::result::Result<T, AbiError>;
 /// Runs the check; returns what was compared.
 pub(crate) fn run(headers: Option<&Path>) -> Result<String> {
     let work = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/abi");
-    fs::create_dir_all(&work).map_err(|source| AbiError::File {
-        path: work.clone(),
-        source,
-    })?;
+    let work = fs::create_dir_all(&work)
+        .and_then(|()| work.canonicalize())
+        .map_err(|source| AbiError::File { path: work, source })?;
     let headers = headers.map_or_else(|| download(&work), |folder| Ok(folder.to_owned()))?;
     let operators = compare_operators()?;
     let source = generate();
