@@ -1,1 +1,18 @@
-//! Placeholder.
+//! Rotary position embedding as one differentiable burn operation on q and k.
+//!
+//! [`Rotary`] is the module to put into a model; [`RotaryOps`] the backend extension under it, for backends and
+//! autodiff engines outside burn's dispatch.
+
+mod angles;
+mod backends;
+mod backward;
+mod composed;
+mod error;
+mod module;
+mod ops;
+
+pub use angles::RotaryAngles;
+pub use error::{Result, RotaryError};
+pub use module::{Implementation, Rotary, RotaryConfig};
+pub use ops::{RotaryOp, RotaryOps};
+pub use rope_core;

@@ -1,0 +1,58 @@
+//! The crate's error type.
+
+use burn::tensor::DType;
+use rope_core::{Layout, RopeError};
+
+/// What this crate returns.
+pub type Result<T, E = RotaryError> = std::result::Result<T, E>;
+
+/// What can be wrong with a call beyond what [`RopeError`] says of shapes, angles and positions.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RotaryError {
+    /// A specification, a shape or positions are wrong.
+    #[error(transparent)]
+    Rope(#[from] RopeError),
+    /// burn does not promote types, and neither does this operation.
+    #[error("q is {q:?}, k is {k:?}; cast one of them: q and k must have one type")]
+    MixedDTypes {
+        /// Type of q.
+        q: DType,
+        /// Type of k.
+        k: DType,
+    },
+    /// A type without kernels.
+    #[error("{found:?} cannot be rotated; expected F32, F16, BF16 or F64")]
+    UnsupportedDType {
+        /// The type found.
+        found: DType,
+    },
+    /// cos and sin in a type that would lose the angle, or that the kernels do not compute in.
+    #[error("{what} is {found:?}, expected {expected:?}: angles keep the type that is computed in")]
+    AngleDType {
+        /// cos or sin.
+        what: &'static str,
+        /// Its type.
+        found: DType,
+        /// The type that it must have for the tensors to rotate.
+        expected: DType,
+    },
+    /// A tensor of another rank than its layout.
+    #[error("{what} has {found} dimensions, layout {layout:?} has {expected}")]
+    Rank {
+        /// Which tensor.
+        what: &'static str,
+        /// The layout.
+        layout: Layout,
+        /// Its dimensions.
+        expected: usize,
+        /// The tensor's dimensions.
+        found: usize,
+    },
+    /// Position ids on a device that could not be read back.
+    #[error("the position ids could not be read from their device: {reason}")]
+    Positions {
+        /// What the backend said.
+        reason: String,
+    },
+}

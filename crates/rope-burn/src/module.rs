@@ -1,0 +1,329 @@
+//! The module to put into a model.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::Dispatch;
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use rope_core::{
+    CosSinTable, DEFAULT_TABLE_BUDGET_BYTES, Direction, Layout, Positions, RopeError, RotarySpec,
+    TokenAngles,
+};
+
+use crate::angles::RotaryAngles;
+use crate::error::Result;
+#[cfg(doc)]
+use crate::error::RotaryError;
+use crate::ops::{RotaryOp, RotaryOps};
+
+/// Which code rotates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Implementation {
+    /// The backend's fused kernel and the hand-written backward; composed where a backend has no kernel.
+    #[default]
+    Fused,
+    /// Ordinary operations and their backwards: the baseline.
+    Composed,
+}
+
+/// Configuration of a [`Rotary`].
+#[derive(Config, Debug)]
+pub struct RotaryConfig {
+    /// What the model's configuration says about rotation.
+    pub spec: RotarySpec,
+    /// The order of the dimensions of q and k.
+    #[config(default = "Layout::Bsnd")]
+    pub layout: Layout,
+    /// Which code rotates.
+    #[config(default = "Implementation::Fused")]
+    pub implementation: Implementation,
+    /// The most bytes that the table of cos and sin may take; beyond, angles are made for each step's tokens alone.
+    #[config(default = "DEFAULT_TABLE_BUDGET_BYTES")]
+    pub table_budget_bytes: usize,
+}
+
+impl RotaryConfig {
+    /// The module; it has no parameters and lives on no device.
+    ///
+    /// # Errors
+    /// [`RotaryError::Rope`] if the frequencies cannot be made.
+    pub fn try_init(&self) -> Result<Rotary> {
+        let table = CosSinTable::new(&self.spec, None)?.with_budget_bytes(self.table_budget_bytes);
+        Ok(Rotary {
+            spec: self.spec.clone(),
+            layout: self.layout,
+            implementation: self.implementation,
+            table: Arc::new(Mutex::new(table)),
+        })
+    }
+
+    /// The module; it has no parameters and lives on no device.
+    ///
+    /// # Panics
+    /// If the frequencies cannot be made; see [`try_init`](Self::try_init).
+    pub fn init(&self) -> Rotary {
+        self.try_init().unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+/// Rotates q and k by the positions of their tokens, forward and backward.
+///
+/// [`angles`](Self::angles) once a step, [`forward`](Self::forward) in each layer. Cloning shares the table.
+///
+/// # Shapes
+/// q and k as the layout says, with head counts of their own.
+///
+/// # Memory
+/// The autodiff graph keeps the step's angles, which all layers share, and never q or k. Tensors that nobody else
+/// holds are rotated where they lie.
+///
+/// # Examples
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use rope_burn::{Rotary, rope_core::{AxisLayout, Layout, Positions, RotarySpec}};
+/// let spec = RotarySpec::builder(32).axes(AxisLayout::Contiguous(vec![4, 6, 6])).build()?;
+/// let rotary = Rotary::new(spec, Layout::Bsnd);
+/// let device = Device::flex().autodiff();
+/// let positions = Positions::text(3, 0, 5)?; // five text tokens on the axes T, H, W
+/// let angles = rotary.angles(&positions, &device);
+/// let q = Tensor::<4>::random([2, 5, 4, 32], Distribution::Default, &device).require_grad();
+/// let k = Tensor::<4>::random([2, 5, 2, 32], Distribution::Default, &device);
+/// let (q_rotated, k_rotated) = rotary.forward(q.clone(), k, &angles);
+/// let gradients = (q_rotated.sum() + k_rotated.sum()).backward();
+/// assert_eq!(q.grad(&gradients).unwrap().dims(), [2, 5, 4, 32]);
+/// # Ok::<(), rope_burn::RotaryError>(())
+/// ```
+#[derive(Module, Debug)]
+pub struct Rotary {
+    #[module(skip)]
+    spec: RotarySpec,
+    #[module(skip)]
+    layout: Layout,
+    #[module(skip)]
+    implementation: Implementation,
+    #[module(skip)]
+    table: Arc<Mutex<CosSinTable>>,
+}
+
+impl Rotary {
+    /// A fused rotation of tensors in `layout`.
+    ///
+    /// # Panics
+    /// If the frequencies cannot be made; see [`RotaryConfig::try_init`].
+    pub fn new(spec: RotarySpec, layout: Layout) -> Self {
+        RotaryConfig::new(spec).with_layout(layout).init()
+    }
+
+    /// Chooses which code rotates.
+    pub fn with_implementation(mut self, implementation: Implementation) -> Self {
+        self.implementation = implementation;
+        self
+    }
+
+    /// What the model's configuration says about rotation.
+    pub fn spec(&self) -> &RotarySpec {
+        &self.spec
+    }
+
+    /// The order of the dimensions of q and k.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Which code rotates.
+    pub fn implementation(&self) -> Implementation {
+        self.implementation
+    }
+
+    /// cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
+    ///
+    /// # Panics
+    /// If the positions do not fit the specification; see [`try_angles`](Self::try_angles).
+    pub fn angles(&self, positions: &Positions, device: &Device) -> RotaryAngles {
+        self.try_angles(positions, device)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
+    ///
+    /// Gathered from the module's table, which grows to the positions in use; made for these tokens alone where the
+    /// table would exceed its budget, or where the frequencies depend on the sequence length (dynamic, longrope),
+    /// which is taken as the highest position + 1.
+    ///
+    /// # Errors
+    /// [`RopeError::PositionAxes`] if the positions have other axes than the specification.
+    pub fn try_angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
+        let angles = self.token_angles(positions)?;
+        let tensor = |values: &[f32]| {
+            let shape = [angles.tokens(), self.spec.geometry().lanes()];
+            // Whatever the device's default type: 16-bit angles would lose the position.
+            Tensor::from_data(
+                TensorData::new(values.to_vec(), shape),
+                (device, DType::F32),
+            )
+        };
+        Ok(RotaryAngles {
+            cos: tensor(angles.cos()),
+            sin: tensor(angles.sin()),
+        })
+    }
+
+    /// As [`try_angles`](Self::try_angles), from ids `[axes, tokens]` in a tensor, on its device. Reads them back, so
+    /// that they can be checked: once a step, not once a layer.
+    ///
+    /// # Errors
+    /// As [`try_angles`](Self::try_angles); [`RopeError::PositionOutOfRange`]; [`RotaryError::Positions`] if the ids
+    /// cannot be read.
+    pub fn try_angles_from_ids(&self, ids: Tensor<2, Int>) -> Result<RotaryAngles> {
+        let (device, axes) = (ids.device(), ids.dims()[0]);
+        let ids: Vec<i64> = ids.into_data().iter::<i64>().collect();
+        self.try_angles(&Positions::new(axes, &ids)?, &device)
+    }
+
+    fn token_angles(&self, positions: &Positions) -> Result<TokenAngles> {
+        let seq_len = u64::from(positions.highest()) + 1;
+        if self.spec.frequencies().depends_on_seq_len() {
+            return Ok(TokenAngles::new(&self.spec, positions, Some(seq_len))?);
+        }
+        // A table is complete between calls, so a panic elsewhere leaves nothing half made.
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        match table.grow_to(positions.highest()) {
+            Ok(()) => Ok(TokenAngles::gather(&table, positions)?),
+            Err(RopeError::TableBudget { .. }) => {
+                Ok(TokenAngles::new(&self.spec, positions, None)?)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Rotates q and k.
+    ///
+    /// # Panics
+    /// If shapes, types or angles disagree; see [`try_forward`](Self::try_forward).
+    pub fn forward<const D: usize>(
+        &self,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> (Tensor<D>, Tensor<D>) {
+        self.try_forward(q, k, angles)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Rotates q and k.
+    ///
+    /// # Errors
+    /// [`RotaryError::Rank`], [`RotaryError::MixedDTypes`], [`RotaryError::UnsupportedDType`],
+    /// [`RotaryError::AngleDType`]; [`RopeError::ShapeMismatch`], [`RopeError::AngleShape`],
+    /// [`RopeError::PositionTokens`].
+    pub fn try_forward<const D: usize>(
+        &self,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        let op = self.op(Direction::Forward);
+        check(&op, &q, Some(&k), angles)?;
+        Ok(apply_pair(q, k, angles, op, self.implementation))
+    }
+
+    /// Rotates one tensor: a k that joins a cache by itself, or a q whose k is cached.
+    ///
+    /// # Panics
+    /// If shapes, types or angles disagree; see [`try_forward_single`](Self::try_forward_single).
+    pub fn forward_single<const D: usize>(&self, x: Tensor<D>, angles: &RotaryAngles) -> Tensor<D> {
+        self.try_forward_single(x, angles)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Rotates one tensor.
+    ///
+    /// # Errors
+    /// As [`try_forward`](Self::try_forward).
+    pub fn try_forward_single<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<Tensor<D>> {
+        let op = self.op(Direction::Forward);
+        check(&op, &x, None, angles)?;
+        Ok(apply_single(x, angles, op, self.implementation))
+    }
+
+    /// The transpose of [`forward`](Self::forward), for gradients that are handled by hand; where the layout is a
+    /// rotation and the attention scaling 1, its inverse.
+    ///
+    /// # Errors
+    /// As [`try_forward`](Self::try_forward).
+    pub fn try_adjoint<const D: usize>(
+        &self,
+        dq: Tensor<D>,
+        dk: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        let op = self.op(Direction::Adjoint);
+        check(&op, &dq, Some(&dk), angles)?;
+        Ok(apply_pair(dq, dk, angles, op, self.implementation))
+    }
+
+    fn op(&self, direction: Direction) -> RotaryOp {
+        RotaryOp {
+            geometry: self.spec.geometry(),
+            layout: self.layout,
+            direction,
+        }
+    }
+}
+
+fn check<const D: usize>(
+    op: &RotaryOp,
+    q: &Tensor<D>,
+    k: Option<&Tensor<D>>,
+    angles: &RotaryAngles,
+) -> Result<()> {
+    let k_shape = k.map(|k| (k.shape(), k.dtype()));
+    op.check(
+        (&q.shape(), q.dtype()),
+        k_shape.as_ref().map(|(shape, dtype)| (shape, *dtype)),
+        (&angles.cos.shape(), angles.cos.dtype()),
+        (&angles.sin.shape(), angles.sin.dtype()),
+    )
+}
+
+fn apply_pair<const D: usize>(
+    q: Tensor<D>,
+    k: Tensor<D>,
+    angles: &RotaryAngles,
+    op: RotaryOp,
+    implementation: Implementation,
+) -> (Tensor<D>, Tensor<D>) {
+    if implementation == Implementation::Composed {
+        let k = apply_single(k, angles, op, implementation);
+        return (apply_single(q, angles, op, implementation), k);
+    }
+    let (cos, sin) = (
+        angles.cos.clone().into_dispatch(),
+        angles.sin.clone().into_dispatch(),
+    );
+    let (q, k) = Dispatch::rotary_pair(q.into_dispatch(), k.into_dispatch(), cos, sin, op);
+    (Tensor::from_dispatch(q), Tensor::from_dispatch(k))
+}
+
+fn apply_single<const D: usize>(
+    x: Tensor<D>,
+    angles: &RotaryAngles,
+    op: RotaryOp,
+    implementation: Implementation,
+) -> Tensor<D> {
+    let (cos, sin) = (
+        angles.cos.clone().into_dispatch(),
+        angles.sin.clone().into_dispatch(),
+    );
+    let rotate = match implementation {
+        Implementation::Fused => Dispatch::rotary_single,
+        Implementation::Composed => Dispatch::rotary_composed,
+    };
+    Tensor::from_dispatch(rotate(x.into_dispatch(), cos, sin, op))
+}

@@ -1,0 +1,333 @@
+//! The rotations that checks run over: small, deterministic, and every combination of what a rotation can be.
+
+use std::collections::HashSet;
+
+use rope_core::reference::HeadMatrix;
+use rope_core::{AxisLayout, Direction, Layout, Pairing, Positions, RopeError, RotarySpec};
+
+use crate::engine::Case;
+
+/// Pairs of the matrix's cases: a vector of eight and a rest, also in each half of Quarter.
+const PAIRS: usize = 18;
+
+/// A case and what it is called.
+#[derive(Clone, Debug)]
+pub struct NamedCase {
+    /// Unique; the factors of the case, separated by slashes.
+    pub name: String,
+    /// The rotation.
+    pub case: Case,
+    /// The level of each factor; empty for a case outside the matrix.
+    levels: Vec<usize>,
+}
+
+impl NamedCase {
+    /// The pairing's and the axis layout's part of the name.
+    pub fn group(&self) -> (&str, &str) {
+        let mut parts = self.name.split('/');
+        (
+            parts.next().unwrap_or_default(),
+            parts.next().unwrap_or_default(),
+        )
+    }
+}
+
+/// One factor: a name per level.
+type Factor = &'static [&'static str];
+
+/// In the order of the names. The first six are crossed in full, the others drawn so that all pairs of levels occur.
+const FACTORS: [Factor; 9] = [
+    &["half", "adjacent", "quarter", "interleave_half"],
+    &[
+        "single",
+        "contiguous[4,7,7]",
+        "contiguous[3,5,5,5]",
+        "striped[6,6,6]",
+        "striped[8,5,5]",
+        "ernie[7,7,4]",
+        "per_axis[9,9]",
+        "per_axis[2,8,8]",
+        "per_channel[5,5,4,4]",
+        "per_channel[9,9]",
+    ],
+    &["bsnd", "bnsd", "sbnd", "tnd"],
+    &["whole", "partial", "partial+3"],
+    &["dense", "strided"],
+    &["out", "in_place"],
+    &["mha", "gqa", "no_k"],
+    &["per_sample", "shared"],
+    &["x1", "x1.25"],
+];
+const CROSSED: usize = 6;
+
+fn axis_layout(level: usize) -> AxisLayout {
+    match level {
+        0 => AxisLayout::Single,
+        1 => AxisLayout::Contiguous(vec![4, 7, 7]),
+        2 => AxisLayout::Contiguous(vec![3, 5, 5, 5]),
+        3 => AxisLayout::Striped(vec![6, 6, 6]),
+        4 => AxisLayout::Striped(vec![8, 5, 5]),
+        5 => AxisLayout::Ernie(vec![7, 7, 4]),
+        6 => AxisLayout::PerAxis(vec![9, 9]),
+        7 => AxisLayout::PerAxis(vec![2, 8, 8]),
+        8 => AxisLayout::PerChannel(vec![5, 5, 4, 4]),
+        _ => AxisLayout::PerChannel(vec![9, 9]),
+    }
+}
+
+fn case(levels: &[usize]) -> Result<Case, RopeError> {
+    let (head_dim, offset) = [(2 * PAIRS, 0), (2 * PAIRS + 3, 0), (2 * PAIRS + 5, 3)][levels[3]];
+    let spec = RotarySpec::builder(head_dim)
+        .rotary_dim(2 * PAIRS)
+        .rotary_offset(offset)
+        .pairing(Pairing::ALL[levels[0]])
+        .axes(axis_layout(levels[1]))
+        .attention_scaling([1.0, 1.25][levels[8]])
+        .build()?;
+    let layout = Layout::ALL[levels[2]];
+    // Packed tokens are one sample.
+    let (batch, seq) = if layout == Layout::Tnd {
+        (1, 5)
+    } else {
+        (2, 3)
+    };
+    let tokens = if levels[7] == 0 { batch * seq } else { seq };
+    let positions = scattered_positions(spec.axes(), tokens)?;
+    let (heads, kv_heads) = [(2, 2), (3, 1), (2, 0)][levels[6]];
+    Ok(Case {
+        heads,
+        kv_heads,
+        strided: levels[4] == 1,
+        in_place: levels[5] == 1,
+        ..Case::new(spec, positions, layout, batch, seq)
+    })
+}
+
+/// Ids below 100 that differ between axes and jump between tokens.
+///
+/// # Errors
+/// Those of [`Positions::new`].
+pub fn scattered_positions(axes: usize, tokens: usize) -> Result<Positions, RopeError> {
+    let id = |axis: usize, token: usize| ((37 * token + 11 * axis * (token + 1) + 5) % 97) as i64;
+    let ids: Vec<i64> = (0..axes)
+        .flat_map(|axis| (0..tokens).map(move |token| id(axis, token)))
+        .collect();
+    Positions::new(axes, &ids)
+}
+
+/// Every pairing x axis layout x layout x partial x strided x in place; head counts, shared positions and attention
+/// scaling vary along with them.
+///
+/// # Errors
+/// Those of the specifications; none are expected.
+pub fn matrix() -> Result<Vec<NamedCase>, RopeError> {
+    let count: usize = FACTORS[..CROSSED].iter().map(|f| f.len()).product();
+    (0..count)
+        .map(|index| {
+            let mut rest = index;
+            let mut drawn = mix(index as u64) as usize;
+            let levels: Vec<usize> = FACTORS
+                .iter()
+                .enumerate()
+                .map(|(factor, names)| {
+                    let from = if factor < CROSSED {
+                        &mut rest
+                    } else {
+                        &mut drawn
+                    };
+                    let level = *from % names.len();
+                    *from /= names.len();
+                    level
+                })
+                .collect();
+            let names: Vec<&str> = FACTORS.iter().zip(&levels).map(|(f, l)| f[*l]).collect();
+            Ok(NamedCase {
+                name: names.join("/"),
+                case: case(&levels)?,
+                levels,
+            })
+        })
+        .collect()
+}
+
+/// The part of [`matrix`] in which every two levels of different factors still meet.
+///
+/// # Errors
+/// As [`matrix`].
+pub fn pairwise() -> Result<Vec<NamedCase>, RopeError> {
+    let all = matrix()?;
+    let mut uncovered = pairs_of_levels(all.iter());
+    let mut chosen = Vec::new();
+    let most = FACTORS.len() * (FACTORS.len() - 1) / 2;
+    // The richest first: a greedy cover.
+    for wanted in (1..=most).rev() {
+        for case in &all {
+            let new: Vec<_> = pairs_of_levels(std::iter::once(case))
+                .into_iter()
+                .filter(|pair| uncovered.contains(pair))
+                .collect();
+            if new.len() >= wanted {
+                for pair in &new {
+                    uncovered.remove(pair);
+                }
+                chosen.push(case.clone());
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+type LevelPair = [(usize, usize); 2];
+
+fn pairs_of_levels<'a>(cases: impl Iterator<Item = &'a NamedCase>) -> HashSet<LevelPair> {
+    let mut pairs = HashSet::new();
+    for case in cases {
+        for (i, a) in case.levels.iter().enumerate() {
+            for (j, b) in case.levels.iter().enumerate().skip(i + 1) {
+                pairs.insert([(i, *a), (j, *b)]);
+            }
+        }
+    }
+    pairs
+}
+
+/// The rotations of published models, at their size.
+///
+/// # Errors
+/// As [`matrix`].
+pub fn models() -> Result<Vec<NamedCase>, RopeError> {
+    use AxisLayout::{Contiguous, Ernie, PerAxis, PerChannel, Single, Striped};
+    use Pairing::{Adjacent, Half};
+    let families = [
+        ("llama", Half, Single, 128, 128),
+        ("glm4", Adjacent, Single, 128, 64),
+        ("qwen2_vl", Half, Contiguous(vec![16, 24, 24]), 128, 128),
+        ("qwen3_vl", Half, Striped(vec![24, 20, 20]), 128, 128),
+        ("qwen3_5", Half, Striped(vec![11, 11, 10]), 256, 64),
+        ("glm4v", Adjacent, Contiguous(vec![8, 12, 12]), 128, 64),
+        ("ernie4_5_vl", Adjacent, Ernie(vec![22, 22, 20]), 128, 128),
+        ("vision", Half, PerAxis(vec![20, 20]), 80, 80),
+        ("flux", Adjacent, PerAxis(vec![8, 28, 28]), 128, 128),
+        (
+            "hunyuan_vl",
+            Half,
+            PerChannel(vec![16, 16, 16, 16]),
+            128,
+            128,
+        ),
+    ];
+    families
+        .into_iter()
+        .map(|(model, pairing, axes, head_dim, rotary_dim)| {
+            let name = format!(
+                "{}/{}{}/{model}",
+                FACTORS[0][Pairing::ALL.iter().position(|p| *p == pairing).unwrap_or(0)],
+                axis_name(&axes),
+                sections_name(&axes),
+            );
+            let spec = RotarySpec::builder(head_dim)
+                .rotary_dim(rotary_dim)
+                .pairing(pairing)
+                .axes(axes)
+                .build()?;
+            let positions = scattered_positions(spec.axes(), 3)?;
+            Ok(NamedCase {
+                name,
+                case: Case::new(spec, positions, Layout::Bsnd, 1, 3),
+                levels: Vec::new(),
+            })
+        })
+        .collect()
+}
+
+fn axis_name(axes: &AxisLayout) -> &'static str {
+    match axes {
+        AxisLayout::Single => "single",
+        AxisLayout::Contiguous(_) => "contiguous",
+        AxisLayout::Striped(_) => "striped",
+        AxisLayout::Ernie(_) => "ernie",
+        AxisLayout::PerAxis(_) => "per_axis",
+        AxisLayout::PerChannel(_) => "per_channel",
+    }
+}
+
+fn sections_name(axes: &AxisLayout) -> String {
+    let sections: Vec<String> = axes.sections().iter().map(usize::to_string).collect();
+    if sections.is_empty() {
+        String::new()
+    } else {
+        format!("[{}]", sections.join(","))
+    }
+}
+
+/// `count` values in [-1, 1), the same for the same seed.
+pub fn values(seed: u64, count: usize) -> Vec<f64> {
+    (0..count as u64)
+        .map(|i| {
+            let bits = mix(mix(seed).wrapping_add(i)) >> 11;
+            bits as f64 / (1u64 << 52) as f64 - 1.0
+        })
+        .collect()
+}
+
+/// SplitMix64's finaliser (Steele, Lea and Flood, 2014).
+fn mix(seed: u64) -> u64 {
+    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The exact result for a contiguous x with `heads` heads, in f64, by the matrix of each token.
+///
+/// # Errors
+/// Those of [`HeadMatrix::new`].
+pub fn exact(
+    case: &Case,
+    direction: Direction,
+    heads: usize,
+    x: &[f64],
+) -> Result<Vec<f64>, RopeError> {
+    let matrices = (0..case.positions.tokens())
+        .map(|token| HeadMatrix::new(&case.spec, &case.positions, token, case.seq_len))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut y = vec![0.0; x.len()];
+    for (token, start) in case.rows(heads) {
+        let row = start..start + case.spec.head_dim();
+        let rotated = match direction {
+            Direction::Forward => matrices[token].apply(&x[row.clone()]),
+            Direction::Adjoint => matrices[token].apply_adjoint(&x[row.clone()]),
+        };
+        y[row].copy_from_slice(&rotated);
+    }
+    Ok(y)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_pairs_of_levels_meet_and_names_are_unique() {
+        let expected: usize = (0..FACTORS.len())
+            .flat_map(|i| (i + 1..FACTORS.len()).map(move |j| FACTORS[i].len() * FACTORS[j].len()))
+            .sum();
+        let (all, few) = (matrix().expect("valid"), pairwise().expect("valid"));
+        assert_eq!(all.len(), 4 * 10 * 4 * 3 * 2 * 2);
+        assert_eq!(pairs_of_levels(all.iter()).len(), expected);
+        assert_eq!(pairs_of_levels(few.iter()).len(), expected);
+        assert!(few.len() <= 60, "{} cases cover all pairs", few.len());
+        let models = models().expect("valid");
+        let names: HashSet<_> = all.iter().chain(&models).map(|c| &c.name).collect();
+        assert_eq!(names.len(), all.len() + models.len());
+    }
+
+    #[test]
+    fn names_say_what_the_cases_are() {
+        for named in matrix().expect("valid") {
+            let axes = named.case.spec.axis_layout();
+            let found = format!("{}{}", axis_name(axes), sections_name(axes));
+            assert_eq!(named.group().1, found);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Why a file could not be compared.
+
+use rope_core::RopeError;
+
+use crate::engine::EngineError;
+
+/// A golden file that is unreadable, incomplete or contradicts itself. The message continues a path.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GoldenError {
+    /// The operating system refused.
+    #[error("cannot be read: {0}")]
+    Io(#[from] std::io::Error),
+    /// A broken or truncated container.
+    #[error(
+        "is not a complete safetensors file ({detail}); it may be truncated: copy or dump it again"
+    )]
+    Container {
+        /// What the parser says.
+        detail: String,
+    },
+    /// JSON that does not parse, or a frequency table without a field.
+    #[error(
+        "is not a complete JSON file of cases ({detail}); it may be truncated: copy or dump it again"
+    )]
+    Json {
+        /// What the parser says, with line and column.
+        detail: String,
+    },
+    /// A file of another kind, where a golden one was asked for.
+    #[error("is no golden file: {reason}")]
+    NotGolden {
+        /// What about it says so.
+        reason: &'static str,
+    },
+    /// A metadata key that everything else needs.
+    #[error("has no metadata {key:?}, expected {expected}; state it when saving")]
+    MissingMetadata {
+        /// The key.
+        key: &'static str,
+        /// What it says.
+        expected: &'static str,
+    },
+    /// A metadata value that cannot be used.
+    #[error("metadata {key:?} must be {expected}, found {found:?}")]
+    Metadata {
+        /// The key.
+        key: &'static str,
+        /// What it may say.
+        expected: &'static str,
+        /// What it says.
+        found: String,
+    },
+    /// A tensor that is needed and absent.
+    #[error("has no tensor {name}, {needed_by} needs it; found {found}")]
+    MissingTensor {
+        /// The tensor, with the types that would do.
+        name: String,
+        /// What needs it.
+        needed_by: String,
+        /// The tensors present.
+        found: String,
+    },
+    /// A tensor of an element type that is not read.
+    #[error("tensor {name} holds {found}, expected {expected}; convert it before saving")]
+    TensorType {
+        /// The tensor.
+        name: String,
+        /// The types that are read.
+        expected: &'static str,
+        /// Its type.
+        found: String,
+    },
+    /// A tensor whose shape does not follow from q and the metadata.
+    #[error("tensor {name} has shape {found:?}, expected {expected}")]
+    TensorShape {
+        /// The tensor.
+        name: String,
+        /// The shapes that would do.
+        expected: String,
+        /// Its shape.
+        found: Vec<usize>,
+    },
+    /// The metadata does not make a rotation, or the positions are out of range.
+    #[error(transparent)]
+    Rope(#[from] RopeError),
+    /// The engine failed.
+    #[error("{engine} failed: {source}")]
+    Engine {
+        /// The engine's name.
+        engine: String,
+        /// Why.
+        source: Box<EngineError>,
+    },
+}

@@ -1,0 +1,25 @@
+//! Golden vectors: what another implementation computed, and how far an engine is from it.
+//!
+//! A file is one rotary module: positions, q and k, upstream gradients, and what the other implementation made of them. The rotation is
+//! built from the metadata alone, as a user's configuration would build it, so the files check that reading too.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `artifact` | which kind of file a path is |
+//! | `vectors` | a `.safetensors` file, read and checked |
+//! | `rotation` | engines against the file's truth |
+//! | `tables` | `inv_freq_tables.json`: frequencies of every scaling |
+//! | `row` | one comparison: largest difference, tolerance, worst element |
+
+mod artifact;
+mod error;
+mod rotation;
+mod row;
+mod tables;
+mod vectors;
+
+pub use artifact::Artifact;
+pub use error::GoldenError;
+pub use row::{Row, Worst};
+pub use tables::FrequencyTables;
+pub use vectors::GoldenVectors;

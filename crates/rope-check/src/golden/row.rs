@@ -1,0 +1,118 @@
+//! One comparison.
+
+use serde::Serialize;
+
+use crate::buffer::DType;
+
+/// How far a tensor is from its truth.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// The tensor that was compared.
+    pub tensor: String,
+    /// The element type that the engine worked on.
+    pub dtype: DType,
+    /// What computed it.
+    pub engine: String,
+    /// The largest absolute difference; infinite for a NaN.
+    pub max_abs: f64,
+    /// The difference allowed at that element.
+    pub tolerance: f64,
+    /// The largest share of its tolerance that any element uses.
+    pub ratio: f64,
+    /// Whether every element is within its tolerance.
+    pub pass: bool,
+    /// The element furthest beyond its tolerance, where one is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worst: Option<Worst>,
+}
+
+/// An element out of tolerance.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Worst {
+    /// Its index, or its name.
+    pub at: String,
+    /// What the engine computed.
+    pub found: f64,
+    /// What the file says.
+    pub expected: f64,
+    /// The difference allowed there.
+    pub tolerance: f64,
+}
+
+impl Row {
+    /// Compares element by element; `tolerance` and `at` take an index.
+    pub(super) fn compare(
+        tensor: &str,
+        dtype: DType,
+        engine: &str,
+        found: &[f64],
+        expected: &[f64],
+        tolerance: impl Fn(usize) -> f64,
+        at: impl Fn(usize) -> String,
+    ) -> Self {
+        let difference = |i: usize| match (found.get(i), expected.get(i)) {
+            (Some(found), Some(expected)) if !(found - expected).is_nan() => {
+                (found - expected).abs()
+            }
+            _ => f64::INFINITY,
+        };
+        let share = |i: usize| match difference(i) {
+            0.0 => 0.0,
+            difference => difference / tolerance(i),
+        };
+        let indices = 0..found.len().max(expected.len());
+        let largest = indices
+            .clone()
+            .max_by(|a, b| difference(*a).total_cmp(&difference(*b)));
+        let worst = indices.max_by(|a, b| share(*a).total_cmp(&share(*b)));
+        let ratio = worst.map_or(0.0, share);
+        let pass = ratio <= 1.0;
+        let nan = f64::NAN;
+        Self {
+            tensor: tensor.to_owned(),
+            dtype,
+            engine: engine.to_owned(),
+            max_abs: largest.map_or(0.0, difference),
+            tolerance: largest.map_or(0.0, &tolerance),
+            ratio,
+            pass,
+            worst: worst.filter(|_| !pass).map(|i| Worst {
+                at: at(i),
+                found: found.get(i).copied().unwrap_or(nan),
+                expected: expected.get(i).copied().unwrap_or(nan),
+                tolerance: tolerance(i),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compare(found: &[f64], expected: &[f64]) -> Row {
+        let label = |i: usize| i.to_string();
+        let allowed = |i: usize| if i == 0 { 1.0 } else { 0.1 };
+        Row::compare("x", DType::F32, "e", found, expected, allowed, label)
+    }
+
+    #[test]
+    fn the_largest_difference_need_not_be_the_worst() {
+        let row = compare(&[0.5, 2.0], &[0.0, 2.2]);
+        assert_eq!((row.max_abs, row.tolerance, row.pass), (0.5, 1.0, false));
+        assert_eq!(row.worst.map(|worst| worst.at), Some("1".to_owned()));
+    }
+
+    #[test]
+    fn nan_and_missing_elements_fail() {
+        for row in [
+            compare(&[f64::NAN], &[0.0]),
+            compare(&[0.0], &[f64::NAN]),
+            compare(&[0.0], &[0.0, 0.0]),
+            compare(&[f64::INFINITY], &[f64::INFINITY]),
+        ] {
+            assert!(!row.pass, "{row:?}");
+        }
+        assert!(compare(&[], &[]).pass);
+    }
+}

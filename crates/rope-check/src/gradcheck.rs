@@ -1,0 +1,728 @@
+//! Gradient checks: every gradient that the implementations give against one that they do not compute.
+//!
+//! Three questions, one row each per case, engine and type:
+//! - is the adjoint the gradient of the forward? Central differences of the forward in f64, through the loss
+//!   L = sum(w y^2 / 2 + v y), against the adjoint of dL/dy = w y + v. No linearity is assumed.
+//! - are the gradients of cos and sin those of the forward? The same, with cos and sin displaced.
+//! - does autodiff hand the gradients on as it should? burn's fused op, in the types that models train in, against
+//!   the matrix oracle and against the composed op: with and without gradient checkpointing, each input tracked and
+//!   not, held elsewhere and not, views, and gradients without memory of their own.
+//!
+//! Differences are taken for one channel of all rows (heads of tokens) at once. Rows must not meet, so the loss of a row
+//! may only answer to its own displacement; each row has a step of its own, and a kernel that lets one row into another
+//! shows as a wrong gradient. So all elements are covered at the cost of one row.
+
+use std::collections::HashSet;
+
+use burn::tensor::{Device, Tensor, TensorData};
+use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
+use rope_core::{Angles, Direction, HeadsMut, HeadsRef, Layout, RopeError, Rotator, TokenAngles};
+
+use crate::buffer::{Buffer, DType};
+use crate::cases::{self, NamedCase};
+use crate::engine::{self, Case, Engine, EngineError, Placed, host_engines};
+use crate::tolerance;
+
+/// One gradient checked.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Row {
+    /// Name of the case.
+    pub case: String,
+    /// What was checked.
+    pub check: &'static str,
+    /// What computed it.
+    pub engine: String,
+    /// The type of q and k.
+    pub dtype: DType,
+    /// The largest error, as far as the tolerance varies the largest in units of it.
+    pub max_error: f64,
+    /// What was allowed there.
+    pub tolerance: f64,
+    /// Whether all errors were within tolerance.
+    pub pass: bool,
+    /// Why there is no error to report, or what else went wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// The error that used up most of its tolerance.
+#[derive(Clone, Copy, Debug)]
+struct Worst {
+    error: f64,
+    tolerance: f64,
+}
+
+impl Worst {
+    const NONE: Self = Self {
+        error: 0.0,
+        tolerance: 1.0,
+    };
+
+    fn see(&mut self, found: f64, expected: f64, tolerance: f64) {
+        let error = (found - expected).abs();
+        // A NaN is worse than anything.
+        if error.is_nan() || error * self.tolerance >= self.error * tolerance {
+            let error = if error.is_nan() { f64::INFINITY } else { error };
+            *self = Self { error, tolerance };
+        }
+    }
+
+    fn see_all(&mut self, found: &[f64], expected: &[f64], tolerance: impl Fn(f64) -> f64) {
+        if found.len() != expected.len() {
+            self.see(f64::NAN, 0.0, 0.0);
+        }
+        for (found, expected) in found.iter().zip(expected) {
+            self.see(*found, *expected, tolerance(*expected));
+        }
+    }
+
+    fn pass(&self) -> bool {
+        self.error <= self.tolerance
+    }
+}
+
+/// How thoroughly a case is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// Everything.
+    Full,
+    /// The CPU kernels in full; burn's fused op by autodiff in f32 alone.
+    Kernels,
+}
+
+/// The cases in which all pairs of factors meet and the models' in full, the rest of the matrix for the kernels.
+///
+/// # Errors
+/// Those of [`cases::matrix`]; none are expected.
+pub fn suite() -> Result<Vec<(NamedCase, Depth)>, RopeError> {
+    let mut full = cases::pairwise()?;
+    let known: HashSet<String> = full.iter().map(|named| named.name.clone()).collect();
+    full.extend(cases::models()?);
+    let rest = cases::matrix()?.into_iter();
+    let rest = rest.filter(|named| !known.contains(&named.name));
+    Ok(at(full, Depth::Full)
+        .chain(at(rest, Depth::Kernels))
+        .collect())
+}
+
+/// What is quick enough for an unoptimised build: [`cases::pairwise`] in full, [`cases::models`] for the kernels.
+///
+/// # Errors
+/// As [`suite`].
+pub fn quick_suite() -> Result<Vec<(NamedCase, Depth)>, RopeError> {
+    let models = at(cases::models()?, Depth::Kernels);
+    Ok(at(cases::pairwise()?, Depth::Full).chain(models).collect())
+}
+
+fn at(
+    cases: impl IntoIterator<Item = NamedCase>,
+    depth: Depth,
+) -> impl Iterator<Item = (NamedCase, Depth)> {
+    cases.into_iter().map(move |named| (named, depth))
+}
+
+/// All checks over one case; a failure to compute is a row that does not pass.
+pub fn check(named: &NamedCase, depth: Depth) -> Vec<Row> {
+    let mut rows = Rows {
+        named,
+        rows: Vec::new(),
+    };
+    for engine in gradient_engines(depth) {
+        let found = input_gradients(engine.as_ref(), &named.case);
+        rows.push("x", engine.name(), DType::F64, found);
+    }
+    rows.push(
+        "cos_sin",
+        "cpu".into(),
+        DType::F64,
+        cpu_angle_gradients(&named.case),
+    );
+    rows.autodiff(depth);
+    rows.rows
+}
+
+/// The engines whose forward is differenced: those with f64, instruction sets and angle sources aside (they are equal
+/// bit for bit, which the differential tests show).
+fn gradient_engines(depth: Depth) -> Vec<Box<dyn Engine>> {
+    let wanted: &[&str] = match depth {
+        Depth::Full => &["cpu/portable", "burn/fused", "burn/composed"],
+        Depth::Kernels => &["cpu/portable"],
+    };
+    let mut engines = host_engines();
+    engines.retain(|engine| wanted.contains(&engine.name().as_str()));
+    engines
+}
+
+struct Rows<'c> {
+    named: &'c NamedCase,
+    rows: Vec<Row>,
+}
+
+impl Rows<'_> {
+    fn push(
+        &mut self,
+        check: &'static str,
+        engine: String,
+        dtype: DType,
+        found: Result<Worst, EngineError>,
+    ) {
+        let problem = found.as_ref().err().map(ToString::to_string);
+        let worst = found.unwrap_or(Worst {
+            error: f64::INFINITY,
+            tolerance: 0.0,
+        });
+        self.rows.push(Row {
+            case: self.named.name.clone(),
+            check,
+            engine,
+            dtype,
+            max_error: worst.error,
+            tolerance: worst.tolerance,
+            pass: worst.pass(),
+            problem,
+        });
+    }
+
+    fn autodiff(&mut self, depth: Depth) {
+        if self.named.case.layout == Layout::Tnd {
+            self.autodiff_of_rank::<3>(depth);
+        } else {
+            self.autodiff_of_rank::<4>(depth);
+        }
+    }
+
+    fn autodiff_of_rank<const D: usize>(&mut self, depth: Depth) {
+        let case = &self.named.case;
+        let fused = || "burn/fused".to_owned();
+        let composed = || "burn/composed".to_owned();
+        if depth == Depth::Kernels {
+            let found = tracked_inputs::<D>(case, Implementation::Fused, DType::F32, &[false]);
+            self.push("autodiff", fused(), DType::F32, found);
+            return;
+        }
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            let checkpointing = &[false, true];
+            let found = tracked_inputs::<D>(case, Implementation::Fused, dtype, checkpointing);
+            self.push("autodiff", fused(), dtype, found);
+            let found = tracked_inputs::<D>(case, Implementation::Composed, dtype, checkpointing);
+            self.push("autodiff", composed(), dtype, found);
+            self.push(
+                "composed",
+                fused(),
+                dtype,
+                against_composed::<D>(case, dtype),
+            );
+            self.push("sum", fused(), dtype, plain_sum::<D>(case, dtype));
+        }
+        for direction in [Direction::Forward, Direction::Adjoint] {
+            let check = match direction {
+                Direction::Forward => "cos_sin",
+                Direction::Adjoint => "cos_sin of the adjoint",
+            };
+            for (engine, implementation) in [
+                (fused(), Implementation::Fused),
+                (composed(), Implementation::Composed),
+            ] {
+                let found = burn_angle_gradients::<D>(case, implementation, direction);
+                self.push(check, engine, DType::F64, found);
+            }
+        }
+    }
+}
+
+/// L = sum(w y^2 / 2 + v y).
+struct Loss {
+    w: Vec<f64>,
+    v: Vec<f64>,
+}
+
+impl Loss {
+    fn over(&self, y: &[f64], range: core::ops::Range<usize>) -> f64 {
+        range
+            .map(|i| (0.5 * self.w[i] * y[i] + self.v[i]) * y[i])
+            .sum()
+    }
+
+    fn gradient(&self, y: &[f64]) -> Vec<f64> {
+        y.iter()
+            .zip(self.w.iter().zip(&self.v))
+            .map(|(y, (w, v))| w * y + v)
+            .collect()
+    }
+}
+
+/// q or k.
+struct Part {
+    heads: usize,
+    x: Vec<f64>,
+    loss: Loss,
+    /// `(token of the positions, first element)` of each head of each token.
+    rows: Vec<(usize, usize)>,
+}
+
+fn parts(case: &Case) -> Vec<Part> {
+    [(case.heads, 1), (case.kv_heads, 4)]
+        .into_iter()
+        .filter(|(heads, _)| *heads > 0)
+        .map(|(heads, seed)| {
+            let count = case.contiguous(heads).elems();
+            Part {
+                heads,
+                x: cases::values(seed, count),
+                loss: Loss {
+                    w: cases::values(seed + 1, count),
+                    v: cases::values(seed + 2, count),
+                },
+                rows: case.rows(heads),
+            }
+        })
+        .collect()
+}
+
+/// The step of a row is this, times its factor; large, because the loss has no third derivative to keep away from.
+const STEP: f64 = 1.0 / 32.0;
+
+/// What may be left of a derivative after rounding: differences of `terms` terms of order 1 over twice the smaller
+/// step, weighted 4/3 and 1/3 by Richardson.
+fn difference_tolerance(terms: usize) -> f64 {
+    let loss = 4.0 * terms as f64;
+    f64::EPSILON * loss * 8.0 / STEP
+}
+
+/// A factor in [1, 2) for the displacement of row `row`.
+fn row_factor(row: usize) -> f64 {
+    1.0 + (row * 5 % 16) as f64 / 16.0
+}
+
+/// The derivatives at 0 of the values of `f`: central differences at two steps, and Richardson's extrapolation.
+fn derivatives(
+    mut f: impl FnMut(f64) -> Result<Vec<f64>, EngineError>,
+) -> Result<Vec<f64>, EngineError> {
+    let mut central = |h: f64| -> Result<Vec<f64>, EngineError> {
+        let (up, down) = (f(h)?, f(-h)?);
+        Ok(up
+            .iter()
+            .zip(down)
+            .map(|(up, down)| (up - down) / (2.0 * h))
+            .collect())
+    };
+    let (wide, narrow) = (central(STEP)?, central(STEP / 2.0)?);
+    Ok(wide
+        .iter()
+        .zip(narrow)
+        .map(|(wide, narrow)| (4.0 * narrow - wide) / 3.0)
+        .collect())
+}
+
+/// Differences of an engine's forward against its adjoint, for every element of q and k.
+fn input_gradients(engine: &dyn Engine, case: &Case) -> Result<Worst, EngineError> {
+    let parts = parts(case);
+    let apply = |direction, x: &[Vec<f64>]| -> Result<Vec<Vec<f64>>, EngineError> {
+        let x: Vec<Buffer> = x.iter().map(|x| Buffer::F64(x.clone())).collect();
+        let (q, k) = engine.apply(case, direction, &x[0], x.get(1))?;
+        Ok(core::iter::once(q).chain(k).map(|y| y.to_f64()).collect())
+    };
+    let x: Vec<Vec<f64>> = parts.iter().map(|part| part.x.clone()).collect();
+    let y = apply(Direction::Forward, &x)?;
+    let dy: Vec<Vec<f64>> = parts
+        .iter()
+        .zip(&y)
+        .map(|(p, y)| p.loss.gradient(y))
+        .collect();
+    let dx = apply(Direction::Adjoint, &dy)?;
+    if dx.len() != parts.len() {
+        return Err(EngineError::Burn("q and k do not come back".into()));
+    }
+    let head_dim = case.spec.head_dim();
+    let mut worst = Worst::NONE;
+    for channel in 0..head_dim {
+        let mut displaced = x.clone();
+        let derivatives = derivatives(|h| {
+            for (part, x) in parts.iter().zip(&mut displaced) {
+                for (row, (_, start)) in part.rows.iter().enumerate() {
+                    x[start + channel] = part.x[start + channel] + h * row_factor(row);
+                }
+            }
+            let y = apply(Direction::Forward, &displaced)?;
+            let row_losses = parts.iter().zip(&y).flat_map(|(part, y)| {
+                let rows = part.rows.iter();
+                rows.map(|(_, start)| part.loss.over(y, *start..start + head_dim))
+            });
+            Ok(row_losses.collect())
+        })?;
+        let mut derivatives = derivatives.into_iter();
+        for (part, dx) in parts.iter().zip(&dx) {
+            for (row, (_, start)) in part.rows.iter().enumerate() {
+                let expected = derivatives.next().unwrap_or(f64::NAN) / row_factor(row);
+                let tolerance = difference_tolerance(head_dim);
+                worst.see(dx[start + channel], expected, tolerance);
+            }
+        }
+    }
+    Ok(worst)
+}
+
+/// Differences over every lane of cos and sin, against what `analytic` says. Tokens' rows of angles do not meet.
+fn angle_gradients(
+    case: &Case,
+    parts: &[Part],
+    forward: impl Fn(&[f64], &[f64]) -> Result<Vec<Vec<f64>>, EngineError>,
+    analytic: impl FnOnce(&[f64], &[f64]) -> Result<[Vec<f64>; 2], EngineError>,
+) -> Result<Worst, EngineError> {
+    let angles = TokenAngles::<f64>::new(&case.spec, &case.positions, case.seq_len)?;
+    let given = [angles.cos().to_vec(), angles.sin().to_vec()];
+    let gradients = analytic(&given[0], &given[1])?;
+    let (tokens, lanes) = (angles.tokens(), case.spec.geometry().lanes());
+    let head_dim = case.spec.head_dim();
+    let rows_per_token: usize = parts.iter().map(|p| p.rows.len()).sum::<usize>() / tokens;
+    let tolerance = difference_tolerance(rows_per_token * head_dim);
+    let mut worst = Worst::NONE;
+    for (which, gradient) in gradients.iter().enumerate() {
+        if gradient.len() != tokens * lanes {
+            return Err(EngineError::Burn(format!(
+                "the gradient of cos or sin has {} values, expected {}",
+                gradient.len(),
+                tokens * lanes
+            )));
+        }
+        for lane in 0..lanes {
+            let mut displaced = given.clone();
+            let derivatives = derivatives(|h| {
+                for token in 0..tokens {
+                    let at = token * lanes + lane;
+                    displaced[which][at] = given[which][at] + h * row_factor(token);
+                }
+                let y = forward(&displaced[0], &displaced[1])?;
+                let mut losses = vec![0.0; tokens];
+                for (part, y) in parts.iter().zip(&y) {
+                    for (token, start) in &part.rows {
+                        losses[*token] += part.loss.over(y, *start..start + head_dim);
+                    }
+                }
+                Ok(losses)
+            })?;
+            for (token, derivative) in derivatives.into_iter().enumerate() {
+                let found = gradient[token * lanes + lane];
+                worst.see(found, derivative / row_factor(token), tolerance);
+            }
+        }
+    }
+    Ok(worst)
+}
+
+/// `Rotator::angle_gradients`, on q and k placed as the case says.
+fn cpu_angle_gradients(case: &Case) -> Result<Worst, EngineError> {
+    let parts = parts(case);
+    let forward = |cos: &[f64], sin: &[f64]| {
+        let rotator = Rotator::new(case.spec.geometry(), Angles::Tokens { cos, sin })?;
+        let mut y: Vec<Vec<f64>> = parts.iter().map(|part| part.x.clone()).collect();
+        for (part, y) in parts.iter().zip(&mut y) {
+            rotator.rotate(HeadsMut::new(y, case.contiguous(part.heads))?, None)?;
+        }
+        Ok(y)
+    };
+    let analytic = |cos: &[f64], sin: &[f64]| {
+        let rotator = Rotator::new(case.spec.geometry(), Angles::Tokens { cos, sin })?;
+        let y = forward(cos, sin)?;
+        let placed: Vec<[Placed<f64>; 2]> = parts
+            .iter()
+            .zip(&y)
+            .map(|(part, y)| {
+                [&part.x, &part.loss.gradient(y)].map(|x| Placed::new(case, part.heads, x))
+            })
+            .collect();
+        let views = placed
+            .iter()
+            .map(|[x, dy]| {
+                Ok((
+                    HeadsRef::new(&x.source, x.layout)?,
+                    HeadsRef::new(&dy.source, dy.layout)?,
+                ))
+            })
+            .collect::<Result<Vec<_>, EngineError>>()?;
+        // Overwritten, whatever they hold.
+        let mut gradients = [vec![f64::NAN; cos.len()], vec![f64::NAN; sin.len()]];
+        let [dcos, dsin] = &mut gradients;
+        rotator.angle_gradients(views[0], views.get(1).copied(), dcos, dsin)?;
+        Ok(gradients)
+    };
+    angle_gradients(case, &parts, forward, analytic)
+}
+
+fn device(checkpointing: bool) -> Device {
+    let device = Device::flex().autodiff();
+    if checkpointing {
+        device.gradient_checkpointing()
+    } else {
+        device
+    }
+}
+
+fn rotary(case: &Case, implementation: Implementation) -> Result<Rotary, EngineError> {
+    RotaryConfig::new(case.spec.clone())
+        .with_layout(case.layout)
+        .with_implementation(implementation)
+        .try_init()
+        .map_err(engine::burn_error)
+}
+
+fn f64_tensor<const D: usize>(values: &[f64], dims: Vec<usize>, device: &Device) -> Tensor<D> {
+    let data = TensorData::new(values.to_vec(), dims);
+    Tensor::from_data(data, (device, burn::tensor::DType::F64))
+}
+
+/// burn's gradients of cos and sin that require them.
+fn burn_angle_gradients<const D: usize>(
+    case: &Case,
+    implementation: Implementation,
+    direction: Direction,
+) -> Result<Worst, EngineError> {
+    let (device, parts) = (device(false), parts(case));
+    let rotary = rotary(case, implementation)?;
+    let lanes = case.spec.geometry().lanes();
+    let angles = |cos: &[f64], sin: &[f64]| RotaryAngles {
+        cos: f64_tensor(cos, vec![cos.len() / lanes, lanes], &device),
+        sin: f64_tensor(sin, vec![sin.len() / lanes, lanes], &device),
+    };
+    let tensors = |part: &Part| -> [Tensor<D>; 3] {
+        [&part.x, &part.loss.w, &part.loss.v]
+            .map(|x| engine::place(case, &Buffer::F64(x.clone()), part.heads, &device))
+    };
+    let rotate = |angles: &RotaryAngles| -> Result<Vec<Tensor<D>>, EngineError> {
+        let x: Vec<Tensor<D>> = parts.iter().map(|part| tensors(part)[0].clone()).collect();
+        let (q, k) = (x[0].clone(), x.get(1).cloned());
+        let rotated = match (direction, k) {
+            (Direction::Forward, None) => rotary.try_forward_single(q, angles).map(|q| vec![q]),
+            (Direction::Forward, Some(k)) => {
+                rotary.try_forward(q, k, angles).map(|(q, k)| vec![q, k])
+            }
+            // There is no adjoint of one tensor by itself: q stands for k too.
+            (Direction::Adjoint, k) => {
+                let both = rotary.try_adjoint(q.clone(), k.clone().unwrap_or(q), angles);
+                both.map(|(q, rotated)| core::iter::once(q).chain(k.map(|_| rotated)).collect())
+            }
+        };
+        rotated.map_err(engine::burn_error)
+    };
+    let forward = |cos: &[f64], sin: &[f64]| {
+        let y = rotate(&angles(cos, sin))?;
+        y.into_iter()
+            .map(|y| Ok(engine::read(y)?.to_f64()))
+            .collect()
+    };
+    let analytic = |cos: &[f64], sin: &[f64]| {
+        let angles = angles(cos, sin);
+        let angles = RotaryAngles {
+            cos: angles.cos.require_grad(),
+            sin: angles.sin.require_grad(),
+        };
+        let losses = parts.iter().zip(rotate(&angles)?).map(|(part, y)| {
+            let [_, w, v] = tensors(part);
+            ((w * 0.5 * y.clone() + v) * y).sum()
+        });
+        let gradients = losses
+            .reduce(|a, b| a + b)
+            .ok_or_else(|| EngineError::Burn("there is neither q nor k".into()))?
+            .backward();
+        let gradient = |x: &Tensor<2>, what| match x.grad(&gradients) {
+            Some(gradient) => Ok(engine::read(gradient)?.to_f64()),
+            None => Err(EngineError::Burn(format!("no gradient of {what}"))),
+        };
+        Ok([gradient(&angles.cos, "cos")?, gradient(&angles.sin, "sin")?])
+    };
+    angle_gradients(case, &parts, forward, analytic)
+}
+
+/// How a loss meets y.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reduction {
+    /// sum(v y): the gradient of y is v.
+    Weighted,
+    /// sum(y): the gradient of y is ones, broadcast from one element in memory.
+    Plain,
+}
+
+/// What a training step through the op left behind.
+struct Step {
+    /// y of q, then of k.
+    outputs: Vec<Vec<f64>>,
+    /// Of the tracked inputs.
+    gradients: Vec<Option<Vec<f64>>>,
+}
+
+/// Forward and backward through burn, in `dtype`. The inputs are held by the caller, so they must come out unchanged.
+fn step<const D: usize>(
+    case: &Case,
+    implementation: Implementation,
+    dtype: DType,
+    checkpointing: bool,
+    tracked: [bool; 2],
+    reduction: Reduction,
+) -> Result<Step, EngineError> {
+    let device = device(checkpointing);
+    let rotary = rotary(case, implementation)?;
+    let angles = engine::angle_tensors::<f32>(case, &device, burn::tensor::DType::F32)?;
+    let mut leaves = Vec::new();
+    let mut weights = Vec::new();
+    let mut given = Vec::new();
+    for (part, tracked) in parts(case).iter().zip(tracked) {
+        let x = Buffer::from_f64(dtype, &part.x);
+        let leaf: Tensor<D> = engine::place(case, &x, part.heads, &device);
+        leaves.push(if tracked { leaf.require_grad() } else { leaf });
+        let v = Buffer::from_f64(dtype, &part.loss.v);
+        weights.push(engine::place::<D>(case, &v, part.heads, &device));
+        given.push(x);
+    }
+    // Only the result of another operation can be overwritten: a leaf is held for its gradient.
+    let inputs: Vec<Tensor<D>> = leaves
+        .iter()
+        .map(|x| {
+            if case.in_place {
+                x.clone() * 1.0
+            } else {
+                x.clone()
+            }
+        })
+        .collect();
+    let mut inputs = inputs.into_iter();
+    let rotated = match (inputs.next(), inputs.next()) {
+        (Some(q), Some(k)) => rotary.try_forward(q, k, &angles).map(|(q, k)| vec![q, k]),
+        (Some(q), None) => rotary.try_forward_single(q, &angles).map(|q| vec![q]),
+        (None, _) => Ok(Vec::new()),
+    };
+    let rotated = rotated.map_err(engine::burn_error)?;
+    let mut outputs = Vec::new();
+    for y in &rotated {
+        outputs.push(engine::read(y.clone())?.to_f64());
+    }
+    let mut gradients = vec![None; leaves.len()];
+    if tracked.iter().zip(&leaves).any(|(tracked, _)| *tracked) {
+        let losses = rotated
+            .into_iter()
+            .zip(weights)
+            .map(|(y, v)| match reduction {
+                Reduction::Weighted => (y * v).sum(),
+                Reduction::Plain => y.sum(),
+            });
+        let loss = losses.reduce(|a, b| a + b);
+        let backward = loss.map(|loss| loss.backward());
+        for (leaf, gradient) in leaves.iter().zip(&mut gradients) {
+            let found = backward.as_ref().and_then(|all| leaf.grad(all));
+            *gradient = match found {
+                Some(found) => Some(engine::read(found)?.to_f64()),
+                None => None,
+            };
+        }
+    }
+    for (leaf, given) in leaves.into_iter().zip(given) {
+        if engine::read(leaf)? != given {
+            return Err(EngineError::Burn("an input was overwritten".into()));
+        }
+    }
+    Ok(Step { outputs, gradients })
+}
+
+/// The exact outputs and gradients of a [`step`] with inputs rounded to `dtype`.
+fn exact_step(case: &Case, dtype: DType, reduction: Reduction) -> Result<Step, EngineError> {
+    let rounded = |x: &[f64]| Buffer::from_f64(dtype, x).to_f64();
+    let (mut outputs, mut gradients) = (Vec::new(), Vec::new());
+    for part in parts(case) {
+        let dy = match reduction {
+            Reduction::Weighted => rounded(&part.loss.v),
+            Reduction::Plain => vec![1.0; part.x.len()],
+        };
+        let x = rounded(&part.x);
+        outputs.push(cases::exact(case, Direction::Forward, part.heads, &x)?);
+        let dx = cases::exact(case, Direction::Adjoint, part.heads, &dy)?;
+        gradients.push(Some(dx));
+    }
+    Ok(Step { outputs, gradients })
+}
+
+fn compare_step(
+    worst: &mut Worst,
+    found: &Step,
+    exact: &Step,
+    tracked: [bool; 2],
+    tolerance: impl Fn(f64) -> f64,
+) -> Result<(), EngineError> {
+    for (found, exact) in found.outputs.iter().zip(&exact.outputs) {
+        worst.see_all(found, exact, &tolerance);
+    }
+    let gradients = found.gradients.iter().zip(&exact.gradients);
+    for ((found, exact), tracked) in gradients.zip(tracked) {
+        match (tracked, found, exact) {
+            (true, Some(found), Some(exact)) => worst.see_all(found, exact, &tolerance),
+            (true, _, _) => return Err(EngineError::Burn("a gradient was dropped".into())),
+            (false, None, _) => {}
+            (false, Some(_), _) => {
+                let message = "an input that requires no gradient got one";
+                return Err(EngineError::Burn(message.into()));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Outputs and gradients against the oracle, for q and k tracked in every combination.
+fn tracked_inputs<const D: usize>(
+    case: &Case,
+    implementation: Implementation,
+    dtype: DType,
+    checkpointing: &[bool],
+) -> Result<Worst, EngineError> {
+    let exact = exact_step(case, dtype, Reduction::Weighted)?;
+    let tolerance = |exact| tolerance::rotated(dtype, exact);
+    let mut worst = Worst::NONE;
+    for checkpointing in checkpointing {
+        for tracked in [[true, true], [true, false], [false, true], [false, false]] {
+            let found = step::<D>(
+                case,
+                implementation,
+                dtype,
+                *checkpointing,
+                tracked,
+                Reduction::Weighted,
+            )?;
+            compare_step(&mut worst, &found, &exact, tracked, tolerance)?;
+        }
+    }
+    Ok(worst)
+}
+
+/// Fused against composed: each may be off by its tolerance.
+fn against_composed<const D: usize>(case: &Case, dtype: DType) -> Result<Worst, EngineError> {
+    let tracked = [true, true];
+    let mut worst = Worst::NONE;
+    for checkpointing in [false, true] {
+        let run = |implementation| {
+            let reduction = Reduction::Weighted;
+            step::<D>(
+                case,
+                implementation,
+                dtype,
+                checkpointing,
+                tracked,
+                reduction,
+            )
+        };
+        let (fused, composed) = (run(Implementation::Fused)?, run(Implementation::Composed)?);
+        compare_step(&mut worst, &fused, &composed, tracked, |exact| {
+            2.0 * tolerance::rotated(dtype, exact)
+        })?;
+    }
+    Ok(worst)
+}
+
+/// The gradient of a plain sum arrives as one element, broadcast: it must be read as such and not written to.
+fn plain_sum<const D: usize>(case: &Case, dtype: DType) -> Result<Worst, EngineError> {
+    let (tracked, reduction) = ([true, true], Reduction::Plain);
+    let exact = exact_step(case, dtype, reduction)?;
+    let mut worst = Worst::NONE;
+    let fused = Implementation::Fused;
+    let found = step::<D>(case, fused, dtype, false, tracked, reduction)?;
+    compare_step(&mut worst, &found, &exact, tracked, |exact| {
+        tolerance::rotated(dtype, exact)
+    })?;
+    Ok(worst)
+}

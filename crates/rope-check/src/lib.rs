@@ -1,0 +1,10 @@
+//! What `mrope verify`, `mrope gradcheck` and the tests share: the implementations under test behind one trait, and the
+//! checks that run over all of them.
+
+pub mod alloc;
+pub mod buffer;
+pub mod cases;
+pub mod engine;
+pub mod golden;
+pub mod gradcheck;
+pub mod tolerance;

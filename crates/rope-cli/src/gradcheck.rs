@@ -1,0 +1,180 @@
+//! `mrope gradcheck`.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io::{BufWriter, Write as _, stdout};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use rope_check::buffer::DType;
+use rope_check::cases::NamedCase;
+use rope_check::gradcheck::{Row, check, suite};
+
+/// What to check, and how to say it.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GradcheckArgs {
+    /// Only cases whose name contains this, such as `quarter/` or `/in_place`.
+    #[arg(long, value_name = "SUBSTRING")]
+    filter: Option<String>,
+    /// A row for every check, not a summary.
+    #[arg(long)]
+    verbose: bool,
+    /// One JSON object per check and line: case, check, engine, dtype, max_error, tolerance, pass.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the checks; exit code 1 if one fails.
+///
+/// # Errors
+/// If no case matches the filter, or standard output cannot be written.
+pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let mut cases = suite()?;
+    if let Some(filter) = &args.filter {
+        cases.retain(|(named, _)| named.name.contains(filter.as_str()));
+        if cases.is_empty() {
+            return Err(format!("no case has {filter:?} in its name; --verbose lists them").into());
+        }
+    }
+    let started = Instant::now();
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} cases  {elapsed}  {msg}")?;
+    let bar = ProgressBar::new(cases.len() as u64).with_style(style);
+    let mut out = BufWriter::new(stdout().lock());
+    let mut summary = Summary::default();
+    let mut failures = Vec::new();
+    for (named, depth) in &cases {
+        for row in check(named, *depth) {
+            summary.add(named, &row);
+            if args.json {
+                serde_json::to_writer(&mut out, &row)?;
+                writeln!(out)?;
+            } else if args.verbose {
+                writeln!(out, "{}", line(&row))?;
+            }
+            if !row.pass {
+                failures.push(row);
+            }
+        }
+        if !failures.is_empty() {
+            bar.set_message(format!("{} failed", failures.len()));
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if !args.json {
+        write!(out, "{}", summary.table())?;
+        for row in failures
+            .iter()
+            .take(SHOWN_FAILURES)
+            .filter(|_| !args.verbose)
+        {
+            writeln!(out, "{}", line(row))?;
+        }
+        if failures.len() > SHOWN_FAILURES && !args.verbose {
+            let more = failures.len() - SHOWN_FAILURES;
+            writeln!(out, "... and {more} more; --verbose shows all")?;
+        }
+        writeln!(
+            out,
+            "{} checks over {} cases, {} failed, {:.1} s",
+            summary.checks(),
+            cases.len(),
+            failures.len(),
+            started.elapsed().as_secs_f64(),
+        )?;
+    }
+    out.flush()?;
+    Ok(if failures.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Failures that are listed under a summary.
+const SHOWN_FAILURES: usize = 20;
+
+fn line(row: &Row) -> String {
+    let mut line = format!(
+        "{}  {:<22} {:<13} {:<4}  error {:.1e}  tolerance {:.1e}  {}",
+        if row.pass { "ok  " } else { "FAIL" },
+        row.check,
+        row.engine,
+        row.dtype.name(),
+        row.max_error,
+        row.tolerance,
+        row.case,
+    );
+    if let Some(problem) = &row.problem {
+        let _ = write!(line, ": {problem}");
+    }
+    line
+}
+
+/// Checks per pairing and axis layout, in the order in which they first appear.
+#[derive(Default)]
+struct Summary {
+    groups: Vec<Group>,
+}
+
+struct Group {
+    pairing: String,
+    axis_layout: String,
+    checks: usize,
+    failed: usize,
+    /// The largest errors in f64 and in f32. In f16 and bf16 the rounding on store hides the rest.
+    worst: [f64; 2],
+}
+
+impl Summary {
+    fn add(&mut self, named: &NamedCase, row: &Row) {
+        let (pairing, axis_layout) = named.group();
+        let known = |group: &Group| group.pairing == pairing && group.axis_layout == axis_layout;
+        let at = self.groups.iter().position(known).unwrap_or_else(|| {
+            self.groups.push(Group {
+                pairing: pairing.into(),
+                axis_layout: axis_layout.into(),
+                checks: 0,
+                failed: 0,
+                worst: [0.0; 2],
+            });
+            self.groups.len() - 1
+        });
+        let group = &mut self.groups[at];
+        group.checks += 1;
+        group.failed += usize::from(!row.pass);
+        for (worst, dtype) in group.worst.iter_mut().zip([DType::F64, DType::F32]) {
+            if row.dtype == dtype {
+                *worst = worst.max(row.max_error);
+            }
+        }
+    }
+
+    fn checks(&self) -> usize {
+        self.groups.iter().map(|group| group.checks).sum()
+    }
+
+    fn table(&self) -> String {
+        let mut groups: Vec<&Group> = self.groups.iter().collect();
+        groups.sort_by_key(|group| (&group.pairing, &group.axis_layout));
+        let mut table = format!(
+            "{:<16} {:<26} {:>7} {:>7} {:>13} {:>13}\n",
+            "pairing", "axis layout", "checks", "failed", "worst in f64", "worst in f32"
+        );
+        for group in groups {
+            let _ = writeln!(
+                table,
+                "{:<16} {:<26} {:>7} {:>7} {:>13.1e} {:>13.1e}",
+                group.pairing,
+                group.axis_layout,
+                group.checks,
+                group.failed,
+                group.worst[0],
+                group.worst[1],
+            );
+        }
+        table
+    }
+}

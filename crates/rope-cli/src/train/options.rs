@@ -1,0 +1,209 @@
+//! What a user can choose.
+
+use std::path::PathBuf;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+use rope_core::{AxisLayout, Pairing, RotarySpec};
+use serde::{Deserialize, Serialize};
+
+use super::clip::Clip;
+
+/// Options of `mrope train`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) run: RunConfig,
+
+    /// Where the model computes
+    #[arg(long, value_enum, default_value_t = DeviceKind::Flex)]
+    pub(crate) device: DeviceKind,
+
+    /// Folder for the model, the checkpoints and the plots [default: out/<ROTARY>]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
+    /// Save a checkpoint each time this many steps are done
+    #[arg(long, value_name = "STEPS", default_value_t = 200, value_parser = count(1, MAX_STEPS))]
+    pub(crate) checkpoint_every: usize,
+
+    /// Go on from the last checkpoint in the folder; the other options must be those of its run
+    #[arg(long)]
+    pub(crate) resume: bool,
+
+    /// Print one JSON object on standard output, and nothing else there
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl TrainArgs {
+    /// The folder that the run writes to.
+    pub(crate) fn out(&self) -> PathBuf {
+        self.out.clone().unwrap_or_else(|| {
+            let rotary = self.run.rotary.to_possible_value();
+            PathBuf::from("out").join(rotary.map_or_else(String::new, |v| v.get_name().to_owned()))
+        })
+    }
+}
+
+/// All that decides the numbers of a run: two runs with equal configurations give the same losses.
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct RunConfig {
+    /// How q and k are rotated
+    #[arg(long, value_enum, default_value_t = RotaryChoice::Fused)]
+    pub(crate) rotary: RotaryChoice,
+
+    /// What a position is
+    #[arg(long, value_enum, default_value_t = Axes::Mrope)]
+    pub(crate) axes: Axes,
+
+    /// Which channels of a head form a pair
+    #[arg(long, value_enum, default_value_t = PairingChoice::Half)]
+    pub(crate) pairing: PairingChoice,
+
+    /// Steps of training
+    #[arg(long, default_value_t = 3000, value_parser = count(1, MAX_STEPS))]
+    pub(crate) steps: usize,
+
+    /// Seed of the weights and of the questions
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+
+    /// Frames of a clip
+    #[arg(long, default_value_t = 2, value_parser = count(1, MAX_SIDE))]
+    pub(crate) frames: usize,
+
+    /// Rows of a frame
+    #[arg(long, default_value_t = 2, value_parser = count(1, MAX_SIDE))]
+    pub(crate) rows: usize,
+
+    /// Columns of a frame
+    #[arg(long, default_value_t = 2, value_parser = count(1, MAX_SIDE))]
+    pub(crate) columns: usize,
+
+    /// Questions in a step
+    #[arg(long, default_value_t = 32, value_parser = count(1, 4096))]
+    pub(crate) batch: usize,
+
+    /// Highest learning rate of the schedule
+    #[arg(long, default_value_t = 3e-3, value_parser = learning_rate)]
+    pub(crate) learning_rate: f64,
+}
+
+const MAX_STEPS: u64 = 10_000_000;
+const MAX_SIDE: u64 = 8;
+
+fn count(least: u64, most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(least..=most)
+}
+
+fn learning_rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
+        _ => Err("a number above 0 and up to 1 is expected".to_owned()),
+    }
+}
+
+/// How q and k are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RotaryChoice {
+    /// In one pass over q and k, backward too
+    Fused,
+    /// By ordinary tensor operations, recorded by autodiff
+    Composed,
+    /// Not at all: attention knows no positions
+    None,
+}
+
+/// What a position is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Axes {
+    /// A time, a height and a width (multimodal RoPE)
+    Mrope,
+    /// The place in the sequence (RoPE)
+    #[value(name = "1d")]
+    #[serde(rename = "1d")]
+    OneD,
+}
+
+/// Which channels of a head form a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PairingChoice {
+    /// Channel j with the one half a head further (Llama, Qwen)
+    Half,
+    /// Channel 2j with 2j + 1 (GPT-J, ERNIE)
+    Adjacent,
+    /// By halves within each half of the head
+    Quarter,
+    /// Reads 2j with 2j + 1, writes j with the one half a head further
+    InterleaveHalf,
+}
+
+impl From<PairingChoice> for Pairing {
+    fn from(choice: PairingChoice) -> Self {
+        match choice {
+            PairingChoice::Half => Self::Half,
+            PairingChoice::Adjacent => Self::Adjacent,
+            PairingChoice::Quarter => Self::Quarter,
+            PairingChoice::InterleaveHalf => Self::InterleaveHalf,
+        }
+    }
+}
+
+/// Where the model computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DeviceKind {
+    /// burn's CPU backend
+    Flex,
+}
+
+impl DeviceKind {
+    /// The device, without autodiff.
+    pub(crate) fn device(self) -> burn::tensor::Device {
+        match self {
+            Self::Flex => burn::tensor::Device::flex(),
+        }
+    }
+}
+
+/// The base of the frequencies. Wavelengths run from 2 pi to 2 pi theta tokens, and a clip with its question
+/// spans about ten positions: the 10,000 and more of language models would leave most lanes standing still.
+const THETA: f64 = 2.0;
+
+impl RunConfig {
+    /// The shape of a clip.
+    pub(crate) fn clip(&self) -> Clip {
+        Clip {
+            frames: self.frames,
+            rows: self.rows,
+            columns: self.columns,
+        }
+    }
+
+    /// The rotation of heads of `head_dim` channels; the axes are striped over the lanes as in Qwen3-VL, so
+    /// that each has fast and slow ones.
+    pub(crate) fn spec(&self, head_dim: usize) -> rope_core::Result<RotarySpec> {
+        let third = head_dim / 6;
+        RotarySpec::builder(head_dim)
+            .pairing(self.pairing.into())
+            .axes(match self.axes {
+                Axes::Mrope => AxisLayout::Striped(vec![head_dim / 2 - 2 * third, third, third]),
+                Axes::OneD => AxisLayout::Single,
+            })
+            .theta(THETA)
+            .build()
+    }
+
+    /// The rate at `step`: up linearly over the first tenth (at most 100 steps), then down along a cosine.
+    pub(crate) fn learning_rate_at(&self, step: usize) -> f64 {
+        let warmup = (self.steps as f64 / 10.0).clamp(1.0, 100.0);
+        let rise = ((step + 1) as f64 / warmup).min(1.0);
+        let fall = 0.5 * (1.0 + (std::f64::consts::PI * step as f64 / self.steps as f64).cos());
+        self.learning_rate * rise * fall
+    }
+}

@@ -1,0 +1,109 @@
+//! What a run says at its end.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use burn::module::Module;
+use serde::Serialize;
+
+use super::options::{DeviceKind, RunConfig};
+use super::trainer::{History, Test, Trainer};
+
+/// The files of a run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Files {
+    pub(crate) model: PathBuf,
+    pub(crate) checkpoint: PathBuf,
+    pub(crate) curves: PathBuf,
+    pub(crate) attention: PathBuf,
+}
+
+/// The result of a run: the table, and the object of `--json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// Share of right answers about unseen digits.
+    accuracy: f32,
+    /// Training loss of the last step.
+    loss: f32,
+    /// Mean cross entropy of the answers about unseen digits.
+    test_loss: f32,
+    /// The most that a reader of digits could reach without knowing places.
+    accuracy_without_position: f64,
+    steps: usize,
+    seconds: f64,
+    tokens_per_second: f64,
+    parameters: usize,
+    device: DeviceKind,
+    options: RunConfig,
+    losses: Vec<f32>,
+    accuracies: Vec<f32>,
+    tests: Vec<Test>,
+    files: Files,
+}
+
+impl Report {
+    pub(crate) fn new(
+        trainer: &Trainer,
+        device: DeviceKind,
+        test: Test,
+        accuracy_without_position: f64,
+        files: Files,
+    ) -> Self {
+        let History {
+            losses,
+            accuracies,
+            tests,
+            seconds,
+        } = trainer.history().clone();
+        Self {
+            accuracy: test.accuracy,
+            loss: losses.last().copied().unwrap_or(f32::NAN),
+            test_loss: test.loss,
+            accuracy_without_position,
+            steps: losses.len(),
+            seconds,
+            tokens_per_second: trainer.tokens_per_second(),
+            parameters: trainer.model().num_params(),
+            device,
+            options: trainer.config().clone(),
+            losses,
+            accuracies,
+            tests,
+            files,
+        }
+    }
+
+    /// One JSON object on one line.
+    pub(crate) fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let rows = [
+            ("accuracy on unseen digits", percent(self.accuracy.into())),
+            (
+                "best without positions",
+                percent(self.accuracy_without_position),
+            ),
+            ("loss on unseen digits", format!("{:.4}", self.test_loss)),
+            ("loss of the last step", format!("{:.4}", self.loss)),
+            ("steps", self.steps.to_string()),
+            ("seconds", format!("{:.1}", self.seconds)),
+            ("tokens a second", format!("{:.0}", self.tokens_per_second)),
+            ("parameters", self.parameters.to_string()),
+            ("model", self.files.model.display().to_string()),
+            ("checkpoint", self.files.checkpoint.display().to_string()),
+            ("loss and accuracy", self.files.curves.display().to_string()),
+            ("where it looks", self.files.attention.display().to_string()),
+        ];
+        writeln!(f)?;
+        for (index, (name, value)) in rows.iter().enumerate() {
+            let end = if index + 1 < rows.len() { "\n" } else { "" };
+            write!(f, "  {name:<26} {value}{end}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,130 @@
+//! A run from the first step to the last file.
+
+use std::fs;
+use std::time::Duration;
+
+use burn_store::{ModuleSnapshot, SafetensorsStore};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::checkpoint;
+use super::error::{Result, TrainError};
+use super::options::TrainArgs;
+use super::plots;
+use super::report::{Files, Report};
+use super::trainer::Trainer;
+
+/// Questions of the last test.
+const TEST_QUESTIONS: usize = 2048;
+/// Questions of the tests on the way.
+const PROBE_QUESTIONS: usize = 512;
+/// Steps between the tests on the way.
+const PROBE_EVERY: usize = 100;
+/// Steps that the shown loss and accuracy are averaged over.
+const SHOWN_STEPS: usize = 50;
+
+/// Trains, tests, saves and reports.
+///
+/// # Errors
+/// [`TrainError`]: see its variants.
+pub(crate) fn run(args: &TrainArgs) -> Result<()> {
+    let out = args.out();
+    let device = args.device.device();
+    let mut trainer = if args.resume {
+        Trainer::resume(args.run.clone(), &device, &out)?
+    } else {
+        checkpoint::clear(&out)?;
+        Trainer::new(args.run.clone(), &device)?
+    };
+    fs::create_dir_all(&out).map_err(TrainError::file("create", &out))?;
+
+    let probe = trainer.test_questions(PROBE_QUESTIONS);
+    let steps = args.run.steps;
+    let progress = Progress::new(steps, trainer.steps());
+    while trainer.steps() < steps {
+        trainer.step()?;
+        let done = trainer.steps();
+        if done % PROBE_EVERY == 0 {
+            trainer.record_test(&probe);
+        }
+        if done % args.checkpoint_every == 0 && done < steps {
+            trainer.save(&out)?;
+        }
+        progress.show(&trainer);
+    }
+    progress.finish();
+
+    let questions = trainer.test_questions(TEST_QUESTIONS);
+    let test = trainer.test(&questions);
+    let files = Files {
+        model: out.join("model.safetensors"),
+        curves: out.join("curves.svg"),
+        attention: out.join("attention.svg"),
+        checkpoint: trainer.save(&out)?,
+    };
+    let mut store = SafetensorsStore::from_file(&files.model).overwrite(true);
+    for (option, value) in checkpoint::fields(trainer.config()) {
+        store = store.metadata(option, value.to_string());
+    }
+    trainer
+        .model()
+        .save_into(&mut store)
+        .map_err(TrainError::file("write", &files.model))?;
+    let blind = trainer.digits().accuracy_without_position(&questions);
+    plots::curves(&files.curves, trainer.history(), &test, blind)?;
+    plots::attention(&files.attention, &trainer, &questions[0])?;
+
+    let report = Report::new(&trainer, args.device, test, blind, files);
+    if args.json {
+        println!("{}", report.json());
+    } else {
+        println!("{report}");
+    }
+    Ok(())
+}
+
+/// A bar on a terminal, and a line now and then elsewhere; always on standard error.
+struct Progress {
+    bar: ProgressBar,
+    line_every: usize,
+}
+
+impl Progress {
+    fn new(steps: usize, done: usize) -> Self {
+        let bar = ProgressBar::new(steps as u64).with_position(done as u64);
+        let template = "{bar:24} {pos}/{len} {msg} {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.reset_eta();
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self {
+            bar,
+            line_every: steps.div_ceil(20),
+        }
+    }
+
+    fn show(&self, trainer: &Trainer) {
+        let history = trainer.history();
+        let message = format!(
+            "loss {:.3} accuracy {:.1} % {:.0} tokens/s",
+            mean_of_last(&history.losses),
+            100.0 * mean_of_last(&history.accuracies),
+            trainer.tokens_per_second(),
+        );
+        let done = trainer.steps();
+        if self.bar.is_hidden() && done.is_multiple_of(self.line_every) {
+            eprintln!("step {done}/{} {message}", trainer.config().steps);
+        }
+        self.bar.set_message(message);
+        self.bar.set_position(done as u64);
+    }
+
+    fn finish(&self) {
+        self.bar.finish();
+    }
+}
+
+fn mean_of_last(values: &[f32]) -> f32 {
+    let last = &values[values.len().saturating_sub(SHOWN_STEPS)..];
+    last.iter().sum::<f32>() / last.len().max(1) as f32
+}

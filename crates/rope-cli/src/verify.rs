@@ -1,0 +1,305 @@
+//! `mrope verify`: golden files against the engines of this machine.
+
+use std::error::Error;
+use std::io::{self, BufWriter, Write, stdout};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use rope_check::buffer::DType;
+use rope_check::engine::{Engine, host_engines};
+use rope_check::golden::{Artifact, GoldenError, Row};
+use rope_core::InstructionSet;
+use serde::Serialize;
+
+const FORMAT: &str = include_str!("verify_format.txt");
+
+/// Compare golden vectors and frequency tables with what this program computes
+///
+/// Rotates the q and k of each file, takes their gradients back, and compares with what another implementation computed:
+/// a row per tensor and element type. The format of the files, and how to dump your own model, stand below.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = FORMAT)]
+pub(crate) struct VerifyArgs {
+    /// Golden files, frequency tables, or folders of them (searched to any depth).
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// What rotates: `best`, `all`, or a name or part of one.
+    ///
+    /// `best` is the widest CPU kernel that has the element type. Others: `cpu`, `portable`, `avx2`, `table`,
+    /// `threads`, `burn`, `burn-fused`, `burn-composed`.
+    #[arg(long, default_value = "best", value_name = "NAME")]
+    engine: String,
+    /// One JSON object per row and line.
+    ///
+    /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst share of any tolerance),
+    /// pass, and worst where it fails. A file that cannot be read: file, error, pass. Skipped files go to standard error.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Compares every file.
+///
+/// # Errors
+/// If no engine has that name, there is nothing to verify, or standard output cannot be written.
+pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let engines = Engines::named(&args.engine)?;
+    let mut out = BufWriter::new(stdout().lock());
+    let mut tally = Tally::default();
+    for path in &args.paths {
+        let is_folder = path.is_dir();
+        for file in files(path) {
+            let outcome = match file {
+                Ok(file) => verify(&file, &engines, is_folder),
+                Err((path, error)) => Outcome::unreadable(&path, error.into()),
+            };
+            tally.add(&outcome);
+            if args.json {
+                print_json(&mut out, &outcome)?;
+            } else {
+                print_table(&mut out, &outcome)?;
+            }
+        }
+    }
+    if !args.json {
+        writeln!(out, "\n{tally}")?;
+    }
+    out.flush()?;
+    if tally.rows + tally.unreadable == 0 {
+        return Err(
+            "nothing to verify in these paths; see mrope verify --help for the format".into(),
+        );
+    }
+    Ok(if tally.failed + tally.unreadable == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// The engines that a name selects.
+enum Engines {
+    /// For each element type, the widest kernel that has it.
+    Best(Vec<Box<dyn Engine>>),
+    /// All of them.
+    Named(Vec<Box<dyn Engine>>),
+}
+
+impl Engines {
+    fn named(name: &str) -> Result<Self, String> {
+        let mut engines = host_engines();
+        if name == "all" {
+            return Ok(Self::Named(engines));
+        }
+        if name == "best" {
+            let widest = format!("cpu/{}", InstructionSet::best());
+            engines.sort_by_key(|engine| engine.name() != widest);
+            return Ok(Self::Best(engines));
+        }
+        let names: Vec<String> = engines.iter().map(|engine| engine.name()).collect();
+        let is_part = |whole: &str| {
+            let parts: Vec<&str> = whole.split('/').collect();
+            name.split(['/', '-']).all(|part| parts.contains(&part))
+        };
+        match engines.iter().position(|engine| engine.name() == name) {
+            Some(exact) => engines = vec![engines.swap_remove(exact)],
+            None => engines.retain(|engine| is_part(&engine.name())),
+        }
+        if engines.is_empty() {
+            let names = names.join(", ");
+            return Err(format!(
+                "no engine {name:?} on this machine; expected best, all or a part of {names}"
+            ));
+        }
+        Ok(Self::Named(engines))
+    }
+
+    fn of(&self, dtype: DType) -> impl Iterator<Item = &dyn Engine> {
+        let (engines, count) = match self {
+            Self::Best(engines) => (engines, 1),
+            Self::Named(engines) => (engines, usize::MAX),
+        };
+        let supporting = engines.iter().filter(move |engine| engine.supports(dtype));
+        supporting.map(|engine| &**engine).take(count)
+    }
+}
+
+/// What became of one file.
+struct Outcome {
+    file: String,
+    result: Result<Vec<Row>, GoldenError>,
+    /// Why it was not compared, where it is no golden file.
+    skipped: Option<&'static str>,
+}
+
+impl Outcome {
+    fn unreadable(path: &Path, error: GoldenError) -> Self {
+        Self {
+            file: path.display().to_string(),
+            result: Err(error),
+            skipped: None,
+        }
+    }
+}
+
+fn verify(path: &Path, engines: &Engines, in_folder: bool) -> Outcome {
+    let mut skipped = None;
+    let rows = || match Artifact::open(path)? {
+        Artifact::Tables(tables) => tables.compare(),
+        Artifact::Vectors(vectors) => {
+            let mut rows = vectors.compare_angles()?;
+            for dtype in DType::ALL {
+                for engine in engines.of(dtype) {
+                    rows.extend(vectors.compare(engine, dtype)?);
+                }
+            }
+            Ok(rows)
+        }
+        Artifact::Other { reason } if in_folder => {
+            skipped = Some(reason);
+            Ok(Vec::new())
+        }
+        Artifact::Other { reason } => Err(GoldenError::NotGolden { reason }),
+    };
+    Outcome {
+        file: path.display().to_string(),
+        result: { rows }(),
+        skipped,
+    }
+}
+
+type Unreadable = (PathBuf, io::Error);
+
+/// The files under a path, sorted, to any depth; links to folders are not followed.
+fn files(path: &Path) -> Vec<Result<PathBuf, Unreadable>> {
+    if !path.is_dir() {
+        return vec![Ok(path.to_owned())];
+    }
+    let read = || {
+        let entries = path.read_dir()?.collect::<io::Result<Vec<_>>>()?;
+        let mut paths: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
+        paths.sort();
+        Ok(paths)
+    };
+    match read() {
+        Err(error) => vec![Err((path.to_owned(), error))],
+        Ok(paths) => paths
+            .iter()
+            .filter(|path| !(path.is_symlink() && path.is_dir()))
+            .flat_map(|path| files(path))
+            .collect(),
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    files: usize,
+    rows: usize,
+    failed: usize,
+    unreadable: usize,
+    skipped: usize,
+}
+
+impl Tally {
+    fn add(&mut self, outcome: &Outcome) {
+        match (&outcome.result, outcome.skipped) {
+            (Err(_), _) => self.unreadable += 1,
+            (_, Some(_)) => self.skipped += 1,
+            (Ok(rows), None) => {
+                self.files += 1;
+                self.rows += rows.len();
+                self.failed += rows.iter().filter(|row| !row.pass).count();
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            files,
+            rows,
+            failed,
+            unreadable,
+            skipped,
+        } = self;
+        write!(
+            f,
+            "{rows} rows of {files} files: {failed} out of tolerance; {unreadable} files cannot be verified, {skipped} skipped"
+        )
+    }
+}
+
+#[derive(Serialize)]
+struct JsonRow<'a> {
+    file: &'a str,
+    #[serde(flatten)]
+    row: &'a Row,
+}
+
+#[derive(Serialize)]
+struct JsonError<'a> {
+    file: &'a str,
+    error: String,
+    pass: bool,
+}
+
+fn print_json(out: &mut impl Write, outcome: &Outcome) -> Result<(), Box<dyn Error>> {
+    let file = &outcome.file[..];
+    let mut line = |json: String| writeln!(out, "{json}");
+    match &outcome.result {
+        Err(error) => line(serde_json::to_string(&JsonError {
+            file,
+            error: error.to_string(),
+            pass: false,
+        })?)?,
+        Ok(rows) => {
+            for row in rows {
+                line(serde_json::to_string(&JsonRow { file, row })?)?;
+            }
+        }
+    }
+    if let Some(reason) = outcome.skipped {
+        eprintln!("skipped {file}: {reason}");
+    }
+    Ok(())
+}
+
+fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
+    let file = &outcome.file;
+    if let Some(reason) = outcome.skipped {
+        return writeln!(out, "skipped {file}: {reason}");
+    }
+    writeln!(out, "\n{file}")?;
+    let rows = match &outcome.result {
+        Ok(rows) => rows,
+        Err(error) => return writeln!(out, "  FAIL {error}"),
+    };
+    let (tensor, dtype, engine) = ("tensor", "dtype", "engine");
+    writeln!(
+        out,
+        "       {tensor:<29} {dtype:<5} {engine:<19} {:>9} {:>9} {:>7}",
+        "max abs", "tolerance", "of it"
+    )?;
+    for row in rows {
+        writeln!(
+            out,
+            "  {:<4} {:<29} {:<5} {:<19} {:>9.2e} {:>9.2e} {:>7.3}",
+            if row.pass { "ok" } else { "FAIL" },
+            row.tensor,
+            row.dtype.name(),
+            row.engine,
+            row.max_abs,
+            row.tolerance,
+            row.ratio,
+        )?;
+        if let Some(worst) = &row.worst {
+            writeln!(
+                out,
+                "       {} at {}: computed {:e}, the file says {:e}, {:.2e} allowed",
+                row.tensor, worst.at, worst.found, worst.expected, worst.tolerance
+            )?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! The program as a user runs it.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn mrope(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mrope"))
+        .args(arguments)
+        .output()
+        .expect("the program starts")
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::remove_dir_all(&folder).ok();
+    folder
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+#[test]
+fn json_is_one_object_with_the_promised_keys_and_the_files_exist() {
+    let out = folder("json");
+    let path = out.to_str().expect("UTF-8");
+    let done = mrope(&[
+        "train", "--json", "--steps", "3", "--batch", "2", "--out", path,
+    ]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let report: Value = serde_json::from_slice(&done.stdout).expect("one object");
+    for key in ["accuracy", "loss", "steps", "seconds", "tokens_per_second"] {
+        assert!(report[key].is_number(), "{key}");
+    }
+    assert_eq!(report["losses"].as_array().map(Vec::len), Some(3));
+    assert!(!done.stderr.is_empty(), "progress goes to standard error");
+
+    for (_, file) in report["files"].as_object().expect("files") {
+        let file = PathBuf::from(file.as_str().expect("a path"));
+        assert!(file.exists(), "{}", file.display());
+    }
+    for plot in ["curves.svg", "attention.svg"] {
+        let svg = std::fs::read_to_string(out.join(plot)).expect("a plot");
+        assert!(svg.contains("<text") && svg.trim_end().ends_with("</svg>"));
+    }
+    let model = std::fs::read(out.join("model.safetensors")).expect("a model");
+    let model = safetensors::SafeTensors::deserialize(&model).expect("safetensors");
+    assert!(model.names().contains(&"word.weight"));
+
+    // A finished run that is resumed has nothing left to do and says the same.
+    let again = mrope(&[
+        "train", "--json", "--steps", "3", "--batch", "2", "--out", path, "--resume",
+    ]);
+    let again: Value = serde_json::from_slice(&again.stdout).expect("one object");
+    assert_eq!(again["losses"], report["losses"]);
+    assert_eq!(again["accuracy"], report["accuracy"]);
+}
+
+#[test]
+fn mistakes_get_one_line_and_an_exit_code() {
+    let out = folder("mistakes");
+    let path = out.to_str().expect("UTF-8");
+    let failed = mrope(&["train", "--resume", "--out", path]);
+    assert_eq!(failed.status.code(), Some(1));
+    let message = text(&failed.stderr);
+    assert!(message.starts_with("error: no checkpoint in "), "{message}");
+    assert_eq!(message.lines().count(), 1);
+
+    for (arguments, expected) in [
+        (["train", "--device", "cuda"], "possible values: flex"),
+        (["train", "--columns", "0"], "1..=8"),
+        (["train", "--learning-rate", "nan"], "above 0"),
+        (["learn", "--steps", "3"], "unrecognized subcommand"),
+    ] {
+        let failed = mrope(&arguments);
+        assert_eq!(failed.status.code(), Some(2), "{arguments:?}");
+        let message = text(&failed.stderr);
+        assert!(message.starts_with("error: "), "{message}");
+        assert!(message.contains(expected), "{message}");
+    }
+}

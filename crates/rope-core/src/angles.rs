@@ -1,0 +1,223 @@
+//! cos and sin: made in f64, rounded once, kept in the type that the kernels compute in.
+
+use std::sync::Arc;
+
+use crate::element::Real;
+use crate::error::{Result, RopeError};
+use crate::lanes::LaneMap;
+use crate::positions::Positions;
+use crate::spec::RotarySpec;
+
+/// The default limit on a table, 256 MiB: position 2^19 at 64 frequencies in f32.
+pub const DEFAULT_TABLE_BUDGET_BYTES: usize = 256 << 20;
+
+/// cos and sin of every position from 0, one column per frequency, grown to the positions in use.
+///
+/// A row holds the cosines, then the sines, each times the attention scaling.
+///
+/// # Numerics
+/// angle = position * inv_freq in f64; cos and sin in f64; one rounding to `A`. The error against exact
+/// arithmetic is that of the rounding up to position 2^22, and at most 3e-7 at position 2^31.
+#[derive(Clone, Debug)]
+pub struct CosSinTable<A: Real = f32> {
+    rows: Vec<A>,
+    inv_freq: Vec<f64>,
+    attention_scaling: f64,
+    lane_map: Arc<LaneMap>,
+    budget_bytes: usize,
+}
+
+impl<A: Real> CosSinTable<A> {
+    /// An empty table for a rotation; `seq_len` as in [`RotarySpec::inv_freq`].
+    ///
+    /// # Errors
+    /// Those of [`RotarySpec::inv_freq`].
+    pub fn new(spec: &RotarySpec, seq_len: Option<u64>) -> Result<Self> {
+        Ok(Self {
+            rows: Vec::new(),
+            inv_freq: spec.inv_freq(seq_len)?,
+            attention_scaling: spec.attention_scaling(),
+            lane_map: Arc::clone(spec.lane_map()),
+            budget_bytes: DEFAULT_TABLE_BUDGET_BYTES,
+        })
+    }
+
+    /// Limits the table to `budget_bytes`.
+    pub fn with_budget_bytes(mut self, budget_bytes: usize) -> Self {
+        self.budget_bytes = budget_bytes;
+        self
+    }
+
+    /// Positions present, from 0.
+    pub fn rows(&self) -> usize {
+        self.rows.len() / (2 * self.inv_freq.len())
+    }
+
+    /// The cosines, then the sines, of one position; one value per frequency each.
+    pub fn row(&self, position: usize) -> Option<&[A]> {
+        let width = 2 * self.inv_freq.len();
+        self.rows.get(position * width..(position + 1) * width)
+    }
+
+    /// The lanes that this table serves.
+    pub fn lane_map(&self) -> &Arc<LaneMap> {
+        &self.lane_map
+    }
+
+    /// Makes the rows up to and including `position`.
+    ///
+    /// Grows by doubling within the budget, so that decoding token by token costs amortised nothing.
+    ///
+    /// # Errors
+    /// [`RopeError::TableBudget`] if they do not fit into the budget; the table is unchanged then.
+    pub fn grow_to(&mut self, position: u32) -> Result<()> {
+        let width = 2 * self.inv_freq.len();
+        let (have, need) = (self.rows(), position as usize + 1);
+        if need <= have {
+            return Ok(());
+        }
+        let row_bytes = width * size_of::<A>();
+        let needed_bytes = need as u128 * row_bytes as u128;
+        if needed_bytes > self.budget_bytes as u128 {
+            let budget_bytes = self.budget_bytes;
+            return Err(RopeError::TableBudget {
+                position,
+                needed_bytes,
+                budget_bytes,
+            });
+        }
+        let rows = need.max((2 * have).min(self.budget_bytes / row_bytes));
+        self.rows.reserve_exact((rows - have) * width);
+        for position in have..rows {
+            let cos_sin = |inv: &f64| (position as f64 * inv).sin_cos();
+            let scaling = self.attention_scaling;
+            self.rows.extend(
+                self.inv_freq
+                    .iter()
+                    .map(|inv| A::from_f64(cos_sin(inv).1 * scaling)),
+            );
+            self.rows.extend(
+                self.inv_freq
+                    .iter()
+                    .map(|inv| A::from_f64(cos_sin(inv).0 * scaling)),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// cos and sin for the tokens of one step, `[tokens, lanes]` each, shared by all layers. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct TokenAngles<A: Real = f32> {
+    cos: Arc<[A]>,
+    sin: Arc<[A]>,
+    tokens: usize,
+}
+
+impl<A: Real> TokenAngles<A> {
+    /// Makes cos and sin for `positions` alone, whatever their size: no table, memory for the step's tokens only.
+    ///
+    /// # Errors
+    /// [`RopeError::PositionAxes`]; those of [`RotarySpec::inv_freq`].
+    pub fn new(spec: &RotarySpec, positions: &Positions, seq_len: Option<u64>) -> Result<Self> {
+        positions.expect_axes(spec.axes())?;
+        let inv_freq = spec.inv_freq(seq_len)?;
+        let scaling = spec.attention_scaling();
+        Ok(Self::collect(
+            spec.lane_map(),
+            positions,
+            |position, frequency| {
+                let (sin, cos) = (f64::from(position) * inv_freq[frequency]).sin_cos();
+                (A::from_f64(cos * scaling), A::from_f64(sin * scaling))
+            },
+        ))
+    }
+
+    /// Gathers cos and sin for `positions` from a table.
+    ///
+    /// # Errors
+    /// [`RopeError::PositionAxes`]; [`RopeError::TableTooShort`].
+    pub fn gather(table: &CosSinTable<A>, positions: &Positions) -> Result<Self> {
+        check_table(table, positions)?;
+        let (columns, width) = (table.inv_freq.len(), 2 * table.inv_freq.len());
+        Ok(Self::collect(
+            &table.lane_map,
+            positions,
+            |position, frequency| {
+                let at = position as usize * width + frequency;
+                (table.rows[at], table.rows[at + columns])
+            },
+        ))
+    }
+
+    fn collect(
+        map: &LaneMap,
+        positions: &Positions,
+        cos_sin: impl Fn(u32, usize) -> (A, A),
+    ) -> Self {
+        let tokens = positions.tokens();
+        let mut cos = Vec::with_capacity(tokens * map.lanes().len());
+        let mut sin = Vec::with_capacity(tokens * map.lanes().len());
+        for token in 0..tokens {
+            for lane in map.lanes() {
+                let position = positions.axis(usize::from(lane.axis))[token];
+                let (c, s) = cos_sin(position, lane.frequency as usize);
+                cos.push(c);
+                sin.push(s);
+            }
+        }
+        Self {
+            cos: cos.into(),
+            sin: sin.into(),
+            tokens,
+        }
+    }
+
+    /// Cosines, `[tokens, lanes]`.
+    pub fn cos(&self) -> &[A] {
+        &self.cos
+    }
+    /// Sines, `[tokens, lanes]`.
+    pub fn sin(&self) -> &[A] {
+        &self.sin
+    }
+    /// Tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+    /// What the kernels take.
+    pub fn angles(&self) -> Angles<'_, A> {
+        Angles::Tokens {
+            cos: &self.cos,
+            sin: &self.sin,
+        }
+    }
+}
+
+/// Where a kernel takes its cos and sin from.
+#[derive(Clone, Copy, Debug)]
+pub enum Angles<'a, A: Real = f32> {
+    /// A table, gathered in the kernel by position id: nothing but the ids is kept per step.
+    Table {
+        /// The table, grown to the positions.
+        table: &'a CosSinTable<A>,
+        /// One id per axis and token.
+        positions: &'a Positions,
+    },
+    /// One row per token, `[tokens, lanes]`: gathered once for all layers of a step, or learned.
+    Tokens {
+        /// Cosines, attention scaling included.
+        cos: &'a [A],
+        /// Sines, attention scaling included.
+        sin: &'a [A],
+    },
+}
+
+pub(crate) fn check_table<A: Real>(table: &CosSinTable<A>, positions: &Positions) -> Result<()> {
+    positions.expect_axes(table.lane_map.axes())?;
+    if positions.tokens() > 0 && positions.highest() as usize >= table.rows() {
+        let (position, rows) = (positions.highest(), table.rows());
+        return Err(RopeError::TableTooShort { position, rows });
+    }
+    Ok(())
+}

@@ -1,0 +1,270 @@
+//! The crate's error type.
+
+use crate::hf::ConfigError;
+use crate::position_ids::PositionIdsError;
+use crate::{AxisLayout, Pairing};
+
+/// What this crate returns.
+pub type Result<T, E = RopeError> = std::result::Result<T, E>;
+
+/// Everything that can be wrong with a specification, its positions, its tables or the buffers to rotate.
+///
+/// Each message says what was expected, what was found and, where it is not obvious, what to do.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RopeError {
+    /// A head without channels, or wider than the kernels index.
+    #[error("head_dim must be between 1 and {max}, found {found}")]
+    HeadDim {
+        /// Channels per head that were asked for.
+        found: usize,
+        /// The widest head supported.
+        max: usize,
+    },
+    /// Channels are rotated in pairs.
+    #[error("rotary_dim must be even and at least 2, found {found}; it counts channels, not pairs")]
+    OddRotaryDim {
+        /// Rotated channels that were asked for.
+        found: usize,
+    },
+    /// The rotated channels do not fit into the head.
+    #[error(
+        "rotary_dim {rotary_dim} at offset {offset} does not fit into head_dim {head_dim}; \
+         lower rotary_dim (partial_rotary_factor) or the offset"
+    )]
+    RotaryOutsideHead {
+        /// Rotated channels.
+        rotary_dim: usize,
+        /// First rotated channel.
+        offset: usize,
+        /// Channels per head.
+        head_dim: usize,
+    },
+    /// A pairing that needs more structure than `rotary_dim` has.
+    #[error("pairing {pairing:?} needs rotary_dim divisible by {divisor}, found {found}")]
+    PairingDivisibility {
+        /// The pairing.
+        pairing: Pairing,
+        /// What rotary_dim must be divisible by.
+        divisor: usize,
+        /// The rotary_dim found.
+        found: usize,
+    },
+    /// Sections must name each pair exactly once.
+    #[error(
+        "the sections {sections:?} sum to {sum}, expected rotary_dim/2 = {expected}; \
+         sections count pairs of channels"
+    )]
+    SectionSum {
+        /// The sections.
+        sections: Vec<usize>,
+        /// Their sum.
+        sum: usize,
+        /// Half of rotary_dim.
+        expected: usize,
+    },
+    /// More axes than the kernels carry, or a layout for another number of axes.
+    #[error("{layout} takes {expected} sections (one per position axis), found {found}")]
+    SectionCount {
+        /// The axis layout's name.
+        layout: &'static str,
+        /// The numbers of sections that it takes.
+        expected: &'static str,
+        /// The number found.
+        found: usize,
+    },
+    /// Sections that sum right but that the axis layout cannot arrange.
+    #[error("{layout:?} cannot be arranged over {pairs} pairs: {reason}")]
+    SectionsNotRealisable {
+        /// The axis layout.
+        layout: AxisLayout,
+        /// Pairs of channels.
+        pairs: usize,
+        /// Why not.
+        reason: String,
+    },
+    /// theta is NaN, infinite or not positive.
+    #[error("rope theta must be a positive finite number, found {found}")]
+    Theta {
+        /// The value found.
+        found: f64,
+    },
+    /// The factor on cos and sin is NaN, infinite or not positive.
+    #[error("attention scaling must be a positive finite number, found {found}")]
+    AttentionScaling {
+        /// The value found.
+        found: f64,
+    },
+    /// Positions for another number of axes than the specification has.
+    #[error(
+        "this rotation is driven by {expected} position axes, the positions have {found}; {}",
+        if *expected == 1 { "pass one id per token, or use an MRoPE axis layout" }
+        else { "an MRoPE model needs one id per axis (T, H, W, ...) and token; repeat the text position on every axis for text" }
+    )]
+    PositionAxes {
+        /// Axes of the specification.
+        expected: usize,
+        /// Axes of the positions.
+        found: usize,
+    },
+    /// Positions for another number of tokens than the tensors have.
+    #[error(
+        "expected positions for {batch} x {seq} tokens (or {seq}, shared by the batch), \
+         found {found}; lay them out as [axes, batch * seq]"
+    )]
+    PositionTokens {
+        /// Batch of the tensors.
+        batch: usize,
+        /// Sequence length of the tensors.
+        seq: usize,
+        /// Tokens of the positions.
+        found: usize,
+    },
+    /// A flat list of ids that does not divide into axes.
+    #[error(
+        "{ids} position ids do not divide into {axes} axes; expected [axes, tokens] row by row"
+    )]
+    PositionShape {
+        /// Ids given.
+        ids: usize,
+        /// Axes asked for.
+        axes: usize,
+    },
+    /// A negative id, or one beyond 2^31.
+    #[error(
+        "position id {found} (axis {axis}, token {token}) is outside 0..=2147483648; \
+         ids are absolute and not negative"
+    )]
+    PositionOutOfRange {
+        /// The id.
+        found: i64,
+        /// Its axis.
+        axis: usize,
+        /// Its token.
+        token: usize,
+    },
+    /// A table that has not been grown to a position in use.
+    #[error(
+        "position {position} lies beyond the cos/sin table's {rows} rows; \
+         grow it first (CosSinTable::grow_to)"
+    )]
+    TableTooShort {
+        /// The position.
+        position: u32,
+        /// Rows present.
+        rows: usize,
+    },
+    /// A table that would not fit into its budget.
+    #[error(
+        "a table up to position {position} takes {needed_bytes} bytes, over its budget of \
+         {budget_bytes}; raise the budget or make angles for the step's tokens only (TokenAngles::new)"
+    )]
+    TableBudget {
+        /// The highest position.
+        position: u32,
+        /// Bytes that the table would take.
+        needed_bytes: u128,
+        /// Bytes allowed.
+        budget_bytes: usize,
+    },
+    /// cos and sin whose size does not follow from tokens and lanes.
+    #[error("{what} holds {found} values, expected {expected} = {tokens} tokens x {lanes} lanes")]
+    AngleShape {
+        /// Which buffer.
+        what: &'static str,
+        /// Values found.
+        found: usize,
+        /// Values expected.
+        expected: usize,
+        /// Tokens.
+        tokens: usize,
+        /// Lanes per token.
+        lanes: usize,
+    },
+    /// A table made for another rotation than the tensors'.
+    #[error(
+        "the angles hold {found} lanes per token, this rotation needs {expected}; \
+         make them from the same RotarySpec"
+    )]
+    AngleLanes {
+        /// Lanes expected.
+        expected: usize,
+        /// Lanes found.
+        found: usize,
+    },
+    /// A tensor whose last axis is not contiguous.
+    #[error(
+        "{what} has stride {found} on its last axis, expected 1: \
+         the channels of a head must be contiguous; copy the tensor first"
+    )]
+    LastStride {
+        /// Which tensor.
+        what: &'static str,
+        /// The stride, in elements.
+        found: usize,
+    },
+    /// A view that reaches beyond its buffer.
+    #[error("{what} needs {needed} elements for its shape and strides, its buffer holds {found}")]
+    BufferTooSmall {
+        /// Which tensor.
+        what: &'static str,
+        /// Elements reached.
+        needed: u128,
+        /// Elements present.
+        found: usize,
+    },
+    /// A tensor to be written whose elements alias each other, or that overlaps another one.
+    #[error(
+        "{what}: elements overlap in memory; \
+         an output must own each of its elements once (make it contiguous first)"
+    )]
+    Overlap {
+        /// Which tensor, or which two.
+        what: &'static str,
+    },
+    /// Two tensors that must agree in a dimension do not.
+    #[error("{left} has {dimension} {left_size}, {right} has {right_size}; they must agree")]
+    ShapeMismatch {
+        /// First tensor.
+        left: &'static str,
+        /// Second tensor.
+        right: &'static str,
+        /// The dimension's name.
+        dimension: &'static str,
+        /// Its size in the first.
+        left_size: usize,
+        /// Its size in the second.
+        right_size: usize,
+    },
+    /// A parameter of a frequency scaling outside its range.
+    #[error("{parameter} of rope type {rope_type} must be {expected}, found {found}")]
+    ScalingParameter {
+        /// The scaling, as a configuration names it.
+        rope_type: &'static str,
+        /// The parameter.
+        parameter: &'static str,
+        /// Its range.
+        expected: &'static str,
+        /// The value found.
+        found: f64,
+    },
+    /// A list of LongRoPE factors for another number of pairs than are rotated.
+    #[error(
+        "{list} holds {found} factors, expected {expected}, one per pair of rotated channels; \
+         check head_dim and partial_rotary_factor"
+    )]
+    FactorCount {
+        /// The list.
+        list: &'static str,
+        /// Pairs of rotated channels.
+        expected: usize,
+        /// Factors found.
+        found: usize,
+    },
+    /// A configuration that is broken, incomplete or contradicts itself.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A prompt whose tokens, grids, masks and lengths do not fit together.
+    #[error(transparent)]
+    PositionIds(#[from] PositionIdsError),
+}

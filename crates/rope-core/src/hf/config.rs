@@ -1,0 +1,619 @@
+//! Reading a `config.json`: which object speaks for which component, and what it must agree with.
+
+use serde_json::Value;
+
+use super::error::{ConfigError, Stated};
+use super::family::{Axes, Component, Family, Layers};
+use super::fields::Fields;
+use super::layers::LayerSpecs;
+use super::parameters::{RopeContext, RopeParameters};
+use crate::error::Result;
+use crate::frequencies::{Frequencies, Scaling};
+use crate::spec::{AxisLayout, Pairing, RotarySpec};
+
+/// Layers that do not attend, and so do not rotate.
+const UNROTATED_LAYERS: [&str; 4] = ["linear_attention", "mamba", "conv", "recurrent"];
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+/// The name of the one rotation of a model whose layers are alike.
+const ALL: &str = "attention";
+
+impl RotarySpec {
+    /// The rotation of a model's language decoder, from the text of its `config.json`.
+    ///
+    /// Reads the spellings of transformers 4 (`rope_scaling`, `type`) and 5 (`rope_parameters`,
+    /// `rope_type`), nested configurations (`text_config`, `thinker_config`), and the diffusers
+    /// configurations of Flux, Wan and HunyuanVideo.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if the configuration is broken, incomplete or contradicts itself, if the
+    /// model is unknown, or if its layers rotate differently ([`ConfigError::SeveralRotations`]:
+    /// use [`LayerSpecs::from_hf_config`]); the errors of [`Frequencies`] and of the specification
+    /// for values out of range.
+    ///
+    /// # Examples
+    /// ```
+    /// use rope_core::{AxisLayout, RotarySpec};
+    ///
+    /// let spec = RotarySpec::from_hf_config(
+    ///     r#"{
+    ///         "model_type": "qwen2_vl", "hidden_size": 1536, "num_attention_heads": 12,
+    ///         "rope_theta": 1000000.0,
+    ///         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}
+    ///     }"#,
+    /// )?;
+    /// assert_eq!(spec.axis_layout(), &AxisLayout::Contiguous(vec![16, 24, 24]));
+    /// # Ok::<(), rope_core::RopeError>(())
+    /// ```
+    pub fn from_hf_config(json: &str) -> Result<Self> {
+        LayerSpecs::from_hf_config(json)?.into_single()
+    }
+
+    /// The rotation of a model's vision tower, from the text of its `config.json` or of the
+    /// `vision_config` in it.
+    ///
+    /// # Errors
+    /// As [`from_hf_config`](Self::from_hf_config); [`ConfigError::UnknownModelType`] also for a
+    /// tower that does not rotate.
+    pub fn from_hf_vision_config(json: &str) -> Result<Self> {
+        let value = super::parse(json)?;
+        let path = nested(&value, &["thinker_config", "vision_config"])?;
+        let family = find_family(Component::Vision, &path)?;
+        let config = path.innermost();
+        let context = RopeContext {
+            theta: family.theta,
+            ..RopeContext::default()
+        };
+        let head_dim = head_dim(config, &["embed_dim", "hidden_size"])?;
+        let parameters = match config.object("rope_parameters")? {
+            Some(rope) => RopeParameters::read(&rope, context)?,
+            None => RopeParameters::unscaled(config.number("rope_theta")?, context, config)?,
+        };
+        build(family, config, config, &parameters, head_dim)
+    }
+
+    /// The rotation that `rope_parameters` state for one component of a model, as golden vectors
+    /// and dumps record it.
+    ///
+    /// `model_type` is Hugging Face's, of the model or of the component (`qwen3_vl`,
+    /// `qwen3_vl_text`).
+    ///
+    /// # Errors
+    /// As [`from_hf_config`](Self::from_hf_config).
+    ///
+    /// # Examples
+    /// ```
+    /// use rope_core::RotarySpec;
+    /// use rope_core::hf::Component;
+    ///
+    /// let parameters = r#"{"rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}"#;
+    /// let spec = RotarySpec::from_rope_parameters("glm4v", Component::Text, parameters, 128)?;
+    /// assert_eq!((spec.rotary_dim(), spec.axes()), (64, 3));
+    /// # Ok::<(), rope_core::RopeError>(())
+    /// ```
+    pub fn from_rope_parameters(
+        model_type: &str,
+        component: Component,
+        rope_parameters: &str,
+        head_dim: usize,
+    ) -> Result<Self> {
+        let family =
+            Family::find(component, model_type).ok_or_else(|| ConfigError::UnknownModelType {
+                found: vec![model_type.to_owned()],
+                component,
+            })?;
+        let value = super::parse(rope_parameters)?;
+        let rope = Fields::new("rope_parameters", &value)?;
+        let context = RopeContext {
+            theta: family.theta,
+            ..RopeContext::default()
+        };
+        let parameters = RopeParameters::read(&rope, context)?;
+        let named = serde_json::json!({ "model_type": model_type });
+        build(
+            family,
+            &Fields::new("", &named)?,
+            &rope,
+            &parameters,
+            head_dim,
+        )
+    }
+}
+
+impl LayerSpecs {
+    /// The rotations of a model's language decoder, layer by layer, from the text of its
+    /// `config.json`.
+    ///
+    /// Gemma 3 and 4 turn local and global layers by different frequencies; Llama 4, SmolLM3 and
+    /// Command R7B leave some layers unrotated.
+    ///
+    /// # Errors
+    /// As [`RotarySpec::from_hf_config`], [`ConfigError::SeveralRotations`] excepted.
+    pub fn from_hf_config(json: &str) -> Result<Self> {
+        let value = super::parse(json)?;
+        let path = nested(&value, &["thinker_config", "text_config"])?;
+        let family = find_family(Component::Text, &path)?;
+        let config = path.innermost();
+        path.levels
+            .iter()
+            .try_for_each(|level| check_position_embedding(family, level))?;
+
+        let stated_theta = config.first_number(&["rope_theta", "rotary_emb_base"])?;
+        let context = RopeContext {
+            theta: stated_theta.or(family.theta),
+            max_position_embeddings: config.count("max_position_embeddings")?,
+            original_max_position_embeddings: config.count("original_max_position_embeddings")?,
+        };
+        let head_dim = head_dim(config, &["hidden_size", "n_embd", "d_model"])?;
+        let spec = |rope: &Fields, parameters: &RopeParameters, head_dim| {
+            build(family, config, rope, parameters, head_dim)
+        };
+
+        let mut specs = Vec::new();
+        match rope_object(config, context)? {
+            Some(rope) if is_per_layer(&rope)? => {
+                for layer_type in rope.keys() {
+                    let Some(rope) = rope.object(layer_type)? else {
+                        continue;
+                    };
+                    let parameters = RopeParameters::read(&rope, context)?;
+                    // Gemma 4's global layers have wider heads.
+                    let wide = config
+                        .size("global_head_dim")?
+                        .filter(|_| layer_type == FULL);
+                    let head_dim = wide.unwrap_or(head_dim);
+                    specs.push((layer_type.to_owned(), spec(&rope, &parameters, head_dim)?));
+                }
+            }
+            rope => {
+                let parameters = match &rope {
+                    Some(rope) => RopeParameters::read(rope, context)?,
+                    None => RopeParameters::unscaled(None, context, config)?,
+                };
+                let at = rope.unwrap_or_else(|| config.clone());
+                agree_with_outer(&path, config, &at, &parameters)?;
+                if let Layers::LocalTheta { theta, .. } = family.layers {
+                    let theta = config.number("rope_local_base_freq")?.unwrap_or(theta);
+                    let frequencies = Frequencies::new(theta)?;
+                    let local = RopeParameters {
+                        frequencies,
+                        ..parameters.clone()
+                    };
+                    specs.push((SLIDING.to_owned(), spec(&at, &local, head_dim)?));
+                    specs.push((FULL.to_owned(), spec(&at, &parameters, head_dim)?));
+                } else {
+                    specs.push((ALL.to_owned(), spec(&at, &parameters, head_dim)?));
+                }
+            }
+        }
+        let layers = layers(family, config, &specs)?;
+        Ok(Self::new(specs, layers))
+    }
+}
+
+/// A configuration and the configurations nested in it, outermost first.
+struct Path<'a> {
+    levels: Vec<Fields<'a>>,
+}
+
+impl<'a> Path<'a> {
+    fn innermost(&self) -> &Fields<'a> {
+        &self.levels[self.levels.len() - 1]
+    }
+}
+
+fn nested<'a>(value: &'a Value, keys: &[&str]) -> Result<Path<'a>, ConfigError> {
+    let mut levels = vec![Fields::new("", value)?];
+    for key in keys {
+        if let Some(inner) = levels[levels.len() - 1].object(key)? {
+            levels.push(inner);
+        }
+    }
+    Ok(Path { levels })
+}
+
+/// The family that the innermost known `model_type` names; the levels must not name two.
+fn find_family(component: Component, path: &Path) -> Result<&'static Family, ConfigError> {
+    let mut found = Vec::new();
+    let mut known: Option<(&'static Family, Stated)> = None;
+    for level in path.levels.iter().rev() {
+        let named = level.first_text(&["model_type", "_class_name"])?;
+        let Some((key, model_type)) = named else {
+            continue;
+        };
+        found.push(model_type.to_owned());
+        let Some(family) = Family::find(component, model_type) else {
+            continue;
+        };
+        let stated = Stated::new(level.path_of(key), format!("{model_type:?}"));
+        match &known {
+            Some((inner, left)) if !std::ptr::eq(*inner, family) => {
+                return Err(ConfigError::Contradiction {
+                    left: left.clone(),
+                    right: stated,
+                    remedy: "they rotate differently: give both the checkpoint's model type",
+                });
+            }
+            Some(_) => {}
+            None => known = Some((family, stated)),
+        }
+    }
+    match known {
+        Some((family, _)) => Ok(family),
+        None if found.is_empty() => Err(ConfigError::MissingKey {
+            key: "model_type".to_owned(),
+            needed_by: "the choice of pairing and axis layout".to_owned(),
+        }),
+        None => Err(ConfigError::UnknownModelType { found, component }),
+    }
+}
+
+/// `position_embedding_type` must not send a model of several axes down the plain path, nor a plain
+/// one down the other.
+fn check_position_embedding(family: &Family, level: &Fields) -> Result<(), ConfigError> {
+    let key = "position_embedding_type";
+    let Some(found) = level.text(key)? else {
+        return Ok(());
+    };
+    let stated = Stated::new(level.path_of(key), format!("{found:?}"));
+    let (axes, model_type) = (family.axes.count(), family.model_types[0]);
+    match found {
+        "rope" | "rotary" | "yarn" if axes > 1 => Err(ConfigError::PlainPath {
+            model_type,
+            axes,
+            plain: stated,
+        }),
+        "mrope" | "xdrope" if axes == 1 => Err(ConfigError::Contradiction {
+            left: stated,
+            right: Stated::new("model_type", format!("{model_type:?} (1 position axis)")),
+            remedy: "set position_embedding_type to \"rope\", \
+                     or take the model type of the multimodal model",
+        }),
+        "rope" | "rotary" | "yarn" | "mrope" | "xdrope" => Ok(()),
+        _ => Err(ConfigError::NotRotary { stated }),
+    }
+}
+
+/// The object that states the scaling, under its new or its old name.
+fn rope_object<'a>(config: &Fields<'a>, context: RopeContext) -> Result<Option<Fields<'a>>> {
+    let (new, old) = (
+        config.object("rope_parameters")?,
+        config.object("rope_scaling")?,
+    );
+    if let (Some(new), Some(old)) = (&new, &old)
+        && !is_per_layer(new)?
+        && RopeParameters::read(new, context)? != RopeParameters::read(old, context)?
+    {
+        return Err(ConfigError::Contradiction {
+            left: new.stated(),
+            right: old.stated(),
+            remedy: "they are two spellings of one object: keep rope_parameters",
+        }
+        .into());
+    }
+    Ok(new.or(old))
+}
+
+/// Whether the object maps layer types to parameters rather than stating parameters.
+fn is_per_layer(rope: &Fields) -> Result<bool, ConfigError> {
+    let objects = rope
+        .keys()
+        .filter(|key| rope.get(key).is_some_and(Value::is_object))
+        .count();
+    match objects {
+        0 => Ok(false),
+        _ if objects == rope.keys().count() => Ok(true),
+        _ => Err(ConfigError::MixedParameters {
+            key: rope.path_of("").trim_end_matches('.').to_owned(),
+        }),
+    }
+}
+
+/// What the configuration says outside the rope object must agree with what it says inside.
+fn agree_with_outer(
+    path: &Path,
+    config: &Fields,
+    rope: &Fields,
+    parameters: &RopeParameters,
+) -> Result<(), ConfigError> {
+    let theta = parameters.frequencies.theta();
+    for level in &path.levels {
+        let outer = level
+            .object("rope_parameters")?
+            .or(level.object("rope_scaling")?);
+        let inner_keys = outer.as_ref().map(|outer| (outer, "rope_theta"));
+        for (at, key) in [(level, "rope_theta")].into_iter().chain(inner_keys) {
+            if let Some(stated) = at.number(key)?.filter(|stated| *stated != theta) {
+                return Err(ConfigError::Contradiction {
+                    left: Stated::new(at.path_of(key), stated),
+                    right: Stated::new(
+                        if rope.get(key).is_some() {
+                            rope.path_of(key)
+                        } else {
+                            config.path_of(key)
+                        },
+                        theta,
+                    ),
+                    remedy: "keep the one that the model was trained with, inside rope_parameters",
+                });
+            }
+        }
+        let sections = match &outer {
+            Some(outer) => outer.sizes("mrope_section")?,
+            None => None,
+        };
+        if sections.is_some() && sections != parameters.mrope_section {
+            return Err(ConfigError::Contradiction {
+                left: outer
+                    .as_ref()
+                    .map_or_else(|| level.stated(), Fields::stated),
+                right: rope.stated(),
+                remedy: "keep the one inside text_config",
+            });
+        }
+        if level.get("mrope_section").is_some() {
+            return Err(ConfigError::MisplacedKey {
+                key: level.path_of("mrope_section"),
+                belongs_in: config.path_of("rope_parameters.mrope_section"),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn head_dim(config: &Fields, widths: &[&str]) -> Result<usize, ConfigError> {
+    for key in ["qk_rope_head_dim", "head_dim", "attention_head_dim"] {
+        if let Some(head_dim) = config.size(key)? {
+            return Ok(head_dim);
+        }
+    }
+    let first = |keys: &[&str]| -> Result<(String, usize), ConfigError> {
+        for key in keys {
+            if let Some(size) = config.size(key)? {
+                return Ok((config.path_of(key), size));
+            }
+        }
+        Err(ConfigError::MissingKey {
+            key: config.path_of(keys[0]),
+            needed_by: "head_dim, which is not stated,".to_owned(),
+        })
+    };
+    let (width_key, width) = first(widths)?;
+    let (heads_key, heads) = first(&["num_attention_heads", "num_heads", "n_head"])?;
+    if heads == 0 || !width.is_multiple_of(heads) {
+        return Err(ConfigError::Contradiction {
+            left: Stated::new(width_key, width),
+            right: Stated::new(heads_key, heads),
+            remedy: "the width does not divide into that many heads: state head_dim",
+        });
+    }
+    Ok(width / heads)
+}
+
+/// Channels of the head that turn, from whichever key states them.
+fn rotary_dim(
+    family: &Family,
+    config: &Fields,
+    rope: &Fields,
+    parameters: &RopeParameters,
+    head_dim: usize,
+) -> Result<usize> {
+    if matches!(
+        parameters.frequencies.scaling(),
+        Scaling::Proportional { .. }
+    ) {
+        return Ok(head_dim);
+    }
+    let key = "partial_rotary_factor";
+    let mut stated: Vec<(Stated, f64)> = Vec::new();
+    if let Some(share) = parameters.partial_rotary_factor {
+        stated.push((Stated::new(rope.path_of(key), share), share));
+    }
+    for key in [key, "rotary_pct", "rope_pct"] {
+        if let Some(share) = config.number(key)? {
+            stated.push((Stated::new(config.path_of(key), share), share));
+        }
+    }
+    // The head is already the rotated part where the model has a head of its own for it.
+    if let Some(channels) = config.size("rotary_dim")? {
+        let share = channels as f64 / head_dim as f64;
+        let shown = format!("{channels} of head_dim {head_dim}");
+        stated.push((Stated::new(config.path_of("rotary_dim"), shown), share));
+    }
+    if let [(left, first), .., (right, last)] = &stated[..]
+        && first != last
+    {
+        return Err(ConfigError::Contradiction {
+            left: left.clone(),
+            right: right.clone(),
+            remedy: "keep the one that the model was trained with",
+        }
+        .into());
+    }
+    if stated.is_empty() && family.rotary_dim > 0 {
+        return Ok(family.rotary_dim);
+    }
+    let share = stated
+        .first()
+        .map_or(family.partial_rotary_factor, |(_, share)| *share);
+    let partial_rotary_factor = Some(share);
+    RopeParameters {
+        partial_rotary_factor,
+        ..parameters.clone()
+    }
+    .rotary_dim(head_dim)
+}
+
+/// Puts a family, what its configuration states and the width of its heads together.
+fn build(
+    family: &Family,
+    config: &Fields,
+    rope: &Fields,
+    parameters: &RopeParameters,
+    head_dim: usize,
+) -> Result<RotarySpec> {
+    let model_type = || {
+        let named = config.first_text(&["model_type", "_class_name"]);
+        let named = named
+            .ok()
+            .flatten()
+            .map_or(family.model_types[0], |(_, name)| name);
+        Stated::new("model_type", format!("{named:?}"))
+    };
+    let rotary_dim = rotary_dim(family, config, rope, parameters, head_dim)?;
+    let stated = parameters.mrope_section.clone();
+    let axes = match &family.axes {
+        Axes::Single | Axes::PerAxis { .. } if stated.is_some() => {
+            return Err(ConfigError::SectionsOnPlainModel {
+                sections: Stated::new(rope.path_of("mrope_section"), format!("{stated:?}")),
+                model_type: model_type(),
+                axes: family.axes.count(),
+            }
+            .into());
+        }
+        Axes::Single => AxisLayout::Single,
+        Axes::PerAxis { key, channels } => {
+            let listed = match key {
+                Some(key) => rope.sizes(key)?.or(config.sizes(key)?),
+                None => None,
+            };
+            let channels = listed.unwrap_or_else(|| channels(head_dim));
+            if let Some(odd) = channels.iter().find(|channels| !channels.is_multiple_of(2)) {
+                return Err(ConfigError::OddAxis {
+                    channels: channels.clone(),
+                    odd: *odd,
+                }
+                .into());
+            }
+            AxisLayout::PerAxis(channels.iter().map(|channels| channels / 2).collect())
+        }
+        Axes::Sections {
+            layout,
+            count,
+            default,
+            interleaved,
+        } => {
+            let allocated = match config.size("freq_allocation")? {
+                // ERNIE's own configuration states the frequencies of time; height and width share
+                // the others.
+                Some(time) => {
+                    let plane = (rotary_dim / 2).saturating_sub(time) / 2;
+                    Some(vec![plane, plane, time])
+                }
+                None => None,
+            };
+            let fallback = || (!default.is_empty()).then(|| default.to_vec());
+            let sections = stated.or(allocated).or_else(fallback).ok_or_else(|| {
+                ConfigError::MissingSections {
+                    key: rope.path_of("mrope_section"),
+                    model_type: model_type(),
+                    axes: *count,
+                }
+            })?;
+            if sections.len() != *count {
+                return Err(ConfigError::SectionAxes {
+                    key: rope.path_of("mrope_section"),
+                    found: sections,
+                    model_type: model_type(),
+                    axes: *count,
+                }
+                .into());
+            }
+            if let (Some(stated), Some(meant)) = (parameters.mrope_interleaved, interleaved)
+                && stated != *meant
+            {
+                return Err(ConfigError::Contradiction {
+                    left: Stated::new(rope.path_of("mrope_interleaved"), stated),
+                    right: model_type(),
+                    remedy: "the model type decides how the axes share the frequencies: \
+                             remove mrope_interleaved, or take the right model type",
+                }
+                .into());
+            }
+            layout(sections)
+        }
+    };
+    // DeepSeek-V3 states with this flag whether it reads adjacent channels.
+    let pairing = match (family.pairing, config.flag("rope_interleave")?) {
+        (Pairing::InterleaveHalf, Some(false)) => Pairing::Half,
+        (pairing, _) => pairing,
+    };
+    RotarySpec::builder(head_dim)
+        .rotary_dim(rotary_dim)
+        .pairing(pairing)
+        .axes(axes)
+        .frequencies(parameters.frequencies.clone())
+        .build()
+}
+
+/// For each layer, the index of its rotation among `specs`, or none where it does not rotate. Empty
+/// where the configuration does not state the number of layers.
+fn layers(
+    family: &Family,
+    config: &Fields,
+    specs: &[(String, RotarySpec)],
+) -> Result<Vec<Option<usize>>, ConfigError> {
+    let count = config.size("num_hidden_layers")?;
+    let types = config.texts("layer_types")?;
+    let flags = config
+        .sizes("no_rope_layers")?
+        .filter(|flags| !flags.is_empty());
+    let listed = [
+        ("layer_types", types.as_ref().map(Vec::len)),
+        ("no_rope_layers", flags.as_ref().map(Vec::len)),
+    ];
+    for (key, len) in listed {
+        if let (Some(len), Some(count)) = (len, count)
+            && len != count
+        {
+            return Err(ConfigError::Contradiction {
+                left: Stated::new(config.path_of(key), format!("a list of {len}")),
+                right: Stated::new(config.path_of("num_hidden_layers"), count),
+                remedy: "list one entry per layer",
+            });
+        }
+    }
+    let count = count
+        .or(types.as_ref().map(Vec::len))
+        .or(flags.as_ref().map(Vec::len));
+    let interval = match config.size("sliding_window_pattern")? {
+        Some(every) => Some(every),
+        None => config.size("_sliding_window_pattern")?,
+    };
+    let no_rope = config.size("no_rope_layer_interval")?;
+    let is_nth = |layer: usize, every: usize| every > 0 && (layer + 1).is_multiple_of(every);
+    let layer_type = |layer: usize| match (&types, &family.layers) {
+        (Some(types), _) => Some(types[layer]),
+        (None, Layers::LocalTheta { every, .. } | Layers::SlidingOnly { every }) => {
+            Some(if is_nth(layer, interval.unwrap_or(*every)) {
+                FULL
+            } else {
+                SLIDING
+            })
+        }
+        (None, _) => None,
+    };
+    let rotation = |layer: usize| {
+        let layer_type = layer_type(layer);
+        let unrotated = layer_type.is_some_and(|name| UNROTATED_LAYERS.contains(&name))
+            || match (&flags, &family.layers) {
+                (Some(flags), _) => flags[layer] == 0,
+                (None, Layers::NoRopeEvery { every }) => is_nth(layer, no_rope.unwrap_or(*every)),
+                (None, Layers::SlidingOnly { .. }) => layer_type == Some(FULL),
+                (None, _) => false,
+            };
+        if unrotated {
+            return Ok(None);
+        }
+        let named = |(name, _): &(String, RotarySpec)| name == ALL || Some(&name[..]) == layer_type;
+        match specs.iter().position(named) {
+            Some(spec) => Ok(Some(spec)),
+            None => Err(ConfigError::LayerWithoutParameters {
+                layer,
+                layer_type: layer_type.unwrap_or("(not stated)").to_owned(),
+                known: specs.iter().map(|(name, _)| name.clone()).collect(),
+            }),
+        }
+    };
+    (0..count.unwrap_or(0)).map(rotation).collect()
+}

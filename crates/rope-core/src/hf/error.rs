@@ -1,0 +1,250 @@
+//! What can be wrong with a configuration.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use super::family::Component;
+
+/// A key of a configuration and what it says there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stated {
+    /// Path of the key from the top of the file, as in `text_config.rope_parameters.factor`.
+    pub key: String,
+    /// The value found, as JSON.
+    pub value: String,
+}
+
+impl Stated {
+    pub(super) fn new(key: impl Into<String>, value: impl fmt::Display) -> Self {
+        Self {
+            key: key.into(),
+            value: value.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Stated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} = {}", self.key, self.value)
+    }
+}
+
+/// A configuration that is broken, incomplete or contradicts itself.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The text is not JSON.
+    #[error("the configuration is not JSON: {detail}")]
+    Json {
+        /// What the parser says, with line and column.
+        detail: String,
+    },
+    /// A key holds a value of another type.
+    #[error("{key} must be {expected}, found {found}")]
+    WrongType {
+        /// Path of the key.
+        key: String,
+        /// The type expected.
+        expected: &'static str,
+        /// The value found, as JSON.
+        found: String,
+    },
+    /// A key that something else in the configuration needs.
+    #[error(
+        "{key} is missing, and {needed_by} needs it; take it from the checkpoint's config.json"
+    )]
+    MissingKey {
+        /// Path of the key.
+        key: String,
+        /// What needs it.
+        needed_by: String,
+    },
+    /// A key that is read elsewhere only, so that it would go unnoticed here.
+    #[error("{key} is not read there; move it to {belongs_in}")]
+    MisplacedKey {
+        /// Path of the key.
+        key: String,
+        /// Path at which it is read.
+        belongs_in: String,
+    },
+    /// A component other than `text` and `vision`.
+    #[error("component {found:?} is not known; expected \"text\" or \"vision\"")]
+    UnknownComponent {
+        /// The name found.
+        found: String,
+    },
+    /// A model whose way of rotating this crate does not know, or that does not rotate.
+    #[error(
+        "no rotation is known for the {component} component of model type {}; \
+         build it with RotarySpec::builder if you know its pairing and axis layout",
+        found.join(" / ")
+    )]
+    UnknownModelType {
+        /// The model types found, innermost first.
+        found: Vec<String>,
+        /// The component asked for.
+        component: Component,
+    },
+    /// A position embedding that is no rotation.
+    #[error("{stated} is no rotary embedding; expected \"rope\" or \"mrope\"")]
+    NotRotary {
+        /// What the configuration says.
+        stated: Stated,
+    },
+    /// A model of several position axes that is sent down the path of one.
+    ///
+    /// Elsewhere this shows as `... has no attribute get_rotary_seq_len`, or not at all.
+    #[error(
+        "{model_type} turns by {axes} position axes (mrope_section), but {plain} sends it down the \
+         plain path with one position per token; set it to \"mrope\" and pass position ids \
+         [{axes}, tokens]"
+    )]
+    PlainPath {
+        /// The family, by its first model type.
+        model_type: &'static str,
+        /// Its position axes.
+        axes: usize,
+        /// What sends it down the plain path.
+        plain: Stated,
+    },
+    /// Sections for a model that has none.
+    #[error(
+        "{sections} divides the frequencies among position axes, but {model_type} has {axes} and no \
+         sections; take the model type of the multimodal model, or remove the sections for text alone"
+    )]
+    SectionsOnPlainModel {
+        /// The sections.
+        sections: Stated,
+        /// The model type.
+        model_type: Stated,
+        /// Its position axes.
+        axes: usize,
+    },
+    /// A model of several position axes whose configuration does not divide the frequencies among
+    /// them.
+    #[error(
+        "{model_type} turns by {axes} position axes, but {key} is missing, which would send it down \
+         the plain path; take it from the checkpoint's config.json"
+    )]
+    MissingSections {
+        /// Path at which the sections belong.
+        key: String,
+        /// The model type.
+        model_type: Stated,
+        /// Its position axes.
+        axes: usize,
+    },
+    /// A number of sections other than the model's position axes.
+    #[error(
+        "{key} = {found:?} has {} sections, but {model_type} turns by {axes} position axes; \
+         give one section per axis",
+        found.len()
+    )]
+    SectionAxes {
+        /// Path of the sections.
+        key: String,
+        /// The sections.
+        found: Vec<usize>,
+        /// The model type.
+        model_type: Stated,
+        /// Its position axes.
+        axes: usize,
+    },
+    /// An axis with an odd number of channels.
+    #[error(
+        "the axes take {channels:?} channels of a head, but channels turn in pairs and {odd} is odd"
+    )]
+    OddAxis {
+        /// Channels of each axis.
+        channels: Vec<usize>,
+        /// The odd one.
+        odd: usize,
+    },
+    /// An object that both states parameters and maps layer types to parameters.
+    #[error(
+        "{key} holds parameters for all layers beside parameters for layer types; \
+         move all of them into the layer types"
+    )]
+    MixedParameters {
+        /// Path of the object.
+        key: String,
+    },
+    /// Parameters for layer types where those of one layer type were asked for.
+    #[error("{stated} maps layer types to parameters; pass the parameters of one layer type")]
+    PerLayerParameters {
+        /// The object.
+        stated: Stated,
+    },
+    /// A layer of a type for which no parameters are stated.
+    #[error(
+        "layer {layer} is of type {layer_type:?}, but rope parameters are stated for {} only; \
+         add them, or correct layer_types",
+        known.join(", ")
+    )]
+    LayerWithoutParameters {
+        /// Index of the layer.
+        layer: usize,
+        /// Its type.
+        layer_type: String,
+        /// The layer types that have parameters.
+        known: Vec<String>,
+    },
+    /// A model whose layers rotate differently, where one rotation was asked for.
+    #[error(
+        "the layers of this model rotate differently ({}); \
+         read it with LayerSpecs::from_hf_config and take each layer's own",
+        names.join(", ")
+    )]
+    SeveralRotations {
+        /// Names of the rotations.
+        names: Vec<String>,
+    },
+    /// A scaling that this crate does not know.
+    #[error("{key} = {found:?} is not a known rope type; known are {}", known.join(", "))]
+    UnknownRopeType {
+        /// Path of the key.
+        key: String,
+        /// The name found.
+        found: String,
+        /// The names known.
+        known: &'static [&'static str],
+    },
+    /// A share of the head that cannot be rotated.
+    #[error(
+        "partial_rotary_factor {share} of head_dim {head_dim} gives {rotary_dim} rotated channels; \
+         expected a share in (0, 1] that gives an even number"
+    )]
+    PartialRotary {
+        /// The share found.
+        share: f64,
+        /// Channels per head.
+        head_dim: usize,
+        /// What they make.
+        rotary_dim: usize,
+    },
+    /// Two keys that say different things about the same quantity.
+    #[error("{left} contradicts {right}; {remedy}")]
+    Contradiction {
+        /// One side.
+        left: Stated,
+        /// The other side.
+        right: Stated,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+impl ConfigError {
+    pub(super) fn wrong_type(key: &str, expected: &'static str, found: &Value) -> Self {
+        Self::WrongType {
+            key: if key.is_empty() {
+                "the configuration".to_owned()
+            } else {
+                key.to_owned()
+            },
+            expected,
+            found: found.to_string(),
+        }
+    }
+}

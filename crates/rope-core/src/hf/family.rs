@@ -1,0 +1,415 @@
+//! The model families: what a `model_type` says about rotation without the configuration spelling
+//! it out.
+//!
+//! One row per way of rotating. A new model is a new name in a row, or a new row.
+//!
+//! # Source
+//! The modelling files of transformers 5.23 and diffusers 0.35, by model type; ERNIE's
+//! `freq_allocation` from the model's own code.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::error::ConfigError;
+use crate::spec::{AxisLayout, Pairing};
+
+/// Which part of a model rotates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Component {
+    /// The language decoder, or the one transformer of a diffusion model.
+    Text,
+    /// The vision tower.
+    Vision,
+}
+
+impl fmt::Display for Component {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Vision => "vision",
+        })
+    }
+}
+
+impl FromStr for Component {
+    type Err = ConfigError;
+
+    fn from_str(name: &str) -> Result<Self, ConfigError> {
+        [Self::Text, Self::Vision]
+            .into_iter()
+            .find(|component| component.to_string() == name)
+            .ok_or_else(|| ConfigError::UnknownComponent {
+                found: name.to_owned(),
+            })
+    }
+}
+
+/// One way of rotating, and the names of the models that rotate so.
+#[derive(Debug)]
+pub(super) struct Family {
+    pub(super) model_types: &'static [&'static str],
+    pub(super) pairing: Pairing,
+    pub(super) axes: Axes,
+    /// Share of the head that turns where the configuration does not say.
+    pub(super) partial_rotary_factor: f64,
+    /// Rotated channels where the configuration does not say; 0 where the share decides.
+    pub(super) rotary_dim: usize,
+    /// Theta where the configuration does not say.
+    pub(super) theta: Option<f64>,
+    pub(super) layers: Layers,
+}
+
+/// Which position axes a family has and how they share the frequencies.
+#[derive(Debug)]
+pub(super) enum Axes {
+    Single,
+    /// `mrope_section` divides the frequencies among the axes.
+    Sections {
+        layout: fn(Vec<usize>) -> AxisLayout,
+        count: usize,
+        /// What the modelling code falls back to; empty where it needs the key.
+        default: &'static [usize],
+        /// The only value of `mrope_interleaved` that the modelling code means.
+        interleaved: Option<bool>,
+    },
+    /// The frequencies restart on each axis.
+    PerAxis {
+        /// The key that lists the channels of each axis, where a configuration may.
+        key: Option<&'static str>,
+        /// The channels of each axis of a head, where it does not.
+        channels: fn(usize) -> Vec<usize>,
+    },
+}
+
+impl Axes {
+    /// The number of position axes.
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Self::Single => 1,
+            Self::Sections { count, .. } => *count,
+            Self::PerAxis { channels, .. } => channels(128).len(),
+        }
+    }
+}
+
+/// How the rotation differs from layer to layer where the configuration only implies it.
+#[derive(Debug)]
+pub(super) enum Layers {
+    Alike,
+    /// Sliding-window layers turn by `rope_local_base_freq` (or `theta`), unscaled; every
+    /// `every`-th layer is a full one.
+    LocalTheta {
+        every: usize,
+        theta: f64,
+    },
+    /// Only sliding-window layers turn; every `every`-th layer is a full one and does not.
+    SlidingOnly {
+        every: usize,
+    },
+    /// Every `every`-th layer does not turn.
+    NoRopeEvery {
+        every: usize,
+    },
+}
+
+impl Family {
+    pub(super) fn find(component: Component, model_type: &str) -> Option<&'static Self> {
+        let families: &[Self] = match component {
+            Component::Text => &TEXT,
+            Component::Vision => &VISION,
+        };
+        families
+            .iter()
+            .find(|family| family.model_types.contains(&model_type))
+    }
+}
+
+const HALF: Family = Family {
+    model_types: &[],
+    pairing: Pairing::Half,
+    axes: Axes::Single,
+    partial_rotary_factor: 1.0,
+    rotary_dim: 0,
+    theta: None,
+    layers: Layers::Alike,
+};
+
+const ADJACENT: Family = Family {
+    pairing: Pairing::Adjacent,
+    ..HALF
+};
+
+const fn sections(
+    layout: fn(Vec<usize>) -> AxisLayout,
+    count: usize,
+    default: &'static [usize],
+    interleaved: Option<bool>,
+) -> Axes {
+    Axes::Sections {
+        layout,
+        count,
+        default,
+        interleaved,
+    }
+}
+
+static TEXT: [Family; 29] = [
+    Family {
+        model_types: &[
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "qwen2_moe",
+            "qwen3_moe",
+            "gemma",
+            "gemma2",
+            "phi3",
+            "phi4_multimodal",
+            "olmo",
+            "olmo2",
+            "starcoder2",
+            "granite",
+            "hunyuan_v1_dense",
+            "hunyuan_v1_moe",
+        ],
+        theta: Some(1e4),
+        ..HALF
+    },
+    Family {
+        model_types: &["mixtral", "ministral", "ministral3"],
+        ..HALF
+    },
+    Family {
+        model_types: &["gpt_oss"],
+        theta: Some(150_000.0),
+        ..HALF
+    },
+    Family {
+        model_types: &["gemma3", "gemma3_text"],
+        theta: Some(1e6),
+        layers: Layers::LocalTheta {
+            every: 6,
+            theta: 1e4,
+        },
+        ..HALF
+    },
+    Family {
+        model_types: &["gemma3n", "gemma3n_text"],
+        theta: Some(1e6),
+        layers: Layers::LocalTheta {
+            every: 5,
+            theta: 1e4,
+        },
+        ..HALF
+    },
+    Family {
+        model_types: &["gemma4", "gemma4_text"],
+        ..HALF
+    },
+    Family {
+        model_types: &["smollm3"],
+        layers: Layers::NoRopeEvery { every: 4 },
+        ..HALF
+    },
+    Family {
+        model_types: &["phi", "persimmon", "nemotron", "glm4_moe"],
+        partial_rotary_factor: 0.5,
+        theta: Some(1e4),
+        ..HALF
+    },
+    Family {
+        model_types: &["gpt_neox", "stablelm"],
+        partial_rotary_factor: 0.25,
+        theta: Some(1e4),
+        ..HALF
+    },
+    Family {
+        model_types: &["qwen3_next"],
+        partial_rotary_factor: 0.25,
+        ..HALF
+    },
+    Family {
+        model_types: &["deepseek_v3", "kimi_k2"],
+        pairing: Pairing::InterleaveHalf,
+        theta: Some(1e4),
+        ..HALF
+    },
+    Family {
+        model_types: &["cohere"],
+        theta: Some(1e4),
+        ..ADJACENT
+    },
+    Family {
+        model_types: &["cohere2"],
+        theta: Some(1e4),
+        layers: Layers::SlidingOnly { every: 4 },
+        ..ADJACENT
+    },
+    Family {
+        model_types: &["gptj", "codegen"],
+        rotary_dim: 64,
+        theta: Some(1e4),
+        ..ADJACENT
+    },
+    Family {
+        model_types: &["llama4", "llama4_text"],
+        theta: Some(500_000.0),
+        layers: Layers::NoRopeEvery { every: 4 },
+        ..ADJACENT
+    },
+    Family {
+        model_types: &["glm", "glm4"],
+        partial_rotary_factor: 0.5,
+        theta: Some(1e4),
+        ..ADJACENT
+    },
+    Family {
+        model_types: &["ernie4_5", "ernie4_5_moe"],
+        theta: Some(500_000.0),
+        ..ADJACENT
+    },
+    Family {
+        model_types: &[
+            "qwen2_vl",
+            "qwen2_vl_text",
+            "qwen2_5_vl",
+            "qwen2_5_vl_text",
+            "qwen2_5_omni",
+            "qwen2_5_omni_thinker",
+            "qwen2_5_omni_text",
+            "qwen2_5_omni_talker",
+        ],
+        axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
+        theta: Some(1e6),
+        ..HALF
+    },
+    Family {
+        model_types: &["paddleocr_vl", "paddleocr_vl_text"],
+        axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
+        theta: Some(500_000.0),
+        ..HALF
+    },
+    Family {
+        model_types: &[
+            "qwen3_vl",
+            "qwen3_vl_text",
+            "qwen3_vl_moe",
+            "qwen3_vl_moe_text",
+            "qwen3_omni_moe",
+            "qwen3_omni_moe_thinker",
+            "qwen3_omni_moe_text",
+            "qwen3_omni_moe_talker_text",
+        ],
+        axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], Some(true)),
+        ..HALF
+    },
+    Family {
+        model_types: &["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"],
+        axes: sections(AxisLayout::Striped, 3, &[11, 11, 10], Some(true)),
+        partial_rotary_factor: 0.25,
+        ..HALF
+    },
+    Family {
+        model_types: &["glm4v", "glm4v_text"],
+        axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
+        partial_rotary_factor: 0.5,
+        theta: Some(1e4),
+        ..ADJACENT
+    },
+    // Unlike GLM-4.1V, its text decoder is the one of GLM-4.5, which pairs halves.
+    Family {
+        model_types: &["glm4v_moe", "glm4v_moe_text"],
+        axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
+        partial_rotary_factor: 0.5,
+        theta: Some(1e4),
+        ..HALF
+    },
+    Family {
+        model_types: &["glm_ocr", "glm_ocr_text"],
+        axes: sections(AxisLayout::Contiguous, 3, &[16, 24, 24], Some(false)),
+        theta: Some(1e4),
+        ..ADJACENT
+    },
+    Family {
+        model_types: &["ernie4_5_vl_moe", "ernie4_5_vl_moe_text", "ernie4_5_moe_vl"],
+        axes: sections(AxisLayout::Ernie, 3, &[22, 22, 20], None),
+        theta: Some(500_000.0),
+        ..ADJACENT
+    },
+    Family {
+        model_types: &["hunyuan_vl", "hunyuan_vl_text"],
+        axes: sections(AxisLayout::PerChannel, 4, &[], Some(false)),
+        theta: Some(1e4),
+        ..HALF
+    },
+    Family {
+        model_types: &["FluxTransformer2DModel", "flux"],
+        axes: Axes::PerAxis {
+            key: Some("axes_dims_rope"),
+            channels: |_| vec![16, 56, 56],
+        },
+        theta: Some(1e4),
+        ..ADJACENT
+    },
+    Family {
+        model_types: &["HunyuanVideoTransformer3DModel", "hunyuan_video"],
+        axes: Axes::PerAxis {
+            key: Some("rope_axes_dim"),
+            channels: |_| vec![16, 56, 56],
+        },
+        theta: Some(256.0),
+        ..ADJACENT
+    },
+    Family {
+        model_types: &["WanTransformer3DModel", "wan"],
+        axes: Axes::PerAxis {
+            key: None,
+            channels: |head_dim| {
+                let plane = 2 * (head_dim / 6);
+                vec![head_dim - 2 * plane, plane, plane]
+            },
+        },
+        theta: Some(1e4),
+        ..ADJACENT
+    },
+];
+
+static VISION: [Family; 1] = [Family {
+    model_types: &[
+        "qwen2_vl",
+        "qwen2_vl_vision",
+        "qwen2_5_vl",
+        "qwen2_5_vl_vision",
+        "qwen3_vl",
+        "qwen3_vl_vision",
+        "qwen3_vl_moe",
+        "qwen3_vl_moe_vision",
+        "qwen3_5",
+        "qwen3_5_vision",
+        "qwen3_5_moe",
+        "qwen3_5_moe_vision",
+        "qwen2_5_omni",
+        "qwen2_5_omni_thinker",
+        "qwen2_5_omni_vision_encoder",
+        "qwen3_omni_moe",
+        "qwen3_omni_moe_thinker",
+        "qwen3_omni_moe_vision_encoder",
+        "glm4v",
+        "glm4v_vision",
+        "glm4v_moe",
+        "glm4v_moe_vision",
+        "glm_ocr",
+        "glm_ocr_vision",
+        "ernie4_5_vl_moe",
+        "ernie4_5_vl_moe_vision",
+        "paddleocr_vl",
+        "paddleocr_vl_vision",
+    ],
+    axes: Axes::PerAxis {
+        key: None,
+        channels: |head_dim| vec![head_dim / 2, head_dim / 2],
+    },
+    theta: Some(1e4),
+    ..HALF
+}];

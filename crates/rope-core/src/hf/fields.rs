@@ -1,0 +1,151 @@
+//! Typed reading of JSON objects: every error names the key by its path from the top of the file.
+
+use serde_json::{Map, Value};
+
+use super::error::{ConfigError, Stated};
+
+/// One JSON object and where it lies in the file.
+#[derive(Clone, Debug)]
+pub(crate) struct Fields<'a> {
+    path: String,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    /// The object `value`, called `path` in messages; the top of a file has the empty path.
+    pub(crate) fn new(path: impl Into<String>, value: &'a Value) -> Result<Self, ConfigError> {
+        let path = path.into();
+        match value {
+            Value::Object(map) => Ok(Self { path, map }),
+            _ => Err(ConfigError::wrong_type(&path, "an object", value)),
+        }
+    }
+
+    /// The path of one key of this object.
+    pub(crate) fn path_of(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.path)
+        }
+    }
+
+    /// The value of `key`; a null counts as absent, as it does in Hugging Face's configuration
+    /// classes.
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The keys of this object.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.map.keys().map(String::as_str)
+    }
+
+    fn read<T>(
+        &self,
+        key: &str,
+        expected: &'static str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        self.get(key)
+            .map(|value| {
+                read(value)
+                    .ok_or_else(|| ConfigError::wrong_type(&self.path_of(key), expected, value))
+            })
+            .transpose()
+    }
+
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+        self.read(key, "a number", Value::as_f64)
+    }
+
+    /// A count. Checkpoints also write counts as `4096.0`.
+    pub(crate) fn count(&self, key: &str) -> Result<Option<u64>, ConfigError> {
+        self.read(key, "a whole number, 0 or more", whole)
+    }
+
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, ConfigError> {
+        self.read(key, "a whole number, 0 or more", |value| {
+            usize::try_from(whole(value)?).ok()
+        })
+    }
+
+    pub(crate) fn integer(&self, key: &str) -> Result<Option<i64>, ConfigError> {
+        self.read(key, "a whole number", Value::as_i64)
+    }
+
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, ConfigError> {
+        self.read(key, "true or false", Value::as_bool)
+    }
+
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, ConfigError> {
+        self.read(key, "a string", Value::as_str)
+    }
+
+    pub(crate) fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>, ConfigError> {
+        self.read(key, "a list of numbers", |value| {
+            value.as_array()?.iter().map(Value::as_f64).collect()
+        })
+    }
+
+    pub(crate) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>, ConfigError> {
+        self.read(key, "a list of whole numbers, 0 or more", |value| {
+            let size = |value| usize::try_from(whole(value)?).ok();
+            value.as_array()?.iter().map(size).collect()
+        })
+    }
+
+    pub(crate) fn texts(&self, key: &str) -> Result<Option<Vec<&'a str>>, ConfigError> {
+        self.read(key, "a list of strings", |value| {
+            value.as_array()?.iter().map(Value::as_str).collect()
+        })
+    }
+
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ConfigError> {
+        self.get(key)
+            .map(|value| Fields::new(self.path_of(key), value))
+            .transpose()
+    }
+
+    /// The number under the first of `keys` that is present.
+    pub(crate) fn first_number(&self, keys: &[&str]) -> Result<Option<f64>, ConfigError> {
+        keys.iter()
+            .find_map(|key| self.number(key).transpose())
+            .transpose()
+    }
+
+    /// The first of `keys` that is present, and its string.
+    pub(crate) fn first_text<'k>(
+        &self,
+        keys: &[&'k str],
+    ) -> Result<Option<(&'k str, &'a str)>, ConfigError> {
+        let present = |key: &&'k str| Some(self.text(key).transpose()?.map(|text| (*key, text)));
+        keys.iter().find_map(present).transpose()
+    }
+
+    /// This object as a whole.
+    pub(crate) fn stated(&self) -> Stated {
+        Stated::new(self.path.clone(), serde_json::Value::from(self.map.clone()))
+    }
+
+    /// The value that `found` holds, or an error that says what needs `key`.
+    pub(crate) fn require<T>(
+        &self,
+        key: &str,
+        found: Result<Option<T>, ConfigError>,
+        needed_by: impl Into<String>,
+    ) -> Result<T, ConfigError> {
+        found?.ok_or_else(|| ConfigError::MissingKey {
+            key: self.path_of(key),
+            needed_by: needed_by.into(),
+        })
+    }
+}
+
+fn whole(value: &Value) -> Option<u64> {
+    const EXACT: f64 = (1_u64 << 53) as f64;
+    value.as_u64().or_else(|| {
+        let number = value.as_f64()?;
+        ((0.0..=EXACT).contains(&number) && number.fract() == 0.0).then_some(number as u64)
+    })
+}

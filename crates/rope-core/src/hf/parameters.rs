@@ -1,0 +1,263 @@
+//! `rope_parameters` (transformers 5) and `rope_scaling` (transformers 4): the object that states
+//! theta and its scaling.
+
+use serde_json::Value;
+
+use super::error::{ConfigError, Stated};
+use super::fields::Fields;
+use crate::error::Result;
+use crate::frequencies::{Frequencies, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling};
+
+/// Names of scalings in configurations, and the rope type that each stands for.
+///
+/// `mrope` and `axial` say how axes are laid out, `su` is an early name of LongRoPE, `xdrope`
+/// Hunyuan's name.
+const ROPE_TYPES: [(&str, &str); 11] = [
+    ("default", "default"),
+    ("linear", "linear"),
+    ("dynamic", "dynamic"),
+    ("yarn", "yarn"),
+    ("longrope", "longrope"),
+    ("llama3", "llama3"),
+    ("proportional", "proportional"),
+    ("mrope", "default"),
+    ("axial", "default"),
+    ("su", "longrope"),
+    ("xdrope", "dynamic"),
+];
+
+const KNOWN_ROPE_TYPES: [&str; ROPE_TYPES.len()] = {
+    let mut names = [""; ROPE_TYPES.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = ROPE_TYPES[index].0;
+        index += 1;
+    }
+    names
+};
+
+/// What stands around the rope parameters and completes them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RopeContext {
+    /// `rope_theta` where the object does not state it.
+    pub theta: Option<f64>,
+    /// The model's `max_position_embeddings`, in tokens.
+    pub max_position_embeddings: Option<u64>,
+    /// `original_max_position_embeddings` where the object does not state it, in tokens.
+    pub original_max_position_embeddings: Option<u64>,
+}
+
+/// The contents of `rope_parameters`, or of `rope_scaling`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeParameters {
+    /// Theta and its scaling.
+    pub frequencies: Frequencies,
+    /// Share of the head's channels that turn, where stated. Under [`Scaling::Proportional`] the
+    /// whole head takes part in the rotation and this is `None`: the share is in the scaling.
+    pub partial_rotary_factor: Option<f64>,
+    /// Pairs per position axis, where stated.
+    pub mrope_section: Option<Vec<usize>>,
+    /// Whether the axes are striped over the frequencies, where stated.
+    pub mrope_interleaved: Option<bool>,
+}
+
+impl RopeParameters {
+    /// Reads the JSON text of `rope_parameters` or `rope_scaling`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if it is no JSON object, a key has the wrong type, the rope type is unknown
+    /// or lacks a key, or it maps layer types to parameters; the errors of
+    /// [`Frequencies`] if a value is out of range.
+    pub fn from_json(json: &str, context: RopeContext) -> Result<Self> {
+        let value: Value = super::parse(json)?;
+        Self::read(&Fields::new("rope_parameters", &value)?, context)
+    }
+
+    /// Channels that turn in a head of `head_dim` channels: its share `partial_rotary_factor`,
+    /// rounded down.
+    ///
+    /// # Errors
+    /// [`ConfigError::PartialRotary`] if the share is not in (0, 1\], or leaves no channel or an
+    /// odd number.
+    pub fn rotary_dim(&self, head_dim: usize) -> Result<usize> {
+        let share = self.partial_rotary_factor.unwrap_or(1.0);
+        let rotary_dim = (head_dim as f64 * share) as usize;
+        if !(share > 0.0 && share <= 1.0) || rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
+            return Err(ConfigError::PartialRotary {
+                share,
+                head_dim,
+                rotary_dim,
+            }
+            .into());
+        }
+        Ok(rotary_dim)
+    }
+
+    /// Parameters of a configuration without such an object.
+    pub(super) fn unscaled(
+        theta: Option<f64>,
+        context: RopeContext,
+        config: &Fields,
+    ) -> Result<Self> {
+        let theta = theta
+            .or(context.theta)
+            .ok_or_else(|| missing_theta(config))?;
+        Ok(Self {
+            frequencies: Frequencies::new(theta)?,
+            partial_rotary_factor: None,
+            mrope_section: None,
+            mrope_interleaved: None,
+        })
+    }
+
+    pub(super) fn read(fields: &Fields, context: RopeContext) -> Result<Self> {
+        if fields
+            .keys()
+            .any(|key| fields.get(key).is_some_and(Value::is_object))
+        {
+            return Err(ConfigError::PerLayerParameters {
+                stated: fields.stated(),
+            }
+            .into());
+        }
+        let theta = fields.number("rope_theta")?.or(context.theta);
+        let theta = theta.ok_or_else(|| missing_theta(fields))?;
+        let stated = fields.count("max_position_embeddings")?;
+        let context = RopeContext {
+            max_position_embeddings: stated.or(context.max_position_embeddings),
+            ..context
+        };
+        let scaling = read_scaling(fields, context)?;
+        let partial_rotary_factor = match scaling {
+            Scaling::Proportional { .. } => None,
+            _ => fields.number("partial_rotary_factor")?,
+        };
+        let mrope_section = match fields.sizes("mrope_section")? {
+            Some(sections) => Some(sections),
+            None => fields.sizes("xdrope_section")?,
+        };
+        Ok(Self {
+            frequencies: Frequencies::new(theta)?.with_scaling(scaling)?,
+            partial_rotary_factor,
+            mrope_section,
+            mrope_interleaved: fields.flag("mrope_interleaved")?,
+        })
+    }
+}
+
+fn missing_theta(fields: &Fields) -> ConfigError {
+    ConfigError::MissingKey {
+        key: fields.path_of("rope_theta"),
+        needed_by: "every rotation".to_owned(),
+    }
+}
+
+/// The rope type that the object names, under `rope_type` or the older `type`.
+fn rope_type(fields: &Fields) -> Result<&'static str, ConfigError> {
+    let named = |key: &str| -> Result<Option<(Stated, &'static str)>, ConfigError> {
+        let Some(name) = fields.text(key)? else {
+            return Ok(None);
+        };
+        let known = ROPE_TYPES.iter().find(|(known, _)| *known == name);
+        let (_, meaning) = known.ok_or_else(|| ConfigError::UnknownRopeType {
+            key: fields.path_of(key),
+            found: name.to_owned(),
+            known: &KNOWN_ROPE_TYPES,
+        })?;
+        Ok(Some((
+            Stated::new(fields.path_of(key), format!("{name:?}")),
+            meaning,
+        )))
+    };
+    match (named("rope_type")?, named("type")?) {
+        (Some((left, new)), Some((right, old))) if new != old => Err(ConfigError::Contradiction {
+            left,
+            right,
+            remedy: "two spellings of one key: keep the one that the model was trained with",
+        }),
+        (Some((_, meaning)), _) | (None, Some((_, meaning))) => Ok(meaning),
+        (None, None) => Ok("default"),
+    }
+}
+
+fn read_scaling(fields: &Fields, context: RopeContext) -> Result<Scaling, ConfigError> {
+    let rope_type = rope_type(fields)?;
+    let needed_by = || format!("rope type {rope_type}");
+    let number = |key| fields.require(key, fields.number(key), needed_by());
+    let original = || {
+        let stated = fields.count("original_max_position_embeddings")?;
+        stated
+            .or(context.original_max_position_embeddings)
+            .or(context.max_position_embeddings)
+            .ok_or_else(|| ConfigError::MissingKey {
+                key: fields.path_of("original_max_position_embeddings"),
+                needed_by: needed_by(),
+            })
+    };
+    // What a scaling may leave out of `factor` follows from the two context lengths.
+    let implied_factor = |original: u64| {
+        context
+            .max_position_embeddings
+            .filter(|max| *max > original)
+            .map(|max| max as f64 / original as f64)
+    };
+    Ok(match rope_type {
+        "linear" => Scaling::Linear {
+            factor: number("factor")?,
+        },
+        "dynamic" => match fields.number("alpha")?.filter(|alpha| *alpha != 0.0) {
+            Some(alpha) => Scaling::NtkAlpha { alpha },
+            None => Scaling::Dynamic {
+                factor: number("factor")?,
+                max_position_embeddings: context.max_position_embeddings.ok_or_else(|| {
+                    ConfigError::MissingKey {
+                        key: "max_position_embeddings".to_owned(),
+                        needed_by: needed_by(),
+                    }
+                })?,
+            },
+        },
+        "yarn" => {
+            let mut yarn = YarnScaling::new(number("factor")?, original()?);
+            // The published code reads a zero as "not stated".
+            let turns = |key| {
+                fields
+                    .number(key)
+                    .map(|turns| turns.filter(|turns| *turns != 0.0))
+            };
+            yarn.beta_fast = turns("beta_fast")?.unwrap_or(yarn.beta_fast);
+            yarn.beta_slow = turns("beta_slow")?.unwrap_or(yarn.beta_slow);
+            yarn.truncate = fields.flag("truncate")?.unwrap_or(yarn.truncate);
+            yarn.attention_factor = fields.number("attention_factor")?;
+            yarn.mscale = fields.number("mscale")?;
+            yarn.mscale_all_dim = fields.number("mscale_all_dim")?;
+            Scaling::Yarn(yarn)
+        }
+        "longrope" => {
+            let list = |key| fields.require(key, fields.numbers(key), needed_by());
+            let original = original()?;
+            let factor = fields
+                .number("factor")?
+                .or(implied_factor(original))
+                .unwrap_or(1.0);
+            Scaling::LongRope(LongRopeScaling {
+                short_factor: list("short_factor")?,
+                long_factor: list("long_factor")?,
+                original_max_position_embeddings: original,
+                factor,
+                attention_factor: fields.number("attention_factor")?,
+            })
+        }
+        "llama3" => Scaling::Llama3(Llama3Scaling {
+            factor: number("factor")?,
+            low_freq_factor: number("low_freq_factor")?,
+            high_freq_factor: number("high_freq_factor")?,
+            original_max_position_embeddings: original()?,
+        }),
+        "proportional" => Scaling::Proportional {
+            partial_rotary_factor: fields.number("partial_rotary_factor")?.unwrap_or(1.0),
+            factor: fields.number("factor")?.unwrap_or(1.0),
+        },
+        _ => Scaling::Default,
+    })
+}

@@ -1,0 +1,122 @@
+//! The kernels: one algorithm ([`tile`]) over vector types, chosen at run time by what the processor has.
+
+#![allow(
+    unsafe_code,
+    reason = "vector intrinsics and strided raw access; each block states what makes it sound"
+)]
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+pub(crate) mod portable;
+pub(crate) mod tile;
+pub(crate) mod vector;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+use half::{bf16, f16};
+
+use self::portable::Array;
+use self::tile::{Tile, rotate_tile};
+
+/// A kernel for tiles of `E`.
+///
+/// # Safety
+/// - the processor has the instructions that it was compiled for
+/// - the tile's pointers are valid as [`rotate_tile`] demands
+pub(crate) type TileKernel<E> = unsafe fn(&Tile<E>);
+
+/// A set of vector instructions that this processor has; one that it lacks cannot be constructed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InstructionSet(Kind);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+}
+
+impl InstructionSet {
+    /// What every processor has.
+    pub const PORTABLE: Self = Self(Kind::Portable);
+
+    /// All sets that this processor has, from plainest to widest.
+    pub fn available() -> impl Iterator<Item = Self> {
+        let mut sets = [Some(Self::PORTABLE), None, None];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+            let avx512 = avx2 && is_x86_feature_detected!("avx512f");
+            sets[1] = avx2.then_some(Self(Kind::Avx2));
+            sets[2] = avx512.then_some(Self(Kind::Avx512));
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            sets[1] = std::arch::is_aarch64_feature_detected!("neon").then_some(Self(Kind::Neon));
+        }
+        sets.into_iter().flatten()
+    }
+
+    /// The widest set that this processor has.
+    pub fn best() -> Self {
+        Self::available().last().unwrap_or(Self::PORTABLE)
+    }
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Kind::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => "neon",
+        }
+    }
+}
+
+impl core::fmt::Display for InstructionSet {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Element types that have kernels.
+pub(crate) trait KernelElement: Sized {
+    /// The kernel for an instruction set.
+    fn kernel(set: InstructionSet) -> TileKernel<Self>
+    where
+        Self: crate::Element;
+}
+
+macro_rules! kernels_for {
+    ($($element:ty),*) => {$(
+        impl KernelElement for $element {
+            fn kernel(set: InstructionSet) -> TileKernel<Self> {
+                match set.0 {
+                    Kind::Portable => rotate_tile::<Array<<Self as crate::Element>::Acc, 8>, Self>,
+                    #[cfg(target_arch = "x86_64")]
+                    Kind::Avx2 => x86_64::avx2_tile::<Self>,
+                    #[cfg(target_arch = "x86_64")]
+                    Kind::Avx512 => x86_64::avx512_tile::<Self>,
+                    #[cfg(target_arch = "aarch64")]
+                    Kind::Neon => aarch64::neon_tile::<Self>,
+                }
+            }
+        }
+    )*};
+}
+
+kernels_for!(f32, f16, bf16);
+
+impl KernelElement for f64 {
+    /// f64 exists for gradient checks, not for speed: one portable kernel.
+    fn kernel(_: InstructionSet) -> TileKernel<Self> {
+        rotate_tile::<Array<<Self as crate::Element>::Acc, 8>, Self>
+    }
+}

@@ -1,0 +1,328 @@
+//! Where the elements of q and k lie.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, RopeError};
+
+/// The order of the dimensions of q and k, outermost first; the last is always the channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// `[batch, seq, heads, head_dim]`, also called BSHD.
+    Bsnd,
+    /// `[batch, heads, seq, head_dim]`, also called BHSD.
+    Bnsd,
+    /// `[seq, batch, heads, head_dim]`.
+    Sbnd,
+    /// `[tokens, heads, head_dim]`, packed sequences, also called THD: a batch of one.
+    Tnd,
+}
+
+impl Layout {
+    /// All layouts.
+    pub const ALL: [Layout; 4] = [Self::Bsnd, Self::Bnsd, Self::Sbnd, Self::Tnd];
+}
+
+/// Shape and strides of q or k. Strides count elements; the channels of a head are contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadsLayout {
+    /// Samples.
+    pub batch: usize,
+    /// Tokens of a sample.
+    pub seq: usize,
+    /// Heads of a token.
+    pub heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Elements between samples, tokens and heads.
+    pub strides: Strides,
+}
+
+/// Elements from one sample, token or head to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strides {
+    /// Between samples.
+    pub batch: usize,
+    /// Between tokens.
+    pub seq: usize,
+    /// Between heads.
+    pub head: usize,
+}
+
+impl HeadsLayout {
+    /// A contiguous tensor. For [`Layout::Tnd`] the tokens are `batch * seq`.
+    pub fn contiguous(
+        layout: Layout,
+        batch: usize,
+        seq: usize,
+        heads: usize,
+        head_dim: usize,
+    ) -> Self {
+        let token = heads * head_dim;
+        let strides = match layout {
+            Layout::Bsnd | Layout::Tnd => Strides {
+                batch: seq * token,
+                seq: token,
+                head: head_dim,
+            },
+            Layout::Bnsd => Strides {
+                batch: seq * token,
+                seq: head_dim,
+                head: seq * head_dim,
+            },
+            Layout::Sbnd => Strides {
+                batch: token,
+                seq: batch * token,
+                head: head_dim,
+            },
+        };
+        Self {
+            batch,
+            seq,
+            heads,
+            head_dim,
+            strides,
+        }
+    }
+
+    /// A view with the shape and strides (in elements) of a tensor in `layout`'s order of dimensions; three of
+    /// each for [`Layout::Tnd`], else four.
+    ///
+    /// # Errors
+    /// [`RopeError::LastStride`] if the channels of a head are not contiguous;
+    /// [`RopeError::ShapeMismatch`] if there are more or fewer dimensions than the layout has.
+    pub fn strided(layout: Layout, shape: &[usize], strides: &[usize]) -> Result<Self> {
+        let rank = if layout == Layout::Tnd { 3 } else { 4 };
+        for (right, size) in [("its shape", shape.len()), ("its strides", strides.len())] {
+            if size != rank {
+                return Err(RopeError::ShapeMismatch {
+                    left: "the layout",
+                    right,
+                    dimension: "rank",
+                    left_size: rank,
+                    right_size: size,
+                });
+            }
+        }
+        let [b, s, n] = match layout {
+            Layout::Bsnd => [Some(0), Some(1), Some(2)],
+            Layout::Bnsd => [Some(0), Some(2), Some(1)],
+            Layout::Sbnd => [Some(1), Some(0), Some(2)],
+            Layout::Tnd => [None, Some(0), Some(1)],
+        };
+        let size = |dim: Option<usize>| dim.map_or(1, |dim| shape[dim]);
+        let stride = |dim: Option<usize>| dim.map_or(0, |dim| strides[dim]);
+        let head_dim = shape[rank - 1];
+        if strides[rank - 1] != 1 && head_dim > 1 {
+            return Err(RopeError::LastStride {
+                what: "the tensor",
+                found: strides[rank - 1],
+            });
+        }
+        Ok(Self {
+            batch: size(b),
+            seq: size(s),
+            heads: size(n),
+            head_dim,
+            strides: Strides {
+                batch: stride(b),
+                seq: stride(s),
+                head: stride(n),
+            },
+        })
+    }
+
+    /// Elements of the tensor.
+    pub fn elems(&self) -> usize {
+        self.batch * self.seq * self.heads * self.head_dim
+    }
+
+    fn dims(&self) -> [(usize, usize); 3] {
+        [
+            (self.batch, self.strides.batch),
+            (self.seq, self.strides.seq),
+            (self.heads, self.strides.head),
+        ]
+    }
+
+    /// Elements from the first to one past the last that the view reaches.
+    fn extent(&self) -> u128 {
+        if self.dims().iter().any(|(size, _)| *size == 0) || self.head_dim == 0 {
+            return 0;
+        }
+        let reach: u128 = self
+            .dims()
+            .iter()
+            .map(|(size, stride)| (*size as u128 - 1) * *stride as u128)
+            .sum();
+        reach + self.head_dim as u128
+    }
+
+    fn check_fits(&self, what: &'static str, found: usize) -> Result<()> {
+        let needed = self.extent();
+        if needed > found as u128 {
+            return Err(RopeError::BufferTooSmall {
+                what,
+                needed,
+                found,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether each index surely names an element of its own, so that the view can be written.
+    ///
+    /// Nested strides, each stepping over all that lies within it, are asked for: every layout has them, and every
+    /// slice and permutation of one.
+    pub fn is_injective(&self) -> bool {
+        let mut dims = self.dims();
+        dims.sort_by_key(|(_, stride)| *stride);
+        let mut inner = self.head_dim as u128;
+        for (size, stride) in dims.into_iter().filter(|(size, _)| *size > 1) {
+            if (stride as u128) < inner {
+                return false;
+            }
+            inner += (size as u128 - 1) * stride as u128;
+        }
+        true
+    }
+
+    pub(crate) fn check_same(
+        &self,
+        other: &Self,
+        left: &'static str,
+        right: &'static str,
+        heads_too: bool,
+    ) -> Result<()> {
+        let dims = [
+            ("batch", self.batch, other.batch),
+            ("seq", self.seq, other.seq),
+            ("head_dim", self.head_dim, other.head_dim),
+            (
+                "heads",
+                self.heads,
+                if heads_too { other.heads } else { self.heads },
+            ),
+        ];
+        for (dimension, left_size, right_size) in dims {
+            if left_size != right_size {
+                return Err(RopeError::ShapeMismatch {
+                    left,
+                    right,
+                    dimension,
+                    left_size,
+                    right_size,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A tensor to read.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadsRef<'a, E> {
+    pub(crate) data: &'a [E],
+    pub(crate) layout: HeadsLayout,
+}
+
+impl<'a, E> HeadsRef<'a, E> {
+    /// A view of `data`, whose first element is the tensor's first.
+    ///
+    /// # Errors
+    /// [`RopeError::BufferTooSmall`].
+    pub fn new(data: &'a [E], layout: HeadsLayout) -> Result<Self> {
+        layout.check_fits("the tensor", data.len())?;
+        Ok(Self { data, layout })
+    }
+}
+
+/// A tensor to write, each element of which is named by one index.
+#[derive(Debug)]
+pub struct HeadsMut<'a, E> {
+    pub(crate) data: &'a mut [E],
+    pub(crate) layout: HeadsLayout,
+}
+
+impl<'a, E> HeadsMut<'a, E> {
+    /// A view of `data`, whose first element is the tensor's first.
+    ///
+    /// # Errors
+    /// [`RopeError::BufferTooSmall`]; [`RopeError::Overlap`] if two indices name one element, as in a broadcast view.
+    pub fn new(data: &'a mut [E], layout: HeadsLayout) -> Result<Self> {
+        layout.check_fits("the tensor", data.len())?;
+        if !layout.is_injective() {
+            return Err(RopeError::Overlap { what: "the tensor" });
+        }
+        Ok(Self { data, layout })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_follow_the_order_of_dimensions() {
+        let strides = |layout| HeadsLayout::contiguous(layout, 2, 3, 5, 4).strides;
+        assert_eq!(
+            strides(Layout::Bsnd),
+            Strides {
+                batch: 60,
+                seq: 20,
+                head: 4
+            }
+        );
+        assert_eq!(
+            strides(Layout::Bnsd),
+            Strides {
+                batch: 60,
+                seq: 4,
+                head: 12
+            }
+        );
+        assert_eq!(
+            strides(Layout::Sbnd),
+            Strides {
+                batch: 20,
+                seq: 40,
+                head: 4
+            }
+        );
+        let view = HeadsLayout::strided(Layout::Sbnd, &[3, 2, 5, 4], &[40, 20, 4, 1]);
+        assert_eq!(view, Ok(HeadsLayout::contiguous(Layout::Sbnd, 2, 3, 5, 4)));
+    }
+
+    #[test]
+    fn a_broadcast_view_can_be_read_but_not_written() {
+        let layout =
+            HeadsLayout::strided(Layout::Bsnd, &[2, 3, 5, 4], &[0, 0, 0, 1]).expect("unit stride");
+        let mut data = [0f32; 4];
+        assert!(HeadsRef::new(&data, layout).is_ok());
+        assert_eq!(
+            HeadsMut::new(&mut data, layout).err(),
+            Some(RopeError::Overlap { what: "the tensor" })
+        );
+    }
+
+    #[test]
+    fn last_stride_and_extent_are_checked() {
+        let refused = HeadsLayout::strided(Layout::Tnd, &[3, 5, 4], &[20, 4, 2]);
+        assert_eq!(
+            refused,
+            Err(RopeError::LastStride {
+                what: "the tensor",
+                found: 2
+            })
+        );
+        let layout = HeadsLayout::contiguous(Layout::Bnsd, 2, 3, 5, 4);
+        assert!(matches!(
+            HeadsRef::new(&[0f32; 119], layout).err(),
+            Some(RopeError::BufferTooSmall {
+                needed: 120,
+                found: 119,
+                ..
+            })
+        ));
+    }
+}

@@ -1,0 +1,69 @@
+//! How work is split over threads; no arithmetic.
+
+use core::ops::Range;
+
+/// When and how far to split. The threads are those of the rayon pool that the caller runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parallelism {
+    min_bytes_per_task: usize,
+    max_tasks: usize,
+}
+
+impl Parallelism {
+    /// One task on the calling thread: no hand-off.
+    pub const SERIAL: Self = Self {
+        min_bytes_per_task: usize::MAX,
+        max_tasks: 1,
+    };
+
+    /// Splits into tasks of at least `min_bytes_per_task` of q and k, and at most `max_tasks` of them (0 and 1 mean
+    /// one).
+    pub const fn new(min_bytes_per_task: usize, max_tasks: usize) -> Self {
+        Self {
+            min_bytes_per_task,
+            max_tasks,
+        }
+    }
+
+    /// Calls `work` on ranges that cover `0..items`.
+    pub(crate) fn for_each_range(
+        self,
+        items: usize,
+        bytes: usize,
+        work: impl Fn(Range<usize>) + Sync,
+    ) {
+        let by_bytes = bytes / self.min_bytes_per_task.max(1);
+        let tasks = self.tasks().min(by_bytes).min(items).max(1);
+        if tasks == 1 {
+            return work(0..items);
+        }
+        #[cfg(feature = "rayon")]
+        {
+            use rayon::iter::{IntoParallelIterator, ParallelIterator};
+            (0..tasks).into_par_iter().for_each(|task| {
+                work(items * task / tasks..items * (task + 1) / tasks);
+            });
+        }
+    }
+
+    #[cfg(feature = "rayon")]
+    fn tasks(self) -> usize {
+        if self.max_tasks <= 1 {
+            1
+        } else {
+            self.max_tasks.min(rayon::current_num_threads())
+        }
+    }
+
+    #[cfg(not(feature = "rayon"))]
+    fn tasks(self) -> usize {
+        1
+    }
+}
+
+impl Default for Parallelism {
+    /// Tasks of 256 KiB or more, one per thread of the pool: below that a hand-off costs more than it saves.
+    fn default() -> Self {
+        Self::new(256 << 10, usize::MAX)
+    }
+}

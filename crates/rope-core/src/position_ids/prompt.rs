@@ -1,0 +1,538 @@
+//! A prompt, and the walk over it that deals out position ids.
+
+use super::audio_video::AudioVideo;
+use super::error::{Kind, PositionIdsError};
+use super::rules::{Compatibility, Divergence, PositionRules};
+use crate::error::Result;
+use crate::positions::Positions;
+
+/// Time, height and width.
+pub(super) const AXES: usize = 3;
+/// One position: its id on each axis.
+pub(super) type Ids = [i64; AXES];
+
+/// How the tokens divide into sequences. Positions start at 0 in each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows<'a> {
+    /// That many rows of one length.
+    Batch(usize),
+    /// One buffer; sequence i is `cu_seqlens[i]..cu_seqlens[i + 1]`.
+    Packed(&'a [usize]),
+}
+
+/// What the position ids of a prompt follow from.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt<'a> {
+    /// Token ids, row after row.
+    pub input_ids: &'a [i64],
+    /// How they divide into sequences.
+    pub rows: Rows<'a>,
+    /// Whether each token is a token and not padding; all are where absent.
+    pub attention_mask: Option<&'a [bool]>,
+    /// Modality of each token: 0 text, 1 image, 2 video, 3 audio. Read off the token ids where
+    /// absent; needed for GLM prompts whose video frames are image placeholders without a video
+    /// start token.
+    pub mm_token_type_ids: Option<&'a [i64]>,
+    /// T, H and W of each image in patches, before the merge, in reading order over all rows.
+    pub image_grids: &'a [[usize; 3]],
+    /// T, H and W of each video in patches, before the merge, in reading order over all rows.
+    pub video_grids: &'a [[usize; 3]],
+    /// Seconds per temporal patch of each video; 1 where absent. Unused by families without
+    /// absolute time.
+    pub seconds_per_grid: Option<&'a [f64]>,
+}
+
+impl Default for Prompt<'_> {
+    fn default() -> Self {
+        Self {
+            input_ids: &[],
+            rows: Rows::Batch(1),
+            attention_mask: None,
+            mm_token_type_ids: None,
+            image_grids: &[],
+            video_grids: &[],
+            seconds_per_grid: None,
+        }
+    }
+}
+
+/// Position ids of a prompt: T, H and W for each token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PositionIds {
+    ids: Vec<i64>,
+    next: Vec<i64>,
+    rope_deltas: Vec<i64>,
+    divergences: Vec<Divergence>,
+}
+
+impl PositionIds {
+    /// The number of tokens, padding included.
+    pub fn tokens(&self) -> usize {
+        self.ids.len() / AXES
+    }
+
+    /// The ids of one axis (0 time, 1 height, 2 width), row after row.
+    ///
+    /// # Panics
+    /// If `axis` is not below 3.
+    pub fn axis(&self, axis: usize) -> &[i64] {
+        let tokens = self.tokens();
+        &self.ids[axis * tokens..(axis + 1) * tokens]
+    }
+
+    /// For each row, the first id after it less the number of its tokens (padding not counted, but
+    /// by transformers 4.57): what a decoder adds to a token's index to get its id.
+    pub fn rope_deltas(&self) -> &[i64] {
+        &self.rope_deltas
+    }
+
+    /// The ids of the `count` tokens that follow the prompt in row `row`, the same on each axis.
+    ///
+    /// # Errors
+    /// [`PositionIdsError::Index`] if there is no such row;
+    /// [`RopeError::PositionOutOfRange`](crate::RopeError::PositionOutOfRange) beyond 2^31.
+    pub fn continuation(&self, row: usize, count: usize) -> Result<Positions> {
+        let index = PositionIdsError::Index {
+            what: "row",
+            found: row,
+            count: self.next.len(),
+        };
+        let next = self.next.get(row).ok_or(index)?;
+        let ids: Vec<i64> = (0..AXES).flat_map(|_| (*next..).take(count)).collect();
+        Positions::new(AXES, &ids)
+    }
+
+    /// Where these ids depart from the rule: empty unless a [`Compatibility`] was asked for and
+    /// this prompt shows it.
+    pub fn divergences(&self) -> &[Divergence] {
+        &self.divergences
+    }
+
+    /// All ids, as the rotation takes them.
+    ///
+    /// # Errors
+    /// [`RopeError::PositionOutOfRange`](crate::RopeError::PositionOutOfRange) beyond 2^31.
+    pub fn positions(&self) -> Result<Positions> {
+        Positions::new(AXES, &self.ids)
+    }
+
+    /// The ids of the tokens at `indices`, as a rank of a context-parallel split holds them.
+    ///
+    /// # Errors
+    /// [`PositionIdsError::Index`] if a token does not exist; those of [`positions`](Self::positions).
+    pub fn select(&self, indices: &[usize]) -> Result<Positions> {
+        let count = self.tokens();
+        if let Some(found) = indices.iter().find(|index| **index >= count) {
+            return Err(PositionIdsError::Index {
+                what: "token",
+                found: *found,
+                count,
+            }
+            .into());
+        }
+        let of_axis = |axis| indices.iter().map(move |index| self.axis(axis)[*index]);
+        let ids: Vec<i64> = (0..AXES).flat_map(of_axis).collect();
+        Positions::new(AXES, &ids)
+    }
+}
+
+impl PositionRules {
+    /// The position ids of a prompt. Padding gets 0.
+    ///
+    /// # Shapes
+    /// all per-token lists: `[rows, tokens]`, flat; grids: one per image and video
+    /// # Units
+    /// grids in patches before the merge; time in seconds
+    /// # Errors
+    /// [`PositionIdsError`] if tokens, grids, masks and lengths do not fit together.
+    pub fn position_ids(&self, prompt: &Prompt) -> Result<PositionIds> {
+        let tokens = prompt.input_ids.len();
+        check_length(
+            "attention_mask",
+            "token",
+            tokens,
+            prompt.attention_mask.map(<[_]>::len),
+        )?;
+        check_length(
+            "mm_token_type_ids",
+            "token",
+            tokens,
+            prompt.mm_token_type_ids.map(<[_]>::len),
+        )?;
+        let videos = prompt.video_grids.len();
+        check_length(
+            "seconds_per_grid",
+            "video",
+            videos,
+            prompt.seconds_per_grid.map(<[_]>::len),
+        )?;
+
+        let kinds = self.kinds(prompt)?;
+        let padding = match self.compatibility {
+            Compatibility::Transformers4_57 => 1,
+            Compatibility::Exact | Compatibility::Transformers5_23 => 0,
+        };
+        let mut walk = Walk {
+            rules: self,
+            prompt,
+            kinds: &kinds,
+            images: 0,
+            videos: 0,
+            frame: 0,
+            ids: vec![padding; AXES * tokens],
+            divergences: Vec::new(),
+        };
+        let mut next = Vec::new();
+        let mut rope_deltas = Vec::new();
+        for (row, range) in row_ranges(prompt.rows, tokens)?.into_iter().enumerate() {
+            let len = range.len();
+            let attended = |token: &usize| prompt.attention_mask.is_none_or(|mask| mask[*token]);
+            let attended: Vec<usize> = range.filter(attended).collect();
+            let first_free = walk.row(row, &attended)?;
+            let subtracted = match self.compatibility {
+                Compatibility::Transformers4_57 if self.family.audio_in_video.is_none() => len,
+                _ => attended.len(),
+            };
+            if subtracted != attended.len() {
+                walk.divergences.push(Divergence::PaddedDelta);
+            }
+            next.push(first_free);
+            rope_deltas.push(first_free - subtracted as i64);
+        }
+        let grids = [
+            (Kind::Image, prompt.image_grids.len(), walk.images),
+            (Kind::Video, videos, walk.videos),
+        ];
+        for (kind, given, used) in grids {
+            if given != used {
+                return Err(PositionIdsError::UnusedGrid {
+                    kind: kind.name(),
+                    given,
+                    used,
+                }
+                .into());
+            }
+        }
+        walk.divergences.sort_unstable();
+        walk.divergences.dedup();
+        Ok(PositionIds {
+            ids: walk.ids,
+            next,
+            rope_deltas,
+            divergences: walk.divergences,
+        })
+    }
+
+    /// The modality of each token.
+    fn kinds(&self, prompt: &Prompt) -> Result<Vec<Kind>, PositionIdsError> {
+        if let Some(types) = prompt.mm_token_type_ids {
+            let kind = |(token, found): (usize, &i64)| match found {
+                0 => Ok(Kind::Text),
+                1 => Ok(Kind::Image),
+                2 => Ok(Kind::Video),
+                3 => Ok(Kind::Audio),
+                _ => Err(PositionIdsError::TokenType {
+                    found: *found,
+                    token,
+                }),
+            };
+            return types.iter().enumerate().map(kind).collect();
+        }
+        let mut in_video = false;
+        let kind = |id: &i64| {
+            let id = Some(*id);
+            in_video = (in_video || id == self.tokens.video_start) && id != self.tokens.video_end;
+            if id == Some(self.tokens.image) {
+                if in_video { Kind::Video } else { Kind::Image }
+            } else if id == Some(self.tokens.video) {
+                Kind::Video
+            } else if id == self.tokens.audio {
+                Kind::Audio
+            } else {
+                Kind::Text
+            }
+        };
+        Ok(prompt.input_ids.iter().map(kind).collect())
+    }
+}
+
+fn check_length(
+    what: &'static str,
+    per: &'static str,
+    expected: usize,
+    found: Option<usize>,
+) -> Result<(), PositionIdsError> {
+    match found {
+        Some(found) if found != expected => Err(PositionIdsError::Length {
+            what,
+            per,
+            expected,
+            found,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn row_ranges(rows: Rows, tokens: usize) -> Result<Vec<std::ops::Range<usize>>, PositionIdsError> {
+    match rows {
+        Rows::Batch(rows) => {
+            if rows == 0 || !tokens.is_multiple_of(rows) {
+                return Err(PositionIdsError::Batch { tokens, rows });
+            }
+            let len = tokens / rows;
+            Ok((0..rows).map(|row| row * len..(row + 1) * len).collect())
+        }
+        Rows::Packed(cu_seqlens) => super::split::sequences(cu_seqlens, tokens),
+    }
+}
+
+/// A block of vision tokens: where it starts and how it spreads.
+pub(super) struct Block {
+    pub(super) grid: [usize; 3],
+    /// Merged patches along T, H and W.
+    pub(super) merged: [usize; 3],
+    /// Id of each temporal patch, counted from the start of the block.
+    pub(super) time: Vec<f32>,
+}
+
+impl Block {
+    pub(super) fn tokens(&self) -> usize {
+        self.merged.iter().product()
+    }
+
+    /// The position of the block's `token`-th token.
+    pub(super) fn ids(&self, start: i64, token: usize) -> Ids {
+        let [_, height, width] = self.merged;
+        let (frame, row, column) = (
+            token / (height * width),
+            token / width % height,
+            token % width,
+        );
+        [
+            start + self.time[frame] as i64,
+            start + row as i64,
+            start + column as i64,
+        ]
+    }
+}
+
+/// The state of the walk: what has been used up, what has been dealt out.
+pub(super) struct Walk<'a> {
+    pub(super) rules: &'a PositionRules,
+    prompt: &'a Prompt<'a>,
+    pub(super) kinds: &'a [Kind],
+    images: usize,
+    videos: usize,
+    /// Frames of the current video that have been placed, where each is a block of its own.
+    frame: usize,
+    ids: Vec<i64>,
+    pub(super) divergences: Vec<Divergence>,
+}
+
+impl Walk<'_> {
+    /// Deals out the ids of one row's tokens; returns the first id that is free on every axis.
+    fn row(&mut self, row: usize, tokens: &[usize]) -> Result<i64> {
+        let mut next = 0;
+        let mut first_free = 0;
+        let mut at = 0;
+        while at < tokens.len() {
+            if let Some(audio) = self.opens_audio_in_video(&tokens[at..]) {
+                let placed = self.audio_in_video(audio, row, at, &tokens[at..], next)?;
+                (at, next) = (at + placed.tokens, placed.next);
+                first_free = first_free.max(placed.first_free);
+                continue;
+            }
+            match self.kinds[tokens[at]] {
+                Kind::Text | Kind::Audio => {
+                    self.place(tokens[at], [next; AXES]);
+                    at += 1;
+                    next += 1;
+                    first_free = first_free.max(next);
+                }
+                kind @ (Kind::Image | Kind::Video) => {
+                    let block = self.block(kind, row, at)?;
+                    let run = tokens[at..].iter().take(block.tokens());
+                    let run = run.take_while(|token| self.kinds[**token] == kind).count();
+                    if run != block.tokens() {
+                        return Err(self.grid_tokens(kind, row, at, &block, run).into());
+                    }
+                    let mut highest = next;
+                    for (index, token) in tokens[at..at + run].iter().enumerate() {
+                        let ids = block.ids(next, index);
+                        highest = ids.into_iter().fold(highest, i64::max);
+                        self.place(*token, ids);
+                    }
+                    first_free = first_free.max(highest + 1);
+                    let plane = block.merged[1].max(block.merged[2]) as i64;
+                    next = self.after_block(next + plane, highest + 1);
+                    at += run;
+                }
+            }
+        }
+        Ok(first_free)
+    }
+
+    /// The next id after a block: past all of it, or past its plane where that is asked for.
+    fn after_block(&mut self, past_plane: i64, past_all: i64) -> i64 {
+        let forgets = self.rules.compatibility == Compatibility::Transformers5_23
+            && self.rules.family.forgets_time
+            && past_plane != past_all;
+        if forgets {
+            self.divergences.push(Divergence::TimeForgotten);
+            past_plane
+        } else {
+            past_all
+        }
+    }
+
+    pub(super) fn place(&mut self, token: usize, ids: Ids) {
+        let tokens = self.prompt.input_ids.len();
+        for (axis, id) in ids.into_iter().enumerate() {
+            self.ids[axis * tokens + token] = id;
+        }
+    }
+
+    fn opens_audio_in_video(&self, tokens: &[usize]) -> Option<super::rules::AudioInVideo> {
+        let audio = self.rules.family.audio_in_video?;
+        let starts = [
+            self.rules.tokens.vision_start?,
+            self.rules.tokens.audio_start?,
+        ];
+        let found = [*tokens.first()?, *tokens.get(1)?].map(|token| self.prompt.input_ids[token]);
+        (starts == found).then_some(audio)
+    }
+
+    /// Takes the next block off the grids.
+    pub(super) fn block(&mut self, kind: Kind, row: usize, at: usize) -> Result<Block> {
+        let (grids, used) = match kind {
+            Kind::Video => (self.prompt.video_grids, self.videos),
+            _ => (self.prompt.image_grids, self.images),
+        };
+        let grid = *grids
+            .get(used)
+            .ok_or_else(|| PositionIdsError::MissingGrid {
+                kind: kind.name(),
+                row,
+                token: at,
+                given: grids.len(),
+            })?;
+        let temporal_merge = if kind == Kind::Video {
+            self.rules.temporal_merge
+        } else {
+            1
+        };
+        let merge = [
+            temporal_merge,
+            self.rules.spatial_merge,
+            self.rules.spatial_merge,
+        ];
+        let fits = grid
+            .iter()
+            .zip(merge)
+            .all(|(size, merge)| *size > 0 && size.is_multiple_of(merge));
+        if !fits {
+            return Err(PositionIdsError::Grid {
+                kind: kind.name(),
+                grid,
+                merge,
+            }
+            .into());
+        }
+        let mut merged = [grid[0] / merge[0], grid[1] / merge[1], grid[2] / merge[2]];
+        let time = if kind == Kind::Video && self.rules.family.block_per_frame {
+            self.frame = (self.frame + 1) % merged[0];
+            self.videos += usize::from(self.frame == 0);
+            merged[0] = 1;
+            vec![0.0]
+        } else if kind == Kind::Video {
+            self.videos += 1;
+            self.time(used, merged[0])?
+        } else {
+            self.images += 1;
+            (0..merged[0]).map(|frame| frame as f32).collect()
+        };
+        Ok(Block { grid, merged, time })
+    }
+
+    /// Ids of a video's frames, counted from its start.
+    fn time(&mut self, video: usize, frames: usize) -> Result<Vec<f32>> {
+        let Some(per_second) = self.rules.ids_per_second else {
+            return Ok((0..frames).map(|frame| frame as f32).collect());
+        };
+        let stated = self
+            .prompt
+            .seconds_per_grid
+            .map_or(1.0, |seconds| seconds[video]);
+        if !(stated.is_finite() && stated >= 0.0) {
+            return Err(PositionIdsError::Parameter {
+                parameter: "seconds_per_grid",
+                expected: "a finite number, 0 or more",
+                found: stated,
+            }
+            .into());
+        }
+        // f32 and this order of products, as the checkpoints' own preprocessing has it: rounding
+        // decides whether 10 x 0.7 reaches 7.
+        let mut seconds = stated as f32;
+        let audio = self.rules.family.audio_in_video;
+        if self.rules.compatibility == Compatibility::Transformers4_57
+            && audio.is_none()
+            && seconds.fract() != 0.0
+        {
+            self.divergences.push(Divergence::WholeSeconds);
+            seconds = seconds.trunc();
+        }
+        let keeps_fractions = self.rules.compatibility != Compatibility::Exact
+            && audio.is_some_and(|audio| audio.fractional);
+        let id = |frame: usize| {
+            let found = frame as f32 * seconds * per_second as f32;
+            if keeps_fractions && found.fract() != 0.0 {
+                return Err(PositionIdsError::Fractional {
+                    video,
+                    frame,
+                    found,
+                }
+                .into());
+            }
+            Ok(found.trunc())
+        };
+        (0..frames).map(id).collect()
+    }
+
+    pub(super) fn grid_tokens(
+        &self,
+        kind: Kind,
+        row: usize,
+        at: usize,
+        block: &Block,
+        found: usize,
+    ) -> PositionIdsError {
+        PositionIdsError::GridTokens {
+            kind: kind.name(),
+            row,
+            token: at,
+            grid: block.grid,
+            expected: block.tokens(),
+            found,
+        }
+    }
+
+    /// The positions of audio in video start together: time runs through both.
+    fn audio_in_video(
+        &mut self,
+        audio: super::rules::AudioInVideo,
+        row: usize,
+        at: usize,
+        tokens: &[usize],
+        next: i64,
+    ) -> Result<super::audio_video::Placed> {
+        AudioVideo {
+            walk: self,
+            audio,
+            row,
+            at,
+            tokens,
+        }
+        .place(next)
+    }
+}

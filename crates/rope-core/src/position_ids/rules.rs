@@ -1,0 +1,346 @@
+//! The rules of each family, as data.
+
+use super::error::PositionIdsError;
+use crate::error::Result;
+use crate::hf::ConfigError;
+use crate::hf::fields::Fields;
+
+/// Whose position ids to give.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Compatibility {
+    /// The rule that the models were designed with.
+    #[default]
+    Exact,
+    /// What transformers 4.57.6 gives, to continue a run that was started with it.
+    Transformers4_57,
+    /// What transformers 5.23.0 gives, to continue a run that was started with it.
+    Transformers5_23,
+}
+
+/// A place where a version of transformers departed from the rule, and this prompt shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+#[non_exhaustive]
+pub enum Divergence {
+    /// After a video the next id ignores time.
+    #[error(
+        "after a video, the next id is its start plus max(height, width): time is forgotten, \
+         and text repeats ids of the video's later frames"
+    )]
+    TimeForgotten,
+    /// Seconds per temporal patch are cut to whole seconds before they are used.
+    #[error("seconds per temporal patch are cut to whole seconds before they scale time")]
+    WholeSeconds,
+    /// The rope delta counts padding.
+    #[error("the rope delta subtracts the padded length instead of the number of tokens")]
+    PaddedDelta,
+    /// Audio in video takes positions in the order of chunks, whatever the tokens are.
+    #[error(
+        "positions of audio in video are dealt out in the order of time, to tokens that are in \
+         another order: video tokens get audio positions"
+    )]
+    AudioVideoOrder,
+    /// After audio in video the next id follows the last piece alone.
+    #[error("after audio in video, the next id follows the last piece, not the highest id")]
+    LastPieceOnly,
+}
+
+/// The token ids that stand for other modalities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenIds {
+    /// Placeholder of an image patch.
+    pub image: i64,
+    /// Placeholder of a video patch.
+    pub video: i64,
+    /// Placeholder of an audio frame, for models that hear.
+    pub audio: Option<i64>,
+    /// Start of an image or video; directly before `audio_start` it opens audio in video.
+    pub vision_start: Option<i64>,
+    /// Start of audio.
+    pub audio_start: Option<i64>,
+    /// Start of a video whose frames are image placeholders (GLM).
+    pub video_start: Option<i64>,
+    /// End of a video whose frames are image placeholders (GLM).
+    pub video_end: Option<i64>,
+}
+
+impl TokenIds {
+    /// Token ids of a model that sees.
+    pub fn new(image: i64, video: i64) -> Self {
+        Self {
+            image,
+            video,
+            audio: None,
+            vision_start: None,
+            audio_start: None,
+            video_start: None,
+            video_end: None,
+        }
+    }
+}
+
+/// What tells one family from another.
+#[derive(Debug)]
+pub(super) struct Family {
+    model_types: &'static [&'static str],
+    /// A video is a block per frame, with text between, rather than one block.
+    pub(super) block_per_frame: bool,
+    /// Temporal patches that merge into one token.
+    temporal_merge: usize,
+    /// Ids per second where the configuration does not say; without, a temporal patch takes one id.
+    ids_per_second: Option<f64>,
+    /// Transformers 5.23 forgets time after a video.
+    pub(super) forgets_time: bool,
+    pub(super) audio_in_video: Option<AudioInVideo>,
+}
+
+/// How a family that hears lays out audio in video.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AudioInVideo {
+    /// The two start tokens share one id, and so do the two end tokens.
+    pub(super) markers_share: bool,
+    /// Seconds per chunk in which transformers deals out positions; without, it merges by time.
+    pub(super) seconds_per_chunk: Option<f64>,
+    /// Transformers keeps fractions of an id.
+    pub(super) fractional: bool,
+}
+
+const ONE_BLOCK: Family = Family {
+    model_types: &[],
+    block_per_frame: false,
+    temporal_merge: 1,
+    ids_per_second: None,
+    forgets_time: true,
+    audio_in_video: None,
+};
+
+static FAMILIES: [Family; 7] = [
+    Family {
+        model_types: &["qwen2_vl", "paddleocr_vl"],
+        ..ONE_BLOCK
+    },
+    Family {
+        model_types: &["qwen2_5_vl"],
+        ids_per_second: Some(2.0),
+        ..ONE_BLOCK
+    },
+    Family {
+        model_types: &["ernie4_5_vl_moe", "ernie4_5_moe_vl"],
+        temporal_merge: 2,
+        ..ONE_BLOCK
+    },
+    Family {
+        model_types: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
+        block_per_frame: true,
+        ..ONE_BLOCK
+    },
+    Family {
+        model_types: &["glm4v", "glm4v_moe", "glm_ocr"],
+        block_per_frame: true,
+        ..ONE_BLOCK
+    },
+    Family {
+        model_types: &["qwen2_5_omni", "qwen2_5_omni_thinker"],
+        ids_per_second: Some(25.0),
+        forgets_time: false,
+        audio_in_video: Some(AudioInVideo {
+            markers_share: true,
+            seconds_per_chunk: Some(2.0),
+            fractional: false,
+        }),
+        ..ONE_BLOCK
+    },
+    Family {
+        model_types: &["qwen3_omni_moe", "qwen3_omni_moe_thinker"],
+        ids_per_second: Some(13.0),
+        forgets_time: false,
+        audio_in_video: Some(AudioInVideo {
+            markers_share: false,
+            seconds_per_chunk: None,
+            fractional: true,
+        }),
+        ..ONE_BLOCK
+    },
+];
+
+/// How one model turns prompts into position ids.
+///
+/// # Examples
+/// ```
+/// use rope_core::position_ids::{PositionRules, Prompt, Rows, TokenIds};
+///
+/// let rules = PositionRules::new("qwen2_vl", TokenIds::new(7, 8))?;
+/// let prompt = Prompt {
+///     input_ids: &[1, 7, 7, 7, 7, 7, 7, 2], // text, an image of 2 x 3 merged patches, text
+///     image_grids: &[[1, 4, 6]],
+///     ..Prompt::default()
+/// };
+/// let ids = rules.position_ids(&prompt)?;
+/// assert_eq!(ids.axis(0), [0, 1, 1, 1, 1, 1, 1, 4]);
+/// assert_eq!(ids.axis(1), [0, 1, 1, 1, 2, 2, 2, 4]);
+/// assert_eq!(ids.axis(2), [0, 1, 2, 3, 1, 2, 3, 4]);
+/// # Ok::<(), rope_core::RopeError>(())
+/// ```
+///
+/// # Source
+/// Wang et al. 2024 (Qwen2-VL), section 2.1, <https://arxiv.org/abs/2409.12191>; absolute time: Bai
+/// et al. 2025 (Qwen2.5-VL), <https://arxiv.org/abs/2502.13923>; audio in video: Xu et al. 2025
+/// (Qwen2.5-Omni, TMRoPE), <https://arxiv.org/abs/2503.20215>
+#[derive(Clone, Copy, Debug)]
+pub struct PositionRules {
+    pub(super) family: &'static Family,
+    pub(super) tokens: TokenIds,
+    pub(super) spatial_merge: usize,
+    pub(super) temporal_merge: usize,
+    pub(super) ids_per_second: Option<f64>,
+    pub(super) seconds_per_chunk: Option<f64>,
+    pub(super) compatibility: Compatibility,
+}
+
+impl PositionRules {
+    /// The rules of a family, with the constants of its published checkpoints: 2 x 2 patches merge.
+    ///
+    /// # Errors
+    /// [`PositionIdsError::UnknownModelType`]
+    pub fn new(model_type: &str, tokens: TokenIds) -> Result<Self> {
+        let family = FAMILIES
+            .iter()
+            .find(|family| family.model_types.contains(&model_type));
+        let family = family.ok_or_else(|| PositionIdsError::UnknownModelType {
+            found: vec![model_type.to_owned()],
+        })?;
+        Ok(Self {
+            family,
+            tokens,
+            spatial_merge: 2,
+            temporal_merge: family.temporal_merge,
+            ids_per_second: family.ids_per_second,
+            seconds_per_chunk: family
+                .audio_in_video
+                .and_then(|audio| audio.seconds_per_chunk),
+            compatibility: Compatibility::Exact,
+        })
+    }
+
+    /// The rules and token ids that a `config.json` states.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if it is no JSON, or a key is missing or has the wrong type;
+    /// [`PositionIdsError::UnknownModelType`].
+    pub fn from_hf_config(json: &str) -> Result<Self> {
+        let value = crate::hf::parse(json)?;
+        let top = Fields::new("", &value)?;
+        // The language side of an omni model, which states the tokens.
+        let config = top.object("thinker_config")?.unwrap_or_else(|| top.clone());
+        let vision = config.object("vision_config")?;
+        let vision = config.require("vision_config", Ok(vision), "the patch merger")?;
+
+        let mut found = Vec::new();
+        for level in [&config, &top] {
+            found.extend(level.text("model_type")?.map(str::to_owned));
+        }
+        let known = found
+            .iter()
+            .find_map(|name| Self::new(name, TokenIds::new(0, 0)).ok());
+        let rules = known.ok_or(PositionIdsError::UnknownModelType { found })?;
+
+        let token = |kind: &str| -> Result<Option<i64>, ConfigError> {
+            let keys = [format!("{kind}_id"), format!("{kind}_index")];
+            keys.iter()
+                .find_map(|key| config.integer(key).transpose())
+                .transpose()
+        };
+        let placeholder = |kind: &str| {
+            config.require(
+                &format!("{kind}_id"),
+                token(kind),
+                "the search for placeholders",
+            )
+        };
+        let tokens = TokenIds {
+            image: placeholder("image_token")?,
+            video: placeholder("video_token")?,
+            audio: token("audio_token")?,
+            vision_start: token("vision_start_token")?,
+            audio_start: token("audio_start_token")?,
+            video_start: token("video_start_token")?,
+            video_end: token("video_end_token")?,
+        };
+        let per_second = vision.number("tokens_per_second")?;
+        let per_second = per_second.or(config.number("position_id_per_seconds")?);
+        Self {
+            tokens,
+            // Families without absolute time do not read the key, though some checkpoints carry it.
+            ids_per_second: rules
+                .ids_per_second
+                .map(|default| per_second.unwrap_or(default)),
+            seconds_per_chunk: match rules.seconds_per_chunk {
+                Some(default) => Some(config.number("seconds_per_chunk")?.unwrap_or(default)),
+                None => None,
+            },
+            temporal_merge: vision
+                .size("temporal_merge_size")?
+                .unwrap_or(rules.temporal_merge),
+            ..rules
+        }
+        .with_spatial_merge(
+            vision
+                .size("spatial_merge_size")?
+                .unwrap_or(rules.spatial_merge),
+        )
+    }
+
+    /// The same rules for another number of patches that merge along height and width.
+    ///
+    /// # Errors
+    /// [`PositionIdsError::Parameter`] if it is 0, or another constant of these rules is out of range.
+    pub fn with_spatial_merge(self, spatial_merge: usize) -> Result<Self> {
+        Self {
+            spatial_merge,
+            ..self
+        }
+        .checked()
+    }
+
+    /// The same rules with another number of ids per second of video.
+    ///
+    /// # Errors
+    /// [`PositionIdsError::Parameter`] if it is not finite and above 0.
+    pub fn with_ids_per_second(self, ids_per_second: f64) -> Result<Self> {
+        Self {
+            ids_per_second: Some(ids_per_second),
+            ..self
+        }
+        .checked()
+    }
+
+    /// The same rules as a version of transformers applies them.
+    pub fn with_compatibility(self, compatibility: Compatibility) -> Self {
+        Self {
+            compatibility,
+            ..self
+        }
+    }
+
+    fn checked(self) -> Result<Self> {
+        let constants = [
+            ("spatial_merge_size", Some(self.spatial_merge as f64)),
+            ("temporal_merge_size", Some(self.temporal_merge as f64)),
+            ("ids per second", self.ids_per_second),
+            ("seconds_per_chunk", self.seconds_per_chunk),
+        ];
+        for (parameter, value) in constants {
+            if let Some(found) = value
+                && !(found.is_finite() && found > 0.0)
+            {
+                let expected = "a finite number above 0";
+                return Err(PositionIdsError::Parameter {
+                    parameter,
+                    expected,
+                    found,
+                }
+                .into());
+            }
+        }
+        Ok(self)
+    }
+}

@@ -1,0 +1,148 @@
+//! The oracle: rotation as a matrix, in f64, from the formulas alone. It shares nothing with the kernels, not even
+//! the lane map, and is as slow as it is plain.
+
+use crate::error::Result;
+use crate::positions::Positions;
+use crate::spec::{AxisLayout, Pairing, RotarySpec};
+
+/// A square matrix over the channels of a head, row by row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeadMatrix {
+    head_dim: usize,
+    values: Vec<f64>,
+}
+
+impl HeadMatrix {
+    /// The matrix M with y = M x for one token: the identity outside the rotated channels.
+    ///
+    /// # Errors
+    /// Those of [`RotarySpec::inv_freq`], and of positions for other axes.
+    ///
+    /// # Panics
+    /// If `token` is not one of the positions'.
+    pub fn new(
+        spec: &RotarySpec,
+        positions: &Positions,
+        token: usize,
+        seq_len: Option<u64>,
+    ) -> Result<Self> {
+        positions.expect_axes(spec.axes())?;
+        let (head_dim, rotary_dim) = (spec.head_dim(), spec.rotary_dim());
+        let pairs = rotary_dim / 2;
+        let mut matrix = Self {
+            head_dim,
+            values: vec![0.0; head_dim * head_dim],
+        };
+        for channel in 0..head_dim {
+            let rotated = spec.rotary_offset()..spec.rotary_offset() + rotary_dim;
+            if !rotated.contains(&channel) {
+                matrix.set(channel, channel, 1.0);
+            }
+        }
+        for j in 0..pairs {
+            let angle = |member: usize| -> Result<f64> {
+                let (axis, inv_freq) = lane(spec, j, member, seq_len)?;
+                Ok(f64::from(positions.axis(axis)[token]) * inv_freq)
+            };
+            let (first, second) = (angle(0)?, angle(1)?);
+            let ([in1, in2], [out1, out2]) = pair_channels(spec.pairing(), rotary_dim, j);
+            let o = spec.rotary_offset();
+            let scaling = spec.attention_scaling();
+            matrix.set(o + out1, o + in1, scaling * first.cos());
+            matrix.set(o + out1, o + in2, -scaling * first.sin());
+            matrix.set(o + out2, o + in1, scaling * second.sin());
+            matrix.set(o + out2, o + in2, scaling * second.cos());
+        }
+        Ok(matrix)
+    }
+
+    fn set(&mut self, row: usize, column: usize, value: f64) {
+        self.values[row * self.head_dim + column] = value;
+    }
+
+    /// The entry of a row and a column.
+    pub fn get(&self, row: usize, column: usize) -> f64 {
+        self.values[row * self.head_dim + column]
+    }
+
+    /// M x.
+    pub fn apply(&self, x: &[f64]) -> Vec<f64> {
+        (0..self.head_dim)
+            .map(|row| (0..self.head_dim).map(|c| self.get(row, c) * x[c]).sum())
+            .collect()
+    }
+
+    /// The transpose of M times g: the gradient of x from that of y.
+    pub fn apply_adjoint(&self, g: &[f64]) -> Vec<f64> {
+        (0..self.head_dim)
+            .map(|c| {
+                (0..self.head_dim)
+                    .map(|row| self.get(row, c) * g[row])
+                    .sum()
+            })
+            .collect()
+    }
+}
+
+/// The channels that pair `j` is read from and written to, counted within the rotated part.
+pub fn pair_channels(pairing: Pairing, rotary_dim: usize, j: usize) -> ([usize; 2], [usize; 2]) {
+    let (half, quarter) = (rotary_dim / 2, rotary_dim / 4);
+    match pairing {
+        Pairing::Half => ([j, j + half], [j, j + half]),
+        Pairing::Adjacent => ([2 * j, 2 * j + 1], [2 * j, 2 * j + 1]),
+        Pairing::Quarter => {
+            let first = if j < quarter { j } else { half + (j - quarter) };
+            ([first, first + quarter], [first, first + quarter])
+        }
+        Pairing::InterleaveHalf => ([2 * j, 2 * j + 1], [j, j + half]),
+    }
+}
+
+/// The axis and the inverse frequency of a pair's first (0) or second (1) member.
+fn lane(spec: &RotarySpec, j: usize, member: usize, seq_len: Option<u64>) -> Result<(usize, f64)> {
+    let pairs = spec.rotary_dim() / 2;
+    let whole = |axis: usize| -> Result<(usize, f64)> {
+        Ok((axis, spec.frequencies().inv_freq(2 * pairs, seq_len)?[j]))
+    };
+    let section_of = |sections: &[usize], mut at: usize, width: usize| {
+        for (axis, section) in sections.iter().enumerate() {
+            if at < section * width {
+                return (axis, at);
+            }
+            at -= section * width;
+        }
+        (0, at)
+    };
+    match spec.axis_layout() {
+        AxisLayout::Single => whole(0),
+        AxisLayout::Contiguous(sections) => whole(section_of(sections, j, 1).0),
+        AxisLayout::Striped(sections) => {
+            let mut axis = 0;
+            for (candidate, section) in sections.iter().enumerate().skip(1) {
+                let stripe = (candidate..sections.len() * section).step_by(sections.len());
+                if stripe.into_iter().any(|lane| lane == j) {
+                    axis = candidate;
+                }
+            }
+            whole(axis)
+        }
+        AxisLayout::Ernie(sections) => {
+            let (height, width) = (sections[0], sections[1]);
+            whole(if j >= height + width {
+                0
+            } else if j.is_multiple_of(2) {
+                1
+            } else {
+                2
+            })
+        }
+        AxisLayout::PerAxis(sections) => {
+            let (axis, i) = section_of(sections, j, 1);
+            Ok((
+                axis,
+                spec.frequencies().inv_freq(2 * sections[axis], seq_len)?[i],
+            ))
+        }
+        AxisLayout::PerChannel(sections) => whole(section_of(sections, j + member * pairs, 2).0),
+    }
+}

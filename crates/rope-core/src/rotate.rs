@@ -1,0 +1,552 @@
+//! The entry points: validate once, then run the kernels over tiles of tokens.
+
+#![allow(
+    unsafe_code,
+    reason = "hands validated views to the kernels as pointers; each block states what makes it sound"
+)]
+
+use core::mem::MaybeUninit;
+use core::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::angles::{Angles, check_table};
+use crate::element::{Element, Real};
+use crate::error::{Result, RopeError};
+use crate::kernels::InstructionSet;
+use crate::kernels::tile::{Access, Tile};
+use crate::layout::{HeadsLayout, HeadsMut, HeadsRef};
+use crate::parallel::Parallelism;
+use crate::spec::{Geometry, Pairing};
+
+/// Bytes of a task's workspace that live on its stack; wider heads take them from the heap.
+const STACK_BYTES: usize = 32 << 10;
+/// Coefficients of a tile stay within a third of a small first-level cache, beside the rows that they meet.
+const TILE_BYTES: usize = 12 << 10;
+
+/// Which way q and k go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// The rotation.
+    Forward,
+    /// Its transpose, which takes the gradients of the rotated q and k to those of q and k.
+    Adjoint,
+}
+
+impl Direction {
+    /// The other one: what the backward of an operation in this direction does.
+    pub fn transposed(self) -> Self {
+        match self {
+            Self::Forward => Self::Adjoint,
+            Self::Adjoint => Self::Forward,
+        }
+    }
+}
+
+/// A tensor to rotate: where it lies, or from one buffer into another.
+#[derive(Debug)]
+pub enum Operand<'a, E> {
+    /// Overwrites the tensor.
+    InPlace(HeadsMut<'a, E>),
+    /// Reads the first and writes the second, which has the same shape and may have other strides.
+    Into(HeadsRef<'a, E>, HeadsMut<'a, E>),
+}
+
+impl<'a, E> From<HeadsMut<'a, E>> for Operand<'a, E> {
+    fn from(x: HeadsMut<'a, E>) -> Self {
+        Self::InPlace(x)
+    }
+}
+
+impl<'a, E> From<(HeadsRef<'a, E>, HeadsMut<'a, E>)> for Operand<'a, E> {
+    fn from((from, to): (HeadsRef<'a, E>, HeadsMut<'a, E>)) -> Self {
+        Self::Into(from, to)
+    }
+}
+
+/// Rotates q and k, forward and backward, by given angles.
+///
+/// For each pair (x1, x2) with the angles' (c1, s1) and (c2, s2), which are equal unless the axis layout is per
+/// channel: y1 = c1 x1 - s1 x2, y2 = s2 x1 + c2 x2. The adjoint is that map's transpose:
+/// dx1 = c1 g1 + s2 g2, dx2 = c2 g2 - s1 g1; it needs no x.
+///
+/// # Shapes
+/// q and k may differ in heads. Angles serve `batch * seq` tokens, or `seq` tokens shared by the batch.
+///
+/// # Numerics
+/// f16 and bf16 are widened to f32, f32 and f64 kept. Two products, one sum, each rounded once, then one rounding
+/// on store: no contraction, so every instruction set, thread count and layout gives the same bits.
+///
+/// # Examples
+/// ```
+/// use rope_core::*;
+/// let spec = RotarySpec::builder(64).build()?;
+/// let angles = TokenAngles::<f32>::new(&spec, &Positions::text(1, 0, 10)?, None)?;
+/// let rotator = Rotator::new(spec.geometry(), angles.angles())?;
+/// let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 10, 4, 64);
+/// let mut q = vec![1f32; layout.elems()];
+/// rotator.rotate(HeadsMut::new(&mut q, layout)?, None)?;
+/// rotator.rotate_adjoint(HeadsMut::new(&mut q, layout)?, None)?;
+/// assert!(q.iter().all(|x| (x - 1.0).abs() < 1e-6)); // a rotation's adjoint is its inverse
+/// # Ok::<(), RopeError>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Rotator<'a, A: Real = f32> {
+    geometry: Geometry,
+    angles: Angles<'a, A>,
+    parallelism: Parallelism,
+    instructions: InstructionSet,
+}
+
+/// A tensor on its way through the kernel.
+struct Stream<E> {
+    src: *const E,
+    dst: *mut E,
+    src_layout: HeadsLayout,
+    dst_layout: HeadsLayout,
+}
+
+// SAFETY: tasks read and write the rows of disjoint token ranges (`run`), and the views that the pointers come from
+// outlive the call that the tasks run in; E itself is Send and Sync.
+unsafe impl<E: Element> Sync for Stream<E> {}
+
+impl<E: Element> Stream<E> {
+    fn new(operand: Operand<'_, E>, names: [&'static str; 2]) -> Result<Self> {
+        match operand {
+            Operand::InPlace(x) => {
+                let dst = x.data.as_mut_ptr();
+                Ok(Self {
+                    src: dst,
+                    dst,
+                    src_layout: x.layout,
+                    dst_layout: x.layout,
+                })
+            }
+            Operand::Into(from, to) => {
+                from.layout
+                    .check_same(&to.layout, names[0], names[1], true)?;
+                let (src, dst) = (from.data.as_ptr(), to.data.as_mut_ptr());
+                Ok(Self {
+                    src,
+                    dst,
+                    src_layout: from.layout,
+                    dst_layout: to.layout,
+                })
+            }
+        }
+    }
+}
+
+impl<'a, A: Real> Rotator<'a, A> {
+    /// Rotation with `geometry` by `angles`, split over threads by default, with the widest instructions there are.
+    ///
+    /// # Errors
+    /// [`RopeError::AngleLanes`] if a table was made for another rotation; [`RopeError::PositionAxes`] and
+    /// [`RopeError::TableTooShort`] if it does not serve its positions.
+    pub fn new(geometry: Geometry, angles: Angles<'a, A>) -> Result<Self> {
+        if let Angles::Table { table, positions } = angles {
+            let (expected, found) = (geometry.lanes(), table.lane_map().lanes().len());
+            if expected != found {
+                return Err(RopeError::AngleLanes { expected, found });
+            }
+            check_table(table, positions)?;
+        }
+        let (parallelism, instructions) = (Parallelism::default(), InstructionSet::best());
+        Ok(Self {
+            geometry,
+            angles,
+            parallelism,
+            instructions,
+        })
+    }
+
+    /// Chooses when and how far to split over threads.
+    pub fn with_parallelism(mut self, parallelism: Parallelism) -> Self {
+        self.parallelism = parallelism;
+        self
+    }
+
+    /// Chooses the instruction set; f64 has one kernel for all.
+    pub fn with_instructions(mut self, instructions: InstructionSet) -> Self {
+        self.instructions = instructions;
+        self
+    }
+
+    /// Rotates q, and k with it.
+    ///
+    /// # Errors
+    /// [`RopeError::ShapeMismatch`] if q, k, their destinations and the geometry disagree;
+    /// [`RopeError::PositionTokens`] or [`RopeError::AngleShape`] if the angles are for other tokens.
+    pub fn rotate<'x, E: Element<Acc = A>>(
+        &self,
+        q: impl Into<Operand<'x, E>>,
+        k: Option<Operand<'x, E>>,
+    ) -> Result<()> {
+        self.apply(Direction::Forward, q, k)
+    }
+
+    /// Takes the gradients of the rotated q and k to those of q and k.
+    ///
+    /// # Errors
+    /// As [`rotate`](Self::rotate).
+    pub fn rotate_adjoint<'x, E: Element<Acc = A>>(
+        &self,
+        dq: impl Into<Operand<'x, E>>,
+        dk: Option<Operand<'x, E>>,
+    ) -> Result<()> {
+        self.apply(Direction::Adjoint, dq, dk)
+    }
+
+    /// [`rotate`](Self::rotate) or [`rotate_adjoint`](Self::rotate_adjoint), by `direction`.
+    ///
+    /// # Errors
+    /// As [`rotate`](Self::rotate).
+    pub fn apply<'x, E: Element<Acc = A>>(
+        &self,
+        direction: Direction,
+        q: impl Into<Operand<'x, E>>,
+        k: Option<Operand<'x, E>>,
+    ) -> Result<()> {
+        let q = Stream::new(q.into(), ["q", "the rotated q"])?;
+        let k = k
+            .map(|k| Stream::new(k, ["k", "the rotated k"]))
+            .transpose()?;
+        self.run(q, k, direction)
+    }
+
+    /// The gradients of cos and sin, `[tokens, lanes]` each, summed over heads, over q and k, and over the batch where
+    /// it shares its angles. Only learned angles need them; they are why x would have to be kept.
+    ///
+    /// `q` and `k` are `(x, gradient of the rotated x)`. dcos and dsin are overwritten.
+    ///
+    /// # Numerics
+    /// summed in f64, sample by sample and head by head: the same bits for any number of threads
+    ///
+    /// # Errors
+    /// As [`rotate`](Self::rotate), with the tokens taken from dcos; [`RopeError::AngleShape`] if dcos and
+    /// dsin differ.
+    pub fn angle_gradients<E: Element<Acc = A>>(
+        &self,
+        q: (HeadsRef<'_, E>, HeadsRef<'_, E>),
+        k: Option<(HeadsRef<'_, E>, HeadsRef<'_, E>)>,
+        dcos: &mut [A],
+        dsin: &mut [A],
+    ) -> Result<()> {
+        self.check_shape(&q.0.layout, "q")?;
+        q.0.layout
+            .check_same(&q.1.layout, "q", "its gradient", true)?;
+        if let Some((k, dk)) = &k {
+            q.0.layout.check_same(&k.layout, "q", "k", false)?;
+            k.layout.check_same(&dk.layout, "k", "its gradient", true)?;
+        }
+        let (batch, seq) = (q.0.layout.batch, q.0.layout.seq);
+        let lanes = self.geometry.lanes();
+        let rows = angle_rows(dcos, dsin, lanes, batch, seq, ["dcos", "dsin"])?;
+        let (samples_per_row, pairs) = (
+            if rows == batch * seq { 1 } else { batch },
+            self.geometry.pairs(),
+        );
+        let mut sums = vec![[0f64; 2]; lanes];
+        for row in 0..rows {
+            sums.fill([0.0; 2]);
+            for sample in 0..samples_per_row {
+                let (b, s) = if samples_per_row == 1 {
+                    (row / seq, row % seq)
+                } else {
+                    (sample, row)
+                };
+                for (x, g) in core::iter::once(&q).chain(&k) {
+                    for head in 0..x.layout.heads {
+                        let (x, g) = (head_at(x, b, s, head), head_at(g, b, s, head));
+                        for j in 0..pairs {
+                            let [(x1, x2), (g1, g2)] = self.pair_values(x, g, j);
+                            let second = if self.geometry.per_channel() {
+                                pairs + j
+                            } else {
+                                j
+                            };
+                            sums[j][0] += g1 * x1;
+                            sums[j][1] -= g1 * x2;
+                            sums[second][0] += g2 * x2;
+                            sums[second][1] += g2 * x1;
+                        }
+                    }
+                }
+            }
+            for (lane, [c, s]) in sums.iter().enumerate() {
+                dcos[row * lanes + lane] = A::from_f64(*c);
+                dsin[row * lanes + lane] = A::from_f64(*s);
+            }
+        }
+        Ok(())
+    }
+
+    /// The members of pair `j` as the forward reads x and as it writes y.
+    fn pair_values<E: Element>(&self, x: &[E], g: &[E], j: usize) -> [(f64, f64); 2] {
+        let (pairs, offset) = (self.geometry.pairs(), self.geometry.rotary_offset());
+        let split = (j, j + pairs);
+        let zipped = (2 * j, 2 * j + 1);
+        let quarter = (
+            j + j / (pairs / 2).max(1) * (pairs / 2),
+            j + pairs / 2 + j / (pairs / 2).max(1) * (pairs / 2),
+        );
+        let (from, to) = match self.geometry.pairing() {
+            Pairing::Half => (split, split),
+            Pairing::Adjacent => (zipped, zipped),
+            Pairing::Quarter => (quarter, quarter),
+            Pairing::InterleaveHalf => (zipped, split),
+        };
+        let at = |row: &[E], i: usize| row[offset + i].widen().to_f64();
+        [(at(x, from.0), at(x, from.1)), (at(g, to.0), at(g, to.1))]
+    }
+
+    fn check_shape(&self, layout: &HeadsLayout, what: &'static str) -> Result<()> {
+        if layout.head_dim == self.geometry.head_dim() {
+            return Ok(());
+        }
+        Err(RopeError::ShapeMismatch {
+            left: "the rotation",
+            right: what,
+            dimension: "head_dim",
+            left_size: self.geometry.head_dim(),
+            right_size: layout.head_dim,
+        })
+    }
+
+    fn run<E: Element<Acc = A>>(
+        &self,
+        q: Stream<E>,
+        k: Option<Stream<E>>,
+        direction: Direction,
+    ) -> Result<()> {
+        self.check_shape(&q.src_layout, "q")?;
+        if let Some(k) = &k {
+            q.src_layout.check_same(&k.src_layout, "q", "k", false)?;
+        }
+        let (batch, seq) = (q.src_layout.batch, q.src_layout.seq);
+        let angle_tokens = self.check_angles(batch, seq)?;
+        let heads = q.src_layout.heads + k.as_ref().map_or(0, |k| k.src_layout.heads);
+        let bytes = batch * seq * heads * self.geometry.head_dim() * size_of::<E>();
+        let task = Task {
+            rotator: self,
+            q,
+            k,
+            direction,
+            angle_tokens,
+        };
+        self.parallelism
+            .for_each_range(batch * seq, bytes, |tokens| task.rotate(tokens));
+        Ok(())
+    }
+
+    /// Returns for how many tokens there are angles: all, or one sample's.
+    fn check_angles(&self, batch: usize, seq: usize) -> Result<usize> {
+        match self.angles {
+            Angles::Table { positions, .. } => {
+                let found = positions.tokens();
+                if found != batch * seq && found != seq {
+                    return Err(RopeError::PositionTokens { batch, seq, found });
+                }
+                Ok(found)
+            }
+            Angles::Tokens { cos, sin } => {
+                angle_rows(cos, sin, self.geometry.lanes(), batch, seq, ["cos", "sin"])
+            }
+        }
+    }
+}
+
+/// How many rows cos and sin hold: one per token of the batch, or one per token of a sample.
+fn angle_rows<A>(
+    cos: &[A],
+    sin: &[A],
+    lanes: usize,
+    batch: usize,
+    seq: usize,
+    names: [&'static str; 2],
+) -> Result<usize> {
+    let tokens = if cos.len() == seq * lanes {
+        seq
+    } else {
+        batch * seq
+    };
+    let expected = tokens * lanes;
+    for (what, found) in [(names[0], cos.len()), (names[1], sin.len())] {
+        if found != expected {
+            return Err(RopeError::AngleShape {
+                what,
+                found,
+                expected,
+                tokens,
+                lanes,
+            });
+        }
+    }
+    Ok(tokens)
+}
+
+fn head_at<'x, E>(x: &HeadsRef<'x, E>, b: usize, s: usize, head: usize) -> &'x [E] {
+    let strides = x.layout.strides;
+    let start = b * strides.batch + s * strides.seq + head * strides.head;
+    &x.data[start..start + x.layout.head_dim]
+}
+
+/// One call's work, shared by its threads.
+struct Task<'r, 'a, E: Element> {
+    rotator: &'r Rotator<'a, E::Acc>,
+    q: Stream<E>,
+    k: Option<Stream<E>>,
+    direction: Direction,
+    angle_tokens: usize,
+}
+
+impl<E: Element> Task<'_, '_, E> {
+    /// Rotates the tokens of a range, counted over the batch.
+    fn rotate(&self, tokens: Range<usize>) {
+        let geometry = self.rotator.geometry;
+        let coefficients = 2 * geometry.lanes();
+        let row_bytes = coefficients * size_of::<E::Acc>();
+        let scratch_bytes = geometry.rotary_dim() * size_of::<E>();
+        let tile_tokens = (TILE_BYTES / row_bytes).max(1);
+        let needed = tile_tokens * row_bytes + scratch_bytes;
+        // u64 keeps both parts aligned for any element.
+        let mut stack = [MaybeUninit::<u64>::uninit(); STACK_BYTES / 8];
+        let mut heap = Vec::new();
+        let workspace: *mut u64 = if needed <= STACK_BYTES {
+            stack.as_mut_ptr().cast()
+        } else {
+            heap.resize(needed.div_ceil(8), MaybeUninit::<u64>::uninit());
+            heap.as_mut_ptr().cast()
+        };
+        let rows: *mut E::Acc = workspace.cast();
+        // SAFETY: the workspace holds `tile_tokens` rows of coefficients, then a scratch row.
+        let scratch: *mut E = unsafe { rows.add(tile_tokens * coefficients) }.cast();
+
+        let seq = self.q.src_layout.seq;
+        let mut token = tokens.start;
+        while token < tokens.end {
+            let (b, s) = (token / seq, token % seq);
+            let count = tile_tokens.min(tokens.end - token).min(seq - s);
+            for i in 0..count {
+                // SAFETY: row i of the workspace, uniquely borrowed here, is `coefficients` values long; they are
+                // written before they are read.
+                let row = unsafe {
+                    core::slice::from_raw_parts_mut(
+                        rows.add(i * coefficients).cast::<MaybeUninit<E::Acc>>(),
+                        coefficients,
+                    )
+                };
+                self.coefficients((token + i) % self.angle_tokens, row);
+            }
+            for operand in core::iter::once(&self.q).chain(&self.k) {
+                let tile = self.tile(operand, b, s, count, rows, scratch);
+                let kernel = E::kernel(self.rotator.instructions);
+                // SAFETY: an `InstructionSet` exists only for instructions that the processor has. Views were checked
+                // to reach only into their buffers and, where written, to name each element once; source and
+                // destination are one view or a shared and an exclusive borrow. `Geometry` keeps the rotated part
+                // within the head and Quarter's pairs even. The coefficients of `count` tokens were just written, and
+                // `scratch` holds a row.
+                unsafe { kernel(&tile) };
+            }
+            token += count;
+        }
+    }
+
+    fn tile(
+        &self,
+        operand: &Stream<E>,
+        b: usize,
+        s: usize,
+        tokens: usize,
+        coefficients: *const E::Acc,
+        scratch: *mut E,
+    ) -> Tile<E> {
+        let geometry = self.rotator.geometry;
+        let (src, dst) = (operand.src_layout.strides, operand.dst_layout.strides);
+        let (segments, [read, write]) = match geometry.pairing() {
+            Pairing::Half => (1, [Access::Split; 2]),
+            Pairing::Adjacent => (1, [Access::Zipped; 2]),
+            Pairing::Quarter => (2, [Access::Split; 2]),
+            Pairing::InterleaveHalf => (1, [Access::Zipped, Access::Split]),
+        };
+        let [read, write] = if self.direction == Direction::Forward {
+            [read, write]
+        } else {
+            [write, read]
+        };
+        Tile {
+            // SAFETY: token (b, s) lies within the view, which was checked to reach only into its buffer.
+            src: unsafe { operand.src.add(b * src.batch + s * src.seq) },
+            // SAFETY: likewise.
+            dst: unsafe { operand.dst.add(b * dst.batch + s * dst.seq) },
+            tokens,
+            heads: operand.src_layout.heads,
+            token_strides: [src.seq, dst.seq],
+            head_strides: [src.head, dst.head],
+            head_dim: geometry.head_dim(),
+            offset: geometry.rotary_offset(),
+            pairs: geometry.pairs(),
+            segments,
+            read,
+            write,
+            shared: !geometry.per_channel(),
+            coefficients,
+            scratch,
+        }
+    }
+
+    /// Writes c1, s1 (and c2, s2 unless shared) of one token in the direction asked for: the adjoint swaps s1 and s2
+    /// and negates both.
+    fn coefficients(&self, token: usize, row: &mut [MaybeUninit<E::Acc>]) {
+        let pairs = self.rotator.geometry.pairs();
+        let lanes = self.rotator.geometry.lanes();
+        let adjoint = self.direction == Direction::Adjoint;
+        // Where lane `lane`'s cosine and sine go. Forward: c1 s1 [c2 s2] = cos\[..P\] sin\[..P\] [cos\[P..\] sin\[P..\]].
+        let (mut cos_at, mut sin_at) = ([0, 2 * pairs], [pairs, 3 * pairs]);
+        if adjoint && lanes > pairs {
+            sin_at.swap(0, 1);
+        }
+        if lanes == pairs {
+            (cos_at[1], sin_at[1]) = (0, 0);
+        }
+        let sign = |s: E::Acc| if adjoint { -s } else { s };
+        match self.rotator.angles {
+            Angles::Tokens { cos, sin } => {
+                let (cos, sin) = (
+                    &cos[token * lanes..][..lanes],
+                    &sin[token * lanes..][..lanes],
+                );
+                for (half, (cos, sin)) in cos
+                    .chunks_exact(pairs)
+                    .zip(sin.chunks_exact(pairs))
+                    .enumerate()
+                {
+                    for (to, c) in row[cos_at[half]..][..pairs].iter_mut().zip(cos) {
+                        to.write(*c);
+                    }
+                    for (to, s) in row[sin_at[half]..][..pairs].iter_mut().zip(sin) {
+                        to.write(sign(*s));
+                    }
+                }
+            }
+            Angles::Table { table, positions } => {
+                let columns = table.lane_map().frequencies();
+                let rows: [&[E::Acc]; crate::MAX_AXES] = core::array::from_fn(|axis| {
+                    let axis = axis.min(positions.axes() - 1);
+                    table
+                        .row(positions.axis(axis)[token] as usize)
+                        .unwrap_or(&[])
+                });
+                for (half, lanes) in table.lane_map().lanes().chunks_exact(pairs).enumerate() {
+                    for (j, lane) in lanes.iter().enumerate() {
+                        let from = rows[usize::from(lane.axis)];
+                        let column = lane.frequency as usize;
+                        row[cos_at[half] + j].write(from[column]);
+                        row[sin_at[half] + j].write(sign(from[columns + column]));
+                    }
+                }
+            }
+        }
+    }
+}

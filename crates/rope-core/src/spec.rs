@@ -1,0 +1,437 @@
+//! What a configuration says about rotation: validated once, then impossible to contradict.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, RopeError};
+use crate::frequencies::Frequencies;
+use crate::lanes::LaneMap;
+
+/// The widest head that the kernels index.
+pub const MAX_HEAD_DIM: usize = 1 << 16;
+/// The most position axes that a lane map carries.
+pub const MAX_AXES: usize = 4;
+
+/// Which channels of the rotated part form a pair; R is `rotary_dim`, P = R/2 the number of pairs.
+///
+/// Pairing says nothing about which axis drives which pair: see [`AxisLayout`]. Both are called
+/// "interleaved" in the wild.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pairing {
+    /// Channel j with j + P (GPT-NeoX, Llama, Qwen).
+    Half,
+    /// Channel 2j with 2j + 1 (GPT-J, GLM, ERNIE, Flux).
+    Adjacent,
+    /// Each half of the rotated part is paired by halves: j with j + R/4, and R/2 + j with 3R/4 + j
+    /// (CANN mode 2). Needs R divisible by 4.
+    Quarter,
+    /// Reads 2j with 2j + 1, writes j and j + P: the output is de-interleaved (CANN mode 3,
+    /// DeepSeek's rotation). The adjoint reads j with j + P and writes 2j and 2j + 1.
+    InterleaveHalf,
+}
+
+impl Pairing {
+    /// All pairings.
+    pub const ALL: [Pairing; 4] = [
+        Self::Half,
+        Self::Adjacent,
+        Self::Quarter,
+        Self::InterleaveHalf,
+    ];
+}
+
+/// Which position axis (T, H, W, ...) drives which frequency lane. Sections count pairs and sum to P.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AxisLayout {
+    /// One axis drives all lanes: text.
+    Single,
+    /// The first `sections[0]` lanes belong to axis 0, the next to axis 1, ... (Qwen2-VL `[16, 24, 24]`).
+    Contiguous(Vec<usize>),
+    /// Of n axes, lane j belongs to axis a = j mod n where 0 < a and j < n * sections\[a\], else to axis 0
+    /// (Qwen3-VL `[24, 20, 20]`, Qwen3.5 `[11, 11, 10]`).
+    Striped(Vec<usize>),
+    /// Sections in the order H, W, T: H and W alternate over the first lanes, T takes the rest, while
+    /// positions keep the order T, H, W (ERNIE-4.5-VL `[22, 22, 20]`).
+    Ernie(Vec<usize>),
+    /// Contiguous, and the frequencies restart on each axis: lane i of a section with s lanes turns at
+    /// theta^(-i/s) (vision towers, Flux, Wan).
+    PerAxis(Vec<usize>),
+    /// Sections, doubled, run over the R channels of (first members, second members), so the two members of
+    /// a pair may follow different axes: not a rotation then (HunyuanVL `[16, 16, 16, 16]`).
+    PerChannel(Vec<usize>),
+}
+
+impl AxisLayout {
+    /// The sections; none for [`AxisLayout::Single`].
+    pub fn sections(&self) -> &[usize] {
+        match self {
+            Self::Single => &[],
+            Self::Contiguous(s)
+            | Self::Striped(s)
+            | Self::Ernie(s)
+            | Self::PerAxis(s)
+            | Self::PerChannel(s) => s,
+        }
+    }
+
+    /// The number of position axes.
+    pub fn axes(&self) -> usize {
+        self.sections().len().max(1)
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Single => "AxisLayout::Single",
+            Self::Contiguous(_) => "AxisLayout::Contiguous",
+            Self::Striped(_) => "AxisLayout::Striped",
+            Self::Ernie(_) => "AxisLayout::Ernie",
+            Self::PerAxis(_) => "AxisLayout::PerAxis",
+            Self::PerChannel(_) => "AxisLayout::PerChannel",
+        }
+    }
+}
+
+/// Where the rotated channels lie in a head and how they pair: all that a kernel knows of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "RawGeometry", into = "RawGeometry")]
+pub struct Geometry {
+    raw: RawGeometry,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+struct RawGeometry {
+    head_dim: usize,
+    rotary_dim: usize,
+    rotary_offset: usize,
+    pairing: Pairing,
+    per_channel: bool,
+}
+
+impl TryFrom<RawGeometry> for Geometry {
+    type Error = RopeError;
+    fn try_from(raw: RawGeometry) -> Result<Self> {
+        Geometry::new(
+            raw.head_dim,
+            raw.rotary_dim,
+            raw.rotary_offset,
+            raw.pairing,
+            raw.per_channel,
+        )
+    }
+}
+
+impl From<Geometry> for RawGeometry {
+    fn from(geometry: Geometry) -> Self {
+        geometry.raw
+    }
+}
+
+impl Geometry {
+    /// Checks and keeps the geometry of a rotation.
+    ///
+    /// `per_channel` says that the two members of a pair have angles of their own.
+    ///
+    /// # Errors
+    /// [`RopeError::HeadDim`], [`RopeError::OddRotaryDim`], [`RopeError::RotaryOutsideHead`],
+    /// [`RopeError::PairingDivisibility`].
+    pub fn new(
+        head_dim: usize,
+        rotary_dim: usize,
+        rotary_offset: usize,
+        pairing: Pairing,
+        per_channel: bool,
+    ) -> Result<Self> {
+        if head_dim == 0 || head_dim > MAX_HEAD_DIM {
+            return Err(RopeError::HeadDim {
+                found: head_dim,
+                max: MAX_HEAD_DIM,
+            });
+        }
+        if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
+            return Err(RopeError::OddRotaryDim { found: rotary_dim });
+        }
+        if rotary_dim
+            .checked_add(rotary_offset)
+            .is_none_or(|end| end > head_dim)
+        {
+            return Err(RopeError::RotaryOutsideHead {
+                rotary_dim,
+                offset: rotary_offset,
+                head_dim,
+            });
+        }
+        if pairing == Pairing::Quarter && !rotary_dim.is_multiple_of(4) {
+            return Err(RopeError::PairingDivisibility {
+                pairing,
+                divisor: 4,
+                found: rotary_dim,
+            });
+        }
+        Ok(Self {
+            raw: RawGeometry {
+                head_dim,
+                rotary_dim,
+                rotary_offset,
+                pairing,
+                per_channel,
+            },
+        })
+    }
+
+    /// Channels of a head.
+    pub fn head_dim(&self) -> usize {
+        self.raw.head_dim
+    }
+    /// Rotated channels of a head.
+    pub fn rotary_dim(&self) -> usize {
+        self.raw.rotary_dim
+    }
+    /// First rotated channel of a head.
+    pub fn rotary_offset(&self) -> usize {
+        self.raw.rotary_offset
+    }
+    /// Which channels pair.
+    pub fn pairing(&self) -> Pairing {
+        self.raw.pairing
+    }
+    /// Whether the members of a pair have angles of their own.
+    pub fn per_channel(&self) -> bool {
+        self.raw.per_channel
+    }
+    /// Pairs of channels, `rotary_dim / 2`.
+    pub fn pairs(&self) -> usize {
+        self.raw.rotary_dim / 2
+    }
+    /// Angle lanes per token: `pairs`, or `rotary_dim` (first members, then second) when per channel.
+    pub fn lanes(&self) -> usize {
+        if self.raw.per_channel {
+            self.raw.rotary_dim
+        } else {
+            self.pairs()
+        }
+    }
+}
+
+/// Everything a configuration says about rotation.
+///
+/// Built by [`RotarySpec::builder`] or read from a Hugging Face configuration; validated once.
+///
+/// # Examples
+/// ```
+/// use rope_core::{AxisLayout, Pairing, RotarySpec};
+/// // Qwen2-VL's text decoder
+/// let spec = RotarySpec::builder(128)
+///     .pairing(Pairing::Half)
+///     .axes(AxisLayout::Contiguous(vec![16, 24, 24]))
+///     .theta(1_000_000.0)
+///     .build()?;
+/// assert_eq!(spec.axes(), 3);
+/// # Ok::<(), rope_core::RopeError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "RotarySpecBuilder", into = "RotarySpecBuilder")]
+pub struct RotarySpec {
+    geometry: Geometry,
+    axis_layout: AxisLayout,
+    frequencies: Frequencies,
+    attention_scaling: f64,
+    lane_map: Arc<LaneMap>,
+}
+
+impl RotarySpec {
+    /// Starts a specification for heads of `head_dim` channels: all of them rotated, paired by halves, on one
+    /// axis, theta 10,000.
+    pub fn builder(head_dim: usize) -> RotarySpecBuilder {
+        RotarySpecBuilder {
+            head_dim,
+            rotary_dim: None,
+            rotary_offset: 0,
+            pairing: Pairing::Half,
+            axis_layout: AxisLayout::Single,
+            theta: None,
+            frequencies: None,
+            attention_scaling: None,
+        }
+    }
+
+    /// What a kernel needs to know.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+    /// Channels of a head.
+    pub fn head_dim(&self) -> usize {
+        self.geometry.head_dim()
+    }
+    /// Rotated channels of a head.
+    pub fn rotary_dim(&self) -> usize {
+        self.geometry.rotary_dim()
+    }
+    /// First rotated channel of a head.
+    pub fn rotary_offset(&self) -> usize {
+        self.geometry.rotary_offset()
+    }
+    /// Which channels pair.
+    pub fn pairing(&self) -> Pairing {
+        self.geometry.pairing()
+    }
+    /// Which axis drives which lane.
+    pub fn axis_layout(&self) -> &AxisLayout {
+        &self.axis_layout
+    }
+    /// The number of position axes.
+    pub fn axes(&self) -> usize {
+        self.axis_layout.axes()
+    }
+    /// Theta and its scaling.
+    pub fn frequencies(&self) -> &Frequencies {
+        &self.frequencies
+    }
+    /// The factor on cos and sin, and so on the gradient.
+    pub fn attention_scaling(&self) -> f64 {
+        self.attention_scaling
+    }
+    /// Axis and frequency of each lane.
+    pub fn lane_map(&self) -> &Arc<LaneMap> {
+        &self.lane_map
+    }
+
+    /// The distinct inverse frequencies in radians per token, indexed by [`Lane::frequency`](crate::Lane).
+    ///
+    /// `seq_len` matters to scalings that depend on the length (dynamic, longrope); `None` means the length
+    /// that the model was trained for.
+    ///
+    /// # Errors
+    /// Those of [`Frequencies::inv_freq`].
+    pub fn inv_freq(&self, seq_len: Option<u64>) -> Result<Vec<f64>> {
+        let mut inv_freq = Vec::with_capacity(self.lane_map.frequencies());
+        for dims in self.lane_map.frequency_dims() {
+            inv_freq.extend(self.frequencies.inv_freq(*dims, seq_len)?);
+        }
+        Ok(inv_freq)
+    }
+}
+
+/// Collects a [`RotarySpec`]; nothing is checked before [`build`](Self::build).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RotarySpecBuilder {
+    head_dim: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rotary_dim: Option<usize>,
+    #[serde(default)]
+    rotary_offset: usize,
+    pairing: Pairing,
+    axis_layout: AxisLayout,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    theta: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    frequencies: Option<Frequencies>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    attention_scaling: Option<f64>,
+}
+
+impl RotarySpecBuilder {
+    /// Rotates `rotary_dim` channels of each head; the others pass through bit for bit.
+    pub fn rotary_dim(mut self, rotary_dim: usize) -> Self {
+        self.rotary_dim = Some(rotary_dim);
+        self
+    }
+    /// Rotates the channels from `rotary_offset` on.
+    pub fn rotary_offset(mut self, rotary_offset: usize) -> Self {
+        self.rotary_offset = rotary_offset;
+        self
+    }
+    /// Which channels pair.
+    pub fn pairing(mut self, pairing: Pairing) -> Self {
+        self.pairing = pairing;
+        self
+    }
+    /// Which axis drives which lane.
+    pub fn axes(mut self, axis_layout: AxisLayout) -> Self {
+        self.axis_layout = axis_layout;
+        self
+    }
+    /// Unscaled frequencies with this base.
+    pub fn theta(mut self, theta: f64) -> Self {
+        self.theta = Some(theta);
+        self.frequencies = None;
+        self
+    }
+    /// Scaled frequencies.
+    pub fn frequencies(mut self, frequencies: Frequencies) -> Self {
+        self.frequencies = Some(frequencies);
+        self.theta = None;
+        self
+    }
+    /// Replaces the factor on cos and sin that the frequency scaling implies.
+    pub fn attention_scaling(mut self, attention_scaling: f64) -> Self {
+        self.attention_scaling = Some(attention_scaling);
+        self
+    }
+
+    /// Checks everything and compiles the lane map.
+    ///
+    /// # Errors
+    /// Those of [`Geometry::new`], [`RopeError::SectionCount`], [`RopeError::SectionSum`],
+    /// [`RopeError::SectionsNotRealisable`], [`RopeError::Theta`], [`RopeError::AttentionScaling`].
+    pub fn build(self) -> Result<RotarySpec> {
+        let rotary_dim = self
+            .rotary_dim
+            .unwrap_or_else(|| self.head_dim.saturating_sub(self.rotary_offset));
+        let per_channel = matches!(self.axis_layout, AxisLayout::PerChannel(_));
+        let geometry = Geometry::new(
+            self.head_dim,
+            rotary_dim,
+            self.rotary_offset,
+            self.pairing,
+            per_channel,
+        )?;
+        let lane_map = LaneMap::new(&self.axis_layout, geometry.pairs())?;
+        let frequencies = match self.frequencies {
+            Some(frequencies) => frequencies,
+            None => Frequencies::new(self.theta.unwrap_or(10_000.0))?,
+        };
+        let attention_scaling = self
+            .attention_scaling
+            .unwrap_or_else(|| frequencies.attention_scaling());
+        if !(attention_scaling.is_finite() && attention_scaling > 0.0) {
+            return Err(RopeError::AttentionScaling {
+                found: attention_scaling,
+            });
+        }
+        let spec = RotarySpec {
+            geometry,
+            axis_layout: self.axis_layout,
+            frequencies,
+            attention_scaling,
+            lane_map: Arc::new(lane_map),
+        };
+        // A scaling whose factor lists do not fit this many lanes shows here, not at the first step.
+        spec.inv_freq(None)?;
+        Ok(spec)
+    }
+}
+
+impl TryFrom<RotarySpecBuilder> for RotarySpec {
+    type Error = RopeError;
+    fn try_from(builder: RotarySpecBuilder) -> Result<Self> {
+        builder.build()
+    }
+}
+
+impl From<RotarySpec> for RotarySpecBuilder {
+    fn from(spec: RotarySpec) -> Self {
+        Self {
+            head_dim: spec.head_dim(),
+            rotary_dim: Some(spec.rotary_dim()),
+            rotary_offset: spec.rotary_offset(),
+            pairing: spec.pairing(),
+            axis_layout: spec.axis_layout,
+            theta: None,
+            frequencies: Some(spec.frequencies),
+            attention_scaling: Some(spec.attention_scaling),
+        }
+    }
+}

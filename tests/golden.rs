@@ -1,0 +1,593 @@
+//! Every engine against the vectors of Hugging Face transformers, and every way in which a file can be wrong.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use rope_check::buffer::{Buffer, DType};
+use rope_check::engine::{Case, Engine, EngineError, host_engines};
+use rope_check::golden::{Artifact, GoldenError, GoldenVectors, Row};
+use rope_core::hf::ConfigError;
+use rope_core::{Direction, RopeError};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+
+const LLAMA: &str = "llama_rope_half.safetensors";
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+}
+
+fn read(name: &str) -> Vec<u8> {
+    std::fs::read(fixtures().join(name)).expect("fixture is there")
+}
+
+/// Compares with the portable kernel, which has every element type.
+fn rows(vectors: &GoldenVectors) -> Vec<Row> {
+    rows_of(vectors, &host_engines()[..1])
+}
+
+/// Compares with each engine that has the element type.
+fn rows_of(vectors: &GoldenVectors, engines: &[Box<dyn Engine>]) -> Vec<Row> {
+    let mut rows = vectors.compare_angles().expect("angles compare");
+    for engine in engines {
+        for dtype in DType::ALL
+            .into_iter()
+            .filter(|dtype| engine.supports(*dtype))
+        {
+            rows.extend(vectors.compare(&**engine, dtype).expect("engine runs"));
+        }
+    }
+    rows
+}
+
+fn failures(rows: &[Row]) -> Vec<&Row> {
+    rows.iter().filter(|row| !row.pass).collect()
+}
+
+/// A file as its parts, to be put together differently.
+#[derive(Clone)]
+struct Parts {
+    metadata: HashMap<String, String>,
+    tensors: HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
+}
+
+impl Parts {
+    fn of(name: &str) -> Self {
+        let bytes = read(name);
+        let (_, header) = SafeTensors::read_metadata(&bytes).expect("fixture parses");
+        let tensors = SafeTensors::deserialize(&bytes).expect("fixture parses");
+        let part = |view: TensorView| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+        Self {
+            metadata: header.metadata().clone().expect("fixture has metadata"),
+            tensors: tensors
+                .tensors()
+                .into_iter()
+                .map(|(name, view)| (name, part(view)))
+                .collect(),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let views = self.tensors.iter().map(|(name, (dtype, shape, data))| {
+            let view = TensorView::new(*dtype, shape.clone(), data).expect("data fits shape");
+            (name, view)
+        });
+        safetensors::serialize(views, Some(self.metadata.clone())).expect("parts serialise")
+    }
+
+    fn vectors(&self) -> Result<GoldenVectors, GoldenError> {
+        GoldenVectors::read(&self.bytes())
+    }
+
+    fn error(&self) -> GoldenError {
+        match self.vectors() {
+            Ok(vectors) => vectors.compare_angles().expect_err("file is refused"),
+            Err(error) => error,
+        }
+    }
+
+    fn state(mut self, key: &str, value: &str) -> Self {
+        self.metadata.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    fn without(mut self, name: &str) -> Self {
+        let removed = self.tensors.remove(name).is_some() | self.metadata.remove(name).is_some();
+        assert!(removed, "{name} was there");
+        self
+    }
+
+    fn tensor(&mut self, name: &str) -> &mut (Dtype, Vec<usize>, Vec<u8>) {
+        self.tensors.get_mut(name).expect("tensor is there")
+    }
+
+    fn reshape(mut self, name: &str, shape: &[usize]) -> Self {
+        self.tensor(name).1 = shape.to_vec();
+        self
+    }
+
+    /// Changes f64 elements.
+    fn map_f64(mut self, name: &str, change: impl Fn(usize, f64) -> f64) -> Self {
+        let (chunks, rest) = self.tensor(name).2.as_chunks_mut::<8>();
+        assert!(rest.is_empty());
+        for (i, chunk) in chunks.iter_mut().enumerate() {
+            *chunk = change(i, f64::from_le_bytes(*chunk)).to_le_bytes();
+        }
+        self
+    }
+
+    /// Multiplies bf16 elements by a power of two, which is exact.
+    fn scale_bf16(mut self, name: &str, factor: f32) -> Self {
+        for chunk in self.tensor(name).2.as_chunks_mut::<2>().0 {
+            let value = half::bf16::from_le_bytes(*chunk).to_f32() * factor;
+            *chunk = half::bf16::from_f32(value).to_le_bytes();
+        }
+        self
+    }
+}
+
+#[test]
+fn every_engine_meets_every_vector_forward_and_backward() {
+    let mut files = 0;
+    let engines = host_engines();
+    for entry in fixtures().read_dir().expect("fixtures are there") {
+        let path = entry.expect("entry reads").path();
+        let Artifact::Vectors(vectors) = Artifact::open(&path).expect("fixture is golden or other")
+        else {
+            continue;
+        };
+        files += 1;
+        let rows = rows_of(&vectors, &engines);
+        assert_eq!(failures(&rows), Vec::<&Row>::new(), "{}", path.display());
+        for engine in &engines {
+            for dtype in DType::ALL
+                .into_iter()
+                .filter(|dtype| engine.supports(*dtype))
+            {
+                let compared: BTreeSet<&str> = rows
+                    .iter()
+                    .filter(|row| row.engine == engine.name() && row.dtype == dtype)
+                    .map(|row| &row.tensor[..])
+                    .collect();
+                let expected = BTreeSet::from(["q_out", "k_out", "dq", "dk"]);
+                assert_eq!(compared, expected, "{} {dtype:?}", engine.name());
+            }
+        }
+    }
+    assert_eq!(files, 10);
+}
+
+/// The bounds that the project promises, not those that the comparison derives.
+#[test]
+fn tolerances_of_the_fixtures_are_the_promised_ones() {
+    for (name, f64_bound) in [
+        (LLAMA, 3e-11),
+        ("llama_rope_half_longpos.safetensors", 1e-8),
+    ] {
+        for row in rows(&GoldenVectors::read(&read(name)).expect("fixture reads")) {
+            let rotated = !["angles", "frequencies"].contains(&&row.engine[..]);
+            match row.dtype {
+                DType::F32 if rotated => assert_eq!(row.tolerance, 2e-6, "{row:?}"),
+                DType::F64 if rotated => assert!(row.tolerance < f64_bound, "{row:?}"),
+                // Results are below 8, where half a unit of bf16 is 2^-7.
+                DType::Bf16 => assert!(row.tolerance <= 2f64.powi(-6) + 2.001e-6, "{row:?}"),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn every_frequency_table_is_met_and_an_altered_one_is_not() {
+    let path = fixtures().join("inv_freq_tables.json");
+    let Ok(Artifact::Tables(tables)) = Artifact::open(&path) else {
+        panic!("the tables are tables");
+    };
+    let rows = tables.compare().expect("parameters make frequencies");
+    assert_eq!(rows.len(), 14);
+    assert_eq!(failures(&rows), Vec::<&Row>::new());
+
+    let text = std::fs::read_to_string(&path).expect("tables read");
+    let mut json: serde_json::Value = serde_json::from_str(&text).expect("tables parse");
+    let scaling = &mut json["cases"][7]["attention_scaling"];
+    *scaling = (scaling.as_f64().expect("a number") * (1.0 + 2e-7)).into();
+    let frequency = &mut json["cases"][12]["inv_freq_f64"][40];
+    *frequency = (frequency.as_f64().expect("a number") * (1.0 - 2e-7)).into();
+    let Ok(Artifact::Tables(altered)) = Artifact::open(&scratch("altered.json", json.to_string()))
+    else {
+        panic!("still tables");
+    };
+    let rows = altered.compare().expect("parameters make frequencies");
+    let named: Vec<_> = failures(&rows)
+        .iter()
+        .map(|row| {
+            (
+                &row.tensor[..],
+                row.worst.as_ref().map(|worst| &worst.at[..]),
+            )
+        })
+        .collect();
+    let expected = [
+        ("yarn_gpt_oss_32_notrunc", Some("attention_scaling")),
+        ("llama3_1_8", Some("inv_freq[40]")),
+    ];
+    assert_eq!(named, expected);
+}
+
+#[test]
+fn one_altered_value_fails_and_is_named() {
+    // [1, 1, 7, 100] of [2, 2, 24, 128], and the same of k with its one head.
+    for (name, at, index) in [
+        ("q_out", 10_212, "[1, 1, 7, 100]"),
+        ("k_out", 4_068, "[1, 0, 7, 100]"),
+        ("dq", 10_212, "[1, 1, 7, 100]"),
+        ("dk", 4_068, "[1, 0, 7, 100]"),
+        ("cos", 4_068, "[1, 7, 100]"),
+        ("sin", 4_068, "[1, 7, 100]"),
+    ] {
+        let alter = |i: usize, value: f64| if i == at { value + 5e-6 } else { value };
+        let parts = Parts::of(LLAMA).map_f64(&format!("{name}.f64"), alter);
+        let rows = rows(&parts.vectors().expect("file reads"));
+        for row in rows
+            .iter()
+            .filter(|row| matches!(row.dtype, DType::F32 | DType::F64))
+        {
+            assert_eq!(row.pass, row.tensor != name, "{row:?}");
+            assert_eq!(
+                row.worst.as_ref().map(|worst| &worst.at[..]),
+                (!row.pass).then_some(index)
+            );
+        }
+    }
+}
+
+#[test]
+fn tolerances_grow_with_inputs_and_attention_scaling_and_no_further() {
+    const FACTOR: f64 = 64.0;
+    // LongRoPE with factors of one leaves the frequencies and scales cos and sin: the truth is known without a new dump.
+    let parameters = serde_json::json!({
+        "rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, "attention_factor": FACTOR,
+        "original_max_position_embeddings": 1 << 21, "short_factor": vec![1.0; 64], "long_factor": vec![2.0; 64],
+    });
+    let grown = |parts: Parts, names: &[&str]| {
+        names.iter().fold(parts, |parts, name| {
+            parts.map_f64(name, |_, value| value * FACTOR)
+        })
+    };
+    let results = ["q_out.f64", "k_out.f64", "dq.f64", "dk.f64"];
+    let scaled = grown(Parts::of(LLAMA), &results)
+        .state("rope_parameters", &parameters.to_string())
+        .state("attention_scaling", &FACTOR.to_string());
+    let scaled = grown(scaled, &["cos.f64", "sin.f64"]);
+    let large = ["q.bf16", "k.bf16", "gq.bf16", "gk.bf16"]
+        .iter()
+        .fold(Parts::of(LLAMA), |parts, name| {
+            parts.scale_bf16(name, FACTOR as f32)
+        });
+    let large = grown(large, &results);
+    // Of the per-channel layout, whose adjoint mixes two angles.
+    let per_channel = ["q.bf16", "k.bf16", "gq.bf16", "gk.bf16"].iter().fold(
+        Parts::of("hunyuan_vl_xdrope_16x4.safetensors"),
+        |parts, name| parts.scale_bf16(name, FACTOR as f32),
+    );
+    let per_channel = grown(per_channel, &results);
+    for parts in [scaled, large, per_channel] {
+        let engines = host_engines();
+        let rows_of = |parts: &Parts| rows_of(&parts.vectors().expect("file reads"), &engines);
+        assert_eq!(failures(&rows_of(&parts)), Vec::<&Row>::new());
+        let wrong = |i: usize, value: f64| {
+            if i == 99 {
+                value + 4e-6 * FACTOR
+            } else {
+                value
+            }
+        };
+        let altered = rows_of(&parts.clone().map_f64("dq.f64", wrong));
+        for row in altered.iter().filter(|row| row.dtype == DType::F32) {
+            assert_eq!(row.pass, row.tensor != "dq", "{row:?}");
+        }
+    }
+}
+
+#[test]
+fn inputs_that_a_type_does_not_hold_widen_its_tolerance_only() {
+    // Subnormal in f16.
+    let tiny = Parts::of(LLAMA).scale_bf16("q.bf16", 2f32.powi(-20));
+    let tiny = tiny.map_f64("q_out.f64", |_, value| value * 2f64.powi(-20));
+    let rows = rows(&tiny.vectors().expect("file reads"));
+    assert_eq!(failures(&rows), Vec::<&Row>::new());
+    for row in rows.iter().filter(|row| row.tensor == "q_out") {
+        assert!(row.tolerance < 2.3e-6, "{row:?}");
+    }
+}
+
+#[test]
+fn parts_may_be_absent_in_pairs() {
+    let names = |parts: Parts| -> BTreeSet<String> {
+        let rows = rows(&parts.vectors().expect("file reads"));
+        assert_eq!(failures(&rows), Vec::<&Row>::new());
+        let rotated = |row: &&Row| !["angles", "frequencies"].contains(&&row.engine[..]);
+        rows.iter()
+            .filter(rotated)
+            .map(|row| row.tensor.clone())
+            .collect()
+    };
+    let bare = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let no_k = Parts::of(LLAMA).without("k.bf16").without("gk.bf16");
+    assert_eq!(names(no_k.clone()), bare(&["q_out", "dq"]));
+    assert_eq!(names(no_k.without("gq.bf16")), bare(&["q_out"]));
+    let forward = Parts::of(LLAMA).without("gq.bf16").without("gk.bf16");
+    assert_eq!(names(forward), bare(&["q_out", "k_out"]));
+    let mixed = Parts::of(LLAMA).without("gk.bf16");
+    assert_eq!(names(mixed), bare(&["q_out", "k_out", "dq"]));
+}
+
+#[test]
+fn positions_are_read_in_every_shape_of_the_field() {
+    let vision = "qwen2_vl_vision_axial2d.safetensors";
+    let mut by_axis = Parts::of(vision);
+    let ids = &mut by_axis.tensor("position_ids").2;
+    let (height, width): (Vec<_>, Vec<_>) = ids
+        .as_chunks::<16>()
+        .0
+        .iter()
+        .map(|pair| pair.split_at(8))
+        .unzip();
+    *ids = [height.concat(), width.concat()].concat();
+    let by_axis = by_axis.reshape("position_ids", &[2, 40]);
+    let with_axis = Parts::of(LLAMA).reshape("position_ids", &[1, 2, 24]);
+    for parts in [by_axis, with_axis] {
+        assert_eq!(
+            failures(&rows(&parts.vectors().expect("file reads"))),
+            Vec::<&Row>::new()
+        );
+    }
+}
+
+#[test]
+fn a_truncated_file_is_refused_wherever_it_ends() {
+    let whole = read(LLAMA);
+    for length in [0, 5, 8, 100, 4_000, whole.len() / 2, whole.len() - 1] {
+        let path = scratch(&format!("truncated_{length}.safetensors"), &whole[..length]);
+        let error = Artifact::open(&path).expect_err("file is refused");
+        assert!(
+            matches!(error, GoldenError::Container { .. }),
+            "{length}: {error}"
+        );
+        assert!(
+            error.to_string().contains("copy or dump it again"),
+            "{error}"
+        );
+    }
+    let json = std::fs::read(fixtures().join("inv_freq_tables.json")).expect("tables read");
+    let path = scratch("truncated.json", &json[..json.len() - 2]);
+    assert!(matches!(
+        Artifact::open(&path),
+        Err(GoldenError::Json { .. })
+    ));
+    let path = scratch(
+        "incomplete.json",
+        r#"{"cases": [{"name": "x", "rope_parameters": {}}]}"#,
+    );
+    let error = Artifact::open(&path)
+        .expect_err("a field is missing")
+        .to_string();
+    assert!(error.contains("missing field `head_dim`"), "{error}");
+    let missing = Artifact::open(&fixtures().join("no_such.safetensors"));
+    assert!(matches!(missing, Err(GoldenError::Io(_))));
+}
+
+#[test]
+fn incomplete_metadata_is_named() {
+    for key in ["model_type", "component", "rope_parameters"] {
+        let error = Parts::of(LLAMA).without(key).error();
+        assert!(
+            matches!(error, GoldenError::MissingMetadata { key: found, .. } if found == key),
+            "{error}"
+        );
+    }
+    for (key, value) in [
+        ("layout", "[B,D,H,S]"),
+        ("head_dim", "wide"),
+        ("seq_len", "-1"),
+        ("attention_scaling", "one"),
+    ] {
+        let error = Parts::of(LLAMA).state(key, value).error();
+        assert!(
+            matches!(&error, GoldenError::Metadata { key: at, found, .. } if *at == key && found == value),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_file_without_a_tensor_says_which_and_what_there_is() {
+    for (removed, name) in [
+        (&["position_ids"][..], "position_ids"),
+        (&["q.bf16"], "q.{f64,f32,f16,bf16}"),
+        (&["k_out.f64", "k_out.f32"], "k_out.{f64,f32}"),
+        (&["dq.f64", "dq.f32"], "dq.{f64,f32}"),
+        (&["gq.bf16"], "gq"),
+    ] {
+        let parts = removed
+            .iter()
+            .fold(Parts::of(LLAMA), |parts, name| parts.without(name));
+        let error = parts.error();
+        assert!(
+            matches!(&error, GoldenError::MissingTensor { name: at, found, .. }
+                if at == name && found.contains("inv_freq.f64")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn wrong_shapes_and_types_are_named() {
+    let shapes = [
+        ("q.bf16", &[2, 48, 128][..]),
+        ("q.bf16", &[2, 2, 48, 64]),
+        ("k.bf16", &[48, 128]),
+        ("k_out.f64", &[2, 24, 1, 128]),
+        ("gq.bf16", &[2, 24, 2, 128]),
+        ("dk.f64", &[1, 2, 24, 128]),
+        ("cos.f64", &[2, 48, 64]),
+        ("sin.f64", &[2, 12, 256]),
+        ("position_ids", &[48]),
+        ("position_ids", &[2, 2, 12]),
+        ("position_ids", &[24, 2]),
+    ];
+    for (name, shape) in shapes {
+        let error = Parts::of(LLAMA).reshape(name, shape).error();
+        assert!(
+            matches!(&error, GoldenError::TensorShape { name: at, found, .. }
+                if name.starts_with(&at[..]) && found == shape),
+            "{name} {shape:?}: {error}"
+        );
+    }
+    let axes = Parts::of("qwen2_vl_mrope_16_24_24.safetensors").state("model_type", "hunyuan_vl");
+    let parameters = r#"{"rope_theta": 10000.0, "mrope_section": [16, 16, 16, 16]}"#;
+    let error = axes.state("rope_parameters", parameters).error();
+    assert!(
+        error.to_string().contains("expected [4, 2, 24] or [4, 24]"),
+        "{error}"
+    );
+    for (name, dtype) in [("position_ids", Dtype::F64), ("q_out.f64", Dtype::I64)] {
+        let mut parts = Parts::of(LLAMA);
+        parts.tensor(name).0 = dtype;
+        let error = parts.error();
+        assert!(
+            matches!(&error, GoldenError::TensorType { name: at, .. } if at == name),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn metadata_that_make_no_rotation_are_refused() {
+    let unknown = Parts::of(LLAMA)
+        .state("model_type", "no_such_model")
+        .error();
+    assert!(
+        matches!(&unknown, GoldenError::Rope(RopeError::Config(ConfigError::UnknownModelType { found, .. }))
+            if found == &["no_such_model"]),
+        "{unknown}"
+    );
+    let component = Parts::of(LLAMA).state("component", "audio").error();
+    assert!(
+        matches!(
+            component,
+            GoldenError::Rope(RopeError::Config(ConfigError::UnknownComponent { .. }))
+        ),
+        "{component}"
+    );
+    let broken = Parts::of(LLAMA).state("rope_parameters", "{").error();
+    assert!(
+        matches!(
+            broken,
+            GoldenError::Rope(RopeError::Config(ConfigError::Json { .. }))
+        ),
+        "{broken}"
+    );
+    let mut negative = Parts::of(LLAMA);
+    negative.tensor("position_ids").2[..8].copy_from_slice(&(-1i64).to_le_bytes());
+    assert!(matches!(
+        negative.error(),
+        GoldenError::Rope(RopeError::PositionOutOfRange {
+            found: -1,
+            axis: 0,
+            token: 0
+        })
+    ));
+}
+
+/// A model read as another one fails, so the comparison sees pairing, axis layout and frequencies.
+#[test]
+fn a_wrong_rotation_is_seen() {
+    for (file, model_type, parameters) in [
+        (LLAMA, "cohere", r#"{"rope_theta": 10000.0}"#),
+        (LLAMA, "llama", r#"{"rope_theta": 10001.0}"#),
+        (
+            "qwen2_vl_mrope_16_24_24.safetensors",
+            "qwen3_vl",
+            r#"{"rope_theta": 1000000.0, "mrope_section": [24, 20, 20]}"#,
+        ),
+    ] {
+        let parts = Parts::of(file)
+            .state("model_type", model_type)
+            .state("rope_parameters", parameters);
+        for row in rows(&parts.vectors().expect("file reads")) {
+            let rotated = !["angles", "frequencies"].contains(&&row.engine[..]);
+            assert!(!(rotated && row.pass), "{file} as {model_type}: {row:?}");
+        }
+    }
+}
+
+/// An engine of which something is wrong.
+struct Broken(fn(Direction) -> Result<Direction, EngineError>);
+
+impl Engine for Broken {
+    fn name(&self) -> String {
+        "broken".into()
+    }
+
+    fn supports(&self, _: DType) -> bool {
+        true
+    }
+
+    fn apply(
+        &self,
+        case: &Case,
+        direction: Direction,
+        q: &Buffer,
+        k: Option<&Buffer>,
+    ) -> Result<(Buffer, Option<Buffer>), EngineError> {
+        let engine = host_engines().swap_remove(0);
+        engine.apply(case, (self.0)(direction)?, q, k)
+    }
+}
+
+#[test]
+fn broken_engines_are_seen() {
+    let vectors = GoldenVectors::read(&read(LLAMA)).expect("fixture reads");
+    let forward_twice = Broken(|_| Ok(Direction::Forward));
+    for dtype in DType::ALL {
+        for row in vectors.compare(&forward_twice, dtype).expect("engine runs") {
+            assert_eq!(row.pass, row.tensor.ends_with("_out"), "{row:?}");
+        }
+    }
+    let failing = Broken(|_| Err(EngineError::Burn("out of cheese".into())));
+    let error = vectors
+        .compare(&failing, DType::F32)
+        .expect_err("engine fails");
+    assert!(
+        matches!(&error, GoldenError::Engine { engine, .. } if engine == "broken"),
+        "{error}"
+    );
+}
+
+#[test]
+fn every_fixture_is_in_the_manifest() {
+    let manifest = std::fs::read_to_string(fixtures().join("MANIFEST")).expect("manifest reads");
+    let listed: BTreeSet<&str> = manifest
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split('\t').next())
+        .collect();
+    let files: BTreeSet<String> = fixtures()
+        .read_dir()
+        .expect("fixtures are there")
+        .map(|entry| entry.expect("entry reads").path())
+        .filter(|path| path.is_file() && !path.ends_with("MANIFEST"))
+        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+        .collect();
+    assert_eq!(
+        files.iter().map(|name| &name[..]).collect::<BTreeSet<_>>(),
+        listed
+    );
+}
+
+fn scratch(name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, contents).expect("scratch file is written");
+    path
+}
