@@ -141,6 +141,16 @@ pub enum AscendError {
         /// The compiler's log.
         log: String,
     },
+    /// The rotary kernels could not be had for this device.
+    #[error("no rotary kernels for {device}: {reason}; {remedy}")]
+    NoKernels {
+        /// The device.
+        device: String,
+        /// What was tried and failed.
+        reason: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
     /// One token's data does not fit the unified buffer.
     #[error(
         "{needed_bytes} bytes of unified buffer are needed for one row, the device has {available_bytes}"

@@ -117,6 +117,8 @@ pub struct Api {
     pub rtc: Result<AclRtc, LoadError>,
     /// Where the runtime was found.
     pub origin: String,
+    /// The files that were opened, each with its role.
+    pub opened: Vec<(&'static str, PathBuf)>,
     _libraries: Vec<Library>,
 }
 
@@ -140,6 +142,7 @@ impl Api {
                 }
             })?;
         let mut libraries = vec![runtime];
+        let mut opened = vec![(RUNTIME.role, path)];
         let meta = open(DESCRIPTORS, folder).and_then(|(library, path)| {
             // SAFETY: as above.
             let table =
@@ -150,9 +153,10 @@ impl Api {
                     }
                 });
             libraries.push(library);
+            opened.push((DESCRIPTORS.role, path));
             table
         });
-        let operators: Vec<Library> = OPERATORS
+        let operators: Vec<(Library, PathBuf)> = OPERATORS
             .names
             .iter()
             .filter_map(|name| {
@@ -160,17 +164,20 @@ impl Api {
                     .into_iter()
                     .filter(|path| path.ends_with(name))
                     // SAFETY: as in `open`.
-                    .find_map(|path| unsafe { Library::new(path) }.ok())
+                    .find_map(|path| Some((unsafe { Library::new(&path) }.ok()?, path)))
             })
             .collect();
         let ops = load_ops(&mut |name| {
             operators
                 .iter()
-                .map(|library| address(library, name))
+                .map(|(library, _)| address(library, name))
                 .find(|p| !p.is_null())
                 .unwrap_or(std::ptr::null())
         });
-        libraries.extend(operators);
+        for (library, path) in operators {
+            libraries.push(library);
+            opened.push((OPERATORS.role, path));
+        }
         let rtc = open(COMPILER, folder).and_then(|(library, path)| {
             // SAFETY: as above.
             let table =
@@ -181,6 +188,7 @@ impl Api {
                     }
                 });
             libraries.push(library);
+            opened.push((COMPILER.role, path));
             table
         });
         Ok(Self {
@@ -189,6 +197,7 @@ impl Api {
             ops,
             rtc,
             origin,
+            opened,
             _libraries: libraries,
         })
     }
@@ -224,8 +233,20 @@ impl Api {
             ops,
             rtc,
             origin: origin.to_owned(),
+            opened: Vec::new(),
             _libraries: Vec::new(),
         })
+    }
+
+    /// The simulator's functions, which are part of this program.
+    ///
+    /// # Errors
+    /// [`LoadError::SymbolsMissing`], if the simulator lacked functions of the runtime.
+    #[cfg(feature = "ascend-sim")]
+    pub fn simulated() -> Result<Self, LoadError> {
+        // SAFETY: the simulator declares its functions as the vendor does (compared by `cargo xtask abi`), and is linked
+        // into this program.
+        unsafe { Self::from_resolver("ascend-sim", ascend_sim::symbol) }
     }
 
     /// Names of the functions that this installation lacks.
