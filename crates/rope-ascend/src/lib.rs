@@ -5,6 +5,7 @@
 //! - [`result`]: one C call, one `Result`.
 //! - [`safe`]: owned runtime, devices, streams, buffers and kernels.
 //! - [`rope`]: this crate's kernels: rotation of q and k, its adjoint, the gradient of the angles.
+//! - [`diagnosis`]: what of all this works here, and what to do about the rest.
 //! - [`aclnn`]: the stock operators, behind their documented limits.
 //!
 //! Nothing is linked: without CANN the crate builds and loads, and [`safe::Runtime::open`] returns
@@ -12,6 +13,7 @@
 //! it on a simulator of the runtime.
 
 pub mod aclnn;
+pub mod diagnosis;
 mod error;
 pub mod loader;
 pub mod result;

@@ -12,6 +12,8 @@ use rope_check::golden::{Artifact, GoldenError, Row};
 use rope_core::InstructionSet;
 use serde::Serialize;
 
+use crate::device::DeviceArgs;
+
 const FORMAT: &str = include_str!("verify_format.txt");
 
 /// Compare golden vectors and frequency tables with what this program computes
@@ -28,12 +30,16 @@ pub(crate) struct VerifyArgs {
     ///
     /// `best` is the widest CPU kernel that has the element type. Others: `cpu`, `portable`, `avx2`, `table`,
     /// `threads`, `burn`, `burn-fused`, `burn-composed`.
+    /// On a device: its engines by name or part, such as `table` or `npu_mrope`; `best` is all of them.
     #[arg(long, default_value = "best", value_name = "NAME")]
     engine: String,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// One JSON object per row and line.
     ///
     /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst share of any tolerance),
-    /// pass, and worst where it fails. A file that cannot be read: file, error, pass. Skipped files go to standard error.
+    /// pass, and worst where it fails. A file that cannot be read: file, error, pass. What is beyond a stock operator's
+    /// limits: file, dtype, engine, skipped. Skipped files go to standard error.
     #[arg(long)]
     json: bool,
 }
@@ -43,7 +49,13 @@ pub(crate) struct VerifyArgs {
 /// # Errors
 /// If no engine has that name, there is nothing to verify, or standard output cannot be written.
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let engines = Engines::named(&args.engine)?;
+    let device = args.device.engines()?;
+    let on_device = device.is_some();
+    let engines = match device {
+        Some(engines) if args.engine == "best" => Engines::Named(engines),
+        Some(engines) => Engines::named(engines, &args.engine)?,
+        None => Engines::named(host_engines(), &args.engine)?,
+    };
     let mut out = BufWriter::new(stdout().lock());
     let mut tally = Tally::default();
     for path in &args.paths {
@@ -70,6 +82,12 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
             "nothing to verify in these paths; see mrope verify --help for the format".into(),
         );
     }
+    if on_device && tally.rotated == 0 && tally.unreadable == 0 {
+        return Err(
+            "nothing ran on the device: every comparison is beyond the limits of its operators"
+                .into(),
+        );
+    }
     Ok(if tally.failed + tally.unreadable == 0 {
         ExitCode::SUCCESS
     } else {
@@ -86,8 +104,7 @@ enum Engines {
 }
 
 impl Engines {
-    fn named(name: &str) -> Result<Self, String> {
-        let mut engines = host_engines();
+    fn named(mut engines: Vec<Box<dyn Engine>>, name: &str) -> Result<Self, String> {
         if name == "all" {
             return Ok(Self::Named(engines));
         }
@@ -130,6 +147,18 @@ struct Outcome {
     result: Result<Vec<Row>, GoldenError>,
     /// Why it was not compared, where it is no golden file.
     skipped: Option<&'static str>,
+    /// What the engines are known not to take.
+    refused: Vec<Refused>,
+    /// Rows that an engine computed.
+    rotated: usize,
+}
+
+/// A comparison that an engine's limits rule out.
+#[derive(Serialize)]
+struct Refused {
+    dtype: DType,
+    engine: String,
+    skipped: String,
 }
 
 impl Outcome {
@@ -138,19 +167,31 @@ impl Outcome {
             file: path.display().to_string(),
             result: Err(error),
             skipped: None,
+            refused: Vec::new(),
+            rotated: 0,
         }
     }
 }
 
 fn verify(path: &Path, engines: &Engines, in_folder: bool) -> Outcome {
-    let mut skipped = None;
+    let (mut skipped, mut refused, mut rotated) = (None, Vec::new(), 0);
     let rows = || match Artifact::open(path)? {
         Artifact::Tables(tables) => tables.compare(),
         Artifact::Vectors(vectors) => {
             let mut rows = vectors.compare_angles()?;
             for dtype in DType::ALL {
                 for engine in engines.of(dtype) {
-                    rows.extend(vectors.compare(engine, dtype)?);
+                    match vectors.compare(engine, dtype) {
+                        Ok(compared) => {
+                            rotated += compared.len();
+                            rows.extend(compared);
+                        }
+                        Err(error) => refused.push(Refused {
+                            dtype,
+                            engine: engine.name(),
+                            skipped: error.limit().ok_or(error)?,
+                        }),
+                    }
                 }
             }
             Ok(rows)
@@ -165,6 +206,8 @@ fn verify(path: &Path, engines: &Engines, in_folder: bool) -> Outcome {
         file: path.display().to_string(),
         result: { rows }(),
         skipped,
+        refused,
+        rotated,
     }
 }
 
@@ -198,10 +241,14 @@ struct Tally {
     failed: usize,
     unreadable: usize,
     skipped: usize,
+    refused: usize,
+    rotated: usize,
 }
 
 impl Tally {
     fn add(&mut self, outcome: &Outcome) {
+        self.refused += outcome.refused.len();
+        self.rotated += outcome.rotated;
         match (&outcome.result, outcome.skipped) {
             (Err(_), _) => self.unreadable += 1,
             (_, Some(_)) => self.skipped += 1,
@@ -222,19 +269,28 @@ impl std::fmt::Display for Tally {
             failed,
             unreadable,
             skipped,
+            refused,
+            ..
         } = self;
         write!(
             f,
             "{rows} rows of {files} files: {failed} out of tolerance; {unreadable} files cannot be verified, {skipped} skipped"
-        )
+        )?;
+        if *refused > 0 {
+            write!(
+                f,
+                "; {refused} comparisons skipped, beyond the limits of an operator"
+            )?;
+        }
+        Ok(())
     }
 }
 
 #[derive(Serialize)]
-struct JsonRow<'a> {
+struct JsonRow<'a, R> {
     file: &'a str,
     #[serde(flatten)]
-    row: &'a Row,
+    row: &'a R,
 }
 
 #[derive(Serialize)]
@@ -258,6 +314,9 @@ fn print_json(out: &mut impl Write, outcome: &Outcome) -> Result<(), Box<dyn Err
                 line(serde_json::to_string(&JsonRow { file, row })?)?;
             }
         }
+    }
+    for row in &outcome.refused {
+        line(serde_json::to_string(&JsonRow { file, row })?)?;
     }
     if let Some(reason) = outcome.skipped {
         eprintln!("skipped {file}: {reason}");
@@ -300,6 +359,16 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
                 row.tensor, worst.at, worst.found, worst.expected, worst.tolerance
             )?;
         }
+    }
+    for row in &outcome.refused {
+        writeln!(
+            out,
+            "  skip {:<29} {:<5} {:<19} {}",
+            "",
+            row.dtype.name(),
+            row.engine,
+            row.skipped
+        )?;
     }
     Ok(())
 }

@@ -73,6 +73,20 @@ impl Npu {
         Self::shared(Target::Simulated)
     }
 
+    /// The installed CANN's runtime, started once and kept as devices are.
+    ///
+    /// # Errors
+    /// [`AscendError::Load`] where there is no CANN; else the runtime's.
+    pub fn runtime() -> Result<Runtime> {
+        static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
+        let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = &*runtime {
+            return Ok(runtime.clone());
+        }
+        let started = Runtime::open(None)?;
+        Ok(runtime.insert(started).clone())
+    }
+
     fn shared(target: Target) -> Result<Self> {
         static OPEN: Mutex<Vec<Npu>> = Mutex::new(Vec::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,16 +94,7 @@ impl Npu {
             return Ok(npu.clone());
         }
         let (runtime, ordinal) = match target {
-            Target::Ascend(ordinal) => {
-                let other = open
-                    .iter()
-                    .find(|npu| matches!(npu.inner.target, Target::Ascend(_)));
-                let runtime = match other {
-                    Some(npu) => npu.inner.device.runtime().clone(),
-                    None => Runtime::open(None)?,
-                };
-                (runtime, ordinal)
-            }
+            Target::Ascend(ordinal) => (Self::runtime()?, ordinal),
             #[cfg(feature = "ascend-sim")]
             Target::Simulated => (Runtime::start(crate::loader::Api::simulated()?)?, 0),
         };
