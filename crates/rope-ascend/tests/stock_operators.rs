@@ -423,3 +423,29 @@ fn operators_in_place_and_deinterleaving() {
         assert!((f64::from(y[0]) - truth).abs() < 1e-6);
     });
 }
+
+#[test]
+fn a_plan_whose_workspace_does_not_fit_is_given_up() {
+    with_stream(ascend_sim::Machine::default(), |stream| {
+        let dims = [1, 4, 2, 64];
+        let x = stream.zeros::<f32>(4 * 2 * 64).unwrap();
+        let angles = stream.zeros::<f32>(4 * 64).unwrap();
+        let mut out = stream.zeros::<f32>(x.len()).unwrap();
+        control::set_memory_limit(Some(control::live().bytes));
+        let angles = Tensor::new(&angles, &[1, 4, 1, 64]).unwrap();
+        let found = rotary_position_embedding(
+            &Tensor::new(&x, &dims).unwrap(),
+            &angles,
+            &angles,
+            Mode::Half,
+            OperatorLayout::Bsnd,
+            &mut Output::new(&mut out, &dims).unwrap(),
+        );
+        assert!(
+            matches!(found, Err(AscendError::OutOfMemory { .. })),
+            "{found:?}"
+        );
+        assert_eq!(control::live().descriptors, 0);
+        control::set_memory_limit(None);
+    });
+}

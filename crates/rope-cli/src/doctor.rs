@@ -89,6 +89,24 @@ fn print(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {
     if diagnosis.is_complete() {
         return writeln!(out, "\nEverything works.");
     }
+    // One remedy serves many findings: each is said once.
+    let mut remedies = Vec::new();
+    let missing = [&diagnosis.runtime].into_iter();
+    let missing = missing.chain(diagnosis.libraries.iter().map(|library| &library.found));
+    let missing = missing.chain(diagnosis.devices.iter().map(|device| &device.found));
+    for found in missing.chain(diagnosis.paths.iter().map(|path| &path.found)) {
+        if let Finding::Missing { remedy, .. } = found
+            && !remedies.contains(&remedy)
+        {
+            remedies.push(remedy);
+        }
+    }
+    if !remedies.is_empty() {
+        writeln!(out, "To do")?;
+    }
+    for (number, remedy) in remedies.iter().enumerate() {
+        writeln!(out, "  {}. {remedy}", number + 1)?;
+    }
     let ready = diagnosis.paths.iter().filter(|path| path.found.is_ready());
     let (ready, all) = (ready.count(), diagnosis.paths.len());
     writeln!(
@@ -101,10 +119,7 @@ fn print(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {
 fn finding(out: &mut impl Write, name: &str, found: &Finding) -> std::io::Result<()> {
     match found {
         Finding::Ready(what) => writeln!(out, "  ok  {name}: {what}"),
-        Finding::Missing { reason, remedy } => {
-            writeln!(out, "  --  {name}: {reason}")?;
-            writeln!(out, "      to do: {remedy}")
-        }
+        Finding::Missing { reason, .. } => writeln!(out, "  --  {name}: {reason}"),
     }
 }
 

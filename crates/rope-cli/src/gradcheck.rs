@@ -54,7 +54,7 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     for (named, depth) in &cases {
         let rows = match &npu {
             None => check(named, *depth),
-            Some(npu) => ascend::check(npu, args.device.path(), named, &DType::ALL),
+            Some(npu) => ascend::check(npu, args.device.path(), named, *depth),
         };
         for row in rows {
             summary.add(named, &row);
@@ -148,7 +148,7 @@ struct Group {
     checks: usize,
     failed: usize,
     /// The largest errors in f64 and in f32. In f16 and bf16 the rounding on store hides the rest.
-    worst: [f64; 2],
+    worst: [Option<f64>; 2],
 }
 
 impl Summary {
@@ -165,7 +165,7 @@ impl Summary {
                 axis_layout: axis_layout.into(),
                 checks: 0,
                 failed: 0,
-                worst: [0.0; 2],
+                worst: [None; 2],
             });
             self.groups.len() - 1
         });
@@ -174,7 +174,7 @@ impl Summary {
         group.failed += usize::from(!row.pass);
         for (worst, dtype) in group.worst.iter_mut().zip([DType::F64, DType::F32]) {
             if row.dtype == dtype {
-                *worst = worst.max(row.max_error);
+                *worst = Some(worst.unwrap_or(0.0).max(row.max_error));
             }
         }
     }
@@ -190,16 +190,17 @@ impl Summary {
             "{:<16} {:<26} {:>7} {:>7} {:>13} {:>13}\n",
             "pairing", "axis layout", "checks", "failed", "worst in f64", "worst in f32"
         );
+        let shown = |worst: Option<f64>| worst.map_or("-".into(), |worst| format!("{worst:.1e}"));
         for group in groups {
             let _ = writeln!(
                 table,
-                "{:<16} {:<26} {:>7} {:>7} {:>13.1e} {:>13.1e}",
+                "{:<16} {:<26} {:>7} {:>7} {:>13} {:>13}",
                 group.pairing,
                 group.axis_layout,
                 group.checks,
                 group.failed,
-                group.worst[0],
-                group.worst[1],
+                shown(group.worst[0]),
+                shown(group.worst[1]),
             );
         }
         table

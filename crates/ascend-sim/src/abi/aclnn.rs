@@ -171,6 +171,9 @@ export! {
         fn aclDestroyIntArray(array: *const aclIntArray) {
             sim().descriptors.arrays.remove(array as u64).map(drop)
         }
+        fn aclDestroyAclOpExecutor(executor: *mut aclOpExecutor) {
+            sim().descriptors.executors.remove(executor as u64).map(drop)
+        }
         fn aclDestroyScalar(scalar: *const aclScalar) {
             sim().descriptors.scalars.remove(scalar as u64).map(drop)
         }

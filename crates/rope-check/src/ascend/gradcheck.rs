@@ -10,14 +10,19 @@ use super::{Kernels, Path, engines};
 use crate::buffer::{Buffer, DType};
 use crate::cases::{self, NamedCase};
 use crate::engine::{AngleSource, Case, Engine, EngineError};
-use crate::gradcheck::{Part, Row, Rows, Worst, angle_gradients, parts};
+use crate::gradcheck::{Depth, Part, Row, Rows, Worst, angle_gradients, parts};
 use crate::tolerance;
 
-/// All checks over one case, in each type that the device has. What an engine is known not to take is a row that says so.
-pub fn check(npu: &Npu, path: Path, named: &NamedCase, dtypes: &[DType]) -> Vec<Row> {
+/// All checks over one case: in f32, f16 and bf16 at full depth, else in f32. What an engine is known not to take is a row
+/// that says so.
+pub fn check(npu: &Npu, path: Path, named: &NamedCase, depth: Depth) -> Vec<Row> {
+    let dtypes: &[DType] = match depth {
+        Depth::Full => &[DType::F32, DType::F16, DType::Bf16],
+        Depth::Kernels => &[DType::F32],
+    };
     let mut rows = Rows::new(named);
     for engine in engines(npu, path) {
-        for dtype in dtypes.iter().filter(|dtype| engine.supports(**dtype)) {
+        for dtype in dtypes {
             let checked = rotations(engine.as_ref(), &named.case, *dtype);
             let [forward, adjoint, identity] = match checked {
                 Ok(worst) => worst.map(Ok),
@@ -34,7 +39,7 @@ pub fn check(npu: &Npu, path: Path, named: &NamedCase, dtypes: &[DType]) -> Vec<
     }
     if path == Path::Kernels {
         let kernels = Kernels::new(npu, AngleSource::Tokens);
-        for dtype in dtypes.iter().filter(|dtype| kernels.supports(**dtype)) {
+        for dtype in dtypes {
             let found = cos_sin(&kernels, &named.case, *dtype);
             rows.push("cos_sin", kernels.name(), *dtype, found);
         }
