@@ -49,6 +49,10 @@ pub enum RotaryError {
         /// The tensor's dimensions.
         found: usize,
     },
+    /// The Ascend runtime or its kernels failed.
+    #[cfg(feature = "ascend")]
+    #[error("ascend: {0}")]
+    Ascend(#[from] rope_ascend::AscendError),
     /// Position ids on a device that could not be read back.
     #[error("the position ids could not be read from their device: {reason}")]
     Positions {

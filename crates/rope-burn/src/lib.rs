@@ -1,9 +1,11 @@
 //! Rotary position embedding as one differentiable burn operation on q and k.
 //!
 //! [`Rotary`] is the module to put into a model; [`RotaryOps`] the backend extension under it, for backends and
-//! autodiff engines outside burn's dispatch.
+//! autodiff engines outside burn's dispatch. With the feature `ascend`, `ascend` takes host tensors through an Ascend NPU.
 
 mod angles;
+#[cfg(feature = "ascend")]
+pub mod ascend;
 mod backends;
 mod backward;
 mod composed;

@@ -182,7 +182,7 @@ impl Rotary {
         self.try_angles(&Positions::new(axes, &ids)?, &device)
     }
 
-    fn token_angles(&self, positions: &Positions) -> Result<TokenAngles> {
+    pub(crate) fn token_angles(&self, positions: &Positions) -> Result<TokenAngles> {
         let seq_len = u64::from(positions.highest()) + 1;
         if self.spec.frequencies().depends_on_seq_len() {
             return Ok(TokenAngles::new(&self.spec, positions, Some(seq_len))?);
@@ -268,7 +268,7 @@ impl Rotary {
         Ok(apply_pair(dq, dk, angles, op, self.implementation))
     }
 
-    fn op(&self, direction: Direction) -> RotaryOp {
+    pub(crate) fn op(&self, direction: Direction) -> RotaryOp {
         RotaryOp {
             geometry: self.spec.geometry(),
             layout: self.layout,

@@ -118,6 +118,27 @@ pub enum EngineError {
     /// burn refused, or lost, a tensor.
     #[error("burn: {0}")]
     Burn(String),
+    /// The Ascend runtime, its operators or the kernels refused or failed.
+    #[cfg(feature = "ascend")]
+    #[error(transparent)]
+    Ascend(#[from] rope_ascend::AscendError),
+}
+
+impl EngineError {
+    /// The limit that kept the engine from running, where it is one that the engine is known to have: such a case is
+    /// skipped, not failed.
+    pub fn limit(&self) -> Option<String> {
+        match self {
+            Self::Unsupported { .. } => Some(self.to_string()),
+            #[cfg(feature = "ascend")]
+            Self::Ascend(rope_ascend::AscendError::OperatorLimit {
+                operator,
+                limit,
+                found,
+            }) => Some(format!("{operator} takes {limit}, found {found}")),
+            _ => None,
+        }
+    }
 }
 
 /// Something that rotates host tensors. q and k are contiguous in the case's layout, whatever the engine makes of them.
@@ -127,6 +148,15 @@ pub trait Engine {
 
     /// Whether there is a path for an element type.
     fn supports(&self, dtype: DType) -> bool;
+
+    /// The type that cos and sin are rounded to for tensors of type `dtype`.
+    fn angle_dtype(&self, dtype: DType) -> DType {
+        if dtype == DType::F64 {
+            DType::F64
+        } else {
+            DType::F32
+        }
+    }
 
     /// Rotates q and k (or applies the adjoint); k is absent where the case has no kv_heads.
     ///
@@ -278,10 +308,10 @@ impl Cpu {
 
 /// A tensor in the place that a case asks for: with gaps between its rows or without, with a destination or without.
 pub(crate) struct Placed<E> {
-    contiguous: HeadsLayout,
+    pub(crate) contiguous: HeadsLayout,
     pub(crate) layout: HeadsLayout,
     pub(crate) source: Vec<E>,
-    target: Option<Vec<E>>,
+    pub(crate) target: Option<Vec<E>>,
 }
 
 impl<E: Element> Placed<E> {
@@ -320,7 +350,7 @@ impl<E: Element> Placed<E> {
         })
     }
 
-    fn result(self) -> Vec<E> {
+    pub(crate) fn result(self) -> Vec<E> {
         self.target.unwrap_or_else(|| {
             let mut values = Vec::with_capacity(self.contiguous.elems());
             let mut rows: Vec<_> = row_starts(&self.contiguous)

@@ -2,6 +2,8 @@
 //! checks that run over all of them.
 
 pub mod alloc;
+#[cfg(feature = "ascend")]
+pub mod ascend;
 pub mod buffer;
 pub mod cases;
 pub mod engine;

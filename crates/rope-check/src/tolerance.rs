@@ -17,6 +17,27 @@ pub fn rotated(dtype: DType, exact: f64) -> f64 {
     }
 }
 
+/// As [`rotated`], where cos and sin were rounded to `angles`, and are at most `scaling`.
+pub fn rotated_by(dtype: DType, angles: DType, scaling: f64, exact: f64) -> f64 {
+    let granted = if angles == DType::F64 {
+        unit(DType::F64)
+    } else {
+        unit(DType::F32)
+    };
+    // Two products, each with a factor of order 1.
+    rotated(dtype, exact) + 2.0 * scaling * (unit(angles) - granted)
+}
+
+/// The largest relative error of one rounding to nearest.
+pub fn unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON / 2.0,
+        DType::F32 => f64::from(f32::EPSILON) / 2.0,
+        DType::F16 => 2f64.powi(-11),
+        DType::Bf16 => 2f64.powi(-8),
+    }
+}
+
 /// Half the distance between neighbours around `value`, with `mantissa` explicit bits and normal numbers from
 /// 2^`min_exponent`.
 ///

@@ -8,9 +8,12 @@ use std::time::Instant;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use rope_check::ascend;
 use rope_check::buffer::DType;
 use rope_check::cases::NamedCase;
 use rope_check::gradcheck::{Row, check, suite};
+
+use crate::device::DeviceArgs;
 
 /// What to check, and how to say it.
 #[derive(Args, Clone, Debug)]
@@ -18,10 +21,13 @@ pub(crate) struct GradcheckArgs {
     /// Only cases whose name contains this, such as `quarter/` or `/in_place`.
     #[arg(long, value_name = "SUBSTRING")]
     filter: Option<String>,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// A row for every check, not a summary.
     #[arg(long)]
     verbose: bool,
-    /// One JSON object per check and line: case, check, engine, dtype, max_error, tolerance, pass.
+    /// One JSON object per check and line: case, check, engine, dtype, max_error, tolerance, pass;
+    /// skipped where a stock operator does not take the case.
     #[arg(long)]
     json: bool,
 }
@@ -38,6 +44,7 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
             return Err(format!("no case has {filter:?} in its name; --verbose lists them").into());
         }
     }
+    let npu = args.device.npu()?;
     let started = Instant::now();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} cases  {elapsed}  {msg}")?;
     let bar = ProgressBar::new(cases.len() as u64).with_style(style);
@@ -45,7 +52,11 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     let mut summary = Summary::default();
     let mut failures = Vec::new();
     for (named, depth) in &cases {
-        for row in check(named, *depth) {
+        let rows = match &npu {
+            None => check(named, *depth),
+            Some(npu) => ascend::check(npu, args.device.path(), named, *depth),
+        };
+        for row in rows {
             summary.add(named, &row);
             if args.json {
                 serde_json::to_writer(&mut out, &row)?;
@@ -53,7 +64,7 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
             } else if args.verbose {
                 writeln!(out, "{}", line(&row))?;
             }
-            if !row.pass {
+            if !row.pass && row.skipped.is_none() {
                 failures.push(row);
             }
         }
@@ -78,14 +89,21 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
         }
         writeln!(
             out,
-            "{} checks over {} cases, {} failed, {:.1} s",
+            "{} checks over {} cases, {} failed, {}{:.1} s",
             summary.checks(),
             cases.len(),
             failures.len(),
+            match summary.skipped {
+                0 => String::new(),
+                skipped => format!("{skipped} skipped, beyond the limits of an operator, "),
+            },
             started.elapsed().as_secs_f64(),
         )?;
     }
     out.flush()?;
+    if summary.checks() == 0 {
+        return Err("nothing was checked: every case is beyond the limits of the operators".into());
+    }
     Ok(if failures.is_empty() {
         ExitCode::SUCCESS
     } else {
@@ -99,7 +117,11 @@ const SHOWN_FAILURES: usize = 20;
 fn line(row: &Row) -> String {
     let mut line = format!(
         "{}  {:<22} {:<13} {:<4}  error {:.1e}  tolerance {:.1e}  {}",
-        if row.pass { "ok  " } else { "FAIL" },
+        match (row.pass, &row.skipped) {
+            (true, _) => "ok  ",
+            (false, None) => "FAIL",
+            (false, Some(_)) => "skip",
+        },
         row.check,
         row.engine,
         row.dtype.name(),
@@ -107,7 +129,7 @@ fn line(row: &Row) -> String {
         row.tolerance,
         row.case,
     );
-    if let Some(problem) = &row.problem {
+    if let Some(problem) = row.problem.as_ref().or(row.skipped.as_ref()) {
         let _ = write!(line, ": {problem}");
     }
     line
@@ -117,6 +139,7 @@ fn line(row: &Row) -> String {
 #[derive(Default)]
 struct Summary {
     groups: Vec<Group>,
+    skipped: usize,
 }
 
 struct Group {
@@ -125,11 +148,15 @@ struct Group {
     checks: usize,
     failed: usize,
     /// The largest errors in f64 and in f32. In f16 and bf16 the rounding on store hides the rest.
-    worst: [f64; 2],
+    worst: [Option<f64>; 2],
 }
 
 impl Summary {
     fn add(&mut self, named: &NamedCase, row: &Row) {
+        if row.skipped.is_some() {
+            self.skipped += 1;
+            return;
+        }
         let (pairing, axis_layout) = named.group();
         let known = |group: &Group| group.pairing == pairing && group.axis_layout == axis_layout;
         let at = self.groups.iter().position(known).unwrap_or_else(|| {
@@ -138,7 +165,7 @@ impl Summary {
                 axis_layout: axis_layout.into(),
                 checks: 0,
                 failed: 0,
-                worst: [0.0; 2],
+                worst: [None; 2],
             });
             self.groups.len() - 1
         });
@@ -147,7 +174,7 @@ impl Summary {
         group.failed += usize::from(!row.pass);
         for (worst, dtype) in group.worst.iter_mut().zip([DType::F64, DType::F32]) {
             if row.dtype == dtype {
-                *worst = worst.max(row.max_error);
+                *worst = Some(worst.unwrap_or(0.0).max(row.max_error));
             }
         }
     }
@@ -163,16 +190,17 @@ impl Summary {
             "{:<16} {:<26} {:>7} {:>7} {:>13} {:>13}\n",
             "pairing", "axis layout", "checks", "failed", "worst in f64", "worst in f32"
         );
+        let shown = |worst: Option<f64>| worst.map_or("-".into(), |worst| format!("{worst:.1e}"));
         for group in groups {
             let _ = writeln!(
                 table,
-                "{:<16} {:<26} {:>7} {:>7} {:>13.1e} {:>13.1e}",
+                "{:<16} {:<26} {:>7} {:>7} {:>13} {:>13}",
                 group.pairing,
                 group.axis_layout,
                 group.checks,
                 group.failed,
-                group.worst[0],
-                group.worst[1],
+                shown(group.worst[0]),
+                shown(group.worst[1]),
             );
         }
         table

@@ -1,5 +1,7 @@
 //! `mrope`: trains a multimodal model with rotary position embedding, and checks rotations.
 
+mod device;
+mod doctor;
 mod gradcheck;
 mod positions;
 mod train;
@@ -33,6 +35,7 @@ enum Command {
     /// Check every gradient against finite differences and against the composed operation
     #[command(long_about = GRADCHECK_ABOUT)]
     Gradcheck(gradcheck::GradcheckArgs),
+    Doctor(doctor::DoctorArgs),
 }
 
 const TRAIN_ABOUT: &str = "\
@@ -50,7 +53,10 @@ Check every gradient against finite differences and against the composed operati
 The rotation's adjoint and the gradients of cos and sin are compared with central differences of the forward in f64;
 burn's autodiff in f32, bf16 and f16 with exact gradients and with the composed operation. Cases are every pairing x
 axis layout x layout x partial rotation x strides x in place, and the rotations of published models. Exits with 1 if a
-gradient is wrong.";
+gradient is wrong.
+
+On a device (--device), which has no f64: its forward and adjoint in f32, f16 and bf16 against a matrix in f64, each
+against the other by <R x, y> = <x, R' y>, and its gradients of cos and sin against central differences in f64.";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
@@ -85,6 +91,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
         Command::Verify(args) => return verify::run(&args),
         Command::Positions(args) => positions::run(&args)?,
         Command::Gradcheck(args) => return gradcheck::run(&args),
+        Command::Doctor(args) => doctor::run(&args)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -15,6 +15,8 @@ use rope_check::golden::{Artifact, GoldenError, Row};
 use rope_core::InstructionSet;
 use serde::Serialize;
 
+use crate::device::DeviceArgs;
+
 const FORMAT: &str = include_str!("verify_format.txt");
 
 /// Compare golden vectors, frequency tables, position ids and whole models with what this program computes
@@ -33,15 +35,20 @@ pub(crate) struct VerifyArgs {
     ///
     /// `best` is the widest CPU kernel that has the element type. Others: `cpu`, `portable`, `avx2`, `table`,
     /// `threads`, `burn`, `burn-fused`, `burn-composed`.
+    /// On a device: its engines by name or part, such as `table` or `npu_mrope`; `best` is all of them.
     #[arg(long, default_value = "best", value_name = "NAME")]
     engine: String,
     /// What rotates in the models of model folders.
     #[arg(long, value_enum, default_value_t = RotaryChoice::Fused)]
     rotary: RotaryChoice,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// One JSON object per row and line.
     ///
     /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst share of any tolerance; of
-    /// a gradient, by norm), pass, worst where it fails, and note where there is one. A file that cannot be read: file, error, pass. Skipped files go to standard error.
+    /// a gradient, by norm), pass, worst where it fails, and note where there is one. A file that cannot be read: file,
+    /// error, pass. What is beyond a stock operator's limits: file, dtype, engine, skipped. Skipped files go to standard
+    /// error.
     #[arg(long)]
     json: bool,
 }
@@ -69,14 +76,21 @@ impl From<RotaryChoice> for Implementation {
 /// # Errors
 /// If no engine has that name, there is nothing to verify, or standard output cannot be written.
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let engines = Engines::named(&args.engine)?;
+    let device = args.device.engines()?;
+    let on_device = device.is_some();
+    let rotary = (!on_device).then_some(args.rotary.into());
+    let engines = match device {
+        Some(engines) if args.engine == "best" => Engines::Named(engines),
+        Some(engines) => Engines::named(engines, &args.engine)?,
+        None => Engines::named(host_engines(), &args.engine)?,
+    };
     let mut out = BufWriter::new(stdout().lock());
     let mut tally = Tally::default();
     for path in &args.paths {
         let is_folder = path.is_dir();
         for file in files(path) {
             let outcome = match file {
-                Ok(file) => verify(&file, &engines, args.rotary.into(), is_folder),
+                Ok(file) => verify(&file, &engines, rotary, is_folder),
                 Err((path, error)) => Outcome::unreadable(&path, error),
             };
             tally.add(&outcome);
@@ -96,6 +110,12 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
             "nothing to verify in these paths; see mrope verify --help for the format".into(),
         );
     }
+    if on_device && tally.rotated == 0 && tally.unreadable == 0 {
+        return Err(
+            "nothing ran on the device: every comparison is beyond the limits of its operators"
+                .into(),
+        );
+    }
     Ok(if tally.failed + tally.unreadable == 0 {
         ExitCode::SUCCESS
     } else {
@@ -112,8 +132,7 @@ enum Engines {
 }
 
 impl Engines {
-    fn named(name: &str) -> Result<Self, String> {
-        let mut engines = host_engines();
+    fn named(mut engines: Vec<Box<dyn Engine>>, name: &str) -> Result<Self, String> {
         if name == "all" {
             return Ok(Self::Named(engines));
         }
@@ -156,6 +175,18 @@ struct Outcome {
     result: Result<Vec<Row>, Box<dyn Error>>,
     /// Why it, or a part of it, was not compared.
     skipped: Option<String>,
+    /// What the engines are known not to take.
+    refused: Vec<Refused>,
+    /// Rows that an engine computed.
+    rotated: usize,
+}
+
+/// A comparison that an engine's limits rule out.
+#[derive(Serialize)]
+struct Refused {
+    dtype: DType,
+    engine: String,
+    skipped: String,
 }
 
 impl Outcome {
@@ -164,14 +195,25 @@ impl Outcome {
             file: path.display().to_string(),
             result: Err(GoldenError::from(error).into()),
             skipped: None,
+            refused: Vec::new(),
+            rotated: 0,
         }
     }
 }
 
-fn verify(path: &Path, engines: &Engines, rotary: Implementation, in_folder: bool) -> Outcome {
-    let mut skipped = None;
+fn verify(
+    path: &Path,
+    engines: &Engines,
+    rotary: Option<Implementation>,
+    in_folder: bool,
+) -> Outcome {
+    let (mut skipped, mut refused, mut rotated) = (None, Vec::new(), 0);
     let rows = || -> Result<Vec<Row>, Box<dyn Error>> {
         if path.is_dir() {
+            let Some(rotary) = rotary else {
+                skipped = Some("models run on the CPU: verify them without --device".to_owned());
+                return Ok(Vec::new());
+            };
             let report = model::compare(path, rotary)?;
             skipped = report.skipped;
             return Ok(report.rows);
@@ -183,7 +225,17 @@ fn verify(path: &Path, engines: &Engines, rotary: Implementation, in_folder: boo
                 let mut rows = vectors.compare_angles()?;
                 for dtype in DType::ALL {
                     for engine in engines.of(dtype) {
-                        rows.extend(vectors.compare(engine, dtype)?);
+                        match vectors.compare(engine, dtype) {
+                            Ok(compared) => {
+                                rotated += compared.len();
+                                rows.extend(compared);
+                            }
+                            Err(error) => refused.push(Refused {
+                                dtype,
+                                engine: engine.name(),
+                                skipped: error.limit().ok_or(error)?,
+                            }),
+                        }
                     }
                 }
                 rows
@@ -199,6 +251,8 @@ fn verify(path: &Path, engines: &Engines, rotary: Implementation, in_folder: boo
         file: path.display().to_string(),
         result: { rows }(),
         skipped,
+        refused,
+        rotated,
     }
 }
 
@@ -232,10 +286,14 @@ struct Tally {
     failed: usize,
     unreadable: usize,
     skipped: usize,
+    refused: usize,
+    rotated: usize,
 }
 
 impl Tally {
     fn add(&mut self, outcome: &Outcome) {
+        self.refused += outcome.refused.len();
+        self.rotated += outcome.rotated;
         self.skipped += usize::from(outcome.skipped.is_some());
         match &outcome.result {
             Err(_) => self.unreadable += 1,
@@ -256,19 +314,28 @@ impl std::fmt::Display for Tally {
             failed,
             unreadable,
             skipped,
+            refused,
+            ..
         } = self;
         write!(
             f,
             "{rows} rows of {files} files: {failed} out of tolerance; {unreadable} files cannot be verified, {skipped} skipped"
-        )
+        )?;
+        if *refused > 0 {
+            write!(
+                f,
+                "; {refused} comparisons skipped, beyond the limits of an operator"
+            )?;
+        }
+        Ok(())
     }
 }
 
 #[derive(Serialize)]
-struct JsonRow<'a> {
+struct JsonRow<'a, R> {
     file: &'a str,
     #[serde(flatten)]
-    row: &'a Row,
+    row: &'a R,
 }
 
 #[derive(Serialize)]
@@ -293,6 +360,9 @@ fn print_json(out: &mut impl Write, outcome: &Outcome) -> Result<(), Box<dyn Err
             }
         }
     }
+    for row in &outcome.refused {
+        line(serde_json::to_string(&JsonRow { file, row })?)?;
+    }
     if let Some(reason) = &outcome.skipped {
         eprintln!("skipped {file}: {reason}");
     }
@@ -305,7 +375,7 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
         writeln!(out, "skipped {file}: {reason}")?;
     }
     let rows = match &outcome.result {
-        Ok(rows) if rows.is_empty() => return Ok(()),
+        Ok(rows) if rows.is_empty() && outcome.refused.is_empty() => return Ok(()),
         Ok(rows) => rows,
         Err(error) => return writeln!(out, "\n{file}\n  FAIL {error}"),
     };
@@ -335,6 +405,16 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
                 row.tensor, worst.at, worst.found, worst.expected, worst.tolerance
             )?;
         }
+    }
+    for row in &outcome.refused {
+        writeln!(
+            out,
+            "  skip {:<39} {:<5} {:<19} {}",
+            "",
+            row.dtype.name(),
+            row.engine,
+            row.skipped
+        )?;
     }
     let noted: Vec<(&Row, &String)> = rows
         .iter()

@@ -93,3 +93,13 @@ pub enum GoldenError {
         source: Box<EngineError>,
     },
 }
+
+impl GoldenError {
+    /// The limit that kept the engine from running; see [`EngineError::limit`].
+    pub fn limit(&self) -> Option<String> {
+        match self {
+            Self::Engine { source, .. } => source.limit(),
+            _ => None,
+        }
+    }
+}

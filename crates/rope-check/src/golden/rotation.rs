@@ -94,7 +94,7 @@ impl GoldenVectors {
             })
         {
             let truth = &mapping.truth;
-            let bound = self.bound(dtype, mapping, input)?;
+            let bound = self.bound(dtype, engine.angle_dtype(dtype), mapping, input)?;
             rows.push(Row::compare(
                 &truth.name,
                 dtype.name(),
@@ -118,7 +118,13 @@ impl GoldenVectors {
 
     /// |c x1| + |s x2| is at most twice the largest input times the attention scaling, also where the members of a pair have angles of
     /// their own.
-    fn bound(&self, dtype: DType, mapping: &Mapping, input: &Buffer) -> Result<Bound, RopeError> {
+    fn bound(
+        &self,
+        dtype: DType,
+        angles: DType,
+        mapping: &Mapping,
+        input: &Buffer,
+    ) -> Result<Bound, RopeError> {
         let exact = &mapping.input.values;
         let largest = |values: &mut dyn Iterator<Item = f64>| {
             2.0 * self.case.spec.attention_scaling() * values.map(f64::abs).fold(0.0, f64::max)
@@ -131,7 +137,8 @@ impl GoldenVectors {
             F32_UNIT
         };
         // The truth was rounded in f64 as often.
-        let computed = reach * (ROUNDINGS * (unit + F64_UNIT) + self.angle_error()?);
+        let arithmetic = (ROUNDINGS - 1.0) * unit + tolerance::unit(angles);
+        let computed = reach * (arithmetic + ROUNDINGS * F64_UNIT + self.angle_error()?);
         Ok(Bound {
             dtype,
             computed: if mapping.truth.is_f64 {

@@ -1,0 +1,380 @@
+// The state of one running block: its unified buffer, what is known about every byte of it, and how
+// violations leave the kernel.
+//
+// Ordering. Every instruction runs on one pipe and gets that pipe's next epoch. `seen[p][q]` is the
+// last epoch of pipe q whose memory accesses are known to be complete for instructions that pipe p
+// starts from now on; flags, queues and barriers raise it. An access is ordered after an earlier one
+// when its pipe has seen that epoch. The buffer remembers the last write and the last read by each
+// pipe for every 32-byte granule.
+#pragma once
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "launch.h"
+
+namespace ascend_sim {
+
+struct Place {
+    const char* file;
+    std::uint32_t line;
+    static constexpr Place here(const char* file = __builtin_FILE(), std::uint32_t line = __builtin_LINE()) {
+        return {file, line};
+    }
+};
+
+#define ASCEND_SIM_HERE ::ascend_sim::Place at = ::ascend_sim::Place::here()
+
+enum Pipe : std::uint8_t { kPipeS, kPipeV, kPipeMte2, kPipeMte3, kPipes };
+
+inline const char* pipe_name(std::uint8_t pipe) {
+    static constexpr const char* kNames[] = {"S", "V", "MTE2", "MTE3"};
+    return kNames[pipe];
+}
+
+constexpr std::uint32_t kGranuleBytes = 32;
+constexpr std::uint32_t kMaxBuffers = 64;
+
+// What is known of a byte of the unified buffer.
+enum ByteState : std::uint8_t { kNeverWritten = 0, kDefined = 1, kUnspecified = 2 };
+
+struct Clock {
+    std::uint32_t epoch[kPipes] = {};
+    void join(const Clock& other) {
+        for (int pipe = 0; pipe < kPipes; ++pipe) epoch[pipe] = std::max(epoch[pipe], other.epoch[pipe]);
+    }
+};
+
+struct Granule {
+    std::uint32_t write_epoch = 0;
+    std::uint32_t write_line = 0;
+    const char* write_file = nullptr;
+    std::uint32_t read_epoch[kPipes] = {};
+    std::uint32_t read_line[kPipes] = {};
+    const char* read_file[kPipes] = {};
+    std::uint8_t write_pipe = 0;
+};
+
+struct Op {
+    const char* name;
+    Place at;
+    Pipe pipe;
+    std::uint32_t epoch;
+};
+
+enum class BufferState : std::uint8_t { kFree, kAllocated, kEnqueued, kDequeued, kScratch };
+
+// One block of a queue, or a TBuf.
+struct Buffer {
+    std::uint32_t start;
+    std::uint32_t size_bytes;
+    std::int32_t queue;  // -1 for a TBuf
+    std::uint32_t generation;
+    BufferState state;
+    Place last;
+    Clock forward;
+    Clock release;
+    int forward_event, forward_id;
+    int release_event, release_id;
+};
+
+// A stretch of the unified buffer as a tensor names it.
+struct UbView {
+    std::uint32_t start = 0;
+    std::uint32_t size_bytes = 0;  // to the end of the tensor's buffer
+    std::int32_t buffer = -1;
+    std::uint32_t generation = 0;
+};
+
+// A stretch of global memory as a tensor names it.
+struct GmView {
+    std::uint64_t start = 0;
+    std::uint64_t size_bytes = 0;
+    bool bounded = false;
+};
+
+// Thrown to leave a kernel whose next step has no defined meaning.
+struct BlockStopped {};
+
+struct QueueState {
+    const char* position;
+    int position_id;
+    Place at;
+    std::vector<std::int32_t> buffers;
+    std::vector<std::int32_t> fifo;
+    std::uint32_t cursor;
+    std::int32_t depth;
+};
+
+constexpr int kEvents = 13;
+constexpr int kEventIds = 8;
+
+struct Flag {
+    bool set = false;
+    Place at{};
+    Clock clock;
+};
+
+class Block {
+public:
+    const Launch& launch;
+    const std::uint32_t index;
+    Counters& counters;
+    std::vector<std::uint8_t> ub;
+    std::vector<std::uint8_t> state;
+    std::vector<Granule> granules;
+    std::vector<Buffer> buffers;
+    std::vector<QueueState> queues;
+    std::vector<GmAccess> accesses;
+    Clock seen[kPipes];
+    std::uint32_t issued[kPipes] = {};
+    Flag flags[kEvents][kEventIds];
+    std::uint8_t reserved_ids[kEvents] = {};  // bit set of ids held by AllocEventID
+    std::uint8_t queue_ids[kEvents] = {};     // bit set of ids held by queue blocks
+    std::uint32_t pool_top = 0;
+    int live_pipes = 0;
+    Place last{"", 0};
+    bool counter_mode = false;
+    std::uint64_t mask_high = ~std::uint64_t{0};
+    std::uint64_t mask_low = ~std::uint64_t{0};
+    bool atomic_add = false;
+
+    Block(const Launch& the_launch, std::uint32_t block, Counters& the_counters)
+        : launch(the_launch),
+          index(block),
+          counters(the_counters),
+          ub(the_launch.ub_capacity_bytes + kGranuleBytes, 0xff),
+          state(ub.size(), kNeverWritten),
+          granules(ub.size() / kGranuleBytes + 1) {}
+
+    void report(const char* kind, const Place& at, const char* format, ...)
+        __attribute__((format(printf, 4, 5))) {
+        va_list arguments;
+        va_start(arguments, format);
+        report_list(kind, at, format, arguments);
+        va_end(arguments);
+    }
+
+    [[noreturn]] void stop(const char* kind, const Place& at, const char* format, ...)
+        __attribute__((format(printf, 4, 5))) {
+        va_list arguments;
+        va_start(arguments, format);
+        report_list(kind, at, format, arguments);
+        va_end(arguments);
+        throw BlockStopped{};
+    }
+
+    Op begin(const char* name, const Place& at, Pipe pipe) {
+        last = at;
+        // What the hardware or the compiler orders without being asked: scalar code with itself;
+        // vector instructions with each other on 3510, and on 2201 where auto-sync adds the barrier.
+        const bool in_order = pipe == kPipeS || (pipe == kPipeV && (launch.auto_sync || __NPU_ARCH__ == 3510));
+        if (in_order) seen[pipe].epoch[pipe] = issued[pipe];
+        return Op{name, at, pipe, ++issued[pipe]};
+    }
+
+    std::string describe(const UbView& view) const {
+        if (view.buffer < 0) return "a tensor that no queue or TBuf handed out";
+        const Buffer& buffer = buffers[view.buffer];
+        char text[256];
+        if (buffer.queue < 0) {
+            std::snprintf(text, sizeof text, "TBuf %d", view.buffer);
+        } else {
+            const QueueState& queue = queues[buffer.queue];
+            const auto slot = std::find(queue.buffers.begin(), queue.buffers.end(), view.buffer) - queue.buffers.begin();
+            std::snprintf(text, sizeof text, "%s queue %d (initialised at line %u) block %d", queue.position,
+                          buffer.queue, queue.at.line, static_cast<int>(slot));
+        }
+        return text;
+    }
+
+    // Bounds and lifetime of `bytes` bytes at `offset` of the tensor; returns the buffer offset.
+    std::uint32_t locate(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes, const char* role) {
+        if (view.buffer < 0) stop("tensor-bounds", op.at, "%s: %s is a tensor without memory", op.name, role);
+        const Buffer& buffer = buffers[view.buffer];
+        if (buffer.state == BufferState::kEnqueued || buffer.state == BufferState::kFree ||
+            (buffer.queue >= 0 && buffer.generation != view.generation)) {
+            const bool enqueued = buffer.state == BufferState::kEnqueued && buffer.generation == view.generation;
+            report("tensor-lifetime", op.at, "%s: %s of %s is used %s (last queue call on it at line %u)", op.name, role,
+                   describe(view).c_str(), enqueued ? "between EnQue and DeQue" : "after FreeTensor", buffer.last.line);
+        }
+        const std::int64_t start = static_cast<std::int64_t>(view.start) + offset;
+        if (start < buffer.start || start + bytes > std::uint64_t{buffer.start} + buffer.size_bytes) {
+            stop("tensor-bounds", op.at, "%s: %s touches bytes [%lld, %lld) of %s, which has %u bytes", op.name, role,
+                 static_cast<long long>(start - buffer.start), static_cast<long long>(start - buffer.start + bytes),
+                 describe(view).c_str(), buffer.size_bytes);
+        }
+        return static_cast<std::uint32_t>(start);
+    }
+
+    void require_aligned(const Op& op, const UbView& view, std::int64_t offset, const char* role,
+                         std::uint32_t alignment = kGranuleBytes) {
+        const std::int64_t start = static_cast<std::int64_t>(view.start) + offset;
+        if (start % alignment != 0) {
+            stop("ub-misaligned", op.at, "%s: %s starts at UB byte %lld (%s), which is not a multiple of %u", op.name,
+                 role, static_cast<long long>(start), describe(view).c_str(), alignment);
+        }
+    }
+
+    // True when every byte is defined. Bytes never written are reported.
+    bool read(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes, const char* role,
+              std::uint32_t* where) {
+        const std::uint32_t start = locate(op, view, offset, bytes, role);
+        *where = start;
+        if (bytes == 0) return true;
+        for (std::uint32_t g = start / kGranuleBytes; g <= (start + bytes - 1) / kGranuleBytes; ++g) {
+            Granule& granule = granules[g];
+            if (granule.write_epoch > seen[op.pipe].epoch[granule.write_pipe] && granule.write_epoch != own(op, granule))
+                report_order(op, view, role, g, "reads", "wrote", granule.write_pipe, granule.write_file, granule.write_line);
+            granule.read_epoch[op.pipe] = op.epoch;
+            granule.read_line[op.pipe] = op.at.line;
+            granule.read_file[op.pipe] = op.at.file;
+        }
+        const std::uint8_t* states = state.data() + start;
+        const bool defined = all_defined(states, bytes);
+        if (!defined) {
+            const std::uint8_t* unwritten = std::find(states, states + bytes, static_cast<std::uint8_t>(kNeverWritten));
+            if (unwritten != states + bytes) {
+                report("ub-undefined-read", op.at, "%s: %s reads byte %lld of %s, which nothing has written since it was allocated",
+                       op.name, role, static_cast<long long>(start + (unwritten - states) - buffers[view.buffer].start),
+                       describe(view).c_str());
+            }
+        }
+        return defined;
+    }
+
+    std::uint32_t write(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes, const char* role,
+                        ByteState becomes) {
+        const std::uint32_t start = locate(op, view, offset, bytes, role);
+        if (bytes == 0) return start;
+        for (std::uint32_t g = start / kGranuleBytes; g <= (start + bytes - 1) / kGranuleBytes; ++g) {
+            Granule& granule = granules[g];
+            // Readers first: the missing release is what the author looks for.
+            for (std::uint8_t pipe = 0; pipe < kPipes; ++pipe) {
+                if (granule.read_epoch[pipe] > seen[op.pipe].epoch[pipe] &&
+                    !(pipe == op.pipe && granule.read_epoch[pipe] == op.epoch))
+                    report_order(op, view, role, g, "overwrites", "read", pipe, granule.read_file[pipe], granule.read_line[pipe]);
+            }
+            if (granule.write_epoch > seen[op.pipe].epoch[granule.write_pipe] && granule.write_epoch != own(op, granule))
+                report_order(op, view, role, g, "overwrites", "wrote", granule.write_pipe, granule.write_file, granule.write_line);
+            granule.write_epoch = op.epoch;
+            granule.write_pipe = op.pipe;
+            granule.write_file = op.at.file;
+            granule.write_line = op.at.line;
+        }
+        std::memset(state.data() + start, becomes, bytes);
+        return start;
+    }
+
+    // The host address of `bytes` bytes at a device address, inside the tensor and one allocation.
+    std::uint8_t* global(const Op& op, const GmView& view, std::int64_t offset, std::uint64_t bytes, const char* role,
+                         bool write) {
+        const std::uint64_t start = view.start + static_cast<std::uint64_t>(offset);
+        const char* action = write ? "writes" : "reads";
+        if (view.bounded && (offset < 0 || static_cast<std::uint64_t>(offset) + bytes > view.size_bytes)) {
+            stop("gm-out-of-bounds", op.at, "%s: %s %s bytes [%lld, %lld) of a global tensor of %llu bytes", op.name, role,
+                 action, static_cast<long long>(offset), static_cast<long long>(offset + static_cast<std::int64_t>(bytes)),
+                 static_cast<unsigned long long>(view.size_bytes));
+        }
+        const Region* end = launch.regions + launch.region_count;
+        if (cached_ == nullptr || start < cached_->device_address || start - cached_->device_address >= cached_->size_bytes) {
+            cached_ = std::upper_bound(launch.regions, end, start,
+                                       [](std::uint64_t address, const Region& region) { return address < region.device_address; });
+            cached_ = cached_ == launch.regions ? nullptr : cached_ - 1;
+        }
+        if (cached_ == nullptr || start + bytes < start || start + bytes > cached_->device_address + cached_->size_bytes) {
+            const Region* near = cached_;
+            stop("gm-out-of-bounds", op.at, "%s: %s %s device bytes [0x%llx, 0x%llx), which no live allocation holds (%s 0x%llx, %llu bytes)",
+                 op.name, role, action, static_cast<unsigned long long>(start), static_cast<unsigned long long>(start + bytes),
+                 near ? "the one before starts at" : "none lies below",
+                 static_cast<unsigned long long>(near ? near->device_address : 0),
+                 static_cast<unsigned long long>(near ? near->size_bytes : 0));
+        }
+        return cached_->bytes + (start - cached_->device_address);
+    }
+
+    void record(const Op& op, std::uint64_t start, std::uint64_t length, std::uint64_t stride, std::uint64_t count, bool write) {
+        if (count > 1 && stride == length) {
+            length *= count;
+            count = 1;
+        }
+        GmAccess access{};
+        access.start = start;
+        access.length = length;
+        access.stride = stride;
+        access.count = count;
+        access.operation = op.name;
+        access.file = op.at.file;
+        access.line = op.at.line;
+        access.epoch = op.epoch;
+        std::copy(seen[op.pipe].epoch, seen[op.pipe].epoch + kPipes, access.seen);
+        access.pipe = op.pipe;
+        access.is_write = write;
+        access.is_atomic = write && atomic_add;
+        accesses.push_back(access);
+    }
+
+private:
+    const Region* cached_ = nullptr;
+    std::map<std::pair<std::string, std::uint32_t>, std::uint32_t> reported_;
+
+    static bool all_defined(const std::uint8_t* states, std::uint64_t bytes) {
+        constexpr std::uint64_t kEightDefined = 0x0101010101010101u * kDefined;
+        std::uint64_t byte = 0;
+        for (; byte + 8 <= bytes; byte += 8) {
+            std::uint64_t eight;
+            std::memcpy(&eight, states + byte, sizeof eight);
+            if (eight != kEightDefined) return false;
+        }
+        for (; byte < bytes; ++byte)
+            if (states[byte] != kDefined) return false;
+        return true;
+    }
+
+    // The epoch of the running instruction when it wrote the granule itself.
+    static std::uint32_t own(const Op& op, const Granule& granule) {
+        return granule.write_pipe == op.pipe ? op.epoch : 0;
+    }
+
+    void report_order(const Op& op, const UbView& view, const char* role, std::uint32_t granule, const char* action,
+                      const char* earlier, std::uint8_t pipe, const char* file, std::uint32_t line) {
+        char remedy[128];
+        if (pipe == op.pipe) {
+            std::snprintf(remedy, sizeof remedy, "PipeBarrier<PIPE_%s> is missing", pipe_name(pipe));
+        } else {
+            std::snprintf(remedy, sizeof remedy, "EnQue/DeQue or SetFlag/WaitFlag<HardEvent::%s_%s> is missing",
+                          pipe_name(pipe), pipe_name(op.pipe));
+        }
+        report("ordering", op.at, "%s: %s %s UB byte %u (%s) on pipe %s, not ordered after line %u%s%s which %s it on pipe %s: %s",
+               op.name, role, action, granule * kGranuleBytes, describe(view).c_str(), pipe_name(op.pipe), line,
+               file && file != op.at.file ? " of " : "", file && file != op.at.file ? file : "", earlier, pipe_name(pipe), remedy);
+    }
+
+    void report_list(const char* kind, const Place& at, const char* format, va_list arguments) {
+        // One report per kind and line and block: a fault in a loop is one fault.
+        if (reported_[{kind, at.line}]++ != 0) return;
+        char message[1024];
+        std::vsnprintf(message, sizeof message, format, arguments);
+        launch.report(launch.host, index, kind, at.file, at.line, message);
+    }
+};
+
+inline thread_local Block* g_block = nullptr;
+
+inline Block& block() { return *g_block; }
+
+}  // namespace ascend_sim
+
+namespace AscendC {
+
+inline std::int64_t GetBlockIdx() { return ascend_sim::block().index; }
+inline std::int64_t GetBlockNum() { return ascend_sim::block().launch.block_count; }
+inline std::int64_t GetTaskRatio() { return 1; }
+inline std::int64_t GetSubBlockNum() { return 1; }
+inline std::int64_t GetSubBlockIdx() { return 0; }
+
+}  // namespace AscendC

@@ -1,0 +1,29 @@
+// Language extensions of the device compiler, as far as host code has to accept them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#ifndef __NPU_ARCH__
+#error "define __NPU_ARCH__ as 2201 or 3510"
+#endif
+#if __NPU_ARCH__ != 2201 && __NPU_ARCH__ != 3510
+#error "the simulator models __NPU_ARCH__ 2201 and 3510"
+#endif
+
+#define __global__
+#define __aicore__
+#define __vector__
+#define __mix__(cube, vector)
+#define __gm__
+#define __ubuf__
+#define ASCEND_IS_AIV true
+#define ASCEND_IS_AIC false
+#define ASCEND_SIM 1
+
+#define KERNEL_TYPE_AIV_ONLY 0
+#define KERNEL_TASK_TYPE_DEFAULT(type) static_assert((type) == KERNEL_TYPE_AIV_ONLY)
+
+using GM_ADDR = std::uint8_t*;
+
+enum pipe_t { PIPE_S, PIPE_V, PIPE_M, PIPE_MTE1, PIPE_MTE2, PIPE_MTE3, PIPE_ALL, PIPE_FIX };

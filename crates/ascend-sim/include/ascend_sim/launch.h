@@ -1,0 +1,89 @@
+// The C interface between the runtime and a compiled kernel library. Mirrored in src/abi/kernel.rs;
+// the sizes are asserted on both sides.
+#pragma once
+
+#include <cstdint>
+
+namespace ascend_sim {
+
+constexpr std::uint32_t kInterfaceVersion = 1;
+
+// One live device allocation. Kernels name its bytes by device address; the bytes are at `bytes`.
+struct Region {
+    std::uint64_t device_address;
+    std::uint64_t size_bytes;
+    std::uint8_t* bytes;
+};
+
+// Global memory touched by one transfer: `count` runs of `length` bytes, `stride` bytes apart.
+// `seen` is what the transfer's pipe knew of the four pipes when it was issued.
+struct GmAccess {
+    std::uint64_t start;
+    std::uint64_t length;
+    std::uint64_t stride;
+    std::uint64_t count;
+    const char* operation;
+    const char* file;
+    std::uint32_t line;
+    std::uint32_t epoch;
+    std::uint32_t seen[4];
+    std::uint8_t pipe;
+    std::uint8_t is_write;
+    std::uint8_t is_atomic;
+    std::uint8_t reserved[5];
+};
+
+struct Counters {
+    std::uint64_t gm_bytes_read;
+    std::uint64_t gm_bytes_written;
+    std::uint64_t gm_transfers_in;
+    std::uint64_t gm_transfers_out;
+    std::uint64_t gm_bursts_in;
+    std::uint64_t gm_bursts_out;
+    std::uint64_t scalar_gm_accesses;
+    std::uint64_t scalar_ub_accesses;
+    std::uint64_t vector_instructions;
+    std::uint64_t vector_repeats;
+    std::uint64_t ub_high_water_bytes;
+    std::uint64_t barriers[8];  // indexed by pipe_t
+};
+
+struct Launch {
+    std::uint32_t interface_version;
+    std::uint32_t block_count;
+    std::uint64_t ub_capacity_bytes;
+    std::uint8_t auto_sync;
+    std::uint8_t saturate;
+    std::uint8_t reserved[6];
+    const Region* regions;  // sorted by device address
+    std::uint64_t region_count;
+    void* host;
+    void (*report)(void* host, std::uint32_t block, const char* kind, const char* file, std::uint32_t line,
+                   const char* message);
+    void (*accesses)(void* host, std::uint32_t block, const GmAccess* list, std::uint64_t count);
+};
+
+struct KernelEntry {
+    const char* name;
+    std::uint64_t args_bytes;
+    void (*call)(const std::uint8_t* args);
+};
+
+struct KernelTable {
+    std::uint32_t interface_version;
+    std::uint32_t architecture;
+    const KernelEntry* entries;
+    std::uint64_t entry_count;
+    // Returns 0 when the block ran to its end and 1 when a violation stopped it.
+    std::int32_t (*run_block)(const Launch* launch, std::uint64_t kernel, const std::uint8_t* args,
+                              std::uint32_t block, Counters* counters);
+};
+
+static_assert(sizeof(Region) == 24);
+static_assert(sizeof(GmAccess) == 80);
+static_assert(sizeof(Counters) == 152);
+static_assert(sizeof(Launch) == 64);
+static_assert(sizeof(KernelEntry) == 24);
+static_assert(sizeof(KernelTable) == 32);
+
+}  // namespace ascend_sim

@@ -1,0 +1,77 @@
+//! The table of exported functions, and the macro that fills it.
+
+use std::ffi::{CStr, c_void};
+
+/// An exported function.
+#[derive(Clone, Copy, Debug)]
+pub struct Export {
+    /// Its C name.
+    pub name: &'static str,
+    /// Its type as declared here, in Rust's spelling, such as `fn(*mut *mut c_void, usize, i32) -> i32`.
+    pub signature: &'static str,
+    /// Where it is.
+    pub address: *const c_void,
+}
+
+/// Every exported function.
+pub fn exports() -> Vec<Export> {
+    [
+        super::runtime::table(),
+        super::aclnn::table(),
+        super::control::table(),
+    ]
+    .concat()
+}
+
+/// The address of the exported function `name`, null when there is none: what `dlsym` would say of
+/// the shared library. A loader that takes its symbols from a closure can take them from here.
+pub fn symbol(name: &CStr) -> *const c_void {
+    exports()
+        .iter()
+        .find(|export| export.name.as_bytes() == name.to_bytes())
+        .map_or(std::ptr::null(), |export| export.address)
+}
+
+/// Defines exported functions. Those after `status` log themselves, take injected failures and turn
+/// an error into its code; those after `value` return what their body says.
+macro_rules! export {
+    (
+        status { $( fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block )* }
+        value { $( fn $vname:ident($($varg:ident: $vty:ty),* $(,)?) -> $vret:ty $vbody:block )* }
+    ) => {
+        $(
+            #[doc = concat!("`", stringify!($name), "`, as the vendor's headers declare it.")]
+            ///
+            /// # Safety
+            /// - Pointers are valid for what the C declaration says, or null where it allows null.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $ty),*) -> i32 {
+                $crate::state::boundary(stringify!($name), move || $body)
+            }
+        )*
+        $(
+            #[doc = concat!("`", stringify!($vname), "`, as its C declaration says.")]
+            ///
+            /// # Safety
+            /// - Pointers are valid for what the C declaration says, or null where it allows null.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $vname($($varg: $vty),*) -> $vret $vbody
+        )*
+        pub(crate) fn table() -> Vec<$crate::abi::Export> {
+            vec![
+                $( $crate::abi::Export {
+                    name: stringify!($name),
+                    signature: stringify!(fn($($ty),*) -> i32),
+                    address: $name as *const std::ffi::c_void,
+                }, )*
+                $( $crate::abi::Export {
+                    name: stringify!($vname),
+                    signature: stringify!(fn($($vty),*) -> $vret),
+                    address: $vname as *const std::ffi::c_void,
+                }, )*
+            ]
+        }
+    };
+}
+
+pub(crate) use export;

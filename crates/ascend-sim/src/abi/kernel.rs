@@ -1,0 +1,398 @@
+//! The C interface of compiled kernel libraries (mirror of `include/ascend_sim/launch.h`).
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::abi::sys::{Engine, Library};
+use crate::codes::{Failure, Outcome, RT_FEATURE_NOT_SUPPORTED, RT_PARAM_INVALID};
+use crate::conflicts::Access;
+use crate::machine::Machine;
+use crate::trace::{Counters, Violation};
+
+const INTERFACE_VERSION: u32 = 1;
+const ELF_MAGIC: &[u8] = b"\x7fELF";
+const ELF_MACHINE_OFFSET: usize = 18;
+/// `e_machine` of an object for the device.
+const ELF_MACHINE_DEVICE: u16 = 0x1029;
+const ELF_MACHINE_HOST: u16 = if cfg!(target_arch = "aarch64") {
+    183
+} else {
+    62
+};
+
+#[repr(C)]
+pub(crate) struct Region {
+    pub(crate) device_address: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) bytes: *mut u8,
+}
+
+#[repr(C)]
+struct GmAccess {
+    start: u64,
+    length: u64,
+    stride: u64,
+    count: u64,
+    operation: *const c_char,
+    file: *const c_char,
+    line: u32,
+    epoch: u32,
+    seen: [u32; 4],
+    pipe: u8,
+    is_write: u8,
+    is_atomic: u8,
+    reserved: [u8; 5],
+}
+
+type Report =
+    unsafe extern "C" fn(*mut c_void, u32, *const c_char, *const c_char, u32, *const c_char);
+type Accesses = unsafe extern "C" fn(*mut c_void, u32, *const GmAccess, u64);
+
+#[repr(C)]
+struct Launch {
+    interface_version: u32,
+    block_count: u32,
+    ub_capacity_bytes: u64,
+    auto_sync: u8,
+    saturate: u8,
+    reserved: [u8; 6],
+    regions: *const Region,
+    region_count: u64,
+    host: *mut c_void,
+    report: Report,
+    accesses: Accesses,
+}
+
+#[repr(C)]
+struct KernelEntry {
+    name: *const c_char,
+    args_bytes: u64,
+    call: *const c_void,
+}
+
+#[repr(C)]
+struct KernelTable {
+    interface_version: u32,
+    architecture: u32,
+    entries: *const KernelEntry,
+    entry_count: u64,
+    run_block: unsafe extern "C" fn(*const Launch, u64, *const u8, u32, *mut Counters) -> i32,
+}
+
+const _: () = assert!(size_of::<Region>() == 24);
+const _: () = assert!(size_of::<GmAccess>() == 80);
+const _: () = assert!(size_of::<Counters>() == 152);
+const _: () = assert!(size_of::<Launch>() == 64);
+const _: () = assert!(size_of::<KernelEntry>() == 24);
+const _: () = assert!(size_of::<KernelTable>() == 32);
+
+/// A kernel of a loaded library.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    pub(crate) name: String,
+    pub(crate) args_bytes: u64,
+}
+
+/// A loaded library of host-compiled kernels.
+pub(crate) struct KernelLibrary {
+    table: *const KernelTable,
+    pub(crate) kernels: Vec<Kernel>,
+    // Last: the table lies inside the library.
+    _library: Library,
+}
+
+// SAFETY: the table is constant data of the library, which lives as long as this value.
+unsafe impl Send for KernelLibrary {}
+// SAFETY: as for `Send`; `run_block` keeps its state on the calling thread.
+unsafe impl Sync for KernelLibrary {}
+
+/// What one launch did.
+pub(crate) struct LaunchOutput {
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) accesses: Vec<(u32, Vec<Access>)>,
+    pub(crate) places: Vec<String>,
+    pub(crate) per_block: Vec<Counters>,
+}
+
+struct Collector<'a> {
+    kernel: &'a str,
+    inner: Mutex<Collected>,
+}
+
+#[derive(Default)]
+struct Collected {
+    violations: Vec<Violation>,
+    accesses: Vec<(u32, Vec<Access>)>,
+    places: Vec<String>,
+    place_ids: HashMap<(usize, usize), usize>,
+}
+
+/// # Safety
+/// `text` is a C string.
+unsafe fn text(text: *const c_char) -> String {
+    // SAFETY: by the function's own condition.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// # Safety
+/// `host` is the `Collector` of the running launch and the strings are C strings.
+unsafe extern "C" fn report(
+    host: *mut c_void,
+    block: u32,
+    kind: *const c_char,
+    file: *const c_char,
+    line: u32,
+    message: *const c_char,
+) {
+    // SAFETY: `host` is the collector that `run` put into the launch, alive until `run` returns.
+    let collector = unsafe { &*host.cast::<Collector<'_>>() };
+    // SAFETY: the kernel side passes C strings, valid during the call.
+    let (kind, file, message) = unsafe { (text(kind), text(file), text(message)) };
+    let violation = Violation {
+        kind,
+        kernel: Some(collector.kernel.to_owned()),
+        block: Some(block),
+        file: (!file.is_empty()).then_some(file),
+        line: (line != 0).then_some(line),
+        message,
+    };
+    collector
+        .inner
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .violations
+        .push(violation);
+}
+
+/// # Safety
+/// `host` is the `Collector` of the running launch and `list` holds `count` records.
+unsafe extern "C" fn accesses(host: *mut c_void, block: u32, list: *const GmAccess, count: u64) {
+    if count == 0 {
+        return;
+    }
+    // SAFETY: `host` is the collector that `run` put into the launch, alive until `run` returns.
+    let collector = unsafe { &*host.cast::<Collector<'_>>() };
+    // SAFETY: the kernel side passes `count` records, valid during the call; `count` is not zero.
+    let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
+    let mut inner = collector
+        .inner
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let converted = list
+        .iter()
+        .map(|record| {
+            let key = (record.operation as usize, record.file as usize);
+            let known = inner.place_ids.get(&key).copied();
+            let place = known.unwrap_or_else(|| {
+                // SAFETY: operation and file are string literals of the loaded library.
+                let place =
+                    unsafe { format!("{} at {}", text(record.operation), text(record.file)) };
+                inner.places.push(place);
+                let id = inner.places.len() - 1;
+                inner.place_ids.insert(key, id);
+                id
+            });
+            Access {
+                start: record.start,
+                length: record.length,
+                stride: record.stride,
+                count: record.count,
+                place,
+                line: record.line,
+                epoch: record.epoch,
+                seen: record.seen,
+                pipe: record.pipe,
+                write: record.is_write != 0,
+                atomic: record.is_atomic != 0,
+            }
+        })
+        .collect();
+    inner.accesses.push((block, converted));
+}
+
+impl KernelLibrary {
+    /// Loads a library that `build` made, for this host and this machine's architecture.
+    pub(crate) fn load(bytes: &[u8], machine: &Machine) -> Outcome<Self> {
+        let elf_machine = bytes
+            .get(ELF_MACHINE_OFFSET..ELF_MACHINE_OFFSET + 2)
+            .filter(|_| bytes.starts_with(ELF_MAGIC))
+            .map(|field| u16::from_le_bytes([field[0], field[1]]))
+            .ok_or_else(|| {
+                Failure::new(
+                    RT_PARAM_INVALID,
+                    format!("{} bytes are not an ELF object", bytes.len()),
+                )
+            })?;
+        if elf_machine == ELF_MACHINE_DEVICE {
+            return Err(Failure::new(
+                RT_PARAM_INVALID,
+                "the binary is compiled for the device; the simulator loads kernels that ascend_sim::build compiled for this host",
+            ));
+        }
+        if elf_machine != ELF_MACHINE_HOST {
+            return Err(Failure::new(
+                RT_PARAM_INVALID,
+                format!(
+                    "the binary is for ELF machine {elf_machine}, this host is {ELF_MACHINE_HOST}"
+                ),
+            ));
+        }
+        let library = Library::from_bytes(bytes)?;
+        let table = library
+            .symbol(c"ascend_sim_kernels")
+            .ok_or_else(|| {
+                Failure::new(
+                    RT_PARAM_INVALID,
+                    "the binary has no kernel table: compile it with ascend_sim::build",
+                )
+            })?
+            .cast::<KernelTable>()
+            .as_ptr()
+            .cast_const();
+        // SAFETY: the symbol is the table that `ASCEND_SIM_LIBRARY` defines; both versions of the
+        // interface begin with these two fields.
+        let (version, architecture) =
+            unsafe { ((*table).interface_version, (*table).architecture) };
+        if version != INTERFACE_VERSION {
+            return Err(Failure::new(
+                RT_PARAM_INVALID,
+                format!(
+                    "the binary has kernel interface {version}, this simulator has {INTERFACE_VERSION}"
+                ),
+            ));
+        }
+        if architecture != machine.architecture {
+            return Err(Failure::new(
+                RT_FEATURE_NOT_SUPPORTED,
+                format!(
+                    "the binary is compiled for dav-{architecture}, the device is dav-{}",
+                    machine.architecture
+                ),
+            ));
+        }
+        // SAFETY: the version was checked, so the table holds `entry_count` entries with C strings.
+        let kernels = unsafe {
+            std::slice::from_raw_parts((*table).entries, (*table).entry_count as usize)
+                .iter()
+                .map(|entry| Kernel {
+                    name: text(entry.name),
+                    args_bytes: entry.args_bytes,
+                })
+                .collect()
+        };
+        Ok(Self {
+            table,
+            kernels,
+            _library: library,
+        })
+    }
+
+    /// Runs all blocks of a launch on threads and waits for them.
+    ///
+    /// The caller keeps the allocations behind `regions` alive, and holds the engine, so that
+    /// nothing else touches device memory.
+    pub(crate) fn run(
+        &self,
+        _engine: &Engine<'_>,
+        kernel: usize,
+        blocks: u32,
+        args: &[u8],
+        regions: &[Region],
+        machine: &Machine,
+    ) -> LaunchOutput {
+        let collector = Collector {
+            kernel: &self.kernels[kernel].name,
+            inner: Mutex::new(Collected::default()),
+        };
+        let launch = Launch {
+            interface_version: INTERFACE_VERSION,
+            block_count: blocks,
+            ub_capacity_bytes: machine.ub_usable_bytes,
+            auto_sync: machine.auto_sync.into(),
+            saturate: machine.saturate.into(),
+            reserved: [0; 6],
+            regions: regions.as_ptr(),
+            region_count: regions.len() as u64,
+            host: (&raw const collector).cast_mut().cast(),
+            report,
+            accesses,
+        };
+        let job = Job {
+            table: self.table,
+            launch: &launch,
+            kernel,
+            args,
+        };
+        let next = AtomicU32::new(0);
+        let per_block = Mutex::new(vec![Counters::default(); blocks as usize]);
+        let threads = std::thread::available_parallelism()
+            .map_or(1, |n| n.get())
+            .min(blocks as usize);
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    loop {
+                        let block = next.fetch_add(1, Ordering::Relaxed);
+                        if block >= blocks {
+                            break;
+                        }
+                        let counters = job.run_block(block);
+                        per_block.lock().unwrap_or_else(PoisonError::into_inner)[block as usize] =
+                            counters;
+                    }
+                });
+            }
+        });
+        let mut collected = collector
+            .inner
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Threads finish in any order; reports are in block order.
+        collected
+            .violations
+            .sort_by_key(|violation| violation.block);
+        collected.accesses.sort_by_key(|(block, _)| *block);
+        LaunchOutput {
+            violations: collected.violations,
+            accesses: collected.accesses,
+            places: collected.places,
+            per_block: per_block
+                .into_inner()
+                .unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+}
+
+struct Job<'a> {
+    table: *const KernelTable,
+    launch: &'a Launch,
+    kernel: usize,
+    args: &'a [u8],
+}
+
+// SAFETY: the table and the launch are constant while the job runs; the collector behind
+// `launch.host` locks; the regions' bytes are the kernel's to touch, as on a device.
+unsafe impl Sync for Job<'_> {}
+
+impl Job<'_> {
+    fn run_block(&self, block: u32) -> Counters {
+        let mut counters = Counters::default();
+        // SAFETY: the table's library is loaded (`KernelLibrary` is borrowed by the caller); the
+        // launch and the arguments outlive the call; `args` is as long as the kernel's parameters
+        // (checked when the launch was made); `counters` is this thread's own.
+        unsafe {
+            ((*self.table).run_block)(
+                self.launch,
+                self.kernel as u64,
+                self.args.as_ptr(),
+                block,
+                &raw mut counters,
+            );
+        }
+        counters
+    }
+}

@@ -1,0 +1,172 @@
+//! Initialisation, devices and what they report.
+#![allow(non_snake_case, reason = "the vendor's spelling")]
+
+use std::ffi::c_char;
+
+use super::put;
+use crate::abi::export::export;
+use crate::codes::*;
+use crate::state::{Sim, recent_message, sim};
+use crate::trace::Violation;
+
+/// Version that `aclrtGetVersion` reports: the headers the declarations were checked against.
+const VERSION: (i32, i32, i32) = (1, 17, 0);
+
+const ATTRIBUTE_VECTOR_CORES: i32 = 201;
+const ATTRIBUTE_UB_BYTES: i32 = 204;
+const ATTRIBUTE_MEMORY_BYTES: i32 = 301;
+const ATTRIBUTE_L2_BYTES: i32 = 302;
+const ATTRIBUTE_ARCHITECTURE: i32 = 601;
+const HBM_MEMORY: i32 = 1;
+
+fn report_leaks(state: &mut Sim) {
+    let allocations: Vec<String> = state
+        .memory
+        .live()
+        .map(|a| format!("0x{:x} ({} bytes, device {})", a.start, a.size, a.device))
+        .collect();
+    let leaks = [
+        (
+            allocations.len(),
+            "device allocations",
+            format!(
+                ": {}",
+                allocations
+                    .iter()
+                    .take(8)
+                    .cloned()
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
+        ),
+        (
+            state.host_blocks.len(),
+            "page-locked host blocks",
+            String::new(),
+        ),
+        (
+            state.streams.len() - state.default_streams.len(),
+            "streams",
+            String::new(),
+        ),
+        (state.events.len(), "events", String::new()),
+        (state.binaries.len(), "binaries", String::new()),
+        (
+            state.descriptors.live(),
+            "operator descriptors",
+            String::new(),
+        ),
+    ];
+    for (count, what, detail) in leaks.into_iter().filter(|(count, ..)| *count != 0) {
+        state.violate(Violation::host(
+            "leak",
+            format!("{count} {what} are still alive at aclFinalize{detail}"),
+        ));
+    }
+}
+
+export! {
+    status {
+        fn aclInit(configPath: *const c_char) {
+            let _ = configPath;
+            let mut state = sim();
+            if state.initialized {
+                return Err(Failure::new(REPEAT_INITIALIZE, "aclInit was called before"));
+            }
+            state.initialized = true;
+            Ok(())
+        }
+        fn aclFinalize() {
+            let mut state = sim();
+            state.require_initialized()?;
+            report_leaks(&mut state);
+            state.initialized = false;
+            state.device_users.clear();
+            let defaults: Vec<u64> = state.default_streams.drain().map(|(_, handle)| handle).collect();
+            let streams = defaults.into_iter().map(|handle| state.streams.remove(handle)).collect::<Outcome<Vec<_>>>()?;
+            drop(state);
+            streams.into_iter().for_each(|stream| stream.close(false));
+            Ok(())
+        }
+        fn aclrtGetVersion(major: *mut i32, minor: *mut i32, patch: *mut i32) {
+            // SAFETY: out parameters, null or valid by the C declaration.
+            unsafe {
+                put(major, VERSION.0, "majorVersion")?;
+                put(minor, VERSION.1, "minorVersion")?;
+                put(patch, VERSION.2, "patchVersion")
+            }
+        }
+        fn aclrtSetDevice(deviceId: i32) {
+            let mut state = sim();
+            state.require_initialized()?;
+            let device = u32::try_from(deviceId).ok().filter(|device| *device < state.machine.devices).ok_or_else(|| {
+                Failure::new(RT_INVALID_DEVICE, format!("device {deviceId} does not exist, there are {}", state.machine.devices))
+            })?;
+            *state.device_users.entry(device).or_default() += 1;
+            state.set_current_device(device);
+            Ok(())
+        }
+        fn aclrtResetDevice(deviceId: i32) {
+            let mut state = sim();
+            state.require_initialized()?;
+            let device = u32::try_from(deviceId).unwrap_or(u32::MAX);
+            let users = state.device_users.get_mut(&device).ok_or_else(|| {
+                Failure::new(RT_INVALID_DEVICE, format!("device {deviceId} is not in use: no aclrtSetDevice is left to undo"))
+            })?;
+            *users -= 1;
+            if *users != 0 {
+                return Ok(());
+            }
+            state.device_users.remove(&device);
+            let default = state.default_streams.remove(&device).map(|handle| state.streams.remove(handle)).transpose()?;
+            drop(state);
+            if let Some(stream) = default {
+                stream.close(false);
+            }
+            Ok(())
+        }
+        fn aclrtGetDeviceCount(count: *mut u32) {
+            let devices = sim().machine.devices;
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { put(count, devices, "count") }
+        }
+        fn aclrtGetDeviceInfo(deviceId: u32, attr: i32, value: *mut i64) {
+            let machine = sim().machine.clone();
+            if deviceId >= machine.devices {
+                return Err(Failure::new(RT_INVALID_DEVICE, format!("device {deviceId} does not exist, there are {}", machine.devices)));
+            }
+            let found = match attr {
+                ATTRIBUTE_VECTOR_CORES => i64::from(machine.vector_cores),
+                ATTRIBUTE_UB_BYTES => machine.ub_bytes as i64,
+                ATTRIBUTE_MEMORY_BYTES => machine.memory_bytes as i64,
+                ATTRIBUTE_L2_BYTES => machine.l2_bytes as i64,
+                ATTRIBUTE_ARCHITECTURE => i64::from(machine.architecture),
+                _ => return Err(Failure::new(RT_PARAM_INVALID, format!("device attribute {attr} is not modelled"))),
+            };
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { put(value, found, "value") }
+        }
+        fn aclrtGetMemInfo(attr: i32, free: *mut usize, total: *mut usize) {
+            let state = sim();
+            let device = state.current_device()?;
+            if attr != HBM_MEMORY {
+                return Err(Failure::new(RT_PARAM_INVALID, format!("memory attribute {attr} is not modelled, only {HBM_MEMORY} (HBM)")));
+            }
+            let limit = state.memory_limit.unwrap_or(state.machine.memory_bytes);
+            let left = limit.saturating_sub(state.memory.used_bytes(device));
+            // SAFETY: out parameters, null or valid by the C declaration.
+            unsafe {
+                put(free, left as usize, "free")?;
+                put(total, limit as usize, "total")
+            }
+        }
+    }
+    value {
+        fn aclGetRecentErrMsg() -> *const c_char {
+            recent_message()
+        }
+        fn aclrtGetSocName() -> *const c_char {
+            sim().machine.soc_name.as_ptr()
+        }
+    }
+}

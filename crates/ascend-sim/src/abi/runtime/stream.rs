@@ -1,0 +1,136 @@
+//! Streams and events.
+#![allow(non_snake_case, reason = "the vendor's spelling")]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{handle, pointer, put};
+use crate::abi::export::export;
+use crate::clock::{Actor, Clock};
+use crate::codes::*;
+use crate::state::{Event, sim};
+use crate::stream::{Stream, Ticket, Work};
+use crate::trace::Violation;
+
+/// Waits for a stream; its failure, if it has one, becomes the call's.
+fn synchronize(stream: *mut c_void, timeout: Option<Duration>) -> Outcome {
+    let (stream, waiter, clock) = {
+        let mut state = sim();
+        let stream = state.stream_handle(handle(stream))?;
+        let found = state.streams.get(stream)?;
+        (stream, found.waiter(), found.clock.clone())
+    };
+    let Some(failure) = waiter.wait(timeout) else {
+        return Err(Failure::new(
+            RT_STREAM_SYNC_TIMEOUT,
+            format!("stream 0x{stream:x} is still busy"),
+        ));
+    };
+    let mut state = sim();
+    state.host_clock.join(&clock);
+    state
+        .host_clock
+        .raise(Actor::Stream(stream), waiter.target());
+    failure.map_or(Ok(()), Err)
+}
+
+export! {
+    status {
+        fn aclrtCreateStream(stream: *mut *mut c_void) {
+            let mut state = sim();
+            let device = state.current_device()?;
+            if stream.is_null() {
+                return Err(Failure::new(RT_PARAM_INVALID, "stream is null"));
+            }
+            let created = state.streams.insert(Stream::new(device)?);
+            // SAFETY: not null, and valid for writing by the C declaration.
+            unsafe { put(stream, pointer(created), "stream") }
+        }
+        fn aclrtDestroyStream(stream: *mut c_void) {
+            let destroyed = {
+                let mut state = sim();
+                if stream.is_null() {
+                    return Err(Failure::new(RT_INVALID_HANDLE, "the default stream cannot be destroyed"));
+                }
+                let stream = state.stream_handle(handle(stream))?;
+                let destroyed = state.streams.remove(stream)?;
+                let unfinished = destroyed.waiter().target() > state.host_clock.get(Actor::Stream(stream));
+                if unfinished {
+                    state.violate(Violation::host(
+                        "stream-destroyed-busy",
+                        format!("stream 0x{stream:x} is destroyed without waiting for its work: call aclrtSynchronizeStream first"),
+                    ));
+                }
+                destroyed
+            };
+            destroyed.close(false);
+            Ok(())
+        }
+        fn aclrtSynchronizeStream(stream: *mut c_void) {
+            synchronize(stream, None)
+        }
+        fn aclrtSynchronizeStreamWithTimeout(stream: *mut c_void, timeout: i32) {
+            // -1 waits for ever, as the runtime's other timeouts do.
+            let timeout = match timeout {
+                -1 => None,
+                ms => Some(Duration::from_millis(u64::try_from(ms).map_err(|_| Failure::new(RT_PARAM_INVALID, format!("timeout of {ms} ms")))?)),
+            };
+            synchronize(stream, timeout)
+        }
+        fn aclrtCreateEvent(event: *mut *mut c_void) {
+            let mut state = sim();
+            state.current_device()?;
+            if event.is_null() {
+                return Err(Failure::new(RT_PARAM_INVALID, "event is null"));
+            }
+            let created = state.events.insert(Event { recorded: None });
+            // SAFETY: not null, and valid for writing by the C declaration.
+            unsafe { put(event, pointer(created), "event") }
+        }
+        fn aclrtDestroyEvent(event: *mut c_void) {
+            let mut state = sim();
+            state.current_device()?;
+            state.events.remove(handle(event)).map(drop)
+        }
+        fn aclrtRecordEvent(event: *mut c_void, stream: *mut c_void) {
+            let mut state = sim();
+            let stream = state.stream_handle(handle(stream))?;
+            state.events.get(handle(event))?;
+            let ticket = Arc::new(Ticket::default());
+            state.submit(stream, Work::Record(Arc::clone(&ticket)))?;
+            let clock = state.streams.get(stream)?.clock.clone();
+            state.events.get_mut(handle(event))?.recorded = Some((ticket, clock));
+            Ok(())
+        }
+        fn aclrtStreamWaitEvent(stream: *mut c_void, event: *mut c_void) {
+            let mut state = sim();
+            let stream = state.stream_handle(handle(stream))?;
+            let Some((ticket, clock)) = state.events.get(handle(event))?.recorded.as_ref().map(|(t, c)| (Arc::clone(t), c.clone())) else {
+                return Ok(());
+            };
+            state.streams.get_mut(stream)?.clock.join(&clock);
+            state.submit(stream, Work::Wait(ticket)).map(drop)
+        }
+        fn aclrtSynchronizeEvent(event: *mut c_void) {
+            let recorded: Option<(Arc<Ticket>, Clock)> = {
+                let state = sim();
+                state.current_device()?;
+                state.events.get(handle(event))?.recorded.as_ref().map(|(t, c)| (Arc::clone(t), c.clone()))
+            };
+            let Some((ticket, clock)) = recorded else { return Ok(()) };
+            let failure = ticket.wait();
+            sim().host_clock.join(&clock);
+            failure.map_or(Ok(()), Err)
+        }
+        fn aclrtEventElapsedTime(ms: *mut f32, start: *mut c_void, end: *mut c_void) {
+            let state = sim();
+            state.current_device()?;
+            state.events.get(handle(start))?;
+            state.events.get(handle(end))?;
+            let _ = ms;
+            Err(Failure::new(RT_FEATURE_NOT_SUPPORTED, "the simulator reports no times"))
+        }
+    }
+    value {}
+}

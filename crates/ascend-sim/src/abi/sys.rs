@@ -1,0 +1,289 @@
+//! Memory and libraries of the host: the raw operations that everything else is built on.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::NonNull;
+
+use crate::codes::{Failure, INTERNAL_ERROR, Outcome, RT_FEATURE_NOT_SUPPORTED};
+
+/// A stretch of the process's address space that nothing can read or write: where device addresses
+/// come from, so that following one on the host faults instead of returning bytes.
+pub(crate) struct Reservation {
+    start: u64,
+    size: u64,
+}
+
+impl Reservation {
+    /// Reserves as much as the process may, up to `size` bytes.
+    pub(crate) fn new(mut size: u64) -> Outcome<Self> {
+        while size >= 1 << 30 {
+            let Ok(length) = usize::try_from(size) else {
+                size /= 2;
+                continue;
+            };
+            // SAFETY: an anonymous mapping at an address that the kernel picks; no memory that the
+            // process uses is replaced, and no access is ever made through it.
+            let start = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    length,
+                    libc::PROT_NONE,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                    -1,
+                    0,
+                )
+            };
+            if start != libc::MAP_FAILED {
+                return Ok(Self {
+                    start: start as u64,
+                    size,
+                });
+            }
+            size /= 2;
+        }
+        Err(Failure::new(
+            INTERNAL_ERROR,
+            "no address space left for device addresses",
+        ))
+    }
+
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: `start` and `size` are those of the mapping made in `new`, unmapped once.
+        unsafe { libc::munmap(self.start as *mut c_void, self.size as usize) };
+    }
+}
+
+/// Proof that the holder is the only one who touches device memory now.
+pub(crate) struct Engine<'a>(
+    #[allow(dead_code, reason = "held, not read")] pub(crate) std::sync::MutexGuard<'a, ()>,
+);
+
+const POISON: u8 = 0xff;
+const BYTES_ALIGNMENT: usize = 512;
+
+/// Memory that kernels and copies share. Reads and writes need the [`Engine`].
+pub(crate) struct SharedBytes {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the bytes are only touched through methods that demand the engine, of which there is one,
+// or by kernel threads that run while their launch holds it.
+unsafe impl Send for SharedBytes {}
+// SAFETY: as for `Send`: shared references allow access only together with the engine.
+unsafe impl Sync for SharedBytes {}
+
+impl SharedBytes {
+    /// New memory, every byte 0xff, so that a float read before it was written is NaN.
+    pub(crate) fn new(size: usize) -> Outcome<Self> {
+        let layout = Layout::from_size_align(size.max(1), BYTES_ALIGNMENT).map_err(|_| {
+            Failure::new(INTERNAL_ERROR, format!("{size} bytes cannot be laid out"))
+        })?;
+        // SAFETY: the layout has a size of at least one byte.
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
+            handle_alloc_error(layout)
+        };
+        // SAFETY: `start` was just allocated with `layout.size()` bytes.
+        unsafe { start.write_bytes(POISON, layout.size()) };
+        Ok(Self { start, layout })
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    fn check(&self, offset: usize, len: usize) {
+        assert!(
+            offset
+                .checked_add(len)
+                .is_some_and(|end| end <= self.layout.size()),
+            "device range outside its allocation"
+        );
+    }
+
+    pub(crate) fn read(&self, _engine: &Engine<'_>, offset: usize, into: &mut [u8]) {
+        self.check(offset, into.len());
+        // SAFETY: `check` keeps the source inside the allocation; `into` is a distinct Rust slice;
+        // the engine excludes writers.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.as_ptr().add(offset), into.as_mut_ptr(), into.len())
+        };
+    }
+
+    pub(crate) fn write(&self, _engine: &Engine<'_>, offset: usize, from: &[u8]) {
+        self.check(offset, from.len());
+        // SAFETY: `check` keeps the target inside the allocation; `from` is a distinct Rust slice;
+        // the engine excludes other accesses.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.as_ptr(), self.as_ptr().add(offset), from.len())
+        };
+    }
+}
+
+impl Drop for SharedBytes {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout, freed once.
+        unsafe { dealloc(self.as_ptr(), self.layout) };
+    }
+}
+
+const HOST_GUARD_BYTES: usize = 64;
+const HOST_CANARY: u8 = 0xc5;
+
+/// Page-locked host memory as handed out by `aclrtMallocHost`, with guard bytes on both sides.
+pub(crate) struct HostBlock {
+    start: NonNull<u8>,
+    layout: Layout,
+    size: usize,
+}
+
+// SAFETY: the block is plain memory; who touches it when is the program's business, as on a device.
+unsafe impl Send for HostBlock {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for HostBlock {}
+
+impl HostBlock {
+    pub(crate) fn new(size: usize) -> Outcome<Self> {
+        let layout = size
+            .checked_add(2 * HOST_GUARD_BYTES)
+            .and_then(|whole| Layout::from_size_align(whole, HOST_GUARD_BYTES).ok())
+            .ok_or_else(|| {
+                Failure::new(INTERNAL_ERROR, format!("{size} bytes cannot be laid out"))
+            })?;
+        // SAFETY: the layout is at least two guards long.
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
+            handle_alloc_error(layout)
+        };
+        // SAFETY: `start` was just allocated with `layout.size()` bytes.
+        unsafe {
+            start.write_bytes(HOST_CANARY, layout.size());
+            start.add(HOST_GUARD_BYTES).write_bytes(POISON, size);
+        }
+        Ok(Self {
+            start,
+            layout,
+            size,
+        })
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.start.as_ptr() as usize + HOST_GUARD_BYTES
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Whether the guards are as they were made.
+    pub(crate) fn guards_intact(&self) -> bool {
+        let guard = |offset: usize| {
+            // SAFETY: both guards lie inside the allocation; only this type is meant to touch them.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(self.start.as_ptr().add(offset), HOST_GUARD_BYTES)
+            };
+            bytes.iter().all(|byte| *byte == HOST_CANARY)
+        };
+        guard(0) && guard(HOST_GUARD_BYTES + self.size)
+    }
+}
+
+impl Drop for HostBlock {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout, freed once.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// Bytes at a host address that a program named.
+///
+/// # Safety
+/// - `address` is valid for `len` bytes and nothing writes them during the call.
+pub(crate) unsafe fn read_host(address: usize, len: usize) -> Vec<u8> {
+    // SAFETY: by the function's own condition.
+    unsafe { std::slice::from_raw_parts(address as *const u8, len) }.to_vec()
+}
+
+/// Writes bytes at a host address that a program named.
+///
+/// # Safety
+/// - `address` is valid for writing `bytes.len()` bytes and nothing else touches them during the call.
+pub(crate) unsafe fn write_host(address: usize, bytes: &[u8]) {
+    // SAFETY: by the function's own condition; `bytes` is a Rust slice of other memory.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+}
+
+/// A loaded shared object.
+pub(crate) struct Library(NonNull<c_void>);
+
+// SAFETY: the handle is an opaque token of the loader, which is thread-safe.
+unsafe impl Send for Library {}
+// SAFETY: as for `Send`; `symbol` is a thread-safe look-up.
+unsafe impl Sync for Library {}
+
+impl Library {
+    /// Loads a shared object from its bytes.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Outcome<Self> {
+        use std::io::Write;
+        use std::os::fd::{AsRawFd, FromRawFd};
+        // SAFETY: the name is a C string; the flag is a documented one.
+        let descriptor =
+            unsafe { libc::memfd_create(c"ascend-sim-kernels".as_ptr(), libc::MFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(Failure::new(
+                INTERNAL_ERROR,
+                std::io::Error::last_os_error(),
+            ));
+        }
+        // SAFETY: the descriptor was just made and belongs to nobody else.
+        let mut file = unsafe { std::fs::File::from_raw_fd(descriptor) };
+        file.write_all(bytes)
+            .map_err(|error| Failure::new(INTERNAL_ERROR, error))?;
+        let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
+            .map_err(|error| Failure::new(INTERNAL_ERROR, error))?;
+        // SAFETY: the path is a C string. Loading runs the object's initialisers: the caller hands
+        // over code to be run, which is what loading a kernel means.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        NonNull::new(handle).map(Self).ok_or_else(|| {
+            // SAFETY: `dlerror` takes nothing; its result is used before this thread loads again.
+            let message = unsafe { libc::dlerror() };
+            if message.is_null() {
+                return Failure::new(RT_FEATURE_NOT_SUPPORTED, "the object cannot be loaded");
+            }
+            // SAFETY: not null, and a C string by the loader's contract.
+            let message = unsafe { CStr::from_ptr(message) };
+            Failure::new(RT_FEATURE_NOT_SUPPORTED, message.to_string_lossy())
+        })
+    }
+
+    /// Loads a shared object from its bytes.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn from_bytes(_bytes: &[u8]) -> Outcome<Self> {
+        Err(Failure::new(
+            RT_FEATURE_NOT_SUPPORTED,
+            "kernels are loaded from memory, which the simulator does on Linux",
+        ))
+    }
+
+    pub(crate) fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the handle is live until `drop`; the name is a C string.
+        NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        // SAFETY: the handle came from `dlopen` and is closed once; who uses its code holds the library.
+        unsafe { libc::dlclose(self.0.as_ptr()) };
+    }
+}

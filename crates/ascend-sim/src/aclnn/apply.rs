@@ -1,0 +1,131 @@
+//! ApplyRotaryPosEmb, its second version, and InterleaveRope.
+
+use super::rotary::{Mode, rotate};
+use super::{Tensor, plan, refuse};
+use crate::codes::Outcome;
+use crate::state::sim;
+
+const HEAD_DIMS: &[usize] = &[64, 128];
+const INTERLEAVE_HEAD_DIM: usize = 64;
+
+/// The heads axis of a layout number: 1 BSND, 2 SBND, 3 BNSD, 4 TND.
+fn heads_axis(layout: i64) -> Outcome<(usize, usize)> {
+    match layout {
+        1 | 2 => Ok((4, 2)),
+        3 => Ok((4, 1)),
+        4 => Ok((3, 1)),
+        _ => refuse(format!(
+            "layout {layout} does not exist: 1 BSND, 2 SBND, 3 BNSD, 4 TND"
+        )),
+    }
+}
+
+/// For each row of `x`, the row of an angle tensor that has one head.
+fn rows_without_heads(x: &Tensor, heads_axis: usize) -> Vec<usize> {
+    let inner: usize = x.dims[heads_axis + 1..x.dims.len() - 1].iter().product();
+    let rows: usize = x.dims[..x.dims.len() - 1].iter().product();
+    let heads = x.dims[heads_axis];
+    (0..rows)
+        .map(|row| row / (heads * inner) * inner + row % inner)
+        .collect()
+}
+
+fn expect_angles(x: &Tensor, angles: &Tensor, heads_axis: usize, name: &str) -> Outcome {
+    let mut expected = x.dims.clone();
+    expected[heads_axis] = 1;
+    if angles.dims != expected || angles.dtype != x.dtype {
+        return refuse(format!(
+            "{name} is {:?} {:?}, {:?} {expected:?} is expected",
+            angles.dtype, angles.dims, x.dtype
+        ));
+    }
+    Ok(())
+}
+
+pub(crate) fn plan_apply(
+    operator: &'static str,
+    query: Tensor,
+    key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layout: i64,
+    rotary_mode: &str,
+) -> Outcome<u64> {
+    let (rank, heads) = heads_axis(layout)?;
+    let mode = match rotary_mode {
+        "half" => Mode::Half,
+        "interleave" => Mode::Interleave,
+        "quarter" => Mode::Quarter,
+        other => {
+            return refuse(format!(
+                "rotaryMode `{other}` does not exist: half, interleave, quarter"
+            ));
+        }
+    };
+    if mode != Mode::Half && sim().machine.architecture == 2201 {
+        return refuse(format!(
+            "rotaryMode `{rotary_mode}` needs an Ascend 950, dav-2201 takes only `half`"
+        ));
+    }
+    for (tensor, name) in [(&query, "query"), (&key, "key")] {
+        let width = tensor.dims.last().copied().unwrap_or(0);
+        if tensor.dims.len() != rank || !tensor.dtype.is_rotary() || !HEAD_DIMS.contains(&width) {
+            return refuse(format!(
+                "{name} of {:?}: layout {layout} has {rank} axes and D of {HEAD_DIMS:?}",
+                tensor.dims
+            ));
+        }
+        expect_angles(tensor, &cos, heads, "cos")?;
+        expect_angles(tensor, &sin, heads, "sin")?;
+    }
+    plan(
+        operator,
+        Box::new(move |engine, context| {
+            let (c, s) = (
+                cos.read(engine, context, "cos")?,
+                sin.read(engine, context, "sin")?,
+            );
+            for (tensor, what) in [(&query, "query"), (&key, "key")] {
+                let terms = mode.terms(tensor.dims[rank - 1]);
+                let x = tensor.read(engine, context, what)?;
+                let y = rotate(&x, &c, &s, &rows_without_heads(tensor, heads), &terms);
+                tensor.write(engine, context, &y, what)?;
+            }
+            Ok(())
+        }),
+    )
+}
+
+pub(crate) fn plan_interleave(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Outcome<u64> {
+    if x.dims.len() != 4
+        || x.dims[3] != INTERLEAVE_HEAD_DIM
+        || out.dims != x.dims
+        || out.dtype != x.dtype
+        || !x.dtype.is_rotary()
+    {
+        return refuse(format!(
+            "x of {:?} and out of {:?}: BNSD with D = {INTERLEAVE_HEAD_DIM} is expected",
+            x.dims, out.dims
+        ));
+    }
+    expect_angles(&x, &cos, 1, "cos")?;
+    expect_angles(&x, &sin, 1, "sin")?;
+    plan(
+        "aclnnInterleaveRope",
+        Box::new(move |engine, context| {
+            let (c, s) = (
+                cos.read(engine, context, "cos")?,
+                sin.read(engine, context, "sin")?,
+            );
+            let values = x.read(engine, context, "x")?;
+            let y = rotate(
+                &values,
+                &c,
+                &s,
+                &rows_without_heads(&x, 1),
+                &Mode::InterleaveHalf.terms(INTERLEAVE_HEAD_DIM),
+            );
+            out.write(engine, context, &y, "out")
+        }),
+    )
+}

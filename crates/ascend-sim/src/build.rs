@@ -1,0 +1,436 @@
+//! Compiles Ascend C kernel sources for the host, at run time, into libraries that
+//! `aclrtBinaryLoadFromData` takes.
+//!
+//! The result is cached by content (sources, headers, options, compiler) in `ASCEND_SIM_CACHE`, or
+//! else in the user's cache folder, so that only a change costs a compilation.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{env, fs, io};
+
+const HEADERS: &[(&str, &str)] = &[
+    (
+        "kernel_operator.h",
+        include_str!("../include/kernel_operator.h"),
+    ),
+    (
+        "ascend_sim/block.h",
+        include_str!("../include/ascend_sim/block.h"),
+    ),
+    (
+        "ascend_sim/cast.h",
+        include_str!("../include/ascend_sim/cast.h"),
+    ),
+    (
+        "ascend_sim/dma.h",
+        include_str!("../include/ascend_sim/dma.h"),
+    ),
+    (
+        "ascend_sim/keywords.h",
+        include_str!("../include/ascend_sim/keywords.h"),
+    ),
+    (
+        "ascend_sim/launch.h",
+        include_str!("../include/ascend_sim/launch.h"),
+    ),
+    (
+        "ascend_sim/library.h",
+        include_str!("../include/ascend_sim/library.h"),
+    ),
+    (
+        "ascend_sim/numeric.h",
+        include_str!("../include/ascend_sim/numeric.h"),
+    ),
+    (
+        "ascend_sim/params.h",
+        include_str!("../include/ascend_sim/params.h"),
+    ),
+    (
+        "ascend_sim/queues.h",
+        include_str!("../include/ascend_sim/queues.h"),
+    ),
+    (
+        "ascend_sim/rearrange.h",
+        include_str!("../include/ascend_sim/rearrange.h"),
+    ),
+    (
+        "ascend_sim/sync.h",
+        include_str!("../include/ascend_sim/sync.h"),
+    ),
+    (
+        "ascend_sim/tensors.h",
+        include_str!("../include/ascend_sim/tensors.h"),
+    ),
+    (
+        "ascend_sim/vector.h",
+        include_str!("../include/ascend_sim/vector.h"),
+    ),
+    (
+        "ascend_sim/vector_engine.h",
+        include_str!("../include/ascend_sim/vector_engine.h"),
+    ),
+];
+
+/// Contraction would fuse a product and a sum that the device rounds apart; narrowing in braces is
+/// an error for the device compiler too.
+const OPTIONS: &[&str] = &[
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-Werror=narrowing",
+    "-Werror=overflow",
+];
+const COMPILERS: &[&str] = &["c++", "g++", "clang++"];
+
+/// Why kernels could not be compiled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// There is no C++ compiler.
+    #[error(
+        "no C++17 compiler found to compile kernels for the simulator, tried {}: install g++ or clang++, or set CXX",
+        .tried.join(", ")
+    )]
+    NoCompiler {
+        /// The commands that were tried.
+        tried: Vec<String>,
+    },
+    /// The compiler rejected the source.
+    #[error("{} does not compile for dav-{architecture}: {output}", .path.display())]
+    Compile {
+        /// The kernel source.
+        path: PathBuf,
+        /// The architecture it was compiled for.
+        architecture: u32,
+        /// What the compiler said.
+        output: String,
+    },
+    /// A file could not be read or written.
+    #[error("cannot access {}: {error}", .path.display())]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// What happened.
+        #[source]
+        error: io::Error,
+    },
+}
+
+/// Result of a compilation.
+pub type Result<T> = std::result::Result<T, BuildError>;
+
+#[derive(Clone, Debug)]
+enum Origin {
+    File(PathBuf),
+    Texts(Vec<(String, String)>),
+}
+
+/// A kernel source and what it takes to compile it.
+#[derive(Clone, Debug)]
+pub struct KernelSource {
+    origin: Origin,
+    kernels: Vec<String>,
+    include_dirs: Vec<PathBuf>,
+    defines: Vec<String>,
+    architecture: u32,
+}
+
+impl KernelSource {
+    /// The source at `path`, for dav-2201, with no kernels yet.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self::from_origin(Origin::File(path.into()))
+    }
+
+    /// A source and its headers as texts with their file names, for programs that carry them along.
+    /// The last is the one that is compiled.
+    pub fn from_texts<N: Into<String>, T: Into<String>>(
+        files: impl IntoIterator<Item = (N, T)>,
+    ) -> Self {
+        Self::from_origin(Origin::Texts(
+            files
+                .into_iter()
+                .map(|(name, text)| (name.into(), text.into()))
+                .collect(),
+        ))
+    }
+
+    fn from_origin(origin: Origin) -> Self {
+        Self {
+            origin,
+            kernels: Vec::new(),
+            include_dirs: Vec::new(),
+            defines: Vec::new(),
+            architecture: 2201,
+        }
+    }
+
+    /// The file to compile. Texts are written to a folder named after their content.
+    fn file(&self, cache: &Path) -> Result<PathBuf> {
+        match &self.origin {
+            Origin::File(path) => fs::canonicalize(path).map_err(|error| BuildError::File {
+                path: path.clone(),
+                error,
+            }),
+            Origin::Texts(files) => {
+                let files: Vec<(&str, &str)> = files
+                    .iter()
+                    .map(|(name, text)| (name.as_str(), text.as_str()))
+                    .collect();
+                let dir = write_folder(cache, "source", &files)?;
+                Ok(dir.join(files.last().map_or("", |(name, _)| name)))
+            }
+        }
+    }
+
+    /// Adds entry points (`extern "C"` functions of the source) that launches name.
+    pub fn kernels<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.kernels.extend(names.into_iter().map(Into::into));
+        self
+    }
+
+    /// Adds a folder that `#include` searches, besides the source's own.
+    pub fn include_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.include_dirs.push(dir.into());
+        self
+    }
+
+    /// Adds a macro definition, `NAME` or `NAME=VALUE`.
+    pub fn define(mut self, definition: impl Into<String>) -> Self {
+        self.defines.push(definition.into());
+        self
+    }
+
+    /// Sets `__NPU_ARCH__`: 2201 or 3510.
+    pub fn architecture(mut self, architecture: u32) -> Self {
+        self.architecture = architecture;
+        self
+    }
+
+    /// Compiles, or takes the result of an earlier compilation of the same content.
+    ///
+    /// # Errors
+    /// When there is no compiler, the source does not compile, or a file cannot be accessed.
+    pub fn compile(&self) -> Result<Vec<u8>> {
+        let compiler = find_compiler()?;
+        let cache = cache_dir();
+        let path = self.file(&cache)?;
+        let headers = write_folder(&cache, "include", HEADERS)?;
+        let wrapper = self.wrapper(&path);
+        let options = self.options(&compiler, &headers);
+        let key = self.key(&path, &compiler, &wrapper)?;
+        let library = cache.join(format!("{key:016x}.so"));
+        if let Ok(bytes) = fs::read(&library) {
+            return Ok(bytes);
+        }
+        let unique = format!("{key:016x}-{}", unique());
+        let unit = cache.join(format!("{unique}.cpp"));
+        let output = cache.join(format!("{unique}.so"));
+        write(&unit, wrapper.as_bytes())?;
+        let run = Command::new(&compiler.command)
+            .args(&options)
+            .arg(&unit)
+            .arg("-o")
+            .arg(&output)
+            .output()
+            .map_err(|error| BuildError::File {
+                path: PathBuf::from(&compiler.command),
+                error,
+            })?;
+        // Left-over work files do no harm.
+        let _ = fs::remove_file(&unit);
+        if !run.status.success() {
+            let text = String::from_utf8_lossy(&run.stderr).into_owned();
+            return Err(BuildError::Compile {
+                path,
+                architecture: self.architecture,
+                output: text,
+            });
+        }
+        let bytes = fs::read(&output).map_err(|error| BuildError::File {
+            path: output.clone(),
+            error,
+        })?;
+        // Renaming is atomic: who reads the cached name finds a whole library or none.
+        fs::rename(&output, &library).map_err(|error| BuildError::File {
+            path: library,
+            error,
+        })?;
+        Ok(bytes)
+    }
+
+    fn wrapper(&self, path: &Path) -> String {
+        let entries: Vec<String> = self
+            .kernels
+            .iter()
+            .map(|name| format!("ASCEND_SIM_KERNEL({name})"))
+            .collect();
+        let path = path
+            .display()
+            .to_string()
+            .replace('\\', "\\\\")
+            .replace('"', "\\\"");
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = write!(
+            text,
+            "#include \"kernel_operator.h\"\n#include \"{path}\"\n#include \"ascend_sim/library.h\"\nASCEND_SIM_LIBRARY({})\n",
+            entries.join(", ")
+        );
+        text
+    }
+
+    fn options(&self, compiler: &Compiler, headers: &Path) -> Vec<OsString> {
+        let mut options: Vec<OsString> = OPTIONS.iter().map(OsString::from).collect();
+        if !compiler.version.contains("clang") {
+            // One definition per library, not one per process, for what headers define inline.
+            options.push("-fno-gnu-unique".into());
+        }
+        options.push(format!("-D__NPU_ARCH__={}", self.architecture).into());
+        options.extend(
+            self.defines
+                .iter()
+                .map(|define| format!("-D{define}").into()),
+        );
+        let dirs = std::iter::once(headers).chain(self.include_dirs.iter().map(PathBuf::as_path));
+        options.extend(dirs.flat_map(|dir| [OsString::from("-I"), dir.into()]));
+        options
+    }
+
+    /// A number that differs when anything that goes into the library differs.
+    fn key(&self, path: &Path, compiler: &Compiler, wrapper: &str) -> Result<u64> {
+        let mut hasher = DefaultHasher::new();
+        (
+            OPTIONS,
+            &compiler.command,
+            &compiler.version,
+            wrapper,
+            &self.defines,
+            self.architecture,
+            HEADERS,
+        )
+            .hash(&mut hasher);
+        let own = path.parent().map(Path::to_path_buf);
+        for dir in own.iter().chain(&self.include_dirs) {
+            hash_folder(dir, &mut hasher)?;
+        }
+        Ok(hasher.finish())
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let error = |error| BuildError::File {
+        path: path.to_path_buf(),
+        error,
+    };
+    path.parent()
+        .map_or(Ok(()), fs::create_dir_all)
+        .map_err(error)?;
+    fs::write(path, bytes).map_err(error)
+}
+
+/// Names and contents of the C++ files below a folder, in a fixed order.
+fn hash_folder(dir: &Path, hasher: &mut DefaultHasher) -> Result<()> {
+    let error = |error| BuildError::File {
+        path: dir.to_path_buf(),
+        error,
+    };
+    let mut entries: Vec<PathBuf> = fs::read_dir(dir)
+        .and_then(|list| list.map(|entry| entry.map(|e| e.path())).collect())
+        .map_err(error)?;
+    entries.sort();
+    for entry in entries {
+        let is_source = entry.extension().is_some_and(|ext| {
+            ["h", "hpp", "cpp", "asc", "inc"]
+                .iter()
+                .any(|known| ext == *known)
+        });
+        if entry.is_dir() {
+            hash_folder(&entry, hasher)?;
+        } else if is_source {
+            entry.hash(hasher);
+            fs::read(&entry)
+                .map_err(|error| BuildError::File {
+                    path: entry.clone(),
+                    error,
+                })?
+                .hash(hasher);
+        }
+    }
+    Ok(())
+}
+
+/// Files written where the compiler can read them, in a folder named after their content.
+fn write_folder(cache: &Path, kind: &str, files: &[(&str, &str)]) -> Result<PathBuf> {
+    let mut hasher = DefaultHasher::new();
+    files.hash(&mut hasher);
+    let dir = cache.join(format!("{kind}-{:016x}", hasher.finish()));
+    for (name, text) in files {
+        let path = dir.join(name);
+        if fs::read(&path).ok().as_deref() == Some(text.as_bytes()) {
+            continue;
+        }
+        // Another process or thread may be reading: put whole files in place.
+        let temporary = dir.join(format!("{name}.{}", unique()));
+        write(&temporary, text.as_bytes())?;
+        fs::rename(&temporary, &path).map_err(|error| BuildError::File { path, error })?;
+    }
+    Ok(dir)
+}
+
+/// A name that no other thread or process uses now.
+fn unique() -> String {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    format!(
+        "{}-{}",
+        std::process::id(),
+        SERIAL.fetch_add(1, Ordering::Relaxed)
+    )
+}
+
+fn cache_dir() -> PathBuf {
+    let set = |name: &str| {
+        env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    set("ASCEND_SIM_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("ascend-sim")))
+        .or_else(|| set("HOME").map(|dir| dir.join(".cache").join("ascend-sim")))
+        .unwrap_or_else(|| env::temp_dir().join(format!("ascend-sim-{}", std::process::id())))
+}
+
+struct Compiler {
+    command: String,
+    version: String,
+}
+
+fn find_compiler() -> Result<Compiler> {
+    let chosen = env::var("CXX").ok().filter(|command| !command.is_empty());
+    // A compiler that was asked for is the only one tried.
+    let candidates: Vec<String> = chosen.map_or_else(
+        || COMPILERS.iter().map(|c| (*c).to_owned()).collect(),
+        |command| vec![command],
+    );
+    candidates
+        .iter()
+        .find_map(|command| {
+            let output = Command::new(command)
+                .arg("--version")
+                .output()
+                .ok()
+                .filter(|output| output.status.success())?;
+            Some(Compiler {
+                command: command.clone(),
+                version: String::from_utf8_lossy(&output.stdout).into_owned(),
+            })
+        })
+        .ok_or(BuildError::NoCompiler { tried: candidates })
+}

@@ -1,0 +1,138 @@
+//! Steering and reading the simulator from Rust.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::machine::Machine;
+use crate::state::{self, sim};
+use crate::stream::HELD;
+use crate::trace::{Call, LaunchReport, Violation};
+
+static SESSION: Mutex<()> = Mutex::new(());
+
+/// Exclusive use of the simulated machine, which is one per process: tests that run side by side
+/// take turns. The machine is fresh when the session begins and reset when it ends.
+#[derive(Debug)]
+#[must_use = "the machine is shared with others again when the session is dropped"]
+pub struct Session(#[allow(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
+
+impl Session {
+    /// Waits for its turn and starts with the default machine.
+    pub fn begin() -> Self {
+        Self::with_machine(Machine::default())
+    }
+
+    /// Waits for its turn and starts with the given machine.
+    pub fn with_machine(machine: Machine) -> Self {
+        let guard = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+        hold_streams(false);
+        state::reset(machine);
+        Self(guard)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        reset();
+    }
+}
+
+/// Drops every object, counter and planned fault, and starts over with the default machine. Work
+/// that has not started is discarded.
+pub fn reset() {
+    hold_streams(false);
+    state::reset(Machine::default());
+}
+
+/// The simulated machine.
+pub fn machine() -> Machine {
+    sim().machine.clone()
+}
+
+/// Limits the device memory that can be allocated; `None` lifts the limit to the machine's memory.
+pub fn set_memory_limit(bytes: Option<u64>) {
+    sim().memory_limit = bytes;
+}
+
+/// Makes the `nth` call from now on (counting from 1) of a function return `code` without doing anything.
+pub fn inject_fault(function: &str, nth: u64, code: i32) {
+    sim().faults.plan(function, nth, code);
+}
+
+/// Forgets injected faults that have not happened yet.
+pub fn clear_faults() {
+    sim().faults.clear();
+}
+
+/// While held, streams start no task: what was submitted stays undone until they are let go.
+pub fn hold_streams(hold: bool) {
+    HELD.store(hold, Ordering::Relaxed);
+}
+
+/// The kernel launches that have finished, in order.
+pub fn launches() -> Vec<LaunchReport> {
+    sim().launches.clone()
+}
+
+/// Forgets the launches seen so far.
+pub fn clear_launches() {
+    sim().launches.clear();
+}
+
+/// The violations found so far, in order; only the first thousand are kept.
+pub fn violations() -> Vec<Violation> {
+    sim().violations.clone()
+}
+
+/// The violations found so far, which are then forgotten.
+pub fn take_violations() -> Vec<Violation> {
+    let mut state = sim();
+    state.violations_total = 0;
+    std::mem::take(&mut state.violations)
+}
+
+/// The calls made so far, with their results.
+pub fn calls() -> Vec<Call> {
+    sim().calls.clone()
+}
+
+/// Forgets the calls made so far.
+pub fn clear_calls() {
+    sim().calls.clear();
+}
+
+/// Objects that are alive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Device allocations.
+    pub allocations: usize,
+    /// Bytes in device allocations.
+    pub bytes: u64,
+    /// Most bytes that were ever in device allocations at once.
+    pub peak_bytes: u64,
+    /// Blocks of page-locked host memory.
+    pub host_blocks: usize,
+    /// Streams, without the default streams of the devices.
+    pub streams: usize,
+    /// Events.
+    pub events: usize,
+    /// Loaded kernel binaries.
+    pub binaries: usize,
+    /// Operator descriptors: tensors, lists, arrays, scalars, executors.
+    pub descriptors: usize,
+}
+
+/// What is alive now.
+pub fn live() -> Live {
+    let state = sim();
+    Live {
+        allocations: state.memory.live().count(),
+        bytes: state.memory.live_bytes(),
+        peak_bytes: state.memory.peak_bytes(),
+        host_blocks: state.host_blocks.len(),
+        streams: state.streams.len() - state.default_streams.len(),
+        events: state.events.len(),
+        binaries: state.binaries.len(),
+        descriptors: state.descriptors.live(),
+    }
+}

@@ -1,0 +1,67 @@
+//! The machine that is simulated: the numbers a program can ask for.
+
+use std::ffi::CStr;
+
+/// What the simulated device reports and enforces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Name that `aclrtGetSocName` returns.
+    pub soc_name: &'static CStr,
+    /// `__NPU_ARCH__` that kernels must be compiled for: 2201 or 3510.
+    pub architecture: u32,
+    /// Number of devices.
+    pub devices: u32,
+    /// Vector cores per device (attribute 201).
+    pub vector_cores: u32,
+    /// Unified buffer per vector core, in bytes, as attribute 204 reports it.
+    pub ub_bytes: u64,
+    /// Bytes of the unified buffer that a kernel may use.
+    pub ub_usable_bytes: u64,
+    /// Device memory in bytes (attribute 301), also the limit of what can be allocated.
+    pub memory_bytes: u64,
+    /// L2 cache in bytes (attribute 302).
+    pub l2_bytes: u64,
+    /// Whether the compiler orders dependent vector instructions and scalar accesses by itself
+    /// (`--cce-auto-sync`, on by default).
+    pub auto_sync: bool,
+    /// Whether conversions to floating-point types saturate (bit 48 of CTRL is 0, the documented default):
+    /// infinity becomes the largest finite number and NaN becomes zero.
+    pub saturate: bool,
+}
+
+impl Machine {
+    /// Atlas A2: dav-2201, 40 vector cores. The usable buffer leaves out the 256 bytes and the 8 KiB
+    /// that the toolchain reserves unless told otherwise.
+    pub fn ascend_910b() -> Self {
+        Self {
+            soc_name: c"Ascend910B3",
+            architecture: 2201,
+            devices: 1,
+            vector_cores: 40,
+            ub_bytes: 192 * 1024,
+            ub_usable_bytes: 184 * 1024 - 256,
+            memory_bytes: 64 << 30,
+            l2_bytes: 192 << 20,
+            auto_sync: true,
+            saturate: true,
+        }
+    }
+
+    /// Ascend 950: dav-3510, 64 vector cores.
+    pub fn ascend_950() -> Self {
+        Self {
+            soc_name: c"Ascend950PR_9599",
+            architecture: 3510,
+            vector_cores: 64,
+            ub_bytes: 248 * 1024,
+            ub_usable_bytes: 248 * 1024,
+            ..Self::ascend_910b()
+        }
+    }
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self::ascend_910b()
+    }
+}

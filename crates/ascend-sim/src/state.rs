@@ -1,0 +1,296 @@
+//! The state behind the C ABI: one simulated machine per process.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::CString;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::abi::kernel::KernelLibrary;
+use crate::abi::sys::HostBlock;
+use crate::aclnn::Descriptors;
+use crate::clock::{Actor, Clock};
+use crate::codes::{
+    Failure, Outcome, RT_CONTEXT_NULL, RT_PARAM_INVALID, RT_STREAM_CONTEXT, SUCCESS, UNINITIALIZED,
+};
+use crate::fault::Faults;
+use crate::machine::Machine;
+use crate::memory::{Memory, Toucher};
+use crate::registry::{Kind, Registry};
+use crate::stream::{Stream, TaskContext, Ticket, Work};
+use crate::trace::{Call, LaunchReport, Violation};
+
+/// More violations than this are counted and not kept.
+const VIOLATIONS_KEPT: usize = 1000;
+const CALLS_KEPT: usize = 1 << 20;
+
+pub(crate) struct Event {
+    /// The last record: its ticket and the clock that holds once it is fulfilled.
+    pub(crate) recorded: Option<(Arc<Ticket>, Clock)>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Function {
+    pub(crate) library: Arc<KernelLibrary>,
+    pub(crate) kernel: usize,
+    pub(crate) binary: u64,
+}
+
+pub(crate) struct Arguments {
+    pub(crate) function: u64,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) finalized: bool,
+}
+
+pub(crate) struct HostAllocation {
+    pub(crate) block: Arc<HostBlock>,
+    /// The last asynchronous copy of each stream that uses it.
+    pub(crate) uses: BTreeMap<Actor, u64>,
+}
+
+pub(crate) struct Sim {
+    /// Raised by every reset; state of threads from before counts for nothing.
+    pub(crate) generation: u64,
+    pub(crate) machine: Machine,
+    pub(crate) memory_limit: Option<u64>,
+    pub(crate) initialized: bool,
+    pub(crate) device_users: HashMap<u32, u32>,
+    pub(crate) default_streams: HashMap<u32, u64>,
+    pub(crate) memory: Memory,
+    pub(crate) host_blocks: BTreeMap<usize, HostAllocation>,
+    pub(crate) streams: Registry<Stream>,
+    pub(crate) events: Registry<Event>,
+    pub(crate) binaries: Registry<Arc<KernelLibrary>>,
+    pub(crate) functions: Registry<Function>,
+    pub(crate) arguments: Registry<Arguments>,
+    pub(crate) descriptors: Descriptors,
+    pub(crate) host_clock: Clock,
+    pub(crate) faults: Faults,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) violations_total: usize,
+    pub(crate) launches: Vec<LaunchReport>,
+}
+
+static SIM: LazyLock<Mutex<Sim>> = LazyLock::new(|| Mutex::new(Sim::new(Machine::default(), 1)));
+
+thread_local! {
+    static CURRENT_DEVICE: Cell<Option<(u64, u32)>> = const { Cell::new(None) };
+    static RECENT_MESSAGE: RefCell<CString> = RefCell::default();
+}
+
+/// The one simulated machine.
+pub(crate) fn sim() -> MutexGuard<'static, Sim> {
+    SIM.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sim {
+    fn new(machine: Machine, generation: u64) -> Self {
+        Self {
+            generation,
+            machine,
+            memory_limit: None,
+            initialized: false,
+            device_users: HashMap::new(),
+            default_streams: HashMap::new(),
+            memory: Memory::new(),
+            host_blocks: BTreeMap::new(),
+            streams: Registry::new(Kind::Stream),
+            events: Registry::new(Kind::Event),
+            binaries: Registry::new(Kind::Binary),
+            functions: Registry::new(Kind::Function),
+            arguments: Registry::new(Kind::Arguments),
+            descriptors: Descriptors::new(),
+            host_clock: Clock::default(),
+            faults: Faults::default(),
+            calls: Vec::new(),
+            violations: Vec::new(),
+            violations_total: 0,
+            launches: Vec::new(),
+        }
+    }
+
+    pub(crate) fn violate(&mut self, violation: Violation) {
+        self.violations_total += 1;
+        if self.violations.len() < VIOLATIONS_KEPT {
+            self.violations.push(violation);
+        }
+    }
+
+    pub(crate) fn log(&mut self, function: &'static str, code: i32) {
+        if self.calls.len() < CALLS_KEPT {
+            self.calls.push(Call { function, code });
+        }
+    }
+
+    pub(crate) fn require_initialized(&self) -> Outcome {
+        if self.initialized {
+            Ok(())
+        } else {
+            Err(Failure::new(UNINITIALIZED, "aclInit was not called"))
+        }
+    }
+
+    /// The calling thread's device.
+    pub(crate) fn current_device(&self) -> Outcome<u32> {
+        self.require_initialized()?;
+        CURRENT_DEVICE
+            .get()
+            .filter(|(generation, device)| {
+                *generation == self.generation && self.device_users.contains_key(device)
+            })
+            .map(|(_, device)| device)
+            .ok_or_else(|| {
+                Failure::new(
+                    RT_CONTEXT_NULL,
+                    "this thread has no current device: call aclrtSetDevice on it",
+                )
+            })
+    }
+
+    pub(crate) fn set_current_device(&self, device: u32) {
+        CURRENT_DEVICE.set(Some((self.generation, device)));
+    }
+
+    /// The stream behind a handle, which must be of the thread's device. Null is the device's default stream.
+    pub(crate) fn stream_handle(&mut self, handle: u64) -> Outcome<u64> {
+        let device = self.current_device()?;
+        let handle = match (handle, self.default_streams.get(&device)) {
+            (0, Some(default)) => *default,
+            (0, None) => {
+                let default = self.streams.insert(Stream::new(device)?);
+                self.default_streams.insert(device, default);
+                default
+            }
+            _ => handle,
+        };
+        let stream = self.streams.get(handle)?;
+        if stream.device != device {
+            return Err(Failure::new(
+                RT_STREAM_CONTEXT,
+                format!(
+                    "stream 0x{handle:x} belongs to device {}, the thread's current device is {device}",
+                    stream.device
+                ),
+            ));
+        }
+        Ok(handle)
+    }
+
+    /// Appends work to a stream (its real handle); ordered after what the host and the stream did before.
+    pub(crate) fn submit(&mut self, handle: u64, work: Work) -> Outcome<u64> {
+        let host = self.host_clock.clone();
+        let stream = self.streams.get_mut(handle)?;
+        stream.clock.join(&host);
+        Ok(stream.submit(Actor::Stream(handle), work))
+    }
+
+    /// Notes that the host touches device memory now.
+    pub(crate) fn host_touch(&mut self, address: u64, len: u64, write: bool, what: &str) {
+        let epoch = self.host_clock.get(Actor::Host) + 1;
+        self.host_clock.raise(Actor::Host, epoch);
+        let clock = self.host_clock.clone();
+        self.touch(
+            address,
+            len,
+            write,
+            &Toucher {
+                actor: Actor::Host,
+                epoch,
+                clock: &clock,
+                what,
+            },
+        );
+    }
+
+    /// Notes that a task touches device memory now.
+    pub(crate) fn task_touch(
+        &mut self,
+        address: u64,
+        len: u64,
+        write: bool,
+        context: &TaskContext,
+        what: &str,
+    ) {
+        self.touch(
+            address,
+            len,
+            write,
+            &Toucher {
+                actor: context.actor,
+                epoch: context.epoch,
+                clock: &context.clock,
+                what,
+            },
+        );
+    }
+
+    fn touch(&mut self, address: u64, len: u64, write: bool, by: &Toucher<'_>) {
+        if let Some(message) = self.memory.touch(address, len, write, by) {
+            self.violate(Violation::host("stream-order", message));
+        }
+    }
+
+    /// The page-locked block that holds `[address, address + len)`.
+    pub(crate) fn host_block(
+        &mut self,
+        address: usize,
+        len: usize,
+        what: &str,
+    ) -> Outcome<&mut HostAllocation> {
+        self.host_blocks
+            .range_mut(..=address)
+            .next_back()
+            .map(|(_, allocation)| allocation)
+            .filter(|a| address - a.block.address() + len <= a.block.size())
+            .ok_or_else(|| {
+                Failure::new(
+                    RT_PARAM_INVALID,
+                    format!("{what}: {len} host bytes at 0x{address:x} are not inside one block of aclrtMallocHost, which asynchronous copies need"),
+                )
+            })
+    }
+}
+
+/// Stops all streams and starts over with a fresh machine.
+pub(crate) fn reset(machine: Machine) {
+    let streams = sim().streams.drain();
+    // All are told before any is waited for: one may wait for an event of another.
+    streams.iter().for_each(|stream| stream.begin_close(true));
+    streams.into_iter().for_each(|stream| stream.close(true));
+    let mut state = sim();
+    *state = Sim::new(machine, state.generation + 1);
+}
+
+/// Keeps a message for `aclGetRecentErrMsg` on this thread.
+pub(crate) fn set_recent_message(message: &str) {
+    let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
+    RECENT_MESSAGE.set(text);
+}
+
+/// The address of this thread's last message, valid until the next failure on the thread.
+pub(crate) fn recent_message() -> *const std::ffi::c_char {
+    RECENT_MESSAGE.with_borrow(|message| message.as_ptr())
+}
+
+/// Runs the body of an exported function: injected faults first, then the body; logs the result.
+pub(crate) fn boundary(function: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+    let injected = sim().faults.next(function);
+    let outcome = match injected {
+        Some(code) => Err(Failure::new(code, "this failure was injected")),
+        None => std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or_else(|_| {
+            Err(Failure::new(
+                crate::codes::INTERNAL_ERROR,
+                "the simulator panicked",
+            ))
+        }),
+    };
+    let code = match outcome {
+        Ok(()) => SUCCESS,
+        Err(failure) => {
+            set_recent_message(&format!("{function}: {}", failure.message));
+            failure.code
+        }
+    };
+    sim().log(function, code);
+    code
+}

@@ -1,0 +1,258 @@
+//! Kernels on the simulator: a clean run says nothing, and each fault is named.
+
+#![allow(unsafe_code, reason = "the tests call the C ABI, as programs do")]
+
+mod support;
+
+use std::ptr::null_mut;
+
+use ascend_sim::abi::runtime::*;
+use ascend_sim::{Machine, control};
+use support::{Device, compile, compile_for};
+
+#[test]
+fn a_correct_kernel_computes_and_reports_nothing() {
+    let device = Device::new();
+    let library = compile("reference.cpp", &["add_tiles", "scale_in_place"]);
+    let elements = 1000_u32;
+    let x: Vec<f32> = (0..elements).map(|i| i as f32).collect();
+    let (input, output) = (device.upload(&x), device.alloc(4 * elements as usize));
+    device
+        .launch(
+            &library,
+            "add_tiles",
+            3,
+            &[input, output, u64::from(elements) | 128 << 32],
+        )
+        .expect("runs");
+    let y: Vec<f32> = device.download(output, elements as usize);
+    for (i, y) in y.iter().enumerate() {
+        assert_eq!(*y, 2.0 * i as f32 + 1.0);
+    }
+    let report = control::launches().pop().expect("one launch");
+    assert_eq!(report.counters.gm_bytes_read, 4000);
+    assert_eq!(report.counters.gm_bytes_written, 4000);
+    assert_eq!(report.counters.gm_transfers_in, 8);
+    assert_eq!(report.counters.vector_instructions, 16);
+    assert_eq!(report.counters.vector_repeats, 2 * (7 * 2 + 2));
+    assert_eq!(report.counters.ub_high_water_bytes, 4 * 128 * 4);
+    assert_eq!(control::violations(), []);
+}
+
+#[test]
+fn flags_order_an_in_place_kernel_over_blocks() {
+    let device = Device::new();
+    let library = compile("reference.cpp", &["add_tiles", "scale_in_place"]);
+    let x: Vec<half::bf16> = (0..1024).map(|i| half::bf16::from_f32(i as f32)).collect();
+    let data = device.upload(&x);
+    let factor = u64::from(0.3_f32.to_bits());
+    device
+        .launch(&library, "scale_in_place", 8, &[data, factor, 128])
+        .expect("runs");
+    let y: Vec<half::bf16> = device.download(data, 1024);
+    for (x, y) in x.iter().zip(y) {
+        assert_eq!(y, half::bf16::from_f32(x.to_f32() * 0.3));
+    }
+    assert_eq!(control::violations(), []);
+}
+
+#[test]
+fn launches_run_on_the_stream_not_at_the_call() {
+    let device = Device::new();
+    let library = compile("reference.cpp", &["add_tiles", "scale_in_place"]);
+    let data = device.upload(&[half::bf16::ONE; 128]);
+    let binary = device.load(&library).expect("loads");
+    let function = device.function(binary, "scale_in_place").expect("is there");
+    control::hold_streams(true);
+    device
+        .submit(function, 1, &[data, u64::from(2.0_f32.to_bits()), 128])
+        .expect("is accepted");
+    assert_eq!(control::launches(), []);
+    control::hold_streams(false);
+    device.synchronize().expect("runs");
+    assert_eq!(control::launches().len(), 1);
+    assert_eq!(device.download::<half::bf16>(data, 128)[0].to_f32(), 2.0);
+}
+
+#[test]
+fn wrong_launches_are_refused_at_the_call() {
+    let device = Device::new();
+    let library = compile("reference.cpp", &["add_tiles", "scale_in_place"]);
+    let binary = device.load(&library).expect("loads");
+    let (code, message) = device
+        .function(binary, "missing")
+        .expect_err("no such kernel");
+    assert_eq!(code, 507027);
+    assert!(
+        message.contains("`missing` is not in the binary, which has add_tiles, scale_in_place")
+    );
+    let function = device.function(binary, "scale_in_place").expect("is there");
+    let (code, message) = device
+        .submit(function, 1, &[0, 0])
+        .expect_err("an argument is missing");
+    assert!(
+        code == 107000 && message.contains("takes 24 bytes of arguments, 16 were given"),
+        "{message}"
+    );
+    for blocks in [0, 65536] {
+        let (code, message) = device
+            .submit(function, blocks, &[0, 0, 0])
+            .expect_err("blocks out of range");
+        assert!(code == 107000 && message.contains("1..=65535"), "{message}");
+    }
+    // SAFETY: a live binary.
+    assert_eq!(unsafe { aclrtBinaryUnLoad(binary) }, 0);
+    let (code, message) = device
+        .submit(function, 1, &[0, 0, 0])
+        .expect_err("the binary is gone");
+    assert!(code == 107017 && message.contains("unloaded"), "{message}");
+}
+
+#[test]
+fn a_binary_for_the_other_architecture_is_refused() {
+    let library = compile_for("reference.cpp", &["add_tiles", "scale_in_place"], 3510, &[])
+        .expect("compiles");
+    let (code, message) = Device::new().load(&library).expect_err("dav-2201");
+    assert!(
+        code == 207000 && message.contains("compiled for dav-3510, the device is dav-2201"),
+        "{message}"
+    );
+    let device = Device::on(Machine::ascend_950());
+    let (x, y) = (device.upload(&[1.5_f32; 64]), device.alloc(256));
+    device
+        .launch(&library, "add_tiles", 2, &[x, y, 64 | 32 << 32])
+        .expect("runs");
+    assert_eq!(device.download::<f32>(y, 64), [4.0; 64]);
+}
+
+#[test]
+fn arguments_can_be_appended_and_data_can_travel_with_them() {
+    let device = Device::new();
+    let library = compile("reference.cpp", &["add_tiles", "scale_in_place"]);
+    let function = device
+        .function(device.load(&library).expect("loads"), "add_tiles")
+        .expect("is there");
+    let (x, y) = (device.upload(&[1.0_f32; 64]), device.alloc(256));
+    let mut tiling = 64_u64 | 64 << 32;
+    let (mut args, mut param) = (null_mut(), null_mut());
+    // SAFETY: live handles, and values of eight bytes.
+    unsafe {
+        assert_eq!(aclrtKernelArgsInit(function, &raw mut args), 0);
+        for value in [&raw const x, &raw const y, &raw const tiling] {
+            assert_eq!(
+                aclrtKernelArgsAppend(args, value.cast_mut().cast(), 8, &raw mut param),
+                0
+            );
+        }
+        assert_eq!(aclrtKernelArgsFinalize(args), 0);
+        assert_eq!(
+            aclrtLaunchKernelWithConfig(function, 1, device.stream, null_mut(), args, null_mut()),
+            0
+        );
+    }
+    device.synchronize().expect("runs");
+    assert_eq!(device.download::<f32>(y, 64), [3.0; 64]);
+
+    // x behind the arguments, its address filled in by the runtime.
+    tiling = 8 | 8 << 32;
+    let mut packed: Vec<u64> = vec![0, y, tiling];
+    packed.extend(
+        [2.0_f32.to_bits(); 8]
+            .chunks(2)
+            .map(|two| u64::from(two[0]) | u64::from(two[1]) << 32),
+    );
+    let mut holder = AclrtPlaceHolderInfo {
+        addr_offset: 0,
+        data_offset: 24,
+    };
+    // SAFETY: the arguments are a vector of that many bytes, and one placeholder.
+    let code = unsafe {
+        aclrtLaunchKernelWithHostArgs(
+            function,
+            1,
+            device.stream,
+            null_mut(),
+            packed.as_mut_ptr().cast(),
+            packed.len() * 8,
+            &raw mut holder,
+            1,
+        )
+    };
+    assert_eq!(code, 0);
+    device.synchronize().expect("runs");
+    assert_eq!(device.download::<f32>(y, 8), [5.0; 8]);
+    assert_eq!(control::violations(), []);
+}
+
+#[test]
+fn freeing_what_a_launch_uses_is_found() {
+    let device = Device::new();
+    let library = compile("reference.cpp", &["add_tiles", "scale_in_place"]);
+    let function = device
+        .function(device.load(&library).expect("loads"), "add_tiles")
+        .expect("is there");
+    let (x, y) = (device.upload(&[1.0_f32; 64]), device.alloc(256));
+    control::hold_streams(true);
+    device
+        .submit(function, 1, &[x, y, 64 | 64 << 32])
+        .expect("is accepted");
+    device.free(x).expect("is accepted");
+    control::hold_streams(false);
+    let (code, message) = device
+        .synchronize()
+        .expect_err("the kernel reads freed memory");
+    assert!(
+        code == 507035 && message.contains("reference.cpp") && message.contains("were freed"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_source_that_does_not_compile_is_a_typed_error() {
+    let missing = compile_for("reference.cpp", &["no_such_kernel"], 2201, &[]);
+    let Err(ascend_sim::build::BuildError::Compile { output, .. }) = missing else {
+        panic!("{missing:?}")
+    };
+    assert!(output.contains("no_such_kernel"));
+    let narrowing = "#include \"kernel_operator.h\"\nextern \"C\" void k(uint32_t n) { AscendC::DataCopyExtParams p{n, 4, 0, 0, 0}; (void)p; }\n";
+    let result = ascend_sim::build::KernelSource::from_texts([("narrowing.cpp", narrowing)])
+        .kernels(["k"])
+        .compile();
+    let Err(ascend_sim::build::BuildError::Compile { output, .. }) = result else {
+        panic!("{result:?}")
+    };
+    assert!(output.contains("narrowing conversion"), "{output}");
+}
+
+#[test]
+fn the_control_functions_answer_over_c() {
+    let device = Device::new();
+    device.alloc(100);
+    let (mut count, mut bytes) = (0, 0);
+    // SAFETY: valid out parameters and C strings.
+    unsafe {
+        assert_eq!(
+            ascend_sim::abi::control::ascendSimLiveAllocations(&raw mut count, &raw mut bytes),
+            0
+        );
+        assert_eq!((count, bytes), (1, 100));
+        assert_eq!(
+            ascend_sim::abi::control::ascendSimInjectFault(c"aclrtFree".as_ptr(), 1, 42),
+            0
+        );
+        assert_eq!(aclrtFree(null_mut()), 42);
+        assert_eq!(ascend_sim::abi::control::ascendSimViolationCount(), 0);
+        assert_eq!(aclFinalize(), 0);
+        let mut text = [0_u8; 64];
+        assert!(ascend_sim::abi::control::ascendSimViolationCount() > 0);
+        assert_eq!(
+            ascend_sim::abi::control::ascendSimViolationMessage(
+                0,
+                text.as_mut_ptr().cast(),
+                text.len()
+            ),
+            0
+        );
+        assert!(text.starts_with(b"[leak] 1 device allocations"));
+    }
+}

@@ -1,0 +1,496 @@
+//! What of CANN is here, which ways to rotate it gives, and what each of the others lacks.
+
+use crate::error::LoadError;
+use crate::loader::{self, Api, LibraryNames, candidates};
+use crate::rope::{
+    Angles, Direction, KERNELS_VARIABLE, Layout, Npu, Operand, Pairing, Rotary, Rotation, View,
+};
+use crate::safe::{Device, Runtime};
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// Variables that decide what is found.
+const SETTINGS: [&str; 5] = [
+    loader::PATH_VARIABLE,
+    "ASCEND_HOME_PATH",
+    "ASCEND_TOOLKIT_HOME",
+    "LD_LIBRARY_PATH",
+    KERNELS_VARIABLE,
+];
+
+/// Libraries, and what each is for.
+const LIBRARIES: [(LibraryNames, &str); 4] = [
+    (loader::RUNTIME, "everything"),
+    (loader::DESCRIPTORS, "the stock operators"),
+    (loader::OPERATORS, "the stock operators"),
+    (loader::COMPILER, "our kernels, compiled at run time"),
+];
+
+/// By the beginning of a function's name, what needs it.
+const PURPOSES: [(&str, &str); 6] = [
+    ("aclrtBinary", "our kernels"),
+    ("aclrtLaunchKernel", "our kernels"),
+    ("aclrtGetDeviceInfo", "our kernels (sizes of the device)"),
+    ("aclnn", "that stock operator"),
+    ("aclCreate", "the stock operators"),
+    ("aclDestroy", "the stock operators"),
+];
+
+const INSTALL: &str = "install the CANN toolkit (or its runtime package) and source its set_env.sh; where it is not in \
+                       a standard place, set ROPE_ASCEND_LIB_PATH to the folder of its libraries";
+const OPERATORS_REMEDY: &str =
+    "install the CANN operator package for this product, or use our kernels, which need none of it";
+const PRECOMPILE: &str = "cmake -S kernels -B build/kernels -DROPE_NPU_ARCH=dav-2201 && cmake --build build/kernels, then \
+                          set ROPE_ASCEND_KERNELS to build/kernels/rope-dav-2201.o (dav-3510 for Ascend 950)";
+
+/// A thing that is there, or why it is not and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// There, with what was found.
+    Ready(String),
+    /// Not there.
+    Missing {
+        /// Why.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
+}
+
+impl Finding {
+    /// Whether it is there.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        matches!(self, Self::Ready(_))
+    }
+
+    fn missing(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Missing {
+            reason: reason.into(),
+            remedy: remedy.into(),
+        }
+    }
+}
+
+/// A library, or several that serve together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LibraryFinding {
+    /// What it is.
+    pub role: &'static str,
+    /// What needs it.
+    pub needed_for: &'static str,
+    /// Where it was found, or where it was looked for.
+    pub found: Finding,
+}
+
+/// A device, as the runtime describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFinding {
+    /// Its name for `--device`.
+    pub name: String,
+    /// Product, architecture, cores and memory.
+    pub found: Finding,
+}
+
+/// A function that is not there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingSymbol {
+    /// Its name.
+    pub symbol: &'static str,
+    /// What needs it.
+    pub needed_for: &'static str,
+}
+
+/// A way to rotate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathFinding {
+    /// What it is.
+    pub name: &'static str,
+    /// Whether it works.
+    pub found: Finding,
+}
+
+/// All that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// Variables that decide what is found, where they are set.
+    pub settings: Vec<(&'static str, Option<String>)>,
+    /// Driver and toolkit, by the files in which they state their versions.
+    pub installed: Vec<(PathBuf, String)>,
+    /// Libraries.
+    pub libraries: Vec<LibraryFinding>,
+    /// The runtime and its version.
+    pub runtime: Finding,
+    /// Devices.
+    pub devices: Vec<DeviceFinding>,
+    /// Functions that the libraries found lack.
+    pub missing_symbols: Vec<MissingSymbol>,
+    /// Ways to rotate.
+    pub paths: Vec<PathFinding>,
+}
+
+impl Diagnosis {
+    /// Of the installed CANN, if there is one. Never fails: what goes wrong is a finding.
+    #[must_use]
+    pub fn of_installation() -> Self {
+        let api = Api::open(None);
+        let opened = api.as_ref().map_or(&[][..], |api| &api.opened);
+        let libraries = LIBRARIES
+            .iter()
+            .map(|(names, needed_for)| library(*names, needed_for, opened))
+            .collect();
+        match api {
+            Ok(api) => {
+                // Looked at before it is started: that needs a driver, too.
+                let (operators, symbols) = (operators(&api), missing_symbols(&api));
+                let compiler = api.rtc.as_ref().map(|_| ()).map_err(Clone::clone);
+                let (runtime, devices) = match Npu::runtime() {
+                    Ok(runtime) => (version(&runtime), devices(&runtime)),
+                    Err(error) => (
+                        Finding::missing(error.to_string(), RUNTIME_REMEDY),
+                        Vec::new(),
+                    ),
+                };
+                let mut paths = own_kernels(&devices, compiler);
+                paths.extend(operators);
+                Self {
+                    libraries,
+                    runtime,
+                    devices,
+                    missing_symbols: symbols,
+                    paths,
+                    ..Self::around()
+                }
+            }
+            Err(error) => {
+                let nothing = || Finding::missing("there is no Ascend runtime", INSTALL);
+                let names = [BEFOREHAND, AT_RUN_TIME].into_iter();
+                let names = names.chain(OPERATORS.iter().map(|(name, _)| *name));
+                Self {
+                    libraries,
+                    runtime: Finding::missing(short(&error), INSTALL),
+                    paths: names
+                        .map(|name| PathFinding {
+                            name,
+                            found: nothing(),
+                        })
+                        .collect(),
+                    ..Self::around()
+                }
+            }
+        }
+    }
+
+    /// Of a device that is open already, such as the simulator's: its kernels are made and run.
+    #[must_use]
+    pub fn of(npu: &Npu) -> Self {
+        let runtime = npu.device().runtime();
+        let api = runtime.api();
+        let mut paths = vec![PathFinding {
+            name: "our kernels",
+            found: rotation(npu),
+        }];
+        paths.extend(operators(api));
+        Self {
+            runtime: version(runtime),
+            devices: vec![device(&npu.name(), npu.device())],
+            missing_symbols: missing_symbols(api),
+            paths,
+            settings: Vec::new(),
+            installed: Vec::new(),
+            libraries: Vec::new(),
+        }
+    }
+
+    /// Whether nothing is missing.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        let found = self.libraries.iter().map(|library| &library.found);
+        let found = found.chain(self.devices.iter().map(|device| &device.found));
+        let found = found.chain(self.paths.iter().map(|path| &path.found));
+        let mut found = found.chain([&self.runtime]);
+        self.missing_symbols.is_empty() && !self.devices.is_empty() && found.all(Finding::is_ready)
+    }
+
+    /// Settings and version files.
+    fn around() -> Self {
+        let set = |name| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        Self {
+            settings: SETTINGS.map(|name| (name, set(name))).into(),
+            installed: installed(),
+            libraries: Vec::new(),
+            runtime: Finding::Ready(String::new()),
+            devices: Vec::new(),
+            missing_symbols: Vec::new(),
+            paths: Vec::new(),
+        }
+    }
+}
+
+const RUNTIME_REMEDY: &str = "check the driver: npu-smi info must list the devices, and the user must be allowed to open \
+                              /dev/davinci* (in a container, pass these devices in)";
+const BEFOREHAND: &str = "our kernels, compiled beforehand";
+const AT_RUN_TIME: &str = "our kernels, compiled at run time";
+/// Stock operators, each with the functions of which one pair is enough.
+const OPERATORS: [(&str, &[&str]); 5] = [
+    (
+        "npu_mrope, with a gradient",
+        &["aclnnRopeWithSinCosCacheV2", "aclnnRopeWithSinCosCache"],
+    ),
+    ("npu_rotary_mul", &["aclnnRotaryPositionEmbedding"]),
+    (
+        "npu_rotary_mul's gradient",
+        &["aclnnRotaryPositionEmbeddingGrad"],
+    ),
+    (
+        "npu_apply_rotary_pos_emb",
+        &["aclnnApplyRotaryPosEmbV2", "aclnnApplyRotaryPosEmb"],
+    ),
+    ("npu_interleave_rope", &["aclnnInterleaveRope"]),
+];
+
+fn short(error: &LoadError) -> String {
+    match error {
+        LoadError::LibraryNotFound { library, .. } => format!("no {library} found"),
+        other => other.to_string(),
+    }
+}
+
+fn library(
+    names: LibraryNames,
+    needed_for: &'static str,
+    opened: &[(&'static str, PathBuf)],
+) -> LibraryFinding {
+    let found: Vec<String> = opened
+        .iter()
+        .filter(|(role, _)| *role == names.role)
+        .map(|(_, path)| path.display().to_string())
+        .collect();
+    let found = if found.is_empty() {
+        let tried: Vec<String> = candidates(names, None)
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        let remedy = match needed_for {
+            "everything" => INSTALL,
+            "the stock operators" => OPERATORS_REMEDY,
+            _ => "install CANN 9.0 or later, or compile the kernels beforehand",
+        };
+        Finding::missing(format!("tried {}", tried.join(", ")), remedy)
+    } else {
+        Finding::Ready(found.join(", "))
+    };
+    LibraryFinding {
+        role: names.role,
+        needed_for,
+        found,
+    }
+}
+
+fn version(runtime: &Runtime) -> Finding {
+    let origin = &runtime.api().origin;
+    match runtime.version() {
+        Ok(Some((major, minor, patch))) => {
+            Finding::Ready(format!("{origin}, ACL {major}.{minor}.{patch}"))
+        }
+        Ok(None) => Finding::Ready(format!("{origin}, which does not tell its version")),
+        Err(error) => Finding::missing(error.to_string(), RUNTIME_REMEDY),
+    }
+}
+
+fn devices(runtime: &Runtime) -> Vec<DeviceFinding> {
+    let failed = |error: crate::AscendError| {
+        vec![DeviceFinding {
+            name: "ascend".into(),
+            found: Finding::missing(error.to_string(), RUNTIME_REMEDY),
+        }]
+    };
+    match runtime.device_count() {
+        Err(error) => failed(error),
+        Ok(count) => (0..count)
+            .map(|ordinal| {
+                let name = format!("ascend:{ordinal}");
+                match runtime.device(ordinal) {
+                    Ok(found) => device(&name, &found),
+                    Err(error) => DeviceFinding {
+                        name,
+                        found: Finding::missing(error.to_string(), RUNTIME_REMEDY),
+                    },
+                }
+            })
+            .collect(),
+    }
+}
+
+fn device(name: &str, device: &Device) -> DeviceFinding {
+    let describe = || -> crate::Result<String> {
+        let soc = device.soc_name()?.unwrap_or_else(|| "unnamed".into());
+        let machine = device.machine()?;
+        let (_, total) = device.memory()?;
+        Ok(format!(
+            "{soc}, {}, {} vector cores, {} bytes of unified buffer each, {} GiB",
+            machine.architecture.name(),
+            machine.vector_cores,
+            machine.ub_bytes,
+            total >> 30
+        ))
+    };
+    let remedy = "the kernels are for Atlas A2 and A3 (dav-2201) and Ascend 950 (dav-3510)";
+    DeviceFinding {
+        name: name.to_owned(),
+        found: describe().map_or_else(
+            |error| Finding::missing(error.to_string(), remedy),
+            Finding::Ready,
+        ),
+    }
+}
+
+fn missing_symbols(api: &Api) -> Vec<MissingSymbol> {
+    let mut symbols = api.rt.missing();
+    if let Ok(meta) = &api.meta {
+        symbols.extend(meta.missing());
+    }
+    symbols.extend(api.ops.missing());
+    let purpose = |symbol: &str| {
+        let known = PURPOSES
+            .iter()
+            .find(|(prefix, _)| symbol.starts_with(prefix));
+        known.map_or("details", |(_, purpose)| purpose)
+    };
+    symbols
+        .into_iter()
+        .map(|symbol| MissingSymbol {
+            symbol,
+            needed_for: purpose(symbol),
+        })
+        .collect()
+}
+
+/// The two ways to have kernels on an installed CANN. On a device they are run, not only looked for.
+fn own_kernels(devices: &[DeviceFinding], compiler: Result<(), LoadError>) -> Vec<PathFinding> {
+    let file = env::var_os(KERNELS_VARIABLE);
+    let usable = devices.iter().any(|device| device.found.is_ready());
+    let run = || match Npu::open(0) {
+        _ if !usable => Finding::missing("there is no usable device", RUNTIME_REMEDY),
+        Ok(npu) => rotation(&npu),
+        Err(error) => Finding::missing(error.to_string(), RUNTIME_REMEDY),
+    };
+    let beforehand = match &file {
+        None => Finding::missing(format!("{KERNELS_VARIABLE} is not set"), PRECOMPILE),
+        Some(path) if !Path::new(path).is_file() => Finding::missing(
+            format!(
+                "{KERNELS_VARIABLE} names no file: {}",
+                Path::new(path).display()
+            ),
+            PRECOMPILE,
+        ),
+        Some(_) => run(),
+    };
+    let at_run_time = match compiler {
+        Err(error) => Finding::missing(
+            short(&error),
+            "install CANN 9.0 or later, or compile the kernels beforehand",
+        ),
+        Ok(()) if file.is_some() => {
+            Finding::Ready(format!("not used while {KERNELS_VARIABLE} is set"))
+        }
+        Ok(()) => run(),
+    };
+    vec![
+        PathFinding {
+            name: BEFOREHAND,
+            found: beforehand,
+        },
+        PathFinding {
+            name: AT_RUN_TIME,
+            found: at_run_time,
+        },
+    ]
+}
+
+fn operators(api: &Api) -> Vec<PathFinding> {
+    let missing = api.ops.missing();
+    let both = |name: &str| {
+        let plan = format!("{name}GetWorkspaceSize");
+        !missing
+            .iter()
+            .any(|symbol| *symbol == name || *symbol == plan)
+    };
+    OPERATORS
+        .iter()
+        .map(|(name, functions)| {
+            let found = match (functions.iter().find(|name| both(name)), &api.meta) {
+                (Some(function), Ok(_)) => Finding::Ready((*function).to_owned()),
+                (Some(_), Err(error)) => Finding::missing(short(error), OPERATORS_REMEDY),
+                (None, _) => Finding::missing(
+                    format!("the operator libraries lack {}", functions.join(" and ")),
+                    OPERATORS_REMEDY,
+                ),
+            };
+            PathFinding { name, found }
+        })
+        .collect()
+}
+
+/// A rotation by 90 degrees, whose result is exact.
+fn rotation(npu: &Npu) -> Finding {
+    const PAIRS: usize = 32;
+    let x: Vec<f32> = (0..2 * PAIRS).map(|channel| channel as f32).collect();
+    let rotate = || -> crate::Result<Vec<f32>> {
+        let stream = npu.stream()?;
+        let width = 2 * PAIRS as u32;
+        let rotator = npu.rotator(&stream, Rotary::new(width, Pairing::Half)?)?;
+        let angles = rotator.upload_angles(&[0.0; PAIRS], &[1.0; PAIRS])?;
+        let mut q = stream.upload(&x)?;
+        let view = View::contiguous(Layout::Tnd, 1, 1, 1, width);
+        rotator.rotate(&mut Rotation {
+            direction: Direction::Forward,
+            batch: 1,
+            seq: 1,
+            q: Operand::InPlace(&mut q, view),
+            k: None,
+            angles: Angles::PerToken(&angles),
+        })?;
+        stream.download(&q)
+    };
+    let expected: Vec<f32> = x[PAIRS..]
+        .iter()
+        .map(|x| -x)
+        .chain(x[..PAIRS].iter().copied())
+        .collect();
+    match rotate() {
+        Ok(found) if found == expected => Finding::Ready("made, run, and right".into()),
+        Ok(found) => Finding::missing(
+            format!("a quarter turn of {x:?} gave {found:?}"),
+            "do not train on this device; run mrope verify on it and report what it prints",
+        ),
+        Err(error) => Finding::missing(error.to_string(), PRECOMPILE),
+    }
+}
+
+/// Files in which driver and toolkit state their versions, as far as they exist.
+fn installed() -> Vec<(PathBuf, String)> {
+    let mut files = vec![PathBuf::from("/usr/local/Ascend/driver/version.info")];
+    let homes = ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"];
+    for home in homes.iter().filter_map(env::var_os) {
+        for arch in ["aarch64-linux", "x86_64-linux"] {
+            let file = Path::new(&home)
+                .join(arch)
+                .join("ascend_toolkit_install.info");
+            if !files.contains(&file) {
+                files.push(file);
+            }
+        }
+    }
+    let version = |file: &PathBuf| {
+        let text = fs::read_to_string(file).ok()?;
+        let line = text
+            .lines()
+            .find(|line| line.to_lowercase().starts_with("version"))?;
+        Some(line.split_once('=')?.1.trim().to_owned())
+    };
+    files
+        .into_iter()
+        .filter_map(|file| version(&file).map(|version| (file, version)))
+        .collect()
+}

@@ -1,0 +1,181 @@
+//! What can go wrong, with the data to say so.
+
+use std::path::PathBuf;
+
+/// Result of the crate's functions.
+pub type Result<T, E = AscendError> = std::result::Result<T, E>;
+
+/// Why the runtime's libraries could not be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// No file of the library was found or could be opened.
+    #[error(
+        "no {library} found, tried {}; install CANN or set ASCEND_HOME_PATH to its folder",
+        list(tried)
+    )]
+    LibraryNotFound {
+        /// What was looked for.
+        library: &'static str,
+        /// Each candidate with the loader's answer.
+        tried: Vec<(PathBuf, String)>,
+    },
+    /// The library lacks functions that the crate cannot do without.
+    #[error("{library} lacks {}; its version is too old or it is not the Ascend runtime", symbols.join(", "))]
+    SymbolsMissing {
+        /// The library that was opened.
+        library: String,
+        /// The missing functions.
+        symbols: Vec<&'static str>,
+    },
+}
+
+fn list(tried: &[(PathBuf, String)]) -> String {
+    tried
+        .iter()
+        .map(|(path, why)| format!("{} ({why})", path.display()))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// Errors of the Ascend runtime, its operators and this crate's kernels.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AscendError {
+    /// A library could not be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A function that this installation lacks is needed.
+    #[error("{symbol} is needed for {purpose} but {library} lacks it")]
+    SymbolUnavailable {
+        /// The missing function.
+        symbol: &'static str,
+        /// Where it was looked for.
+        library: String,
+        /// What needs it.
+        purpose: &'static str,
+    },
+    /// A runtime call returned an error.
+    #[error("{function} returned {code} ({meaning}): {detail}")]
+    Call {
+        /// The C function.
+        function: &'static str,
+        /// Its result.
+        code: i32,
+        /// What the code means.
+        meaning: &'static str,
+        /// The runtime's last message.
+        detail: String,
+    },
+    /// A kernel launch was refused.
+    #[error("launch of {kernel} returned {code} ({meaning}): {detail}")]
+    Launch {
+        /// The kernel.
+        kernel: String,
+        /// Result of the launch.
+        code: i32,
+        /// What the code means.
+        meaning: &'static str,
+        /// The runtime's last message.
+        detail: String,
+    },
+    /// Work that was queued earlier failed; the error surfaced at a synchronisation.
+    #[error("work queued earlier failed, found by {function}: {code} ({meaning}): {detail}")]
+    Execution {
+        /// The synchronising C function.
+        function: &'static str,
+        /// Its result.
+        code: i32,
+        /// What the code means.
+        meaning: &'static str,
+        /// The runtime's last message.
+        detail: String,
+    },
+    /// Device or pinned host memory ran out, also after the caches were emptied.
+    #[error(
+        "out of memory in {function}: {requested_bytes} bytes asked for, {live_bytes} in use: {detail}"
+    )]
+    OutOfMemory {
+        /// The C function.
+        function: &'static str,
+        /// Bytes asked for.
+        requested_bytes: usize,
+        /// Bytes in use through this crate on that device.
+        live_bytes: usize,
+        /// The runtime's last message.
+        detail: String,
+    },
+    /// Closing was asked for while handles are alive.
+    #[error("the runtime is still in use by {handles} handles; drop streams and buffers first")]
+    StillInUse {
+        /// Handles alive besides the one being closed.
+        handles: usize,
+    },
+    /// An argument does not fit.
+    #[error("{operation}: {argument} must be {expected}, found {found}")]
+    InvalidArgument {
+        /// The operation.
+        operation: &'static str,
+        /// The argument.
+        argument: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// A stock operator would refuse the call or compute it wrongly.
+    #[error("{operator} takes {limit}, found {found}; use this crate's own kernels instead")]
+    OperatorLimit {
+        /// The operator.
+        operator: &'static str,
+        /// Its documented limit.
+        limit: String,
+        /// What was asked of it.
+        found: String,
+    },
+    /// The run-time compiler refused the kernels.
+    #[error("the kernels do not compile ({code}): {log}")]
+    Compile {
+        /// Result of the compiler.
+        code: i32,
+        /// The compiler's log.
+        log: String,
+    },
+    /// The rotary kernels could not be had for this device.
+    #[error("no rotary kernels for {device}: {reason}; {remedy}")]
+    NoKernels {
+        /// The device.
+        device: String,
+        /// What was tried and failed.
+        reason: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// One token's data does not fit the unified buffer.
+    #[error(
+        "{needed_bytes} bytes of unified buffer are needed for one row, the device has {available_bytes}"
+    )]
+    TileTooLarge {
+        /// Bytes of the smallest tile.
+        needed_bytes: usize,
+        /// Bytes of the unified buffer.
+        available_bytes: usize,
+    },
+}
+
+impl AscendError {
+    /// An argument error; the values are shown as they are.
+    pub(crate) fn argument(
+        operation: &'static str,
+        argument: &'static str,
+        expected: impl Into<String>,
+        found: impl std::fmt::Display,
+    ) -> Self {
+        Self::InvalidArgument {
+            operation,
+            argument,
+            expected: expected.into(),
+            found: found.to_string(),
+        }
+    }
+}

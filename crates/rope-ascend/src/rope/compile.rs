@@ -1,0 +1,145 @@
+//! Compiling the kernels at run time, where the installation can.
+#![allow(unsafe_code, reason = "calls of the run-time compiler")]
+
+use super::tiling::Architecture;
+use crate::error::{AscendError, Result};
+use crate::loader::Api;
+use crate::sys::{AclRtc, aclrtcProg};
+use std::ffi::CString;
+
+/// The kernel sources, in the order in which they include each other; the last has the entry
+/// points.
+pub const KERNEL_SOURCES: [(&str, &str); 5] = [
+    (
+        "rope_tiling.h",
+        include_str!("../../../../kernels/rope/rope_tiling.h"),
+    ),
+    (
+        "rope_base.h",
+        include_str!("../../../../kernels/rope/rope_base.h"),
+    ),
+    (
+        "rope_rotate.h",
+        include_str!("../../../../kernels/rope/rope_rotate.h"),
+    ),
+    (
+        "rope_angle_grad.h",
+        include_str!("../../../../kernels/rope/rope_angle_grad.h"),
+    ),
+    (
+        "rope.cpp",
+        include_str!("../../../../kernels/rope/rope.cpp"),
+    ),
+];
+
+/// The sources as one text: the compiler takes a single source, so inclusions among them go.
+fn single_source() -> String {
+    KERNEL_SOURCES
+        .iter()
+        .flat_map(|(_, text)| text.lines())
+        .filter(|line| !line.starts_with("#include \"rope_") && !line.starts_with("#pragma once"))
+        .flat_map(|line| [line, "\n"])
+        .collect()
+}
+
+/// Compiles the kernels for `architecture` with `libacl_rtc`.
+///
+/// # Errors
+/// [`AscendError::Load`] where the library is missing (it needs CANN 9.0 or later), and
+/// [`AscendError::Compile`] with the compiler's log.
+#[doc(alias = "aclrtcCompileProg")]
+pub fn compile(api: &Api, architecture: Architecture) -> Result<Vec<u8>> {
+    let rtc = api.rtc.as_ref().map_err(Clone::clone)?;
+    let source = CString::new(single_source()).unwrap_or_default();
+    let mut program: aclrtcProg = std::ptr::null_mut();
+    // SAFETY: nul-terminated texts that live through the call; no headers, so null lists; a local
+    // receives the handle.
+    let code = unsafe {
+        (rtc.aclrtcCreateProg)(
+            &raw mut program,
+            source.as_ptr(),
+            c"rope".as_ptr(),
+            0,
+            std::ptr::null(),
+            std::ptr::null(),
+        )
+    };
+    check(code, "the program could not be created")?;
+    let binary = build(rtc, program, architecture);
+    // SAFETY: a live program, not used afterwards.
+    let destroyed = unsafe { (rtc.aclrtcDestroyProg)(&raw mut program) };
+    let binary = binary?;
+    check(destroyed, "the program could not be destroyed")?;
+    Ok(binary)
+}
+
+fn build(rtc: &AclRtc, program: aclrtcProg, architecture: Architecture) -> Result<Vec<u8>> {
+    let option = CString::new(format!("--npu-arch={}", architecture.name())).unwrap_or_default();
+    let options = [option.as_ptr()];
+    // SAFETY: a live program and one nul-terminated option.
+    let code = unsafe { (rtc.aclrtcCompileProg)(program, 1, options.as_ptr()) };
+    if code != 0 {
+        return Err(AscendError::Compile {
+            code,
+            log: log(rtc, program),
+        });
+    }
+    let mut bytes = 0;
+    // SAFETY: a live, compiled program; a local receives the size.
+    let code = unsafe { (rtc.aclrtcGetBinDataSize)(program, &raw mut bytes) };
+    check(code, "the compiler gave no size of the binary")?;
+    let mut binary = vec![0_u8; bytes];
+    // SAFETY: the buffer has the size that the compiler asked for.
+    let code = unsafe { (rtc.aclrtcGetBinData)(program, binary.as_mut_ptr().cast()) };
+    check(code, "the compiler gave no binary")?;
+    Ok(binary)
+}
+
+fn check(code: i32, what: &str) -> Result<()> {
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(AscendError::Compile {
+            code,
+            log: what.to_owned(),
+        })
+    }
+}
+
+fn log(rtc: &AclRtc, program: aclrtcProg) -> String {
+    let mut bytes = 0;
+    // SAFETY: a live program; a local receives the size.
+    if unsafe { (rtc.aclrtcGetCompileLogSize)(program, &raw mut bytes) } != 0 || bytes == 0 {
+        return "the compiler left no log".to_owned();
+    }
+    let mut text = vec![0_u8; bytes];
+    // SAFETY: the buffer has the size that the compiler asked for.
+    if unsafe { (rtc.aclrtcGetCompileLog)(program, text.as_mut_ptr().cast()) } != 0 {
+        return "the compiler's log could not be read".to_owned();
+    }
+    String::from_utf8_lossy(&text)
+        .trim_end_matches('\0')
+        .trim()
+        .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_single_source_includes_only_the_vendor() {
+        let source = single_source();
+        let included: Vec<&str> = source
+            .lines()
+            .filter(|line| line.starts_with("#include"))
+            .collect();
+        assert!(
+            included
+                .iter()
+                .all(|line| line.contains("kernel_operator.h") || line.contains('<')),
+            "{included:?}"
+        );
+        assert!(source.contains("rope_rotate_##name"));
+    }
+}

@@ -1,0 +1,218 @@
+//! A device with the kernels, opened once in a process.
+
+use super::kernels::Kernels;
+use super::rotary::Rotary;
+use super::rotator::Rotator;
+use crate::error::{AscendError, Result};
+use crate::safe::{Device, Runtime, Stream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Variable that names a file of kernels compiled beforehand; it is preferred to compiling at run time.
+pub const KERNELS_VARIABLE: &str = "ROPE_ASCEND_KERNELS";
+
+/// What can be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    Ascend(u32),
+    #[cfg(feature = "ascend-sim")]
+    Simulated,
+}
+
+impl Target {
+    fn name(self) -> String {
+        match self {
+            Self::Ascend(ordinal) => format!("ascend:{ordinal}"),
+            #[cfg(feature = "ascend-sim")]
+            Self::Simulated => "ascend-sim".to_owned(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    target: Target,
+    device: Device,
+    kernels: OnceLock<Result<Arc<Kernels>>>,
+}
+
+/// A device, real or simulated, and this crate's kernels on it. Clones share it.
+///
+/// Opened once and kept until the process ends, because the runtime can be started once in a process. Who wants to
+/// close it uses [`Runtime`] and [`Kernels`] themselves.
+///
+/// # Examples
+/// ```no_run
+/// use rope_ascend::rope::{Npu, Pairing, Rotary};
+/// let npu = Npu::open(0)?;
+/// let stream = npu.stream()?;
+/// let rotator = npu.rotator(&stream, Rotary::new(128, Pairing::Half)?)?;
+/// # Ok::<(), rope_ascend::AscendError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Npu {
+    inner: Arc<Inner>,
+}
+
+impl Npu {
+    /// The device of number `ordinal`, through the installed CANN.
+    ///
+    /// # Errors
+    /// [`AscendError::Load`] where there is no CANN; [`AscendError::InvalidArgument`] where there is no such device;
+    /// else the runtime's.
+    pub fn open(ordinal: u32) -> Result<Self> {
+        Self::shared(Target::Ascend(ordinal))
+    }
+
+    /// The simulator's device.
+    ///
+    /// # Errors
+    /// The simulator's; none are expected.
+    #[cfg(feature = "ascend-sim")]
+    pub fn simulated() -> Result<Self> {
+        Self::shared(Target::Simulated)
+    }
+
+    /// The installed CANN's runtime, started once and kept as devices are.
+    ///
+    /// # Errors
+    /// [`AscendError::Load`] where there is no CANN; else the runtime's.
+    pub fn runtime() -> Result<Runtime> {
+        static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
+        let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = &*runtime {
+            return Ok(runtime.clone());
+        }
+        let started = Runtime::open(None)?;
+        Ok(runtime.insert(started).clone())
+    }
+
+    fn shared(target: Target) -> Result<Self> {
+        static OPEN: Mutex<Vec<Npu>> = Mutex::new(Vec::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(npu) = open.iter().find(|npu| npu.inner.target == target) {
+            return Ok(npu.clone());
+        }
+        let (runtime, ordinal) = match target {
+            Target::Ascend(ordinal) => (Self::runtime()?, ordinal),
+            #[cfg(feature = "ascend-sim")]
+            Target::Simulated => (Runtime::start(crate::loader::Api::simulated()?)?, 0),
+        };
+        let npu = Self {
+            inner: Arc::new(Inner {
+                target,
+                device: runtime.device(ordinal)?,
+                kernels: OnceLock::new(),
+            }),
+        };
+        open.push(npu.clone());
+        Ok(npu)
+    }
+
+    /// The name in tables: `ascend:0`, or `ascend-sim`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.inner.target.name()
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn stream(&self) -> Result<Stream> {
+        self.inner.device.stream()
+    }
+
+    /// The kernels: from the file that [`KERNELS_VARIABLE`] names, else compiled at run time; on the simulator compiled
+    /// for the host. Made at the first call.
+    ///
+    /// # Errors
+    /// [`AscendError::NoKernels`] with what to do; else the runtime's.
+    pub fn kernels(&self) -> Result<Arc<Kernels>> {
+        let kernels = self.inner.kernels.get_or_init(|| {
+            let stream = self.stream()?;
+            self.make_kernels(&stream).map(Arc::new)
+        });
+        kernels.clone()
+    }
+
+    /// A rotator of `rotary` on one of the device's streams.
+    ///
+    /// # Errors
+    /// As [`Self::kernels`].
+    pub fn rotator(&self, stream: &Stream, rotary: Rotary) -> Result<Rotator> {
+        Ok(Rotator::new(stream, self.kernels()?, rotary))
+    }
+
+    fn make_kernels(&self, stream: &Stream) -> Result<Kernels> {
+        match self.inner.target {
+            Target::Ascend(_) => {
+                if let Some(path) = std::env::var_os(KERNELS_VARIABLE) {
+                    let path = PathBuf::from(path);
+                    let binary = std::fs::read(&path).map_err(|error| {
+                        let reason = format!("{KERNELS_VARIABLE} is {}: {error}", path.display());
+                        self.no_kernels(reason, "name the object that cmake built from kernels/")
+                    })?;
+                    return Kernels::load(stream, &binary);
+                }
+                Kernels::compile(stream).map_err(|error| match error {
+                    AscendError::Load(error) => self.no_kernels(
+                        error.to_string(),
+                        "build kernels/ with cmake and name the object in ROPE_ASCEND_KERNELS, or install CANN 9.0 or \
+                         later to compile at run time",
+                    ),
+                    other => other,
+                })
+            }
+            #[cfg(feature = "ascend-sim")]
+            Target::Simulated => {
+                let architecture = match self.inner.device.machine()?.architecture {
+                    super::Architecture::Dav2201 => 2201,
+                    super::Architecture::Dav3510 => 3510,
+                };
+                let binary = ascend_sim::build::KernelSource::from_texts(super::KERNEL_SOURCES)
+                    .kernels(kernel_names())
+                    .architecture(architecture)
+                    .compile()
+                    .map_err(|error| {
+                        self.no_kernels(
+                            error.to_string(),
+                            "the simulator compiles them for the host with g++ or clang++",
+                        )
+                    })?;
+                Kernels::load(stream, &binary)
+            }
+        }
+    }
+
+    fn no_kernels(&self, reason: String, remedy: &'static str) -> AscendError {
+        AscendError::NoKernels {
+            device: self.name(),
+            reason,
+            remedy,
+        }
+    }
+}
+
+/// The entry points of `kernels/rope/rope.cpp`.
+#[cfg(feature = "ascend-sim")]
+fn kernel_names() -> impl Iterator<Item = String> {
+    const ROTATE: (&str, &[&str]) = (
+        "rotate",
+        &["split", "adjacent", "deinterleave", "interleave"],
+    );
+    const ANGLE_GRADIENT: (&str, &[&str]) = ("angle_grad", &["split", "adjacent", "deinterleave"]);
+    [ROTATE, ANGLE_GRADIENT]
+        .into_iter()
+        .flat_map(|(kernel, pairs)| {
+            pairs.iter().flat_map(move |pairs| {
+                ["f32", "f16", "bf16"].map(|dtype| format!("rope_{kernel}_{pairs}_{dtype}"))
+            })
+        })
+}

@@ -1,0 +1,161 @@
+//! One device.
+
+use super::pool::{Counters, MemoryUse};
+use super::runtime::Runtime;
+use super::stream::Stream;
+use crate::error::{AscendError, Result};
+use crate::result;
+use crate::rope::Machine;
+use crate::sys::{AclRt, aclrtDevAttr, code};
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(super) struct DeviceInner {
+    pub(super) ordinal: i32,
+    pub(super) counters: Counters,
+    // Last: the device goes before the runtime.
+    pub(super) runtime: Runtime,
+}
+
+impl DeviceInner {
+    pub(super) fn rt(&self) -> &AclRt {
+        &self.runtime.inner.api.rt
+    }
+
+    pub(super) fn library(&self) -> &str {
+        &self.runtime.inner.api.origin
+    }
+
+    /// Reports an earlier teardown failure, and makes this the thread's current device.
+    pub(super) fn enter(&self) -> Result<()> {
+        self.runtime.inner.earlier_failure()?;
+        result::device::set(self.rt(), self.ordinal)
+    }
+
+    /// As [`Self::enter`], for teardowns: their failures are recorded, not returned.
+    pub(super) fn teardown(&self, work: impl FnOnce() -> Result<()>) {
+        let outcome = result::device::set(self.rt(), self.ordinal);
+        // The teardown is tried even if the device could not be set: it may still succeed.
+        self.runtime.inner.record(outcome);
+        self.runtime.inner.record(work());
+    }
+}
+
+impl Drop for DeviceInner {
+    fn drop(&mut self) {
+        // SAFETY: streams, events and buffers hold this structure, so none is left.
+        let outcome = unsafe { result::device::reset(self.rt(), self.ordinal) };
+        self.runtime.inner.record(outcome);
+    }
+}
+
+/// A device of the runtime. Clones share it; it is reset when the last handle on it is gone.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(super) inner: Arc<DeviceInner>,
+}
+
+impl Device {
+    #[doc(alias = "aclrtSetDevice")]
+    pub(super) fn open(runtime: Runtime, ordinal: u32) -> Result<Self> {
+        let count = runtime.device_count()?;
+        let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let ordinal = number.ok_or_else(|| {
+            AscendError::argument("open device", "ordinal", format!("below {count}"), ordinal)
+        })?;
+        result::device::set(&runtime.inner.api.rt, ordinal)?;
+        Ok(Self {
+            inner: Arc::new(DeviceInner {
+                ordinal,
+                counters: Counters::default(),
+                runtime,
+            }),
+        })
+    }
+
+    /// The device's number.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.inner.ordinal.unsigned_abs()
+    }
+
+    /// The runtime that the device belongs to.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.inner.runtime
+    }
+
+    /// Product name of the chip, where it can be asked.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn soc_name(&self) -> Result<Option<String>> {
+        self.inner.enter()?;
+        Ok(result::device::soc_name(self.inner.rt()))
+    }
+
+    /// A property of the device.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn attribute(&self, attribute: aclrtDevAttr) -> Result<i64> {
+        self.inner.enter()?;
+        result::device::attribute(
+            self.inner.rt(),
+            self.inner.library(),
+            self.ordinal(),
+            attribute,
+        )
+    }
+
+    /// What tiling needs to know of the device.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn machine(&self) -> Result<Machine> {
+        let cores = self.attribute(aclrtDevAttr::VECTOR_CORES)?;
+        let ub_bytes = self.attribute(aclrtDevAttr::UB_BYTES)?;
+        // Older runtimes do not know the architecture attribute; the sizes tell it as well.
+        let architecture = match self.attribute(aclrtDevAttr::NPU_ARCH) {
+            Ok(number) => Some(number),
+            Err(AscendError::Call {
+                code:
+                    code::INVALID_PARAM
+                    | code::RT_PARAM_INVALID
+                    | code::API_NOT_SUPPORT
+                    | code::RT_FEATURE_NOT_SUPPORT,
+                ..
+            }) => None,
+            Err(other) => return Err(other),
+        };
+        Machine::new(cores, ub_bytes, architecture)
+    }
+
+    /// Free and total bytes of the device's memory, as the runtime sees it.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        self.inner.enter()?;
+        result::device::memory(self.inner.rt(), self.inner.library())
+    }
+
+    /// What this crate uses of the device's memory.
+    #[must_use]
+    pub fn memory_use(&self) -> MemoryUse {
+        self.inner.counters.read()
+    }
+
+    /// Sets the peak to what is in use now.
+    pub fn reset_peak(&self) {
+        self.inner.counters.reset_peak();
+    }
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::create(self.clone())
+    }
+}

@@ -1,0 +1,40 @@
+//! Owned handles.
+//!
+//! Each handle holds what it depends on by reference count: a buffer its stream, a stream its
+//! device, a device the runtime, and the runtime the libraries, which are unmapped last. Before
+//! each call the calling thread's current device is set, so handles may move between threads.
+//! `Drop` never panics: the first failure of a teardown is kept by the runtime and returned by
+//! the next call through any of its handles, or by [`Runtime::close`].
+#![allow(
+    unsafe_code,
+    reason = "calls through `result` with handles that these types own"
+)]
+
+mod buffer;
+mod device;
+mod event;
+mod module;
+mod pinned;
+mod pool;
+mod runtime;
+mod stream;
+
+pub use buffer::{DeviceBuffer, Element};
+pub use device::Device;
+pub use event::Event;
+pub use module::{Kernel, Module};
+pub use pinned::PinnedBuffer;
+pub use pool::MemoryUse;
+pub use runtime::Runtime;
+pub use stream::Stream;
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Runtime>();
+    shared::<Device>();
+    shared::<Stream>();
+    shared::<Event>();
+    shared::<Module>();
+    shared::<PinnedBuffer>();
+    shared::<DeviceBuffer<f32>>();
+};

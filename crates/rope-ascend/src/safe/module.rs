@@ -1,0 +1,114 @@
+//! Kernel binaries.
+
+use super::device::Device;
+use super::stream::Stream;
+use crate::error::Result;
+use crate::result;
+use crate::sys::{aclrtBinHandle, aclrtFuncHandle};
+use std::ffi::CStr;
+use std::sync::Arc;
+
+#[derive(Debug)]
+struct ModuleInner {
+    raw: aclrtBinHandle,
+    device: Device,
+}
+
+// SAFETY: as for streams: any thread may use the handle while its device is current.
+unsafe impl Send for ModuleInner {}
+// SAFETY: as above.
+unsafe impl Sync for ModuleInner {}
+
+impl Drop for ModuleInner {
+    fn drop(&mut self) {
+        let inner = &self.device.inner;
+        // SAFETY: kernels hold the module, so none is left; `Stream`s that ran them have been
+        // synchronised or are destroyed by the runtime in order behind this call.
+        inner.teardown(|| unsafe { result::module::unload(inner.rt(), inner.library(), self.raw) });
+    }
+}
+
+/// A loaded binary of kernels. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Module {
+    inner: Arc<ModuleInner>,
+}
+
+/// One kernel of a module.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    raw: aclrtFuncHandle,
+    name: String,
+    module: Module,
+}
+
+// SAFETY: as for the module that it holds.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+impl Module {
+    #[doc(alias = "aclrtBinaryLoadFromData")]
+    pub(super) fn load(device: Device, binary: &[u8]) -> Result<Self> {
+        device.inner.enter()?;
+        let raw = result::module::load(device.inner.rt(), device.inner.library(), binary)?;
+        Ok(Self {
+            inner: Arc::new(ModuleInner { raw, device }),
+        })
+    }
+
+    /// The kernel of this name.
+    ///
+    /// # Errors
+    /// The runtime's, if there is none.
+    #[doc(alias = "aclrtBinaryGetFunction")]
+    pub fn kernel(&self, name: &CStr) -> Result<Kernel> {
+        let inner = &self.inner.device.inner;
+        inner.enter()?;
+        // SAFETY: the binary is loaded as long as `self` lives.
+        let raw =
+            unsafe { result::module::function(inner.rt(), inner.library(), self.inner.raw, name) }?;
+        Ok(Kernel {
+            raw,
+            name: name.to_string_lossy().into_owned(),
+            module: self.clone(),
+        })
+    }
+}
+
+impl Kernel {
+    /// The kernel's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Queues the kernel on `stream` with `blocks` blocks.
+    ///
+    /// # Errors
+    /// [`Launch`](crate::AscendError::Launch) if the runtime refuses it.
+    ///
+    /// # Safety
+    /// - `args` is the kernel's argument block, each argument at the next 8-byte boundary, as the
+    ///   kernel's declaration wants it.
+    /// - The device memory that the arguments name belongs to buffers of `stream`, and is large
+    ///   enough for what the kernel does with it.
+    /// - The module outlives the queued work: it is dropped after a synchronisation of `stream`.
+    #[doc(alias = "aclrtLaunchKernelWithHostArgs")]
+    pub unsafe fn launch(&self, stream: &Stream, blocks: u32, args: &mut [u8]) -> Result<()> {
+        let inner = &self.module.inner.device.inner;
+        inner.enter()?;
+        // SAFETY: live handles; arguments and memory are the caller's.
+        unsafe {
+            result::module::launch(
+                inner.rt(),
+                inner.library(),
+                &self.name,
+                self.raw,
+                blocks,
+                stream.raw(),
+                args,
+            )
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! A stream, and the device memory that belongs to it.
+
+use super::buffer::{DeviceBuffer, Element, bytes_of, bytes_of_mut};
+use super::device::Device;
+use super::event::Event;
+use super::module::Module;
+use super::pinned::PinnedBuffer;
+use super::pool::{Block, Cache, rounded};
+use crate::error::{AscendError, Result};
+use crate::result;
+use crate::sys::{aclrtMemcpyKind, aclrtStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(super) struct StreamInner {
+    pub(super) raw: aclrtStream,
+    cache: Mutex<Cache>,
+    pub(super) device: Device,
+}
+
+// SAFETY: the runtime lets any thread use a stream while the stream's device is the thread's
+// current one (ACL documentation of aclrtSetDevice: threads of a process share a device's default
+// context); `enter` sets it before each call. The cache has its own lock.
+unsafe impl Send for StreamInner {}
+// SAFETY: as above; the runtime's stream functions are documented as usable from several threads.
+unsafe impl Sync for StreamInner {}
+
+impl StreamInner {
+    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the stream's work; the device is current.
+    fn wait(&self) -> Result<()> {
+        // SAFETY: `raw` lives as long as `self`; the caller has entered the device.
+        unsafe { result::stream::synchronize(self.device.inner.rt(), self.raw) }
+    }
+
+    /// Frees the cached blocks; the device is current and the stream idle. Goes on after a
+    /// failure and returns the first.
+    fn free_cached(&self) -> Result<()> {
+        let inner = &self.device.inner;
+        let blocks = self.cache().drain(&inner.counters);
+        let mut outcome = Ok(());
+        for block in blocks {
+            // SAFETY: the cache owned the block and the stream, the only one that used it, is
+            // idle.
+            let freed = unsafe { result::memory::free(inner.rt(), block.pointer) };
+            outcome = outcome.and(freed);
+        }
+        outcome
+    }
+
+    /// Memory for `bytes`. If the device has none left, the cache is emptied and the allocation
+    /// tried once more.
+    pub(super) fn block(&self, bytes: usize) -> Result<Block> {
+        let inner = &self.device.inner;
+        inner.enter()?;
+        let bytes = rounded(bytes);
+        if let Some(block) = self.cache().take(bytes, &inner.counters) {
+            return Ok(block);
+        }
+        let first = result::memory::malloc(inner.rt(), bytes);
+        let pointer = match first {
+            Err(AscendError::OutOfMemory { .. }) => {
+                self.wait()?;
+                self.free_cached()?;
+                result::memory::malloc(inner.rt(), bytes)
+            }
+            other => other,
+        };
+        let pointer = pointer.map_err(|error| match error {
+            AscendError::OutOfMemory {
+                function,
+                requested_bytes,
+                detail,
+                ..
+            } => {
+                let live_bytes = inner.counters.read().live_bytes;
+                AscendError::OutOfMemory {
+                    function,
+                    requested_bytes,
+                    live_bytes,
+                    detail,
+                }
+            }
+            other => other,
+        })?;
+        inner.counters.block_made(bytes);
+        Ok(Block { pointer, bytes })
+    }
+
+    pub(super) fn give_back(&self, block: Block) {
+        self.cache().put(block, &self.device.inner.counters);
+    }
+}
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        let inner = &self.device.inner;
+        inner.teardown(|| {
+            let waited = self.wait();
+            let freed = self.free_cached();
+            // SAFETY: the last handle; buffers and events hold the stream, so none is left.
+            let destroyed = unsafe { result::stream::destroy(inner.rt(), self.raw) };
+            waited.and(freed).and(destroyed)
+        });
+    }
+}
+
+/// A queue of work on a device, with its own cache of device memory. Clones share it.
+///
+/// Work runs in the order in which it was queued, later than the calls that queue it; its errors
+/// come out of the next synchronisation. A buffer is used on the stream that made it.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    pub(super) inner: Arc<StreamInner>,
+}
+
+impl Stream {
+    #[doc(alias = "aclrtCreateStream")]
+    pub(super) fn create(device: Device) -> Result<Self> {
+        device.inner.enter()?;
+        let raw = result::stream::create(device.inner.rt())?;
+        Ok(Self {
+            inner: Arc::new(StreamInner {
+                raw,
+                cache: Mutex::default(),
+                device,
+            }),
+        })
+    }
+
+    /// The stream's device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The raw handle, valid while this stream lives.
+    #[must_use]
+    pub fn raw(&self) -> aclrtStream {
+        self.inner.raw
+    }
+
+    /// Waits until all queued work is done.
+    ///
+    /// # Errors
+    /// [`AscendError::Execution`] if some of it failed, else the runtime's.
+    #[doc(alias = "aclrtSynchronizeStream")]
+    pub fn synchronize(&self) -> Result<()> {
+        self.inner.device.inner.enter()?;
+        self.inner.wait()
+    }
+
+    /// As [`Self::synchronize`], for at most `limit`.
+    ///
+    /// # Errors
+    /// As there; also the runtime's timeout, and that it cannot wait with a limit.
+    #[doc(alias = "aclrtSynchronizeStreamWithTimeout")]
+    pub fn synchronize_for(&self, limit: Duration) -> Result<()> {
+        let inner = &self.inner.device.inner;
+        inner.enter()?;
+        let timeout_ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: `raw` lives as long as `self`; the device is current.
+        unsafe {
+            result::stream::synchronize_for(inner.rt(), inner.library(), self.inner.raw, timeout_ms)
+        }
+    }
+
+    /// Returns cached memory to the device.
+    ///
+    /// # Errors
+    /// As [`Self::synchronize`]; the runtime's.
+    pub fn trim(&self) -> Result<()> {
+        self.synchronize()?;
+        self.inner.free_cached()
+    }
+
+    /// A buffer of `len` elements whose contents are not defined.
+    ///
+    /// # Errors
+    /// [`AscendError::OutOfMemory`], else the runtime's.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        DeviceBuffer::new(self.clone(), len)
+    }
+
+    /// A buffer of `len` zeros.
+    ///
+    /// # Errors
+    /// As [`Self::alloc`].
+    #[doc(alias = "aclrtMemsetAsync")]
+    pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let buffer = self.alloc::<T>(len)?;
+        if len > 0 {
+            // SAFETY: the buffer's extent; it stays allocated until the stream has passed this,
+            // since a dropped buffer goes back to this stream's cache.
+            unsafe {
+                result::memory::set_async(
+                    self.inner.device.inner.rt(),
+                    buffer.pointer(),
+                    0,
+                    buffer.bytes(),
+                    self.inner.raw,
+                )
+            }?;
+        }
+        Ok(buffer)
+    }
+
+    /// A buffer that holds a copy of `values`. Returns when the copy is made.
+    ///
+    /// # Errors
+    /// As [`Self::alloc`] and [`Self::synchronize`].
+    pub fn upload<T: Element>(&self, values: &[T]) -> Result<DeviceBuffer<T>> {
+        let mut buffer = self.alloc(values.len())?;
+        self.write(&mut buffer, values)?;
+        Ok(buffer)
+    }
+
+    /// Overwrites `buffer` with `values`, behind the work queued before. Returns when the copy is
+    /// made.
+    ///
+    /// # Errors
+    /// [`AscendError::InvalidArgument`] if the lengths differ or the buffer is another stream's;
+    /// else as [`Self::synchronize`].
+    #[doc(alias = "aclrtMemcpy")]
+    pub fn write<T: Element>(&self, buffer: &mut DeviceBuffer<T>, values: &[T]) -> Result<()> {
+        self.same_length("write", buffer.len(), values.len())?;
+        self.owns("write", buffer)?;
+        let source = bytes_of(values);
+        self.wait_and_copy(
+            buffer.pointer(),
+            source.as_ptr().cast(),
+            source.len(),
+            aclrtMemcpyKind::HOST_TO_DEVICE,
+        )
+    }
+
+    /// Copies `buffer` into `values`, behind the work queued before. Returns when the copy is made.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    #[doc(alias = "aclrtMemcpyAsync")]
+    pub fn read<T: Element>(&self, buffer: &DeviceBuffer<T>, values: &mut [T]) -> Result<()> {
+        self.same_length("read", buffer.len(), values.len())?;
+        self.owns("read", buffer)?;
+        let target = bytes_of_mut(values);
+        self.wait_and_copy(
+            target.as_mut_ptr().cast(),
+            buffer.pointer(),
+            target.len(),
+            aclrtMemcpyKind::DEVICE_TO_HOST,
+        )
+    }
+
+    /// The contents of `buffer`.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn download<T: Element>(&self, buffer: &DeviceBuffer<T>) -> Result<Vec<T>> {
+        let mut values = vec![T::default(); buffer.len()];
+        self.read(buffer, &mut values)?;
+        Ok(values)
+    }
+
+    /// Queues a copy between buffers of this stream.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    #[doc(alias = "aclrtMemcpyAsync")]
+    pub fn copy<T: Element>(&self, from: &DeviceBuffer<T>, to: &mut DeviceBuffer<T>) -> Result<()> {
+        self.same_length("copy", to.len(), from.len())?;
+        self.owns("copy", from)?;
+        self.owns("copy", to)?;
+        let inner = &self.inner.device.inner;
+        inner.enter()?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: both extents are the buffers' own and equal; both stay allocated until the
+        // stream has passed the copy, since dropped buffers go back to this stream's cache.
+        unsafe {
+            result::memory::copy_async(
+                inner.rt(),
+                to.pointer(),
+                from.pointer(),
+                from.bytes(),
+                aclrtMemcpyKind::DEVICE_TO_DEVICE,
+                self.inner.raw,
+            )
+        }
+    }
+
+    /// Pinned host memory of `len` elements, for faster copies.
+    ///
+    /// # Errors
+    /// [`AscendError::OutOfMemory`], else the runtime's.
+    #[doc(alias = "aclrtMallocHost")]
+    pub fn pinned(&self, bytes: usize) -> Result<PinnedBuffer> {
+        PinnedBuffer::new(self.inner.device.clone(), bytes)
+    }
+
+    /// A new event of the stream's device.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn event(&self) -> Result<Event> {
+        Event::create(self.inner.device.clone())
+    }
+
+    /// Records `event` behind the work queued so far.
+    ///
+    /// # Errors
+    /// The runtime's.
+    #[doc(alias = "aclrtRecordEvent")]
+    pub fn record(&self, event: &Event) -> Result<()> {
+        let inner = &self.inner.device.inner;
+        inner.enter()?;
+        // SAFETY: both handles live as long as the borrowed values.
+        unsafe { result::event::record(inner.rt(), event.raw(), self.inner.raw) }
+    }
+
+    /// Lets work queued from now on wait for `event`.
+    ///
+    /// # Errors
+    /// The runtime's.
+    #[doc(alias = "aclrtStreamWaitEvent")]
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        let inner = &self.inner.device.inner;
+        inner.enter()?;
+        // SAFETY: both handles live as long as the borrowed values.
+        unsafe { result::stream::wait_event(inner.rt(), self.inner.raw, event.raw()) }
+    }
+
+    /// Loads a binary of vector kernels.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn load(&self, binary: &[u8]) -> Result<Module> {
+        Module::load(self.inner.device.clone(), binary)
+    }
+
+    /// Whether both handles are of one stream.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Makes the stream's device the thread's current one, for calls outside this module.
+    pub(crate) fn make_current(&self) -> Result<()> {
+        self.inner.device.inner.enter()
+    }
+
+    /// Waits for the stream; a failure is kept for the next call.
+    pub(crate) fn finish_quietly(&self) {
+        self.inner.device.inner.teardown(|| self.inner.wait());
+    }
+
+    pub(crate) fn owns<T: Element>(
+        &self,
+        operation: &'static str,
+        buffer: &DeviceBuffer<T>,
+    ) -> Result<()> {
+        if self.is(buffer.stream()) {
+            return Ok(());
+        }
+        Err(AscendError::argument(
+            operation,
+            "buffer",
+            "made by this stream",
+            "another stream's",
+        ))
+    }
+
+    fn same_length(&self, operation: &'static str, expected: usize, found: usize) -> Result<()> {
+        if expected == found {
+            return Ok(());
+        }
+        Err(AscendError::argument(
+            operation,
+            "length",
+            format!("{expected} elements"),
+            found,
+        ))
+    }
+
+    fn wait_and_copy(
+        &self,
+        dst: *mut std::ffi::c_void,
+        src: *const std::ffi::c_void,
+        bytes: usize,
+        kind: aclrtMemcpyKind,
+    ) -> Result<()> {
+        let inner = &self.inner.device.inner;
+        inner.enter()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // Queued copies want pinned host memory, and this one may follow work on the buffer.
+        self.inner.wait()?;
+        // SAFETY: the callers pass a buffer's extent and a slice of the same length, borrowed
+        // through the call; the stream, the only one that uses the buffer, is idle.
+        unsafe { result::memory::copy(inner.rt(), dst, src, bytes, kind) }
+    }
+}

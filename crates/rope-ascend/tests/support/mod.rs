@@ -1,0 +1,258 @@
+//! Shared by the tests: the simulator as a runtime, and the plain f64 loops that the kernels are
+//! compared with.
+#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(
+    unsafe_code,
+    reason = "the simulator's symbols are handed to the loader"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    missing_docs,
+    unreachable_pub,
+    reason = "test code"
+)]
+
+use ascend_sim::Session;
+use half::{bf16, f16};
+use rope_ascend::loader::Api;
+use rope_ascend::rope::{Direction, KernelElement, Kernels, LaneMap, Pairing, Rotary, View};
+use rope_ascend::safe::{Runtime, Stream};
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub fn kernel_names() -> Vec<String> {
+    let mut names = Vec::new();
+    for dtype in ["f32", "f16", "bf16"] {
+        for pairs in ["split", "adjacent", "deinterleave", "interleave"] {
+            names.push(format!("rope_rotate_{pairs}_{dtype}"));
+        }
+        for pairs in ["split", "adjacent", "deinterleave"] {
+            names.push(format!("rope_angle_grad_{pairs}_{dtype}"));
+        }
+    }
+    names
+}
+
+/// The kernels compiled for the simulator; one compilation at a time, the others wait for it.
+pub fn kernel_binary(architecture: u32) -> Vec<u8> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/rope/rope.cpp");
+    ascend_sim::build::KernelSource::new(path)
+        .kernels(kernel_names())
+        .architecture(architecture)
+        .compile()
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub fn api() -> Api {
+    // SAFETY: the simulator's functions have the vendor's signatures (checked by `cargo xtask
+    // abi`) and are part of this program.
+    unsafe { Api::from_resolver("ascend-sim", ascend_sim::symbol) }.unwrap()
+}
+
+/// A simulated machine with the kernels loaded. Fields drop in order, the session last.
+pub struct Bench {
+    pub kernels: Arc<Kernels>,
+    pub stream: Stream,
+    pub runtime: Runtime,
+    pub session: Session,
+}
+
+impl Bench {
+    pub fn new(machine: ascend_sim::Machine) -> Self {
+        let binary = kernel_binary(machine.architecture);
+        let session = Session::with_machine(machine);
+        let runtime = Runtime::start(api()).unwrap();
+        let stream = runtime.device(0).unwrap().stream().unwrap();
+        let kernels = Arc::new(Kernels::load(&stream, &binary).unwrap());
+        Self {
+            kernels,
+            stream,
+            runtime,
+            session,
+        }
+    }
+
+    /// Asserts that nothing was violated and nothing leaks.
+    pub fn finish(self) {
+        let Self {
+            kernels,
+            stream,
+            runtime,
+            session,
+        } = self;
+        stream.synchronize().unwrap();
+        drop(kernels);
+        drop(stream);
+        runtime.close().unwrap();
+        let violations = ascend_sim::control::take_violations();
+        assert!(
+            violations.is_empty(),
+            "{}",
+            violations
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("\n")
+        );
+        drop(session);
+    }
+}
+
+/// Numbers without structure, the same in every run.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn bits(&mut self) -> u64 {
+        // xorshift64*: Marsaglia 2003, Vigna 2016.
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64 * 2.0 - 1.0
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.bits() % n
+    }
+}
+
+pub trait Number: KernelElement + PartialEq + std::fmt::Debug {
+    fn of(value: f64) -> Self;
+    fn wide(self) -> f64;
+    /// Distance of neighbouring values around `value`, halved: the error of one rounding.
+    fn half_ulp(value: f64) -> f64;
+}
+
+impl Number for f32 {
+    fn of(value: f64) -> Self {
+        value as f32
+    }
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+    fn half_ulp(value: f64) -> f64 {
+        value.abs() * 2_f64.powi(-24)
+    }
+}
+impl Number for f16 {
+    fn of(value: f64) -> Self {
+        f16::from_f64(value)
+    }
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+    fn half_ulp(value: f64) -> f64 {
+        (value.abs() * 2_f64.powi(-11)).max(2_f64.powi(-25))
+    }
+}
+impl Number for bf16 {
+    fn of(value: f64) -> Self {
+        bf16::from_f64(value)
+    }
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+    fn half_ulp(value: f64) -> f64 {
+        value.abs() * 2_f64.powi(-8)
+    }
+}
+
+/// Two f32 products of values up to 1, and their sum.
+pub fn tolerance<T: Number>(truth: f64) -> f64 {
+    T::half_ulp(truth) + 3.0 * 2_f64.powi(-24)
+}
+
+/// Channels of pair `j`: where its members are read, and where they are written (forward).
+pub fn pair_channels(pairing: Pairing, rotary_dim: usize, j: usize) -> ([usize; 2], [usize; 2]) {
+    let pairs = rotary_dim / 2;
+    match pairing {
+        Pairing::Half => ([j, j + pairs], [j, j + pairs]),
+        Pairing::Adjacent => ([2 * j, 2 * j + 1], [2 * j, 2 * j + 1]),
+        Pairing::Quarter => {
+            let quarter = rotary_dim / 4;
+            let first = if j < quarter {
+                j
+            } else {
+                2 * quarter + j - quarter
+            };
+            ([first, first + quarter], [first, first + quarter])
+        }
+        Pairing::InterleaveHalf => ([2 * j, 2 * j + 1], [j, j + pairs]),
+    }
+}
+
+/// The rotation in f64, over one tensor whose rows `view` describes. `angle(token, lane)` gives
+/// cosine and sine.
+#[allow(clippy::too_many_arguments, reason = "an oracle in plain loops")]
+pub fn rotate_plainly(
+    x: &[f64],
+    x_view: View,
+    y: &mut [f64],
+    y_view: View,
+    batch: usize,
+    seq: usize,
+    rotary: &Rotary,
+    direction: Direction,
+    angle: &dyn Fn(usize, usize) -> (f64, f64),
+) {
+    let at = |view: &View, b: usize, s: usize, h: usize, c: usize| {
+        view.offset as usize
+            + b * view.batch_stride as usize
+            + s * view.token_stride as usize
+            + h * view.head_stride as usize
+            + c
+    };
+    let (offset, dim) = (
+        rotary.rotary_offset() as usize,
+        rotary.rotary_dim() as usize,
+    );
+    for b in 0..batch {
+        for s in 0..seq {
+            for h in 0..x_view.heads as usize {
+                for c in 0..rotary.head_dim() as usize {
+                    if c < offset || c >= offset + dim {
+                        y[at(&y_view, b, s, h, c)] = x[at(&x_view, b, s, h, c)];
+                    }
+                }
+                for j in 0..dim / 2 {
+                    let (read, write) = pair_channels(rotary.pairing(), dim, j);
+                    let (c1, s1) = angle(b * seq + s, j);
+                    let (c2, s2) = if rotary.is_per_channel() {
+                        angle(b * seq + s, dim / 2 + j)
+                    } else {
+                        (c1, s1)
+                    };
+                    let (from, to) = if direction == Direction::Forward {
+                        (read, write)
+                    } else {
+                        (write, read)
+                    };
+                    let v1 = x[at(&x_view, b, s, h, offset + from[0])];
+                    let v2 = x[at(&x_view, b, s, h, offset + from[1])];
+                    let (o1, o2) = match direction {
+                        Direction::Forward => (c1 * v1 - s1 * v2, s2 * v1 + c2 * v2),
+                        Direction::Adjoint => (c1 * v1 + s2 * v2, c2 * v2 - s1 * v1),
+                    };
+                    y[at(&y_view, b, s, h, offset + to[0])] = o1;
+                    y[at(&y_view, b, s, h, offset + to[1])] = o2;
+                }
+            }
+        }
+    }
+}
+
+/// A lane map with `axes` axes taking turns over a table as wide as there are lanes.
+pub fn striped(width: u32, axes: u32) -> LaneMap {
+    let lanes = (0..width)
+        .map(|i| rope_ascend::rope::Lane {
+            axis: i % axes,
+            column: i,
+        })
+        .collect();
+    LaneMap::new(lanes, axes, width).unwrap()
+}

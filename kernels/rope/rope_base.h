@@ -1,0 +1,260 @@
+// Shared by the rotary kernels: which tiles a core takes, how rows move, arithmetic over rows.
+//
+// Lane map in global memory, 32-bit words, for the rotation:
+//   [coef_pitch] byte offset of each coefficient in the token's angles     (if expand)
+//   [coef_pitch] sign of each coefficient, f32                             (if expand)
+//   [row_pitch]  byte offset of each channel's source in its row           (if the kernel permutes)
+#pragma once
+
+#include "kernel_operator.h"
+#include "rope_tiling.h"
+
+namespace rope {
+
+using AscendC::DataCopyExtParams;
+using AscendC::DataCopyPad;
+using AscendC::DataCopyPadExtParams;
+using AscendC::GlobalTensor;
+using AscendC::HardEvent;
+using AscendC::LocalTensor;
+using AscendC::RoundMode;
+using AscendC::TBuf;
+using AscendC::TPipe;
+using AscendC::TPosition;
+
+constexpr uint32_t kBlockBytes = 32;
+constexpr uint32_t kLanes = 64;        // f32 of one vector repeat
+constexpr uint32_t kMaxRepeats = 255;  // of one vector instruction
+constexpr uint32_t kMaxRowStride = 255;  // blocks between repeats
+// Behind each buffer: an instruction with a mask still spans whole repeats, and their blocks should
+// not reach into another operand.
+constexpr uint32_t kSlackBytes = 256;
+
+// The pairings as the kernel sees them.
+enum class Pairs : uint8_t {
+    kSplit,         // segments: half and quarter
+    kAdjacent,      // neighbours
+    kDeinterleave,  // neighbours in, halves out
+    kInterleave,    // halves in, neighbours out: the adjoint of the former
+};
+
+__aicore__ inline uint32_t RoundUp(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
+__aicore__ inline uint32_t Min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// Orders dependent vector instructions. dav-3510 does so itself.
+__aicore__ inline void VectorBarrier() {
+#if __NPU_ARCH__ == 2201
+    AscendC::PipeBarrier<PIPE_V>();
+#endif
+}
+
+// A run of tokens of one batch, with a range of their heads (q's heads, then k's).
+struct Part {
+    uint64_t batch, place, row;  // row of the angles of the first token
+    uint32_t tokens, head_begin, head_end;
+};
+
+// The parts of this core. The work is tokens * head_groups units, cut evenly.
+class Parts {
+public:
+    __aicore__ inline explicit Parts(const Tiling& t) : t_(t) {
+        const uint64_t units = t.tokens * t.head_groups;
+        const uint64_t blocks = AscendC::GetBlockNum(), block = AscendC::GetBlockIdx();
+        unit_ = units * block / blocks;
+        end_ = units * (block + 1) / blocks;
+    }
+
+    __aicore__ inline bool Next(Part& part) {
+        if (unit_ >= end_) return false;
+        const uint64_t token = unit_ / t_.head_groups;
+        const uint32_t group = static_cast<uint32_t>(unit_ % t_.head_groups);
+        const uint64_t left = end_ - unit_;
+        const uint32_t heads = t_.heads[0] + t_.heads[1];
+        part.batch = token / t_.seq;
+        part.place = token % t_.seq;
+        part.row = part.batch * t_.angle_batch_stride + part.place;
+        const uint64_t whole = left / t_.head_groups;
+        if (group == 0 && whole > 0) {
+            const uint64_t in_batch = t_.seq - part.place;
+            part.tokens = static_cast<uint32_t>(whole < in_batch ? whole : in_batch);
+            part.tokens = Min(part.tokens, t_.tokens_per_tile);
+            part.head_begin = 0;
+            part.head_end = heads;
+            unit_ += static_cast<uint64_t>(part.tokens) * t_.head_groups;
+        } else {
+            const uint64_t rest = t_.head_groups - group;
+            const uint32_t groups = static_cast<uint32_t>(left < rest ? left : rest);
+            part.tokens = 1;
+            part.head_begin = heads * group / t_.head_groups;
+            part.head_end = heads * (group + groups) / t_.head_groups;
+            unit_ += groups;
+        }
+        return true;
+    }
+
+    // Tokens that this core has yet to see, at least.
+    __aicore__ inline uint64_t Remaining() const { return (end_ - unit_) / t_.head_groups + 1; }
+
+private:
+    const Tiling& t_;
+    uint64_t unit_, end_;
+};
+
+// One tile in the unified buffer.
+struct Tile {
+    uint64_t batch, place;
+    uint32_t tokens, head_begin, heads;
+};
+
+// An axis of a transfer: so many steps, so far apart in global memory and in the unified buffer.
+struct Axis {
+    uint32_t n;
+    uint64_t gm;
+    uint32_t ub;
+};
+
+// Moves the rows of q or k that belong to `tile`. One call of DataCopyPad where the layout allows.
+// `kLoad` is the direction, `kInput` says whose layout the rows have.
+template <typename T, bool kLoad, bool kInput = kLoad>
+__aicore__ inline void MoveRows(const Tiling& t, const Tile& tile, uint32_t tensor, uint32_t span_index,
+                                const LocalTensor<T>& ub, const GlobalTensor<T>& gm) {
+    const Tensor& shape = kInput ? t.input[tensor] : t.output[tensor];
+    const Span& span = kInput ? t.load[span_index] : t.store[span_index];
+    const Route& route = kInput ? t.load_route[span_index][tensor] : t.store_route[span_index][tensor];
+    const uint32_t first = tensor == 0 ? 0 : t.heads[0];
+    const uint32_t last = first + t.heads[tensor];
+    const uint32_t begin = tile.head_begin > first ? tile.head_begin : first;
+    const uint32_t end = Min(tile.head_begin + tile.heads, last);
+    if (begin >= end) return;
+
+    constexpr uint32_t kUnit = kBlockBytes / sizeof(T);
+    const uint32_t piece = RoundUp(span.length, kUnit);
+    const uint32_t row = span_index == 0 ? t.row_pitch : piece;
+    const uint32_t token_step = t.head_major ? row : tile.heads * row;
+    const uint32_t head_step = t.head_major ? tile.tokens * row : row;
+    Axis axes[3] = {
+        {span.pieces, span.length, piece},
+        {end - begin, shape.head_stride, head_step},
+        {tile.tokens, shape.token_stride, token_step},
+    };
+    uint32_t run = span.length;
+    if (route.fold == kFoldPieces) {
+        axes[1] = {axes[1].n * span.pieces, span.length, piece};
+        axes[0].n = 1;
+    } else if (route.fold != kFoldNone) {
+        Axis& folded = route.fold == kFoldHeads ? axes[1] : axes[2];
+        run *= folded.n;
+        folded.n = 1;
+    }
+    const Axis counted = axes[route.count];
+    axes[route.count].n = 1;
+
+    const uint64_t gm_base = tile.batch * shape.batch_stride + tile.place * shape.token_stride +
+                             (begin - first) * shape.head_stride + span.channel;
+    const uint32_t ub_base = (begin - tile.head_begin) * head_step;
+    const uint32_t padded = RoundUp(run, kUnit);
+    DataCopyExtParams copy;
+    copy.blockCount = static_cast<uint16_t>(counted.n);
+    copy.blockLen = run * static_cast<uint32_t>(sizeof(T));
+    const uint64_t gm_gap = counted.n > 1 ? (counted.gm - run) * sizeof(T) : 0;
+    const uint32_t ub_gap = counted.n > 1 ? (counted.ub - padded) / kUnit : 0;
+    for (uint32_t i = 0; i < axes[2].n; ++i) {
+        for (uint32_t j = 0; j < axes[1].n; ++j) {
+            for (uint32_t k = 0; k < axes[0].n; ++k) {
+                const uint64_t from = gm_base + i * axes[2].gm + j * axes[1].gm + k * axes[0].gm;
+                const uint32_t to = ub_base + i * axes[2].ub + j * axes[1].ub + k * axes[0].ub;
+                if constexpr (kLoad) {
+                    copy.srcStride = gm_gap;
+                    copy.dstStride = ub_gap;
+                    DataCopyPadExtParams<T> pad;
+                    pad.isPad = padded != run;
+                    pad.rightPadding = static_cast<uint8_t>(padded - run);
+                    DataCopyPad(ub[to], gm[from], copy, pad);
+                } else {
+                    copy.srcStride = ub_gap;
+                    copy.dstStride = gm_gap;
+                    DataCopyPad(gm[from], ub[to], copy);
+                }
+            }
+        }
+    }
+}
+
+// Rows of f32 in the unified buffer: start (element) and distance (elements, a multiple of 8).
+struct Rows {
+    uint32_t start, stride;
+};
+
+enum class Arithmetic : uint8_t { kMul, kAdd, kSub };
+
+// dst = a (op) b over `lanes` leading lanes of `rows` rows. Rows that are narrower than a repeat are
+// taken in turns, so that no repeat reaches into the next.
+template <Arithmetic kOp>
+__aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d, const LocalTensor<float>& first, Rows a,
+                                const LocalTensor<float>& second, Rows b, uint32_t lanes, uint32_t rows) {
+    constexpr uint32_t kUnit = kBlockBytes / sizeof(float);
+    const uint32_t turns = Min(rows, (kLanes + d.stride - 1) / d.stride);
+    const AscendC::BinaryRepeatParams step(1, 1, 1, static_cast<uint8_t>(turns * d.stride / kUnit),
+                                           static_cast<uint8_t>(turns * a.stride / kUnit),
+                                           static_cast<uint8_t>(turns * b.stride / kUnit));
+    for (uint32_t turn = 0; turn < turns; ++turn) {
+        const uint32_t own = (rows - turn + turns - 1) / turns;
+        for (uint32_t done = 0; done < own; done += kMaxRepeats) {
+            const uint8_t repeats = static_cast<uint8_t>(Min(own - done, kMaxRepeats));
+            const uint32_t row = turn + done * turns;
+            for (uint32_t lane = 0; lane < lanes; lane += kLanes) {
+                const uint64_t mask = Min(lanes - lane, kLanes);
+                const LocalTensor<float> out = dst[d.start + row * d.stride + lane];
+                const LocalTensor<float> x = first[a.start + row * a.stride + lane];
+                const LocalTensor<float> y = second[b.start + row * b.stride + lane];
+                if constexpr (kOp == Arithmetic::kMul) AscendC::Mul(out, x, y, mask, repeats, step);
+                if constexpr (kOp == Arithmetic::kAdd) AscendC::Add(out, x, y, mask, repeats, step);
+                if constexpr (kOp == Arithmetic::kSub) AscendC::Sub(out, x, y, mask, repeats, step);
+            }
+        }
+    }
+}
+
+// Exchanges the members of adjacent 16-bit pairs: both halves of each 32-bit word. `scratch` holds
+// four bytes for each element; the result is in its second half.
+template <typename T>
+__aicore__ inline LocalTensor<T> SwapHalves(const LocalTensor<T>& x, const LocalTensor<float>& scratch, uint32_t elements) {
+    static_assert(sizeof(T) == 2, "a pair is one word");
+    const uint32_t words = elements / 2;
+    const LocalTensor<uint32_t> high = scratch.template ReinterpretCast<uint32_t>();
+    const LocalTensor<uint32_t> low = high[words];
+    const LocalTensor<uint32_t> source = x.template ReinterpretCast<uint32_t>();
+    AscendC::ShiftLeft(high, source, static_cast<uint32_t>(16), static_cast<int32_t>(words));
+    AscendC::ShiftRight(low, source, static_cast<uint32_t>(16), static_cast<int32_t>(words));
+    VectorBarrier();
+    AscendC::Or(low.template ReinterpretCast<uint16_t>(), high.template ReinterpretCast<uint16_t>(),
+                low.template ReinterpretCast<uint16_t>(), static_cast<int32_t>(elements));
+    VectorBarrier();
+    return low.template ReinterpretCast<T>();
+}
+
+// Brings `words` words of a small table into the unified buffer, before the first tile.
+__aicore__ inline void LoadWords(TPipe& pipe, const LocalTensor<float>& ub, GM_ADDR address, uint32_t words) {
+    GlobalTensor<float> gm;
+    gm.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(address), words);
+    DataCopyExtParams copy;
+    copy.blockCount = 1;
+    copy.blockLen = words * static_cast<uint32_t>(sizeof(float));
+    DataCopyPad(ub, gm, copy, DataCopyPadExtParams<float>());
+    const auto id = pipe.AllocEventID<HardEvent::MTE2_V>();
+    AscendC::SetFlag<HardEvent::MTE2_V>(id);
+    AscendC::WaitFlag<HardEvent::MTE2_V>(id);
+    pipe.ReleaseEventID<HardEvent::MTE2_V>(id);
+}
+
+// Repeats a row of byte offsets for `rows` rows that are `row_bytes` apart.
+__aicore__ inline void RepeatOffsets(const LocalTensor<uint32_t>& dst, const LocalTensor<uint32_t>& row, uint32_t pitch,
+                                     uint32_t rows, uint32_t row_bytes) {
+    for (uint32_t i = 0; i < rows; ++i) {
+        AscendC::Adds(dst[i * pitch].template ReinterpretCast<int32_t>(), row.template ReinterpretCast<int32_t>(),
+                      static_cast<int32_t>(i * row_bytes), static_cast<int32_t>(pitch));
+    }
+    VectorBarrier();
+}
+
+}  // namespace rope

@@ -1,0 +1,97 @@
+// What the host tells the rotary kernels. Mirrored in crates/rope-ascend/src/rope/args.rs; size and
+// offsets are asserted on both sides. Strides and lengths count elements unless the name says
+// otherwise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rope {
+
+constexpr uint32_t kTensors = 2;   // q, k
+constexpr uint32_t kSegments = 4;  // most channel runs that a pairing cuts a head into
+constexpr uint32_t kAxes = 4;      // most position axes
+constexpr uint32_t kSpans = 3;     // rotated channels, those before them, those after them
+
+// How the rows (one head of one token) of q or k lie in global memory.
+struct Tensor {
+    uint64_t extent;  // from the first element to one past the last
+    uint64_t batch_stride;
+    uint64_t token_stride;
+    uint64_t head_stride;
+};
+
+// Channels of a row that are moved together: `pieces` runs of `length`, one after the other in
+// global memory; in the unified buffer each starts at a multiple of 32 bytes.
+struct Span {
+    uint32_t channel;
+    uint32_t length;
+    uint32_t pieces;
+};
+
+// How rows of one span become transfers.
+struct Route {
+    uint8_t fold;   // axis that is contiguous with the run and becomes part of it: kFold*
+    uint8_t count;  // axis that one transfer runs over: kCount*
+};
+
+constexpr uint8_t kFoldNone = 0, kFoldPieces = 1, kFoldHeads = 2, kFoldTokens = 3;
+constexpr uint8_t kCountPieces = 0, kCountHeads = 1, kCountTokens = 2;
+
+struct Tiling {
+    Tensor input[kTensors];   // x
+    Tensor output[kTensors];  // y; for the angle gradient, the gradient of y
+    // Tokens are counted over the batches: token = batch * seq + place.
+    uint64_t tokens;
+    uint64_t seq;
+    uint64_t angle_batch_stride;  // rows of angles or positions between batches; 0 shares them
+    uint64_t angle_rows;
+    uint64_t table_rows;
+    uint32_t heads[kTensors];
+    uint32_t head_groups;  // parts that a token's heads are split into when there are few tokens
+    uint32_t tokens_per_tile;
+    uint32_t heads_per_tile;
+    uint32_t work_rows;   // rows that arithmetic takes at a time
+    uint32_t slots;       // tiles in flight
+    uint32_t head_major;  // tile order in the unified buffer: 0 token, head; 1 head, token
+    uint32_t segments;
+    uint32_t segment_length;
+    uint32_t segment_pitch;
+    uint32_t row_pitch;
+    Span load[kSpans];
+    Span store[kSpans];
+    Route load_route[kSpans][kTensors];
+    Route store_route[kSpans][kTensors];
+    // Coefficients of a token: y[k] = a[k] * x[k] +- b[k] * x[partner of k], for each segment k.
+    uint32_t a_offset[kSegments];
+    uint32_t b_offset[kSegments];
+    uint32_t b_negative;   // bit k: the second term is subtracted
+    uint32_t angle_width;  // W: cosines of a row, and sines
+    uint32_t angle_pieces;
+    uint32_t angle_length;
+    uint32_t raw_pitch;   // f32 of a token's angles as loaded
+    uint32_t coef_pitch;  // f32 of a token's coefficients
+    uint32_t expand;      // coefficients are gathered from the loaded angles
+    uint32_t axes;        // 0: angles per token; else a table and positions on so many axes
+    uint32_t axis_start[kAxes];
+    uint32_t axis_length[kAxes];
+    uint32_t table_width;
+    uint32_t positions_per_load;
+    uint32_t map_words;  // words of the lane map (see rope_base.h)
+    uint32_t reserved;
+};
+
+static_assert(sizeof(Tensor) == 32, "mirrored in args.rs");
+static_assert(sizeof(Span) == 12, "mirrored in args.rs");
+static_assert(sizeof(Route) == 2, "mirrored in args.rs");
+static_assert(sizeof(Tiling) == 424, "mirrored in args.rs");
+static_assert(alignof(Tiling) == 8, "mirrored in args.rs");
+static_assert(offsetof(Tiling, tokens) == 128, "mirrored in args.rs");
+static_assert(offsetof(Tiling, heads) == 168, "mirrored in args.rs");
+static_assert(offsetof(Tiling, load) == 216, "mirrored in args.rs");
+static_assert(offsetof(Tiling, load_route) == 288, "mirrored in args.rs");
+static_assert(offsetof(Tiling, a_offset) == 312, "mirrored in args.rs");
+static_assert(offsetof(Tiling, axis_start) == 376, "mirrored in args.rs");
+static_assert(offsetof(Tiling, map_words) == 416, "mirrored in args.rs");
+
+}  // namespace rope
