@@ -16,10 +16,7 @@ pub(crate) enum Device {
     Cpu,
     /// An NPU, through the installed CANN.
     Ascend(u32),
-    /// Engines, as the checks take them.
-pub(crate) type EngineList = Vec<Box<dyn Engine>>;
-
-/// The simulated NPU.
+    /// The simulated NPU.
     AscendSim,
 }
 
@@ -98,6 +95,9 @@ impl DeviceArgs {
         Ok(npu.map(|npu| ascend::engines(&npu, self.path())))
     }
 }
+
+/// Engines, as the checks take them.
+pub(crate) type EngineList = Vec<Box<dyn Engine>>;
 
 /// The simulated NPU.
 ///
