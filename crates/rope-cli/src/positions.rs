@@ -40,7 +40,7 @@ pub(crate) struct PositionsArgs {
     /// A row per token.
     #[arg(long)]
     tokens: bool,
-    /// One JSON object: model, position_ids as [3][tokens], kinds, cu_seqlens, rope_deltas and departures from the rule.
+    /// One JSON object: model, position_ids as 3 rows of ids, kinds, cu_seqlens, rope_deltas and departures from the rule.
     #[arg(long, conflicts_with = "tokens")]
     json: bool,
     /// Draws the ids into this file.
