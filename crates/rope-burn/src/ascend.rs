@@ -287,7 +287,7 @@ impl Worker {
         let stream = self.rotator.stream();
         let (mut buffers, mut views, mut sizes) = (Vec::new(), Vec::new(), (0, 0));
         for x in &x {
-            let heads = op.heads("x", &x.shape())?;
+            let heads = op.heads("x", x.shape())?;
             sizes = (number("batch", heads.batch)?, number("seq", heads.seq)?);
             views.push(View {
                 offset: 0,

@@ -6,7 +6,6 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use rope_ascend::rope::Npu;
 use rope_check::ascend;
-use rope_check::engine::Engine;
 
 /// What rotates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,15 +83,6 @@ impl DeviceArgs {
             npu.kernels()?;
         }
         Ok(Some(npu))
-    }
-
-    /// The engines of the NPU that was asked for; none for the CPU.
-    ///
-    /// # Errors
-    /// As [`npu`](Self::npu).
-    pub(crate) fn engines(&self) -> Result<Option<Vec<Box<dyn Engine>>>, Box<dyn Error>> {
-        let npu = self.npu()?;
-        Ok(npu.map(|npu| ascend::engines(&npu, self.path())))
     }
 }
 
