@@ -6,7 +6,6 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use rope_ascend::rope::Npu;
 use rope_check::ascend;
-use rope_check::engine::Engine;
 
 /// What rotates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,19 +84,7 @@ impl DeviceArgs {
         }
         Ok(Some(npu))
     }
-
-    /// The engines of the NPU that was asked for; none for the CPU.
-    ///
-    /// # Errors
-    /// As [`npu`](Self::npu).
-    pub(crate) fn engines(&self) -> Result<Option<EngineList>, Box<dyn Error>> {
-        let npu = self.npu()?;
-        Ok(npu.map(|npu| ascend::engines(&npu, self.path())))
-    }
 }
-
-/// Engines, as the checks take them.
-pub(crate) type EngineList = Vec<Box<dyn Engine>>;
 
 /// The simulated NPU.
 ///

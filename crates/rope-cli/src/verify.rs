@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use rope_burn::Implementation;
+use rope_check::ascend;
 use rope_check::buffer::DType;
 use rope_check::engine::{Engine, host_engines};
 use rope_check::golden::{Artifact, GoldenError, Row};
@@ -76,13 +77,14 @@ impl From<RotaryChoice> for Implementation {
 /// # Errors
 /// If no engine has that name, there is nothing to verify, or standard output cannot be written.
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let device = args.device.engines()?;
-    let on_device = device.is_some();
-    let rotary = (!on_device).then_some(args.rotary.into());
-    let engines = match device {
-        Some(engines) if args.engine == "best" => Engines::Named(engines),
-        Some(engines) => Engines::named(engines, &args.engine)?,
-        None => Engines::named(host_engines(), &args.engine)?,
+    let npu = args.device.npu()?;
+    let rotary = npu.is_none().then_some(args.rotary.into());
+    let all = npu
+        .as_ref()
+        .map_or_else(host_engines, |npu| ascend::engines(npu, args.device.path()));
+    let engines = match &npu {
+        Some(_) if args.engine == "best" => Engines::Named(all),
+        _ => Engines::named(all, &args.engine)?,
     };
     let mut out = BufWriter::new(stdout().lock());
     let mut tally = Tally::default();
@@ -110,7 +112,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
             "nothing to verify in these paths; see mrope verify --help for the format".into(),
         );
     }
-    if on_device && tally.rotated == 0 && tally.unreadable == 0 {
+    if npu.is_some() && tally.rotated == 0 && tally.unreadable == 0 {
         return Err(
             "nothing ran on the device: every comparison is beyond the limits of its operators"
                 .into(),
