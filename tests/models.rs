@@ -181,6 +181,27 @@ fn every_folder_passes_fused_and_composed() {
     }
 }
 
+/// A family that `qwen-vl` does not build: what needs no model is compared, and the rest is said to be skipped.
+#[test]
+fn other_families_are_compared_in_positions_and_rotation() {
+    let other = copy("qwen3_vl_tiny", "other_family");
+    let file = other.join("config.json");
+    let config = std::fs::read_to_string(&file).expect("config reads");
+    let config = config.replace("\"qwen3_vl", "\"qwen3_vl_moe");
+    std::fs::write(&file, config).expect("config is written");
+    let output = mrope(&["verify", path(&other)]);
+    let table = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{table}");
+    assert!(
+        table.contains("8 rows of 1 files: 0 out of tolerance"),
+        "{table}"
+    );
+    assert!(
+        table.contains("skipped") && table.contains("model type \"qwen3_vl_moe\""),
+        "{table}"
+    );
+}
+
 #[test]
 fn what_is_wrong_fails_and_is_named() {
     // 2 % of one parameter's gradient.
@@ -963,6 +984,8 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
         matches!(error, QwenVlError::Patches { kind: "video", .. }),
         "{error}"
     );
+    let error = batch(Prompt::default(), None).expect_err("no tokens");
+    assert!(matches!(error, QwenVlError::NoTokens), "{error}");
     let unknown = Prompt {
         input_ids: &[5, VOCABULARY],
         ..Prompt::default()

@@ -67,28 +67,28 @@ impl QwenVl {
     /// Lays out a step on this model's device.
     ///
     /// # Errors
-    /// [`QwenVlError::Token`], [`QwenVlError::Patches`], [`QwenVlError::Placeholders`];
+    /// [`QwenVlError::NoTokens`], [`QwenVlError::Token`], [`QwenVlError::Patches`], [`QwenVlError::Placeholders`];
     /// [`QwenVlError::Rope`] where tokens, grids, masks and lengths do not fit together.
     pub fn batch(&self, inputs: &Inputs) -> Result<Batch> {
         let device = self.device();
         let prompt = &inputs.prompt;
         let position_ids = self.position_rules.position_ids(prompt)?;
         let tokens = prompt.input_ids.len();
-        let out_of_range = |id: &&i64| !(0..self.vocab_size as i64).contains(*id);
-        if let Some(found) = prompt.input_ids.iter().find(out_of_range) {
+        if tokens == 0 {
+            return Err(QwenVlError::NoTokens);
+        }
+        let vocabulary = 0..self.vocab_size as i64;
+        let mut ids = prompt.input_ids.iter();
+        if let Some(token) = ids.position(|id| !vocabulary.contains(id)) {
             return Err(QwenVlError::Token {
-                token: prompt
-                    .input_ids
-                    .iter()
-                    .position(|id| id == found)
-                    .unwrap_or(0),
-                found: *found,
+                token,
+                found: prompt.input_ids[token],
                 vocab_size: self.vocab_size,
             });
         }
         let (rows, sequences): (usize, Vec<Range<usize>>) = match prompt.rows {
             Rows::Batch(rows) => {
-                let len = tokens / rows.max(1);
+                let len = tokens / rows;
                 (
                     rows,
                     (0..rows).map(|row| row * len..(row + 1) * len).collect(),
@@ -105,7 +105,7 @@ impl QwenVl {
         };
         Ok(Batch {
             input_ids: ints(prompt.input_ids.iter().copied(), &device)
-                .reshape([rows, tokens / rows.max(1)]),
+                .reshape([rows, tokens / rows]),
             angles: self
                 .language_model
                 .angles(&position_ids.positions()?, &device)?,
@@ -202,7 +202,7 @@ fn causal_mask(
     attended: &[bool],
     device: &Device,
 ) -> Tensor<4> {
-    let seq = attended.len() / rows.max(1);
+    let seq = attended.len() / rows;
     let mut mask = vec![HIDDEN; rows * seq * seq];
     for range in sequences {
         for query in range.clone() {

@@ -302,7 +302,7 @@ impl QwenVlConfig {
         self.family.model_type
     }
 
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let (text, vision) = (&self.text, &self.vision);
         let divides = |left, left_value: usize, right, right_value: usize, rule| {
             if right_value > 0 && left_value.is_multiple_of(right_value) {

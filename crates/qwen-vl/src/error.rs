@@ -104,6 +104,9 @@ pub enum QwenVlError {
         /// Why.
         reason: String,
     },
+    /// A prompt without tokens.
+    #[error("the prompt has no tokens")]
+    NoTokens,
     /// A token beyond the vocabulary.
     #[error("token {token} is {found}, the vocabulary has 0 to {}", vocab_size - 1)]
     Token {

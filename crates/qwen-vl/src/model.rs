@@ -38,8 +38,10 @@ impl QwenVlConfig {
     /// A model with random weights, drawn when they are first used.
     ///
     /// # Errors
+    /// [`QwenVlError::Sizes`](crate::QwenVlError::Sizes) if sizes were changed and contradict each other;
     /// [`QwenVlError::Rotary`](crate::QwenVlError::Rotary) if the rotation is refused.
     pub fn init(&self, device: &Device) -> Result<QwenVl> {
+        self.check()?;
         let text = &self.text;
         let head = || {
             LinearConfig::new(text.hidden_size, text.vocab_size)

@@ -55,7 +55,7 @@ struct WindowOrder {
     lengths: Vec<usize>,
 }
 
-/// Each patch's four neighbours on the learned grid, `[4 * patches]`, and their weights, `[4, patches, 1]`.
+/// Each patch's four neighbours on the learned grid, `[4, patches]`, and their weights, `[4, patches, 1]`.
 #[derive(Clone, Debug)]
 struct LearnedPositions {
     cells: Tensor<2, Int>,
