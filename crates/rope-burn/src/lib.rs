@@ -18,3 +18,8 @@ pub use error::{Result, RotaryError};
 pub use module::{Implementation, Rotary, RotaryConfig};
 pub use ops::{RotaryOp, RotaryOps};
 pub use rope_core;
+
+/// The README's example is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct ReadmeDoctests;

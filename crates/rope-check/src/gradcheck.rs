@@ -94,7 +94,7 @@ impl Worst {
 pub enum Depth {
     /// Everything.
     Full,
-    /// The CPU kernels in full; burn's fused op by autodiff in f32 alone.
+    /// The CPU kernels in full; burn's fused op by autodiff in f32 and bf16.
     Kernels,
 }
 
@@ -214,8 +214,16 @@ impl<'c> Rows<'c> {
         let fused = || "burn/fused".to_owned();
         let composed = || "burn/composed".to_owned();
         if depth == Depth::Kernels {
-            let found = tracked_inputs::<D>(case, Implementation::Fused, DType::F32, &[false]);
-            self.push("autodiff", fused(), DType::F32, found);
+            for dtype in [DType::F32, DType::Bf16] {
+                let found = tracked_inputs::<D>(case, Implementation::Fused, dtype, &[false]);
+                self.push("autodiff", fused(), dtype, found);
+                self.push(
+                    "composed",
+                    fused(),
+                    dtype,
+                    against_composed::<D>(case, dtype),
+                );
+            }
             return;
         }
         for dtype in [DType::F32, DType::Bf16, DType::F16] {

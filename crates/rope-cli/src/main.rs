@@ -3,6 +3,7 @@
 mod device;
 mod doctor;
 mod gradcheck;
+mod positions;
 mod train;
 mod verify;
 
@@ -30,6 +31,7 @@ enum Command {
     #[command(long_about = TRAIN_ABOUT, after_help = TRAIN_EXAMPLES)]
     Train(Box<train::TrainArgs>),
     Verify(verify::VerifyArgs),
+    Positions(positions::PositionsArgs),
     /// Check every gradient against finite differences and against the composed operation
     #[command(long_about = GRADCHECK_ABOUT)]
     Gradcheck(gradcheck::GradcheckArgs),
@@ -39,10 +41,11 @@ enum Command {
 const TRAIN_ABOUT: &str = "\
 Train a small vision-language model on clips of handwritten digits.
 
-A clip is a few frames, each a grid of scanned digits. The model reads one token per digit and a question such as
-\"frame 1 row 0 column 1 ?\", and answers with the digit that is there. Its attention knows positions from the rotary
-embedding alone, so it needs time, height and width to find the place. Accuracy is measured on digits that training
-never shows.";
+A clip is a few frames, each a grid of scanned digits. The model reads one token
+per digit and a question such as \"frame 1 row 0 column 1 ?\", and answers with
+the digit that is there. Its attention knows positions from the rotary embedding
+alone, so it needs time, height and width to find the place. Accuracy is measured
+on digits that training never shows.";
 
 const GRADCHECK_ABOUT: &str = "\
 Check every gradient against finite differences and against the composed operation.
@@ -57,15 +60,16 @@ against the other by <R x, y> = <x, R' y>, and its gradients of cos and sin agai
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
-  mrope train                              the default run, about two minutes on two cores
+  mrope train                              the default run, about a minute on two cores
   mrope train --rotary none                no positions: it can only guess among the digits it sees
-  mrope train --rotary composed --steps 50 the same losses from ordinary tensor operations
+  mrope train --rotary composed            the same losses from ordinary tensor operations
   mrope train --axes 1d                    the place in the sequence instead of time, height and width
-  mrope train --frames 3 --rows 3 --columns 3 --steps 12000
+  mrope train --frames 3 --rows 3 --columns 3 --batch 64 --steps 2500
   mrope train --resume                     go on with a run that was stopped
   mrope train --json > result.json         one JSON object; progress stays on standard error
 
-The output folder gets model.safetensors, curves.svg, attention.svg (where the model looks) and a checkpoint.";
+The output folder gets model.safetensors, curves.svg, attention.svg (where the
+model looks) and a checkpoint. A new run in the same folder replaces them.";
 
 fn main() -> ExitCode {
     let mut args: Vec<OsString> = std::env::args_os().collect();
@@ -85,6 +89,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         Command::Train(args) => train::run(&args)?,
         Command::Verify(args) => return verify::run(&args),
+        Command::Positions(args) => positions::run(&args)?,
         Command::Gradcheck(args) => return gradcheck::run(&args),
         Command::Doctor(args) => doctor::run(&args)?,
     }

@@ -1,11 +1,14 @@
-//! `mrope verify`: golden files against the engines of this machine.
+//! `mrope verify`: golden files and model folders against the engines of this machine.
+
+mod model;
 
 use std::error::Error;
 use std::io::{self, BufWriter, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use rope_burn::Implementation;
 use rope_check::ascend;
 use rope_check::buffer::DType;
 use rope_check::engine::{Engine, host_engines};
@@ -17,10 +20,12 @@ use crate::device::DeviceArgs;
 
 const FORMAT: &str = include_str!("verify_format.txt");
 
-/// Compare golden vectors and frequency tables with what this program computes
+/// Compare golden vectors, frequency tables, position ids and whole models with what this program computes
 ///
 /// Rotates the q and k of each file, takes their gradients back, and compares with what another implementation computed:
-/// a row per tensor and element type. The format of the files, and how to dump your own model, stand below.
+/// a row per tensor and element type. A folder with config.json, inputs.safetensors and expected.safetensors is a model:
+/// activations, logits, gradients and losses of training are compared. The format of the files, and how to dump your
+/// own model, stand below.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = FORMAT)]
 pub(crate) struct VerifyArgs {
@@ -34,15 +39,37 @@ pub(crate) struct VerifyArgs {
     /// On a device: its engines by name or part, such as `table` or `npu_mrope`; `best` is all of them.
     #[arg(long, default_value = "best", value_name = "NAME")]
     engine: String,
+    /// What rotates in the models of model folders.
+    #[arg(long, value_enum, default_value_t = RotaryChoice::Fused)]
+    rotary: RotaryChoice,
     #[command(flatten)]
     device: DeviceArgs,
     /// One JSON object per row and line.
     ///
-    /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst share of any tolerance),
-    /// pass, and worst where it fails. A file that cannot be read: file, error, pass. What is beyond a stock operator's
-    /// limits: file, dtype, engine, skipped. Skipped files go to standard error.
+    /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst share of any tolerance; of
+    /// a gradient, by norm), pass, worst where it fails, and note where there is one. A file that cannot be read: file,
+    /// error, pass. What is beyond a stock operator's limits: file, dtype, engine, skipped. Skipped files go to standard
+    /// error.
     #[arg(long)]
     json: bool,
+}
+
+/// What rotates in a model.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RotaryChoice {
+    /// The fused kernel with its hand-written backward
+    Fused,
+    /// Ordinary tensor operations
+    Composed,
+}
+
+impl From<RotaryChoice> for Implementation {
+    fn from(choice: RotaryChoice) -> Self {
+        match choice {
+            RotaryChoice::Fused => Self::Fused,
+            RotaryChoice::Composed => Self::Composed,
+        }
+    }
 }
 
 /// Compares every file.
@@ -51,6 +78,7 @@ pub(crate) struct VerifyArgs {
 /// If no engine has that name, there is nothing to verify, or standard output cannot be written.
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
     let npu = args.device.npu()?;
+    let rotary = npu.is_none().then_some(args.rotary.into());
     let all = npu
         .as_ref()
         .map_or_else(host_engines, |npu| ascend::engines(npu, args.device.path()));
@@ -64,8 +92,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
         let is_folder = path.is_dir();
         for file in files(path) {
             let outcome = match file {
-                Ok(file) => verify(&file, &engines, is_folder),
-                Err((path, error)) => Outcome::unreadable(&path, error.into()),
+                Ok(file) => verify(&file, &engines, rotary, is_folder),
+                Err((path, error)) => Outcome::unreadable(&path, error),
             };
             tally.add(&outcome);
             if args.json {
@@ -146,9 +174,9 @@ impl Engines {
 /// What became of one file.
 struct Outcome {
     file: String,
-    result: Result<Vec<Row>, GoldenError>,
-    /// Why it was not compared, where it is no golden file.
-    skipped: Option<&'static str>,
+    result: Result<Vec<Row>, Box<dyn Error>>,
+    /// Why it, or a part of it, was not compared.
+    skipped: Option<String>,
     /// What the engines are known not to take.
     refused: Vec<Refused>,
     /// Rows that an engine computed.
@@ -164,10 +192,10 @@ struct Refused {
 }
 
 impl Outcome {
-    fn unreadable(path: &Path, error: GoldenError) -> Self {
+    fn unreadable(path: &Path, error: io::Error) -> Self {
         Self {
             file: path.display().to_string(),
-            result: Err(error),
+            result: Err(GoldenError::from(error).into()),
             skipped: None,
             refused: Vec::new(),
             rotated: 0,
@@ -175,34 +203,51 @@ impl Outcome {
     }
 }
 
-fn verify(path: &Path, engines: &Engines, in_folder: bool) -> Outcome {
+fn verify(
+    path: &Path,
+    engines: &Engines,
+    rotary: Option<Implementation>,
+    in_folder: bool,
+) -> Outcome {
     let (mut skipped, mut refused, mut rotated) = (None, Vec::new(), 0);
-    let rows = || match Artifact::open(path)? {
-        Artifact::Tables(tables) => tables.compare(),
-        Artifact::Vectors(vectors) => {
-            let mut rows = vectors.compare_angles()?;
-            for dtype in DType::ALL {
-                for engine in engines.of(dtype) {
-                    match vectors.compare(engine, dtype) {
-                        Ok(compared) => {
-                            rotated += compared.len();
-                            rows.extend(compared);
+    let rows = || -> Result<Vec<Row>, Box<dyn Error>> {
+        if path.is_dir() {
+            let Some(rotary) = rotary else {
+                skipped = Some("models run on the CPU: verify them without --device".to_owned());
+                return Ok(Vec::new());
+            };
+            let report = model::compare(path, rotary)?;
+            skipped = report.skipped;
+            return Ok(report.rows);
+        }
+        Ok(match Artifact::open(path)? {
+            Artifact::Tables(tables) => tables.compare()?,
+            Artifact::Prompts(prompts) => prompts.compare()?,
+            Artifact::Vectors(vectors) => {
+                let mut rows = vectors.compare_angles()?;
+                for dtype in DType::ALL {
+                    for engine in engines.of(dtype) {
+                        match vectors.compare(engine, dtype) {
+                            Ok(compared) => {
+                                rotated += compared.len();
+                                rows.extend(compared);
+                            }
+                            Err(error) => refused.push(Refused {
+                                dtype,
+                                engine: engine.name(),
+                                skipped: error.limit().ok_or(error)?,
+                            }),
                         }
-                        Err(error) => refused.push(Refused {
-                            dtype,
-                            engine: engine.name(),
-                            skipped: error.limit().ok_or(error)?,
-                        }),
                     }
                 }
+                rows
             }
-            Ok(rows)
-        }
-        Artifact::Other { reason } if in_folder => {
-            skipped = Some(reason);
-            Ok(Vec::new())
-        }
-        Artifact::Other { reason } => Err(GoldenError::NotGolden { reason }),
+            Artifact::Other { reason } if in_folder => {
+                skipped = Some(reason.to_owned());
+                Vec::new()
+            }
+            Artifact::Other { reason } => return Err(GoldenError::NotGolden { reason }.into()),
+        })
     };
     Outcome {
         file: path.display().to_string(),
@@ -215,9 +260,9 @@ fn verify(path: &Path, engines: &Engines, in_folder: bool) -> Outcome {
 
 type Unreadable = (PathBuf, io::Error);
 
-/// The files under a path, sorted, to any depth; links to folders are not followed.
+/// The files and model folders under a path, sorted, to any depth; links to folders are not followed.
 fn files(path: &Path) -> Vec<Result<PathBuf, Unreadable>> {
-    if !path.is_dir() {
+    if !path.is_dir() || model::is_model_folder(path) {
         return vec![Ok(path.to_owned())];
     }
     let read = || {
@@ -251,11 +296,11 @@ impl Tally {
     fn add(&mut self, outcome: &Outcome) {
         self.refused += outcome.refused.len();
         self.rotated += outcome.rotated;
-        match (&outcome.result, outcome.skipped) {
-            (Err(_), _) => self.unreadable += 1,
-            (_, Some(_)) => self.skipped += 1,
-            (Ok(rows), None) => {
-                self.files += 1;
+        self.skipped += usize::from(outcome.skipped.is_some());
+        match &outcome.result {
+            Err(_) => self.unreadable += 1,
+            Ok(rows) => {
+                self.files += usize::from(!rows.is_empty());
                 self.rows += rows.len();
                 self.failed += rows.iter().filter(|row| !row.pass).count();
             }
@@ -320,7 +365,7 @@ fn print_json(out: &mut impl Write, outcome: &Outcome) -> Result<(), Box<dyn Err
     for row in &outcome.refused {
         line(serde_json::to_string(&JsonRow { file, row })?)?;
     }
-    if let Some(reason) = outcome.skipped {
+    if let Some(reason) = &outcome.skipped {
         eprintln!("skipped {file}: {reason}");
     }
     Ok(())
@@ -328,27 +373,28 @@ fn print_json(out: &mut impl Write, outcome: &Outcome) -> Result<(), Box<dyn Err
 
 fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
     let file = &outcome.file;
-    if let Some(reason) = outcome.skipped {
-        return writeln!(out, "skipped {file}: {reason}");
+    if let Some(reason) = &outcome.skipped {
+        writeln!(out, "skipped {file}: {reason}")?;
     }
-    writeln!(out, "\n{file}")?;
     let rows = match &outcome.result {
+        Ok(rows) if rows.is_empty() && outcome.refused.is_empty() => return Ok(()),
         Ok(rows) => rows,
-        Err(error) => return writeln!(out, "  FAIL {error}"),
+        Err(error) => return writeln!(out, "\n{file}\n  FAIL {error}"),
     };
+    writeln!(out, "\n{file}")?;
     let (tensor, dtype, engine) = ("tensor", "dtype", "engine");
     writeln!(
         out,
-        "       {tensor:<29} {dtype:<5} {engine:<19} {:>9} {:>9} {:>7}",
+        "       {tensor:<39} {dtype:<5} {engine:<19} {:>9} {:>9} {:>7}",
         "max abs", "tolerance", "of it"
     )?;
     for row in rows {
         writeln!(
             out,
-            "  {:<4} {:<29} {:<5} {:<19} {:>9.2e} {:>9.2e} {:>7.3}",
+            "  {:<4} {:<39} {:<5} {:<19} {:>9.2e} {:>9.2e} {:>7.3}",
             if row.pass { "ok" } else { "FAIL" },
-            row.tensor,
-            row.dtype.name(),
+            elided(&row.tensor),
+            row.dtype,
             row.engine,
             row.max_abs,
             row.tolerance,
@@ -365,12 +411,38 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
     for row in &outcome.refused {
         writeln!(
             out,
-            "  skip {:<29} {:<5} {:<19} {}",
+            "  skip {:<39} {:<5} {:<19} {}",
             "",
             row.dtype.name(),
             row.engine,
             row.skipped
         )?;
     }
+    let noted: Vec<(&Row, &String)> = rows
+        .iter()
+        .filter_map(|row| Some((row, row.note.as_ref()?)))
+        .collect();
+    if !noted.is_empty() {
+        writeln!(
+            out,
+            "\nthe default differs from {file} in {} of {}:",
+            noted.len(),
+            rows.len()
+        )?;
+        for (row, note) in noted {
+            writeln!(out, "- {}: {note}", row.tensor)?;
+        }
+    }
     Ok(())
+}
+
+/// A name that fits its column: head and tail of a longer one.
+fn elided(name: &str) -> String {
+    const WIDTH: usize = 39;
+    const HEAD: usize = 4;
+    if name.len() <= WIDTH || !name.is_ascii() {
+        return name.to_owned();
+    }
+    let tail = name.len() - (WIDTH - HEAD - 3);
+    format!("{}...{}", &name[..HEAD], &name[tail..])
 }

@@ -26,9 +26,12 @@ fn text(bytes: &[u8]) -> String {
 fn json_is_one_object_with_the_promised_keys_and_the_files_exist() {
     let out = folder("json");
     let path = out.to_str().expect("UTF-8");
-    let done = mrope(&[
-        "train", "--json", "--steps", "3", "--batch", "2", "--out", path,
-    ]);
+    let run = |last: &[&str]| {
+        let options = "train --json --steps 3 --batch 2 --test-questions 20 --out";
+        let options: Vec<&str> = options.split(' ').chain([path]).collect();
+        mrope(&[&options, last].concat())
+    };
+    let done = run(&[]);
     assert!(done.status.success(), "{}", text(&done.stderr));
     let report: Value = serde_json::from_slice(&done.stdout).expect("one object");
     for key in ["accuracy", "loss", "steps", "seconds", "tokens_per_second"] {
@@ -50,9 +53,7 @@ fn json_is_one_object_with_the_promised_keys_and_the_files_exist() {
     assert!(model.names().contains(&"word.weight"));
 
     // A finished run that is resumed has nothing left to do and says the same.
-    let again = mrope(&[
-        "train", "--json", "--steps", "3", "--batch", "2", "--out", path, "--resume",
-    ]);
+    let again = run(&["--resume"]);
     let again: Value = serde_json::from_slice(&again.stdout).expect("one object");
     assert_eq!(again["losses"], report["losses"]);
     assert_eq!(again["accuracy"], report["accuracy"]);

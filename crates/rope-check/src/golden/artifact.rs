@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use super::error::GoldenError;
+use super::prompts::PromptCases;
 use super::tables::FrequencyTables;
 use super::vectors::GoldenVectors;
 
@@ -16,6 +17,8 @@ pub enum Artifact {
     Vectors(Box<GoldenVectors>),
     /// Frequency tables.
     Tables(FrequencyTables),
+    /// Position ids of prompts.
+    Prompts(PromptCases),
     /// Something else.
     Other {
         /// What about it says so.
@@ -52,9 +55,9 @@ impl Artifact {
                 if case.get("rope_parameters").is_some() {
                     Ok(Self::Tables(FrequencyTables::read(value)?))
                 } else if case.get("position_ids").is_some() {
-                    other("position-id cases, which this program does not check yet")
+                    Ok(Self::Prompts(PromptCases::read(value)?))
                 } else {
-                    other("no cases with rope_parameters in it")
+                    other("no cases with rope_parameters or position_ids in it")
                 }
             }
             _ => other("neither .safetensors nor .json"),

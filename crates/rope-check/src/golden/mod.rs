@@ -8,11 +8,13 @@
 //! | `artifact` | which kind of file a path is |
 //! | `vectors` | a `.safetensors` file, read and checked |
 //! | `rotation` | engines against the file's truth |
+//! | `prompts` | `rope_index_*.json`: position ids of prompts |
 //! | `tables` | `inv_freq_tables.json`: frequencies of every scaling |
 //! | `row` | one comparison: largest difference, tolerance, worst element |
 
 mod artifact;
 mod error;
+mod prompts;
 mod rotation;
 mod row;
 mod tables;
@@ -20,6 +22,7 @@ mod vectors;
 
 pub use artifact::Artifact;
 pub use error::GoldenError;
+pub use prompts::{PromptCases, version_of};
 pub use row::{Row, Worst};
 pub use tables::FrequencyTables;
 pub use vectors::GoldenVectors;

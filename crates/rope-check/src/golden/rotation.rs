@@ -52,7 +52,7 @@ impl GoldenVectors {
         if let Some(expected) = self.attention_scaling {
             rows.push(Row::compare(
                 "attention_scaling",
-                DType::F64,
+                DType::F64.name(),
                 FREQUENCIES,
                 &[self.case.spec.attention_scaling()],
                 &[expected],
@@ -97,7 +97,7 @@ impl GoldenVectors {
             let bound = self.bound(dtype, engine.angle_dtype(dtype), mapping, input)?;
             rows.push(Row::compare(
                 &truth.name,
-                dtype,
+                dtype.name(),
                 &name,
                 &found,
                 &truth.values,
@@ -170,7 +170,7 @@ impl GoldenVectors {
         };
         Ok(Row::compare(
             "inv_freq",
-            DType::F64,
+            DType::F64.name(),
             FREQUENCIES,
             &found,
             &truth,
@@ -198,7 +198,7 @@ impl GoldenVectors {
                     let found: Vec<f64> = order.iter().map(|lane| lanes[*lane].to_f64()).collect();
                     Row::compare(
                         &truth.name,
-                        dtype,
+                        dtype.name(),
                         ANGLES,
                         &found,
                         &truth.values,
@@ -260,7 +260,7 @@ impl Bound {
     }
 }
 
-fn index(flat: usize, shape: &[usize]) -> String {
+pub(super) fn index(flat: usize, shape: &[usize]) -> String {
     let mut rest = flat;
     let mut parts: Vec<usize> = shape
         .iter()

@@ -2,15 +2,13 @@
 
 use serde::Serialize;
 
-use crate::buffer::DType;
-
 /// How far a tensor is from its truth.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// The tensor that was compared.
     pub tensor: String,
-    /// The element type that the engine worked on.
-    pub dtype: DType,
+    /// The element type that the engine worked on, as `f32`; `i64` for position ids.
+    pub dtype: &'static str,
     /// What computed it.
     pub engine: String,
     /// The largest absolute difference; infinite for a NaN.
@@ -24,6 +22,9 @@ pub struct Row {
     /// The element furthest beyond its tolerance, where one is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worst: Option<Worst>,
+    /// What a reader should know of it, though it passes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// An element out of tolerance.
@@ -41,9 +42,9 @@ pub struct Worst {
 
 impl Row {
     /// Compares element by element; `tolerance` and `at` take an index.
-    pub(super) fn compare(
+    pub fn compare(
         tensor: &str,
-        dtype: DType,
+        dtype: &'static str,
         engine: &str,
         found: &[f64],
         expected: &[f64],
@@ -82,6 +83,7 @@ impl Row {
                 expected: expected.get(i).copied().unwrap_or(nan),
                 tolerance: tolerance(i),
             }),
+            note: None,
         }
     }
 }
@@ -93,7 +95,7 @@ mod tests {
     fn compare(found: &[f64], expected: &[f64]) -> Row {
         let label = |i: usize| i.to_string();
         let allowed = |i: usize| if i == 0 { 1.0 } else { 0.1 };
-        Row::compare("x", DType::F32, "e", found, expected, allowed, label)
+        Row::compare("x", "f32", "e", found, expected, allowed, label)
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl Case {
         let last = self.inv_freq_f64.len();
         Ok(Row::compare(
             &name,
-            DType::F64,
+            DType::F64.name(),
             ENGINE,
             &found,
             &expected,

@@ -7,7 +7,8 @@ use super::clip::Clip;
 use super::error::{Result, TrainError};
 
 /// Pixels of one scan: 8 rows of 8, values in `[0, 1]`.
-pub(crate) const PIXELS: usize = 64;
+pub(crate) const PIXELS: usize = SIDE * SIDE;
+const SIDE: usize = 8;
 /// The answers: the ten digits.
 pub(crate) const CLASSES: usize = 10;
 
@@ -84,15 +85,38 @@ impl Digits {
         let indices = self.indices(split);
         (0..count)
             .map(|_| {
-                let digits: Vec<usize> = (0..clip.cells())
+                let digits = (0..clip.cells())
                     .map(|_| indices[rng.random_range(0..indices.len())])
                     .collect();
+                let nudges = match split {
+                    Split::Train => NUDGES.len(),
+                    Split::Test => 1,
+                };
                 Question {
                     digits,
+                    nudges: (0..clip.cells())
+                        .map(|_| NUDGES[rng.random_range(0..nudges)])
+                        .collect(),
                     cell: rng.random_range(0..clip.cells()),
                 }
             })
             .collect()
+    }
+
+    /// The pixels of one cell, as the model is given them.
+    pub(crate) fn cell(&self, question: &Question, cell: usize) -> [f32; PIXELS] {
+        let image = self.image(question.digits[cell]);
+        let [down, right] = question.nudges[cell];
+        std::array::from_fn(|pixel| {
+            let row = (pixel / SIDE).checked_add_signed(-down);
+            let column = (pixel % SIDE).checked_add_signed(-right);
+            match (row, column) {
+                (Some(row), Some(column)) if row < SIDE && column < SIDE => {
+                    image[row * SIDE + column]
+                }
+                _ => 0.0,
+            }
+        })
     }
 
     /// The pixels of one scan.
@@ -131,8 +155,13 @@ impl Digits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) digits: Vec<usize>,
+    /// Pixels that each scan is moved by, down and right: none in a test.
+    pub(crate) nudges: Vec<[isize; 2]>,
     pub(crate) cell: usize,
 }
+
+/// Where a scan of the training part may be moved, so that the model learns digits and not these scans.
+const NUDGES: [[isize; 2]; 5] = [[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]];
 
 /// What randomness is drawn for; each use has a stream of its own.
 #[derive(Clone, Copy, Debug)]
@@ -211,6 +240,32 @@ mod tests {
     }
 
     #[test]
+    fn a_nudge_moves_a_scan_and_fills_with_white() {
+        let digits = Digits::load().unwrap();
+        let question = Question {
+            digits: vec![0; 3],
+            nudges: vec![[0, 0], [1, 0], [0, -1]],
+            cell: 0,
+        };
+        let [still, down, left] = [0, 1, 2].map(|cell| digits.cell(&question, cell));
+        assert_eq!(&still, digits.image(0));
+        assert_eq!(down[8..], still[..56]);
+        assert_eq!(down[..8], [0.0; 8]);
+        for row in 0..8 {
+            assert_eq!(left[8 * row..8 * row + 7], still[8 * row + 1..8 * row + 8]);
+            assert_eq!(left[8 * row + 7], 0.0);
+        }
+        let nudged = |split| {
+            let questions = digits.questions(split, CUBE, 50, &mut rng(0, Draw::Step(0)));
+            questions
+                .iter()
+                .flat_map(|q| &q.nudges)
+                .any(|n| *n != [0, 0])
+        };
+        assert!(nudged(Split::Train) && !nudged(Split::Test));
+    }
+
+    #[test]
     fn a_draw_depends_on_seed_and_step_alone() {
         let digits = Digits::load().unwrap();
         let draw = |seed, draw| digits.questions(Split::Train, CUBE, 4, &mut rng(seed, draw));
@@ -226,6 +281,7 @@ mod tests {
         // The first scan shows 0, the second 1.
         let question = |digits: [usize; 4]| Question {
             digits: digits.to_vec(),
+            nudges: vec![[0, 0]; 4],
             cell: 0,
         };
         let questions = [question([0, 0, 0, 1]), question([0, 1, 2, 3])];

@@ -28,11 +28,10 @@ pub(crate) struct ModelConfig {
     #[config(default = 2)]
     pub(crate) layers: usize,
     /// Heads of q.
-    #[config(default = 8)]
-    pub(crate) heads: usize,
-    /// Heads of k and v. A key starts out blind to an axis now and then; with two of them in a layer some runs
-    /// never learn one of the axes.
     #[config(default = 4)]
+    pub(crate) heads: usize,
+    /// Heads of k and v.
+    #[config(default = 2)]
     pub(crate) kv_heads: usize,
     /// Channels of a head.
     #[config(default = 32)]
@@ -236,19 +235,26 @@ impl FeedForward {
     }
 }
 
-/// What may see what, `[1, 1, seq, seq]`, zero or minus a large number: text sees what came before it, and
-/// the cells of the clip see one another (a prefix mask, as in PaliGemma, Beyer et al. 2024).
+/// What may see what, `[1, 1, seq, seq]`, zero or minus a large number.
 ///
-/// A causal mask over the clip would itself tell a cell how many come before it. This one says nothing about
-/// order within the clip, so what the model knows of places it has from the rotary embedding.
+/// The cells of the clip see one another and `<start>`; the words of the question see the text up to themselves;
+/// only `?` sees all. Two things follow:
+/// - Nothing but the rotary embedding tells cells apart. A causal mask over the clip would: each cell would see
+///   another number of cells before it. (Attention in both directions over the image is that of PaliGemma, Beyer
+///   et al. 2024.)
+/// - The search happens in one place. If words saw the clip, `row 0` would gather the digits of its row, `column 1`
+///   those of its column, and `?` would settle for the digit that both name.
 pub(crate) fn attention_mask(clip: Clip, device: &Device) -> Tensor<4> {
     let seq = clip.tokens();
-    let clip_end = 1 + clip.cells();
+    let is_cell = |token: usize| (1..=clip.cells()).contains(&token);
+    let sees = |query: usize, key: usize| {
+        let both_cells = is_cell(query) && is_cell(key);
+        let word_and_cell = !is_cell(query) && is_cell(key) && query + 1 < seq;
+        both_cells || (key <= query && !word_and_cell)
+    };
     let values: Vec<f32> = (0..seq)
-        .flat_map(|query| {
-            let visible = (query + 1).max(if query > 0 { clip_end } else { 0 });
-            (0..seq).map(move |key| if key < visible { 0.0 } else { -1e9 })
-        })
+        .flat_map(|query| (0..seq).map(move |key| (query, key)))
+        .map(|(query, key)| if sees(query, key) { 0.0 } else { -1e9 })
         .collect();
     Tensor::<1>::from_data(TensorData::new(values, [seq * seq]), device).reshape([1, 1, seq, seq])
 }
@@ -258,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_see_each_other_and_text_sees_what_came_before() {
+    fn cells_see_each_other_words_see_text_and_the_last_sees_all() {
         let clip = Clip {
             frames: 1,
             rows: 1,
@@ -268,7 +274,7 @@ mod tests {
         let seen: Vec<bool> = mask.into_data().iter::<f32>().map(|m| m == 0.0).collect();
         // <start>, two cells, then frame, row, column, ?
         let expected = [
-            "1000000", "1110000", "1110000", "1111000", "1111100", "1111110", "1111111",
+            "1000000", "1110000", "1110000", "1001000", "1001100", "1001110", "1111111",
         ];
         let expected: Vec<bool> = expected.concat().chars().map(|c| c == '1').collect();
         assert_eq!(seen, expected);

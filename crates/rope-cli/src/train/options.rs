@@ -19,13 +19,17 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_enum, default_value_t = DeviceKind::Flex)]
     pub(crate) device: DeviceKind,
 
-    /// Folder for the model, the checkpoints and the plots [default: out/<ROTARY>]
+    /// Folder for the model, the checkpoints and the plots [default: out/ and the rotary embedding, as in out/fused]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
     /// Save a checkpoint each time this many steps are done
     #[arg(long, value_name = "STEPS", default_value_t = 200, value_parser = count(1, MAX_STEPS))]
     pub(crate) checkpoint_every: usize,
+
+    /// Questions about unseen digits that the accuracy is measured with
+    #[arg(long, value_name = "QUESTIONS", default_value_t = 2048, value_parser = count(1, 1_000_000))]
+    pub(crate) test_questions: usize,
 
     /// Go on from the last checkpoint in the folder; the other options must be those of its run
     #[arg(long)]
@@ -63,7 +67,7 @@ pub(crate) struct RunConfig {
     pub(crate) pairing: PairingChoice,
 
     /// Steps of training
-    #[arg(long, default_value_t = 3000, value_parser = count(1, MAX_STEPS))]
+    #[arg(long, default_value_t = 1500, value_parser = count(1, MAX_STEPS))]
     pub(crate) steps: usize,
 
     /// Seed of the weights and of the questions
@@ -87,7 +91,7 @@ pub(crate) struct RunConfig {
     pub(crate) batch: usize,
 
     /// Highest learning rate of the schedule
-    #[arg(long, default_value_t = 3e-3, value_parser = learning_rate)]
+    #[arg(long, default_value_t = 8e-4, value_parser = learning_rate)]
     pub(crate) learning_rate: f64,
 }
 
@@ -171,9 +175,10 @@ impl DeviceKind {
     }
 }
 
-/// The base of the frequencies. Wavelengths run from 2 pi to 2 pi theta tokens, and a clip with its question
-/// spans about ten positions: the 10,000 and more of language models would leave most lanes standing still.
-const THETA: f64 = 2.0;
+/// The base of the frequencies: wavelengths run from 2 pi tokens down to 2 pi theta, 2.5 tokens. Neighbouring
+/// cells of a clip should turn far from one another; a base of 10,000 or more, which language models have for
+/// their long texts, would leave most lanes all but still over a few cells.
+const THETA: f64 = 0.4;
 
 impl RunConfig {
     /// The shape of a clip.
@@ -199,11 +204,13 @@ impl RunConfig {
             .build()
     }
 
-    /// The rate at `step`: up linearly over the first tenth (at most 100 steps), then down along a cosine.
+    /// The rate at `step`: up linearly over at most 100 steps, level to the middle of the run, then down along a
+    /// cosine. Level for long, because an axis is learned in a sudden turn that a falling rate would forgo.
     pub(crate) fn learning_rate_at(&self, step: usize) -> f64 {
+        let done = step as f64 / self.steps as f64;
         let warmup = (self.steps as f64 / 10.0).clamp(1.0, 100.0);
         let rise = ((step + 1) as f64 / warmup).min(1.0);
-        let fall = 0.5 * (1.0 + (std::f64::consts::PI * step as f64 / self.steps as f64).cos());
+        let fall = 0.5 * (1.0 + (std::f64::consts::PI * (2.0 * done - 1.0).max(0.0)).cos());
         self.learning_rate * rise * fall
     }
 }

@@ -45,7 +45,7 @@ fn draw_curves(path: &Path, history: &History, last: &Test, blind: f64) -> Drawn
             unseen: tests.iter().map(|t| (t.step, t.loss)).collect(),
             reference: (
                 f64::from(super::data::CLASSES as u32).ln(),
-                "ten digits alike",
+                "any digit alike",
             ),
         },
     )?;

@@ -13,8 +13,6 @@ use super::plots;
 use super::report::{Files, Report};
 use super::trainer::Trainer;
 
-/// Questions of the last test.
-const TEST_QUESTIONS: usize = 2048;
 /// Questions of the tests on the way.
 const PROBE_QUESTIONS: usize = 512;
 /// Steps between the tests on the way.
@@ -43,7 +41,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     while trainer.steps() < steps {
         trainer.step()?;
         let done = trainer.steps();
-        if done % PROBE_EVERY == 0 {
+        if done % PROBE_EVERY == 0 && done < steps {
             trainer.record_test(&probe);
         }
         if done % args.checkpoint_every == 0 && done < steps {
@@ -53,7 +51,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     }
     progress.finish();
 
-    let questions = trainer.test_questions(TEST_QUESTIONS);
+    let questions = trainer.test_questions(args.test_questions);
     let test = trainer.test(&questions);
     let files = Files {
         model: out.join("model.safetensors"),

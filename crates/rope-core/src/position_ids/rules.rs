@@ -313,6 +313,16 @@ impl PositionRules {
         .checked()
     }
 
+    /// Patches that merge into one token of a video along T, H and W; of an image along H and W.
+    pub fn video_merge(&self) -> [usize; 3] {
+        [self.temporal_merge, self.spatial_merge, self.spatial_merge]
+    }
+
+    /// Whether each temporal patch of a video is a block of its own, with text between them.
+    pub fn block_per_frame(&self) -> bool {
+        self.family.block_per_frame
+    }
+
     /// The same rules as a version of transformers applies them.
     pub fn with_compatibility(self, compatibility: Compatibility) -> Self {
         Self {

@@ -1,0 +1,494 @@
+//! What a `config.json` says, and what tells the families apart.
+
+use std::path::Path;
+
+use rope_burn::Implementation;
+use rope_core::RotarySpec;
+use rope_core::position_ids::{Compatibility, PositionRules};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::error::{QwenVlError, Result};
+use crate::layers::Activation;
+use crate::names::{self, Names};
+
+/// What tells one family from another beyond what their configurations say.
+#[derive(Debug)]
+pub(crate) struct Family {
+    model_type: &'static str,
+    pub(crate) names: &'static Names,
+    /// Whether q, k and v have a bias where the configuration does not say.
+    attention_bias: bool,
+    /// Whether the decoder normalises q and k head by head.
+    qk_norm: bool,
+    tower: Tower,
+}
+
+#[derive(Debug)]
+struct Tower {
+    rms_norm: bool,
+    gated: bool,
+    patch_bias: bool,
+    activation: Activation,
+}
+
+static FAMILIES: [Family; 3] = [
+    Family {
+        model_type: "qwen2_vl",
+        names: &names::QWEN2,
+        attention_bias: true,
+        qk_norm: false,
+        tower: Tower {
+            rms_norm: false,
+            gated: false,
+            patch_bias: false,
+            activation: Activation::QuickGelu,
+        },
+    },
+    Family {
+        model_type: "qwen2_5_vl",
+        names: &names::QWEN2_5,
+        attention_bias: true,
+        qk_norm: false,
+        tower: Tower {
+            rms_norm: true,
+            gated: true,
+            patch_bias: false,
+            activation: Activation::Silu,
+        },
+    },
+    Family {
+        model_type: "qwen3_vl",
+        names: &names::QWEN3,
+        attention_bias: false,
+        qk_norm: true,
+        tower: Tower {
+            rms_norm: false,
+            gated: false,
+            patch_bias: true,
+            activation: Activation::GeluTanh,
+        },
+    },
+];
+
+/// A model of one of the families: sizes, rotations and rules, validated once.
+///
+/// # Examples
+/// ```no_run
+/// use burn::tensor::Device;
+/// use qwen_vl::QwenVlConfig;
+///
+/// let config = QwenVlConfig::from_folder("Qwen2.5-VL-3B-Instruct")?;
+/// let model = config.load("Qwen2.5-VL-3B-Instruct", &Device::flex().autodiff())?;
+/// # Ok::<(), qwen_vl::QwenVlError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct QwenVlConfig {
+    pub(crate) family: &'static Family,
+    /// The language decoder.
+    pub text: TextConfig,
+    /// The vision tower.
+    pub vision: VisionConfig,
+    /// How a prompt becomes position ids.
+    pub position_rules: PositionRules,
+    /// Which code rotates.
+    pub implementation: Implementation,
+    /// The placeholder of a merged patch of an image.
+    pub image_token: i64,
+    /// The placeholder of a merged patch of a video.
+    pub video_token: i64,
+    /// Whether the word embeddings serve as head.
+    pub tied: bool,
+}
+
+/// The language decoder.
+#[derive(Clone, Debug)]
+pub struct TextConfig {
+    /// Tokens.
+    pub vocab_size: usize,
+    /// Channels of the residual stream.
+    pub hidden_size: usize,
+    /// Channels inside the feed-forward network.
+    pub intermediate_size: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Heads of q.
+    pub heads: usize,
+    /// Heads of k and v.
+    pub kv_heads: usize,
+    /// Added to the mean square before its root.
+    pub rms_norm_eps: f64,
+    /// Whether q, k and v have a bias.
+    pub attention_bias: bool,
+    /// Whether q and k are normalised head by head before they turn.
+    pub qk_norm: bool,
+    /// How q and k turn.
+    pub rotation: RotarySpec,
+}
+
+/// The vision tower.
+#[derive(Clone, Debug)]
+pub struct VisionConfig {
+    /// Blocks.
+    pub depth: usize,
+    /// Channels of the residual stream.
+    pub hidden_size: usize,
+    /// Channels inside the feed-forward networks.
+    pub intermediate_size: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Channels of the merged patches: the decoder's.
+    pub out_hidden_size: usize,
+    /// Colours, frames, rows and columns of a patch.
+    pub patch: [usize; 4],
+    /// Patches along each side of the square that becomes one token.
+    pub spatial_merge: usize,
+    /// Root-mean-square norms instead of layer norms.
+    pub rms_norm: bool,
+    /// Gated feed-forward networks.
+    pub gated: bool,
+    /// Whether the patch embedding has a bias.
+    pub patch_bias: bool,
+    /// Of the feed-forward networks.
+    pub activation: Activation,
+    /// Windowed attention.
+    pub windows: Option<VisionWindows>,
+    /// Side of the square grid of learned positions, interpolated to each image.
+    pub position_grid: Option<usize>,
+    /// Blocks whose output joins the decoder's first layers.
+    pub deepstack: Vec<usize>,
+    /// How q and k turn.
+    pub rotation: RotarySpec,
+}
+
+/// Windowed attention.
+#[derive(Clone, Debug)]
+pub struct VisionWindows {
+    /// Side of a window in merged tokens.
+    pub side: usize,
+    /// Blocks that attend over whole frames.
+    pub full_attention_blocks: Vec<usize>,
+}
+
+#[derive(Deserialize)]
+struct RawTop {
+    model_type: String,
+    tie_word_embeddings: Option<bool>,
+    image_token_id: i64,
+    video_token_id: i64,
+}
+
+#[derive(Deserialize)]
+struct RawText {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    #[serde(default = "default_rms_norm_eps")]
+    rms_norm_eps: f64,
+    attention_bias: Option<bool>,
+    hidden_act: Option<String>,
+    use_sliding_window: Option<bool>,
+    tie_word_embeddings: Option<bool>,
+}
+
+fn default_rms_norm_eps() -> f64 {
+    1e-6
+}
+
+#[derive(Deserialize)]
+struct RawVision {
+    depth: usize,
+    /// Qwen2-VL's channels; its `hidden_size` is what others call `out_hidden_size`.
+    embed_dim: Option<usize>,
+    hidden_size: usize,
+    out_hidden_size: Option<usize>,
+    intermediate_size: Option<usize>,
+    mlp_ratio: Option<f64>,
+    num_heads: usize,
+    #[serde(alias = "in_chans")]
+    in_channels: Option<usize>,
+    patch_size: usize,
+    temporal_patch_size: Option<usize>,
+    spatial_merge_size: Option<usize>,
+    hidden_act: Option<Activation>,
+    window_size: Option<usize>,
+    fullatt_block_indexes: Option<Vec<usize>>,
+    num_position_embeddings: Option<usize>,
+    deepstack_visual_indexes: Option<Vec<usize>>,
+}
+
+fn read<T: DeserializeOwned>(part: &'static str, value: &Value) -> Result<T> {
+    serde_json::from_value(value.clone()).map_err(|error| QwenVlError::Config {
+        part,
+        detail: error.to_string(),
+    })
+}
+
+impl QwenVlConfig {
+    /// Reads the `config.json` of a checkpoint folder.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`]; those of [`from_hf_config`](Self::from_hf_config).
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let path = folder.as_ref().join("config.json");
+        let text = std::fs::read_to_string(&path).map_err(QwenVlError::file("read", &path))?;
+        Self::from_hf_config(&text)
+    }
+
+    /// Reads the text of a `config.json`, of transformers 4 (decoder's keys at the top) or 5 (in `text_config`).
+    ///
+    /// # Errors
+    /// [`QwenVlError::Config`], [`QwenVlError::UnknownFamily`], [`QwenVlError::Unsupported`],
+    /// [`QwenVlError::Sizes`]; [`QwenVlError::Rope`] for what is said about rotation.
+    pub fn from_hf_config(json: &str) -> Result<Self> {
+        let value: Value = serde_json::from_str(json).map_err(|error| QwenVlError::Config {
+            part: "config.json",
+            detail: error.to_string(),
+        })?;
+        let top: RawTop = read("config.json", &value)?;
+        let family = FAMILIES
+            .iter()
+            .find(|family| family.model_type == top.model_type);
+        let family = family.ok_or_else(|| QwenVlError::UnknownFamily {
+            found: top.model_type.clone(),
+            known: FAMILIES.iter().map(|family| family.model_type).collect(),
+        })?;
+        let (text_part, text) = match value.get("text_config") {
+            Some(text) => ("text_config", text),
+            None => ("config.json", &value),
+        };
+        let raw_text: RawText = read(text_part, text)?;
+        let raw_vision: RawVision = read(
+            "vision_config",
+            value.get("vision_config").unwrap_or(&Value::Null),
+        )?;
+        let tied = top.tie_word_embeddings.or(raw_text.tie_word_embeddings);
+        let config = Self {
+            family,
+            text: TextConfig::new(family, raw_text, RotarySpec::from_hf_config(json)?)?,
+            vision: VisionConfig::new(
+                family,
+                raw_vision,
+                RotarySpec::from_hf_vision_config(json)?,
+            )?,
+            position_rules: PositionRules::from_hf_config(json)?,
+            implementation: Implementation::Fused,
+            image_token: top.image_token_id,
+            video_token: top.video_token_id,
+            tied: tied.unwrap_or(false),
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Chooses which code rotates.
+    pub fn with_implementation(mut self, implementation: Implementation) -> Self {
+        self.implementation = implementation;
+        self
+    }
+
+    /// Chooses whose position ids to give, to continue a run that another program started.
+    pub fn with_compatibility(mut self, compatibility: Compatibility) -> Self {
+        self.position_rules = self.position_rules.with_compatibility(compatibility);
+        self
+    }
+
+    /// The family, as `model_type` names it.
+    pub fn model_type(&self) -> &'static str {
+        self.family.model_type
+    }
+
+    fn check(&self) -> Result<()> {
+        let (text, vision) = (&self.text, &self.vision);
+        let divides = |left, left_value: usize, right, right_value: usize, rule| {
+            if right_value > 0 && left_value.is_multiple_of(right_value) {
+                Ok(())
+            } else {
+                Err(sizes(left, left_value, right, right_value, rule))
+            }
+        };
+        divides(
+            "num_attention_heads",
+            text.heads,
+            "num_key_value_heads",
+            text.kv_heads,
+            "each key head serves the same number of query heads",
+        )?;
+        divides(
+            "vision hidden_size",
+            vision.hidden_size,
+            "num_heads",
+            vision.heads,
+            "channels divide into heads",
+        )?;
+        if vision.out_hidden_size != text.hidden_size {
+            return Err(sizes(
+                "out_hidden_size",
+                vision.out_hidden_size,
+                "text hidden_size",
+                text.hidden_size,
+                "merged patches take the place of word embeddings",
+            ));
+        }
+        let blocks = |key, blocks: &[usize]| match blocks.iter().find(|b| **b >= vision.depth) {
+            Some(block) => Err(sizes(
+                key,
+                *block,
+                "depth",
+                vision.depth,
+                "blocks count from 0",
+            )),
+            None => Ok(()),
+        };
+        blocks("deepstack_visual_indexes", &vision.deepstack)?;
+        if let Some(windows) = &vision.windows {
+            blocks("fullatt_block_indexes", &windows.full_attention_blocks)?;
+        }
+        if vision.deepstack.len() > text.layers {
+            return Err(sizes(
+                "deepstack_visual_indexes",
+                vision.deepstack.len(),
+                "num_hidden_layers",
+                text.layers,
+                "each feature joins a layer",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn sizes(
+    left: &'static str,
+    left_value: usize,
+    right: &'static str,
+    right_value: usize,
+    rule: &'static str,
+) -> QwenVlError {
+    QwenVlError::Sizes {
+        left,
+        left_value,
+        right,
+        right_value,
+        rule,
+    }
+}
+
+impl TextConfig {
+    fn new(family: &Family, raw: RawText, rotation: RotarySpec) -> Result<Self> {
+        if let Some(found) = raw.hidden_act.filter(|act| act != "silu") {
+            return Err(QwenVlError::Unsupported {
+                key: "text hidden_act",
+                found: format!("{found:?}"),
+                expected: "\"silu\"",
+            });
+        }
+        if raw.use_sliding_window == Some(true) {
+            return Err(QwenVlError::Unsupported {
+                key: "use_sliding_window",
+                found: "true".to_owned(),
+                expected: "false, as in the published checkpoints",
+            });
+        }
+        Ok(Self {
+            vocab_size: raw.vocab_size,
+            hidden_size: raw.hidden_size,
+            intermediate_size: raw.intermediate_size,
+            layers: raw.num_hidden_layers,
+            heads: raw.num_attention_heads,
+            kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
+            rms_norm_eps: raw.rms_norm_eps,
+            attention_bias: raw.attention_bias.unwrap_or(family.attention_bias),
+            qk_norm: family.qk_norm,
+            rotation,
+        })
+    }
+}
+
+impl VisionConfig {
+    fn new(family: &Family, raw: RawVision, rotation: RotarySpec) -> Result<Self> {
+        let missing = |key: &str| QwenVlError::Config {
+            part: "vision_config",
+            detail: format!("missing field `{key}`"),
+        };
+        let hidden_size = raw.embed_dim.unwrap_or(raw.hidden_size);
+        let out_hidden_size = match raw.embed_dim {
+            Some(_) => raw.hidden_size,
+            None => raw
+                .out_hidden_size
+                .ok_or_else(|| missing("out_hidden_size"))?,
+        };
+        let intermediate_size = match (raw.intermediate_size, raw.mlp_ratio) {
+            (Some(size), _) => size,
+            (None, Some(ratio)) => (hidden_size as f64 * ratio) as usize,
+            (None, None) => return Err(missing("intermediate_size")),
+        };
+        let spatial_merge = raw.spatial_merge_size.unwrap_or(2);
+        let windows = match (raw.window_size, raw.fullatt_block_indexes) {
+            (Some(window), Some(full_attention_blocks)) => {
+                let side = window / spatial_merge.max(1) / raw.patch_size.max(1);
+                if side == 0 {
+                    return Err(sizes(
+                        "window_size",
+                        window,
+                        "patch_size",
+                        raw.patch_size,
+                        "a window holds at least one merged token",
+                    ));
+                }
+                Some(VisionWindows {
+                    side,
+                    full_attention_blocks,
+                })
+            }
+            (None, None) => None,
+            (Some(_), None) => return Err(missing("fullatt_block_indexes")),
+            (None, Some(_)) => return Err(missing("window_size")),
+        };
+        let position_grid = match raw.num_position_embeddings {
+            Some(count) if count == 0 || count.isqrt().pow(2) != count => {
+                return Err(QwenVlError::Unsupported {
+                    key: "num_position_embeddings",
+                    found: count.to_string(),
+                    expected: "a square number",
+                });
+            }
+            count => count.map(usize::isqrt),
+        };
+        Ok(Self {
+            depth: raw.depth,
+            hidden_size,
+            intermediate_size,
+            heads: raw.num_heads,
+            out_hidden_size,
+            patch: [
+                raw.in_channels.unwrap_or(3),
+                raw.temporal_patch_size.unwrap_or(2),
+                raw.patch_size,
+                raw.patch_size,
+            ],
+            spatial_merge,
+            rms_norm: family.tower.rms_norm,
+            gated: family.tower.gated,
+            patch_bias: family.tower.patch_bias,
+            activation: raw.hidden_act.unwrap_or(family.tower.activation),
+            windows,
+            position_grid,
+            deepstack: raw.deepstack_visual_indexes.unwrap_or_default(),
+            rotation,
+        })
+    }
+
+    /// Numbers in a patch.
+    pub fn patch_elems(&self) -> usize {
+        self.patch.iter().product()
+    }
+
+    /// Patches that become one token.
+    pub fn merged_patches(&self) -> usize {
+        self.spatial_merge * self.spatial_merge
+    }
+}

@@ -1,0 +1,222 @@
+//! The language decoder.
+
+use burn::module::Module;
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
+use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
+use rope_core::{Layout, Positions};
+
+use crate::config::TextConfig;
+use crate::error::Result;
+use crate::layers::{Activation, FeedForward, FeedForwardConfig, attend};
+use crate::trace::Trace;
+
+/// Layers of causal attention over embeddings.
+#[derive(Module, Debug)]
+pub(crate) struct Decoder {
+    pub(crate) embed_tokens: Embedding,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    rotary: Rotary,
+}
+
+/// Features that join the first layers' outputs at the places of vision tokens.
+pub(crate) struct Deepstack<'a> {
+    /// Of the flat `[batch * seq]` tokens.
+    pub(crate) places: &'a Tensor<1, Int>,
+    /// One per layer, `[places, hidden_size]`.
+    pub(crate) features: Vec<Tensor<2>>,
+}
+
+/// k, rotated, and v of the tokens so far, `[batch, kv_heads, tokens, head_dim]`.
+pub(crate) type LayerCache = Option<(Tensor<4>, Tensor<4>)>;
+
+impl TextConfig {
+    pub(crate) fn init(&self, implementation: Implementation, device: &Device) -> Result<Decoder> {
+        let rotary = RotaryConfig::new(self.rotation.clone())
+            .with_layout(Layout::Bsnd)
+            .with_implementation(implementation)
+            .try_init()?;
+        Ok(Decoder {
+            embed_tokens: EmbeddingConfig::new(self.vocab_size, self.hidden_size).init(device),
+            layers: (0..self.layers)
+                .map(|_| Layer::new(self, &rotary, device))
+                .collect(),
+            norm: self.norm(self.hidden_size, device),
+            rotary,
+        })
+    }
+
+    fn norm(&self, channels: usize, device: &Device) -> RmsNorm {
+        RmsNormConfig::new(channels)
+            .with_epsilon(self.rms_norm_eps)
+            .init(device)
+    }
+}
+
+impl Decoder {
+    /// cos and sin of a step's tokens, for all layers.
+    pub(crate) fn angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
+        Ok(self.rotary.try_angles(positions, device)?)
+    }
+
+    /// The number of layers, and so of caches.
+    pub(crate) fn depth(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// `hidden`: `[batch, seq, hidden_size]`; `mask`: `[batch, 1, seq, keys]`, added to the scores; `caches`: one per
+    /// layer, or none to keep nothing.
+    pub(crate) fn forward(
+        &self,
+        mut hidden: Tensor<3>,
+        angles: &RotaryAngles,
+        mask: &Tensor<4>,
+        deepstack: Option<Deepstack>,
+        caches: &mut [LayerCache],
+        trace: &mut Trace,
+    ) -> Result<Tensor<3>> {
+        for (index, layer) in self.layers.iter().enumerate() {
+            trace.record(|| format!("hidden.{index}.in"), &hidden);
+            hidden = layer.forward(hidden, angles, mask, caches.get_mut(index), index, trace)?;
+            trace.record(|| format!("hidden.{index}.out"), &hidden);
+            let feature = deepstack
+                .as_ref()
+                .and_then(|stack| Some((stack.places, stack.features.get(index)?)));
+            if let Some((places, feature)) = feature {
+                let [batch, seq, channels] = hidden.dims();
+                hidden = hidden
+                    .reshape([batch * seq, channels])
+                    .select_assign(0, places.clone(), feature.clone(), IndexingUpdateOp::Add)
+                    .reshape([batch, seq, channels]);
+            }
+        }
+        trace.record(|| "hidden.last_pre_norm".into(), &hidden);
+        let hidden = self.norm.forward(hidden);
+        trace.record(|| "hidden.final_norm".into(), &hidden);
+        Ok(hidden)
+    }
+}
+
+#[derive(Module, Debug)]
+struct Layer {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: FeedForward,
+}
+
+impl Layer {
+    fn new(config: &TextConfig, rotary: &Rotary, device: &Device) -> Self {
+        let head_dim = config.rotation.head_dim();
+        let biased = |heads: usize| {
+            LinearConfig::new(config.hidden_size, heads * head_dim)
+                .with_bias(config.attention_bias)
+                .init(device)
+        };
+        let head_norm = || config.qk_norm.then(|| config.norm(head_dim, device));
+        Self {
+            input_layernorm: config.norm(config.hidden_size, device),
+            self_attn: Attention {
+                q_proj: biased(config.heads),
+                k_proj: biased(config.kv_heads),
+                v_proj: biased(config.kv_heads),
+                o_proj: LinearConfig::new(config.heads * head_dim, config.hidden_size)
+                    .with_bias(false)
+                    .init(device),
+                q_norm: head_norm(),
+                k_norm: head_norm(),
+                rotary: rotary.clone(),
+                heads: config.heads,
+                kv_heads: config.kv_heads,
+            },
+            post_attention_layernorm: config.norm(config.hidden_size, device),
+            mlp: FeedForwardConfig {
+                input: config.hidden_size,
+                hidden: config.intermediate_size,
+                output: config.hidden_size,
+                gated: true,
+                bias: false,
+                activation: Activation::Silu,
+            }
+            .init(device),
+        }
+    }
+
+    fn forward(
+        &self,
+        hidden: Tensor<3>,
+        angles: &RotaryAngles,
+        mask: &Tensor<4>,
+        cache: Option<&mut LayerCache>,
+        index: usize,
+        trace: &mut Trace,
+    ) -> Result<Tensor<3>> {
+        let normalised = self.input_layernorm.forward(hidden.clone());
+        let attended = self
+            .self_attn
+            .forward(normalised, angles, mask, cache, index, trace)?;
+        trace.record(|| format!("attn.{index}.out"), &attended);
+        let hidden = hidden + attended;
+        let normalised = self.post_attention_layernorm.forward(hidden.clone());
+        Ok(hidden + self.mlp.forward(normalised))
+    }
+}
+
+/// Grouped-query attention.
+#[derive(Module, Debug)]
+struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    rotary: Rotary,
+    heads: usize,
+    kv_heads: usize,
+}
+
+impl Attention {
+    fn forward(
+        &self,
+        hidden: Tensor<3>,
+        angles: &RotaryAngles,
+        mask: &Tensor<4>,
+        cache: Option<&mut LayerCache>,
+        index: usize,
+        trace: &mut Trace,
+    ) -> Result<Tensor<3>> {
+        let [batch, seq, _] = hidden.dims();
+        let heads = |x: Tensor<3>, heads: usize| {
+            let [_, _, channels] = x.dims();
+            x.reshape([batch, seq, heads, channels / heads])
+        };
+        let normalise = |norm: &Option<RmsNorm>, x: Tensor<4>| match norm {
+            Some(norm) => norm.forward(x),
+            None => x,
+        };
+        let q = heads(self.q_proj.forward(hidden.clone()), self.heads);
+        let k = heads(self.k_proj.forward(hidden.clone()), self.kv_heads);
+        let v = heads(self.v_proj.forward(hidden), self.kv_heads);
+        let (q, k) = (normalise(&self.q_norm, q), normalise(&self.k_norm, k));
+        let mut keep = |when: &str, q: &Tensor<4>, k: &Tensor<4>| {
+            for (name, x) in [("q", q), ("k", k)] {
+                trace.record(|| format!("{name}_{when}.{index}"), x);
+            }
+        };
+        keep("pre", &q, &k);
+        let (q, k) = self.rotary.try_forward(q, k, angles)?;
+        keep("post", &q, &k);
+
+        let (q, mut k, mut v) = (q.swap_dims(1, 2), k.swap_dims(1, 2), v.swap_dims(1, 2));
+        if let Some(cache) = cache {
+            if let Some((earlier_k, earlier_v)) = cache.take() {
+                k = Tensor::cat(vec![earlier_k, k], 2);
+                v = Tensor::cat(vec![earlier_v, v], 2);
+            }
+            *cache = Some((k.clone(), v.clone()));
+        }
+        Ok(self.o_proj.forward(attend(q, k, v, Some(mask))))
+    }
+}

@@ -1,0 +1,215 @@
+//! The crate's error type.
+
+use std::path::PathBuf;
+
+use rope_burn::RotaryError;
+use rope_core::RopeError;
+
+/// What this crate returns.
+pub type Result<T, E = QwenVlError> = std::result::Result<T, E>;
+
+/// A checkpoint, a prompt or labels that do not make a model or a step.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QwenVlError {
+    /// The configuration's rotation, or the prompt's positions, are wrong.
+    #[error(transparent)]
+    Rope(Box<RopeError>),
+    /// The rotation was refused.
+    #[error(transparent)]
+    Rotary(Box<RotaryError>),
+    /// A file could not be read or written.
+    #[error("cannot {action} {}: {reason}", path.display())]
+    File {
+        /// `read` or `write`.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system or the parser says.
+        reason: String,
+    },
+    /// A part of the configuration that lacks a key or holds the wrong type.
+    #[error("{part} cannot be read: {detail}; take it from the checkpoint's config.json")]
+    Config {
+        /// `config.json`, `text_config` or `vision_config`.
+        part: &'static str,
+        /// What the parser says.
+        detail: String,
+    },
+    /// A model of another family.
+    #[error("model type {found:?} is none that this crate builds; it builds {}", known.join(", "))]
+    UnknownFamily {
+        /// The model type found.
+        found: String,
+        /// The model types known.
+        known: Vec<&'static str>,
+    },
+    /// A value that the families allow and this crate does not have.
+    #[error("{key} = {found} is not supported; expected {expected}")]
+    Unsupported {
+        /// The key.
+        key: &'static str,
+        /// The value found, as JSON.
+        found: String,
+        /// What is supported.
+        expected: &'static str,
+    },
+    /// Sizes that contradict each other.
+    #[error("{left} = {left_value} and {right} = {right_value} do not fit: {rule}")]
+    Sizes {
+        /// One key.
+        left: &'static str,
+        /// Its value.
+        left_value: usize,
+        /// The other key.
+        right: &'static str,
+        /// Its value.
+        right_value: usize,
+        /// How they belong together.
+        rule: &'static str,
+    },
+    /// Parameters that the checkpoint lacks.
+    #[error(
+        "the checkpoint lacks {} of the model's tensors: {}; its config.json may be another model's",
+        names.len(), some(names)
+    )]
+    MissingTensors {
+        /// Their names, as the checkpoint would have them.
+        names: Vec<String>,
+    },
+    /// Tensors that the model has no parameter for.
+    #[error(
+        "the checkpoint has {} tensors that the model does not: {}; its config.json may be another model's",
+        names.len(), some(names)
+    )]
+    UnusedTensors {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// A tensor of another shape than the configuration gives.
+    #[error("tensor {name} has shape {found:?}, the configuration gives {expected:?}")]
+    TensorShape {
+        /// The tensor.
+        name: String,
+        /// The shape that follows from the configuration.
+        expected: Vec<usize>,
+        /// The shape found.
+        found: Vec<usize>,
+    },
+    /// A tensor whose elements cannot be read.
+    #[error("tensor {name} cannot be read: {reason}")]
+    TensorUnreadable {
+        /// The tensor.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// A token beyond the vocabulary.
+    #[error("token {token} is {found}, the vocabulary has 0 to {}", vocab_size - 1)]
+    Token {
+        /// Index of the token.
+        token: usize,
+        /// The id found.
+        found: i64,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// Frames that do not divide into patches.
+    #[error(
+        "frames {found:?} (frames, colours, height, width) do not divide; expected {colours} colours, \
+         height and width multiples of {side}: resize first"
+    )]
+    Frames {
+        /// Shape of the frames.
+        found: [usize; 4],
+        /// Colours expected.
+        colours: usize,
+        /// Pixels along each side of a square of merged patches.
+        side: usize,
+    },
+    /// Patches that do not belong to the grids.
+    #[error("{kind} patches have shape {found:?}, the grids {grids:?} take {expected:?}")]
+    Patches {
+        /// `image` or `video`.
+        kind: &'static str,
+        /// The grids, T, H and W in patches.
+        grids: Vec<[usize; 3]>,
+        /// Patches and channels expected.
+        expected: [usize; 2],
+        /// Patches and channels found.
+        found: [usize; 2],
+    },
+    /// Placeholders other in number than the merged patches.
+    #[error(
+        "the prompt has {found} {kind} placeholder tokens, the grids {grids:?} make {expected}; \
+         do the token types call text vision?"
+    )]
+    Placeholders {
+        /// `image` or `video`.
+        kind: &'static str,
+        /// The grids, T, H and W in patches.
+        grids: Vec<[usize; 3]>,
+        /// Merged patches.
+        expected: usize,
+        /// Placeholders found.
+        found: usize,
+    },
+    /// Labels other in number than the tokens.
+    #[error("{found} labels for {expected} tokens; give one per token, -100 where none counts")]
+    LabelCount {
+        /// Tokens of the batch.
+        expected: usize,
+        /// Labels found.
+        found: usize,
+    },
+    /// A step without anything to learn.
+    #[error("no token has a label to predict: all are -100, or stand first in their sequence")]
+    NoTargets,
+    /// A prompt that cannot be continued.
+    #[error("{reason}; generation continues the rows of a batch, each with at least one token")]
+    NotContinuable {
+        /// What about it.
+        reason: &'static str,
+    },
+}
+
+impl From<RopeError> for QwenVlError {
+    fn from(error: RopeError) -> Self {
+        Self::Rope(Box::new(error))
+    }
+}
+
+impl From<RotaryError> for QwenVlError {
+    fn from(error: RotaryError) -> Self {
+        match error {
+            RotaryError::Rope(error) => error.into(),
+            error => Self::Rotary(Box::new(error)),
+        }
+    }
+}
+
+impl QwenVlError {
+    /// For `map_err`: what was being done to which file.
+    pub(crate) fn file<E: std::fmt::Display>(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(E) -> Self {
+        let path = path.into();
+        move |error| Self::File {
+            action,
+            path,
+            reason: error.to_string(),
+        }
+    }
+}
+
+/// The first names of a list, for a message.
+fn some(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let shown = names[..names.len().min(SHOWN)].join(", ");
+    if names.len() > SHOWN {
+        format!("{shown}, ...")
+    } else {
+        shown
+    }
+}

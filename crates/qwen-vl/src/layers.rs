@@ -1,0 +1,147 @@
+//! What both towers are made of: attention, feed-forward network, norm.
+
+use burn::module::Module;
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::activation::{gelu, gelu_approximate, sigmoid, silu, softmax};
+use burn::tensor::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// Added to the variance in the vision tower's norms.
+const VISION_NORM_EPS: f64 = 1e-6;
+
+/// The function between the two matrices of a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// x sigmoid(x)
+    #[serde(alias = "swish")]
+    Silu,
+    /// x sigmoid(1.702 x)
+    QuickGelu,
+    /// x times the normal distribution function of x
+    Gelu,
+    /// Gelu by tanh
+    #[serde(rename = "gelu_pytorch_tanh")]
+    GeluTanh,
+}
+
+impl Activation {
+    pub(crate) fn apply<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Silu => silu(x),
+            Self::QuickGelu => x.clone() * sigmoid(x * 1.702),
+            Self::Gelu => gelu(x),
+            Self::GeluTanh => gelu_approximate(x),
+        }
+    }
+}
+
+/// `down(activation(up(x)))`, or gated `down(activation(gate(x)) * up(x))`.
+#[derive(Module, Debug)]
+pub(crate) struct FeedForward {
+    gate_proj: Option<Linear>,
+    up_proj: Linear,
+    down_proj: Linear,
+    #[module(skip)]
+    activation: Activation,
+}
+
+/// The sizes of a [`FeedForward`].
+pub(crate) struct FeedForwardConfig {
+    pub(crate) input: usize,
+    pub(crate) hidden: usize,
+    pub(crate) output: usize,
+    pub(crate) gated: bool,
+    pub(crate) bias: bool,
+    pub(crate) activation: Activation,
+}
+
+impl FeedForwardConfig {
+    pub(crate) fn init(&self, device: &Device) -> FeedForward {
+        let linear = |from, to| {
+            LinearConfig::new(from, to)
+                .with_bias(self.bias)
+                .init(device)
+        };
+        FeedForward {
+            gate_proj: self.gated.then(|| linear(self.input, self.hidden)),
+            up_proj: linear(self.input, self.hidden),
+            down_proj: linear(self.hidden, self.output),
+            activation: self.activation,
+        }
+    }
+}
+
+impl FeedForward {
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let hidden = match &self.gate_proj {
+            Some(gate) => self.activation.apply(gate.forward(x.clone())) * self.up_proj.forward(x),
+            None => self.activation.apply(self.up_proj.forward(x)),
+        };
+        self.down_proj.forward(hidden)
+    }
+}
+
+/// The vision tower's norm.
+#[derive(Module, Debug)]
+pub(crate) enum Norm {
+    Layer(LayerNorm),
+    Rms(RmsNorm),
+}
+
+impl Norm {
+    pub(crate) fn new(channels: usize, rms: bool, device: &Device) -> Self {
+        if rms {
+            let config = RmsNormConfig::new(channels).with_epsilon(VISION_NORM_EPS);
+            Self::Rms(config.init(device))
+        } else {
+            let config = LayerNormConfig::new(channels).with_epsilon(VISION_NORM_EPS);
+            Self::Layer(config.init(device))
+        }
+    }
+
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Layer(norm) => norm.forward(x),
+            Self::Rms(norm) => norm.forward(x),
+        }
+    }
+}
+
+/// Softmax attention with the weights in f32.
+///
+/// # Shapes
+/// - q: `[batch, heads, queries, head_dim]`; k, v: `[batch, kv_heads, keys, head_dim]`
+/// - mask: `[batch, 1, queries, keys]`, added to the scores
+/// - out: `[batch, queries, heads * head_dim]`
+pub(crate) fn attend(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    mask: Option<&Tensor<4>>,
+) -> Tensor<3> {
+    let [batch, heads, queries, head_dim] = q.dims();
+    let dtype = q.dtype();
+    let (k, v) = (share(k, heads), share(v, heads));
+    let scores = q.matmul(k.swap_dims(2, 3)) / (head_dim as f64).sqrt();
+    let scores = scores.cast(DType::F32);
+    let scores = match mask {
+        Some(mask) => scores + mask.clone(),
+        None => scores,
+    };
+    let mixed = softmax(scores, 3).cast(dtype).matmul(v);
+    mixed
+        .swap_dims(1, 2)
+        .reshape([batch, queries, heads * head_dim])
+}
+
+/// Gives each group of query heads its key or value head.
+fn share(x: Tensor<4>, heads: usize) -> Tensor<4> {
+    let [batch, kv_heads, seq, head_dim] = x.dims();
+    if kv_heads == heads {
+        return x;
+    }
+    x.unsqueeze_dim::<5>(2)
+        .repeat_dim(2, heads / kv_heads)
+        .reshape([batch, heads, seq, head_dim])
+}

@@ -1,0 +1,136 @@
+//! Both towers together.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{DType, Device, Tensor};
+use rope_core::position_ids::PositionRules;
+
+use crate::batch::Batch;
+use crate::config::{Family, QwenVlConfig};
+use crate::decoder::{Decoder, Deepstack, LayerCache};
+use crate::error::Result;
+use crate::trace::Trace;
+use crate::vision::VisionTower;
+
+/// A vision-language model of the Qwen-VL families.
+///
+/// From [`QwenVlConfig::load`] with a checkpoint's weights, or [`QwenVlConfig::init`] with random ones.
+#[derive(Module, Debug)]
+pub struct QwenVl {
+    pub(crate) visual: VisionTower,
+    pub(crate) language_model: Decoder,
+    /// Absent where the word embeddings serve as head.
+    lm_head: Option<Linear>,
+    pub(crate) vocab_size: usize,
+    pub(crate) patch_elems: usize,
+    pub(crate) merged_patches: usize,
+    #[module(skip)]
+    pub(crate) image_token: i64,
+    #[module(skip)]
+    pub(crate) video_token: i64,
+    #[module(skip)]
+    pub(crate) position_rules: PositionRules,
+    #[module(skip)]
+    pub(crate) family: &'static Family,
+}
+
+impl QwenVlConfig {
+    /// A model with random weights, drawn when they are first used.
+    ///
+    /// # Errors
+    /// [`QwenVlError::Rotary`](crate::QwenVlError::Rotary) if the rotation is refused.
+    pub fn init(&self, device: &Device) -> Result<QwenVl> {
+        let text = &self.text;
+        let head = || {
+            LinearConfig::new(text.hidden_size, text.vocab_size)
+                .with_bias(false)
+                .init(device)
+        };
+        Ok(QwenVl {
+            visual: self.vision.init(self.implementation, device)?,
+            language_model: text.init(self.implementation, device)?,
+            lm_head: (!self.tied).then(head),
+            vocab_size: text.vocab_size,
+            patch_elems: self.vision.patch_elems(),
+            merged_patches: self.vision.merged_patches(),
+            image_token: self.image_token,
+            video_token: self.video_token,
+            position_rules: self.position_rules,
+            family: self.family,
+        })
+    }
+}
+
+impl QwenVl {
+    /// Where the weights lie.
+    pub fn device(&self) -> Device {
+        self.language_model.embed_tokens.weight.device()
+    }
+
+    pub(crate) fn float_dtype(&self) -> DType {
+        self.language_model.embed_tokens.weight.dtype()
+    }
+
+    /// Logits of each token's successor, `[rows, tokens, vocab_size]`.
+    ///
+    /// # Errors
+    /// [`QwenVlError::Rotary`](crate::QwenVlError::Rotary) if the batch was made by another model.
+    pub fn forward(&self, batch: &Batch) -> Result<Tensor<3>> {
+        self.forward_traced(batch, &mut Trace::off())
+    }
+
+    /// As [`forward`](Self::forward), leaving activations in `trace`.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_traced(&self, batch: &Batch, trace: &mut Trace) -> Result<Tensor<3>> {
+        let hidden = self.hidden(batch, &mut [], trace)?;
+        let logits = self.logits(hidden);
+        trace.record(|| "logits".into(), &logits);
+        Ok(logits)
+    }
+
+    /// The decoder's last hidden states, normalised.
+    pub(crate) fn hidden(
+        &self,
+        batch: &Batch,
+        caches: &mut [LayerCache],
+        trace: &mut Trace,
+    ) -> Result<Tensor<3>> {
+        let words = self
+            .language_model
+            .embed_tokens
+            .forward(batch.input_ids.clone());
+        let (embeddings, deepstack) = match &batch.vision {
+            None => (words, None),
+            Some(vision) => {
+                let seen = self.visual.forward(&vision.inputs, trace)?;
+                let [rows, seq, channels] = words.dims();
+                let both = Tensor::cat(vec![words.reshape([rows * seq, channels]), seen.merged], 0);
+                let embeddings = both
+                    .select(0, vision.sources.clone())
+                    .reshape([rows, seq, channels]);
+                let deepstack = Deepstack {
+                    places: &vision.places,
+                    features: seen.deepstack,
+                };
+                (embeddings, Some(deepstack))
+            }
+        };
+        trace.record(|| "inputs_embeds".into(), &embeddings);
+        let (angles, mask) = (&batch.angles, &batch.mask);
+        self.language_model
+            .forward(embeddings, angles, mask, deepstack, caches, trace)
+    }
+
+    /// Logits from normalised hidden states.
+    pub(crate) fn logits<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
+        match &self.lm_head {
+            Some(head) => head.forward(hidden),
+            None => {
+                let words = self.language_model.embed_tokens.weight.val();
+                burn::tensor::module::linear(hidden, words.transpose(), None)
+            }
+        }
+    }
+}

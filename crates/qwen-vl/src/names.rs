@@ -1,0 +1,202 @@
+//! The checkpoints' parameter names and this crate's.
+//!
+//! Modules are named as Qwen3-VL's checkpoints name them, except that a feed-forward network has the same names in every
+//! family: `gate_proj` (where it is gated), `up_proj` and `down_proj`.
+
+use burn_store::KeyRemapper;
+
+/// How one family's checkpoints name what this crate names otherwise.
+#[derive(Debug)]
+pub(crate) struct Names {
+    /// Prefix of the vision tower.
+    visual: &'static str,
+    /// Prefix of the language decoder.
+    text: &'static str,
+    /// Inside the vision tower.
+    parts: &'static [Part],
+}
+
+/// A name in a part of the vision tower.
+#[derive(Debug)]
+struct Part {
+    /// What the part's own name contains.
+    within: &'static str,
+    checkpoint: &'static str,
+    module: &'static str,
+}
+
+const fn part(within: &'static str, checkpoint: &'static str, module: &'static str) -> Part {
+    Part {
+        within,
+        checkpoint,
+        module,
+    }
+}
+
+pub(crate) const QWEN2: Names = Names {
+    visual: "visual.",
+    text: "model.",
+    parts: &[
+        part("blocks", ".mlp.fc1.", ".mlp.up_proj."),
+        part("blocks", ".mlp.fc2.", ".mlp.down_proj."),
+        part("merger", ".ln_q.", ".norm."),
+        part("merger", ".mlp.0.", ".mlp.up_proj."),
+        part("merger", ".mlp.2.", ".mlp.down_proj."),
+    ],
+};
+
+pub(crate) const QWEN2_5: Names = Names {
+    parts: &[
+        part("merger", ".ln_q.", ".norm."),
+        part("merger", ".mlp.0.", ".mlp.up_proj."),
+        part("merger", ".mlp.2.", ".mlp.down_proj."),
+    ],
+    ..QWEN2
+};
+
+pub(crate) const QWEN3: Names = Names {
+    visual: "model.visual.",
+    text: "model.language_model.",
+    parts: &[
+        part("blocks", ".mlp.linear_fc1.", ".mlp.up_proj."),
+        part("blocks", ".mlp.linear_fc2.", ".mlp.down_proj."),
+        part("merger", ".linear_fc1.", ".mlp.up_proj."),
+        part("merger", ".linear_fc2.", ".mlp.down_proj."),
+    ],
+};
+
+impl Names {
+    /// From a checkpoint's names, with either family's prefixes, to the modules'.
+    pub(crate) fn to_module(&self) -> KeyRemapper {
+        let parts = self.parts.iter().map(|part| {
+            let escaped = part.checkpoint.replace('.', r"\.");
+            (
+                format!(r"^(visual\.[^.]*{}.*){escaped}", part.within),
+                format!("${{1}}{}", part.module),
+            )
+        });
+        let prefixes = [
+            (r"^(?:model\.)?visual\.", "visual."),
+            (r"^model\.(?:language_model\.)?", "language_model."),
+        ];
+        remapper(
+            prefixes
+                .map(|(from, to)| (from.to_owned(), to.to_owned()))
+                .into_iter()
+                .chain(parts),
+        )
+    }
+
+    /// From the modules' names to a checkpoint's.
+    pub(crate) fn to_checkpoint(&self) -> KeyRemapper {
+        let parts = self.parts.iter().map(|part| {
+            let escaped = part.module.replace('.', r"\.");
+            (
+                format!(r"^(visual\.[^.]*{}.*){escaped}", part.within),
+                format!("${{1}}{}", part.checkpoint),
+            )
+        });
+        let prefixes = [
+            (r"^visual\.", self.visual),
+            (r"^language_model\.", self.text),
+        ];
+        remapper(parts.chain(prefixes.map(|(from, to)| (from.to_owned(), to.to_owned()))))
+    }
+}
+
+fn remapper(patterns: impl Iterator<Item = (String, String)>) -> KeyRemapper {
+    patterns.fold(KeyRemapper::new(), |remapper, (from, to)| {
+        remapper
+            .add_pattern(&from, to)
+            .unwrap_or_else(|error| unreachable!("the table of names is fixed: {error}"))
+    })
+}
+
+/// One name through a remapper.
+pub(crate) fn rename(remapper: &KeyRemapper, name: &str) -> String {
+    remapper
+        .patterns
+        .iter()
+        .fold(name.to_owned(), |name, (pattern, to)| {
+            pattern.replace_all(&name, to.as_str()).into_owned()
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAIRS: [(&Names, &str, &str); 8] = [
+        (
+            &QWEN2,
+            "visual.blocks.3.mlp.fc1.weight",
+            "visual.blocks.3.mlp.up_proj.weight",
+        ),
+        (
+            &QWEN2,
+            "visual.merger.mlp.2.bias",
+            "visual.merger.mlp.down_proj.bias",
+        ),
+        (
+            &QWEN2_5,
+            "visual.merger.ln_q.weight",
+            "visual.merger.norm.weight",
+        ),
+        (
+            &QWEN2_5,
+            "visual.blocks.0.mlp.gate_proj.weight",
+            "visual.blocks.0.mlp.gate_proj.weight",
+        ),
+        (
+            &QWEN2_5,
+            "model.layers.1.mlp.up_proj.weight",
+            "language_model.layers.1.mlp.up_proj.weight",
+        ),
+        (
+            &QWEN3,
+            "model.visual.deepstack_merger_list.0.linear_fc1.weight",
+            "visual.deepstack_merger_list.0.mlp.up_proj.weight",
+        ),
+        (
+            &QWEN3,
+            "model.visual.blocks.0.mlp.linear_fc2.bias",
+            "visual.blocks.0.mlp.down_proj.bias",
+        ),
+        (
+            &QWEN3,
+            "model.language_model.norm.weight",
+            "language_model.norm.weight",
+        ),
+    ];
+
+    #[test]
+    fn names_go_both_ways() {
+        for (names, checkpoint, module) in PAIRS {
+            assert_eq!(rename(&names.to_module(), checkpoint), module);
+            assert_eq!(rename(&names.to_checkpoint(), module), checkpoint);
+        }
+    }
+
+    #[test]
+    fn either_prefix_is_read() {
+        for name in [
+            "model.visual.merger.ln_q.weight",
+            "visual.merger.ln_q.weight",
+        ] {
+            assert_eq!(
+                rename(&QWEN2.to_module(), name),
+                "visual.merger.norm.weight"
+            );
+        }
+        for name in ["model.language_model.norm.weight", "model.norm.weight"] {
+            assert_eq!(
+                rename(&QWEN2.to_module(), name),
+                "language_model.norm.weight"
+            );
+        }
+        assert_eq!(
+            rename(&QWEN2.to_module(), "lm_head.weight"),
+            "lm_head.weight"
+        );
+    }
+}

@@ -1,0 +1,433 @@
+//! The vision tower: from patches to the embeddings that take the placeholders' place.
+
+use burn::module::{Module, Param};
+use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
+use rope_core::position_ids::{vision_cu_seqlens, vision_positions, vision_windows};
+use rope_core::{Layout, Positions};
+
+use crate::batch::indices;
+use crate::config::{VisionConfig, VisionWindows};
+use crate::error::Result;
+use crate::layers::{Activation, FeedForward, FeedForwardConfig, Norm, attend};
+use crate::trace::Trace;
+
+/// Turns patches into embeddings, one for each square of merged patches.
+#[derive(Module, Debug)]
+pub(crate) struct VisionTower {
+    patch_embed: PatchEmbed,
+    pos_embed: Option<Embedding>,
+    blocks: Vec<Block>,
+    merger: Merger,
+    deepstack_merger_list: Vec<Merger>,
+    rotary: Rotary,
+    #[module(skip)]
+    layout: TowerLayout,
+}
+
+/// What of the configuration lays out the patches.
+#[derive(Clone, Debug)]
+struct TowerLayout {
+    merge: usize,
+    windows: Option<VisionWindows>,
+    position_grid: Option<usize>,
+    deepstack: Vec<usize>,
+}
+
+/// Patches of a step and all that follows from their grids.
+#[derive(Clone, Debug)]
+pub(crate) struct VisionInputs {
+    patches: Tensor<2>,
+    angles: RotaryAngles,
+    /// Patches of each frame.
+    frames: Vec<usize>,
+    windows: Option<WindowOrder>,
+    learned: Option<LearnedPositions>,
+}
+
+/// Merged tokens window by window.
+#[derive(Clone, Debug)]
+struct WindowOrder {
+    order: Tensor<1, Int>,
+    inverse: Tensor<1, Int>,
+    /// Patches of each window.
+    lengths: Vec<usize>,
+}
+
+/// Each patch's four neighbours on the learned grid, `[4 * patches]`, and their weights, `[4, patches, 1]`.
+#[derive(Clone, Debug)]
+struct LearnedPositions {
+    cells: Tensor<2, Int>,
+    weights: Tensor<3>,
+}
+
+/// What the tower gives.
+pub(crate) struct VisionOutput {
+    /// `[merged, out_hidden_size]`, what takes the placeholders' place.
+    pub(crate) merged: Tensor<2>,
+    /// Shaped alike, what joins the decoder's first layers.
+    pub(crate) deepstack: Vec<Tensor<2>>,
+}
+
+impl VisionConfig {
+    pub(crate) fn init(
+        &self,
+        implementation: Implementation,
+        device: &Device,
+    ) -> Result<VisionTower> {
+        // Packed, as the patches of all images are: [patches, heads, head_dim].
+        let rotary = RotaryConfig::new(self.rotation.clone())
+            .with_layout(Layout::Tnd)
+            .with_implementation(implementation)
+            .try_init()?;
+        Ok(VisionTower {
+            patch_embed: PatchEmbed::new(self, device),
+            pos_embed: self
+                .position_grid
+                .map(|side| EmbeddingConfig::new(side * side, self.hidden_size).init(device)),
+            blocks: (0..self.depth)
+                .map(|_| Block::new(self, &rotary, device))
+                .collect(),
+            merger: Merger::new(self, false, device),
+            deepstack_merger_list: self
+                .deepstack
+                .iter()
+                .map(|_| Merger::new(self, true, device))
+                .collect(),
+            rotary,
+            layout: TowerLayout {
+                merge: self.spatial_merge,
+                windows: self.windows.clone(),
+                position_grid: self.position_grid,
+                deepstack: self.deepstack.clone(),
+            },
+        })
+    }
+}
+
+impl VisionTower {
+    /// Lays out the patches of a step.
+    pub(crate) fn inputs(&self, patches: Tensor<2>, grids: &[[usize; 3]]) -> Result<VisionInputs> {
+        let device = patches.device();
+        let merge = self.layout.merge;
+        let mut positions = vision_positions(grids, merge)?;
+        let learned = self.layout.position_grid.map(|side| {
+            let (cells, weights) = interpolate(side, grids, &positions);
+            let patches = positions.tokens();
+            LearnedPositions {
+                cells: indices(cells, &device).reshape([4, patches]),
+                weights: Tensor::<1>::from_data(TensorData::new(weights, [4 * patches]), &device)
+                    .reshape([4, patches, 1]),
+            }
+        });
+        let windows = match &self.layout.windows {
+            Some(windows) => {
+                let windows = vision_windows(grids, merge, windows.side)?;
+                let group = merge * merge;
+                let patches = |merged: &usize| merged * group..(merged + 1) * group;
+                let order: Vec<usize> = windows.window_index.iter().flat_map(patches).collect();
+                let ids: Vec<i64> = (0..positions.axes())
+                    .flat_map(|axis| {
+                        let ids = positions.axis(axis);
+                        order.iter().map(move |patch| i64::from(ids[*patch]))
+                    })
+                    .collect();
+                positions = Positions::new(positions.axes(), &ids)?;
+
+                let mut inverse = vec![0; windows.window_index.len()];
+                for (place, merged) in windows.window_index.iter().enumerate() {
+                    inverse[*merged] = place;
+                }
+                Some(WindowOrder {
+                    order: indices(windows.window_index, &device),
+                    inverse: indices(inverse, &device),
+                    lengths: lengths(&windows.cu_window_seqlens),
+                })
+            }
+            None => None,
+        };
+        Ok(VisionInputs {
+            patches,
+            angles: self.rotary.try_angles(&positions, &device)?,
+            frames: lengths(&vision_cu_seqlens(grids)?),
+            windows,
+            learned,
+        })
+    }
+
+    pub(crate) fn forward(&self, inputs: &VisionInputs, trace: &mut Trace) -> Result<VisionOutput> {
+        let mut hidden = self.patch_embed.forward(inputs.patches.clone());
+        trace.record(|| "vision.patch_embed".into(), &hidden);
+        if let (Some(embedding), Some(learned)) = (&self.pos_embed, &inputs.learned) {
+            let corners = embedding.forward(learned.cells.clone());
+            let weights = learned.weights.clone().cast(corners.dtype());
+            hidden = hidden + (corners * weights).sum_dim(0).squeeze_dim::<2>(0);
+        }
+        if let Some(windows) = &inputs.windows {
+            hidden = self.reorder(hidden, windows.order.clone());
+        }
+
+        let mut deepstack = Vec::new();
+        for (index, block) in self.blocks.iter().enumerate() {
+            let segments = match (&self.layout.windows, &inputs.windows) {
+                (Some(layout), Some(windows)) if !layout.full_attention_blocks.contains(&index) => {
+                    &windows.lengths
+                }
+                _ => &inputs.frames,
+            };
+            hidden = block.forward(hidden, segments, &inputs.angles)?;
+            trace.record(|| format!("vision.block.{index}.out"), &hidden);
+            if let Some(which) = self.layout.deepstack.iter().position(|at| *at == index) {
+                let feature = self.deepstack_merger_list[which].forward(hidden.clone());
+                trace.record(|| format!("vision.deepstack.{which}"), &feature);
+                deepstack.push(feature);
+            }
+        }
+        let mut merged = self.merger.forward(hidden);
+        if let Some(windows) = &inputs.windows {
+            merged = merged.select(0, windows.inverse.clone());
+        }
+        trace.record(|| "vision.merged".into(), &merged);
+        Ok(VisionOutput { merged, deepstack })
+    }
+
+    /// Brings the squares of merged patches into another order.
+    fn reorder(&self, hidden: Tensor<2>, order: Tensor<1, Int>) -> Tensor<2> {
+        let [patches, channels] = hidden.dims();
+        let group = self.layout.merge * self.layout.merge;
+        hidden
+            .reshape([patches / group, group, channels])
+            .select(0, order)
+            .reshape([patches, channels])
+    }
+}
+
+fn lengths(cu_seqlens: &[usize]) -> Vec<usize> {
+    cu_seqlens
+        .windows(2)
+        .map(|pair| pair[1] - pair[0])
+        .collect()
+}
+
+/// Bilinear interpolation of a `side` x `side` grid to each image: for every patch the cells above left, above right,
+/// below left and below right, corner by corner, and their weights.
+fn interpolate(side: usize, grids: &[[usize; 3]], positions: &Positions) -> (Vec<usize>, Vec<f32>) {
+    let sizes = grids
+        .iter()
+        .flat_map(|[frames, height, width]| {
+            std::iter::repeat_n([*height, *width], frames * height * width)
+        })
+        .enumerate();
+    // The first and the last patch lie on the first and the last cell.
+    let place = |id: u32, size: usize| {
+        let at = f64::from(id) * (side - 1) as f64 / (size.max(2) - 1) as f64;
+        let below = at.floor();
+        (
+            below as usize,
+            (below as usize + 1).min(side - 1),
+            at - below,
+        )
+    };
+    let (mut cells, mut weights) = (vec![Vec::new(); 4], vec![Vec::new(); 4]);
+    for (patch, [height, width]) in sizes {
+        let (top, bottom, down) = place(positions.axis(0)[patch], height);
+        let (left, right, across) = place(positions.axis(1)[patch], width);
+        let corners = [
+            (top, left, (1.0 - down) * (1.0 - across)),
+            (top, right, (1.0 - down) * across),
+            (bottom, left, down * (1.0 - across)),
+            (bottom, right, down * across),
+        ];
+        for (corner, (row, column, weight)) in corners.into_iter().enumerate() {
+            cells[corner].push(row * side + column);
+            weights[corner].push(weight as f32);
+        }
+    }
+    (cells.concat(), weights.concat())
+}
+
+/// A convolution whose kernel is a whole patch: one matrix.
+#[derive(Module, Debug)]
+struct PatchEmbed {
+    proj: PatchProjection,
+}
+
+#[derive(Module, Debug)]
+struct PatchProjection {
+    /// `[channels, colours, frames, rows, columns]`
+    weight: Param<Tensor<5>>,
+    bias: Option<Param<Tensor<1>>>,
+}
+
+impl PatchEmbed {
+    fn new(config: &VisionConfig, device: &Device) -> Self {
+        let (channels, fan_in) = (config.hidden_size, config.patch_elems());
+        let uniform = Initializer::KaimingUniform {
+            gain: 1.0 / 3f64.sqrt(),
+            fan_out_only: false,
+        };
+        let [colours, frames, rows, columns] = config.patch;
+        let shape = [channels, colours, frames, rows, columns];
+        Self {
+            proj: PatchProjection {
+                weight: uniform.init_with(shape, Some(fan_in), Some(channels), device),
+                bias: config
+                    .patch_bias
+                    .then(|| uniform.init_with([channels], Some(fan_in), Some(channels), device)),
+            },
+        }
+    }
+
+    fn forward(&self, patches: Tensor<2>) -> Tensor<2> {
+        let weight = self.proj.weight.val();
+        let [channels, ..] = weight.dims();
+        let weight = weight.reshape([channels as i32, -1]);
+        let hidden = patches.matmul(weight.transpose());
+        match &self.proj.bias {
+            Some(bias) => hidden + bias.val().unsqueeze(),
+            None => hidden,
+        }
+    }
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    norm1: Norm,
+    attn: Attention,
+    norm2: Norm,
+    mlp: FeedForward,
+}
+
+impl Block {
+    fn new(config: &VisionConfig, rotary: &Rotary, device: &Device) -> Self {
+        let channels = config.hidden_size;
+        Self {
+            norm1: Norm::new(channels, config.rms_norm, device),
+            attn: Attention {
+                qkv: LinearConfig::new(channels, 3 * channels).init(device),
+                proj: LinearConfig::new(channels, channels).init(device),
+                rotary: rotary.clone(),
+                heads: config.heads,
+            },
+            norm2: Norm::new(channels, config.rms_norm, device),
+            mlp: FeedForwardConfig {
+                input: channels,
+                hidden: config.intermediate_size,
+                output: channels,
+                gated: config.gated,
+                bias: true,
+                activation: config.activation,
+            }
+            .init(device),
+        }
+    }
+
+    fn forward(
+        &self,
+        hidden: Tensor<2>,
+        segments: &[usize],
+        angles: &RotaryAngles,
+    ) -> Result<Tensor<2>> {
+        let attended = self
+            .attn
+            .forward(self.norm1.forward(hidden.clone()), segments, angles)?;
+        let hidden = hidden + attended;
+        Ok(hidden.clone() + self.mlp.forward(self.norm2.forward(hidden)))
+    }
+}
+
+/// Full attention within each segment.
+#[derive(Module, Debug)]
+struct Attention {
+    qkv: Linear,
+    proj: Linear,
+    rotary: Rotary,
+    heads: usize,
+}
+
+impl Attention {
+    fn forward(
+        &self,
+        hidden: Tensor<2>,
+        segments: &[usize],
+        angles: &RotaryAngles,
+    ) -> Result<Tensor<2>> {
+        let [patches, channels] = hidden.dims();
+        let head_dim = channels / self.heads;
+        let qkv = self
+            .qkv
+            .forward(hidden)
+            .reshape([patches, 3, self.heads, head_dim]);
+        let [q, k, v] = [0, 1, 2].map(|part| qkv.clone().narrow(1, part, 1).squeeze_dim::<3>(1));
+        drop(qkv);
+        let (q, k) = self.rotary.try_forward(q, k, angles)?;
+
+        // Segments of one length that follow one another attend as one batch.
+        let mut start = 0;
+        let attended = segments.chunk_by(|a, b| a == b).map(|run| {
+            let (count, len) = (run.len(), run[0]);
+            let batch = |x: &Tensor<3>| {
+                x.clone()
+                    .narrow(0, start, count * len)
+                    .reshape([count, len, self.heads, head_dim])
+                    .swap_dims(1, 2)
+            };
+            let mixed = attend(batch(&q), batch(&k), batch(&v), None);
+            start += count * len;
+            mixed.reshape([count * len, channels])
+        });
+        let attended = Tensor::cat(attended.collect(), 0);
+        Ok(self.proj.forward(attended))
+    }
+}
+
+/// Makes one embedding of a square of patches.
+#[derive(Module, Debug)]
+struct Merger {
+    norm: Norm,
+    mlp: FeedForward,
+    merged_channels: usize,
+    normalises_merged: bool,
+}
+
+impl Merger {
+    fn new(config: &VisionConfig, normalises_merged: bool, device: &Device) -> Self {
+        let merged_channels = config.hidden_size * config.merged_patches();
+        let normalised = if normalises_merged {
+            merged_channels
+        } else {
+            config.hidden_size
+        };
+        Self {
+            norm: Norm::new(normalised, config.rms_norm, device),
+            mlp: FeedForwardConfig {
+                input: merged_channels,
+                hidden: merged_channels,
+                output: config.out_hidden_size,
+                gated: false,
+                bias: true,
+                activation: Activation::Gelu,
+            }
+            .init(device),
+            merged_channels,
+            normalises_merged,
+        }
+    }
+
+    fn forward(&self, hidden: Tensor<2>) -> Tensor<2> {
+        let merge = |x: Tensor<2>| {
+            let [patches, channels] = x.dims();
+            x.reshape([
+                patches * channels / self.merged_channels,
+                self.merged_channels,
+            ])
+        };
+        let normalised = if self.normalises_merged {
+            self.norm.forward(merge(hidden))
+        } else {
+            merge(self.norm.forward(hidden))
+        };
+        self.mlp.forward(normalised)
+    }
+}

@@ -1,0 +1,253 @@
+//! `mrope positions`: position ids of a prompt, as a table, as JSON, and drawn.
+
+mod picture;
+mod prompt;
+
+use std::error::Error;
+use std::io::{BufWriter, Write, stdout};
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use rope_core::position_ids::{Compatibility, PositionIds, PositionRules, TokenIds};
+use serde::Serialize;
+
+use prompt::{Description, Laid, Segment, Span};
+
+const FORMAT: &str = include_str!("positions/format.txt");
+
+/// Print and draw the position ids (time, height, width) of a prompt
+///
+/// A table of the prompt's parts with the ids on each axis; `--tokens` for every token, `--svg` for a picture: the ids over
+/// the sequence, and each grid as heat maps.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = FORMAT)]
+pub(crate) struct PositionsArgs {
+    /// Segments, or one JSON file.
+    #[arg(required = true, value_name = "SEGMENT|FILE")]
+    prompt: Vec<String>,
+    /// Whose rules: a model type of Hugging Face. Default: the file's, or `qwen2_vl`.
+    #[arg(long, value_name = "MODEL_TYPE")]
+    model: Option<String>,
+    /// A config.json to take the rules from instead.
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    config: Option<PathBuf>,
+    /// Whose ids: the rule's, or those of a version of transformers, which departs from it in places.
+    #[arg(long, value_enum, default_value_t = Version::Default)]
+    version: Version,
+    /// Text tokens before each frame of a video, in families with a block per frame.
+    #[arg(long, default_value_t = 6, value_name = "COUNT")]
+    timestamp_tokens: usize,
+    /// A row per token.
+    #[arg(long)]
+    tokens: bool,
+    /// One JSON object: model, position_ids as 3 rows of ids, kinds, cu_seqlens, rope_deltas and departures from the rule.
+    #[arg(long, conflicts_with = "tokens")]
+    json: bool,
+    /// Draws the ids into this file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Whose ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Version {
+    /// The rule that the models were designed with
+    Default,
+    /// transformers 4.57
+    #[value(name = "4.57")]
+    V4_57,
+    /// transformers 5.23
+    #[value(name = "5.23")]
+    V5_23,
+}
+
+impl From<Version> for Compatibility {
+    fn from(version: Version) -> Self {
+        match version {
+            Version::Default => Self::Exact,
+            Version::V4_57 => Self::Transformers4_57,
+            Version::V5_23 => Self::Transformers5_23,
+        }
+    }
+}
+
+/// Prints, and draws where asked.
+///
+/// # Errors
+/// If the prompt or the configuration cannot be read or makes no positions, or a file cannot be written.
+pub(crate) fn run(args: &PositionsArgs) -> Result<(), Box<dyn Error>> {
+    let description = Description::read(&args.prompt)?;
+    let (model, rules) = rules(args, &description)?;
+    let rules = rules.with_compatibility(args.version.into());
+    let laid = description.lay_out(&rules, args.timestamp_tokens)?;
+    let found = rules.position_ids(&laid.prompt())?;
+
+    let mut out = BufWriter::new(stdout().lock());
+    if args.json {
+        print_json(&mut out, &model, &laid, &found)?;
+    } else {
+        print_spans(&mut out, &model, &laid, &found)?;
+        if args.tokens {
+            print_tokens(&mut out, &laid, &found)?;
+        }
+    }
+    out.flush()?;
+    if let Some(path) = &args.svg {
+        picture::draw(path, &model, &laid, &found)
+            .map_err(|error| format!("cannot draw {}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn rules(
+    args: &PositionsArgs,
+    description: &Description,
+) -> Result<(String, PositionRules), Box<dyn Error>> {
+    if let Some(path) = &args.config {
+        let json = std::fs::read_to_string(path)
+            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let rules = PositionRules::from_hf_config(&json)?;
+        return Ok((path.display().to_string(), rules));
+    }
+    let model = args.model.clone().or(description.model.clone());
+    let model = model.unwrap_or_else(|| "qwen2_vl".to_owned());
+    // Token types say what each token is, so no id is looked at.
+    let rules = PositionRules::new(&model, TokenIds::new(-1, -1))?;
+    Ok((model, rules))
+}
+
+/// The ids of some tokens on one axis, as a person would say them.
+fn range(ids: &[i64]) -> String {
+    match (ids.iter().min(), ids.iter().max()) {
+        (Some(low), Some(high)) if low == high => low.to_string(),
+        (Some(low), Some(high)) => format!("{low}..{high}"),
+        _ => "-".to_owned(),
+    }
+}
+
+fn print_spans(
+    out: &mut impl Write,
+    model: &str,
+    laid: &Laid,
+    found: &PositionIds,
+) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "{model}: {} tokens, highest position {}\n",
+        found.tokens(),
+        (0..3).flat_map(|axis| found.axis(axis)).max().unwrap_or(&0)
+    )?;
+    let packed = laid.cu_seqlens.len() > 2;
+    let (name, grid, tokens) = ("part", "merged grid", "tokens");
+    writeln!(
+        out,
+        "{name:<12} {grid:<12} {tokens:>11} {:>11} {:>11} {:>11}",
+        "T", "H", "W"
+    )?;
+    let mut sequence = 0;
+    for span in &laid.spans {
+        if packed && laid.cu_seqlens.get(sequence) == Some(&span.tokens.start) {
+            writeln!(out, "sequence {sequence}")?;
+            sequence += 1;
+        }
+        // Of the placeholders alone, where there are any: start and end tokens are text.
+        let shown = laid.shown(span);
+        let ids = |axis| {
+            let ids = shown.iter().map(|token| found.axis(axis)[*token]);
+            range(&ids.collect::<Vec<i64>>())
+        };
+        let merged = match span.segment {
+            Segment::Image(_) | Segment::Video(..) => {
+                span.merged.map(|n| n.to_string()).join(" x ")
+            }
+            Segment::Text(_) | Segment::Audio(_) => String::new(),
+        };
+        writeln!(
+            out,
+            "{:<12} {merged:<12} {:>11} {:>11} {:>11} {:>11}",
+            span.name(),
+            format!("{}..{}", span.tokens.start, span.tokens.end - 1),
+            ids(0),
+            ids(1),
+            ids(2)
+        )?;
+    }
+    let deltas: Vec<String> = found.rope_deltas().iter().map(i64::to_string).collect();
+    writeln!(out, "\nrope delta: {}", deltas.join(", "))?;
+    for divergence in found.divergences() {
+        writeln!(out, "departs from the rule: {divergence}")?;
+    }
+    Ok(())
+}
+
+fn print_tokens(out: &mut impl Write, laid: &Laid, found: &PositionIds) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "\n{:>6} {:<12} {:>6} {:>6} {:>6}",
+        "token", "part", "T", "H", "W"
+    )?;
+    for span in &laid.spans {
+        for token in span.tokens.clone() {
+            let [time, height, width] = [0, 1, 2].map(|axis| found.axis(axis)[token]);
+            let part = if laid.kinds[token] == 0 {
+                "text".to_owned()
+            } else {
+                span.name()
+            };
+            writeln!(
+                out,
+                "{token:>6} {part:<12} {time:>6} {height:>6} {width:>6}"
+            )?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    model: &'a str,
+    position_ids: [&'a [i64]; 3],
+    /// 0 text, 1 image, 2 video, 3 audio.
+    kinds: &'a [i64],
+    cu_seqlens: &'a [usize],
+    rope_deltas: &'a [i64],
+    departures: Vec<String>,
+    parts: Vec<JsonPart>,
+}
+
+#[derive(Serialize)]
+struct JsonPart {
+    name: String,
+    start: usize,
+    end: usize,
+    merged_grid: [usize; 3],
+}
+
+fn print_json(
+    out: &mut impl Write,
+    model: &str,
+    laid: &Laid,
+    found: &PositionIds,
+) -> Result<(), Box<dyn Error>> {
+    let part = |span: &Span| JsonPart {
+        name: span.name(),
+        start: span.tokens.start,
+        end: span.tokens.end,
+        merged_grid: span.merged,
+    };
+    let json = Json {
+        model,
+        position_ids: [0, 1, 2].map(|axis| found.axis(axis)),
+        kinds: &laid.kinds,
+        cu_seqlens: &laid.cu_seqlens,
+        rope_deltas: found.rope_deltas(),
+        departures: found
+            .divergences()
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
+        parts: laid.spans.iter().map(part).collect(),
+    };
+    writeln!(out, "{}", serde_json::to_string(&json)?)?;
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! Position ids drawn: over the sequence, and grid by grid.
+
+use std::path::Path;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use rope_core::position_ids::PositionIds;
+
+use super::prompt::{Laid, Segment, Span};
+
+const FONT: &str = "sans-serif";
+const GREY: RGBColor = RGBColor(110, 110, 110);
+const VISION: RGBColor = RGBColor(120, 120, 140);
+/// Name and colour of each axis. On text they coincide; drawn wide to narrow, all three stay visible.
+const AXES: [(&str, RGBColor, u32); 3] = [
+    ("T (time)", RGBColor(31, 119, 180), 7),
+    ("H (height)", RGBColor(214, 90, 14), 4),
+    ("W (width)", RGBColor(44, 150, 70), 2),
+];
+
+const WIDTH: i32 = 1100;
+const MARGIN: i32 = 24;
+const HEADING: i32 = 46;
+const CHART: i32 = 360;
+const LEFT_LABELS: i32 = 52;
+const PANEL_TITLE: i32 = 44;
+const PANEL_GAP: i32 = 34;
+const MAP_GAP: i32 = 22;
+const LARGEST_CELL: i32 = 30;
+const SMALLEST_CELL: i32 = 2;
+/// Cells of this size hold a number.
+const NUMBERED_CELL: i32 = 20;
+/// A grid's maps are drawn at most this wide.
+const LARGEST_MAP: i32 = 330;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+/// Draws ids over tokens, then heat maps of each grid.
+pub(super) fn draw(path: &Path, model: &str, laid: &Laid, found: &PositionIds) -> Drawn {
+    let panels: Vec<Panel> = laid
+        .spans
+        .iter()
+        .filter(|span| matches!(span.segment, Segment::Image(_) | Segment::Video(..)))
+        .map(|span| Panel::new(span, laid, found))
+        .collect();
+    let (places, bottom) = flow(&panels);
+
+    let area = SVGBackend::new(path, (WIDTH as u32, bottom as u32)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let text = |size: i32| (FONT, size).into_text_style(&area);
+    area.draw(&Text::new(
+        format!("Position ids of a prompt, {model}"),
+        (MARGIN, 16),
+        text(21),
+    ))?;
+    draw_sequence(&area, laid, found)?;
+    for (panel, place) in panels.iter().zip(places) {
+        panel.draw(&area, place)?;
+    }
+    area.present()?;
+    Ok(())
+}
+
+/// Panels from left to right, row by row; and the height of the picture.
+fn flow(panels: &[Panel]) -> (Vec<(i32, i32)>, i32) {
+    let (mut x, mut y, mut row_height) = (MARGIN, HEADING + CHART + MARGIN, 0);
+    let mut places = Vec::new();
+    for panel in panels {
+        if x > MARGIN && x + panel.width() > WIDTH - MARGIN {
+            (x, y) = (MARGIN, y + row_height + PANEL_GAP);
+            row_height = 0;
+        }
+        places.push((x, y));
+        x += panel.width() + PANEL_GAP;
+        row_height = row_height.max(panel.height());
+    }
+    (places, y + row_height + MARGIN)
+}
+
+fn draw_sequence(area: &Area<'_>, laid: &Laid, found: &PositionIds) -> Drawn {
+    let tokens = found.tokens();
+    let ids = (0..3).flat_map(|axis| found.axis(axis));
+    let highest = ids.copied().max().unwrap_or(0) as f64;
+    // Room for the names of the grids.
+    let top = (highest * 1.14).max(1.0);
+    let chart_area = area.clone().shrink(
+        (MARGIN, HEADING),
+        ((WIDTH - 2 * MARGIN) as u32, CHART as u32),
+    );
+    let mut chart = ChartBuilder::on(&chart_area)
+        .x_label_area_size(42)
+        .y_label_area_size(LEFT_LABELS)
+        .build_cartesian_2d(-0.5..tokens as f64 - 0.5, 0.0..top)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(BLACK.mix(0.07))
+        .axis_style(BLACK.mix(0.5))
+        .x_labels(12)
+        .y_labels(8)
+        .x_desc("token")
+        .y_desc("position id")
+        .x_label_formatter(&|token| format!("{token:.0}"))
+        .y_label_formatter(&|id| format!("{id:.0}"))
+        .label_style((FONT, 13))
+        .draw()?;
+
+    let pixels_per_token = f64::from(WIDTH - 2 * MARGIN - LEFT_LABELS) / tokens as f64;
+    let label = (FONT, 13)
+        .into_text_style(area)
+        .color(&GREY)
+        .pos(Pos::new(HPos::Center, VPos::Top));
+    for span in &laid.spans {
+        if matches!(span.segment, Segment::Text(_)) {
+            continue;
+        }
+        let (start, end) = (span.tokens.start as f64 - 0.5, span.tokens.end as f64 - 0.5);
+        let band = Rectangle::new([(start, 0.0), (end, top)], VISION.mix(0.13).filled());
+        chart.draw_series([band])?;
+        let name = span.name();
+        if (end - start) * pixels_per_token > 8.0 * name.len() as f64 {
+            let place = ((start + end) / 2.0, top * 0.985);
+            chart.draw_series([Text::new(name, place, label.clone())])?;
+        }
+    }
+    for boundary in laid
+        .cu_seqlens
+        .iter()
+        .skip(1)
+        .take(laid.cu_seqlens.len() - 2)
+    {
+        let at = *boundary as f64 - 0.5;
+        chart.draw_series(DashedLineSeries::new(
+            [(at, 0.0), (at, top)],
+            6,
+            4,
+            BLACK.mix(0.6).stroke_width(1),
+        ))?;
+    }
+    for (axis, (name, color, width)) in AXES.into_iter().enumerate() {
+        let ids = found.axis(axis);
+        for (index, sequence) in laid.cu_seqlens.windows(2).enumerate() {
+            // A token has one id, so the line runs level over its width.
+            let points = (sequence[0]..sequence[1])
+                .flat_map(|token| [-0.5, 0.5].map(|edge| (token as f64 + edge, ids[token] as f64)));
+            let line = LineSeries::new(points, color.stroke_width(width));
+            let drawn = chart.draw_series(line)?;
+            if index == 0 {
+                drawn.label(name).legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 18, y)], color.stroke_width(width))
+                });
+            }
+        }
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::Coordinate(10, 30))
+        .background_style(WHITE.mix(0.85))
+        .border_style(BLACK.mix(0.15))
+        .label_font((FONT, 13))
+        .draw()?;
+    Ok(())
+}
+
+/// The maps of one grid.
+struct Panel {
+    title: String,
+    maps: Vec<Map>,
+    cell: i32,
+}
+
+/// The ids of one axis over rows and columns.
+struct Map {
+    axis: usize,
+    caption: &'static str,
+    columns: usize,
+    ids: Vec<i64>,
+}
+
+impl Map {
+    fn rows(&self) -> usize {
+        self.ids.len() / self.columns
+    }
+}
+
+impl Panel {
+    fn new(span: &Span, laid: &Laid, found: &PositionIds) -> Self {
+        let [frames, height, width] = span.merged;
+        let placeholders = laid.shown(span);
+        let of = |axis: usize, tokens: &[usize]| -> Vec<i64> {
+            tokens
+                .iter()
+                .map(|token| found.axis(axis)[*token])
+                .collect()
+        };
+        let first_frame = &placeholders[..height * width];
+        let first_tokens: Vec<usize> = placeholders
+            .iter()
+            .step_by(height * width)
+            .copied()
+            .collect();
+        let map = |axis, caption, columns, tokens: &[usize]| Map {
+            axis,
+            caption,
+            columns,
+            ids: of(axis, tokens),
+        };
+        let maps = if frames > 1 {
+            // H and W of later frames may start elsewhere; T is one id per frame.
+            vec![
+                map(1, "H, first frame", width, first_frame),
+                map(2, "W, first frame", width, first_frame),
+                map(0, "T, frame by frame", frames, &first_tokens),
+            ]
+        } else {
+            vec![
+                map(1, "H", width, first_frame),
+                map(2, "W", width, first_frame),
+            ]
+        };
+        let size = if frames > 1 {
+            format!("{frames} frames of {height} x {width} tokens")
+        } else {
+            format!(
+                "{height} x {width} tokens, T = {}",
+                found.axis(0)[first_frame[0]]
+            )
+        };
+        let widest = maps.iter().map(|map| map.columns).max().unwrap_or(1) as i32;
+        Self {
+            title: format!("{}: {size}", span.name()),
+            cell: (LARGEST_MAP / widest).clamp(SMALLEST_CELL, LARGEST_CELL),
+            maps,
+        }
+    }
+
+    fn width(&self) -> i32 {
+        let maps: i32 = self.maps.iter().map(|map| self.map_width(map)).sum();
+        let title = self.title.len() as i32 * 8;
+        (maps + (self.maps.len() as i32 - 1) * MAP_GAP).max(title)
+    }
+
+    /// Of the cells or the caption, whichever is wider.
+    fn map_width(&self, map: &Map) -> i32 {
+        (map.columns as i32 * self.cell).max(self.caption(map).len() as i32 * 7)
+    }
+
+    /// With the ids where the cells are too small to hold them.
+    fn caption(&self, map: &Map) -> String {
+        if self.cell >= NUMBERED_CELL {
+            map.caption.to_owned()
+        } else {
+            format!("{}, {}", map.caption, super::range(&map.ids))
+        }
+    }
+
+    fn height(&self) -> i32 {
+        let rows = self.maps.iter().map(Map::rows).max().unwrap_or(0);
+        PANEL_TITLE + rows as i32 * self.cell
+    }
+
+    fn draw(&self, area: &Area<'_>, (left, top): (i32, i32)) -> Drawn {
+        let text = |size: i32| (FONT, size).into_text_style(area);
+        area.draw(&Text::new(self.title.clone(), (left, top), text(15)))?;
+        let mut x = left;
+        for map in &self.maps {
+            let (_, color, _) = AXES[map.axis];
+            let caption = text(13).color(&color);
+            area.draw(&Text::new(self.caption(map), (x, top + 23), caption))?;
+            self.draw_map(area, map, (x, top + PANEL_TITLE))?;
+            x += self.map_width(map) + MAP_GAP;
+        }
+        Ok(())
+    }
+
+    fn draw_map(&self, area: &Area<'_>, map: &Map, (left, top): (i32, i32)) -> Drawn {
+        let (_, color, _) = AXES[map.axis];
+        let low = map.ids.iter().min().copied().unwrap_or(0);
+        let high = map.ids.iter().max().copied().unwrap_or(0);
+        let cell = self.cell;
+        let gap = i32::from(cell >= 8);
+        for (index, id) in map.ids.iter().enumerate() {
+            let (row, column) = ((index / map.columns) as i32, (index % map.columns) as i32);
+            let (x, y) = (left + column * cell, top + row * cell);
+            let share = (id - low) as f64 / (high - low).max(1) as f64;
+            area.draw(&Rectangle::new(
+                [(x, y), (x + cell - gap, y + cell - gap)],
+                color.mix(0.12 + 0.78 * share).filled(),
+            ))?;
+            if cell >= NUMBERED_CELL {
+                let style = (FONT, 12)
+                    .into_text_style(area)
+                    .color(if share > 0.7 { &WHITE } else { &BLACK })
+                    .pos(Pos::new(HPos::Center, VPos::Center));
+                let middle = (x + (cell - gap) / 2, y + (cell - gap) / 2);
+                area.draw(&Text::new(id.to_string(), middle, style))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,315 @@
+//! The description of a prompt, and the tokens it stands for.
+
+use std::ops::Range;
+use std::path::Path;
+
+use rope_core::position_ids::{PositionRules, Prompt, Rows};
+use serde::Deserialize;
+
+/// Sequences of segments.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Description {
+    /// Hugging Face's model type.
+    pub(super) model: Option<String>,
+    sequences: Vec<Vec<Segment>>,
+}
+
+/// A part of a prompt. Grids are T, H and W in patches.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "RawSegment")]
+pub(super) enum Segment {
+    /// Tokens.
+    Text(usize),
+    Image([usize; 3]),
+    /// With the seconds that a temporal patch takes.
+    Video([usize; 3], f64),
+    /// Frames.
+    Audio(usize),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSegment {
+    text: Option<usize>,
+    image: Option<[usize; 3]>,
+    video: Option<[usize; 3]>,
+    seconds_per_grid: Option<f64>,
+    audio: Option<usize>,
+}
+
+impl TryFrom<RawSegment> for Segment {
+    type Error = &'static str;
+
+    fn try_from(raw: RawSegment) -> Result<Self, Self::Error> {
+        match (
+            raw.text,
+            raw.image,
+            raw.video,
+            raw.audio,
+            raw.seconds_per_grid,
+        ) {
+            (Some(tokens), None, None, None, None) => Ok(Self::Text(tokens)),
+            (None, Some(grid), None, None, None) => Ok(Self::Image(grid)),
+            (None, None, Some(grid), None, seconds) => {
+                Ok(Self::Video(grid, seconds.unwrap_or(1.0)))
+            }
+            (None, None, None, Some(frames), None) => Ok(Self::Audio(frames)),
+            _ => Err(
+                "a segment has one of text, image, video and audio; seconds_per_grid goes with video",
+            ),
+        }
+    }
+}
+
+impl Segment {
+    fn parse(text: &str) -> Option<Self> {
+        let (kind, what) = text.split_once(':')?;
+        let grid = |what: &str| {
+            let sizes: Vec<usize> = what
+                .split('x')
+                .map(|n| n.parse().ok())
+                .collect::<Option<_>>()?;
+            match sizes[..] {
+                [height, width] => Some([1, height, width]),
+                [frames, height, width] => Some([frames, height, width]),
+                _ => None,
+            }
+        };
+        match kind {
+            "text" => Some(Self::Text(what.parse().ok()?)),
+            "audio" => Some(Self::Audio(what.parse().ok()?)),
+            "image" => Some(Self::Image(grid(what)?)),
+            "video" => {
+                let (sizes, seconds) = what.split_once('@').unwrap_or((what, "1"));
+                Some(Self::Video(
+                    grid(sizes)?,
+                    seconds.trim_end_matches('s').parse().ok()?,
+                ))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Description {
+    /// Segments, or one file.
+    pub(super) fn read(arguments: &[String]) -> Result<Self, String> {
+        let parsed: Vec<Option<Segment>> = arguments
+            .iter()
+            .map(|argument| Segment::parse(argument))
+            .collect();
+        if let ([path], [None]) = (arguments, &parsed[..])
+            && (path.ends_with(".json") || Path::new(path).is_file())
+        {
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| format!("cannot read {path}: {error}"))?;
+            return serde_json::from_str(&text)
+                .map_err(|error| format!("{path} does not describe a prompt: {error}"));
+        }
+        let segment = |(parsed, argument): (Option<Segment>, &String)| {
+            parsed.ok_or_else(|| {
+                format!(
+                    "{argument:?} is no segment; expected text:7, image:8x12, video:4x8x8, \
+                     video:4x8x8@0.5, audio:25, or one .json file"
+                )
+            })
+        };
+        let segments = parsed.into_iter().zip(arguments).map(segment);
+        Ok(Self {
+            model: None,
+            sequences: vec![segments.collect::<Result<_, _>>()?],
+        })
+    }
+
+    /// The tokens that a family's processor would make.
+    pub(super) fn lay_out(
+        &self,
+        rules: &PositionRules,
+        timestamp_tokens: usize,
+    ) -> Result<Laid, String> {
+        let mut laid = Laid {
+            cu_seqlens: vec![0],
+            ..Laid::default()
+        };
+        for sequence in &self.sequences {
+            for segment in sequence {
+                laid.add(*segment, rules, timestamp_tokens)?;
+            }
+            laid.cu_seqlens.push(laid.kinds.len());
+        }
+        if laid.kinds.is_empty() {
+            return Err("the prompt has no tokens".to_owned());
+        }
+        laid.input_ids = vec![0; laid.kinds.len()];
+        Ok(laid)
+    }
+}
+
+/// The tokens of a prompt.
+#[derive(Debug, Default)]
+pub(super) struct Laid {
+    input_ids: Vec<i64>,
+    /// Token types: 0 text, 1 image, 2 video, 3 audio.
+    pub(super) kinds: Vec<i64>,
+    pub(super) cu_seqlens: Vec<usize>,
+    pub(super) spans: Vec<Span>,
+    image_grids: Vec<[usize; 3]>,
+    video_grids: Vec<[usize; 3]>,
+    seconds_per_grid: Vec<f64>,
+}
+
+/// The tokens of one segment, its start and end tokens included.
+#[derive(Clone, Debug)]
+pub(super) struct Span {
+    pub(super) segment: Segment,
+    pub(super) tokens: Range<usize>,
+    /// Merged patches along T, H and W; zeros where there is no grid.
+    pub(super) merged: [usize; 3],
+    /// From 1, among those of its kind.
+    index: usize,
+}
+
+impl Span {
+    pub(super) fn name(&self) -> String {
+        let kind = match self.segment {
+            Segment::Text(_) => return "text".to_owned(),
+            Segment::Image(_) => "image",
+            Segment::Video(..) => "video",
+            Segment::Audio(_) => "audio",
+        };
+        format!("{kind} {}", self.index)
+    }
+}
+
+impl Laid {
+    pub(super) fn prompt(&self) -> Prompt<'_> {
+        Prompt {
+            input_ids: &self.input_ids,
+            rows: Rows::Packed(&self.cu_seqlens),
+            mm_token_type_ids: Some(&self.kinds),
+            image_grids: &self.image_grids,
+            video_grids: &self.video_grids,
+            seconds_per_grid: Some(&self.seconds_per_grid),
+            ..Prompt::default()
+        }
+    }
+
+    /// The placeholders of a span, or its text.
+    pub(super) fn shown(&self, span: &Span) -> Vec<usize> {
+        let is_text = matches!(span.segment, Segment::Text(_));
+        let tokens = span.tokens.clone();
+        tokens
+            .filter(|token| is_text || self.kinds[*token] != 0)
+            .collect()
+    }
+
+    fn add(
+        &mut self,
+        segment: Segment,
+        rules: &PositionRules,
+        timestamp_tokens: usize,
+    ) -> Result<(), String> {
+        let start = self.kinds.len();
+        let [temporal, height_merge, width_merge] = rules.video_merge();
+        let merge = |grid: [usize; 3], temporal: usize| {
+            let merge = [temporal, height_merge, width_merge];
+            let fits = grid
+                .iter()
+                .zip(merge)
+                .all(|(n, by)| *n > 0 && n.is_multiple_of(by));
+            if fits {
+                Ok([grid[0] / merge[0], grid[1] / merge[1], grid[2] / merge[2]])
+            } else {
+                Err(format!(
+                    "grid {grid:?} is empty or does not divide into merged patches of {merge:?} (T, H, W)"
+                ))
+            }
+        };
+        let mut merged = [0; 3];
+        match segment {
+            Segment::Text(tokens) => self.push(0, tokens),
+            Segment::Audio(frames) => self.between_markers(3, frames),
+            Segment::Image(grid) => {
+                merged = merge(grid, 1)?;
+                self.image_grids.push(grid);
+                self.between_markers(1, merged.iter().product());
+            }
+            Segment::Video(grid, seconds) => {
+                merged = merge(grid, temporal)?;
+                self.video_grids.push(grid);
+                self.seconds_per_grid.push(seconds);
+                let [frames, height, width] = merged;
+                if rules.block_per_frame() {
+                    for _ in 0..frames {
+                        self.push(0, timestamp_tokens);
+                        self.between_markers(2, height * width);
+                    }
+                } else {
+                    self.between_markers(2, frames * height * width);
+                }
+            }
+        }
+        let same_kind = |span: &&Span| {
+            std::mem::discriminant(&span.segment) == std::mem::discriminant(&segment)
+        };
+        if self.kinds.len() > start {
+            self.spans.push(Span {
+                segment,
+                tokens: start..self.kinds.len(),
+                merged,
+                index: self.spans.iter().filter(same_kind).count() + 1,
+            });
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, kind: i64, tokens: usize) {
+        self.kinds.extend(std::iter::repeat_n(kind, tokens));
+    }
+
+    fn between_markers(&mut self, kind: i64, tokens: usize) {
+        self.push(0, 1);
+        self.push(kind, tokens);
+        self.push(0, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rope_core::position_ids::TokenIds;
+
+    fn laid(model: &str, segments: &[&str]) -> Laid {
+        let rules = PositionRules::new(model, TokenIds::new(-1, -1)).expect("family is known");
+        let segments: Vec<String> = segments.iter().map(|s| s.to_string()).collect();
+        let description = Description::read(&segments).expect("segments parse");
+        description.lay_out(&rules, 3).expect("grids divide")
+    }
+
+    #[test]
+    fn a_video_is_one_block_or_a_block_per_frame() {
+        let one = laid("qwen2_vl", &["text:2", "video:2x4x4"]);
+        assert_eq!(one.kinds, [0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]);
+        let framewise = laid("qwen3_vl", &["video:2x2x2"]);
+        assert_eq!(framewise.kinds, [0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 2, 0]);
+        let merged = laid("ernie4_5_vl_moe", &["video:2x4x4"]);
+        assert_eq!(merged.spans[0].merged, [1, 2, 2]);
+    }
+
+    #[test]
+    fn what_is_no_segment_is_refused() {
+        for wrong in [
+            "text",
+            "image:8",
+            "image:8xtwo",
+            "video:2x4x4@fast",
+            "smell:3",
+        ] {
+            let error = Description::read(&[wrong.to_owned()]).expect_err(wrong);
+            assert!(error.contains(wrong), "{error}");
+        }
+        let both = r#"{"sequences": [[{"text": 1, "image": [1, 2, 2]}]]}"#;
+        assert!(serde_json::from_str::<Description>(both).is_err());
+    }
+}
