@@ -1,6 +1,6 @@
 //! What of CANN is here, which ways to rotate it gives, and what each of the others lacks.
 
-use crate::error::LoadError;
+use crate::error::{AscendError, LoadError};
 use crate::loader::{self, Api, LibraryNames, candidates};
 use crate::rope::{
     Angles, Direction, KERNELS_VARIABLE, Layout, Npu, Operand, Pairing, Rotary, Rotation, View,
@@ -299,7 +299,7 @@ fn version(runtime: &Runtime) -> Finding {
 }
 
 fn devices(runtime: &Runtime) -> Vec<DeviceFinding> {
-    let failed = |error: crate::AscendError| {
+    let failed = |error: AscendError| {
         vec![DeviceFinding {
             name: "ascend".into(),
             found: Finding::missing(error.to_string(), RUNTIME_REMEDY),
@@ -464,7 +464,8 @@ fn rotation(npu: &Npu) -> Finding {
             format!("a quarter turn of {x:?} gave {found:?}"),
             "do not train on this device; run mrope verify on it and report what it prints",
         ),
-        Err(error) => Finding::missing(error.to_string(), PRECOMPILE),
+        Err(AscendError::NoKernels { reason, remedy, .. }) => Finding::missing(reason, remedy),
+        Err(error) => Finding::missing(error.to_string(), RUNTIME_REMEDY),
     }
 }
 

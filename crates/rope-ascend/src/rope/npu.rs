@@ -183,7 +183,7 @@ impl Npu {
                     .map_err(|error| {
                         self.no_kernels(
                             error.to_string(),
-                            "the simulator compiles them for the host with g++ or clang++",
+                            "a simulated NPU needs g++ or clang++ with C++17",
                         )
                     })?;
                 Kernels::load(stream, &binary)
