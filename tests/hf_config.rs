@@ -4,7 +4,9 @@
 use rope_core::hf::{Component, ConfigError, LayerSpecs};
 use rope_core::{AxisLayout, Pairing, RopeError, RotarySpec, Scaling};
 
-use AxisLayout::{Contiguous, Ernie, PerAxis, PerChannel, Single, Striped};
+use AxisLayout::{
+    Balanced, Contiguous, Ernie, PerAxis, PerAxisStriped, PerChannel, Single, Striped,
+};
 use Pairing::{Adjacent, Half, InterleaveHalf};
 
 /// What a specification must say: head_dim, rotary_dim, pairing, axis layout, theta.
@@ -282,6 +284,13 @@ fn every_family_by_its_real_keys() {
             (128, 128, Half, PerChannel(vec![16; 4]), 1e4),
         ),
         (
+            "openPangu-VL",
+            r#"{"model_type": "openpangu_vl", "hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128,
+                "rope_theta": 5000000.0, "rope_scaling": {"mrope_section": [24, 20, 20], "mrope_interleaved": true,
+                    "rope_type": "default"}}"#,
+            (128, 128, Half, Balanced(vec![24, 20, 20]), 5e6),
+        ),
+        (
             "FLUX.1",
             r#"{"_class_name": "FluxTransformer2DModel", "attention_head_dim": 128, "num_attention_heads": 24,
                 "axes_dims_rope": [16, 56, 56]}"#,
@@ -333,6 +342,12 @@ fn vision_towers() {
             r#"{"model_type": "paddleocr_vl", "vision_config": {"model_type": "paddleocr_vl",
                 "hidden_size": 1152, "num_attention_heads": 16, "num_hidden_layers": 27}}"#,
             (72, 72, Half, PerAxis(vec![18, 18]), 1e4),
+        ),
+        (
+            "Kimi-VL",
+            r#"{"model_type": "kimi_vl", "vision_config": {"model_type": "moonvit", "hidden_size": 1152,
+                "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14}}"#,
+            (72, 72, Adjacent, PerAxisStriped(vec![18, 18]), 1e4),
         ),
         (
             "Qwen2.5-Omni",

@@ -196,7 +196,9 @@ fn pairs_of_levels<'a>(cases: impl Iterator<Item = &'a NamedCase>) -> HashSet<Le
 /// # Errors
 /// As [`matrix`].
 pub fn models() -> Result<Vec<NamedCase>, RopeError> {
-    use AxisLayout::{Contiguous, Ernie, PerAxis, PerChannel, Single, Striped};
+    use AxisLayout::{
+        Balanced, Contiguous, Ernie, PerAxis, PerAxisStriped, PerChannel, Single, Striped,
+    };
     use Pairing::{Adjacent, Half};
     let families = [
         ("llama", Half, Single, 128, 128),
@@ -208,6 +210,8 @@ pub fn models() -> Result<Vec<NamedCase>, RopeError> {
         ("ernie4_5_vl", Adjacent, Ernie(vec![22, 22, 20]), 128, 128),
         ("vision", Half, PerAxis(vec![20, 20]), 80, 80),
         ("flux", Adjacent, PerAxis(vec![8, 28, 28]), 128, 128),
+        ("kimi_vl", Adjacent, PerAxisStriped(vec![18, 18]), 72, 72),
+        ("openpangu_vl", Half, Balanced(vec![24, 20, 20]), 128, 128),
         (
             "hunyuan_vl",
             Half,
@@ -246,7 +250,9 @@ fn axis_name(axes: &AxisLayout) -> &'static str {
         AxisLayout::Contiguous(_) => "contiguous",
         AxisLayout::Striped(_) => "striped",
         AxisLayout::Ernie(_) => "ernie",
+        AxisLayout::Balanced(_) => "balanced",
         AxisLayout::PerAxis(_) => "per_axis",
+        AxisLayout::PerAxisStriped(_) => "per_axis_striped",
         AxisLayout::PerChannel(_) => "per_channel",
     }
 }

@@ -26,7 +26,7 @@ impl LaneMap {
         let sections = layout.sections();
         check_sections(layout, sections, pairs)?;
         let frequency_dims = match layout {
-            AxisLayout::PerAxis(_) => {
+            AxisLayout::PerAxis(_) | AxisLayout::PerAxisStriped(_) => {
                 let mut dims: Vec<usize> = sections.iter().map(|s| 2 * s).collect();
                 dims.sort_unstable();
                 dims.dedup();
@@ -68,6 +68,17 @@ impl LaneMap {
                 (0..pairs)
                     .map(|j| lane(if j < alternating { 1 + j % 2 } else { 0 }, j))
                     .collect()
+            }
+            AxisLayout::Balanced(_) => {
+                let axes = balanced(sections);
+                axes.into_iter()
+                    .enumerate()
+                    .map(|(j, axis)| lane(axis, j))
+                    .collect()
+            }
+            AxisLayout::PerAxisStriped(_) => {
+                let n = sections.len();
+                (0..pairs).map(|j| lane(n - 1 - j % n, j / n)).collect()
             }
             AxisLayout::PerAxis(_) => {
                 let column = |dims: usize| {
@@ -145,12 +156,43 @@ impl LaneMap {
     }
 }
 
+/// The axes of the lanes of [`AxisLayout::Balanced`]: at each lane the axis with the smallest placed share of its
+/// section, among those that have lanes left and did not take the lane before.
+///
+/// # Source
+/// vLLM, `vllm/model_executor/layers/rotary_embedding/mrope_interleaved.py`
+fn balanced(sections: &[usize]) -> Vec<usize> {
+    let mut wanted = sections.to_vec();
+    let last = (sections.len() == 3 && sections[0] > 0).then(|| wanted[0] -= 1);
+    let mut placed = vec![0; sections.len()];
+    let mut axes: Vec<usize> = Vec::new();
+    for _ in 0..wanted.iter().sum() {
+        let left = |axis: &usize| placed[*axis] < wanted[*axis];
+        let fresh = |axis: &usize| axes.last() != Some(axis);
+        // Shares are compared as products, so that equal ones are equal.
+        let behind =
+            |a: &usize, b: &usize| (placed[*a] * wanted[*b]).cmp(&(placed[*b] * wanted[*a]));
+        let next = (0..sections.len())
+            .filter(left)
+            .filter(fresh)
+            .min_by(behind);
+        let Some(axis) = next.or_else(|| (0..sections.len()).find(left)) else {
+            break;
+        };
+        placed[axis] += 1;
+        axes.push(axis);
+    }
+    axes.extend(last.map(|()| 0));
+    axes
+}
+
 fn check_sections(layout: &AxisLayout, sections: &[usize], pairs: usize) -> Result<()> {
     if matches!(layout, AxisLayout::Single) {
         return Ok(());
     }
     let (fits, expected) = match layout {
         AxisLayout::Ernie(_) => (sections.len() == 3, "3"),
+        AxisLayout::Balanced(_) => ((2..=3).contains(&sections.len()), "2 or 3"),
         _ => ((1..=MAX_AXES).contains(&sections.len()), "1 to 4"),
     };
     if !fits {
@@ -192,6 +234,10 @@ mod tests {
         assert_eq!(axes(AxisLayout::Striped(vec![3, 3, 2]), 8), "THWTHWTH");
         assert_eq!(axes(AxisLayout::Ernie(vec![3, 3, 2]), 8), "HWHWHWTT");
         assert_eq!(axes(AxisLayout::PerAxis(vec![4, 4]), 8), "TTTTHHHH");
+        assert_eq!(axes(AxisLayout::PerAxisStriped(vec![4, 4]), 8), "HTHTHTHT");
+        // The two that vLLM's users pin.
+        assert_eq!(axes(AxisLayout::Balanced(vec![2, 2]), 4), "THTH");
+        assert_eq!(axes(AxisLayout::Balanced(vec![2, 3, 3]), 8), "THWHWHWT");
         assert_eq!(
             axes(AxisLayout::PerChannel(vec![1, 1, 1, 1]), 4),
             "TTHHWWXX"
@@ -205,6 +251,14 @@ mod tests {
         let columns: Vec<u32> = map.lanes().iter().map(|l| l.frequency).collect();
         assert_eq!(columns, [0, 1, 2, 3, 4, 2, 3, 4]);
         assert_eq!(map.frequencies(), 5);
+        let map = LaneMap::new(&AxisLayout::PerAxisStriped(vec![3, 3]), 6).expect("valid layout");
+        let columns: Vec<u32> = map.lanes().iter().map(|l| l.frequency).collect();
+        assert_eq!(columns, [0, 0, 1, 1, 2, 2]);
+        let uneven = AxisLayout::PerAxisStriped(vec![2, 4]);
+        assert!(matches!(
+            LaneMap::new(&uneven, 6),
+            Err(RopeError::SectionsNotRealisable { .. })
+        ));
     }
 
     #[test]

@@ -136,6 +136,12 @@ fn lane(spec: &RotarySpec, j: usize, member: usize, seq_len: Option<u64>) -> Res
                 2
             })
         }
+        AxisLayout::Balanced(sections) => whole(balanced_axis(sections, j)),
+        AxisLayout::PerAxisStriped(sections) => {
+            let axis = sections.len() - 1 - j % sections.len();
+            let of_axis = spec.frequencies().inv_freq(2 * sections[axis], seq_len)?;
+            Ok((axis, of_axis[j / sections.len()]))
+        }
         AxisLayout::PerAxis(sections) => {
             let (axis, i) = section_of(sections, j, 1);
             Ok((
@@ -145,4 +151,39 @@ fn lane(spec: &RotarySpec, j: usize, member: usize, seq_len: Option<u64>) -> Res
         }
         AxisLayout::PerChannel(sections) => whole(section_of(sections, j + member * pairs, 2).0),
     }
+}
+
+/// The axis of lane `j` in openPangu's arrangement, by replaying it from the first lane.
+fn balanced_axis(sections: &[usize], j: usize) -> usize {
+    let pairs: usize = sections.iter().sum();
+    let three = sections.len() == 3;
+    if three && j == pairs - 1 {
+        return 0;
+    }
+    let share = |axis: usize, placed: usize| {
+        let section = if three && axis == 0 {
+            sections[0] - 1
+        } else {
+            sections[axis]
+        };
+        if placed < section {
+            placed as f64 / section as f64
+        } else {
+            f64::INFINITY
+        }
+    };
+    let mut placed = [0; 3];
+    let mut previous = usize::MAX;
+    for _ in 0..=j {
+        let mut best = previous;
+        let mut best_share = f64::INFINITY;
+        for axis in 0..sections.len() {
+            if axis != previous && share(axis, placed[axis]) < best_share {
+                (best, best_share) = (axis, share(axis, placed[axis]));
+            }
+        }
+        placed[best] += 1;
+        previous = best;
+    }
+    previous
 }

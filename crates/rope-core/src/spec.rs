@@ -56,9 +56,16 @@ pub enum AxisLayout {
     /// Sections in the order H, W, T: H and W alternate over the first lanes, T takes the rest, while
     /// positions keep the order T, H, W (ERNIE-4.5-VL `[22, 22, 20]`).
     Ernie(Vec<usize>),
+    /// Each axis is spread over the lanes as evenly as its section allows, never twice in a row while another is left,
+    /// the lower axis first where two are equally far behind; of three axes, axis 0 also takes the last lane
+    /// (openPangu's `mrope_interleaved`). Two or three sections.
+    Balanced(Vec<usize>),
     /// Contiguous, and the frequencies restart on each axis: lane i of a section with s lanes turns at
     /// theta^(-i/s) (vision towers, Flux, Wan).
     PerAxis(Vec<usize>),
+    /// The axes take turns, the last one first, and the frequencies restart on each: lane j of n axes belongs to axis
+    /// n - 1 - j mod n and turns at theta^(-(j / n)/s) (Kimi's vision tower: W, H, W, H, ... of positions H, W).
+    PerAxisStriped(Vec<usize>),
     /// Sections, doubled, run over the R channels of (first members, second members), so the two members of
     /// a pair may follow different axes: not a rotation then (HunyuanVL `[16, 16, 16, 16]`).
     PerChannel(Vec<usize>),
@@ -72,7 +79,9 @@ impl AxisLayout {
             Self::Contiguous(s)
             | Self::Striped(s)
             | Self::Ernie(s)
+            | Self::Balanced(s)
             | Self::PerAxis(s)
+            | Self::PerAxisStriped(s)
             | Self::PerChannel(s) => s,
         }
     }
@@ -88,7 +97,9 @@ impl AxisLayout {
             Self::Contiguous(_) => "AxisLayout::Contiguous",
             Self::Striped(_) => "AxisLayout::Striped",
             Self::Ernie(_) => "AxisLayout::Ernie",
+            Self::Balanced(_) => "AxisLayout::Balanced",
             Self::PerAxis(_) => "AxisLayout::PerAxis",
+            Self::PerAxisStriped(_) => "AxisLayout::PerAxisStriped",
             Self::PerChannel(_) => "AxisLayout::PerChannel",
         }
     }

@@ -472,7 +472,11 @@ fn build(
             .into());
         }
         Axes::Single => AxisLayout::Single,
-        Axes::PerAxis { key, channels } => {
+        Axes::PerAxis {
+            layout,
+            key,
+            channels,
+        } => {
             let listed = match key {
                 Some(key) => rope.sizes(key)?.or(config.sizes(key)?),
                 None => None,
@@ -485,7 +489,7 @@ fn build(
                 }
                 .into());
             }
-            AxisLayout::PerAxis(channels.iter().map(|channels| channels / 2).collect())
+            layout(channels.iter().map(|channels| channels / 2).collect())
         }
         Axes::Sections {
             layout,

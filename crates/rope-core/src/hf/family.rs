@@ -74,6 +74,7 @@ pub(super) enum Axes {
     },
     /// The frequencies restart on each axis.
     PerAxis {
+        layout: fn(Vec<usize>) -> AxisLayout,
         /// The key that lists the channels of each axis, where a configuration may.
         key: Option<&'static str>,
         /// The channels of each axis of a head, where it does not.
@@ -153,7 +154,7 @@ const fn sections(
     }
 }
 
-static TEXT: [Family; 29] = [
+static TEXT: [Family; 30] = [
     Family {
         model_types: &[
             "llama",
@@ -338,14 +339,25 @@ static TEXT: [Family; 29] = [
         ..ADJACENT
     },
     Family {
-        model_types: &["hunyuan_vl", "hunyuan_vl_text"],
+        model_types: &[
+            "hunyuan_vl",
+            "hunyuan_vl_text",
+            "hunyuan_ocr",
+            "hunyuan_ocr_text",
+        ],
         axes: sections(AxisLayout::PerChannel, 4, &[], Some(false)),
         theta: Some(1e4),
         ..HALF
     },
     Family {
+        model_types: &["openpangu_vl", "openpangu_vl_text"],
+        axes: sections(AxisLayout::Balanced, 3, &[], Some(true)),
+        ..HALF
+    },
+    Family {
         model_types: &["FluxTransformer2DModel", "flux"],
         axes: Axes::PerAxis {
+            layout: AxisLayout::PerAxis,
             key: Some("axes_dims_rope"),
             channels: |_| vec![16, 56, 56],
         },
@@ -355,6 +367,7 @@ static TEXT: [Family; 29] = [
     Family {
         model_types: &["HunyuanVideoTransformer3DModel", "hunyuan_video"],
         axes: Axes::PerAxis {
+            layout: AxisLayout::PerAxis,
             key: Some("rope_axes_dim"),
             channels: |_| vec![16, 56, 56],
         },
@@ -364,6 +377,7 @@ static TEXT: [Family; 29] = [
     Family {
         model_types: &["WanTransformer3DModel", "wan"],
         axes: Axes::PerAxis {
+            layout: AxisLayout::PerAxis,
             key: None,
             channels: |head_dim| {
                 let plane = 2 * (head_dim / 6);
@@ -375,41 +389,55 @@ static TEXT: [Family; 29] = [
     },
 ];
 
-static VISION: [Family; 1] = [Family {
-    model_types: &[
-        "qwen2_vl",
-        "qwen2_vl_vision",
-        "qwen2_5_vl",
-        "qwen2_5_vl_vision",
-        "qwen3_vl",
-        "qwen3_vl_vision",
-        "qwen3_vl_moe",
-        "qwen3_vl_moe_vision",
-        "qwen3_5",
-        "qwen3_5_vision",
-        "qwen3_5_moe",
-        "qwen3_5_moe_vision",
-        "qwen2_5_omni",
-        "qwen2_5_omni_thinker",
-        "qwen2_5_omni_vision_encoder",
-        "qwen3_omni_moe",
-        "qwen3_omni_moe_thinker",
-        "qwen3_omni_moe_vision_encoder",
-        "glm4v",
-        "glm4v_vision",
-        "glm4v_moe",
-        "glm4v_moe_vision",
-        "glm_ocr",
-        "glm_ocr_vision",
-        "ernie4_5_vl_moe",
-        "ernie4_5_vl_moe_vision",
-        "paddleocr_vl",
-        "paddleocr_vl_vision",
-    ],
-    axes: Axes::PerAxis {
-        key: None,
-        channels: |head_dim| vec![head_dim / 2, head_dim / 2],
+static VISION: [Family; 2] = [
+    Family {
+        model_types: &[
+            "qwen2_vl",
+            "qwen2_vl_vision",
+            "qwen2_5_vl",
+            "qwen2_5_vl_vision",
+            "qwen3_vl",
+            "qwen3_vl_vision",
+            "qwen3_vl_moe",
+            "qwen3_vl_moe_vision",
+            "qwen3_5",
+            "qwen3_5_vision",
+            "qwen3_5_moe",
+            "qwen3_5_moe_vision",
+            "qwen2_5_omni",
+            "qwen2_5_omni_thinker",
+            "qwen2_5_omni_vision_encoder",
+            "qwen3_omni_moe",
+            "qwen3_omni_moe_thinker",
+            "qwen3_omni_moe_vision_encoder",
+            "glm4v",
+            "glm4v_vision",
+            "glm4v_moe",
+            "glm4v_moe_vision",
+            "glm_ocr",
+            "glm_ocr_vision",
+            "ernie4_5_vl_moe",
+            "ernie4_5_vl_moe_vision",
+            "paddleocr_vl",
+            "paddleocr_vl_vision",
+        ],
+        axes: Axes::PerAxis {
+            layout: AxisLayout::PerAxis,
+            key: None,
+            channels: |head_dim| vec![head_dim / 2, head_dim / 2],
+        },
+        theta: Some(1e4),
+        ..HALF
     },
-    theta: Some(1e4),
-    ..HALF
-}];
+    // MoonViT: W and H take turns, W first, in adjacent pairs.
+    Family {
+        model_types: &["kimi_vl", "kimi_vl_vision", "moonvit"],
+        axes: Axes::PerAxis {
+            layout: AxisLayout::PerAxisStriped,
+            key: None,
+            channels: |head_dim| vec![head_dim / 2, head_dim / 2],
+        },
+        theta: Some(1e4),
+        ..ADJACENT
+    },
+];
