@@ -352,7 +352,6 @@ pub struct Adjoint {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
-    NdArray: cfg(feature = "ndarray"),
     Remote: cfg(feature = "remote"),
     Autodiff
 )]
@@ -368,10 +367,7 @@ pub trait AscendOps: Backend {
 impl AscendOps for burn::backend::flex::Flex {}
 
 #[cfg(feature = "cube")]
-impl<R: burn::backend::cubecl::CubeRuntime> AscendOps for burn::backend::Cube<R> {}
-
-#[cfg(feature = "ndarray")]
-impl AscendOps for burn::backend::NdArray {}
+impl AscendOps for burn::backend::Cube {}
 
 #[cfg(feature = "remote")]
 impl AscendOps for burn::backend::Remote {}

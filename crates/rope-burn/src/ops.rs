@@ -170,7 +170,6 @@ pub(crate) fn angle_dtype(x: DType) -> Result<DType> {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
-    NdArray: cfg(feature = "ndarray"),
     Remote: cfg(feature = "remote"),
     Autodiff
 )]

@@ -177,9 +177,9 @@ fn balanced_axis(sections: &[usize], j: usize) -> usize {
     for _ in 0..=j {
         let mut best = previous;
         let mut best_share = f64::INFINITY;
-        for axis in 0..sections.len() {
-            if axis != previous && share(axis, placed[axis]) < best_share {
-                (best, best_share) = (axis, share(axis, placed[axis]));
+        for (axis, count) in placed.iter().enumerate().take(sections.len()) {
+            if axis != previous && share(axis, *count) < best_share {
+                (best, best_share) = (axis, share(axis, *count));
             }
         }
         placed[best] += 1;

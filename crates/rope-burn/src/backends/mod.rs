@@ -5,10 +5,7 @@ mod flex;
 
 /// CubeCL backends compose the rotation; a kernel of their own is to come.
 #[cfg(feature = "cube")]
-impl<R: burn::backend::cubecl::CubeRuntime> crate::RotaryOps for burn::backend::Cube<R> {}
-
-#[cfg(feature = "ndarray")]
-impl crate::RotaryOps for burn::backend::NdArray {}
+impl crate::RotaryOps for burn::backend::Cube {}
 
 #[cfg(feature = "remote")]
 impl crate::RotaryOps for burn::backend::Remote {}
