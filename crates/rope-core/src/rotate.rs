@@ -21,8 +21,11 @@ use crate::spec::{Geometry, Pairing};
 
 /// Bytes of a task's workspace that live on its stack; wider heads take them from the heap.
 const STACK_BYTES: usize = 32 << 10;
-/// Coefficients of a tile stay within a third of a small first-level cache, beside the rows that they meet.
+/// Coefficients of a tile stay within a third of a small first-level cache, beside the rows that they meet ...
 const TILE_BYTES: usize = 12 << 10;
+/// ... or, where the tokens of a head lie together, within the second level: a tile is then one stretch of memory for
+/// each head, and long stretches are what prefetching works on.
+const HEADS_OUTSIDE_TILE_BYTES: usize = 128 << 10;
 
 /// Which way q and k go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -408,7 +411,13 @@ impl<E: Element> Task<'_, '_, E> {
         let coefficients = 2 * geometry.lanes();
         let row_bytes = coefficients * size_of::<E::Acc>();
         let scratch_bytes = geometry.rotary_dim() * size_of::<E>();
-        let tile_tokens = (TILE_BYTES / row_bytes).max(1);
+        let strides = self.q.src_layout.strides;
+        let tile_bytes = if strides.head > strides.seq {
+            HEADS_OUTSIDE_TILE_BYTES
+        } else {
+            TILE_BYTES
+        };
+        let tile_tokens = (tile_bytes / row_bytes).clamp(1, tokens.len().max(1));
         let needed = tile_tokens * row_bytes + scratch_bytes;
         // u64 keeps both parts aligned for any element.
         let mut stack = [MaybeUninit::<u64>::uninit(); STACK_BYTES / 8];
