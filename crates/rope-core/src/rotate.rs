@@ -224,7 +224,7 @@ impl<'a, A: Real> Rotator<'a, A> {
     /// `q` and `k` are `(x, gradient of the rotated x)`. dcos and dsin are overwritten.
     ///
     /// # Numerics
-    /// summed in f64, sample by sample and head by head: the same bits for any number of threads
+    /// summed in f64, sample by sample and head by head, on the calling thread
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate), with the tokens taken from dcos; [`RopeError::AngleShape`] if dcos and
@@ -290,10 +290,9 @@ impl<'a, A: Real> Rotator<'a, A> {
         let (pairs, offset) = (self.geometry.pairs(), self.geometry.rotary_offset());
         let split = (j, j + pairs);
         let zipped = (2 * j, 2 * j + 1);
-        let quarter = (
-            j + j / (pairs / 2).max(1) * (pairs / 2),
-            j + pairs / 2 + j / (pairs / 2).max(1) * (pairs / 2),
-        );
+        // The pairs of the second half lie behind both members of those of the first.
+        let behind = if j < pairs / 2 { 0 } else { pairs / 2 };
+        let quarter = (j + behind, j + behind + pairs / 2);
         let (from, to) = match self.geometry.pairing() {
             Pairing::Half => (split, split),
             Pairing::Adjacent => (zipped, zipped),
