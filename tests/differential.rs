@@ -655,3 +655,50 @@ fn f16_stores_round_to_nearest_even() {
 fn bf16_stores_round_to_nearest_even() {
     stores_round_to_nearest_even::<bf16>();
 }
+
+/// Longer than the tiles of any layout, so that a tile's second and later ones are checked too: many tokens at once have
+/// the bits of each token alone, which the oracle checks.
+#[test]
+fn many_tiles_equal_one_token_at_a_time() {
+    let (tokens, heads, head_dim) = (1100, 2, 64);
+    let elems = tokens * heads * head_dim;
+    for pairing in Pairing::ALL {
+        let spec = RotarySpec::builder(head_dim)
+            .pairing(pairing)
+            .build()
+            .expect("valid");
+        let rotate = |x: &mut [f32], layout, first: u32, seq| {
+            let positions = Positions::text(1, first, seq).expect("in range");
+            let angles = TokenAngles::<f32>::new(&spec, &positions, None).expect("valid");
+            let layout = HeadsLayout::contiguous(layout, 1, seq, heads, head_dim);
+            Rotator::new(spec.geometry(), angles.angles())
+                .expect("valid")
+                .with_parallelism(Parallelism::SERIAL)
+                .rotate(HeadsMut::new(x, layout).expect("fits"), None)
+                .expect("valid");
+        };
+        let value = |i: usize| ((i * 7919) % 1009) as f32 / 504.5 - 1.0;
+        let mut alone: Vec<f32> = (0..elems).map(value).collect();
+        for (token, x) in alone.chunks_exact_mut(heads * head_dim).enumerate() {
+            rotate(x, Layout::Bsnd, token as u32, 1);
+        }
+        let mut together: Vec<f32> = (0..elems).map(value).collect();
+        rotate(&mut together, Layout::Bsnd, 0, tokens);
+        assert_eq!(together, alone, "{pairing:?} in BSND");
+
+        let row = |token: usize, head: usize| (token * heads + head) * head_dim;
+        let mut transposed: Vec<f32> = (0..heads)
+            .flat_map(|n| (0..tokens).flat_map(move |t| row(t, n)..row(t, n) + head_dim))
+            .map(value)
+            .collect();
+        rotate(&mut transposed, Layout::Bnsd, 0, tokens);
+        for (i, x) in transposed.chunks_exact(head_dim).enumerate() {
+            let (head, token) = (i / tokens, i % tokens);
+            assert_eq!(
+                x,
+                &alone[row(token, head)..][..head_dim],
+                "{pairing:?} in BNSD, token {token}"
+            );
+        }
+    }
+}

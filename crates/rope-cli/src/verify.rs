@@ -262,6 +262,9 @@ type Unreadable = (PathBuf, io::Error);
 
 /// The files and model folders under a path, sorted, to any depth; links to folders are not followed.
 fn files(path: &Path) -> Vec<Result<PathBuf, Unreadable>> {
+    if let Err(error) = path.metadata() {
+        return vec![Err((path.to_owned(), error))];
+    }
     if !path.is_dir() || model::is_model_folder(path) {
         return vec![Ok(path.to_owned())];
     }
