@@ -22,7 +22,11 @@ impl std::fmt::Display for Named {
 
 fn table() -> Vec<Named> {
     let measures = std::env::args().any(|argument| argument == "--bench");
-    let selection = if measures { Selection::Default } else { Selection::Quick };
+    let selection = if measures {
+        Selection::Default
+    } else {
+        Selection::Quick
+    };
     cases(selection).into_iter().map(Named).collect()
 }
 
@@ -31,7 +35,9 @@ fn run(bencher: divan::Bencher, case: &Case, contestant: usize) {
     timed.check(4).unwrap_or_else(|error| panic!("{error}"));
     timed.prepare(contestant);
     let bytes = BytesCount::new(case.moved_bytes());
-    bencher.counter(bytes).bench_local(|| timed.run(contestant, 1));
+    bencher
+        .counter(bytes)
+        .bench_local(|| timed.run(contestant, 1));
 }
 
 #[divan::bench(args = table())]

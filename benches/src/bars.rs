@@ -56,8 +56,9 @@ pub fn speed(rows: &[SpeedRow]) -> Vec<Bar> {
             } else {
                 ("into other buffers", "a copy")
             };
-            let rows = kernels(Group::Large)
-                .filter(|row| row.dtype == dtype && row.in_place == in_place && row.direction != Way::Both);
+            let rows = kernels(Group::Large).filter(|row| {
+                row.dtype == dtype && row.in_place == in_place && row.direction != Way::Both
+            });
             let claim = format!(
                 "{} of 64 MiB and more, {how}: within 1.10x of {baseline}",
                 dtype.name()
@@ -72,13 +73,22 @@ pub fn speed(rows: &[SpeedRow]) -> Vec<Bar> {
     bars.extend(flat(kernels(Group::Length)));
     let burn = |implementation| find(rows, implementation, |row| row.direction == Way::Both);
     let claim = "at least 30x faster than burn::nn::RotaryEncoding, forward + backward, f32";
-    bars.extend(faster(claim, burn(names::FUSED), burn(names::ROTARY_ENCODING), 30.0));
-    for (peer, pairing) in [(names::CANDLE_ROPE, "half"), (names::CANDLE_ROPE_I, "adjacent")] {
+    bars.extend(faster(
+        claim,
+        burn(names::FUSED),
+        burn(names::ROTARY_ENCODING),
+        30.0,
+    ));
+    for (peer, pairing) in [
+        (names::CANDLE_ROPE, "half"),
+        (names::CANDLE_ROPE_I, "adjacent"),
+    ] {
         for (dtype, factor) in [(DType::F32, 6.0), (DType::Bf16, 20.0)] {
             let of = |implementation| {
                 find(rows, implementation, |row| {
                     row.group == Group::Peers
-                        && (row.dtype, row.pairing.as_str(), row.in_place) == (dtype, pairing, false)
+                        && (row.dtype, row.pairing.as_str(), row.in_place)
+                            == (dtype, pairing, false)
                 })
             };
             let claim = format!("at least {factor:.0}x faster than {peer}, {}", dtype.name());
@@ -88,13 +98,11 @@ pub fn speed(rows: &[SpeedRow]) -> Vec<Bar> {
     bars
 }
 
-fn ratios<'a>(
-    claim: String,
-    rows: impl Iterator<Item = &'a SpeedRow>,
-    limit: f64,
-) -> Option<Bar> {
+fn ratios<'a>(claim: String, rows: impl Iterator<Item = &'a SpeedRow>, limit: f64) -> Option<Bar> {
     let rows: Vec<&SpeedRow> = rows.collect();
-    let worst = rows.iter().max_by(|a, b| a.copy_ratio.total_cmp(&b.copy_ratio))?;
+    let worst = rows
+        .iter()
+        .max_by(|a, b| a.copy_ratio.total_cmp(&b.copy_ratio))?;
     let within = rows.iter().filter(|row| row.copy_ratio <= limit).count();
     Some(Bar {
         claim,
@@ -151,7 +159,12 @@ fn find<'a>(
         .find(|row| row.implementation == implementation && wanted(row))
 }
 
-fn faster(claim: &str, ours: Option<&SpeedRow>, theirs: Option<&SpeedRow>, factor: f64) -> Option<Bar> {
+fn faster(
+    claim: &str,
+    ours: Option<&SpeedRow>,
+    theirs: Option<&SpeedRow>,
+    factor: f64,
+) -> Option<Bar> {
     let found = theirs?.median_ns / ours?.median_ns;
     Some(Bar {
         claim: claim.to_owned(),

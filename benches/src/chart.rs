@@ -5,6 +5,10 @@ use std::error::Error;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use crate::bars::names;
+use crate::cases::{Group, Way};
+use crate::rows::{MemoryRow, Source, SpeedRow, StepRow};
+
 const FONT: &str = "sans-serif";
 const WIDTH: i32 = 1000;
 const LABELS: i32 = 330;
@@ -48,7 +52,11 @@ impl BarChart {
     /// # Errors
     /// The drawing library's; none are expected.
     pub fn svg(&self) -> Result<String, Box<dyn Error>> {
-        let bars: usize = self.groups.iter().map(|group| group.bars.iter().flatten().count()).sum();
+        let bars: usize = self
+            .groups
+            .iter()
+            .map(|group| group.bars.iter().flatten().count())
+            .sum();
         let height = TOP + bars as i32 * BAR + (self.groups.len() as i32 + 1) * GAP + 20;
         let mut text = String::new();
         self.draw(&mut text, height)?;
@@ -69,13 +77,23 @@ impl BarChart {
         for (index, name) in self.series.iter().enumerate() {
             let color = COLORS[index % COLORS.len()];
             area.draw(&Rectangle::new([(x, 44), (x + 12, 56)], color.filled()))?;
-            area.draw(&Text::new(name.clone(), (x + 17, 50), middle(plain(13), HPos::Left)))?;
+            area.draw(&Text::new(
+                name.clone(),
+                (x + 17, 50),
+                middle(plain(13), HPos::Left),
+            ))?;
             x += 34 + 7 * name.len() as i32;
         }
 
-        let values = self.groups.iter().flat_map(|group| group.bars.iter().flatten());
+        let values = self
+            .groups
+            .iter()
+            .flat_map(|group| group.bars.iter().flatten());
         let highest = values.map(|(value, _)| *value).fold(0.0, f64::max);
-        let highest = self.line.as_ref().map_or(highest, |(at, _)| highest.max(*at));
+        let highest = self
+            .line
+            .as_ref()
+            .map_or(highest, |(at, _)| highest.max(*at));
         let scale = f64::from(WIDTH - LABELS - RIGHT) / highest.max(f64::MIN_POSITIVE);
         let place = |value: f64| LABELS + (value * scale).round() as i32;
         let mut y = TOP;
@@ -85,7 +103,10 @@ impl BarChart {
                 let Some((value, label)) = bar else { continue };
                 let color = COLORS[index % COLORS.len()];
                 area.draw(&Rectangle::new(
-                    [(LABELS, y + 1), (place(*value).max(LABELS + 1), y + BAR - 2)],
+                    [
+                        (LABELS, y + 1),
+                        (place(*value).max(LABELS + 1), y + BAR - 2),
+                    ],
                     color.filled(),
                 ))?;
                 let at = (place(*value) + 6, y + BAR / 2);
@@ -93,18 +114,128 @@ impl BarChart {
                 y += BAR;
             }
             let at = (LABELS - 8, (top + y) / 2);
-            area.draw(&Text::new(group.label.clone(), at, middle(plain(12), HPos::Right)))?;
+            area.draw(&Text::new(
+                group.label.clone(),
+                at,
+                middle(plain(12), HPos::Right),
+            ))?;
             y += GAP;
         }
-        area.draw(&PathElement::new([(LABELS, TOP - 4), (LABELS, y)], BLACK.mix(0.5)))?;
+        area.draw(&PathElement::new(
+            [(LABELS, TOP - 4), (LABELS, y)],
+            BLACK.mix(0.5),
+        ))?;
         if let Some((value, meaning)) = &self.line {
             let x = place(*value);
             area.draw(&PathElement::new([(x, TOP - 4), (x, y)], BLACK.mix(0.6)))?;
             let at = (x, y + 8);
-            area.draw(&Text::new(meaning.clone(), at, middle(plain(12), HPos::Center)))?;
+            area.draw(&Text::new(
+                meaning.clone(),
+                at,
+                middle(plain(12), HPos::Center),
+            ))?;
         }
         area.present()?;
         Ok(())
+    }
+}
+
+/// The most that a step holds at the largest number of layers, as a multiple of the gradients' bytes.
+pub fn memory(rows: &[MemoryRow]) -> BarChart {
+    let most = rows.iter().map(|row| row.layers).max().unwrap_or(1);
+    let key = |row: &MemoryRow| {
+        let checkpointing = if row.checkpointing {
+            ", checkpointing"
+        } else {
+            ""
+        };
+        format!("{}, {}{checkpointing}", row.shape, row.dtype.name())
+    };
+    let series = [names::FUSED, names::COMPOSED, names::ROTARY_ENCODING];
+    let mut groups: Vec<BarGroup> = Vec::new();
+    let counted = rows
+        .iter()
+        .filter(|row| row.layers == most && row.source == Source::Measured);
+    for row in counted {
+        let Some(index) = series.iter().position(|name| *name == row.implementation) else {
+            continue;
+        };
+        if groups.last().is_none_or(|group| group.label != key(row)) {
+            groups.push(BarGroup {
+                label: key(row),
+                bars: vec![None; series.len()],
+            });
+        }
+        if let (Some(group), Some(peak)) = (groups.last_mut(), row.step_peak_bytes) {
+            let times = peak as f64 / row.gradient_bytes as f64;
+            group.bars[index] = Some((times, format!("{times:.1}")));
+        }
+    }
+    BarChart {
+        title: format!(
+            "Peak memory of {most} rotations, forward and backward, over the gradients' bytes"
+        ),
+        series: series.map(str::to_owned).into(),
+        groups,
+        line: Some((1.0, "the gradients".into())),
+    }
+}
+
+/// Times of the kernels on large tensors, as multiples of the baseline's.
+pub fn speed(rows: &[SpeedRow]) -> BarChart {
+    let mut groups: Vec<BarGroup> = Vec::new();
+    let kernels = rows.iter().filter(|row| {
+        matches!(row.group, Group::Large | Group::Rare)
+            && row.direction != Way::Both
+            && row.implementation == names::KERNELS
+    });
+    for row in kernels {
+        let how = if row.in_place { "in place" } else { "into" };
+        let axes = if row.axes == "single" {
+            ""
+        } else {
+            ", two angles a pair"
+        };
+        let label = format!(
+            "{} {} {}{axes}, {how}",
+            row.dtype.name(),
+            row.layout,
+            row.pairing
+        );
+        if groups.iter().all(|group| group.label != label) {
+            groups.push(BarGroup {
+                label: label.clone(),
+                bars: vec![None; 2],
+            });
+        }
+        let index = usize::from(row.direction == Way::Backward);
+        if let Some(group) = groups.iter_mut().find(|group| group.label == label) {
+            group.bars[index] = Some((row.copy_ratio, format!("{:.2}", row.copy_ratio)));
+        }
+    }
+    BarChart {
+        title: "Time over that of a plain copy; in place, of a read-modify-write of the same bytes"
+            .into(),
+        series: vec!["forward".into(), "backward".into()],
+        groups,
+        line: Some((1.1, "1.1".into())),
+    }
+}
+
+/// The share of a step that rotation takes.
+pub fn step(rows: &[StepRow]) -> BarChart {
+    let groups = rows.iter().map(|row| BarGroup {
+        label: format!("{}, {}", row.step, row.implementation),
+        bars: vec![Some((
+            100.0 * row.share,
+            format!("{:.2} %", 100.0 * row.share),
+        ))],
+    });
+    BarChart {
+        title: "Share of a training step that rotation takes, %".into(),
+        series: vec!["rotation".into()],
+        groups: groups.collect(),
+        line: Some((3.0, "3 %".into())),
     }
 }
 

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use rope_core::reference::HeadMatrix;
 use rope_core::{
-    Angles, CosSinTable, Direction, Element, HeadsLayout, HeadsMut, HeadsRef, Operand, Parallelism, Positions,
-    Real, RopeError, RotarySpec, Rotator, TokenAngles,
+    Angles, CosSinTable, Direction, Element, HeadsLayout, HeadsMut, HeadsRef, Operand, Parallelism,
+    Positions, Real, RopeError, RotarySpec, Rotator, TokenAngles,
 };
 
 use crate::cases::{AngleSource, Case, DType, Way};
@@ -111,7 +111,9 @@ fn tasks(parallelism: Parallelism, bytes: usize) -> usize {
     if parallelism == Parallelism::SERIAL {
         return 1;
     }
-    rayon::current_num_threads().min(bytes / BYTES_PER_THREAD).max(1)
+    rayon::current_num_threads()
+        .min(bytes / BYTES_PER_THREAD)
+        .max(1)
 }
 
 /// Copies by so many threads.
@@ -231,7 +233,11 @@ impl<E: Number> Rotation<E> {
 
     /// What the rotation is compared with.
     pub fn baseline(&self) -> &'static str {
-        if self.copies() { "copy" } else { "read_modify_write" }
+        if self.copies() {
+            "copy"
+        } else {
+            "read_modify_write"
+        }
     }
 
     fn copies(&self) -> bool {
@@ -263,15 +269,22 @@ impl<E: Number> Rotation<E> {
         };
         for _ in 0..iterations {
             for (pass, &direction) in directions.iter().enumerate() {
-                let mut operands = self.tensors.iter_mut().map(|tensor| -> Result<Operand<'_, E>, RopeError> {
-                    let Tensor { layout, source, target } = tensor;
-                    let target = HeadsMut::new(target.as_mut_slice(), *layout)?;
-                    // The second pass has its input where the first one left it.
-                    if self.case.in_place || pass > 0 {
-                        return Ok(target.into());
-                    }
-                    Ok((HeadsRef::new(source, *layout)?, target).into())
-                });
+                let mut operands =
+                    self.tensors
+                        .iter_mut()
+                        .map(|tensor| -> Result<Operand<'_, E>, RopeError> {
+                            let Tensor {
+                                layout,
+                                source,
+                                target,
+                            } = tensor;
+                            let target = HeadsMut::new(target.as_mut_slice(), *layout)?;
+                            // The second pass has its input where the first one left it.
+                            if self.case.in_place || pass > 0 {
+                                return Ok(target.into());
+                            }
+                            Ok((HeadsRef::new(source, *layout)?, target).into())
+                        });
                 let Some(q) = operands.next() else { break };
                 let k = operands.next().transpose();
                 rotator.apply::<E>(direction, q?, k?)?;
@@ -313,7 +326,12 @@ impl<E: Number> Rotation<E> {
         Ok(())
     }
 
-    fn check_token(&self, tensor: &Tensor<E>, token: usize, matrix: &HeadMatrix) -> Result<(), CaseError> {
+    fn check_token(
+        &self,
+        tensor: &Tensor<E>,
+        token: usize,
+        matrix: &HeadMatrix,
+    ) -> Result<(), CaseError> {
         let (layout, head_dim) = (tensor.layout, tensor.layout.head_dim);
         for head in 0..layout.heads {
             let start = token * layout.strides.seq + head * layout.strides.head;
@@ -362,7 +380,8 @@ impl<E: Number> Contest for Rotation<E> {
             self.run_baseline(iterations);
         } else {
             // `check` has run the same call.
-            self.rotate(iterations).unwrap_or_else(|error| panic!("{error}"));
+            self.rotate(iterations)
+                .unwrap_or_else(|error| panic!("{error}"));
         }
     }
 }
@@ -431,6 +450,10 @@ mod tests {
         copy(&from, &mut to, 3);
         assert_eq!(from, to);
         read_modify_write(&mut to, 3);
-        assert!(from.iter().zip(&to).all(|(a, b)| a.to_bits() ^ b.to_bits() == 1));
+        assert!(
+            from.iter()
+                .zip(&to)
+                .all(|(a, b)| a.to_bits() ^ b.to_bits() == 1)
+        );
     }
 }

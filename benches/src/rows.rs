@@ -212,7 +212,8 @@ pub fn write_csv<R: Serialize>(rows: &[R], to: impl Write) -> Result<(), RowErro
 /// # Errors
 /// [`RowError`].
 pub fn read_csv<R: DeserializeOwned>(from: impl Read) -> Result<Vec<R>, RowError> {
-    let rows: Result<Vec<R>, csv::Error> = csv::Reader::from_reader(from).into_deserialize().collect();
+    let rows: Result<Vec<R>, csv::Error> =
+        csv::Reader::from_reader(from).into_deserialize().collect();
     Ok(rows?)
 }
 

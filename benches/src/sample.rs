@@ -67,7 +67,10 @@ impl Timing {
         // Linear between the two nearest samples.
         let quantile = |part: f64| {
             let place = part * (samples.len() - 1) as f64;
-            let (low, high) = (samples[place.floor() as usize], samples[place.ceil() as usize]);
+            let (low, high) = (
+                samples[place.floor() as usize],
+                samples[place.ceil() as usize],
+            );
             low + (high - low) * place.fract()
         };
         Self {
@@ -102,7 +105,8 @@ pub fn interleaved(contest: &mut dyn Contest, plan: &Plan) -> Vec<Timing> {
                 }
                 // Towards the wanted length by the length that was seen, no more than a hundredfold at once.
                 let missing = plan.shortest_sample.as_secs_f64() / taken.as_secs_f64().max(1e-9);
-                iterations = (iterations as f64 * (1.1 * missing).clamp(1.5, 100.0)).ceil() as usize;
+                iterations =
+                    (iterations as f64 * (1.1 * missing).clamp(1.5, 100.0)).ceil() as usize;
             }
         })
         .collect();
@@ -156,9 +160,16 @@ mod tests {
         let runs = &recorder.0[recorder.0.len() - 6..];
         let turns: Vec<usize> = runs.iter().map(|(contestant, _)| *contestant).collect();
         assert_eq!(turns, [0, 1, 0, 1, 0, 1]);
-        assert!(runs.iter().all(|(_, iterations)| *iterations > 1), "{runs:?}");
+        assert!(
+            runs.iter().all(|(_, iterations)| *iterations > 1),
+            "{runs:?}"
+        );
         assert!(timings.iter().all(|timing| timing.samples == 3));
         // A run sleeps for 200 us at least, however many a sample holds.
-        assert!(timings.iter().all(|timing| timing.lower_quartile_ns >= 200e3));
+        assert!(
+            timings
+                .iter()
+                .all(|timing| timing.lower_quartile_ns >= 200e3)
+        );
     }
 }
