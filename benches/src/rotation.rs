@@ -294,6 +294,41 @@ impl<E: Number> Rotation<E> {
         Ok(())
     }
 
+    /// Rotates q forward into a new buffer, which comes zeroed from the system.
+    ///
+    /// # Errors
+    /// [`CaseError::Rope`] if the rotation is refused.
+    #[cfg(feature = "peers")]
+    pub fn rotate_into_new_buffer(&self) -> Result<Vec<E>, CaseError>
+    where
+        E: bytemuck::Zeroable,
+    {
+        let rotator = Rotator::new(self.spec.geometry(), self.angles.view())?
+            .with_parallelism(self.parallelism);
+        let Tensor { layout, source, .. } = &self.tensors[0];
+        let mut target = bytemuck::zeroed_vec(source.len());
+        let operand: Operand<'_, E> = (
+            HeadsRef::new(source, *layout)?,
+            HeadsMut::new(&mut target, *layout)?,
+        )
+            .into();
+        rotator.rotate(operand, None)?;
+        Ok(target)
+    }
+
+    /// q before and after the rotation.
+    pub fn q(&self) -> (&[E], &[E]) {
+        (&self.tensors[0].source, &self.tensors[0].target)
+    }
+
+    /// cos and sin of the tokens, `[tokens, lanes]` each, if the case has them as rows.
+    pub fn cos_sin(&self) -> Option<(&[f32], &[f32])> {
+        match &self.angles {
+            OwnedAngles::Tokens(angles) => Some((angles.cos(), angles.sin())),
+            OwnedAngles::Table(..) => None,
+        }
+    }
+
     fn run_baseline(&mut self, iterations: usize) {
         let (tasks, copies) = (self.tasks(), self.copies());
         for _ in 0..iterations * self.case.way.passes() {

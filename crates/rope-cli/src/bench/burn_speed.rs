@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
+use rope_benches::bars::names;
 use rope_benches::cases::{Case, Group, Selection, Way};
 use rope_benches::rotation::{copy, positions, tolerance, values};
 use rope_benches::rows::SpeedRow;
@@ -28,11 +29,11 @@ pub(crate) fn cases(selection: Selection) -> Vec<Case> {
     Way::ALL.map(case).into()
 }
 
-/// Contestants: a copy, then the schemes.
+/// Contestants: a copy, then the schemes; one of them does not rotate, to see what the backward takes by itself.
 struct Through {
     way: Way,
     x: Tensor<4>,
-    schemes: Vec<(&'static str, Scheme)>,
+    schemes: Vec<(&'static str, Option<Scheme>)>,
     source: Vec<f32>,
     target: Vec<f32>,
     input: Option<Tensor<4>>,
@@ -42,9 +43,13 @@ struct Through {
 
 impl Through {
     fn forward(&mut self, scheme: usize) {
-        if let Some(input) = self.input.take() {
-            self.output = Some(self.schemes[scheme].1.single(input));
-        }
+        let Some(input) = self.input.take() else {
+            return;
+        };
+        self.output = Some(match &self.schemes[scheme].1 {
+            Some(scheme) => scheme.single(input),
+            None => input,
+        });
     }
 
     fn backward(&mut self) {
@@ -98,15 +103,21 @@ pub(crate) fn time(case: &Case, plan: &Plan) -> Result<Vec<SpeedRow>, Box<dyn Er
     let spec = shape.spec(case.pairing, case.axes.clone())?;
     let positions = positions(spec.axes(), shape.seq)?;
     let schemes = Scheme::all(&spec, &positions, &Device::flex().autodiff())?;
-    let schemes: Vec<(&'static str, Scheme)> = schemes
+    // The shape's heads are rotated whole, so there is every scheme.
+    let mut schemes: Vec<(&'static str, Option<Scheme>)> = schemes
         .into_iter()
-        .filter_map(|(name, scheme)| Some((name, scheme?)))
+        .filter(|(_, scheme)| scheme.is_some())
         .collect();
     let source = values::<f32>(shape.elems());
     let dims = [1, shape.heads, shape.seq, shape.head_dim];
     let x = Tensor::<4>::from_data(TensorData::new(source.clone(), dims), &Device::flex());
     for (name, scheme) in &schemes {
-        check(name, scheme, &x, &spec, &positions)?;
+        if let Some(scheme) = scheme {
+            check(name, scheme, &x, &spec, &positions)?;
+        }
+    }
+    if case.way != Way::Forward {
+        schemes.push((names::NONE, None));
     }
     let mut contest = Through {
         way: case.way,
@@ -172,8 +183,6 @@ fn check(
 
 #[cfg(test)]
 mod tests {
-    use rope_benches::bars::names;
-
     use super::*;
 
     #[test]
