@@ -13,7 +13,7 @@ use candle_nn::rotary_emb::{rope, rope_i};
 use half::bf16;
 use rope_benches::bars::{self, names};
 use rope_benches::cases::{Case, Group};
-use rope_benches::rotation::{BASELINE, Number, ROTATION, Rotation};
+use rope_benches::rotation::{BASELINE, Number, ROTATION, Rotation, is_within};
 use rope_benches::rows::{SpeedRow, time, write_csv};
 use rope_benches::sample::{Contest, Plan, interleaved};
 use rope_benches::shapes::FLUX_SINGLE;
@@ -41,7 +41,7 @@ impl<E: Number + WithDType + Zeroable> Peers<E> {
         let (cos, sin) = rotation.cos_sin().ok_or("the case has a table")?;
         let rows = |values: &[f32]| -> candle_core::Result<Tensor> {
             let shape = (shape.seq, shape.rotary_dim / 2);
-            Tensor::from_slice(values, shape, &Device::Cpu)?.to_dtype(E::DTYPE)
+            Tensor::from_slice(values, shape, &Device::Cpu)?.to_dtype(<E as WithDType>::DTYPE)
         };
         Ok(Self {
             rope: match case.pairing {
@@ -73,7 +73,7 @@ impl<E: Number + WithDType + Zeroable> Peers<E> {
         let tolerance = 6.0 * <E as Number>::UNIT + 2e-6;
         for (index, (ours, candle)) in ours.iter().zip(&candle).enumerate() {
             let (ours, theirs) = (f64::from(ours.widen()), f64::from(candle.widen()));
-            if !((ours - theirs).abs() <= tolerance) {
+            if !is_within(theirs, ours, tolerance) {
                 return Err(format!(
                     "element {index} is {theirs} from candle and {ours} here; nothing was timed"
                 )

@@ -261,7 +261,9 @@ fn tables_fit_a_terminal_and_say_how_figures_came_about() {
             );
         }
     }
-    let table = succeeded(&["memory", "--quick", "--dtype", "f32", "--check"]);
+    let table = succeeded(&[
+        "memory", "--quick", "--shape", "flux", "--dtype", "f32", "--check",
+    ]);
     for words in [
         "measured on flex",
         "gradient checkpointing",

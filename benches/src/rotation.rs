@@ -73,6 +73,11 @@ pub fn tolerance<E: Number>(exact: f64, passes: usize) -> f64 {
     passes as f64 * (2e-6 + reach * E::UNIT + f64::EPSILON + 2f64.powi(-25))
 }
 
+/// Whether `found` lies so near to `exact`; not where it is no number.
+pub fn is_within(found: f64, exact: f64, allowed: f64) -> bool {
+    (found - exact).abs() <= allowed
+}
+
 /// `elems` values in [-0.5, 0.5), the same each time.
 pub fn values<E: Number>(elems: usize) -> Vec<E> {
     // A Weyl sequence by the golden ratio: well spread, and cheap for gigabytes.
@@ -383,7 +388,7 @@ impl<E: Number> Rotation<E> {
             let found = row(&tensor.target);
             for (channel, (&found, expected)) in found.iter().zip(exact).enumerate() {
                 let allowed = tolerance::<E>(expected, self.case.way.passes());
-                if !((found - expected).abs() <= allowed) {
+                if !is_within(found, expected, allowed) {
                     return Err(CaseError::Wrong {
                         case: self.case.name(),
                         token,

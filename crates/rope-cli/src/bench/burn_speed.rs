@@ -5,14 +5,14 @@ use std::error::Error;
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use rope_benches::bars::names;
 use rope_benches::cases::{Case, Group, Selection, Way};
-use rope_benches::rotation::{copy, positions, tolerance, values};
+use rope_benches::rotation::{copy, is_within, positions, tolerance, values};
 use rope_benches::rows::SpeedRow;
 use rope_benches::sample::{Contest, Plan, Timing, interleaved};
 use rope_benches::shapes::FLUX_SINGLE;
 use rope_core::reference::HeadMatrix;
 use rope_core::{Layout, Pairing, Positions, RotarySpec};
 
-use super::scheme::Scheme;
+use super::scheme::{NamedScheme, Scheme};
 
 /// Every way at the shape that peers are compared on; adjacent pairs, because `RotaryEncoding` has no others.
 pub(crate) fn cases(selection: Selection) -> Vec<Case> {
@@ -33,7 +33,7 @@ pub(crate) fn cases(selection: Selection) -> Vec<Case> {
 struct Through {
     way: Way,
     x: Tensor<4>,
-    schemes: Vec<(&'static str, Option<Scheme>)>,
+    schemes: Vec<NamedScheme>,
     source: Vec<f32>,
     target: Vec<f32>,
     input: Option<Tensor<4>>,
@@ -104,7 +104,7 @@ pub(crate) fn time(case: &Case, plan: &Plan) -> Result<Vec<SpeedRow>, Box<dyn Er
     let positions = positions(spec.axes(), shape.seq)?;
     let schemes = Scheme::all(&spec, &positions, &Device::flex().autodiff())?;
     // The shape's heads are rotated whole, so there is every scheme.
-    let mut schemes: Vec<(&'static str, Option<Scheme>)> = schemes
+    let mut schemes: Vec<NamedScheme> = schemes
         .into_iter()
         .filter(|(_, scheme)| scheme.is_some())
         .collect();
@@ -170,7 +170,11 @@ fn check(
         let found = found[row.clone()].iter().chain(&gradient[row]);
         for (found, expected) in found.zip(expected) {
             // Twice the usual, for angles that were made in f32.
-            if !((f64::from(*found) - expected).abs() <= 2.0 * tolerance::<f32>(expected, 1)) {
+            if !is_within(
+                f64::from(*found),
+                expected,
+                2.0 * tolerance::<f32>(expected, 1),
+            ) {
                 let problem = format!(
                     "{name}: token {token} has {found}, the oracle {expected}; nothing was timed"
                 );
@@ -190,9 +194,11 @@ mod tests {
         for case in cases(Selection::Quick) {
             let rows = time(&case, &Plan::ONCE).unwrap();
             let found: Vec<&str> = rows.iter().map(|row| &*row.implementation).collect();
+            let rotations = [names::FUSED, names::COMPOSED, names::ROTARY_ENCODING];
+            assert_eq!(found[..3], rotations);
             assert_eq!(
-                found,
-                [names::FUSED, names::COMPOSED, names::ROTARY_ENCODING]
+                found[3..],
+                [names::NONE][..usize::from(case.way != Way::Forward)]
             );
         }
     }

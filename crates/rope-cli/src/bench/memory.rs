@@ -671,8 +671,8 @@ fn write_table(out: &mut String, rows: &[MemoryRow]) -> std::fmt::Result {
         let found = format!(
             "{}{}",
             match row.source {
-                Source::Calculated => "calculated".to_owned(),
-                source => format!("{} on {}", source.label(), row.device),
+                Source::Measured => format!("measured on {}", row.device),
+                source => source.label().to_owned(),
             },
             if row.checkpointing {
                 ", gradient checkpointing"
