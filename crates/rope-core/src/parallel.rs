@@ -32,8 +32,9 @@ impl Parallelism {
         bytes: usize,
         work: impl Fn(Range<usize>) + Sync,
     ) {
-        let by_bytes = bytes / self.min_bytes_per_task.max(1);
-        let tasks = self.tasks().min(by_bytes).min(items).max(1);
+        let most = items.min(bytes / self.min_bytes_per_task.max(1));
+        // Small work does not even ask for the pool.
+        let tasks = if most <= 1 { 1 } else { self.tasks().min(most) };
         if tasks == 1 {
             return work(0..items);
         }
