@@ -406,7 +406,24 @@ fn any_number_of_threads_gives_the_same_bits() {
                 .expect("valid shapes");
             y
         };
-        let serial = rotate(Parallelism::SERIAL);
+        let angle_gradients = |parallelism| {
+            let rotator = Rotator::new(spec.geometry(), angles.angles()).expect("valid angles");
+            let x = HeadsRef::new(&x, layout).expect("fits");
+            let mut gradients = [
+                vec![0f32; angles.cos().len()],
+                vec![0f32; angles.cos().len()],
+            ];
+            let [dcos, dsin] = &mut gradients;
+            rotator
+                .with_parallelism(parallelism)
+                .angle_gradients((x, x), None, dcos, dsin)
+                .expect("valid shapes");
+            gradients
+        };
+        let (serial, serial_gradients) = (
+            rotate(Parallelism::SERIAL),
+            angle_gradients(Parallelism::SERIAL),
+        );
         let case = Case {
             heads,
             ..Case::new(spec.clone(), positions.clone(), Layout::Sbnd, batch, seq)
@@ -424,6 +441,11 @@ fn any_number_of_threads_gives_the_same_bits() {
                 assert!(
                     y == serial,
                     "{tasks} tasks on {threads} threads with {pairing:?}"
+                );
+                let gradients = pool.install(|| angle_gradients(Parallelism::new(1, tasks)));
+                assert!(
+                    gradients == serial_gradients,
+                    "gradients by {tasks} tasks on {threads} threads with {pairing:?}"
                 );
             }
         }

@@ -16,7 +16,7 @@ use crate::error::{Result, RopeError};
 use crate::kernels::InstructionSet;
 use crate::kernels::tile::{Access, Coefficients, Tile};
 use crate::layout::{HeadsLayout, HeadsMut, HeadsRef};
-use crate::parallel::Parallelism;
+use crate::parallel::{Parallelism, for_each_block};
 use crate::positions::Positions;
 use crate::spec::{Geometry, Pairing};
 
@@ -225,7 +225,7 @@ impl<'a, A: Real> Rotator<'a, A> {
     /// `q` and `k` are `(x, gradient of the rotated x)`. dcos and dsin are overwritten.
     ///
     /// # Numerics
-    /// summed in f64, sample by sample and head by head, on the calling thread
+    /// summed in f64, sample by sample and head by head: the same bits with any number of threads
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate), with the tokens taken from dcos; [`RopeError::AngleShape`] if dcos and
@@ -251,8 +251,7 @@ impl<'a, A: Real> Rotator<'a, A> {
             if rows == batch * seq { 1 } else { batch },
             self.geometry.pairs(),
         );
-        let mut sums = vec![[0f64; 2]; lanes];
-        for row in 0..rows {
+        let row_gradients = |row: usize, sums: &mut [[f64; 2]]| {
             sums.fill([0.0; 2]);
             for sample in 0..samples_per_row {
                 let (b, s) = if samples_per_row == 1 {
@@ -278,11 +277,29 @@ impl<'a, A: Real> Rotator<'a, A> {
                     }
                 }
             }
-            for (lane, [c, s]) in sums.iter().enumerate() {
-                dcos[row * lanes + lane] = A::from_f64(*c);
-                dsin[row * lanes + lane] = A::from_f64(*s);
+        };
+        // Each task's rows, or all of them where the rotation itself would stay on this thread.
+        let x_bytes = q.0.layout.elems() * size_of::<E>();
+        let block = (rows / self.parallelism.tasks_for(rows, x_bytes)).max(1);
+        let blocks = dcos
+            .chunks_mut(block * lanes)
+            .zip(dsin.chunks_mut(block * lanes));
+        for_each_block(blocks.enumerate().collect(), |(at, (dcos, dsin))| {
+            let mut sums = vec![[0f64; 2]; lanes];
+            let rows = dcos
+                .chunks_exact_mut(lanes)
+                .zip(dsin.chunks_exact_mut(lanes));
+            for (row, (dcos, dsin)) in rows.enumerate() {
+                row_gradients(at * block + row, &mut sums);
+                for ((c, s), (dcos, dsin)) in sums
+                    .iter()
+                    .map(|[c, s]| (c, s))
+                    .zip(dcos.iter_mut().zip(dsin))
+                {
+                    (*dcos, *dsin) = (A::from_f64(*c), A::from_f64(*s));
+                }
             }
-        }
+        });
         Ok(())
     }
 
