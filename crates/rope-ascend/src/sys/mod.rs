@@ -17,11 +17,14 @@ mod acl_rt;
 mod acl_rtc;
 mod aclnn;
 mod describe;
+mod operators;
 mod types;
 
 pub use acl_rt::AclRt;
 pub use acl_rtc::AclRtc;
 pub use aclnn::{AclMeta, AclOps};
+pub use operators::{AclOperators, Kind, Operator, Run, kind};
+pub(crate) use operators::for_each_operator;
 pub use describe::{CType, Field, Record, Signature, constants, records};
 pub use types::*;
 
