@@ -117,4 +117,6 @@ macro_rules! backends {
 
 backends! {
     flex: Flex = FlexDevice;
+    #[cfg(feature = "ascend-sim")]
+    ascend: burn_ascend::Ascend = burn_ascend::AscendDevice::simulated(0);
 }
