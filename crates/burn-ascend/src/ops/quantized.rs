@@ -12,7 +12,17 @@ use burn::backend::{ExecutionError, FloatDType, Shape, TensorData};
 
 operations! {
     QTensorOps;
-    views {
+    native {
+    }
+    fallback {
+        fn quantize(tensor: AscendTensor, scheme: &QuantScheme, qparams: QuantizationParametersPrimitive<Ascend>) -> AscendQTensor;
+        fn dequantize(tensor: AscendQTensor, dtype: FloatDType) -> AscendTensor;
+        fn q_reshape(tensor: AscendQTensor, shape: Shape) -> AscendQTensor;
+        fn q_swap_dims(tensor: AscendQTensor, dim1: usize, dim2: usize) -> AscendQTensor;
+        fn q_permute(tensor: AscendQTensor, axes: &[usize]) -> AscendQTensor;
+        fn q_flip(tensor: AscendQTensor, axes: &[usize]) -> AscendQTensor;
+    }
+    other {
         fn q_from_data(data: TensorData, device: &AscendDevice) -> AscendQTensor {
             AscendQTensor {
                 host: Flex::q_from_data(data, &FlexDevice),
@@ -25,16 +35,7 @@ operations! {
                 ..tensor
             }
         }
-    }
-    fallback {
-        fn quantize(tensor: AscendTensor, scheme: &QuantScheme, qparams: QuantizationParametersPrimitive<Ascend>) -> AscendQTensor;
-        fn dequantize(tensor: AscendQTensor, dtype: FloatDType) -> AscendTensor;
-        fn q_reshape(tensor: AscendQTensor, shape: Shape) -> AscendQTensor;
-        fn q_swap_dims(tensor: AscendQTensor, dim1: usize, dim2: usize) -> AscendQTensor;
-        fn q_permute(tensor: AscendQTensor, axes: &[usize]) -> AscendQTensor;
-        fn q_flip(tensor: AscendQTensor, axes: &[usize]) -> AscendQTensor;
-    }
-    other {
+
         async fn q_into_data(tensor: AscendQTensor) -> Result<TensorData, ExecutionError> {
             Flex::q_into_data(tensor.host).await
         }

@@ -107,6 +107,37 @@ pub(crate) fn slice(tensor: &AscendTensor, slices: &[Slice]) -> (AscendTensor, V
     (tensor.view(Shape::from(dims), strides, offset), reversed)
 }
 
+/// The tensor with axes that repeat one element by a stride of 0 cut to length 1, where `cut` lets it.
+///
+/// Operators repeat axes of length 1 themselves; an axis of stride 0 they would copy first.
+pub(crate) fn narrow_repeats(tensor: &AscendTensor, cut: impl Fn(usize) -> bool) -> AscendTensor {
+    let dims = tensor
+        .dims()
+        .iter()
+        .zip(tensor.strides())
+        .enumerate()
+        .map(|(axis, (&dim, &stride))| {
+            if stride == 0 && dim > 1 && cut(axis) {
+                1
+            } else {
+                dim
+            }
+        })
+        .collect::<Vec<_>>();
+    tensor.view(
+        Shape::from(dims),
+        tensor.strides().to_vec(),
+        tensor.offset(),
+    )
+}
+
+/// Whether `tensor` is longer than 1 on the axis that is `axis` of a tensor of `rank` axes.
+pub(crate) fn is_long(tensor: &AscendTensor, rank: usize, axis: usize) -> bool {
+    (axis + tensor.dims().len())
+        .checked_sub(rank)
+        .is_some_and(|own| tensor.dims()[own] > 1)
+}
+
 /// Windows of `size` elements along `axis`, each `step` after the one before; the window is a new last axis.
 pub(crate) fn unfold(tensor: &AscendTensor, axis: usize, size: usize, step: usize) -> AscendTensor {
     let mut dims = tensor.dims().to_vec();

@@ -11,15 +11,13 @@ use super::plans::{Plan, Plans};
 use crate::error::{AscendError, Result};
 use crate::result::{check, recent_message};
 use crate::safe::{DeviceBuffer, Stream};
-use crate::sys::kind::{
-    DataType, In, Ins, Ints, Num, OptIn, OptNum, OptOut, Out, Ref, Text,
-};
+use crate::sys::kind::{DataType, In, Ins, Ints, Num, OptIn, OptNum, OptOut, Out, Ref, Text};
 use crate::sys::{
-    AclMeta, CubeMath, Kind, Run, aclDataType, aclFormat, aclIntArray, aclOpExecutor,
-    aclScalar, aclTensor, aclTensorList, aclnnStatus, code, for_each_operator,
+    AclMeta, CubeMath, Kind, Run, aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclScalar,
+    aclTensor, aclTensorList, aclnnStatus, code, for_each_operator,
 };
 use std::ffi::{CStr, c_char};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Most axes of a tensor descriptor.
 const MAX_RANK: usize = 25;
@@ -88,7 +86,10 @@ macro_rules! pass {
     ($raw:expr, $variant:ident) => {
         match $raw {
             Raw::$variant(value) => value.cast(),
-            other => unreachable!("{other:?} where the table declares {}", stringify!($variant)),
+            other => unreachable!(
+                "{other:?} where the table declares {}",
+                stringify!($variant)
+            ),
         }
     };
 }
@@ -233,8 +234,7 @@ macro_rules! wrap {
 for_each_operator!(wrap);
 
 /// First phase of an operator, on objects of the operator library.
-type PlanCall<'p> =
-    dyn FnMut(&[Raw], *mut u64, *mut *mut aclOpExecutor) -> aclnnStatus + 'p;
+type PlanCall<'p> = dyn FnMut(&[Raw], *mut u64, *mut *mut aclOpExecutor) -> aclnnStatus + 'p;
 
 impl Operators {
     /// The operators of `stream`.
@@ -250,6 +250,16 @@ impl Operators {
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// The operators queued last, oldest first.
+    #[must_use]
+    pub fn recent(&self) -> Vec<&'static str> {
+        self.plans().recent()
+    }
+
+    fn plans(&self) -> MutexGuard<'_, Plans> {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Plans a call, or takes up a kept plan of it, gives it its workspace, and queues it.
@@ -272,6 +282,7 @@ impl Operators {
             executor,
             workspace_bytes,
         };
+        self.plans().note(names.run);
         plan.run_once(&self.stream, names.run, run)
     }
 
@@ -382,8 +393,10 @@ impl Objects {
             }
             Argument::Ins(views) => {
                 let create = needed(stream, self.meta.aclCreateTensorList, "aclCreateTensorList")?;
-                let tensors: Vec<*const aclTensor> =
-                    views.iter().map(|view| self.tensor(view).cast_const()).collect();
+                let tensors: Vec<*const aclTensor> = views
+                    .iter()
+                    .map(|view| self.tensor(view).cast_const())
+                    .collect();
                 let list = if tensors.iter().any(|tensor| tensor.is_null()) {
                     std::ptr::null_mut()
                 } else {

@@ -15,9 +15,28 @@ pub(super) struct Plan {
     pub(super) workspace_bytes: u64,
 }
 
-/// Kept plans.
+/// How many of the operators queued last are remembered, for messages about failures that surface later.
+const RECENT: usize = 8;
+
+/// What one stream's calls leave behind.
 #[derive(Debug, Default)]
-pub(super) struct Plans {}
+pub(super) struct Plans {
+    recent: [&'static str; RECENT],
+    next: usize,
+}
+
+impl Plans {
+    pub(super) fn note(&mut self, operator: &'static str) {
+        self.recent[self.next % RECENT] = operator;
+        self.next += 1;
+    }
+
+    pub(super) fn recent(&self) -> Vec<&'static str> {
+        (self.next.saturating_sub(RECENT)..self.next)
+            .map(|place| self.recent[place % RECENT])
+            .collect()
+    }
+}
 
 impl Plan {
     /// Queues the call, which gives the executor up.

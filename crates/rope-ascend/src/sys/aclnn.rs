@@ -1,8 +1,8 @@
 //! Operator descriptors (`libnnopbase.so`) and the rotary operators (`libopapi*.so`).
 
 use super::types::{
-    aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclScalar, aclTensor,
-    aclTensorList, aclnnStatus, aclrtStream,
+    aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclScalar, aclTensor, aclTensorList,
+    aclnnStatus, aclrtStream,
 };
 use std::ffi::{c_char, c_void};
 

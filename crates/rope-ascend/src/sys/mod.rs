@@ -23,9 +23,9 @@ mod types;
 pub use acl_rt::AclRt;
 pub use acl_rtc::AclRtc;
 pub use aclnn::{AclMeta, AclOps};
-pub use operators::{AclOperators, Kind, Operator, Run, kind};
-pub(crate) use operators::for_each_operator;
 pub use describe::{CType, Field, Record, Signature, constants, records};
+pub(crate) use operators::for_each_operator;
+pub use operators::{AclOperators, Kind, Operator, Run, kind};
 pub use types::*;
 
 use std::ffi::{CStr, c_void};
