@@ -231,8 +231,8 @@ pub(crate) fn every_width<B: Backend>(s: &mut Suite<B>) {
             dtype
         ));
         s.push("int_empty", "", vec![], Exact, move |a| {
+            let all = B::bool_ones(empty.clone(), &a.device, BOOL);
             let empty = B::int_empty(empty.clone(), &a.device, dtype);
-            let all = B::int_equal(empty.clone(), empty.clone(), BOOL);
             vec![Value::Int(B::int_mask_fill(empty, all, Scalar::Int(0)))]
         });
         s.push("int_into_data", "", vec![x.clone()], Exact, |a| {
