@@ -15,13 +15,13 @@ operations! {
             elementwise::unary(elementwise::gelu, tensor)
         }
         fn gelu_backward(x: AscendTensor, grad: AscendTensor) -> AscendTensor; FLOAT [gelu_backward] {
-            elementwise::binary(elementwise::gelu_backward, grad, x)
+            elementwise::paired(elementwise::gelu_backward, &grad, &x)
         }
         fn sigmoid(tensor: AscendTensor) -> AscendTensor; FLOAT [sigmoid] {
             elementwise::unary(Operators::sigmoid, tensor)
         }
         fn sigmoid_backward(output: AscendTensor, grad: AscendTensor) -> AscendTensor; FLOAT [sigmoid_backward] {
-            elementwise::binary(Operators::sigmoid_backward, grad, output)
+            elementwise::paired(Operators::sigmoid_backward, &grad, &output)
         }
         fn softmax(tensor: AscendTensor, dim: usize) -> AscendTensor; FLOAT [softmax] {
             reduce::softmax(Operators::softmax, tensor, dim)

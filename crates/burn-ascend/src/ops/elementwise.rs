@@ -71,6 +71,12 @@ pub(crate) fn binary(operator: Binary, x: AscendTensor, y: AscendTensor) -> Asce
     pairwise(operator, &x, &y, out)
 }
 
+/// One operator on two tensors of one shape, which it does not repeat.
+pub(crate) fn paired(operator: Binary, x: &AscendTensor, y: &AscendTensor) -> AscendTensor {
+    let out = Out::New(x.shape(), x.dtype());
+    compute([x, y], out, |ops, [x, y], out| operator(ops, x, y, out))
+}
+
 /// One operator on pairs of elements that gives truth values.
 pub(crate) fn compare(
     operator: Binary,

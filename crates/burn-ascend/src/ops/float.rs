@@ -223,6 +223,10 @@ operations! {
             reduce::along(reduce::sum, &tensor, &[dim], tensor.dtype())
         }
         fn float_sum_dims(tensor: AscendTensor, dims: &[usize]) -> AscendTensor; FLOAT [reduce_sum] {
+            // No axes would mean all to the operator.
+            if dims.is_empty() {
+                return tensor;
+            }
             reduce::along(reduce::sum, &tensor, dims, tensor.dtype())
         }
         fn float_mean(tensor: AscendTensor) -> AscendTensor; FLOAT [mean] {

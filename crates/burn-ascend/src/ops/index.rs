@@ -31,6 +31,9 @@ pub(crate) fn scatter(
 ) -> AscendTensor {
     // The operators take dense values and write dense results.
     let (x, index, value) = (owned(x), index.contiguous(), value.contiguous());
+    if index.is_empty() && index.failure().is_none() {
+        return x;
+    }
     let out = Out::Over(x.clone());
     let dim = axis as i64;
     match update {
@@ -66,6 +69,9 @@ pub(crate) fn select_assign(
     value: AscendTensor,
     update: IndexingUpdateOp,
 ) -> AscendTensor {
+    if index.is_empty() && index.failure().is_none() {
+        return x;
+    }
     if update == IndexingUpdateOp::Add {
         let (index, value) = (index.contiguous(), value.contiguous());
         let out = Out::New(x.shape(), x.dtype());

@@ -31,18 +31,31 @@ pub(crate) fn as_bits(
     work(x.reinterpret(moved(dtype))).reinterpret(dtype)
 }
 
+/// Most axes that the copy takes.
+const MAX_AXES: usize = 8;
+
 /// A dense copy.
 pub(crate) fn copy(x: &AscendTensor) -> AscendTensor {
-    as_bits(x.clone(), |x| {
-        let out = Out::New(x.shape(), x.dtype());
-        let source = narrow_repeats(&x, |_| true);
-        compute([&source], out, |ops, [source], out| ops.copy(out, source))
-    })
+    let target = AscendTensor::empty(&x.place(), x.shape(), x.dtype());
+    let failure = write(&target, x);
+    unless(failure, target)
 }
 
-/// Writes `source` through the view `target` of memory that only the caller holds; gives the failure, if there is one.
+/// Writes `source`, repeated along axes of length 1, through the view `target` of memory that only the caller holds; gives
+/// the failure, if there is one.
 fn write(target: &AscendTensor, source: &AscendTensor) -> Option<ExecutionError> {
-    let [target, source] = [target, source].map(|t| t.clone().reinterpret(moved(t.dtype())));
+    let failure = target.failure().or(source.failure());
+    if failure.is_some() || target.is_empty() {
+        return failure.cloned();
+    }
+    let source = views::expand(source, &target.shape());
+    let [target, source] =
+        views::merged([target, &source]).map(|x| x.clone().reinterpret(moved(x.dtype())));
+    if target.dims().len() > MAX_AXES {
+        return (0..target.dims()[0])
+            .find_map(|place| write(&views::at(&target, place), &views::at(&source, place)));
+    }
+    let source = narrow_repeats(&source, |_| true);
     let written = compute([&source], Out::Over(target), |ops, [source], out| {
         ops.copy(out, source)
     });

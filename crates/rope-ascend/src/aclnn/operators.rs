@@ -72,6 +72,7 @@ pub(super) enum Raw {
     Ints(*mut aclIntArray),
     Text(*mut c_char),
     Bits(u64),
+    Null,
 }
 
 /// How a parameter's Rust value becomes an argument, and the argument a C value.
@@ -86,6 +87,7 @@ macro_rules! pass {
     ($raw:expr, $variant:ident) => {
         match $raw {
             Raw::$variant(value) => value.cast(),
+            Raw::Null => std::ptr::null_mut(),
             other => unreachable!(
                 "{other:?} where the table declares {}",
                 stringify!($variant)
@@ -431,8 +433,7 @@ impl Objects {
             }
             Argument::Text(text) => Ok(Raw::Text(text.as_ptr().cast_mut())),
             Argument::Bits(bits) => Ok(Raw::Bits(bits)),
-            // Null of any pointer type: `pass` casts it.
-            Argument::Absent => Ok(Raw::Tensor(std::ptr::null_mut())),
+            Argument::Absent => Ok(Raw::Null),
         }
     }
 
@@ -480,11 +481,11 @@ impl Drop for Objects {
             // were given up. A failure leaks a host object, about which nothing can be done.
             let _ = unsafe {
                 match *raw {
-                    Raw::Tensor(tensor) if !tensor.is_null() => (meta.aclDestroyTensor)(tensor),
+                    Raw::Tensor(tensor) => (meta.aclDestroyTensor)(tensor),
                     Raw::Tensors(list) => meta.aclDestroyTensorList.map_or(0, |f| f(list)),
                     Raw::Scalar(scalar) => meta.aclDestroyScalar.map_or(0, |f| f(scalar)),
                     Raw::Ints(array) => (meta.aclDestroyIntArray)(array),
-                    _ => 0,
+                    Raw::Text(_) | Raw::Bits(_) | Raw::Null => 0,
                 }
             };
         }
