@@ -12,7 +12,6 @@ use crate::support::input::{
 };
 use crate::support::suite::{Suite, op};
 
-const BOOL: BoolDType = BoolDType::Native;
 const INDEX: DType = DType::I32;
 
 type L<B> = BoolTensor<B>;
@@ -33,7 +32,9 @@ macro_rules! binary {
     ($s:ident, $($op:ident)*) => { $($s.bool_binary(stringify!($op), B::$op);)* };
 }
 
+/// In the bool type of the suite.
 pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
+    let dtype = BoolDType::from(s.dtype);
     binary!(s, bool_and bool_or bool_xor bool_equal bool_not_equal);
     for (shape, view) in SAMPLES {
         let of = Shape::from(shape.to_vec());
@@ -48,16 +49,16 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
         op!(s, Exact, [], |a| Bool::bool_zeros(
             zeros.clone(),
             &a.device,
-            BOOL
+            dtype
         ));
         op!(s, Exact, [], |a| Bool::bool_ones(
             ones.clone(),
             &a.device,
-            BOOL
+            dtype
         ));
         s.push("bool_empty", "", vec![], Exact, move |a| {
-            let all = B::bool_ones(empty.clone(), &a.device, BOOL);
-            let empty = B::bool_empty(empty.clone(), &a.device, BOOL);
+            let all = B::bool_ones(empty.clone(), &a.device, dtype);
+            let empty = B::bool_empty(empty.clone(), &a.device, dtype);
             vec![Value::Bool(B::bool_mask_fill(
                 empty,
                 all,

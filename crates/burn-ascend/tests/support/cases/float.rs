@@ -391,6 +391,20 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
         float_trunc: [Range::Quarters, SPREAD], Exact;
         float_sign: [Range::Quarters], Exact;
     );
+    // A backend may store flags in another type where burn asks for it.
+    for (shape, view) in SAMPLES {
+        let x = s.input(shape, *view, &Range::Quarters);
+        let (one, byte) = (Scalar::Float(1.0), BoolDType::U8);
+        op!(s, Exact, [x.clone(), x.clone()], "u8", |a| {
+            Bool::float_equal(a.f(), a.f(), byte)
+        });
+        op!(s, Exact, [x.clone()], "u8", |a| Bool::float_greater_elem(
+            a.f(),
+            one,
+            byte
+        ));
+        op!(s, Exact, [x], "u8", |a| Bool::float_is_nan(a.f(), byte));
+    }
     compared!(s,
         float_equal float_not_equal float_greater float_greater_equal float_lower float_lower_equal;
         float_equal_elem float_not_equal_elem float_greater_elem float_greater_equal_elem float_lower_elem
@@ -721,6 +735,30 @@ pub(crate) fn movement<B: Backend>(s: &mut Suite<B>) {
             );
         }
     }
+    // As a vision tower sorts pixels into merged patches.
+    for (shape, axes) in [
+        (vec![1, 2, 3, 2, 2, 2], vec![0, 1, 3, 2, 4, 5]),
+        (vec![1, 2, 2, 1, 3, 2, 1, 2], vec![0, 4, 2, 6, 1, 3, 5, 7]),
+    ] {
+        let x = s.plain(&shape, &SPREAD);
+        let (of, to) = (
+            axes.clone(),
+            Shape::from(vec![4, shape.iter().product::<usize>() / 4]),
+        );
+        op!(s, Exact, [x.clone()], format!("{axes:?}"), |a| {
+            Float::float_permute(a.f(), &of)
+        });
+        op!(
+            s,
+            Exact,
+            [x.clone()],
+            format!("of a permutation {axes:?}"),
+            |a| { Float::float_reshape(B::float_permute(a.f(), &axes), to.clone()) }
+        );
+        op!(s, Exact, [x], "rank 6 and 8", |a| Float::float_neg(
+            B::float_swap_dims(a.f(), 1, 4)
+        ));
+    }
     let expansions: [(&[usize], &[usize]); 8] = [
         (&[1], &[5]),
         (&[1, 4], &[3, 4]),
@@ -779,6 +817,15 @@ pub(crate) fn movement<B: Backend>(s: &mut Suite<B>) {
         let (dim, bound) = (*dim, shape[*dim]);
         let x = s.input(shape, *view, &SPREAD);
         let at = s.indices((indices, *index_view), bound);
+        let wide = s.typed(
+            indices,
+            *index_view,
+            DType::I64,
+            &Range::Whole(0, bound as i64),
+        );
+        op!(s, Exact, [x.clone(), wide], format!("dim {dim}"), |a| {
+            Float::float_gather(dim, a.f(), a.i())
+        });
         op!(
             s,
             Exact,

@@ -12,6 +12,8 @@ pub(crate) type Sample = (&'static [usize], View);
 pub(crate) const SAMPLES: &[Sample] = &[
     (&[1], Contiguous),
     (&[7], Stepped),
+    // Contiguous, but not from the buffer's start: a unique one may be written in place.
+    (&[5], Sliced),
     (&[67], Contiguous),
     (&[3, 4], Transposed),
     (&[3, 4], Expanded(0)),
@@ -51,6 +53,7 @@ impl Empty {
 pub(crate) const PAIRS: &[(Sample, Sample)] = &[
     ((&[1], Contiguous), (&[1], Contiguous)),
     ((&[7], Stepped), (&[7], Contiguous)),
+    ((&[5], Sliced), (&[5], Sliced)),
     ((&[67], Contiguous), (&[67], Contiguous)),
     ((&[3, 4], Transposed), (&[3, 4], Sliced)),
     ((&[3, 4], Contiguous), (&[3, 4], Transposed)),
