@@ -8,6 +8,7 @@ pub(crate) mod cases;
 pub(crate) mod compare;
 pub(crate) mod coverage;
 pub(crate) mod gradients;
+pub(crate) mod groups;
 pub(crate) mod handles;
 pub(crate) mod input;
 pub(crate) mod methods;
