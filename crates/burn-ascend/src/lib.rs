@@ -16,6 +16,8 @@ mod backend;
 mod context;
 mod error;
 mod fallback;
+#[cfg(all(test, feature = "ascend-sim"))]
+mod faults;
 mod npu;
 mod ops;
 mod quantized;
