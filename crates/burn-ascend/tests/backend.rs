@@ -6,27 +6,30 @@ use burn::backend::flex::{Flex, FlexDevice};
 use burn::backend::{BoolStore, DType};
 
 use support::cases::{activation, boolean, float, int, module, quantized, transaction};
+#[cfg(feature = "ascend-sim")]
+use support::devices;
 use support::groups::every_group;
 use support::{gradients, handles, random, suite};
 
 /// A test for each group of cases.
 macro_rules! tests {
-    ([$backend:ty, $device:expr] $($test:ident: $dtype:expr, $group:path;)*) => {$(
+    ([$backend:ty, $device:expr, $after:expr] $($test:ident: $dtype:expr, $group:path;)*) => {$(
         #[test]
         fn $test() {
             suite::run::<$backend>(&$device, $dtype, $group, $group);
+            $after;
         }
     )*};
 }
 
-/// The suite for each backend of a list.
+/// The suite for each backend of a list: its type, a device, and what to check after each test.
 macro_rules! backends {
-    ($($(#[$attribute:meta])* $name:ident: $backend:ty = $device:expr;)*) => {$(
+    ($($(#[$attribute:meta])* $name:ident: $backend:ty = $device:expr, then $after:expr;)*) => {$(
         $(#[$attribute])*
         mod $name {
             use super::*;
 
-            every_group! { tests, $backend, $device }
+            every_group! { tests, $backend, $device, $after }
 
             #[test]
             fn the_backend_itself() {
@@ -52,26 +55,31 @@ macro_rules! backends {
             #[test]
             fn random_tensors() {
                 random::distributions::<$backend>(&$device);
+                $after;
             }
 
             #[test]
             fn shared_handles() {
                 handles::programs::<$backend>(&$device);
+                $after;
             }
 
             #[test]
             fn gradients_f32() {
                 gradients::against_flex::<$backend>(&$device, DType::F32);
+                $after;
             }
 
             #[test]
             fn gradients_f16() {
                 gradients::against_flex::<$backend>(&$device, DType::F16);
+                $after;
             }
 
             #[test]
             fn gradients_bf16() {
                 gradients::against_flex::<$backend>(&$device, DType::BF16);
+                $after;
             }
 
             #[test]
@@ -84,7 +92,7 @@ macro_rules! backends {
 }
 
 backends! {
-    flex: Flex = FlexDevice;
+    flex: Flex = FlexDevice, then ();
     #[cfg(feature = "ascend-sim")]
-    ascend: burn_ascend::Ascend = burn_ascend::AscendDevice::simulated(0);
+    ascend: burn_ascend::Ascend = devices::simulated(0), then devices::no_violations();
 }
