@@ -92,7 +92,7 @@ macro_rules! backends {
 }
 
 backends! {
-    flex: Flex = FlexDevice, then ();
+    flex: Flex = FlexDevice, then suite::nothing_further();
     #[cfg(feature = "ascend-sim")]
     ascend: burn_ascend::Ascend = devices::simulated(0), then devices::no_violations();
 }
