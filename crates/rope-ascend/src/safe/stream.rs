@@ -306,11 +306,32 @@ impl Stream {
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn read<T: Element>(&self, buffer: &DeviceBuffer<T>, values: &mut [T]) -> Result<()> {
         self.same_length("read", buffer.len(), values.len())?;
+        self.read_from(buffer, 0, values)
+    }
+
+    /// As [`Self::read`], for the elements from `first` on, as many as `values` holds.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn read_from<T: Element>(
+        &self,
+        buffer: &DeviceBuffer<T>,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<()> {
+        if first.saturating_add(values.len()) > buffer.len() {
+            return Err(AscendError::argument(
+                "read",
+                "elements",
+                format!("within the buffer's {}", buffer.len()),
+                format!("{} from {first}", values.len()),
+            ));
+        }
         self.owns("read", buffer)?;
         let target = bytes_of_mut(values);
         self.wait_and_copy(
             target.as_mut_ptr().cast(),
-            buffer.pointer(),
+            buffer.pointer().cast::<T>().wrapping_add(first).cast(),
             target.len(),
             aclrtMemcpyKind::DEVICE_TO_HOST,
         )
