@@ -22,9 +22,9 @@ enum Step {
     Expand { at: usize },
     Flip { at: usize },
     AddScalar { at: usize },
-    Exp { at: usize },
+    Clamp { at: usize },
     Add { left: usize, right: usize },
-    Rank1Sum { at: usize },
+    Centre { at: usize },
     SliceAssign { at: usize, from: usize },
     MaskFill { at: usize },
     SelectAssign { at: usize },
@@ -53,12 +53,12 @@ fn program(seed: u64, length: usize) -> Vec<Step> {
             8 => Step::Expand { at },
             9 => Step::Flip { at },
             10 | 11 => Step::AddScalar { at },
-            12 => Step::Exp { at },
+            12 => Step::Clamp { at },
             13 | 14 => Step::Add {
                 left: at,
                 right: other,
             },
-            15 => Step::Rank1Sum { at },
+            15 => Step::Centre { at },
             16 | 17 => Step::SliceAssign { at, from: other },
             18 => Step::MaskFill { at },
             _ if other % 2 == 0 => Step::SelectAssign { at },
@@ -125,7 +125,7 @@ fn apply<B: Backend>(pool: &mut Vec<FloatTensor<B>>, step: &Step, device: &Devic
         Step::AddScalar { at } => {
             replace(pool, at, &|x| B::float_add_scalar(x, Scalar::Float(0.5)))
         }
-        Step::Exp { at } => replace(pool, at, &|x| {
+        Step::Clamp { at } => replace(pool, at, &|x| {
             B::float_clamp(B::float_neg(x), (-9.0).into(), 9.0.into())
         }),
         Step::Add { left, right } => {
@@ -136,7 +136,7 @@ fn apply<B: Backend>(pool: &mut Vec<FloatTensor<B>>, step: &Step, device: &Devic
             };
             replace(pool, left, &|x| B::float_add(x, other.clone()));
         }
-        Step::Rank1Sum { at } => replace(pool, at, &|x| {
+        Step::Centre { at } => replace(pool, at, &|x| {
             let sum = B::float_sum_dim(x.clone(), 1);
             B::float_sub(x, sum)
         }),
