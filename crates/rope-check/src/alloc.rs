@@ -7,9 +7,11 @@
 )]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize};
 
-/// Passes every call on to the system's allocator and counts.
+/// Passes every call on to the system's allocator and, while something is measured, counts. Otherwise it costs one load and one
+/// branch a call, so a program can carry it always.
 ///
 /// ```
 /// use rope_check::alloc::{CountingAllocator, Usage};
@@ -22,11 +24,20 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// ```
 #[derive(Debug)]
 pub struct CountingAllocator {
-    live: AtomicUsize,
-    peak: AtomicUsize,
+    measuring: AtomicBool,
+    live: AtomicIsize,
+    peak: AtomicIsize,
     allocations: AtomicUsize,
-    large: AtomicUsize,
-    large_threshold: AtomicUsize,
+    data: Class,
+    large: Class,
+}
+
+/// Allocations from some size up.
+#[derive(Debug)]
+struct Class {
+    threshold: AtomicUsize,
+    allocations: AtomicUsize,
+    live: AtomicIsize,
 }
 
 /// What happened while something ran.
@@ -36,49 +47,122 @@ pub struct Usage {
     pub peak_bytes: usize,
     /// Bytes live afterwards, less those live before.
     pub retained_bytes: isize,
+    /// Of these, in allocations of at least the size that was called data.
+    pub retained_data_bytes: isize,
     /// Allocations.
     pub allocations: usize,
     /// Allocations of at least the size that was called large.
     pub large_allocations: usize,
 }
 
+impl Class {
+    const fn new() -> Self {
+        Self {
+            threshold: AtomicUsize::new(usize::MAX),
+            allocations: AtomicUsize::new(0),
+            live: AtomicIsize::new(0),
+        }
+    }
+
+    fn reset(&self, threshold: usize) {
+        self.threshold.store(threshold, Relaxed);
+        self.allocations.store(0, Relaxed);
+        self.live.store(0, Relaxed);
+    }
+
+    fn allocated(&self, bytes: usize) {
+        if bytes >= self.threshold.load(Relaxed) {
+            self.allocations.fetch_add(1, Relaxed);
+            self.live.fetch_add(bytes.cast_signed(), Relaxed);
+        }
+    }
+
+    fn freed(&self, bytes: usize) {
+        if bytes >= self.threshold.load(Relaxed) {
+            self.live.fetch_sub(bytes.cast_signed(), Relaxed);
+        }
+    }
+}
+
 impl CountingAllocator {
-    /// Counts from zero.
+    /// Nothing measured yet.
     pub const fn new() -> Self {
         Self {
-            live: AtomicUsize::new(0),
-            peak: AtomicUsize::new(0),
+            measuring: AtomicBool::new(false),
+            live: AtomicIsize::new(0),
+            peak: AtomicIsize::new(0),
             allocations: AtomicUsize::new(0),
-            large: AtomicUsize::new(0),
-            large_threshold: AtomicUsize::new(usize::MAX),
+            data: Class::new(),
+            large: Class::new(),
         }
     }
 
     /// Runs `work` and counts what all threads of the process allocate meanwhile; allocations of `large_bytes` and more
-    /// are counted apart. One measurement at a time.
+    /// are counted apart, and are called data. One measurement at a time.
     pub fn measure<T>(&self, large_bytes: usize, work: impl FnOnce() -> T) -> (T, Usage) {
-        let before = self.live.load(Relaxed);
-        self.peak.store(before, Relaxed);
+        self.measure_classes(large_bytes, large_bytes, work)
+    }
+
+    /// As [`measure`](Self::measure), with a size of its own from which allocations are data.
+    pub fn measure_classes<T>(
+        &self,
+        data_bytes: usize,
+        large_bytes: usize,
+        work: impl FnOnce() -> T,
+    ) -> (T, Usage) {
+        self.live.store(0, Relaxed);
+        self.peak.store(0, Relaxed);
         self.allocations.store(0, Relaxed);
-        self.large.store(0, Relaxed);
-        self.large_threshold.store(large_bytes, Relaxed);
+        self.data.reset(data_bytes);
+        self.large.reset(large_bytes);
+        let stop = Measuring::start(self);
         let result = work();
+        drop(stop);
         let usage = Usage {
-            peak_bytes: self.peak.load(Relaxed).saturating_sub(before),
-            retained_bytes: self.live.load(Relaxed).wrapping_sub(before).cast_signed(),
+            peak_bytes: self.peak.load(Relaxed).max(0).cast_unsigned(),
+            retained_bytes: self.live.load(Relaxed),
+            retained_data_bytes: self.data.live.load(Relaxed),
             allocations: self.allocations.load(Relaxed),
-            large_allocations: self.large.load(Relaxed),
+            large_allocations: self.large.allocations.load(Relaxed),
         };
         (result, usage)
     }
 
-    fn count(&self, bytes: usize) {
-        let live = self.live.fetch_add(bytes, Relaxed) + bytes;
+    fn allocated(&self, bytes: usize) {
+        if !self.measuring.load(Relaxed) {
+            return;
+        }
+        let added = bytes.cast_signed();
+        let live = self.live.fetch_add(added, Relaxed) + added;
         self.peak.fetch_max(live, Relaxed);
         self.allocations.fetch_add(1, Relaxed);
-        if bytes >= self.large_threshold.load(Relaxed) {
-            self.large.fetch_add(1, Relaxed);
+        self.data.allocated(bytes);
+        self.large.allocated(bytes);
+    }
+
+    fn freed(&self, bytes: usize) {
+        if !self.measuring.load(Relaxed) {
+            return;
         }
+        self.live.fetch_sub(bytes.cast_signed(), Relaxed);
+        self.data.freed(bytes);
+        self.large.freed(bytes);
+    }
+}
+
+/// Ends the measurement, also where the work panics.
+struct Measuring<'a>(&'a CountingAllocator);
+
+impl<'a> Measuring<'a> {
+    fn start(allocator: &'a CountingAllocator) -> Self {
+        allocator.measuring.store(true, SeqCst);
+        Self(allocator)
+    }
+}
+
+impl Drop for Measuring<'_> {
+    fn drop(&mut self) {
+        self.0.measuring.store(false, SeqCst);
     }
 }
 
@@ -92,26 +176,26 @@ impl Default for CountingAllocator {
 // atomics alone and does not allocate.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        self.count(layout.size());
+        self.allocated(layout.size());
         // SAFETY: the caller's obligations are System's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        self.count(layout.size());
+        self.allocated(layout.size());
         // SAFETY: the caller's obligations are System's.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        self.live.fetch_sub(layout.size(), Relaxed);
+        self.freed(layout.size());
         // SAFETY: the caller's obligations are System's.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        self.count(new_size);
-        self.live.fetch_sub(layout.size(), Relaxed);
+        self.allocated(new_size);
+        self.freed(layout.size());
         // SAFETY: the caller's obligations are System's.
         unsafe { System.realloc(pointer, layout, new_size) }
     }

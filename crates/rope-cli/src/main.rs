@@ -1,5 +1,6 @@
 //! `mrope`: trains a multimodal model with rotary position embedding, and checks rotations.
 
+mod bench;
 mod device;
 mod doctor;
 mod gradcheck;
@@ -12,6 +13,11 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rope_check::alloc::CountingAllocator;
+
+/// Counts for `mrope bench memory`; for everything else it costs one load and one branch an allocation.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// Rotary position embedding for multimodal training: see it learn, check it.
 #[derive(Debug, Parser)]
@@ -36,6 +42,7 @@ enum Command {
     #[command(long_about = GRADCHECK_ABOUT)]
     Gradcheck(gradcheck::GradcheckArgs),
     Doctor(doctor::DoctorArgs),
+    Bench(bench::BenchArgs),
 }
 
 const TRAIN_ABOUT: &str = "\
@@ -92,6 +99,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
         Command::Positions(args) => positions::run(&args)?,
         Command::Gradcheck(args) => return gradcheck::run(&args),
         Command::Doctor(args) => doctor::run(&args)?,
+        Command::Bench(args) => return bench::run(&args),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,459 @@
+//! A case with its tensors: checked against the oracle, then run beside its baseline.
+
+use std::hint::black_box;
+
+use half::{bf16, f16};
+use rayon::prelude::*;
+use rope_core::reference::HeadMatrix;
+use rope_core::{
+    Angles, CosSinTable, Direction, Element, HeadsLayout, HeadsMut, HeadsRef, Operand, Parallelism,
+    Positions, Real, RopeError, RotarySpec, Rotator, TokenAngles,
+};
+
+use crate::cases::{AngleSource, Case, DType, Way};
+use crate::sample::Contest;
+
+/// What a case may go wrong with.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaseError {
+    /// The rotation was refused.
+    #[error(transparent)]
+    Rope(#[from] RopeError),
+    /// The result is not the oracle's; nothing was timed.
+    #[error(
+        "{case}: token {token}, channel {channel} is {found}, the oracle has {expected}; nothing was timed"
+    )]
+    Wrong {
+        /// The case.
+        case: String,
+        /// The token.
+        token: usize,
+        /// The channel of the token, over all heads.
+        channel: usize,
+        /// The result.
+        found: f64,
+        /// The oracle's.
+        expected: f64,
+    },
+}
+
+/// An element type that is timed.
+pub trait Number: Element<Acc = f32> {
+    /// Its name in cases.
+    const DTYPE: DType;
+    /// The largest relative error of one rounding to nearest.
+    const UNIT: f64;
+    /// Flips the bits of `mask`.
+    fn flip(&mut self, mask: u16);
+}
+
+macro_rules! number {
+    ($type:ty as $bits:ty, $dtype:ident, $mantissa:literal) => {
+        impl Number for $type {
+            const DTYPE: DType = DType::$dtype;
+            const UNIT: f64 = 1.0 / (1u64 << ($mantissa + 1)) as f64;
+            #[inline(always)]
+            fn flip(&mut self, mask: u16) {
+                *self = Self::from_bits(self.to_bits() ^ mask as $bits);
+            }
+        }
+    };
+}
+number!(f32 as u32, F32, 23);
+number!(bf16 as u16, Bf16, 7);
+number!(f16 as u16, F16, 10);
+
+/// How far a value of type `E` after so many passes may lie from `exact`, for inputs below 1: 2e-6 for the roundings of cos, sin,
+/// two products and a sum, and for each pass one rounding on store.
+pub fn tolerance<E: Number>(exact: f64, passes: usize) -> f64 {
+    // A rounding error of the first pass is turned by the second: it may come from any channel of the pair.
+    let reach = if passes == 1 { exact.abs() } else { 2.0 };
+    // The last term is half the spacing of f16's subnormal numbers.
+    passes as f64 * (2e-6 + reach * E::UNIT + f64::EPSILON + 2f64.powi(-25))
+}
+
+/// `elems` values in [-0.5, 0.5), the same each time.
+pub fn values<E: Number>(elems: usize) -> Vec<E> {
+    // A Weyl sequence by the golden ratio: well spread, and cheap for gigabytes.
+    (0..elems)
+        .into_par_iter()
+        .map(|i| {
+            let turn = (i as u32).wrapping_mul(0x9e37_79b9);
+            E::narrow(turn as f32 / 4_294_967_296.0 - 0.5)
+        })
+        .collect()
+}
+
+/// Position ids as a prompt with pictures has them: frames of 32 x 32 patches on the axes time, height and width; text on
+/// the others.
+///
+/// # Errors
+/// Those of [`Positions::new`]; none are expected.
+pub fn positions(axes: usize, tokens: usize) -> Result<Positions, RopeError> {
+    let id = |axis: usize, token: usize| match (axes, axis) {
+        (1, _) | (_, 3) => token,
+        (_, 0) => token / 1024,
+        (_, 1) => token / 32 % 32,
+        (_, _) => token % 32,
+    };
+    let ids: Vec<i64> = (0..axes)
+        .flat_map(|axis| (0..tokens).map(move |token| id(axis, token) as i64))
+        .collect();
+    Positions::new(axes, &ids)
+}
+
+/// Bytes of q and k below which a copy, as a rotation, is left to one thread.
+const BYTES_PER_THREAD: usize = 256 << 10;
+
+/// As many chunks as the rotation has tasks.
+fn tasks(parallelism: Parallelism, bytes: usize) -> usize {
+    if parallelism == Parallelism::SERIAL {
+        return 1;
+    }
+    rayon::current_num_threads()
+        .min(bytes / BYTES_PER_THREAD)
+        .max(1)
+}
+
+/// Copies by so many threads.
+pub fn copy<E: Copy + Send + Sync>(from: &[E], to: &mut [E], tasks: usize) {
+    if tasks <= 1 {
+        return to.copy_from_slice(from);
+    }
+    let chunk = from.len().div_ceil(tasks).max(1);
+    from.par_chunks(chunk)
+        .zip(to.par_chunks_mut(chunk))
+        .for_each(|(from, to)| to.copy_from_slice(from));
+}
+
+/// Reads, changes and writes every element by so many threads: flips bits that the optimiser cannot know, the lowest of
+/// the mantissa, so that no value becomes subnormal.
+pub fn read_modify_write<E: Number>(values: &mut [E], tasks: usize) {
+    let mask = black_box(1);
+    let flip = |values: &mut [E]| values.iter_mut().for_each(|value| value.flip(mask));
+    if tasks <= 1 {
+        return flip(values);
+    }
+    let chunk = values.len().div_ceil(tasks).max(1);
+    values.par_chunks_mut(chunk).for_each(flip);
+}
+
+enum OwnedAngles {
+    Tokens(TokenAngles),
+    Table(CosSinTable, Positions),
+}
+
+impl OwnedAngles {
+    fn new(case: &Case, spec: &RotarySpec, positions: &Positions) -> Result<Self, RopeError> {
+        match case.angles {
+            AngleSource::Tokens => TokenAngles::new(spec, positions, None).map(Self::Tokens),
+            AngleSource::Table => {
+                let mut table = CosSinTable::new(spec, None)?;
+                table.grow_to(positions.highest())?;
+                Ok(Self::Table(table, positions.clone()))
+            }
+        }
+    }
+
+    fn view(&self) -> Angles<'_> {
+        match self {
+            Self::Tokens(angles) => angles.angles(),
+            Self::Table(table, positions) => Angles::Table { table, positions },
+        }
+    }
+}
+
+/// q or k: what is rotated, and where to.
+#[derive(Clone, Debug)]
+struct Tensor<E> {
+    layout: HeadsLayout,
+    /// Never written.
+    source: Vec<E>,
+    /// The result; in place, also the input.
+    target: Vec<E>,
+}
+
+impl<E: Number> Tensor<E> {
+    fn new(layout: HeadsLayout) -> Self {
+        let source = values(layout.elems());
+        Self {
+            layout,
+            target: source.clone(),
+            source,
+        }
+    }
+}
+
+/// A case with its tensors. Of its contestants, 0 is the baseline and 1 the rotation.
+///
+/// The baseline moves the same bytes of the same buffers by as many threads: a copy; for a rotation in place a
+/// read-modify-write in place, except for a single token, whose bar is a copy.
+pub struct Rotation<E> {
+    case: Case,
+    spec: RotarySpec,
+    positions: Positions,
+    angles: OwnedAngles,
+    parallelism: Parallelism,
+    tensors: Vec<Tensor<E>>,
+}
+
+/// The contestant that is compared with.
+pub const BASELINE: usize = 0;
+/// The contestant that is measured.
+pub const ROTATION: usize = 1;
+
+impl<E: Number> Rotation<E> {
+    /// Makes the tensors and the angles of `case`, whose element type is `E`.
+    ///
+    /// # Errors
+    /// [`CaseError::Rope`]; none are expected of [`crate::cases::cases`].
+    pub fn new(case: &Case) -> Result<Self, CaseError> {
+        let spec = case.shape.spec(case.pairing, case.axes.clone())?;
+        let positions = positions(spec.axes(), case.shape.seq)?;
+        let layouts = [case.shape.q(case.layout), case.shape.k(case.layout)];
+        let parallelism = if case.shape.seq == 1 {
+            Parallelism::SERIAL
+        } else {
+            Parallelism::default()
+        };
+        Ok(Self {
+            angles: OwnedAngles::new(case, &spec, &positions)?,
+            tensors: layouts
+                .into_iter()
+                .filter(|layout| layout.heads > 0)
+                .map(Tensor::new)
+                .collect(),
+            case: case.clone(),
+            spec,
+            positions,
+            parallelism,
+        })
+    }
+
+    /// What the rotation is compared with.
+    pub fn baseline(&self) -> &'static str {
+        if self.copies() {
+            "copy"
+        } else {
+            "read_modify_write"
+        }
+    }
+
+    fn copies(&self) -> bool {
+        !self.case.in_place || self.case.shape.seq == 1
+    }
+
+    fn tasks(&self) -> usize {
+        tasks(self.parallelism, self.case.tensor_bytes())
+    }
+
+    fn restore(&mut self) {
+        let tasks = self.tasks();
+        for tensor in &mut self.tensors {
+            copy(&tensor.source, &mut tensor.target, tasks);
+        }
+    }
+
+    /// Rotates so many times.
+    ///
+    /// # Errors
+    /// [`CaseError::Rope`] if the rotation is refused.
+    pub fn rotate(&mut self, iterations: usize) -> Result<(), CaseError> {
+        let rotator = Rotator::new(self.spec.geometry(), self.angles.view())?
+            .with_parallelism(self.parallelism);
+        let directions: &[Direction] = match self.case.way {
+            Way::Forward => &[Direction::Forward],
+            Way::Backward => &[Direction::Adjoint],
+            Way::Both => &[Direction::Forward, Direction::Adjoint],
+        };
+        for _ in 0..iterations {
+            for (pass, &direction) in directions.iter().enumerate() {
+                let mut operands =
+                    self.tensors
+                        .iter_mut()
+                        .map(|tensor| -> Result<Operand<'_, E>, RopeError> {
+                            let Tensor {
+                                layout,
+                                source,
+                                target,
+                            } = tensor;
+                            let target = HeadsMut::new(target.as_mut_slice(), *layout)?;
+                            // The second pass has its input where the first one left it.
+                            if self.case.in_place || pass > 0 {
+                                return Ok(target.into());
+                            }
+                            Ok((HeadsRef::new(source, *layout)?, target).into())
+                        });
+                let Some(q) = operands.next() else { break };
+                let k = operands.next().transpose();
+                rotator.apply::<E>(direction, q?, k?)?;
+            }
+            black_box(&mut self.tensors);
+        }
+        Ok(())
+    }
+
+    fn run_baseline(&mut self, iterations: usize) {
+        let (tasks, copies) = (self.tasks(), self.copies());
+        for _ in 0..iterations * self.case.way.passes() {
+            for Tensor { source, target, .. } in &mut self.tensors {
+                if copies {
+                    copy(black_box(source), target, tasks);
+                } else {
+                    read_modify_write(target, tasks);
+                }
+            }
+            black_box(&mut self.tensors);
+        }
+    }
+
+    /// Rotates once and compares some tokens, the first and the last among them, with the oracle.
+    ///
+    /// # Errors
+    /// [`CaseError::Wrong`]; [`CaseError::Rope`].
+    pub fn check(&mut self, tokens: usize) -> Result<(), CaseError> {
+        self.restore();
+        self.rotate(1)?;
+        let seq = self.case.shape.seq;
+        let tokens = tokens.clamp(1, seq);
+        for token in (0..tokens).map(|i| i * (seq - 1) / (tokens - 1).max(1)) {
+            let matrix = HeadMatrix::new(&self.spec, &self.positions, token, None)?;
+            for tensor in &self.tensors {
+                self.check_token(tensor, token, &matrix)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_token(
+        &self,
+        tensor: &Tensor<E>,
+        token: usize,
+        matrix: &HeadMatrix,
+    ) -> Result<(), CaseError> {
+        let (layout, head_dim) = (tensor.layout, tensor.layout.head_dim);
+        for head in 0..layout.heads {
+            let start = token * layout.strides.seq + head * layout.strides.head;
+            let row = |values: &[E]| -> Vec<f64> {
+                let row = values[start..start + head_dim].iter();
+                row.map(|value| value.widen().to_f64()).collect()
+            };
+            let x = row(&tensor.source);
+            let exact = match self.case.way {
+                Way::Forward => matrix.apply(&x),
+                Way::Backward => matrix.apply_adjoint(&x),
+                Way::Both => matrix.apply_adjoint(&matrix.apply(&x)),
+            };
+            let found = row(&tensor.target);
+            for (channel, (&found, expected)) in found.iter().zip(exact).enumerate() {
+                let allowed = tolerance::<E>(expected, self.case.way.passes());
+                if !((found - expected).abs() <= allowed) {
+                    return Err(CaseError::Wrong {
+                        case: self.case.name(),
+                        token,
+                        channel: head * head_dim + channel,
+                        found,
+                        expected,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<E: Number> Contest for Rotation<E> {
+    fn contestants(&self) -> usize {
+        2
+    }
+
+    fn prepare(&mut self, _: usize) {
+        // Rotated again and again, values would drift; where a pair has two angles they would grow.
+        if self.case.in_place {
+            self.restore();
+        }
+    }
+
+    fn run(&mut self, contestant: usize, iterations: usize) {
+        if contestant == BASELINE {
+            self.run_baseline(iterations);
+        } else {
+            // `check` has run the same call.
+            self.rotate(iterations)
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+}
+
+/// A case to check and to time, whatever its element type.
+pub trait Timed: Contest {
+    /// As [`Rotation::check`].
+    ///
+    /// # Errors
+    /// As [`Rotation::check`].
+    fn check(&mut self, tokens: usize) -> Result<(), CaseError>;
+    /// As [`Rotation::baseline`].
+    fn baseline(&self) -> &'static str;
+}
+
+impl<E: Number> Timed for Rotation<E> {
+    fn check(&mut self, tokens: usize) -> Result<(), CaseError> {
+        Rotation::check(self, tokens)
+    }
+    fn baseline(&self) -> &'static str {
+        Rotation::baseline(self)
+    }
+}
+
+/// A case with its tensors.
+///
+/// # Errors
+/// As [`Rotation::new`].
+pub fn timed(case: &Case) -> Result<Box<dyn Timed>, CaseError> {
+    Ok(match case.dtype {
+        DType::F32 => Box::new(Rotation::<f32>::new(case)?),
+        DType::Bf16 => Box::new(Rotation::<bf16>::new(case)?),
+        DType::F16 => Box::new(Rotation::<f16>::new(case)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::{Selection, cases};
+
+    #[test]
+    fn every_case_is_the_oracles_on_small_tensors() {
+        for case in cases(Selection::Quick) {
+            let mut timed = timed(&case).unwrap();
+            timed.check(4).unwrap_or_else(|error| panic!("{error}"));
+            timed.prepare(BASELINE);
+            timed.run(BASELINE, 1);
+        }
+    }
+
+    #[test]
+    fn a_wrong_result_is_not_timed() {
+        let case = cases(Selection::Quick).swap_remove(0);
+        let mut rotation = Rotation::<f32>::new(&case).unwrap();
+        // Other positions than the oracle's.
+        let wrong = Positions::text(1, 3, case.shape.seq).unwrap();
+        rotation.angles = OwnedAngles::new(&case, &rotation.spec, &wrong).unwrap();
+        assert!(matches!(rotation.check(4), Err(CaseError::Wrong { .. })));
+    }
+
+    #[test]
+    fn the_baselines_move_every_byte() {
+        let from = values::<f32>(1000);
+        let mut to = vec![0.0; 1000];
+        copy(&from, &mut to, 3);
+        assert_eq!(from, to);
+        read_modify_write(&mut to, 3);
+        assert!(
+            from.iter()
+                .zip(&to)
+                .all(|(a, b)| a.to_bits() ^ b.to_bits() == 1)
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! Timing several contestants in turn, so that a disturbance hits all of them alike.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// Things that are timed against each other.
+pub trait Contest {
+    /// How many there are.
+    fn contestants(&self) -> usize;
+    /// Makes ready for a sample of `contestant`, outside the time that is taken.
+    fn prepare(&mut self, contestant: usize);
+    /// Runs `contestant` so many times.
+    fn run(&mut self, contestant: usize, iterations: usize);
+    /// Whether a sample may hold more than one run; not where each run uses up what [`prepare`](Self::prepare) made.
+    fn repeats(&self) -> bool {
+        true
+    }
+}
+
+/// How many samples, and how long they may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Samples of each contestant.
+    pub samples: usize,
+    /// Fewer samples, but at least three, where all of them would take longer than this.
+    pub budget: Duration,
+    /// Runs are repeated within a sample until it is at least this long.
+    pub shortest_sample: Duration,
+}
+
+impl Plan {
+    /// One run of each, for a test that looks at no time.
+    pub const ONCE: Self = Self {
+        samples: 1,
+        budget: Duration::MAX,
+        shortest_sample: Duration::ZERO,
+    };
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            samples: 11,
+            budget: Duration::from_secs(4),
+            shortest_sample: Duration::from_micros(500),
+        }
+    }
+}
+
+/// The middle of the samples and their spread, in nanoseconds a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    /// Half the samples lie below.
+    pub median_ns: f64,
+    /// A quarter of the samples lies below.
+    pub lower_quartile_ns: f64,
+    /// A quarter of the samples lies above.
+    pub upper_quartile_ns: f64,
+    /// Samples.
+    pub samples: usize,
+}
+
+impl Timing {
+    fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        // Linear between the two nearest samples.
+        let quantile = |part: f64| {
+            let place = part * (samples.len() - 1) as f64;
+            let (low, high) = (
+                samples[place.floor() as usize],
+                samples[place.ceil() as usize],
+            );
+            low + (high - low) * place.fract()
+        };
+        Self {
+            median_ns: quantile(0.5),
+            lower_quartile_ns: quantile(0.25),
+            upper_quartile_ns: quantile(0.75),
+            samples: samples.len(),
+        }
+    }
+}
+
+/// Times each contestant, one sample of each after another: A B C A B C ...
+///
+/// A first round warms up, and says how often to repeat short runs.
+pub fn interleaved(contest: &mut dyn Contest, plan: &Plan) -> Vec<Timing> {
+    let count = contest.contestants();
+    let time = |contest: &mut dyn Contest, contestant, iterations| {
+        contest.prepare(contestant);
+        let started = Instant::now();
+        contest.run(contestant, iterations);
+        started.elapsed()
+    };
+    let mut round = Duration::ZERO;
+    let iterations: Vec<usize> = (0..count)
+        .map(|contestant| {
+            let mut iterations = 1;
+            loop {
+                let taken = time(contest, contestant, iterations);
+                if taken >= plan.shortest_sample || !contest.repeats() {
+                    round += taken;
+                    return iterations;
+                }
+                // Towards the wanted length by the length that was seen, no more than a hundredfold at once.
+                let missing = plan.shortest_sample.as_secs_f64() / taken.as_secs_f64().max(1e-9);
+                iterations =
+                    (iterations as f64 * (1.1 * missing).clamp(1.5, 100.0)).ceil() as usize;
+            }
+        })
+        .collect();
+    let affordable = plan.budget.as_secs_f64() / round.as_secs_f64().max(1e-9);
+    let samples = plan.samples.min((affordable as usize).max(3)).max(1);
+    let mut taken = vec![Vec::with_capacity(samples); count];
+    for _ in 0..samples {
+        for (contestant, taken) in taken.iter_mut().enumerate() {
+            let time = time(contest, contestant, iterations[contestant]);
+            taken.push(time.as_secs_f64() * 1e9 / iterations[contestant] as f64);
+        }
+    }
+    taken.into_iter().map(Timing::of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quartiles_lie_between_the_nearest_samples() {
+        let timing = Timing::of(vec![4.0, 1.0, 3.0, 2.0]);
+        assert_eq!((timing.lower_quartile_ns, timing.median_ns), (1.75, 2.5));
+        assert_eq!((timing.upper_quartile_ns, timing.samples), (3.25, 4));
+        assert_eq!(Timing::of(vec![7.0]).median_ns, 7.0);
+    }
+
+    /// Records who ran.
+    struct Recorder(Vec<(usize, usize)>);
+
+    impl Contest for Recorder {
+        fn contestants(&self) -> usize {
+            2
+        }
+        fn prepare(&mut self, _: usize) {}
+        fn run(&mut self, contestant: usize, iterations: usize) {
+            self.0.push((contestant, iterations));
+            std::thread::sleep(Duration::from_micros(200 * iterations as u64));
+        }
+    }
+
+    #[test]
+    fn samples_are_taken_in_turn_and_short_runs_are_repeated() {
+        let plan = Plan {
+            samples: 3,
+            shortest_sample: Duration::from_millis(2),
+            ..Plan::default()
+        };
+        let mut recorder = Recorder(Vec::new());
+        let timings = interleaved(&mut recorder, &plan);
+        let runs = &recorder.0[recorder.0.len() - 6..];
+        let turns: Vec<usize> = runs.iter().map(|(contestant, _)| *contestant).collect();
+        assert_eq!(turns, [0, 1, 0, 1, 0, 1]);
+        assert!(
+            runs.iter().all(|(_, iterations)| *iterations > 1),
+            "{runs:?}"
+        );
+        assert!(timings.iter().all(|timing| timing.samples == 3));
+        // A run sleeps for 200 us at least, however many a sample holds.
+        assert!(
+            timings
+                .iter()
+                .all(|timing| timing.lower_quartile_ns >= 200e3)
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! Rotation through burn: the graph, the allocations and the seed of the gradients included.
+
+use std::error::Error;
+
+use burn::tensor::{Device, Gradients, Tensor, TensorData};
+use rope_benches::cases::{Case, Group, Selection, Way};
+use rope_benches::rotation::{copy, positions, tolerance, values};
+use rope_benches::rows::SpeedRow;
+use rope_benches::sample::{Contest, Plan, Timing, interleaved};
+use rope_benches::shapes::FLUX_SINGLE;
+use rope_core::reference::HeadMatrix;
+use rope_core::{Layout, Pairing, Positions, RotarySpec};
+
+use super::scheme::Scheme;
+
+/// Every way at the shape that peers are compared on; adjacent pairs, because `RotaryEncoding` has no others.
+pub(crate) fn cases(selection: Selection) -> Vec<Case> {
+    let shape = match selection {
+        Selection::Quick => FLUX_SINGLE.at(64),
+        _ => FLUX_SINGLE,
+    };
+    let case = |way| Case {
+        pairing: Pairing::Adjacent,
+        layout: Layout::Bnsd,
+        way,
+        ..Case::new(Group::Burn, shape)
+    };
+    Way::ALL.map(case).into()
+}
+
+/// Contestants: a copy, then the schemes.
+struct Through {
+    way: Way,
+    x: Tensor<4>,
+    schemes: Vec<(&'static str, Scheme)>,
+    source: Vec<f32>,
+    target: Vec<f32>,
+    input: Option<Tensor<4>>,
+    output: Option<Tensor<4>>,
+    gradients: Option<Gradients>,
+}
+
+impl Through {
+    fn forward(&mut self, scheme: usize) {
+        if let Some(input) = self.input.take() {
+            self.output = Some(self.schemes[scheme].1.single(input));
+        }
+    }
+
+    fn backward(&mut self) {
+        // From ones, as large as the output.
+        self.gradients = self.output.take().map(|output| output.backward());
+    }
+}
+
+impl Contest for Through {
+    fn contestants(&self) -> usize {
+        1 + self.schemes.len()
+    }
+
+    fn prepare(&mut self, contestant: usize) {
+        (self.input, self.output, self.gradients) = (None, None, None);
+        let Some(scheme) = contestant.checked_sub(1) else {
+            return;
+        };
+        // A leaf that nobody else holds: who can may rotate it in place.
+        self.input = Some((self.x.clone() + 0.0).autodiff().require_grad());
+        if self.way == Way::Backward {
+            self.forward(scheme);
+        }
+    }
+
+    fn run(&mut self, contestant: usize, _: usize) {
+        let Some(scheme) = contestant.checked_sub(1) else {
+            let threads = rayon::current_num_threads();
+            (0..self.way.passes()).for_each(|_| copy(&self.source, &mut self.target, threads));
+            return;
+        };
+        if self.way != Way::Backward {
+            self.forward(scheme);
+        }
+        if self.way != Way::Forward {
+            self.backward();
+        }
+    }
+
+    fn repeats(&self) -> bool {
+        false
+    }
+}
+
+/// Times a case in every scheme, after comparing each with the oracle.
+///
+/// # Errors
+/// If a result is not the oracle's.
+pub(crate) fn time(case: &Case, plan: &Plan) -> Result<Vec<SpeedRow>, Box<dyn Error>> {
+    let shape = case.shape;
+    let spec = shape.spec(case.pairing, case.axes.clone())?;
+    let positions = positions(spec.axes(), shape.seq)?;
+    let schemes = Scheme::all(&spec, &positions, &Device::flex().autodiff())?;
+    let schemes: Vec<(&'static str, Scheme)> = schemes
+        .into_iter()
+        .filter_map(|(name, scheme)| Some((name, scheme?)))
+        .collect();
+    let source = values::<f32>(shape.elems());
+    let dims = [1, shape.heads, shape.seq, shape.head_dim];
+    let x = Tensor::<4>::from_data(TensorData::new(source.clone(), dims), &Device::flex());
+    for (name, scheme) in &schemes {
+        check(name, scheme, &x, &spec, &positions)?;
+    }
+    let mut contest = Through {
+        way: case.way,
+        x,
+        schemes,
+        target: source.clone(),
+        source,
+        input: None,
+        output: None,
+        gradients: None,
+    };
+    let timings: Vec<Timing> = interleaved(&mut contest, plan);
+    let rows = contest.schemes.iter().zip(&timings[1..]);
+    Ok(rows
+        .map(|((name, _), timing)| SpeedRow::new(case, name, ("copy", timings[0]), *timing))
+        .collect())
+}
+
+/// Tokens that are compared. `RotaryEncoding`'s f32 angles drift from the exact ones as positions grow.
+const CHECKED_TOKENS: usize = 4;
+
+fn check(
+    name: &str,
+    scheme: &Scheme,
+    x: &Tensor<4>,
+    spec: &RotarySpec,
+    positions: &Positions,
+) -> Result<(), Box<dyn Error>> {
+    let leaf = x.clone().autodiff().require_grad();
+    let output = scheme.single(leaf.clone());
+    let tokens = |x: Tensor<4>| -> Vec<f32> {
+        let [_, _, seq, channels] = x.dims();
+        let few = x.slice([0..1, 0..1, 0..seq.min(CHECKED_TOKENS), 0..channels]);
+        few.into_data().iter::<f32>().collect()
+    };
+    let found = tokens(output.clone().without_autodiff());
+    let gradient = leaf
+        .grad(&output.backward())
+        .ok_or("the backward did not reach x")?;
+    let (gradient, x) = (tokens(gradient), tokens(x.clone()));
+    let wide = |row: &[f32]| row.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+    let channels = spec.head_dim();
+    for (token, x) in x.chunks(channels).enumerate() {
+        let matrix = HeadMatrix::new(spec, positions, token, None)?;
+        let row = token * channels..(token + 1) * channels;
+        let expected = matrix
+            .apply(&wide(x))
+            .into_iter()
+            .chain(matrix.apply_adjoint(&vec![1.0; channels]));
+        let found = found[row.clone()].iter().chain(&gradient[row]);
+        for (found, expected) in found.zip(expected) {
+            // Twice the usual, for angles that were made in f32.
+            if !((f64::from(*found) - expected).abs() <= 2.0 * tolerance::<f32>(expected, 1)) {
+                let problem = format!(
+                    "{name}: token {token} has {found}, the oracle {expected}; nothing was timed"
+                );
+                return Err(problem.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rope_benches::bars::names;
+
+    use super::*;
+
+    #[test]
+    fn every_scheme_is_the_oracles_and_is_timed() {
+        for case in cases(Selection::Quick) {
+            let rows = time(&case, &Plan::ONCE).unwrap();
+            let found: Vec<&str> = rows.iter().map(|row| &*row.implementation).collect();
+            assert_eq!(
+                found,
+                [names::FUSED, names::COMPOSED, names::ROTARY_ENCODING]
+            );
+        }
+    }
+}

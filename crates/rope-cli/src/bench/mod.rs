@@ -1,0 +1,41 @@
+//! `mrope bench`: what a rotation costs, in bytes and in time, beside what others cost.
+
+mod burn_speed;
+mod memory;
+mod output;
+mod scheme;
+mod speed;
+mod step;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::ALLOCATOR;
+
+/// Measure memory and time of rotations against a plain copy, composed operations and burn's own.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum What {
+    Memory(memory::MemoryArgs),
+    Speed(speed::SpeedArgs),
+    Step(step::StepArgs),
+}
+
+/// Runs a benchmark; exit code 1 if `--check` finds a bar that is not met.
+///
+/// # Errors
+/// If a result is wrong, in which case it is not timed, or an output cannot be written.
+pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Box<dyn Error>> {
+    match &args.what {
+        What::Memory(args) => memory::run(args),
+        What::Speed(args) => speed::run(args),
+        What::Step(args) => step::run(args),
+    }
+}
