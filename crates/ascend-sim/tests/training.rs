@@ -1424,9 +1424,6 @@ fn documented_limits_are_enforced() {
         device.tensor(F32, &[2], &[0.0; 2]),
     );
     let out = device.out(F32, &[2, 3]);
-    let refused = |outcome: Result<(u64, *mut aclOpExecutor), Failed>, code, says: &str| {
-        assert_refused(outcome, code, says)
-    };
     check! { device;
         aclnnAddGetWorkspaceSize(x.raw, x.raw, null(), out.raw) refuses NULL_POINTER, "alpha is null";
         aclnnAddGetWorkspaceSize(null(), x.raw, one, out.raw) refuses NULL_POINTER, "self is null";
