@@ -229,6 +229,30 @@ macro_rules! run {
     };
 }
 
+/// Operators in order: each runs and leaves values, exactly or within a relative tolerance, or its
+/// first phase refuses.
+macro_rules! check {
+    ($device:expr; $second:ident $first:ident($($arg:expr),*) => $out:ident is $expected:expr; $($rest:tt)*) => {
+        run!($device, $second $first($($arg),*)).expect(stringify!($second));
+        assert_eq!($out.values(), $expected, stringify!($second));
+        check! { $device; $($rest)* }
+    };
+    ($device:expr; $second:ident $first:ident($($arg:expr),*) => $out:ident near $expected:expr, $tolerance:expr; $($rest:tt)*) => {
+        run!($device, $second $first($($arg),*)).expect(stringify!($second));
+        assert_close(&$out.values(), &$expected, $tolerance, stringify!($second));
+        check! { $device; $($rest)* }
+    };
+    ($device:expr; $second:ident $first:ident($($arg:expr),*); $($rest:tt)*) => {
+        run!($device, $second $first($($arg),*)).expect(stringify!($second));
+        check! { $device; $($rest)* }
+    };
+    ($device:expr; $first:ident($($arg:expr),*) refuses $code:expr, $says:expr; $($rest:tt)*) => {
+        assert_refused(plan!($first($($arg),*)), $code, $says);
+        check! { $device; $($rest)* }
+    };
+    ($device:expr;) => {};
+}
+
 #[track_caller]
 fn assert_close(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -288,7 +312,8 @@ fn gelu_tanh(x: f64) -> f64 {
 #[test]
 fn functions_of_one_number() {
     let device = Device::new();
-    let table: &[(&str, OneToOne, Second, fn(f64) -> f64)] = &[
+    type Row = (&'static str, OneToOne, Second, fn(f64) -> f64);
+    let table: &[Row] = &[
         ("neg", aclnnNegGetWorkspaceSize, aclnnNeg, |x| -x),
         ("abs", aclnnAbsGetWorkspaceSize, aclnnAbs, f64::abs),
         ("sign", aclnnSignGetWorkspaceSize, aclnnSign, |x| {
@@ -353,10 +378,14 @@ fn functions_of_one_number() {
     }
     for dtype in [F32, F16] {
         let (x, out) = (device.tensor(dtype, &[24], &data), device.out(dtype, &[24]));
-        run!(device, aclnnErf aclnnErfGetWorkspaceSize(x.raw, out.raw)).expect("erf");
+        check! { device;
+            aclnnErf aclnnErfGetWorkspaceSize(x.raw, out.raw);
+        }
         let expected: Vec<f64> = data.iter().map(|x| erf(*x)).collect();
         assert_close(&out.values(), &expected, 2.0 * dtype.step(), "erf");
-        run!(device, aclnnGeluV2 aclnnGeluV2GetWorkspaceSize(x.raw, 0, out.raw)).expect("gelu");
+        check! { device;
+            aclnnGeluV2 aclnnGeluV2GetWorkspaceSize(x.raw, 0, out.raw);
+        }
         let expected: Vec<f64> = data
             .iter()
             .map(|x| 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt())))
@@ -368,15 +397,10 @@ fn functions_of_one_number() {
         device.tensor(I32, &[3], &[-4.0, 0.0, 9.0]),
         device.out(F32, &[3]),
     );
-    run!(device, aclnnSqrt aclnnSqrtGetWorkspaceSize(x.raw, out.raw)).expect("sqrt");
-    assert_close(
-        &out.values(),
-        &[f64::NAN, 0.0, 3.0],
-        0.0,
-        "sqrt of integers",
-    );
-    run!(device, aclnnInplaceNeg aclnnInplaceNegGetWorkspaceSize(x.raw)).expect("neg");
-    assert_eq!(x.values(), [4.0, 0.0, -9.0]);
+    check! { device;
+        aclnnSqrt aclnnSqrtGetWorkspaceSize(x.raw, out.raw) => out near [f64::NAN, 0.0, 3.0], 0.0;
+        aclnnInplaceNeg aclnnInplaceNegGetWorkspaceSize(x.raw) => x is [4.0, 0.0, -9.0];
+    }
     assert_eq!(control::violations(), []);
 }
 
@@ -394,30 +418,25 @@ fn gradients_of_activations_are_their_derivatives() {
     let gelu: fn(f64) -> f64 = |x| 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt()));
     let (grad, out) = (device.tensor(F32, &[20], &g), device.out(F32, &[20]));
     let saved = device.tensor(F32, &[20], &outputs(sigmoid));
-    run!(device, aclnnSigmoidBackward aclnnSigmoidBackwardGetWorkspaceSize(grad.raw, saved.raw, out.raw)).expect("runs");
-    assert_close(&out.values(), &expect(sigmoid), 1e-6, "sigmoid");
-    let saved = device.tensor(F32, &[20], &outputs(f64::tanh));
-    run!(device, aclnnTanhBackward aclnnTanhBackwardGetWorkspaceSize(grad.raw, saved.raw, out.raw))
-        .expect("runs");
-    assert_close(&out.values(), &expect(f64::tanh), 1e-6, "tanh");
-    let saved = device.tensor(F32, &[20], &x);
-    run!(device, aclnnSiluBackward aclnnSiluBackwardGetWorkspaceSize(grad.raw, saved.raw, out.raw))
-        .expect("runs");
-    assert_close(&out.values(), &expect(silu), 1e-6, "silu");
-    for (name, f) in [(c"none", gelu), (c"tanh", gelu_tanh)] {
-        run!(device, aclnnGeluBackwardV2 aclnnGeluBackwardV2GetWorkspaceSize(grad.raw, saved.raw, name.as_ptr(), out.raw)).expect("runs");
-        assert_close(&out.values(), &expect(f), 1e-6, "gelu");
+    check! { device;
+        aclnnSigmoidBackward aclnnSigmoidBackwardGetWorkspaceSize(grad.raw, saved.raw, out.raw) => out near expect(sigmoid), 1e-6;
     }
-    assert_refused(
-        plan!(aclnnGeluBackwardV2GetWorkspaceSize(
-            grad.raw,
-            saved.raw,
-            c"erf".as_ptr(),
-            out.raw
-        )),
-        PARAM_INVALID,
-        "`none` or `tanh` is expected",
-    );
+    let saved = device.tensor(F32, &[20], &outputs(f64::tanh));
+    check! { device;
+        aclnnTanhBackward aclnnTanhBackwardGetWorkspaceSize(grad.raw, saved.raw, out.raw) => out near expect(f64::tanh), 1e-6;
+    }
+    let saved = device.tensor(F32, &[20], &x);
+    check! { device;
+        aclnnSiluBackward aclnnSiluBackwardGetWorkspaceSize(grad.raw, saved.raw, out.raw) => out near expect(silu), 1e-6;
+    }
+    for (name, f) in [(c"none", gelu), (c"tanh", gelu_tanh)] {
+        check! { device;
+            aclnnGeluBackwardV2 aclnnGeluBackwardV2GetWorkspaceSize(grad.raw, saved.raw, name.as_ptr(), out.raw) => out near expect(f), 1e-6;
+        }
+    }
+    check! { device;
+        aclnnGeluBackwardV2GetWorkspaceSize(grad.raw, saved.raw, c"erf".as_ptr(), out.raw) refuses PARAM_INVALID, "`none` or `tanh` is expected";
+    }
 }
 
 #[test]
@@ -437,17 +456,13 @@ fn arithmetic_promotes_and_broadcasts() {
     ] {
         let (x, y) = (device.tensor(ta, &[2, 3], &a), device.tensor(tb, &[3], &b));
         let out = device.out(to, &[2, 3]);
-        run!(device, aclnnAdd aclnnAddGetWorkspaceSize(x.raw, y.raw, half, out.raw)).expect("add");
-        assert_eq!(out.values(), spread(|a, b| a + 0.5 * b), "{ta:?} {tb:?}");
-        run!(device, aclnnSub aclnnSubGetWorkspaceSize(x.raw, y.raw, half, out.raw)).expect("sub");
-        assert_eq!(out.values(), spread(|a, b| a - 0.5 * b));
-        run!(device, aclnnMul aclnnMulGetWorkspaceSize(x.raw, y.raw, out.raw)).expect("mul");
-        assert_eq!(out.values(), spread(|a, b| a * b));
-        run!(device, aclnnDiv aclnnDivGetWorkspaceSize(x.raw, y.raw, out.raw)).expect("div");
-        assert_close(&out.values(), &spread(|a, b| a / b), to.step(), "div");
-        run!(device, aclnnMaximum aclnnMaximumGetWorkspaceSize(x.raw, y.raw, out.raw))
-            .expect("maximum");
-        assert_eq!(out.values(), spread(f64::max));
+        check! { device;
+            aclnnAdd aclnnAddGetWorkspaceSize(x.raw, y.raw, half, out.raw) => out is spread(|a, b| a + 0.5 * b);
+            aclnnSub aclnnSubGetWorkspaceSize(x.raw, y.raw, half, out.raw) => out is spread(|a, b| a - 0.5 * b);
+            aclnnMul aclnnMulGetWorkspaceSize(x.raw, y.raw, out.raw) => out is spread(|a, b| a * b);
+            aclnnDiv aclnnDivGetWorkspaceSize(x.raw, y.raw, out.raw) => out near spread(|a, b| a / b), to.step();
+            aclnnMaximum aclnnMaximumGetWorkspaceSize(x.raw, y.raw, out.raw) => out is spread(f64::max);
+        }
     }
     // True division of integers gives floats; trunc and floor differ below zero.
     let (x, y) = (
@@ -455,59 +470,47 @@ fn arithmetic_promotes_and_broadcasts() {
         device.tensor(I32, &[4], &[2.0, 2.0, -2.0, -2.0]),
     );
     let (floats, whole) = (device.out(F32, &[4]), device.out(I32, &[4]));
-    run!(device, aclnnDiv aclnnDivGetWorkspaceSize(x.raw, y.raw, floats.raw)).expect("div");
-    assert_eq!(floats.values(), [3.5, -3.5, -3.5, 3.5]);
-    assert_refused(
-        plan!(aclnnDivGetWorkspaceSize(x.raw, y.raw, whole.raw)),
-        PARAM_INVALID,
-        "out is Int32",
-    );
-    for (mode, expected) in [(1, [3.0, -3.0, -3.0, 3.0]), (2, [3.0, -4.0, -4.0, 3.0])] {
-        run!(device, aclnnDivMod aclnnDivModGetWorkspaceSize(x.raw, y.raw, mode, whole.raw))
-            .expect("divmod");
-        assert_eq!(whole.values(), expected);
+    check! { device;
+        aclnnDiv aclnnDivGetWorkspaceSize(x.raw, y.raw, floats.raw) => floats is [3.5, -3.5, -3.5, 3.5];
+        aclnnDivGetWorkspaceSize(x.raw, y.raw, whole.raw) refuses PARAM_INVALID, "out is Int32";
     }
-    run!(device, aclnnRemainderTensorTensor aclnnRemainderTensorTensorGetWorkspaceSize(x.raw, y.raw, whole.raw)).expect("remainder");
-    assert_eq!(whole.values(), [1.0, 1.0, -1.0, -1.0]);
-    run!(device, aclnnRemainderTensorScalar aclnnRemainderTensorScalarGetWorkspaceSize(x.raw, scalar(I64, 0.0), whole.raw)).expect("remainder");
+    for (mode, expected) in [(1, [3.0, -3.0, -3.0, 3.0]), (2, [3.0, -4.0, -4.0, 3.0])] {
+        check! { device;
+            aclnnDivMod aclnnDivModGetWorkspaceSize(x.raw, y.raw, mode, whole.raw) => whole is expected;
+        }
+    }
+    check! { device;
+        aclnnRemainderTensorTensor aclnnRemainderTensorTensorGetWorkspaceSize(x.raw, y.raw, whole.raw) => whole is [1.0, 1.0, -1.0, -1.0];
+        aclnnRemainderTensorScalar aclnnRemainderTensorScalarGetWorkspaceSize(x.raw, scalar(I64, 0.0), whole.raw);
+    }
     assert_eq!(whole.values(), x.values(), "x mod 0 is x");
-    run!(device, aclnnPowTensorScalar aclnnPowTensorScalarGetWorkspaceSize(x.raw, scalar(I64, 2.0), whole.raw)).expect("pow");
-    assert_eq!(whole.values(), [49.0; 4]);
-    run!(device, aclnnPowScalarTensor aclnnPowScalarTensorGetWorkspaceSize(scalar(F64, 2.0), x.raw, floats.raw)).expect("pow");
-    assert_eq!(floats.values(), [128.0, 0.0078125, 128.0, 0.0078125]);
-    assert_refused(
-        plan!(aclnnPowTensorScalarGetWorkspaceSize(
-            x.raw,
-            scalar(I64, -1.0),
-            whole.raw
-        )),
-        PARAM_INVALID,
-        "exponent is -1",
-    );
+    check! { device;
+        aclnnPowTensorScalar aclnnPowTensorScalarGetWorkspaceSize(x.raw, scalar(I64, 2.0), whole.raw) => whole is [49.0; 4];
+        aclnnPowScalarTensor aclnnPowScalarTensorGetWorkspaceSize(scalar(F64, 2.0), x.raw, floats.raw) => floats is [128.0, 0.0078125, 128.0, 0.0078125];
+        aclnnPowTensorScalarGetWorkspaceSize(x.raw, scalar(I64, -1.0), whole.raw) refuses PARAM_INVALID, "exponent is -1";
+    }
     // A float scalar never widens; an integer tensor with a float scalar becomes f32.
     let x = device.tensor(I64, &[3], &[1.0, 2.0, 3.0]);
     let out = device.out(F32, &[3]);
-    run!(device, aclnnMuls aclnnMulsGetWorkspaceSize(x.raw, half, out.raw)).expect("muls");
-    assert_eq!(out.values(), [0.5, 1.0, 1.5]);
-    run!(device, aclnnRsubs aclnnRsubsGetWorkspaceSize(x.raw, half, scalar(I64, 2.0), out.raw))
-        .expect("rsubs");
-    assert_eq!(out.values(), [-1.5, -3.5, -5.5]);
-    run!(device, aclnnInplaceAdds aclnnInplaceAddsGetWorkspaceSize(x.raw, scalar(I64, 4.0), scalar(I64, 1.0))).expect("adds");
-    assert_eq!(x.values(), [5.0, 6.0, 7.0]);
+    check! { device;
+        aclnnMuls aclnnMulsGetWorkspaceSize(x.raw, half, out.raw) => out is [0.5, 1.0, 1.5];
+        aclnnRsubs aclnnRsubsGetWorkspaceSize(x.raw, half, scalar(I64, 2.0), out.raw) => out is [-1.5, -3.5, -5.5];
+        aclnnInplaceAdds aclnnInplaceAddsGetWorkspaceSize(x.raw, scalar(I64, 4.0), scalar(I64, 1.0)) => x is [5.0, 6.0, 7.0];
+    }
     // Integers wrap in the type that is computed in, also where the output is wider.
     let (x, out) = (device.tensor(U8, &[1], &[200.0]), device.out(I64, &[1]));
-    run!(device, aclnnMuls aclnnMulsGetWorkspaceSize(x.raw, scalar(I64, 2.0), out.raw))
-        .expect("muls");
-    assert_eq!(out.values(), [144.0]);
+    check! { device;
+        aclnnMuls aclnnMulsGetWorkspaceSize(x.raw, scalar(I64, 2.0), out.raw) => out is [144.0];
+    }
     // NaN passes through extremes and bounds.
     let (x, out) = (
         device.tensor(F32, &[3], &[f64::NAN, -5.0, 5.0]),
         device.out(F32, &[3]),
     );
-    run!(device, aclnnClamp aclnnClampGetWorkspaceSize(x.raw, scalar(F64, -1.0), scalar(F64, 2.0), out.raw)).expect("clamp");
-    assert_close(&out.values(), &[f64::NAN, -1.0, 2.0], 0.0, "clamp");
-    run!(device, aclnnMinimum aclnnMinimumGetWorkspaceSize(x.raw, x.raw, out.raw))
-        .expect("minimum");
+    check! { device;
+        aclnnClamp aclnnClampGetWorkspaceSize(x.raw, scalar(F64, -1.0), scalar(F64, 2.0), out.raw) => out near [f64::NAN, -1.0, 2.0], 0.0;
+        aclnnMinimum aclnnMinimumGetWorkspaceSize(x.raw, x.raw, out.raw);
+    }
     assert!(out.values()[0].is_nan());
     assert_eq!(control::violations(), []);
 }
@@ -566,30 +569,23 @@ fn comparison_logic_and_selection() {
         run!(device, second first(x.raw, y.raw, out.raw)).expect("runs");
         assert_eq!(out.values(), expected, "row {i}");
     }
-    run!(device, aclnnGtScalar aclnnGtScalarGetWorkspaceSize(x.raw, scalar(F64, 0.5), out.raw))
-        .expect("runs");
-    assert_eq!(out.values(), [1.0, 0.0, 1.0, 0.0]);
-    run!(device, aclnnLogicalNot aclnnLogicalNotGetWorkspaceSize(out.raw, out.raw)).expect("runs");
-    assert_eq!(out.values(), [0.0, 1.0, 0.0, 1.0]);
+    check! { device;
+        aclnnGtScalar aclnnGtScalarGetWorkspaceSize(x.raw, scalar(F64, 0.5), out.raw) => out is [1.0, 0.0, 1.0, 0.0];
+        aclnnLogicalNot aclnnLogicalNotGetWorkspaceSize(out.raw, out.raw) => out is [0.0, 1.0, 0.0, 1.0];
+    }
     let result = device.out(F32, &[2, 2]);
-    run!(device, aclnnSWhere aclnnSWhereGetWorkspaceSize(out.raw, x.raw, y.raw, result.raw))
-        .expect("runs");
-    assert_close(&result.values(), &[1.0, f64::NAN, 1.0, -1.0], 0.0, "where");
-    run!(device, aclnnIsFinite aclnnIsFiniteGetWorkspaceSize(x.raw, out.raw)).expect("runs");
-    assert_eq!(out.values(), [1.0, 0.0, 1.0, 1.0]);
+    check! { device;
+        aclnnSWhere aclnnSWhereGetWorkspaceSize(out.raw, x.raw, y.raw, result.raw) => result near [1.0, f64::NAN, 1.0, -1.0], 0.0;
+        aclnnIsFinite aclnnIsFiniteGetWorkspaceSize(x.raw, out.raw) => out is [1.0, 0.0, 1.0, 1.0];
+    }
     let mask = device.tensor(Bool, &[2], &[0.0, 1.0]);
-    run!(device, aclnnInplaceMaskedFillScalar aclnnInplaceMaskedFillScalarGetWorkspaceSize(x.raw, mask.raw, scalar(F64, f64::NEG_INFINITY))).expect("runs");
-    assert_eq!(x.values(), [1.0, f64::NEG_INFINITY, 3.0, f64::NEG_INFINITY]);
+    check! { device;
+        aclnnInplaceMaskedFillScalar aclnnInplaceMaskedFillScalarGetWorkspaceSize(x.raw, mask.raw, scalar(F64, f64::NEG_INFINITY)) => x is [1.0, f64::NEG_INFINITY, 3.0, f64::NEG_INFINITY];
+    }
     let mask = device.tensor(U8, &[2], &[0.0, 1.0]);
-    assert_refused(
-        plan!(aclnnInplaceMaskedFillScalarGetWorkspaceSize(
-            x.raw,
-            mask.raw,
-            scalar(F64, 0.0)
-        )),
-        PARAM_INVALID,
-        "mask is Uint8, one of [Bool] is expected",
-    );
+    check! { device;
+        aclnnInplaceMaskedFillScalarGetWorkspaceSize(x.raw, mask.raw, scalar(F64, 0.0)) refuses PARAM_INVALID, "mask is Uint8, one of [Bool] is expected";
+    }
 }
 
 #[test]
@@ -599,51 +595,44 @@ fn copies_casts_and_fills() {
     // A transposed slice of a larger tensor into every second column of another, with a cast.
     let source = device.view(F32, &data, &[3, 2], Some(&[1, 6]), 7);
     let target = device.view(I32, &[9.0; 12], &[3, 2], Some(&[4, 2]), 1);
-    run!(device, aclnnInplaceCopy aclnnInplaceCopyGetWorkspaceSize(target.raw, source.raw))
-        .expect("copies");
-    assert_eq!(
-        target.values(),
-        [
-            9.0, 7.0, 9.0, 13.0, 9.0, 8.0, 9.0, 14.0, 9.0, 9.0, 9.0, 15.0
-        ]
-    );
+    check! { device;
+        aclnnInplaceCopy aclnnInplaceCopyGetWorkspaceSize(target.raw, source.raw) => target is [9.0, 7.0, 9.0, 13.0, 9.0, 8.0, 9.0, 14.0, 9.0, 9.0, 9.0, 15.0];
+    }
     // Broadcast, also by a stride of 0.
     let target = device.out(F32, &[2, 3]);
     for (dims, strides) in [([1, 3], [3, 1]), ([2, 3], [0, 1])] {
         let row = device.view(Bf16, &[1.0, 2.0, 3.0], &dims, Some(&strides), 0);
-        run!(device, aclnnInplaceCopy aclnnInplaceCopyGetWorkspaceSize(target.raw, row.raw))
-            .expect("copies");
-        assert_eq!(target.values(), [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+        check! { device;
+            aclnnInplaceCopy aclnnInplaceCopyGetWorkspaceSize(target.raw, row.raw) => target is [1.0, 2.0, 3.0, 1.0, 2.0, 3.0];
+        }
     }
     // Casts cut towards zero, NaN becomes 0, halves round to nearest.
     let x = device.tensor(F32, &[4], &[1.9, -1.9, f64::NAN, 0.0]);
     for (dtype, expected) in [(I32, [1.0, -1.0, 0.0, 0.0]), (Bool, [1.0, 1.0, 1.0, 0.0])] {
         let out = device.out(dtype, &[4]);
-        run!(device, aclnnCast aclnnCastGetWorkspaceSize(x.raw, dtype as i32, out.raw))
-            .expect("casts");
-        assert_eq!(out.values(), expected, "{dtype:?}");
+        check! { device;
+            aclnnCast aclnnCastGetWorkspaceSize(x.raw, dtype as i32, out.raw) => out is expected;
+        }
     }
     let (x, out) = (
         device.tensor(F32, &[2], &[1.0 + 3.0 / 256.0, 65520.0]),
         device.out(Bf16, &[2]),
     );
-    run!(device, aclnnCast aclnnCastGetWorkspaceSize(x.raw, Bf16 as i32, out.raw)).expect("casts");
-    assert_eq!(out.values(), [1.015625, 65536.0]);
-    assert_refused(
-        plan!(aclnnCastGetWorkspaceSize(x.raw, F16 as i32, out.raw)),
-        PARAM_INVALID,
-        "out is Bf16, one of [Float16] is expected",
-    );
+    check! { device;
+        aclnnCast aclnnCastGetWorkspaceSize(x.raw, Bf16 as i32, out.raw) => out is [1.015625, 65536.0];
+        aclnnCastGetWorkspaceSize(x.raw, F16 as i32, out.raw) refuses PARAM_INVALID, "out is Bf16, one of [Float16] is expected";
+    }
 
     let x = device.view(I16, &[5.0; 6], &[3], Some(&[2]), 1);
-    run!(device, aclnnInplaceZero aclnnInplaceZeroGetWorkspaceSize(x.raw)).expect("fills");
-    assert_eq!(x.values(), [5.0, 0.0, 5.0, 0.0, 5.0, 0.0]);
-    run!(device, aclnnInplaceOne aclnnInplaceOneGetWorkspaceSize(x.raw)).expect("fills");
-    run!(device, aclnnInplaceFillScalar aclnnInplaceFillScalarGetWorkspaceSize(x.raw, scalar(I64, -3.0))).expect("fills");
-    assert_eq!(x.values(), [5.0, -3.0, 5.0, -3.0, 5.0, -3.0]);
+    check! { device;
+        aclnnInplaceZero aclnnInplaceZeroGetWorkspaceSize(x.raw) => x is [5.0, 0.0, 5.0, 0.0, 5.0, 0.0];
+        aclnnInplaceOne aclnnInplaceOneGetWorkspaceSize(x.raw);
+        aclnnInplaceFillScalar aclnnInplaceFillScalarGetWorkspaceSize(x.raw, scalar(I64, -3.0)) => x is [5.0, -3.0, 5.0, -3.0, 5.0, -3.0];
+    }
     let out = device.out(F32, &[4]);
-    run!(device, aclnnArange aclnnArangeGetWorkspaceSize(scalar(F64, 1.0), scalar(F64, 3.0), scalar(F64, 0.5), out.raw)).expect("fills");
-    assert_eq!(out.values(), [1.0, 1.5, 2.0, 2.5]);
+    check! { device;
+        aclnnArange aclnnArangeGetWorkspaceSize(scalar(F64, 1.0), scalar(F64, 3.0), scalar(F64, 0.5), out.raw) => out is [1.0, 1.5, 2.0, 2.5];
+    }
     assert_eq!(control::violations(), []);
 }
 
@@ -659,102 +648,89 @@ fn reductions_along_axes() {
             device.out(dtype, &[3]),
         );
         let id = dtype as i32;
-        run!(device, aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[]), false, id, all.raw)).expect("sum");
-        assert_eq!(all.values(), [5.0]);
-        run!(device, aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[-1]), true, id, rows.raw)).expect("sum");
-        assert_eq!(rows.values(), [2.0, 3.0]);
-        run!(device, aclnnMean aclnnMeanGetWorkspaceSize(x.raw, ints(&[1]), true, id, rows.raw))
-            .expect("mean");
-        assert_close(&rows.values(), &[2.0 / 3.0, 1.0], dtype.step(), "mean");
-        run!(device, aclnnAmax aclnnAmaxGetWorkspaceSize(x.raw, ints(&[0]), false, columns.raw))
-            .expect("amax");
-        assert_eq!(columns.values(), [4.0, 5.0, 3.0]);
-        run!(device, aclnnAmin aclnnAminGetWorkspaceSize(x.raw, ints(&[0, 1]), false, all.raw))
-            .expect("amin");
-        assert_eq!(all.values(), [-6.0]);
+        check! { device;
+            aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[]), false, id, all.raw) => all is [5.0];
+            aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[-1]), true, id, rows.raw) => rows is [2.0, 3.0];
+            aclnnMean aclnnMeanGetWorkspaceSize(x.raw, ints(&[1]), true, id, rows.raw) => rows near [2.0 / 3.0, 1.0], dtype.step();
+            aclnnAmax aclnnAmaxGetWorkspaceSize(x.raw, ints(&[0]), false, columns.raw) => columns is [4.0, 5.0, 3.0];
+            aclnnAmin aclnnAminGetWorkspaceSize(x.raw, ints(&[0, 1]), false, all.raw) => all is [-6.0];
+        }
         let (best, places) = (device.out(dtype, &[3]), device.out(I64, &[3]));
-        run!(device, aclnnMaxDim aclnnMaxDimGetWorkspaceSize(x.raw, 0, false, best.raw, places.raw)).expect("max");
+        check! { device;
+            aclnnMaxDim aclnnMaxDimGetWorkspaceSize(x.raw, 0, false, best.raw, places.raw);
+        }
         assert_eq!(
             (best.values(), places.values()),
             (vec![4.0, 5.0, 3.0], vec![1.0, 1.0, 0.0])
         );
         let places = device.out(I32, &[2, 1]);
-        run!(device, aclnnArgMin aclnnArgMinGetWorkspaceSize(x.raw, 1, true, places.raw))
-            .expect("argmin");
-        assert_eq!(places.values(), [1.0, 2.0]);
+        check! { device;
+            aclnnArgMin aclnnArgMinGetWorkspaceSize(x.raw, 1, true, places.raw) => places is [1.0, 2.0];
+        }
         let out = device.out(dtype, &[2, 3]);
-        run!(device, aclnnCumsum aclnnCumsumGetWorkspaceSize(x.raw, 1, id, out.raw))
-            .expect("cumsum");
-        assert_eq!(out.values(), [1.0, -1.0, 2.0, 4.0, 9.0, 3.0]);
+        check! { device;
+            aclnnCumsum aclnnCumsumGetWorkspaceSize(x.raw, 1, id, out.raw) => out is [1.0, -1.0, 2.0, 4.0, 9.0, 3.0];
+        }
     }
     // Sums of many halves do not stick: 4096 times 1 in f16, and bool counted in i64.
     let (x, out) = (
         device.tensor(F16, &[4096], &[1.0; 4096]),
         device.out(F16, &[]),
     );
-    run!(device, aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[0]), false, F16 as i32, out.raw)).expect("sum");
-    assert_eq!(out.values(), [4096.0]);
+    check! { device;
+        aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[0]), false, F16 as i32, out.raw) => out is [4096.0];
+    }
     let (x, out) = (
         device.tensor(Bool, &[2, 2], &[1.0, 0.0, 1.0, 1.0]),
         device.out(I64, &[]),
     );
-    run!(device, aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[]), false, I64 as i32, out.raw)).expect("sum");
-    assert_eq!(out.values(), [3.0]);
+    check! { device;
+        aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[]), false, I64 as i32, out.raw) => out is [3.0];
+    }
     let out = device.out(Bool, &[2]);
-    run!(device, aclnnAll aclnnAllGetWorkspaceSize(x.raw, ints(&[1]), false, out.raw))
-        .expect("all");
-    assert_eq!(out.values(), [0.0, 1.0]);
-    run!(device, aclnnAny aclnnAnyGetWorkspaceSize(x.raw, ints(&[1]), false, out.raw))
-        .expect("any");
-    assert_eq!(out.values(), [1.0, 1.0]);
+    check! { device;
+        aclnnAll aclnnAllGetWorkspaceSize(x.raw, ints(&[1]), false, out.raw) => out is [0.0, 1.0];
+        aclnnAny aclnnAnyGetWorkspaceSize(x.raw, ints(&[1]), false, out.raw) => out is [1.0, 1.0];
+    }
     let (x, out) = (
         device.tensor(F32, &[4], &[1.0, 2.0, 3.0, 4.0]),
         device.out(F32, &[1]),
     );
-    run!(device, aclnnProd aclnnProdGetWorkspaceSize(x.raw, F32 as i32, out.raw)).expect("prod");
-    assert_eq!(out.values(), [24.0]);
+    check! { device;
+        aclnnProd aclnnProdGetWorkspaceSize(x.raw, F32 as i32, out.raw) => out is [24.0];
+    }
+    // NaN is more extreme than all; of equals the first counts.
+    let x = device.tensor(F32, &[5], &[1.0, f64::NAN, 9.0, f64::NAN, 9.0]);
+    let (out, place) = (device.out(F32, &[]), device.out(I64, &[]));
+    check! { device;
+        aclnnMinDim aclnnMinDimGetWorkspaceSize(x.raw, 0, false, out.raw, place.raw);
+    }
+    assert!(out.values()[0].is_nan() && place.values() == [1.0]);
+    check! { device;
+        aclnnMax aclnnMaxGetWorkspaceSize(x.raw, out.raw);
+    }
+    assert!(out.values()[0].is_nan());
+    let x = device.tensor(I32, &[3], &[1.0, 9.0, 9.0]);
+    check! { device;
+        aclnnArgMax aclnnArgMaxGetWorkspaceSize(x.raw, 0, false, place.raw) => place is [1.0];
+    }
     // Of nothing: a sum is 0, a mean NaN, an extreme an error.
     let (x, out) = (device.tensor(F32, &[0, 2], &[]), device.out(F32, &[2]));
-    run!(device, aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[0]), false, 0, out.raw)).expect("sum");
-    assert_eq!(out.values(), [0.0, 0.0]);
-    run!(device, aclnnMean aclnnMeanGetWorkspaceSize(x.raw, ints(&[0]), false, 0, out.raw))
-        .expect("mean");
+    check! { device;
+        aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[0]), false, 0, out.raw) => out is [0.0, 0.0];
+        aclnnMean aclnnMeanGetWorkspaceSize(x.raw, ints(&[0]), false, 0, out.raw);
+    }
     assert!(out.values().iter().all(|x| x.is_nan()));
-    assert_refused(
-        plan!(aclnnAmaxGetWorkspaceSize(x.raw, ints(&[0]), false, out.raw)),
-        PARAM_INVALID,
-        "no extreme",
-    );
+    check! { device;
+        aclnnAmaxGetWorkspaceSize(x.raw, ints(&[0]), false, out.raw) refuses PARAM_INVALID, "no extreme";
+    }
     let (x, places) = (device.tensor(I32, &[2], &[1.0, 2.0]), device.out(I64, &[]));
     let out = device.out(I32, &[]);
-    assert_refused(
-        plan!(aclnnMaxDimGetWorkspaceSize(
-            x.raw, 0, false, out.raw, places.raw
-        )),
-        PARAM_INVALID,
-        "self is Int32",
-    );
-    assert_refused(
-        plan!(aclnnReduceSumGetWorkspaceSize(
-            x.raw,
-            null(),
-            false,
-            3,
-            out.raw
-        )),
-        NULL_POINTER,
-        "dims is null",
-    );
-    assert_refused(
-        plan!(aclnnAmaxGetWorkspaceSize(
-            x.raw,
-            ints(&[0, -1]),
-            false,
-            out.raw
-        )),
-        PARAM_INVALID,
-        "axis 0 twice",
-    );
+    check! { device;
+        aclnnMaxDimGetWorkspaceSize(x.raw, 0, false, out.raw, places.raw) refuses PARAM_INVALID, "self is Int32";
+        aclnnReduceSumGetWorkspaceSize(x.raw, null(), false, 3, out.raw) refuses NULL_POINTER, "dims is null";
+        aclnnAmaxGetWorkspaceSize(x.raw, ints(&[0, -1]), false, out.raw) refuses PARAM_INVALID, "axis 0 twice";
+    }
 }
 
 fn dense_product(a: &[f64], b: &[f64], [rows, depth, columns]: [usize; 3]) -> Vec<f64> {
@@ -778,7 +754,9 @@ fn products_of_matrices() {
             device.tensor(dtype, &[depth as i64, columns as i64], &b),
         );
         let out = device.out(dtype, &[rows as i64, columns as i64]);
-        run!(device, aclnnMm aclnnMmGetWorkspaceSize(x.raw, y.raw, out.raw, 0)).expect("mm");
+        check! { device;
+            aclnnMm aclnnMmGetWorkspaceSize(x.raw, y.raw, out.raw, 0);
+        }
         let expected = dense_product(&a[..rows * depth], &b, [rows, depth, columns]);
         assert_close(&out.values(), &expected, dtype.step(), "mm");
     }
@@ -795,67 +773,52 @@ fn products_of_matrices() {
         0,
     );
     let out = device.out(F32, &[2, rows as i64, columns as i64]);
-    run!(device, aclnnBatchMatMul aclnnBatchMatMulGetWorkspaceSize(x.raw, y.raw, out.raw, 1))
-        .expect("bmm");
+    check! { device;
+        aclnnBatchMatMul aclnnBatchMatMulGetWorkspaceSize(x.raw, y.raw, out.raw, 1);
+    }
     let expected = [
         dense_product(&a[..rows * depth], &b, [rows, depth, columns]),
         dense_product(&a[rows * depth..], &b, [rows, depth, columns]),
     ]
     .concat();
     assert_close(&out.values(), &expected, F32.step(), "bmm");
-    run!(device, aclnnMatmul aclnnMatmulGetWorkspaceSize(x.raw, y.raw, out.raw, 0))
-        .expect("matmul");
-    assert_close(&out.values(), &expected, F32.step(), "matmul");
+    check! { device;
+        aclnnMatmul aclnnMatmulGetWorkspaceSize(x.raw, y.raw, out.raw, 0) => out near expected, F32.step();
+    }
     // Vectors, and a product of no depth.
     let (v, w) = (
         device.tensor(F32, &[2], &[2.0, 3.0]),
         device.tensor(F32, &[2, 2], &[1.0, 10.0, 100.0, 1000.0]),
     );
     let (row, one) = (device.out(F32, &[2]), device.out(F32, &[]));
-    run!(device, aclnnMatmul aclnnMatmulGetWorkspaceSize(v.raw, w.raw, row.raw, 0))
-        .expect("matmul");
-    assert_eq!(row.values(), [302.0, 3020.0]);
-    run!(device, aclnnMatmul aclnnMatmulGetWorkspaceSize(v.raw, v.raw, one.raw, 0))
-        .expect("matmul");
-    assert_eq!(one.values(), [13.0]);
+    check! { device;
+        aclnnMatmul aclnnMatmulGetWorkspaceSize(v.raw, w.raw, row.raw, 0) => row is [302.0, 3020.0];
+        aclnnMatmul aclnnMatmulGetWorkspaceSize(v.raw, v.raw, one.raw, 0) => one is [13.0];
+    }
     let (x, y, out) = (
         device.tensor(F32, &[2, 0], &[]),
         device.tensor(F32, &[0, 2], &[]),
         device.out(F32, &[2, 2]),
     );
-    run!(device, aclnnMm aclnnMmGetWorkspaceSize(x.raw, y.raw, out.raw, 0)).expect("mm");
-    assert_eq!(out.values(), [0.0; 4]);
+    check! { device;
+        aclnnMm aclnnMmGetWorkspaceSize(x.raw, y.raw, out.raw, 0) => out is [0.0; 4];
+    }
     // 1·C + 2·A@B, in place.
-    run!(device, aclnnInplaceAddmm aclnnInplaceAddmmGetWorkspaceSize(out.raw, w.raw, w.raw, scalar(F32, 1.0), scalar(F32, 2.0), 0)).expect("addmm");
-    assert_eq!(out.values(), [2002.0, 20020.0, 200_200.0, 2_002_000.0]);
+    check! { device;
+        aclnnInplaceAddmm aclnnInplaceAddmmGetWorkspaceSize(out.raw, w.raw, w.raw, scalar(F32, 1.0), scalar(F32, 2.0), 0) => out is [2002.0, 20020.0, 200_200.0, 2_002_000.0];
+    }
 
     let half = device.tensor(Bf16, &[2, 2], &[0.0; 4]);
-    assert_refused(
-        plan!(aclnnMmGetWorkspaceSize(half.raw, w.raw, out.raw, 0)),
-        PARAM_INVALID,
-        "Bf16 is only multiplied with Bf16",
-    );
-    assert_refused(
-        plan!(aclnnMmGetWorkspaceSize(half.raw, half.raw, half.raw, 3)),
-        PARAM_INVALID,
-        "cubeMathType is 3",
-    );
-    assert_refused(
-        plan!(aclnnMmGetWorkspaceSize(w.raw, w.raw, out.raw, 7)),
-        PARAM_INVALID,
-        "cubeMathType is 7",
-    );
-    assert_refused(
-        plan!(aclnnMmGetWorkspaceSize(w.raw, v.raw, out.raw, 0)),
-        PARAM_INVALID,
-        "mat2 has rank 1",
-    );
+    check! { device;
+        aclnnMmGetWorkspaceSize(half.raw, w.raw, out.raw, 0) refuses PARAM_INVALID, "Bf16 is only multiplied with Bf16";
+        aclnnMmGetWorkspaceSize(half.raw, half.raw, half.raw, 3) refuses PARAM_INVALID, "cubeMathType is 3";
+        aclnnMmGetWorkspaceSize(w.raw, w.raw, out.raw, 7) refuses PARAM_INVALID, "cubeMathType is 7";
+        aclnnMmGetWorkspaceSize(w.raw, v.raw, out.raw, 0) refuses PARAM_INVALID, "mat2 has rank 1";
+    }
     let strided = device.view(F32, &[0.0; 8], &[2, 2], Some(&[4, 1]), 0);
-    assert_refused(
-        plan!(aclnnMmGetWorkspaceSize(w.raw, w.raw, strided.raw, 0)),
-        PARAM_INVALID,
-        "a contiguous tensor is expected",
-    );
+    check! { device;
+        aclnnMmGetWorkspaceSize(w.raw, w.raw, strided.raw, 0) refuses PARAM_INVALID, "a contiguous tensor is expected";
+    }
     // A transposed matrix is read as it is, other views are copied into the workspace.
     let turned = device.view(F32, &[0.0; 4], &[2, 2], Some(&[1, 2]), 0);
     let dense = plan!(aclnnMmGetWorkspaceSize(w.raw, w.raw, out.raw, 0))
@@ -883,31 +846,28 @@ fn elements_move() {
     for dtype in [F32, Bf16, I64, I32, U8] {
         let x = device.tensor(dtype, &[2, 3], &data);
         let out = device.out(dtype, &[3, 2]);
-        run!(device, aclnnPermute aclnnPermuteGetWorkspaceSize(x.raw, ints(&[1, -2]), out.raw))
-            .expect("permute");
-        assert_eq!(out.values(), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
+        check! { device;
+            aclnnPermute aclnnPermuteGetWorkspaceSize(x.raw, ints(&[1, -2]), out.raw) => out is [0.0, 3.0, 1.0, 4.0, 2.0, 5.0];
+        }
         let out = device.out(dtype, &[2, 3]);
-        run!(device, aclnnFlip aclnnFlipGetWorkspaceSize(x.raw, ints(&[1]), out.raw))
-            .expect("flip");
-        assert_eq!(out.values(), [2.0, 1.0, 0.0, 5.0, 4.0, 3.0]);
-        run!(device, aclnnTril aclnnTrilGetWorkspaceSize(x.raw, 0, out.raw)).expect("tril");
-        assert_eq!(out.values(), [0.0, 0.0, 0.0, 3.0, 4.0, 0.0]);
-        run!(device, aclnnTriu aclnnTriuGetWorkspaceSize(x.raw, 1, out.raw)).expect("triu");
-        assert_eq!(out.values(), [0.0, 1.0, 2.0, 0.0, 0.0, 5.0]);
+        check! { device;
+            aclnnFlip aclnnFlipGetWorkspaceSize(x.raw, ints(&[1]), out.raw) => out is [2.0, 1.0, 0.0, 5.0, 4.0, 3.0];
+            aclnnTril aclnnTrilGetWorkspaceSize(x.raw, 0, out.raw) => out is [0.0, 0.0, 0.0, 3.0, 4.0, 0.0];
+            aclnnTriu aclnnTriuGetWorkspaceSize(x.raw, 1, out.raw) => out is [0.0, 1.0, 2.0, 0.0, 0.0, 5.0];
+        }
         let out = device.out(dtype, &[2, 2, 3]);
-        run!(device, aclnnRepeat aclnnRepeatGetWorkspaceSize(x.raw, ints(&[2, 1, 1]), out.raw))
-            .expect("repeat");
-        assert_eq!(out.values(), [data.clone(), data.clone()].concat());
-        run!(device, aclnnExpand aclnnExpandGetWorkspaceSize(x.raw, ints(&[2, -1, 3]), out.raw))
-            .expect("expand");
-        assert_eq!(out.values(), [data.clone(), data.clone()].concat());
+        check! { device;
+            aclnnRepeat aclnnRepeatGetWorkspaceSize(x.raw, ints(&[2, 1, 1]), out.raw) => out is [data.clone(), data.clone()].concat();
+            aclnnExpand aclnnExpandGetWorkspaceSize(x.raw, ints(&[2, -1, 3]), out.raw) => out is [data.clone(), data.clone()].concat();
+        }
         let out = device.out(dtype, &[2, 1]);
-        run!(device, aclnnSlice aclnnSliceGetWorkspaceSize(x.raw, 1, -2, 9, 2, out.raw))
-            .expect("slice");
-        assert_eq!(out.values(), [1.0, 4.0]);
+        check! { device;
+            aclnnSlice aclnnSliceGetWorkspaceSize(x.raw, 1, -2, 9, 2, out.raw) => out is [1.0, 4.0];
+        }
         let out = device.out(dtype, &[3, 3]);
-        run!(device, aclnnConstantPadNd aclnnConstantPadNdGetWorkspaceSize(x.raw, ints(&[-1, 1, 1, 0]), scalar(F64, 7.0), out.raw)).expect("pad");
-        assert_eq!(out.values(), [7.0, 7.0, 7.0, 1.0, 2.0, 7.0, 4.0, 5.0, 7.0]);
+        check! { device;
+            aclnnConstantPadNd aclnnConstantPadNdGetWorkspaceSize(x.raw, ints(&[-1, 1, 1, 0]), scalar(F64, 7.0), out.raw) => out is [7.0, 7.0, 7.0, 1.0, 2.0, 7.0, 4.0, 5.0, 7.0];
+        }
         // A list owns its members: they are destroyed with it.
         let parts = [
             device.tensor(dtype, &[2, 3], &data).raw,
@@ -917,8 +877,9 @@ fn elements_move() {
         // SAFETY: a list of the given length.
         let list = unsafe { aclCreateTensorList(parts.as_ptr().cast(), 3) };
         let out = device.out(dtype, &[2, 4]);
-        run!(device, aclnnCat aclnnCatGetWorkspaceSize(list, -1, out.raw)).expect("cat");
-        assert_eq!(out.values(), [0.0, 1.0, 2.0, 8.0, 3.0, 4.0, 5.0, 9.0]);
+        check! { device;
+            aclnnCat aclnnCatGetWorkspaceSize(list, -1, out.raw) => out is [0.0, 1.0, 2.0, 8.0, 3.0, 4.0, 5.0, 9.0];
+        }
         let before = control::live().descriptors;
         // SAFETY: a live list, destroyed once; then a member of it.
         unsafe {
@@ -931,36 +892,27 @@ fn elements_move() {
         device.tensor(F32, &[1, 1], &[1.0]),
         device.out(F32, &[2, 2]),
     );
-    assert_refused(
-        plan!(aclnnConstantPadNdGetWorkspaceSize(
-            x.raw,
-            ints(&[1]),
-            scalar(F64, 0.0),
-            out.raw
-        )),
-        INNER_NULLPTR,
-        "an even count",
-    );
-    assert_refused(
-        plan!(aclnnRepeatGetWorkspaceSize(x.raw, ints(&[2; 5]), out.raw)),
-        PARAM_INVALID,
-        "at most 4 of them above 1",
-    );
+    check! { device;
+        aclnnConstantPadNdGetWorkspaceSize(x.raw, ints(&[1]), scalar(F64, 0.0), out.raw) refuses INNER_NULLPTR, "an even count";
+        aclnnRepeatGetWorkspaceSize(x.raw, ints(&[2; 5]), out.raw) refuses PARAM_INVALID, "at most 4 of them above 1";
+    }
     let data = [3.0, f64::NAN, 1.0, 2.0];
     let (x, values, places) = (
         device.tensor(F32, &[4], &data),
         device.out(F32, &[2]),
         device.out(I64, &[2]),
     );
-    run!(device, aclnnTopk aclnnTopkGetWorkspaceSize(x.raw, 2, 0, false, true, values.raw, places.raw)).expect("topk");
+    check! { device;
+        aclnnTopk aclnnTopkGetWorkspaceSize(x.raw, 2, 0, false, true, values.raw, places.raw);
+    }
     assert_eq!(
         (values.values(), places.values()),
         (vec![1.0, 2.0], vec![2.0, 3.0])
     );
     let (values, places) = (device.out(F32, &[4]), device.out(I64, &[4]));
-    run!(device, aclnnSort aclnnSortGetWorkspaceSize(x.raw, true, 0, true, values.raw, places.raw))
-        .expect("sort");
-    assert_eq!(places.values(), [1.0, 0.0, 3.0, 2.0]);
+    check! { device;
+        aclnnSort aclnnSortGetWorkspaceSize(x.raw, true, 0, true, values.raw, places.raw) => places is [1.0, 0.0, 3.0, 2.0];
+    }
     assert_eq!(control::violations(), []);
 }
 
@@ -973,9 +925,9 @@ fn indices_pick_and_add() {
         device.tensor(I64, &[2, 2], &[2.0, -1.0, 0.0, 1.0]),
         device.out(F32, &[2, 2]),
     );
-    run!(device, aclnnGather aclnnGatherGetWorkspaceSize(x.raw, 1, index.raw, out.raw))
-        .expect("gather");
-    assert_eq!(out.values(), [2.0, 2.0, 3.0, 4.0]);
+    check! { device;
+        aclnnGather aclnnGatherGetWorkspaceSize(x.raw, 1, index.raw, out.raw) => out is [2.0, 2.0, 3.0, 4.0];
+    }
     let (index, src) = (
         device.tensor(I32, &[2, 2], &[0.0, 0.0, 2.0, 1.0]),
         device.tensor(F32, &[2, 2], &[10.0, 20.0, 30.0, 40.0]),
@@ -986,26 +938,29 @@ fn indices_pick_and_add() {
         (1, [30.0, 1.0, 2.0, 3.0, 44.0, 35.0]),
         (2, [0.0, 1.0, 2.0, 3.0, 160.0, 150.0]),
     ] {
-        run!(device, aclnnScatter aclnnScatterGetWorkspaceSize(x.raw, 1, index.raw, src.raw, reduce, out.raw)).expect("scatter");
-        assert_eq!(out.values(), expected, "reduce {reduce}");
+        check! { device;
+            aclnnScatter aclnnScatterGetWorkspaceSize(x.raw, 1, index.raw, src.raw, reduce, out.raw) => out is expected;
+        }
     }
-    run!(device, aclnnScatterAdd aclnnScatterAddGetWorkspaceSize(out.raw, 1, index.raw, src.raw, out.raw)).expect("the output may be self");
-    assert_eq!(out.values(), [30.0, 1.0, 2.0, 3.0, 200.0, 180.0]);
+    check! { device;
+        aclnnScatterAdd aclnnScatterAddGetWorkspaceSize(out.raw, 1, index.raw, src.raw, out.raw) => out is [30.0, 1.0, 2.0, 3.0, 200.0, 180.0];
+    }
     let (index, out) = (
         device.tensor(I64, &[3], &[2.0, 0.0, 2.0]),
         device.out(F32, &[2, 3]),
     );
-    run!(device, aclnnIndexSelect aclnnIndexSelectGetWorkspaceSize(x.raw, -1, index.raw, out.raw))
-        .expect("select");
-    assert_eq!(out.values(), [2.0, 0.0, 2.0, 5.0, 3.0, 5.0]);
+    check! { device;
+        aclnnIndexSelect aclnnIndexSelectGetWorkspaceSize(x.raw, -1, index.raw, out.raw) => out is [2.0, 0.0, 2.0, 5.0, 3.0, 5.0];
+    }
     let source = device.tensor(F32, &[2, 3], &[1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
-    run!(device, aclnnIndexAdd aclnnIndexAddGetWorkspaceSize(x.raw, 1, index.raw, source.raw, scalar(F32, 10.0), out.raw)).expect("add");
-    assert_eq!(out.values(), [10.0, 1.0, 22.0, 23.0, 4.0, 45.0]);
+    check! { device;
+        aclnnIndexAdd aclnnIndexAddGetWorkspaceSize(x.raw, 1, index.raw, source.raw, scalar(F32, 10.0), out.raw) => out is [10.0, 1.0, 22.0, 23.0, 4.0, 45.0];
+    }
     let out = device.out(F32, &[3, 3]);
     let index = device.tensor(I32, &[3], &[1.0, 0.0, 1.0]);
-    run!(device, aclnnEmbedding aclnnEmbeddingGetWorkspaceSize(x.raw, index.raw, out.raw))
-        .expect("embedding");
-    assert_eq!(out.values(), [3.0, 4.0, 5.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    check! { device;
+        aclnnEmbedding aclnnEmbeddingGetWorkspaceSize(x.raw, index.raw, out.raw) => out is [3.0, 4.0, 5.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0];
+    }
     let gradient = device.tensor(F32, &[3, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
     let sums = device.out(F32, &[2, 3]);
     for (padding, by_frequency, expected) in [
@@ -1013,8 +968,9 @@ fn indices_pick_and_add() {
         (u64::MAX, true, [4.0, 5.0, 6.0, 4.0, 5.0, 6.0]),
         (0, false, [0.0, 0.0, 0.0, 8.0, 10.0, 12.0]),
     ] {
-        run!(device, aclnnEmbeddingDenseBackward aclnnEmbeddingDenseBackwardGetWorkspaceSize(gradient.raw, index.raw, 2, padding, by_frequency, sums.raw)).expect("backward");
-        assert_eq!(sums.values(), expected);
+        check! { device;
+            aclnnEmbeddingDenseBackward aclnnEmbeddingDenseBackwardGetWorkspaceSize(gradient.raw, index.raw, 2, padding, by_frequency, sums.raw) => sums is expected;
+        }
     }
     assert_eq!(control::violations(), []);
 }
@@ -1062,29 +1018,20 @@ fn softmax_and_its_gradient() {
     let dims = [3, 4];
     let (input, gradient) = (device.tensor(F32, &dims, &x), device.tensor(F32, &dims, &g));
     let (out, dx) = (device.out(F32, &dims), device.out(F32, &dims));
-    run!(device, aclnnSoftmax aclnnSoftmaxGetWorkspaceSize(input.raw, 0, out.raw))
-        .expect("softmax");
-    assert_close(&out.values(), &soft(&x), 1e-6, "softmax");
-    run!(device, aclnnSoftmaxBackward aclnnSoftmaxBackwardGetWorkspaceSize(gradient.raw, out.raw, 0, dx.raw)).expect("backward");
-    assert_close(&dx.values(), &slope(&soft), 1e-6, "softmax backward");
-    run!(device, aclnnLogSoftmax aclnnLogSoftmaxGetWorkspaceSize(input.raw, -2, out.raw))
-        .expect("log softmax");
-    assert_close(&out.values(), &log(&x), 1e-6, "log softmax");
-    run!(device, aclnnLogSoftmaxBackward aclnnLogSoftmaxBackwardGetWorkspaceSize(gradient.raw, out.raw, 0, out.raw)).expect("the output may be the input");
-    assert_close(&out.values(), &slope(&log), 1e-6, "log softmax backward");
+    check! { device;
+        aclnnSoftmax aclnnSoftmaxGetWorkspaceSize(input.raw, 0, out.raw) => out near soft(&x), 1e-6;
+        aclnnSoftmaxBackward aclnnSoftmaxBackwardGetWorkspaceSize(gradient.raw, out.raw, 0, dx.raw) => dx near slope(&soft), 1e-6;
+        aclnnLogSoftmax aclnnLogSoftmaxGetWorkspaceSize(input.raw, -2, out.raw) => out near log(&x), 1e-6;
+        aclnnLogSoftmaxBackward aclnnLogSoftmaxBackwardGetWorkspaceSize(gradient.raw, out.raw, 0, out.raw) => out near slope(&log), 1e-6;
+    }
     // Large numbers do not overflow.
     let (input, out) = (
         device.tensor(F32, &[2], &[1000.0, 999.0]),
         device.out(F32, &[2]),
     );
-    run!(device, aclnnSoftmax aclnnSoftmaxGetWorkspaceSize(input.raw, 0, out.raw))
-        .expect("softmax");
-    assert_close(
-        &out.values(),
-        &[sigmoid(1.0), sigmoid(-1.0)],
-        1e-6,
-        "softmax",
-    );
+    check! { device;
+        aclnnSoftmax aclnnSoftmaxGetWorkspaceSize(input.raw, 0, out.raw) => out near [sigmoid(1.0), sigmoid(-1.0)], 1e-6;
+    }
     assert_eq!(control::violations(), []);
 }
 
@@ -1141,15 +1088,10 @@ fn normalisations_and_their_gradients() {
     let (out, dx) = (device.out(F32, &dims), device.out(F32, &dims));
     let (mean, rstd) = (device.out(F32, &[3, 1]), device.out(F32, &[3, 1]));
     let (dw, db) = (device.out(F32, &[4]), device.out(F32, &[4]));
-    run!(device, aclnnLayerNorm aclnnLayerNormGetWorkspaceSize(input.raw, ints(&[4]), weight.raw, bias.raw, eps, out.raw, mean.raw, rstd.raw)).expect("layer norm");
-    assert_close(&out.values(), &layer(&x, &w, &b), 1e-6, "layer norm");
-    run!(device, aclnnLayerNormBackward aclnnLayerNormBackwardGetWorkspaceSize(gradient.raw, input.raw, ints(&[4]), mean.raw, rstd.raw, weight.raw, bias.raw, bools(&[true; 3]), dx.raw, dw.raw, db.raw)).expect("backward");
-    assert_close(
-        &dx.values(),
-        &numeric(&|x| layer(x, &w, &b), &x, &g),
-        1e-5,
-        "dx",
-    );
+    check! { device;
+        aclnnLayerNorm aclnnLayerNormGetWorkspaceSize(input.raw, ints(&[4]), weight.raw, bias.raw, eps, out.raw, mean.raw, rstd.raw) => out near layer(&x, &w, &b), 1e-6;
+        aclnnLayerNormBackward aclnnLayerNormBackwardGetWorkspaceSize(gradient.raw, input.raw, ints(&[4]), mean.raw, rstd.raw, weight.raw, bias.raw, bools(&[true; 3]), dx.raw, dw.raw, db.raw) => dx near numeric(&|x| layer(x, &w, &b), &x, &g), 1e-5;
+    }
     assert_close(
         &dw.values(),
         &numeric(&|w| layer(&x, w, &b), &w, &g),
@@ -1162,28 +1104,14 @@ fn normalisations_and_their_gradients() {
         1e-5,
         "db",
     );
-    assert_refused(
-        plan!(aclnnLayerNormBackwardGetWorkspaceSize(
-            gradient.raw,
-            input.raw,
-            ints(&[4]),
-            mean.raw,
-            rstd.raw,
-            weight.raw,
-            bias.raw,
-            bools(&[true; 3]),
-            dx.raw,
-            null_mut(),
-            db.raw
-        )),
-        NULL_POINTER,
-        "gradWeightOut is null",
-    );
+    check! { device;
+        aclnnLayerNormBackwardGetWorkspaceSize(gradient.raw, input.raw, ints(&[4]), mean.raw, rstd.raw, weight.raw, bias.raw, bools(&[true; 3]), dx.raw, null_mut(), db.raw) refuses NULL_POINTER, "gradWeightOut is null";
+    }
     let gamma = device.out(F32, &[4]);
-    run!(device, aclnnRmsNorm aclnnRmsNormGetWorkspaceSize(input.raw, weight.raw, eps, out.raw, rstd.raw)).expect("rms norm");
-    assert_close(&out.values(), &rms(&x, &w), 1e-6, "rms norm");
-    run!(device, aclnnRmsNormGrad aclnnRmsNormGradGetWorkspaceSize(gradient.raw, input.raw, rstd.raw, weight.raw, dx.raw, gamma.raw)).expect("grad");
-    assert_close(&dx.values(), &numeric(&|x| rms(x, &w), &x, &g), 1e-5, "dx");
+    check! { device;
+        aclnnRmsNorm aclnnRmsNormGetWorkspaceSize(input.raw, weight.raw, eps, out.raw, rstd.raw) => out near rms(&x, &w), 1e-6;
+        aclnnRmsNormGrad aclnnRmsNormGradGetWorkspaceSize(gradient.raw, input.raw, rstd.raw, weight.raw, dx.raw, gamma.raw) => dx near numeric(&|x| rms(x, &w), &x, &g), 1e-5;
+    }
     assert_close(
         &gamma.values(),
         &numeric(&|w| rms(&x, w), &w, &g),
@@ -1191,26 +1119,13 @@ fn normalisations_and_their_gradients() {
         "dgamma",
     );
     let wide = device.tensor(F32, &[3], &[1.0; 3]);
-    assert_refused(
-        plan!(aclnnRmsNormGetWorkspaceSize(
-            input.raw, wide.raw, eps, out.raw, rstd.raw
-        )),
-        TILING,
-        "gamma has shape [3]",
-    );
+    check! { device;
+        aclnnRmsNormGetWorkspaceSize(input.raw, wide.raw, eps, out.raw, rstd.raw) refuses TILING, "gamma has shape [3]";
+    }
     let half = device.out(Bf16, &[4]);
-    assert_refused(
-        plan!(aclnnRmsNormGradGetWorkspaceSize(
-            gradient.raw,
-            input.raw,
-            rstd.raw,
-            weight.raw,
-            dx.raw,
-            half.raw
-        )),
-        PARAM_INVALID,
-        "dgammaOut is Bf16",
-    );
+    check! { device;
+        aclnnRmsNormGradGetWorkspaceSize(gradient.raw, input.raw, rstd.raw, weight.raw, dx.raw, half.raw) refuses PARAM_INVALID, "dgammaOut is Bf16";
+    }
     assert_eq!(control::violations(), []);
 }
 
@@ -1226,8 +1141,9 @@ fn random_numbers_have_their_distribution_and_are_never_repeatable() {
             x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64,
         )
     };
-    run!(device, aclnnInplaceUniform aclnnInplaceUniformGetWorkspaceSize(x.raw, -1.0, 3.0, 1, 0))
-        .expect("uniform");
+    check! { device;
+        aclnnInplaceUniform aclnnInplaceUniformGetWorkspaceSize(x.raw, -1.0, 3.0, 1, 0);
+    }
     let first = x.values();
     let (mean, variance) = moments(&first);
     assert!(
@@ -1235,34 +1151,29 @@ fn random_numbers_have_their_distribution_and_are_never_repeatable() {
         "{mean} {variance}"
     );
     assert!(first.iter().all(|x| (-1.0..3.0).contains(x)));
-    run!(device, aclnnInplaceUniform aclnnInplaceUniformGetWorkspaceSize(x.raw, -1.0, 3.0, 1, 0))
-        .expect("uniform");
-    assert_eq!(x.values(), first, "the same seed and offset");
-    run!(device, aclnnInplaceUniform aclnnInplaceUniformGetWorkspaceSize(x.raw, -1.0, 3.0, 1, 10))
-        .expect("uniform");
+    check! { device;
+        aclnnInplaceUniform aclnnInplaceUniformGetWorkspaceSize(x.raw, -1.0, 3.0, 1, 0) => x is first;
+        aclnnInplaceUniform aclnnInplaceUniformGetWorkspaceSize(x.raw, -1.0, 3.0, 1, 10);
+    }
     assert_ne!(x.values(), first, "another offset");
-    run!(device, aclnnInplaceNormal aclnnInplaceNormalGetWorkspaceSize(x.raw, 2.0, 0.5, 7, 0))
-        .expect("normal");
+    check! { device;
+        aclnnInplaceNormal aclnnInplaceNormalGetWorkspaceSize(x.raw, 2.0, 0.5, 7, 0);
+    }
     let (mean, variance) = moments(&x.values());
     assert!(
         (mean - 2.0).abs() < 0.02 && (variance - 0.25).abs() < 0.01,
         "{mean} {variance}"
     );
-    run!(device, aclnnInplaceBernoulli aclnnInplaceBernoulliGetWorkspaceSize(x.raw, scalar(F64, 0.3), 7, 4)).expect("bernoulli");
+    check! { device;
+        aclnnInplaceBernoulli aclnnInplaceBernoulliGetWorkspaceSize(x.raw, scalar(F64, 0.3), 7, 4);
+    }
     assert!(
         (moments(&x.values()).0 - 0.3).abs() < 0.02
             && x.values().iter().all(|x| *x == 0.0 || *x == 1.0)
     );
-    assert_refused(
-        plan!(aclnnInplaceBernoulliGetWorkspaceSize(
-            x.raw,
-            scalar(F64, 0.3),
-            7,
-            2
-        )),
-        PARAM_INVALID,
-        "a multiple of 4",
-    );
+    check! { device;
+        aclnnInplaceBernoulliGetWorkspaceSize(x.raw, scalar(F64, 0.3), 7, 2) refuses PARAM_INVALID, "a multiple of 4";
+    }
     let (_, executor) =
         plan!(aclnnInplaceNormalGetWorkspaceSize(x.raw, 2.0, 0.5, 7, 0)).expect("plans");
     // SAFETY: a live executor.
@@ -1378,23 +1289,18 @@ fn convolutions_and_their_gradients() {
         let pair = |x: usize| ints(&[x as i64; 2]);
         let (stride, padding, dilation) =
             (pair(case.stride), pair(case.padding), pair(case.dilation));
-        run!(device, aclnnConvolution aclnnConvolutionGetWorkspaceSize(input.raw, weight.raw, bias.raw, stride, padding, dilation, false, pair(0), case.groups as i64, output.raw, 1)).expect("convolution");
-        assert_close(&output.values(), &case.apply(&x, &w, &b), 1e-5, "forward");
+        check! { device;
+            aclnnConvolution aclnnConvolutionGetWorkspaceSize(input.raw, weight.raw, bias.raw, stride, padding, dilation, false, pair(0), case.groups as i64, output.raw, 1) => output near case.apply(&x, &w, &b), 1e-5;
+        }
         let gradient = image(F32, out_dims, &g);
         let (dx, dw, db) = (
             image(F32, case.dims, &x),
             image(F32, case.weight, &w),
             device.out(F32, &[b.len() as i64]),
         );
-        run!(device, aclnnConvolutionBackward aclnnConvolutionBackwardGetWorkspaceSize(
-            gradient.raw, input.raw, weight.raw, ints(&[b.len() as i64]), stride, padding, dilation, false, pair(0), case.groups as i32, bools(&[true; 3]), 0, dx.raw, dw.raw, db.raw
-        )).expect("backward");
-        assert_close(
-            &dx.values(),
-            &numeric(&|x| case.apply(x, &w, &b), &x, &g),
-            1e-5,
-            "dx",
-        );
+        check! { device;
+            aclnnConvolutionBackward aclnnConvolutionBackwardGetWorkspaceSize(gradient.raw, input.raw, weight.raw, ints(&[b.len() as i64]), stride, padding, dilation, false, pair(0), case.groups as i32, bools(&[true; 3]), 0, dx.raw, dw.raw, db.raw) => dx near numeric(&|x| case.apply(x, &w, &b), &x, &g), 1e-5;
+        }
         assert_close(
             &dw.values(),
             &numeric(&|w| case.apply(&x, w, &b), &w, &g),
@@ -1409,13 +1315,9 @@ fn convolutions_and_their_gradients() {
         );
         // A transposed convolution is the gradient of the input of the plain one.
         if case.groups == 1 {
-            run!(device, aclnnConvolution aclnnConvolutionGetWorkspaceSize(gradient.raw, weight.raw, null(), stride, padding, dilation, true, pair(0), 1, dx.raw, 1)).expect("transposed");
-            assert_close(
-                &dx.values(),
-                &numeric(&|x| case.apply(x, &w, &b), &x, &g),
-                1e-5,
-                "transposed",
-            );
+            check! { device;
+                aclnnConvolution aclnnConvolutionGetWorkspaceSize(gradient.raw, weight.raw, null(), stride, padding, dilation, true, pair(0), 1, dx.raw, 1) => dx near numeric(&|x| case.apply(x, &w, &b), &x, &g), 1e-5;
+            }
         }
         let forward = |format: *mut aclTensor, math: i8| {
             plan!(aclnnConvolutionGetWorkspaceSize(
@@ -1460,26 +1362,18 @@ fn losses_and_the_optimiser() {
         (2, vec![1], vec![4.5], [0.0, -2.0, 0.0, 0.0, -0.5, 0.0]),
     ] {
         let out = device.out(F32, &dims);
-        run!(device, aclnnNLLLoss aclnnNLLLossGetWorkspaceSize(input.raw, target.raw, weight.raw, reduction, -100, out.raw, total.raw)).expect("loss");
-        assert_close(&out.values(), &expected, 1e-6, "loss");
+        check! { device;
+            aclnnNLLLoss aclnnNLLLossGetWorkspaceSize(input.raw, target.raw, weight.raw, reduction, -100, out.raw, total.raw) => out near expected, 1e-6;
+        }
         assert_close(&total.values(), &[2.5], 0.0, "total");
         let ones = device.tensor(F32, &dims, &vec![1.0; expected.len()]);
-        run!(device, aclnnNLLLossBackward aclnnNLLLossBackwardGetWorkspaceSize(ones.raw, input.raw, target.raw, weight.raw, reduction, -100, total.raw, dx.raw)).expect("backward");
-        assert_close(&dx.values(), &gradient, 1e-6, "gradient");
+        check! { device;
+            aclnnNLLLossBackward aclnnNLLLossBackwardGetWorkspaceSize(ones.raw, input.raw, target.raw, weight.raw, reduction, -100, total.raw, dx.raw) => dx near gradient, 1e-6;
+        }
     }
-    assert_refused(
-        plan!(aclnnNLLLossGetWorkspaceSize(
-            input.raw,
-            target.raw,
-            null(),
-            1,
-            -100,
-            dx.raw,
-            total.raw
-        )),
-        NULL_POINTER,
-        "weight is null",
-    );
+    check! { device;
+        aclnnNLLLossGetWorkspaceSize(input.raw, target.raw, null(), 1, -100, dx.raw, total.raw) refuses NULL_POINTER, "weight is null";
+    }
 
     // Two steps by hand; the operator takes the number of steps done before.
     let (lr, beta1, beta2, decay, eps) = (0.1, 0.9, 0.99, 0.01, 1e-8);
@@ -1488,9 +1382,9 @@ fn losses_and_the_optimiser() {
     let gradient = device.tensor(F32, &[1], &[g]);
     for t in 1..=2 {
         let step = device.tensor(I64, &[1], &[f64::from(t - 1)]);
-        run!(device, aclnnApplyAdamWV2 aclnnApplyAdamWV2GetWorkspaceSize(
-            tensors[0].raw, tensors[1].raw, tensors[2].raw, null_mut(), gradient.raw, step.raw, lr as f32, beta1 as f32, beta2 as f32, decay as f32, eps as f32, false, false
-        )).expect("step");
+        check! { device;
+            aclnnApplyAdamWV2 aclnnApplyAdamWV2GetWorkspaceSize(tensors[0].raw, tensors[1].raw, tensors[2].raw, null_mut(), gradient.raw, step.raw, lr as f32, beta1 as f32, beta2 as f32, decay as f32, eps as f32, false, false);
+        }
         p *= 1.0 - lr * decay;
         m = beta1 * m + (1.0 - beta1) * g;
         v = beta2 * v + (1.0 - beta2) * g * g;
@@ -1512,9 +1406,11 @@ fn empty_tensors_plan_without_workspace_and_run() {
     let (bytes, executor) = plan!(aclnnExpGetWorkspaceSize(x.raw, out.raw)).expect("plans");
     assert_eq!(bytes, 0);
     finish(&device, bytes, executor, aclnnExp).expect("runs");
-    run!(device, aclnnMul aclnnMulGetWorkspaceSize(x.raw, x.raw, out.raw)).expect("mul");
-    run!(device, aclnnSoftmax aclnnSoftmaxGetWorkspaceSize(x.raw, 1, out.raw)).expect("softmax");
-    run!(device, aclnnInplaceCopy aclnnInplaceCopyGetWorkspaceSize(out.raw, x.raw)).expect("copy");
+    check! { device;
+        aclnnMul aclnnMulGetWorkspaceSize(x.raw, x.raw, out.raw);
+        aclnnSoftmax aclnnSoftmaxGetWorkspaceSize(x.raw, 1, out.raw);
+        aclnnInplaceCopy aclnnInplaceCopyGetWorkspaceSize(out.raw, x.raw);
+    }
     assert_eq!(control::live().descriptors, 2, "no executor is left");
     assert_eq!(control::violations(), []);
 }
@@ -1528,79 +1424,35 @@ fn documented_limits_are_enforced() {
         device.tensor(F32, &[2], &[0.0; 2]),
     );
     let out = device.out(F32, &[2, 3]);
-    let refused = |outcome: Result<(u64, *mut aclOpExecutor), Failed>, code, says: &str| {
-        assert_refused(outcome, code, says)
-    };
-    refused(
-        plan!(aclnnAddGetWorkspaceSize(x.raw, x.raw, null(), out.raw)),
-        NULL_POINTER,
-        "alpha is null",
-    );
-    refused(
-        plan!(aclnnAddGetWorkspaceSize(null(), x.raw, one, out.raw)),
-        NULL_POINTER,
-        "self is null",
-    );
-    refused(
-        plan!(aclnnAddGetWorkspaceSize(x.raw, y.raw, one, out.raw)),
-        PARAM_INVALID,
-        "do not broadcast",
-    );
-    refused(
-        plan!(aclnnAddGetWorkspaceSize(x.raw, x.raw, one, y.raw)),
-        PARAM_INVALID,
-        "out has shape [2], [2, 3] is expected",
-    );
+    check! { device;
+        aclnnAddGetWorkspaceSize(x.raw, x.raw, null(), out.raw) refuses NULL_POINTER, "alpha is null";
+        aclnnAddGetWorkspaceSize(null(), x.raw, one, out.raw) refuses NULL_POINTER, "self is null";
+        aclnnAddGetWorkspaceSize(x.raw, y.raw, one, out.raw) refuses PARAM_INVALID, "do not broadcast";
+        aclnnAddGetWorkspaceSize(x.raw, x.raw, one, y.raw) refuses PARAM_INVALID, "out has shape [2], [2, 3] is expected";
+    }
     let whole = device.out(I32, &[2, 3]);
-    refused(
-        plan!(aclnnAddGetWorkspaceSize(
-            whole.raw,
-            whole.raw,
-            scalar(F64, 0.5),
-            whole.raw
-        )),
-        PARAM_INVALID,
-        "alpha is Double",
-    );
+    check! { device;
+        aclnnAddGetWorkspaceSize(whole.raw, whole.raw, scalar(F64, 0.5), whole.raw) refuses PARAM_INVALID, "alpha is Double";
+    }
     let truth = device.out(Bool, &[2, 3]);
-    refused(
-        plan!(aclnnMulGetWorkspaceSize(x.raw, x.raw, truth.raw)),
-        PARAM_INVALID,
-        "out is Bool",
-    );
-    refused(
-        plan!(aclnnSiluGetWorkspaceSize(whole.raw, whole.raw)),
-        PARAM_INVALID,
-        "self is Int32, one of [Float, Float16, Bf16] is expected",
-    );
+    check! { device;
+        aclnnMulGetWorkspaceSize(x.raw, x.raw, truth.raw) refuses PARAM_INVALID, "out is Bool";
+        aclnnSiluGetWorkspaceSize(whole.raw, whole.raw) refuses PARAM_INVALID, "self is Int32, one of [Float, Float16, Bf16] is expected";
+    }
     let half = device.out(Bf16, &[2, 3]);
-    refused(
-        plan!(aclnnErfGetWorkspaceSize(half.raw, half.raw)),
-        PARAM_INVALID,
-        "self is Bf16",
-    );
-    refused(
-        plan!(aclnnClampGetWorkspaceSize(x.raw, null(), null(), out.raw)),
-        NULL_POINTER,
-        "both null",
-    );
-    refused(
-        plan!(aclnnClampMinGetWorkspaceSize(x.raw, null(), out.raw)),
-        NULL_POINTER,
-        "clipValueMin is null",
-    );
+    check! { device;
+        aclnnErfGetWorkspaceSize(half.raw, half.raw) refuses PARAM_INVALID, "self is Bf16";
+        aclnnClampGetWorkspaceSize(x.raw, null(), null(), out.raw) refuses NULL_POINTER, "both null";
+        aclnnClampMinGetWorkspaceSize(x.raw, null(), out.raw) refuses NULL_POINTER, "clipValueMin is null";
+    }
     let point = device.tensor(F32, &[], &[1.0]);
-    refused(
-        plan!(aclnnSignGetWorkspaceSize(point.raw, point.raw)),
-        PARAM_INVALID,
-        "self has rank 0, 1 to 8 is expected",
-    );
+    check! { device;
+        aclnnSignGetWorkspaceSize(point.raw, point.raw) refuses PARAM_INVALID, "self has rank 0, 1 to 8 is expected";
+    }
     let deep = device.view(F32, &[0.0], &[1; 9], None, 0);
-    refused(
-        plan!(aclnnExpGetWorkspaceSize(deep.raw, deep.raw)),
-        PARAM_INVALID,
-        "self has rank 9, 0 to 8 is expected",
-    );
+    check! { device;
+        aclnnExpGetWorkspaceSize(deep.raw, deep.raw) refuses PARAM_INVALID, "self has rank 9, 0 to 8 is expected";
+    }
     // Broadcasts over six separate axes are not offered in f64 and i16, and are in f32.
     for (dtype, offered) in [(F32, true), (F64, false), (I16, false)] {
         let a = device.tensor(dtype, &[1, 2, 1, 2, 1, 2], &[0.0; 8]);
@@ -1613,11 +1465,9 @@ fn documented_limits_are_enforced() {
         );
     }
     let expanded = device.view(F32, &[0.0; 3], &[2, 3], Some(&[0, 1]), 0);
-    refused(
-        plan!(aclnnExpGetWorkspaceSize(x.raw, expanded.raw)),
-        PARAM_INVALID,
-        "elements share memory",
-    );
+    check! { device;
+        aclnnExpGetWorkspaceSize(x.raw, expanded.raw) refuses PARAM_INVALID, "elements share memory";
+    }
     assert!(describe(&[2], Some(&[-1]), 1, F32, ND, 2, 0).is_null());
     assert!(recent_message().contains("stride -1 is negative"));
     assert!(describe(&[2], None, 1, F32, ND, 2, 0).is_null());
@@ -1795,10 +1645,8 @@ fn the_cost_of_a_call() {
         for _ in 0..rounds {
             let (bytes, executor) = plan!(aclnnExpGetWorkspaceSize(x.raw, out.raw)).expect("plans");
             // SAFETY: a live executor and a workspace that is large enough.
-            assert_eq!(
-                unsafe { aclnnExp(workspace, bytes, executor, device.stream) },
-                0
-            );
+            let code = unsafe { aclnnExp(workspace, bytes, executor, device.stream) };
+            assert_eq!(code, 0);
         }
         device.synchronize().expect("runs");
         println!("stubbed {stubbed}: {:?} a call", start.elapsed() / rounds);
@@ -1810,6 +1658,8 @@ fn the_cost_of_a_call() {
         device.out(F32, &[n, n]),
     );
     let start = std::time::Instant::now();
-    run!(device, aclnnMm aclnnMmGetWorkspaceSize(x.raw, x.raw, out.raw, 0)).expect("runs");
+    check! { device;
+        aclnnMm aclnnMmGetWorkspaceSize(x.raw, x.raw, out.raw, 0);
+    }
     println!("{n}x{n}x{n}: {:?}", start.elapsed());
 }
