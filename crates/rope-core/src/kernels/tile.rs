@@ -24,9 +24,10 @@ use super::portable::Array;
 use super::vector::Vector;
 use crate::element::Element;
 
-/// Heads that meet a token's coefficients together where heads lie outside tokens: as many stretches of memory are read
-/// and written at a time.
-const HEADS_OUTSIDE_GROUP: usize = 4;
+/// Heads that meet a token's coefficients together where heads lie outside tokens, in place and into another buffer: as
+/// many stretches of memory are read, and as many written. They often lie a power of two apart and then share a set of
+/// the first-level cache, which has eight ways.
+const HEADS_OUTSIDE_GROUP: [usize; 2] = [6, 4];
 /// Likewise where a token's heads lie together: its rows stay in the first level while they are gone through.
 const HEADS_INSIDE_GROUP: usize = 16;
 
@@ -135,7 +136,7 @@ unsafe fn rotate_groups<
     let group = match (block, heads_inside) {
         (None, _) => 1,
         (_, true) => HEADS_INSIDE_GROUP,
-        (_, false) => HEADS_OUTSIDE_GROUP,
+        (_, false) => HEADS_OUTSIDE_GROUP[usize::from(tile.src != tile.dst.cast_const())],
     };
     let groups = tile.heads.div_ceil(group);
     let (outer, inner) = if heads_inside {
