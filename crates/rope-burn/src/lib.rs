@@ -14,6 +14,8 @@ mod module;
 mod ops;
 
 pub use angles::RotaryAngles;
+#[cfg(feature = "remote-server")]
+pub use backends::remote;
 pub use error::{Result, RotaryError};
 pub use module::{Implementation, Rotary, RotaryConfig};
 pub use ops::{RotaryOp, RotaryOps};
