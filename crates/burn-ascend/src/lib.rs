@@ -1,0 +1,29 @@
+//! A [burn](https://burn.dev) backend whose tensors live on Ascend NPUs.
+//!
+//! - [`Ascend`] is the backend, [`AscendDevice`] names an NPU, [`AscendTensor`] is a view of a block of its memory.
+//! - Operators run through the vendor's operator library, on one stream per device, and nothing waits but a read.
+//! - What the operator library does not do, or does not do in some element type, goes to the host and back through
+//!   [Flex](burn::backend::Flex); [`fallbacks`] counts each such trip, so nothing is silently slow.
+//!
+//! # Errors
+//! Operations of a burn backend have no error to return. Here a tensor whose computation failed carries the failure: what
+//! is computed from it fails alike without running, and reading it returns the first cause as burn's
+//! [`ExecutionError`](burn::backend::ExecutionError), with the operator's name and code. Other tensors of the device are
+//! not touched by that. [`Backend::sync`](burn::backend::Backend::sync) reports the failures that nobody has read. (A panic
+//! instead would end a burn-remote session, and its client would learn of a closed connection, not of the cause.)
+
+mod backend;
+mod context;
+mod error;
+mod fallback;
+mod npu;
+mod ops;
+mod quantized;
+mod tensor;
+
+pub use backend::Ascend;
+pub use fallback::{Fallback, fallbacks, reset_fallbacks};
+pub use npu::AscendDevice;
+pub use quantized::AscendQTensor;
+pub use rope_ascend::AscendError;
+pub use tensor::AscendTensor;
