@@ -2,6 +2,7 @@
 
 use crate::error::execution;
 use crate::npu::AscendDevice;
+use crate::rotary::Rotators;
 use burn::backend::ExecutionError;
 use rope_ascend::Result;
 use rope_ascend::rope::Npu;
@@ -16,6 +17,7 @@ pub(crate) struct Context {
     stream: Stream,
     random: Mutex<Random>,
     unseen: Mutex<Option<ExecutionError>>,
+    rotators: Rotators,
 }
 
 /// State of the counter-based generator of the operator library.
@@ -37,6 +39,7 @@ impl Context {
             npu,
             random: Mutex::new(Random { seed: 0, offset: 0 }),
             unseen: Mutex::new(None),
+            rotators: Rotators::default(),
         })
     }
 
@@ -50,6 +53,10 @@ impl Context {
 
     pub(crate) fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    pub(crate) fn rotators(&self) -> &Rotators {
+        &self.rotators
     }
 
     pub(crate) fn seed(&self, seed: u64) {

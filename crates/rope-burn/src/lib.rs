@@ -8,7 +8,7 @@ mod angles;
 pub mod ascend;
 mod backends;
 mod backward;
-mod composed;
+pub mod composed;
 mod error;
 mod module;
 mod ops;
