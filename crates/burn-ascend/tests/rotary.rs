@@ -140,7 +140,11 @@ fn every_rotation_is_that_of_the_host() {
                             direction,
                         },
                         dtype,
-                        rows: if turn.is_multiple_of(3) { SEQ } else { batch * SEQ },
+                        rows: if turn.is_multiple_of(3) {
+                            SEQ
+                        } else {
+                            batch * SEQ
+                        },
                         joined: turn.is_multiple_of(2),
                     };
                     let (found, expected) =
@@ -184,7 +188,9 @@ fn one_launch_rotates_both_where_they_lie() {
     let (q, k) = Ascend::rotary_pair(q, k, cos, sin, case.op);
     assert_eq!((address(&q), address(&k)), (q_address, k_address));
     let calls = control::calls();
-    let waited = calls.iter().filter(|call| call.function.contains("Synchronize"));
+    let waited = calls
+        .iter()
+        .filter(|call| call.function.contains("Synchronize"));
     assert_eq!(waited.count(), 0, "{calls:?}");
     // cos and sin were let go, and nothing came in their place.
     assert!(device.memory().expect("open").live_bytes < before);
@@ -231,7 +237,10 @@ fn views_are_followed_and_repeated_elements_are_not_written() {
         [q_out, k_out, spread, q, wide].map(read::<B>).to_vec()
     }
     let case = plain(Layout::Bnsd);
-    let (found, expected) = (run::<Ascend>(&case, &device), run::<Flex>(&case, &FlexDevice));
+    let (found, expected) = (
+        run::<Ascend>(&case, &device),
+        run::<Flex>(&case, &FlexDevice),
+    );
     assert_close(&found, &expected, FloatDType::F32, "views");
 }
 
@@ -250,7 +259,10 @@ fn what_the_kernels_do_not_take_is_composed() {
         let (q, k) = B::rotary_pair(q, k, cos, sin, case.op);
         [q, k].map(read::<B>).to_vec()
     }
-    let (found, expected) = (run::<Ascend>(&case, &device), run::<Flex>(&case, &FlexDevice));
+    let (found, expected) = (
+        run::<Ascend>(&case, &device),
+        run::<Flex>(&case, &FlexDevice),
+    );
     assert_close(&found, &expected, FloatDType::F32, "f64");
     let empty = Ascend::float_zeros(Shape::from([0, SEQ, 2, 32]), &device, FloatDType::F32);
     let [_, _, cos, sin] = plain(Layout::Bsnd).tensors::<Ascend>(&device);
