@@ -62,7 +62,7 @@ pub(crate) struct TaskContext {
     pub(crate) clock: Clock,
 }
 
-type Run = Box<dyn FnOnce(&Engine<'_>, &TaskContext) -> Outcome + Send>;
+type Run = Box<dyn FnOnce(&mut Engine<'_>, &TaskContext) -> Outcome + Send>;
 
 pub(crate) enum Work {
     Run(Run),
@@ -236,7 +236,7 @@ fn work(shared: &Shared) {
         let result = match (task.work, failed) {
             // After a failure the rest of the stream's work is discarded.
             (Work::Run(_), Some(_)) => Ok(()),
-            (Work::Run(run), None) => run(&engine(), &task.context),
+            (Work::Run(run), None) => run(&mut engine(), &task.context),
             (Work::Record(ticket), failed) => {
                 ticket.fulfil(failed);
                 Ok(())

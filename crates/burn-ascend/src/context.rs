@@ -4,9 +4,10 @@ use crate::error::execution;
 use crate::npu::AscendDevice;
 use crate::rotary::Rotators;
 use burn::backend::ExecutionError;
-use rope_ascend::Result;
+use rope_ascend::aclnn::Operators;
 use rope_ascend::rope::Npu;
-use rope_ascend::safe::Stream;
+use rope_ascend::safe::{DeviceBuffer, Stream};
+use rope_ascend::{AscendError, Result};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// An open device: its stream, the state of its random numbers, and the failure that nobody has seen yet.
@@ -14,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) struct Context {
     device: AscendDevice,
     npu: Npu,
-    stream: Stream,
+    operators: Operators,
     random: Mutex<Random>,
     unseen: Mutex<Option<ExecutionError>>,
     rotators: Rotators,
@@ -35,7 +36,7 @@ impl Context {
     pub(crate) fn new(device: AscendDevice, npu: Npu) -> Result<Self> {
         Ok(Self {
             device,
-            stream: npu.stream()?,
+            operators: Operators::new(npu.stream()?),
             npu,
             random: Mutex::new(Random { seed: 0, offset: 0 }),
             unseen: Mutex::new(None),
@@ -52,7 +53,11 @@ impl Context {
     }
 
     pub(crate) fn stream(&self) -> &Stream {
-        &self.stream
+        self.operators.stream()
+    }
+
+    pub(crate) fn operators(&self) -> &Operators {
+        &self.operators
     }
 
     pub(crate) fn rotators(&self) -> &Rotators {
@@ -94,15 +99,33 @@ impl Context {
 
     /// Waits for the queued work.
     pub(crate) fn sync(&self) -> Result<(), ExecutionError> {
-        let waited = self.stream.synchronize().map_err(|e| execution(&e));
+        let waited = self.explained(self.stream().synchronize());
         match lock(&self.unseen).take() {
             Some(error) => Err(error),
             None => waited,
         }
     }
 
+    /// Waits for the queued work and copies a block to the host.
+    pub(crate) fn read(&self, block: &DeviceBuffer<u8>) -> Result<Vec<u8>, ExecutionError> {
+        let mut host = vec![0; block.len()];
+        self.explained(self.stream().read(block, &mut host))?;
+        Ok(host)
+    }
+
+    /// A failure of queued work names the synchronising call; the operators queued last belong to it.
+    fn explained(&self, outcome: Result<()>) -> Result<(), ExecutionError> {
+        outcome.map_err(|error| match &error {
+            AscendError::Execution { .. } => ExecutionError::with_context(format!(
+                "{error}; operators queued last: {}",
+                self.operators.recent().join(", ")
+            )),
+            other => execution(other),
+        })
+    }
+
     /// Waits for the queued work and returns cached memory to the device.
     pub(crate) fn trim(&self) -> Result<()> {
-        self.stream.trim()
+        self.stream().trim()
     }
 }

@@ -9,7 +9,7 @@ use burn::backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
 use burn::backend::tensor::IndexingUpdateOp;
 use burn::backend::{
     BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
-    TensorMetadata, ops,
+    TensorMetadata, TensorPrimitive, ops,
 };
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -120,6 +120,7 @@ impl ToHost for AscendQTensor {
     type Host = FlexQTensor;
     fn to_host(self, trip: &mut Trip) -> FlexQTensor {
         trip.device = self.device;
+        trip.failure = trip.failure.take().or(self.failure);
         self.host
     }
 }
@@ -130,6 +131,17 @@ impl FromHost for AscendQTensor {
         Self {
             host,
             device: trip.device,
+            failure: trip.failure.clone(),
+        }
+    }
+}
+
+impl ToHost for TensorPrimitive<crate::Ascend> {
+    type Host = TensorPrimitive<Flex>;
+    fn to_host(self, trip: &mut Trip) -> Self::Host {
+        match self {
+            Self::Float(tensor) => TensorPrimitive::Float(tensor.to_host(trip)),
+            Self::QFloat(tensor) => TensorPrimitive::QFloat(tensor.to_host(trip)),
         }
     }
 }
@@ -182,6 +194,16 @@ plain! {
     ops::PadMode, ops::GridSampleOptions, ops::InterpolateOptions, ops::AttentionModuleOptions, ops::UnfoldOptions,
     ops::ConvOptions<1>, ops::ConvOptions<2>, ops::ConvOptions<3>, ops::DeformConvOptions<2>,
     ops::ConvTransposeOptions<1>, ops::ConvTransposeOptions<2>, ops::ConvTransposeOptions<3>,
+}
+
+impl FromHost for TensorPrimitive<crate::Ascend> {
+    type Host = TensorPrimitive<Flex>;
+    fn from_host(host: Self::Host, trip: &mut Trip) -> Self {
+        match host {
+            TensorPrimitive::Float(tensor) => Self::Float(FromHost::from_host(tensor, trip)),
+            TensorPrimitive::QFloat(tensor) => Self::QFloat(FromHost::from_host(tensor, trip)),
+        }
+    }
 }
 
 impl<A: FromHost, B: FromHost> FromHost for (A, B) {

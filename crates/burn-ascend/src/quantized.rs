@@ -2,13 +2,15 @@
 
 use crate::npu::AscendDevice;
 use burn::backend::flex::FlexQTensor;
-use burn::backend::{DType, Shape, TensorMetadata};
+use burn::backend::{DType, ExecutionError, Shape, TensorMetadata};
 
 /// A quantised tensor, held on the host on behalf of a device.
 #[derive(Clone, Debug)]
 pub struct AscendQTensor {
     pub(crate) host: FlexQTensor,
     pub(crate) device: AscendDevice,
+    /// Why the elements do not count, if what they were computed from failed.
+    pub(crate) failure: Option<ExecutionError>,
 }
 
 impl TensorMetadata for AscendQTensor {

@@ -2,9 +2,7 @@
 
 use crate::context::Context;
 use crate::error::execution;
-use crate::fallback::{ToHost, Trip};
 use crate::npu::AscendDevice;
-use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{BoolStore, Bytes, DType, ExecutionError, Shape, TensorData, TensorMetadata};
 use rope_ascend::rope::Npu;
 use rope_ascend::safe::{DeviceBuffer, Stream};
@@ -154,12 +152,7 @@ impl AscendTensor {
                 return Err(error);
             }
         };
-        let mut host = vec![0_u8; memory.buffer.len()];
-        memory
-            .context
-            .stream()
-            .read(&memory.buffer, &mut host)
-            .map_err(|error| execution(&error))?;
+        let mut host = memory.context.read(&memory.buffer)?;
         host.truncate(start + bytes);
         host.drain(..start);
         Ok(TensorData::from_bytes(
@@ -296,7 +289,7 @@ impl AscendTensor {
         if self.is_contiguous() || self.failure().is_some() {
             return self;
         }
-        crate::ops::copy(&self)
+        crate::ops::movement::copy(&self)
     }
 
     /// The same elements on `device`: itself, or a copy through the host.
@@ -370,17 +363,4 @@ impl TensorMetadata for AscendTensor {
 /// Whether the type is a boolean of one byte.
 pub(crate) fn is_byte_bool(dtype: DType) -> bool {
     matches!(dtype, DType::Bool(BoolStore::Native | BoolStore::U8))
-}
-
-/// The tensor's whole block on the host, with the tensor's layout.
-pub(crate) fn whole_block(tensor: &AscendTensor, trip: &mut Trip) -> FlexTensor {
-    let strides = tensor.strides.iter().map(|&stride| stride as isize);
-    let layout = Layout::new(tensor.shape.clone(), strides.collect(), tensor.offset);
-    let dense = AscendTensor {
-        shape: Shape::from([tensor.buffer().map_or(0, |b| b.len() / tensor.dtype.size())]),
-        strides: vec![1],
-        offset: 0,
-        ..tensor.clone()
-    };
-    dense.to_host(trip).with_layout(layout)
 }

@@ -8,7 +8,7 @@
 )]
 
 use crate::error::LoadError;
-use crate::sys::{AclMeta, AclOps, AclRt, AclRtc, Resolve};
+use crate::sys::{AclMeta, AclOperators, AclOps, AclRt, AclRtc, Resolve};
 use libloading::Library;
 use std::env;
 use std::ffi::{CStr, c_void};
@@ -36,7 +36,13 @@ pub const DESCRIPTORS: LibraryNames = LibraryNames {
 /// Operators; all that exist are searched, in this order.
 pub const OPERATORS: LibraryNames = LibraryNames {
     role: "operator library",
-    names: &["libcust_opapi.so", "libopapi_transformer.so", "libopapi.so"],
+    names: &[
+        "libcust_opapi.so",
+        "libopapi_math.so",
+        "libopapi_nn.so",
+        "libopapi_transformer.so",
+        "libopapi.so",
+    ],
 };
 /// Run-time compiler.
 pub const COMPILER: LibraryNames = LibraryNames {
@@ -111,8 +117,10 @@ pub struct Api {
     pub rt: AclRt,
     /// Operator descriptors, where the library exists.
     pub meta: Result<AclMeta, LoadError>,
-    /// Stock operators; each may be missing on its own.
+    /// Stock rotary operators; each may be missing on its own.
     pub ops: AclOps,
+    /// Operators of training; each may be missing on its own.
+    pub operators: AclOperators,
     /// Run-time compiler, where it exists.
     pub rtc: Result<AclRtc, LoadError>,
     /// Where the runtime was found.
@@ -167,7 +175,7 @@ impl Api {
                     .find_map(|path| Some((unsafe { Library::new(&path) }.ok()?, path)))
             })
             .collect();
-        let ops = load_ops(&mut |name| {
+        let (ops, training) = load_ops(&mut |name| {
             operators
                 .iter()
                 .map(|(library, _)| address(library, name))
@@ -195,6 +203,7 @@ impl Api {
             rt,
             meta,
             ops,
+            operators: training,
             rtc,
             origin,
             opened,
@@ -224,13 +233,14 @@ impl Api {
         let rt = unsafe { AclRt::load(resolve) }.map_err(missing)?;
         // SAFETY: as above.
         let meta = unsafe { AclMeta::load(resolve) }.map_err(missing);
-        let ops = load_ops(resolve);
+        let (ops, operators) = load_ops(resolve);
         // SAFETY: as above.
         let rtc = unsafe { AclRtc::load(resolve) }.map_err(missing);
         Ok(Self {
             rt,
             meta,
             ops,
+            operators,
             rtc,
             origin: origin.to_owned(),
             opened: Vec::new(),
@@ -266,11 +276,12 @@ impl Api {
     }
 }
 
-fn load_ops(resolve: &mut Resolve<'_>) -> AclOps {
-    // SAFETY: reached only from the two constructors above, whose conditions cover it. The table
-    // has no required function, so loading cannot fail.
+fn load_ops(resolve: &mut Resolve<'_>) -> (AclOps, AclOperators) {
+    // SAFETY: reached only from the two constructors above, whose conditions cover it.
+    let operators = unsafe { AclOperators::load(resolve) };
+    // SAFETY: as above. The table has no required function, so loading cannot fail.
     match unsafe { AclOps::load(resolve) } {
-        Ok(ops) => ops,
+        Ok(ops) => (ops, operators),
         Err(symbols) => unreachable!("no operator is required, yet {symbols:?} are"),
     }
 }

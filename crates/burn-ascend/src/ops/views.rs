@@ -107,6 +107,68 @@ pub(crate) fn slice(tensor: &AscendTensor, slices: &[Slice]) -> (AscendTensor, V
     (tensor.view(Shape::from(dims), strides, offset), reversed)
 }
 
+/// Two tensors of one shape with as few axes as describe both: neighbours that lie densely in both become one.
+pub(crate) fn merged(tensors: [&AscendTensor; 2]) -> [AscendTensor; 2] {
+    let [a, b] = tensors;
+    let mut axes: Vec<(usize, [usize; 2])> = Vec::new();
+    for (axis, &dim) in a.dims().iter().enumerate().filter(|(_, dim)| **dim != 1) {
+        let steps = [a.strides()[axis], b.strides()[axis]];
+        match axes.last_mut() {
+            Some((length, last)) if *last == steps.map(|step| step * dim) => {
+                *length *= dim;
+                *last = steps;
+            }
+            _ => axes.push((dim, steps)),
+        }
+    }
+    if axes.is_empty() {
+        axes.push((1, [1; 2]));
+    }
+    let dims = Shape::from(axes.iter().map(|axis| axis.0).collect::<Vec<_>>());
+    [0, 1].map(|which: usize| {
+        let strides = axes.iter().map(|axis| axis.1[which]).collect();
+        tensors[which].view(dims.clone(), strides, tensors[which].offset())
+    })
+}
+
+/// The tensor at one place of its first axis, which is gone.
+pub(crate) fn at(tensor: &AscendTensor, place: usize) -> AscendTensor {
+    let offset = tensor.offset() + place * tensor.strides()[0];
+    let dims = tensor.dims()[1..].to_vec();
+    tensor.view(Shape::from(dims), tensor.strides()[1..].to_vec(), offset)
+}
+
+/// The tensor with axes that repeat one element by a stride of 0 cut to length 1, where `cut` lets it.
+///
+/// Operators repeat axes of length 1 themselves; an axis of stride 0 they would copy first.
+pub(crate) fn narrow_repeats(tensor: &AscendTensor, cut: impl Fn(usize) -> bool) -> AscendTensor {
+    let dims = tensor
+        .dims()
+        .iter()
+        .zip(tensor.strides())
+        .enumerate()
+        .map(|(axis, (&dim, &stride))| {
+            if stride == 0 && dim > 1 && cut(axis) {
+                1
+            } else {
+                dim
+            }
+        })
+        .collect::<Vec<_>>();
+    tensor.view(
+        Shape::from(dims),
+        tensor.strides().to_vec(),
+        tensor.offset(),
+    )
+}
+
+/// Whether `tensor` is longer than 1 on the axis that is `axis` of a tensor of `rank` axes.
+pub(crate) fn is_long(tensor: &AscendTensor, rank: usize, axis: usize) -> bool {
+    (axis + tensor.dims().len())
+        .checked_sub(rank)
+        .is_some_and(|own| tensor.dims()[own] > 1)
+}
+
 /// Windows of `size` elements along `axis`, each `step` after the one before; the window is a new last axis.
 pub(crate) fn unfold(tensor: &AscendTensor, axis: usize, size: usize, step: usize) -> AscendTensor {
     let mut dims = tensor.dims().to_vec();
