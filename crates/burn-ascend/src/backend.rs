@@ -1,5 +1,6 @@
 //! The backend type.
 
+use crate::error::execution;
 use crate::npu::AscendDevice;
 use crate::quantized::AscendQTensor;
 use crate::tensor::AscendTensor;
@@ -57,10 +58,10 @@ impl Backend for Ascend {
     }
 
     fn memory_cleanup(device: &AscendDevice) {
-        if let Some(context) = device.opened() {
-            if let Err(error) = context.trim() {
-                context.failed(&crate::error::execution(&error));
-            }
+        if let Some(context) = device.opened()
+            && let Err(error) = context.trim()
+        {
+            context.failed(&execution(&error));
         }
     }
 

@@ -108,7 +108,7 @@ impl AscendTensor {
         }
     }
 
-    /// Copies host data to the device. Returns when the copy is made.
+    /// Copies host data to the device, behind the work queued before.
     pub(crate) fn upload(device: &AscendDevice, data: TensorData) -> Self {
         let (bytes, shape, dtype) = data.into_parts();
         Self::upload_bytes(device, &bytes, shape, dtype)
@@ -122,7 +122,7 @@ impl AscendTensor {
     ) -> Self {
         let uploaded = device
             .context()
-            .and_then(|context| Ok((context.stream().upload(bytes)?, context)));
+            .and_then(|context| Ok((context.stream().upload_queued(bytes)?, context)));
         match uploaded {
             Ok((buffer, context)) => Self::dense(context, buffer, shape, dtype),
             Err(error) => {

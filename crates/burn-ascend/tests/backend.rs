@@ -61,7 +61,8 @@ macro_rules! backends {
                 int_reductions_i32: DType::I32, int::reductions;
                 int_movement_i64: DType::I64, int::movement;
                 int_movement_i32: DType::I32, int::movement;
-                bool_all: DType::Bool(BoolStore::Native), boolean::all;
+                bool_native: DType::Bool(BoolStore::Native), boolean::all;
+                bool_u8: DType::Bool(BoolStore::U8), boolean::all;
                 activation_f32: DType::F32, activation::all;
                 activation_f16: DType::F16, activation::all;
                 activation_bf16: DType::BF16, activation::all;
@@ -79,6 +80,27 @@ macro_rules! backends {
                 module_pooling_bf16: DType::BF16, module::pooling;
                 quantized_f32: DType::F32, quantized::all;
                 transaction_f32: DType::F32, transaction::all;
+            }
+
+            #[test]
+            fn the_backend_itself() {
+                use burn::backend::Backend;
+                type B = $backend;
+                let device = $device;
+                assert!(!B::name(&device).is_empty());
+                assert!(B::device_count(0) > 0);
+                assert!(!B::ad_enabled(&device));
+                B::seed(&device, 1);
+                B::sync(&device).expect("synchronises");
+                B::flush(&device).expect("flushes");
+                B::memory_cleanup(&device);
+                let types = [
+                    DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I16, DType::I8, DType::U8,
+                    DType::Bool(BoolStore::Native), DType::Bool(BoolStore::U8),
+                ];
+                for dtype in types {
+                    assert!(B::supports_dtype(&device, dtype), "{dtype:?}");
+                }
             }
 
             #[test]
@@ -117,4 +139,6 @@ macro_rules! backends {
 
 backends! {
     flex: Flex = FlexDevice;
+    #[cfg(feature = "ascend-sim")]
+    ascend: burn_ascend::Ascend = burn_ascend::AscendDevice::simulated(0);
 }

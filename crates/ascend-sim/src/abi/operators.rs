@@ -3,7 +3,8 @@
 //! | letter | parameter |
 //! | --- | --- |
 //! | `T`, `MaybeT` | a tensor that is read; one that may be null |
-//! | `Out`, `MaybeOut`, `Ref` | a tensor that is written; one that may be null; one that is read and written |
+//! | `Out`, `MaybeOut` | a tensor that is written; one that may be null |
+//! | `Ref`, `MaybeRef` | a tensor that is read and written; one that may be null |
 //! | `S`, `MaybeS` | a host scalar; one that may be null |
 //! | `Ints`, `MaybeInts`, `Bools`, `Tensors` | host lists |
 //! | `DType`, `Text` | an element type by its number; a C string |
@@ -15,13 +16,19 @@ use super::aclnn::{aclBoolArray, aclIntArray, aclOpExecutor, aclScalar, aclTenso
 use crate::abi::Export;
 use crate::abi::runtime::{get_text, put};
 use crate::aclnn::descriptor::Scalar;
+use crate::aclnn::index::Source;
 use crate::aclnn::matrix::{Added, Product, add_product, product};
+use crate::aclnn::normalize::{LayerNorm, LayerNormSaved, RmsNormSaved, masked_outputs};
 use crate::aclnn::pointwise::{
     self, Backward, Binary, Sum, Test, Unary, Value, binary, binary_scalar, unary,
 };
 use crate::aclnn::reduce::{self, Fold};
 use crate::aclnn::rotary::GradTensors;
-use crate::aclnn::{Call, apply, cache, execute, fill, rotary};
+use crate::aclnn::train::{AdamW, Loss};
+use crate::aclnn::{
+    Call, apply, cache, convolution, execute, fill, index, movement, normalize, random, rotary,
+    train,
+};
 use crate::codes::{ACLNN_NULLPTR, Failure, Outcome};
 use crate::state::boundary;
 
@@ -70,6 +77,7 @@ kinds! {
     Out *mut aclTensor;
     MaybeOut *mut aclTensor;
     Ref *mut aclTensor;
+    MaybeRef *mut aclTensor;
     S *const aclScalar;
     MaybeS *const aclScalar;
     Ints *const aclIntArray;
@@ -101,6 +109,7 @@ macro_rules! take {
     (@ $call:ident, $arg:ident, $name:expr, Out) => { $call.output($arg as u64, $name)? };
     (@ $call:ident, $arg:ident, $name:expr, MaybeOut) => { $call.optional_output($arg as u64, $name)? };
     (@ $call:ident, $arg:ident, $name:expr, Ref) => { $call.in_place($arg as u64, $name)? };
+    (@ $call:ident, $arg:ident, $name:expr, MaybeRef) => { $call.optional_in_place($arg as u64, $name)? };
     (@ $call:ident, $arg:ident, $name:expr, S) => { $call.scalar($arg as u64, $name)? };
     (@ $call:ident, $arg:ident, $name:expr, MaybeS) => { $call.optional_scalar($arg as u64, $name)? };
     (@ $call:ident, $arg:ident, $name:expr, Ints) => { $call.ints($arg as u64, $name)? };
@@ -346,4 +355,80 @@ operators! {
     aclnnAddmm aclnnAddmmGetWorkspaceSize(self_: T, mat1: T, mat2: T, beta: S, alpha: S, out: Out, cubeMathType: i8) |call| add_product(call, Product::Matrix, Added { term: &self_, beta, alpha }, &mat1, &mat2, &out, cubeMathType);
     aclnnInplaceAddmm aclnnInplaceAddmmGetWorkspaceSize(selfRef: Ref, mat1: T, mat2: T, beta: S, alpha: S, cubeMathType: i8) |call| add_product(call, Product::Matrix, Added { term: &selfRef, beta, alpha }, &mat1, &mat2, &selfRef, cubeMathType);
     aclnnBaddbmm aclnnBaddbmmGetWorkspaceSize(self_: T, batch1: T, batch2: T, beta: S, alpha: S, out: Out, cubeMathType: i8) |call| add_product(call, Product::Batch, Added { term: &self_, beta, alpha }, &batch1, &batch2, &out, cubeMathType);
+
+    // Data movement.
+    aclnnPermute aclnnPermuteGetWorkspaceSize(self_: T, dims: Ints, out: Out) |call| movement::permute(call, &self_, &dims, &out);
+    aclnnCat aclnnCatGetWorkspaceSize(tensors: Tensors, dim: i64, out: Out) |call| movement::concatenate(call, tensors, dim, &out);
+    aclnnRepeat aclnnRepeatGetWorkspaceSize(self_: T, repeats: Ints, out: Out) |call| movement::repeat(call, &self_, &repeats, &out);
+    aclnnExpand aclnnExpandGetWorkspaceSize(self_: T, size: Ints, out: Out) |call| movement::expand(call, &self_, &size, &out);
+    aclnnSlice aclnnSliceGetWorkspaceSize(self_: T, dim: i64, start: i64, end: i64, step: i64, out: Out) |call| movement::slice(call, &self_, dim, [start, end, step], &out);
+    aclnnFlip aclnnFlipGetWorkspaceSize(self_: T, dims: Ints, out: Out) |call| movement::flip(call, &self_, &dims, &out);
+    aclnnConstantPadNd aclnnConstantPadNdGetWorkspaceSize(self_: T, pad: Ints, value: S, out: Out) |call| movement::pad(call, &self_, &pad, value, &out);
+    aclnnTril aclnnTrilGetWorkspaceSize(self_: T, diagonal: i64, out: Out) |call| movement::triangle(&self_, diagonal, true, &out);
+    aclnnInplaceTril aclnnInplaceTrilGetWorkspaceSize(selfRef: Ref, diagonal: i64) |call| movement::triangle(&selfRef, diagonal, true, &selfRef);
+    aclnnTriu aclnnTriuGetWorkspaceSize(self_: T, diagonal: i64, out: Out) |call| movement::triangle(&self_, diagonal, false, &out);
+    aclnnInplaceTriu aclnnInplaceTriuGetWorkspaceSize(selfRef: Ref, diagonal: i64) |call| movement::triangle(&selfRef, diagonal, false, &selfRef);
+    // `stable` asks for what holds anyway.
+    aclnnSort aclnnSortGetWorkspaceSize(self_: T, stable: bool, dim: i64, descending: bool, valuesOut: Out, indicesOut: Out) |call| { let _ = stable; movement::sort(call, &self_, dim, descending, &valuesOut, &indicesOut) };
+    aclnnTopk aclnnTopkGetWorkspaceSize(self_: T, k: i64, dim: i64, largest: bool, sorted: bool, valuesOut: Out, indicesOut: Out) |call| movement::top(call, &self_, [k, dim], largest, sorted, &valuesOut, &indicesOut);
+
+    // Indexing.
+    aclnnGather aclnnGatherGetWorkspaceSize(self_: T, dim: i64, index: T, out: Out) |call| index::gather(call, &self_, dim, &index, &out);
+    aclnnScatter aclnnScatterGetWorkspaceSize(self_: T, dim: i64, index: T, src: T, reduce: i64, out: Out) |call| index::scatter(&self_, dim, &index, Source::Tensor(src), index::meets(reduce)?, &out);
+    aclnnInplaceScatter aclnnInplaceScatterGetWorkspaceSize(selfRef: Ref, dim: i64, index: T, src: T, reduce: i64) |call| index::scatter(&selfRef, dim, &index, Source::Tensor(src), index::meets(reduce)?, &selfRef);
+    aclnnScatterValue aclnnScatterValueGetWorkspaceSize(self_: T, dim: i64, index: T, value: S, reduce: i64, out: Out) |call| index::scatter(&self_, dim, &index, Source::Scalar(value), index::meets(reduce)?, &out);
+    aclnnInplaceScatterValue aclnnInplaceScatterValueGetWorkspaceSize(selfRef: Ref, dim: i64, index: T, value: S, reduce: i64) |call| index::scatter(&selfRef, dim, &index, Source::Scalar(value), index::meets(reduce)?, &selfRef);
+    aclnnScatterAdd aclnnScatterAddGetWorkspaceSize(self_: T, dim: i64, index: T, src: T, out: Out) |call| index::scatter_add(&self_, dim, &index, &src, &out);
+    aclnnIndexSelect aclnnIndexSelectGetWorkspaceSize(self_: T, dim: i64, index: T, out: Out) |call| index::index_select(call, &self_, dim, &index, &out);
+    aclnnIndexAdd aclnnIndexAddGetWorkspaceSize(self_: T, dim: i64, index: T, source: T, alpha: S, out: Out) |call| index::index_add(&self_, dim, &index, &source, alpha, &out);
+    aclnnEmbedding aclnnEmbeddingGetWorkspaceSize(weight: T, indices: T, out: Out) |call| index::embedding(call, &weight, &indices, &out);
+    aclnnEmbeddingDenseBackward aclnnEmbeddingDenseBackwardGetWorkspaceSize(grad: T, indices: T, numWeights: u64, paddingIdx: u64, scaleGradByFreq: bool, out: Out) |call| index::embedding_backward(call, &grad, &indices, [numWeights, paddingIdx], scaleGradByFreq, &out);
+
+    // Softmax and normalisation.
+    aclnnSoftmax aclnnSoftmaxGetWorkspaceSize(self_: T, dim: i64, out: Out) |call| normalize::softmax(&self_, dim, false, &out);
+    aclnnLogSoftmax aclnnLogSoftmaxGetWorkspaceSize(self_: T, dim: i64, out: Out) |call| normalize::softmax(&self_, dim, true, &out);
+    aclnnSoftmaxBackward aclnnSoftmaxBackwardGetWorkspaceSize(gradOutput: T, output: T, dim: i64, out: Out) |call| normalize::softmax_backward(&gradOutput, &output, dim, false, &out);
+    aclnnLogSoftmaxBackward aclnnLogSoftmaxBackwardGetWorkspaceSize(gradOutput: T, output: T, dim: i64, out: Out) |call| normalize::softmax_backward(&gradOutput, &output, dim, true, &out);
+    aclnnLayerNorm aclnnLayerNormGetWorkspaceSize(input: T, normalizedShape: Ints, weightOptional: MaybeT, biasOptional: MaybeT, eps: f64, out: Out, meanOutOptional: MaybeOut, rstdOutOptional: MaybeOut) |call| {
+        let parameters = LayerNorm { normalized: &normalizedShape, weight: weightOptional, bias: biasOptional };
+        normalize::layer_norm(call, &input, parameters, eps, &out, meanOutOptional, rstdOutOptional)
+    };
+    aclnnLayerNormBackward aclnnLayerNormBackwardGetWorkspaceSize(gradOut: T, input: T, normalizedShape: Ints, mean: T, rstd: T, weightOptional: MaybeT, biasOptional: MaybeT, outputMask: Bools, gradInputOut: MaybeOut, gradWeightOut: MaybeOut, gradBiasOut: MaybeOut) |call| {
+        let outputs = [(gradInputOut, "gradInputOut"), (gradWeightOut, "gradWeightOut"), (gradBiasOut, "gradBiasOut")];
+        let parameters = LayerNorm { normalized: &normalizedShape, weight: weightOptional, bias: biasOptional };
+        let saved = LayerNormSaved { gradient: &gradOut, x: &input, mean: &mean, rstd: &rstd };
+        normalize::layer_norm_backward(call, saved, parameters, masked_outputs(&outputMask, outputs)?)
+    };
+    aclnnRmsNorm aclnnRmsNormGetWorkspaceSize(x: T, gamma: T, epsilon: f64, yOut: Out, rstdOut: Out) |call| normalize::rms_norm(call, &x, &gamma, epsilon, &yOut, &rstdOut);
+    aclnnRmsNormGrad aclnnRmsNormGradGetWorkspaceSize(dy: T, x: T, rstd: T, gamma: T, dxOut: Out, dgammaOut: Out) |call| normalize::rms_norm_backward(call, RmsNormSaved { dy: &dy, x: &x, rstd: &rstd, gamma: &gamma }, &dxOut, &dgammaOut);
+
+    // Random numbers.
+    aclnnInplaceUniform aclnnInplaceUniformGetWorkspaceSize(selfRef: Out, from: f64, to: f64, seed: u64, offset: u64) |call| random::uniform_in_place(call, &selfRef, [from, to], [seed, offset]);
+    aclnnInplaceNormal aclnnInplaceNormalGetWorkspaceSize(selfRef: Out, mean: f32, std: f32, seed: i64, offset: i64) |call| random::normal(call, &selfRef, [mean, std], [seed, offset]);
+    aclnnNormalFloatFloat aclnnNormalFloatFloatGetWorkspaceSize(mean: f32, std: f32, seed: i64, offset: i64, out: Out) |call| random::normal(call, &out, [mean, std], [seed, offset]);
+    aclnnBernoulli aclnnBernoulliGetWorkspaceSize(self_: T, prob: S, seed: i64, offset: i64, out: Out) |call| { out.expect_dims(&self_.dims)?; random::bernoulli(call, prob, [seed, offset], &out) };
+    aclnnInplaceBernoulli aclnnInplaceBernoulliGetWorkspaceSize(selfRef: Out, prob: S, seed: i64, offset: i64) |call| random::bernoulli(call, prob, [seed, offset], &selfRef);
+
+    // Convolution.
+    aclnnConvolution aclnnConvolutionGetWorkspaceSize(input: T, weight: T, bias: MaybeT, stride: Ints, padding: Ints, dilation: Ints, transposed: bool, outputPadding: Ints, groups: i64, output: Out, cubeMathType: i8) |call| {
+        let given = convolution::Given { stride, padding, dilation, transposed, output_padding: outputPadding, groups };
+        convolution::forward(call, [&input, &weight], bias, &given, &output, cubeMathType)
+    };
+    aclnnConvolutionBackward aclnnConvolutionBackwardGetWorkspaceSize(gradOutput: T, input: T, weight: T, biasSizes: MaybeInts, stride: Ints, padding: Ints, dilation: Ints, transposed: bool, outputPadding: Ints, groups: i32, outputMask: Bools, cubeMathType: i8, gradInput: MaybeOut, gradWeight: MaybeOut, gradBias: MaybeOut) |call| {
+        let given = convolution::Given { stride, padding, dilation, transposed, output_padding: outputPadding, groups: i64::from(groups) };
+        let saved = convolution::Saved { gradient: &gradOutput, x: &input, weight: &weight, bias_sizes: &biasSizes };
+        let outputs = [(gradInput, "gradInput"), (gradWeight, "gradWeight"), (gradBias, "gradBias")];
+        convolution::backward(call, saved, &given, cubeMathType, masked_outputs(&outputMask, outputs)?)
+    };
+
+    // Loss and optimiser.
+    aclnnNLLLoss aclnnNLLLossGetWorkspaceSize(self_: T, target: T, weight: T, reduction: i64, ignoreIndex: i64, out: Out, totalWeightOut: Out) |call| {
+        train::nll_loss(Loss { x: self_, target, weight, reduction: train::reduction(reduction)?, ignored: ignoreIndex }, &out, &totalWeightOut)
+    };
+    aclnnNLLLossBackward aclnnNLLLossBackwardGetWorkspaceSize(gradOutput: T, self_: T, target: T, weight: T, reduction: i64, ignoreIndex: i64, totalWeight: T, out: Out) |call| {
+        train::nll_loss_backward(Loss { x: self_, target, weight, reduction: train::reduction(reduction)?, ignored: ignoreIndex }, &gradOutput, &totalWeight, &out)
+    };
+    aclnnApplyAdamWV2 aclnnApplyAdamWV2GetWorkspaceSize(varRef: Ref, mRef: Ref, vRef: Ref, maxGradNormOptionalRef: MaybeRef, grad: T, step: T, lr: f32, beta1: f32, beta2: f32, weightDecay: f32, eps: f32, amsgrad: bool, maximize: bool) |call| train::adam_w(call, AdamW {
+        parameter: varRef, first: mRef, second: vRef, largest: maxGradNormOptionalRef, gradient: grad, step, lr, beta1, beta2, weight_decay: weightDecay, eps, amsgrad, maximize,
+    });
 }

@@ -271,6 +271,14 @@ impl Call {
         self.tensor(handle, name, Access::Write)
     }
 
+    pub(crate) fn optional_in_place(
+        &mut self,
+        handle: u64,
+        name: &'static str,
+    ) -> Outcome<Option<Operand>> {
+        self.tensor(handle, name, Access::Both)
+    }
+
     pub(crate) fn in_place(&mut self, handle: u64, name: &'static str) -> Outcome<Operand> {
         self.tensor(handle, name, Access::Both)?
             .map_or_else(|| missing(name), Ok)

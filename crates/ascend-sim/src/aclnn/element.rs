@@ -126,11 +126,11 @@ pub(crate) trait Lane: Copy + PartialOrd + Default + Send + Sync + 'static {
         Self::from_i64(1)
     }
     /// The larger; NaN if one is.
-    fn max(self, y: Self) -> Self {
+    fn larger(self, y: Self) -> Self {
         if self.is_nan() || self > y { self } else { y }
     }
     /// The smaller; NaN if one is.
-    fn min(self, y: Self) -> Self {
+    fn smaller(self, y: Self) -> Self {
         if self.is_nan() || self < y { self } else { y }
     }
     fn truth(self) -> bool {

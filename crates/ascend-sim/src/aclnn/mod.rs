@@ -7,15 +7,21 @@
 pub(crate) mod apply;
 pub(crate) mod cache;
 pub(crate) mod call;
+pub(crate) mod convolution;
 pub(crate) mod data;
 pub(crate) mod descriptor;
 pub(crate) mod dtype;
 pub(crate) mod element;
 pub(crate) mod fill;
+pub(crate) mod index;
 pub(crate) mod matrix;
+pub(crate) mod movement;
+pub(crate) mod normalize;
 pub(crate) mod pointwise;
+pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rotary;
+pub(crate) mod train;
 
 use crate::codes::{ACLNN_PARAM_INVALID, Failure, Outcome};
 

@@ -104,7 +104,7 @@ impl Unary {
             Neg => each(x, L::neg),
             Abs => each(x, L::abs),
             Sign => each(x, L::sign),
-            Relu => each(x, |x| x.max(L::default())),
+            Relu => each(x, |x| x.larger(L::default())),
             // The rest are identities of integers.
             _ => {}
         }
@@ -236,8 +236,8 @@ impl Binary {
             Self::DivFloor => zip(a, b, L::div_floor),
             Self::Remainder => zip(a, b, L::rem_floor),
             Self::Pow => zip(a, b, L::pow),
-            Self::Maximum => zip(a, b, L::max),
-            Self::Minimum => zip(a, b, L::min),
+            Self::Maximum => zip(a, b, L::larger),
+            Self::Minimum => zip(a, b, L::smaller),
         }
     }
 
@@ -777,8 +777,8 @@ pub(crate) fn clamp(
             let mut values = data.read::<L>(&x)?;
             let (low, high) = (low.map(|s| s.lane::<L>()), high.map(|s| s.lane::<L>()));
             each(&mut values, |x| {
-                let x = high.map_or(x, |high| Lane::min(x, high));
-                low.map_or(x, |low| Lane::max(x, low))
+                let x = high.map_or(x, |high| x.smaller(high));
+                low.map_or(x, |low| x.larger(low))
             });
             data.write(&out, &values)
         })

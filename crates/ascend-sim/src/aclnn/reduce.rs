@@ -30,8 +30,8 @@ impl Fold {
                 let total: f64 = row.iter().map(|x| x.to_f64()).sum();
                 L::from_f64(total / row.len() as f64)
             }
-            Self::Max => extreme(L::max),
-            Self::Min => extreme(L::min),
+            Self::Max => extreme(L::larger),
+            Self::Min => extreme(L::smaller),
             Self::Prod => row.iter().fold(L::one(), |product, x| product.mul(*x)),
             Self::Any => L::from_i64(i64::from(row.iter().any(|x| x.truth()))),
             Self::All => L::from_i64(i64::from(row.iter().all(|x| x.truth()))),

@@ -166,6 +166,7 @@ macro_rules! types {
             }
 
             /// The names of the set's members, for the table in the documentation.
+            #[cfg(test)]
             pub(crate) fn names(self) -> Vec<&'static str> {
                 let mut names = Vec::new();
                 $( if self.0 & (1 << $bit) != 0 { names.push(stringify!($name)); } )*
@@ -210,7 +211,12 @@ impl Types {
     /// Truth values and the integers that name elements.
     pub(crate) const BOOL_INDEX: Self = Self::BOOL.and(Self::INDEX);
     /// All types of a burn tensor.
-    pub(crate) const ALL: Self = Self(0x1fff);
+    pub(crate) const ALL: Self = Self::FLOAT
+        .and(Self::F64)
+        .and(Self::INT_BOOL)
+        .and(Self::U16)
+        .and(Self::U32)
+        .and(Self::U64);
 }
 
 /// Whether the element types that an argument names lie in a set.

@@ -55,6 +55,7 @@ macro_rules! operations {
         }
 
         /// What this file implements.
+        #[cfg_attr(not(test), allow(dead_code, reason = "read by the test of the documentation"))]
         pub(super) const ROWS: &[$crate::ops::table::Row] = &[
             $( $crate::ops::table::Row {
                 method: stringify!($n),

@@ -37,16 +37,31 @@ fn smallest_normal(dtype: DType) -> f64 {
 }
 
 /// Compares one output with the reference; the error names the first place where they differ.
-pub(crate) fn compare(expected: &TensorData, found: &TensorData, tolerance: Tolerance) -> Result<(), String> {
+pub(crate) fn compare(
+    expected: &TensorData,
+    found: &TensorData,
+    tolerance: Tolerance,
+) -> Result<(), String> {
     if expected.dtype() != found.dtype() {
-        return Err(format!("expected {}, found {}", expected.dtype().name(), found.dtype().name()));
+        return Err(format!(
+            "expected {}, found {}",
+            expected.dtype().name(),
+            found.dtype().name()
+        ));
     }
     if expected.shape() != found.shape() {
-        return Err(format!("expected shape {:?}, found {:?}", expected.shape(), found.shape()));
+        return Err(format!(
+            "expected shape {:?}, found {:?}",
+            expected.shape(),
+            found.shape()
+        ));
     }
     let bytes = expected.num_elements() * expected.dtype().size();
     if found.as_bytes().len() != bytes {
-        return Err(format!("expected {bytes} bytes, found {}", found.as_bytes().len()));
+        return Err(format!(
+            "expected {bytes} bytes, found {}",
+            found.as_bytes().len()
+        ));
     }
     if expected.as_bytes() == found.as_bytes() {
         return Ok(());
@@ -87,16 +102,28 @@ fn first_difference<T: Copy + std::fmt::Display>(
     found: impl Iterator<Item = T>,
     same: impl Fn(T, T) -> bool,
 ) -> Option<Difference> {
-    let mut differing = expected.zip(found).enumerate().filter(|(_, (e, f))| !same(*e, *f));
+    let mut differing = expected
+        .zip(found)
+        .enumerate()
+        .filter(|(_, (e, f))| !same(*e, *f));
     let (at, (e, f)) = differing.next()?;
-    Some((at, 1 + differing.count(), format!("expected {e}, found {f}")))
+    Some((
+        at,
+        1 + differing.count(),
+        format!("expected {e}, found {f}"),
+    ))
 }
 
 #[test]
 fn differences_are_seen() {
-    let data = |values: &[f64], shape: &[usize], dtype| super::input::tensor_data(dtype, values, shape);
+    let data =
+        |values: &[f64], shape: &[usize], dtype| super::input::tensor_data(dtype, values, shape);
     let check = |expected: &[f64], found: &[f64], dtype, tolerance| {
-        compare(&data(expected, &[2], dtype), &data(found, &[2], dtype), tolerance)
+        compare(
+            &data(expected, &[2], dtype),
+            &data(found, &[2], dtype),
+            tolerance,
+        )
     };
     let nan = f64::NAN;
     let infinity = f64::INFINITY;
@@ -113,8 +140,16 @@ fn differences_are_seen() {
         check(&[1.0, 8.0], &[1.0, 8.02], DType::F16, Ulps(1)),
         check(&[0.01, 8.0], &[0.03, 8.0], DType::F16, Scaled(1)),
         check(&[1.0, 2.0], &[1.0, 3.0], DType::I64, Scaled(1000)),
-        compare(&data(&[1.0], &[1], DType::F32), &data(&[1.0], &[1], DType::F16), Scaled(1000)),
-        compare(&data(&[1.0], &[1], DType::F32), &data(&[1.0], &[1, 1], DType::F32), Exact),
+        compare(
+            &data(&[1.0], &[1], DType::F32),
+            &data(&[1.0], &[1], DType::F16),
+            Scaled(1000),
+        ),
+        compare(
+            &data(&[1.0], &[1], DType::F32),
+            &data(&[1.0], &[1, 1], DType::F32),
+            Exact,
+        ),
     ];
     for (k, result) in refused.iter().enumerate() {
         assert!(result.is_err(), "difference {k} passed");

@@ -15,13 +15,17 @@ use super::suite::Suite;
 const ELSEWHERE: &[(&str, &str)] = &[
     ("float_random", "random::distributions"),
     ("int_random", "random::distributions"),
-    ("has_ctc_loss_backward", "backend.rs: no_gradient_of_its_own_for_ctc"),
+    (
+        "has_ctc_loss_backward",
+        "backend.rs: no_gradient_of_its_own_for_ctc",
+    ),
 ];
 
 /// Methods, or prefixes of methods that end in `*`, without a test.
-const UNTESTED: &[(&str, &str)] = &[
-    ("ctc_loss_backward", "called only where has_ctc_loss_backward is true, and Flex has none to compare with"),
-];
+const UNTESTED: &[(&str, &str)] = &[(
+    "ctc_loss_backward",
+    "called only where has_ctc_loss_backward is true, and Flex has none to compare with",
+)];
 
 fn with_cases() -> BTreeSet<&'static str> {
     let groups: &[(DType, &[fn(&mut Suite<Flex>)])] = &[
@@ -42,8 +46,19 @@ fn with_cases() -> BTreeSet<&'static str> {
                 transaction::all,
             ],
         ),
-        (DType::I32, &[int::every_width, int::elementwise, int::reductions, int::movement]),
-        (DType::Bool(burn::backend::BoolStore::Native), &[boolean::all]),
+        (
+            DType::I32,
+            &[
+                int::every_width,
+                int::elementwise,
+                int::reductions,
+                int::movement,
+            ],
+        ),
+        (
+            DType::Bool(burn::backend::BoolStore::Native),
+            &[boolean::all],
+        ),
     ];
     let mut ops = BTreeSet::new();
     for (dtype, builders) in groups {
@@ -61,22 +76,39 @@ fn every_method_has_a_case_or_a_reason() {
     let cases = with_cases();
     let elsewhere: BTreeSet<_> = ELSEWHERE.iter().map(|(op, _)| *op).collect();
     let excused = |op: &str| {
-        UNTESTED.iter().any(|(excuse, _)| match excuse.strip_suffix('*') {
-            Some(prefix) => op.starts_with(prefix),
-            None => op == *excuse,
-        })
+        UNTESTED
+            .iter()
+            .any(|(excuse, _)| match excuse.strip_suffix('*') {
+                Some(prefix) => op.starts_with(prefix),
+                None => op == *excuse,
+            })
     };
-    let methods: BTreeSet<_> = TRAITS.iter().flat_map(|t| t.methods.split_whitespace()).collect();
+    let methods: BTreeSet<_> = TRAITS
+        .iter()
+        .flat_map(|t| t.methods.split_whitespace())
+        .collect();
 
     let missing: Vec<_> = methods
         .iter()
         .filter(|op| !cases.contains(**op) && !elsewhere.contains(**op) && !excused(op))
         .collect();
-    assert!(missing.is_empty(), "neither a case nor a reason: {missing:?}");
-    let unknown: Vec<_> = cases.union(&elsewhere).filter(|op| !methods.contains(**op)).collect();
-    assert!(unknown.is_empty(), "no method of any backend trait: {unknown:?}");
+    assert!(
+        missing.is_empty(),
+        "neither a case nor a reason: {missing:?}"
+    );
+    let unknown: Vec<_> = cases
+        .union(&elsewhere)
+        .filter(|op| !methods.contains(**op))
+        .collect();
+    assert!(
+        unknown.is_empty(),
+        "no method of any backend trait: {unknown:?}"
+    );
     let excused: Vec<_> = cases.iter().filter(|op| excused(op)).collect();
-    assert!(excused.is_empty(), "has a case and a reason for none: {excused:?}");
+    assert!(
+        excused.is_empty(),
+        "has a case and a reason for none: {excused:?}"
+    );
 }
 
 #[test]
@@ -90,16 +122,26 @@ fn the_lists_are_complete() {
         let path = sources.join(t.file);
         let text = std::fs::read_to_string(&path)
             .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
-        let declared = text.split_once(&format!("pub trait {}", t.name)).expect("the trait").1;
+        let declared = text
+            .split_once(&format!("pub trait {}", t.name))
+            .expect("the trait")
+            .1;
         // The trait ends at the first brace in the first column; its methods are indented by four.
         let body = declared.split_once("\n}").expect("the trait's end").0;
         let declared: BTreeSet<_> = body
             .lines()
-            .filter_map(|line| line.strip_prefix("    fn ").or_else(|| line.strip_prefix("    async fn ")))
+            .filter_map(|line| {
+                line.strip_prefix("    fn ")
+                    .or_else(|| line.strip_prefix("    async fn "))
+            })
             .filter_map(|line| line.split(['(', '<']).next())
             .collect();
         let listed: BTreeSet<_> = t.methods.split_whitespace().collect();
-        assert_eq!(listed, declared, "the methods of {} in the version of burn in use", t.name);
+        assert_eq!(
+            listed, declared,
+            "the methods of {} in the version of burn in use",
+            t.name
+        );
     }
 }
 
@@ -110,12 +152,18 @@ fn trait_sources() -> PathBuf {
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let metadata = String::from_utf8_lossy(&output.stdout);
     let manifest = metadata
         .split("\"manifest_path\":\"")
         .filter_map(|rest| rest.split('"').next())
         .find(|path| path.contains("/burn-backend-0"))
         .expect("burn-backend is a dependency");
-    PathBuf::from(manifest).with_file_name("src").join("backend/ops")
+    PathBuf::from(manifest)
+        .with_file_name("src")
+        .join("backend/ops")
 }

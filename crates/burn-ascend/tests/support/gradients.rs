@@ -5,7 +5,9 @@ use burn::backend::ops::{
     ActivationOps, AttentionModuleOptions, ConvOptions, FloatTensorOps, ModuleOps,
 };
 use burn::backend::tensor::{Device, FloatTensor, IndexingUpdateOp};
-use burn::backend::{Autodiff, AutodiffBackend, Backend, BoolStore, DType, TensorData, TensorMetadata, read_sync};
+use burn::backend::{
+    Autodiff, AutodiffBackend, Backend, BoolStore, DType, TensorData, TensorMetadata, read_sync,
+};
 use burn::tensor::{Shape, Slice};
 
 use super::compare::{Tolerance, compare};
@@ -36,7 +38,13 @@ impl<B: Backend> Gradients<B> {
     }
 
     fn indices(&mut self, shape: &[usize], bound: i64) -> Input {
-        Input::new(shape, Contiguous, DType::I32, &Range::Whole(0, bound), &mut self.random)
+        Input::new(
+            shape,
+            Contiguous,
+            DType::I32,
+            &Range::Whole(0, bound),
+            &mut self.random,
+        )
     }
 
     fn push(
@@ -45,10 +53,19 @@ impl<B: Backend> Gradients<B> {
         inputs: Vec<Input>,
         expression: impl Fn(&mut Args<A<B>>) -> FloatTensor<A<B>> + 'static,
     ) {
-        self.all.push(Gradient { name, inputs, expression: Box::new(expression) });
+        self.all.push(Gradient {
+            name,
+            inputs,
+            expression: Box::new(expression),
+        });
     }
 
-    fn unary(&mut self, name: &'static str, range: &Range, f: fn(FloatTensor<A<B>>) -> FloatTensor<A<B>>) {
+    fn unary(
+        &mut self,
+        name: &'static str,
+        range: &Range,
+        f: fn(FloatTensor<A<B>>) -> FloatTensor<A<B>>,
+    ) {
         for view in [Contiguous, Transposed, Stepped] {
             let x = self.x(&[3, 4], view, range);
             self.push(name, vec![x], move |a| f(a.f()));
@@ -72,19 +89,25 @@ fn expressions<B: Backend>(g: &mut Gradients<B>) {
     g.unary("tanh", &SPREAD, A::<B>::float_tanh);
     g.unary("abs", &SPREAD, A::<B>::float_abs);
     g.unary("erf", &SPREAD, A::<B>::float_erf);
-    g.unary("square", &SPREAD, |x| A::<B>::float_powf_scalar(x, 2.0.into()));
+    g.unary("square", &SPREAD, |x| {
+        A::<B>::float_powf_scalar(x, 2.0.into())
+    });
     g.unary("relu", &SPREAD, A::<B>::relu);
     g.unary("gelu", &SPREAD, A::<B>::gelu);
     g.unary("sigmoid", &SPREAD, A::<B>::sigmoid);
     g.unary("log_sigmoid", &SPREAD, A::<B>::log_sigmoid);
-    g.unary("silu", &SPREAD, |x| A::<B>::float_mul(x.clone(), A::<B>::sigmoid(x)));
+    g.unary("silu", &SPREAD, |x| {
+        A::<B>::float_mul(x.clone(), A::<B>::sigmoid(x))
+    });
     g.unary("softmax", &SPREAD, |x| A::<B>::softmax(x, 1));
     g.unary("log_softmax", &SPREAD, |x| A::<B>::log_softmax(x, 1));
     g.unary("mean", &SPREAD, A::<B>::float_mean);
     g.unary("sum_dim", &SPREAD, |x| A::<B>::float_sum_dim(x, 0));
     g.unary("max_dim", &Range::Distinct, |x| A::<B>::float_max_dim(x, 1));
     g.unary("min_dim", &Range::Distinct, |x| A::<B>::float_min_dim(x, 0));
-    g.unary("clamp", &SPREAD, |x| A::<B>::float_clamp(x, (-1.0).into(), 1.0.into()));
+    g.unary("clamp", &SPREAD, |x| {
+        A::<B>::float_clamp(x, (-1.0).into(), 1.0.into())
+    });
     g.unary("cumsum", &SPREAD, |x| A::<B>::float_cumsum(x, 1));
     g.unary("flip", &SPREAD, |x| A::<B>::float_flip(x, &[0, 1]));
     g.unary("repeat", &SPREAD, |x| A::<B>::float_repeat_dim(x, 0, 3));
@@ -92,7 +115,9 @@ fn expressions<B: Backend>(g: &mut Gradients<B>) {
         A::<B>::float_reshape(A::<B>::float_permute(x, &[1, 0]), Shape::new([2, 6]))
     });
     g.unary("slices joined", &SPREAD, |x| {
-        let (all, half) = (Slice::new(0, None, 1), |from, to| Slice::new(from, Some(to), 1));
+        let (all, half) = (Slice::new(0, None, 1), |from, to| {
+            Slice::new(from, Some(to), 1)
+        });
         let left = A::<B>::float_slice(x.clone(), &[all, half(0, 2)]);
         let right = A::<B>::float_slice(x, &[all, half(2, 4)]);
         // As a rotary embedding turns halves.
@@ -104,7 +129,11 @@ fn expressions<B: Backend>(g: &mut Gradients<B>) {
         A::<B>::float_mul(x, A::<B>::float_recip(A::<B>::float_sqrt(mean)))
     });
 
-    for (l, r) in [(vec![3, 4], vec![3, 4]), (vec![3, 1], vec![1, 4]), (vec![2, 3, 4], vec![1, 1, 4])] {
+    for (l, r) in [
+        (vec![3, 4], vec![3, 4]),
+        (vec![3, 1], vec![1, 4]),
+        (vec![2, 3, 4], vec![1, 1, 4]),
+    ] {
         for view in [Contiguous, Transposed] {
             let operands = vec![g.x(&l, view, &SPREAD), g.x(&r, Stepped, &POSITIVE)];
             g.push("add", operands.clone(), |a| A::<B>::float_add(a.f(), a.f()));
@@ -125,22 +154,46 @@ fn expressions<B: Backend>(g: &mut Gradients<B>) {
         }
     }
 
-    let layer = vec![g.x(&[2, 3, 4], Sliced, &UNIT), g.x(&[4, 5], Transposed, &UNIT), g.x(&[5], Contiguous, &UNIT)];
-    g.push("linear", layer, |a| A::<B>::linear(a.f(), a.f(), Some(a.f())));
-    let norm = vec![g.x(&[2, 3, 8], Transposed, &SPREAD), g.x(&[8], Contiguous, &POSITIVE), g.x(&[8], Contiguous, &UNIT)];
-    g.push("layer_norm", norm, |a| A::<B>::layer_norm(a.f(), a.f(), Some(a.f()), 1e-3));
+    let layer = vec![
+        g.x(&[2, 3, 4], Sliced, &UNIT),
+        g.x(&[4, 5], Transposed, &UNIT),
+        g.x(&[5], Contiguous, &UNIT),
+    ];
+    g.push("linear", layer, |a| {
+        A::<B>::linear(a.f(), a.f(), Some(a.f()))
+    });
+    let norm = vec![
+        g.x(&[2, 3, 8], Transposed, &SPREAD),
+        g.x(&[8], Contiguous, &POSITIVE),
+        g.x(&[8], Contiguous, &UNIT),
+    ];
+    g.push("layer_norm", norm, |a| {
+        A::<B>::layer_norm(a.f(), a.f(), Some(a.f()), 1e-3)
+    });
     let words = vec![g.x(&[5, 4], Contiguous, &SPREAD), g.indices(&[2, 6], 5)];
     g.push("embedding", words, |a| A::<B>::embedding(a.f(), a.i()));
 
-    let scores = vec![g.x(&[6, 5], Contiguous, &SPREAD), g.x(&[5, 7], Transposed, &UNIT), g.indices(&[6, 1], 7)];
+    let scores = vec![
+        g.x(&[6, 5], Contiguous, &SPREAD),
+        g.x(&[5, 7], Transposed, &UNIT),
+        g.indices(&[6, 1], 7),
+    ];
     g.push("cross entropy of logits", scores, |a| {
         let logits = A::<B>::float_matmul(a.f(), a.f());
         let picked = A::<B>::float_gather(1, A::<B>::log_softmax(logits, 1), a.i());
         A::<B>::float_neg(A::<B>::float_mean(picked))
     });
     let heads = [(); 3].map(|()| g.x(&[2, 2, 4, 3], Contiguous, &UNIT));
-    let hidden = (0..16).map(|k| f64::from(u8::from(k % 4 > k / 4))).collect();
-    let mask = Input::new(&[1, 1, 4, 4], Contiguous, DType::Bool(BoolStore::Native), &Range::Listed(hidden), &mut g.random);
+    let hidden = (0..16)
+        .map(|k| f64::from(u8::from(k % 4 > k / 4)))
+        .collect();
+    let mask = Input::new(
+        &[1, 1, 4, 4],
+        Contiguous,
+        DType::Bool(BoolStore::Native),
+        &Range::Listed(hidden),
+        &mut g.random,
+    );
     let inputs = heads.iter().cloned().chain([mask]).collect();
     g.push("attention of parts, causal", inputs, |a| {
         let (q, k, v) = (a.f(), a.f(), a.f());
@@ -151,21 +204,50 @@ fn expressions<B: Backend>(g: &mut Gradients<B>) {
         A::<B>::float_matmul(A::<B>::softmax(scores, 3), v)
     });
     g.push("attention", heads.into(), |a| {
-        let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
+        let options = AttentionModuleOptions {
+            scale: None,
+            softcap: None,
+            is_causal: true,
+        };
         A::<B>::attention(a.f(), a.f(), a.f(), None, None, options)
     });
 
-    let patches = vec![g.x(&[2, 3, 6, 4], Sliced, &UNIT), g.x(&[5, 3, 3, 2], Contiguous, &UNIT), g.x(&[5], Contiguous, &UNIT)];
+    let patches = vec![
+        g.x(&[2, 3, 6, 4], Sliced, &UNIT),
+        g.x(&[5, 3, 3, 2], Contiguous, &UNIT),
+        g.x(&[5], Contiguous, &UNIT),
+    ];
     g.push("conv2d of patches", patches, |a| {
-        A::<B>::conv2d(a.f(), a.f(), Some(a.f()), ConvOptions::new([3, 2], [0, 0], [1, 1], 1))
+        A::<B>::conv2d(
+            a.f(),
+            a.f(),
+            Some(a.f()),
+            ConvOptions::new([3, 2], [0, 0], [1, 1], 1),
+        )
     });
-    let image = vec![g.x(&[1, 4, 5, 6], Contiguous, &UNIT), g.x(&[6, 2, 3, 3], Contiguous, &UNIT)];
+    let image = vec![
+        g.x(&[1, 4, 5, 6], Contiguous, &UNIT),
+        g.x(&[6, 2, 3, 3], Contiguous, &UNIT),
+    ];
     g.push("conv2d with padding and groups", image, |a| {
-        A::<B>::conv2d(a.f(), a.f(), None, ConvOptions::new([2, 1], [1, 1], [1, 1], 2))
+        A::<B>::conv2d(
+            a.f(),
+            a.f(),
+            None,
+            ConvOptions::new([2, 1], [1, 1], [1, 1], 2),
+        )
     });
-    let frames = vec![g.x(&[2, 3, 2, 4, 4], Contiguous, &UNIT), g.x(&[5, 3, 2, 2, 2], Contiguous, &UNIT)];
+    let frames = vec![
+        g.x(&[2, 3, 2, 4, 4], Contiguous, &UNIT),
+        g.x(&[5, 3, 2, 2, 2], Contiguous, &UNIT),
+    ];
     g.push("conv3d of patches", frames, |a| {
-        A::<B>::conv3d(a.f(), a.f(), None, ConvOptions::new([2, 2, 2], [0; 3], [1; 3], 1))
+        A::<B>::conv3d(
+            a.f(),
+            a.f(),
+            None,
+            ConvOptions::new([2, 2, 2], [0; 3], [1; 3], 1),
+        )
     });
 
     let taken = vec![g.x(&[4, 5], Transposed, &SPREAD), g.indices(&[3, 5], 4)];
@@ -173,21 +255,53 @@ fn expressions<B: Backend>(g: &mut Gradients<B>) {
     let chosen = vec![g.x(&[4, 5], Transposed, &SPREAD), g.indices(&[7], 5)];
     g.push("select", chosen, |a| A::<B>::float_select(a.f(), 1, a.i()));
     let added = |g: &mut Gradients<B>, indices: &[usize], values: &[usize]| {
-        vec![g.x(&[4, 5], Stepped, &SPREAD), g.indices(indices, 4), g.x(values, Transposed, &SPREAD)]
+        vec![
+            g.x(&[4, 5], Stepped, &SPREAD),
+            g.indices(indices, 4),
+            g.x(values, Transposed, &SPREAD),
+        ]
     };
     let inputs = added(g, &[3, 5], &[3, 5]);
-    g.push("scatter", inputs, |a| A::<B>::float_scatter(0, a.f(), a.i(), a.f(), IndexingUpdateOp::Add));
-    let inputs = added(g, &[6], &[6, 5]);
-    g.push("select_assign", inputs, |a| A::<B>::float_select_assign(a.f(), 0, a.i(), a.f(), IndexingUpdateOp::Add));
-    let inputs = vec![g.x(&[4, 5], Transposed, &SPREAD), g.x(&[2, 3], Stepped, &SPREAD)];
-    g.push("slice_assign", inputs, |a| {
-        A::<B>::float_slice_assign(a.f(), &[Slice::new(1, Some(3), 1), Slice::new(0, Some(5), 2)], a.f())
+    g.push("scatter", inputs, |a| {
+        A::<B>::float_scatter(0, a.f(), a.i(), a.f(), IndexingUpdateOp::Add)
     });
-    let flags = Input::new(&[3, 4], Stepped, DType::Bool(BoolStore::Native), &FLAGS, &mut g.random);
-    let inputs = vec![g.x(&[3, 4], Transposed, &SPREAD), flags, g.x(&[3, 4], Sliced, &SPREAD)];
-    g.push("mask_where", inputs, |a| A::<B>::float_mask_where(a.f(), a.b(), a.f()));
-    let inputs = vec![g.x(&[1, 4], Contiguous, &SPREAD), g.x(&[3, 4], Contiguous, &SPREAD)];
-    g.push("expand", inputs, |a| A::<B>::float_mul(A::<B>::float_expand(a.f(), Shape::new([3, 4])), a.f()));
+    let inputs = added(g, &[6], &[6, 5]);
+    g.push("select_assign", inputs, |a| {
+        A::<B>::float_select_assign(a.f(), 0, a.i(), a.f(), IndexingUpdateOp::Add)
+    });
+    let inputs = vec![
+        g.x(&[4, 5], Transposed, &SPREAD),
+        g.x(&[2, 3], Stepped, &SPREAD),
+    ];
+    g.push("slice_assign", inputs, |a| {
+        A::<B>::float_slice_assign(
+            a.f(),
+            &[Slice::new(1, Some(3), 1), Slice::new(0, Some(5), 2)],
+            a.f(),
+        )
+    });
+    let flags = Input::new(
+        &[3, 4],
+        Stepped,
+        DType::Bool(BoolStore::Native),
+        &FLAGS,
+        &mut g.random,
+    );
+    let inputs = vec![
+        g.x(&[3, 4], Transposed, &SPREAD),
+        flags,
+        g.x(&[3, 4], Sliced, &SPREAD),
+    ];
+    g.push("mask_where", inputs, |a| {
+        A::<B>::float_mask_where(a.f(), a.b(), a.f())
+    });
+    let inputs = vec![
+        g.x(&[1, 4], Contiguous, &SPREAD),
+        g.x(&[3, 4], Contiguous, &SPREAD),
+    ];
+    g.push("expand", inputs, |a| {
+        A::<B>::float_mul(A::<B>::float_expand(a.f(), Shape::new([3, 4])), a.f())
+    });
     let inputs = vec![g.x(&[3, 4], Contiguous, &UNIT)];
     g.push("one tensor used again and again", inputs, |a| {
         let x = a.f();
@@ -227,16 +341,27 @@ impl<B: Backend> Gradient<B> {
                     results.push(read_sync(B::float_into_data(gradient)));
                 }
             }
-            results.into_iter().map(|read| read.map_err(|error| format!("read failed: {error:?}"))).collect()
+            results
+                .into_iter()
+                .map(|read| read.map_err(|error| format!("read failed: {error:?}")))
+                .collect()
         })?
     }
 }
 
 /// Every expression's value and gradients, with inputs in views, against Flex with plain inputs.
 pub(crate) fn against_flex<B: Backend>(device: &Device<B>, dtype: DType) {
-    let mut flex = Gradients::<Flex> { dtype, random: Random(3), all: Vec::new() };
+    let mut flex = Gradients::<Flex> {
+        dtype,
+        random: Random(3),
+        all: Vec::new(),
+    };
     expressions(&mut flex);
-    let mut tested = Gradients::<B> { dtype, random: Random(3), all: Vec::new() };
+    let mut tested = Gradients::<B> {
+        dtype,
+        random: Random(3),
+        all: Vec::new(),
+    };
     expressions(&mut tested);
     // A chain rounds after every op in half precision.
     let tolerance = Tolerance::Scaled(if dtype == DType::F32 { 64 } else { 12 });
@@ -250,10 +375,19 @@ pub(crate) fn against_flex<B: Backend>(device: &Device<B>, dtype: DType) {
             .map_err(|message| format!("the reference {message}"))
             .and_then(|expected| Ok((expected, case.run(device, true)?)))
             .and_then(|(expected, found)| {
-                expected.iter().zip(&found).enumerate().try_for_each(|(k, (e, f))| {
-                    let what = if k == 0 { "value".into() } else { format!("gradient of input {}", k - 1) };
-                    compare(e, f, tolerance).map_err(|difference| format!("{what}: {difference}"))
-                })
+                expected
+                    .iter()
+                    .zip(&found)
+                    .enumerate()
+                    .try_for_each(|(k, (e, f))| {
+                        let what = if k == 0 {
+                            "value".into()
+                        } else {
+                            format!("gradient of input {}", k - 1)
+                        };
+                        compare(e, f, tolerance)
+                            .map_err(|difference| format!("{what}: {difference}"))
+                    })
             });
         failures.check(case.name, result.map_err(describe));
     }

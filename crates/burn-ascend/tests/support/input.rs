@@ -28,6 +28,8 @@ pub(crate) enum View {
 pub(crate) enum Range {
     /// Uniform in `[low, high)`.
     Uniform(f64, f64),
+    /// Of both signs, with magnitudes around 1: products of many stay in range.
+    Factors,
     /// Multiples of 1/4 in `[-4, 4]`: exact in every float type, with ties, zeros and halves.
     Quarters,
     /// [`Range::Quarters`] without zero.
@@ -45,7 +47,6 @@ pub(crate) enum Range {
 pub(crate) const SPREAD: Range = Range::Uniform(-4.0, 4.0);
 pub(crate) const POSITIVE: Range = Range::Uniform(0.1, 4.0);
 pub(crate) const UNIT: Range = Range::Uniform(-0.95, 0.95);
-pub(crate) const NEAR_ONE: Range = Range::Uniform(0.8, 1.25);
 pub(crate) const FLAGS: Range = Range::Whole(0, 2);
 
 /// A generator of the house, so that a case's values never change with a dependency's version.
@@ -70,17 +71,42 @@ impl Random {
     }
 
     pub(crate) fn draw(&mut self, range: &Range, count: usize) -> Vec<f64> {
-        const SPECIAL: [f64; 9] =
-            [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0, -1.0, 2.5, -0.5];
+        const SPECIAL: [f64; 9] = [
+            f64::NAN,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            2.5,
+            -0.5,
+        ];
         match range {
-            Range::Uniform(low, high) => {
-                (0..count).map(|_| low + self.unit() * (high - low)).collect()
-            }
-            Range::Quarters => (0..count).map(|_| self.below(33) as f64 / 4.0 - 4.0).collect(),
+            Range::Uniform(low, high) => (0..count)
+                .map(|_| low + self.unit() * (high - low))
+                .collect(),
+            Range::Factors => (0..count)
+                .map(|_| {
+                    let magnitude = 0.8 + 0.45 * self.unit();
+                    if self.below(2) == 0 {
+                        magnitude
+                    } else {
+                        -magnitude
+                    }
+                })
+                .collect(),
+            Range::Quarters => (0..count)
+                .map(|_| self.below(33) as f64 / 4.0 - 4.0)
+                .collect(),
             Range::NonZeroQuarters => (0..count)
                 .map(|_| {
                     let magnitude = (1 + self.below(16)) as f64 / 4.0;
-                    if self.below(2) == 0 { magnitude } else { -magnitude }
+                    if self.below(2) == 0 {
+                        magnitude
+                    } else {
+                        -magnitude
+                    }
                 })
                 .collect(),
             Range::Distinct => {
@@ -91,10 +117,12 @@ impl Random {
                 }
                 values
             }
-            Range::Special => (0..count).map(|_| SPECIAL[self.below(SPECIAL.len())]).collect(),
-            Range::Whole(low, high) => {
-                (0..count).map(|_| (low + self.below((high - low) as usize) as i64) as f64).collect()
-            }
+            Range::Special => (0..count)
+                .map(|_| SPECIAL[self.below(SPECIAL.len())])
+                .collect(),
+            Range::Whole(low, high) => (0..count)
+                .map(|_| (low + self.below((high - low) as usize) as i64) as f64)
+                .collect(),
             Range::Listed(values) => values.clone(),
         }
     }
@@ -134,7 +162,12 @@ impl Input {
                 .map(|k| values[k / (inner * shape[dim]) * (inner * shape[dim]) + k % inner])
                 .collect();
         }
-        Self { shape: shape.to_vec(), dtype, view, values }
+        Self {
+            shape: shape.to_vec(),
+            dtype,
+            view,
+            values,
+        }
     }
 
     /// The values in logical order.
@@ -212,15 +245,19 @@ impl Input {
             }
             View::Expanded(dim) => index[dim] = 0,
         }
-        index.iter().zip(stored).fold(0, |flat, (k, size)| flat * size + k)
+        index
+            .iter()
+            .zip(stored)
+            .fold(0, |flat, (k, size)| flat * size + k)
     }
 
     /// Strides in elements, as a failure's reader needs them.
     fn strides(&self) -> Vec<usize> {
         let stored = self.stored_shape();
         let last = stored.len().saturating_sub(1);
-        let mut strides: Vec<usize> =
-            (0..stored.len()).map(|d| stored[d + 1..].iter().product()).collect();
+        let mut strides: Vec<usize> = (0..stored.len())
+            .map(|d| stored[d + 1..].iter().product())
+            .collect();
         match self.view {
             View::Contiguous | View::Sliced => {}
             View::Transposed => strides.swap(0, last),
@@ -249,7 +286,10 @@ pub(crate) fn unravel(mut flat: usize, shape: &[usize]) -> Vec<usize> {
 pub(crate) fn tensor_data(dtype: DType, values: &[f64], shape: &[usize]) -> TensorData {
     macro_rules! bytes {
         ($convert:expr) => {
-            values.iter().flat_map(|&v| $convert(v).to_ne_bytes()).collect::<Vec<u8>>()
+            values
+                .iter()
+                .flat_map(|&v| $convert(v).to_ne_bytes())
+                .collect::<Vec<u8>>()
         };
     }
     let bytes = match dtype {

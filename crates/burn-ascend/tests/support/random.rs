@@ -26,7 +26,13 @@ struct Expected {
 fn floats() -> [Expected; 4] {
     let infinite = f64::INFINITY;
     [
-        Expected { distribution: Distribution::Default, mean: 0.5, variance: 1.0 / 12.0, low: 0.0, high: 1.0 },
+        Expected {
+            distribution: Distribution::Default,
+            mean: 0.5,
+            variance: 1.0 / 12.0,
+            low: 0.0,
+            high: 1.0,
+        },
         Expected {
             distribution: Distribution::Uniform(-2.0, 3.0),
             mean: 0.5,
@@ -41,7 +47,13 @@ fn floats() -> [Expected; 4] {
             low: -infinite,
             high: infinite,
         },
-        Expected { distribution: Distribution::Bernoulli(0.3), mean: 0.3, variance: 0.21, low: 0.0, high: 1.0 },
+        Expected {
+            distribution: Distribution::Bernoulli(0.3),
+            mean: 0.3,
+            variance: 0.21,
+            low: 0.0,
+            high: 1.0,
+        },
     ]
 }
 
@@ -54,7 +66,13 @@ fn ints() -> [Expected; 2] {
             low: -5.0,
             high: 4.0,
         },
-        Expected { distribution: Distribution::Bernoulli(0.3), mean: 0.3, variance: 0.21, low: 0.0, high: 1.0 },
+        Expected {
+            distribution: Distribution::Bernoulli(0.3),
+            mean: 0.3,
+            variance: 0.21,
+            low: 0.0,
+            high: 1.0,
+        },
     ]
 }
 
@@ -67,18 +85,31 @@ impl Expected {
         let outside = values.iter().find(|v| !(self.low..=self.high).contains(v));
         let what = format!("{:?} {}", self.distribution, dtype.name());
         if values.len() != COUNT || data.dtype() != dtype {
-            return Err(format!("{what}: found {} values of {}", values.len(), data.dtype().name()));
+            return Err(format!(
+                "{what}: found {} values of {}",
+                values.len(),
+                data.dtype().name()
+            ));
         }
         if let Some(value) = outside {
-            return Err(format!("{what}: {value} is not in [{}, {}]", self.low, self.high));
+            return Err(format!(
+                "{what}: {value} is not in [{}, {}]",
+                self.low, self.high
+            ));
         }
         // Six standard errors; a half type's rounding adds a part of its unit.
         let error = 6.0 * (self.variance / count).sqrt() + 2e-3 * (1.0 + self.mean.abs());
         if (mean - self.mean).abs() > error {
-            return Err(format!("{what}: expected mean {} within {error}, found {mean}", self.mean));
+            return Err(format!(
+                "{what}: expected mean {} within {error}, found {mean}",
+                self.mean
+            ));
         }
         if (variance / self.variance - 1.0).abs() > 0.08 {
-            return Err(format!("{what}: expected variance {}, found {variance}", self.variance));
+            return Err(format!(
+                "{what}: expected variance {}, found {variance}",
+                self.variance
+            ));
         }
         Ok(())
     }
@@ -101,7 +132,9 @@ fn draw<B: Backend>(
         } else {
             Value::<B>::Int(B::int_random(shape, distribution, device, dtype.into()))
         };
-        value.read().map_err(|error| format!("read failed: {error:?}"))
+        value
+            .read()
+            .map_err(|error| format!("read failed: {error:?}"))
     })?
 }
 
@@ -109,20 +142,31 @@ fn draw<B: Backend>(
 pub(crate) fn distributions<B: Backend>(device: &Device<B>) {
     let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
     let mut failures = Failures::default();
-    let floats = [DType::F32, DType::F16, DType::BF16].map(|dtype| ("float_random", dtype, floats().into()));
+    let floats =
+        [DType::F32, DType::F16, DType::BF16].map(|dtype| ("float_random", dtype, floats().into()));
     let ints = [DType::I32, DType::I64].map(|dtype| ("int_random", dtype, ints().into()));
     let all: Vec<(_, _, Vec<Expected>)> = floats.into_iter().chain(ints).collect();
     for (op, dtype, expected) in all {
         for expected in expected {
             let draw = |seed| draw::<B>(device, dtype, expected.distribution, seed);
-            failures.check(op, draw(Some(7)).and_then(|data| expected.check(dtype, &data)));
+            failures.check(
+                op,
+                draw(Some(7)).and_then(|data| expected.check(dtype, &data)),
+            );
             let seeds = || {
-                let (first, later, again, other) = (draw(Some(7))?, draw(None)?, draw(Some(7))?, draw(Some(8))?);
+                let (first, later, again, other) =
+                    (draw(Some(7))?, draw(None)?, draw(Some(7))?, draw(Some(8))?);
                 let what = format!("{:?} {}", expected.distribution, dtype.name());
                 match () {
-                    () if first.as_bytes() != again.as_bytes() => Err(format!("{what}: one seed, two results")),
-                    () if first.as_bytes() == later.as_bytes() => Err(format!("{what}: two draws, one result")),
-                    () if first.as_bytes() == other.as_bytes() => Err(format!("{what}: two seeds, one result")),
+                    () if first.as_bytes() != again.as_bytes() => {
+                        Err(format!("{what}: one seed, two results"))
+                    }
+                    () if first.as_bytes() == later.as_bytes() => {
+                        Err(format!("{what}: two draws, one result"))
+                    }
+                    () if first.as_bytes() == other.as_bytes() => {
+                        Err(format!("{what}: two seeds, one result"))
+                    }
                     () => Ok(()),
                 }
             };
@@ -132,16 +176,30 @@ pub(crate) fn distributions<B: Backend>(device: &Device<B>) {
             let read = caught(|| {
                 let shape = Shape::from(shape.clone());
                 let value = if dtype.is_float() {
-                    Value::<B>::Float(B::float_random(shape, Distribution::Default, device, dtype.into()))
+                    Value::<B>::Float(B::float_random(
+                        shape,
+                        Distribution::Default,
+                        device,
+                        dtype.into(),
+                    ))
                 } else {
-                    Value::<B>::Int(B::int_random(shape, Distribution::Bernoulli(0.5), device, dtype.into()))
+                    Value::<B>::Int(B::int_random(
+                        shape,
+                        Distribution::Bernoulli(0.5),
+                        device,
+                        dtype.into(),
+                    ))
                 };
-                value.read().map_err(|error| format!("read failed: {error:?}"))
+                value
+                    .read()
+                    .map_err(|error| format!("read failed: {error:?}"))
             });
-            let shape_of = read.and_then(|read| read).and_then(|data| match data.shape().to_vec() {
-                found if found == shape => Ok(()),
-                found => Err(format!("expected shape {shape:?}, found {found:?}")),
-            });
+            let shape_of =
+                read.and_then(|read| read)
+                    .and_then(|data| match data.shape().to_vec() {
+                        found if found == shape => Ok(()),
+                        found => Err(format!("expected shape {shape:?}, found {found:?}")),
+                    });
             failures.check(op, shape_of);
         }
     }

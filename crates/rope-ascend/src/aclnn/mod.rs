@@ -34,7 +34,7 @@ pub use apply::{apply_rotary_pos_emb, interleave_rope};
 pub use cache::{
     CacheDirection, MropeCall, SectionOrder, SinCosCache, StockPositions, rope_with_sin_cos_cache,
 };
-pub use operators::{Number, Operators, View, operator_name};
+pub use operators::{Number, OPERATORS, OperatorInfo, Operators, View};
 pub use rotary::{
     GradOutputs, Mode, OperatorLayout, rotary_position_embedding, rotary_position_embedding_grad,
 };

@@ -7,7 +7,7 @@
 //! [`AscendError::Call`].
 
 use super::call::{both, meta};
-use super::plans::{Plan, Plans};
+use super::plans::{Kept, Plan, Plans};
 use crate::error::{AscendError, Result};
 use crate::result::{check, recent_message};
 use crate::safe::{DeviceBuffer, Stream};
@@ -172,6 +172,21 @@ macro_rules! value {
     ($plain:ident) => { $plain };
 }
 
+/// One operator, in words.
+#[derive(Clone, Copy, Debug)]
+pub struct OperatorInfo {
+    /// Its method of [`Operators`].
+    pub method: &'static str,
+    /// Its C function; the first phase has `GetWorkspaceSize` behind that name.
+    pub function: &'static str,
+    /// Its parameters, each with what it is.
+    pub parameters: &'static [(&'static str, &'static str)],
+    /// What it computes, and its documented limits.
+    pub about: &'static str,
+    /// The repository of its document.
+    pub repository: &'static str,
+}
+
 /// Names of an operator's two functions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Names {
@@ -187,15 +202,15 @@ pub(super) struct Names {
 /// leaves its buffer or belongs to another stream; [`AscendError::OutOfMemory`] for its workspace.
 #[derive(Debug)]
 pub struct Operators {
-    stream: Stream,
     plans: Mutex<Plans>,
+    stream: Stream,
 }
 
 macro_rules! wrap {
-    ($( $(#[$meta:meta])* fn $safe:ident = $name:ident($($arg:ident: $kind:ident),*); )*) => {
+    ($( #[doc = $doc:literal] $repository:ident fn $safe:ident = $name:ident($($arg:ident: $kind:ident),*); )*) => {
         impl Operators {
             $(
-                $(#[$meta])*
+                #[doc = $doc]
                 #[doc = concat!("\n\nOperator: `aclnn", stringify!($name), "`.")]
                 ///
                 /// # Errors
@@ -222,14 +237,16 @@ macro_rules! wrap {
             )*
         }
 
-        /// The C name, without `aclnn`, of the operator behind a method of [`Operators`].
-        #[must_use]
-        pub fn operator_name(method: &str) -> Option<&'static str> {
-            match method {
-                $( stringify!($safe) => Some(stringify!($name)), )*
-                _ => None,
-            }
-        }
+        /// Every operator of [`Operators`].
+        pub const OPERATORS: &[OperatorInfo] = &[
+            $( OperatorInfo {
+                method: stringify!($safe),
+                function: concat!("aclnn", stringify!($name)),
+                parameters: &[$( (stringify!($arg), stringify!($kind)) ),*],
+                about: $doc,
+                repository: concat!("hicann/ops-", stringify!($repository)),
+            }, )*
+        ];
     };
 }
 
@@ -274,6 +291,18 @@ impl Operators {
     ) -> Result<()> {
         self.check_views(names.run, arguments)?;
         self.stream.make_current()?;
+        let key = {
+            let mut plans = self.plans();
+            plans.note(names.run);
+            match plans.find(names, arguments) {
+                Kept::Plan(plan) => {
+                    plan.set_addresses(&self.stream, arguments)?;
+                    return plan.run(&self.stream, names.run, run);
+                }
+                Kept::Keep(key) => Some(key),
+                Kept::Once => None,
+            }
+        };
         let objects = Objects::new(&self.stream, arguments)?;
         let mut workspace_bytes = 0;
         let mut executor = std::ptr::null_mut();
@@ -284,8 +313,25 @@ impl Operators {
             executor,
             workspace_bytes,
         };
-        self.plans().note(names.run);
-        plan.run_once(&self.stream, names.run, run)
+        match key {
+            Some(key) if plan.repeatable(&plan.objects.meta) => {
+                let outcome = plan.run(&self.stream, names.run, run);
+                self.plans().keep(key, Some(plan));
+                outcome
+            }
+            other => {
+                if let Some(key) = other {
+                    self.plans().keep(key, None);
+                }
+                plan.run_once(&self.stream, names.run, run)
+            }
+        }
+    }
+
+    /// Number of planned calls that are kept for their next time.
+    #[must_use]
+    pub fn kept_plans(&self) -> usize {
+        self.plans().len()
     }
 
     fn check(&self, function: &'static str, status: aclnnStatus) -> Result<()> {
@@ -360,7 +406,7 @@ fn bytes_of(dtype: aclDataType) -> usize {
 #[derive(Debug)]
 pub(super) struct Objects {
     pub(super) raw: Vec<Raw>,
-    meta: AclMeta,
+    pub(super) meta: AclMeta,
 }
 
 impl Objects {

@@ -6,6 +6,7 @@ use super::event::Event;
 use super::module::Module;
 use super::pinned::PinnedBuffer;
 use super::pool::{Block, Cache, rounded};
+use super::staging::Staging;
 use crate::error::{AscendError, Result};
 use crate::result;
 use crate::sys::{aclrtMemcpyKind, aclrtStream};
@@ -16,6 +17,7 @@ use std::time::Duration;
 pub(super) struct StreamInner {
     pub(super) raw: aclrtStream,
     cache: Mutex<Cache>,
+    staging: Mutex<Staging>,
     pub(super) device: Device,
 }
 
@@ -31,10 +33,18 @@ impl StreamInner {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn staging(&self) -> std::sync::MutexGuard<'_, Staging> {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits for the stream's work; the device is current.
     fn wait(&self) -> Result<()> {
+        // Held through the wait, so that no copy is queued between it and `passed`.
+        let mut staging = self.staging();
         // SAFETY: `raw` lives as long as `self`; the caller has entered the device.
-        unsafe { result::stream::synchronize(self.device.inner.rt(), self.raw) }
+        unsafe { result::stream::synchronize(self.device.inner.rt(), self.raw) }?;
+        staging.passed();
+        Ok(())
     }
 
     /// Frees the cached blocks; the device is current and the stream idle. Goes on after a
@@ -127,6 +137,7 @@ impl Stream {
             inner: Arc::new(StreamInner {
                 raw,
                 cache: Mutex::default(),
+                staging: Mutex::default(),
                 device,
             }),
         })
@@ -169,12 +180,13 @@ impl Stream {
         }
     }
 
-    /// Returns cached memory to the device.
+    /// Returns cached memory to the device, and pinned memory to the host.
     ///
     /// # Errors
     /// As [`Self::synchronize`]; the runtime's.
     pub fn trim(&self) -> Result<()> {
         self.synchronize()?;
+        drop(self.inner.staging().free());
         self.inner.free_cached()
     }
 
@@ -217,6 +229,45 @@ impl Stream {
         let mut buffer = self.alloc(values.len())?;
         self.write(&mut buffer, values)?;
         Ok(buffer)
+    }
+
+    /// A buffer that holds a copy of `bytes`. Returns when they are copied to pinned memory; the copy to the device is
+    /// queued. Many bytes are copied as by [`upload`](Self::upload).
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    #[doc(alias = "aclrtMemcpyAsync")]
+    pub fn upload_queued(&self, bytes: &[u8]) -> Result<DeviceBuffer<u8>> {
+        let Some(block_bytes) = Staging::block_bytes(bytes.len()) else {
+            return self.upload(bytes);
+        };
+        let buffer = self.alloc::<u8>(bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(buffer);
+        }
+        if self.inner.staging().is_full() {
+            self.synchronize()?;
+        }
+        let mut staging = self.inner.staging();
+        let mut block = match staging.take(block_bytes) {
+            Some(block) => block,
+            None => self.pinned(block_bytes)?,
+        };
+        block[..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: the buffer's extent and as many bytes of the block. The block is neither written nor freed before the
+        // stream has passed the copy (`Staging`); a dropped buffer goes back to this stream's cache.
+        let queued = unsafe {
+            result::memory::copy_async(
+                self.inner.device.inner.rt(),
+                buffer.pointer(),
+                block.as_ptr().cast(),
+                bytes.len(),
+                aclrtMemcpyKind::HOST_TO_DEVICE,
+                self.inner.raw,
+            )
+        };
+        staging.queued(block);
+        queued.map(|()| buffer)
     }
 
     /// Overwrites `buffer` with `values`, behind the work queued before. Returns when the copy is

@@ -14,7 +14,9 @@ impl<B: Backend> Suite<B> {
     fn activation(&mut self, op: &'static str, tolerance: Tolerance, f: fn(F<B>) -> F<B>) {
         for (shape, view) in SAMPLES {
             let x = self.input(shape, *view, &SPREAD);
-            self.push(op, "", vec![x], tolerance, move |a| vec![Value::Float(f(a.f()))]);
+            self.push(op, "", vec![x], tolerance, move |a| {
+                vec![Value::Float(f(a.f()))]
+            });
         }
     }
 
@@ -29,7 +31,9 @@ impl<B: Backend> Suite<B> {
         for ((shape, view), (other, grad_view)) in PAIRS.iter().filter(|((l, _), (r, _))| l == r) {
             let x = self.input(shape, *view, of);
             let grad = self.input(other, *grad_view, &SPREAD);
-            self.push(op, "", vec![x, grad], tolerance, move |a| vec![Value::Float(f(a.f(), a.f()))]);
+            self.push(op, "", vec![x, grad], tolerance, move |a| {
+                vec![Value::Float(f(a.f(), a.f()))]
+            });
         }
     }
 
@@ -45,7 +49,9 @@ impl<B: Backend> Suite<B> {
         // A masked score and one that overflows if the largest is not taken off first.
         let rows = vec![f64::NEG_INFINITY, 1.0, 2.0, 3.0, 1000.0, 1000.5, 999.0, 0.0];
         let x = self.plain(&[2, 4], &Range::Listed(rows));
-        self.push(op, "masked and large", vec![x], tolerance, move |a| vec![Value::Float(f(a.f(), 1))]);
+        self.push(op, "masked and large", vec![x], tolerance, move |a| {
+            vec![Value::Float(f(a.f(), 1))]
+        });
     }
 }
 
@@ -65,7 +71,12 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
     s.activation_backward("relu_backward", &SPREAD, Exact, B::relu_backward);
     s.activation_backward("gelu_backward", &SPREAD, Scaled(16), B::gelu_backward);
     s.activation_backward("sigmoid_backward", &UNIT, Scaled(8), B::sigmoid_backward);
-    s.activation_backward("log_sigmoid_backward", &SPREAD, Scaled(8), B::log_sigmoid_backward);
+    s.activation_backward(
+        "log_sigmoid_backward",
+        &SPREAD,
+        Scaled(8),
+        B::log_sigmoid_backward,
+    );
     activation!(s, normalised,
         softmax: Scaled(8);
         log_softmax: Scaled(8);
@@ -73,8 +84,15 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
     );
     for (shape, view) in SAMPLES {
         let x = s.input(shape, *view, &SPREAD);
-        op!(s, Scaled(2), [x.clone()], |a| Float::leaky_relu(a.f(), Scalar::Float(0.125)));
-        op!(s, Scaled(4), [x.clone()], |a| Float::hard_sigmoid(a.f(), Scalar::Float(0.2), Scalar::Float(0.5)));
+        op!(s, Scaled(2), [x.clone()], |a| Float::leaky_relu(
+            a.f(),
+            Scalar::Float(0.125)
+        ));
+        op!(s, Scaled(4), [x.clone()], |a| Float::hard_sigmoid(
+            a.f(),
+            Scalar::Float(0.2),
+            Scalar::Float(0.5)
+        ));
         // One slope for all channels, of the tensor's rank.
         let alpha = s.plain(&vec![1; shape.len()], &UNIT);
         op!(s, Scaled(2), [x, alpha], |a| Float::prelu(a.f(), a.f()));

@@ -2,7 +2,9 @@
 
 use burn::backend::ops::PadMode;
 use burn::backend::tensor::{BoolTensor, IndexingUpdateOp, IntTensor};
-use burn::backend::{Backend, BoolDType, BoolStore, DType, FloatDType, IntDType, Scalar, read_sync};
+use burn::backend::{
+    Backend, BoolDType, BoolStore, DType, FloatDType, IntDType, Scalar, read_sync,
+};
 use burn::tensor::Shape;
 
 use super::shapes::{Empty, GATHERS, PAIRS, SAMPLES, SELECTS, concatenations, sliced, slices};
@@ -27,15 +29,28 @@ const EVERY: [IntDType; 8] = [
     IntDType::U8,
 ];
 /// Written back in any order the result is the same.
-const UPDATES: [IndexingUpdateOp; 4] =
-    [IndexingUpdateOp::Add, IndexingUpdateOp::Mul, IndexingUpdateOp::Min, IndexingUpdateOp::Max];
+const UPDATES: [IndexingUpdateOp; 4] = [
+    IndexingUpdateOp::Add,
+    IndexingUpdateOp::Mul,
+    IndexingUpdateOp::Min,
+    IndexingUpdateOp::Max,
+];
 
 type I<B> = IntTensor<B>;
+
+/// Indices in one type: of which type they are is the backend's choice where the method does not say.
+fn wide<B: Backend>(indices: I<B>) -> I<B> {
+    B::int_cast(indices, IntDType::I64)
+}
 
 impl<B: Backend> Suite<B> {
     /// Whole numbers that the type holds: negative ones only if it has a sign.
     fn whole_numbers(&self) -> Range {
-        if self.dtype.is_uint() { Range::Whole(0, 9) } else { Range::Whole(-9, 9) }
+        if self.dtype.is_uint() {
+            Range::Whole(0, 9)
+        } else {
+            Range::Whole(-9, 9)
+        }
     }
 
     fn int_unary(&mut self, op: &'static str, range: &Range, f: fn(I<B>) -> I<B>) {
@@ -45,19 +60,35 @@ impl<B: Backend> Suite<B> {
         }
     }
 
-    fn int_scalar(&mut self, op: &'static str, scalars: &[i64], range: &Range, f: fn(I<B>, Scalar) -> I<B>) {
+    fn int_scalar(
+        &mut self,
+        op: &'static str,
+        scalars: &[i64],
+        range: &Range,
+        f: fn(I<B>, Scalar) -> I<B>,
+    ) {
         for (k, (shape, view)) in SAMPLES.iter().enumerate() {
             let scalar = Scalar::Int(scalars[k % scalars.len()]);
             let x = self.input(shape, *view, range);
-            self.push(op, format!("{scalar:?}"), vec![x], Exact, move |a| vec![Value::Int(f(a.i(), scalar))]);
+            self.push(op, format!("{scalar:?}"), vec![x], Exact, move |a| {
+                vec![Value::Int(f(a.i(), scalar))]
+            });
         }
     }
 
-    fn int_binary(&mut self, op: &'static str, left: &Range, right: &Range, f: fn(I<B>, I<B>) -> I<B>) {
+    fn int_binary(
+        &mut self,
+        op: &'static str,
+        left: &Range,
+        right: &Range,
+        f: fn(I<B>, I<B>) -> I<B>,
+    ) {
         for ((shape_l, view_l), (shape_r, view_r)) in PAIRS {
             let l = self.input(shape_l, *view_l, left);
             let r = self.input(shape_r, *view_r, right);
-            self.push(op, "", vec![l, r], Exact, move |a| vec![Value::Int(f(a.i(), a.i()))]);
+            self.push(op, "", vec![l, r], Exact, move |a| {
+                vec![Value::Int(f(a.i(), a.i()))]
+            });
         }
         let x = self.input(&[3, 5], Transposed, right);
         self.push(op, "of one tensor with itself", vec![x], Exact, move |a| {
@@ -70,28 +101,53 @@ impl<B: Backend> Suite<B> {
         for ((shape_l, view_l), (shape_r, view_r)) in PAIRS {
             let l = self.input(shape_l, *view_l, &Range::Whole(0, 4));
             let r = self.input(shape_r, *view_r, &Range::Whole(0, 4));
-            self.push(op, "", vec![l, r], Exact, move |a| vec![Value::Bool(f(a.i(), a.i(), BOOL))]);
+            self.push(op, "", vec![l, r], Exact, move |a| {
+                vec![Value::Bool(f(a.i(), a.i(), BOOL))]
+            });
         }
     }
 
-    fn int_compared_scalar(&mut self, op: &'static str, f: fn(I<B>, Scalar, BoolDType) -> BoolTensor<B>) {
+    fn int_compared_scalar(
+        &mut self,
+        op: &'static str,
+        f: fn(I<B>, Scalar, BoolDType) -> BoolTensor<B>,
+    ) {
         for (shape, view) in SAMPLES {
             let x = self.input(shape, *view, &Range::Whole(0, 4));
-            self.push(op, "", vec![x], Exact, move |a| vec![Value::Bool(f(a.i(), Scalar::Int(2), BOOL))]);
+            self.push(op, "", vec![x], Exact, move |a| {
+                vec![Value::Bool(f(a.i(), Scalar::Int(2), BOOL))]
+            });
         }
     }
 
-    fn int_along(&mut self, op: &'static str, range: &Range, empty: Empty, f: fn(I<B>, usize) -> Vec<Value<B>>) {
+    fn int_along(
+        &mut self,
+        op: &'static str,
+        range: &Range,
+        empty: Empty,
+        f: fn(I<B>, usize) -> Vec<Value<B>>,
+    ) {
         for (shape, view) in SAMPLES {
             for dim in (0..shape.len()).filter(|&dim| empty.allows(shape, dim)) {
                 let x = self.input(shape, *view, range);
-                self.push(op, format!("dim {dim}"), vec![x], Exact, move |a| f(a.i(), dim));
+                self.push(op, format!("dim {dim}"), vec![x], Exact, move |a| {
+                    f(a.i(), dim)
+                });
             }
         }
     }
 
-    fn int_whole(&mut self, op: &'static str, range: &Range, empty: bool, f: fn(I<B>) -> Vec<Value<B>>) {
-        for (shape, view) in SAMPLES.iter().filter(|(shape, _)| empty || !shape.contains(&0)) {
+    fn int_whole(
+        &mut self,
+        op: &'static str,
+        range: &Range,
+        empty: bool,
+        f: fn(I<B>) -> Vec<Value<B>>,
+    ) {
+        for (shape, view) in SAMPLES
+            .iter()
+            .filter(|(shape, _)| empty || !shape.contains(&0))
+        {
             let x = self.input(shape, *view, range);
             self.push(op, "", vec![x], Exact, move |a| f(a.i()));
         }
@@ -143,37 +199,66 @@ pub(crate) fn every_width<B: Backend>(s: &mut Suite<B>) {
         _ => vec![0.0, f64::from(u8::MAX)],
     };
     let extremes = s.plain(&[2], &Range::Listed(ends));
-    op!(s, Exact, [extremes.clone()], "the type's ends", |a| Int::int_reshape(a.i(), Shape::from(vec![2, 1])));
-    op!(s, Exact, [extremes], "the type's ends", |a| Int::int_to_device(a.i(), &a.device.clone()));
+    op!(s, Exact, [extremes.clone()], "the type's ends", |a| {
+        Int::int_reshape(a.i(), Shape::from(vec![2, 1]))
+    });
+    op!(s, Exact, [extremes], "the type's ends", |a| {
+        Int::int_to_device(a.i(), &a.device.clone())
+    });
     for (shape, view) in SAMPLES {
         let x = s.input(shape, *view, &numbers);
         let data = x.data();
         let of = Shape::from(shape.to_vec());
         let (zeros, ones, full, empty) = (of.clone(), of.clone(), of.clone(), of);
-        op!(s, Exact, [], |a| Int::int_from_data(data.clone(), &a.device));
-        op!(s, Exact, [], |a| Int::int_zeros(zeros.clone(), &a.device, dtype));
-        op!(s, Exact, [], |a| Int::int_ones(ones.clone(), &a.device, dtype));
-        op!(s, Exact, [], |a| Int::int_full(full.clone(), Scalar::Int(77), &a.device, dtype));
+        op!(s, Exact, [], |a| Int::int_from_data(
+            data.clone(),
+            &a.device
+        ));
+        op!(s, Exact, [], |a| Int::int_zeros(
+            zeros.clone(),
+            &a.device,
+            dtype
+        ));
+        op!(s, Exact, [], |a| Int::int_ones(
+            ones.clone(),
+            &a.device,
+            dtype
+        ));
+        op!(s, Exact, [], |a| Int::int_full(
+            full.clone(),
+            Scalar::Int(77),
+            &a.device,
+            dtype
+        ));
         s.push("int_empty", "", vec![], Exact, move |a| {
+            let all = B::bool_ones(empty.clone(), &a.device, BOOL);
             let empty = B::int_empty(empty.clone(), &a.device, dtype);
-            let all = B::int_equal(empty.clone(), empty.clone(), BOOL);
             vec![Value::Int(B::int_mask_fill(empty, all, Scalar::Int(0)))]
         });
         s.push("int_into_data", "", vec![x.clone()], Exact, |a| {
             let read = read_sync(B::int_into_data(a.i())).expect("reads");
             vec![Value::Int(B::int_from_data(read, &a.device))]
         });
-        op!(s, Exact, [x.clone()], |a| Int::int_to_device(a.i(), &a.device.clone()));
+        op!(s, Exact, [x.clone()], |a| Int::int_to_device(
+            a.i(),
+            &a.device.clone()
+        ));
         for to in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
-            op!(s, Exact, [x.clone()], format!("to {to:?}"), |a| Float::int_into_float(a.i(), to));
+            op!(s, Exact, [x.clone()], format!("to {to:?}"), |a| {
+                Float::int_into_float(a.i(), to)
+            });
         }
         let positive = s.input(shape, *view, &Range::Whole(0, 100));
         for to in EVERY {
-            op!(s, Exact, [positive.clone()], format!("to {to:?}"), |a| Int::int_cast(a.i(), to));
+            op!(s, Exact, [positive.clone()], format!("to {to:?}"), |a| {
+                Int::int_cast(a.i(), to)
+            });
         }
         if dtype == IntDType::I64 {
             for to in [IntDType::I32, IntDType::I16, IntDType::I8] {
-                op!(s, Exact, [x.clone()], format!("to {to:?}"), |a| Int::int_cast(a.i(), to));
+                op!(s, Exact, [x.clone()], format!("to {to:?}"), |a| {
+                    Int::int_cast(a.i(), to)
+                });
             }
         }
     }
@@ -192,19 +277,38 @@ pub(crate) fn every_width<B: Backend>(s: &mut Suite<B>) {
         let value = s.input(&sliced(&shape, &slices), Transposed, &numbers);
         let note = format!("{slices:?}");
         let (cut, put) = (slices.clone(), slices);
-        op!(s, Exact, [x.clone()], note.clone(), |a| Int::int_slice(a.i(), &cut));
-        op!(s, Exact, [x, value], note, |a| Int::int_slice_assign(a.i(), &put, a.i()));
+        op!(s, Exact, [x.clone()], note.clone(), |a| Int::int_slice(
+            a.i(),
+            &cut
+        ));
+        op!(s, Exact, [x, value], note, |a| Int::int_slice_assign(
+            a.i(),
+            &put,
+            a.i()
+        ));
     }
     for (dim, parts) in concatenations() {
-        let inputs: Vec<_> = parts.iter().map(|(shape, view)| s.input(shape, *view, &numbers)).collect();
+        let inputs: Vec<_> = parts
+            .iter()
+            .map(|(shape, view)| s.input(shape, *view, &numbers))
+            .collect();
         let count = inputs.len();
-        op!(s, Exact, inputs, format!("dim {dim}"), |a| Int::int_cat((0..count).map(|_| a.i()).collect(), dim));
+        op!(s, Exact, inputs, format!("dim {dim}"), |a| Int::int_cat(
+            (0..count).map(|_| a.i()).collect(),
+            dim
+        ));
     }
     for ((shape, view), dim, (indices, index_view)) in SELECTS {
         let (dim, bound) = (*dim, shape[*dim] as i64);
         let x = s.input(shape, *view, &numbers);
         let at = s.typed(indices, *index_view, INDEX, &Range::Whole(0, bound));
-        op!(s, Exact, [x, at], format!("dim {dim}"), |a| Int::int_select(a.i(), dim, a.i()));
+        op!(
+            s,
+            Exact,
+            [x, at],
+            format!("dim {dim}"),
+            |a| Int::int_select(a.i(), dim, a.i())
+        );
     }
 }
 
@@ -224,34 +328,93 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
     );
     // Signs of dividend and divisor apart.
     let signs = |s: &mut Suite<B>| {
-        let l = s.plain(&[8], &Range::Listed(vec![7.0, -7.0, 7.0, -7.0, 6.0, -6.0, 0.0, -1.0]));
-        let r = s.plain(&[8], &Range::Listed(vec![3.0, 3.0, -3.0, -3.0, 3.0, -3.0, -3.0, 3.0]));
+        let l = s.plain(
+            &[8],
+            &Range::Listed(vec![7.0, -7.0, 7.0, -7.0, 6.0, -6.0, 0.0, -1.0]),
+        );
+        let r = s.plain(
+            &[8],
+            &Range::Listed(vec![3.0, 3.0, -3.0, -3.0, 3.0, -3.0, -3.0, 3.0]),
+        );
         [l, r]
     };
     let operands = signs(s);
-    op!(s, Exact, operands.clone(), "signs", |a| Int::int_div(a.i(), a.i()));
-    op!(s, Exact, operands, "signs", |a| Int::int_remainder(a.i(), a.i()));
+    op!(s, Exact, operands.clone(), "signs", |a| Int::int_div(
+        a.i(),
+        a.i()
+    ));
+    op!(s, Exact, operands, "signs", |a| Int::int_remainder(
+        a.i(),
+        a.i()
+    ));
     // Past 2^24, where a device that computes whole numbers in f32 loses units.
-    let large = s.plain(&[4], &Range::Listed(vec![16_777_217.0, 33_554_433.0, -16_777_219.0, 100_000_001.0]));
+    let large = s.plain(
+        &[4],
+        &Range::Listed(vec![
+            16_777_217.0,
+            33_554_433.0,
+            -16_777_219.0,
+            100_000_001.0,
+        ]),
+    );
     let one = s.plain(&[4], &Range::Listed(vec![1.0, 2.0, 3.0, 5.0]));
-    op!(s, Exact, [large.clone(), one.clone()], "past 2^24", |a| Int::int_add(a.i(), a.i()));
-    op!(s, Exact, [large.clone(), one.clone()], "past 2^24", |a| Int::int_sub(a.i(), a.i()));
-    op!(s, Exact, [large.clone(), one.clone()], "past 2^24", |a| Int::int_mul(a.i(), a.i()));
-    op!(s, Exact, [large.clone(), one.clone()], "past 2^24", |a| Int::int_div(a.i(), a.i()));
-    op!(s, Exact, [large.clone(), one.clone()], "past 2^24", |a| Int::int_remainder(a.i(), a.i()));
-    op!(s, Exact, [large.clone(), one], "past 2^24", |a| Bool::int_greater(a.i(), a.i(), BOOL));
+    op!(s, Exact, [large.clone(), one.clone()], "past 2^24", |a| {
+        Int::int_add(a.i(), a.i())
+    });
+    op!(s, Exact, [large.clone(), one.clone()], "past 2^24", |a| {
+        Int::int_sub(a.i(), a.i())
+    });
+    op!(s, Exact, [large.clone(), one.clone()], "past 2^24", |a| {
+        Int::int_mul(a.i(), a.i())
+    });
+    op!(s, Exact, [large.clone(), one.clone()], "past 2^24", |a| {
+        Int::int_div(a.i(), a.i())
+    });
+    op!(s, Exact, [large.clone(), one.clone()], "past 2^24", |a| {
+        Int::int_remainder(a.i(), a.i())
+    });
+    op!(s, Exact, [large.clone(), one], "past 2^24", |a| {
+        Bool::int_greater(a.i(), a.i(), BOOL)
+    });
     for scalar in [Scalar::Int(1), Scalar::Int(3)] {
-        op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_add_scalar(a.i(), scalar));
-        op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_sub_scalar(a.i(), scalar));
-        op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_mul_scalar(a.i(), scalar));
-        op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_div_scalar(a.i(), scalar));
-        op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_remainder_scalar(a.i(), scalar));
+        op!(s, Exact, [large.clone()], "past 2^24", |a| {
+            Int::int_add_scalar(a.i(), scalar)
+        });
+        op!(s, Exact, [large.clone()], "past 2^24", |a| {
+            Int::int_sub_scalar(a.i(), scalar)
+        });
+        op!(s, Exact, [large.clone()], "past 2^24", |a| {
+            Int::int_mul_scalar(a.i(), scalar)
+        });
+        op!(s, Exact, [large.clone()], "past 2^24", |a| {
+            Int::int_div_scalar(a.i(), scalar)
+        });
+        op!(s, Exact, [large.clone()], "past 2^24", |a| {
+            Int::int_remainder_scalar(a.i(), scalar)
+        });
     }
-    op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_sum(a.i()));
-    op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_sum_dim(a.i(), 0));
-    op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_max(a.i()));
-    op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_cumsum(a.i(), 0));
-    op!(s, Exact, [large], "past 2^24", |a| Bool::int_equal_elem(a.i(), Scalar::Int(16_777_216), BOOL));
+    op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_sum(
+        a.i()
+    ));
+    op!(
+        s,
+        Exact,
+        [large.clone()],
+        "past 2^24",
+        |a| Int::int_sum_dim(a.i(), 0)
+    );
+    op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_max(
+        a.i()
+    ));
+    op!(s, Exact, [large.clone()], "past 2^24", |a| Int::int_cumsum(
+        a.i(),
+        0
+    ));
+    op!(s, Exact, [large], "past 2^24", |a| Bool::int_equal_elem(
+        a.i(),
+        Scalar::Int(16_777_216),
+        BOOL
+    ));
     scalar!(s,
         int_sub_scalar: [3, -2, 7], numbers;
         int_div_scalar: [3, -2, 7], numbers;
@@ -275,20 +438,33 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
     );
     for (shape, view) in SAMPLES {
         let x = s.input(shape, *view, &numbers);
-        op!(s, Exact, [x.clone()], |a| Int::int_clamp(a.i(), Scalar::Int(-2), Scalar::Int(5)));
+        op!(s, Exact, [x.clone()], |a| Int::int_clamp(
+            a.i(),
+            Scalar::Int(-2),
+            Scalar::Int(5)
+        ));
         let mask = s.typed(shape, Contiguous, FLAG, &FLAGS);
         s.push("int_mask_select", "", vec![x, mask], Exact, |a| {
             vec![Value::Int(read_sync(B::int_mask_select(a.i(), a.b())))]
         });
     }
     for ((shape_l, view_l), (shape_r, view_r)) in PAIRS {
-        let full: Vec<usize> =
-            shape_l.iter().zip(*shape_r).map(|(&l, &r)| if l == 1 { r } else { l }).collect();
+        let full: Vec<usize> = shape_l
+            .iter()
+            .zip(*shape_r)
+            .map(|(&l, &r)| if l == 1 { r } else { l })
+            .collect();
         let x = s.input(&full, *view_l, &numbers);
         let mask = s.typed(shape_l, *view_l, FLAG, &FLAGS);
         let value = s.input(shape_r, *view_r, &numbers);
-        op!(s, Exact, [x.clone(), mask.clone(), value], |a| Int::int_mask_where(a.i(), a.b(), a.i()));
-        op!(s, Exact, [x, mask], |a| Int::int_mask_fill(a.i(), a.b(), Scalar::Int(-5)));
+        op!(s, Exact, [x.clone(), mask.clone(), value], |a| {
+            Int::int_mask_where(a.i(), a.b(), a.i())
+        });
+        op!(s, Exact, [x, mask], |a| Int::int_mask_fill(
+            a.i(),
+            a.b(),
+            Scalar::Int(-5)
+        ));
     }
 }
 
@@ -306,15 +482,28 @@ pub(crate) fn reductions<B: Backend>(s: &mut Suite<B>) {
         int_all: FLAGS, true, |x| Bool(B::int_all(x, BOOL));
     );
     // A product of all the samples' elements would overflow.
-    for (shape, view) in [(vec![5], Stepped), (vec![2, 4], Transposed), (vec![1], Contiguous), (vec![0], Contiguous)] {
+    for (shape, view) in [
+        (vec![5], Stepped),
+        (vec![2, 4], Transposed),
+        (vec![1], Contiguous),
+        (vec![0], Contiguous),
+    ] {
         let x = s.input(&shape, view, &factors);
         op!(s, Exact, [x], |a| Int::int_prod(a.i()));
     }
-    for (shape, view) in SAMPLES.iter().filter(|(shape, _)| shape.iter().all(|&size| size < 20)) {
+    for (shape, view) in SAMPLES
+        .iter()
+        .filter(|(shape, _)| shape.iter().all(|&size| size < 20))
+    {
         for dim in 0..shape.len() {
             let x = s.input(shape, *view, &factors);
-            op!(s, Exact, [x.clone()], format!("dim {dim}"), |a| Int::int_prod_dim(a.i(), dim));
-            op!(s, Exact, [x], format!("dim {dim}"), |a| Int::int_cumprod(a.i(), dim));
+            op!(s, Exact, [x.clone()], format!("dim {dim}"), |a| {
+                Int::int_prod_dim(a.i(), dim)
+            });
+            op!(s, Exact, [x], format!("dim {dim}"), |a| Int::int_cumprod(
+                a.i(),
+                dim
+            ));
         }
     }
     along!(s,
@@ -332,26 +521,46 @@ pub(crate) fn reductions<B: Backend>(s: &mut Suite<B>) {
         int_all_dim: FLAGS, Empty::Unnamed, |x, dim| Bool(B::int_all_dim(x, dim, BOOL));
         int_sort: numbers, Empty::Reduces, |x, dim| Int(B::int_sort(x.clone(), dim, false)), Int(B::int_sort(x, dim, true));
         int_argsort: Range::Distinct, Empty::Reduces,
-            |x, dim| Int(B::int_argsort(x.clone(), dim, false)), Int(B::int_argsort(x, dim, true));
+            |x, dim| Int(wide::<B>(B::int_argsort(x.clone(), dim, false))), Int(wide::<B>(B::int_argsort(x, dim, true)));
         int_topk: numbers, Empty::Refused, |x, dim| Int(B::int_topk(x, dim, 1));
-        int_argtopk: Range::Distinct, Empty::Refused, |x, dim| Int(B::int_argtopk(x, dim, 1));
+        int_argtopk: Range::Distinct, Empty::Refused, |x, dim| Int(wide::<B>(B::int_argtopk(x, dim, 1)));
     );
-    s.int_along("int_max_dim_with_indices", &Range::Distinct, Empty::Refused, |x, dim| {
-        let (values, indices) = B::int_max_dim_with_indices(x, dim);
-        vec![Value::Int(values), Value::Int(indices)]
-    });
-    s.int_along("int_min_dim_with_indices", &Range::Distinct, Empty::Refused, |x, dim| {
-        let (values, indices) = B::int_min_dim_with_indices(x, dim);
-        vec![Value::Int(values), Value::Int(indices)]
-    });
-    s.int_along("int_sort_with_indices", &Range::Distinct, Empty::Reduces, |x, dim| {
-        let (values, indices) = B::int_sort_with_indices(x, dim, true);
-        vec![Value::Int(values), Value::Int(indices)]
-    });
-    s.int_along("int_topk_with_indices", &Range::Distinct, Empty::Refused, |x, dim| {
-        let (values, indices) = B::int_topk_with_indices(x, dim, 1);
-        vec![Value::Int(values), Value::Int(indices)]
-    });
+    s.int_along(
+        "int_max_dim_with_indices",
+        &Range::Distinct,
+        Empty::Refused,
+        |x, dim| {
+            let (values, indices) = B::int_max_dim_with_indices(x, dim);
+            vec![Value::Int(values), Value::Int(indices)]
+        },
+    );
+    s.int_along(
+        "int_min_dim_with_indices",
+        &Range::Distinct,
+        Empty::Refused,
+        |x, dim| {
+            let (values, indices) = B::int_min_dim_with_indices(x, dim);
+            vec![Value::Int(values), Value::Int(indices)]
+        },
+    );
+    s.int_along(
+        "int_sort_with_indices",
+        &Range::Distinct,
+        Empty::Reduces,
+        |x, dim| {
+            let (values, indices) = B::int_sort_with_indices(x, dim, true);
+            vec![Value::Int(values), Value::Int(wide::<B>(indices))]
+        },
+    );
+    s.int_along(
+        "int_topk_with_indices",
+        &Range::Distinct,
+        Empty::Refused,
+        |x, dim| {
+            let (values, indices) = B::int_topk_with_indices(x, dim, 1);
+            vec![Value::Int(values), Value::Int(wide::<B>(indices))]
+        },
+    );
     let operands: [(&[usize], &[usize]); 5] = [
         (&[3, 4], &[4, 5]),
         (&[1, 1], &[1, 1]),
@@ -360,7 +569,11 @@ pub(crate) fn reductions<B: Backend>(s: &mut Suite<B>) {
         (&[0, 4], &[4, 5]),
     ];
     for (left, right) in operands {
-        for (view_l, view_r) in [(Contiguous, Contiguous), (Transposed, Stepped), (Sliced, Transposed)] {
+        for (view_l, view_r) in [
+            (Contiguous, Contiguous),
+            (Transposed, Stepped),
+            (Sliced, Transposed),
+        ] {
             let l = s.input(left, view_l, &numbers);
             let r = s.input(right, view_r, &numbers);
             op!(s, Exact, [l, r], |a| Int::int_matmul(a.i(), a.i()));
@@ -374,51 +587,91 @@ pub(crate) fn movement<B: Backend>(s: &mut Suite<B>) {
     let numbers = Range::Whole(-99, 99);
     for range in [0..7, 3..4, -5..6, 4..4] {
         let stepped = range.clone();
-        op!(s, Exact, [], format!("{range:?}"), |a| Int::int_arange(range.clone(), &a.device, dtype));
-        op!(s, Exact, [], format!("{stepped:?} by 3"), |a| Int::int_arange_step(stepped.clone(), 3, &a.device, dtype));
+        op!(s, Exact, [], format!("{range:?}"), |a| Int::int_arange(
+            range.clone(),
+            &a.device,
+            dtype
+        ));
+        op!(s, Exact, [], format!("{stepped:?} by 3"), |a| {
+            Int::int_arange_step(stepped.clone(), 3, &a.device, dtype)
+        });
     }
     for (shape, view) in SAMPLES {
         let rank = shape.len();
         let x = s.input(shape, *view, &numbers);
         let axes: Vec<usize> = (0..rank).map(|d| (d + 1) % rank).collect();
-        op!(s, Exact, [x.clone()], |a| Int::int_swap_dims(a.i(), 0, rank - 1));
+        op!(s, Exact, [x.clone()], |a| Int::int_swap_dims(
+            a.i(),
+            0,
+            rank - 1
+        ));
         op!(s, Exact, [x.clone()], |a| Int::int_permute(a.i(), &axes));
         op!(s, Exact, [x.clone()], |a| Int::int_flip(a.i(), &[rank - 1]));
         if rank >= 2 {
             op!(s, Exact, [x.clone()], |a| Int::int_transpose(a.i()));
         }
         let to = Shape::from(vec![1, shape.iter().product(), 1]);
-        op!(s, Exact, [x.clone()], |a| Int::int_reshape(a.i(), to.clone()));
+        op!(s, Exact, [x.clone()], |a| Int::int_reshape(
+            a.i(),
+            to.clone()
+        ));
         for (dim, times) in (0..rank).flat_map(|dim| [1, 3].map(|times| (dim, times))) {
-            op!(s, Exact, [x.clone()], format!("dim {dim} times {times}"), |a| Int::int_repeat_dim(a.i(), dim, times));
+            op!(
+                s,
+                Exact,
+                [x.clone()],
+                format!("dim {dim} times {times}"),
+                |a| Int::int_repeat_dim(a.i(), dim, times)
+            );
         }
     }
-    let expansions: [(&[usize], &[usize]); 4] =
-        [(&[1], &[5]), (&[3, 1], &[3, 4]), (&[3, 4], &[2, 3, 4]), (&[2, 1, 3, 1], &[2, 4, 3, 2])];
+    let expansions: [(&[usize], &[usize]); 4] = [
+        (&[1], &[5]),
+        (&[3, 1], &[3, 4]),
+        (&[3, 4], &[2, 3, 4]),
+        (&[2, 1, 3, 1], &[2, 4, 3, 2]),
+    ];
     for (from, to) in expansions {
         for view in [Contiguous, Transposed, Stepped] {
             let x = s.input(from, view, &numbers);
             let to = Shape::from(to.to_vec());
-            op!(s, Exact, [x], format!("to {to:?}"), |a| Int::int_expand(a.i(), to.clone()));
+            op!(s, Exact, [x], format!("to {to:?}"), |a| Int::int_expand(
+                a.i(),
+                to.clone()
+            ));
         }
     }
     for ((shape, view), dim, (indices, index_view)) in GATHERS {
         let (dim, bound) = (*dim, shape[*dim]);
         let x = s.input(shape, *view, &numbers);
         let at = s.typed(indices, *index_view, INDEX, &Range::Whole(0, bound as i64));
-        op!(s, Exact, [x.clone(), at.clone()], format!("dim {dim}"), |a| Int::int_gather(dim, a.i(), a.i()));
+        op!(
+            s,
+            Exact,
+            [x.clone(), at.clone()],
+            format!("dim {dim}"),
+            |a| Int::int_gather(dim, a.i(), a.i())
+        );
         let value = s.input(indices, Contiguous, &numbers);
         for update in UPDATES {
-            op!(s, Exact, [x.clone(), at.clone(), value.clone()], format!("dim {dim} {update:?}"), |a| Int::int_scatter(
-                dim, a.i(), a.i(), a.i(), update
-            ));
+            op!(
+                s,
+                Exact,
+                [x.clone(), at.clone(), value.clone()],
+                format!("dim {dim} {update:?}"),
+                |a| Int::int_scatter(dim, a.i(), a.i(), a.i(), update)
+            );
         }
         if indices[dim] <= bound {
             let at = s.distinct_along(indices, *index_view, dim, bound);
             let update = IndexingUpdateOp::Assign;
-            op!(s, Exact, [x, at, value], format!("dim {dim} {update:?}"), |a| Int::int_scatter(
-                dim, a.i(), a.i(), a.i(), update
-            ));
+            op!(
+                s,
+                Exact,
+                [x, at, value],
+                format!("dim {dim} {update:?}"),
+                |a| Int::int_scatter(dim, a.i(), a.i(), a.i(), update)
+            );
         }
     }
     for ((shape, view), dim, (indices, index_view)) in SELECTS {
@@ -429,30 +682,58 @@ pub(crate) fn movement<B: Backend>(s: &mut Suite<B>) {
         let value = s.input(&values, Transposed, &numbers);
         let at = s.typed(indices, *index_view, INDEX, &Range::Whole(0, bound as i64));
         for update in UPDATES {
-            op!(s, Exact, [x.clone(), at.clone(), value.clone()], format!("dim {dim} {update:?}"), |a| Int::int_select_assign(a.i(), dim, a.i(), a.i(), update));
+            op!(
+                s,
+                Exact,
+                [x.clone(), at.clone(), value.clone()],
+                format!("dim {dim} {update:?}"),
+                |a| Int::int_select_assign(a.i(), dim, a.i(), a.i(), update)
+            );
         }
         if indices[0] <= bound {
             let at = s.distinct_along(indices, *index_view, 0, bound);
             let update = IndexingUpdateOp::Assign;
-            op!(s, Exact, [x, at, value], format!("dim {dim} {update:?}"), |a| Int::int_select_assign(
-                a.i(), dim, a.i(), a.i(), update
-            ));
+            op!(
+                s,
+                Exact,
+                [x, at, value],
+                format!("dim {dim} {update:?}"),
+                |a| Int::int_select_assign(a.i(), dim, a.i(), a.i(), update)
+            );
         }
     }
     for view in [Contiguous, Transposed, Stepped] {
         let x = s.input(&[3, 4, 2], view, &numbers);
-        let rows = s.typed(&[3, 2], view, INDEX, &Range::Listed(vec![0.0, 3.0, 2.0, 1.0, 1.0, 0.0]));
-        op!(s, Exact, [x.clone(), rows.clone()], |a| Int::int_gather_nd(a.i(), a.i()));
+        let rows = s.typed(
+            &[3, 2],
+            view,
+            INDEX,
+            &Range::Listed(vec![0.0, 3.0, 2.0, 1.0, 1.0, 0.0]),
+        );
+        op!(s, Exact, [x.clone(), rows.clone()], |a| Int::int_gather_nd(
+            a.i(),
+            a.i()
+        ));
         for update in UPDATES.into_iter().chain([IndexingUpdateOp::Assign]) {
             let value = s.input(&[3, 2], view, &numbers);
-            op!(s, Exact, [x.clone(), rows.clone(), value], format!("{update:?}"), |a| Int::int_scatter_nd(
-                a.i(), a.i(), a.i(), update
-            ));
+            op!(
+                s,
+                Exact,
+                [x.clone(), rows.clone(), value],
+                format!("{update:?}"),
+                |a| Int::int_scatter_nd(a.i(), a.i(), a.i(), update)
+            );
         }
         let x = s.input(&[4, 5], view, &numbers);
         op!(s, Exact, [x.clone()], |a| Int::int_unfold(a.i(), 1, 2, 2));
         for mode in [PadMode::Constant(3.0), PadMode::Reflect, PadMode::Edge] {
-            op!(s, Exact, [x.clone()], format!("{mode:?}"), |a| Int::int_pad(a.i(), &[(1, 0), (0, 2)], mode));
+            op!(
+                s,
+                Exact,
+                [x.clone()],
+                format!("{mode:?}"),
+                |a| Int::int_pad(a.i(), &[(1, 0), (0, 2)], mode)
+            );
         }
     }
 }

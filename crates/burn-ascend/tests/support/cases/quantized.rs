@@ -1,19 +1,19 @@
 //! `QTensorOps`: each case quantises its inputs, calls the method, and compares what the result stands for.
 
 use burn::backend::quantization::QuantizationParametersPrimitive;
-use burn::backend::{
-    Backend, BoolDType, DType, FloatDType, IntDType, TensorPrimitive, read_sync,
-};
+use burn::backend::{Backend, BoolDType, DType, FloatDType, IntDType, TensorPrimitive, read_sync};
 use burn::tensor::quantization::{QuantScheme, QuantStore};
 use burn::tensor::{Shape, Slice};
 
-use crate::support::compare::Tolerance::{Exact, Scaled};
+use crate::support::compare::Tolerance;
 use crate::support::input::{
     POSITIVE, Range, SPREAD, UNIT, Value,
     View::{Contiguous, Transposed},
 };
 use crate::support::suite::Suite;
 
+/// Two steps of the eight-bit grid of the largest value: a method may quantise its result anew.
+const GRID: Tolerance = Tolerance::Scaled(1 << 17);
 const BOOL: BoolDType = BoolDType::Native;
 const FLOAT: FloatDType = FloatDType::F32;
 const INT: IntDType = IntDType::I32;
@@ -38,7 +38,10 @@ macro_rules! values {
     };
     (pair, $out:expr) => {{
         let (values, indices) = $out;
-        vec![Value::Float(B::dequantize(values, FLOAT)), Value::Int(indices)]
+        vec![
+            Value::Float(B::dequantize(values, FLOAT)),
+            Value::Int(indices),
+        ]
     }};
 }
 
@@ -49,7 +52,7 @@ macro_rules! cases {
             let x = $s.input(&[3, 3], view, &$range);
             let y = $s.input(&[3, 3], view, &POSITIVE);
             let i = $s.typed(&[3, 3], Contiguous, INT.into(), &Range::Whole(0, 3));
-            $s.push(stringify!($op), "", vec![x, y, i], Scaled(64), |a| {
+            $s.push(stringify!($op), "", vec![x, y, i], GRID, |a| {
                 let $x = B::quantize_dynamic(a.f(), &scheme());
                 let $y = B::quantize_dynamic(a.f(), &scheme());
                 let $i = a.i();
@@ -144,35 +147,65 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for view in [Contiguous, Transposed] {
             let x = s.typed(&[3, 4], view, dtype, &SPREAD);
-            s.push("quantize_dynamic", "", vec![x.clone()], Exact, |a| {
-                vec![Value::Float(B::dequantize(B::quantize_dynamic(a.f(), &scheme()), FLOAT))]
+            s.push("quantize_dynamic", "", vec![x.clone()], GRID, |a| {
+                vec![Value::Float(B::dequantize(
+                    B::quantize_dynamic(a.f(), &scheme()),
+                    FLOAT,
+                ))]
             });
-            s.push("dequantize", format!("to {}", dtype.name()), vec![x], Exact, move |a| {
-                vec![Value::Float(B::dequantize(B::quantize_dynamic(a.f(), &scheme()), dtype.into()))]
-            });
+            s.push(
+                "dequantize",
+                format!("to {}", dtype.name()),
+                vec![x],
+                GRID,
+                move |a| {
+                    vec![Value::Float(B::dequantize(
+                        B::quantize_dynamic(a.f(), &scheme()),
+                        dtype.into(),
+                    ))]
+                },
+            );
         }
     }
     let scale = s.plain(&[1], &Range::Listed(vec![0.03125]));
     let x = s.plain(&[3, 4], &Range::Quarters);
-    s.push("quantize", "", vec![x.clone(), scale], Exact, |a| {
+    s.push("quantize", "", vec![x.clone(), scale], GRID, |a| {
         let x = a.f();
-        let scales = QuantizationParametersPrimitive { scales: a.f(), global: None };
-        vec![Value::Float(B::dequantize(B::quantize(x, &scheme(), scales), FLOAT))]
+        let scales = QuantizationParametersPrimitive {
+            scales: a.f(),
+            global: None,
+        };
+        vec![Value::Float(B::dequantize(
+            B::quantize(x, &scheme(), scales),
+            FLOAT,
+        ))]
     });
-    s.push("q_is_require_grad", "", vec![x.clone()], Exact, |a| {
+    s.push("q_is_require_grad", "", vec![x.clone()], GRID, |a| {
         let tracked = B::q_is_require_grad(&B::quantize_dynamic(a.f(), &scheme()));
         let value = if tracked { 1.0 } else { 0.0 };
-        vec![Value::Float(B::float_full(Shape::new([1]), value.into(), &a.device, FLOAT))]
+        vec![Value::Float(B::float_full(
+            Shape::new([1]),
+            value.into(),
+            &a.device,
+            FLOAT,
+        ))]
     });
-    s.push("q_to_device", "", vec![x.clone()], Exact, |a| {
+    s.push("q_to_device", "", vec![x.clone()], GRID, |a| {
         let q = B::quantize_dynamic(a.f(), &scheme());
-        vec![Value::Float(B::dequantize(B::q_to_device(q, &a.device), FLOAT))]
+        vec![Value::Float(B::dequantize(
+            B::q_to_device(q, &a.device),
+            FLOAT,
+        ))]
     });
     // There and back, and the bytes in between.
     for op in ["q_into_data", "q_from_data"] {
-        s.push(op, "", vec![x.clone()], Exact, |a| {
-            let data = read_sync(B::q_into_data(B::quantize_dynamic(a.f(), &scheme()))).expect("reads");
-            vec![Value::Float(B::dequantize(B::q_from_data(data, &a.device), FLOAT))]
+        s.push(op, "", vec![x.clone()], GRID, |a| {
+            let data =
+                read_sync(B::q_into_data(B::quantize_dynamic(a.f(), &scheme()))).expect("reads");
+            vec![Value::Float(B::dequantize(
+                B::q_from_data(data, &a.device),
+                FLOAT,
+            ))]
         });
     }
 }

@@ -12,6 +12,8 @@ pub(crate) type Sample = (&'static [usize], View);
 pub(crate) const SAMPLES: &[Sample] = &[
     (&[1], Contiguous),
     (&[7], Stepped),
+    // Contiguous, but not from the buffer's start: a unique one may be written in place.
+    (&[5], Sliced),
     (&[67], Contiguous),
     (&[3, 4], Transposed),
     (&[3, 4], Expanded(0)),
@@ -39,7 +41,10 @@ impl Empty {
         match self {
             Empty::Reduces => true,
             Empty::Refused => shape[dim] > 0,
-            Empty::Unnamed => shape.iter().enumerate().all(|(d, &size)| size > 0 || d == dim),
+            Empty::Unnamed => shape
+                .iter()
+                .enumerate()
+                .all(|(d, &size)| size > 0 || d == dim),
         }
     }
 }
@@ -48,6 +53,7 @@ impl Empty {
 pub(crate) const PAIRS: &[(Sample, Sample)] = &[
     ((&[1], Contiguous), (&[1], Contiguous)),
     ((&[7], Stepped), (&[7], Contiguous)),
+    ((&[5], Sliced), (&[5], Sliced)),
     ((&[67], Contiguous), (&[67], Contiguous)),
     ((&[3, 4], Transposed), (&[3, 4], Sliced)),
     ((&[3, 4], Contiguous), (&[3, 4], Transposed)),
@@ -56,7 +62,10 @@ pub(crate) const PAIRS: &[(Sample, Sample)] = &[
     ((&[3, 1], Contiguous), (&[1, 4], Contiguous)),
     ((&[2, 3, 4], Sliced), (&[1, 3, 1], Transposed)),
     ((&[1, 1, 4], Stepped), (&[2, 3, 4], Contiguous)),
-    ((&[1, 1, 1, 1], Contiguous), (&[2, 1, 3, 2], SteppedTransposed)),
+    (
+        (&[1, 1, 1, 1], Contiguous),
+        (&[2, 1, 3, 2], SteppedTransposed),
+    ),
     ((&[2, 1, 3, 1, 2], Transposed), (&[1, 2, 3, 2, 1], Sliced)),
     ((&[0], Contiguous), (&[0], Contiguous)),
     ((&[2, 0, 3], Contiguous), (&[1, 1, 3], Contiguous)),
@@ -79,9 +88,21 @@ pub(crate) fn slices() -> Vec<(Vec<usize>, Vec<Slice>, View)> {
         (vec![4, 5], vec![Slice::new(0, None, -2), all], Transposed),
         (vec![4, 5], vec![range(-3, -1), range(-2, 5)], Contiguous),
         (vec![4, 5], vec![range(1, 3), range(1, 4)], Expanded(0)),
-        (vec![2, 3, 4], vec![all, range(1, 2), step(1, 4, 2)], SteppedTransposed),
-        (vec![2, 3, 2, 2], vec![range(1, 2), step(0, 3, 2), all, range(0, 1)], Sliced),
-        (vec![2, 1, 3, 2, 2], vec![all, all, range(1, 3), all, range(1, 2)], Transposed),
+        (
+            vec![2, 3, 4],
+            vec![all, range(1, 2), step(1, 4, 2)],
+            SteppedTransposed,
+        ),
+        (
+            vec![2, 3, 2, 2],
+            vec![range(1, 2), step(0, 3, 2), all, range(0, 1)],
+            Sliced,
+        ),
+        (
+            vec![2, 1, 3, 2, 2],
+            vec![all, all, range(1, 3), all, range(1, 2)],
+            Transposed,
+        ),
         (vec![2, 0, 3], vec![all, all, range(0, 2)], Contiguous),
     ]
 }
@@ -98,13 +119,35 @@ pub(crate) fn sliced(shape: &[usize], slices: &[Slice]) -> Vec<usize> {
 /// Shapes to concatenate, along which dimension, and how each is stored.
 pub(crate) fn concatenations() -> Vec<(usize, Vec<Sample>)> {
     vec![
-        (0, vec![(&[3], Contiguous), (&[1], Contiguous), (&[4], Stepped)]),
+        (
+            0,
+            vec![(&[3], Contiguous), (&[1], Contiguous), (&[4], Stepped)],
+        ),
         (0, vec![(&[2, 3], Transposed), (&[1, 3], Contiguous)]),
-        (1, vec![(&[2, 3], Sliced), (&[2, 1], Contiguous), (&[2, 2], Expanded(0))]),
-        (2, vec![(&[2, 1, 3], SteppedTransposed), (&[2, 1, 2], Contiguous)]),
+        (
+            1,
+            vec![
+                (&[2, 3], Sliced),
+                (&[2, 1], Contiguous),
+                (&[2, 2], Expanded(0)),
+            ],
+        ),
+        (
+            2,
+            vec![(&[2, 1, 3], SteppedTransposed), (&[2, 1, 2], Contiguous)],
+        ),
         (1, vec![(&[2, 0, 3], Contiguous), (&[2, 2, 3], Transposed)]),
-        (3, vec![(&[1, 2, 1, 2], Contiguous), (&[1, 2, 1, 1], Sliced)]),
-        (4, vec![(&[1, 2, 1, 2, 1], Transposed), (&[1, 2, 1, 2, 2], Contiguous)]),
+        (
+            3,
+            vec![(&[1, 2, 1, 2], Contiguous), (&[1, 2, 1, 1], Sliced)],
+        ),
+        (
+            4,
+            vec![
+                (&[1, 2, 1, 2, 1], Transposed),
+                (&[1, 2, 1, 2, 2], Contiguous),
+            ],
+        ),
         (0, vec![(&[2, 3], Transposed)]),
     ]
 }
@@ -119,7 +162,11 @@ pub(crate) const GATHERS: &[(Sample, usize, Sample)] = &[
     ((&[3, 2, 4], SteppedTransposed), 2, (&[3, 2, 1], Contiguous)),
     ((&[3, 2, 4], Contiguous), 1, (&[3, 2, 4], Sliced)),
     ((&[2, 3, 2, 2], Transposed), 1, (&[2, 2, 2, 2], Contiguous)),
-    ((&[2, 1, 3, 2, 2], Contiguous), 2, (&[2, 1, 4, 2, 2], SteppedTransposed)),
+    (
+        (&[2, 1, 3, 2, 2], Contiguous),
+        2,
+        (&[2, 1, 4, 2, 2], SteppedTransposed),
+    ),
     ((&[4, 5], Contiguous), 0, (&[0, 5], Contiguous)),
 ];
 

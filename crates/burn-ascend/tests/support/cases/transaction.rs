@@ -19,7 +19,11 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
             let reads =
                 TransactionPrimitive::<B>::new(vec![first, second], vec![], vec![int], vec![flag]);
             let data = read_sync(B::tr_execute(reads)).expect("reads");
-            let read = data.read_floats.into_iter().chain(data.read_ints).chain(data.read_bools);
+            let read = data
+                .read_floats
+                .into_iter()
+                .chain(data.read_ints)
+                .chain(data.read_bools);
             read.map(|data| Value::upload(data, &a.device)).collect()
         });
     }
