@@ -87,7 +87,7 @@ fn an_operator_that_fails_in_the_forward_is_named_with_its_code() {
     survives(npu, other, |device| {
         let x = matrix(3, device);
         device.sync().expect("nothing failed yet");
-        control::inject_fault("aclnnExp", 1, 561_103);
+        control::inject_fault("aclnnExpGetWorkspaceSize", 1, 561_103);
         let failed = x.clone().exp();
         let told = reason(read((failed.clone() + x.clone()).sum_dim(0)));
         assert!(
@@ -111,7 +111,7 @@ fn an_operator_that_fails_in_the_backward_is_the_error_of_the_gradient() {
         let y = matrix(3, &device.clone().autodiff()).require_grad();
         let loss = x.clone().sin() + y.clone();
         device.sync().expect("nothing failed yet");
-        control::inject_fault("aclnnCos", 1, 561_103);
+        control::inject_fault("aclnnCosGetWorkspaceSize", 1, 561_103);
         let gradients = loss.sum().backward();
         let told = reason(read(x.grad(&gradients).expect("a gradient")));
         assert!(
@@ -124,7 +124,7 @@ fn an_operator_that_fails_in_the_backward_is_the_error_of_the_gradient() {
         );
 
         // And of a synchronisation, where nobody reads it.
-        control::inject_fault("aclnnCos", 1, 561_103);
+        control::inject_fault("aclnnCosGetWorkspaceSize", 1, 561_103);
         let loss = x.clone().sin().sum();
         drop(loss.backward());
         let device = device.clone();

@@ -21,6 +21,8 @@ mod context;
 mod device;
 mod error;
 mod fallback;
+#[cfg(all(test, feature = "ascend-sim"))]
+mod faults;
 mod npu;
 mod ops;
 mod quantized;

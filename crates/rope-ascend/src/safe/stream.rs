@@ -10,6 +10,7 @@ use super::staging::Staging;
 use crate::error::{AscendError, Result};
 use crate::result;
 use crate::sys::{aclrtMemcpyKind, aclrtStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ pub(super) struct StreamInner {
     pub(super) raw: aclrtStream,
     cache: Mutex<Cache>,
     staging: Mutex<Staging>,
+    /// Whether a wait has returned a failure: it stays with the stream, and its teardown need not tell it again.
+    told: AtomicBool,
     pub(super) device: Device,
 }
 
@@ -42,9 +45,12 @@ impl StreamInner {
         // Held through the wait, so that no copy is queued between it and `passed`.
         let mut staging = self.staging();
         // SAFETY: `raw` lives as long as `self`; the caller has entered the device.
-        unsafe { result::stream::synchronize(self.device.inner.rt(), self.raw) }?;
-        staging.passed();
-        Ok(())
+        let outcome = unsafe { result::stream::synchronize(self.device.inner.rt(), self.raw) };
+        match &outcome {
+            Ok(()) => staging.passed(),
+            Err(_) => self.told.store(true, Ordering::Relaxed),
+        }
+        outcome
     }
 
     /// Frees the cached blocks; the device is current and the stream idle. Goes on after a
@@ -110,7 +116,10 @@ impl Drop for StreamInner {
     fn drop(&mut self) {
         let inner = &self.device.inner;
         inner.teardown(|| {
-            let waited = self.wait();
+            let told = self.told.load(Ordering::Relaxed);
+            let waited = self
+                .wait()
+                .or_else(|error| if told { Ok(()) } else { Err(error) });
             let freed = self.free_cached();
             // SAFETY: the last handle; buffers and events hold the stream, so none is left.
             let destroyed = unsafe { result::stream::destroy(inner.rt(), self.raw) };
@@ -138,6 +147,7 @@ impl Stream {
                 raw,
                 cache: Mutex::default(),
                 staging: Mutex::default(),
+                told: AtomicBool::new(false),
                 device,
             }),
         })
