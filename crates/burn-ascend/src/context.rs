@@ -106,10 +106,15 @@ impl Context {
         }
     }
 
-    /// Waits for the queued work and copies a block to the host.
-    pub(crate) fn read(&self, block: &DeviceBuffer<u8>) -> Result<Vec<u8>, ExecutionError> {
-        let mut host = vec![0; block.len()];
-        self.explained(self.stream().read(block, &mut host))?;
+    /// Waits for the queued work and copies `bytes` of a block, from `first` on, to the host.
+    pub(crate) fn read(
+        &self,
+        block: &DeviceBuffer<u8>,
+        first: usize,
+        bytes: usize,
+    ) -> Result<Vec<u8>, ExecutionError> {
+        let mut host = vec![0; bytes];
+        self.explained(self.stream().read_from(block, first, &mut host))?;
         Ok(host)
     }
 

@@ -38,7 +38,7 @@ impl Drop for Alone {
 fn values(tensor: AscendTensor) -> Result<Vec<f32>, ExecutionError> {
     Ok(tensor
         .read()?
-        .to_vec::<f32>()
+        .try_to_vec::<f32>()
         .expect("a tensor of 32-bit floats"))
 }
 

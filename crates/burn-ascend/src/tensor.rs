@@ -141,8 +141,7 @@ impl AscendTensor {
     /// The failure of the work that wrote the tensor, or of work queued before it.
     pub fn read(self) -> Result<TensorData, ExecutionError> {
         let dense = self.contiguous();
-        let bytes = dense.shape.num_elements() * dense.dtype.size();
-        let start = dense.offset * dense.dtype.size();
+        let size = dense.dtype.size();
         let memory = match dense.memory() {
             Ok(memory) => memory,
             Err(error) => {
@@ -152,9 +151,8 @@ impl AscendTensor {
                 return Err(error);
             }
         };
-        let mut host = memory.context.read(&memory.buffer)?;
-        host.truncate(start + bytes);
-        host.drain(..start);
+        let (first, bytes) = (dense.offset * size, dense.len() * size);
+        let host = memory.context.read(&memory.buffer, first, bytes)?;
         Ok(TensorData::from_bytes(
             Bytes::from_bytes_vec(host),
             dense.shape.clone(),

@@ -33,15 +33,19 @@ pub const DESCRIPTORS: LibraryNames = LibraryNames {
     role: "operator descriptor library",
     names: &["libnnopbase.so"],
 };
+/// The library of all operators, of installations before it was split.
+const ALL_OPERATORS: &str = "libopapi.so";
+/// One of the libraries that it was split into.
+const SPLIT_OPERATORS: &str = "libopapi_nn.so";
 /// Operators; all that exist are searched, in this order.
 pub const OPERATORS: LibraryNames = LibraryNames {
     role: "operator library",
     names: &[
         "libcust_opapi.so",
         "libopapi_math.so",
-        "libopapi_nn.so",
+        SPLIT_OPERATORS,
         "libopapi_transformer.so",
-        "libopapi.so",
+        ALL_OPERATORS,
     ],
 };
 /// Run-time compiler.
@@ -164,17 +168,22 @@ impl Api {
             opened.push((DESCRIPTORS.role, path));
             table
         });
-        let operators: Vec<(Library, PathBuf)> = OPERATORS
-            .names
-            .iter()
-            .filter_map(|name| {
-                candidates(OPERATORS, folder)
-                    .into_iter()
-                    .filter(|path| path.ends_with(name))
-                    // SAFETY: as in `open`.
-                    .find_map(|path| Some((unsafe { Library::new(&path) }.ok()?, path)))
-            })
-            .collect();
+        let mut operators: Vec<(Library, PathBuf)> = Vec::new();
+        for name in OPERATORS.names {
+            // The library of all operators is not to be loaded beside those that replace it.
+            let replaced = operators
+                .iter()
+                .any(|(_, path)| path.ends_with(SPLIT_OPERATORS));
+            if replaced && *name == ALL_OPERATORS {
+                continue;
+            }
+            let opened = candidates(OPERATORS, folder)
+                .into_iter()
+                .filter(|path| path.ends_with(name))
+                // SAFETY: as in `open`.
+                .find_map(|path| Some((unsafe { Library::new(&path) }.ok()?, path)));
+            operators.extend(opened);
+        }
         let (ops, training) = load_ops(&mut |name| {
             operators
                 .iter()

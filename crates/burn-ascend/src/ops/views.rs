@@ -142,19 +142,20 @@ pub(crate) fn at(tensor: &AscendTensor, place: usize) -> AscendTensor {
 ///
 /// Operators repeat axes of length 1 themselves; an axis of stride 0 they would copy first.
 pub(crate) fn narrow_repeats(tensor: &AscendTensor, cut: impl Fn(usize) -> bool) -> AscendTensor {
-    let dims = tensor
-        .dims()
-        .iter()
-        .zip(tensor.strides())
-        .enumerate()
-        .map(|(axis, (&dim, &stride))| {
-            if stride == 0 && dim > 1 && cut(axis) {
+    let repeats = |axis: usize| tensor.strides()[axis] == 0 && tensor.dims()[axis] > 1;
+    let axes = 0..tensor.dims().len();
+    if !axes.clone().any(repeats) {
+        return tensor.clone();
+    }
+    let dims: Vec<usize> = axes
+        .map(|axis| {
+            if repeats(axis) && cut(axis) {
                 1
             } else {
-                dim
+                tensor.dims()[axis]
             }
         })
-        .collect::<Vec<_>>();
+        .collect();
     tensor.view(
         Shape::from(dims),
         tensor.strides().to_vec(),

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
-use burn::backend::DType;
 use burn::backend::flex::Flex;
+use burn::backend::{BoolStore, DType};
 
 use super::cases::{activation, boolean, float, int, module, quantized, transaction};
+use super::groups::every_group;
 use super::methods::TRAITS;
 use super::suite::Suite;
 
@@ -28,46 +29,15 @@ const UNTESTED: &[(&str, &str)] = &[(
 )];
 
 fn with_cases() -> BTreeSet<&'static str> {
-    let groups: &[(DType, &[fn(&mut Suite<Flex>)])] = &[
-        (
-            DType::F32,
-            &[
-                float::creation,
-                float::elementwise,
-                float::reductions,
-                float::products,
-                float::movement,
-                activation::all,
-                module::layers,
-                module::sequences,
-                module::convolutions,
-                module::pooling,
-                quantized::all,
-                transaction::all,
-            ],
-        ),
-        (
-            DType::I32,
-            &[
-                int::every_width,
-                int::elementwise,
-                int::reductions,
-                int::movement,
-            ],
-        ),
-        (
-            DType::Bool(burn::backend::BoolStore::Native),
-            &[boolean::all],
-        ),
-    ];
     let mut ops = BTreeSet::new();
-    for (dtype, builders) in groups {
-        for build in *builders {
-            let mut suite = Suite::new(*dtype);
-            build(&mut suite);
+    macro_rules! collect {
+        ([] $($test:ident: $dtype:expr, $group:path;)*) => {$(
+            let mut suite = Suite::<Flex>::new($dtype);
+            $group(&mut suite);
             ops.extend(suite.ops());
-        }
+        )*};
     }
+    every_group!(collect,);
     ops
 }
 

@@ -7,7 +7,10 @@
 pub(crate) mod cases;
 pub(crate) mod compare;
 pub(crate) mod coverage;
+#[cfg(feature = "ascend-sim")]
+pub(crate) mod devices;
 pub(crate) mod gradients;
+pub(crate) mod groups;
 pub(crate) mod handles;
 pub(crate) mod input;
 pub(crate) mod methods;

@@ -72,11 +72,12 @@ impl StreamInner {
     /// tried once more.
     pub(super) fn block(&self, bytes: usize) -> Result<Block> {
         let inner = &self.device.inner;
-        inner.enter()?;
         let bytes = rounded(bytes);
+        // A cached block is had without a call of the runtime.
         if let Some(block) = self.cache().take(bytes, &inner.counters) {
             return Ok(block);
         }
+        inner.enter()?;
         let first = result::memory::malloc(inner.rt(), bytes);
         let pointer = match first {
             Err(AscendError::OutOfMemory { .. }) => {
@@ -216,6 +217,7 @@ impl Stream {
     pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         let buffer = self.alloc::<T>(len)?;
         if len > 0 {
+            self.make_current()?;
             // SAFETY: the buffer's extent; it stays allocated until the stream has passed this,
             // since a dropped buffer goes back to this stream's cache.
             unsafe {
@@ -255,6 +257,7 @@ impl Stream {
         if bytes.is_empty() {
             return Ok(buffer);
         }
+        self.make_current()?;
         if self.inner.staging().is_full() {
             self.synchronize()?;
         }
@@ -306,11 +309,32 @@ impl Stream {
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn read<T: Element>(&self, buffer: &DeviceBuffer<T>, values: &mut [T]) -> Result<()> {
         self.same_length("read", buffer.len(), values.len())?;
+        self.read_from(buffer, 0, values)
+    }
+
+    /// As [`Self::read`], for the elements from `first` on, as many as `values` holds.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn read_from<T: Element>(
+        &self,
+        buffer: &DeviceBuffer<T>,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<()> {
+        if first.saturating_add(values.len()) > buffer.len() {
+            return Err(AscendError::argument(
+                "read",
+                "elements",
+                format!("within the buffer's {}", buffer.len()),
+                format!("{} from {first}", values.len()),
+            ));
+        }
         self.owns("read", buffer)?;
         let target = bytes_of_mut(values);
         self.wait_and_copy(
             target.as_mut_ptr().cast(),
-            buffer.pointer(),
+            buffer.pointer().cast::<T>().wrapping_add(first).cast(),
             target.len(),
             aclrtMemcpyKind::DEVICE_TO_HOST,
         )

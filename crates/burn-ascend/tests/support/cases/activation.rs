@@ -77,6 +77,17 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
         Scaled(8),
         B::log_sigmoid_backward,
     );
+    // Infinities and NaN go where the functions' limits say.
+    for (op, f) in [
+        ("relu", B::relu as fn(F<B>) -> F<B>),
+        ("sigmoid", B::sigmoid),
+        ("gelu", B::gelu),
+    ] {
+        let x = s.plain(&[32], &Range::Special);
+        s.push(op, "special values", vec![x], Scaled(8), move |a| {
+            vec![Value::Float(f(a.f()))]
+        });
+    }
     activation!(s, normalised,
         softmax: Scaled(8);
         log_softmax: Scaled(8);

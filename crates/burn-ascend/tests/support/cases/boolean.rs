@@ -16,6 +16,11 @@ const INDEX: DType = DType::I32;
 
 type L<B> = BoolTensor<B>;
 
+/// The flags as whole numbers: Flex marks what it gathers and selects as `u8` instead of a bool type.
+fn flags<B: Backend>(x: L<B>) -> Vec<Value<B>> {
+    vec![Value::Int(B::bool_into_int(x, IntDType::I32))]
+}
+
 impl<B: Backend> Suite<B> {
     fn bool_binary(&mut self, op: &'static str, f: fn(L<B>, L<B>) -> L<B>) {
         for ((shape_l, view_l), (shape_r, view_r)) in PAIRS {
@@ -129,9 +134,7 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
         ));
         let mask = s.input(shape, Contiguous, &FLAGS);
         s.push("bool_mask_select", "", vec![x.clone(), mask], Exact, |a| {
-            // Flex marks the result as stored in another bool type.
-            let selected = read_sync(B::bool_mask_select(a.b(), a.b()));
-            vec![Value::Int(B::bool_into_int(selected, IntDType::I32))]
+            flags::<B>(read_sync(B::bool_mask_select(a.b(), a.b())))
         });
         for to in [IntDType::I32, IntDType::I64] {
             s.push(
@@ -222,12 +225,12 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
         let x = s.input(shape, *view, &FLAGS);
         let at = s.typed(indices, *index_view, INDEX, &Range::Whole(0, bound));
         let value = s.input(indices, Contiguous, &FLAGS);
-        op!(
-            s,
-            Exact,
-            [x.clone(), at.clone()],
+        s.push(
+            "bool_gather",
             format!("dim {dim}"),
-            |a| Bool::bool_gather(dim, a.b(), a.i())
+            vec![x.clone(), at.clone()],
+            Exact,
+            move |a| flags::<B>(B::bool_gather(dim, a.b(), a.i())),
         );
         op!(s, Exact, [x, at, value], format!("dim {dim}"), |a| {
             Bool::bool_scatter_or(dim, a.b(), a.i(), a.b())
@@ -240,12 +243,12 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
         let mut values = shape.to_vec();
         values[dim] = indices[0];
         let value = s.input(&values, Transposed, &FLAGS);
-        op!(
-            s,
-            Exact,
-            [x.clone(), at.clone()],
+        s.push(
+            "bool_select",
             format!("dim {dim}"),
-            |a| Bool::bool_select(a.b(), dim, a.i())
+            vec![x.clone(), at.clone()],
+            Exact,
+            move |a| flags::<B>(B::bool_select(a.b(), dim, a.i())),
         );
         op!(s, Exact, [x, at, value], format!("dim {dim}"), |a| {
             Bool::bool_select_or(a.b(), dim, a.i(), a.b())

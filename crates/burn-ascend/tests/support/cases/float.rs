@@ -292,6 +292,14 @@ pub(crate) fn creation<B: Backend>(s: &mut Suite<B>) {
         a.f(),
         FloatDType::F32
     ));
+    // Around the ends of the half types: what rounds down, what overflows, what underflows.
+    let ends = vec![65504.0, 65519.0, 65520.0, -1e6, 3.4e38, 6e-8, 2e-8, -1e-40];
+    for to in FLOATS {
+        let x = s.plain(&[8], &Range::Listed(ends.clone()));
+        op!(s, Exact, [x], format!("the ends to {to:?}"), |a| {
+            Float::float_cast(a.f(), to)
+        });
+    }
     unary!(s, float_detach: [SPREAD], Exact;);
     let x = s.plain(&[2, 3], &SPREAD);
     op!(s, Exact, [x.clone()], |a| Float::float_set_require_grad(
@@ -349,6 +357,12 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
             Range::NonZeroQuarters, Ulps(8);
         float_powi_scalar_impl: [Scalar::Int(2), Scalar::Int(3), Scalar::Int(-2)], Range::NonZeroQuarters, Ulps(8);
     );
+    // Products and powers past the largest half and below the smallest.
+    let x = s.plain(&[4], &Range::Listed(vec![300.0, -300.0, 1e-4, -1e-4]));
+    op!(s, Ulps(2), [x.clone(), x.clone()], "ends", |a| {
+        Float::float_mul(a.f(), a.f())
+    });
+    op!(s, Ulps(2), [x], "ends", |a| Float::float_exp(a.f()));
     // Squares of negative numbers, as a variance takes them.
     with_scalar!(s, float_powf_scalar: [Scalar::Float(2.0), Scalar::Int(2)], SPREAD, Ulps(4););
     for (shape, view) in SAMPLES {
@@ -458,6 +472,47 @@ pub(crate) fn reductions<B: Backend>(s: &mut Suite<B>) {
         float_any: FLAGS, Exact, true, |x| Bool(B::float_any(x, BOOL));
         float_all: FLAGS, Exact, true, |x| Bool(B::float_all(x, BOOL));
     );
+    // NaN and infinities reach the result.
+    let rows = [
+        [1.0, f64::NAN, 2.0],
+        [1.0, f64::INFINITY, 2.0],
+        [f64::NEG_INFINITY, f64::INFINITY, 0.0],
+    ];
+    let x = s.plain(&[3, 3], &Range::Listed(rows.concat()));
+    op!(s, Scaled(1), [x.clone()], "special values", |a| {
+        Float::float_sum_dim(a.f(), 1)
+    });
+    op!(s, Scaled(1), [x.clone()], "special values", |a| {
+        Float::float_mean_dim(a.f(), 1)
+    });
+    op!(s, Scaled(1), [x.clone()], "special values", |a| {
+        Float::float_sum(a.f())
+    });
+    op!(s, Exact, [x.clone()], "special values", |a| {
+        Float::float_max_dim(a.f(), 1)
+    });
+    op!(s, Exact, [x.clone()], "special values", |a| {
+        Float::float_min_dim(a.f(), 1)
+    });
+    op!(s, Exact, [x.clone()], "special values", |a| {
+        Float::float_max(a.f())
+    });
+    op!(s, Exact, [x.clone()], "special values", |a| {
+        Float::float_clamp(a.f(), Scalar::Int(-1), Scalar::Int(1))
+    });
+    op!(s, Exact, [x.clone()], "special values", |a| {
+        Float::float_clamp_min(a.f(), Scalar::Int(-1))
+    });
+    op!(s, Exact, [x.clone()], "special values", |a| {
+        Float::float_clamp_max(a.f(), Scalar::Int(1))
+    });
+    op!(s, Exact, [x.clone()], "special values", |a| {
+        Float::float_floor(a.f())
+    });
+    op!(s, Exact, [x], "special values", |a| Bool::float_any(
+        a.f(),
+        BOOL
+    ));
     let zeros = s.plain(&[3, 4], &Range::Listed(vec![0.0; 12]));
     op!(s, Exact, [zeros], "zeros", |a| Bool::float_any(a.f(), BOOL));
     let ones = s.plain(&[3, 4], &Range::Listed(vec![-1.0; 12]));

@@ -415,6 +415,49 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
         Scalar::Int(16_777_216),
         BOOL
     ));
+    if s.dtype == DType::I64 {
+        // Past 2^31, and as far as f64 counts in ones.
+        let huge = s.plain(
+            &[4],
+            &Range::Listed(vec![
+                4_294_967_297.0,
+                -4_294_967_299.0,
+                1e15 + 1.0,
+                -1e15 - 3.0,
+            ]),
+        );
+        op!(s, Exact, [huge.clone(), huge.clone()], "past 2^31", |a| {
+            Int::int_add(a.i(), a.i())
+        });
+        op!(s, Exact, [huge.clone()], "past 2^31", |a| {
+            Int::int_add_scalar(a.i(), Scalar::Int(5))
+        });
+        op!(s, Exact, [huge.clone()], "past 2^31", |a| {
+            Int::int_mul_scalar(a.i(), Scalar::Int(3))
+        });
+        op!(s, Exact, [huge.clone()], "past 2^31", |a| {
+            Int::int_div_scalar(a.i(), Scalar::Int(3))
+        });
+        op!(s, Exact, [huge.clone()], "past 2^31", |a| {
+            Int::int_remainder_scalar(a.i(), Scalar::Int(7))
+        });
+        op!(s, Exact, [huge.clone()], "past 2^31", |a| Int::int_sum(
+            a.i()
+        ));
+        op!(s, Exact, [huge.clone()], "past 2^31", |a| Int::int_neg(
+            a.i()
+        ));
+        op!(s, Exact, [huge.clone()], "past 2^31", |a| Int::int_sort(
+            a.i(),
+            0,
+            true
+        ));
+        op!(s, Exact, [huge], "past 2^31", |a| Bool::int_lower_elem(
+            a.i(),
+            Scalar::Int(4_294_967_297),
+            BOOL
+        ));
+    }
     scalar!(s,
         int_sub_scalar: [3, -2, 7], numbers;
         int_div_scalar: [3, -2, 7], numbers;
