@@ -288,7 +288,8 @@ fn gelu_tanh(x: f64) -> f64 {
 #[test]
 fn functions_of_one_number() {
     let device = Device::new();
-    let table: &[(&str, OneToOne, Second, fn(f64) -> f64)] = &[
+    type Row = (&'static str, OneToOne, Second, fn(f64) -> f64);
+    let table: &[Row] = &[
         ("neg", aclnnNegGetWorkspaceSize, aclnnNeg, |x| -x),
         ("abs", aclnnAbsGetWorkspaceSize, aclnnAbs, f64::abs),
         ("sign", aclnnSignGetWorkspaceSize, aclnnSign, |x| {
@@ -713,6 +714,18 @@ fn reductions_along_axes() {
     );
     run!(device, aclnnProd aclnnProdGetWorkspaceSize(x.raw, F32 as i32, out.raw)).expect("prod");
     assert_eq!(out.values(), [24.0]);
+    // NaN is more extreme than all; of equals the first counts.
+    let x = device.tensor(F32, &[5], &[1.0, f64::NAN, 9.0, f64::NAN, 9.0]);
+    let (out, place) = (device.out(F32, &[]), device.out(I64, &[]));
+    run!(device, aclnnMinDim aclnnMinDimGetWorkspaceSize(x.raw, 0, false, out.raw, place.raw))
+        .expect("min");
+    assert!(out.values()[0].is_nan() && place.values() == [1.0]);
+    run!(device, aclnnMax aclnnMaxGetWorkspaceSize(x.raw, out.raw)).expect("max");
+    assert!(out.values()[0].is_nan());
+    let x = device.tensor(I32, &[3], &[1.0, 9.0, 9.0]);
+    run!(device, aclnnArgMax aclnnArgMaxGetWorkspaceSize(x.raw, 0, false, place.raw))
+        .expect("argmax");
+    assert_eq!(place.values(), [1.0]);
     // Of nothing: a sum is 0, a mean NaN, an extreme an error.
     let (x, out) = (device.tensor(F32, &[0, 2], &[]), device.out(F32, &[2]));
     run!(device, aclnnReduceSum aclnnReduceSumGetWorkspaceSize(x.raw, ints(&[0]), false, 0, out.raw)).expect("sum");
@@ -1795,10 +1808,8 @@ fn the_cost_of_a_call() {
         for _ in 0..rounds {
             let (bytes, executor) = plan!(aclnnExpGetWorkspaceSize(x.raw, out.raw)).expect("plans");
             // SAFETY: a live executor and a workspace that is large enough.
-            assert_eq!(
-                unsafe { aclnnExp(workspace, bytes, executor, device.stream) },
-                0
-            );
+            let code = unsafe { aclnnExp(workspace, bytes, executor, device.stream) };
+            assert_eq!(code, 0);
         }
         device.synchronize().expect("runs");
         println!("stubbed {stubbed}: {:?} a call", start.elapsed() / rounds);
