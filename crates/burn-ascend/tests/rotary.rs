@@ -233,8 +233,12 @@ fn views_are_followed_and_repeated_elements_are_not_written() {
         let one = B::float_from_data(wave(&[1, 1, 1, 1], 1.0), device);
         let shape = Shape::from(dims(case.op.layout, HEADS[0], 32));
         let spread = B::float_expand(one, shape);
-        let spread = B::rotary_single(spread, cos, sin, case.op);
-        [q_out, k_out, spread, q, wide].map(read::<B>).to_vec()
+        let spread = B::rotary_single(spread, cos.clone(), sin, case.op);
+        // Views of one block, but not a row's two halves.
+        let same = B::rotary_single(q.clone(), cos.clone(), cos, case.op);
+        [q_out, k_out, spread, same, q, wide]
+            .map(read::<B>)
+            .to_vec()
     }
     let case = plain(Layout::Bnsd);
     let (found, expected) = (
