@@ -2,6 +2,7 @@
 
 use crate::error::execution;
 use crate::npu::AscendDevice;
+use crate::rotary::Rotators;
 use burn::backend::ExecutionError;
 use rope_ascend::aclnn::Operators;
 use rope_ascend::rope::Npu;
@@ -17,6 +18,7 @@ pub(crate) struct Context {
     operators: Operators,
     random: Mutex<Random>,
     unseen: Mutex<Option<ExecutionError>>,
+    rotators: Rotators,
 }
 
 /// State of the counter-based generator of the operator library.
@@ -38,6 +40,7 @@ impl Context {
             npu,
             random: Mutex::new(Random { seed: 0, offset: 0 }),
             unseen: Mutex::new(None),
+            rotators: Rotators::default(),
         })
     }
 
@@ -55,6 +58,10 @@ impl Context {
 
     pub(crate) fn operators(&self) -> &Operators {
         &self.operators
+    }
+
+    pub(crate) fn rotators(&self) -> &Rotators {
+        &self.rotators
     }
 
     pub(crate) fn seed(&self, seed: u64) {

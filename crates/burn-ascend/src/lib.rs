@@ -1,6 +1,10 @@
 //! A [burn](https://burn.dev) backend whose tensors live on Ascend NPUs.
 //!
 //! - [`Ascend`] is the backend, [`AscendDevice`] names an NPU, [`AscendTensor`] is a view of a block of its memory.
+//! - [`device`] gives an NPU as an ordinary burn `Device`, for `Tensor` code that names no backend. burn's dispatch is
+//!   closed to backends from outside, so it goes through a server in the same process ([`AscendHost`]); with autodiff on
+//!   the client's side, only descriptions of operations cross.
+//! - rope-burn's rotation runs by rope-ascend's kernels, on the tensors' own memory.
 //! - Operators run through the vendor's operator library, on one stream per device, and nothing waits but a read.
 //! - What the operator library does not do, or does not do in some element type, goes to the host and back through
 //!   [Flex](burn::backend::Flex); [`fallbacks`] counts each such trip, so nothing is silently slow.
@@ -14,6 +18,7 @@
 
 mod backend;
 mod context;
+mod device;
 mod error;
 mod fallback;
 #[cfg(all(test, feature = "ascend-sim"))]
@@ -21,9 +26,12 @@ mod faults;
 mod npu;
 mod ops;
 mod quantized;
+mod rotary;
+pub mod server;
 mod tensor;
 
 pub use backend::Ascend;
+pub use device::{AscendHost, DeviceError, close, device, device_simulated, simulated};
 pub use fallback::{Fallback, fallbacks, reset_fallbacks};
 pub use npu::AscendDevice;
 pub use quantized::AscendQTensor;

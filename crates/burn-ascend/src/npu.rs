@@ -9,6 +9,7 @@ use rope_ascend::{AscendError, Result};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 /// Whose device it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -96,6 +97,21 @@ impl AscendDevice {
             .as_mut()
             .and_then(|open| open.remove(self));
         context.map_or(Ok(()), |context| context.trim())
+    }
+
+    /// As [`close`](Self::close), and waits, within limits, until nothing of the device is in use: a session's thread may
+    /// still be letting it go.
+    pub(crate) fn release(&self) {
+        let context = self.opened().map(|context| Arc::downgrade(&context));
+        // What was still queued failed with tensors that nobody can read any more.
+        let _failed = self.close();
+        let Some(context) = context else {
+            return;
+        };
+        let limit = Instant::now() + Duration::from_secs(1);
+        while context.strong_count() > 0 && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The open device.

@@ -250,6 +250,24 @@ impl AscendTensor {
         Arc::strong_count(&self.storage) == 1
     }
 
+    /// The block, to be overwritten.
+    ///
+    /// # Errors
+    /// The failure that the tensor carries; that others hold the block.
+    pub(crate) fn buffer_mut(&mut self) -> Result<&mut DeviceBuffer<u8>, ExecutionError> {
+        let storage = Arc::get_mut(&mut self.storage)
+            .ok_or_else(|| ExecutionError::with_context("a shared block cannot be overwritten"))?;
+        match &mut storage.content {
+            Ok(memory) => Ok(&mut memory.buffer),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// Whether both are views of one block.
+    pub(crate) fn shares_block(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
     /// Whether the elements lie densely, last axis fastest.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
