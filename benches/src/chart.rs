@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::bars::names;
-use crate::cases::{Group, Way};
+use crate::cases::{DType, Group, Way};
 use crate::rows::{MemoryRow, Source, SpeedRow, StepRow};
 
 const FONT: &str = "sans-serif";
@@ -181,7 +181,7 @@ pub fn memory(rows: &[MemoryRow]) -> BarChart {
     }
 }
 
-/// Times of the kernels on large tensors, as multiples of the baseline's.
+/// Times of the kernels on large tensors, as multiples of the baseline's: the larger of forward and backward.
 pub fn speed(rows: &[SpeedRow]) -> BarChart {
     let mut groups: Vec<BarGroup> = Vec::new();
     let kernels = rows.iter().filter(|row| {
@@ -196,27 +196,30 @@ pub fn speed(rows: &[SpeedRow]) -> BarChart {
         } else {
             ", two angles a pair"
         };
-        let label = format!(
-            "{} {} {}{axes}, {how}",
-            row.dtype.name(),
-            row.layout,
-            row.pairing
-        );
-        if groups.iter().all(|group| group.label != label) {
+        let label = format!("{how}, {}{axes} {}", row.pairing, row.layout);
+        let index = groups.iter().position(|group| group.label == label);
+        let index = index.unwrap_or_else(|| {
             groups.push(BarGroup {
-                label: label.clone(),
-                bars: vec![None; 2],
+                label,
+                bars: vec![None; DType::ALL.len()],
             });
-        }
-        let index = usize::from(row.direction == Way::Backward);
-        if let Some(group) = groups.iter_mut().find(|group| group.label == label) {
-            group.bars[index] = Some((row.copy_ratio, format!("{:.2}", row.copy_ratio)));
+            groups.len() - 1
+        });
+        let dtype = DType::ALL.iter().position(|dtype| *dtype == row.dtype);
+        let Some(bar) = dtype.map(|dtype| &mut groups[index].bars[dtype]) else {
+            continue;
+        };
+        if bar
+            .as_ref()
+            .is_none_or(|(ratio, _)| *ratio < row.copy_ratio)
+        {
+            *bar = Some((row.copy_ratio, format!("{:.2}", row.copy_ratio)));
         }
     }
     BarChart {
         title: "Time over that of a plain copy; in place, of a read-modify-write of the same bytes"
             .into(),
-        series: vec!["forward".into(), "backward".into()],
+        series: DType::ALL.map(|dtype| dtype.name().to_owned()).into(),
         groups,
         line: Some((1.1, "1.1".into())),
     }

@@ -73,6 +73,11 @@ pub fn tolerance<E: Number>(exact: f64, passes: usize) -> f64 {
     passes as f64 * (2e-6 + reach * E::UNIT + f64::EPSILON + 2f64.powi(-25))
 }
 
+/// Whether `found` lies so near to `exact`; not where it is no number.
+pub fn is_within(found: f64, exact: f64, allowed: f64) -> bool {
+    (found - exact).abs() <= allowed
+}
+
 /// `elems` values in [-0.5, 0.5), the same each time.
 pub fn values<E: Number>(elems: usize) -> Vec<E> {
     // A Weyl sequence by the golden ratio: well spread, and cheap for gigabytes.
@@ -294,6 +299,41 @@ impl<E: Number> Rotation<E> {
         Ok(())
     }
 
+    /// Rotates q forward into a new buffer, which comes zeroed from the system.
+    ///
+    /// # Errors
+    /// [`CaseError::Rope`] if the rotation is refused.
+    #[cfg(feature = "peers")]
+    pub fn rotate_into_new_buffer(&self) -> Result<Vec<E>, CaseError>
+    where
+        E: bytemuck::Zeroable,
+    {
+        let rotator = Rotator::new(self.spec.geometry(), self.angles.view())?
+            .with_parallelism(self.parallelism);
+        let Tensor { layout, source, .. } = &self.tensors[0];
+        let mut target = bytemuck::zeroed_vec(source.len());
+        let operand: Operand<'_, E> = (
+            HeadsRef::new(source, *layout)?,
+            HeadsMut::new(&mut target, *layout)?,
+        )
+            .into();
+        rotator.rotate(operand, None)?;
+        Ok(target)
+    }
+
+    /// q before and after the rotation.
+    pub fn q(&self) -> (&[E], &[E]) {
+        (&self.tensors[0].source, &self.tensors[0].target)
+    }
+
+    /// cos and sin of the tokens, `[tokens, lanes]` each, if the case has them as rows.
+    pub fn cos_sin(&self) -> Option<(&[f32], &[f32])> {
+        match &self.angles {
+            OwnedAngles::Tokens(angles) => Some((angles.cos(), angles.sin())),
+            OwnedAngles::Table(..) => None,
+        }
+    }
+
     fn run_baseline(&mut self, iterations: usize) {
         let (tasks, copies) = (self.tasks(), self.copies());
         for _ in 0..iterations * self.case.way.passes() {
@@ -348,7 +388,7 @@ impl<E: Number> Rotation<E> {
             let found = row(&tensor.target);
             for (channel, (&found, expected)) in found.iter().zip(exact).enumerate() {
                 let allowed = tolerance::<E>(expected, self.case.way.passes());
-                if !((found - expected).abs() <= allowed) {
+                if !is_within(found, expected, allowed) {
                     return Err(CaseError::Wrong {
                         case: self.case.name(),
                         token,

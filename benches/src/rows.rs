@@ -158,6 +158,8 @@ pub struct MemoryRow {
     pub forward_peak_bytes: Option<usize>,
     /// The most bytes live during the backward, less those live before.
     pub backward_peak_bytes: Option<usize>,
+    /// Of the backward's peak, the most in allocations as large as k or larger: tensors of q's and k's size.
+    pub backward_large_peak_bytes: Option<usize>,
     /// The most bytes live at any time of both, less those live before the forward.
     pub step_peak_bytes: Option<usize>,
     /// Allocations of the forward.
@@ -295,6 +297,7 @@ mod tests {
             retained_data_bytes: None,
             forward_peak_bytes: Some(0),
             backward_peak_bytes: None,
+            backward_large_peak_bytes: None,
             step_peak_bytes: None,
             forward_allocations: Some(1),
             forward_large_allocations: None,

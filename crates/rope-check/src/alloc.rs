@@ -38,6 +38,7 @@ struct Class {
     threshold: AtomicUsize,
     allocations: AtomicUsize,
     live: AtomicIsize,
+    peak: AtomicIsize,
 }
 
 /// What happened while something ran.
@@ -53,6 +54,8 @@ pub struct Usage {
     pub allocations: usize,
     /// Allocations of at least the size that was called large.
     pub large_allocations: usize,
+    /// The most bytes of these live at one time, beyond those that were live before.
+    pub large_peak_bytes: usize,
 }
 
 impl Class {
@@ -61,6 +64,7 @@ impl Class {
             threshold: AtomicUsize::new(usize::MAX),
             allocations: AtomicUsize::new(0),
             live: AtomicIsize::new(0),
+            peak: AtomicIsize::new(0),
         }
     }
 
@@ -68,12 +72,15 @@ impl Class {
         self.threshold.store(threshold, Relaxed);
         self.allocations.store(0, Relaxed);
         self.live.store(0, Relaxed);
+        self.peak.store(0, Relaxed);
     }
 
     fn allocated(&self, bytes: usize) {
         if bytes >= self.threshold.load(Relaxed) {
             self.allocations.fetch_add(1, Relaxed);
-            self.live.fetch_add(bytes.cast_signed(), Relaxed);
+            let added = bytes.cast_signed();
+            let live = self.live.fetch_add(added, Relaxed) + added;
+            self.peak.fetch_max(live, Relaxed);
         }
     }
 
@@ -124,6 +131,7 @@ impl CountingAllocator {
             retained_data_bytes: self.data.live.load(Relaxed),
             allocations: self.allocations.load(Relaxed),
             large_allocations: self.large.allocations.load(Relaxed),
+            large_peak_bytes: self.large.peak.load(Relaxed).max(0).cast_unsigned(),
         };
         (result, usage)
     }

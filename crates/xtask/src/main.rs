@@ -1,21 +1,33 @@
-//! Checks of the workspace: `cargo xtask abi [--headers FOLDER]`.
+//! Checks and measurements of the workspace: `cargo xtask abi [--headers FOLDER]`, `cargo xtask benchmarks [--full | --page]`.
 
 mod abi;
+mod benchmarks;
 
 use std::process::ExitCode;
 
+use benchmarks::Measure;
+
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
+       cargo xtask benchmarks [--full | --page]
 
 abi   checks the declarations of rope-ascend and of the simulator against the vendor's headers.
       FOLDER holds `acl/acl.h`; without it the headers are taken from the PyPI wheel
-      torch-npu 2.14.0, downloaded with pip into the target folder.";
+      torch-npu 2.14.0, downloaded with pip into the target folder.
+benchmarks   measures everything, for about ten minutes after building, and makes docs/benchmarks.md of the
+      results; --full measures every combination, --page nothing. Nothing else should run meanwhile.";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let text = |error: &dyn std::error::Error| error.to_string();
+    let abi = |headers| abi::run(headers).map_err(|error| text(&error));
+    let benchmarks = |measure| benchmarks::run(measure).map_err(|error| text(&error));
     let outcome = match words.as_slice() {
-        ["abi"] => abi::run(None),
-        ["abi", "--headers", folder] => abi::run(Some(folder.as_ref())),
+        ["abi"] => abi(None),
+        ["abi", "--headers", folder] => abi(Some(folder.as_ref())),
+        ["benchmarks"] => benchmarks(Measure::Default),
+        ["benchmarks", "--full"] => benchmarks(Measure::Full),
+        ["benchmarks", "--page"] => benchmarks(Measure::Nothing),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

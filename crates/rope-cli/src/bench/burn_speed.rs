@@ -3,15 +3,16 @@
 use std::error::Error;
 
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
+use rope_benches::bars::names;
 use rope_benches::cases::{Case, Group, Selection, Way};
-use rope_benches::rotation::{copy, positions, tolerance, values};
+use rope_benches::rotation::{copy, is_within, positions, tolerance, values};
 use rope_benches::rows::SpeedRow;
 use rope_benches::sample::{Contest, Plan, Timing, interleaved};
 use rope_benches::shapes::FLUX_SINGLE;
 use rope_core::reference::HeadMatrix;
 use rope_core::{Layout, Pairing, Positions, RotarySpec};
 
-use super::scheme::Scheme;
+use super::scheme::{NamedScheme, Scheme};
 
 /// Every way at the shape that peers are compared on; adjacent pairs, because `RotaryEncoding` has no others.
 pub(crate) fn cases(selection: Selection) -> Vec<Case> {
@@ -28,11 +29,11 @@ pub(crate) fn cases(selection: Selection) -> Vec<Case> {
     Way::ALL.map(case).into()
 }
 
-/// Contestants: a copy, then the schemes.
+/// Contestants: a copy, then the schemes; one of them does not rotate, to see what the backward takes by itself.
 struct Through {
     way: Way,
     x: Tensor<4>,
-    schemes: Vec<(&'static str, Scheme)>,
+    schemes: Vec<NamedScheme>,
     source: Vec<f32>,
     target: Vec<f32>,
     input: Option<Tensor<4>>,
@@ -42,9 +43,13 @@ struct Through {
 
 impl Through {
     fn forward(&mut self, scheme: usize) {
-        if let Some(input) = self.input.take() {
-            self.output = Some(self.schemes[scheme].1.single(input));
-        }
+        let Some(input) = self.input.take() else {
+            return;
+        };
+        self.output = Some(match &self.schemes[scheme].1 {
+            Some(scheme) => scheme.single(input),
+            None => input,
+        });
     }
 
     fn backward(&mut self) {
@@ -98,15 +103,21 @@ pub(crate) fn time(case: &Case, plan: &Plan) -> Result<Vec<SpeedRow>, Box<dyn Er
     let spec = shape.spec(case.pairing, case.axes.clone())?;
     let positions = positions(spec.axes(), shape.seq)?;
     let schemes = Scheme::all(&spec, &positions, &Device::flex().autodiff())?;
-    let schemes: Vec<(&'static str, Scheme)> = schemes
+    // The shape's heads are rotated whole, so there is every scheme.
+    let mut schemes: Vec<NamedScheme> = schemes
         .into_iter()
-        .filter_map(|(name, scheme)| Some((name, scheme?)))
+        .filter(|(_, scheme)| scheme.is_some())
         .collect();
     let source = values::<f32>(shape.elems());
     let dims = [1, shape.heads, shape.seq, shape.head_dim];
     let x = Tensor::<4>::from_data(TensorData::new(source.clone(), dims), &Device::flex());
     for (name, scheme) in &schemes {
-        check(name, scheme, &x, &spec, &positions)?;
+        if let Some(scheme) = scheme {
+            check(name, scheme, &x, &spec, &positions)?;
+        }
+    }
+    if case.way != Way::Forward {
+        schemes.push((names::NONE, None));
     }
     let mut contest = Through {
         way: case.way,
@@ -159,7 +170,11 @@ fn check(
         let found = found[row.clone()].iter().chain(&gradient[row]);
         for (found, expected) in found.zip(expected) {
             // Twice the usual, for angles that were made in f32.
-            if !((f64::from(*found) - expected).abs() <= 2.0 * tolerance::<f32>(expected, 1)) {
+            if !is_within(
+                f64::from(*found),
+                expected,
+                2.0 * tolerance::<f32>(expected, 1),
+            ) {
                 let problem = format!(
                     "{name}: token {token} has {found}, the oracle {expected}; nothing was timed"
                 );
@@ -172,8 +187,6 @@ fn check(
 
 #[cfg(test)]
 mod tests {
-    use rope_benches::bars::names;
-
     use super::*;
 
     #[test]
@@ -181,9 +194,11 @@ mod tests {
         for case in cases(Selection::Quick) {
             let rows = time(&case, &Plan::ONCE).unwrap();
             let found: Vec<&str> = rows.iter().map(|row| &*row.implementation).collect();
+            let rotations = [names::FUSED, names::COMPOSED, names::ROTARY_ENCODING];
+            assert_eq!(found[..3], rotations);
             assert_eq!(
-                found,
-                [names::FUSED, names::COMPOSED, names::ROTARY_ENCODING]
+                found[3..],
+                [names::NONE][..usize::from(case.way != Way::Forward)]
             );
         }
     }

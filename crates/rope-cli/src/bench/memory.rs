@@ -15,6 +15,7 @@ use rope_benches::rows::{MemoryRow, Source, bytes, read_json_lines};
 use rope_benches::shapes::{FLUX, QWEN2_5_VL_7B, QWEN3_5, QWEN3_VL_8B, Shape};
 use rope_burn::Rotary;
 use rope_burn::ascend::{AscendAngles, AscendRotary};
+use rope_check::alloc::Usage;
 use rope_core::{AxisLayout, Layout, Pairing, RotarySpec};
 
 use super::ALLOCATOR;
@@ -133,7 +134,7 @@ impl Checkpointing {
 }
 
 /// What is used where nothing was asked for: on the CPU, on an NPU (the simulator is slow), and for a quick run.
-const DEFAULTS: [(usize, &[usize]); 3] = [(256, &[1, 12, 24, 36]), (32, &[1, 36]), (16, &[1, 3])];
+const DEFAULTS: [(usize, &[usize]); 3] = [(256, &[1, 12, 36]), (32, &[1, 36]), (16, &[1, 3])];
 
 struct Plan {
     models: Vec<Model>,
@@ -176,16 +177,7 @@ impl Plan {
     /// One element type's rows, from a process of its own: burn sets the default type of a device once in a process, and
     /// there is no other way to `RotaryEncoding` in 16 bits.
     fn in_own_process(&self, dtype: DTypeArg) -> Result<Vec<MemoryRow>, Box<dyn Error>> {
-        let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
-            value()
-                .map(|value| value.get_name().to_owned())
-                .unwrap_or_default()
-        };
-        let models: Vec<String> = self
-            .models
-            .iter()
-            .map(|model| name(&|| model.to_possible_value()))
-            .collect();
+        let models: Vec<String> = self.models.iter().map(argument).collect();
         let layers: Vec<String> = self.layers.iter().map(usize::to_string).collect();
         let checkpointing = match self.checkpointing {
             [true] => "with",
@@ -201,7 +193,7 @@ impl Plan {
             .args(["bench", "memory", "--json"])
             .args(["--shape", &models.join(","), "--layers", &layers.join(",")])
             .args(["--tokens", &self.tokens.to_string()])
-            .args(["--dtype", &name(&|| dtype.to_possible_value())])
+            .args(["--dtype", &argument(&dtype)])
             .args(["--checkpointing", checkpointing, "--device", &device])
             .stderr(Stdio::inherit())
             .output()?;
@@ -267,24 +259,18 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
         .write(&rows, || chart::memory(&rows), || table(&rows), &bars)
 }
 
+/// A choice as it is written on the command line.
+fn argument(choice: &impl ValueEnum) -> String {
+    let value = choice.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 fn float(dtype: DType) -> FloatDType {
     match dtype {
         DType::F32 => FloatDType::F32,
         DType::Bf16 => FloatDType::BF16,
         DType::F16 => FloatDType::F16,
     }
-}
-
-/// Before the forward, after it and after the backward.
-#[derive(Clone, Copy)]
-struct Counts {
-    retained_bytes: isize,
-    retained_data_bytes: isize,
-    forward_peak_bytes: usize,
-    backward_peak_bytes: usize,
-    step_peak_bytes: usize,
-    /// All and large ones, of the forward and of the backward; none where the device does not count them.
-    allocations: Option<[usize; 4]>,
 }
 
 /// q and k of a model, and what is known about them.
@@ -346,6 +332,7 @@ impl Subject {
             retained_data_bytes: None,
             forward_peak_bytes: None,
             backward_peak_bytes: None,
+            backward_large_peak_bytes: None,
             step_peak_bytes: None,
             forward_allocations: None,
             forward_large_allocations: None,
@@ -357,18 +344,25 @@ impl Subject {
         }
     }
 
-    fn counted(&self, row: MemoryRow, checkpointing: bool, counts: Counts) -> MemoryRow {
+    /// `row` with what forward and backward did; a device may not count allocations.
+    fn counted(
+        row: MemoryRow,
+        [forward, backward]: [Usage; 2],
+        counts_allocations: bool,
+    ) -> MemoryRow {
+        let peak = (forward.retained_bytes + backward.peak_bytes.cast_signed()).max(0);
+        let allocations = |count: usize| counts_allocations.then_some(count);
         MemoryRow {
-            checkpointing,
-            retained_bytes: Some(counts.retained_bytes),
-            retained_data_bytes: Some(counts.retained_data_bytes),
-            forward_peak_bytes: Some(counts.forward_peak_bytes),
-            backward_peak_bytes: Some(counts.backward_peak_bytes),
-            step_peak_bytes: Some(counts.step_peak_bytes),
-            forward_allocations: counts.allocations.map(|all| all[0]),
-            forward_large_allocations: counts.allocations.map(|all| all[1]),
-            backward_allocations: counts.allocations.map(|all| all[2]),
-            backward_large_allocations: counts.allocations.map(|all| all[3]),
+            retained_bytes: Some(forward.retained_bytes),
+            retained_data_bytes: Some(forward.retained_data_bytes),
+            forward_peak_bytes: Some(forward.peak_bytes),
+            backward_peak_bytes: Some(backward.peak_bytes),
+            backward_large_peak_bytes: Some(backward.large_peak_bytes),
+            step_peak_bytes: Some(forward.peak_bytes.max(peak.cast_unsigned())),
+            forward_allocations: allocations(forward.allocations),
+            forward_large_allocations: allocations(forward.large_allocations),
+            backward_allocations: allocations(backward.allocations),
+            backward_large_allocations: allocations(backward.large_allocations),
             ..row
         }
     }
@@ -409,24 +403,18 @@ impl Subject {
                 continue;
             };
             let rotate = |q, k| Ok(scheme.pair(q, k));
+            let count = |large, work: &mut dyn FnMut()| {
+                ALLOCATOR.measure_classes(self.data_bytes(), large, work).1
+            };
             // Pools and tables are made on first use.
-            self.step(1, &device, &rotate, |_, work| {
-                work();
-                [0; 5]
-            })?;
+            self.step(1, &device, &rotate, count)?;
             for &layers in layers {
-                let counts = self.step(layers, &device, &rotate, |large, work| {
-                    let ((), usage) = ALLOCATOR.measure_classes(self.data_bytes(), large, work);
-                    [
-                        usage.retained_bytes,
-                        usage.retained_data_bytes,
-                        usage.peak_bytes.cast_signed(),
-                        usage.allocations.cast_signed(),
-                        usage.large_allocations.cast_signed(),
-                    ]
-                })?;
-                let row = self.row("flex", name, layers, Source::Measured);
-                rows.push(self.counted(row, checkpointing, counts));
+                let usage = self.step(layers, &device, &rotate, count)?;
+                let row = MemoryRow {
+                    checkpointing,
+                    ..self.row("flex", name, layers, Source::Measured)
+                };
+                rows.push(Self::counted(row, usage, true));
             }
         }
         Ok(rows)
@@ -451,23 +439,30 @@ impl Subject {
         let rotate = |q, k| Ok(rotary.try_forward(q, k, &angles)?);
         let mut rows = Vec::new();
         for &layers in layers {
-            let mut counts = self.step(layers, &device, &rotate, |_, work| {
+            let usage = self.step(layers, &device, &rotate, |_, work| {
                 pool.reset_peak();
                 let before = pool.memory_use().live_bytes;
                 work();
                 let after = pool.memory_use();
-                let retained = after.live_bytes.cast_signed() - before.cast_signed();
-                let peak = after.peak_bytes.cast_signed() - before.cast_signed();
-                [retained, retained, peak, 0, 0]
+                let retained_bytes = after.live_bytes.cast_signed() - before.cast_signed();
+                let peak_bytes = after.peak_bytes - before;
+                Usage {
+                    peak_bytes,
+                    retained_bytes,
+                    retained_data_bytes: retained_bytes,
+                    allocations: 0,
+                    large_allocations: 0,
+                    large_peak_bytes: peak_bytes,
+                }
             })?;
             rotary.backward_result()?;
-            counts.allocations = None;
             let row = MemoryRow {
+                checkpointing,
                 note: "tensors live on the host and pass through the NPU one layer at a time"
                     .into(),
                 ..self.row(&npu.name(), names::FUSED, layers, source)
             };
-            rows.push(self.counted(row, checkpointing, counts));
+            rows.push(Self::counted(row, usage, false));
         }
         Ok(rows)
     }
@@ -478,8 +473,8 @@ impl Subject {
         layers: usize,
         device: &BurnDevice,
         rotate: &dyn Fn(Tensor<4>, Tensor<4>) -> Result<(Tensor<4>, Tensor<4>), Box<dyn Error>>,
-        count: impl Fn(usize, &mut dyn FnMut()) -> [isize; 5],
-    ) -> Result<Counts, Box<dyn Error>> {
+        count: impl Fn(usize, &mut dyn FnMut()) -> Usage,
+    ) -> Result<[Usage; 2], Box<dyn Error>> {
         let large = self.bytes(self.shape.heads.min(self.shape.kv_heads));
         let [(q, k), start] = self.inputs(device);
         let mut start = Some(start);
@@ -504,16 +499,7 @@ impl Subject {
         if !reached {
             return Err("the backward did not reach q and k".into());
         }
-        let peak = |counts: [isize; 5]| counts[2].max(0).cast_unsigned();
-        let count = |value: isize| value.cast_unsigned();
-        Ok(Counts {
-            retained_bytes: forward[0],
-            retained_data_bytes: forward[1],
-            forward_peak_bytes: peak(forward),
-            backward_peak_bytes: peak(backward),
-            step_peak_bytes: peak(forward).max((forward[0] + backward[2]).max(0).cast_unsigned()),
-            allocations: Some([forward[3], forward[4], backward[3], backward[4]].map(count)),
-        })
+        Ok([forward, backward])
     }
 
     /// Schemes that are not here, by the formulas in docs/benchmarks.md.
@@ -676,7 +662,7 @@ fn write_table(out: &mut String, rows: &[MemoryRow]) -> std::fmt::Result {
         ] = heading;
         writeln!(
             out,
-            "{:26} {data:>9} {all:>9} {kept:>9} {forward:>9} {backward:>9} {grads:>5} {big:>6} {composed:>5} {encoding:>6}",
+            "{:26} {data:>9} {all:>8} {kept:>9} {forward:>8} {backward:>8} {grads:>5} {big:>6} {composed:>5} {encoding:>6}",
             ""
         )?;
     }
@@ -685,8 +671,8 @@ fn write_table(out: &mut String, rows: &[MemoryRow]) -> std::fmt::Result {
         let found = format!(
             "{}{}",
             match row.source {
-                Source::Calculated => "calculated".to_owned(),
-                source => format!("{} on {}", source.label(), row.device),
+                Source::Measured => format!("measured on {}", row.device),
+                source => source.label().to_owned(),
             },
             if row.checkpointing {
                 ", gradient checkpointing"
@@ -733,7 +719,7 @@ fn write_table(out: &mut String, rows: &[MemoryRow]) -> std::fmt::Result {
         }
         writeln!(
             out,
-            "  {:24} {:>9} {:>9} {:>9} {:>9} {:>9} {:>5} {:>6} {:>5} {:>6}",
+            "  {:24} {:>9} {:>8} {:>9} {:>8} {:>8} {:>5} {:>6} {:>5} {:>6}",
             row.implementation,
             size(data),
             size(kept),

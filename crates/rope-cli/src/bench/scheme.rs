@@ -16,6 +16,9 @@ pub(crate) enum Scheme {
     Encoding(RotaryEncoding),
 }
 
+/// A scheme and what it is called; none where it cannot rotate the shape, or where there is to be no rotation.
+pub(crate) type NamedScheme = (&'static str, Option<Scheme>);
+
 impl Scheme {
     /// Those that are compared, by name. burn's own is absent where it cannot rotate the shape.
     ///
@@ -25,7 +28,7 @@ impl Scheme {
         spec: &RotarySpec,
         positions: &Positions,
         device: &Device,
-    ) -> Result<Vec<(&'static str, Option<Self>)>, Box<dyn Error>> {
+    ) -> Result<Vec<NamedScheme>, Box<dyn Error>> {
         let rotary = Rotary::new(spec.clone(), Layout::Bnsd);
         let angles = rotary.try_angles(positions, device)?;
         let ours = |implementation| {

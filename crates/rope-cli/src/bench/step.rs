@@ -12,8 +12,9 @@ use rope_benches::bars::{self, TRAIN_STEP, names};
 use rope_benches::chart;
 use rope_benches::rows::{StepRow, time};
 use rope_benches::sample::{Contest, Plan, Timing, interleaved};
+use rope_benches::shapes::QWEN3_VL_8B;
 use rope_burn::{Implementation, Rotary, RotaryAngles};
-use rope_core::{Layout, Positions, RotarySpec};
+use rope_core::{AxisLayout, Layout, Pairing, Positions, RotarySpec};
 use serde_json::json;
 
 use super::output::{OutputArgs, progress};
@@ -162,7 +163,6 @@ struct LayerSizes {
     intermediate: usize,
     heads: usize,
     kv_heads: usize,
-    head_dim: usize,
 }
 
 /// Qwen3-VL-2B's.
@@ -173,7 +173,6 @@ const QWEN3_VL_2B: LayerSizes = LayerSizes {
     intermediate: 6144,
     heads: 16,
     kv_heads: 8,
-    head_dim: 128,
 };
 
 const TINY: LayerSizes = LayerSizes {
@@ -183,7 +182,6 @@ const TINY: LayerSizes = LayerSizes {
     intermediate: 64,
     heads: 2,
     kv_heads: 1,
-    head_dim: 128,
 };
 
 impl LayerSizes {
@@ -205,7 +203,7 @@ impl LayerSizes {
                 "num_hidden_layers": layers,
                 "num_attention_heads": self.heads,
                 "num_key_value_heads": self.kv_heads,
-                "head_dim": self.head_dim,
+                "head_dim": QWEN3_VL_8B.head_dim,
                 "max_position_embeddings": 4096,
                 "rope_theta": 5e6,
                 "rope_scaling": {
@@ -252,10 +250,8 @@ impl LayerStep {
             })?;
             Ok((model, batch))
         };
-        let spec = rope_benches::shapes::QWEN3_VL_8B.spec(
-            rope_core::Pairing::Half,
-            rope_core::AxisLayout::Striped(vec![24, 20, 20]),
-        )?;
+        // All sizes of Qwen3-VL have the same heads.
+        let spec = QWEN3_VL_8B.spec(Pairing::Half, AxisLayout::Striped(vec![24, 20, 20]))?;
         let positions = Positions::text(spec.axes(), 0, sizes.tokens)?;
         let shape = [1, sizes.tokens, sizes.heads, sizes.kv_heads];
         Ok(Self {

@@ -1,0 +1,66 @@
+//! Rotating one token costs no allocation and no thread.
+//!
+//! One test in a file of its own: the allocator counts the whole process, other tests' threads included.
+
+use rope_benches::cases::{Group, Selection, cases};
+use rope_benches::rotation::{ROTATION, timed};
+use rope_check::alloc::CountingAllocator;
+use rope_core::{
+    CosSinTable, HeadsLayout, HeadsMut, Layout, Parallelism, Positions, RotarySpec, Rotator,
+    TokenAngles,
+};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+/// Threads of this process, where the system says.
+fn threads() -> Option<usize> {
+    Some(std::fs::read_dir("/proc/self/task").ok()?.count())
+}
+
+#[test]
+fn one_token_is_rotated_without_allocating_and_without_another_thread() {
+    let before = threads();
+    // 32 + 8 heads, as the decode cases have them.
+    let spec = RotarySpec::builder(128).build().expect("valid");
+    let position = Positions::text(1, 1000, 1).expect("small");
+    let angles = TokenAngles::<f32>::new(&spec, &position, None).expect("valid");
+    let mut table = CosSinTable::<f32>::new(&spec, None).expect("valid");
+    table.grow_to(1000).expect("within the budget");
+    let by_table = rope_core::Angles::Table {
+        table: &table,
+        positions: &position,
+    };
+    let (q_layout, k_layout) = [32, 8]
+        .map(|heads| HeadsLayout::contiguous(Layout::Bsnd, 1, 1, heads, 128))
+        .into();
+    let (mut q, mut k) = (vec![1f32; 32 * 128], vec![1f32; 8 * 128]);
+    for angles in [angles.angles(), by_table] {
+        let rotator = Rotator::new(spec.geometry(), angles).expect("valid");
+        let rotator = rotator.with_parallelism(Parallelism::SERIAL);
+        let ((), usage) = ALLOCATOR.measure(1, || {
+            for _ in 0..100 {
+                let q = HeadsMut::new(&mut q, q_layout).expect("fits");
+                let k = HeadsMut::new(&mut k, k_layout).expect("fits");
+                rotator.rotate(q, Some(k.into())).expect("valid");
+            }
+        });
+        assert_eq!(usage.allocations, 0);
+    }
+    assert_eq!(threads(), before, "a thread was started");
+
+    // What `mrope bench speed` times, in every type, is the same call.
+    for case in cases(Selection::Full)
+        .iter()
+        .filter(|case| case.group == Group::Decode)
+    {
+        let mut timed = timed(case).expect("valid");
+        timed.check(1).expect("the oracle's result");
+        let ((), usage) = ALLOCATOR.measure(1, || timed.run(ROTATION, 10));
+        assert_eq!(usage.allocations, 0, "{}", case.name());
+    }
+
+    // The count must see an allocation, or it could not fail.
+    let (values, usage) = ALLOCATOR.measure(1, || vec![0u8; 64]);
+    assert_eq!((values.len(), usage.allocations), (64, 1));
+}
