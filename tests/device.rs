@@ -115,7 +115,7 @@ fn a_device_without_cann_is_one_clear_error() {
     let output = mrope(&["verify", "--path", "aclnn", "x"]);
     assert!(text(&output.stderr).contains("add --device ascend"));
     let output = mrope(&["verify", "--device", "tpu", "x"]);
-    assert!(text(&output.stderr).contains("expected cpu, ascend, ascend:N or ascend-sim"));
+    assert!(text(&output.stderr).contains("expected cpu, ascend, ascend:N, ascend-sim or remote:"));
 }
 
 #[test]

@@ -406,7 +406,24 @@ fn any_number_of_threads_gives_the_same_bits() {
                 .expect("valid shapes");
             y
         };
-        let serial = rotate(Parallelism::SERIAL);
+        let angle_gradients = |parallelism| {
+            let rotator = Rotator::new(spec.geometry(), angles.angles()).expect("valid angles");
+            let x = HeadsRef::new(&x, layout).expect("fits");
+            let mut gradients = [
+                vec![0f32; angles.cos().len()],
+                vec![0f32; angles.cos().len()],
+            ];
+            let [dcos, dsin] = &mut gradients;
+            rotator
+                .with_parallelism(parallelism)
+                .angle_gradients((x, x), None, dcos, dsin)
+                .expect("valid shapes");
+            gradients
+        };
+        let (serial, serial_gradients) = (
+            rotate(Parallelism::SERIAL),
+            angle_gradients(Parallelism::SERIAL),
+        );
         let case = Case {
             heads,
             ..Case::new(spec.clone(), positions.clone(), Layout::Sbnd, batch, seq)
@@ -424,6 +441,11 @@ fn any_number_of_threads_gives_the_same_bits() {
                 assert!(
                     y == serial,
                     "{tasks} tasks on {threads} threads with {pairing:?}"
+                );
+                let gradients = pool.install(|| angle_gradients(Parallelism::new(1, tasks)));
+                assert!(
+                    gradients == serial_gradients,
+                    "gradients by {tasks} tasks on {threads} threads with {pairing:?}"
                 );
             }
         }
@@ -503,25 +525,28 @@ impl Sixteen for bf16 {
     }
 }
 
-/// Rotates rows of 22 pairs (two vectors of eight or one of sixteen, and a rest) that hold all `values`, by one angle.
+/// Pairs of a row: some vectors of eight or sixteen and a rest, then rows that fit the registers of either.
+const ROWS: [usize; 3] = [22, 32, 64];
+
+/// Rotates rows of so many pairs that hold all `values`, by one angle.
 fn rotate_all<E: Sixteen>(
+    pairs: usize,
     values: &[E],
     cos: f32,
     sin: f32,
     pairing: Pairing,
     instructions: InstructionSet,
 ) -> Vec<E> {
-    const PAIRS: usize = 22;
     let mut x = values.to_vec();
-    x.resize(values.len().next_multiple_of(2 * PAIRS), values[0]);
-    let heads = x.len() / (2 * PAIRS);
-    let geometry = Geometry::new(2 * PAIRS, 2 * PAIRS, 0, pairing, false).expect("valid");
-    let (cos, sin) = ([cos; PAIRS], [sin; PAIRS]);
+    x.resize(values.len().next_multiple_of(2 * pairs), values[0]);
+    let heads = x.len() / (2 * pairs);
+    let geometry = Geometry::new(2 * pairs, 2 * pairs, 0, pairing, false).expect("valid");
+    let (cos, sin) = (vec![cos; pairs], vec![sin; pairs]);
     let angles = Angles::Tokens {
         cos: &cos,
         sin: &sin,
     };
-    let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 1, heads, 2 * PAIRS);
+    let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 1, heads, 2 * pairs);
     Rotator::new(geometry, angles)
         .expect("valid angles")
         .with_instructions(instructions)
@@ -537,9 +562,10 @@ fn angle_zero_keeps_every_value<E: Sixteen>() {
     let all = (0..=u16::MAX).map(E::from_bits);
     let finite: Vec<E> = all.clone().filter(|x| x.widen().is_finite()).collect();
     let nans: Vec<E> = all.filter(|x| x.widen().is_nan()).collect();
-    for instructions in InstructionSet::available() {
+    let rows = InstructionSet::available().flat_map(|set| ROWS.map(|pairs| (set, pairs)));
+    for (instructions, pairs) in rows {
         for pairing in KEEPING_ORDER {
-            let kept = rotate_all(&finite, 1.0, 0.0, pairing, instructions);
+            let kept = rotate_all(pairs, &finite, 1.0, 0.0, pairing, instructions);
             for (x, y) in finite.iter().zip(&kept) {
                 // Equal as numbers: x + 0 * y makes 0.0 of -0.0.
                 assert!(
@@ -550,7 +576,7 @@ fn angle_zero_keeps_every_value<E: Sixteen>() {
                     y.bits()
                 );
             }
-            let kept = rotate_all(&nans, 1.0, 0.0, pairing, instructions);
+            let kept = rotate_all(pairs, &nans, 1.0, 0.0, pairing, instructions);
             assert!(kept.iter().all(|y| y.widen().is_nan()));
         }
     }
@@ -605,8 +631,9 @@ fn stores_round_to_nearest_even<E: Sixteen>() {
     ];
     for (cos, sin) in scales.iter().zip(scales.iter().rev()) {
         let mut first: Option<Vec<u16>> = None;
-        for instructions in InstructionSet::available() {
-            let y = rotate_all(&pairs, *cos, *sin, Pairing::Adjacent, instructions);
+        let rows = InstructionSet::available().flat_map(|set| ROWS.map(|row| (set, row)));
+        for (instructions, row) in rows {
+            let y = rotate_all(row, &pairs, *cos, *sin, Pairing::Adjacent, instructions);
             for (x, y) in all.iter().zip(y.chunks_exact(2)) {
                 for (scale, y) in [(cos, y[0]), (sin, y[1])] {
                     let exact = scale * x.widen();
@@ -629,17 +656,21 @@ fn stores_round_to_nearest_even<E: Sixteen>() {
                 "{} has other bits with {instructions}",
                 E::NAME
             );
-            // Split stores are other code than zipped ones: the same values through InterleaveHalf.
-            let split = rotate_all(&pairs, *cos, *sin, Pairing::InterleaveHalf, instructions);
-            for (zipped, split) in y.chunks_exact(44).zip(split.chunks_exact(44)) {
-                for j in 0..22 {
-                    assert_eq!(zipped[2 * j].bits(), split[j].bits(), "{}", E::NAME);
-                    assert_eq!(
-                        zipped[2 * j + 1].bits(),
-                        split[22 + j].bits(),
-                        "{}",
-                        E::NAME
-                    );
+            // Split stores are other code than zipped ones: the same values, read zipped and read split.
+            let mut apart = Vec::with_capacity(pairs.len());
+            for row in pairs.chunks(2 * row) {
+                apart.extend(row.iter().step_by(2));
+                apart.extend(row.iter().skip(1).step_by(2));
+            }
+            let through = [(Pairing::InterleaveHalf, &pairs), (Pairing::Half, &apart)];
+            for (pairing, values) in through {
+                let split = rotate_all(row, values, *cos, *sin, pairing, instructions);
+                for (zipped, split) in y.chunks_exact(2 * row).zip(split.chunks_exact(2 * row)) {
+                    for (j, zipped) in zipped.chunks_exact(2).enumerate() {
+                        let split = [split[j].bits(), split[row + j].bits()];
+                        let zipped = [zipped[0].bits(), zipped[1].bits()];
+                        assert_eq!(zipped, split, "{} {pairing:?} {instructions}", E::NAME);
+                    }
                 }
             }
         }

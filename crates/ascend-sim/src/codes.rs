@@ -48,9 +48,17 @@ pub const RT_MEMORY_ALLOCATION: i32 = 207001;
 pub const RT_KERNEL_NOT_FOUND: i32 = 507027;
 /// A vector kernel raised an exception: here, any violation found while it ran.
 pub const RT_VECTOR_CORE_EXCEPTION: i32 = 507035;
+/// A kernel raised an exception on the device: here, an operator that met a wrong address or index.
+pub const RT_AICORE_EXCEPTION: i32 = 507015;
 /// Waiting for a stream took longer than allowed.
 pub const RT_STREAM_SYNC_TIMEOUT: i32 = 507046;
 /// An operator got a null pointer.
 pub const ACLNN_NULLPTR: i32 = 161001;
 /// An operator got a parameter outside its documented limits.
 pub const ACLNN_PARAM_INVALID: i32 = 161002;
+/// An operator's tiling refused its shapes.
+pub const ACLNN_TILING_ERROR: i32 = 561002;
+/// An operator broke inside: here, something that it does not support.
+pub const ACLNN_INNER_ERROR: i32 = 561000;
+/// An operator found a null inside: the convolution and padding operators say so of what they do not support.
+pub const ACLNN_INNER_NULLPTR: i32 = 561103;

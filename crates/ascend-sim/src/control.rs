@@ -1,8 +1,10 @@
 //! Steering and reading the simulator from Rust.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::aclnn::call::STUBBED;
 use crate::machine::Machine;
 use crate::state::{self, sim};
 use crate::stream::HELD;
@@ -26,6 +28,7 @@ impl Session {
     pub fn with_machine(machine: Machine) -> Self {
         let guard = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
         hold_streams(false);
+        stub_operators(false);
         state::reset(machine);
         Self(guard)
     }
@@ -41,6 +44,7 @@ impl Drop for Session {
 /// that has not started is discarded.
 pub fn reset() {
     hold_streams(false);
+    stub_operators(false);
     state::reset(Machine::default());
 }
 
@@ -59,9 +63,34 @@ pub fn inject_fault(function: &str, nth: u64, code: i32) {
     sim().faults.plan(function, nth, code);
 }
 
+/// Makes the `nth` run from now on (counting from 1) of an operator such as `aclnnAdd` fail on its
+/// stream with `code`, which the next synchronisation returns. Its calls succeed. To fail a call,
+/// [`inject_fault`] takes the name of either phase.
+pub fn inject_stream_fault(operator: &str, nth: u64, code: i32) {
+    sim().stream_faults.plan(operator, nth, code);
+}
+
 /// Forgets injected faults that have not happened yet.
 pub fn clear_faults() {
-    sim().faults.clear();
+    let mut state = sim();
+    state.faults.clear();
+    state.stream_faults.clear();
+}
+
+/// How often each operator was put on a stream, by the name of its second phase.
+pub fn operator_runs() -> BTreeMap<&'static str, u64> {
+    sim().operator_runs.clone()
+}
+
+/// Counts operators from zero again.
+pub fn clear_operator_runs() {
+    sim().operator_runs.clear();
+}
+
+/// While stubbed, operators are checked, launched and counted, and compute nothing: what is left is
+/// the cost of the path to them. Their outputs keep what was there.
+pub fn stub_operators(stub: bool) {
+    STUBBED.store(stub, Ordering::Relaxed);
 }
 
 /// While held, streams start no task: what was submitted stays undone until they are let go.

@@ -1,4 +1,5 @@
-//! Failure injection: the nth call of a function returns a chosen code.
+//! Failure injection: the nth call of a function returns a chosen code, the nth run of an operator
+//! ends its stream with one.
 
 use std::collections::HashMap;
 

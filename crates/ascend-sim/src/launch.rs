@@ -99,7 +99,7 @@ pub(crate) fn submit(
         .map(drop)
 }
 
-fn fill(engine: &Engine<'_>, address: u64, data: &[u8]) -> Outcome {
+fn fill(engine: &mut Engine<'_>, address: u64, data: &[u8]) -> Outcome {
     let bytes = Arc::clone(&sim().memory.find(address, data.len() as u64)?.bytes);
     bytes.write(engine, 0, data);
     Ok(())
@@ -127,7 +127,7 @@ fn hold(allocation: &Allocation) -> Held {
 }
 
 fn run(
-    engine: &Engine<'_>,
+    engine: &mut Engine<'_>,
     context: &TaskContext,
     function: &Function,
     blocks: u32,

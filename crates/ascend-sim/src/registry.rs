@@ -25,8 +25,11 @@ pub(crate) enum Kind {
     Parameter,
     Tensor,
     IntArray,
+    FloatArray,
+    BoolArray,
     Scalar,
     TensorList,
+    ScalarList,
     Executor,
 }
 
@@ -41,14 +44,17 @@ impl Kind {
             Self::Parameter => "kernel parameter",
             Self::Tensor => "tensor",
             Self::IntArray => "int array",
+            Self::FloatArray => "float array",
+            Self::BoolArray => "bool array",
             Self::Scalar => "scalar",
             Self::TensorList => "tensor list",
+            Self::ScalarList => "scalar list",
             Self::Executor => "executor",
         }
     }
 
-    fn of(handle: u64) -> Option<Self> {
-        const ALL: [Kind; 11] = [
+    pub(crate) fn of(handle: u64) -> Option<Self> {
+        const ALL: [Kind; 14] = [
             Kind::Stream,
             Kind::Event,
             Kind::Binary,
@@ -57,8 +63,11 @@ impl Kind {
             Kind::Parameter,
             Kind::Tensor,
             Kind::IntArray,
+            Kind::FloatArray,
+            Kind::BoolArray,
             Kind::Scalar,
             Kind::TensorList,
+            Kind::ScalarList,
             Kind::Executor,
         ];
         ALL.into_iter()

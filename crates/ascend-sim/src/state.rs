@@ -64,7 +64,12 @@ pub(crate) struct Sim {
     pub(crate) arguments: Registry<Arguments>,
     pub(crate) descriptors: Descriptors,
     pub(crate) host_clock: Clock,
+    /// Failures of calls, by function.
     pub(crate) faults: Faults,
+    /// Failures on the stream, by operator.
+    pub(crate) stream_faults: Faults,
+    /// How often each operator was put on a stream.
+    pub(crate) operator_runs: BTreeMap<&'static str, u64>,
     pub(crate) calls: Vec<Call>,
     pub(crate) violations: Vec<Violation>,
     pub(crate) violations_total: usize,
@@ -102,6 +107,8 @@ impl Sim {
             descriptors: Descriptors::new(),
             host_clock: Clock::default(),
             faults: Faults::default(),
+            stream_faults: Faults::default(),
+            operator_runs: BTreeMap::new(),
             calls: Vec::new(),
             violations: Vec::new(),
             violations_total: 0,

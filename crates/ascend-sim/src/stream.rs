@@ -1,6 +1,7 @@
 //! Streams: work submitted now, run later by the stream's own thread, in order.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -62,7 +63,7 @@ pub(crate) struct TaskContext {
     pub(crate) clock: Clock,
 }
 
-type Run = Box<dyn FnOnce(&Engine<'_>, &TaskContext) -> Outcome + Send>;
+type Run = Box<dyn FnOnce(&mut Engine<'_>, &TaskContext) -> Outcome + Send>;
 
 pub(crate) enum Work {
     Run(Run),
@@ -236,7 +237,11 @@ fn work(shared: &Shared) {
         let result = match (task.work, failed) {
             // After a failure the rest of the stream's work is discarded.
             (Work::Run(_), Some(_)) => Ok(()),
-            (Work::Run(run), None) => run(&engine(), &task.context),
+            // A fault of the simulator must not leave the program waiting.
+            (Work::Run(run), None) => {
+                catch_unwind(AssertUnwindSafe(|| run(&mut engine(), &task.context)))
+                    .unwrap_or_else(|_| Err(Failure::new(INTERNAL_ERROR, "the simulator panicked")))
+            }
             (Work::Record(ticket), failed) => {
                 ticket.fulfil(failed);
                 Ok(())

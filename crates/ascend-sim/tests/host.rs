@@ -533,3 +533,22 @@ fn every_exported_function_is_found_by_name() {
     }
     assert!(ascend_sim::symbol(c"aclrtNoSuchFunction").is_null());
 }
+
+#[test]
+fn signatures_name_types_whose_passing_is_known() {
+    let known = [
+        "i8", "u8", "i32", "u32", "i64", "u64", "usize", "f32", "f64", "bool",
+    ];
+    for export in ascend_sim::exports() {
+        let (parameters, returns) = export
+            .signature
+            .strip_prefix("fn(")
+            .and_then(|rest| rest.rsplit_once(')'))
+            .expect("a function type");
+        let returns = returns.trim().trim_start_matches("->").trim();
+        let types = parameters.split(',').chain([returns]).map(str::trim);
+        for ty in types.filter(|ty| !ty.is_empty()) {
+            assert!(ty.starts_with('*') || known.contains(&ty), "{export:?}");
+        }
+    }
+}

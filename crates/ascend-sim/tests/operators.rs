@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
 use ascend_sim::abi::aclnn::*;
+use ascend_sim::abi::operators::*;
 use ascend_sim::abi::runtime::*;
 use ascend_sim::{Machine, control};
 use support::{Device, recent_message};
@@ -399,23 +400,34 @@ fn both_phases_check_what_they_get() {
             NULL_POINTER
         );
         assert!(recent_message().contains("cos is null"));
+        // The second phase uses the executor up, also when it refuses.
+        let mut plan = || {
+            let code =
+                aclnnInterleaveRopeGetWorkspaceSize(x, x, x, x, &raw mut bytes, &raw mut executor);
+            assert_eq!(code, 0);
+            (bytes, executor)
+        };
+        let (bytes, planned) = plan();
         assert_eq!(
-            aclnnInterleaveRopeGetWorkspaceSize(x, x, x, x, &raw mut bytes, &raw mut executor),
-            0
-        );
-        assert_eq!(
-            aclnnInterleaveRope(null_mut(), bytes, executor, device.stream),
+            aclnnInterleaveRope(null_mut(), bytes, planned, device.stream),
             NULL_POINTER
         );
         assert_eq!(
-            aclnnInterleaveRope(data as *mut c_void, bytes - 1, executor, device.stream),
+            aclnnInterleaveRope(data as *mut c_void, bytes, planned, device.stream),
+            107017
+        );
+        let (bytes, planned) = plan();
+        assert_eq!(
+            aclnnInterleaveRope(data as *mut c_void, bytes - 1, planned, device.stream),
             PARAM_INVALID
         );
+        let (bytes, planned) = plan();
         assert_eq!(
-            aclnnRotaryPositionEmbedding(data as *mut c_void, bytes, executor, device.stream),
+            aclnnRotaryPositionEmbedding(data as *mut c_void, bytes, planned, device.stream),
             PARAM_INVALID
         );
         assert!(recent_message().contains("planned by aclnnInterleaveRope"));
+        assert_eq!(aclDestroyAclOpExecutor(planned), 0);
         assert_eq!(aclDestroyTensor(x), 0);
         assert_eq!(aclDestroyTensor(x), 107017);
         assert!(

@@ -8,7 +8,7 @@
 )]
 
 use crate::error::LoadError;
-use crate::sys::{AclMeta, AclOps, AclRt, AclRtc, Resolve};
+use crate::sys::{AclMeta, AclOperators, AclOps, AclRt, AclRtc, Resolve};
 use libloading::Library;
 use std::env;
 use std::ffi::{CStr, c_void};
@@ -33,10 +33,20 @@ pub const DESCRIPTORS: LibraryNames = LibraryNames {
     role: "operator descriptor library",
     names: &["libnnopbase.so"],
 };
+/// The library of all operators, of installations before it was split.
+const ALL_OPERATORS: &str = "libopapi.so";
+/// One of the libraries that it was split into.
+const SPLIT_OPERATORS: &str = "libopapi_nn.so";
 /// Operators; all that exist are searched, in this order.
 pub const OPERATORS: LibraryNames = LibraryNames {
     role: "operator library",
-    names: &["libcust_opapi.so", "libopapi_transformer.so", "libopapi.so"],
+    names: &[
+        "libcust_opapi.so",
+        "libopapi_math.so",
+        SPLIT_OPERATORS,
+        "libopapi_transformer.so",
+        ALL_OPERATORS,
+    ],
 };
 /// Run-time compiler.
 pub const COMPILER: LibraryNames = LibraryNames {
@@ -111,8 +121,10 @@ pub struct Api {
     pub rt: AclRt,
     /// Operator descriptors, where the library exists.
     pub meta: Result<AclMeta, LoadError>,
-    /// Stock operators; each may be missing on its own.
+    /// Stock rotary operators; each may be missing on its own.
     pub ops: AclOps,
+    /// Operators of training; each may be missing on its own.
+    pub operators: AclOperators,
     /// Run-time compiler, where it exists.
     pub rtc: Result<AclRtc, LoadError>,
     /// Where the runtime was found.
@@ -156,18 +168,23 @@ impl Api {
             opened.push((DESCRIPTORS.role, path));
             table
         });
-        let operators: Vec<(Library, PathBuf)> = OPERATORS
-            .names
-            .iter()
-            .filter_map(|name| {
-                candidates(OPERATORS, folder)
-                    .into_iter()
-                    .filter(|path| path.ends_with(name))
-                    // SAFETY: as in `open`.
-                    .find_map(|path| Some((unsafe { Library::new(&path) }.ok()?, path)))
-            })
-            .collect();
-        let ops = load_ops(&mut |name| {
+        let mut operators: Vec<(Library, PathBuf)> = Vec::new();
+        for name in OPERATORS.names {
+            // The library of all operators is not to be loaded beside those that replace it.
+            let replaced = operators
+                .iter()
+                .any(|(_, path)| path.ends_with(SPLIT_OPERATORS));
+            if replaced && *name == ALL_OPERATORS {
+                continue;
+            }
+            let opened = candidates(OPERATORS, folder)
+                .into_iter()
+                .filter(|path| path.ends_with(name))
+                // SAFETY: as in `open`.
+                .find_map(|path| Some((unsafe { Library::new(&path) }.ok()?, path)));
+            operators.extend(opened);
+        }
+        let (ops, training) = load_ops(&mut |name| {
             operators
                 .iter()
                 .map(|(library, _)| address(library, name))
@@ -195,6 +212,7 @@ impl Api {
             rt,
             meta,
             ops,
+            operators: training,
             rtc,
             origin,
             opened,
@@ -224,13 +242,14 @@ impl Api {
         let rt = unsafe { AclRt::load(resolve) }.map_err(missing)?;
         // SAFETY: as above.
         let meta = unsafe { AclMeta::load(resolve) }.map_err(missing);
-        let ops = load_ops(resolve);
+        let (ops, operators) = load_ops(resolve);
         // SAFETY: as above.
         let rtc = unsafe { AclRtc::load(resolve) }.map_err(missing);
         Ok(Self {
             rt,
             meta,
             ops,
+            operators,
             rtc,
             origin: origin.to_owned(),
             opened: Vec::new(),
@@ -266,11 +285,12 @@ impl Api {
     }
 }
 
-fn load_ops(resolve: &mut Resolve<'_>) -> AclOps {
-    // SAFETY: reached only from the two constructors above, whose conditions cover it. The table
-    // has no required function, so loading cannot fail.
+fn load_ops(resolve: &mut Resolve<'_>) -> (AclOps, AclOperators) {
+    // SAFETY: reached only from the two constructors above, whose conditions cover it.
+    let operators = unsafe { AclOperators::load(resolve) };
+    // SAFETY: as above. The table has no required function, so loading cannot fail.
     match unsafe { AclOps::load(resolve) } {
-        Ok(ops) => ops,
+        Ok(ops) => (ops, operators),
         Err(symbols) => unreachable!("no operator is required, yet {symbols:?} are"),
     }
 }

@@ -1,6 +1,9 @@
 //! cos and sin as tensors.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use rope_core::TokenAngles;
+
+use crate::backends;
 
 /// cos and sin for the tokens of a step, made once and shared by all layers.
 ///
@@ -18,6 +21,27 @@ pub struct RotaryAngles {
 }
 
 impl RotaryAngles {
+    /// cos and sin of `lanes` columns on a device.
+    pub(crate) fn upload(angles: &TokenAngles<f32>, lanes: usize, device: &Device) -> Self {
+        let tensor = |values: Vec<f32>, columns| {
+            let data = TensorData::new(values, [angles.tokens(), columns]);
+            // Whatever the device's default type: 16-bit angles would lose the position.
+            Tensor::<2>::from_data(data, (device, DType::F32))
+        };
+        let (cos, sin) = (angles.cos(), angles.sin());
+        if !backends::wants_angles_together(device) || cos.is_empty() {
+            let [cos, sin] = [cos, sin].map(|values| tensor(values.to_vec(), lanes));
+            return Self { cos, sin };
+        }
+        let rows = cos.chunks(lanes).zip(sin.chunks(lanes));
+        let rows = rows.flat_map(|(cos, sin)| [cos, sin].concat());
+        let rows = tensor(rows.collect(), 2 * lanes);
+        Self {
+            cos: rows.clone().narrow(1, 0, lanes),
+            sin: rows.narrow(1, lanes, lanes),
+        }
+    }
+
     /// The number of tokens served.
     pub fn tokens(&self) -> usize {
         self.cos.dims()[0]

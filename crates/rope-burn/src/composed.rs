@@ -8,7 +8,10 @@ use rope_core::{Direction, HeadsLayout, Layout, Pairing};
 use crate::ops::RotaryOp;
 
 /// Rotates `x`: (y1, y2) = (c1 x1 - s1 x2, c2 x2 + s2 x1), or its adjoint, (c1 x1 + s2 x2, c2 x2 - s1 x1).
-pub(crate) fn rotate<B: Backend>(
+///
+/// # Panics
+/// If `x` has another rank than the layout, or shapes disagree; [`RotaryOp::check`] says so beforehand.
+pub fn rotate<B: Backend>(
     x: FloatTensor<B>,
     cos: FloatTensor<B>,
     sin: FloatTensor<B>,
@@ -52,7 +55,10 @@ pub(crate) fn rotate<B: Backend>(
 
 /// The gradients of cos and sin: for a pair, (g1 x1, g2 x2) of c and (-g1 x2, g2 x1) of s, summed over heads and over
 /// whatever shares the angle.
-pub(crate) fn angle_gradients<B: Backend>(
+///
+/// # Panics
+/// As [`rotate`].
+pub fn angle_gradients<B: Backend>(
     x: FloatTensor<B>,
     gradient: FloatTensor<B>,
     cos: FloatTensor<B>,

@@ -53,6 +53,19 @@ pub enum RotaryError {
     #[cfg(feature = "ascend")]
     #[error("ascend: {0}")]
     Ascend(#[from] rope_ascend::AscendError),
+    /// An operation arrived that this version does not know.
+    #[cfg(feature = "remote")]
+    #[error(
+        "a rotation cannot be read: {what} is {found}, expected {expected}; build client and server from one release"
+    )]
+    Wire {
+        /// Which of its numbers.
+        what: &'static str,
+        /// What is known.
+        expected: String,
+        /// The number found.
+        found: String,
+    },
     /// Position ids on a device that could not be read back.
     #[error("the position ids could not be read from their device: {reason}")]
     Positions {

@@ -8,12 +8,14 @@ mod angles;
 pub mod ascend;
 mod backends;
 mod backward;
-mod composed;
+pub mod composed;
 mod error;
 mod module;
 mod ops;
 
 pub use angles::RotaryAngles;
+#[cfg(feature = "remote-server")]
+pub use backends::remote;
 pub use error::{Result, RotaryError};
 pub use module::{Implementation, Rotary, RotaryConfig};
 pub use ops::{RotaryOp, RotaryOps};

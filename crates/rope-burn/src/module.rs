@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::backend::Dispatch;
 use burn::config::Config;
 use burn::module::Module;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor};
 use rope_core::{
     CosSinTable, DEFAULT_TABLE_BUDGET_BYTES, Direction, Layout, Positions, RopeError, RotarySpec,
     TokenAngles,
@@ -156,18 +156,11 @@ impl Rotary {
     /// [`RopeError::PositionAxes`] if the positions have other axes than the specification.
     pub fn try_angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
         let angles = self.token_angles(positions)?;
-        let tensor = |values: &[f32]| {
-            let shape = [angles.tokens(), self.spec.geometry().lanes()];
-            // Whatever the device's default type: 16-bit angles would lose the position.
-            Tensor::from_data(
-                TensorData::new(values.to_vec(), shape),
-                (device, DType::F32),
-            )
-        };
-        Ok(RotaryAngles {
-            cos: tensor(angles.cos()),
-            sin: tensor(angles.sin()),
-        })
+        Ok(RotaryAngles::upload(
+            &angles,
+            self.spec.geometry().lanes(),
+            device,
+        ))
     }
 
     /// As [`try_angles`](Self::try_angles), from ids `[axes, tokens]` in a tensor, on its device. Reads them back, so

@@ -58,7 +58,10 @@ impl RotaryOp {
     }
 
     /// Refuses what the backends' kernels could not run; each tensor is given by shape and type.
-    pub(crate) fn check(
+    ///
+    /// # Errors
+    /// Those of [`Rotary::try_forward`](crate::Rotary::try_forward).
+    pub fn check(
         &self,
         q: (&Shape, DType),
         k: Option<(&Shape, DType)>,

@@ -190,13 +190,21 @@ pub fn host_engines() -> Vec<Box<dyn Engine>> {
         parallelism,
         angles: AngleSource::Tokens,
     }));
-    engines.push(Box::new(Burn {
-        implementation: Implementation::Fused,
-    }));
-    engines.push(Box::new(Burn {
-        implementation: Implementation::Composed,
-    }));
+    engines.extend(burn_engines(&Device::flex()));
     engines
+}
+
+/// rope-burn on a device: fused, and composed.
+pub fn burn_engines(device: &Device) -> impl Iterator<Item = Box<dyn Engine>> {
+    [Implementation::Fused, Implementation::Composed]
+        .into_iter()
+        .map(|implementation| {
+            let device = device.clone();
+            Box::new(Burn {
+                implementation,
+                device,
+            }) as Box<dyn Engine>
+        })
 }
 
 /// Where the CPU kernels take their angles from.
@@ -379,11 +387,13 @@ fn row_starts(layout: &HeadsLayout) -> Vec<usize> {
     starts
 }
 
-/// rope-burn on Flex, through burn's tensors. The adjoint is what autodiff makes of the forward.
-#[derive(Clone, Copy, Debug)]
+/// rope-burn, through burn's tensors. The adjoint is what autodiff makes of the forward.
+#[derive(Clone, Debug)]
 pub struct Burn {
     /// Fused or composed.
     pub implementation: Implementation,
+    /// Where, without autodiff.
+    pub device: Device,
 }
 
 impl Engine for Burn {
@@ -421,7 +431,7 @@ impl Burn {
         q: &Buffer,
         k: Option<&Buffer>,
     ) -> Result<(Buffer, Option<Buffer>), EngineError> {
-        let device = Device::flex().autodiff();
+        let device = self.device.clone().autodiff();
         let rotary = RotaryConfig::new(case.spec.clone())
             .with_layout(case.layout)
             .with_implementation(self.implementation)

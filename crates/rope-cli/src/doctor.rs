@@ -30,7 +30,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Box<dyn Error>> {
     let diagnosis = match args.device {
         Device::AscendSim => Diagnosis::of(&simulated()?),
         Device::Ascend(0) => Diagnosis::of_installation(),
-        Device::Ascend(_) | Device::Cpu => {
+        Device::Ascend(_) | Device::Cpu | Device::Remote { .. } => {
             return Err("expected --device ascend (all its NPUs) or --device ascend-sim".into());
         }
     };

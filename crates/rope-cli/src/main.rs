@@ -5,6 +5,7 @@ mod device;
 mod doctor;
 mod gradcheck;
 mod positions;
+mod serve;
 mod train;
 mod verify;
 
@@ -41,6 +42,7 @@ enum Command {
     /// Check every gradient against finite differences and against the composed operation
     #[command(long_about = GRADCHECK_ABOUT)]
     Gradcheck(gradcheck::GradcheckArgs),
+    Serve(serve::ServeArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
 }
@@ -72,6 +74,7 @@ Examples:
   mrope train --rotary composed            the same losses from ordinary tensor operations
   mrope train --axes 1d                    the place in the sequence instead of time, height and width
   mrope train --frames 3 --rows 3 --columns 3 --batch 64 --steps 2500
+  mrope train --device ascend              on an Ascend NPU; ascend-sim simulates one
   mrope train --resume                     go on with a run that was stopped
   mrope train --json > result.json         one JSON object; progress stays on standard error
 
@@ -98,6 +101,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
         Command::Verify(args) => return verify::run(&args),
         Command::Positions(args) => positions::run(&args)?,
         Command::Gradcheck(args) => return gradcheck::run(&args),
+        Command::Serve(args) => serve::run(&args)?,
         Command::Doctor(args) => doctor::run(&args)?,
         Command::Bench(args) => return bench::run(&args),
     }

@@ -11,12 +11,13 @@ use clap::{Args, ValueEnum};
 use rope_burn::Implementation;
 use rope_check::ascend;
 use rope_check::buffer::DType;
-use rope_check::engine::{Engine, host_engines};
+use rope_check::engine::{Engine, burn_engines, host_engines};
 use rope_check::golden::{Artifact, GoldenError, Row};
 use rope_core::InstructionSet;
 use serde::Serialize;
 
-use crate::device::DeviceArgs;
+use self::model::Models;
+use crate::device::{Device, DeviceArgs};
 
 const FORMAT: &str = include_str!("verify_format.txt");
 
@@ -32,14 +33,15 @@ pub(crate) struct VerifyArgs {
     /// Golden files, frequency tables, or folders of them (searched to any depth).
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// What rotates: `best`, `all`, or a name or part of one.
+    /// What rotates the vectors of golden files: `best`, `all`, or a name or part of one.
     ///
     /// `best` is the widest CPU kernel that has the element type. Others: `cpu`, `portable`, `avx2`, `table`,
     /// `threads`, `burn`, `burn-fused`, `burn-composed`.
-    /// On a device: its engines by name or part, such as `table` or `npu_mrope`; `best` is all of them.
+    /// On an NPU: its engines by name or part, such as `table` or `npu_mrope`; on a served device `burn-fused` and
+    /// `burn-composed`; `best` is all of them.
     #[arg(long, default_value = "best", value_name = "NAME")]
     engine: String,
-    /// What rotates in the models of model folders.
+    /// What rotates in the models of model folders. They compute on the device, all of them.
     #[arg(long, value_enum, default_value_t = RotaryChoice::Fused)]
     rotary: RotaryChoice,
     #[command(flatten)]
@@ -77,14 +79,19 @@ impl From<RotaryChoice> for Implementation {
 /// # Errors
 /// If no engine has that name, there is nothing to verify, or standard output cannot be written.
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let npu = args.device.npu()?;
-    let rotary = npu.is_none().then_some(args.rotary.into());
-    let all = npu
-        .as_ref()
-        .map_or_else(host_engines, |npu| ascend::engines(npu, args.device.path()));
-    let engines = match &npu {
-        Some(_) if args.engine == "best" => Engines::Named(all),
-        _ => Engines::named(all, &args.engine)?,
+    let is_served = matches!(args.device.device(), Device::Remote { .. });
+    let npu = (!is_served).then(|| args.device.npu()).transpose()?;
+    let npu = npu.flatten();
+    let compute = args.device.compute()?;
+    let models = Models::new(&compute, args.device.device(), args.rotary.into());
+    let (engines, is_host) = match &npu {
+        Some(npu) => (ascend::engines(npu, args.device.path()), false),
+        None if is_served => (burn_engines(compute.device()).collect(), false),
+        None => (host_engines(), true),
+    };
+    let engines = match &args.engine[..] {
+        "best" if !is_host => Engines::Named(engines),
+        name => Engines::named(engines, name)?,
     };
     let mut out = BufWriter::new(stdout().lock());
     let mut tally = Tally::default();
@@ -92,7 +99,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
         let is_folder = path.is_dir();
         for file in files(path) {
             let outcome = match file {
-                Ok(file) => verify(&file, &engines, rotary, is_folder),
+                Ok(file) => verify(&file, &engines, &models, is_folder),
                 Err((path, error)) => Outcome::unreadable(&path, error),
             };
             tally.add(&outcome);
@@ -179,7 +186,7 @@ struct Outcome {
     skipped: Option<String>,
     /// What the engines are known not to take.
     refused: Vec<Refused>,
-    /// Rows that an engine computed.
+    /// Rows that an engine or a model computed.
     rotated: usize,
 }
 
@@ -203,21 +210,13 @@ impl Outcome {
     }
 }
 
-fn verify(
-    path: &Path,
-    engines: &Engines,
-    rotary: Option<Implementation>,
-    in_folder: bool,
-) -> Outcome {
+fn verify(path: &Path, engines: &Engines, models: &Models, in_folder: bool) -> Outcome {
     let (mut skipped, mut refused, mut rotated) = (None, Vec::new(), 0);
     let rows = || -> Result<Vec<Row>, Box<dyn Error>> {
         if path.is_dir() {
-            let Some(rotary) = rotary else {
-                skipped = Some("models run on the CPU: verify them without --device".to_owned());
-                return Ok(Vec::new());
-            };
-            let report = model::compare(path, rotary)?;
+            let report = models.compare(path)?;
             skipped = report.skipped;
+            rotated += report.computed;
             return Ok(report.rows);
         }
         Ok(match Artifact::open(path)? {

@@ -5,11 +5,15 @@ use std::sync::Arc;
 use crate::element::Real;
 use crate::error::{Result, RopeError};
 use crate::lanes::LaneMap;
+use crate::parallel::for_each_block;
 use crate::positions::Positions;
 use crate::spec::RotarySpec;
 
 /// The default limit on a table, 256 MiB: position 2^19 at 64 frequencies in f32.
 pub const DEFAULT_TABLE_BUDGET_BYTES: usize = 256 << 20;
+
+/// Tokens whose cos and sin one task makes: some 50 us of sines.
+const BLOCK_TOKENS: usize = 32;
 
 /// cos and sin of every position from 0, one column per frequency, grown to the positions in use.
 ///
@@ -88,20 +92,20 @@ impl<A: Real> CosSinTable<A> {
         }
         let rows = need.max((2 * have).min(self.budget_bytes / row_bytes));
         self.rows.reserve_exact((rows - have) * width);
-        for position in have..rows {
-            let cos_sin = |inv: &f64| (position as f64 * inv).sin_cos();
-            let scaling = self.attention_scaling;
-            self.rows.extend(
-                self.inv_freq
-                    .iter()
-                    .map(|inv| A::from_f64(cos_sin(inv).1 * scaling)),
-            );
-            self.rows.extend(
-                self.inv_freq
-                    .iter()
-                    .map(|inv| A::from_f64(cos_sin(inv).0 * scaling)),
-            );
-        }
+        self.rows.resize(rows * width, A::ZERO);
+        let (inv_freq, scaling) = (&self.inv_freq, self.attention_scaling);
+        let blocks = self.rows[have * width..].chunks_mut(BLOCK_TOKENS * width);
+        for_each_block(blocks.enumerate().collect(), |(block, rows)| {
+            let first = have + block * BLOCK_TOKENS;
+            for (row, to) in rows.chunks_exact_mut(width).enumerate() {
+                let position = (first + row) as f64;
+                let (cos, sin) = to.split_at_mut(inv_freq.len());
+                for ((inv, cos), sin) in inv_freq.iter().zip(cos).zip(sin) {
+                    let (s, c) = (position * inv).sin_cos();
+                    (*cos, *sin) = (A::from_f64(c * scaling), A::from_f64(s * scaling));
+                }
+            }
+        });
         Ok(())
     }
 }
@@ -153,19 +157,24 @@ impl<A: Real> TokenAngles<A> {
     fn collect(
         map: &LaneMap,
         positions: &Positions,
-        cos_sin: impl Fn(u32, usize) -> (A, A),
+        cos_sin: impl Fn(u32, usize) -> (A, A) + Sync + Send,
     ) -> Self {
-        let tokens = positions.tokens();
-        let mut cos = Vec::with_capacity(tokens * map.lanes().len());
-        let mut sin = Vec::with_capacity(tokens * map.lanes().len());
-        for token in 0..tokens {
-            for lane in map.lanes() {
-                let position = positions.axis(usize::from(lane.axis))[token];
-                let (c, s) = cos_sin(position, lane.frequency as usize);
-                cos.push(c);
-                sin.push(s);
+        let (tokens, lanes) = (positions.tokens(), map.lanes().len());
+        let mut cos = vec![A::ZERO; tokens * lanes];
+        let mut sin = cos.clone();
+        let blocks = cos
+            .chunks_mut(BLOCK_TOKENS * lanes)
+            .zip(sin.chunks_mut(BLOCK_TOKENS * lanes));
+        for_each_block(blocks.enumerate().collect(), |(block, (cos, sin))| {
+            let rows = cos.chunks_exact_mut(lanes).zip(sin.chunks_exact_mut(lanes));
+            for (row, (cos, sin)) in rows.enumerate() {
+                let token = block * BLOCK_TOKENS + row;
+                for ((lane, cos), sin) in map.lanes().iter().zip(cos).zip(sin) {
+                    let position = positions.axis(usize::from(lane.axis))[token];
+                    (*cos, *sin) = cos_sin(position, lane.frequency as usize);
+                }
             }
-        }
+        });
         Self {
             cos: cos.into(),
             sin: sin.into(),

@@ -137,6 +137,7 @@ impl HeadsLayout {
         self.batch * self.seq * self.heads * self.head_dim
     }
 
+    #[inline]
     fn dims(&self) -> [(usize, usize); 3] {
         [
             (self.batch, self.strides.batch),
@@ -145,6 +146,7 @@ impl HeadsLayout {
         ]
     }
 
+    #[inline]
     /// Elements from the first to one past the last that the view reaches.
     fn extent(&self) -> u128 {
         if self.dims().iter().any(|(size, _)| *size == 0) || self.head_dim == 0 {
@@ -158,6 +160,7 @@ impl HeadsLayout {
         reach + self.head_dim as u128
     }
 
+    #[inline]
     fn check_fits(&self, what: &'static str, found: usize) -> Result<()> {
         let needed = self.extent();
         if needed > found as u128 {
@@ -174,19 +177,32 @@ impl HeadsLayout {
     ///
     /// Nested strides, each stepping over all that lies within it, are asked for: every layout has them, and every
     /// slice and permutation of one.
+    #[inline]
     pub fn is_injective(&self) -> bool {
-        let mut dims = self.dims();
-        dims.sort_by_key(|(_, stride)| *stride);
+        let [mut a, mut b, mut c] = self.dims();
+        // By stride, smallest first: a comparison each is all that three need, on the way of every call.
+        if a.1 > b.1 {
+            core::mem::swap(&mut a, &mut b);
+        }
+        if b.1 > c.1 {
+            core::mem::swap(&mut b, &mut c);
+        }
+        if a.1 > b.1 {
+            core::mem::swap(&mut a, &mut b);
+        }
         let mut inner = self.head_dim as u128;
-        for (size, stride) in dims.into_iter().filter(|(size, _)| *size > 1) {
-            if (stride as u128) < inner {
-                return false;
+        for (size, stride) in [a, b, c] {
+            if size > 1 {
+                if (stride as u128) < inner {
+                    return false;
+                }
+                inner += (size as u128 - 1) * stride as u128;
             }
-            inner += (size as u128 - 1) * stride as u128;
         }
         true
     }
 
+    #[inline]
     pub(crate) fn check_same(
         &self,
         other: &Self,

@@ -32,8 +32,7 @@ impl Parallelism {
         bytes: usize,
         work: impl Fn(Range<usize>) + Sync,
     ) {
-        let by_bytes = bytes / self.min_bytes_per_task.max(1);
-        let tasks = self.tasks().min(by_bytes).min(items).max(1);
+        let tasks = self.tasks_for(items, bytes);
         if tasks == 1 {
             return work(0..items);
         }
@@ -44,6 +43,13 @@ impl Parallelism {
                 work(items * task / tasks..items * (task + 1) / tasks);
             });
         }
+    }
+
+    /// Into how many tasks `items` that are `bytes` of q and k are split.
+    pub(crate) fn tasks_for(self, items: usize, bytes: usize) -> usize {
+        let most = items.min(bytes / self.min_bytes_per_task.max(1));
+        // Small work does not even ask for the pool.
+        if most <= 1 { 1 } else { self.tasks().min(most) }
     }
 
     #[cfg(feature = "rayon")]
@@ -59,6 +65,16 @@ impl Parallelism {
     fn tasks(self) -> usize {
         1
     }
+}
+
+/// Calls `work` on every block, on the threads of the pool if there are several blocks.
+pub(crate) fn for_each_block<T: Send>(blocks: Vec<T>, work: impl Fn(T) + Sync + Send) {
+    #[cfg(feature = "rayon")]
+    if blocks.len() > 1 {
+        use rayon::iter::{IntoParallelIterator, ParallelIterator};
+        return blocks.into_par_iter().for_each(work);
+    }
+    blocks.into_iter().for_each(work);
 }
 
 impl Default for Parallelism {

@@ -10,13 +10,14 @@ use core::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::angles::{Angles, check_table};
+use crate::angles::{Angles, CosSinTable, check_table};
 use crate::element::{Element, Real};
 use crate::error::{Result, RopeError};
 use crate::kernels::InstructionSet;
-use crate::kernels::tile::{Access, Tile};
+use crate::kernels::tile::{Access, Coefficients, Tile};
 use crate::layout::{HeadsLayout, HeadsMut, HeadsRef};
-use crate::parallel::Parallelism;
+use crate::parallel::{Parallelism, for_each_block};
+use crate::positions::Positions;
 use crate::spec::{Geometry, Pairing};
 
 /// Bytes of a task's workspace that live on its stack; wider heads take them from the heap.
@@ -224,7 +225,7 @@ impl<'a, A: Real> Rotator<'a, A> {
     /// `q` and `k` are `(x, gradient of the rotated x)`. dcos and dsin are overwritten.
     ///
     /// # Numerics
-    /// summed in f64, sample by sample and head by head, on the calling thread
+    /// summed in f64, sample by sample and head by head: the same bits with any number of threads
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate), with the tokens taken from dcos; [`RopeError::AngleShape`] if dcos and
@@ -250,8 +251,7 @@ impl<'a, A: Real> Rotator<'a, A> {
             if rows == batch * seq { 1 } else { batch },
             self.geometry.pairs(),
         );
-        let mut sums = vec![[0f64; 2]; lanes];
-        for row in 0..rows {
+        let row_gradients = |row: usize, sums: &mut [[f64; 2]]| {
             sums.fill([0.0; 2]);
             for sample in 0..samples_per_row {
                 let (b, s) = if samples_per_row == 1 {
@@ -277,11 +277,29 @@ impl<'a, A: Real> Rotator<'a, A> {
                     }
                 }
             }
-            for (lane, [c, s]) in sums.iter().enumerate() {
-                dcos[row * lanes + lane] = A::from_f64(*c);
-                dsin[row * lanes + lane] = A::from_f64(*s);
+        };
+        // Each task's rows, or all of them where the rotation itself would stay on this thread.
+        let x_bytes = q.0.layout.elems() * size_of::<E>();
+        let block = (rows / self.parallelism.tasks_for(rows, x_bytes)).max(1);
+        let blocks = dcos
+            .chunks_mut(block * lanes)
+            .zip(dsin.chunks_mut(block * lanes));
+        for_each_block(blocks.enumerate().collect(), |(at, (dcos, dsin))| {
+            let mut sums = vec![[0f64; 2]; lanes];
+            let rows = dcos
+                .chunks_exact_mut(lanes)
+                .zip(dsin.chunks_exact_mut(lanes));
+            for (row, (dcos, dsin)) in rows.enumerate() {
+                row_gradients(at * block + row, &mut sums);
+                for ((c, s), (dcos, dsin)) in sums
+                    .iter()
+                    .map(|[c, s]| (c, s))
+                    .zip(dcos.iter_mut().zip(dsin))
+                {
+                    (*dcos, *dsin) = (A::from_f64(*c), A::from_f64(*s));
+                }
             }
-        }
+        });
         Ok(())
     }
 
@@ -407,9 +425,8 @@ impl<E: Element> Task<'_, '_, E> {
     /// Rotates the tokens of a range, counted over the batch.
     fn rotate(&self, tokens: Range<usize>) {
         let geometry = self.rotator.geometry;
-        let coefficients = 2 * geometry.lanes();
-        let row_bytes = coefficients * size_of::<E::Acc>();
-        let scratch_bytes = geometry.rotary_dim() * size_of::<E>();
+        let row = 2 * geometry.lanes();
+        let row_bytes = row * size_of::<E::Acc>();
         let strides = self.q.src_layout.strides;
         let tile_bytes = if strides.head > strides.seq {
             HEADS_OUTSIDE_TILE_BYTES
@@ -417,7 +434,12 @@ impl<E: Element> Task<'_, '_, E> {
             TILE_BYTES
         };
         let tile_tokens = (tile_bytes / row_bytes).clamp(1, tokens.len().max(1));
-        let needed = tile_tokens * row_bytes + scratch_bytes;
+        // Rows gathered from a table, if there is one; then a row of x.
+        let gathered_bytes = match self.rotator.angles {
+            Angles::Table { .. } => tile_tokens * row_bytes,
+            Angles::Tokens { .. } => 0,
+        };
+        let needed = gathered_bytes + geometry.rotary_dim() * size_of::<E>();
         // u64 keeps both parts aligned for any element.
         let mut stack = [MaybeUninit::<u64>::uninit(); STACK_BYTES / 8];
         let mut heap = Vec::new();
@@ -427,37 +449,76 @@ impl<E: Element> Task<'_, '_, E> {
             heap.resize(needed.div_ceil(8), MaybeUninit::<u64>::uninit());
             heap.as_mut_ptr().cast()
         };
-        let rows: *mut E::Acc = workspace.cast();
-        // SAFETY: the workspace holds `tile_tokens` rows of coefficients, then a scratch row.
-        let scratch: *mut E = unsafe { rows.add(tile_tokens * coefficients) }.cast();
+        let gathered: *mut E::Acc = workspace.cast();
+        // SAFETY: the workspace holds the gathered rows, then a row of x.
+        let scratch: *mut E = unsafe { workspace.cast::<u8>().add(gathered_bytes) }.cast();
+        let kernel = E::kernel(self.rotator.instructions);
 
         let seq = self.q.src_layout.seq;
         let mut token = tokens.start;
         while token < tokens.end {
             let (b, s) = (token / seq, token % seq);
             let count = tile_tokens.min(tokens.end - token).min(seq - s);
-            for i in 0..count {
-                // SAFETY: row i of the workspace, uniquely borrowed here, is `coefficients` values long; they are
-                // written before they are read.
-                let row = unsafe {
-                    core::slice::from_raw_parts_mut(
-                        rows.add(i * coefficients).cast::<MaybeUninit<E::Acc>>(),
-                        coefficients,
-                    )
-                };
-                self.coefficients((token + i) % self.angle_tokens, row);
-            }
+            let first = token % self.angle_tokens;
+            let coefficients = match self.rotator.angles {
+                Angles::Tokens { cos, sin } => {
+                    let lanes = geometry.lanes();
+                    let (cos, sin) = (&cos[first * lanes..], &sin[first * lanes..]);
+                    self.arrange(cos.as_ptr(), sin.as_ptr(), lanes)
+                }
+                Angles::Table { table, positions } => {
+                    for i in 0..count {
+                        // SAFETY: row i of the workspace, uniquely borrowed here, is `row` values long; they are
+                        // written before they are read.
+                        let row = unsafe {
+                            core::slice::from_raw_parts_mut(
+                                gathered.add(i * row).cast::<MaybeUninit<E::Acc>>(),
+                                row,
+                            )
+                        };
+                        gather(table, positions, first + i, row);
+                    }
+                    // SAFETY: a row holds as many sines as cosines.
+                    let sin = unsafe { gathered.add(geometry.lanes()) };
+                    self.arrange(gathered, sin, row)
+                }
+            };
             for operand in core::iter::once(&self.q).chain(&self.k) {
-                let tile = self.tile(operand, b, s, count, rows, scratch);
-                let kernel = E::kernel(self.rotator.instructions);
+                let tile = self.tile(operand, b, s, count, coefficients, scratch);
                 // SAFETY: an `InstructionSet` exists only for instructions that the processor has. Views were checked
                 // to reach only into their buffers and, where written, to name each element once; source and
                 // destination are one view or a shared and an exclusive borrow. `Geometry` keeps the rotated part
-                // within the head and Quarter's pairs even. The coefficients of `count` tokens were just written, and
-                // `scratch` holds a row.
+                // within the head and Quarter's pairs even. There are cos and sin for `count` tokens from `first`: a
+                // tile does not cross samples, and `check_angles` counted the rows. `scratch` holds a row.
                 unsafe { kernel(&tile) };
             }
             token += count;
+        }
+    }
+
+    /// Which of a token's cosines and sines, `lanes` each, are c1, s1, c2, s2 in the direction asked for: the adjoint
+    /// swaps s1 and s2 and negates both.
+    fn arrange(
+        &self,
+        cos: *const E::Acc,
+        sin: *const E::Acc,
+        stride: usize,
+    ) -> Coefficients<E::Acc> {
+        let geometry = self.rotator.geometry;
+        let shared = !geometry.per_channel();
+        let second = if shared { 0 } else { geometry.pairs() };
+        // SAFETY: unless shared, a row is two times `pairs` lanes.
+        let (cos, mut sin) = unsafe { ([cos, cos.add(second)], [sin, sin.add(second)]) };
+        let negate = self.direction == Direction::Adjoint;
+        if negate {
+            sin.swap(0, 1);
+        }
+        Coefficients {
+            cos,
+            sin,
+            stride,
+            negate,
+            shared,
         }
     }
 
@@ -467,12 +528,12 @@ impl<E: Element> Task<'_, '_, E> {
         b: usize,
         s: usize,
         tokens: usize,
-        coefficients: *const E::Acc,
+        coefficients: Coefficients<E::Acc>,
         scratch: *mut E,
     ) -> Tile<E> {
         let geometry = self.rotator.geometry;
         let (src, dst) = (operand.src_layout.strides, operand.dst_layout.strides);
-        let (segments, [read, write]) = match geometry.pairing() {
+        let (runs, [read, write]) = match geometry.pairing() {
             Pairing::Half => (1, [Access::Split; 2]),
             Pairing::Adjacent => (1, [Access::Zipped; 2]),
             Pairing::Quarter => (2, [Access::Split; 2]),
@@ -495,66 +556,35 @@ impl<E: Element> Task<'_, '_, E> {
             head_dim: geometry.head_dim(),
             offset: geometry.rotary_offset(),
             pairs: geometry.pairs(),
-            segments,
+            run: geometry.pairs() / runs,
             read,
             write,
-            shared: !geometry.per_channel(),
             coefficients,
             scratch,
         }
     }
+}
 
-    /// Writes c1, s1 (and c2, s2 unless shared) of one token in the direction asked for: the adjoint swaps s1 and s2
-    /// and negates both.
-    fn coefficients(&self, token: usize, row: &mut [MaybeUninit<E::Acc>]) {
-        let pairs = self.rotator.geometry.pairs();
-        let lanes = self.rotator.geometry.lanes();
-        let adjoint = self.direction == Direction::Adjoint;
-        // Where lane `lane`'s cosine and sine go. Forward: c1 s1 [c2 s2] = cos\[..P\] sin\[..P\] [cos\[P..\] sin\[P..\]].
-        let (mut cos_at, mut sin_at) = ([0, 2 * pairs], [pairs, 3 * pairs]);
-        if adjoint && lanes > pairs {
-            sin_at.swap(0, 1);
-        }
-        if lanes == pairs {
-            (cos_at[1], sin_at[1]) = (0, 0);
-        }
-        let sign = |s: E::Acc| if adjoint { -s } else { s };
-        match self.rotator.angles {
-            Angles::Tokens { cos, sin } => {
-                let (cos, sin) = (
-                    &cos[token * lanes..][..lanes],
-                    &sin[token * lanes..][..lanes],
-                );
-                for (half, (cos, sin)) in cos
-                    .chunks_exact(pairs)
-                    .zip(sin.chunks_exact(pairs))
-                    .enumerate()
-                {
-                    for (to, c) in row[cos_at[half]..][..pairs].iter_mut().zip(cos) {
-                        to.write(*c);
-                    }
-                    for (to, s) in row[sin_at[half]..][..pairs].iter_mut().zip(sin) {
-                        to.write(sign(*s));
-                    }
-                }
-            }
-            Angles::Table { table, positions } => {
-                let columns = table.lane_map().frequencies();
-                let rows: [&[E::Acc]; crate::MAX_AXES] = core::array::from_fn(|axis| {
-                    let axis = axis.min(positions.axes() - 1);
-                    table
-                        .row(positions.axis(axis)[token] as usize)
-                        .unwrap_or(&[])
-                });
-                for (half, lanes) in table.lane_map().lanes().chunks_exact(pairs).enumerate() {
-                    for (j, lane) in lanes.iter().enumerate() {
-                        let from = rows[usize::from(lane.axis)];
-                        let column = lane.frequency as usize;
-                        row[cos_at[half] + j].write(from[column]);
-                        row[sin_at[half] + j].write(sign(from[columns + column]));
-                    }
-                }
-            }
-        }
+/// Writes a token's cosines, then its sines, from the rows of a table at its positions.
+fn gather<A: Real>(
+    table: &CosSinTable<A>,
+    positions: &Positions,
+    token: usize,
+    row: &mut [MaybeUninit<A>],
+) {
+    let map = table.lane_map();
+    let columns = map.frequencies();
+    let rows: [&[A]; crate::MAX_AXES] = core::array::from_fn(|axis| {
+        let axis = axis.min(positions.axes() - 1);
+        table
+            .row(positions.axis(axis)[token] as usize)
+            .unwrap_or(&[])
+    });
+    let (cos, sin) = row.split_at_mut(map.lanes().len());
+    for ((lane, cos), sin) in map.lanes().iter().zip(cos).zip(sin) {
+        let from = rows[usize::from(lane.axis)];
+        let column = lane.frequency as usize;
+        cos.write(from[column]);
+        sin.write(from[columns + column]);
     }
 }

@@ -7,7 +7,7 @@
 //! compared with each other.
 
 use rope_ascend::sys::{
-    AclMeta, AclOps, AclRt, AclRtc, Field, Record, Signature, constants, records,
+    AclMeta, AclOperators, AclOps, AclRt, AclRtc, Field, Record, Signature, constants, records,
 };
 use std::fmt::Write as _;
 use std::fs;
@@ -335,7 +335,8 @@ fn c_letter(c: &str) -> char {
     match c {
         _ if c.ends_with('*') => 'p',
         "float" => 'f',
-        "bool" => '1',
+        "double" => 'd',
+        "bool" | "int8_t" => '1',
         "int64_t" | "uint64_t" | "size_t" => '8',
         "aclnnStatus" | "aclError" | "int32_t" | "uint32_t" | "aclDataType" | "aclFormat" => '4',
         _ => '?',
@@ -347,6 +348,7 @@ fn compare_operators() -> Result<usize> {
     let declared = [
         AclMeta::signatures(),
         AclOps::signatures(),
+        AclOperators::signatures(),
         AclRtc::signatures(),
     ]
     .concat();
@@ -389,8 +391,23 @@ mod tests {
     }
 
     #[test]
+    fn the_simulator_has_every_operator_of_training_and_declares_it_alike() {
+        compare_operators().expect("equal declarations");
+        let exports = ascend_sim::exports();
+        for signature in AclOperators::signatures() {
+            let found = exports.iter().any(|export| export.name == signature.name);
+            assert!(found, "{} is not simulated", signature.name);
+        }
+    }
+
+    #[test]
     fn every_declared_type_has_a_letter() {
-        for signature in [AclMeta::signatures(), AclOps::signatures()].concat() {
+        let all = [
+            AclMeta::signatures(),
+            AclOps::signatures(),
+            AclOperators::signatures(),
+        ];
+        for signature in all.concat() {
             for c in signature.parameters {
                 assert_ne!(c_letter(&c), '?', "{c} in {}", signature.name);
             }

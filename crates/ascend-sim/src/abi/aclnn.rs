@@ -1,16 +1,17 @@
-//! The operator library's functions: descriptors and stock operators.
+//! The operator library's descriptors: tensors, scalars, lists, executors.
 #![allow(non_snake_case, non_camel_case_types, reason = "the vendor's spelling")]
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
 use crate::abi::export::export;
-use crate::abi::runtime::{get_text, put};
+use crate::abi::runtime::put;
 use crate::abi::sys::read_host;
-use crate::aclnn::apply::{plan_apply, plan_interleave};
-use crate::aclnn::cache::{Parameters, plan_cached};
-use crate::aclnn::rotary::{GradTensors, plan_forward, plan_gradient};
-use crate::aclnn::{DataType, Tensor, WORKSPACE_BYTES, execute, optional_tensor, tensor};
-use crate::codes::{ACLNN_NULLPTR, ACLNN_PARAM_INVALID, Failure, Outcome};
+use crate::aclnn::call::Numbering;
+use crate::aclnn::descriptor::{Description, Scalar, data_type};
+use crate::aclnn::{Tensor, refuse};
+use crate::codes::{ACLNN_NULLPTR, Failure, Outcome};
+use crate::registry::Registry;
 use crate::state::{set_recent_message, sim};
 
 /// An opaque tensor descriptor.
@@ -29,12 +30,22 @@ pub struct aclScalar([u8; 0]);
 #[repr(C)]
 #[derive(Debug)]
 pub struct aclTensorList([u8; 0]);
+/// An opaque list of floats.
+#[repr(C)]
+#[derive(Debug)]
+pub struct aclFloatArray([u8; 0]);
+/// An opaque list of truth values.
+#[repr(C)]
+#[derive(Debug)]
+pub struct aclBoolArray([u8; 0]);
+/// An opaque list of scalars.
+#[repr(C)]
+#[derive(Debug)]
+pub struct aclScalarList([u8; 0]);
 /// An opaque planned operator.
 #[repr(C)]
 #[derive(Debug)]
 pub struct aclOpExecutor([u8; 0]);
-
-const FORMAT_ND: i32 = 2;
 
 /// Numbers behind a pointer, which may be null when there are none.
 ///
@@ -55,7 +66,12 @@ unsafe fn list<T: Copy>(values: *const T, count: u64, name: &str) -> Outcome<Vec
 }
 
 /// A created object's address, or null with the reason kept for `aclGetRecentErrMsg`.
-fn created<T>(function: &'static str, outcome: Outcome<u64>) -> *mut T {
+fn created<T>(function: &'static str, make: impl FnOnce() -> Outcome<u64>) -> *mut T {
+    let injected = sim().faults.next(function);
+    let outcome = match injected {
+        Some(code) => Err(Failure::new(code, "this failure was injected")),
+        None => make(),
+    };
     let code = outcome.as_ref().map_or_else(|failure| failure.code, |_| 0);
     sim().log(function, code);
     outcome.map_or_else(
@@ -67,228 +83,268 @@ fn created<T>(function: &'static str, outcome: Outcome<u64>) -> *mut T {
     )
 }
 
-/// The injected failure of a creating function, if one was planned.
-fn injected(function: &'static str) -> Outcome {
-    sim().faults.next(function).map_or(Ok(()), |code| {
-        Err(Failure::new(code, "this failure was injected"))
-    })
+/// Destroys what a handle stands for; null is accepted.
+fn destroy<T>(
+    pointer: u64,
+    registry: impl FnOnce(&mut crate::state::Sim) -> &mut Registry<T>,
+) -> Outcome {
+    if pointer == 0 {
+        return Ok(());
+    }
+    registry(&mut sim()).remove(pointer).map(drop)
 }
 
-/// Hands out the result of a first phase.
+/// What `aclCreateTensor` and `aclInitTensor` are given, as it is.
 ///
 /// # Safety
-/// - Both pointers are null or valid for writing.
-unsafe fn give(
-    workspace_bytes: *mut u64,
-    executor: *mut *mut aclOpExecutor,
-    plan: impl FnOnce() -> Outcome<u64>,
-) -> Outcome {
-    if workspace_bytes.is_null() || executor.is_null() {
-        return Err(Failure::new(
-            ACLNN_NULLPTR,
-            "workspaceSize or executor is null",
-        ));
-    }
-    let planned = plan()?;
-    // SAFETY: not null, and valid for writing by the function's own condition.
-    unsafe {
-        put(workspace_bytes, WORKSPACE_BYTES, "workspaceSize")?;
-        put(executor, planned as *mut aclOpExecutor, "executor")
-    }
-}
-
-fn get(pointer: *const aclTensor, name: &str) -> Outcome<Tensor> {
-    tensor(pointer as u64, name)
-}
-
-fn int_array(pointer: *const aclIntArray) -> Outcome<Vec<i64>> {
-    if pointer.is_null() {
-        return Ok(Vec::new());
-    }
-    let values = sim().descriptors.arrays.get(pointer as u64)?.clone();
-    // Zeros stand for no sections.
-    Ok(if values.iter().all(|value| *value == 0) {
-        Vec::new()
-    } else {
-        values
+/// - The lists are null or of the given lengths; the strides are as many as the dimensions.
+#[allow(clippy::too_many_arguments, reason = "the C function has as many")]
+unsafe fn described(
+    dims: *const i64,
+    rank: u64,
+    dtype: i32,
+    strides: *const i64,
+    offset: i64,
+    format: i32,
+    storage: *const i64,
+    storage_rank: u64,
+    data: u64,
+) -> Outcome<Tensor> {
+    // SAFETY: by the function's own condition.
+    let (dims, strides, storage) = unsafe {
+        (
+            list(dims, rank, "viewDims")?,
+            (!strides.is_null())
+                .then(|| list(strides, rank, "stride"))
+                .transpose()?,
+            list(storage, storage_rank, "storageDims")?,
+        )
+    };
+    Tensor::new(Description {
+        dims,
+        dtype,
+        strides,
+        offset,
+        format,
+        storage,
+        data,
     })
 }
 
-/// A tensor descriptor from its parameters.
-fn describe(
-    dims: Vec<i64>,
-    dtype: i32,
-    strides: Vec<i64>,
-    offset: i64,
-    format: i32,
-    storage: Vec<i64>,
-    data: u64,
-) -> Outcome<Tensor> {
-    let invalid = |message: String| Failure::new(ACLNN_PARAM_INVALID, message);
-    let dtype = DataType::from_code(dtype)
-        .ok_or_else(|| invalid(format!("data type {dtype} does not exist")))?;
-    if format != FORMAT_ND {
-        return Err(invalid(format!(
-            "format {format}: only ND ({FORMAT_ND}) is modelled; offset comes before format in the parameters"
-        )));
+/// Counts what is behind a handle and gives the count out.
+///
+/// # Safety
+/// - `size` is null or valid for writing.
+unsafe fn give_size<T>(
+    handle: u64,
+    size: *mut u64,
+    registry: impl FnOnce(&crate::state::Sim) -> &Registry<Vec<T>>,
+) -> Outcome {
+    let count = registry(&sim()).get(handle)?.len();
+    // SAFETY: by the function's own condition.
+    unsafe { put(size, count as u64, "size") }
+}
+
+/// Gives a tensor of an executor, and the tensor itself, another address.
+fn set_address(
+    executor: *mut aclOpExecutor,
+    by: Numbering,
+    index: usize,
+    member: Option<usize>,
+    tensor: u64,
+    address: *mut c_void,
+) -> Outcome {
+    if executor.is_null() {
+        return Err(Failure::new(ACLNN_NULLPTR, "executor is null"));
     }
-    let dims = dims
-        .into_iter()
-        .map(|dim| {
-            usize::try_from(dim).map_err(|_| invalid(format!("dimension {dim} is negative")))
-        })
-        .collect::<Outcome<Vec<_>>>()?;
-    let elements: i64 = storage.iter().product();
-    let given = !strides.is_empty();
-    let view = Tensor {
-        dims,
-        strides,
-        offset,
-        dtype,
-        data,
-    };
-    let view = if given { view } else { view.ignoring_strides() };
-    let last = view
-        .dims
-        .iter()
-        .zip(&view.strides)
-        .map(|(dim, stride)| (*dim as i64 - 1).max(0) * stride.max(&0))
-        .sum::<i64>()
-        + offset;
-    if view.elements() != 0 && (offset < 0 || last >= elements) {
-        return Err(invalid(format!(
-            "the view reaches element {last} (offset {offset}) of a storage of {elements}"
-        )));
+    let mut state = sim();
+    let state = &mut *state;
+    let described = state.descriptors.tensors.get_mut(tensor)?;
+    let planned = state.descriptors.executors.get_mut(executor as u64)?;
+    planned.set_address(by, index, member, tensor, address as u64)?;
+    Arc::make_mut(described).data = address as u64;
+    Ok(())
+}
+
+/// The same for a member of a list.
+fn set_member_address(
+    executor: *mut aclOpExecutor,
+    by: Numbering,
+    index: usize,
+    member: usize,
+    list: *mut aclTensorList,
+    address: *mut c_void,
+) -> Outcome {
+    let found = sim()
+        .descriptors
+        .lists
+        .get(list as u64)?
+        .get(member)
+        .copied();
+    match found {
+        Some(tensor) => set_address(executor, by, index, Some(member), tensor, address),
+        None => refuse(format!("the list has no member {member}")),
     }
-    Ok(view)
 }
 
 export! {
     status {
+        fn aclnnInit(configPath: *const c_char) {
+            let _ = configPath;
+            Ok(())
+        }
+        fn aclnnFinalize() {
+            Ok(())
+        }
+        fn aclInitTensor(tensor: *mut aclTensor, viewDims: *const i64, viewDimsNum: u64, dataType: i32, stride: *const i64, offset: i64, format: i32, storageDims: *const i64, storageDimsNum: u64, tensorData: *mut c_void) {
+            // SAFETY: lists of the given lengths by the C declaration; the strides are as many as the dimensions.
+            let described = unsafe { described(viewDims, viewDimsNum, dataType, stride, offset, format, storageDims, storageDimsNum, tensorData as u64) }?;
+            *sim().descriptors.tensors.get_mut(tensor as u64)? = Arc::new(described);
+            Ok(())
+        }
         fn aclDestroyTensor(tensor: *const aclTensor) {
-            sim().descriptors.tensors.remove(tensor as u64).map(drop)
+            destroy(tensor as u64, |state| &mut state.descriptors.tensors)
         }
         fn aclDestroyIntArray(array: *const aclIntArray) {
-            sim().descriptors.arrays.remove(array as u64).map(drop)
+            destroy(array as u64, |state| &mut state.descriptors.ints)
         }
-        fn aclDestroyAclOpExecutor(executor: *mut aclOpExecutor) {
-            sim().descriptors.executors.remove(executor as u64).map(drop)
+        fn aclDestroyFloatArray(array: *const aclFloatArray) {
+            destroy(array as u64, |state| &mut state.descriptors.floats)
+        }
+        fn aclDestroyBoolArray(array: *const aclBoolArray) {
+            destroy(array as u64, |state| &mut state.descriptors.bools)
         }
         fn aclDestroyScalar(scalar: *const aclScalar) {
-            sim().descriptors.scalars.remove(scalar as u64).map(drop)
+            destroy(scalar as u64, |state| &mut state.descriptors.scalars)
         }
         fn aclDestroyTensorList(array: *const aclTensorList) {
+            if array.is_null() {
+                return Ok(());
+            }
             let mut state = sim();
             let tensors = state.descriptors.lists.remove(array as u64)?;
             // The list owns its tensors.
             tensors.into_iter().try_for_each(|tensor| state.descriptors.tensors.remove(tensor).map(drop))
         }
-        fn aclnnRotaryPositionEmbeddingGetWorkspaceSize(x: *const aclTensor, cos: *const aclTensor, sin: *const aclTensor, mode: i64, out: *mut aclTensor, workspaceSize: *mut u64, executor: *mut *mut aclOpExecutor) {
-            // SAFETY: out parameters, null or valid by the C declaration.
-            unsafe { give(workspaceSize, executor, || plan_forward(get(x, "x")?, get(cos, "cos")?, get(sin, "sin")?, mode, get(out, "out")?)) }
-        }
-        fn aclnnRotaryPositionEmbedding(workspace: *mut c_void, workspaceSize: u64, executor: *mut aclOpExecutor, stream: *mut c_void) {
-            execute("aclnnRotaryPositionEmbedding", workspace as u64, workspaceSize, executor as u64, stream as u64)
-        }
-        fn aclnnRotaryPositionEmbeddingGradGetWorkspaceSize(dy: *const aclTensor, cos: *const aclTensor, sin: *const aclTensor, xOptional: *const aclTensor, mode: i64, dxOut: *mut aclTensor, dcosOut: *mut aclTensor, dsinOut: *mut aclTensor, workspaceSize: *mut u64, executor: *mut *mut aclOpExecutor) {
-            // SAFETY: out parameters, null or valid by the C declaration.
-            unsafe {
-                give(workspaceSize, executor, || {
-                    let x = optional_tensor(xOptional as u64, "xOptional")?;
-                    let angles = match &x {
-                        Some(_) => Some((get(dcosOut, "dcosOut")?, get(dsinOut, "dsinOut")?)),
-                        None => None,
-                    };
-                    plan_gradient(GradTensors { dy: get(dy, "dy")?, cos: get(cos, "cos")?, sin: get(sin, "sin")?, x, dx: get(dxOut, "dxOut")?, angles }, mode)
-                })
+        fn aclDestroyScalarList(array: *const aclScalarList) {
+            if array.is_null() {
+                return Ok(());
             }
+            let mut state = sim();
+            let scalars = state.descriptors.scalar_lists.remove(array as u64)?;
+            scalars.into_iter().try_for_each(|scalar| state.descriptors.scalars.remove(scalar).map(drop))
         }
-        fn aclnnRotaryPositionEmbeddingGrad(workspace: *mut c_void, workspaceSize: u64, executor: *mut aclOpExecutor, stream: *mut c_void) {
-            execute("aclnnRotaryPositionEmbeddingGrad", workspace as u64, workspaceSize, executor as u64, stream as u64)
+        fn aclSetAclOpExecutorRepeatable(executor: *mut aclOpExecutor) {
+            sim().descriptors.executors.get_mut(executor as u64)?.make_repeatable()
         }
-        fn aclnnRopeWithSinCosCacheGetWorkspaceSize(positions: *const aclTensor, queryIn: *const aclTensor, keyIn: *const aclTensor, cosSinCache: *const aclTensor, mropeSection: *const aclIntArray, headSize: i64, isNeoxStyle: bool, queryOut: *mut aclTensor, keyOut: *mut aclTensor, workspaceSize: *mut u64, executor: *mut *mut aclOpExecutor) {
-            // SAFETY: out parameters, null or valid by the C declaration.
-            unsafe {
-                give(workspaceSize, executor, || plan_cached(Parameters {
-                    operator: "aclnnRopeWithSinCosCache",
-                    positions: get(positions, "positions")?, query: get(queryIn, "queryIn")?, key: get(keyIn, "keyIn")?,
-                    cos_sin: get(cosSinCache, "cosSinCache")?, sections: int_array(mropeSection)?, head_size: headSize, neox: isNeoxStyle,
-                    cache_mode: None, query_out: get(queryOut, "queryOut")?, key_out: get(keyOut, "keyOut")?,
-                }))
-            }
+        fn aclDestroyAclOpExecutor(executor: *mut aclOpExecutor) {
+            destroy(executor as u64, |state| &mut state.descriptors.executors)
         }
-        fn aclnnRopeWithSinCosCache(workspace: *mut c_void, workspaceSize: u64, executor: *mut aclOpExecutor, stream: *mut c_void) {
-            execute("aclnnRopeWithSinCosCache", workspace as u64, workspaceSize, executor as u64, stream as u64)
+        fn aclSetInputTensorAddr(executor: *mut aclOpExecutor, index: usize, tensor: *mut aclTensor, addr: *mut c_void) {
+            set_address(executor, Numbering::Inputs, index, None, tensor as u64, addr)
         }
-        fn aclnnRopeWithSinCosCacheV2GetWorkspaceSize(positions: *const aclTensor, queryIn: *const aclTensor, keyIn: *const aclTensor, cosSinCache: *const aclTensor, mropeSection: *const aclIntArray, headSize: i64, isNeoxStyle: bool, cacheMode: i64, queryOut: *mut aclTensor, keyOut: *mut aclTensor, workspaceSize: *mut u64, executor: *mut *mut aclOpExecutor) {
-            // SAFETY: out parameters, null or valid by the C declaration.
-            unsafe {
-                give(workspaceSize, executor, || plan_cached(Parameters {
-                    operator: "aclnnRopeWithSinCosCacheV2",
-                    positions: get(positions, "positions")?, query: get(queryIn, "queryIn")?, key: get(keyIn, "keyIn")?,
-                    cos_sin: get(cosSinCache, "cosSinCache")?, sections: int_array(mropeSection)?, head_size: headSize, neox: isNeoxStyle,
-                    cache_mode: Some(cacheMode), query_out: get(queryOut, "queryOut")?, key_out: get(keyOut, "keyOut")?,
-                }))
-            }
+        fn aclSetOutputTensorAddr(executor: *mut aclOpExecutor, index: usize, tensor: *mut aclTensor, addr: *mut c_void) {
+            set_address(executor, Numbering::Outputs, index, None, tensor as u64, addr)
         }
-        fn aclnnRopeWithSinCosCacheV2(workspace: *mut c_void, workspaceSize: u64, executor: *mut aclOpExecutor, stream: *mut c_void) {
-            execute("aclnnRopeWithSinCosCacheV2", workspace as u64, workspaceSize, executor as u64, stream as u64)
+        fn aclSetTensorAddr(executor: *mut aclOpExecutor, index: usize, tensor: *mut aclTensor, addr: *mut c_void) {
+            set_address(executor, Numbering::Parameters, index, None, tensor as u64, addr)
         }
-        fn aclnnApplyRotaryPosEmbGetWorkspaceSize(queryRef: *mut aclTensor, keyRef: *mut aclTensor, cos: *const aclTensor, sin: *const aclTensor, layout: i64, workspaceSize: *mut u64, executor: *mut *mut aclOpExecutor) {
-            // SAFETY: out parameters, null or valid by the C declaration.
-            unsafe { give(workspaceSize, executor, || plan_apply("aclnnApplyRotaryPosEmb", get(queryRef, "queryRef")?, get(keyRef, "keyRef")?, get(cos, "cos")?, get(sin, "sin")?, layout, "half")) }
+        fn aclSetDynamicInputTensorAddr(executor: *mut aclOpExecutor, irIndex: usize, relativeIndex: usize, tensors: *mut aclTensorList, addr: *mut c_void) {
+            set_member_address(executor, Numbering::Inputs, irIndex, relativeIndex, tensors, addr)
         }
-        fn aclnnApplyRotaryPosEmb(workspace: *mut c_void, workspaceSize: u64, executor: *mut aclOpExecutor, stream: *mut c_void) {
-            execute("aclnnApplyRotaryPosEmb", workspace as u64, workspaceSize, executor as u64, stream as u64)
+        fn aclSetDynamicOutputTensorAddr(executor: *mut aclOpExecutor, irIndex: usize, relativeIndex: usize, tensors: *mut aclTensorList, addr: *mut c_void) {
+            set_member_address(executor, Numbering::Outputs, irIndex, relativeIndex, tensors, addr)
         }
-        fn aclnnApplyRotaryPosEmbV2GetWorkspaceSize(queryRef: *mut aclTensor, keyRef: *mut aclTensor, cos: *const aclTensor, sin: *const aclTensor, layout: i64, rotaryMode: *mut c_char, workspaceSize: *mut u64, executor: *mut *mut aclOpExecutor) {
-            // SAFETY: null or a C string by the C declaration.
-            let mode = unsafe { get_text(rotaryMode, "rotaryMode") }.map_err(|failure| Failure::new(ACLNN_NULLPTR, failure.message))?;
-            // SAFETY: out parameters, null or valid by the C declaration.
-            unsafe { give(workspaceSize, executor, || plan_apply("aclnnApplyRotaryPosEmbV2", get(queryRef, "queryRef")?, get(keyRef, "keyRef")?, get(cos, "cos")?, get(sin, "sin")?, layout, &mode)) }
+        fn aclSetDynamicTensorAddr(executor: *mut aclOpExecutor, irIndex: usize, relativeIndex: usize, tensors: *mut aclTensorList, addr: *mut c_void) {
+            set_member_address(executor, Numbering::Parameters, irIndex, relativeIndex, tensors, addr)
         }
-        fn aclnnApplyRotaryPosEmbV2(workspace: *mut c_void, workspaceSize: u64, executor: *mut aclOpExecutor, stream: *mut c_void) {
-            execute("aclnnApplyRotaryPosEmbV2", workspace as u64, workspaceSize, executor as u64, stream as u64)
+        fn aclSetRawTensorAddr(tensor: *mut aclTensor, addr: *mut c_void) {
+            Arc::make_mut(sim().descriptors.tensors.get_mut(tensor as u64)?).data = addr as u64;
+            Ok(())
         }
-        fn aclnnInterleaveRopeGetWorkspaceSize(x: *const aclTensor, cos: *const aclTensor, sin: *const aclTensor, out: *mut aclTensor, workspaceSize: *mut u64, executor: *mut *mut aclOpExecutor) {
-            // SAFETY: out parameters, null or valid by the C declaration.
-            unsafe { give(workspaceSize, executor, || plan_interleave(get(x, "x")?, get(cos, "cos")?, get(sin, "sin")?, get(out, "out")?)) }
+        fn aclGetRawTensorAddr(tensor: *const aclTensor, addr: *mut *mut c_void) {
+            let data = sim().descriptors.tensors.get(tensor as u64)?.data;
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { put(addr, data as *mut c_void, "addr") }
         }
-        fn aclnnInterleaveRope(workspace: *mut c_void, workspaceSize: u64, executor: *mut aclOpExecutor, stream: *mut c_void) {
-            execute("aclnnInterleaveRope", workspace as u64, workspaceSize, executor as u64, stream as u64)
+        fn aclGetDataType(tensor: *const aclTensor, dataType: *mut i32) {
+            let dtype = sim().descriptors.tensors.get(tensor as u64)?.dtype;
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { put(dataType, dtype as i32, "dataType") }
+        }
+        fn aclGetFormat(tensor: *const aclTensor, format: *mut i32) {
+            let found = sim().descriptors.tensors.get(tensor as u64)?.format;
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { put(format, found, "format") }
+        }
+        fn aclGetViewOffset(tensor: *const aclTensor, offset: *mut i64) {
+            let found = sim().descriptors.tensors.get(tensor as u64)?.offset;
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { put(offset, found, "offset") }
+        }
+        fn aclGetIntArraySize(array: *const aclIntArray, size: *mut u64) {
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { give_size(array as u64, size, |state| &state.descriptors.ints) }
+        }
+        fn aclGetFloatArraySize(array: *const aclFloatArray, size: *mut u64) {
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { give_size(array as u64, size, |state| &state.descriptors.floats) }
+        }
+        fn aclGetBoolArraySize(array: *const aclBoolArray, size: *mut u64) {
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { give_size(array as u64, size, |state| &state.descriptors.bools) }
+        }
+        fn aclGetTensorListSize(array: *const aclTensorList, size: *mut u64) {
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { give_size(array as u64, size, |state| &state.descriptors.lists) }
+        }
+        fn aclGetScalarListSize(array: *const aclScalarList, size: *mut u64) {
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { give_size(array as u64, size, |state| &state.descriptors.scalar_lists) }
         }
     }
     value {
         fn aclCreateTensor(viewDims: *const i64, viewDimsNum: u64, dataType: i32, stride: *const i64, offset: i64, format: i32, storageDims: *const i64, storageDimsNum: u64, tensorData: *mut c_void) -> *mut aclTensor {
-            created("aclCreateTensor", injected("aclCreateTensor").and_then(|()| {
+            created("aclCreateTensor", || {
                 // SAFETY: lists of the given lengths by the C declaration; the strides are as many as the dimensions.
-                let (dims, strides, storage) = unsafe {
-                    (list(viewDims, viewDimsNum, "viewDims")?, list(stride, if stride.is_null() { 0 } else { viewDimsNum }, "stride")?, list(storageDims, storageDimsNum, "storageDims")?)
-                };
-                let described = describe(dims, dataType, strides, offset, format, storage, tensorData as u64)?;
-                Ok(sim().descriptors.tensors.insert(described))
-            }))
+                let described = unsafe { described(viewDims, viewDimsNum, dataType, stride, offset, format, storageDims, storageDimsNum, tensorData as u64) }?;
+                Ok(sim().descriptors.tensors.insert(Arc::new(described)))
+            })
         }
         fn aclCreateIntArray(value: *const i64, size: u64) -> *mut aclIntArray {
-            created("aclCreateIntArray", injected("aclCreateIntArray").and_then(|()| {
+            created("aclCreateIntArray", || {
                 // SAFETY: a list of the given length by the C declaration.
                 let values = unsafe { list(value, size, "value") }?;
-                Ok(sim().descriptors.arrays.insert(values))
-            }))
+                Ok(sim().descriptors.ints.insert(values))
+            })
+        }
+        fn aclCreateFloatArray(value: *const f32, size: u64) -> *mut aclFloatArray {
+            created("aclCreateFloatArray", || {
+                // SAFETY: a list of the given length by the C declaration.
+                let values = unsafe { list(value, size, "value") }?;
+                Ok(sim().descriptors.floats.insert(values))
+            })
+        }
+        fn aclCreateBoolArray(value: *const bool, size: u64) -> *mut aclBoolArray {
+            created("aclCreateBoolArray", || {
+                // SAFETY: a list of the given length by the C declaration, read as bytes.
+                let values = unsafe { list(value.cast::<u8>(), size, "value") }?;
+                Ok(sim().descriptors.bools.insert(values.into_iter().map(|byte| byte != 0).collect()))
+            })
         }
         fn aclCreateScalar(value: *mut c_void, dataType: i32) -> *mut aclScalar {
-            created("aclCreateScalar", injected("aclCreateScalar").and_then(|()| {
-                let dtype = DataType::from_code(dataType).ok_or_else(|| Failure::new(ACLNN_PARAM_INVALID, format!("data type {dataType} does not exist")))?;
+            created("aclCreateScalar", || {
+                let dtype = data_type(dataType)?;
                 if value.is_null() {
                     return Err(Failure::new(ACLNN_NULLPTR, "value is null"));
                 }
                 // SAFETY: not null, and one element of the type by the C declaration.
                 let bytes = unsafe { read_host(value as usize, dtype.bytes() as usize) };
-                Ok(sim().descriptors.scalars.insert(bytes))
-            }))
+                Ok(sim().descriptors.scalars.insert(Scalar::new(dtype, &bytes)))
+            })
         }
         fn aclCreateTensorList(value: *const *const aclTensor, size: u64) -> *mut aclTensorList {
-            created("aclCreateTensorList", injected("aclCreateTensorList").and_then(|()| {
+            created("aclCreateTensorList", || {
                 // SAFETY: a list of the given length by the C declaration.
                 let tensors: Vec<u64> = unsafe { list(value, size, "value") }?.into_iter().map(|pointer| pointer as u64).collect();
                 let mut state = sim();
@@ -296,7 +352,18 @@ export! {
                     state.descriptors.tensors.get(*tensor)?;
                 }
                 Ok(state.descriptors.lists.insert(tensors))
-            }))
+            })
+        }
+        fn aclCreateScalarList(value: *const *const aclScalar, size: u64) -> *mut aclScalarList {
+            created("aclCreateScalarList", || {
+                // SAFETY: a list of the given length by the C declaration.
+                let scalars: Vec<u64> = unsafe { list(value, size, "value") }?.into_iter().map(|pointer| pointer as u64).collect();
+                let mut state = sim();
+                for scalar in &scalars {
+                    state.descriptors.scalars.get(*scalar)?;
+                }
+                Ok(state.descriptors.scalar_lists.insert(scalars))
+            })
         }
     }
 }

@@ -29,6 +29,18 @@ export! {
             // SAFETY: null or a C string by the C declaration.
             code(unsafe { get_text(function, "function") }.map(|function| control::inject_fault(&function, nth, result)))
         }
+        fn ascendSimInjectStreamFault(operator: *const c_char, nth: u64, result: i32) -> i32 {
+            // SAFETY: null or a C string by the C declaration.
+            code(unsafe { get_text(operator, "operator") }.map(|operator| control::inject_stream_fault(&operator, nth, result)))
+        }
+        fn ascendSimOperatorRuns(operator: *const c_char, runs: *mut u64) -> i32 {
+            // SAFETY: null or a C string, and an out parameter, null or valid, by the C declaration.
+            code(unsafe { get_text(operator, "operator").and_then(|operator| put(runs, control::operator_runs().get(operator.as_str()).copied().unwrap_or(0), "runs")) })
+        }
+        fn ascendSimStubOperators(stub: i32) -> i32 {
+            control::stub_operators(stub != 0);
+            0
+        }
         fn ascendSimHoldStreams(hold: i32) -> i32 {
             control::hold_streams(hold != 0);
             0

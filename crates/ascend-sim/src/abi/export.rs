@@ -18,6 +18,7 @@ pub fn exports() -> Vec<Export> {
     [
         super::runtime::table(),
         super::aclnn::table(),
+        super::operators::table(),
         super::control::table(),
     ]
     .concat()

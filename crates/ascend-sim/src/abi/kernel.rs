@@ -297,7 +297,7 @@ impl KernelLibrary {
     /// nothing else touches device memory.
     pub(crate) fn run(
         &self,
-        _engine: &Engine<'_>,
+        _engine: &mut Engine<'_>,
         kernel: usize,
         blocks: u32,
         args: &[u8],

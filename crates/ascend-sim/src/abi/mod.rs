@@ -8,6 +8,7 @@ pub mod aclnn;
 pub mod control;
 mod export;
 pub(crate) mod kernel;
+pub mod operators;
 pub mod runtime;
 pub(crate) mod sys;
 

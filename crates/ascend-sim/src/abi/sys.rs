@@ -63,7 +63,8 @@ impl Drop for Reservation {
     }
 }
 
-/// Proof that the holder is the only one who touches device memory now.
+/// Proof that the holder is the only one who touches device memory now: held mutably, to write;
+/// shared, to read.
 pub(crate) struct Engine<'a>(
     #[allow(dead_code, reason = "held, not read")] pub(crate) std::sync::MutexGuard<'a, ()>,
 );
@@ -111,22 +112,43 @@ impl SharedBytes {
         );
     }
 
-    pub(crate) fn read(&self, _engine: &Engine<'_>, offset: usize, into: &mut [u8]) {
-        self.check(offset, into.len());
-        // SAFETY: `check` keeps the source inside the allocation; `into` is a distinct Rust slice;
-        // the engine excludes writers.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.as_ptr().add(offset), into.as_mut_ptr(), into.len())
-        };
+    pub(crate) fn read(&self, engine: &Engine<'_>, offset: usize, into: &mut [u8]) {
+        into.copy_from_slice(self.slice(engine, offset, into.len()));
     }
 
-    pub(crate) fn write(&self, _engine: &Engine<'_>, offset: usize, from: &[u8]) {
-        self.check(offset, from.len());
-        // SAFETY: `check` keeps the target inside the allocation; `from` is a distinct Rust slice;
-        // the engine excludes other accesses.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from.as_ptr(), self.as_ptr().add(offset), from.len())
-        };
+    pub(crate) fn write(&self, engine: &mut Engine<'_>, offset: usize, from: &[u8]) {
+        self.slice_mut(engine, offset, from.len())
+            .copy_from_slice(from);
+    }
+
+    /// The bytes themselves: readable as long as the engine is only read through.
+    pub(crate) fn slice<'a>(
+        &'a self,
+        _engine: &'a Engine<'_>,
+        offset: usize,
+        len: usize,
+    ) -> &'a [u8] {
+        self.check(offset, len);
+        // SAFETY: `check` keeps the range inside the allocation, which `self` keeps alive and which
+        // was filled when it was made. Writing takes the one engine mutably, which the returned
+        // slice borrows.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().add(offset), len) }
+    }
+
+    /// The bytes themselves, for writing: the engine is held mutably as long as they are.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "what is unique is the engine, as a lock's guard is"
+    )]
+    pub(crate) fn slice_mut<'a>(
+        &'a self,
+        _engine: &'a mut Engine<'_>,
+        offset: usize,
+        len: usize,
+    ) -> &'a mut [u8] {
+        self.check(offset, len);
+        // SAFETY: as for `slice`; the engine is borrowed mutably, so that no other slice lives.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().add(offset), len) }
     }
 }
 
@@ -220,6 +242,15 @@ pub(crate) unsafe fn read_host(address: usize, len: usize) -> Vec<u8> {
 pub(crate) unsafe fn write_host(address: usize, bytes: &[u8]) {
     // SAFETY: by the function's own condition; `bytes` is a Rust slice of other memory.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+}
+
+unsafe extern "C" {
+    safe fn erf(x: f64) -> f64;
+}
+
+/// The error function, 2/sqrt(pi) times the integral of exp(-t²) from 0 to `x`.
+pub(crate) fn error_function(x: f64) -> f64 {
+    erf(x)
 }
 
 /// A loaded shared object.

@@ -1,7 +1,8 @@
 //! ApplyRotaryPosEmb, its second version, and InterleaveRope.
 
+use super::dtype::FLT;
 use super::rotary::{Mode, rotate};
-use super::{Tensor, plan, refuse};
+use super::{Kernel, Operand, Tensor, kernel, refuse};
 use crate::codes::Outcome;
 use crate::state::sim;
 
@@ -42,15 +43,14 @@ fn expect_angles(x: &Tensor, angles: &Tensor, heads_axis: usize, name: &str) -> 
     Ok(())
 }
 
-pub(crate) fn plan_apply(
-    operator: &'static str,
-    query: Tensor,
-    key: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+pub(crate) fn apply(
+    query: &Operand,
+    key: &Operand,
+    cos: &Operand,
+    sin: &Operand,
     layout: i64,
     rotary_mode: &str,
-) -> Outcome<u64> {
+) -> Outcome<Kernel> {
     let (rank, heads) = heads_axis(layout)?;
     let mode = match rotary_mode {
         "half" => Mode::Half,
@@ -67,65 +67,58 @@ pub(crate) fn plan_apply(
             "rotaryMode `{rotary_mode}` needs an Ascend 950, dav-2201 takes only `half`"
         ));
     }
-    for (tensor, name) in [(&query, "query"), (&key, "key")] {
+    for (tensor, name) in [(query, "query"), (key, "key")] {
         let width = tensor.dims.last().copied().unwrap_or(0);
-        if tensor.dims.len() != rank || !tensor.dtype.is_rotary() || !HEAD_DIMS.contains(&width) {
+        if tensor.dims.len() != rank || !FLT.has(tensor.dtype) || !HEAD_DIMS.contains(&width) {
             return refuse(format!(
                 "{name} of {:?}: layout {layout} has {rank} axes and D of {HEAD_DIMS:?}",
                 tensor.dims
             ));
         }
-        expect_angles(tensor, &cos, heads, "cos")?;
-        expect_angles(tensor, &sin, heads, "sin")?;
+        expect_angles(tensor, cos, heads, "cos")?;
+        expect_angles(tensor, sin, heads, "sin")?;
     }
-    plan(
-        operator,
-        Box::new(move |engine, context| {
-            let (c, s) = (
-                cos.read(engine, context, "cos")?,
-                sin.read(engine, context, "sin")?,
-            );
-            for (tensor, what) in [(&query, "query"), (&key, "key")] {
-                let terms = mode.terms(tensor.dims[rank - 1]);
-                let x = tensor.read(engine, context, what)?;
-                let y = rotate(&x, &c, &s, &rows_without_heads(tensor, heads), &terms);
-                tensor.write(engine, context, &y, what)?;
-            }
-            Ok(())
-        }),
-    )
+    let (pair, cos, sin) = ([query.clone(), key.clone()], cos.clone(), sin.clone());
+    kernel(move |data| {
+        let (c, s) = (data.read(&cos)?, data.read(&sin)?);
+        for tensor in &pair {
+            let terms = mode.terms(tensor.dims[rank - 1]);
+            let x = data.read(tensor)?;
+            let y = rotate(&x, &c, &s, &rows_without_heads(tensor, heads), &terms);
+            data.write(tensor, &y)?;
+        }
+        Ok(())
+    })
 }
 
-pub(crate) fn plan_interleave(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Outcome<u64> {
+pub(crate) fn interleave(
+    x: &Operand,
+    cos: &Operand,
+    sin: &Operand,
+    out: &Operand,
+) -> Outcome<Kernel> {
     if x.dims.len() != 4
         || x.dims[3] != INTERLEAVE_HEAD_DIM
         || out.dims != x.dims
         || out.dtype != x.dtype
-        || !x.dtype.is_rotary()
+        || !FLT.has(x.dtype)
     {
         return refuse(format!(
             "x of {:?} and out of {:?}: BNSD with D = {INTERLEAVE_HEAD_DIM} is expected",
             x.dims, out.dims
         ));
     }
-    expect_angles(&x, &cos, 1, "cos")?;
-    expect_angles(&x, &sin, 1, "sin")?;
-    plan(
-        "aclnnInterleaveRope",
-        Box::new(move |engine, context| {
-            let (c, s) = (
-                cos.read(engine, context, "cos")?,
-                sin.read(engine, context, "sin")?,
-            );
-            let values = x.read(engine, context, "x")?;
-            let y = rotate(
-                &values,
-                &c,
-                &s,
-                &rows_without_heads(&x, 1),
-                &Mode::InterleaveHalf.terms(INTERLEAVE_HEAD_DIM),
-            );
-            out.write(engine, context, &y, "out")
-        }),
-    )
+    expect_angles(x, cos, 1, "cos")?;
+    expect_angles(x, sin, 1, "sin")?;
+    let (x, cos, sin, out) = (x.clone(), cos.clone(), sin.clone(), out.clone());
+    kernel(move |data| {
+        let y = rotate(
+            &data.read(&x)?,
+            &data.read(&cos)?,
+            &data.read(&sin)?,
+            &rows_without_heads(&x, 1),
+            &Mode::InterleaveHalf.terms(INTERLEAVE_HEAD_DIM),
+        );
+        data.write(&out, &y)
+    })
 }

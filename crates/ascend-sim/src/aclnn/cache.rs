@@ -1,7 +1,8 @@
 //! RopeWithSinCosCache and its second version: rotation of flat rows by positions into a table.
 
+use super::dtype::FLT;
 use super::rotary::Mode;
-use super::{DataType, Tensor, plan, refuse};
+use super::{DataType, Kernel, Operand, kernel, refuse};
 use crate::codes::{Failure, Outcome, RT_VECTOR_CORE_EXCEPTION};
 use crate::state::sim;
 use crate::trace::Violation;
@@ -24,17 +25,17 @@ pub(crate) enum CacheMode {
 /// Parameters of both versions.
 pub(crate) struct Parameters {
     pub(crate) operator: &'static str,
-    pub(crate) positions: Tensor,
-    pub(crate) query: Tensor,
-    pub(crate) key: Tensor,
-    pub(crate) cos_sin: Tensor,
+    pub(crate) positions: Operand,
+    pub(crate) query: Operand,
+    pub(crate) key: Operand,
+    pub(crate) cos_sin: Operand,
     pub(crate) sections: Vec<i64>,
     pub(crate) head_size: i64,
     pub(crate) neox: bool,
     /// `None` in the first version.
     pub(crate) cache_mode: Option<i64>,
-    pub(crate) query_out: Tensor,
-    pub(crate) key_out: Tensor,
+    pub(crate) query_out: Operand,
+    pub(crate) key_out: Operand,
 }
 
 /// The axis of each lane.
@@ -64,7 +65,7 @@ fn lane_axes(sections: &[i64], mode: CacheMode, lanes: usize) -> Vec<usize> {
 
 fn check(p: &Parameters) -> Outcome<CacheMode> {
     let dtype = p.query.dtype;
-    if !dtype.is_rotary()
+    if !FLT.has(dtype)
         || [&p.key, &p.cos_sin, &p.query_out, &p.key_out]
             .iter()
             .any(|t| t.dtype != dtype)
@@ -154,7 +155,11 @@ fn check(p: &Parameters) -> Outcome<CacheMode> {
     Ok(mode)
 }
 
-pub(crate) fn plan_cached(p: Parameters) -> Outcome<u64> {
+pub(crate) fn cached(mut p: Parameters) -> Outcome<Kernel> {
+    // Zeros stand for no sections.
+    if p.sections.iter().all(|width| *width == 0) {
+        p.sections.clear();
+    }
     let mode = check(&p)?;
     if !p.positions.is_contiguous() {
         let message = format!(
@@ -163,52 +168,43 @@ pub(crate) fn plan_cached(p: Parameters) -> Outcome<u64> {
         );
         sim().violate(Violation::host("operator", message));
     }
-    plan(
-        p.operator,
-        Box::new(move |engine, context| {
-            let rotary_dim = p.cos_sin.dims[1];
-            let (lanes, max_positions) = (rotary_dim / 2, p.cos_sin.dims[0] as i64);
-            let axes = lane_axes(&p.sections, mode, lanes);
-            let tokens = p.query.dims[0];
-            let positions =
-                p.positions
-                    .ignoring_strides()
-                    .read_i64(engine, context, "positions")?;
-            let table = p.cos_sin.read(engine, context, "cosSinCache")?;
-            if let Some(outside) = positions
-                .iter()
-                .find(|position| !(0..max_positions).contains(*position))
-            {
-                let message = format!(
-                    "{}: position {outside} is outside the cosSinCache of {max_positions} rows; the operator does not check and reads other memory",
-                    p.operator
-                );
-                sim().violate(Violation::host("operator", &message));
-                return Err(Failure::new(RT_VECTOR_CORE_EXCEPTION, message));
-            }
-            let terms = if p.neox { Mode::Half } else { Mode::Interleave }.terms(rotary_dim);
-            let head_size = p.head_size as usize;
-            for (input, output, what) in [
-                (&p.query, &p.query_out, "query"),
-                (&p.key, &p.key_out, "key"),
-            ] {
-                let x = input.read(engine, context, what)?;
-                let mut y = x.clone();
-                let width = input.dims[1];
-                for token in 0..tokens {
-                    for head in 0..width / head_size {
-                        let start = token * width + head * head_size;
-                        for (i, (straight, turned, sign)) in terms.iter().enumerate() {
-                            let lane = if p.neox { i % lanes } else { i / 2 };
-                            let row = positions[axes[lane] * tokens + token] as usize * rotary_dim;
-                            let (c, s) = (table[row + lane], table[row + lanes + lane]);
-                            y[start + i] = x[start + straight] * c + sign * x[start + turned] * s;
-                        }
+    kernel(move |data| {
+        let rotary_dim = p.cos_sin.dims[1];
+        let (lanes, max_positions) = (rotary_dim / 2, p.cos_sin.dims[0] as i64);
+        let axes = lane_axes(&p.sections, mode, lanes);
+        let tokens = p.query.dims[0];
+        let positions = data.read_ignoring_strides::<i64>(&p.positions)?;
+        let table: Vec<f32> = data.read(&p.cos_sin)?;
+        if let Some(outside) = positions
+            .iter()
+            .find(|position| !(0..max_positions).contains(*position))
+        {
+            let message = format!(
+                "{}: position {outside} is outside the cosSinCache of {max_positions} rows; the operator does not check and reads other memory",
+                p.operator
+            );
+            sim().violate(Violation::host("operator", &message));
+            return Err(Failure::new(RT_VECTOR_CORE_EXCEPTION, message));
+        }
+        let terms = if p.neox { Mode::Half } else { Mode::Interleave }.terms(rotary_dim);
+        let head_size = p.head_size as usize;
+        for (input, output) in [(&p.query, &p.query_out), (&p.key, &p.key_out)] {
+            let x: Vec<f32> = data.read(input)?;
+            let mut y = x.clone();
+            let width = input.dims[1];
+            for token in 0..tokens {
+                for head in 0..width / head_size {
+                    let start = token * width + head * head_size;
+                    for (i, (straight, turned, sign)) in terms.iter().enumerate() {
+                        let lane = if p.neox { i % lanes } else { i / 2 };
+                        let row = positions[axes[lane] * tokens + token] as usize * rotary_dim;
+                        let (c, s) = (table[row + lane], table[row + lanes + lane]);
+                        y[start + i] = x[start + straight] * c + sign * x[start + turned] * s;
                     }
                 }
-                output.write(engine, context, &y, what)?;
             }
-            Ok(())
-        }),
-    )
+            data.write(output, &y)?;
+        }
+        Ok(())
+    })
 }

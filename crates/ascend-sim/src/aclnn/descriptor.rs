@@ -1,56 +1,28 @@
-//! Tensor descriptors: a view of device memory with a type.
+//! What an operator is called with: views of device memory, scalars, lists.
 
 use std::sync::Arc;
 
-use half::{bf16, f16};
+use super::call::Executor;
+use super::dtype::DataType;
+use super::element::{Lane, Strided, dense_strides, gather};
+use super::refuse;
+use crate::codes::Outcome;
+use crate::registry::{Kind, Registry};
 
-use crate::abi::sys::Engine;
-use crate::codes::{ACLNN_PARAM_INVALID, Failure, Outcome};
-use crate::state::sim;
-use crate::stream::TaskContext;
+/// Dimensions that a descriptor can hold.
+const MAX_DIMS: usize = 25;
 
-/// Element types by their documented values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DataType {
-    Float = 0,
-    Float16 = 1,
-    Int8 = 2,
-    Int32 = 3,
-    Uint8 = 4,
-    Int16 = 6,
-    Uint16 = 7,
-    Uint32 = 8,
-    Int64 = 9,
-    Uint64 = 10,
-    Double = 11,
-    Bool = 12,
-    Bf16 = 27,
-}
+/// The format that says nothing about the axes.
+pub(crate) const FORMAT_ND: i32 = 2;
+/// Formats of one rank: the spatial axes of a convolution's tensors.
+const FORMATS_BY_RANK: [(i32, usize, &str); 3] = [(47, 3, "NCL"), (0, 4, "NCHW"), (30, 5, "NCDHW")];
 
-impl DataType {
-    pub(crate) fn from_code(code: i32) -> Option<Self> {
-        use DataType::*;
-        [
-            Float, Float16, Int8, Int32, Uint8, Int16, Uint16, Uint32, Int64, Uint64, Double, Bool,
-            Bf16,
-        ]
-        .into_iter()
-        .find(|t| *t as i32 == code)
-    }
-
-    pub(crate) fn bytes(self) -> u64 {
-        use DataType::*;
-        match self {
-            Int8 | Uint8 | Bool => 1,
-            Float16 | Bf16 | Int16 | Uint16 => 2,
-            Float | Int32 | Uint32 => 4,
-            Int64 | Uint64 | Double => 8,
-        }
-    }
-
-    pub(crate) fn is_rotary(self) -> bool {
-        matches!(self, Self::Float | Self::Float16 | Self::Bf16)
-    }
+/// The convolution format of a rank, with its name.
+pub(crate) fn spatial_format(rank: usize) -> Option<(i32, &'static str)> {
+    FORMATS_BY_RANK
+        .iter()
+        .find(|(_, of, _)| *of == rank)
+        .map(|(code, _, name)| (*code, *name))
 }
 
 /// A view: dimensions and strides in elements from an offset in elements.
@@ -60,161 +32,226 @@ pub(crate) struct Tensor {
     pub(crate) strides: Vec<i64>,
     pub(crate) offset: i64,
     pub(crate) dtype: DataType,
+    pub(crate) format: i32,
+    pub(crate) data: u64,
+}
+
+/// What `aclCreateTensor` is given.
+pub(crate) struct Description {
+    pub(crate) dims: Vec<i64>,
+    pub(crate) dtype: i32,
+    pub(crate) strides: Option<Vec<i64>>,
+    pub(crate) offset: i64,
+    pub(crate) format: i32,
+    pub(crate) storage: Vec<i64>,
     pub(crate) data: u64,
 }
 
 impl Tensor {
+    /// A descriptor, if it describes a view inside its storage.
+    pub(crate) fn new(given: Description) -> Outcome<Self> {
+        let dtype = data_type(given.dtype)?;
+        let (format, rank) = (given.format, given.dims.len());
+        if format != FORMAT_ND && spatial_format(rank).is_none_or(|(code, _)| code != format) {
+            return refuse(format!(
+                "format {format} for {rank} axes: ND ({FORMAT_ND}), NCL (47), NCHW (0) and NCDHW (30) of 3, 4 and 5 axes are modelled; offset comes before format in the parameters"
+            ));
+        }
+        if rank > MAX_DIMS {
+            return refuse(format!("{rank} axes, a descriptor holds {MAX_DIMS}"));
+        }
+        let dims = given
+            .dims
+            .iter()
+            .map(|dim| {
+                usize::try_from(*dim).or_else(|_| refuse(format!("dimension {dim} is negative")))
+            })
+            .collect::<Outcome<Vec<_>>>()?;
+        let strides = given.strides.unwrap_or_else(|| dense_strides(&dims));
+        if let Some(stride) = strides.iter().find(|stride| **stride < 0) {
+            return refuse(format!("stride {stride} is negative"));
+        }
+        let view = Self {
+            dims,
+            strides,
+            offset: given.offset,
+            dtype,
+            format,
+            data: given.data,
+        };
+        let elements: i64 = given.storage.iter().product();
+        if let Some(at) = Strided::new(&view.dims, &view.strides) {
+            let last = view.offset + at.last() as i64;
+            if view.offset < 0 || last >= elements {
+                return refuse(format!(
+                    "the view reaches element {last} (offset {}) of a storage of {elements}",
+                    view.offset
+                ));
+            }
+        }
+        Ok(view)
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.dims.len()
+    }
+
     pub(crate) fn elements(&self) -> usize {
         self.dims.iter().product()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.dims.contains(&0)
+    }
+
     pub(crate) fn is_contiguous(&self) -> bool {
-        let mut expected = 1;
-        self.dims
-            .iter()
-            .zip(&self.strides)
-            .rev()
-            .all(|(dim, stride)| {
-                let fits = *dim == 1 || *stride == expected;
-                expected *= *dim as i64;
-                fits
-            })
+        self.is_empty()
+            || self
+                .dims
+                .iter()
+                .zip(self.strides.iter().zip(dense_strides(&self.dims)))
+                .all(|(dim, (stride, dense))| *dim == 1 || *stride == dense)
     }
 
-    /// The same memory read as if it were contiguous: what an operator does that ignores strides.
-    pub(crate) fn ignoring_strides(&self) -> Self {
-        let mut strides = vec![1; self.dims.len()];
-        for axis in (1..self.dims.len()).rev() {
-            strides[axis - 1] = strides[axis] * self.dims[axis] as i64;
+    /// Whether the last two axes are a dense matrix stored transposed, or the whole is dense.
+    pub(crate) fn is_matrix(&self) -> bool {
+        let rank = self.rank();
+        if rank < 2 || self.is_contiguous() {
+            return self.is_contiguous();
         }
-        Self {
-            strides,
-            ..self.clone()
-        }
+        let mut turned = self.clone();
+        turned.dims.swap(rank - 2, rank - 1);
+        turned.strides.swap(rank - 2, rank - 1);
+        turned.is_contiguous()
     }
 
-    /// Element offsets of all elements, the last axis fastest.
-    fn offsets(&self) -> Vec<i64> {
-        let mut offsets = vec![self.offset];
-        for (dim, stride) in self.dims.iter().zip(&self.strides) {
-            offsets = offsets
-                .into_iter()
-                .flat_map(|start| (0..*dim as i64).map(move |i| start + i * stride))
-                .collect();
-        }
-        offsets
+    /// The address of the first element.
+    pub(crate) fn address(&self) -> u64 {
+        self.data
+            .wrapping_add((self.offset as u64).wrapping_mul(self.dtype.bytes()))
     }
 
-    /// The bytes that the view spans, and where each element lies in them.
-    fn load(
-        &self,
-        engine: &Engine<'_>,
-        context: &TaskContext,
-        write: bool,
-        what: &str,
-    ) -> Outcome<(u64, Vec<u8>, Vec<usize>)> {
-        let offsets = self.offsets();
-        let size = self.dtype.bytes();
-        let (Some(low), Some(high)) = (offsets.iter().min(), offsets.iter().max()) else {
-            return Ok((self.data, Vec::new(), Vec::new()));
-        };
-        if *low < 0 {
-            return Err(Failure::new(
-                ACLNN_PARAM_INVALID,
-                format!(
-                    "{what}: the view begins {} elements before its storage",
-                    -low
-                ),
+    /// An axis that may be counted from the end.
+    pub(crate) fn axis(&self, axis: i64, name: &str) -> Outcome<usize> {
+        let rank = self.rank().max(1) as i64;
+        if !(-rank..rank).contains(&axis) {
+            return refuse(format!(
+                "{name} is {axis}, one of {}..{rank} is expected",
+                -rank
             ));
         }
-        let start = self.data + *low as u64 * size;
-        let len = (high - low + 1) as u64 * size;
-        let (bytes, offset) = {
-            let mut state = sim();
-            state.task_touch(start, len, write, context, what);
-            let allocation = state.memory.find(start, len).map_err(|failure| {
-                Failure::new(failure.code, format!("{what}: {}", failure.message))
-            })?;
-            (
-                Arc::clone(&allocation.bytes),
-                (start - allocation.start) as usize,
-            )
-        };
-        let mut read = vec![0; len as usize];
-        bytes.read(engine, offset, &mut read);
-        let places = offsets
-            .iter()
-            .map(|offset| ((offset - low) as u64 * size) as usize)
-            .collect();
-        Ok((start, read, places))
+        Ok(axis.rem_euclid(rank) as usize)
     }
 
-    /// All elements as f32, the last axis fastest.
-    pub(crate) fn read(
-        &self,
-        engine: &Engine<'_>,
-        context: &TaskContext,
-        what: &str,
-    ) -> Outcome<Vec<f32>> {
-        let (_, bytes, places) = self.load(engine, context, false, what)?;
-        let at = |place: usize| match self.dtype {
-            DataType::Float16 => f16::from_le_bytes([bytes[place], bytes[place + 1]]).to_f32(),
-            DataType::Bf16 => bf16::from_le_bytes([bytes[place], bytes[place + 1]]).to_f32(),
-            _ => f32::from_le_bytes([
-                bytes[place],
-                bytes[place + 1],
-                bytes[place + 2],
-                bytes[place + 3],
-            ]),
-        };
-        Ok(places.into_iter().map(at).collect())
-    }
-
-    /// All elements of an int64 tensor.
-    pub(crate) fn read_i64(
-        &self,
-        engine: &Engine<'_>,
-        context: &TaskContext,
-        what: &str,
-    ) -> Outcome<Vec<i64>> {
-        let (_, bytes, places) = self.load(engine, context, false, what)?;
-        let at = |place: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[place..place + 8]);
-            i64::from_le_bytes(word)
-        };
-        Ok(places.into_iter().map(at).collect())
-    }
-
-    /// Writes all elements, rounded to the tensor's type; bytes between them stay as they are.
-    pub(crate) fn write(
-        &self,
-        engine: &Engine<'_>,
-        context: &TaskContext,
-        values: &[f32],
-        what: &str,
-    ) -> Outcome {
-        let (start, mut bytes, places) = self.load(engine, context, true, what)?;
-        for (place, value) in places.into_iter().zip(values) {
-            match self.dtype {
-                DataType::Float16 => {
-                    bytes[place..place + 2].copy_from_slice(&f16::from_f32(*value).to_le_bytes())
-                }
-                DataType::Bf16 => {
-                    bytes[place..place + 2].copy_from_slice(&bf16::from_f32(*value).to_le_bytes())
-                }
-                _ => bytes[place..place + 4].copy_from_slice(&value.to_le_bytes()),
-            }
+    /// Axes as a list that may count from the end; none stand for all. Sorted, each once.
+    pub(crate) fn axes(&self, axes: &[i64], name: &str) -> Outcome<Vec<usize>> {
+        if axes.is_empty() || self.rank() == 0 {
+            return Ok((0..self.rank()).collect());
         }
-        let (target, offset) = {
-            let state = sim();
-            let allocation = state.memory.find(start, bytes.len() as u64)?;
-            (
-                Arc::clone(&allocation.bytes),
-                (start - allocation.start) as usize,
-            )
-        };
-        target.write(engine, offset, &bytes);
-        Ok(())
+        let mut found = axes
+            .iter()
+            .map(|axis| self.axis(*axis, name))
+            .collect::<Outcome<Vec<_>>>()?;
+        found.sort_unstable();
+        if let Some(twice) = found.windows(2).find(|pair| pair[0] == pair[1]) {
+            return refuse(format!("{name} {axes:?} names axis {} twice", twice[0]));
+        }
+        Ok(found)
+    }
+}
+
+/// An element type by its number.
+pub(crate) fn data_type(code: i32) -> Outcome<DataType> {
+    DataType::from_code(code).map_or_else(|| refuse(format!("data type {code} does not exist")), Ok)
+}
+
+/// A host scalar, kept as the number it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scalar {
+    pub(crate) dtype: DataType,
+    real: f64,
+    integer: i64,
+}
+
+impl Scalar {
+    pub(crate) fn new(dtype: DataType, bytes: &[u8]) -> Self {
+        let one = Strided::new(&[], &[]);
+        let real = one
+            .as_ref()
+            .map_or(0.0, |at| gather::<f64>(bytes, dtype, at, 1)[0]);
+        let integer = one.map_or(0, |at| gather::<i64>(bytes, dtype, &at, 1)[0]);
+        Self {
+            dtype,
+            real,
+            integer,
+        }
+    }
+
+    /// A truth value.
+    pub(crate) fn truth(holds: bool) -> Self {
+        Self::new(DataType::Bool, &[u8::from(holds)])
+    }
+
+    /// The number as an operator computes with it.
+    pub(crate) fn lane<L: Lane>(&self) -> L {
+        if self.dtype.is_float() {
+            L::from_f64(self.real)
+        } else {
+            L::from_i64(self.integer)
+        }
+    }
+
+    pub(crate) fn real(&self) -> f64 {
+        self.lane()
+    }
+}
+
+/// The live objects that operators are called with.
+pub(crate) struct Descriptors {
+    pub(crate) tensors: Registry<Arc<Tensor>>,
+    pub(crate) ints: Registry<Vec<i64>>,
+    pub(crate) floats: Registry<Vec<f32>>,
+    pub(crate) bools: Registry<Vec<bool>>,
+    pub(crate) scalars: Registry<Scalar>,
+    pub(crate) lists: Registry<Vec<u64>>,
+    pub(crate) scalar_lists: Registry<Vec<u64>>,
+    pub(crate) executors: Registry<Executor>,
+}
+
+impl Descriptors {
+    pub(crate) fn new() -> Self {
+        Self {
+            tensors: Registry::new(Kind::Tensor),
+            ints: Registry::new(Kind::IntArray),
+            floats: Registry::new(Kind::FloatArray),
+            bools: Registry::new(Kind::BoolArray),
+            scalars: Registry::new(Kind::Scalar),
+            lists: Registry::new(Kind::TensorList),
+            scalar_lists: Registry::new(Kind::ScalarList),
+            executors: Registry::new(Kind::Executor),
+        }
+    }
+
+    pub(crate) fn live(&self) -> usize {
+        self.tensors.len()
+            + self.ints.len()
+            + self.floats.len()
+            + self.bools.len()
+            + self.scalars.len()
+            + self.lists.len()
+            + self.scalar_lists.len()
+            + self.executors.len()
+    }
+
+    /// Whether what an operator was planned with is still there.
+    pub(crate) fn expect_alive(&self, handle: u64) -> Outcome {
+        match Kind::of(handle) {
+            Some(Kind::IntArray) => self.ints.get(handle).map(drop),
+            Some(Kind::FloatArray) => self.floats.get(handle).map(drop),
+            Some(Kind::BoolArray) => self.bools.get(handle).map(drop),
+            Some(Kind::Scalar) => self.scalars.get(handle).map(drop),
+            Some(Kind::TensorList) => self.lists.get(handle).map(drop),
+            _ => self.tensors.get(handle).map(drop),
+        }
     }
 }

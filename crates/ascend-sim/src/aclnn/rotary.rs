@@ -1,6 +1,7 @@
 //! RotaryPositionEmbedding and its gradient.
 
-use super::{Tensor, plan, refuse};
+use super::dtype::FLT;
+use super::{Kernel, Operand, Tensor, kernel, refuse};
 use crate::codes::Outcome;
 use crate::machine::Machine;
 use crate::state::sim;
@@ -180,7 +181,7 @@ fn check(
     mode: Mode,
     machine: &Machine,
 ) -> Outcome {
-    if !x.dtype.is_rotary() || [cos, sin, out].iter().any(|t| t.dtype != x.dtype) {
+    if !FLT.has(x.dtype) || [cos, sin, out].iter().any(|t| t.dtype != x.dtype) {
         return refuse(format!(
             "x is {:?}, cos {:?}, sin {:?}, out {:?}: all must be one of FLOAT, FLOAT16, BF16",
             x.dtype, cos.dtype, sin.dtype, out.dtype
@@ -274,44 +275,35 @@ pub(crate) fn rotate(
     y
 }
 
-pub(crate) fn plan_forward(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+pub(crate) fn forward(
+    x: &Operand,
+    cos: &Operand,
+    sin: &Operand,
     mode: i64,
-    out: Tensor,
-) -> Outcome<u64> {
+    out: &Operand,
+) -> Outcome<Kernel> {
     let mode = Mode::from_code(mode)?;
-    check(&x, &cos, &sin, &out, mode, &sim().machine.clone())?;
-    plan(
-        "aclnnRotaryPositionEmbedding",
-        Box::new(move |engine, context| {
-            let terms = mode.terms(x.dims[x.dims.len() - 1]);
-            let rows = angle_rows(&x, &cos);
-            let values = x.read(engine, context, "x")?;
-            let y = rotate(
-                &values,
-                &cos.read(engine, context, "cos")?,
-                &sin.read(engine, context, "sin")?,
-                &rows,
-                &terms,
-            );
-            out.write(engine, context, &y, "out")
-        }),
-    )
+    check(x, cos, sin, out, mode, &sim().machine.clone())?;
+    let (x, cos, sin, out) = (x.clone(), cos.clone(), sin.clone(), out.clone());
+    kernel(move |data| {
+        let terms = mode.terms(x.dims[x.rank() - 1]);
+        let rows = angle_rows(&x, &cos);
+        let (values, c, s) = (data.read(&x)?, data.read(&cos)?, data.read(&sin)?);
+        data.write(&out, &rotate(&values, &c, &s, &rows, &terms))
+    })
 }
 
 /// What the gradient operator takes and gives; dcos and dsin only together with x.
 pub(crate) struct GradTensors {
-    pub(crate) dy: Tensor,
-    pub(crate) cos: Tensor,
-    pub(crate) sin: Tensor,
-    pub(crate) x: Option<Tensor>,
-    pub(crate) dx: Tensor,
-    pub(crate) angles: Option<(Tensor, Tensor)>,
+    pub(crate) dy: Operand,
+    pub(crate) cos: Operand,
+    pub(crate) sin: Operand,
+    pub(crate) x: Option<Operand>,
+    pub(crate) dx: Operand,
+    pub(crate) angles: Option<(Operand, Operand)>,
 }
 
-pub(crate) fn plan_gradient(tensors: GradTensors, mode: i64) -> Outcome<u64> {
+pub(crate) fn gradient(tensors: GradTensors, mode: i64) -> Outcome<Kernel> {
     let mode = Mode::from_code(mode)?;
     let GradTensors {
         dy,
@@ -346,38 +338,32 @@ pub(crate) fn plan_gradient(tensors: GradTensors, mode: i64) -> Outcome<u64> {
             ));
         }
     }
-    plan(
-        "aclnnRotaryPositionEmbeddingGrad",
-        Box::new(move |engine, context| {
-            let terms = mode.terms(dy.dims[dy.dims.len() - 1]);
-            let width = terms.len();
-            let rows = angle_rows(&dy, &cos);
-            let (g, c, s) = (
-                dy.read(engine, context, "dy")?,
-                cos.read(engine, context, "cos")?,
-                sin.read(engine, context, "sin")?,
-            );
-            let mut grad = vec![0.0; g.len()];
+    kernel(move |data| {
+        let terms = mode.terms(dy.dims[dy.rank() - 1]);
+        let width = terms.len();
+        let rows = angle_rows(&dy, &cos);
+        let (g, c, s): (Vec<f32>, Vec<f32>, Vec<f32>) =
+            (data.read(&dy)?, data.read(&cos)?, data.read(&sin)?);
+        let mut grad = vec![0.0; g.len()];
+        for (row, angle) in rows.iter().enumerate() {
+            for (i, (straight, turned, sign)) in terms.iter().enumerate() {
+                grad[row * width + straight] += g[row * width + i] * c[angle * width + i];
+                grad[row * width + turned] += sign * g[row * width + i] * s[angle * width + i];
+            }
+        }
+        if let (Some(x), Some((dcos, dsin))) = (&x, &angles) {
+            let x: Vec<f32> = data.read(x)?;
+            let (mut to_cos, mut to_sin) = (vec![0.0; c.len()], vec![0.0; s.len()]);
             for (row, angle) in rows.iter().enumerate() {
                 for (i, (straight, turned, sign)) in terms.iter().enumerate() {
-                    grad[row * width + straight] += g[row * width + i] * c[angle * width + i];
-                    grad[row * width + turned] += sign * g[row * width + i] * s[angle * width + i];
+                    to_cos[angle * width + i] += g[row * width + i] * x[row * width + straight];
+                    to_sin[angle * width + i] +=
+                        g[row * width + i] * sign * x[row * width + turned];
                 }
             }
-            if let (Some(x), Some((dcos, dsin))) = (&x, &angles) {
-                let x = x.read(engine, context, "x")?;
-                let (mut to_cos, mut to_sin) = (vec![0.0; c.len()], vec![0.0; s.len()]);
-                for (row, angle) in rows.iter().enumerate() {
-                    for (i, (straight, turned, sign)) in terms.iter().enumerate() {
-                        to_cos[angle * width + i] += g[row * width + i] * x[row * width + straight];
-                        to_sin[angle * width + i] +=
-                            g[row * width + i] * sign * x[row * width + turned];
-                    }
-                }
-                dcos.write(engine, context, &to_cos, "dcos")?;
-                dsin.write(engine, context, &to_sin, "dsin")?;
-            }
-            dx.write(engine, context, &grad, "dx")
-        }),
-    )
+            data.write(dcos, &to_cos)?;
+            data.write(dsin, &to_sin)?;
+        }
+        data.write(&dx, &grad)
+    })
 }

@@ -3,12 +3,7 @@
 use crate::error::{AscendError, Result};
 use crate::result::recent_message;
 use crate::safe::Stream;
-use crate::sys::{AclMeta, aclOpExecutor, aclnnStatus, aclrtStream, code};
-use std::ffi::c_void;
-
-/// Second phase of every operator.
-pub(super) type Run =
-    unsafe extern "C" fn(*mut c_void, u64, *mut aclOpExecutor, aclrtStream) -> aclnnStatus;
+use crate::sys::{AclMeta, Run, aclOpExecutor, aclnnStatus, code};
 
 /// The table of descriptor functions of the stream's runtime.
 pub(super) fn meta(stream: &Stream) -> Result<&AclMeta> {

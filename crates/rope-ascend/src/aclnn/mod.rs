@@ -16,13 +16,17 @@
 //! `npu_mrope` has no gradient of its own. Where a pair shares its angle, the gradient is the same
 //! operator with the sines negated: [`CacheDirection::Gradient`].
 //!
+//! [`Operators`] has the operators of training: arithmetic, comparisons, reductions, data movement, matrix products.
+//!
 //! # Source
-//! Public documentation of the operators (hicann/ops-transformer, `posembedding`).
+//! Public documentation of the operators (hicann/ops-transformer, `posembedding`; hicann/ops-math and hicann/ops-nn).
 #![allow(unsafe_code, reason = "calls of the operator library")]
 
 mod apply;
 mod cache;
 mod call;
+mod operators;
+mod plans;
 mod rotary;
 mod tensor;
 
@@ -30,6 +34,7 @@ pub use apply::{apply_rotary_pos_emb, interleave_rope};
 pub use cache::{
     CacheDirection, MropeCall, SectionOrder, SinCosCache, StockPositions, rope_with_sin_cos_cache,
 };
+pub use operators::{Number, OPERATORS, OperatorInfo, Operators, View};
 pub use rotary::{
     GradOutputs, Mode, OperatorLayout, rotary_position_embedding, rotary_position_embedding_grad,
 };

@@ -19,7 +19,7 @@ pub use kernels::Kernels;
 pub use npu::{KERNELS_VARIABLE, Npu};
 pub use rotary::{Direction, Lane, LaneMap, Pairing, Rotary};
 pub use rotator::{
-    AngleGradient, Angles, KernelElement, Operand, Positions, Rotation, Rotator, Table,
+    AngleGradient, Angles, KernelElement, KernelType, Operand, Positions, Rotation, Rotator, Table,
 };
 pub use tiling::{
     AngleSource, Architecture, Machine, Plan, Problem, plan_angle_gradient, plan_rotation,

@@ -16,7 +16,7 @@ pub const KERNELS_VARIABLE: &str = "ROPE_ASCEND_KERNELS";
 enum Target {
     Ascend(u32),
     #[cfg(feature = "ascend-sim")]
-    Simulated,
+    Simulated(u32),
 }
 
 impl Target {
@@ -24,7 +24,9 @@ impl Target {
         match self {
             Self::Ascend(ordinal) => format!("ascend:{ordinal}"),
             #[cfg(feature = "ascend-sim")]
-            Self::Simulated => "ascend-sim".to_owned(),
+            Self::Simulated(0) => "ascend-sim".to_owned(),
+            #[cfg(feature = "ascend-sim")]
+            Self::Simulated(ordinal) => format!("ascend-sim:{ordinal}"),
         }
     }
 }
@@ -64,13 +66,22 @@ impl Npu {
         Self::shared(Target::Ascend(ordinal))
     }
 
-    /// The simulator's device.
+    /// The simulator's first device.
     ///
     /// # Errors
     /// The simulator's; none are expected.
     #[cfg(feature = "ascend-sim")]
     pub fn simulated() -> Result<Self> {
-        Self::shared(Target::Simulated)
+        Self::simulated_device(0)
+    }
+
+    /// Device `ordinal` of the simulator.
+    ///
+    /// # Errors
+    /// [`AscendError::InvalidArgument`] where the simulated machine has no such device.
+    #[cfg(feature = "ascend-sim")]
+    pub fn simulated_device(ordinal: u32) -> Result<Self> {
+        Self::shared(Target::Simulated(ordinal))
     }
 
     /// The installed CANN's runtime, started once and kept as devices are.
@@ -79,12 +90,16 @@ impl Npu {
     /// [`AscendError::Load`] where there is no CANN; else the runtime's.
     pub fn runtime() -> Result<Runtime> {
         static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
-        let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(runtime) = &*runtime {
-            return Ok(runtime.clone());
-        }
-        let started = Runtime::open(None)?;
-        Ok(runtime.insert(started).clone())
+        once(&RUNTIME, || Runtime::open(None))
+    }
+
+    #[cfg(feature = "ascend-sim")]
+    fn simulated_runtime() -> Result<Runtime> {
+        static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
+        once(
+            &RUNTIME,
+            || Runtime::start(crate::loader::Api::simulated()?),
+        )
     }
 
     fn shared(target: Target) -> Result<Self> {
@@ -96,7 +111,7 @@ impl Npu {
         let (runtime, ordinal) = match target {
             Target::Ascend(ordinal) => (Self::runtime()?, ordinal),
             #[cfg(feature = "ascend-sim")]
-            Target::Simulated => (Runtime::start(crate::loader::Api::simulated()?)?, 0),
+            Target::Simulated(ordinal) => (Self::simulated_runtime()?, ordinal),
         };
         let npu = Self {
             inner: Arc::new(Inner {
@@ -171,7 +186,7 @@ impl Npu {
                 })
             }
             #[cfg(feature = "ascend-sim")]
-            Target::Simulated => {
+            Target::Simulated(_) => {
                 let architecture = match self.inner.device.machine()?.architecture {
                     super::Architecture::Dav2201 => 2201,
                     super::Architecture::Dav3510 => 3510,
@@ -198,6 +213,15 @@ impl Npu {
             remedy,
         }
     }
+}
+
+/// The value, made at the first success.
+fn once<T: Clone>(cell: &Mutex<Option<T>>, make: impl FnOnce() -> Result<T>) -> Result<T> {
+    let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(value) = &*cell {
+        return Ok(value.clone());
+    }
+    Ok(cell.insert(make()?).clone())
 }
 
 /// The entry points of `kernels/rope/rope.cpp`.

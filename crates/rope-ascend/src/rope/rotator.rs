@@ -12,21 +12,55 @@ use half::{bf16, f16};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Element types that the kernels take.
-pub trait KernelElement: Element {
-    /// Name in the kernels' entry points.
-    const NAME: &'static str;
+/// Element types that the kernels take, named at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KernelType {
+    /// 32 bits.
+    F32,
+    /// IEEE 754 half precision.
+    F16,
+    /// The upper half of 32 bits.
+    Bf16,
 }
 
-impl KernelElement for f32 {
-    const NAME: &'static str = "f32";
+impl KernelType {
+    /// Name in the kernels' entry points.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of an element.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
 }
-impl KernelElement for f16 {
-    const NAME: &'static str = "f16";
+
+/// Element types that the kernels take.
+pub trait KernelElement: Element {
+    /// The type.
+    const TYPE: KernelType;
+    /// Name in the kernels' entry points.
+    const NAME: &'static str = Self::TYPE.name();
 }
-impl KernelElement for bf16 {
-    const NAME: &'static str = "bf16";
+
+macro_rules! kernel_elements {
+    ($($element:ty: $type:ident),*) => { $(
+        impl KernelElement for $element {
+            const TYPE: KernelType = KernelType::$type;
+        }
+    )* };
 }
+
+kernel_elements!(f32: F32, f16: F16, bf16: Bf16);
 
 /// Cosines and sines for every position: `[rows, 2, width]`, f32.
 #[derive(Debug)]
@@ -128,6 +162,15 @@ pub enum Angles<'a> {
     /// `[tokens, 2, angle_width]`: each token's cosines, then its sines. Tokens in the order
     /// batch, place; with as many rows as one batch has tokens, all batches share them.
     PerToken(&'a DeviceBuffer<f32>),
+    /// As [`PerToken`](Self::PerToken), somewhere in a buffer of bytes.
+    Rows {
+        /// Where they lie.
+        buffer: &'a DeviceBuffer<u8>,
+        /// Bytes before the first row.
+        offset_bytes: u64,
+        /// Tokens.
+        rows: u64,
+    },
     /// Gathered in the kernel: each token's positions select rows of the table, the rotary's lane
     /// map picks from them. Positions may be shared by all batches, too.
     Table(&'a Table, &'a Positions),
@@ -135,7 +178,7 @@ pub enum Angles<'a> {
 
 /// q or k.
 #[derive(Debug)]
-pub enum Operand<'a, T: KernelElement> {
+pub enum Operand<'a, T: Element> {
     /// Rotated where it lies.
     InPlace(&'a mut DeviceBuffer<T>, View),
     /// Read from one buffer, written to another; channels that are not rotated are copied.
@@ -151,7 +194,7 @@ pub enum Operand<'a, T: KernelElement> {
     },
 }
 
-impl<T: KernelElement> Operand<'_, T> {
+impl<T: Element> Operand<'_, T> {
     fn source(&self) -> (&DeviceBuffer<T>, View) {
         match self {
             Self::InPlace(buffer, view) => (buffer, *view),
@@ -175,7 +218,7 @@ impl<T: KernelElement> Operand<'_, T> {
 
 /// One rotation of q and k.
 #[derive(Debug)]
-pub struct Rotation<'a, T: KernelElement> {
+pub struct Rotation<'a, T: Element> {
     /// Forward or adjoint.
     pub direction: Direction,
     /// Batches.
@@ -192,7 +235,7 @@ pub struct Rotation<'a, T: KernelElement> {
 
 /// A request for the gradient of the angles.
 #[derive(Debug)]
-pub struct AngleGradient<'a, T: KernelElement> {
+pub struct AngleGradient<'a, T: Element> {
     /// Batches.
     pub batch: u32,
     /// Tokens of a batch.
@@ -260,7 +303,23 @@ impl Rotator {
     /// [`AscendError::InvalidArgument`] for shapes that do not fit, with nothing queued; else the
     /// runtime's.
     pub fn rotate<T: KernelElement>(&self, rotation: &mut Rotation<'_, T>) -> Result<()> {
-        let plan = self.plan(rotation)?;
+        self.rotate_as(T::TYPE, rotation)
+    }
+
+    /// As [`Self::rotate`], for q and k that lie in buffers of bytes; their views count elements of type `element`.
+    ///
+    /// # Errors
+    /// As [`Self::rotate`].
+    pub fn rotate_bytes(&self, element: KernelType, rotation: &mut Rotation<'_, u8>) -> Result<()> {
+        self.rotate_as(element, rotation)
+    }
+
+    fn rotate_as<T: Element>(
+        &self,
+        element: KernelType,
+        rotation: &mut Rotation<'_, T>,
+    ) -> Result<()> {
+        let plan = self.plan_as(element, rotation)?;
         let rotation = &*rotation;
         let (mut args, map) = (
             RotateArgs {
@@ -270,12 +329,17 @@ impl Rotator {
             self.map(&plan)?,
         );
         args.map = map;
-        (args.q, args.q_out) = addresses(&rotation.q);
+        (args.q, args.q_out) = addresses(element, &rotation.q);
         if let Some(k) = &rotation.k {
-            (args.k, args.k_out) = addresses(k);
+            (args.k, args.k_out) = addresses(element, k);
         }
         match rotation.angles {
             Angles::PerToken(angles) => args.angles = angles.pointer() as u64,
+            Angles::Rows {
+                buffer,
+                offset_bytes,
+                ..
+            } => args.angles = buffer.pointer() as u64 + offset_bytes,
             Angles::Table(table, positions) => {
                 args.angles = table.values.pointer() as u64;
                 args.positions = positions.ids.pointer() as u64;
@@ -289,6 +353,10 @@ impl Rotator {
     /// # Errors
     /// As [`Self::rotate`].
     pub fn plan<T: KernelElement>(&self, rotation: &Rotation<'_, T>) -> Result<Plan> {
+        self.plan_as(T::TYPE, rotation)
+    }
+
+    fn plan_as<T: Element>(&self, element: KernelType, rotation: &Rotation<'_, T>) -> Result<Plan> {
         const OP: &str = "rotate";
         let operands = [Some(&rotation.q), rotation.k.as_ref()];
         let in_place = rotation.q.in_place();
@@ -321,8 +389,9 @@ impl Rotator {
                     to.1.heads,
                 ));
             }
-            input[i] = self.layout(OP, NAMES[i], rotation.batch, rotation.seq, from)?;
-            output[i] = self.layout(OP, NAMES[i], rotation.batch, rotation.seq, to)?;
+            let tokens = (rotation.batch, rotation.seq);
+            input[i] = self.layout(OP, NAMES[i], element, tokens, from)?;
+            output[i] = self.layout(OP, NAMES[i], element, tokens, to)?;
         }
         let tokens = u64::from(rotation.batch) * u64::from(rotation.seq);
         let (rows, angles) = match rotation.angles {
@@ -338,6 +407,25 @@ impl Rotator {
                     ));
                 }
                 ((angles.len() / row) as u64, AngleSource::PerToken)
+            }
+            Angles::Rows {
+                buffer,
+                offset_bytes,
+                rows,
+            } => {
+                self.stream.owns(OP, buffer)?;
+                let row_bytes = 2 * u64::from(self.rotary.angle_width()) * size_of::<f32>() as u64;
+                let end = rows.checked_mul(row_bytes);
+                let end = end.and_then(|bytes| bytes.checked_add(offset_bytes));
+                if end.is_none_or(|end| end > buffer.bytes() as u64) {
+                    return Err(AscendError::argument(
+                        OP,
+                        "angles",
+                        format!("within their buffer of {} bytes", buffer.bytes()),
+                        format!("{rows} rows of {row_bytes} from {offset_bytes}"),
+                    ));
+                }
+                (rows, AngleSource::PerToken)
             }
             Angles::Table(table, positions) => {
                 self.stream.owns(OP, &table.values)?;
@@ -362,7 +450,7 @@ impl Rotator {
         let problem = Problem {
             rotary: &self.rotary,
             direction: rotation.direction,
-            element_bytes: size_of::<T>() as u32,
+            element_bytes: element.bytes() as u32,
             batch: rotation.batch,
             seq: rotation.seq,
             heads,
@@ -372,7 +460,7 @@ impl Rotator {
             angles,
             shared_over_batch,
         };
-        plan_rotation(&problem, self.kernels.machine(), T::NAME)
+        plan_rotation(&problem, self.kernels.machine(), element.name())
     }
 
     /// Queues the gradient of the angles, `[tokens, 2, angle_width]` as [`Angles::PerToken`] wants
@@ -384,6 +472,38 @@ impl Rotator {
         &self,
         request: &AngleGradient<'_, T>,
     ) -> Result<DeviceBuffer<f32>> {
+        let plan = self.plan_angle_gradient(T::TYPE, request)?;
+        let rows = request.batch as usize * request.seq as usize;
+        let out = self
+            .stream
+            .alloc(rows * 2 * self.rotary.angle_width() as usize)?;
+        self.launch_angle_gradient(T::TYPE, request, &plan, &out)?;
+        Ok(out)
+    }
+
+    /// As [`Self::angle_gradient`], for tensors that lie in buffers of bytes; their views count elements of type `element`.
+    /// The f32 of the result are bytes, too.
+    ///
+    /// # Errors
+    /// As [`Self::rotate`].
+    pub fn angle_gradient_bytes(
+        &self,
+        element: KernelType,
+        request: &AngleGradient<'_, u8>,
+    ) -> Result<DeviceBuffer<u8>> {
+        let plan = self.plan_angle_gradient(element, request)?;
+        let rows = request.batch as usize * request.seq as usize;
+        let values = rows * 2 * self.rotary.angle_width() as usize;
+        let out = self.stream.alloc(values * size_of::<f32>())?;
+        self.launch_angle_gradient(element, request, &plan, &out)?;
+        Ok(out)
+    }
+
+    fn plan_angle_gradient<T: Element>(
+        &self,
+        element: KernelType,
+        request: &AngleGradient<'_, T>,
+    ) -> Result<Plan> {
         const OP: &str = "angle gradient";
         let (batch, seq) = (request.batch, request.seq);
         if request.k.is_some() != request.k_grad.is_some() {
@@ -397,7 +517,7 @@ impl Rotator {
         let mut problem = Problem {
             rotary: &self.rotary,
             direction: Direction::Forward,
-            element_bytes: size_of::<T>() as u32,
+            element_bytes: element.bytes() as u32,
             batch,
             seq,
             heads: [0; 2],
@@ -422,37 +542,41 @@ impl Rotator {
                 ));
             }
             problem.heads[i] = x.1.heads;
-            problem.input[i] = self.layout(OP, NAMES[i], batch, seq, x)?;
-            problem.output[i] = self.layout(OP, NAMES[i], batch, seq, grad)?;
+            problem.input[i] = self.layout(OP, NAMES[i], element, (batch, seq), x)?;
+            problem.output[i] = self.layout(OP, NAMES[i], element, (batch, seq), grad)?;
         }
         if batch == 0 || seq == 0 {
             return Err(AscendError::argument(OP, "tokens", "at least one", 0));
         }
-        let plan = plan_angle_gradient(&problem, self.kernels.machine(), T::NAME)?;
-        let rows = batch as usize * seq as usize;
-        let out = self
-            .stream
-            .alloc(rows * 2 * self.rotary.angle_width() as usize)?;
-        let address = |(buffer, view): (&DeviceBuffer<T>, View)| address(buffer, view);
+        plan_angle_gradient(&problem, self.kernels.machine(), element.name())
+    }
+
+    fn launch_angle_gradient<T: Element, O: Element>(
+        &self,
+        element: KernelType,
+        request: &AngleGradient<'_, T>,
+        plan: &Plan,
+        out: &DeviceBuffer<O>,
+    ) -> Result<()> {
+        let address = |(buffer, view): (&DeviceBuffer<T>, View)| address(element, buffer, view);
         let args = AngleGradArgs {
             q: address(request.q),
             k: request.k.map_or(0, address),
             q_grad: address(request.q_grad),
             k_grad: request.k_grad.map_or(0, address),
             angle_grad: out.pointer() as u64,
-            map: self.map(&plan)?,
+            map: self.map(plan)?,
             tiling: plan.tiling,
         };
-        self.launch(&plan, args)?;
-        Ok(out)
+        self.launch(plan, args)
     }
 
-    fn layout<T: KernelElement>(
+    fn layout<T: Element>(
         &self,
         operation: &'static str,
         argument: &'static str,
-        batch: u32,
-        seq: u32,
+        element: KernelType,
+        (batch, seq): (u32, u32),
         (buffer, view): (&DeviceBuffer<T>, View),
     ) -> Result<TensorLayout> {
         if batch == 0 || seq == 0 {
@@ -464,7 +588,8 @@ impl Rotator {
             ));
         }
         self.stream.owns(operation, buffer)?;
-        view.check(argument, batch, seq, self.rotary.head_dim(), buffer.len())
+        let elements = buffer.bytes() / element.bytes();
+        view.check(argument, batch, seq, self.rotary.head_dim(), elements)
     }
 
     fn check_table(&self, table: &Table, positions: &Positions) -> Result<()> {
@@ -540,13 +665,16 @@ impl Drop for Rotator {
 
 const NAMES: [&str; 2] = ["q", "k"];
 
-fn address<T: KernelElement>(buffer: &DeviceBuffer<T>, view: View) -> u64 {
-    buffer.pointer() as u64 + view.offset * size_of::<T>() as u64
+fn address<T: Element>(element: KernelType, buffer: &DeviceBuffer<T>, view: View) -> u64 {
+    buffer.pointer() as u64 + view.offset * element.bytes() as u64
 }
 
-fn addresses<T: KernelElement>(operand: &Operand<'_, T>) -> (u64, u64) {
+fn addresses<T: Element>(element: KernelType, operand: &Operand<'_, T>) -> (u64, u64) {
     let (from, to) = (operand.source(), operand.target());
-    (address(from.0, from.1), address(to.0, to.1))
+    (
+        address(element, from.0, from.1),
+        address(element, to.0, to.1),
+    )
 }
 
 /// An argument block of a kernel.

@@ -17,6 +17,7 @@ mod module;
 mod pinned;
 mod pool;
 mod runtime;
+mod staging;
 mod stream;
 
 pub use buffer::{DeviceBuffer, Element};

@@ -6,9 +6,11 @@ use super::event::Event;
 use super::module::Module;
 use super::pinned::PinnedBuffer;
 use super::pool::{Block, Cache, rounded};
+use super::staging::Staging;
 use crate::error::{AscendError, Result};
 use crate::result;
 use crate::sys::{aclrtMemcpyKind, aclrtStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +18,9 @@ use std::time::Duration;
 pub(super) struct StreamInner {
     pub(super) raw: aclrtStream,
     cache: Mutex<Cache>,
+    staging: Mutex<Staging>,
+    /// Whether a wait has returned a failure: it stays with the stream, and its teardown need not tell it again.
+    told: AtomicBool,
     pub(super) device: Device,
 }
 
@@ -31,10 +36,21 @@ impl StreamInner {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn staging(&self) -> std::sync::MutexGuard<'_, Staging> {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits for the stream's work; the device is current.
     fn wait(&self) -> Result<()> {
+        // Held through the wait, so that no copy is queued between it and `passed`.
+        let mut staging = self.staging();
         // SAFETY: `raw` lives as long as `self`; the caller has entered the device.
-        unsafe { result::stream::synchronize(self.device.inner.rt(), self.raw) }
+        let outcome = unsafe { result::stream::synchronize(self.device.inner.rt(), self.raw) };
+        match &outcome {
+            Ok(()) => staging.passed(),
+            Err(_) => self.told.store(true, Ordering::Relaxed),
+        }
+        outcome
     }
 
     /// Frees the cached blocks; the device is current and the stream idle. Goes on after a
@@ -56,11 +72,12 @@ impl StreamInner {
     /// tried once more.
     pub(super) fn block(&self, bytes: usize) -> Result<Block> {
         let inner = &self.device.inner;
-        inner.enter()?;
         let bytes = rounded(bytes);
+        // A cached block is had without a call of the runtime.
         if let Some(block) = self.cache().take(bytes, &inner.counters) {
             return Ok(block);
         }
+        inner.enter()?;
         let first = result::memory::malloc(inner.rt(), bytes);
         let pointer = match first {
             Err(AscendError::OutOfMemory { .. }) => {
@@ -100,7 +117,10 @@ impl Drop for StreamInner {
     fn drop(&mut self) {
         let inner = &self.device.inner;
         inner.teardown(|| {
-            let waited = self.wait();
+            let told = self.told.load(Ordering::Relaxed);
+            let waited = self
+                .wait()
+                .or_else(|error| if told { Ok(()) } else { Err(error) });
             let freed = self.free_cached();
             // SAFETY: the last handle; buffers and events hold the stream, so none is left.
             let destroyed = unsafe { result::stream::destroy(inner.rt(), self.raw) };
@@ -127,6 +147,8 @@ impl Stream {
             inner: Arc::new(StreamInner {
                 raw,
                 cache: Mutex::default(),
+                staging: Mutex::default(),
+                told: AtomicBool::new(false),
                 device,
             }),
         })
@@ -169,12 +191,13 @@ impl Stream {
         }
     }
 
-    /// Returns cached memory to the device.
+    /// Returns cached memory to the device, and pinned memory to the host.
     ///
     /// # Errors
     /// As [`Self::synchronize`]; the runtime's.
     pub fn trim(&self) -> Result<()> {
         self.synchronize()?;
+        drop(self.inner.staging().free());
         self.inner.free_cached()
     }
 
@@ -194,6 +217,7 @@ impl Stream {
     pub fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         let buffer = self.alloc::<T>(len)?;
         if len > 0 {
+            self.make_current()?;
             // SAFETY: the buffer's extent; it stays allocated until the stream has passed this,
             // since a dropped buffer goes back to this stream's cache.
             unsafe {
@@ -217,6 +241,46 @@ impl Stream {
         let mut buffer = self.alloc(values.len())?;
         self.write(&mut buffer, values)?;
         Ok(buffer)
+    }
+
+    /// A buffer that holds a copy of `bytes`. Returns when they are copied to pinned memory; the copy to the device is
+    /// queued. Many bytes are copied as by [`upload`](Self::upload).
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    #[doc(alias = "aclrtMemcpyAsync")]
+    pub fn upload_queued(&self, bytes: &[u8]) -> Result<DeviceBuffer<u8>> {
+        let Some(block_bytes) = Staging::block_bytes(bytes.len()) else {
+            return self.upload(bytes);
+        };
+        let buffer = self.alloc::<u8>(bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(buffer);
+        }
+        self.make_current()?;
+        if self.inner.staging().is_full() {
+            self.synchronize()?;
+        }
+        let mut staging = self.inner.staging();
+        let mut block = match staging.take(block_bytes) {
+            Some(block) => block,
+            None => self.pinned(block_bytes)?,
+        };
+        block[..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: the buffer's extent and as many bytes of the block. The block is neither written nor freed before the
+        // stream has passed the copy (`Staging`); a dropped buffer goes back to this stream's cache.
+        let queued = unsafe {
+            result::memory::copy_async(
+                self.inner.device.inner.rt(),
+                buffer.pointer(),
+                block.as_ptr().cast(),
+                bytes.len(),
+                aclrtMemcpyKind::HOST_TO_DEVICE,
+                self.inner.raw,
+            )
+        };
+        staging.queued(block);
+        queued.map(|()| buffer)
     }
 
     /// Overwrites `buffer` with `values`, behind the work queued before. Returns when the copy is
@@ -245,11 +309,32 @@ impl Stream {
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn read<T: Element>(&self, buffer: &DeviceBuffer<T>, values: &mut [T]) -> Result<()> {
         self.same_length("read", buffer.len(), values.len())?;
+        self.read_from(buffer, 0, values)
+    }
+
+    /// As [`Self::read`], for the elements from `first` on, as many as `values` holds.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn read_from<T: Element>(
+        &self,
+        buffer: &DeviceBuffer<T>,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<()> {
+        if first.saturating_add(values.len()) > buffer.len() {
+            return Err(AscendError::argument(
+                "read",
+                "elements",
+                format!("within the buffer's {}", buffer.len()),
+                format!("{} from {first}", values.len()),
+            ));
+        }
         self.owns("read", buffer)?;
         let target = bytes_of_mut(values);
         self.wait_and_copy(
             target.as_mut_ptr().cast(),
-            buffer.pointer(),
+            buffer.pointer().cast::<T>().wrapping_add(first).cast(),
             target.len(),
             aclrtMemcpyKind::DEVICE_TO_HOST,
         )

@@ -1,7 +1,8 @@
 //! Operator descriptors (`libnnopbase.so`) and the rotary operators (`libopapi*.so`).
 
 use super::types::{
-    aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclnnStatus, aclrtStream,
+    aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclScalar, aclTensor, aclTensorList,
+    aclnnStatus, aclrtStream,
 };
 use std::ffi::{c_char, c_void};
 
@@ -17,6 +18,13 @@ super::functions! {
         }
         optional {
             fn aclDestroyAclOpExecutor(executor: *mut aclOpExecutor) -> aclnnStatus;
+            fn aclCreateScalar(value: *mut c_void, dtype: aclDataType) -> *mut aclScalar;
+            fn aclDestroyScalar(scalar: *const aclScalar) -> aclnnStatus;
+            fn aclCreateTensorList(tensors: *const *const aclTensor, count: u64) -> *mut aclTensorList;
+            fn aclDestroyTensorList(list: *const aclTensorList) -> aclnnStatus;
+            fn aclSetAclOpExecutorRepeatable(executor: *mut aclOpExecutor) -> aclnnStatus;
+            fn aclSetInputTensorAddr(executor: *mut aclOpExecutor, index: usize, tensor: *mut aclTensor, address: *mut c_void) -> aclnnStatus;
+            fn aclSetOutputTensorAddr(executor: *mut aclOpExecutor, index: usize, tensor: *mut aclTensor, address: *mut c_void) -> aclnnStatus;
         }
     }
 }

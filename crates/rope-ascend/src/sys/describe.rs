@@ -22,6 +22,7 @@ spell! {
     u64 => "uint64_t",
     usize => "size_t",
     f32 => "float",
+    f64 => "double",
     bool => "bool",
     c_void => "void",
     c_char => "char",

@@ -17,12 +17,15 @@ mod acl_rt;
 mod acl_rtc;
 mod aclnn;
 mod describe;
+mod operators;
 mod types;
 
 pub use acl_rt::AclRt;
 pub use acl_rtc::AclRtc;
 pub use aclnn::{AclMeta, AclOps};
 pub use describe::{CType, Field, Record, Signature, constants, records};
+pub(crate) use operators::for_each_operator;
+pub use operators::{AclOperators, Kind, Operator, Run, kind};
 pub use types::*;
 
 use std::ffi::{CStr, c_void};

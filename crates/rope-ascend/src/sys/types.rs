@@ -39,6 +39,10 @@ opaque! {
     aclTensor,
     /// A list of integers of the operator library.
     aclIntArray,
+    /// A number of the operator library.
+    aclScalar,
+    /// A list of tensor descriptors of the operator library; it owns them.
+    aclTensorList,
     /// A planned operator call.
     aclOpExecutor,
 }
@@ -114,10 +118,26 @@ enumerations! {
         FLOAT = 0 as "ACL_FLOAT",
         /// 16-bit IEEE float.
         FLOAT16 = 1 as "ACL_FLOAT16",
+        /// 8-bit signed integer.
+        INT8 = 2 as "ACL_INT8",
         /// 32-bit signed integer.
         INT32 = 3 as "ACL_INT32",
+        /// 8-bit unsigned integer.
+        UINT8 = 4 as "ACL_UINT8",
+        /// 16-bit signed integer.
+        INT16 = 6 as "ACL_INT16",
+        /// 16-bit unsigned integer.
+        UINT16 = 7 as "ACL_UINT16",
+        /// 32-bit unsigned integer.
+        UINT32 = 8 as "ACL_UINT32",
         /// 64-bit signed integer.
         INT64 = 9 as "ACL_INT64",
+        /// 64-bit unsigned integer.
+        UINT64 = 10 as "ACL_UINT64",
+        /// 64-bit float.
+        DOUBLE = 11 as "ACL_DOUBLE",
+        /// Boolean of one byte.
+        BOOL = 12 as "ACL_BOOL",
         /// bfloat16.
         BF16 = 27 as "ACL_BF16",
     }
@@ -135,6 +155,20 @@ enumerations! {
     }
 }
 
+/// How matrix products of 32-bit floats are computed. Not in the runtime's headers.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CubeMath(pub i8);
+
+impl CubeMath {
+    /// In the type of the operands.
+    pub const KEEP_DTYPE: Self = Self(0);
+    /// 32-bit floats with the shorter mantissa of HF32.
+    pub const ALLOW_FP32_DOWN_PRECISION: Self = Self(1);
+}
+
+spell! { CubeMath => "int8_t" }
+
 /// Result codes that the crate acts on or explains.
 pub mod code {
     macro_rules! codes {
@@ -149,7 +183,10 @@ pub mod code {
                     161_001 => "an operator argument is a null pointer",
                     161_002 => "an operator argument is outside what the operator accepts",
                     176_000..=176_007 => "the run-time compiler refused the program",
+                    361_001 => "a runtime call inside the operator failed",
                     561_002 => "the operator could not plan its tiling",
+                    561_003 => "the operator's kernel was not found",
+                    561_103 => "the operator does not support the specification",
                     _ => "no description known",
                 }
             }

@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+use burn::backend::ExecutionError;
+
+use crate::device::explained;
+
 /// A failed training run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -32,6 +36,15 @@ pub(crate) enum TrainError {
         expected: String,
         found: String,
     },
+    /// The device is not there.
+    #[error(transparent)]
+    Open(Box<dyn std::error::Error>),
+    /// The device failed.
+    #[error("the device failed: {}", explained(_0))]
+    Device(#[from] ExecutionError),
+    /// What came from the device is not what was asked for.
+    #[error("the device gave back something else: {0}")]
+    Read(String),
     /// The loss is no longer a number.
     #[error("the loss is {loss} at step {step}; try a smaller --learning-rate")]
     Diverged { step: usize, loss: f32 },

@@ -8,6 +8,7 @@ use rope_core::{AxisLayout, Pairing, RotarySpec};
 use serde::{Deserialize, Serialize};
 
 use super::clip::Clip;
+use crate::device::{Device, TokenArgs};
 
 /// Options of `mrope train`.
 #[derive(Clone, Debug, Args)]
@@ -15,9 +16,13 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunConfig,
 
-    /// Where the model computes
-    #[arg(long, value_enum, default_value_t = DeviceKind::Flex)]
-    pub(crate) device: DeviceKind,
+    /// Where the model computes: cpu, ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or
+    /// remote:ws://HOST:PORT (a device that `mrope serve` serves)
+    #[arg(long, default_value = "cpu")]
+    pub(crate) device: Device,
+
+    #[command(flatten)]
+    pub(crate) token: TokenArgs,
 
     /// Folder for the model, the checkpoints and the plots [default: out/ and the rotary embedding, as in out/fused]
     #[arg(long, value_name = "DIR")]
@@ -154,23 +159,6 @@ impl From<PairingChoice> for Pairing {
             PairingChoice::Adjacent => Self::Adjacent,
             PairingChoice::Quarter => Self::Quarter,
             PairingChoice::InterleaveHalf => Self::InterleaveHalf,
-        }
-    }
-}
-
-/// Where the model computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum DeviceKind {
-    /// burn's CPU backend
-    Flex,
-}
-
-impl DeviceKind {
-    /// The device, without autodiff.
-    pub(crate) fn device(self) -> burn::tensor::Device {
-        match self {
-            Self::Flex => burn::tensor::Device::flex(),
         }
     }
 }

@@ -174,7 +174,7 @@ pub(crate) fn attention(path: &Path, trainer: &Trainer, question: &Question) -> 
 
 fn draw_attention(path: &Path, trainer: &Trainer, question: &Question) -> Drawn {
     let clip = trainer.config().clip();
-    let answer = trainer.answer(question);
+    let answer = trainer.answer(question)?;
     let layers: Vec<Vec<(String, Vec<f32>)>> = answer
         .attention
         .iter()

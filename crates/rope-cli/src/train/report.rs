@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use burn::module::Module;
 use serde::Serialize;
 
-use super::options::{DeviceKind, RunConfig};
+use super::options::RunConfig;
 use super::trainer::{History, Test, Trainer};
+use crate::device::Usage;
 
 /// The files of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -33,7 +34,10 @@ pub(crate) struct Report {
     seconds: f64,
     tokens_per_second: f64,
     parameters: usize,
-    device: DeviceKind,
+    device: String,
+    /// Of the steps, on an NPU of this process: peak memory, and what ran on the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
     options: RunConfig,
     losses: Vec<f32>,
     accuracies: Vec<f32>,
@@ -44,7 +48,8 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn new(
         trainer: &Trainer,
-        device: DeviceKind,
+        device: String,
+        usage: Option<Usage>,
         test: Test,
         accuracy_without_position: f64,
         files: Files,
@@ -65,6 +70,7 @@ impl Report {
             tokens_per_second: trainer.tokens_per_second(),
             parameters: trainer.model().num_params(),
             device,
+            usage,
             options: trainer.config().clone(),
             losses,
             accuracies,
@@ -82,7 +88,7 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-        let rows = [
+        let mut rows = vec![
             ("accuracy on unseen digits", percent(self.accuracy.into())),
             (
                 "best without positions",
@@ -99,6 +105,9 @@ impl fmt::Display for Report {
             ("loss and accuracy", self.files.curves.display().to_string()),
             ("where it looks", self.files.attention.display().to_string()),
         ];
+        rows.push(("device", self.device.clone()));
+        let usage = self.usage.as_ref().map(Usage::rows).unwrap_or_default();
+        rows.extend(usage.iter().map(|(name, value)| (&**name, value.clone())));
         writeln!(f)?;
         for (index, (name, value)) in rows.iter().enumerate() {
             let end = if index + 1 < rows.len() { "\n" } else { "" };

@@ -12,6 +12,7 @@ use super::options::TrainArgs;
 use super::plots;
 use super::report::{Files, Report};
 use super::trainer::Trainer;
+use crate::device::Compute;
 
 /// Questions of the tests on the way.
 const PROBE_QUESTIONS: usize = 512;
@@ -26,15 +27,17 @@ const SHOWN_STEPS: usize = 50;
 /// [`TrainError`]: see its variants.
 pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let out = args.out();
-    let device = args.device.device();
+    let compute = Compute::open(&args.device, &args.token).map_err(TrainError::Open)?;
+    let device = compute.device();
     let mut trainer = if args.resume {
-        Trainer::resume(args.run.clone(), &device, &out)?
+        Trainer::resume(args.run.clone(), device, &out)?
     } else {
         checkpoint::clear(&out)?;
-        Trainer::new(args.run.clone(), &device)?
+        Trainer::new(args.run.clone(), device)?
     };
     fs::create_dir_all(&out).map_err(TrainError::file("create", &out))?;
 
+    compute.start_counting()?;
     let probe = trainer.test_questions(PROBE_QUESTIONS);
     let steps = args.run.steps;
     let progress = Progress::new(steps, trainer.steps());
@@ -42,17 +45,20 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         trainer.step()?;
         let done = trainer.steps();
         if done % PROBE_EVERY == 0 && done < steps {
-            trainer.record_test(&probe);
+            trainer.record_test(&probe)?;
         }
         if done % args.checkpoint_every == 0 && done < steps {
+            device.sync()?;
             trainer.save(&out)?;
         }
         progress.show(&trainer);
     }
     progress.finish();
+    // Also tells whether the last backward failed, before anything is written.
+    let usage = compute.usage()?;
 
     let questions = trainer.test_questions(args.test_questions);
-    let test = trainer.test(&questions);
+    let test = trainer.test(&questions)?;
     let files = Files {
         model: out.join("model.safetensors"),
         curves: out.join("curves.svg"),
@@ -71,7 +77,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     plots::curves(&files.curves, trainer.history(), &test, blind)?;
     plots::attention(&files.attention, &trainer, &questions[0])?;
 
-    let report = Report::new(&trainer, args.device, test, blind, files);
+    let report = Report::new(&trainer, args.device.to_string(), usage, test, blind, files);
     if args.json {
         println!("{}", report.json());
     } else {

@@ -113,9 +113,12 @@ impl Trainer {
         let training = context(device.clone().autodiff())?;
         let testing = context(device.clone())?;
 
-        device.seed(config.seed);
-        let model = sizes.init(rotary, &training.device);
+        // Drawn on the host, whose generator is the same everywhere: a run starts alike on every device.
+        let host = Device::flex().autodiff();
+        host.seed(config.seed);
+        let model = sizes.init(rotary, &host);
         model.visit(&mut DrawWeights);
+        let model = model.fork(&training.device);
         Ok(Self {
             clip,
             digits: Digits::load()?,
@@ -184,7 +187,8 @@ impl Trainer {
     /// One step: forward, backward, AdamW.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`] if the loss is not finite.
+    /// [`TrainError::Diverged`] if the loss is not finite; [`TrainError::Device`], also of the step before, whose backward
+    /// runs behind this call.
     pub(crate) fn step(&mut self) -> Result<()> {
         let started = Instant::now();
         let step = self.steps();
@@ -196,11 +200,11 @@ impl Trainer {
         let answers = batch.answers.clone();
         let output = forward(&self.model, batch, &self.training);
         let loss = self.loss.forward(output.logits.clone(), answers.clone());
-        let value: f32 = loss.clone().into_scalar();
+        let value = number(loss.clone())?;
         if !value.is_finite() {
             return Err(TrainError::Diverged { step, loss: value });
         }
-        let right = right_answers(output.logits.inner(), answers.inner());
+        let right = right_answers(output.logits.inner(), answers.inner())?;
         let gradients = GradientsParams::from_grads(loss.backward(), &self.model);
         let rate = self.config.learning_rate_at(step);
         self.model = self.optimizer.step(rate, self.model.clone(), gradients);
@@ -221,39 +225,45 @@ impl Trainer {
     }
 
     /// Answers `questions` and compares.
-    pub(crate) fn test(&self, questions: &[Question]) -> Test {
+    ///
+    /// # Errors
+    /// [`TrainError::Device`].
+    pub(crate) fn test(&self, questions: &[Question]) -> Result<Test> {
         let model = self.model.valid();
         let (mut right, mut loss) = (0, 0.0);
         for questions in questions.chunks(TEST_BATCH) {
             let batch = self.batch(questions, &self.testing.device);
             let answers = batch.answers.clone();
             let output = forward(&model, batch, &self.testing);
-            let mean: f32 = self
-                .loss
-                .forward(output.logits.clone(), answers.clone())
-                .into_scalar();
-            loss += mean * questions.len() as f32;
-            right += right_answers(output.logits, answers);
+            let mean = self.loss.forward(output.logits.clone(), answers.clone());
+            loss += number(mean)? * questions.len() as f32;
+            right += right_answers(output.logits, answers)?;
         }
-        Test {
+        Ok(Test {
             step: self.steps(),
             accuracy: right as f32 / questions.len() as f32,
             loss: loss / questions.len() as f32,
-        }
+        })
     }
 
     /// Tests and keeps the result in the history.
-    pub(crate) fn record_test(&mut self, questions: &[Question]) -> Test {
-        let test = self.test(questions);
+    ///
+    /// # Errors
+    /// [`TrainError::Device`].
+    pub(crate) fn record_test(&mut self, questions: &[Question]) -> Result<()> {
+        let test = self.test(questions)?;
         self.history.tests.push(test);
-        test
+        Ok(())
     }
 
     /// Answers one question and says where the last token looked.
-    pub(crate) fn answer(&self, question: &Question) -> Answer {
+    ///
+    /// # Errors
+    /// [`TrainError::Device`].
+    pub(crate) fn answer(&self, question: &Question) -> Result<Answer> {
         let batch = self.batch(std::slice::from_ref(question), &self.testing.device);
         let output = forward(&self.model.valid(), batch, &self.testing);
-        let probabilities = floats(burn::tensor::activation::softmax(output.logits, 1));
+        let probabilities = floats(burn::tensor::activation::softmax(output.logits, 1))?;
         let (digit, probability) = probabilities
             .iter()
             .copied()
@@ -269,18 +279,16 @@ impl Trainer {
                 let cells = weights
                     .narrow(2, tokens - 1, 1)
                     .narrow(3, 1, self.clip.cells());
-                floats(cells)
-                    .chunks(self.clip.cells())
-                    .take(heads)
-                    .map(<[f32]>::to_vec)
-                    .collect()
+                let cells = floats(cells)?;
+                let heads = cells.chunks(self.clip.cells()).take(heads);
+                Ok(heads.map(<[f32]>::to_vec).collect())
             })
-            .collect();
-        Answer {
+            .collect::<Result<_>>()?;
+        Ok(Answer {
             digit: digit as u8,
             probability,
             attention,
-        }
+        })
     }
 
     fn batch(&self, questions: &[Question], device: &Device) -> Batch {
@@ -334,13 +342,21 @@ fn forward(model: &Model, batch: Batch, context: &Context) -> Output {
     )
 }
 
-fn right_answers(logits: Tensor<2>, answers: Tensor<1, Int>) -> usize {
+fn right_answers(logits: Tensor<2>, answers: Tensor<1, Int>) -> Result<usize> {
     let right = logits.argmax(1).squeeze_dim::<1>(1).equal(answers);
-    right.int().sum().into_scalar::<i64>() as usize
+    let right = right.int().sum().try_into_data()?;
+    let right: i64 = right.iter::<i64>().sum();
+    usize::try_from(right).map_err(|_| TrainError::Read(format!("{right} right answers")))
 }
 
-fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
+fn floats<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
+    Ok(tensor.try_into_data()?.iter::<f32>().collect())
+}
+
+fn number(tensor: Tensor<1>) -> Result<f32> {
+    let values = floats(tensor)?;
+    let one = || TrainError::Read(format!("{} numbers for one", values.len()));
+    values.first().copied().ok_or_else(one)
 }
 
 #[cfg(test)]
@@ -437,7 +453,7 @@ pub(crate) mod tests {
                 cell: 3,
             };
             [[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0]]
-                .map(|digits| trainer.answer(&question(digits)).probability)
+                .map(|digits| trainer.answer(&question(digits)).unwrap().probability)
         };
         let [a, b] = chance("none");
         assert!((a - b).abs() < 1e-5, "{a} {b}");
@@ -449,7 +465,7 @@ pub(crate) mod tests {
     fn attention_to_cells_is_a_part_of_one() {
         let trainer = trainer("--frames 1 --rows 2 --columns 3");
         let question = &trainer.test_questions(1)[0];
-        let answer = trainer.answer(question);
+        let answer = trainer.answer(question).unwrap();
         for head in answer.attention.iter().flatten() {
             assert_eq!(head.len(), 6);
             let sum: f32 = head.iter().sum();

@@ -18,6 +18,8 @@ use rope_core::{Layout, Pairing, Positions, RotarySpec, TokenAngles};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
+use crate::device::Compute;
+
 /// Of activations, logits and losses, whose values are of order 1.
 const ACTIVATION: f64 = 1e-4;
 /// Of a gradient, relative to its norm.
@@ -38,6 +40,8 @@ const TRAIN: &str = "train.json";
 /// What a folder came to.
 pub(super) struct Report {
     pub(super) rows: Vec<Row>,
+    /// How many of them the device computed.
+    pub(super) computed: usize,
     /// Why the model itself was not compared, where it was not.
     pub(super) skipped: Option<String>,
 }
@@ -49,44 +53,78 @@ pub(super) fn is_model_folder(folder: &Path) -> bool {
         .all(|file| folder.join(file).is_file())
 }
 
-/// Compares everything that a folder holds.
-///
-/// Position ids and rotation of any family; activations, gradients and training of those that `qwen-vl` builds.
-///
-/// # Errors
-/// If a file cannot be read or does not fit the others.
-pub(super) fn compare(
-    folder: &Path,
+/// Where models compute, and how.
+pub(super) struct Models {
+    device: Device,
     implementation: Implementation,
-) -> Result<Report, Box<dyn Error>> {
-    let json = std::fs::read_to_string(folder.join(CONFIG))?;
-    let fixture = Fixture {
-        version: version_of(
-            serde_json::from_str::<Stated>(&json)?
-                .transformers_version
-                .as_deref(),
-        ),
-        inputs: Tensors::read(&folder.join(INPUTS))?,
-        expected: Tensors::read(&folder.join(EXPECTED))?,
-        json,
-        implementation,
-    };
-    let mut rows = fixture.compare_positions()?;
-    rows.extend(fixture.compare_rotation()?);
-    let config = match QwenVlConfig::from_hf_config(&fixture.json) {
-        Ok(config) => config.with_implementation(implementation),
-        Err(error @ QwenVlError::UnknownFamily { .. }) => {
-            let skipped = Some(format!("the model beyond positions and rotation: {error}"));
-            return Ok(Report { rows, skipped });
+    engine: String,
+    /// Times the tolerances of the CPU: other devices sum in other orders.
+    slack: f64,
+}
+
+impl Models {
+    pub(super) fn new(
+        compute: &Compute,
+        device: &crate::device::Device,
+        implementation: Implementation,
+    ) -> Self {
+        let (place, slack) = match device {
+            crate::device::Device::Cpu => ("burn".to_owned(), 1.0),
+            crate::device::Device::Remote { .. } => ("remote".to_owned(), 2.0),
+            npu => (npu.to_string(), 2.0),
+        };
+        let rotary = match implementation {
+            Implementation::Fused => "fused",
+            Implementation::Composed => "composed",
+        };
+        Self {
+            device: compute.device().clone(),
+            implementation,
+            engine: format!("{place}/{rotary}"),
+            slack,
         }
-        Err(error) => return Err(error.into()),
-    };
-    rows.extend(fixture.compare_tower(&config)?);
-    rows.extend(fixture.compare_model(&config, folder)?);
-    Ok(Report {
-        rows,
-        skipped: None,
-    })
+    }
+
+    /// Compares everything that a folder holds.
+    ///
+    /// Position ids and rotation of any family; activations, gradients and training of those that `qwen-vl` builds.
+    ///
+    /// # Errors
+    /// If a file cannot be read or does not fit the others.
+    pub(super) fn compare(&self, folder: &Path) -> Result<Report, Box<dyn Error>> {
+        let json = std::fs::read_to_string(folder.join(CONFIG))?;
+        let fixture = Fixture {
+            version: version_of(
+                serde_json::from_str::<Stated>(&json)?
+                    .transformers_version
+                    .as_deref(),
+            ),
+            inputs: Tensors::read(&folder.join(INPUTS))?,
+            expected: Tensors::read(&folder.join(EXPECTED))?,
+            json,
+            models: self,
+        };
+        let mut rows = fixture.compare_positions()?;
+        rows.extend(fixture.compare_rotation()?);
+        let mut skipped = None;
+        match QwenVlConfig::from_hf_config(&fixture.json) {
+            Ok(config) => {
+                let config = config.with_implementation(self.implementation);
+                rows.extend(fixture.compare_tower(&config)?);
+                rows.extend(fixture.compare_model(&config, folder)?);
+            }
+            Err(error @ QwenVlError::UnknownFamily { .. }) => {
+                skipped = Some(format!("the model beyond positions and rotation: {error}"));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let computed = rows.iter().filter(|row| row.engine == self.engine);
+        Ok(Report {
+            computed: computed.count(),
+            rows,
+            skipped,
+        })
+    }
 }
 
 #[derive(Deserialize)]
@@ -105,20 +143,22 @@ struct Training {
 }
 
 /// A folder's files.
-struct Fixture {
+struct Fixture<'a> {
     json: String,
     version: Compatibility,
     inputs: Tensors,
     expected: Tensors,
-    implementation: Implementation,
+    models: &'a Models,
 }
 
-impl Fixture {
-    fn engine(&self) -> &'static str {
-        match self.implementation {
-            Implementation::Fused => "burn/fused",
-            Implementation::Composed => "burn/composed",
-        }
+impl Fixture<'_> {
+    fn engine(&self) -> &str {
+        &self.models.engine
+    }
+
+    /// A tolerance of the CPU's, for the device.
+    fn within(&self, tolerance: f64) -> f64 {
+        tolerance * self.models.slack
     }
 
     fn compare_positions(&self) -> Result<Vec<Row>, Box<dyn Error>> {
@@ -200,8 +240,9 @@ impl Fixture {
             ));
         }
 
-        let rotary = Rotary::new(spec, Layout::Bnsd).with_implementation(self.implementation);
-        let device = Device::flex();
+        let rotary =
+            Rotary::new(spec, Layout::Bnsd).with_implementation(self.models.implementation);
+        let device = self.models.device.clone();
         let angles = rotary.try_angles(&positions, &device)?;
         for (q_in, k_in, q_out, k_out, forward) in [
             ("q_pre", "k_pre", "q_post", "k_post", true),
@@ -227,7 +268,7 @@ impl Fixture {
                         .values
                         .iter()
                         .fold(0.0, |most: f64, x| most.max(x.abs()));
-                let tolerance = ROTATION + reach * (angle + F32_ANGLE);
+                let tolerance = self.within(ROTATION + reach * (angle + F32_ANGLE));
                 let keep = |i: usize| attended[token_of(i, &expected.shape, 2)];
                 rows.push(compare_where(
                     &format!("{output} of {input}"),
@@ -301,7 +342,7 @@ impl Fixture {
         config: &QwenVlConfig,
         folder: &Path,
     ) -> Result<Vec<Row>, Box<dyn Error>> {
-        let device = Device::flex().autodiff();
+        let device = self.models.device.clone().autodiff();
         let prompt = OwnedPrompt::read(&self.inputs)?;
         let labels = self.inputs.integers("labels")?;
         let load = |version| {
@@ -326,7 +367,7 @@ impl Fixture {
                 by,
                 &[found],
                 &expected,
-                ACTIVATION,
+                self.within(ACTIVATION),
                 |_| true,
             ));
         };
@@ -342,7 +383,13 @@ impl Fixture {
         for (name, expected) in self.expected.with_prefix("grad.") {
             let parameter = name.trim_start_matches("grad.");
             let found = gradients.get(parameter).map(values).unwrap_or_default();
-            rows.push(gradient_row(name, self.engine(), &found, expected));
+            rows.push(gradient_row(
+                name,
+                self.engine(),
+                &found,
+                expected,
+                self.models.slack,
+            ));
         }
 
         if folder.join(LEGACY).is_file() {
@@ -359,7 +406,7 @@ impl Fixture {
                 by,
                 &logits,
                 expected,
-                ACTIVATION,
+                self.within(ACTIVATION),
                 keep,
             ));
         }
@@ -423,7 +470,7 @@ impl Fixture {
                     by,
                     &found,
                     expected,
-                    ACTIVATION,
+                    self.within(ACTIVATION),
                     |_| true,
                 ));
             }
@@ -443,7 +490,14 @@ impl Fixture {
                 },
             };
             let keep = |i: usize| prompt.attended[token_of(i, &expected.shape, seq_axis)];
-            rows.push(compare_where(name, by, &found, expected, ACTIVATION, keep));
+            rows.push(compare_where(
+                name,
+                by,
+                &found,
+                expected,
+                self.within(ACTIVATION),
+                keep,
+            ));
         }
         Ok(rows)
     }
@@ -477,7 +531,7 @@ impl Fixture {
             by,
             &losses,
             &expected,
-            ACTIVATION,
+            self.within(ACTIVATION),
             |_| true,
         ))
     }
@@ -714,7 +768,7 @@ fn compare_where(
 }
 
 /// Compares a gradient by the norm of the difference.
-fn gradient_row(name: &str, engine: &str, found: &[f64], expected: &Values) -> Row {
+fn gradient_row(name: &str, engine: &str, found: &[f64], expected: &Values, slack: f64) -> Row {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let largest = expected
         .values
@@ -726,11 +780,11 @@ fn gradient_row(name: &str, engine: &str, found: &[f64], expected: &Values) -> R
             ("f32", engine),
             found,
             expected,
-            ZERO_GRADIENT,
+            slack * ZERO_GRADIENT,
             |_| true,
         );
     }
-    let allowed = GRADIENT * norm(&mut expected.values.iter().copied());
+    let allowed = slack * GRADIENT * norm(&mut expected.values.iter().copied());
     let mut row = compare_where(name, ("f32", engine), found, expected, allowed, |_| true);
     if row.pass {
         let difference = norm(&mut found.iter().zip(&expected.values).map(|(a, b)| a - b));

@@ -58,6 +58,11 @@ macro_rules! arithmetic {
             Self(unsafe { vsubq_f32(self.0, other.0) })
         }
         #[inline(always)]
+        unsafe fn neg(self) -> Self {
+            // SAFETY: the caller has NEON.
+            Self(unsafe { vnegq_f32(self.0) })
+        }
+        #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
             // SAFETY: the caller has NEON.
             Self(unsafe { vmulq_f32(self.0, other.0) })

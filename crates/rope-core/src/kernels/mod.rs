@@ -36,6 +36,8 @@ enum Kind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
     #[cfg(target_arch = "aarch64")]
     Neon,
 }
@@ -46,13 +48,18 @@ impl InstructionSet {
 
     /// All sets that this processor has, from plainest to widest.
     pub fn available() -> impl Iterator<Item = Self> {
-        let mut sets = [Some(Self::PORTABLE), None, None];
+        let mut sets = [Some(Self::PORTABLE), None, None, None];
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
-            let avx512 = avx2 && is_x86_feature_detected!("avx512f");
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq");
+            let bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
             sets[1] = avx2.then_some(Self(Kind::Avx2));
             sets[2] = avx512.then_some(Self(Kind::Avx512));
+            sets[3] = bf16.then_some(Self(Kind::Avx512Bf16));
         }
         #[cfg(target_arch = "aarch64")]
         {
@@ -74,6 +81,8 @@ impl InstructionSet {
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Bf16 => "avx512bf16",
             #[cfg(target_arch = "aarch64")]
             Kind::Neon => "neon",
         }
@@ -95,7 +104,7 @@ pub(crate) trait KernelElement: Sized {
 }
 
 macro_rules! kernels_for {
-    ($($element:ty),*) => {$(
+    ($($element:ty: $avx512_bf16:ident),*) => {$(
         impl KernelElement for $element {
             fn kernel(set: InstructionSet) -> TileKernel<Self> {
                 match set.0 {
@@ -104,6 +113,8 @@ macro_rules! kernels_for {
                     Kind::Avx2 => x86_64::avx2_tile::<Self>,
                     #[cfg(target_arch = "x86_64")]
                     Kind::Avx512 => x86_64::avx512_tile::<Self>,
+                    #[cfg(target_arch = "x86_64")]
+                    Kind::Avx512Bf16 => x86_64::$avx512_bf16::<Self>,
                     #[cfg(target_arch = "aarch64")]
                     Kind::Neon => aarch64::neon_tile::<Self>,
                 }
@@ -112,7 +123,7 @@ macro_rules! kernels_for {
     )*};
 }
 
-kernels_for!(f32, f16, bf16);
+kernels_for!(f32: avx512_tile, f16: avx512_tile, bf16: avx512_bf16_tile);
 
 impl KernelElement for f64 {
     /// f64 exists for gradient checks, not for speed: one portable kernel.

@@ -62,6 +62,10 @@ impl<E: Element, const N: usize> Vector<E> for Array<E::Acc, N> {
         self.zip(other, |a, b| a - b)
     }
     #[inline(always)]
+    unsafe fn neg(self) -> Self {
+        Self(self.0.map(|a| -a))
+    }
+    #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
         self.zip(other, |a, b| a * b)
     }

@@ -97,7 +97,7 @@ fn ends(state: &Sim, dst: u64, src: u64, count: usize, kind: i32) -> Outcome<(En
 }
 
 /// Moves bytes now. The caller holds the engine and has checked both ends.
-fn move_bytes(engine: &Engine<'_>, to: End, from: End, count: usize) -> Outcome {
+fn move_bytes(engine: &mut Engine<'_>, to: End, from: End, count: usize) -> Outcome {
     let bytes = match from {
         // SAFETY: the program says that `count` bytes are readable at its host address.
         End::Host(address) => unsafe { read_host(address, count) },
@@ -133,7 +133,7 @@ fn move_bytes(engine: &Engine<'_>, to: End, from: End, count: usize) -> Outcome 
     Ok(())
 }
 
-fn set_bytes(engine: &Engine<'_>, address: u64, value: u8, count: usize) -> Outcome {
+fn set_bytes(engine: &mut Engine<'_>, address: u64, value: u8, count: usize) -> Outcome {
     let (target, offset) = {
         let state = sim();
         let allocation = state.memory.find(address, count as u64)?;
@@ -213,7 +213,7 @@ export! {
         }
         fn aclrtMemcpy(dst: *mut c_void, destMax: usize, src: *const c_void, count: usize, kind: i32) {
             check_copy(destMax, count, kind)?;
-            let engine = engine();
+            let mut engine = engine();
             let (to, from) = {
                 let mut state = sim();
                 state.current_device()?;
@@ -228,7 +228,7 @@ export! {
                 }
                 (to, from)
             };
-            move_bytes(&engine, to, from, count)
+            move_bytes(&mut engine, to, from, count)
         }
         fn aclrtMemcpyAsync(dst: *mut c_void, destMax: usize, src: *const c_void, count: usize, kind: i32, stream: *mut c_void) {
             check_copy(destMax, count, kind)?;
@@ -264,13 +264,13 @@ export! {
         }
         fn aclrtMemset(devPtr: *mut c_void, maxCount: usize, value: i32, count: usize) {
             check_copy(maxCount, count, 3)?;
-            let engine = engine();
+            let mut engine = engine();
             {
                 let mut state = sim();
                 require_device(&state, devPtr as u64, count as u64, "devPtr")?;
                 state.host_touch(devPtr as u64, count as u64, true, "aclrtMemset");
             }
-            set_bytes(&engine, devPtr as u64, value as u8, count)
+            set_bytes(&mut engine, devPtr as u64, value as u8, count)
         }
         fn aclrtMemsetAsync(devPtr: *mut c_void, maxCount: usize, value: i32, count: usize, stream: *mut c_void) {
             check_copy(maxCount, count, 3)?;

@@ -54,6 +54,11 @@ macro_rules! arithmetic {
             Self(unsafe { _mm256_sub_ps(self.0, other.0) })
         }
         #[inline(always)]
+        unsafe fn neg(self) -> Self {
+            // SAFETY: the caller has AVX2.
+            Self(unsafe { _mm256_xor_ps(self.0, _mm256_set1_ps(-0.0)) })
+        }
+        #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
             // SAFETY: the caller has AVX2.
             Self(unsafe { _mm256_mul_ps(self.0, other.0) })

@@ -11,12 +11,14 @@ use crate::kernels::vector::Vector;
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct F32x16(__m512);
 
+/// Sixteen f32, on a processor that converts to bf16 itself.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct WithBf16(__m512);
+
 /// Rounds each f32 to bf16, nearest even, in the upper half of its word; the lower half is left over.
-///
-/// Not `VCVTNEPS2BF16`: that one flushes subnormal numbers to zero.
 #[inline(always)]
 unsafe fn round_bf16(values: __m512) -> __m512i {
-    // SAFETY: the caller has AVX-512F.
+    // SAFETY: the caller has AVX-512.
     unsafe {
         let bits = _mm512_castps_si512(values);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
@@ -33,22 +35,31 @@ macro_rules! arithmetic {
     () => {
         #[inline(always)]
         unsafe fn load_acc(from: *const f32) -> Self {
-            // SAFETY: N values at `from`, and AVX-512F, by the caller.
+            // SAFETY: N values at `from`, and AVX-512, by the caller.
             Self(unsafe { _mm512_loadu_ps(from) })
         }
         #[inline(always)]
         unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: the caller has AVX-512F.
+            // SAFETY: the caller has AVX-512.
             Self(unsafe { _mm512_add_ps(self.0, other.0) })
         }
         #[inline(always)]
         unsafe fn sub(self, other: Self) -> Self {
-            // SAFETY: the caller has AVX-512F.
+            // SAFETY: the caller has AVX-512.
             Self(unsafe { _mm512_sub_ps(self.0, other.0) })
         }
         #[inline(always)]
+        unsafe fn neg(self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe {
+                let bits = _mm512_castps_si512(self.0);
+                let sign = _mm512_castps_si512(_mm512_set1_ps(-0.0));
+                Self(_mm512_castsi512_ps(_mm512_xor_si512(bits, sign)))
+            }
+        }
+        #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
-            // SAFETY: the caller has AVX-512F.
+            // SAFETY: the caller has AVX-512.
             Self(unsafe { _mm512_mul_ps(self.0, other.0) })
         }
     };
@@ -61,17 +72,17 @@ impl Vector<f32> for F32x16 {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: 16 elements at `from`, and AVX-512F, by the caller.
+        // SAFETY: 16 elements at `from`, and AVX-512, by the caller.
         Self(unsafe { _mm512_loadu_ps(from) })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: 16 elements at `to`, and AVX-512F, by the caller.
+        // SAFETY: 16 elements at `to`, and AVX-512, by the caller.
         unsafe { _mm512_storeu_ps(to, self.0) }
     }
     #[inline(always)]
     unsafe fn load_pairs(from: *const f32) -> (Self, Self) {
-        // SAFETY: 32 elements at `from`, and AVX-512F, by the caller.
+        // SAFETY: 32 elements at `from`, and AVX-512, by the caller.
         unsafe {
             let (a, b) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -84,7 +95,7 @@ impl Vector<f32> for F32x16 {
     }
     #[inline(always)]
     unsafe fn store_pairs(first: Self, second: Self, to: *mut f32) {
-        // SAFETY: 32 elements at `to`, and AVX-512F, by the caller.
+        // SAFETY: 32 elements at `to`, and AVX-512, by the caller.
         unsafe {
             let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
             let high =
@@ -102,7 +113,7 @@ impl Vector<bf16> for F32x16 {
 
     #[inline(always)]
     unsafe fn load(from: *const bf16) -> Self {
-        // SAFETY: 16 elements at `from`, and AVX-512F, by the caller.
+        // SAFETY: 16 elements at `from`, and AVX-512, by the caller.
         unsafe {
             let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)))
@@ -110,15 +121,34 @@ impl Vector<bf16> for F32x16 {
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut bf16) {
-        // SAFETY: 16 elements at `to`, and AVX-512F, by the caller.
+        // SAFETY: 16 elements at `to`, and AVX-512, by the caller.
         unsafe {
             let words = _mm512_srli_epi32::<16>(round_bf16(self.0));
             _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(words));
         }
     }
     #[inline(always)]
+    unsafe fn load_double(from: *const bf16) -> [Self; 2] {
+        // SAFETY: 32 elements at `from`, and AVX-512, by the caller. As of pairs: even elements, then odd ones.
+        let (even, odd) = unsafe { <Self as Vector<bf16>>::load_pairs(from) };
+        [even, odd]
+    }
+    #[inline(always)]
+    unsafe fn load_acc_double(from: *const f32) -> [Self; 2] {
+        // SAFETY: 32 values at `from`, and AVX-512, by the caller.
+        let (even, odd) = unsafe { <F32x16 as Vector<f32>>::load_pairs(from) };
+        [Self(even.0), Self(odd.0)]
+    }
+    #[inline(always)]
+    unsafe fn store_doubles(values: [[Self; 2]; 2], to: [*mut bf16; 2]) {
+        for ([even, odd], to) in values.into_iter().zip(to) {
+            // SAFETY: 32 elements at each place, and AVX-512, by the caller.
+            unsafe { Vector::<bf16>::store_pairs(even, odd, to) }
+        }
+    }
+    #[inline(always)]
     unsafe fn load_pairs(from: *const bf16) -> (Self, Self) {
-        // SAFETY: 32 elements at `from`, and AVX-512F, by the caller. A pair is one little-endian word whose
+        // SAFETY: 32 elements at `from`, and AVX-512, by the caller. A pair is one little-endian word whose
         // halves are the upper halves of two f32.
         unsafe {
             let words = _mm512_loadu_si512(from.cast());
@@ -132,7 +162,7 @@ impl Vector<bf16> for F32x16 {
     }
     #[inline(always)]
     unsafe fn store_pairs(first: Self, second: Self, to: *mut bf16) {
-        // SAFETY: 32 elements at `to`, and AVX-512F, by the caller.
+        // SAFETY: 32 elements at `to`, and AVX-512, by the caller.
         unsafe {
             let first = _mm512_srli_epi32::<16>(round_bf16(first.0));
             let second = _mm512_and_si512(round_bf16(second.0), _mm512_set1_epi32(UPPER_HALF));
@@ -148,12 +178,12 @@ impl Vector<f16> for F32x16 {
 
     #[inline(always)]
     unsafe fn load(from: *const f16) -> Self {
-        // SAFETY: 16 elements at `from`, and AVX-512F, by the caller.
+        // SAFETY: 16 elements at `from`, and AVX-512, by the caller.
         Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f16) {
-        // SAFETY: 16 elements at `to`, and AVX-512F, by the caller.
+        // SAFETY: 16 elements at `to`, and AVX-512, by the caller.
         unsafe {
             _mm256_storeu_si256(
                 to.cast(),
@@ -163,22 +193,154 @@ impl Vector<f16> for F32x16 {
     }
     #[inline(always)]
     unsafe fn load_pairs(from: *const f16) -> (Self, Self) {
-        // SAFETY: 32 elements at `from`, and AVX-512F, by the caller.
+        // SAFETY: 32 elements at `from`, and AVX-512, by the caller.
         unsafe {
-            let words = _mm512_loadu_si512(from.cast());
-            let first = _mm512_cvtepi32_epi16(words);
-            let second = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(words));
+            let apart = _mm512_permutexvar_epi16(unzip(), _mm512_loadu_si512(from.cast()));
+            let first = _mm512_castsi512_si256(apart);
+            let second = _mm512_extracti64x4_epi64::<1>(apart);
             (Self(_mm512_cvtph_ps(first)), Self(_mm512_cvtph_ps(second)))
         }
     }
     #[inline(always)]
     unsafe fn store_pairs(first: Self, second: Self, to: *mut f16) {
-        // SAFETY: 32 elements at `to`, and AVX-512F, by the caller.
+        // SAFETY: 32 elements at `to`, and AVX-512, by the caller.
         unsafe {
-            let widen =
-                |v: Self| _mm512_cvtepu16_epi32(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v.0));
-            let words = _mm512_or_si512(widen(first), _mm512_slli_epi32::<16>(widen(second)));
-            _mm512_storeu_si512(to.cast(), words);
+            let first = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(first.0);
+            let second = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(second.0);
+            let apart = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second);
+            _mm512_storeu_si512(to.cast(), _mm512_permutexvar_epi16(zip(), apart));
         }
     }
+}
+
+/// Brings the 32 halves of 16 pairs apart: first members, then second ones.
+#[inline(always)]
+unsafe fn unzip() -> __m512i {
+    const ORDER: [u16; 32] = {
+        let mut order = [0; 32];
+        let mut i = 0;
+        while i < 16 {
+            order[i] = 2 * i as u16;
+            order[16 + i] = 2 * i as u16 + 1;
+            i += 1;
+        }
+        order
+    };
+    // SAFETY: 64 bytes are read, and the caller has AVX-512.
+    unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
+}
+
+/// Brings first members, then second ones, side by side.
+#[inline(always)]
+unsafe fn zip() -> __m512i {
+    const ORDER: [u16; 32] = {
+        let mut order = [0; 32];
+        let mut i = 0;
+        while i < 16 {
+            order[2 * i] = i as u16;
+            order[2 * i + 1] = 16 + i as u16;
+            i += 1;
+        }
+        order
+    };
+    // SAFETY: 64 bytes are read, and the caller has AVX-512.
+    unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
+}
+
+/// The processor's conversion rounds to nearest even and keeps NaN quiet, as ours does, but takes subnormal numbers for
+/// zero: vectors in which something came out as zero are left to ours.
+impl Vector<bf16> for WithBf16 {
+    const N: usize = 16;
+    type Narrower = F32x8;
+    arithmetic!();
+
+    #[inline(always)]
+    unsafe fn load(from: *const bf16) -> Self {
+        // SAFETY: as there.
+        Self(unsafe { <F32x16 as Vector<bf16>>::load(from) }.0)
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut bf16) {
+        // SAFETY: as there.
+        unsafe { Vector::<bf16>::store(F32x16(self.0), to) }
+    }
+    #[inline(always)]
+    unsafe fn load_double(from: *const bf16) -> [Self; 2] {
+        // SAFETY: 32 elements at `from`, and AVX-512, by the caller. As of pairs: even elements, then odd ones.
+        let (even, odd) = unsafe { <Self as Vector<bf16>>::load_pairs(from) };
+        [even, odd]
+    }
+    #[inline(always)]
+    unsafe fn load_acc_double(from: *const f32) -> [Self; 2] {
+        // SAFETY: 32 values at `from`, and AVX-512, by the caller.
+        let (even, odd) = unsafe { <F32x16 as Vector<f32>>::load_pairs(from) };
+        [Self(even.0), Self(odd.0)]
+    }
+    #[inline(always)]
+    unsafe fn store_doubles(values: [[Self; 2]; 2], to: [*mut bf16; 2]) {
+        let [[a, b], [c, d]] = values;
+        // SAFETY: 32 elements at each place, and AVX-512 with BF16, by the caller.
+        unsafe { store_zipped([(a, b), (c, d)], to) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const bf16) -> (Self, Self) {
+        // SAFETY: as there.
+        let (first, second) = unsafe { <F32x16 as Vector<bf16>>::load_pairs(from) };
+        (Self(first.0), Self(second.0))
+    }
+    #[inline(always)]
+    unsafe fn store_pairs(first: Self, second: Self, to: *mut bf16) {
+        // SAFETY: as there.
+        unsafe { Vector::<bf16>::store_pairs(F32x16(first.0), F32x16(second.0), to) }
+    }
+    #[inline(always)]
+    unsafe fn store_pairs_double(values: [(Self, Self); 2], to: *mut bf16) {
+        // SAFETY: 64 elements at `to`, and AVX-512 with BF16, by the caller.
+        unsafe { store_zipped(values, [to, to.add(32)]) }
+    }
+}
+
+/// Rounds two times two vectors and writes each two side by side.
+///
+/// # Safety
+/// 32 elements at each place, and AVX-512 with BF16.
+#[inline(always)]
+unsafe fn store_zipped(values: [(WithBf16, WithBf16); 2], to: [*mut bf16; 2]) {
+    let [(a, b), (c, d)] = values;
+    // SAFETY: by the caller.
+    unsafe {
+        let (first, second) = (narrow(a.0, b.0), narrow(c.0, d.0));
+        if any_zero(first, second) {
+            Vector::<bf16>::store_pairs(F32x16(a.0), F32x16(b.0), to[0]);
+            Vector::<bf16>::store_pairs(F32x16(c.0), F32x16(d.0), to[1]);
+            return;
+        }
+        _mm512_storeu_si512(to[0].cast(), _mm512_permutexvar_epi16(zip(), first));
+        _mm512_storeu_si512(to[1].cast(), _mm512_permutexvar_epi16(zip(), second));
+    }
+}
+
+/// Whether conversion may have taken a subnormal number for zero: if any element came out as zero. A true zero is as
+/// rare, and is worth a second look.
+///
+/// The sign is shifted out, not masked: a mask is taken for an absolute value of bf16, which is compiled element by
+/// element.
+#[inline(always)]
+unsafe fn any_zero(first: __m512i, second: __m512i) -> bool {
+    // SAFETY: the caller has AVX-512 BW.
+    unsafe {
+        let (first, second) = (
+            _mm512_slli_epi16::<1>(first),
+            _mm512_slli_epi16::<1>(second),
+        );
+        let least = _mm512_min_epu16(first, second);
+        _mm512_cmpeq_epi16_mask(least, _mm512_setzero_si512()) != 0
+    }
+}
+
+/// bf16 of the first, then of the second.
+#[inline(always)]
+unsafe fn narrow(first: __m512, second: __m512) -> __m512i {
+    // SAFETY: the caller has AVX-512 BF16. Both types are 64 bytes of plain numbers.
+    unsafe { core::mem::transmute(_mm512_cvtne2ps_pbh(second, first)) }
 }

@@ -1,0 +1,136 @@
+//! What belongs to one open device.
+
+use crate::error::execution;
+use crate::npu::AscendDevice;
+use crate::rotary::Rotators;
+use burn::backend::ExecutionError;
+use rope_ascend::aclnn::Operators;
+use rope_ascend::rope::Npu;
+use rope_ascend::safe::{DeviceBuffer, Stream};
+use rope_ascend::{AscendError, Result};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// An open device: its stream, the state of its random numbers, and the failure that nobody has seen yet.
+#[derive(Debug)]
+pub(crate) struct Context {
+    device: AscendDevice,
+    npu: Npu,
+    operators: Operators,
+    random: Mutex<Random>,
+    unseen: Mutex<Option<ExecutionError>>,
+    rotators: Rotators,
+}
+
+/// State of the counter-based generator of the operator library.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Random {
+    pub(crate) seed: i64,
+    pub(crate) offset: i64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Context {
+    pub(crate) fn new(device: AscendDevice, npu: Npu) -> Result<Self> {
+        Ok(Self {
+            device,
+            operators: Operators::new(npu.stream()?),
+            npu,
+            random: Mutex::new(Random { seed: 0, offset: 0 }),
+            unseen: Mutex::new(None),
+            rotators: Rotators::default(),
+        })
+    }
+
+    pub(crate) fn device(&self) -> AscendDevice {
+        self.device
+    }
+
+    pub(crate) fn npu(&self) -> &Npu {
+        &self.npu
+    }
+
+    pub(crate) fn stream(&self) -> &Stream {
+        self.operators.stream()
+    }
+
+    pub(crate) fn operators(&self) -> &Operators {
+        &self.operators
+    }
+
+    pub(crate) fn rotators(&self) -> &Rotators {
+        &self.rotators
+    }
+
+    pub(crate) fn seed(&self, seed: u64) {
+        *lock(&self.random) = Random {
+            seed: seed.cast_signed(),
+            offset: 0,
+        };
+    }
+
+    /// The generator's state for a draw of `count` numbers, and moves it on.
+    pub(crate) fn draw(&self, count: usize) -> Random {
+        let mut random = lock(&self.random);
+        let state = *random;
+        // Each counter step gives four numbers; the operators want a multiple of four.
+        let steps = i64::try_from(count.next_multiple_of(4)).unwrap_or(i64::MAX);
+        random.offset = random.offset.wrapping_add(steps);
+        state
+    }
+
+    /// Keeps the first failure for [`sync`](Self::sync) to report.
+    pub(crate) fn failed(&self, error: &ExecutionError) {
+        lock(&self.unseen).get_or_insert_with(|| error.clone());
+    }
+
+    /// Forgets the failure that `error` reported: a read has returned it.
+    pub(crate) fn seen(&self, error: &ExecutionError) {
+        let mut unseen = lock(&self.unseen);
+        if unseen
+            .as_ref()
+            .is_some_and(|kept| kept.reason() == error.reason())
+        {
+            *unseen = None;
+        }
+    }
+
+    /// Waits for the queued work.
+    pub(crate) fn sync(&self) -> Result<(), ExecutionError> {
+        let waited = self.explained(self.stream().synchronize());
+        match lock(&self.unseen).take() {
+            Some(error) => Err(error),
+            None => waited,
+        }
+    }
+
+    /// Waits for the queued work and copies `bytes` of a block, from `first` on, to the host.
+    pub(crate) fn read(
+        &self,
+        block: &DeviceBuffer<u8>,
+        first: usize,
+        bytes: usize,
+    ) -> Result<Vec<u8>, ExecutionError> {
+        let mut host = vec![0; bytes];
+        self.explained(self.stream().read_from(block, first, &mut host))?;
+        Ok(host)
+    }
+
+    /// A failure of queued work names the synchronising call; the operators queued last belong to it.
+    fn explained(&self, outcome: Result<()>) -> Result<(), ExecutionError> {
+        outcome.map_err(|error| match &error {
+            AscendError::Execution { .. } => ExecutionError::with_context(format!(
+                "{error}; operators queued last: {}",
+                self.operators.recent().join(", ")
+            )),
+            other => execution(other),
+        })
+    }
+
+    /// Waits for the queued work and returns cached memory to the device.
+    pub(crate) fn trim(&self) -> Result<()> {
+        self.stream().trim()
+    }
+}

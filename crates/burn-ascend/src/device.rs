@@ -1,0 +1,189 @@
+//! NPUs as burn devices.
+
+use crate::npu::AscendDevice;
+use crate::server::Server;
+use crate::{Ascend, AscendError};
+use burn::remote::ConnectError;
+use burn::tensor::Device;
+use burn_remote::server::EmptyToken;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Why there is no burn device of an NPU.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The NPU, or what drives it, is not there or fails.
+    #[error(transparent)]
+    Ascend(#[from] AscendError),
+    /// Another [`AscendHost`] of this process has it.
+    #[error(
+        "{device} is open in this process already; use the device that is there, or drop its host first"
+    )]
+    InUse {
+        /// Which one.
+        device: AscendDevice,
+    },
+    /// The program was built without the simulator.
+    #[error("this program has no simulated device; build it with the feature ascend-sim")]
+    NoSimulator,
+    /// No socket on this machine's own address, or no threads to serve it.
+    #[error("cannot serve on 127.0.0.1: {0}")]
+    Socket(#[from] std::io::Error),
+    /// The system gave no random numbers for a token.
+    #[error("no random numbers for a token: {0}")]
+    Randomness(String),
+    /// A token with nothing in it.
+    #[error("the token is empty")]
+    Token(#[from] EmptyToken),
+    /// The server did not take the connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+/// NPUs of this machine as burn devices: a server in this process that only this process can use.
+///
+/// Dropping it ends the server and gives back all memory of the devices. Tensors that are still held are lost with it, and
+/// reading them is an error.
+///
+/// # Examples
+/// ```
+/// use burn_ascend::{AscendDevice, AscendHost};
+/// // Without CANN the error says what was looked for.
+/// match AscendHost::start(&[AscendDevice::new(0)]) {
+///     Ok(host) => println!("{:?}", host.devices()),
+///     Err(error) => println!("{error}"),
+/// }
+/// ```
+#[derive(Debug)]
+pub struct AscendHost {
+    npus: Vec<AscendDevice>,
+    devices: Vec<Device>,
+    server: Option<Server>,
+}
+
+/// NPUs that a host of this process has.
+static HOSTED: Mutex<Vec<AscendDevice>> = Mutex::new(Vec::new());
+/// Hosts that [`device`] started.
+static KEPT: Mutex<Vec<AscendHost>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl AscendHost {
+    /// Opens the NPUs and serves them to this process.
+    ///
+    /// # Errors
+    /// [`DeviceError::Ascend`] where one of them is not there; [`DeviceError::InUse`]; those of the server.
+    pub fn start(npus: &[AscendDevice]) -> Result<Self, DeviceError> {
+        for npu in npus {
+            npu.open()?;
+        }
+        {
+            let mut hosted = lock(&HOSTED);
+            for (index, npu) in npus.iter().enumerate() {
+                if hosted.contains(npu) || npus[..index].contains(npu) {
+                    return Err(DeviceError::InUse { device: *npu });
+                }
+            }
+            hosted.extend(npus);
+        }
+        // From here on its drop takes care of the list.
+        let mut host = Self {
+            npus: npus.to_vec(),
+            devices: Vec::new(),
+            server: None,
+        };
+        let server = host.server.insert(Server::start::<Ascend>(npus.to_vec())?);
+        let devices = (0..npus.len()).map(|index| server.connect(index));
+        host.devices = devices.collect::<Result<_, _>>()?;
+        Ok(host)
+    }
+
+    /// The burn devices, without autodiff, in the order in which the NPUs were named.
+    #[must_use]
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// The NPUs.
+    #[must_use]
+    pub fn npus(&self) -> &[AscendDevice] {
+        &self.npus
+    }
+}
+
+impl Drop for AscendHost {
+    fn drop(&mut self) {
+        // First the sessions, which hold the tensors.
+        self.server = None;
+        for npu in &self.npus {
+            npu.release();
+        }
+        lock(&HOSTED).retain(|hosted| !self.npus.contains(hosted));
+    }
+}
+
+/// NPU `ordinal` of this machine as a burn device, without autodiff; the same one each time.
+///
+/// Started at the first call and kept until [`close`] or the process's end.
+///
+/// # Errors
+/// [`DeviceError::Ascend`] where there is no CANN or no such NPU, with what was looked for; those of
+/// [`AscendHost::start`].
+///
+/// # Examples
+/// ```no_run
+/// use burn::tensor::Tensor;
+/// let device = burn_ascend::device(0)?.autodiff();
+/// let x = Tensor::<1>::from_data([1.0, 2.0], &device).require_grad();
+/// println!("{}", (x * 2.0).sum());
+/// # Ok::<(), burn_ascend::DeviceError>(())
+/// ```
+pub fn device(ordinal: u16) -> Result<Device, DeviceError> {
+    kept(AscendDevice::new(ordinal))
+}
+
+/// Device `ordinal` of the simulator as a burn device, as [`device`] does.
+///
+/// # Errors
+/// [`DeviceError::NoSimulator`] in a program that was built without it; those of [`AscendHost::start`].
+pub fn device_simulated(ordinal: u16) -> Result<Device, DeviceError> {
+    kept(simulated(ordinal)?)
+}
+
+/// Device `ordinal` of the simulator.
+///
+/// # Errors
+/// [`DeviceError::NoSimulator`] in a program that was built without the feature `ascend-sim`.
+pub fn simulated(ordinal: u16) -> Result<AscendDevice, DeviceError> {
+    #[cfg(feature = "ascend-sim")]
+    return Ok(AscendDevice::simulated(ordinal));
+    #[cfg(not(feature = "ascend-sim"))]
+    {
+        let _ = ordinal;
+        Err(DeviceError::NoSimulator)
+    }
+}
+
+fn kept(npu: AscendDevice) -> Result<Device, DeviceError> {
+    let mut kept = lock(&KEPT);
+    if let Some(host) = kept.iter().find(|host| host.npus.contains(&npu)) {
+        return Ok(host.devices[0].clone());
+    }
+    let host = AscendHost::start(&[npu])?;
+    let device = host.devices[0].clone();
+    kept.push(host);
+    Ok(device)
+}
+
+/// Ends what [`device`] or [`device_simulated`] started for an NPU, and gives back its memory. The next call starts anew,
+/// as after the loss of a device.
+pub fn close(npu: AscendDevice) {
+    let host = {
+        let mut kept = lock(&KEPT);
+        let place = kept.iter().position(|host| host.npus.contains(&npu));
+        place.map(|place| kept.swap_remove(place))
+    };
+    drop(host);
+}

@@ -1,0 +1,9 @@
+//! Errors of the device as burn's errors.
+
+use burn::backend::ExecutionError;
+use rope_ascend::AscendError;
+
+/// The device's error as burn carries it: the message has the function and its code.
+pub(crate) fn execution(error: &AscendError) -> ExecutionError {
+    ExecutionError::with_context(error.to_string())
+}

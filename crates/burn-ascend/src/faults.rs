@@ -1,0 +1,210 @@
+//! What users see of failures and of memory, on the simulated device.
+
+use crate::{Ascend, AscendDevice, AscendTensor, fallbacks, reset_fallbacks};
+use ascend_sim::control;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Backend, DType, ExecutionError, Shape, TensorData, TensorMetadata};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The device, alone and without memory of its own; closed at the end.
+struct Alone(
+    AscendDevice,
+    #[allow(dead_code, reason = "held, not read")] MutexGuard<'static, ()>,
+);
+
+impl Alone {
+    fn new() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = AscendDevice::simulated(0);
+        device.open().expect("the simulated device opens");
+        let _ = Ascend::sync(&device);
+        Self(device, turn)
+    }
+
+    fn vector(&self, values: &[f32]) -> AscendTensor {
+        Ascend::float_from_data(TensorData::from(values), &self.0)
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        control::clear_faults();
+        control::set_memory_limit(None);
+        let _ = self.0.close();
+    }
+}
+
+fn values(tensor: AscendTensor) -> Result<Vec<f32>, ExecutionError> {
+    Ok(tensor
+        .read()?
+        .try_to_vec::<f32>()
+        .expect("a tensor of 32-bit floats"))
+}
+
+fn message(tensor: AscendTensor) -> String {
+    values(tensor).expect_err("a failed tensor").to_string()
+}
+
+#[test]
+fn a_refused_operator_fails_what_is_computed_from_it_and_nothing_else() {
+    let alone = Alone::new();
+    let x = alone.vector(&[1.0, 2.0]);
+    control::inject_fault("aclnnExpGetWorkspaceSize", 1, 561_003);
+    let failed = Ascend::float_exp(x.clone());
+    let later = Ascend::float_sum(Ascend::float_add(failed, x.clone()));
+    let text = message(later);
+    assert!(
+        text.contains("aclnnExpGetWorkspaceSize") && text.contains("561003"),
+        "{text}"
+    );
+    assert_eq!(values(x.clone()).expect("its operand is whole"), [1.0, 2.0]);
+    assert_eq!(
+        values(Ascend::float_neg(x)).expect("the device goes on"),
+        [-1.0, -2.0]
+    );
+    Ascend::sync(&alone.0).expect("a failure that was read is not reported again");
+}
+
+#[test]
+fn a_second_phase_that_fails_is_named() {
+    let alone = Alone::new();
+    control::inject_fault("aclnnMul", 1, 361_001);
+    let x = alone.vector(&[3.0]);
+    let text = message(Ascend::float_mul(x.clone(), x));
+    assert!(
+        text.contains("aclnnMul ") && text.contains("361001"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_failure_that_nobody_reads_comes_out_of_sync_once() {
+    let alone = Alone::new();
+    control::inject_fault("aclnnTanhGetWorkspaceSize", 1, 161_002);
+    drop(Ascend::float_tanh(alone.vector(&[1.0])));
+    let text = Ascend::sync(&alone.0).expect_err("the failure").to_string();
+    assert!(text.contains("aclnnTanhGetWorkspaceSize"), "{text}");
+    Ascend::sync(&alone.0).expect("reported once");
+}
+
+#[test]
+fn a_fault_on_the_device_comes_out_of_the_read_with_the_operators_before_it() {
+    let alone = Alone::new();
+    control::inject_stream_fault("aclnnSqrt", 1, 507_015);
+    let y = Ascend::float_sqrt(alone.vector(&[4.0]));
+    let text = message(y);
+    assert!(
+        text.contains("507015") && text.contains("aclnnSqrt"),
+        "{text}"
+    );
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_and_passes() {
+    let alone = Alone::new();
+    let x = alone.vector(&[1.0]);
+    control::set_memory_limit(Some(1 << 20));
+    let big = Shape::from([1 << 22]);
+    let text = message(Ascend::float_exp(Ascend::float_zeros(
+        big.clone(),
+        &alone.0,
+        burn::backend::FloatDType::F32,
+    )));
+    assert!(
+        text.contains("out of memory") && text.contains("16777216"),
+        "{text}"
+    );
+    assert_eq!(values(x).expect("what was there stays"), [1.0]);
+    control::set_memory_limit(None);
+    let big = Ascend::float_zeros(big, &alone.0, burn::backend::FloatDType::F32);
+    assert!(big.failure().is_none());
+}
+
+#[test]
+fn a_trip_to_the_host_is_counted_and_passes_failures_on() {
+    let alone = Alone::new();
+    reset_fallbacks();
+    let x = alone.vector(&[0.0, 0.0, 0.0]);
+    assert_eq!(values(Ascend::float_tan(x.clone())).expect("tan"), [0.0; 3]);
+    let trips = fallbacks();
+    assert_eq!(trips.len(), 1);
+    assert_eq!(
+        (trips[0].op, trips[0].calls, trips[0].bytes),
+        ("float_tan", 1, 24)
+    );
+    control::inject_fault("aclnnExpGetWorkspaceSize", 1, 161_002);
+    let failed = Ascend::float_tan(Ascend::float_exp(x));
+    assert_eq!((failed.dims(), failed.dtype()), (&[3][..], DType::F32));
+    assert!(message(failed).contains("aclnnExpGetWorkspaceSize"));
+}
+
+#[test]
+fn the_second_call_of_a_kind_is_kept_and_gives_each_its_own_result() {
+    let alone = Alone::new();
+    let context = alone.0.context().expect("open");
+    let before = context.operators().kept_plans();
+    let results: Vec<AscendTensor> = (0..5_u8)
+        .map(|n| {
+            let x = alone.vector(&[f32::from(n), 1.0, 2.0]);
+            // Held twice, so that nothing happens in place.
+            let y = Ascend::float_mul(x.clone(), x.clone());
+            drop(x);
+            y
+        })
+        .collect();
+    assert_eq!(context.operators().kept_plans(), before + 1);
+    for (n, y) in (0..5_u8).zip(results) {
+        assert_eq!(values(y).expect("a square"), [f32::from(n * n), 1.0, 4.0]);
+    }
+}
+
+#[test]
+fn an_operand_that_nobody_else_holds_is_overwritten() {
+    let alone = Alone::new();
+    let x = alone.vector(&[1.0; 1024]);
+    alone.0.reset_peak_memory().expect("open");
+    let at_rest = alone.0.memory().expect("open").live_bytes;
+    let mut y = Ascend::float_neg(x);
+    let address = y.address().expect("memory");
+    for _ in 0..100 {
+        y = Ascend::float_add_scalar(y, 1.0.into());
+    }
+    assert_eq!(y.address().expect("memory"), address);
+    let peak = alone.0.memory().expect("open").peak_bytes;
+    // Workspace is the only memory beside the tensor.
+    assert!(
+        peak < 2 * at_rest,
+        "{peak} bytes at the peak, {at_rest} at rest"
+    );
+    assert_eq!(values(y).expect("99"), [99.0; 1024]);
+}
+
+#[test]
+fn nothing_is_left_of_a_closed_device() {
+    let alone = Alone::new();
+    control::take_violations();
+    // A second phase that another test made fail has not given its executor up.
+    let abandoned = control::live().descriptors;
+    let x = alone.vector(&[1.0, 2.0, 3.0, 4.0]);
+    for _ in 0..3 {
+        values(Ascend::float_matmul(
+            Ascend::float_reshape(x.clone(), Shape::from([2, 2])),
+            Ascend::float_reshape(x.clone(), Shape::from([2, 2])),
+        ))
+        .expect("a product");
+    }
+    drop(x);
+    assert_eq!(alone.0.memory().expect("open").live_bytes, 0);
+    alone.0.close().expect("it closes");
+    let live = control::live();
+    let left = (
+        live.allocations,
+        live.bytes,
+        live.host_blocks,
+        live.streams,
+        live.descriptors - abandoned,
+    );
+    assert_eq!(left, (0, 0, 0, 0, 0));
+    assert_eq!(control::take_violations(), []);
+}

@@ -1,0 +1,206 @@
+//! Devices by name, and what is open.
+
+use crate::context::Context;
+use burn::backend::flex::FlexDevice;
+use burn::backend::{Device, DeviceId, DeviceOps, DeviceSettings};
+use rope_ascend::rope::Npu;
+use rope_ascend::safe::MemoryUse;
+use rope_ascend::{AscendError, Result};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// Whose device it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum Target {
+    #[default]
+    Installed,
+    #[cfg(feature = "ascend-sim")]
+    Simulated,
+}
+
+/// An NPU, by number.
+///
+/// The device is opened at its first use, with one stream for all its work, and stays open until [`close`](Self::close).
+/// Call [`open`](Self::open) first to learn early whether there is such a device.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct AscendDevice {
+    target: Target,
+    ordinal: u16,
+}
+
+static OPEN: RwLock<Option<HashMap<AscendDevice, Arc<Context>>>> = RwLock::new(None);
+
+impl AscendDevice {
+    /// NPU `ordinal` of the installed CANN.
+    #[must_use]
+    pub fn new(ordinal: u16) -> Self {
+        Self {
+            target: Target::Installed,
+            ordinal,
+        }
+    }
+
+    /// Device `ordinal` of the simulator.
+    #[cfg(feature = "ascend-sim")]
+    #[must_use]
+    pub fn simulated(ordinal: u16) -> Self {
+        Self {
+            target: Target::Simulated,
+            ordinal,
+        }
+    }
+
+    /// The device's number.
+    #[must_use]
+    pub fn ordinal(&self) -> u16 {
+        self.ordinal
+    }
+
+    /// Opens the device, unless it is open.
+    ///
+    /// # Errors
+    /// [`AscendError::Load`] where there is no CANN; [`AscendError::InvalidArgument`] where there is no such device; else
+    /// the runtime's.
+    pub fn open(&self) -> Result<()> {
+        self.context().map(|_| ())
+    }
+
+    /// Memory of the device's tensors: bytes in use, most bytes in use since the start or the last
+    /// [`reset_peak_memory`](Self::reset_peak_memory), and bytes held from the runtime.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn memory(&self) -> Result<MemoryUse> {
+        Ok(self.context()?.stream().device().memory_use())
+    }
+
+    /// Sets the peak of [`memory`](Self::memory) to what is in use now.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn reset_peak_memory(&self) -> Result<()> {
+        self.context()?.stream().device().reset_peak();
+        Ok(())
+    }
+
+    /// Waits for the device's work, returns its cached memory and forgets the device. Tensors that are still alive keep
+    /// their memory until they are dropped; the next use opens the device again.
+    ///
+    /// # Errors
+    /// Those of the work that was still queued; the device is forgotten all the same.
+    pub fn close(&self) -> Result<()> {
+        let context = OPEN
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_mut()
+            .and_then(|open| open.remove(self));
+        context.map_or(Ok(()), |context| context.trim())
+    }
+
+    /// As [`close`](Self::close), and waits, within limits, until nothing of the device is in use: a session's thread may
+    /// still be letting it go.
+    pub(crate) fn release(&self) {
+        let context = self.opened().map(|context| Arc::downgrade(&context));
+        // What was still queued failed with tensors that nobody can read any more.
+        let _failed = self.close();
+        let Some(context) = context else {
+            return;
+        };
+        let limit = Instant::now() + Duration::from_secs(1);
+        while context.strong_count() > 0 && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The open device.
+    pub(crate) fn context(&self) -> Result<Arc<Context>> {
+        let found = OPEN
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .and_then(|open| open.get(self).cloned());
+        if let Some(context) = found {
+            return Ok(context);
+        }
+        let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
+        let open = open.get_or_insert_default();
+        // Another thread may have opened it meanwhile.
+        if let Some(context) = open.get(self) {
+            return Ok(context.clone());
+        }
+        let context = Arc::new(Context::new(*self, self.npu()?)?);
+        open.insert(*self, context.clone());
+        Ok(context)
+    }
+
+    /// The open device, if it is open.
+    pub(crate) fn opened(&self) -> Option<Arc<Context>> {
+        let open = OPEN.read().unwrap_or_else(PoisonError::into_inner);
+        open.as_ref().and_then(|open| open.get(self).cloned())
+    }
+
+    fn npu(&self) -> Result<Npu> {
+        let ordinal = u32::from(self.ordinal);
+        match self.target {
+            Target::Installed => Npu::open(ordinal),
+            #[cfg(feature = "ascend-sim")]
+            Target::Simulated => Npu::simulated_device(ordinal),
+        }
+    }
+
+    /// Number of devices of one kind, by the kind's number in [`DeviceId`].
+    pub(crate) fn count(kind: u16) -> Result<usize, AscendError> {
+        let device = Self::from_id(DeviceId::new(kind, 0));
+        let runtime = match device.target {
+            Target::Installed => Npu::runtime()?,
+            #[cfg(feature = "ascend-sim")]
+            Target::Simulated => Npu::simulated()?.device().runtime().clone(),
+        };
+        Ok(runtime.device_count()? as usize)
+    }
+}
+
+impl fmt::Display for AscendDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.target {
+            Target::Installed => "ascend",
+            #[cfg(feature = "ascend-sim")]
+            Target::Simulated => "ascend-sim",
+        };
+        write!(f, "{kind}:{}", self.ordinal)
+    }
+}
+
+impl fmt::Debug for AscendDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Device for AscendDevice {
+    fn to_id(&self) -> DeviceId {
+        let kind = match self.target {
+            Target::Installed => 0,
+            #[cfg(feature = "ascend-sim")]
+            Target::Simulated => 1,
+        };
+        DeviceId::new(kind, self.ordinal)
+    }
+
+    fn from_id(id: DeviceId) -> Self {
+        match id.type_id {
+            #[cfg(feature = "ascend-sim")]
+            1 => Self::simulated(id.index_id),
+            _ => Self::new(id.index_id),
+        }
+    }
+}
+
+impl DeviceOps for AscendDevice {
+    fn defaults(&self) -> DeviceSettings {
+        // The fallback knows the same default types.
+        FlexDevice.defaults()
+    }
+}

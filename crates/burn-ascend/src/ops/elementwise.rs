@@ -1,0 +1,206 @@
+//! Operators on each element.
+
+use super::launch::{Out, compute, data_type, is_free, number};
+use super::views::{self, narrow_repeats};
+use crate::tensor::AscendTensor;
+use burn::backend::{BoolDType, DType, Scalar, Shape, TensorMetadata};
+use rope_ascend::Result;
+use rope_ascend::aclnn::{Number, Operators, View};
+
+pub(crate) type Unary = fn(&Operators, View<'_>, View<'_>) -> Result<()>;
+pub(crate) type Binary = fn(&Operators, View<'_>, View<'_>, View<'_>) -> Result<()>;
+pub(crate) type ByNumber = fn(&Operators, View<'_>, Number, View<'_>) -> Result<()>;
+
+/// Largest integer that the operators by a number take exactly: they compute in 32-bit floats.
+const EXACT: i64 = 1 << 24;
+
+/// x + other, as the operator with a factor.
+pub(crate) fn plus(ops: &Operators, x: View<'_>, other: View<'_>, out: View<'_>) -> Result<()> {
+    ops.add(x, other, Number::Int(1), out)
+}
+
+/// x - other, as the operator with a factor.
+pub(crate) fn minus(ops: &Operators, x: View<'_>, other: View<'_>, out: View<'_>) -> Result<()> {
+    ops.sub(x, other, Number::Int(1), out)
+}
+
+/// x + number, as the operator with a factor.
+pub(crate) fn plus_number(ops: &Operators, x: View<'_>, n: Number, out: View<'_>) -> Result<()> {
+    ops.adds(x, n, Number::Int(1), out)
+}
+
+/// Error unit by the error function, as burn defines it.
+pub(crate) fn gelu(ops: &Operators, x: View<'_>, out: View<'_>) -> Result<()> {
+    ops.gelu(x, 0, out)
+}
+
+/// Gradient of [`gelu`].
+pub(crate) fn gelu_backward(
+    ops: &Operators,
+    grad: View<'_>,
+    x: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    ops.gelu_backward(grad, x, c"none", out)
+}
+
+/// One operator on each element.
+pub(crate) fn unary(operator: Unary, x: AscendTensor) -> AscendTensor {
+    let out = Out::over_or_like(&x);
+    compute([&x], out, |ops, [x], out| operator(ops, x, out))
+}
+
+/// As [`unary`], through 32-bit floats for a type that the operator lacks.
+pub(crate) fn unary_in_f32(operator: Unary, lacking: DType, x: AscendTensor) -> AscendTensor {
+    let dtype = x.dtype();
+    if dtype == lacking {
+        cast(unary(operator, cast(x, DType::F32)), dtype)
+    } else {
+        unary(operator, x)
+    }
+}
+
+/// One operator on pairs of elements, axes of length 1 repeated.
+pub(crate) fn binary(operator: Binary, x: AscendTensor, y: AscendTensor) -> AscendTensor {
+    let shape = broadcast(x.dims(), y.dims());
+    let dtype = x.dtype();
+    let out = [&x, &y]
+        .into_iter()
+        .find(|t| is_free(t) && *t.dims() == *shape && t.dtype() == dtype)
+        .map_or(Out::New(shape, dtype), |t| Out::Over(t.clone()));
+    pairwise(operator, &x, &y, out)
+}
+
+/// One operator on two tensors of one shape, which it does not repeat.
+pub(crate) fn paired(operator: Binary, x: &AscendTensor, y: &AscendTensor) -> AscendTensor {
+    let out = Out::New(x.shape(), x.dtype());
+    compute([x, y], out, |ops, [x, y], out| operator(ops, x, y, out))
+}
+
+/// One operator on pairs of elements that gives truth values.
+pub(crate) fn compare(
+    operator: Binary,
+    x: &AscendTensor,
+    y: &AscendTensor,
+    dtype: BoolDType,
+) -> AscendTensor {
+    let out = Out::New(broadcast(x.dims(), y.dims()), DType::Bool(dtype));
+    pairwise(operator, x, y, out)
+}
+
+fn pairwise(operator: Binary, x: &AscendTensor, y: &AscendTensor, out: Out) -> AscendTensor {
+    // What burn repeated by a stride of 0, the operator repeats itself, without a copy.
+    let x = narrow_repeats(x, |axis| views::is_long(y, x.dims().len(), axis));
+    let y = narrow_repeats(y, |axis| views::is_long(&x, y.dims().len(), axis));
+    compute([&x, &y], out, |ops, [x, y], out| operator(ops, x, y, out))
+}
+
+/// One operator with a number.
+pub(crate) fn by_number(operator: ByNumber, x: AscendTensor, value: Scalar) -> AscendTensor {
+    let number = number(value, x.dtype());
+    let out = Out::over_or_like(&x);
+    compute([&x], out, |ops, [x], out| operator(ops, x, number, out))
+}
+
+/// An integer operation with a number: by its operator while that is exact, else with a tensor of that one number.
+pub(crate) fn by_integer(
+    operator: Option<ByNumber>,
+    exact: Binary,
+    x: AscendTensor,
+    value: Scalar,
+) -> AscendTensor {
+    let small = matches!(number(value, x.dtype()), Number::Int(v) if v.abs() <= EXACT);
+    match operator {
+        Some(operator) if small => by_number(operator, x, value),
+        _ => {
+            let other = super::movement::full(&x.place(), Shape::from([1]), value, x.dtype());
+            let axes = x.dims().len();
+            let other = views::reshape(other, &Shape::from(vec![1; axes]));
+            binary(exact, x, other)
+        }
+    }
+}
+
+/// A comparison with a number.
+pub(crate) fn compare_number(
+    operator: ByNumber,
+    x: &AscendTensor,
+    value: Scalar,
+    dtype: BoolDType,
+) -> AscendTensor {
+    let number = number(value, x.dtype());
+    let out = Out::New(x.shape(), DType::Bool(dtype));
+    compute([x], out, |ops, [x], out| operator(ops, x, number, out))
+}
+
+/// x within bounds.
+pub(crate) fn clamp(x: AscendTensor, low: Option<Scalar>, high: Option<Scalar>) -> AscendTensor {
+    let [low, high] = [low, high].map(|bound| bound.map(|b| number(b, x.dtype())));
+    let out = Out::over_or_like(&x);
+    compute([&x], out, |ops, [x], out| ops.clamp(x, low, high, out))
+}
+
+/// x where the mask does not hold, else value.
+pub(crate) fn mask_where(x: AscendTensor, mask: AscendTensor, value: AscendTensor) -> AscendTensor {
+    let shape = broadcast(&broadcast(x.dims(), mask.dims()), value.dims());
+    let dtype = x.dtype();
+    let out = [&x, &value]
+        .into_iter()
+        .find(|t| is_free(t) && *t.dims() == *shape)
+        .map_or(Out::New(shape, dtype), |t| Out::Over(t.clone()));
+    compute([&mask, &value, &x], out, |ops, [mask, value, x], out| {
+        ops.select_where(mask, value, x, out)
+    })
+}
+
+/// x with a number where the mask holds.
+pub(crate) fn mask_fill(x: AscendTensor, mask: &AscendTensor, value: Scalar) -> AscendTensor {
+    let shape = broadcast(x.dims(), mask.dims());
+    let number = number(value, x.dtype());
+    let x = if is_free(&x) && *x.dims() == *shape {
+        x
+    } else {
+        super::movement::copy(&views::expand(&x, &shape))
+    };
+    // The operator repeats the mask; its document does not promise to take other strides.
+    let mask = narrow_repeats(mask, |_| true).contiguous();
+    let out = Out::Over(x.clone());
+    drop(x);
+    compute([&mask], out, |ops, [mask], out| {
+        ops.masked_fill(out, mask, number)
+    })
+}
+
+/// x in another element type.
+pub(crate) fn cast(x: AscendTensor, dtype: DType) -> AscendTensor {
+    if x.dtype() == dtype {
+        return x;
+    }
+    // Truth values must be dense for this operator.
+    let x = if x.dtype().is_bool() {
+        x.contiguous()
+    } else {
+        x
+    };
+    let out = Out::New(x.shape(), dtype);
+    compute([&x], out, |ops, [x], out| {
+        ops.cast(x, data_type(dtype)?, out)
+    })
+}
+
+/// The shape that two shapes have in common; where they do not fit, one that the operator refuses.
+pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Shape {
+    let rank = a.len().max(b.len());
+    let dim = |dims: &[usize], axis: usize| {
+        (axis + dims.len())
+            .checked_sub(rank)
+            .map_or(1, |own| dims[own])
+    };
+    let dims: Vec<usize> = (0..rank)
+        .map(|axis| match (dim(a, axis), dim(b, axis)) {
+            (1, other) => other,
+            (own, _) => own,
+        })
+        .collect();
+    Shape::from(dims)
+}

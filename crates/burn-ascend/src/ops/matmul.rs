@@ -1,0 +1,58 @@
+//! Products of matrices.
+
+use super::elementwise::broadcast;
+use super::launch::{Out, compute};
+use super::{movement, views};
+use crate::tensor::AscendTensor;
+use burn::backend::{Shape, TensorMetadata};
+use rope_ascend::sys::CubeMath;
+
+/// x · y over the last two axes, the axes before them repeated where they have length 1.
+///
+/// A transposed matrix goes to the operator by its strides, which it takes without a copy. A weight without batch axes is
+/// one product of all rows.
+pub(crate) fn matmul(x: AscendTensor, y: AscendTensor) -> AscendTensor {
+    let rank = x.dims().len();
+    let [m, k] = [x.dims()[rank - 2], x.dims()[rank - 1]];
+    let n = y.dims()[rank - 1];
+    let batch = broadcast(&x.dims()[..rank - 2], &y.dims()[..rank - 2]);
+    let mut dims = batch.to_vec();
+    dims.extend([m, n]);
+    let (shape, dtype) = (Shape::from(dims), x.dtype());
+    if k == 0 && x.failure().is_none() && y.failure().is_none() {
+        return movement::zeros(&x.place(), shape, dtype);
+    }
+    let one_y = y.dims()[..rank - 2].iter().all(|&dim| dim == 1);
+    if one_y && x.len() == batch.num_elements() * m * k {
+        let rows = Shape::from([batch.num_elements() * m, k]);
+        let (x, y) = (
+            views::reshape(x, &rows),
+            views::reshape(y, &Shape::from([k, n])),
+        );
+        let out = Out::New(Shape::from([rows[0], n]), dtype);
+        let product = compute([&x, &y], out, |ops, [x, y], out| {
+            ops.mm(x, y, out, CubeMath::KEEP_DTYPE)
+        });
+        return views::reshape(product, &shape);
+    }
+    let count = batch.num_elements();
+    let [x, y] =
+        [(x, m, k), (y, k, n)].map(|(t, rows, columns)| flat_batch(t, &batch, rows, columns));
+    let out = Out::New(Shape::from([count, m, n]), dtype);
+    let product = compute([&x, &y], out, |ops, [x, y], out| {
+        ops.batch_mm(x, y, out, CubeMath::KEEP_DTYPE)
+    });
+    views::reshape(product, &shape)
+}
+
+/// The tensor with one batch axis: of length 1 where all matrices are one, else of the whole batch.
+fn flat_batch(x: AscendTensor, batch: &Shape, rows: usize, columns: usize) -> AscendTensor {
+    let own: usize = x.dims()[..batch.len()].iter().product();
+    if own == 1 {
+        return views::reshape(x, &Shape::from([1, rows, columns]));
+    }
+    let mut dims = batch.to_vec();
+    dims.extend([rows, columns]);
+    let x = views::expand(&x, &Shape::from(dims));
+    views::reshape(x, &Shape::from([batch.num_elements(), rows, columns]))
+}

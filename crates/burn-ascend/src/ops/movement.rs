@@ -1,0 +1,230 @@
+//! Operators that make, copy and reorder elements.
+
+use super::launch::{Out, compute, compute_of_list, is_free, number};
+use super::views::{self, narrow_repeats};
+use crate::context::Context;
+use crate::error::execution;
+use crate::npu::AscendDevice;
+use crate::tensor::AscendTensor;
+use burn::backend::{DType, Distribution, ExecutionError, Scalar, Shape, Slice, TensorMetadata};
+use rope_ascend::Result;
+use rope_ascend::aclnn::Number;
+
+/// The type under which elements of `dtype` are only moved: the operators of data movement take signed integers of each
+/// size.
+fn moved(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 | DType::U64 => DType::I64,
+        DType::U32 => DType::I32,
+        DType::U16 => DType::I16,
+        dtype if crate::tensor::is_byte_bool(dtype) => DType::U8,
+        other => other,
+    }
+}
+
+/// Runs `work` on the bits of a tensor's elements.
+pub(crate) fn as_bits(
+    x: AscendTensor,
+    work: impl FnOnce(AscendTensor) -> AscendTensor,
+) -> AscendTensor {
+    let dtype = x.dtype();
+    work(x.reinterpret(moved(dtype))).reinterpret(dtype)
+}
+
+/// Most axes that the copy takes.
+const MAX_AXES: usize = 8;
+
+/// A dense copy.
+pub(crate) fn copy(x: &AscendTensor) -> AscendTensor {
+    let target = AscendTensor::empty(&x.place(), x.shape(), x.dtype());
+    let failure = write(&target, x);
+    unless(failure, target)
+}
+
+/// Writes `source`, repeated along axes of length 1, through the view `target` of memory that only the caller holds; gives
+/// the failure, if there is one.
+fn write(target: &AscendTensor, source: &AscendTensor) -> Option<ExecutionError> {
+    let failure = target.failure().or(source.failure());
+    if failure.is_some() || target.is_empty() {
+        return failure.cloned();
+    }
+    let source = views::expand(source, &target.shape());
+    let [target, source] =
+        views::merged([target, &source]).map(|x| x.clone().reinterpret(moved(x.dtype())));
+    if target.dims().len() > MAX_AXES {
+        return (0..target.dims()[0])
+            .find_map(|place| write(&views::at(&target, place), &views::at(&source, place)));
+    }
+    let source = narrow_repeats(&source, |_| true);
+    let written = compute([&source], Out::Over(target), |ops, [source], out| {
+        ops.copy(out, source)
+    });
+    written.failure().cloned()
+}
+
+/// The tensor, or the failure of a step towards it.
+pub(crate) fn unless(failure: Option<ExecutionError>, x: AscendTensor) -> AscendTensor {
+    match failure {
+        Some(error) => AscendTensor::failed(&x.place(), x.shape(), x.dtype(), error),
+        None => x,
+    }
+}
+
+/// The tensor in memory of its own that may be overwritten.
+pub(crate) fn owned(x: AscendTensor) -> AscendTensor {
+    if is_free(&x) { x } else { copy(&x) }
+}
+
+/// New memory, filled by `work`.
+fn made(
+    device: &AscendDevice,
+    shape: Shape,
+    dtype: DType,
+    work: impl FnOnce(&Context, rope_ascend::aclnn::View<'_>) -> Result<()>,
+) -> AscendTensor {
+    let target = AscendTensor::empty(device, shape, dtype);
+    compute([&target], Out::Over(target.clone()), |_, [x], _| {
+        match target.context() {
+            Ok(context) => work(context, x),
+            // Its view would not exist.
+            Err(_) => unreachable!("a tensor with a view is in an open device"),
+        }
+    })
+}
+
+/// One number everywhere.
+pub(crate) fn full(
+    device: &AscendDevice,
+    shape: Shape,
+    value: Scalar,
+    dtype: DType,
+) -> AscendTensor {
+    let number = number(value, dtype);
+    made(device, shape, dtype, |context, out| {
+        context.operators().fill(out, number)
+    })
+}
+
+/// Zeros.
+pub(crate) fn zeros(device: &AscendDevice, shape: Shape, dtype: DType) -> AscendTensor {
+    let bytes = shape.num_elements() * dtype.size();
+    let zeroed = device
+        .context()
+        .and_then(|context| Ok((context.stream().zeros::<u8>(bytes)?, context)));
+    match zeroed {
+        Ok((buffer, context)) => AscendTensor::dense(context, buffer, shape, dtype),
+        Err(error) => {
+            let error = execution(&error);
+            if let Some(context) = device.opened() {
+                context.failed(&error);
+            }
+            AscendTensor::failed(device, shape, dtype, error)
+        }
+    }
+}
+
+/// start, start + step, … below end.
+pub(crate) fn arange(
+    device: &AscendDevice,
+    range: &std::ops::Range<i64>,
+    step: usize,
+    dtype: DType,
+) -> AscendTensor {
+    let length = usize::try_from(range.end - range.start).unwrap_or(0);
+    let shape = Shape::from([length.div_ceil(step)]);
+    let [start, end, step] = [range.start, range.end, step as i64].map(Number::Int);
+    made(device, shape, dtype, |context, out| {
+        context.operators().arange(start, end, step, out)
+    })
+}
+
+/// Random numbers.
+pub(crate) fn random(
+    device: &AscendDevice,
+    shape: Shape,
+    distribution: Distribution,
+    dtype: DType,
+) -> AscendTensor {
+    let count = shape.num_elements();
+    made(device, shape, dtype, |context, out| {
+        let (ops, state) = (context.operators(), context.draw(count));
+        let uniform = |low, high| {
+            let (seed, offset) = (state.seed.cast_unsigned(), state.offset.cast_unsigned());
+            ops.uniform(out, low, high, seed, offset)
+        };
+        match distribution {
+            Distribution::Default => uniform(0.0, 1.0),
+            Distribution::Uniform(low, high) => uniform(low, high),
+            Distribution::Normal(mean, deviation) => {
+                ops.normal(out, mean as f32, deviation as f32, state.seed, state.offset)
+            }
+            Distribution::Bernoulli(probability) => {
+                ops.bernoulli(out, Number::Float(probability), state.seed, state.offset)
+            }
+        }
+    })
+}
+
+/// Tensors one behind the other along an axis.
+pub(crate) fn cat(tensors: Vec<AscendTensor>, axis: usize) -> AscendTensor {
+    let dtype = tensors[0].dtype();
+    let mut dims = tensors[0].dims().to_vec();
+    dims[axis] = tensors.iter().map(|x| x.dims()[axis]).sum();
+    let parts: Vec<AscendTensor> = tensors
+        .into_iter()
+        .map(|x| x.reinterpret(moved(dtype)))
+        .collect();
+    let inputs: Vec<&AscendTensor> = parts
+        .iter()
+        .filter(|x| !x.is_empty() || x.failure().is_some())
+        .collect();
+    let out = Out::New(Shape::from(dims), moved(dtype));
+    match inputs.as_slice() {
+        // All are empty, and so is the result.
+        [] => compute([&parts[0]], out, |_, [_], _| Ok(())),
+        [one] => copy(one),
+        inputs => compute_of_list(inputs, out, |ops, views, out| {
+            ops.cat(views, axis as i64, out)
+        }),
+    }
+    .reinterpret(dtype)
+}
+
+/// The tensor several times along an axis.
+pub(crate) fn repeat(x: AscendTensor, axis: usize, times: usize) -> AscendTensor {
+    as_bits(x, |x| {
+        let mut dims = x.dims().to_vec();
+        dims[axis] *= times;
+        let mut repeats = vec![1_i64; dims.len()];
+        repeats[axis] = times as i64;
+        let out = Out::New(Shape::from(dims), x.dtype());
+        compute([&x], out, |ops, [x], out| ops.repeat(x, &repeats, out))
+    })
+}
+
+/// Axes in reverse order.
+pub(crate) fn flip(x: AscendTensor, axes: &[usize]) -> AscendTensor {
+    if axes.is_empty() {
+        return x;
+    }
+    let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
+    as_bits(x, |x| {
+        let out = Out::New(x.shape(), x.dtype());
+        compute([&x], out, |ops, [x], out| ops.flip(x, &axes, out))
+    })
+}
+
+/// A part of the tensor: a view, unless an axis is reversed.
+pub(crate) fn slice(x: &AscendTensor, slices: &[Slice]) -> AscendTensor {
+    let (part, reversed) = views::slice(x, slices);
+    flip(part, &reversed)
+}
+
+/// The tensor with another part.
+pub(crate) fn slice_assign(x: AscendTensor, slices: &[Slice], value: AscendTensor) -> AscendTensor {
+    let x = owned(x);
+    let (part, reversed) = views::slice(&x, slices);
+    let value = flip(value, &reversed);
+    let failure = write(&part, &value);
+    unless(failure, x)
+}

@@ -1,0 +1,156 @@
+//! Operators over axes.
+
+use super::elementwise::cast;
+use super::launch::{Out, compute, data_type};
+use super::views;
+use crate::tensor::AscendTensor;
+use burn::backend::{BoolDType, DType, Shape, TensorMetadata};
+use rope_ascend::Result;
+use rope_ascend::aclnn::{Operators, View};
+
+/// An operator over axes: the operators, the tensor, the axes, whether to keep them, and the result.
+pub(crate) type Reduce = fn(&Operators, View<'_>, &[i64], bool, View<'_>) -> Result<()>;
+/// An operator along one axis that gives places.
+pub(crate) type Place = fn(&Operators, View<'_>, i64, bool, View<'_>) -> Result<()>;
+
+/// Sum in the tensor's type.
+pub(crate) fn sum(
+    ops: &Operators,
+    x: View<'_>,
+    dims: &[i64],
+    keep: bool,
+    out: View<'_>,
+) -> Result<()> {
+    ops.reduce_sum(x, dims, keep, out.dtype, out)
+}
+
+/// Mean in the tensor's type.
+pub(crate) fn mean(
+    ops: &Operators,
+    x: View<'_>,
+    dims: &[i64],
+    keep: bool,
+    out: View<'_>,
+) -> Result<()> {
+    ops.mean(x, dims, keep, out.dtype, out)
+}
+
+/// The whole tensor to one element, shape `[1]`.
+pub(crate) fn whole(operator: Reduce, x: &AscendTensor, dtype: DType) -> AscendTensor {
+    let out = Out::New(Shape::from([1]), dtype);
+    compute([x], out, |ops, [x], out| {
+        let out = View {
+            dims: &[],
+            strides: &[],
+            ..out
+        };
+        operator(ops, x, &[], false, out)
+    })
+}
+
+/// Axes to length 1.
+pub(crate) fn along(
+    operator: Reduce,
+    x: &AscendTensor,
+    axes: &[usize],
+    dtype: DType,
+) -> AscendTensor {
+    let mut dims = x.dims().to_vec();
+    for &axis in axes {
+        dims[axis] = 1;
+    }
+    let list: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
+    compute([x], Out::New(Shape::from(dims), dtype), |ops, [x], out| {
+        operator(ops, x, &list, true, out)
+    })
+}
+
+/// Where along an axis; that axis to length 1.
+pub(crate) fn place(operator: Place, x: &AscendTensor, axis: usize, dtype: DType) -> AscendTensor {
+    compute([x], Out::New(kept(x, axis), dtype), |ops, [x], out| {
+        operator(ops, x, axis as i64, true, out)
+    })
+}
+
+/// An operator that gives the extreme along an axis and where it is.
+pub(crate) type Extreme = fn(&Operators, View<'_>, i64, bool, View<'_>, View<'_>) -> Result<()>;
+
+/// The extreme along an axis and where it is.
+pub(crate) fn extreme(
+    operator: Extreme,
+    x: &AscendTensor,
+    axis: usize,
+    dtype: DType,
+) -> (AscendTensor, AscendTensor) {
+    let shape = kept(x, axis);
+    let values = AscendTensor::empty(&x.place(), shape.clone(), x.dtype());
+    let indices = compute(
+        [x, &values],
+        Out::New(shape, dtype),
+        |ops, [x, values], out| operator(ops, x, axis as i64, true, values, out),
+    );
+    let values = match indices.failure() {
+        Some(error) => {
+            AscendTensor::failed(&x.place(), values.shape(), values.dtype(), error.clone())
+        }
+        None => values,
+    };
+    (values, indices)
+}
+
+/// Product along an axis.
+pub(crate) fn product(x: &AscendTensor, axis: usize) -> AscendTensor {
+    let dtype = x.dtype();
+    compute([x], Out::New(kept(x, axis), dtype), |ops, [x], out| {
+        ops.prod_dim(x, axis as i64, true, data_type(dtype)?, out)
+    })
+}
+
+/// All elements in one axis.
+pub(crate) fn flat(x: AscendTensor) -> AscendTensor {
+    let shape = Shape::from([x.len()]);
+    views::reshape(x, &shape)
+}
+
+/// Running sum along an axis.
+pub(crate) fn cumsum(x: &AscendTensor, axis: usize) -> AscendTensor {
+    let dtype = x.dtype();
+    compute([x], Out::New(x.shape(), dtype), |ops, [x], out| {
+        ops.cumsum(x, axis as i64, data_type(dtype)?, out)
+    })
+}
+
+/// Whether any, or all, of the whole tensor.
+pub(crate) fn truth(operator: Reduce, x: AscendTensor, dtype: BoolDType) -> AscendTensor {
+    let x = cast(x, DType::Bool(dtype));
+    whole(operator, &x, DType::Bool(dtype))
+}
+
+/// Whether any, or all, along an axis.
+pub(crate) fn truth_along(
+    operator: Reduce,
+    x: AscendTensor,
+    axis: usize,
+    dtype: BoolDType,
+) -> AscendTensor {
+    let x = cast(x, DType::Bool(dtype));
+    along(operator, &x, &[axis], DType::Bool(dtype))
+}
+
+fn kept(x: &AscendTensor, axis: usize) -> Shape {
+    let mut dims = x.dims().to_vec();
+    dims[axis] = 1;
+    Shape::from(dims)
+}
+
+/// A normalisation along an axis.
+pub(crate) fn softmax(
+    operator: fn(&Operators, View<'_>, i64, View<'_>) -> Result<()>,
+    x: AscendTensor,
+    axis: usize,
+) -> AscendTensor {
+    let out = Out::New(x.shape(), x.dtype());
+    compute([&x], out, |ops, [x], out| {
+        operator(ops, x, axis as i64, out)
+    })
+}

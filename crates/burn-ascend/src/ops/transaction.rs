@@ -1,0 +1,10 @@
+//! Reads of several tensors, and operations across devices: burn's defaults.
+
+use crate::Ascend;
+use burn::backend::distributed::DistributedOps;
+use burn::backend::ops::TransactionOps;
+
+impl TransactionOps<Ascend> for Ascend {}
+
+// No collective operations: each device is its own.
+impl DistributedOps<Ascend> for Ascend {}

@@ -1,0 +1,34 @@
+//! Quantised tensors. They stay on the host: no operator of the device takes burn's schemes.
+
+use crate::npu::AscendDevice;
+use burn::backend::flex::FlexQTensor;
+use burn::backend::{DType, ExecutionError, Shape, TensorMetadata};
+
+/// A quantised tensor, held on the host on behalf of a device.
+#[derive(Clone, Debug)]
+pub struct AscendQTensor {
+    pub(crate) host: FlexQTensor,
+    pub(crate) device: AscendDevice,
+    /// Why the elements do not count, if what they were computed from failed.
+    pub(crate) failure: Option<ExecutionError>,
+}
+
+impl TensorMetadata for AscendQTensor {
+    type Device = AscendDevice;
+
+    fn dtype(&self) -> DType {
+        self.host.dtype()
+    }
+
+    fn shape(&self) -> Shape {
+        self.host.shape()
+    }
+
+    fn device(&self) -> AscendDevice {
+        self.device
+    }
+
+    fn can_mut(&self) -> bool {
+        self.host.can_mut()
+    }
+}

@@ -1,0 +1,192 @@
+//! A backend's devices behind a socket, by burn-remote.
+
+use crate::device::DeviceError;
+use burn::backend::ir::BackendIr;
+use burn::remote::RemoteHost;
+use burn::tensor::Device;
+use burn_remote::server::{BackendServer, EmptyToken, TokenAuthorizer, WebSocketTransport};
+use rope_burn::{RotaryOps, remote};
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinHandle;
+
+/// How long a server waits for its sessions to end before it leaves them: longer than any operation, shorter than a user's
+/// patience with a device that does not answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Custom operation that no client sends: its handler lives as long as any session.
+const ALIVE: &str = "rope.alive";
+
+/// What a client must present to a server. Debug output does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// A token that nobody can guess: 32 bytes of the system's randomness, in hexadecimal.
+    ///
+    /// # Errors
+    /// Where the system has no randomness to give.
+    pub fn random() -> Result<Self, DeviceError> {
+        let mut bytes = [0_u8; 32];
+        getrandom::fill(&mut bytes).map_err(|error| DeviceError::Randomness(error.to_string()))?;
+        let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
+        Ok(Self(digits.collect()))
+    }
+
+    /// A token from elsewhere, as from a file; spaces and line ends around it are left out.
+    ///
+    /// # Errors
+    /// If there is nothing else.
+    pub fn new(text: &str) -> Result<Self, EmptyToken> {
+        match text.trim() {
+            "" => Err(EmptyToken),
+            text => Ok(Self(text.to_owned())),
+        }
+    }
+
+    /// The token, for a file that only its owner reads.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// `url`'s server, for who holds the token.
+    #[must_use]
+    pub fn host(&self, url: &str) -> RemoteHost {
+        RemoteHost::websocket(url).with_credential(self.0.as_str())
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// A server of `devices` for clients that present `token`, with this project's operations. It serves once it is given a
+/// transport.
+///
+/// # Errors
+/// None for a [`Token`], which is not empty.
+pub fn backend_server<B: BackendIr + RotaryOps>(
+    devices: impl IntoIterator<Item = B::Device>,
+    token: &Token,
+) -> Result<BackendServer<B>, EmptyToken> {
+    let server = BackendServer::<B>::new(devices);
+    Ok(remote::register(server).with_authorizer(TokenAuthorizer::new(token.reveal())?))
+}
+
+/// A server in this process, for this process: on 127.0.0.1, at a port of the system's choice, with a token that is written
+/// nowhere. It serves, on threads of its own, until it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    url: String,
+    token: Token,
+    serving: JoinHandle<()>,
+    runtime: Option<Runtime>,
+    /// Closed when the last session has let its tensors go.
+    sessions: Receiver<()>,
+}
+
+impl Server {
+    /// Serves `devices`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Socket`], [`DeviceError::Randomness`].
+    pub fn start<B: BackendIr + RotaryOps>(
+        devices: impl IntoIterator<Item = B::Device>,
+    ) -> Result<Self, DeviceError> {
+        let token = Token::random()?;
+        let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let url = format!("ws://{}", listener.local_addr()?);
+        let (alive, sessions) = channel::<()>();
+        let server = backend_server::<B>(devices, &token)?.with_custom_op(ALIVE, move |_, _, _| {
+            let _held = &alive;
+        });
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("burn-ascend-server")
+            .enable_all()
+            .build()?;
+        let transport = WebSocketTransport::from_listener(listener);
+        let serving = server.serve_async(transport);
+        let serving = runtime.spawn(async move {
+            // Clients learn of a server that stopped from their connections.
+            let _stopped = serving.await;
+        });
+        Ok(Self {
+            url,
+            token,
+            serving,
+            runtime: Some(runtime),
+            sessions,
+        })
+    }
+
+    /// Device `index` of the server, as a burn device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Connect`].
+    pub fn connect(&self, index: usize) -> Result<Device, DeviceError> {
+        let host = self.token.host(&self.url);
+        Ok(Device::remote_options(&host).device_index(index).init()?)
+    }
+}
+
+impl Drop for Server {
+    /// Ends the sessions and waits until they have let their tensors go, within limits: a device that does not answer must
+    /// not hold up the process.
+    fn drop(&mut self) {
+        self.serving.abort();
+        let _closed_or_late = self.sessions.recv_timeout(PATIENCE);
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::backend::flex::{Flex, FlexDevice};
+    use burn::remote::ConnectError;
+    use burn::tensor::Tensor;
+
+    #[test]
+    fn only_the_token_opens_a_server_and_nothing_shows_it() {
+        let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+        let stranger = Token::new("guess").expect("not empty").host(&server.url);
+        let refused = Device::remote_options(&stranger).init();
+        assert!(
+            matches!(refused, Err(ConnectError::Unauthorized)),
+            "{refused:?}"
+        );
+        assert!(server.url.starts_with("ws://127.0.0.1:"), "{}", server.url);
+        assert!(!format!("{server:?}").contains(server.token.reveal()));
+        let device = server.connect(0).expect("it answers");
+        let sum = Tensor::<1>::from_data([1.0, 2.0], &device).sum();
+        assert_eq!(sum.into_scalar::<f32>(), 3.0);
+    }
+
+    #[test]
+    fn a_dropped_server_has_ended_its_sessions() {
+        let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+        let device = server.connect(0).expect("it answers");
+        let x = Tensor::<1>::from_data([1.0, 2.0], &device);
+        x.clone().into_data();
+        let started = std::time::Instant::now();
+        drop(server);
+        assert!(started.elapsed() < PATIENCE / 2, "{:?}", started.elapsed());
+        (x * 2.0).try_into_data().expect_err("nobody is there");
+    }
+
+    #[test]
+    fn tokens_differ_and_are_not_empty() {
+        let [a, b] = [(); 2].map(|()| Token::random().expect("randomness"));
+        assert!(a != b && a.reveal().len() == 64, "{} {}", a.0, b.0);
+        assert_eq!(Token::new(" a\n").expect("a token").reveal(), "a");
+        assert!(Token::new(" \n").is_err());
+    }
+}

@@ -1,0 +1,364 @@
+//! Tensors: views of device memory.
+
+use crate::context::Context;
+use crate::error::execution;
+use crate::npu::AscendDevice;
+use burn::backend::{BoolStore, Bytes, DType, ExecutionError, Shape, TensorData, TensorMetadata};
+use rope_ascend::rope::Npu;
+use rope_ascend::safe::{DeviceBuffer, Stream};
+use std::fmt;
+use std::sync::Arc;
+
+/// Where the elements are.
+struct Storage {
+    device: AscendDevice,
+    content: Result<Memory, ExecutionError>,
+}
+
+struct Memory {
+    // Before the context, which owns the stream that takes the memory back.
+    buffer: DeviceBuffer<u8>,
+    context: Arc<Context>,
+}
+
+/// A view of a block of device memory: shape, strides and offset in elements, and the element type.
+///
+/// Clones and views share the block; it goes back to its stream's cache with the last of them. Elements become defined when
+/// the stream has passed the work that writes them. A tensor may stand for a computation that failed: it has a shape and a
+/// type, but no memory.
+#[derive(Clone)]
+pub struct AscendTensor {
+    storage: Arc<Storage>,
+    shape: Shape,
+    strides: Vec<usize>,
+    offset: usize,
+    dtype: DType,
+}
+
+/// Strides of a dense tensor, last axis fastest.
+pub(crate) fn dense_strides(dims: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; dims.len()];
+    for axis in (1..dims.len()).rev() {
+        strides[axis - 1] = strides[axis] * dims[axis].max(1);
+    }
+    strides
+}
+
+impl AscendTensor {
+    /// A dense tensor whose elements are not defined yet.
+    ///
+    /// A device that cannot be opened, or has no memory left, gives a tensor that carries that failure.
+    #[must_use]
+    pub fn empty(device: &AscendDevice, shape: Shape, dtype: DType) -> Self {
+        match device.context() {
+            Ok(context) => Self::empty_in(&context, shape, dtype),
+            Err(error) => Self::failed(device, shape, dtype, execution(&error)),
+        }
+    }
+
+    pub(crate) fn empty_in(context: &Arc<Context>, shape: Shape, dtype: DType) -> Self {
+        let bytes = shape.num_elements() * dtype.size();
+        match context.stream().alloc::<u8>(bytes) {
+            Ok(buffer) => Self::dense(context.clone(), buffer, shape, dtype),
+            Err(error) => {
+                let error = execution(&error);
+                context.failed(&error);
+                Self::failed(&context.device(), shape, dtype, error)
+            }
+        }
+    }
+
+    /// A dense tensor over a whole buffer.
+    pub(crate) fn dense(
+        context: Arc<Context>,
+        buffer: DeviceBuffer<u8>,
+        shape: Shape,
+        dtype: DType,
+    ) -> Self {
+        let storage = Storage {
+            device: context.device(),
+            content: Ok(Memory { buffer, context }),
+        };
+        Self {
+            strides: dense_strides(&shape),
+            storage: Arc::new(storage),
+            shape,
+            offset: 0,
+            dtype,
+        }
+    }
+
+    /// The result of a computation that failed.
+    pub(crate) fn failed(
+        device: &AscendDevice,
+        shape: Shape,
+        dtype: DType,
+        error: ExecutionError,
+    ) -> Self {
+        let storage = Storage {
+            device: *device,
+            content: Err(error),
+        };
+        Self {
+            strides: dense_strides(&shape),
+            storage: Arc::new(storage),
+            shape,
+            offset: 0,
+            dtype,
+        }
+    }
+
+    /// Copies host data to the device, behind the work queued before.
+    pub(crate) fn upload(device: &AscendDevice, data: TensorData) -> Self {
+        let (bytes, shape, dtype) = data.into_parts();
+        Self::upload_bytes(device, &bytes, shape, dtype)
+    }
+
+    pub(crate) fn upload_bytes(
+        device: &AscendDevice,
+        bytes: &[u8],
+        shape: Shape,
+        dtype: DType,
+    ) -> Self {
+        let uploaded = device
+            .context()
+            .and_then(|context| Ok((context.stream().upload_queued(bytes)?, context)));
+        match uploaded {
+            Ok((buffer, context)) => Self::dense(context, buffer, shape, dtype),
+            Err(error) => {
+                let error = execution(&error);
+                if let Some(context) = device.opened() {
+                    context.failed(&error);
+                }
+                Self::failed(device, shape, dtype, error)
+            }
+        }
+    }
+
+    /// Waits for the stream and copies the tensor's elements to the host, densely.
+    ///
+    /// # Errors
+    /// The failure of the work that wrote the tensor, or of work queued before it.
+    pub fn read(self) -> Result<TensorData, ExecutionError> {
+        let dense = self.contiguous();
+        let size = dense.dtype.size();
+        let memory = match dense.memory() {
+            Ok(memory) => memory,
+            Err(error) => {
+                if let Some(context) = dense.storage.device.opened() {
+                    context.seen(&error);
+                }
+                return Err(error);
+            }
+        };
+        let (first, bytes) = (dense.offset * size, dense.len() * size);
+        let host = memory.context.read(&memory.buffer, first, bytes)?;
+        Ok(TensorData::from_bytes(
+            Bytes::from_bytes_vec(host),
+            dense.shape.clone(),
+            dense.dtype,
+        ))
+    }
+
+    fn memory(&self) -> Result<&Memory, ExecutionError> {
+        self.storage.content.as_ref().map_err(Clone::clone)
+    }
+
+    /// Why the tensor has no elements, if it stands for a computation that failed.
+    #[must_use]
+    pub fn failure(&self) -> Option<&ExecutionError> {
+        self.storage.content.as_ref().err()
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn place(&self) -> AscendDevice {
+        self.storage.device
+    }
+
+    /// The open device that the tensor lies on.
+    pub(crate) fn context(&self) -> Result<&Arc<Context>, ExecutionError> {
+        self.memory().map(|memory| &memory.context)
+    }
+
+    /// The block that the tensor is a view of.
+    ///
+    /// # Errors
+    /// The failure that the tensor carries.
+    pub fn buffer(&self) -> Result<&DeviceBuffer<u8>, ExecutionError> {
+        self.memory().map(|memory| &memory.buffer)
+    }
+
+    /// The stream that the tensor's memory belongs to: work on it is queued there.
+    ///
+    /// # Errors
+    /// The failure that the tensor carries.
+    pub fn stream(&self) -> Result<&Stream, ExecutionError> {
+        self.memory().map(|memory| memory.context.stream())
+    }
+
+    /// The tensor's NPU, with the rotary kernels.
+    ///
+    /// # Errors
+    /// The failure that the tensor carries.
+    pub fn npu(&self) -> Result<&Npu, ExecutionError> {
+        self.memory().map(|memory| memory.context.npu())
+    }
+
+    /// Device address of the first element.
+    ///
+    /// # Errors
+    /// The failure that the tensor carries.
+    pub fn address(&self) -> Result<u64, ExecutionError> {
+        let buffer = self.buffer()?;
+        Ok(buffer.pointer() as u64 + (self.offset * self.dtype.size()) as u64)
+    }
+
+    /// Elements along each axis.
+    #[must_use]
+    pub fn dims(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Step along each axis, in elements. A step of 0 repeats one element.
+    #[must_use]
+    pub fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// Elements of the block before the first one.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shape.num_elements()
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether nobody else holds the block, so that it may be overwritten.
+    #[must_use]
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.storage) == 1
+    }
+
+    /// The block, to be overwritten.
+    ///
+    /// # Errors
+    /// The failure that the tensor carries; that others hold the block.
+    pub(crate) fn buffer_mut(&mut self) -> Result<&mut DeviceBuffer<u8>, ExecutionError> {
+        let storage = Arc::get_mut(&mut self.storage)
+            .ok_or_else(|| ExecutionError::with_context("a shared block cannot be overwritten"))?;
+        match &mut storage.content {
+            Ok(memory) => Ok(&mut memory.buffer),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// Whether both are views of one block.
+    pub(crate) fn shares_block(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
+    /// Whether the elements lie densely, last axis fastest.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        if self.is_empty() {
+            return true;
+        }
+        let dense = dense_strides(&self.shape);
+        self.shape
+            .iter()
+            .zip(self.strides.iter().zip(&dense))
+            .all(|(&dim, (stride, dense))| dim == 1 || stride == dense)
+    }
+
+    /// The same elements, densely: itself, or a copy on the device.
+    #[must_use]
+    pub fn contiguous(self) -> Self {
+        if self.is_contiguous() || self.failure().is_some() {
+            return self;
+        }
+        crate::ops::movement::copy(&self)
+    }
+
+    /// The same elements on `device`: itself, or a copy through the host.
+    pub(crate) fn moved(self, device: &AscendDevice) -> Self {
+        if self.storage.device == *device {
+            return self;
+        }
+        let (shape, dtype) = (self.shape.clone(), self.dtype);
+        match self.read() {
+            Ok(data) => Self::upload(device, data),
+            Err(error) => Self::failed(device, shape, dtype, error),
+        }
+    }
+
+    /// Another view of the same block.
+    pub(crate) fn view(&self, shape: Shape, strides: Vec<usize>, offset: usize) -> Self {
+        Self {
+            storage: self.storage.clone(),
+            shape,
+            strides,
+            offset,
+            dtype: self.dtype,
+        }
+    }
+
+    /// The same block under another name of its element type, of the same size.
+    pub(crate) fn reinterpret(mut self, dtype: DType) -> Self {
+        debug_assert_eq!(self.dtype.size(), dtype.size());
+        self.dtype = dtype;
+        self
+    }
+}
+
+impl fmt::Debug for AscendTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AscendTensor")
+            .field("device", &self.storage.device)
+            .field("shape", &self.shape)
+            .field("strides", &self.strides)
+            .field("offset", &self.offset)
+            .field("dtype", &self.dtype)
+            .field("failure", &self.failure())
+            .finish()
+    }
+}
+
+impl TensorMetadata for AscendTensor {
+    type Device = AscendDevice;
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Shape {
+        self.shape.clone()
+    }
+
+    fn rank(&self) -> usize {
+        self.shape.num_dims()
+    }
+
+    fn device(&self) -> AscendDevice {
+        self.storage.device
+    }
+
+    fn can_mut(&self) -> bool {
+        self.is_unique()
+    }
+}
+
+/// Whether the type is a boolean of one byte.
+pub(crate) fn is_byte_bool(dtype: DType) -> bool {
+    matches!(dtype, DType::Bool(BoolStore::Native | BoolStore::U8))
+}

@@ -1,0 +1,299 @@
+//! The rotation on the simulated device against the same on the host's kernels: values, gradients of the angles, and what
+//! the device is made to do for them.
+
+use ascend_sim::control;
+use burn::backend::flex::{Flex, FlexDevice};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Shape, Slice, TensorData};
+use burn::tensor::FloatDType;
+use burn_ascend::{Ascend, AscendDevice, AscendError, AscendTensor, fallbacks, reset_fallbacks};
+use rope_burn::rope_core::{Direction, Geometry, Layout, Pairing};
+use rope_burn::{RotaryOp, RotaryOps};
+use std::sync::{Mutex, MutexGuard};
+
+const BATCH: usize = 2;
+const SEQ: usize = 5;
+const HEADS: [usize; 2] = [4, 2];
+
+/// The device, for one test at a time: launches and memory are counted. Nothing where no compiler makes the kernels.
+fn device() -> Option<(MutexGuard<'static, ()>, AscendDevice)> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let held = ONE.lock().unwrap_or_else(|broken| broken.into_inner());
+    let device = AscendDevice::simulated(0);
+    let npu = rope_ascend::rope::Npu::simulated().expect("the simulator starts");
+    if let Err(AscendError::NoKernels { reason, .. }) = npu.kernels() {
+        assert!(reason.contains("no C++17 compiler"), "{reason}");
+        eprintln!("skipped: {reason}");
+        return None;
+    }
+    Some((held, device))
+}
+
+fn wave(shape: &[usize], phase: f32) -> TensorData {
+    let count = shape.iter().product::<usize>();
+    let values: Vec<f32> = (0..count).map(|i| (0.7 * i as f32 + phase).sin()).collect();
+    TensorData::new(values, shape.to_vec())
+}
+
+fn dims(layout: Layout, heads: usize, head_dim: usize) -> Vec<usize> {
+    match layout {
+        Layout::Bsnd => vec![BATCH, SEQ, heads, head_dim],
+        Layout::Bnsd => vec![BATCH, heads, SEQ, head_dim],
+        Layout::Sbnd => vec![SEQ, BATCH, heads, head_dim],
+        Layout::Tnd => vec![SEQ, heads, head_dim],
+    }
+}
+
+/// What a backend makes of a case.
+struct Case {
+    op: RotaryOp,
+    dtype: FloatDType,
+    /// Rows of angles: of one sample, or of all.
+    rows: usize,
+    /// Whether cos and sin are halves of one tensor.
+    joined: bool,
+}
+
+impl Case {
+    fn tensors<B: RotaryOps>(&self, device: &B::Device) -> [FloatTensor<B>; 4] {
+        let head_dim = self.op.geometry.head_dim();
+        let place = |data| B::float_from_data(data, device);
+        let [q, k] = HEADS.map(|heads| {
+            let x = place(wave(&dims(self.op.layout, heads, head_dim), heads as f32));
+            B::float_cast(x, self.dtype)
+        });
+        let lanes = self.op.geometry.lanes();
+        let rows = wave(&[self.rows, 2 * lanes], 0.2);
+        let (cos, sin) = if self.joined {
+            let rows = place(rows);
+            let half = |first| {
+                let all = Slice::from(0..self.rows);
+                B::float_slice(rows.clone(), &[all, Slice::from(first..first + lanes)])
+            };
+            (half(0), half(lanes))
+        } else {
+            let values: Vec<f32> = rows.iter::<f32>().collect();
+            let half = |first| {
+                let rows = values.chunks(2 * lanes);
+                let half = rows.flat_map(|row| row[first..first + lanes].to_vec());
+                let half: Vec<f32> = half.collect();
+                place(TensorData::new(half, [self.rows, lanes]))
+            };
+            (half(0), half(lanes))
+        };
+        [q, k, cos, sin]
+    }
+
+    fn run<B: RotaryOps>(&self, device: &B::Device) -> Vec<Vec<f32>> {
+        let [q, k, cos, sin] = self.tensors::<B>(device);
+        let (dcos, dsin) = B::rotary_angle_gradients(q.clone(), q.clone(), cos.clone(), self.op);
+        let single = B::rotary_single(q.clone(), cos.clone(), sin.clone(), self.op);
+        let (q, k) = B::rotary_pair(q, k, cos, sin, self.op);
+        [q, k, single, dcos, dsin].map(read::<B>).to_vec()
+    }
+}
+
+fn read<B: RotaryOps>(x: FloatTensor<B>) -> Vec<f32> {
+    let data = burn::tensor::try_read_sync(B::float_into_data(x)).expect("no waiting");
+    data.expect("it was computed").iter::<f32>().collect()
+}
+
+fn assert_close(found: &[Vec<f32>], expected: &[Vec<f32>], dtype: FloatDType, case: &str) {
+    // Products and sums round once on either side; sums of the angle gradients run over heads in another order.
+    let tolerance = match dtype {
+        FloatDType::BF16 => 2e-2,
+        FloatDType::F16 => 2e-3,
+        _ => 2e-5,
+    };
+    for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert_eq!(found.len(), expected.len(), "{case}: result {place}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(
+                (found - expected).abs() <= tolerance * expected.abs().max(1.0),
+                "{case}: result {place}: {found}, expected {expected}"
+            );
+        }
+    }
+}
+
+fn geometry(pairing: Pairing, per_channel: bool) -> Geometry {
+    Geometry::new(32, 16, 8, pairing, per_channel).expect("a valid geometry")
+}
+
+#[test]
+fn every_rotation_is_that_of_the_host() {
+    let Some((_held, device)) = device() else {
+        return;
+    };
+    for pairing in Pairing::ALL {
+        for layout in [Layout::Bsnd, Layout::Bnsd, Layout::Sbnd, Layout::Tnd] {
+            for direction in [Direction::Forward, Direction::Adjoint] {
+                for dtype in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
+                    let batch = if layout == Layout::Tnd { 1 } else { BATCH };
+                    // The other axes of the list take turns, so that each value meets each of the above.
+                    let turn = pairing as usize + layout as usize + dtype as usize;
+                    let case = Case {
+                        op: RotaryOp {
+                            geometry: geometry(pairing, turn.is_multiple_of(2)),
+                            layout,
+                            direction,
+                        },
+                        dtype,
+                        rows: if turn.is_multiple_of(3) {
+                            SEQ
+                        } else {
+                            batch * SEQ
+                        },
+                        joined: turn.is_multiple_of(2),
+                    };
+                    let (found, expected) =
+                        (case.run::<Ascend>(&device), case.run::<Flex>(&FlexDevice));
+                    let name = format!("{:?} {dtype:?} {} rows", case.op, case.rows);
+                    assert_close(&found, &expected, dtype, &name);
+                }
+            }
+        }
+    }
+}
+
+fn plain(layout: Layout) -> Case {
+    Case {
+        op: RotaryOp {
+            geometry: geometry(Pairing::Half, false),
+            layout,
+            direction: Direction::Forward,
+        },
+        dtype: FloatDType::F32,
+        rows: SEQ,
+        joined: true,
+    }
+}
+
+#[test]
+fn one_launch_rotates_both_where_they_lie() {
+    let Some((_held, device)) = device() else {
+        return;
+    };
+    let case = plain(Layout::Bsnd);
+    // Lane maps are made once.
+    case.run::<Ascend>(&device);
+    let [q, k, cos, sin] = case.tensors::<Ascend>(&device);
+    let address = |x: &AscendTensor| x.address().expect("it was computed");
+    let (q_address, k_address) = (address(&q), address(&k));
+    let before = device.memory().expect("open").live_bytes;
+    reset_fallbacks();
+    control::clear_launches();
+    control::clear_calls();
+    let (q, k) = Ascend::rotary_pair(q, k, cos, sin, case.op);
+    assert_eq!((address(&q), address(&k)), (q_address, k_address));
+    let calls = control::calls();
+    let waited = calls
+        .iter()
+        .filter(|call| call.function.contains("Synchronize"));
+    assert_eq!(waited.count(), 0, "{calls:?}");
+    // cos and sin were let go, and nothing came in their place.
+    assert!(device.memory().expect("open").live_bytes < before);
+    assert_eq!(fallbacks(), []);
+    read::<Ascend>(q);
+    assert_eq!(control::launches().len(), 1);
+}
+
+#[test]
+fn a_tensor_that_is_still_held_stays_as_it_was() {
+    let Some((_held, device)) = device() else {
+        return;
+    };
+    let case = plain(Layout::Bnsd);
+    let [q, k, cos, sin] = case.tensors::<Ascend>(&device);
+    let before = read::<Ascend>(q.clone());
+    let held = q.clone();
+    let (rotated, _) = Ascend::rotary_pair(q, k, cos, sin, case.op);
+    assert_eq!(read::<Ascend>(held), before);
+    assert_ne!(read::<Ascend>(rotated), before);
+}
+
+#[test]
+fn views_are_followed_and_repeated_elements_are_not_written() {
+    let Some((_held, device)) = device() else {
+        return;
+    };
+    // As attention makes them: split from [batch, seq, heads, dim], then exchanged.
+    fn run<B: RotaryOps>(case: &Case, device: &B::Device) -> Vec<Vec<f32>> {
+        let [q, _, cos, sin] = case.tensors::<B>(device);
+        let wide = B::float_from_data(wave(&[BATCH, SEQ, 7, 32], 0.0), device);
+        let part = |from: usize, to: usize| {
+            let all = |size| Slice::from(0..size);
+            let slices = [all(BATCH), all(SEQ), Slice::from(from..to), all(32)];
+            B::float_swap_dims(B::float_slice(wide.clone(), &slices), 1, 2)
+        };
+        let (q_out, k_out) =
+            B::rotary_pair(part(1, 5), part(5, 7), cos.clone(), sin.clone(), case.op);
+        // As the gradient of a sum.
+        let one = B::float_from_data(wave(&[1, 1, 1, 1], 1.0), device);
+        let shape = Shape::from(dims(case.op.layout, HEADS[0], 32));
+        let spread = B::float_expand(one, shape);
+        let spread = B::rotary_single(spread, cos.clone(), sin, case.op);
+        // Views of one block, but not a row's two halves.
+        let same = B::rotary_single(q.clone(), cos.clone(), cos, case.op);
+        [q_out, k_out, spread, same, q, wide]
+            .map(read::<B>)
+            .to_vec()
+    }
+    let case = plain(Layout::Bnsd);
+    let (found, expected) = (
+        run::<Ascend>(&case, &device),
+        run::<Flex>(&case, &FlexDevice),
+    );
+    assert_close(&found, &expected, FloatDType::F32, "views");
+}
+
+#[test]
+fn what_the_kernels_do_not_take_is_composed() {
+    let Some((_held, device)) = device() else {
+        return;
+    };
+    let case = Case {
+        dtype: FloatDType::F64,
+        ..plain(Layout::Bsnd)
+    };
+    fn run<B: RotaryOps>(case: &Case, device: &B::Device) -> Vec<Vec<f32>> {
+        let [q, k, cos, sin] = case.tensors::<B>(device);
+        let [cos, sin] = [cos, sin].map(|x| B::float_cast(x, FloatDType::F64));
+        let (q, k) = B::rotary_pair(q, k, cos, sin, case.op);
+        [q, k].map(read::<B>).to_vec()
+    }
+    let (found, expected) = (
+        run::<Ascend>(&case, &device),
+        run::<Flex>(&case, &FlexDevice),
+    );
+    assert_close(&found, &expected, FloatDType::F32, "f64");
+    let empty = Ascend::float_zeros(Shape::from([0, SEQ, 2, 32]), &device, FloatDType::F32);
+    let [_, _, cos, sin] = plain(Layout::Bsnd).tensors::<Ascend>(&device);
+    let empty = Ascend::rotary_single(empty, cos, sin, plain(Layout::Bsnd).op);
+    assert_eq!(empty.dims(), [0, SEQ, 2, 32]);
+}
+
+#[test]
+fn a_wrong_type_or_a_failed_launch_is_the_error_of_what_is_read() {
+    let Some((_held, device)) = device() else {
+        return;
+    };
+    let case = plain(Layout::Bsnd);
+    let error = |x: AscendTensor| format!("{:?}", x.read().expect_err("it failed"));
+    let [q, k, cos, sin] = case.tensors::<Ascend>(&device);
+    let half = Ascend::float_cast(k, FloatDType::F16);
+    let (mixed, _) = Ascend::rotary_pair(q, half, cos, sin, case.op);
+    assert_eq!(mixed.dims(), [BATCH, SEQ, HEADS[0], 32]);
+    assert!(error(mixed).contains("q and k must have one type"));
+
+    let [q, k, cos, sin] = case.tensors::<Ascend>(&device);
+    control::inject_fault("aclrtLaunchKernelWithHostArgs", 1, 507_000);
+    let (q, k) = Ascend::rotary_pair(q, k, cos, sin, case.op);
+    for x in [q, k] {
+        let error = error(x);
+        assert!(error.contains("507000"), "{error}");
+    }
+    let [q, k, cos, sin] = case.tensors::<Ascend>(&device);
+    read::<Ascend>(Ascend::rotary_pair(q, k, cos, sin, case.op).0);
+}

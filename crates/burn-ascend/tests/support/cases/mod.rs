@@ -1,0 +1,10 @@
+//! The cases, a file per trait.
+
+pub(crate) mod activation;
+pub(crate) mod boolean;
+pub(crate) mod float;
+pub(crate) mod int;
+pub(crate) mod module;
+pub(crate) mod quantized;
+pub(crate) mod shapes;
+pub(crate) mod transaction;

@@ -1,0 +1,132 @@
+//! Every method of the backend traits has a case, a test of its own, or a written reason why not.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+
+use burn::backend::flex::Flex;
+use burn::backend::{BoolStore, DType};
+
+use super::cases::{activation, boolean, float, int, module, quantized, transaction};
+use super::groups::every_group;
+use super::methods::TRAITS;
+use super::suite::Suite;
+
+/// Methods with a test of their own.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("float_random", "random::distributions"),
+    ("int_random", "random::distributions"),
+    (
+        "has_ctc_loss_backward",
+        "backend.rs: no_gradient_of_its_own_for_ctc",
+    ),
+];
+
+/// Methods without a test, and why.
+const UNTESTED: &[(&str, &str)] = &[(
+    "ctc_loss_backward",
+    "called only where has_ctc_loss_backward is true, and Flex has none to compare with",
+)];
+
+fn with_cases() -> BTreeSet<&'static str> {
+    let mut ops = BTreeSet::new();
+    macro_rules! collect {
+        ([] $($test:ident: $dtype:expr, $group:path;)*) => {$(
+            let mut suite = Suite::<Flex>::new($dtype);
+            $group(&mut suite);
+            ops.extend(suite.ops());
+        )*};
+    }
+    every_group!(collect,);
+    ops
+}
+
+#[test]
+fn every_method_has_a_case_or_a_reason() {
+    let cases = with_cases();
+    let elsewhere: BTreeSet<_> = ELSEWHERE.iter().map(|(op, _)| *op).collect();
+    let excused = |op: &str| UNTESTED.iter().any(|(excuse, _)| op == *excuse);
+    let methods: BTreeSet<_> = TRAITS
+        .iter()
+        .flat_map(|t| t.methods.split_whitespace())
+        .collect();
+
+    let missing: Vec<_> = methods
+        .iter()
+        .filter(|op| !cases.contains(**op) && !elsewhere.contains(**op) && !excused(op))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "neither a case nor a reason: {missing:?}"
+    );
+    let unknown: Vec<_> = cases
+        .union(&elsewhere)
+        .filter(|op| !methods.contains(**op))
+        .collect();
+    assert!(
+        unknown.is_empty(),
+        "no method of any backend trait: {unknown:?}"
+    );
+    let excused: Vec<_> = cases.iter().filter(|op| excused(op)).collect();
+    assert!(
+        excused.is_empty(),
+        "has a case and a reason for none: {excused:?}"
+    );
+}
+
+#[test]
+fn the_lists_are_complete() {
+    for t in TRAITS {
+        let names: BTreeSet<_> = t.methods.split_whitespace().collect();
+        assert_eq!(names.len(), t.count, "{}", t.name);
+    }
+    let sources = trait_sources();
+    for t in TRAITS {
+        let path = sources.join(t.file);
+        let text = std::fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
+        let declared = text
+            .split_once(&format!("pub trait {}", t.name))
+            .expect("the trait")
+            .1;
+        // The trait ends at the first brace in the first column; its methods are indented by four.
+        let body = declared.split_once("\n}").expect("the trait's end").0;
+        let declared: BTreeSet<_> = body
+            .lines()
+            .filter_map(|line| {
+                line.strip_prefix("    fn ")
+                    .or_else(|| line.strip_prefix("    async fn "))
+            })
+            .filter_map(|line| line.split(['(', '<']).next())
+            .collect();
+        let listed: BTreeSet<_> = t.methods.split_whitespace().collect();
+        assert_eq!(
+            listed, declared,
+            "the methods of {} in the version of burn in use",
+            t.name
+        );
+    }
+}
+
+/// Where cargo keeps the sources of the burn-backend that this test was built with.
+fn trait_sources() -> PathBuf {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--offline", "--locked"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata = String::from_utf8_lossy(&output.stdout);
+    let manifest = metadata
+        .split("\"manifest_path\":\"")
+        .filter_map(|rest| rest.split('"').next())
+        .find(|path| path.contains("/burn-backend-0"))
+        .expect("burn-backend is a dependency");
+    PathBuf::from(manifest)
+        .with_file_name("src")
+        .join("backend/ops")
+}

@@ -1,0 +1,539 @@
+//! The operators of training, as safe functions.
+//!
+//! [`Operators`] has one method for each operator of the table in `sys`. Tensors are [`View`]s: a buffer, and how its
+//! elements are read. What is checked here is what could touch memory that is not the caller's: that a view lies within its
+//! buffer, and that the buffer belongs to the stream. Element types, shapes and attributes are the operator's to judge; it
+//! does so in its first phase, before anything is queued, and its code and message come back as
+//! [`AscendError::Call`].
+
+use super::call::{both, meta};
+use super::plans::{Kept, Plan, Plans};
+use crate::error::{AscendError, Result};
+use crate::result::{check, recent_message};
+use crate::safe::{DeviceBuffer, Stream};
+use crate::sys::kind::{DataType, In, Ins, Ints, Num, OptIn, OptNum, OptOut, Out, Ref, Text};
+use crate::sys::{
+    AclMeta, CubeMath, Kind, Run, aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclScalar,
+    aclTensor, aclTensorList, aclnnStatus, code, for_each_operator,
+};
+use std::ffi::{CStr, c_char};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Most axes of a tensor descriptor.
+const MAX_RANK: usize = 25;
+
+/// Elements of a buffer, as an operator sees them. Strides and offset count elements; a stride of 0 repeats.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The memory.
+    pub buffer: &'a DeviceBuffer<u8>,
+    /// Type of the elements.
+    pub dtype: aclDataType,
+    /// Elements along each axis.
+    pub dims: &'a [usize],
+    /// Step along each axis.
+    pub strides: &'a [usize],
+    /// Elements before the first.
+    pub offset: usize,
+}
+
+/// A number handed to an operator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    /// A float, handed over in double precision.
+    Float(f64),
+    /// An integer.
+    Int(i64),
+    /// A truth value.
+    Bool(bool),
+}
+
+/// An argument, before it becomes an object of the operator library.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Argument<'a> {
+    In(View<'a>),
+    Out(View<'a>),
+    /// Read and written: what an executor calls input or output differs from operator to operator.
+    Ref(View<'a>),
+    Ins(&'a [View<'a>]),
+    Number(Number),
+    Ints(&'a [i64]),
+    Text(&'static CStr),
+    Bits(u64),
+    Absent,
+}
+
+/// An argument as it crosses the C interface.
+#[derive(Debug)]
+pub(super) enum Raw {
+    Tensor(*mut aclTensor),
+    Tensors(*mut aclTensorList),
+    Scalar(*mut aclScalar),
+    Ints(*mut aclIntArray),
+    Text(*mut c_char),
+    Bits(u64),
+    Null,
+}
+
+/// How a parameter's Rust value becomes an argument, and the argument a C value.
+trait Parameter<'a>: Kind {
+    type Value;
+    fn argument(value: Self::Value) -> Argument<'a>;
+    fn pass(raw: &Raw) -> Self::C;
+}
+
+/// A panic here is a broken table of this module, not a caller's mistake.
+macro_rules! pass {
+    ($raw:expr, $variant:ident) => {
+        match $raw {
+            Raw::$variant(value) => value.cast(),
+            Raw::Null => std::ptr::null_mut(),
+            other => unreachable!(
+                "{other:?} where the table declares {}",
+                stringify!($variant)
+            ),
+        }
+    };
+}
+
+macro_rules! parameters {
+    ($( $kind:ty: $value:ty, $v:ident => $argument:expr, $variant:ident; )*) => {
+        $( impl<'a> Parameter<'a> for $kind {
+            type Value = $value;
+            fn argument($v: $value) -> Argument<'a> { $argument }
+            fn pass(raw: &Raw) -> Self::C { pass!(raw, $variant) }
+        } )*
+    };
+}
+
+parameters! {
+    In: View<'a>, v => Argument::In(v), Tensor;
+    Out: View<'a>, v => Argument::Out(v), Tensor;
+    Ref: View<'a>, v => Argument::Ref(v), Tensor;
+    OptIn: Option<View<'a>>, v => v.map_or(Argument::Absent, Argument::In), Tensor;
+    OptOut: Option<View<'a>>, v => v.map_or(Argument::Absent, Argument::Out), Tensor;
+    Ins: &'a [View<'a>], v => Argument::Ins(v), Tensors;
+    Num: Number, v => Argument::Number(v), Scalar;
+    OptNum: Option<Number>, v => v.map_or(Argument::Absent, Argument::Number), Scalar;
+    Ints: &'a [i64], v => Argument::Ints(v), Ints;
+    Text: &'static CStr, v => Argument::Text(v), Text;
+}
+
+macro_rules! plain_parameters {
+    ($( $ty:ty: $v:ident => $bits:expr, $b:ident => $value:expr; )*) => {
+        $( impl<'a> Parameter<'a> for $ty {
+            type Value = Self;
+            fn argument($v: Self) -> Argument<'a> { Argument::Bits($bits) }
+            fn pass(raw: &Raw) -> Self {
+                match raw {
+                    Raw::Bits($b) => { let $b = *$b; $value }
+                    other => unreachable!("{other:?} where the table declares a number"),
+                }
+            }
+        } )*
+    };
+}
+
+plain_parameters! {
+    i64: v => v.cast_unsigned(), b => b.cast_signed();
+    u64: v => v, b => b;
+    f64: v => v.to_bits(), b => f64::from_bits(b);
+    f32: v => u64::from(v.to_bits()), b => f32::from_bits(b as u32);
+    bool: v => u64::from(v), b => b != 0;
+    CubeMath: v => u64::from(v.0.cast_unsigned()), b => Self((b as u8).cast_signed());
+}
+
+impl<'a> Parameter<'a> for DataType {
+    type Value = aclDataType;
+    fn argument(value: aclDataType) -> Argument<'a> {
+        Argument::Bits(u64::from(value.0.cast_unsigned()))
+    }
+    fn pass(raw: &Raw) -> aclDataType {
+        match raw {
+            Raw::Bits(bits) => aclDataType((*bits as u32).cast_signed()),
+            other => unreachable!("{other:?} where the table declares an element type"),
+        }
+    }
+}
+
+/// The Rust type of a parameter.
+macro_rules! value {
+    (In) => { View<'_> };
+    (Out) => { View<'_> };
+    (Ref) => { View<'_> };
+    (OptIn) => { Option<View<'_>> };
+    (OptOut) => { Option<View<'_>> };
+    (Ins) => { &[View<'_>] };
+    (Num) => { Number };
+    (OptNum) => { Option<Number> };
+    (Ints) => { &[i64] };
+    (Text) => { &'static CStr };
+    (DataType) => { aclDataType };
+    ($plain:ident) => { $plain };
+}
+
+/// One operator, in words.
+#[derive(Clone, Copy, Debug)]
+pub struct OperatorInfo {
+    /// Its method of [`Operators`].
+    pub method: &'static str,
+    /// Its C function; the first phase has `GetWorkspaceSize` behind that name.
+    pub function: &'static str,
+    /// Its parameters, each with what it is.
+    pub parameters: &'static [(&'static str, &'static str)],
+    /// What it computes, and its documented limits.
+    pub about: &'static str,
+    /// The repository of its document.
+    pub repository: &'static str,
+}
+
+/// Names of an operator's two functions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names {
+    pub(super) plan: &'static str,
+    pub(super) run: &'static str,
+}
+
+/// The operators of one stream. Each call queues one operator.
+///
+/// # Errors
+/// Of every method: [`AscendError::Call`] with the operator's code where it refuses the call;
+/// [`AscendError::SymbolUnavailable`] where the installation lacks it; [`AscendError::InvalidArgument`] for a view that
+/// leaves its buffer or belongs to another stream; [`AscendError::OutOfMemory`] for its workspace.
+#[derive(Debug)]
+pub struct Operators {
+    plans: Mutex<Plans>,
+    stream: Stream,
+}
+
+macro_rules! wrap {
+    ($( #[doc = $doc:literal] $repository:ident fn $safe:ident = $name:ident($($arg:ident: $kind:ident),*); )*) => {
+        impl Operators {
+            $(
+                #[doc = $doc]
+                #[doc = concat!("\n\nOperator: `aclnn", stringify!($name), "`.")]
+                ///
+                /// # Errors
+                /// As for every operator: see [`Operators`].
+                #[allow(clippy::too_many_arguments, reason = "the operator's parameters")]
+                pub fn $safe(&self, $($arg: value!($kind)),*) -> Result<()> {
+                    const NAMES: Names = Names {
+                        plan: concat!("aclnn", stringify!($name), "GetWorkspaceSize"),
+                        run: concat!("aclnn", stringify!($name)),
+                    };
+                    let operator = &self.stream.device().runtime().api().operators.$name;
+                    let (plan, run) = both(&self.stream, operator.plan, NAMES.plan, operator.run, NAMES.run)?;
+                    let arguments = [$( <$kind as Parameter<'_>>::argument($arg) ),*];
+                    let mut plan = |raw: &[Raw], bytes: *mut u64, executor: *mut *mut aclOpExecutor| {
+                        let [$($arg),*] = raw else {
+                            unreachable!("as many objects as arguments");
+                        };
+                        // SAFETY: objects made from these arguments, which `launch` keeps alive while it calls this; the
+                        // table declares the function's parameters.
+                        unsafe { plan($( <$kind as Parameter<'_>>::pass($arg), )* bytes, executor) }
+                    };
+                    self.launch(NAMES, &arguments, &mut plan, run)
+                }
+            )*
+        }
+
+        /// Every operator of [`Operators`].
+        pub const OPERATORS: &[OperatorInfo] = &[
+            $( OperatorInfo {
+                method: stringify!($safe),
+                function: concat!("aclnn", stringify!($name)),
+                parameters: &[$( (stringify!($arg), stringify!($kind)) ),*],
+                about: $doc,
+                repository: concat!("hicann/ops-", stringify!($repository)),
+            }, )*
+        ];
+    };
+}
+
+for_each_operator!(wrap);
+
+/// First phase of an operator, on objects of the operator library.
+type PlanCall<'p> = dyn FnMut(&[Raw], *mut u64, *mut *mut aclOpExecutor) -> aclnnStatus + 'p;
+
+impl Operators {
+    /// The operators of `stream`.
+    #[must_use]
+    pub fn new(stream: Stream) -> Self {
+        Self {
+            stream,
+            plans: Mutex::default(),
+        }
+    }
+
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The operators queued last, oldest first.
+    #[must_use]
+    pub fn recent(&self) -> Vec<&'static str> {
+        self.plans().recent()
+    }
+
+    fn plans(&self) -> MutexGuard<'_, Plans> {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Plans a call, or takes up a kept plan of it, gives it its workspace, and queues it.
+    fn launch(
+        &self,
+        names: Names,
+        arguments: &[Argument<'_>],
+        plan: &mut PlanCall<'_>,
+        run: Run,
+    ) -> Result<()> {
+        self.check_views(names.run, arguments)?;
+        self.stream.make_current()?;
+        let key = {
+            let mut plans = self.plans();
+            plans.note(names.run);
+            match plans.find(names, arguments) {
+                Kept::Plan(plan) => {
+                    plan.set_addresses(&self.stream, arguments)?;
+                    return plan.run(&self.stream, names.run, run);
+                }
+                Kept::Keep(key) => Some(key),
+                Kept::Once => None,
+            }
+        };
+        let objects = Objects::new(&self.stream, arguments)?;
+        let mut workspace_bytes = 0;
+        let mut executor = std::ptr::null_mut();
+        let status = plan(&objects.raw, &raw mut workspace_bytes, &raw mut executor);
+        self.check(names.plan, status)?;
+        let plan = Plan {
+            objects,
+            executor,
+            workspace_bytes,
+        };
+        match key {
+            Some(key) if plan.repeatable(&plan.objects.meta) => {
+                let outcome = plan.run(&self.stream, names.run, run);
+                self.plans().keep(key, Some(plan));
+                outcome
+            }
+            other => {
+                if let Some(key) = other {
+                    self.plans().keep(key, None);
+                }
+                plan.run_once(&self.stream, names.run, run)
+            }
+        }
+    }
+
+    /// Number of planned calls that are kept for their next time.
+    #[must_use]
+    pub fn kept_plans(&self) -> usize {
+        self.plans().len()
+    }
+
+    fn check(&self, function: &'static str, status: aclnnStatus) -> Result<()> {
+        check(&self.stream.device().runtime().api().rt, function, status)
+    }
+
+    /// Refuses views outside their buffer or of another stream.
+    fn check_views(&self, operator: &'static str, arguments: &[Argument<'_>]) -> Result<()> {
+        let each = |view: &View<'_>| -> Result<()> {
+            self.stream.owns(operator, view.buffer)?;
+            view.check(operator)
+        };
+        for argument in arguments {
+            match argument {
+                Argument::In(view) | Argument::Out(view) | Argument::Ref(view) => each(view)?,
+                Argument::Ins(views) => views.iter().try_for_each(each)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl View<'_> {
+    fn check(&self, operator: &'static str) -> Result<()> {
+        let rank = self.dims.len();
+        if self.strides.len() != rank || rank > MAX_RANK {
+            return Err(AscendError::argument(
+                operator,
+                "view",
+                format!("at most {MAX_RANK} axes with a stride each"),
+                format!("{rank} axes, {} strides", self.strides.len()),
+            ));
+        }
+        if self.dims.contains(&0) {
+            return Ok(());
+        }
+        let last = self
+            .dims
+            .iter()
+            .zip(self.strides)
+            .try_fold(self.offset, |last, (dim, stride)| {
+                (dim - 1).checked_mul(*stride)?.checked_add(last)
+            });
+        let held = self.buffer.len() / bytes_of(self.dtype);
+        match last {
+            Some(last) if last < held => Ok(()),
+            _ => Err(AscendError::argument(
+                operator,
+                "view",
+                format!("elements within {held}"),
+                format!(
+                    "dimensions {:?} with strides {:?} from {}",
+                    self.dims, self.strides, self.offset
+                ),
+            )),
+        }
+    }
+}
+
+/// Bytes of one element.
+fn bytes_of(dtype: aclDataType) -> usize {
+    match dtype {
+        aclDataType::DOUBLE | aclDataType::INT64 | aclDataType::UINT64 => 8,
+        aclDataType::FLOAT | aclDataType::INT32 | aclDataType::UINT32 => 4,
+        aclDataType::FLOAT16 | aclDataType::BF16 | aclDataType::INT16 | aclDataType::UINT16 => 2,
+        _ => 1,
+    }
+}
+
+/// Objects of the operator library, one for each argument; destroyed with this value.
+#[derive(Debug)]
+pub(super) struct Objects {
+    pub(super) raw: Vec<Raw>,
+    pub(super) meta: AclMeta,
+}
+
+impl Objects {
+    fn new(stream: &Stream, arguments: &[Argument<'_>]) -> Result<Self> {
+        let mut objects = Self {
+            raw: Vec::with_capacity(arguments.len()),
+            meta: *meta(stream)?,
+        };
+        for argument in arguments {
+            let raw = objects.make(stream, argument)?;
+            objects.raw.push(raw);
+        }
+        Ok(objects)
+    }
+
+    fn make(&self, stream: &Stream, argument: &Argument<'_>) -> Result<Raw> {
+        let made = |null: bool, function, raw: Raw| {
+            if null {
+                return Err(AscendError::Call {
+                    function,
+                    code: code::OPERATOR_PARAM_INVALID,
+                    meaning: code::meaning(code::OPERATOR_PARAM_INVALID),
+                    detail: recent_message(&stream.device().runtime().api().rt),
+                });
+            }
+            Ok(raw)
+        };
+        match *argument {
+            Argument::In(view) | Argument::Out(view) | Argument::Ref(view) => {
+                let tensor = self.tensor(&view);
+                made(tensor.is_null(), "aclCreateTensor", Raw::Tensor(tensor))
+            }
+            Argument::Ins(views) => {
+                let create = needed(stream, self.meta.aclCreateTensorList, "aclCreateTensorList")?;
+                let tensors: Vec<*const aclTensor> = views
+                    .iter()
+                    .map(|view| self.tensor(view).cast_const())
+                    .collect();
+                let list = if tensors.iter().any(|tensor| tensor.is_null()) {
+                    std::ptr::null_mut()
+                } else {
+                    // SAFETY: as many live descriptors as said; the list copies the array and owns its members.
+                    unsafe { create(tensors.as_ptr(), tensors.len() as u64) }
+                };
+                if list.is_null() {
+                    for tensor in tensors {
+                        // SAFETY: made above (null is accepted), and no list owns it.
+                        let _ = unsafe { (self.meta.aclDestroyTensor)(tensor) };
+                    }
+                }
+                made(list.is_null(), "aclCreateTensorList", Raw::Tensors(list))
+            }
+            Argument::Number(number) => {
+                let create = needed(stream, self.meta.aclCreateScalar, "aclCreateScalar")?;
+                // SAFETY: the value is read during the call and has the type that is named.
+                let scalar = unsafe {
+                    match number {
+                        Number::Float(mut v) => create((&raw mut v).cast(), aclDataType::DOUBLE),
+                        Number::Int(mut v) => create((&raw mut v).cast(), aclDataType::INT64),
+                        Number::Bool(mut v) => create((&raw mut v).cast(), aclDataType::BOOL),
+                    }
+                };
+                made(scalar.is_null(), "aclCreateScalar", Raw::Scalar(scalar))
+            }
+            Argument::Ints(values) => {
+                // SAFETY: the list is as long as said; the library copies it.
+                let array =
+                    unsafe { (self.meta.aclCreateIntArray)(values.as_ptr(), values.len() as u64) };
+                made(array.is_null(), "aclCreateIntArray", Raw::Ints(array))
+            }
+            Argument::Text(text) => Ok(Raw::Text(text.as_ptr().cast_mut())),
+            Argument::Bits(bits) => Ok(Raw::Bits(bits)),
+            Argument::Absent => Ok(Raw::Null),
+        }
+    }
+
+    /// A descriptor, or null.
+    fn tensor(&self, view: &View<'_>) -> *mut aclTensor {
+        let rank = view.dims.len();
+        let mut dims = [0_i64; MAX_RANK];
+        let mut strides = [0_i64; MAX_RANK];
+        for axis in 0..rank {
+            dims[axis] = view.dims[axis] as i64;
+            strides[axis] = view.strides[axis] as i64;
+        }
+        let storage = (view.buffer.len() / bytes_of(view.dtype)) as i64;
+        // SAFETY: dims and strides have `rank` entries (`check_views`) and the storage one; the library copies them. Offset
+        // precedes format. The device address is only recorded.
+        unsafe {
+            (self.meta.aclCreateTensor)(
+                dims.as_ptr(),
+                rank as u64,
+                view.dtype,
+                strides.as_ptr(),
+                view.offset as i64,
+                aclFormat::ND,
+                &raw const storage,
+                1,
+                view.buffer.pointer(),
+            )
+        }
+    }
+}
+
+fn needed<F>(stream: &Stream, function: Option<F>, symbol: &'static str) -> Result<F> {
+    function.ok_or_else(|| AscendError::SymbolUnavailable {
+        symbol,
+        library: stream.device().runtime().api().origin.clone(),
+        purpose: "the operators of training",
+    })
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        let meta = &self.meta;
+        for raw in &self.raw {
+            // SAFETY: each object was made by this value and is destroyed once; the calls that it was handed to have run or
+            // were given up. A failure leaks a host object, about which nothing can be done.
+            let _ = unsafe {
+                match *raw {
+                    Raw::Tensor(tensor) => (meta.aclDestroyTensor)(tensor),
+                    Raw::Tensors(list) => meta.aclDestroyTensorList.map_or(0, |f| f(list)),
+                    Raw::Scalar(scalar) => meta.aclDestroyScalar.map_or(0, |f| f(scalar)),
+                    Raw::Ints(array) => (meta.aclDestroyIntArray)(array),
+                    Raw::Text(_) | Raw::Bits(_) | Raw::Null => 0,
+                }
+            };
+        }
+    }
+}

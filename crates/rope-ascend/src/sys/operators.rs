@@ -1,0 +1,371 @@
+//! The operators of training (`libopapi_math.so`, `libopapi_nn.so`).
+//!
+//! Each line of the table declares both phases of one operator: `aclnnXGetWorkspaceSize`, which takes the listed
+//! parameters, and `aclnnX`. It names the repository of its document, the safe function that wraps it, and the limits that
+//! the document states. The table is handed to a macro by [`for_each_operator`]: here to one that declares the C
+//! functions, in [`aclnn`](crate::aclnn) to one that wraps them.
+//!
+//! # Source
+//! Public operator documents of hicann/ops-math and hicann/ops-nn, `<group>/<operator>/docs/aclnn*.md`.
+
+use super::describe::{CType, Signature};
+use super::types::{
+    CubeMath, aclDataType, aclIntArray, aclOpExecutor, aclScalar, aclTensor, aclTensorList,
+    aclnnStatus, aclrtStream,
+};
+use std::ffi::{c_char, c_void};
+
+/// Second phase of every operator.
+pub type Run =
+    unsafe extern "C" fn(*mut c_void, u64, *mut aclOpExecutor, aclrtStream) -> aclnnStatus;
+
+/// The two phases of an operator, as far as the installation has them.
+#[derive(Clone, Copy, Debug)]
+pub struct Operator<P> {
+    /// Plans a call and names its workspace.
+    pub plan: Option<P>,
+    /// Runs a planned call.
+    pub run: Option<Run>,
+}
+
+/// How a parameter of an operator crosses the C interface.
+pub trait Kind {
+    /// Its C type.
+    type C: CType;
+}
+
+/// Parameters that are descriptors, by role.
+pub mod kind {
+    /// A tensor that is read.
+    #[derive(Debug)]
+    pub enum In {}
+    /// A tensor that is written.
+    #[derive(Debug)]
+    pub enum Out {}
+    /// A tensor that is read and written, or written in part.
+    #[derive(Debug)]
+    pub enum Ref {}
+    /// A tensor that is written, or null.
+    #[derive(Debug)]
+    pub enum OptOut {}
+    /// A tensor that is read, or null.
+    #[derive(Debug)]
+    pub enum OptIn {}
+    /// A list of tensors that are read.
+    #[derive(Debug)]
+    pub enum Ins {}
+    /// A number.
+    #[derive(Debug)]
+    pub enum Num {}
+    /// A number, or null.
+    #[derive(Debug)]
+    pub enum OptNum {}
+    /// A list of integers.
+    #[derive(Debug)]
+    pub enum Ints {}
+    /// A string of the host.
+    #[derive(Debug)]
+    pub enum Text {}
+    /// An element type.
+    #[derive(Debug)]
+    pub enum DataType {}
+}
+
+macro_rules! kinds {
+    ($($kind:ty => $c:ty),* $(,)?) => { $( impl Kind for $kind { type C = $c; } )* };
+}
+
+kinds! {
+    kind::In => *const aclTensor,
+    kind::Out => *mut aclTensor,
+    kind::Ref => *mut aclTensor,
+    kind::OptIn => *const aclTensor,
+    kind::OptOut => *mut aclTensor,
+    kind::Ins => *const aclTensorList,
+    kind::Num => *const aclScalar,
+    kind::OptNum => *const aclScalar,
+    kind::Ints => *const aclIntArray,
+    kind::Text => *mut c_char,
+    kind::DataType => aclDataType,
+    i64 => i64,
+    u64 => u64,
+    f32 => f32,
+    f64 => f64,
+    bool => bool,
+    CubeMath => CubeMath,
+}
+
+/// Calls `$then!` with the table of operators.
+macro_rules! for_each_operator {
+    ($then:ident) => {
+        $then! {
+            /// x + alpha·other. Limits: `alpha` must be given.
+            math fn add = Add(x: In, other: In, alpha: Num, out: Out);
+            /// x + alpha·other, of a number. Limits: `alpha` must be given; integers are exact up to 2^24.
+            math fn adds = Adds(x: In, other: Num, alpha: Num, out: Out);
+            /// x - alpha·other. Limits: `alpha` must be given.
+            math fn sub = Sub(x: In, other: In, alpha: Num, out: Out);
+            /// x·other.
+            math fn mul = Mul(x: In, other: In, out: Out);
+            /// x·other, of a number.
+            math fn muls = Muls(x: In, other: Num, out: Out);
+            /// x / other. Limits: True division: integers need a float result.
+            math fn div = Div(x: In, other: In, out: Out);
+            /// x / other, of a number. Limits: True division: integers need a float result.
+            math fn divs = Divs(x: In, other: Num, out: Out);
+            /// Remainder with the sign of the divisor. Limits: i32 is exact within ±2^24.
+            math fn remainder = RemainderTensorTensor(x: In, other: In, out: Out);
+            /// Remainder by a number, with its sign. Limits: i32 is exact within ±2^24.
+            math fn remainder_scalar = RemainderTensorScalar(x: In, other: Num, out: Out);
+            /// x to the power of a tensor.
+            math fn pow = PowTensorTensor(x: In, exponent: In, out: Out);
+            /// x to the power of a number.
+            math fn pow_scalar = PowTensorScalar(x: In, exponent: Num, out: Out);
+            /// -x. Limits: No bool, u8, i16.
+            math fn neg = Neg(x: In, out: Out);
+            /// Absolute value.
+            math fn abs = Abs(x: In, out: Out);
+            /// Sign, or 0. Limits: 1 to 8 axes.
+            math fn sign = Sign(x: In, out: Out);
+            /// Square root.
+            math fn sqrt = Sqrt(x: In, out: Out);
+            /// 1 / x.
+            math fn reciprocal = Reciprocal(x: In, out: Out);
+            /// e to the power of x.
+            math fn exp = Exp(x: In, out: Out);
+            /// Natural logarithm.
+            math fn log = Log(x: In, out: Out);
+            /// Natural logarithm of 1 + x.
+            math fn log1p = Log1p(x: In, out: Out);
+            /// Error function. Limits: bf16 on A3 only.
+            math fn erf = Erf(x: In, out: Out);
+            /// Hyperbolic tangent.
+            math fn tanh = Tanh(x: In, out: Out);
+            /// Sine. Limits: Accurate for |x| up to 1e7.
+            math fn sin = Sin(x: In, out: Out);
+            /// Cosine. Limits: Accurate for |x| up to 1e7.
+            math fn cos = Cos(x: In, out: Out);
+            /// Next integer below.
+            math fn floor = Floor(x: In, out: Out);
+            /// Next integer above.
+            math fn ceil = Ceil(x: In, out: Out);
+            /// Nearest integer, halves to even.
+            math fn round = Round(x: In, out: Out);
+            /// x within bounds, of which one may be absent. Limits: 1 to 8 axes; both bounds absent is an error.
+            math fn clamp = Clamp(x: In, low: OptNum, high: OptNum, out: Out);
+            /// 1 / (1 + e^-x).
+            nn fn sigmoid = Sigmoid(x: In, out: Out);
+            /// Gradient of the sigmoid from its output. Limits: Equal shapes.
+            nn fn sigmoid_backward = SigmoidBackward(grad: In, output: In, out: Out);
+            /// Gaussian error unit; `approximate` 0 by the error function, 1 by tanh.
+            nn fn gelu = GeluV2(x: In, approximate: i64, out: Out);
+            /// Gradient of the Gaussian error unit; `approximate` is "none" or "tanh".
+            nn fn gelu_backward = GeluBackwardV2(grad: In, x: In, approximate: Text, out: Out);
+            /// max(x, 0).
+            nn fn relu = Relu(x: In, out: Out);
+
+            /// x = other.
+            math fn eq = EqTensor(x: In, other: In, out: Out);
+            /// x ≠ other.
+            math fn ne = NeTensor(x: In, other: In, out: Out);
+            /// x > other.
+            math fn gt = GtTensor(x: In, other: In, out: Out);
+            /// x ≥ other.
+            math fn ge = GeTensor(x: In, other: In, out: Out);
+            /// x < other.
+            math fn lt = LtTensor(x: In, other: In, out: Out);
+            /// x ≤ other.
+            math fn le = LeTensor(x: In, other: In, out: Out);
+            /// x = other, of a number.
+            math fn eq_scalar = EqScalar(x: In, other: Num, out: Out);
+            /// x ≠ other, of a number.
+            math fn ne_scalar = NeScalar(x: In, other: Num, out: Out);
+            /// x > other, of a number.
+            math fn gt_scalar = GtScalar(x: In, other: Num, out: Out);
+            /// x ≥ other, of a number.
+            math fn ge_scalar = GeScalar(x: In, other: Num, out: Out);
+            /// x < other, of a number.
+            math fn lt_scalar = LtScalar(x: In, other: Num, out: Out);
+            /// x ≤ other, of a number.
+            math fn le_scalar = LeScalar(x: In, other: Num, out: Out);
+            /// Both are true.
+            math fn logical_and = LogicalAnd(x: In, other: In, out: Out);
+            /// One is true.
+            math fn logical_or = LogicalOr(x: In, other: In, out: Out);
+            /// Just one is true.
+            math fn logical_xor = LogicalXor(x: In, other: In, out: Out);
+            /// x is not true.
+            math fn logical_not = LogicalNot(x: In, out: Out);
+            /// x where the condition holds, else other.
+            math fn select_where = SWhere(condition: In, x: In, other: In, out: Out);
+            /// Writes `value` into x where the mask holds. Limits: The mask is bool and fits x; strides of the mask are not promised.
+            math fn masked_fill = InplaceMaskedFillScalar(x: Ref, mask: In, value: Num);
+
+            /// x in another element type. Limits: bool sources must be dense; NaN gives 0 in integers.
+            math fn cast = Cast(x: In, dtype: DataType, out: Out);
+            /// Writes one number everywhere.
+            math fn fill = InplaceFillScalar(x: Ref, value: Num);
+            /// Writes source into x: any strides, any type, repeated along axes of length 1. Limits: 1 to 8 axes; the two must not overlap.
+            math fn copy = InplaceCopy(x: Ref, source: In);
+            /// start, start + step, … below end. Limits: The length of `out` is the caller's.
+            math fn arange = Arange(start: Num, end: Num, step: Num, out: Out);
+            /// Uniform random numbers from `low` up to `high`.
+            math fn uniform = InplaceUniform(x: Ref, low: f64, high: f64, seed: u64, offset: u64);
+            /// Normal random numbers.
+            math fn normal = InplaceNormal(x: Ref, mean: f32, deviation: f32, seed: i64, offset: i64);
+            /// 1 with a probability, else 0. Limits: `offset` in multiples of 4.
+            math fn bernoulli = InplaceBernoulli(x: Ref, probability: Num, seed: i64, offset: i64);
+
+            /// Sum over axes; no axes means all.
+            math fn reduce_sum = ReduceSum(x: In, dims: Ints, keep_dims: bool, dtype: DataType, out: Out);
+            /// Mean over axes; no axes means all. Limits: Of floats here: integers are not what torch gives.
+            math fn mean = Mean(x: In, dims: Ints, keep_dims: bool, dtype: DataType, out: Out);
+            /// Largest along axes; no axes means all. Limits: No axis twice.
+            math fn amax = Amax(x: In, dims: Ints, keep_dims: bool, out: Out);
+            /// Smallest along axes; no axes means all. Limits: No axis twice.
+            math fn amin = Amin(x: In, dims: Ints, keep_dims: bool, out: Out);
+            /// Largest along an axis, and where it is. Limits: No i32 on A2 and A3; 1 to 8 axes.
+            math fn max_dim = MaxDim(x: In, dim: i64, keep_dim: bool, out: Out, indices: Out);
+            /// Smallest along an axis, and where it is. Limits: No i32 on A2 and A3; 1 to 8 axes.
+            math fn min_dim = MinDim(x: In, dim: i64, keep_dim: bool, out: Out, indices: Out);
+            /// Where the largest along an axis is. Limits: An axis must be named.
+            math fn argmax = ArgMax(x: In, dim: i64, keep_dim: bool, out: Out);
+            /// Where the smallest along an axis is. Limits: An axis must be named.
+            math fn argmin = ArgMin(x: In, dim: i64, keep_dim: bool, out: Out);
+            /// Product along an axis.
+            math fn prod_dim = ProdDim(x: In, dim: i64, keep_dim: bool, dtype: DataType, out: Out);
+            /// Whether any along axes is true; no axes means all.
+            math fn any = Any(x: In, dims: Ints, keep_dims: bool, out: Out);
+            /// Whether all along axes are true; no axes means all.
+            math fn all = All(x: In, dims: Ints, keep_dims: bool, out: Out);
+            /// Running sum along an axis. Limits: `dtype` is that of `out`.
+            math fn cumsum = Cumsum(x: In, dim: i64, dtype: DataType, out: Out);
+
+            /// Tensors one behind the other along an axis. Limits: 1 to 8 axes; `out` dense; no u16, u32, u64 on A2 and A3.
+            math fn cat = Cat(tensors: Ins, dim: i64, out: Out);
+            /// x repeated along each axis. Limits: At most 4 axes repeated.
+            math fn repeat = Repeat(x: In, repeats: Ints, out: Out);
+            /// x in reverse order along axes. Limits: 1 to 8 axes; `out` dense.
+            nn fn flip = Flip(x: In, dims: Ints, out: Out);
+            /// Along an axis, the elements that `index` names. Limits: Places are not checked.
+            nn fn gather = Gather(x: In, dim: i64, index: In, out: Out);
+            /// Writes source into x at the places along an axis that `index` names. Limits: Places are not checked; `source` is no smaller than `index`.
+            nn fn scatter = InplaceScatter(x: Ref, dim: i64, index: In, source: In, reduce: i64);
+            /// x with source added at the places along an axis that `index` names. Limits: `source` and `out` dense; `out` may be x itself.
+            nn fn scatter_add = ScatterAdd(x: In, dim: i64, index: In, source: In, out: Out);
+            /// Along an axis, the slices that `index` names. Limits: `index` and `out` dense; places are not checked.
+            nn fn index_select = IndexSelect(x: In, dim: i64, index: In, out: Out);
+            /// x with alpha·source added to the slices along an axis that `index` names. Limits: `source` dense; order of additions not fixed by default.
+            nn fn index_add = IndexAdd(x: In, dim: i64, index: In, source: In, alpha: Num, out: Out);
+            /// Rows of the weight. Limits: The weight has two axes.
+            nn fn embedding = Embedding(weight: In, indices: In, out: Out);
+            /// Gradient of the weight; `padding` is a row without one, or -1. Limits: Order of additions not fixed by default.
+            nn fn embedding_backward = EmbeddingDenseBackward(grad: In, indices: In, rows: u64, padding: u64, scale_by_frequency: bool, out: Out);
+
+            /// Product of matrices. Limits: Two axes; `out` dense; bf16 with f16 or f32 is refused.
+            nn fn mm = Mm(x: In, other: In, out: Out, cube_math: CubeMath);
+            /// Products of matrices, batch by batch. Limits: Three axes, a batch of 1 repeats; `out` dense; bf16 with f16 or f32 is refused.
+            nn fn batch_mm = BatchMatMul(x: In, other: In, out: Out, cube_math: CubeMath);
+
+            /// Softmax along an axis.
+            nn fn softmax = Softmax(x: In, dim: i64, out: Out);
+            /// Logarithm of the softmax along an axis.
+            nn fn log_softmax = LogSoftmax(x: In, dim: i64, out: Out);
+            /// Normalisation over trailing axes.
+            nn fn layer_norm = LayerNorm(x: In, normalized: Ints, weight: OptIn, bias: OptIn, epsilon: f64, out: Out, mean: OptOut, rstd: OptOut);
+        }
+    };
+}
+pub(crate) use for_each_operator;
+
+/// The first phase's type, from the kinds of its parameters.
+macro_rules! plan_type {
+    ($($kind:ident),*) => {
+        unsafe extern "C" fn($(<$kind as Kind>::C,)* *mut u64, *mut *mut aclOpExecutor) -> aclnnStatus
+    };
+}
+
+macro_rules! declare {
+    ($( $(#[$meta:meta])* $_repository:ident fn $_safe:ident = $name:ident($($arg:ident: $kind:ident),*); )*) => {
+        /// The operators of training. An installation may lack any of them.
+        #[derive(Clone, Copy, Debug)]
+        #[allow(missing_docs, reason = "the functions of `aclnn` describe them")]
+        pub struct AclOperators {
+            $( pub $name: Operator<plan_type!($($kind),*)>, )*
+        }
+
+        impl AclOperators {
+            /// Fills the table from `resolve`.
+            ///
+            /// # Safety
+            /// - Each address that `resolve` returns is that of the C function of that name, with the signature that
+            ///   this table declares.
+            /// - The code behind the addresses stays mapped as long as the table is used.
+            #[must_use]
+            pub unsafe fn load(resolve: &mut super::Resolve<'_>) -> Self {
+                Self {
+                    $( $name: Operator {
+                        // SAFETY: a null pointer becomes `None`, the null niche of the function pointer; the caller
+                        // vouches for the signature of any other address.
+                        plan: unsafe { std::mem::transmute::<*const c_void, Option<plan_type!($($kind),*)>>(
+                            resolve(super::c_name(concat!("aclnn", stringify!($name), "GetWorkspaceSize\0"))),
+                        ) },
+                        // SAFETY: as above.
+                        run: unsafe { std::mem::transmute::<*const c_void, Option<Run>>(
+                            resolve(super::c_name(concat!("aclnn", stringify!($name), "\0"))),
+                        ) },
+                    }, )*
+                }
+            }
+
+            /// The functions that this table lacks.
+            #[must_use]
+            pub fn missing(&self) -> Vec<&'static str> {
+                let mut missing = Vec::new();
+                $(
+                    if self.$name.plan.is_none() {
+                        missing.push(concat!("aclnn", stringify!($name), "GetWorkspaceSize"));
+                    }
+                    if self.$name.run.is_none() {
+                        missing.push(concat!("aclnn", stringify!($name)));
+                    }
+                )*
+                missing
+            }
+
+            /// The C signatures of the table's functions.
+            #[must_use]
+            pub fn signatures() -> Vec<Signature> {
+                let run = [
+                    <*mut c_void>::c(),
+                    u64::c(),
+                    <*mut aclOpExecutor>::c(),
+                    aclrtStream::c(),
+                ];
+                vec![
+                    $(
+                        Signature {
+                            name: concat!("aclnn", stringify!($name), "GetWorkspaceSize"),
+                            returns: aclnnStatus::c(),
+                            parameters: vec![
+                                $( <$kind as Kind>::C::c(), )*
+                                <*mut u64>::c(),
+                                <*mut *mut aclOpExecutor>::c(),
+                            ],
+                            required: false,
+                        },
+                        Signature {
+                            name: concat!("aclnn", stringify!($name)),
+                            returns: aclnnStatus::c(),
+                            parameters: run.to_vec(),
+                            required: false,
+                        },
+                    )*
+                ]
+            }
+        }
+    };
+}
+
+use kind::{DataType, In, Ins, Ints, Num, OptIn, OptNum, OptOut, Out, Ref, Text};
+for_each_operator!(declare);

@@ -1,0 +1,176 @@
+//! `mrope serve`: this machine's device for programs on other machines.
+
+use std::error::Error;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write, stdout};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use burn::backend::flex::{Flex, FlexDevice};
+use burn::backend::ir::BackendIr;
+use burn_ascend::server::{Token, backend_server};
+use burn_ascend::{Ascend, fallbacks};
+use burn_remote::server::WebSocketTransport;
+use clap::Args;
+use rope_burn::RotaryOps;
+
+use crate::device::{Device, TOKEN_VARIABLE, npu_of, open, read_token};
+
+const DEFAULT_TOKEN_FILE: &str = "mrope.token";
+
+const EXAMPLES: &str = "\
+On the machine with the NPU:
+  mrope serve --device ascend:0 --bind 192.168.1.7:3000 --token-file npu.token
+On a workstation that has a copy of npu.token:
+  mrope train --device remote:ws://192.168.1.7:3000 --token-file npu.token
+  mrope verify tests/fixtures/models --device remote:ws://192.168.1.7:3000 --token-file npu.token
+In a burn program:
+  let host = RemoteHost::websocket(\"ws://192.168.1.7:3000\").with_credential(token);
+  let device = Device::remote_options(&host).init()?.autodiff();
+
+Server and client must be of one release. The connection is not encrypted: the token keeps strangers out, but who reads the
+network reads it, too. Across a network that others use, go through a tunnel and keep the default address:
+  ssh -L 3000:127.0.0.1:3000 npu-host";
+
+/// Let programs on other machines compute on this machine's device
+///
+/// Tensors stay in the device's memory; a client sends which operations to run, and gets back what it reads. Its program is
+/// the same as for a device of its own: `mrope train`, `mrope verify`, or any burn program with a remote device. A client
+/// must present the server's token. Ends with Ctrl+C.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ServeArgs {
+    /// What to serve: ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or cpu. Given several times, a client
+    /// picks one by its place: remote:URL#1 is the second.
+    #[arg(long, default_value = "ascend")]
+    device: Vec<Device>,
+    /// Where to listen. Other machines reach only an address that is not of 127.0.0.1; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
+    bind: SocketAddr,
+    /// The file with the token; made, with a new one that only its owner reads, if it is not there [default: the variable
+    /// MROPE_TOKEN, else mrope.token]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// Serves until the process is asked to stop.
+///
+/// # Errors
+/// If a device is not there, the address is taken, or the token cannot be had.
+pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
+    match &args.device[..] {
+        [Device::Cpu] => serve::<Flex>(args, vec![FlexDevice]),
+        devices => {
+            let mut npus = Vec::with_capacity(devices.len());
+            for device in devices {
+                let npu = npu_of(device)?;
+                open(npu)?;
+                npus.push(npu);
+            }
+            serve::<Ascend>(args, npus)?;
+            let moved = fallbacks();
+            if !moved.is_empty() {
+                println!("operations that ran on the host:");
+            }
+            for fallback in moved {
+                let (calls, bytes) = (fallback.calls, fallback.bytes);
+                println!("  {:<32} {calls} calls, {bytes} bytes", fallback.op);
+            }
+            Ok(())
+        }
+    }
+}
+
+fn serve<B: BackendIr + RotaryOps>(
+    args: &ServeArgs,
+    devices: Vec<B::Device>,
+) -> Result<(), Box<dyn Error>> {
+    let (token, source) = args.token()?;
+    let listener = TcpListener::bind(args.bind)
+        .map_err(|error| format!("cannot listen on {}: {error}", args.bind))?;
+    let url = format!("ws://{}", listener.local_addr()?);
+    let names: Vec<String> = args.device.iter().map(Device::to_string).collect();
+    let mut out = stdout().lock();
+    writeln!(out, "serving  {} at {url}", names.join(", "))?;
+    writeln!(out, "token    {source}")?;
+    writeln!(
+        out,
+        "connect  mrope train --device remote:{url} --token-file FILE"
+    )?;
+    if !args.bind.ip().is_loopback() {
+        writeln!(
+            out,
+            "note     the connection is not encrypted; see mrope serve --help"
+        )?;
+    }
+    writeln!(out, "stop     Ctrl+C")?;
+    out.flush()?;
+    drop(out);
+    let server = backend_server::<B>(devices, &token)?;
+    Ok(server.serve(WebSocketTransport::from_listener(listener))?)
+}
+
+impl ServeArgs {
+    /// The token, and where a user finds it.
+    fn token(&self) -> Result<(Token, String), Box<dyn Error>> {
+        if let (None, Ok(text)) = (&self.token_file, std::env::var(TOKEN_VARIABLE)) {
+            let token =
+                Token::new(&text).map_err(|_| format!("{TOKEN_VARIABLE} is set, but empty"))?;
+            return Ok((token, format!("that of {TOKEN_VARIABLE}")));
+        }
+        if self.token_file.is_none() && !self.bind.ip().is_loopback() {
+            return Err(format!(
+                "{} is open to other machines: name a --token-file, or set {TOKEN_VARIABLE}, so that you know which \
+                 token lets them in",
+                self.bind
+            )
+            .into());
+        }
+        let path = self
+            .token_file
+            .as_deref()
+            .unwrap_or(Path::new(DEFAULT_TOKEN_FILE));
+        Ok((token_in(path)?, format!("in {}", path.display())))
+    }
+}
+
+/// The token in a file, which is made if it is not there.
+fn token_in(path: &Path) -> Result<Token, Box<dyn Error>> {
+    let token = Token::random()?;
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(path) {
+        Ok(mut file) => {
+            writeln!(file, "{}", token.reveal())?;
+            Ok(token)
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            only_for_its_owner(path)?;
+            read_token(path)
+        }
+        Err(error) => {
+            Err(format!("cannot write the token file {}: {error}", path.display()).into())
+        }
+    }
+}
+
+fn only_for_its_owner(path: &Path) -> Result<(), Box<dyn Error>> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = path.metadata()?.permissions().mode();
+        if mode & 0o077 != 0 {
+            let path = path.display();
+            return Err(format!(
+                "others may read the token file {path} (mode {:o}): chmod 600 {path}",
+                mode & 0o777
+            )
+            .into());
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = path;
+    Ok(())
+}
