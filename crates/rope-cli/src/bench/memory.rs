@@ -147,7 +147,7 @@ struct Plan {
 
 impl Plan {
     fn new(args: &MemoryArgs) -> Self {
-        let (tokens, layers) = match (args.quick, args.device) {
+        let (tokens, layers) = match (args.quick, &args.device) {
             (true, _) => DEFAULTS[2],
             (false, Device::Cpu) => DEFAULTS[0],
             (false, _) => DEFAULTS[1],
@@ -170,7 +170,7 @@ impl Plan {
             layers,
             dtypes: args.dtype.clone(),
             checkpointing: args.checkpointing.values(),
-            device: args.device,
+            device: args.device.clone(),
         }
     }
 
@@ -184,17 +184,17 @@ impl Plan {
             [false] => "without",
             _ => "both",
         };
-        let device = match self.device {
-            Device::Cpu => "cpu".to_owned(),
-            Device::Ascend(ordinal) => format!("ascend:{ordinal}"),
-            Device::AscendSim => "ascend-sim".to_owned(),
-        };
         let output = Command::new(std::env::current_exe()?)
             .args(["bench", "memory", "--json"])
             .args(["--shape", &models.join(","), "--layers", &layers.join(",")])
             .args(["--tokens", &self.tokens.to_string()])
             .args(["--dtype", &argument(&dtype)])
-            .args(["--checkpointing", checkpointing, "--device", &device])
+            .args([
+                "--checkpointing",
+                checkpointing,
+                "--device",
+                &self.device.to_string(),
+            ])
             .stderr(Stdio::inherit())
             .output()?;
         if !output.status.success() {
@@ -206,8 +206,12 @@ impl Plan {
     fn npu(&self) -> Result<Option<Npu>, Box<dyn Error>> {
         Ok(match self.device {
             Device::Cpu => None,
-            Device::Ascend(ordinal) => Some(Npu::open(ordinal)?),
+            Device::Ascend(ordinal) => Some(Npu::open(ordinal.into())?),
             Device::AscendSim => Some(simulated()?),
+            Device::Remote { .. } => {
+                let device = &self.device;
+                return Err(format!("{device} does not tell its memory; expected cpu, ascend, ascend:N or ascend-sim").into());
+            }
         })
     }
 
