@@ -250,7 +250,10 @@ fn the_fused_rotation_needs_less_memory() {
         number(run.step());
         peak_of(npu, &device, || run.step())
     };
-    let (fused, composed) = (model(Implementation::Fused), model(Implementation::Composed));
+    let (fused, composed) = (
+        model(Implementation::Fused),
+        model(Implementation::Composed),
+    );
     eprintln!("peak of a model's step: fused {fused} bytes, composed {composed}");
     assert!(fused <= composed, "{fused} > {composed}");
 
@@ -270,7 +273,10 @@ fn the_fused_rotation_needs_less_memory() {
         });
         peak as f64 / of_q as f64
     };
-    let (fused, composed) = (rotation(Implementation::Fused), rotation(Implementation::Composed));
+    let (fused, composed) = (
+        rotation(Implementation::Fused),
+        rotation(Implementation::Composed),
+    );
     eprintln!("peak of a rotation's step, in sizes of q: fused {fused:.2}, composed {composed:.2}");
     assert!(fused + 1.0 <= composed, "{fused} {composed}");
 }
