@@ -6,29 +6,26 @@ use std::process::{Command, ExitCode, Stdio};
 
 use burn::tensor::{DType as BurnDType, Device as BurnDevice, FloatDType, Tensor, TensorData};
 use clap::{Args, ValueEnum};
-use rope_ascend::rope::Npu;
 use rope_benches::bars::{self, names};
 use rope_benches::cases::DType;
 use rope_benches::chart;
 use rope_benches::rotation::positions;
 use rope_benches::rows::{MemoryRow, Source, bytes, read_json_lines};
 use rope_benches::shapes::{FLUX, QWEN2_5_VL_7B, QWEN3_5, QWEN3_VL_8B, Shape};
-use rope_burn::Rotary;
-use rope_burn::ascend::{AscendAngles, AscendRotary};
 use rope_check::alloc::Usage;
-use rope_core::{AxisLayout, Layout, Pairing, RotarySpec};
+use rope_core::{AxisLayout, Pairing, RotarySpec};
 
-use super::ALLOCATOR;
+use super::meter::{Meter, Sizes};
 use super::output::{OutputArgs, progress};
 use super::scheme::Scheme;
-use crate::device::{Device, simulated};
+use crate::device::Device;
 
 /// Count what a graph keeps for the backward, and what forward and backward hold at their peak.
 ///
 /// q and k, [1, heads, tokens, head_dim], go through so many rotations one after another, forward and backward, so that
 /// nothing but rotations is counted. Compared are the fused operation, the same composed from ordinary operations, and
 /// burn::nn::RotaryEncoding, which always pairs adjacent channels and rotates whole heads only. On the CPU every allocation of
-/// the process is counted, exactly; on an NPU (--device) the bytes of its memory pool. Rows called "calculated" are formulas
+/// the process is counted, exactly; on an NPU (--device) the bytes of its memory pool, with the tensors on the NPU. Rows called "calculated" are formulas
 /// for schemes that are not here; docs/benchmarks.md has them.
 ///
 /// Figures other than the graph's own nodes grow in proportion to the tokens: the defaults are small so that the run is short.
@@ -203,39 +200,21 @@ impl Plan {
         Ok(read_json_lines(&String::from_utf8(output.stdout)?)?)
     }
 
-    fn npu(&self) -> Result<Option<Npu>, Box<dyn Error>> {
-        Ok(match self.device {
-            Device::Cpu => None,
-            Device::Ascend(ordinal) => Some(Npu::open(ordinal.into())?),
-            Device::AscendSim => Some(simulated()?),
-            Device::Remote { .. } => {
-                let device = &self.device;
-                return Err(format!("{device} does not tell its memory; expected cpu, ascend, ascend:N or ascend-sim").into());
-            }
-        })
-    }
-
     fn rows(&self, dtype: DType) -> Result<Vec<MemoryRow>, Box<dyn Error>> {
-        let npu = self.npu()?;
-        let steps = self.models.len() * self.checkpointing.len();
-        let bar = progress(steps)?;
-        if npu.is_none() {
-            BurnDevice::flex().configure(float(dtype))?;
-        }
+        let meter = Meter::open(&self.device)?;
+        meter.device().configure(float(dtype))?;
+        let bar = progress(self.models.len() * self.checkpointing.len())?;
         let mut rows = Vec::new();
         for &model in &self.models {
             let subject = Subject::new(model, self.tokens, dtype)?;
             bar.set_message(format!("{} {}", subject.shape.name, dtype.name()));
             for &checkpointing in self.checkpointing {
-                let mut of_subject = match &npu {
-                    None => subject.on_flex(checkpointing, &self.layers)?,
-                    Some(npu) => subject.on_npu(npu, checkpointing, &self.layers)?,
-                };
-                add_ratios(&mut of_subject);
-                rows.append(&mut of_subject);
+                let mut counted = subject.count(&meter, checkpointing, &self.layers)?;
+                add_ratios(&mut counted);
+                rows.append(&mut counted);
                 bar.inc(1);
             }
-            if npu.is_none() {
+            if self.device == Device::Cpu {
                 rows.extend(subject.calculated(model, &self.layers));
             }
         }
@@ -361,7 +340,7 @@ impl Subject {
             retained_data_bytes: Some(forward.retained_data_bytes),
             forward_peak_bytes: Some(forward.peak_bytes),
             backward_peak_bytes: Some(backward.peak_bytes),
-            backward_large_peak_bytes: Some(backward.large_peak_bytes),
+            backward_large_peak_bytes: allocations(backward.large_peak_bytes),
             step_peak_bytes: Some(forward.peak_bytes.max(peak.cast_unsigned())),
             forward_allocations: allocations(forward.allocations),
             forward_large_allocations: allocations(forward.large_allocations),
@@ -389,115 +368,70 @@ impl Subject {
         [(q, k), start]
     }
 
-    fn on_flex(
+    /// Every scheme on a device.
+    fn count(
         &self,
+        meter: &Meter,
         checkpointing: bool,
         layers: &[usize],
     ) -> Result<Vec<MemoryRow>, Box<dyn Error>> {
-        let device = autodiff(checkpointing);
+        let device = meter.device().autodiff();
+        let device = if checkpointing {
+            device.gradient_checkpointing()
+        } else {
+            device
+        };
         let positions = positions(self.spec.axes(), self.shape.seq)?;
         let mut rows = Vec::new();
         for (name, scheme) in Scheme::all(&self.spec, &positions, &device)? {
+            let row = |layers| MemoryRow {
+                checkpointing,
+                ..self.row(meter.name(), name, layers, meter.source())
+            };
             let Some(scheme) = scheme else {
                 rows.extend(layers.iter().map(|&layers| MemoryRow {
-                    checkpointing,
                     note: "rotates whole heads only".into(),
-                    ..self.row("flex", name, layers, Source::Measured)
+                    ..row(layers)
                 }));
                 continue;
             };
-            let rotate = |q, k| Ok(scheme.pair(q, k));
-            let count = |large, work: &mut dyn FnMut()| {
-                ALLOCATOR.measure_classes(self.data_bytes(), large, work).1
-            };
-            // Pools and tables are made on first use.
-            self.step(1, &device, &rotate, count)?;
+            // Pools, tables and what kernels look up are made on first use.
+            self.step(1, &device, &scheme, meter)?;
             for &layers in layers {
-                let usage = self.step(layers, &device, &rotate, count)?;
-                let row = MemoryRow {
-                    checkpointing,
-                    ..self.row("flex", name, layers, Source::Measured)
-                };
-                rows.push(Self::counted(row, usage, true));
+                let usage = self.step(layers, &device, &scheme, meter)?;
+                rows.push(Self::counted(
+                    row(layers),
+                    usage,
+                    meter.counts_allocations(),
+                ));
             }
         }
         Ok(rows)
     }
 
-    fn on_npu(
-        &self,
-        npu: &Npu,
-        checkpointing: bool,
-        layers: &[usize],
-    ) -> Result<Vec<MemoryRow>, Box<dyn Error>> {
-        let device = autodiff(checkpointing);
-        let rotary = AscendRotary::try_new(Rotary::new(self.spec.clone(), Layout::Bnsd), npu)?;
-        let angles: AscendAngles =
-            rotary.try_angles(&positions(self.spec.axes(), self.shape.seq)?)?;
-        let source = if npu.name() == "ascend-sim" {
-            Source::CountedOnTheSimulator
-        } else {
-            Source::Measured
-        };
-        let pool = npu.device();
-        let rotate = |q, k| Ok(rotary.try_forward(q, k, &angles)?);
-        let mut rows = Vec::new();
-        for &layers in layers {
-            let usage = self.step(layers, &device, &rotate, |_, work| {
-                pool.reset_peak();
-                let before = pool.memory_use().live_bytes;
-                work();
-                let after = pool.memory_use();
-                let retained_bytes = after.live_bytes.cast_signed() - before.cast_signed();
-                let peak_bytes = after.peak_bytes - before;
-                Usage {
-                    peak_bytes,
-                    retained_bytes,
-                    retained_data_bytes: retained_bytes,
-                    allocations: 0,
-                    large_allocations: 0,
-                    large_peak_bytes: peak_bytes,
-                }
-            })?;
-            rotary.backward_result()?;
-            let row = MemoryRow {
-                checkpointing,
-                note: "tensors live on the host and pass through the NPU one layer at a time"
-                    .into(),
-                ..self.row(&npu.name(), names::FUSED, layers, source)
-            };
-            rows.push(Self::counted(row, usage, false));
-        }
-        Ok(rows)
-    }
-
-    /// One forward and one backward through `layers` rotations, each under `count`.
+    /// One forward and one backward through `layers` rotations, counted each.
     fn step(
         &self,
         layers: usize,
         device: &BurnDevice,
-        rotate: &dyn Fn(Tensor<4>, Tensor<4>) -> Result<(Tensor<4>, Tensor<4>), Box<dyn Error>>,
-        count: impl Fn(usize, &mut dyn FnMut()) -> Usage,
+        scheme: &Scheme,
+        meter: &Meter,
     ) -> Result<[Usage; 2], Box<dyn Error>> {
-        let large = self.bytes(self.shape.heads.min(self.shape.kv_heads));
+        let sizes = Sizes {
+            data_bytes: self.data_bytes(),
+            large_bytes: self.bytes(self.shape.heads.min(self.shape.kv_heads)),
+        };
         let [(q, k), start] = self.inputs(device);
-        let mut start = Some(start);
-        let mut rotated = Err("nothing was rotated".into());
-        let forward = count(large, &mut || {
-            let mut state = start.take();
+        let mut state = Some(start);
+        let forward = meter.count(sizes, &mut || {
             for _ in 0..layers {
-                let Some((q, k)) = state.take() else { return };
-                match rotate(q, k) {
-                    Ok(rotated) => state = Some(rotated),
-                    Err(error) => return rotated = Err(error),
-                }
+                state = state.take().map(|(q, k)| scheme.pair(q, k));
             }
-            rotated = state.ok_or_else(|| "nothing was rotated".into());
-        });
-        let (q_rotated, k_rotated) = rotated?;
+        })?;
+        let (q_rotated, k_rotated) = state.ok_or("nothing was rotated")?;
         let loss = q_rotated.sum() + k_rotated.sum();
         let mut gradients = None;
-        let backward = count(large, &mut || gradients = Some(loss.backward()));
+        let backward = meter.count(sizes, &mut || gradients = Some(loss.backward()))?;
         let reached = gradients
             .is_some_and(|gradients| q.grad(&gradients).is_some() && k.grad(&gradients).is_some());
         if !reached {
@@ -567,15 +501,6 @@ impl Subject {
             }
         }
         rows
-    }
-}
-
-fn autodiff(checkpointing: bool) -> BurnDevice {
-    let device = BurnDevice::flex().autodiff();
-    if checkpointing {
-        device.gradient_checkpointing()
-    } else {
-        device
     }
 }
 

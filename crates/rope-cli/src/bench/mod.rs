@@ -2,6 +2,7 @@
 
 mod burn_speed;
 mod memory;
+mod meter;
 mod output;
 mod scheme;
 mod speed;
