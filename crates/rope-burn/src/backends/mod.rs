@@ -10,8 +10,10 @@ mod flex;
 impl crate::RotaryOps for burn::backend::Cube {}
 
 /// Rotating tensors that a server holds.
-#[cfg(feature = "remote")]
+#[cfg(feature = "remote-server")]
 pub mod remote;
+#[cfg(all(feature = "remote", not(feature = "remote-server")))]
+mod remote;
 
 /// Whether a token's cosines and sines are to lie in one row, of which the tensors of cos and sin are views: the form that
 /// Ascend's kernels read. CPU kernels read each as a whole.

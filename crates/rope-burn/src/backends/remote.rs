@@ -55,6 +55,10 @@ fn encode(op: &RotaryOp) -> Vec<ScalarIr> {
 }
 
 /// The operation that [`encode`] made the numbers of.
+#[cfg_attr(
+    not(feature = "remote-server"),
+    allow(dead_code, reason = "a client only encodes")
+)]
 fn decode(scalars: &[ScalarIr]) -> Result<RotaryOp> {
     let wrong = |what, expected: &dyn core::fmt::Display, found: &dyn core::fmt::Display| {
         let (expected, found) = (expected.to_string(), found.to_string());
