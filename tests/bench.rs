@@ -102,7 +102,7 @@ fn fused_keeps_no_data_and_its_backward_peaks_at_the_gradients() {
 }
 
 #[test]
-fn the_simulated_npu_holds_one_layer_at_a_time() {
+fn on_the_simulated_npu_fused_holds_nothing_but_gradients() {
     let arguments = [
         "memory",
         "--quick",
@@ -121,16 +121,23 @@ fn the_simulated_npu_holds_one_layer_at_a_time() {
     }
     assert!(output.status.success(), "{errors}");
     let rows: Vec<MemoryRow> = read_json_lines(&text(&output.stdout)).expect("one object a line");
-    assert_eq!(rows.len(), 2 * 2 * 2);
+    // Type x checkpointing x scheme x layers.
+    assert_eq!(rows.len(), 2 * 2 * 3 * 2);
     for row in rows {
         assert_eq!(row.device, "ascend-sim");
-        assert_eq!(row.retained_data_bytes, Some(0), "{row:?}");
-        // One launch rotates q and k of one layer; their gradients come one after the other.
-        assert_eq!(row.forward_peak_bytes, Some(row.gradient_bytes), "{row:?}");
-        assert!(
-            row.backward_peak_bytes <= Some(row.gradient_bytes),
-            "{row:?}"
-        );
+        let peak = row.backward_peak_bytes.expect("counted");
+        if row.implementation == "fused" {
+            assert_eq!(row.retained_bytes, Some(0), "{row:?}");
+            assert_eq!(row.forward_peak_bytes, Some(0), "{row:?}");
+            let allowed = row.gradient_bytes + BOOKKEEPING_BYTES;
+            assert!(peak >= row.gradient_bytes && peak <= allowed, "{row:?}");
+        } else {
+            // The same count must see what the others make, or it could not fail.
+            assert!(
+                row.step_peak_bytes > Some(2 * row.gradient_bytes),
+                "{row:?}"
+            );
+        }
     }
 }
 

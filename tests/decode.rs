@@ -6,8 +6,8 @@ use rope_benches::cases::{Group, Selection, cases};
 use rope_benches::rotation::{ROTATION, timed};
 use rope_check::alloc::CountingAllocator;
 use rope_core::{
-    CosSinTable, HeadsLayout, HeadsMut, Layout, Parallelism, Positions, RotarySpec, Rotator,
-    TokenAngles,
+    Angles, CosSinTable, HeadsLayout, HeadsMut, Layout, Parallelism, Positions, RotarySpec,
+    Rotator, TokenAngles,
 };
 
 #[global_allocator]
@@ -20,22 +20,13 @@ fn threads() -> Option<usize> {
 
 #[test]
 fn one_token_is_rotated_without_allocating_and_without_another_thread() {
-    let before = threads();
     // 32 + 8 heads, as the decode cases have them.
     let spec = RotarySpec::builder(128).build().expect("valid");
     let position = Positions::text(1, 1000, 1).expect("small");
-    let angles = TokenAngles::<f32>::new(&spec, &position, None).expect("valid");
-    let mut table = CosSinTable::<f32>::new(&spec, None).expect("valid");
-    table.grow_to(1000).expect("within the budget");
-    let by_table = rope_core::Angles::Table {
-        table: &table,
-        positions: &position,
-    };
-    let (q_layout, k_layout) = [32, 8]
-        .map(|heads| HeadsLayout::contiguous(Layout::Bsnd, 1, 1, heads, 128))
-        .into();
+    let layout = |heads| HeadsLayout::contiguous(Layout::Bsnd, 1, 1, heads, 128);
+    let (q_layout, k_layout) = (layout(32), layout(8));
     let (mut q, mut k) = (vec![1f32; 32 * 128], vec![1f32; 8 * 128]);
-    for angles in [angles.angles(), by_table] {
+    let mut rotate = |angles| {
         let rotator = Rotator::new(spec.geometry(), angles).expect("valid");
         let rotator = rotator.with_parallelism(Parallelism::SERIAL);
         let ((), usage) = ALLOCATOR.measure(1, || {
@@ -46,8 +37,18 @@ fn one_token_is_rotated_without_allocating_and_without_another_thread() {
             }
         });
         assert_eq!(usage.allocations, 0);
-    }
+    };
+    let before = threads();
+    let angles = TokenAngles::<f32>::new(&spec, &position, None).expect("valid");
+    rotate(angles.angles());
     assert_eq!(threads(), before, "a thread was started");
+
+    let mut table = CosSinTable::<f32>::new(&spec, None).expect("valid");
+    table.grow_to(1000).expect("within the budget");
+    rotate(Angles::Table {
+        table: &table,
+        positions: &position,
+    });
 
     // What `mrope bench speed` times, in every type, is the same call.
     for case in cases(Selection::Full)
