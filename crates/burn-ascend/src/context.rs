@@ -8,7 +8,7 @@ use rope_ascend::aclnn::Operators;
 use rope_ascend::rope::Npu;
 use rope_ascend::safe::{DeviceBuffer, Stream};
 use rope_ascend::{AscendError, Result};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An open device: its stream, the state of its random numbers, and the failure that nobody has seen yet.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub(crate) struct Context {
     random: Mutex<Random>,
     unseen: Mutex<Option<ExecutionError>>,
     rotators: Rotators,
+    /// Last, so that what else this holds is gone when this is: see [`alive`](Self::alive).
+    alive: Arc<()>,
 }
 
 /// State of the counter-based generator of the operator library.
@@ -41,6 +43,7 @@ impl Context {
             random: Mutex::new(Random { seed: 0, offset: 0 }),
             unseen: Mutex::new(None),
             rotators: Rotators::default(),
+            alive: Arc::default(),
         })
     }
 
@@ -58,6 +61,12 @@ impl Context {
 
     pub(crate) fn operators(&self) -> &Operators {
         &self.operators
+    }
+
+    /// Shared with this context until the last of its handles on the device is given back. The count of an `Arc<Context>`
+    /// would be zero before that: another thread may still be at it.
+    pub(crate) fn alive(&self) -> Arc<()> {
+        self.alive.clone()
     }
 
     pub(crate) fn rotators(&self) -> &Rotators {

@@ -102,14 +102,14 @@ impl AscendDevice {
     /// As [`close`](Self::close), and waits, within limits, until nothing of the device is in use: a session's thread may
     /// still be letting it go.
     pub(crate) fn release(&self) {
-        let context = self.opened().map(|context| Arc::downgrade(&context));
+        let alive = self.opened().map(|context| context.alive());
         // What was still queued failed with tensors that nobody can read any more.
         let _failed = self.close();
-        let Some(context) = context else {
+        let Some(alive) = alive else {
             return;
         };
-        let limit = Instant::now() + Duration::from_secs(1);
-        while context.strong_count() > 0 && Instant::now() < limit {
+        let limit = Instant::now() + Duration::from_secs(10);
+        while Arc::strong_count(&alive) > 1 && Instant::now() < limit {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
