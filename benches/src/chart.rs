@@ -33,7 +33,7 @@ pub struct BarGroup {
     pub bars: Vec<Option<(f64, String)>>,
 }
 
-/// A chart of horizontal bars from zero.
+/// A chart of horizontal bars.
 #[derive(Clone, Debug)]
 pub struct BarChart {
     /// The heading.
@@ -44,6 +44,8 @@ pub struct BarChart {
     pub groups: Vec<BarGroup>,
     /// A value to draw a line at, and what it means.
     pub line: Option<(f64, String)>,
+    /// Whether equal lengths are equal factors, from 1 up.
+    pub logarithmic: bool,
 }
 
 impl BarChart {
@@ -94,8 +96,15 @@ impl BarChart {
             .line
             .as_ref()
             .map_or(highest, |(at, _)| highest.max(*at));
-        let scale = f64::from(WIDTH - LABELS - RIGHT) / highest.max(f64::MIN_POSITIVE);
-        let place = |value: f64| LABELS + (value * scale).round() as i32;
+        let length = |value: f64| {
+            if self.logarithmic {
+                value.max(1.0).ln()
+            } else {
+                value
+            }
+        };
+        let scale = f64::from(WIDTH - LABELS - RIGHT) / length(highest).max(f64::MIN_POSITIVE);
+        let place = |value: f64| LABELS + (length(value) * scale).round() as i32;
         let mut y = TOP;
         for group in &self.groups {
             let top = y;
@@ -173,11 +182,12 @@ pub fn memory(rows: &[MemoryRow]) -> BarChart {
     }
     BarChart {
         title: format!(
-            "Peak memory of {most} rotations, forward and backward, over the gradients' bytes"
+            "Peak memory of {most} rotations, forward and backward, over the gradients' bytes (logarithmic, from 1)"
         ),
         series: series.map(str::to_owned).into(),
         groups,
-        line: Some((1.0, "the gradients".into())),
+        line: None,
+        logarithmic: true,
     }
 }
 
@@ -222,6 +232,7 @@ pub fn speed(rows: &[SpeedRow]) -> BarChart {
         series: DType::ALL.map(|dtype| dtype.name().to_owned()).into(),
         groups,
         line: Some((1.1, "1.1".into())),
+        logarithmic: false,
     }
 }
 
@@ -239,6 +250,7 @@ pub fn step(rows: &[StepRow]) -> BarChart {
         series: vec!["rotation".into()],
         groups: groups.collect(),
         line: Some((3.0, "3 %".into())),
+        logarithmic: false,
     }
 }
 
@@ -257,6 +269,7 @@ mod tests {
                 bars: vec![bar(2.0), bar(1.0)],
             }],
             line: Some((1.0, "limit".into())),
+            logarithmic: false,
         };
         let svg = chart.svg().unwrap();
         let whole = WIDTH - LABELS - RIGHT;

@@ -1,6 +1,7 @@
 //! A case with its tensors: checked against the oracle, then run beside its baseline.
 
 use std::hint::black_box;
+use std::ops::Range;
 
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -169,23 +170,52 @@ impl OwnedAngles {
     }
 }
 
+/// Bytes between addresses that a processor may take for one another while a load passes a store.
+const PAGE_BYTES: usize = 4096;
+
+/// Elements from a chosen place in a page on. Where a small buffer lies in its page decides how fast it is copied; left to
+/// the allocator, that would be luck.
+struct Buffer<E> {
+    storage: Vec<E>,
+    elems: Range<usize>,
+}
+
+impl<E: Number> Buffer<E> {
+    fn new(values: &[E], place_bytes: usize) -> Self {
+        let size = size_of::<E>();
+        let mut storage = vec![E::narrow(0.0); values.len() + PAGE_BYTES / size];
+        let address = storage.as_ptr().addr();
+        let start = (PAGE_BYTES + place_bytes - address % PAGE_BYTES) % PAGE_BYTES / size;
+        let elems = start..start + values.len();
+        storage[elems.clone()].copy_from_slice(values);
+        Self { storage, elems }
+    }
+
+    fn get(&self) -> &[E] {
+        &self.storage[self.elems.clone()]
+    }
+
+    fn get_mut(&mut self) -> &mut [E] {
+        &mut self.storage[self.elems.clone()]
+    }
+}
+
 /// q or k: what is rotated, and where to.
-#[derive(Clone, Debug)]
 struct Tensor<E> {
     layout: HeadsLayout,
     /// Never written.
-    source: Vec<E>,
+    source: Buffer<E>,
     /// The result; in place, also the input.
-    target: Vec<E>,
+    target: Buffer<E>,
 }
 
 impl<E: Number> Tensor<E> {
     fn new(layout: HeadsLayout) -> Self {
-        let source = values(layout.elems());
+        let values = values(layout.elems());
         Self {
             layout,
-            target: source.clone(),
-            source,
+            source: Buffer::new(&values, 0),
+            target: Buffer::new(&values, PAGE_BYTES / 2),
         }
     }
 }
@@ -256,7 +286,7 @@ impl<E: Number> Rotation<E> {
     fn restore(&mut self) {
         let tasks = self.tasks();
         for tensor in &mut self.tensors {
-            copy(&tensor.source, &mut tensor.target, tasks);
+            copy(tensor.source.get(), tensor.target.get_mut(), tasks);
         }
     }
 
@@ -283,12 +313,12 @@ impl<E: Number> Rotation<E> {
                                 source,
                                 target,
                             } = tensor;
-                            let target = HeadsMut::new(target.as_mut_slice(), *layout)?;
+                            let target = HeadsMut::new(target.get_mut(), *layout)?;
                             // The second pass has its input where the first one left it.
                             if self.case.in_place || pass > 0 {
                                 return Ok(target.into());
                             }
-                            Ok((HeadsRef::new(source, *layout)?, target).into())
+                            Ok((HeadsRef::new(source.get(), *layout)?, target).into())
                         });
                 let Some(q) = operands.next() else { break };
                 let k = operands.next().transpose();
@@ -311,6 +341,7 @@ impl<E: Number> Rotation<E> {
         let rotator = Rotator::new(self.spec.geometry(), self.angles.view())?
             .with_parallelism(self.parallelism);
         let Tensor { layout, source, .. } = &self.tensors[0];
+        let source = source.get();
         let mut target = bytemuck::zeroed_vec(source.len());
         let operand: Operand<'_, E> = (
             HeadsRef::new(source, *layout)?,
@@ -323,7 +354,7 @@ impl<E: Number> Rotation<E> {
 
     /// q before and after the rotation.
     pub fn q(&self) -> (&[E], &[E]) {
-        (&self.tensors[0].source, &self.tensors[0].target)
+        (self.tensors[0].source.get(), self.tensors[0].target.get())
     }
 
     /// cos and sin of the tokens, `[tokens, lanes]` each, if the case has them as rows.
@@ -339,9 +370,9 @@ impl<E: Number> Rotation<E> {
         for _ in 0..iterations * self.case.way.passes() {
             for Tensor { source, target, .. } in &mut self.tensors {
                 if copies {
-                    copy(black_box(source), target, tasks);
+                    copy(black_box(source.get()), target.get_mut(), tasks);
                 } else {
-                    read_modify_write(target, tasks);
+                    read_modify_write(target.get_mut(), tasks);
                 }
             }
             black_box(&mut self.tensors);
@@ -379,13 +410,13 @@ impl<E: Number> Rotation<E> {
                 let row = values[start..start + head_dim].iter();
                 row.map(|value| value.widen().to_f64()).collect()
             };
-            let x = row(&tensor.source);
+            let x = row(tensor.source.get());
             let exact = match self.case.way {
                 Way::Forward => matrix.apply(&x),
                 Way::Backward => matrix.apply_adjoint(&x),
                 Way::Both => matrix.apply_adjoint(&matrix.apply(&x)),
             };
-            let found = row(&tensor.target);
+            let found = row(tensor.target.get());
             for (channel, (&found, expected)) in found.iter().zip(exact).enumerate() {
                 let allowed = tolerance::<E>(expected, self.case.way.passes());
                 if !is_within(found, expected, allowed) {
