@@ -291,8 +291,19 @@ fn simulated_records() -> Vec<Record> {
 
 /// Whether the wheel's headers declare the function: the runtime's do, the operators' are not in it.
 fn in_headers(name: &str) -> bool {
-    let operator = ["aclnn", "aclCreate", "aclDestroy", "aclrtc", "ascendSim"];
-    !operator.iter().any(|prefix| name.starts_with(prefix))
+    let prefixes = ["aclnn", "aclCreate", "aclDestroy", "aclrtc", "ascendSim"];
+    // Of tensors, lists and executors, which the operators' headers declare.
+    let others = [
+        "aclInitTensor",
+        "aclSetAclOpExecutorRepeatable",
+        "aclGetDataType",
+        "aclGetFormat",
+        "aclGetViewOffset",
+    ];
+    let suffixes = ["TensorAddr", "ArraySize", "ListSize"];
+    !(prefixes.iter().any(|prefix| name.starts_with(prefix))
+        || suffixes.iter().any(|suffix| name.ends_with(suffix))
+        || others.contains(&name))
 }
 
 /// How `fn(A, B) -> R` passes its result and arguments, a letter each.
