@@ -525,8 +525,9 @@ impl Sixteen for bf16 {
     }
 }
 
-/// Pairs of a row: some vectors of eight or sixteen and a rest, then rows that fit the registers of either.
-const ROWS: [usize; 3] = [22, 32, 64];
+/// Pairs of a row: some vectors of eight or sixteen and a rest, rows that fit the registers of either, and one of
+/// several double vectors and a single one.
+const ROWS: [usize; 4] = [22, 32, 64, 80];
 
 /// Rotates rows of so many pairs that hold all `values`, by one angle.
 fn rotate_all<E: Sixteen>(
@@ -537,15 +538,24 @@ fn rotate_all<E: Sixteen>(
     pairing: Pairing,
     instructions: InstructionSet,
 ) -> Vec<E> {
+    let (cos, sin) = (vec![cos; pairs], vec![sin; pairs]);
+    rotate_by(values, &cos, &sin, pairing, instructions)
+}
+
+/// Rotates rows that hold all `values`, by an angle for each pair.
+fn rotate_by<E: Sixteen>(
+    values: &[E],
+    cos: &[f32],
+    sin: &[f32],
+    pairing: Pairing,
+    instructions: InstructionSet,
+) -> Vec<E> {
+    let pairs = cos.len();
     let mut x = values.to_vec();
     x.resize(values.len().next_multiple_of(2 * pairs), values[0]);
     let heads = x.len() / (2 * pairs);
     let geometry = Geometry::new(2 * pairs, 2 * pairs, 0, pairing, false).expect("valid");
-    let (cos, sin) = (vec![cos; pairs], vec![sin; pairs]);
-    let angles = Angles::Tokens {
-        cos: &cos,
-        sin: &sin,
-    };
+    let angles = Angles::Tokens { cos, sin };
     let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 1, heads, 2 * pairs);
     Rotator::new(geometry, angles)
         .expect("valid angles")
@@ -586,6 +596,103 @@ fn angle_zero_keeps_every_value<E: Sixteen>() {
 fn angle_zero_keeps_every_16_bit_value() {
     angle_zero_keeps_every_value::<f16>();
     angle_zero_keeps_every_value::<bf16>();
+}
+
+/// A NaN among the angles takes another path through rounding, which could carry it to infinity or zero: it stays one,
+/// and its neighbours become what they become one at a time.
+#[test]
+fn a_nan_stays_one_and_leaves_its_neighbours_alone() {
+    let values: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+    for (row, pairing) in ROWS.iter().flat_map(|row| Pairing::ALL.map(|p| (*row, p))) {
+        let mut cos = vec![0.75; row];
+        cos[row / 3] = f32::from_bits(0x7fff_ffff);
+        let sin = vec![0.6; row];
+        let rotate = |set| -> Vec<u16> {
+            let y = rotate_by(&values, &cos, &sin, pairing, set);
+            let comparable = |y: bf16| if y.is_nan() { 0x7fff } else { y.to_bits() };
+            y.into_iter().map(comparable).collect()
+        };
+        let expected = rotate(InstructionSet::PORTABLE);
+        let numbers = expected.iter().filter(|y| **y != 0x7fff).count();
+        assert!((values.len() / 2..values.len() * (row - 1) / row).contains(&numbers));
+        for set in InstructionSet::available() {
+            assert!(rotate(set) == expected, "{row} {pairing:?} {set}");
+        }
+    }
+}
+
+/// Stores past the caches write what others write, and nothing else, wherever the destination starts.
+fn streamed<E: Element<Acc = f32>>(pairs: usize, outside: usize, pairing: Pairing, layout: Layout) {
+    const LINE: usize = 64;
+    let head_dim = 2 * pairs + 2 * outside;
+    let geometry = Geometry::new(head_dim, 2 * pairs, outside, pairing, false).expect("valid");
+    let (tokens, heads) = (5, 19);
+    let angle = |i: usize| (i as f32 * 0.37).sin();
+    let cos: Vec<f32> = (0..tokens * pairs).map(angle).collect();
+    let sin: Vec<f32> = (0..tokens * pairs).map(|i| angle(i + 3)).collect();
+    let angles = Angles::Tokens {
+        cos: &cos,
+        sin: &sin,
+    };
+    let from = HeadsLayout::contiguous(layout, 1, tokens, heads, head_dim);
+    let mut to = from;
+    // A line between rows.
+    let wider = |stride: usize| stride / head_dim * (head_dim + LINE / size_of::<E>());
+    to.strides.seq = wider(from.strides.seq);
+    to.strides.head = wider(from.strides.head);
+    let x: Vec<E> = (0..from.elems()).map(|i| E::narrow(angle(7 * i))).collect();
+    let mut room = vec![E::narrow(77.0); 2 * from.elems() + head_dim + 2 * LINE];
+    let aligned = (0..LINE)
+        .find(|start| room[*start..].as_ptr().addr().is_multiple_of(LINE))
+        .expect("one of them starts a line");
+    for (set, direction) in
+        InstructionSet::available().flat_map(|set| DIRECTIONS.map(|direction| (set, direction)))
+    {
+        for shift in [0, 1, 8, 16] {
+            let mut write = |min_bytes| -> Vec<u32> {
+                room.fill(E::narrow(77.0));
+                let y = &mut room[aligned + shift..];
+                let views = (
+                    HeadsRef::new(&x, from).expect("fits"),
+                    HeadsMut::new(y, to).expect("fits"),
+                );
+                Rotator::new(geometry, angles)
+                    .expect("valid")
+                    .with_instructions(set)
+                    .with_streaming(min_bytes)
+                    .apply(direction, views, None)
+                    .expect("valid shapes");
+                room.iter().map(|y| y.widen().to_bits()).collect()
+            };
+            let (past_the_caches, through_them) = (write(0), write(usize::MAX));
+            assert!(
+                past_the_caches == through_them,
+                "{} {pairs} of {head_dim} {pairing:?} {layout:?} {direction:?} {set}, {shift} elements into a line",
+                E::NAME
+            );
+        }
+    }
+}
+
+#[test]
+fn streamed_stores_write_the_same_bits() {
+    for pairing in Pairing::ALL {
+        for layout in [Layout::Bsnd, Layout::Bnsd] {
+            for (pairs, outside) in [
+                (16, 0),
+                (22, 0),
+                (32, 0),
+                (32, 32),
+                (64, 0),
+                (64, 8),
+                (96, 0),
+            ] {
+                streamed::<bf16>(pairs, outside, pairing, layout);
+                streamed::<f16>(pairs, outside, pairing, layout);
+                streamed::<f32>(pairs, outside, pairing, layout);
+            }
+        }
+    }
 }
 
 /// The neighbours of a rounded value are no nearer; of two as near, the even one was taken.

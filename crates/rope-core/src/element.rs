@@ -64,24 +64,38 @@ macro_rules! real {
     };
 }
 
-macro_rules! half_width {
-    ($type:ty, $name:literal) => {
-        impl Element for $type {
-            type Acc = f32;
-            const NAME: &'static str = $name;
-            #[inline(always)]
-            fn widen(self) -> f32 {
-                self.to_f32()
-            }
-            #[inline(always)]
-            fn narrow(value: f32) -> $type {
-                <$type>::from_f32(value)
-            }
-        }
-    };
+impl Element for f16 {
+    type Acc = f32;
+    const NAME: &'static str = "f16";
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+}
+
+/// Without branches, so that the compiler vectorises loops over it.
+impl Element for bf16 {
+    type Acc = f32;
+    const NAME: &'static str = "bf16";
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        let bits = value.to_bits();
+        let odd = (bits >> 16) & 1;
+        let rounded = bits.wrapping_add(0x7fff + odd);
+        // Rounding could carry a NaN to infinity: set its quiet bit instead.
+        let quiet = bits | 0x0040_0000;
+        let chosen = if value.is_nan() { quiet } else { rounded };
+        Self::from_bits((chosen >> 16) as u16)
+    }
 }
 
 real!(f32, "f32");
 real!(f64, "f64");
-half_width!(f16, "f16");
-half_width!(bf16, "bf16");

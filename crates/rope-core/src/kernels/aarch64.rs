@@ -58,9 +58,20 @@ macro_rules! arithmetic {
             Self(unsafe { vsubq_f32(self.0, other.0) })
         }
         #[inline(always)]
-        unsafe fn neg(self) -> Self {
+        unsafe fn signs(negative: bool) -> Self {
             // SAFETY: the caller has NEON.
-            Self(unsafe { vnegq_f32(self.0) })
+            Self(unsafe { vdupq_n_f32(if negative { -0.0 } else { 0.0 }) })
+        }
+        #[inline(always)]
+        unsafe fn flip(self, signs: Self) -> Self {
+            // SAFETY: the caller has NEON.
+            unsafe {
+                let (bits, signs) = (
+                    vreinterpretq_u32_f32(self.0),
+                    vreinterpretq_u32_f32(signs.0),
+                );
+                Self(vreinterpretq_f32_u32(veorq_u32(bits, signs)))
+            }
         }
         #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
@@ -81,7 +92,7 @@ impl Vector<f32> for F32x4 {
         Self(unsafe { vld1q_f32(from) })
     }
     #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
+    unsafe fn store<const STREAM: bool>(self, to: *mut f32) {
         // SAFETY: 4 elements at `to`, and NEON, by the caller.
         unsafe { vst1q_f32(to, self.0) }
     }
@@ -92,7 +103,7 @@ impl Vector<f32> for F32x4 {
         (Self(pairs.0), Self(pairs.1))
     }
     #[inline(always)]
-    unsafe fn store_pairs(first: Self, second: Self, to: *mut f32) {
+    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut f32) {
         // SAFETY: 8 elements at `to`, and NEON, by the caller.
         unsafe { vst2q_f32(to, float32x4x2_t(first.0, second.0)) }
     }
@@ -109,7 +120,7 @@ impl Vector<bf16> for F32x4 {
         Self(unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.cast()))) })
     }
     #[inline(always)]
-    unsafe fn store(self, to: *mut bf16) {
+    unsafe fn store<const STREAM: bool>(self, to: *mut bf16) {
         // SAFETY: 4 elements at `to`, and NEON, by the caller.
         unsafe { vst1_u16(to.cast(), vshrn_n_u32::<16>(round_bf16(self.0))) }
     }
@@ -123,7 +134,7 @@ impl Vector<bf16> for F32x4 {
         }
     }
     #[inline(always)]
-    unsafe fn store_pairs(first: Self, second: Self, to: *mut bf16) {
+    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut bf16) {
         // SAFETY: 8 elements at `to`, and NEON, by the caller.
         unsafe {
             let narrow = |v: Self| vshrn_n_u32::<16>(round_bf16(v.0));
@@ -148,7 +159,7 @@ impl Vector<f16> for F32x4 {
         }
     }
     #[inline(always)]
-    unsafe fn store(self, to: *mut f16) {
+    unsafe fn store<const STREAM: bool>(self, to: *mut f16) {
         let mut wide = [0f32; 4];
         // SAFETY: 4 elements at `to`, and NEON, by the caller.
         unsafe {
@@ -170,7 +181,7 @@ impl Vector<f16> for F32x4 {
         }
     }
     #[inline(always)]
-    unsafe fn store_pairs(first: Self, second: Self, to: *mut f16) {
+    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut f16) {
         for (m, vector) in [first, second].into_iter().enumerate() {
             let mut wide = [0f32; 4];
             // SAFETY: 8 elements at `to`, and NEON, by the caller.

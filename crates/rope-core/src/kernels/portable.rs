@@ -1,7 +1,7 @@
 //! Vectors as arrays, for every processor, and one element at a time for the ends of rows.
 
 use super::vector::Vector;
-use crate::element::Element;
+use crate::element::{Element, Real};
 
 /// `N` values; the compiler vectorises loops over them with what the target has at least.
 #[derive(Clone, Copy)]
@@ -30,7 +30,7 @@ impl<E: Element, const N: usize> Vector<E> for Array<E::Acc, N> {
         Self(core::array::from_fn(|i| element(i).widen()))
     }
     #[inline(always)]
-    unsafe fn store(self, to: *mut E) {
+    unsafe fn store<const STREAM: bool>(self, to: *mut E) {
         for (i, value) in self.0.into_iter().enumerate() {
             // SAFETY: the caller vouches for N elements at `to`.
             unsafe { to.add(i).write(E::narrow(value)) };
@@ -44,7 +44,7 @@ impl<E: Element, const N: usize> Vector<E> for Array<E::Acc, N> {
         (member(0), member(1))
     }
     #[inline(always)]
-    unsafe fn store_pairs(first: Self, second: Self, to: *mut E) {
+    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut E) {
         for (i, (a, b)) in first.0.into_iter().zip(second.0).enumerate() {
             // SAFETY: the caller vouches for 2 N elements at `to`.
             unsafe {
@@ -62,8 +62,13 @@ impl<E: Element, const N: usize> Vector<E> for Array<E::Acc, N> {
         self.zip(other, |a, b| a - b)
     }
     #[inline(always)]
-    unsafe fn neg(self) -> Self {
-        Self(self.0.map(|a| -a))
+    unsafe fn signs(negative: bool) -> Self {
+        let sign = if negative { -1.0 } else { 1.0 };
+        Self([E::Acc::from_f64(sign); N])
+    }
+    #[inline(always)]
+    unsafe fn flip(self, signs: Self) -> Self {
+        self.zip(signs, |a, sign| a * sign)
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {

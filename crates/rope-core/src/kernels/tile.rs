@@ -68,8 +68,25 @@ pub(crate) struct Tile<E: Element> {
     pub(crate) write: Access,
     /// c1, s1, c2, s2.
     pub(crate) coefficients: Coefficients<E::Acc>,
+    /// Whether to write past the caches, where that can be done.
+    pub(crate) stream: bool,
     /// Room for a row; used when `read` and `write` differ and `dst` is `src`.
     pub(crate) scratch: *mut E,
+}
+
+impl<E: Element> Tile<E> {
+    /// Whether every run of every row starts a cache line and fills its lines.
+    fn starts_lines(&self) -> bool {
+        const LINE: usize = 64;
+        let elements = [
+            self.token_strides[1],
+            self.head_strides[1],
+            self.offset,
+            self.run,
+        ];
+        self.dst.addr().is_multiple_of(LINE)
+            && elements.map(|n| n * size_of::<E>() % LINE) == [0; 4]
+    }
 }
 
 /// Where c1, s1, c2, s2 of the tile's first token lie: `pairs` values each.
@@ -99,17 +116,26 @@ pub(crate) struct Coefficients<A> {
 #[inline(always)]
 pub(crate) unsafe fn rotate_tile<V: Vector<E>, E: Element>(tile: &Tile<E>) {
     use Access::{Split, Zipped};
+    let stream = V::STREAMS && tile.stream && tile.starts_lines();
     // SAFETY: the caller's conditions are those of `rotate_groups`.
     unsafe {
         match (tile.read, tile.write, tile.coefficients.shared) {
-            (Split, Split, true) => rotate_groups::<V, E, false, false, true>(tile),
-            (Split, Split, false) => rotate_groups::<V, E, false, false, false>(tile),
-            (Zipped, Zipped, true) => rotate_groups::<V, E, true, true, true>(tile),
-            (Zipped, Zipped, false) => rotate_groups::<V, E, true, true, false>(tile),
-            (Zipped, Split, true) => rotate_groups::<V, E, true, false, true>(tile),
-            (Zipped, Split, false) => rotate_groups::<V, E, true, false, false>(tile),
-            (Split, Zipped, true) => rotate_groups::<V, E, false, true, true>(tile),
-            (Split, Zipped, false) => rotate_groups::<V, E, false, true, false>(tile),
+            (Split, Split, true) if stream => {
+                rotate_groups::<V, E, false, false, true, true>(tile);
+                V::fence();
+            }
+            (Zipped, Zipped, true) if stream => {
+                rotate_groups::<V, E, true, true, true, true>(tile);
+                V::fence();
+            }
+            (Split, Split, true) => rotate_groups::<V, E, false, false, true, false>(tile),
+            (Split, Split, false) => rotate_groups::<V, E, false, false, false, false>(tile),
+            (Zipped, Zipped, true) => rotate_groups::<V, E, true, true, true, false>(tile),
+            (Zipped, Zipped, false) => rotate_groups::<V, E, true, true, false, false>(tile),
+            (Zipped, Split, true) => rotate_groups::<V, E, true, false, true, false>(tile),
+            (Zipped, Split, false) => rotate_groups::<V, E, true, false, false, false>(tile),
+            (Split, Zipped, true) => rotate_groups::<V, E, false, true, true, false>(tile),
+            (Split, Zipped, false) => rotate_groups::<V, E, false, true, false, false>(tile),
         }
     }
 }
@@ -125,6 +151,7 @@ unsafe fn rotate_groups<
     const ZIP_IN: bool,
     const ZIP_OUT: bool,
     const SHARED: bool,
+    const STREAM: bool,
 >(
     tile: &Tile<E>,
 ) {
@@ -133,10 +160,10 @@ unsafe fn rotate_groups<
     let block = [2, 4]
         .into_iter()
         .find(|vectors| tile.pairs == vectors * V::N && tile.run.is_multiple_of(2 * V::N));
-    let group = match (block, heads_inside) {
-        (None, _) => 1,
-        (_, true) => HEADS_INSIDE_GROUP,
-        (_, false) => HEADS_OUTSIDE_GROUP[usize::from(tile.src != tile.dst.cast_const())],
+    let group = if heads_inside {
+        HEADS_INSIDE_GROUP
+    } else {
+        HEADS_OUTSIDE_GROUP[usize::from(tile.src != tile.dst.cast_const())]
     };
     let groups = tile.heads.div_ceil(group);
     let (outer, inner) = if heads_inside {
@@ -148,9 +175,10 @@ unsafe fn rotate_groups<
         for i in 0..inner {
             let (token, g) = if heads_inside { (o, i) } else { (i, o) };
             let heads = g * group..((g + 1) * group).min(tile.heads);
-            // SAFETY: token < tokens and heads lie in 0..heads, for which the caller vouches; one head at a time
-            // unless a row fits the registers.
-            unsafe { rotate_heads::<V, E, ZIP_IN, ZIP_OUT, SHARED>(tile, token, heads, block) };
+            // SAFETY: token < tokens and heads lie in 0..heads, for which the caller vouches.
+            unsafe {
+                rotate_heads::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM>(tile, token, heads, block)
+            };
         }
     }
 }
@@ -164,6 +192,15 @@ struct Rows<E> {
     heads: usize,
 }
 
+impl<E> Rows<E> {
+    /// Goes on to the next head, if there is one.
+    #[inline(always)]
+    fn next(&mut self) {
+        self.from = self.from.wrapping_add(self.strides[0]);
+        self.to = self.to.wrapping_add(self.strides[1]);
+    }
+}
+
 /// Coefficients of one token.
 #[derive(Clone, Copy)]
 struct Angles<A> {
@@ -172,10 +209,30 @@ struct Angles<A> {
     negate: bool,
 }
 
+impl<A> Angles<A> {
+    /// Those from a pair on.
+    ///
+    /// # Safety
+    /// There are coefficients for that many pairs.
+    #[inline(always)]
+    unsafe fn at_pair(self, pair: usize) -> Self {
+        let [c1, c2] = self.cos;
+        let [s1, s2] = self.sin;
+        // SAFETY: by the caller.
+        unsafe {
+            Self {
+                cos: [c1.add(pair), c2.add(pair)],
+                sin: [s1.add(pair), s2.add(pair)],
+                negate: self.negate,
+            }
+        }
+    }
+}
+
 /// Rotates a group of heads of one token.
 ///
 /// # Safety
-/// As [`rotate_groups`]; `token` and `heads` lie within the tile; a row is `block` vectors, or `heads` is one head.
+/// As [`rotate_groups`]; `token` and `heads` lie within the tile; a row is `block` vectors, if any.
 #[inline(always)]
 unsafe fn rotate_heads<
     V: Vector<E>,
@@ -183,6 +240,7 @@ unsafe fn rotate_heads<
     const ZIP_IN: bool,
     const ZIP_OUT: bool,
     const SHARED: bool,
+    const STREAM: bool,
 >(
     tile: &Tile<E>,
     token: usize,
@@ -225,20 +283,26 @@ unsafe fn rotate_heads<
         // Given the block, the run is known, and with it every offset within a row.
         match (block, one_run) {
             (Some(4), true) => {
-                rotate_block::<V, E, ZIP_IN, ZIP_OUT, SHARED, 4>(rows, angles, 0, 4 * V::N)
+                rotate_rows::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 4>(rows, angles, 4 * V::N)
             }
             (Some(4), false) => {
-                rotate_block::<V, E, ZIP_IN, ZIP_OUT, SHARED, 4>(rows, angles, 0, 2 * V::N)
+                rotate_rows::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 4>(rows, angles, 2 * V::N)
             }
             (Some(_), _) => {
-                rotate_block::<V, E, ZIP_IN, ZIP_OUT, SHARED, 2>(rows, angles, 0, 2 * V::N)
+                rotate_rows::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 2>(rows, angles, 2 * V::N)
             }
             (None, _) => {
-                if ZIP_IN != ZIP_OUT && in_place {
-                    rows.from.copy_to_nonoverlapping(tile.scratch, 2 * pairs);
-                    rows.from = tile.scratch;
+                for _ in 0..rows.heads {
+                    let mut from = rows.from;
+                    if ZIP_IN != ZIP_OUT && in_place {
+                        from.copy_to_nonoverlapping(tile.scratch, 2 * pairs);
+                        from = tile.scratch;
+                    }
+                    rotate_row::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM>(
+                        from, rows.to, angles, pairs, tile.run,
+                    );
+                    rows.next();
                 }
-                rotate_row::<V, E, ZIP_IN, ZIP_OUT, SHARED>(rows, angles, pairs, tile.run);
             }
         }
     }
@@ -247,8 +311,9 @@ unsafe fn rotate_heads<
 /// Rotates a row run by run: by vectors, by narrower ones, one by one.
 ///
 /// # Safety
-/// As [`rotate_block`] for every block within `pairs`, which `run` divides; `from` is `to` only if
-/// `ZIP_IN == ZIP_OUT`.
+/// - the row is valid for reads and writes of `2 * pairs` elements, the coefficients for `pairs` values; `run` divides
+///   `pairs`
+/// - `from` is `to` only if `ZIP_IN == ZIP_OUT`
 #[inline(always)]
 unsafe fn rotate_row<
     V: Vector<E>,
@@ -256,120 +321,188 @@ unsafe fn rotate_row<
     const ZIP_IN: bool,
     const ZIP_OUT: bool,
     const SHARED: bool,
+    const STREAM: bool,
 >(
-    rows: Rows<E>,
+    from: *const E,
+    to: *mut E,
     angles: Angles<E::Acc>,
     pairs: usize,
     run: usize,
 ) {
-    let mut at = 0;
-    // SAFETY: each block fits between `at` and the end of its run.
-    unsafe {
-        while at < pairs {
-            let end = at + run;
-            while at + V::N <= end {
-                rotate_block::<V, E, ZIP_IN, ZIP_OUT, SHARED, 1>(rows, angles, at, run);
-                at += V::N;
-            }
-            while at + V::Narrower::N <= end {
-                rotate_block::<V::Narrower, E, ZIP_IN, ZIP_OUT, SHARED, 1>(rows, angles, at, run);
-                at += V::Narrower::N;
-            }
-            while at < end {
-                rotate_block::<Array<E::Acc, 1>, E, ZIP_IN, ZIP_OUT, SHARED, 1>(
-                    rows, angles, at, run,
-                );
-                at += 1;
-            }
+    let mut start = 0;
+    while start < pairs {
+        // SAFETY: a run's pairs lie together in the row, whichever way, from twice its start on; each vector fits between
+        // `at` and the run's end.
+        unsafe {
+            let (from, to) = (from.add(2 * start), to.add(2 * start));
+            let angles = angles.at_pair(start);
+            let mut at = 0;
+            at = rotate_run::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM>(from, to, angles, at, run);
+            at = rotate_run::<V::Narrower, E, ZIP_IN, ZIP_OUT, SHARED, false>(
+                from, to, angles, at, run,
+            );
+            rotate_run::<Array<E::Acc, 1>, E, ZIP_IN, ZIP_OUT, SHARED, false>(
+                from, to, angles, at, run,
+            );
         }
+        start += run;
     }
 }
 
-/// Rotates `B` vectors of pairs, from pair `at` on, of every row.
+/// Rotates the whole vectors between pair `at` and the end of a run; returns where it stopped.
 ///
 /// # Safety
-/// - every row is valid for reads and writes of the `2 * B * N` elements of these pairs, and each vector lies within one
-///   of at most two runs
-/// - the coefficients are valid for these pairs
-/// - `from` is `to` only if `ZIP_IN == ZIP_OUT`, or if the block is the row
+/// As [`rotate_row`], of the run.
 #[inline(always)]
-unsafe fn rotate_block<
+unsafe fn rotate_run<
     V: Vector<E>,
     E: Element,
     const ZIP_IN: bool,
     const ZIP_OUT: bool,
     const SHARED: bool,
+    const STREAM: bool,
+>(
+    from: *const E,
+    to: *mut E,
+    angles: Angles<E::Acc>,
+    mut at: usize,
+    run: usize,
+) -> usize {
+    // SAFETY: by the caller.
+    unsafe {
+        let signs = V::signs(angles.negate);
+        while V::DOUBLES && ZIP_IN == ZIP_OUT && at + 2 * V::N <= run {
+            let order = !ZIP_IN;
+            let [c1, c2] = [angles.cos[0].add(at), angles.cos[1].add(at)];
+            let [s1, s2] = [angles.sin[0].add(at), angles.sin[1].add(at)];
+            let c1 = load_row::<V, E, 2>(c1, false, order);
+            let s1 = load_row::<V, E, 2>(s1, angles.negate, order);
+            let (c2, s2) = if SHARED {
+                (c1, s1)
+            } else {
+                (
+                    load_row::<V, E, 2>(c2, false, order),
+                    load_row::<V, E, 2>(s2, angles.negate, order),
+                )
+            };
+            let coefficients = [[c1[0], s1[0], c2[0], s2[0]], [c1[1], s1[1], c2[1], s2[1]]];
+            rotate_double::<V, E, ZIP_IN, STREAM>(from, to, coefficients, at, run);
+            at += 2 * V::N;
+        }
+        while at + V::N <= run {
+            let [c1, c2] = [angles.cos[0].add(at), angles.cos[1].add(at)];
+            let [s1, s2] = [angles.sin[0].add(at), angles.sin[1].add(at)];
+            let (c1, s1) = (V::load_acc(c1), V::load_acc(s1).flip(signs));
+            let (c2, s2) = if SHARED {
+                (c1, s1)
+            } else {
+                (V::load_acc(c2), V::load_acc(s2).flip(signs))
+            };
+            let x = load_vector::<V, E, ZIP_IN>(from, at, run);
+            let y = rotate::<V, E>(x, [c1, s1, c2, s2]);
+            store_vector::<V, E, ZIP_OUT, STREAM>(y, to, at, run);
+            at += V::N;
+        }
+        at
+    }
+}
+
+/// Rotates rows of `B` vectors of pairs, two or four, with the coefficients in registers.
+///
+/// # Safety
+/// - every row is valid for reads and writes of its `2 * B * N` elements, the coefficients for `B * N` values
+/// - `run` is all or half of the row's pairs
+#[inline(always)]
+unsafe fn rotate_rows<
+    V: Vector<E>,
+    E: Element,
+    const ZIP_IN: bool,
+    const ZIP_OUT: bool,
+    const SHARED: bool,
+    const STREAM: bool,
     const B: usize,
 >(
-    rows: Rows<E>,
+    mut rows: Rows<E>,
     angles: Angles<E::Acc>,
-    at: usize,
     run: usize,
 ) {
-    // SAFETY: all accesses lie within the block. All its loads precede its stores where they touch other elements than
+    // SAFETY: all accesses lie within the row. All its loads precede its stores where they touch other elements than
     // those just loaded.
     unsafe {
         // Two members of one order need not be brought into the natural one.
-        let doubles = !ZIP_IN && !ZIP_OUT && B > 1;
+        let doubles = !ZIP_IN && !ZIP_OUT;
         let (c1, s1) = (
-            load_row::<V, E, B>(angles.cos[0].add(at), false, doubles),
-            load_row::<V, E, B>(angles.sin[0].add(at), angles.negate, doubles),
+            load_row::<V, E, B>(angles.cos[0], false, doubles),
+            load_row::<V, E, B>(angles.sin[0], angles.negate, doubles),
         );
         let (c2, s2) = if SHARED {
             (c1, s1)
         } else {
             (
-                load_row::<V, E, B>(angles.cos[1].add(at), false, doubles),
-                load_row::<V, E, B>(angles.sin[1].add(at), angles.negate, doubles),
+                load_row::<V, E, B>(angles.cos[1], false, doubles),
+                load_row::<V, E, B>(angles.sin[1], angles.negate, doubles),
             )
         };
-        let (mut from, mut to) = (rows.from, rows.to);
         for _ in 0..rows.heads {
-            if doubles {
+            let (from, to) = (rows.from, rows.to);
+            if ZIP_IN == ZIP_OUT {
                 for v in (0..B).step_by(2) {
-                    let first = split_at(at + v * V::N, run);
-                    let x1 = V::load_double(from.add(first));
-                    let x2 = V::load_double(from.add(first + run));
-                    let a = rotate::<V, E>((x1[0], x2[0]), [c1[v], s1[v], c2[v], s2[v]]);
                     let w = v + 1;
-                    let b = rotate::<V, E>((x1[1], x2[1]), [c1[w], s1[w], c2[w], s2[w]]);
-                    V::store_doubles(
-                        [[a.0, b.0], [a.1, b.1]],
-                        [to.add(first), to.add(first + run)],
-                    );
-                }
-            } else if ZIP_IN && ZIP_OUT && B > 1 {
-                for v in (0..B).step_by(2) {
-                    let (at, w) = (at + v * V::N, v + 1);
-                    let x = load_vector::<V, E, ZIP_IN>(from, at, run);
-                    let a = rotate::<V, E>(x, [c1[v], s1[v], c2[v], s2[v]]);
-                    let x = load_vector::<V, E, ZIP_IN>(from, at + V::N, run);
-                    let b = rotate::<V, E>(x, [c1[w], s1[w], c2[w], s2[w]]);
-                    V::store_pairs_double([a, b], to.add(2 * at));
-                }
-            } else if ZIP_IN == ZIP_OUT {
-                for v in 0..B {
-                    let x = load_vector::<V, E, ZIP_IN>(from, at + v * V::N, run);
-                    let y = rotate::<V, E>(x, [c1[v], s1[v], c2[v], s2[v]]);
-                    store_vector::<V, E, ZIP_OUT>(y, to, at + v * V::N, run);
+                    let coefficients = [[c1[v], s1[v], c2[v], s2[v]], [c1[w], s1[w], c2[w], s2[w]]];
+                    let (start, at) = in_run(v * V::N, run);
+                    let (from, to) = (from.add(start), to.add(start));
+                    rotate_double::<V, E, ZIP_IN, STREAM>(from, to, coefficients, at, run);
                 }
             } else {
-                let mut x = [load_vector::<V, E, ZIP_IN>(from, at, run); B];
+                let mut x = [load_vector::<V, E, ZIP_IN>(from, 0, run); B];
                 for (v, x) in x.iter_mut().enumerate().skip(1) {
-                    *x = load_vector::<V, E, ZIP_IN>(from, at + v * V::N, run);
+                    let (start, at) = in_run(v * V::N, run);
+                    *x = load_vector::<V, E, ZIP_IN>(from.add(start), at, run);
                 }
                 for (v, x) in x.into_iter().enumerate() {
+                    let (start, at) = in_run(v * V::N, run);
                     let y = rotate::<V, E>(x, [c1[v], s1[v], c2[v], s2[v]]);
-                    store_vector::<V, E, ZIP_OUT>(y, to, at + v * V::N, run);
+                    store_vector::<V, E, ZIP_OUT, STREAM>(y, to.add(start), at, run);
                 }
             }
-            from = from.wrapping_add(rows.strides[0]);
-            to = to.wrapping_add(rows.strides[1]);
+            rows.next();
         }
     }
 }
 
 // No closures from here on: they do not inherit the caller's instructions, and their bodies would become calls.
+
+/// Rotates `2 N` pairs of a run, from its pair `at` on, by coefficients in the order of the members.
+///
+/// # Safety
+/// They lie within the run, which is valid for reads and writes.
+#[inline(always)]
+unsafe fn rotate_double<V: Vector<E>, E: Element, const ZIP: bool, const STREAM: bool>(
+    from: *const E,
+    to: *mut E,
+    coefficients: [[V; 4]; 2],
+    at: usize,
+    run: usize,
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        let x = if ZIP {
+            let x = V::load_pairs(from.add(2 * at));
+            [x, V::load_pairs(from.add(2 * (at + V::N)))]
+        } else {
+            let x1 = V::load_double(from.add(at));
+            let x2 = V::load_double(from.add(at + run));
+            [(x1[0], x2[0]), (x1[1], x2[1])]
+        };
+        let a = rotate::<V, E>(x[0], coefficients[0]);
+        let b = rotate::<V, E>(x[1], coefficients[1]);
+        if ZIP {
+            V::store_pairs_double::<STREAM>([a, b], to.add(2 * at));
+        } else {
+            V::store_doubles::<STREAM>([[a.0, b.0], [a.1, b.1]], [to.add(at), to.add(at + run)]);
+        }
+    }
+}
 
 /// `B` vectors of coefficients, in the order of double vectors if asked for.
 ///
@@ -395,61 +528,59 @@ unsafe fn load_row<V: Vector<E>, E: Element, const B: usize>(
                 *to = V::load_acc(from.add(v * V::N));
             }
         }
-        if negate {
-            for v in &mut row {
-                *v = v.neg();
-            }
+        let signs = V::signs(negate);
+        for v in &mut row {
+            *v = v.flip(signs);
         }
         row
     }
 }
 
-/// Where the first member of pair `at` of a split row lies.
+/// Where in a row the run of a pair starts, and which of the run's pairs it is.
 #[inline(always)]
-fn split_at(at: usize, run: usize) -> usize {
-    at + if at < run { 0 } else { run }
+fn in_run(pair: usize, run: usize) -> (usize, usize) {
+    let start = if pair < run { 0 } else { run };
+    (2 * start, pair - start)
 }
 
-/// The members of `N` pairs from `at` on.
+/// The members of `N` pairs of a run, from its pair `at` on.
 ///
 /// # Safety
-/// As [`rotate_block`].
+/// They lie within the run, which is valid for reads.
 #[inline(always)]
 unsafe fn load_vector<V: Vector<E>, E: Element, const ZIP: bool>(
-    row: *const E,
+    of: *const E,
     at: usize,
     run: usize,
 ) -> (V, V) {
     // SAFETY: by the caller.
     unsafe {
         if ZIP {
-            V::load_pairs(row.add(2 * at))
+            V::load_pairs(of.add(2 * at))
         } else {
-            let first = row.add(split_at(at, run));
-            (V::load(first), V::load(first.add(run)))
+            (V::load(of.add(at)), V::load(of.add(at + run)))
         }
     }
 }
 
-/// Writes the members of `N` pairs from `at` on.
+/// Writes the members of `N` pairs of a run, from its pair `at` on.
 ///
 /// # Safety
-/// As [`rotate_block`].
+/// They lie within the run, which is valid for writes.
 #[inline(always)]
-unsafe fn store_vector<V: Vector<E>, E: Element, const ZIP: bool>(
+unsafe fn store_vector<V: Vector<E>, E: Element, const ZIP: bool, const STREAM: bool>(
     (first, second): (V, V),
-    row: *mut E,
+    of: *mut E,
     at: usize,
     run: usize,
 ) {
     // SAFETY: by the caller.
     unsafe {
         if ZIP {
-            V::store_pairs(first, second, row.add(2 * at));
+            V::store_pairs::<STREAM>(first, second, of.add(2 * at));
         } else {
-            let to = row.add(split_at(at, run));
-            first.store(to);
-            second.store(to.add(run));
+            first.store::<STREAM>(of.add(at));
+            second.store::<STREAM>(of.add(at + run));
         }
     }
 }

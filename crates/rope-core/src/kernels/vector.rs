@@ -9,10 +9,16 @@ use crate::element::Element;
 ///
 /// # Safety
 /// Of every function: the processor has the instructions; pointers are valid for `N` elements, for `2 N` in
-/// the `_pairs` and `_double` functions, for `4 N` in those of both names; no alignment is needed beyond the element's own.
+/// the `_pairs` and `_double` functions, for `4 N` in those of both names; no alignment is needed beyond the element's
+/// own, except that stores with `STREAM` start at a multiple of their length.
 pub(crate) trait Vector<E: Element>: Copy {
     /// Values per vector.
     const N: usize;
+    /// Whether two vectors at a time cost less than one after another.
+    const DOUBLES: bool = false;
+    /// Whether stores with `STREAM` go past the caches: memory then does not fetch what is overwritten, and the caches
+    /// keep what they have. Other threads see them after [`fence`](Self::fence).
+    const STREAMS: bool = false;
     /// A shorter vector for what remains of a row.
     type Narrower: Vector<E>;
 
@@ -21,11 +27,11 @@ pub(crate) trait Vector<E: Element>: Copy {
     /// Reads and widens `N` elements.
     unsafe fn load(from: *const E) -> Self;
     /// Rounds to nearest, ties to even, and writes `N` elements.
-    unsafe fn store(self, to: *mut E);
+    unsafe fn store<const STREAM: bool>(self, to: *mut E);
     /// Reads `N` adjacent pairs: first members, second members.
     unsafe fn load_pairs(from: *const E) -> (Self, Self);
     /// Writes `N` adjacent pairs.
-    unsafe fn store_pairs(first: Self, second: Self, to: *mut E);
+    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut E);
     /// Reads and widens `2 N` elements, in an order of the type's own.
     #[inline(always)]
     unsafe fn load_double(from: *const E) -> [Self; 2] {
@@ -41,30 +47,35 @@ pub(crate) trait Vector<E: Element>: Copy {
     /// Rounds and writes two times `2 N` elements, each in the order of [`load_double`](Self::load_double), to places
     /// that do not overlap.
     #[inline(always)]
-    unsafe fn store_doubles(values: [[Self; 2]; 2], to: [*mut E; 2]) {
+    unsafe fn store_doubles<const STREAM: bool>(values: [[Self; 2]; 2], to: [*mut E; 2]) {
         for (values, to) in values.into_iter().zip(to) {
             // SAFETY: the caller vouches for 2 N elements at each place.
             unsafe {
-                values[0].store(to);
-                values[1].store(to.add(Self::N));
+                values[0].store::<STREAM>(to);
+                values[1].store::<STREAM>(to.add(Self::N));
             }
         }
     }
     /// Writes `N` adjacent pairs, and `N` more behind them.
     #[inline(always)]
-    unsafe fn store_pairs_double(values: [(Self, Self); 2], to: *mut E) {
+    unsafe fn store_pairs_double<const STREAM: bool>(values: [(Self, Self); 2], to: *mut E) {
         // SAFETY: the caller vouches for 4 N elements.
         unsafe {
-            Self::store_pairs(values[0].0, values[0].1, to);
-            Self::store_pairs(values[1].0, values[1].1, to.add(2 * Self::N));
+            Self::store_pairs::<STREAM>(values[0].0, values[0].1, to);
+            Self::store_pairs::<STREAM>(values[1].0, values[1].1, to.add(2 * Self::N));
         }
     }
+    /// Lets other threads see what was stored with `STREAM`.
+    #[inline(always)]
+    unsafe fn fence() {}
     /// Sum.
     unsafe fn add(self, other: Self) -> Self;
     /// Difference.
     unsafe fn sub(self, other: Self) -> Self;
-    /// The negative.
-    unsafe fn neg(self) -> Self;
+    /// What [`flip`](Self::flip) takes to leave values as they are, or to negate them.
+    unsafe fn signs(negative: bool) -> Self;
+    /// Negates, or not.
+    unsafe fn flip(self, signs: Self) -> Self;
     /// Product.
     unsafe fn mul(self, other: Self) -> Self;
 }

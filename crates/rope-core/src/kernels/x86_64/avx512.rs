@@ -4,7 +4,7 @@ use core::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::avx2::F32x8;
+use super::avx2::{F32x8, put as put_half};
 use crate::kernels::vector::Vector;
 
 /// Sixteen f32.
@@ -20,19 +20,93 @@ pub(in crate::kernels) struct WithBf16(__m512);
 unsafe fn round_bf16(values: __m512) -> __m512i {
     // SAFETY: the caller has AVX-512.
     unsafe {
+        // Rounding could carry a NaN to infinity: set its quiet bit instead.
+        let bits = _mm512_castps_si512(values);
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
+        let quiet = _mm512_set1_epi32(0x0040_0000);
+        _mm512_mask_or_epi32(round_number_bf16(values), nan, bits, quiet)
+    }
+}
+
+/// [`round_bf16`] of values among which there is no NaN.
+#[inline(always)]
+unsafe fn round_number_bf16(values: __m512) -> __m512i {
+    // SAFETY: the caller has AVX-512.
+    unsafe {
         let bits = _mm512_castps_si512(values);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-        // Rounding could carry a NaN to infinity: set its quiet bit instead.
-        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
-        _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x0040_0000))
+        _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))
+    }
+}
+
+/// Whether a NaN is among the values.
+#[inline(always)]
+unsafe fn any_nan(values: [(F32x16, F32x16); 2]) -> bool {
+    let [(a, b), (c, d)] = values;
+    // SAFETY: the caller has AVX-512.
+    unsafe {
+        let first = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a.0, b.0);
+        let second = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(c.0, d.0);
+        first | second != 0
+    }
+}
+
+/// Rounds two times two vectors and writes each two side by side, without the conversions of BF16.
+///
+/// # Safety
+/// 32 elements at each place, and AVX-512.
+#[inline(always)]
+unsafe fn round_zipped<const STREAM: bool>(values: [(F32x16, F32x16); 2], to: [*mut bf16; 2]) {
+    let [(a, b), (c, d)] = values;
+    // SAFETY: by the caller.
+    unsafe {
+        if any_nan(values) {
+            Vector::<bf16>::store_pairs::<STREAM>(a, b, to[0]);
+            Vector::<bf16>::store_pairs::<STREAM>(c, d, to[1]);
+            return;
+        }
+        put::<STREAM>(to[0].cast(), zip_bf16(a.0, b.0));
+        put::<STREAM>(to[1].cast(), zip_bf16(c.0, d.0));
+    }
+}
+
+/// bf16 of the first beside those of the second; no NaN among them.
+#[inline(always)]
+unsafe fn zip_bf16(first: __m512, second: __m512) -> __m512i {
+    // SAFETY: the caller has AVX-512 BW.
+    unsafe {
+        let first = _mm512_srli_epi32::<16>(round_number_bf16(first));
+        _mm512_mask_blend_epi16(0xaaaa_aaaa, first, round_number_bf16(second))
     }
 }
 
 const UPPER_HALF: i32 = 0xffff_0000_u32.cast_signed();
 
+/// Writes 512 bits, past the caches if asked to.
+///
+/// # Safety
+/// 64 bytes at `to`, aligned to 64 if `STREAM`; AVX-512; then a fence before another thread reads them.
+#[inline(always)]
+unsafe fn put<const STREAM: bool>(to: *mut __m512i, bits: __m512i) {
+    // SAFETY: by the caller.
+    unsafe {
+        if STREAM {
+            _mm512_stream_si512(to, bits);
+        } else {
+            _mm512_storeu_si512(to, bits);
+        }
+    }
+}
+
 macro_rules! arithmetic {
     () => {
+        const STREAMS: bool = true;
+
+        #[inline(always)]
+        unsafe fn fence() {
+            // SAFETY: every x86-64 processor has SSE.
+            unsafe { _mm_sfence() }
+        }
         #[inline(always)]
         unsafe fn load_acc(from: *const f32) -> Self {
             // SAFETY: N values at `from`, and AVX-512, by the caller.
@@ -49,13 +123,14 @@ macro_rules! arithmetic {
             Self(unsafe { _mm512_sub_ps(self.0, other.0) })
         }
         #[inline(always)]
-        unsafe fn neg(self) -> Self {
+        unsafe fn signs(negative: bool) -> Self {
             // SAFETY: the caller has AVX-512.
-            unsafe {
-                let bits = _mm512_castps_si512(self.0);
-                let sign = _mm512_castps_si512(_mm512_set1_ps(-0.0));
-                Self(_mm512_castsi512_ps(_mm512_xor_si512(bits, sign)))
-            }
+            Self(unsafe { _mm512_set1_ps(if negative { -0.0 } else { 0.0 }) })
+        }
+        #[inline(always)]
+        unsafe fn flip(self, signs: Self) -> Self {
+            // SAFETY: the caller has AVX-512 DQ.
+            Self(unsafe { _mm512_xor_ps(self.0, signs.0) })
         }
         #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
@@ -76,9 +151,9 @@ impl Vector<f32> for F32x16 {
         Self(unsafe { _mm512_loadu_ps(from) })
     }
     #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
+    unsafe fn store<const STREAM: bool>(self, to: *mut f32) {
         // SAFETY: 16 elements at `to`, and AVX-512, by the caller.
-        unsafe { _mm512_storeu_ps(to, self.0) }
+        unsafe { put::<STREAM>(to.cast(), _mm512_castps_si512(self.0)) }
     }
     #[inline(always)]
     unsafe fn load_pairs(from: *const f32) -> (Self, Self) {
@@ -94,20 +169,23 @@ impl Vector<f32> for F32x16 {
         }
     }
     #[inline(always)]
-    unsafe fn store_pairs(first: Self, second: Self, to: *mut f32) {
+    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut f32) {
         // SAFETY: 32 elements at `to`, and AVX-512, by the caller.
         unsafe {
             let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
             let high =
                 _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-            _mm512_storeu_ps(to, _mm512_permutex2var_ps(first.0, low, second.0));
-            _mm512_storeu_ps(to.add(16), _mm512_permutex2var_ps(first.0, high, second.0));
+            let low = _mm512_permutex2var_ps(first.0, low, second.0);
+            let high = _mm512_permutex2var_ps(first.0, high, second.0);
+            put::<STREAM>(to.cast(), _mm512_castps_si512(low));
+            put::<STREAM>(to.add(16).cast(), _mm512_castps_si512(high));
         }
     }
 }
 
 impl Vector<bf16> for F32x16 {
     const N: usize = 16;
+    const DOUBLES: bool = true;
     type Narrower = F32x8;
     arithmetic!();
 
@@ -120,11 +198,11 @@ impl Vector<bf16> for F32x16 {
         }
     }
     #[inline(always)]
-    unsafe fn store(self, to: *mut bf16) {
+    unsafe fn store<const STREAM: bool>(self, to: *mut bf16) {
         // SAFETY: 16 elements at `to`, and AVX-512, by the caller.
         unsafe {
             let words = _mm512_srli_epi32::<16>(round_bf16(self.0));
-            _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(words));
+            put_half::<STREAM>(to.cast(), _mm512_cvtepi32_epi16(words));
         }
     }
     #[inline(always)]
@@ -140,11 +218,15 @@ impl Vector<bf16> for F32x16 {
         [Self(even.0), Self(odd.0)]
     }
     #[inline(always)]
-    unsafe fn store_doubles(values: [[Self; 2]; 2], to: [*mut bf16; 2]) {
-        for ([even, odd], to) in values.into_iter().zip(to) {
-            // SAFETY: 32 elements at each place, and AVX-512, by the caller.
-            unsafe { Vector::<bf16>::store_pairs(even, odd, to) }
-        }
+    unsafe fn store_doubles<const STREAM: bool>(values: [[Self; 2]; 2], to: [*mut bf16; 2]) {
+        let [[a, b], [c, d]] = values;
+        // SAFETY: 32 elements at each place, and AVX-512, by the caller.
+        unsafe { round_zipped::<STREAM>([(a, b), (c, d)], to) }
+    }
+    #[inline(always)]
+    unsafe fn store_pairs_double<const STREAM: bool>(values: [(Self, Self); 2], to: *mut bf16) {
+        // SAFETY: 64 elements at `to`, and AVX-512, by the caller.
+        unsafe { round_zipped::<STREAM>(values, [to, to.add(32)]) }
     }
     #[inline(always)]
     unsafe fn load_pairs(from: *const bf16) -> (Self, Self) {
@@ -161,12 +243,12 @@ impl Vector<bf16> for F32x16 {
         }
     }
     #[inline(always)]
-    unsafe fn store_pairs(first: Self, second: Self, to: *mut bf16) {
+    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut bf16) {
         // SAFETY: 32 elements at `to`, and AVX-512, by the caller.
         unsafe {
             let first = _mm512_srli_epi32::<16>(round_bf16(first.0));
             let second = _mm512_and_si512(round_bf16(second.0), _mm512_set1_epi32(UPPER_HALF));
-            _mm512_storeu_si512(to.cast(), _mm512_or_si512(first, second));
+            put::<STREAM>(to.cast(), _mm512_or_si512(first, second));
         }
     }
 }
@@ -182,10 +264,10 @@ impl Vector<f16> for F32x16 {
         Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
     }
     #[inline(always)]
-    unsafe fn store(self, to: *mut f16) {
+    unsafe fn store<const STREAM: bool>(self, to: *mut f16) {
         // SAFETY: 16 elements at `to`, and AVX-512, by the caller.
         unsafe {
-            _mm256_storeu_si256(
+            put_half::<STREAM>(
                 to.cast(),
                 _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
             )
@@ -202,13 +284,13 @@ impl Vector<f16> for F32x16 {
         }
     }
     #[inline(always)]
-    unsafe fn store_pairs(first: Self, second: Self, to: *mut f16) {
+    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut f16) {
         // SAFETY: 32 elements at `to`, and AVX-512, by the caller.
         unsafe {
             let first = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(first.0);
             let second = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(second.0);
             let apart = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second);
-            _mm512_storeu_si512(to.cast(), _mm512_permutexvar_epi16(zip(), apart));
+            put::<STREAM>(to.cast(), _mm512_permutexvar_epi16(zip(), apart));
         }
     }
 }
@@ -251,6 +333,7 @@ unsafe fn zip() -> __m512i {
 /// zero: vectors in which something came out as zero are left to ours.
 impl Vector<bf16> for WithBf16 {
     const N: usize = 16;
+    const DOUBLES: bool = true;
     type Narrower = F32x8;
     arithmetic!();
 
@@ -260,9 +343,9 @@ impl Vector<bf16> for WithBf16 {
         Self(unsafe { <F32x16 as Vector<bf16>>::load(from) }.0)
     }
     #[inline(always)]
-    unsafe fn store(self, to: *mut bf16) {
+    unsafe fn store<const STREAM: bool>(self, to: *mut bf16) {
         // SAFETY: as there.
-        unsafe { Vector::<bf16>::store(F32x16(self.0), to) }
+        unsafe { Vector::<bf16>::store::<STREAM>(F32x16(self.0), to) }
     }
     #[inline(always)]
     unsafe fn load_double(from: *const bf16) -> [Self; 2] {
@@ -277,10 +360,10 @@ impl Vector<bf16> for WithBf16 {
         [Self(even.0), Self(odd.0)]
     }
     #[inline(always)]
-    unsafe fn store_doubles(values: [[Self; 2]; 2], to: [*mut bf16; 2]) {
+    unsafe fn store_doubles<const STREAM: bool>(values: [[Self; 2]; 2], to: [*mut bf16; 2]) {
         let [[a, b], [c, d]] = values;
         // SAFETY: 32 elements at each place, and AVX-512 with BF16, by the caller.
-        unsafe { store_zipped([(a, b), (c, d)], to) }
+        unsafe { store_zipped::<STREAM>([(a, b), (c, d)], to) }
     }
     #[inline(always)]
     unsafe fn load_pairs(from: *const bf16) -> (Self, Self) {
@@ -289,14 +372,14 @@ impl Vector<bf16> for WithBf16 {
         (Self(first.0), Self(second.0))
     }
     #[inline(always)]
-    unsafe fn store_pairs(first: Self, second: Self, to: *mut bf16) {
+    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut bf16) {
         // SAFETY: as there.
-        unsafe { Vector::<bf16>::store_pairs(F32x16(first.0), F32x16(second.0), to) }
+        unsafe { Vector::<bf16>::store_pairs::<STREAM>(F32x16(first.0), F32x16(second.0), to) }
     }
     #[inline(always)]
-    unsafe fn store_pairs_double(values: [(Self, Self); 2], to: *mut bf16) {
+    unsafe fn store_pairs_double<const STREAM: bool>(values: [(Self, Self); 2], to: *mut bf16) {
         // SAFETY: 64 elements at `to`, and AVX-512 with BF16, by the caller.
-        unsafe { store_zipped(values, [to, to.add(32)]) }
+        unsafe { store_zipped::<STREAM>(values, [to, to.add(32)]) }
     }
 }
 
@@ -305,18 +388,18 @@ impl Vector<bf16> for WithBf16 {
 /// # Safety
 /// 32 elements at each place, and AVX-512 with BF16.
 #[inline(always)]
-unsafe fn store_zipped(values: [(WithBf16, WithBf16); 2], to: [*mut bf16; 2]) {
+unsafe fn store_zipped<const STREAM: bool>(values: [(WithBf16, WithBf16); 2], to: [*mut bf16; 2]) {
     let [(a, b), (c, d)] = values;
     // SAFETY: by the caller.
     unsafe {
         let (first, second) = (narrow(a.0, b.0), narrow(c.0, d.0));
         if any_zero(first, second) {
-            Vector::<bf16>::store_pairs(F32x16(a.0), F32x16(b.0), to[0]);
-            Vector::<bf16>::store_pairs(F32x16(c.0), F32x16(d.0), to[1]);
+            Vector::<bf16>::store_pairs::<STREAM>(F32x16(a.0), F32x16(b.0), to[0]);
+            Vector::<bf16>::store_pairs::<STREAM>(F32x16(c.0), F32x16(d.0), to[1]);
             return;
         }
-        _mm512_storeu_si512(to[0].cast(), _mm512_permutexvar_epi16(zip(), first));
-        _mm512_storeu_si512(to[1].cast(), _mm512_permutexvar_epi16(zip(), second));
+        put::<STREAM>(to[0].cast(), _mm512_permutexvar_epi16(zip(), first));
+        put::<STREAM>(to[1].cast(), _mm512_permutexvar_epi16(zip(), second));
     }
 }
 
