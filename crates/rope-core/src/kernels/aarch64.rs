@@ -48,6 +48,19 @@ macro_rules! arithmetic {
             Self(unsafe { vld1q_f32(from) })
         }
         #[inline(always)]
+        unsafe fn zip(first: Self, second: Self) -> [Self; 2] {
+            // SAFETY: the caller has NEON.
+            unsafe {
+                let low = vzip1q_f32(first.0, second.0);
+                [Self(low), Self(vzip2q_f32(first.0, second.0))]
+            }
+        }
+        #[inline(always)]
+        unsafe fn swap(self) -> Self {
+            // SAFETY: the caller has NEON.
+            Self(unsafe { vrev64q_f32(self.0) })
+        }
+        #[inline(always)]
         unsafe fn add(self, other: Self) -> Self {
             // SAFETY: the caller has NEON.
             Self(unsafe { vaddq_f32(self.0, other.0) })

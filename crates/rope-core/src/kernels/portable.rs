@@ -9,7 +9,7 @@ pub(crate) struct Array<A, const N: usize>([A; N]);
 
 impl<A: Copy, const N: usize> Array<A, N> {
     #[inline(always)]
-    fn zip(self, other: Self, f: impl Fn(A, A) -> A) -> Self {
+    fn both(self, other: Self, f: impl Fn(A, A) -> A) -> Self {
         Self(core::array::from_fn(|i| f(self.0[i], other.0[i])))
     }
 }
@@ -54,12 +54,22 @@ impl<E: Element, const N: usize> Vector<E> for Array<E::Acc, N> {
         }
     }
     #[inline(always)]
+    unsafe fn zip(first: Self, second: Self) -> [Self; 2] {
+        let from = |i: usize| if i.is_multiple_of(2) { first } else { second };
+        [0, N].map(|start| Self(core::array::from_fn(|i| from(start + i).0[(start + i) / 2])))
+    }
+    #[inline(always)]
+    unsafe fn swap(self) -> Self {
+        // One value has no neighbour.
+        Self(core::array::from_fn(|i| self.0[(i ^ 1).min(N - 1)]))
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
-        self.zip(other, |a, b| a + b)
+        self.both(other, |a, b| a + b)
     }
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
-        self.zip(other, |a, b| a - b)
+        self.both(other, |a, b| a - b)
     }
     #[inline(always)]
     unsafe fn signs(negative: bool) -> Self {
@@ -68,10 +78,10 @@ impl<E: Element, const N: usize> Vector<E> for Array<E::Acc, N> {
     }
     #[inline(always)]
     unsafe fn flip(self, signs: Self) -> Self {
-        self.zip(signs, |a, sign| a * sign)
+        self.both(signs, |a, sign| a * sign)
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
-        self.zip(other, |a, b| a * b)
+        self.both(other, |a, b| a * b)
     }
 }

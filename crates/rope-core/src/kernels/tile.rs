@@ -443,6 +443,9 @@ unsafe fn rotate_rows<
                 load_row::<V, E, B>(angles.sin[1], angles.negate, doubles),
             )
         };
+        if ZIP_IN && ZIP_OUT && V::SWAPS {
+            return swap_rows::<V, E, STREAM, B>(rows, [c1, s1, c2, s2]);
+        }
         for _ in 0..rows.heads {
             let (from, to) = (rows.from, rows.to);
             if ZIP_IN == ZIP_OUT {
@@ -464,6 +467,39 @@ unsafe fn rotate_rows<
                     let y = rotate::<V, E>(x, [c1[v], s1[v], c2[v], s2[v]]);
                     store_vector::<V, E, ZIP_OUT, STREAM>(y, to.add(start), at, run);
                 }
+            }
+            rows.next();
+        }
+    }
+}
+
+/// [`rotate_rows`] of adjacent pairs that stay side by side: x times c, plus its neighbours times s.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn swap_rows<V: Vector<E>, E: Element, const STREAM: bool, const B: usize>(
+    mut rows: Rows<E>,
+    [c1, s1, c2, s2]: [[V; B]; 4],
+) {
+    // SAFETY: by the caller; what is stored was just loaded from the same place.
+    unsafe {
+        let negative = V::signs(true);
+        let mut coefficients = [[V::zip(c1[0], c2[0]); 2]; B];
+        for (v, [cos, sin]) in coefficients.iter_mut().enumerate() {
+            *cos = V::zip(c1[v], c2[v]);
+            *sin = V::zip(s1[v].flip(negative), s2[v]);
+        }
+        for _ in 0..rows.heads {
+            for (v, [cos, sin]) in coefficients.iter().enumerate() {
+                let (from, to) = (rows.from.add(2 * v * V::N), rows.to.add(2 * v * V::N));
+                let [a, b] = V::load_double(from);
+                let (a, b) = (
+                    a.mul(cos[0]).add(a.swap().mul(sin[0])),
+                    b.mul(cos[1]).add(b.swap().mul(sin[1])),
+                );
+                a.store::<STREAM>(to);
+                b.store::<STREAM>(to.add(V::N));
             }
             rows.next();
         }

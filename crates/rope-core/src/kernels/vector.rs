@@ -19,6 +19,9 @@ pub(crate) trait Vector<E: Element>: Copy {
     /// Whether stores with `STREAM` go past the caches: memory then does not fetch what is overwritten, and the caches
     /// keep what they have. Other threads see them after [`fence`](Self::fence).
     const STREAMS: bool = false;
+    /// Whether rows of adjacent pairs cost less if members change places, than if they are brought apart and together.
+    /// [`load_double`](Self::load_double) then keeps their order.
+    const SWAPS: bool = false;
     /// A shorter vector for what remains of a row.
     type Narrower: Vector<E>;
 
@@ -68,6 +71,10 @@ pub(crate) trait Vector<E: Element>: Copy {
     /// Lets other threads see what was stored with `STREAM`.
     #[inline(always)]
     unsafe fn fence() {}
+    /// Values side by side: one of the first, one of the second.
+    unsafe fn zip(first: Self, second: Self) -> [Self; 2];
+    /// Neighbours in each other's place.
+    unsafe fn swap(self) -> Self;
     /// Sum.
     unsafe fn add(self, other: Self) -> Self;
     /// Difference.

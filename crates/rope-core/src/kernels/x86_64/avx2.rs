@@ -127,6 +127,21 @@ macro_rules! arithmetic {
             Self(unsafe { _mm256_loadu_ps(from) })
         }
         #[inline(always)]
+        unsafe fn zip(first: Self, second: Self) -> [Self; 2] {
+            // SAFETY: the caller has AVX2.
+            unsafe {
+                let low = _mm256_unpacklo_ps(first.0, second.0);
+                let high = _mm256_unpackhi_ps(first.0, second.0);
+                let first = _mm256_permute2f128_ps::<0x20>(low, high);
+                [Self(first), Self(_mm256_permute2f128_ps::<0x31>(low, high))]
+            }
+        }
+        #[inline(always)]
+        unsafe fn swap(self) -> Self {
+            // SAFETY: the caller has AVX2.
+            Self(unsafe { _mm256_permute_ps::<0b10_11_00_01>(self.0) })
+        }
+        #[inline(always)]
         unsafe fn add(self, other: Self) -> Self {
             // SAFETY: the caller has AVX2.
             Self(unsafe { _mm256_add_ps(self.0, other.0) })
@@ -186,12 +201,9 @@ impl Vector<f32> for F32x8 {
     unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut f32) {
         // SAFETY: 16 elements at `to`, and AVX2, by the caller.
         unsafe {
-            let low = _mm256_unpacklo_ps(first.0, second.0);
-            let high = _mm256_unpackhi_ps(first.0, second.0);
-            let first = _mm256_permute2f128_ps::<0x20>(low, high);
-            let second = _mm256_permute2f128_ps::<0x31>(low, high);
-            put::<STREAM>(to.cast(), _mm256_castps_si256(first));
-            put::<STREAM>(to.add(8).cast(), _mm256_castps_si256(second));
+            let [low, high] = <Self as Vector<f32>>::zip(first, second);
+            Vector::<f32>::store::<STREAM>(low, to);
+            Vector::<f32>::store::<STREAM>(high, to.add(8));
         }
     }
 }

@@ -113,6 +113,25 @@ macro_rules! arithmetic {
             Self(unsafe { _mm512_loadu_ps(from) })
         }
         #[inline(always)]
+        unsafe fn zip(first: Self, second: Self) -> [Self; 2] {
+            // SAFETY: the caller has AVX-512.
+            unsafe {
+                let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                let high =
+                    _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+                let low = _mm512_permutex2var_ps(first.0, low, second.0);
+                [
+                    Self(low),
+                    Self(_mm512_permutex2var_ps(first.0, high, second.0)),
+                ]
+            }
+        }
+        #[inline(always)]
+        unsafe fn swap(self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            Self(unsafe { _mm512_permute_ps::<0b10_11_00_01>(self.0) })
+        }
+        #[inline(always)]
         unsafe fn add(self, other: Self) -> Self {
             // SAFETY: the caller has AVX-512.
             Self(unsafe { _mm512_add_ps(self.0, other.0) })
@@ -142,6 +161,7 @@ macro_rules! arithmetic {
 
 impl Vector<f32> for F32x16 {
     const N: usize = 16;
+    const SWAPS: bool = true;
     type Narrower = F32x8;
     arithmetic!();
 
@@ -172,13 +192,9 @@ impl Vector<f32> for F32x16 {
     unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut f32) {
         // SAFETY: 32 elements at `to`, and AVX-512, by the caller.
         unsafe {
-            let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            let high =
-                _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-            let low = _mm512_permutex2var_ps(first.0, low, second.0);
-            let high = _mm512_permutex2var_ps(first.0, high, second.0);
-            put::<STREAM>(to.cast(), _mm512_castps_si512(low));
-            put::<STREAM>(to.add(16).cast(), _mm512_castps_si512(high));
+            let [low, high] = <Self as Vector<f32>>::zip(first, second);
+            Vector::<f32>::store::<STREAM>(low, to);
+            Vector::<f32>::store::<STREAM>(high, to.add(16));
         }
     }
 }
@@ -255,6 +271,7 @@ impl Vector<bf16> for F32x16 {
 
 impl Vector<f16> for F32x16 {
     const N: usize = 16;
+    const SWAPS: bool = true;
     type Narrower = F32x8;
     arithmetic!();
 
