@@ -329,27 +329,17 @@ impl<E: Number> Rotation<E> {
         Ok(())
     }
 
-    /// Rotates q forward into a new buffer, which comes zeroed from the system.
+    /// Rotates q forward into another buffer.
     ///
     /// # Errors
     /// [`CaseError::Rope`] if the rotation is refused.
-    #[cfg(feature = "peers")]
-    pub fn rotate_into_new_buffer(&self) -> Result<Vec<E>, CaseError>
-    where
-        E: bytemuck::Zeroable,
-    {
+    pub fn rotate_q_into(&self, target: &mut [E]) -> Result<(), CaseError> {
         let rotator = Rotator::new(self.spec.geometry(), self.angles.view())?
             .with_parallelism(self.parallelism);
         let Tensor { layout, source, .. } = &self.tensors[0];
-        let source = source.get();
-        let mut target = bytemuck::zeroed_vec(source.len());
-        let operand: Operand<'_, E> = (
-            HeadsRef::new(source, *layout)?,
-            HeadsMut::new(&mut target, *layout)?,
-        )
-            .into();
-        rotator.rotate(operand, None)?;
-        Ok(target)
+        let from = HeadsRef::new(source.get(), *layout)?;
+        let operand: Operand<'_, E> = (from, HeadsMut::new(target, *layout)?).into();
+        Ok(rotator.rotate(operand, None)?)
     }
 
     /// q before and after the rotation.

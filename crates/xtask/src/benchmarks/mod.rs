@@ -100,9 +100,9 @@ const RUNS: [(&str, &[&str]); 5] = [
         &[
             "bench",
             "-p",
-            "rope-benches",
+            "rope-peers",
             "--features",
-            "peers",
+            "candle",
             "--bench",
             "peers",
             "--",

@@ -1,4 +1,4 @@
-//! Against candle's `rope` and `rope_i` on the CPU, in the same run: `cargo bench -p rope-benches --features peers --bench peers`.
+//! Against candle's `rope` and `rope_i` on the CPU, in the same run: `cargo bench -p rope-peers --features candle`.
 //!
 //! candle allocates its result; so that nothing hides in that, the kernels are timed both into a buffer that is there and into a new
 //! one. candle takes cos and sin in the element type of x. `-- --csv FILE` writes the rows; under `cargo test` everything runs once,
@@ -13,7 +13,7 @@ use candle_nn::rotary_emb::{rope, rope_i};
 use half::bf16;
 use rope_benches::bars::{self, names};
 use rope_benches::cases::{Case, Group};
-use rope_benches::rotation::{BASELINE, Number, ROTATION, Rotation, is_within};
+use rope_benches::rotation::{BASELINE, CaseError, Number, ROTATION, Rotation, is_within};
 use rope_benches::rows::{SpeedRow, time, write_csv};
 use rope_benches::sample::{Contest, Plan, interleaved};
 use rope_benches::shapes::FLUX_SINGLE;
@@ -57,6 +57,13 @@ impl<E: Number + WithDType + Zeroable> Peers<E> {
         })
     }
 
+    /// The rotation into a buffer that comes zeroed from the system.
+    fn in_new_buffer(&self) -> Result<Vec<E>, CaseError> {
+        let mut target = bytemuck::zeroed_vec(self.rotation.q().0.len());
+        self.rotation.rotate_q_into(&mut target)?;
+        Ok(target)
+    }
+
     fn candle(&self) -> candle_core::Result<Tensor> {
         (self.rope)(&self.x, &self.cos, &self.sin)
     }
@@ -65,7 +72,7 @@ impl<E: Number + WithDType + Zeroable> Peers<E> {
     fn check(&mut self) -> Result<(), Box<dyn Error>> {
         self.rotation.check(8)?;
         let ours = self.rotation.q().1;
-        if self.rotation.rotate_into_new_buffer()? != ours {
+        if self.in_new_buffer()? != ours {
             return Err("the kernels differ from themselves in a new buffer".into());
         }
         let candle = self.candle()?.flatten_all()?.to_vec1::<E>()?;
@@ -101,7 +108,7 @@ impl<E: Number + WithDType + Zeroable> Contest for Peers<E> {
             // `check` has run the same calls.
             CANDLE => (0..iterations).for_each(|_| self.kept = Some(self.candle().expect("runs"))),
             NEW_BUFFER => (0..iterations).for_each(|_| {
-                self.kept_buffer = self.rotation.rotate_into_new_buffer().expect("runs");
+                self.kept_buffer = self.in_new_buffer().expect("runs");
             }),
             contestant => self.rotation.run(contestant, iterations),
         }
