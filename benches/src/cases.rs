@@ -154,6 +154,13 @@ impl Case {
         )
     }
 
+    /// Whether the cost of a token is compared with that of the other case: they are timed in turns.
+    pub fn is_compared_with(&self, other: &Self) -> bool {
+        let long = |case: &Self| case.group == Group::Length && case.shape.seq >= LONG_SEQS[0];
+        let series = |case: &Self| (case.dtype, case.layout, case.in_place);
+        long(self) && long(other) && series(self) == series(other)
+    }
+
     /// Bytes of q and k.
     pub fn tensor_bytes(&self) -> usize {
         self.shape.elems() * self.dtype.size_bytes()

@@ -467,6 +467,41 @@ impl<E: Number> Timed for Rotation<E> {
     }
 }
 
+/// Cases to time in turns with each other. Of their contestants, `2 i` is the baseline of case i and `2 i + 1` its rotation.
+pub struct Together(Vec<Box<dyn Timed>>);
+
+impl Together {
+    /// Checks all cases, as [`Rotation::check`].
+    ///
+    /// # Errors
+    /// As [`Rotation::new`] and [`Rotation::check`].
+    pub fn checked(cases: &[Case], tokens: usize) -> Result<Self, CaseError> {
+        let check = |case: &Case| {
+            let mut timed = timed(case)?;
+            timed.check(tokens)?;
+            Ok(timed)
+        };
+        cases.iter().map(check).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// As [`Rotation::baseline`], of a case.
+    pub fn baseline(&self, case: usize) -> &'static str {
+        self.0[case].baseline()
+    }
+}
+
+impl Contest for Together {
+    fn contestants(&self) -> usize {
+        2 * self.0.len()
+    }
+    fn prepare(&mut self, contestant: usize) {
+        self.0[contestant / 2].prepare(contestant % 2);
+    }
+    fn run(&mut self, contestant: usize, iterations: usize) {
+        self.0[contestant / 2].run(contestant % 2, iterations);
+    }
+}
+
 /// A case with its tensors.
 ///
 /// # Errors

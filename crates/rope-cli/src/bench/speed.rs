@@ -9,9 +9,9 @@ use clap::{Args, ValueEnum};
 use rope_benches::bars::{self, names};
 use rope_benches::cases::{Case, DType, Group, Selection, Way, cases, layout_name, pairing_name};
 use rope_benches::chart;
-use rope_benches::rotation::{BASELINE, ROTATION, timed};
+use rope_benches::rotation::{BASELINE, ROTATION, Together};
 use rope_benches::rows::{SpeedRow, time};
-use rope_benches::sample::{Plan, interleaved};
+use rope_benches::sample::{Plan, Timing, interleaved};
 use rope_core::{Layout, Pairing};
 
 use super::burn_speed;
@@ -21,7 +21,7 @@ use super::output::{OutputArgs, progress};
 /// Time rotations against a plain copy of the same bytes by the same threads.
 ///
 /// Each case is first compared with the oracle in f64, then timed in turns with its baseline (A B A B ...), so that a disturbance
-/// hits both. The baseline of a rotation into other buffers, and of a single token, is a copy; that of a rotation in place reads,
+/// hits both; lengths whose cost per token is compared are timed in turns with each other too. The baseline of a rotation into other buffers, and of a single token, is a copy; that of a rotation in place reads,
 /// changes and writes the same bytes in place. bytes are those read and written: q and k twice a pass. Through burn, the fused
 /// operation, the composed one and burn::nn::RotaryEncoding are timed with their graphs and allocations.
 ///
@@ -190,16 +190,16 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
     }
     let bar = progress(cases.len())?;
     let mut rows = Vec::new();
-    for case in &cases {
-        bar.set_message(case.name());
+    for cases in cases.chunk_by(Case::is_compared_with) {
+        bar.set_message(cases[0].name());
         // A step of the bar may take long; let the time be seen passing.
         bar.enable_steady_tick(Duration::from_millis(500));
-        if case.group == Group::Burn {
-            rows.extend(burn_speed::time(case, &args.plan())?);
+        if cases[0].group == Group::Burn {
+            rows.extend(burn_speed::time(&cases[0], &args.plan())?);
         } else {
-            rows.push(time_kernels(case, &args.plan())?);
+            rows.extend(time_kernels(cases, args.plan())?);
         }
-        bar.inc(1);
+        bar.inc(cases.len() as u64);
     }
     bar.finish_and_clear();
     let bars = if args.quick {
@@ -211,17 +211,17 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
         .write(&rows, || chart::speed(&rows), || table(&rows), &bars)
 }
 
-fn time_kernels(case: &Case, plan: &Plan) -> Result<SpeedRow, Box<dyn Error>> {
-    let mut timed = timed(case)?;
-    timed.check(CHECKED_TOKENS)?;
-    let timings = interleaved(timed.as_mut(), plan);
-    let baseline = (timed.baseline(), timings[BASELINE]);
-    Ok(SpeedRow::new(
-        case,
-        names::KERNELS,
-        baseline,
-        timings[ROTATION],
-    ))
+/// Times cases in turns.
+fn time_kernels(cases: &[Case], mut plan: Plan) -> Result<Vec<SpeedRow>, Box<dyn Error>> {
+    plan.budget = plan.budget.saturating_mul(cases.len() as u32);
+    let mut together = Together::checked(cases, CHECKED_TOKENS)?;
+    let timings = interleaved(&mut together, &plan);
+    let rows = cases.iter().zip(timings.chunks_exact(2)).enumerate();
+    let row = |(i, (case, timings)): (usize, (&Case, &[Timing]))| {
+        let baseline = (together.baseline(i), timings[BASELINE]);
+        SpeedRow::new(case, names::KERNELS, baseline, timings[ROTATION])
+    };
+    Ok(rows.map(row).collect())
 }
 
 /// Rows by case; the part that all rows of a run share is in the heading.
