@@ -20,8 +20,9 @@ use crate::parallel::{Parallelism, for_each_block};
 use crate::positions::Positions;
 use crate::spec::{Geometry, Pairing};
 
-/// Bytes of a task's workspace that live on its stack; wider heads take them from the heap.
-const STACK_BYTES: usize = 32 << 10;
+/// Bytes of a task's workspace that live on its stack, enough for a token of 512 channels from a table; more comes from the
+/// heap. A page at most: a larger frame is probed page by page, which a single token would feel.
+const STACK_BYTES: usize = 4 << 10;
 /// Coefficients of a tile stay within a third of a small first-level cache, beside the rows that they meet ...
 const TILE_BYTES: usize = 12 << 10;
 /// ... or, where the tokens of a head lie together, within the second level: a tile is then one stretch of memory for

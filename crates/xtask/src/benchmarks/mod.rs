@@ -35,79 +35,41 @@ pub(crate) enum BenchmarkError {
 
 type Result<T> = std::result::Result<T, BenchmarkError>;
 
-/// What is measured: a file of rows, and the program that writes it.
-const RUNS: [(&str, &[&str]); 5] = [
-    (
-        "memory.csv",
-        &[
-            "run",
-            "--release",
-            "-p",
-            "rope-cli",
-            "--features",
-            "ascend-sim",
-            "--",
-            "bench",
-            "memory",
-        ],
-    ),
+/// cargo's arguments up to those of `mrope bench`.
+const MROPE: &[&str] = &[
+    "run",
+    "--release",
+    "-p",
+    "rope-cli",
+    "--features",
+    "ascend-sim",
+    "--",
+    "bench",
+];
+/// cargo's arguments up to those of the comparison with other projects.
+const PEERS: &[&str] = &[
+    "bench",
+    "-p",
+    "rope-peers",
+    "--features",
+    "candle",
+    "--bench",
+    "peers",
+    "--",
+];
+
+/// What is measured: a file of rows, the program that writes it, and its arguments.
+const RUNS: [(&str, &[&str], &[&str]); 5] = [
+    ("memory.csv", MROPE, &["memory"]),
     (
         "memory_npu.csv",
-        &[
-            "run",
-            "--release",
-            "-p",
-            "rope-cli",
-            "--features",
-            "ascend-sim",
-            "--",
-            "bench",
-            "memory",
-            "--device",
-            "ascend-sim",
-        ],
+        MROPE,
+        &["memory", "--device", "ascend-sim"],
     ),
-    (
-        "speed.csv",
-        &[
-            "run",
-            "--release",
-            "-p",
-            "rope-cli",
-            "--features",
-            "ascend-sim",
-            "--",
-            "bench",
-            "speed",
-        ],
-    ),
-    (
-        "step.csv",
-        &[
-            "run",
-            "--release",
-            "-p",
-            "rope-cli",
-            "--features",
-            "ascend-sim",
-            "--",
-            "bench",
-            "step",
-        ],
-    ),
-    (
-        "peers.csv",
-        &[
-            "bench",
-            "-p",
-            "rope-peers",
-            "--features",
-            "candle",
-            "--bench",
-            "peers",
-            "--",
-        ],
-    ),
+    // More samples than one needs at a desk: the page's figures are to last.
+    ("speed.csv", MROPE, &["speed", "--samples", "21"]),
+    ("step.csv", MROPE, &["step"]),
+    ("peers.csv", PEERS, &[]),
 ];
 
 /// What to do besides making the page.
@@ -129,9 +91,10 @@ pub(crate) fn run(measure: Measure) -> Result<String> {
         fs::create_dir_all(&folder).map_err(file(&folder))?;
         // Before the load of the measurements themselves.
         let environment = Environment::read(&root);
-        for (name, arguments) in RUNS {
+        for (name, program, arguments) in RUNS {
+            let arguments = [program, arguments].concat();
             let mut command = Command::new(env!("CARGO"));
-            command.current_dir(&root).args(arguments);
+            command.current_dir(&root).args(&arguments);
             if name == "speed.csv" && measure == Measure::Full {
                 command.arg("--full");
             }
