@@ -798,7 +798,7 @@ fn bf16_stores_round_to_nearest_even() {
 /// the bits of each token alone, which the oracle checks.
 #[test]
 fn many_tiles_equal_one_token_at_a_time() {
-    let (tokens, heads, head_dim) = (1100, 2, 64);
+    let (tokens, heads, head_dim) = (1100, 2, 256);
     let elems = tokens * heads * head_dim;
     for pairing in Pairing::ALL {
         let spec = RotarySpec::builder(head_dim)

@@ -25,9 +25,11 @@ use crate::spec::{Geometry, Pairing};
 const STACK_BYTES: usize = 4 << 10;
 /// Coefficients of a tile stay within a third of a small first-level cache, beside the rows that they meet ...
 const TILE_BYTES: usize = 12 << 10;
-/// ... or, where the tokens of a head lie together, within the second level: a tile is then one stretch of memory for
+/// ... or, where the tokens of a head lie together, within half a second level: a tile is then one stretch of memory for
 /// each head, and long stretches are what prefetching works on.
-const HEADS_OUTSIDE_TILE_BYTES: usize = 128 << 10;
+const HEADS_OUTSIDE_TILE_BYTES: usize = 512 << 10;
+/// Likewise if the coefficients are gathered for the tile.
+const HEADS_OUTSIDE_GATHERED_BYTES: usize = 128 << 10;
 
 /// Results of this size and more are written past the caches: they would not be found there anyway.
 const STREAM_BYTES: usize = 32 << 20;
@@ -444,10 +446,10 @@ impl<E: Element> Task<'_, '_, E> {
         let row = 2 * geometry.lanes();
         let row_bytes = row * size_of::<E::Acc>();
         let strides = self.q.src_layout.strides;
-        let tile_bytes = if strides.head > strides.seq {
-            HEADS_OUTSIDE_TILE_BYTES
-        } else {
-            TILE_BYTES
+        let tile_bytes = match (strides.head > strides.seq, self.rotator.angles) {
+            (false, _) => TILE_BYTES,
+            (true, Angles::Tokens { .. }) => HEADS_OUTSIDE_TILE_BYTES,
+            (true, Angles::Table { .. }) => HEADS_OUTSIDE_GATHERED_BYTES,
         };
         let tile_tokens = (tile_bytes / row_bytes).clamp(1, tokens.len().max(1));
         // Rows gathered from a table, if there is one; then a row of x.
