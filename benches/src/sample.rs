@@ -62,7 +62,8 @@ pub struct Timing {
 }
 
 impl Timing {
-    fn of(mut samples: Vec<f64>) -> Self {
+    /// Of samples in nanoseconds a run, at least one.
+    pub fn of(mut samples: Vec<f64>) -> Self {
         samples.sort_by(f64::total_cmp);
         // Linear between the two nearest samples.
         let quantile = |part: f64| {
@@ -82,10 +83,15 @@ impl Timing {
     }
 }
 
-/// Times each contestant, one sample of each after another: A B C A B C ...
+/// Times each contestant by [`samples`].
+pub fn interleaved(contest: &mut dyn Contest, plan: &Plan) -> Vec<Timing> {
+    samples(contest, plan).into_iter().map(Timing::of).collect()
+}
+
+/// Times each contestant, one sample of each after another: A B C A B C ...; in nanoseconds a run.
 ///
 /// A first round warms up, and says how often to repeat short runs.
-pub fn interleaved(contest: &mut dyn Contest, plan: &Plan) -> Vec<Timing> {
+pub fn samples(contest: &mut dyn Contest, plan: &Plan) -> Vec<Vec<f64>> {
     let count = contest.contestants();
     let time = |contest: &mut dyn Contest, contestant, iterations| {
         contest.prepare(contestant);
@@ -119,7 +125,7 @@ pub fn interleaved(contest: &mut dyn Contest, plan: &Plan) -> Vec<Timing> {
             taken.push(time.as_secs_f64() * 1e9 / iterations[contestant] as f64);
         }
     }
-    taken.into_iter().map(Timing::of).collect()
+    taken
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use rope_benches::cases::{Case, DType, Group, Selection, Way, cases, layout_name
 use rope_benches::chart;
 use rope_benches::rotation::{BASELINE, ROTATION, Together};
 use rope_benches::rows::{SpeedRow, time};
-use rope_benches::sample::{Plan, Timing, interleaved};
+use rope_benches::sample::{Plan, Timing, samples};
 use rope_core::{Layout, Pairing};
 
 use super::burn_speed;
@@ -58,6 +58,10 @@ pub(crate) struct SpeedArgs {
     /// Samples of each case and of its baseline; fewer where they would take longer than four seconds.
     #[arg(long, value_name = "NUMBER", default_value_t = 11, value_parser = positive)]
     samples: usize,
+    /// Go through all cases so often, and take as many samples each time: a disturbance of seconds then hits few samples of a
+    /// case. Not those through burn.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = positive)]
+    rounds: usize,
     /// Print the names of the cases and stop.
     #[arg(long)]
     list: bool,
@@ -188,19 +192,21 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
             "this program was built without optimisation: add --release, or --quick if its times do not matter"
         );
     }
-    let bar = progress(cases.len())?;
-    let mut rows = Vec::new();
-    for cases in cases.chunk_by(Case::is_compared_with) {
-        bar.set_message(cases[0].name());
-        // A step of the bar may take long; let the time be seen passing.
-        bar.enable_steady_tick(Duration::from_millis(500));
-        if cases[0].group == Group::Burn {
-            rows.extend(burn_speed::time(&cases[0], &args.plan())?);
-        } else {
-            rows.extend(time_kernels(cases, args.plan())?);
+    let mut series: Vec<Series<'_>> = cases
+        .chunk_by(Case::is_compared_with)
+        .map(Series::new)
+        .collect();
+    let bar = progress(args.rounds * cases.len())?;
+    for round in 0..args.rounds {
+        for series in &mut series {
+            bar.set_message(series.cases[0].name());
+            // A step of the bar may take long; let the time be seen passing.
+            bar.enable_steady_tick(Duration::from_millis(500));
+            series.sample(round, args.plan())?;
+            bar.inc(series.cases.len() as u64);
         }
-        bar.inc(cases.len() as u64);
     }
+    let rows: Vec<SpeedRow> = series.into_iter().flat_map(Series::into_rows).collect();
     bar.finish_and_clear();
     let bars = if args.quick {
         Vec::new()
@@ -211,17 +217,54 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
         .write(&rows, || chart::speed(&rows), || table(&rows), &bars)
 }
 
-/// Times cases in turns.
-fn time_kernels(cases: &[Case], mut plan: Plan) -> Result<Vec<SpeedRow>, Box<dyn Error>> {
-    plan.budget = plan.budget.saturating_mul(cases.len() as u32);
-    let mut together = Together::checked(cases, CHECKED_TOKENS)?;
-    let timings = interleaved(&mut together, &plan);
-    let rows = cases.iter().zip(timings.chunks_exact(2)).enumerate();
-    let row = |(i, (case, timings)): (usize, (&Case, &[Timing]))| {
-        let baseline = (together.baseline(i), timings[BASELINE]);
-        SpeedRow::new(case, names::KERNELS, baseline, timings[ROTATION])
-    };
-    Ok(rows.map(row).collect())
+/// Cases that are timed in turns, and what was found.
+struct Series<'a> {
+    cases: &'a [Case],
+    /// Of each case, what it is compared with, and the samples of both.
+    taken: Vec<(&'static str, [Vec<f64>; 2])>,
+    through_burn: Vec<SpeedRow>,
+}
+
+impl<'a> Series<'a> {
+    fn new(cases: &'a [Case]) -> Self {
+        Self {
+            cases,
+            taken: Vec::new(),
+            through_burn: Vec::new(),
+        }
+    }
+
+    fn sample(&mut self, round: usize, mut plan: Plan) -> Result<(), Box<dyn Error>> {
+        if self.cases[0].group == Group::Burn {
+            if round == 0 {
+                self.through_burn = burn_speed::time(&self.cases[0], &plan)?;
+            }
+            return Ok(());
+        }
+        plan.budget = plan.budget.saturating_mul(self.cases.len() as u32);
+        let mut together = Together::checked(self.cases, CHECKED_TOKENS)?;
+        let baseline = |case| (together.baseline(case), Default::default());
+        if round == 0 {
+            self.taken = (0..self.cases.len()).map(baseline).collect();
+        }
+        let mut samples = samples(&mut together, &plan).into_iter();
+        for (_, taken) in &mut self.taken {
+            for (taken, samples) in taken.iter_mut().zip(samples.by_ref()) {
+                taken.extend(samples);
+            }
+        }
+        Ok(())
+    }
+
+    fn into_rows(self) -> Vec<SpeedRow> {
+        let cases = self.cases.iter().zip(self.taken);
+        let kernels = cases.map(|(case, (baseline, samples))| {
+            let timings = samples.map(Timing::of);
+            let baseline = (baseline, timings[BASELINE]);
+            SpeedRow::new(case, names::KERNELS, baseline, timings[ROTATION])
+        });
+        kernels.chain(self.through_burn).collect()
+    }
 }
 
 /// Rows by case; the part that all rows of a run share is in the heading.
