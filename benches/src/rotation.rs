@@ -112,7 +112,8 @@ pub fn positions(axes: usize, tokens: usize) -> Result<Positions, RopeError> {
 /// Bytes of q and k below which a copy, as a rotation, is left to one thread.
 const BYTES_PER_THREAD: usize = 256 << 10;
 
-/// As many chunks as the rotation has tasks.
+/// A chunk for each thread that the rotation has work for. In more chunks neither baseline is faster: only memory holds
+/// them up, not a thread that is behind the others.
 fn tasks(parallelism: Parallelism, bytes: usize) -> usize {
     if parallelism == Parallelism::SERIAL {
         return 1;

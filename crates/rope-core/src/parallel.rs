@@ -9,6 +9,13 @@ pub struct Parallelism {
     max_tasks: usize,
 }
 
+/// A task of this size is worth being taken over by a thread that has finished early ...
+#[cfg(feature = "rayon")]
+const BALANCED_BYTES: usize = 2 << 20;
+/// ... and with so many of them for each thread, one that is slowed down delays the others by little.
+#[cfg(feature = "rayon")]
+const TASKS_PER_THREAD: usize = 4;
+
 impl Parallelism {
     /// One task on the calling thread: no hand-off.
     pub const SERIAL: Self = Self {
@@ -38,8 +45,9 @@ impl Parallelism {
         }
         #[cfg(feature = "rayon")]
         {
-            use rayon::iter::{IntoParallelIterator, ParallelIterator};
-            (0..tasks).into_par_iter().for_each(|task| {
+            use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+            let tasks_alone = (0..tasks).into_par_iter().with_max_len(1);
+            tasks_alone.for_each(|task| {
                 work(items * task / tasks..items * (task + 1) / tasks);
             });
         }
@@ -49,20 +57,25 @@ impl Parallelism {
     pub(crate) fn tasks_for(self, items: usize, bytes: usize) -> usize {
         let most = items.min(bytes / self.min_bytes_per_task.max(1));
         // Small work does not even ask for the pool.
-        if most <= 1 { 1 } else { self.tasks().min(most) }
-    }
-
-    #[cfg(feature = "rayon")]
-    fn tasks(self) -> usize {
-        if self.max_tasks <= 1 {
+        if most <= 1 {
             1
         } else {
-            self.max_tasks.min(rayon::current_num_threads())
+            self.tasks(bytes).min(most)
         }
     }
 
+    #[cfg(feature = "rayon")]
+    fn tasks(self, bytes: usize) -> usize {
+        if self.max_tasks <= 1 {
+            return 1;
+        }
+        let threads = rayon::current_num_threads();
+        let several = (bytes / BALANCED_BYTES).clamp(threads, TASKS_PER_THREAD * threads);
+        self.max_tasks.min(several)
+    }
+
     #[cfg(not(feature = "rayon"))]
-    fn tasks(self) -> usize {
+    fn tasks(self, _: usize) -> usize {
         1
     }
 }
