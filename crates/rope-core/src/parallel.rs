@@ -91,7 +91,8 @@ pub(crate) fn for_each_block<T: Send>(blocks: Vec<T>, work: impl Fn(T) + Sync + 
 }
 
 impl Default for Parallelism {
-    /// Tasks of 256 KiB or more, one per thread of the pool: below that a hand-off costs more than it saves.
+    /// Tasks of 256 KiB or more, below which a hand-off costs more than it saves; one for each thread of the pool, up to
+    /// four where they are large.
     fn default() -> Self {
         Self::new(256 << 10, usize::MAX)
     }
