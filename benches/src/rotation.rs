@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -107,6 +108,22 @@ pub fn positions(axes: usize, tokens: usize) -> Result<Positions, RopeError> {
         .flat_map(|axis| (0..tokens).map(move |token| id(axis, token) as i64))
         .collect();
     Positions::new(axes, &ids)
+}
+
+/// More than caches hold, on the machines that were thought of.
+const SWEPT_BYTES: usize = 64 << 20;
+
+/// Reads so much other memory that caches hold nothing modified: what one sample has written, the next one would otherwise
+/// have to write back.
+fn sweep_caches() {
+    static OTHER: OnceLock<Vec<u64>> = OnceLock::new();
+    let other = OTHER.get_or_init(|| vec![1; SWEPT_BYTES / size_of::<u64>()]);
+    black_box(
+        other
+            .par_chunks(1 << 16)
+            .map(|chunk| chunk.iter().sum::<u64>())
+            .sum::<u64>(),
+    );
 }
 
 /// Bytes of q and k below which a copy, as a rotation, is left to one thread.
@@ -434,6 +451,9 @@ impl<E: Number> Contest for Rotation<E> {
         // Rotated again and again, values would drift; where a pair has two angles they would grow.
         if self.case.in_place {
             self.restore();
+        }
+        if self.case.tensor_bytes() >= SWEPT_BYTES / 2 {
+            sweep_caches();
         }
     }
 
