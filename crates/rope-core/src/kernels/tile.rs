@@ -143,7 +143,8 @@ pub(crate) unsafe fn rotate_tile<V: Vector<E>, E: Element>(tile: &Tile<E>) {
 /// Rotates a tile in the order in which it lies in memory, a group of heads at a time.
 ///
 /// # Safety
-/// As [`rotate_tile`], and the flags are the tile's.
+/// As [`rotate_tile`], and the flags are the tile's; with `STREAM` it starts lines, so that every store of a whole vector is
+/// aligned.
 #[inline(always)]
 unsafe fn rotate_groups<
     V: Vector<E>,
