@@ -185,9 +185,9 @@ impl<'a, A: Real> Rotator<'a, A> {
         self
     }
 
-    /// Chooses from how many bytes of q and k on results in other buffers are written past the caches (non-temporal
-    /// stores), 32 MiB by default: a third less moves, but whoever reads them next finds them in memory only. It takes
-    /// rows that fill cache lines of 64 bytes and start one, Half, Adjacent or Quarter with one angle a pair, on x86-64.
+    /// Chooses how large q and k together must be for results in other buffers to be written past the caches (non-temporal
+    /// stores); 32 MiB by default. A third less moves, but whoever reads the results next finds them in memory only. Only on
+    /// x86-64, for Half, Adjacent and Quarter with one angle a pair, where rows start and fill cache lines of 64 bytes.
     pub fn with_streaming(mut self, min_bytes: usize) -> Self {
         self.stream_bytes = min_bytes;
         self

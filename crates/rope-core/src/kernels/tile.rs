@@ -371,36 +371,17 @@ unsafe fn rotate_run<
 ) -> usize {
     // SAFETY: by the caller.
     unsafe {
-        let signs = V::signs(angles.negate);
         while V::DOUBLES && ZIP_IN == ZIP_OUT && at + 2 * V::N <= run {
-            let order = !ZIP_IN;
-            let [c1, c2] = [angles.cos[0].add(at), angles.cos[1].add(at)];
-            let [s1, s2] = [angles.sin[0].add(at), angles.sin[1].add(at)];
-            let c1 = load_row::<V, E, 2>(c1, false, order);
-            let s1 = load_row::<V, E, 2>(s1, angles.negate, order);
-            let (c2, s2) = if SHARED {
-                (c1, s1)
-            } else {
-                (
-                    load_row::<V, E, 2>(c2, false, order),
-                    load_row::<V, E, 2>(s2, angles.negate, order),
-                )
-            };
+            let [c1, s1, c2, s2] =
+                load_coefficients::<V, E, SHARED, 2>(angles.at_pair(at), !ZIP_IN);
             let coefficients = [[c1[0], s1[0], c2[0], s2[0]], [c1[1], s1[1], c2[1], s2[1]]];
             rotate_double::<V, E, ZIP_IN, STREAM>(from, to, coefficients, at, run);
             at += 2 * V::N;
         }
         while at + V::N <= run {
-            let [c1, c2] = [angles.cos[0].add(at), angles.cos[1].add(at)];
-            let [s1, s2] = [angles.sin[0].add(at), angles.sin[1].add(at)];
-            let (c1, s1) = (V::load_acc(c1), V::load_acc(s1).flip(signs));
-            let (c2, s2) = if SHARED {
-                (c1, s1)
-            } else {
-                (V::load_acc(c2), V::load_acc(s2).flip(signs))
-            };
+            let [c1, s1, c2, s2] = load_coefficients::<V, E, SHARED, 1>(angles.at_pair(at), false);
             let x = load_vector::<V, E, ZIP_IN>(from, at, run);
-            let y = rotate::<V, E>(x, [c1, s1, c2, s2]);
+            let y = rotate::<V, E>(x, [c1[0], s1[0], c2[0], s2[0]]);
             store_vector::<V, E, ZIP_OUT, STREAM>(y, to, at, run);
             at += V::N;
         }
@@ -432,18 +413,7 @@ unsafe fn rotate_rows<
     unsafe {
         // Two members of one order need not be brought into the natural one.
         let doubles = !ZIP_IN && !ZIP_OUT;
-        let (c1, s1) = (
-            load_row::<V, E, B>(angles.cos[0], false, doubles),
-            load_row::<V, E, B>(angles.sin[0], angles.negate, doubles),
-        );
-        let (c2, s2) = if SHARED {
-            (c1, s1)
-        } else {
-            (
-                load_row::<V, E, B>(angles.cos[1], false, doubles),
-                load_row::<V, E, B>(angles.sin[1], angles.negate, doubles),
-            )
-        };
+        let [c1, s1, c2, s2] = load_coefficients::<V, E, SHARED, B>(angles, doubles);
         if ZIP_IN && ZIP_OUT && V::SWAPS {
             return swap_rows::<V, E, STREAM, B>(rows, [c1, s1, c2, s2]);
         }
@@ -538,6 +508,28 @@ unsafe fn rotate_double<V: Vector<E>, E: Element, const ZIP: bool, const STREAM:
         } else {
             V::store_doubles::<STREAM>([[a.0, b.0], [a.1, b.1]], [to.add(at), to.add(at + run)]);
         }
+    }
+}
+
+/// c1, s1, c2, s2 of the first `B` vectors of pairs.
+///
+/// # Safety
+/// The coefficients are valid for reads of `B * N` values.
+#[inline(always)]
+unsafe fn load_coefficients<V: Vector<E>, E: Element, const SHARED: bool, const B: usize>(
+    angles: Angles<E::Acc>,
+    doubles: bool,
+) -> [[V; B]; 4] {
+    // SAFETY: by the caller.
+    unsafe {
+        let c1 = load_row::<V, E, B>(angles.cos[0], false, doubles);
+        let s1 = load_row::<V, E, B>(angles.sin[0], angles.negate, doubles);
+        if SHARED {
+            return [c1, s1, c1, s1];
+        }
+        let c2 = load_row::<V, E, B>(angles.cos[1], false, doubles);
+        let s2 = load_row::<V, E, B>(angles.sin[1], angles.negate, doubles);
+        [c1, s1, c2, s2]
     }
 }
 
