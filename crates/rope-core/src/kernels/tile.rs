@@ -26,10 +26,8 @@ use crate::element::Element;
 
 /// Heads that meet a token's coefficients together where heads lie outside tokens, in place and into another buffer: as
 /// many stretches of memory are read, and as many written. They often lie a power of two apart and then share a set of
-/// the first-level cache, which has eight ways.
+/// the first-level cache, which has eight ways. Where a token's heads lie together, all of them do.
 const HEADS_OUTSIDE_GROUP: [usize; 2] = [6, 4];
-/// Likewise where a token's heads lie together: its rows stay in the first level while they are gone through.
-const HEADS_INSIDE_GROUP: usize = 16;
 
 /// How a pairing reads or writes a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,31 +154,58 @@ unsafe fn rotate_groups<
 >(
     tile: &Tile<E>,
 ) {
-    let heads_inside = tile.head_strides[0] <= tile.token_strides[0];
-    // Vectors of pairs of a row whose coefficients the registers hold.
-    let block = [2, 4]
-        .into_iter()
-        .find(|vectors| tile.pairs == vectors * V::N && tile.run.is_multiple_of(2 * V::N));
-    let group = if heads_inside {
-        HEADS_INSIDE_GROUP
+    let one_run = tile.run == tile.pairs;
+    // Each in a loop of its own, which prepares nothing that only the others need.
+    // SAFETY: by the caller.
+    unsafe {
+        if tile.pairs == 4 * V::N && one_run {
+            each_group::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 4, 1>(tile);
+        } else if tile.pairs == 4 * V::N {
+            each_group::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 4, 2>(tile);
+        } else if tile.pairs == 2 * V::N && one_run {
+            each_group::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 2, 1>(tile);
+        } else {
+            each_group::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 0, 1>(tile);
+        }
+    }
+}
+
+/// [`rotate_groups`] of rows of `B` vectors of pairs, two or four, in `RUNS` runs, or of other rows if `B` is zero.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn each_group<
+    V: Vector<E>,
+    E: Element,
+    const ZIP_IN: bool,
+    const ZIP_OUT: bool,
+    const SHARED: bool,
+    const STREAM: bool,
+    const B: usize,
+    const RUNS: usize,
+>(
+    tile: &Tile<E>,
+) {
+    let group = if tile.head_strides[0] <= tile.token_strides[0] {
+        tile.heads
     } else {
         HEADS_OUTSIDE_GROUP[usize::from(tile.src != tile.dst.cast_const())]
     };
-    let groups = tile.heads.div_ceil(group);
-    let (outer, inner) = if heads_inside {
-        (tile.tokens, groups)
-    } else {
-        (groups, tile.tokens)
-    };
-    for o in 0..outer {
-        for i in 0..inner {
-            let (token, g) = if heads_inside { (o, i) } else { (i, o) };
-            let heads = g * group..((g + 1) * group).min(tile.heads);
-            // SAFETY: token < tokens and heads lie in 0..heads, for which the caller vouches.
+    let mut first = 0;
+    while first < tile.heads {
+        let heads = first..(first + group).min(tile.heads);
+        for token in 0..tile.tokens {
+            // SAFETY: token and heads lie within the tile, for which the caller vouches.
             unsafe {
-                rotate_heads::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM>(tile, token, heads, block)
-            };
+                rotate_heads::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, B, RUNS>(
+                    tile,
+                    token,
+                    heads.clone(),
+                );
+            }
         }
+        first += group;
     }
 }
 
@@ -233,7 +258,7 @@ impl<A> Angles<A> {
 /// Rotates a group of heads of one token.
 ///
 /// # Safety
-/// As [`rotate_groups`]; `token` and `heads` lie within the tile; a row is `block` vectors, if any.
+/// As [`each_group`]; `token` and `heads` lie within the tile.
 #[inline(always)]
 unsafe fn rotate_heads<
     V: Vector<E>,
@@ -242,11 +267,12 @@ unsafe fn rotate_heads<
     const ZIP_OUT: bool,
     const SHARED: bool,
     const STREAM: bool,
+    const B: usize,
+    const RUNS: usize,
 >(
     tile: &Tile<E>,
     token: usize,
     heads: Range<usize>,
-    block: Option<usize>,
 ) {
     let (pairs, strides) = (tile.pairs, tile.head_strides);
     // SAFETY: the rows lie within the tensors and their coefficients within theirs, by the caller's conditions on
@@ -280,31 +306,20 @@ unsafe fn rotate_heads<
             sin: tile.coefficients.sin.map(at_token),
             negate: tile.coefficients.negate,
         };
-        let one_run = tile.run == pairs;
-        // Given the block, the run is known, and with it every offset within a row.
-        match (block, one_run) {
-            (Some(4), true) => {
-                rotate_rows::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 4>(rows, angles, 4 * V::N)
-            }
-            (Some(4), false) => {
-                rotate_rows::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 4>(rows, angles, 2 * V::N)
-            }
-            (Some(_), _) => {
-                rotate_rows::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 2>(rows, angles, 2 * V::N)
-            }
-            (None, _) => {
-                for _ in 0..rows.heads {
-                    let mut from = rows.from;
-                    if ZIP_IN != ZIP_OUT && in_place {
-                        from.copy_to_nonoverlapping(tile.scratch, 2 * pairs);
-                        from = tile.scratch;
-                    }
-                    rotate_row::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM>(
-                        from, rows.to, angles, pairs, tile.run,
-                    );
-                    rows.next();
+        if B == 0 {
+            for _ in 0..rows.heads {
+                let mut from = rows.from;
+                if ZIP_IN != ZIP_OUT && in_place {
+                    from.copy_to_nonoverlapping(tile.scratch, 2 * pairs);
+                    from = tile.scratch;
                 }
+                rotate_row::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM>(
+                    from, rows.to, angles, pairs, tile.run,
+                );
+                rows.next();
             }
+        } else {
+            rotate_rows::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, B, RUNS>(rows, angles);
         }
     }
 }
@@ -389,11 +404,10 @@ unsafe fn rotate_run<
     }
 }
 
-/// Rotates rows of `B` vectors of pairs, two or four, with the coefficients in registers.
+/// Rotates rows of `B` vectors of pairs, two or four, in `RUNS` runs, with the coefficients in registers.
 ///
 /// # Safety
-/// - every row is valid for reads and writes of its `2 * B * N` elements, the coefficients for `B * N` values
-/// - `run` is all or half of the row's pairs
+/// Every row is valid for reads and writes of its `2 * B * N` elements, the coefficients for `B * N` values.
 #[inline(always)]
 unsafe fn rotate_rows<
     V: Vector<E>,
@@ -403,11 +417,12 @@ unsafe fn rotate_rows<
     const SHARED: bool,
     const STREAM: bool,
     const B: usize,
+    const RUNS: usize,
 >(
     mut rows: Rows<E>,
     angles: Angles<E::Acc>,
-    run: usize,
 ) {
+    let run = B / RUNS * V::N;
     // SAFETY: all accesses lie within the row. All its loads precede its stores where they touch other elements than
     // those just loaded.
     unsafe {
