@@ -121,6 +121,9 @@ fn way(text: &str) -> Result<Way, String> {
 
 /// Tokens that are compared with the oracle.
 const CHECKED_TOKENS: usize = 8;
+/// What a sample of each length takes at least where their costs per token are compared: the longest runs for so long, and
+/// a short one by itself would be over before threads, processor and memory are at their pace.
+const SUSTAINED: Duration = Duration::from_millis(100);
 
 impl SpeedArgs {
     fn selection(&self) -> Selection {
@@ -242,6 +245,9 @@ impl<'a> Series<'a> {
             return Ok(());
         }
         plan.budget = plan.budget.saturating_mul(self.cases.len() as u32);
+        if self.cases.len() > 1 {
+            plan.shortest_sample = SUSTAINED;
+        }
         let mut together = Together::checked(self.cases, CHECKED_TOKENS)?;
         let baseline = |case| (together.baseline(case), Default::default());
         if round == 0 {
