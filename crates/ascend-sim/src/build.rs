@@ -288,7 +288,8 @@ impl KernelSource {
     }
 
     fn options(&self, compiler: &Compiler, headers: &Path) -> Vec<OsString> {
-        let mut options: Vec<OsString> = OPTIONS.iter().map(OsString::from).collect();
+        let mut options: Vec<OsString> = compiler.flags.iter().map(OsString::from).collect();
+        options.extend(OPTIONS.iter().map(OsString::from));
         if !compiler.version.contains("clang") {
             // One definition per library, not one per process, for what headers define inline.
             options.push("-fno-gnu-unique".into());
@@ -311,6 +312,7 @@ impl KernelSource {
             OPTIONS,
             &compiler.command,
             &compiler.version,
+            &compiler.flags,
             wrapper,
             &self.defines,
             self.architecture,
@@ -410,6 +412,8 @@ fn cache_dir() -> PathBuf {
 struct Compiler {
     command: String,
     version: String,
+    /// `CXXFLAGS`, which come first: what the simulator relies on is not theirs to change.
+    flags: Vec<String>,
 }
 
 fn find_compiler() -> Result<Compiler> {
@@ -419,6 +423,8 @@ fn find_compiler() -> Result<Compiler> {
         || COMPILERS.iter().map(|c| (*c).to_owned()).collect(),
         |command| vec![command],
     );
+    let flags = env::var("CXXFLAGS").unwrap_or_default();
+    let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
     candidates
         .iter()
         .find_map(|command| {
@@ -430,6 +436,7 @@ fn find_compiler() -> Result<Compiler> {
             Some(Compiler {
                 command: command.clone(),
                 version: String::from_utf8_lossy(&output.stdout).into_owned(),
+                flags: flags.clone(),
             })
         })
         .ok_or(BuildError::NoCompiler { tried: candidates })

@@ -8,5 +8,6 @@ pub mod buffer;
 pub mod cases;
 pub mod engine;
 pub mod golden;
+#[cfg(feature = "burn")]
 pub mod gradcheck;
 pub mod tolerance;

@@ -1,7 +1,9 @@
-//! Checks and measurements of the workspace: `cargo xtask abi [--headers FOLDER]`, `cargo xtask benchmarks [--full | --page]`.
+//! Checks and measurements of the workspace: `cargo xtask abi [--headers FOLDER]`, `cargo xtask benchmarks [--full | --page]`,
+//! `cargo xtask sanitize`.
 
 mod abi;
 mod benchmarks;
+mod sanitize;
 
 use std::process::ExitCode;
 
@@ -9,12 +11,15 @@ use benchmarks::Measure;
 
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask benchmarks [--full | --page]
+       cargo xtask sanitize
 
 abi   checks the declarations of rope-ascend and of the simulator against the vendor's headers.
       FOLDER holds `acl/acl.h`; without it the headers are taken from the PyPI wheel
       torch-npu 2.14.0, downloaded with pip into the target folder.
-benchmarks   measures everything, for about ten minutes after building, and makes docs/benchmarks.md of the
-      results; --full measures every combination, --page nothing. Nothing else should run meanwhile.";
+benchmarks   measures everything, for about twenty minutes after building, and makes docs/benchmarks.md of
+      the results; --full measures every combination, --page nothing. Nothing else should run meanwhile.
+sanitize   runs the tests of unsafe code under the sanitizers of addresses, leaks and undefined behaviour, for some
+      four minutes with building, in target/sanitize.";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -28,6 +33,7 @@ fn main() -> ExitCode {
         ["benchmarks"] => benchmarks(Measure::Default),
         ["benchmarks", "--full"] => benchmarks(Measure::Full),
         ["benchmarks", "--page"] => benchmarks(Measure::Nothing),
+        ["sanitize"] => sanitize::run().map_err(|error| text(&error)),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

@@ -1,0 +1,177 @@
+//! rope-burn's operation.
+
+use ::burn::tensor::{self, Device, Tensor, TensorData};
+use half::{bf16, f16};
+use rope_burn::{Implementation, RotaryAngles, RotaryConfig};
+use rope_core::{Direction, Layout, Real, TokenAngles};
+
+use super::{Case, Engine, EngineError};
+use crate::buffer::{Buffer, DType};
+
+/// rope-burn on a device: fused, and composed.
+pub fn burn_engines(device: &Device) -> impl Iterator<Item = Box<dyn Engine>> {
+    [Implementation::Fused, Implementation::Composed]
+        .into_iter()
+        .map(|implementation| {
+            let device = device.clone();
+            Box::new(Burn {
+                implementation,
+                device,
+            }) as Box<dyn Engine>
+        })
+}
+
+/// rope-burn, through burn's tensors. The adjoint is what autodiff makes of the forward.
+#[derive(Clone, Debug)]
+pub struct Burn {
+    /// Fused or composed.
+    pub implementation: Implementation,
+    /// Where, without autodiff.
+    pub device: Device,
+}
+
+impl Engine for Burn {
+    fn name(&self) -> String {
+        match self.implementation {
+            Implementation::Fused => "burn/fused".into(),
+            Implementation::Composed => "burn/composed".into(),
+        }
+    }
+
+    fn supports(&self, _: DType) -> bool {
+        true
+    }
+
+    fn apply(
+        &self,
+        case: &Case,
+        direction: Direction,
+        q: &Buffer,
+        k: Option<&Buffer>,
+    ) -> Result<(Buffer, Option<Buffer>), EngineError> {
+        if case.layout == Layout::Tnd {
+            self.run::<3>(case, direction, q, k)
+        } else {
+            self.run::<4>(case, direction, q, k)
+        }
+    }
+}
+
+impl Burn {
+    fn run<const D: usize>(
+        &self,
+        case: &Case,
+        direction: Direction,
+        q: &Buffer,
+        k: Option<&Buffer>,
+    ) -> Result<(Buffer, Option<Buffer>), EngineError> {
+        let device = self.device.clone().autodiff();
+        let rotary = RotaryConfig::new(case.spec.clone())
+            .with_layout(case.layout)
+            .with_implementation(self.implementation)
+            .try_init()
+            .map_err(burn_error)?;
+        let angles = match q {
+            Buffer::F64(_) => angle_tensors::<f64>(case, &device, tensor::DType::F64)?,
+            _ => angle_tensors::<f32>(case, &device, tensor::DType::F32)?,
+        };
+        let rotate = |q: Tensor<D>, k: Option<Tensor<D>>| match k {
+            Some(k) => rotary
+                .try_forward(q, k, &angles)
+                .map(|(q, k)| (q, Some(k)))
+                .map_err(burn_error),
+            None => rotary
+                .try_forward_single(q, &angles)
+                .map(|q| (q, None))
+                .map_err(burn_error),
+        };
+        let place = |x: &Buffer, heads: usize| place::<D>(case, x, heads, &device);
+        let (q, k) = (place(q, case.heads), k.map(|k| place(k, case.kv_heads)));
+        let (q, k) = match direction {
+            // Held twice, a tensor cannot be overwritten.
+            Direction::Forward if case.in_place => rotate(q, k)?,
+            Direction::Forward => rotate(q.clone(), k.clone())?,
+            Direction::Adjoint => {
+                // <R x, g> has the gradient R' g, whatever x.
+                let leaf = |g: &Tensor<D>| g.zeros_like().require_grad();
+                let (x, xk) = (leaf(&q), k.as_ref().map(leaf));
+                let (y, yk) = rotate(x.clone(), xk.clone())?;
+                let mut loss = (y * q).sum();
+                if let (Some(yk), Some(k)) = (yk, k) {
+                    loss = loss + (yk * k).sum();
+                }
+                let gradients = loss.backward();
+                let gradient = |x: Tensor<D>| {
+                    let missing = || EngineError::Burn("the backward gave no gradient".into());
+                    x.grad(&gradients).ok_or_else(missing)
+                };
+                (gradient(x)?, xk.map(gradient).transpose()?)
+            }
+        };
+        Ok((read(q)?, k.map(read).transpose()?))
+    }
+}
+
+pub(crate) fn burn_error(error: rope_burn::RotaryError) -> EngineError {
+    EngineError::Burn(error.to_string())
+}
+
+pub(crate) fn angle_tensors<A: Real + tensor::Element>(
+    case: &Case,
+    device: &Device,
+    dtype: tensor::DType,
+) -> Result<RotaryAngles, EngineError> {
+    let angles = TokenAngles::<A>::new(&case.spec, &case.positions, case.seq_len)?;
+    let shape = [angles.tokens(), case.spec.geometry().lanes()];
+    let tensor =
+        |values: &[A]| Tensor::from_data(TensorData::new(values.to_vec(), shape), (device, dtype));
+    Ok(RotaryAngles {
+        cos: tensor(angles.cos()),
+        sin: tensor(angles.sin()),
+    })
+}
+
+/// A burn tensor; strided ones are views of a tensor with its first two dimensions exchanged.
+pub(crate) fn place<const D: usize>(
+    case: &Case,
+    x: &Buffer,
+    heads: usize,
+    device: &Device,
+) -> Tensor<D> {
+    let dims = case.dims(heads);
+    let (data, dtype) = match x {
+        Buffer::F64(values) => (TensorData::new(values.clone(), dims), tensor::DType::F64),
+        Buffer::F32(values) => (TensorData::new(values.clone(), dims), tensor::DType::F32),
+        Buffer::F16(values) => (TensorData::new(values.clone(), dims), tensor::DType::F16),
+        Buffer::Bf16(values) => (TensorData::new(values.clone(), dims), tensor::DType::BF16),
+    };
+    let x = Tensor::<D>::from_data(data, (device, dtype));
+    if case.strided {
+        // By way of the host, not of arithmetic: NaN payloads stay.
+        let exchanged = x.swap_dims(0, 1).into_data();
+        Tensor::<D>::from_data(exchanged, (device, dtype)).swap_dims(0, 1)
+    } else {
+        x
+    }
+}
+
+pub(crate) fn read<const D: usize>(x: Tensor<D>) -> Result<Buffer, EngineError> {
+    let data = x.into_data();
+    let failed =
+        |error: &dyn core::fmt::Debug| EngineError::Burn(format!("reading the result: {error:?}"));
+    match data.dtype() {
+        tensor::DType::F64 => data.try_into_vec().map(Buffer::F64).map_err(|e| failed(&e)),
+        tensor::DType::F32 => data.try_into_vec().map(Buffer::F32).map_err(|e| failed(&e)),
+        tensor::DType::F16 => data
+            .try_into_vec::<f16>()
+            .map(Buffer::F16)
+            .map_err(|e| failed(&e)),
+        tensor::DType::BF16 => data
+            .try_into_vec::<bf16>()
+            .map(Buffer::Bf16)
+            .map_err(|e| failed(&e)),
+        other => Err(EngineError::Burn(format!(
+            "the result came back as {other:?}"
+        ))),
+    }
+}
