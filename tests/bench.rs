@@ -187,6 +187,26 @@ fn every_kind_of_case_is_checked_and_timed() {
 }
 
 #[test]
+fn rounds_add_their_samples_to_those_before() {
+    let arguments = ["speed", "--quick", "--json", "--dtype", "f32"];
+    let rounds = |number| {
+        let json = succeeded(&[&arguments[..], &["--rounds", number]].concat());
+        read_json_lines::<SpeedRow>(&json).expect("rows")
+    };
+    let (one, three) = (rounds("1"), rounds("3"));
+    assert_eq!(one.len(), three.len());
+    for (one, three) in one.iter().zip(&three) {
+        let all = if one.implementation == "rope-core" {
+            3
+        } else {
+            1
+        };
+        assert_eq!((&one.case, one.samples), (&three.case, 1));
+        assert_eq!(three.samples, all, "{three:?}");
+    }
+}
+
+#[test]
 fn cases_are_chosen_by_name_and_by_factor() {
     let list = |arguments: &[&str]| -> Vec<String> {
         let all = ["speed", "--list"]
