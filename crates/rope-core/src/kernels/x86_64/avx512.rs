@@ -1,5 +1,6 @@
 //! Sixteen f32 in an AVX-512 register.
 
+use core::arch::asm;
 use core::arch::x86_64::*;
 
 use half::{bf16, f16};
@@ -422,19 +423,21 @@ unsafe fn store_zipped<const STREAM: bool>(values: [(WithBf16, WithBf16); 2], to
 
 /// Whether conversion may have taken a subnormal number for zero: if any element came out as zero. A true zero is as
 /// rare, and is worth a second look.
-///
-/// The sign is shifted out, not masked: a mask is taken for an absolute value of bf16, which is compiled element by
-/// element.
 #[inline(always)]
 unsafe fn any_zero(first: __m512i, second: __m512i) -> bool {
+    // The compiler is not to know the mask: it would take all bits but the sign for an absolute value of bf16, which it
+    // compiles element by element.
+    let mut magnitude = i32::from(i16::MAX);
+    // SAFETY: there is no instruction in it.
+    unsafe {
+        asm!("/* {0:e} */", inout(reg) magnitude, options(pure, nomem, nostack, preserves_flags));
+    }
     // SAFETY: the caller has AVX-512 BW.
     unsafe {
-        let (first, second) = (
-            _mm512_slli_epi16::<1>(first),
-            _mm512_slli_epi16::<1>(second),
-        );
-        let least = _mm512_min_epu16(first, second);
-        _mm512_cmpeq_epi16_mask(least, _mm512_setzero_si512()) != 0
+        let magnitude = _mm512_set1_epi16(magnitude as i16);
+        let first = _mm512_testn_epi16_mask(first, magnitude);
+        let second = _mm512_testn_epi16_mask(second, magnitude);
+        first | second != 0
     }
 }
 
