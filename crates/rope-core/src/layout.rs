@@ -146,8 +146,8 @@ impl HeadsLayout {
         ]
     }
 
-    #[inline]
     /// Elements from the first to one past the last that the view reaches.
+    #[inline]
     fn extent(&self) -> u128 {
         if self.dims().iter().any(|(size, _)| *size == 0) || self.head_dim == 0 {
             return 0;

@@ -70,7 +70,7 @@ const RUNS: [(&str, &[&str], &[&str]); 5] = [
     (
         "speed.csv",
         MROPE,
-        &["speed", "--samples", "9", "--rounds", "4"],
+        &["speed", "--samples", "9", "--rounds", "8"],
     ),
     ("step.csv", MROPE, &["step"]),
     ("peers.csv", PEERS, &[]),
