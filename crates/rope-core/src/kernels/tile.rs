@@ -18,8 +18,6 @@
 //! Traffic: x once in, once out. Coefficients are loaded once for a group of heads, kept in registers, and met by one
 //! head after another; read from the cache for each head, they would be twice the bytes of 16-bit data.
 
-use core::ops::Range;
-
 use super::portable::Array;
 use super::vector::Vector;
 use crate::element::Element;
@@ -187,23 +185,39 @@ unsafe fn each_group<
 >(
     tile: &Tile<E>,
 ) {
-    let group = if tile.head_strides[0] <= tile.token_strides[0] {
+    let strides = tile.head_strides;
+    let in_place = tile.src == tile.dst.cast_const();
+    let group = if strides[0] <= tile.token_strides[0] {
         tile.heads
     } else {
-        HEADS_OUTSIDE_GROUP[usize::from(tile.src != tile.dst.cast_const())]
+        HEADS_OUTSIDE_GROUP[usize::from(!in_place)]
     };
     let mut first = 0;
     while first < tile.heads {
-        let heads = first..(first + group).min(tile.heads);
-        for token in 0..tile.tokens {
-            // SAFETY: token and heads lie within the tile, for which the caller vouches.
+        // SAFETY: the first rows of the heads lie within the tensors, by the caller's conditions on strides and `offset`.
+        let mut rows = unsafe {
+            Rows {
+                from: tile.src.add(first * strides[0] + tile.offset),
+                to: tile.dst.add(first * strides[1] + tile.offset),
+                strides,
+                heads: group.min(tile.heads - first),
+            }
+        };
+        let mut angles = Angles {
+            cos: tile.coefficients.cos,
+            sin: tile.coefficients.sin,
+            negate: tile.coefficients.negate,
+        };
+        for _ in 0..tile.tokens {
+            // SAFETY: the rows of a token lie within the tensors and its coefficients within theirs, by the caller's
+            // conditions on strides, `offset` and `pairs`.
             unsafe {
                 rotate_heads::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, B, RUNS>(
-                    tile,
-                    token,
-                    heads.clone(),
+                    tile, rows, angles, in_place,
                 );
             }
+            rows = rows.skip(tile.token_strides);
+            angles = angles.skip(tile.coefficients.stride);
         }
         first += group;
     }
@@ -219,6 +233,16 @@ struct Rows<E> {
 }
 
 impl<E> Rows<E> {
+    /// Those so many elements further on, if there are any.
+    #[inline(always)]
+    fn skip(self, elements: [usize; 2]) -> Self {
+        Self {
+            from: self.from.wrapping_add(elements[0]),
+            to: self.to.wrapping_add(elements[1]),
+            ..self
+        }
+    }
+
     /// Goes on to the next head, if there is one.
     #[inline(always)]
     fn next(&mut self) {
@@ -236,6 +260,18 @@ struct Angles<A> {
 }
 
 impl<A> Angles<A> {
+    /// Those so many values further on, if there are any.
+    #[inline(always)]
+    fn skip(self, values: usize) -> Self {
+        let [c1, c2] = self.cos;
+        let [s1, s2] = self.sin;
+        Self {
+            cos: [c1.wrapping_add(values), c2.wrapping_add(values)],
+            sin: [s1.wrapping_add(values), s2.wrapping_add(values)],
+            negate: self.negate,
+        }
+    }
+
     /// Those from a pair on.
     ///
     /// # Safety
@@ -258,7 +294,7 @@ impl<A> Angles<A> {
 /// Rotates a group of heads of one token.
 ///
 /// # Safety
-/// As [`each_group`]; `token` and `heads` lie within the tile.
+/// As [`each_group`]; the rows and their coefficients are the tile's, which is rotated `in_place` or not.
 #[inline(always)]
 unsafe fn rotate_heads<
     V: Vector<E>,
@@ -271,41 +307,24 @@ unsafe fn rotate_heads<
     const RUNS: usize,
 >(
     tile: &Tile<E>,
-    token: usize,
-    heads: Range<usize>,
+    mut rows: Rows<E>,
+    angles: Angles<E::Acc>,
+    in_place: bool,
 ) {
-    let (pairs, strides) = (tile.pairs, tile.head_strides);
-    // SAFETY: the rows lie within the tensors and their coefficients within theirs, by the caller's conditions on
-    // strides, `offset` and `pairs`.
+    let pairs = tile.pairs;
+    // SAFETY: by the caller; a row starts `offset` elements behind its head.
     unsafe {
-        let src = tile
-            .src
-            .add(token * tile.token_strides[0] + heads.start * strides[0]);
-        let dst = tile
-            .dst
-            .add(token * tile.token_strides[1] + heads.start * strides[1]);
-        let in_place = src == dst.cast_const();
-        let rotated_end = tile.offset + 2 * pairs;
         if !in_place && tile.head_dim != 2 * pairs {
-            for head in 0..heads.len() {
-                let (src, dst) = (src.add(head * strides[0]), dst.add(head * strides[1]));
-                src.copy_to_nonoverlapping(dst, tile.offset);
-                src.add(rotated_end)
-                    .copy_to_nonoverlapping(dst.add(rotated_end), tile.head_dim - rotated_end);
+            let behind = tile.head_dim - tile.offset - 2 * pairs;
+            let mut rows = rows;
+            for _ in 0..rows.heads {
+                let (from, to) = (rows.from.sub(tile.offset), rows.to.sub(tile.offset));
+                from.copy_to_nonoverlapping(to, tile.offset);
+                let (from, to) = (rows.from.add(2 * pairs), rows.to.add(2 * pairs));
+                from.copy_to_nonoverlapping(to, behind);
+                rows.next();
             }
         }
-        let mut rows = Rows {
-            from: src.add(tile.offset),
-            to: dst.add(tile.offset),
-            strides,
-            heads: heads.len(),
-        };
-        let at_token = |p: *const E::Acc| p.add(token * tile.coefficients.stride);
-        let angles = Angles {
-            cos: tile.coefficients.cos.map(at_token),
-            sin: tile.coefficients.sin.map(at_token),
-            negate: tile.coefficients.negate,
-        };
         if B == 0 {
             for _ in 0..rows.heads {
                 let mut from = rows.from;
