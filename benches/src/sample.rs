@@ -23,7 +23,7 @@ pub trait Contest {
 pub struct Plan {
     /// Samples of each contestant.
     pub samples: usize,
-    /// Fewer samples, but at least three, where all of them would take longer than this.
+    /// Fewer samples of those, but at least three, who would take more than their share of this.
     pub budget: Duration,
     /// Runs are repeated within a sample until it is at least this long.
     pub shortest_sample: Duration,
@@ -90,7 +90,8 @@ pub fn interleaved(contest: &mut dyn Contest, plan: &Plan) -> Vec<Timing> {
 
 /// Times each contestant, one sample of each after another: A B C A B C ...; in nanoseconds a run.
 ///
-/// A first round warms up, and says how often to repeat short runs.
+/// A first round warms up, says how often to repeat short runs, and how many samples each can have: all share the budget
+/// alike, and a slow one sits out most rounds instead of costing the others theirs.
 pub fn samples(contest: &mut dyn Contest, plan: &Plan) -> Vec<Vec<f64>> {
     let count = contest.contestants();
     let time = |contest: &mut dyn Contest, contestant, iterations| {
@@ -99,15 +100,16 @@ pub fn samples(contest: &mut dyn Contest, plan: &Plan) -> Vec<Vec<f64>> {
         contest.run(contestant, iterations);
         started.elapsed()
     };
-    let mut round = Duration::ZERO;
-    let iterations: Vec<usize> = (0..count)
+    let share = plan.budget.as_secs_f64() / count.max(1) as f64;
+    let warmed: Vec<(usize, usize)> = (0..count)
         .map(|contestant| {
             let mut iterations = 1;
             loop {
                 let taken = time(contest, contestant, iterations);
                 if taken >= plan.shortest_sample || !contest.repeats() {
-                    round += taken;
-                    return iterations;
+                    let affordable = share / taken.as_secs_f64().max(1e-9);
+                    let samples = plan.samples.min((affordable as usize).max(3)).max(1);
+                    return (iterations, samples);
                 }
                 // Towards the wanted length by the length that was seen, no more than a hundredfold at once.
                 let missing = plan.shortest_sample.as_secs_f64() / taken.as_secs_f64().max(1e-9);
@@ -116,13 +118,17 @@ pub fn samples(contest: &mut dyn Contest, plan: &Plan) -> Vec<Vec<f64>> {
             }
         })
         .collect();
-    let affordable = plan.budget.as_secs_f64() / round.as_secs_f64().max(1e-9);
-    let samples = plan.samples.min((affordable as usize).max(3)).max(1);
-    let mut taken = vec![Vec::with_capacity(samples); count];
-    for _ in 0..samples {
-        for (contestant, taken) in taken.iter_mut().enumerate() {
-            let time = time(contest, contestant, iterations[contestant]);
-            taken.push(time.as_secs_f64() * 1e9 / iterations[contestant] as f64);
+    let rounds = warmed.iter().map(|(_, samples)| *samples).max();
+    let rounds = rounds.unwrap_or(0);
+    let mut taken = vec![Vec::new(); count];
+    for round in 0..rounds {
+        for (contestant, (iterations, samples)) in warmed.iter().enumerate() {
+            // Evenly over the rounds.
+            if round * samples / rounds == (round + 1) * samples / rounds {
+                continue;
+            }
+            let time = time(contest, contestant, *iterations);
+            taken[contestant].push(time.as_secs_f64() * 1e9 / *iterations as f64);
         }
     }
     taken
@@ -177,5 +183,33 @@ mod tests {
                 .iter()
                 .all(|timing| timing.lower_quartile_ns >= 200e3)
         );
+    }
+
+    /// Its second contestant is slow.
+    struct Slow(Vec<usize>);
+
+    impl Contest for Slow {
+        fn contestants(&self) -> usize {
+            2
+        }
+        fn prepare(&mut self, _: usize) {}
+        fn run(&mut self, contestant: usize, _: usize) {
+            self.0.push(contestant);
+            std::thread::sleep(Duration::from_millis(if contestant == 1 { 40 } else { 1 }));
+        }
+    }
+
+    #[test]
+    fn a_slow_contestant_costs_the_others_no_samples() {
+        let plan = Plan {
+            samples: 9,
+            budget: Duration::from_millis(120),
+            shortest_sample: Duration::ZERO,
+        };
+        let mut slow = Slow(Vec::new());
+        let taken = samples(&mut slow, &plan);
+        assert_eq!((taken[0].len(), taken[1].len()), (9, 3));
+        // Behind the first round: three of its own between each two of the other's.
+        assert_eq!(slow.0[2..], [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1]);
     }
 }

@@ -1,4 +1,4 @@
-//! Checks and measurements of the workspace: `cargo xtask abi [--headers FOLDER]`, `cargo xtask benchmarks [--full | --page]`,
+//! Checks and measurements of the workspace: `cargo xtask abi [--headers FOLDER]`, `cargo xtask benchmarks [--full | --page] [NAME ...]`,
 //! `cargo xtask sanitize`.
 
 mod abi;
@@ -10,14 +10,15 @@ use std::process::ExitCode;
 use benchmarks::Measure;
 
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
-       cargo xtask benchmarks [--full | --page]
+       cargo xtask benchmarks [--full | --page] [NAME ...]
        cargo xtask sanitize
 
 abi   checks the declarations of rope-ascend and of the simulator against the vendor's headers.
       FOLDER holds `acl/acl.h`; without it the headers are taken from the PyPI wheel
       torch-npu 2.14.0, downloaded with pip into the target folder.
-benchmarks   measures everything, for about twenty minutes after building, and makes docs/benchmarks.md of
-      the results; --full measures every combination, --page nothing. Nothing else should run meanwhile.
+benchmarks   measures everything, for a quarter of an hour after building, and makes docs/benchmarks.md of
+      the results; --full measures every combination, --page nothing; NAMEs choose among memory, memory_npu, speed,
+      step and peers. Nothing else should run meanwhile.
 sanitize   runs the tests of unsafe code under the sanitizers of addresses, leaks and undefined behaviour, for some
       four minutes with building, in target/sanitize.";
 
@@ -26,13 +27,13 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let text = |error: &dyn std::error::Error| error.to_string();
     let abi = |headers| abi::run(headers).map_err(|error| text(&error));
-    let benchmarks = |measure| benchmarks::run(measure).map_err(|error| text(&error));
+    let benchmarks = |measure, names| benchmarks::run(measure, names).map_err(|error| text(&error));
     let outcome = match words.as_slice() {
         ["abi"] => abi(None),
         ["abi", "--headers", folder] => abi(Some(folder.as_ref())),
-        ["benchmarks"] => benchmarks(Measure::Default),
-        ["benchmarks", "--full"] => benchmarks(Measure::Full),
-        ["benchmarks", "--page"] => benchmarks(Measure::Nothing),
+        ["benchmarks", "--page"] => benchmarks(Measure::Nothing, &[]),
+        ["benchmarks", "--full", names @ ..] => benchmarks(Measure::Full, names),
+        ["benchmarks", names @ ..] => benchmarks(Measure::Default, names),
         ["sanitize"] => sanitize::run().map_err(|error| text(&error)),
         _ => {
             eprintln!("{USAGE}");

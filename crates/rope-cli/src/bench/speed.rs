@@ -55,7 +55,7 @@ pub(crate) struct SpeedArgs {
     /// Take the cases at this number of tokens instead of their own.
     #[arg(long, value_name = "NUMBER", value_parser = positive)]
     tokens: Option<usize>,
-    /// Samples of each case and of its baseline; fewer where they would take longer than four seconds.
+    /// Samples of each case and of its baseline; fewer where they would take more than their share of four seconds.
     #[arg(long, value_name = "NUMBER", default_value_t = 11, value_parser = positive)]
     samples: usize,
     /// Go through all cases so often, and take as many samples each time: a disturbance of seconds then hits few samples of a

@@ -27,6 +27,8 @@ pub(crate) enum BenchmarkError {
     },
     #[error("{command} failed")]
     Command { command: String },
+    #[error("there is no measurement {name:?}; there are {known}")]
+    Name { name: String, known: String },
     #[error("a chart cannot be drawn: {0}")]
     Chart(String),
     #[error("the template {problem}")]
@@ -70,7 +72,7 @@ const RUNS: [(&str, &[&str], &[&str]); 5] = [
     (
         "speed.csv",
         MROPE,
-        &["speed", "--samples", "9", "--rounds", "8"],
+        &["speed", "--samples", "9", "--rounds", "4"],
     ),
     ("step.csv", MROPE, &["step"]),
     ("peers.csv", PEERS, &[]),
@@ -87,15 +89,26 @@ pub(crate) enum Measure {
     Full,
 }
 
-/// Measures, and writes the page and its pictures; returns what was written.
-pub(crate) fn run(measure: Measure) -> Result<String> {
+/// Measures those of `names` (`speed`, `step`, ...), or all if there are none, and writes the page and its pictures; returns
+/// what was written.
+pub(crate) fn run(measure: Measure, names: &[&str]) -> Result<String> {
     let root = root();
+    let stem = |file: &'static str| file.trim_end_matches(".csv");
+    let known = RUNS.map(|(file, ..)| stem(file));
+    if let Some(name) = names.iter().find(|name| !known.contains(name)) {
+        return Err(BenchmarkError::Name {
+            name: (*name).to_owned(),
+            known: known.join(", "),
+        });
+    }
     if measure != Measure::Nothing {
         let folder = root.join(FOLDER);
         fs::create_dir_all(&folder).map_err(file(&folder))?;
         // Before the load of the measurements themselves.
         let environment = Environment::read(&root);
-        for (name, program, arguments) in RUNS {
+        let chosen =
+            |(file, ..): &(&'static str, _, _)| names.is_empty() || names.contains(&stem(file));
+        for (name, program, arguments) in RUNS.into_iter().filter(chosen) {
             let arguments = [program, arguments].concat();
             let mut command = Command::new(env!("CARGO"));
             command.current_dir(&root).args(&arguments);
