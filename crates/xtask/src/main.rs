@@ -5,7 +5,7 @@ mod abi;
 mod benchmarks;
 mod sanitize;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use benchmarks::Measure;
 
@@ -21,6 +21,19 @@ benchmarks   measures everything, for a quarter of an hour after building, and m
       step and peers. Nothing else should run meanwhile.
 sanitize   runs the tests of unsafe code under the sanitizers of addresses, leaks and undefined behaviour, for some
       four minutes with building, in target/sanitize.";
+
+/// cargo in the environment that a user starts it in. What cargo told this program about its package would have other
+/// packages built anew, for minutes.
+fn cargo() -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

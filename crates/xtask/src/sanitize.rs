@@ -45,7 +45,7 @@ pub(crate) fn run() -> Result<String, SanitizeError> {
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for tests in TESTS {
-        let mut command = Command::new(env!("CARGO"));
+        let mut command = crate::cargo();
         command
             .current_dir(&root)
             // The stable compiler brings the sanitizer's library and lacks only the leave to name it.

@@ -4,7 +4,6 @@ mod environment;
 mod page;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::{fs, io};
 
 use environment::Environment;
@@ -110,7 +109,7 @@ pub(crate) fn run(measure: Measure, names: &[&str]) -> Result<String> {
             |(file, ..): &(&'static str, _, _)| names.is_empty() || names.contains(&stem(file));
         for (name, program, arguments) in RUNS.into_iter().filter(chosen) {
             let arguments = [program, arguments].concat();
-            let mut command = Command::new(env!("CARGO"));
+            let mut command = crate::cargo();
             command.current_dir(&root).args(&arguments);
             if name == "speed.csv" && measure == Measure::Full {
                 command.arg("--full");
