@@ -22,10 +22,10 @@ use super::portable::Array;
 use super::vector::Vector;
 use crate::element::Element;
 
-/// Heads that meet a token's coefficients together where heads lie outside tokens, in place and into another buffer: as
-/// many stretches of memory are read, and as many written. They often lie a power of two apart and then share a set of
-/// the first-level cache, which has eight ways. Where a token's heads lie together, all of them do.
-const HEADS_OUTSIDE_GROUP: [usize; 2] = [6, 4];
+/// Heads that meet a token's coefficients together where heads lie outside tokens: as many stretches of memory are read,
+/// and as many written. They often lie a power of two apart and then share a set of the first-level cache, which has
+/// eight ways, with each other and with a neighbour on the same core. Where a token's heads lie together, all of them do.
+const HEADS_OUTSIDE_GROUP: usize = 4;
 
 /// How a pairing reads or writes a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,7 +190,7 @@ unsafe fn each_group<
     let group = if strides[0] <= tile.token_strides[0] {
         tile.heads
     } else {
-        HEADS_OUTSIDE_GROUP[usize::from(!in_place)]
+        HEADS_OUTSIDE_GROUP
     };
     let mut first = 0;
     while first < tile.heads {
