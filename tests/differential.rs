@@ -794,11 +794,11 @@ fn bf16_stores_round_to_nearest_even() {
     stores_round_to_nearest_even::<bf16>();
 }
 
-/// Longer than the tiles of any layout, so that a tile's second and later ones are checked too: many tokens at once have
-/// the bits of each token alone, which the oracle checks.
+/// Longer than the tiles of any layout and wider than their groups of heads, so that second and later ones are checked too:
+/// many tokens at once have the bits of each token alone, which the oracle checks.
 #[test]
 fn many_tiles_equal_one_token_at_a_time() {
-    let (tokens, heads, head_dim) = (1100, 2, 256);
+    let (tokens, heads, head_dim) = (1100, 5, 256);
     let elems = tokens * heads * head_dim;
     for pairing in Pairing::ALL {
         let spec = RotarySpec::builder(head_dim)
@@ -838,5 +838,31 @@ fn many_tiles_equal_one_token_at_a_time() {
                 "{pairing:?} in BNSD, token {token}"
             );
         }
+    }
+}
+
+/// k without heads, as a layer with nothing but queries to rotate may hold it.
+#[test]
+fn a_tensor_without_heads_is_nothing_to_do() {
+    let (tokens, head_dim) = (1100, 256);
+    let spec = RotarySpec::builder(head_dim).build().expect("valid");
+    let positions = Positions::text(1, 0, tokens).expect("in range");
+    let angles = TokenAngles::<f32>::new(&spec, &positions, None).expect("valid");
+    for layout in Layout::ALL {
+        let heads = |n| HeadsLayout::contiguous(layout, 1, tokens, n, head_dim);
+        let mut q = vec![1f32; heads(2).elems()];
+        let mut nothing = [];
+        let k = HeadsMut::new(&mut nothing, heads(0)).expect("fits");
+        Rotator::new(spec.geometry(), angles.angles())
+            .expect("valid")
+            .rotate(
+                HeadsMut::new(&mut q, heads(2)).expect("fits"),
+                Some(k.into()),
+            )
+            .expect("valid");
+        assert!(
+            q.iter().any(|x| *x != 1.0),
+            "q was left alone in {layout:?}"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! cos and sin as tensors.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use rope_core::TokenAngles;
+use burn::tensor::{DType, Device, Element, Tensor, TensorData};
+use rope_core::{Real, TokenAngles};
 
 use crate::backends;
 
@@ -10,7 +10,7 @@ use crate::backends;
 /// `[tokens, lanes]` each, in f32 (f64 to rotate f64 tensors), attention scaling included. Lanes are the pairs, or for
 /// a per-channel axis layout all first members, then all second members. Cloning shares the tensors.
 ///
-/// From [`Rotary::angles`](crate::Rotary::angles), or from tensors of one's own: where those require gradients, the
+/// From [`Rotary::angles`](crate::Rotary::angles), in f64 from [`Rotary::try_angles_for`](crate::Rotary::try_angles_for), or from tensors of one's own: where those require gradients, the
 /// backward makes them, and keeps q and k for it.
 #[derive(Clone, Debug)]
 pub struct RotaryAngles {
@@ -22,11 +22,15 @@ pub struct RotaryAngles {
 
 impl RotaryAngles {
     /// cos and sin of `lanes` columns on a device.
-    pub(crate) fn upload(angles: &TokenAngles<f32>, lanes: usize, device: &Device) -> Self {
-        let tensor = |values: Vec<f32>, columns| {
+    pub(crate) fn upload<A: Real + Element>(
+        angles: &TokenAngles<A>,
+        lanes: usize,
+        device: &Device,
+    ) -> Self {
+        let tensor = |values: Vec<A>, columns| {
             let data = TensorData::new(values, [angles.tokens(), columns]);
             // Whatever the device's default type: 16-bit angles would lose the position.
-            Tensor::<2>::from_data(data, (device, DType::F32))
+            Tensor::<2>::from_data(data, (device, A::dtype()))
         };
         let (cos, sin) = (angles.cos(), angles.sin());
         if !backends::wants_angles_together(device) || cos.is_empty() {

@@ -14,7 +14,6 @@ use burn::backend::autodiff::{
 };
 use burn::backend::tensor::FloatTensor;
 
-use crate::composed;
 use crate::ops::{RotaryOp, RotaryOps};
 
 /// cos and sin as the nodes keep them, and the operation to apply to the gradient.
@@ -131,15 +130,5 @@ impl<B: RotaryOps, C: CheckpointStrategy> RotaryOps for Autodiff<B, C> {
             }
             OpsKind::UnTracked(prep) => prep.finish(forward(x)),
         }
-    }
-
-    /// Each of the operations that it is composed from registers its own node.
-    fn rotary_composed(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        op: RotaryOp,
-    ) -> FloatTensor<Self> {
-        composed::rotate::<Self>(x, cos, sin, op)
     }
 }

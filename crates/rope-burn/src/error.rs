@@ -28,7 +28,10 @@ pub enum RotaryError {
         found: DType,
     },
     /// cos and sin in a type that would lose the angle, or that the kernels do not compute in.
-    #[error("{what} is {found:?}, expected {expected:?}: angles keep the type that is computed in")]
+    #[error(
+        "{what} is {found:?}, expected {expected:?}: angles keep the type that is computed in; Rotary::try_angles_for makes \
+         them for a type"
+    )]
     AngleDType {
         /// cos or sin.
         what: &'static str,

@@ -4,18 +4,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::Dispatch;
 use burn::config::Config;
-use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::module::{Content, Module, ModuleDisplay};
+use burn::tensor::{DType, Device, Int, Tensor};
 use rope_core::{
     CosSinTable, DEFAULT_TABLE_BUDGET_BYTES, Direction, Layout, Positions, RopeError, RotarySpec,
     TokenAngles,
 };
 
 use crate::angles::RotaryAngles;
-use crate::error::Result;
-#[cfg(doc)]
-use crate::error::RotaryError;
-use crate::ops::{RotaryOp, RotaryOps};
+use crate::backends;
+use crate::composed;
+use crate::error::{Result, RotaryError};
+use crate::ops::{RotaryOp, RotaryOps, angle_dtype};
 
 /// Which code rotates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -96,6 +96,7 @@ impl RotaryConfig {
 /// # Ok::<(), rope_burn::RotaryError>(())
 /// ```
 #[derive(Module, Debug)]
+#[module(custom_display)]
 pub struct Rotary {
     #[module(skip)]
     spec: RotarySpec,
@@ -105,6 +106,23 @@ pub struct Rotary {
     implementation: Implementation,
     #[module(skip)]
     table: Arc<Mutex<CosSinTable>>,
+}
+
+/// What tells one rotation from another; no table.
+impl ModuleDisplay for Rotary {
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        let geometry = self.spec.geometry();
+        content
+            .set_top_level_type("Rotary")
+            .add_debug_attribute("head_dim", &geometry.head_dim())
+            .add_debug_attribute("rotary_dim", &geometry.rotary_dim())
+            .add_debug_attribute("pairing", &geometry.pairing())
+            .add_debug_attribute("axes", self.spec.axis_layout())
+            .add_debug_attribute("frequencies", self.spec.frequencies())
+            .add_debug_attribute("layout", &self.layout)
+            .add_debug_attribute("implementation", &self.implementation)
+            .optional()
+    }
 }
 
 impl Rotary {
@@ -156,11 +174,40 @@ impl Rotary {
     /// [`RopeError::PositionAxes`] if the positions have other axes than the specification.
     pub fn try_angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
         let angles = self.token_angles(positions)?;
-        Ok(RotaryAngles::upload(
-            &angles,
-            self.spec.geometry().lanes(),
-            device,
-        ))
+        Ok(self.upload(&angles, device))
+    }
+
+    /// As [`try_angles`](Self::try_angles), in the type that tensors of `dtype` are rotated in: f64 for f64, f32 for the
+    /// others. In f64 they are made for these tokens alone, without a table.
+    ///
+    /// # Errors
+    /// As [`try_angles`](Self::try_angles); [`RotaryError::UnsupportedDType`].
+    pub fn try_angles_for(
+        &self,
+        dtype: DType,
+        positions: &Positions,
+        device: &Device,
+    ) -> Result<RotaryAngles> {
+        if angle_dtype(dtype)? == DType::F32 {
+            return self.try_angles(positions, device);
+        }
+        let seq_len = self.seq_len(positions);
+        let angles = TokenAngles::<f64>::new(&self.spec, positions, seq_len)?;
+        Ok(self.upload(&angles, device))
+    }
+
+    fn upload<A: rope_core::Real + burn::tensor::Element>(
+        &self,
+        angles: &TokenAngles<A>,
+        device: &Device,
+    ) -> RotaryAngles {
+        RotaryAngles::upload(angles, self.spec.geometry().lanes(), device)
+    }
+
+    /// What frequencies that depend on the length of the sequence take for it.
+    fn seq_len(&self, positions: &Positions) -> Option<u64> {
+        let depends = self.spec.frequencies().depends_on_seq_len();
+        depends.then(|| u64::from(positions.highest()) + 1)
     }
 
     /// As [`try_angles`](Self::try_angles), from ids `[axes, tokens]` in a tensor, on its device. Reads them back, so
@@ -171,13 +218,16 @@ impl Rotary {
     /// cannot be read.
     pub fn try_angles_from_ids(&self, ids: Tensor<2, Int>) -> Result<RotaryAngles> {
         let (device, axes) = (ids.device(), ids.dims()[0]);
-        let ids: Vec<i64> = ids.into_data().iter::<i64>().collect();
+        let ids = ids.try_into_data().map_err(|error| {
+            let reason = error.to_string();
+            RotaryError::Positions { reason }
+        })?;
+        let ids: Vec<i64> = ids.iter::<i64>().collect();
         self.try_angles(&Positions::new(axes, &ids)?, &device)
     }
 
     pub(crate) fn token_angles(&self, positions: &Positions) -> Result<TokenAngles> {
-        let seq_len = u64::from(positions.highest()) + 1;
-        if self.spec.frequencies().depends_on_seq_len() {
+        if let Some(seq_len) = self.seq_len(positions) {
             return Ok(TokenAngles::new(&self.spec, positions, Some(seq_len))?);
         }
         // A table is complete between calls, so a panic elsewhere leaves nothing half made.
@@ -292,7 +342,7 @@ fn apply_pair<const D: usize>(
     op: RotaryOp,
     implementation: Implementation,
 ) -> (Tensor<D>, Tensor<D>) {
-    if implementation == Implementation::Composed {
+    if !fuses(implementation, &q.device()) {
         let k = apply_single(k, angles, op, implementation);
         return (apply_single(q, angles, op, implementation), k);
     }
@@ -302,6 +352,11 @@ fn apply_pair<const D: usize>(
     );
     let (q, k) = Dispatch::rotary_pair(q.into_dispatch(), k.into_dispatch(), cos, sin, op);
     (Tensor::from_dispatch(q), Tensor::from_dispatch(k))
+}
+
+/// Whether the operation goes to the backend as one; the others get its ordinary operations.
+fn fuses(implementation: Implementation, device: &Device) -> bool {
+    implementation == Implementation::Fused && backends::extends(device)
 }
 
 fn apply_single<const D: usize>(
@@ -314,9 +369,61 @@ fn apply_single<const D: usize>(
         angles.cos.clone().into_dispatch(),
         angles.sin.clone().into_dispatch(),
     );
-    let rotate = match implementation {
-        Implementation::Fused => Dispatch::rotary_single,
-        Implementation::Composed => Dispatch::rotary_composed,
+    let rotate = if fuses(implementation, &x.device()) {
+        Dispatch::rotary_single
+    } else {
+        composed::rotate::<Dispatch>
     };
     Tensor::from_dispatch(rotate(x.into_dispatch(), cos, sin, op))
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use rope_core::AxisLayout;
+
+    use super::*;
+
+    fn rotary() -> Rotary {
+        let spec = RotarySpec::builder(64)
+            .axes(AxisLayout::Striped(vec![12, 10, 10]))
+            .build();
+        Rotary::new(spec.expect("a valid specification"), Layout::Bsnd)
+    }
+
+    #[test]
+    fn a_model_is_printed_without_its_table() {
+        let rotary = rotary();
+        let positions = Positions::text(3, 4000, 8).expect("in range");
+        rotary.angles(&positions, &Device::flex());
+        let (shown, debugged) = (format!("{rotary}"), format!("{rotary:?}"));
+        for word in ["head_dim: 64", "Striped([12, 10, 10])", "layout: Bsnd"] {
+            assert!(shown.contains(word), "`{word}` is not in: {shown}");
+        }
+        assert!(shown.len() < 500, "{shown}");
+        assert!(debugged.len() < 8000, "{} bytes", debugged.len());
+    }
+
+    #[test]
+    fn f64_tensors_get_angles_in_f64() {
+        let (rotary, device) = (rotary(), Device::flex());
+        let positions = Positions::text(3, 1 << 20, 5).expect("in range");
+        let angles = rotary
+            .try_angles_for(DType::F64, &positions, &device)
+            .expect("valid");
+        let q = Tensor::<4>::ones([1, 5, 2, 64], (&device, DType::F64));
+        let rotated = rotary.try_forward_single(q, &angles).expect("types agree");
+        let rotated: Vec<f64> = rotated.into_data().iter::<f64>().collect();
+        // Channel 0 of the last token turns by its position in radians; its partner is 1 too.
+        let angle = f64::from((1 << 20) + 4);
+        let found = rotated[4 * 2 * 64];
+        assert!(
+            (found - (angle.cos() - angle.sin())).abs() < 1e-9,
+            "{found}"
+        );
+        let narrow = rotary.try_angles_for(DType::BF16, &positions, &device);
+        assert_eq!(narrow.expect("valid").dtype(), DType::F32);
+        let refused = rotary.try_angles_for(DType::I32, &positions, &device);
+        let expected = RotaryError::UnsupportedDType { found: DType::I32 };
+        assert_eq!(refused.err(), Some(expected));
+    }
 }

@@ -199,16 +199,6 @@ pub trait RotaryOps: Backend {
         composed::rotate::<Self>(x, cos, sin, op)
     }
 
-    /// Rotates one tensor by ordinary operations, whatever kernels the backend has: the oracle and the baseline.
-    fn rotary_composed(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        op: RotaryOp,
-    ) -> FloatTensor<Self> {
-        composed::rotate::<Self>(x, cos, sin, op)
-    }
-
     /// The gradients of cos and sin, shaped as `cos`, from x and the gradient of the rotated x.
     fn rotary_angle_gradients(
         x: FloatTensor<Self>,

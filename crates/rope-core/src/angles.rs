@@ -22,13 +22,24 @@ const BLOCK_TOKENS: usize = 32;
 /// # Numerics
 /// angle = position * inv_freq in f64; cos and sin in f64; one rounding to `A`. The error against exact
 /// arithmetic is that of the rounding up to position 2^22, and at most 3e-7 at position 2^31.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CosSinTable<A: Real = f32> {
     rows: Vec<A>,
     inv_freq: Vec<f64>,
     attention_scaling: f64,
     lane_map: Arc<LaneMap>,
     budget_bytes: usize,
+}
+
+/// Its size, not its millions of values: modules that hold one are printed.
+impl<A: Real> core::fmt::Debug for CosSinTable<A> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("CosSinTable")
+            .field("positions", &self.rows())
+            .field("frequencies", &self.inv_freq.len())
+            .field("budget_bytes", &self.budget_bytes)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<A: Real> CosSinTable<A> {

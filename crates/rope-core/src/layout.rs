@@ -146,10 +146,15 @@ impl HeadsLayout {
         ]
     }
 
+    #[inline]
+    fn is_empty(&self) -> bool {
+        [self.batch, self.seq, self.heads, self.head_dim].contains(&0)
+    }
+
     /// Elements from the first to one past the last that the view reaches.
     #[inline]
     fn extent(&self) -> u128 {
-        if self.dims().iter().any(|(size, _)| *size == 0) || self.head_dim == 0 {
+        if self.is_empty() {
             return 0;
         }
         let reach: u128 = self
@@ -179,6 +184,9 @@ impl HeadsLayout {
     /// slice and permutation of one.
     #[inline]
     pub fn is_injective(&self) -> bool {
+        if self.is_empty() {
+            return true;
+        }
         let [mut a, mut b, mut c] = self.dims();
         // By stride, smallest first: a comparison each is all that three need, on the way of every call.
         if a.1 > b.1 {

@@ -501,7 +501,9 @@ impl<E: Element> Task<'_, '_, E> {
                     self.arrange(gathered, sin, row)
                 }
             };
-            for operand in core::iter::once(&self.q).chain(&self.k) {
+            // A tensor without heads has no elements for a token's address to be among.
+            let operands = core::iter::once(&self.q).chain(&self.k);
+            for operand in operands.filter(|operand| operand.src_layout.heads > 0) {
                 let tile = self.tile(operand, b, s, count, coefficients, scratch);
                 // SAFETY: an `InstructionSet` exists only for instructions that the processor has. Views were checked
                 // to reach only into their buffers and, where written, to name each element once; source and

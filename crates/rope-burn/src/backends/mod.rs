@@ -15,6 +15,24 @@ pub mod remote;
 #[cfg(all(feature = "remote", not(feature = "remote-server")))]
 mod remote;
 
+/// Whether [`RotaryOps`](crate::RotaryOps) reaches the backend of a device: burn's dispatch has an arm for those that this
+/// crate's features name, and would panic for others.
+pub(crate) fn extends(device: &Device) -> bool {
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "flex")]
+        burn::backend::DispatchDevice::Flex(_) => true,
+        #[cfg(feature = "cube")]
+        burn::backend::DispatchDevice::Cube(_) => true,
+        #[cfg(feature = "remote")]
+        burn::backend::DispatchDevice::Remote(_) => true,
+        #[allow(
+            unreachable_patterns,
+            reason = "unless burn has other backends enabled"
+        )]
+        _ => false,
+    }
+}
+
 /// Whether a token's cosines and sines are to lie in one row, of which the tensors of cos and sin are views: the form that
 /// Ascend's kernels read. CPU kernels read each as a whole.
 pub(crate) fn wants_angles_together(device: &Device) -> bool {
