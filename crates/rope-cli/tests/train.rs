@@ -60,6 +60,83 @@ fn json_is_one_object_with_the_promised_keys_and_the_files_exist() {
 }
 
 #[test]
+fn a_new_run_leaves_the_earlier_checkpoint_until_its_own_is_whole() {
+    let out = folder("anew");
+    let path = out.to_str().expect("UTF-8");
+    let run = |steps: &str, last: &[&str]| {
+        let options = ["train", "--batch", "2", "--test-questions", "2", "--out"];
+        mrope(&[&options, &[path, "--steps", steps][..], last].concat())
+    };
+    let checkpoints = || {
+        let entries = std::fs::read_dir(&out).expect("a folder");
+        let mut names: Vec<String> = entries
+            .map(|entry| text(entry.expect("an entry").file_name().as_encoded_bytes()))
+            .filter(|name| name.contains("checkpoint"))
+            .collect();
+        names.sort();
+        names
+    };
+    assert!(run("3", &[]).status.success());
+    assert_eq!(checkpoints(), ["checkpoint-000003"]);
+
+    // This one cannot save: a file is where its folder should be.
+    let obstacle = out.join("mrope-checkpoint.partial");
+    std::fs::write(&obstacle, "").expect("writes");
+    assert_eq!(run("2", &[]).status.code(), Some(1));
+    std::fs::remove_file(&obstacle).expect("removes");
+    assert_eq!(checkpoints(), ["checkpoint-000003"]);
+    assert!(run("3", &["--resume"]).status.success());
+
+    // Of the same name, and of a lower one.
+    for steps in ["3", "2"] {
+        let anew = run(steps, &[]);
+        assert!(anew.status.success(), "{}", text(&anew.stderr));
+        let said = text(&anew.stderr);
+        assert!(
+            said.contains("checkpoint-000003 is of an earlier run"),
+            "{said}"
+        );
+        assert_eq!(checkpoints(), [format!("checkpoint-00000{steps}")]);
+    }
+}
+
+#[test]
+fn what_other_programs_saved_stays() {
+    let out = folder("others");
+    let path = out.to_str().expect("UTF-8");
+    let theirs = |name: &str| {
+        let file = out.join(name);
+        std::fs::create_dir_all(file.parent().expect("a folder")).expect("creates");
+        std::fs::write(&file, "theirs").expect("writes");
+        file
+    };
+    let run = || {
+        let options = "train --steps 2 --batch 2 --test-questions 2 --out";
+        mrope(&options.split(' ').chain([path]).collect::<Vec<_>>())
+    };
+    let weights = theirs("checkpoint-500/model.safetensors");
+    let done = run();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(out.join("checkpoint-000002/run.json").is_file());
+    assert!(weights.exists());
+
+    // Where it would write: refused before the first step.
+    for name in ["checkpoint-000002/optimizer.pt", "model.safetensors"] {
+        std::fs::remove_dir_all(&out).expect("removes");
+        let file = theirs(name);
+        let refused = run();
+        assert_eq!(refused.status.code(), Some(1), "{name}");
+        let message = text(&refused.stderr);
+        assert!(
+            message.contains("no run of mrope train made it"),
+            "{message}"
+        );
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert_eq!(std::fs::read_to_string(file).expect("a file"), "theirs");
+    }
+}
+
+#[test]
 fn mistakes_get_one_line_and_an_exit_code() {
     let out = folder("mistakes");
     let path = out.to_str().expect("UTF-8");

@@ -2,7 +2,11 @@
 //!
 //! A checkpoint is a folder `checkpoint-<steps>` with the weights and the optimizer's moments in burnpack,
 //! which keeps the parameter ids that tie them, and the configuration and history in JSON. It is written
-//! under another name and renamed when whole, so a run that is stopped while saving keeps the one before.
+//! under another name and renamed when whole, and one that it replaces is removed after that, under another name
+//! too: a run that is stopped while saving keeps the one before, and what bears the name is whole.
+//!
+//! Other programs name folders alike (Hugging Face's `checkpoint-500`). One without these three files is not ours,
+//! and is left alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +23,8 @@ use super::options::RunConfig;
 use super::trainer::History;
 
 const PREFIX: &str = "checkpoint-";
-const PARTIAL: &str = "checkpoint.partial";
+const PARTIAL: &str = "mrope-checkpoint.partial";
+const REPLACED: &str = "mrope-checkpoint.replaced";
 const MODEL: &str = "model.bpk";
 const OPTIMIZER: &str = "optimizer.bpk";
 const RUN: &str = "run.json";
@@ -31,7 +36,7 @@ struct Run<C, H> {
     history: H,
 }
 
-/// Saves a checkpoint in `folder` and removes those before it.
+/// Saves a checkpoint in `folder` and removes those before it, of this run or an earlier one.
 pub(crate) fn save(
     folder: &Path,
     config: &RunConfig,
@@ -54,13 +59,17 @@ pub(crate) fn save(
         .map_err(TrainError::file("write", file(RUN)))?;
     fs::write(file(RUN), run).map_err(TrainError::file("write", file(RUN)))?;
 
-    let older = list(folder)?;
-    let whole = folder.join(format!("{PREFIX}{:06}", history.losses.len()));
-    remove(&whole)?;
-    fs::rename(&partial, &whole).map_err(TrainError::file("rename", &partial))?;
-    for path in older.iter().filter(|path| **path != whole) {
-        remove(path)?;
-    }
+    let whole = folder.join(name(history.losses.len()));
+    let replaced = folder.join(REPLACED);
+    let replace = |path: &PathBuf| {
+        remove(&replaced)?;
+        rename(path, &replaced)
+    };
+    let (same, others): (Vec<_>, Vec<_>) = list(folder)?.into_iter().partition(|p| *p == whole);
+    same.iter().try_for_each(replace)?;
+    rename(&partial, &whole)?;
+    others.iter().try_for_each(replace)?;
+    remove(&replaced)?;
     Ok(whole)
 }
 
@@ -75,8 +84,7 @@ pub(crate) fn load(
     model: Model,
     optimizer: ModuleOptimizer,
 ) -> Result<(History, Model, ModuleOptimizer)> {
-    let checkpoints = list(folder)?;
-    let Some(path) = checkpoints.last() else {
+    let Some(path) = last(folder)? else {
         return Err(TrainError::NoCheckpoint {
             folder: folder.to_owned(),
         });
@@ -96,13 +104,43 @@ pub(crate) fn load(
     Ok((run.history, model, optimizer))
 }
 
-/// Removes all checkpoints from `folder`.
-pub(crate) fn clear(folder: &Path) -> Result<()> {
-    list(folder)?.iter().try_for_each(|path| remove(path))
+/// The checkpoint in `folder` that [`load`] would read.
+pub(crate) fn last(folder: &Path) -> Result<Option<PathBuf>> {
+    Ok(list(folder)?.pop())
+}
+
+/// Refuses a folder where a checkpoint of a run of `steps` steps would have the name of what another program made.
+///
+/// # Errors
+/// [`TrainError::NotOurs`] with its path.
+pub(crate) fn refuse_others(folder: &Path, steps: usize) -> Result<()> {
+    let taken = named(folder)?
+        .into_iter()
+        .find(|(number, path)| *number <= steps && path.ends_with(name(*number)) && !is_ours(path));
+    match taken {
+        Some((_, path)) => Err(TrainError::NotOurs { path }),
+        None => Ok(()),
+    }
+}
+
+fn name(steps: usize) -> String {
+    format!("{PREFIX}{steps:06}")
 }
 
 /// The checkpoints in `folder`, the last one last.
 fn list(folder: &Path) -> Result<Vec<PathBuf>> {
+    let paths = named(folder)?.into_iter().map(|(_, path)| path);
+    Ok(paths.filter(|path| is_ours(path)).collect())
+}
+
+fn is_ours(path: &Path) -> bool {
+    [MODEL, OPTIMIZER, RUN]
+        .iter()
+        .all(|file| path.join(file).is_file())
+}
+
+/// What is named like a checkpoint in `folder`, whoever made it, by number.
+fn named(folder: &Path) -> Result<Vec<(usize, PathBuf)>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -116,7 +154,11 @@ fn list(folder: &Path) -> Result<Vec<PathBuf>> {
         })
         .collect();
     found.sort();
-    Ok(found.into_iter().map(|(_, path)| path).collect())
+    Ok(found)
+}
+
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(TrainError::file("rename", from))
 }
 
 fn remove(path: &Path) -> Result<()> {

@@ -23,6 +23,12 @@ pub(crate) enum TrainError {
         path: PathBuf,
         reason: String,
     },
+    /// The run would write where another program has written.
+    #[error(
+        "{} is there, and no run of mrope train made it; choose another --out, or move it away",
+        path.display()
+    )]
+    NotOurs { path: PathBuf },
     /// There is nothing to resume.
     #[error("no checkpoint in {}; run without --resume to start one", folder.display())]
     NoCheckpoint { folder: PathBuf },
@@ -36,6 +42,9 @@ pub(crate) enum TrainError {
         expected: String,
         found: String,
     },
+    /// The report could not be written.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[source] std::io::Error),
     /// The device is not there.
     #[error(transparent)]
     Open(Box<dyn std::error::Error>),

@@ -1,6 +1,8 @@
 //! A run from the first step to the last file.
 
 use std::fs;
+use std::io::{Write, stdout};
+use std::path::Path;
 use std::time::Duration;
 
 use burn_store::{ModuleSnapshot, SafetensorsStore};
@@ -14,6 +16,7 @@ use super::report::{Files, Report};
 use super::trainer::Trainer;
 use crate::device::Compute;
 
+const MODEL: &str = "model.safetensors";
 /// Questions of the tests on the way.
 const PROBE_QUESTIONS: usize = 512;
 /// Steps between the tests on the way.
@@ -27,12 +30,13 @@ const SHOWN_STEPS: usize = 50;
 /// [`TrainError`]: see its variants.
 pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let out = args.out();
+    checkpoint::refuse_others(&out, args.run.steps)?;
     let compute = Compute::open(&args.device, &args.token).map_err(TrainError::Open)?;
     let device = compute.device();
     let mut trainer = if args.resume {
         Trainer::resume(args.run.clone(), device, &out)?
     } else {
-        checkpoint::clear(&out)?;
+        look_before_starting_anew(&out)?;
         Trainer::new(args.run.clone(), device)?
     };
     fs::create_dir_all(&out).map_err(TrainError::file("create", &out))?;
@@ -60,7 +64,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let questions = trainer.test_questions(args.test_questions);
     let test = trainer.test(&questions)?;
     let files = Files {
-        model: out.join("model.safetensors"),
+        model: out.join(MODEL),
         curves: out.join("curves.svg"),
         attention: out.join("attention.svg"),
         checkpoint: trainer.save(&out)?,
@@ -78,10 +82,27 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     plots::attention(&files.attention, &trainer, &questions[0])?;
 
     let report = Report::new(&trainer, args.device.to_string(), usage, test, blind, files);
-    if args.json {
-        println!("{}", report.json());
+    let text = if args.json {
+        report.json()
     } else {
-        println!("{report}");
+        report.to_string()
+    };
+    writeln!(stdout(), "{text}").map_err(TrainError::Output)
+}
+
+/// Says what a new run will replace in `out`, in time to stop it.
+///
+/// # Errors
+/// [`TrainError::NotOurs`] for a model of another program: one of an earlier run has a checkpoint beside it.
+fn look_before_starting_anew(out: &Path) -> Result<()> {
+    let model = out.join(MODEL);
+    match checkpoint::last(out)? {
+        Some(earlier) => eprintln!(
+            "{} is of an earlier run, until the first checkpoint of this one replaces it; --resume goes on from it",
+            earlier.display()
+        ),
+        None if model.exists() => return Err(TrainError::NotOurs { path: model }),
+        None => {}
     }
     Ok(())
 }
