@@ -342,23 +342,22 @@ impl DeviceArgs {
         Compute::open(&self.device, &self.token)
     }
 
-    /// The NPU that was asked for, ready for its path.
+    /// What was asked for, an NPU ready for its path.
     ///
     /// # Errors
-    /// If there is none, it has no kernels, or a path was chosen for another device.
-    pub(crate) fn npu(&self) -> Result<Option<Npu>, Box<dyn Error>> {
+    /// If there is no such NPU, it has no kernels, or a path was chosen for another device.
+    pub(crate) fn place(&self) -> Result<Place, Box<dyn Error>> {
         let npu = match self.device {
             Device::Cpu | Device::Remote { .. } if self.path.is_some() => {
-                return Err("--path chooses among the ways to rotate on an NPU; add --device ascend or --device ascend-sim".into());
-            }
-            Device::Cpu => return Ok(None),
-            Device::Remote { .. } => {
-                let device = &self.device;
                 return Err(format!(
-                    "{device} is no NPU of this machine; only mrope train and mrope verify use it"
+                    "--path chooses among the ways to rotate on an NPU of this machine, and {} is none; \
+                     add --device ascend or --device ascend-sim, or leave --path out",
+                    self.device
                 )
                 .into());
             }
+            Device::Cpu => return Ok(Place::Host),
+            Device::Remote { .. } => return Ok(Place::Served),
             Device::Ascend(ordinal) => Npu::open(ordinal.into())?,
             Device::AscendSim => simulated()?,
         };
@@ -366,8 +365,18 @@ impl DeviceArgs {
             // Without kernels every case would fail for the same reason.
             npu.kernels()?;
         }
-        Ok(Some(npu))
+        Ok(Place::Npu(npu))
     }
+}
+
+/// Where rotations run.
+pub(crate) enum Place {
+    /// On this machine's processor.
+    Host,
+    /// On an NPU of this machine.
+    Npu(Npu),
+    /// On a device of a server.
+    Served,
 }
 
 /// The simulated NPU.

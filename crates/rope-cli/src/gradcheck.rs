@@ -13,7 +13,7 @@ use rope_check::buffer::DType;
 use rope_check::cases::NamedCase;
 use rope_check::gradcheck::{Row, check, suite};
 
-use crate::device::DeviceArgs;
+use crate::device::{DeviceArgs, Place};
 
 /// What to check, and how to say it.
 #[derive(Args, Clone, Debug)]
@@ -44,7 +44,17 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
             return Err(format!("no case has {filter:?} in its name; --verbose lists them").into());
         }
     }
-    let npu = args.device.npu()?;
+    let npu = match args.device.place()? {
+        Place::Host => None,
+        Place::Npu(npu) => Some(npu),
+        Place::Served => {
+            let device = args.device.device();
+            return Err(format!(
+                "{device} is no NPU of this machine; only mrope train and mrope verify use it"
+            )
+            .into());
+        }
+    };
     let started = Instant::now();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} cases  {elapsed}  {msg}")?;
     let bar = ProgressBar::new(cases.len() as u64).with_style(style);

@@ -17,7 +17,7 @@ use rope_core::InstructionSet;
 use serde::Serialize;
 
 use self::model::Models;
-use crate::device::{Device, DeviceArgs};
+use crate::device::{DeviceArgs, Place};
 
 const FORMAT: &str = include_str!("verify_format.txt");
 
@@ -79,15 +79,13 @@ impl From<RotaryChoice> for Implementation {
 /// # Errors
 /// If no engine has that name, there is nothing to verify, or standard output cannot be written.
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let is_served = matches!(args.device.device(), Device::Remote { .. });
-    let npu = (!is_served).then(|| args.device.npu()).transpose()?;
-    let npu = npu.flatten();
+    let place = args.device.place()?;
     let compute = args.device.compute()?;
     let models = Models::new(&compute, args.device.device(), args.rotary.into());
-    let (engines, is_host) = match &npu {
-        Some(npu) => (ascend::engines(npu, args.device.path()), false),
-        None if is_served => (burn_engines(compute.device()).collect(), false),
-        None => (host_engines(), true),
+    let (engines, is_host) = match &place {
+        Place::Npu(npu) => (ascend::engines(npu, args.device.path()), false),
+        Place::Served => (burn_engines(compute.device()).collect(), false),
+        Place::Host => (host_engines(), true),
     };
     let engines = match &args.engine[..] {
         "best" if !is_host => Engines::Named(engines),
@@ -119,7 +117,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
             "nothing to verify in these paths; see mrope verify --help for the format".into(),
         );
     }
-    if npu.is_some() && tally.rotated == 0 && tally.unreadable == 0 {
+    if matches!(place, Place::Npu(_)) && tally.rotated == 0 && tally.unreadable == 0 {
         return Err(
             "nothing ran on the device: every comparison is beyond the limits of its operators"
                 .into(),
