@@ -11,6 +11,7 @@ mod verify;
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -79,7 +80,8 @@ Examples:
   mrope train --json > result.json         one JSON object; progress stays on standard error
 
 The output folder gets model.safetensors, curves.svg, attention.svg (where the
-model looks) and a checkpoint. A new run in the same folder replaces them.";
+model looks) and a checkpoint. A new run in the same folder replaces them, the
+checkpoint when it saves its first. Checkpoints of other programs are left alone.";
 
 fn main() -> ExitCode {
     let mut args: Vec<OsString> = std::env::args_os().collect();
@@ -88,11 +90,29 @@ fn main() -> ExitCode {
     }
     match run(Cli::parse_from(args).command) {
         Ok(code) => code,
+        Err(error) if is_of_closed_pipe(&*error) => ExitCode::from(CLOSED_PIPE),
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// What a shell reports of a program that SIGPIPE ended; Rust ignores the signal. No 0: of a check that was cut short
+/// nobody is to read that it passed.
+const CLOSED_PIPE: u8 = 128 + 13;
+
+/// Whether the reader of standard output has seen enough, as `head` does.
+fn is_of_closed_pipe(error: &(dyn Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |&error| error.source()).any(|error| {
+        let kind = match error.downcast_ref::<io::Error>() {
+            Some(error) => Some(error.kind()),
+            None => error
+                .downcast_ref::<serde_json::Error>()
+                .and_then(serde_json::Error::io_error_kind),
+        };
+        kind == Some(io::ErrorKind::BrokenPipe)
+    })
 }
 
 fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {

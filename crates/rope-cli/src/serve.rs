@@ -69,12 +69,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
             }
             serve::<Ascend>(args, npus)?;
             let moved = fallbacks();
+            let mut out = stdout().lock();
             if !moved.is_empty() {
-                println!("operations that ran on the host:");
+                writeln!(out, "operations that ran on the host:")?;
             }
             for fallback in moved {
                 let (calls, bytes) = (fallback.calls, fallback.bytes);
-                println!("  {:<32} {calls} calls, {bytes} bytes", fallback.op);
+                writeln!(out, "  {:<32} {calls} calls, {bytes} bytes", fallback.op)?;
             }
             Ok(())
         }

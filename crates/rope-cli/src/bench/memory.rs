@@ -228,6 +228,7 @@ impl Plan {
 /// # Errors
 /// If the NPU that was asked for is not there, or an output cannot be written.
 pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let output = args.output.open()?;
     let plan = Plan::new(args);
     let mut rows = Vec::new();
     if let [dtype] = plan.dtypes[..] {
@@ -238,8 +239,7 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
         }
     }
     let bars = bars::memory(&rows);
-    args.output
-        .write(&rows, || chart::memory(&rows), || table(&rows), &bars)
+    output.write(&rows, || chart::memory(&rows), || table(&rows), &bars)
 }
 
 /// A choice as it is written on the command line.

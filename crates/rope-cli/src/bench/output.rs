@@ -1,9 +1,9 @@
 //! Where results go.
 
 use std::error::Error;
-use std::fs;
-use std::io::{Write, stdout};
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write, stdout};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -31,37 +31,51 @@ pub(crate) struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Writes the rows in every form that was asked for, `table` where JSON was not.
+    /// Opens the files, before anything is measured for them. What is in them stays until there is something to write.
+    ///
+    /// # Errors
+    /// If one cannot be written.
+    pub(crate) fn open(&self) -> Result<Output<'_>, Box<dyn Error>> {
+        Ok(Output {
+            args: self,
+            csv: self.csv.as_deref().map(OutputFile::open).transpose()?,
+            svg: self.svg.as_deref().map(OutputFile::open).transpose()?,
+        })
+    }
+}
+
+/// Where results can go.
+pub(crate) struct Output<'a> {
+    args: &'a OutputArgs,
+    csv: Option<OutputFile<'a>>,
+    svg: Option<OutputFile<'a>>,
+}
+
+impl Output<'_> {
+    /// Writes the rows in every form that was asked for, `table` where JSON was not. What one output refuses, the others
+    /// still get: the measurement is not lost.
     ///
     /// # Errors
     /// If an output cannot be written.
     pub(crate) fn write<R: Serialize>(
-        &self,
+        self,
         rows: &[R],
         chart: impl FnOnce() -> BarChart,
         table: impl FnOnce() -> String,
         bars: &[Bar],
     ) -> Result<ExitCode, Box<dyn Error>> {
-        if let Some(path) = &self.csv {
+        let printed = self.args.print(rows, table, bars);
+        let tabled = self.csv.map_or(Ok(()), |file| {
             let mut text = Vec::new();
             write_csv(rows, &mut text)?;
-            write_file(path, &text)?;
-        }
-        if let Some(path) = &self.svg {
-            write_file(path, chart().svg()?.as_bytes())?;
-        }
-        let mut out = stdout().lock();
-        if self.json {
-            write_json_lines(rows, &mut out)?;
-        } else {
-            write!(out, "{}", table())?;
-            for bar in bars {
-                writeln!(out, "{bar}")?;
-            }
-        }
-        out.flush()?;
-        let failed = self.check && bars.iter().any(|bar| !bar.met);
-        if failed && self.json {
+            file.write(&text)
+        });
+        let drawn = self
+            .svg
+            .map_or(Ok(()), |file| file.write(chart().svg()?.as_bytes()));
+        tabled.and(drawn).and(printed)?;
+        let failed = self.args.check && bars.iter().any(|bar| !bar.met);
+        if failed && self.args.json {
             for bar in bars.iter().filter(|bar| !bar.met) {
                 eprintln!("{bar}");
             }
@@ -74,9 +88,53 @@ impl OutputArgs {
     }
 }
 
-fn write_file(path: &PathBuf, text: &[u8]) -> Result<(), Box<dyn Error>> {
-    fs::write(path, text)
-        .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
+impl OutputArgs {
+    fn print<R: Serialize>(
+        &self,
+        rows: &[R],
+        table: impl FnOnce() -> String,
+        bars: &[Bar],
+    ) -> Result<(), Box<dyn Error>> {
+        let mut out = stdout().lock();
+        if self.json {
+            write_json_lines(rows, &mut out)?;
+        } else {
+            write!(out, "{}", table())?;
+            for bar in bars {
+                writeln!(out, "{bar}")?;
+            }
+        }
+        Ok(out.flush()?)
+    }
+}
+
+struct OutputFile<'a> {
+    path: &'a Path,
+    file: File,
+}
+
+impl<'a> OutputFile<'a> {
+    fn open(path: &'a Path) -> Result<Self, Box<dyn Error>> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false);
+        let file = options.open(path).map_err(cannot_write(path))?;
+        Ok(Self { path, file })
+    }
+
+    fn write(mut self, text: &[u8]) -> Result<(), Box<dyn Error>> {
+        let replace = |file: &mut File| {
+            // A pipe or a terminal has no length.
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
+            file.write_all(text)
+        };
+        Ok(replace(&mut self.file).map_err(cannot_write(self.path))?)
+    }
+}
+
+fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> String {
+    move |error| format!("cannot write {}: {error}", path.display())
 }
 
 /// A bar on standard error.

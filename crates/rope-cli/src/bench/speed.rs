@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
+use std::io::{BufWriter, Write as _, stdout};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -185,11 +186,14 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
         return Err("no case is left; `mrope bench speed --full --list` shows all names".into());
     }
     if args.list {
+        let mut out = BufWriter::new(stdout().lock());
         for case in &cases {
-            println!("{}", case.name());
+            writeln!(out, "{}", case.name())?;
         }
+        out.flush()?;
         return Ok(ExitCode::SUCCESS);
     }
+    let output = args.output.open()?;
     if cfg!(debug_assertions) && !args.quick {
         eprintln!(
             "this program was built without optimisation: add --release, or --quick if its times do not matter"
@@ -216,8 +220,7 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
     } else {
         bars::speed(&rows)
     };
-    args.output
-        .write(&rows, || chart::speed(&rows), || table(&rows), &bars)
+    output.write(&rows, || chart::speed(&rows), || table(&rows), &bars)
 }
 
 /// Cases that are timed in turns, and what was found.

@@ -331,6 +331,7 @@ fn row(
 /// # Errors
 /// If a step fails, or an output cannot be written.
 pub(crate) fn run(args: &StepArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let output = args.output.open()?;
     let (plan, sizes) = if args.quick {
         (Plan::ONCE, TINY)
     } else {
@@ -356,8 +357,7 @@ pub(crate) fn run(args: &StepArgs) -> Result<ExitCode, Box<dyn Error>> {
     } else {
         bars::step(&rows)
     };
-    args.output
-        .write(&rows, || chart::step(&rows), || table(&rows), &bars)
+    output.write(&rows, || chart::step(&rows), || table(&rows), &bars)
 }
 
 fn table(rows: &[StepRow]) -> String {
