@@ -3,18 +3,16 @@
 use serde_json::Value;
 
 use super::error::{ConfigError, Stated};
-use super::family::{Axes, Component, Family, Layers};
+use super::family::{Axes, Component, FULL, Family, LINEAR, SLIDING};
 use super::fields::Fields;
 use super::layers::LayerSpecs;
 use super::parameters::{RopeContext, RopeParameters};
 use crate::error::Result;
-use crate::frequencies::{Frequencies, Scaling};
+use crate::frequencies::Scaling;
 use crate::spec::{AxisLayout, Pairing, RotarySpec};
 
 /// Layers that do not attend, and so do not rotate.
-const UNROTATED_LAYERS: [&str; 4] = ["linear_attention", "mamba", "conv", "recurrent"];
-const FULL: &str = "full_attention";
-const SLIDING: &str = "sliding_attention";
+const UNROTATED_LAYERS: [&str; 4] = [LINEAR, "mamba", "conv", "recurrent"];
 /// The name of the one rotation of a model whose layers are alike.
 const ALL: &str = "attention";
 
@@ -64,7 +62,7 @@ impl RotarySpec {
             theta: family.theta,
             ..RopeContext::default()
         };
-        let head_dim = head_dim(config, &["embed_dim", "hidden_size"])?;
+        let head_dim = head_dim(family, config, &["embed_dim", "hidden_size"])?;
         let parameters = match config.object("rope_parameters")? {
             Some(rope) => RopeParameters::read(&rope, context)?,
             None => RopeParameters::unscaled(config.number("rope_theta")?, context, config)?,
@@ -144,48 +142,25 @@ impl LayerSpecs {
             max_position_embeddings: config.count("max_position_embeddings")?,
             original_max_position_embeddings: config.count("original_max_position_embeddings")?,
         };
-        let head_dim = head_dim(config, &["hidden_size", "n_embd", "d_model"])?;
-        let spec = |rope: &Fields, parameters: &RopeParameters, head_dim| {
-            build(family, config, rope, parameters, head_dim)
+        let head_dim = head_dim(family, config, &["hidden_size", "n_embd", "d_model"])?;
+        let full_head_dim = config.size("global_head_dim")?.or(family.full_head_dim);
+        let rotations = rotations(family, config, context)?;
+        agree_with_outer(family, &path, config, context, &rotations)?;
+        let spec = |rotation: Rotation| -> Result<(String, RotarySpec)> {
+            let Rotation {
+                name,
+                at,
+                parameters,
+            } = rotation;
+            let head_dim = match full_head_dim {
+                Some(full) if name == FULL => full,
+                _ => head_dim,
+            };
+            let at = at.as_ref().unwrap_or(config);
+            let spec = build(family, config, at, &parameters, head_dim)?;
+            Ok((name, spec))
         };
-
-        let mut specs = Vec::new();
-        match rope_object(config, context)? {
-            Some(rope) if is_per_layer(&rope)? => {
-                for layer_type in rope.keys() {
-                    let Some(rope) = rope.object(layer_type)? else {
-                        continue;
-                    };
-                    let parameters = RopeParameters::read(&rope, context)?;
-                    // Gemma 4's global layers have wider heads.
-                    let wide = config
-                        .size("global_head_dim")?
-                        .filter(|_| layer_type == FULL);
-                    let head_dim = wide.unwrap_or(head_dim);
-                    specs.push((layer_type.to_owned(), spec(&rope, &parameters, head_dim)?));
-                }
-            }
-            rope => {
-                let parameters = match &rope {
-                    Some(rope) => RopeParameters::read(rope, context)?,
-                    None => RopeParameters::unscaled(None, context, config)?,
-                };
-                let at = rope.unwrap_or_else(|| config.clone());
-                agree_with_outer(&path, config, &at, &parameters)?;
-                if let Layers::LocalTheta { theta, .. } = family.layers {
-                    let theta = config.number("rope_local_base_freq")?.unwrap_or(theta);
-                    let frequencies = Frequencies::new(theta)?;
-                    let local = RopeParameters {
-                        frequencies,
-                        ..parameters.clone()
-                    };
-                    specs.push((SLIDING.to_owned(), spec(&at, &local, head_dim)?));
-                    specs.push((FULL.to_owned(), spec(&at, &parameters, head_dim)?));
-                } else {
-                    specs.push((ALL.to_owned(), spec(&at, &parameters, head_dim)?));
-                }
-            }
-        }
+        let specs: Vec<_> = rotations.into_iter().map(spec).collect::<Result<_>>()?;
         let layers = layers(family, config, &specs)?;
         Ok(Self::new(specs, layers))
     }
@@ -296,76 +271,198 @@ fn rope_object<'a>(config: &Fields<'a>, context: RopeContext) -> Result<Option<F
 
 /// Whether the object maps layer types to parameters rather than stating parameters.
 fn is_per_layer(rope: &Fields) -> Result<bool, ConfigError> {
-    let objects = rope
-        .keys()
-        .filter(|key| rope.get(key).is_some_and(Value::is_object))
-        .count();
+    let stated: Vec<&Value> = rope.keys().filter_map(|key| rope.get(key)).collect();
+    let objects = stated.iter().filter(|value| value.is_object()).count();
     match objects {
         0 => Ok(false),
-        _ if objects == rope.keys().count() => Ok(true),
+        _ if objects == stated.len() => Ok(true),
         _ => Err(ConfigError::MixedParameters {
             key: rope.path_of("").trim_end_matches('.').to_owned(),
         }),
     }
 }
 
-/// What the configuration says outside the rope object must agree with what it says inside.
+/// One rotation of a decoder.
+struct Rotation<'a> {
+    /// The layer type that takes it, or [`ALL`].
+    name: String,
+    /// The object that states it, where one does.
+    at: Option<Fields<'a>>,
+    parameters: RopeParameters,
+}
+
+/// The rotations that a configuration states or implies, full layers before sliding ones.
+fn rotations<'a>(
+    family: &Family,
+    config: &Fields<'a>,
+    context: RopeContext,
+) -> Result<Vec<Rotation<'a>>> {
+    let rope = rope_object(config, context)?;
+    let per_layer = match &rope {
+        Some(rope) => is_per_layer(rope)?,
+        None => false,
+    };
+    let names: Vec<&str> = match (&rope, family.local) {
+        (Some(rope), local) if per_layer => {
+            // The modelling code fills in a null where it knows what the layer type falls back to.
+            let falls_back = |name| local.is_some() && [FULL, SLIDING].contains(&name);
+            let known = rope.keys();
+            let known = known.filter(|name| rope.get(name).is_some() || falls_back(name));
+            let (full, others): (Vec<_>, Vec<_>) = known.partition(|name| *name == FULL);
+            [full, others].concat()
+        }
+        (_, Some(_)) => vec![FULL, SLIDING],
+        _ => vec![ALL],
+    };
+    let mut rotations: Vec<Rotation> = Vec::new();
+    for name in names {
+        let mut context = context;
+        let mut at = rope.clone();
+        if let Some(local) = family.local.filter(|_| name == SLIDING) {
+            let theta = config.number(local.key)?.or(local.theta);
+            let of_full = rotations.first().map(|full| full.parameters.theta());
+            context.theta = theta.or(of_full).or(context.theta);
+            // One object for all layers means the full ones.
+            at = None;
+        }
+        if let Some(rope) = rope.as_ref().filter(|_| per_layer) {
+            at = rope.object(name)?;
+        }
+        let parameters = match &at {
+            Some(at) => RopeParameters::read(at, context)?,
+            None => RopeParameters::unscaled(None, context, config)?,
+        };
+        rotations.push(Rotation {
+            name: name.to_owned(),
+            at,
+            parameters,
+        });
+    }
+    Ok(rotations)
+}
+
+/// What the configuration says outside the rope objects must agree with what it says inside.
 fn agree_with_outer(
+    family: &Family,
     path: &Path,
     config: &Fields,
-    rope: &Fields,
-    parameters: &RopeParameters,
-) -> Result<(), ConfigError> {
-    let theta = parameters.frequencies.theta();
+    context: RopeContext,
+    rotations: &[Rotation],
+) -> Result<()> {
+    // What is said without a layer type is meant for the full layers where sliding ones have a key
+    // of their own, and otherwise for whichever layers do not say it themselves.
+    let meant_for = |name: Option<&str>| -> Vec<&Rotation> {
+        let is_meant = |rotation: &&Rotation| match name {
+            Some(name) => rotation.name == name || rotation.name == ALL,
+            None => family.local.is_none() || rotation.name == FULL,
+        };
+        rotations.iter().filter(is_meant).collect()
+    };
+    let thetas = [("rope_theta", None), ("rotary_emb_base", None)];
+    let local = family.local.map(|local| (local.key, Some(SLIDING)));
     for level in &path.levels {
-        let outer = level
-            .object("rope_parameters")?
-            .or(level.object("rope_scaling")?);
-        let inner_keys = outer.as_ref().map(|outer| (outer, "rope_theta"));
-        for (at, key) in [(level, "rope_theta")].into_iter().chain(inner_keys) {
-            if let Some(stated) = at.number(key)?.filter(|stated| *stated != theta) {
+        for (key, name) in thetas.into_iter().chain(local) {
+            let Some(stated) = level.number(key)? else {
+                continue;
+            };
+            let meant = meant_for(name);
+            let differs = |rotation: &&Rotation| rotation.parameters.theta() != stated;
+            if let Some(rotation) = meant.first().filter(|_| meant.iter().all(differs)) {
+                let theta = rotation.parameters.theta();
+                let inside = rotation.at.as_ref();
+                let inside = inside.filter(|at| at.get("rope_theta").is_some());
+                let (at, value) = match inside {
+                    Some(at) => (at.path_of("rope_theta"), theta.to_string()),
+                    None if config.get(key).is_some() => (config.path_of(key), theta.to_string()),
+                    None => (config.path_of(key), format!("{theta} (the default)")),
+                };
                 return Err(ConfigError::Contradiction {
-                    left: Stated::new(at.path_of(key), stated),
-                    right: Stated::new(
-                        if rope.get(key).is_some() {
-                            rope.path_of(key)
-                        } else {
-                            config.path_of(key)
-                        },
-                        theta,
-                    ),
+                    left: Stated::new(level.path_of(key), stated),
+                    right: Stated::new(at, value),
                     remedy: "keep the one that the model was trained with, inside rope_parameters",
-                });
+                }
+                .into());
             }
         }
-        let sections = match &outer {
-            Some(outer) => outer.sizes("mrope_section")?,
-            None => None,
-        };
-        if sections.is_some() && sections != parameters.mrope_section {
-            return Err(ConfigError::Contradiction {
-                left: outer
-                    .as_ref()
-                    .map_or_else(|| level.stated(), Fields::stated),
-                right: rope.stated(),
-                remedy: "keep the one inside text_config",
-            });
+        for key in ["rope_parameters", "rope_scaling"] {
+            let Some(rope) = level.object(key)? else {
+                continue;
+            };
+            let statements = if is_per_layer(&rope)? {
+                let of_type = |name| Ok(rope.object(name)?.map(|stated| (Some(name), stated)));
+                let found: Result<Vec<_>> = rope.keys().map(of_type).collect();
+                found?.into_iter().flatten().collect()
+            } else {
+                vec![(None, rope)]
+            };
+            for (name, stated) in statements {
+                agree(&stated, &meant_for(name), config, context)?;
+            }
         }
         if level.get("mrope_section").is_some() {
             return Err(ConfigError::MisplacedKey {
                 key: level.path_of("mrope_section"),
                 belongs_in: config.path_of("rope_parameters.mrope_section"),
-            });
+            }
+            .into());
         }
     }
     Ok(())
 }
 
-fn head_dim(config: &Fields, widths: &[&str]) -> Result<usize, ConfigError> {
-    for key in ["qk_rope_head_dim", "head_dim", "attention_head_dim"] {
+/// A rope object must mean what one of the rotations says that it is meant for. What it leaves out
+/// it does not deny.
+fn agree(
+    stated: &Fields,
+    rotations: &[&Rotation],
+    config: &Fields,
+    context: RopeContext,
+) -> Result<()> {
+    let mut refused = None;
+    for rotation in rotations {
+        let inner = &rotation.parameters;
+        let theta = Some(inner.theta());
+        let outer = RopeParameters::read(stated, RopeContext { theta, ..context })?;
+        let names_scaling = stated.get("rope_type").or(stated.get("type")).is_some();
+        let is_met = outer.theta() == inner.theta()
+            && (!names_scaling || outer.frequencies.scaling() == inner.frequencies.scaling())
+            && meets(&outer.partial_rotary_factor, &inner.partial_rotary_factor)
+            && meets(&outer.mrope_section, &inner.mrope_section)
+            && meets(&outer.mrope_interleaved, &inner.mrope_interleaved);
+        if is_met {
+            return Ok(());
+        }
+        refused.get_or_insert(rotation);
+    }
+    let Some(rotation) = refused else {
+        return Ok(());
+    };
+    let unstated = || Stated::new(config.path_of("rope_parameters"), "(not stated)");
+    Err(ConfigError::Contradiction {
+        left: stated.stated(),
+        right: rotation.at.as_ref().map_or_else(unstated, Fields::stated),
+        remedy: "only the innermost rope object is read: keep what the model was trained with there",
+    }
+    .into())
+}
+
+/// Whether what is stated, if it is, is what holds.
+fn meets<T: PartialEq>(stated: &Option<T>, holds: &Option<T>) -> bool {
+    stated.is_none() || stated == holds
+}
+
+fn head_dim(family: &Family, config: &Fields, widths: &[&str]) -> Result<usize, ConfigError> {
+    let keys = ["qk_rope_head_dim", "head_dim", "attention_head_dim"];
+    for key in keys {
         if let Some(head_dim) = config.size(key)? {
             return Ok(head_dim);
         }
+    }
+    // A null asks for the division in the configuration classes that allow one; only a missing key
+    // takes the default.
+    let is_null = config.keys().any(|key| keys.contains(&key));
+    if let Some(head_dim) = family.head_dim.filter(|_| !is_null) {
+        return Ok(head_dim);
     }
     let first = |keys: &[&str]| -> Result<(String, usize), ConfigError> {
         for key in keys {
@@ -577,35 +674,71 @@ fn layers(
             });
         }
     }
+    if let (Some(types), Some(flags)) = (&types, &flags)
+        && types.len() != flags.len()
+    {
+        return Err(ConfigError::Contradiction {
+            left: Stated::new(
+                config.path_of("layer_types"),
+                format!("a list of {}", types.len()),
+            ),
+            right: Stated::new(
+                config.path_of("no_rope_layers"),
+                format!("a list of {}", flags.len()),
+            ),
+            remedy: "list one entry per layer",
+        });
+    }
     let count = count
         .or(types.as_ref().map(Vec::len))
         .or(flags.as_ref().map(Vec::len));
-    let interval = match config.size("sliding_window_pattern")? {
-        Some(every) => Some(every),
-        None => config.size("_sliding_window_pattern")?,
+    // The interval that the configuration states, or the family's own.
+    let interval = |keys: &[&str], own: usize| -> Result<usize, ConfigError> {
+        for key in keys {
+            match config.size(key)? {
+                Some(0) => {
+                    return Err(ConfigError::WrongType {
+                        key: config.path_of(key),
+                        expected: "a whole number, 1 or more",
+                        found: "0".to_owned(),
+                    });
+                }
+                Some(every) => return Ok(every),
+                None => {}
+            }
+        }
+        Ok(own)
     };
-    let no_rope = config.size("no_rope_layer_interval")?;
-    let is_nth = |layer: usize, every: usize| every > 0 && (layer + 1).is_multiple_of(every);
-    let layer_type = |layer: usize| match (&types, &family.layers) {
+    let pattern = match &family.pattern {
+        Some(pattern) => Some((pattern, interval(pattern.keys, pattern.every)?)),
+        None => None,
+    };
+    let no_rope = match family.no_rope_every {
+        Some(every) => Some(interval(&["no_rope_layer_interval"], every)?),
+        None => None,
+    };
+    let layer_type = |layer: usize| match (&types, pattern) {
         (Some(types), _) => Some(types[layer]),
-        (None, Layers::LocalTheta { every, .. } | Layers::SlidingOnly { every }) => {
-            Some(if is_nth(layer, interval.unwrap_or(*every)) {
+        (None, Some((pattern, every))) => {
+            let full = if pattern.full_first { 0 } else { every - 1 };
+            Some(if layer % every == full {
                 FULL
             } else {
-                SLIDING
+                pattern.between
             })
         }
-        (None, _) => None,
+        (None, None) => None,
     };
     let rotation = |layer: usize| {
         let layer_type = layer_type(layer);
-        let unrotated = layer_type.is_some_and(|name| UNROTATED_LAYERS.contains(&name))
-            || match (&flags, &family.layers) {
-                (Some(flags), _) => flags[layer] == 0,
-                (None, Layers::NoRopeEvery { every }) => is_nth(layer, no_rope.unwrap_or(*every)),
-                (None, Layers::SlidingOnly { .. }) => layer_type == Some(FULL),
-                (None, _) => false,
-            };
+        let is_unrotated =
+            |name: &str| UNROTATED_LAYERS.contains(&name) || family.unrotated.contains(&name);
+        // A list of the layers that turn goes before what their types imply.
+        let unrotated = match (&flags, no_rope) {
+            (Some(flags), _) => flags[layer] == 0,
+            (None, Some(every)) => (layer + 1).is_multiple_of(every),
+            (None, None) => layer_type.is_some_and(is_unrotated),
+        };
         if unrotated {
             return Ok(None);
         }

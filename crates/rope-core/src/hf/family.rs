@@ -4,7 +4,7 @@
 //! One row per way of rotating. A new model is a new name in a row, or a new row.
 //!
 //! # Source
-//! The modelling files of transformers 5.23 and diffusers 0.35, by model type; ERNIE's
+//! The modelling and configuration files of transformers 5.23 and diffusers 0.35, by model type; ERNIE's
 //! `freq_allocation` from the model's own code.
 
 use std::fmt;
@@ -56,8 +56,23 @@ pub(super) struct Family {
     pub(super) rotary_dim: usize,
     /// Theta where the configuration does not say.
     pub(super) theta: Option<f64>,
-    pub(super) layers: Layers,
+    /// Channels per head where the configuration does not name them; without, width over heads.
+    pub(super) head_dim: Option<usize>,
+    /// Channels per head of full layers where they are others and the configuration does not say.
+    pub(super) full_head_dim: Option<usize>,
+    /// Which layers attend in full, where the configuration does not list the layer types.
+    pub(super) pattern: Option<Pattern>,
+    /// How sliding-window layers turn, where not as the full ones do.
+    pub(super) local: Option<Local>,
+    /// Layer types that do not turn in this family alone.
+    pub(super) unrotated: &'static [&'static str],
+    /// Every so-many-th layer does not turn, where the configuration does not list them.
+    pub(super) no_rope_every: Option<usize>,
 }
+
+pub(super) const FULL: &str = "full_attention";
+pub(super) const SLIDING: &str = "sliding_attention";
+pub(super) const LINEAR: &str = "linear_attention";
 
 /// Which position axes a family has and how they share the frequencies.
 #[derive(Debug)]
@@ -93,31 +108,52 @@ impl Axes {
     }
 }
 
-/// How the rotation differs from layer to layer where the configuration only implies it.
-#[derive(Debug)]
-pub(super) enum Layers {
-    Alike,
-    /// Sliding-window layers turn by `rope_local_base_freq` (or `theta`), unscaled; every
-    /// `every`-th layer is a full one.
-    LocalTheta {
-        every: usize,
-        theta: f64,
-    },
-    /// Only sliding-window layers turn; every `every`-th layer is a full one and does not.
-    SlidingOnly {
-        every: usize,
-    },
-    /// Every `every`-th layer does not turn.
-    NoRopeEvery {
-        every: usize,
-    },
+/// Full layers at even distances.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pattern {
+    /// Layers from one full layer to the next, where the configuration does not say.
+    pub(super) every: usize,
+    /// Keys under which it says.
+    pub(super) keys: &'static [&'static str],
+    /// The type of the layers between.
+    pub(super) between: &'static str,
+    /// Whether the full layer is the first of its group rather than the last.
+    pub(super) full_first: bool,
 }
+
+const SLIDING_BETWEEN: Pattern = Pattern {
+    every: 6,
+    keys: &["sliding_window_pattern", "_sliding_window_pattern"],
+    between: SLIDING,
+    full_first: false,
+};
+
+const LINEAR_BETWEEN: Pattern = Pattern {
+    every: 4,
+    keys: &["full_attention_interval"],
+    between: LINEAR,
+    full_first: false,
+};
+
+/// Frequencies of sliding-window layers: unscaled unless stated layer type by layer type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Local {
+    /// The key of their theta.
+    pub(super) key: &'static str,
+    /// Their theta where the configuration does not say; without, the one of the full layers.
+    pub(super) theta: Option<f64>,
+}
+
+const LOCAL: Local = Local {
+    key: "rope_local_base_freq",
+    theta: Some(1e4),
+};
 
 impl Family {
     pub(super) fn find(component: Component, model_type: &str) -> Option<&'static Self> {
-        let families: &[Self] = match component {
-            Component::Text => &TEXT,
-            Component::Vision => &VISION,
+        let families = match component {
+            Component::Text => TEXT,
+            Component::Vision => VISION,
         };
         families
             .iter()
@@ -132,7 +168,12 @@ const HALF: Family = Family {
     partial_rotary_factor: 1.0,
     rotary_dim: 0,
     theta: None,
-    layers: Layers::Alike,
+    head_dim: None,
+    full_head_dim: None,
+    pattern: None,
+    local: None,
+    unrotated: &[],
+    no_rope_every: None,
 };
 
 const ADJACENT: Family = Family {
@@ -154,17 +195,14 @@ const fn sections(
     }
 }
 
-static TEXT: [Family; 30] = [
+static TEXT: &[Family] = &[
     Family {
         model_types: &[
             "llama",
             "mistral",
             "qwen2",
-            "qwen3",
             "qwen2_moe",
             "qwen3_moe",
-            "gemma",
-            "gemma2",
             "phi3",
             "phi4_multimodal",
             "olmo",
@@ -178,39 +216,60 @@ static TEXT: [Family; 30] = [
         ..HALF
     },
     Family {
-        model_types: &["mixtral", "ministral", "ministral3"],
+        model_types: &["qwen3"],
+        theta: Some(1e4),
+        head_dim: Some(128),
+        ..HALF
+    },
+    Family {
+        model_types: &["gemma", "gemma2"],
+        theta: Some(1e4),
+        head_dim: Some(256),
+        ..HALF
+    },
+    Family {
+        model_types: &["mixtral", "ministral"],
+        ..HALF
+    },
+    Family {
+        model_types: &["ministral3"],
+        head_dim: Some(128),
         ..HALF
     },
     Family {
         model_types: &["gpt_oss"],
         theta: Some(150_000.0),
+        head_dim: Some(64),
         ..HALF
     },
     Family {
         model_types: &["gemma3", "gemma3_text"],
         theta: Some(1e6),
-        layers: Layers::LocalTheta {
-            every: 6,
-            theta: 1e4,
-        },
+        head_dim: Some(256),
+        pattern: Some(SLIDING_BETWEEN),
+        local: Some(LOCAL),
         ..HALF
     },
     Family {
         model_types: &["gemma3n", "gemma3n_text"],
         theta: Some(1e6),
-        layers: Layers::LocalTheta {
+        head_dim: Some(256),
+        pattern: Some(Pattern {
             every: 5,
-            theta: 1e4,
-        },
+            ..SLIDING_BETWEEN
+        }),
+        local: Some(LOCAL),
         ..HALF
     },
     Family {
         model_types: &["gemma4", "gemma4_text"],
+        head_dim: Some(256),
+        full_head_dim: Some(512),
         ..HALF
     },
     Family {
         model_types: &["smollm3"],
-        layers: Layers::NoRopeEvery { every: 4 },
+        no_rope_every: Some(4),
         ..HALF
     },
     Family {
@@ -228,12 +287,15 @@ static TEXT: [Family; 30] = [
     Family {
         model_types: &["qwen3_next"],
         partial_rotary_factor: 0.25,
+        head_dim: Some(256),
+        pattern: Some(LINEAR_BETWEEN),
         ..HALF
     },
     Family {
         model_types: &["deepseek_v3", "kimi_k2"],
         pairing: Pairing::InterleaveHalf,
         theta: Some(1e4),
+        head_dim: Some(64),
         ..HALF
     },
     Family {
@@ -244,7 +306,11 @@ static TEXT: [Family; 30] = [
     Family {
         model_types: &["cohere2"],
         theta: Some(1e4),
-        layers: Layers::SlidingOnly { every: 4 },
+        pattern: Some(Pattern {
+            every: 4,
+            ..SLIDING_BETWEEN
+        }),
+        unrotated: &[FULL],
         ..ADJACENT
     },
     Family {
@@ -256,17 +322,25 @@ static TEXT: [Family; 30] = [
     Family {
         model_types: &["llama4", "llama4_text"],
         theta: Some(500_000.0),
-        layers: Layers::NoRopeEvery { every: 4 },
+        head_dim: Some(128),
+        no_rope_every: Some(4),
         ..ADJACENT
     },
     Family {
         model_types: &["glm", "glm4"],
         partial_rotary_factor: 0.5,
         theta: Some(1e4),
+        head_dim: Some(128),
         ..ADJACENT
     },
     Family {
-        model_types: &["ernie4_5", "ernie4_5_moe"],
+        model_types: &["ernie4_5"],
+        theta: Some(500_000.0),
+        head_dim: Some(128),
+        ..ADJACENT
+    },
+    Family {
+        model_types: &["ernie4_5_moe"],
         theta: Some(500_000.0),
         ..ADJACENT
     },
@@ -279,22 +353,33 @@ static TEXT: [Family; 30] = [
             "qwen2_5_omni",
             "qwen2_5_omni_thinker",
             "qwen2_5_omni_text",
-            "qwen2_5_omni_talker",
         ],
         axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
         theta: Some(1e6),
         ..HALF
     },
     Family {
+        model_types: &["qwen2_5_omni_talker"],
+        axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
+        theta: Some(1e6),
+        head_dim: Some(128),
+        ..HALF
+    },
+    Family {
         model_types: &["paddleocr_vl", "paddleocr_vl_text"],
         axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
         theta: Some(500_000.0),
+        head_dim: Some(128),
+        ..HALF
+    },
+    Family {
+        model_types: &["qwen3_vl", "qwen3_vl_text"],
+        axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], Some(true)),
+        head_dim: Some(128),
         ..HALF
     },
     Family {
         model_types: &[
-            "qwen3_vl",
-            "qwen3_vl_text",
             "qwen3_vl_moe",
             "qwen3_vl_moe_text",
             "qwen3_omni_moe",
@@ -309,6 +394,8 @@ static TEXT: [Family; 30] = [
         model_types: &["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"],
         axes: sections(AxisLayout::Striped, 3, &[11, 11, 10], Some(true)),
         partial_rotary_factor: 0.25,
+        head_dim: Some(256),
+        pattern: Some(LINEAR_BETWEEN),
         ..HALF
     },
     Family {
@@ -389,7 +476,7 @@ static TEXT: [Family; 30] = [
     },
 ];
 
-static VISION: [Family; 2] = [
+static VISION: &[Family] = &[
     Family {
         model_types: &[
             "qwen2_vl",

@@ -36,6 +36,19 @@ const KNOWN_ROPE_TYPES: [&str; ROPE_TYPES.len()] = {
     names
 };
 
+/// Keys that say nothing but how far to scale.
+const SCALING_KEYS: [&str; 7] = [
+    "factor",
+    "alpha",
+    "attention_factor",
+    "short_factor",
+    "long_factor",
+    "low_freq_factor",
+    "high_freq_factor",
+];
+/// Values of these keys that scale nothing; templates leave them in.
+const NEUTRAL: [Option<f64>; 2] = [Some(0.0), Some(1.0)];
+
 /// What stands around the rope parameters and completes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RopeContext {
@@ -91,6 +104,10 @@ impl RopeParameters {
             .into());
         }
         Ok(rotary_dim)
+    }
+
+    pub(super) fn theta(&self) -> f64 {
+        self.frequencies.theta()
     }
 
     /// Parameters of a configuration without such an object.
@@ -169,14 +186,36 @@ fn rope_type(fields: &Fields) -> Result<&'static str, ConfigError> {
             meaning,
         )))
     };
-    match (named("rope_type")?, named("type")?) {
-        (Some((left, new)), Some((right, old))) if new != old => Err(ConfigError::Contradiction {
-            left,
-            right,
-            remedy: "two spellings of one key: keep the one that the model was trained with",
+    let stated = match (named("rope_type")?, named("type")?) {
+        (Some((left, new)), Some((right, old))) if new != old => {
+            return Err(ConfigError::Contradiction {
+                left,
+                right,
+                remedy: "two spellings of one key: keep the one that the model was trained with",
+            });
+        }
+        (new, old) => new.or(old),
+    };
+    // A default that scales would go unnoticed: the published code reads no factor under it.
+    let scales = |key: &&&str| {
+        let neutral = |value: &Value| NEUTRAL.contains(&value.as_f64());
+        fields.get(key).is_some_and(|value| !neutral(value))
+    };
+    match (&stated, SCALING_KEYS.iter().find(scales)) {
+        (None, Some(key)) => Err(ConfigError::MissingKey {
+            key: fields.path_of("rope_type"),
+            needed_by: fields.path_of(key),
         }),
-        (Some((_, meaning)), _) | (None, Some((_, meaning))) => Ok(meaning),
-        (None, None) => Ok("default"),
+        (Some((left, "default")), Some(key)) => Err(ConfigError::Contradiction {
+            left: left.clone(),
+            right: Stated::new(
+                fields.path_of(key),
+                fields.get(key).cloned().unwrap_or_default(),
+            ),
+            remedy: "this rope type does not scale: name the one that the model was trained with, \
+                     or remove what belongs to a scaling",
+        }),
+        (stated, _) => Ok(stated.as_ref().map_or("default", |(_, meaning)| *meaning)),
     }
 }
 

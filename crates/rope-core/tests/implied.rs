@@ -1,0 +1,339 @@
+//! What configurations leave to their classes, say twice, or say wrongly: the rotation that
+//! transformers gives, or one clear error, and never another rotation.
+
+use rope_core::hf::{ConfigError, LayerSpecs};
+use rope_core::{RopeError, RotarySpec, Scaling};
+use serde_json::{Value, json};
+
+fn specs(config: &Value) -> LayerSpecs {
+    LayerSpecs::from_hf_config(&config.to_string())
+        .unwrap_or_else(|error| panic!("{config}: {error}"))
+}
+
+fn error(config: &Value) -> ConfigError {
+    match LayerSpecs::from_hf_config(&config.to_string()) {
+        Err(RopeError::Config(error)) => error,
+        Err(other) => panic!("{config}: {other}"),
+        Ok(_) => panic!("{config}: was accepted"),
+    }
+}
+
+/// The keys that a contradiction names.
+fn contradiction(config: &Value) -> [String; 2] {
+    match error(config) {
+        ConfigError::Contradiction { left, right, .. } => [left.key, right.key],
+        other => panic!("{config}: {other}"),
+    }
+}
+
+/// Theta and scaling of one layer type.
+fn frequencies(specs: &LayerSpecs, name: &str) -> (f64, Scaling) {
+    let spec = specs.named(name).unwrap_or_else(|| panic!("no {name}"));
+    let frequencies = spec.frequencies();
+    (frequencies.theta(), frequencies.scaling().clone())
+}
+
+fn rotating(config: &Value) -> Vec<bool> {
+    let specs = specs(config);
+    (0..specs.layers())
+        .map(|layer| specs.of_layer(layer).is_some())
+        .collect()
+}
+
+const LINEAR: Scaling = Scaling::Linear { factor: 8.0 };
+
+/// `hidden_size / num_attention_heads` is another number in every one of these.
+#[test]
+fn the_class_states_the_width_of_a_head() {
+    let widths = [
+        ("gemma", 256),
+        ("gemma2", 256),
+        ("gemma3_text", 256),
+        ("gemma3n_text", 256),
+        ("qwen3", 128),
+        ("qwen3_next", 256),
+        ("gpt_oss", 64),
+        ("llama4_text", 128),
+        ("ministral3", 128),
+        ("glm", 128),
+        ("glm4", 128),
+        ("ernie4_5", 128),
+        ("deepseek_v3", 64),
+        ("qwen3_vl_text", 128),
+        ("paddleocr_vl_text", 128),
+        ("qwen2_5_omni_talker", 128),
+        ("qwen3_5_text", 256),
+        ("qwen3_5_moe_text", 256),
+        // Classes without a width of their own divide.
+        ("llama", 240),
+        ("qwen3_moe", 240),
+        ("glm4_moe", 240),
+    ];
+    for (model_type, head_dim) in widths {
+        let mut config = json!({"model_type": model_type, "hidden_size": 3840, "num_attention_heads": 16,
+            "rope_theta": 1e6});
+        let sections = match model_type {
+            "paddleocr_vl_text" | "qwen2_5_omni_talker" => Some([16, 24, 24]),
+            _ => None,
+        };
+        if let Some(sections) = sections {
+            config["rope_scaling"] = json!({"type": "default", "mrope_section": sections});
+        }
+        let found = specs(&config);
+        let found: Vec<usize> = found.specs().map(|(_, spec)| spec.head_dim()).collect();
+        assert!(
+            found.iter().all(|found| *found == head_dim),
+            "{model_type}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn a_stated_width_goes_before_the_class_and_null_asks_for_the_division() {
+    let with = |head_dim: Value| {
+        let config = json!({"model_type": "ernie4_5", "hidden_size": 1024, "num_attention_heads": 16,
+            "head_dim": head_dim});
+        specs(&config).into_single().expect("alike").head_dim()
+    };
+    assert_eq!([with(json!(32)), with(Value::Null)], [32, 64]);
+}
+
+/// gemma-3-4b-it states neither heads nor their width.
+#[test]
+fn gemma_3_without_heads() {
+    let config = json!({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text",
+        "hidden_size": 2560, "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}});
+    let specs = specs(&config);
+    assert_eq!(specs.of_layer(0).map(RotarySpec::head_dim), Some(256));
+    assert_eq!(frequencies(&specs, "full_attention"), (1e6, LINEAR));
+    assert_eq!(
+        frequencies(&specs, "sliding_attention"),
+        (1e4, Scaling::Default)
+    );
+}
+
+#[test]
+fn gemma_4_global_heads_are_wider_by_default() {
+    let config = json!({"model_type": "gemma4_text", "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}});
+    let specs = specs(&config);
+    let widths = [0, 1].map(|layer| specs.of_layer(layer).map(RotarySpec::head_dim));
+    assert_eq!(widths, [Some(256), Some(512)]);
+}
+
+fn qwen2_5_vl(outer: Value, inner: Value) -> Value {
+    let mut config = json!({"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text",
+        "hidden_size": 2048, "num_attention_heads": 16, "rope_theta": 1e6,
+        "max_position_embeddings": 128_000, "rope_scaling": inner}});
+    config["rope_scaling"] = outer;
+    config
+}
+
+#[test]
+fn a_scaling_around_text_config_does_not_go_unnoticed() {
+    let mrope = json!({"type": "mrope", "mrope_section": [16, 24, 24]});
+    let yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
+        "mrope_section": [16, 24, 24]});
+    let refused = [
+        (yarn.clone(), mrope.clone()),
+        (mrope.clone(), yarn.clone()),
+        (
+            json!({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32768}),
+            yarn.clone(),
+        ),
+        (json!({"rope_theta": 5e5}), mrope.clone()),
+        (json!({"partial_rotary_factor": 0.5}), mrope.clone()),
+    ];
+    for (outer, inner) in refused {
+        let found = contradiction(&qwen2_5_vl(outer, inner));
+        assert_eq!(found, ["rope_scaling", "text_config.rope_scaling"]);
+    }
+    // Two spellings of one meaning, and what leaves the scaling to text_config.
+    let same = [
+        (json!({"rope_type": "default"}), mrope.clone()),
+        (yarn.clone(), yarn.clone()),
+        (json!({"mrope_section": [16, 24, 24]}), yarn.clone()),
+    ];
+    for (outer, inner) in same {
+        specs(&qwen2_5_vl(outer, inner));
+    }
+    // The old key around the new one, and a scaling that text_config does not have at all.
+    let plain = json!({"model_type": "llava", "text_config": {"model_type": "llama", "head_dim": 128},
+        "rope_scaling": {"type": "linear", "factor": 8.0}});
+    assert_eq!(
+        contradiction(&plain),
+        ["rope_scaling", "text_config.rope_parameters"]
+    );
+}
+
+fn gemma3(rope_parameters: Value, extra: &[(&str, Value)]) -> Value {
+    let mut config = json!({"model_type": "gemma3_text", "head_dim": 256, "num_hidden_layers": 6});
+    config["rope_parameters"] = rope_parameters;
+    for (key, value) in extra {
+        config[*key] = value.clone();
+    }
+    config
+}
+
+#[test]
+fn layer_types_fall_back_to_their_own_theta() {
+    let stated = json!({"sliding_attention": {"rope_type": "default"},
+        "full_attention": {"rope_type": "linear", "factor": 8.0}});
+    for (key, local) in [
+        (None, 1e4),
+        (Some(("rope_local_base_freq", json!(2e4))), 2e4),
+    ] {
+        let extra: Vec<_> = key.into_iter().collect();
+        let specs = specs(&gemma3(stated.clone(), &extra));
+        assert_eq!(
+            frequencies(&specs, "sliding_attention"),
+            (local, Scaling::Default)
+        );
+        assert_eq!(frequencies(&specs, "full_attention"), (1e6, LINEAR));
+    }
+}
+
+#[test]
+fn a_null_layer_type_takes_the_defaults() {
+    let full = json!({"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6});
+    let found = specs(&gemma3(
+        json!({"sliding_attention": null, "full_attention": full}),
+        &[],
+    ));
+    assert_eq!(
+        frequencies(&found, "sliding_attention"),
+        (1e4, Scaling::Default)
+    );
+    let sliding = json!({"rope_theta": 3e4});
+    let found = specs(&gemma3(
+        json!({"sliding_attention": sliding, "full_attention": null}),
+        &[("rope_theta", json!(2e6))],
+    ));
+    assert_eq!(
+        frequencies(&found, "full_attention"),
+        (2e6, Scaling::Default)
+    );
+    // Where no default is known, the layers that would need one are refused.
+    let unknown = json!({"model_type": "gemma4_text", "layer_types": ["sliding_attention"],
+        "rope_parameters": {"sliding_attention": null, "full_attention": {"rope_theta": 1e6}}});
+    assert!(matches!(
+        error(&unknown),
+        ConfigError::LayerWithoutParameters { layer: 0, .. }
+    ));
+}
+
+#[test]
+fn what_stands_beside_layer_types_must_agree_with_them() {
+    let stated = json!({"sliding_attention": {"rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}});
+    let refused = [
+        (
+            ("rope_scaling", json!({"type": "linear", "factor": 4.0})),
+            ["rope_scaling", "rope_parameters.full_attention"],
+        ),
+        (
+            ("rope_local_base_freq", json!(2e4)),
+            [
+                "rope_local_base_freq",
+                "rope_parameters.sliding_attention.rope_theta",
+            ],
+        ),
+        (
+            ("rope_theta", json!(2e6)),
+            ["rope_theta", "rope_parameters.full_attention.rope_theta"],
+        ),
+    ];
+    for (extra, keys) in refused {
+        assert_eq!(contradiction(&gemma3(stated.clone(), &[extra])), keys);
+    }
+    let same = [
+        ("rope_scaling", json!({"type": "linear", "factor": 8.0})),
+        ("rope_local_base_freq", json!(1e4)),
+        ("rope_theta", json!(1e6)),
+    ];
+    specs(&gemma3(stated, &same));
+
+    // Layer by layer around text_config as inside it.
+    let around = json!({"model_type": "gemma3",
+        "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 5e6}},
+        "text_config": gemma3(json!({"sliding_attention": {}, "full_attention": {}}), &[])});
+    assert_eq!(
+        contradiction(&around),
+        [
+            "rope_parameters.full_attention",
+            "text_config.rope_parameters.full_attention"
+        ]
+    );
+}
+
+#[test]
+fn lists_of_layers_must_be_equally_long() {
+    let config = json!({"model_type": "smollm3", "head_dim": 128, "rope_theta": 1e6,
+        "layer_types": ["full_attention", "full_attention"], "no_rope_layers": [1]});
+    assert_eq!(contradiction(&config), ["layer_types", "no_rope_layers"]);
+}
+
+#[test]
+fn layers_between_full_ones_follow_from_the_interval() {
+    let config = |extra: Value| {
+        let mut config =
+            json!({"model_type": "qwen3_5_text", "rope_theta": 1e7, "num_hidden_layers": 5});
+        if let (Some(config), Some(extra)) = (config.as_object_mut(), extra.as_object()) {
+            config.extend(extra.clone());
+        }
+        config
+    };
+    let every_fourth = [false, false, false, true, false];
+    assert_eq!(rotating(&config(json!({}))), every_fourth);
+    assert_eq!(
+        rotating(&config(json!({"full_attention_interval": 2}))),
+        [false, true, false, true, false]
+    );
+    // A list goes before the interval.
+    let types = json!([
+        "full_attention",
+        "linear_attention",
+        "full_attention",
+        "full_attention",
+        "full_attention"
+    ]);
+    let listed = config(json!({"full_attention_interval": 2, "layer_types": types}));
+    assert_eq!(rotating(&listed), [true, false, true, true, true]);
+    assert_eq!(
+        rotating(&json!({"model_type": "qwen3_next", "rope_theta": 1e7, "num_hidden_layers": 5})),
+        every_fourth
+    );
+    assert!(matches!(
+        error(&config(json!({"full_attention_interval": 0}))),
+        ConfigError::WrongType { key, .. } if key == "full_attention_interval"
+    ));
+}
+
+#[test]
+fn a_scaling_without_its_type_is_refused() {
+    let qwen2 = |rope: Value| json!({"model_type": "qwen2", "head_dim": 128, "rope_scaling": rope});
+    let untyped = qwen2(json!({"factor": 4.0, "original_max_position_embeddings": 32768}));
+    assert_eq!(
+        error(&untyped),
+        ConfigError::MissingKey {
+            key: "rope_scaling.rope_type".to_owned(),
+            needed_by: "rope_scaling.factor".to_owned(),
+        }
+    );
+    let mrope = json!({"model_type": "qwen2_vl", "head_dim": 128,
+        "rope_scaling": {"type": "mrope", "factor": 4.0, "mrope_section": [16, 24, 24]}});
+    assert_eq!(
+        contradiction(&mrope),
+        ["rope_scaling.type", "rope_scaling.factor"]
+    );
+    // What scales nothing may stay.
+    for rope in [
+        json!({"type": "default", "factor": 1.0}),
+        json!({"factor": 1.0, "alpha": 0.0}),
+        json!({"rope_type": "default", "factor": null}),
+    ] {
+        specs(&qwen2(rope));
+    }
+}
