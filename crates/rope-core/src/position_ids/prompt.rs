@@ -3,11 +3,13 @@
 use super::audio_video::AudioVideo;
 use super::error::{Kind, PositionIdsError};
 use super::rules::{Compatibility, Divergence, PositionRules};
-use crate::error::Result;
-use crate::positions::Positions;
+use crate::error::{Result, RopeError};
+use crate::positions::{MAX_POSITION, Positions};
 
 /// Time, height and width.
 pub(super) const AXES: usize = 3;
+/// The highest id that a rotation takes.
+const MAX_ID: i64 = MAX_POSITION as i64;
 /// One position: its id on each axis.
 pub(super) type Ids = [i64; AXES];
 
@@ -144,7 +146,8 @@ impl PositionRules {
     /// # Units
     /// grids in patches before the merge; time in seconds
     /// # Errors
-    /// [`PositionIdsError`] if tokens, grids, masks and lengths do not fit together.
+    /// [`PositionIdsError`] if tokens, grids, masks and lengths do not fit together, or seconds put
+    /// a video's ids beyond 2^31; [`RopeError::PositionOutOfRange`] if several videos do.
     pub fn position_ids(&self, prompt: &Prompt) -> Result<PositionIds> {
         let tokens = prompt.input_ids.len();
         check_length(
@@ -212,6 +215,13 @@ impl PositionRules {
                 }
                 .into());
             }
+        }
+        if let Some(at) = walk.ids.iter().position(|id| *id > MAX_ID) {
+            return Err(RopeError::PositionOutOfRange {
+                found: walk.ids[at],
+                axis: at / tokens,
+                token: at % tokens,
+            });
         }
         walk.divergences.sort_unstable();
         walk.divergences.dedup();
@@ -297,7 +307,10 @@ pub(super) struct Block {
 
 impl Block {
     pub(super) fn tokens(&self) -> usize {
-        self.merged.iter().product()
+        // A grid beyond all counting is beyond the tokens of any prompt too, and refused for that.
+        self.merged
+            .iter()
+            .fold(1, |tokens: usize, size| tokens.saturating_mul(*size))
     }
 
     /// The position of the block's `token`-th token.
@@ -439,6 +452,9 @@ impl Walk<'_> {
             .into());
         }
         let mut merged = [grid[0] / merge[0], grid[1] / merge[1], grid[2] / merge[2]];
+        // Frames that the prompt has no tokens for are refused by the caller, who counts them; laid
+        // out here they would only take memory.
+        let frames = merged[0].min(self.prompt.input_ids.len());
         let time = if kind == Kind::Video && self.rules.family.block_per_frame {
             self.frame = (self.frame + 1) % merged[0];
             self.videos += usize::from(self.frame == 0);
@@ -446,10 +462,10 @@ impl Walk<'_> {
             vec![0.0]
         } else if kind == Kind::Video {
             self.videos += 1;
-            self.time(used, merged[0])?
+            self.time(used, frames)?
         } else {
             self.images += 1;
-            (0..merged[0]).map(|frame| frame as f32).collect()
+            (0..frames).map(|frame| frame as f32).collect()
         };
         Ok(Block { grid, merged, time })
     }
@@ -491,6 +507,15 @@ impl Walk<'_> {
                     video,
                     frame,
                     found,
+                }
+                .into());
+            }
+            if found > MAX_POSITION as f32 {
+                return Err(PositionIdsError::Parameter {
+                    parameter: "seconds_per_grid",
+                    expected: "so few that, times ids per second and frames, \
+                               ids stay within 2147483648",
+                    found: stated,
                 }
                 .into());
             }
