@@ -186,8 +186,8 @@ pub struct Llama3Scaling {
     pub factor: f64,
     /// Turns within the original context below which a frequency is divided by `factor`.
     pub low_freq_factor: f64,
-    /// Turns within the original context above which a frequency is kept; more than
-    /// `low_freq_factor`.
+    /// Turns within the original context above which a frequency is kept; at least
+    /// `low_freq_factor`. Where the two are equal, as in Llama 4 Scout, nothing is blended.
     pub high_freq_factor: f64,
     /// Length of the original context, in tokens.
     pub original_max_position_embeddings: u64,
@@ -262,7 +262,12 @@ impl Scaling {
             Self::Llama3(llama3) => multiply(inv_freq, |_, inv_freq| {
                 let turns = llama3.original_max_position_embeddings as f64 * inv_freq / TAU;
                 let (low, high) = (llama3.low_freq_factor, llama3.high_freq_factor);
-                let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                let keep = if turns < high {
+                    // Without a band, slow turns reach minus infinity here, and never 0 / 0.
+                    ((turns - low) / (high - low)).max(0.0)
+                } else {
+                    1.0
+                };
                 (1.0 - keep) / llama3.factor + keep
             }),
             Self::Proportional {
@@ -361,8 +366,8 @@ impl Scaling {
                 above_0("low_freq_factor", llama3.low_freq_factor)?;
                 check(
                     "high_freq_factor",
-                    llama3.high_freq_factor > llama3.low_freq_factor,
-                    "above low_freq_factor",
+                    llama3.high_freq_factor >= llama3.low_freq_factor,
+                    "at least low_freq_factor",
                     llama3.high_freq_factor,
                 )?;
                 context(
