@@ -220,7 +220,8 @@ impl Fixture<'_> {
         let positions = Positions::new(3, &ids)?;
         let fastest = spec.inv_freq(None)?.into_iter().fold(0.0, f64::max);
         let angle = F32_ANGLE * f64::from(positions.highest()) * fastest;
-        let attended = OwnedPrompt::read(&self.inputs)?.attended;
+        let prompt = OwnedPrompt::read(&self.inputs)?;
+        let attended = &prompt.attended;
 
         let angles = TokenAngles::<f32>::new(&spec, &positions, None)?;
         let mut rows = Vec::new();
@@ -269,7 +270,7 @@ impl Fixture<'_> {
                         .iter()
                         .fold(0.0, |most: f64, x| most.max(x.abs()));
                 let tolerance = self.within(ROTATION + reach * (angle + F32_ANGLE));
-                let keep = |i: usize| attended[token_of(i, &expected.shape, 2)];
+                let keep = prompt.attended_elements(&self.expected, output, 2)?;
                 rows.push(compare_where(
                     &format!("{output} of {input}"),
                     ("f32", self.engine()),
@@ -371,7 +372,10 @@ impl Fixture<'_> {
                 |_| true,
             ));
         };
-        let expected_loss = self.expected.get("loss")?.values[0];
+        let expected_loss = self.expected.get("loss")?;
+        let [expected_loss] = expected_loss.values[..] else {
+            return Err(self.expected.misshapen("loss", "[1]", expected_loss).into());
+        };
         scalar(
             "loss",
             f64::from(loss.clone().into_scalar::<f32>()),
@@ -399,7 +403,7 @@ impl Fixture<'_> {
             rows.extend(self.position_rows(&prompt, batch.position_ids(), &legacy, "legacy.")?);
             let logits = values(&model.forward(&batch)?.into_data());
             let expected = legacy.get("logits")?;
-            let keep = |i: usize| prompt.attended[token_of(i, &expected.shape, 1)];
+            let keep = prompt.attended_elements(&legacy, "logits", 1)?;
             let by = ("f32", self.engine());
             rows.push(compare_where(
                 "legacy.logits",
@@ -457,12 +461,15 @@ impl Fixture<'_> {
                 let Some(found) = trace.get(&of_both) else {
                     continue; // positions and tables, which are compared elsewhere
                 };
-                let per_row = if expected.shape[0] == count {
+                let [height, width] = expected.shape[..] else {
+                    let shape = "[patches, channels]";
+                    return Err(self.expected.misshapen(name, shape, expected).into());
+                };
+                let per_row = if height == count {
                     1
                 } else {
                     config.vision.merged_patches()
                 };
-                let width = expected.shape[1];
                 let range = start / per_row * width..(start + count) / per_row * width;
                 let found = values(found).get(range).unwrap_or_default().to_vec();
                 rows.push(compare_where(
@@ -489,7 +496,7 @@ impl Fixture<'_> {
                     None => continue,
                 },
             };
-            let keep = |i: usize| prompt.attended[token_of(i, &expected.shape, seq_axis)];
+            let keep = prompt.attended_elements(&self.expected, name, seq_axis)?;
             rows.push(compare_where(
                 name,
                 by,
@@ -541,6 +548,8 @@ impl Fixture<'_> {
 struct OwnedPrompt {
     input_ids: Vec<i64>,
     rows: usize,
+    /// Of each row.
+    tokens: usize,
     attended: Vec<bool>,
     types: Option<Vec<i64>>,
     image_grids: Vec<[usize; 3]>,
@@ -559,13 +568,25 @@ impl OwnedPrompt {
             values.chunks_exact(3).map(grid).collect()
         };
         let input_ids = inputs.integers("input_ids")?;
-        let mask = match inputs.entries.contains_key("attention_mask") {
-            true => inputs.integers("attention_mask")?,
-            false => vec![1; input_ids.len()],
+        let ids = inputs.get("input_ids")?;
+        let [rows @ (1..), tokens @ (1..)] = ids.shape[..] else {
+            let shape = "[B,S], samples of one token or more";
+            return Err(inputs.misshapen("input_ids", shape, ids));
+        };
+        let attended = match inputs.entries.get("attention_mask") {
+            None => vec![true; input_ids.len()],
+            Some(mask) if mask.shape == ids.shape => {
+                mask.values.iter().map(|x| *x == 1.0).collect()
+            }
+            Some(mask) => {
+                let shape = format!("[{rows},{tokens}], as input_ids");
+                return Err(inputs.misshapen("attention_mask", &shape, mask));
+            }
         };
         Ok(Self {
-            rows: inputs.get("input_ids")?.shape[0],
-            attended: mask.iter().map(|attended| *attended == 1).collect(),
+            rows,
+            tokens,
+            attended,
             types: inputs.integers("mm_token_type_ids").ok(),
             image_grids: grids("image_grid_thw"),
             video_grids: grids("video_grid_thw"),
@@ -575,6 +596,30 @@ impl OwnedPrompt {
                 .map(|tensor| tensor.values.clone()),
             input_ids,
         })
+    }
+
+    /// Which elements of a tensor belong to tokens that are attended to.
+    ///
+    /// # Errors
+    /// If it is not `[B,S,..]` (`seq_axis` 1) or `[B,H,S,..]` (2) of this prompt.
+    fn attended_elements(
+        &self,
+        tensors: &Tensors,
+        name: &str,
+        seq_axis: usize,
+    ) -> Result<impl Fn(usize) -> bool, GoldenError> {
+        let (rows, tokens) = (self.rows, self.tokens);
+        let found = tensors.get(name)?;
+        let shape = &found.shape;
+        if shape.first() != Some(&rows) || shape.get(seq_axis) != Some(&tokens) {
+            let heads = if seq_axis == 2 { "H," } else { "" };
+            let expected =
+                format!("[{rows},{heads}{tokens},..], of the samples and tokens of input_ids");
+            return Err(tensors.misshapen(name, &expected, found));
+        }
+        let row: usize = shape[1..].iter().product();
+        let inner: usize = shape[seq_axis + 1..].iter().product();
+        Ok(move |i: usize| self.attended[i / row * tokens + i / inner % tokens])
     }
 
     fn prompt(&self) -> Prompt<'_> {
@@ -592,6 +637,7 @@ impl OwnedPrompt {
 
 /// A file of tensors, all values exact in f64.
 struct Tensors {
+    file: String,
     entries: BTreeMap<String, Values>,
 }
 
@@ -637,7 +683,11 @@ impl Tensors {
             let shape = view.shape().to_vec();
             entries.insert(name, Values { shape, values });
         }
-        Ok(Self { entries })
+        let name = path.file_name().unwrap_or_default();
+        Ok(Self {
+            file: name.to_string_lossy().into_owned(),
+            entries,
+        })
     }
 
     fn get(&self, name: &str) -> Result<&Values, GoldenError> {
@@ -648,6 +698,14 @@ impl Tensors {
                 needed_by: "the comparison of a model folder".to_owned(),
                 found: self.entries.keys().cloned().collect::<Vec<_>>().join(", "),
             })
+    }
+
+    fn misshapen(&self, name: &str, expected: &str, found: &Values) -> GoldenError {
+        GoldenError::TensorShape {
+            name: format!("{name} of {}", self.file),
+            expected: expected.to_owned(),
+            found: found.shape.clone(),
+        }
     }
 
     fn integers(&self, name: &str) -> Result<Vec<i64>, GoldenError> {
@@ -675,11 +733,7 @@ impl Tensors {
     ) -> Result<Tensor<D>, GoldenError> {
         let found = self.get(name)?;
         if found.shape.len() != D {
-            return Err(GoldenError::TensorShape {
-                name: name.to_owned(),
-                expected: format!("{D} dimensions"),
-                found: found.shape.clone(),
-            });
+            return Err(self.misshapen(name, &format!("{D} dimensions"), found));
         }
         let values: Vec<f32> = found.values.iter().map(|value| *value as f32).collect();
         Ok(Tensor::from_data(
@@ -712,13 +766,6 @@ fn heads_first(data: &TensorData) -> Vec<f64> {
         }
     }
     out
-}
-
-/// The flat token that an element of `[batch, .., seq, ..]` belongs to.
-fn token_of(flat: usize, shape: &[usize], seq_axis: usize) -> usize {
-    let inner: usize = shape[seq_axis + 1..].iter().product();
-    let row: usize = shape[1..].iter().product();
-    flat / row * shape[seq_axis] + flat / inner % shape[seq_axis]
 }
 
 /// cos or sin per channel, as transformers keeps them, from cos or sin per lane.

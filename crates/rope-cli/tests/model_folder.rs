@@ -1,0 +1,72 @@
+//! Model folders whose tensors do not fit each other.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/qwen2_vl_tiny")
+}
+
+/// A copy of the fixture where `tensor` of `file` holds the same elements in another shape, or their first.
+fn reshaped(file: &str, tensor: &str, shape: &[usize]) -> PathBuf {
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("reshaped-{tensor}"));
+    std::fs::create_dir_all(&to).expect("folder is made");
+    for entry in fixture().read_dir().expect("folder reads") {
+        let entry = entry.expect("entry reads");
+        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("file copies");
+    }
+    let bytes = std::fs::read(to.join(file)).expect("file reads");
+    let old = SafeTensors::deserialize(&bytes).expect("file parses");
+    let views = old.tensors().into_iter().map(|(name, view)| {
+        let (mut kept, mut data) = (view.shape(), view.data());
+        if name == tensor {
+            let size = data.len() / kept.iter().product::<usize>();
+            (kept, data) = (shape, &data[..shape.iter().product::<usize>() * size]);
+        }
+        let view = TensorView::new(view.dtype(), kept.to_vec(), data).expect("tensor is whole");
+        (name, view)
+    });
+    safetensors::serialize_to_file(views.collect::<Vec<_>>(), None, &to.join(file))
+        .expect("file is written");
+    to
+}
+
+#[test]
+fn a_tensor_of_another_shape_than_the_prompts_is_named_with_its_file() {
+    for (file, tensor, shape, expected) in [
+        ("expected", "hidden.0.in", &[64, 128][..], "[2,32,..]"),
+        ("expected", "logits", &[64 * 300], "[2,32,..]"),
+        // Tokens before samples.
+        ("expected", "attn.0.out", &[32, 2, 128], "[2,32,..]"),
+        ("expected", "q_post", &[4, 64, 32], "[2,H,32,..]"),
+        ("expected", "grad_act.k_pre", &[2, 32, 2, 32], "[2,H,32,..]"),
+        ("expected", "k_pre", &[2, 64, 32], "4 dimensions"),
+        (
+            "expected",
+            "vision.image.block.0.out",
+            &[72 * 32],
+            "[patches, channels]",
+        ),
+        ("expected", "loss", &[0], "[1]"),
+        ("legacy", "logits", &[64, 300], "[2,32,..]"),
+        ("inputs", "input_ids", &[64], "[B,S]"),
+        ("inputs", "input_ids", &[2, 0], "[B,S]"),
+        ("inputs", "attention_mask", &[64], "[2,32], as input_ids"),
+    ] {
+        let file = format!("{file}.safetensors");
+        let folder = reshaped(&file, tensor, shape);
+        let output = Command::new(env!("CARGO_BIN_EXE_mrope"))
+            .arg("verify")
+            .arg(&folder)
+            .output()
+            .expect("program starts");
+        let found = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{tensor}: {output:?}");
+        let message =
+            format!("FAIL tensor {tensor} of {file} has shape {shape:?}, expected {expected}");
+        assert!(found.contains(&message), "{message}\n{found}");
+    }
+}
