@@ -18,10 +18,10 @@ pub enum QwenVlError {
     /// The rotation was refused.
     #[error(transparent)]
     Rotary(Box<RotaryError>),
-    /// A file could not be read or written.
+    /// A file could not be read, written or removed.
     #[error("cannot {action} {}: {reason}", path.display())]
     File {
-        /// `read` or `write`.
+        /// `read`, `write` or `remove`.
         action: &'static str,
         /// The file.
         path: PathBuf,

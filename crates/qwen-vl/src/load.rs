@@ -1,6 +1,7 @@
 //! Reading and writing checkpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleMapper, Param};
@@ -27,8 +28,8 @@ struct Index {
 }
 
 impl QwenVlConfig {
-    /// A model with the weights of a checkpoint folder: `model.safetensors`, or the shards that
-    /// `model.safetensors.index.json` names. Weights take the device's float type.
+    /// A model with the weights of a checkpoint folder: `model.safetensors`, or without it the shards
+    /// that `model.safetensors.index.json` names. Weights take the device's float type.
     ///
     /// # Errors
     /// [`QwenVlError::File`], [`QwenVlError::MissingTensors`], [`QwenVlError::UnusedTensors`],
@@ -84,7 +85,10 @@ impl QwenVlConfig {
 
 impl QwenVl {
     /// Writes `model.safetensors` into a folder, under the names of the family's checkpoints; an existing one is
-    /// replaced.
+    /// replaced once the new one is whole.
+    ///
+    /// Then `model.safetensors.index.json` goes, so that nobody reads older weights by it. The shards that it named
+    /// stay: they are the caller's.
     ///
     /// # Errors
     /// [`QwenVlError::File`].
@@ -98,7 +102,14 @@ impl QwenVl {
             .metadata("format", "pt")
             .overwrite(true);
         self.save_into(&mut store)
-            .map_err(QwenVlError::file("write", &path))
+            .map_err(QwenVlError::file("write", &path))?;
+        let index = folder.as_ref().join(INDEX);
+        match std::fs::remove_file(&index) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(QwenVlError::file("remove", &index)(error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Every parameter under its checkpoint's name, in the checkpoint's shape.
@@ -151,9 +162,10 @@ impl ModuleMapper for TakeGradients {
 
 /// The files that hold a folder's weights.
 fn weight_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let index = folder.join(INDEX);
-    if !index.exists() {
-        return Ok(vec![folder.join(SINGLE)]);
+    let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
+    // As transformers does: where both lie, the single file was saved into a folder of shards.
+    if single.exists() || !index.exists() {
+        return Ok(vec![single]);
     }
     let text = std::fs::read_to_string(&index).map_err(QwenVlError::file("read", &index))?;
     let parsed: Index = serde_json::from_str(&text).map_err(QwenVlError::file("read", &index))?;
