@@ -16,7 +16,7 @@ const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
 abi   checks the declarations of rope-ascend and of the simulator against the vendor's headers.
       FOLDER holds `acl/acl.h`; without it the headers are taken from the PyPI wheel
       torch-npu 2.14.0, downloaded with pip into the target folder.
-benchmarks   measures everything, for a quarter of an hour after building, and makes docs/benchmarks.md of
+benchmarks   measures everything, for half an hour after building, and makes docs/benchmarks.md of
       the results; --full measures every combination, --page nothing; NAMEs choose among memory, memory_npu, speed,
       step and peers. Nothing else should run meanwhile.
 sanitize   runs the tests of unsafe code under the sanitizers of addresses, leaks and undefined behaviour, for some

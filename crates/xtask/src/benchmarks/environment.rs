@@ -1,5 +1,6 @@
 //! What a measurement depends on besides the code.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -8,11 +9,11 @@ use rope_core::InstructionSet;
 use serde::{Deserialize, Serialize};
 
 /// Where and with what the results were measured. Unknown parts are empty.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Environment {
     /// Day of the measurement, UTC.
     pub(super) date: String,
-    /// The commit, with `+` if files differed from it.
+    /// The commit, with `+` if files other than documents, results among them, differed from it.
     pub(super) commit: String,
     pub(super) processor: String,
     pub(super) cores: usize,
@@ -28,6 +29,9 @@ pub(super) struct Environment {
     /// Processes that wanted a core in the minute before, as the system's load average.
     pub(super) load: String,
 }
+
+/// By the part that was measured.
+pub(super) type Environments = BTreeMap<String, Environment>;
 
 const FEATURES: [&str; 6] = [
     "avx2",
@@ -60,7 +64,8 @@ impl Environment {
         let number = |key| value(&cpu, key);
         let memory = value(&text("/proc/meminfo"), "MemTotal");
         let memory_kib: f64 = memory.trim_end_matches(" kB").parse().unwrap_or_default();
-        let changed = !output("git", &["status", "--porcelain", "--untracked-files=no"]).is_empty();
+        let status = ["status", "--porcelain", "--untracked-files=no"];
+        let changed = !output("git", &[&status[..], &["--", ":!docs"]].concat()).is_empty();
         let pages = text("/sys/kernel/mm/transparent_hugepage/enabled");
         let chosen = pages
             .split_once('[')

@@ -6,11 +6,12 @@ mod page;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use environment::Environment;
+use environment::{Environment, Environments};
 use rope_benches::rows::{RowError, read_csv};
 
 /// Where results are kept, from the workspace's root.
 const FOLDER: &str = "docs/benchmarks";
+const ENVIRONMENTS: &str = "environment.json";
 const PAGE: &str = "docs/benchmarks.md";
 
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +25,10 @@ pub(crate) enum BenchmarkError {
         path: PathBuf,
         source: serde_json::Error,
     },
+    #[error(
+        "{path} does not say on what {part} was measured; `cargo xtask benchmarks {part}` measures it anew"
+    )]
+    Unstamped { path: PathBuf, part: &'static str },
     #[error("{command} failed")]
     Command { command: String },
     #[error("there is no measurement {name:?}; there are {known}")]
@@ -59,22 +64,18 @@ const PEERS: &[&str] = &[
     "--",
 ];
 
-/// What is measured: a file of rows, the program that writes it, and its arguments.
+/// What is measured: a part, which is a file of rows, the program that writes it, and its arguments.
 const RUNS: [(&str, &[&str], &[&str]); 5] = [
-    ("memory.csv", MROPE, &["memory"]),
-    (
-        "memory_npu.csv",
-        MROPE,
-        &["memory", "--device", "ascend-sim"],
-    ),
+    ("memory", MROPE, &["memory"]),
+    ("memory_npu", MROPE, &["memory", "--device", "ascend-sim"]),
     // More samples than one needs at a desk, over more time: the page's figures are to last.
     (
-        "speed.csv",
+        "speed",
         MROPE,
-        &["speed", "--samples", "9", "--rounds", "4"],
+        &["speed", "--samples", "9", "--rounds", "8"],
     ),
-    ("step.csv", MROPE, &["step"]),
-    ("peers.csv", PEERS, &[]),
+    ("step", MROPE, &["step"]),
+    ("peers", PEERS, &[]),
 ];
 
 /// What to do besides making the page.
@@ -92,8 +93,7 @@ pub(crate) enum Measure {
 /// what was written.
 pub(crate) fn run(measure: Measure, names: &[&str]) -> Result<String> {
     let root = root();
-    let stem = |file: &'static str| file.trim_end_matches(".csv");
-    let known = RUNS.map(|(file, ..)| stem(file));
+    let known = RUNS.map(|(part, ..)| part);
     if let Some(name) = names.iter().find(|name| !known.contains(name)) {
         return Err(BenchmarkError::Name {
             name: (*name).to_owned(),
@@ -105,32 +105,30 @@ pub(crate) fn run(measure: Measure, names: &[&str]) -> Result<String> {
         fs::create_dir_all(&folder).map_err(file(&folder))?;
         // Before the load of the measurements themselves.
         let environment = Environment::read(&root);
-        let chosen =
-            |(file, ..): &(&'static str, _, _)| names.is_empty() || names.contains(&stem(file));
-        for (name, program, arguments) in RUNS.into_iter().filter(chosen) {
+        let mut environments = match environments(&folder) {
+            // All are measured anew.
+            Err(_) if names.is_empty() => Environments::default(),
+            read => read?,
+        };
+        let chosen = |(part, ..): &(&str, _, _)| names.is_empty() || names.contains(part);
+        for (part, program, arguments) in RUNS.into_iter().filter(chosen) {
             let arguments = [program, arguments].concat();
             let mut command = crate::cargo();
             command.current_dir(&root).args(&arguments);
-            if name == "speed.csv" && measure == Measure::Full {
+            if part == "speed" && measure == Measure::Full {
                 command.arg("--full");
             }
-            command.arg("--csv").arg(folder.join(name));
+            command.arg("--csv").arg(rows_of(&folder, part));
             eprintln!("== {}", arguments.join(" "));
             let status = command.status().map_err(file(Path::new("cargo")))?;
             if !status.success() {
                 let command = format!("cargo {}", arguments.join(" "));
                 return Err(BenchmarkError::Command { command });
             }
+            // At once: those after it may fail.
+            environments.insert(part.to_owned(), environment.clone());
+            write_environments(&folder, &environments)?;
         }
-        let path = folder.join("environment.json");
-        let mut text = serde_json::to_string_pretty(&environment).map_err(|source| {
-            BenchmarkError::Environment {
-                path: path.clone(),
-                source,
-            }
-        })?;
-        text.push('\n');
-        fs::write(&path, text).map_err(file(&path))?;
     }
     let made = Results::read(&root)?.files()?;
     for (path, text) in &made {
@@ -150,9 +148,30 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> BenchmarkError {
     move |source| BenchmarkError::File { path, source }
 }
 
+fn rows_of(folder: &Path, part: &str) -> PathBuf {
+    folder.join(part).with_extension("csv")
+}
+
+/// What each part was measured on.
+fn environments(folder: &Path) -> Result<Environments> {
+    let path = folder.join(ENVIRONMENTS);
+    let text = fs::read_to_string(&path).map_err(file(&path))?;
+    serde_json::from_str(&text).map_err(|source| BenchmarkError::Environment { path, source })
+}
+
+fn write_environments(folder: &Path, environments: &Environments) -> Result<()> {
+    let path = folder.join(ENVIRONMENTS);
+    let text = serde_json::to_string_pretty(environments).map_err(|source| {
+        let path = path.clone();
+        BenchmarkError::Environment { path, source }
+    })?;
+    fs::write(&path, text + "\n").map_err(file(&path))
+}
+
 /// Everything that the page is made of.
 struct Results {
-    environment: Environment,
+    /// By part, all of them.
+    environments: Vec<(&'static str, Environment)>,
     memory: Vec<rope_benches::rows::MemoryRow>,
     memory_npu: Vec<rope_benches::rows::MemoryRow>,
     speed: Vec<rope_benches::rows::SpeedRow>,
@@ -169,24 +188,26 @@ impl Results {
             let path = folder.join(name);
             fs::read_to_string(&path).map_err(file(&path))
         };
-        fn rows<R: serde::de::DeserializeOwned>(folder: &Path, name: &str) -> Result<Vec<R>> {
-            let path = folder.join(name);
+        fn rows<R: serde::de::DeserializeOwned>(folder: &Path, part: &str) -> Result<Vec<R>> {
+            let path = rows_of(folder, part);
             let from = fs::File::open(&path).map_err(file(&path))?;
             read_csv(from).map_err(|source| BenchmarkError::Rows { path, source })
         }
-        let environment = serde_json::from_str(&text("environment.json")?).map_err(|source| {
-            BenchmarkError::Environment {
-                path: folder.join("environment.json"),
-                source,
+        let mut environments = environments(&folder)?;
+        let stamp = |(part, ..): (&'static str, _, _)| match environments.remove(part) {
+            Some(environment) => Ok((part, environment)),
+            None => {
+                let path = folder.join(ENVIRONMENTS);
+                Err(BenchmarkError::Unstamped { path, part })
             }
-        })?;
+        };
         Ok(Self {
-            environment,
-            memory: rows(&folder, "memory.csv")?,
-            memory_npu: rows(&folder, "memory_npu.csv")?,
-            speed: rows(&folder, "speed.csv")?,
-            step: rows(&folder, "step.csv")?,
-            peers: rows(&folder, "peers.csv")?,
+            environments: RUNS.into_iter().map(stamp).collect::<Result<_>>()?,
+            memory: rows(&folder, "memory")?,
+            memory_npu: rows(&folder, "memory_npu")?,
+            speed: rows(&folder, "speed")?,
+            step: rows(&folder, "step")?,
+            peers: rows(&folder, "peers")?,
             template: text("template.md")?,
             tuning: text("tuning.md")?,
         })
@@ -226,5 +247,43 @@ mod tests {
                 "{path} is not what its results make of it; `cargo xtask benchmarks --page` writes it anew"
             );
         }
+    }
+
+    #[test]
+    fn a_part_measured_again_keeps_the_others_dates_and_one_without_a_date_is_refused() {
+        let root = std::env::temp_dir().join(format!("xtask-benchmarks-{}", std::process::id()));
+        let folder = root.join(FOLDER);
+        fs::create_dir_all(&folder).unwrap();
+        for entry in super::root().join(FOLDER).read_dir().unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+        }
+        let mut old = environments(&folder).unwrap()["memory"].clone();
+        old.commit = "first".to_owned();
+        let mut all: Environments = (RUNS.iter())
+            .map(|(part, ..)| ((*part).to_owned(), old.clone()))
+            .collect();
+        let mut new = old;
+        new.commit = "second".to_owned();
+        all.insert("speed".to_owned(), new);
+        write_environments(&folder, &all).unwrap();
+        let (_, page) = Results::read(&root).unwrap().files().unwrap().remove(0);
+        let table = page.split_once("## Measured on").unwrap().1;
+        let lines: Vec<&str> = table.lines().skip(2).take(3).collect();
+        assert_eq!(lines[0], "|  | memory, memory_npu, step, peers | speed |");
+        assert_eq!(lines[1], "|---|---|---|");
+        assert!(
+            lines[2].contains("first | ") && lines[2].ends_with("second |"),
+            "{lines:?}"
+        );
+
+        all.remove("step");
+        write_environments(&folder, &all).unwrap();
+        let error = Results::read(&root).err().unwrap().to_string();
+        assert!(
+            error.contains("environment.json does not say on what step was measured"),
+            "{error}"
+        );
+        fs::remove_dir_all(&root).unwrap();
     }
 }

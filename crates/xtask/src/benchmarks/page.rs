@@ -6,12 +6,13 @@ use rope_benches::bars::{self, Bar, names};
 use rope_benches::cases::{DType, Group, Way};
 use rope_benches::rows::{MemoryRow, Source, SpeedRow, bytes, time};
 
+use super::environment::Environment;
 use super::{BenchmarkError, Result, Results};
 
 /// The page.
 pub(super) fn page(results: &Results) -> Result<String> {
     let marks = [
-        ("environment", environment(results)),
+        ("environment", environment(&results.environments)),
         ("bars", bar_list(results)),
         ("large", large(results)),
         ("rare", rare(results)),
@@ -73,41 +74,44 @@ impl Table {
     }
 }
 
-fn environment(results: &Results) -> String {
-    let environment = &results.environment;
-    let mut table = Table::new(&["", ""]);
-    for (name, value) in [
-        (
-            "date, commit",
-            format!("{}, {}", environment.date, environment.commit),
-        ),
-        (
-            "processor",
-            format!("{}, {} cores", environment.processor, environment.cores),
-        ),
-        (
-            "vector instructions",
-            format!(
-                "{} chosen; has {}",
-                environment.instructions,
-                environment.features.join(", ")
-            ),
-        ),
-        (
-            "memory",
-            format!(
-                "{} GiB; large pages: {}",
-                environment.memory_gib, environment.large_pages
-            ),
-        ),
-        (
-            "system, compiler",
-            format!("{}; {}", environment.system, environment.rustc),
-        ),
-        ("load before", environment.load.clone()),
-    ] {
-        table.row(&[name.to_owned(), value]);
+/// A column for each environment, headed by the parts that were measured on it.
+fn environment(parts: &[(&'static str, Environment)]) -> String {
+    let mut columns: Vec<(String, &Environment)> = Vec::new();
+    for (part, environment) in parts {
+        match columns.iter_mut().find(|(_, other)| *other == environment) {
+            Some((heading, _)) => {
+                let _ = write!(heading, ", {part}");
+            }
+            None => columns.push(((*part).to_owned(), environment)),
+        }
     }
+    let line = |name: &str, value: &dyn Fn(&Environment) -> String| -> Vec<String> {
+        let values = columns.iter().map(|(_, environment)| value(environment));
+        std::iter::once(name.to_owned()).chain(values).collect()
+    };
+    let heading = columns.iter().map(|(heading, _)| heading.clone());
+    let mut table = Table::new(
+        &std::iter::once(String::new())
+            .chain(heading)
+            .collect::<Vec<_>>(),
+    );
+    table.row(&line("date, commit", &|of| {
+        format!("{}, {}", of.date, of.commit)
+    }));
+    table.row(&line("processor", &|of| {
+        format!("{}, {} cores", of.processor, of.cores)
+    }));
+    table.row(&line("vector instructions", &|of| {
+        let features = of.features.join(", ");
+        format!("{} chosen; has {features}", of.instructions)
+    }));
+    table.row(&line("memory", &|of| {
+        format!("{} GiB; large pages: {}", of.memory_gib, of.large_pages)
+    }));
+    table.row(&line("system, compiler", &|of| {
+        format!("{}; {}", of.system, of.rustc)
+    }));
+    table.row(&line("load before", &|of| of.load.clone()));
     table.text
 }
 
