@@ -40,6 +40,7 @@ enum class Pairs : uint8_t {
 
 __aicore__ inline uint32_t RoundUp(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
 __aicore__ inline uint32_t Min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+__aicore__ inline uint32_t Max(uint32_t a, uint32_t b) { return a < b ? b : a; }
 
 // Orders dependent vector instructions. dav-3510 does so itself.
 __aicore__ inline void VectorBarrier() {
@@ -194,13 +195,16 @@ __aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d, const Loc
                                 const LocalTensor<float>& second, Rows b, uint32_t lanes, uint32_t rows) {
     constexpr uint32_t kUnit = kBlockBytes / sizeof(float);
     const uint32_t turns = Min(rows, (kLanes + d.stride - 1) / d.stride);
+    // A repeat's step has eight bits; rows that lie further apart are taken one by one.
+    const uint32_t furthest = turns * Max(d.stride, Max(a.stride, b.stride)) / kUnit;
+    const uint32_t most = furthest > kMaxRowStride ? 1 : kMaxRepeats;
     const AscendC::BinaryRepeatParams step(1, 1, 1, static_cast<uint8_t>(turns * d.stride / kUnit),
                                            static_cast<uint8_t>(turns * a.stride / kUnit),
                                            static_cast<uint8_t>(turns * b.stride / kUnit));
     for (uint32_t turn = 0; turn < turns; ++turn) {
         const uint32_t own = (rows - turn + turns - 1) / turns;
-        for (uint32_t done = 0; done < own; done += kMaxRepeats) {
-            const uint8_t repeats = static_cast<uint8_t>(Min(own - done, kMaxRepeats));
+        for (uint32_t done = 0; done < own; done += most) {
+            const uint8_t repeats = static_cast<uint8_t>(Min(own - done, most));
             const uint32_t row = turn + done * turns;
             for (uint32_t lane = 0; lane < lanes; lane += kLanes) {
                 const uint64_t mask = Min(lanes - lane, kLanes);

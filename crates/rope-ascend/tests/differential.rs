@@ -375,6 +375,8 @@ fn sizes() {
                 (130, [2, 2], 32),
                 (2, [128, 128], 512),
                 (700, [1, 1], 64),
+                // Several tokens a tile, whose coefficients lie further apart than one instruction can step.
+                (130, [2, 1], 1024),
             ] {
                 let case = Case {
                     batch: 1,
