@@ -2,7 +2,8 @@
 //! transformers gives, or one clear error, and never another rotation.
 
 use rope_core::hf::{ConfigError, LayerSpecs};
-use rope_core::{RopeError, RotarySpec, Scaling};
+use rope_core::position_ids::{PositionRules, Prompt};
+use rope_core::{AxisLayout, Pairing, RopeError, RotarySpec, Scaling};
 use serde_json::{Value, json};
 
 fn specs(config: &Value) -> LayerSpecs {
@@ -59,6 +60,7 @@ fn the_class_states_the_width_of_a_head() {
         ("glm4", 128),
         ("ernie4_5", 128),
         ("deepseek_v3", 64),
+        ("deepseek_v2", 64),
         ("qwen3_vl_text", 128),
         ("paddleocr_vl_text", 128),
         ("qwen2_5_omni_talker", 128),
@@ -336,4 +338,93 @@ fn a_scaling_without_its_type_is_refused() {
     ] {
         specs(&qwen2(rope));
     }
+}
+
+/// OLMo 3 as published: YaRN on the full layers alone.
+#[test]
+fn olmo_3_scales_full_layers_alone() {
+    let config = json!({"model_type": "olmo3", "hidden_size": 4096, "num_attention_heads": 32,
+        "num_hidden_layers": 8, "max_position_embeddings": 65536, "rope_theta": 500_000,
+        "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0,
+            "factor": 8.0, "original_max_position_embeddings": 8192, "rope_type": "yarn"}});
+    let specs = specs(&config);
+    assert_eq!(
+        frequencies(&specs, "sliding_attention"),
+        (5e5, Scaling::Default)
+    );
+    let (theta, scaling) = frequencies(&specs, "full_attention");
+    assert!(matches!(scaling, Scaling::Yarn(yarn) if yarn.factor == 8.0 && theta == 5e5));
+    for layer in 0..8 {
+        let name = if layer % 4 == 3 {
+            "full_attention"
+        } else {
+            "sliding_attention"
+        };
+        assert_eq!(specs.of_layer(layer), specs.named(name), "layer {layer}");
+    }
+}
+
+/// Transformers 4 and 5 fall back to different ones: either guess could be wrong.
+#[test]
+fn a_theta_on_which_versions_differ_must_be_stated() {
+    for model_type in ["olmo3", "cohere"] {
+        let config = json!({"model_type": model_type, "head_dim": 128});
+        assert!(matches!(
+            error(&config),
+            ConfigError::MissingKey { key, .. } if key.ends_with("rope_theta")
+        ));
+    }
+}
+
+#[test]
+fn deepseek_v2_turns_adjacent_channels() {
+    let config = json!({"model_type": "deepseek_v2", "hidden_size": 5120, "num_attention_heads": 128,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "max_position_embeddings": 163_840,
+        "rope_theta": 10000, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40,
+            "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096,
+            "type": "yarn"}});
+    let spec = specs(&config).into_single().expect("alike");
+    let found = (spec.head_dim(), spec.pairing(), spec.attention_scaling());
+    assert_eq!(found, (64, Pairing::Adjacent, 1.0));
+}
+
+/// ERNIE-4.5-VL as Baidu publishes it: one placeholder, and the merger beside the tower.
+#[test]
+fn ernie_vl_in_its_own_format() {
+    let config =
+        json!({"model_type": "ernie4_5_moe_vl", "hidden_size": 2560, "num_attention_heads": 20,
+        "rope_theta": 500_000, "freq_allocation": 20, "im_patch_id": 7, "spatial_conv_size": 2,
+        "temporal_conv_size": 2, "vision_config": {"model_type": "DFNRope_vision_transformer",
+            "depth": 32, "embed_dim": 1280, "hidden_size": 1280, "num_heads": 16, "mlp_ratio": 4,
+            "patch_size": 14, "spatial_merge_size": 2}})
+        .to_string();
+    let tower = RotarySpec::from_hf_vision_config(&config).expect("reads");
+    assert_eq!(
+        (tower.head_dim(), tower.axis_layout()),
+        (80, &AxisLayout::PerAxis(vec![20, 20]))
+    );
+
+    let rules = PositionRules::from_hf_config(&config).expect("reads");
+    assert_eq!(rules.video_merge(), [2, 2, 2]);
+    let prompt = Prompt {
+        input_ids: &[1, 7, 1, 7, 7, 1],
+        mm_token_type_ids: Some(&[0, 1, 0, 2, 2, 0]),
+        image_grids: &[[1, 2, 2]],
+        video_grids: &[[4, 2, 2]],
+        ..Prompt::default()
+    };
+    let ids = rules.position_ids(&prompt).expect("fits");
+    assert_eq!(ids.axis(0), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(ids.axis(1), [0, 1, 2, 3, 3, 5]);
+    // Without types the one placeholder cannot tell a video: refused, not guessed.
+    let untyped = Prompt {
+        mm_token_type_ids: None,
+        ..prompt
+    };
+    assert!(rules.position_ids(&untyped).is_err());
+
+    // The merger beside the tower is the one that holds.
+    let coarse = config.replace(r#""spatial_conv_size":2"#, r#""spatial_conv_size":4"#);
+    let rules = PositionRules::from_hf_config(&coarse).expect("reads");
+    assert_eq!(rules.video_merge(), [2, 4, 4]);
 }

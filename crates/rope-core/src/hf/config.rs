@@ -122,8 +122,8 @@ impl LayerSpecs {
     /// The rotations of a model's language decoder, layer by layer, from the text of its
     /// `config.json`.
     ///
-    /// Gemma 3 and 4 turn local and global layers by different frequencies; Llama 4, SmolLM3 and
-    /// Command R7B leave some layers unrotated.
+    /// Gemma 3 and 4 and OLMo 3 turn local and global layers by different frequencies; Llama 4,
+    /// SmolLM3 and Command R7B leave some layers unrotated, and so do linear-attention hybrids.
     ///
     /// # Errors
     /// As [`RotarySpec::from_hf_config`], [`ConfigError::SeveralRotations`] excepted.
@@ -719,14 +719,11 @@ fn layers(
     };
     let layer_type = |layer: usize| match (&types, pattern) {
         (Some(types), _) => Some(types[layer]),
-        (None, Some((pattern, every))) => {
-            let full = if pattern.full_first { 0 } else { every - 1 };
-            Some(if layer % every == full {
-                FULL
-            } else {
-                pattern.between
-            })
-        }
+        (None, Some((pattern, every))) => Some(if (layer + 1).is_multiple_of(every) {
+            FULL
+        } else {
+            pattern.between
+        }),
         (None, None) => None,
     };
     let rotation = |layer: usize| {

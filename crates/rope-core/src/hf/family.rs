@@ -108,7 +108,7 @@ impl Axes {
     }
 }
 
-/// Full layers at even distances.
+/// Full layers at even distances, each after the layers of its group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pattern {
     /// Layers from one full layer to the next, where the configuration does not say.
@@ -117,22 +117,18 @@ pub(super) struct Pattern {
     pub(super) keys: &'static [&'static str],
     /// The type of the layers between.
     pub(super) between: &'static str,
-    /// Whether the full layer is the first of its group rather than the last.
-    pub(super) full_first: bool,
 }
 
 const SLIDING_BETWEEN: Pattern = Pattern {
     every: 6,
     keys: &["sliding_window_pattern", "_sliding_window_pattern"],
     between: SLIDING,
-    full_first: false,
 };
 
 const LINEAR_BETWEEN: Pattern = Pattern {
     every: 4,
     keys: &["full_attention_interval"],
     between: LINEAR,
-    full_first: false,
 };
 
 /// Frequencies of sliding-window layers: unscaled unless stated layer type by layer type.
@@ -267,6 +263,19 @@ static TEXT: &[Family] = &[
         full_head_dim: Some(512),
         ..HALF
     },
+    // Transformers 4 and 5 fall back to different thetas, so the configuration must state it.
+    Family {
+        model_types: &["olmo3"],
+        pattern: Some(Pattern {
+            every: 4,
+            ..SLIDING_BETWEEN
+        }),
+        local: Some(Local {
+            theta: None,
+            ..LOCAL
+        }),
+        ..HALF
+    },
     Family {
         model_types: &["smollm3"],
         no_rope_every: Some(4),
@@ -299,8 +308,14 @@ static TEXT: &[Family] = &[
         ..HALF
     },
     Family {
-        model_types: &["cohere"],
+        model_types: &["deepseek_v2"],
         theta: Some(1e4),
+        head_dim: Some(64),
+        ..ADJACENT
+    },
+    // As for OLMo 3: 1e4 in transformers 4, 5e5 in 5.
+    Family {
+        model_types: &["cohere"],
         ..ADJACENT
     },
     Family {
@@ -505,6 +520,8 @@ static VISION: &[Family] = &[
             "glm_ocr_vision",
             "ernie4_5_vl_moe",
             "ernie4_5_vl_moe_vision",
+            "ernie4_5_moe_vl",
+            "DFNRope_vision_transformer",
             "paddleocr_vl",
             "paddleocr_vl_vision",
         ],

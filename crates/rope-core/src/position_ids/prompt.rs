@@ -32,8 +32,8 @@ pub struct Prompt<'a> {
     /// Whether each token is a token and not padding; all are where absent.
     pub attention_mask: Option<&'a [bool]>,
     /// Modality of each token: 0 text, 1 image, 2 video, 3 audio. Read off the token ids where
-    /// absent; needed for GLM prompts whose video frames are image placeholders without a video
-    /// start token.
+    /// absent; needed where videos have the placeholder of images: GLM prompts without a video start
+    /// token, and ERNIE's own configuration (`im_patch_id`).
     pub mm_token_type_ids: Option<&'a [i64]>,
     /// T, H and W of each image in patches, before the merge, in reading order over all rows.
     pub image_grids: &'a [[usize; 3]],

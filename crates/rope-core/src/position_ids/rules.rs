@@ -249,10 +249,12 @@ impl PositionRules {
                 .find_map(|key| config.integer(key).transpose())
                 .transpose()
         };
+        // ERNIE's own configuration has one placeholder for images and videos.
+        let shared = config.integer("im_patch_id")?;
         let placeholder = |kind: &str| {
             config.require(
                 &format!("{kind}_id"),
-                token(kind),
+                token(kind).map(|own| own.or(shared)),
                 "the search for placeholders",
             )
         };
@@ -264,6 +266,10 @@ impl PositionRules {
             audio_start: token("audio_start_token")?,
             video_start: token("video_start_token")?,
             video_end: token("video_end_token")?,
+        };
+        // ERNIE's own configuration states the merger beside the tower, and there it holds.
+        let merge = |key: &str, beside: &str| -> Result<Option<usize>, ConfigError> {
+            Ok(config.size(beside)?.or(vision.size(key)?))
         };
         let per_second = vision.number("tokens_per_second")?;
         let per_second = per_second.or(config.number("position_id_per_seconds")?);
@@ -277,15 +283,12 @@ impl PositionRules {
                 Some(default) => Some(config.number("seconds_per_chunk")?.unwrap_or(default)),
                 None => None,
             },
-            temporal_merge: vision
-                .size("temporal_merge_size")?
+            temporal_merge: merge("temporal_merge_size", "temporal_conv_size")?
                 .unwrap_or(rules.temporal_merge),
             ..rules
         }
         .with_spatial_merge(
-            vision
-                .size("spatial_merge_size")?
-                .unwrap_or(rules.spatial_merge),
+            merge("spatial_merge_size", "spatial_conv_size")?.unwrap_or(rules.spatial_merge),
         )
     }
 
