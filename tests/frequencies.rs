@@ -265,7 +265,7 @@ fn parameters_out_of_range_are_named() {
             "low_freq_factor",
         ),
         (
-            llama3(|l| l.high_freq_factor = 1.0),
+            llama3(|l| l.high_freq_factor = 0.5),
             "llama3",
             "high_freq_factor",
         ),
