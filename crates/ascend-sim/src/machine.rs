@@ -13,7 +13,7 @@ pub struct Machine {
     pub devices: u32,
     /// Vector cores per device (attribute 201).
     pub vector_cores: u32,
-    /// Unified buffer per vector core, in bytes, as attribute 204 reports it.
+    /// Bytes of unified buffer per vector core that attribute 204 reports: what SIMT code may use, 0 where there is none.
     pub ub_bytes: u64,
     /// Bytes of the unified buffer that a kernel may use.
     pub ub_usable_bytes: u64,
@@ -38,7 +38,7 @@ impl Machine {
             architecture: 2201,
             devices: 1,
             vector_cores: 40,
-            ub_bytes: 192 * 1024,
+            ub_bytes: 0,
             ub_usable_bytes: 184 * 1024 - 256,
             memory_bytes: 64 << 30,
             l2_bytes: 192 << 20,
@@ -53,7 +53,7 @@ impl Machine {
             soc_name: c"Ascend950PR_9599",
             architecture: 3510,
             vector_cores: 64,
-            ub_bytes: 248 * 1024,
+            ub_bytes: 216 * 1024,
             ub_usable_bytes: 248 * 1024,
             ..Self::ascend_910b()
         }

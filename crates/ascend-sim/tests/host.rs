@@ -248,12 +248,13 @@ fn what_is_alive_at_the_end_is_reported() {
         .into_iter()
         .map(|v| v.to_string())
         .collect();
-    assert_eq!(messages.len(), 4, "{messages:#?}");
+    assert_eq!(messages.len(), 5, "{messages:#?}");
     for what in [
         "1 device allocations",
         "1 page-locked host blocks",
         "1 streams",
         "1 events",
+        "1 uses of a device",
     ] {
         assert!(
             messages

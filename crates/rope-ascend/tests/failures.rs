@@ -93,6 +93,11 @@ fn every_call_fails_in_turn() {
             let step = train_step(&runtime, &binary).map(drop);
             step.and(runtime.close())
         });
+        // An error from it says that the thread has no device yet: it is given one.
+        if call.function == "aclrtGetDevice" {
+            outcome.expect("the device is set once more");
+            continue;
+        }
         let error =
             outcome.expect_err(&format!("call {nth} of {} failed unnoticed", call.function));
         let text = error.to_string();

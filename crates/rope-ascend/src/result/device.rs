@@ -19,7 +19,17 @@ pub fn count(rt: &AclRt) -> Result<u32> {
     Ok(count)
 }
 
-/// Makes `device` the calling thread's current device.
+/// The calling thread's current device, if it has one.
+#[doc(alias = "aclrtGetDevice")]
+#[must_use]
+pub fn current(rt: &AclRt) -> Option<i32> {
+    let mut device = 0;
+    // SAFETY: a local is written during the call.
+    let code = unsafe { (rt.aclrtGetDevice)(&raw mut device) };
+    (code == 0).then_some(device)
+}
+
+/// Makes `device` the calling thread's current device. The runtime counts: as many [`reset`]s release the device.
 ///
 /// # Errors
 /// The runtime's.
@@ -29,13 +39,13 @@ pub fn set(rt: &AclRt, device: i32) -> Result<()> {
     check(rt, "aclrtSetDevice", unsafe { (rt.aclrtSetDevice)(device) })
 }
 
-/// Releases what the process holds on `device`.
+/// Takes back one [`set`]; the last one releases what the process holds on `device`.
 ///
 /// # Errors
 /// The runtime's.
 ///
 /// # Safety
-/// - No stream, event or memory of the device is used afterwards.
+/// - No stream, event or memory of the device is used after the last one.
 #[doc(alias = "aclrtResetDevice")]
 pub unsafe fn reset(rt: &AclRt, device: i32) -> Result<()> {
     // SAFETY: the caller gives up everything on the device.

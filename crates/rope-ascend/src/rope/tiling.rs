@@ -50,19 +50,24 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine from the device's attributes. Without an architecture number the size of the
-    /// unified buffer decides.
+    /// A machine from the device's attributes. The unified buffer is the architecture's, or what
+    /// the device says if that is less. Without an architecture number that size decides: only
+    /// Ascend 950 tells it.
     ///
     /// # Errors
     /// [`AscendError::InvalidArgument`] for an architecture that the kernels do not support, or
     /// sizes that make no sense.
-    pub fn new(vector_cores: i64, ub_bytes: i64, architecture: Option<i64>) -> Result<Self> {
+    pub fn new(
+        vector_cores: i64,
+        ub_bytes: Option<i64>,
+        architecture: Option<i64>,
+    ) -> Result<Self> {
         const OP: &str = "machine";
         const LARGEST_2201: i64 = 192 * 1024;
         let architecture = match architecture {
             Some(2201) => Architecture::Dav2201,
             Some(3510) => Architecture::Dav3510,
-            None if ub_bytes > LARGEST_2201 => Architecture::Dav3510,
+            None if ub_bytes.is_some_and(|n| n > LARGEST_2201) => Architecture::Dav3510,
             None => Architecture::Dav2201,
             Some(other) => {
                 return Err(AscendError::argument(
@@ -78,13 +83,16 @@ impl Machine {
             .filter(|n| (1..=65_535).contains(n));
         let cores = cores
             .ok_or_else(|| AscendError::argument(OP, "vector cores", "1 to 65535", vector_cores))?;
-        let ub = u32::try_from(ub_bytes).ok().filter(|&n| n >= 16 * 1024);
-        let ub = ub.ok_or_else(|| {
-            AscendError::argument(OP, "unified buffer", "at least 16 KiB", ub_bytes)
+        let usable = architecture.usable_ub_bytes();
+        let told = ub_bytes.map_or(Ok(usable), |bytes| {
+            let told = u32::try_from(bytes).ok().filter(|&n| n >= 16 * 1024);
+            told.ok_or_else(|| {
+                AscendError::argument(OP, "unified buffer", "at least 16 KiB", bytes)
+            })
         })?;
         Ok(Self {
             vector_cores: cores,
-            ub_bytes: ub.min(architecture.usable_ub_bytes()),
+            ub_bytes: told.min(usable),
             architecture,
         })
     }
@@ -748,7 +756,7 @@ mod tests {
     use super::*;
 
     fn machine() -> Machine {
-        Machine::new(40, 192 * 1024, Some(2201)).expect("a 910B")
+        Machine::new(40, None, Some(2201)).expect("a 910B")
     }
 
     fn plan(layout: Layout, seq: u32, heads: [u32; 2], head_dim: u32, element_bytes: u32) -> Plan {
@@ -825,11 +833,22 @@ mod tests {
 
     #[test]
     fn unknown_architectures_are_refused() {
-        assert!(Machine::new(40, 192 * 1024, Some(1001)).is_err());
-        assert!(Machine::new(0, 192 * 1024, Some(2201)).is_err());
-        assert_eq!(
-            Machine::new(64, 248 * 1024, None).map(|m| m.architecture),
-            Ok(Architecture::Dav3510)
-        );
+        assert!(Machine::new(40, None, Some(1001)).is_err());
+        assert!(Machine::new(0, None, Some(2201)).is_err());
+    }
+
+    #[test]
+    fn the_unified_buffer_is_the_architectures_unless_the_device_has_less() {
+        let of = |ub, architecture| {
+            let machine = Machine::new(64, ub, architecture).expect("valid");
+            (machine.architecture, machine.ub_bytes)
+        };
+        let (a2, a5) = (Architecture::Dav2201, Architecture::Dav3510);
+        assert_eq!(of(None, Some(2201)), (a2, 184 * 1024 - 256));
+        assert_eq!(of(None, None), (a2, 184 * 1024 - 256));
+        assert_eq!(of(Some(216 * 1024), Some(3510)), (a5, 216 * 1024));
+        assert_eq!(of(Some(216 * 1024), None), (a5, 216 * 1024));
+        assert_eq!(of(None, Some(3510)), (a5, 248 * 1024));
+        assert!(Machine::new(64, Some(1), Some(3510)).is_err());
     }
 }

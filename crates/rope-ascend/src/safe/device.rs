@@ -8,10 +8,13 @@ use crate::result;
 use crate::rope::Machine;
 use crate::sys::{AclRt, aclrtDevAttr, code};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 #[derive(Debug)]
 pub(super) struct DeviceInner {
     pub(super) ordinal: i32,
+    /// How often the device was set, once or so a thread: the runtime releases it after as many resets.
+    sets: AtomicU32,
     pub(super) counters: Counters,
     // Last: the device goes before the runtime.
     pub(super) runtime: Runtime,
@@ -29,12 +32,21 @@ impl DeviceInner {
     /// Reports an earlier teardown failure, and makes this the thread's current device.
     pub(super) fn enter(&self) -> Result<()> {
         self.runtime.inner.earlier_failure()?;
-        result::device::set(self.rt(), self.ordinal)
+        self.make_current()
+    }
+
+    fn make_current(&self) -> Result<()> {
+        if result::device::current(self.rt()) == Some(self.ordinal) {
+            return Ok(());
+        }
+        result::device::set(self.rt(), self.ordinal)?;
+        self.sets.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// As [`Self::enter`], for teardowns: their failures are recorded, not returned.
     pub(super) fn teardown(&self, work: impl FnOnce() -> Result<()>) {
-        let outcome = result::device::set(self.rt(), self.ordinal);
+        let outcome = self.make_current();
         // The teardown is tried even if the device could not be set: it may still succeed.
         self.runtime.inner.record(outcome);
         self.runtime.inner.record(work());
@@ -43,9 +55,11 @@ impl DeviceInner {
 
 impl Drop for DeviceInner {
     fn drop(&mut self) {
-        // SAFETY: streams, events and buffers hold this structure, so none is left.
-        let outcome = unsafe { result::device::reset(self.rt(), self.ordinal) };
-        self.runtime.inner.record(outcome);
+        for _ in 0..*self.sets.get_mut() {
+            // SAFETY: streams, events and buffers hold this structure, so none is left.
+            let outcome = unsafe { result::device::reset(self.rt(), self.ordinal) };
+            self.runtime.inner.record(outcome);
+        }
     }
 }
 
@@ -67,6 +81,7 @@ impl Device {
         Ok(Self {
             inner: Arc::new(DeviceInner {
                 ordinal,
+                sets: AtomicU32::new(1),
                 counters: Counters::default(),
                 runtime,
             }),
@@ -114,10 +129,10 @@ impl Device {
     /// The runtime's.
     pub fn machine(&self) -> Result<Machine> {
         let cores = self.attribute(aclrtDevAttr::VECTOR_CORES)?;
-        let ub_bytes = self.attribute(aclrtDevAttr::UB_BYTES)?;
-        // Older runtimes do not know the architecture attribute; the sizes tell it as well.
-        let architecture = match self.attribute(aclrtDevAttr::NPU_ARCH) {
-            Ok(number) => Some(number),
+        // Releases and products that do not know one of the others refuse it or answer zero; the one of the unified buffer
+        // is for Ascend 950 only.
+        let known = |attribute| match self.attribute(attribute) {
+            Ok(number) => Ok(Some(number).filter(|number| *number != 0)),
             Err(AscendError::Call {
                 code:
                     code::INVALID_PARAM
@@ -125,9 +140,11 @@ impl Device {
                     | code::API_NOT_SUPPORT
                     | code::RT_FEATURE_NOT_SUPPORT,
                 ..
-            }) => None,
-            Err(other) => return Err(other),
+            }) => Ok(None),
+            Err(other) => Err(other),
         };
+        let ub_bytes = known(aclrtDevAttr::UB_BYTES)?;
+        let architecture = known(aclrtDevAttr::NPU_ARCH)?;
         Machine::new(cores, ub_bytes, architecture)
     }
 

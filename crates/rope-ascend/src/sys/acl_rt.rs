@@ -17,6 +17,7 @@ super::functions! {
             fn aclGetRecentErrMsg() -> *const c_char;
             fn aclrtSetDevice(device: i32) -> aclError;
             fn aclrtResetDevice(device: i32) -> aclError;
+            fn aclrtGetDevice(device: *mut i32) -> aclError;
             fn aclrtGetDeviceCount(count: *mut u32) -> aclError;
             fn aclrtCreateStream(stream: *mut aclrtStream) -> aclError;
             fn aclrtDestroyStream(stream: aclrtStream) -> aclError;

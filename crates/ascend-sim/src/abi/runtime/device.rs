@@ -56,6 +56,15 @@ fn report_leaks(state: &mut Sim) {
             "operator descriptors",
             String::new(),
         ),
+        (
+            state
+                .device_users
+                .values()
+                .map(|users| *users as usize)
+                .sum(),
+            "uses of a device",
+            ": aclrtSetDevice without aclrtResetDevice".into(),
+        ),
     ];
     for (count, what, detail) in leaks.into_iter().filter(|(count, ..)| *count != 0) {
         state.violate(Violation::host(
@@ -124,6 +133,11 @@ export! {
                 stream.close(false);
             }
             Ok(())
+        }
+        fn aclrtGetDevice(deviceId: *mut i32) {
+            let device = sim().current_device()?;
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { put(deviceId, device.cast_signed(), "deviceId") }
         }
         fn aclrtGetDeviceCount(count: *mut u32) {
             let devices = sim().machine.devices;
