@@ -152,8 +152,8 @@ fn rotation_multiplies_pairs_by_a_unit_complex_number() {
 fn the_gradient_is_the_adjoint_and_sums_over_broadcast_axes() {
     let device = Device::on(Machine::ascend_950());
     let (seq, heads, width) = (4, 3, 8);
-    let dims = [seq as i64, heads as i64, width as i64];
-    let angle_dims = [seq as i64, 1, width as i64];
+    let dims = [1, seq as i64, heads as i64, width as i64];
+    let angle_dims = [1, seq as i64, 1, width as i64];
     for mode in 0..4 {
         // cos and sin need no relation for the operator to be linear in x, and in them.
         let (x, g) = (
@@ -209,6 +209,75 @@ fn the_gradient_is_the_adjoint_and_sums_over_broadcast_axes() {
             "mode {mode}: {value} {by_x} {by_angles}"
         );
     }
+}
+
+#[test]
+fn the_gradient_without_x_wants_outputs_for_the_angles_and_leaves_them() {
+    let device = Device::new();
+    let (dims, angle_dims) = ([2, 3, 2, 64], [1, 3, 1, 64]);
+    let (dy, _) = floats(&device, &dims, &[1.0; 768]);
+    let (angles, _) = floats(&device, &angle_dims, &[0.5; 192]);
+    let (dx, dx_data) = floats(&device, &dims, &[0.0; 768]);
+    let (dcos, dcos_data) = floats(&device, &angle_dims, &[7.0; 192]);
+    let (dsin, dsin_data) = floats(&device, &angle_dims, &[7.0; 192]);
+    let gradient = |dcos: *mut aclTensor, dsin: *mut aclTensor| {
+        // SAFETY: live descriptors and valid out parameters.
+        let first: First<'_> = Box::new(move |bytes, executor| unsafe {
+            aclnnRotaryPositionEmbeddingGradGetWorkspaceSize(
+                dy,
+                angles,
+                angles,
+                null(),
+                0,
+                dx,
+                dcos,
+                dsin,
+                bytes,
+                executor,
+            )
+        });
+        run(&device, first, aclnnRotaryPositionEmbeddingGrad)
+    };
+    for (name, outcome) in [
+        ("dcosOut", gradient(null_mut(), dsin)),
+        ("dsinOut", gradient(dcos, null_mut())),
+    ] {
+        let (code, message) = outcome.expect_err("null");
+        assert_eq!(code, NULL_POINTER);
+        assert!(message.contains(&format!("{name} is null")), "{message}");
+    }
+    gradient(dcos, dsin).expect("runs");
+    assert_eq!(device.download::<f32>(dx_data, 768)[0], 1.0);
+    for data in [dcos_data, dsin_data] {
+        assert_eq!(device.download::<f32>(data, 192), [7.0; 192]);
+    }
+}
+
+#[test]
+fn layouts_of_later_releases_are_refused() {
+    let refused = |device: &Device, dims: &[i64], angle_dims: &[i64], layout: i64, says: &str| {
+        let count = |dims: &[i64]| dims.iter().product::<i64>() as usize;
+        let (x, _) = floats(device, dims, &vec![0.0; count(dims)]);
+        let (angles, _) = floats(device, angle_dims, &vec![0.0; count(angle_dims)]);
+        // SAFETY: live descriptors and valid out parameters.
+        let first: First<'_> = Box::new(|bytes, executor| unsafe {
+            aclnnApplyRotaryPosEmbGetWorkspaceSize(x, x, angles, angles, layout, bytes, executor)
+        });
+        let (code, message) = run(device, first, aclnnApplyRotaryPosEmb).expect_err("refused");
+        assert_eq!(code, PARAM_INVALID);
+        assert!(message.contains(says), "{message}");
+    };
+    let device = Device::new();
+    let (bnsd, bnsd_angles) = ([1, 2, 3, 64], [1, 1, 3, 64]);
+    refused(
+        &device,
+        &[3, 2, 64],
+        &[3, 1, 64],
+        4,
+        "layout 4 does not exist",
+    );
+    refused(&device, &[3, 2, 64], &[3, 1, 64], 1, "layout 1 has 4 axes");
+    refused(&device, &bnsd, &bnsd_angles, 3, "needs an Ascend 950");
 }
 
 /// Runs npu_mrope's operator on f32 data with an identity-like table.
@@ -386,6 +455,37 @@ fn documented_limits_are_enforced() {
     refused(&[1, 4, 8, 64], &[1, 1, 8, 64], 4, "mode 4 does not exist");
     refused(&[1, 4, 8, 64], &[1, 1, 8, 32], 0, "cos has width 32");
     refused(&[1, 1000, 1, 64], &[1, 1, 1, 64], 1, "below 1000");
+    refused(&[3, 2, 64], &[3, 1, 64], 0, "3 dimensions, 4 are expected");
+
+    let backward = |dims: &[i64], angle_dims: &[i64]| {
+        let count = |dims: &[i64]| dims.iter().product::<i64>();
+        let data = device.alloc(4 * count(dims) as usize);
+        let x = tensor(dims, None, BF16, count(dims), data);
+        let angles = tensor(angle_dims, None, BF16, count(angle_dims), data);
+        let (mut bytes, mut executor) = (0, null_mut());
+        // SAFETY: live descriptors and valid out parameters.
+        let code = unsafe {
+            aclnnRotaryPositionEmbeddingGradGetWorkspaceSize(
+                x,
+                angles,
+                angles,
+                null(),
+                0,
+                x,
+                angles,
+                angles,
+                &raw mut bytes,
+                &raw mut executor,
+            )
+        };
+        (code, recent_message())
+    };
+    assert_eq!(backward(&[2, 4, 3, 64], &[2, 1, 3, 64]).0, 0);
+    let (code, message) = backward(&[3, 4, 3, 64], &[3, 1, 3, 64]);
+    assert!(
+        code == PARAM_INVALID && message.contains("batch 3 must be below the sequence 3"),
+        "{code} {message}"
+    );
 }
 
 #[test]
@@ -466,7 +566,8 @@ fn both_phases_check_what_they_get() {
 
 #[test]
 fn the_inference_operators_rotate_as_the_general_one() {
-    let device = Device::new();
+    // Ascend 950: only there ApplyRotaryPosEmb takes BNSD.
+    let device = Device::on(Machine::ascend_950());
     let (batch, seq, heads, width) = (2, 3, 4, 64);
     let (x, c, s) = (
         numbers(batch * heads * seq * width, 7),

@@ -1,5 +1,9 @@
 //! The wrappers of the stock operators, on the simulator's.
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+#![allow(
+    unsafe_code,
+    reason = "the simulator's symbols are handed to the loader"
+)]
 
 mod support;
 
@@ -10,13 +14,19 @@ use rope_ascend::aclnn::{
     SectionOrder, SinCosCache, StockPositions, Tensor, apply_rotary_pos_emb, interleave_rope,
     rope_with_sin_cos_cache, rotary_position_embedding, rotary_position_embedding_grad,
 };
+use rope_ascend::loader::Api;
 use rope_ascend::safe::{Runtime, Stream};
 use rope_ascend::{AscendError, Result};
+use std::ffi::CStr;
 use support::{Number, Numbers, api, tolerance};
 
 fn with_stream(machine: ascend_sim::Machine, test: impl FnOnce(&Stream)) {
+    with_stream_of(api(), machine, test);
+}
+
+fn with_stream_of(api: Api, machine: ascend_sim::Machine, test: impl FnOnce(&Stream)) {
     let _session = Session::with_machine(machine);
-    let runtime = Runtime::start(api()).unwrap();
+    let runtime = Runtime::start(api).unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
     test(&stream);
     stream.synchronize().unwrap();
@@ -314,6 +324,100 @@ fn rotary_position_embedding_and_its_gradient() {
     }
 }
 
+/// The gradient alone is the same as with gradients of the angles, in every layout, and TND is BSND with a batch of one.
+#[test]
+fn the_gradient_without_gradients_of_the_angles() {
+    use OperatorLayout::{Bnsd, Bsnd, Sbnd, Tnd};
+    with_stream(ascend_sim::Machine::default(), |stream| {
+        let (seq, heads, dim) = (3_u64, 2, 64);
+        let len = (seq * heads * dim) as usize;
+        let mut numbers = Numbers(17);
+        let (g, x): (Vec<f32>, Vec<f32>) = (values(&mut numbers, len), values(&mut numbers, len));
+        let angles = (seq * dim) as usize;
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            (values(&mut numbers, angles), values(&mut numbers, angles));
+        let [gd, xd, cd, sd] = [&g, &x, &cos, &sin].map(|v| stream.upload(v).unwrap());
+        let gradient = |dims: &[u64], angle_dims: &[u64], layout, mode, with_angles: bool| {
+            let mut out = stream.zeros::<f32>(len).unwrap();
+            let (mut dcos, mut dsin) = (
+                stream.zeros::<f32>(angles).unwrap(),
+                stream.zeros::<f32>(angles).unwrap(),
+            );
+            let mut outputs = GradOutputs {
+                dx: Output::new(&mut out, dims).unwrap(),
+                angles: with_angles.then(|| {
+                    (
+                        Tensor::new(&xd, dims).unwrap(),
+                        Output::new(&mut dcos, angle_dims).unwrap(),
+                        Output::new(&mut dsin, angle_dims).unwrap(),
+                    )
+                }),
+            };
+            rotary_position_embedding_grad(
+                &Tensor::new(&gd, dims).unwrap(),
+                &Tensor::new(&cd, angle_dims).unwrap(),
+                &Tensor::new(&sd, angle_dims).unwrap(),
+                mode,
+                layout,
+                &mut outputs,
+            )
+            .unwrap();
+            stream.download(&out).unwrap()
+        };
+        for mode in [Mode::Half, Mode::Interleave] {
+            let layouts = [
+                (Bsnd, vec![1, seq, heads, dim], vec![1, seq, 1, dim]),
+                (Bnsd, vec![1, heads, seq, dim], vec![1, 1, seq, dim]),
+                (Sbnd, vec![seq, 1, heads, dim], vec![seq, 1, 1, dim]),
+                (Tnd, vec![seq, heads, dim], vec![seq, 1, dim]),
+            ];
+            let [bsnd, _, sbnd, tnd] = layouts.map(|(layout, dims, angle_dims)| {
+                let alone = gradient(&dims, &angle_dims, layout, mode, false);
+                assert_eq!(
+                    alone,
+                    gradient(&dims, &angle_dims, layout, mode, true),
+                    "{layout:?} {mode:?}"
+                );
+                alone
+            });
+            assert_eq!((&sbnd, &tnd), (&bsnd, &bsnd), "{mode:?}");
+        }
+    });
+}
+
+#[test]
+fn angles_of_each_batch_need_more_tokens_than_batches_in_the_gradient() {
+    with_stream(ascend_sim::Machine::default(), |stream| {
+        let gradient = |dims: &[u64], angle_dims: &[u64], layout| {
+            let count = |dims: &[u64]| dims.iter().product::<u64>() as usize;
+            let dy = stream.zeros::<f32>(count(dims)).unwrap();
+            let angles = stream.zeros::<f32>(count(angle_dims)).unwrap();
+            let mut dx = stream.zeros::<f32>(count(dims)).unwrap();
+            let angles = Tensor::new(&angles, angle_dims).unwrap();
+            rotary_position_embedding_grad(
+                &Tensor::new(&dy, dims).unwrap(),
+                &angles,
+                &angles,
+                Mode::Half,
+                layout,
+                &mut GradOutputs {
+                    dx: Output::new(&mut dx, dims).unwrap(),
+                    angles: None,
+                },
+            )
+        };
+        use OperatorLayout::{Bnsd, Sbnd};
+        gradient(&[2, 4, 3, 64], &[2, 1, 3, 64], Bnsd).unwrap();
+        gradient(&[3, 3, 2, 64], &[3, 3, 1, 64], Sbnd).unwrap();
+        let error = gradient(&[3, 4, 3, 64], &[3, 1, 3, 64], Bnsd).unwrap_err();
+        assert!(
+            matches!(error, AscendError::OperatorLimit { .. })
+                && error.to_string().contains("B below S"),
+            "{error}"
+        );
+    });
+}
+
 #[test]
 fn limits_of_rotary_position_embedding() {
     with_stream(ascend_sim::Machine::default(), |stream| {
@@ -332,8 +436,16 @@ fn limits_of_rotary_position_embedding() {
                 &mut Output::new(&mut out, x).unwrap(),
             )
         };
-        use OperatorLayout::{Bnsd, Bsnd};
+        use OperatorLayout::{Bnsd, Bsnd, Tnd};
         let cases = [
+            (
+                "3 dimensions in this layout",
+                attempt(&[1, 2, 1, 64], &[1, 2, 1, 64], Mode::Half, Tnd),
+            ),
+            (
+                "4 dimensions in this layout",
+                attempt(&[2, 1, 64], &[2, 1, 64], Mode::Half, Bsnd),
+            ),
             (
                 "D below 896",
                 attempt(&[1, 2, 1, 896], &[1, 2, 1, 896], Mode::Half, Bsnd),
@@ -422,6 +534,62 @@ fn operators_in_place_and_deinterleaving() {
         let truth = f64::from(x[0]) * f64::from(cos[0]) - f64::from(x[1]) * f64::from(sin[0]);
         assert!((f64::from(y[0]) - truth).abs() < 1e-6);
     });
+}
+
+/// One rotation in each layout: V2 takes all of them on Ascend 950, and everything else takes BSND, and TND as such.
+#[test]
+fn layouts_of_the_operator_in_place() {
+    use OperatorLayout::{Bnsd, Bsnd, Sbnd, Tnd};
+    use ascend_sim::Machine;
+    let old = |name: &CStr| {
+        if name.to_bytes().starts_with(b"aclnnApplyRotaryPosEmbV2") {
+            std::ptr::null()
+        } else {
+            ascend_sim::symbol(name)
+        }
+    };
+    // SAFETY: as for `api`, less two functions.
+    let without_v2 = || unsafe { Api::from_resolver("ascend-sim", old) }.unwrap();
+    let everywhere = [
+        (Bsnd, vec![1, 3, 1, 64]),
+        (Tnd, vec![3, 1, 64]),
+        (Bnsd, vec![1, 1, 3, 64]),
+        (Sbnd, vec![3, 1, 1, 64]),
+    ];
+    for (machine, api, taken) in [
+        (Machine::ascend_950(), api(), 4),
+        (Machine::ascend_950(), without_v2(), 2),
+        (Machine::default(), api(), 2),
+        (Machine::default(), without_v2(), 2),
+    ] {
+        with_stream_of(api, machine, |stream| {
+            let angles = stream.upload(&[0.5_f32; 192]).unwrap();
+            for (place, (layout, dims)) in everywhere.iter().enumerate() {
+                let mut q = stream.upload(&[1.0_f32; 192]).unwrap();
+                let mut k = stream.upload(&[2.0_f32; 192]).unwrap();
+                let angles = Tensor::new(&angles, dims).unwrap();
+                let outcome = apply_rotary_pos_emb(
+                    &mut Output::new(&mut q, dims).unwrap(),
+                    &mut Output::new(&mut k, dims).unwrap(),
+                    &angles,
+                    &angles,
+                    *layout,
+                );
+                if place < taken {
+                    outcome.unwrap();
+                    let (q, k) = (stream.download(&q).unwrap(), stream.download(&k).unwrap());
+                    assert_eq!((q[0], q[32], k[0], k[32]), (0.0, 1.0, 0.0, 2.0));
+                } else {
+                    let error = outcome.unwrap_err();
+                    assert!(
+                        matches!(error, AscendError::OperatorLimit { .. })
+                            && error.to_string().contains("BSND or TND"),
+                        "{error}"
+                    );
+                }
+            }
+        });
+    }
 }
 
 #[test]

@@ -7,16 +7,19 @@ use crate::codes::Outcome;
 use crate::state::sim;
 
 const HEAD_DIMS: &[usize] = &[64, 128];
+const RANK: usize = 4;
 const INTERLEAVE_HEAD_DIM: usize = 64;
 
-/// The heads axis of a layout number: 1 BSND, 2 SBND, 3 BNSD, 4 TND.
-fn heads_axis(layout: i64) -> Outcome<(usize, usize)> {
+/// The heads axis of a layout number: 1 BSND, 2 SBND, 3 BNSD. A later release has 4, TND; what runs here is to run on all.
+fn heads_axis(layout: i64, architecture: u32) -> Outcome<usize> {
     match layout {
-        1 | 2 => Ok((4, 2)),
-        3 => Ok((4, 1)),
-        4 => Ok((3, 1)),
+        2 | 3 if architecture == 2201 => refuse(format!(
+            "layout {layout} needs an Ascend 950, dav-2201 takes only 1 BSND"
+        )),
+        1 | 2 => Ok(2),
+        3 => Ok(1),
         _ => refuse(format!(
-            "layout {layout} does not exist: 1 BSND, 2 SBND, 3 BNSD, 4 TND"
+            "layout {layout} does not exist: 1 BSND, 2 SBND, 3 BNSD"
         )),
     }
 }
@@ -51,7 +54,7 @@ pub(crate) fn apply(
     layout: i64,
     rotary_mode: &str,
 ) -> Outcome<Kernel> {
-    let (rank, heads) = heads_axis(layout)?;
+    let heads = heads_axis(layout, sim().machine.architecture)?;
     let mode = match rotary_mode {
         "half" => Mode::Half,
         "interleave" => Mode::Interleave,
@@ -69,9 +72,9 @@ pub(crate) fn apply(
     }
     for (tensor, name) in [(query, "query"), (key, "key")] {
         let width = tensor.dims.last().copied().unwrap_or(0);
-        if tensor.dims.len() != rank || !FLT.has(tensor.dtype) || !HEAD_DIMS.contains(&width) {
+        if tensor.dims.len() != RANK || !FLT.has(tensor.dtype) || !HEAD_DIMS.contains(&width) {
             return refuse(format!(
-                "{name} of {:?}: layout {layout} has {rank} axes and D of {HEAD_DIMS:?}",
+                "{name} of {:?}: layout {layout} has {RANK} axes and D of {HEAD_DIMS:?}",
                 tensor.dims
             ));
         }
@@ -82,7 +85,7 @@ pub(crate) fn apply(
     kernel(move |data| {
         let (c, s) = (data.read(&cos)?, data.read(&sin)?);
         for tensor in &pair {
-            let terms = mode.terms(tensor.dims[rank - 1]);
+            let terms = mode.terms(tensor.dims[RANK - 1]);
             let x = data.read(tensor)?;
             let y = rotate(&x, &c, &s, &rows_without_heads(tensor, heads), &terms);
             data.write(tensor, &y)?;

@@ -61,21 +61,27 @@ impl Mode {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Gradient,
+}
+
 /// A memory order that the operator knows: where batch, heads and sequence lie, and which of the
 /// first axes cos and sin may spread over in half mode. The first of those is the only one that
 /// interleave mode takes.
 struct Order {
     name: &'static str,
-    batch: Option<usize>,
+    batch: usize,
     heads: usize,
     seq: usize,
     angle_axes: &'static [&'static [bool]],
 }
 
-const ORDERS_4D: &[Order] = &[
+const ORDERS: &[Order] = &[
     Order {
         name: "BNSD",
-        batch: Some(0),
+        batch: 0,
         heads: 1,
         seq: 2,
         angle_axes: &[
@@ -86,7 +92,7 @@ const ORDERS_4D: &[Order] = &[
     },
     Order {
         name: "BSND",
-        batch: Some(0),
+        batch: 0,
         heads: 2,
         seq: 1,
         angle_axes: &[
@@ -97,7 +103,7 @@ const ORDERS_4D: &[Order] = &[
     },
     Order {
         name: "SBND",
-        batch: Some(1),
+        batch: 1,
         heads: 2,
         seq: 0,
         angle_axes: &[
@@ -107,20 +113,13 @@ const ORDERS_4D: &[Order] = &[
         ],
     },
 ];
-const ORDERS_3D: &[Order] = &[Order {
-    name: "TND",
-    batch: None,
-    heads: 1,
-    seq: 0,
-    angle_axes: &[&[true, false], &[true, true]],
-}];
-
 /// Whether the operator takes this order; otherwise its limit.
 fn accepts(
     order: &Order,
     x: &Tensor,
     cos: &Tensor,
     mode: Mode,
+    pass: Pass,
     cores: usize,
 ) -> Result<(), String> {
     let width = x.dims[x.dims.len() - 1];
@@ -140,8 +139,7 @@ fn accepts(
             order.name, cos.dims, x.dims
         ));
     };
-    let batch = order.batch.map_or(1, |axis| x.dims[axis]);
-    let (heads, seq) = (x.dims[order.heads], x.dims[order.seq]);
+    let [batch, heads, seq] = [order.batch, order.heads, order.seq].map(|axis| x.dims[axis]);
     if mode == Mode::Half && (batch >= MAX_BATCH_HEADS || heads >= MAX_BATCH_HEADS) {
         return Err(format!(
             "{}: batch {batch} and heads {heads} must both be below {MAX_BATCH_HEADS}",
@@ -155,6 +153,13 @@ fn accepts(
         ));
     }
     let whole = spread.iter().all(|full| *full);
+    let per_batch = batch > 1 && spread[order.batch] && !spread[order.heads];
+    if pass == Pass::Gradient && order.name != "SBND" && per_batch && batch >= seq {
+        return Err(format!(
+            "{}: with angles of each batch, batch {batch} must be below the sequence {seq}",
+            order.name
+        ));
+    }
     if mode == Mode::Half && order.name == "BNSD" && !whole {
         let aligned = (width / 2).is_multiple_of(32 / x.dtype.bytes() as usize);
         if aligned && batch * heads > 8 * seq {
@@ -179,6 +184,7 @@ fn check(
     sin: &Tensor,
     out: &Tensor,
     mode: Mode,
+    pass: Pass,
     machine: &Machine,
 ) -> Outcome {
     if !FLT.has(x.dtype) || [cos, sin, out].iter().any(|t| t.dtype != x.dtype) {
@@ -187,11 +193,9 @@ fn check(
             x.dtype, cos.dtype, sin.dtype, out.dtype
         ));
     }
-    if x.dims.len() != 3 && x.dims.len() != 4 {
-        return refuse(format!(
-            "x has {} dimensions, 3 or 4 are expected",
-            x.dims.len()
-        ));
+    // Later releases take TND too; what runs here is to run on all of them.
+    if x.dims.len() != 4 {
+        return refuse(format!("x has {} dimensions, 4 are expected", x.dims.len()));
     }
     if out.dims != x.dims || cos.dims != sin.dims || cos.dims.len() != x.dims.len() {
         return refuse(format!(
@@ -217,17 +221,12 @@ fn check(
             "mode {mode:?} needs an Ascend 950, the device is dav-2201"
         ));
     }
-    let orders = if x.dims.len() == 4 {
-        ORDERS_4D
-    } else {
-        ORDERS_3D
-    };
-    let refusals: Vec<String> = orders
+    let refusals: Vec<String> = ORDERS
         .iter()
-        .map(|order| accepts(order, x, cos, mode, machine.vector_cores as usize))
+        .map(|order| accepts(order, x, cos, mode, pass, machine.vector_cores as usize))
         .filter_map(Result::err)
         .collect();
-    if refusals.len() == orders.len() {
+    if refusals.len() == ORDERS.len() {
         refuse(refusals.join("; "))
     } else {
         Ok(())
@@ -283,7 +282,15 @@ pub(crate) fn forward(
     out: &Operand,
 ) -> Outcome<Kernel> {
     let mode = Mode::from_code(mode)?;
-    check(x, cos, sin, out, mode, &sim().machine.clone())?;
+    check(
+        x,
+        cos,
+        sin,
+        out,
+        mode,
+        Pass::Forward,
+        &sim().machine.clone(),
+    )?;
     let (x, cos, sin, out) = (x.clone(), cos.clone(), sin.clone(), out.clone());
     kernel(move |data| {
         let terms = mode.terms(x.dims[x.rank() - 1]);
@@ -293,7 +300,8 @@ pub(crate) fn forward(
     })
 }
 
-/// What the gradient operator takes and gives; dcos and dsin only together with x.
+/// What the gradient operator takes and gives. dcos and dsin are mandatory, and without x nothing is written to them: here
+/// they come only together with x.
 pub(crate) struct GradTensors {
     pub(crate) dy: Operand,
     pub(crate) cos: Operand,
@@ -313,7 +321,15 @@ pub(crate) fn gradient(tensors: GradTensors, mode: i64) -> Outcome<Kernel> {
         dx,
         angles,
     } = tensors;
-    check(&dy, &cos, &sin, &dx, mode, &sim().machine.clone())?;
+    check(
+        &dy,
+        &cos,
+        &sin,
+        &dx,
+        mode,
+        Pass::Gradient,
+        &sim().machine.clone(),
+    )?;
     if x.is_some() != angles.is_some() {
         return refuse("dcos and dsin come exactly when x is given");
     }

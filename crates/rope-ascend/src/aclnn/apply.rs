@@ -4,6 +4,7 @@ use super::call::{both, run_operator};
 use super::rotary::OperatorLayout;
 use super::tensor::{Descriptor, Output, Tensor};
 use crate::error::{AscendError, Result};
+use crate::rope::Architecture;
 
 fn limit<T>(operator: &'static str, limit: impl Into<String>, found: String) -> Result<T> {
     Err(AscendError::OperatorLimit {
@@ -51,33 +52,42 @@ pub fn apply_rotary_pos_emb(
     const V2: &str = "aclnnApplyRotaryPosEmbV2";
     const PLAN_V1: &str = "aclnnApplyRotaryPosEmbGetWorkspaceSize";
     const PLAN_V2: &str = "aclnnApplyRotaryPosEmbV2GetWorkspaceSize";
-    for x in [&q.0, &k.0] {
-        if x.dims.len() != layout.rank() || ![64, 128].contains(&x.last_dim()) {
-            return limit(
-                V2,
-                format!("{} dimensions and D of 64 or 128", layout.rank()),
-                format!("{:?}", x.dims),
-            );
-        }
-        check_angles(V2, x, [cos, sin], layout.heads_axis())?;
-    }
-    let number = match layout {
-        OperatorLayout::Bsnd => 1,
-        OperatorLayout::Sbnd => 2,
-        OperatorLayout::Bnsd => 3,
-        OperatorLayout::Tnd => 4,
-    };
+    const BSND: i64 = 1;
     let stream = q.0.stream;
     let ops = &stream.device().runtime().api().ops;
+    let second = ops.aclnnApplyRotaryPosEmbV2.is_some()
+        && ops.aclnnApplyRotaryPosEmbV2GetWorkspaceSize.is_some();
+    let operator = if second { V2 } else { V1 };
+    let four_axes = |tensor| layout.four_axes(operator, tensor);
+    let (q, k) = (&four_axes(&q.0)?, &four_axes(&k.0)?);
+    let (cos, sin) = (&four_axes(cos)?, &four_axes(sin)?);
+    for x in [q, k] {
+        if ![64, 128].contains(&x.last_dim()) {
+            return limit(operator, "D of 64 or 128", format!("{:?}", x.dims));
+        }
+        check_angles(operator, x, [cos, sin], layout.heads_axis())?;
+    }
+    let number = match layout {
+        OperatorLayout::Bsnd | OperatorLayout::Tnd => BSND,
+        OperatorLayout::Sbnd => 2,
+        OperatorLayout::Bnsd => 3,
+    };
+    let architecture = stream.device().machine()?.architecture;
+    // V2 documents these two everywhere; what tiles it for A2 and A3 refuses them in every release.
+    if number != BSND && !(second && architecture == Architecture::Dav3510) {
+        return limit(
+            operator,
+            "BSND or TND, but for V2 on Ascend 950",
+            format!("{layout:?} on {}", architecture.name()),
+        );
+    }
     let [q, k, cos, sin] = [
-        Descriptor::new(stream, &q.0)?,
-        Descriptor::new(stream, &k.0)?,
+        Descriptor::new(stream, q)?,
+        Descriptor::new(stream, k)?,
         Descriptor::new(stream, cos)?,
         Descriptor::new(stream, sin)?,
     ];
-    if ops.aclnnApplyRotaryPosEmbV2.is_some()
-        && ops.aclnnApplyRotaryPosEmbV2GetWorkspaceSize.is_some()
-    {
+    if second {
         let (plan, run) = both(
             stream,
             ops.aclnnApplyRotaryPosEmbV2GetWorkspaceSize,

@@ -393,7 +393,7 @@ impl View<'_> {
 }
 
 /// Bytes of one element.
-fn bytes_of(dtype: aclDataType) -> usize {
+pub(super) fn bytes_of(dtype: aclDataType) -> usize {
     match dtype {
         aclDataType::DOUBLE | aclDataType::INT64 | aclDataType::UINT64 => 8,
         aclDataType::FLOAT | aclDataType::INT32 | aclDataType::UINT32 => 4,

@@ -1,9 +1,11 @@
 //! `RotaryPositionEmbedding` and its gradient.
 
 use super::call::{both, run_operator};
+use super::operators::bytes_of;
 use super::tensor::{Descriptor, Output, Tensor};
 use crate::error::{AscendError, Result};
 use crate::rope::Architecture;
+use crate::safe::DeviceBuffer;
 
 /// Which channels the operator pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,27 +40,44 @@ pub enum OperatorLayout {
     Bsnd,
     /// seq, batch, heads, head_dim.
     Sbnd,
-    /// tokens, heads, head_dim.
+    /// tokens, heads, head_dim. The operators are told of BSND with a batch of one.
     Tnd,
 }
 
 impl OperatorLayout {
-    /// Axes of batch (if any), heads and tokens.
-    fn axes(self) -> (Option<usize>, usize, usize) {
+    /// Axes of batch, heads and tokens of a tensor with four axes.
+    fn axes(self) -> (usize, usize, usize) {
         match self {
-            Self::Bnsd => (Some(0), 1, 2),
-            Self::Bsnd => (Some(0), 2, 1),
-            Self::Sbnd => (Some(1), 2, 0),
-            Self::Tnd => (None, 1, 0),
+            Self::Bnsd => (0, 1, 2),
+            Self::Bsnd | Self::Tnd => (0, 2, 1),
+            Self::Sbnd => (1, 2, 0),
         }
-    }
-
-    pub(super) fn rank(self) -> usize {
-        if self == Self::Tnd { 3 } else { 4 }
     }
 
     pub(super) fn heads_axis(self) -> usize {
         self.axes().1
+    }
+
+    /// The tensor as every release of the operators takes it. Three axes came late, and not to every product; TND is the
+    /// same memory as BSND with a batch of one.
+    pub(super) fn four_axes<'a>(
+        self,
+        operator: &'static str,
+        tensor: &Tensor<'a>,
+    ) -> Result<Tensor<'a>> {
+        let rank = if self == Self::Tnd { 3 } else { 4 };
+        if tensor.dims.len() != rank {
+            return Err(limit(
+                operator,
+                format!("{rank} dimensions in this layout"),
+                format!("{:?}", tensor.dims),
+            ));
+        }
+        Ok(if self == Self::Tnd {
+            tensor.batch_of_one()
+        } else {
+            tensor.clone()
+        })
     }
 }
 
@@ -88,13 +107,6 @@ fn check(
 ) -> Result<()> {
     const LARGEST_DIM: i64 = 896;
     const LARGEST_AXIS: i64 = 1000;
-    if x.dims.len() != layout.rank() || cos.dims.len() != layout.rank() {
-        return Err(limit(
-            operator,
-            format!("{} dimensions in this layout", layout.rank()),
-            format!("{:?} and {:?}", x.dims, cos.dims),
-        ));
-    }
     if cos.dims != sin.dims {
         return Err(limit(
             operator,
@@ -136,10 +148,8 @@ fn check(
         ));
     }
     let (batch_axis, heads_axis, seq_axis) = layout.axes();
-    let batch = batch_axis.map_or(1, |axis| x.dim(axis));
-    let (heads, seq) = (x.dim(heads_axis), x.dim(seq_axis));
-    let cos_batch = batch_axis.map_or(1, |axis| cos.dim(axis));
-    let cos_heads = cos.dim(heads_axis);
+    let (batch, heads, seq) = (x.dim(batch_axis), x.dim(heads_axis), x.dim(seq_axis));
+    let (cos_batch, cos_heads) = (cos.dim(batch_axis), cos.dim(heads_axis));
     if cos.dim(seq_axis) != seq {
         return Err(limit(
             operator,
@@ -221,12 +231,15 @@ pub fn rotary_position_embedding(
     layout: OperatorLayout,
     out: &mut Output<'_>,
 ) -> Result<()> {
+    let four_axes = |tensor| layout.four_axes(FORWARD, tensor);
+    let (x, cos, sin) = (&four_axes(x)?, &four_axes(cos)?, &four_axes(sin)?);
+    let out = &four_axes(&out.0)?;
     check(FORWARD, x, cos, sin, mode, layout)?;
-    if out.0.dims != x.dims || out.0.dtype != x.dtype {
+    if out.dims != x.dims || out.dtype != x.dtype {
         return Err(limit(
             FORWARD,
             format!("an output of {:?}", x.dims),
-            format!("{:?}", out.0.dims),
+            format!("{:?}", out.dims),
         ));
     }
     let stream = x.stream;
@@ -242,7 +255,7 @@ pub fn rotary_position_embedding(
         Descriptor::new(stream, x)?,
         Descriptor::new(stream, cos)?,
         Descriptor::new(stream, sin)?,
-        Descriptor::new(stream, &out.0)?,
+        Descriptor::new(stream, out)?,
     ];
     // SAFETY: live descriptors until the end of this function; both phases of one operator.
     unsafe {
@@ -289,17 +302,29 @@ pub fn rotary_position_embedding_grad(
     out: &mut GradOutputs<'_>,
 ) -> Result<()> {
     const LARGEST_ROWS: i64 = 1024;
+    let four_axes = |tensor| layout.four_axes(BACKWARD, tensor);
+    let (dy, cos, sin) = (&four_axes(dy)?, &four_axes(cos)?, &four_axes(sin)?);
+    let dx = &four_axes(&out.dx.0)?;
     check(BACKWARD, dy, cos, sin, mode, layout)?;
-    if out.dx.0.dims != dy.dims {
+    if dx.dims != dy.dims {
         return Err(limit(
             BACKWARD,
             format!("dx of {:?}", dy.dims),
-            format!("{:?}", out.dx.0.dims),
+            format!("{:?}", dx.dims),
+        ));
+    }
+    let (batch_axis, heads_axis, seq_axis) = layout.axes();
+    let (batch, seq) = (dy.dim(batch_axis), dy.dim(seq_axis));
+    let per_batch = batch > 1 && cos.dim(batch_axis) == batch && cos.dim(heads_axis) == 1;
+    // The operator tells the layouts apart by their sizes alone, and takes such a B for S.
+    if per_batch && layout != OperatorLayout::Sbnd && batch >= seq {
+        return Err(limit(
+            BACKWARD,
+            "B below S for angles of each batch",
+            format!("B = {batch}, S = {seq}"),
         ));
     }
     if let Some((x, dcos, dsin)) = &out.angles {
-        let (batch_axis, heads_axis, seq_axis) = layout.axes();
-        let batch = batch_axis.map_or(1, |axis| dy.dim(axis));
         let rows = batch * dy.dim(heads_axis);
         if rows > LARGEST_ROWS {
             return Err(limit(
@@ -308,17 +333,10 @@ pub fn rotary_position_embedding_grad(
                 rows,
             ));
         }
-        let per_batch = batch > 1
-            && batch_axis.is_some_and(|axis| cos.dim(axis) == batch)
-            && cos.dim(heads_axis) == 1;
-        if per_batch && batch >= dy.dim(seq_axis) {
-            return Err(limit(
-                BACKWARD,
-                "B below S for angles of each batch",
-                format!("B = {batch}, S = {}", dy.dim(seq_axis)),
-            ));
-        }
-        if x.dims != dy.dims || dcos.0.dims != cos.dims || dsin.0.dims != cos.dims {
+        let as_expected = four_axes(x)?.dims == dy.dims
+            && four_axes(&dcos.0)?.dims == cos.dims
+            && four_axes(&dsin.0)?.dims == cos.dims;
+        if !as_expected {
             return Err(limit(
                 BACKWARD,
                 "x as dy, dcos and dsin as cos",
@@ -335,28 +353,31 @@ pub fn rotary_position_embedding_grad(
         ops.aclnnRotaryPositionEmbeddingGrad,
         BACKWARD,
     )?;
-    let [dy, cos, sin, dx] = [
+    // Without x the operator writes neither dcos nor dsin, but it refuses null for them.
+    let bytes = match &out.angles {
+        Some(_) => 0,
+        None => cos.elements() * bytes_of(cos.dtype),
+    };
+    let scratch: [DeviceBuffer<u8>; 2] = [stream.alloc(bytes)?, stream.alloc(bytes)?];
+    let (x, dcos, dsin) = match &out.angles {
+        Some((x, dcos, dsin)) => (
+            Some(Descriptor::new(stream, &four_axes(x)?)?),
+            four_axes(&dcos.0)?,
+            four_axes(&dsin.0)?,
+        ),
+        None => (None, cos.like(&scratch[0]), cos.like(&scratch[1])),
+    };
+    let [dy, cos, sin, dx, dcos, dsin] = [
         Descriptor::new(stream, dy)?,
         Descriptor::new(stream, cos)?,
         Descriptor::new(stream, sin)?,
-        Descriptor::new(stream, &out.dx.0)?,
+        Descriptor::new(stream, dx)?,
+        Descriptor::new(stream, &dcos)?,
+        Descriptor::new(stream, &dsin)?,
     ];
-    let angles = match &out.angles {
-        Some((x, dcos, dsin)) => Some((
-            Descriptor::new(stream, x)?,
-            Descriptor::new(stream, &dcos.0)?,
-            Descriptor::new(stream, &dsin.0)?,
-        )),
-        None => None,
-    };
-    let null = std::ptr::null_mut();
-    let (x, dcos, dsin) = angles
-        .as_ref()
-        .map_or((null, null, null), |(x, dcos, dsin)| {
-            (x.raw, dcos.raw, dsin.raw)
-        });
-    // SAFETY: live descriptors, or null where the operator allows it, until the end of this
-    // function; both phases of one operator.
+    let x = x.as_ref().map_or(std::ptr::null_mut(), |x| x.raw);
+    // SAFETY: live descriptors, or null for the x that is optional, until the end of this function; both phases of one
+    // operator. Dropped there, the scratch returns to this stream's cache, so that later work gets it only behind the operator.
     unsafe {
         run_operator(
             stream,
@@ -369,8 +390,8 @@ pub fn rotary_position_embedding_grad(
                     x,
                     mode.number(),
                     dx.raw,
-                    dcos,
-                    dsin,
+                    dcos.raw,
+                    dsin.raw,
                     bytes,
                     executor,
                 )

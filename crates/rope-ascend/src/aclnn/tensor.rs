@@ -87,6 +87,29 @@ impl<'a> Tensor<'a> {
         })
     }
 
+    /// The same elements with an axis of length 1 before the others.
+    pub(super) fn batch_of_one(&self) -> Self {
+        let mut batched = self.clone();
+        batched.dims.insert(0, 1);
+        batched.strides.insert(0, self.storage);
+        batched
+    }
+
+    /// A tensor of this shape and type over other memory, which has as many bytes.
+    pub(super) fn like<'b>(&self, memory: &'b DeviceBuffer<u8>) -> Tensor<'b> {
+        Tensor {
+            dims: self.dims.clone(),
+            strides: self.strides.clone(),
+            address: memory.pointer(),
+            stream: memory.stream(),
+            ..*self
+        }
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.storage as usize
+    }
+
     pub(super) fn dim(&self, axis: usize) -> i64 {
         self.dims.get(axis).copied().unwrap_or(0)
     }
