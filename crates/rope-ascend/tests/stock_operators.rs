@@ -10,12 +10,14 @@ mod support;
 use ascend_sim::{Session, control};
 use half::bf16;
 use rope_ascend::aclnn::{
-    CacheDirection, GradOutputs, Mode, MropeCall, OperatorElement, OperatorLayout, Output,
-    SectionOrder, SinCosCache, StockPositions, Tensor, apply_rotary_pos_emb, interleave_rope,
-    rope_with_sin_cos_cache, rotary_position_embedding, rotary_position_embedding_grad,
+    CacheDirection, GradOutputs, Mode, MropeCall, OperatorElement, OperatorLayout, Operators,
+    Output, SectionOrder, SinCosCache, StockPositions, Tensor, View, apply_rotary_pos_emb,
+    interleave_rope, rope_with_sin_cos_cache, rotary_position_embedding,
+    rotary_position_embedding_grad,
 };
 use rope_ascend::loader::Api;
 use rope_ascend::safe::{Runtime, Stream};
+use rope_ascend::sys::aclDataType;
 use rope_ascend::{AscendError, Result};
 use std::ffi::CStr;
 use support::{Number, Numbers, api, tolerance};
@@ -614,6 +616,80 @@ fn a_plan_whose_workspace_does_not_fit_is_given_up() {
             "{found:?}"
         );
         assert_eq!(control::live().descriptors, 0);
+        assert_eq!(
+            executor_calls(),
+            ["SetAclOpExecutorRepeatable", "DestroyAclOpExecutor"]
+        );
         control::set_memory_limit(None);
+    });
+}
+
+/// What was done to executors between the phases, and to repeatable ones.
+fn executor_calls() -> Vec<String> {
+    let calls = control::calls();
+    let names = calls
+        .iter()
+        .filter_map(|call| call.function.strip_prefix("acl"));
+    names
+        .filter(|name| name.contains("Executor") || name.contains("TensorAddr"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The operator library would answer the second call from a cache that the first one entered, with what cannot be repeated.
+#[test]
+fn a_call_is_repeatable_from_its_first_planning_on() {
+    with_stream(ascend_sim::Machine::default(), |stream| {
+        let operators = Operators::new(stream.clone());
+        let buffer = || stream.zeros::<u8>(16).unwrap();
+        let (x, y, out) = (buffer(), buffer(), buffer());
+        let view = |buffer| View {
+            buffer,
+            dtype: aclDataType::FLOAT,
+            dims: &[4],
+            strides: &[1],
+            offset: 0,
+        };
+        let (x, y, out) = (view(&x), view(&y), view(&out));
+        let steps = [
+            (
+                0,
+                &["SetAclOpExecutorRepeatable", "DestroyAclOpExecutor"][..],
+            ),
+            (1, &["SetAclOpExecutorRepeatable"]),
+            (
+                1,
+                &[
+                    "SetInputTensorAddr",
+                    "SetInputTensorAddr",
+                    "SetOutputTensorAddr",
+                ],
+            ),
+        ];
+        for (kept, expected) in steps {
+            control::clear_calls();
+            operators.mul(x, y, out).unwrap();
+            assert_eq!(
+                (operators.kept_plans(), executor_calls()),
+                (
+                    kept,
+                    expected.iter().map(|name| (*name).to_owned()).collect()
+                )
+            );
+        }
+        // What no call comes back to in this form stays in that cache.
+        control::clear_calls();
+        operators
+            .mul(
+                View {
+                    dims: &[2],
+                    offset: 1,
+                    ..x
+                },
+                View { dims: &[2], ..y },
+                View { dims: &[2], ..out },
+            )
+            .unwrap();
+        assert!(executor_calls().is_empty());
     });
 }

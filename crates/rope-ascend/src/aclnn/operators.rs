@@ -291,7 +291,7 @@ impl Operators {
     ) -> Result<()> {
         self.check_views(names.run, arguments)?;
         self.stream.make_current()?;
-        let key = {
+        let (repeat, key) = {
             let mut plans = self.plans();
             plans.note(names.run);
             match plans.find(names, arguments) {
@@ -299,8 +299,9 @@ impl Operators {
                     plan.set_addresses(&self.stream, arguments)?;
                     return plan.run(&self.stream, names.run, run);
                 }
-                Kept::Keep(key) => Some(key),
-                Kept::Once => None,
+                Kept::Keep(key) => (true, Some(key)),
+                Kept::First => (true, None),
+                Kept::Once => (false, None),
             }
         };
         let objects = Objects::new(&self.stream, arguments)?;
@@ -313,19 +314,18 @@ impl Operators {
             executor,
             workspace_bytes,
         };
-        match key {
-            Some(key) if plan.repeatable(&plan.objects.meta) => {
-                let outcome = plan.run(&self.stream, names.run, run);
-                self.plans().keep(key, Some(plan));
-                outcome
+        if repeat && plan.repeatable() {
+            let outcome = plan.run(&self.stream, names.run, run);
+            match key {
+                Some(key) => self.plans().keep(key, Some(plan)),
+                None => plan.give_up(),
             }
-            other => {
-                if let Some(key) = other {
-                    self.plans().keep(key, None);
-                }
-                plan.run_once(&self.stream, names.run, run)
-            }
+            return outcome;
         }
+        if let Some(key) = key {
+            self.plans().keep(key, None);
+        }
+        plan.run_once(&self.stream, names.run, run)
     }
 
     /// Number of planned calls that are kept for their next time.

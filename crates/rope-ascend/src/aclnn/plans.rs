@@ -2,19 +2,24 @@
 //!
 //! A call that comes a second time with the same shapes, strides, types and attributes is planned as a repeatable one and
 //! kept: from then on only the addresses are set before each run. Calls are kept from their second time on, because a call
-//! with a number that changes in every step of training comes once. Not kept are calls
+//! with a number that changes in every step of training comes once.
+//!
+//! The first time is planned as a repeatable one too, and destroyed once it is queued. Otherwise the operator library would put
+//! it into a cache of its own, and answer the second time with an entry of that cache, which it does not repeat.
+//!
+//! Not kept are calls
 //!
 //! - on views with an offset: no document says whether the address to be set is that of the block or of the first element;
 //! - with a tensor that is read and written, or with a list of tensors: their places in the executor's order of inputs and
 //!   outputs are not documented;
 //! - that the operator library refuses to repeat, such as those with random numbers.
 
-use super::call::meta;
+use super::call::{discard, make_repeatable, meta};
 use super::operators::{Argument, Names, Number, Objects, Raw};
 use crate::error::Result;
 use crate::result::check;
 use crate::safe::{DeviceBuffer, Stream};
-use crate::sys::{AclMeta, Run, aclOpExecutor, code};
+use crate::sys::{Run, aclOpExecutor};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 
@@ -79,6 +84,8 @@ pub(super) enum Kept<'p> {
     Plan(&'p Plan),
     /// Plan it, and keep the plan if it can be repeated.
     Keep(Key),
+    /// Plan it as one that is kept, so that its next time can be, and destroy it.
+    First,
     /// Plan it for once.
     Once,
 }
@@ -108,7 +115,7 @@ impl Plans {
             if std::mem::replace(&mut self.seen[place], hash) == hash {
                 return Kept::Keep(key);
             }
-            return Kept::Once;
+            return Kept::First;
         }
         match self.kept.get_mut(&key) {
             Some(entry) => {
@@ -214,15 +221,13 @@ impl Hasher for Mixer {
 
 impl Plan {
     /// Makes the call repeatable, if the operator library can.
-    pub(super) fn repeatable(&self, meta: &AclMeta) -> bool {
+    pub(super) fn repeatable(&self) -> bool {
+        let meta = &self.objects.meta;
         let complete = meta.aclSetInputTensorAddr.is_some()
             && meta.aclSetOutputTensorAddr.is_some()
             && meta.aclDestroyAclOpExecutor.is_some();
         // SAFETY: planned and not run.
-        complete
-            && meta
-                .aclSetAclOpExecutorRepeatable
-                .is_some_and(|set| unsafe { set(self.executor) } == code::SUCCESS)
+        complete && unsafe { make_repeatable(meta, self.executor) }
     }
 
     /// Points the kept call at the memory of another one with the same key.
@@ -275,7 +280,8 @@ impl Plan {
         match self.workspace(stream) {
             Ok(workspace) => self.run_in(workspace, stream, name, run),
             Err(error) => {
-                self.give_up();
+                // SAFETY: planned and not run, and made by the first phase.
+                unsafe { discard(&self.objects.meta, self.executor) };
                 Err(error)
             }
         }
@@ -297,10 +303,10 @@ impl Plan {
         check(&stream.device().runtime().api().rt, name, status)
     }
 
-    /// Destroys the executor of a call that will not run again.
+    /// Destroys the executor of a repeatable call that will not run again.
     pub(super) fn give_up(self) {
         if let Some(destroy) = self.objects.meta.aclDestroyAclOpExecutor {
-            // SAFETY: planned and not run, or repeatable; nothing else holds it. A failure leaks a host object.
+            // SAFETY: repeatable, and nothing else holds it. A failure leaks a host object.
             let _ = unsafe { destroy(self.executor) };
         }
     }
