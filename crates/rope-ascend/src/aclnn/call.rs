@@ -50,32 +50,6 @@ fn check(stream: &Stream, function: &'static str, status: aclnnStatus) -> Result
     })
 }
 
-/// Makes a planned call repeatable, if the operator library can.
-///
-/// # Safety
-/// - `executor` was planned and has not run.
-pub(super) unsafe fn make_repeatable(meta: &AclMeta, executor: *mut aclOpExecutor) -> bool {
-    meta.aclSetAclOpExecutorRepeatable
-        // SAFETY: as this function's.
-        .is_some_and(|set| unsafe { set(executor) } == code::SUCCESS)
-}
-
-/// Destroys the executor of a call that was planned and will not run. It is made repeatable first: only then does the operator
-/// library take it out of its cache. Left there, it would answer an equal call later on, and do nothing.
-///
-/// # Safety
-/// - `executor` was planned and has not run; it is not used afterwards.
-pub(super) unsafe fn discard(meta: &AclMeta, executor: *mut aclOpExecutor) {
-    if let Some(destroy) = meta.aclDestroyAclOpExecutor {
-        // SAFETY: as this function's. What came out of the cache is not repeated, and destroyed without it; a failure to
-        // destroy leaks a host object.
-        unsafe {
-            make_repeatable(meta, executor);
-            let _ = destroy(executor);
-        }
-    }
-}
-
 /// Plans an operator, gives it its workspace, and queues it.
 ///
 /// # Safety
@@ -100,8 +74,11 @@ pub(super) unsafe fn run_operator(
     let workspace = match workspace {
         Ok(workspace) => workspace,
         Err(error) => {
-            // SAFETY: planned above and not run; nothing else holds it.
-            unsafe { discard(meta(stream)?, executor) };
+            if let Some(destroy) = meta(stream)?.aclDestroyAclOpExecutor {
+                // SAFETY: planned above and not run; nothing else holds it. The first error
+                // matters more than one of this call.
+                let _ = unsafe { destroy(executor) };
+            }
             return Err(error);
         }
     };

@@ -14,12 +14,12 @@
 //!   outputs are not documented;
 //! - that the operator library refuses to repeat, such as those with random numbers.
 
-use super::call::{discard, make_repeatable, meta};
+use super::call::meta;
 use super::operators::{Argument, Names, Number, Objects, Raw};
 use crate::error::Result;
 use crate::result::check;
 use crate::safe::{DeviceBuffer, Stream};
-use crate::sys::{Run, aclOpExecutor};
+use crate::sys::{Run, aclOpExecutor, code};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 
@@ -227,7 +227,10 @@ impl Plan {
             && meta.aclSetOutputTensorAddr.is_some()
             && meta.aclDestroyAclOpExecutor.is_some();
         // SAFETY: planned and not run.
-        complete && unsafe { make_repeatable(meta, self.executor) }
+        complete
+            && meta
+                .aclSetAclOpExecutorRepeatable
+                .is_some_and(|set| unsafe { set(self.executor) } == code::SUCCESS)
     }
 
     /// Points the kept call at the memory of another one with the same key.
@@ -280,8 +283,7 @@ impl Plan {
         match self.workspace(stream) {
             Ok(workspace) => self.run_in(workspace, stream, name, run),
             Err(error) => {
-                // SAFETY: planned and not run, and made by the first phase.
-                unsafe { discard(&self.objects.meta, self.executor) };
+                self.give_up();
                 Err(error)
             }
         }
@@ -303,10 +305,10 @@ impl Plan {
         check(&stream.device().runtime().api().rt, name, status)
     }
 
-    /// Destroys the executor of a repeatable call that will not run again.
+    /// Destroys the executor of a call that will not run again.
     pub(super) fn give_up(self) {
         if let Some(destroy) = self.objects.meta.aclDestroyAclOpExecutor {
-            // SAFETY: repeatable, and nothing else holds it. A failure leaks a host object.
+            // SAFETY: planned and not run, or repeatable; nothing else holds it. A failure leaks a host object.
             let _ = unsafe { destroy(self.executor) };
         }
     }
