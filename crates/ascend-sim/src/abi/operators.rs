@@ -173,11 +173,10 @@ macro_rules! operators {
 operators! {
     // Rotary position embedding.
     aclnnRotaryPositionEmbedding aclnnRotaryPositionEmbeddingGetWorkspaceSize(x: T, cos: T, sin: T, mode: i64, out: Out) |call| { call.distinct(); rotary::forward(&x, &cos, &sin, mode, &out) };
-    aclnnRotaryPositionEmbeddingGrad aclnnRotaryPositionEmbeddingGradGetWorkspaceSize(dy: T, cos: T, sin: T, xOptional: MaybeT, mode: i64, dxOut: Out, dcosOut: MaybeOut, dsinOut: MaybeOut) |call| {
+    aclnnRotaryPositionEmbeddingGrad aclnnRotaryPositionEmbeddingGradGetWorkspaceSize(dy: T, cos: T, sin: T, xOptional: MaybeT, mode: i64, dxOut: Out, dcosOut: Out, dsinOut: Out) |call| {
         call.distinct();
-        let angles = dcosOut.zip(dsinOut);
-        // Without x the outputs for the angles are not looked at.
-        let angles = if xOptional.is_some() { angles.map_or_else(|| Err(Failure::new(ACLNN_NULLPTR, "dcosOut or dsinOut is null")), |pair| Ok(Some(pair)))? } else { None };
+        // Without x nothing is written to the outputs for the angles, which may not be null either way.
+        let angles = xOptional.is_some().then_some((dcosOut, dsinOut));
         rotary::gradient(GradTensors { dy, cos, sin, x: xOptional, dx: dxOut, angles }, mode)
     };
     aclnnRopeWithSinCosCache aclnnRopeWithSinCosCacheGetWorkspaceSize(positions: T, queryIn: T, keyIn: T, cosSinCache: T, mropeSection: MaybeInts, headSize: i64, isNeoxStyle: bool, queryOut: Out, keyOut: Out) |call| cache::cached(cache::Parameters {

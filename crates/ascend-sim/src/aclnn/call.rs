@@ -133,13 +133,6 @@ impl Operand {
     }
 }
 
-/// Outputs that the documents list among the pointers that must not be null, although another parameter decides whether
-/// anything is written to them.
-const MANDATORY: &[(&str, &str)] = &[
-    ("aclnnRotaryPositionEmbeddingGrad", "dcosOut"),
-    ("aclnnRotaryPositionEmbeddingGrad", "dsinOut"),
-];
-
 /// The first phase of a call while it runs.
 pub(crate) struct Call {
     operator: &'static str,
@@ -275,9 +268,6 @@ impl Call {
         handle: u64,
         name: &'static str,
     ) -> Outcome<Option<Operand>> {
-        if handle == 0 && MANDATORY.contains(&(self.operator, name)) {
-            return missing(name);
-        }
         self.tensor(handle, name, Access::Write)
     }
 
