@@ -26,7 +26,7 @@ impl RotarySpec {
     /// # Errors
     /// [`ConfigError`] if the configuration is broken, incomplete or contradicts itself, if the
     /// model is unknown, or if its layers rotate differently ([`ConfigError::SeveralRotations`]:
-    /// use [`LayerSpecs::from_hf_config`]); the errors of [`Frequencies`] and of the specification
+    /// use [`LayerSpecs::from_hf_config`]); the errors of [`Frequencies`](crate::Frequencies) and of the specification
     /// for values out of range.
     ///
     /// # Examples
