@@ -1,11 +1,14 @@
-//! What an operation costs on its way from the client to the launched kernel, beside the same way to burn's CPU backend.
+//! What an operation costs on its way from the client to the launched kernel, beside the same way
+//! to burn's CPU backend.
 //!
-//! Both devices stand behind burn-remote, in this process. The simulator's operators are stubbed: they are checked, launched
-//! and counted, and compute nothing. What is left of the Ascend side is the path: client, wire, server, backend, plan and
-//! launch. The CPU backend computes, on tensors of 16 elements. Samples of the two are taken in turn.
+//! Both devices are reached through burn-remote, in this process. The simulator's operators are
+//! stubbed: they are checked, launched and counted, and compute nothing. What is left of the Ascend
+//! side is the path: client, wire, server, backend, plan and launch. The CPU backend computes, on
+//! tensors of 16 elements. Samples of the two are taken in turn.
 //!
-//! `cargo bench -p rope-benches --bench remote_overhead` prints the medians and their ratio, and ends with 1 if the ratio is
-//! above 2. Without `--bench`, as `cargo test` runs it, it only checks that both devices compute the right thing.
+//! `cargo bench -p rope-benches --bench remote_overhead` prints the medians and their ratio, and
+//! ends with 1 if the ratio is above 2. Without `--bench`, as `cargo test` runs it, it only checks
+//! that both devices compute the right thing.
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -1,18 +1,20 @@
-//! Every case of the table beside its baseline, by divan: `cargo bench -p rope-benches --bench rotate`.
+//! Every case of the table beside its baseline, by divan: `cargo bench -p rope-benches --bench
+//! rotate`.
 //!
-//! `mrope bench speed` takes the same cases in turns with their baselines and gives ratios; this target is for looking at one
-//! kernel while it is worked on (`-- FILTER`). Under `cargo test` each case runs once, on small tensors.
+//! `mrope bench speed` takes the same cases in turns with their baselines and gives ratios; this
+//! target is for looking at one kernel while it is worked on (`-- FILTER`). Under `cargo test` each
+//! case runs once, on small tensors.
 
 use divan::counter::BytesCount;
-use rope_benches::cases::{Case, Selection, cases};
-use rope_benches::rotation::{BASELINE, ROTATION, timed};
+use rope_bench::cases::{Selection, TimedCase, cases};
+use rope_bench::rotation::{BASELINE, ROTATION, timed};
 
 fn main() {
     divan::main();
 }
 
 /// A case as an argument: shown by its name.
-struct Named(Case);
+struct Named(TimedCase);
 
 impl std::fmt::Display for Named {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -30,7 +32,7 @@ fn table() -> Vec<Named> {
     cases(selection).into_iter().map(Named).collect()
 }
 
-fn run(bencher: divan::Bencher, case: &Case, contestant: usize) {
+fn run(bencher: divan::Bencher, case: &TimedCase, contestant: usize) {
     let mut timed = timed(case).expect("the table's cases are valid");
     timed.check(4).unwrap_or_else(|error| panic!("{error}"));
     timed.prepare(contestant);

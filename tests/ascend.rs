@@ -1,22 +1,17 @@
-//! The Ascend path, on the simulated NPU: golden vectors, gradients, shapes, and burn through the device and back.
+//! The Ascend path, on the simulated NPU: golden vectors, gradients and shapes.
 //!
-//! The simulator compiles the kernels with the host's C++17 compiler. Where there is none these tests say so and pass
-//! without a result; everything else fails.
+//! The simulator compiles the kernels with the host's C++17 compiler. Where there is none these
+//! tests say so and pass without a result; everything else fails.
 
-use std::path::Path;
-
-use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
 use rope_ascend::AscendError;
 use rope_ascend::rope::Npu;
-use rope_burn::ascend::AscendRotary;
-use rope_burn::{Rotary, RotaryError};
 use rope_check::ascend::{self, Path as DevicePath};
 use rope_check::buffer::{Buffer, DType};
 use rope_check::cases;
 use rope_check::engine::Case;
 use rope_check::golden::{Artifact, GoldenVectors};
 use rope_check::gradcheck::{Row, quick_suite};
-use rope_check::tolerance;
+use rope_check::tolerance::{self, Operation};
 use rope_core::{AxisLayout, Direction, Layout, Pairing, Positions, RotarySpec};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
@@ -35,7 +30,7 @@ fn npu() -> Option<Npu> {
 }
 
 fn golden() -> Vec<(String, Box<GoldenVectors>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+    let folder = rope_check::fixtures().expect("the test runs in the workspace");
     let mut paths: Vec<_> = std::fs::read_dir(folder)
         .expect("the fixtures are there")
         .map(|entry| entry.expect("the folder reads").path())
@@ -216,7 +211,7 @@ fn compare(case: &Case, direction: Direction, heads: usize, x: &Buffer, found: &
         let exact = cases::exact(&one, direction, heads, &x[at.clone()]).expect("the oracle runs");
         for (channel, (found, exact)) in found[at].iter().zip(&exact).enumerate() {
             assert!(
-                (found - exact).abs() <= tolerance::rotated(dtype, *exact),
+                (found - exact).abs() <= tolerance::allowed(Operation::Rotation, dtype, *exact),
                 "{direction:?} {dtype:?} {seq} tokens, {heads} heads of {}: token {token}, channel {channel}: {found} \
                  instead of {exact}",
                 case.spec.head_dim(),
@@ -248,118 +243,4 @@ fn head_dims_aligned_or_not_dense_or_strided() {
             sized(17, 3, head_dim, dtype, true);
         }
     }
-}
-
-fn tensor(seed: u64, dims: [usize; 4], dtype: BurnDType, device: &Device) -> Tensor<4> {
-    let data = TensorData::new(cases::values(seed, dims.iter().product()), dims);
-    Tensor::from_data(data.convert_dtype(dtype), (device, dtype))
-}
-
-fn values(x: Tensor<4>) -> Vec<f64> {
-    x.into_data()
-        .convert_dtype(BurnDType::F64)
-        .try_into_vec()
-        .expect("f64 values")
-}
-
-/// A step through burn: rotated q and k, and the gradients of both.
-fn step(
-    dtype: BurnDType,
-    layout: Layout,
-    rotate: impl Fn(Tensor<4>, Tensor<4>) -> (Tensor<4>, Tensor<4>),
-) -> [Vec<f64>; 4] {
-    let device = Device::flex().autodiff();
-    let dims = |heads| match layout {
-        Layout::Bnsd => [2, heads, 5, 40],
-        _ => [2, 5, heads, 40],
-    };
-    // Views: their dimensions lie in another order in memory.
-    let q = tensor(1, dims(3), dtype, &device)
-        .swap_dims(0, 1)
-        .swap_dims(0, 1)
-        .require_grad();
-    let k = tensor(2, dims(1), dtype, &device).require_grad();
-    let weights = [
-        tensor(3, dims(3), dtype, &device),
-        tensor(4, dims(1), dtype, &device),
-    ];
-    let (y, yk) = rotate(q.clone(), k.clone());
-    let [w, wk] = weights;
-    let gradients = ((y.clone() * w).sum() + (yk.clone() * wk).sum()).backward();
-    let gradient = |x: &Tensor<4>| values(x.grad(&gradients).expect("a gradient"));
-    [values(y), values(yk), gradient(&q), gradient(&k)]
-}
-
-fn rotary(layout: Layout) -> Rotary {
-    let spec = RotarySpec::builder(40)
-        .rotary_dim(32)
-        .pairing(Pairing::Adjacent)
-        .axes(AxisLayout::PerChannel(vec![4, 4, 8]))
-        .build()
-        .expect("a valid specification");
-    Rotary::new(spec, layout)
-}
-
-#[test]
-fn burn_through_the_device_is_burn_on_the_host() {
-    let Some(npu) = npu() else { return };
-    for layout in [Layout::Bsnd, Layout::Bnsd] {
-        let host = rotary(layout);
-        let device = AscendRotary::try_new(host.clone(), &npu).expect("kernels are there");
-        // Of each sample, then shared by both.
-        for tokens in [10, 5] {
-            let positions = cases::scattered_positions(3, tokens).expect("valid positions");
-            let on_host = host.angles(&positions, &Device::flex().autodiff());
-            let on_device = device.try_angles(&positions).expect("angles are uploaded");
-            let copied = device
-                .try_angles_from(&on_host)
-                .expect("angles are uploaded");
-            assert_eq!((on_device.tokens(), copied.tokens()), (tokens, tokens));
-            for (dtype, checked) in [
-                (BurnDType::F32, DType::F32),
-                (BurnDType::F16, DType::F16),
-                (BurnDType::BF16, DType::Bf16),
-            ] {
-                let expected = step(dtype, layout, |q, k| host.forward(q, k, &on_host));
-                for angles in [&on_device, &copied] {
-                    let found = step(dtype, layout, |q, k| {
-                        device
-                            .try_forward(q, k, angles)
-                            .expect("the device rotates")
-                    });
-                    device
-                        .backward_result()
-                        .expect("the device takes gradients back");
-                    for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
-                        // Each may be off by its tolerance.
-                        let allowed = 2.0 * tolerance::rotated(checked, *expected);
-                        let error = (found - expected).abs();
-                        assert!(error <= allowed, "{dtype:?}: {found} instead of {expected}");
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn what_does_not_fit_is_an_error_of_the_caller() {
-    let Some(npu) = npu() else { return };
-    let rotary = AscendRotary::try_new(rotary(Layout::Bsnd), &npu).expect("kernels are there");
-    let positions = cases::scattered_positions(3, 5).expect("valid positions");
-    let angles = rotary.try_angles(&positions).expect("angles are uploaded");
-    let flex = Device::flex();
-    let x = |dims, dtype| tensor(1, dims, dtype, &flex);
-    let narrow = rotary.try_forward_single(x([2, 5, 3, 32], BurnDType::F32), &angles);
-    assert!(matches!(narrow, Err(RotaryError::Rope(_))), "{narrow:?}");
-    let long = rotary.try_forward_single(x([1, 6, 3, 40], BurnDType::F32), &angles);
-    assert!(matches!(long, Err(RotaryError::Rope(_))), "{long:?}");
-    let wide = rotary.try_forward_single(x([2, 5, 3, 40], BurnDType::F64), &angles);
-    let message = wide.expect_err("there is no f64").to_string();
-    assert!(
-        message.contains("f32, f16 or bf16") && message.contains("f64"),
-        "{message}"
-    );
-    let nothing = rotary.try_forward_single(x([2, 5, 0, 40], BurnDType::F32), &angles);
-    assert_eq!(nothing.expect("no heads are no work").dims(), [2, 5, 0, 40]);
 }

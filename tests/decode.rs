@@ -1,9 +1,10 @@
 //! Rotating one token costs no allocation and no thread.
 //!
-//! One test in a file of its own: the allocator counts the whole process, other tests' threads included.
+//! One test in a file of its own: the allocator counts the whole process, other tests' threads
+//! included.
 
-use rope_benches::cases::{Group, Selection, cases};
-use rope_benches::rotation::{ROTATION, timed};
+use rope_bench::cases::{Group, Selection, cases};
+use rope_bench::rotation::{ROTATION, timed};
 use rope_check::alloc::CountingAllocator;
 use rope_core::{
     Angles, CosSinTable, HeadsLayout, HeadsMut, Layout, Parallelism, Positions, RotarySpec,

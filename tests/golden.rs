@@ -1,4 +1,5 @@
-//! Every engine against the vectors of Hugging Face transformers, and every way in which a file can be wrong.
+//! Every engine against the vectors of Hugging Face transformers, and every way in which a file can
+//! be wrong.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use safetensors::tensor::{Dtype, TensorView};
 const LLAMA: &str = "llama_rope_half.safetensors";
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+    rope_check::fixtures().expect("the test runs in the workspace")
 }
 
 fn read(name: &str) -> Vec<u8> {
@@ -113,6 +114,13 @@ impl Parts {
         for (i, chunk) in chunks.iter_mut().enumerate() {
             *chunk = change(i, f64::from_le_bytes(*chunk)).to_le_bytes();
         }
+        self
+    }
+
+    /// Sets one bf16 element.
+    fn set_bf16(mut self, name: &str, at: usize, value: f32) -> Self {
+        let chunks = self.tensor(name).2.as_chunks_mut::<2>().0;
+        chunks[at] = half::bf16::from_f32(value).to_le_bytes();
         self
     }
 
@@ -241,10 +249,12 @@ fn one_altered_value_fails_and_is_named() {
 #[test]
 fn tolerances_grow_with_inputs_and_attention_scaling_and_no_further() {
     const FACTOR: f64 = 64.0;
-    // LongRoPE with factors of one leaves the frequencies and scales cos and sin: the truth is known without a new dump.
+    // LongRoPE with factors of one leaves the frequencies and scales cos and sin: the truth is
+    // known without a new dump.
     let parameters = serde_json::json!({
         "rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, "attention_factor": FACTOR,
-        "original_max_position_embeddings": 1 << 21, "short_factor": vec![1.0; 64], "long_factor": vec![2.0; 64],
+        "original_max_position_embeddings": 1 << 21,
+        "short_factor": vec![1.0; 64], "long_factor": vec![2.0; 64],
     });
     let grown = |parts: Parts, names: &[&str]| {
         names.iter().fold(parts, |parts, name| {
@@ -296,6 +306,106 @@ fn inputs_that_a_type_does_not_hold_widen_its_tolerance_only() {
     for row in rows.iter().filter(|row| row.tensor == "q_out") {
         assert!(row.tolerance < 2.3e-6, "{row:?}");
     }
+}
+
+/// Channel 0 of the token at position 1, of head 0 of sample 0, and the other member of its pair.
+const PAIR: [usize; 2] = [128, 192];
+
+#[test]
+fn an_infinity_is_compared_by_itself_and_the_rest_as_ever() {
+    let infinite = |name: &str, truth: [f64; 2]| {
+        let parts = Parts::of(LLAMA).set_bf16(&format!("{name}.bf16"), PAIR[0], f32::INFINITY);
+        let truth_name = if name == "q" { "q_out.f64" } else { "dq.f64" };
+        parts.map_f64(truth_name, move |i, value| {
+            let member = PAIR.iter().position(|at| *at == i);
+            member.map_or(value, |member| truth[member])
+        })
+    };
+    // cos and sin of one radian are positive; the adjoint subtracts in the second member.
+    let (inf, engines) = (f64::INFINITY, host_engines());
+    for (name, output, truth) in [("q", "q_out", [inf, inf]), ("gq", "dq", [inf, -inf])] {
+        let right = infinite(name, truth);
+        let rows = rows_of(&right.vectors().expect("file reads"), &engines);
+        assert_eq!(failures(&rows), Vec::<&Row>::new());
+
+        let zero = |parts: Parts| parts.map_f64(&format!("{output}.f64"), |_, _| 0.0);
+        let off_by = |difference: f64| {
+            let alter = move |i, value| if i == 130 { value + difference } else { value };
+            right.clone().map_f64(&format!("{output}.f64"), alter)
+        };
+        // Half a unit of bf16 and of f16 is less for values below 4.
+        for (wrong, spared) in [
+            (zero(right.clone()), &[][..]),
+            (infinite(name, [inf, -truth[1]]), &[]),
+            (infinite(name, [1e3, truth[1]]), &[]),
+            (off_by(0.1), &[]),
+            (off_by(5e-6), &["bf16", "f16"]),
+        ] {
+            for row in rows_of(&wrong.vectors().expect("file reads"), &engines) {
+                let expected = row.tensor != output || spared.contains(&row.dtype);
+                assert_eq!(row.pass, expected, "{row:?}");
+                assert!(row.tolerance.is_finite(), "{row:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_large_value_widens_the_tolerance_of_its_own_head_only() {
+    // At position 0 the rotation is the identity.
+    let large = Parts::of(LLAMA).set_bf16("q.bf16", 0, 2f32.powi(14));
+    let wrong = |at: usize| {
+        large.clone().map_f64("q_out.f64", move |i, value| match i {
+            0 => 2f64.powi(14),
+            i if i == at => value + 5e-5,
+            _ => value,
+        })
+    };
+    let passes = |parts: Parts| {
+        let rows = rows(&parts.vectors().expect("file reads"));
+        let row = |row: &&Row| row.tensor == "q_out" && row.dtype == "f32";
+        rows.iter().find(row).map(|row| row.pass)
+    };
+    assert_eq!(passes(wrong(5)), Some(true));
+    assert_eq!(passes(wrong(1000)), Some(false));
+}
+
+#[test]
+fn values_that_a_type_cannot_hold_are_not_compared_in_it() {
+    let engine = &*host_engines()[0];
+    let refusal = |vectors: &GoldenVectors, dtype| {
+        let error = vectors.compare(engine, dtype).expect_err("it is refused");
+        (error.limit(), error.to_string())
+    };
+    // Beyond f16 as an input, and as an output alone.
+    let input = Parts::of(LLAMA).set_bf16("q.bf16", 0, 2f32.powi(17));
+    let input = input.map_f64("q_out.f64", |i, x| if i == 0 { 2f64.powi(17) } else { x });
+    let output = Parts::of(LLAMA).map_f64("q_out.f64", |i, x| if i == 7 { 65520.0 } else { x });
+    for (parts, tensor, found) in [(input, "q", "131072"), (output, "q_out", "65520")] {
+        let vectors = parts.vectors().expect("file reads");
+        let (limit, message) = refusal(&vectors, DType::F16);
+        assert_eq!(limit.as_ref(), Some(&message));
+        assert!(
+            message.contains(&format!("{tensor} holds {found}")),
+            "{message}"
+        );
+        assert!(message.contains("f16"), "{message}");
+        for dtype in [DType::F64, DType::F32, DType::Bf16] {
+            assert!(vectors.compare(engine, dtype).is_ok());
+        }
+    }
+    // The greatest f16 is one.
+    let most = Parts::of(LLAMA).map_f64("q_out.f64", |i, x| if i == 7 { 65519.0 } else { x });
+    let vectors = most.vectors().expect("file reads");
+    assert!(vectors.compare(engine, DType::F16).is_ok());
+    // Of what is this large, no rounding can be bounded.
+    let parameters = r#"{"rope_theta": 10000.0, "rope_type": "yarn", "factor": 2.0,
+        "original_max_position_embeddings": 4096, "attention_factor": 1e300}"#;
+    let huge = Parts::of(LLAMA).state("rope_parameters", parameters);
+    let huge = huge.set_bf16("q.bf16", 0, 2f32.powi(100));
+    let (limit, message) = refusal(&huge.vectors().expect("file reads"), DType::F64);
+    assert_eq!(limit, None);
+    assert!(message.contains("no finite tolerance"), "{message}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Gradients against finite differences, and through burn's autodiff: the suite of `mrope gradcheck`, as far as an
-//! unoptimised build is quick enough.
+//! Gradients against finite differences, and through burn's autodiff: the suite of `mrope
+//! gradcheck`, as far as an unoptimised build is quick enough.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
@@ -51,7 +51,8 @@ fn f64_tensor<const D: usize>(values: &[f64], shape: [usize; D], device: &Device
     )
 }
 
-/// Frequencies that are learned: angles from a parameter, shared by two layers, which both send gradients back.
+/// Frequencies that are learned: angles from a parameter, shared by two layers, which both send
+/// gradients back.
 struct Learned {
     rotary: Rotary,
     device: Device,
@@ -77,10 +78,8 @@ impl Learned {
         let (tokens, shape) = (self.tokens, [2, 3, self.tokens, 12]);
         let positions: Vec<f64> = (0..tokens).map(|t| t as f64).collect();
         let angle = f64_tensor(&positions, [tokens, 1], &self.device) * inv_freq;
-        let angles = RotaryAngles {
-            cos: angle.clone().cos(),
-            sin: angle.sin(),
-        };
+        let angles = RotaryAngles::from_cos_sin(angle.clone().cos(), angle.sin());
+        let angles = angles.expect("one shape and type");
         let mut x: Tensor<4> =
             f64_tensor(&cases::values(1, 2 * 3 * tokens * 12), shape, &self.device);
         let weights: Tensor<4> =

@@ -1,7 +1,8 @@
-//! What the autodiff graph keeps and what forward and backward allocate, by a counting allocator: fused against composed
-//! against `burn::nn::RotaryEncoding`.
+//! What the autodiff graph keeps and what forward and backward allocate, by a counting allocator:
+//! fused against composed against `burn::nn::RotaryEncoding`.
 //!
-//! One test in a file of its own: the allocator counts the whole process, other tests' threads included.
+//! One test in a file of its own: the allocator counts the whole process, other tests' threads
+//! included.
 
 use burn::nn::{RotaryEncoding, RotaryEncodingConfig};
 use burn::tensor::{Device, Distribution, Tensor};
@@ -20,6 +21,7 @@ const Q_BYTES: usize = SEQ * HEADS * HEAD_DIM * 4;
 /// What a layer's two nodes may cost in the graph itself.
 const BOOKKEEPING_BYTES: isize = 4 << 10;
 
+#[expect(clippy::large_enum_variant, reason = "one of each in a run")]
 enum Scheme {
     Ours(Rotary, RotaryAngles),
     Burn(RotaryEncoding),
@@ -51,7 +53,8 @@ fn run(scheme: &Scheme, layers: usize, device: &Device) -> (Usage, Usage) {
     (forward, backward)
 }
 
-/// What one layer adds: (bytes kept by forward, large allocations of forward, large allocations of backward).
+/// What one layer adds: (bytes kept by forward, large allocations of forward, large allocations of
+/// backward).
 fn per_layer(name: &str, scheme: &Scheme, device: &Device) -> (isize, usize, usize) {
     run(scheme, 1, device); // pools and tables are made on first use
     let ((forward_1, backward_1), (forward_16, backward_16)) =

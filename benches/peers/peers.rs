@@ -1,8 +1,9 @@
-//! Against candle's `rope` and `rope_i` on the CPU, in the same run: `cargo bench -p rope-peers --features candle`.
+//! Against candle's `rope` and `rope_i` on the CPU, in the same run: `cargo bench -p rope-peers
+//! --features candle`.
 //!
-//! candle allocates its result; so that nothing hides in that, the kernels are timed both into a buffer that is there and into a new
-//! one. candle takes cos and sin in the element type of x. `-- --csv FILE` writes the rows; under `cargo test` everything runs once,
-//! on small tensors.
+//! candle allocates its result; so that nothing hides in that, the kernels are timed both into a
+//! buffer that is there and into a new one. candle takes cos and sin in the element type of x. `--
+//! --csv FILE` writes the rows; under `cargo test` everything runs once, on small tensors.
 
 use std::error::Error;
 use std::fs::File;
@@ -11,20 +12,21 @@ use bytemuck::Zeroable;
 use candle_core::{Device, Tensor, WithDType};
 use candle_nn::rotary_emb::{rope, rope_i};
 use half::bf16;
-use rope_benches::bars::{self, names};
-use rope_benches::cases::{Case, Group};
-use rope_benches::rotation::{BASELINE, CaseError, Number, ROTATION, Rotation, is_within};
-use rope_benches::rows::{SpeedRow, time, write_csv};
-use rope_benches::sample::{Contest, Plan, interleaved};
-use rope_benches::shapes::FLUX_SINGLE;
+use rope_bench::bars::{self, names};
+use rope_bench::cases::{Group, TimedCase};
+use rope_bench::rotation::{BASELINE, CaseError, ROTATION, TimedElement, TimedRotation, is_within};
+use rope_bench::rows::{SpeedRow, time, write_csv};
+use rope_bench::sample::{Contest, Plan, interleaved};
+use rope_bench::shapes::FLUX_SINGLE;
+use rope_check::tolerance::unit;
 use rope_core::{Layout, Pairing};
 
-/// Contestants after the two of [`Rotation`].
+/// Contestants after the two of [`TimedRotation`].
 const NEW_BUFFER: usize = 2;
 const CANDLE: usize = 3;
 
 struct Peers<E> {
-    rotation: Rotation<E>,
+    rotation: TimedRotation<E>,
     rope: fn(&Tensor, &Tensor, &Tensor) -> candle_core::Result<Tensor>,
     x: Tensor,
     cos: Tensor,
@@ -33,15 +35,15 @@ struct Peers<E> {
     kept_buffer: Vec<E>,
 }
 
-impl<E: Number + WithDType + Zeroable> Peers<E> {
-    fn new(case: &Case) -> Result<Self, Box<dyn Error>> {
-        let rotation = Rotation::<E>::new(case)?;
+impl<E: TimedElement + WithDType + Zeroable> Peers<E> {
+    fn new(case: &TimedCase) -> Result<Self, Box<dyn Error>> {
+        let rotation = TimedRotation::<E>::new(case)?;
         let shape = case.shape;
         let dims = (1, shape.heads, shape.seq, shape.head_dim);
-        let (cos, sin) = rotation.cos_sin().ok_or("the case has a table")?;
-        let rows = |values: &[f32]| -> candle_core::Result<Tensor> {
+        let [cos, sin] = rotation.cos_sin().ok_or("the case has a table")?;
+        let rows = |values: Vec<f32>| -> candle_core::Result<Tensor> {
             let shape = (shape.seq, shape.rotary_dim / 2);
-            Tensor::from_slice(values, shape, &Device::Cpu)?.to_dtype(<E as WithDType>::DTYPE)
+            Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(<E as WithDType>::DTYPE)
         };
         Ok(Self {
             rope: match case.pairing {
@@ -77,7 +79,7 @@ impl<E: Number + WithDType + Zeroable> Peers<E> {
         }
         let candle = self.candle()?.flatten_all()?.to_vec1::<E>()?;
         // cos, sin, two products and a sum, each rounded to E and of order 1.
-        let tolerance = 6.0 * <E as Number>::UNIT + 2e-6;
+        let tolerance = 6.0 * unit(<E as TimedElement>::DTYPE) + 2e-6;
         for (index, (ours, candle)) in ours.iter().zip(&candle).enumerate() {
             let (ours, theirs) = (f64::from(ours.widen()), f64::from(candle.widen()));
             if !is_within(theirs, ours, tolerance) {
@@ -91,7 +93,7 @@ impl<E: Number + WithDType + Zeroable> Peers<E> {
     }
 }
 
-impl<E: Number + WithDType + Zeroable> Contest for Peers<E> {
+impl<E: TimedElement + WithDType + Zeroable> Contest for Peers<E> {
     fn contestants(&self) -> usize {
         CANDLE + 1
     }
@@ -115,7 +117,7 @@ impl<E: Number + WithDType + Zeroable> Contest for Peers<E> {
     }
 }
 
-fn compare<E: Number + WithDType + Zeroable>(
+fn compare<E: TimedElement + WithDType + Zeroable>(
     pairing: Pairing,
     measures: bool,
 ) -> Result<Vec<SpeedRow>, Box<dyn Error>> {
@@ -124,12 +126,12 @@ fn compare<E: Number + WithDType + Zeroable>(
     } else {
         (FLUX_SINGLE.at(48), Plan::ONCE)
     };
-    let case = Case {
-        dtype: <E as Number>::DTYPE,
+    let case = TimedCase {
+        dtype: <E as TimedElement>::DTYPE,
         pairing,
         layout: Layout::Bnsd,
         in_place: false,
-        ..Case::new(Group::Peers, shape)
+        ..TimedCase::new(Group::Peers, shape)
     };
     let mut peers = Peers::<E>::new(&case)?;
     peers.check()?;

@@ -29,7 +29,8 @@ class AngleGrad {
 public:
     __aicore__ inline AngleGrad(TPipe& pipe, const Tiling& t) : pipe_(pipe), t_(t) {}
 
-    __aicore__ inline void Run(GM_ADDR q, GM_ADDR k, GM_ADDR q_grad, GM_ADDR k_grad, GM_ADDR angle_grad, GM_ADDR map) {
+    __aicore__ inline void Run(GM_ADDR q, GM_ADDR k, GM_ADDR q_grad, GM_ADDR k_grad,
+                               GM_ADDR angle_grad, GM_ADDR map) {
         Bind(q, k, q_grad, k_grad, angle_grad);
         InitBuffers(map);
         Parts parts(t_);
@@ -40,7 +41,8 @@ public:
             for (uint32_t token = 0; token < part.tokens; ++token) {
                 AscendC::Duplicate(sums_, 0.0f, static_cast<int32_t>(2 * t_.row_pitch));
                 for (uint32_t head = 0; head < part.head_end; head += t_.heads_per_tile) {
-                    AddTile({part.batch, part.place + token, 1, head, Min(t_.heads_per_tile, part.head_end - head)});
+                    AddTile({part.batch, part.index + token, 1, head,
+                             Min(t_.heads_per_tile, part.head_end - head)});
                 }
                 Combine(out, token * t_.coef_pitch);
             }
@@ -66,36 +68,48 @@ private:
     LocalTensor<float> product_, x_, g_, sums_, map_words_;
     LocalTensor<uint32_t> offsets_;
 
-    __aicore__ inline void Bind(GM_ADDR q, GM_ADDR k, GM_ADDR q_grad, GM_ADDR k_grad, GM_ADDR angle_grad) {
-        const GM_ADDR x[kTensors] = {q, k}, g[kTensors] = {q_grad, k_grad};
+    __aicore__ inline void Bind(GM_ADDR q, GM_ADDR k, GM_ADDR q_grad, GM_ADDR k_grad,
+                                GM_ADDR angle_grad) {
+        GM_ADDR const x[kTensors] = {q, k};
+        GM_ADDR const g[kTensors] = {q_grad, k_grad};
         for (uint32_t i = 0; i < kTensors; ++i) {
             x_gm_[i].SetGlobalBuffer(reinterpret_cast<__gm__ T*>(x[i]), t_.input[i].extent);
             g_gm_[i].SetGlobalBuffer(reinterpret_cast<__gm__ T*>(g[i]), t_.output[i].extent);
         }
-        angle_grad_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(angle_grad), t_.angle_rows * 2 * t_.angle_width);
+        angle_grad_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(angle_grad),
+                                    t_.angle_rows * 2 * t_.angle_width);
     }
 
     __aicore__ inline void InitBuffers(GM_ADDR map) {
         const uint32_t tile = t_.heads_per_tile * t_.row_pitch;
-        pipe_.InitBuffer(slots_, static_cast<uint8_t>(t_.slots), 2 * tile * static_cast<uint32_t>(sizeof(T)) + kSlackBytes);
-        pipe_.InitBuffer(out_, 2, t_.tokens_per_tile * t_.coef_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
+        pipe_.InitBuffer(slots_, static_cast<uint8_t>(t_.slots),
+                         2 * tile * static_cast<uint32_t>(sizeof(T)) + kSlackBytes);
+        pipe_.InitBuffer(out_, 2,
+                         t_.tokens_per_tile * t_.coef_pitch * static_cast<uint32_t>(sizeof(float)) +
+                             kSlackBytes);
         const uint32_t work = t_.work_rows * t_.row_pitch;
         const uint32_t copies = kWide ? (kCopyX ? 2 : 1) : 3;
-        pipe_.InitBuffer(work_, copies * (work + kLanes) * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
+        pipe_.InitBuffer(
+            work_, copies * (work + kLanes) * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         product_ = work_.Get<float>();
         if constexpr (kCopyX) x_ = product_[work + kLanes];
         if constexpr (!kWide) g_ = product_[2 * (work + kLanes)];
-        pipe_.InitBuffer(sums_buffer_, 2 * t_.row_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
+        pipe_.InitBuffer(sums_buffer_,
+                         2 * t_.row_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         sums_ = sums_buffer_.Get<float>();
         pipe_.InitBuffer(term_, t_.coef_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         pipe_.InitBuffer(map_, t_.map_words * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         map_words_ = map_.Get<float>();
         LoadWords(pipe_, map_words_, map, t_.map_words);
         if constexpr (kPermute || kGatherPartner) {
-            pipe_.InitBuffer(permutation_, work * static_cast<uint32_t>(sizeof(uint32_t)) + kSlackBytes);
+            pipe_.InitBuffer(permutation_,
+                             work * static_cast<uint32_t>(sizeof(uint32_t)) + kSlackBytes);
             offsets_ = permutation_.Get<uint32_t>();
-            RepeatOffsets(offsets_, map_words_[2 * t_.angle_pieces * t_.coef_pitch].template ReinterpretCast<uint32_t>(),
-                          t_.row_pitch, t_.work_rows, t_.row_pitch * static_cast<uint32_t>(sizeof(T)));
+            RepeatOffsets(offsets_,
+                          map_words_[2 * t_.angle_pieces * t_.coef_pitch]
+                              .template ReinterpretCast<uint32_t>(),
+                          t_.row_pitch, t_.work_rows,
+                          t_.row_pitch * static_cast<uint32_t>(sizeof(T)));
         }
     }
 
@@ -115,13 +129,15 @@ private:
         slots_.FreeTensor(slot);
     }
 
-    // The gradient lies as the output of the forward: its routes are the store's.
-    __aicore__ inline void LoadGradient(const Tile& tile, uint32_t tensor, const LocalTensor<T>& ub) {
+    // The gradient is laid out as the output of the forward: its routes are the store's.
+    __aicore__ inline void LoadGradient(const Tile& tile, uint32_t tensor,
+                                        const LocalTensor<T>& ub) {
         MoveRows<T, true, false>(t_, tile, tensor, 0, ub, g_gm_[tensor]);
     }
 
     // Adds `rows` heads of one token to the sums.
-    __aicore__ inline void AddRows(const LocalTensor<T>& x_data, const LocalTensor<T>& g_data, uint32_t rows) {
+    __aicore__ inline void AddRows(const LocalTensor<T>& x_data, const LocalTensor<T>& g_data,
+                                   uint32_t rows) {
         const uint32_t elements = rows * t_.row_pitch;
         VectorBarrier();
         const LocalTensor<float> x = Widen(x_data, elements);
@@ -138,8 +154,10 @@ private:
         const LocalTensor<float> partner = Partner(x_data, x, elements);
         for (uint32_t k = 0; k < t_.segments; ++k) {
             const uint32_t other = t_.segments > 1 ? k ^ 1 : k;
-            const Rows own{k * t_.segment_pitch, t_.row_pitch}, across{other * t_.segment_pitch, t_.row_pitch};
-            OverRows<Arithmetic::kMul>(product_, own, g, own, partner, across, t_.segment_length, rows);
+            const Rows own{k * t_.segment_pitch, t_.row_pitch},
+                across{other * t_.segment_pitch, t_.row_pitch};
+            OverRows<Arithmetic::kMul>(product_, own, g, own, partner, across, t_.segment_length,
+                                       rows);
         }
         Reduce(sums_[t_.row_pitch], rows);
     }
@@ -149,7 +167,8 @@ private:
         VectorBarrier();
         while (rows > 1) {
             const uint32_t half = rows / 2;
-            AscendC::Add(product_, product_, product_[(rows - half) * t_.row_pitch], static_cast<int32_t>(half * t_.row_pitch));
+            AscendC::Add(product_, product_, product_[(rows - half) * t_.row_pitch],
+                         static_cast<int32_t>(half * t_.row_pitch));
             VectorBarrier();
             rows -= half;
         }
@@ -175,7 +194,8 @@ private:
         }
     }
 
-    __aicore__ inline LocalTensor<float> Partner(const LocalTensor<T>& data, const LocalTensor<float>& x, uint32_t elements) {
+    __aicore__ inline LocalTensor<float> Partner(const LocalTensor<T>& data,
+                                                 const LocalTensor<float>& x, uint32_t elements) {
         if constexpr (kGatherPartner) {
             AscendC::Gather(x_, data, offsets_, 0, elements);
             VectorBarrier();

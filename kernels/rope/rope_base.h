@@ -1,6 +1,6 @@
 // Shared by the rotary kernels: which tiles a core takes, how rows move, arithmetic over rows.
 //
-// Lane map in global memory, 32-bit words, for the rotation:
+// Map in global memory, 32-bit words, for the rotation:
 //   [coef_pitch] byte offset of each coefficient in the token's angles     (if expand)
 //   [coef_pitch] sign of each coefficient, f32                             (if expand)
 //   [row_pitch]  byte offset of each channel's source in its row           (if the kernel permutes)
@@ -23,10 +23,10 @@ using AscendC::TPipe;
 using AscendC::TPosition;
 
 constexpr uint32_t kBlockBytes = 32;
-constexpr uint32_t kLanes = 64;        // f32 of one vector repeat
-constexpr uint32_t kMaxRepeats = 255;  // of one vector instruction
+constexpr uint32_t kLanes = 64;          // f32 of one vector repeat
+constexpr uint32_t kMaxRepeats = 255;    // of one vector instruction
 constexpr uint32_t kMaxRowStride = 255;  // blocks between repeats
-// Behind each buffer: an instruction with a mask still spans whole repeats, and their blocks should
+// After each buffer: an instruction with a mask still spans whole repeats, and their blocks should
 // not reach into another operand.
 constexpr uint32_t kSlackBytes = 256;
 
@@ -38,7 +38,9 @@ enum class Pairs : uint8_t {
     kInterleave,    // halves in, neighbours out: the adjoint of the former
 };
 
-__aicore__ inline uint32_t RoundUp(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
+__aicore__ inline uint32_t RoundUp(uint32_t value, uint32_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
 __aicore__ inline uint32_t Min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 __aicore__ inline uint32_t Max(uint32_t a, uint32_t b) { return a < b ? b : a; }
 
@@ -51,7 +53,7 @@ __aicore__ inline void VectorBarrier() {
 
 // A run of tokens of one batch, with a range of their heads (q's heads, then k's).
 struct Part {
-    uint64_t batch, place, row;  // row of the angles of the first token
+    uint64_t batch, index, row;  // index of the first token in its batch, row of its angles
     uint32_t tokens, head_begin, head_end;
 };
 
@@ -72,11 +74,11 @@ public:
         const uint64_t left = end_ - unit_;
         const uint32_t heads = t_.heads[0] + t_.heads[1];
         part.batch = token / t_.seq;
-        part.place = token % t_.seq;
-        part.row = part.batch * t_.angle_batch_stride + part.place;
+        part.index = token % t_.seq;
+        part.row = part.batch * t_.angle_batch_stride + part.index;
         const uint64_t whole = left / t_.head_groups;
         if (group == 0 && whole > 0) {
-            const uint64_t in_batch = t_.seq - part.place;
+            const uint64_t in_batch = t_.seq - part.index;
             part.tokens = static_cast<uint32_t>(whole < in_batch ? whole : in_batch);
             part.tokens = Min(part.tokens, t_.tokens_per_tile);
             part.head_begin = 0;
@@ -93,9 +95,6 @@ public:
         return true;
     }
 
-    // Tokens that this core has yet to see, at least.
-    __aicore__ inline uint64_t Remaining() const { return (end_ - unit_) / t_.head_groups + 1; }
-
 private:
     const Tiling& t_;
     uint64_t unit_, end_;
@@ -103,11 +102,11 @@ private:
 
 // One tile in the unified buffer.
 struct Tile {
-    uint64_t batch, place;
+    uint64_t batch, index;
     uint32_t tokens, head_begin, heads;
 };
 
-// An axis of a transfer: so many steps, so far apart in global memory and in the unified buffer.
+// An axis of a transfer: n steps, gm apart in global memory and ub in the unified buffer.
 struct Axis {
     uint32_t n;
     uint64_t gm;
@@ -117,11 +116,13 @@ struct Axis {
 // Moves the rows of q or k that belong to `tile`. One call of DataCopyPad where the layout allows.
 // `kLoad` is the direction, `kInput` says whose layout the rows have.
 template <typename T, bool kLoad, bool kInput = kLoad>
-__aicore__ inline void MoveRows(const Tiling& t, const Tile& tile, uint32_t tensor, uint32_t span_index,
-                                const LocalTensor<T>& ub, const GlobalTensor<T>& gm) {
+__aicore__ inline void MoveRows(const Tiling& t, const Tile& tile, uint32_t tensor,
+                                uint32_t span_index, const LocalTensor<T>& ub,
+                                const GlobalTensor<T>& gm) {
     const Tensor& shape = kInput ? t.input[tensor] : t.output[tensor];
     const Span& span = kInput ? t.load[span_index] : t.store[span_index];
-    const Route& route = kInput ? t.load_route[span_index][tensor] : t.store_route[span_index][tensor];
+    const Route& route =
+        kInput ? t.load_route[span_index][tensor] : t.store_route[span_index][tensor];
     const uint32_t first = tensor == 0 ? 0 : t.heads[0];
     const uint32_t last = first + t.heads[tensor];
     const uint32_t begin = tile.head_begin > first ? tile.head_begin : first;
@@ -150,7 +151,7 @@ __aicore__ inline void MoveRows(const Tiling& t, const Tile& tile, uint32_t tens
     const Axis counted = axes[route.count];
     axes[route.count].n = 1;
 
-    const uint64_t gm_base = tile.batch * shape.batch_stride + tile.place * shape.token_stride +
+    const uint64_t gm_base = tile.batch * shape.batch_stride + tile.index * shape.token_stride +
                              (begin - first) * shape.head_stride + span.channel;
     const uint32_t ub_base = (begin - tile.head_begin) * head_step;
     const uint32_t padded = RoundUp(run, kUnit);
@@ -188,11 +189,13 @@ struct Rows {
 
 enum class Arithmetic : uint8_t { kMul, kAdd, kSub };
 
-// dst = a (op) b over `lanes` leading lanes of `rows` rows. Rows that are narrower than a repeat are
-// taken in turns, so that no repeat reaches into the next.
+// dst = a (op) b over `lanes` leading lanes of `rows` rows. Rows that are narrower than a repeat
+// are taken in turns, so that no repeat reaches into the next.
 template <Arithmetic kOp>
-__aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d, const LocalTensor<float>& first, Rows a,
-                                const LocalTensor<float>& second, Rows b, uint32_t lanes, uint32_t rows) {
+__aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d,
+                                const LocalTensor<float>& first, Rows a,
+                                const LocalTensor<float>& second, Rows b, uint32_t lanes,
+                                uint32_t rows) {
     constexpr uint32_t kUnit = kBlockBytes / sizeof(float);
     const uint32_t turns = Min(rows, (kLanes + d.stride - 1) / d.stride);
     // A repeat's step has eight bits; rows that lie further apart are taken one by one.
@@ -222,7 +225,8 @@ __aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d, const Loc
 // Exchanges the members of adjacent 16-bit pairs: both halves of each 32-bit word. `scratch` holds
 // four bytes for each element; the result is in its second half.
 template <typename T>
-__aicore__ inline LocalTensor<T> SwapHalves(const LocalTensor<T>& x, const LocalTensor<float>& scratch, uint32_t elements) {
+__aicore__ inline LocalTensor<T> SwapHalves(const LocalTensor<T>& x,
+                                            const LocalTensor<float>& scratch, uint32_t elements) {
     static_assert(sizeof(T) == 2, "a pair is one word");
     const uint32_t words = elements / 2;
     const LocalTensor<uint32_t> high = scratch.template ReinterpretCast<uint32_t>();
@@ -238,7 +242,8 @@ __aicore__ inline LocalTensor<T> SwapHalves(const LocalTensor<T>& x, const Local
 }
 
 // Brings `words` words of a small table into the unified buffer, before the first tile.
-__aicore__ inline void LoadWords(TPipe& pipe, const LocalTensor<float>& ub, GM_ADDR address, uint32_t words) {
+__aicore__ inline void LoadWords(TPipe& pipe, const LocalTensor<float>& ub, GM_ADDR address,
+                                 uint32_t words) {
     GlobalTensor<float> gm;
     gm.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(address), words);
     DataCopyExtParams copy;
@@ -252,11 +257,13 @@ __aicore__ inline void LoadWords(TPipe& pipe, const LocalTensor<float>& ub, GM_A
 }
 
 // Repeats a row of byte offsets for `rows` rows that are `row_bytes` apart.
-__aicore__ inline void RepeatOffsets(const LocalTensor<uint32_t>& dst, const LocalTensor<uint32_t>& row, uint32_t pitch,
+__aicore__ inline void RepeatOffsets(const LocalTensor<uint32_t>& dst,
+                                     const LocalTensor<uint32_t>& row, uint32_t pitch,
                                      uint32_t rows, uint32_t row_bytes) {
     for (uint32_t i = 0; i < rows; ++i) {
-        AscendC::Adds(dst[i * pitch].template ReinterpretCast<int32_t>(), row.template ReinterpretCast<int32_t>(),
-                      static_cast<int32_t>(i * row_bytes), static_cast<int32_t>(pitch));
+        AscendC::Adds(dst[i * pitch].template ReinterpretCast<int32_t>(),
+                      row.template ReinterpretCast<int32_t>(), static_cast<int32_t>(i * row_bytes),
+                      static_cast<int32_t>(pitch));
     }
     VectorBarrier();
 }

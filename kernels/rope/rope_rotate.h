@@ -8,13 +8,13 @@
 // whether a pair shares its angle are data, not code.
 //
 // Data layout. A tile is several tokens with all their heads, q's and k's side by side, in one slot
-// of the unified buffer. It is rotated where it lies, so a slot serves as input and output.
+// of the unified buffer. It is overwritten by its rotation, so a slot serves as input and output.
 //
 //   slot [token][head][segment], padded to 32 bytes   (or [head][token][segment], for BNSD)
 //
 // Pseudo code.
 //   for each part of this core (tokens of one batch):
-//     load angles of its tokens: one transfer, or one per token and position axis from the table
+//     load angles of its tokens: one transfer
 //     for each tile of the part:
 //       load q rows, k rows                               MTE2
 //       for each stretch of rows that fits the work area: V
@@ -22,7 +22,7 @@
 //       store q rows, k rows                              MTE3
 //     out of place, the channels that are not rotated pass through the same slots
 // Three slots rotate, so the load of the next tile and the store of the last run beside the
-// arithmetic. Between V instructions that depend on each other stands a V barrier; there is no
+// arithmetic. Between V instructions that depend on each other there is a V barrier; there is no
 // barrier over all pipes.
 #pragma once
 
@@ -43,21 +43,19 @@ class Rotate {
 public:
     __aicore__ inline Rotate(TPipe& pipe, const Tiling& t) : pipe_(pipe), t_(t) {}
 
-    __aicore__ inline void Run(GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR angles, GM_ADDR positions,
+    __aicore__ inline void Run(GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR angles,
                                GM_ADDR map) {
-        Bind(q, k, q_out, k_out, angles, positions);
+        Bind(q, k, q_out, k_out, angles);
         InitBuffers(map);
         Parts parts(t_);
         Part part;
-        while (true) {
-            const uint64_t remaining = parts.Remaining();
-            if (!parts.Next(part)) break;
-            LoadAngles(part, remaining);
+        while (parts.Next(part)) {
+            LoadAngles(part);
             LocalTensor<float> raw = angles_.DeQue<float>();
             const LocalTensor<float> coef = t_.expand ? Expand(raw, part.tokens) : raw;
             const uint32_t heads = part.head_end - part.head_begin;
             for (uint32_t head = 0; head < heads; head += t_.heads_per_tile) {
-                const Tile tile{part.batch, part.place, part.tokens, part.head_begin + head,
+                const Tile tile{part.batch, part.index, part.tokens, part.head_begin + head,
                                 Min(t_.heads_per_tile, heads - head)};
                 RotateTile(tile, coef);
                 for (uint32_t span = 1; span < kSpans; ++span) {
@@ -66,10 +64,6 @@ public:
             }
             angles_.FreeTensor(raw);
         }
-        if (t_.axes > 0) {
-            pipe_.ReleaseEventID<HardEvent::MTE2_S>(positions_read_);
-            pipe_.ReleaseEventID<HardEvent::S_MTE2>(positions_free_);
-        }
     }
 
 private:
@@ -77,118 +71,77 @@ private:
     const Tiling& t_;
     GlobalTensor<T> in_[kTensors], out_[kTensors];
     GlobalTensor<float> angles_gm_;
-    GlobalTensor<int32_t> positions_gm_;
     AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 1> slots_;
     AscendC::TQue<TPosition::VECIN, 1> angles_;
     TBuf<TPosition::VECCALC> work_, coef_, permutation_;
-    TBuf<TPosition::VECIN> map_, positions_;
+    TBuf<TPosition::VECIN> map_;
     LocalTensor<float> x_, t_work_, map_words_;
     LocalTensor<uint32_t> offsets_;
-    uint64_t positions_begin_ = 0, positions_end_ = 0;
-    AscendC::TEventID positions_read_ = 0, positions_free_ = 0;
 
-    __aicore__ inline void Bind(GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR angles, GM_ADDR positions) {
-        const GM_ADDR input[kTensors] = {q, k}, output[kTensors] = {q_out, k_out};
+    __aicore__ inline void Bind(GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out,
+                                GM_ADDR angles) {
+        GM_ADDR const input[kTensors] = {q, k};
+        GM_ADDR const output[kTensors] = {q_out, k_out};
         for (uint32_t i = 0; i < kTensors; ++i) {
             in_[i].SetGlobalBuffer(reinterpret_cast<__gm__ T*>(input[i]), t_.input[i].extent);
             out_[i].SetGlobalBuffer(reinterpret_cast<__gm__ T*>(output[i]), t_.output[i].extent);
         }
-        const uint64_t rows = t_.axes > 0 ? t_.table_rows : t_.angle_rows;
-        const uint64_t width = t_.axes > 0 ? t_.table_width : t_.angle_width;
-        angles_gm_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(angles), rows * 2 * width);
-        positions_gm_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(positions), t_.axes * t_.angle_rows);
+        angles_gm_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(angles),
+                                   t_.angle_rows * 2 * t_.angle_width);
     }
 
     __aicore__ inline void InitBuffers(GM_ADDR map) {
         const uint32_t tile_rows = t_.tokens_per_tile * t_.heads_per_tile;
         uint32_t row_bytes = t_.row_pitch * static_cast<uint32_t>(sizeof(T));
         for (uint32_t span = 1; span < kSpans; ++span) {
-            const uint32_t bytes = RoundUp(t_.load[span].length * static_cast<uint32_t>(sizeof(T)), kBlockBytes);
+            const uint32_t bytes =
+                RoundUp(t_.load[span].length * static_cast<uint32_t>(sizeof(T)), kBlockBytes);
             if (bytes > row_bytes) row_bytes = bytes;
         }
-        pipe_.InitBuffer(slots_, static_cast<uint8_t>(t_.slots), tile_rows * row_bytes + kSlackBytes);
-        pipe_.InitBuffer(angles_, 2, t_.tokens_per_tile * t_.raw_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
+        pipe_.InitBuffer(slots_, static_cast<uint8_t>(t_.slots),
+                         tile_rows * row_bytes + kSlackBytes);
+        pipe_.InitBuffer(
+            angles_, 2,
+            t_.tokens_per_tile * t_.raw_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         const uint32_t work = t_.work_rows * t_.row_pitch;
-        pipe_.InitBuffer(work_, (kCopyX ? 2 : 1) * (work + kLanes) * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
+        pipe_.InitBuffer(work_,
+                         (kCopyX ? 2 : 1) * (work + kLanes) * static_cast<uint32_t>(sizeof(float)) +
+                             kSlackBytes);
         t_work_ = work_.Get<float>();
         if constexpr (kCopyX) x_ = t_work_[work + kLanes];
-        if (t_.expand) pipe_.InitBuffer(coef_, t_.tokens_per_tile * t_.coef_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
+        if (t_.expand)
+            pipe_.InitBuffer(
+                coef_, t_.tokens_per_tile * t_.coef_pitch * static_cast<uint32_t>(sizeof(float)) +
+                           kSlackBytes);
         if (t_.map_words > 0) {
-            pipe_.InitBuffer(map_, t_.map_words * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
+            pipe_.InitBuffer(map_,
+                             t_.map_words * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
             map_words_ = map_.Get<float>();
             LoadWords(pipe_, map_words_, map, t_.map_words);
         }
         if constexpr (kPermutes) {
-            pipe_.InitBuffer(permutation_, work * static_cast<uint32_t>(sizeof(uint32_t)) + kSlackBytes);
+            pipe_.InitBuffer(permutation_,
+                             work * static_cast<uint32_t>(sizeof(uint32_t)) + kSlackBytes);
             offsets_ = permutation_.Get<uint32_t>();
             const uint32_t skip = t_.expand ? 2 * t_.coef_pitch : 0;
-            RepeatOffsets(offsets_, map_words_[skip].template ReinterpretCast<uint32_t>(), t_.row_pitch, t_.work_rows,
+            RepeatOffsets(offsets_, map_words_[skip].template ReinterpretCast<uint32_t>(),
+                          t_.row_pitch, t_.work_rows,
                           t_.row_pitch * static_cast<uint32_t>(sizeof(T)));
         }
-        if (t_.axes > 0) {
-            pipe_.InitBuffer(positions_, t_.axes * RoundUp(t_.positions_per_load, kBlockBytes / sizeof(int32_t)) * static_cast<uint32_t>(sizeof(int32_t)) + kSlackBytes);
-            positions_read_ = pipe_.AllocEventID<HardEvent::MTE2_S>();
-            positions_free_ = pipe_.AllocEventID<HardEvent::S_MTE2>();
-        }
     }
 
-    // Angles of the part's tokens, as they lie in global memory.
-    __aicore__ inline void LoadAngles(const Part& part, uint64_t remaining) {
+    // Angles of the part's tokens, as they are laid out in global memory.
+    __aicore__ inline void LoadAngles(const Part& part) {
         LocalTensor<float> raw = angles_.AllocTensor<float>();
-        if (t_.axes == 0) {
-            CopyAngles(raw, part.row * 2 * t_.angle_width, t_.angle_length, part.tokens * t_.angle_pieces, 0);
-        } else {
-            LocalTensor<int32_t> positions = positions_.Get<int32_t>();
-            const uint32_t pitch = RoundUp(t_.positions_per_load, kBlockBytes / sizeof(int32_t));
-            for (uint32_t token = 0; token < part.tokens; ++token) {
-                const uint64_t row = part.row + token;
-                if (row < positions_begin_ || row >= positions_end_) LoadPositions(positions, pitch, row, remaining - token);
-                uint32_t to = token * t_.raw_pitch;
-                for (uint32_t axis = 0; axis < t_.axes; ++axis) {
-                    const uint32_t length = t_.axis_length[axis];
-                    if (length == 0) continue;
-                    const uint32_t at = axis * pitch + static_cast<uint32_t>(row - positions_begin_);
-                    const uint64_t position = static_cast<uint64_t>(positions.GetValue(at));
-                    CopyAngles(raw[to], position * 2 * t_.table_width + t_.axis_start[axis], length, 2,
-                               t_.table_width - length);
-                    to += 2 * RoundUp(length, kBlockBytes / sizeof(float));
-                }
-            }
-        }
-        angles_.EnQue(raw);
-    }
-
-    __aicore__ inline void CopyAngles(const LocalTensor<float>& to, uint64_t from, uint32_t length, uint32_t count, uint32_t gap) {
-        const uint32_t padded = RoundUp(length, kBlockBytes / sizeof(float));
+        const uint32_t padded = RoundUp(t_.angle_length, kBlockBytes / sizeof(float));
         DataCopyExtParams copy;
-        copy.blockCount = static_cast<uint16_t>(count);
-        copy.blockLen = length * static_cast<uint32_t>(sizeof(float));
-        copy.srcStride = gap * sizeof(float);
-        copy.dstStride = 0;
+        copy.blockCount = static_cast<uint16_t>(part.tokens * t_.angle_pieces);
+        copy.blockLen = t_.angle_length * static_cast<uint32_t>(sizeof(float));
         DataCopyPadExtParams<float> pad;
-        pad.isPad = padded != length;
-        pad.rightPadding = static_cast<uint8_t>(padded - length);
-        DataCopyPad(to, angles_gm_[from], copy, pad);
-    }
-
-    // Positions are read by DMA, many tokens at a time; the scalar unit only picks them up.
-    __aicore__ inline void LoadPositions(const LocalTensor<int32_t>& positions, uint32_t pitch, uint64_t row, uint64_t remaining) {
-        uint64_t n = t_.angle_rows - row;
-        if (n > t_.positions_per_load) n = t_.positions_per_load;
-        if (n > remaining) n = remaining;
-        AscendC::SetFlag<HardEvent::S_MTE2>(positions_free_);
-        AscendC::WaitFlag<HardEvent::S_MTE2>(positions_free_);
-        DataCopyExtParams copy;
-        copy.blockCount = static_cast<uint16_t>(t_.axes);
-        copy.blockLen = static_cast<uint32_t>(n * sizeof(int32_t));
-        copy.srcStride = (t_.angle_rows - n) * sizeof(int32_t);
-        const uint32_t padded = RoundUp(static_cast<uint32_t>(n), kBlockBytes / sizeof(int32_t));
-        copy.dstStride = (pitch - padded) * sizeof(int32_t) / kBlockBytes;
-        DataCopyPad(positions, positions_gm_[row], copy, DataCopyPadExtParams<int32_t>());
-        AscendC::SetFlag<HardEvent::MTE2_S>(positions_read_);
-        AscendC::WaitFlag<HardEvent::MTE2_S>(positions_read_);
-        positions_begin_ = row;
-        positions_end_ = row + n;
+        pad.isPad = padded != t_.angle_length;
+        pad.rightPadding = static_cast<uint8_t>(padded - t_.angle_length);
+        DataCopyPad(raw, angles_gm_[part.row * 2 * t_.angle_width], copy, pad);
+        angles_.EnQue(raw);
     }
 
     // Brings each token's angles into the order of the coefficients.
@@ -198,11 +151,13 @@ private:
         VectorBarrier();
         for (uint32_t token = 0; token < tokens; ++token) {
             AscendC::Gather(coef[token * t_.coef_pitch], raw, offsets,
-                            token * t_.raw_pitch * static_cast<uint32_t>(sizeof(float)), t_.coef_pitch);
+                            token * t_.raw_pitch * static_cast<uint32_t>(sizeof(float)),
+                            t_.coef_pitch);
         }
         VectorBarrier();
         const Rows rows{0, t_.coef_pitch};
-        OverRows<Arithmetic::kMul>(coef, rows, coef, rows, map_words_, Rows{t_.coef_pitch, 0}, t_.coef_pitch, tokens);
+        OverRows<Arithmetic::kMul>(coef, rows, coef, rows, map_words_, Rows{t_.coef_pitch, 0},
+                                   t_.coef_pitch, tokens);
         VectorBarrier();
         return coef;
     }
@@ -225,13 +180,15 @@ private:
         for (uint32_t i = 0; i < kTensors; ++i) MoveRows<T, true>(t_, tile, i, span, slot, in_[i]);
         slots_.EnQue(slot);
         slot = slots_.template DeQue<T>();
-        for (uint32_t i = 0; i < kTensors; ++i) MoveRows<T, false>(t_, tile, i, span, slot, out_[i]);
+        for (uint32_t i = 0; i < kTensors; ++i)
+            MoveRows<T, false>(t_, tile, i, span, slot, out_[i]);
         slots_.FreeTensor(slot);
     }
 
     // Walks the tile's rows in stretches that fit the work area: whole lines of the inner axis, or
     // pieces of one.
-    __aicore__ inline void RotateRows(const Tile& tile, const LocalTensor<T>& slot, const LocalTensor<float>& coef) {
+    __aicore__ inline void RotateRows(const Tile& tile, const LocalTensor<T>& slot,
+                                      const LocalTensor<float>& coef) {
         const uint32_t inner = t_.head_major ? tile.tokens : tile.heads;
         const uint32_t outer = t_.head_major ? tile.heads : tile.tokens;
         const uint32_t inner_step = Min(inner, t_.work_rows);
@@ -248,7 +205,8 @@ private:
         uint32_t outer_begin, outer, inner_begin, inner;
     };
 
-    __aicore__ inline void RotateStretch(const LocalTensor<T>& slot, uint32_t start, const Stretch& s, const LocalTensor<float>& coef) {
+    __aicore__ inline void RotateStretch(const LocalTensor<T>& slot, uint32_t start,
+                                         const Stretch& s, const LocalTensor<float>& coef) {
         const uint32_t rows = s.outer * s.inner;
         const uint32_t elements = rows * t_.row_pitch;
         const uint32_t pitch = t_.row_pitch;
@@ -260,7 +218,8 @@ private:
         VectorBarrier();
         for (uint32_t k = 0; k < t_.segments; ++k) {
             const uint32_t other = t_.segments > 1 ? k ^ 1 : k;
-            Scale(t_work_, k * t_.segment_pitch, partner, other * t_.segment_pitch, coef, t_.b_offset[k], s);
+            Scale(t_work_, k * t_.segment_pitch, partner, other * t_.segment_pitch, coef,
+                  t_.b_offset[k], s);
         }
         VectorBarrier();
         for (uint32_t k = 0; k < t_.segments; ++k) {
@@ -271,9 +230,11 @@ private:
         for (uint32_t k = 0; k < t_.segments; ++k) {
             const Rows segment{k * t_.segment_pitch, pitch};
             if (t_.b_negative >> k & 1) {
-                OverRows<Arithmetic::kSub>(y, segment, x, segment, t_work_, segment, t_.segment_length, rows);
+                OverRows<Arithmetic::kSub>(y, segment, x, segment, t_work_, segment,
+                                           t_.segment_length, rows);
             } else {
-                OverRows<Arithmetic::kAdd>(y, segment, x, segment, t_work_, segment, t_.segment_length, rows);
+                OverRows<Arithmetic::kAdd>(y, segment, x, segment, t_work_, segment,
+                                           t_.segment_length, rows);
             }
         }
         VectorBarrier();
@@ -307,7 +268,8 @@ private:
     }
 
     // Where the other member of each pair is read from.
-    __aicore__ inline LocalTensor<float> Partner(const LocalTensor<T>& data, const LocalTensor<float>& x, uint32_t elements) {
+    __aicore__ inline LocalTensor<float> Partner(const LocalTensor<T>& data,
+                                                 const LocalTensor<float>& x, uint32_t elements) {
         if constexpr (kGatherPartner) {
             AscendC::Gather(t_work_, data, offsets_, 0, elements);
             return t_work_;
@@ -318,7 +280,8 @@ private:
         }
     }
 
-    __aicore__ inline LocalTensor<float> Result(const LocalTensor<T>& data, const LocalTensor<float>& x) {
+    __aicore__ inline LocalTensor<float> Result(const LocalTensor<T>& data,
+                                                const LocalTensor<float>& x) {
         if constexpr (kWide && kPermuteIn) {
             return data;
         } else if constexpr (kWide && kPermuteOut) {
@@ -329,7 +292,8 @@ private:
     }
 
     // Rounds once, to nearest even, and restores the order of the output.
-    __aicore__ inline void Narrow(const LocalTensor<T>& data, const LocalTensor<float>& y, uint32_t elements) {
+    __aicore__ inline void Narrow(const LocalTensor<T>& data, const LocalTensor<float>& y,
+                                  uint32_t elements) {
         if constexpr (kWide && kPermuteOut) {
             AscendC::Gather(data, y, offsets_, 0, elements);
         } else if constexpr (kPermuteOut) {
@@ -344,8 +308,10 @@ private:
 
     // dst = src * coefficient of the row's token, over one segment of every row of the stretch.
     // One instruction runs along the inner or the outer axis, whichever is longer.
-    __aicore__ inline void Scale(const LocalTensor<float>& dst, uint32_t dst_start, const LocalTensor<float>& src, uint32_t src_start,
-                                 const LocalTensor<float>& coef, uint32_t coef_start, const Stretch& s) {
+    __aicore__ inline void Scale(const LocalTensor<float>& dst, uint32_t dst_start,
+                                 const LocalTensor<float>& src, uint32_t src_start,
+                                 const LocalTensor<float>& coef, uint32_t coef_start,
+                                 const Stretch& s) {
         constexpr uint32_t kUnit = kBlockBytes / sizeof(float);
         const uint32_t pitch = t_.row_pitch;
         const uint32_t inner_coef = t_.head_major ? t_.coef_pitch : 0;
@@ -354,13 +320,15 @@ private:
         const uint32_t start = coef_start + s.outer_begin * outer_coef + s.inner_begin * inner_coef;
         if (s.outer <= s.inner || line / kUnit > kMaxRowStride) {
             for (uint32_t o = 0; o < s.outer; ++o) {
-                OverRows<Arithmetic::kMul>(dst, Rows{dst_start + o * line, pitch}, src, Rows{src_start + o * line, pitch}, coef,
-                                           Rows{start + o * outer_coef, inner_coef}, t_.segment_length, s.inner);
+                OverRows<Arithmetic::kMul>(
+                    dst, Rows{dst_start + o * line, pitch}, src, Rows{src_start + o * line, pitch},
+                    coef, Rows{start + o * outer_coef, inner_coef}, t_.segment_length, s.inner);
             }
         } else {
             for (uint32_t i = 0; i < s.inner; ++i) {
-                OverRows<Arithmetic::kMul>(dst, Rows{dst_start + i * pitch, line}, src, Rows{src_start + i * pitch, line}, coef,
-                                           Rows{start + i * inner_coef, outer_coef}, t_.segment_length, s.outer);
+                OverRows<Arithmetic::kMul>(
+                    dst, Rows{dst_start + i * pitch, line}, src, Rows{src_start + i * pitch, line},
+                    coef, Rows{start + i * inner_coef, outer_coef}, t_.segment_length, s.outer);
             }
         }
     }

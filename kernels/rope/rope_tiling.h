@@ -10,7 +10,6 @@ namespace rope {
 
 constexpr uint32_t kTensors = 2;   // q, k
 constexpr uint32_t kSegments = 4;  // most channel runs that a pairing cuts a head into
-constexpr uint32_t kAxes = 4;      // most position axes
 constexpr uint32_t kSpans = 3;     // rotated channels, those before them, those after them
 
 // How the rows (one head of one token) of q or k lie in global memory.
@@ -41,12 +40,11 @@ constexpr uint8_t kCountPieces = 0, kCountHeads = 1, kCountTokens = 2;
 struct Tiling {
     Tensor input[kTensors];   // x
     Tensor output[kTensors];  // y; for the angle gradient, the gradient of y
-    // Tokens are counted over the batches: token = batch * seq + place.
+    // Tokens are counted over the batches: token = batch * seq + position in the batch.
     uint64_t tokens;
     uint64_t seq;
-    uint64_t angle_batch_stride;  // rows of angles or positions between batches; 0 shares them
+    uint64_t angle_batch_stride;  // rows of angles between batches; 0 shares them
     uint64_t angle_rows;
-    uint64_t table_rows;
     uint32_t heads[kTensors];
     uint32_t head_groups;  // parts that a token's heads are split into when there are few tokens
     uint32_t tokens_per_tile;
@@ -72,26 +70,19 @@ struct Tiling {
     uint32_t raw_pitch;   // f32 of a token's angles as loaded
     uint32_t coef_pitch;  // f32 of a token's coefficients
     uint32_t expand;      // coefficients are gathered from the loaded angles
-    uint32_t axes;        // 0: angles per token; else a table and positions on so many axes
-    uint32_t axis_start[kAxes];
-    uint32_t axis_length[kAxes];
-    uint32_t table_width;
-    uint32_t positions_per_load;
-    uint32_t map_words;  // words of the lane map (see rope_base.h)
-    uint32_t reserved;
+    uint32_t map_words;   // words of the map (see rope_base.h)
 };
 
 static_assert(sizeof(Tensor) == 32, "mirrored in args.rs");
 static_assert(sizeof(Span) == 12, "mirrored in args.rs");
 static_assert(sizeof(Route) == 2, "mirrored in args.rs");
-static_assert(sizeof(Tiling) == 424, "mirrored in args.rs");
+static_assert(sizeof(Tiling) == 368, "mirrored in args.rs");
 static_assert(alignof(Tiling) == 8, "mirrored in args.rs");
 static_assert(offsetof(Tiling, tokens) == 128, "mirrored in args.rs");
-static_assert(offsetof(Tiling, heads) == 168, "mirrored in args.rs");
-static_assert(offsetof(Tiling, load) == 216, "mirrored in args.rs");
-static_assert(offsetof(Tiling, load_route) == 288, "mirrored in args.rs");
-static_assert(offsetof(Tiling, a_offset) == 312, "mirrored in args.rs");
-static_assert(offsetof(Tiling, axis_start) == 376, "mirrored in args.rs");
-static_assert(offsetof(Tiling, map_words) == 416, "mirrored in args.rs");
+static_assert(offsetof(Tiling, heads) == 160, "mirrored in args.rs");
+static_assert(offsetof(Tiling, load) == 208, "mirrored in args.rs");
+static_assert(offsetof(Tiling, load_route) == 280, "mirrored in args.rs");
+static_assert(offsetof(Tiling, a_offset) == 304, "mirrored in args.rs");
+static_assert(offsetof(Tiling, map_words) == 364, "mirrored in args.rs");
 
 }  // namespace rope

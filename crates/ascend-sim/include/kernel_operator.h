@@ -1,8 +1,8 @@
 // Ascend C on the host: the subset of the kernel API that a vector kernel uses, with checks.
 //
 // Written from the public documentation of the API. A kernel source that includes this file in
-// place of the toolkit's compiles with any C++17 compiler and runs inside the simulator; what is
-// modelled and what is not stands in docs/ascend-sim.md.
+// place of the toolkit's compiles with any C++17 compiler and runs inside the simulator.
+// docs/ascend-sim.md lists what is modelled and what is not.
 #pragma once
 
 #include "ascend_sim/keywords.h"

@@ -5,75 +5,34 @@
 //! else in the user's cache folder, so that only a change costs a compilation.
 
 use std::ffi::OsString;
-use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, io};
 
-const HEADERS: &[(&str, &str)] = &[
-    (
-        "kernel_operator.h",
-        include_str!("../include/kernel_operator.h"),
-    ),
-    (
-        "ascend_sim/block.h",
-        include_str!("../include/ascend_sim/block.h"),
-    ),
-    (
-        "ascend_sim/cast.h",
-        include_str!("../include/ascend_sim/cast.h"),
-    ),
-    (
-        "ascend_sim/dma.h",
-        include_str!("../include/ascend_sim/dma.h"),
-    ),
-    (
-        "ascend_sim/keywords.h",
-        include_str!("../include/ascend_sim/keywords.h"),
-    ),
-    (
-        "ascend_sim/launch.h",
-        include_str!("../include/ascend_sim/launch.h"),
-    ),
-    (
-        "ascend_sim/library.h",
-        include_str!("../include/ascend_sim/library.h"),
-    ),
-    (
-        "ascend_sim/numeric.h",
-        include_str!("../include/ascend_sim/numeric.h"),
-    ),
-    (
-        "ascend_sim/params.h",
-        include_str!("../include/ascend_sim/params.h"),
-    ),
-    (
-        "ascend_sim/queues.h",
-        include_str!("../include/ascend_sim/queues.h"),
-    ),
-    (
-        "ascend_sim/rearrange.h",
-        include_str!("../include/ascend_sim/rearrange.h"),
-    ),
-    (
-        "ascend_sim/sync.h",
-        include_str!("../include/ascend_sim/sync.h"),
-    ),
-    (
-        "ascend_sim/tensors.h",
-        include_str!("../include/ascend_sim/tensors.h"),
-    ),
-    (
-        "ascend_sim/vector.h",
-        include_str!("../include/ascend_sim/vector.h"),
-    ),
-    (
-        "ascend_sim/vector_engine.h",
-        include_str!("../include/ascend_sim/vector_engine.h"),
-    ),
-];
+/// The headers that kernels include, by path and with their text.
+macro_rules! headers {
+    ($($path:literal)*) => { &[$(($path, include_str!(concat!("../include/", $path)))),*] };
+}
+
+const HEADERS: &[(&str, &str)] = headers! {
+    "kernel_operator.h"
+    "ascend_sim/block.h"
+    "ascend_sim/cast.h"
+    "ascend_sim/dma.h"
+    "ascend_sim/keywords.h"
+    "ascend_sim/launch.h"
+    "ascend_sim/library.h"
+    "ascend_sim/numeric.h"
+    "ascend_sim/params.h"
+    "ascend_sim/queues.h"
+    "ascend_sim/rearrange.h"
+    "ascend_sim/sync.h"
+    "ascend_sim/tensors.h"
+    "ascend_sim/vector.h"
+    "ascend_sim/vector_engine.h"
+};
 
 /// Contraction would fuse a product and a sum that the device rounds apart; narrowing in braces is
 /// an error for the device compiler too.
@@ -96,7 +55,8 @@ const COMPILERS: &[&str] = &["c++", "g++", "clang++"];
 pub enum BuildError {
     /// There is no C++ compiler.
     #[error(
-        "no C++17 compiler found to compile kernels for the simulator, tried {}: install g++ or clang++, or set CXX",
+        "no C++17 compiler found to compile kernels for the simulator, tried {}: \
+         install g++ or clang++, or set CXX",
         .tried.join(", ")
     )]
     NoCompiler {
@@ -110,15 +70,15 @@ pub enum BuildError {
         path: PathBuf,
         /// The architecture it was compiled for.
         architecture: u32,
-        /// What the compiler said.
+        /// The compiler's output.
         output: String,
     },
     /// A file could not be read or written.
     #[error("cannot access {}: {error}", .path.display())]
     File {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The error of the system.
         #[source]
         error: io::Error,
     },
@@ -138,7 +98,6 @@ enum Origin {
 pub struct KernelSource {
     origin: Origin,
     kernels: Vec<String>,
-    include_dirs: Vec<PathBuf>,
     defines: Vec<String>,
     architecture: u32,
 }
@@ -149,24 +108,21 @@ impl KernelSource {
         Self::from_origin(Origin::File(path.into()))
     }
 
-    /// A source and its headers as texts with their file names, for programs that carry them along.
+    /// A source and its headers as texts with their file names, for programs that contain them.
     /// The last is the one that is compiled.
     pub fn from_texts<N: Into<String>, T: Into<String>>(
         files: impl IntoIterator<Item = (N, T)>,
     ) -> Self {
-        Self::from_origin(Origin::Texts(
-            files
-                .into_iter()
-                .map(|(name, text)| (name.into(), text.into()))
-                .collect(),
-        ))
+        let files = files
+            .into_iter()
+            .map(|(name, text)| (name.into(), text.into()));
+        Self::from_origin(Origin::Texts(files.collect()))
     }
 
     fn from_origin(origin: Origin) -> Self {
         Self {
             origin,
             kernels: Vec::new(),
-            include_dirs: Vec::new(),
             defines: Vec::new(),
             architecture: 2201,
         }
@@ -175,15 +131,12 @@ impl KernelSource {
     /// The file to compile. Texts are written to a folder named after their content.
     fn file(&self, cache: &Path) -> Result<PathBuf> {
         match &self.origin {
-            Origin::File(path) => fs::canonicalize(path).map_err(|error| BuildError::File {
-                path: path.clone(),
-                error,
-            }),
+            Origin::File(path) => fs::canonicalize(path).map_err(cannot_access(path)),
             Origin::Texts(files) => {
-                let files: Vec<(&str, &str)> = files
+                let texts = files
                     .iter()
-                    .map(|(name, text)| (name.as_str(), text.as_str()))
-                    .collect();
+                    .map(|(name, text)| (name.as_str(), text.as_str()));
+                let files: Vec<(&str, &str)> = texts.collect();
                 let dir = write_folder(cache, "source", &files)?;
                 Ok(dir.join(files.last().map_or("", |(name, _)| name)))
             }
@@ -191,24 +144,21 @@ impl KernelSource {
     }
 
     /// Adds entry points (`extern "C"` functions of the source) that launches name.
+    #[must_use]
     pub fn kernels<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.kernels.extend(names.into_iter().map(Into::into));
         self
     }
 
-    /// Adds a folder that `#include` searches, besides the source's own.
-    pub fn include_dir(mut self, dir: impl Into<PathBuf>) -> Self {
-        self.include_dirs.push(dir.into());
-        self
-    }
-
     /// Adds a macro definition, `NAME` or `NAME=VALUE`.
+    #[must_use]
     pub fn define(mut self, definition: impl Into<String>) -> Self {
         self.defines.push(definition.into());
         self
     }
 
     /// Sets `__NPU_ARCH__`: 2201 or 3510.
+    #[must_use]
     pub fn architecture(mut self, architecture: u32) -> Self {
         self.architecture = architecture;
         self
@@ -240,29 +190,19 @@ impl KernelSource {
             .arg("-o")
             .arg(&output)
             .output()
-            .map_err(|error| BuildError::File {
-                path: PathBuf::from(&compiler.command),
-                error,
-            })?;
-        // Left-over work files do no harm.
+            .map_err(cannot_access(Path::new(&compiler.command)))?;
+        // A work file that is left over does no harm.
         let _ = fs::remove_file(&unit);
         if !run.status.success() {
-            let text = String::from_utf8_lossy(&run.stderr).into_owned();
             return Err(BuildError::Compile {
                 path,
                 architecture: self.architecture,
-                output: text,
+                output: String::from_utf8_lossy(&run.stderr).into_owned(),
             });
         }
-        let bytes = fs::read(&output).map_err(|error| BuildError::File {
-            path: output.clone(),
-            error,
-        })?;
-        // Renaming is atomic: who reads the cached name finds a whole library or none.
-        fs::rename(&output, &library).map_err(|error| BuildError::File {
-            path: library,
-            error,
-        })?;
+        let bytes = fs::read(&output).map_err(cannot_access(&output))?;
+        // Renaming is atomic: a reader of the cached name finds a complete library or none.
+        fs::rename(&output, &library).map_err(cannot_access(&library))?;
         Ok(bytes)
     }
 
@@ -277,14 +217,13 @@ impl KernelSource {
             .to_string()
             .replace('\\', "\\\\")
             .replace('"', "\\\"");
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        let _ = write!(
-            text,
-            "#include \"kernel_operator.h\"\n#include \"{path}\"\n#include \"ascend_sim/library.h\"\nASCEND_SIM_LIBRARY({})\n",
+        format!(
+            "#include \"kernel_operator.h\"\n\
+             #include \"{path}\"\n\
+             #include \"ascend_sim/library.h\"\n\
+             ASCEND_SIM_LIBRARY({})\n",
             entries.join(", ")
-        );
-        text
+        )
     }
 
     fn options(&self, compiler: &Compiler, headers: &Path) -> Vec<OsString> {
@@ -295,13 +234,9 @@ impl KernelSource {
             options.push("-fno-gnu-unique".into());
         }
         options.push(format!("-D__NPU_ARCH__={}", self.architecture).into());
-        options.extend(
-            self.defines
-                .iter()
-                .map(|define| format!("-D{define}").into()),
-        );
-        let dirs = std::iter::once(headers).chain(self.include_dirs.iter().map(PathBuf::as_path));
-        options.extend(dirs.flat_map(|dir| [OsString::from("-I"), dir.into()]));
+        let defines = self.defines.iter();
+        options.extend(defines.map(|define| format!("-D{define}").into()));
+        options.extend([OsString::from("-I"), headers.into()]);
         options
     }
 
@@ -319,51 +254,40 @@ impl KernelSource {
             HEADERS,
         )
             .hash(&mut hasher);
-        let own = path.parent().map(Path::to_path_buf);
-        for dir in own.iter().chain(&self.include_dirs) {
+        if let Some(dir) = path.parent() {
             hash_folder(dir, &mut hasher)?;
         }
         Ok(hasher.finish())
     }
 }
 
+/// For `map_err`: the file that cannot be accessed.
+fn cannot_access(path: &Path) -> impl FnOnce(io::Error) -> BuildError {
+    let path = path.to_path_buf();
+    move |error| BuildError::File { path, error }
+}
+
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let error = |error| BuildError::File {
-        path: path.to_path_buf(),
-        error,
-    };
-    path.parent()
-        .map_or(Ok(()), fs::create_dir_all)
-        .map_err(error)?;
-    fs::write(path, bytes).map_err(error)
+    let folder = path.parent().map_or(Ok(()), fs::create_dir_all);
+    folder
+        .and_then(|()| fs::write(path, bytes))
+        .map_err(cannot_access(path))
 }
 
 /// Names and contents of the C++ files below a folder, in a fixed order.
 fn hash_folder(dir: &Path, hasher: &mut DefaultHasher) -> Result<()> {
-    let error = |error| BuildError::File {
-        path: dir.to_path_buf(),
-        error,
-    };
     let mut entries: Vec<PathBuf> = fs::read_dir(dir)
         .and_then(|list| list.map(|entry| entry.map(|e| e.path())).collect())
-        .map_err(error)?;
+        .map_err(cannot_access(dir))?;
     entries.sort();
     for entry in entries {
-        let is_source = entry.extension().is_some_and(|ext| {
-            ["h", "hpp", "cpp", "asc", "inc"]
-                .iter()
-                .any(|known| ext == *known)
-        });
+        let ending = entry.extension().and_then(|ending| ending.to_str());
         if entry.is_dir() {
             hash_folder(&entry, hasher)?;
-        } else if is_source {
+        } else if matches!(ending, Some("h" | "hpp" | "cpp" | "asc" | "inc")) {
             entry.hash(hasher);
-            fs::read(&entry)
-                .map_err(|error| BuildError::File {
-                    path: entry.clone(),
-                    error,
-                })?
-                .hash(hasher);
+            let bytes = fs::read(&entry).map_err(cannot_access(&entry))?;
+            bytes.hash(hasher);
         }
     }
     Ok(())
@@ -379,10 +303,10 @@ fn write_folder(cache: &Path, kind: &str, files: &[(&str, &str)]) -> Result<Path
         if fs::read(&path).ok().as_deref() == Some(text.as_bytes()) {
             continue;
         }
-        // Another process or thread may be reading: put whole files in place.
+        // Another process or thread may be reading: rename complete files.
         let temporary = dir.join(format!("{name}.{}", unique()));
         write(&temporary, text.as_bytes())?;
-        fs::rename(&temporary, &path).map_err(|error| BuildError::File { path, error })?;
+        fs::rename(&temporary, &path).map_err(cannot_access(&path))?;
     }
     Ok(dir)
 }
@@ -412,7 +336,7 @@ fn cache_dir() -> PathBuf {
 struct Compiler {
     command: String,
     version: String,
-    /// `CXXFLAGS`, which come first: what the simulator relies on is not theirs to change.
+    /// `CXXFLAGS`, which come first, so that the simulator's own options override them.
     flags: Vec<String>,
 }
 
@@ -428,12 +352,8 @@ fn find_compiler() -> Result<Compiler> {
     candidates
         .iter()
         .find_map(|command| {
-            let output = Command::new(command)
-                .arg("--version")
-                .output()
-                .ok()
-                .filter(|output| output.status.success())?;
-            Some(Compiler {
+            let output = Command::new(command).arg("--version").output().ok()?;
+            output.status.success().then(|| Compiler {
                 command: command.clone(),
                 version: String::from_utf8_lossy(&output.stdout).into_owned(),
                 flags: flags.clone(),

@@ -21,44 +21,40 @@ impl Failure {
 pub(crate) type Outcome<T = ()> = std::result::Result<T, Failure>;
 
 /// `ACL_SUCCESS`.
-pub const SUCCESS: i32 = 0;
-/// A parameter of a call outside the runtime part is invalid.
-pub const INVALID_PARAM: i32 = 100000;
+pub(crate) const SUCCESS: i32 = 0;
 /// A call came before `aclInit`.
-pub const UNINITIALIZED: i32 = 100001;
+pub(crate) const UNINITIALIZED: i32 = 100001;
 /// `aclInit` was called twice.
-pub const REPEAT_INITIALIZE: i32 = 100002;
+pub(crate) const REPEAT_INITIALIZE: i32 = 100002;
 /// Something inside the simulator broke.
-pub const INTERNAL_ERROR: i32 = 500000;
+pub(crate) const INTERNAL_ERROR: i32 = 500000;
 /// A parameter of a runtime call is invalid.
-pub const RT_PARAM_INVALID: i32 = 107000;
+pub(crate) const RT_PARAM_INVALID: i32 = 107000;
 /// The device id does not exist or is not in use.
-pub const RT_INVALID_DEVICE: i32 = 107001;
+pub(crate) const RT_INVALID_DEVICE: i32 = 107001;
 /// The calling thread has no current device.
-pub const RT_CONTEXT_NULL: i32 = 107002;
+pub(crate) const RT_CONTEXT_NULL: i32 = 107002;
 /// The stream belongs to another device than the thread's current one.
-pub const RT_STREAM_CONTEXT: i32 = 107003;
+pub(crate) const RT_STREAM_CONTEXT: i32 = 107003;
 /// A handle was destroyed, is of another kind, or never was one.
-pub const RT_INVALID_HANDLE: i32 = 107017;
+pub(crate) const RT_INVALID_HANDLE: i32 = 107017;
 /// The feature is not supported.
-pub const RT_FEATURE_NOT_SUPPORTED: i32 = 207000;
+pub(crate) const RT_FEATURE_NOT_SUPPORTED: i32 = 207000;
 /// The device has not enough memory.
-pub const RT_MEMORY_ALLOCATION: i32 = 207001;
+pub(crate) const RT_MEMORY_ALLOCATION: i32 = 207001;
 /// A kernel of that name is not in the binary.
-pub const RT_KERNEL_NOT_FOUND: i32 = 507027;
+pub(crate) const RT_KERNEL_NOT_FOUND: i32 = 507027;
 /// A vector kernel raised an exception: here, any violation found while it ran.
-pub const RT_VECTOR_CORE_EXCEPTION: i32 = 507035;
+pub(crate) const RT_VECTOR_CORE_EXCEPTION: i32 = 507035;
 /// A kernel raised an exception on the device: here, an operator that met a wrong address or index.
-pub const RT_AICORE_EXCEPTION: i32 = 507015;
+pub(crate) const RT_AICORE_EXCEPTION: i32 = 507015;
 /// Waiting for a stream took longer than allowed.
-pub const RT_STREAM_SYNC_TIMEOUT: i32 = 507046;
+pub(crate) const RT_STREAM_SYNC_TIMEOUT: i32 = 507046;
 /// An operator got a null pointer.
-pub const ACLNN_NULLPTR: i32 = 161001;
+pub(crate) const ACLNN_NULLPTR: i32 = 161001;
 /// An operator got a parameter outside its documented limits.
-pub const ACLNN_PARAM_INVALID: i32 = 161002;
+pub(crate) const ACLNN_PARAM_INVALID: i32 = 161002;
 /// An operator's tiling refused its shapes.
-pub const ACLNN_TILING_ERROR: i32 = 561002;
+pub(crate) const ACLNN_TILING_ERROR: i32 = 561002;
 /// An operator broke inside: here, something that it does not support.
-pub const ACLNN_INNER_ERROR: i32 = 561000;
-/// An operator found a null inside: the convolution and padding operators say so of what they do not support.
-pub const ACLNN_INNER_NULLPTR: i32 = 561103;
+pub(crate) const ACLNN_INNER_ERROR: i32 = 561000;

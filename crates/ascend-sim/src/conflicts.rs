@@ -1,14 +1,14 @@
 //! Global memory that one launch touches twice without order: two blocks on the same bytes, or one
 //! block whose transfers are not ordered.
 
-/// Runs of bytes touched by one transfer, as the kernel side records it.
+/// Runs of bytes that one transfer touches, as recorded by the kernel side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
     pub(crate) start: u64,
     pub(crate) length: u64,
     pub(crate) stride: u64,
     pub(crate) count: u64,
-    pub(crate) place: usize,
+    pub(crate) location: usize,
     pub(crate) line: u32,
     pub(crate) epoch: u32,
     pub(crate) seen: [u32; 4],
@@ -31,7 +31,7 @@ pub(crate) struct Conflict {
     pub(crate) byte: u64,
 }
 
-/// How many earlier accesses a new one is tried to be merged with.
+/// The number of earlier accesses that a new one may be merged with.
 const MERGE_WINDOW: usize = 16;
 
 /// Joins accesses of one block that continue one another, so that a loop over tiles becomes one.
@@ -176,7 +176,7 @@ mod tests {
             length,
             stride,
             count,
-            place: 0,
+            location: 0,
             line: 0,
             epoch: 1,
             seen: [0; 4],
@@ -186,7 +186,7 @@ mod tests {
         }
     }
 
-    /// Byte by byte, as the definition says.
+    /// Byte by byte, by definition.
     fn touches(a: &Access, byte: u64) -> bool {
         (0..a.count).any(|run| {
             (a.start + run * a.stride..a.start + run * a.stride + a.length).contains(&byte)

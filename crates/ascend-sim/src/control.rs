@@ -1,10 +1,10 @@
-//! Steering and reading the simulator from Rust.
+//! Controls and reads the simulator from Rust.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::aclnn::call::STUBBED;
+use crate::aclnn::executor::STUBBED;
 use crate::machine::Machine;
 use crate::state::{self, sim};
 use crate::stream::HELD;
@@ -48,17 +48,13 @@ pub fn reset() {
     state::reset(Machine::default());
 }
 
-/// The simulated machine.
-pub fn machine() -> Machine {
-    sim().machine.clone()
-}
-
 /// Limits the device memory that can be allocated; `None` lifts the limit to the machine's memory.
 pub fn set_memory_limit(bytes: Option<u64>) {
     sim().memory_limit = bytes;
 }
 
-/// Makes the `nth` call from now on (counting from 1) of a function return `code` without doing anything.
+/// Makes the `nth` call from now on (counting from 1) of a function return `code` without doing
+/// anything.
 pub fn inject_fault(function: &str, nth: u64, code: i32) {
     sim().faults.plan(function, nth, code);
 }
@@ -87,13 +83,13 @@ pub fn clear_operator_runs() {
     sim().operator_runs.clear();
 }
 
-/// While stubbed, operators are checked, launched and counted, and compute nothing: what is left is
-/// the cost of the path to them. Their outputs keep what was there.
+/// Stubs operators: they are checked, launched and counted, and compute nothing, so that only the
+/// cost of calling them remains. Their outputs keep their values.
 pub fn stub_operators(stub: bool) {
     STUBBED.store(stub, Ordering::Relaxed);
 }
 
-/// While held, streams start no task: what was submitted stays undone until they are let go.
+/// Holds all streams: they start no task until they are released.
 pub fn hold_streams(hold: bool) {
     HELD.store(hold, Ordering::Relaxed);
 }
@@ -115,9 +111,7 @@ pub fn violations() -> Vec<Violation> {
 
 /// The violations found so far, which are then forgotten.
 pub fn take_violations() -> Vec<Violation> {
-    let mut state = sim();
-    state.violations_total = 0;
-    std::mem::take(&mut state.violations)
+    std::mem::take(&mut sim().violations)
 }
 
 /// The calls made so far, with their results.

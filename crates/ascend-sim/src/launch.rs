@@ -4,114 +4,48 @@ use std::sync::Arc;
 
 use crate::abi::kernel::{LaunchOutput, Region};
 use crate::abi::sys::{Engine, SharedBytes};
-use crate::codes::{Failure, Outcome, RT_PARAM_INVALID, RT_VECTOR_CORE_EXCEPTION};
+use crate::codes::{
+    Failure, Outcome, RT_INVALID_HANDLE, RT_PARAM_INVALID, RT_VECTOR_CORE_EXCEPTION,
+};
 use crate::conflicts::{self, Access, Conflict};
 use crate::memory::Allocation;
 use crate::state::{Function, sim};
 use crate::stream::{TaskContext, Work};
-use crate::trace::{Counters, LaunchReport, Violation};
+use crate::trace::{LaunchReport, Violation};
 
 const MAX_BLOCKS: u32 = 65535;
 /// Conflicts reported per launch and kind: one is enough to find the fault.
 const CONFLICTS_REPORTED: usize = 4;
 const PIPES: [&str; 4] = ["S", "V", "MTE2", "MTE3"];
 
-/// Data that travels behind the arguments: at `data_offset` of the host buffer, its device address
-/// goes to `address_offset`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PlaceHolder {
-    pub(crate) address_offset: usize,
-    pub(crate) data_offset: usize,
-}
-
-/// Puts a launch on a stream (its real handle).
-pub(crate) fn submit(
-    function: u64,
-    blocks: u32,
-    stream: u64,
-    mut args: Vec<u8>,
-    place_holders: &[PlaceHolder],
-) -> Outcome {
+/// Puts a launch on a stream.
+pub(crate) fn submit(function: u64, blocks: u32, stream: u64, mut args: Vec<u8>) -> Outcome {
     let mut state = sim();
+    let stream = state.stream_handle(stream)?;
     let function = state.functions.get(function)?.clone();
+    if state.binaries.get(function.binary).is_err() {
+        let message = "the kernel's binary was unloaded: keep it until the last launch";
+        return Err(Failure::new(RT_INVALID_HANDLE, message));
+    }
     let kernel = &function.library.kernels[function.kernel];
+    let (name, expected, given) = (&kernel.name, kernel.args_bytes, args.len() as u64);
     if !(1..=MAX_BLOCKS).contains(&blocks) {
-        return Err(Failure::new(
-            RT_PARAM_INVALID,
-            format!(
-                "kernel `{}`: {blocks} blocks, 1..={MAX_BLOCKS} are allowed",
-                kernel.name
-            ),
-        ));
+        let message = format!("kernel `{name}`: {blocks} blocks, 1..={MAX_BLOCKS} are allowed");
+        return Err(Failure::new(RT_PARAM_INVALID, message));
     }
-    let inline = place_holders
-        .iter()
-        .map(|p| p.data_offset)
-        .min()
-        .unwrap_or(args.len());
-    let accepted = kernel.args_bytes.saturating_sub(7)..=kernel.args_bytes;
-    if !accepted.contains(&(inline as u64)) {
-        return Err(Failure::new(
-            RT_PARAM_INVALID,
-            format!(
-                "kernel `{}` takes {} bytes of arguments, {inline} were given",
-                kernel.name, kernel.args_bytes
-            ),
-        ));
+    if !(expected.saturating_sub(7)..=expected).contains(&given) {
+        let message =
+            format!("kernel `{name}` takes {expected} bytes of arguments, {given} were given");
+        return Err(Failure::new(RT_PARAM_INVALID, message));
     }
-    let tail = inline..args.len();
-    if !tail.is_empty() {
-        let device = state.current_device()?;
-        let limit = state.machine.memory_bytes;
-        let address = state.memory.allocate(tail.len() as u64, device, limit)?;
-        for holder in place_holders {
-            let target = args
-                .get_mut(holder.address_offset..holder.address_offset + 8)
-                .ok_or_else(|| {
-                    Failure::new(
-                        RT_PARAM_INVALID,
-                        format!(
-                            "placeholder address offset {} lies outside the arguments",
-                            holder.address_offset
-                        ),
-                    )
-                })?;
-            target.copy_from_slice(&(address + (holder.data_offset - inline) as u64).to_ne_bytes());
-        }
-        let data = args[tail].to_vec();
-        let cleanup = address;
-        state.submit(
-            stream,
-            Work::Run(Box::new(move |engine, _| fill(engine, address, &data))),
-        )?;
-        state.submit(stream, run_work(function, blocks, args))?;
-        state.submit(
-            stream,
-            Work::Run(Box::new(move |_, _| {
-                sim().memory.release(cleanup).map(drop)
-            })),
-        )?;
-        return Ok(());
-    }
-    args.resize(kernel.args_bytes as usize, 0);
-    state
-        .submit(stream, run_work(function, blocks, args))
-        .map(drop)
-}
-
-fn fill(engine: &mut Engine<'_>, address: u64, data: &[u8]) -> Outcome {
-    let bytes = Arc::clone(&sim().memory.find(address, data.len() as u64)?.bytes);
-    bytes.write(engine, 0, data);
-    Ok(())
-}
-
-fn run_work(function: Function, blocks: u32, args: Vec<u8>) -> Work {
-    Work::Run(Box::new(move |engine, context| {
+    args.resize(expected as usize, 0);
+    let work = Work::Run(Box::new(move |engine, context| {
         run(engine, context, &function, blocks, &args)
-    }))
+    }));
+    state.submit(stream, work).map(drop)
 }
 
-/// What a launch needs of an allocation: its place, and its bytes kept alive.
+/// What a launch needs of an allocation: its addresses, and its bytes kept alive.
 struct Held {
     start: u64,
     size: u64,
@@ -122,7 +56,7 @@ fn hold(allocation: &Allocation) -> Held {
     Held {
         start: allocation.start,
         size: allocation.size,
-        bytes: Arc::clone(&allocation.bytes),
+        bytes: allocation.share(),
     }
 }
 
@@ -155,21 +89,12 @@ fn run(
             .run(engine, function.kernel, blocks, args, &regions, &machine);
     explain_addresses(&mut output.violations);
     output.violations.extend(find_conflicts(kernel, &output));
-    let mut counters = Counters::default();
-    output
-        .per_block
-        .iter()
-        .for_each(|block| counters.add(block));
 
     let mut state = sim();
     for (touched, write) in extents(&held, &output.accesses) {
-        state.task_touch(
-            touched.0,
-            touched.1 - touched.0,
-            write,
-            context,
-            &format!("kernel `{kernel}`"),
-        );
+        let (start, end) = touched;
+        let what = format!("kernel `{kernel}`");
+        state.task_touch(start, end - start, write, context, &what);
     }
     let violations = output.violations.len();
     let first = output.violations.first().map(Violation::to_string);
@@ -180,8 +105,7 @@ fn run(
     state.launches.push(LaunchReport {
         kernel: kernel.clone(),
         blocks,
-        counters,
-        per_block: output.per_block,
+        counters: output.counters,
         violations,
     });
     match first {
@@ -208,73 +132,72 @@ fn explain_addresses(violations: &mut [Violation]) {
         else {
             continue;
         };
-        violation.message = format!(
-            "{}; {}",
-            violation.message,
-            state.memory.why_not(address, 0)
-        );
+        let why = state.memory.why_not(address, 0);
+        violation.message = format!("{}; {why}", violation.message);
     }
 }
 
+/// The accesses of a launch that have no order, as violations.
 fn find_conflicts(kernel: &str, output: &LaunchOutput) -> Vec<Violation> {
     let verb = |access: &Access| if access.write { "writes" } else { "reads" };
-    let place = |access: &Access| format!("{}:{}", output.places[access.place], access.line);
+    let location = |access: &Access| {
+        let operation = &output.locations[access.location];
+        format!("{operation}:{}", access.line)
+    };
     let violation = |kind: &str, (block, access): (u32, Access), message: String| Violation {
         kind: kind.to_owned(),
         kernel: Some(kernel.to_owned()),
         block: Some(block),
-        file: output.places[access.place]
+        file: output.locations[access.location]
             .split_once(" at ")
             .map(|(_, file)| file.to_owned()),
         line: Some(access.line),
         message,
     };
-    let writer = |found: &Conflict| {
-        if found.second.1.write {
-            found.second
+    let between = |Conflict {
+                       first,
+                       second,
+                       byte,
+                   }: &Conflict| {
+        let message = format!(
+            "block {} {} device byte 0x{byte:x} ({}) and block {} {} it ({}): \
+             blocks run in any order",
+            first.0,
+            verb(&first.1),
+            location(&first.1),
+            second.0,
+            verb(&second.1),
+            location(&second.1),
+        );
+        let writer = if second.1.write { second } else { first };
+        violation("block-conflict", *writer, message)
+    };
+    let inside = |Conflict {
+                      first,
+                      second,
+                      byte,
+                  }: Conflict| {
+        let [before, after] = [first, second].map(|(_, access)| PIPES[usize::from(access.pipe)]);
+        let remedy = if before == after {
+            format!("PipeBarrier<PIPE_{before}>")
         } else {
-            found.first
-        }
+            format!("SetFlag/WaitFlag<HardEvent::{before}_{after}>")
+        };
+        let message = format!(
+            "{} {} device byte 0x{byte:x} on pipe {after}, not ordered after {} which {} it \
+             on pipe {before}: {remedy} is missing",
+            location(&second.1),
+            verb(&second.1),
+            location(&first.1),
+            verb(&first.1),
+        );
+        violation("gm-ordering", second, message)
     };
     let blocks = conflicts::between_blocks(&output.accesses, CONFLICTS_REPORTED);
-    let inside = output
-        .accesses
-        .iter()
-        .flat_map(|(block, accesses)| conflicts::inside_block(*block, accesses, 1))
-        .take(CONFLICTS_REPORTED);
-    blocks
-        .iter()
-        .map(|found| {
-            let message = format!(
-                "block {} {} device byte 0x{:x} ({}) and block {} {} it ({}): blocks run in any order",
-                found.first.0,
-                verb(&found.first.1),
-                found.byte,
-                place(&found.first.1),
-                found.second.0,
-                verb(&found.second.1),
-                place(&found.second.1),
-            );
-            violation("block-conflict", writer(found), message)
-        })
-        .chain(inside.map(|found| {
-            let (first, second) = (PIPES[usize::from(found.first.1.pipe)], PIPES[usize::from(found.second.1.pipe)]);
-            let remedy = if first == second {
-                format!("PipeBarrier<PIPE_{first}>")
-            } else {
-                format!("SetFlag/WaitFlag<HardEvent::{first}_{second}>")
-            };
-            let message = format!(
-                "{} {} device byte 0x{:x} on pipe {second}, not ordered after {} which {} it on pipe {first}: {remedy} is missing",
-                place(&found.second.1),
-                verb(&found.second.1),
-                found.byte,
-                place(&found.first.1),
-                verb(&found.first.1),
-            );
-            violation("gm-ordering", found.second, message)
-        }))
-        .collect()
+    let within = output.accesses.iter();
+    let within = within.flat_map(|(block, list)| conflicts::inside_block(*block, list, 1));
+    let within = within.take(CONFLICTS_REPORTED).map(inside);
+    blocks.iter().map(between).chain(within).collect()
 }
 
 /// For each allocation, the bytes that the launch read and wrote, as one extent each.

@@ -2,18 +2,18 @@
 //!
 //! It exports the C functions of the vendor's runtime that training with custom kernels needs, as a
 //! shared library and, for programs that link it, through [`symbol`]. Kernels are Ascend C sources
-//! compiled for the host against the headers in `include/`; see [`build`](mod@build).
+//! compiled for the host against the headers in `include/`: module `build`, feature `host-kernels`.
 //!
 //! Where the vendor leaves behaviour open, the simulator takes the strictest reading and reports a
-//! [`Violation`] that names the place. It counts bytes, transfers and instructions; it never reports
-//! times. `docs/ascend-sim.md` lists what is modelled and what cannot be shown.
+//! [`Violation`] with file and line. It counts bytes, transfers and instructions; it never reports
+//! times. `docs/ascend-sim.md` lists what is modelled, the known gaps, and what cannot be shown.
 
 pub mod abi;
 mod aclnn;
 #[cfg(feature = "host-kernels")]
 pub mod build;
 mod clock;
-pub mod codes;
+mod codes;
 mod conflicts;
 pub mod control;
 mod fault;

@@ -1,4 +1,4 @@
-//! The machine that is simulated: the numbers a program can ask for.
+//! The simulated machine: the numbers that a program can query.
 
 use std::ffi::CStr;
 
@@ -13,7 +13,8 @@ pub struct Machine {
     pub devices: u32,
     /// Vector cores per device (attribute 201).
     pub vector_cores: u32,
-    /// Bytes of unified buffer per vector core that attribute 204 reports: what SIMT code may use, 0 where there is none.
+    /// Bytes of unified buffer per vector core that attribute 204 reports: those that SIMT code may
+    /// use, 0 where there is none.
     pub ub_bytes: u64,
     /// Bytes of the unified buffer that a kernel may use.
     pub ub_usable_bytes: u64,
@@ -24,14 +25,14 @@ pub struct Machine {
     /// Whether the compiler orders dependent vector instructions and scalar accesses by itself
     /// (`--cce-auto-sync`, on by default).
     pub auto_sync: bool,
-    /// Whether conversions to floating-point types saturate (bit 48 of CTRL is 0, the documented default):
-    /// infinity becomes the largest finite number and NaN becomes zero.
+    /// Whether conversions to floating-point types saturate (bit 48 of CTRL is 0, the documented
+    /// default): infinity becomes the largest finite number and NaN becomes zero.
     pub saturate: bool,
 }
 
 impl Machine {
-    /// Atlas A2: dav-2201, 40 vector cores. The usable buffer leaves out the 256 bytes and the 8 KiB
-    /// that the toolchain reserves unless told otherwise.
+    /// Atlas A2: dav-2201, 40 vector cores. The usable buffer excludes the 256 bytes and the 8 KiB
+    /// that the toolchain reserves by default.
     pub fn ascend_910b() -> Self {
         Self {
             soc_name: c"Ascend910B3",

@@ -1,4 +1,4 @@
-//! Device memory: addresses, what lies behind them, and who used which bytes when.
+//! Device memory: addresses, the bytes of each allocation, and who used which bytes when.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -30,8 +30,15 @@ pub(crate) struct Allocation {
     pub(crate) start: u64,
     pub(crate) size: u64,
     pub(crate) device: u32,
-    pub(crate) bytes: Arc<SharedBytes>,
+    bytes: Arc<SharedBytes>,
     uses: Vec<Use>,
+}
+
+impl Allocation {
+    /// The bytes, kept alive by the caller.
+    pub(crate) fn share(&self) -> Arc<SharedBytes> {
+        Arc::clone(&self.bytes)
+    }
 }
 
 /// Who touches memory, for the check that streams and the host are ordered.
@@ -42,6 +49,7 @@ pub(crate) struct Toucher<'a> {
     pub(crate) what: &'a str,
 }
 
+#[derive(Default)]
 pub(crate) struct Memory {
     reservation: Option<Reservation>,
     cursor: u64,
@@ -52,17 +60,6 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new() -> Self {
-        Self {
-            reservation: None,
-            cursor: 0,
-            live: BTreeMap::new(),
-            freed: VecDeque::new(),
-            used: BTreeMap::new(),
-            peak: 0,
-        }
-    }
-
     pub(crate) fn live(&self) -> impl Iterator<Item = &Allocation> {
         self.live.values()
     }
@@ -89,7 +86,7 @@ impl Memory {
                 ),
             ));
         }
-        let start = self.place(size)?;
+        let start = self.next_address(size)?;
         let bytes = SharedBytes::new(
             usize::try_from(size).map_err(|error| Failure::new(RT_MEMORY_ALLOCATION, error))?,
         )?;
@@ -110,7 +107,7 @@ impl Memory {
 
     /// Addresses are not used again until the whole range has been handed out once, so that a stale
     /// address names nothing rather than something else.
-    fn place(&mut self, size: u64) -> Outcome<u64> {
+    fn next_address(&mut self, size: u64) -> Outcome<u64> {
         if self.reservation.is_none() {
             let reservation = Reservation::new(ADDRESS_SPACE_BYTES)?;
             self.cursor = reservation.start() + GUARD_BYTES;
@@ -168,6 +165,12 @@ impl Memory {
             .ok_or_else(|| Failure::new(RT_PARAM_INVALID, self.why_not(address, len)))
     }
 
+    /// The bytes of the allocation that holds `[address, address + len)`, and the offset in it.
+    pub(crate) fn share(&self, address: u64, len: u64) -> Outcome<(Arc<SharedBytes>, usize)> {
+        let allocation = self.find(address, len)?;
+        Ok((allocation.share(), (address - allocation.start) as usize))
+    }
+
     /// What is known about an address that no live allocation holds.
     pub(crate) fn why_not(&self, address: u64, len: u64) -> String {
         let range = format!(
@@ -177,31 +180,20 @@ impl Memory {
         if address == 0 {
             return "the device pointer is null".to_owned();
         }
-        if let Some((start, size)) = self
-            .freed
-            .iter()
-            .rev()
-            .find(|(start, size)| (*start..start + size.max(&1)).contains(&address))
-        {
+        let mut freed = self.freed.iter().rev();
+        let inside =
+            |(start, size): &&(u64, u64)| (*start..start + size.max(&1)).contains(&address);
+        if let Some((start, size)) = freed.find(inside) {
             return format!("{range} were freed (allocation 0x{start:x} of {size} bytes)");
         }
-        if let Some(a) = self
-            .live
-            .range(..=address)
-            .next_back()
-            .map(|(_, a)| a)
-            .filter(|a| address < a.start + a.size + GUARD_BYTES)
-        {
+        let before = self.live.range(..=address).next_back();
+        if let Some((_, a)) = before.filter(|(_, a)| address < a.start + a.size + GUARD_BYTES) {
             return format!(
                 "{range} reach outside allocation 0x{:x} of {} bytes",
                 a.start, a.size
             );
         }
-        let reserved = self
-            .reservation
-            .as_ref()
-            .is_some_and(|r| (r.start()..r.start() + r.size()).contains(&address));
-        if reserved {
+        if self.is_device_address(address) {
             format!("{range} belong to no allocation")
         } else {
             format!("0x{address:x} is not a device address")
@@ -215,7 +207,7 @@ impl Memory {
             .is_some_and(|r| (r.start()..r.start() + r.size()).contains(&address))
     }
 
-    /// Records a use and says with which earlier use it is not ordered.
+    /// Records a use; the earlier use with which it is not ordered, if there is one.
     pub(crate) fn touch(
         &mut self,
         address: u64,
@@ -233,10 +225,14 @@ impl Memory {
         let conflict = allocation
             .uses
             .iter()
-            .find(|u| u.start < end && start < u.end && (u.write || write) && u.actor != by.actor && by.clock.get(u.actor) < u.epoch)
+            .find(|u| {
+                let common = u.start < end && start < u.end && (u.write || write);
+                common && u.actor != by.actor && by.clock.get(u.actor) < u.epoch
+            })
             .map(|u| {
                 format!(
-                    "{} {} bytes [{start}, {end}) of allocation 0x{:x} while {}, on {}, may still be {} them: synchronise or wait for an event between the two",
+                    "{} {} bytes [{start}, {end}) of allocation 0x{:x} while {}, on {}, may still \
+                     be {} them: synchronise or wait for an event between the two",
                     by.what,
                     if write { "writes" } else { "reads" },
                     allocation.start,

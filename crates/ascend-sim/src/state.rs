@@ -1,4 +1,4 @@
-//! The state behind the C ABI: one simulated machine per process.
+//! The state of the simulator: one simulated machine per process.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -15,11 +15,11 @@ use crate::codes::{
 use crate::fault::Faults;
 use crate::machine::Machine;
 use crate::memory::{Memory, Toucher};
-use crate::registry::{Kind, Registry};
+use crate::registry::Registry;
 use crate::stream::{Stream, TaskContext, Ticket, Work};
 use crate::trace::{Call, LaunchReport, Violation};
 
-/// More violations than this are counted and not kept.
+/// Violations and calls after this many are not kept.
 const VIOLATIONS_KEPT: usize = 1000;
 const CALLS_KEPT: usize = 1 << 20;
 
@@ -35,20 +35,15 @@ pub(crate) struct Function {
     pub(crate) binary: u64,
 }
 
-pub(crate) struct Arguments {
-    pub(crate) function: u64,
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) finalized: bool,
-}
-
 pub(crate) struct HostAllocation {
     pub(crate) block: Arc<HostBlock>,
     /// The last asynchronous copy of each stream that uses it.
     pub(crate) uses: BTreeMap<Actor, u64>,
 }
 
+#[derive(Default)]
 pub(crate) struct Sim {
-    /// Raised by every reset; state of threads from before counts for nothing.
+    /// Raised by every reset; what a thread set before a reset no longer counts.
     pub(crate) generation: u64,
     pub(crate) machine: Machine,
     pub(crate) memory_limit: Option<u64>,
@@ -61,7 +56,6 @@ pub(crate) struct Sim {
     pub(crate) events: Registry<Event>,
     pub(crate) binaries: Registry<Arc<KernelLibrary>>,
     pub(crate) functions: Registry<Function>,
-    pub(crate) arguments: Registry<Arguments>,
     pub(crate) descriptors: Descriptors,
     pub(crate) host_clock: Clock,
     /// Failures of calls, by function.
@@ -72,7 +66,6 @@ pub(crate) struct Sim {
     pub(crate) operator_runs: BTreeMap<&'static str, u64>,
     pub(crate) calls: Vec<Call>,
     pub(crate) violations: Vec<Violation>,
-    pub(crate) violations_total: usize,
     pub(crate) launches: Vec<LaunchReport>,
 }
 
@@ -93,31 +86,11 @@ impl Sim {
         Self {
             generation,
             machine,
-            memory_limit: None,
-            initialized: false,
-            device_users: HashMap::new(),
-            default_streams: HashMap::new(),
-            memory: Memory::new(),
-            host_blocks: BTreeMap::new(),
-            streams: Registry::new(Kind::Stream),
-            events: Registry::new(Kind::Event),
-            binaries: Registry::new(Kind::Binary),
-            functions: Registry::new(Kind::Function),
-            arguments: Registry::new(Kind::Arguments),
-            descriptors: Descriptors::new(),
-            host_clock: Clock::default(),
-            faults: Faults::default(),
-            stream_faults: Faults::default(),
-            operator_runs: BTreeMap::new(),
-            calls: Vec::new(),
-            violations: Vec::new(),
-            violations_total: 0,
-            launches: Vec::new(),
+            ..Self::default()
         }
     }
 
     pub(crate) fn violate(&mut self, violation: Violation) {
-        self.violations_total += 1;
         if self.violations.len() < VIOLATIONS_KEPT {
             self.violations.push(violation);
         }
@@ -158,7 +131,13 @@ impl Sim {
         CURRENT_DEVICE.set(Some((self.generation, device)));
     }
 
-    /// The stream behind a handle, which must be of the thread's device. Null is the device's default stream.
+    /// The most bytes that may be allocated on a device.
+    pub(crate) fn memory_limit(&self) -> u64 {
+        self.memory_limit.unwrap_or(self.machine.memory_bytes)
+    }
+
+    /// The stream of a handle, which must be of the thread's device. Null is the device's default
+    /// stream.
     pub(crate) fn stream_handle(&mut self, handle: u64) -> Outcome<u64> {
         let device = self.current_device()?;
         let handle = match (handle, self.default_streams.get(&device)) {
@@ -175,7 +154,8 @@ impl Sim {
             return Err(Failure::new(
                 RT_STREAM_CONTEXT,
                 format!(
-                    "stream 0x{handle:x} belongs to device {}, the thread's current device is {device}",
+                    "stream 0x{handle:x} belongs to device {}, \
+                     the thread's current device is {device}",
                     stream.device
                 ),
             ));
@@ -183,7 +163,8 @@ impl Sim {
         Ok(handle)
     }
 
-    /// Appends work to a stream (its real handle); ordered after what the host and the stream did before.
+    /// Appends work to a stream (its real handle), ordered after what the host and the stream did
+    /// before.
     pub(crate) fn submit(&mut self, handle: u64, work: Work) -> Outcome<u64> {
         let host = self.host_clock.clone();
         let stream = self.streams.get_mut(handle)?;
@@ -252,7 +233,10 @@ impl Sim {
             .ok_or_else(|| {
                 Failure::new(
                     RT_PARAM_INVALID,
-                    format!("{what}: {len} host bytes at 0x{address:x} are not inside one block of aclrtMallocHost, which asynchronous copies need"),
+                    format!(
+                        "{what}: {len} host bytes at 0x{address:x} are not inside one block of \
+                         aclrtMallocHost, which asynchronous copies need"
+                    ),
                 )
             })
     }
@@ -261,7 +245,7 @@ impl Sim {
 /// Stops all streams and starts over with a fresh machine.
 pub(crate) fn reset(machine: Machine) {
     let streams = sim().streams.drain();
-    // All are told before any is waited for: one may wait for an event of another.
+    // Each stream begins to close before any is waited for: one may wait for an event of another.
     streams.iter().for_each(|stream| stream.begin_close(true));
     streams.into_iter().for_each(|stream| stream.close(true));
     let mut state = sim();

@@ -11,10 +11,10 @@ use crate::abi::sys::Engine;
 use crate::clock::{Actor, Clock};
 use crate::codes::{Failure, INTERNAL_ERROR, Outcome};
 
-/// How often a waiting worker looks whether streams are still held.
+/// How often a waiting worker checks whether streams are still held.
 const HELD_POLL: Duration = Duration::from_millis(1);
 
-/// While true, no stream starts a task: lets a test see that work is deferred.
+/// While true, no stream starts a task, so that a test can see that work is deferred.
 pub(crate) static HELD: AtomicBool = AtomicBool::new(false);
 
 static ENGINE: Mutex<()> = Mutex::new(());
@@ -26,6 +26,21 @@ pub(crate) fn engine() -> Engine<'static> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until `changed` is notified, or at most for `timeout`.
+fn wait_for<'a, T>(
+    changed: &Condvar,
+    guard: MutexGuard<'a, T>,
+    timeout: Option<Duration>,
+) -> MutexGuard<'a, T> {
+    match timeout {
+        None => changed.wait(guard).unwrap_or_else(PoisonError::into_inner),
+        Some(timeout) => {
+            let waited = changed.wait_timeout(guard, timeout);
+            waited.unwrap_or_else(PoisonError::into_inner).0
+        }
+    }
 }
 
 /// Fulfilled when the work before a point of a stream is complete, with the failure it met, if any.
@@ -48,15 +63,12 @@ impl Ticket {
             if let Some(done) = state.as_ref() {
                 return done.clone();
             }
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = wait_for(&self.changed, state, None);
         }
     }
 }
 
-/// Where and after what a task runs.
+/// The stream and the order of a task.
 pub(crate) struct TaskContext {
     pub(crate) actor: Actor,
     pub(crate) epoch: u64,
@@ -117,21 +129,11 @@ impl StreamWaiter {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let mut inner = lock(&self.shared.inner);
         while inner.completed < self.target {
-            inner = match deadline {
-                None => self
-                    .shared
-                    .changed
-                    .wait(inner)
-                    .unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.checked_duration_since(Instant::now())?;
-                    self.shared
-                        .changed
-                        .wait_timeout(inner, left)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0
-                }
+            let left = match deadline {
+                None => None,
+                Some(deadline) => Some(deadline.checked_duration_since(Instant::now())?),
             };
+            inner = wait_for(&self.shared.changed, inner, left);
         }
         Some(inner.failure.clone())
     }
@@ -180,7 +182,7 @@ impl Stream {
         }
     }
 
-    /// Tells the thread to end; `discard` drops work that has not started.
+    /// Asks the thread to end; `discard` drops work that has not started.
     pub(crate) fn begin_close(&self, discard: bool) {
         {
             let mut inner = lock(&self.shared.inner);
@@ -219,18 +221,7 @@ fn work(shared: &Shared) {
             if inner.closing && inner.queue.is_empty() {
                 return;
             }
-            inner = if held {
-                shared
-                    .changed
-                    .wait_timeout(inner, HELD_POLL)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
-            } else {
-                shared
-                    .changed
-                    .wait(inner)
-                    .unwrap_or_else(PoisonError::into_inner)
-            };
+            inner = wait_for(&shared.changed, inner, held.then_some(HELD_POLL));
         };
         let failed = inner.failure.clone();
         drop(inner);

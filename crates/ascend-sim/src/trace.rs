@@ -1,4 +1,4 @@
-//! What happened: calls, violations and launches.
+//! The record of a run: calls, violations and launches.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use std::fmt;
 pub struct Call {
     /// Name of the function.
     pub function: &'static str,
-    /// What it returned.
+    /// Its result.
     pub code: i32,
 }
 
-/// Something that a program or a kernel did and must not do.
+/// Something that a program or a kernel must not do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What kind of fault: a fixed word such as `ordering`, `gm-out-of-bounds` or `leak`.
+    /// The kind of fault: a fixed word such as `ordering`, `gm-out-of-bounds` or `leak`.
     pub kind: String,
     /// The kernel, for faults inside one.
     pub kernel: Option<String>,
@@ -24,7 +24,7 @@ pub struct Violation {
     pub file: Option<String>,
     /// Line of the offending statement.
     pub line: Option<u32>,
-    /// What was found and what is missing.
+    /// What was found, and what is missing.
     pub message: String,
 }
 
@@ -44,12 +44,10 @@ impl Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}] ", self.kind)?;
-        if let Some(kernel) = &self.kernel {
-            write!(f, "kernel `{kernel}`")?;
-            if let Some(block) = self.block {
-                write!(f, " block {block}")?;
-            }
-            write!(f, ": ")?;
+        match (&self.kernel, self.block) {
+            (Some(kernel), Some(block)) => write!(f, "kernel `{kernel}` block {block}: ")?,
+            (Some(kernel), None) => write!(f, "kernel `{kernel}`: ")?,
+            (None, _) => {}
         }
         if let (Some(file), Some(line)) = (&self.file, self.line) {
             write!(f, "{file}:{line}: ")?;
@@ -58,7 +56,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a kernel launch did, counted exactly. Sums over all blocks.
+/// What a kernel launch did, counted exactly and summed over all blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -89,27 +87,14 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Calls of `PipeBarrier<PIPE_ALL>`.
-    pub fn pipe_all_barriers(&self) -> u64 {
-        self.barriers[6]
-    }
-
-    /// Calls of `PipeBarrier<PIPE_V>`.
-    pub fn vector_barriers(&self) -> u64 {
-        self.barriers[1]
-    }
-
     pub(crate) fn add(&mut self, other: &Self) {
-        self.gm_bytes_read += other.gm_bytes_read;
-        self.gm_bytes_written += other.gm_bytes_written;
-        self.gm_transfers_in += other.gm_transfers_in;
-        self.gm_transfers_out += other.gm_transfers_out;
-        self.gm_bursts_in += other.gm_bursts_in;
-        self.gm_bursts_out += other.gm_bursts_out;
-        self.scalar_gm_accesses += other.scalar_gm_accesses;
-        self.scalar_ub_accesses += other.scalar_ub_accesses;
-        self.vector_instructions += other.vector_instructions;
-        self.vector_repeats += other.vector_repeats;
+        macro_rules! sum {
+            ($($counter:ident)*) => { $( self.$counter += other.$counter; )* };
+        }
+        sum! {
+            gm_bytes_read gm_bytes_written gm_transfers_in gm_transfers_out gm_bursts_in
+            gm_bursts_out scalar_gm_accesses scalar_ub_accesses vector_instructions vector_repeats
+        }
         self.ub_high_water_bytes = self.ub_high_water_bytes.max(other.ub_high_water_bytes);
         for (sum, term) in self.barriers.iter_mut().zip(other.barriers) {
             *sum += term;
@@ -124,10 +109,8 @@ pub struct LaunchReport {
     pub kernel: String,
     /// Number of blocks.
     pub blocks: u32,
-    /// What all blocks did together.
+    /// The counters of all blocks together.
     pub counters: Counters,
-    /// What each block did, in block order.
-    pub per_block: Vec<Counters>,
     /// Violations found in this launch.
     pub violations: usize,
 }

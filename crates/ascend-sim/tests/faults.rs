@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use ascend_sim::{Machine, control};
 use support::{Device, compile};
 
-/// A broken kernel: what is reported of it, in how many blocks it runs, and which words the message has.
+/// A broken kernel: the report expected of it, the number of its blocks, and words of the message.
 struct Fault {
     kernel: &'static str,
     kind: &'static str,
@@ -239,7 +239,8 @@ fn every_seeded_fault_is_reported_at_its_line() {
         match (&result, found) {
             (Err((507035, message)), Some(_)) if message.contains(fault.kernel) => {}
             _ => missed.push(format!(
-                "{}: expected [{}] at line {} saying `{}`; launch: {result:?}; found: {violations:#?}",
+                "{}: expected [{}] at line {} with `{}`; launch: {result:?}; \
+                 found: {violations:#?}",
                 fault.kernel,
                 fault.kind,
                 line_of(fault.kernel),
@@ -258,7 +259,7 @@ fn every_seeded_fault_is_reported_at_its_line() {
 
 #[test]
 fn a_fault_is_the_only_thing_reported_of_its_kernel() {
-    // One fault must not be told as many: what else a kernel does is correct.
+    // One fault must not be reported as many: the rest of the kernel is correct.
     let alone = [
         "misaligned_operand",
         "reads_past_tensor",

@@ -19,7 +19,7 @@ const NOT_SUPPORTED: i32 = 207000;
 const OUT_OF_MEMORY: i32 = 207001;
 const TIMEOUT: i32 = 507046;
 
-/// Asserts that a call failed with a code and a message that names the function and says why.
+/// Asserts that a call failed with a code and a message that names the function and the reason.
 #[track_caller]
 fn refused(code: i32, expected: i32, says: &str) {
     let message = recent_message();
@@ -101,7 +101,7 @@ fn objects_belong_to_the_device_they_were_made_on() {
             "belongs to device 0, the thread's current device is 1",
         );
         refused(
-            aclrtMemset(address as *mut c_void, 64, 0, 64),
+            aclrtMemsetAsync(address as *mut c_void, 64, 0, 64, null_mut()),
             INVALID_PARAM,
             "is memory of device 0",
         );
@@ -135,7 +135,7 @@ fn memory_misuse_is_refused() {
     let device = Device::new();
     let address = device.upload(&[1_u8; 100]);
     let mut buffer = [0_u8; 200];
-    // SAFETY: host buffers are as long as the calls say; wrong device addresses are errors.
+    // SAFETY: host buffers are as long as the calls state; wrong device addresses are errors.
     unsafe {
         let target = buffer.as_mut_ptr().cast::<c_void>();
         refused(
@@ -186,7 +186,7 @@ fn memory_misuse_is_refused() {
             "were freed",
         );
         refused(
-            aclrtMemset(address as *mut c_void, 100, 0, 100),
+            aclrtMemsetAsync(address as *mut c_void, 100, 0, 100, null_mut()),
             INVALID_PARAM,
             "were freed",
         );
@@ -421,7 +421,7 @@ fn asynchronous_copies_need_page_locked_memory_that_stays() {
     let address = device.upload(&[1_u8; 64]);
     let mut pageable = [0_u8; 64];
     let host = host_block(64);
-    // SAFETY: host buffers are as long as the calls say.
+    // SAFETY: host buffers are as long as the calls state.
     unsafe {
         let copy = |to: *mut c_void| {
             aclrtMemcpyAsync(
@@ -450,7 +450,7 @@ fn asynchronous_copies_need_page_locked_memory_that_stays() {
 fn writing_past_a_host_block_is_found_when_it_is_freed() {
     let _device = Device::new();
     let host = host_block(10);
-    // SAFETY: the byte behind the block is a guard byte of the simulator's own allocation.
+    // SAFETY: the byte after the block is a guard byte of the simulator's own allocation.
     unsafe {
         host.add(10).write(0);
         assert_eq!(aclrtFreeHost(host.cast()), 0);

@@ -1,14 +1,15 @@
 //! The backend type.
 
-use crate::error::execution;
-use crate::npu::AscendDevice;
-use crate::quantized::AscendQTensor;
-use crate::tensor::AscendTensor;
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::backend::ir::{BackendIr, HandleKind, TensorHandle};
 use burn::backend::{
     Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, GraphUnsupported,
 };
+
+use crate::error::execution;
+use crate::npu::AscendDevice;
+use crate::quantized::AscendQTensor;
+use crate::tensor::AscendTensor;
 
 /// The burn backend of Ascend NPUs.
 ///

@@ -1,16 +1,19 @@
 //! What belongs to one open device.
 
-use crate::error::execution;
-use crate::npu::AscendDevice;
-use crate::rotary::Rotators;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use burn::backend::ExecutionError;
 use rope_ascend::aclnn::Operators;
 use rope_ascend::rope::Npu;
 use rope_ascend::safe::{DeviceBuffer, Stream};
 use rope_ascend::{AscendError, Result};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// An open device: its stream, the state of its random numbers, and the failure that nobody has seen yet.
+use crate::error::execution;
+use crate::npu::AscendDevice;
+use crate::rotary::Rotators;
+
+/// An open device: its stream, the state of its random numbers, and the first failure not reported
+/// yet.
 #[derive(Debug)]
 pub(crate) struct Context {
     device: AscendDevice,
@@ -63,8 +66,8 @@ impl Context {
         &self.operators
     }
 
-    /// Shared with this context until the last of its handles on the device is given back. The count of an `Arc<Context>`
-    /// would be zero before that: another thread may still be at it.
+    /// Shared with this context until the last of its handles on the device is given back. The
+    /// count of an `Arc<Context>` would be zero before that: another thread may still be at it.
     pub(crate) fn alive(&self) -> Arc<()> {
         self.alive.clone()
     }
@@ -127,7 +130,8 @@ impl Context {
         Ok(host)
     }
 
-    /// A failure of queued work names the synchronising call; the operators queued last belong to it.
+    /// A failure of queued work names the synchronising call; the operators queued last belong to
+    /// it.
     fn explained(&self, outcome: Result<()>) -> Result<(), ExecutionError> {
         outcome.map_err(|error| match &error {
             AscendError::Execution { .. } => ExecutionError::with_context(format!(

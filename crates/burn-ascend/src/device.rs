@@ -1,23 +1,25 @@
 //! NPUs as burn devices.
 
-use crate::npu::AscendDevice;
-use crate::server::Server;
-use crate::{Ascend, AscendError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use burn::remote::ConnectError;
 use burn::tensor::Device;
 use burn_remote::server::EmptyToken;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::npu::AscendDevice;
+use crate::server::Server;
+use crate::{Ascend, AscendError};
 
 /// Why there is no burn device of an NPU.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The NPU, or what drives it, is not there or fails.
+    /// The NPU or its driver is missing or fails.
     #[error(transparent)]
     Ascend(#[from] AscendError),
-    /// Another [`AscendHost`] of this process has it.
+    /// Another [`AscendHost`] of this process serves it.
     #[error(
-        "{device} is open in this process already; use the device that is there, or drop its host first"
+        "{device} is open in this process already; use its host's device, or drop that host first"
     )]
     InUse {
         /// Which one.
@@ -42,8 +44,8 @@ pub enum DeviceError {
 
 /// NPUs of this machine as burn devices: a server in this process that only this process can use.
 ///
-/// Dropping it ends the server and gives back all memory of the devices. Tensors that are still held are lost with it, and
-/// reading them is an error.
+/// Dropping it ends the server and releases all memory of the devices. Reading a tensor that is
+/// still held is an error from then on.
 ///
 /// # Examples
 /// ```
@@ -61,7 +63,7 @@ pub struct AscendHost {
     server: Option<Server>,
 }
 
-/// NPUs that a host of this process has.
+/// NPUs that a host of this process serves.
 static HOSTED: Mutex<Vec<AscendDevice>> = Mutex::new(Vec::new());
 /// Hosts that [`device`] started.
 static KEPT: Mutex<Vec<AscendHost>> = Mutex::new(Vec::new());
@@ -74,7 +76,8 @@ impl AscendHost {
     /// Opens the NPUs and serves them to this process.
     ///
     /// # Errors
-    /// [`DeviceError::Ascend`] where one of them is not there; [`DeviceError::InUse`]; those of the server.
+    /// [`DeviceError::Ascend`] if one of them is missing; [`DeviceError::InUse`]; those of the
+    /// server.
     pub fn start(npus: &[AscendDevice]) -> Result<Self, DeviceError> {
         for npu in npus {
             npu.open()?;
@@ -88,7 +91,7 @@ impl AscendHost {
             }
             hosted.extend(npus);
         }
-        // From here on its drop takes care of the list.
+        // From here on its drop removes the NPUs from the list.
         let mut host = Self {
             npus: npus.to_vec(),
             devices: Vec::new(),
@@ -101,13 +104,11 @@ impl AscendHost {
     }
 
     /// The burn devices, without autodiff, in the order in which the NPUs were named.
-    #[must_use]
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
     /// The NPUs.
-    #[must_use]
     pub fn npus(&self) -> &[AscendDevice] {
         &self.npus
     }
@@ -129,17 +130,8 @@ impl Drop for AscendHost {
 /// Started at the first call and kept until [`close`] or the process's end.
 ///
 /// # Errors
-/// [`DeviceError::Ascend`] where there is no CANN or no such NPU, with what was looked for; those of
+/// [`DeviceError::Ascend`] if there is no CANN or no such NPU, with the paths tried; those of
 /// [`AscendHost::start`].
-///
-/// # Examples
-/// ```no_run
-/// use burn::tensor::Tensor;
-/// let device = burn_ascend::device(0)?.autodiff();
-/// let x = Tensor::<1>::from_data([1.0, 2.0], &device).require_grad();
-/// println!("{}", (x * 2.0).sum());
-/// # Ok::<(), burn_ascend::DeviceError>(())
-/// ```
 pub fn device(ordinal: u16) -> Result<Device, DeviceError> {
     kept(AscendDevice::new(ordinal))
 }
@@ -147,7 +139,8 @@ pub fn device(ordinal: u16) -> Result<Device, DeviceError> {
 /// Device `ordinal` of the simulator as a burn device, as [`device`] does.
 ///
 /// # Errors
-/// [`DeviceError::NoSimulator`] in a program that was built without it; those of [`AscendHost::start`].
+/// [`DeviceError::NoSimulator`] in a program that was built without it; those of
+/// [`AscendHost::start`].
 pub fn device_simulated(ordinal: u16) -> Result<Device, DeviceError> {
     kept(simulated(ordinal)?)
 }
@@ -177,13 +170,13 @@ fn kept(npu: AscendDevice) -> Result<Device, DeviceError> {
     Ok(device)
 }
 
-/// Ends what [`device`] or [`device_simulated`] started for an NPU, and gives back its memory. The next call starts anew,
-/// as after the loss of a device.
+/// Ends what [`device`] or [`device_simulated`] started for an NPU, and releases its memory. The
+/// next call starts anew, as after the loss of a device.
 pub fn close(npu: AscendDevice) {
     let host = {
         let mut kept = lock(&KEPT);
-        let place = kept.iter().position(|host| host.npus.contains(&npu));
-        place.map(|place| kept.swap_remove(place))
+        let index = kept.iter().position(|host| host.npus.contains(&npu));
+        index.map(|index| kept.swap_remove(index))
     };
     drop(host);
 }

@@ -1,8 +1,8 @@
-//! Operations that the device does not do: to the host, through Flex, and back.
+//! Operations without an operator on the device: computed on the host by Flex.
 
-use crate::npu::AscendDevice;
-use crate::quantized::AscendQTensor;
-use crate::tensor::AscendTensor;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use burn::backend::flex::{Flex, FlexDevice, FlexQTensor, FlexTensor};
 use burn::backend::ops::{DeformConv2dBackward, MaxPool2dBackward, MaxPool2dWithIndices};
 use burn::backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
@@ -11,8 +11,10 @@ use burn::backend::{
     BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
     TensorMetadata, TensorPrimitive, ops,
 };
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+
+use crate::npu::AscendDevice;
+use crate::quantized::AscendQTensor;
+use crate::tensor::AscendTensor;
 
 /// How often one operation left the device, and with how many bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +29,8 @@ pub struct Fallback {
 
 static TRIPS: Mutex<BTreeMap<&'static str, (u64, u64)>> = Mutex::new(BTreeMap::new());
 
-/// The operations of all devices that ran on the host since the start or the last [`reset_fallbacks`], most bytes first.
-#[must_use]
+/// The operations of all devices that ran on the host since the start or the last
+/// [`reset_fallbacks`], most bytes first.
 pub fn fallbacks() -> Vec<Fallback> {
     let trips = TRIPS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut list: Vec<Fallback> = trips
@@ -39,14 +41,16 @@ pub fn fallbacks() -> Vec<Fallback> {
     list
 }
 
-/// Forgets the trips that [`fallbacks`] counts.
+/// Resets the counts of [`fallbacks`].
 pub fn reset_fallbacks() {
     TRIPS.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// One call that goes to the host: what it copies, where its results belong, and the failure that an argument carries.
+/// One call that goes to the host: the bytes it copies, the device of its results, and the failure
+/// that an argument carries.
 ///
-/// A failed argument is replaced by zeros, so that Flex gives the results their shapes; the results then carry the failure.
+/// A failed argument is replaced by zeros, so that Flex gives the results their shapes; the results
+/// then carry the failure.
 #[derive(Debug)]
 pub(crate) struct Trip {
     op: &'static str,

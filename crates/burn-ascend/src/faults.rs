@@ -1,10 +1,12 @@
 //! What users see of failures and of memory, on the simulated device.
 
-use crate::{Ascend, AscendDevice, AscendTensor, fallbacks, reset_fallbacks};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use ascend_sim::control;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Backend, DType, ExecutionError, Shape, TensorData, TensorMetadata};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::{Ascend, AscendDevice, AscendTensor, fallbacks, reset_fallbacks};
 
 /// The device, alone and without memory of its own; closed at the end.
 struct Alone(

@@ -1,20 +1,43 @@
 //! A [burn](https://burn.dev) backend whose tensors live on Ascend NPUs.
 //!
-//! - [`Ascend`] is the backend, [`AscendDevice`] names an NPU, [`AscendTensor`] is a view of a block of its memory.
-//! - [`device`] gives an NPU as an ordinary burn `Device`, for `Tensor` code that names no backend. burn's dispatch is
-//!   closed to backends from outside, so it goes through a server in the same process ([`AscendHost`]); with autodiff on
-//!   the client's side, only descriptions of operations cross.
-//! - rope-burn's rotation runs by rope-ascend's kernels, on the tensors' own memory.
-//! - Operators run through the vendor's operator library, on one stream per device, and nothing waits but a read.
-//! - What the operator library does not do, or does not do in some element type, goes to the host and back through
-//!   [Flex](burn::backend::Flex); [`fallbacks`] counts each such trip, so nothing is silently slow.
+//! | item | what it is |
+//! |---|---|
+//! | [`device`] | an NPU as an ordinary burn `Device`, for `Tensor` code that names no backend |
+//! | [`AscendHost`] | what serves such devices to this process |
+//! | [`server`] | the same for other processes and hosts |
+//! | [`Ascend`], [`AscendDevice`], [`AscendTensor`] | the backend, an NPU, a view of its memory |
+//! | [`fallbacks`] | the operations that ran on the host, counted |
+//!
+//! burn's dispatch knows no backends from outside, so [`device`] reaches the NPU through a server
+//! in the same process: autodiff runs on the client's side, tensors stay in device memory, and only
+//! descriptions of operations cross.
+//!
+//! Operators are the vendor's, and the rotation is rope-ascend's kernels on the tensors' own
+//! memory, all on one stream per device; only reading a tensor waits. What the operator library
+//! does not compute, or not in some element type, goes to the host and back through
+//! [Flex](burn::backend::Flex).
+//!
+//! # Example
+//! ```
+//! use burn::tensor::Tensor;
+//! // Without CANN the error names the paths tried.
+//! match burn_ascend::device(0) {
+//!     Ok(device) => {
+//!         let x = Tensor::<1>::from_data([1.0, 2.0], &device.autodiff()).require_grad();
+//!         println!("{}", (x * 2.0).sum());
+//!     }
+//!     Err(error) => println!("{error}"),
+//! }
+//! ```
 //!
 //! # Errors
-//! Operations of a burn backend have no error to return. Here a tensor whose computation failed carries the failure: what
-//! is computed from it fails alike without running, and reading it returns the first cause as burn's
-//! [`ExecutionError`](burn::backend::ExecutionError), with the operator's name and code. Other tensors of the device are
-//! not touched by that. [`Backend::sync`](burn::backend::Backend::sync) reports the failures that nobody has read. (A panic
-//! instead would end a burn-remote session, and its client would learn of a closed connection, not of the cause.)
+//! Operations of a burn backend cannot return an error. A tensor whose computation failed carries
+//! the failure: what is computed from it fails alike without running, and reading it returns the
+//! first cause as burn's [`ExecutionError`](burn::backend::ExecutionError), with the operator's
+//! name and code. Other tensors of the device are not affected.
+//! [`Backend::sync`](burn::backend::Backend::sync) reports failures that no read has reported. (A
+//! panic would end a burn-remote session, and its client would see a closed connection, not the
+//! cause.)
 
 mod backend;
 mod context;

@@ -1,17 +1,19 @@
-//! Devices by name, and what is open.
+//! NPUs by number, and those that are open.
 
-use crate::context::Context;
-use burn::backend::flex::FlexDevice;
-use burn::backend::{Device, DeviceId, DeviceOps, DeviceSettings};
-use rope_ascend::rope::Npu;
-use rope_ascend::safe::MemoryUse;
-use rope_ascend::{AscendError, Result};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-/// Whose device it is.
+use burn::backend::flex::FlexDevice;
+use burn::backend::{Device, DeviceId, DeviceOps, DeviceSettings};
+use rope_ascend::rope::Npu;
+use rope_ascend::safe::MemoryUse;
+use rope_ascend::{AscendError, Result};
+
+use crate::context::Context;
+
+/// Which driver the device belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 enum Target {
     #[default]
@@ -22,8 +24,9 @@ enum Target {
 
 /// An NPU, by number.
 ///
-/// The device is opened at its first use, with one stream for all its work, and stays open until [`close`](Self::close).
-/// Call [`open`](Self::open) first to learn early whether there is such a device.
+/// The device is opened at its first use, with one stream for all its work, and stays open until
+/// [`close`](Self::close). Call [`open`](Self::open) first to learn early whether there is such a
+/// device.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct AscendDevice {
     target: Target,
@@ -34,7 +37,6 @@ static OPEN: RwLock<Option<HashMap<AscendDevice, Arc<Context>>>> = RwLock::new(N
 
 impl AscendDevice {
     /// NPU `ordinal` of the installed CANN.
-    #[must_use]
     pub fn new(ordinal: u16) -> Self {
         Self {
             target: Target::Installed,
@@ -44,7 +46,6 @@ impl AscendDevice {
 
     /// Device `ordinal` of the simulator.
     #[cfg(feature = "ascend-sim")]
-    #[must_use]
     pub fn simulated(ordinal: u16) -> Self {
         Self {
             target: Target::Simulated,
@@ -52,17 +53,11 @@ impl AscendDevice {
         }
     }
 
-    /// The device's number.
-    #[must_use]
-    pub fn ordinal(&self) -> u16 {
-        self.ordinal
-    }
-
     /// Opens the device, unless it is open.
     ///
     /// # Errors
-    /// [`AscendError::Load`] where there is no CANN; [`AscendError::InvalidArgument`] where there is no such device; else
-    /// the runtime's.
+    /// [`AscendError::Load`] if there is no CANN; [`AscendError::InvalidArgument`] if there is no
+    /// such device; else the runtime's.
     pub fn open(&self) -> Result<()> {
         self.context().map(|_| ())
     }
@@ -85,8 +80,9 @@ impl AscendDevice {
         Ok(())
     }
 
-    /// Waits for the device's work, returns its cached memory and forgets the device. Tensors that are still alive keep
-    /// their memory until they are dropped; the next use opens the device again.
+    /// Waits for the device's work, returns its cached memory and forgets the device. Tensors that
+    /// are still alive keep their memory until they are dropped; the next use opens the device
+    /// again.
     ///
     /// # Errors
     /// Those of the work that was still queued; the device is forgotten all the same.
@@ -99,8 +95,8 @@ impl AscendDevice {
         context.map_or(Ok(()), |context| context.trim())
     }
 
-    /// As [`close`](Self::close), and waits, within limits, until nothing of the device is in use: a session's thread may
-    /// still be letting it go.
+    /// As [`close`](Self::close), and waits, within limits, until nothing of the device is in use:
+    /// a session's thread may still be letting it go.
     pub(crate) fn release(&self) {
         let alive = self.opened().map(|context| context.alive());
         // What was still queued failed with tensors that nobody can read any more.
@@ -141,7 +137,11 @@ impl AscendDevice {
         open.as_ref().and_then(|open| open.get(self).cloned())
     }
 
-    fn npu(&self) -> Result<Npu> {
+    /// The device without burn: what rope-ascend's own functions take.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn npu(&self) -> Result<Npu> {
         let ordinal = u32::from(self.ordinal);
         match self.target {
             Target::Installed => Npu::open(ordinal),

@@ -1,8 +1,9 @@
 //! Quantised tensors. They stay on the host: no operator of the device takes burn's schemes.
 
-use crate::npu::AscendDevice;
 use burn::backend::flex::FlexQTensor;
 use burn::backend::{DType, ExecutionError, Shape, TensorMetadata};
+
+use crate::npu::AscendDevice;
 
 /// A quantised tensor, held on the host on behalf of a device.
 #[derive(Clone, Debug)]

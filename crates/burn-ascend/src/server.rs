@@ -1,20 +1,22 @@
-//! A backend's devices behind a socket, by burn-remote.
+//! A backend's devices, served over a socket by burn-remote.
 
-use crate::device::DeviceError;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
 use burn::backend::ir::BackendIr;
 use burn::remote::RemoteHost;
 use burn::tensor::Device;
 use burn_remote::server::{BackendServer, EmptyToken, TokenAuthorizer, WebSocketTransport};
 use rope_burn::{RotaryOps, remote};
-use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
-/// How long a server waits for its sessions to end before it leaves them: longer than any operation, shorter than a user's
-/// patience with a device that does not answer.
+use crate::device::DeviceError;
+
+/// How long a server waits for its sessions to end: longer than any operation, and no longer than a
+/// user waits for a device that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Custom operation that no client sends: its handler lives as long as any session.
 const ALIVE: &str = "rope.alive";
@@ -24,10 +26,10 @@ const ALIVE: &str = "rope.alive";
 pub struct Token(String);
 
 impl Token {
-    /// A token that nobody can guess: 32 bytes of the system's randomness, in hexadecimal.
+    /// A token that cannot be guessed: 32 bytes of the system's randomness, in hexadecimal.
     ///
     /// # Errors
-    /// Where the system has no randomness to give.
+    /// If the system has no random numbers.
     pub fn random() -> Result<Self, DeviceError> {
         let mut bytes = [0_u8; 32];
         getrandom::fill(&mut bytes).map_err(|error| DeviceError::Randomness(error.to_string()))?;
@@ -35,10 +37,10 @@ impl Token {
         Ok(Self(digits.collect()))
     }
 
-    /// A token from elsewhere, as from a file; spaces and line ends around it are left out.
+    /// A token from elsewhere, such as a file, without the white space around it.
     ///
     /// # Errors
-    /// If there is nothing else.
+    /// If nothing is left.
     pub fn new(text: &str) -> Result<Self, EmptyToken> {
         match text.trim() {
             "" => Err(EmptyToken),
@@ -47,13 +49,11 @@ impl Token {
     }
 
     /// The token, for a file that only its owner reads.
-    #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// `url`'s server, for who holds the token.
-    #[must_use]
+    /// The server at `url`, for a holder of the token.
     pub fn host(&self, url: &str) -> RemoteHost {
         RemoteHost::websocket(url).with_credential(self.0.as_str())
     }
@@ -65,8 +65,8 @@ impl fmt::Debug for Token {
     }
 }
 
-/// A server of `devices` for clients that present `token`, with this project's operations. It serves once it is given a
-/// transport.
+/// A server of `devices` for clients that present `token`, with this project's operations. It
+/// serves once it is given a transport.
 ///
 /// # Errors
 /// None for a [`Token`], which is not empty.
@@ -78,15 +78,15 @@ pub fn backend_server<B: BackendIr + RotaryOps>(
     Ok(remote::register(server).with_authorizer(TokenAuthorizer::new(token.reveal())?))
 }
 
-/// A server in this process, for this process: on 127.0.0.1, at a port of the system's choice, with a token that is written
-/// nowhere. It serves, on threads of its own, until it is dropped.
+/// A server in this process, for this process: on 127.0.0.1, at a port of the system's choice, with
+/// a token that is written nowhere. It serves, on threads of its own, until it is dropped.
 #[derive(Debug)]
 pub struct Server {
     url: String,
     token: Token,
     serving: JoinHandle<()>,
     runtime: Option<Runtime>,
-    /// Closed when the last session has let its tensors go.
+    /// Closed when the last session has dropped its tensors.
     sessions: Receiver<()>,
 }
 
@@ -136,8 +136,8 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// Ends the sessions and waits until they have let their tensors go, within limits: a device that does not answer must
-    /// not hold up the process.
+    /// Ends the sessions and waits until they have dropped their tensors, within limits: a device
+    /// that does not answer must not hold up the process.
     fn drop(&mut self) {
         self.serving.abort();
         let _closed_or_late = self.sessions.recv_timeout(PATIENCE);

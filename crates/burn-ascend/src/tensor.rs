@@ -1,15 +1,16 @@
 //! Tensors: views of device memory.
 
-use crate::context::Context;
-use crate::error::execution;
-use crate::npu::AscendDevice;
-use burn::backend::{BoolStore, Bytes, DType, ExecutionError, Shape, TensorData, TensorMetadata};
-use rope_ascend::rope::Npu;
-use rope_ascend::safe::{DeviceBuffer, Stream};
 use std::fmt;
 use std::sync::Arc;
 
-/// Where the elements are.
+use burn::backend::{BoolStore, Bytes, DType, ExecutionError, Shape, TensorData, TensorMetadata};
+use rope_ascend::safe::{DeviceBuffer, Stream};
+
+use crate::context::Context;
+use crate::error::execution;
+use crate::npu::AscendDevice;
+
+/// The block of memory that holds the elements, or the failure to compute them.
 struct Storage {
     device: AscendDevice,
     content: Result<Memory, ExecutionError>,
@@ -23,9 +24,9 @@ struct Memory {
 
 /// A view of a block of device memory: shape, strides and offset in elements, and the element type.
 ///
-/// Clones and views share the block; it goes back to its stream's cache with the last of them. Elements become defined when
-/// the stream has passed the work that writes them. A tensor may stand for a computation that failed: it has a shape and a
-/// type, but no memory.
+/// Clones and views share the block; it goes back to its stream's cache with the last of them.
+/// Elements become defined when the stream has passed the work that writes them. A tensor may stand
+/// for a computation that failed: it has a shape and a type, but no memory.
 #[derive(Clone)]
 pub struct AscendTensor {
     storage: Arc<Storage>,
@@ -47,18 +48,44 @@ pub(crate) fn dense_strides(dims: &[usize]) -> Vec<usize> {
 impl AscendTensor {
     /// A dense tensor whose elements are not defined yet.
     ///
-    /// A device that cannot be opened, or has no memory left, gives a tensor that carries that failure.
-    #[must_use]
-    pub fn empty(device: &AscendDevice, shape: Shape, dtype: DType) -> Self {
+    /// If the device cannot be opened or has no memory left, the tensor carries that failure.
+    pub(crate) fn empty(device: &AscendDevice, shape: Shape, dtype: DType) -> Self {
+        let bytes = shape.num_elements() * dtype.size();
+        Self::allocated(device, shape, dtype, |stream| stream.alloc(bytes))
+    }
+
+    /// As [`empty`](Self::empty), on an open device.
+    pub(crate) fn empty_in(context: &Arc<Context>, shape: Shape, dtype: DType) -> Self {
+        let bytes = shape.num_elements() * dtype.size();
+        Self::allocated_in(context, shape, dtype, |stream| stream.alloc(bytes))
+    }
+
+    /// Copies host data to the device, after the work queued before.
+    pub(crate) fn upload(device: &AscendDevice, data: TensorData) -> Self {
+        let (bytes, shape, dtype) = data.into_parts();
+        Self::allocated(device, shape, dtype, |stream| stream.upload_queued(&bytes))
+    }
+
+    /// A dense tensor over the buffer that `allocate` returns, or its failure.
+    pub(crate) fn allocated(
+        device: &AscendDevice,
+        shape: Shape,
+        dtype: DType,
+        allocate: impl FnOnce(&Stream) -> rope_ascend::Result<DeviceBuffer<u8>>,
+    ) -> Self {
         match device.context() {
-            Ok(context) => Self::empty_in(&context, shape, dtype),
+            Ok(context) => Self::allocated_in(&context, shape, dtype, allocate),
             Err(error) => Self::failed(device, shape, dtype, execution(&error)),
         }
     }
 
-    pub(crate) fn empty_in(context: &Arc<Context>, shape: Shape, dtype: DType) -> Self {
-        let bytes = shape.num_elements() * dtype.size();
-        match context.stream().alloc::<u8>(bytes) {
+    fn allocated_in(
+        context: &Arc<Context>,
+        shape: Shape,
+        dtype: DType,
+        allocate: impl FnOnce(&Stream) -> rope_ascend::Result<DeviceBuffer<u8>>,
+    ) -> Self {
+        match allocate(context.stream()) {
             Ok(buffer) => Self::dense(context.clone(), buffer, shape, dtype),
             Err(error) => {
                 let error = execution(&error);
@@ -75,17 +102,8 @@ impl AscendTensor {
         shape: Shape,
         dtype: DType,
     ) -> Self {
-        let storage = Storage {
-            device: context.device(),
-            content: Ok(Memory { buffer, context }),
-        };
-        Self {
-            strides: dense_strides(&shape),
-            storage: Arc::new(storage),
-            shape,
-            offset: 0,
-            dtype,
-        }
+        let device = context.device();
+        Self::new(device, Ok(Memory { buffer, context }), shape, dtype)
     }
 
     /// The result of a computation that failed.
@@ -95,43 +113,21 @@ impl AscendTensor {
         dtype: DType,
         error: ExecutionError,
     ) -> Self {
-        let storage = Storage {
-            device: *device,
-            content: Err(error),
-        };
-        Self {
-            strides: dense_strides(&shape),
-            storage: Arc::new(storage),
-            shape,
-            offset: 0,
-            dtype,
-        }
+        Self::new(*device, Err(error), shape, dtype)
     }
 
-    /// Copies host data to the device, behind the work queued before.
-    pub(crate) fn upload(device: &AscendDevice, data: TensorData) -> Self {
-        let (bytes, shape, dtype) = data.into_parts();
-        Self::upload_bytes(device, &bytes, shape, dtype)
-    }
-
-    pub(crate) fn upload_bytes(
-        device: &AscendDevice,
-        bytes: &[u8],
+    fn new(
+        device: AscendDevice,
+        content: Result<Memory, ExecutionError>,
         shape: Shape,
         dtype: DType,
     ) -> Self {
-        let uploaded = device
-            .context()
-            .and_then(|context| Ok((context.stream().upload_queued(bytes)?, context)));
-        match uploaded {
-            Ok((buffer, context)) => Self::dense(context, buffer, shape, dtype),
-            Err(error) => {
-                let error = execution(&error);
-                if let Some(context) = device.opened() {
-                    context.failed(&error);
-                }
-                Self::failed(device, shape, dtype, error)
-            }
+        Self {
+            strides: dense_strides(&shape),
+            storage: Arc::new(Storage { device, content }),
+            shape,
+            offset: 0,
+            dtype,
         }
     }
 
@@ -165,18 +161,11 @@ impl AscendTensor {
     }
 
     /// Why the tensor has no elements, if it stands for a computation that failed.
-    #[must_use]
-    pub fn failure(&self) -> Option<&ExecutionError> {
+    pub(crate) fn failure(&self) -> Option<&ExecutionError> {
         self.storage.content.as_ref().err()
     }
 
-    /// The device.
-    #[must_use]
-    pub fn place(&self) -> AscendDevice {
-        self.storage.device
-    }
-
-    /// The open device that the tensor lies on.
+    /// The tensor's open device.
     pub(crate) fn context(&self) -> Result<&Arc<Context>, ExecutionError> {
         self.memory().map(|memory| &memory.context)
     }
@@ -185,24 +174,8 @@ impl AscendTensor {
     ///
     /// # Errors
     /// The failure that the tensor carries.
-    pub fn buffer(&self) -> Result<&DeviceBuffer<u8>, ExecutionError> {
+    pub(crate) fn buffer(&self) -> Result<&DeviceBuffer<u8>, ExecutionError> {
         self.memory().map(|memory| &memory.buffer)
-    }
-
-    /// The stream that the tensor's memory belongs to: work on it is queued there.
-    ///
-    /// # Errors
-    /// The failure that the tensor carries.
-    pub fn stream(&self) -> Result<&Stream, ExecutionError> {
-        self.memory().map(|memory| memory.context.stream())
-    }
-
-    /// The tensor's NPU, with the rotary kernels.
-    ///
-    /// # Errors
-    /// The failure that the tensor carries.
-    pub fn npu(&self) -> Result<&Npu, ExecutionError> {
-        self.memory().map(|memory| memory.context.npu())
     }
 
     /// Device address of the first element.
@@ -215,38 +188,32 @@ impl AscendTensor {
     }
 
     /// Elements along each axis.
-    #[must_use]
     pub fn dims(&self) -> &[usize] {
         &self.shape
     }
 
     /// Step along each axis, in elements. A step of 0 repeats one element.
-    #[must_use]
-    pub fn strides(&self) -> &[usize] {
+    pub(crate) fn strides(&self) -> &[usize] {
         &self.strides
     }
 
     /// Elements of the block before the first one.
-    #[must_use]
-    pub fn offset(&self) -> usize {
+    pub(crate) fn offset(&self) -> usize {
         self.offset
     }
 
     /// Number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.shape.num_elements()
     }
 
     /// Whether there are no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether nobody else holds the block, so that it may be overwritten.
-    #[must_use]
-    pub fn is_unique(&self) -> bool {
+    /// Whether nothing else holds the block, so that it may be overwritten.
+    pub(crate) fn is_unique(&self) -> bool {
         Arc::strong_count(&self.storage) == 1
     }
 
@@ -263,14 +230,8 @@ impl AscendTensor {
         }
     }
 
-    /// Whether both are views of one block.
-    pub(crate) fn shares_block(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.storage, &other.storage)
-    }
-
-    /// Whether the elements lie densely, last axis fastest.
-    #[must_use]
-    pub fn is_contiguous(&self) -> bool {
+    /// Whether the elements are dense, last axis fastest.
+    pub(crate) fn is_contiguous(&self) -> bool {
         if self.is_empty() {
             return true;
         }
@@ -282,8 +243,7 @@ impl AscendTensor {
     }
 
     /// The same elements, densely: itself, or a copy on the device.
-    #[must_use]
-    pub fn contiguous(self) -> Self {
+    pub(crate) fn contiguous(self) -> Self {
         if self.is_contiguous() || self.failure().is_some() {
             return self;
         }

@@ -4,7 +4,6 @@ mod support;
 
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::backend::{BoolStore, DType};
-
 use support::cases::{activation, boolean, float, int, module, quantized, transaction};
 #[cfg(feature = "ascend-sim")]
 use support::devices;
@@ -39,7 +38,6 @@ macro_rules! backends {
                 assert!(!B::name(&device).is_empty());
                 assert!(B::device_count(device.id().type_id) > 0);
                 assert!(!B::ad_enabled(&device));
-                B::seed(&device, 1);
                 B::sync(&device).expect("synchronises");
                 B::flush(&device).expect("flushes");
                 B::memory_cleanup(&device);

@@ -1,6 +1,7 @@
-//! From a checkpoint folder to a training step, and to an answer.
+//! Loads a checkpoint folder, takes training steps, and generates an answer.
 //!
-//! `cargo run -p qwen-vl --example train_step -- FOLDER`, by default a tiny random model of the tests.
+//! `cargo run -p qwen-vl --example train_step -- FOLDER`, from the root of the repository; without
+//! FOLDER a tiny random model of the tests.
 
 use std::error::Error;
 
@@ -11,10 +12,7 @@ use qwen_vl::rope_core::position_ids::Prompt;
 use qwen_vl::{Inputs, QwenVlConfig};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let tiny = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/fixtures/models/qwen3_vl_tiny"
-    );
+    let tiny = "tests/fixtures/models/qwen3_vl_tiny";
     let folder = std::env::args().nth(1).unwrap_or_else(|| tiny.to_owned());
 
     let device = Device::flex().autodiff();

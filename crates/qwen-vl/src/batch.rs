@@ -1,4 +1,4 @@
-//! From a prompt to tensors.
+//! Turns a prompt into tensors.
 
 use std::ops::Range;
 
@@ -10,14 +10,15 @@ use crate::error::{QwenVlError, Result};
 use crate::model::QwenVl;
 use crate::vision::VisionInputs;
 
-/// Added to the score of a token that must not be seen: no score survives it in f32.
+/// Added to the score of a token that must not be attended to: in f32 it hides any score.
 const HIDDEN: f32 = -1e30;
 
-/// What a step works on.
+/// The input of a step.
 ///
 /// # Shapes
-/// patches `[patches, colours * frames * rows * columns]`, in the order of the Hugging Face image processor: images in
-/// reading order over all rows, and in each the patches of one merged token one after the other
+/// patches `[patches, colours * frames * rows * columns]`, in the order of the Hugging Face image
+/// processor: images in reading order over all rows, and in each the patches of one merged token
+/// next to each other
 #[derive(Clone, Debug, Default)]
 pub struct Inputs<'a> {
     /// Tokens, grids, masks; rows of a batch or packed sequences.
@@ -28,7 +29,8 @@ pub struct Inputs<'a> {
     pub video_patches: Option<Tensor<2>>,
 }
 
-/// A step's tokens with what all layers share: position ids, angles, masks. Made once a step by [`QwenVl::batch`].
+/// A step's tokens with what all layers share: position ids, angles, masks. [`QwenVl::batch`] makes
+/// it once a step.
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub(crate) input_ids: Tensor<2, Int>,
@@ -41,18 +43,18 @@ pub struct Batch {
     position_ids: PositionIds,
 }
 
-/// Patches, and which tokens they stand for.
+/// Patches, and the tokens that stand for them.
 #[derive(Clone, Debug)]
 pub(crate) struct VisionBatch {
     pub(crate) inputs: VisionInputs,
-    /// The placeholders among the flat tokens, in the order of the merged patches.
-    pub(crate) places: Tensor<1, Int>,
-    /// For every flat token, its row in (word embeddings, merged patches).
+    /// Indices of the placeholders among the flat tokens, in the order of the merged patches.
+    pub(crate) placeholders: Tensor<1, Int>,
+    /// For every flat token, its row in word embeddings followed by merged patches.
     pub(crate) sources: Tensor<1, Int>,
 }
 
 impl Batch {
-    /// The position ids of the tokens, and where they depart from the default.
+    /// The position ids of the tokens, and where they differ from the default.
     pub fn position_ids(&self) -> &PositionIds {
         &self.position_ids
     }
@@ -64,11 +66,12 @@ impl Batch {
 }
 
 impl QwenVl {
-    /// Lays out a step on this model's device.
+    /// Prepares a step on this model's device.
     ///
     /// # Errors
-    /// [`QwenVlError::NoTokens`], [`QwenVlError::Token`], [`QwenVlError::Patches`], [`QwenVlError::Placeholders`];
-    /// [`QwenVlError::Rope`] where tokens, grids, masks and lengths do not fit together.
+    /// [`QwenVlError::NoTokens`], [`QwenVlError::Token`], [`QwenVlError::Patches`],
+    /// [`QwenVlError::Placeholders`]; [`QwenVlError::Rope`] where tokens, grids, masks and lengths
+    /// do not fit together.
     pub fn batch(&self, inputs: &Inputs) -> Result<Batch> {
         let device = self.device();
         let prompt = &inputs.prompt;
@@ -77,15 +80,7 @@ impl QwenVl {
         if tokens == 0 {
             return Err(QwenVlError::NoTokens);
         }
-        let vocabulary = 0..self.vocab_size as i64;
-        let mut ids = prompt.input_ids.iter();
-        if let Some(token) = ids.position(|id| !vocabulary.contains(id)) {
-            return Err(QwenVlError::Token {
-                token,
-                found: prompt.input_ids[token],
-                vocab_size: self.vocab_size,
-            });
-        }
+        self.expect_tokens(prompt.input_ids.iter().copied().enumerate())?;
         let (rows, sequences): (usize, Vec<Range<usize>>) = match prompt.rows {
             Rows::Batch(rows) => {
                 let len = tokens / rows;
@@ -118,43 +113,47 @@ impl QwenVl {
         })
     }
 
+    /// Refuses ids beyond the vocabulary; each comes with the index of its token.
+    pub(crate) fn expect_tokens(&self, ids: impl Iterator<Item = (usize, i64)>) -> Result<()> {
+        let vocabulary = 0..self.vocab_size as i64;
+        let mut ids = ids;
+        match ids.find(|(_, id)| !vocabulary.contains(id)) {
+            None => Ok(()),
+            Some((token, found)) => Err(QwenVlError::Token {
+                token,
+                found,
+                vocab_size: self.vocab_size,
+            }),
+        }
+    }
+
     fn vision_batch(&self, inputs: &Inputs, device: &Device) -> Result<Option<VisionBatch>> {
         let prompt = &inputs.prompt;
+        let (images, videos) = (&inputs.image_patches, &inputs.video_patches);
         let kinds = [
-            (
-                "image",
-                prompt.image_grids,
-                &inputs.image_patches,
-                self.image_token,
-            ),
-            (
-                "video",
-                prompt.video_grids,
-                &inputs.video_patches,
-                self.video_token,
-            ),
+            ("image", prompt.image_grids, images, self.image_token),
+            ("video", prompt.video_grids, videos, self.video_token),
         ];
-        let (mut patches, mut grids, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut patches, mut grids, mut placeholders) = (Vec::new(), Vec::new(), Vec::new());
         for (kind, its_grids, its_patches, token) in kinds {
-            let count: usize = its_grids
-                .iter()
-                .map(|grid| grid.iter().product::<usize>())
-                .sum();
+            let sizes = its_grids.iter().map(|grid| grid.iter().product::<usize>());
+            let count: usize = sizes.sum();
+            let expected = [count, self.patch_elems];
             let found = its_patches
                 .as_ref()
                 .map_or([0, self.patch_elems], |x| x.dims());
-            if found != [count, self.patch_elems] {
+            if found != expected {
                 return Err(QwenVlError::Patches {
                     kind,
                     grids: its_grids.to_vec(),
-                    expected: [count, self.patch_elems],
+                    expected,
                     found,
                 });
             }
-            let before = places.len();
-            let is_kind = |(place, id): (usize, &i64)| (*id == token).then_some(place);
-            places.extend(prompt.input_ids.iter().enumerate().filter_map(is_kind));
-            let (expected, found) = (count / self.merged_patches, places.len() - before);
+            let before = placeholders.len();
+            let is_kind = |(index, id): (usize, &i64)| (*id == token).then_some(index);
+            placeholders.extend(prompt.input_ids.iter().enumerate().filter_map(is_kind));
+            let (expected, found) = (count / self.merged_patches, placeholders.len() - before);
             if expected != found {
                 return Err(QwenVlError::Placeholders {
                     kind,
@@ -166,20 +165,20 @@ impl QwenVl {
             patches.extend(its_patches.clone());
             grids.extend_from_slice(its_grids);
         }
-        if places.is_empty() {
+        if placeholders.is_empty() {
             return Ok(None);
         }
         let tokens = prompt.input_ids.len();
         let mut sources: Vec<i64> = (0..tokens as i64).collect();
-        for (merged, place) in places.iter().enumerate() {
-            sources[*place] = (tokens + merged) as i64;
+        for (merged, token) in placeholders.iter().enumerate() {
+            sources[*token] = (tokens + merged) as i64;
         }
         let patches = Tensor::cat(patches, 0)
             .to_device(device)
             .cast(self.float_dtype());
         Ok(Some(VisionBatch {
             inputs: self.visual.inputs(patches, &grids)?,
-            places: indices(places, device),
+            placeholders: indices(placeholders, device),
             sources: ints(sources.into_iter(), device),
         }))
     }
@@ -195,7 +194,8 @@ pub(crate) fn indices(values: Vec<usize>, device: &Device) -> Tensor<1, Int> {
     ints(values.into_iter().map(|value| value as i64), device)
 }
 
-/// `[rows, 1, seq, seq]`: a token sees what came before it in its own sequence, padding excepted.
+/// `[rows, 1, seq, seq]`: a token attends to itself and to the tokens before it in its own
+/// sequence, except padding.
 fn causal_mask(
     rows: usize,
     sequences: &[Range<usize>],
@@ -206,10 +206,10 @@ fn causal_mask(
     let mut mask = vec![HIDDEN; rows * seq * seq];
     for range in sequences {
         for query in range.clone() {
-            let keys = (query / seq) * seq;
+            let row_start = (query / seq) * seq;
             for key in range.start..=query {
                 if attended[key] {
-                    mask[query * seq + key - keys] = 0.0;
+                    mask[query * seq + key - row_start] = 0.0;
                 }
             }
         }
@@ -217,15 +217,12 @@ fn causal_mask(
     additive(mask, [rows, 1, seq, seq], device)
 }
 
-/// `[rows, 1, 1, keys]`: one new token per row sees all keys that are no padding.
+/// `[rows, 1, 1, keys]`: the new token of each row attends to all keys except padding.
 pub(crate) fn key_mask(attended: &[Vec<bool>], device: &Device) -> Tensor<4> {
     let shape = [attended.len(), 1, 1, attended.first().map_or(0, Vec::len)];
     let value = |attended: &bool| if *attended { 0.0 } else { HIDDEN };
-    additive(
-        attended.iter().flatten().map(value).collect(),
-        shape,
-        device,
-    )
+    let values = attended.iter().flatten().map(value).collect();
+    additive(values, shape, device)
 }
 
 fn additive(values: Vec<f32>, shape: [usize; 4], device: &Device) -> Tensor<4> {

@@ -1,4 +1,4 @@
-//! What a `config.json` says, and what tells the families apart.
+//! The contents of a `config.json`, and the differences between the families.
 
 use std::path::Path;
 
@@ -13,20 +13,16 @@ use crate::error::{QwenVlError, Result};
 use crate::layers::Activation;
 use crate::names::{self, Names};
 
-/// What tells one family from another beyond what their configurations say.
+/// The differences between the families that their configurations do not state.
 #[derive(Debug)]
 pub(crate) struct Family {
     model_type: &'static str,
     pub(crate) names: &'static Names,
-    /// Whether q, k and v have a bias where the configuration does not say.
+    /// Whether q, k and v have a bias where the configuration does not state it.
     attention_bias: bool,
     /// Whether the decoder normalises q and k head by head.
     qk_norm: bool,
-    tower: Tower,
-}
-
-#[derive(Debug)]
-struct Tower {
+    // Of the vision tower.
     rms_norm: bool,
     gated: bool,
     patch_bias: bool,
@@ -39,36 +35,30 @@ static FAMILIES: [Family; 3] = [
         names: &names::QWEN2,
         attention_bias: true,
         qk_norm: false,
-        tower: Tower {
-            rms_norm: false,
-            gated: false,
-            patch_bias: false,
-            activation: Activation::QuickGelu,
-        },
+        rms_norm: false,
+        gated: false,
+        patch_bias: false,
+        activation: Activation::QuickGelu,
     },
     Family {
         model_type: "qwen2_5_vl",
         names: &names::QWEN2_5,
         attention_bias: true,
         qk_norm: false,
-        tower: Tower {
-            rms_norm: true,
-            gated: true,
-            patch_bias: false,
-            activation: Activation::Silu,
-        },
+        rms_norm: true,
+        gated: true,
+        patch_bias: false,
+        activation: Activation::Silu,
     },
     Family {
         model_type: "qwen3_vl",
         names: &names::QWEN3,
         attention_bias: false,
         qk_norm: true,
-        tower: Tower {
-            rms_norm: false,
-            gated: false,
-            patch_bias: true,
-            activation: Activation::GeluTanh,
-        },
+        rms_norm: false,
+        gated: false,
+        patch_bias: true,
+        activation: Activation::GeluTanh,
     },
 ];
 
@@ -92,20 +82,20 @@ pub struct QwenVlConfig {
     pub vision: VisionConfig,
     /// How a prompt becomes position ids.
     pub position_rules: PositionRules,
-    /// Which code rotates.
+    /// The code that rotates.
     pub implementation: Implementation,
-    /// The placeholder of a merged patch of an image.
+    /// The token that stands for a merged patch of an image.
     pub image_token: i64,
-    /// The placeholder of a merged patch of a video.
+    /// The token that stands for a merged patch of a video.
     pub video_token: i64,
-    /// Whether the word embeddings serve as head.
+    /// Whether the word embeddings are also the matrix of the output head.
     pub tied: bool,
 }
 
 /// The language decoder.
 #[derive(Clone, Debug)]
 pub struct TextConfig {
-    /// Tokens.
+    /// Tokens of the vocabulary.
     pub vocab_size: usize,
     /// Channels of the residual stream.
     pub hidden_size: usize,
@@ -121,9 +111,9 @@ pub struct TextConfig {
     pub rms_norm_eps: f64,
     /// Whether q, k and v have a bias.
     pub attention_bias: bool,
-    /// Whether q and k are normalised head by head before they turn.
+    /// Whether q and k are normalised head by head before they are rotated.
     pub qk_norm: bool,
-    /// How q and k turn.
+    /// How q and k are rotated.
     pub rotation: RotarySpec,
 }
 
@@ -150,22 +140,22 @@ pub struct VisionConfig {
     pub gated: bool,
     /// Whether the patch embedding has a bias.
     pub patch_bias: bool,
-    /// Of the feed-forward networks.
+    /// The activation of the feed-forward networks.
     pub activation: Activation,
     /// Windowed attention.
     pub windows: Option<VisionWindows>,
     /// Side of the square grid of learned positions, interpolated to each image.
     pub position_grid: Option<usize>,
-    /// Blocks whose output joins the decoder's first layers.
+    /// Blocks whose output is added in the decoder's first layers.
     pub deepstack: Vec<usize>,
-    /// How q and k turn.
+    /// How q and k are rotated.
     pub rotation: RotarySpec,
 }
 
 /// Windowed attention.
 #[derive(Clone, Debug)]
 pub struct VisionWindows {
-    /// Side of a window in merged tokens.
+    /// Side of a window, in merged tokens.
     pub side: usize,
     /// Blocks that attend over whole frames.
     pub full_attention_blocks: Vec<usize>,
@@ -202,7 +192,7 @@ fn default_rms_norm_eps() -> f64 {
 #[derive(Deserialize)]
 struct RawVision {
     depth: usize,
-    /// Qwen2-VL's channels; its `hidden_size` is what others call `out_hidden_size`.
+    /// Qwen2-VL's channels; its `hidden_size` is the `out_hidden_size` of the others.
     embed_dim: Option<usize>,
     hidden_size: usize,
     out_hidden_size: Option<usize>,
@@ -239,11 +229,12 @@ impl QwenVlConfig {
         Self::from_hf_config(&text)
     }
 
-    /// Reads the text of a `config.json`, of transformers 4 (decoder's keys at the top) or 5 (in `text_config`).
+    /// Reads the text of a `config.json`, of transformers 4 (the decoder's keys at the top) or 5
+    /// (in `text_config`).
     ///
     /// # Errors
     /// [`QwenVlError::Config`], [`QwenVlError::UnknownFamily`], [`QwenVlError::Unsupported`],
-    /// [`QwenVlError::Sizes`]; [`QwenVlError::Rope`] for what is said about rotation.
+    /// [`QwenVlError::Sizes`]; [`QwenVlError::Rope`] if the keys of the rotation are wrong.
     pub fn from_hf_config(json: &str) -> Result<Self> {
         let value: Value = serde_json::from_str(json).map_err(|error| QwenVlError::Config {
             part: "config.json",
@@ -285,63 +276,57 @@ impl QwenVlConfig {
         Ok(config)
     }
 
-    /// Chooses which code rotates.
+    /// Chooses the code that rotates.
+    #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = implementation;
         self
     }
 
-    /// Chooses whose position ids to give, to continue a run that another program started.
+    /// Chooses the program whose position ids to follow, to continue a run that it started.
+    #[must_use]
     pub fn with_compatibility(mut self, compatibility: Compatibility) -> Self {
         self.position_rules = self.position_rules.with_compatibility(compatibility);
         self
     }
 
-    /// The family, as `model_type` names it.
+    /// The family, as in `model_type`.
     pub fn model_type(&self) -> &'static str {
         self.family.model_type
     }
 
+    /// Checks that the sizes fit together.
     pub(crate) fn check(&self) -> Result<()> {
         let (text, vision) = (&self.text, &self.vision);
-        let divides = |left, left_value: usize, right, right_value: usize, rule| {
-            if right_value > 0 && left_value.is_multiple_of(right_value) {
+        let divides = |left: (_, usize), right: (_, usize), rule| {
+            if right.1 > 0 && left.1.is_multiple_of(right.1) {
                 Ok(())
             } else {
-                Err(sizes(left, left_value, right, right_value, rule))
+                Err(sizes(left, right, rule))
             }
         };
         divides(
-            "num_attention_heads",
-            text.heads,
-            "num_key_value_heads",
-            text.kv_heads,
+            ("num_attention_heads", text.heads),
+            ("num_key_value_heads", text.kv_heads),
             "each key head serves the same number of query heads",
         )?;
         divides(
-            "vision hidden_size",
-            vision.hidden_size,
-            "num_heads",
-            vision.heads,
+            ("vision hidden_size", vision.hidden_size),
+            ("num_heads", vision.heads),
             "channels divide into heads",
         )?;
         if vision.out_hidden_size != text.hidden_size {
             return Err(sizes(
-                "out_hidden_size",
-                vision.out_hidden_size,
-                "text hidden_size",
-                text.hidden_size,
+                ("out_hidden_size", vision.out_hidden_size),
+                ("text hidden_size", text.hidden_size),
                 "merged patches take the place of word embeddings",
             ));
         }
         let blocks = |key, blocks: &[usize]| match blocks.iter().find(|b| **b >= vision.depth) {
-            Some(block) => Err(sizes(
-                key,
-                *block,
-                "depth",
-                vision.depth,
-                "blocks count from 0",
-            )),
+            Some(block) => {
+                let depth = ("depth", vision.depth);
+                Err(sizes((key, *block), depth, "blocks count from 0"))
+            }
             None => Ok(()),
         };
         blocks("deepstack_visual_indexes", &vision.deepstack)?;
@@ -350,10 +335,8 @@ impl QwenVlConfig {
         }
         if vision.deepstack.len() > text.layers {
             return Err(sizes(
-                "deepstack_visual_indexes",
-                vision.deepstack.len(),
-                "num_hidden_layers",
-                text.layers,
+                ("deepstack_visual_indexes", vision.deepstack.len()),
+                ("num_hidden_layers", text.layers),
                 "each feature joins a layer",
             ));
         }
@@ -362,10 +345,8 @@ impl QwenVlConfig {
 }
 
 fn sizes(
-    left: &'static str,
-    left_value: usize,
-    right: &'static str,
-    right_value: usize,
+    (left, left_value): (&'static str, usize),
+    (right, right_value): (&'static str, usize),
     rule: &'static str,
 ) -> QwenVlError {
     QwenVlError::Sizes {
@@ -432,10 +413,8 @@ impl VisionConfig {
                 let side = window / spatial_merge.max(1) / raw.patch_size.max(1);
                 if side == 0 {
                     return Err(sizes(
-                        "window_size",
-                        window,
-                        "patch_size",
-                        raw.patch_size,
+                        ("window_size", window),
+                        ("patch_size", raw.patch_size),
                         "a window holds at least one merged token",
                     ));
                 }
@@ -471,10 +450,10 @@ impl VisionConfig {
                 raw.patch_size,
             ],
             spatial_merge,
-            rms_norm: family.tower.rms_norm,
-            gated: family.tower.gated,
-            patch_bias: family.tower.patch_bias,
-            activation: raw.hidden_act.unwrap_or(family.tower.activation),
+            rms_norm: family.rms_norm,
+            gated: family.gated,
+            patch_bias: family.patch_bias,
+            activation: raw.hidden_act.unwrap_or(family.activation),
             windows,
             position_grid,
             deepstack: raw.deepstack_visual_indexes.unwrap_or_default(),

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::layers::{Activation, FeedForward, FeedForwardConfig, attend};
 use crate::trace::Trace;
 
-/// Layers of causal attention over embeddings.
+/// Layers of causal attention and feed-forward networks, from embeddings to hidden states.
 #[derive(Module, Debug)]
 pub(crate) struct Decoder {
     pub(crate) embed_tokens: Embedding,
@@ -20,11 +20,11 @@ pub(crate) struct Decoder {
     rotary: Rotary,
 }
 
-/// Features that join the first layers' outputs at the places of vision tokens.
+/// Features that are added to the first layers' outputs at the vision tokens.
 pub(crate) struct Deepstack<'a> {
-    /// Of the flat `[batch * seq]` tokens.
-    pub(crate) places: &'a Tensor<1, Int>,
-    /// One per layer, `[places, hidden_size]`.
+    /// Indices of the vision tokens among the flat `[batch * seq]` tokens.
+    pub(crate) placeholders: &'a Tensor<1, Int>,
+    /// One per layer, `[placeholders, hidden_size]`.
     pub(crate) features: Vec<Tensor<2>>,
 }
 
@@ -65,8 +65,8 @@ impl Decoder {
         self.layers.len()
     }
 
-    /// `hidden`: `[batch, seq, hidden_size]`; `mask`: `[batch, 1, seq, keys]`, added to the scores; `caches`: one per
-    /// layer, or none to keep nothing.
+    /// `hidden`: `[batch, seq, hidden_size]`; `mask`: `[batch, 1, seq, keys]`, added to the scores;
+    /// `caches`: one per layer, or none to keep nothing.
     pub(crate) fn forward(
         &self,
         mut hidden: Tensor<3>,
@@ -82,12 +82,12 @@ impl Decoder {
             trace.record(|| format!("hidden.{index}.out"), &hidden);
             let feature = deepstack
                 .as_ref()
-                .and_then(|stack| Some((stack.places, stack.features.get(index)?)));
-            if let Some((places, feature)) = feature {
+                .and_then(|stack| Some((stack.placeholders, stack.features.get(index)?)));
+            if let Some((tokens, feature)) = feature {
                 let [batch, seq, channels] = hidden.dims();
                 hidden = hidden
                     .reshape([batch * seq, channels])
-                    .select_assign(0, places.clone(), feature.clone(), IndexingUpdateOp::Add)
+                    .select_assign(0, tokens.clone(), feature.clone(), IndexingUpdateOp::Add)
                     .reshape([batch, seq, channels]);
             }
         }

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use rope_burn::RotaryError;
 use rope_core::RopeError;
 
-/// What this crate returns.
+/// The result of this crate's functions.
 pub type Result<T, E = QwenVlError> = std::result::Result<T, E>;
 
-/// A checkpoint, a prompt or labels that do not make a model or a step.
+/// A checkpoint, a prompt or labels from which no model or step can be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QwenVlError {
-    /// The configuration's rotation, or the prompt's positions, are wrong.
+    /// The configuration's rotation or the prompt's positions are wrong.
     #[error(transparent)]
     Rope(Box<RopeError>),
     /// The rotation was refused.
@@ -25,7 +25,7 @@ pub enum QwenVlError {
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system or the parser says.
+        /// The message of the system or the parser.
         reason: String,
     },
     /// A part of the configuration that lacks a key or holds the wrong type.
@@ -33,7 +33,7 @@ pub enum QwenVlError {
     Config {
         /// `config.json`, `text_config` or `vision_config`.
         part: &'static str,
-        /// What the parser says.
+        /// The message of the parser.
         detail: String,
     },
     /// A model of another family.
@@ -44,7 +44,7 @@ pub enum QwenVlError {
         /// The model types known.
         known: Vec<&'static str>,
     },
-    /// A value that the families allow and this crate does not have.
+    /// A value that the families allow and this crate does not support.
     #[error("{key} = {found} is not supported; expected {expected}")]
     Unsupported {
         /// The key.
@@ -65,28 +65,30 @@ pub enum QwenVlError {
         right: &'static str,
         /// Its value.
         right_value: usize,
-        /// How they belong together.
+        /// The rule that they break.
         rule: &'static str,
     },
     /// Parameters that the checkpoint lacks.
     #[error(
-        "the checkpoint lacks {} of the model's tensors: {}; its config.json may be another model's",
+        "the checkpoint lacks {} of the model's tensors: {}; \
+         its config.json may be another model's",
         names.len(), some(names)
     )]
     MissingTensors {
-        /// Their names, as the checkpoint would have them.
+        /// Their names, as in a checkpoint.
         names: Vec<String>,
     },
     /// Tensors that the model has no parameter for.
     #[error(
-        "the checkpoint has {} tensors that the model does not: {}; its config.json may be another model's",
+        "the checkpoint has {} tensors that the model does not: {}; \
+         its config.json may be another model's",
         names.len(), some(names)
     )]
     UnusedTensors {
         /// Their names.
         names: Vec<String>,
     },
-    /// A tensor of another shape than the configuration gives.
+    /// A tensor whose shape differs from the configuration's.
     #[error("tensor {name} has shape {found:?}, the configuration gives {expected:?}")]
     TensorShape {
         /// The tensor.
@@ -119,8 +121,8 @@ pub enum QwenVlError {
     },
     /// Frames that do not divide into patches.
     #[error(
-        "frames {found:?} (frames, colours, height, width) do not divide; expected {colours} colours, \
-         height and width multiples of {side}: resize first"
+        "frames {found:?} (frames, colours, height, width) do not divide; \
+         expected {colours} colours, height and width multiples of {side}: resize first"
     )]
     Frames {
         /// Shape of the frames.
@@ -130,7 +132,7 @@ pub enum QwenVlError {
         /// Pixels along each side of a square of merged patches.
         side: usize,
     },
-    /// Patches that do not belong to the grids.
+    /// Patches that do not fit the grids.
     #[error("{kind} patches have shape {found:?}, the grids {grids:?} take {expected:?}")]
     Patches {
         /// `image` or `video`.
@@ -142,7 +144,7 @@ pub enum QwenVlError {
         /// Patches and channels found.
         found: [usize; 2],
     },
-    /// Placeholders other in number than the merged patches.
+    /// A number of placeholders that differs from that of the merged patches.
     #[error(
         "the prompt has {found} {kind} placeholder tokens, the grids {grids:?} make {expected}; \
          do the token types call text vision?"
@@ -157,7 +159,7 @@ pub enum QwenVlError {
         /// Placeholders found.
         found: usize,
     },
-    /// Labels other in number than the tokens.
+    /// A number of labels that differs from that of the tokens.
     #[error("{found} labels for {expected} tokens; give one per token, -100 where none counts")]
     LabelCount {
         /// Tokens of the batch.
@@ -165,13 +167,13 @@ pub enum QwenVlError {
         /// Labels found.
         found: usize,
     },
-    /// A step without anything to learn.
+    /// A step without a label to predict.
     #[error("no token has a label to predict: all are -100, or stand first in their sequence")]
     NoTargets,
     /// A prompt that cannot be continued.
     #[error("{reason}; generation continues the rows of a batch, each with at least one token")]
     NotContinuable {
-        /// What about it.
+        /// The reason.
         reason: &'static str,
     },
 }
@@ -192,7 +194,7 @@ impl From<RotaryError> for QwenVlError {
 }
 
 impl QwenVlError {
-    /// For `map_err`: what was being done to which file.
+    /// For `map_err`: the action and the file that failed.
     pub(crate) fn file<E: std::fmt::Display>(
         action: &'static str,
         path: impl Into<PathBuf>,

@@ -1,4 +1,4 @@
-//! Continuing prompts with a cache of keys and values.
+//! Continues prompts with a cache of keys and values.
 
 use burn::tensor::Tensor;
 use rope_core::Positions;
@@ -9,18 +9,19 @@ use crate::error::{QwenVlError, Result};
 use crate::model::QwenVl;
 use crate::trace::Trace;
 
-/// Keys and values of the tokens so far, and where the next ones stand.
+/// Keys and values of the tokens so far, and the position ids of the next ones.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
-    /// Of each row, which cached tokens are no padding.
+    /// For each row, whether each cached token is attended to: padding is not.
     attended: Vec<Vec<bool>>,
-    /// Of each row, the next position id.
+    /// The next position id of each row.
     next: Vec<i64>,
 }
 
 impl QwenVl {
-    /// Reads a prompt: the logits of each row's first new token, `[rows, vocab_size]`, and the cache to go on with.
+    /// Reads a prompt: the logits of each row's first new token, `[rows, vocab_size]`, and the
+    /// cache to continue with.
     ///
     /// # Errors
     /// [`QwenVlError::NotContinuable`] for packed sequences or rows that are all padding; those of
@@ -60,21 +61,15 @@ impl QwenVl {
     /// Reads one more token in each row: the logits of its successor, `[rows, vocab_size]`.
     ///
     /// # Errors
-    /// [`QwenVlError::Token`], [`QwenVlError::NotContinuable`] if there is not one token per row of the cache.
+    /// [`QwenVlError::Token`]; [`QwenVlError::NotContinuable`] if there is not one token per row of
+    /// the cache.
     pub fn decode(&self, tokens: &[i64], cache: &mut KvCache) -> Result<Tensor<2>> {
         let rows = cache.next.len();
         if tokens.len() != rows {
             let reason = "there is not one token for each row of the cache";
             return Err(QwenVlError::NotContinuable { reason });
         }
-        let vocabulary = 0..self.vocab_size as i64;
-        if let Some(token) = tokens.iter().position(|id| !vocabulary.contains(id)) {
-            return Err(QwenVlError::Token {
-                token,
-                found: tokens[token],
-                vocab_size: self.vocab_size,
-            });
-        }
+        self.expect_tokens(tokens.iter().copied().enumerate())?;
         let device = self.device();
         let axes = 3;
         let positions = Positions::new(axes, &cache.next.repeat(axes))?;
@@ -97,9 +92,11 @@ impl QwenVl {
         Ok(self.logits(hidden.squeeze_dim::<2>(1)))
     }
 
-    /// Continues each row with its likeliest tokens, up to `count` of them or one of `stop`, which ends the row.
+    /// Continues each row with its most likely tokens, up to `count` of them or one of `stop`,
+    /// which ends the row.
     ///
-    /// Call it on [`valid()`](burn::module::Module::valid), so that nothing is kept for a backward.
+    /// Call it on [`valid()`](burn::module::Module::valid), so that nothing is kept for a backward
+    /// pass.
     ///
     /// # Errors
     /// Those of [`prefill`](Self::prefill).

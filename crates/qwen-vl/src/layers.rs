@@ -1,4 +1,4 @@
-//! What both towers are made of: attention, feed-forward network, norm.
+//! The layers of both towers: attention, feed-forward network, norm.
 
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
@@ -18,9 +18,9 @@ pub enum Activation {
     Silu,
     /// x sigmoid(1.702 x)
     QuickGelu,
-    /// x times the normal distribution function of x
+    /// x times the standard normal distribution function of x
     Gelu,
-    /// Gelu by tanh
+    /// Gelu in its tanh approximation
     #[serde(rename = "gelu_pytorch_tanh")]
     GeluTanh,
 }

@@ -1,20 +1,21 @@
 //! Qwen2-VL, Qwen2.5-VL and Qwen3-VL in burn: one model, whose families differ in data.
 //!
-//! A checkpoint folder becomes a [`QwenVlConfig`] and a [`QwenVl`]; a prompt with its grids and patches becomes a
-//! [`Batch`], with position ids, angles and masks made once; [`QwenVl::train_step`] learns from it and
-//! [`QwenVl::generate`] continues it. Rotation is [`rope_burn::Rotary`] in both towers.
+//! [`QwenVlConfig`] reads a checkpoint folder and loads a [`QwenVl`]. [`QwenVl::batch`] turns a
+//! prompt with its grids and patches into a [`Batch`], computing position ids, angles and masks
+//! once; [`QwenVl::train_step`] trains on it and [`QwenVl::generate`] continues it. Both towers
+//! rotate with [`rope_burn::Rotary`].
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `config` | what a `config.json` says, and what tells the families apart |
+//! | `config` | the contents of a `config.json`, and the differences between the families |
 //! | `names` | the checkpoints' parameter names and this crate's |
 //! | `load` | reading and writing checkpoints |
-//! | `patches` | from pictures to patches |
-//! | `batch` | from a prompt to tensors |
+//! | `patches` | cutting pictures into patches |
+//! | `batch` | turning a prompt into tensors |
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
 //! | `vision`, `decoder` | the two towers |
 //! | `model` | both together |
-//! | `train`, `generate` | learning and continuing |
+//! | `train`, `generate` | training and generation |
 //! | `trace` | activations by name, for comparison with another implementation |
 
 mod batch;
@@ -40,7 +41,7 @@ pub use model::QwenVl;
 pub use rope_burn::{Implementation, rope_core};
 pub use trace::Trace;
 
-/// The code of the page on models compiles.
+/// Compiles the code of the page on models.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/models.md")]
 struct ModelsPage;

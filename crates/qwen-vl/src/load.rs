@@ -21,19 +21,21 @@ use crate::names::rename;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// What a sharded checkpoint says of its files.
+/// The index of a sharded checkpoint.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
 impl QwenVlConfig {
-    /// A model with the weights of a checkpoint folder: `model.safetensors`, or without it the shards
-    /// that `model.safetensors.index.json` names. Weights take the device's float type.
+    /// A model with the weights of a checkpoint folder: `model.safetensors`, or without it the
+    /// shards that `model.safetensors.index.json` names. Weights are converted to the device's
+    /// float type.
     ///
     /// # Errors
     /// [`QwenVlError::File`], [`QwenVlError::MissingTensors`], [`QwenVlError::UnusedTensors`],
-    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]; those of [`init`](Self::init).
+    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]; those of
+    /// [`init`](Self::init).
     pub fn load(&self, folder: impl AsRef<Path>, device: &Device) -> Result<QwenVl> {
         let mut model = self.init(device)?;
         let to_checkpoint = self.family.names.to_checkpoint();
@@ -67,7 +69,7 @@ impl QwenVlConfig {
         if !missing.is_empty() {
             return Err(QwenVlError::MissingTensors { names: missing });
         }
-        // A tied head may be written out, and older checkpoints carry the frequencies.
+        // A tied head may be written out, and older checkpoints store the frequencies.
         let is_known = |name: &str| {
             (self.tied && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
         };
@@ -84,11 +86,11 @@ impl QwenVlConfig {
 }
 
 impl QwenVl {
-    /// Writes `model.safetensors` into a folder, under the names of the family's checkpoints; an existing one is
-    /// replaced once the new one is whole.
+    /// Writes `model.safetensors` into a folder, with the names of the family's checkpoints; an
+    /// existing one is replaced once the new one is complete.
     ///
-    /// Then `model.safetensors.index.json` goes, so that nobody reads older weights by it. The shards that it named
-    /// stay: they are the caller's.
+    /// Then `model.safetensors.index.json` is removed, so that nobody reads older weights by it.
+    /// The shards that it named stay: they belong to the caller.
     ///
     /// # Errors
     /// [`QwenVlError::File`].
@@ -112,10 +114,10 @@ impl QwenVl {
         }
     }
 
-    /// Every parameter under its checkpoint's name, in the checkpoint's shape.
+    /// Every parameter with its checkpoint's name, in the checkpoint's shape.
     ///
     /// # Errors
-    /// [`QwenVlError::TensorUnreadable`] if a device does not give one back.
+    /// [`QwenVlError::TensorUnreadable`] if one cannot be read back from its device.
     pub fn checkpoint_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
         let to_checkpoint = self.family.names.to_checkpoint();
         let tensors = self.collect(None, Some(Box::new(BurnToPyTorchAdapter)), true);
@@ -132,11 +134,11 @@ impl QwenVl {
         tensors.iter().map(read).collect()
     }
 
-    /// The gradient of every parameter under its checkpoint's name, in the checkpoint's shape; zeros where there is
-    /// none.
+    /// The gradient of every parameter with its checkpoint's name, in the checkpoint's shape; zeros
+    /// where there is none.
     ///
     /// # Errors
-    /// [`QwenVlError::TensorUnreadable`] if a device does not give one back.
+    /// [`QwenVlError::TensorUnreadable`] if one cannot be read back from its device.
     pub fn checkpoint_gradients(
         &self,
         gradients: GradientsParams,
@@ -147,7 +149,7 @@ impl QwenVl {
     }
 }
 
-/// Puts gradients in the place of parameters.
+/// Replaces parameters by their gradients.
 struct TakeGradients {
     gradients: GradientsParams,
 }
@@ -163,7 +165,7 @@ impl ModuleMapper for TakeGradients {
 /// The files that hold a folder's weights.
 fn weight_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
-    // As transformers does: where both lie, the single file was saved into a folder of shards.
+    // As transformers does: where both exist, the single file was saved into a folder of shards.
     if single.exists() || !index.exists() {
         return Ok(vec![single]);
     }
@@ -195,7 +197,7 @@ fn tensor_error(
         } => {
             let path = as_in_pytorch(&path);
             let (mut expected, found) = (expected.to_vec(), found.to_vec());
-            // A matrix that was transposed on the way is told as it lies in the file.
+            // A matrix that was transposed on loading is reported with its shape in the file.
             let in_file = match store.get_tensor(&path) {
                 Ok(Some(tensor)) => tensor.shape.to_vec(),
                 _ => found.clone(),

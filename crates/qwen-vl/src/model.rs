@@ -14,12 +14,13 @@ use crate::vision::VisionTower;
 
 /// A vision-language model of the Qwen-VL families.
 ///
-/// From [`QwenVlConfig::load`] with a checkpoint's weights, or [`QwenVlConfig::init`] with random ones.
+/// [`QwenVlConfig::load`] makes one with a checkpoint's weights, [`QwenVlConfig::init`] with random
+/// ones.
 #[derive(Module, Debug)]
 pub struct QwenVl {
     pub(crate) visual: VisionTower,
     pub(crate) language_model: Decoder,
-    /// Absent where the word embeddings serve as head.
+    /// Absent where the word embeddings are also the matrix of the output head.
     lm_head: Option<Linear>,
     pub(crate) vocab_size: usize,
     pub(crate) patch_elems: usize,
@@ -38,8 +39,8 @@ impl QwenVlConfig {
     /// A model with random weights, drawn when they are first used.
     ///
     /// # Errors
-    /// [`QwenVlError::Sizes`](crate::QwenVlError::Sizes) if sizes were changed and contradict each other;
-    /// [`QwenVlError::Rotary`](crate::QwenVlError::Rotary) if the rotation is refused.
+    /// [`QwenVlError::Sizes`](crate::QwenVlError::Sizes) if sizes were changed and contradict each
+    /// other; [`QwenVlError::Rotary`](crate::QwenVlError::Rotary) if the rotation is refused.
     pub fn init(&self, device: &Device) -> Result<QwenVl> {
         self.check()?;
         let text = &self.text;
@@ -64,7 +65,7 @@ impl QwenVlConfig {
 }
 
 impl QwenVl {
-    /// Where the weights lie.
+    /// The device of the weights.
     pub fn device(&self) -> Device {
         self.language_model.embed_tokens.weight.device()
     }
@@ -81,7 +82,7 @@ impl QwenVl {
         self.forward_traced(batch, &mut Trace::off())
     }
 
-    /// As [`forward`](Self::forward), leaving activations in `trace`.
+    /// As [`forward`](Self::forward), recording activations in `trace`.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -113,7 +114,7 @@ impl QwenVl {
                     .select(0, vision.sources.clone())
                     .reshape([rows, seq, channels]);
                 let deepstack = Deepstack {
-                    places: &vision.places,
+                    placeholders: &vision.placeholders,
                     features: seen.deepstack,
                 };
                 (embeddings, Some(deepstack))

@@ -1,25 +1,25 @@
 //! The checkpoints' parameter names and this crate's.
 //!
-//! Modules are named as Qwen3-VL's checkpoints name them, except that a feed-forward network has the same names in every
-//! family: `gate_proj` (where it is gated), `up_proj` and `down_proj`.
+//! Modules have the names of Qwen3-VL's checkpoints, except that a feed-forward network has the
+//! same names in every family: `gate_proj` (where it is gated), `up_proj` and `down_proj`.
 
 use burn_store::KeyRemapper;
 
-/// How one family's checkpoints name what this crate names otherwise.
+/// The names of one family's checkpoints where this crate's differ.
 #[derive(Debug)]
 pub(crate) struct Names {
     /// Prefix of the vision tower.
     visual: &'static str,
     /// Prefix of the language decoder.
     text: &'static str,
-    /// Inside the vision tower.
+    /// Names inside the vision tower.
     parts: &'static [Part],
 }
 
 /// A name in a part of the vision tower.
 #[derive(Debug)]
 struct Part {
-    /// What the part's own name contains.
+    /// A word that the part's own name contains.
     within: &'static str,
     checkpoint: &'static str,
     module: &'static str,
@@ -66,42 +66,40 @@ pub(crate) const QWEN3: Names = Names {
 };
 
 impl Names {
-    /// From a checkpoint's names, with either family's prefixes, to the modules'.
+    /// From a checkpoint's names, with the prefixes of any family, to the modules'.
     pub(crate) fn to_module(&self) -> KeyRemapper {
-        let parts = self.parts.iter().map(|part| {
-            let escaped = part.checkpoint.replace('.', r"\.");
-            (
-                format!(r"^(visual\.[^.]*{}.*){escaped}", part.within),
-                format!("${{1}}{}", part.module),
-            )
-        });
         let prefixes = [
             (r"^(?:model\.)?visual\.", "visual."),
             (r"^model\.(?:language_model\.)?", "language_model."),
         ];
-        remapper(
-            prefixes
-                .map(|(from, to)| (from.to_owned(), to.to_owned()))
-                .into_iter()
-                .chain(parts),
-        )
+        let parts = self.parts.iter();
+        let parts = parts.map(|part| in_part(part.within, part.checkpoint, part.module));
+        remapper(prefixes.map(owned).into_iter().chain(parts))
     }
 
     /// From the modules' names to a checkpoint's.
     pub(crate) fn to_checkpoint(&self) -> KeyRemapper {
-        let parts = self.parts.iter().map(|part| {
-            let escaped = part.module.replace('.', r"\.");
-            (
-                format!(r"^(visual\.[^.]*{}.*){escaped}", part.within),
-                format!("${{1}}{}", part.checkpoint),
-            )
-        });
         let prefixes = [
             (r"^visual\.", self.visual),
             (r"^language_model\.", self.text),
         ];
-        remapper(parts.chain(prefixes.map(|(from, to)| (from.to_owned(), to.to_owned()))))
+        let parts = self.parts.iter();
+        let parts = parts.map(|part| in_part(part.within, part.module, part.checkpoint));
+        remapper(parts.chain(prefixes.map(owned)))
     }
+}
+
+fn owned((from, to): (&str, &str)) -> (String, String) {
+    (from.to_owned(), to.to_owned())
+}
+
+/// A pattern that renames inside one part of the vision tower, and its replacement.
+fn in_part(within: &str, from: &str, to: &str) -> (String, String) {
+    let from = from.replace('.', r"\.");
+    (
+        format!(r"^(visual\.[^.]*{within}.*){from}"),
+        format!("${{1}}{to}"),
+    )
 }
 
 fn remapper(patterns: impl Iterator<Item = (String, String)>) -> KeyRemapper {
@@ -112,7 +110,7 @@ fn remapper(patterns: impl Iterator<Item = (String, String)>) -> KeyRemapper {
     })
 }
 
-/// One name through a remapper.
+/// Applies a remapper to one name.
 pub(crate) fn rename(remapper: &KeyRemapper, name: &str) -> String {
     remapper
         .patterns

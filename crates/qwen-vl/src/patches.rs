@@ -1,4 +1,4 @@
-//! From pictures to patches.
+//! Cuts pictures into patches.
 
 use burn::tensor::Tensor;
 
@@ -6,13 +6,17 @@ use crate::config::VisionConfig;
 use crate::error::{QwenVlError, Result};
 
 impl VisionConfig {
-    /// Cuts frames into patches, in the order in which the tower reads them, and gives their grid.
+    /// Cuts frames into patches, in the order in which the tower reads them, and returns their
+    /// grid.
     ///
-    /// Frames come normalised, as the checkpoint's `preprocessor_config.json` says. Where the frames do not fill the last
-    /// temporal patch, as a single image does not, the last one is repeated.
+    /// Frames are normalised as the checkpoint's `preprocessor_config.json` states. Where the
+    /// frames do not fill the last temporal patch, as a single image does not, the last one is
+    /// repeated.
     ///
     /// # Shapes
-    /// `[frames, colours, height, width]` to `[patches, colours * frames * rows * columns]` and (T, H, W) in patches
+    /// `[frames, colours, height, width]` to `[patches, colours * frames * rows * columns]` and
+    /// (T, H, W) in patches
+    ///
     /// # Errors
     /// [`QwenVlError::Frames`] unless height and width divide into squares of merged patches.
     pub fn patches(&self, frames: Tensor<4>) -> Result<(Tensor<2>, [usize; 3])> {
@@ -47,7 +51,8 @@ impl VisionConfig {
                 grid[0], depth, colours, rows[0], rows[1], rows[2], columns[0], columns[1],
                 columns[2],
             ])
-            // Time, then squares in reading order, then patches within a square; of a patch colours, frames, pixels.
+            // Time, then squares in reading order, then patches within a square; within a patch
+            // colours, frames, pixels.
             .permute([0, 3, 6, 4, 7, 2, 1, 5, 8])
             .reshape([grid.iter().product(), self.patch_elems()]);
         Ok((patches, grid))

@@ -2,16 +2,20 @@
 
 use std::collections::BTreeMap;
 
+use burn::backend::ExecutionError;
 use burn::tensor::{Tensor, TensorData};
 
-/// Activations that a forward pass leaves, by the names of `docs/models.md`; nothing unless asked for.
+use crate::error::{QwenVlError, Result};
+
+/// Activations that a forward pass records, by the names of `docs/models.md`; nothing unless asked
+/// for.
 #[derive(Debug, Default)]
 pub struct Trace {
-    activations: Option<BTreeMap<String, TensorData>>,
+    activations: Option<BTreeMap<String, Result<TensorData, ExecutionError>>>,
 }
 
 impl Trace {
-    /// Keeps nothing and costs nothing.
+    /// Records nothing and costs nothing.
     pub fn off() -> Self {
         Self::default()
     }
@@ -24,18 +28,28 @@ impl Trace {
     }
 
     /// The activation of that name.
-    pub fn get(&self, name: &str) -> Option<&TensorData> {
-        self.activations.as_ref()?.get(name)
+    ///
+    /// # Errors
+    /// [`QwenVlError::TensorUnreadable`] if the device did not give it back.
+    pub fn get(&self, name: &str) -> Result<Option<&TensorData>> {
+        let found = self.activations.as_ref().and_then(|found| found.get(name));
+        found
+            .map(|found| found.as_ref())
+            .transpose()
+            .map_err(|error| QwenVlError::TensorUnreadable {
+                name: name.to_owned(),
+                reason: error.reason().to_owned(),
+            })
     }
 
-    /// The names recorded.
+    /// The recorded names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.activations.iter().flatten().map(|(name, _)| &name[..])
     }
 
     pub(crate) fn record<const D: usize>(&mut self, name: impl FnOnce() -> String, x: &Tensor<D>) {
         if let Some(activations) = &mut self.activations {
-            activations.insert(name(), x.to_data());
+            activations.insert(name(), x.clone().try_into_data());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Learning.
+//! Training: the loss and a step.
 
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::log_softmax;
@@ -9,14 +9,14 @@ use crate::error::{QwenVlError, Result};
 use crate::model::QwenVl;
 use crate::trace::Trace;
 
-/// A label that does not count.
+/// A label that is not predicted.
 const IGNORED: i64 = -100;
 
 impl QwenVl {
     /// Mean cross entropy in nats of each token's successor, within its own sequence.
     ///
-    /// `labels` has one entry per token, as the tokens lie in the prompt: a token's own label is what its predecessor
-    /// predicts; -100 does not count.
+    /// `labels` has one entry per token, in the order of the prompt: a token's own label is what
+    /// its predecessor predicts; -100 is ignored.
     ///
     /// # Errors
     /// [`QwenVlError::LabelCount`], [`QwenVlError::Token`] for a label beyond the vocabulary,
@@ -40,19 +40,10 @@ impl QwenVl {
         if counted.is_empty() {
             return Err(QwenVlError::NoTargets);
         }
-        let vocabulary = 0..self.vocab_size as i64;
-        if let Some(token) = counted
-            .iter()
-            .find(|token| !vocabulary.contains(&labels[**token]))
-        {
-            return Err(QwenVlError::Token {
-                token: *token,
-                found: labels[*token],
-                vocab_size: self.vocab_size,
-            });
-        }
+        self.expect_tokens(counted.iter().map(|token| (*token, labels[*token])))?;
 
-        // Logits of the tokens that count alone: over a real vocabulary they are the largest tensor of a step.
+        // Logits are computed for the tokens with a label only: over a real vocabulary they are the
+        // largest tensor of a step.
         let device = hidden.device();
         let predictors = ints(counted.iter().map(|token| *token as i64 - 1), &device);
         let targets: Tensor<1, Int> = ints(counted.iter().map(|token| labels[*token]), &device);
@@ -61,10 +52,12 @@ impl QwenVl {
         Ok(-log_probabilities.gather(1, targets.unsqueeze_dim(1)).mean())
     }
 
-    /// One step: loss, gradients of every parameter, update. Returns the updated model and the loss before the update.
+    /// One step: loss, gradients of every parameter, update. Returns the updated model and the loss
+    /// before the update.
     ///
     /// # Errors
-    /// Those of [`loss`](Self::loss).
+    /// Those of [`loss`](Self::loss); [`QwenVlError::TensorUnreadable`] if the device does not give
+    /// the loss back.
     pub fn train_step(
         self,
         optimizer: &mut ModuleOptimizer,
@@ -75,6 +68,11 @@ impl QwenVl {
         let loss = self.loss(batch, labels)?;
         let gradients = GradientsParams::from_grads(loss.backward(), &self);
         let model = optimizer.step(learning_rate, self, gradients);
-        Ok((model, loss.into_scalar::<f32>()))
+        let loss = loss.try_into_scalar::<f32>();
+        let loss = loss.map_err(|error| QwenVlError::TensorUnreadable {
+            name: "loss".to_owned(),
+            reason: error.to_string(),
+        })?;
+        Ok((model, loss))
     }
 }

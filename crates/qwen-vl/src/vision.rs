@@ -1,4 +1,4 @@
-//! The vision tower: from patches to the embeddings that take the placeholders' place.
+//! The vision tower: from patches to the embeddings that replace the placeholders.
 
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig};
@@ -26,7 +26,7 @@ pub(crate) struct VisionTower {
     layout: TowerLayout,
 }
 
-/// What of the configuration lays out the patches.
+/// The part of the configuration that decides the order of the patches.
 #[derive(Clone, Debug)]
 struct TowerLayout {
     merge: usize,
@@ -35,7 +35,7 @@ struct TowerLayout {
     deepstack: Vec<usize>,
 }
 
-/// Patches of a step and all that follows from their grids.
+/// Patches of a step and what is derived from their grids.
 #[derive(Clone, Debug)]
 pub(crate) struct VisionInputs {
     patches: Tensor<2>,
@@ -46,7 +46,7 @@ pub(crate) struct VisionInputs {
     learned: Option<LearnedPositions>,
 }
 
-/// Merged tokens window by window.
+/// The order of the merged tokens window by window, and its inverse.
 #[derive(Clone, Debug)]
 struct WindowOrder {
     order: Tensor<1, Int>,
@@ -55,18 +55,19 @@ struct WindowOrder {
     lengths: Vec<usize>,
 }
 
-/// Each patch's four neighbours on the learned grid, `[4, patches]`, and their weights, `[4, patches, 1]`.
+/// The four neighbours of each patch on the learned grid, `[4, patches]`, and their weights,
+/// `[4, patches, 1]`.
 #[derive(Clone, Debug)]
 struct LearnedPositions {
     cells: Tensor<2, Int>,
     weights: Tensor<3>,
 }
 
-/// What the tower gives.
+/// The output of the tower.
 pub(crate) struct VisionOutput {
-    /// `[merged, out_hidden_size]`, what takes the placeholders' place.
+    /// `[merged, out_hidden_size]`: the embeddings that replace the placeholders.
     pub(crate) merged: Tensor<2>,
-    /// Shaped alike, what joins the decoder's first layers.
+    /// Of the same shape: the features that are added in the decoder's first layers.
     pub(crate) deepstack: Vec<Tensor<2>>,
 }
 
@@ -76,7 +77,7 @@ impl VisionConfig {
         implementation: Implementation,
         device: &Device,
     ) -> Result<VisionTower> {
-        // Packed, as the patches of all images are: [patches, heads, head_dim].
+        // The patches of all images are packed: [patches, heads, head_dim].
         let rotary = RotaryConfig::new(self.rotation.clone())
             .with_layout(Layout::Tnd)
             .with_implementation(implementation)
@@ -107,7 +108,7 @@ impl VisionConfig {
 }
 
 impl VisionTower {
-    /// Lays out the patches of a step.
+    /// Prepares the patches of a step.
     pub(crate) fn inputs(&self, patches: Tensor<2>, grids: &[[usize; 3]]) -> Result<VisionInputs> {
         let device = patches.device();
         let merge = self.layout.merge;
@@ -127,17 +128,17 @@ impl VisionTower {
                 let group = merge * merge;
                 let patches = |merged: &usize| merged * group..(merged + 1) * group;
                 let order: Vec<usize> = windows.window_index.iter().flat_map(patches).collect();
-                let ids: Vec<i64> = (0..positions.axes())
+                let ids: Vec<i64> = (0..positions.axis_count())
                     .flat_map(|axis| {
                         let ids = positions.axis(axis);
                         order.iter().map(move |patch| i64::from(ids[*patch]))
                     })
                     .collect();
-                positions = Positions::new(positions.axes(), &ids)?;
+                positions = Positions::new(positions.axis_count(), &ids)?;
 
                 let mut inverse = vec![0; windows.window_index.len()];
-                for (place, merged) in windows.window_index.iter().enumerate() {
-                    inverse[*merged] = place;
+                for (index, merged) in windows.window_index.iter().enumerate() {
+                    inverse[*merged] = index;
                 }
                 Some(WindowOrder {
                     order: indices(windows.window_index, &device),
@@ -192,7 +193,7 @@ impl VisionTower {
         Ok(VisionOutput { merged, deepstack })
     }
 
-    /// Brings the squares of merged patches into another order.
+    /// Reorders the squares of merged patches.
     fn reorder(&self, hidden: Tensor<2>, order: Tensor<1, Int>) -> Tensor<2> {
         let [patches, channels] = hidden.dims();
         let group = self.layout.merge * self.layout.merge;
@@ -204,14 +205,12 @@ impl VisionTower {
 }
 
 fn lengths(cu_seqlens: &[usize]) -> Vec<usize> {
-    cu_seqlens
-        .windows(2)
-        .map(|pair| pair[1] - pair[0])
-        .collect()
+    let pairs = cu_seqlens.windows(2);
+    pairs.map(|pair| pair[1] - pair[0]).collect()
 }
 
-/// Bilinear interpolation of a `side` x `side` grid to each image: for every patch the cells above left, above right,
-/// below left and below right, corner by corner, and their weights.
+/// Bilinear interpolation of a `side` x `side` grid to each image: for every patch the cells above
+/// left, above right, below left and below right, corner by corner, and their weights.
 fn interpolate(side: usize, grids: &[[usize; 3]], positions: &Positions) -> (Vec<usize>, Vec<f32>) {
     let sizes = grids
         .iter()
@@ -219,20 +218,18 @@ fn interpolate(side: usize, grids: &[[usize; 3]], positions: &Positions) -> (Vec
             std::iter::repeat_n([*height, *width], frames * height * width)
         })
         .enumerate();
-    // The first and the last patch lie on the first and the last cell.
-    let place = |id: u32, size: usize| {
+    // The first and the last patch are at the first and the last cell. The cells before and after a
+    // patch, and its distance from the first of them.
+    let neighbours = |id: u32, size: usize| {
         let at = f64::from(id) * (side - 1) as f64 / (size.max(2) - 1) as f64;
-        let below = at.floor();
-        (
-            below as usize,
-            (below as usize + 1).min(side - 1),
-            at - below,
-        )
+        let before = at.floor();
+        let after = (before as usize + 1).min(side - 1);
+        (before as usize, after, at - before)
     };
     let (mut cells, mut weights) = (vec![Vec::new(); 4], vec![Vec::new(); 4]);
     for (patch, [height, width]) in sizes {
-        let (top, bottom, down) = place(positions.axis(0)[patch], height);
-        let (left, right, across) = place(positions.axis(1)[patch], width);
+        let (top, bottom, down) = neighbours(positions.axis(0)[patch], height);
+        let (left, right, across) = neighbours(positions.axis(1)[patch], width);
         let corners = [
             (top, left, (1.0 - down) * (1.0 - across)),
             (top, right, (1.0 - down) * across),
@@ -247,7 +244,7 @@ fn interpolate(side: usize, grids: &[[usize; 3]], positions: &Positions) -> (Vec
     (cells.concat(), weights.concat())
 }
 
-/// A convolution whose kernel is a whole patch: one matrix.
+/// A convolution whose kernel is a whole patch, computed as one matrix product.
 #[derive(Module, Debug)]
 struct PatchEmbed {
     proj: PatchProjection,
@@ -363,7 +360,7 @@ impl Attention {
         drop(qkv);
         let (q, k) = self.rotary.try_forward(q, k, angles)?;
 
-        // Segments of one length that follow one another attend as one batch.
+        // Consecutive segments of one length attend as one batch.
         let mut start = 0;
         let attended = segments.chunk_by(|a, b| a == b).map(|run| {
             let (count, len) = (run.len(), run[0]);
@@ -382,7 +379,7 @@ impl Attention {
     }
 }
 
-/// Makes one embedding of a square of patches.
+/// Merges a square of patches into one embedding.
 #[derive(Module, Debug)]
 struct Merger {
     norm: Norm,
@@ -416,13 +413,7 @@ impl Merger {
     }
 
     fn forward(&self, hidden: Tensor<2>) -> Tensor<2> {
-        let merge = |x: Tensor<2>| {
-            let [patches, channels] = x.dims();
-            x.reshape([
-                patches * channels / self.merged_channels,
-                self.merged_channels,
-            ])
-        };
+        let merge = |x: Tensor<2>| x.reshape([-1, self.merged_channels as i32]);
         let normalised = if self.normalises_merged {
             self.norm.forward(merge(hidden))
         } else {

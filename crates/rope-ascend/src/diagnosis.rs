@@ -1,13 +1,14 @@
 //! What of CANN is here, which ways to rotate it gives, and what each of the others lacks.
 
-use crate::error::{AscendError, LoadError};
-use crate::loader::{self, Api, LibraryNames, candidates};
-use crate::rope::{
-    Angles, Direction, KERNELS_VARIABLE, Layout, Npu, Operand, Pairing, Rotary, Rotation, View,
-};
-use crate::safe::{Device, Runtime};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
+
+use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing};
+
+use crate::error::{AscendError, LoadError};
+use crate::loader::{self, Api, LibraryNames, Opened, candidates};
+use crate::rope::{AngleRows, Heads, KERNELS_VARIABLE, KernelType, Npu, Operand, Rotation};
+use crate::safe::{Device, Runtime};
 
 /// Variables that decide what is found.
 const SETTINGS: [&str; 5] = [
@@ -18,12 +19,16 @@ const SETTINGS: [&str; 5] = [
     KERNELS_VARIABLE,
 ];
 
-/// Libraries, and what each is for.
-const LIBRARIES: [(LibraryNames, &str); 4] = [
-    (loader::RUNTIME, "everything"),
-    (loader::DESCRIPTORS, "the stock operators"),
-    (loader::OPERATORS, "the stock operators"),
-    (loader::COMPILER, "our kernels, compiled at run time"),
+/// Libraries, what each is for, and what to do where it is missing.
+const LIBRARIES: [(LibraryNames, &str, &str); 4] = [
+    (loader::RUNTIME, "everything", INSTALL),
+    (loader::DESCRIPTORS, "the stock operators", OPERATORS_REMEDY),
+    (loader::OPERATORS, "the stock operators", OPERATORS_REMEDY),
+    (
+        loader::COMPILER,
+        "our kernels, compiled at run time",
+        NO_COMPILER,
+    ),
 ];
 
 /// By the beginning of a function's name, what needs it.
@@ -36,12 +41,15 @@ const PURPOSES: [(&str, &str); 6] = [
     ("aclDestroy", "the stock operators"),
 ];
 
-const INSTALL: &str = "install the CANN toolkit (or its runtime package) and source its set_env.sh; where it is not in \
-                       a standard place, set ROPE_ASCEND_LIB_PATH to the folder of its libraries";
+const INSTALL: &str = "\
+    install the CANN toolkit (or its runtime package) and source its set_env.sh; where it is not in \
+    a standard place, set ROPE_ASCEND_LIB_PATH to the folder of its libraries";
 const OPERATORS_REMEDY: &str =
     "install the CANN operator package for this product, or use our kernels, which need none of it";
-const PRECOMPILE: &str = "cmake -S kernels -B build/kernels -DROPE_NPU_ARCH=dav-2201 && cmake --build build/kernels, then \
-                          set ROPE_ASCEND_KERNELS to build/kernels/rope-dav-2201.o (dav-3510 for Ascend 950)";
+const NO_COMPILER: &str = "install CANN 8.5 or later, or compile the kernels beforehand";
+const PRECOMPILE: &str = "\
+    cmake -S kernels -B build/kernels -DROPE_NPU_ARCH=dav-2201 && cmake --build build/kernels, \
+    then set ROPE_ASCEND_KERNELS to build/kernels/rope-dav-2201.o (dav-3510 for Ascend 950)";
 
 /// A thing that is there, or why it is not and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +67,6 @@ pub enum Finding {
 
 impl Finding {
     /// Whether it is there.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         matches!(self, Self::Ready(_))
     }
@@ -131,58 +138,47 @@ pub struct Diagnosis {
 
 impl Diagnosis {
     /// Of the installed CANN, if there is one. Never fails: what goes wrong is a finding.
-    #[must_use]
     pub fn of_installation() -> Self {
         let api = Api::open(None);
         let opened = api.as_ref().map_or(&[][..], |api| &api.opened);
-        let libraries = LIBRARIES
-            .iter()
-            .map(|(names, needed_for)| library(*names, needed_for, opened))
-            .collect();
+        let set = |name| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        let mut found = Self {
+            settings: SETTINGS.map(|name| (name, set(name))).into(),
+            installed: installed(),
+            libraries: LIBRARIES.iter().map(|row| library(*row, opened)).collect(),
+            runtime: Finding::missing("", INSTALL),
+            devices: Vec::new(),
+            missing_symbols: Vec::new(),
+            paths: Vec::new(),
+        };
         match api {
             Ok(api) => {
                 // Looked at before it is started: that needs a driver, too.
-                let (operators, symbols) = (operators(&api), missing_symbols(&api));
+                let operators = operators(&api);
+                found.missing_symbols = missing_symbols(&api);
                 let compiler = api.rtc.as_ref().map(|_| ()).map_err(Clone::clone);
-                let (runtime, devices) = match Npu::runtime() {
+                (found.runtime, found.devices) = match Npu::runtime() {
                     Ok(runtime) => (version(&runtime), devices(&runtime)),
-                    Err(error) => (
-                        Finding::missing(error.to_string(), RUNTIME_REMEDY),
-                        Vec::new(),
-                    ),
+                    Err(error) => (refused(&error), Vec::new()),
                 };
-                let mut paths = own_kernels(&devices, compiler);
-                paths.extend(operators);
-                Self {
-                    libraries,
-                    runtime,
-                    devices,
-                    missing_symbols: symbols,
-                    paths,
-                    ..Self::around()
-                }
+                found.paths = own_kernels(&found.devices, compiler);
+                found.paths.extend(operators);
             }
             Err(error) => {
-                let nothing = || Finding::missing("there is no Ascend runtime", INSTALL);
-                let names = [BEFOREHAND, AT_RUN_TIME].into_iter();
-                let names = names.chain(OPERATORS.iter().map(|(name, _)| *name));
-                Self {
-                    libraries,
-                    runtime: Finding::missing(short(&error), INSTALL),
-                    paths: names
-                        .map(|name| PathFinding {
-                            name,
-                            found: nothing(),
-                        })
-                        .collect(),
-                    ..Self::around()
-                }
+                found.runtime = Finding::missing(short(&error), INSTALL);
+                let operators = OPERATORS.iter().map(|(name, _)| *name);
+                let names = [BEFOREHAND, AT_RUN_TIME].into_iter().chain(operators);
+                let path = |name| PathFinding {
+                    name,
+                    found: Finding::missing("there is no Ascend runtime", INSTALL),
+                };
+                found.paths = names.map(path).collect();
             }
         }
+        found
     }
 
     /// Of a device that is open already, such as the simulator's: its kernels are made and run.
-    #[must_use]
     pub fn of(npu: &Npu) -> Self {
         let runtime = npu.device().runtime();
         let api = runtime.api();
@@ -203,7 +199,6 @@ impl Diagnosis {
     }
 
     /// Whether nothing is missing.
-    #[must_use]
     pub fn is_complete(&self) -> bool {
         let found = self.libraries.iter().map(|library| &library.found);
         let found = found.chain(self.devices.iter().map(|device| &device.found));
@@ -211,28 +206,15 @@ impl Diagnosis {
         let mut found = found.chain([&self.runtime]);
         self.missing_symbols.is_empty() && !self.devices.is_empty() && found.all(Finding::is_ready)
     }
-
-    /// Settings and version files.
-    fn around() -> Self {
-        let set = |name| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-        Self {
-            settings: SETTINGS.map(|name| (name, set(name))).into(),
-            installed: installed(),
-            libraries: Vec::new(),
-            runtime: Finding::Ready(String::new()),
-            devices: Vec::new(),
-            missing_symbols: Vec::new(),
-            paths: Vec::new(),
-        }
-    }
 }
 
-const RUNTIME_REMEDY: &str = "check the driver: npu-smi info must list the devices, and the user must be allowed to open \
-                              /dev/davinci* (in a container, pass these devices in)";
+const RUNTIME_REMEDY: &str = "\
+    check the driver: npu-smi info must list the devices, and the user must be allowed to open \
+    /dev/davinci* (in a container, pass these devices in)";
 const BEFOREHAND: &str = "our kernels, compiled beforehand";
 const AT_RUN_TIME: &str = "our kernels, compiled at run time";
 /// Stock operators, each with the functions of which one pair is enough.
-const OPERATORS: [(&str, &[&str]); 5] = [
+const OPERATORS: [(&str, &[&str]); 4] = [
     (
         "npu_mrope, with a gradient",
         &["aclnnRopeWithSinCosCacheV2", "aclnnRopeWithSinCosCache"],
@@ -246,7 +228,6 @@ const OPERATORS: [(&str, &[&str]); 5] = [
         "npu_apply_rotary_pos_emb",
         &["aclnnApplyRotaryPosEmbV2", "aclnnApplyRotaryPosEmb"],
     ),
-    ("npu_interleave_rope", &["aclnnInterleaveRope"]),
 ];
 
 fn short(error: &LoadError) -> String {
@@ -257,28 +238,20 @@ fn short(error: &LoadError) -> String {
 }
 
 fn library(
-    names: LibraryNames,
-    needed_for: &'static str,
-    opened: &[(&'static str, PathBuf)],
+    (names, needed_for, remedy): (LibraryNames, &'static str, &str),
+    opened: &[Opened],
 ) -> LibraryFinding {
-    let found: Vec<String> = opened
-        .iter()
-        .filter(|(role, _)| *role == names.role)
-        .map(|(_, path)| path.display().to_string())
-        .collect();
+    let listed = |paths: &mut dyn Iterator<Item = &PathBuf>| {
+        let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+        paths.join(", ")
+    };
+    let found = opened.iter().filter(|library| library.role == names.role);
+    let found = listed(&mut found.map(|library| &library.path));
     let found = if found.is_empty() {
-        let tried: Vec<String> = candidates(names, None)
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
-        let remedy = match needed_for {
-            "everything" => INSTALL,
-            "the stock operators" => OPERATORS_REMEDY,
-            _ => "install CANN 9.0 or later, or compile the kernels beforehand",
-        };
-        Finding::missing(format!("tried {}", tried.join(", ")), remedy)
+        let tried = listed(&mut candidates(names, None).iter());
+        Finding::missing(format!("tried {tried}"), remedy)
     } else {
-        Finding::Ready(found.join(", "))
+        Finding::Ready(found)
     };
     LibraryFinding {
         role: names.role,
@@ -287,38 +260,37 @@ fn library(
     }
 }
 
+/// What the runtime refused.
+fn refused(error: &AscendError) -> Finding {
+    Finding::missing(error.to_string(), RUNTIME_REMEDY)
+}
+
 fn version(runtime: &Runtime) -> Finding {
     let origin = &runtime.api().origin;
     match runtime.version() {
         Ok(Some((major, minor, patch))) => {
             Finding::Ready(format!("{origin}, ACL {major}.{minor}.{patch}"))
         }
-        Ok(None) => Finding::Ready(format!("{origin}, which does not tell its version")),
-        Err(error) => Finding::missing(error.to_string(), RUNTIME_REMEDY),
+        Ok(None) => Finding::Ready(format!("{origin}, which does not report its version")),
+        Err(error) => refused(&error),
     }
 }
 
 fn devices(runtime: &Runtime) -> Vec<DeviceFinding> {
-    let failed = |error: AscendError| {
-        vec![DeviceFinding {
-            name: "ascend".into(),
-            found: Finding::missing(error.to_string(), RUNTIME_REMEDY),
-        }]
+    let failed = |name, error| DeviceFinding {
+        name,
+        found: refused(&error),
+    };
+    let found = |ordinal| {
+        let name = format!("ascend:{ordinal}");
+        match runtime.device(ordinal) {
+            Ok(found) => device(&name, &found),
+            Err(error) => failed(name, error),
+        }
     };
     match runtime.device_count() {
-        Err(error) => failed(error),
-        Ok(count) => (0..count)
-            .map(|ordinal| {
-                let name = format!("ascend:{ordinal}");
-                match runtime.device(ordinal) {
-                    Ok(found) => device(&name, &found),
-                    Err(error) => DeviceFinding {
-                        name,
-                        found: Finding::missing(error.to_string(), RUNTIME_REMEDY),
-                    },
-                }
-            })
-            .collect(),
+        Ok(count) => (0..count).map(found).collect(),
+        Err(error) => vec![failed("ascend".into(), error)],
     }
 }
 
@@ -350,7 +322,7 @@ fn missing_symbols(api: &Api) -> Vec<MissingSymbol> {
     if let Ok(meta) = &api.meta {
         symbols.extend(meta.missing());
     }
-    symbols.extend(api.ops.missing());
+    symbols.extend(api.rotary.missing());
     let purpose = |symbol: &str| {
         let known = PURPOSES
             .iter()
@@ -366,14 +338,15 @@ fn missing_symbols(api: &Api) -> Vec<MissingSymbol> {
         .collect()
 }
 
-/// The two ways to have kernels on an installed CANN. On a device they are run, not only looked for.
+/// The two ways to have kernels on an installed CANN. On a device they are run, not only looked
+/// for.
 fn own_kernels(devices: &[DeviceFinding], compiler: Result<(), LoadError>) -> Vec<PathFinding> {
     let file = env::var_os(KERNELS_VARIABLE);
     let usable = devices.iter().any(|device| device.found.is_ready());
     let run = || match Npu::open(0) {
         _ if !usable => Finding::missing("there is no usable device", RUNTIME_REMEDY),
         Ok(npu) => rotation(&npu),
-        Err(error) => Finding::missing(error.to_string(), RUNTIME_REMEDY),
+        Err(error) => refused(&error),
     };
     let beforehand = match &file {
         None => Finding::missing(format!("{KERNELS_VARIABLE} is not set"), PRECOMPILE),
@@ -387,29 +360,19 @@ fn own_kernels(devices: &[DeviceFinding], compiler: Result<(), LoadError>) -> Ve
         Some(_) => run(),
     };
     let at_run_time = match compiler {
-        Err(error) => Finding::missing(
-            short(&error),
-            "install CANN 9.0 or later, or compile the kernels beforehand",
-        ),
+        Err(error) => Finding::missing(short(&error), NO_COMPILER),
         Ok(()) if file.is_some() => {
             Finding::Ready(format!("not used while {KERNELS_VARIABLE} is set"))
         }
         Ok(()) => run(),
     };
-    vec![
-        PathFinding {
-            name: BEFOREHAND,
-            found: beforehand,
-        },
-        PathFinding {
-            name: AT_RUN_TIME,
-            found: at_run_time,
-        },
-    ]
+    [(BEFOREHAND, beforehand), (AT_RUN_TIME, at_run_time)]
+        .map(|(name, found)| PathFinding { name, found })
+        .into()
 }
 
 fn operators(api: &Api) -> Vec<PathFinding> {
-    let missing = api.ops.missing();
+    let missing = api.rotary.missing();
     let both = |name: &str| {
         let plan = format!("{name}GetWorkspaceSize");
         !missing
@@ -438,18 +401,24 @@ fn rotation(npu: &Npu) -> Finding {
     let x: Vec<f32> = (0..2 * PAIRS).map(|channel| channel as f32).collect();
     let rotate = || -> crate::Result<Vec<f32>> {
         let stream = npu.stream()?;
-        let width = 2 * PAIRS as u32;
-        let rotator = npu.rotator(&stream, Rotary::new(width, Pairing::Half)?)?;
-        let angles = rotator.upload_angles(&[0.0; PAIRS], &[1.0; PAIRS])?;
+        let geometry = Geometry::new(2 * PAIRS, 2 * PAIRS, 0, Pairing::Half, false)?;
+        let rotator = npu.rotator(&stream, geometry)?;
+        let angles = stream.upload(&[[0.0_f32; PAIRS], [1.0; PAIRS]].concat())?;
         let mut q = stream.upload(&x)?;
-        let view = View::contiguous(Layout::Tnd, 1, 1, 1, width);
-        rotator.rotate(&mut Rotation {
+        rotator.rotate(Rotation {
+            element: KernelType::F32,
             direction: Direction::Forward,
-            batch: 1,
-            seq: 1,
-            q: Operand::InPlace(&mut q, view),
+            q: Operand::InPlace(Heads {
+                memory: &mut q,
+                offset: 0,
+                layout: HeadsLayout::contiguous(Layout::Tnd, 1, 1, 1, 2 * PAIRS),
+            }),
             k: None,
-            angles: Angles::PerToken(&angles),
+            angles: AngleRows {
+                memory: &angles,
+                offset_bytes: 0,
+                rows: 1,
+            },
         })?;
         stream.download(&q)
     };
@@ -465,7 +434,7 @@ fn rotation(npu: &Npu) -> Finding {
             "do not train on this device; run mrope verify on it and report what it prints",
         ),
         Err(AscendError::NoKernels { reason, remedy, .. }) => Finding::missing(reason, remedy),
-        Err(error) => Finding::missing(error.to_string(), RUNTIME_REMEDY),
+        Err(error) => refused(&error),
     }
 }
 

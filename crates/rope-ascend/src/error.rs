@@ -21,7 +21,10 @@ pub enum LoadError {
         tried: Vec<(PathBuf, String)>,
     },
     /// The library lacks functions that the crate cannot do without.
-    #[error("{library} lacks {}; its version is too old or it is not the Ascend runtime", symbols.join(", "))]
+    #[error(
+        "{library} lacks {}; its version is too old or it is not the Ascend runtime",
+        symbols.join(", ")
+    )]
     SymbolsMissing {
         /// The library that was opened.
         library: String,
@@ -39,7 +42,7 @@ fn list(tried: &[(PathBuf, String)]) -> String {
 }
 
 /// Errors of the Ascend runtime, its operators and this crate's kernels.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AscendError {
     /// A library could not be loaded.
@@ -93,7 +96,8 @@ pub enum AscendError {
     },
     /// Device or pinned host memory ran out, also after the caches were emptied.
     #[error(
-        "out of memory in {function}: {requested_bytes} bytes asked for, {live_bytes} in use: {detail}"
+        "out of memory in {function}: {requested_bytes} bytes asked for, {live_bytes} in use: \
+         {detail}"
     )]
     OutOfMemory {
         /// The C function.
@@ -133,6 +137,19 @@ pub enum AscendError {
         /// What was asked of it.
         found: String,
     },
+    /// Shapes or strides of q and k that do not fit each other or their memory.
+    #[error(transparent)]
+    Rope(#[from] rope_core::RopeError),
+    /// A rotation is beyond what this crate's kernels reach.
+    #[error("the kernels take at most {limit} {what}, found {found}")]
+    KernelLimit {
+        /// What is counted.
+        what: &'static str,
+        /// The most of it.
+        limit: usize,
+        /// What was asked for.
+        found: usize,
+    },
     /// The run-time compiler refused the kernels.
     #[error("the kernels do not compile ({code}): {log}")]
     Compile {
@@ -153,7 +170,8 @@ pub enum AscendError {
     },
     /// One token's data does not fit the unified buffer.
     #[error(
-        "{needed_bytes} bytes of unified buffer are needed for one row, the device has {available_bytes}"
+        "{needed_bytes} bytes of unified buffer are needed for one row, the device has \
+         {available_bytes}"
     )]
     TileTooLarge {
         /// Bytes of the smallest tile.

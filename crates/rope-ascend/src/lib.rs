@@ -2,11 +2,10 @@
 //!
 //! - [`sys`]: the C interface of the runtime, as declared by the vendor.
 //! - [`loader`]: finding the vendor's libraries, or taking the simulator's functions instead.
-//! - [`result`]: one C call, one `Result`.
 //! - [`safe`]: owned runtime, devices, streams, buffers and kernels.
 //! - [`rope`]: this crate's kernels: rotation of q and k, its adjoint, the gradient of the angles.
 //! - [`diagnosis`]: what of all this works here, and what to do about the rest.
-//! - [`aclnn`]: the stock operators, behind their documented limits.
+//! - [`aclnn`]: the stock operators, each within its documented limits.
 //!
 //! Nothing is linked: without CANN the crate builds and loads, and [`safe::Runtime::open`] returns
 //! a [`LoadError`] that names what was tried. No code here has run on a device yet; the tests run
@@ -16,7 +15,7 @@ pub mod aclnn;
 pub mod diagnosis;
 mod error;
 pub mod loader;
-pub mod result;
+mod result;
 pub mod rope;
 pub mod safe;
 pub mod sys;

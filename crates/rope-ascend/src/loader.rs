@@ -7,29 +7,31 @@
     reason = "opening a library and calling through its symbols is unsafe"
 )]
 
-use crate::error::LoadError;
-use crate::sys::{AclMeta, AclOperators, AclOps, AclRt, AclRtc, Resolve};
-use libloading::Library;
 use std::env;
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
 
+use libloading::Library;
+
+use crate::error::LoadError;
+use crate::sys::{AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Resolve};
+
 /// One role with its library names, newest first.
 #[derive(Clone, Copy, Debug)]
-pub struct LibraryNames {
+pub(crate) struct LibraryNames {
     /// What the library is for.
-    pub role: &'static str,
+    pub(crate) role: &'static str,
     /// File names to try in order.
-    pub names: &'static [&'static str],
+    pub(crate) names: &'static [&'static str],
 }
 
 /// The runtime.
-pub const RUNTIME: LibraryNames = LibraryNames {
+pub(crate) const RUNTIME: LibraryNames = LibraryNames {
     role: "Ascend runtime library",
     names: &["libacl_rt.so", "libascendcl.so"],
 };
 /// Operator descriptors.
-pub const DESCRIPTORS: LibraryNames = LibraryNames {
+pub(crate) const DESCRIPTORS: LibraryNames = LibraryNames {
     role: "operator descriptor library",
     names: &["libnnopbase.so"],
 };
@@ -38,7 +40,7 @@ const ALL_OPERATORS: &str = "libopapi.so";
 /// One of the libraries that it was split into.
 const SPLIT_OPERATORS: &str = "libopapi_nn.so";
 /// Operators; all that exist are searched, in this order.
-pub const OPERATORS: LibraryNames = LibraryNames {
+pub(crate) const OPERATORS: LibraryNames = LibraryNames {
     role: "operator library",
     names: &[
         "libcust_opapi.so",
@@ -49,17 +51,16 @@ pub const OPERATORS: LibraryNames = LibraryNames {
     ],
 };
 /// Run-time compiler.
-pub const COMPILER: LibraryNames = LibraryNames {
+pub(crate) const COMPILER: LibraryNames = LibraryNames {
     role: "run-time compiler library",
     names: &["libacl_rtc.so"],
 };
 
 /// Variable that names the folder of the libraries and overrides the search.
-pub const PATH_VARIABLE: &str = "ROPE_ASCEND_LIB_PATH";
+pub(crate) const PATH_VARIABLE: &str = "ROPE_ASCEND_LIB_PATH";
 
 /// The folders that are searched, in order; the loader's own path comes last.
-#[must_use]
-pub fn search_folders(explicit: Option<&Path>) -> Vec<PathBuf> {
+fn search_folders(explicit: Option<&Path>) -> Vec<PathBuf> {
     if let Some(folder) = explicit {
         return vec![folder.to_owned()];
     }
@@ -74,8 +75,7 @@ pub fn search_folders(explicit: Option<&Path>) -> Vec<PathBuf> {
 }
 
 /// The paths that are tried for `library`, in order.
-#[must_use]
-pub fn candidates(library: LibraryNames, explicit: Option<&Path>) -> Vec<PathBuf> {
+pub(crate) fn candidates(library: LibraryNames, explicit: Option<&Path>) -> Vec<PathBuf> {
     let folders = search_folders(explicit);
     let overridden = explicit.is_some() || env::var_os(PATH_VARIABLE).is_some();
     let in_folders = folders
@@ -89,18 +89,61 @@ pub fn candidates(library: LibraryNames, explicit: Option<&Path>) -> Vec<PathBuf
     in_folders.chain(on_loader_path).collect()
 }
 
-fn open(library: LibraryNames, explicit: Option<&Path>) -> Result<(Library, PathBuf), LoadError> {
-    let mut tried = Vec::new();
-    for path in candidates(library, explicit) {
+/// A library that was opened.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) role: &'static str,
+    pub(crate) path: PathBuf,
+    library: Library,
+}
+
+impl Opened {
+    /// The library at `path`, or the loader's answer.
+    fn at(path: PathBuf, role: &'static str) -> Result<Self, (PathBuf, String)> {
         // SAFETY: initialisers of the vendor's libraries run here; the names are those that the
         // vendor installs, in folders that the user or the system's loader configuration chose.
         match unsafe { Library::new(&path) } {
-            Ok(opened) => return Ok((opened, path)),
-            Err(error) => tried.push((path, error.to_string())),
+            Ok(library) => Ok(Self {
+                role,
+                path,
+                library,
+            }),
+            Err(error) => Err((path, error.to_string())),
         }
     }
+}
+
+/// Opens a library, fills its table by `load` and adds the library to `opened`.
+///
+/// # Safety
+/// - The functions that `load` resolves have the signatures that its table declares.
+/// - The table is not used after `opened` is dropped.
+unsafe fn table<T>(
+    names: LibraryNames,
+    folder: Option<&Path>,
+    opened: &mut Vec<Opened>,
+    load: unsafe fn(&mut Resolve<'_>) -> Result<T, Vec<&'static str>>,
+) -> Result<T, LoadError> {
+    let mut tried = Vec::new();
+    for path in candidates(names, folder) {
+        let found = match Opened::at(path, names.role) {
+            Ok(found) => found,
+            Err(refused) => {
+                tried.push(refused);
+                continue;
+            }
+        };
+        // SAFETY: the caller vouches for the signatures, and keeps the library with the table.
+        let table = unsafe { load(&mut |name| address(&found.library, name)) };
+        let table = table.map_err(|symbols| LoadError::SymbolsMissing {
+            library: found.path.display().to_string(),
+            symbols,
+        });
+        opened.push(found);
+        return table;
+    }
     Err(LoadError::LibraryNotFound {
-        library: library.role,
+        library: names.role,
         tried,
     })
 }
@@ -117,21 +160,18 @@ fn address(library: &Library, name: &CStr) -> *const c_void {
 /// Field order matters: the libraries are unmapped after everything else is gone.
 #[derive(Debug)]
 pub struct Api {
-    /// The runtime.
-    pub rt: AclRt,
+    pub(crate) rt: AclRt,
     /// Operator descriptors, where the library exists.
-    pub meta: Result<AclMeta, LoadError>,
-    /// Stock rotary operators; each may be missing on its own.
-    pub ops: AclOps,
+    pub(crate) meta: Result<AclMeta, LoadError>,
     /// Operators of training; each may be missing on its own.
-    pub operators: AclOperators,
+    pub(crate) operators: AclOperators,
+    /// Stock rotary operators; each may be missing on its own.
+    pub(crate) rotary: AclRotary,
     /// Run-time compiler, where it exists.
-    pub rtc: Result<AclRtc, LoadError>,
+    pub(crate) rtc: Result<AclRtc, LoadError>,
     /// Where the runtime was found.
-    pub origin: String,
-    /// The files that were opened, each with its role.
-    pub opened: Vec<(&'static str, PathBuf)>,
-    _libraries: Vec<Library>,
+    pub(crate) origin: String,
+    pub(crate) opened: Vec<Opened>,
 }
 
 impl Api {
@@ -142,81 +182,53 @@ impl Api {
     /// [`LoadError::LibraryNotFound`] with everything tried, or [`LoadError::SymbolsMissing`].
     /// Missing operator and compiler libraries are errors only when they are used.
     pub fn open(folder: Option<&Path>) -> Result<Self, LoadError> {
-        let (runtime, path) = open(RUNTIME, folder)?;
-        let origin = path.display().to_string();
-        // SAFETY: the addresses are those of the vendor's functions, whose declarations are
-        // checked against the vendor's headers; `runtime` is kept beside the table.
-        let rt =
-            unsafe { AclRt::load(&mut |name| address(&runtime, name)) }.map_err(|symbols| {
-                LoadError::SymbolsMissing {
-                    library: origin.clone(),
-                    symbols,
-                }
-            })?;
-        let mut libraries = vec![runtime];
-        let mut opened = vec![(RUNTIME.role, path)];
-        let meta = open(DESCRIPTORS, folder).and_then(|(library, path)| {
-            // SAFETY: as above.
-            let table =
-                unsafe { AclMeta::load(&mut |name| address(&library, name)) }.map_err(|symbols| {
-                    LoadError::SymbolsMissing {
-                        library: path.display().to_string(),
-                        symbols,
-                    }
-                });
-            libraries.push(library);
-            opened.push((DESCRIPTORS.role, path));
-            table
-        });
-        let mut operators: Vec<(Library, PathBuf)> = Vec::new();
+        let mut opened = Vec::new();
+        // SAFETY: the functions are the vendor's, whose declarations are checked against the
+        // vendor's headers; `Api` keeps the libraries with the tables.
+        let rt = unsafe { table(RUNTIME, folder, &mut opened, AclRt::load) }?;
+        // SAFETY: the declarations are compared with the simulator's, which follow the vendor's
+        // documents; `Api` keeps the libraries with the tables.
+        let meta = unsafe { table(DESCRIPTORS, folder, &mut opened, AclMeta::load) };
+        let first_operators = opened.len();
         for name in OPERATORS.names {
             // The library of all operators is not to be loaded beside those that replace it.
-            let replaced = operators
-                .iter()
-                .any(|(_, path)| path.ends_with(SPLIT_OPERATORS));
+            let mut found = opened[first_operators..].iter();
+            let replaced = found.any(|library| library.path.ends_with(SPLIT_OPERATORS));
             if replaced && *name == ALL_OPERATORS {
                 continue;
             }
-            let opened = candidates(OPERATORS, folder)
-                .into_iter()
+            let mut paths = candidates(OPERATORS, folder).into_iter();
+            let found = paths
+                .by_ref()
                 .filter(|path| path.ends_with(name))
-                // SAFETY: as in `open`.
-                .find_map(|path| Some((unsafe { Library::new(&path) }.ok()?, path)));
-            operators.extend(opened);
+                .find_map(|path| Opened::at(path, OPERATORS.role).ok());
+            opened.extend(found);
         }
-        let (ops, training) = load_ops(&mut |name| {
-            operators
-                .iter()
-                .map(|(library, _)| address(library, name))
-                .find(|p| !p.is_null())
+        let libraries = &opened[first_operators..];
+        let resolve: &mut Resolve<'_> = &mut |name| {
+            let addresses = libraries.iter().map(|found| address(&found.library, name));
+            addresses
+                .into_iter()
+                .find(|address| !address.is_null())
                 .unwrap_or(std::ptr::null())
-        });
-        for (library, path) in operators {
-            libraries.push(library);
-            opened.push((OPERATORS.role, path));
-        }
-        let rtc = open(COMPILER, folder).and_then(|(library, path)| {
-            // SAFETY: as above.
-            let table =
-                unsafe { AclRtc::load(&mut |name| address(&library, name)) }.map_err(|symbols| {
-                    LoadError::SymbolsMissing {
-                        library: path.display().to_string(),
-                        symbols,
-                    }
-                });
-            libraries.push(library);
-            opened.push((COMPILER.role, path));
-            table
-        });
+        };
+        // SAFETY: the declarations follow the vendor's documents and are compared with the
+        // simulator's; `Api` keeps the libraries with the tables.
+        let operators = unsafe { AclOperators::load(resolve) };
+        // SAFETY: the declarations follow the vendor's documents and are compared with the
+        // simulator's; `Api` keeps the libraries with the tables.
+        let rotary = unsafe { AclRotary::load(resolve) };
+        // SAFETY: the declarations follow the vendor's documents and are compared with the
+        // simulator's; `Api` keeps the libraries with the tables.
+        let rtc = unsafe { table(COMPILER, folder, &mut opened, AclRtc::load) };
         Ok(Self {
             rt,
             meta,
-            ops,
-            operators: training,
+            operators,
+            rotary,
             rtc,
-            origin,
+            origin: opened[0].path.display().to_string(),
             opened,
-            _libraries: libraries,
         })
     }
 
@@ -238,22 +250,20 @@ impl Api {
             symbols,
         };
         let resolve: &mut Resolve<'_> = &mut resolve;
-        // SAFETY: the caller vouches for addresses and lifetime.
+        // SAFETY: the caller vouches for signatures and lifetime.
         let rt = unsafe { AclRt::load(resolve) }.map_err(missing)?;
-        // SAFETY: as above.
-        let meta = unsafe { AclMeta::load(resolve) }.map_err(missing);
-        let (ops, operators) = load_ops(resolve);
-        // SAFETY: as above.
-        let rtc = unsafe { AclRtc::load(resolve) }.map_err(missing);
         Ok(Self {
             rt,
-            meta,
-            ops,
-            operators,
-            rtc,
+            // SAFETY: the caller vouches for signatures and lifetime.
+            meta: unsafe { AclMeta::load(resolve) }.map_err(missing),
+            // SAFETY: the caller vouches for signatures and lifetime.
+            operators: unsafe { AclOperators::load(resolve) },
+            // SAFETY: the caller vouches for signatures and lifetime.
+            rotary: unsafe { AclRotary::load(resolve) },
+            // SAFETY: the caller vouches for signatures and lifetime.
+            rtc: unsafe { AclRtc::load(resolve) }.map_err(missing),
             origin: origin.to_owned(),
             opened: Vec::new(),
-            _libraries: Vec::new(),
         })
     }
 
@@ -263,34 +273,23 @@ impl Api {
     /// [`LoadError::SymbolsMissing`], if the simulator lacked functions of the runtime.
     #[cfg(feature = "ascend-sim")]
     pub fn simulated() -> Result<Self, LoadError> {
-        // SAFETY: the simulator declares its functions as the vendor does (compared by `cargo xtask abi`), and is linked
-        // into this program.
+        // SAFETY: the simulator declares its functions as the vendor does (compared by `cargo xtask
+        // abi`), and is linked into this program.
         unsafe { Self::from_resolver("ascend-sim", ascend_sim::symbol) }
     }
 
     /// Names of the functions that this installation lacks.
-    #[must_use]
     pub fn missing_symbols(&self) -> Vec<&'static str> {
         let mut missing = self.rt.missing();
         match &self.meta {
             Ok(table) => missing.extend(table.missing()),
             Err(_) => missing.extend(AclMeta::signatures().into_iter().map(|s| s.name)),
         }
-        missing.extend(self.ops.missing());
+        missing.extend(self.rotary.missing());
         match &self.rtc {
             Ok(table) => missing.extend(table.missing()),
             Err(_) => missing.extend(AclRtc::signatures().into_iter().map(|s| s.name)),
         }
         missing
-    }
-}
-
-fn load_ops(resolve: &mut Resolve<'_>) -> (AclOps, AclOperators) {
-    // SAFETY: reached only from the two constructors above, whose conditions cover it.
-    let operators = unsafe { AclOperators::load(resolve) };
-    // SAFETY: as above. The table has no required function, so loading cannot fail.
-    match unsafe { AclOps::load(resolve) } {
-        Ok(ops) => (ops, operators),
-        Err(symbols) => unreachable!("no operator is required, yet {symbols:?} are"),
     }
 }

@@ -4,22 +4,22 @@
 mod support;
 
 use half::{bf16, f16};
-use rope_ascend::rope::{
-    AngleGradient, Angles, Direction, Layout, Operand, Pairing, Positions, Rotary, Rotation,
-    Rotator, Table, View,
+use rope_ascend::rope::{AngleGradient, Heads, Operand, Rotation, Rotator};
+use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
+use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing, Strides};
+use support::{
+    At, Bench, Number, Numbers, angles, index, pair_channels, rotate_plainly, tolerance,
 };
-use support::{Bench, Number, Numbers, pair_channels, rotate_plainly, striped, tolerance};
 
 #[derive(Clone, Debug)]
 struct Case {
-    batch: u32,
-    seq: u32,
-    heads: [u32; 2],
-    head_dim: u32,
-    channels: std::ops::Range<u32>,
+    batch: usize,
+    seq: usize,
+    heads: [usize; 2],
+    head_dim: usize,
+    channels: std::ops::Range<usize>,
     pairing: Pairing,
     per_channel: bool,
-    axes: u32, // 0: angles per token
     layout: Layout,
     /// Rows cut out of a wider tensor.
     strided: bool,
@@ -37,7 +37,6 @@ impl Case {
             channels: 0..64,
             pairing,
             per_channel: false,
-            axes: 0,
             layout: Layout::Bsnd,
             strided: false,
             in_place: true,
@@ -45,41 +44,41 @@ impl Case {
         }
     }
 
-    fn rotary(&self) -> Rotary {
-        let rotary = Rotary::partial(self.head_dim, self.channels.clone(), self.pairing).unwrap();
-        let rotary = if self.per_channel {
-            rotary.per_channel()
-        } else {
-            rotary
-        };
-        if self.axes == 0 {
-            rotary
-        } else {
-            let w = rotary.angle_width();
-            rotary.with_lanes(striped(w, self.axes)).unwrap()
-        }
+    fn geometry(&self) -> Geometry {
+        let channels = &self.channels;
+        let (pairing, per_channel) = (self.pairing, self.per_channel);
+        Geometry::new(
+            self.head_dim,
+            channels.len(),
+            channels.start,
+            pairing,
+            per_channel,
+        )
+        .unwrap()
     }
 
-    fn view(&self, heads: u32) -> (View, usize) {
+    /// Where a tensor lies in its buffer, and the buffer's length.
+    fn place(&self, heads: usize) -> (At, usize) {
+        let (batch, seq, head_dim) = (self.batch, self.seq, self.head_dim);
+        let contiguous = HeadsLayout::contiguous(self.layout, batch, seq, heads, head_dim);
         if self.strided {
             // A slice of a tensor that has three more heads, and three more channels in each.
-            let dim = u64::from(self.head_dim) + 3;
-            let token = u64::from(heads + 3) * dim;
-            let view = View {
-                offset: 2 * dim + 1,
-                heads,
-                batch_stride: u64::from(self.seq) * token + 5,
-                token_stride: token,
-                head_stride: dim,
+            let head = head_dim + 3;
+            let token = (heads + 3) * head;
+            let strides = Strides {
+                batch: seq * token + 5,
+                seq: token,
+                head,
             };
-            let len = u64::from(self.batch) * view.batch_stride + 2 * dim + 1;
-            return (view, len as usize);
+            let offset = 2 * head + 1;
+            let len = batch * strides.batch + offset;
+            let layout = HeadsLayout {
+                strides,
+                ..contiguous
+            };
+            return ((offset, layout), len);
         }
-        let view = View::contiguous(self.layout, self.batch, self.seq, heads, self.head_dim);
-        (
-            view,
-            (self.batch * self.seq * heads * self.head_dim) as usize,
-        )
+        ((0, contiguous), batch * seq * heads * head_dim)
     }
 }
 
@@ -92,8 +91,8 @@ fn compare<T: Number>(case: &Case, direction: Direction, name: &str, got: &[T], 
         let error = (got.wide() - truth).abs();
         assert!(
             error <= tolerance::<T>(*truth),
-            "{} {case:?} {direction:?}: {name}[{i}] is {} instead of {truth}, off by {error:e}",
-            T::NAME,
+            "{:?} {case:?} {direction:?}: {name}[{i}] is {} instead of {truth}, off by {error:e}",
+            T::TYPE,
             got.wide()
         );
     }
@@ -101,65 +100,27 @@ fn compare<T: Number>(case: &Case, direction: Direction, name: &str, got: &[T], 
 
 fn run<T: Number>(bench: &Bench, case: &Case, direction: Direction) {
     let stream = &bench.stream;
-    let mut numbers = Numbers(0x9e37_79b9 + u64::from(case.head_dim) * 31 + u64::from(case.seq));
-    let rotary = case.rotary();
-    let width = rotary.angle_width() as usize;
-    let rows = (if case.shared {
+    let mut numbers = Numbers(0x9e37_79b9 + case.head_dim as u64 * 31 + case.seq as u64);
+    let geometry = case.geometry();
+    let lanes = geometry.lane_count();
+    let rows = if case.shared {
         case.seq
     } else {
         case.batch * case.seq
-    }) as usize;
-    let rotator = Rotator::new(stream, bench.kernels.clone(), rotary.clone());
-
-    let positions_wanted = 50;
-    let table_rows = if case.axes > 0 {
-        positions_wanted
-    } else {
-        rows
     };
-    let cos: Vec<f32> = (0..table_rows * width)
-        .map(|_| numbers.unit() as f32)
-        .collect();
-    let sin: Vec<f32> = (0..table_rows * width)
-        .map(|_| numbers.unit() as f32)
-        .collect();
-    let ids: Vec<i32> = (0..case.axes as usize * rows)
-        .map(|_| numbers.below(positions_wanted as u64) as i32)
-        .collect();
-    let per_token = (case.axes == 0).then(|| rotator.upload_angles(&cos, &sin).unwrap());
-    let table = (case.axes > 0).then(|| {
-        (
-            Table::new(stream, &cos, &sin, width as u32).unwrap(),
-            Positions::new(stream, &ids, case.axes).unwrap(),
-        )
-    });
-    let angles = match (&per_token, &table) {
-        (Some(angles), _) => Angles::PerToken(angles),
-        (_, Some((table, positions))) => Angles::Table(table, positions),
-        _ => unreachable!(),
-    };
+    let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+    let drawn: Vec<f32> = values(&mut numbers, rows * 2 * lanes);
+    let on_device = stream.upload(&drawn).unwrap();
     let angle = |token: usize, lane: usize| {
-        let row = if case.shared {
-            token % case.seq as usize
-        } else {
-            token
-        };
-        let row = if case.axes > 0 {
-            ids[(lane % case.axes as usize) * rows + row] as usize
-        } else {
-            row
-        };
-        (
-            f64::from(cos[row * width + lane]),
-            f64::from(sin[row * width + lane]),
-        )
+        let cos = token % rows * 2 * lanes + lane;
+        (f64::from(drawn[cos]), f64::from(drawn[cos + lanes]))
     };
 
     let mut hosts = Vec::new();
     let mut devices = Vec::new();
     let mut targets = Vec::new();
     for heads in case.heads {
-        let (view, len) = case.view(heads.max(1));
+        let (at, len) = case.place(heads.max(1));
         let x: Vec<T> = values(&mut numbers, len);
         let device = stream.upload(&x).unwrap();
         // The output is laid out the other way round, to tell input strides from output strides.
@@ -168,11 +129,11 @@ fn run<T: Number>(bench: &Bench, case: &Case, direction: Direction) {
         } else {
             Layout::Bnsd
         };
-        let out_view = View::contiguous(other, case.batch, case.seq, heads.max(1), case.head_dim);
-        let out_len = (case.batch * case.seq * heads.max(1) * case.head_dim) as usize;
-        let filled = vec![T::of(9.0); out_len];
-        targets.push((stream.upload(&filled).unwrap(), out_view, out_len));
-        hosts.push((x, view));
+        let (batch, seq, head_dim) = (case.batch, case.seq, case.head_dim);
+        let out = HeadsLayout::contiguous(other, batch, seq, heads.max(1), head_dim);
+        let filled = vec![T::of(9.0); batch * seq * heads.max(1) * head_dim];
+        targets.push((stream.upload(&filled).unwrap(), (0, out), filled.len()));
+        hosts.push((x, at));
         devices.push(device);
     }
     let (q_dev, k_dev) = devices.split_at_mut(1);
@@ -180,16 +141,14 @@ fn run<T: Number>(bench: &Bench, case: &Case, direction: Direction) {
     let q = make(case.in_place, &mut q_dev[0], hosts[0].1, &mut q_to[0]);
     let k =
         (case.heads[1] > 0).then(|| make(case.in_place, &mut k_dev[0], hosts[1].1, &mut k_to[0]));
-    let mut rotation = Rotation {
-        direction,
-        batch: case.batch,
-        seq: case.seq,
-        q,
-        k,
-        angles,
-    };
     rotator
-        .rotate(&mut rotation)
+        .rotate(Rotation {
+            element: T::TYPE,
+            direction,
+            q,
+            k,
+            angles: angles(&on_device, rows),
+        })
         .unwrap_or_else(|error| panic!("{case:?}: {error}"));
     if let Err(error) = stream.synchronize() {
         let found = ascend_sim::control::take_violations();
@@ -208,24 +167,15 @@ fn run<T: Number>(bench: &Bench, case: &Case, direction: Direction) {
         if case.heads[i] == 0 {
             continue;
         }
-        let (x, view) = &hosts[i];
+        let (x, at) = &hosts[i];
         let wide: Vec<f64> = x.iter().map(|v| v.wide()).collect();
-        let (mut truth, out_view) = if case.in_place {
-            (wide.clone(), *view)
+        let (mut truth, out_at) = if case.in_place {
+            (wide.clone(), *at)
         } else {
             (vec![9.0; targets[i].2], targets[i].1)
         };
-        rotate_plainly(
-            &wide,
-            *view,
-            &mut truth,
-            out_view,
-            case.batch as usize,
-            case.seq as usize,
-            &rotary,
-            direction,
-            &angle,
-        );
+        let output = (&mut truth[..], out_at);
+        rotate_plainly((&wide, *at), output, geometry, direction, &angle);
         let got = stream
             .download(if case.in_place {
                 &devices[i]
@@ -237,20 +187,26 @@ fn run<T: Number>(bench: &Bench, case: &Case, direction: Direction) {
     }
 }
 
+fn heads<M>(memory: M, (offset, layout): At) -> Heads<M> {
+    Heads {
+        memory,
+        offset,
+        layout,
+    }
+}
+
 fn make<'a, T: Number>(
     in_place: bool,
-    device: &'a mut rope_ascend::safe::DeviceBuffer<T>,
-    view: View,
-    target: &'a mut (rope_ascend::safe::DeviceBuffer<T>, View, usize),
-) -> Operand<'a, T> {
+    device: &'a mut DeviceBuffer<T>,
+    at: At,
+    target: &'a mut (DeviceBuffer<T>, At, usize),
+) -> Operand<'a> {
     if in_place {
-        Operand::InPlace(device, view)
+        Operand::InPlace(heads(device, at))
     } else {
         Operand::Into {
-            from: device,
-            from_view: view,
-            to: &mut target.0,
-            to_view: target.1,
+            from: heads(device, at),
+            to: heads(&mut target.0, target.1),
         }
     }
 }
@@ -263,28 +219,20 @@ fn run_all(bench: &Bench, case: &Case) {
     }
 }
 
-const PAIRINGS: [Pairing; 4] = [
-    Pairing::Half,
-    Pairing::Adjacent,
-    Pairing::Quarter,
-    Pairing::InterleaveHalf,
-];
+const PAIRINGS: [Pairing; 4] = Pairing::ALL;
 
 #[test]
-fn every_pairing_and_angle_source() {
+fn every_pairing_with_shared_and_separate_angles() {
     let bench = Bench::new(ascend_sim::Machine::default());
     for pairing in PAIRINGS {
         for per_channel in [false, true] {
-            for axes in [0, 1, 3, 4] {
-                run_all(
-                    &bench,
-                    &Case {
-                        per_channel,
-                        axes,
-                        ..Case::plain(pairing)
-                    },
-                );
-            }
+            run_all(
+                &bench,
+                &Case {
+                    per_channel,
+                    ..Case::plain(pairing)
+                },
+            );
         }
     }
     bench.finish();
@@ -348,15 +296,6 @@ fn partial_and_unaligned_heads() {
                     );
                 }
             }
-            run_all(
-                &bench,
-                &Case {
-                    head_dim,
-                    channels: channels.clone(),
-                    axes: 3,
-                    ..Case::plain(pairing)
-                },
-            );
         }
     }
     bench.finish();
@@ -375,7 +314,8 @@ fn sizes() {
                 (130, [2, 2], 32),
                 (2, [128, 128], 512),
                 (700, [1, 1], 64),
-                // Several tokens a tile, whose coefficients lie further apart than one instruction can step.
+                // Several tokens a tile, whose coefficients lie further apart than one instruction
+                // can step.
                 (130, [2, 1], 1024),
             ] {
                 let case = Case {
@@ -404,7 +344,6 @@ fn on_dav_3510() {
             &Case {
                 head_dim: 72,
                 channels: 0..72,
-                axes: 3,
                 ..Case::plain(pairing)
             },
         );
@@ -427,7 +366,6 @@ fn hundred_thousand(pairing: Pairing) {
         heads: [2, 1],
         head_dim: 32,
         channels: 0..32,
-        axes: 3,
         ..Case::plain(pairing)
     };
     run::<bf16>(&bench, &case, Direction::Forward);
@@ -447,35 +385,30 @@ fn hundred_thousand_tokens_of_every_pairing() {
 
 fn angle_gradient<T: Number>(bench: &Bench, case: &Case) {
     let stream = &bench.stream;
-    let mut numbers = Numbers(7 + u64::from(case.head_dim));
-    let rotary = case.rotary();
-    let width = rotary.angle_width() as usize;
-    let rotator = Rotator::new(stream, bench.kernels.clone(), rotary.clone());
-    let tokens = (case.batch * case.seq) as usize;
+    let mut numbers = Numbers(7 + case.head_dim as u64);
+    let geometry = case.geometry();
+    let width = geometry.lane_count();
+    let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+    let tokens = case.batch * case.seq;
     let mut truth = vec![0.0_f64; tokens * 2 * width];
     let mut scale = vec![0.0_f64; tokens * 2 * width];
     let mut buffers = Vec::new();
     for heads in case.heads {
-        let (view, len) = case.view(heads.max(1));
+        let (at, len) = case.place(heads.max(1));
         let x: Vec<T> = values(&mut numbers, len);
         let g: Vec<T> = values(&mut numbers, len);
         if heads > 0 {
             for token in 0..tokens {
-                let (b, s) = (token / case.seq as usize, token % case.seq as usize);
-                for h in 0..heads as usize {
-                    let base = view.offset as usize
-                        + b * view.batch_stride as usize
-                        + s * view.token_stride as usize
-                        + h * view.head_stride as usize
-                        + rotary.rotary_offset() as usize;
-                    for j in 0..rotary.pairs() as usize {
-                        let (read, write) =
-                            pair_channels(case.pairing, rotary.rotary_dim() as usize, j);
+                let (b, s) = (token / case.seq, token % case.seq);
+                for h in 0..heads {
+                    let base = index(&at, b, s, h, geometry.rotary_offset());
+                    for j in 0..geometry.pairs() {
+                        let (read, write) = pair_channels(case.pairing, geometry.rotary_dim(), j);
                         let (x1, x2) = (x[base + read[0]].wide(), x[base + read[1]].wide());
                         let (g1, g2) = (g[base + write[0]].wide(), g[base + write[1]].wide());
                         let row = token * 2 * width;
                         let second = if case.per_channel {
-                            rotary.pairs() as usize + j
+                            geometry.pairs() + j
                         } else {
                             j
                         };
@@ -491,21 +424,24 @@ fn angle_gradient<T: Number>(bench: &Bench, case: &Case) {
                 }
             }
         }
-        buffers.push((stream.upload(&x).unwrap(), stream.upload(&g).unwrap(), view));
+        buffers.push((stream.upload(&x).unwrap(), stream.upload(&g).unwrap(), at));
     }
-    let k = case.heads[1] > 0;
-    let request = AngleGradient {
-        batch: case.batch,
-        seq: case.seq,
-        q: (&buffers[0].0, buffers[0].2),
-        k: k.then_some((&buffers[1].0, buffers[1].2)),
-        q_grad: (&buffers[0].1, buffers[0].2),
-        k_grad: k.then_some((&buffers[1].1, buffers[1].2)),
+    let pair = |i: usize| -> [Heads<&DeviceMemory>; 2] {
+        let (x, g, at) = &buffers[i];
+        [heads(x, *at), heads(g, *at)]
     };
-    let first = rotator.angle_gradient(&request).unwrap();
-    let second = rotator.angle_gradient(&request).unwrap();
-    let got = stream.download(&first).unwrap();
-    let again = stream.download(&second).unwrap();
+    let gradient = || {
+        let mut out = stream.alloc::<f32>(tokens * 2 * width).unwrap();
+        let request = AngleGradient {
+            element: T::TYPE,
+            q: pair(0),
+            k: (case.heads[1] > 0).then(|| pair(1)),
+            out: &mut out,
+        };
+        rotator.angle_gradient(request).unwrap();
+        stream.download(&out).unwrap()
+    };
+    let (got, again) = (gradient(), gradient());
     assert!(
         got.iter()
             .zip(&again)
@@ -515,7 +451,7 @@ fn angle_gradient<T: Number>(bench: &Bench, case: &Case) {
     for (i, got) in got.iter().enumerate() {
         let error = (f64::from(*got) - truth[i]).abs();
         // One rounding for each product and for each of the sums of 2 * heads terms at most.
-        let terms = f64::from(2 * (case.heads[0] + case.heads[1]));
+        let terms = (2 * (case.heads[0] + case.heads[1])) as f64;
         assert!(
             error <= scale[i] * terms * 2_f64.powi(-24),
             "{case:?}: [{i}] is {got} instead of {}",

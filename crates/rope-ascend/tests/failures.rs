@@ -7,64 +7,73 @@ mod support;
 use ascend_sim::{Session, control};
 use half::bf16;
 use rope_ascend::loader::Api;
-use rope_ascend::rope::{
-    AngleGradient, Angles, Direction, Kernels, Layout, Operand, Pairing, Positions, Rotary,
-    Rotation, Rotator, Table, View,
-};
+use rope_ascend::rope::{AngleGradient, Heads, KernelType, Kernels, Operand, Rotation, Rotator};
 use rope_ascend::safe::Runtime;
 use rope_ascend::{AscendError, LoadError};
+use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing, Strides};
 use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
-use support::{api, kernel_binary, striped};
+use support::{angles, api, kernel_binary};
 
 const INJECTED: i32 = 500_000;
-const TEARDOWN: [&str; 6] = [
+const TEARDOWN: [&str; 5] = [
     "aclrtFree",
     "aclrtDestroyStream",
-    "aclrtDestroyEvent",
     "aclrtBinaryUnLoad",
     "aclrtResetDevice",
     "aclFinalize",
 ];
 
+/// Six tokens of 32 channels a head.
+fn heads<M>(memory: M, heads: usize) -> Heads<M> {
+    Heads {
+        memory,
+        offset: 0,
+        layout: HeadsLayout::contiguous(Layout::Tnd, 1, 6, heads, 32),
+    }
+}
+
 /// Forward, adjoint and angle gradient of q and k.
 fn train_step(runtime: &Runtime, binary: &[u8]) -> rope_ascend::Result<Vec<bf16>> {
     let stream = runtime.device(0)?.stream()?;
     let kernels = Arc::new(Kernels::load(&stream, binary)?);
-    let rotary = Rotary::new(32, Pairing::Adjacent)?.with_lanes(striped(16, 3))?;
-    let rotator = Rotator::new(&stream, kernels, rotary);
-    let table = Table::new(&stream, &[0.5; 16 * 8], &[0.25; 16 * 8], 16)?;
-    let positions = Positions::new(&stream, &[1; 3 * 6], 3)?;
-    let view = |heads| View::contiguous(Layout::Tnd, 1, 6, heads, 32);
+    let geometry = Geometry::new(32, 32, 0, Pairing::Adjacent, false)?;
+    let rotator = Rotator::new(&stream, kernels, geometry)?;
+    let rows = stream.upload(&[[0.5_f32; 16], [0.25; 16]].concat().repeat(6))?;
     let x = stream.upload(&vec![bf16::ONE; 6 * 2 * 32])?;
     let mut q = stream.zeros::<bf16>(6 * 2 * 32)?;
     stream.copy(&x, &mut q)?;
     let mut k = stream.upload(&vec![bf16::ONE; 6 * 32])?;
     for direction in [Direction::Forward, Direction::Adjoint] {
-        rotator.rotate(&mut Rotation {
+        rotator.rotate(Rotation {
+            element: KernelType::Bf16,
             direction,
-            batch: 1,
-            seq: 6,
-            q: Operand::InPlace(&mut q, view(2)),
-            k: Some(Operand::InPlace(&mut k, view(1))),
-            angles: Angles::Table(&table, &positions),
+            q: Operand::InPlace(heads(&mut q, 2)),
+            k: Some(Operand::InPlace(heads(&mut k, 1))),
+            angles: angles(&rows, 6),
         })?;
     }
-    let event = stream.event()?;
-    stream.record(&event)?;
-    stream.wait_for(&event)?;
-    event.synchronize()?;
-    let gradient = rotator.angle_gradient(&AngleGradient {
-        batch: 1,
-        seq: 6,
-        q: (&x, view(2)),
+    rotator.rotate(Rotation {
+        element: KernelType::Bf16,
+        direction: Direction::Forward,
+        q: Operand::Into {
+            from: heads(&x, 2),
+            to: heads(&mut q, 2),
+        },
         k: None,
-        q_grad: (&q, view(2)),
-        k_grad: None,
+        angles: angles(&rows, 6),
+    })?;
+    drop((stream.download(&x)?, stream.download(&rows)?));
+    let mut gradient = stream.alloc::<f32>(6 * 2 * 16)?;
+    rotator.angle_gradient(AngleGradient {
+        element: KernelType::Bf16,
+        q: [heads(&x, 2), heads(&q, 2)],
+        k: None,
+        out: &mut gradient,
     })?;
     stream.synchronize()?;
-    drop(gradient);
+    drop((stream.download(&gradient)?, stream.download(&k)?));
     stream.trim()?;
     stream.download(&q)
 }
@@ -110,13 +119,12 @@ fn every_call_fails_in_turn() {
             let left = (
                 live.allocations,
                 live.streams,
-                live.events,
                 live.binaries,
                 live.host_blocks,
             );
             assert_eq!(
                 left,
-                (0, 0, 0, 0, 0),
+                (0, 0, 0, 0),
                 "left behind after call {nth} of {} failed",
                 call.function
             );
@@ -167,11 +175,10 @@ fn a_teardown_failure_comes_out_of_the_next_call() {
     let runtime = Runtime::start(api()).unwrap();
     let device = runtime.device(0).unwrap();
     let stream = device.stream().unwrap();
-    let event = stream.event().unwrap();
-    control::inject_fault("aclrtDestroyEvent", 1, INJECTED);
-    drop(event);
+    control::inject_fault("aclrtDestroyStream", 1, INJECTED);
+    drop(device.stream().unwrap());
     let error = stream.synchronize().unwrap_err();
-    assert!(error.to_string().contains("aclrtDestroyEvent"), "{error}");
+    assert!(error.to_string().contains("aclrtDestroyStream"), "{error}");
     stream.synchronize().unwrap();
     assert!(matches!(
         runtime.clone().close(),
@@ -259,78 +266,91 @@ fn shapes_that_do_not_fit_are_refused_before_anything_is_queued() {
     let runtime = Runtime::start(api()).unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
     let kernels = Arc::new(Kernels::load(&stream, &binary).unwrap());
-    let rotator = Rotator::new(
-        &stream,
-        kernels.clone(),
-        Rotary::new(32, Pairing::Half).unwrap(),
-    );
-    let angles = stream.zeros::<f32>(6 * 32).unwrap();
-    let few = stream.zeros::<f32>(5 * 32).unwrap();
+    let geometry = |head_dim| Geometry::new(head_dim, 32, 0, Pairing::Half, false).unwrap();
+    let rotator = Rotator::new(&stream, kernels.clone(), geometry(32)).unwrap();
+    let rows = stream.zeros::<f32>(6 * 32).unwrap();
     let mut q = stream.zeros::<f32>(6 * 2 * 32).unwrap();
-    let view = View::contiguous(Layout::Tnd, 1, 6, 2, 32);
+    let layout = HeadsLayout::contiguous(Layout::Tnd, 1, 6, 2, 32);
+    let with = |strides: Strides| HeadsLayout { strides, ..layout };
+    let far = Strides {
+        seq: usize::MAX,
+        ..layout.strides
+    };
+    let overlapping = Strides {
+        head: 31,
+        ..layout.strides
+    };
     let attempts = [
-        ("within its buffer", View { offset: 1, ..view }, &angles),
+        ("its buffer holds", 1, layout, angles(&rows, 6)),
+        ("its buffer holds", 0, with(far), angles(&rows, 6)),
+        ("overlap", 0, with(overlapping), angles(&rows, 6)),
         (
-            "within its buffer",
-            View {
-                token_stride: u64::MAX,
-                ..view
-            },
-            &angles,
+            "token and head",
+            0,
+            HeadsLayout { heads: 0, ..layout },
+            angles(&rows, 6),
         ),
         (
-            "without overlap",
-            View {
-                head_stride: 31,
-                ..view
+            "head_dim",
+            0,
+            HeadsLayout {
+                head_dim: 31,
+                ..layout
             },
-            &angles,
+            angles(&rows, 6),
         ),
-        ("at least one head", View { heads: 0, ..view }, &angles),
-        ("6 rows", view, &few),
+        ("6 rows", 0, layout, angles(&rows, 5)),
+        (
+            "within their memory",
+            0,
+            layout,
+            rope_ascend::rope::AngleRows {
+                offset_bytes: 4,
+                ..angles(&rows, 6)
+            },
+        ),
     ];
-    for (expected, view, angles) in attempts {
+    for (expected, offset, layout, angles) in attempts {
         let error = rotator
-            .rotate(&mut Rotation {
+            .rotate(Rotation {
+                element: KernelType::F32,
                 direction: Direction::Forward,
-                batch: 1,
-                seq: 6,
-                q: Operand::InPlace(&mut q, view),
+                q: Operand::InPlace(Heads {
+                    memory: &mut q,
+                    offset,
+                    layout,
+                }),
                 k: None,
-                angles: Angles::PerToken(angles),
+                angles,
             })
             .unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
-    assert!(Rotary::partial(32, 0..7, Pairing::Half).is_err());
-    assert!(Rotary::partial(32, 0..6, Pairing::Quarter).is_err());
-    assert!(Rotary::partial(32, 16..48, Pairing::Half).is_err());
-    assert!(Positions::new(&stream, &[0, -1], 1).is_err());
-    let wrong_lanes = Rotary::new(32, Pairing::Half)
-        .unwrap()
-        .with_lanes(striped(15, 3));
-    assert!(wrong_lanes.is_err());
-    // A position beyond the table.
-    let rotary = Rotary::new(32, Pairing::Half)
-        .unwrap()
-        .with_lanes(striped(16, 1))
-        .unwrap();
-    let gathering = Rotator::new(&stream, kernels, rotary);
-    let table = Table::new(&stream, &[1.0; 64], &[1.0; 64], 16).unwrap();
-    let positions = Positions::new(&stream, &[0, 1, 2, 3, 4, 0], 1).unwrap();
-    let error = gathering
-        .rotate(&mut Rotation {
-            direction: Direction::Forward,
-            batch: 1,
-            seq: 6,
-            q: Operand::InPlace(&mut q, view),
-            k: None,
-            angles: Angles::Table(&table, &positions),
-        })
-        .unwrap_err();
-    assert!(
-        error.to_string().contains("below the table's 4 rows"),
-        "{error}"
-    );
+    assert!(matches!(
+        Rotator::new(&stream, kernels, geometry(1025)),
+        Err(AscendError::KernelLimit { found: 1025, .. })
+    ));
     assert!(control::launches().is_empty());
+}
+
+#[test]
+fn trimming_frees_nothing_that_another_thread_has_just_used() {
+    let _session = Session::begin();
+    let runtime = Runtime::start(api()).unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let other = stream.clone();
+    std::thread::scope(|scope| {
+        let user = scope.spawn(move || {
+            let values = other.zeros::<f32>(256).unwrap();
+            for _ in 0..20_000 {
+                // Queued on the stream, and in its cache before it has run.
+                let mut copy = other.alloc::<f32>(256).unwrap();
+                other.copy(&values, &mut copy).unwrap();
+            }
+        });
+        while !user.is_finished() {
+            stream.trim().unwrap();
+        }
+    });
+    assert_eq!(control::violations(), []);
 }

@@ -1,58 +1,250 @@
-//! cos and sin as tensors.
+//! cos and sin of a step: as a tensor, gathered from tables on the host and on devices.
 
-use burn::tensor::{DType, Device, Element, Tensor, TensorData};
-use rope_core::{Real, TokenAngles};
+use std::fmt;
+
+use burn::tensor::{Bool, DType, Device, Element, Int, Tensor, TensorData};
+use rope_core::{CosSinTable, LaneMap, Positions, Real, RopeError, TokenAngles};
 
 use crate::backends;
+use crate::error::{Result, RotaryError};
 
 /// cos and sin for the tokens of a step, made once and shared by all layers.
 ///
-/// `[tokens, lanes]` each, in f32 (f64 to rotate f64 tensors), attention scaling included. Lanes are the pairs, or for
-/// a per-channel axis layout all first members, then all second members. Cloning shares the tensors.
-///
-/// From [`Rotary::angles`](crate::Rotary::angles), in f64 from [`Rotary::try_angles_for`](crate::Rotary::try_angles_for), or from tensors of one's own: where those require gradients, the
-/// backward makes them, and keeps q and k for it.
+/// From [`Rotary::angles`](crate::Rotary::angles), in f64 from
+/// [`Rotary::try_angles_for`](crate::Rotary::try_angles_for), or from tensors of one's own: where
+/// those require gradients, the backward makes them, and keeps q and k for it. Cloning shares the
+/// tensor.
 #[derive(Clone, Debug)]
 pub struct RotaryAngles {
-    /// Cosines.
-    pub cos: Tensor<2>,
-    /// Sines.
-    pub sin: Tensor<2>,
+    /// `[tokens, 2 * lanes]`: each token's cosines, then its sines, attention scaling included, in
+    /// f32 (f64 to rotate f64 tensors). Lanes are the pairs, or for a per-channel axis layout all
+    /// first members, then all second members.
+    pub rows: Tensor<2>,
 }
 
 impl RotaryAngles {
-    /// cos and sin of `lanes` columns on a device.
+    /// cos and sin of one's own, `[tokens, lanes]` each; gradients reach both.
+    ///
+    /// # Errors
+    /// [`RotaryError::AngleDType`], [`RopeError::AngleShape`] if sin differs from cos.
+    pub fn from_cos_sin(cos: Tensor<2>, sin: Tensor<2>) -> Result<Self> {
+        let ([tokens, width], found) = (cos.dims(), sin.dtype());
+        if found != cos.dtype() {
+            return Err(RotaryError::AngleDType {
+                what: "sin",
+                found,
+                expected: cos.dtype(),
+            });
+        }
+        if sin.dims() != [tokens, width] {
+            return Err(RopeError::AngleShape {
+                what: "sin",
+                found: sin.shape().num_elements(),
+                expected: tokens * width,
+                tokens,
+                width,
+            }
+            .into());
+        }
+        let rows = Tensor::cat(vec![cos, sin], 1);
+        Ok(Self { rows })
+    }
+
     pub(crate) fn upload<A: Real + Element>(
         angles: &TokenAngles<A>,
         lanes: usize,
         device: &Device,
     ) -> Self {
-        let tensor = |values: Vec<A>, columns| {
-            let data = TensorData::new(values, [angles.tokens(), columns]);
-            // Whatever the device's default type: 16-bit angles would lose the position.
-            Tensor::<2>::from_data(data, (device, A::dtype()))
-        };
-        let (cos, sin) = (angles.cos(), angles.sin());
-        if !backends::wants_angles_together(device) || cos.is_empty() {
-            let [cos, sin] = [cos, sin].map(|values| tensor(values.to_vec(), lanes));
-            return Self { cos, sin };
-        }
-        let rows = cos.chunks(lanes).zip(sin.chunks(lanes));
-        let rows = rows.flat_map(|(cos, sin)| [cos, sin].concat());
-        let rows = tensor(rows.collect(), 2 * lanes);
-        Self {
-            cos: rows.clone().narrow(1, 0, lanes),
-            sin: rows.narrow(1, lanes, lanes),
-        }
+        let shape = [angles.tokens(), 2 * lanes];
+        let data = TensorData::new(angles.rows().to_vec(), shape);
+        // Whatever the device's default type: 16-bit angles would lose the position.
+        let rows = Tensor::from_data(data, (device, A::dtype()));
+        Self { rows }
     }
 
     /// The number of tokens served.
     pub fn tokens(&self) -> usize {
-        self.cos.dims()[0]
+        self.rows.dims()[0]
     }
 
     /// The type that cos and sin are kept in.
     pub fn dtype(&self) -> DType {
-        self.cos.dtype()
+        self.rows.dtype()
+    }
+}
+
+/// A module's tables, shared by its clones.
+///
+/// A device whose memory is not the host's gets a copy of the table after it has received as many
+/// rows of angles as the table has. From then on a step sends its position ids alone, and no
+/// sequence of steps sends more than three times what the rows alone would be.
+pub(crate) struct Tables {
+    host: CosSinTable,
+    budget_bytes: usize,
+    copies: Vec<Copy>,
+}
+
+/// The host's table, without its values: modules that hold one are printed.
+impl fmt::Debug for Tables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.host.fmt(f)
+    }
+}
+
+/// A table on a device.
+struct Copy {
+    device: Device,
+    /// Rows of angles that the device has received.
+    received: usize,
+    /// `[positions, 2 * lanes]`: each lane's cosine, then each lane's sine.
+    rows: Option<Tensor<2>>,
+    /// For each axis but the first, `[1, 2 * lanes]`: the columns that it drives.
+    columns: Vec<Tensor<2, Bool>>,
+}
+
+impl Copy {
+    fn new(device: Device, map: &LaneMap) -> Self {
+        let columns = (1..map.axis_count()).map(|axis| {
+            let driven = map
+                .lanes()
+                .iter()
+                .map(|lane| usize::from(lane.axis) == axis);
+            let driven: Vec<bool> = driven.clone().chain(driven).collect();
+            let shape = [1, driven.len()];
+            Tensor::from_data(TensorData::new(driven, shape), &device)
+        });
+        Self {
+            columns: columns.collect(),
+            device,
+            received: 0,
+            rows: None,
+        }
+    }
+
+    /// The rows of the tokens at `positions`: each axis's, and of those the columns that it drives.
+    fn gather(&self, rows: &Tensor<2>, positions: &Positions) -> Tensor<2> {
+        let tokens = positions.tokens();
+        let of_axis = |axis| {
+            // Within the table, whose length its budget keeps far below 2^31.
+            let ids = positions.axis(axis).iter().map(|id| id.cast_signed());
+            let ids = TensorData::new(ids.collect::<Vec<i32>>(), [tokens]);
+            let ids = Tensor::<1, Int>::from_data(ids, (&self.device, DType::I32));
+            rows.clone().select(0, ids)
+        };
+        let further = self.columns.iter().enumerate();
+        further.fold(of_axis(0), |gathered, (axis, columns)| {
+            let columns = columns.clone().expand(gathered.dims());
+            gathered.mask_where(columns, of_axis(axis + 1))
+        })
+    }
+}
+
+impl Tables {
+    pub(crate) fn new(host: CosSinTable, budget_bytes: usize) -> Self {
+        Self {
+            host: host.with_budget_bytes(budget_bytes),
+            budget_bytes,
+            copies: Vec::new(),
+        }
+    }
+
+    /// The angles of the tokens at `positions`.
+    ///
+    /// # Errors
+    /// Those of [`CosSinTable::grow_to`] and [`TokenAngles::gather`].
+    pub(crate) fn angles(
+        &mut self,
+        positions: &Positions,
+        device: &Device,
+    ) -> rope_core::Result<RotaryAngles> {
+        self.host.grow_to(positions.highest())?;
+        if !backends::in_host_memory(device)
+            && let Some(rows) = self.on_device(positions, device)?
+        {
+            return Ok(RotaryAngles { rows });
+        }
+        let lanes = self.host.lane_map().lanes().len();
+        let angles = TokenAngles::gather(&self.host, positions)?;
+        Ok(RotaryAngles::upload(&angles, lanes, device))
+    }
+
+    /// The rows that the device gathers itself; none before it has the table.
+    fn on_device(
+        &mut self,
+        positions: &Positions,
+        device: &Device,
+    ) -> rope_core::Result<Option<Tensor<2>>> {
+        let (map, rows) = (self.host.lane_map(), self.host.rows());
+        let (lanes, tokens) = (map.lanes().len(), positions.tokens());
+        if tokens == 0 || positions.axis_count() != map.axis_count() {
+            return Ok(None);
+        }
+        let inner = device.clone().inner();
+        let known = self.copies.iter().position(|copy| copy.device == inner);
+        let index = known.unwrap_or(self.copies.len());
+        if known.is_none() {
+            self.copies.push(Copy::new(inner.clone(), map));
+        }
+        let copy = &mut self.copies[index];
+        let highest = positions.highest() as usize;
+        copy.rows = copy.rows.take().filter(|rows| highest < rows.dims()[0]);
+        let bytes = rows * 2 * lanes * size_of::<f32>();
+        if copy.rows.is_none() && copy.received >= rows && bytes <= self.budget_bytes {
+            let all = Positions::text(map.axis_count(), 0, rows)?;
+            let all = TokenAngles::gather(&self.host, &all)?;
+            copy.rows = Some(RotaryAngles::upload(&all, lanes, &inner).rows);
+        }
+        let Some(rows) = &copy.rows else {
+            copy.received += tokens;
+            return Ok(None);
+        };
+        let gathered = copy.gather(rows, positions);
+        Ok(Some(match device.gradient_checkpointing_strategy() {
+            Some(strategy) => {
+                let gathered = gathered.autodiff();
+                gathered.with_gradient_checkpointing_strategy(strategy)
+            }
+            None => gathered,
+        }))
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use rope_core::{AxisLayout, RotarySpec};
+
+    use super::*;
+
+    #[test]
+    fn a_device_gathers_the_same_bits_as_the_host() {
+        let device = Device::flex();
+        let layouts = [
+            AxisLayout::Single,
+            AxisLayout::Contiguous(vec![4, 6, 6]),
+            AxisLayout::Striped(vec![6, 5, 5]),
+            AxisLayout::Ernie(vec![5, 5, 6]),
+            AxisLayout::Balanced(vec![4, 6, 6]),
+            AxisLayout::PerAxis(vec![4, 6, 6]),
+            AxisLayout::PerAxisStriped(vec![8, 8]),
+            AxisLayout::PerChannel(vec![4, 4, 4, 4]),
+        ];
+        for layout in layouts {
+            let spec = RotarySpec::builder(32).axes(layout.clone()).build();
+            let spec = spec.unwrap_or_else(|error| panic!("{layout:?}: {error}"));
+            let table = CosSinTable::new(&spec, None).expect("valid");
+            let mut tables = Tables::new(table, 1 << 20);
+            let ids: Vec<i64> = (0..spec.axis_count() as i64 * 50)
+                .map(|i| i * 37 % 97)
+                .collect();
+            let positions = Positions::new(spec.axis_count(), &ids).expect("in range");
+            let sent = tables.angles(&positions, &device).expect("valid").rows;
+            for received in [0, 50, 100] {
+                let rows = tables.on_device(&positions, &device).expect("valid");
+                assert_eq!(rows.is_none(), received < 100, "{layout:?}: {received}");
+                if let Some(rows) = rows {
+                    assert_eq!(rows.into_data(), sent.to_data(), "{layout:?}");
+                }
+            }
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! The rotation from ordinary tensor operations: what every backend can run, and what the fused kernels are
-//! compared with.
+//! The rotation from ordinary tensor operations: what every backend can run, and what the fused
+//! kernels are compared with.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
@@ -7,18 +7,18 @@ use rope_core::{Direction, HeadsLayout, Layout, Pairing};
 
 use crate::ops::RotaryOp;
 
-/// Rotates `x`: (y1, y2) = (c1 x1 - s1 x2, c2 x2 + s2 x1), or its adjoint, (c1 x1 + s2 x2, c2 x2 - s1 x1).
+/// Rotates `x`: (y1, y2) = (c1 x1 - s1 x2, c2 x2 + s2 x1), or by the adjoint,
+/// (c1 x1 + s2 x2, c2 x2 - s1 x1).
 ///
 /// # Panics
-/// If `x` has another rank than the layout, or shapes disagree; [`RotaryOp::check`] says so beforehand.
+/// If `x` has another rank than the layout, or shapes disagree: [`RotaryOp::check`] reports that.
 pub fn rotate<B: Backend>(
     x: FloatTensor<B>,
-    cos: FloatTensor<B>,
-    sin: FloatTensor<B>,
+    angles: FloatTensor<B>,
     op: RotaryOp,
 ) -> FloatTensor<B> {
     let heads = heads(&op, &x.shape());
-    let (dtype, angle_dtype) = (x.dtype(), cos.dtype());
+    let (dtype, angle_dtype) = (x.dtype(), angles.dtype());
     let (read, write) = accesses(&op);
     let last = x.shape().num_dims() - 1;
     let rotated = rotated_channels(&op);
@@ -27,8 +27,8 @@ pub fn rotate<B: Backend>(
     });
     let middle = cast::<B>(slice::<B>(x, last, rotated.start, rotated.end), angle_dtype);
     let (x1, x2) = split::<B>(middle, read);
-    let [c1, c2] = members::<B>(cos, &op, &heads);
-    let [s1, s2] = members::<B>(sin, &op, &heads);
+    let [c1, c2] = members::<B>(&angles, 0, &op, &heads);
+    let [s1, s2] = members::<B>(&angles, op.geometry.lane_count(), &op, &heads);
     let (y1, y2) = match op.direction {
         Direction::Forward => (
             B::float_sub(B::float_mul(c1, x1.clone()), B::float_mul(s1, x2.clone())),
@@ -53,23 +53,23 @@ pub fn rotate<B: Backend>(
     )
 }
 
-/// The gradients of cos and sin: for a pair, (g1 x1, g2 x2) of c and (-g1 x2, g2 x1) of s, summed over heads and over
-/// whatever shares the angle.
+/// The gradient of the angles: for a pair, (g1 x1, g2 x2) of c and (-g1 x2, g2 x1) of s, summed
+/// over heads and over whatever shares the angle.
 ///
 /// # Panics
 /// As [`rotate`].
 pub fn angle_gradients<B: Backend>(
     x: FloatTensor<B>,
     gradient: FloatTensor<B>,
-    cos: FloatTensor<B>,
+    angles: FloatTensor<B>,
     op: RotaryOp,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+) -> FloatTensor<B> {
     let heads = heads(&op, &x.shape());
     let (read, write) = accesses(&op);
     let (last, rotated) = (x.shape().num_dims() - 1, rotated_channels(&op));
     let part = |x, access| {
         let middle = slice::<B>(x, last, rotated.start, rotated.end);
-        split::<B>(cast::<B>(middle, cos.dtype()), access)
+        split::<B>(cast::<B>(middle, angles.dtype()), access)
     };
     let ((x1, x2), (g1, g2)) = (part(x, read), part(gradient, write));
     let adjoint = op.direction == Direction::Adjoint;
@@ -84,16 +84,15 @@ pub fn angle_gradients<B: Backend>(
     } else {
         (B::float_neg(cross12), cross21)
     };
-    let shape = cos.shape();
-    let reduce = |first, second| {
-        let rows = |x| sum_to_rows::<B>(x, &op, &heads, shape.as_slice()[0]);
-        if op.geometry.per_channel() {
-            B::float_cat(vec![rows(first), rows(second)], 1)
-        } else {
-            rows(B::float_add(first, second))
-        }
+    let rows = angles.shape().as_slice()[0];
+    let columns = if op.geometry.per_channel() {
+        vec![dc1, dc2, ds1, ds2]
+    } else {
+        vec![B::float_add(dc1, dc2), B::float_add(ds1, ds2)]
     };
-    (reduce(dc1, dc2), reduce(ds1, ds2))
+    let columns = columns.into_iter();
+    let columns = columns.map(|x| sum_to_rows::<B>(x, &op, &heads, rows));
+    B::float_cat(columns.collect(), 1)
 }
 
 fn heads(op: &RotaryOp, shape: &Shape) -> HeadsLayout {
@@ -105,7 +104,8 @@ fn rotated_channels(op: &RotaryOp) -> core::ops::Range<usize> {
     op.geometry.rotary_offset()..op.geometry.rotary_offset() + op.geometry.rotary_dim()
 }
 
-/// How the pairs of the rotated part are read and written: as `[outer, 2, inner]`, members along the middle.
+/// How the pairs of the rotated part are read and written: as `[outer, 2, inner]`, the members of
+/// pairs along the middle dimension.
 fn accesses(op: &RotaryOp) -> ([usize; 3], [usize; 3]) {
     let pairs = op.geometry.pairs();
     let (split, zipped) = ([1, 2, pairs], [pairs, 2, 1]);
@@ -155,9 +155,11 @@ fn join<B: Backend>(
     B::float_reshape(joined, with_last(&shape, &[2 * outer * inner]))
 }
 
-/// Angles of the first and second members, shaped to broadcast over the heads.
+/// The angles of the first and second members from column `first` on, shaped to broadcast over the
+/// heads.
 fn members<B: Backend>(
-    angles: FloatTensor<B>,
+    angles: &FloatTensor<B>,
+    first: usize,
     op: &RotaryOp,
     heads: &HeadsLayout,
 ) -> [FloatTensor<B>; 2] {
@@ -176,19 +178,17 @@ fn members<B: Backend>(
             Layout::Tnd => B::float_reshape(x, Shape::from([seq, 1, pairs])),
         }
     };
+    let columns = |first| broadcast(slice::<B>(angles.clone(), 1, first, first + pairs));
     if op.geometry.per_channel() {
-        [
-            slice::<B>(angles.clone(), 1, 0, pairs),
-            slice::<B>(angles, 1, pairs, 2 * pairs),
-        ]
-        .map(broadcast)
+        [columns(first), columns(first + pairs)]
     } else {
-        let angles = broadcast(angles);
-        [angles.clone(), angles]
+        let shared = columns(first);
+        [shared.clone(), shared]
     }
 }
 
-/// Sums over heads, and over the batch if it shares its angles: the transpose of [`members`]' broadcast.
+/// Sums over heads, and over the batch if it shares its angles: the transpose of the broadcast in
+/// [`members`].
 fn sum_to_rows<B: Backend>(
     mut x: FloatTensor<B>,
     op: &RotaryOp,

@@ -13,7 +13,7 @@ pub enum RotaryError {
     /// A specification, a shape or positions are wrong.
     #[error(transparent)]
     Rope(#[from] RopeError),
-    /// burn does not promote types, and neither does this operation.
+    /// q and k of two types: burn does not promote types, and neither does this operation.
     #[error("q is {q:?}, k is {k:?}; cast one of them: q and k must have one type")]
     MixedDTypes {
         /// Type of q.
@@ -27,17 +27,17 @@ pub enum RotaryError {
         /// The type found.
         found: DType,
     },
-    /// cos and sin in a type that would lose the angle, or that the kernels do not compute in.
+    /// Angles in a type that would lose precision, or that the kernels do not compute in.
     #[error(
-        "{what} is {found:?}, expected {expected:?}: angles keep the type that is computed in; Rotary::try_angles_for makes \
-         them for a type"
+        "{what}: found {found:?}, expected {expected:?}: angles keep the type that is computed in; \
+         Rotary::try_angles_for makes them for a type"
     )]
     AngleDType {
-        /// cos or sin.
+        /// The angles, or a part of them.
         what: &'static str,
-        /// Its type.
+        /// Their type.
         found: DType,
-        /// The type that it must have for the tensors to rotate.
+        /// The type that they must have for the tensors to rotate.
         expected: DType,
     },
     /// A tensor of another rank than its layout.
@@ -52,19 +52,16 @@ pub enum RotaryError {
         /// The tensor's dimensions.
         found: usize,
     },
-    /// The Ascend runtime or its kernels failed.
-    #[cfg(feature = "ascend")]
-    #[error("ascend: {0}")]
-    Ascend(#[from] rope_ascend::AscendError),
     /// An operation arrived that this version does not know.
     #[cfg(feature = "remote")]
     #[error(
-        "a rotation cannot be read: {what} is {found}, expected {expected}; build client and server from one release"
+        "a rotation cannot be read: {what} is {found}, expected {expected}; \
+         build client and server from one release"
     )]
     Wire {
-        /// Which of its numbers.
+        /// Which number.
         what: &'static str,
-        /// What is known.
+        /// What this version reads.
         expected: String,
         /// The number found.
         found: String,

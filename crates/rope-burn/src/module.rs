@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::config::Config;
 use burn::module::{Content, Module, ModuleDisplay};
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Element, Int, Tensor};
 use rope_core::{
-    CosSinTable, DEFAULT_TABLE_BUDGET_BYTES, Direction, Layout, Positions, RopeError, RotarySpec,
-    TokenAngles,
+    CosSinTable, DEFAULT_TABLE_BUDGET_BYTES, Direction, Layout, Positions, Real, RopeError,
+    RotarySpec, TokenAngles,
 };
 
-use crate::angles::RotaryAngles;
+use crate::angles::{RotaryAngles, Tables};
 use crate::backends;
 use crate::composed;
 use crate::error::{Result, RotaryError};
@@ -21,7 +21,7 @@ use crate::ops::{RotaryOp, RotaryOps, angle_dtype};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Implementation {
-    /// The backend's fused kernel and the hand-written backward; composed where a backend has no kernel.
+    /// The backend's kernel and the hand-written backward; composed if the backend has no kernel.
     #[default]
     Fused,
     /// Ordinary operations and their backwards: the baseline.
@@ -39,7 +39,8 @@ pub struct RotaryConfig {
     /// Which code rotates.
     #[config(default = "Implementation::Fused")]
     pub implementation: Implementation,
-    /// The most bytes that the table of cos and sin may take; beyond, angles are made for each step's tokens alone.
+    /// The most bytes that a table of cos and sin may take; if more were needed, angles are made
+    /// for each step's tokens alone.
     #[config(default = "DEFAULT_TABLE_BUDGET_BYTES")]
     pub table_budget_bytes: usize,
 }
@@ -50,12 +51,13 @@ impl RotaryConfig {
     /// # Errors
     /// [`RotaryError::Rope`] if the frequencies cannot be made.
     pub fn try_init(&self) -> Result<Rotary> {
-        let table = CosSinTable::new(&self.spec, None)?.with_budget_bytes(self.table_budget_bytes);
+        let table = CosSinTable::new(&self.spec, None)?;
+        let tables = Tables::new(table, self.table_budget_bytes);
         Ok(Rotary {
             spec: self.spec.clone(),
             layout: self.layout,
             implementation: self.implementation,
-            table: Arc::new(Mutex::new(table)),
+            tables: Arc::new(Mutex::new(tables)),
         })
     }
 
@@ -70,31 +72,15 @@ impl RotaryConfig {
 
 /// Rotates q and k by the positions of their tokens, forward and backward.
 ///
-/// [`angles`](Self::angles) once a step, [`forward`](Self::forward) in each layer. Cloning shares the table.
+/// Call [`angles`](Self::angles) once a step and [`forward`](Self::forward) in each layer, as in
+/// the [example](crate#example). Cloning shares the table of cos and sin.
 ///
 /// # Shapes
 /// q and k as the layout says, with head counts of their own.
 ///
 /// # Memory
-/// The autodiff graph keeps the step's angles, which all layers share, and never q or k. Tensors that nobody else
-/// holds are rotated where they lie.
-///
-/// # Examples
-/// ```
-/// use burn::tensor::{Device, Distribution, Tensor};
-/// use rope_burn::{Rotary, rope_core::{AxisLayout, Layout, Positions, RotarySpec}};
-/// let spec = RotarySpec::builder(32).axes(AxisLayout::Contiguous(vec![4, 6, 6])).build()?;
-/// let rotary = Rotary::new(spec, Layout::Bsnd);
-/// let device = Device::flex().autodiff();
-/// let positions = Positions::text(3, 0, 5)?; // five text tokens on the axes T, H, W
-/// let angles = rotary.angles(&positions, &device);
-/// let q = Tensor::<4>::random([2, 5, 4, 32], Distribution::Default, &device).require_grad();
-/// let k = Tensor::<4>::random([2, 5, 2, 32], Distribution::Default, &device);
-/// let (q_rotated, k_rotated) = rotary.forward(q.clone(), k, &angles);
-/// let gradients = (q_rotated.sum() + k_rotated.sum()).backward();
-/// assert_eq!(q.grad(&gradients).unwrap().dims(), [2, 5, 4, 32]);
-/// # Ok::<(), rope_burn::RotaryError>(())
-/// ```
+/// The autodiff graph keeps the step's angles, which all layers share, and neither q nor k. Tensors
+/// that nothing else holds are rotated in place.
 #[derive(Module, Debug)]
 #[module(custom_display)]
 pub struct Rotary {
@@ -105,10 +91,10 @@ pub struct Rotary {
     #[module(skip)]
     implementation: Implementation,
     #[module(skip)]
-    table: Arc<Mutex<CosSinTable>>,
+    tables: Arc<Mutex<Tables>>,
 }
 
-/// What tells one rotation from another; no table.
+/// What distinguishes one rotation from another, without the table.
 impl ModuleDisplay for Rotary {
     fn custom_content(&self, content: Content) -> Option<Content> {
         let geometry = self.spec.geometry();
@@ -135,6 +121,7 @@ impl Rotary {
     }
 
     /// Chooses which code rotates.
+    #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = implementation;
         self
@@ -166,19 +153,40 @@ impl Rotary {
 
     /// cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
     ///
-    /// Gathered from the module's table, which grows to the positions in use; made for these tokens alone where the
-    /// table would exceed its budget, or where the frequencies depend on the sequence length (dynamic, longrope),
-    /// which is taken as the highest position + 1.
+    /// Gathered from the module's table, which grows to the positions in use, and by a device that
+    /// does not share the host's memory from its own copy: a step then sends position ids alone.
+    /// Made for these tokens alone if the table would exceed its budget, or if the frequencies
+    /// depend on the sequence length (dynamic, longrope), which is the highest position + 1.
     ///
     /// # Errors
     /// [`RopeError::PositionAxes`] if the positions have other axes than the specification.
     pub fn try_angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
-        let angles = self.token_angles(positions)?;
-        Ok(self.upload(&angles, device))
+        if !self.spec.frequencies().depends_on_seq_len() {
+            // A table is complete between calls, so a panic elsewhere leaves nothing half made.
+            let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+            match tables.angles(positions, device) {
+                Err(RopeError::TableBudget { .. }) => {}
+                angles => return Ok(angles?),
+            }
+        }
+        self.angles_alone::<f32>(positions, device)
     }
 
-    /// As [`try_angles`](Self::try_angles), in the type that tensors of `dtype` are rotated in: f64 for f64, f32 for the
-    /// others. In f64 they are made for these tokens alone, without a table.
+    /// Angles made for these tokens alone, without a table.
+    fn angles_alone<A: Real + Element>(
+        &self,
+        positions: &Positions,
+        device: &Device,
+    ) -> Result<RotaryAngles> {
+        let depends = self.spec.frequencies().depends_on_seq_len();
+        let seq_len = depends.then(|| u64::from(positions.highest()) + 1);
+        let angles = TokenAngles::<A>::new(&self.spec, positions, seq_len)?;
+        let lanes = self.spec.geometry().lane_count();
+        Ok(RotaryAngles::upload(&angles, lanes, device))
+    }
+
+    /// As [`try_angles`](Self::try_angles), in the type that tensors of `dtype` are rotated in: f64
+    /// for f64, f32 for the others. In f64 they are made for these tokens alone, without a table.
     ///
     /// # Errors
     /// As [`try_angles`](Self::try_angles); [`RotaryError::UnsupportedDType`].
@@ -191,31 +199,15 @@ impl Rotary {
         if angle_dtype(dtype)? == DType::F32 {
             return self.try_angles(positions, device);
         }
-        let seq_len = self.seq_len(positions);
-        let angles = TokenAngles::<f64>::new(&self.spec, positions, seq_len)?;
-        Ok(self.upload(&angles, device))
+        self.angles_alone::<f64>(positions, device)
     }
 
-    fn upload<A: rope_core::Real + burn::tensor::Element>(
-        &self,
-        angles: &TokenAngles<A>,
-        device: &Device,
-    ) -> RotaryAngles {
-        RotaryAngles::upload(angles, self.spec.geometry().lanes(), device)
-    }
-
-    /// What frequencies that depend on the length of the sequence take for it.
-    fn seq_len(&self, positions: &Positions) -> Option<u64> {
-        let depends = self.spec.frequencies().depends_on_seq_len();
-        depends.then(|| u64::from(positions.highest()) + 1)
-    }
-
-    /// As [`try_angles`](Self::try_angles), from ids `[axes, tokens]` in a tensor, on its device. Reads them back, so
-    /// that they can be checked: once a step, not once a layer.
+    /// As [`try_angles`](Self::try_angles), from ids `[axes, tokens]` in a tensor, on its device.
+    /// Reads the ids back to check them: once a step, not once a layer.
     ///
     /// # Errors
-    /// As [`try_angles`](Self::try_angles); [`RopeError::PositionOutOfRange`]; [`RotaryError::Positions`] if the ids
-    /// cannot be read.
+    /// As [`try_angles`](Self::try_angles); [`RopeError::PositionOutOfRange`];
+    /// [`RotaryError::Positions`] if the ids cannot be read.
     pub fn try_angles_from_ids(&self, ids: Tensor<2, Int>) -> Result<RotaryAngles> {
         let (device, axes) = (ids.device(), ids.dims()[0]);
         let ids = ids.try_into_data().map_err(|error| {
@@ -224,21 +216,6 @@ impl Rotary {
         })?;
         let ids: Vec<i64> = ids.iter::<i64>().collect();
         self.try_angles(&Positions::new(axes, &ids)?, &device)
-    }
-
-    pub(crate) fn token_angles(&self, positions: &Positions) -> Result<TokenAngles> {
-        if let Some(seq_len) = self.seq_len(positions) {
-            return Ok(TokenAngles::new(&self.spec, positions, Some(seq_len))?);
-        }
-        // A table is complete between calls, so a panic elsewhere leaves nothing half made.
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        match table.grow_to(positions.highest()) {
-            Ok(()) => Ok(TokenAngles::gather(&table, positions)?),
-            Err(RopeError::TableBudget { .. }) => {
-                Ok(TokenAngles::new(&self.spec, positions, None)?)
-            }
-            Err(error) => Err(error.into()),
-        }
     }
 
     /// Rotates q and k.
@@ -267,9 +244,7 @@ impl Rotary {
         k: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<(Tensor<D>, Tensor<D>)> {
-        let op = self.op(Direction::Forward);
-        check(&op, &q, Some(&k), angles)?;
-        Ok(apply_pair(q, k, angles, op, self.implementation))
+        self.apply_pair(Direction::Forward, q, k, angles)
     }
 
     /// Rotates one tensor: a k that joins a cache by itself, or a q whose k is cached.
@@ -290,13 +265,19 @@ impl Rotary {
         x: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<Tensor<D>> {
-        let op = self.op(Direction::Forward);
-        check(&op, &x, None, angles)?;
-        Ok(apply_single(x, angles, op, self.implementation))
+        let (op, x) = (self.op(Direction::Forward), x.into_dispatch());
+        let angles = angles.rows.clone().into_dispatch();
+        op.check(&x, None, &angles)?;
+        let rotate = if self.fuses(&x) {
+            Dispatch::rotary_single
+        } else {
+            composed::rotate::<Dispatch>
+        };
+        Ok(Tensor::from_dispatch(rotate(x, angles, op)))
     }
 
-    /// The transpose of [`forward`](Self::forward), for gradients that are handled by hand; where the layout is a
-    /// rotation and the attention scaling 1, its inverse.
+    /// The transpose of [`forward`](Self::forward), for gradients that are handled by hand. If the
+    /// axis layout gives a rotation and the attention scaling is 1, it is the inverse.
     ///
     /// # Errors
     /// As [`try_forward`](Self::try_forward).
@@ -306,75 +287,40 @@ impl Rotary {
         dk: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<(Tensor<D>, Tensor<D>)> {
-        let op = self.op(Direction::Adjoint);
-        check(&op, &dq, Some(&dk), angles)?;
-        Ok(apply_pair(dq, dk, angles, op, self.implementation))
+        self.apply_pair(Direction::Adjoint, dq, dk, angles)
     }
 
-    pub(crate) fn op(&self, direction: Direction) -> RotaryOp {
+    fn apply_pair<const D: usize>(
+        &self,
+        direction: Direction,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        let (op, q, k) = (self.op(direction), q.into_dispatch(), k.into_dispatch());
+        let angles = angles.rows.clone().into_dispatch();
+        op.check(&q, Some(&k), &angles)?;
+        let (q, k) = if self.fuses(&q) {
+            Dispatch::rotary_pair(q, k, angles, op)
+        } else {
+            let k = composed::rotate::<Dispatch>(k, angles.clone(), op);
+            (composed::rotate::<Dispatch>(q, angles, op), k)
+        };
+        Ok((Tensor::from_dispatch(q), Tensor::from_dispatch(k)))
+    }
+
+    /// Whether the backend gets one operation, or ordinary ones.
+    fn fuses(&self, x: &DispatchTensor) -> bool {
+        self.implementation == Implementation::Fused && backends::extends(&x.device())
+    }
+
+    fn op(&self, direction: Direction) -> RotaryOp {
         RotaryOp {
             geometry: self.spec.geometry(),
             layout: self.layout,
             direction,
         }
     }
-}
-
-fn check<const D: usize>(
-    op: &RotaryOp,
-    q: &Tensor<D>,
-    k: Option<&Tensor<D>>,
-    angles: &RotaryAngles,
-) -> Result<()> {
-    let k_shape = k.map(|k| (k.shape(), k.dtype()));
-    op.check(
-        (&q.shape(), q.dtype()),
-        k_shape.as_ref().map(|(shape, dtype)| (shape, *dtype)),
-        (&angles.cos.shape(), angles.cos.dtype()),
-        (&angles.sin.shape(), angles.sin.dtype()),
-    )
-}
-
-fn apply_pair<const D: usize>(
-    q: Tensor<D>,
-    k: Tensor<D>,
-    angles: &RotaryAngles,
-    op: RotaryOp,
-    implementation: Implementation,
-) -> (Tensor<D>, Tensor<D>) {
-    if !fuses(implementation, &q.device()) {
-        let k = apply_single(k, angles, op, implementation);
-        return (apply_single(q, angles, op, implementation), k);
-    }
-    let (cos, sin) = (
-        angles.cos.clone().into_dispatch(),
-        angles.sin.clone().into_dispatch(),
-    );
-    let (q, k) = Dispatch::rotary_pair(q.into_dispatch(), k.into_dispatch(), cos, sin, op);
-    (Tensor::from_dispatch(q), Tensor::from_dispatch(k))
-}
-
-/// Whether the operation goes to the backend as one; the others get its ordinary operations.
-fn fuses(implementation: Implementation, device: &Device) -> bool {
-    implementation == Implementation::Fused && backends::extends(device)
-}
-
-fn apply_single<const D: usize>(
-    x: Tensor<D>,
-    angles: &RotaryAngles,
-    op: RotaryOp,
-    implementation: Implementation,
-) -> Tensor<D> {
-    let (cos, sin) = (
-        angles.cos.clone().into_dispatch(),
-        angles.sin.clone().into_dispatch(),
-    );
-    let rotate = if fuses(implementation, &x.device()) {
-        Dispatch::rotary_single
-    } else {
-        composed::rotate::<Dispatch>
-    };
-    Tensor::from_dispatch(rotate(x.into_dispatch(), cos, sin, op))
 }
 
 #[cfg(all(test, feature = "flex"))]

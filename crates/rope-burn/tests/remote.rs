@@ -43,15 +43,14 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// Rotated q and k, and the gradients of q, k, cos and sin where they are tracked.
+/// Rotated q and k, and the gradients of q, k and, where they are tracked, of the angles.
 fn run(rotary: &Rotary, device: &Device, learned: bool) -> Vec<Vec<f32>> {
     let device = device.clone().autodiff();
     let positions = Positions::text(1, 3, 5).expect("valid positions");
     let mut angles = rotary.angles(&positions, &device);
     if learned {
         angles = RotaryAngles {
-            cos: angles.cos.require_grad(),
-            sin: angles.sin.require_grad(),
+            rows: angles.rows.require_grad(),
         };
     }
     let shape = |heads| match rotary.layout() {
@@ -67,8 +66,7 @@ fn run(rotary: &Rotary, device: &Device, learned: bool) -> Vec<Vec<f32>> {
     let mut found = vec![values(q_out), values(k_out)];
     found.extend([&q, &k].map(|x| values(x.grad(&gradients).expect("a gradient"))));
     if learned {
-        let angles = [&angles.cos, &angles.sin];
-        found.extend(angles.map(|x| values(x.grad(&gradients).expect("a gradient"))));
+        found.push(values(angles.rows.grad(&gradients).expect("a gradient")));
     }
     found
 }

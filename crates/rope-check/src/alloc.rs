@@ -1,5 +1,5 @@
-//! A counting allocator: exact bytes of the whole process, to be installed as the global allocator of a program or a
-//! test that measures memory.
+//! A counting allocator: exact bytes of the whole process, to be installed as the global allocator
+//! of a program or a test that measures memory.
 
 #![allow(
     unsafe_code,
@@ -10,8 +10,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize};
 
-/// Passes every call on to the system's allocator and, while something is measured, counts. Otherwise it costs one load and one
-/// branch a call, so a program can carry it always.
+/// Passes every call on to the system's allocator and, while something is measured, counts.
+/// Otherwise it costs one load and one branch a call, so a program can carry it always.
 ///
 /// ```
 /// use rope_check::alloc::{CountingAllocator, Usage};
@@ -25,9 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize};
 #[derive(Debug)]
 pub struct CountingAllocator {
     measuring: AtomicBool,
-    live: AtomicIsize,
-    peak: AtomicIsize,
-    allocations: AtomicUsize,
+    all: Class,
     data: Class,
     large: Class,
 }
@@ -89,6 +87,10 @@ impl Class {
             self.live.fetch_sub(bytes.cast_signed(), Relaxed);
         }
     }
+
+    fn peak_bytes(&self) -> usize {
+        self.peak.load(Relaxed).max(0).cast_unsigned()
+    }
 }
 
 impl CountingAllocator {
@@ -96,16 +98,14 @@ impl CountingAllocator {
     pub const fn new() -> Self {
         Self {
             measuring: AtomicBool::new(false),
-            live: AtomicIsize::new(0),
-            peak: AtomicIsize::new(0),
-            allocations: AtomicUsize::new(0),
+            all: Class::new(),
             data: Class::new(),
             large: Class::new(),
         }
     }
 
-    /// Runs `work` and counts what all threads of the process allocate meanwhile; allocations of `large_bytes` and more
-    /// are counted apart, and are called data. One measurement at a time.
+    /// Runs `work` and counts what all threads of the process allocate meanwhile; allocations of
+    /// `large_bytes` and more are counted apart, and are called data. One measurement at a time.
     pub fn measure<T>(&self, large_bytes: usize, work: impl FnOnce() -> T) -> (T, Usage) {
         self.measure_classes(large_bytes, large_bytes, work)
     }
@@ -117,44 +117,35 @@ impl CountingAllocator {
         large_bytes: usize,
         work: impl FnOnce() -> T,
     ) -> (T, Usage) {
-        self.live.store(0, Relaxed);
-        self.peak.store(0, Relaxed);
-        self.allocations.store(0, Relaxed);
+        self.all.reset(0);
         self.data.reset(data_bytes);
         self.large.reset(large_bytes);
         let stop = Measuring::start(self);
         let result = work();
         drop(stop);
         let usage = Usage {
-            peak_bytes: self.peak.load(Relaxed).max(0).cast_unsigned(),
-            retained_bytes: self.live.load(Relaxed),
+            peak_bytes: self.all.peak_bytes(),
+            retained_bytes: self.all.live.load(Relaxed),
             retained_data_bytes: self.data.live.load(Relaxed),
-            allocations: self.allocations.load(Relaxed),
+            allocations: self.all.allocations.load(Relaxed),
             large_allocations: self.large.allocations.load(Relaxed),
-            large_peak_bytes: self.large.peak.load(Relaxed).max(0).cast_unsigned(),
+            large_peak_bytes: self.large.peak_bytes(),
         };
         (result, usage)
     }
 
+    fn classes(&self) -> impl Iterator<Item = &Class> {
+        let is_measuring = self.measuring.load(Relaxed);
+        let classes = [&self.all, &self.data, &self.large];
+        classes.into_iter().filter(move |_| is_measuring)
+    }
+
     fn allocated(&self, bytes: usize) {
-        if !self.measuring.load(Relaxed) {
-            return;
-        }
-        let added = bytes.cast_signed();
-        let live = self.live.fetch_add(added, Relaxed) + added;
-        self.peak.fetch_max(live, Relaxed);
-        self.allocations.fetch_add(1, Relaxed);
-        self.data.allocated(bytes);
-        self.large.allocated(bytes);
+        self.classes().for_each(|class| class.allocated(bytes));
     }
 
     fn freed(&self, bytes: usize) {
-        if !self.measuring.load(Relaxed) {
-            return;
-        }
-        self.live.fetch_sub(bytes.cast_signed(), Relaxed);
-        self.data.freed(bytes);
-        self.large.freed(bytes);
+        self.classes().for_each(|class| class.freed(bytes));
     }
 }
 
@@ -180,8 +171,8 @@ impl Default for CountingAllocator {
     }
 }
 
-// SAFETY: every method passes its arguments unchanged to `System`, whose contract is this trait's; counting touches
-// atomics alone and does not allocate.
+// SAFETY: every method passes its arguments unchanged to `System`, whose contract is this trait's;
+// counting touches atomics alone and does not allocate.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.allocated(layout.size());

@@ -29,6 +29,23 @@ impl DType {
             Self::Bf16 => "bf16",
         }
     }
+
+    /// The type that values of this one are computed in, and that cos and sin have by default.
+    pub fn computed_in(self) -> Self {
+        match self {
+            Self::F64 => Self::F64,
+            _ => Self::F32,
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            Self::F64 => 8,
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
 }
 
 /// The elements of a tensor.

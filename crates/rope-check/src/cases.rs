@@ -1,4 +1,5 @@
-//! The rotations that checks run over: small, deterministic, and every combination of what a rotation can be.
+//! The rotations that checks run over: small, deterministic, and every combination of what a
+//! rotation can be.
 
 use std::collections::HashSet;
 
@@ -6,6 +7,7 @@ use rope_core::reference::HeadMatrix;
 use rope_core::{AxisLayout, Direction, Layout, Pairing, Positions, RopeError, RotarySpec};
 
 use crate::engine::Case;
+use crate::names::{axes_name, pairing_name};
 
 /// Pairs of the matrix's cases: a vector of eight and a rest, also in each half of Quarter.
 const PAIRS: usize = 18;
@@ -35,7 +37,8 @@ impl NamedCase {
 /// One factor: a name per level.
 type Factor = &'static [&'static str];
 
-/// In the order of the names. The first six are crossed in full, the others drawn so that all pairs of levels occur.
+/// In the order of the names. The first six are crossed in full, the others drawn so that all pairs
+/// of levels occur.
 const FACTORS: [Factor; 9] = [
     &["half", "adjacent", "quarter", "interleave_half"],
     &[
@@ -92,7 +95,7 @@ fn case(levels: &[usize]) -> Result<Case, RopeError> {
         (2, 3)
     };
     let tokens = if levels[7] == 0 { batch * seq } else { seq };
-    let positions = scattered_positions(spec.axes(), tokens)?;
+    let positions = scattered_positions(spec.axis_count(), tokens)?;
     let (heads, kv_heads) = [(2, 2), (3, 1), (2, 0)][levels[6]];
     Ok(Case {
         heads,
@@ -115,8 +118,8 @@ pub fn scattered_positions(axes: usize, tokens: usize) -> Result<Positions, Rope
     Positions::new(axes, &ids)
 }
 
-/// Every pairing x axis layout x layout x partial x strided x in place; head counts, shared positions and attention
-/// scaling vary along with them.
+/// Every pairing x axis layout x layout x partial x strided x in place; head counts, shared
+/// positions and attention scaling vary along with them.
 ///
 /// # Errors
 /// Those of the specifications; none are expected.
@@ -150,7 +153,7 @@ pub fn matrix() -> Result<Vec<NamedCase>, RopeError> {
         .collect()
 }
 
-/// The part of [`matrix`] in which every two levels of different factors still meet.
+/// The part of [`matrix`] in which every two levels of different factors still occur together.
 ///
 /// # Errors
 /// As [`matrix`].
@@ -225,8 +228,8 @@ pub fn models() -> Result<Vec<NamedCase>, RopeError> {
         .map(|(model, pairing, axes, head_dim, rotary_dim)| {
             let name = format!(
                 "{}/{}{}/{model}",
-                FACTORS[0][Pairing::ALL.iter().position(|p| *p == pairing).unwrap_or(0)],
-                axis_name(&axes),
+                pairing_name(pairing),
+                axes_name(&axes),
                 sections_name(&axes),
             );
             let spec = RotarySpec::builder(head_dim)
@@ -234,7 +237,7 @@ pub fn models() -> Result<Vec<NamedCase>, RopeError> {
                 .pairing(pairing)
                 .axes(axes)
                 .build()?;
-            let positions = scattered_positions(spec.axes(), 3)?;
+            let positions = scattered_positions(spec.axis_count(), 3)?;
             Ok(NamedCase {
                 name,
                 case: Case::new(spec, positions, Layout::Bsnd, 1, 3),
@@ -242,19 +245,6 @@ pub fn models() -> Result<Vec<NamedCase>, RopeError> {
             })
         })
         .collect()
-}
-
-fn axis_name(axes: &AxisLayout) -> &'static str {
-    match axes {
-        AxisLayout::Single => "single",
-        AxisLayout::Contiguous(_) => "contiguous",
-        AxisLayout::Striped(_) => "striped",
-        AxisLayout::Ernie(_) => "ernie",
-        AxisLayout::Balanced(_) => "balanced",
-        AxisLayout::PerAxis(_) => "per_axis",
-        AxisLayout::PerAxisStriped(_) => "per_axis_striped",
-        AxisLayout::PerChannel(_) => "per_channel",
-    }
 }
 
 fn sections_name(axes: &AxisLayout) -> String {
@@ -312,6 +302,7 @@ pub fn exact(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::layout_name;
 
     #[test]
     fn all_pairs_of_levels_meet_and_names_are_unique() {
@@ -330,9 +321,11 @@ mod tests {
 
     #[test]
     fn names_say_what_the_cases_are() {
+        assert_eq!(FACTORS[0], Pairing::ALL.map(pairing_name));
+        assert_eq!(FACTORS[2], Layout::ALL.map(layout_name));
         for named in matrix().expect("valid") {
             let axes = named.case.spec.axis_layout();
-            let found = format!("{}{}", axis_name(axes), sections_name(axes));
+            let found = format!("{}{}", axes_name(axes), sections_name(axes));
             assert_eq!(named.group().1, found);
         }
     }

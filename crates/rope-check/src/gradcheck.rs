@@ -1,27 +1,32 @@
-//! Gradient checks: every gradient that the implementations give against one that they do not compute.
+//! Gradient checks: every gradient that the implementations give against one that they do not
+//! compute.
 //!
 //! Three questions, one row each per case, engine and type:
-//! - is the adjoint the gradient of the forward? Central differences of the forward in f64, through the loss
-//!   L = sum(w y^2 / 2 + v y), against the adjoint of dL/dy = w y + v. No linearity is assumed.
+//! - is the adjoint the gradient of the forward? Central differences of the forward in f64, through
+//!   the loss L = sum(w y^2 / 2 + v y), against the adjoint of dL/dy = w y + v. No linearity is
+//!   assumed.
 //! - are the gradients of cos and sin those of the forward? The same, with cos and sin displaced.
-//! - does autodiff hand the gradients on as it should? burn's fused op, in the types that models train in, against
-//!   the matrix oracle and against the composed op: with and without gradient checkpointing, each input tracked and
-//!   not, held elsewhere and not, views, and gradients without memory of their own.
+//! - does autodiff hand the gradients on as it should? burn's fused op, in the types that models
+//!   train in, against the matrix oracle and against the composed op: with and without gradient
+//!   checkpointing, each input tracked and not, held elsewhere and not, views, and gradients
+//!   without memory of their own.
 //!
-//! Differences are taken for one channel of all rows (heads of tokens) at once. Rows must not meet, so the loss of a row
-//! may only answer to its own displacement; each row has a step of its own, and a kernel that lets one row into another
-//! shows as a wrong gradient. So all elements are covered at the cost of one row.
+//! Differences are taken for one channel of all rows (heads of tokens) at once. Rows must not mix,
+//! so the loss of a row may only answer to its own displacement; each row has a step of its own,
+//! and a kernel that lets one row into another shows as a wrong gradient. So all elements are
+//! covered at the cost of one row.
 
 use std::collections::HashSet;
+use std::iter::once;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
+use rope_burn::{Implementation, RotaryAngles};
 use rope_core::{Angles, Direction, HeadsMut, HeadsRef, Layout, RopeError, Rotator, TokenAngles};
 
 use crate::buffer::{Buffer, DType};
 use crate::cases::{self, NamedCase};
-use crate::engine::{self, Case, Engine, EngineError, Placed, host_engines};
-use crate::tolerance;
+use crate::engine::{self, Case, Engine, EngineError, Placed, engine_name, host_engines};
+use crate::tolerance::{Operation, allowed};
 
 /// One gradient checked.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -98,7 +103,8 @@ pub enum Depth {
     Kernels,
 }
 
-/// The cases in which all pairs of factors meet and the models' in full, the rest of the matrix for the kernels.
+/// The cases in which all pairs of factors occur and the models' in full, the rest of the matrix
+/// for the kernels.
 ///
 /// # Errors
 /// Those of [`cases::matrix`]; none are expected.
@@ -113,7 +119,8 @@ pub fn suite() -> Result<Vec<(NamedCase, Depth)>, RopeError> {
         .collect())
 }
 
-/// What is quick enough for an unoptimised build: [`cases::pairwise`] in full, [`cases::models`] for the kernels.
+/// What is quick enough for an unoptimised build: [`cases::pairwise`] in full, [`cases::models`]
+/// for the kernels.
 ///
 /// # Errors
 /// As [`suite`].
@@ -142,12 +149,16 @@ pub fn check(named: &NamedCase, depth: Depth) -> Vec<Row> {
         DType::F64,
         cpu_angle_gradients(&named.case),
     );
-    rows.autodiff(depth);
+    if named.case.layout == Layout::Tnd {
+        rows.autodiff::<3>(depth);
+    } else {
+        rows.autodiff::<4>(depth);
+    }
     rows.into_rows()
 }
 
-/// The engines whose forward is differenced: those with f64, instruction sets and angle sources aside (they are equal
-/// bit for bit, which the differential tests show).
+/// The engines whose forward is differenced: those with f64, instruction sets and angle sources
+/// aside (they are equal bit for bit, which the differential tests show).
 fn gradient_engines(depth: Depth) -> Vec<Box<dyn Engine>> {
     let wanted: &[&str] = match depth {
         Depth::Full => &["cpu/portable", "burn/fused", "burn/composed"],
@@ -201,56 +212,26 @@ impl<'c> Rows<'c> {
         });
     }
 
-    fn autodiff(&mut self, depth: Depth) {
-        if self.named.case.layout == Layout::Tnd {
-            self.autodiff_of_rank::<3>(depth);
-        } else {
-            self.autodiff_of_rank::<4>(depth);
-        }
-    }
-
-    fn autodiff_of_rank<const D: usize>(&mut self, depth: Depth) {
+    fn autodiff<const D: usize>(&mut self, depth: Depth) {
         let case = &self.named.case;
-        let fused = || "burn/fused".to_owned();
-        let composed = || "burn/composed".to_owned();
-        if depth == Depth::Kernels {
-            for dtype in [DType::F32, DType::Bf16] {
-                let found = tracked_inputs::<D>(case, Implementation::Fused, dtype, &[false]);
-                self.push("autodiff", fused(), dtype, found);
-                self.push(
-                    "composed",
-                    fused(),
-                    dtype,
-                    against_composed::<D>(case, dtype),
-                );
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            for (check, implementation, from) in Autodiff::ROWS {
+                if depth == Depth::Full || (from == depth && dtype != DType::F16) {
+                    let found = check.run::<D>(case, implementation, dtype, depth);
+                    self.push(check.name(), engine_name(implementation), dtype, found);
+                }
             }
+        }
+        if depth == Depth::Kernels {
             return;
         }
-        for dtype in [DType::F32, DType::Bf16, DType::F16] {
-            let checkpointing = &[false, true];
-            let found = tracked_inputs::<D>(case, Implementation::Fused, dtype, checkpointing);
-            self.push("autodiff", fused(), dtype, found);
-            let found = tracked_inputs::<D>(case, Implementation::Composed, dtype, checkpointing);
-            self.push("autodiff", composed(), dtype, found);
-            self.push(
-                "composed",
-                fused(),
-                dtype,
-                against_composed::<D>(case, dtype),
-            );
-            self.push("sum", fused(), dtype, plain_sum::<D>(case, dtype));
-        }
-        for direction in [Direction::Forward, Direction::Adjoint] {
-            let check = match direction {
-                Direction::Forward => "cos_sin",
-                Direction::Adjoint => "cos_sin of the adjoint",
-            };
-            for (engine, implementation) in [
-                (fused(), Implementation::Fused),
-                (composed(), Implementation::Composed),
-            ] {
+        for (check, direction) in [
+            ("cos_sin", Direction::Forward),
+            ("cos_sin of the adjoint", Direction::Adjoint),
+        ] {
+            for implementation in [Implementation::Fused, Implementation::Composed] {
                 let found = burn_angle_gradients::<D>(case, implementation, direction);
-                self.push(check, engine, DType::F64, found);
+                self.push(check, engine_name(implementation), DType::F64, found);
             }
         }
     }
@@ -263,7 +244,7 @@ pub(crate) struct Loss {
 }
 
 impl Loss {
-    fn over(&self, y: &[f64], range: core::ops::Range<usize>) -> f64 {
+    fn over(&self, y: &[f64], range: std::ops::Range<usize>) -> f64 {
         range
             .map(|i| (0.5 * self.w[i] * y[i] + self.v[i]) * y[i])
             .sum()
@@ -305,11 +286,12 @@ pub(crate) fn parts(case: &Case) -> Vec<Part> {
         .collect()
 }
 
-/// The step of a row is this, times its factor; large, because the loss has no third derivative to keep away from.
+/// The step of a row is this, times its factor; large, because the loss has no third derivative to
+/// keep away from.
 const STEP: f64 = 1.0 / 32.0;
 
-/// What may be left of a derivative after rounding: differences of `terms` terms of order 1 over twice the smaller
-/// step, weighted 4/3 and 1/3 by Richardson.
+/// What may be left of a derivative after rounding: differences of `terms` terms of order 1 over
+/// twice the smaller step, weighted 4/3 and 1/3 by Richardson.
 fn difference_tolerance(terms: usize) -> f64 {
     let loss = 4.0 * terms as f64;
     f64::EPSILON * loss * 8.0 / STEP
@@ -320,7 +302,8 @@ fn row_factor(row: usize) -> f64 {
     1.0 + (row * 5 % 16) as f64 / 16.0
 }
 
-/// The derivatives at 0 of the values of `f`: central differences at two steps, and Richardson's extrapolation.
+/// The derivatives at 0 of the values of `f`: central differences at two steps, and Richardson's
+/// extrapolation.
 fn derivatives(
     mut f: impl FnMut(f64) -> Result<Vec<f64>, EngineError>,
 ) -> Result<Vec<f64>, EngineError> {
@@ -346,7 +329,7 @@ fn input_gradients(engine: &dyn Engine, case: &Case) -> Result<Worst, EngineErro
     let apply = |direction, x: &[Vec<f64>]| -> Result<Vec<Vec<f64>>, EngineError> {
         let x: Vec<Buffer> = x.iter().map(|x| Buffer::F64(x.clone())).collect();
         let (q, k) = engine.apply(case, direction, &x[0], x.get(1))?;
-        Ok(core::iter::once(q).chain(k).map(|y| y.to_f64()).collect())
+        Ok(once(q).chain(k).map(|y| y.to_f64()).collect())
     };
     let x: Vec<Vec<f64>> = parts.iter().map(|part| part.x.clone()).collect();
     let y = apply(Direction::Forward, &x)?;
@@ -388,8 +371,8 @@ fn input_gradients(engine: &dyn Engine, case: &Case) -> Result<Worst, EngineErro
     Ok(worst)
 }
 
-/// Differences over every lane of cos and sin, against what `analytic` says, which may be off by `rounding`. Tokens' rows
-/// of angles do not meet.
+/// Differences over every lane of cos and sin, against what `analytic` says, which may be off by
+/// `rounding`. Tokens' rows of angles do not mix.
 pub(crate) fn angle_gradients(
     case: &Case,
     parts: &[Part],
@@ -398,9 +381,9 @@ pub(crate) fn angle_gradients(
     rounding: f64,
 ) -> Result<Worst, EngineError> {
     let angles = TokenAngles::<f64>::new(&case.spec, &case.positions, case.seq_len)?;
-    let given = [angles.cos().to_vec(), angles.sin().to_vec()];
+    let given = angles.cos_sin();
     let gradients = analytic(&given[0], &given[1])?;
-    let (tokens, lanes) = (angles.tokens(), case.spec.geometry().lanes());
+    let (tokens, lanes) = (angles.tokens(), case.spec.geometry().lane_count());
     let head_dim = case.spec.head_dim();
     let rows_per_token: usize = parts.iter().map(|p| p.rows.len()).sum::<usize>() / tokens;
     let tolerance = difference_tolerance(rows_per_token * head_dim) + rounding;
@@ -440,9 +423,11 @@ pub(crate) fn angle_gradients(
 
 /// `Rotator::angle_gradients`, on q and k placed as the case says.
 fn cpu_angle_gradients(case: &Case) -> Result<Worst, EngineError> {
-    let parts = parts(case);
+    let (parts, lanes) = (parts(case), case.spec.geometry().lane_count());
     let forward = |cos: &[f64], sin: &[f64]| {
-        let rotator = Rotator::new(case.spec.geometry(), Angles::Tokens { cos, sin })?;
+        let rows = cos.chunks_exact(lanes).zip(sin.chunks_exact(lanes));
+        let rows: Vec<f64> = rows.flat_map(|(cos, sin)| [cos, sin].concat()).collect();
+        let rotator = Rotator::new(case.spec.geometry(), Angles::Tokens(&rows))?;
         let mut y: Vec<Vec<f64>> = parts.iter().map(|part| part.x.clone()).collect();
         for (part, y) in parts.iter().zip(&mut y) {
             rotator.rotate(HeadsMut::new(y, case.contiguous(part.heads))?, None)?;
@@ -450,7 +435,8 @@ fn cpu_angle_gradients(case: &Case) -> Result<Worst, EngineError> {
         Ok(y)
     };
     let analytic = |cos: &[f64], sin: &[f64]| {
-        let rotator = Rotator::new(case.spec.geometry(), Angles::Tokens { cos, sin })?;
+        // The gradients are linear in x and in its gradient: no angles are read.
+        let rotator = Rotator::new(case.spec.geometry(), Angles::Tokens(&[]))?;
         let y = forward(cos, sin)?;
         let placed: Vec<[Placed<f64>; 2]> = parts
             .iter()
@@ -469,10 +455,13 @@ fn cpu_angle_gradients(case: &Case) -> Result<Worst, EngineError> {
             })
             .collect::<Result<Vec<_>, EngineError>>()?;
         // Overwritten, whatever they hold.
-        let mut gradients = [vec![f64::NAN; cos.len()], vec![f64::NAN; sin.len()]];
-        let [dcos, dsin] = &mut gradients;
-        rotator.angle_gradients(views[0], views.get(1).copied(), dcos, dsin)?;
-        Ok(gradients)
+        let mut gradients = vec![f64::NAN; cos.len() + sin.len()];
+        rotator.angle_gradients(views[0], views.get(1).copied(), &mut gradients)?;
+        let half = |start| {
+            let rows = gradients.chunks_exact(2 * lanes);
+            rows.flat_map(move |row| row[start..start + lanes].to_vec())
+        };
+        Ok([half(0).collect(), half(lanes).collect()])
     };
     angle_gradients(case, &parts, forward, analytic, 0.0)
 }
@@ -486,12 +475,8 @@ fn device(checkpointing: bool) -> Device {
     }
 }
 
-fn rotary(case: &Case, implementation: Implementation) -> Result<Rotary, EngineError> {
-    RotaryConfig::new(case.spec.clone())
-        .with_layout(case.layout)
-        .with_implementation(implementation)
-        .try_init()
-        .map_err(engine::burn_error)
+fn no_q() -> EngineError {
+    EngineError::Burn("there is no q".into())
 }
 
 fn f64_tensor<const D: usize>(values: &[f64], dims: Vec<usize>, device: &Device) -> Tensor<D> {
@@ -506,71 +491,115 @@ fn burn_angle_gradients<const D: usize>(
     direction: Direction,
 ) -> Result<Worst, EngineError> {
     let (device, parts) = (device(false), parts(case));
-    let rotary = rotary(case, implementation)?;
-    let lanes = case.spec.geometry().lanes();
-    let angles = |cos: &[f64], sin: &[f64]| RotaryAngles {
-        cos: f64_tensor(cos, vec![cos.len() / lanes, lanes], &device),
-        sin: f64_tensor(sin, vec![sin.len() / lanes, lanes], &device),
+    let rotary = engine::rotary(case, implementation)?;
+    let lanes = case.spec.geometry().lane_count();
+    let tensor = |x: &[f64]| f64_tensor::<2>(x, vec![x.len() / lanes, lanes], &device);
+    let angles = |cos: &Tensor<2>, sin: &Tensor<2>| {
+        RotaryAngles::from_cos_sin(cos.clone(), sin.clone()).map_err(engine::burn_error)
     };
     let tensors = |part: &Part| -> [Tensor<D>; 3] {
         [&part.x, &part.loss.w, &part.loss.v]
             .map(|x| engine::place(case, &Buffer::F64(x.clone()), part.heads, &device))
     };
-    let rotate = |angles: &RotaryAngles| -> Result<Vec<Tensor<D>>, EngineError> {
-        let x: Vec<Tensor<D>> = parts.iter().map(|part| tensors(part)[0].clone()).collect();
-        let (q, k) = (x[0].clone(), x.get(1).cloned());
-        let rotated = match (direction, k) {
-            (Direction::Forward, None) => rotary.try_forward_single(q, angles).map(|q| vec![q]),
-            (Direction::Forward, Some(k)) => {
-                rotary.try_forward(q, k, angles).map(|(q, k)| vec![q, k])
-            }
-            // There is no adjoint of one tensor by itself: q stands for k too.
-            (Direction::Adjoint, k) => {
-                let both = rotary.try_adjoint(q.clone(), k.clone().unwrap_or(q), angles);
-                both.map(|(q, rotated)| core::iter::once(q).chain(k.map(|_| rotated)).collect())
-            }
+    let rotate = |angles: &RotaryAngles| -> Result<_, EngineError> {
+        let mut x = parts.iter().map(|part| tensors(part)[0].clone());
+        let (q, k) = (x.next().ok_or_else(no_q)?, x.next());
+        let (q, k) = match direction {
+            Direction::Forward => engine::rotate(&rotary, q, k, angles)?,
+            // There is no adjoint of one tensor by itself: q is passed as k too.
+            Direction::Adjoint => rotary
+                .try_adjoint(q.clone(), k.clone().unwrap_or(q), angles)
+                .map(|(q, rotated)| (q, k.map(|_| rotated)))
+                .map_err(engine::burn_error)?,
         };
-        rotated.map_err(engine::burn_error)
+        Ok(once(q).chain(k))
     };
     let forward = |cos: &[f64], sin: &[f64]| {
-        let y = rotate(&angles(cos, sin))?;
-        y.into_iter()
-            .map(|y| Ok(engine::read(y)?.to_f64()))
-            .collect()
+        let y = rotate(&angles(&tensor(cos), &tensor(sin))?)?;
+        y.map(|y| Ok(engine::read(y)?.to_f64())).collect()
     };
     let analytic = |cos: &[f64], sin: &[f64]| {
-        let angles = angles(cos, sin);
-        let angles = RotaryAngles {
-            cos: angles.cos.require_grad(),
-            sin: angles.sin.require_grad(),
-        };
+        let [cos, sin] = [cos, sin].map(|x| tensor(x).require_grad());
+        let angles = angles(&cos, &sin)?;
         let losses = parts.iter().zip(rotate(&angles)?).map(|(part, y)| {
             let [_, w, v] = tensors(part);
             ((w * 0.5 * y.clone() + v) * y).sum()
         });
-        let gradients = losses
-            .reduce(|a, b| a + b)
-            .ok_or_else(|| EngineError::Burn("there is neither q nor k".into()))?
-            .backward();
+        let gradients = losses.reduce(|a, b| a + b).ok_or_else(no_q)?.backward();
         let gradient = |x: &Tensor<2>, what| match x.grad(&gradients) {
             Some(gradient) => Ok(engine::read(gradient)?.to_f64()),
             None => Err(EngineError::Burn(format!("no gradient of {what}"))),
         };
-        Ok([gradient(&angles.cos, "cos")?, gradient(&angles.sin, "sin")?])
+        Ok([gradient(&cos, "cos")?, gradient(&sin, "sin")?])
     };
     angle_gradients(case, &parts, forward, analytic, 0.0)
 }
 
-/// How a loss meets y.
+/// A check of training steps through burn's op.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reduction {
-    /// sum(v y): the gradient of y is v.
-    Weighted,
-    /// sum(y): the gradient of y is ones, broadcast from one element in memory.
-    Plain,
+enum Autodiff {
+    /// Outputs and gradients against the oracle, for q and k tracked in every combination.
+    Oracle,
+    /// Against the composed op: each may be off by its tolerance.
+    Composed,
+    /// Against the oracle, for the loss sum(y): its gradient arrives as one element, broadcast,
+    /// which must be read as such and not written to.
+    Sum,
 }
 
-/// What a training step through the op left behind.
+impl Autodiff {
+    /// In the order of the rows; the depth from which each runs.
+    const ROWS: [(Self, Implementation, Depth); 4] = [
+        (Self::Oracle, Implementation::Fused, Depth::Kernels),
+        (Self::Oracle, Implementation::Composed, Depth::Full),
+        (Self::Composed, Implementation::Fused, Depth::Kernels),
+        (Self::Sum, Implementation::Fused, Depth::Full),
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Oracle => "autodiff",
+            Self::Composed => "composed",
+            Self::Sum => "sum",
+        }
+    }
+
+    fn run<const D: usize>(
+        self,
+        case: &Case,
+        implementation: Implementation,
+        dtype: DType,
+        depth: Depth,
+    ) -> Result<Worst, EngineError> {
+        const TRACKED: [[bool; 2]; 4] =
+            [[true, true], [true, false], [false, true], [false, false]];
+        let (tracked, checkpointing): (&[[bool; 2]], &[bool]) = match (self, depth) {
+            (Self::Oracle, Depth::Full) => (&TRACKED, &[false, true]),
+            (Self::Oracle, Depth::Kernels) => (&TRACKED, &[false]),
+            (Self::Composed, _) => (&TRACKED[..1], &[false, true]),
+            (Self::Sum, _) => (&TRACKED[..1], &[false]),
+        };
+        let is_sum = self == Self::Sum;
+        let mut expected = exact_step(case, dtype, is_sum)?;
+        let mut worst = Worst::NONE;
+        for checkpointing in checkpointing {
+            for tracked in tracked {
+                let run = |by| step::<D>(case, by, dtype, *checkpointing, *tracked, is_sum);
+                let found = run(implementation)?;
+                if self == Self::Composed {
+                    expected = run(Implementation::Composed)?;
+                }
+                let times = if self == Self::Composed { 2.0 } else { 1.0 };
+                compare_step(&mut worst, &found, &expected, *tracked, |exact| {
+                    times * allowed(Operation::Rotation, dtype, exact)
+                })?;
+            }
+        }
+        Ok(worst)
+    }
+}
+
+/// The results of a training step through the op.
 struct Step {
     /// y of q, then of k.
     outputs: Vec<Vec<f64>>,
@@ -578,17 +607,18 @@ struct Step {
     gradients: Vec<Option<Vec<f64>>>,
 }
 
-/// Forward and backward through burn, in `dtype`. The inputs are held by the caller, so they must come out unchanged.
+/// Forward and backward through burn, in `dtype`, of the loss sum(v y), or sum(y). The inputs are
+/// held by the caller, so they must come out unchanged.
 fn step<const D: usize>(
     case: &Case,
     implementation: Implementation,
     dtype: DType,
     checkpointing: bool,
     tracked: [bool; 2],
-    reduction: Reduction,
+    is_sum: bool,
 ) -> Result<Step, EngineError> {
     let device = device(checkpointing);
-    let rotary = rotary(case, implementation)?;
+    let rotary = engine::rotary(case, implementation)?;
     let angles = engine::angle_tensors::<f32>(case, &device, burn::tensor::DType::F32)?;
     let mut leaves = Vec::new();
     let mut weights = Vec::new();
@@ -602,23 +632,15 @@ fn step<const D: usize>(
         given.push(x);
     }
     // Only the result of another operation can be overwritten: a leaf is held for its gradient.
-    let inputs: Vec<Tensor<D>> = leaves
-        .iter()
-        .map(|x| {
-            if case.in_place {
-                x.clone() * 1.0
-            } else {
-                x.clone()
-            }
-        })
-        .collect();
-    let mut inputs = inputs.into_iter();
-    let rotated = match (inputs.next(), inputs.next()) {
-        (Some(q), Some(k)) => rotary.try_forward(q, k, &angles).map(|(q, k)| vec![q, k]),
-        (Some(q), None) => rotary.try_forward_single(q, &angles).map(|q| vec![q]),
-        (None, _) => Ok(Vec::new()),
+    let input: fn(&Tensor<D>) -> Tensor<D> = if case.in_place {
+        |x| x.clone() * 1.0
+    } else {
+        Tensor::clone
     };
-    let rotated = rotated.map_err(engine::burn_error)?;
+    let mut inputs = leaves.iter().map(input);
+    let (q, k) = (inputs.next().ok_or_else(no_q)?, inputs.next());
+    let (q, k) = engine::rotate(&rotary, q, k, &angles)?;
+    let rotated: Vec<Tensor<D>> = once(q).chain(k).collect();
     let mut outputs = Vec::new();
     for y in &rotated {
         outputs.push(engine::read(y.clone())?.to_f64());
@@ -628,10 +650,7 @@ fn step<const D: usize>(
         let losses = rotated
             .into_iter()
             .zip(weights)
-            .map(|(y, v)| match reduction {
-                Reduction::Weighted => (y * v).sum(),
-                Reduction::Plain => y.sum(),
-            });
+            .map(|(y, v)| if is_sum { y.sum() } else { (y * v).sum() });
         let loss = losses.reduce(|a, b| a + b);
         let backward = loss.map(|loss| loss.backward());
         for (leaf, gradient) in leaves.iter().zip(&mut gradients) {
@@ -651,13 +670,14 @@ fn step<const D: usize>(
 }
 
 /// The exact outputs and gradients of a [`step`] with inputs rounded to `dtype`.
-fn exact_step(case: &Case, dtype: DType, reduction: Reduction) -> Result<Step, EngineError> {
+fn exact_step(case: &Case, dtype: DType, is_sum: bool) -> Result<Step, EngineError> {
     let rounded = |x: &[f64]| Buffer::from_f64(dtype, x).to_f64();
     let (mut outputs, mut gradients) = (Vec::new(), Vec::new());
     for part in parts(case) {
-        let dy = match reduction {
-            Reduction::Weighted => rounded(&part.loss.v),
-            Reduction::Plain => vec![1.0; part.x.len()],
+        let dy = if is_sum {
+            vec![1.0; part.x.len()]
+        } else {
+            rounded(&part.loss.v)
         };
         let x = rounded(&part.x);
         outputs.push(cases::exact(case, Direction::Forward, part.heads, &x)?);
@@ -690,67 +710,4 @@ fn compare_step(
         }
     }
     Ok(())
-}
-
-/// Outputs and gradients against the oracle, for q and k tracked in every combination.
-fn tracked_inputs<const D: usize>(
-    case: &Case,
-    implementation: Implementation,
-    dtype: DType,
-    checkpointing: &[bool],
-) -> Result<Worst, EngineError> {
-    let exact = exact_step(case, dtype, Reduction::Weighted)?;
-    let tolerance = |exact| tolerance::rotated(dtype, exact);
-    let mut worst = Worst::NONE;
-    for checkpointing in checkpointing {
-        for tracked in [[true, true], [true, false], [false, true], [false, false]] {
-            let found = step::<D>(
-                case,
-                implementation,
-                dtype,
-                *checkpointing,
-                tracked,
-                Reduction::Weighted,
-            )?;
-            compare_step(&mut worst, &found, &exact, tracked, tolerance)?;
-        }
-    }
-    Ok(worst)
-}
-
-/// Fused against composed: each may be off by its tolerance.
-fn against_composed<const D: usize>(case: &Case, dtype: DType) -> Result<Worst, EngineError> {
-    let tracked = [true, true];
-    let mut worst = Worst::NONE;
-    for checkpointing in [false, true] {
-        let run = |implementation| {
-            let reduction = Reduction::Weighted;
-            step::<D>(
-                case,
-                implementation,
-                dtype,
-                checkpointing,
-                tracked,
-                reduction,
-            )
-        };
-        let (fused, composed) = (run(Implementation::Fused)?, run(Implementation::Composed)?);
-        compare_step(&mut worst, &fused, &composed, tracked, |exact| {
-            2.0 * tolerance::rotated(dtype, exact)
-        })?;
-    }
-    Ok(worst)
-}
-
-/// The gradient of a plain sum arrives as one element, broadcast: it must be read as such and not written to.
-fn plain_sum<const D: usize>(case: &Case, dtype: DType) -> Result<Worst, EngineError> {
-    let (tracked, reduction) = ([true, true], Reduction::Plain);
-    let exact = exact_step(case, dtype, reduction)?;
-    let mut worst = Worst::NONE;
-    let fused = Implementation::Fused;
-    let found = step::<D>(case, fused, dtype, false, tracked, reduction)?;
-    compare_step(&mut worst, &found, &exact, tracked, |exact| {
-        tolerance::rotated(dtype, exact)
-    })?;
-    Ok(worst)
 }

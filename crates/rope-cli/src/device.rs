@@ -1,4 +1,5 @@
-//! `--device`, `--path` and `--token-file`.
+//! `--device`, `--path` and `--token-file`: names of devices, and the one way from a name to a
+//! device that is open.
 
 use std::error::Error;
 use std::fmt;
@@ -8,32 +9,33 @@ use std::str::FromStr;
 use burn::backend::ExecutionError;
 use burn::tensor::Device as BurnDevice;
 use burn_ascend::server::Token;
-use burn_ascend::{AscendDevice, AscendHost, DeviceError, Fallback, fallbacks, reset_fallbacks};
+use burn_ascend::{AscendDevice, AscendError, AscendHost, DeviceError, Fallback};
+use burn_ascend::{fallbacks, reset_fallbacks};
 use clap::{Args, ValueEnum};
-use rope_ascend::AscendError;
 use rope_ascend::rope::Npu;
+use rope_bench::rows::bytes;
 use rope_check::ascend;
 use serde::Serialize;
 
 /// Environment variable with the token of a server.
 pub(crate) const TOKEN_VARIABLE: &str = "MROPE_TOKEN";
 
-/// What computes.
+/// The name of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Device {
     /// This machine's processor.
     #[default]
     Cpu,
-    /// An NPU, through the installed CANN.
+    /// An NPU of this machine, through the installed CANN.
     Ascend(u16),
     /// The simulated NPU.
     AscendSim,
     /// A device that `mrope serve` serves.
     Remote {
-        /// Of the server.
+        /// Address of the server.
         url: String,
-        /// Its place in the server's list.
-        index: usize,
+        /// Index in the server's list of devices.
+        index: u32,
     },
 }
 
@@ -80,6 +82,45 @@ impl fmt::Display for Device {
     }
 }
 
+impl Device {
+    /// Opens the NPU of this machine that has this name.
+    ///
+    /// # Errors
+    /// If the name is not that of such an NPU, or the NPU cannot be opened; with what to do.
+    pub(crate) fn npu(&self) -> Result<AscendDevice, Box<dyn Error>> {
+        let npu = match self {
+            Self::Ascend(ordinal) => Ok(AscendDevice::new(*ordinal)),
+            Self::AscendSim => burn_ascend::simulated(0),
+            Self::Cpu | Self::Remote { .. } => {
+                return Err(format!(
+                    "{self} is no NPU of this machine; expected --device ascend, ascend:N or \
+                     ascend-sim"
+                )
+                .into());
+            }
+        };
+        let opened = npu.and_then(|npu| npu.open().map(|()| npu).map_err(Into::into));
+        opened.map_err(with_remedy)
+    }
+}
+
+/// A device's error, with what to do about it.
+fn with_remedy(error: DeviceError) -> Box<dyn Error> {
+    match error {
+        DeviceError::NoSimulator => {
+            let arguments: Vec<String> = std::env::args().skip(1).collect();
+            let command = arguments.join(" ");
+            format!("{error}: cargo run --features ascend-sim -- {command}").into()
+        }
+        DeviceError::Ascend(AscendError::Load(_)) => format!(
+            "{error}. `mrope doctor` lists what is missing; --device cpu and --device ascend-sim \
+             need none of it"
+        )
+        .into(),
+        other => other.into(),
+    }
+}
+
 /// The token of a server.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TokenArgs {
@@ -93,27 +134,36 @@ impl TokenArgs {
         if let Some(path) = &self.token_file {
             return read_token(path);
         }
-        let text = std::env::var(TOKEN_VARIABLE).map_err(|_| {
+        Ok(token_of_variable()?.ok_or_else(|| {
             format!(
-                "{url} wants the token that its `mrope serve` wrote: name the file with --token-file, or set \
-                 {TOKEN_VARIABLE} to what is in it"
+                "{url} wants the token that its `mrope serve` wrote: name the file with \
+                 --token-file, or set {TOKEN_VARIABLE} to its content"
             )
-        })?;
-        Token::new(&text).map_err(|_| format!("{TOKEN_VARIABLE} is set, but empty").into())
+        })?)
     }
+}
+
+/// The token in the environment, if the variable is set.
+///
+/// # Errors
+/// If it is empty.
+pub(crate) fn token_of_variable() -> Result<Option<Token>, String> {
+    let text = std::env::var(TOKEN_VARIABLE).ok();
+    let token = text.map(|text| Token::new(&text)).transpose();
+    token.map_err(|_| format!("{TOKEN_VARIABLE} is set, but empty"))
 }
 
 /// The token in a file.
 ///
 /// # Errors
-/// If it cannot be read, or has nothing in it.
+/// If the file cannot be read or is empty.
 pub(crate) fn read_token(path: &Path) -> Result<Token, Box<dyn Error>> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("the token file {}: {error}", path.display()))?;
     Token::new(&text).map_err(|_| format!("the token file {} is empty", path.display()).into())
 }
 
-/// A device that models compute on, until it is dropped.
+/// A device that models compute on, open until this is dropped.
 pub(crate) struct Compute {
     device: BurnDevice,
     host: Option<AscendHost>,
@@ -123,22 +173,18 @@ impl Compute {
     /// Opens a device.
     ///
     /// # Errors
-    /// If it is not there, with what is missing and what to do.
+    /// If the device is not there, with what is missing and what to do.
     pub(crate) fn open(device: &Device, token: &TokenArgs) -> Result<Self, Box<dyn Error>> {
         let (device, host) = match device {
             Device::Cpu => (BurnDevice::flex(), None),
             Device::Remote { url, index } => {
                 let host = token.token(url)?.host(url);
-                let device = BurnDevice::remote_options(&host).device_index(*index);
-                (
-                    device.init().map_err(|error| format!("{url}: {error}"))?,
-                    None,
-                )
+                let options = BurnDevice::remote_options(&host).device_index(*index as usize);
+                let device = options.init().map_err(|error| format!("{url}: {error}"))?;
+                (device, None)
             }
             Device::Ascend(_) | Device::AscendSim => {
-                let npu = npu_of(device)?;
-                open(npu)?;
-                let host = AscendHost::start(&[npu])?;
+                let host = AscendHost::start(&[device.npu()?])?;
                 (host.devices()[0].clone(), Some(host))
             }
         };
@@ -150,27 +196,30 @@ impl Compute {
         &self.device
     }
 
+    /// The NPU of this process, if it is one.
+    pub(crate) fn npu(&self) -> Option<AscendDevice> {
+        self.host.as_ref().map(|host| host.npus()[0])
+    }
+
     /// Starts counting what [`usage`](Self::usage) reports.
     ///
     /// # Errors
-    /// The device's.
+    /// Those of the device.
     pub(crate) fn start_counting(&self) -> Result<(), ExecutionError> {
         self.device.sync()?;
         reset_fallbacks();
-        for npu in self.npus() {
-            npu.reset_peak_memory()
-                .map_err(|error| ExecutionError::with_context(error.to_string()))?;
-        }
-        Ok(())
+        self.npu()
+            .map_or(Ok(()), |npu| npu.reset_peak_memory())
+            .map_err(|error| ExecutionError::with_context(error.to_string()))
     }
 
     /// What an NPU of this process did since then; nothing for other devices.
     ///
     /// # Errors
-    /// The device's, also of work that is not read.
+    /// Those of the device, also of work whose result nobody has read.
     pub(crate) fn usage(&self) -> Result<Option<Usage>, ExecutionError> {
         self.device.sync()?;
-        let Some(npu) = self.npus().first() else {
+        let Some(npu) = self.npu() else {
             return Ok(None);
         };
         let memory = npu
@@ -181,24 +230,20 @@ impl Compute {
             fallbacks: fallbacks().into_iter().map(Into::into).collect(),
         }))
     }
-
-    fn npus(&self) -> &[AscendDevice] {
-        self.host.as_ref().map_or(&[], AscendHost::npus)
-    }
 }
 
 /// What training took from an NPU.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Usage {
     /// Most bytes in the device's tensors at once.
-    pub(crate) peak_bytes: usize,
+    peak_bytes: usize,
     /// Operations that ran on the host instead.
-    pub(crate) fallbacks: Vec<HostOperation>,
+    fallbacks: Vec<HostOperation>,
 }
 
 /// An operation that ran on the host.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct HostOperation {
+struct HostOperation {
     op: &'static str,
     calls: u64,
     bytes: u64,
@@ -211,106 +256,51 @@ impl From<Fallback> for HostOperation {
 }
 
 impl Usage {
-    /// As a table has it: a row for each operation, or one that there was none.
+    /// The rows of a table: the peak, and a row for each operation or one that says there was none.
     pub(crate) fn rows(&self) -> Vec<(String, String)> {
-        let mut rows = vec![(
-            "peak device memory".to_owned(),
-            bytes(self.peak_bytes as u64),
-        )];
+        let peak = bytes(self.peak_bytes as f64);
+        let mut rows = vec![("peak device memory".to_owned(), peak)];
         if self.fallbacks.is_empty() {
             rows.push(("operations on the host".to_owned(), "none".to_owned()));
         }
-        for HostOperation {
-            op,
-            calls,
-            bytes: moved,
-        } in &self.fallbacks
-        {
-            let moved = bytes(*moved);
-            rows.push((
-                format!("on the host: {op}"),
-                format!("{calls} calls, {moved}"),
-            ));
-        }
+        rows.extend(self.fallbacks.iter().map(|operation| {
+            let moved = bytes(operation.bytes as f64);
+            (
+                format!("on the host: {}", operation.op),
+                format!("{} calls, {moved}", operation.calls),
+            )
+        }));
         rows
     }
 }
 
-fn bytes(count: u64) -> String {
-    match count {
-        0..10_000 => format!("{count} bytes"),
-        10_000..10_000_000 => format!("{:.1} KiB", count as f64 / 1024.0),
-        _ => format!("{:.1} MiB", count as f64 / (1024.0 * 1024.0)),
-    }
-}
-
-/// What a device's failure is to a user.
+/// A device's failure, as a user needs it.
 pub(crate) fn explained(error: &ExecutionError) -> String {
     let reason = error.reason();
-    // burn-remote's words for a connection that closed before the answer came.
+    // What burn-remote says where the connection closed before the answer came.
     if reason.contains("RecvError") || reason.contains("channel closed") {
         return format!(
-            "the connection to the device's server is lost: it was stopped, or an operation ended the session, and then \
-             its log says why ({reason})"
+            "the connection to the device's server is lost: the server was stopped, or an \
+             operation ended the session, and then the server's log says why ({reason})"
         );
     }
     reason.to_owned()
 }
 
-/// The NPU that a device names.
-///
-/// # Errors
-/// For other devices, and for the simulated one if this program has none.
-pub(crate) fn npu_of(device: &Device) -> Result<AscendDevice, Box<dyn Error>> {
-    match device {
-        Device::Ascend(ordinal) => Ok(AscendDevice::new(*ordinal)),
-        Device::AscendSim => burn_ascend::simulated(0).map_err(with_command),
-        Device::Cpu | Device::Remote { .. } => {
-            Err(format!("{device} is no NPU of this machine").into())
-        }
-    }
-}
-
-/// Opens an NPU, so that a missing one is said early.
-///
-/// # Errors
-/// The device's, with what to do.
-pub(crate) fn open(npu: AscendDevice) -> Result<(), Box<dyn Error>> {
-    npu.open().map_err(|error| with_command(error.into()))
-}
-
-/// An error with what to do about it.
-fn with_command(error: DeviceError) -> Box<dyn Error> {
-    match error {
-        DeviceError::NoSimulator => build_with_simulator(&error),
-        DeviceError::Ascend(AscendError::Load(_)) => format!(
-            "{error}. `mrope doctor` lists what is missing; --device cpu and --device ascend-sim need none of it"
-        )
-        .into(),
-        other => other.into(),
-    }
-}
-
-fn build_with_simulator(error: &dyn Error) -> Box<dyn Error> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let command = arguments.join(" ");
-    format!("{error}: cargo run --features ascend-sim -- {command}").into()
-}
-
-/// Which code of the NPU rotates.
+/// Which code of an NPU rotates.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Kernels {
     /// This project's kernels.
     Kernels,
-    /// The operators that CANN ships, as far as they go.
+    /// The operators that CANN ships, within their limits.
     Aclnn,
 }
 
-/// Where to run.
+/// The device that rotates.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
-    /// What computes: cpu, ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or remote:ws://HOST:PORT (a
-    /// device that `mrope serve` serves).
+    /// What computes: cpu, ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or
+    /// remote:ws://HOST:PORT (a device that `mrope serve` serves).
     #[arg(long, default_value = "cpu")]
     device: Device,
     /// On an NPU: this project's kernels (the default), or the stock operators.
@@ -321,7 +311,7 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// The path of the NPU.
+    /// Which code of an NPU rotates.
     pub(crate) fn path(&self) -> ascend::Path {
         match self.path {
             None | Some(Kernels::Kernels) => ascend::Path::Kernels,
@@ -329,12 +319,12 @@ impl DeviceArgs {
         }
     }
 
-    /// What was asked for.
+    /// The name of the device.
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The device for models.
+    /// Opens the device for models.
     ///
     /// # Errors
     /// As [`Compute::open`].
@@ -342,30 +332,32 @@ impl DeviceArgs {
         Compute::open(&self.device, &self.token)
     }
 
-    /// What was asked for, an NPU ready for its path.
+    /// Opens the device for rotations by themselves.
     ///
     /// # Errors
     /// If there is no such NPU, it has no kernels, or a path was chosen for another device.
     pub(crate) fn place(&self) -> Result<Place, Box<dyn Error>> {
-        let npu = match self.device {
-            Device::Cpu | Device::Remote { .. } if self.path.is_some() => {
-                return Err(format!(
-                    "--path chooses among the ways to rotate on an NPU of this machine, and {} is none; \
-                     add --device ascend or --device ascend-sim, or leave --path out",
-                    self.device
-                )
-                .into());
+        let place = match self.device {
+            Device::Cpu => Place::Host,
+            Device::Remote { .. } => Place::Served,
+            Device::Ascend(_) | Device::AscendSim => {
+                let npu = self.device.npu()?.npu()?;
+                if self.path() == ascend::Path::Kernels {
+                    // Without kernels every case would fail for the same reason.
+                    npu.kernels()?;
+                }
+                return Ok(Place::Npu(npu));
             }
-            Device::Cpu => return Ok(Place::Host),
-            Device::Remote { .. } => return Ok(Place::Served),
-            Device::Ascend(ordinal) => Npu::open(ordinal.into())?,
-            Device::AscendSim => simulated()?,
         };
-        if self.path() == ascend::Path::Kernels {
-            // Without kernels every case would fail for the same reason.
-            npu.kernels()?;
+        if self.path.is_some() {
+            return Err(format!(
+                "--path chooses among the ways to rotate on an NPU of this machine, and {} is \
+                 none; add --device ascend or --device ascend-sim, or leave --path out",
+                self.device
+            )
+            .into());
         }
-        Ok(Place::Npu(npu))
+        Ok(place)
     }
 }
 
@@ -377,19 +369,6 @@ pub(crate) enum Place {
     Npu(Npu),
     /// On a device of a server.
     Served,
-}
-
-/// The simulated NPU.
-///
-/// # Errors
-/// If this program was built without it; the message has the command that builds one.
-pub(crate) fn simulated() -> Result<Npu, Box<dyn Error>> {
-    ascend::simulated().map_err(|error| {
-        if error.is::<ascend::NoSimulator>() {
-            return build_with_simulator(&*error);
-        }
-        error as Box<dyn Error>
-    })
 }
 
 #[cfg(test)]
@@ -416,6 +395,7 @@ mod tests {
             "remote:",
             "remote:http://host",
             "remote:ws://host#x",
+            "remote:ws://host#4294967296",
         ] {
             let error = Device::from_str(text).expect_err(text);
             assert!(error.contains(EXPECTED) && error.contains(text), "{error}");

@@ -1,4 +1,4 @@
-//! `mrope doctor`: what this machine has for Ascend, and what to do about the rest.
+//! `mrope doctor`: what this machine has for Ascend, and what to do about what is missing.
 
 use std::error::Error;
 use std::io::{BufWriter, Write, stdout};
@@ -7,11 +7,11 @@ use clap::Args;
 use rope_ascend::diagnosis::{Diagnosis, Finding};
 use serde_json::{Value, json};
 
-use crate::device::{Device, simulated};
+use crate::device::Device;
 
-/// Say what of CANN is here, which ways to rotate work, and what to do about the others
+/// Report what of CANN is installed, which ways to rotate work, and how to get the others
 ///
-/// Finding nothing is an answer, not an error: the exit code is 0 without CANN and without a device.
+/// Finding nothing is a result, not an error: the exit code is 0 without CANN and without a device.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DoctorArgs {
     /// What to look at: ascend (the installed CANN), or ascend-sim (the simulated NPU).
@@ -22,16 +22,21 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// Looks, and prints what there is.
+/// Looks, and prints what was found.
 ///
 /// # Errors
 /// If this program has no simulator and it was asked for, or standard output cannot be written.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Box<dyn Error>> {
     let diagnosis = match args.device {
-        Device::AscendSim => Diagnosis::of(&simulated()?),
+        Device::AscendSim => Diagnosis::of(&args.device.npu()?.npu()?),
         Device::Ascend(0) => Diagnosis::of_installation(),
         Device::Ascend(_) | Device::Cpu | Device::Remote { .. } => {
-            return Err("expected --device ascend (all its NPUs) or --device ascend-sim".into());
+            return Err(format!(
+                "expected --device ascend (all NPUs of this machine) or --device ascend-sim, found \
+                 --device {}",
+                args.device
+            )
+            .into());
         }
     };
     let mut out = BufWriter::new(stdout().lock());
@@ -44,83 +49,86 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Box<dyn Error>> {
 }
 
 fn print(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {
-    let set: Vec<_> = (diagnosis.settings.iter())
-        .filter_map(|(name, value)| Some((name, value.as_ref()?)))
-        .collect();
-    if !diagnosis.settings.is_empty() {
-        writeln!(out, "Settings")?;
-    }
-    for (name, value) in &set {
-        writeln!(out, "  {name}={value}")?;
-    }
-    if set.is_empty() && !diagnosis.settings.is_empty() {
+    let set = |(name, value): &(&str, Option<String>)| Some(format!("{name}={}", value.as_ref()?));
+    let mut settings: Vec<String> = diagnosis.settings.iter().filter_map(set).collect();
+    if settings.is_empty() && !diagnosis.settings.is_empty() {
         let names: Vec<_> = diagnosis.settings.iter().map(|(name, _)| *name).collect();
-        writeln!(out, "  none of {} is set", names.join(", "))?;
+        settings.push(format!("none of {} is set", names.join(", ")));
     }
-    for (file, version) in &diagnosis.installed {
-        writeln!(out, "  {}: version {version}", file.display())?;
-    }
-    writeln!(out, "Runtime")?;
-    finding(out, "Ascend runtime", &diagnosis.runtime)?;
-    if !diagnosis.libraries.is_empty() {
-        writeln!(out, "Libraries")?;
-    }
-    for library in &diagnosis.libraries {
+    let installed = diagnosis.installed.iter();
+    settings
+        .extend(installed.map(|(file, version)| format!("{}: version {version}", file.display())));
+    let runtime = [finding("Ascend runtime", &diagnosis.runtime)];
+    let libraries = diagnosis.libraries.iter().map(|library| {
         let name = format!("{} (for {})", library.role, library.needed_for);
-        finding(out, &name, &library.found)?;
+        finding(&name, &library.found)
+    });
+    let mut devices: Vec<String> = (diagnosis.devices.iter())
+        .map(|device| finding(&device.name, &device.found))
+        .collect();
+    if devices.is_empty() {
+        devices.push("none".to_owned());
     }
-    writeln!(out, "Devices")?;
-    for device in &diagnosis.devices {
-        finding(out, &device.name, &device.found)?;
-    }
-    if diagnosis.devices.is_empty() {
-        writeln!(out, "  none")?;
-    }
-    if !diagnosis.missing_symbols.is_empty() {
-        writeln!(out, "Functions that the libraries lack")?;
-    }
-    for missing in &diagnosis.missing_symbols {
-        writeln!(out, "  {} (for {})", missing.symbol, missing.needed_for)?;
-    }
-    writeln!(out, "Ways to rotate")?;
-    for path in &diagnosis.paths {
-        finding(out, path.name, &path.found)?;
+    let symbols = diagnosis.missing_symbols.iter();
+    let symbols = symbols.map(|missing| format!("{} (for {})", missing.symbol, missing.needed_for));
+    let paths = diagnosis.paths.iter();
+    let paths = paths.map(|path| finding(path.name, &path.found));
+    let sections: [(&str, Vec<String>); 7] = [
+        ("Settings", settings),
+        ("Runtime", runtime.into()),
+        ("Libraries", libraries.collect()),
+        ("Devices", devices),
+        ("Functions that the libraries lack", symbols.collect()),
+        ("Ways to rotate", paths.collect()),
+        ("To do", remedies(diagnosis)),
+    ];
+    for (heading, lines) in sections.iter().filter(|(_, lines)| !lines.is_empty()) {
+        writeln!(out, "{heading}")?;
+        for line in lines {
+            writeln!(out, "  {line}")?;
+        }
     }
     if diagnosis.is_complete() {
         return writeln!(out, "\nEverything works.");
     }
-    // One remedy serves many findings: each is said once.
+    let ready = diagnosis.paths.iter().filter(|path| path.found.is_ready());
+    let (ready, all) = (ready.count(), diagnosis.paths.len());
+    writeln!(
+        out,
+        "\n{ready} of {all} ways to rotate on Ascend work here. The CPU needs none of this; a \
+         simulated NPU is in mrope built with --features ascend-sim."
+    )
+}
+
+fn finding(name: &str, found: &Finding) -> String {
+    match found {
+        Finding::Ready(what) => format!("ok  {name}: {what}"),
+        Finding::Missing { reason, .. } => format!("--  {name}: {reason}"),
+    }
+}
+
+/// What to do, in numbered steps. One remedy serves many findings: each is listed once.
+fn remedies(diagnosis: &Diagnosis) -> Vec<String> {
+    let libraries = diagnosis.libraries.iter().map(|library| &library.found);
+    let devices = diagnosis.devices.iter().map(|device| &device.found);
+    let paths = diagnosis.paths.iter().map(|path| &path.found);
     let mut remedies = Vec::new();
-    let missing = [&diagnosis.runtime].into_iter();
-    let missing = missing.chain(diagnosis.libraries.iter().map(|library| &library.found));
-    let missing = missing.chain(diagnosis.devices.iter().map(|device| &device.found));
-    for found in missing.chain(diagnosis.paths.iter().map(|path| &path.found)) {
+    for found in [&diagnosis.runtime]
+        .into_iter()
+        .chain(libraries)
+        .chain(devices)
+        .chain(paths)
+    {
         if let Finding::Missing { remedy, .. } = found
             && !remedies.contains(&remedy)
         {
             remedies.push(remedy);
         }
     }
-    if !remedies.is_empty() {
-        writeln!(out, "To do")?;
-    }
-    for (number, remedy) in remedies.iter().enumerate() {
-        writeln!(out, "  {}. {remedy}", number + 1)?;
-    }
-    let ready = diagnosis.paths.iter().filter(|path| path.found.is_ready());
-    let (ready, all) = (ready.count(), diagnosis.paths.len());
-    writeln!(
-        out,
-        "\n{ready} of {all} ways to rotate on Ascend work here. The CPU needs none of this; a simulated NPU is in \
-         mrope built with --features ascend-sim."
-    )
-}
-
-fn finding(out: &mut impl Write, name: &str, found: &Finding) -> std::io::Result<()> {
-    match found {
-        Finding::Ready(what) => writeln!(out, "  ok  {name}: {what}"),
-        Finding::Missing { reason, .. } => writeln!(out, "  --  {name}: {reason}"),
-    }
+    let steps = remedies.iter().zip(1..);
+    steps
+        .map(|(remedy, number)| format!("{number}. {remedy}"))
+        .collect()
 }
 
 fn to_json(diagnosis: &Diagnosis) -> Value {
@@ -145,14 +153,20 @@ fn to_json(diagnosis: &Diagnosis) -> Value {
         .map(|missing| json!({ "symbol": missing.symbol, "needed_for": missing.needed_for }));
     let installed = diagnosis.installed.iter();
     let installed = installed.map(|(file, version)| json!({ "file": file, "version": version }));
+    let settings = diagnosis.settings.iter();
+    let settings = settings.map(|(name, value)| ((*name).to_owned(), json!(value)));
+    let devices = diagnosis.devices.iter();
+    let devices = devices.map(|device| named(&device.name, &device.found));
+    let paths = diagnosis.paths.iter();
+    let paths = paths.map(|path| named(path.name, &path.found));
     json!({
-        "settings": diagnosis.settings.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<serde_json::Map<_, _>>(),
+        "settings": settings.collect::<serde_json::Map<_, _>>(),
         "installed": installed.collect::<Vec<_>>(),
         "runtime": found(&diagnosis.runtime),
         "libraries": libraries.collect::<Vec<_>>(),
-        "devices": diagnosis.devices.iter().map(|device| named(&device.name, &device.found)).collect::<Vec<_>>(),
+        "devices": devices.collect::<Vec<_>>(),
         "missing_symbols": symbols.collect::<Vec<_>>(),
-        "paths": diagnosis.paths.iter().map(|path| named(path.name, &path.found)).collect::<Vec<_>>(),
+        "paths": paths.collect::<Vec<_>>(),
         "complete": diagnosis.is_complete(),
     })
 }

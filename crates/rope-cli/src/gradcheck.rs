@@ -14,8 +14,9 @@ use rope_check::cases::NamedCase;
 use rope_check::gradcheck::{Row, check, suite};
 
 use crate::device::{DeviceArgs, Place};
+use crate::table::{Table, or_dash};
 
-/// What to check, and how to say it.
+/// What to check, and in which form to report it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GradcheckArgs {
     /// Only cases whose name contains this, such as `quarter/` or `/in_place`.
@@ -23,7 +24,7 @@ pub(crate) struct GradcheckArgs {
     filter: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// A row for every check, not a summary.
+    /// A line for every check instead of a summary.
     #[arg(long)]
     verbose: bool,
     /// One JSON object per check and line: case, check, engine, dtype, max_error, tolerance, pass;
@@ -50,7 +51,8 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
         Place::Served => {
             let device = args.device.device();
             return Err(format!(
-                "{device} is no NPU of this machine; only mrope train and mrope verify use it"
+                "{device} is no NPU of this machine; expected cpu, ascend, ascend:N or ascend-sim \
+                 (mrope train and mrope verify also take a served device)"
             )
             .into());
         }
@@ -86,16 +88,13 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     bar.finish_and_clear();
     if !args.json {
         write!(out, "{}", summary.table())?;
-        for row in failures
-            .iter()
-            .take(SHOWN_FAILURES)
-            .filter(|_| !args.verbose)
-        {
-            writeln!(out, "{}", line(row))?;
-        }
-        if failures.len() > SHOWN_FAILURES && !args.verbose {
-            let more = failures.len() - SHOWN_FAILURES;
-            writeln!(out, "... and {more} more; --verbose shows all")?;
+        if !args.verbose {
+            for row in failures.iter().take(SHOWN_FAILURES) {
+                writeln!(out, "{}", line(row))?;
+            }
+            if let Some(more @ 1..) = failures.len().checked_sub(SHOWN_FAILURES) {
+                writeln!(out, "... and {more} more; --verbose shows all")?;
+            }
         }
         writeln!(
             out,
@@ -193,25 +192,23 @@ impl Summary {
         self.groups.iter().map(|group| group.checks).sum()
     }
 
-    fn table(&self) -> String {
+    fn table(&self) -> Table {
         let mut groups: Vec<&Group> = self.groups.iter().collect();
         groups.sort_by_key(|group| (&group.pairing, &group.axis_layout));
-        let mut table = format!(
-            "{:<16} {:<26} {:>7} {:>7} {:>13} {:>13}\n",
-            "pairing", "axis layout", "checks", "failed", "worst in f64", "worst in f32"
-        );
-        let shown = |worst: Option<f64>| worst.map_or("-".into(), |worst| format!("{worst:.1e}"));
+        let numbers = ["checks", "failed", "worst in f64", "worst in f32"];
+        let mut table = Table::new(&["pairing", "axis layout"], &numbers);
         for group in groups {
-            let _ = writeln!(
-                table,
-                "{:<16} {:<26} {:>7} {:>7} {:>13} {:>13}",
-                group.pairing,
-                group.axis_layout,
-                group.checks,
-                group.failed,
-                shown(group.worst[0]),
-                shown(group.worst[1]),
-            );
+            let [f64, f32] = group
+                .worst
+                .map(|worst| or_dash(worst.map(|worst| format!("{worst:.1e}"))));
+            table.row([
+                group.pairing.clone(),
+                group.axis_layout.clone(),
+                group.checks.to_string(),
+                group.failed.to_string(),
+                f64,
+                f32,
+            ]);
         }
         table
     }

@@ -6,6 +6,8 @@ mod doctor;
 mod gradcheck;
 mod positions;
 mod serve;
+mod svg;
+mod table;
 mod train;
 mod verify;
 
@@ -17,11 +19,12 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use rope_check::alloc::CountingAllocator;
 
-/// Counts for `mrope bench memory`; for everything else it costs one load and one branch an allocation.
+/// Counts for `mrope bench memory`. For everything else it costs one load and one branch per
+/// allocation.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// Rotary position embedding for multimodal training: see it learn, check it.
+/// Rotary position embedding for multimodal training: see it learn, check it, measure it.
 #[derive(Debug, Parser)]
 #[command(
     name = "mrope",
@@ -53,30 +56,32 @@ Train a small vision-language model on clips of handwritten digits.
 
 A clip is a few frames, each a grid of scanned digits. The model reads one token
 per digit and a question such as \"frame 1 row 0 column 1 ?\", and answers with
-the digit that is there. Its attention knows positions from the rotary embedding
-alone, so it needs time, height and width to find the place. Accuracy is measured
+the digit in that cell. Its attention knows positions from the rotary embedding
+alone, so it needs time, height and width to find the cell. Accuracy is measured
 on digits that training never shows.";
 
 const GRADCHECK_ABOUT: &str = "\
 Check every gradient against finite differences and against the composed operation.
 
-The rotation's adjoint and the gradients of cos and sin are compared with central differences of the forward in f64;
-burn's autodiff in f32, bf16 and f16 with exact gradients and with the composed operation. Cases are every pairing x
-axis layout x layout x partial rotation x strides x in place, and the rotations of published models. Exits with 1 if a
-gradient is wrong.
+The rotation's adjoint and the gradients of cos and sin are compared with
+central differences of the forward in f64; burn's autodiff in f32, bf16 and f16
+with exact gradients and with the composed operation. The cases are every
+pairing x axis layout x layout x partial rotation x strides x in place, and the
+rotations of published models. The exit code is 1 if a gradient is wrong.
 
-On a device (--device), which has no f64: its forward and adjoint in f32, f16 and bf16 against a matrix in f64, each
-against the other by <R x, y> = <x, R' y>, and its gradients of cos and sin against central differences in f64.";
+An NPU (--device) has no f64. Its forward and adjoint in f32, f16 and bf16 are
+compared with a matrix in f64 and with each other, by <R x, y> = <x, R' y>, and
+its gradients of cos and sin with central differences in f64.";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
   mrope train                              the default run, about a minute on two cores
   mrope train --rotary none                no positions: it can only guess among the digits it sees
   mrope train --rotary composed            the same losses from ordinary tensor operations
-  mrope train --axes 1d                    the place in the sequence instead of time, height and width
+  mrope train --axes 1d                    one index instead of time, height and width
   mrope train --frames 3 --rows 3 --columns 3 --batch 64 --steps 2500
   mrope train --device ascend              on an Ascend NPU; ascend-sim simulates one
-  mrope train --resume                     go on with a run that was stopped
+  mrope train --resume                     continue a run that was stopped
   mrope train --json > result.json         one JSON object; progress stays on standard error
 
 The output folder gets model.safetensors, curves.svg, attention.svg (where the
@@ -98,11 +103,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// What a shell reports of a program that SIGPIPE ended; Rust ignores the signal. No 0: of a check that was cut short
-/// nobody is to read that it passed.
+/// The exit code that a shell reports for a program that SIGPIPE ended; Rust ignores the signal. It
+/// is not 0, which would say that a check passed that was cut short.
 const CLOSED_PIPE: u8 = 128 + 13;
 
-/// Whether the reader of standard output has seen enough, as `head` does.
+/// Whether the reader of standard output closed it, as `head` does when it has seen enough.
 fn is_of_closed_pipe(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source()).any(|error| {
         let kind = match error.downcast_ref::<io::Error>() {

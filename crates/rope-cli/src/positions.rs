@@ -11,14 +11,15 @@ use clap::{Args, ValueEnum};
 use rope_core::position_ids::{Compatibility, PositionIds, PositionRules, TokenIds};
 use serde::Serialize;
 
-use prompt::{Description, Laid, Segment, Span};
+use self::prompt::{Description, Laid, Segment, Span};
+use crate::table::Table;
 
 const FORMAT: &str = include_str!("positions/format.txt");
 
 /// Print and draw the position ids (time, height, width) of a prompt
 ///
-/// A table of the prompt's parts with the ids on each axis; `--tokens` for every token, `--svg` for a picture: the ids over
-/// the sequence, and each grid as heat maps.
+/// A table of the prompt's parts with the ids on each axis; `--tokens` for every token, `--svg` for
+/// a picture: the ids over the sequence, and each grid as heat maps.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = FORMAT)]
 pub(crate) struct PositionsArgs {
@@ -31,7 +32,7 @@ pub(crate) struct PositionsArgs {
     /// A config.json to take the rules from instead.
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     config: Option<PathBuf>,
-    /// Whose ids: the rule's, or those of a version of transformers, which departs from it in places.
+    /// Whose ids: the rule's, or those of a version of transformers, which differ in places.
     #[arg(long, value_enum, default_value_t = Version::Default)]
     version: Version,
     /// Text tokens before each frame of a video, in families with a block per frame.
@@ -40,10 +41,11 @@ pub(crate) struct PositionsArgs {
     /// A row per token.
     #[arg(long)]
     tokens: bool,
-    /// One JSON object: model, position_ids as 3 rows of ids, kinds, cu_seqlens, rope_deltas and departures from the rule.
+    /// One JSON object: model, position_ids as 3 rows of ids, kinds, cu_seqlens, rope_deltas,
+    /// departures from the rule, and parts.
     #[arg(long, conflicts_with = "tokens")]
     json: bool,
-    /// Draws the ids into this file.
+    /// Draw the ids into this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -74,7 +76,8 @@ impl From<Version> for Compatibility {
 /// Prints, and draws where asked.
 ///
 /// # Errors
-/// If the prompt or the configuration cannot be read or makes no positions, or a file cannot be written.
+/// If the prompt or the configuration cannot be read or has no positions, or a file cannot be
+/// written.
 pub(crate) fn run(args: &PositionsArgs) -> Result<(), Box<dyn Error>> {
     let description = Description::read(&args.prompt)?;
     let (model, rules) = rules(args, &description)?;
@@ -116,7 +119,7 @@ fn rules(
     Ok((model, rules))
 }
 
-/// The ids of some tokens on one axis, as a person would say them.
+/// The range of some tokens' ids on one axis.
 fn range(ids: &[i64]) -> String {
     match (ids.iter().min(), ids.iter().max()) {
         (Some(low), Some(high)) if low == high => low.to_string(),
@@ -138,19 +141,14 @@ fn print_spans(
         (0..3).flat_map(|axis| found.axis(axis)).max().unwrap_or(&0)
     )?;
     let packed = laid.cu_seqlens.len() > 2;
-    let (name, grid, tokens) = ("part", "merged grid", "tokens");
-    writeln!(
-        out,
-        "{name:<12} {grid:<12} {tokens:>11} {:>11} {:>11} {:>11}",
-        "T", "H", "W"
-    )?;
+    let mut table = Table::new(&["part", "merged grid", "tokens", "T", "H", "W"], &[]);
     let mut sequence = 0;
     for span in &laid.spans {
         if packed && laid.cu_seqlens.get(sequence) == Some(&span.tokens.start) {
-            writeln!(out, "sequence {sequence}")?;
+            table.row([format!("sequence {sequence}")]);
             sequence += 1;
         }
-        // Of the placeholders alone, where there are any: start and end tokens are text.
+        // The ids of the placeholders alone, where there are any: start and end tokens are text.
         let shown = laid.shown(span);
         let ids = |axis| {
             let ids = shown.iter().map(|token| found.axis(axis)[*token]);
@@ -162,16 +160,10 @@ fn print_spans(
             }
             Segment::Text(_) | Segment::Audio(_) => String::new(),
         };
-        writeln!(
-            out,
-            "{:<12} {merged:<12} {:>11} {:>11} {:>11} {:>11}",
-            span.name(),
-            format!("{}..{}", span.tokens.start, span.tokens.end - 1),
-            ids(0),
-            ids(1),
-            ids(2)
-        )?;
+        let tokens = format!("{}..{}", span.tokens.start, span.tokens.end - 1);
+        table.row([span.name(), merged, tokens, ids(0), ids(1), ids(2)]);
     }
+    write!(out, "{table}")?;
     let deltas: Vec<String> = found.rope_deltas().iter().map(i64::to_string).collect();
     writeln!(out, "\nrope delta: {}", deltas.join(", "))?;
     for divergence in found.divergences() {
@@ -181,26 +173,19 @@ fn print_spans(
 }
 
 fn print_tokens(out: &mut impl Write, laid: &Laid, found: &PositionIds) -> std::io::Result<()> {
-    writeln!(
-        out,
-        "\n{:>6} {:<12} {:>6} {:>6} {:>6}",
-        "token", "part", "T", "H", "W"
-    )?;
+    let mut table = Table::new(&["part"], &["token", "T", "H", "W"]);
     for span in &laid.spans {
         for token in span.tokens.clone() {
-            let [time, height, width] = [0, 1, 2].map(|axis| found.axis(axis)[token]);
+            let [time, height, width] = [0, 1, 2].map(|axis| found.axis(axis)[token].to_string());
             let part = if laid.kinds[token] == 0 {
                 "text".to_owned()
             } else {
                 span.name()
             };
-            writeln!(
-                out,
-                "{token:>6} {part:<12} {time:>6} {height:>6} {width:>6}"
-            )?;
+            table.row([part, token.to_string(), time, height, width]);
         }
     }
-    Ok(())
+    write!(out, "\n{table}")
 }
 
 #[derive(Serialize)]

@@ -14,7 +14,7 @@ use burn_remote::server::WebSocketTransport;
 use clap::Args;
 use rope_burn::RotaryOps;
 
-use crate::device::{Device, TOKEN_VARIABLE, npu_of, open, read_token};
+use crate::device::{Device, TOKEN_VARIABLE, read_token, token_of_variable};
 
 const DEFAULT_TOKEN_FILE: &str = "mrope.token";
 
@@ -28,27 +28,29 @@ In a burn program:
   let host = RemoteHost::websocket(\"ws://192.168.1.7:3000\").with_credential(token);
   let device = Device::remote_options(&host).init()?.autodiff();
 
-Server and client must be of one release. The connection is not encrypted: the token keeps strangers out, but who reads the
-network reads it, too. Across a network that others use, go through a tunnel and keep the default address:
+Server and client must be of the same release. The connection is not encrypted:
+the token keeps strangers out, but whoever can read the network can read the
+token. Across a network that others use, use a tunnel and the default address:
   ssh -L 3000:127.0.0.1:3000 npu-host";
 
 /// Let programs on other machines compute on this machine's device
 ///
-/// Tensors stay in the device's memory; a client sends which operations to run, and gets back what it reads. Its program is
-/// the same as for a device of its own: `mrope train`, `mrope verify`, or any burn program with a remote device. A client
-/// must present the server's token. Ends with Ctrl+C.
+/// Tensors stay in the device's memory: a client sends which operations to run, and receives what
+/// it reads. Its program is the same as for a local device: `mrope train`, `mrope verify`, or any
+/// burn program with a remote device. A client must present the server's token. Stop it with
+/// Ctrl+C.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
-    /// What to serve: ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or cpu. Given several times, a client
-    /// picks one by its place: remote:URL#1 is the second.
+    /// What to serve: ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or cpu. Of
+    /// several, a client chooses one by its index: remote:URL#1 is the second.
     #[arg(long, default_value = "ascend")]
     device: Vec<Device>,
-    /// Where to listen. Other machines reach only an address that is not of 127.0.0.1; port 0 takes a free one.
+    /// Where to listen. Other machines cannot reach 127.0.0.1; port 0 takes a free port.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
     bind: SocketAddr,
-    /// The file with the token; made, with a new one that only its owner reads, if it is not there [default: the variable
-    /// MROPE_TOKEN, else mrope.token]
+    /// The file with the token. If it is missing, it is made with a new token, for its owner alone
+    /// [default: the variable MROPE_TOKEN, else mrope.token]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
@@ -56,18 +58,13 @@ pub(crate) struct ServeArgs {
 /// Serves until the process is asked to stop.
 ///
 /// # Errors
-/// If a device is not there, the address is taken, or the token cannot be had.
+/// If a device is not there, the address is in use, or there is no token.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
     match &args.device[..] {
         [Device::Cpu] => serve::<Flex>(args, vec![FlexDevice]),
         devices => {
-            let mut npus = Vec::with_capacity(devices.len());
-            for device in devices {
-                let npu = npu_of(device)?;
-                open(npu)?;
-                npus.push(npu);
-            }
-            serve::<Ascend>(args, npus)?;
+            let npus = devices.iter().map(Device::npu);
+            serve::<Ascend>(args, npus.collect::<Result<_, _>>()?)?;
             let moved = fallbacks();
             let mut out = stdout().lock();
             if !moved.is_empty() {
@@ -114,15 +111,15 @@ fn serve<B: BackendIr + RotaryOps>(
 impl ServeArgs {
     /// The token, and where a user finds it.
     fn token(&self) -> Result<(Token, String), Box<dyn Error>> {
-        if let (None, Ok(text)) = (&self.token_file, std::env::var(TOKEN_VARIABLE)) {
-            let token =
-                Token::new(&text).map_err(|_| format!("{TOKEN_VARIABLE} is set, but empty"))?;
+        if self.token_file.is_none()
+            && let Some(token) = token_of_variable()?
+        {
             return Ok((token, format!("that of {TOKEN_VARIABLE}")));
         }
         if self.token_file.is_none() && !self.bind.ip().is_loopback() {
             return Err(format!(
-                "{} is open to other machines: name a --token-file, or set {TOKEN_VARIABLE}, so that you know which \
-                 token lets them in",
+                "{} is open to other machines: name a --token-file, or set {TOKEN_VARIABLE}, so \
+                 that you know which token lets them in",
                 self.bind
             )
             .into());
@@ -135,7 +132,7 @@ impl ServeArgs {
     }
 }
 
-/// The token in a file, which is made if it is not there.
+/// The token in a file, which is made if it is missing.
 fn token_in(path: &Path) -> Result<Token, Box<dyn Error>> {
     let token = Token::random()?;
     let mut options = OpenOptions::new();

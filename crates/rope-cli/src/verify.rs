@@ -1,7 +1,5 @@
 //! `mrope verify`: golden files and model folders against the engines of this machine.
 
-mod model;
-
 use std::error::Error;
 use std::io::{self, BufWriter, Write, stdout};
 use std::path::{Path, PathBuf};
@@ -13,20 +11,23 @@ use rope_check::ascend;
 use rope_check::buffer::DType;
 use rope_check::engine::{Engine, burn_engines, host_engines};
 use rope_check::golden::{Artifact, GoldenError, Row};
+use rope_check::model::{ModelError, Models, is_model_folder};
 use rope_core::InstructionSet;
 use serde::Serialize;
 
-use self::model::Models;
-use crate::device::{DeviceArgs, Place};
+use crate::device::{Device, DeviceArgs, Place, explained};
+use crate::table::Table;
 
 const FORMAT: &str = include_str!("verify_format.txt");
 
-/// Compare golden vectors, frequency tables, position ids and whole models with what this program computes
+/// Compare golden vectors, frequency tables, position ids and whole models with what this program
+/// computes
 ///
-/// Rotates the q and k of each file, takes their gradients back, and compares with what another implementation computed:
-/// a row per tensor and element type. A folder with config.json, inputs.safetensors and expected.safetensors is a model:
-/// activations, logits, gradients and losses of training are compared. The format of the files, and how to dump your
-/// own model, stand below.
+/// Rotates the q and k of each file, takes their gradients back, and compares with what another
+/// implementation computed: a row per tensor and element type. A folder with config.json,
+/// inputs.safetensors and expected.safetensors is a model: activations, logits, gradients and
+/// losses of training are compared. The format of the files, and how to dump your own model, are
+/// below.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = FORMAT)]
 pub(crate) struct VerifyArgs {
@@ -35,9 +36,9 @@ pub(crate) struct VerifyArgs {
     paths: Vec<PathBuf>,
     /// What rotates the vectors of golden files: `best`, `all`, or a name or part of one.
     ///
-    /// `best` is the widest CPU kernel that has the element type. Others: `cpu`, `portable`, `avx2`, `table`,
-    /// `threads`, `burn`, `burn-fused`, `burn-composed`.
-    /// On an NPU: its engines by name or part, such as `table` or `npu_mrope`; on a served device `burn-fused` and
+    /// `best` is the widest CPU kernel that has the element type. Others: `cpu`, `portable`,
+    /// `avx2`, `table`, `threads`, `burn`, `burn-fused`, `burn-composed`. On an NPU: its engines by
+    /// name or part, such as `kernels` or `npu_mrope`; on a served device `burn-fused` and
     /// `burn-composed`; `best` is all of them.
     #[arg(long, default_value = "best", value_name = "NAME")]
     engine: String,
@@ -48,10 +49,11 @@ pub(crate) struct VerifyArgs {
     device: DeviceArgs,
     /// One JSON object per row and line.
     ///
-    /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst share of any tolerance; of
-    /// a gradient, by norm), pass, worst where it fails, and note where there is one. A file that cannot be read: file,
-    /// error, pass. What is beyond a stock operator's limits: file, dtype, engine, skipped. Skipped files go to standard
-    /// error.
+    /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst
+    /// share of any tolerance; of a gradient, by norm), pass, worst where it fails, and note where
+    /// there is one. A file that cannot be read: file, error, pass. What is beyond the limits of a
+    /// stock operator or an element type: file, dtype, engine, skipped. Skipped files go to
+    /// standard error.
     #[arg(long)]
     json: bool,
 }
@@ -81,7 +83,12 @@ impl From<RotaryChoice> for Implementation {
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
     let place = args.device.place()?;
     let compute = args.device.compute()?;
-    let models = Models::new(&compute, args.device.device(), args.rotary.into());
+    let other = match args.device.device() {
+        Device::Cpu => None,
+        Device::Remote { .. } => Some("remote".to_owned()),
+        npu => Some(npu.to_string()),
+    };
+    let models = Models::new(compute.device().clone(), other, args.rotary.into());
     let (engines, is_host) = match &place {
         Place::Npu(npu) => (ascend::engines(npu, args.device.path()), false),
         Place::Served => (burn_engines(compute.device()).collect(), false),
@@ -182,13 +189,13 @@ struct Outcome {
     result: Result<Vec<Row>, Box<dyn Error>>,
     /// Why it, or a part of it, was not compared.
     skipped: Option<String>,
-    /// What the engines are known not to take.
+    /// What the engines, or element types, are known not to take.
     refused: Vec<Refused>,
     /// Rows that an engine or a model computed.
     rotated: usize,
 }
 
-/// A comparison that an engine's limits rule out.
+/// A comparison that the limits of an engine or of an element type rule out.
 #[derive(Serialize)]
 struct Refused {
     dtype: DType,
@@ -212,7 +219,10 @@ fn verify(path: &Path, engines: &Engines, models: &Models, in_folder: bool) -> O
     let (mut skipped, mut refused, mut rotated) = (None, Vec::new(), 0);
     let rows = || -> Result<Vec<Row>, Box<dyn Error>> {
         if path.is_dir() {
-            let report = models.compare(path)?;
+            let report = models.compare(path).map_err(|error| match error {
+                ModelError::Device(error) => explained(&error).into(),
+                other => Box::<dyn Error>::from(other),
+            })?;
             skipped = report.skipped;
             rotated += report.computed;
             return Ok(report.rows);
@@ -257,12 +267,13 @@ fn verify(path: &Path, engines: &Engines, models: &Models, in_folder: bool) -> O
 
 type Unreadable = (PathBuf, io::Error);
 
-/// The files and model folders under a path, sorted, to any depth; links to folders are not followed.
+/// The files and model folders under a path, sorted, to any depth; links to folders are not
+/// followed.
 fn files(path: &Path) -> Vec<Result<PathBuf, Unreadable>> {
     if let Err(error) = path.metadata() {
         return vec![Err((path.to_owned(), error))];
     }
-    if !path.is_dir() || model::is_model_folder(path) {
+    if !path.is_dir() || is_model_folder(path) {
         return vec![Ok(path.to_owned())];
     }
     let read = || {
@@ -321,12 +332,14 @@ impl std::fmt::Display for Tally {
         } = self;
         write!(
             f,
-            "{rows} rows of {files} files: {failed} out of tolerance; {unreadable} files cannot be verified, {skipped} skipped"
+            "{rows} rows of {files} files: {failed} out of tolerance; {unreadable} files cannot be \
+             verified, {skipped} skipped"
         )?;
         if *refused > 0 {
             write!(
                 f,
-                "; {refused} comparisons skipped, beyond the limits of an operator"
+                "; {refused} comparisons skipped, beyond the limits of an operator or an element \
+                 type"
             )?;
         }
         Ok(())
@@ -381,41 +394,32 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
         Ok(rows) => rows,
         Err(error) => return writeln!(out, "\n{file}\n  FAIL {error}"),
     };
-    writeln!(out, "\n{file}")?;
-    let (tensor, dtype, engine) = ("tensor", "dtype", "engine");
-    writeln!(
-        out,
-        "       {tensor:<39} {dtype:<5} {engine:<19} {:>9} {:>9} {:>7}",
-        "max abs", "tolerance", "of it"
-    )?;
+    let headings = ["", "tensor", "dtype", "engine"];
+    let mut table = Table::new(&headings, &["max abs", "tolerance", "of it"]);
     for row in rows {
-        writeln!(
-            out,
-            "  {:<4} {:<39} {:<5} {:<19} {:>9.2e} {:>9.2e} {:>7.3}",
-            if row.pass { "ok" } else { "FAIL" },
+        table.row([
+            if row.pass { "ok" } else { "FAIL" }.to_owned(),
             elided(&row.tensor),
-            row.dtype,
-            row.engine,
-            row.max_abs,
-            row.tolerance,
-            row.ratio,
-        )?;
-        if let Some(worst) = &row.worst {
-            writeln!(
-                out,
-                "       {} at {}: computed {:e}, the file says {:e}, {:.2e} allowed",
-                row.tensor, worst.at, worst.found, worst.expected, worst.tolerance
-            )?;
-        }
+            row.dtype.to_string(),
+            row.engine.to_string(),
+            format!("{:.2e}", row.max_abs),
+            format!("{:.2e}", row.tolerance),
+            format!("{:.3}", row.ratio),
+        ]);
     }
+    write!(out, "\n{file}\n{table}")?;
     for row in &outcome.refused {
+        let (dtype, engine) = (row.dtype.name(), &row.engine);
+        writeln!(out, "  skipped {dtype} {engine}: {}", row.skipped)?;
+    }
+    for (row, worst) in rows
+        .iter()
+        .filter_map(|row| Some((row, row.worst.as_ref()?)))
+    {
         writeln!(
             out,
-            "  skip {:<39} {:<5} {:<19} {}",
-            "",
-            row.dtype.name(),
-            row.engine,
-            row.skipped
+            "  {} at {}: computed {:e}, the file says {:e}, {:.2e} allowed",
+            row.tensor, worst.at, worst.found, worst.expected, worst.tolerance
         )?;
     }
     let noted: Vec<(&Row, &String)> = rows

@@ -7,10 +7,13 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
 fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/qwen2_vl_tiny")
+    rope_check::fixtures()
+        .expect("the test runs in the workspace")
+        .join("models/qwen2_vl_tiny")
 }
 
-/// A copy of the fixture where `tensor` of `file` holds the same elements in another shape, or their first.
+/// A copy of the fixture where `tensor` of `file` holds the same elements in another shape, or
+/// their first.
 fn reshaped(file: &str, tensor: &str, shape: &[usize]) -> PathBuf {
     let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("reshaped-{tensor}"));
     std::fs::create_dir_all(&to).expect("folder is made");

@@ -41,16 +41,14 @@ const ONE_CASE: [&str; 7] = [
 
 #[test]
 fn a_reader_that_has_seen_enough_ends_a_command_quietly() {
-    let fixture = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/fixtures/models/qwen2_vl_tiny"
-    );
+    let fixtures = rope_check::fixtures().expect("the test runs in the workspace");
+    let fixture = fixtures.join("models/qwen2_vl_tiny").display().to_string();
     for arguments in [
         &["gradcheck", "--filter", "quarter/single", "--verbose"][..],
         &["gradcheck", "--filter", "quarter/single", "--json"],
         &["bench", "speed", "--full", "--list"],
         &[&ONE_CASE[..], &["--json"]].concat(),
-        &["verify", fixture],
+        &["verify", &fixture],
         &["doctor", "--device", "ascend"],
     ] {
         let ended = unread(arguments);
@@ -77,7 +75,8 @@ fn a_benchmark_refuses_a_file_before_it_measures() {
     let earlier = file("earlier.csv");
     std::fs::write(&earlier, "earlier").expect("writes");
     let earlier = earlier.to_str().expect("UTF-8");
-    // Without --quick a program built for tests warns when it begins to measure; a missing NPU is found then.
+    // Without --quick a program built for tests warns when it begins to measure; a missing NPU is
+    // found then.
     for arguments in [
         &["bench", "speed", "--group", "decode", "--csv", missing][..],
         &["bench", "speed", "--svg", missing, "--csv", earlier],
@@ -127,13 +126,29 @@ fn one_output_that_fails_takes_no_other_with_it() {
 }
 
 #[test]
+fn a_picture_that_cannot_be_written_is_an_error() {
+    let missing = file("no-such-folder").join("x.svg");
+    for path in [missing.to_str().expect("UTF-8"), "/dev/full"] {
+        if path == "/dev/full" && !cfg!(target_os = "linux") {
+            continue;
+        }
+        let failed = run(&["positions", "text:4", "--svg", path]);
+        assert_eq!(failed.status.code(), Some(1), "{path}");
+        let message = text(&failed.stderr);
+        let expected = format!("error: cannot draw {path}: ");
+        assert!(message.starts_with(&expected), "{message}");
+    }
+}
+
+#[test]
 fn a_way_to_rotate_on_an_npu_is_refused_elsewhere() {
     for device in ["cpu", "remote:ws://127.0.0.1:1"] {
         let refused = run(&["verify", "--device", device, "--path", "aclnn", "x"]);
         assert_eq!(refused.status.code(), Some(1));
         let message = text(&refused.stderr);
         let expected = format!(
-            "error: --path chooses among the ways to rotate on an NPU of this machine, and {device} is none"
+            "error: --path chooses among the ways to rotate on an NPU of this machine, and \
+             {device} is none"
         );
         assert!(message.starts_with(&expected), "{message}");
         assert!(message.contains("add --device ascend"), "{message}");

@@ -1,4 +1,4 @@
-//! cos and sin: made in f64, rounded once, kept in the type that the kernels compute in.
+//! cos and sin: computed in f64, rounded once, kept in the type that the kernels compute in.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::spec::RotarySpec;
 /// The default limit on a table, 256 MiB: position 2^19 at 64 frequencies in f32.
 pub const DEFAULT_TABLE_BUDGET_BYTES: usize = 256 << 20;
 
-/// Tokens whose cos and sin one task makes: some 50 us of sines.
+/// Tokens whose cos and sin one task computes, in some 50 us.
 const BLOCK_TOKENS: usize = 32;
 
 /// cos and sin of every position from 0, one column per frequency, grown to the positions in use.
@@ -20,8 +20,8 @@ const BLOCK_TOKENS: usize = 32;
 /// A row holds the cosines, then the sines, each times the attention scaling.
 ///
 /// # Numerics
-/// angle = position * inv_freq in f64; cos and sin in f64; one rounding to `A`. The error against exact
-/// arithmetic is that of the rounding up to position 2^22, and at most 3e-7 at position 2^31.
+/// angle = position * inv_freq in f64; cos and sin in f64; one rounding to `A`. The error against
+/// exact arithmetic is that of the rounding up to position 2^22, and at most 3e-7 at position 2^31.
 #[derive(Clone)]
 pub struct CosSinTable<A: Real = f32> {
     rows: Vec<A>,
@@ -31,9 +31,9 @@ pub struct CosSinTable<A: Real = f32> {
     budget_bytes: usize,
 }
 
-/// Its size, not its millions of values: modules that hold one are printed.
-impl<A: Real> core::fmt::Debug for CosSinTable<A> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+/// Prints its size, not its millions of values: modules that hold a table are printed.
+impl<A: Real> std::fmt::Debug for CosSinTable<A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CosSinTable")
             .field("positions", &self.rows())
             .field("frequencies", &self.inv_freq.len())
@@ -63,7 +63,7 @@ impl<A: Real> CosSinTable<A> {
         self
     }
 
-    /// Positions present, from 0.
+    /// The number of positions present, from 0.
     pub fn rows(&self) -> usize {
         self.rows.len() / (2 * self.inv_freq.len())
     }
@@ -74,14 +74,15 @@ impl<A: Real> CosSinTable<A> {
         self.rows.get(position * width..(position + 1) * width)
     }
 
-    /// The lanes that this table serves.
+    /// The lanes that its rows are gathered for.
     pub fn lane_map(&self) -> &Arc<LaneMap> {
         &self.lane_map
     }
 
-    /// Makes the rows up to and including `position`.
+    /// Computes the rows up to and including `position`.
     ///
-    /// Grows by doubling within the budget, so that decoding token by token costs amortised nothing.
+    /// The table at least doubles, within its budget, so that decoding token by token rarely grows
+    /// it.
     ///
     /// # Errors
     /// [`RopeError::TableBudget`] if they do not fit into the budget; the table is unchanged then.
@@ -121,21 +122,21 @@ impl<A: Real> CosSinTable<A> {
     }
 }
 
-/// cos and sin for the tokens of one step, `[tokens, lanes]` each, shared by all layers. Cloning is cheap.
+/// cos and sin for the tokens of one step, shared by all layers. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct TokenAngles<A: Real = f32> {
-    cos: Arc<[A]>,
-    sin: Arc<[A]>,
-    tokens: usize,
+    rows: Arc<[A]>,
+    lanes: usize,
 }
 
 impl<A: Real> TokenAngles<A> {
-    /// Makes cos and sin for `positions` alone, whatever their size: no table, memory for the step's tokens only.
+    /// Computes cos and sin for `positions` alone, however high: no table, memory for the step's
+    /// tokens only.
     ///
     /// # Errors
     /// [`RopeError::PositionAxes`]; those of [`RotarySpec::inv_freq`].
     pub fn new(spec: &RotarySpec, positions: &Positions, seq_len: Option<u64>) -> Result<Self> {
-        positions.expect_axes(spec.axes())?;
+        positions.expect_axes(spec.axis_count())?;
         let inv_freq = spec.inv_freq(seq_len)?;
         let scaling = spec.attention_scaling();
         Ok(Self::collect(
@@ -170,71 +171,65 @@ impl<A: Real> TokenAngles<A> {
         positions: &Positions,
         cos_sin: impl Fn(u32, usize) -> (A, A) + Sync + Send,
     ) -> Self {
-        let (tokens, lanes) = (positions.tokens(), map.lanes().len());
-        let mut cos = vec![A::ZERO; tokens * lanes];
-        let mut sin = cos.clone();
-        let blocks = cos
-            .chunks_mut(BLOCK_TOKENS * lanes)
-            .zip(sin.chunks_mut(BLOCK_TOKENS * lanes));
-        for_each_block(blocks.enumerate().collect(), |(block, (cos, sin))| {
-            let rows = cos.chunks_exact_mut(lanes).zip(sin.chunks_exact_mut(lanes));
-            for (row, (cos, sin)) in rows.enumerate() {
+        let lanes = map.lanes().len();
+        let mut rows = vec![A::ZERO; positions.tokens() * 2 * lanes];
+        let blocks = rows.chunks_mut(BLOCK_TOKENS * 2 * lanes);
+        for_each_block(blocks.enumerate().collect(), |(block, rows)| {
+            for (row, values) in rows.chunks_exact_mut(2 * lanes).enumerate() {
                 let token = block * BLOCK_TOKENS + row;
+                let (cos, sin) = values.split_at_mut(lanes);
                 for ((lane, cos), sin) in map.lanes().iter().zip(cos).zip(sin) {
                     let position = positions.axis(usize::from(lane.axis))[token];
                     (*cos, *sin) = cos_sin(position, lane.frequency as usize);
                 }
             }
         });
-        Self {
-            cos: cos.into(),
-            sin: sin.into(),
-            tokens,
-        }
+        let rows = rows.into();
+        Self { rows, lanes }
     }
 
-    /// Cosines, `[tokens, lanes]`.
-    pub fn cos(&self) -> &[A] {
-        &self.cos
+    /// `[tokens, 2 * lanes]`: each token's cosines, then its sines.
+    pub fn rows(&self) -> &[A] {
+        &self.rows
     }
-    /// Sines, `[tokens, lanes]`.
-    pub fn sin(&self) -> &[A] {
-        &self.sin
+
+    /// Copies of all cosines and of all sines, `[tokens, lanes]` each.
+    pub fn cos_sin(&self) -> [Vec<A>; 2] {
+        let half = |start| {
+            let rows = self.rows.chunks_exact(2 * self.lanes);
+            rows.flat_map(move |row| &row[start..start + self.lanes])
+        };
+        [0, self.lanes].map(|start| half(start).copied().collect())
     }
-    /// Tokens.
+
+    /// The number of tokens.
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.rows.len() / (2 * self.lanes)
     }
+
     /// What the kernels take.
     pub fn angles(&self) -> Angles<'_, A> {
-        Angles::Tokens {
-            cos: &self.cos,
-            sin: &self.sin,
-        }
+        Angles::Tokens(&self.rows)
     }
 }
 
 /// Where a kernel takes its cos and sin from.
 #[derive(Clone, Copy, Debug)]
 pub enum Angles<'a, A: Real = f32> {
-    /// A table, gathered in the kernel by position id: nothing but the ids is kept per step.
+    /// A table, gathered in the kernel by position id: a step keeps only the ids.
     Table {
         /// The table, grown to the positions.
         table: &'a CosSinTable<A>,
         /// One id per axis and token.
         positions: &'a Positions,
     },
-    /// One row per token, `[tokens, lanes]`: gathered once for all layers of a step, or learned.
-    Tokens {
-        /// Cosines, attention scaling included.
-        cos: &'a [A],
-        /// Sines, attention scaling included.
-        sin: &'a [A],
-    },
+    /// One row per token, `[tokens, 2 * lanes]`: its cosines, then its sines, attention scaling
+    /// included. Gathered once for all layers of a step, or learned.
+    Tokens(&'a [A]),
 }
 
 pub(crate) fn check_table<A: Real>(table: &CosSinTable<A>, positions: &Positions) -> Result<()> {
-    positions.expect_axes(table.lane_map.axes())?;
+    positions.expect_axes(table.lane_map.axis_count())?;
     if positions.tokens() > 0 && positions.highest() as usize >= table.rows() {
         let (position, rows) = (positions.highest(), table.rows());
         return Err(RopeError::TableTooShort { position, rows });

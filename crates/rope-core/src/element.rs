@@ -7,10 +7,10 @@ use crate::kernels::KernelElement;
 /// A type that rotation is computed in, and that cos and sin are kept in: f32 or f64.
 pub trait Real:
     Element<Acc = Self>
-    + core::ops::Neg<Output = Self>
-    + core::ops::Add<Output = Self>
-    + core::ops::Sub<Output = Self>
-    + core::ops::Mul<Output = Self>
+    + std::ops::Neg<Output = Self>
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
 {
     /// Zero.
     const ZERO: Self;
@@ -25,7 +25,7 @@ pub trait Real:
     private_bounds,
     reason = "the private bound seals the trait: each element has its kernels"
 )]
-pub trait Element: Copy + Send + Sync + 'static + core::fmt::Debug + KernelElement {
+pub trait Element: Copy + Send + Sync + 'static + std::fmt::Debug + KernelElement {
     /// The type that it is computed in.
     type Acc: Real;
     /// The name in messages and tables.

@@ -7,7 +7,7 @@ use crate::{AxisLayout, Pairing};
 /// What this crate returns.
 pub type Result<T, E = RopeError> = std::result::Result<T, E>;
 
-/// Everything that can be wrong with a specification, its positions, its tables or the buffers to rotate.
+/// What can be wrong with a specification, its positions, its tables or the tensors to rotate.
 ///
 /// Each message says what was expected, what was found and, where it is not obvious, what to do.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -73,7 +73,7 @@ pub enum RopeError {
         /// The number found.
         found: usize,
     },
-    /// Sections that sum right but that the axis layout cannot arrange.
+    /// Sections with the right sum that the axis layout cannot arrange.
     #[error("{layout:?} cannot be arranged over {pairs} pairs: {reason}")]
     SectionsNotRealisable {
         /// The axis layout.
@@ -99,7 +99,10 @@ pub enum RopeError {
     #[error(
         "this rotation is driven by {expected} position axes, the positions have {found}; {}",
         if *expected == 1 { "pass one id per token, or use an MRoPE axis layout" }
-        else { "an MRoPE model needs one id per axis (T, H, W, ...) and token; repeat the text position on every axis for text" }
+        else {
+            "an MRoPE model needs one id per axis (T, H, W, ...) and token; \
+             for text, repeat the position on every axis"
+        }
     )]
     PositionAxes {
         /// Axes of the specification.
@@ -145,7 +148,7 @@ pub enum RopeError {
     },
     /// A table that has not been grown to a position in use.
     #[error(
-        "position {position} lies beyond the cos/sin table's {rows} rows; \
+        "position {position} is not among the cos/sin table's {rows} rows; \
          grow it first (CosSinTable::grow_to)"
     )]
     TableTooShort {
@@ -157,7 +160,8 @@ pub enum RopeError {
     /// A table that would not fit into its budget.
     #[error(
         "a table up to position {position} takes {needed_bytes} bytes, over its budget of \
-         {budget_bytes}; raise the budget or make angles for the step's tokens only (TokenAngles::new)"
+         {budget_bytes}; raise the budget or compute angles for the step's tokens only \
+         (TokenAngles::new)"
     )]
     TableBudget {
         /// The highest position.
@@ -167,8 +171,11 @@ pub enum RopeError {
         /// Bytes allowed.
         budget_bytes: usize,
     },
-    /// cos and sin whose size does not follow from tokens and lanes.
-    #[error("{what} holds {found} values, expected {expected} = {tokens} tokens x {lanes} lanes")]
+    /// Angles whose size does not follow from tokens and lanes.
+    #[error(
+        "{what}: expected {expected} values = {tokens} tokens x {width}, found {found} \
+         (the cosines of a token's lanes, then their sines)"
+    )]
     AngleShape {
         /// Which buffer.
         what: &'static str,
@@ -178,8 +185,8 @@ pub enum RopeError {
         expected: usize,
         /// Tokens.
         tokens: usize,
-        /// Lanes per token.
-        lanes: usize,
+        /// Values per token: its cosines, then its sines.
+        width: usize,
     },
     /// A table made for another rotation than the tensors'.
     #[error(

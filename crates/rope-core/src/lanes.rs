@@ -1,4 +1,5 @@
-//! The lane map: axis and frequency of each lane, compiled from an axis layout. Kernels know nothing else.
+//! The lane map: axis and frequency of each lane, compiled from an axis layout. Kernels know no
+//! more of axes than this.
 
 use crate::error::{Result, RopeError};
 use crate::spec::{AxisLayout, MAX_AXES};
@@ -12,8 +13,8 @@ pub struct Lane {
     pub frequency: u32,
 }
 
-/// The lanes of a rotation: one per pair, or two per pair (all first members, then all second members) where
-/// the members of a pair follow different axes.
+/// The lanes of a rotation: one per pair, or two per pair (all first members, then all second
+/// members) where the members of a pair follow different axes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneMap {
     lanes: Vec<Lane>,
@@ -46,50 +47,40 @@ impl LaneMap {
                 c < end
             })
         };
+        // Where frequencies restart per axis, axes with equal sections share their columns.
+        let first_column = |axis: usize| -> usize {
+            let narrower = frequency_dims
+                .iter()
+                .take_while(|dims| **dims < 2 * sections[axis]);
+            narrower.map(|dims| dims / 2).sum()
+        };
+        let n = sections.len();
         let lanes = match layout {
             AxisLayout::Single => (0..pairs).map(|j| lane(0, j)).collect(),
             AxisLayout::Contiguous(_) => (0..pairs)
                 .map(|j| lane(contiguous(j, 1).unwrap_or(0), j))
                 .collect(),
             AxisLayout::Striped(_) => {
-                let n = sections.len();
-                (0..pairs)
-                    .map(|j| {
-                        if j < n * sections[j % n] {
-                            lane(j % n, j)
-                        } else {
-                            lane(0, j)
-                        }
-                    })
-                    .collect()
+                let axis = |j: usize| if j < n * sections[j % n] { j % n } else { 0 };
+                (0..pairs).map(|j| lane(axis(j), j)).collect()
             }
             AxisLayout::Ernie(_) => {
                 let alternating = sections[0] + sections[1];
-                (0..pairs)
-                    .map(|j| lane(if j < alternating { 1 + j % 2 } else { 0 }, j))
-                    .collect()
+                let axis = |j: usize| if j < alternating { 1 + j % 2 } else { 0 };
+                (0..pairs).map(|j| lane(axis(j), j)).collect()
             }
             AxisLayout::Balanced(_) => {
-                let axes = balanced(sections);
-                axes.into_iter()
-                    .enumerate()
-                    .map(|(j, axis)| lane(axis, j))
-                    .collect()
+                let axes = balanced(sections).into_iter().zip(0..);
+                axes.map(|(axis, j)| lane(axis, j)).collect()
             }
             AxisLayout::PerAxisStriped(_) => {
-                let n = sections.len();
-                (0..pairs).map(|j| lane(n - 1 - j % n, j / n)).collect()
+                let axis = |j: usize| n - 1 - j % n;
+                let column = |j: usize| first_column(axis(j)) + j / n;
+                (0..pairs).map(|j| lane(axis(j), column(j))).collect()
             }
             AxisLayout::PerAxis(_) => {
-                let column = |dims: usize| {
-                    frequency_dims
-                        .iter()
-                        .take_while(|d| **d < dims)
-                        .map(|d| d / 2)
-                        .sum::<usize>()
-                };
                 let of_axis = |(axis, s): (usize, &usize)| {
-                    let start = column(2 * s);
+                    let start = first_column(axis);
                     (0..*s).map(move |i| lane(axis, start + i))
                 };
                 sections.iter().enumerate().flat_map(of_axis).collect()
@@ -100,14 +91,14 @@ impl LaneMap {
         };
         let map = Self {
             lanes,
-            axes: layout.axes(),
+            axes: layout.axis_count(),
             frequency_dims,
         };
         map.check_realised(layout, pairs)?;
         Ok(map)
     }
 
-    /// A layout states its sections; the arrangement must give each axis as many lanes. Hugging Face's
+    /// Refuses sections of which the arrangement gives an axis more or fewer lanes. Hugging Face's
     /// striping never reads `sections[0]`, so a wrong list goes unnoticed there.
     fn check_realised(&self, layout: &AxisLayout, pairs: usize) -> Result<()> {
         let lanes_per_pair = self.lanes.len() / pairs;
@@ -117,11 +108,8 @@ impl LaneMap {
             &[0, 1, 2, 3]
         };
         for (section, axis) in layout.sections().iter().zip(order) {
-            let found = self
-                .lanes
-                .iter()
-                .filter(|l| usize::from(l.axis) == *axis)
-                .count();
+            let of_axis = |lane: &&Lane| usize::from(lane.axis) == *axis;
+            let found = self.lanes.iter().filter(of_axis).count();
             if found != section * lanes_per_pair {
                 return Err(RopeError::SectionsNotRealisable {
                     layout: layout.clone(),
@@ -141,12 +129,12 @@ impl LaneMap {
     }
 
     /// The number of position axes.
-    pub fn axes(&self) -> usize {
+    pub fn axis_count(&self) -> usize {
         self.axes
     }
 
     /// The number of distinct frequencies, the columns of a table.
-    pub fn frequencies(&self) -> usize {
+    pub fn frequency_count(&self) -> usize {
         self.frequency_dims.iter().sum::<usize>() / 2
     }
 
@@ -156,8 +144,8 @@ impl LaneMap {
     }
 }
 
-/// The axes of the lanes of [`AxisLayout::Balanced`]: at each lane the axis with the smallest placed share of its
-/// section, among those that have lanes left and did not take the lane before.
+/// The axes of the lanes of [`AxisLayout::Balanced`]: for each lane, of the axes that have lanes
+/// left and did not take the lane before, the one that has used the smallest share of its section.
 ///
 /// # Source
 /// vLLM, `vllm/model_executor/layers/rotary_embedding/mrope_interleaved.py`
@@ -170,12 +158,12 @@ fn balanced(sections: &[usize]) -> Vec<usize> {
         let left = |axis: &usize| placed[*axis] < wanted[*axis];
         let fresh = |axis: &usize| axes.last() != Some(axis);
         // Shares are compared as products, so that equal ones are equal.
-        let behind =
+        let by_share =
             |a: &usize, b: &usize| (placed[*a] * wanted[*b]).cmp(&(placed[*b] * wanted[*a]));
         let next = (0..sections.len())
             .filter(left)
             .filter(fresh)
-            .min_by(behind);
+            .min_by(by_share);
         let Some(axis) = next.or_else(|| (0..sections.len()).find(left)) else {
             break;
         };
@@ -218,6 +206,8 @@ fn check_sections(layout: &AxisLayout, sections: &[usize], pairs: usize) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reference::HeadMatrix;
+    use crate::{Positions, RotarySpec, TokenAngles};
 
     fn axes(layout: AxisLayout, pairs: usize) -> String {
         let map = LaneMap::new(&layout, pairs).expect("valid layout");
@@ -250,7 +240,7 @@ mod tests {
         assert_eq!(map.frequency_dims(), [4, 6]);
         let columns: Vec<u32> = map.lanes().iter().map(|l| l.frequency).collect();
         assert_eq!(columns, [0, 1, 2, 3, 4, 2, 3, 4]);
-        assert_eq!(map.frequencies(), 5);
+        assert_eq!(map.frequency_count(), 5);
         let map = LaneMap::new(&AxisLayout::PerAxisStriped(vec![3, 3]), 6).expect("valid layout");
         let columns: Vec<u32> = map.lanes().iter().map(|l| l.frequency).collect();
         assert_eq!(columns, [0, 0, 1, 1, 2, 2]);
@@ -259,6 +249,30 @@ mod tests {
             LaneMap::new(&uneven, 6),
             Err(RopeError::SectionsNotRealisable { .. })
         ));
+    }
+
+    /// The oracle derives axis and frequency of each pair from the layout's definition alone.
+    #[test]
+    fn striped_axes_of_uneven_sections_turn_by_their_own_frequencies() {
+        for sections in [vec![4, 4], vec![1, 1, 2], vec![2, 3, 3], vec![6, 7]] {
+            let pairs: usize = sections.iter().sum();
+            let positions = Positions::new(sections.len(), &[3, 5, 7][..sections.len()])
+                .expect("valid positions");
+            let spec = RotarySpec::builder(2 * pairs)
+                .axes(AxisLayout::PerAxisStriped(sections))
+                .build()
+                .expect("a valid specification");
+            let found = TokenAngles::<f64>::new(&spec, &positions, None).expect("valid angles");
+            let expected = HeadMatrix::new(&spec, &positions, 0, None).expect("valid positions");
+            for (pair, cos) in found.rows()[..pairs].iter().enumerate() {
+                let expected = expected.get(pair, pair);
+                assert!(
+                    (cos - expected).abs() < 1e-12,
+                    "{:?}, pair {pair}",
+                    spec.axis_layout()
+                );
+            }
+        }
     }
 
     #[test]

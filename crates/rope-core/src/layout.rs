@@ -1,4 +1,4 @@
-//! Where the elements of q and k lie.
+//! Shape and strides of q and k, and checked views of their data.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,22 +59,15 @@ impl HeadsLayout {
         head_dim: usize,
     ) -> Self {
         let token = heads * head_dim;
-        let strides = match layout {
-            Layout::Bsnd | Layout::Tnd => Strides {
-                batch: seq * token,
-                seq: token,
-                head: head_dim,
-            },
-            Layout::Bnsd => Strides {
-                batch: seq * token,
-                seq: head_dim,
-                head: seq * head_dim,
-            },
-            Layout::Sbnd => Strides {
-                batch: token,
-                seq: batch * token,
-                head: head_dim,
-            },
+        let (per_sample, per_token, per_head) = match layout {
+            Layout::Bsnd | Layout::Tnd => (seq * token, token, head_dim),
+            Layout::Bnsd => (seq * token, head_dim, seq * head_dim),
+            Layout::Sbnd => (token, batch * token, head_dim),
+        };
+        let strides = Strides {
+            batch: per_sample,
+            seq: per_token,
+            head: per_head,
         };
         Self {
             batch,
@@ -85,8 +78,8 @@ impl HeadsLayout {
         }
     }
 
-    /// A view with the shape and strides (in elements) of a tensor in `layout`'s order of dimensions; three of
-    /// each for [`Layout::Tnd`], else four.
+    /// A tensor with given shape and strides (in elements), in `layout`'s order of dimensions:
+    /// three of each for [`Layout::Tnd`], else four.
     ///
     /// # Errors
     /// [`RopeError::LastStride`] if the channels of a head are not contiguous;
@@ -151,9 +144,9 @@ impl HeadsLayout {
         [self.batch, self.seq, self.heads, self.head_dim].contains(&0)
     }
 
-    /// Elements from the first to one past the last that the view reaches.
+    /// Elements from the first one to the last one that the view reaches, both included.
     #[inline]
-    fn extent(&self) -> u128 {
+    pub fn extent(&self) -> u128 {
         if self.is_empty() {
             return 0;
         }
@@ -165,8 +158,12 @@ impl HeadsLayout {
         reach + self.head_dim as u128
     }
 
+    /// Checks that the view lies within a buffer of `found` elements.
+    ///
+    /// # Errors
+    /// [`RopeError::BufferTooSmall`].
     #[inline]
-    fn check_fits(&self, what: &'static str, found: usize) -> Result<()> {
+    pub fn check_fits(&self, what: &'static str, found: usize) -> Result<()> {
         let needed = self.extent();
         if needed > found as u128 {
             return Err(RopeError::BufferTooSmall {
@@ -178,25 +175,25 @@ impl HeadsLayout {
         Ok(())
     }
 
-    /// Whether each index surely names an element of its own, so that the view can be written.
+    /// Whether each index is known to name an element of its own, so that the view can be written.
     ///
-    /// Nested strides, each stepping over all that lies within it, are asked for: every layout has them, and every
-    /// slice and permutation of one.
+    /// True for nested strides, each at least as long as what is inside it: every layout has them,
+    /// and every slice and permutation of one.
     #[inline]
     pub fn is_injective(&self) -> bool {
         if self.is_empty() {
             return true;
         }
         let [mut a, mut b, mut c] = self.dims();
-        // By stride, smallest first: a comparison each is all that three need, on the way of every call.
+        // Sorted by stride, smallest first, by hand: every call passes here.
         if a.1 > b.1 {
-            core::mem::swap(&mut a, &mut b);
+            std::mem::swap(&mut a, &mut b);
         }
         if b.1 > c.1 {
-            core::mem::swap(&mut b, &mut c);
+            std::mem::swap(&mut b, &mut c);
         }
         if a.1 > b.1 {
-            core::mem::swap(&mut a, &mut b);
+            std::mem::swap(&mut a, &mut b);
         }
         let mut inner = self.head_dim as u128;
         for (size, stride) in [a, b, c] {
@@ -210,8 +207,13 @@ impl HeadsLayout {
         true
     }
 
+    /// Checks that two tensors, named for the message, have equal dimensions, the heads only if
+    /// `heads_too`.
+    ///
+    /// # Errors
+    /// [`RopeError::ShapeMismatch`].
     #[inline]
-    pub(crate) fn check_same(
+    pub fn check_same(
         &self,
         other: &Self,
         left: &'static str,
@@ -272,7 +274,8 @@ impl<'a, E> HeadsMut<'a, E> {
     /// A view of `data`, whose first element is the tensor's first.
     ///
     /// # Errors
-    /// [`RopeError::BufferTooSmall`]; [`RopeError::Overlap`] if two indices name one element, as in a broadcast view.
+    /// [`RopeError::BufferTooSmall`]; [`RopeError::Overlap`] if two indices name one element, as in
+    /// a broadcast view.
     pub fn new(data: &'a mut [E], layout: HeadsLayout) -> Result<Self> {
         layout.check_fits("the tensor", data.len())?;
         if !layout.is_injective() {
@@ -288,31 +291,13 @@ mod tests {
 
     #[test]
     fn strides_follow_the_order_of_dimensions() {
-        let strides = |layout| HeadsLayout::contiguous(layout, 2, 3, 5, 4).strides;
-        assert_eq!(
-            strides(Layout::Bsnd),
-            Strides {
-                batch: 60,
-                seq: 20,
-                head: 4
-            }
-        );
-        assert_eq!(
-            strides(Layout::Bnsd),
-            Strides {
-                batch: 60,
-                seq: 4,
-                head: 12
-            }
-        );
-        assert_eq!(
-            strides(Layout::Sbnd),
-            Strides {
-                batch: 20,
-                seq: 40,
-                head: 4
-            }
-        );
+        let strides = |layout| {
+            let Strides { batch, seq, head } = HeadsLayout::contiguous(layout, 2, 3, 5, 4).strides;
+            [batch, seq, head]
+        };
+        assert_eq!(strides(Layout::Bsnd), [60, 20, 4]);
+        assert_eq!(strides(Layout::Bnsd), [60, 4, 12]);
+        assert_eq!(strides(Layout::Sbnd), [20, 40, 4]);
         let view = HeadsLayout::strided(Layout::Sbnd, &[3, 2, 5, 4], &[40, 20, 4, 1]);
         assert_eq!(view, Ok(HeadsLayout::contiguous(Layout::Sbnd, 2, 3, 5, 4)));
     }

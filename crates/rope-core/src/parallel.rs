@@ -1,6 +1,6 @@
 //! How work is split over threads; no arithmetic.
 
-use core::ops::Range;
+use std::ops::Range;
 
 /// When and how far to split. The threads are those of the rayon pool that the caller runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,10 +9,10 @@ pub struct Parallelism {
     max_tasks: usize,
 }
 
-/// A task of this size is worth being taken over by a thread that has finished early ...
+/// Size of a task that is worth taking over for a thread that has finished early.
 #[cfg(feature = "rayon")]
 const BALANCED_BYTES: usize = 2 << 20;
-/// ... and with so many of them for each thread, one that is slowed down delays the others by little.
+/// Tasks of that size per thread, so that a thread that is slowed down delays the others by little.
 #[cfg(feature = "rayon")]
 const TASKS_PER_THREAD: usize = 4;
 
@@ -23,8 +23,8 @@ impl Parallelism {
         max_tasks: 1,
     };
 
-    /// Splits into tasks of at least `min_bytes_per_task` of q and k, and at most `max_tasks` of them (0 and 1 mean
-    /// one).
+    /// Splits into at most `max_tasks` tasks (0 and 1 mean one) of at least `min_bytes_per_task` of
+    /// q and k.
     pub const fn new(min_bytes_per_task: usize, max_tasks: usize) -> Self {
         Self {
             min_bytes_per_task,
@@ -53,10 +53,10 @@ impl Parallelism {
         }
     }
 
-    /// Into how many tasks `items` that are `bytes` of q and k are split.
+    /// The number of tasks that `items`, which are `bytes` of q and k, are split into.
     pub(crate) fn tasks_for(self, items: usize, bytes: usize) -> usize {
         let most = items.min(bytes / self.min_bytes_per_task.max(1));
-        // Small work does not even ask for the pool.
+        // Small work does not touch the pool: asking for its size would start its threads.
         if most <= 1 {
             1
         } else {
@@ -91,8 +91,8 @@ pub(crate) fn for_each_block<T: Send>(blocks: Vec<T>, work: impl Fn(T) + Sync + 
 }
 
 impl Default for Parallelism {
-    /// Tasks of 256 KiB or more, below which a hand-off costs more than it saves; one for each thread of the pool, up to
-    /// four where they are large.
+    /// Tasks of 256 KiB or more, below which a hand-off costs more than it saves; one for each
+    /// thread of the pool, up to four where they are large.
     fn default() -> Self {
         Self::new(256 << 10, usize::MAX)
     }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use crate::error::{Result, RopeError};
 
 /// The highest position id, 2^31.
-pub const MAX_POSITION: u32 = 1 << 31;
+pub(crate) const MAX_POSITION: u32 = 1 << 31;
 
 /// Integer position ids, `[axes, tokens]` row by row. Cloning is cheap.
 ///
-/// Tokens run over the sequence within the batch: token = sample * seq + index, whatever the layout of q
-/// and k. Positions for one sequence serve every sample of a batch.
+/// Tokens are counted over the batch: token = sample * seq + index, whatever the layout of q and k.
+/// Positions for one sequence serve every sample of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Positions {
     ids: Arc<[u32]>,
@@ -22,8 +22,8 @@ impl Positions {
     /// Checks and keeps ids laid out as `[axes, tokens]`.
     ///
     /// # Errors
-    /// [`RopeError::PositionShape`] if the ids do not divide into axes, [`RopeError::PositionOutOfRange`] if one is
-    /// negative or beyond 2^31.
+    /// [`RopeError::PositionShape`] if the ids do not divide into axes;
+    /// [`RopeError::PositionOutOfRange`] if one is negative or above 2^31.
     pub fn new(axes: usize, ids: &[i64]) -> Result<Self> {
         if axes == 0 || !ids.len().is_multiple_of(axes) {
             return Err(RopeError::PositionShape {
@@ -55,10 +55,10 @@ impl Positions {
         })
     }
 
-    /// Text: ids `start..start + tokens`, the same on each of `axes` axes.
+    /// The ids of text: `start..start + tokens`, the same on each of `axes` axes.
     ///
     /// # Errors
-    /// [`RopeError::PositionOutOfRange`] if the last id lies beyond 2^31.
+    /// [`RopeError::PositionOutOfRange`] if the last id is above 2^31.
     pub fn text(axes: usize, start: u32, tokens: usize) -> Result<Self> {
         let ids: Vec<i64> = (0..axes)
             .flat_map(|_| (0..tokens).map(|i| i64::from(start) + i as i64))
@@ -67,7 +67,7 @@ impl Positions {
     }
 
     /// The number of axes.
-    pub fn axes(&self) -> usize {
+    pub fn axis_count(&self) -> usize {
         self.axes
     }
     /// The number of tokens.
@@ -77,7 +77,7 @@ impl Positions {
     /// The ids of one axis, a row of `[axes, tokens]`.
     ///
     /// # Panics
-    /// If `axis` is not below [`axes`](Self::axes).
+    /// If `axis` is not below [`axis_count`](Self::axis_count).
     pub fn axis(&self, axis: usize) -> &[u32] {
         let tokens = self.tokens();
         &self.ids[axis * tokens..(axis + 1) * tokens]

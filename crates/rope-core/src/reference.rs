@@ -1,5 +1,5 @@
-//! The oracle: rotation as a matrix, in f64, from the formulas alone. It shares nothing with the kernels, not even
-//! the lane map, and is as slow as it is plain.
+//! The oracle: rotation as a matrix, in f64, from the formulas alone. It shares nothing with the
+//! kernels, not even the lane map, and is as slow as it is plain.
 
 use crate::error::Result;
 use crate::positions::Positions;
@@ -26,7 +26,7 @@ impl HeadMatrix {
         token: usize,
         seq_len: Option<u64>,
     ) -> Result<Self> {
-        positions.expect_axes(spec.axes())?;
+        positions.expect_axes(spec.axis_count())?;
         let (head_dim, rotary_dim) = (spec.head_dim(), spec.rotary_dim());
         let pairs = rotary_dim / 2;
         let mut matrix = Self {
@@ -74,13 +74,8 @@ impl HeadMatrix {
 
     /// The transpose of M times g: the gradient of x from that of y.
     pub fn apply_adjoint(&self, g: &[f64]) -> Vec<f64> {
-        (0..self.head_dim)
-            .map(|c| {
-                (0..self.head_dim)
-                    .map(|row| self.get(row, c) * g[row])
-                    .sum()
-            })
-            .collect()
+        let column = |c| (0..self.head_dim).map(move |row| self.get(row, c) * g[row]);
+        (0..self.head_dim).map(|c| column(c).sum()).collect()
     }
 }
 
@@ -144,10 +139,8 @@ fn lane(spec: &RotarySpec, j: usize, member: usize, seq_len: Option<u64>) -> Res
         }
         AxisLayout::PerAxis(sections) => {
             let (axis, i) = section_of(sections, j, 1);
-            Ok((
-                axis,
-                spec.frequencies().inv_freq(2 * sections[axis], seq_len)?[i],
-            ))
+            let of_axis = spec.frequencies().inv_freq(2 * sections[axis], seq_len)?;
+            Ok((axis, of_axis[i]))
         }
         AxisLayout::PerChannel(sections) => whole(section_of(sections, j + member * pairs, 2).0),
     }

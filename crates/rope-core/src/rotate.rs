@@ -2,11 +2,11 @@
 
 #![allow(
     unsafe_code,
-    reason = "hands validated views to the kernels as pointers; each block states what makes it sound"
+    reason = "passes validated views to the kernels as pointers"
 )]
 
-use core::mem::MaybeUninit;
-use core::ops::Range;
+use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,21 +20,23 @@ use crate::parallel::{Parallelism, for_each_block};
 use crate::positions::Positions;
 use crate::spec::{Geometry, Pairing};
 
-/// Bytes of a task's workspace that live on its stack, enough for a token of 512 channels from a table; more comes from the
-/// heap. A page at most: a larger frame is probed page by page, which a single token would feel.
+/// Bytes of a task's workspace that live on its stack, enough for a token of 512 channels from a
+/// table; more comes from the heap. A page at most: a larger frame is probed page by page, which
+/// would slow down a single token.
 const STACK_BYTES: usize = 4 << 10;
-/// Coefficients of a tile stay within a third of a small first-level cache, beside the rows that they meet ...
+/// Bytes of a tile's coefficients: a third of a small first-level cache, which also holds the rows.
 const TILE_BYTES: usize = 12 << 10;
-/// ... or, where the tokens of a head lie together, within half a second level: a tile is then one stretch of memory for
-/// each head, and long stretches are what prefetching works on.
+/// Bytes of a tile's coefficients where tokens are the inner dimension: half a second-level cache.
+/// A tile is then one stretch of memory for each head, and prefetching works on long stretches.
 const HEADS_OUTSIDE_TILE_BYTES: usize = 512 << 10;
-/// Likewise if the coefficients are gathered for the tile.
+/// Bytes of a tile's coefficients where tokens are the inner dimension and the coefficients are
+/// gathered for the tile.
 const HEADS_OUTSIDE_GATHERED_BYTES: usize = 128 << 10;
 
-/// Results of this size and more are written past the caches: they would not be found there anyway.
+/// Results of this size and more bypass the caches: they would not fit anyway.
 const STREAM_BYTES: usize = 32 << 20;
 
-/// Which way q and k go.
+/// Whether q and k are rotated, or their gradients are taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
@@ -54,7 +56,7 @@ impl Direction {
     }
 }
 
-/// A tensor to rotate: where it lies, or from one buffer into another.
+/// A tensor to rotate: in place, or from one buffer into another.
 #[derive(Debug)]
 pub enum Operand<'a, E> {
     /// Overwrites the tensor.
@@ -77,16 +79,18 @@ impl<'a, E> From<(HeadsRef<'a, E>, HeadsMut<'a, E>)> for Operand<'a, E> {
 
 /// Rotates q and k, forward and backward, by given angles.
 ///
-/// For each pair (x1, x2) with the angles' (c1, s1) and (c2, s2), which are equal unless the axis layout is per
-/// channel: y1 = c1 x1 - s1 x2, y2 = s2 x1 + c2 x2. The adjoint is that map's transpose:
-/// dx1 = c1 g1 + s2 g2, dx2 = c2 g2 - s1 g1; it needs no x.
+/// For each pair (x1, x2) with the angles' (c1, s1) and (c2, s2), which are equal unless the axis
+/// layout is per channel: y1 = c1 x1 - s1 x2, y2 = s2 x1 + c2 x2. The adjoint is that map's
+/// transpose: dx1 = c1 g1 + s2 g2, dx2 = c2 g2 - s1 g1; it needs no x.
 ///
 /// # Shapes
-/// q and k may differ in heads. Angles serve `batch * seq` tokens, or `seq` tokens shared by the batch.
+/// q and k may differ in heads. Angles serve `batch * seq` tokens, or `seq` tokens shared by the
+/// batch.
 ///
 /// # Numerics
-/// f16 and bf16 are widened to f32, f32 and f64 kept. Two products, one sum, each rounded once, then one rounding
-/// on store: no contraction, so every instruction set, thread count and layout gives the same bits.
+/// f16 and bf16 are widened to f32, f32 and f64 kept. Two products and a sum, each rounded once,
+/// then one rounding on store: no contraction, so every instruction set, thread count and layout
+/// gives the same bits.
 ///
 /// # Examples
 /// ```
@@ -110,7 +114,7 @@ pub struct Rotator<'a, A: Real = f32> {
     stream_bytes: usize,
 }
 
-/// A tensor on its way through the kernel.
+/// An operand as the kernels take it.
 struct Stream<E> {
     src: *const E,
     dst: *mut E,
@@ -118,8 +122,9 @@ struct Stream<E> {
     dst_layout: HeadsLayout,
 }
 
-// SAFETY: tasks read and write the rows of disjoint token ranges (`run`), and the views that the pointers come from
-// outlive the call that the tasks run in; E itself is Send and Sync.
+// SAFETY: the tasks that share it read and write rows of disjoint token ranges, as
+// `Parallelism::for_each_range` hands them out; the views that the pointers come from outlive the
+// call that the tasks run in; `Element` requires E to be Send and Sync.
 unsafe impl<E: Element> Sync for Stream<E> {}
 
 impl<E: Element> Stream<E> {
@@ -150,14 +155,16 @@ impl<E: Element> Stream<E> {
 }
 
 impl<'a, A: Real> Rotator<'a, A> {
-    /// Rotation with `geometry` by `angles`, split over threads by default, with the widest instructions there are.
+    /// Rotation with `geometry` by `angles`, split over threads, with the processor's widest
+    /// instructions.
     ///
     /// # Errors
-    /// [`RopeError::AngleLanes`] if a table was made for another rotation; [`RopeError::PositionAxes`] and
-    /// [`RopeError::TableTooShort`] if it does not serve its positions.
+    /// [`RopeError::AngleLanes`] if a table was made for another rotation;
+    /// [`RopeError::PositionAxes`] and [`RopeError::TableTooShort`] if it does not serve its
+    /// positions.
     pub fn new(geometry: Geometry, angles: Angles<'a, A>) -> Result<Self> {
         if let Angles::Table { table, positions } = angles {
-            let (expected, found) = (geometry.lanes(), table.lane_map().lanes().len());
+            let (expected, found) = (geometry.lane_count(), table.lane_map().lanes().len());
             if expected != found {
                 return Err(RopeError::AngleLanes { expected, found });
             }
@@ -185,9 +192,10 @@ impl<'a, A: Real> Rotator<'a, A> {
         self
     }
 
-    /// Chooses how large q and k together must be for results in other buffers to be written past the caches (non-temporal
-    /// stores); 32 MiB by default. A third less moves, but whoever reads the results next finds them in memory only. Only on
-    /// x86-64, for Half, Adjacent and Quarter with one angle a pair, where rows start and fill cache lines of 64 bytes.
+    /// Chooses how large q and k together must be for results in other buffers to bypass the caches
+    /// (non-temporal stores); 32 MiB by default. A third less memory is moved, and the next reader
+    /// finds the results in memory only. Only on x86-64, for Half, Adjacent and Quarter with one
+    /// angle per pair, where rows start and fill cache lines of 64 bytes.
     pub fn with_streaming(mut self, min_bytes: usize) -> Self {
         self.stream_bytes = min_bytes;
         self
@@ -197,7 +205,8 @@ impl<'a, A: Real> Rotator<'a, A> {
     ///
     /// # Errors
     /// [`RopeError::ShapeMismatch`] if q, k, their destinations and the geometry disagree;
-    /// [`RopeError::PositionTokens`] or [`RopeError::AngleShape`] if the angles are for other tokens.
+    /// [`RopeError::PositionTokens`] or [`RopeError::AngleShape`] if the angles are for other
+    /// tokens.
     pub fn rotate<'x, E: Element<Acc = A>>(
         &self,
         q: impl Into<Operand<'x, E>>,
@@ -235,23 +244,22 @@ impl<'a, A: Real> Rotator<'a, A> {
         self.run(q, k, direction)
     }
 
-    /// The gradients of cos and sin, `[tokens, lanes]` each, summed over heads, over q and k, and over the batch where
-    /// it shares its angles. Only learned angles need them; they are why x would have to be kept.
+    /// Writes the gradients of cos and sin, `[tokens, 2 * lanes]` as in [`Angles::Tokens`], summed
+    /// over heads, over q and k, and over the batch where it shares its angles. Only learned angles
+    /// need them, and only they need x in the backward.
     ///
-    /// `q` and `k` are `(x, gradient of the rotated x)`. dcos and dsin are overwritten.
+    /// `q` and `k` are `(x, gradient of the rotated x)`. `gradients` is overwritten.
     ///
     /// # Numerics
     /// summed in f64, sample by sample and head by head: the same bits with any number of threads
     ///
     /// # Errors
-    /// As [`rotate`](Self::rotate), with the tokens taken from dcos; [`RopeError::AngleShape`] if dcos and
-    /// dsin differ.
+    /// As [`rotate`](Self::rotate), with the tokens taken from `gradients`.
     pub fn angle_gradients<E: Element<Acc = A>>(
         &self,
         q: (HeadsRef<'_, E>, HeadsRef<'_, E>),
         k: Option<(HeadsRef<'_, E>, HeadsRef<'_, E>)>,
-        dcos: &mut [A],
-        dsin: &mut [A],
+        gradients: &mut [A],
     ) -> Result<()> {
         self.check_shape(&q.0.layout, "q")?;
         q.0.layout
@@ -261,8 +269,8 @@ impl<'a, A: Real> Rotator<'a, A> {
             k.layout.check_same(&dk.layout, "k", "its gradient", true)?;
         }
         let (batch, seq) = (q.0.layout.batch, q.0.layout.seq);
-        let lanes = self.geometry.lanes();
-        let rows = angle_rows(dcos, dsin, lanes, batch, seq, ["dcos", "dsin"])?;
+        let lanes = self.geometry.lane_count();
+        let rows = angle_rows("the gradient of the angles", gradients, lanes, batch, seq)?;
         let (samples_per_row, pairs) = (
             if rows == batch * seq { 1 } else { batch },
             self.geometry.pairs(),
@@ -275,7 +283,7 @@ impl<'a, A: Real> Rotator<'a, A> {
                 } else {
                     (sample, row)
                 };
-                for (x, g) in core::iter::once(&q).chain(&k) {
+                for (x, g) in std::iter::once(&q).chain(&k) {
                     for head in 0..x.layout.heads {
                         let (x, g) = (head_at(x, b, s, head), head_at(g, b, s, head));
                         for j in 0..pairs {
@@ -297,21 +305,13 @@ impl<'a, A: Real> Rotator<'a, A> {
         // Each task's rows, or all of them where the rotation itself would stay on this thread.
         let x_bytes = q.0.layout.elems() * size_of::<E>();
         let block = (rows / self.parallelism.tasks_for(rows, x_bytes)).max(1);
-        let blocks = dcos
-            .chunks_mut(block * lanes)
-            .zip(dsin.chunks_mut(block * lanes));
-        for_each_block(blocks.enumerate().collect(), |(at, (dcos, dsin))| {
+        let blocks = gradients.chunks_mut(block * 2 * lanes);
+        for_each_block(blocks.enumerate().collect(), |(at, rows)| {
             let mut sums = vec![[0f64; 2]; lanes];
-            let rows = dcos
-                .chunks_exact_mut(lanes)
-                .zip(dsin.chunks_exact_mut(lanes));
-            for (row, (dcos, dsin)) in rows.enumerate() {
+            for (row, values) in rows.chunks_exact_mut(2 * lanes).enumerate() {
                 row_gradients(at * block + row, &mut sums);
-                for ((c, s), (dcos, dsin)) in sums
-                    .iter()
-                    .map(|[c, s]| (c, s))
-                    .zip(dcos.iter_mut().zip(dsin))
-                {
+                let (dcos, dsin) = values.split_at_mut(lanes);
+                for (([c, s], dcos), dsin) in sums.iter().zip(dcos).zip(dsin) {
                     (*dcos, *dsin) = (A::from_f64(*c), A::from_f64(*s));
                 }
             }
@@ -324,9 +324,9 @@ impl<'a, A: Real> Rotator<'a, A> {
         let (pairs, offset) = (self.geometry.pairs(), self.geometry.rotary_offset());
         let split = (j, j + pairs);
         let zipped = (2 * j, 2 * j + 1);
-        // The pairs of the second half lie behind both members of those of the first.
-        let behind = if j < pairs / 2 { 0 } else { pairs / 2 };
-        let quarter = (j + behind, j + behind + pairs / 2);
+        // Both members of the first half's pairs precede those of the second half's.
+        let skipped = if j < pairs / 2 { 0 } else { pairs / 2 };
+        let quarter = (j + skipped, j + skipped + pairs / 2);
         let (from, to) = match self.geometry.pairing() {
             Pairing::Half => (split, split),
             Pairing::Adjacent => (zipped, zipped),
@@ -377,7 +377,7 @@ impl<'a, A: Real> Rotator<'a, A> {
         Ok(())
     }
 
-    /// Returns for how many tokens there are angles: all, or one sample's.
+    /// Checks the number of tokens that there are angles for, all or one sample's, and returns it.
     fn check_angles(&self, batch: usize, seq: usize) -> Result<usize> {
         match self.angles {
             Angles::Table { positions, .. } => {
@@ -387,38 +387,36 @@ impl<'a, A: Real> Rotator<'a, A> {
                 }
                 Ok(found)
             }
-            Angles::Tokens { cos, sin } => {
-                angle_rows(cos, sin, self.geometry.lanes(), batch, seq, ["cos", "sin"])
+            Angles::Tokens(rows) => {
+                angle_rows("the angles", rows, self.geometry.lane_count(), batch, seq)
             }
         }
     }
 }
 
-/// How many rows cos and sin hold: one per token of the batch, or one per token of a sample.
+/// Checks the number of rows of angles, one per token of the batch or of a sample, and returns it.
 fn angle_rows<A>(
-    cos: &[A],
-    sin: &[A],
+    what: &'static str,
+    values: &[A],
     lanes: usize,
     batch: usize,
     seq: usize,
-    names: [&'static str; 2],
 ) -> Result<usize> {
-    let tokens = if cos.len() == seq * lanes {
+    let (width, found) = (2 * lanes, values.len());
+    let tokens = if found == seq * width {
         seq
     } else {
         batch * seq
     };
-    let expected = tokens * lanes;
-    for (what, found) in [(names[0], cos.len()), (names[1], sin.len())] {
-        if found != expected {
-            return Err(RopeError::AngleShape {
-                what,
-                found,
-                expected,
-                tokens,
-                lanes,
-            });
-        }
+    let expected = tokens * width;
+    if found != expected {
+        return Err(RopeError::AngleShape {
+            what,
+            found,
+            expected,
+            tokens,
+            width,
+        });
     }
     Ok(tokens)
 }
@@ -443,19 +441,19 @@ impl<E: Element> Task<'_, '_, E> {
     /// Rotates the tokens of a range, counted over the batch.
     fn rotate(&self, tokens: Range<usize>) {
         let geometry = self.rotator.geometry;
-        let row = 2 * geometry.lanes();
+        let row = 2 * geometry.lane_count();
         let row_bytes = row * size_of::<E::Acc>();
         let strides = self.q.src_layout.strides;
         let tile_bytes = match (strides.head > strides.seq, self.rotator.angles) {
             (false, _) => TILE_BYTES,
-            (true, Angles::Tokens { .. }) => HEADS_OUTSIDE_TILE_BYTES,
+            (true, Angles::Tokens(_)) => HEADS_OUTSIDE_TILE_BYTES,
             (true, Angles::Table { .. }) => HEADS_OUTSIDE_GATHERED_BYTES,
         };
         let tile_tokens = (tile_bytes / row_bytes).clamp(1, tokens.len().max(1));
-        // Rows gathered from a table, if there is one; then a row of x.
+        // The workspace: rows gathered from a table, if there is one; then a row of x.
         let gathered_bytes = match self.rotator.angles {
             Angles::Table { .. } => tile_tokens * row_bytes,
-            Angles::Tokens { .. } => 0,
+            Angles::Tokens(_) => 0,
         };
         let needed = gathered_bytes + geometry.rotary_dim() * size_of::<E>();
         // u64 keeps both parts aligned for any element.
@@ -468,7 +466,8 @@ impl<E: Element> Task<'_, '_, E> {
             heap.as_mut_ptr().cast()
         };
         let gathered: *mut E::Acc = workspace.cast();
-        // SAFETY: the workspace holds the gathered rows, then a row of x.
+        // SAFETY: the workspace is at least `needed` bytes long, of which `gathered_bytes` are
+        // first.
         let scratch: *mut E = unsafe { workspace.cast::<u8>().add(gathered_bytes) }.cast();
         let kernel = E::kernel(self.rotator.instructions);
 
@@ -478,57 +477,50 @@ impl<E: Element> Task<'_, '_, E> {
             let (b, s) = (token / seq, token % seq);
             let count = tile_tokens.min(tokens.end - token).min(seq - s);
             let first = token % self.angle_tokens;
-            let coefficients = match self.rotator.angles {
-                Angles::Tokens { cos, sin } => {
-                    let lanes = geometry.lanes();
-                    let (cos, sin) = (&cos[first * lanes..], &sin[first * lanes..]);
-                    self.arrange(cos.as_ptr(), sin.as_ptr(), lanes)
-                }
+            let angles = match self.rotator.angles {
+                Angles::Tokens(rows) => rows[first * row..].as_ptr(),
                 Angles::Table { table, positions } => {
                     for i in 0..count {
-                        // SAFETY: row i of the workspace, uniquely borrowed here, is `row` values long; they are
-                        // written before they are read.
+                        // SAFETY: the workspace starts with `tile_tokens` rows of `row` values, `i`
+                        // is below `count <= tile_tokens`, and nothing else borrows the workspace
+                        // here.
                         let row = unsafe {
-                            core::slice::from_raw_parts_mut(
+                            std::slice::from_raw_parts_mut(
                                 gathered.add(i * row).cast::<MaybeUninit<E::Acc>>(),
                                 row,
                             )
                         };
                         gather(table, positions, first + i, row);
                     }
-                    // SAFETY: a row holds as many sines as cosines.
-                    let sin = unsafe { gathered.add(geometry.lanes()) };
-                    self.arrange(gathered, sin, row)
+                    gathered.cast_const()
                 }
             };
-            // A tensor without heads has no elements for a token's address to be among.
-            let operands = core::iter::once(&self.q).chain(&self.k);
+            let coefficients = self.arrange(angles);
+            // A tensor without heads has no elements that a token's address could be in.
+            let operands = std::iter::once(&self.q).chain(&self.k);
             for operand in operands.filter(|operand| operand.src_layout.heads > 0) {
                 let tile = self.tile(operand, b, s, count, coefficients, scratch);
-                // SAFETY: an `InstructionSet` exists only for instructions that the processor has. Views were checked
-                // to reach only into their buffers and, where written, to name each element once; source and
-                // destination are one view or a shared and an exclusive borrow. `Geometry` keeps the rotated part
-                // within the head and Quarter's pairs even. There are cos and sin for `count` tokens from `first`: a
-                // tile does not cross samples, and `check_angles` counted the rows. `scratch` holds a row.
+                // SAFETY: an `InstructionSet` exists only for instructions that the processor has.
+                // `HeadsRef::new` and `HeadsMut::new` checked that views reach only into their
+                // buffers and, where written, name each element once; source and destination are
+                // one view, or a shared and an exclusive borrow. `Geometry::new` keeps the rotated
+                // part within the head and Quarter's pairs even. There are cos and sin for `count`
+                // tokens from `first`: a tile does not cross samples, and `check_angles` counted
+                // the rows. `scratch` holds a row of x.
                 unsafe { kernel(&tile) };
             }
             token += count;
         }
     }
 
-    /// Which of a token's cosines and sines, `lanes` each, are c1, s1, c2, s2 in the direction asked for: the adjoint
-    /// swaps s1 and s2 and negates both.
-    fn arrange(
-        &self,
-        cos: *const E::Acc,
-        sin: *const E::Acc,
-        stride: usize,
-    ) -> Coefficients<E::Acc> {
+    /// The c1, s1, c2, s2 of the direction among a row's cosines and sines, `lanes` each: the
+    /// adjoint swaps s1 and s2 and negates both.
+    fn arrange(&self, row: *const E::Acc) -> Coefficients<E::Acc> {
         let geometry = self.rotator.geometry;
-        let shared = !geometry.per_channel();
+        let (lanes, shared) = (geometry.lane_count(), !geometry.per_channel());
         let second = if shared { 0 } else { geometry.pairs() };
-        // SAFETY: unless shared, a row is two times `pairs` lanes.
-        let (cos, mut sin) = unsafe { ([cos, cos.add(second)], [sin, sin.add(second)]) };
+        let [cos, mut sin] =
+            [0, lanes].map(|start| [start, start + second].map(|at| row.wrapping_add(at)));
         let negate = self.direction == Direction::Adjoint;
         if negate {
             sin.swap(0, 1);
@@ -536,7 +528,7 @@ impl<E: Element> Task<'_, '_, E> {
         Coefficients {
             cos,
             sin,
-            stride,
+            stride: 2 * lanes,
             negate,
             shared,
         }
@@ -565,9 +557,11 @@ impl<E: Element> Task<'_, '_, E> {
             [write, read]
         };
         Tile {
-            // SAFETY: token (b, s) lies within the view, which was checked to reach only into its buffer.
+            // SAFETY: token (b, s) is one of the view's, which `HeadsRef::new` or `HeadsMut::new`
+            // checked to reach only into its buffer.
             src: unsafe { operand.src.add(b * src.batch + s * src.seq) },
-            // SAFETY: likewise.
+            // SAFETY: token (b, s) is one of the view's, which `HeadsMut::new` checked to reach
+            // only into its buffer.
             dst: unsafe { operand.dst.add(b * dst.batch + s * dst.seq) },
             tokens,
             heads: operand.src_layout.heads,
@@ -594,9 +588,9 @@ fn gather<A: Real>(
     row: &mut [MaybeUninit<A>],
 ) {
     let map = table.lane_map();
-    let columns = map.frequencies();
-    let rows: [&[A]; crate::MAX_AXES] = core::array::from_fn(|axis| {
-        let axis = axis.min(positions.axes() - 1);
+    let columns = map.frequency_count();
+    let rows: [&[A]; crate::MAX_AXES] = std::array::from_fn(|axis| {
+        let axis = axis.min(positions.axis_count() - 1);
         table
             .row(positions.axis(axis)[token] as usize)
             .unwrap_or(&[])

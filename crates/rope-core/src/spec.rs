@@ -1,4 +1,4 @@
-//! What a configuration says about rotation: validated once, then impossible to contradict.
+//! What a configuration says about rotation, validated once.
 
 use std::sync::Arc;
 
@@ -42,32 +42,36 @@ impl Pairing {
     ];
 }
 
-/// Which position axis (T, H, W, ...) drives which frequency lane. Sections count pairs and sum to P.
+/// Which position axis (T, H, W, ...) drives which lane. Sections count pairs and sum to P.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AxisLayout {
     /// One axis drives all lanes: text.
     Single,
-    /// The first `sections[0]` lanes belong to axis 0, the next to axis 1, ... (Qwen2-VL `[16, 24, 24]`).
+    /// The first `sections[0]` lanes belong to axis 0, the next to axis 1, ... (Qwen2-VL
+    /// `[16, 24, 24]`).
     Contiguous(Vec<usize>),
-    /// Of n axes, lane j belongs to axis a = j mod n where 0 < a and j < n * sections\[a\], else to axis 0
-    /// (Qwen3-VL `[24, 20, 20]`, Qwen3.5 `[11, 11, 10]`).
+    /// Of n axes, lane j belongs to axis a = j mod n where 0 < a and j < n * sections\[a\], else to
+    /// axis 0 (Qwen3-VL `[24, 20, 20]`, Qwen3.5 `[11, 11, 10]`).
     Striped(Vec<usize>),
-    /// Sections in the order H, W, T: H and W alternate over the first lanes, T takes the rest, while
-    /// positions keep the order T, H, W (ERNIE-4.5-VL `[22, 22, 20]`).
+    /// Sections in the order H, W, T: H and W alternate over the first lanes, T takes the rest,
+    /// while positions keep the order T, H, W (ERNIE-4.5-VL `[22, 22, 20]`).
     Ernie(Vec<usize>),
-    /// Each axis is spread over the lanes as evenly as its section allows, never twice in a row while another is left,
-    /// the lower axis first where two are equally far behind; of three axes, axis 0 also takes the last lane
-    /// (openPangu's `mrope_interleaved`). Two or three sections.
+    /// Each axis is spread over the lanes as evenly as its section allows, never twice in a row
+    /// while another is left; of two axes that have used the same share, the lower one goes first;
+    /// of three axes, axis 0 also takes the last lane (openPangu's `mrope_interleaved`). Two or
+    /// three sections.
     Balanced(Vec<usize>),
-    /// Contiguous, and the frequencies restart on each axis: lane i of a section with s lanes turns at
-    /// theta^(-i/s) (vision towers, Flux, Wan).
+    /// Contiguous, and the frequencies restart on each axis: lane i of a section with s lanes turns
+    /// at theta^(-i/s) (vision towers, Flux, Wan).
     PerAxis(Vec<usize>),
-    /// The axes take turns, the last one first, and the frequencies restart on each: lane j of n axes belongs to axis
-    /// n - 1 - j mod n and turns at theta^(-(j / n)/s) (Kimi's vision tower: W, H, W, H, ... of positions H, W).
+    /// The axes alternate, the last one first, and the frequencies restart on each: lane j of n
+    /// axes belongs to axis n - 1 - j mod n and turns at theta^(-(j / n)/s), where s is the section
+    /// of that axis (Kimi's vision tower: W, H, W, H, ... of positions H, W).
     PerAxisStriped(Vec<usize>),
-    /// Sections, doubled, run over the R channels of (first members, second members), so the two members of
-    /// a pair may follow different axes: not a rotation then (HunyuanVL `[16, 16, 16, 16]`).
+    /// Sections, doubled, divide the R channels of (first members, second members), so the two
+    /// members of a pair may follow different axes: not a rotation then (HunyuanVL
+    /// `[16, 16, 16, 16]`).
     PerChannel(Vec<usize>),
 }
 
@@ -87,7 +91,7 @@ impl AxisLayout {
     }
 
     /// The number of position axes.
-    pub fn axes(&self) -> usize {
+    pub fn axis_count(&self) -> usize {
         self.sections().len().max(1)
     }
 
@@ -105,7 +109,7 @@ impl AxisLayout {
     }
 }
 
-/// Where the rotated channels lie in a head and how they pair: all that a kernel knows of a model.
+/// Which channels of a head are rotated and how they pair: all that a kernel knows of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "RawGeometry", into = "RawGeometry")]
 pub struct Geometry {
@@ -216,8 +220,9 @@ impl Geometry {
     pub fn pairs(&self) -> usize {
         self.raw.rotary_dim / 2
     }
-    /// Angle lanes per token: `pairs`, or `rotary_dim` (first members, then second) when per channel.
-    pub fn lanes(&self) -> usize {
+    /// The number of lanes of a token: `pairs`, or `rotary_dim` (first members, then second ones)
+    /// when per channel.
+    pub fn lane_count(&self) -> usize {
         if self.raw.per_channel {
             self.raw.rotary_dim
         } else {
@@ -239,7 +244,7 @@ impl Geometry {
 ///     .axes(AxisLayout::Contiguous(vec![16, 24, 24]))
 ///     .theta(1_000_000.0)
 ///     .build()?;
-/// assert_eq!(spec.axes(), 3);
+/// assert_eq!(spec.axis_count(), 3);
 /// # Ok::<(), rope_core::RopeError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -253,8 +258,8 @@ pub struct RotarySpec {
 }
 
 impl RotarySpec {
-    /// Starts a specification for heads of `head_dim` channels: all of them rotated, paired by halves, on one
-    /// axis, theta 10,000.
+    /// Starts a specification for heads of `head_dim` channels: all of them rotated, paired by
+    /// halves, on one axis, theta 10,000.
     pub fn builder(head_dim: usize) -> RotarySpecBuilder {
         RotarySpecBuilder {
             head_dim,
@@ -293,8 +298,8 @@ impl RotarySpec {
         &self.axis_layout
     }
     /// The number of position axes.
-    pub fn axes(&self) -> usize {
-        self.axis_layout.axes()
+    pub fn axis_count(&self) -> usize {
+        self.axis_layout.axis_count()
     }
     /// Theta and its scaling.
     pub fn frequencies(&self) -> &Frequencies {
@@ -309,15 +314,16 @@ impl RotarySpec {
         &self.lane_map
     }
 
-    /// The distinct inverse frequencies in radians per token, indexed by [`Lane::frequency`](crate::Lane).
+    /// The distinct inverse frequencies in radians per token, indexed by
+    /// [`Lane::frequency`](crate::Lane).
     ///
-    /// `seq_len` matters to scalings that depend on the length (dynamic, longrope); `None` means the length
-    /// that the model was trained for.
+    /// `seq_len` matters to scalings that depend on the length (dynamic, longrope); `None` means
+    /// the length that the model was trained for.
     ///
     /// # Errors
     /// Those of [`Frequencies::inv_freq`].
     pub fn inv_freq(&self, seq_len: Option<u64>) -> Result<Vec<f64>> {
-        let mut inv_freq = Vec::with_capacity(self.lane_map.frequencies());
+        let mut inv_freq = Vec::with_capacity(self.lane_map.frequency_count());
         for dims in self.lane_map.frequency_dims() {
             inv_freq.extend(self.frequencies.inv_freq(*dims, seq_len)?);
         }
@@ -419,7 +425,7 @@ impl RotarySpecBuilder {
             attention_scaling,
             lane_map: Arc::new(lane_map),
         };
-        // A scaling whose factor lists do not fit this many lanes shows here, not at the first step.
+        // Refuses a scaling whose factor lists do not fit the lanes here, not at the first step.
         spec.inv_freq(None)?;
         Ok(spec)
     }

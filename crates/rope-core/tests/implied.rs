@@ -72,7 +72,8 @@ fn the_class_states_the_width_of_a_head() {
         ("glm4_moe", 240),
     ];
     for (model_type, head_dim) in widths {
-        let mut config = json!({"model_type": model_type, "hidden_size": 3840, "num_attention_heads": 16,
+        let mut config = json!({"model_type": model_type, "hidden_size": 3840,
+            "num_attention_heads": 16,
             "rope_theta": 1e6});
         let sections = match model_type {
             "paddleocr_vl_text" | "qwen2_5_omni_talker" => Some([16, 24, 24]),
@@ -93,7 +94,8 @@ fn the_class_states_the_width_of_a_head() {
 #[test]
 fn a_stated_width_goes_before_the_class_and_null_asks_for_the_division() {
     let with = |head_dim: Value| {
-        let config = json!({"model_type": "ernie4_5", "hidden_size": 1024, "num_attention_heads": 16,
+        let config = json!({"model_type": "ernie4_5", "hidden_size": 1024,
+            "num_attention_heads": 16,
             "head_dim": head_dim});
         specs(&config).into_single().expect("alike").head_dim()
     };
@@ -119,14 +121,16 @@ fn gemma_3_without_heads() {
 fn gemma_4_global_heads_are_wider_by_default() {
     let config = json!({"model_type": "gemma4_text", "num_hidden_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"],
-        "rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}});
+        "rope_parameters": {"full_attention": {"rope_theta": 1e6},
+        "sliding_attention": {"rope_theta": 1e4}}});
     let specs = specs(&config);
     let widths = [0, 1].map(|layer| specs.of_layer(layer).map(RotarySpec::head_dim));
     assert_eq!(widths, [Some(256), Some(512)]);
 }
 
 fn qwen2_5_vl(outer: Value, inner: Value) -> Value {
-    let mut config = json!({"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text",
+    let mut config = json!({"model_type": "qwen2_5_vl",
+        "text_config": {"model_type": "qwen2_5_vl_text",
         "hidden_size": 2048, "num_attention_heads": 16, "rope_theta": 1e6,
         "max_position_embeddings": 128_000, "rope_scaling": inner}});
     config["rope_scaling"] = outer;
@@ -162,7 +166,8 @@ fn a_scaling_around_text_config_does_not_go_unnoticed() {
         specs(&qwen2_5_vl(outer, inner));
     }
     // The old key around the new one, and a scaling that text_config does not have at all.
-    let plain = json!({"model_type": "llava", "text_config": {"model_type": "llama", "head_dim": 128},
+    let plain = json!({"model_type": "llava", "text_config": {"model_type": "llama",
+        "head_dim": 128},
         "rope_scaling": {"type": "linear", "factor": 8.0}});
     assert_eq!(
         contradiction(&plain),
@@ -259,7 +264,8 @@ fn what_stands_beside_layer_types_must_agree_with_them() {
 
     // Layer by layer around text_config as inside it.
     let around = json!({"model_type": "gemma3",
-        "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 5e6}},
+        "rope_parameters": {"sliding_attention": {"rope_theta": 1e4},
+        "full_attention": {"rope_theta": 5e6}},
         "text_config": gemma3(json!({"sliding_attention": {}, "full_attention": {}}), &[])});
     assert_eq!(
         contradiction(&around),
@@ -345,7 +351,8 @@ fn a_scaling_without_its_type_is_refused() {
 fn olmo_3_scales_full_layers_alone() {
     let config = json!({"model_type": "olmo3", "hidden_size": 4096, "num_attention_heads": 32,
         "num_hidden_layers": 8, "max_position_embeddings": 65536, "rope_theta": 500_000,
-        "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0,
+        "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32.0,
+        "beta_slow": 1.0,
             "factor": 8.0, "original_max_position_embeddings": 8192, "rope_type": "yarn"}});
     let specs = specs(&config);
     assert_eq!(
@@ -378,7 +385,8 @@ fn a_theta_on_which_versions_differ_must_be_stated() {
 
 #[test]
 fn deepseek_v2_turns_adjacent_channels() {
-    let config = json!({"model_type": "deepseek_v2", "hidden_size": 5120, "num_attention_heads": 128,
+    let config = json!({"model_type": "deepseek_v2", "hidden_size": 5120,
+        "num_attention_heads": 128,
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "max_position_embeddings": 163_840,
         "rope_theta": 10000, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40,
             "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096,

@@ -1,5 +1,4 @@
-//! Checks and measurements of the workspace: `cargo xtask abi [--headers FOLDER]`, `cargo xtask benchmarks [--full | --page] [NAME ...]`,
-//! `cargo xtask sanitize`.
+//! Checks and measurements of the workspace: `cargo xtask abi`, `benchmarks` and `sanitize`.
 
 mod abi;
 mod benchmarks;
@@ -16,14 +15,15 @@ const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
 abi   checks the declarations of rope-ascend and of the simulator against the vendor's headers.
       FOLDER holds `acl/acl.h`; without it the headers are taken from the PyPI wheel
       torch-npu 2.14.0, downloaded with pip into the target folder.
-benchmarks   measures everything, for half an hour after building, and makes docs/benchmarks.md of
-      the results; --full measures every combination, --page nothing; NAMEs choose among memory, memory_npu, speed,
-      step and peers. Nothing else should run meanwhile.
-sanitize   runs the tests of unsafe code under the sanitizers of addresses, leaks and undefined behaviour, for some
-      four minutes with building, in target/sanitize.";
+benchmarks   measures everything, for half an hour after building, and writes docs/benchmarks.md and
+      docs/benchmarks/tables.md from the results. --full measures every combination, --page nothing.
+      NAMEs choose among memory, memory_npu, speed, step and peers. Nothing else should run
+      meanwhile.
+sanitize   runs the tests of unsafe code under the address, leak and undefined-behaviour sanitizers,
+      in target/sanitize; four minutes with building.";
 
-/// cargo in the environment that a user starts it in. What cargo told this program about its package would have other
-/// packages built anew, for minutes.
+/// cargo with the environment that a user starts it with. The variables that cargo sets for this
+/// package would make it build other packages again, for minutes.
 fn cargo() -> Command {
     let mut command = Command::new(env!("CARGO"));
     for (name, _) in std::env::vars_os() {

@@ -1,5 +1,5 @@
-//! `cargo xtask sanitize`: the tests of unsafe code under the address sanitizer, which finds leaks too, with device
-//! kernels compiled for the simulator under that of undefined behaviour.
+//! `cargo xtask sanitize`: the tests of unsafe code under the address sanitizer, which also finds
+//! leaks. The simulator compiles the device kernels with the undefined-behaviour sanitizer.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,14 +11,14 @@ pub(crate) enum SanitizeError {
     Start { command: String, source: io::Error },
     #[error("`rustc -vV` names no host")]
     Host,
-    #[error("sanitizers are there for Linux on x86-64 and AArch64, this is {0}")]
+    #[error("the sanitizers run on Linux on x86-64 and AArch64, this is {0}")]
     Unsupported(String),
-    #[error("{0} failed; what was found stands above")]
+    #[error("{0} failed; its findings are above")]
     Found(String),
 }
 
-/// cargo's arguments after `test`: whatever holds `unsafe`, with the tests that lead there. burn is left out, as it
-/// takes longer to build than all of this.
+/// cargo's arguments after `test`: the crates with `unsafe`, and the tests that reach it. Without
+/// burn, which takes longer to build than all of these.
 const TESTS: [&[&str]; 2] = [
     &["-p", "rope-ascend", "-p", "ascend-sim", "--lib", "--tests"],
     &[
@@ -48,14 +48,14 @@ pub(crate) fn run() -> Result<String, SanitizeError> {
         let mut command = crate::cargo();
         command
             .current_dir(&root)
-            // The stable compiler brings the sanitizer's library and lacks only the leave to name it.
+            // The stable compiler includes the sanitizer's library, but accepts the option only so.
             .env("RUSTC_BOOTSTRAP", "1")
             .env("RUSTFLAGS", "-Zsanitizer=address")
             .env(
                 "CXXFLAGS",
                 "-fsanitize=undefined -fno-sanitize-recover=undefined",
             )
-            // Given a target, build scripts and macros are left as they are.
+            // With --target, cargo builds build scripts and macros without these flags.
             .args(["test", "--locked", "--target", &host, "--target-dir"])
             .arg(root.join("target/sanitize"))
             .args(tests);

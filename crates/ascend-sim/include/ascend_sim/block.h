@@ -3,9 +3,9 @@
 //
 // Ordering. Every instruction runs on one pipe and gets that pipe's next epoch. `seen[p][q]` is the
 // last epoch of pipe q whose memory accesses are known to be complete for instructions that pipe p
-// starts from now on; flags, queues and barriers raise it. An access is ordered after an earlier one
-// when its pipe has seen that epoch. The buffer remembers the last write and the last read by each
-// pipe for every 32-byte granule.
+// starts from now on; flags, queues and barriers raise it. An access is ordered after an earlier
+// one when its pipe has seen that epoch. The buffer remembers the last write and the last read by
+// each pipe for every 32-byte granule.
 #pragma once
 
 #include <algorithm>
@@ -19,15 +19,16 @@
 
 namespace ascend_sim {
 
-struct Place {
+struct Location {
     const char* file;
     std::uint32_t line;
-    static constexpr Place here(const char* file = __builtin_FILE(), std::uint32_t line = __builtin_LINE()) {
+    static constexpr Location here(const char* file = __builtin_FILE(),
+                                   std::uint32_t line = __builtin_LINE()) {
         return {file, line};
     }
 };
 
-#define ASCEND_SIM_HERE ::ascend_sim::Place at = ::ascend_sim::Place::here()
+#define ASCEND_SIM_HERE ::ascend_sim::Location at = ::ascend_sim::Location::here()
 
 enum Pipe : std::uint8_t { kPipeS, kPipeV, kPipeMte2, kPipeMte3, kPipes };
 
@@ -39,13 +40,14 @@ inline const char* pipe_name(std::uint8_t pipe) {
 constexpr std::uint32_t kGranuleBytes = 32;
 constexpr std::uint32_t kMaxBuffers = 64;
 
-// What is known of a byte of the unified buffer.
+// What is known about a byte of the unified buffer.
 enum ByteState : std::uint8_t { kNeverWritten = 0, kDefined = 1, kUnspecified = 2 };
 
 struct Clock {
     std::uint32_t epoch[kPipes] = {};
     void join(const Clock& other) {
-        for (int pipe = 0; pipe < kPipes; ++pipe) epoch[pipe] = std::max(epoch[pipe], other.epoch[pipe]);
+        for (int pipe = 0; pipe < kPipes; ++pipe)
+            epoch[pipe] = std::max(epoch[pipe], other.epoch[pipe]);
     }
 };
 
@@ -61,7 +63,7 @@ struct Granule {
 
 struct Op {
     const char* name;
-    Place at;
+    Location at;
     Pipe pipe;
     std::uint32_t epoch;
 };
@@ -75,14 +77,14 @@ struct Buffer {
     std::int32_t queue;  // -1 for a TBuf
     std::uint32_t generation;
     BufferState state;
-    Place last;
+    Location last;
     Clock forward;
     Clock release;
     int forward_event, forward_id;
     int release_event, release_id;
 };
 
-// A stretch of the unified buffer as a tensor names it.
+// A range of the unified buffer that a tensor refers to.
 struct UbView {
     std::uint32_t start = 0;
     std::uint32_t size_bytes = 0;  // to the end of the tensor's buffer
@@ -90,7 +92,7 @@ struct UbView {
     std::uint32_t generation = 0;
 };
 
-// A stretch of global memory as a tensor names it.
+// A range of global memory that a tensor refers to.
 struct GmView {
     std::uint64_t start = 0;
     std::uint64_t size_bytes = 0;
@@ -103,7 +105,7 @@ struct BlockStopped {};
 struct QueueState {
     const char* position;
     int position_id;
-    Place at;
+    Location at;
     std::vector<std::int32_t> buffers;
     std::vector<std::int32_t> fifo;
     std::uint32_t cursor;
@@ -115,7 +117,7 @@ constexpr int kEventIds = 8;
 
 struct Flag {
     bool set = false;
-    Place at{};
+    Location at{};
     Clock clock;
 };
 
@@ -137,7 +139,7 @@ public:
     std::uint8_t queue_ids[kEvents] = {};     // bit set of ids held by queue blocks
     std::uint32_t pool_top = 0;
     int live_pipes = 0;
-    Place last{"", 0};
+    Location last{"", 0};
     bool counter_mode = false;
     std::uint64_t mask_high = ~std::uint64_t{0};
     std::uint64_t mask_low = ~std::uint64_t{0};
@@ -151,7 +153,7 @@ public:
           state(ub.size(), kNeverWritten),
           granules(ub.size() / kGranuleBytes + 1) {}
 
-    void report(const char* kind, const Place& at, const char* format, ...)
+    void report(const char* kind, const Location& at, const char* format, ...)
         __attribute__((format(printf, 4, 5))) {
         va_list arguments;
         va_start(arguments, format);
@@ -159,7 +161,7 @@ public:
         va_end(arguments);
     }
 
-    [[noreturn]] void stop(const char* kind, const Place& at, const char* format, ...)
+    [[noreturn]] void stop(const char* kind, const Location& at, const char* format, ...)
         __attribute__((format(printf, 4, 5))) {
         va_list arguments;
         va_start(arguments, format);
@@ -168,11 +170,13 @@ public:
         throw BlockStopped{};
     }
 
-    Op begin(const char* name, const Place& at, Pipe pipe) {
+    Op begin(const char* name, const Location& at, Pipe pipe) {
         last = at;
-        // What the hardware or the compiler orders without being asked: scalar code with itself;
-        // vector instructions with each other on 3510, and on 2201 where auto-sync adds the barrier.
-        const bool in_order = pipe == kPipeS || (pipe == kPipeV && (launch.auto_sync || __NPU_ARCH__ == 3510));
+        // What the hardware or the compiler orders by itself: scalar code;
+        // vector instructions with each other on 3510, and on 2201 where auto-sync adds the
+        // barrier.
+        const bool in_order =
+            pipe == kPipeS || (pipe == kPipeV && (launch.auto_sync || __NPU_ARCH__ == 3510));
         if (in_order) seen[pipe].epoch[pipe] = issued[pipe];
         return Op{name, at, pipe, ++issued[pipe]};
     }
@@ -185,28 +189,37 @@ public:
             std::snprintf(text, sizeof text, "TBuf %d", view.buffer);
         } else {
             const QueueState& queue = queues[buffer.queue];
-            const auto slot = std::find(queue.buffers.begin(), queue.buffers.end(), view.buffer) - queue.buffers.begin();
-            std::snprintf(text, sizeof text, "%s queue %d (initialised at line %u) block %d", queue.position,
-                          buffer.queue, queue.at.line, static_cast<int>(slot));
+            const auto slot = std::find(queue.buffers.begin(), queue.buffers.end(), view.buffer) -
+                              queue.buffers.begin();
+            std::snprintf(text, sizeof text, "%s queue %d (initialised at line %u) block %d",
+                          queue.position, buffer.queue, queue.at.line, static_cast<int>(slot));
         }
         return text;
     }
 
     // Bounds and lifetime of `bytes` bytes at `offset` of the tensor; returns the buffer offset.
-    std::uint32_t locate(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes, const char* role) {
-        if (view.buffer < 0) stop("tensor-bounds", op.at, "%s: %s is a tensor without memory", op.name, role);
+    std::uint32_t locate(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes,
+                         const char* role) {
+        if (view.buffer < 0)
+            stop("tensor-bounds", op.at, "%s: %s is a tensor without memory", op.name, role);
         const Buffer& buffer = buffers[view.buffer];
         if (buffer.state == BufferState::kEnqueued || buffer.state == BufferState::kFree ||
             (buffer.queue >= 0 && buffer.generation != view.generation)) {
-            const bool enqueued = buffer.state == BufferState::kEnqueued && buffer.generation == view.generation;
-            report("tensor-lifetime", op.at, "%s: %s of %s is used %s (last queue call on it at line %u)", op.name, role,
-                   describe(view).c_str(), enqueued ? "between EnQue and DeQue" : "after FreeTensor", buffer.last.line);
+            const bool enqueued =
+                buffer.state == BufferState::kEnqueued && buffer.generation == view.generation;
+            report("tensor-lifetime", op.at,
+                   "%s: %s of %s is used %s (last queue call on it at line %u)", op.name, role,
+                   describe(view).c_str(),
+                   enqueued ? "between EnQue and DeQue" : "after FreeTensor", buffer.last.line);
         }
         const std::int64_t start = static_cast<std::int64_t>(view.start) + offset;
-        if (start < buffer.start || start + bytes > std::uint64_t{buffer.start} + buffer.size_bytes) {
-            stop("tensor-bounds", op.at, "%s: %s touches bytes [%lld, %lld) of %s, which has %u bytes", op.name, role,
-                 static_cast<long long>(start - buffer.start), static_cast<long long>(start - buffer.start + bytes),
-                 describe(view).c_str(), buffer.size_bytes);
+        if (start < buffer.start ||
+            start + bytes > std::uint64_t{buffer.start} + buffer.size_bytes) {
+            stop("tensor-bounds", op.at,
+                 "%s: %s touches bytes [%lld, %lld) of %s, which has %u bytes", op.name, role,
+                 static_cast<long long>(start - buffer.start),
+                 static_cast<long long>(start - buffer.start + bytes), describe(view).c_str(),
+                 buffer.size_bytes);
         }
         return static_cast<std::uint32_t>(start);
     }
@@ -215,21 +228,25 @@ public:
                          std::uint32_t alignment = kGranuleBytes) {
         const std::int64_t start = static_cast<std::int64_t>(view.start) + offset;
         if (start % alignment != 0) {
-            stop("ub-misaligned", op.at, "%s: %s starts at UB byte %lld (%s), which is not a multiple of %u", op.name,
-                 role, static_cast<long long>(start), describe(view).c_str(), alignment);
+            stop("ub-misaligned", op.at,
+                 "%s: %s starts at UB byte %lld (%s), which is not a multiple of %u", op.name, role,
+                 static_cast<long long>(start), describe(view).c_str(), alignment);
         }
     }
 
     // True when every byte is defined. Bytes never written are reported.
-    bool read(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes, const char* role,
-              std::uint32_t* where) {
+    bool read(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes,
+              const char* role, std::uint32_t* where) {
         const std::uint32_t start = locate(op, view, offset, bytes, role);
         *where = start;
         if (bytes == 0) return true;
-        for (std::uint32_t g = start / kGranuleBytes; g <= (start + bytes - 1) / kGranuleBytes; ++g) {
+        for (std::uint32_t g = start / kGranuleBytes; g <= (start + bytes - 1) / kGranuleBytes;
+             ++g) {
             Granule& granule = granules[g];
-            if (granule.write_epoch > seen[op.pipe].epoch[granule.write_pipe] && granule.write_epoch != own(op, granule))
-                report_order(op, view, role, g, "reads", "wrote", granule.write_pipe, granule.write_file, granule.write_line);
+            if (granule.write_epoch > seen[op.pipe].epoch[granule.write_pipe] &&
+                granule.write_epoch != own(op, granule))
+                report_order(op, view, role, g, "reads", "wrote", granule.write_pipe,
+                             granule.write_file, granule.write_line);
             granule.read_epoch[op.pipe] = op.epoch;
             granule.read_line[op.pipe] = op.at.line;
             granule.read_file[op.pipe] = op.at.file;
@@ -237,30 +254,39 @@ public:
         const std::uint8_t* states = state.data() + start;
         const bool defined = all_defined(states, bytes);
         if (!defined) {
-            const std::uint8_t* unwritten = std::find(states, states + bytes, static_cast<std::uint8_t>(kNeverWritten));
+            const std::uint8_t* unwritten =
+                std::find(states, states + bytes, static_cast<std::uint8_t>(kNeverWritten));
             if (unwritten != states + bytes) {
-                report("ub-undefined-read", op.at, "%s: %s reads byte %lld of %s, which nothing has written since it was allocated",
-                       op.name, role, static_cast<long long>(start + (unwritten - states) - buffers[view.buffer].start),
+                report("ub-undefined-read", op.at,
+                       "%s: %s reads byte %lld of %s, which nothing has written since it was "
+                       "allocated",
+                       op.name, role,
+                       static_cast<long long>(start + (unwritten - states) -
+                                              buffers[view.buffer].start),
                        describe(view).c_str());
             }
         }
         return defined;
     }
 
-    std::uint32_t write(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes, const char* role,
-                        ByteState becomes) {
+    std::uint32_t write(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes,
+                        const char* role, ByteState becomes) {
         const std::uint32_t start = locate(op, view, offset, bytes, role);
         if (bytes == 0) return start;
-        for (std::uint32_t g = start / kGranuleBytes; g <= (start + bytes - 1) / kGranuleBytes; ++g) {
+        for (std::uint32_t g = start / kGranuleBytes; g <= (start + bytes - 1) / kGranuleBytes;
+             ++g) {
             Granule& granule = granules[g];
-            // Readers first: the missing release is what the author looks for.
+            // Readers first: the message that helps most names the missing release.
             for (std::uint8_t pipe = 0; pipe < kPipes; ++pipe) {
                 if (granule.read_epoch[pipe] > seen[op.pipe].epoch[pipe] &&
                     !(pipe == op.pipe && granule.read_epoch[pipe] == op.epoch))
-                    report_order(op, view, role, g, "overwrites", "read", pipe, granule.read_file[pipe], granule.read_line[pipe]);
+                    report_order(op, view, role, g, "overwrites", "read", pipe,
+                                 granule.read_file[pipe], granule.read_line[pipe]);
             }
-            if (granule.write_epoch > seen[op.pipe].epoch[granule.write_pipe] && granule.write_epoch != own(op, granule))
-                report_order(op, view, role, g, "overwrites", "wrote", granule.write_pipe, granule.write_file, granule.write_line);
+            if (granule.write_epoch > seen[op.pipe].epoch[granule.write_pipe] &&
+                granule.write_epoch != own(op, granule))
+                report_order(op, view, role, g, "overwrites", "wrote", granule.write_pipe,
+                             granule.write_file, granule.write_line);
             granule.write_epoch = op.epoch;
             granule.write_pipe = op.pipe;
             granule.write_file = op.at.file;
@@ -271,33 +297,44 @@ public:
     }
 
     // The host address of `bytes` bytes at a device address, inside the tensor and one allocation.
-    std::uint8_t* global(const Op& op, const GmView& view, std::int64_t offset, std::uint64_t bytes, const char* role,
-                         bool write) {
+    std::uint8_t* global(const Op& op, const GmView& view, std::int64_t offset, std::uint64_t bytes,
+                         const char* role, bool write) {
         const std::uint64_t start = view.start + static_cast<std::uint64_t>(offset);
         const char* action = write ? "writes" : "reads";
-        if (view.bounded && (offset < 0 || static_cast<std::uint64_t>(offset) + bytes > view.size_bytes)) {
-            stop("gm-out-of-bounds", op.at, "%s: %s %s bytes [%lld, %lld) of a global tensor of %llu bytes", op.name, role,
-                 action, static_cast<long long>(offset), static_cast<long long>(offset + static_cast<std::int64_t>(bytes)),
+        if (view.bounded &&
+            (offset < 0 || static_cast<std::uint64_t>(offset) + bytes > view.size_bytes)) {
+            stop("gm-out-of-bounds", op.at,
+                 "%s: %s %s bytes [%lld, %lld) of a global tensor of %llu bytes", op.name, role,
+                 action, static_cast<long long>(offset),
+                 static_cast<long long>(offset + static_cast<std::int64_t>(bytes)),
                  static_cast<unsigned long long>(view.size_bytes));
         }
         const Region* end = launch.regions + launch.region_count;
-        if (cached_ == nullptr || start < cached_->device_address || start - cached_->device_address >= cached_->size_bytes) {
+        if (cached_ == nullptr || start < cached_->device_address ||
+            start - cached_->device_address >= cached_->size_bytes) {
             cached_ = std::upper_bound(launch.regions, end, start,
-                                       [](std::uint64_t address, const Region& region) { return address < region.device_address; });
+                                       [](std::uint64_t address, const Region& region) {
+                                           return address < region.device_address;
+                                       });
             cached_ = cached_ == launch.regions ? nullptr : cached_ - 1;
         }
-        if (cached_ == nullptr || start + bytes < start || start + bytes > cached_->device_address + cached_->size_bytes) {
+        if (cached_ == nullptr || start + bytes < start ||
+            start + bytes > cached_->device_address + cached_->size_bytes) {
             const Region* near = cached_;
-            stop("gm-out-of-bounds", op.at, "%s: %s %s device bytes [0x%llx, 0x%llx), which no live allocation holds (%s 0x%llx, %llu bytes)",
-                 op.name, role, action, static_cast<unsigned long long>(start), static_cast<unsigned long long>(start + bytes),
-                 near ? "the one before starts at" : "none lies below",
+            stop("gm-out-of-bounds", op.at,
+                 "%s: %s %s device bytes [0x%llx, 0x%llx), which no live allocation holds (%s "
+                 "0x%llx, %llu bytes)",
+                 op.name, role, action, static_cast<unsigned long long>(start),
+                 static_cast<unsigned long long>(start + bytes),
+                 near ? "the one before starts at" : "there is none below",
                  static_cast<unsigned long long>(near ? near->device_address : 0),
                  static_cast<unsigned long long>(near ? near->size_bytes : 0));
         }
         return cached_->bytes + (start - cached_->device_address);
     }
 
-    void record(const Op& op, std::uint64_t start, std::uint64_t length, std::uint64_t stride, std::uint64_t count, bool write) {
+    void record(const Op& op, std::uint64_t start, std::uint64_t length, std::uint64_t stride,
+                std::uint64_t count, bool write) {
         if (count > 1 && stride == length) {
             length *= count;
             count = 1;
@@ -340,21 +377,27 @@ private:
         return granule.write_pipe == op.pipe ? op.epoch : 0;
     }
 
-    void report_order(const Op& op, const UbView& view, const char* role, std::uint32_t granule, const char* action,
-                      const char* earlier, std::uint8_t pipe, const char* file, std::uint32_t line) {
+    void report_order(const Op& op, const UbView& view, const char* role, std::uint32_t granule,
+                      const char* action, const char* earlier, std::uint8_t pipe, const char* file,
+                      std::uint32_t line) {
         char remedy[128];
         if (pipe == op.pipe) {
-            std::snprintf(remedy, sizeof remedy, "PipeBarrier<PIPE_%s> is missing", pipe_name(pipe));
+            std::snprintf(remedy, sizeof remedy, "PipeBarrier<PIPE_%s> is missing",
+                          pipe_name(pipe));
         } else {
-            std::snprintf(remedy, sizeof remedy, "EnQue/DeQue or SetFlag/WaitFlag<HardEvent::%s_%s> is missing",
+            std::snprintf(remedy, sizeof remedy,
+                          "EnQue/DeQue or SetFlag/WaitFlag<HardEvent::%s_%s> is missing",
                           pipe_name(pipe), pipe_name(op.pipe));
         }
-        report("ordering", op.at, "%s: %s %s UB byte %u (%s) on pipe %s, not ordered after line %u%s%s which %s it on pipe %s: %s",
-               op.name, role, action, granule * kGranuleBytes, describe(view).c_str(), pipe_name(op.pipe), line,
-               file && file != op.at.file ? " of " : "", file && file != op.at.file ? file : "", earlier, pipe_name(pipe), remedy);
+        report("ordering", op.at,
+               "%s: %s %s UB byte %u (%s) on pipe %s, not ordered after line %u%s%s which %s it on "
+               "pipe %s: %s",
+               op.name, role, action, granule * kGranuleBytes, describe(view).c_str(),
+               pipe_name(op.pipe), line, file && file != op.at.file ? " of " : "",
+               file && file != op.at.file ? file : "", earlier, pipe_name(pipe), remedy);
     }
 
-    void report_list(const char* kind, const Place& at, const char* format, va_list arguments) {
+    void report_list(const char* kind, const Location& at, const char* format, va_list arguments) {
         // One report per kind and line and block: a fault in a loop is one fault.
         if (reported_[{kind, at.line}]++ != 0) return;
         char message[1024];

@@ -1,4 +1,5 @@
-// Copies between global memory and the unified buffer (MTE2 in, MTE3 out) and inside the buffer (V).
+// Copies between global memory and the unified buffer (MTE2 in, MTE3 out) and inside the buffer
+// (V).
 #pragma once
 
 #include "params.h"
@@ -6,13 +7,16 @@
 
 namespace ascend_sim {
 
-inline std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+inline std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
 
 constexpr std::int64_t kMaxBlockCount = 4095;
 constexpr std::int64_t kMaxBlockBytes = 2097151;
 constexpr std::int64_t kMaxShort = 65535;
 
-// One transfer of `count` runs of `length` bytes. Steps go from start to start.
+// One transfer of `count` runs of `length` bytes. A step is the distance between the starts of two
+// runs.
 struct Transfer {
     std::uint64_t count, length;
     std::int64_t global_step, ub_step;
@@ -23,21 +27,26 @@ inline void check_position(const Op& op, AscendC::TPosition position) {
     using AscendC::TPosition;
     const bool calc = position == TPosition::VECCALC && __NPU_ARCH__ == 2201;
     if (calc || position == TPosition::GM)
-        block().stop("dma-parameter", op.at, "%s: a %s tensor takes no part in copies to or from global memory on dav-%d; use VECIN or VECOUT",
+        block().stop("dma-parameter", op.at,
+                     "%s: a %s tensor takes no part in copies to or from global memory on dav-%d; "
+                     "use VECIN or VECOUT",
                      op.name, calc ? "VECCALC" : "GM", __NPU_ARCH__);
 }
 
-inline void count_transfer(Block& running, const Op& op, const GmView& global, const Transfer& t, bool write) {
+inline void count_transfer(Block& running, const Op& op, const GmView& global, const Transfer& t,
+                           bool write) {
     Counters& counters = running.counters;
     (write ? counters.gm_bytes_written : counters.gm_bytes_read) += t.count * t.length;
     ++(write ? counters.gm_transfers_out : counters.gm_transfers_in);
     (write ? counters.gm_bursts_out : counters.gm_bursts_in) += t.count;
-    running.record(op, global.start, t.length, static_cast<std::uint64_t>(t.global_step), t.count, write);
+    running.record(op, global.start, t.length, static_cast<std::uint64_t>(t.global_step), t.count,
+                   write);
 }
 
 // GM -> UB. `fill` is the padding element, `filled` whether padding has a value at all.
 template <class T>
-void load(Block& running, const Op& op, const UbView& target, const GmView& source, const Transfer& t, T fill, bool filled) {
+void load(Block& running, const Op& op, const UbView& target, const GmView& source,
+          const Transfer& t, T fill, bool filled) {
     running.require_aligned(op, target, 0, "dst");
     for (std::uint64_t run = 0; run < t.count; ++run) {
         const std::int64_t from = static_cast<std::int64_t>(run) * t.global_step;
@@ -45,10 +54,12 @@ void load(Block& running, const Op& op, const UbView& target, const GmView& sour
         const std::uint8_t* bytes = running.global(op, source, from, t.length, "src", false);
         const std::uint64_t used = t.left_bytes + t.length + t.right_bytes;
         const std::uint64_t whole = round_up(used, kGranuleBytes);
-        const std::uint32_t at = running.write(op, target, to, whole, "dst", filled && used != t.length ? kDefined : kUnspecified);
+        const std::uint32_t at = running.write(
+            op, target, to, whole, "dst", filled && used != t.length ? kDefined : kUnspecified);
         std::uint8_t* destination = running.ub.data() + at;
         if (filled && used != t.length) {
-            for (std::uint64_t i = 0; i + sizeof(T) <= whole; i += sizeof(T)) std::memcpy(destination + i, &fill, sizeof(T));
+            for (std::uint64_t i = 0; i + sizeof(T) <= whole; i += sizeof(T))
+                std::memcpy(destination + i, &fill, sizeof(T));
         } else {
             std::memset(destination, 0xff, whole);
         }
@@ -77,7 +88,8 @@ void add_in_place(std::uint8_t* target, const std::uint8_t* source, std::uint64_
 }
 
 template <class T>
-void store(Block& running, const Op& op, const GmView& target, const UbView& source, const Transfer& t) {
+void store(Block& running, const Op& op, const GmView& target, const UbView& source,
+           const Transfer& t) {
     running.require_aligned(op, source, 0, "src");
     for (std::uint64_t run = 0; run < t.count; ++run) {
         const std::int64_t to = static_cast<std::int64_t>(run) * t.global_step;
@@ -85,8 +97,10 @@ void store(Block& running, const Op& op, const GmView& target, const UbView& sou
         std::uint32_t at;
         const bool defined = running.read(op, source, from, t.length, "src", &at);
         if (!defined)
-            running.report("ub-undefined-read", op.at, "%s: bytes of %s without a defined value (padding of a copy) go to global memory",
-                           op.name, running.describe(source).c_str());
+            running.report(
+                "ub-undefined-read", op.at,
+                "%s: bytes of %s without a defined value (padding of a copy) go to global memory",
+                op.name, running.describe(source).c_str());
         std::uint8_t* bytes = running.global(op, target, to, t.length, "dst", true);
         if (running.atomic_add) {
             add_in_place<T>(bytes, running.ub.data() + at, t.length);
@@ -107,32 +121,42 @@ bool check_short_params(const Op& op, const Params& params) {
 }
 
 // blockLen and the strides of a padded copy; true when there is something to copy.
-inline bool check_ext_params(const Op& op, const AscendC::DataCopyExtParams& params, std::int64_t global_stride,
-                             const char* global_name, bool reads_global, std::int64_t ub_stride, const char* ub_name,
+inline bool check_ext_params(const Op& op, const AscendC::DataCopyExtParams& params,
+                             std::int64_t global_stride, const char* global_name, bool reads_global,
+                             std::int64_t ub_stride, const char* ub_name,
                              std::size_t element_bytes) {
     require_range("dma-parameter", op, "blockCount", params.blockCount, 0, kMaxBlockCount);
     require_range("dma-parameter", op, "blockLen (bytes)", params.blockLen, 0, kMaxBlockBytes);
     const std::int64_t wide = __NPU_ARCH__ == 3510;
-    require_range("dma-parameter", op, global_name, global_stride, wide && reads_global ? -params.blockLen.get() : 0,
+    require_range("dma-parameter", op, global_name, global_stride,
+                  wide && reads_global ? -params.blockLen.get() : 0,
                   wide ? (std::int64_t{1} << 40) - 1 : 0xffffffffLL);
     require_range("dma-parameter", op, ub_name, ub_stride, 0, wide ? kMaxShort : 0xffffffffLL);
     if (params.blockLen.get() % static_cast<std::int64_t>(element_bytes) != 0)
-        block().stop("dma-parameter", op.at, "%s: blockLen of %lld bytes is not a multiple of the element size %zu", op.name,
-                     static_cast<long long>(params.blockLen.get()), element_bytes);
+        block().stop("dma-parameter", op.at,
+                     "%s: blockLen of %lld bytes is not a multiple of the element size %zu",
+                     op.name, static_cast<long long>(params.blockLen.get()), element_bytes);
     return params.blockCount.get() != 0 && params.blockLen.get() != 0;
 }
 
-inline Transfer short_transfer(const AscendC::DataCopyParams& params, std::int64_t global_gap, std::int64_t ub_gap) {
+inline Transfer short_transfer(const AscendC::DataCopyParams& params, std::int64_t global_gap,
+                               std::int64_t ub_gap) {
     const std::uint64_t length = static_cast<std::uint64_t>(params.blockLen.get()) * kGranuleBytes;
-    return {static_cast<std::uint64_t>(params.blockCount.get()), length,
-            static_cast<std::int64_t>(length) + global_gap * kGranuleBytes, static_cast<std::int64_t>(length) + ub_gap * kGranuleBytes, 0, 0};
+    return {static_cast<std::uint64_t>(params.blockCount.get()),
+            length,
+            static_cast<std::int64_t>(length) + global_gap * kGranuleBytes,
+            static_cast<std::int64_t>(length) + ub_gap * kGranuleBytes,
+            0,
+            0};
 }
 
 template <class T>
 Transfer contiguous(Block& running, const Op& op, std::uint32_t elements) {
     const std::uint64_t bytes = std::uint64_t{elements} * sizeof(T);
     if (bytes % kGranuleBytes != 0)
-        running.report("dma-parameter", op.at, "%s: %u elements are %llu bytes, not a multiple of 32: the device drops the rest; use DataCopyPad",
+        running.report("dma-parameter", op.at,
+                       "%s: %u elements are %llu bytes, not a multiple of 32: the device drops the "
+                       "rest; use DataCopyPad",
                        op.name, elements, static_cast<unsigned long long>(bytes));
     return {1, bytes / kGranuleBytes * kGranuleBytes, 0, 0, 0, 0};
 }
@@ -140,7 +164,9 @@ Transfer contiguous(Block& running, const Op& op, std::uint32_t elements) {
 template <class T>
 void require_element_aligned(Block& running, const Op& op, const GmView& view) {
     if (view.start % sizeof(T) != 0)
-        running.stop("dma-parameter", op.at, "%s: the global address is not aligned to the element of %zu bytes", op.name, sizeof(T));
+        running.stop("dma-parameter", op.at,
+                     "%s: the global address is not aligned to the element of %zu bytes", op.name,
+                     sizeof(T));
 }
 
 }  // namespace ascend_sim
@@ -148,7 +174,8 @@ void require_element_aligned(Block& running, const Op& op, const GmView& view) {
 namespace AscendC {
 
 template <class T>
-void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, std::uint32_t count, ASCEND_SIM_HERE) {
+void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, std::uint32_t count,
+              ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
     const Op op = running.begin("DataCopy(UB, GM)", at, kPipeMte2);
@@ -159,7 +186,8 @@ void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, std::uint32
 }
 
 template <class T>
-void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, std::uint32_t count, ASCEND_SIM_HERE) {
+void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, std::uint32_t count,
+              ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
     const Op op = running.begin("DataCopy(GM, UB)", at, kPipeMte3);
@@ -170,64 +198,83 @@ void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, std::uint32
 }
 
 template <class T>
-void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyParams& params, ASCEND_SIM_HERE) {
+void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyParams& params,
+              ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
     const Op op = running.begin("DataCopy(UB, GM)", at, kPipeMte2);
     check_position(op, dst.GetPosition());
     require_element_aligned<T>(running, op, src.view());
     if (check_short_params(op, params))
-        load<T>(running, op, dst.view(), src.view(), short_transfer(params, params.srcGap, params.dstGap), T{}, false);
+        load<T>(running, op, dst.view(), src.view(),
+                short_transfer(params, params.srcGap, params.dstGap), T{}, false);
 }
 
 template <class T>
-void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params, ASCEND_SIM_HERE) {
+void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& params,
+              ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
     const Op op = running.begin("DataCopy(GM, UB)", at, kPipeMte3);
     check_position(op, src.GetPosition());
     require_element_aligned<T>(running, op, dst.view());
     if (check_short_params(op, params))
-        store<T>(running, op, dst.view(), src.view(), short_transfer(params, params.dstGap, params.srcGap));
+        store<T>(running, op, dst.view(), src.view(),
+                 short_transfer(params, params.dstGap, params.srcGap));
 }
 
 template <class T>
-void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyExtParams& params,
-                 const DataCopyPadExtParams<T>& padding, ASCEND_SIM_HERE) {
+void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
+                 const DataCopyExtParams& params, const DataCopyPadExtParams<T>& padding,
+                 ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
     const Op op = running.begin("DataCopyPad(UB, GM)", at, kPipeMte2);
     check_position(op, dst.GetPosition());
-    if (!check_ext_params(op, params, params.srcStride, "srcStride (bytes)", true, params.dstStride, "dstStride (32-byte blocks)", sizeof(T)))
+    if (!check_ext_params(op, params, params.srcStride, "srcStride (bytes)", true, params.dstStride,
+                          "dstStride (32-byte blocks)", sizeof(T)))
         return;
     constexpr std::int64_t kMaxPadding = kGranuleBytes / sizeof(T);
-    require_range("dma-parameter", op, "leftPadding (elements)", padding.leftPadding, 0, kMaxPadding);
-    require_range("dma-parameter", op, "rightPadding (elements)", padding.rightPadding, 0, kMaxPadding);
+    require_range("dma-parameter", op, "leftPadding (elements)", padding.leftPadding, 0,
+                  kMaxPadding);
+    require_range("dma-parameter", op, "rightPadding (elements)", padding.rightPadding, 0,
+                  kMaxPadding);
     if constexpr (sizeof(T) == 8) {
         if (padding.isPad && padding.paddingValue != T{})
-            running.stop("dma-parameter", op.at, "%s: paddingValue must be 0 for 64-bit elements", op.name);
+            running.stop("dma-parameter", op.at, "%s: paddingValue must be 0 for 64-bit elements",
+                         op.name);
     }
     const std::uint64_t length = static_cast<std::uint64_t>(params.blockLen.get());
     const std::uint64_t left = static_cast<std::uint64_t>(padding.leftPadding.get()) * sizeof(T);
     const std::uint64_t right = static_cast<std::uint64_t>(padding.rightPadding.get()) * sizeof(T);
-    const Transfer t{static_cast<std::uint64_t>(params.blockCount.get()), length,
+    const Transfer t{static_cast<std::uint64_t>(params.blockCount.get()),
+                     length,
                      static_cast<std::int64_t>(length) + params.srcStride.get(),
-                     static_cast<std::int64_t>(round_up(left + length + right, kGranuleBytes)) + params.dstStride.get() * kGranuleBytes, left, right};
+                     static_cast<std::int64_t>(round_up(left + length + right, kGranuleBytes)) +
+                         params.dstStride.get() * kGranuleBytes,
+                     left,
+                     right};
     load<T>(running, op, dst.view(), src.view(), t, padding.paddingValue, padding.isPad);
 }
 
 template <class T>
-void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyExtParams& params, ASCEND_SIM_HERE) {
+void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src,
+                 const DataCopyExtParams& params, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
     const Op op = running.begin("DataCopyPad(GM, UB)", at, kPipeMte3);
     check_position(op, src.GetPosition());
-    if (!check_ext_params(op, params, params.dstStride, "dstStride (bytes)", false, params.srcStride, "srcStride (32-byte blocks)", sizeof(T)))
+    if (!check_ext_params(op, params, params.dstStride, "dstStride (bytes)", false,
+                          params.srcStride, "srcStride (32-byte blocks)", sizeof(T)))
         return;
     const std::uint64_t length = static_cast<std::uint64_t>(params.blockLen.get());
-    const Transfer t{static_cast<std::uint64_t>(params.blockCount.get()), length,
+    const Transfer t{static_cast<std::uint64_t>(params.blockCount.get()),
+                     length,
                      static_cast<std::int64_t>(length) + params.dstStride.get(),
-                     static_cast<std::int64_t>(round_up(length, kGranuleBytes)) + params.srcStride.get() * kGranuleBytes, 0, 0};
+                     static_cast<std::int64_t>(round_up(length, kGranuleBytes)) +
+                         params.srcStride.get() * kGranuleBytes,
+                     0,
+                     0};
     store<T>(running, op, dst.view(), src.view(), t);
 }
 

@@ -24,6 +24,8 @@
 #define KERNEL_TYPE_AIV_ONLY 0
 #define KERNEL_TASK_TYPE_DEFAULT(type) static_assert((type) == KERNEL_TYPE_AIV_ONLY)
 
-using GM_ADDR = std::uint8_t*;
+// A macro, as the vendor's headers have it: `const GM_ADDR a[] = .., b[] = ..` declares arrays of two
+// types, which an alias would hide.
+#define GM_ADDR __gm__ uint8_t*
 
 enum pipe_t { PIPE_S, PIPE_V, PIPE_M, PIPE_MTE1, PIPE_MTE2, PIPE_MTE3, PIPE_ALL, PIPE_FIX };

@@ -58,8 +58,8 @@ struct Launch {
     const Region* regions;  // sorted by device address
     std::uint64_t region_count;
     void* host;
-    void (*report)(void* host, std::uint32_t block, const char* kind, const char* file, std::uint32_t line,
-                   const char* message);
+    void (*report)(void* host, std::uint32_t block, const char* kind, const char* file,
+                   std::uint32_t line, const char* message);
     void (*accesses)(void* host, std::uint32_t block, const GmAccess* list, std::uint64_t count);
 };
 

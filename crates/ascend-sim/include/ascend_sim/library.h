@@ -1,5 +1,5 @@
-// Included last by the generated wrapper of a kernel source: unpacks launch arguments, runs one block
-// and exports the table that the runtime looks for.
+// Included last by the generated wrapper of a kernel source: unpacks launch arguments, runs one
+// block and exports the table that the runtime looks for.
 #pragma once
 
 #include <tuple>
@@ -9,16 +9,19 @@
 
 namespace ascend_sim {
 
-// Arguments lie one after the other, each at the next multiple of 8.
+// Arguments follow one another, each at the next multiple of 8.
 constexpr std::uint64_t kArgumentAlignment = 8;
-constexpr std::uint64_t align_argument(std::uint64_t offset) { return (offset + kArgumentAlignment - 1) / kArgumentAlignment * kArgumentAlignment; }
+constexpr std::uint64_t align_argument(std::uint64_t offset) {
+    return (offset + kArgumentAlignment - 1) / kArgumentAlignment * kArgumentAlignment;
+}
 
 template <auto kernel>
 struct Trampoline;
 
 template <class... Arguments, void (*kernel)(Arguments...)>
 struct Trampoline<kernel> {
-    static_assert((std::is_trivially_copyable_v<Arguments> && ...), "kernel arguments are plain data");
+    static_assert((std::is_trivially_copyable_v<Arguments> && ...),
+                  "kernel arguments are plain data");
 
     static constexpr std::uint64_t args_bytes() {
         std::uint64_t offset = 0;
@@ -42,31 +45,42 @@ struct Trampoline<kernel> {
     }
 };
 
-inline void check_block_end(Block& running, const Place& at) {
+inline void check_block_end(Block& running, const Location& at) {
     for (const Buffer& buffer : running.buffers) {
         if (buffer.queue < 0 || buffer.state == BufferState::kFree) continue;
         const QueueState& queue = running.queues[buffer.queue];
-        running.report("queue", buffer.last, "kernel end: a tensor of %s queue %d is still %s since line %u: %s is missing", queue.position,
-                       buffer.queue, buffer.state == BufferState::kEnqueued ? "enqueued" : "allocated", buffer.last.line,
-                       buffer.state == BufferState::kEnqueued ? "DeQue" : "FreeTensor");
+        running.report(
+            "queue", buffer.last,
+            "kernel end: a tensor of %s queue %d is still %s since line %u: %s is missing",
+            queue.position, buffer.queue,
+            buffer.state == BufferState::kEnqueued ? "enqueued" : "allocated", buffer.last.line,
+            buffer.state == BufferState::kEnqueued ? "DeQue" : "FreeTensor");
     }
     for (int event = 0; event < kEvents; ++event) {
         for (int id = 0; id < kEventIds; ++id) {
             const Flag& flag = running.flags[event][id];
             if (flag.set)
-                running.report("event", flag.at, "kernel end: SetFlag<HardEvent::%s>(%d) was not waited for; the next kernel would find it set",
+                running.report("event", flag.at,
+                               "kernel end: SetFlag<HardEvent::%s>(%d) was not waited for; the "
+                               "next kernel would find it set",
                                event_pipes(event).name, id);
         }
         if (running.reserved_ids[event] != 0)
-            running.report("event", at, "kernel end: an id of HardEvent::%s from AllocEventID was not released", event_pipes(event).name);
+            running.report("event", at,
+                           "kernel end: an id of HardEvent::%s from AllocEventID was not released",
+                           event_pipes(event).name);
     }
-    if (running.atomic_add) running.report("dma-parameter", at, "kernel end: SetAtomicAdd is still on; call DisableDmaAtomic");
-    if (running.counter_mode) running.report("vector-parameter", at, "kernel end: the mask mode is still Counter");
+    if (running.atomic_add)
+        running.report("dma-parameter", at,
+                       "kernel end: SetAtomicAdd is still on; call DisableDmaAtomic");
+    if (running.counter_mode)
+        running.report("vector-parameter", at, "kernel end: the mask mode is still Counter");
     if (running.live_pipes != 0) running.report("queue", at, "kernel end: a TPipe is still alive");
 }
 
-inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launch, std::uint64_t kernel, const std::uint8_t* args, std::uint32_t index,
-                                 Counters* counters) {
+inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launch,
+                                 std::uint64_t kernel, const std::uint8_t* args,
+                                 std::uint32_t index, Counters* counters) {
     Block running(*launch, index, *counters);
     g_block = &running;
     std::int32_t stopped = 0;
@@ -76,7 +90,8 @@ inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launc
     } catch (const BlockStopped&) {
         stopped = 1;
     } catch (const std::exception& error) {
-        running.report("simulator", running.last, "a C++ exception left the kernel: %s", error.what());
+        running.report("simulator", running.last, "a C++ exception left the kernel: %s",
+                       error.what());
         stopped = 1;
     }
     g_block = nullptr;
@@ -86,14 +101,21 @@ inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launc
 
 }  // namespace ascend_sim
 
-#define ASCEND_SIM_KERNEL(name) ::ascend_sim::KernelEntry{#name, ::ascend_sim::Trampoline<&name>::args_bytes(), &::ascend_sim::Trampoline<&name>::call}
+#define ASCEND_SIM_KERNEL(name)                               \
+    ::ascend_sim::KernelEntry {                               \
+        #name, ::ascend_sim::Trampoline<&name>::args_bytes(), \
+            &::ascend_sim::Trampoline<&name>::call            \
+    }
 
-#define ASCEND_SIM_LIBRARY(...)                                                                                                     \
-    static const ::ascend_sim::KernelEntry ascend_sim_entries[] = {__VA_ARGS__};                                                    \
-    static std::int32_t ascend_sim_run_block(const ::ascend_sim::Launch* launch, std::uint64_t kernel, const std::uint8_t* args,     \
-                                             std::uint32_t index, ::ascend_sim::Counters* counters) {                               \
-        return ::ascend_sim::run_block_of(ascend_sim_entries, launch, kernel, args, index, counters);                               \
-    }                                                                                                                               \
-    extern "C" __attribute__((visibility("default"))) const ::ascend_sim::KernelTable ascend_sim_kernels = {                        \
-        ::ascend_sim::kInterfaceVersion, __NPU_ARCH__, ascend_sim_entries, sizeof(ascend_sim_entries) / sizeof(ascend_sim_entries[0]), \
-        &ascend_sim_run_block};
+#define ASCEND_SIM_LIBRARY(...)                                                             \
+    static const ::ascend_sim::KernelEntry ascend_sim_entries[] = {__VA_ARGS__};            \
+    static std::int32_t ascend_sim_run_block(                                               \
+        const ::ascend_sim::Launch* launch, std::uint64_t kernel, const std::uint8_t* args, \
+        std::uint32_t index, ::ascend_sim::Counters* counters) {                            \
+        return ::ascend_sim::run_block_of(ascend_sim_entries, launch, kernel, args, index,  \
+                                          counters);                                        \
+    }                                                                                       \
+    extern "C" __attribute__((visibility("default")))                                       \
+    const ::ascend_sim::KernelTable ascend_sim_kernels = {                                  \
+        ::ascend_sim::kInterfaceVersion, __NPU_ARCH__, ascend_sim_entries,                  \
+        sizeof(ascend_sim_entries) / sizeof(ascend_sim_entries[0]), &ascend_sim_run_block};

@@ -38,16 +38,23 @@ inline float bits_float(std::uint32_t bits) {
 }
 
 // Whether a magnitude with a remainder is rounded away from zero. `remainder` is below `unit`.
-inline bool rounds_up(RoundMode mode, bool negative, bool odd, std::uint64_t remainder, std::uint64_t unit) {
+inline bool rounds_up(RoundMode mode, bool negative, bool odd, std::uint64_t remainder,
+                      std::uint64_t unit) {
     const std::uint64_t half_unit = unit / 2;
     switch (mode) {
         case RoundMode::CAST_NONE:
-        case RoundMode::CAST_RINT: return remainder > half_unit || (remainder == half_unit && odd);
-        case RoundMode::CAST_ROUND: return remainder >= half_unit;
-        case RoundMode::CAST_FLOOR: return negative && remainder != 0;
-        case RoundMode::CAST_CEIL: return !negative && remainder != 0;
-        case RoundMode::CAST_ODD: return !odd && remainder != 0;
-        case RoundMode::CAST_TRUNC: return false;
+        case RoundMode::CAST_RINT:
+            return remainder > half_unit || (remainder == half_unit && odd);
+        case RoundMode::CAST_ROUND:
+            return remainder >= half_unit;
+        case RoundMode::CAST_FLOOR:
+            return negative && remainder != 0;
+        case RoundMode::CAST_CEIL:
+            return !negative && remainder != 0;
+        case RoundMode::CAST_ODD:
+            return !odd && remainder != 0;
+        case RoundMode::CAST_TRUNC:
+            return false;
     }
     return false;
 }
@@ -65,23 +72,28 @@ std::uint16_t narrow(float value, RoundMode mode, bool saturate) {
     if (magnitude > 0x7f800000u) {
         if (saturate) return 0;
         const std::uint32_t payload = (magnitude & 0x7fffffu) >> (23 - kMantissaBits);
-        return static_cast<std::uint16_t>(sign_bit | kInfinity | (1u << (kMantissaBits - 1)) | payload);
+        return static_cast<std::uint16_t>(sign_bit | kInfinity | (1u << (kMantissaBits - 1)) |
+                                          payload);
     }
-    if (magnitude == 0x7f800000u) return static_cast<std::uint16_t>(sign_bit | (saturate ? kInfinity - 1 : kInfinity));
+    if (magnitude == 0x7f800000u)
+        return static_cast<std::uint16_t>(sign_bit | (saturate ? kInfinity - 1 : kInfinity));
     const int exponent = static_cast<int>(magnitude >> 23);
     const std::uint64_t mantissa = (magnitude & 0x7fffffu) | (exponent ? 0x800000u : 0);
-    const int target = (exponent ? exponent : 1) - 127 + kBias;  // biased exponent in the target format
+    const int target =
+        (exponent ? exponent : 1) - 127 + kBias;  // biased exponent in the target format
     int shift = 23 - kMantissaBits + (target < 1 ? 1 - target : 0);
     if (shift > 60) shift = 60;
     const std::uint64_t unit = std::uint64_t{1} << shift;
     std::uint64_t kept = mantissa >> shift;
     if (rounds_up(mode, sign != 0, kept & 1, mantissa & (unit - 1), unit)) ++kept;
     // The implicit bit of `kept` carries into the exponent field, also when rounding overflowed.
-    const std::uint64_t field = static_cast<std::uint64_t>(target < 1 ? 0 : target - 1) << kMantissaBits;
+    const std::uint64_t field = static_cast<std::uint64_t>(target < 1 ? 0 : target - 1)
+                                << kMantissaBits;
     std::uint64_t result = field + kept;
     if (result >= kInfinity) {
         const bool toward_zero = mode == RoundMode::CAST_TRUNC || mode == RoundMode::CAST_ODD ||
-                                 (mode == RoundMode::CAST_FLOOR && !sign) || (mode == RoundMode::CAST_CEIL && sign);
+                                 (mode == RoundMode::CAST_FLOOR && !sign) ||
+                                 (mode == RoundMode::CAST_CEIL && sign);
         result = saturate || toward_zero ? kInfinity - 1 : kInfinity;
     }
     return static_cast<std::uint16_t>(sign_bit | result);
@@ -115,24 +127,36 @@ I to_integer(double value, RoundMode mode) {
     double rounded = value;
     switch (mode) {
         case RoundMode::CAST_NONE:
-        case RoundMode::CAST_RINT: rounded = std::nearbyint(value); break;
-        case RoundMode::CAST_FLOOR: rounded = std::floor(value); break;
-        case RoundMode::CAST_CEIL: rounded = std::ceil(value); break;
-        case RoundMode::CAST_ROUND: rounded = std::round(value); break;
+        case RoundMode::CAST_RINT:
+            rounded = std::nearbyint(value);
+            break;
+        case RoundMode::CAST_FLOOR:
+            rounded = std::floor(value);
+            break;
+        case RoundMode::CAST_CEIL:
+            rounded = std::ceil(value);
+            break;
+        case RoundMode::CAST_ROUND:
+            rounded = std::round(value);
+            break;
         case RoundMode::CAST_TRUNC:
-        case RoundMode::CAST_ODD: rounded = std::trunc(value); break;
+        case RoundMode::CAST_ODD:
+            rounded = std::trunc(value);
+            break;
     }
     // 2^(bits-1) is exact in a double where the largest integer may not be.
     const double limit = std::ldexp(1.0, std::numeric_limits<I>::digits);
     if (rounded >= limit) return std::numeric_limits<I>::max();
-    if (rounded < static_cast<double>(std::numeric_limits<I>::min())) return std::numeric_limits<I>::min();
+    if (rounded < static_cast<double>(std::numeric_limits<I>::min()))
+        return std::numeric_limits<I>::min();
     return static_cast<I>(rounded);
 }
 
 // Rounds an integer to f32.
 inline float integer_to_float(std::int64_t value, RoundMode mode) {
     const bool negative = value < 0;
-    std::uint64_t magnitude = negative ? 0 - static_cast<std::uint64_t>(value) : static_cast<std::uint64_t>(value);
+    std::uint64_t magnitude =
+        negative ? 0 - static_cast<std::uint64_t>(value) : static_cast<std::uint64_t>(value);
     int shift = 0;
     while ((magnitude >> shift) >= (std::uint64_t{1} << 24)) ++shift;
     const std::uint64_t unit = std::uint64_t{1} << shift;
@@ -147,7 +171,8 @@ inline float integer_to_float(std::int64_t value, RoundMode mode) {
 struct half {
     std::uint16_t bits;
     half() = default;
-    half(float value) : bits(ascend_sim::narrow<5, 10>(value, AscendC::RoundMode::CAST_RINT, false)) {}
+    half(float value)
+        : bits(ascend_sim::narrow<5, 10>(value, AscendC::RoundMode::CAST_RINT, false)) {}
     half(double value) : half(static_cast<float>(value)) {}
     half(int value) : half(static_cast<float>(value)) {}
     operator float() const { return ascend_sim::widen<5, 10>(bits); }

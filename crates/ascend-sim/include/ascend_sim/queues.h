@@ -1,4 +1,4 @@
-// TPipe, queues and TBuf: who owns which stretch of the unified buffer, and the flags that queue
+// TPipe, queues and TBuf: who owns which range of the unified buffer, and the flags that queue
 // calls raise. EnQue sets the forward event, DeQue waits for it; FreeTensor sets the release event
 // and the next AllocTensor of the same block waits for that.
 #pragma once
@@ -8,7 +8,8 @@
 namespace ascend_sim {
 
 inline const char* position_name(AscendC::TPosition position) {
-    static constexpr const char* kNames[] = {"GM", "A1", "A2", "B1", "B2", "C1", "C2", "CO1", "CO2", "VECIN", "VECOUT", "VECCALC", "MAX"};
+    static constexpr const char* kNames[] = {"GM",  "A1",  "A2",    "B1",     "B2",      "C1", "C2",
+                                             "CO1", "CO2", "VECIN", "VECOUT", "VECCALC", "MAX"};
     return kNames[static_cast<int>(position)];
 }
 
@@ -21,7 +22,8 @@ constexpr QueueEvents queue_events(AscendC::TPosition source, AscendC::TPosition
     using AscendC::TPosition;
     if (source == TPosition::VECIN && target == TPosition::VECOUT)
         return {static_cast<int>(HardEvent::MTE2_MTE3), static_cast<int>(HardEvent::MTE3_MTE2)};
-    if (source == TPosition::GM) return {static_cast<int>(HardEvent::MTE2_V), static_cast<int>(HardEvent::V_MTE2)};
+    if (source == TPosition::GM)
+        return {static_cast<int>(HardEvent::MTE2_V), static_cast<int>(HardEvent::V_MTE2)};
     return {static_cast<int>(HardEvent::V_MTE3), static_cast<int>(HardEvent::MTE3_V)};
 }
 
@@ -30,14 +32,15 @@ constexpr int kMaxLivePerPosition = 8;
 // The bookkeeping of one queue, without its element type.
 class QueueCore {
 public:
-    void initialise(AscendC::TPosition position, QueueEvents events, std::int32_t depth, std::int32_t index) {
+    void initialise(AscendC::TPosition position, QueueEvents events, std::int32_t depth,
+                    std::int32_t index) {
         position_ = position;
         events_ = events;
         depth_ = depth;
         index_ = index;
     }
 
-    std::int32_t take(const char* call, const Place& at) {
+    std::int32_t take(const char* call, const Location& at) {
         Block& running = block();
         QueueState& queue = state(call, at);
         const std::size_t count = queue.buffers.size();
@@ -52,27 +55,36 @@ public:
             ++buffer.generation;
             if (buffer.release_id >= 0) {
                 running.seen[event_pipes(buffer.release_event).to].join(buffer.release);
-                running.queue_ids[buffer.release_event] &= static_cast<std::uint8_t>(~(1u << buffer.release_id));
+                running.queue_ids[buffer.release_event] &=
+                    static_cast<std::uint8_t>(~(1u << buffer.release_id));
                 buffer.release_id = -1;
             }
             std::memset(running.state.data() + buffer.start, kNeverWritten, buffer.size_bytes);
             std::memset(running.ub.data() + buffer.start, 0xff, buffer.size_bytes);
             return slot;
         }
-        running.stop("queue", at, "%s: all %zu blocks of %s queue %d are in use (the oldest since line %u): FreeTensor is missing and the device would hang",
-                     call, count, queue.position, index_, running.buffers[queue.buffers[queue.cursor]].last.line);
+        running.stop("queue", at,
+                     "%s: all %zu blocks of %s queue %d are in use (the oldest since line %u): "
+                     "FreeTensor is missing and the device would hang",
+                     call, count, queue.position, index_,
+                     running.buffers[queue.buffers[queue.cursor]].last.line);
     }
 
-    void push(const UbView& view, int forward, const char* call, const Place& at) {
+    void push(const UbView& view, int forward, const char* call, const Location& at) {
         Block& running = block();
         QueueState& queue = state(call, at);
         Buffer& buffer = owned(view, call, at);
         if (buffer.state == BufferState::kEnqueued)
-            running.stop("queue", at, "%s: this block of %s queue %d is enqueued already (line %u)", call, queue.position, index_, buffer.last.line);
+            running.stop("queue", at, "%s: this block of %s queue %d is enqueued already (line %u)",
+                         call, queue.position, index_, buffer.last.line);
         if (buffer.state == BufferState::kFree)
-            running.stop("queue", at, "%s: this block of %s queue %d is free: AllocTensor is missing", call, queue.position, index_);
+            running.stop("queue", at,
+                         "%s: this block of %s queue %d is free: AllocTensor is missing", call,
+                         queue.position, index_);
         if (depth_ > 0 && queue.fifo.size() >= static_cast<std::size_t>(depth_))
-            running.report("queue", at, "%s: %zu tensors wait in %s queue %d of depth %d: the queue is too shallow or a DeQue is missing",
+            running.report("queue", at,
+                           "%s: %zu tensors wait in %s queue %d of depth %d: the queue is too "
+                           "shallow or a DeQue is missing",
                            call, queue.fifo.size() + 1, queue.position, index_, depth_);
         buffer.state = BufferState::kEnqueued;
         buffer.last = at;
@@ -82,32 +94,40 @@ public:
         queue.fifo.push_back(view.buffer);
     }
 
-    std::int32_t pop(int forward, const char* call, const Place& at) {
+    std::int32_t pop(int forward, const char* call, const Location& at) {
         Block& running = block();
         QueueState& queue = state(call, at);
         if (queue.fifo.empty())
-            running.stop("queue", at, "%s: %s queue %d is empty: EnQue is missing before it", call, queue.position, index_);
+            running.stop("queue", at, "%s: %s queue %d is empty: EnQue is missing before it", call,
+                         queue.position, index_);
         const std::int32_t slot = queue.fifo.front();
         queue.fifo.erase(queue.fifo.begin());
         Buffer& buffer = running.buffers[slot];
         if (buffer.forward_event != forward)
-            running.report("queue", at, "%s: waits for HardEvent::%s but the EnQue at line %u set HardEvent::%s", call,
-                           event_pipes(forward).name, buffer.last.line, event_pipes(buffer.forward_event).name);
+            running.report("queue", at,
+                           "%s: waits for HardEvent::%s but the EnQue at line %u set HardEvent::%s",
+                           call, event_pipes(forward).name, buffer.last.line,
+                           event_pipes(buffer.forward_event).name);
         running.seen[event_pipes(forward).to].join(buffer.forward);
-        running.queue_ids[buffer.forward_event] &= static_cast<std::uint8_t>(~(1u << buffer.forward_id));
+        running.queue_ids[buffer.forward_event] &=
+            static_cast<std::uint8_t>(~(1u << buffer.forward_id));
         buffer.state = BufferState::kDequeued;
         buffer.last = at;
         return slot;
     }
 
-    void release(const UbView& view, const char* call, const Place& at) {
+    void release(const UbView& view, const char* call, const Location& at) {
         Block& running = block();
         QueueState& queue = state(call, at);
         Buffer& buffer = owned(view, call, at);
         if (buffer.state == BufferState::kFree || buffer.generation != view.generation)
-            running.stop("queue", at, "%s: this block of %s queue %d was freed already (line %u)", call, queue.position, index_, buffer.last.line);
+            running.stop("queue", at, "%s: this block of %s queue %d was freed already (line %u)",
+                         call, queue.position, index_, buffer.last.line);
         if (buffer.state == BufferState::kEnqueued)
-            running.stop("queue", at, "%s: this block of %s queue %d is still enqueued (line %u): DeQue is missing", call, queue.position, index_, buffer.last.line);
+            running.stop(
+                "queue", at,
+                "%s: this block of %s queue %d is still enqueued (line %u): DeQue is missing", call,
+                queue.position, index_, buffer.last.line);
         buffer.state = BufferState::kFree;
         buffer.last = at;
         buffer.release = completed(running, event_pipes(events_.release).from);
@@ -120,8 +140,9 @@ public:
         return UbView{buffer.start, buffer.size_bytes, slot, buffer.generation};
     }
 
-    QueueState& state(const char* call, const Place& at) const {
-        if (index_ < 0) block().stop("queue", at, "%s: the queue has no memory: InitBuffer is missing", call);
+    QueueState& state(const char* call, const Location& at) const {
+        if (index_ < 0)
+            block().stop("queue", at, "%s: the queue has no memory: InitBuffer is missing", call);
         return block().queues[index_];
     }
 
@@ -134,23 +155,26 @@ private:
     std::int32_t depth_ = 0;
     std::int32_t index_ = -1;
 
-    Buffer& owned(const UbView& view, const char* call, const Place& at) const {
+    Buffer& owned(const UbView& view, const char* call, const Location& at) const {
         Block& running = block();
         if (view.buffer < 0 || running.buffers[view.buffer].queue != index_)
-            running.stop("queue", at, "%s: the tensor (%s) belongs to another queue than %s queue %d", call,
+            running.stop("queue", at,
+                         "%s: the tensor (%s) belongs to another queue than %s queue %d", call,
                          running.describe(view).c_str(), position_name(position_), index_);
         return running.buffers[view.buffer];
     }
 
-    void check_live(Block& running, const QueueState& queue, const char* call, const Place& at) const {
+    void check_live(Block& running, const QueueState& queue, const char* call,
+                    const Location& at) const {
         int live = 0;
         for (const Buffer& buffer : running.buffers) {
             if (buffer.queue < 0 || buffer.state == BufferState::kFree) continue;
             live += running.queues[buffer.queue].position_id == queue.position_id;
         }
         if (live >= kMaxLivePerPosition)
-            running.stop("queue", at, "%s: %d tensors of position %s are allocated already, the limit is %d", call, live,
-                         queue.position, kMaxLivePerPosition);
+            running.stop("queue", at,
+                         "%s: %d tensors of position %s are allocated already, the limit is %d",
+                         call, live, queue.position, kMaxLivePerPosition);
     }
 };
 
@@ -222,7 +246,8 @@ public:
         for (const std::int32_t slot : core_.state("FreeAllEvent", at).buffers) {
             ascend_sim::Buffer& buffer = running.buffers[slot];
             if (buffer.release_id < 0) continue;
-            running.queue_ids[buffer.release_event] &= static_cast<std::uint8_t>(~(1u << buffer.release_id));
+            running.queue_ids[buffer.release_event] &=
+                static_cast<std::uint8_t>(~(1u << buffer.release_id));
             running.seen[ascend_sim::event_pipes(buffer.release_event).to].join(buffer.release);
             buffer.release_id = -1;
         }
@@ -232,13 +257,14 @@ private:
     friend class TPipe;
     ascend_sim::QueueCore core_;
 
-    // The position at which the block is filled from or leaves to: what a queue is named after.
+    // The position that a block is filled from or copied to; it gives the queue its name.
     static constexpr TPosition kPosition = source == TPosition::GM ? target : source;
 
     template <class T>
     LocalTensor<T> tensor(std::int32_t slot) const {
         const ascend_sim::UbView view = core_.view(slot);
-        return LocalTensor<T>(view, static_cast<std::uint32_t>(view.size_bytes / sizeof(T)), kPosition);
+        return LocalTensor<T>(view, static_cast<std::uint32_t>(view.size_bytes / sizeof(T)),
+                              kPosition);
     }
 };
 
@@ -246,8 +272,10 @@ template <TPosition position>
 struct QueEnds {
     static_assert(position == TPosition::VECIN || position == TPosition::VECOUT,
                   "the simulator has queues at VECIN and VECOUT");
-    static constexpr TPosition source = position == TPosition::VECIN ? TPosition::GM : TPosition::VECOUT;
-    static constexpr TPosition target = position == TPosition::VECIN ? TPosition::VECIN : TPosition::GM;
+    static constexpr TPosition source =
+        position == TPosition::VECIN ? TPosition::GM : TPosition::VECOUT;
+    static constexpr TPosition target =
+        position == TPosition::VECIN ? TPosition::VECIN : TPosition::GM;
 };
 
 template <TPosition position, std::int32_t depth, auto mask = 0>
@@ -267,16 +295,22 @@ public:
     }
 
     template <class T>
-    LocalTensor<T> GetWithOffset(std::uint32_t elements, std::uint32_t offset_bytes, ASCEND_SIM_HERE) const {
+    LocalTensor<T> GetWithOffset(std::uint32_t elements, std::uint32_t offset_bytes,
+                                 ASCEND_SIM_HERE) const {
         ascend_sim::Block& running = ascend_sim::block();
         const std::uint32_t size = size_bytes(at);
         if (offset_bytes % ascend_sim::kGranuleBytes != 0)
-            running.stop("ub-misaligned", at, "TBuf::GetWithOffset: offset %u is not a multiple of 32 bytes", offset_bytes);
+            running.stop("ub-misaligned", at,
+                         "TBuf::GetWithOffset: offset %u is not a multiple of 32 bytes",
+                         offset_bytes);
         if (std::uint64_t{elements} * sizeof(T) + offset_bytes > size)
-            running.stop("tensor-bounds", at, "TBuf::Get: %llu bytes at offset %u do not fit TBuf %d of %u bytes",
-                         static_cast<unsigned long long>(std::uint64_t{elements} * sizeof(T)), offset_bytes, slot_, size);
+            running.stop("tensor-bounds", at,
+                         "TBuf::Get: %llu bytes at offset %u do not fit TBuf %d of %u bytes",
+                         static_cast<unsigned long long>(std::uint64_t{elements} * sizeof(T)),
+                         offset_bytes, slot_, size);
         const ascend_sim::Buffer& buffer = running.buffers[slot_];
-        return LocalTensor<T>({buffer.start + offset_bytes, buffer.size_bytes - offset_bytes, slot_, buffer.generation},
+        return LocalTensor<T>({buffer.start + offset_bytes, buffer.size_bytes - offset_bytes, slot_,
+                               buffer.generation},
                               elements, position);
     }
 
@@ -284,7 +318,7 @@ private:
     friend class TPipe;
     std::int32_t slot_ = -1;
 
-    std::uint32_t size_bytes(const ascend_sim::Place& at) const {
+    std::uint32_t size_bytes(const ascend_sim::Location& at) const {
         if (slot_ < 0) ascend_sim::block().stop("queue", at, "TBuf::Get: InitBuffer is missing");
         return ascend_sim::block().buffers[slot_].size_bytes;
     }
@@ -294,7 +328,8 @@ class TPipe {
 public:
     explicit TPipe(ASCEND_SIM_HERE) {
         ascend_sim::Block& running = ascend_sim::block();
-        if (running.live_pipes++ != 0) running.stop("queue", at, "TPipe: another TPipe is alive in this block");
+        if (running.live_pipes++ != 0)
+            running.stop("queue", at, "TPipe: another TPipe is alive in this block");
     }
     TPipe(const TPipe&) = delete;
     TPipe& operator=(const TPipe&) = delete;
@@ -307,15 +342,25 @@ public:
     }
 
     template <TPosition source, TPosition target, std::int32_t depth, auto mask>
-    bool InitBuffer(TQueBind<source, target, depth, mask>& queue, std::uint8_t number, std::uint32_t length, ASCEND_SIM_HERE) {
+    bool InitBuffer(TQueBind<source, target, depth, mask>& queue, std::uint8_t number,
+                    std::uint32_t length, ASCEND_SIM_HERE) {
         using namespace ascend_sim;
         using Queue = TQueBind<source, target, depth, mask>;
         Block& running = block();
         if (number == 0 || length == 0)
-            running.stop("ub-capacity", at, "InitBuffer: %u blocks of %u bytes; both must be positive", number, length);
+            running.stop("ub-capacity", at,
+                         "InitBuffer: %u blocks of %u bytes; both must be positive", number,
+                         length);
         const std::int32_t index = static_cast<std::int32_t>(running.queues.size());
-        QueueState state{position_name(Queue::kPosition), static_cast<int>(Queue::kPosition), at, {}, {}, 0, depth};
-        for (std::uint32_t i = 0; i < number; ++i) state.buffers.push_back(carve(length, index, BufferState::kFree, at));
+        QueueState state{position_name(Queue::kPosition),
+                         static_cast<int>(Queue::kPosition),
+                         at,
+                         {},
+                         {},
+                         0,
+                         depth};
+        for (std::uint32_t i = 0; i < number; ++i)
+            state.buffers.push_back(carve(length, index, BufferState::kFree, at));
         running.queues.push_back(std::move(state));
         queue.core_.initialise(Queue::kPosition, queue_events(source, target), depth, index);
         return true;
@@ -323,7 +368,8 @@ public:
 
     template <TPosition position>
     bool InitBuffer(TBuf<position>& buffer, std::uint32_t length, ASCEND_SIM_HERE) {
-        if (length == 0) ascend_sim::block().stop("ub-capacity", at, "InitBuffer: a TBuf of 0 bytes");
+        if (length == 0)
+            ascend_sim::block().stop("ub-capacity", at, "InitBuffer: a TBuf of 0 bytes");
         buffer.slot_ = carve(length, -1, ascend_sim::BufferState::kScratch, at);
         return true;
     }
@@ -331,7 +377,8 @@ public:
     template <HardEvent event>
     TEventID AllocEventID(ASCEND_SIM_HERE) {
         ascend_sim::Block& running = ascend_sim::block();
-        return static_cast<TEventID>(ascend_sim::take_event_id(running, static_cast<int>(event), running.reserved_ids, at, "AllocEventID"));
+        return static_cast<TEventID>(ascend_sim::take_event_id(
+            running, static_cast<int>(event), running.reserved_ids, at, "AllocEventID"));
     }
 
     template <HardEvent event>
@@ -352,7 +399,8 @@ public:
     TEventID FetchEventID(HardEvent event, ASCEND_SIM_HERE) {
         ascend_sim::Block& running = ascend_sim::block();
         const int index = static_cast<int>(event);
-        const int id = ascend_sim::take_event_id(running, index, running.reserved_ids, at, "FetchEventID");
+        const int id =
+            ascend_sim::take_event_id(running, index, running.reserved_ids, at, "FetchEventID");
         running.reserved_ids[index] &= static_cast<std::uint8_t>(~(1u << id));
         return static_cast<TEventID>(id);
     }
@@ -360,14 +408,20 @@ public:
 private:
     bool alive_ = true;
 
-    static std::int32_t carve(std::uint32_t length, std::int32_t queue, ascend_sim::BufferState state, const ascend_sim::Place& at) {
+    static std::int32_t carve(std::uint32_t length, std::int32_t queue,
+                              ascend_sim::BufferState state, const ascend_sim::Location& at) {
         using namespace ascend_sim;
         Block& running = block();
-        const std::uint64_t size = (std::uint64_t{length} + kGranuleBytes - 1) / kGranuleBytes * kGranuleBytes;
+        const std::uint64_t size =
+            (std::uint64_t{length} + kGranuleBytes - 1) / kGranuleBytes * kGranuleBytes;
         if (running.buffers.size() >= kMaxBuffers)
-            running.stop("ub-capacity", at, "InitBuffer: a kernel has at most %u blocks over all queues and TBufs", kMaxBuffers);
+            running.stop("ub-capacity", at,
+                         "InitBuffer: a kernel has at most %u blocks over all queues and TBufs",
+                         kMaxBuffers);
         if (running.pool_top + size > running.launch.ub_capacity_bytes)
-            running.stop("ub-capacity", at, "InitBuffer: %llu bytes more than the %u in use exceed the unified buffer of %llu bytes",
+            running.stop("ub-capacity", at,
+                         "InitBuffer: %llu bytes more than the %u in use exceed the unified buffer "
+                         "of %llu bytes",
                          static_cast<unsigned long long>(size), running.pool_top,
                          static_cast<unsigned long long>(running.launch.ub_capacity_bytes));
         Buffer buffer{};
@@ -380,7 +434,8 @@ private:
         buffer.release_id = -1;
         running.buffers.push_back(buffer);
         running.pool_top += static_cast<std::uint32_t>(size);
-        running.counters.ub_high_water_bytes = std::max<std::uint64_t>(running.counters.ub_high_water_bytes, running.pool_top);
+        running.counters.ub_high_water_bytes =
+            std::max<std::uint64_t>(running.counters.ub_high_water_bytes, running.pool_top);
         return static_cast<std::int32_t>(running.buffers.size() - 1);
     }
 };

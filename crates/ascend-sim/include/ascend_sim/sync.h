@@ -36,31 +36,41 @@ struct EventPipes {
 
 inline const EventPipes& event_pipes(int event) {
     static constexpr EventPipes kTable[kEvents] = {
-        {kPipeMte2, kPipeV, "MTE2_V"},    {kPipeV, kPipeMte2, "V_MTE2"},  {kPipeV, kPipeMte3, "V_MTE3"},
-        {kPipeMte3, kPipeV, "MTE3_V"},    {kPipeV, kPipeV, "V_V"},        {kPipeMte2, kPipeMte3, "MTE2_MTE3"},
-        {kPipeMte3, kPipeMte2, "MTE3_MTE2"}, {kPipeS, kPipeV, "S_V"},     {kPipeV, kPipeS, "V_S"},
-        {kPipeS, kPipeMte2, "S_MTE2"},    {kPipeMte2, kPipeS, "MTE2_S"},  {kPipeS, kPipeMte3, "S_MTE3"},
+        {kPipeMte2, kPipeV, "MTE2_V"},
+        {kPipeV, kPipeMte2, "V_MTE2"},
+        {kPipeV, kPipeMte3, "V_MTE3"},
+        {kPipeMte3, kPipeV, "MTE3_V"},
+        {kPipeV, kPipeV, "V_V"},
+        {kPipeMte2, kPipeMte3, "MTE2_MTE3"},
+        {kPipeMte3, kPipeMte2, "MTE3_MTE2"},
+        {kPipeS, kPipeV, "S_V"},
+        {kPipeV, kPipeS, "V_S"},
+        {kPipeS, kPipeMte2, "S_MTE2"},
+        {kPipeMte2, kPipeS, "MTE2_S"},
+        {kPipeS, kPipeMte3, "S_MTE3"},
         {kPipeMte3, kPipeS, "MTE3_S"},
     };
     return kTable[event];
 }
 
-// What holds once every access that `pipe` has started is complete.
+// The clock that holds after every access that `pipe` has started is complete.
 inline Clock completed(Block& running, Pipe pipe) {
     Clock clock = running.seen[pipe];
     clock.epoch[pipe] = running.issued[pipe];
     return clock;
 }
 
-// Takes a free id of the event's eight, or stops the block: the device would hang.
-inline int take_event_id(Block& running, int event, std::uint8_t* holders, const Place& at, const char* who) {
+// Takes a free one of the event's eight ids, or stops the block: the device would hang.
+inline int take_event_id(Block& running, int event, std::uint8_t* holders, const Location& at,
+                         const char* who) {
     const std::uint8_t held = running.reserved_ids[event] | running.queue_ids[event];
     for (int id = 0; id < kEventIds; ++id) {
         if (held & (1u << id)) continue;
         holders[event] |= static_cast<std::uint8_t>(1u << id);
         return id;
     }
-    running.stop("event", at, "%s: all %d ids of HardEvent::%s are held by queue blocks and AllocEventID", who,
+    running.stop("event", at,
+                 "%s: all %d ids of HardEvent::%s are held by queue blocks and AllocEventID", who,
                  kEventIds, event_pipes(event).name);
 }
 
@@ -74,11 +84,15 @@ inline void scalar_auto_sync(Block& running, bool after) {
     }
 }
 
-inline void check_event_id(Block& running, int event, std::int32_t id, const Place& at, const char* who) {
+inline void check_event_id(Block& running, int event, std::int32_t id, const Location& at,
+                           const char* who) {
     if (id < 0 || id >= kEventIds)
-        running.stop("event", at, "%s<HardEvent::%s>: id %d is outside 0..7", who, event_pipes(event).name, id);
+        running.stop("event", at, "%s<HardEvent::%s>: id %d is outside 0..7", who,
+                     event_pipes(event).name, id);
     if (running.queue_ids[event] & (1u << id))
-        running.report("event", at, "%s<HardEvent::%s>: id %d is held by a queue; take one with AllocEventID or FetchEventID",
+        running.report("event", at,
+                       "%s<HardEvent::%s>: id %d is held by a queue; take one with AllocEventID or "
+                       "FetchEventID",
                        who, event_pipes(event).name, id);
 }
 
@@ -94,7 +108,8 @@ void SetFlag(std::int32_t id, ASCEND_SIM_HERE) {
     check_event_id(running, index, id, at, "SetFlag");
     Flag& flag = running.flags[index][id];
     if (flag.set)
-        running.report("event", at, "SetFlag<HardEvent::%s>(%d): the flag set at line %u was not waited for",
+        running.report("event", at,
+                       "SetFlag<HardEvent::%s>(%d): the flag set at line %u was not waited for",
                        event_pipes(index).name, id, flag.at.line);
     flag.set = true;
     flag.at = at;
@@ -109,7 +124,8 @@ void WaitFlag(std::int32_t id, ASCEND_SIM_HERE) {
     check_event_id(running, index, id, at, "WaitFlag");
     Flag& flag = running.flags[index][id];
     if (!flag.set)
-        running.stop("event", at, "WaitFlag<HardEvent::%s>(%d): no SetFlag came before; the device would hang",
+        running.stop("event", at,
+                     "WaitFlag<HardEvent::%s>(%d): no SetFlag came before; the device would hang",
                      event_pipes(index).name, id);
     flag.set = false;
     running.seen[event_pipes(index).to].join(flag.clock);
@@ -136,7 +152,8 @@ void DataSyncBarrier(ASCEND_SIM_HERE) {
     (void)at;
     ascend_sim::Block& running = ascend_sim::block();
     for (std::uint8_t pipe = 0; pipe < ascend_sim::kPipes; ++pipe)
-        running.seen[ascend_sim::kPipeS].join(ascend_sim::completed(running, static_cast<ascend_sim::Pipe>(pipe)));
+        running.seen[ascend_sim::kPipeS].join(
+            ascend_sim::completed(running, static_cast<ascend_sim::Pipe>(pipe)));
 }
 
 }  // namespace AscendC

@@ -1,4 +1,4 @@
-// LocalTensor and GlobalTensor: typed views that know which buffer they belong to.
+// LocalTensor and GlobalTensor: typed views of a buffer or of global memory.
 #pragma once
 
 #include "numeric.h"
@@ -6,10 +6,28 @@
 
 namespace AscendC {
 
-enum class TPosition : std::uint8_t { GM, A1, A2, B1, B2, C1, C2, CO1, CO2, VECIN, VECOUT, VECCALC, MAX };
+enum class TPosition : std::uint8_t {
+    GM,
+    A1,
+    A2,
+    B1,
+    B2,
+    C1,
+    C2,
+    CO1,
+    CO2,
+    VECIN,
+    VECOUT,
+    VECCALC,
+    MAX
+};
 using QuePosition = TPosition;
 
-enum class CacheMode : std::uint8_t { CACHE_MODE_DISABLE = 0, CACHE_MODE_NORMAL = 1, CACHE_MODE_PERSISTENT = 4 };
+enum class CacheMode : std::uint8_t {
+    CACHE_MODE_DISABLE = 0,
+    CACHE_MODE_NORMAL = 1,
+    CACHE_MODE_PERSISTENT = 4
+};
 enum class CacheLine : std::uint8_t { SINGLE_CACHE_LINE, ENTIRE_DATA_CACHE };
 enum class DcciDst : std::uint8_t { CACHELINE_ALL, CACHELINE_UB, CACHELINE_OUT, CACHELINE_ATOMIC };
 
@@ -27,8 +45,11 @@ public:
         UbView view = view_;
         if (std::uint64_t{offset} * sizeof(T) > view.size_bytes) {
             Block& running = block();
-            running.stop("tensor-bounds", running.last, "LocalTensor[%u]: the tensor (%s) has %u elements left; in a statement after this line",
-                         offset, running.describe(view).c_str(), static_cast<std::uint32_t>(view.size_bytes / sizeof(T)));
+            running.stop("tensor-bounds", running.last,
+                         "LocalTensor[%u]: the tensor (%s) has %u elements left; in a statement "
+                         "after this line",
+                         offset, running.describe(view).c_str(),
+                         static_cast<std::uint32_t>(view.size_bytes / sizeof(T)));
         }
         view.start += offset * sizeof(T);
         view.size_bytes -= offset * sizeof(T);
@@ -37,7 +58,9 @@ public:
 
     template <class U>
     LocalTensor<U> ReinterpretCast() const {
-        return LocalTensor<U>(view_, static_cast<std::uint32_t>(std::uint64_t{elements_} * sizeof(T) / sizeof(U)), position_);
+        return LocalTensor<U>(
+            view_, static_cast<std::uint32_t>(std::uint64_t{elements_} * sizeof(T) / sizeof(U)),
+            position_);
     }
 
     T GetValue(std::uint32_t index, ASCEND_SIM_HERE) const {
@@ -46,9 +69,11 @@ public:
         scalar_auto_sync(running, false);
         const Op op = running.begin("GetValue", at, kPipeS);
         std::uint32_t where;
-        if (!running.read(op, view_, std::int64_t{index} * sizeof(T), sizeof(T), "the tensor", &where))
-            running.report("ub-undefined-read", at, "GetValue: element %u of %s holds padding whose value is unspecified", index,
-                           running.describe(view_).c_str());
+        if (!running.read(op, view_, std::int64_t{index} * sizeof(T), sizeof(T), "the tensor",
+                          &where))
+            running.report("ub-undefined-read", at,
+                           "GetValue: element %u of %s holds padding whose value is unspecified",
+                           index, running.describe(view_).c_str());
         scalar_auto_sync(running, true);
         ++running.counters.scalar_ub_accesses;
         T value;
@@ -62,7 +87,8 @@ public:
         Block& running = block();
         scalar_auto_sync(running, false);
         const Op op = running.begin("SetValue", at, kPipeS);
-        const std::uint32_t where = running.write(op, view_, std::int64_t{index} * sizeof(T), sizeof(T), "the tensor", kDefined);
+        const std::uint32_t where = running.write(op, view_, std::int64_t{index} * sizeof(T),
+                                                  sizeof(T), "the tensor", kDefined);
         scalar_auto_sync(running, true);
         ++running.counters.scalar_ub_accesses;
         const T converted = static_cast<T>(value);
@@ -75,7 +101,9 @@ public:
     std::uint32_t GetLength() const { return elements_ * sizeof(T); }
     TPosition GetPosition() const { return position_; }
     // An offset into the unified buffer: host code cannot follow a buffer pointer.
-    std::uint64_t GetPhyAddr(std::uint32_t offset = 0) const { return view_.start + std::uint64_t{offset} * sizeof(T); }
+    std::uint64_t GetPhyAddr(std::uint32_t offset = 0) const {
+        return view_.start + std::uint64_t{offset} * sizeof(T);
+    }
 
     const ascend_sim::UbView& view() const { return view_; }
 
@@ -109,8 +137,11 @@ public:
         if (view_.bounded) {
             if (offset > view_.size_bytes / sizeof(T)) {
                 Block& running = block();
-                running.stop("gm-out-of-bounds", running.last, "GlobalTensor[%llu]: the tensor has %llu elements left; in a statement after this line",
-                             static_cast<unsigned long long>(offset), static_cast<unsigned long long>(view_.size_bytes / sizeof(T)));
+                running.stop("gm-out-of-bounds", running.last,
+                             "GlobalTensor[%llu]: the tensor has %llu elements left; in a "
+                             "statement after this line",
+                             static_cast<unsigned long long>(offset),
+                             static_cast<unsigned long long>(view_.size_bytes / sizeof(T)));
             }
             result.view_.size_bytes -= offset * sizeof(T);
         }
@@ -130,7 +161,8 @@ public:
         scalar_auto_sync(running, false);
         const Op op = running.begin("GlobalTensor::GetValue", at, kPipeS);
         const std::int64_t offset = static_cast<std::int64_t>(index * sizeof(T));
-        const std::uint8_t* bytes = running.global(op, view_, offset, sizeof(T), "the tensor", false);
+        const std::uint8_t* bytes =
+            running.global(op, view_, offset, sizeof(T), "the tensor", false);
         running.record(op, view_.start + offset, sizeof(T), 0, 1, false);
         running.counters.gm_bytes_read += sizeof(T);
         ++running.counters.scalar_gm_accesses;
@@ -155,7 +187,9 @@ public:
 
     T operator()(std::uint64_t index, ASCEND_SIM_HERE) const { return GetValue(index, at); }
     std::uint64_t GetSize() const { return view_.bounded ? view_.size_bytes / sizeof(T) : 0; }
-    T* GetPhyAddr(std::uint64_t offset = 0) const { return reinterpret_cast<T*>(view_.start + offset * sizeof(T)); }
+    T* GetPhyAddr(std::uint64_t offset = 0) const {
+        return reinterpret_cast<T*>(view_.start + offset * sizeof(T));
+    }
     void SetL2CacheHint(CacheMode) {}
 
     const ascend_sim::GmView& view() const { return view_; }

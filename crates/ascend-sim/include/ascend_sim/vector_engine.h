@@ -1,4 +1,5 @@
-// How a vector instruction walks its operands: repeats of eight 32-byte blocks, masks and strides.
+// How a vector instruction iterates over its operands: repeats of eight 32-byte blocks, masks and
+// strides.
 #pragma once
 
 #include <array>
@@ -25,7 +26,7 @@ struct Run {
 };
 
 struct Shape {
-    bool contiguous = false;    // first-n form: `elements` in a row, no strides
+    bool contiguous = false;  // first-n form: `elements` in a row, no strides
     std::uint64_t elements = 0;
     std::uint32_t per_repeat = 0;  // of the widest operand type
     std::uint64_t repeats = 0;
@@ -37,7 +38,9 @@ struct Shape {
 inline bool nothing_to_do(Block& running, const Op& op, std::uint64_t amount, const char* what) {
     if (amount != 0) return false;
     if (__NPU_ARCH__ == 3510)
-        running.report("vector-parameter", op.at, "%s: %s is 0, which dav-3510 does not promise to treat as no work", op.name, what);
+        running.report("vector-parameter", op.at,
+                       "%s: %s is 0, which dav-3510 does not promise to treat as no work", op.name,
+                       what);
     return true;
 }
 
@@ -46,8 +49,11 @@ inline void count_vector(Block& running, std::uint64_t repeats) {
     running.counters.vector_repeats += repeats;
 }
 
-inline Shape first_elements(Block& running, const Op& op, std::int64_t count, std::uint32_t widest) {
-    if (count < 0) running.stop("vector-parameter", op.at, "%s: count is %lld", op.name, static_cast<long long>(count));
+inline Shape first_elements(Block& running, const Op& op, std::int64_t count,
+                            std::uint32_t widest) {
+    if (count < 0)
+        running.stop("vector-parameter", op.at, "%s: count is %lld", op.name,
+                     static_cast<long long>(count));
     Shape shape;
     shape.contiguous = true;
     shape.elements = static_cast<std::uint64_t>(count);
@@ -56,12 +62,14 @@ inline Shape first_elements(Block& running, const Op& op, std::int64_t count, st
     return shape;
 }
 
-// Runs of set mask bits, cut at the blocks of the widest type so that strides stay constant in a run.
+// Runs of set mask bits, split at the blocks of the widest type: strides are constant in a run.
 inline void add_runs(Shape& shape, std::uint64_t low, std::uint64_t high, std::uint32_t per_block) {
     for (std::uint32_t i = 0; i < shape.per_repeat; ++i) {
         const bool on = ((i < 64 ? low >> i : high >> (i - 64)) & 1) != 0;
         if (!on) continue;
-        const bool extends = !shape.runs.empty() && shape.runs.back().first + shape.runs.back().count == i && i % per_block != 0;
+        const bool extends = !shape.runs.empty() &&
+                             shape.runs.back().first + shape.runs.back().count == i &&
+                             i % per_block != 0;
         if (extends) {
             ++shape.runs.back().count;
         } else {
@@ -79,17 +87,22 @@ inline Shape base_shape(const Op& op, std::int64_t repeats, std::uint32_t widest
 }
 
 inline std::pair<std::uint64_t, std::uint64_t> leading_bits(std::uint64_t count) {
-    const auto bits = [](std::uint64_t n) { return n >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1; };
+    const auto bits = [](std::uint64_t n) {
+        return n >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1;
+    };
     return {bits(count), count > 64 ? bits(count - 64) : 0};
 }
 
-// What the mask register says; `set_mask` false uses it instead of the parameter.
-inline Shape masked(Block& running, const Op& op, bool set_mask, std::uint64_t low, std::uint64_t high, std::int64_t repeats,
-                    std::uint32_t widest) {
+// The shape of a masked instruction; without `set_mask` the mask register is used instead of the
+// parameter.
+inline Shape masked(Block& running, const Op& op, bool set_mask, std::uint64_t low,
+                    std::uint64_t high, std::int64_t repeats, std::uint32_t widest) {
     Shape shape = base_shape(op, repeats, widest);
     if (set_mask) {
         if (running.counter_mode) {
-            running.report("vector-parameter", op.at, "%s: the mask mode is still Counter; call SetMaskNorm or ResetMask first", op.name);
+            running.report(
+                "vector-parameter", op.at,
+                "%s: the mask mode is still Counter; call SetMaskNorm or ResetMask first", op.name);
         }
     } else if (running.counter_mode) {
         const std::uint64_t elements = running.mask_low;
@@ -101,59 +114,75 @@ inline Shape masked(Block& running, const Op& op, bool set_mask, std::uint64_t l
         high = running.mask_high;
     }
     add_runs(shape, low, high, kGranuleBytes / widest);
-    if (!nothing_to_do(running, op, shape.repeats, "repeatTime") && !nothing_to_do(running, op, shape.runs.size(), "mask"))
+    if (!nothing_to_do(running, op, shape.repeats, "repeatTime") &&
+        !nothing_to_do(running, op, shape.runs.size(), "mask"))
         count_vector(running, shape.repeats);
     return shape;
 }
 
-inline Shape leading_mask(Block& running, const Op& op, bool set_mask, std::uint64_t mask, std::int64_t repeats, std::uint32_t widest) {
+inline Shape leading_mask(Block& running, const Op& op, bool set_mask, std::uint64_t mask,
+                          std::int64_t repeats, std::uint32_t widest) {
     const std::uint32_t limit = kRepeatBytes / widest;
     if (set_mask && mask > limit)
-        running.report("vector-parameter", op.at, "%s: mask %llu is above the %u elements of a repeat", op.name,
+        running.report("vector-parameter", op.at,
+                       "%s: mask %llu is above the %u elements of a repeat", op.name,
                        static_cast<unsigned long long>(mask), limit);
     const auto [low, high] = leading_bits(std::min<std::uint64_t>(mask, limit));
     return masked(running, op, set_mask, low, high, repeats, widest);
 }
 
-inline Shape bit_mask(Block& running, const Op& op, bool set_mask, const std::uint64_t* mask, std::int64_t repeats, std::uint32_t widest) {
+inline Shape bit_mask(Block& running, const Op& op, bool set_mask, const std::uint64_t* mask,
+                      std::int64_t repeats, std::uint32_t widest) {
     if (set_mask && widest >= 4 && mask[1] != 0)
-        running.stop("vector-parameter", op.at, "%s: mask[1] must be 0 for elements of %u bytes", op.name, widest);
+        running.stop("vector-parameter", op.at, "%s: mask[1] must be 0 for elements of %u bytes",
+                     op.name, widest);
     return masked(running, op, set_mask, mask[0], mask[1], repeats, widest);
 }
 
-inline std::int64_t element_offset(const Operand& operand, std::uint64_t repeat, std::uint32_t element) {
+inline std::int64_t element_offset(const Operand& operand, std::uint64_t repeat,
+                                   std::uint32_t element) {
     const std::uint32_t per_block = kGranuleBytes / operand.element_bytes;
-    return (static_cast<std::int64_t>(repeat) * operand.repeat_stride + static_cast<std::int64_t>(element / per_block) * operand.block_stride) *
+    return (static_cast<std::int64_t>(repeat) * operand.repeat_stride +
+            static_cast<std::int64_t>(element / per_block) * operand.block_stride) *
                kGranuleBytes +
            static_cast<std::int64_t>(element % per_block) * operand.element_bytes;
 }
 
 // The byte interval that an operand covers, from its start.
 inline std::pair<std::int64_t, std::int64_t> footprint(const Operand& operand, const Shape& shape) {
-    if (shape.contiguous) return {0, static_cast<std::int64_t>(shape.elements * operand.element_bytes)};
+    if (shape.contiguous)
+        return {0, static_cast<std::int64_t>(shape.elements * operand.element_bytes)};
     const std::int64_t last = element_offset(operand, shape.repeats - 1, shape.per_repeat - 1);
     return {0, last + operand.element_bytes};
 }
 
 // Source and destination must be the same bytes or disjoint, inside a repeat and from one repeat to
 // the next; `exempt` is the documented exception of some two-source instructions.
-inline void check_overlap(Block& running, const Op& op, const Shape& shape, const Operand& target, const Operand& source, bool exempt) {
+inline void check_overlap(Block& running, const Op& op, const Shape& shape, const Operand& target,
+                          const Operand& source, bool exempt) {
     const auto target_extent = footprint(target, shape);
     const auto source_extent = footprint(source, shape);
-    const std::int64_t distance = static_cast<std::int64_t>(source.view.start) - static_cast<std::int64_t>(target.view.start);
+    const std::int64_t distance =
+        static_cast<std::int64_t>(source.view.start) - static_cast<std::int64_t>(target.view.start);
     if (distance + source_extent.second <= 0 || distance >= target_extent.second) return;
     const bool same_width = target.element_bytes == source.element_bytes;
     const auto complain = [&](const char* how) {
-        running.report("overlap", op.at, "%s: dst and %s overlap %s, which the instruction does not support", op.name, source.role, how);
+        running.report("overlap", op.at,
+                       "%s: dst and %s overlap %s, which the instruction does not support", op.name,
+                       source.role, how);
     };
     if (shape.contiguous) {
         if (distance != 0 || !same_width) complain("without being the same elements");
         return;
     }
-    const auto blocks = [&](const Operand& operand, std::uint64_t repeat, std::array<std::int64_t, kBlocksPerRepeat>& list) {
-        const std::uint32_t count = kBlocksPerRepeat * operand.element_bytes * shape.per_repeat / kRepeatBytes;
+    const auto blocks = [&](const Operand& operand, std::uint64_t repeat,
+                            std::array<std::int64_t, kBlocksPerRepeat>& list) {
+        const std::uint32_t count =
+            kBlocksPerRepeat * operand.element_bytes * shape.per_repeat / kRepeatBytes;
         for (std::uint32_t b = 0; b < count; ++b)
-            list[b] = operand.view.start / kGranuleBytes + static_cast<std::int64_t>(repeat) * operand.repeat_stride + b * operand.block_stride;
+            list[b] = operand.view.start / kGranuleBytes +
+                      static_cast<std::int64_t>(repeat) * operand.repeat_stride +
+                      b * operand.block_stride;
         return count;
     };
     std::array<std::int64_t, kBlocksPerRepeat> written, read;
@@ -162,7 +191,8 @@ inline void check_overlap(Block& running, const Op& op, const Shape& shape, cons
         std::uint32_t sources = blocks(source, repeat, read);
         for (std::uint32_t i = 0; i < targets; ++i)
             for (std::uint32_t j = 0; j < sources; ++j)
-                if (written[i] == read[j] && (i != j || !same_width)) return complain("inside a repeat without being the same blocks");
+                if (written[i] == read[j] && (i != j || !same_width))
+                    return complain("inside a repeat without being the same blocks");
         if (exempt || repeat + 1 == shape.repeats) continue;
         sources = blocks(source, repeat + 1, read);
         for (std::uint32_t i = 0; i < targets; ++i)
@@ -173,38 +203,50 @@ inline void check_overlap(Block& running, const Op& op, const Shape& shape, cons
 
 // Runs one instruction. `compute(dst, sources..., n)` handles n elements in a row.
 template <std::size_t N, class Compute>
-void run_vector(Block& running, const Op& op, const Shape& shape, const Operand& target, const std::array<Operand, N>& sources,
-                bool reads_target, Compute compute) {
+void run_vector(Block& running, const Op& op, const Shape& shape, const Operand& target,
+                const std::array<Operand, N>& sources, bool reads_target, Compute compute) {
     running.require_aligned(op, target.view, 0, target.role);
     for (const Operand& source : sources) running.require_aligned(op, source.view, 0, source.role);
     if (!shape.contiguous && target.block_stride == 0 && shape.repeats != 0)
-        running.stop("vector-parameter", op.at, "%s: dstBlkStride is 0, which is undefined", op.name);
+        running.stop("vector-parameter", op.at, "%s: dstBlkStride is 0, which is undefined",
+                     op.name);
 
-    const auto apply = [&](std::int64_t target_offset, const std::array<std::int64_t, N>& source_offsets, std::uint64_t count) {
+    const auto apply = [&](std::int64_t target_offset,
+                           const std::array<std::int64_t, N>& source_offsets, std::uint64_t count) {
         std::array<std::uint32_t, N> where{};
         bool defined = true;
         for (std::size_t s = 0; s < N; ++s)
-            defined &= running.read(op, sources[s].view, source_offsets[s], count * sources[s].element_bytes, sources[s].role, &where[s]);
-        std::uint32_t place = 0;
+            defined &= running.read(op, sources[s].view, source_offsets[s],
+                                    count * sources[s].element_bytes, sources[s].role, &where[s]);
+        std::uint32_t target_start = 0;
         const std::uint64_t target_bytes = count * target.element_bytes;
-        if (reads_target) defined &= running.read(op, target.view, target_offset, target_bytes, target.role, &place);
+        if (reads_target)
+            defined &= running.read(op, target.view, target_offset, target_bytes, target.role,
+                                    &target_start);
         std::vector<std::uint8_t> states;
         if (!defined) {
-            // Element by element: a result is defined when everything that it was made of is.
+            // Element by element: a result is defined if all that it is computed from is.
             states.assign(target_bytes, kDefined);
             for (std::uint64_t i = 0; i < count; ++i) {
                 bool good = true;
                 for (std::size_t s = 0; s < N; ++s)
                     for (std::uint32_t b = 0; b < sources[s].element_bytes; ++b)
-                        good &= running.state[where[s] + i * sources[s].element_bytes + b] == kDefined;
+                        good &=
+                            running.state[where[s] + i * sources[s].element_bytes + b] == kDefined;
                 if (reads_target)
-                    for (std::uint32_t b = 0; b < target.element_bytes; ++b) good &= running.state[place + i * target.element_bytes + b] == kDefined;
-                if (!good) std::memset(states.data() + i * target.element_bytes, kUnspecified, target.element_bytes);
+                    for (std::uint32_t b = 0; b < target.element_bytes; ++b)
+                        good &=
+                            running.state[target_start + i * target.element_bytes + b] == kDefined;
+                if (!good)
+                    std::memset(states.data() + i * target.element_bytes, kUnspecified,
+                                target.element_bytes);
             }
         }
-        place = running.write(op, target.view, target_offset, target_bytes, target.role, kDefined);
-        if (!defined) std::memcpy(running.state.data() + place, states.data(), states.size());
-        compute(running.ub.data() + place, where, count);
+        target_start =
+            running.write(op, target.view, target_offset, target_bytes, target.role, kDefined);
+        if (!defined)
+            std::memcpy(running.state.data() + target_start, states.data(), states.size());
+        compute(running.ub.data() + target_start, where, count);
     };
 
     if (shape.contiguous) {
@@ -232,14 +274,16 @@ void run_vector(Block& running, const Op& op, const Shape& shape, const Operand&
                 count = std::min(count, shape.tail - run.first);
             }
             std::array<std::int64_t, N> offsets{};
-            for (std::size_t s = 0; s < N; ++s) offsets[s] = element_offset(sources[s], repeat, run.first);
+            for (std::size_t s = 0; s < N; ++s)
+                offsets[s] = element_offset(sources[s], repeat, run.first);
             apply(element_offset(target, repeat, run.first), offsets, count);
         }
     }
 }
 
 template <class T>
-Operand operand(const AscendC::LocalTensor<T>& tensor, const char* role, std::int64_t block_stride = 1, std::int64_t repeat_stride = 8) {
+Operand operand(const AscendC::LocalTensor<T>& tensor, const char* role,
+                std::int64_t block_stride = 1, std::int64_t repeat_stride = 8) {
     return {tensor.view(), sizeof(T), block_stride, repeat_stride, role};
 }
 

@@ -7,9 +7,10 @@ use std::ffi::{CStr, c_void};
 pub struct Export {
     /// Its C name.
     pub name: &'static str,
-    /// Its type as declared here, in Rust's spelling, such as `fn(*mut *mut c_void, usize, i32) -> i32`.
+    /// Its type as declared here, in Rust's spelling, such as
+    /// `fn(*mut *mut c_void, usize, i32) -> i32`.
     pub signature: &'static str,
-    /// Where it is.
+    /// Its address.
     pub address: *const c_void,
 }
 
@@ -19,13 +20,12 @@ pub fn exports() -> Vec<Export> {
         super::runtime::table(),
         super::aclnn::table(),
         super::operators::table(),
-        super::control::table(),
     ]
     .concat()
 }
 
-/// The address of the exported function `name`, null when there is none: what `dlsym` would say of
-/// the shared library. A loader that takes its symbols from a closure can take them from here.
+/// The address of the exported function `name`, null when there is none: what `dlsym` would return
+/// for the shared library. A loader that takes its symbols from a closure can take them from here.
 pub fn symbol(name: &CStr) -> *const c_void {
     exports()
         .iter()
@@ -33,8 +33,8 @@ pub fn symbol(name: &CStr) -> *const c_void {
         .map_or(std::ptr::null(), |export| export.address)
 }
 
-/// Defines exported functions. Those after `status` log themselves, take injected failures and turn
-/// an error into its code; those after `value` return what their body says.
+/// Defines exported functions. Those after `status` are logged, take injected failures and convert
+/// an error to its code; those after `value` return the value of their body.
 macro_rules! export {
     (
         status { $( fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block )* }
@@ -44,17 +44,17 @@ macro_rules! export {
             #[doc = concat!("`", stringify!($name), "`, as the vendor's headers declare it.")]
             ///
             /// # Safety
-            /// - Pointers are valid for what the C declaration says, or null where it allows null.
+            /// - Pointers are valid as the C declaration requires, or null where it allows null.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> i32 {
                 $crate::state::boundary(stringify!($name), move || $body)
             }
         )*
         $(
-            #[doc = concat!("`", stringify!($vname), "`, as its C declaration says.")]
+            #[doc = concat!("`", stringify!($vname), "`, by its C declaration.")]
             ///
             /// # Safety
-            /// - Pointers are valid for what the C declaration says, or null where it allows null.
+            /// - Pointers are valid as the C declaration requires, or null where it allows null.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $vname($($varg: $vty),*) -> $vret $vbody
         )*

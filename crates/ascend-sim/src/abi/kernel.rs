@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::abi::sys::{Engine, Library};
 use crate::codes::{Failure, Outcome, RT_FEATURE_NOT_SUPPORTED, RT_PARAM_INVALID};
@@ -99,38 +99,41 @@ pub(crate) struct Kernel {
 pub(crate) struct KernelLibrary {
     table: *const KernelTable,
     pub(crate) kernels: Vec<Kernel>,
-    // Last: the table lies inside the library.
+    // Dropped last: the table is inside the library.
     _library: Library,
 }
 
 // SAFETY: the table is constant data of the library, which lives as long as this value.
 unsafe impl Send for KernelLibrary {}
-// SAFETY: as for `Send`; `run_block` keeps its state on the calling thread.
+// SAFETY: the table is constant data, and its `run_block` keeps its state on the calling thread.
 unsafe impl Sync for KernelLibrary {}
 
 /// What one launch did.
+#[derive(Default)]
 pub(crate) struct LaunchOutput {
     pub(crate) violations: Vec<Violation>,
     pub(crate) accesses: Vec<(u32, Vec<Access>)>,
-    pub(crate) places: Vec<String>,
-    pub(crate) per_block: Vec<Counters>,
+    /// The operations and files that accesses refer to by index.
+    pub(crate) locations: Vec<String>,
+    location_ids: HashMap<(usize, usize), usize>,
+    pub(crate) counters: Counters,
 }
 
 struct Collector<'a> {
     kernel: &'a str,
-    inner: Mutex<Collected>,
+    inner: Mutex<LaunchOutput>,
 }
 
-#[derive(Default)]
-struct Collected {
-    violations: Vec<Violation>,
-    accesses: Vec<(u32, Vec<Access>)>,
-    places: Vec<String>,
-    place_ids: HashMap<(usize, usize), usize>,
+impl Collector<'_> {
+    fn lock(&self) -> MutexGuard<'_, LaunchOutput> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
+/// An owned copy of a C string.
+///
 /// # Safety
-/// `text` is a C string.
+/// - `text` is a C string.
 unsafe fn text(text: *const c_char) -> String {
     // SAFETY: by the function's own condition.
     unsafe { CStr::from_ptr(text) }
@@ -138,8 +141,11 @@ unsafe fn text(text: *const c_char) -> String {
         .into_owned()
 }
 
+/// Takes a violation from the kernel side.
+///
 /// # Safety
-/// `host` is the `Collector` of the running launch and the strings are C strings.
+/// - `host` is the `Collector` of the running launch.
+/// - `kind`, `file` and `message` are C strings.
 unsafe extern "C" fn report(
     host: *mut c_void,
     block: u32,
@@ -160,16 +166,14 @@ unsafe extern "C" fn report(
         line: (line != 0).then_some(line),
         message,
     };
-    collector
-        .inner
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .violations
-        .push(violation);
+    collector.lock().violations.push(violation);
 }
 
+/// Takes the global-memory accesses of a block from the kernel side.
+///
 /// # Safety
-/// `host` is the `Collector` of the running launch and `list` holds `count` records.
+/// - `host` is the `Collector` of the running launch.
+/// - `list` is valid for `count` records.
 unsafe extern "C" fn accesses(host: *mut c_void, block: u32, list: *const GmAccess, count: u64) {
     if count == 0 {
         return;
@@ -178,22 +182,18 @@ unsafe extern "C" fn accesses(host: *mut c_void, block: u32, list: *const GmAcce
     let collector = unsafe { &*host.cast::<Collector<'_>>() };
     // SAFETY: the kernel side passes `count` records, valid during the call; `count` is not zero.
     let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
-    let mut inner = collector
-        .inner
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut inner = collector.lock();
     let converted = list
         .iter()
         .map(|record| {
             let key = (record.operation as usize, record.file as usize);
-            let known = inner.place_ids.get(&key).copied();
-            let place = known.unwrap_or_else(|| {
+            let known = inner.location_ids.get(&key).copied();
+            let location = known.unwrap_or_else(|| {
                 // SAFETY: operation and file are string literals of the loaded library.
-                let place =
-                    unsafe { format!("{} at {}", text(record.operation), text(record.file)) };
-                inner.places.push(place);
-                let id = inner.places.len() - 1;
-                inner.place_ids.insert(key, id);
+                let (operation, file) = unsafe { (text(record.operation), text(record.file)) };
+                inner.locations.push(format!("{operation} at {file}"));
+                let id = inner.locations.len() - 1;
+                inner.location_ids.insert(key, id);
                 id
             });
             Access {
@@ -201,7 +201,7 @@ unsafe extern "C" fn accesses(host: *mut c_void, block: u32, list: *const GmAcce
                 length: record.length,
                 stride: record.stride,
                 count: record.count,
-                place,
+                location,
                 line: record.line,
                 epoch: record.epoch,
                 seen: record.seen,
@@ -217,62 +217,48 @@ unsafe extern "C" fn accesses(host: *mut c_void, block: u32, list: *const GmAcce
 impl KernelLibrary {
     /// Loads a library that `build` made, for this host and this machine's architecture.
     pub(crate) fn load(bytes: &[u8], machine: &Machine) -> Outcome<Self> {
-        let elf_machine = bytes
-            .get(ELF_MACHINE_OFFSET..ELF_MACHINE_OFFSET + 2)
-            .filter(|_| bytes.starts_with(ELF_MAGIC))
-            .map(|field| u16::from_le_bytes([field[0], field[1]]))
-            .ok_or_else(|| {
-                Failure::new(
-                    RT_PARAM_INVALID,
-                    format!("{} bytes are not an ELF object", bytes.len()),
-                )
-            })?;
-        if elf_machine == ELF_MACHINE_DEVICE {
-            return Err(Failure::new(
-                RT_PARAM_INVALID,
-                "the binary is compiled for the device; the simulator loads kernels that ascend_sim::build compiled for this host",
-            ));
-        }
-        if elf_machine != ELF_MACHINE_HOST {
-            return Err(Failure::new(
-                RT_PARAM_INVALID,
-                format!(
-                    "the binary is for ELF machine {elf_machine}, this host is {ELF_MACHINE_HOST}"
-                ),
-            ));
+        let refuse = |message: String| Err(Failure::new(RT_PARAM_INVALID, message));
+        let field = bytes.get(ELF_MACHINE_OFFSET..ELF_MACHINE_OFFSET + 2);
+        let Some([low, high]) = field.filter(|_| bytes.starts_with(ELF_MAGIC)) else {
+            return refuse(format!("{} bytes are not an ELF object", bytes.len()));
+        };
+        match u16::from_le_bytes([*low, *high]) {
+            ELF_MACHINE_HOST => {}
+            ELF_MACHINE_DEVICE => {
+                return refuse(
+                    "the binary is compiled for the device; the simulator loads kernels that \
+                     ascend_sim::build compiled for this host"
+                        .to_owned(),
+                );
+            }
+            other => {
+                return refuse(format!(
+                    "the binary is for ELF machine {other}, this host is {ELF_MACHINE_HOST}"
+                ));
+            }
         }
         let library = Library::from_bytes(bytes)?;
-        let table = library
-            .symbol(c"ascend_sim_kernels")
-            .ok_or_else(|| {
-                Failure::new(
-                    RT_PARAM_INVALID,
-                    "the binary has no kernel table: compile it with ascend_sim::build",
-                )
-            })?
-            .cast::<KernelTable>()
-            .as_ptr()
-            .cast_const();
-        // SAFETY: the symbol is the table that `ASCEND_SIM_LIBRARY` defines; both versions of the
-        // interface begin with these two fields.
+        let Some(table) = library.symbol(c"ascend_sim_kernels") else {
+            return refuse(
+                "the binary has no kernel table: compile it with ascend_sim::build".to_owned(),
+            );
+        };
+        let table = table.cast::<KernelTable>().as_ptr().cast_const();
+        // SAFETY: the symbol is the table that `ASCEND_SIM_LIBRARY` defines; every version of the
+        // interface begins with these two fields.
         let (version, architecture) =
             unsafe { ((*table).interface_version, (*table).architecture) };
         if version != INTERFACE_VERSION {
-            return Err(Failure::new(
-                RT_PARAM_INVALID,
-                format!(
-                    "the binary has kernel interface {version}, this simulator has {INTERFACE_VERSION}"
-                ),
+            return refuse(format!(
+                "the binary has kernel interface {version}, the simulator has {INTERFACE_VERSION}"
             ));
         }
         if architecture != machine.architecture {
-            return Err(Failure::new(
-                RT_FEATURE_NOT_SUPPORTED,
-                format!(
-                    "the binary is compiled for dav-{architecture}, the device is dav-{}",
-                    machine.architecture
-                ),
-            ));
+            let message = format!(
+                "the binary is compiled for dav-{architecture}, the device is dav-{}",
+                machine.architecture
+            );
+            return Err(Failure::new(RT_FEATURE_NOT_SUPPORTED, message));
         }
         // SAFETY: the version was checked, so the table holds `entry_count` entries with C strings.
         let kernels = unsafe {
@@ -293,8 +279,8 @@ impl KernelLibrary {
 
     /// Runs all blocks of a launch on threads and waits for them.
     ///
-    /// The caller keeps the allocations behind `regions` alive, and holds the engine, so that
-    /// nothing else touches device memory.
+    /// The caller keeps the allocations of `regions` alive and holds the engine, so that nothing
+    /// else touches device memory.
     pub(crate) fn run(
         &self,
         _engine: &mut Engine<'_>,
@@ -306,7 +292,7 @@ impl KernelLibrary {
     ) -> LaunchOutput {
         let collector = Collector {
             kernel: &self.kernels[kernel].name,
-            inner: Mutex::new(Collected::default()),
+            inner: Mutex::default(),
         };
         let launch = Launch {
             interface_version: INTERFACE_VERSION,
@@ -328,12 +314,9 @@ impl KernelLibrary {
             args,
         };
         let next = AtomicU32::new(0);
-        let per_block = Mutex::new(vec![Counters::default(); blocks as usize]);
-        let threads = std::thread::available_parallelism()
-            .map_or(1, |n| n.get())
-            .min(blocks as usize);
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         std::thread::scope(|scope| {
-            for _ in 0..threads {
+            for _ in 0..cores.min(blocks as usize) {
                 scope.spawn(|| {
                     loop {
                         let block = next.fetch_add(1, Ordering::Relaxed);
@@ -341,29 +324,17 @@ impl KernelLibrary {
                             break;
                         }
                         let counters = job.run_block(block);
-                        per_block.lock().unwrap_or_else(PoisonError::into_inner)[block as usize] =
-                            counters;
+                        collector.lock().counters.add(&counters);
                     }
                 });
             }
         });
-        let mut collected = collector
-            .inner
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
+        let collected = collector.inner.into_inner();
+        let mut collected = collected.unwrap_or_else(PoisonError::into_inner);
         // Threads finish in any order; reports are in block order.
-        collected
-            .violations
-            .sort_by_key(|violation| violation.block);
+        collected.violations.sort_by_key(|found| found.block);
         collected.accesses.sort_by_key(|(block, _)| *block);
-        LaunchOutput {
-            violations: collected.violations,
-            accesses: collected.accesses,
-            places: collected.places,
-            per_block: per_block
-                .into_inner()
-                .unwrap_or_else(PoisonError::into_inner),
-        }
+        collected
     }
 }
 
@@ -374,8 +345,8 @@ struct Job<'a> {
     args: &'a [u8],
 }
 
-// SAFETY: the table and the launch are constant while the job runs; the collector behind
-// `launch.host` locks; the regions' bytes are the kernel's to touch, as on a device.
+// SAFETY: the table and the launch are constant while the job runs; the collector that
+// `launch.host` points to has a lock; the regions' bytes are the kernel's to touch, as on a device.
 unsafe impl Sync for Job<'_> {}
 
 impl Job<'_> {

@@ -5,7 +5,6 @@
 )]
 
 pub mod aclnn;
-pub mod control;
 mod export;
 pub(crate) mod kernel;
 pub mod operators;

@@ -1,4 +1,4 @@
-//! Memory and libraries of the host: the raw operations that everything else is built on.
+//! Memory and libraries of the host: the raw operations below everything else.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ffi::{CStr, CString, c_void};
@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 
 use crate::codes::{Failure, INTERNAL_ERROR, Outcome, RT_FEATURE_NOT_SUPPORTED};
 
-/// A stretch of the process's address space that nothing can read or write: where device addresses
-/// come from, so that following one on the host faults instead of returning bytes.
+/// A range of the process's address space that nothing can read or write. Device addresses come
+/// from it, so that following one on the host faults instead of returning bytes.
 pub(crate) struct Reservation {
     start: u64,
     size: u64,
@@ -17,16 +17,12 @@ impl Reservation {
     /// Reserves as much as the process may, up to `size` bytes.
     pub(crate) fn new(mut size: u64) -> Outcome<Self> {
         while size >= 1 << 30 {
-            let Ok(length) = usize::try_from(size) else {
-                size /= 2;
-                continue;
-            };
             // SAFETY: an anonymous mapping at an address that the kernel picks; no memory that the
             // process uses is replaced, and no access is ever made through it.
             let start = unsafe {
                 libc::mmap(
                     std::ptr::null_mut(),
-                    length,
+                    usize::try_from(size).unwrap_or(usize::MAX),
                     libc::PROT_NONE,
                     libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                     -1,
@@ -34,10 +30,8 @@ impl Reservation {
                 )
             };
             if start != libc::MAP_FAILED {
-                return Ok(Self {
-                    start: start as u64,
-                    size,
-                });
+                let start = start as u64;
+                return Ok(Self { start, size });
             }
             size /= 2;
         }
@@ -63,7 +57,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Proof that the holder is the only one who touches device memory now: held mutably, to write;
+/// Proof that the holder is the only one that accesses device memory now: mutably, to write;
 /// shared, to read.
 pub(crate) struct Engine<'a>(
     #[allow(dead_code, reason = "held, not read")] pub(crate) std::sync::MutexGuard<'a, ()>,
@@ -72,22 +66,16 @@ pub(crate) struct Engine<'a>(
 const POISON: u8 = 0xff;
 const BYTES_ALIGNMENT: usize = 512;
 
-/// Memory that kernels and copies share. Reads and writes need the [`Engine`].
-pub(crate) struct SharedBytes {
+/// Memory of the host's allocator, freed when dropped.
+struct RawBytes {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the bytes are only touched through methods that demand the engine, of which there is one,
-// or by kernel threads that run while their launch holds it.
-unsafe impl Send for SharedBytes {}
-// SAFETY: as for `Send`: shared references allow access only together with the engine.
-unsafe impl Sync for SharedBytes {}
-
-impl SharedBytes {
-    /// New memory, every byte 0xff, so that a float read before it was written is NaN.
-    pub(crate) fn new(size: usize) -> Outcome<Self> {
-        let layout = Layout::from_size_align(size.max(1), BYTES_ALIGNMENT).map_err(|_| {
+impl RawBytes {
+    /// New memory of at least one byte, every byte `fill`.
+    fn new(size: usize, alignment: usize, fill: u8) -> Outcome<Self> {
+        let layout = Layout::from_size_align(size.max(1), alignment).map_err(|_| {
             Failure::new(INTERNAL_ERROR, format!("{size} bytes cannot be laid out"))
         })?;
         // SAFETY: the layout has a size of at least one byte.
@@ -95,25 +83,44 @@ impl SharedBytes {
             handle_alloc_error(layout)
         };
         // SAFETY: `start` was just allocated with `layout.size()` bytes.
-        unsafe { start.write_bytes(POISON, layout.size()) };
+        unsafe { start.write_bytes(fill, layout.size()) };
         Ok(Self { start, layout })
+    }
+}
+
+impl Drop for RawBytes {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout, freed once.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// Memory that kernels and copies share. Reads and writes need the [`Engine`].
+pub(crate) struct SharedBytes(RawBytes);
+
+// SAFETY: the bytes are only accessed through methods that require the engine, of which there is
+// one, or by kernel threads that run while their launch holds it.
+unsafe impl Send for SharedBytes {}
+// SAFETY: a shared reference gives access only together with the engine, of which there is one.
+unsafe impl Sync for SharedBytes {}
+
+impl SharedBytes {
+    /// New memory, every byte 0xff, so that a float read before it was written is NaN.
+    pub(crate) fn new(size: usize) -> Outcome<Self> {
+        RawBytes::new(size, BYTES_ALIGNMENT, POISON).map(Self)
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.start.as_ptr()
+        self.0.start.as_ptr()
     }
 
     fn check(&self, offset: usize, len: usize) {
         assert!(
             offset
                 .checked_add(len)
-                .is_some_and(|end| end <= self.layout.size()),
+                .is_some_and(|end| end <= self.0.layout.size()),
             "device range outside its allocation"
         );
-    }
-
-    pub(crate) fn read(&self, engine: &Engine<'_>, offset: usize, into: &mut [u8]) {
-        into.copy_from_slice(self.slice(engine, offset, into.len()));
     }
 
     pub(crate) fn write(&self, engine: &mut Engine<'_>, offset: usize, from: &[u8]) {
@@ -147,59 +154,41 @@ impl SharedBytes {
         len: usize,
     ) -> &'a mut [u8] {
         self.check(offset, len);
-        // SAFETY: as for `slice`; the engine is borrowed mutably, so that no other slice lives.
+        // SAFETY: `check` keeps the range inside the allocation, which `self` keeps alive and which
+        // was filled when it was made. The one engine is borrowed mutably as long as the slice
+        // lives, so that no other slice of device memory exists.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().add(offset), len) }
-    }
-}
-
-impl Drop for SharedBytes {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with the same layout, freed once.
-        unsafe { dealloc(self.as_ptr(), self.layout) };
     }
 }
 
 const HOST_GUARD_BYTES: usize = 64;
 const HOST_CANARY: u8 = 0xc5;
 
-/// Page-locked host memory as handed out by `aclrtMallocHost`, with guard bytes on both sides.
+/// Page-locked host memory, as `aclrtMallocHost` returns it, with guard bytes on both sides.
 pub(crate) struct HostBlock {
-    start: NonNull<u8>,
-    layout: Layout,
+    bytes: RawBytes,
     size: usize,
 }
 
-// SAFETY: the block is plain memory; who touches it when is the program's business, as on a device.
+// SAFETY: the block is plain memory; when it is accessed is up to the program, as on a device.
 unsafe impl Send for HostBlock {}
-// SAFETY: as for `Send`.
+// SAFETY: the methods only read the address, the size, and guard bytes that nothing writes.
 unsafe impl Sync for HostBlock {}
 
 impl HostBlock {
     pub(crate) fn new(size: usize) -> Outcome<Self> {
-        let layout = size
-            .checked_add(2 * HOST_GUARD_BYTES)
-            .and_then(|whole| Layout::from_size_align(whole, HOST_GUARD_BYTES).ok())
-            .ok_or_else(|| {
-                Failure::new(INTERNAL_ERROR, format!("{size} bytes cannot be laid out"))
-            })?;
-        // SAFETY: the layout is at least two guards long.
-        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
-            handle_alloc_error(layout)
-        };
-        // SAFETY: `start` was just allocated with `layout.size()` bytes.
+        let whole = size.saturating_add(2 * HOST_GUARD_BYTES);
+        let bytes = RawBytes::new(whole, HOST_GUARD_BYTES, HOST_CANARY)?;
+        // SAFETY: `bytes` has `size` bytes between its two guards.
         unsafe {
-            start.write_bytes(HOST_CANARY, layout.size());
-            start.add(HOST_GUARD_BYTES).write_bytes(POISON, size);
+            let block = bytes.start.add(HOST_GUARD_BYTES);
+            block.write_bytes(POISON, size);
         }
-        Ok(Self {
-            start,
-            layout,
-            size,
-        })
+        Ok(Self { bytes, size })
     }
 
     pub(crate) fn address(&self) -> usize {
-        self.start.as_ptr() as usize + HOST_GUARD_BYTES
+        self.bytes.start.as_ptr() as usize + HOST_GUARD_BYTES
     }
 
     pub(crate) fn size(&self) -> usize {
@@ -209,20 +198,14 @@ impl HostBlock {
     /// Whether the guards are as they were made.
     pub(crate) fn guards_intact(&self) -> bool {
         let guard = |offset: usize| {
-            // SAFETY: both guards lie inside the allocation; only this type is meant to touch them.
+            // SAFETY: both guards are inside the allocation, and only this type touches them,
+            // unless the program overruns its block, which the comparison is there to find.
             let bytes = unsafe {
-                std::slice::from_raw_parts(self.start.as_ptr().add(offset), HOST_GUARD_BYTES)
+                std::slice::from_raw_parts(self.bytes.start.as_ptr().add(offset), HOST_GUARD_BYTES)
             };
             bytes.iter().all(|byte| *byte == HOST_CANARY)
         };
         guard(0) && guard(HOST_GUARD_BYTES + self.size)
-    }
-}
-
-impl Drop for HostBlock {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with the same layout, freed once.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }
 
@@ -238,7 +221,8 @@ pub(crate) unsafe fn read_host(address: usize, len: usize) -> Vec<u8> {
 /// Writes bytes at a host address that a program named.
 ///
 /// # Safety
-/// - `address` is valid for writing `bytes.len()` bytes and nothing else touches them during the call.
+/// - `address` is valid for writing `bytes.len()` bytes, and nothing else touches them during the
+///   call.
 pub(crate) unsafe fn write_host(address: usize, bytes: &[u8]) {
     // SAFETY: by the function's own condition; `bytes` is a Rust slice of other memory.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
@@ -258,7 +242,7 @@ pub(crate) struct Library(NonNull<c_void>);
 
 // SAFETY: the handle is an opaque token of the loader, which is thread-safe.
 unsafe impl Send for Library {}
-// SAFETY: as for `Send`; `symbol` is a thread-safe look-up.
+// SAFETY: the handle is an opaque token, and `dlsym`, which `symbol` calls, is thread-safe.
 unsafe impl Sync for Library {}
 
 impl Library {
@@ -267,21 +251,19 @@ impl Library {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Outcome<Self> {
         use std::io::Write;
         use std::os::fd::{AsRawFd, FromRawFd};
+
+        let broken = |error: &dyn std::fmt::Display| Failure::new(INTERNAL_ERROR, error);
         // SAFETY: the name is a C string; the flag is a documented one.
         let descriptor =
             unsafe { libc::memfd_create(c"ascend-sim-kernels".as_ptr(), libc::MFD_CLOEXEC) };
         if descriptor < 0 {
-            return Err(Failure::new(
-                INTERNAL_ERROR,
-                std::io::Error::last_os_error(),
-            ));
+            return Err(broken(&std::io::Error::last_os_error()));
         }
         // SAFETY: the descriptor was just made and belongs to nobody else.
         let mut file = unsafe { std::fs::File::from_raw_fd(descriptor) };
-        file.write_all(bytes)
-            .map_err(|error| Failure::new(INTERNAL_ERROR, error))?;
-        let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
-            .map_err(|error| Failure::new(INTERNAL_ERROR, error))?;
+        file.write_all(bytes).map_err(|error| broken(&error))?;
+        let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let path = path.map_err(|error| broken(&error))?;
         // SAFETY: the path is a C string. Loading runs the object's initialisers: the caller hands
         // over code to be run, which is what loading a kernel means.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -314,7 +296,8 @@ impl Library {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: the handle came from `dlopen` and is closed once; who uses its code holds the library.
+        // SAFETY: the handle came from `dlopen` and is closed once; users of its code hold the
+        // library.
         unsafe { libc::dlclose(self.0.as_ptr()) };
     }
 }

@@ -1,4 +1,4 @@
-//! ApplyRotaryPosEmb, its second version, and InterleaveRope.
+//! ApplyRotaryPosEmb and its second version.
 
 use super::dtype::FLT;
 use super::rotary::{Mode, rotate};
@@ -8,9 +8,9 @@ use crate::state::sim;
 
 const HEAD_DIMS: &[usize] = &[64, 128];
 const RANK: usize = 4;
-const INTERLEAVE_HEAD_DIM: usize = 64;
 
-/// The heads axis of a layout number: 1 BSND, 2 SBND, 3 BNSD. A later release has 4, TND; what runs here is to run on all.
+/// The heads axis of a layout number: 1 BSND, 2 SBND, 3 BNSD. A later release has 4, TND; what runs
+/// here is to run on all of them.
 fn heads_axis(layout: i64, architecture: u32) -> Outcome<usize> {
     match layout {
         2 | 3 if architecture == 2201 => refuse(format!(
@@ -26,31 +26,33 @@ fn heads_axis(layout: i64, architecture: u32) -> Outcome<usize> {
 
 /// For each row of `x`, the row of an angle tensor that has one head.
 fn rows_without_heads(x: &Tensor, heads_axis: usize) -> Vec<usize> {
-    let inner: usize = x.dims[heads_axis + 1..x.dims.len() - 1].iter().product();
-    let rows: usize = x.dims[..x.dims.len() - 1].iter().product();
+    let last = x.rank() - 1;
+    let inner: usize = x.dims[heads_axis + 1..last].iter().product();
+    let rows: usize = x.dims[..last].iter().product();
     let heads = x.dims[heads_axis];
     (0..rows)
         .map(|row| row / (heads * inner) * inner + row % inner)
         .collect()
 }
 
-fn expect_angles(x: &Tensor, angles: &Tensor, heads_axis: usize, name: &str) -> Outcome {
+fn expect_angles(x: &Tensor, angles: &Operand, heads_axis: usize) -> Outcome {
     let mut expected = x.dims.clone();
     expected[heads_axis] = 1;
     if angles.dims != expected || angles.dtype != x.dtype {
         return refuse(format!(
-            "{name} is {:?} {:?}, {:?} {expected:?} is expected",
-            angles.dtype, angles.dims, x.dtype
+            "{} is {:?} {:?}, {:?} {expected:?} is expected",
+            angles.name, angles.dtype, angles.dims, x.dtype
         ));
     }
     Ok(())
 }
 
+/// ApplyRotaryPosEmb and its second version: rotates query and key in place.
 pub(crate) fn apply(
-    query: &Operand,
-    key: &Operand,
-    cos: &Operand,
-    sin: &Operand,
+    query: Operand,
+    key: Operand,
+    cos: Operand,
+    sin: Operand,
     layout: i64,
     rotary_mode: &str,
 ) -> Outcome<Kernel> {
@@ -70,18 +72,18 @@ pub(crate) fn apply(
             "rotaryMode `{rotary_mode}` needs an Ascend 950, dav-2201 takes only `half`"
         ));
     }
-    for (tensor, name) in [(query, "query"), (key, "key")] {
+    let pair = [query, key];
+    for tensor in &pair {
         let width = tensor.dims.last().copied().unwrap_or(0);
-        if tensor.dims.len() != RANK || !FLT.has(tensor.dtype) || !HEAD_DIMS.contains(&width) {
+        if tensor.rank() != RANK || !FLT.has(tensor.dtype) || !HEAD_DIMS.contains(&width) {
             return refuse(format!(
-                "{name} of {:?}: layout {layout} has {RANK} axes and D of {HEAD_DIMS:?}",
-                tensor.dims
+                "{} of {:?}: layout {layout} has {RANK} axes and D of {HEAD_DIMS:?}",
+                tensor.name, tensor.dims
             ));
         }
-        expect_angles(tensor, cos, heads, "cos")?;
-        expect_angles(tensor, sin, heads, "sin")?;
+        expect_angles(tensor, &cos, heads)?;
+        expect_angles(tensor, &sin, heads)?;
     }
-    let (pair, cos, sin) = ([query.clone(), key.clone()], cos.clone(), sin.clone());
     kernel(move |data| {
         let (c, s) = (data.read(&cos)?, data.read(&sin)?);
         for tensor in &pair {
@@ -91,37 +93,5 @@ pub(crate) fn apply(
             data.write(tensor, &y)?;
         }
         Ok(())
-    })
-}
-
-pub(crate) fn interleave(
-    x: &Operand,
-    cos: &Operand,
-    sin: &Operand,
-    out: &Operand,
-) -> Outcome<Kernel> {
-    if x.dims.len() != 4
-        || x.dims[3] != INTERLEAVE_HEAD_DIM
-        || out.dims != x.dims
-        || out.dtype != x.dtype
-        || !FLT.has(x.dtype)
-    {
-        return refuse(format!(
-            "x of {:?} and out of {:?}: BNSD with D = {INTERLEAVE_HEAD_DIM} is expected",
-            x.dims, out.dims
-        ));
-    }
-    expect_angles(x, cos, 1, "cos")?;
-    expect_angles(x, sin, 1, "sin")?;
-    let (x, cos, sin, out) = (x.clone(), cos.clone(), sin.clone(), out.clone());
-    kernel(move |data| {
-        let y = rotate(
-            &data.read(&x)?,
-            &data.read(&cos)?,
-            &data.read(&sin)?,
-            &rows_without_heads(&x, 1),
-            &Mode::InterleaveHalf.terms(INTERLEAVE_HEAD_DIM),
-        );
-        data.write(&out, &y)
     })
 }

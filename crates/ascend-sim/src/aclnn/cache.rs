@@ -15,27 +15,26 @@ const SECTIONS_V2: &[&[i64]] = &[
     &[16, 16, 16, 16],
 ];
 
-/// How sections lie over the lanes.
+/// How sections are assigned to the lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CacheMode {
+enum CacheMode {
     Contiguous,
     Striped,
 }
 
 /// Parameters of both versions.
-pub(crate) struct Parameters {
-    pub(crate) operator: &'static str,
-    pub(crate) positions: Operand,
-    pub(crate) query: Operand,
-    pub(crate) key: Operand,
-    pub(crate) cos_sin: Operand,
-    pub(crate) sections: Vec<i64>,
-    pub(crate) head_size: i64,
-    pub(crate) neox: bool,
+struct Parameters {
+    positions: Operand,
+    query: Operand,
+    key: Operand,
+    cos_sin: Operand,
+    query_out: Operand,
+    key_out: Operand,
+    sections: Vec<i64>,
+    head_size: i64,
+    neox: bool,
     /// `None` in the first version.
-    pub(crate) cache_mode: Option<i64>,
-    pub(crate) query_out: Operand,
-    pub(crate) key_out: Operand,
+    cache_mode: Option<i64>,
 }
 
 /// The axis of each lane.
@@ -49,15 +48,12 @@ fn lane_axes(sections: &[i64], mode: CacheMode, lanes: usize) -> Vec<usize> {
             .enumerate()
             .flat_map(|(axis, width)| std::iter::repeat_n(axis, *width as usize))
             .collect(),
-        // Axes take turns until a section is used up; what is left over belongs to the first.
+        // The axes alternate until a section is used up; the remaining lanes belong to the first.
         CacheMode::Striped => (0..lanes)
             .map(|lane| {
                 let axis = lane % sections.len();
-                if (lane as i64) < sections[axis] * sections.len() as i64 {
-                    axis
-                } else {
-                    0
-                }
+                let inside = (lane as i64) < sections[axis] * sections.len() as i64;
+                if inside { axis } else { 0 }
             })
             .collect(),
     }
@@ -65,31 +61,18 @@ fn lane_axes(sections: &[i64], mode: CacheMode, lanes: usize) -> Vec<usize> {
 
 fn check(p: &Parameters) -> Outcome<CacheMode> {
     let dtype = p.query.dtype;
-    if !FLT.has(dtype)
-        || [&p.key, &p.cos_sin, &p.query_out, &p.key_out]
-            .iter()
-            .any(|t| t.dtype != dtype)
-    {
+    let others = [&p.key, &p.cos_sin, &p.query_out, &p.key_out];
+    if !FLT.has(dtype) || others.iter().any(|t| t.dtype != dtype) {
         return refuse(
             "query, key, cosSinCache and the outputs must share one of FLOAT, FLOAT16, BF16",
         );
     }
-    if p.positions.dtype != DataType::Int64 {
-        return refuse(format!(
-            "positions are {:?}, INT64 is expected",
-            p.positions.dtype
-        ));
+    p.positions.expect_dtype(DataType::Int64)?;
+    for tensor in [&p.query, &p.key, &p.cos_sin] {
+        tensor.expect_rank(2..=2)?;
     }
-    if [&p.query, &p.key, &p.cos_sin]
-        .iter()
-        .any(|t| t.dims.len() != 2)
-        || p.query.dims != p.query_out.dims
-        || p.key.dims != p.key_out.dims
-    {
-        return refuse(
-            "query, key and cosSinCache have two dimensions, and the outputs those of query and key",
-        );
-    }
+    p.query_out.expect_dims(&p.query.dims)?;
+    p.key_out.expect_dims(&p.key.dims)?;
     let tokens = p.query.dims[0];
     let expected: &[&[usize]] = if p.sections.is_empty() {
         &[&[tokens]]
@@ -106,7 +89,8 @@ fn check(p: &Parameters) -> Outcome<CacheMode> {
     let (head_size, rotary_dim) = (p.head_size, p.cos_sin.dims[1] as i64);
     if head_size <= 0 || head_size % step != 0 || rotary_dim % step != 0 || rotary_dim > head_size {
         return refuse(format!(
-            "headSize {head_size} and rotaryDim {rotary_dim} must be multiples of {step}, the second at most the first"
+            "headSize {head_size} and rotaryDim {rotary_dim} must be multiples of {step}, \
+             the second at most the first"
         ));
     }
     if [&p.query, &p.key]
@@ -146,7 +130,8 @@ fn check(p: &Parameters) -> Outcome<CacheMode> {
             || p.sections.iter().sum::<i64>() != rotary_dim / 2
         {
             return refuse(format!(
-                "mropeSection {:?} must have one entry per row of positions and sum to rotaryDim/2 = {}",
+                "mropeSection {:?} must have one entry per row of positions \
+                 and sum to rotaryDim/2 = {}",
                 p.sections,
                 rotary_dim / 2
             ));
@@ -155,16 +140,37 @@ fn check(p: &Parameters) -> Outcome<CacheMode> {
     Ok(mode)
 }
 
-pub(crate) fn cached(mut p: Parameters) -> Outcome<Kernel> {
+/// Both versions of the operator; the first has no cache mode. The tensors are positions, query,
+/// key, table, and the outputs for query and key.
+pub(crate) fn cached(
+    operator: &'static str,
+    [positions, query, key, cos_sin, query_out, key_out]: [Operand; 6],
+    mut sections: Vec<i64>,
+    head_size: i64,
+    neox: bool,
+    cache_mode: Option<i64>,
+) -> Outcome<Kernel> {
     // Zeros stand for no sections.
-    if p.sections.iter().all(|width| *width == 0) {
-        p.sections.clear();
+    if sections.iter().all(|width| *width == 0) {
+        sections.clear();
     }
+    let p = Parameters {
+        positions,
+        query,
+        key,
+        cos_sin,
+        query_out,
+        key_out,
+        sections,
+        head_size,
+        neox,
+        cache_mode,
+    };
     let mode = check(&p)?;
     if !p.positions.is_contiguous() {
         let message = format!(
-            "{}: positions are not contiguous; the operator ignores their strides and rotates by wrong positions",
-            p.operator
+            "{operator}: positions are not contiguous; the operator ignores their strides and \
+             rotates by wrong positions"
         );
         sim().violate(Violation::host("operator", message));
     }
@@ -175,13 +181,13 @@ pub(crate) fn cached(mut p: Parameters) -> Outcome<Kernel> {
         let tokens = p.query.dims[0];
         let positions = data.read_ignoring_strides::<i64>(&p.positions)?;
         let table: Vec<f32> = data.read(&p.cos_sin)?;
-        if let Some(outside) = positions
+        let mut outside = positions
             .iter()
-            .find(|position| !(0..max_positions).contains(*position))
-        {
+            .filter(|p| !(0..max_positions).contains(*p));
+        if let Some(outside) = outside.next() {
             let message = format!(
-                "{}: position {outside} is outside the cosSinCache of {max_positions} rows; the operator does not check and reads other memory",
-                p.operator
+                "{operator}: position {outside} is outside the cosSinCache of {max_positions} \
+                 rows; the operator does not check and reads other memory"
             );
             sim().violate(Violation::host("operator", &message));
             return Err(Failure::new(RT_VECTOR_CORE_EXCEPTION, message));
@@ -195,11 +201,11 @@ pub(crate) fn cached(mut p: Parameters) -> Outcome<Kernel> {
             for token in 0..tokens {
                 for head in 0..width / head_size {
                     let start = token * width + head * head_size;
-                    for (i, (straight, turned, sign)) in terms.iter().enumerate() {
+                    for (i, (by_cos, by_sin, sign)) in terms.iter().enumerate() {
                         let lane = if p.neox { i % lanes } else { i / 2 };
                         let row = positions[axes[lane] * tokens + token] as usize * rotary_dim;
                         let (c, s) = (table[row + lane], table[row + lanes + lane]);
-                        y[start + i] = x[start + straight] * c + sign * x[start + turned] * s;
+                        y[start + i] = x[start + by_cos] * c + sign * x[start + by_sin] * s;
                     }
                 }
             }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::call::{Operand, Slot};
+use super::call::Operand;
 use super::element::{Lane, Strided, dense_strides, gather, scatter};
+use super::executor::Launch;
 use crate::abi::sys::{Engine, SharedBytes};
 use crate::codes::{Failure, Outcome, RT_AICORE_EXCEPTION};
 use crate::state::sim;
@@ -12,45 +13,49 @@ use crate::trace::Violation;
 
 /// A part of a tensor: its own shape and strides, from an element of the tensor.
 pub(crate) struct Part<'a> {
-    pub(crate) dims: &'a [usize],
-    pub(crate) strides: &'a [i64],
-    pub(crate) start: i64,
+    dims: &'a [usize],
+    strides: &'a [i64],
+    start: i64,
+}
+
+impl<'a> Part<'a> {
+    pub(crate) fn new(dims: &'a [usize], strides: &'a [i64], start: i64) -> Self {
+        Self {
+            dims,
+            strides,
+            start,
+        }
+    }
 }
 
 /// The memory of an operator's tensors.
 pub(crate) struct Data<'a, 'e> {
     engine: &'a mut Engine<'e>,
     context: &'a TaskContext,
-    operator: &'static str,
-    device: u32,
-    slots: &'a [Slot],
+    launch: &'a Launch,
 }
 
 impl<'a, 'e> Data<'a, 'e> {
     pub(crate) fn new(
         engine: &'a mut Engine<'e>,
         context: &'a TaskContext,
-        operator: &'static str,
-        device: u32,
-        slots: &'a [Slot],
+        launch: &'a Launch,
     ) -> Self {
         Self {
             engine,
             context,
-            operator,
-            device,
-            slots,
+            launch,
         }
     }
 
-    /// An exception of the device: reported, and the end of the stream.
+    /// Reports an exception of the device, which ends the stream.
     pub(crate) fn exception(&self, message: impl std::fmt::Display) -> Failure {
-        let message = format!("{}: {message}", self.operator);
+        let message = format!("{}: {message}", self.launch.operator);
         sim().violate(Violation::host("operator", &message));
         Failure::new(RT_AICORE_EXCEPTION, message)
     }
 
-    /// The allocation behind a part of a tensor, and where in it the part begins.
+    /// The bytes that hold a part of a tensor: allocation, offset in it, length.
     fn locate(
         &self,
         of: &Operand,
@@ -58,36 +63,28 @@ impl<'a, 'e> Data<'a, 'e> {
         at: &Strided,
         write: bool,
     ) -> Outcome<(Arc<SharedBytes>, usize, usize)> {
-        let view = &self.slots[of.slot].view;
+        let view = &self.launch.slots[of.slot].view;
         let size = view.dtype.bytes();
-        let address = view
-            .address()
-            .wrapping_add((start as u64).wrapping_mul(size));
+        let offset_bytes = (start as u64).wrapping_mul(size);
+        let address = view.address().wrapping_add(offset_bytes);
         let len = (at.last() as u64 + 1) * size;
+        let planned = self.launch.device;
         let mut state = sim();
-        let found = state
-            .memory
-            .find(address, len)
-            .map_err(|failure| failure.message)
-            .and_then(|allocation| {
-                if allocation.device == self.device {
-                    Ok((
-                        Arc::clone(&allocation.bytes),
-                        (address - allocation.start) as usize,
-                        len as usize,
-                    ))
-                } else {
-                    Err(format!(
-                        "memory of device {}, the operator was planned on device {}",
-                        allocation.device, self.device
-                    ))
-                }
-            });
+        let found = match state.memory.find(address, len) {
+            Err(failure) => Err(failure.message),
+            Ok(allocation) if allocation.device != planned => Err(format!(
+                "memory of device {}, the operator was planned on device {planned}",
+                allocation.device
+            )),
+            Ok(allocation) => Ok((allocation.share(), (address - allocation.start) as usize)),
+        };
         if found.is_ok() {
-            state.task_touch(address, len, write, self.context, self.operator);
+            state.task_touch(address, len, write, self.context, self.launch.operator);
         }
         drop(state);
-        found.map_err(|message| self.exception(format!("{}: {message}", of.name)))
+        let (bytes, offset) =
+            found.map_err(|message| self.exception(format!("{}: {message}", of.name)))?;
+        Ok((bytes, offset, len as usize))
     }
 
     /// The elements of a part, in its order.
@@ -119,38 +116,29 @@ impl<'a, 'e> Data<'a, 'e> {
 
     /// All elements, the last axis fastest.
     pub(crate) fn read<L: Lane>(&self, of: &Operand) -> Outcome<Vec<L>> {
-        self.read_part(of, &whole(of))
+        self.read_part(of, &Part::new(&of.dims, &of.strides, 0))
     }
 
     /// Writes all elements.
     pub(crate) fn write<L: Lane>(&mut self, of: &Operand, values: &[L]) -> Outcome {
-        self.write_part(of, &whole(of), values)
+        self.write_part(of, &Part::new(&of.dims, &of.strides, 0), values)
     }
 
     /// All elements, spread over a shape that the tensor broadcasts to.
     pub(crate) fn read_as<L: Lane>(&self, of: &Operand, dims: &[usize]) -> Outcome<Vec<L>> {
-        let strides = spread(&of.dims, &of.strides, dims);
-        self.read_part(
-            of,
-            &Part {
-                dims,
-                strides: &strides,
-                start: 0,
-            },
-        )
+        let lead = dims.len() - of.rank();
+        let stride = |axis: usize| match axis.checked_sub(lead) {
+            Some(own) if of.dims[own] != 1 => of.strides[own],
+            _ => 0,
+        };
+        let strides: Vec<i64> = (0..dims.len()).map(stride).collect();
+        self.read_part(of, &Part::new(dims, &strides, 0))
     }
 
     /// All elements with the axes in another order.
     pub(crate) fn read_order<L: Lane>(&self, of: &Operand, order: &[usize]) -> Outcome<Vec<L>> {
         let (dims, strides) = reordered(of, order);
-        self.read_part(
-            of,
-            &Part {
-                dims: &dims,
-                strides: &strides,
-                start: 0,
-            },
-        )
+        self.read_part(of, &Part::new(&dims, &strides, 0))
     }
 
     /// Writes all elements, given with the axes in another order.
@@ -161,36 +149,12 @@ impl<'a, 'e> Data<'a, 'e> {
         values: &[L],
     ) -> Outcome {
         let (dims, strides) = reordered(of, order);
-        self.write_part(
-            of,
-            &Part {
-                dims: &dims,
-                strides: &strides,
-                start: 0,
-            },
-            values,
-        )
+        self.write_part(of, &Part::new(&dims, &strides, 0), values)
     }
 
     /// The elements as if the view were dense: what an operator does that ignores strides.
     pub(crate) fn read_ignoring_strides<L: Lane>(&self, of: &Operand) -> Outcome<Vec<L>> {
-        let strides = dense_strides(&of.dims);
-        self.read_part(
-            of,
-            &Part {
-                dims: &of.dims,
-                strides: &strides,
-                start: 0,
-            },
-        )
-    }
-}
-
-fn whole(of: &Operand) -> Part<'_> {
-    Part {
-        dims: &of.dims,
-        strides: &of.strides,
-        start: 0,
+        self.read_part(of, &Part::new(&of.dims, &dense_strides(&of.dims), 0))
     }
 }
 
@@ -199,18 +163,4 @@ fn reordered(of: &Operand, order: &[usize]) -> (Vec<usize>, Vec<i64>) {
         .iter()
         .map(|axis| (of.dims[*axis], of.strides[*axis]))
         .unzip()
-}
-
-/// Strides that step through `dims`, to which a view of shape `from` broadcasts.
-pub(crate) fn spread(from: &[usize], strides: &[i64], dims: &[usize]) -> Vec<i64> {
-    let lead = dims.len() - from.len();
-    (0..dims.len())
-        .map(|axis| {
-            if axis < lead || from[axis - lead] == 1 {
-                0
-            } else {
-                strides[axis - lead]
-            }
-        })
-        .collect()
 }

@@ -1,10 +1,10 @@
-//! What an operator is called with: views of device memory, scalars, lists.
+//! The parameters of operators: views of device memory, scalars, lists.
 
 use std::sync::Arc;
 
-use super::call::Executor;
 use super::dtype::DataType;
 use super::element::{Lane, Strided, dense_strides, gather};
+use super::executor::Executor;
 use super::refuse;
 use crate::codes::Outcome;
 use crate::registry::{Kind, Registry};
@@ -12,18 +12,8 @@ use crate::registry::{Kind, Registry};
 /// Dimensions that a descriptor can hold.
 const MAX_DIMS: usize = 25;
 
-/// The format that says nothing about the axes.
-pub(crate) const FORMAT_ND: i32 = 2;
-/// Formats of one rank: the spatial axes of a convolution's tensors.
-const FORMATS_BY_RANK: [(i32, usize, &str); 3] = [(47, 3, "NCL"), (0, 4, "NCHW"), (30, 5, "NCDHW")];
-
-/// The convolution format of a rank, with its name.
-pub(crate) fn spatial_format(rank: usize) -> Option<(i32, &'static str)> {
-    FORMATS_BY_RANK
-        .iter()
-        .find(|(_, of, _)| *of == rank)
-        .map(|(code, _, name)| (*code, *name))
-}
+/// The format without a meaning of the axes.
+const FORMAT_ND: i32 = 2;
 
 /// A view: dimensions and strides in elements from an offset in elements.
 #[derive(Clone, Debug)]
@@ -32,11 +22,10 @@ pub(crate) struct Tensor {
     pub(crate) strides: Vec<i64>,
     pub(crate) offset: i64,
     pub(crate) dtype: DataType,
-    pub(crate) format: i32,
     pub(crate) data: u64,
 }
 
-/// What `aclCreateTensor` is given.
+/// The arguments of `aclCreateTensor`.
 pub(crate) struct Description {
     pub(crate) dims: Vec<i64>,
     pub(crate) dtype: i32,
@@ -52,9 +41,10 @@ impl Tensor {
     pub(crate) fn new(given: Description) -> Outcome<Self> {
         let dtype = data_type(given.dtype)?;
         let (format, rank) = (given.format, given.dims.len());
-        if format != FORMAT_ND && spatial_format(rank).is_none_or(|(code, _)| code != format) {
+        if format != FORMAT_ND {
             return refuse(format!(
-                "format {format} for {rank} axes: ND ({FORMAT_ND}), NCL (47), NCHW (0) and NCDHW (30) of 3, 4 and 5 axes are modelled; offset comes before format in the parameters"
+                "format {format}: only ND ({FORMAT_ND}) is modelled; \
+                 offset comes before format in the parameters"
             ));
         }
         if rank > MAX_DIMS {
@@ -76,7 +66,6 @@ impl Tensor {
             strides,
             offset: given.offset,
             dtype,
-            format,
             data: given.data,
         };
         let elements: i64 = given.storage.iter().product();
@@ -119,10 +108,10 @@ impl Tensor {
         if rank < 2 || self.is_contiguous() {
             return self.is_contiguous();
         }
-        let mut turned = self.clone();
-        turned.dims.swap(rank - 2, rank - 1);
-        turned.strides.swap(rank - 2, rank - 1);
-        turned.is_contiguous()
+        let mut transposed = self.clone();
+        transposed.dims.swap(rank - 2, rank - 1);
+        transposed.strides.swap(rank - 2, rank - 1);
+        transposed.is_contiguous()
     }
 
     /// The address of the first element.
@@ -176,20 +165,12 @@ pub(crate) struct Scalar {
 impl Scalar {
     pub(crate) fn new(dtype: DataType, bytes: &[u8]) -> Self {
         let one = Strided::new(&[], &[]);
-        let real = one
-            .as_ref()
-            .map_or(0.0, |at| gather::<f64>(bytes, dtype, at, 1)[0]);
-        let integer = one.map_or(0, |at| gather::<i64>(bytes, dtype, &at, 1)[0]);
+        let one = one.as_ref();
         Self {
             dtype,
-            real,
-            integer,
+            real: one.map_or(0.0, |at| gather(bytes, dtype, at, 1)[0]),
+            integer: one.map_or(0, |at| gather(bytes, dtype, at, 1)[0]),
         }
-    }
-
-    /// A truth value.
-    pub(crate) fn truth(holds: bool) -> Self {
-        Self::new(DataType::Bool, &[u8::from(holds)])
     }
 
     /// The number as an operator computes with it.
@@ -207,48 +188,28 @@ impl Scalar {
 }
 
 /// The live objects that operators are called with.
+#[derive(Default)]
 pub(crate) struct Descriptors {
     pub(crate) tensors: Registry<Arc<Tensor>>,
     pub(crate) ints: Registry<Vec<i64>>,
-    pub(crate) floats: Registry<Vec<f32>>,
-    pub(crate) bools: Registry<Vec<bool>>,
     pub(crate) scalars: Registry<Scalar>,
     pub(crate) lists: Registry<Vec<u64>>,
-    pub(crate) scalar_lists: Registry<Vec<u64>>,
     pub(crate) executors: Registry<Executor>,
 }
 
 impl Descriptors {
-    pub(crate) fn new() -> Self {
-        Self {
-            tensors: Registry::new(Kind::Tensor),
-            ints: Registry::new(Kind::IntArray),
-            floats: Registry::new(Kind::FloatArray),
-            bools: Registry::new(Kind::BoolArray),
-            scalars: Registry::new(Kind::Scalar),
-            lists: Registry::new(Kind::TensorList),
-            scalar_lists: Registry::new(Kind::ScalarList),
-            executors: Registry::new(Kind::Executor),
-        }
-    }
-
     pub(crate) fn live(&self) -> usize {
         self.tensors.len()
             + self.ints.len()
-            + self.floats.len()
-            + self.bools.len()
             + self.scalars.len()
             + self.lists.len()
-            + self.scalar_lists.len()
             + self.executors.len()
     }
 
-    /// Whether what an operator was planned with is still there.
+    /// Refuses the handle of a descriptor that was destroyed.
     pub(crate) fn expect_alive(&self, handle: u64) -> Outcome {
         match Kind::of(handle) {
             Some(Kind::IntArray) => self.ints.get(handle).map(drop),
-            Some(Kind::FloatArray) => self.floats.get(handle).map(drop),
-            Some(Kind::BoolArray) => self.bools.get(handle).map(drop),
             Some(Kind::Scalar) => self.scalars.get(handle).map(drop),
             Some(Kind::TensorList) => self.lists.get(handle).map(drop),
             _ => self.tensors.get(handle).map(drop),

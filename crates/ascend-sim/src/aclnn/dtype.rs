@@ -27,7 +27,7 @@ const ALL: [DataType; 13] = [
     Float, Float16, Int8, Int32, Uint8, Int16, Uint16, Uint32, Int64, Uint64, Double, Bool, Bf16,
 ];
 
-/// What an operator computes in: halves are widened, integers and bool are exact.
+/// The type that an operator computes in: f16 and bf16 are widened, integers and bool are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     F32,
@@ -97,11 +97,11 @@ pub(crate) const FLOATS: Types = FLT.and(Types::of(&[Double]));
 pub(crate) const INTS: Types = Types::of(&[Int8, Int16, Int32, Int64, Uint8]);
 /// bool.
 pub(crate) const BOOL: Types = Types::of(&[Bool]);
-/// The vendor's usual list, without complex numbers.
+/// The types that most documents list, without complex numbers.
 pub(crate) const ARITH: Types = FLOATS.and(INTS).and(BOOL);
 /// Index types.
 pub(crate) const INDEX: Types = Types::of(&[Int32, Int64]);
-/// All that are modelled.
+/// All types that are modelled.
 pub(crate) const ANY: Types = ARITH.and(Types::of(&[Uint16, Uint32, Uint64]));
 
 /// The type that two tensors compute in.

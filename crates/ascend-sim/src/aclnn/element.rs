@@ -1,4 +1,5 @@
-//! Numbers as they lie in memory, numbers as operators compute, and strided runs between the two.
+//! Numbers as they are stored, numbers as operators compute with them, and the strided runs that
+//! lead from one to the other.
 
 use half::{bf16, f16};
 
@@ -36,7 +37,8 @@ macro_rules! bytes {
     };
 }
 
-// Floats to integers are cut towards zero, NaN gives 0; integers to narrower ones keep their low bits.
+// Floats become integers by truncation, NaN becomes 0; integers become narrower ones by keeping
+// their low bits.
 macro_rules! native {
     ($($t:ty)*) => { $(
         impl Element for $t {
@@ -67,6 +69,13 @@ macro_rules! halves {
 }
 halves!(f16 bf16);
 
+macro_rules! flags {
+    ($($t:ty: $to:ident $from:ident),*) => { $(
+        fn $to(self) -> $t { u8::from(self.0).into() }
+        fn $from(x: $t) -> Self { Self(x != <$t>::default()) }
+    )* };
+}
+
 impl Element for Flag {
     const BYTES: usize = 1;
     fn decode(bytes: &[u8]) -> Self {
@@ -75,24 +84,7 @@ impl Element for Flag {
     fn encode(self, bytes: &mut [u8]) {
         bytes[0] = u8::from(self.0);
     }
-    fn to_f32(self) -> f32 {
-        f32::from(u8::from(self.0))
-    }
-    fn to_f64(self) -> f64 {
-        f64::from(u8::from(self.0))
-    }
-    fn to_i64(self) -> i64 {
-        i64::from(self.0)
-    }
-    fn from_f32(x: f32) -> Self {
-        Self(x != 0.0)
-    }
-    fn from_f64(x: f64) -> Self {
-        Self(x != 0.0)
-    }
-    fn from_i64(x: i64) -> Self {
-        Self(x != 0)
-    }
+    flags!(f32: to_f32 from_f32, f64: to_f64 from_f64, i64: to_i64 from_i64);
 }
 
 /// A number that operators compute with: f32, f64, or i64 for all integers and bool.
@@ -103,16 +95,11 @@ pub(crate) trait Lane: Copy + PartialOrd + Default + Send + Sync + 'static {
     fn from_i64(x: i64) -> Self;
     fn to_f64(self) -> f64;
     fn is_nan(self) -> bool;
-    fn is_finite(self) -> bool;
     fn add(self, y: Self) -> Self;
     fn sub(self, y: Self) -> Self;
     fn mul(self, y: Self) -> Self;
-    /// The true quotient of floats; of integers, cut towards zero, 0 for a divisor of 0.
+    /// The true quotient of floats; of integers, truncated, and 0 for a divisor of 0.
     fn div(self, y: Self) -> Self;
-    /// The quotient rounded down.
-    fn div_floor(self, y: Self) -> Self;
-    /// The quotient rounded towards zero.
-    fn div_trunc(self, y: Self) -> Self;
     /// The remainder with the divisor's sign.
     fn rem_floor(self, y: Self) -> Self;
     fn pow(self, y: Self) -> Self;
@@ -138,37 +125,58 @@ pub(crate) trait Lane: Copy + PartialOrd + Default + Send + Sync + 'static {
     }
 }
 
-/// A floating-point lane.
-pub(crate) trait Real: Lane {
-    fn sqrt(self) -> Self;
-    fn exp(self) -> Self;
-    fn ln(self) -> Self;
-    fn ln_1p(self) -> Self;
-    fn erf(self) -> Self;
-    fn tanh(self) -> Self;
-    fn sin(self) -> Self;
-    fn cos(self) -> Self;
-    fn floor(self) -> Self;
-    fn ceil(self) -> Self;
-    fn round(self) -> Self;
+/// Declares [`Real`] with these functions of the standard library, by their names.
+macro_rules! real_trait {
+    ($($f:ident)*) => {
+        /// A floating-point lane.
+        pub(crate) trait Real: Lane {
+            $( fn $f(self) -> Self; )*
+            fn erf(self) -> Self;
+            /// To the nearest whole number, halves to the even one.
+            fn round(self) -> Self;
+        }
+        real_trait!(@ f32 $($f)*);
+        real_trait!(@ f64 $($f)*);
+    };
+    (@ $t:ident $($f:ident)*) => {
+        impl Real for $t {
+            $( fn $f(self) -> Self { self.$f() } )*
+            fn erf(self) -> Self { error_function(f64::from(self)) as $t }
+            fn round(self) -> Self { self.round_ties_even() }
+        }
+    };
+}
+real_trait!(sqrt exp ln ln_1p tanh sin cos floor ceil);
+
+macro_rules! conversions {
+    ($t:ty, $to:ident $from:ident) => {
+        fn of<E: Element>(element: E) -> Self {
+            element.$to()
+        }
+        fn to<E: Element>(self) -> E {
+            E::$from(self)
+        }
+        fn from_f64(x: f64) -> Self {
+            x as $t
+        }
+        fn from_i64(x: i64) -> Self {
+            x as $t
+        }
+        fn to_f64(self) -> f64 {
+            self as f64
+        }
+    };
 }
 
 macro_rules! real {
     ($($t:ident $to:ident $from:ident),*) => { $(
         impl Lane for $t {
-            fn of<E: Element>(element: E) -> Self { element.$to() }
-            fn to<E: Element>(self) -> E { E::$from(self) }
-            fn from_f64(x: f64) -> Self { x as $t }
-            fn from_i64(x: i64) -> Self { x as $t }
-            fn to_f64(self) -> f64 { f64::from(self) }
+            conversions!($t, $to $from);
             fn is_nan(self) -> bool { self.is_nan() }
-            fn is_finite(self) -> bool { self.is_finite() }
             fn add(self, y: Self) -> Self { self + y }
             fn sub(self, y: Self) -> Self { self - y }
             fn mul(self, y: Self) -> Self { self * y }
             fn div(self, y: Self) -> Self { self / y }
-            fn div_floor(self, y: Self) -> Self { (self / y).floor() }
-            fn div_trunc(self, y: Self) -> Self { (self / y).trunc() }
             fn rem_floor(self, y: Self) -> Self {
                 let rest = self % y;
                 if rest != 0.0 && (rest < 0.0) != (y < 0.0) { rest + y } else { rest }
@@ -181,63 +189,28 @@ macro_rules! real {
                 if self > 0.0 { 1.0 } else if self < 0.0 { -1.0 } else { self * 0.0 }
             }
         }
-        impl Real for $t {
-            fn sqrt(self) -> Self { self.sqrt() }
-            fn exp(self) -> Self { self.exp() }
-            fn ln(self) -> Self { self.ln() }
-            fn ln_1p(self) -> Self { self.ln_1p() }
-            fn erf(self) -> Self { error_function(f64::from(self)) as $t }
-            fn tanh(self) -> Self { self.tanh() }
-            fn sin(self) -> Self { self.sin() }
-            fn cos(self) -> Self { self.cos() }
-            fn floor(self) -> Self { self.floor() }
-            fn ceil(self) -> Self { self.ceil() }
-            fn round(self) -> Self { self.round_ties_even() }
-        }
     )* };
 }
 real!(f32 to_f32 from_f32, f64 to_f64 from_f64);
 
+macro_rules! forwarded {
+    ($($name:ident = $function:ident($($y:ident)?)),*) => {
+        $( fn $name(self $(, $y: Self)?) -> Self { self.$function($($y)?) } )*
+    };
+}
+
 impl Lane for i64 {
-    fn of<E: Element>(element: E) -> Self {
-        element.to_i64()
-    }
-    fn to<E: Element>(self) -> E {
-        E::from_i64(self)
-    }
-    fn from_f64(x: f64) -> Self {
-        x as Self
-    }
-    fn from_i64(x: i64) -> Self {
-        x
-    }
-    fn to_f64(self) -> f64 {
-        self as f64
-    }
+    conversions!(i64, to_i64 from_i64);
     fn is_nan(self) -> bool {
         false
     }
-    fn is_finite(self) -> bool {
-        true
-    }
-    fn add(self, y: Self) -> Self {
-        self.wrapping_add(y)
-    }
-    fn sub(self, y: Self) -> Self {
-        self.wrapping_sub(y)
-    }
-    fn mul(self, y: Self) -> Self {
-        self.wrapping_mul(y)
-    }
+    forwarded!(
+        add = wrapping_add(y),
+        sub = wrapping_sub(y),
+        mul = wrapping_mul(y)
+    );
     fn div(self, y: Self) -> Self {
         self.checked_div(y).unwrap_or(0)
-    }
-    fn div_floor(self, y: Self) -> Self {
-        let down = y != 0 && self.wrapping_rem(y) != 0 && (self < 0) != (y < 0);
-        self.div(y) - Self::from(down)
-    }
-    fn div_trunc(self, y: Self) -> Self {
-        self.div(y)
     }
     fn rem_floor(self, y: Self) -> Self {
         // By the documentation the remainder of a division by 0 is the dividend.
@@ -256,15 +229,7 @@ impl Lane for i64 {
             _ => 0,
         }
     }
-    fn neg(self) -> Self {
-        self.wrapping_neg()
-    }
-    fn abs(self) -> Self {
-        self.wrapping_abs()
-    }
-    fn sign(self) -> Self {
-        self.signum()
-    }
+    forwarded!(neg = wrapping_neg(), abs = wrapping_abs(), sign = signum());
     fn sum(row: &[Self]) -> Self {
         row.iter().fold(0, |total, x| total.wrapping_add(*x))
     }
@@ -282,38 +247,28 @@ macro_rules! with_element {
     };
 }
 
-/// Runs `$body` with `$lane` standing for what a class computes in.
+/// Runs `$body` with `$lane` standing for the type of a class.
 macro_rules! with_lane {
     ($class:expr, $lane:ident => $body:expr) => {
         match $class {
-            $crate::aclnn::dtype::Class::F32 => {
-                type $lane = f32;
-                $body
-            }
-            $crate::aclnn::dtype::Class::F64 => {
-                type $lane = f64;
-                $body
-            }
             $crate::aclnn::dtype::Class::I64 => {
                 type $lane = i64;
                 $body
             }
+            class => $crate::aclnn::element::with_real!(class, $lane => $body),
         }
     };
 }
 
-/// The same where integers are refused before.
+/// Runs `$body` with `$lane` standing for the float type of a class: integers were refused before.
 macro_rules! with_real {
     ($class:expr, $lane:ident => $body:expr) => {
-        match $class {
-            $crate::aclnn::dtype::Class::F64 => {
-                type $lane = f64;
-                $body
-            }
-            _ => {
-                type $lane = f32;
-                $body
-            }
+        if $class == $crate::aclnn::dtype::Class::F64 {
+            type $lane = f64;
+            $body
+        } else {
+            type $lane = f32;
+            $body
         }
     };
 }
@@ -351,10 +306,6 @@ impl Strided {
             .chain([&self.run])
             .map(|(dim, stride)| (dim - 1) * stride)
             .sum()
-    }
-
-    pub(crate) fn is_one_run(&self) -> bool {
-        self.outer.is_empty() && self.run.1 == 1
     }
 
     /// Visits the runs of the last axis, in order: where each starts, its length and its stride.
@@ -397,10 +348,8 @@ pub(crate) fn gather<L: Lane>(bytes: &[u8], dtype: DataType, at: &Strided, count
                 let run = from[..len * E::BYTES].chunks_exact(E::BYTES);
                 values.extend(run.map(|element| L::of(E::decode(element))));
             } else {
-                let step = stride * E::BYTES;
-                values.extend(
-                    (0..len).map(|i| L::of(E::decode(&from[i * step..i * step + E::BYTES]))),
-                );
+                let element = |i: usize| &from[i * stride * E::BYTES..][..E::BYTES];
+                values.extend((0..len).map(|i| L::of(E::decode(element(i)))));
             }
         });
         values
@@ -416,18 +365,9 @@ pub(crate) fn scatter<L: Lane>(bytes: &mut [u8], dtype: DataType, at: &Strided, 
             let (run, after) = rest.split_at(len);
             rest = after;
             let to = &mut bytes[start * E::BYTES..];
-            if stride == 1 {
-                let places = to[..len * E::BYTES].chunks_exact_mut(E::BYTES);
-                places
-                    .zip(run)
-                    .for_each(|(place, value)| value.to::<E>().encode(place));
-            } else {
-                let step = stride * E::BYTES;
-                for (i, value) in run.iter().enumerate() {
-                    value
-                        .to::<E>()
-                        .encode(&mut to[i * step..i * step + E::BYTES]);
-                }
+            for (i, value) in run.iter().enumerate() {
+                let element = &mut to[i * stride * E::BYTES..][..E::BYTES];
+                value.to::<E>().encode(element);
             }
         });
     }

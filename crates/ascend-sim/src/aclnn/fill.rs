@@ -1,53 +1,29 @@
-//! Operators that write what they are told: fills, copies, casts, ranges.
+//! Operators that fill, copy, convert or count.
 
 use super::call::{Call, Kernel, Operand, kernel};
 use super::descriptor::Scalar;
-use super::dtype::{ANY, DataType, FLOATS, INDEX, Types, expect_castable};
+use super::dtype::{ANY, DataType, FLOATS, INDEX, expect_castable};
 use super::element::{Lane, with_lane};
 use super::{broadcast, refuse};
 use crate::codes::Outcome;
 
 /// Writes one number everywhere.
-pub(crate) fn fill(target: &Operand, types: Types, value: Scalar) -> Outcome<Kernel> {
-    target.expect_type(types)?;
+pub(crate) fn fill(target: Operand, value: Scalar) -> Outcome<Kernel> {
+    target.expect_type(ANY)?;
     expect_castable(value.dtype, target.dtype, target.name)?;
-    let target = target.clone();
     kernel(move |data| {
         let count = target.elements();
         with_lane!(target.dtype.class(), L => data.write(&target, &vec![value.lane::<L>(); count]))
     })
 }
 
-/// Writes the one element of a tensor everywhere.
-pub(crate) fn fill_tensor(target: &Operand, value: &Operand) -> Outcome<Kernel> {
-    for tensor in [target, value] {
-        if tensor.dtype == DataType::Double {
-            return refuse(format!("{} is Double, which is not offered", tensor.name));
-        }
-    }
-    if value.rank() > 1 || value.elements() != 1 {
-        return refuse(format!(
-            "value has shape {:?}, one element is expected",
-            value.dims
-        ));
-    }
-    let (target, value) = (target.clone(), value.clone());
-    kernel(move |data| {
-        with_lane!(target.dtype.class(), L => {
-            let one = data.read::<L>(&value)?;
-            data.write(&target, &vec![one[0]; target.elements()])
-        })
-    })
-}
-
-/// The strided, broadcasting, converting copy.
-pub(crate) fn copy(call: &mut Call, target: &Operand, source: &Operand) -> Outcome<Kernel> {
+/// Copies with strides, broadcasting and conversion.
+pub(crate) fn copy(call: &mut Call, target: Operand, source: Operand) -> Outcome<Kernel> {
     call.distinct();
-    for tensor in [target, source] {
+    for tensor in [&target, &source] {
         tensor.expect_rank(1..=8)?;
     }
-    target.expect_dims(&broadcast(&[target, source])?)?;
-    let (target, source) = (target.clone(), source.clone());
+    target.expect_dims(&broadcast(&[&target, &source])?)?;
     kernel(move |data| {
         with_lane!(source.dtype.class(), L => {
             let values = data.read_as::<L>(&source, &target.dims)?;
@@ -56,14 +32,13 @@ pub(crate) fn copy(call: &mut Call, target: &Operand, source: &Operand) -> Outco
     })
 }
 
-/// The same elements in another type.
-pub(crate) fn cast(x: &Operand, dtype: DataType, out: &Operand) -> Outcome<Kernel> {
+/// Converts to another type.
+pub(crate) fn cast(x: Operand, dtype: DataType, out: Operand) -> Outcome<Kernel> {
     out.expect_dtype(dtype)?;
     out.expect_dims(&x.dims)?;
     if x.dtype == DataType::Bool {
         x.expect_contiguous()?;
     }
-    let (x, out) = (x.clone(), out.clone());
     kernel(move |data| {
         with_lane!(x.dtype.class(), L => {
             let values = data.read::<L>(&x)?;
@@ -73,7 +48,7 @@ pub(crate) fn cast(x: &Operand, dtype: DataType, out: &Operand) -> Outcome<Kerne
 }
 
 /// start, start + step, ... below end.
-pub(crate) fn arange(start: Scalar, end: Scalar, step: Scalar, out: &Operand) -> Outcome<Kernel> {
+pub(crate) fn arange(start: Scalar, end: Scalar, step: Scalar, out: Operand) -> Outcome<Kernel> {
     out.expect_type(FLOATS.and(INDEX))?;
     out.expect_rank(1..=1)?;
     if step.real() == 0.0 {
@@ -88,7 +63,6 @@ pub(crate) fn arange(start: Scalar, end: Scalar, step: Scalar, out: &Operand) ->
         ));
     }
     // By the documentation a length other than ceil((end - start) / step) only warns.
-    let out = out.clone();
     kernel(move |data| {
         with_lane!(out.dtype.class(), L => {
             let (start, step) = (start.lane::<L>(), step.lane::<L>());
@@ -99,8 +73,3 @@ pub(crate) fn arange(start: Scalar, end: Scalar, step: Scalar, out: &Operand) ->
         })
     })
 }
-
-/// Types that zeros and ones are offered for.
-pub(crate) const ZERO_TYPES: Types = super::dtype::ARITH.and(Types::of(&[DataType::Uint16]));
-/// All types.
-pub(crate) const FILL_TYPES: Types = ANY;

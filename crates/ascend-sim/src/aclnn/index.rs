@@ -1,17 +1,32 @@
-//! Operators that take positions from a tensor. The host cannot check them: a wrong one is an
+//! Operators that take indices from a tensor. The host cannot check them: a wrong one is an
 //! exception on the device.
+
+use std::ops::Range;
 
 use super::call::{Call, Kernel, Operand, kernel};
 use super::data::{Data, Part};
 use super::descriptor::Scalar;
 use super::dtype::{ARITH, FLT, INDEX, INTS};
 use super::element::{Lane, Strided, dense_strides, with_lane};
-use super::movement::expect_like;
 use super::refuse;
 use crate::codes::Outcome;
 
-/// The shape that an index is used with: axes of 1 where the tensor has none.
-fn expect_index(index: &Operand, x: &Operand) -> Outcome {
+/// Refuses an index that is longer than a tensor, other than along an axis.
+fn expect_within(index: &Operand, x: &Operand, except: Option<usize>) -> Outcome {
+    let mut axes = 0..index.rank();
+    let beyond = axes.find(|axis| Some(*axis) != except && index.dims[*axis] > x.dims[*axis]);
+    match beyond {
+        None => Ok(()),
+        Some(axis) => refuse(format!(
+            "{} has shape {:?}, which exceeds {:?} of {} in axis {axis}",
+            index.name, index.dims, x.dims, x.name
+        )),
+    }
+}
+
+/// The axis of a gather or scatter, and the check of its index.
+fn indexed_axis(x: &Operand, dim: i64, index: &Operand) -> Outcome<usize> {
+    let axis = x.axis(dim, "dim")?;
     index.expect_type(INDEX)?;
     if index.rank() != x.rank() {
         return refuse(format!(
@@ -22,22 +37,11 @@ fn expect_index(index: &Operand, x: &Operand) -> Outcome {
             x.name
         ));
     }
-    Ok(())
+    expect_within(index, x, Some(axis))?;
+    Ok(axis)
 }
 
-fn expect_within(small: &Operand, large: &Operand, except: Option<usize>) -> Outcome {
-    let beyond = (0..small.rank())
-        .find(|axis| Some(*axis) != except && small.dims[*axis] > large.dims[*axis]);
-    match beyond {
-        None => Ok(()),
-        Some(axis) => refuse(format!(
-            "{} has shape {:?}, which exceeds {:?} of {} in axis {axis}",
-            small.name, small.dims, large.dims, large.name
-        )),
-    }
-}
-
-/// For each element of an index, the element of a dense tensor that it names.
+/// For each element of an index, the offset of the element of a dense tensor that it selects.
 fn targets(
     data: &Data<'_, '_>,
     x: &Operand,
@@ -50,31 +54,27 @@ fn targets(
         Some(stride) => (x.dims[axis] as i64, std::mem::take(stride)),
         None => (1, 0),
     };
-    let at = data.read::<i64>(index)?;
-    let mut found = Vec::with_capacity(at.len());
+    let indices = data.read::<i64>(index)?;
+    let mut found = Vec::with_capacity(indices.len());
     let Some(lines) = Strided::new(&index.dims, &strides) else {
         return Ok(found);
     };
     lines.offsets(|offset| {
-        let i = at[found.len()];
+        let i = indices[found.len()];
         let i = if negative && i < 0 { i + size } else { i };
         found.push(offset.wrapping_add((i * step) as usize));
     });
-    check_indices(
-        data,
-        index,
-        &at,
-        if negative { -size..size } else { 0..size },
-    )?;
+    let least = if negative { -size } else { 0 };
+    expect_indices(data, index, &indices, least..size)?;
     Ok(found)
 }
 
-/// Whether a device would read or write outside a tensor.
-fn check_indices(
+/// Reports an index with which a device would read or write outside of a tensor.
+fn expect_indices(
     data: &Data<'_, '_>,
     index: &Operand,
     values: &[i64],
-    range: std::ops::Range<i64>,
+    range: Range<i64>,
 ) -> Outcome {
     match values.iter().find(|i| !range.contains(i)) {
         None => Ok(()),
@@ -88,17 +88,14 @@ fn check_indices(
 /// `out[.., i, ..] = self[.., index[.., i, ..], ..]`.
 pub(crate) fn gather(
     call: &mut Call,
-    x: &Operand,
+    x: Operand,
     dim: i64,
-    index: &Operand,
-    out: &Operand,
+    index: Operand,
+    out: Operand,
 ) -> Outcome<Kernel> {
     call.distinct();
-    let axis = x.axis(dim, "dim")?;
-    expect_index(index, x)?;
-    expect_within(index, x, Some(axis))?;
-    expect_like(out, x, &index.dims)?;
-    let (x, index, out) = (x.clone(), index.clone(), out.clone());
+    let axis = indexed_axis(&x, dim, &index)?;
+    out.expect_like(&x, &index.dims)?;
     kernel(move |data| {
         let from = targets(data, &x, axis, &index, true)?;
         with_lane!(x.dtype.class(), L => {
@@ -109,7 +106,7 @@ pub(crate) fn gather(
     })
 }
 
-/// What a scatter does where it meets an element.
+/// What a scatter does with the element that it meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meets {
     Replace,
@@ -117,57 +114,41 @@ pub(crate) enum Meets {
     Multiply,
 }
 
-/// The meaning of `reduce`.
-pub(crate) fn meets(reduce: i64) -> Outcome<Meets> {
-    match reduce {
-        0 => Ok(Meets::Replace),
-        1 => Ok(Meets::Add),
-        2 => Ok(Meets::Multiply),
-        _ => refuse(format!(
-            "reduce is {reduce}, 0 (replace), 1 (add) or 2 (multiply) is expected"
-        )),
+impl Meets {
+    /// The meaning of `reduce`.
+    pub(crate) fn from_code(reduce: i64) -> Outcome<Self> {
+        match reduce {
+            0 => Ok(Self::Replace),
+            1 => Ok(Self::Add),
+            2 => Ok(Self::Multiply),
+            _ => refuse(format!(
+                "reduce is {reduce}, 0 (replace), 1 (add) or 2 (multiply) is expected"
+            )),
+        }
     }
-}
-
-/// What is scattered.
-#[derive(Clone)]
-pub(crate) enum Source {
-    Tensor(Operand),
-    Scalar(Scalar),
 }
 
 /// `out = self`, then `out[.., index[.., i, ..], ..]` meets `src[.., i, ..]`.
 pub(crate) fn scatter(
-    x: &Operand,
+    x: Operand,
     dim: i64,
-    index: &Operand,
-    source: Source,
+    index: Operand,
+    source: Operand,
     meets: Meets,
-    out: &Operand,
+    out: Operand,
 ) -> Outcome<Kernel> {
     x.expect_type(ARITH)?;
-    let axis = x.axis(dim, "dim")?;
-    expect_index(index, x)?;
-    expect_within(index, x, Some(axis))?;
-    expect_like(out, x, &x.dims)?;
-    if let Source::Tensor(source) = &source {
-        source.expect_dtype(x.dtype)?;
-        source.expect_rank(x.rank()..=x.rank())?;
-        expect_within(index, source, None)?;
-    }
-    let (x, index, out) = (x.clone(), index.clone(), out.clone());
+    let axis = indexed_axis(&x, dim, &index)?;
+    out.expect_like(&x, &x.dims)?;
+    source.expect_dtype(x.dtype)?;
+    source.expect_rank(x.rank()..=x.rank())?;
+    expect_within(&index, &source, None)?;
     kernel(move |data| {
         let to = targets(data, &x, axis, &index, false)?;
         with_lane!(x.dtype.class(), L => {
             let mut values = data.read::<L>(&x)?;
-            let given = match &source {
-                Source::Tensor(source) => {
-                    let part = Part { dims: &index.dims, strides: &source.strides, start: 0 };
-                    data.read_part::<L>(source, &part)?
-                }
-                Source::Scalar(scalar) => vec![scalar.lane(); to.len()],
-            };
-            for (i, given) in to.into_iter().zip(given) {
+            let part = Part::new(&index.dims, &source.strides, 0);
+            for (i, given) in to.into_iter().zip(data.read_part::<L>(&source, &part)?) {
                 let value = &mut values[i];
                 *value = match meets {
                     Meets::Replace => given,
@@ -180,22 +161,21 @@ pub(crate) fn scatter(
     })
 }
 
-/// Scatter by adding, of which source and output are not offered with strides.
+/// Scatters by adding; strided sources and outputs are not offered.
 pub(crate) fn scatter_add(
-    x: &Operand,
+    x: Operand,
     dim: i64,
-    index: &Operand,
-    source: &Operand,
-    out: &Operand,
+    index: Operand,
+    source: Operand,
+    out: Operand,
 ) -> Outcome<Kernel> {
     source.expect_contiguous()?;
     out.expect_contiguous()?;
-    let source = Source::Tensor(source.clone());
     scatter(x, dim, index, source, Meets::Add, out)
 }
 
-/// Shape of the slices that an index picks along an axis, and the axis.
-fn picked(x: &Operand, dim: i64, index: &Operand) -> Outcome<(usize, Vec<usize>)> {
+/// The axis of an index with one axis, and the shape of the slices that it selects.
+fn selected(x: &Operand, dim: i64, index: &Operand) -> Outcome<(usize, Vec<usize>)> {
     index.expect_type(INDEX)?;
     index.expect_rank(0..=1)?;
     let axis = x.axis(dim, "dim")?;
@@ -206,7 +186,7 @@ fn picked(x: &Operand, dim: i64, index: &Operand) -> Outcome<(usize, Vec<usize>)
     Ok((axis, dims))
 }
 
-/// The lengths before an axis, of it, and behind it.
+/// The product of the lengths before an axis, its length, and the product of those after it.
 fn around(dims: &[usize], axis: usize) -> [usize; 3] {
     [
         dims[..axis.min(dims.len())].iter().product(),
@@ -215,30 +195,51 @@ fn around(dims: &[usize], axis: usize) -> [usize; 3] {
     ]
 }
 
-/// `out = self[.., index, ..]`.
+/// `out[.., i, ..] = self[.., index[i], ..]`.
 pub(crate) fn index_select(
     call: &mut Call,
-    x: &Operand,
+    x: Operand,
     dim: i64,
-    index: &Operand,
-    out: &Operand,
+    index: Operand,
+    out: Operand,
 ) -> Outcome<Kernel> {
     call.distinct();
-    let (axis, dims) = picked(x, dim, index)?;
+    let (axis, dims) = selected(&x, dim, &index)?;
     index.expect_contiguous()?;
     out.expect_contiguous()?;
-    expect_like(out, x, &dims)?;
-    let (x, index, out) = (x.clone(), index.clone(), out.clone());
+    out.expect_like(&x, &dims)?;
+    select_rows(x, axis, index, out)
+}
+
+/// `out[i] = weight[indices[i]]`.
+pub(crate) fn embedding(
+    call: &mut Call,
+    weight: Operand,
+    indices: Operand,
+    out: Operand,
+) -> Outcome<Kernel> {
+    call.distinct();
+    weight.expect_rank(2..=2)?;
+    indices.expect_type(INDEX)?;
+    let mut dims = indices.dims.clone();
+    dims.push(weight.dims[1]);
+    out.expect_like(&weight, &dims)?;
+    select_rows(weight, 0, indices, out)
+}
+
+/// Writes, for each index, the elements of `x` that have it along an axis.
+fn select_rows(x: Operand, axis: usize, index: Operand, out: Operand) -> Outcome<Kernel> {
     kernel(move |data| {
-        let at = data.read::<i64>(&index)?;
-        let [before, size, behind] = around(&x.dims, axis);
-        check_indices(data, &index, &at, 0..size as i64)?;
+        let indices = data.read::<i64>(&index)?;
+        let [before, size, after] = around(&x.dims, axis);
+        expect_indices(data, &index, &indices, 0..size as i64)?;
         with_lane!(x.dtype.class(), L => {
             let values = data.read::<L>(&x)?;
             let mut taken = Vec::with_capacity(out.elements());
             for outer in 0..before {
-                for i in &at {
-                    taken.extend_from_slice(&values[(outer * size + *i as usize) * behind..][..behind]);
+                for i in &indices {
+                    let row = outer * size + *i as usize;
+                    taken.extend_from_slice(&values[row * after..][..after]);
                 }
             }
             data.write(&out, &taken)
@@ -248,77 +249,47 @@ pub(crate) fn index_select(
 
 /// `out = self`, then `out[.., index[i], ..] += alpha·source[.., i, ..]`.
 pub(crate) fn index_add(
-    x: &Operand,
+    x: Operand,
     dim: i64,
-    index: &Operand,
-    source: &Operand,
+    index: Operand,
+    source: Operand,
     alpha: Scalar,
-    out: &Operand,
+    out: Operand,
 ) -> Outcome<Kernel> {
     x.expect_type(ARITH)?;
-    let (axis, dims) = picked(x, dim, index)?;
-    source.expect_dtype(x.dtype)?;
-    source.expect_dims(&dims)?;
+    let (axis, dims) = selected(&x, dim, &index)?;
+    source.expect_like(&x, &dims)?;
     source.expect_contiguous()?;
-    expect_like(out, x, &x.dims)?;
-    let operands = (x.clone(), index.clone(), source.clone(), out.clone());
+    out.expect_like(&x, &x.dims)?;
     kernel(move |data| {
-        let (x, index, source, out) = &operands;
-        let at = data.read::<i64>(index)?;
-        let [before, size, behind] = around(&x.dims, axis);
-        check_indices(data, index, &at, 0..size as i64)?;
+        let indices = data.read::<i64>(&index)?;
+        let [before, size, after] = around(&x.dims, axis);
+        expect_indices(data, &index, &indices, 0..size as i64)?;
         with_lane!(x.dtype.class(), L => {
-            let (mut values, terms) = (data.read::<L>(x)?, data.read::<L>(source)?);
+            let (mut values, terms) = (data.read::<L>(&x)?, data.read::<L>(&source)?);
             let alpha = alpha.lane::<L>();
             for outer in 0..before {
-                for (row, i) in at.iter().enumerate() {
-                    let to = &mut values[(outer * size + *i as usize) * behind..][..behind];
-                    let from = &terms[(outer * at.len() + row) * behind..][..behind];
-                    to.iter_mut().zip(from).for_each(|(x, term)| *x = Lane::add(*x, Lane::mul(alpha, *term)));
+                for (row, i) in indices.iter().enumerate() {
+                    let to = &mut values[(outer * size + *i as usize) * after..][..after];
+                    let from = &terms[(outer * indices.len() + row) * after..][..after];
+                    for (x, term) in to.iter_mut().zip(from) {
+                        *x = Lane::add(*x, Lane::mul(alpha, *term));
+                    }
                 }
             }
-            data.write(out, &values)
+            data.write(&out, &values)
         })
     })
 }
 
-/// `out[i] = weight[indices[i]]`.
-pub(crate) fn embedding(
-    call: &mut Call,
-    weight: &Operand,
-    indices: &Operand,
-    out: &Operand,
-) -> Outcome<Kernel> {
-    call.distinct();
-    weight.expect_rank(2..=2)?;
-    indices.expect_type(INDEX)?;
-    let mut dims = indices.dims.clone();
-    dims.push(weight.dims[1]);
-    expect_like(out, weight, &dims)?;
-    let (weight, indices, out) = (weight.clone(), indices.clone(), out.clone());
-    kernel(move |data| {
-        let at = data.read::<i64>(&indices)?;
-        let (rows, width) = (weight.dims[0], weight.dims[1]);
-        check_indices(data, &indices, &at, 0..rows as i64)?;
-        with_lane!(weight.dtype.class(), L => {
-            let values = data.read::<L>(&weight)?;
-            let mut taken = Vec::with_capacity(out.elements());
-            for i in at {
-                taken.extend_from_slice(&values[i as usize * width..][..width]);
-            }
-            data.write(&out, &taken)
-        })
-    })
-}
-
-/// `out[j] = Σ grad[i]` over the `i` of which `indices[i] = j`, without the padding row.
+/// `out[j] = Σ grad[i]` over the `i` with `indices[i] = j`, without the padding row.
 pub(crate) fn embedding_backward(
     call: &mut Call,
-    gradient: &Operand,
-    indices: &Operand,
+    gradient: Operand,
+    indices: Operand,
     [rows, padding]: [u64; 2],
     by_frequency: bool,
-    out: &Operand,
+    out: Operand,
 ) -> Outcome<Kernel> {
     call.distinct();
     gradient.expect_type(FLT)?;
@@ -330,11 +301,10 @@ pub(crate) fn embedding_backward(
             gradient.dims, indices.dims
         ));
     }
-    expect_like(out, gradient, &[rows as usize, width])?;
-    let (gradient, indices, out) = (gradient.clone(), indices.clone(), out.clone());
+    out.expect_like(&gradient, &[rows as usize, width])?;
     kernel(move |data| {
         let at = data.read::<i64>(&indices)?;
-        check_indices(data, &indices, &at, 0..rows as i64)?;
+        expect_indices(data, &indices, &at, 0..rows as i64)?;
         let terms = data.read::<f32>(&gradient)?;
         let mut counts = vec![0_u32; rows as usize];
         at.iter().for_each(|i| counts[*i as usize] += 1);
@@ -350,9 +320,9 @@ pub(crate) fn embedding_backward(
                 1.0
             };
             let to = &mut sums[*i as usize * width..][..width];
-            to.iter_mut()
-                .zip(terms)
-                .for_each(|(sum, term)| *sum += scale * term);
+            for (sum, term) in to.iter_mut().zip(terms) {
+                *sum += scale * term;
+            }
         }
         data.write(&out, &sums)
     })

@@ -1,4 +1,4 @@
-//! Operator descriptors and the stock operators, from their documentation, in plain loops.
+//! Operator descriptors and the stock operators, written from their documentation as plain loops.
 //!
 //! An operator call has two phases. The first checks the documented limits and makes an executor;
 //! the second puts it on a stream with its workspace. On the stream an operator reads its tensors
@@ -7,11 +7,11 @@
 pub(crate) mod apply;
 pub(crate) mod cache;
 pub(crate) mod call;
-pub(crate) mod convolution;
 pub(crate) mod data;
 pub(crate) mod descriptor;
 pub(crate) mod dtype;
 pub(crate) mod element;
+pub(crate) mod executor;
 pub(crate) mod fill;
 pub(crate) mod index;
 pub(crate) mod matrix;
@@ -21,15 +21,14 @@ pub(crate) mod pointwise;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rotary;
-pub(crate) mod train;
 
 use crate::codes::{ACLNN_PARAM_INVALID, Failure, Outcome};
 
-pub(crate) use call::{Call, Kernel, Operand, execute, kernel};
+pub(crate) use call::{Call, Kernel, Operand, kernel};
 pub(crate) use descriptor::{Descriptors, Tensor};
 pub(crate) use dtype::DataType;
 
-/// A refusal: a limit of the documentation that a parameter breaks.
+/// Refuses a parameter that breaks a limit of the documentation.
 pub(crate) fn refuse<T>(message: impl std::fmt::Display) -> Outcome<T> {
     Err(Failure::new(ACLNN_PARAM_INVALID, message))
 }

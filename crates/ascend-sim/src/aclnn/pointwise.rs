@@ -13,7 +13,7 @@ use super::{broadcast, refuse};
 use crate::codes::{ACLNN_NULLPTR, Failure, Outcome};
 use crate::state::sim;
 
-/// Computed types that some broadcasts are not offered for.
+/// Types in which a broadcast over more than [`FEW_AXES_MAX`] separate axes is not offered.
 const FEW_AXES: Types = Types::of(&[DataType::Double, DataType::Int16]);
 const FEW_AXES_MAX: usize = 5;
 
@@ -23,13 +23,12 @@ const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
 const GELU_CUBIC: f64 = 0.044_715;
 
 /// Functions of one number.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unary {
     Neg,
     Abs,
     Sign,
     Sqrt,
-    Rsqrt,
     Reciprocal,
     Exp,
     Log,
@@ -42,8 +41,6 @@ pub(crate) enum Unary {
     Ceil,
     Round,
     Sigmoid,
-    Silu,
-    Swish(f64),
     Gelu,
     GeluTanh,
     Relu,
@@ -51,7 +48,7 @@ pub(crate) enum Unary {
 
 use Unary::*;
 
-/// What a function gives out.
+/// The type of a function's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gives {
     /// The input's type, which may be converted.
@@ -71,31 +68,33 @@ impl Unary {
             Neg => (FLOATS.and(Types::of(&[Int8, Int32, Int64])), Gives::Own, 0),
             Abs => (ARITH, Gives::Own, 0),
             Sign => (FLOATS.and(Types::of(&[Int32, Int64, Bool])), Gives::Same, 1),
-            Sqrt | Rsqrt | Reciprocal | Log | Log1p | Sin | Cos => {
-                (FLOATS.and(whole), Gives::Float, 0)
-            }
+            Sqrt | Reciprocal | Log | Log1p | Sin | Cos => (FLOATS.and(whole), Gives::Float, 0),
             Exp => (FLOATS.and(Types::of(&[Bool, Int64])), Gives::Float, 0),
             Erf => {
-                let taken = Types::of(&[Double, Float, Float16, Bool, Int64]);
                 // bfloat16 is documented for A3 and not for A2.
                 let a2 = sim().machine.soc_name.to_bytes().starts_with(b"Ascend910B");
-                let bf16 = if a2 {
-                    Types::of(&[])
-                } else {
-                    Types::of(&[Bf16])
-                };
-                (taken.and(bf16), Gives::Float, 0)
+                let floats = Types::of(&[Double, Float, Float16]);
+                let floats = if a2 { floats } else { FLOATS };
+                (floats.and(Types::of(&[Bool, Int64])), Gives::Float, 0)
             }
             Tanh => (FLT.and(whole), Gives::Float, 0),
             Floor => (FLOATS.and(INTS), Gives::Same, 0),
             Ceil => (FLOATS, Gives::Same, 0),
             Round => (FLOATS.and(Types::of(&[Int32, Int64])), Gives::Same, 0),
-            Sigmoid | Relu => (
-                FLT.and(if self == Relu { INTS } else { FLT }),
-                Gives::Own,
-                0,
-            ),
-            Silu | Swish(_) | Gelu | GeluTanh => (FLT, Gives::Same, 0),
+            Sigmoid => (FLT, Gives::Own, 0),
+            Relu => (FLT.and(INTS), Gives::Own, 0),
+            Gelu | GeluTanh => (FLT, Gives::Same, 0),
+        }
+    }
+
+    /// The gelu of a code.
+    pub(crate) fn gelu(approximate: i64) -> Outcome<Self> {
+        match approximate {
+            0 => Ok(Gelu),
+            1 => Ok(GeluTanh),
+            _ => refuse(format!(
+                "approximate is {approximate}, 0 (none) or 1 (tanh) is expected"
+            )),
         }
     }
 
@@ -105,7 +104,7 @@ impl Unary {
             Abs => each(x, L::abs),
             Sign => each(x, L::sign),
             Relu => each(x, |x| x.larger(L::default())),
-            // The rest are identities of integers.
+            // The others are identities of integers.
             _ => {}
         }
     }
@@ -114,7 +113,6 @@ impl Unary {
         match self {
             Neg | Abs | Sign | Relu => self.lanes(x),
             Sqrt => each(x, R::sqrt),
-            Rsqrt => each(x, |x| R::one().div(x.sqrt())),
             Reciprocal => each(x, |x| R::one().div(x)),
             Exp => each(x, R::exp),
             Log => each(x, R::ln),
@@ -126,15 +124,11 @@ impl Unary {
             Floor => each(x, R::floor),
             Ceil => each(x, R::ceil),
             Round => each(x, R::round),
-            Sigmoid => each(x, logistic),
-            Silu => each(x, |x| x.mul(logistic(x))),
-            Swish(beta) => {
-                let beta = R::from_f64(beta);
-                each(x, |x| x.mul(logistic(x.mul(beta))))
-            }
+            Sigmoid => each(x, |x| R::one().div(R::one().add(x.neg().exp()))),
             Gelu => each(x, |x| x.mul(normal_cdf(x))),
             GeluTanh => each(x, |x| {
-                x.mul(half::<R>()).mul(R::one().add(gelu_inner(x).tanh()))
+                let half = R::from_f64(0.5);
+                x.mul(half).mul(R::one().add(gelu_inner(x).tanh()))
             }),
         }
     }
@@ -146,18 +140,9 @@ fn each<L: Copy>(x: &mut [L], f: impl Fn(L) -> L) {
     }
 }
 
-fn half<R: Real>() -> R {
-    R::from_f64(0.5)
-}
-
-/// 1 / (1 + exp(-x)).
-fn logistic<R: Real>(x: R) -> R {
-    R::one().div(R::one().add(x.neg().exp()))
-}
-
 /// The distribution function of the standard normal distribution.
 fn normal_cdf<R: Real>(x: R) -> R {
-    half::<R>().mul(R::one().add(x.div(R::from_f64(SQRT_2)).erf()))
+    R::from_f64(0.5).mul(R::one().add(x.div(R::from_f64(SQRT_2)).erf()))
 }
 
 /// sqrt(2/pi) (x + 0.044715 x³).
@@ -167,30 +152,24 @@ fn gelu_inner<R: Real>(x: R) -> R {
 }
 
 /// `out = f(self)`.
-pub(crate) fn unary(f: Unary, x: &Operand, out: &Operand) -> Outcome<Kernel> {
+pub(crate) fn unary(f: Unary, x: Operand, out: Operand) -> Outcome<Kernel> {
     let (types, gives, least) = f.limits();
     x.expect_type(types)?;
     x.expect_rank(least..=8)?;
     out.expect_dims(&x.dims)?;
-    let computed = match gives {
-        Gives::Same => {
-            out.expect_dtype(x.dtype)?;
-            x.dtype
-        }
-        Gives::Own => {
-            expect_castable(x.dtype, out.dtype, out.name)?;
-            x.dtype
-        }
+    let mut computed = x.dtype;
+    match gives {
+        Gives::Same => out.expect_dtype(x.dtype)?,
+        Gives::Own => expect_castable(x.dtype, out.dtype, out.name)?,
         Gives::Float => {
             out.expect_type(if f == Tanh { FLT } else { FLOATS })?;
-            match (x.dtype.is_float(), out.dtype) {
-                (true, _) => x.dtype,
-                (false, DataType::Double) => DataType::Double,
-                (false, _) => DataType::Float,
+            if !computed.is_float() && out.dtype == DataType::Double {
+                computed = DataType::Double;
+            } else if !computed.is_float() {
+                computed = DataType::Float;
             }
         }
-    };
-    let (x, out) = (x.clone(), out.clone());
+    }
     kernel(move |data| match computed.class() {
         Class::I64 => {
             let mut values = data.read::<i64>(&x)?;
@@ -205,67 +184,32 @@ pub(crate) fn unary(f: Unary, x: &Operand, out: &Operand) -> Outcome<Kernel> {
     })
 }
 
-/// Functions of two numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Binary {
-    Mul,
-    Div,
-    DivTrunc,
-    DivFloor,
-    Remainder,
-    Pow,
-    Maximum,
-    Minimum,
-}
-
-impl Binary {
-    /// Types that the promoted type must be one of.
-    fn types(self) -> Types {
-        use DataType::*;
-        match self {
-            Self::Remainder => FLOATS.and(Types::of(&[Int32, Int64])),
-            _ => ARITH,
-        }
-    }
-
-    fn lanes<L: Lane>(self, a: Vec<L>, b: &[L]) -> Vec<L> {
-        match self {
-            Self::Mul => zip(a, b, L::mul),
-            Self::Div => zip(a, b, L::div),
-            Self::DivTrunc => zip(a, b, L::div_trunc),
-            Self::DivFloor => zip(a, b, L::div_floor),
-            Self::Remainder => zip(a, b, L::rem_floor),
-            Self::Pow => zip(a, b, L::pow),
-            Self::Maximum => zip(a, b, L::larger),
-            Self::Minimum => zip(a, b, L::smaller),
-        }
-    }
-
-    /// True division leaves the integers.
-    fn computed(self, promoted: DataType, out: &Operand) -> Outcome<DataType> {
-        if self != Self::Div || promoted.is_float() {
-            return Ok(promoted);
-        }
-        out.expect_type(FLOATS)?;
-        Ok(DataType::Float)
-    }
-}
-
-fn zip<L: Copy>(mut a: Vec<L>, b: &[L], f: impl Fn(L, L) -> L) -> Vec<L> {
-    for (a, b) in a.iter_mut().zip(b) {
-        *a = f(*a, *b);
-    }
-    a
-}
-
-/// What a tensor is combined with.
-#[derive(Clone)]
-enum Other {
+/// The second operand: a tensor that broadcasts, or a number.
+pub(crate) enum Other {
     Tensor(Operand),
     Scalar(Scalar),
 }
 
+impl From<Operand> for Other {
+    fn from(tensor: Operand) -> Self {
+        Self::Tensor(tensor)
+    }
+}
+
+impl From<Scalar> for Other {
+    fn from(scalar: Scalar) -> Self {
+        Self::Scalar(scalar)
+    }
+}
+
 impl Other {
+    fn dtype(&self) -> DataType {
+        match self {
+            Self::Tensor(tensor) => tensor.dtype,
+            Self::Scalar(scalar) => scalar.dtype,
+        }
+    }
+
     fn read<L: Lane>(&self, data: &Data<'_, '_>, dims: &[usize]) -> Outcome<Vec<L>> {
         match self {
             Self::Tensor(tensor) => data.read_as(tensor, dims),
@@ -274,19 +218,50 @@ impl Other {
     }
 }
 
-/// Refuses a broadcast of too many axes, for the types for which it is limited.
+/// Shape and type in which two operands are combined. `float` is the type of an integer tensor
+/// with a float scalar, where that is f32 or f64.
+fn common(
+    a: &Operand,
+    b: &Other,
+    out: &Operand,
+    types: Types,
+    float: DataType,
+) -> Outcome<(Vec<usize>, DataType)> {
+    a.expect_type(ARITH)?;
+    let (dims, promoted) = match b {
+        Other::Tensor(b) => {
+            b.expect_type(ARITH)?;
+            let dims = broadcast(&[a, b])?;
+            let promoted = promote(a.dtype, b.dtype)?;
+            expect_few_axes(promoted, &[a, b], &dims)?;
+            (dims, promoted)
+        }
+        Other::Scalar(b) => (a.dims.clone(), promote_scalar(a.dtype, b.dtype, float)?),
+    };
+    out.expect_dims(&dims)?;
+    if !types.has(promoted) {
+        return refuse(format!(
+            "{} of {:?} and other of {:?} compute in {promoted:?}, one of {:?} is expected",
+            a.name,
+            a.dtype,
+            b.dtype(),
+            types.list()
+        ));
+    }
+    Ok((dims, promoted))
+}
+
+/// Refuses a broadcast of too many axes in the types for which it is limited.
 fn expect_few_axes(computed: DataType, tensors: &[&Operand], dims: &[usize]) -> Outcome {
     if !FEW_AXES.has(computed) {
         return Ok(());
     }
     let spreads = |axis: usize| -> Vec<bool> {
-        tensors
-            .iter()
-            .map(|t| {
-                let lead = dims.len() - t.rank();
-                axis < lead || t.dims[axis - lead] != dims[axis]
-            })
-            .collect()
+        let spread = |tensor: &&Operand| {
+            let own = (axis + tensor.rank()).checked_sub(dims.len());
+            own.is_none_or(|own| tensor.dims[own] != dims[axis])
+        };
+        tensors.iter().map(spread).collect()
     };
     let all: Vec<Vec<bool>> = (0..dims.len()).map(spreads).collect();
     let any = all.iter().flatten().any(|spread| *spread);
@@ -299,69 +274,90 @@ fn expect_few_axes(computed: DataType, tensors: &[&Operand], dims: &[usize]) -> 
     Ok(())
 }
 
-/// `out = f(self, other)` with broadcasting.
-pub(crate) fn binary(f: Binary, a: &Operand, b: &Operand, out: &Operand) -> Outcome<Kernel> {
-    let (dims, computed) = common(a, b, out, f.types())?;
-    if f == Binary::Pow && a.dtype == DataType::Bool && b.dtype == DataType::Bool {
-        return refuse(format!("{} and {} are both Bool", a.name, b.name));
-    }
-    let computed = f.computed(computed, out)?;
-    expect_castable(computed, out.dtype, out.name)?;
-    combine(f, a, Other::Tensor(b.clone()), out, dims, computed, false)
+/// Functions of two numbers; those with alpha multiply the second by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Remainder,
+    Pow,
 }
 
-/// `out = f(self, scalar)`, or `f(scalar, self)` when `turned`.
-pub(crate) fn binary_scalar(
-    f: Binary,
-    a: &Operand,
-    b: &Scalar,
-    out: &Operand,
-    turned: bool,
-) -> Outcome<Kernel> {
-    a.expect_type(ARITH)?;
-    out.expect_dims(&a.dims)?;
-    let promoted = promote_scalar(a.dtype, b.dtype, out.dtype)?;
-    if !f.types().has(promoted) {
-        return refuse(format!(
-            "{} of {:?} and a scalar of {:?} compute in {promoted:?}, one of {:?} is expected",
-            a.name,
-            a.dtype,
-            b.dtype,
-            f.types().list()
-        ));
+impl Binary {
+    /// Types that the promoted type must be one of.
+    fn types(self) -> Types {
+        match self {
+            Self::Remainder => FLOATS.and(Types::of(&[DataType::Int32, DataType::Int64])),
+            _ => ARITH,
+        }
     }
-    if f == Binary::Pow && !turned && !promoted.is_float() && b.real() < 0.0 {
-        return refuse(format!(
-            "the exponent is {}, of integers 0 or more is expected",
-            b.real()
-        ));
+
+    fn lanes<L: Lane>(self, a: Vec<L>, b: &[L], alpha: L) -> Vec<L> {
+        match self {
+            Self::Add => zip(a, b, |a, b| a.add(alpha.mul(b))),
+            Self::Sub => zip(a, b, |a, b| a.sub(alpha.mul(b))),
+            Self::Mul => zip(a, b, L::mul),
+            Self::Div => zip(a, b, L::div),
+            Self::Remainder => zip(a, b, L::rem_floor),
+            Self::Pow => zip(a, b, L::pow),
+        }
     }
-    let computed = f.computed(promoted, out)?;
-    expect_castable(computed, out.dtype, out.name)?;
-    let dims = a.dims.clone();
-    combine(f, a, Other::Scalar(*b), out, dims, computed, turned)
 }
 
-fn combine(
+fn zip<L: Copy>(mut a: Vec<L>, b: &[L], f: impl Fn(L, L) -> L) -> Vec<L> {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = f(*a, *b);
+    }
+    a
+}
+
+/// `out = f(self, other)`, or `f(self, alpha·other)`.
+pub(crate) fn binary(
     f: Binary,
-    a: &Operand,
-    b: Other,
-    out: &Operand,
-    dims: Vec<usize>,
-    computed: DataType,
-    turned: bool,
+    a: Operand,
+    b: impl Into<Other>,
+    alpha: Option<Scalar>,
+    out: Operand,
 ) -> Outcome<Kernel> {
-    let (a, out) = (a.clone(), out.clone());
+    let b = b.into();
+    let (dims, promoted) = common(&a, &b, &out, f.types(), out.dtype)?;
+    match (f, &b) {
+        (Binary::Pow, Other::Tensor(b)) if a.dtype == DataType::Bool && b.dtype == a.dtype => {
+            return refuse(format!("{} and {} are both Bool", a.name, b.name));
+        }
+        (Binary::Pow, Other::Scalar(b)) if !promoted.is_float() && b.real() < 0.0 => {
+            return refuse(format!(
+                "the exponent is {}, of integers 0 or more is expected",
+                b.real()
+            ));
+        }
+        _ => {}
+    }
+    let mut computed = promoted;
+    // True division of integers gives floats.
+    if f == Binary::Div && !promoted.is_float() {
+        out.expect_type(FLOATS)?;
+        computed = DataType::Float;
+    }
+    if let Some(alpha) = alpha.filter(|alpha| alpha.dtype.is_float() && !computed.is_float()) {
+        return refuse(format!(
+            "alpha is {:?} and does not convert to {computed:?}",
+            alpha.dtype
+        ));
+    }
+    expect_castable(computed, out.dtype, out.name)?;
     kernel(move |data| {
         with_lane!(computed.class(), L => {
             let (x, y) = (data.read_as::<L>(&a, &dims)?, b.read::<L>(data, &dims)?);
-            let result = if turned { f.lanes(y, &x) } else { f.lanes(x, &y) };
-            data.write(&out, &wrapped(result, computed))
+            let alpha = alpha.map_or(L::one(), |alpha| alpha.lane());
+            data.write(&out, &wrapped(f.lanes(x, &y, alpha), computed))
         })
     })
 }
 
-/// Integers as the computed type keeps them, where the output is wider.
+/// Wraps integers to the computed type, where the output is wider.
 fn wrapped<L: Lane>(mut values: Vec<L>, computed: DataType) -> Vec<L> {
     if computed.class() == Class::I64 && computed != DataType::Int64 {
         each(&mut values, |x| {
@@ -379,211 +375,67 @@ fn wrapped<L: Lane>(mut values: Vec<L>, computed: DataType) -> Vec<L> {
     values
 }
 
-/// Shape and type of a binary operator.
-fn common(
-    a: &Operand,
-    b: &Operand,
-    out: &Operand,
-    types: Types,
-) -> Outcome<(Vec<usize>, DataType)> {
-    a.expect_type(ARITH)?;
-    b.expect_type(ARITH)?;
-    let dims = broadcast(&[a, b])?;
-    out.expect_dims(&dims)?;
-    let promoted = promote(a.dtype, b.dtype)?;
-    if !types.has(promoted) {
-        return refuse(format!(
-            "{} of {:?} and {} of {:?} compute in {promoted:?}, one of {:?} is expected",
-            a.name,
-            a.dtype,
-            b.name,
-            b.dtype,
-            types.list()
-        ));
-    }
-    expect_few_axes(promoted, &[a, b], &dims)?;
-    Ok((dims, promoted))
-}
-
-/// `out = left·self + right·other`, where alpha is one of the two factors.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Sum {
-    /// self + alpha·other
-    Add,
-    /// self - alpha·other
-    Sub,
-    /// other - alpha·self
-    Rsub,
-}
-
-impl Sum {
-    fn lanes<L: Lane>(self, a: Vec<L>, b: &[L], alpha: L) -> Vec<L> {
-        match self {
-            Self::Add => zip(a, b, |a, b| a.add(alpha.mul(b))),
-            Self::Sub => zip(a, b, |a, b| a.sub(alpha.mul(b))),
-            Self::Rsub => zip(a, b, |a, b| b.sub(alpha.mul(a))),
-        }
-    }
-}
-
-/// alpha, which has to convert to the type that is computed in.
-fn expect_alpha(alpha: &Scalar, computed: DataType) -> Outcome {
-    if alpha.dtype.is_float() && !computed.is_float() {
-        return refuse(format!(
-            "alpha is {:?} and does not convert to {computed:?}",
-            alpha.dtype
-        ));
-    }
-    Ok(())
-}
-
-pub(crate) fn sum(
-    f: Sum,
-    a: &Operand,
-    b: &Operand,
-    alpha: &Scalar,
-    out: &Operand,
-) -> Outcome<Kernel> {
-    let (dims, computed) = common(a, b, out, ARITH)?;
-    sum_with(f, a, Other::Tensor(b.clone()), alpha, out, dims, computed)
-}
-
-pub(crate) fn sum_scalar(
-    f: Sum,
-    a: &Operand,
-    b: &Scalar,
-    alpha: &Scalar,
-    out: &Operand,
-) -> Outcome<Kernel> {
-    a.expect_type(ARITH)?;
-    out.expect_dims(&a.dims)?;
-    let computed = promote_scalar(a.dtype, b.dtype, out.dtype)?;
-    let dims = a.dims.clone();
-    sum_with(f, a, Other::Scalar(*b), alpha, out, dims, computed)
-}
-
-fn sum_with(
-    f: Sum,
-    a: &Operand,
-    b: Other,
-    alpha: &Scalar,
-    out: &Operand,
-    dims: Vec<usize>,
-    computed: DataType,
-) -> Outcome<Kernel> {
-    expect_alpha(alpha, computed)?;
-    expect_castable(computed, out.dtype, out.name)?;
-    let (a, alpha, out) = (a.clone(), *alpha, out.clone());
-    kernel(move |data| {
-        with_lane!(computed.class(), L => {
-            let (x, y) = (data.read_as::<L>(&a, &dims)?, b.read::<L>(data, &dims)?);
-            let result = f.lanes(x, &y, alpha.lane());
-            data.write(&out, &wrapped(result, computed))
-        })
-    })
-}
-
-/// The quotient's rounding, by its number.
-pub(crate) fn division(mode: i32) -> Outcome<Binary> {
-    match mode {
-        0 => Ok(Binary::Div),
-        1 => Ok(Binary::DivTrunc),
-        2 => Ok(Binary::DivFloor),
-        _ => refuse(format!(
-            "mode is {mode}, 0 (none), 1 (trunc) or 2 (floor) is expected"
-        )),
-    }
-}
-
 /// Gradients of activations: of the gradient given and the saved input or output.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backward {
     Sigmoid,
-    Tanh,
-    Silu,
-    Swish(f64),
     Gelu,
     GeluTanh,
 }
 
 impl Backward {
-    fn reals<R: Real>(self, g: Vec<R>, saved: &[R]) -> Vec<R> {
-        let one = R::one();
-        let swish = |g: R, x: R, beta: R| {
-            let s = logistic(beta.mul(x));
-            g.mul(s).mul(one.add(beta.mul(x).mul(one.sub(s))))
-        };
+    /// The gelu of a name.
+    pub(crate) fn gelu(approximate: &str) -> Outcome<Self> {
+        match approximate {
+            "none" => Ok(Self::Gelu),
+            "tanh" => Ok(Self::GeluTanh),
+            _ => refuse(format!(
+                "approximate is `{approximate}`, `none` or `tanh` is expected"
+            )),
+        }
+    }
+
+    fn number(self, g: f32, saved: f32) -> f32 {
+        let (x, y) = (saved, saved);
         match self {
-            Self::Sigmoid => zip(g, saved, |g, y| g.mul(y).mul(one.sub(y))),
-            Self::Tanh => zip(g, saved, |g, y| g.mul(one.sub(y.mul(y)))),
-            Self::Silu => zip(g, saved, |g, x| swish(g, x, one)),
-            Self::Swish(beta) => zip(g, saved, |g, x| swish(g, x, R::from_f64(beta))),
-            Self::Gelu => zip(g, saved, |g, x| {
-                let density = x.mul(x).mul(half::<R>()).neg().exp();
-                let scale = R::from_f64(0.5 * GELU_SCALE);
-                g.mul(normal_cdf(x).add(x.mul(scale).mul(density)))
-            }),
-            Self::GeluTanh => zip(g, saved, |g, x| {
+            Self::Sigmoid => g * y * (1.0 - y),
+            Self::Gelu => {
+                let density = (-(x * x * 0.5)).exp();
+                g * (normal_cdf(x) + x * (0.5 * GELU_SCALE) as f32 * density)
+            }
+            Self::GeluTanh => {
                 let t = gelu_inner(x).tanh();
-                let slope = one.add(R::from_f64(3.0 * GELU_CUBIC).mul(x).mul(x));
-                let inner = R::from_f64(GELU_SCALE).mul(slope);
-                let first = half::<R>().mul(one.add(t));
-                let second = half::<R>().mul(x).mul(one.sub(t.mul(t))).mul(inner);
-                g.mul(first.add(second))
-            }),
+                let slope = 1.0 + (3.0 * GELU_CUBIC) as f32 * x * x;
+                let inner = GELU_SCALE as f32 * slope;
+                g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+            }
         }
     }
 }
 
-/// Which gelu a text names.
-pub(crate) fn gelu_backward(approximate: &str) -> Outcome<Backward> {
-    match approximate {
-        "none" => Ok(Backward::Gelu),
-        "tanh" => Ok(Backward::GeluTanh),
-        _ => refuse(format!(
-            "approximate is `{approximate}`, `none` or `tanh` is expected"
-        )),
-    }
-}
-
-/// Which gelu a number names.
-pub(crate) fn gelu(approximate: i64) -> Outcome<Unary> {
-    match approximate {
-        0 => Ok(Gelu),
-        1 => Ok(GeluTanh),
-        _ => refuse(format!(
-            "approximate is {approximate}, 0 (none) or 1 (tanh) is expected"
-        )),
-    }
-}
-
+/// `out = f(gradient, saved)`.
 pub(crate) fn backward(
     f: Backward,
-    gradient: &Operand,
-    saved: &Operand,
-    out: &Operand,
+    gradient: Operand,
+    saved: Operand,
+    out: Operand,
 ) -> Outcome<Kernel> {
-    let types = if f == Backward::Tanh { FLOATS } else { FLT };
-    for tensor in [gradient, saved, out] {
-        tensor.expect_type(types)?;
+    for tensor in [&gradient, &saved, &out] {
+        tensor.expect_type(FLT)?;
     }
     // Only the gradient of gelu is documented to promote and broadcast.
-    let dims = if matches!(f, Backward::Gelu | Backward::GeluTanh) {
-        broadcast(&[gradient, saved])?
-    } else {
-        saved.expect_dtype(gradient.dtype)?;
-        saved.expect_dims(&gradient.dims)?;
+    let dims = if f == Backward::Sigmoid {
+        saved.expect_like(&gradient, &gradient.dims)?;
         out.expect_dtype(gradient.dtype)?;
         gradient.dims.clone()
+    } else {
+        broadcast(&[&gradient, &saved])?
     };
     out.expect_dims(&dims)?;
-    let class = promote(gradient.dtype, saved.dtype)?.class();
-    let (gradient, saved, out) = (gradient.clone(), saved.clone(), out.clone());
     kernel(move |data| {
-        with_real!(class, R => {
-            let (g, saved) = (data.read_as::<R>(&gradient, &dims)?, data.read_as::<R>(&saved, &dims)?);
-            data.write(&out, &f.reals(g, &saved))
-        })
+        let g = data.read_as::<f32>(&gradient, &dims)?;
+        let saved = data.read_as::<f32>(&saved, &dims)?;
+        data.write(&out, &zip(g, &saved, |g, saved| f.number(g, saved)))
     })
 }
 
@@ -602,147 +454,92 @@ pub(crate) enum Test {
 }
 
 impl Test {
-    fn lanes<L: Lane>(self, a: &[L], b: &[L]) -> Vec<i64> {
-        fn all<L: Copy>(a: &[L], b: &[L], f: impl Fn(L, L) -> bool) -> Vec<i64> {
-            a.iter().zip(b).map(|(a, b)| i64::from(f(*a, *b))).collect()
-        }
+    fn holds<L: Lane>(self, a: L, b: L) -> bool {
         match self {
-            Self::Eq => all(a, b, |a, b| a == b),
-            Self::Ne => all(a, b, |a, b| a != b),
-            Self::Gt => all(a, b, |a, b| a > b),
-            Self::Ge => all(a, b, |a, b| a >= b),
-            Self::Lt => all(a, b, |a, b| a < b),
-            Self::Le => all(a, b, |a, b| a <= b),
-            Self::And => all(a, b, |a, b| a.truth() && b.truth()),
-            Self::Or => all(a, b, |a, b| a.truth() || b.truth()),
-            Self::Xor => all(a, b, |a, b| a.truth() != b.truth()),
+            Self::Eq => a == b,
+            Self::Ne => a != b,
+            Self::Gt => a > b,
+            Self::Ge => a >= b,
+            Self::Lt => a < b,
+            Self::Le => a <= b,
+            Self::And => a.truth() && b.truth(),
+            Self::Or => a.truth() || b.truth(),
+            Self::Xor => a.truth() != b.truth(),
         }
     }
 }
 
-pub(crate) fn test(f: Test, a: &Operand, b: &Operand, out: &Operand) -> Outcome<Kernel> {
-    let (dims, computed) = common(a, b, out, ARITH)?;
-    test_with(f, a, Other::Tensor(b.clone()), out, dims, computed)
-}
-
-pub(crate) fn test_scalar(f: Test, a: &Operand, b: &Scalar, out: &Operand) -> Outcome<Kernel> {
-    a.expect_type(ARITH)?;
-    out.expect_dims(&a.dims)?;
-    let computed = promote_scalar(a.dtype, b.dtype, DataType::Float)?;
-    test_with(f, a, Other::Scalar(*b), out, a.dims.clone(), computed)
-}
-
-fn test_with(
-    f: Test,
-    a: &Operand,
-    b: Other,
-    out: &Operand,
-    dims: Vec<usize>,
-    computed: DataType,
-) -> Outcome<Kernel> {
+/// `out = whether f holds of self and other`.
+pub(crate) fn test(f: Test, a: Operand, b: impl Into<Other>, out: Operand) -> Outcome<Kernel> {
+    let b = b.into();
+    let (dims, computed) = common(&a, &b, &out, ARITH, DataType::Float)?;
     out.expect_type(ARITH)?;
-    let (a, out) = (a.clone(), out.clone());
     kernel(move |data| {
         with_lane!(computed.class(), L => {
             let (x, y) = (data.read_as::<L>(&a, &dims)?, b.read::<L>(data, &dims)?);
-            data.write(&out, &f.lanes(&x, &y))
+            let holds = x.iter().zip(&y).map(|(x, y)| i64::from(f.holds(*x, *y)));
+            data.write(&out, &holds.collect::<Vec<_>>())
         })
     })
 }
 
-/// `out = !self`, or whether each element is finite.
-pub(crate) fn truth(x: &Operand, out: &Operand, finite: bool) -> Outcome<Kernel> {
+/// `out = !self`.
+pub(crate) fn logical_not(x: Operand, out: Operand) -> Outcome<Kernel> {
     x.expect_type(ARITH)?;
-    out.expect_type(if finite { BOOL } else { ARITH })?;
+    out.expect_type(ARITH)?;
     out.expect_dims(&x.dims)?;
-    let (x, out) = (x.clone(), out.clone());
     kernel(move |data| {
         with_lane!(x.dtype.class(), L => {
             let values = data.read::<L>(&x)?;
-            let holds = |x: &L| if finite { x.is_finite() } else { !x.truth() };
-            let flags: Vec<i64> = values.iter().map(|x| i64::from(holds(x))).collect();
+            let flags: Vec<i64> = values.iter().map(|x| i64::from(!x.truth())).collect();
             data.write(&out, &flags)
         })
     })
 }
 
 /// `out = condition ? self : other`.
-pub(crate) fn select(
-    condition: &Operand,
-    a: &Operand,
-    b: &Operand,
-    out: &Operand,
-) -> Outcome<Kernel> {
+pub(crate) fn select(condition: Operand, a: Operand, b: Operand, out: Operand) -> Outcome<Kernel> {
     condition.expect_type(Types::of(&[DataType::Bool, DataType::Uint8]))?;
     a.expect_type(ARITH)?;
     b.expect_type(ARITH)?;
-    let dims = broadcast(&[condition, a, b])?;
+    let dims = broadcast(&[&condition, &a, &b])?;
     out.expect_dims(&dims)?;
     let computed = promote(a.dtype, b.dtype)?;
     expect_castable(computed, out.dtype, out.name)?;
-    let operands = (condition.clone(), a.clone(), b.clone(), out.clone());
     kernel(move |data| {
-        let (condition, a, b, out) = &operands;
         with_lane!(computed.class(), L => {
-            let chosen = data.read_as::<i64>(condition, &dims)?;
-            let (mut x, y) = (data.read_as::<L>(a, &dims)?, data.read_as::<L>(b, &dims)?);
+            let chosen = data.read_as::<i64>(&condition, &dims)?;
+            let (mut x, y) = (data.read_as::<L>(&a, &dims)?, data.read_as::<L>(&b, &dims)?);
             for ((x, y), chosen) in x.iter_mut().zip(y).zip(chosen) {
                 if chosen == 0 {
                     *x = y;
                 }
             }
-            data.write(out, &x)
+            data.write(&out, &x)
         })
     })
 }
 
-/// The value of a masked fill.
-#[derive(Clone)]
-pub(crate) enum Value {
-    Scalar(Scalar),
-    Tensor(Operand),
-}
-
-impl Value {
-    fn read<L: Lane>(&self, data: &Data<'_, '_>) -> Outcome<L> {
-        match self {
-            Self::Scalar(scalar) => Ok(scalar.lane()),
-            Self::Tensor(tensor) => data
-                .read::<L>(tensor)
-                .map(|values| values.first().copied().unwrap_or_default()),
-        }
-    }
-}
-
 /// Writes `value` where the mask is true.
-pub(crate) fn masked_fill(target: &Operand, mask: &Operand, value: Value) -> Outcome<Kernel> {
+pub(crate) fn masked_fill(target: Operand, mask: Operand, value: Scalar) -> Outcome<Kernel> {
     use DataType::*;
     target.expect_type(FLT.and(Types::of(&[Bool, Int8, Int32, Int64])))?;
     mask.expect_dtype(Bool)?;
-    let dims = broadcast(&[target, mask])?;
+    let dims = broadcast(&[&target, &mask])?;
     target.expect_dims(&dims)?;
-    let dtype = match &value {
-        Value::Scalar(scalar) => scalar.dtype,
-        Value::Tensor(tensor) => {
-            tensor.expect_rank(0..=0)?;
-            tensor.dtype
-        }
-    };
-    if dtype.is_float() && !target.dtype.is_float() {
+    if value.dtype.is_float() && !target.dtype.is_float() {
         return refuse(format!(
-            "value is {dtype:?} and does not convert to {:?} of {}",
-            target.dtype, target.name
+            "value is {:?} and does not convert to {:?} of {}",
+            value.dtype, target.dtype, target.name
         ));
     }
-    let (target, mask) = (target.clone(), mask.clone());
     kernel(move |data| {
         with_lane!(target.dtype.class(), L => {
             let mut values = data.read::<L>(&target)?;
             let masked = data.read_as::<i64>(&mask, &dims)?;
-            let value = value.read::<L>(data)?;
             for (x, masked) in values.iter_mut().zip(masked) {
                 if masked != 0 {
-                    *x = value;
+                    *x = value.lane();
                 }
             }
             data.write(&target, &values)
@@ -752,16 +549,14 @@ pub(crate) fn masked_fill(target: &Operand, mask: &Operand, value: Value) -> Out
 
 /// `out = max(min(self, high), low)`, either bound absent.
 pub(crate) fn clamp(
-    x: &Operand,
+    x: Operand,
     low: Option<Scalar>,
     high: Option<Scalar>,
-    out: &Operand,
+    out: Operand,
 ) -> Outcome<Kernel> {
     if low.is_none() && high.is_none() {
-        return Err(Failure::new(
-            ACLNN_NULLPTR,
-            "clipValueMin and clipValueMax are both null",
-        ));
+        let message = "clipValueMin and clipValueMax are both null";
+        return Err(Failure::new(ACLNN_NULLPTR, message));
     }
     x.expect_type(FLOATS.and(INTS))?;
     x.expect_rank(1..=8)?;
@@ -771,7 +566,6 @@ pub(crate) fn clamp(
         computed = promote(computed, promote_scalar(x.dtype, bound.dtype, out.dtype)?)?;
     }
     expect_castable(computed, out.dtype, out.name)?;
-    let (x, out) = (x.clone(), out.clone());
     kernel(move |data| {
         with_lane!(computed.class(), L => {
             let mut values = data.read::<L>(&x)?;

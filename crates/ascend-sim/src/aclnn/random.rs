@@ -1,5 +1,5 @@
 //! Random numbers. The vendor's generator is not documented; this one is counter-based too: the
-//! same seed, offset and shape give the same numbers, and no others' numbers are matched.
+//! same seed, offset and shape give the same numbers, which are not those of any other generator.
 
 use super::call::{Call, Kernel, Operand, kernel};
 use super::descriptor::Scalar;
@@ -11,7 +11,8 @@ const UNREPEATABLE: &str = "it uses the random engine";
 /// Counters of one offset do not reach those of the next.
 const STREAM: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Sixty-four bits of (seed, offset, index): the finaliser of splitmix64 over a sum of odd multiples.
+/// Sixty-four bits of (seed, offset, index): the finaliser of splitmix64 over a sum of odd
+/// multiples.
 fn bits(seed: u64, offset: u64, index: u64) -> u64 {
     let mix = |mut x: u64| {
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -27,14 +28,13 @@ fn uniform(seed: u64, offset: u64, index: u64) -> f64 {
     (bits(seed, offset, index) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Fills a tensor with a function of the element's number.
+/// Fills a tensor with a function of the element's index.
 fn draw(
     call: &mut Call,
-    target: &Operand,
+    target: Operand,
     number: impl Fn(u64) -> f64 + Send + Sync + 'static,
 ) -> Outcome<Kernel> {
     call.unrepeatable(UNREPEATABLE);
-    let target = target.clone();
     kernel(move |data| {
         let values: Vec<f64> = (0..target.elements() as u64).map(&number).collect();
         data.write(&target, &values)
@@ -44,7 +44,7 @@ fn draw(
 /// Uniform numbers in [from, to).
 pub(crate) fn uniform_in_place(
     call: &mut Call,
-    target: &Operand,
+    target: Operand,
     [from, to]: [f64; 2],
     [seed, offset]: [u64; 2],
 ) -> Outcome<Kernel> {
@@ -70,7 +70,7 @@ pub(crate) fn uniform_in_place(
 /// Normal numbers, two of each pair of uniform ones (Box and Muller 1958).
 pub(crate) fn normal(
     call: &mut Call,
-    target: &Operand,
+    target: Operand,
     [mean, deviation]: [f32; 2],
     [seed, offset]: [i64; 2],
 ) -> Outcome<Kernel> {
@@ -84,8 +84,8 @@ pub(crate) fn normal(
         let pair = i & !1;
         let radius = (-2.0 * (1.0 - uniform(seed, offset, pair)).ln()).sqrt();
         let angle = std::f64::consts::TAU * uniform(seed, offset, pair + 1);
-        let turned = if i == pair { angle.cos() } else { angle.sin() };
-        mean + deviation * radius * turned
+        let unit = if i == pair { angle.cos() } else { angle.sin() };
+        mean + deviation * radius * unit
     })
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn bernoulli(
     call: &mut Call,
     probability: Scalar,
     [seed, offset]: [i64; 2],
-    out: &Operand,
+    out: Operand,
 ) -> Outcome<Kernel> {
     out.expect_type(ARITH)?;
     let probability = probability.real();

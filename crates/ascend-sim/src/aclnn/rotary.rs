@@ -32,14 +32,15 @@ impl Mode {
         }
     }
 
-    /// For each output channel: the input channel times cos, and the signed input channel times sin.
+    /// For each output channel: the input channel times cos, and the signed input channel times
+    /// sin.
     pub(crate) fn terms(self, width: usize) -> Vec<(usize, usize, f32)> {
-        let half = |i: usize, width: usize, base: usize| {
+        let half = |i: usize, width: usize, first: usize| {
             let middle = width / 2;
             if i < middle {
-                (base + i, base + i + middle, -1.0)
+                (first + i, first + i + middle, -1.0)
             } else {
-                (base + i, base + i - middle, 1.0)
+                (first + i, first + i - middle, 1.0)
             }
         };
         (0..width)
@@ -67,126 +68,112 @@ enum Pass {
     Gradient,
 }
 
-/// A memory order that the operator knows: where batch, heads and sequence lie, and which of the
-/// first axes cos and sin may spread over in half mode. The first of those is the only one that
-/// interleave mode takes.
+/// A memory order that the operator knows.
 struct Order {
     name: &'static str,
     batch: usize,
     heads: usize,
     seq: usize,
-    angle_axes: &'static [&'static [bool]],
+    /// Which of the first axes cos and sin may have at full length in half mode; interleave mode
+    /// takes the first row only.
+    angle_axes: [[bool; 3]; 3],
 }
 
-const ORDERS: &[Order] = &[
+const fn order(
+    name: &'static str,
+    [batch, heads, seq]: [usize; 3],
+    angle_axes: [[bool; 3]; 3],
+) -> Order {
     Order {
-        name: "BNSD",
-        batch: 0,
-        heads: 1,
-        seq: 2,
-        angle_axes: &[
-            &[false, false, true],
-            &[true, false, true],
-            &[true, true, true],
-        ],
-    },
-    Order {
-        name: "BSND",
-        batch: 0,
-        heads: 2,
-        seq: 1,
-        angle_axes: &[
-            &[false, true, false],
-            &[true, true, false],
-            &[true, true, true],
-        ],
-    },
-    Order {
-        name: "SBND",
-        batch: 1,
-        heads: 2,
-        seq: 0,
-        angle_axes: &[
-            &[true, false, false],
-            &[true, true, false],
-            &[true, true, true],
-        ],
-    },
+        name,
+        batch,
+        heads,
+        seq,
+        angle_axes,
+    }
+}
+
+const ORDERS: [Order; 3] = [
+    order(
+        "BNSD",
+        [0, 1, 2],
+        [[false, false, true], [true, false, true], [true; 3]],
+    ),
+    order(
+        "BSND",
+        [0, 2, 1],
+        [[false, true, false], [true, true, false], [true; 3]],
+    ),
+    order(
+        "SBND",
+        [1, 2, 0],
+        [[true, false, false], [true, true, false], [true; 3]],
+    ),
 ];
-/// Whether the operator takes this order; otherwise its limit.
-fn accepts(
+
+/// The limit that keeps the operator from taking this order.
+fn refusal(
     order: &Order,
     x: &Tensor,
     cos: &Tensor,
     mode: Mode,
     pass: Pass,
     cores: usize,
-) -> Result<(), String> {
-    let width = x.dims[x.dims.len() - 1];
-    let spreads = |axes: &&&[bool]| {
-        axes.iter()
-            .enumerate()
-            .all(|(axis, full)| cos.dims[axis] == if *full { x.dims[axis] } else { 1 })
+) -> Option<String> {
+    let fits = |axes: &&[bool; 3]| {
+        let mut axes = axes.iter().enumerate();
+        axes.all(|(axis, full)| cos.dims[axis] == if *full { x.dims[axis] } else { 1 })
     };
-    let allowed = if mode == Mode::Half || mode == Mode::Quarter {
-        order.angle_axes
-    } else {
-        &order.angle_axes[..1]
+    let allowed = match mode {
+        Mode::Half | Mode::Quarter => &order.angle_axes[..],
+        Mode::Interleave | Mode::InterleaveHalf => &order.angle_axes[..1],
     };
-    let Some(spread) = allowed.iter().find(spreads) else {
-        return Err(format!(
-            "{}: cos and sin of shape {:?} do not fit x of {:?} in {mode:?} mode",
-            order.name, cos.dims, x.dims
+    let refuse = |limit: String| Some(format!("{}: {limit}", order.name));
+    let Some(full) = allowed.iter().find(fits) else {
+        return refuse(format!(
+            "cos and sin of shape {:?} do not fit x of {:?} in {mode:?} mode",
+            cos.dims, x.dims
         ));
     };
     let [batch, heads, seq] = [order.batch, order.heads, order.seq].map(|axis| x.dims[axis]);
     if mode == Mode::Half && (batch >= MAX_BATCH_HEADS || heads >= MAX_BATCH_HEADS) {
-        return Err(format!(
-            "{}: batch {batch} and heads {heads} must both be below {MAX_BATCH_HEADS}",
-            order.name
+        return refuse(format!(
+            "batch {batch} and heads {heads} must both be below {MAX_BATCH_HEADS}"
         ));
     }
     if mode == Mode::Interleave && batch * heads >= MAX_BATCH_HEADS {
-        return Err(format!(
-            "{}: batch {batch} times heads {heads} must be below {MAX_BATCH_HEADS} in interleave mode",
-            order.name
+        return refuse(format!(
+            "batch {batch} times heads {heads} must be below {MAX_BATCH_HEADS} in interleave mode"
         ));
     }
-    let whole = spread.iter().all(|full| *full);
-    let per_batch = batch > 1 && spread[order.batch] && !spread[order.heads];
+    let per_batch = batch > 1 && full[order.batch] && !full[order.heads];
     if pass == Pass::Gradient && order.name != "SBND" && per_batch && batch >= seq {
-        return Err(format!(
-            "{}: with angles of each batch, batch {batch} must be below the sequence {seq}",
-            order.name
+        return refuse(format!(
+            "with angles of each batch, batch {batch} must be below the sequence {seq}"
         ));
     }
-    if mode == Mode::Half && order.name == "BNSD" && !whole {
+    if mode == Mode::Half && order.name == "BNSD" && *full != [true; 3] {
+        let width = x.dims[x.rank() - 1];
         let aligned = (width / 2).is_multiple_of(32 / x.dtype.bytes() as usize);
         if aligned && batch * heads > 8 * seq {
-            return Err(format!(
-                "BNSD: batch times heads {} must be at most 8 times the sequence {seq}",
+            return refuse(format!(
+                "batch times heads {} must be at most 8 times the sequence {seq}",
                 batch * heads
             ));
         }
         if !aligned && 2 * batch * heads > seq.div_ceil(cores) && width < 80 {
-            return Err(format!(
-                "BNSD: D of {width} is unaligned, below 80, and twice batch times heads {} is above the sequence per core",
+            return refuse(format!(
+                "D of {width} is unaligned, below 80, and twice batch times heads {} is above \
+                 the sequence per core",
                 batch * heads
             ));
         }
     }
-    Ok(())
+    None
 }
 
-fn check(
-    x: &Tensor,
-    cos: &Tensor,
-    sin: &Tensor,
-    out: &Tensor,
-    mode: Mode,
-    pass: Pass,
-    machine: &Machine,
-) -> Outcome {
+/// Checks the limits that forward and gradient share; `out` is the output of x's shape.
+fn check([x, cos, sin, out]: [&Tensor; 4], mode: Mode, pass: Pass, machine: &Machine) -> Outcome {
     if !FLT.has(x.dtype) || [cos, sin, out].iter().any(|t| t.dtype != x.dtype) {
         return refuse(format!(
             "x is {:?}, cos {:?}, sin {:?}, out {:?}: all must be one of FLOAT, FLOAT16, BF16",
@@ -194,21 +181,18 @@ fn check(
         ));
     }
     // Later releases take TND too; what runs here is to run on all of them.
-    if x.dims.len() != 4 {
-        return refuse(format!("x has {} dimensions, 4 are expected", x.dims.len()));
+    if x.rank() != 4 {
+        return refuse(format!("x has {} dimensions, 4 are expected", x.rank()));
     }
-    if out.dims != x.dims || cos.dims != sin.dims || cos.dims.len() != x.dims.len() {
+    if out.dims != x.dims || cos.dims != sin.dims || cos.rank() != x.rank() {
         return refuse(format!(
             "x {:?} and out {:?} must agree, cos {:?} and sin {:?} too, with as many axes as x",
             x.dims, out.dims, cos.dims, sin.dims
         ));
     }
-    let width = x.dims[x.dims.len() - 1];
-    if cos.dims[cos.dims.len() - 1] != width {
-        return refuse(format!(
-            "cos has width {}, x has {width}",
-            cos.dims[cos.dims.len() - 1]
-        ));
+    let (width, angle_width) = (x.dims[3], cos.dims[3]);
+    if angle_width != width {
+        return refuse(format!("cos has width {angle_width}, x has {width}"));
     }
     let part = if mode == Mode::Quarter { 4 } else { 2 };
     if width == 0 || width >= MAX_HEAD_DIM || !width.is_multiple_of(part) {
@@ -221,41 +205,28 @@ fn check(
             "mode {mode:?} needs an Ascend 950, the device is dav-2201"
         ));
     }
-    let refusals: Vec<String> = ORDERS
-        .iter()
-        .map(|order| accepts(order, x, cos, mode, pass, machine.vector_cores as usize))
-        .filter_map(Result::err)
-        .collect();
-    if refusals.len() == ORDERS.len() {
-        refuse(refusals.join("; "))
-    } else {
-        Ok(())
+    let cores = machine.vector_cores as usize;
+    let refusals = ORDERS.map(|order| refusal(&order, x, cos, mode, pass, cores));
+    match refusals {
+        [Some(first), Some(second), Some(third)] => refuse(format!("{first}; {second}; {third}")),
+        _ => Ok(()),
     }
 }
 
 /// For each row of `x`, the row of cos and sin that it uses.
 fn angle_rows(x: &Tensor, cos: &Tensor) -> Vec<usize> {
-    let axes = x.dims.len() - 1;
     let mut rows = vec![0];
-    for axis in 0..axes {
-        let repeat = cos.dims[axis] == 1;
-        rows = rows
-            .into_iter()
-            .flat_map(|row| {
-                (0..x.dims[axis]).map(move |i| {
-                    if repeat {
-                        row
-                    } else {
-                        row * cos.dims[axis] + i
-                    }
-                })
-            })
-            .collect();
+    for (dim, angle_dim) in x.dims.iter().zip(&cos.dims).take(x.rank() - 1) {
+        let inner = |row: usize| {
+            let step = usize::from(*angle_dim != 1);
+            (0..*dim).map(move |i| row * angle_dim + i * step)
+        };
+        rows = rows.into_iter().flat_map(inner).collect();
     }
     rows
 }
 
-/// y = x*cos + rotate(x)*sin, computed in f32.
+/// y = x·cos + rotate(x)·sin, computed in f32.
 pub(crate) fn rotate(
     x: &[f32],
     cos: &[f32],
@@ -266,32 +237,23 @@ pub(crate) fn rotate(
     let width = terms.len();
     let mut y = vec![0.0; x.len()];
     for (row, angle) in rows.iter().enumerate() {
-        for (i, (straight, turned, sign)) in terms.iter().enumerate() {
+        for (i, (by_cos, by_sin, sign)) in terms.iter().enumerate() {
             let (c, s) = (cos[angle * width + i], sin[angle * width + i]);
-            y[row * width + i] = x[row * width + straight] * c + sign * x[row * width + turned] * s;
+            y[row * width + i] = x[row * width + by_cos] * c + sign * x[row * width + by_sin] * s;
         }
     }
     y
 }
 
 pub(crate) fn forward(
-    x: &Operand,
-    cos: &Operand,
-    sin: &Operand,
+    x: Operand,
+    cos: Operand,
+    sin: Operand,
     mode: i64,
-    out: &Operand,
+    out: Operand,
 ) -> Outcome<Kernel> {
     let mode = Mode::from_code(mode)?;
-    check(
-        x,
-        cos,
-        sin,
-        out,
-        mode,
-        Pass::Forward,
-        &sim().machine.clone(),
-    )?;
-    let (x, cos, sin, out) = (x.clone(), cos.clone(), sin.clone(), out.clone());
+    check([&x, &cos, &sin, &out], mode, Pass::Forward, &sim().machine)?;
     kernel(move |data| {
         let terms = mode.terms(x.dims[x.rank() - 1]);
         let rows = angle_rows(&x, &cos);
@@ -300,15 +262,16 @@ pub(crate) fn forward(
     })
 }
 
-/// What the gradient operator takes and gives. dcos and dsin are mandatory, and without x nothing is written to them: here
-/// they come only together with x.
+/// What the gradient operator takes and gives. dcos and dsin are mandatory, but without x nothing
+/// is written to them.
 pub(crate) struct GradTensors {
     pub(crate) dy: Operand,
     pub(crate) cos: Operand,
     pub(crate) sin: Operand,
     pub(crate) x: Option<Operand>,
     pub(crate) dx: Operand,
-    pub(crate) angles: Option<(Operand, Operand)>,
+    pub(crate) dcos: Operand,
+    pub(crate) dsin: Operand,
 }
 
 pub(crate) fn gradient(tensors: GradTensors, mode: i64) -> Outcome<Kernel> {
@@ -319,38 +282,23 @@ pub(crate) fn gradient(tensors: GradTensors, mode: i64) -> Outcome<Kernel> {
         sin,
         x,
         dx,
-        angles,
+        dcos,
+        dsin,
     } = tensors;
-    check(
-        &dy,
-        &cos,
-        &sin,
-        &dx,
-        mode,
-        Pass::Gradient,
-        &sim().machine.clone(),
-    )?;
-    if x.is_some() != angles.is_some() {
-        return refuse("dcos and dsin come exactly when x is given");
-    }
-    if let (Some(x), Some((dcos, dsin))) = (&x, &angles) {
+    check([&dy, &cos, &sin, &dx], mode, Pass::Gradient, &sim().machine)?;
+    if let Some(x) = &x {
         if x.dims != dy.dims || dcos.dims != cos.dims || dsin.dims != sin.dims {
             return refuse(format!(
                 "x {:?}, dcos {:?} and dsin {:?} must have the shapes of dy, cos and sin",
                 x.dims, dcos.dims, dsin.dims
             ));
         }
-        let shared: usize = dy
-            .dims
-            .iter()
-            .zip(&cos.dims)
-            .take(dy.dims.len() - 1)
-            .filter(|(a, b)| a != b)
-            .map(|(a, _)| *a)
-            .product();
-        if shared > MAX_BATCH_HEADS_FOR_ANGLE_GRAD {
+        let leading = dy.dims.iter().zip(&cos.dims).take(dy.rank() - 1);
+        let summed: usize = leading.filter(|(a, b)| a != b).map(|(a, _)| *a).product();
+        if summed > MAX_BATCH_HEADS_FOR_ANGLE_GRAD {
             return refuse(format!(
-                "dcos and dsin sum over {shared} rows, at most {MAX_BATCH_HEADS_FOR_ANGLE_GRAD} (batch times heads) are taken"
+                "dcos and dsin sum over {summed} rows, at most {MAX_BATCH_HEADS_FOR_ANGLE_GRAD} \
+                 (batch times heads) are taken"
             ));
         }
     }
@@ -358,27 +306,27 @@ pub(crate) fn gradient(tensors: GradTensors, mode: i64) -> Outcome<Kernel> {
         let terms = mode.terms(dy.dims[dy.rank() - 1]);
         let width = terms.len();
         let rows = angle_rows(&dy, &cos);
-        let (g, c, s): (Vec<f32>, Vec<f32>, Vec<f32>) =
-            (data.read(&dy)?, data.read(&cos)?, data.read(&sin)?);
+        let g: Vec<f32> = data.read(&dy)?;
+        let (c, s): (Vec<f32>, Vec<f32>) = (data.read(&cos)?, data.read(&sin)?);
         let mut grad = vec![0.0; g.len()];
         for (row, angle) in rows.iter().enumerate() {
-            for (i, (straight, turned, sign)) in terms.iter().enumerate() {
-                grad[row * width + straight] += g[row * width + i] * c[angle * width + i];
-                grad[row * width + turned] += sign * g[row * width + i] * s[angle * width + i];
+            for (i, (by_cos, by_sin, sign)) in terms.iter().enumerate() {
+                grad[row * width + by_cos] += g[row * width + i] * c[angle * width + i];
+                grad[row * width + by_sin] += sign * g[row * width + i] * s[angle * width + i];
             }
         }
-        if let (Some(x), Some((dcos, dsin))) = (&x, &angles) {
+        if let Some(x) = &x {
             let x: Vec<f32> = data.read(x)?;
             let (mut to_cos, mut to_sin) = (vec![0.0; c.len()], vec![0.0; s.len()]);
             for (row, angle) in rows.iter().enumerate() {
-                for (i, (straight, turned, sign)) in terms.iter().enumerate() {
-                    to_cos[angle * width + i] += g[row * width + i] * x[row * width + straight];
-                    to_sin[angle * width + i] +=
-                        g[row * width + i] * sign * x[row * width + turned];
+                for (i, (by_cos, by_sin, sign)) in terms.iter().enumerate() {
+                    let g = g[row * width + i];
+                    to_cos[angle * width + i] += g * x[row * width + by_cos];
+                    to_sin[angle * width + i] += g * sign * x[row * width + by_sin];
                 }
             }
-            data.write(dcos, &to_cos)?;
-            data.write(dsin, &to_sin)?;
+            data.write(&dcos, &to_cos)?;
+            data.write(&dsin, &to_sin)?;
         }
         data.write(&dx, &grad)
     })

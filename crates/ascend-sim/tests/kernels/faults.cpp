@@ -1,4 +1,4 @@
-// Kernels with one fault each. The line of the fault carries `FAULT name`, where the test looks for it.
+// Kernels with one fault each. The line of the fault ends in `FAULT name`, for the test to find it.
 #include "kernel_operator.h"
 
 using namespace AscendC;
@@ -18,11 +18,15 @@ struct Globals {
     }
 };
 
-DataCopyExtParams run_of(uint32_t elements) { return {1, static_cast<uint32_t>(elements * sizeof(float)), 0, 0, 0}; }
+DataCopyExtParams run_of(uint32_t elements) {
+    return {1, static_cast<uint32_t>(elements * sizeof(float)), 0, 0, 0};
+}
 
 }  // namespace
 
-#define KERNEL(name) extern "C" __global__ __aicore__ void name([[maybe_unused]] GM_ADDR x, [[maybe_unused]] GM_ADDR y)
+#define KERNEL(name)                                                         \
+    extern "C" __global__ __aicore__ void name([[maybe_unused]] GM_ADDR x, \
+                                               [[maybe_unused]] GM_ADDR y)
 
 KERNEL(queue_over_capacity) {
     TPipe pipe;
@@ -350,7 +354,8 @@ KERNEL(block_reads_what_another_writes) {
     DataCopy(t, g.x[GetBlockIdx() * kElements], kElements);
     through.EnQue(t);
     t = through.DeQue<float>();
-    DataCopy(g.x[(GetBlockIdx() + 1) * kElements], t, kElements);  // FAULT block_reads_what_another_writes
+    const auto next = g.x[(GetBlockIdx() + 1) * kElements];
+    DataCopy(next, t, kElements);  // FAULT block_reads_what_another_writes
     through.FreeTensor(t);
 }
 
@@ -582,8 +587,9 @@ KERNEL(undocumented_rounding) {
     pipe.InitBuffer(scratch, 1024);
     pipe.InitBuffer(result, 1024);
     LocalTensor<float> t = scratch.Get<float>();
+    LocalTensor<bfloat16_t> r = result.Get<bfloat16_t>();
     Duplicate(t, 1.0f, kElements);
-    Cast(result.Get<bfloat16_t>(), t, RoundMode::CAST_NONE, kElements);  // FAULT undocumented_rounding
+    Cast(r, t, RoundMode::CAST_NONE, kElements);  // FAULT undocumented_rounding
 }
 
 KERNEL(atomic_left_on) {

@@ -31,9 +31,10 @@ __aicore__ inline void convert(GM_ADDR from, GM_ADDR to, uint32_t elements, Roun
     }
 }
 
-#define CONVERSION(name, D, S)                                                                                            \
-    extern "C" __global__ __aicore__ void name(GM_ADDR from, GM_ADDR to, uint32_t elements, uint32_t mode) {              \
-        convert<D, S>(from, to, elements, static_cast<RoundMode>(mode));                                                  \
+#define CONVERSION(name, D, S) \
+    extern "C" __global__ __aicore__ void name(GM_ADDR from, GM_ADDR to, uint32_t elements, \
+                                               uint32_t mode) { \
+        convert<D, S>(from, to, elements, static_cast<RoundMode>(mode)); \
     }
 
 CONVERSION(half_to_float, float, half)
@@ -82,7 +83,8 @@ extern "C" __global__ __aicore__ void instructions(GM_ADDR from, GM_ADDR to) {
     // Row 6: the low half of each word cleared: And on halves of words.
     LocalTensor<uint32_t> ones = scratch.GetWithOffset<uint32_t>(kRow, 1024);
     Duplicate(ones, 0xffff0000u, kRow);
-    And(r[6 * kRow].ReinterpretCast<uint16_t>(), a.ReinterpretCast<uint16_t>(), ones.ReinterpretCast<uint16_t>(), 2 * kRow);
+    And(r[6 * kRow].ReinterpretCast<uint16_t>(), a.ReinterpretCast<uint16_t>(),
+        ones.ReinterpretCast<uint16_t>(), 2 * kRow);
     // Row 7: the low half of each word moved up.
     ShiftLeft(r[7 * kRow].ReinterpretCast<uint32_t>(), a.ReinterpretCast<uint32_t>(), 16u, kRow);
     // Row 8: eight elements of a, each over a block.

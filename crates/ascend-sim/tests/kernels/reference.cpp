@@ -18,8 +18,8 @@ extern "C" __global__ __aicore__ void add_tiles(GM_ADDR x, GM_ADDR y, AddTiling 
     GlobalTensor<float> source, target;
     source.SetGlobalBuffer((__gm__ float*)x, tiling.elements);
     target.SetGlobalBuffer((__gm__ float*)y, tiling.elements);
-    for (uint32_t tile = GetBlockIdx(); tile * tiling.tile < tiling.elements; tile += GetBlockNum()) {
-        const uint32_t first = tile * tiling.tile;
+    const uint32_t step = GetBlockNum() * tiling.tile;
+    for (uint32_t first = GetBlockIdx() * tiling.tile; first < tiling.elements; first += step) {
         const uint32_t left = tiling.elements - first;
         const uint32_t count = left < tiling.tile ? left : tiling.tile;
         DataCopyExtParams copy{1, static_cast<uint32_t>(count * sizeof(float)), 0, 0, 0};
@@ -40,7 +40,8 @@ extern "C" __global__ __aicore__ void add_tiles(GM_ADDR x, GM_ADDR y, AddTiling 
 }
 
 // In place and by hand: flags instead of queues, bf16 through f32, a scalar kept in a TBuf.
-extern "C" __global__ __aicore__ void scale_in_place(GM_ADDR data, float factor, uint32_t elements) {
+extern "C" __global__ __aicore__ void scale_in_place(GM_ADDR data, float factor,
+                                                     uint32_t elements) {
     TPipe pipe;
     TBuf<TPosition::VECIN> narrow_buffer;
     TBuf<TPosition::VECCALC> wide_buffer;

@@ -1,16 +1,18 @@
 //! Convolutions as products of matrices.
 //!
-//! The operator library's convolution does not compute 32-bit floats in full. Windows of the padded input are a view of it,
-//! by strides alone; one copy lays them out as rows, and a product with the weight is the convolution, exactly. Its two
-//! gradients are products with the same rows. Patch embeddings, whose windows do not overlap, cost that one copy.
+//! The operator library's convolution does not compute 32-bit floats in full. Windows of the padded
+//! input are a view of it, by strides alone; one copy lays them out as rows, and a product with the
+//! weight is the convolution, exactly. Its two gradients are products with the same rows. Patch
+//! embeddings, whose windows do not overlap, cost that one copy.
+
+use burn::backend::ops::ConvOptions;
+use burn::backend::{Shape, Slice, TensorMetadata};
 
 use super::elementwise::{binary, plus};
 use super::launch::{Out, compute};
 use super::matmul::matmul;
 use super::{movement, views};
 use crate::tensor::AscendTensor;
-use burn::backend::ops::ConvOptions;
-use burn::backend::{Shape, Slice, TensorMetadata};
 
 /// Sizes of one convolution; spatial axes in order.
 struct Plan {
@@ -70,7 +72,7 @@ impl Plan {
         Shape::from(parts.concat())
     }
 
-    /// Where the input lies in the padded input.
+    /// The part of the padded input that is the input.
     fn inner(&self) -> Vec<Slice> {
         let all = [Slice::new(0, None, 1); 2];
         let spatial = self
@@ -87,7 +89,8 @@ impl Plan {
         Self::shape(&[&[self.batch, self.groups * self.channels], &self.padded])
     }
 
-    /// The windows of `[batch, groups·channels, padded…]` as `[batch, groups, channels, windows…, kernel…]`.
+    /// The windows of `[batch, groups·channels, padded…]` as `[batch, groups, channels, windows…,
+    /// kernel…]`.
     fn windows_of(&self, padded: &AscendTensor) -> AscendTensor {
         let strides = padded.strides();
         let channel = strides[1];
@@ -125,7 +128,7 @@ impl Plan {
         let padded = if self.padded == self.input {
             x
         } else {
-            let zeros = movement::zeros(&x.place(), self.padded_shape(), x.dtype());
+            let zeros = movement::zeros(&x.device(), self.padded_shape(), x.dtype());
             movement::slice_assign(zeros, &self.inner(), x)
         };
         let windows = views::permute(&self.windows_of(&padded), &self.row_order());
@@ -216,17 +219,17 @@ pub(crate) fn input_backward<const N: usize>(
         &plan.kernel,
     ]);
     let mut inverse = vec![0; order.len()];
-    for (place, &axis) in order.iter().enumerate() {
-        inverse[axis] = place;
+    for (to, &axis) in order.iter().enumerate() {
+        inverse[axis] = to;
     }
     let windows = views::permute(&views::reshape(rows, &shape), &inverse);
-    let padded = movement::zeros(&x.place(), plan.padded_shape(), x.dtype());
+    let padded = movement::zeros(&x.device(), plan.padded_shape(), x.dtype());
     let target = plan.windows_of(&padded);
-    // One pass for each place of the kernel: within it no two windows share an element.
+    // One pass for each element of the kernel: within a pass no two windows share an element.
     let kernel_axis = 3 + N;
     let mut failure = None;
-    for place in 0..plan.kernel.iter().product() {
-        let [part, sum] = [&windows, &target].map(|t| at_kernel_place(t, kernel_axis, place));
+    for index in 0..plan.kernel.iter().product() {
+        let [part, sum] = [&windows, &target].map(|t| at_kernel_element(t, kernel_axis, index));
         let out = Out::Over(sum.clone());
         let added = compute([&sum, &part], out, |ops, [sum, part], out| {
             plus(ops, sum, part, out)
@@ -236,10 +239,10 @@ pub(crate) fn input_backward<const N: usize>(
     movement::slice(&movement::unless(failure, padded), &plan.inner())
 }
 
-/// The view at one place of the kernel, its axes gone.
-fn at_kernel_place(x: &AscendTensor, first: usize, place: usize) -> AscendTensor {
+/// The view at one element of the kernel, without the kernel's axes.
+fn at_kernel_element(x: &AscendTensor, first: usize, index: usize) -> AscendTensor {
     let mut offset = x.offset();
-    let mut rest = place;
+    let mut rest = index;
     for axis in (first..x.dims().len()).rev() {
         offset += rest % x.dims()[axis] * x.strides()[axis];
         rest /= x.dims()[axis];

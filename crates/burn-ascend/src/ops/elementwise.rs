@@ -1,11 +1,12 @@
 //! Operators on each element.
 
-use super::launch::{Out, compute, data_type, is_free, number};
-use super::views::{self, narrow_repeats};
-use crate::tensor::AscendTensor;
 use burn::backend::{BoolDType, DType, Scalar, Shape, TensorMetadata};
 use rope_ascend::Result;
 use rope_ascend::aclnn::{Number, Operators, View};
+
+use super::launch::{Out, compute, data_type, is_free, number};
+use super::views::{self, narrow_repeats};
+use crate::tensor::AscendTensor;
 
 pub(crate) type Unary = fn(&Operators, View<'_>, View<'_>) -> Result<()>;
 pub(crate) type Binary = fn(&Operators, View<'_>, View<'_>, View<'_>) -> Result<()>;
@@ -102,7 +103,8 @@ pub(crate) fn by_number(operator: ByNumber, x: AscendTensor, value: Scalar) -> A
     compute([&x], out, |ops, [x], out| operator(ops, x, number, out))
 }
 
-/// An integer operation with a number: by its operator while that is exact, else with a tensor of that one number.
+/// An integer operation with a number: by its operator while that is exact, else with a tensor of
+/// that one number.
 pub(crate) fn by_integer(
     operator: Option<ByNumber>,
     exact: Binary,
@@ -113,7 +115,7 @@ pub(crate) fn by_integer(
     match operator {
         Some(operator) if small => by_number(operator, x, value),
         _ => {
-            let other = super::movement::full(&x.place(), Shape::from([1]), value, x.dtype());
+            let other = super::movement::full(&x.device(), Shape::from([1]), value, x.dtype());
             let axes = x.dims().len();
             let other = views::reshape(other, &Shape::from(vec![1; axes]));
             binary(exact, x, other)

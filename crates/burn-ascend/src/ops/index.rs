@@ -1,17 +1,18 @@
-//! Operators with places as data. The device does not check that places exist.
+//! Operators with indices as data. The device does not check that they are in range.
+
+use burn::backend::tensor::IndexingUpdateOp;
+use burn::backend::{Shape, TensorMetadata};
+use rope_ascend::aclnn::Number;
 
 use super::launch::{Out, compute};
 use super::movement::{as_bits, owned};
 use super::views;
 use crate::tensor::AscendTensor;
-use burn::backend::tensor::IndexingUpdateOp;
-use burn::backend::{Shape, TensorMetadata};
-use rope_ascend::aclnn::Number;
 
 /// Number of the "replace" mode of scatter.
 const REPLACE: i64 = 0;
 
-/// Along an axis, the elements that `index` names.
+/// The elements at the indices `index` of an axis.
 pub(crate) fn gather(x: AscendTensor, axis: usize, index: &AscendTensor) -> AscendTensor {
     as_bits(x, |x| {
         let out = Out::New(index.shape(), x.dtype());
@@ -21,7 +22,7 @@ pub(crate) fn gather(x: AscendTensor, axis: usize, index: &AscendTensor) -> Asce
     })
 }
 
-/// Writes or adds `value` at the places along an axis that `index` names.
+/// Writes or adds `value` at the indices `index` of an axis.
 pub(crate) fn scatter(
     x: AscendTensor,
     axis: usize,
@@ -48,7 +49,7 @@ pub(crate) fn scatter(
     }
 }
 
-/// Along an axis, the slices that `index` names.
+/// The slices at the indices `index` of an axis.
 pub(crate) fn select(x: AscendTensor, axis: usize, index: AscendTensor) -> AscendTensor {
     let index = index.contiguous();
     as_bits(x, |x| {
@@ -61,7 +62,7 @@ pub(crate) fn select(x: AscendTensor, axis: usize, index: AscendTensor) -> Ascen
     })
 }
 
-/// Writes or adds slices along an axis at the places that `index` names.
+/// Writes or adds slices at the indices `index` of an axis.
 pub(crate) fn select_assign(
     x: AscendTensor,
     axis: usize,
@@ -79,7 +80,7 @@ pub(crate) fn select_assign(
             ops.index_add(x, axis as i64, index, value, Number::Int(1), out)
         });
     }
-    // The same place for every element of a slice.
+    // The same index for every element of a slice.
     let mut dims = vec![1; value.dims().len()];
     dims[axis] = index.len();
     let index = views::reshape(index, &Shape::from(dims));
@@ -107,7 +108,7 @@ pub(crate) fn embedding_backward(
     let rows = weight.dims()[0] as u64;
     let (grad, indices) = (grad.contiguous(), indices.contiguous());
     if grad.is_empty() && grad.failure().is_none() {
-        return super::movement::zeros(&weight.place(), weight.shape(), grad.dtype());
+        return super::movement::zeros(&weight.device(), weight.shape(), grad.dtype());
     }
     let out = Out::New(weight.shape(), grad.dtype());
     compute([&grad, &indices], out, |ops, [grad, indices], out| {

@@ -1,11 +1,12 @@
 //! How an operation becomes calls of operators.
 
-use crate::error::execution;
-use crate::tensor::AscendTensor;
 use burn::backend::{DType, ExecutionError, Scalar, Shape, TensorMetadata};
 use rope_ascend::aclnn::{Number, Operators, View};
 use rope_ascend::sys::aclDataType;
 use rope_ascend::{AscendError, Result};
+
+use crate::error::execution;
+use crate::tensor::AscendTensor;
 
 /// Where a result goes.
 #[derive(Debug)]
@@ -34,7 +35,8 @@ impl Out {
     }
 }
 
-/// Whether the tensor's memory may be overwritten as a whole: nobody else holds it and no element lies twice.
+/// Whether the tensor's memory may be overwritten as a whole: nobody else holds it and no element
+/// lies twice.
 pub(crate) fn is_free(x: &AscendTensor) -> bool {
     x.is_unique() && x.is_contiguous()
 }
@@ -93,8 +95,8 @@ fn view(tensor: &AscendTensor) -> std::result::Result<View<'_>, ExecutionError> 
 
 /// Queues `work` on the device of the inputs and gives its result.
 ///
-/// A failed input fails the result alike; a refused operator, or memory that is not there, makes a failed result of the
-/// right shape. Nothing is queued for a result without elements.
+/// A failed input fails the result alike; a refused operator, or memory that is not there, makes a
+/// failed result of the right shape. Nothing is queued for a result without elements.
 pub(crate) fn compute<const N: usize>(
     inputs: [&AscendTensor; N],
     out: Out,
@@ -118,7 +120,7 @@ pub(crate) fn compute_of_list(
 ) -> AscendTensor {
     let failed = |out: &Out, error: ExecutionError| {
         let (shape, dtype) = out.shape_and_type();
-        let device = inputs.first().map_or_else(Default::default, |x| x.place());
+        let device = inputs.first().map_or_else(Default::default, |x| x.device());
         AscendTensor::failed(&device, shape, dtype, error)
     };
     let prepared: std::result::Result<Vec<_>, _> = inputs.iter().map(|x| view(x)).collect();

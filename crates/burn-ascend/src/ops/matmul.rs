@@ -1,16 +1,17 @@
 //! Products of matrices.
 
+use burn::backend::{Shape, TensorMetadata};
+use rope_ascend::sys::CubeMath;
+
 use super::elementwise::broadcast;
 use super::launch::{Out, compute};
 use super::{movement, views};
 use crate::tensor::AscendTensor;
-use burn::backend::{Shape, TensorMetadata};
-use rope_ascend::sys::CubeMath;
 
 /// x · y over the last two axes, the axes before them repeated where they have length 1.
 ///
-/// A transposed matrix goes to the operator by its strides, which it takes without a copy. A weight without batch axes is
-/// one product of all rows.
+/// A transposed matrix goes to the operator by its strides, which it takes without a copy. A weight
+/// without batch axes is one product of all rows.
 pub(crate) fn matmul(x: AscendTensor, y: AscendTensor) -> AscendTensor {
     let rank = x.dims().len();
     let [m, k] = [x.dims()[rank - 2], x.dims()[rank - 1]];
@@ -20,7 +21,7 @@ pub(crate) fn matmul(x: AscendTensor, y: AscendTensor) -> AscendTensor {
     dims.extend([m, n]);
     let (shape, dtype) = (Shape::from(dims), x.dtype());
     if k == 0 && x.failure().is_none() && y.failure().is_none() {
-        return movement::zeros(&x.place(), shape, dtype);
+        return movement::zeros(&x.device(), shape, dtype);
     }
     let one_y = y.dims()[..rank - 2].iter().all(|&dim| dim == 1);
     if one_y && x.len() == batch.num_elements() * m * k {

@@ -20,10 +20,12 @@ pub(crate) mod views;
 
 /// Implements one of burn's operation traits, and lists what it implements.
 ///
-/// - `native`: methods that run on the device. Each names the element types that it takes there, and the operators behind
-///   it, by their methods of `Operators`; other types go to the host.
+/// - `native`: methods that run on the device. Each names the element types that it takes there,
+///   and the operators that it calls, by their methods of `Operators`; other types go to the host.
 /// - `fallback`: methods that run on the host.
 /// - `other`: methods that the lists leave out.
+///
+/// In the rows `T` is `AscendTensor`.
 macro_rules! operations {
     (
         $trait:ident;

@@ -1,17 +1,17 @@
 //! Operators that make, copy and reorder elements.
 
-use super::launch::{Out, compute, compute_of_list, is_free, number};
-use super::views::{self, narrow_repeats};
-use crate::context::Context;
-use crate::error::execution;
-use crate::npu::AscendDevice;
-use crate::tensor::AscendTensor;
 use burn::backend::{DType, Distribution, ExecutionError, Scalar, Shape, Slice, TensorMetadata};
 use rope_ascend::Result;
 use rope_ascend::aclnn::Number;
 
-/// The type under which elements of `dtype` are only moved: the operators of data movement take signed integers of each
-/// size.
+use super::launch::{Out, compute, compute_of_list, is_free, number};
+use super::views::{self, narrow_repeats};
+use crate::context::Context;
+use crate::npu::AscendDevice;
+use crate::tensor::AscendTensor;
+
+/// The type under which elements of `dtype` are only moved: the operators of data movement take
+/// signed integers of each size.
 fn moved(dtype: DType) -> DType {
     match dtype {
         DType::F64 | DType::U64 => DType::I64,
@@ -36,13 +36,13 @@ const MAX_AXES: usize = 8;
 
 /// A dense copy.
 pub(crate) fn copy(x: &AscendTensor) -> AscendTensor {
-    let target = AscendTensor::empty(&x.place(), x.shape(), x.dtype());
+    let target = AscendTensor::empty(&x.device(), x.shape(), x.dtype());
     let failure = write(&target, x);
     unless(failure, target)
 }
 
-/// Writes `source`, repeated along axes of length 1, through the view `target` of memory that only the caller holds; gives
-/// the failure, if there is one.
+/// Writes `source`, repeated along axes of length 1, through the view `target` of memory that only
+/// the caller holds. Returns the failure, if any.
 fn write(target: &AscendTensor, source: &AscendTensor) -> Option<ExecutionError> {
     let failure = target.failure().or(source.failure());
     if failure.is_some() || target.is_empty() {
@@ -53,7 +53,7 @@ fn write(target: &AscendTensor, source: &AscendTensor) -> Option<ExecutionError>
         views::merged([target, &source]).map(|x| x.clone().reinterpret(moved(x.dtype())));
     if target.dims().len() > MAX_AXES {
         return (0..target.dims()[0])
-            .find_map(|place| write(&views::at(&target, place), &views::at(&source, place)));
+            .find_map(|index| write(&views::at(&target, index), &views::at(&source, index)));
     }
     let source = narrow_repeats(&source, |_| true);
     let written = compute([&source], Out::Over(target), |ops, [source], out| {
@@ -65,7 +65,7 @@ fn write(target: &AscendTensor, source: &AscendTensor) -> Option<ExecutionError>
 /// The tensor, or the failure of a step towards it.
 pub(crate) fn unless(failure: Option<ExecutionError>, x: AscendTensor) -> AscendTensor {
     match failure {
-        Some(error) => AscendTensor::failed(&x.place(), x.shape(), x.dtype(), error),
+        Some(error) => AscendTensor::failed(&x.device(), x.shape(), x.dtype(), error),
         None => x,
     }
 }
@@ -108,19 +108,7 @@ pub(crate) fn full(
 /// Zeros.
 pub(crate) fn zeros(device: &AscendDevice, shape: Shape, dtype: DType) -> AscendTensor {
     let bytes = shape.num_elements() * dtype.size();
-    let zeroed = device
-        .context()
-        .and_then(|context| Ok((context.stream().zeros::<u8>(bytes)?, context)));
-    match zeroed {
-        Ok((buffer, context)) => AscendTensor::dense(context, buffer, shape, dtype),
-        Err(error) => {
-            let error = execution(&error);
-            if let Some(context) = device.opened() {
-                context.failed(&error);
-            }
-            AscendTensor::failed(device, shape, dtype, error)
-        }
-    }
+    AscendTensor::allocated(device, shape, dtype, |stream| stream.zeros(bytes))
 }
 
 /// start, start + step, … below end.
@@ -165,7 +153,7 @@ pub(crate) fn random(
     })
 }
 
-/// Tensors one behind the other along an axis.
+/// Tensors one after the other along an axis.
 pub(crate) fn cat(tensors: Vec<AscendTensor>, axis: usize) -> AscendTensor {
     let dtype = tensors[0].dtype();
     let mut dims = tensors[0].dims().to_vec();

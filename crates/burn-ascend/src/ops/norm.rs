@@ -1,8 +1,9 @@
 //! Normalisation over the last axis.
 
+use burn::backend::TensorMetadata;
+
 use super::launch::{Out, compute_of_list};
 use crate::tensor::AscendTensor;
-use burn::backend::TensorMetadata;
 
 /// (x - mean) / sqrt(variance + epsilon) · gamma + beta over the last axis.
 pub(crate) fn layer_norm(

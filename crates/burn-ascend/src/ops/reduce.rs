@@ -1,17 +1,19 @@
 //! Operators over axes.
 
-use super::elementwise::cast;
-use super::launch::{Out, compute, data_type};
-use super::views;
-use crate::tensor::AscendTensor;
 use burn::backend::{BoolDType, DType, Shape, TensorMetadata};
 use rope_ascend::Result;
 use rope_ascend::aclnn::{Operators, View};
 
-/// An operator over axes: the operators, the tensor, the axes, whether to keep them, and the result.
+use super::elementwise::cast;
+use super::launch::{Out, compute, data_type};
+use super::{movement::unless, views};
+use crate::tensor::AscendTensor;
+
+/// An operator over axes: the operators, the tensor, the axes, whether to keep them, and the
+/// result.
 pub(crate) type Reduce = fn(&Operators, View<'_>, &[i64], bool, View<'_>) -> Result<()>;
-/// An operator along one axis that gives places.
-pub(crate) type Place = fn(&Operators, View<'_>, i64, bool, View<'_>) -> Result<()>;
+/// An operator along one axis that gives indices.
+pub(crate) type IndexAlong = fn(&Operators, View<'_>, i64, bool, View<'_>) -> Result<()>;
 
 /// Sum in the tensor's type.
 pub(crate) fn sum(
@@ -48,26 +50,27 @@ pub(crate) fn whole(operator: Reduce, x: &AscendTensor, dtype: DType) -> AscendT
     })
 }
 
-/// Axes to length 1.
+/// Some axes, which become 1 long.
 pub(crate) fn along(
     operator: Reduce,
     x: &AscendTensor,
     axes: &[usize],
     dtype: DType,
 ) -> AscendTensor {
-    let mut dims = x.dims().to_vec();
-    for &axis in axes {
-        dims[axis] = 1;
-    }
     let list: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
-    compute([x], Out::New(Shape::from(dims), dtype), |ops, [x], out| {
+    compute([x], Out::New(kept(x, axes), dtype), |ops, [x], out| {
         operator(ops, x, &list, true, out)
     })
 }
 
-/// Where along an axis; that axis to length 1.
-pub(crate) fn place(operator: Place, x: &AscendTensor, axis: usize, dtype: DType) -> AscendTensor {
-    compute([x], Out::New(kept(x, axis), dtype), |ops, [x], out| {
+/// The index of an element along an axis, which becomes 1 long.
+pub(crate) fn index_along(
+    operator: IndexAlong,
+    x: &AscendTensor,
+    axis: usize,
+    dtype: DType,
+) -> AscendTensor {
+    compute([x], Out::New(kept(x, &[axis]), dtype), |ops, [x], out| {
         operator(ops, x, axis as i64, true, out)
     })
 }
@@ -82,26 +85,20 @@ pub(crate) fn extreme(
     axis: usize,
     dtype: DType,
 ) -> (AscendTensor, AscendTensor) {
-    let shape = kept(x, axis);
-    let values = AscendTensor::empty(&x.place(), shape.clone(), x.dtype());
+    let shape = kept(x, &[axis]);
+    let values = AscendTensor::empty(&x.device(), shape.clone(), x.dtype());
     let indices = compute(
         [x, &values],
         Out::New(shape, dtype),
         |ops, [x, values], out| operator(ops, x, axis as i64, true, values, out),
     );
-    let values = match indices.failure() {
-        Some(error) => {
-            AscendTensor::failed(&x.place(), values.shape(), values.dtype(), error.clone())
-        }
-        None => values,
-    };
-    (values, indices)
+    (unless(indices.failure().cloned(), values), indices)
 }
 
 /// Product along an axis.
 pub(crate) fn product(x: &AscendTensor, axis: usize) -> AscendTensor {
     let dtype = x.dtype();
-    compute([x], Out::New(kept(x, axis), dtype), |ops, [x], out| {
+    compute([x], Out::New(kept(x, &[axis]), dtype), |ops, [x], out| {
         ops.prod_dim(x, axis as i64, true, data_type(dtype)?, out)
     })
 }
@@ -137,9 +134,11 @@ pub(crate) fn truth_along(
     along(operator, &x, &[axis], DType::Bool(dtype))
 }
 
-fn kept(x: &AscendTensor, axis: usize) -> Shape {
+fn kept(x: &AscendTensor, axes: &[usize]) -> Shape {
     let mut dims = x.dims().to_vec();
-    dims[axis] = 1;
+    for &axis in axes {
+        dims[axis] = 1;
+    }
     Shape::from(dims)
 }
 

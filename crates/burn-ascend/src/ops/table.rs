@@ -11,7 +11,8 @@ use super::launch::Types;
 pub(crate) struct Row {
     /// The method.
     pub(crate) method: &'static str,
-    /// The element types that run on the device and the methods of `Operators` that do it; none runs on the host.
+    /// The element types that run on the device and the methods of `Operators` that do it; none
+    /// runs on the host.
     pub(crate) native: Option<(Types, &'static [&'static str])>,
 }
 

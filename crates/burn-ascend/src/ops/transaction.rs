@@ -1,8 +1,9 @@
 //! Reads of several tensors, and operations across devices: burn's defaults.
 
-use crate::Ascend;
 use burn::backend::distributed::DistributedOps;
 use burn::backend::ops::TransactionOps;
+
+use crate::Ascend;
 
 impl TransactionOps<Ascend> for Ascend {}
 

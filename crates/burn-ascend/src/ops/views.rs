@@ -1,7 +1,8 @@
-//! Operations that only describe the elements anew.
+//! Operations that change only how the elements are described.
+
+use burn::backend::{Shape, Slice};
 
 use crate::tensor::AscendTensor;
-use burn::backend::{Shape, Slice};
 
 /// Swaps two axes.
 pub(crate) fn swap(tensor: &AscendTensor, a: usize, b: usize) -> AscendTensor {
@@ -10,7 +11,7 @@ pub(crate) fn swap(tensor: &AscendTensor, a: usize, b: usize) -> AscendTensor {
     permute(tensor, &axes)
 }
 
-/// Puts axis `axes[i]` at place i.
+/// Moves axis `axes[i]` to index i.
 pub(crate) fn permute(tensor: &AscendTensor, axes: &[usize]) -> AscendTensor {
     let dims: Vec<usize> = axes.iter().map(|&axis| tensor.dims()[axis]).collect();
     let strides = axes.iter().map(|&axis| tensor.strides()[axis]).collect();
@@ -44,7 +45,8 @@ pub(crate) fn reshape(tensor: AscendTensor, shape: &Shape) -> AscendTensor {
 
 /// Strides of the same elements in dimensions `to`, unless they need a copy.
 ///
-/// Axes of the source that lie densely in each other form runs; each run must be filled by whole axes of the target.
+/// Axes of the source that lie densely in each other form runs; each run must be filled by whole
+/// axes of the target.
 fn reshaped_strides(dims: &[usize], strides: &[usize], to: &[usize]) -> Option<Vec<usize>> {
     if dims.contains(&0) || to.contains(&0) {
         return Some(crate::tensor::dense_strides(to));
@@ -82,7 +84,8 @@ fn reshaped_strides(dims: &[usize], strides: &[usize], to: &[usize]) -> Option<V
 
 /// The elements that `slices` name, and the axes on which they are to be reversed afterwards.
 ///
-/// A negative step names the same range from its end; strides of the operator library are never negative.
+/// A negative step names the same range from its end; strides of the operator library are never
+/// negative.
 pub(crate) fn slice(tensor: &AscendTensor, slices: &[Slice]) -> (AscendTensor, Vec<usize>) {
     let mut dims = tensor.dims().to_vec();
     let mut strides = tensor.strides().to_vec();
@@ -107,7 +110,8 @@ pub(crate) fn slice(tensor: &AscendTensor, slices: &[Slice]) -> (AscendTensor, V
     (tensor.view(Shape::from(dims), strides, offset), reversed)
 }
 
-/// Two tensors of one shape with as few axes as describe both: neighbours that lie densely in both become one.
+/// Two tensors of one shape with as few axes as describe both: neighbours that lie densely in both
+/// become one.
 pub(crate) fn merged(tensors: [&AscendTensor; 2]) -> [AscendTensor; 2] {
     let [a, b] = tensors;
     let mut axes: Vec<(usize, [usize; 2])> = Vec::new();
@@ -131,14 +135,15 @@ pub(crate) fn merged(tensors: [&AscendTensor; 2]) -> [AscendTensor; 2] {
     })
 }
 
-/// The tensor at one place of its first axis, which is gone.
-pub(crate) fn at(tensor: &AscendTensor, place: usize) -> AscendTensor {
-    let offset = tensor.offset() + place * tensor.strides()[0];
+/// The tensor at one index of its first axis, without that axis.
+pub(crate) fn at(tensor: &AscendTensor, index: usize) -> AscendTensor {
+    let offset = tensor.offset() + index * tensor.strides()[0];
     let dims = tensor.dims()[1..].to_vec();
     tensor.view(Shape::from(dims), tensor.strides()[1..].to_vec(), offset)
 }
 
-/// The tensor with axes that repeat one element by a stride of 0 cut to length 1, where `cut` lets it.
+/// The tensor with axes that repeat one element by a stride of 0 cut to length 1, where `cut` lets
+/// it.
 ///
 /// Operators repeat axes of length 1 themselves; an axis of stride 0 they would copy first.
 pub(crate) fn narrow_repeats(tensor: &AscendTensor, cut: impl Fn(usize) -> bool) -> AscendTensor {
@@ -170,7 +175,8 @@ pub(crate) fn is_long(tensor: &AscendTensor, rank: usize, axis: usize) -> bool {
         .is_some_and(|own| tensor.dims()[own] > 1)
 }
 
-/// Windows of `size` elements along `axis`, each `step` after the one before; the window is a new last axis.
+/// Windows of `size` elements along `axis`, each `step` after the one before; the window is a new
+/// last axis.
 pub(crate) fn unfold(tensor: &AscendTensor, axis: usize, size: usize, step: usize) -> AscendTensor {
     let mut dims = tensor.dims().to_vec();
     let mut strides = tensor.strides().to_vec();

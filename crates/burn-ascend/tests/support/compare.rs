@@ -6,15 +6,16 @@ use super::input::unravel;
 
 /// How far a result may lie from the reference, in units of the last place of the result's type.
 ///
-/// A device may add in another order and evaluate functions by another approximation; it may not move, select, compare
-/// or count differently.
+/// A device may add in another order and evaluate functions by another approximation; it may not
+/// move, select, compare or count differently.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tolerance {
     /// The same value; NaN equals NaN, and the zeros equal each other.
     Exact,
     /// Units of each value: for arithmetic and functions of single elements.
     Ulps(u32),
-    /// Units of the largest value of the result, or of 1 if that is larger: for sums, where terms cancel.
+    /// Units of the largest value of the result, or of 1 if that is larger: for sums, where terms
+    /// cancel.
     Scaled(u32),
 }
 

@@ -77,7 +77,8 @@ fn program(seed: u64, length: usize) -> Vec<Step> {
     steps
 }
 
-/// Every tensor of the pool has rank 2; a step replaces the tensor that it names, and consumes its handle.
+/// Every tensor of the pool has rank 2; a step replaces the tensor that it names, and consumes its
+/// handle.
 fn apply<B: Backend>(pool: &mut Vec<FloatTensor<B>>, step: &Step, device: &Device<B>) {
     let all = Slice::new(0, None, 1);
     // A fresh tensor of the shape of another.
@@ -195,7 +196,8 @@ pub(crate) fn programs<B: Backend>(device: &Device<B>) {
                         .iter()
                         .for_each(|step| apply::<B>(&mut tested, step, device))
                 };
-                // Every other part runs on a thread of its own: handles go where a server's threads are.
+                // Every other part runs on a thread of its own: handles go where a server's threads
+                // are.
                 let done = match chunk % 2 {
                     0 => caught(work),
                     _ => std::thread::scope(|scope| {

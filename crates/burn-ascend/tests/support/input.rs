@@ -34,7 +34,8 @@ pub(crate) enum Range {
     Quarters,
     /// [`Range::Quarters`] without zero.
     NonZeroQuarters,
-    /// Every value once, in mixed order: for results that depend on which of two equal values is taken.
+    /// Every value once, in mixed order: for results that depend on which of two equal values is
+    /// taken.
     Distinct,
     /// NaN, infinities, zeros of both signs, ones, and ordinary numbers.
     Special,

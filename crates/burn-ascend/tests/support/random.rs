@@ -9,7 +9,8 @@ use burn::tensor::Shape;
 use super::input::Value;
 use super::suite::{Failures, caught};
 
-/// A backend's generator is one for all threads: draws that follow a seed must not meet another test's.
+/// A backend's generator is one for all threads: draws that follow a seed must not meet another
+/// test's. So only this file may seed one.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
 const COUNT: usize = 20_000;
@@ -138,7 +139,8 @@ fn draw<B: Backend>(
     })?
 }
 
-/// Mean, variance and bounds of every distribution; equal seeds give equal values, other seeds and later draws others.
+/// Mean, variance and bounds of every distribution; equal seeds give equal values, other seeds and
+/// later draws others.
 pub(crate) fn distributions<B: Backend>(device: &Device<B>) {
     let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
     let mut failures = Failures::default();

@@ -156,7 +156,8 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A panic's message instead of the panic, and nothing on the terminal: one run reports all failures.
+/// A panic's message instead of the panic, and nothing on the terminal: one run reports all
+/// failures.
 pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -222,7 +223,8 @@ impl<B: Backend> Case<B> {
         self.call(values, device)
     }
 
-    /// The op on shared handles; fails if a handle that was kept, or the buffer under a view, shows a change.
+    /// The op on shared handles; fails if a handle that was kept, or the buffer under a view, shows
+    /// a change.
     fn shared(&self, device: &Device<B>) -> Result<Vec<TensorData>, String> {
         let (buffers, views): (Vec<_>, Vec<_>) = caught(|| {
             self.inputs
@@ -321,7 +323,8 @@ impl Failures {
 /// For a backend with nothing to check after a test.
 pub(crate) fn nothing_further() {}
 
-/// Runs every case on Flex and on `B`, there with unique and with shared inputs, and reports all that differ.
+/// Runs every case on Flex and on `B`, there with unique and with shared inputs, and reports all
+/// that differ.
 pub(crate) fn run<B: Backend>(
     device: &Device<B>,
     dtype: DType,

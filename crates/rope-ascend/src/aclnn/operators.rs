@@ -1,32 +1,33 @@
-//! The operators of training, as safe functions.
+//! Calls of operators.
 //!
-//! [`Operators`] has one method for each operator of the table in `sys`. Tensors are [`View`]s: a buffer, and how its
-//! elements are read. What is checked here is what could touch memory that is not the caller's: that a view lies within its
-//! buffer, and that the buffer belongs to the stream. Element types, shapes and attributes are the operator's to judge; it
-//! does so in its first phase, before anything is queued, and its code and message come back as
-//! [`AscendError::Call`].
+//! [`Operators`] has one method for each row of the tables in `sys`. Tensors are [`View`]s: memory,
+//! and how its elements are read. What is checked here is what could touch memory that is not the
+//! caller's: that a view lies within its memory, and that the memory belongs to the stream. Element
+//! types, shapes and attributes are the operator's to judge; it does so in its first phase, before
+//! anything is queued, and its code and message come back as [`AscendError::Call`].
 
-use super::call::{both, meta};
+use std::ffi::{CStr, c_char};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use super::plans::{Kept, Plan, Plans};
 use crate::error::{AscendError, Result};
-use crate::result::{check, recent_message};
-use crate::safe::{DeviceBuffer, Stream};
+use crate::result::{check, optional, recent_message};
+use crate::safe::{DeviceMemory, Stream};
 use crate::sys::kind::{DataType, In, Ins, Ints, Num, OptIn, OptNum, OptOut, Out, Ref, Text};
 use crate::sys::{
     AclMeta, CubeMath, Kind, Run, aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclScalar,
-    aclTensor, aclTensorList, aclnnStatus, code, for_each_operator,
+    aclTensor, aclTensorList, aclnnStatus, code, for_each_operator, for_each_rotary_operator,
 };
-use std::ffi::{CStr, c_char};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Most axes of a tensor descriptor.
 const MAX_RANK: usize = 25;
 
-/// Elements of a buffer, as an operator sees them. Strides and offset count elements; a stride of 0 repeats.
+/// Elements of device memory, as an operator sees them. Strides and offset count elements; a stride
+/// of 0 repeats.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The memory.
-    pub buffer: &'a DeviceBuffer<u8>,
+    pub buffer: &'a DeviceMemory,
     /// Type of the elements.
     pub dtype: aclDataType,
     /// Elements along each axis.
@@ -177,7 +178,7 @@ macro_rules! value {
 pub struct OperatorInfo {
     /// Its method of [`Operators`].
     pub method: &'static str,
-    /// Its C function; the first phase has `GetWorkspaceSize` behind that name.
+    /// Its C function; the first phase has `GetWorkspaceSize` appended to that name.
     pub function: &'static str,
     /// Its parameters, each with what it is.
     pub parameters: &'static [(&'static str, &'static str)],
@@ -198,8 +199,9 @@ pub(super) struct Names {
 ///
 /// # Errors
 /// Of every method: [`AscendError::Call`] with the operator's code where it refuses the call;
-/// [`AscendError::SymbolUnavailable`] where the installation lacks it; [`AscendError::InvalidArgument`] for a view that
-/// leaves its buffer or belongs to another stream; [`AscendError::OutOfMemory`] for its workspace.
+/// [`AscendError::SymbolUnavailable`] where the installation lacks it;
+/// [`AscendError::InvalidArgument`] for a view that leaves its memory or belongs to another stream;
+/// [`AscendError::OutOfMemory`] for its workspace.
 #[derive(Debug)]
 pub struct Operators {
     plans: Mutex<Plans>,
@@ -207,29 +209,36 @@ pub struct Operators {
 }
 
 macro_rules! wrap {
-    ($( #[doc = $doc:literal] $repository:ident fn $safe:ident = $name:ident($($arg:ident: $kind:ident),*); )*) => {
+    (
+        $vis:vis $table:ident;
+        $(
+            $( #[doc = $doc:literal] )+
+            $_repository:ident fn $safe:ident = $name:ident($($arg:ident: $kind:ident),*);
+        )*
+    ) => {
         impl Operators {
             $(
-                #[doc = $doc]
+                $( #[doc = $doc] )+
                 #[doc = concat!("\n\nOperator: `aclnn", stringify!($name), "`.")]
                 ///
                 /// # Errors
                 /// As for every operator: see [`Operators`].
                 #[allow(clippy::too_many_arguments, reason = "the operator's parameters")]
-                pub fn $safe(&self, $($arg: value!($kind)),*) -> Result<()> {
+                $vis fn $safe(&self, $($arg: value!($kind)),*) -> Result<()> {
                     const NAMES: Names = Names {
                         plan: concat!("aclnn", stringify!($name), "GetWorkspaceSize"),
                         run: concat!("aclnn", stringify!($name)),
                     };
-                    let operator = &self.stream.device().runtime().api().operators.$name;
-                    let (plan, run) = both(&self.stream, operator.plan, NAMES.plan, operator.run, NAMES.run)?;
+                    let operator = &self.stream.device().runtime().api().$table.$name;
+                    let plan = needed(&self.stream, operator.plan, NAMES.plan)?;
+                    let run = needed(&self.stream, operator.run, NAMES.run)?;
                     let arguments = [$( <$kind as Parameter<'_>>::argument($arg) ),*];
-                    let mut plan = |raw: &[Raw], bytes: *mut u64, executor: *mut *mut aclOpExecutor| {
+                    let mut plan = |raw: &[Raw], bytes, executor| {
                         let [$($arg),*] = raw else {
                             unreachable!("as many objects as arguments");
                         };
-                        // SAFETY: objects made from these arguments, which `launch` keeps alive while it calls this; the
-                        // table declares the function's parameters.
+                        // SAFETY: objects made from these arguments, which `launch` keeps alive
+                        // while it calls this; the table declares the function's parameters.
                         unsafe { plan($( <$kind as Parameter<'_>>::pass($arg), )* bytes, executor) }
                     };
                     self.launch(NAMES, &arguments, &mut plan, run)
@@ -237,27 +246,39 @@ macro_rules! wrap {
             )*
         }
 
-        /// Every operator of [`Operators`].
+    };
+}
+
+for_each_operator!(wrap pub operators);
+for_each_rotary_operator!(wrap pub(super) rotary);
+
+macro_rules! list {
+    (;
+        $(
+            $( #[doc = $doc:literal] )+
+            $repository:ident fn $safe:ident = $name:ident($($arg:ident: $kind:ident),*);
+        )*
+    ) => {
+        /// The operators of training.
         pub const OPERATORS: &[OperatorInfo] = &[
             $( OperatorInfo {
                 method: stringify!($safe),
                 function: concat!("aclnn", stringify!($name)),
                 parameters: &[$( (stringify!($arg), stringify!($kind)) ),*],
-                about: $doc,
+                about: concat!($($doc),+),
                 repository: concat!("hicann/ops-", stringify!($repository)),
             }, )*
         ];
     };
 }
 
-for_each_operator!(wrap);
+for_each_operator!(list);
 
 /// First phase of an operator, on objects of the operator library.
 type PlanCall<'p> = dyn FnMut(&[Raw], *mut u64, *mut *mut aclOpExecutor) -> aclnnStatus + 'p;
 
 impl Operators {
     /// The operators of `stream`.
-    #[must_use]
     pub fn new(stream: Stream) -> Self {
         Self {
             stream,
@@ -266,13 +287,11 @@ impl Operators {
     }
 
     /// The stream.
-    #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
     /// The operators queued last, oldest first.
-    #[must_use]
     pub fn recent(&self) -> Vec<&'static str> {
         self.plans().recent()
     }
@@ -314,22 +333,20 @@ impl Operators {
             executor,
             workspace_bytes,
         };
-        if repeat && plan.repeatable() {
-            let outcome = plan.run(&self.stream, names.run, run);
-            match key {
-                Some(key) => self.plans().keep(key, Some(plan)),
-                None => plan.give_up(),
+        let (plan, outcome) = match plan.into_repeatable(repeat) {
+            Ok(plan) => {
+                let outcome = plan.run(&self.stream, names.run, run);
+                (Some(plan), outcome)
             }
-            return outcome;
-        }
+            Err(plan) => (None, plan.run_once(&self.stream, names.run, run)),
+        };
         if let Some(key) = key {
-            self.plans().keep(key, None);
+            self.plans().keep(key, plan);
         }
-        plan.run_once(&self.stream, names.run, run)
+        outcome
     }
 
     /// Number of planned calls that are kept for their next time.
-    #[must_use]
     pub fn kept_plans(&self) -> usize {
         self.plans().len()
     }
@@ -376,7 +393,7 @@ impl View<'_> {
             .try_fold(self.offset, |last, (dim, stride)| {
                 (dim - 1).checked_mul(*stride)?.checked_add(last)
             });
-        let held = self.buffer.len() / bytes_of(self.dtype);
+        let held = self.buffer.bytes() / self.dtype.bytes();
         match last {
             Some(last) if last < held => Ok(()),
             _ => Err(AscendError::argument(
@@ -392,16 +409,6 @@ impl View<'_> {
     }
 }
 
-/// Bytes of one element.
-pub(super) fn bytes_of(dtype: aclDataType) -> usize {
-    match dtype {
-        aclDataType::DOUBLE | aclDataType::INT64 | aclDataType::UINT64 => 8,
-        aclDataType::FLOAT | aclDataType::INT32 | aclDataType::UINT32 => 4,
-        aclDataType::FLOAT16 | aclDataType::BF16 | aclDataType::INT16 | aclDataType::UINT16 => 2,
-        _ => 1,
-    }
-}
-
 /// Objects of the operator library, one for each argument; destroyed with this value.
 #[derive(Debug)]
 pub(super) struct Objects {
@@ -413,7 +420,13 @@ impl Objects {
     fn new(stream: &Stream, arguments: &[Argument<'_>]) -> Result<Self> {
         let mut objects = Self {
             raw: Vec::with_capacity(arguments.len()),
-            meta: *meta(stream)?,
+            meta: *stream
+                .device()
+                .runtime()
+                .api()
+                .meta
+                .as_ref()
+                .map_err(Clone::clone)?,
         };
         for argument in arguments {
             let raw = objects.make(stream, argument)?;
@@ -448,7 +461,8 @@ impl Objects {
                 let list = if tensors.iter().any(|tensor| tensor.is_null()) {
                     std::ptr::null_mut()
                 } else {
-                    // SAFETY: as many live descriptors as said; the list copies the array and owns its members.
+                    // SAFETY: as many live descriptors as the count says; the list
+                    // copies the array and owns its members.
                     unsafe { create(tensors.as_ptr(), tensors.len() as u64) }
                 };
                 if list.is_null() {
@@ -472,7 +486,7 @@ impl Objects {
                 made(scalar.is_null(), "aclCreateScalar", Raw::Scalar(scalar))
             }
             Argument::Ints(values) => {
-                // SAFETY: the list is as long as said; the library copies it.
+                // SAFETY: the array is as long as the count says; the library copies it.
                 let array =
                     unsafe { (self.meta.aclCreateIntArray)(values.as_ptr(), values.len() as u64) };
                 made(array.is_null(), "aclCreateIntArray", Raw::Ints(array))
@@ -492,9 +506,10 @@ impl Objects {
             dims[axis] = view.dims[axis] as i64;
             strides[axis] = view.strides[axis] as i64;
         }
-        let storage = (view.buffer.len() / bytes_of(view.dtype)) as i64;
-        // SAFETY: dims and strides have `rank` entries (`check_views`) and the storage one; the library copies them. Offset
-        // precedes format. The device address is only recorded.
+        let storage = (view.buffer.bytes() / view.dtype.bytes()) as i64;
+        // SAFETY: dims and strides have `rank` entries, at most `MAX_RANK` (`View::check`), and the
+        // storage one; the library copies them. Offset precedes format. The device address is only
+        // recorded.
         unsafe {
             (self.meta.aclCreateTensor)(
                 dims.as_ptr(),
@@ -511,20 +526,19 @@ impl Objects {
     }
 }
 
+/// The optional function, or an error that names it.
 fn needed<F>(stream: &Stream, function: Option<F>, symbol: &'static str) -> Result<F> {
-    function.ok_or_else(|| AscendError::SymbolUnavailable {
-        symbol,
-        library: stream.device().runtime().api().origin.clone(),
-        purpose: "the operators of training",
-    })
+    let library = &stream.device().runtime().api().origin;
+    optional(function, symbol, library, "this stock operator")
 }
 
 impl Drop for Objects {
     fn drop(&mut self) {
         let meta = &self.meta;
         for raw in &self.raw {
-            // SAFETY: each object was made by this value and is destroyed once; the calls that it was handed to have run or
-            // were given up. A failure leaks a host object, about which nothing can be done.
+            // SAFETY: each object was made by this value and is destroyed once; the calls that it
+            // was handed to have run or were given up. A failure leaks a host object, about which
+            // nothing can be done.
             let _ = unsafe {
                 match *raw {
                     Raw::Tensor(tensor) => (meta.aclDestroyTensor)(tensor),

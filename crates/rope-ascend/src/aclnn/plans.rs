@@ -1,35 +1,44 @@
 //! Planned calls, and the ones that are kept.
 //!
-//! A call that comes a second time with the same shapes, strides, types and attributes is planned as a repeatable one and
-//! kept: from then on only the addresses are set before each run. Calls are kept from their second time on, because a call
-//! with a number that changes in every step of training comes once.
+//! A call that comes a second time with the same shapes, strides, types and attributes is planned
+//! as a repeatable one and kept: from then on only the addresses are set before each run. Calls are
+//! kept from their second time on, because a call with a number that changes in every step of
+//! training comes once.
 //!
-//! The first time is planned as a repeatable one too, and destroyed once it is queued. Otherwise the operator library would put
-//! it into a cache of its own, and answer the second time with an entry of that cache, which it does not repeat.
+//! The first time is planned as a repeatable one too, and destroyed once it is queued. Otherwise
+//! the operator library would put it into a cache of its own, and answer the second time with an
+//! entry of that cache, which it does not repeat.
 //!
 //! Not kept are calls
 //!
-//! - on views with an offset: no document says whether the address to be set is that of the block or of the first element;
-//! - with a tensor that is read and written, or with a list of tensors: their places in the executor's order of inputs and
-//!   outputs are not documented;
+//! - on views with an offset: no document says whether the address to be set is that of the block
+//!   or of the first element;
+//! - with a tensor that is read and written, or with a list of tensors: their order among the
+//!   executor's inputs and outputs is not documented;
 //! - that the operator library refuses to repeat, such as those with random numbers.
 
-use super::call::meta;
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+use std::num::NonZeroUsize;
+use std::ops::Deref;
+
+use lru::LruCache;
+use rustc_hash::FxBuildHasher;
+
 use super::operators::{Argument, Names, Number, Objects, Raw};
 use crate::error::Result;
 use crate::result::check;
 use crate::safe::{DeviceBuffer, Stream};
 use crate::sys::{Run, aclOpExecutor, code};
-use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 
 /// Most calls that are kept; beyond it the one not used for longest goes.
-const KEPT: usize = 1024;
+const KEPT: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 /// Number of calls, by their hash, that are remembered as seen once.
-const SEEN: usize = 4096;
+const SEEN: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
-/// How many of the operators queued last are remembered, for messages about failures that surface later.
+/// How many of the operators queued last are remembered, for messages about failures that surface
+/// later.
 const RECENT: usize = 8;
 
 /// A planned call: its executor, and the objects that it refers to.
@@ -44,36 +53,45 @@ pub(super) struct Plan {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key(Vec<u64>);
 
-/// What is known of a call that came twice.
+/// A planned call that can be run again. Dropping it destroys its executor.
 #[derive(Debug)]
-struct Entry {
-    /// None for a call that the operator library does not repeat.
-    plan: Option<Plan>,
-    used: u64,
+pub(super) struct Repeatable(Plan);
+
+impl Deref for Repeatable {
+    type Target = Plan;
+
+    fn deref(&self) -> &Plan {
+        &self.0
+    }
 }
 
-/// What one stream's calls leave behind.
+impl Drop for Repeatable {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+/// What is kept of one stream's calls.
 #[derive(Debug)]
 pub(super) struct Plans {
-    kept: HashMap<Key, Entry, BuildHasherDefault<Mixer>>,
-    seen: Vec<u64>,
-    clock: u64,
-    recent: [&'static str; RECENT],
-    next: usize,
+    /// By call; none for one that the operator library does not repeat.
+    kept: LruCache<Key, Option<Repeatable>, FxBuildHasher>,
+    /// Hashes of calls that came.
+    seen: LruCache<u64, (), FxBuildHasher>,
+    recent: VecDeque<&'static str>,
 }
 
-// SAFETY: executors and descriptors are host objects that any thread may use, one at a time (both phases of a call may run on
-// different threads if they are ordered, `docs` of nnopbase); they are reached only through the lock around this value.
+// SAFETY: executors and descriptors are host objects that any thread may use, one at a time (both
+// phases of a call may run on different threads if they are ordered, `docs` of nnopbase); they are
+// reached only through the lock around this value.
 unsafe impl Send for Plans {}
 
 impl Default for Plans {
     fn default() -> Self {
         Self {
-            kept: HashMap::default(),
-            seen: vec![0; SEEN],
-            clock: 0,
-            recent: [""; RECENT],
-            next: 0,
+            kept: LruCache::with_hasher(KEPT, FxBuildHasher),
+            seen: LruCache::with_hasher(SEEN, FxBuildHasher),
+            recent: VecDeque::with_capacity(RECENT),
         }
     }
 }
@@ -81,25 +99,25 @@ impl Default for Plans {
 /// What to do with a call.
 pub(super) enum Kept<'p> {
     /// Run this plan with the call's addresses.
-    Plan(&'p Plan),
+    Plan(&'p Repeatable),
     /// Plan it, and keep the plan if it can be repeated.
     Keep(Key),
     /// Plan it as one that is kept, so that its next time can be, and destroy it.
     First,
-    /// Plan it for once.
+    /// Plan it for one run.
     Once,
 }
 
 impl Plans {
     pub(super) fn note(&mut self, operator: &'static str) {
-        self.recent[self.next % RECENT] = operator;
-        self.next += 1;
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(operator);
     }
 
     pub(super) fn recent(&self) -> Vec<&'static str> {
-        (self.next.saturating_sub(RECENT)..self.next)
-            .map(|place| self.recent[place % RECENT])
-            .collect()
+        self.recent.iter().copied().collect()
     }
 
     /// What to do with this call.
@@ -107,51 +125,27 @@ impl Plans {
         let Some(key) = Key::new(names, arguments) else {
             return Kept::Once;
         };
-        self.clock += 1;
-        let clock = self.clock;
-        if !self.kept.contains_key(&key) {
-            let hash = self.kept.hasher().hash_one(&key).max(1);
-            let place = (hash % SEEN as u64) as usize;
-            if std::mem::replace(&mut self.seen[place], hash) == hash {
-                return Kept::Keep(key);
-            }
-            return Kept::First;
+        if !self.kept.contains(&key) {
+            let hash = FxBuildHasher.hash_one(&key);
+            return match self.seen.put(hash, ()) {
+                Some(()) => Kept::Keep(key),
+                None => Kept::First,
+            };
         }
-        match self.kept.get_mut(&key) {
-            Some(entry) => {
-                entry.used = clock;
-                entry.plan.as_ref().map_or(Kept::Once, Kept::Plan)
-            }
-            None => Kept::Once,
+        match self.kept.get(&key) {
+            Some(Some(plan)) => Kept::Plan(plan),
+            _ => Kept::Once,
         }
     }
 
     /// Keeps what is known of a call.
-    pub(super) fn keep(&mut self, key: Key, plan: Option<Plan>) {
-        if self.kept.len() >= KEPT {
-            let oldest = self.kept.iter().min_by_key(|(_, entry)| entry.used);
-            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
-                self.kept.remove(&oldest);
-            }
-        }
-        let used = self.clock;
-        self.kept.insert(key, Entry { plan, used });
+    pub(super) fn keep(&mut self, key: Key, plan: Option<Repeatable>) {
+        self.kept.put(key, plan);
     }
 
     /// Number of kept plans.
     pub(super) fn len(&self) -> usize {
-        self.kept
-            .values()
-            .filter(|entry| entry.plan.is_some())
-            .count()
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        if let Some(plan) = self.plan.take() {
-            plan.give_up();
-        }
+        self.kept.iter().filter(|(_, plan)| plan.is_some()).count()
     }
 }
 
@@ -175,7 +169,7 @@ impl Key {
                     words.push(
                         u64::from(view.dtype.0.cast_unsigned()) << 32 | view.dims.len() as u64,
                     );
-                    words.push(view.buffer.len() as u64);
+                    words.push(view.buffer.bytes() as u64);
                     words.extend(view.dims.iter().chain(view.strides).map(|&n| n as u64));
                 }
                 Argument::Ref(_) | Argument::Ins(_) => return None,
@@ -197,45 +191,30 @@ impl Key {
     }
 }
 
-/// A hash of words: multiply and rotate.
-#[derive(Debug, Default)]
-pub(super) struct Mixer(u64);
-
-impl Hasher for Mixer {
-    fn finish(&self) -> u64 {
-        self.0 ^ (self.0 >> 32)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_ne_bytes(word));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
 impl Plan {
-    /// Makes the call repeatable, if the operator library can.
-    pub(super) fn repeatable(&self) -> bool {
+    /// Makes the call repeatable if that is wanted and the operator library can; else gives it
+    /// back.
+    #[allow(
+        clippy::result_large_err,
+        reason = "the error is the call itself, which then runs once"
+    )]
+    pub(super) fn into_repeatable(self, wanted: bool) -> Result<Repeatable, Self> {
         let meta = &self.objects.meta;
         let complete = meta.aclSetInputTensorAddr.is_some()
             && meta.aclSetOutputTensorAddr.is_some()
             && meta.aclDestroyAclOpExecutor.is_some();
-        // SAFETY: planned and not run.
-        complete
-            && meta
-                .aclSetAclOpExecutorRepeatable
-                .is_some_and(|set| unsafe { set(self.executor) } == code::SUCCESS)
+        match meta.aclSetAclOpExecutorRepeatable {
+            // SAFETY: the executor was planned and has not run.
+            Some(set) if wanted && complete && unsafe { set(self.executor) } == code::SUCCESS => {
+                Ok(Repeatable(self))
+            }
+            _ => Err(self),
+        }
     }
 
     /// Points the kept call at the memory of another one with the same key.
     pub(super) fn set_addresses(&self, stream: &Stream, arguments: &[Argument<'_>]) -> Result<()> {
-        let meta = meta(stream)?;
+        let meta = &self.objects.meta;
         let (mut inputs, mut outputs) = (0, 0);
         for (argument, raw) in arguments.iter().zip(&self.objects.raw) {
             let (view, index, name, set) = match argument {
@@ -254,8 +233,9 @@ impl Plan {
                 _ => continue,
             };
             if let (Raw::Tensor(tensor), Some(set)) = (raw, set) {
-                // SAFETY: the executor is kept, and the descriptor is the one that it was planned with. Absent tensors
-                // come last among an operator's inputs and outputs, so the count is the place.
+                // SAFETY: the executor is kept, and the descriptor is the one that it was planned
+                // with. Absent tensors come last among an operator's inputs and outputs, so the
+                // count is the index.
                 let status = unsafe { set(self.executor, *index, *tensor, view.buffer.pointer()) };
                 check(&stream.device().runtime().api().rt, name, status)?;
             }
@@ -283,7 +263,7 @@ impl Plan {
         match self.workspace(stream) {
             Ok(workspace) => self.run_in(workspace, stream, name, run),
             Err(error) => {
-                self.give_up();
+                self.destroy();
                 Err(error)
             }
         }
@@ -299,16 +279,18 @@ impl Plan {
         let pointer = workspace
             .as_ref()
             .map_or(std::ptr::null_mut(), |workspace| workspace.pointer());
-        // SAFETY: the workspace has the size that was asked for; dropped below, it returns to this stream's cache, so that
-        // later work gets it only behind the operator. `self` keeps the executor's objects alive.
+        // SAFETY: the workspace has the size that was asked for; dropped below, it returns to this
+        // stream's cache, so that later work gets it only after the operator. `self` keeps the
+        // executor's objects alive.
         let status = unsafe { run(pointer, self.workspace_bytes, self.executor, stream.raw()) };
         check(&stream.device().runtime().api().rt, name, status)
     }
 
     /// Destroys the executor of a call that will not run again.
-    pub(super) fn give_up(self) {
+    fn destroy(&self) {
         if let Some(destroy) = self.objects.meta.aclDestroyAclOpExecutor {
-            // SAFETY: planned and not run, or repeatable; nothing else holds it. A failure leaks a host object.
+            // SAFETY: the executor was planned and has not run, or is repeatable; its owner is
+            // being dropped, so this happens once. A failure leaks a host object.
             let _ = unsafe { destroy(self.executor) };
         }
     }

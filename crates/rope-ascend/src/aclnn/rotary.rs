@@ -1,403 +1,533 @@
-//! `RotaryPositionEmbedding` and its gradient.
+//! The stock rotary operators, each called within its documented limits only.
+//!
+//! What an operator would refuse, or compute wrongly without reporting it, is refused before the
+//! call. A limit is a row: whether the call keeps it, what it is, and what was found instead.
 
-use super::call::{both, run_operator};
-use super::operators::bytes_of;
-use super::tensor::{Descriptor, Output, Tensor};
+use rope_core::{AxisLayout, CosSinTable, Direction, Layout, Pairing, Positions};
+
+use super::operators::{Operators, View};
 use crate::error::{AscendError, Result};
 use crate::rope::Architecture;
-use crate::safe::DeviceBuffer;
+use crate::safe::{DeviceBuffer, DeviceMemory, Stream};
+use crate::sys::aclDataType;
 
-/// Which channels the operator pairs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// Channel j with j + D/2.
-    Half,
-    /// Channel 2j with 2j + 1.
-    Interleave,
-    /// Half pairing within each half. Ascend 950.
-    Quarter,
-    /// Neighbours in, halves out. Ascend 950.
-    InterleaveHalf,
+const ROTARY_MUL: &str = "aclnnRotaryPositionEmbedding";
+const ROTARY_MUL_GRAD: &str = "aclnnRotaryPositionEmbeddingGrad";
+const MROPE: &str = "aclnnRopeWithSinCosCache";
+const APPLY: &str = "aclnnApplyRotaryPosEmb";
+
+/// Refuses a call of an operator by the first limit that it does not keep.
+macro_rules! limits {
+    ($operator:expr; $( $kept:expr => ($($limit:tt)*), ($($found:tt)*); )*) => { $(
+        if !($kept) {
+            return Err(AscendError::OperatorLimit {
+                operator: $operator,
+                limit: format!($($limit)*),
+                found: format!($($found)*),
+            });
+        }
+    )* };
 }
 
-impl Mode {
-    fn number(self) -> i64 {
-        match self {
-            Self::Half => 0,
-            Self::Interleave => 1,
-            Self::Quarter => 2,
-            Self::InterleaveHalf => 3,
+/// Dimensions and strides of a dense tensor.
+#[derive(Clone, Debug)]
+pub struct Dense {
+    dims: Vec<usize>,
+    strides: Vec<usize>,
+}
+
+impl Dense {
+    /// Of these dimensions.
+    pub fn new(dims: &[usize]) -> Self {
+        let mut strides = vec![1; dims.len()];
+        for axis in (1..dims.len()).rev() {
+            strides[axis - 1] = strides[axis] * dims[axis];
+        }
+        Self {
+            dims: dims.to_vec(),
+            strides,
+        }
+    }
+
+    /// The tensor that begins where `buffer` does.
+    pub fn view<'a>(&'a self, buffer: &'a DeviceMemory, dtype: aclDataType) -> View<'a> {
+        View {
+            buffer,
+            dtype,
+            dims: &self.dims,
+            strides: &self.strides,
+            offset: 0,
         }
     }
 }
 
-/// Order of x's dimensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OperatorLayout {
-    /// batch, heads, seq, head_dim.
-    Bnsd,
-    /// batch, seq, heads, head_dim.
-    Bsnd,
-    /// seq, batch, heads, head_dim.
-    Sbnd,
-    /// tokens, heads, head_dim. The operators are told of BSND with a batch of one.
-    Tnd,
+/// A tensor as every release of the operators takes it, with four axes. Three came late, and not
+/// to every product; TND is the same memory as BSND with a batch of one.
+struct FourAxes<'a> {
+    tensor: View<'a>,
+    dims: [usize; 4],
+    strides: [usize; 4],
+    layout: Layout,
 }
 
-impl OperatorLayout {
-    /// Axes of batch, heads and tokens of a tensor with four axes.
-    fn axes(self) -> (usize, usize, usize) {
-        match self {
-            Self::Bnsd => (0, 1, 2),
-            Self::Bsnd | Self::Tnd => (0, 2, 1),
-            Self::Sbnd => (1, 2, 0),
+impl<'a> FourAxes<'a> {
+    fn new(operator: &'static str, layout: Layout, tensor: View<'a>) -> Result<Self> {
+        let rank = if layout == Layout::Tnd { 3 } else { 4 };
+        let View { dims, strides, .. } = tensor;
+        limits! {
+            operator;
+            dims.len() == rank && strides.len() == rank =>
+                ("{rank} dimensions in this layout"), ("{dims:?}");
+        }
+        let mut four = Self {
+            tensor,
+            dims: [1; 4],
+            strides: [0; 4],
+            layout,
+        };
+        four.dims[4 - rank..].copy_from_slice(dims);
+        four.strides[4 - rank..].copy_from_slice(strides);
+        if rank == 3 {
+            four.strides[0] = dims[0] * strides[0];
+        }
+        Ok(four)
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            dims: &self.dims,
+            strides: &self.strides,
+            ..self.tensor
         }
     }
 
-    pub(super) fn heads_axis(self) -> usize {
-        self.axes().1
+    /// Batches, heads and tokens.
+    fn sizes(&self) -> [usize; 3] {
+        let axes = match self.layout {
+            Layout::Bnsd => [0, 1, 2],
+            Layout::Bsnd | Layout::Tnd => [0, 2, 1],
+            Layout::Sbnd => [1, 2, 0],
+        };
+        axes.map(|axis| self.dims[axis])
     }
 
-    /// The tensor as every release of the operators takes it. Three axes came late, and not to every product; TND is the
-    /// same memory as BSND with a batch of one.
-    pub(super) fn four_axes<'a>(
-        self,
-        operator: &'static str,
-        tensor: &Tensor<'a>,
-    ) -> Result<Tensor<'a>> {
-        let rank = if self == Self::Tnd { 3 } else { 4 };
-        if tensor.dims.len() != rank {
-            return Err(limit(
-                operator,
-                format!("{rank} dimensions in this layout"),
-                format!("{:?}", tensor.dims),
-            ));
+    /// Channels.
+    fn width(&self) -> usize {
+        self.dims[3]
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        self.dims == other.dims && self.tensor.dtype == other.tensor.dtype
+    }
+}
+
+/// The gradients of cos and sin that [`Operators::rotary_mul_gradient`] can compute.
+#[derive(Clone, Copy, Debug)]
+pub struct AngleGradients<'a> {
+    /// x before the rotation.
+    pub x: View<'a>,
+    /// Gradient of cos.
+    pub cos: View<'a>,
+    /// Gradient of sin.
+    pub sin: View<'a>,
+}
+
+/// Angles of [`Operators::mrope`] in device memory: the rows of a table, and the tokens' ids.
+#[derive(Debug)]
+pub struct MropeAngles {
+    table: DeviceBuffer<u8>,
+    dtype: aclDataType,
+    table_dims: Dense,
+    ids: DeviceBuffer<i64>,
+    ids_dims: Dense,
+    axes: usize,
+    tokens: usize,
+}
+
+impl MropeAngles {
+    /// Uploads cosines and sines of the positions that occur, rounded to the operands' type, and
+    /// the ids of `tokens` tokens: those of `positions`, over again for each further sample.
+    ///
+    /// For the adjoint the sines are negated. That is exact, as a pair shares its angle here.
+    ///
+    /// # Errors
+    /// [`AscendError::OperatorLimit`] for other than 1, 3 or 4 axes, a table without a column for
+    /// each pair, an element type other than f32, f16 and bf16, or positions from 65,536 on;
+    /// [`AscendError::Rope`] of the table; else the runtime's.
+    pub fn new(
+        stream: &Stream,
+        dtype: aclDataType,
+        table: &mut CosSinTable<f32>,
+        positions: &Positions,
+        tokens: usize,
+        direction: Direction,
+    ) -> Result<Self> {
+        /// Positions from here on are too many for a table in device memory.
+        const MOST_POSITIONS: u32 = 1 << 16;
+        let (axes, highest) = (positions.axis_count(), positions.highest());
+        let (columns, lanes) = {
+            let map = table.lane_map();
+            (map.frequency_count(), map.lanes().len())
+        };
+        limits! {
+            MROPE;
+            [1, 3, 4].contains(&axes) => ("positions on 1, 3 or 4 axes"), ("{axes}");
+            highest < MOST_POSITIONS => ("positions below {MOST_POSITIONS}"), ("{highest}");
+            columns == lanes =>
+                ("a frequency for each pair"), ("{columns} frequencies for {lanes} angles");
+            float_bytes(dtype, 0.0).is_some() => ("f32, f16 or bf16"), ("{dtype:?}");
         }
-        Ok(if self == Self::Tnd {
-            tensor.batch_of_one()
-        } else {
-            tensor.clone()
+        table.grow_to(highest)?;
+        let rows = highest as usize + 1;
+        let sign = match direction {
+            Direction::Forward => 1.0,
+            Direction::Adjoint => -1.0,
+        };
+        let mut bytes = Vec::new();
+        for row in (0..rows).filter_map(|position| table.row(position)) {
+            for (column, value) in row.iter().enumerate() {
+                let sign = if column < columns { 1.0 } else { sign };
+                bytes.extend(float_bytes(dtype, sign * value).unwrap_or_default());
+            }
+        }
+        let ids: Vec<i64> = (0..axes)
+            .flat_map(|axis| positions.axis(axis).iter().cycle().take(tokens))
+            .map(|id| i64::from(*id))
+            .collect();
+        Ok(Self {
+            table: stream.upload(&bytes)?,
+            dtype,
+            table_dims: Dense::new(&[rows, 2 * columns]),
+            ids: stream.upload(&ids)?,
+            ids_dims: if axes == 1 {
+                Dense::new(&[tokens])
+            } else {
+                Dense::new(&[axes, tokens])
+            },
+            axes,
+            tokens,
         })
     }
 }
 
-const FORWARD: &str = "aclnnRotaryPositionEmbedding";
-const BACKWARD: &str = "aclnnRotaryPositionEmbeddingGrad";
+/// `value`, rounded to a floating-point type of the rotary operators.
+fn float_bytes(dtype: aclDataType, value: f32) -> Option<Vec<u8>> {
+    Some(match dtype {
+        aclDataType::FLOAT => value.to_le_bytes().to_vec(),
+        aclDataType::FLOAT16 => half::f16::from_f32(value).to_le_bytes().to_vec(),
+        aclDataType::BF16 => half::bf16::from_f32(value).to_le_bytes().to_vec(),
+        _ => return None,
+    })
+}
 
-fn limit(
-    operator: &'static str,
-    limit: impl Into<String>,
-    found: impl std::fmt::Display,
-) -> AscendError {
-    AscendError::OperatorLimit {
-        operator,
-        limit: limit.into(),
-        found: found.to_string(),
+/// One call of [`Operators::mrope`] on q and k, both `[tokens, heads * head_dim]`.
+#[derive(Clone, Copy, Debug)]
+pub struct MropeCall<'a> {
+    /// Table and position ids.
+    pub angles: &'a MropeAngles,
+    /// Which axis each pair follows.
+    pub axes: &'a AxisLayout,
+    /// Half or adjacent.
+    pub pairing: Pairing,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// q, or its gradient.
+    pub q: &'a DeviceMemory,
+    /// k, or its gradient.
+    pub k: &'a DeviceMemory,
+    /// Rotated q.
+    pub q_out: &'a DeviceMemory,
+    /// Rotated k.
+    pub k_out: &'a DeviceMemory,
+}
+
+/// Errors of these are [`AscendError::OperatorLimit`] for what the operator does not take or gets
+/// wrong, else those of every operator.
+impl Operators {
+    /// y = x·cos + rotate(x)·sin; cos and sin have the full width of a head.
+    ///
+    /// # Errors
+    /// [`AscendError::OperatorLimit`], else as for every operator.
+    #[doc(alias = "aclnnRotaryPositionEmbedding")]
+    pub fn rotary_mul(
+        &self,
+        x: View<'_>,
+        [cos, sin]: [View<'_>; 2],
+        pairing: Pairing,
+        layout: Layout,
+        out: View<'_>,
+    ) -> Result<()> {
+        let four = |tensor| FourAxes::new(ROTARY_MUL, layout, tensor);
+        let (x, cos, sin, out) = (four(x)?, four(cos)?, four(sin)?, four(out)?);
+        self.check_rotary_mul(ROTARY_MUL, &x, &cos, &sin, &out, pairing)?;
+        let (x, cos, sin, out) = (x.view(), cos.view(), sin.view(), out.view());
+        self.rotary_position_embedding(x, cos, sin, mode(pairing), out)
+    }
+
+    /// The true adjoint, and the gradients of cos and sin summed over the broadcast axes if wanted.
+    ///
+    /// # Errors
+    /// As [`Self::rotary_mul`].
+    #[doc(alias = "aclnnRotaryPositionEmbeddingGrad")]
+    pub fn rotary_mul_gradient(
+        &self,
+        dy: View<'_>,
+        [cos, sin]: [View<'_>; 2],
+        pairing: Pairing,
+        layout: Layout,
+        dx: View<'_>,
+        wanted: Option<AngleGradients<'_>>,
+    ) -> Result<()> {
+        const MOST_ROWS: usize = 1024;
+        let four = |tensor| FourAxes::new(ROTARY_MUL_GRAD, layout, tensor);
+        let (dy, cos, sin, dx) = (four(dy)?, four(cos)?, four(sin)?, four(dx)?);
+        self.check_rotary_mul(ROTARY_MUL_GRAD, &dy, &cos, &sin, &dx, pairing)?;
+        let [batch, heads, seq] = dy.sizes();
+        let [cos_batch, cos_heads, _] = cos.sizes();
+        let per_batch = batch > 1 && cos_batch == batch && cos_heads == 1;
+        let wanted = match wanted {
+            None => None,
+            Some(AngleGradients { x, cos, sin }) => Some([four(x)?, four(cos)?, four(sin)?]),
+        };
+        let alike = wanted.as_ref().is_none_or(|[x, dcos, dsin]| {
+            x.is_like(&dy) && dcos.is_like(&cos) && dsin.is_like(&cos)
+        });
+        limits! {
+            ROTARY_MUL_GRAD;
+            // The operator knows the layouts by their sizes alone, and takes such a B for S.
+            !per_batch || layout == Layout::Sbnd || batch < seq =>
+                ("B below S for angles of each batch"), ("B = {batch}, S = {seq}");
+            wanted.is_none() || batch * heads <= MOST_ROWS =>
+                ("B*N of at most {MOST_ROWS} with gradients of cos and sin"), ("{}", batch * heads);
+            alike => ("x as dy, dcos and dsin as cos"), ("other dimensions or types");
+        }
+        let (dy, dx, mode) = (dy.view(), dx.view(), mode(pairing));
+        let (cos, sin) = (cos.view(), sin.view());
+        if let Some([x, dcos, dsin]) = &wanted {
+            let (x, dcos, dsin) = (Some(x.view()), dcos.view(), dsin.view());
+            return self.rotary_position_embedding_grad(dy, cos, sin, x, mode, dx, dcos, dsin);
+        }
+        // Without x the operator writes neither dcos nor dsin, but it refuses null for them. The
+        // scratch returns to this stream's cache, so that later work gets it after the operator.
+        let dims = Dense::new(cos.dims);
+        let bytes = cos.dims.iter().product::<usize>() * cos.dtype.bytes();
+        let scratch: [DeviceBuffer<u8>; 2] =
+            [self.stream().alloc(bytes)?, self.stream().alloc(bytes)?];
+        let [dcos, dsin] = [0, 1].map(|i| dims.view(&scratch[i], cos.dtype));
+        self.rotary_position_embedding_grad(dy, cos, sin, None, mode, dx, dcos, dsin)
+    }
+
+    /// The documented limits of forward and gradient.
+    fn check_rotary_mul(
+        &self,
+        operator: &'static str,
+        x: &FourAxes<'_>,
+        cos: &FourAxes<'_>,
+        sin: &FourAxes<'_>,
+        out: &FourAxes<'_>,
+        pairing: Pairing,
+    ) -> Result<()> {
+        const MOST_CHANNELS: usize = 896;
+        const MOST: usize = 1000;
+        let machine = self.stream().device().machine()?;
+        let [batch, heads, seq] = x.sizes();
+        let [cos_batch, cos_heads, cos_seq] = cos.sizes();
+        let (dim, dtype, rows) = (x.width(), x.tensor.dtype, batch * heads);
+        let step = if pairing == Pairing::Quarter { 4 } else { 2 };
+        let everywhere = matches!(pairing, Pairing::Half | Pairing::Adjacent);
+        let shared = cos_batch == 1 && cos_heads == 1;
+        let per_batch = cos_batch == batch && (cos_heads == 1 || cos_heads == heads);
+        let adjacent = pairing == Pairing::Adjacent;
+        let bnsd = pairing == Pairing::Half && x.layout == Layout::Bnsd;
+        let aligned = (dim / 2).is_multiple_of(32 / dtype.bytes());
+        let share = seq.div_ceil(machine.vector_cores as usize);
+        let (cos_dims, sin_dims) = (cos.dims, sin.dims);
+        limits! {
+            operator;
+            cos_dims == sin_dims =>
+                ("cos and sin of equal dimensions"), ("{cos_dims:?} and {sin_dims:?}");
+            dtype == cos.tensor.dtype && dtype == sin.tensor.dtype =>
+                ("cos and sin in the type of x"), ("another type");
+            dim < MOST_CHANNELS && dim.is_multiple_of(step) =>
+                ("D below {MOST_CHANNELS} and a multiple of {step}"), ("{dim}");
+            cos.width() == dim => ("cos and sin of the full width {dim}"), ("{}", cos.width());
+            everywhere || machine.architecture == Architecture::Dav3510 =>
+                ("modes quarter and interleave-half on Ascend 950 only"),
+                ("{}", machine.architecture.name());
+            cos_seq == seq => ("angles for all {seq} tokens"), ("{cos_seq}");
+            !adjacent || shared =>
+                ("interleaved pairs with angles shared over batch and heads"), ("{cos_dims:?}");
+            !adjacent || rows < MOST => ("B*N below {MOST} for interleaved pairs"), ("{rows}");
+            adjacent || shared || per_batch =>
+                ("angles of 1 or B batches, and of 1 head or all of every batch"), ("{cos_dims:?}");
+            adjacent || (batch < MOST && heads < MOST) =>
+                ("B and N below {MOST}"), ("{batch} and {heads}");
+            !(bnsd && aligned) || rows <= 8 * seq =>
+                ("B*N of at most 8*S = {} in BNSD", 8 * seq), ("{rows}");
+            !bnsd || aligned || dim >= 80 || 2 * rows <= share =>
+                ("2*B*N of at most S/cores = {share} for this D in BNSD"), ("{}", 2 * rows);
+            out.is_like(x) =>
+                ("an output of {:?} in x's type", x.dims),
+                ("{:?} in {:?}", out.dims, out.tensor.dtype);
+        }
+        Ok(())
+    }
+
+    /// Rotates q and k by `npu_mrope`, the second version where the installation has it.
+    ///
+    /// # Errors
+    /// As [`Self::rotary_mul`].
+    #[doc(alias = "npu_mrope")]
+    #[doc(alias = "aclnnRopeWithSinCosCache")]
+    #[doc(alias = "aclnnRopeWithSinCosCacheV2")]
+    pub fn mrope(&self, call: &MropeCall<'_>) -> Result<()> {
+        let rotary = &self.stream().device().runtime().api().rotary;
+        let second = rotary.RopeWithSinCosCacheV2.is_complete();
+        let (sections, striped) = self.check_mrope(call, second)?;
+        let angles = call.angles;
+        let (tokens, dtype) = (angles.tokens, angles.dtype);
+        let flat = |x: &DeviceMemory| Dense::new(&[tokens, x.bytes() / dtype.bytes() / tokens]);
+        let (q_dims, k_dims) = (flat(call.q), flat(call.k));
+        let positions = angles.ids_dims.view(&angles.ids, aclDataType::INT64);
+        let (q, k) = (q_dims.view(call.q, dtype), k_dims.view(call.k, dtype));
+        let (q_out, k_out) = (
+            q_dims.view(call.q_out, dtype),
+            k_dims.view(call.k_out, dtype),
+        );
+        let cache = angles.table_dims.view(&angles.table, dtype);
+        let head_size = call.head_dim as i64;
+        let neox = call.pairing == Pairing::Half;
+        // Zeros stand for no sections.
+        let sections = if sections.is_empty() {
+            &[0, 0, 0]
+        } else {
+            &sections[..]
+        };
+        if second {
+            let mode = i64::from(striped);
+            self.rope_with_sin_cos_cache_v2(
+                positions, q, k, cache, sections, head_size, neox, mode, q_out, k_out,
+            )
+        } else {
+            self.rope_with_sin_cos_cache(
+                positions, q, k, cache, sections, head_size, neox, q_out, k_out,
+            )
+        }
+    }
+
+    /// The sections, and whether they take turns.
+    fn check_mrope(&self, call: &MropeCall<'_>, second: bool) -> Result<(Vec<i64>, bool)> {
+        /// From here on the operator's tiling divides by zero.
+        const TOO_MANY_HEADS: usize = 43;
+        const SECTIONS_V1: &[&[i64]] = &[&[16, 24, 24]];
+        const SECTIONS_V2: &[&[i64]] = &[
+            &[16, 24, 24],
+            &[24, 20, 20],
+            &[8, 12, 12],
+            &[16, 16, 16, 16],
+        ];
+        let angles = call.angles;
+        let (axes, tokens, width) = (angles.axes, angles.tokens, angles.table_dims.dims[1]);
+        let (sections, known): (&[usize], bool) = match call.axes {
+            AxisLayout::Single => (&[], true),
+            AxisLayout::Contiguous(sections) | AxisLayout::Striped(sections) => (sections, true),
+            _ => (&[], false),
+        };
+        let striped = matches!(call.axes, AxisLayout::Striped(_));
+        let sections: Vec<i64> = sections.iter().map(|section| *section as i64).collect();
+        let accepted = if second { SECTIONS_V2 } else { SECTIONS_V1 };
+        let single = sections.is_empty();
+        let step = 64 / angles.dtype.bytes();
+        let head_bytes = call.head_dim * angles.dtype.bytes();
+        let heads = [call.q, call.k].map(|x| x.bytes() / (tokens * head_bytes).max(1));
+        let whole = |x: &DeviceMemory, out: &DeviceMemory, heads: usize| {
+            heads > 0 && x.bytes() == heads * tokens * head_bytes && out.bytes() == x.bytes()
+        };
+        let shape = call.head_dim;
+        limits! {
+            MROPE;
+            known => ("contiguous or striped sections"), ("{:?}", call.axes);
+            matches!(call.pairing, Pairing::Half | Pairing::Adjacent) =>
+                ("pairs by halves or adjacent"), ("{:?}", call.pairing);
+            shape > 0 && width <= shape && [shape, width].iter().all(|n| n.is_multiple_of(step)) =>
+                ("head_dim and rotary_dim in multiples of {step}, the second at most the first"),
+                ("{shape} and {width}");
+            whole(call.q, call.q_out, heads[0]) && whole(call.k, call.k_out, heads[1]) =>
+                ("q, k and their outputs of whole heads for {tokens} tokens"),
+                ("{} and {} bytes", call.q.bytes(), call.k.bytes());
+            heads.iter().all(|heads| *heads < TOO_MANY_HEADS) =>
+                ("fewer than {TOO_MANY_HEADS} heads"), ("{heads:?}");
+            !single || axes == 1 => ("sections with positions on several axes"), ("none");
+            single || accepted.contains(&&sections[..]) =>
+                ("sections {accepted:?}"), ("{sections:?}");
+            single
+                || (2 * sections.iter().sum::<i64>() == width as i64 && sections.len() == axes) =>
+                ("one section for each axis, rotary_dim / 2 in sum"),
+                ("{sections:?} for {axes} axes and rotary_dim {width}");
+            !striped || (second && sections.len() == 3) =>
+                ("striped sections in its second version, three of them"), ("{sections:?}");
+        }
+        Ok((sections, striped))
+    }
+
+    /// Rotates q and k in place, by halves, the second version where the installation has it.
+    ///
+    /// # Errors
+    /// As [`Self::rotary_mul`].
+    #[doc(alias = "aclnnApplyRotaryPosEmb")]
+    #[doc(alias = "aclnnApplyRotaryPosEmbV2")]
+    pub fn apply_rotary(
+        &self,
+        [q, k]: [View<'_>; 2],
+        [cos, sin]: [View<'_>; 2],
+        layout: Layout,
+    ) -> Result<()> {
+        let four = |tensor| FourAxes::new(APPLY, layout, tensor);
+        let (q, k, cos, sin) = (four(q)?, four(k)?, four(cos)?, four(sin)?);
+        for (x, angles) in [(&q, &cos), (&q, &sin), (&k, &cos), (&k, &sin)] {
+            let [batch, _, seq] = x.sizes();
+            let (width, dtype) = (x.width(), x.tensor.dtype);
+            limits! {
+                APPLY;
+                [64, 128].contains(&width) => ("D of 64 or 128"), ("{:?}", x.dims);
+                angles.sizes() == [batch, 1, seq]
+                    && (angles.width(), angles.tensor.dtype) == (width, dtype) =>
+                    ("cos and sin as x with one head, in its type"),
+                    ("{:?} for {:?}", angles.dims, x.dims);
+            }
+        }
+        let number = match layout {
+            Layout::Bsnd | Layout::Tnd => 1,
+            Layout::Sbnd => 2,
+            Layout::Bnsd => 3,
+        };
+        let rotary = &self.stream().device().runtime().api().rotary;
+        let second = rotary.ApplyRotaryPosEmbV2.is_complete();
+        let architecture = self.stream().device().machine()?.architecture;
+        // V2 documents all of them everywhere; its tiling for A2 and A3 refuses the others in every
+        // release.
+        let others = second && architecture == Architecture::Dav3510;
+        limits! {
+            APPLY;
+            number == 1 || others =>
+                ("BSND or TND, other layouts only in V2 on Ascend 950"),
+                ("{layout:?} on {}", architecture.name());
+        }
+        let (q, k, cos, sin) = (q.view(), k.view(), cos.view(), sin.view());
+        if second {
+            self.apply_rotary_pos_emb_v2(q, k, cos, sin, number, c"half")
+        } else {
+            self.apply_rotary_pos_emb(q, k, cos, sin, number)
+        }
     }
 }
 
-/// The documented limits of forward and gradient.
-fn check(
-    operator: &'static str,
-    x: &Tensor<'_>,
-    cos: &Tensor<'_>,
-    sin: &Tensor<'_>,
-    mode: Mode,
-    layout: OperatorLayout,
-) -> Result<()> {
-    const LARGEST_DIM: i64 = 896;
-    const LARGEST_AXIS: i64 = 1000;
-    if cos.dims != sin.dims {
-        return Err(limit(
-            operator,
-            "cos and sin of equal dimensions",
-            format!("{:?} and {:?}", cos.dims, sin.dims),
-        ));
-    }
-    if x.dtype != cos.dtype || x.dtype != sin.dtype {
-        return Err(limit(
-            operator,
-            "cos and sin in the type of x",
-            "another type",
-        ));
-    }
-    let dim = x.last_dim();
-    let even = if mode == Mode::Quarter { 4 } else { 2 };
-    if dim >= LARGEST_DIM || dim % even != 0 {
-        return Err(limit(
-            operator,
-            format!("D below {LARGEST_DIM} and a multiple of {even}"),
-            dim,
-        ));
-    }
-    if cos.last_dim() != dim {
-        return Err(limit(
-            operator,
-            format!("cos and sin of the full width {dim}"),
-            cos.last_dim(),
-        ));
-    }
-    let machine = x.stream.device().machine()?;
-    if matches!(mode, Mode::Quarter | Mode::InterleaveHalf)
-        && machine.architecture != Architecture::Dav3510
-    {
-        return Err(limit(
-            operator,
-            "modes quarter and interleave-half on Ascend 950 only",
-            machine.architecture.name(),
-        ));
-    }
-    let (batch_axis, heads_axis, seq_axis) = layout.axes();
-    let (batch, heads, seq) = (x.dim(batch_axis), x.dim(heads_axis), x.dim(seq_axis));
-    let (cos_batch, cos_heads) = (cos.dim(batch_axis), cos.dim(heads_axis));
-    if cos.dim(seq_axis) != seq {
-        return Err(limit(
-            operator,
-            format!("angles for all {seq} tokens"),
-            cos.dim(seq_axis),
-        ));
-    }
-    let shared = cos_batch == 1 && cos_heads == 1;
-    if mode == Mode::Interleave {
-        if !shared {
-            return Err(limit(
-                operator,
-                "interleaved pairs with angles shared over batch and heads",
-                format!("{:?}", cos.dims),
-            ));
-        }
-        if batch * heads >= LARGEST_AXIS {
-            return Err(limit(
-                operator,
-                format!("B*N below {LARGEST_AXIS} for interleaved pairs"),
-                batch * heads,
-            ));
-        }
-        return Ok(());
-    }
-    let per_batch = cos_batch == batch && (cos_heads == 1 || cos_heads == heads);
-    if !shared && !per_batch {
-        return Err(limit(
-            operator,
-            "angles of 1 or B batches, and of 1 head or all of every batch",
-            format!("{:?}", cos.dims),
-        ));
-    }
-    if batch >= LARGEST_AXIS || heads >= LARGEST_AXIS {
-        return Err(limit(
-            operator,
-            format!("B and N below {LARGEST_AXIS}"),
-            format!("{batch} and {heads}"),
-        ));
-    }
-    if mode == Mode::Half && layout == OperatorLayout::Bnsd {
-        let in_block = 32
-            / if x.dtype == crate::sys::aclDataType::FLOAT {
-                4
-            } else {
-                2
-            };
-        let aligned = dim / 2 % in_block == 0;
-        let cores = i64::from(machine.vector_cores);
-        let rows = seq.div_euclid(cores) + i64::from(seq % cores != 0);
-        if aligned && batch * heads > 8 * seq {
-            return Err(limit(
-                operator,
-                format!("B*N of at most 8*S = {} in BNSD", 8 * seq),
-                batch * heads,
-            ));
-        }
-        if !aligned && dim < 80 && 2 * batch * heads > rows {
-            return Err(limit(
-                operator,
-                format!("2*B*N of at most S/cores = {rows} for this D in BNSD"),
-                2 * batch * heads,
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// y = x·cos + rotate(x)·sin; cos and sin have the full width of a head.
-///
-/// # Errors
-/// [`AscendError::OperatorLimit`] for what the operator does not take, else the runtime's.
-#[doc(alias = "aclnnRotaryPositionEmbedding")]
-pub fn rotary_position_embedding(
-    x: &Tensor<'_>,
-    cos: &Tensor<'_>,
-    sin: &Tensor<'_>,
-    mode: Mode,
-    layout: OperatorLayout,
-    out: &mut Output<'_>,
-) -> Result<()> {
-    let four_axes = |tensor| layout.four_axes(FORWARD, tensor);
-    let (x, cos, sin) = (&four_axes(x)?, &four_axes(cos)?, &four_axes(sin)?);
-    let out = &four_axes(&out.0)?;
-    check(FORWARD, x, cos, sin, mode, layout)?;
-    if out.dims != x.dims || out.dtype != x.dtype {
-        return Err(limit(
-            FORWARD,
-            format!("an output of {:?}", x.dims),
-            format!("{:?}", out.dims),
-        ));
-    }
-    let stream = x.stream;
-    let ops = &stream.device().runtime().api().ops;
-    let (plan, run) = both(
-        stream,
-        ops.aclnnRotaryPositionEmbeddingGetWorkspaceSize,
-        "aclnnRotaryPositionEmbeddingGetWorkspaceSize",
-        ops.aclnnRotaryPositionEmbedding,
-        FORWARD,
-    )?;
-    let [x, cos, sin, out] = [
-        Descriptor::new(stream, x)?,
-        Descriptor::new(stream, cos)?,
-        Descriptor::new(stream, sin)?,
-        Descriptor::new(stream, out)?,
-    ];
-    // SAFETY: live descriptors until the end of this function; both phases of one operator.
-    unsafe {
-        run_operator(
-            stream,
-            "aclnnRotaryPositionEmbeddingGetWorkspaceSize",
-            |bytes, executor| {
-                plan(
-                    x.raw,
-                    cos.raw,
-                    sin.raw,
-                    mode.number(),
-                    out.raw,
-                    bytes,
-                    executor,
-                )
-            },
-            FORWARD,
-            run,
-        )
-    }
-}
-
-/// What the gradient writes.
-#[derive(Debug)]
-pub struct GradOutputs<'a> {
-    /// Gradient of x.
-    pub dx: Output<'a>,
-    /// x, and the gradients of cos and sin, if they are wanted.
-    pub angles: Option<(Tensor<'a>, Output<'a>, Output<'a>)>,
-}
-
-/// The true adjoint, and the gradients of cos and sin summed over the broadcast axes if wanted.
-///
-/// # Errors
-/// As [`rotary_position_embedding`].
-#[doc(alias = "aclnnRotaryPositionEmbeddingGrad")]
-pub fn rotary_position_embedding_grad(
-    dy: &Tensor<'_>,
-    cos: &Tensor<'_>,
-    sin: &Tensor<'_>,
-    mode: Mode,
-    layout: OperatorLayout,
-    out: &mut GradOutputs<'_>,
-) -> Result<()> {
-    const LARGEST_ROWS: i64 = 1024;
-    let four_axes = |tensor| layout.four_axes(BACKWARD, tensor);
-    let (dy, cos, sin) = (&four_axes(dy)?, &four_axes(cos)?, &four_axes(sin)?);
-    let dx = &four_axes(&out.dx.0)?;
-    check(BACKWARD, dy, cos, sin, mode, layout)?;
-    if dx.dims != dy.dims {
-        return Err(limit(
-            BACKWARD,
-            format!("dx of {:?}", dy.dims),
-            format!("{:?}", dx.dims),
-        ));
-    }
-    let (batch_axis, heads_axis, seq_axis) = layout.axes();
-    let (batch, seq) = (dy.dim(batch_axis), dy.dim(seq_axis));
-    let per_batch = batch > 1 && cos.dim(batch_axis) == batch && cos.dim(heads_axis) == 1;
-    // The operator tells the layouts apart by their sizes alone, and takes such a B for S.
-    if per_batch && layout != OperatorLayout::Sbnd && batch >= seq {
-        return Err(limit(
-            BACKWARD,
-            "B below S for angles of each batch",
-            format!("B = {batch}, S = {seq}"),
-        ));
-    }
-    if let Some((x, dcos, dsin)) = &out.angles {
-        let rows = batch * dy.dim(heads_axis);
-        if rows > LARGEST_ROWS {
-            return Err(limit(
-                BACKWARD,
-                format!("B*N of at most {LARGEST_ROWS} with gradients of cos and sin"),
-                rows,
-            ));
-        }
-        let as_expected = four_axes(x)?.dims == dy.dims
-            && four_axes(&dcos.0)?.dims == cos.dims
-            && four_axes(&dsin.0)?.dims == cos.dims;
-        if !as_expected {
-            return Err(limit(
-                BACKWARD,
-                "x as dy, dcos and dsin as cos",
-                "other dimensions",
-            ));
-        }
-    }
-    let stream = dy.stream;
-    let ops = &stream.device().runtime().api().ops;
-    let (plan, run) = both(
-        stream,
-        ops.aclnnRotaryPositionEmbeddingGradGetWorkspaceSize,
-        "aclnnRotaryPositionEmbeddingGradGetWorkspaceSize",
-        ops.aclnnRotaryPositionEmbeddingGrad,
-        BACKWARD,
-    )?;
-    // Without x the operator writes neither dcos nor dsin, but it refuses null for them.
-    let bytes = match &out.angles {
-        Some(_) => 0,
-        None => cos.elements() * bytes_of(cos.dtype),
-    };
-    let scratch: [DeviceBuffer<u8>; 2] = [stream.alloc(bytes)?, stream.alloc(bytes)?];
-    let (x, dcos, dsin) = match &out.angles {
-        Some((x, dcos, dsin)) => (
-            Some(Descriptor::new(stream, &four_axes(x)?)?),
-            four_axes(&dcos.0)?,
-            four_axes(&dsin.0)?,
-        ),
-        None => (None, cos.like(&scratch[0]), cos.like(&scratch[1])),
-    };
-    let [dy, cos, sin, dx, dcos, dsin] = [
-        Descriptor::new(stream, dy)?,
-        Descriptor::new(stream, cos)?,
-        Descriptor::new(stream, sin)?,
-        Descriptor::new(stream, dx)?,
-        Descriptor::new(stream, &dcos)?,
-        Descriptor::new(stream, &dsin)?,
-    ];
-    let x = x.as_ref().map_or(std::ptr::null_mut(), |x| x.raw);
-    // SAFETY: live descriptors, or null for the x that is optional, until the end of this function; both phases of one
-    // operator. Dropped there, the scratch returns to this stream's cache, so that later work gets it only behind the operator.
-    unsafe {
-        run_operator(
-            stream,
-            "aclnnRotaryPositionEmbeddingGradGetWorkspaceSize",
-            |bytes, executor| {
-                plan(
-                    dy.raw,
-                    cos.raw,
-                    sin.raw,
-                    x,
-                    mode.number(),
-                    dx.raw,
-                    dcos.raw,
-                    dsin.raw,
-                    bytes,
-                    executor,
-                )
-            },
-            BACKWARD,
-            run,
-        )
+/// The operators' number of a pairing.
+fn mode(pairing: Pairing) -> i64 {
+    match pairing {
+        Pairing::Half => 0,
+        Pairing::Adjacent => 1,
+        Pairing::Quarter => 2,
+        Pairing::InterleaveHalf => 3,
     }
 }

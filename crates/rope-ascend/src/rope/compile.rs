@@ -1,15 +1,16 @@
 //! Compiling the kernels at run time, where the installation can.
 #![allow(unsafe_code, reason = "calls of the run-time compiler")]
 
+use std::ffi::CString;
+
 use super::tiling::Architecture;
 use crate::error::{AscendError, Result};
 use crate::loader::Api;
 use crate::sys::{AclRtc, aclrtcProg};
-use std::ffi::CString;
 
 /// The kernel sources, in the order in which they include each other; the last has the entry
 /// points.
-pub const KERNEL_SOURCES: [(&str, &str); 5] = [
+pub(crate) const KERNEL_SOURCES: [(&str, &str); 5] = [
     (
         "rope_tiling.h",
         include_str!("../../../../kernels/rope/rope_tiling.h"),
@@ -45,10 +46,10 @@ fn single_source() -> String {
 /// Compiles the kernels for `architecture` with `libacl_rtc`.
 ///
 /// # Errors
-/// [`AscendError::Load`] where the library is missing (it needs CANN 9.0 or later), and
+/// [`AscendError::Load`] where the library is missing (it comes with CANN 8.5 and later), and
 /// [`AscendError::Compile`] with the compiler's log.
 #[doc(alias = "aclrtcCompileProg")]
-pub fn compile(api: &Api, architecture: Architecture) -> Result<Vec<u8>> {
+pub(crate) fn compile(api: &Api, architecture: Architecture) -> Result<Vec<u8>> {
     let rtc = api.rtc.as_ref().map_err(Clone::clone)?;
     let source = CString::new(single_source()).unwrap_or_default();
     let mut program: aclrtcProg = std::ptr::null_mut();

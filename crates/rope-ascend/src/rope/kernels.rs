@@ -1,11 +1,12 @@
 //! The loaded kernels.
 
-use super::tiling::Machine;
-use crate::error::Result;
-use crate::safe::{Kernel, Module, Stream};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
+
+use super::tiling::Machine;
+use crate::error::Result;
+use crate::safe::{Kernel, Module, Stream};
 
 /// The rotary kernels on one device.
 #[derive(Debug)]
@@ -33,7 +34,8 @@ impl Kernels {
     /// Compiles the kernels with the installation's run-time compiler and loads them.
     ///
     /// # Errors
-    /// As [`compile`](super::compile()) and [`Self::load`].
+    /// [`AscendError::Load`](crate::AscendError::Load) where the compiler's library is missing,
+    /// [`AscendError::Compile`](crate::AscendError::Compile) with its log; else as [`Self::load`].
     pub fn compile(stream: &Stream) -> Result<Self> {
         let architecture = stream.device().machine()?.architecture;
         let binary = super::compile(stream.device().runtime().api(), architecture)?;
@@ -41,8 +43,7 @@ impl Kernels {
     }
 
     /// What the kernels are tiled for.
-    #[must_use]
-    pub fn machine(&self) -> Machine {
+    pub(super) fn machine(&self) -> Machine {
         self.machine
     }
 

@@ -1,27 +1,20 @@
-//! Rotary embedding of q and k by this crate's own kernels.
+//! Rotation of q and k, and its gradients, by this crate's own kernels.
 //!
-//! [`Rotary`] says what is rotated and how, [`Kernels`] holds the loaded binary, [`Rotator`] runs
-//! one on the other; [`Npu`] opens a device with both. Shapes are numbers; no framework is involved.
+//! [`Npu`] opens a device and finds its [`Kernels`]; a [`Rotator`] runs them for one
+//! [`Geometry`](rope_core::Geometry). Tensors are [`Heads`]: device memory and a
+//! [`HeadsLayout`](rope_core::HeadsLayout). No framework is involved.
 
 mod args;
 mod coefficients;
 mod compile;
 mod kernels;
 mod npu;
-mod rotary;
 mod rotator;
 mod tiling;
-mod view;
 
-pub use args::{Axes, KTensors, RotateArgs, Route, Span, TensorLayout, Tiling};
-pub use compile::{KERNEL_SOURCES, compile};
+pub(crate) use compile::compile;
 pub use kernels::Kernels;
-pub use npu::{KERNELS_VARIABLE, Npu};
-pub use rotary::{Direction, Lane, LaneMap, Pairing, Rotary};
-pub use rotator::{
-    AngleGradient, Angles, KernelElement, KernelType, Operand, Positions, Rotation, Rotator, Table,
-};
-pub use tiling::{
-    AngleSource, Architecture, Machine, Plan, Problem, plan_angle_gradient, plan_rotation,
-};
-pub use view::{Layout, View};
+pub(crate) use npu::KERNELS_VARIABLE;
+pub use npu::Npu;
+pub use rotator::{AngleGradient, AngleRows, Heads, KernelType, Operand, Rotation, Rotator};
+pub(crate) use tiling::{Architecture, Machine};

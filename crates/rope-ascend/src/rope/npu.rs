@@ -1,15 +1,18 @@
 //! A device with the kernels, opened once in a process.
 
-use super::kernels::Kernels;
-use super::rotary::Rotary;
-use super::rotator::Rotator;
-use crate::error::{AscendError, Result};
-use crate::safe::{Device, Runtime, Stream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Variable that names a file of kernels compiled beforehand; it is preferred to compiling at run time.
-pub const KERNELS_VARIABLE: &str = "ROPE_ASCEND_KERNELS";
+use rope_core::Geometry;
+
+use super::kernels::Kernels;
+use super::rotator::Rotator;
+use crate::error::{AscendError, Result};
+use crate::safe::{Device, Runtime, Stream};
+
+/// Variable that names a file of kernels compiled beforehand; it is preferred to compiling at run
+/// time.
+pub(crate) const KERNELS_VARIABLE: &str = "ROPE_ASCEND_KERNELS";
 
 /// What can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,15 +43,16 @@ struct Inner {
 
 /// A device, real or simulated, and this crate's kernels on it. Clones share it.
 ///
-/// Opened once and kept until the process ends, because the runtime can be started once in a process. Who wants to
-/// close it uses [`Runtime`] and [`Kernels`] themselves.
+/// Opened once and kept until the process ends, because the runtime can be started once in a
+/// process. To close it, use [`Runtime`] and [`Kernels`] instead.
 ///
 /// # Examples
 /// ```no_run
-/// use rope_ascend::rope::{Npu, Pairing, Rotary};
+/// use rope_ascend::rope::Npu;
+/// use rope_core::{Geometry, Pairing};
 /// let npu = Npu::open(0)?;
 /// let stream = npu.stream()?;
-/// let rotator = npu.rotator(&stream, Rotary::new(128, Pairing::Half)?)?;
+/// let rotator = npu.rotator(&stream, Geometry::new(128, 128, 0, Pairing::Half, false)?)?;
 /// # Ok::<(), rope_ascend::AscendError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -60,8 +64,8 @@ impl Npu {
     /// The device of number `ordinal`, through the installed CANN.
     ///
     /// # Errors
-    /// [`AscendError::Load`] where there is no CANN; [`AscendError::InvalidArgument`] where there is no such device;
-    /// else the runtime's.
+    /// [`AscendError::Load`] where there is no CANN; [`AscendError::InvalidArgument`] where there
+    /// is no such device; else the runtime's.
     pub fn open(ordinal: u32) -> Result<Self> {
         Self::shared(Target::Ascend(ordinal))
     }
@@ -125,13 +129,11 @@ impl Npu {
     }
 
     /// The name in tables: `ascend:0`, or `ascend-sim`.
-    #[must_use]
     pub fn name(&self) -> String {
         self.inner.target.name()
     }
 
     /// The device.
-    #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
@@ -144,8 +146,8 @@ impl Npu {
         self.inner.device.stream()
     }
 
-    /// The kernels: from the file that [`KERNELS_VARIABLE`] names, else compiled at run time; on the simulator compiled
-    /// for the host. Made at the first call.
+    /// The kernels: from the file that the variable `ROPE_ASCEND_KERNELS` names, else compiled at
+    /// run time; on the simulator compiled for the host. Made at the first call.
     ///
     /// # Errors
     /// [`AscendError::NoKernels`] with what to do; else the runtime's.
@@ -157,12 +159,12 @@ impl Npu {
         kernels.clone()
     }
 
-    /// A rotator of `rotary` on one of the device's streams.
+    /// A rotator of `geometry` on one of the device's streams.
     ///
     /// # Errors
-    /// As [`Self::kernels`].
-    pub fn rotator(&self, stream: &Stream, rotary: Rotary) -> Result<Rotator> {
-        Ok(Rotator::new(stream, self.kernels()?, rotary))
+    /// As [`Self::kernels`] and [`Rotator::new`].
+    pub fn rotator(&self, stream: &Stream, geometry: Geometry) -> Result<Rotator> {
+        Rotator::new(stream, self.kernels()?, geometry)
     }
 
     fn make_kernels(&self, stream: &Stream) -> Result<Kernels> {
@@ -179,8 +181,8 @@ impl Npu {
                 Kernels::compile(stream).map_err(|error| match error {
                     AscendError::Load(error) => self.no_kernels(
                         error.to_string(),
-                        "build kernels/ with cmake and name the object in ROPE_ASCEND_KERNELS, or install CANN 9.0 or \
-                         later to compile at run time",
+                        "build kernels/ with cmake and name the object in ROPE_ASCEND_KERNELS, or \
+                         install CANN 8.5 or later to compile at run time",
                     ),
                     other => other,
                 })
@@ -191,16 +193,17 @@ impl Npu {
                     super::Architecture::Dav2201 => 2201,
                     super::Architecture::Dav3510 => 3510,
                 };
-                let binary = ascend_sim::build::KernelSource::from_texts(super::KERNEL_SOURCES)
-                    .kernels(kernel_names())
-                    .architecture(architecture)
-                    .compile()
-                    .map_err(|error| {
-                        self.no_kernels(
-                            error.to_string(),
-                            "a simulated NPU needs g++ or clang++ with C++17",
-                        )
-                    })?;
+                let binary =
+                    ascend_sim::build::KernelSource::from_texts(super::compile::KERNEL_SOURCES)
+                        .kernels(kernel_names())
+                        .architecture(architecture)
+                        .compile()
+                        .map_err(|error| {
+                            self.no_kernels(
+                                error.to_string(),
+                                "a simulated NPU needs g++ or clang++ with C++17",
+                            )
+                        })?;
                 Kernels::load(stream, &binary)
             }
         }

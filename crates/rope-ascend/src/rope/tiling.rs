@@ -4,14 +4,17 @@
 //! as fill the unified buffer `slots` times beside the work area; in head-major tensors, many
 //! tokens of a few heads. `docs/kernels.md` works an example in numbers.
 
-use super::args::{KTensors, Route, Span, TensorLayout, Tiling};
-use super::coefficients::{Coefficients, Segments, angle_gradient_terms, permutation};
-use super::rotary::{Direction, Pairing, Rotary};
+use rope_core::{Direction, Pairing};
+
+use super::args::{Route, Span, TensorLayout, Tiling};
+use super::coefficients::{
+    Channels, Coefficients, Gathered, Segments, angle_gradient_terms, permutation,
+};
 use crate::error::{AscendError, Result};
 
 /// Architecture of the vector cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Architecture {
+pub(crate) enum Architecture {
     /// Atlas A2 and A3 (910B, 910C).
     Dav2201,
     /// Ascend 950.
@@ -20,8 +23,7 @@ pub enum Architecture {
 
 impl Architecture {
     /// The compiler's name of the architecture.
-    #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dav2201 => "dav-2201",
             Self::Dav3510 => "dav-3510",
@@ -40,24 +42,24 @@ impl Architecture {
 
 /// What tiling needs to know of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Machine {
+pub(crate) struct Machine {
     /// Vector cores.
-    pub vector_cores: u32,
+    pub(crate) vector_cores: u32,
     /// Bytes of unified buffer that a kernel may use on each.
-    pub ub_bytes: u32,
+    pub(crate) ub_bytes: u32,
     /// Architecture.
-    pub architecture: Architecture,
+    pub(crate) architecture: Architecture,
 }
 
 impl Machine {
     /// A machine from the device's attributes. The unified buffer is the architecture's, or what
     /// the device says if that is less. Without an architecture number that size decides: only
-    /// Ascend 950 tells it.
+    /// Ascend 950 reports it.
     ///
     /// # Errors
     /// [`AscendError::InvalidArgument`] for an architecture that the kernels do not support, or
     /// sizes that make no sense.
-    pub fn new(
+    pub(crate) fn new(
         vector_cores: i64,
         ub_bytes: Option<i64>,
         architecture: Option<i64>,
@@ -84,85 +86,65 @@ impl Machine {
         let cores = cores
             .ok_or_else(|| AscendError::argument(OP, "vector cores", "1 to 65535", vector_cores))?;
         let usable = architecture.usable_ub_bytes();
-        let told = ub_bytes.map_or(Ok(usable), |bytes| {
-            let told = u32::try_from(bytes).ok().filter(|&n| n >= 16 * 1024);
-            told.ok_or_else(|| {
+        let reported = ub_bytes.map_or(Ok(usable), |bytes| {
+            let reported = u32::try_from(bytes).ok().filter(|&n| n >= 16 * 1024);
+            reported.ok_or_else(|| {
                 AscendError::argument(OP, "unified buffer", "at least 16 KiB", bytes)
             })
         })?;
         Ok(Self {
             vector_cores: cores,
-            ub_bytes: told.min(usable),
+            ub_bytes: reported.min(usable),
             architecture,
         })
     }
 }
 
-/// Where the angles come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AngleSource {
-    /// A row of cosines and sines for each token.
-    PerToken,
-    /// Gathered in the kernel from a table of so many positions.
-    Table {
-        /// Rows of the table.
-        rows: u64,
-    },
-}
-
-/// One launch in numbers.
-#[derive(Clone, Debug)]
-pub struct Problem<'a> {
-    /// What is rotated.
-    pub rotary: &'a Rotary,
-    /// Forward or adjoint.
-    pub direction: Direction,
+/// One launch in numbers. Arrays of two are of q and k.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Problem {
+    pub(super) channels: Channels,
+    pub(super) direction: Direction,
     /// Bytes of an element: 4 or 2.
-    pub element_bytes: u32,
-    /// Batches.
-    pub batch: u32,
+    pub(super) element_bytes: u32,
+    pub(super) batch: u32,
     /// Tokens of a batch.
-    pub seq: u32,
-    /// Heads of q and k; 0 without k.
-    pub heads: KTensors<u32>,
-    /// How x lies.
-    pub input: KTensors<TensorLayout>,
-    /// How y lies (for the angle gradient, the gradient of y).
-    pub output: KTensors<TensorLayout>,
+    pub(super) seq: u32,
+    /// 0 without k.
+    pub(super) heads: [u32; 2],
+    /// x.
+    pub(super) input: [TensorLayout; 2],
+    /// y; for the angle gradient, the gradient of y.
+    pub(super) output: [TensorLayout; 2],
     /// Whether y replaces x.
-    pub in_place: bool,
-    /// Where the angles come from.
-    pub angles: AngleSource,
+    pub(super) in_place: bool,
     /// Whether all batches share the angles of the first.
-    pub shared_over_batch: bool,
+    pub(super) shared_over_batch: bool,
 }
 
-/// A launch, ready but for the addresses.
+/// A launch, ready except for the addresses.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub(super) struct Plan {
     /// Name of the kernel.
-    pub kernel: String,
+    pub(super) kernel: String,
     /// Blocks to launch.
-    pub blocks: u32,
-    /// Its tiling.
-    pub tiling: Tiling,
-    /// The lane map, in words.
-    pub map: Vec<u32>,
+    pub(super) blocks: u32,
+    pub(super) tiling: Tiling,
+    /// The kernel's map, in words.
+    pub(super) map: Vec<u32>,
     /// Bytes of unified buffer that a block claims.
-    pub ub_bytes: u32,
+    pub(super) ub_bytes: u32,
 }
 
 /// Runs that one transfer can have.
 const MAX_RUNS: u32 = 4095;
 /// Tiles that are in flight: one loaded, one rotated, one stored.
 const SLOTS: u32 = 3;
-/// Bytes that stay unused behind buffers and between the parts of the work area: 256 each (see
+/// Bytes that stay unused after buffers and between the parts of the work area: 256 each (see
 /// `kSlackBytes` in the kernels), for 13 of them at most.
 const SLACK_BYTES: u32 = 13 * 256;
 /// Units of work a core should have at least, so that shares differ by a sixteenth at most.
 const UNITS_PER_CORE: u64 = 16;
-/// Positions fetched by one transfer.
-const POSITIONS_PER_LOAD: u32 = 512;
 /// Tokens of a head-major tile: at 256 bytes a row, a run of 16 KiB, where a transfer reaches its
 /// full rate.
 const HEAD_MAJOR_TOKENS: u32 = 64;
@@ -177,18 +159,18 @@ fn kernel_name(family: &str, pairing: Pairing, direction: Direction, dtype: &str
     format!("{family}_{pairs}_{dtype}")
 }
 
-/// Batches and tokens, after merging what lies in one stride.
+/// Batches and tokens, after merging what has one stride.
 #[derive(Clone, Copy)]
 struct Grid {
     batch: u64,
     seq: u64,
     angle_batch_stride: u64,
-    input: KTensors<TensorLayout>,
-    output: KTensors<TensorLayout>,
+    input: [TensorLayout; 2],
+    output: [TensorLayout; 2],
 }
 
 impl Grid {
-    fn of(problem: &Problem<'_>) -> Self {
+    fn of(problem: &Problem) -> Self {
         let (batch, seq) = (u64::from(problem.batch), u64::from(problem.seq));
         let angle_batch_stride = if problem.shared_over_batch { 0 } else { seq };
         let mut grid = Self {
@@ -198,12 +180,6 @@ impl Grid {
             input: problem.input,
             output: problem.output,
         };
-        let present = |i: usize| problem.heads[i] > 0;
-        let all = |test: &dyn Fn(&TensorLayout) -> bool| {
-            (0..2)
-                .filter(|&i| present(i))
-                .all(|i| test(&problem.input[i]) && test(&problem.output[i]))
-        };
         if angle_batch_stride != seq || batch == 1 {
             return grid;
         }
@@ -211,7 +187,9 @@ impl Grid {
             for layout in grid.input.iter_mut().chain(&mut grid.output) {
                 layout.token_stride = layout.batch_stride;
             }
-        } else if !all(&|layout| layout.batch_stride == seq * layout.token_stride) {
+        } else if !grid.all(problem.heads, |layout| {
+            layout.batch_stride == seq * layout.token_stride
+        }) {
             return grid;
         }
         grid.seq = batch * seq;
@@ -219,17 +197,22 @@ impl Grid {
         grid
     }
 
-    /// Whether the heads of a tile lie outside its tokens, as in BNSD.
-    fn head_major(&self, heads: KTensors<u32>) -> bool {
+    /// Whether `test` holds for every tensor that has heads.
+    fn all(&self, heads: [u32; 2], test: impl Fn(&TensorLayout) -> bool) -> bool {
         (0..2)
             .filter(|&i| heads[i] > 0)
             .flat_map(|i| [self.input[i], self.output[i]])
-            .all(|layout| layout.head_stride > layout.token_stride)
+            .all(|layout| test(&layout))
+    }
+
+    /// Whether the heads of a tile lie outside its tokens, as in BNSD.
+    fn head_major(&self, heads: [u32; 2]) -> bool {
+        self.all(heads, |layout| layout.head_stride > layout.token_stride)
             && heads.iter().sum::<u32>() > 1
     }
 }
 
-/// How the rows of `span` become transfers in a tile of so many heads and tokens.
+/// How the rows of `span` become transfers in a tile of `heads` heads and `tokens` tokens.
 fn route(
     layout: &TensorLayout,
     span: Span,
@@ -246,94 +229,70 @@ fn route(
         n <= 1
             || (stride >= run && (stride - run) * u64::from(element_bytes) <= u64::from(u32::MAX))
     };
-    if dense && !head_major && layout.head_stride == run {
-        let whole = run * u64::from(heads);
-        if fits(layout.token_stride, whole, tokens) {
-            return Route {
-                fold: Route::FOLD_HEADS,
-                count: Route::COUNT_TOKENS,
-            };
-        }
+    let by = |fold, count| Route { fold, count };
+    if dense
+        && !head_major
+        && layout.head_stride == run
+        && fits(layout.token_stride, run * u64::from(heads), tokens)
+    {
+        return by(Route::FOLD_HEADS, Route::COUNT_TOKENS);
     }
-    if dense && head_major && layout.token_stride == run {
-        let whole = run * u64::from(tokens);
-        if fits(layout.head_stride, whole, heads) {
-            return Route {
-                fold: Route::FOLD_TOKENS,
-                count: Route::COUNT_HEADS,
-            };
-        }
+    if dense
+        && head_major
+        && layout.token_stride == run
+        && fits(layout.head_stride, run * u64::from(tokens), heads)
+    {
+        return by(Route::FOLD_TOKENS, Route::COUNT_HEADS);
     }
-    let pieces_wide = u64::from(span.pieces) * run;
+    let whole = u64::from(span.pieces) * run;
     let padded_row = span.pieces * span.length.next_multiple_of(unit);
-    if span.pieces > 1 && !head_major && layout.head_stride == pieces_wide && padded_row == row {
-        return Route {
-            fold: Route::FOLD_PIECES,
-            count: Route::COUNT_HEADS,
-        };
+    if span.pieces > 1 && !head_major && layout.head_stride == whole && padded_row == row {
+        return by(Route::FOLD_PIECES, Route::COUNT_HEADS);
     }
-    let heads_fit = fits(layout.head_stride, run, heads);
-    let tokens_fit = fits(layout.token_stride, run, tokens);
-    let count = match (
-        heads_fit && heads <= MAX_RUNS,
-        tokens_fit && tokens <= MAX_RUNS,
-    ) {
+    let heads_fit = fits(layout.head_stride, run, heads) && heads <= MAX_RUNS;
+    let tokens_fit = fits(layout.token_stride, run, tokens) && tokens <= MAX_RUNS;
+    let count = match (heads_fit, tokens_fit) {
         (true, false) => Route::COUNT_HEADS,
         (true, true) if heads >= tokens => Route::COUNT_HEADS,
         (_, true) => Route::COUNT_TOKENS,
         (false, false) => Route::COUNT_PIECES,
     };
-    Route {
-        fold: Route::FOLD_NONE,
-        count,
-    }
+    by(Route::FOLD_NONE, count)
 }
 
 /// Channels that move together: the rotated ones as loaded and as stored, then those that pass.
-fn spans(
-    rotary: &Rotary,
-    segments: Segments,
-    direction: Direction,
-    element_bytes: u32,
-    in_place: bool,
-) -> ([Span; 3], [Span; 3]) {
-    let channel = rotary.rotary_offset();
-    let whole = Span {
+fn spans(problem: &Problem, segments: Segments) -> ([Span; 3], [Span; 3]) {
+    let channels = problem.channels;
+    let run = |channel, length, pieces| Span {
         channel,
-        length: rotary.rotary_dim(),
-        pieces: 1,
+        length,
+        pieces,
     };
+    let first = channels.rotary_offset;
+    let whole = run(first, channels.rotary_dim, 1);
     let cut = if segments.length == segments.pitch {
         whole
     } else {
-        Span {
-            channel,
-            length: segments.length,
-            pieces: segments.count,
-        }
+        run(first, segments.length, segments.count)
     };
-    let _ = element_bytes;
-    let (load, store) = match (rotary.pairing(), direction) {
+    let (load, store) = match (channels.pairing, problem.direction) {
         (Pairing::InterleaveHalf, Direction::Forward) => (whole, cut),
         (Pairing::InterleaveHalf, Direction::Adjoint) => (cut, whole),
         _ => (cut, cut),
     };
     let pass = |start: u32, end: u32| {
-        if in_place || start == end {
+        if problem.in_place || start == end {
             Span::default()
         } else {
-            Span {
-                channel: start,
-                length: end - start,
-                pieces: 1,
-            }
+            run(start, end - start, 1)
         }
     };
-    let before = pass(0, channel);
-    let after = pass(channel + rotary.rotary_dim(), rotary.head_dim());
+    let before = pass(0, first);
+    let after = pass(first + channels.rotary_dim, channels.head_dim);
     ([load, before, after], [store, before, after])
 }
 
+/// Elements of a row of `span` in a tile.
 fn tile_row(span: usize, spans: &[Span; 3], row_pitch: u32, element_bytes: u32) -> u32 {
     if span == 0 {
         row_pitch
@@ -343,33 +302,34 @@ fn tile_row(span: usize, spans: &[Span; 3], row_pitch: u32, element_bytes: u32) 
 }
 
 /// The parts of the tiling that both kernels share.
-fn common(
-    problem: &Problem<'_>,
-    grid: &Grid,
-    segments: Segments,
-    coefficients: &Coefficients,
-    direction: Direction,
-) -> Tiling {
-    let (load, store) = spans(
-        problem.rotary,
-        segments,
-        direction,
-        problem.element_bytes,
-        problem.in_place,
-    );
-    let rows = if problem.shared_over_batch {
-        u64::from(problem.seq)
+fn common(problem: &Problem) -> Result<(Segments, Coefficients, Grid, Tiling)> {
+    const MOST_HEADS: u32 = MAX_RUNS / 4;
+    let heads = problem.heads[0].saturating_add(problem.heads[1]);
+    if heads > MOST_HEADS {
+        return Err(AscendError::KernelLimit {
+            what: "heads of q and k together",
+            limit: MOST_HEADS as usize,
+            found: heads as usize,
+        });
+    }
+    let segments = Segments::of(problem.channels, problem.element_bytes);
+    let coefficients = Coefficients::of(problem.channels, segments, problem.direction);
+    let grid = Grid::of(problem);
+    let (load, store) = spans(problem, segments);
+    let batches = if problem.shared_over_batch {
+        1
     } else {
-        u64::from(problem.seq) * u64::from(problem.batch)
+        u64::from(problem.batch)
     };
-    Tiling {
+    let tiling = Tiling {
         input: grid.input,
         output: grid.output,
         tokens: grid.batch * grid.seq,
         seq: grid.seq,
         angle_batch_stride: grid.angle_batch_stride,
-        angle_rows: rows,
+        angle_rows: u64::from(problem.seq) * batches,
         heads: problem.heads,
+        slots: SLOTS,
         segments: segments.count,
         segment_length: segments.length,
         segment_pitch: segments.pitch,
@@ -379,40 +339,31 @@ fn common(
         a_offset: coefficients.a_offset,
         b_offset: coefficients.b_offset,
         b_negative: coefficients.b_negative,
-        angle_width: problem.rotary.angle_width(),
-        angle_pieces: coefficients.raw.pieces,
-        angle_length: coefficients.raw.length,
-        raw_pitch: coefficients.raw.pitch,
+        angle_width: problem.channels.lanes,
+        angle_pieces: coefficients.pieces,
+        angle_length: coefficients.length,
+        raw_pitch: coefficients.raw_pitch,
         coef_pitch: coefficients.pitch,
         ..Tiling::default()
-    }
+    };
+    Ok((segments, coefficients, grid, tiling))
 }
 
 fn set_routes(tiling: &mut Tiling, element_bytes: u32) {
     let head_major = tiling.head_major != 0;
+    let tokens = tiling.tokens_per_tile;
     for span in 0..3 {
         for i in 0..2 {
             let heads = tiling.heads[i].min(tiling.heads_per_tile);
-            let row = |spans: &[Span; 3]| tile_row(span, spans, tiling.row_pitch, element_bytes);
-            let tokens = tiling.tokens_per_tile;
-            tiling.load_route[span][i] = route(
-                &tiling.input[i],
-                tiling.load[span],
-                row(&tiling.load),
-                element_bytes,
-                head_major,
-                heads,
-                tokens,
-            );
-            tiling.store_route[span][i] = route(
-                &tiling.output[i],
-                tiling.store[span],
-                row(&tiling.store),
-                element_bytes,
-                head_major,
-                heads,
-                tokens,
-            );
+            let of = |layout: &TensorLayout, spans: &[Span; 3]| {
+                let row = tile_row(span, spans, tiling.row_pitch, element_bytes);
+                let span = spans[span];
+                route(layout, span, row, element_bytes, head_major, heads, tokens)
+            };
+            let load = of(&tiling.input[i], &tiling.load);
+            let store = of(&tiling.output[i], &tiling.store);
+            tiling.load_route[span][i] = load;
+            tiling.store_route[span][i] = store;
         }
     }
 }
@@ -422,74 +373,21 @@ fn even(n: u32, most: u32) -> u32 {
     n.div_ceil(n.div_ceil(most.max(1)))
 }
 
-fn words(values: &[f32]) -> impl Iterator<Item = u32> + '_ {
-    values.iter().map(|value| value.to_bits())
-}
-
-fn check_shape(problem: &Problem<'_>) -> Result<u32> {
-    let heads = problem.heads[0] + problem.heads[1];
-    let most = MAX_RUNS / 4;
-    if problem.heads[0] == 0 || heads > most {
-        return Err(AscendError::argument(
-            "rotate",
-            "heads",
-            format!("1 to {most} of q and k together"),
-            heads,
-        ));
-    }
-    Ok(heads)
-}
-
 /// Cuts a rotation into tiles.
 ///
 /// # Errors
 /// [`AscendError::TileTooLarge`] if not even one head of one token fits;
-/// [`AscendError::InvalidArgument`] for a table without a lane map or too many heads.
-pub fn plan_rotation(problem: &Problem<'_>, machine: Machine, dtype: &str) -> Result<Plan> {
-    let heads = check_shape(problem)?;
-    let rotary = problem.rotary;
+/// [`AscendError::KernelLimit`] for too many heads.
+pub(super) fn plan_rotation(problem: &Problem, machine: Machine, dtype: &str) -> Result<Plan> {
+    let (segments, coefficients, grid, mut tiling) = common(problem)?;
+    let (pairing, direction) = (problem.channels.pairing, problem.direction);
     let element_bytes = problem.element_bytes;
-    let segments = Segments::of(rotary, element_bytes);
-    let table = match problem.angles {
-        AngleSource::PerToken => None,
-        AngleSource::Table { .. } => Some(rotary.lanes().ok_or_else(|| {
-            AscendError::argument(
-                "rotate",
-                "lane map",
-                "given with the rotary, as angles come from a table",
-                "none",
-            )
-        })?),
-    };
-    let coefficients = Coefficients::of(rotary, segments, problem.direction, table);
-    let incoming = problem.direction == Direction::Forward || rotary.pairing() == Pairing::Adjacent;
-    let permutation = permutation(
-        rotary.pairing(),
-        segments,
-        rotary.rotary_dim(),
-        element_bytes,
-        incoming,
-    );
-    let grid = Grid::of(problem);
-    let mut tiling = common(problem, &grid, segments, &coefficients, problem.direction);
-    let mut map = Vec::new();
-    if let Some((offsets, signs)) = &coefficients.gather {
-        tiling.expand = 1;
-        map.extend_from_slice(offsets);
-        map.extend(words(signs));
-    }
-    map.extend(permutation.iter().flatten());
+    let heads = problem.heads[0] + problem.heads[1];
+    let incoming = direction == Direction::Forward || pairing == Pairing::Adjacent;
+    let permutation = permutation(problem.channels, segments, element_bytes, incoming);
+    let map = words(coefficients.gather.as_slice(), permutation.as_deref());
+    tiling.expand = u32::from(coefficients.gather.is_some());
     tiling.map_words = map.len() as u32;
-    if let (AngleSource::Table { rows }, Some(lanes)) = (problem.angles, table) {
-        tiling.table_rows = rows;
-        tiling.axes = lanes.axes();
-        tiling.axis_start = coefficients.raw.axis_start;
-        tiling.axis_length = coefficients.raw.axis_length;
-        tiling.table_width = lanes.width();
-        tiling.positions_per_load =
-            POSITIONS_PER_LOAD.min(tiling.angle_rows.try_into().unwrap_or(u32::MAX));
-    }
-    tiling.slots = SLOTS;
     tiling.head_major = u32::from(grid.head_major(problem.heads));
 
     // Few tokens: share out their heads as well.
@@ -499,55 +397,51 @@ pub fn plan_rotation(problem: &Problem<'_>, machine: Machine, dtype: &str) -> Re
     let units = tiling.tokens * u64::from(tiling.head_groups);
     let blocks = units.min(cores) as u32;
 
-    let copies_of_x = if element_bytes == 4 && rotary.pairing() != Pairing::InterleaveHalf {
+    let copies_of_x = if element_bytes == 4 && pairing != Pairing::InterleaveHalf {
         1
     } else {
         2
     };
-    let work_row = segments.row_pitch() * 4 * (copies_of_x + u32::from(permutation.is_some()));
     let slot_row = (0..3)
         .map(|span| tile_row(span, &tiling.load, tiling.row_pitch, element_bytes) * element_bytes)
         .max()
         .unwrap_or(0);
-    let token_bytes = 4 * (2 * tiling.raw_pitch + tiling.expand * tiling.coef_pitch);
-    let fixed = SLACK_BYTES
-        + 4 * tiling.map_words.next_multiple_of(8)
-        + 4 * tiling.axes * tiling.positions_per_load.next_multiple_of(8);
     let longest = (tiling.tokens.div_ceil(u64::from(blocks)))
         .min(tiling.seq)
         .min(u64::from(MAX_RUNS));
-    let runs = coefficients.raw.pieces.max(1);
-    let longest = (longest as u32).min(MAX_RUNS / runs).max(1);
-    let choice = Fit {
+    let fit = Fit {
         ub: machine.ub_bytes,
-        fixed,
-        token_bytes,
+        fixed: SLACK_BYTES + 4 * tiling.map_words.next_multiple_of(8),
+        token_bytes: 4 * (2 * tiling.raw_pitch + tiling.expand * tiling.coef_pitch),
         slot_row,
-        work_row,
+        work_row: segments.row_pitch() * 4 * (copies_of_x + u32::from(permutation.is_some())),
         heads,
-        longest,
-        slots: SLOTS,
+        longest: (longest as u32).min(MAX_RUNS / coefficients.pieces).max(1),
     };
-    let fit = if tiling.head_major == 0 {
-        choice.token_major()
+    let fitted = if tiling.head_major == 0 {
+        fit.token_major()
     } else {
-        choice.head_major()
+        fit.head_major()
     }?;
-    tiling.tokens_per_tile = fit.tokens;
-    tiling.heads_per_tile = fit.heads;
-    tiling.work_rows = fit.work_rows;
+    tiling.tokens_per_tile = fitted.tokens;
+    tiling.heads_per_tile = fitted.heads;
+    tiling.work_rows = fitted.work_rows;
     set_routes(&mut tiling, element_bytes);
-    let ub_bytes = fixed
-        + fit.tokens * token_bytes
-        + SLOTS * fit.tokens * fit.heads * slot_row
-        + fit.work_rows * work_row;
     Ok(Plan {
-        kernel: kernel_name("rope_rotate", rotary.pairing(), problem.direction, dtype),
+        kernel: kernel_name("rope_rotate", pairing, direction, dtype),
         blocks,
         tiling,
         map,
-        ub_bytes,
+        ub_bytes: fit.used(&fitted),
     })
+}
+
+/// The words of a kernel's map.
+fn words(gathered: &[Gathered], permutation: Option<&[u32]>) -> Vec<u32> {
+    let gathered = gathered.iter().flat_map(Gathered::words);
+    gathered
+        .chain(permutation.into_iter().flatten().copied())
+        .collect()
 }
 
 /// What competes for the unified buffer, in bytes.
@@ -563,7 +457,6 @@ struct Fit {
     heads: u32,
     /// Most tokens of a tile.
     longest: u32,
-    slots: u32,
 }
 
 struct Fitted {
@@ -583,12 +476,21 @@ impl Fit {
         }
     }
 
+    fn used(&self, fitted: &Fitted) -> u32 {
+        let in_slots = SLOTS * fitted.heads * self.slot_row;
+        self.fixed
+            + fitted.tokens * (self.token_bytes + in_slots)
+            + fitted.work_rows * self.work_row
+    }
+
     fn too_large(&self) -> AscendError {
+        let one = Fitted {
+            tokens: 1,
+            heads: 1,
+            work_rows: 1,
+        };
         AscendError::TileTooLarge {
-            needed_bytes: (self.fixed
-                + self.token_bytes
-                + self.work_row
-                + self.slots * self.slot_row) as usize,
+            needed_bytes: self.used(&one) as usize,
             available_bytes: self.ub as usize,
         }
     }
@@ -601,7 +503,7 @@ impl Fit {
                 .checked_sub(self.fixed + work_rows * self.work_row)
                 .ok_or_else(|| self.too_large())
         };
-        let token = self.token_bytes + self.slots * self.heads * self.slot_row;
+        let token = self.token_bytes + SLOTS * self.heads * self.slot_row;
         let tokens = (room(work_rows)? / token).min(self.longest);
         if tokens > 0 {
             return Ok(Fitted {
@@ -611,17 +513,16 @@ impl Fit {
             });
         }
         let heads = loop {
-            let fitting =
-                room(work_rows)?.saturating_sub(self.token_bytes) / (self.slots * self.slot_row);
+            let left = room(work_rows)?.saturating_sub(self.token_bytes);
+            let fitting = left / (SLOTS * self.slot_row);
             if fitting > 0 {
-                break fitting;
+                break even(self.heads, fitting);
             }
             if work_rows == 1 {
                 return Err(self.too_large());
             }
             work_rows /= 2;
         };
-        let heads = even(self.heads, heads);
         Ok(Fitted {
             tokens: 1,
             heads,
@@ -638,7 +539,7 @@ impl Fit {
         loop {
             let work_rows = self.work_rows(tokens);
             let used = self.fixed + tokens * self.token_bytes + work_rows * self.work_row;
-            let heads = self.ub.saturating_sub(used) / (self.slots * tokens * self.slot_row);
+            let heads = self.ub.saturating_sub(used) / (SLOTS * tokens * self.slot_row);
             if heads > 0 {
                 let heads = even(self.heads, heads);
                 return Ok(Fitted {
@@ -655,42 +556,22 @@ impl Fit {
     }
 }
 
-/// Cuts the gradient of the angles into tiles: each core sums all heads of its tokens.
+/// Cuts the gradient of the angles into tiles: each core sums all heads of its tokens. The
+/// problem's direction is forward.
 ///
 /// # Errors
-/// As [`plan_rotation`]; [`AscendError::InvalidArgument`] if batches share their angles, since
-/// their gradients would have to be summed across cores.
-pub fn plan_angle_gradient(problem: &Problem<'_>, machine: Machine, dtype: &str) -> Result<Plan> {
-    let heads = check_shape(problem)?;
-    if problem.shared_over_batch && problem.batch > 1 {
-        let expected = "one row for each token (sum over the batch yourself)";
-        return Err(AscendError::argument(
-            "angle gradient",
-            "angles",
-            expected,
-            "rows shared over the batch",
-        ));
-    }
-    let rotary = problem.rotary;
+/// As [`plan_rotation`].
+pub(super) fn plan_angle_gradient(
+    problem: &Problem,
+    machine: Machine,
+    dtype: &str,
+) -> Result<Plan> {
+    const OUT_TOKENS: u64 = 16;
+    let (segments, _, _, mut tiling) = common(problem)?;
     let element_bytes = problem.element_bytes;
-    let segments = Segments::of(rotary, element_bytes);
-    let coefficients = Coefficients::of(rotary, segments, Direction::Forward, None);
-    let grid = Grid::of(problem);
-    let mut tiling = common(problem, &grid, segments, &coefficients, Direction::Forward);
-    let (terms, pitch) = angle_gradient_terms(rotary, segments);
-    let permutation = permutation(
-        rotary.pairing(),
-        segments,
-        rotary.rotary_dim(),
-        element_bytes,
-        true,
-    );
-    let mut map = Vec::new();
-    for (offsets, signs) in &terms {
-        map.extend_from_slice(offsets);
-        map.extend(words(signs));
-    }
-    map.extend(permutation.iter().flatten());
+    let (terms, pitch) = angle_gradient_terms(problem.channels, segments);
+    let permutation = permutation(problem.channels, segments, element_bytes, true);
+    let map = words(&terms, permutation.as_deref());
     tiling.map_words = map.len() as u32;
     tiling.angle_pieces = terms.len() as u32;
     tiling.coef_pitch = pitch;
@@ -698,6 +579,11 @@ pub fn plan_angle_gradient(problem: &Problem<'_>, machine: Machine, dtype: &str)
     tiling.load[1..].fill(Span::default());
     tiling.store[1..].fill(Span::default());
     let blocks = tiling.tokens.min(u64::from(machine.vector_cores)) as u32;
+    let tokens = tiling
+        .tokens
+        .div_ceil(u64::from(blocks))
+        .min(tiling.seq)
+        .min(OUT_TOKENS) as u32;
 
     let row_pitch = segments.row_pitch();
     let f32_copies = match (element_bytes, permutation.is_some()) {
@@ -705,77 +591,62 @@ pub fn plan_angle_gradient(problem: &Problem<'_>, machine: Machine, dtype: &str)
         (_, true) => 2,
         (_, false) => 1,
     };
-    let work_row = row_pitch * 4 * (f32_copies + u32::from(permutation.is_some()));
-    let slot_row = 2 * row_pitch * element_bytes;
-    const OUT_TOKENS: u64 = 16;
-    let tokens = tiling
-        .tokens
-        .div_ceil(u64::from(blocks))
-        .min(tiling.seq)
-        .min(OUT_TOKENS) as u32;
-    let fixed = SLACK_BYTES
-        + 4 * tiling.map_words.next_multiple_of(8)
-        + 4 * 2 * row_pitch
-        + 4 * pitch
-        + 2 * tokens * 4 * pitch;
-    // Tiles of one token: the tokens of the output are in `fixed`.
     let fit = Fit {
         ub: machine.ub_bytes,
-        fixed,
+        fixed: SLACK_BYTES
+            + 4 * tiling.map_words.next_multiple_of(8)
+            + 4 * 2 * row_pitch
+            + 4 * pitch
+            + 2 * tokens * 4 * pitch,
+        // Tiles of one token: the tokens of the output are in `fixed`.
         token_bytes: 0,
-        slot_row,
-        work_row,
-        heads,
+        slot_row: 2 * row_pitch * element_bytes,
+        work_row: row_pitch * 4 * (f32_copies + u32::from(permutation.is_some())),
+        heads: problem.heads[0] + problem.heads[1],
         longest: 1,
-        slots: SLOTS,
     };
-    let fit = fit.token_major()?;
+    let fitted = fit.token_major()?;
     tiling.tokens_per_tile = tokens;
-    tiling.heads_per_tile = fit.heads;
-    tiling.work_rows = fit.work_rows;
-    tiling.slots = SLOTS;
+    tiling.heads_per_tile = fitted.heads;
+    tiling.work_rows = fitted.work_rows;
     set_routes(&mut tiling, element_bytes);
-    let ub_bytes = fixed + SLOTS * fit.heads * slot_row + fit.work_rows * work_row;
+    let pairing = problem.channels.pairing;
     Ok(Plan {
-        kernel: kernel_name(
-            "rope_angle_grad",
-            rotary.pairing(),
-            Direction::Forward,
-            dtype,
-        ),
+        kernel: kernel_name("rope_angle_grad", pairing, Direction::Forward, dtype),
         blocks,
         tiling,
         map,
-        ub_bytes,
+        ub_bytes: fit.used(&fitted),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::view::{Layout, View};
+    use rope_core::{Geometry, HeadsLayout, Layout};
+
+    use super::super::rotator::tensor_layout;
     use super::*;
 
     fn machine() -> Machine {
         Machine::new(40, None, Some(2201)).expect("a 910B")
     }
 
-    fn plan(layout: Layout, seq: u32, heads: [u32; 2], head_dim: u32, element_bytes: u32) -> Plan {
-        let rotary = Rotary::new(head_dim, Pairing::Half).expect("rotary");
+    fn plan(layout: Layout, seq: usize, heads: [u32; 2], head_dim: usize, bytes: u32) -> Plan {
+        let geometry = Geometry::new(head_dim, head_dim, 0, Pairing::Half, false);
         let layouts = heads.map(|heads| {
-            let view = View::contiguous(layout, 1, seq, heads.max(1), head_dim);
-            view.check("q", 1, seq, head_dim, usize::MAX).expect("view")
+            let heads = heads.max(1) as usize;
+            tensor_layout(&HeadsLayout::contiguous(layout, 1, seq, heads, head_dim))
         });
         let problem = Problem {
-            rotary: &rotary,
+            channels: Channels::new(geometry.expect("a geometry")).expect("a short head"),
             direction: Direction::Forward,
-            element_bytes,
+            element_bytes: bytes,
             batch: 1,
-            seq,
+            seq: seq as u32,
             heads,
             input: layouts,
             output: layouts,
             in_place: true,
-            angles: AngleSource::PerToken,
             shared_over_batch: false,
         };
         plan_rotation(&problem, machine(), "bf16").expect("plan")

@@ -1,5 +1,8 @@
 //! One device.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use super::pool::{Counters, MemoryUse};
 use super::runtime::Runtime;
 use super::stream::Stream;
@@ -7,13 +10,12 @@ use crate::error::{AscendError, Result};
 use crate::result;
 use crate::rope::Machine;
 use crate::sys::{AclRt, aclrtDevAttr, code};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 #[derive(Debug)]
 pub(super) struct DeviceInner {
     pub(super) ordinal: i32,
-    /// How often the device was set, once or so a thread: the runtime releases it after as many resets.
+    /// How often the device was set, about once a thread: the runtime releases it after as many
+    /// resets.
     sets: AtomicU32,
     pub(super) counters: Counters,
     // Last: the device goes before the runtime.
@@ -36,10 +38,11 @@ impl DeviceInner {
     }
 
     fn make_current(&self) -> Result<()> {
-        if result::device::current(self.rt()) == Some(self.ordinal) {
+        if result::current_device(self.rt()) == Some(self.ordinal) {
             return Ok(());
         }
-        result::device::set(self.rt(), self.ordinal)?;
+        // SAFETY: takes a number.
+        unsafe { result::set_device(self.rt(), self.ordinal) }?;
         self.sets.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -57,7 +60,7 @@ impl Drop for DeviceInner {
     fn drop(&mut self) {
         for _ in 0..*self.sets.get_mut() {
             // SAFETY: streams, events and buffers hold this structure, so none is left.
-            let outcome = unsafe { result::device::reset(self.rt(), self.ordinal) };
+            let outcome = unsafe { result::reset_device(self.rt(), self.ordinal) };
             self.runtime.inner.record(outcome);
         }
     }
@@ -77,7 +80,8 @@ impl Device {
         let ordinal = number.ok_or_else(|| {
             AscendError::argument("open device", "ordinal", format!("below {count}"), ordinal)
         })?;
-        result::device::set(&runtime.inner.api.rt, ordinal)?;
+        // SAFETY: takes a number.
+        unsafe { result::set_device(&runtime.inner.api.rt, ordinal) }?;
         Ok(Self {
             inner: Arc::new(DeviceInner {
                 ordinal,
@@ -89,13 +93,11 @@ impl Device {
     }
 
     /// The device's number.
-    #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.inner.ordinal.unsigned_abs()
     }
 
     /// The runtime that the device belongs to.
-    #[must_use]
     pub fn runtime(&self) -> &Runtime {
         &self.inner.runtime
     }
@@ -104,18 +106,18 @@ impl Device {
     ///
     /// # Errors
     /// The runtime's.
-    pub fn soc_name(&self) -> Result<Option<String>> {
+    pub(crate) fn soc_name(&self) -> Result<Option<String>> {
         self.inner.enter()?;
-        Ok(result::device::soc_name(self.inner.rt()))
+        Ok(result::soc_name(self.inner.rt()))
     }
 
     /// A property of the device.
     ///
     /// # Errors
     /// The runtime's.
-    pub fn attribute(&self, attribute: aclrtDevAttr) -> Result<i64> {
+    fn attribute(&self, attribute: aclrtDevAttr) -> Result<i64> {
         self.inner.enter()?;
-        result::device::attribute(
+        result::attribute(
             self.inner.rt(),
             self.inner.library(),
             self.ordinal(),
@@ -127,10 +129,10 @@ impl Device {
     ///
     /// # Errors
     /// The runtime's.
-    pub fn machine(&self) -> Result<Machine> {
+    pub(crate) fn machine(&self) -> Result<Machine> {
         let cores = self.attribute(aclrtDevAttr::VECTOR_CORES)?;
-        // Releases and products that do not know one of the others refuse it or answer zero; the one of the unified buffer
-        // is for Ascend 950 only.
+        // Releases and products that do not know one of the others refuse it or answer zero; the
+        // one of the unified buffer is for Ascend 950 only.
         let known = |attribute| match self.attribute(attribute) {
             Ok(number) => Ok(Some(number).filter(|number| *number != 0)),
             Err(AscendError::Call {
@@ -152,13 +154,12 @@ impl Device {
     ///
     /// # Errors
     /// The runtime's.
-    pub fn memory(&self) -> Result<(usize, usize)> {
+    pub(crate) fn memory(&self) -> Result<(usize, usize)> {
         self.inner.enter()?;
-        result::device::memory(self.inner.rt(), self.inner.library())
+        result::device_memory(self.inner.rt(), self.inner.library())
     }
 
     /// What this crate uses of the device's memory.
-    #[must_use]
     pub fn memory_use(&self) -> MemoryUse {
         self.inner.counters.read()
     }

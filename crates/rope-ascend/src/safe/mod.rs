@@ -12,7 +12,6 @@
 
 mod buffer;
 mod device;
-mod event;
 mod module;
 mod pinned;
 mod pool;
@@ -20,11 +19,9 @@ mod runtime;
 mod staging;
 mod stream;
 
-pub use buffer::{DeviceBuffer, Element};
+pub use buffer::{DeviceBuffer, DeviceMemory, Element};
 pub use device::Device;
-pub use event::Event;
-pub use module::{Kernel, Module};
-pub use pinned::PinnedBuffer;
+pub(crate) use module::{Kernel, Module};
 pub use pool::MemoryUse;
 pub use runtime::Runtime;
 pub use stream::Stream;
@@ -34,8 +31,7 @@ const _: () = {
     shared::<Runtime>();
     shared::<Device>();
     shared::<Stream>();
-    shared::<Event>();
     shared::<Module>();
-    shared::<PinnedBuffer>();
+    shared::<pinned::PinnedBuffer>();
     shared::<DeviceBuffer<f32>>();
 };

@@ -1,12 +1,13 @@
 //! Kernel binaries.
 
+use std::ffi::CStr;
+use std::sync::Arc;
+
 use super::device::Device;
 use super::stream::Stream;
 use crate::error::Result;
 use crate::result;
 use crate::sys::{aclrtBinHandle, aclrtFuncHandle};
-use std::ffi::CStr;
-use std::sync::Arc;
 
 #[derive(Debug)]
 struct ModuleInner {
@@ -14,44 +15,46 @@ struct ModuleInner {
     device: Device,
 }
 
-// SAFETY: as for streams: any thread may use the handle while its device is current.
+// SAFETY: the runtime lets any thread use the handle while its device is the thread's current one;
+// `enter` sets it before each call.
 unsafe impl Send for ModuleInner {}
-// SAFETY: as above.
+// SAFETY: the runtime's functions on binaries are documented as usable from several threads.
 unsafe impl Sync for ModuleInner {}
 
 impl Drop for ModuleInner {
     fn drop(&mut self) {
         let inner = &self.device.inner;
         // SAFETY: kernels hold the module, so none is left; `Stream`s that ran them have been
-        // synchronised or are destroyed by the runtime in order behind this call.
-        inner.teardown(|| unsafe { result::module::unload(inner.rt(), inner.library(), self.raw) });
+        // synchronised or have waited for them in their own teardown.
+        inner.teardown(|| unsafe { result::unload(inner.rt(), inner.library(), self.raw) });
     }
 }
 
 /// A loaded binary of kernels. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Module {
+pub(crate) struct Module {
     inner: Arc<ModuleInner>,
 }
 
 /// One kernel of a module.
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub(crate) struct Kernel {
     raw: aclrtFuncHandle,
     name: String,
     module: Module,
 }
 
-// SAFETY: as for the module that it holds.
+// SAFETY: the runtime lets any thread use the handle while the device of its module, which it
+// holds, is the thread's current one; `enter` sets it before each call.
 unsafe impl Send for Kernel {}
-// SAFETY: as above.
+// SAFETY: the runtime's launches are documented as usable from several threads.
 unsafe impl Sync for Kernel {}
 
 impl Module {
     #[doc(alias = "aclrtBinaryLoadFromData")]
     pub(super) fn load(device: Device, binary: &[u8]) -> Result<Self> {
         device.inner.enter()?;
-        let raw = result::module::load(device.inner.rt(), device.inner.library(), binary)?;
+        let raw = result::load(device.inner.rt(), device.inner.library(), binary)?;
         Ok(Self {
             inner: Arc::new(ModuleInner { raw, device }),
         })
@@ -62,12 +65,11 @@ impl Module {
     /// # Errors
     /// The runtime's, if there is none.
     #[doc(alias = "aclrtBinaryGetFunction")]
-    pub fn kernel(&self, name: &CStr) -> Result<Kernel> {
+    pub(crate) fn kernel(&self, name: &CStr) -> Result<Kernel> {
         let inner = &self.inner.device.inner;
         inner.enter()?;
         // SAFETY: the binary is loaded as long as `self` lives.
-        let raw =
-            unsafe { result::module::function(inner.rt(), inner.library(), self.inner.raw, name) }?;
+        let raw = unsafe { result::kernel(inner.rt(), inner.library(), self.inner.raw, name) }?;
         Ok(Kernel {
             raw,
             name: name.to_string_lossy().into_owned(),
@@ -77,12 +79,6 @@ impl Module {
 }
 
 impl Kernel {
-    /// The kernel's name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Queues the kernel on `stream` with `blocks` blocks.
     ///
     /// # Errors
@@ -95,12 +91,17 @@ impl Kernel {
     ///   enough for what the kernel does with it.
     /// - The module outlives the queued work: it is dropped after a synchronisation of `stream`.
     #[doc(alias = "aclrtLaunchKernelWithHostArgs")]
-    pub unsafe fn launch(&self, stream: &Stream, blocks: u32, args: &mut [u8]) -> Result<()> {
+    pub(crate) unsafe fn launch(
+        &self,
+        stream: &Stream,
+        blocks: u32,
+        args: &mut [u8],
+    ) -> Result<()> {
         let inner = &self.module.inner.device.inner;
         inner.enter()?;
         // SAFETY: live handles; arguments and memory are the caller's.
         unsafe {
-            result::module::launch(
+            result::launch(
                 inner.rt(),
                 inner.library(),
                 &self.name,

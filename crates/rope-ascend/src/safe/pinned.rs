@@ -1,14 +1,15 @@
 //! Pinned host memory.
 
-use super::device::Device;
-use crate::error::Result;
-use crate::result;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+use super::device::Device;
+use crate::error::Result;
+use crate::result;
+
 /// Bytes of host memory that the device copies without a staging buffer.
 #[derive(Debug)]
-pub struct PinnedBuffer {
+pub(super) struct PinnedBuffer {
     pointer: NonNull<u8>,
     bytes: usize,
     device: Device,
@@ -22,7 +23,7 @@ unsafe impl Sync for PinnedBuffer {}
 impl PinnedBuffer {
     pub(super) fn new(device: Device, bytes: usize) -> Result<Self> {
         device.inner.enter()?;
-        let raw = result::memory::malloc_host(device.inner.rt(), bytes.max(1))?;
+        let raw = result::malloc_host(device.inner.rt(), bytes.max(1))?;
         let pointer = NonNull::new(raw.cast::<u8>()).ok_or_else(|| {
             crate::AscendError::argument("pinned", "bytes", "an amount the host has", bytes)
         })?;
@@ -48,7 +49,8 @@ impl Deref for PinnedBuffer {
 
 impl DerefMut for PinnedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and borrowed alone.
+        // SAFETY: allocated with this size and initialised in `new`; `self` is borrowed alone, and
+        // copies to and from slices are waited for before their borrow ends.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.bytes) }
     }
 }
@@ -57,8 +59,6 @@ impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         let inner = &self.device.inner;
         // SAFETY: from `malloc_host`; no copy is pending, since copies are waited for.
-        inner.teardown(|| unsafe {
-            result::memory::free_host(inner.rt(), self.pointer.as_ptr().cast())
-        });
+        inner.teardown(|| unsafe { result::free_host(inner.rt(), self.pointer.as_ptr().cast()) });
     }
 }

@@ -54,7 +54,7 @@ impl Counters {
         self.reserved.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    fn block_freed(&self, bytes: usize) {
+    pub(super) fn block_freed(&self, bytes: usize) {
         self.reserved.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
@@ -68,12 +68,12 @@ pub(super) struct Block {
 
 // SAFETY: the pointer is a device address, an integer to the host.
 unsafe impl Send for Block {}
-// SAFETY: as above.
+// SAFETY: the pointer is a device address, an integer to the host.
 unsafe impl Sync for Block {}
 
 /// Blocks that a stream has finished allocating and may hand out again.
 ///
-/// The cache belongs to one stream: reuse is ordered behind the work that used the block before.
+/// The cache belongs to one stream: reuse is ordered after the work that used the block before.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     free: BTreeMap<usize, Vec<Block>>,
@@ -114,7 +114,6 @@ impl Cache {
             .collect();
         for block in &blocks {
             counters.cached.fetch_sub(block.bytes, Ordering::Relaxed);
-            counters.block_freed(block.bytes);
         }
         blocks
     }
@@ -155,6 +154,9 @@ mod tests {
         );
         cache.put(block, &counters);
         assert_eq!(cache.drain(&counters).len(), 1);
+        // Out of the cache, but not yet freed.
+        assert_eq!(counters.read().reserved_bytes, 8 * 512);
+        counters.block_freed(block.bytes);
         assert_eq!(counters.read(), MemoryUse::default());
     }
 }

@@ -1,11 +1,12 @@
 //! The runtime of the process.
 
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use super::device::Device;
 use crate::error::{AscendError, Result};
 use crate::loader::Api;
 use crate::result;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 
 #[derive(Debug)]
 pub(super) struct RuntimeInner {
@@ -49,13 +50,13 @@ impl RuntimeInner {
         }
         // SAFETY: every handle holds this structure by reference count, so when it is dropped or
         // closed as the last one, none is left.
-        unsafe { result::init::finalize(&self.api.rt) }
+        unsafe { result::finalize(&self.api.rt) }
     }
 }
 
 impl Drop for RuntimeInner {
     fn drop(&mut self) {
-        // Nobody is left to tell; `Runtime::close` returns this failure instead.
+        // No caller is left to return this failure to; `Runtime::close` returns it instead.
         let _ = self.finalize();
     }
 }
@@ -75,13 +76,13 @@ impl Runtime {
         Self::start(Api::open(folder)?)
     }
 
-    /// Initialises the runtime behind `api`, for example the simulator's.
+    /// Initialises the runtime of `api`, for example the simulator's.
     ///
     /// # Errors
     /// The runtime's.
     #[doc(alias = "aclInit")]
     pub fn start(api: Api) -> Result<Self> {
-        let started_here = result::init::init(&api.rt)?;
+        let started_here = result::init(&api.rt)?;
         let inner = RuntimeInner {
             started_here,
             finalized: false.into(),
@@ -94,7 +95,6 @@ impl Runtime {
     }
 
     /// The function tables.
-    #[must_use]
     pub fn api(&self) -> &Api {
         &self.inner.api
     }
@@ -103,9 +103,9 @@ impl Runtime {
     ///
     /// # Errors
     /// The runtime's.
-    pub fn version(&self) -> Result<Option<(i32, i32, i32)>> {
+    pub(crate) fn version(&self) -> Result<Option<(i32, i32, i32)>> {
         self.inner.earlier_failure()?;
-        result::init::version(&self.inner.api.rt)
+        result::version(&self.inner.api.rt)
     }
 
     /// Number of devices.
@@ -114,7 +114,7 @@ impl Runtime {
     /// The runtime's.
     pub fn device_count(&self) -> Result<u32> {
         self.inner.earlier_failure()?;
-        result::device::count(&self.inner.api.rt)
+        result::device_count(&self.inner.api.rt)
     }
 
     /// The device of number `ordinal`.

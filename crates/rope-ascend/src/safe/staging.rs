@@ -29,8 +29,8 @@ impl Staging {
 
     /// A free block of this size.
     pub(super) fn take(&mut self, bytes: usize) -> Option<PinnedBuffer> {
-        let place = self.free.iter().position(|block| block.len() == bytes)?;
-        Some(self.free.swap_remove(place))
+        let index = self.free.iter().position(|block| block.len() == bytes)?;
+        Some(self.free.swap_remove(index))
     }
 
     /// Holds a block until the stream has been waited for.

@@ -1,8 +1,11 @@
 //! A stream, and the device memory that belongs to it.
 
-use super::buffer::{DeviceBuffer, Element, bytes_of, bytes_of_mut};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::buffer::{DeviceBuffer, DeviceMemory, Element, bytes_of, bytes_of_mut};
 use super::device::Device;
-use super::event::Event;
 use super::module::Module;
 use super::pinned::PinnedBuffer;
 use super::pool::{Block, Cache, rounded};
@@ -10,17 +13,15 @@ use super::staging::Staging;
 use crate::error::{AscendError, Result};
 use crate::result;
 use crate::sys::{aclrtMemcpyKind, aclrtStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct StreamInner {
     pub(super) raw: aclrtStream,
     cache: Mutex<Cache>,
     staging: Mutex<Staging>,
-    /// Whether a wait has returned a failure: it stays with the stream, and its teardown need not tell it again.
-    told: AtomicBool,
+    /// Whether a wait has returned a failure: it stays with the stream, and its teardown need not
+    /// report it again.
+    reported: AtomicBool,
     pub(super) device: Device,
 }
 
@@ -28,15 +29,16 @@ pub(super) struct StreamInner {
 // current one (ACL documentation of aclrtSetDevice: threads of a process share a device's default
 // context); `enter` sets it before each call. The cache has its own lock.
 unsafe impl Send for StreamInner {}
-// SAFETY: as above; the runtime's stream functions are documented as usable from several threads.
+// SAFETY: the runtime's stream functions are documented as usable from several threads, each of
+// which sets the device before (`enter`); cache and staging have locks.
 unsafe impl Sync for StreamInner {}
 
 impl StreamInner {
-    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+    fn cache(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn staging(&self) -> std::sync::MutexGuard<'_, Staging> {
+    fn staging(&self) -> MutexGuard<'_, Staging> {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -45,24 +47,38 @@ impl StreamInner {
         // Held through the wait, so that no copy is queued between it and `passed`.
         let mut staging = self.staging();
         // SAFETY: `raw` lives as long as `self`; the caller has entered the device.
-        let outcome = unsafe { result::stream::synchronize(self.device.inner.rt(), self.raw) };
+        let outcome = unsafe { result::synchronize(self.device.inner.rt(), self.raw) };
         match &outcome {
             Ok(()) => staging.passed(),
-            Err(_) => self.told.store(true, Ordering::Relaxed),
+            Err(_) => self.reported.store(true, Ordering::Relaxed),
         }
         outcome
     }
 
-    /// Frees the cached blocks; the device is current and the stream idle. Goes on after a
-    /// failure and returns the first.
+    /// Waits for the stream's work and frees the blocks that were cached before; the device is
+    /// current. After a failed wait they stay cached.
     fn free_cached(&self) -> Result<()> {
+        // Taken before the wait: what another thread gives back during it may still be in use.
+        let blocks = self.cache().drain(&self.device.inner.counters);
+        if let Err(error) = self.wait() {
+            blocks.into_iter().for_each(|block| self.give_back(block));
+            return Err(error);
+        }
+        // SAFETY: all work that was queued before the blocks came into the cache is done.
+        unsafe { self.free(blocks) }
+    }
+
+    /// Frees blocks; the device is current. Goes on after a failure and returns the first.
+    ///
+    /// # Safety
+    /// Nothing uses the blocks, and no queued work will.
+    unsafe fn free(&self, blocks: Vec<Block>) -> Result<()> {
         let inner = &self.device.inner;
-        let blocks = self.cache().drain(&inner.counters);
         let mut outcome = Ok(());
         for block in blocks {
-            // SAFETY: the cache owned the block and the stream, the only one that used it, is
-            // idle.
-            let freed = unsafe { result::memory::free(inner.rt(), block.pointer) };
+            inner.counters.block_freed(block.bytes);
+            // SAFETY: the cache owned the block, and the caller guarantees that it is not in use.
+            let freed = unsafe { result::free(inner.rt(), block.pointer) };
             outcome = outcome.and(freed);
         }
         outcome
@@ -78,31 +94,19 @@ impl StreamInner {
             return Ok(block);
         }
         inner.enter()?;
-        let first = result::memory::malloc(inner.rt(), bytes);
+        let first = result::malloc(inner.rt(), bytes);
         let pointer = match first {
             Err(AscendError::OutOfMemory { .. }) => {
-                self.wait()?;
                 self.free_cached()?;
-                result::memory::malloc(inner.rt(), bytes)
+                result::malloc(inner.rt(), bytes)
             }
             other => other,
         };
-        let pointer = pointer.map_err(|error| match error {
-            AscendError::OutOfMemory {
-                function,
-                requested_bytes,
-                detail,
-                ..
-            } => {
-                let live_bytes = inner.counters.read().live_bytes;
-                AscendError::OutOfMemory {
-                    function,
-                    requested_bytes,
-                    live_bytes,
-                    detail,
-                }
+        let pointer = pointer.map_err(|mut error| {
+            if let AscendError::OutOfMemory { live_bytes, .. } = &mut error {
+                *live_bytes = inner.counters.read().live_bytes;
             }
-            other => other,
+            error
         })?;
         inner.counters.block_made(bytes);
         Ok(Block { pointer, bytes })
@@ -117,13 +121,16 @@ impl Drop for StreamInner {
     fn drop(&mut self) {
         let inner = &self.device.inner;
         inner.teardown(|| {
-            let told = self.told.load(Ordering::Relaxed);
+            let reported = self.reported.load(Ordering::Relaxed);
             let waited = self
                 .wait()
-                .or_else(|error| if told { Ok(()) } else { Err(error) });
-            let freed = self.free_cached();
+                .or_else(|error| if reported { Ok(()) } else { Err(error) });
+            let blocks = self.cache().drain(&inner.counters);
+            // SAFETY: the last handle: nothing is queued any more, and a stream whose wait failed
+            // runs nothing more.
+            let freed = unsafe { self.free(blocks) };
             // SAFETY: the last handle; buffers and events hold the stream, so none is left.
-            let destroyed = unsafe { result::stream::destroy(inner.rt(), self.raw) };
+            let destroyed = unsafe { result::destroy_stream(inner.rt(), self.raw) };
             waited.and(freed).and(destroyed)
         });
     }
@@ -142,27 +149,25 @@ impl Stream {
     #[doc(alias = "aclrtCreateStream")]
     pub(super) fn create(device: Device) -> Result<Self> {
         device.inner.enter()?;
-        let raw = result::stream::create(device.inner.rt())?;
+        let raw = result::create_stream(device.inner.rt())?;
         Ok(Self {
             inner: Arc::new(StreamInner {
                 raw,
                 cache: Mutex::default(),
                 staging: Mutex::default(),
-                told: AtomicBool::new(false),
+                reported: AtomicBool::new(false),
                 device,
             }),
         })
     }
 
     /// The stream's device.
-    #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
 
     /// The raw handle, valid while this stream lives.
-    #[must_use]
-    pub fn raw(&self) -> aclrtStream {
+    pub(crate) fn raw(&self) -> aclrtStream {
         self.inner.raw
     }
 
@@ -176,29 +181,15 @@ impl Stream {
         self.inner.wait()
     }
 
-    /// As [`Self::synchronize`], for at most `limit`.
-    ///
-    /// # Errors
-    /// As there; also the runtime's timeout, and that it cannot wait with a limit.
-    #[doc(alias = "aclrtSynchronizeStreamWithTimeout")]
-    pub fn synchronize_for(&self, limit: Duration) -> Result<()> {
-        let inner = &self.inner.device.inner;
-        inner.enter()?;
-        let timeout_ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: `raw` lives as long as `self`; the device is current.
-        unsafe {
-            result::stream::synchronize_for(inner.rt(), inner.library(), self.inner.raw, timeout_ms)
-        }
-    }
-
     /// Returns cached memory to the device, and pinned memory to the host.
     ///
     /// # Errors
     /// As [`Self::synchronize`]; the runtime's.
     pub fn trim(&self) -> Result<()> {
-        self.synchronize()?;
+        self.inner.device.inner.enter()?;
+        let freed = self.inner.free_cached();
         drop(self.inner.staging().free());
-        self.inner.free_cached()
+        freed
     }
 
     /// A buffer of `len` elements whose contents are not defined.
@@ -221,7 +212,7 @@ impl Stream {
             // SAFETY: the buffer's extent; it stays allocated until the stream has passed this,
             // since a dropped buffer goes back to this stream's cache.
             unsafe {
-                result::memory::set_async(
+                result::set_async(
                     self.inner.device.inner.rt(),
                     buffer.pointer(),
                     0,
@@ -243,8 +234,8 @@ impl Stream {
         Ok(buffer)
     }
 
-    /// A buffer that holds a copy of `bytes`. Returns when they are copied to pinned memory; the copy to the device is
-    /// queued. Many bytes are copied as by [`upload`](Self::upload).
+    /// A buffer that holds a copy of `bytes`. Returns when they are copied to pinned memory; the
+    /// copy to the device is queued. Many bytes are copied as by [`upload`](Self::upload).
     ///
     /// # Errors
     /// As [`Self::upload`].
@@ -264,13 +255,14 @@ impl Stream {
         let mut staging = self.inner.staging();
         let mut block = match staging.take(block_bytes) {
             Some(block) => block,
-            None => self.pinned(block_bytes)?,
+            None => PinnedBuffer::new(self.device().clone(), block_bytes)?,
         };
         block[..bytes.len()].copy_from_slice(bytes);
-        // SAFETY: the buffer's extent and as many bytes of the block. The block is neither written nor freed before the
-        // stream has passed the copy (`Staging`); a dropped buffer goes back to this stream's cache.
+        // SAFETY: the buffer's extent and as many bytes of the block. The block is neither written
+        // nor freed before the stream has passed the copy (`Staging`); a dropped buffer goes back
+        // to this stream's cache.
         let queued = unsafe {
-            result::memory::copy_async(
+            result::copy_async(
                 self.inner.device.inner.rt(),
                 buffer.pointer(),
                 block.as_ptr().cast(),
@@ -283,7 +275,7 @@ impl Stream {
         queued.map(|()| buffer)
     }
 
-    /// Overwrites `buffer` with `values`, behind the work queued before. Returns when the copy is
+    /// Overwrites `buffer` with `values`, after the work queued before. Returns when the copy is
     /// made.
     ///
     /// # Errors
@@ -302,7 +294,7 @@ impl Stream {
         )
     }
 
-    /// Copies `buffer` into `values`, behind the work queued before. Returns when the copy is made.
+    /// Copies `buffer` into `values`, after the work queued before. Returns when the copy is made.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -367,7 +359,7 @@ impl Stream {
         // SAFETY: both extents are the buffers' own and equal; both stay allocated until the
         // stream has passed the copy, since dropped buffers go back to this stream's cache.
         unsafe {
-            result::memory::copy_async(
+            result::copy_async(
                 inner.rt(),
                 to.pointer(),
                 from.pointer(),
@@ -378,52 +370,11 @@ impl Stream {
         }
     }
 
-    /// Pinned host memory of `len` elements, for faster copies.
-    ///
-    /// # Errors
-    /// [`AscendError::OutOfMemory`], else the runtime's.
-    #[doc(alias = "aclrtMallocHost")]
-    pub fn pinned(&self, bytes: usize) -> Result<PinnedBuffer> {
-        PinnedBuffer::new(self.inner.device.clone(), bytes)
-    }
-
-    /// A new event of the stream's device.
-    ///
-    /// # Errors
-    /// The runtime's.
-    pub fn event(&self) -> Result<Event> {
-        Event::create(self.inner.device.clone())
-    }
-
-    /// Records `event` behind the work queued so far.
-    ///
-    /// # Errors
-    /// The runtime's.
-    #[doc(alias = "aclrtRecordEvent")]
-    pub fn record(&self, event: &Event) -> Result<()> {
-        let inner = &self.inner.device.inner;
-        inner.enter()?;
-        // SAFETY: both handles live as long as the borrowed values.
-        unsafe { result::event::record(inner.rt(), event.raw(), self.inner.raw) }
-    }
-
-    /// Lets work queued from now on wait for `event`.
-    ///
-    /// # Errors
-    /// The runtime's.
-    #[doc(alias = "aclrtStreamWaitEvent")]
-    pub fn wait_for(&self, event: &Event) -> Result<()> {
-        let inner = &self.inner.device.inner;
-        inner.enter()?;
-        // SAFETY: both handles live as long as the borrowed values.
-        unsafe { result::stream::wait_event(inner.rt(), self.inner.raw, event.raw()) }
-    }
-
     /// Loads a binary of vector kernels.
     ///
     /// # Errors
     /// The runtime's.
-    pub fn load(&self, binary: &[u8]) -> Result<Module> {
+    pub(crate) fn load(&self, binary: &[u8]) -> Result<Module> {
         Module::load(self.inner.device.clone(), binary)
     }
 
@@ -442,12 +393,9 @@ impl Stream {
         self.inner.device.inner.teardown(|| self.inner.wait());
     }
 
-    pub(crate) fn owns<T: Element>(
-        &self,
-        operation: &'static str,
-        buffer: &DeviceBuffer<T>,
-    ) -> Result<()> {
-        if self.is(buffer.stream()) {
+    /// Refuses memory that another stream made.
+    pub(crate) fn owns(&self, operation: &'static str, memory: &DeviceMemory) -> Result<()> {
+        if self.is(memory.stream()) {
             return Ok(());
         }
         Err(AscendError::argument(
@@ -472,8 +420,8 @@ impl Stream {
 
     fn wait_and_copy(
         &self,
-        dst: *mut std::ffi::c_void,
-        src: *const std::ffi::c_void,
+        dst: *mut c_void,
+        src: *const c_void,
         bytes: usize,
         kind: aclrtMemcpyKind,
     ) -> Result<()> {
@@ -486,6 +434,6 @@ impl Stream {
         self.inner.wait()?;
         // SAFETY: the callers pass a buffer's extent and a slice of the same length, borrowed
         // through the call; the stream, the only one that uses the buffer, is idle.
-        unsafe { result::memory::copy(inner.rt(), dst, src, bytes, kind) }
+        unsafe { result::copy(inner.rt(), dst, src, bytes, kind) }
     }
 }

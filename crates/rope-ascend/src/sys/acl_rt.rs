@@ -1,11 +1,12 @@
 //! Runtime: `libacl_rt.so`, or `libascendcl.so` by its older name.
 
+use std::ffi::{c_char, c_void};
+
 use super::types::{
-    aclError, aclrtBinHandle, aclrtBinaryLoadOptions, aclrtDevAttr, aclrtEvent, aclrtFuncHandle,
+    aclError, aclrtBinHandle, aclrtBinaryLoadOptions, aclrtDevAttr, aclrtFuncHandle,
     aclrtLaunchKernelCfg, aclrtMemAttr, aclrtMemMallocPolicy, aclrtMemcpyKind,
     aclrtPlaceHolderInfo, aclrtStream,
 };
-use std::ffi::{c_char, c_void};
 
 super::functions! {
     /// Functions of the runtime. Those that older installations lack are optional.
@@ -22,30 +23,46 @@ super::functions! {
             fn aclrtCreateStream(stream: *mut aclrtStream) -> aclError;
             fn aclrtDestroyStream(stream: aclrtStream) -> aclError;
             fn aclrtSynchronizeStream(stream: aclrtStream) -> aclError;
-            fn aclrtCreateEvent(event: *mut aclrtEvent) -> aclError;
-            fn aclrtDestroyEvent(event: aclrtEvent) -> aclError;
-            fn aclrtRecordEvent(event: aclrtEvent, stream: aclrtStream) -> aclError;
-            fn aclrtStreamWaitEvent(stream: aclrtStream, event: aclrtEvent) -> aclError;
-            fn aclrtSynchronizeEvent(event: aclrtEvent) -> aclError;
-            fn aclrtMalloc(device_ptr: *mut *mut c_void, bytes: usize, policy: aclrtMemMallocPolicy) -> aclError;
+            fn aclrtMalloc(
+                device_ptr: *mut *mut c_void, bytes: usize, policy: aclrtMemMallocPolicy
+            ) -> aclError;
             fn aclrtFree(device_ptr: *mut c_void) -> aclError;
             fn aclrtMallocHost(host_ptr: *mut *mut c_void, bytes: usize) -> aclError;
             fn aclrtFreeHost(host_ptr: *mut c_void) -> aclError;
-            fn aclrtMemcpy(dst: *mut c_void, dst_bytes: usize, src: *const c_void, bytes: usize, kind: aclrtMemcpyKind) -> aclError;
-            fn aclrtMemcpyAsync(dst: *mut c_void, dst_bytes: usize, src: *const c_void, bytes: usize, kind: aclrtMemcpyKind, stream: aclrtStream) -> aclError;
-            fn aclrtMemsetAsync(dst: *mut c_void, dst_bytes: usize, value: i32, bytes: usize, stream: aclrtStream) -> aclError;
+            fn aclrtMemcpy(
+                dst: *mut c_void, dst_bytes: usize, src: *const c_void, bytes: usize,
+                kind: aclrtMemcpyKind
+            ) -> aclError;
+            fn aclrtMemcpyAsync(
+                dst: *mut c_void, dst_bytes: usize, src: *const c_void, bytes: usize,
+                kind: aclrtMemcpyKind, stream: aclrtStream
+            ) -> aclError;
+            fn aclrtMemsetAsync(
+                dst: *mut c_void, dst_bytes: usize, value: i32, bytes: usize, stream: aclrtStream
+            ) -> aclError;
         }
         optional {
             fn aclrtGetSocName() -> *const c_char;
             fn aclrtGetVersion(major: *mut i32, minor: *mut i32, patch: *mut i32) -> aclError;
-            fn aclrtGetDeviceInfo(device: u32, attribute: aclrtDevAttr, value: *mut i64) -> aclError;
-            fn aclrtGetMemInfo(attribute: aclrtMemAttr, free: *mut usize, total: *mut usize) -> aclError;
-            fn aclrtSynchronizeStreamWithTimeout(stream: aclrtStream, timeout_ms: i32) -> aclError;
-            fn aclrtEventElapsedTime(ms: *mut f32, start: aclrtEvent, end: aclrtEvent) -> aclError;
-            fn aclrtBinaryLoadFromData(data: *const c_void, bytes: usize, options: *const aclrtBinaryLoadOptions, binary: *mut aclrtBinHandle) -> aclError;
+            fn aclrtGetDeviceInfo(
+                device: u32, attribute: aclrtDevAttr, value: *mut i64
+            ) -> aclError;
+            fn aclrtGetMemInfo(
+                attribute: aclrtMemAttr, free: *mut usize, total: *mut usize
+            ) -> aclError;
+            fn aclrtBinaryLoadFromData(
+                data: *const c_void, bytes: usize, options: *const aclrtBinaryLoadOptions,
+                binary: *mut aclrtBinHandle
+            ) -> aclError;
             fn aclrtBinaryUnLoad(binary: aclrtBinHandle) -> aclError;
-            fn aclrtBinaryGetFunction(binary: aclrtBinHandle, name: *const c_char, function: *mut aclrtFuncHandle) -> aclError;
-            fn aclrtLaunchKernelWithHostArgs(function: aclrtFuncHandle, blocks: u32, stream: aclrtStream, config: *mut aclrtLaunchKernelCfg, args: *mut c_void, args_bytes: usize, places: *mut aclrtPlaceHolderInfo, place_count: usize) -> aclError;
+            fn aclrtBinaryGetFunction(
+                binary: aclrtBinHandle, name: *const c_char, function: *mut aclrtFuncHandle
+            ) -> aclError;
+            fn aclrtLaunchKernelWithHostArgs(
+                function: aclrtFuncHandle, blocks: u32, stream: aclrtStream,
+                config: *mut aclrtLaunchKernelCfg, args: *mut c_void, args_bytes: usize,
+                places: *mut aclrtPlaceHolderInfo, place_count: usize
+            ) -> aclError;
         }
     }
 }

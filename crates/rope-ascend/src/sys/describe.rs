@@ -76,13 +76,11 @@ pub struct Record {
 }
 
 /// Every named value of the interface: the vendor's name and our value.
-#[must_use]
 pub fn constants() -> Vec<(&'static str, i64)> {
     super::types::all_constants()
 }
 
 /// Every structure that crosses the interface.
-#[must_use]
 pub fn records() -> Vec<Record> {
     super::types::all_records()
 }

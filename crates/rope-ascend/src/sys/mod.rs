@@ -22,10 +22,10 @@ mod types;
 
 pub use acl_rt::AclRt;
 pub use acl_rtc::AclRtc;
-pub use aclnn::{AclMeta, AclOps};
+pub use aclnn::AclMeta;
 pub use describe::{CType, Field, Record, Signature, constants, records};
-pub(crate) use operators::for_each_operator;
-pub use operators::{AclOperators, Kind, Operator, Run, kind};
+pub use operators::{AclOperators, AclRotary, Kind, Operator, Run, kind};
+pub(crate) use operators::{for_each_operator, for_each_rotary_operator};
 pub use types::*;
 
 use std::ffi::{CStr, c_void};
@@ -59,8 +59,10 @@ macro_rules! functions {
             /// # Safety
             /// - Each address that `resolve` returns is that of the C function of that name, with
             ///   the signature that this table declares.
-            /// - The code behind the addresses stays mapped as long as the table is used.
-            pub unsafe fn load(resolve: &mut $crate::sys::Resolve<'_>) -> Result<Self, Vec<&'static str>> {
+            /// - The code at the addresses stays mapped as long as the table is used.
+            pub unsafe fn load(
+                resolve: &mut $crate::sys::Resolve<'_>,
+            ) -> Result<Self, Vec<&'static str>> {
                 #[allow(unused_mut, reason = "a table may have no required function")]
                 let mut missing: Vec<&'static str> = Vec::new();
                 $(
@@ -82,7 +84,8 @@ macro_rules! functions {
                     )*
                     $(
                         $o: {
-                            let address = resolve($crate::sys::c_name(concat!(stringify!($o), "\0")));
+                            let name = $crate::sys::c_name(concat!(stringify!($o), "\0"));
+                            let address = resolve(name);
                             // SAFETY: a null pointer becomes `None`, the null niche of the function
                             // pointer; the caller vouches for the signature of any other address.
                             unsafe { std::mem::transmute::<
@@ -95,7 +98,6 @@ macro_rules! functions {
             }
 
             /// The optional functions that this table lacks.
-            #[must_use]
             pub fn missing(&self) -> Vec<&'static str> {
                 #[allow(unused_mut, reason = "a table may have no optional function")]
                 let mut missing: Vec<&'static str> = Vec::new();
@@ -104,7 +106,6 @@ macro_rules! functions {
             }
 
             /// The C signatures of the table's functions.
-            #[must_use]
             pub fn signatures() -> Vec<$crate::sys::Signature> {
                 use $crate::sys::CType;
                 vec![

@@ -1,19 +1,22 @@
-//! The operators of training (`libopapi_math.so`, `libopapi_nn.so`).
+//! The operators (`libopapi_math.so`, `libopapi_nn.so`, `libopapi_transformer.so`).
 //!
-//! Each line of the table declares both phases of one operator: `aclnnXGetWorkspaceSize`, which takes the listed
-//! parameters, and `aclnnX`. It names the repository of its document, the safe function that wraps it, and the limits that
-//! the document states. The table is handed to a macro by [`for_each_operator`]: here to one that declares the C
-//! functions, in [`aclnn`](crate::aclnn) to one that wraps them.
+//! Each row of a table declares both phases of one operator: `aclnnXGetWorkspaceSize`, which takes
+//! the listed parameters, and `aclnnX`. It names the repository of its document, the function that
+//! wraps it, and the limits that the document states. [`for_each_operator`] hands the operators of
+//! training to a macro, [`for_each_rotary_operator`] the stock rotary operators: here to one that
+//! declares the C functions, in [`aclnn`](crate::aclnn) to one that wraps them.
 //!
 //! # Source
-//! Public operator documents of hicann/ops-math and hicann/ops-nn, `<group>/<operator>/docs/aclnn*.md`.
+//! Public operator documents of hicann/ops-math, hicann/ops-nn and hicann/ops-transformer,
+//! `<group>/<operator>/docs/aclnn*.md`.
+
+use std::ffi::{c_char, c_void};
 
 use super::describe::{CType, Signature};
 use super::types::{
     CubeMath, aclDataType, aclIntArray, aclOpExecutor, aclScalar, aclTensor, aclTensorList,
     aclnnStatus, aclrtStream,
 };
-use std::ffi::{c_char, c_void};
 
 /// Second phase of every operator.
 pub type Run =
@@ -26,6 +29,13 @@ pub struct Operator<P> {
     pub plan: Option<P>,
     /// Runs a planned call.
     pub run: Option<Run>,
+}
+
+impl<P> Operator<P> {
+    /// Whether the installation has both phases.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.plan.is_some() && self.run.is_some()
+    }
 }
 
 /// How a parameter of an operator crosses the C interface.
@@ -95,13 +105,15 @@ kinds! {
     CubeMath => CubeMath,
 }
 
-/// Calls `$then!` with the table of operators.
+/// Calls `$then!` with the remaining tokens and the table of the operators of training.
 macro_rules! for_each_operator {
-    ($then:ident) => {
+    ($then:ident $($head:tt)*) => {
         $then! {
+            $($head)*;
             /// x + alpha·other. Limits: `alpha` must be given.
             math fn add = Add(x: In, other: In, alpha: Num, out: Out);
-            /// x + alpha·other, of a number. Limits: `alpha` must be given; integers are exact up to 2^24.
+            /// x + alpha·other, of a number. Limits: `alpha` must be given; integers are exact up
+            /// to 2^24.
             math fn adds = Adds(x: In, other: Num, alpha: Num, out: Out);
             /// x - alpha·other. Limits: `alpha` must be given.
             math fn sub = Sub(x: In, other: In, alpha: Num, out: Out);
@@ -151,7 +163,8 @@ macro_rules! for_each_operator {
             math fn ceil = Ceil(x: In, out: Out);
             /// Nearest integer, halves to even.
             math fn round = Round(x: In, out: Out);
-            /// x within bounds, of which one may be absent. Limits: 1 to 8 axes; both bounds absent is an error.
+            /// x within bounds, of which one may be absent. Limits: 1 to 8 axes; both bounds absent
+            /// is an error.
             math fn clamp = Clamp(x: In, low: OptNum, high: OptNum, out: Out);
             /// 1 / (1 + e^-x).
             nn fn sigmoid = Sigmoid(x: In, out: Out);
@@ -198,39 +211,47 @@ macro_rules! for_each_operator {
             math fn logical_not = LogicalNot(x: In, out: Out);
             /// x where the condition holds, else other.
             math fn select_where = SWhere(condition: In, x: In, other: In, out: Out);
-            /// Writes `value` into x where the mask holds. Limits: The mask is bool and fits x; strides of the mask are not promised.
+            /// Writes `value` into x where the mask holds. Limits: The mask is bool and fits x;
+            /// strides of the mask are not promised.
             math fn masked_fill = InplaceMaskedFillScalar(x: Ref, mask: In, value: Num);
 
-            /// x in another element type. Limits: bool sources must be dense; NaN gives 0 in integers.
+            /// x in another element type. Limits: bool sources must be dense; NaN gives 0 in
+            /// integers.
             math fn cast = Cast(x: In, dtype: DataType, out: Out);
             /// Writes one number everywhere.
             math fn fill = InplaceFillScalar(x: Ref, value: Num);
-            /// Writes source into x: any strides, any type, repeated along axes of length 1. Limits: 1 to 8 axes; the two must not overlap.
+            /// Writes source into x: any strides, any type, repeated along axes of length 1.
+            /// Limits: 1 to 8 axes; the two must not overlap.
             math fn copy = InplaceCopy(x: Ref, source: In);
             /// start, start + step, … below end. Limits: The length of `out` is the caller's.
             math fn arange = Arange(start: Num, end: Num, step: Num, out: Out);
             /// Uniform random numbers from `low` up to `high`.
             math fn uniform = InplaceUniform(x: Ref, low: f64, high: f64, seed: u64, offset: u64);
             /// Normal random numbers.
-            math fn normal = InplaceNormal(x: Ref, mean: f32, deviation: f32, seed: i64, offset: i64);
+            math fn normal = InplaceNormal(
+                x: Ref, mean: f32, deviation: f32, seed: i64, offset: i64
+            );
             /// 1 with a probability, else 0. Limits: `offset` in multiples of 4.
             math fn bernoulli = InplaceBernoulli(x: Ref, probability: Num, seed: i64, offset: i64);
 
             /// Sum over axes; no axes means all.
-            math fn reduce_sum = ReduceSum(x: In, dims: Ints, keep_dims: bool, dtype: DataType, out: Out);
-            /// Mean over axes; no axes means all. Limits: Of floats here: integers are not what torch gives.
+            math fn reduce_sum = ReduceSum(
+                x: In, dims: Ints, keep_dims: bool, dtype: DataType, out: Out
+            );
+            /// Mean over axes; no axes means all. Limits: Of floats here: integers are not what
+            /// torch gives.
             math fn mean = Mean(x: In, dims: Ints, keep_dims: bool, dtype: DataType, out: Out);
             /// Largest along axes; no axes means all. Limits: No axis twice.
             math fn amax = Amax(x: In, dims: Ints, keep_dims: bool, out: Out);
             /// Smallest along axes; no axes means all. Limits: No axis twice.
             math fn amin = Amin(x: In, dims: Ints, keep_dims: bool, out: Out);
-            /// Largest along an axis, and where it is. Limits: No i32 on A2 and A3; 1 to 8 axes.
+            /// Largest along an axis, and its index. Limits: No i32 on A2 and A3; 1 to 8 axes.
             math fn max_dim = MaxDim(x: In, dim: i64, keep_dim: bool, out: Out, indices: Out);
-            /// Smallest along an axis, and where it is. Limits: No i32 on A2 and A3; 1 to 8 axes.
+            /// Smallest along an axis, and its index. Limits: No i32 on A2 and A3; 1 to 8 axes.
             math fn min_dim = MinDim(x: In, dim: i64, keep_dim: bool, out: Out, indices: Out);
-            /// Where the largest along an axis is. Limits: An axis must be named.
+            /// Index of the largest along an axis. Limits: An axis must be named.
             math fn argmax = ArgMax(x: In, dim: i64, keep_dim: bool, out: Out);
-            /// Where the smallest along an axis is. Limits: An axis must be named.
+            /// Index of the smallest along an axis. Limits: An axis must be named.
             math fn argmin = ArgMin(x: In, dim: i64, keep_dim: bool, out: Out);
             /// Product along an axis.
             math fn prod_dim = ProdDim(x: In, dim: i64, keep_dim: bool, dtype: DataType, out: Out);
@@ -241,30 +262,41 @@ macro_rules! for_each_operator {
             /// Running sum along an axis. Limits: `dtype` is that of `out`.
             math fn cumsum = Cumsum(x: In, dim: i64, dtype: DataType, out: Out);
 
-            /// Tensors one behind the other along an axis. Limits: 1 to 8 axes; `out` dense; no u16, u32, u64 on A2 and A3.
+            /// Tensors one after the other along an axis. Limits: 1 to 8 axes; `out` dense; no u16,
+            /// u32, u64 on A2 and A3.
             math fn cat = Cat(tensors: Ins, dim: i64, out: Out);
             /// x repeated along each axis. Limits: At most 4 axes repeated.
             math fn repeat = Repeat(x: In, repeats: Ints, out: Out);
             /// x in reverse order along axes. Limits: 1 to 8 axes; `out` dense.
             nn fn flip = Flip(x: In, dims: Ints, out: Out);
-            /// Along an axis, the elements that `index` names. Limits: Places are not checked.
+            /// Along an axis, the elements that `index` names. Limits: Indices are not checked.
             nn fn gather = Gather(x: In, dim: i64, index: In, out: Out);
-            /// Writes source into x at the places along an axis that `index` names. Limits: Places are not checked; `source` is no smaller than `index`.
+            /// Writes source into x at the indices along an axis that `index` names. Limits:
+            /// Indices are not checked; `source` is no smaller than `index`.
             nn fn scatter = InplaceScatter(x: Ref, dim: i64, index: In, source: In, reduce: i64);
-            /// x with source added at the places along an axis that `index` names. Limits: `source` and `out` dense; `out` may be x itself.
+            /// x with source added at the indices along an axis that `index` names. Limits:
+            /// `source` and `out` dense; `out` may be x itself.
             nn fn scatter_add = ScatterAdd(x: In, dim: i64, index: In, source: In, out: Out);
-            /// Along an axis, the slices that `index` names. Limits: `index` and `out` dense; places are not checked.
+            /// Along an axis, the slices that `index` names. Limits: `index` and `out` dense;
+            /// indices are not checked.
             nn fn index_select = IndexSelect(x: In, dim: i64, index: In, out: Out);
-            /// x with alpha·source added to the slices along an axis that `index` names. Limits: `source` dense; order of additions not fixed by default.
-            nn fn index_add = IndexAdd(x: In, dim: i64, index: In, source: In, alpha: Num, out: Out);
+            /// x with alpha·source added to the slices along an axis that `index` names. Limits:
+            /// `source` dense; order of additions not fixed by default.
+            nn fn index_add = IndexAdd(
+                x: In, dim: i64, index: In, source: In, alpha: Num, out: Out
+            );
             /// Rows of the weight. Limits: The weight has two axes.
             nn fn embedding = Embedding(weight: In, indices: In, out: Out);
-            /// Gradient of the weight; `padding` is a row without one, or -1. Limits: Order of additions not fixed by default.
-            nn fn embedding_backward = EmbeddingDenseBackward(grad: In, indices: In, rows: u64, padding: u64, scale_by_frequency: bool, out: Out);
+            /// Gradient of the weight; `padding` is a row without one, or -1. Limits: Order of
+            /// additions not fixed by default.
+            nn fn embedding_backward = EmbeddingDenseBackward(
+                grad: In, indices: In, rows: u64, padding: u64, scale_by_frequency: bool, out: Out
+            );
 
             /// Product of matrices. Limits: Two axes; `out` dense; bf16 with f16 or f32 is refused.
             nn fn mm = Mm(x: In, other: In, out: Out, cube_math: CubeMath);
-            /// Products of matrices, batch by batch. Limits: Three axes, a batch of 1 repeats; `out` dense; bf16 with f16 or f32 is refused.
+            /// Products of matrices, batch by batch. Limits: Three axes, a batch of 1 repeats;
+            /// `out` dense; bf16 with f16 or f32 is refused.
             nn fn batch_mm = BatchMatMul(x: In, other: In, out: Out, cube_math: CubeMath);
 
             /// Softmax along an axis.
@@ -272,45 +304,98 @@ macro_rules! for_each_operator {
             /// Logarithm of the softmax along an axis.
             nn fn log_softmax = LogSoftmax(x: In, dim: i64, out: Out);
             /// Normalisation over trailing axes.
-            nn fn layer_norm = LayerNorm(x: In, normalized: Ints, weight: OptIn, bias: OptIn, epsilon: f64, out: Out, mean: OptOut, rstd: OptOut);
+            nn fn layer_norm = LayerNorm(
+                x: In, normalized: Ints, weight: OptIn, bias: OptIn, epsilon: f64, out: Out,
+                mean: OptOut, rstd: OptOut
+            );
         }
     };
 }
 pub(crate) use for_each_operator;
 
+/// Calls `$then!` with the remaining tokens and the table of the stock rotary operators.
+macro_rules! for_each_rotary_operator {
+    ($then:ident $($head:tt)*) => {
+        $then! {
+            $($head)*;
+            /// x·cos + rotate(x)·sin.
+            transformer fn rotary_position_embedding = RotaryPositionEmbedding(
+                x: In, cos: In, sin: In, mode: i64, out: Out
+            );
+            /// The adjoint, and with x the gradients of cos and sin.
+            transformer fn rotary_position_embedding_grad = RotaryPositionEmbeddingGrad(
+                dy: In, cos: In, sin: In, x: OptIn, mode: i64, dx: Out, dcos: Out, dsin: Out
+            );
+            /// Rotation by a table of cosines and sines and position ids.
+            transformer fn rope_with_sin_cos_cache = RopeWithSinCosCache(
+                positions: In, query: In, key: In, cache: In, sections: Ints, head_size: i64,
+                neox: bool, query_out: Out, key_out: Out
+            );
+            /// The same; `mode` 1 for sections that take turns.
+            transformer fn rope_with_sin_cos_cache_v2 = RopeWithSinCosCacheV2(
+                positions: In, query: In, key: In, cache: In, sections: Ints, head_size: i64,
+                neox: bool, mode: i64, query_out: Out, key_out: Out
+            );
+            /// Rotation in place, by halves.
+            transformer fn apply_rotary_pos_emb = ApplyRotaryPosEmb(
+                query: Ref, key: Ref, cos: In, sin: In, layout: i64
+            );
+            /// The same with a mode.
+            transformer fn apply_rotary_pos_emb_v2 = ApplyRotaryPosEmbV2(
+                query: Ref, key: Ref, cos: In, sin: In, layout: i64, mode: Text
+            );
+        }
+    };
+}
+pub(crate) use for_each_rotary_operator;
+
 /// The first phase's type, from the kinds of its parameters.
 macro_rules! plan_type {
     ($($kind:ident),*) => {
-        unsafe extern "C" fn($(<$kind as Kind>::C,)* *mut u64, *mut *mut aclOpExecutor) -> aclnnStatus
+        unsafe extern "C" fn(
+            $(<$kind as Kind>::C,)*
+            *mut u64,
+            *mut *mut aclOpExecutor,
+        ) -> aclnnStatus
     };
 }
 
 macro_rules! declare {
-    ($( $(#[$meta:meta])* $_repository:ident fn $_safe:ident = $name:ident($($arg:ident: $kind:ident),*); )*) => {
-        /// The operators of training. An installation may lack any of them.
+    (
+        $(#[$table_meta:meta])* $table:ident;
+        $(
+            $(#[$meta:meta])*
+            $_repository:ident fn $_safe:ident = $name:ident($($arg:ident: $kind:ident),*);
+        )*
+    ) => {
+        $(#[$table_meta])*
         #[derive(Clone, Copy, Debug)]
         #[allow(missing_docs, reason = "the functions of `aclnn` describe them")]
-        pub struct AclOperators {
+        pub struct $table {
             $( pub $name: Operator<plan_type!($($kind),*)>, )*
         }
 
-        impl AclOperators {
+        impl $table {
             /// Fills the table from `resolve`.
             ///
             /// # Safety
-            /// - Each address that `resolve` returns is that of the C function of that name, with the signature that
-            ///   this table declares.
-            /// - The code behind the addresses stays mapped as long as the table is used.
-            #[must_use]
+            /// - Each address that `resolve` returns is that of the C function of that name, with
+            ///   the signature that this table declares.
+            /// - The code at the addresses stays mapped as long as the table is used.
             pub unsafe fn load(resolve: &mut super::Resolve<'_>) -> Self {
                 Self {
                     $( $name: Operator {
-                        // SAFETY: a null pointer becomes `None`, the null niche of the function pointer; the caller
-                        // vouches for the signature of any other address.
-                        plan: unsafe { std::mem::transmute::<*const c_void, Option<plan_type!($($kind),*)>>(
-                            resolve(super::c_name(concat!("aclnn", stringify!($name), "GetWorkspaceSize\0"))),
-                        ) },
-                        // SAFETY: as above.
+                        // SAFETY: a null pointer becomes `None`, the null niche of the function
+                        // pointer; the caller vouches for the signature of any other address.
+                        plan: unsafe {
+                            std::mem::transmute::<*const c_void, Option<plan_type!($($kind),*)>>(
+                                resolve(super::c_name(concat!(
+                                    "aclnn", stringify!($name), "GetWorkspaceSize\0"
+                                ))),
+                            )
+                        },
+                        // SAFETY: a null pointer becomes `None`, the null niche of the function
+                        // pointer; the second phase of every operator has the type `Run`.
                         run: unsafe { std::mem::transmute::<*const c_void, Option<Run>>(
                             resolve(super::c_name(concat!("aclnn", stringify!($name), "\0"))),
                         ) },
@@ -319,7 +404,6 @@ macro_rules! declare {
             }
 
             /// The functions that this table lacks.
-            #[must_use]
             pub fn missing(&self) -> Vec<&'static str> {
                 let mut missing = Vec::new();
                 $(
@@ -334,7 +418,6 @@ macro_rules! declare {
             }
 
             /// The C signatures of the table's functions.
-            #[must_use]
             pub fn signatures() -> Vec<Signature> {
                 let run = [
                     <*mut c_void>::c(),
@@ -368,4 +451,13 @@ macro_rules! declare {
 }
 
 use kind::{DataType, In, Ins, Ints, Num, OptIn, OptNum, OptOut, Out, Ref, Text};
-for_each_operator!(declare);
+for_each_operator! {
+    declare
+    /// The operators of training. An installation may lack any of them.
+    AclOperators
+}
+for_each_rotary_operator! {
+    declare
+    /// The stock rotary operators. An installation may lack any of them.
+    AclRotary
+}

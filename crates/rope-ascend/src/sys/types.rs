@@ -1,7 +1,8 @@
 //! Handles, values and structures.
 
-use super::describe::{Field, Record, spell};
 use std::ffi::c_void;
+
+use super::describe::{Field, Record, spell};
 
 /// Result code of a runtime call: 0 is success.
 pub type aclError = i32;
@@ -9,10 +10,6 @@ pub type aclError = i32;
 pub type aclnnStatus = i32;
 /// A stream: a queue of work on one device.
 pub type aclrtStream = *mut c_void;
-/// A context: the resources of one device as one thread sees them.
-pub type aclrtContext = *mut c_void;
-/// A mark in a stream.
-pub type aclrtEvent = *mut c_void;
 /// A loaded kernel binary.
 pub type aclrtBinHandle = *mut c_void;
 /// A kernel in a loaded binary.
@@ -45,6 +42,10 @@ opaque! {
     aclTensorList,
     /// A planned operator call.
     aclOpExecutor,
+    /// The attributes of a launch, of which we give none.
+    aclrtLaunchKernelCfg,
+    /// Offsets in an argument block that the runtime fills with addresses; we give none.
+    aclrtPlaceHolderInfo,
 }
 
 /// Declares C enumerations as transparent integers, with the vendor's name of each value.
@@ -78,15 +79,9 @@ enumerations! {
     aclrtMemMallocPolicy {
         /// Huge pages, ordinary ones where there are none left.
         HUGE_FIRST = 0 as "ACL_MEM_MALLOC_HUGE_FIRST",
-        /// Huge pages or an error.
-        HUGE_ONLY = 1 as "ACL_MEM_MALLOC_HUGE_ONLY",
-        /// Ordinary pages.
-        NORMAL_ONLY = 2 as "ACL_MEM_MALLOC_NORMAL_ONLY",
     }
     /// Direction of a copy.
     aclrtMemcpyKind {
-        /// Host to host.
-        HOST_TO_HOST = 0 as "ACL_MEMCPY_HOST_TO_HOST",
         /// Host to device.
         HOST_TO_DEVICE = 1 as "ACL_MEMCPY_HOST_TO_DEVICE",
         /// Device to host.
@@ -100,10 +95,6 @@ enumerations! {
         VECTOR_CORES = 201 as "ACL_DEV_ATTR_VECTOR_CORE_NUM",
         /// Bytes of unified buffer of one vector core.
         UB_BYTES = 204 as "ACL_DEV_ATTR_UBUF_PER_VECTOR_CORE",
-        /// Bytes of global memory.
-        GLOBAL_MEMORY_BYTES = 301 as "ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE",
-        /// Bytes of L2.
-        L2_BYTES = 302 as "ACL_DEV_ATTR_L2_CACHE_SIZE",
         /// Architecture number, for example 2201.
         NPU_ARCH = 601 as "ACL_DEV_ATTR_NPU_ARCH",
     }
@@ -148,10 +139,20 @@ enumerations! {
     }
     /// Kind of an option of a binary load.
     aclrtBinaryLoadOptionType {
-        /// Resolve kernels at first use.
-        LAZY_LOAD = 1 as "ACL_RT_BINARY_LOAD_OPT_LAZY_LOAD",
         /// The kind of core that the binary is for.
         MAGIC = 2 as "ACL_RT_BINARY_LOAD_OPT_MAGIC",
+    }
+}
+
+impl aclDataType {
+    /// Bytes of one element.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::DOUBLE | Self::INT64 | Self::UINT64 => 8,
+            Self::FLOAT | Self::INT32 | Self::UINT32 => 4,
+            Self::FLOAT16 | Self::BF16 | Self::INT16 | Self::UINT16 => 2,
+            _ => 1,
+        }
     }
 }
 
@@ -163,8 +164,6 @@ pub struct CubeMath(pub i8);
 impl CubeMath {
     /// In the type of the operands.
     pub const KEEP_DTYPE: Self = Self(0);
-    /// 32-bit floats with the shorter mantissa of HF32.
-    pub const ALLOW_FP32_DOWN_PRECISION: Self = Self(1);
 }
 
 spell! { CubeMath => "int8_t" }
@@ -172,11 +171,12 @@ spell! { CubeMath => "int8_t" }
 /// Result codes that the crate acts on or explains.
 pub mod code {
     macro_rules! codes {
-        ($( $(#[$meta:meta])* $name:ident = $number:literal as $vendor:literal: $meaning:literal, )*) => {
-            $( $(#[$meta])* pub const $name: i32 = $number; )*
+        ($(
+            $name:ident = $number:literal as $vendor:literal: $meaning:literal,
+        )*) => {
+            $( #[doc = $meaning] pub const $name: i32 = $number; )*
 
             /// What `code` means, where it is one of those known here.
-            #[must_use]
             pub fn meaning(code: i32) -> &'static str {
                 match code {
                     $( $number => $meaning, )*
@@ -202,44 +202,36 @@ pub mod code {
     pub const OPERATOR_PARAM_INVALID: i32 = 161_002;
 
     codes! {
-        /// Success.
         SUCCESS = 0 as "ACL_SUCCESS": "success",
-        /// A parameter is invalid.
         INVALID_PARAM = 100_000 as "ACL_ERROR_INVALID_PARAM": "a parameter is invalid",
-        /// `aclInit` has not been called.
         UNINITIALIZED = 100_001 as "ACL_ERROR_UNINITIALIZE": "the runtime is not initialised",
-        /// `aclInit` has been called before.
-        REPEAT_INITIALIZE = 100_002 as "ACL_ERROR_REPEAT_INITIALIZE": "the runtime is already initialised",
-        /// The call is not supported here.
+        REPEAT_INITIALIZE = 100_002 as "ACL_ERROR_REPEAT_INITIALIZE":
+            "the runtime is already initialised",
         API_NOT_SUPPORT = 200_001 as "ACL_ERROR_API_NOT_SUPPORT": "the call is not supported",
-        /// Something inside the runtime failed.
         INTERNAL = 500_000 as "ACL_ERROR_INTERNAL_ERROR": "internal error of the runtime",
-        /// A parameter is invalid.
         RT_PARAM_INVALID = 107_000 as "ACL_ERROR_RT_PARAM_INVALID": "a parameter is invalid",
-        /// There is no device of this number.
-        RT_INVALID_DEVICE = 107_001 as "ACL_ERROR_RT_INVALID_DEVICEID": "there is no device of this number",
-        /// The thread has no current context.
-        RT_CONTEXT_NULL = 107_002 as "ACL_ERROR_RT_CONTEXT_NULL": "the calling thread has no current device",
-        /// The handle is stale or of another kind.
-        RT_INVALID_HANDLE = 107_017 as "ACL_ERROR_RT_INVALID_HANDLE": "the handle is stale or of another kind",
-        /// The device lacks the feature.
-        RT_FEATURE_NOT_SUPPORT = 207_000 as "ACL_ERROR_RT_FEATURE_NOT_SUPPORT": "the device lacks the feature",
-        /// Out of device memory.
+        RT_INVALID_DEVICE = 107_001 as "ACL_ERROR_RT_INVALID_DEVICEID":
+            "there is no device of this number",
+        RT_CONTEXT_NULL = 107_002 as "ACL_ERROR_RT_CONTEXT_NULL":
+            "the calling thread has no current device",
+        RT_INVALID_HANDLE = 107_017 as "ACL_ERROR_RT_INVALID_HANDLE":
+            "the handle is stale or of another kind",
+        RT_FEATURE_NOT_SUPPORT = 207_000 as "ACL_ERROR_RT_FEATURE_NOT_SUPPORT":
+            "the device lacks the feature",
         RT_MEMORY_ALLOCATION = 207_001 as "ACL_ERROR_RT_MEMORY_ALLOCATION": "out of memory",
-        /// No device is attached.
         RT_NO_DEVICE = 207_004 as "ACL_ERROR_RT_NO_DEVICE": "no device is attached",
-        /// An AI core ran too long.
-        RT_AICORE_TIMEOUT = 507_014 as "ACL_ERROR_RT_AICORE_TIMEOUT": "an AI core did not finish in time",
-        /// An AI core raised an exception.
-        RT_AICORE_EXCEPTION = 507_015 as "ACL_ERROR_RT_AICORE_EXCEPTION": "an AI core raised an exception",
-        /// The binary has no kernel of this name.
-        RT_KERNEL_LOOKUP = 507_027 as "ACL_ERROR_RT_KERNEL_LOOKUP": "the binary has no kernel of this name",
-        /// A vector core ran too long.
-        RT_VECTOR_CORE_TIMEOUT = 507_034 as "ACL_ERROR_RT_VECTOR_CORE_TIMEOUT": "a vector core did not finish in time",
-        /// A vector core raised an exception.
-        RT_VECTOR_CORE_EXCEPTION = 507_035 as "ACL_ERROR_RT_VECTOR_CORE_EXCEPTION": "a vector core raised an exception",
-        /// A stream did not finish in time.
-        RT_STREAM_SYNC_TIMEOUT = 507_046 as "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT": "the stream did not finish in time",
+        RT_AICORE_TIMEOUT = 507_014 as "ACL_ERROR_RT_AICORE_TIMEOUT":
+            "an AI core did not finish in time",
+        RT_AICORE_EXCEPTION = 507_015 as "ACL_ERROR_RT_AICORE_EXCEPTION":
+            "an AI core raised an exception",
+        RT_KERNEL_LOOKUP = 507_027 as "ACL_ERROR_RT_KERNEL_LOOKUP":
+            "the binary has no kernel of this name",
+        RT_VECTOR_CORE_TIMEOUT = 507_034 as "ACL_ERROR_RT_VECTOR_CORE_TIMEOUT":
+            "a vector core did not finish in time",
+        RT_VECTOR_CORE_EXCEPTION = 507_035 as "ACL_ERROR_RT_VECTOR_CORE_EXCEPTION":
+            "a vector core raised an exception",
+        RT_STREAM_SYNC_TIMEOUT = 507_046 as "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT":
+            "the stream did not finish in time",
     }
 }
 
@@ -247,7 +239,9 @@ pub mod code {
 macro_rules! structures {
     ($(
         $(#[$meta:meta])*
-        $name:ident { $( $(#[$fm:meta])* $field:ident: $ty:ty as $vendor:literal, )* } size $size:literal align $align:literal
+        $name:ident {
+            $( $(#[$fm:meta])* $field:ident: $ty:ty as $vendor:literal, )*
+        } size $size:literal align $align:literal
     )*) => {
         $(
             $(#[$meta])*
@@ -289,44 +283,15 @@ structures! {
         /// Number of options.
         count: usize as "numOpt",
     } size 16 align 8
-    /// One attribute of a launch; the value is a union of 16 bytes.
-    aclrtLaunchKernelAttr {
-        /// Which attribute.
-        id: i32 as "id",
-        /// Its value, in the first bytes.
-        value: [u32; 4] as "value",
-    } size 20 align 4
-    /// The attributes of a launch.
-    aclrtLaunchKernelCfg {
-        /// First attribute.
-        attrs: *mut aclrtLaunchKernelAttr as "attrs",
-        /// Number of attributes.
-        count: usize as "numAttrs",
-    } size 16 align 8
-    /// A place in the argument block that the runtime fills with a device address.
-    aclrtPlaceHolderInfo {
-        /// Offset of the address in the argument block, in bytes.
-        address_offset: u32 as "addrOffset",
-        /// Offset of the data that it points to, in bytes.
-        data_offset: u32 as "dataOffset",
-    } size 8 align 4
 }
 
 /// Magic number of a binary of vector kernels.
 pub const BINARY_MAGIC_VECTOR: u32 = 0x4141_5246;
-/// Magic number of a binary of AI-core kernels.
-pub const BINARY_MAGIC_AICORE: u32 = 0x4355_4245;
 
 pub(super) fn all_constants() -> Vec<(&'static str, i64)> {
     let mut all = enumeration_constants();
     all.extend(code::all());
-    all.push((
-        "ACL_RT_BINARY_MAGIC_ELF_VECTOR_CORE",
-        i64::from(BINARY_MAGIC_VECTOR),
-    ));
-    all.push((
-        "ACL_RT_BINARY_MAGIC_ELF_AICORE",
-        i64::from(BINARY_MAGIC_AICORE),
-    ));
+    let magic = i64::from(BINARY_MAGIC_VECTOR);
+    all.push(("ACL_RT_BINARY_MAGIC_ELF_VECTOR_CORE", magic));
     all
 }

@@ -16,8 +16,9 @@
 use ascend_sim::Session;
 use half::{bf16, f16};
 use rope_ascend::loader::Api;
-use rope_ascend::rope::{Direction, KernelElement, Kernels, LaneMap, Pairing, Rotary, View};
-use rope_ascend::safe::{Runtime, Stream};
+use rope_ascend::rope::{AngleRows, KernelType, Kernels};
+use rope_ascend::safe::{DeviceBuffer, Element, Runtime, Stream};
+use rope_core::{Direction, Geometry, HeadsLayout, Pairing};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub fn kernel_names() -> Vec<String> {
@@ -121,7 +122,8 @@ impl Numbers {
     }
 }
 
-pub trait Number: KernelElement + PartialEq + std::fmt::Debug {
+pub trait Number: Element + PartialEq + std::fmt::Debug {
+    const TYPE: KernelType;
     fn of(value: f64) -> Self;
     fn wide(self) -> f64;
     /// Distance of neighbouring values around `value`, halved: the error of one rounding.
@@ -129,6 +131,7 @@ pub trait Number: KernelElement + PartialEq + std::fmt::Debug {
 }
 
 impl Number for f32 {
+    const TYPE: KernelType = KernelType::F32;
     fn of(value: f64) -> Self {
         value as f32
     }
@@ -140,6 +143,7 @@ impl Number for f32 {
     }
 }
 impl Number for f16 {
+    const TYPE: KernelType = KernelType::F16;
     fn of(value: f64) -> Self {
         f16::from_f64(value)
     }
@@ -151,6 +155,7 @@ impl Number for f16 {
     }
 }
 impl Number for bf16 {
+    const TYPE: KernelType = KernelType::Bf16;
     fn of(value: f64) -> Self {
         bf16::from_f64(value)
     }
@@ -186,43 +191,39 @@ pub fn pair_channels(pairing: Pairing, rotary_dim: usize, j: usize) -> ([usize; 
     }
 }
 
-/// The rotation in f64, over one tensor whose rows `view` describes. `angle(token, lane)` gives
-/// cosine and sine.
-#[allow(clippy::too_many_arguments, reason = "an oracle in plain loops")]
+/// Offset and layout of a tensor in its buffer.
+pub type At = (usize, HeadsLayout);
+
+/// Index of a channel.
+pub fn index((offset, layout): &At, b: usize, s: usize, h: usize, c: usize) -> usize {
+    let strides = layout.strides;
+    offset + b * strides.batch + s * strides.seq + h * strides.head + c
+}
+
+/// The rotation in f64, over one tensor. `angle(token, lane)` gives cosine and sine.
 pub fn rotate_plainly(
-    x: &[f64],
-    x_view: View,
-    y: &mut [f64],
-    y_view: View,
-    batch: usize,
-    seq: usize,
-    rotary: &Rotary,
+    (x, x_at): (&[f64], At),
+    (y, y_at): (&mut [f64], At),
+    geometry: Geometry,
     direction: Direction,
     angle: &dyn Fn(usize, usize) -> (f64, f64),
 ) {
-    let at = |view: &View, b: usize, s: usize, h: usize, c: usize| {
-        view.offset as usize
-            + b * view.batch_stride as usize
-            + s * view.token_stride as usize
-            + h * view.head_stride as usize
-            + c
-    };
-    let (offset, dim) = (
-        rotary.rotary_offset() as usize,
-        rotary.rotary_dim() as usize,
-    );
+    let (offset, dim) = (geometry.rotary_offset(), geometry.rotary_dim());
+    let HeadsLayout {
+        batch, seq, heads, ..
+    } = x_at.1;
     for b in 0..batch {
         for s in 0..seq {
-            for h in 0..x_view.heads as usize {
-                for c in 0..rotary.head_dim() as usize {
+            for h in 0..heads {
+                for c in 0..geometry.head_dim() {
                     if c < offset || c >= offset + dim {
-                        y[at(&y_view, b, s, h, c)] = x[at(&x_view, b, s, h, c)];
+                        y[index(&y_at, b, s, h, c)] = x[index(&x_at, b, s, h, c)];
                     }
                 }
                 for j in 0..dim / 2 {
-                    let (read, write) = pair_channels(rotary.pairing(), dim, j);
+                    let (read, write) = pair_channels(geometry.pairing(), dim, j);
                     let (c1, s1) = angle(b * seq + s, j);
-                    let (c2, s2) = if rotary.is_per_channel() {
+                    let (c2, s2) = if geometry.per_channel() {
                         angle(b * seq + s, dim / 2 + j)
                     } else {
                         (c1, s1)
@@ -232,27 +233,25 @@ pub fn rotate_plainly(
                     } else {
                         (write, read)
                     };
-                    let v1 = x[at(&x_view, b, s, h, offset + from[0])];
-                    let v2 = x[at(&x_view, b, s, h, offset + from[1])];
-                    let (o1, o2) = match direction {
-                        Direction::Forward => (c1 * v1 - s1 * v2, s2 * v1 + c2 * v2),
-                        Direction::Adjoint => (c1 * v1 + s2 * v2, c2 * v2 - s1 * v1),
+                    let [v1, v2] = from.map(|c| x[index(&x_at, b, s, h, offset + c)]);
+                    let out = match direction {
+                        Direction::Forward => [c1 * v1 - s1 * v2, s2 * v1 + c2 * v2],
+                        Direction::Adjoint => [c1 * v1 + s2 * v2, c2 * v2 - s1 * v1],
                     };
-                    y[at(&y_view, b, s, h, offset + to[0])] = o1;
-                    y[at(&y_view, b, s, h, offset + to[1])] = o2;
+                    for (c, out) in to.into_iter().zip(out) {
+                        y[index(&y_at, b, s, h, offset + c)] = out;
+                    }
                 }
             }
         }
     }
 }
 
-/// A lane map with `axes` axes taking turns over a table as wide as there are lanes.
-pub fn striped(width: u32, axes: u32) -> LaneMap {
-    let lanes = (0..width)
-        .map(|i| rope_ascend::rope::Lane {
-            axis: i % axes,
-            column: i,
-        })
-        .collect();
-    LaneMap::new(lanes, axes, width).unwrap()
+/// All rows of a buffer of angles.
+pub fn angles(memory: &DeviceBuffer<f32>, rows: usize) -> AngleRows<'_> {
+    AngleRows {
+        memory,
+        offset_bytes: 0,
+        rows,
+    }
 }

@@ -1,11 +1,12 @@
 //! The backends of burn's dispatch.
 
+use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 
 #[cfg(feature = "flex")]
 mod flex;
 
-/// CubeCL backends compose the rotation; a kernel of their own is to come.
+/// CubeCL's backends have no kernel of their own: the rotation is composed.
 #[cfg(feature = "cube")]
 impl crate::RotaryOps for burn::backend::Cube {}
 
@@ -15,16 +16,17 @@ pub mod remote;
 #[cfg(all(feature = "remote", not(feature = "remote-server")))]
 mod remote;
 
-/// Whether [`RotaryOps`](crate::RotaryOps) reaches the backend of a device: burn's dispatch has an arm for those that this
-/// crate's features name, and would panic for others.
-pub(crate) fn extends(device: &Device) -> bool {
-    match device.clone().inner().as_dispatch() {
+/// Whether [`RotaryOps`](crate::RotaryOps) reaches the backend of a device: burn's dispatch knows
+/// those that this crate's features name, and would panic for others.
+pub(crate) fn extends(device: &DispatchDevice) -> bool {
+    match device {
         #[cfg(feature = "flex")]
-        burn::backend::DispatchDevice::Flex(_) => true,
+        DispatchDevice::Flex(_) => true,
         #[cfg(feature = "cube")]
-        burn::backend::DispatchDevice::Cube(_) => true,
+        DispatchDevice::Cube(_) => true,
         #[cfg(feature = "remote")]
-        burn::backend::DispatchDevice::Remote(_) => true,
+        DispatchDevice::Remote(_) => true,
+        DispatchDevice::Autodiff(device) => extends(device),
         #[allow(
             unreachable_patterns,
             reason = "unless burn has other backends enabled"
@@ -33,13 +35,13 @@ pub(crate) fn extends(device: &Device) -> bool {
     }
 }
 
-/// Whether a token's cosines and sines are to lie in one row, of which the tensors of cos and sin are views: the form that
-/// Ascend's kernels read. CPU kernels read each as a whole.
-pub(crate) fn wants_angles_together(device: &Device) -> bool {
-    #[cfg(feature = "remote")]
-    if let burn::backend::DispatchDevice::Remote(_) = device.clone().inner().as_dispatch() {
-        return true;
+/// Whether a device's memory is the host's, so that nothing has to be sent there.
+pub(crate) fn in_host_memory(device: &Device) -> bool {
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(_) => false,
+        #[cfg(feature = "remote")]
+        DispatchDevice::Remote(_) => false,
+        _ => true,
     }
-    let _ = device;
-    false
 }

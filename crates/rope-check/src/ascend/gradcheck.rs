@@ -1,4 +1,5 @@
-//! Gradient checks of a device. It has no f64, so differences of its own forward would show rounding, not gradients:
+//! Gradient checks of a device. It has no f64, so differences of its own forward would show
+//! rounding, not gradients:
 //! - its forward and its adjoint, each against the matrix oracle;
 //! - the adjoint identity <R x, y> = <x, R' y>, between its forward and its adjoint alone;
 //! - its gradients of cos and sin against differences of the rotation in f64, written out here.
@@ -9,12 +10,12 @@ use rope_core::{Direction, reference::pair_channels};
 use super::{Kernels, Path, engines};
 use crate::buffer::{Buffer, DType};
 use crate::cases::{self, NamedCase};
-use crate::engine::{AngleSource, Case, Engine, EngineError};
+use crate::engine::{Case, Engine, EngineError};
 use crate::gradcheck::{Depth, Part, Row, Rows, Worst, angle_gradients, parts};
-use crate::tolerance;
+use crate::tolerance::{self, Operation};
 
-/// All checks over one case: in f32, f16 and bf16 at full depth, else in f32. What an engine is known not to take is a row
-/// that says so.
+/// All checks over one case: in f32, f16 and bf16 at full depth, else in f32. What an engine is
+/// known not to take is a row that says so.
 pub fn check(npu: &Npu, path: Path, named: &NamedCase, depth: Depth) -> Vec<Row> {
     let dtypes: &[DType] = match depth {
         Depth::Full => &[DType::F32, DType::F16, DType::Bf16],
@@ -38,7 +39,7 @@ pub fn check(npu: &Npu, path: Path, named: &NamedCase, depth: Depth) -> Vec<Row>
         }
     }
     if path == Path::Kernels {
-        let kernels = Kernels::new(npu, AngleSource::Tokens);
+        let kernels = Kernels::new(npu);
         for dtype in dtypes {
             let found = cos_sin(&kernels, &named.case, *dtype);
             rows.push("cos_sin", kernels.name(), *dtype, found);
@@ -77,8 +78,11 @@ fn rotations(engine: &dyn Engine, case: &Case, dtype: DType) -> Result<[Worst; 3
         apply(Direction::Adjoint, of(|part| &part.loss.v))?,
     ];
     let allowed = |exact: f64| {
-        let scaling = case.spec.attention_scaling();
-        tolerance::rotated_by(dtype, engine.angle_dtype(dtype), scaling, exact)
+        let rotation = Operation::RotationBy {
+            angles: engine.angle_dtype(dtype),
+            scaling: case.spec.attention_scaling(),
+        };
+        tolerance::allowed(rotation, dtype, exact)
     };
     let mut worst = [Worst::NONE; 3];
     let (mut left, mut right, mut slack) = (0.0, 0.0, 0.0);
@@ -139,7 +143,7 @@ fn cos_sin(kernels: &Kernels, case: &Case, dtype: DType) -> Result<Worst, Engine
 /// The rotation in f64 from given cos and sin, by the formula of a pair.
 fn rotated(case: &Case, part: &Part, cos: &[f64], sin: &[f64]) -> Vec<f64> {
     let geometry = case.spec.geometry();
-    let (lanes, pairs) = (geometry.lanes(), geometry.pairs());
+    let (lanes, pairs) = (geometry.lane_count(), geometry.pairs());
     let mut y = part.x.clone();
     for (token, start) in &part.rows {
         let start = start + geometry.rotary_offset();

@@ -1,33 +1,23 @@
 //! This project's kernels.
 
-use rope_ascend::rope::{
-    AngleGradient, Angles, Lane, LaneMap, Npu, Operand, Positions, Rotary, Rotation, Table, View,
-};
-use rope_ascend::safe::{DeviceBuffer, Stream};
-use rope_burn::ascend::{kernel_direction, kernel_geometry};
-use rope_core::{CosSinTable, Direction, HeadsLayout, RotarySpec, TokenAngles};
+use rope_ascend::rope::{AngleGradient, AngleRows, Heads, Npu, Operand, Rotation};
+use rope_ascend::safe::{DeviceBuffer, DeviceMemory, Stream};
+use rope_core::{Direction, TokenAngles};
 
-use super::{Number, for_dtype, has_kernels, number, values};
+use super::{Number, for_dtype, has_kernels, values};
 use crate::buffer::{Buffer, DType};
-use crate::engine::{AngleSource, Case, Engine, EngineError, Placed};
-
-/// Positions from here on are too many for a table in device memory, and go by rows.
-const TABLE_LIMIT: u32 = 1 << 16;
+use crate::engine::{Case, Engine, EngineError, Placed};
 
 /// The kernels on a device, each case on a stream of its own.
 #[derive(Clone, Debug)]
 pub struct Kernels {
     npu: Npu,
-    angles: AngleSource,
 }
 
 impl Kernels {
-    /// The kernels of `npu`, with angles from `angles`.
-    pub fn new(npu: &Npu, angles: AngleSource) -> Self {
-        Self {
-            npu: npu.clone(),
-            angles,
-        }
+    /// The kernels of `npu`.
+    pub fn new(npu: &Npu) -> Self {
+        Self { npu: npu.clone() }
     }
 
     fn run<E: Number>(
@@ -48,36 +38,25 @@ impl Kernels {
             )?),
             None => None,
         };
-        let rotary = kernel_geometry(case.spec.geometry())?;
-        let (rotary, angles) = match self.angles {
-            AngleSource::Table if case.positions.highest() < TABLE_LIMIT => {
-                let (lanes, columns) = lane_map(&case.spec)?;
-                let table = table(&stream, case, &columns)?;
-                (
-                    rotary.with_lanes(lanes)?,
-                    DeviceAngles::Table(table, positions(&stream, case)?),
-                )
-            }
-            _ => (
-                rotary.clone(),
-                DeviceAngles::Tokens(token_angles(&stream, case, &rotary)?),
-            ),
-        };
-        let rotator = self.npu.rotator(&stream, rotary)?;
-        rotator.rotate(&mut Rotation {
-            direction: kernel_direction(direction),
-            batch: number(case.batch)?,
-            seq: number(case.seq)?,
+        let rotator = self.npu.rotator(&stream, case.spec.geometry())?;
+        let rows = token_angles(&stream, case)?;
+        rotator.rotate(Rotation {
+            element: E::TYPE,
+            direction,
             q: q.operand(),
             k: k.as_mut().map(Tensor::operand),
-            angles: angles.borrow(),
+            angles: AngleRows {
+                memory: &rows,
+                offset_bytes: 0,
+                rows: case.positions.tokens(),
+            },
         })?;
         let q = q.result(&stream)?;
         Ok((q, k.map(|k| k.result(&stream)).transpose()?))
     }
 
-    /// The gradients of cos and sin, `[tokens, lanes]` each, of q and k together: from each tensor and the gradient of
-    /// its rotated self.
+    /// The gradients of cos and sin, `[tokens, lanes]` each, of q and k together: from each tensor
+    /// and the gradient of its rotated self.
     ///
     /// # Errors
     /// As [`Engine::apply`].
@@ -105,19 +84,16 @@ impl Kernels {
         };
         let q = place(case.heads, q)?;
         let k = k.map(|k| place(case.kv_heads, k)).transpose()?;
-        let rotator = self
-            .npu
-            .rotator(&stream, kernel_geometry(case.spec.geometry())?)?;
-        let gradient = rotator.angle_gradient(&AngleGradient {
-            batch: number(case.batch)?,
-            seq: number(case.seq)?,
-            q: q[0].source(),
-            k: k.as_ref().map(|k| k[0].source()),
-            q_grad: q[1].source(),
-            k_grad: k.as_ref().map(|k| k[1].source()),
-        })?;
-        let lanes = case.spec.geometry().lanes();
+        let rotator = self.npu.rotator(&stream, case.spec.geometry())?;
+        let lanes = case.spec.geometry().lane_count();
         let tokens = case.positions.tokens();
+        let mut gradient = stream.alloc::<f32>(case.batch * case.seq * 2 * lanes)?;
+        rotator.angle_gradient(AngleGradient {
+            element: E::TYPE,
+            q: [q[0].source(), q[1].source()],
+            k: k.as_ref().map(|[k, dk]| [k.source(), dk.source()]),
+            out: &mut gradient,
+        })?;
         let mut sums = [vec![0.0; tokens * lanes], vec![0.0; tokens * lanes]];
         // Samples that share their angles share the gradient: their rows add up.
         for (row, values) in stream.download(&gradient)?.chunks(2 * lanes).enumerate() {
@@ -134,11 +110,7 @@ impl Kernels {
 
 impl Engine for Kernels {
     fn name(&self) -> String {
-        let angles = match self.angles {
-            AngleSource::Table => "/table",
-            AngleSource::Tokens => "",
-        };
-        format!("{}/kernels{angles}", self.npu.name())
+        format!("{}/kernels", self.npu.name())
     }
 
     fn supports(&self, dtype: DType) -> bool {
@@ -156,69 +128,9 @@ impl Engine for Kernels {
     }
 }
 
-/// Angles in device memory.
-enum DeviceAngles {
-    Tokens(DeviceBuffer<f32>),
-    Table(Table, Positions),
-}
-
-impl DeviceAngles {
-    fn borrow(&self) -> Angles<'_> {
-        match self {
-            Self::Tokens(rows) => Angles::PerToken(rows),
-            Self::Table(table, positions) => Angles::Table(table, positions),
-        }
-    }
-}
-
-fn token_angles(
-    stream: &Stream,
-    case: &Case,
-    rotary: &Rotary,
-) -> Result<DeviceBuffer<f32>, EngineError> {
+fn token_angles(stream: &Stream, case: &Case) -> Result<DeviceBuffer<f32>, EngineError> {
     let angles = TokenAngles::<f32>::new(&case.spec, &case.positions, case.seq_len)?;
-    let width = rotary.angle_width() as usize;
-    let rows = angles.cos().chunks(width).zip(angles.sin().chunks(width));
-    let rows: Vec<f32> = rows
-        .flat_map(|(cos, sin)| [cos, sin])
-        .flatten()
-        .copied()
-        .collect();
-    Ok(stream.upload(&rows)?)
-}
-
-/// The kernels' lane map, and the table's columns in the order that it wants.
-fn lane_map(spec: &RotarySpec) -> Result<(LaneMap, Vec<u32>), EngineError> {
-    let map = spec.lane_map();
-    let lane = |lane: &rope_core::Lane| Lane {
-        axis: u32::from(lane.axis),
-        column: lane.frequency,
-    };
-    let lanes = map.lanes().iter().map(lane).collect();
-    Ok(LaneMap::new(lanes, number(map.axes())?, number(map.frequencies())?)?.packed())
-}
-
-fn table(stream: &Stream, case: &Case, columns: &[u32]) -> Result<Table, EngineError> {
-    let mut table = CosSinTable::<f32>::new(&case.spec, case.seq_len)?;
-    let highest = case.positions.highest();
-    table.grow_to(highest)?;
-    let width = case.spec.lane_map().frequencies();
-    let (mut cos, mut sin) = (Vec::new(), Vec::new());
-    for position in 0..=highest as usize {
-        let row = table.row(position).unwrap_or_default();
-        cos.extend(columns.iter().map(|column| row[*column as usize]));
-        sin.extend(columns.iter().map(|column| row[width + *column as usize]));
-    }
-    Ok(Table::new(stream, &cos, &sin, number(columns.len())?)?)
-}
-
-fn positions(stream: &Stream, case: &Case) -> Result<Positions, EngineError> {
-    let axes = case.positions.axes();
-    let ids: Vec<i32> = (0..axes)
-        .flat_map(|axis| case.positions.axis(axis))
-        .map(|id| i32::try_from(*id).unwrap_or(i32::MAX))
-        .collect();
-    Ok(Positions::new(stream, &ids, number(axes)?)?)
+    Ok(stream.upload(angles.rows())?)
 }
 
 /// q or k in device memory, placed as the case says.
@@ -226,43 +138,46 @@ struct Tensor<E: Number> {
     placed: Placed<E>,
     source: DeviceBuffer<E>,
     target: Option<DeviceBuffer<E>>,
-    views: [View; 2],
 }
 
 impl<E: Number> Tensor<E> {
     fn new(stream: &Stream, case: &Case, heads: usize, values: &[E]) -> Result<Self, EngineError> {
         let placed = Placed::new(case, heads, values);
-        let view = |layout: &HeadsLayout| -> Result<View, EngineError> {
-            Ok(View {
-                offset: 0,
-                heads: number(layout.heads)?,
-                batch_stride: layout.strides.batch as u64,
-                token_stride: layout.strides.seq as u64,
-                head_stride: layout.strides.head as u64,
-            })
-        };
         let target = placed.target.as_ref();
         Ok(Self {
             source: stream.upload(&placed.source)?,
             target: target.map(|target| stream.upload(target)).transpose()?,
-            views: [view(&placed.layout)?, view(&placed.contiguous)?],
             placed,
         })
     }
 
-    fn source(&self) -> (&DeviceBuffer<E>, View) {
-        (&self.source, self.views[0])
+    fn source(&self) -> Heads<&DeviceMemory> {
+        Heads {
+            memory: &self.source,
+            offset: 0,
+            layout: self.placed.layout,
+        }
     }
 
-    fn operand(&mut self) -> Operand<'_, E> {
-        let [from_view, to_view] = self.views;
+    fn operand(&mut self) -> Operand<'_> {
+        let (offset, layout) = (0, self.placed.layout);
         match &mut self.target {
-            None => Operand::InPlace(&mut self.source, from_view),
+            None => Operand::InPlace(Heads {
+                memory: &mut self.source,
+                offset,
+                layout,
+            }),
             Some(to) => Operand::Into {
-                from: &self.source,
-                from_view,
-                to,
-                to_view,
+                from: Heads {
+                    memory: &self.source,
+                    offset,
+                    layout,
+                },
+                to: Heads {
+                    memory: to,
+                    offset,
+                    layout: self.placed.contiguous,
+                },
             },
         }
     }

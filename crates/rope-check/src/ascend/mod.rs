@@ -9,10 +9,11 @@ pub use kernels::Kernels;
 pub use stock::{Operator, Stock};
 
 use half::{bf16, f16};
-use rope_ascend::rope::Npu;
+use rope_ascend::rope::{KernelType, Npu};
+use rope_ascend::sys::aclDataType;
 
 use crate::buffer::{Buffer, DType};
-use crate::engine::{AngleSource, Engine, EngineError};
+use crate::engine::{Engine, EngineError};
 
 /// Which code of the device rotates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,44 +28,26 @@ pub enum Path {
 /// The engines of a path.
 pub fn engines(npu: &Npu, path: Path) -> Vec<Box<dyn Engine>> {
     match path {
-        Path::Kernels => [AngleSource::Tokens, AngleSource::Table]
-            .map(|angles| Box::new(Kernels::new(npu, angles)) as Box<dyn Engine>)
-            .into(),
+        Path::Kernels => vec![Box::new(Kernels::new(npu))],
         Path::Aclnn => Operator::ALL
             .map(|operator| Box::new(Stock::new(npu, operator)) as Box<dyn Engine>)
             .into(),
     }
 }
 
-/// The simulated NPU.
-///
-/// # Errors
-/// [`NoSimulator`] in a program that was built without it, else the simulator's.
-pub fn simulated() -> Result<Npu, Box<dyn std::error::Error + Send + Sync>> {
-    #[cfg(feature = "ascend-sim")]
-    return Ok(Npu::simulated()?);
-    #[cfg(not(feature = "ascend-sim"))]
-    return Err(Box::new(NoSimulator));
-}
-
-/// The program was built without the simulator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this program has no simulated device; build it with the feature ascend-sim")]
-pub struct NoSimulator;
-
 /// An element type of the device and of [`Buffer`].
-trait Number:
-    rope_core::Element<Acc = f32>
-    + rope_ascend::rope::KernelElement
-    + rope_ascend::aclnn::OperatorElement
-{
+trait Number: rope_core::Element<Acc = f32> + rope_ascend::safe::Element {
+    const TYPE: KernelType;
+    const ACL: aclDataType;
     fn of(buffer: &Buffer) -> Option<&[Self]>;
     fn wrap(values: Vec<Self>) -> Buffer;
 }
 
 macro_rules! number {
-    ($type:ty, $variant:ident) => {
+    ($type:ty, $variant:ident, $acl:ident) => {
         impl Number for $type {
+            const TYPE: KernelType = KernelType::$variant;
+            const ACL: aclDataType = aclDataType::$acl;
             fn of(buffer: &Buffer) -> Option<&[Self]> {
                 match buffer {
                     Buffer::$variant(values) => Some(values),
@@ -77,9 +60,9 @@ macro_rules! number {
         }
     };
 }
-number!(f32, F32);
-number!(f16, F16);
-number!(bf16, Bf16);
+number!(f32, F32, FLOAT);
+number!(f16, F16, FLOAT16);
+number!(bf16, Bf16, BF16);
 
 /// Calls a function generic over the element type with the type of a buffer.
 macro_rules! for_dtype {
@@ -103,15 +86,4 @@ fn values<'a, E: Number>(engine: &dyn Engine, buffer: &'a Buffer) -> Result<&'a 
 
 fn has_kernels(dtype: DType) -> bool {
     dtype != DType::F64
-}
-
-/// A size as the device counts.
-fn number(value: usize) -> Result<u32, EngineError> {
-    let too_large = |_| rope_ascend::AscendError::InvalidArgument {
-        operation: "rotate",
-        argument: "size",
-        expected: "below 2^32".into(),
-        found: value.to_string(),
-    };
-    Ok(u32::try_from(value).map_err(too_large)?)
 }

@@ -1,16 +1,12 @@
 //! The stock operators, where their limits allow.
 
 use rope_ascend::AscendError;
-use rope_ascend::aclnn::{
-    CacheDirection, GradOutputs, Mode, MropeCall, OperatorLayout, Output, SectionOrder,
-    SinCosCache, StockPositions, Tensor, rope_with_sin_cos_cache, rotary_position_embedding,
-    rotary_position_embedding_grad,
-};
+use rope_ascend::aclnn::{Dense, MropeAngles, MropeCall, Operators};
 use rope_ascend::rope::Npu;
-use rope_ascend::safe::Stream;
-use rope_core::{AxisLayout, CosSinTable, Direction, Layout, Pairing, TokenAngles};
+use rope_ascend::safe::{DeviceBuffer, Stream};
+use rope_core::{CosSinTable, Direction, Layout, TokenAngles};
 
-use super::{Number, for_dtype, has_kernels, number, values};
+use super::{Number, for_dtype, has_kernels, values};
 use crate::buffer::{Buffer, DType};
 use crate::engine::{Case, Engine, EngineError};
 
@@ -105,61 +101,25 @@ impl Stock {
             let found = format!("an offset of {}", spec.rotary_offset());
             return Err(self.limit("rotated channels at the start of a head", found));
         }
-        let half_pairing = match spec.pairing() {
-            Pairing::Half => true,
-            Pairing::Adjacent => false,
-            other => return Err(self.limit("pairs by halves or adjacent", format!("{other:?}"))),
-        };
-        let (sections, order) = match spec.axis_layout() {
-            AxisLayout::Single => (&[][..], SectionOrder::Contiguous),
-            AxisLayout::Contiguous(sections) => (&sections[..], SectionOrder::Contiguous),
-            AxisLayout::Striped(sections) => (&sections[..], SectionOrder::Striped),
-            other => return Err(self.limit("contiguous or striped sections", format!("{other:?}"))),
-        };
-        let sections: Vec<i64> = sections.iter().map(|section| *section as i64).collect();
-        // Refused before a table of that size is made.
-        if case.positions.highest() >= TABLE_LIMIT {
-            let found = case.positions.highest().to_string();
-            return Err(self.limit("positions of a table in device memory", found));
-        }
         let stream = self.npu.stream()?;
         let mut table = CosSinTable::<f32>::new(spec, case.seq_len)?;
-        table.grow_to(case.positions.highest())?;
-        let pairs = spec.geometry().pairs();
-        let (mut cos, mut sin) = (Vec::new(), Vec::new());
-        for row in (0..=case.positions.highest() as usize).filter_map(|at| table.row(at)) {
-            cos.extend_from_slice(&row[..pairs]);
-            sin.extend_from_slice(&row[pairs..]);
-        }
-        let cache = SinCosCache::<E>::new(&stream, &cos, &sin, number(pairs)?)?;
         let tokens = case.batch * case.seq;
-        let ids: Vec<i64> = (0..spec.axes())
-            .flat_map(|axis| case.positions.axis(axis).iter().cycle().take(tokens))
-            .map(|id| i64::from(*id))
-            .collect();
-        let positions = StockPositions::new(&stream, &ids, number(spec.axes())?)?;
+        let positions = &case.positions;
+        let angles = MropeAngles::new(&stream, E::ACL, &mut table, positions, tokens, direction)?;
         let inputs = [stream.upload(q)?, stream.upload(k)?];
-        let (mut q_out, mut k_out) = (stream.zeros::<E>(q.len())?, stream.zeros::<E>(k.len())?);
-        rope_with_sin_cos_cache(&mut MropeCall {
-            direction: match direction {
-                Direction::Forward => CacheDirection::Forward,
-                Direction::Adjoint => CacheDirection::Gradient,
-            },
-            cache: &cache,
-            positions: &positions,
-            sections: &sections,
-            order,
-            head_dim: number(spec.head_dim())?,
-            half_pairing,
+        let outputs = [stream.zeros::<E>(q.len())?, stream.zeros::<E>(k.len())?];
+        Operators::new(stream.clone()).mrope(&MropeCall {
+            angles: &angles,
+            axes: spec.axis_layout(),
+            pairing: spec.pairing(),
+            head_dim: spec.head_dim(),
             q: &inputs[0],
             k: &inputs[1],
-            q_out: &mut q_out,
-            k_out: &mut k_out,
+            q_out: &outputs[0],
+            k_out: &outputs[1],
         })?;
-        Ok((
-            E::wrap(stream.download(&q_out)?),
-            E::wrap(stream.download(&k_out)?),
-        ))
+        let [q, k] = outputs.map(|out| stream.download(&out).map(E::wrap));
+        Ok((q?, k?))
     }
 
     fn rotary_mul<E: Number>(
@@ -174,69 +134,34 @@ impl Stock {
             let found = format!("{} of {} channels", spec.rotary_dim(), spec.head_dim());
             return Err(self.limit("whole heads", found));
         }
-        let (mode, layout) = (mode(spec.pairing()), operator_layout(case.layout));
         let stream = self.npu.stream()?;
-        let dims = sizes(&case.dims(heads));
+        let operators = Operators::new(stream.clone());
+        let dims = Dense::new(&case.dims(heads));
         let x = stream.upload(x)?;
-        let (angle_dims, cos, sin) = full_width_angles::<E>(case, &stream)?;
-        let (cos, sin) = (
-            Tensor::new(&cos, &angle_dims)?,
-            Tensor::new(&sin, &angle_dims)?,
-        );
-        let mut out = stream.zeros::<E>(x.len())?;
-        let source = Tensor::new(&x, &dims)?;
-        let mut output = Output::new(&mut out, &dims)?;
+        let (angle_dims, angles) = full_width_angles::<E>(case, &stream)?;
+        let angles = angles
+            .each_ref()
+            .map(|angles| angle_dims.view(angles, E::ACL));
+        let out = stream.zeros::<E>(x.len())?;
+        let (source, target) = (dims.view(&x, E::ACL), dims.view(&out, E::ACL));
+        let (pairing, layout) = (spec.pairing(), case.layout);
         match direction {
-            Direction::Forward => {
-                rotary_position_embedding(&source, &cos, &sin, mode, layout, &mut output)?;
-            }
+            Direction::Forward => operators.rotary_mul(source, angles, pairing, layout, target),
             Direction::Adjoint => {
-                let mut outputs = GradOutputs {
-                    dx: output,
-                    angles: None,
-                };
-                rotary_position_embedding_grad(&source, &cos, &sin, mode, layout, &mut outputs)?;
+                operators.rotary_mul_gradient(source, angles, pairing, layout, target, None)
             }
-        }
+        }?;
         Ok(E::wrap(stream.download(&out)?))
     }
 }
 
-/// Positions from here on are too many for a table in device memory.
-const TABLE_LIMIT: u32 = 1 << 16;
-
-fn mode(pairing: Pairing) -> Mode {
-    match pairing {
-        Pairing::Half => Mode::Half,
-        Pairing::Adjacent => Mode::Interleave,
-        Pairing::Quarter => Mode::Quarter,
-        Pairing::InterleaveHalf => Mode::InterleaveHalf,
-    }
-}
-
-fn operator_layout(layout: Layout) -> OperatorLayout {
-    match layout {
-        Layout::Bsnd => OperatorLayout::Bsnd,
-        Layout::Bnsd => OperatorLayout::Bnsd,
-        Layout::Sbnd => OperatorLayout::Sbnd,
-        Layout::Tnd => OperatorLayout::Tnd,
-    }
-}
-
-fn sizes(dims: &[usize]) -> Vec<u64> {
-    dims.iter().map(|dim| *dim as u64).collect()
-}
-
-type FullWidth<E> = (
-    Vec<u64>,
-    rope_ascend::safe::DeviceBuffer<E>,
-    rope_ascend::safe::DeviceBuffer<E>,
-);
-
 /// cos and sin with one head and a value for each channel, in the data's type.
-fn full_width_angles<E: Number>(case: &Case, stream: &Stream) -> Result<FullWidth<E>, EngineError> {
-    let angles = TokenAngles::<f32>::new(&case.spec, &case.positions, case.seq_len)?;
-    let (lanes, width) = (case.spec.geometry().lanes(), case.spec.head_dim());
+fn full_width_angles<E: Number>(
+    case: &Case,
+    stream: &Stream,
+) -> Result<(Dense, [DeviceBuffer<E>; 2]), EngineError> {
+    let angles = TokenAngles::<f32>::new(&case.spec, &case.positions, case.seq_len)?.cos_sin();
+    let (lanes, width) = (case.spec.geometry().lane_count(), case.spec.head_dim());
     let lane_of = channel_lanes(case);
     let shared = case.batch > 1 && case.positions.tokens() == case.seq;
     let batch = if shared { 1 } else { case.batch };
@@ -244,21 +169,19 @@ fn full_width_angles<E: Number>(case: &Case, stream: &Stream) -> Result<FullWidt
         batch,
         ..case.clone()
     };
-    let dims = sizes(&one.dims(1));
-    let mut full = [
-        vec![E::default(); batch * case.seq * width],
-        vec![E::default(); batch * case.seq * width],
-    ];
+    let zeros = vec![E::default(); batch * case.seq * width];
+    let mut full = [zeros.clone(), zeros];
     // Rows of a tensor with one head lie in the layout's own order.
     for (token, start) in one.rows(1) {
         for (channel, lane) in lane_of.iter().enumerate() {
-            for (full, values) in full.iter_mut().zip([angles.cos(), angles.sin()]) {
-                full[start + channel] = E::from_f32(values[token * lanes + lane]);
+            for (full, values) in full.iter_mut().zip(&angles) {
+                full[start + channel] = E::narrow(values[token * lanes + lane]);
             }
         }
     }
     let [cos, sin] = full;
-    Ok((dims, stream.upload(&cos)?, stream.upload(&sin)?))
+    let dims = Dense::new(&one.dims(1));
+    Ok((dims, [stream.upload(&cos)?, stream.upload(&sin)?]))
 }
 
 /// The lane of each channel that is written.

@@ -2,7 +2,7 @@
 
 use ::burn::tensor::{self, Device, Tensor, TensorData};
 use half::{bf16, f16};
-use rope_burn::{Implementation, RotaryAngles, RotaryConfig};
+use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{Direction, Layout, Real, TokenAngles};
 
 use super::{Case, Engine, EngineError};
@@ -21,6 +21,14 @@ pub fn burn_engines(device: &Device) -> impl Iterator<Item = Box<dyn Engine>> {
         })
 }
 
+/// The name of [`Burn`] in tables.
+pub(crate) fn engine_name(implementation: Implementation) -> String {
+    match implementation {
+        Implementation::Fused => "burn/fused".into(),
+        Implementation::Composed => "burn/composed".into(),
+    }
+}
+
 /// rope-burn, through burn's tensors. The adjoint is what autodiff makes of the forward.
 #[derive(Clone, Debug)]
 pub struct Burn {
@@ -32,10 +40,7 @@ pub struct Burn {
 
 impl Engine for Burn {
     fn name(&self) -> String {
-        match self.implementation {
-            Implementation::Fused => "burn/fused".into(),
-            Implementation::Composed => "burn/composed".into(),
-        }
+        engine_name(self.implementation)
     }
 
     fn supports(&self, _: DType) -> bool {
@@ -66,25 +71,12 @@ impl Burn {
         k: Option<&Buffer>,
     ) -> Result<(Buffer, Option<Buffer>), EngineError> {
         let device = self.device.clone().autodiff();
-        let rotary = RotaryConfig::new(case.spec.clone())
-            .with_layout(case.layout)
-            .with_implementation(self.implementation)
-            .try_init()
-            .map_err(burn_error)?;
+        let rotary = rotary(case, self.implementation)?;
         let angles = match q {
             Buffer::F64(_) => angle_tensors::<f64>(case, &device, tensor::DType::F64)?,
             _ => angle_tensors::<f32>(case, &device, tensor::DType::F32)?,
         };
-        let rotate = |q: Tensor<D>, k: Option<Tensor<D>>| match k {
-            Some(k) => rotary
-                .try_forward(q, k, &angles)
-                .map(|(q, k)| (q, Some(k)))
-                .map_err(burn_error),
-            None => rotary
-                .try_forward_single(q, &angles)
-                .map(|q| (q, None))
-                .map_err(burn_error),
-        };
+        let rotate = |q, k| rotate(&rotary, q, k, &angles);
         let place = |x: &Buffer, heads: usize| place::<D>(case, x, heads, &device);
         let (q, k) = (place(q, case.heads), k.map(|k| place(k, case.kv_heads)));
         let (q, k) = match direction {
@@ -112,6 +104,29 @@ impl Burn {
     }
 }
 
+/// The module of a case.
+pub(crate) fn rotary(case: &Case, implementation: Implementation) -> Result<Rotary, EngineError> {
+    RotaryConfig::new(case.spec.clone())
+        .with_layout(case.layout)
+        .with_implementation(implementation)
+        .try_init()
+        .map_err(burn_error)
+}
+
+/// q, and k where there is one, forward.
+pub(crate) fn rotate<const D: usize>(
+    rotary: &Rotary,
+    q: Tensor<D>,
+    k: Option<Tensor<D>>,
+    angles: &RotaryAngles,
+) -> Result<(Tensor<D>, Option<Tensor<D>>), EngineError> {
+    match k {
+        Some(k) => rotary.try_forward(q, k, angles).map(|(q, k)| (q, Some(k))),
+        None => rotary.try_forward_single(q, angles).map(|q| (q, None)),
+    }
+    .map_err(burn_error)
+}
+
 pub(crate) fn burn_error(error: rope_burn::RotaryError) -> EngineError {
     EngineError::Burn(error.to_string())
 }
@@ -122,13 +137,10 @@ pub(crate) fn angle_tensors<A: Real + tensor::Element>(
     dtype: tensor::DType,
 ) -> Result<RotaryAngles, EngineError> {
     let angles = TokenAngles::<A>::new(&case.spec, &case.positions, case.seq_len)?;
-    let shape = [angles.tokens(), case.spec.geometry().lanes()];
-    let tensor =
-        |values: &[A]| Tensor::from_data(TensorData::new(values.to_vec(), shape), (device, dtype));
-    Ok(RotaryAngles {
-        cos: tensor(angles.cos()),
-        sin: tensor(angles.sin()),
-    })
+    let shape = [angles.tokens(), 2 * case.spec.geometry().lane_count()];
+    let data = TensorData::new(angles.rows().to_vec(), shape);
+    let rows = Tensor::from_data(data, (device, dtype));
+    Ok(RotaryAngles { rows })
 }
 
 /// A burn tensor; strided ones are views of a tensor with its first two dimensions exchanged.
@@ -156,9 +168,9 @@ pub(crate) fn place<const D: usize>(
 }
 
 pub(crate) fn read<const D: usize>(x: Tensor<D>) -> Result<Buffer, EngineError> {
-    let data = x.into_data();
     let failed =
-        |error: &dyn core::fmt::Debug| EngineError::Burn(format!("reading the result: {error:?}"));
+        |error: &dyn std::fmt::Debug| EngineError::Burn(format!("reading the result: {error:?}"));
+    let data = x.try_into_data().map_err(|error| failed(&error))?;
     match data.dtype() {
         tensor::DType::F64 => data.try_into_vec().map(Buffer::F64).map_err(|e| failed(&e)),
         tensor::DType::F32 => data.try_into_vec().map(Buffer::F32).map_err(|e| failed(&e)),

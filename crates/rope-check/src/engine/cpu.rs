@@ -116,7 +116,8 @@ impl Cpu {
     }
 }
 
-/// A tensor in the place that a case asks for: with gaps between its rows or without, with a destination or without.
+/// A tensor laid out as a case asks: with gaps between its rows or without, with a
+/// destination or without.
 pub(crate) struct Placed<E> {
     pub(crate) contiguous: HeadsLayout,
     pub(crate) layout: HeadsLayout,
@@ -129,7 +130,8 @@ impl<E: Element> Placed<E> {
         let contiguous = case.contiguous(heads);
         let mut layout = contiguous;
         if case.strided {
-            // Rows one and a half times as long, so that a kernel that ignores strides lands in a gap.
+            // Rows one and a half times as long, so that a kernel that ignores strides lands in a
+            // gap.
             let stretch =
                 |stride: usize| stride / case.spec.head_dim() * (case.spec.head_dim() * 3 / 2 + 1);
             layout.strides.batch = stretch(layout.strides.batch);

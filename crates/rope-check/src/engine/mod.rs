@@ -11,7 +11,7 @@ use rope_core::{
 #[cfg(feature = "burn")]
 pub use self::burn::{Burn, burn_engines};
 #[cfg(feature = "burn")]
-pub(crate) use self::burn::{angle_tensors, burn_error, place, read};
+pub(crate) use self::burn::{angle_tensors, burn_error, engine_name, place, read, rotary, rotate};
 #[cfg(feature = "burn")]
 pub(crate) use self::cpu::Placed;
 pub use self::cpu::{AngleSource, Cpu};
@@ -37,7 +37,7 @@ pub struct Case {
     pub heads: usize,
     /// Heads of k; 0 for no k.
     pub kv_heads: usize,
-    /// Whether q and k lie in buffers with gaps between their rows.
+    /// Whether q and k have gaps between their rows.
     pub strided: bool,
     /// Whether q and k are overwritten.
     pub in_place: bool,
@@ -67,7 +67,7 @@ impl Case {
         }
     }
 
-    /// How q (or k, by its heads) lies in a contiguous buffer.
+    /// The strides of q (or k, by its heads) in a contiguous buffer.
     pub fn contiguous(&self, heads: usize) -> HeadsLayout {
         HeadsLayout::contiguous(
             self.layout,
@@ -89,7 +89,8 @@ impl Case {
         }
     }
 
-    /// Where each head of each token starts in a contiguous buffer: `(token of the positions, first element)`.
+    /// The offset of each head of each token in a contiguous buffer: `(token of the positions,
+    /// first element)`.
     pub fn rows(&self, heads: usize) -> Vec<(usize, usize)> {
         let strides = self.contiguous(heads).strides;
         let mut rows = Vec::with_capacity(self.batch * self.seq * heads);
@@ -130,27 +131,38 @@ pub enum EngineError {
     /// The Ascend runtime, its operators or the kernels refused or failed.
     #[cfg(feature = "ascend")]
     #[error(transparent)]
-    Ascend(#[from] rope_ascend::AscendError),
+    Ascend(Box<rope_ascend::AscendError>),
+}
+
+#[cfg(feature = "ascend")]
+impl From<rope_ascend::AscendError> for EngineError {
+    fn from(error: rope_ascend::AscendError) -> Self {
+        Self::Ascend(Box::new(error))
+    }
 }
 
 impl EngineError {
-    /// The limit that kept the engine from running, where it is one that the engine is known to have: such a case is
-    /// skipped, not failed.
+    /// The limit that kept the engine from running, where it is one that the engine is known to
+    /// have: such a case is skipped, not failed.
     pub fn limit(&self) -> Option<String> {
         match self {
             Self::Unsupported { .. } => Some(self.to_string()),
             #[cfg(feature = "ascend")]
-            Self::Ascend(rope_ascend::AscendError::OperatorLimit {
-                operator,
-                limit,
-                found,
-            }) => Some(format!("{operator} takes {limit}, found {found}")),
+            Self::Ascend(error) => match &**error {
+                rope_ascend::AscendError::OperatorLimit {
+                    operator,
+                    limit,
+                    found,
+                } => Some(format!("{operator} takes {limit}, found {found}")),
+                _ => None,
+            },
             _ => None,
         }
     }
 }
 
-/// Something that rotates host tensors. q and k are contiguous in the case's layout, whatever the engine makes of them.
+/// Something that rotates host tensors. q and k are contiguous in the case's layout, whatever the
+/// engine makes of them.
 pub trait Engine {
     /// The name in tables.
     fn name(&self) -> String;
@@ -160,11 +172,7 @@ pub trait Engine {
 
     /// The type that cos and sin are rounded to for tensors of type `dtype`.
     fn angle_dtype(&self, dtype: DType) -> DType {
-        if dtype == DType::F64 {
-            DType::F64
-        } else {
-            DType::F32
-        }
+        dtype.computed_in()
     }
 
     /// Rotates q and k (or applies the adjoint); k is absent where the case has no kv_heads.

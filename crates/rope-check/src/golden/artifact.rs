@@ -30,7 +30,8 @@ impl Artifact {
     /// Reads a file and decides by its contents; the extension only says how to parse them.
     ///
     /// # Errors
-    /// [`GoldenError`] for a file that cannot be read, is truncated, or claims to be golden and is not complete.
+    /// [`GoldenError`] for a file that cannot be read, is truncated, or claims to be golden and is
+    /// not complete.
     pub fn open(path: &Path) -> Result<Self, GoldenError> {
         let other = |reason| Ok(Self::Other { reason });
         match path.extension().and_then(|extension| extension.to_str()) {
@@ -65,7 +66,8 @@ impl Artifact {
     }
 }
 
-/// The metadata of a safetensors file, without reading its tensors: a folder may hold whole checkpoints.
+/// The metadata of a safetensors file, without reading its tensors: a folder may hold whole
+/// checkpoints.
 fn header_metadata(path: &Path) -> Result<HashMap<String, serde_json::Value>, GoldenError> {
     let broken = |detail: &str| GoldenError::Container {
         detail: detail.to_owned(),

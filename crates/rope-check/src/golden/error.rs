@@ -4,7 +4,8 @@ use rope_core::RopeError;
 
 use crate::engine::EngineError;
 
-/// A golden file that is unreadable, incomplete or contradicts itself. The message continues a path.
+/// A golden file that is unreadable, incomplete or contradicts itself. The message continues a
+/// path.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GoldenError {
@@ -21,7 +22,8 @@ pub enum GoldenError {
     },
     /// JSON that does not parse, or a frequency table without a field.
     #[error(
-        "is not a complete JSON file of cases ({detail}); it may be truncated: copy or dump it again"
+        "is not a complete JSON file of cases ({detail}); it may be truncated: copy or dump it \
+         again"
     )]
     Json {
         /// What the parser says, with line and column.
@@ -81,6 +83,27 @@ pub enum GoldenError {
         /// Its shape.
         found: Vec<usize>,
     },
+    /// A finite value that an element type cannot hold: nothing is compared in that type.
+    #[error("{name} holds {found}, which is infinite in {dtype}; it is not compared in {dtype}")]
+    Overflow {
+        /// The tensor.
+        name: String,
+        /// The value.
+        found: f64,
+        /// The element type.
+        dtype: &'static str,
+    },
+    /// Inputs whose rounding errors overflow f64.
+    #[error(
+        "tensor {name} has no finite tolerance: a value of it times the attention scaling \
+         {scaling:e} overflows f64; scale it down before the run"
+    )]
+    Unbounded {
+        /// The tensor.
+        name: String,
+        /// The attention scaling.
+        scaling: f64,
+    },
     /// The metadata does not make a rotation, or the positions are out of range.
     #[error(transparent)]
     Rope(#[from] RopeError),
@@ -95,9 +118,11 @@ pub enum GoldenError {
 }
 
 impl GoldenError {
-    /// The limit that kept the engine from running; see [`EngineError::limit`].
+    /// The limit of the engine or of the element type that ruled the comparison out, where it is
+    /// one that is known; see [`EngineError::limit`].
     pub fn limit(&self) -> Option<String> {
         match self {
+            Self::Overflow { .. } => Some(self.to_string()),
             Self::Engine { source, .. } => source.limit(),
             _ => None,
         }

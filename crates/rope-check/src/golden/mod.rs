@@ -1,12 +1,14 @@
 //! Golden vectors: what another implementation computed, and how far an engine is from it.
 //!
-//! A file is one rotary module: positions, q and k, upstream gradients, and what the other implementation made of them. The rotation is
-//! built from the metadata alone, as a user's configuration would build it, so the files check that reading too.
+//! A file is one rotary module: positions, q and k, upstream gradients, and what the other
+//! implementation made of them. The rotation is built from the metadata alone, as a user's
+//! configuration would build it, so the files check that reading too.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `artifact` | which kind of file a path is |
-//! | `vectors` | a `.safetensors` file, read and checked |
+//! | `tensors` | a `.safetensors` file: tensors by name, exact in f64 |
+//! | `vectors` | the file of a rotary module, checked |
 //! | `rotation` | engines against the file's truth |
 //! | `prompts` | `rope_index_*.json`: position ids of prompts |
 //! | `tables` | `inv_freq_tables.json`: frequencies of every scaling |
@@ -18,11 +20,14 @@ mod prompts;
 mod rotation;
 mod row;
 mod tables;
+pub(crate) mod tensors;
 mod vectors;
 
 pub use artifact::Artifact;
 pub use error::GoldenError;
-pub use prompts::{PromptCases, version_of};
+pub use prompts::PromptCases;
+#[cfg(feature = "models")]
+pub(crate) use prompts::{reasons, version_of};
 pub use row::{Row, Worst};
 pub use tables::FrequencyTables;
 pub use vectors::GoldenVectors;

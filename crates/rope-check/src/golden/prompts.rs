@@ -69,12 +69,18 @@ struct Grids {
 }
 
 /// Whose position ids a version of transformers gives: the option that reproduces it.
-pub fn version_of(transformers: Option<&str>) -> Compatibility {
+pub(crate) fn version_of(transformers: Option<&str>) -> Compatibility {
     match transformers {
         Some(version) if version.starts_with("4.") => Compatibility::Transformers4_57,
         Some(version) if version.starts_with("5.") => Compatibility::Transformers5_23,
         _ => Compatibility::Exact,
     }
+}
+
+/// Why the ids differ from the default's; empty if they do not.
+pub(crate) fn reasons(found: &PositionIds) -> String {
+    let reasons = found.divergences().iter().map(ToString::to_string);
+    reasons.collect::<Vec<_>>().join("; ")
 }
 
 impl PromptCases {
@@ -84,8 +90,8 @@ impl PromptCases {
         })
     }
 
-    /// One row per case: the ids of all tokens but padding, then the rope deltas, as the file's version of transformers
-    /// has them. A row's note says why the default differs, where it does.
+    /// One row per case: the ids of all tokens but padding, then the rope deltas, as the file's
+    /// version of transformers has them. A row's note says why the default differs, where it does.
     ///
     /// # Errors
     /// [`GoldenError::Rope`] for prompts whose tokens, grids and masks do not fit together.
@@ -120,16 +126,11 @@ impl PromptCases {
             },
             &values,
             &expected,
-            |_| 0.0,
+            |_, _| 0.0,
             |i| labels.get(i).cloned().unwrap_or_default(),
         );
         if exact_values != expected {
-            let reasons: Vec<String> = found
-                .divergences()
-                .iter()
-                .map(ToString::to_string)
-                .collect();
-            row.note = Some(reasons.join("; "));
+            row.note = Some(reasons(&found));
         }
         Ok(row)
     }
@@ -173,14 +174,14 @@ impl Case {
         })?)
     }
 
-    /// Ids of attended tokens axis by axis, then deltas, each with its place.
+    /// Ids of attended tokens axis by axis, then deltas, each with its name.
     fn values(&self, found: &PositionIds) -> (Vec<f64>, Vec<String>) {
         let seq = self.input_ids.first().map_or(1, Vec::len).max(1);
         let attended = self.attended();
         let ids = (0..AXES).flat_map(|axis| {
             let of_token = |(token, id): (usize, &i64)| {
-                let place = format!("axis {axis}, row {}, token {}", token / seq, token % seq);
-                attended[token].then_some((*id as f64, place))
+                let name = format!("axis {axis}, row {}, token {}", token / seq, token % seq);
+                attended[token].then_some((*id as f64, name))
             };
             found
                 .axis(axis)

@@ -41,25 +41,35 @@ pub struct Worst {
 }
 
 impl Row {
-    /// Compares element by element; `tolerance` and `at` take an index.
+    /// Compares element by element; `tolerance` takes an index and what is expected there, `at` an
+    /// index.
+    ///
+    /// An expected infinity equals itself alone, whatever the tolerance. A NaN, a missing element
+    /// and an element without a finite tolerance fail.
     pub fn compare(
         tensor: &str,
         dtype: &'static str,
         engine: &str,
         found: &[f64],
         expected: &[f64],
-        tolerance: impl Fn(usize) -> f64,
+        tolerance: impl Fn(usize, f64) -> f64,
         at: impl Fn(usize) -> String,
     ) -> Self {
         let difference = |i: usize| match (found.get(i), expected.get(i)) {
+            (Some(found), Some(expected)) if found == expected => 0.0,
             (Some(found), Some(expected)) if !(found - expected).is_nan() => {
                 (found - expected).abs()
             }
             _ => f64::INFINITY,
         };
-        let share = |i: usize| match difference(i) {
-            0.0 => 0.0,
-            difference => difference / tolerance(i),
+        let tolerance = |i: usize| match expected.get(i) {
+            Some(expected) if expected.is_finite() => tolerance(i, *expected),
+            _ => 0.0,
+        };
+        let share = |i: usize| match (difference(i), tolerance(i)) {
+            (_, tolerance) if !tolerance.is_finite() => f64::INFINITY,
+            (0.0, _) => 0.0,
+            (difference, tolerance) => difference / tolerance,
         };
         let indices = 0..found.len().max(expected.len());
         let largest = indices
@@ -74,7 +84,7 @@ impl Row {
             dtype,
             engine: engine.to_owned(),
             max_abs: largest.map_or(0.0, difference),
-            tolerance: largest.map_or(0.0, &tolerance),
+            tolerance: largest.map_or(0.0, tolerance),
             ratio,
             pass,
             worst: worst.filter(|_| !pass).map(|i| Worst {
@@ -94,7 +104,7 @@ mod tests {
 
     fn compare(found: &[f64], expected: &[f64]) -> Row {
         let label = |i: usize| i.to_string();
-        let allowed = |i: usize| if i == 0 { 1.0 } else { 0.1 };
+        let allowed = |i: usize, _| if i == 0 { 1.0 } else { 0.1 };
         Row::compare("x", "f32", "e", found, expected, allowed, label)
     }
 
@@ -111,10 +121,32 @@ mod tests {
             compare(&[f64::NAN], &[0.0]),
             compare(&[0.0], &[f64::NAN]),
             compare(&[0.0], &[0.0, 0.0]),
-            compare(&[f64::INFINITY], &[f64::INFINITY]),
+            compare(&[0.0, 0.0], &[0.0]),
+            compare(&[f64::NAN], &[f64::NAN]),
         ] {
             assert!(!row.pass, "{row:?}");
         }
         assert!(compare(&[], &[]).pass);
+    }
+
+    #[test]
+    fn an_infinity_equals_itself_alone() {
+        let inf = f64::INFINITY;
+        assert!(compare(&[inf, -inf], &[inf, -inf]).pass);
+        for (found, expected) in [(inf, -inf), (inf, 0.0), (0.0, inf), (f64::MAX, inf)] {
+            let row = compare(&[found], &[expected]);
+            assert!(!row.pass && row.tolerance.is_finite(), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_finite_tolerance_nothing_passes() {
+        for tolerance in [f64::INFINITY, f64::NAN] {
+            let label = |i: usize| i.to_string();
+            for found in [0.0, 1.0] {
+                let row = Row::compare("x", "f32", "e", &[found], &[0.0], |_, _| tolerance, label);
+                assert!(!row.pass, "{row:?}");
+            }
+        }
     }
 }

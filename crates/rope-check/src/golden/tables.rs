@@ -6,13 +6,9 @@ use serde::Deserialize;
 use super::error::GoldenError;
 use super::row::Row;
 use crate::buffer::DType;
+use crate::tolerance::{Operation, allowed};
 
-/// How far a frequency, or an attention scaling, may lie from the table's, relative to it.
-///
-/// An angle is made of it in f64 and rounded to f32 after cos and sin, so 1e-7 is an error of two units of f32 per radian.
-pub(super) const RELATIVE: f64 = 1e-7;
-
-/// What makes the frequencies, in the place where rows of rotations name the engine.
+/// What makes the frequencies, where rows of rotations name the engine.
 pub(super) const ENGINE: &str = "frequencies";
 
 /// Frequencies and attention scaling of named rope parameters.
@@ -72,7 +68,7 @@ impl Case {
             ENGINE,
             &found,
             &expected,
-            |i| RELATIVE * expected.get(i).map_or(0.0, |expected| expected.abs()),
+            |_, expected| allowed(Operation::Frequency, DType::F64, expected),
             |i| {
                 if i == last {
                     "attention_scaling".to_owned()

@@ -1,11 +1,9 @@
 //! A golden `.safetensors` file: read, checked, and turned into a [`Case`].
 
-use half::{bf16, f16};
 use rope_core::{Layout, Positions, RotarySpec};
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView};
 
 use super::error::GoldenError;
+use super::tensors::{Kind, Tensors, Values};
 use crate::engine::Case;
 
 /// Spellings of the layouts, by the first letters of their dimensions.
@@ -22,12 +20,14 @@ const LAYOUTS: [(&str, Layout); 9] = [
 ];
 const LAYOUT_NAMES: &str = "[B,H,S,D], [B,S,H,D], [S,B,H,D] or [T,H,D]";
 
-/// The element types that values may be stored in, most exact first, and how tensor names end in them.
+/// The element types that values may be stored in, most exact first, and how tensor names end in
+/// them.
 const INPUT_TYPES: [&str; 4] = ["f64", "f32", "f16", "bf16"];
 /// The types in which a truth is worth comparing with.
 pub(super) const TRUTH_TYPES: [&str; 2] = ["f64", "f32"];
 
-/// Names of cos, and of sin, in dumps: tables of HF's modules, or real and imaginary parts of complex ones.
+/// Names of cos, and of sin, in dumps: tables of HF's modules, or real and imaginary parts of
+/// complex ones.
 const COS: [&str; 2] = ["cos", "freqs_cis_re"];
 const SIN: [&str; 2] = ["sin", "freqs_cis_im"];
 
@@ -57,24 +57,14 @@ pub(super) struct Mapping {
     pub(super) truth: Values,
 }
 
-/// A tensor's values.
-#[derive(Clone, Debug)]
-pub(super) struct Values {
-    /// The tensor's name without its type.
-    pub(super) name: String,
-    pub(super) shape: Vec<usize>,
-    pub(super) values: Vec<f64>,
-    /// Whether they were computed in f64.
-    pub(super) is_f64: bool,
-}
-
 impl GoldenVectors {
     /// Reads the bytes of a `.safetensors` file.
     ///
     /// # Errors
-    /// [`GoldenError`]: broken container, metadata or tensors missing, of the wrong type or shape, or no rotation made of the metadata.
+    /// [`GoldenError`]: broken container, metadata or tensors missing, of the wrong type or shape,
+    /// or no rotation made of the metadata.
     pub fn read(bytes: &[u8]) -> Result<Self, GoldenError> {
-        let file = File::parse(bytes)?;
+        let file = File(Tensors::parse(bytes)?);
         let layout = file.layout()?;
         let q = file.require("q", &INPUT_TYPES, "every comparison")?;
         let rank = if layout == Layout::Tnd { 3 } else { 4 };
@@ -88,13 +78,15 @@ impl GoldenVectors {
         let spec = file.spec(head_dim)?;
         let (batch, seq, heads) = dimensions(layout, &q.shape);
         let tokens = file
-            .tensor("position_ids")
-            .ok_or_else(|| file.missing("position_ids", "every comparison"))?;
-        let positions = positions(&tokens, spec.axes(), layout, batch, seq)?;
+            .0
+            .find("position_ids", Kind::Integers)?
+            .ok_or_else(|| file.0.missing("position_ids", "every comparison"))?;
+        let positions = positions(tokens, spec.axis_count(), layout, batch, seq)?;
         let seq_len = file.number("seq_len", "a number of tokens")?;
 
         let mut case = Case::new(spec, positions, layout, batch, seq);
-        // transformers takes the highest position in use for the length that dynamic and LongRoPE frequencies depend on.
+        // transformers takes the highest position in use for the length that dynamic and LongRoPE
+        // frequencies depend on.
         case.seq_len = seq_len.or(Some(u64::from(case.positions.highest()) + 1));
         case.heads = heads;
         let k = file.optional("k", &INPUT_TYPES)?;
@@ -112,7 +104,7 @@ impl GoldenVectors {
             k: k.map(|k| file.mapping(k, "k_out", &k_dims)).transpose()?,
         };
         let gq = match (file.optional("gq", &INPUT_TYPES)?, &gk) {
-            (None, Some(_)) => return Err(file.missing("gq", "the gradient (gk is there)")),
+            (None, Some(_)) => return Err(file.0.missing("gq", "the gradient (gk is there)")),
             (gq, _) => gq,
         };
         let adjoint = gq.map(|gq| -> Result<Pass, GoldenError> {
@@ -137,48 +129,14 @@ impl GoldenVectors {
             attention_scaling: file.number("attention_scaling", "a number")?,
         })
     }
-
-    /// The rotation that the metadata describe.
-    pub fn spec(&self) -> &RotarySpec {
-        &self.case.spec
-    }
-
-    /// Whether the file holds gradients.
-    pub fn has_gradients(&self) -> bool {
-        self.adjoint.is_some()
-    }
-}
-
-impl Values {
-    pub(super) fn misshapen(&self, expected: String) -> GoldenError {
-        GoldenError::TensorShape {
-            name: self.name.clone(),
-            expected,
-            found: self.shape.clone(),
-        }
-    }
 }
 
 /// The container and its metadata.
-struct File<'a> {
-    tensors: SafeTensors<'a>,
-    metadata: std::collections::HashMap<String, String>,
-}
+struct File(Tensors);
 
-impl<'a> File<'a> {
-    fn parse(bytes: &'a [u8]) -> Result<Self, GoldenError> {
-        let broken = |error: safetensors::SafeTensorError| GoldenError::Container {
-            detail: error.to_string(),
-        };
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(broken)?;
-        Ok(Self {
-            tensors: SafeTensors::deserialize(bytes).map_err(broken)?,
-            metadata: header.metadata().clone().unwrap_or_default(),
-        })
-    }
-
+impl File {
     fn text(&self, key: &'static str, expected: &'static str) -> Result<&str, GoldenError> {
-        let found = self.metadata.get(key).map(String::as_str);
+        let found = self.0.metadata.get(key).map(String::as_str);
         found.ok_or(GoldenError::MissingMetadata { key, expected })
     }
 
@@ -187,7 +145,7 @@ impl<'a> File<'a> {
         key: &'static str,
         expected: &'static str,
     ) -> Result<Option<T>, GoldenError> {
-        let Some(found) = self.metadata.get(key) else {
+        let Some(found) = self.0.metadata.get(key) else {
             return Ok(None);
         };
         let wrong = |_| GoldenError::Metadata {
@@ -198,9 +156,10 @@ impl<'a> File<'a> {
         found.trim().parse().map(Some).map_err(wrong)
     }
 
-    /// The layout, from the first bracket of the metadata: Hugging Face's `[B,H,S,D]` where nothing is stated.
+    /// The layout, from the first bracket of the metadata: Hugging Face's `[B,H,S,D]` where nothing
+    /// is stated.
     fn layout(&self) -> Result<Layout, GoldenError> {
-        let Some(stated) = self.metadata.get("layout") else {
+        let Some(stated) = self.0.metadata.get("layout") else {
             return Ok(Layout::Bnsd);
         };
         let bracket = stated
@@ -234,43 +193,23 @@ impl<'a> File<'a> {
         )?)
     }
 
-    fn tensor(&self, name: &str) -> Option<(String, TensorView<'a>)> {
-        let view = self.tensors.tensor(name).ok()?;
-        Some((name.to_owned(), view))
-    }
-
-    /// The tensor `stem.X` for the first X of `types` that is present.
+    /// The tensor `stem.X` for the first X of `types` that is present, without its type in
+    /// messages.
     fn optional(&self, stem: &str, types: &[&str]) -> Result<Option<Values>, GoldenError> {
-        let named = |suffix: &&str| self.tensor(&format!("{stem}.{suffix}"));
-        let Some((name, view)) = types.iter().find_map(named) else {
-            return Ok(None);
-        };
-        Ok(Some(Values {
-            values: floats(&name, &view)?,
-            is_f64: view.dtype() == Dtype::F64,
-            shape: view.shape().to_vec(),
-            name: stem.to_owned(),
-        }))
+        for suffix in types {
+            if let Some(found) = self.0.find(&format!("{stem}.{suffix}"), Kind::Floats)? {
+                let mut found = found.clone();
+                found.name = stem.to_owned();
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     fn require(&self, stem: &str, types: &[&str], needed_by: &str) -> Result<Values, GoldenError> {
-        let missing = || self.missing(&format!("{stem}.{{{}}}", types.join(",")), needed_by);
+        let name = format!("{stem}.{{{}}}", types.join(","));
+        let missing = || self.0.missing(&name, needed_by);
         self.optional(stem, types)?.ok_or_else(missing)
-    }
-
-    fn missing(&self, name: &str, needed_by: &str) -> GoldenError {
-        let mut found: Vec<_> = self
-            .tensors
-            .names()
-            .into_iter()
-            .map(str::to_owned)
-            .collect();
-        found.sort_unstable();
-        GoldenError::MissingTensor {
-            name: name.to_owned(),
-            needed_by: needed_by.to_owned(),
-            found: found.join(", "),
-        }
     }
 
     fn mapping(&self, input: Values, image: &str, dims: &[usize]) -> Result<Mapping, GoldenError> {
@@ -296,14 +235,13 @@ fn dimensions(layout: Layout, shape: &[usize]) -> (usize, usize, usize) {
 
 /// Position ids as `[axes, tokens]`, from any of the shapes that the field keeps them in.
 fn positions(
-    (name, view): &(String, TensorView),
+    tokens: &Values,
     axes: usize,
     layout: Layout,
     batch: usize,
     seq: usize,
 ) -> Result<Positions, GoldenError> {
-    let ids = integers(name, view)?;
-    let shape = view.shape();
+    let (ids, shape) = (tokens.integers(), &tokens.shape[..]);
     // Vision towers and packed image tokens list the axes of each token.
     if layout == Layout::Tnd && axes > 1 && shape == [seq, axes] {
         let by_axis: Vec<i64> = (0..axes)
@@ -311,54 +249,19 @@ fn positions(
             .collect();
         return Ok(Positions::new(axes, &by_axis)?);
     }
-    let tokens = match shape {
+    let per_axis = match shape {
         [first, rest @ ..] if *first == axes && !rest.is_empty() => rest,
         _ if axes == 1 => shape,
         _ => &[],
     };
-    if ![&[batch, seq][..], &[1, seq], &[seq]].contains(&tokens) {
+    if ![&[batch, seq][..], &[1, seq], &[seq]].contains(&per_axis) {
         let expected = match (axes, layout) {
             (1, Layout::Tnd) => format!("[{seq}]"),
             (1, _) => format!("[{batch}, {seq}] or [{seq}]"),
             (_, Layout::Tnd) => format!("[{seq}, {axes}] or [{axes}, {seq}]"),
             _ => format!("[{axes}, {batch}, {seq}] or [{axes}, {seq}]"),
         };
-        return Err(GoldenError::TensorShape {
-            name: name.clone(),
-            expected: format!("{expected}, one id per position axis and token"),
-            found: shape.to_vec(),
-        });
+        return Err(tokens.misshapen(format!("{expected}, one id per position axis and token")));
     }
     Ok(Positions::new(axes, &ids)?)
-}
-
-fn floats(name: &str, view: &TensorView) -> Result<Vec<f64>, GoldenError> {
-    Ok(match view.dtype() {
-        Dtype::F64 => elements(view, f64::from_le_bytes),
-        Dtype::F32 => elements(view, |b| f64::from(f32::from_le_bytes(b))),
-        Dtype::F16 => elements(view, |b| f16::from_le_bytes(b).to_f64()),
-        Dtype::BF16 => elements(view, |b| bf16::from_le_bytes(b).to_f64()),
-        found => return Err(wrong_type(name, "F64, F32, F16 or BF16", found)),
-    })
-}
-
-fn integers(name: &str, view: &TensorView) -> Result<Vec<i64>, GoldenError> {
-    Ok(match view.dtype() {
-        Dtype::I64 => elements(view, i64::from_le_bytes),
-        Dtype::I32 => elements(view, |b| i64::from(i32::from_le_bytes(b))),
-        found => return Err(wrong_type(name, "I64 or I32", found)),
-    })
-}
-
-fn wrong_type(name: &str, expected: &'static str, found: Dtype) -> GoldenError {
-    GoldenError::TensorType {
-        name: name.to_owned(),
-        expected,
-        found: format!("{found:?}"),
-    }
-}
-
-fn elements<const BYTES: usize, T>(view: &TensorView, read: impl Fn([u8; BYTES]) -> T) -> Vec<T> {
-    let (chunks, _) = view.data().as_chunks::<BYTES>();
-    chunks.iter().map(|bytes| read(*bytes)).collect()
 }

@@ -1,35 +1,39 @@
-//! Rotation through burn: the graph, the allocations and the seed of the gradients included.
+//! Rotation through burn: with the graph, the allocations and the seed of the gradients.
 
 use std::error::Error;
 
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
-use rope_benches::bars::names;
-use rope_benches::cases::{Case, Group, Selection, Way};
-use rope_benches::rotation::{copy, is_within, positions, tolerance, values};
-use rope_benches::rows::SpeedRow;
-use rope_benches::sample::{Contest, Plan, Timing, interleaved};
-use rope_benches::shapes::FLUX_SINGLE;
+use rope_bench::bars::names;
+use rope_bench::cases::{Group, Selection, TimedCase, Way};
+use rope_bench::rotation::{copy, is_within, positions, values};
+use rope_bench::rows::SpeedRow;
+use rope_bench::sample::{Contest, Plan, Timing, interleaved};
+use rope_bench::shapes::FLUX_SINGLE;
+use rope_check::buffer::DType;
+use rope_check::tolerance::{Operation, allowed};
 use rope_core::reference::HeadMatrix;
 use rope_core::{Layout, Pairing, Positions, RotarySpec};
 
 use super::scheme::{NamedScheme, Scheme};
 
-/// Every way at the shape that peers are compared on; adjacent pairs, because `RotaryEncoding` has no others.
-pub(crate) fn cases(selection: Selection) -> Vec<Case> {
+/// Every way at the shape that peers are compared on; adjacent pairs, because `RotaryEncoding` has
+/// no others.
+pub(crate) fn cases(selection: Selection) -> Vec<TimedCase> {
     let shape = match selection {
         Selection::Quick => FLUX_SINGLE.at(64),
         _ => FLUX_SINGLE,
     };
-    let case = |way| Case {
+    let case = |way| TimedCase {
         pairing: Pairing::Adjacent,
         layout: Layout::Bnsd,
         way,
-        ..Case::new(Group::Burn, shape)
+        ..TimedCase::new(Group::Burn, shape)
     };
     Way::ALL.map(case).into()
 }
 
-/// Contestants: a copy, then the schemes; one of them does not rotate, to see what the backward takes by itself.
+/// Contestants: a copy, then the schemes. One of these does not rotate, to see what the backward
+/// takes by itself.
 struct Through {
     way: Way,
     x: Tensor<4>,
@@ -53,7 +57,7 @@ impl Through {
     }
 
     fn backward(&mut self) {
-        // From ones, as large as the output.
+        // Starts from ones, as large as the output.
         self.gradients = self.output.take().map(|output| output.backward());
     }
 }
@@ -68,7 +72,7 @@ impl Contest for Through {
         let Some(scheme) = contestant.checked_sub(1) else {
             return;
         };
-        // A leaf that nobody else holds: who can may rotate it in place.
+        // A leaf that nobody else holds, so that a scheme that can rotates it in place.
         self.input = Some((self.x.clone() + 0.0).autodiff().require_grad());
         if self.way == Way::Backward {
             self.forward(scheme);
@@ -98,10 +102,10 @@ impl Contest for Through {
 ///
 /// # Errors
 /// If a result is not the oracle's.
-pub(crate) fn time(case: &Case, plan: &Plan) -> Result<Vec<SpeedRow>, Box<dyn Error>> {
+pub(crate) fn time(case: &TimedCase, plan: &Plan) -> Result<Vec<SpeedRow>, Box<dyn Error>> {
     let shape = case.shape;
     let spec = shape.spec(case.pairing, case.axes.clone())?;
-    let positions = positions(spec.axes(), shape.seq)?;
+    let positions = positions(spec.axis_count(), shape.seq)?;
     let schemes = Scheme::all(&spec, &positions, &Device::flex().autodiff())?;
     // The shape's heads are rotated whole, so there is every scheme.
     let mut schemes: Vec<NamedScheme> = schemes
@@ -136,7 +140,8 @@ pub(crate) fn time(case: &Case, plan: &Plan) -> Result<Vec<SpeedRow>, Box<dyn Er
         .collect())
 }
 
-/// Tokens that are compared. `RotaryEncoding`'s f32 angles drift from the exact ones as positions grow.
+/// Tokens that are compared. The f32 angles of `RotaryEncoding` drift from the exact ones as
+/// positions grow.
 const CHECKED_TOKENS: usize = 4;
 
 fn check(
@@ -169,11 +174,11 @@ fn check(
             .chain(matrix.apply_adjoint(&vec![1.0; channels]));
         let found = found[row.clone()].iter().chain(&gradient[row]);
         for (found, expected) in found.zip(expected) {
-            // Twice the usual, for angles that were made in f32.
+            // Twice the usual, for angles that were computed in f32.
             if !is_within(
                 f64::from(*found),
                 expected,
-                2.0 * tolerance::<f32>(expected, 1),
+                2.0 * allowed(Operation::Passes(1), DType::F32, expected),
             ) {
                 let problem = format!(
                     "{name}: token {token} has {found}, the oracle {expected}; nothing was timed"

@@ -3,14 +3,13 @@
 use std::error::Error;
 
 use burn::tensor::Device as BurnDevice;
-use burn_ascend::AscendDevice;
-use rope_benches::rows::Source;
+use rope_bench::rows::Source;
 use rope_check::alloc::Usage;
 
-use super::ALLOCATOR;
-use crate::device::{Compute, Device, TokenArgs, npu_of};
+use crate::ALLOCATOR;
+use crate::device::{Compute, Device, TokenArgs};
 
-/// Sizes from which allocations are counted apart.
+/// Sizes from which allocations are counted separately.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     /// Large enough to hold tensor data.
@@ -22,8 +21,6 @@ pub(crate) struct Sizes {
 /// A device whose bytes can be counted.
 pub(crate) struct Meter {
     compute: Compute,
-    /// Its tensors live there; on the host where there is none.
-    npu: Option<AscendDevice>,
     name: String,
     source: Source,
 }
@@ -32,21 +29,22 @@ impl Meter {
     /// Opens the device.
     ///
     /// # Errors
-    /// If it is not there, or is no device of this process.
+    /// If the device is not there, or is not in this process.
     pub(crate) fn open(device: &Device) -> Result<Self, Box<dyn Error>> {
-        let (npu, name, source) = match device {
-            Device::Cpu => (None, "flex".to_owned(), Source::Measured),
-            Device::AscendSim => (
-                Some(npu_of(device)?),
-                device.to_string(),
-                Source::CountedOnTheSimulator,
-            ),
-            _ => (Some(npu_of(device)?), device.to_string(), Source::Measured),
+        let (name, source) = match device {
+            Device::Cpu => ("flex".to_owned(), Source::Measured),
+            Device::Ascend(_) => (device.to_string(), Source::Measured),
+            Device::AscendSim => (device.to_string(), Source::CountedOnTheSimulator),
+            Device::Remote { .. } => {
+                return Err(format!(
+                    "the memory of {device} cannot be counted from here; expected --device cpu, \
+                     ascend, ascend:N or ascend-sim"
+                )
+                .into());
+            }
         };
-        let compute = Compute::open(device, &TokenArgs::default())?;
         Ok(Self {
-            compute,
-            npu,
+            compute: Compute::open(device, &TokenArgs::default())?,
             name,
             source,
         })
@@ -69,24 +67,21 @@ impl Meter {
 
     /// Whether the device counts allocations, not only their bytes.
     pub(crate) fn counts_allocations(&self) -> bool {
-        self.npu.is_none()
+        self.compute.npu().is_none()
     }
 
     /// Counts while `work` runs and until the device has done it. On an NPU everything is data.
     ///
     /// # Errors
-    /// The device's.
+    /// Those of the device.
     pub(crate) fn count(
         &self,
         sizes: Sizes,
         work: &mut dyn FnMut(),
     ) -> Result<Usage, Box<dyn Error>> {
-        let Some(npu) = self.npu else {
-            let Sizes {
-                data_bytes,
-                large_bytes,
-            } = sizes;
-            return Ok(ALLOCATOR.measure_classes(data_bytes, large_bytes, work).1);
+        let Some(npu) = self.compute.npu() else {
+            let usage = ALLOCATOR.measure_classes(sizes.data_bytes, sizes.large_bytes, work);
+            return Ok(usage.1);
         };
         let sync = || self.compute.device().sync();
         sync()?;
@@ -96,9 +91,8 @@ impl Meter {
         sync()?;
         let after = npu.memory()?;
         let retained_bytes = after.live_bytes.cast_signed() - before.cast_signed();
-        let peak_bytes = after.peak_bytes - before;
         Ok(Usage {
-            peak_bytes,
+            peak_bytes: after.peak_bytes - before,
             retained_bytes,
             retained_data_bytes: retained_bytes,
             allocations: 0,

@@ -1,5 +1,6 @@
-//! `mrope bench`: what a rotation costs, in bytes and in time, beside what others cost.
+//! `mrope bench`: what a rotation costs in bytes and in time, compared with other implementations.
 
+mod arguments;
 mod burn_speed;
 mod memory;
 mod meter;
@@ -13,9 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use crate::ALLOCATOR;
-
-/// Measure memory and time of rotations against a plain copy, composed operations and burn's own.
+/// Measure memory and time of rotations against a plain copy, composed operations and burn's own
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -29,7 +28,7 @@ enum What {
     Step(step::StepArgs),
 }
 
-/// Runs a benchmark; exit code 1 if `--check` finds a bar that is not met.
+/// Runs a benchmark; exit code 1 if `--check` finds a bar that the results do not meet.
 ///
 /// # Errors
 /// If a result is wrong, in which case it is not timed, or an output cannot be written.

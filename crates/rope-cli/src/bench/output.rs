@@ -8,9 +8,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use rope_benches::bars::Bar;
-use rope_benches::chart::BarChart;
-use rope_benches::rows::{write_csv, write_json_lines};
+use rope_bench::bars::Bar;
+use rope_bench::chart::BarChart;
+use rope_bench::rows::{write_csv, write_json_lines};
 use serde::Serialize;
 
 /// Forms of the results.
@@ -31,7 +31,8 @@ pub(crate) struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Opens the files, before anything is measured for them. What is in them stays until there is something to write.
+    /// Opens the files before anything is measured for them. Their content stays until there is
+    /// something to write.
     ///
     /// # Errors
     /// If one cannot be written.
@@ -52,8 +53,8 @@ pub(crate) struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Writes the rows in every form that was asked for, `table` where JSON was not. What one output refuses, the others
-    /// still get: the measurement is not lost.
+    /// Writes the rows in every form that was asked for, and as `table` unless JSON was. If one
+    /// output fails, the others are still written: the measurement is not lost.
     ///
     /// # Errors
     /// If an output cannot be written.
@@ -137,7 +138,7 @@ fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> String {
     move |error| format!("cannot write {}: {error}", path.display())
 }
 
-/// A bar on standard error.
+/// A progress bar on standard error.
 ///
 /// # Errors
 /// None; the template is valid.

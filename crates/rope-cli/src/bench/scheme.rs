@@ -4,11 +4,12 @@ use std::error::Error;
 
 use burn::nn::{RotaryEncoding, RotaryEncodingConfig};
 use burn::tensor::{Device, Tensor};
-use rope_benches::bars::names;
+use rope_bench::bars::names;
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_core::{Layout, Positions, RotarySpec};
 
 /// A way to rotate tensors `[batch, heads, seq, head_dim]`.
+#[expect(clippy::large_enum_variant, reason = "one of each in a run")]
 pub(crate) enum Scheme {
     /// rope-burn's.
     Rotary(Rotary, RotaryAngles),
@@ -16,11 +17,11 @@ pub(crate) enum Scheme {
     Encoding(RotaryEncoding),
 }
 
-/// A scheme and what it is called; none where it cannot rotate the shape, or where there is to be no rotation.
+/// A scheme by name; none where it cannot rotate the shape, or where nothing is to be rotated.
 pub(crate) type NamedScheme = (&'static str, Option<Scheme>);
 
 impl Scheme {
-    /// Those that are compared, by name. burn's own is absent where it cannot rotate the shape.
+    /// The schemes that are compared. burn's own is absent where it cannot rotate the shape.
     ///
     /// # Errors
     /// If the positions do not fit the specification.
@@ -64,5 +65,5 @@ impl Scheme {
     }
 }
 
-/// The base of the frequencies of [`rope_benches::shapes::Shape::spec`].
+/// The base of the frequencies of [`rope_bench::shapes::Shape::spec`].
 const THETA: f32 = 1e6;

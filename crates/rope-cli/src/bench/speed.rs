@@ -1,35 +1,41 @@
 //! `mrope bench speed`.
 
+use std::collections::HashSet;
 use std::error::Error;
-use std::fmt::Write as _;
-use std::io::{BufWriter, Write as _, stdout};
+use std::io::{BufWriter, Write, stdout};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use rope_benches::bars::{self, names};
-use rope_benches::cases::{Case, DType, Group, Selection, Way, cases, layout_name, pairing_name};
-use rope_benches::chart;
-use rope_benches::rotation::{BASELINE, ROTATION, Together};
-use rope_benches::rows::{SpeedRow, time};
-use rope_benches::sample::{Plan, Timing, samples};
+use clap::Args;
+use rope_bench::bars::{self, names};
+use rope_bench::cases::{DTYPES, Group, Selection, TimedCase, Way, cases};
+use rope_bench::chart;
+use rope_bench::rotation::{BASELINE, ROTATION, Together};
+use rope_bench::rows::{SpeedRow, time};
+use rope_bench::sample::{Plan, Timing, samples};
+use rope_check::buffer::DType;
+use rope_check::names::{layout_name, pairing_name};
 use rope_core::{Layout, Pairing};
 
+use super::arguments::{MAX_TOKENS, count_up_to, one_of};
 use super::burn_speed;
-use super::memory::{DTypeArg, positive};
 use super::output::{OutputArgs, progress};
+use crate::table::Table;
 
 /// Time rotations against a plain copy of the same bytes by the same threads.
 ///
-/// Each case is first compared with the oracle in f64, then timed in turns with its baseline (A B A B ...), so that a disturbance
-/// hits both; lengths whose cost per token is compared are timed in turns with each other too. The baseline of a rotation into other buffers, and of a single token, is a copy; that of a rotation in place reads,
-/// changes and writes the same bytes in place. bytes are those read and written: q and k twice a pass. Through burn, the fused
-/// operation, the composed one and burn::nn::RotaryEncoding are timed with their graphs and allocations.
+/// Each case is first compared with the oracle in f64, then timed in turns with its baseline (A B A
+/// B ...), so that a disturbance hits both. Lengths whose cost per token is compared are timed in
+/// turns with each other too. The baseline of a rotation into other buffers, and of a single token,
+/// is a copy; that of a rotation in place reads, changes and writes the same bytes in place. bytes
+/// are those read and written: q and k twice a pass. Through burn, the fused operation, the
+/// composed one and burn::nn::RotaryEncoding are timed with their graphs and allocations.
 ///
-/// Threads are those of the rayon pool (RAYON_NUM_THREADS).
+/// The threads are those of the rayon pool (RAYON_NUM_THREADS).
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SpeedArgs {
-    /// Every combination, for a quarter of an hour; without it those that are held to a bar, for three minutes.
+    /// Every combination, in a quarter of an hour; without it those that are held to a bar, in
+    /// three minutes.
     #[arg(long, conflicts_with = "quick")]
     full: bool,
     /// Tiny tensors and one sample, to see that everything runs: its times mean nothing.
@@ -39,29 +45,37 @@ pub(crate) struct SpeedArgs {
     #[arg(long, value_name = "SUBSTRING")]
     filter: Vec<String>,
     /// Only these element types.
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES")]
-    dtype: Vec<DTypeArg>,
-    /// Only these pairings: half, adjacent, quarter, interleave_half.
-    #[arg(long, value_delimiter = ',', value_name = "NAMES", value_parser = pairing)]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    #[arg(value_parser = one_of(&DTYPES, DType::name))]
+    dtype: Vec<DType>,
+    /// Only these pairings.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    #[arg(value_parser = one_of(&Pairing::ALL, pairing_name))]
     pairing: Vec<Pairing>,
-    /// Only these orders of dimensions: bsnd, bnsd, sbnd, tnd.
-    #[arg(long, value_delimiter = ',', value_name = "NAMES", value_parser = layout)]
+    /// Only these orders of dimensions.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    #[arg(value_parser = one_of(&Layout::ALL, layout_name))]
     layout: Vec<Layout>,
-    /// Only these ways: forward, backward, both.
-    #[arg(long, value_delimiter = ',', value_name = "NAMES", value_parser = way)]
+    /// Only these ways.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    #[arg(value_parser = one_of(&Way::ALL, Way::name))]
     direction: Vec<Way>,
-    /// Only these parts of the results.
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES")]
-    group: Vec<GroupArg>,
+    /// Only these parts of the results: large (64 MiB and more, half and adjacent), rare (quarter,
+    /// interleave_half, two angles for a pair), other (other heads, and angles from a table),
+    /// length (from 16 to 131,072 tokens), decode (a single token), burn (through burn).
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    #[arg(value_parser = one_of(&GROUPS, Group::name))]
+    group: Vec<Group>,
     /// Take the cases at this number of tokens instead of their own.
-    #[arg(long, value_name = "NUMBER", value_parser = positive)]
+    #[arg(long, value_name = "NUMBER", value_parser = count_up_to(MAX_TOKENS))]
     tokens: Option<usize>,
-    /// Samples of each case and of its baseline; fewer where they would take more than their share of four seconds.
-    #[arg(long, value_name = "NUMBER", default_value_t = 11, value_parser = positive)]
+    /// Samples of each case and of its baseline; fewer where they would take more than their share
+    /// of four seconds.
+    #[arg(long, value_name = "NUMBER", default_value_t = 11, value_parser = count_up_to(10_000))]
     samples: usize,
-    /// Go through all cases so often, and take as many samples each time: a disturbance of seconds then hits few samples of a
-    /// case. Not those through burn.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = positive)]
+    /// Go through all cases this number of times, with as many samples each time: a disturbance of
+    /// seconds then hits few samples of a case. Cases through burn are timed once.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count_up_to(10_000))]
     rounds: usize,
     /// Print the names of the cases and stop.
     #[arg(long)]
@@ -70,60 +84,20 @@ pub(crate) struct SpeedArgs {
     output: OutputArgs,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum GroupArg {
-    /// 64 MiB and more, half and adjacent
-    Large,
-    /// Quarter, interleave_half, two angles for a pair
-    Rare,
-    /// Other heads, and angles from a table
-    Other,
-    /// From 16 to 131,072 tokens
-    Length,
-    /// A single token
-    Decode,
-    /// Through burn
-    Burn,
-}
-
-impl From<GroupArg> for Group {
-    fn from(argument: GroupArg) -> Self {
-        match argument {
-            GroupArg::Large => Self::Large,
-            GroupArg::Rare => Self::Rare,
-            GroupArg::Other => Self::Other,
-            GroupArg::Length => Self::Length,
-            GroupArg::Decode => Self::Decode,
-            GroupArg::Burn => Self::Burn,
-        }
-    }
-}
-
-/// Parses one of `all` by its name.
-fn named<T: Copy>(text: &str, all: &[T], name: impl Fn(T) -> &'static str) -> Result<T, String> {
-    let found = all.iter().copied().find(|value| name(*value) == text);
-    found.ok_or_else(|| {
-        let names: Vec<&str> = all.iter().map(|value| name(*value)).collect();
-        format!("expected one of {}", names.join(", "))
-    })
-}
-
-fn pairing(text: &str) -> Result<Pairing, String> {
-    named(text, &Pairing::ALL, pairing_name)
-}
-
-fn layout(text: &str) -> Result<Layout, String> {
-    named(text, &Layout::ALL, layout_name)
-}
-
-fn way(text: &str) -> Result<Way, String> {
-    named(text, &Way::ALL, Way::name)
-}
+/// The parts of the results that this program measures.
+const GROUPS: [Group; 6] = [
+    Group::Large,
+    Group::Rare,
+    Group::Other,
+    Group::Length,
+    Group::Decode,
+    Group::Burn,
+];
 
 /// Tokens that are compared with the oracle.
 const CHECKED_TOKENS: usize = 8;
-/// What a sample of each length takes at least where their costs per token are compared: the longest runs for so long, and
-/// a short one by itself would be over before threads, processor and memory are at their pace.
+/// Shortest sample of lengths whose costs per token are compared: the longest length takes about
+/// this, and a shorter one would be over before threads, processor and memory are at their pace.
 const SUSTAINED: Duration = Duration::from_millis(100);
 
 impl SpeedArgs {
@@ -145,23 +119,20 @@ impl SpeedArgs {
         }
     }
 
-    fn takes(&self, case: &Case) -> bool {
-        fn among<T, U: PartialEq>(chosen: &[T], value: U) -> bool
-        where
-            T: Copy + Into<U>,
-        {
-            chosen.is_empty() || chosen.iter().any(|choice| (*choice).into() == value)
+    fn takes(&self, case: &TimedCase) -> bool {
+        fn among<T: PartialEq>(chosen: &[T], value: T) -> bool {
+            chosen.is_empty() || chosen.contains(&value)
         }
         let name = case.name();
-        among::<DTypeArg, DType>(&self.dtype, case.dtype)
+        among(&self.dtype, case.dtype)
             && among(&self.pairing, case.pairing)
             && among(&self.layout, case.layout)
             && among(&self.direction, case.way)
-            && among::<GroupArg, Group>(&self.group, case.group)
+            && among(&self.group, case.group)
             && self.filter.iter().all(|part| name.contains(part))
     }
 
-    fn cases(&self) -> Vec<Case> {
+    fn cases(&self) -> Vec<TimedCase> {
         let mut cases = cases(self.selection());
         cases.extend(burn_speed::cases(self.selection()));
         cases.retain(|case| self.takes(case));
@@ -169,14 +140,14 @@ impl SpeedArgs {
             for case in &mut cases {
                 case.shape = case.shape.at(tokens);
             }
-            let mut seen = std::collections::HashSet::new();
+            let mut seen = HashSet::new();
             cases.retain(|case| seen.insert((case.name(), case.group == Group::Burn)));
         }
         cases
     }
 }
 
-/// Times, and says what it timed.
+/// Times, and reports what was timed.
 ///
 /// # Errors
 /// If no case is left, a result is not the oracle's, or an output cannot be written.
@@ -196,18 +167,19 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
     let output = args.output.open()?;
     if cfg!(debug_assertions) && !args.quick {
         eprintln!(
-            "this program was built without optimisation: add --release, or --quick if its times do not matter"
+            "this program was built without optimisation: add --release, or --quick if its times \
+             do not matter"
         );
     }
     let mut series: Vec<Series<'_>> = cases
-        .chunk_by(Case::is_compared_with)
+        .chunk_by(TimedCase::is_compared_with)
         .map(Series::new)
         .collect();
     let bar = progress(args.rounds * cases.len())?;
     for round in 0..args.rounds {
         for series in &mut series {
             bar.set_message(series.cases[0].name());
-            // A step of the bar may take long; let the time be seen passing.
+            // A step of the bar can take long: show that time passes.
             bar.enable_steady_tick(Duration::from_millis(500));
             series.sample(round, args.plan())?;
             bar.inc(series.cases.len() as u64);
@@ -225,14 +197,14 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
 
 /// Cases that are timed in turns, and what was found.
 struct Series<'a> {
-    cases: &'a [Case],
+    cases: &'a [TimedCase],
     /// Of each case, what it is compared with, and the samples of both.
     taken: Vec<(&'static str, [Vec<f64>; 2])>,
     through_burn: Vec<SpeedRow>,
 }
 
 impl<'a> Series<'a> {
-    fn new(cases: &'a [Case]) -> Self {
+    fn new(cases: &'a [TimedCase]) -> Self {
         Self {
             cases,
             taken: Vec::new(),
@@ -276,65 +248,41 @@ impl<'a> Series<'a> {
     }
 }
 
-/// Rows by case; the part that all rows of a run share is in the heading.
+/// Rows by case, a table for each part of the results and shape.
 fn table(rows: &[SpeedRow]) -> String {
-    let mut out = String::new();
-    for rows in rows.chunk_by(|a, b| (a.group, &a.shape) == (b.group, &b.shape)) {
-        // Writing to a string does not fail.
-        let _ = write_table(&mut out, rows);
-    }
-    out
+    let same_table = |a: &SpeedRow, b: &SpeedRow| (a.group, &a.shape) == (b.group, &b.shape);
+    let tables = rows.chunk_by(same_table).map(|rows| {
+        let numbers = ["tokens", "median", "spread", "baseline", "ratio", "GB/s"];
+        let mut table = Table::new(&[&rows[0].shape], &numbers);
+        for row in rows {
+            let spread = 100.0 * (row.upper_quartile_ns - row.lower_quartile_ns) / row.median_ns;
+            table.row([
+                what(row),
+                row.tokens.to_string(),
+                time(row.median_ns),
+                format!("{spread:.1}%"),
+                time(row.baseline_ns),
+                format!("{:.2}", row.copy_ratio),
+                format!("{:.2}", row.bytes as f64 / row.median_ns),
+            ]);
+        }
+        format!("{table}\n")
+    });
+    tables.collect()
 }
 
-fn write_table(out: &mut String, rows: &[SpeedRow]) -> std::fmt::Result {
-    let Some(first) = rows.first() else {
-        return Ok(());
-    };
-    writeln!(
-        out,
-        "{:47} {:>8} {:>8} {:>7} {:>9} {:>5} {:>7}",
-        first.shape, "tokens", "median", "spread", "baseline", "ratio", "GB/s"
-    )?;
-    for row in rows {
-        let how = if row.in_place { "in place" } else { "into" };
-        let axes = if row.axes == "single" {
-            String::new()
-        } else {
-            format!(" {}", row.axes)
-        };
-        let table = if row.case.ends_with("/table") {
-            " table"
-        } else {
-            ""
-        };
-        let what = match row.group {
-            Group::Burn | Group::Peers => {
-                format!(
-                    "{} {} {}",
-                    row.implementation,
-                    row.direction.name(),
-                    row.dtype.name()
-                )
-            }
-            _ => format!(
-                "{} {} {} {}{axes}{table}, {how}",
-                row.direction.name(),
-                row.dtype.name(),
-                row.layout,
-                row.pairing
-            ),
-        };
-        let spread = 100.0 * (row.upper_quartile_ns - row.lower_quartile_ns) / row.median_ns;
-        writeln!(
-            out,
-            "  {what:45} {:>8} {:>8} {:>6.1}% {:>9} {:>5.2} {:>7.2}",
-            row.tokens,
-            time(row.median_ns),
-            spread,
-            time(row.baseline_ns),
-            row.copy_ratio,
-            row.bytes as f64 / row.median_ns,
-        )?;
+/// The factors of a row that differ within its table.
+fn what(row: &SpeedRow) -> String {
+    let (way, dtype) = (row.direction.name(), row.dtype.name());
+    if matches!(row.group, Group::Burn | Group::Peers) {
+        return format!("{} {way} {dtype}", row.implementation);
     }
-    writeln!(out)
+    let mut what = format!("{way} {dtype} {} {}", row.layout, row.pairing);
+    if row.axes != "single" {
+        what += &format!(" {}", row.axes);
+    }
+    if row.case.ends_with("/table") {
+        what += " table";
+    }
+    what + if row.in_place { ", in place" } else { ", into" }
 }

@@ -1,31 +1,32 @@
 //! `mrope bench step`.
 
 use std::error::Error;
-use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use burn::tensor::{Device, Distribution, Tensor};
 use clap::{Args, Parser};
 use qwen_vl::rope_core::position_ids::Prompt;
-use qwen_vl::{Batch, Inputs, QwenVl, QwenVlConfig};
-use rope_benches::bars::{self, TRAIN_STEP, names};
-use rope_benches::chart;
-use rope_benches::rows::{StepRow, time};
-use rope_benches::sample::{Contest, Plan, Timing, interleaved};
-use rope_benches::shapes::QWEN3_VL_8B;
+use qwen_vl::{Inputs, QwenVl, QwenVlConfig};
+use rope_bench::bars::{self, TRAIN_STEP, names};
+use rope_bench::chart;
+use rope_bench::rows::{StepRow, time};
+use rope_bench::sample::{Contest, Plan, Timing, interleaved};
+use rope_bench::shapes::QWEN3_VL_8B;
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_core::{AxisLayout, Layout, Pairing, Positions, RotarySpec};
 use serde_json::json;
 
 use super::output::{OutputArgs, progress};
+use crate::table::Table;
 use crate::train::{ModelConfig, RotaryChoice, RunConfig, Trainer};
 
 /// Measure which share of a training step rotation takes: of mrope train, and of a Qwen-VL layer.
 ///
-/// The rotations of a step are timed by themselves, in turns with whole steps: as many as the step has, on tensors of its shapes,
-/// through burn and its graph, forward and backward. The backward is started from ones, which a step does not do, so the share is
-/// rather too large than too small. A Qwen-VL layer is one of Qwen3-VL-2B's sizes, and its time that of a model with two layers
-/// less that of a model with one.
+/// The rotations of a step are timed by themselves, in turns with whole steps: as many as the step
+/// has, on tensors of its shapes, through burn and its graph, forward and backward. Their backward
+/// starts from ones, which it first has to make and a step does not, so the share is too large
+/// rather than too small. A Qwen-VL layer has the sizes of Qwen3-VL-2B, and its time is that of a
+/// model with two layers less that of a model with one.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct StepArgs {
     /// Tiny models and one sample, to see that everything runs: its times mean nothing.
@@ -86,29 +87,41 @@ impl Rotations {
     }
 }
 
-/// `mrope train`'s step, and its rotations.
-struct TrainStep {
-    trainer: Trainer,
+/// A step of training.
+type Step<'a> = Box<dyn FnMut() -> Result<(), Box<dyn Error>> + 'a>;
+
+/// Steps, and as the last contestant the rotations of one.
+struct Contestants<'a> {
+    steps: Vec<Step<'a>>,
     rotations: Rotations,
     failure: Option<Box<dyn Error>>,
 }
 
-impl Contest for TrainStep {
+impl Contestants<'_> {
+    /// The timings of the steps, then that of the rotations.
+    fn timed(mut self, plan: &Plan) -> Result<Vec<Timing>, Box<dyn Error>> {
+        let timings = interleaved(&mut self, plan);
+        self.failure.map_or(Ok(timings), Err)
+    }
+}
+
+impl Contest for Contestants<'_> {
     fn contestants(&self) -> usize {
-        2
+        self.steps.len() + 1
     }
 
     fn prepare(&mut self, contestant: usize) {
-        if contestant == 1 {
+        if contestant == self.steps.len() {
             self.rotations.prepare();
         }
     }
 
     fn run(&mut self, contestant: usize, _: usize) {
-        if contestant == 1 {
-            self.rotations.run();
-        } else if let Err(error) = self.trainer.step() {
-            self.failure.get_or_insert(error.into());
+        let Some(step) = self.steps.get_mut(contestant) else {
+            return self.rotations.run();
+        };
+        if let Err(error) = step() {
+            self.failure.get_or_insert(error);
         }
     }
 
@@ -117,7 +130,7 @@ impl Contest for TrainStep {
     }
 }
 
-/// `mrope train`'s options as it has them by default.
+/// The options of `mrope train`, for their defaults.
 #[derive(Parser)]
 struct Defaults {
     #[command(flatten)]
@@ -133,24 +146,22 @@ fn train_step(implementation: Implementation, plan: &Plan) -> Result<StepRow, Bo
     let clip = run.clip();
     let sizes = ModelConfig::new(clip.vocabulary());
     let spec = run.spec(sizes.head_dim)?;
-    let positions = Positions::new(spec.axes(), &clip.position_ids(run.axes))?;
+    let positions = Positions::new(spec.axis_count(), &clip.position_ids(run.axes))?;
     let shape = [run.batch, clip.tokens(), sizes.heads, sizes.kv_heads];
-    let mut contest = TrainStep {
+    let mut trainer = Trainer::new(run, &Device::flex())?;
+    let contestants = Contestants {
+        steps: vec![Box::new(move || Ok(trainer.step()?))],
         rotations: Rotations::new(spec, &positions, implementation, sizes.layers, shape)?,
-        trainer: Trainer::new(run, &Device::flex())?,
         failure: None,
     };
-    let timings = interleaved(&mut contest, plan);
-    if let Some(error) = contest.failure {
-        return Err(error);
-    }
-    let [step, rotation] = [timings[0], timings[1]];
+    let timings = contestants.timed(plan)?;
+    let step_ns = timings[0].median_ns;
     Ok(row(
         TRAIN_STEP,
         implementation,
         sizes.layers,
-        step.median_ns,
-        rotation,
+        step_ns,
+        timings[1],
     ))
 }
 
@@ -185,7 +196,7 @@ const TINY: LayerSizes = LayerSizes {
 };
 
 impl LayerSizes {
-    /// A model of so many layers, with as little around them as can be.
+    /// A model of this number of layers, with as little around them as possible.
     fn model(
         &self,
         layers: usize,
@@ -207,14 +218,17 @@ impl LayerSizes {
                 "max_position_embeddings": 4096,
                 "rope_theta": 5e6,
                 "rope_scaling": {
-                    "rope_type": "default", "mrope_interleaved": true, "mrope_section": [24, 20, 20],
+                    "rope_type": "default",
+                    "mrope_interleaved": true,
+                    "mrope_section": [24, 20, 20],
                 },
             },
             // Never run: the prompt has no pictures.
             "vision_config": {
                 "model_type": "qwen3_vl",
                 "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
-                "in_channels": 3, "patch_size": 2, "temporal_patch_size": 2, "spatial_merge_size": 2,
+                "in_channels": 3, "patch_size": 2,
+                "temporal_patch_size": 2, "spatial_merge_size": 2,
                 "out_hidden_size": self.hidden, "num_position_embeddings": 4,
                 "deepstack_visual_indexes": [],
             },
@@ -225,83 +239,43 @@ impl LayerSizes {
     }
 }
 
-/// A step of models with one layer and with two, and the rotations of one layer.
-struct LayerStep {
-    models: [(QwenVl, Batch); 2],
-    labels: Vec<i64>,
-    rotations: Rotations,
-    failure: Option<Box<dyn Error>>,
-}
-
-impl LayerStep {
-    fn new(sizes: LayerSizes, implementation: Implementation) -> Result<Self, Box<dyn Error>> {
-        let ids: Vec<i64> = (0..sizes.tokens as i64)
-            .map(|token| 4 + token % 28)
-            .collect();
-        let model = |layers| -> Result<(QwenVl, Batch), Box<dyn Error>> {
-            let model = sizes.model(layers, implementation)?;
-            let prompt = Prompt {
-                input_ids: &ids,
-                ..Prompt::default()
-            };
-            let batch = model.batch(&Inputs {
-                prompt,
-                ..Inputs::default()
-            })?;
-            Ok((model, batch))
-        };
-        // All sizes of Qwen3-VL have the same heads.
-        let spec = QWEN3_VL_8B.spec(Pairing::Half, AxisLayout::Striped(vec![24, 20, 20]))?;
-        let positions = Positions::text(spec.axes(), 0, sizes.tokens)?;
-        let shape = [1, sizes.tokens, sizes.heads, sizes.kv_heads];
-        Ok(Self {
-            models: [model(1)?, model(2)?],
-            rotations: Rotations::new(spec, &positions, implementation, 1, shape)?,
-            labels: ids,
-            failure: None,
-        })
-    }
-}
-
-impl Contest for LayerStep {
-    fn contestants(&self) -> usize {
-        3
-    }
-
-    fn prepare(&mut self, contestant: usize) {
-        if contestant == 2 {
-            self.rotations.prepare();
-        }
-    }
-
-    fn run(&mut self, contestant: usize, _: usize) {
-        if contestant == 2 {
-            return self.rotations.run();
-        }
-        let (model, batch) = &self.models[contestant];
-        match model.loss(batch, &self.labels) {
-            Ok(loss) => drop(loss.backward()),
-            Err(error) => drop(self.failure.get_or_insert(error.into())),
-        }
-    }
-
-    fn repeats(&self) -> bool {
-        false
-    }
-}
-
 fn layer_step(
     sizes: LayerSizes,
     implementation: Implementation,
     plan: &Plan,
 ) -> Result<StepRow, Box<dyn Error>> {
-    let mut contest = LayerStep::new(sizes, implementation)?;
-    let timings = interleaved(&mut contest, plan);
-    if let Some(error) = contest.failure {
-        return Err(error);
+    let ids: Vec<i64> = (0..sizes.tokens as i64)
+        .map(|token| 4 + token % 28)
+        .collect();
+    let mut steps: Vec<Step<'_>> = Vec::new();
+    for layers in [1, 2] {
+        let model = sizes.model(layers, implementation)?;
+        let prompt = Prompt {
+            input_ids: &ids,
+            ..Prompt::default()
+        };
+        let batch = model.batch(&Inputs {
+            prompt,
+            ..Inputs::default()
+        })?;
+        let ids = &ids;
+        steps.push(Box::new(move || {
+            drop(model.loss(&batch, ids)?.backward());
+            Ok(())
+        }));
     }
-    let layer = timings[1].median_ns - timings[0].median_ns;
-    Ok(row(sizes.name, implementation, 1, layer, timings[2]))
+    // All sizes of Qwen3-VL have the same heads.
+    let spec = QWEN3_VL_8B.spec(Pairing::Half, AxisLayout::Striped(vec![24, 20, 20]))?;
+    let positions = Positions::text(spec.axis_count(), 0, sizes.tokens)?;
+    let shape = [1, sizes.tokens, sizes.heads, sizes.kv_heads];
+    let contestants = Contestants {
+        steps,
+        rotations: Rotations::new(spec, &positions, implementation, 1, shape)?,
+        failure: None,
+    };
+    let timings = contestants.timed(plan)?;
+    let layer_ns = timings[1].median_ns - timings[0].median_ns;
+    Ok(row(sizes.name, implementation, 1, layer_ns, timings[2]))
 }
 
 fn row(
@@ -326,7 +300,7 @@ fn row(
     }
 }
 
-/// Times, and says what it timed.
+/// Times, and reports what was timed.
 ///
 /// # Errors
 /// If a step fails, or an output cannot be written.
@@ -361,24 +335,17 @@ pub(crate) fn run(args: &StepArgs) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn table(rows: &[StepRow]) -> String {
-    let mut out = String::new();
-    // Writing to a string does not fail.
-    let _ = writeln!(
-        out,
-        "{:36} {:9} {:>9} {:>10} {:>8} {:>8}",
-        "step", "rotation", "rotations", "step", "rotation", "share"
-    );
+    let numbers = ["rotations", "step takes", "they take", "share"];
+    let mut table = Table::new(&["step", "rotation"], &numbers);
     for row in rows {
-        let _ = writeln!(
-            out,
-            "{:36} {:9} {:>9} {:>10} {:>8} {:>7.2}%",
-            row.step,
-            row.implementation,
-            row.layers,
+        table.row([
+            row.step.clone(),
+            row.implementation.clone(),
+            row.layers.to_string(),
             time(row.step_ns),
             time(row.rotation_ns),
-            100.0 * row.share
-        );
+            format!("{:.2}%", 100.0 * row.share),
+        ]);
     }
-    out
+    table.to_string()
 }

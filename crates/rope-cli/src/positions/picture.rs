@@ -2,21 +2,20 @@
 
 use std::path::Path;
 
-use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use rope_core::position_ids::PositionIds;
 
 use super::prompt::{Laid, Segment, Span};
+use crate::svg::{self, Area, BLUE, Drawn, FONT, GREEN, GREY, ORANGE};
 
-const FONT: &str = "sans-serif";
-const GREY: RGBColor = RGBColor(110, 110, 110);
 const VISION: RGBColor = RGBColor(120, 120, 140);
-/// Name and colour of each axis. On text they coincide; drawn wide to narrow, all three stay visible.
+/// Name, colour and line width of each axis. On text the three coincide: drawn from wide to narrow,
+/// all of them stay visible.
 const AXES: [(&str, RGBColor, u32); 3] = [
-    ("T (time)", RGBColor(31, 119, 180), 7),
-    ("H (height)", RGBColor(214, 90, 14), 4),
-    ("W (width)", RGBColor(44, 150, 70), 2),
+    ("T (time)", BLUE, 7),
+    ("H (height)", ORANGE, 4),
+    ("W (width)", GREEN, 2),
 ];
 
 const WIDTH: i32 = 1100;
@@ -34,9 +33,6 @@ const NUMBERED_CELL: i32 = 20;
 /// A grid's maps are drawn at most this wide.
 const LARGEST_MAP: i32 = 330;
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), Box<dyn std::error::Error>>;
-
 /// Draws ids over tokens, then heat maps of each grid.
 pub(super) fn draw(path: &Path, model: &str, laid: &Laid, found: &PositionIds) -> Drawn {
     let panels: Vec<Panel> = laid
@@ -45,38 +41,33 @@ pub(super) fn draw(path: &Path, model: &str, laid: &Laid, found: &PositionIds) -
         .filter(|span| matches!(span.segment, Segment::Image(_) | Segment::Video(..)))
         .map(|span| Panel::new(span, laid, found))
         .collect();
-    let (places, bottom) = flow(&panels);
-
-    let area = SVGBackend::new(path, (WIDTH as u32, bottom as u32)).into_drawing_area();
-    area.fill(&WHITE)?;
-    let text = |size: i32| (FONT, size).into_text_style(&area);
-    area.draw(&Text::new(
-        format!("Position ids of a prompt, {model}"),
-        (MARGIN, 16),
-        text(21),
-    ))?;
-    draw_sequence(&area, laid, found)?;
-    for (panel, place) in panels.iter().zip(places) {
-        panel.draw(&area, place)?;
-    }
-    area.present()?;
-    Ok(())
+    let (corners, bottom) = flow(&panels);
+    svg::draw(path, (WIDTH, bottom), |area| {
+        let title = format!("Position ids of a prompt, {model}");
+        svg::text(area, title, (MARGIN, 16), 21, BLACK)?;
+        draw_sequence(area, laid, found)?;
+        for (panel, corner) in panels.iter().zip(corners) {
+            panel.draw(area, corner)?;
+        }
+        Ok(())
+    })
 }
 
-/// Panels from left to right, row by row; and the height of the picture.
+/// The upper left corners of the panels, from left to right and row by row, and the height of the
+/// picture.
 fn flow(panels: &[Panel]) -> (Vec<(i32, i32)>, i32) {
     let (mut x, mut y, mut row_height) = (MARGIN, HEADING + CHART + MARGIN, 0);
-    let mut places = Vec::new();
+    let mut corners = Vec::new();
     for panel in panels {
         if x > MARGIN && x + panel.width() > WIDTH - MARGIN {
             (x, y) = (MARGIN, y + row_height + PANEL_GAP);
             row_height = 0;
         }
-        places.push((x, y));
+        corners.push((x, y));
         x += panel.width() + PANEL_GAP;
         row_height = row_height.max(panel.height());
     }
-    (places, y + row_height + MARGIN)
+    (corners, y + row_height + MARGIN)
 }
 
 fn draw_sequence(area: &Area<'_>, laid: &Laid, found: &PositionIds) -> Drawn {
@@ -93,19 +84,8 @@ fn draw_sequence(area: &Area<'_>, laid: &Laid, found: &PositionIds) -> Drawn {
         .x_label_area_size(42)
         .y_label_area_size(LEFT_LABELS)
         .build_cartesian_2d(-0.5..tokens as f64 - 0.5, 0.0..top)?;
-    chart
-        .configure_mesh()
-        .light_line_style(TRANSPARENT)
-        .bold_line_style(BLACK.mix(0.07))
-        .axis_style(BLACK.mix(0.5))
-        .x_labels(12)
-        .y_labels(8)
-        .x_desc("token")
-        .y_desc("position id")
-        .x_label_formatter(&|token| format!("{token:.0}"))
-        .y_label_formatter(&|id| format!("{id:.0}"))
-        .label_style((FONT, 13))
-        .draw()?;
+    let label = |id: &f64| format!("{id:.0}");
+    svg::axes(&mut chart, ("token", 12), ("position id", 8), &label)?;
 
     let pixels_per_token = f64::from(WIDTH - 2 * MARGIN - LEFT_LABELS) / tokens as f64;
     let label = (FONT, 13)
@@ -125,43 +105,23 @@ fn draw_sequence(area: &Area<'_>, laid: &Laid, found: &PositionIds) -> Drawn {
             chart.draw_series([Text::new(name, place, label.clone())])?;
         }
     }
-    for boundary in laid
-        .cu_seqlens
-        .iter()
-        .skip(1)
-        .take(laid.cu_seqlens.len() - 2)
-    {
-        let at = *boundary as f64 - 0.5;
-        chart.draw_series(DashedLineSeries::new(
-            [(at, 0.0), (at, top)],
-            6,
-            4,
-            BLACK.mix(0.6).stroke_width(1),
-        ))?;
+    let inner = 1..laid.cu_seqlens.len() - 1;
+    for boundary in &laid.cu_seqlens[inner] {
+        let x = *boundary as f64 - 0.5;
+        let style = BLACK.mix(0.6).stroke_width(1);
+        svg::dashed(&mut chart, [(x, 0.0), (x, top)], style, None)?;
     }
     for (axis, (name, color, width)) in AXES.into_iter().enumerate() {
         let ids = found.axis(axis);
         for (index, sequence) in laid.cu_seqlens.windows(2).enumerate() {
-            // A token has one id, so the line runs level over its width.
+            // A token has one id, so the line is level over the token's width.
             let points = (sequence[0]..sequence[1])
                 .flat_map(|token| [-0.5, 0.5].map(|edge| (token as f64 + edge, ids[token] as f64)));
-            let line = LineSeries::new(points, color.stroke_width(width));
-            let drawn = chart.draw_series(line)?;
-            if index == 0 {
-                drawn.label(name).legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 18, y)], color.stroke_width(width))
-                });
-            }
+            let name = (index == 0).then_some(name);
+            svg::line(&mut chart, points, color.stroke_width(width), name)?;
         }
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::Coordinate(10, 30))
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.15))
-        .label_font((FONT, 13))
-        .draw()?;
-    Ok(())
+    svg::legend(&mut chart, SeriesLabelPosition::Coordinate(10, 30))
 }
 
 /// The maps of one grid.
@@ -242,12 +202,12 @@ impl Panel {
         (maps + (self.maps.len() as i32 - 1) * MAP_GAP).max(title)
     }
 
-    /// Of the cells or the caption, whichever is wider.
+    /// The width of the cells or of the caption, whichever is larger.
     fn map_width(&self, map: &Map) -> i32 {
         (map.columns as i32 * self.cell).max(self.caption(map).len() as i32 * 7)
     }
 
-    /// With the ids where the cells are too small to hold them.
+    /// The caption, with the range of the ids where the cells are too small to hold numbers.
     fn caption(&self, map: &Map) -> String {
         if self.cell >= NUMBERED_CELL {
             map.caption.to_owned()
@@ -262,13 +222,11 @@ impl Panel {
     }
 
     fn draw(&self, area: &Area<'_>, (left, top): (i32, i32)) -> Drawn {
-        let text = |size: i32| (FONT, size).into_text_style(area);
-        area.draw(&Text::new(self.title.clone(), (left, top), text(15)))?;
+        svg::text(area, &self.title, (left, top), 15, BLACK)?;
         let mut x = left;
         for map in &self.maps {
             let (_, color, _) = AXES[map.axis];
-            let caption = text(13).color(&color);
-            area.draw(&Text::new(self.caption(map), (x, top + 23), caption))?;
+            svg::text(area, self.caption(map), (x, top + 23), 13, color)?;
             self.draw_map(area, map, (x, top + PANEL_TITLE))?;
             x += self.map_width(map) + MAP_GAP;
         }
@@ -285,10 +243,8 @@ impl Panel {
             let (row, column) = ((index / map.columns) as i32, (index % map.columns) as i32);
             let (x, y) = (left + column * cell, top + row * cell);
             let share = (id - low) as f64 / (high - low).max(1) as f64;
-            area.draw(&Rectangle::new(
-                [(x, y), (x + cell - gap, y + cell - gap)],
-                color.mix(0.12 + 0.78 * share).filled(),
-            ))?;
+            let shade = color.mix(0.12 + 0.78 * share);
+            svg::square(area, (x, y), cell - gap, shade.filled())?;
             if cell >= NUMBERED_CELL {
                 let style = (FONT, 12)
                     .into_text_style(area)

@@ -6,6 +6,9 @@ use std::path::Path;
 use rope_core::position_ids::{PositionRules, Prompt, Rows};
 use serde::Deserialize;
 
+/// Longest prompt: more than any model reads, and less than memory holds.
+const MAX_TOKENS: usize = 1 << 24;
+
 /// Sequences of segments.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,9 +58,7 @@ impl TryFrom<RawSegment> for Segment {
                 Ok(Self::Video(grid, seconds.unwrap_or(1.0)))
             }
             (None, None, None, Some(frames), None) => Ok(Self::Audio(frames)),
-            _ => Err(
-                "a segment has one of text, image, video and audio; seconds_per_grid goes with video",
-            ),
+            _ => Err("expected one of text, image, video (with seconds_per_grid) and audio"),
         }
     }
 }
@@ -159,14 +160,14 @@ pub(super) struct Laid {
     seconds_per_grid: Vec<f64>,
 }
 
-/// The tokens of one segment, its start and end tokens included.
+/// The tokens of one segment, including its start and end tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Span {
     pub(super) segment: Segment,
     pub(super) tokens: Range<usize>,
     /// Merged patches along T, H and W; zeros where there is no grid.
     pub(super) merged: [usize; 3],
-    /// From 1, among those of its kind.
+    /// From 1, among the segments of its kind.
     index: usize,
 }
 
@@ -204,6 +205,10 @@ impl Laid {
             .collect()
     }
 
+    /// Adds the tokens of a segment.
+    ///
+    /// # Errors
+    /// If its grid does not divide into merged patches, or the prompt would be too long.
     fn add(
         &mut self,
         segment: Segment,
@@ -222,31 +227,31 @@ impl Laid {
                 Ok([grid[0] / merge[0], grid[1] / merge[1], grid[2] / merge[2]])
             } else {
                 Err(format!(
-                    "grid {grid:?} is empty or does not divide into merged patches of {merge:?} (T, H, W)"
+                    "grid {grid:?} is empty or does not divide into merged patches of {merge:?} \
+                     (T, H, W)"
                 ))
             }
         };
         let mut merged = [0; 3];
         match segment {
-            Segment::Text(tokens) => self.push(0, tokens),
-            Segment::Audio(frames) => self.between_markers(3, frames),
+            Segment::Text(tokens) => self.push(0, tokens)?,
+            Segment::Audio(frames) => self.between_markers(3, &[frames])?,
             Segment::Image(grid) => {
                 merged = merge(grid, 1)?;
                 self.image_grids.push(grid);
-                self.between_markers(1, merged.iter().product());
+                self.between_markers(1, &merged)?;
             }
             Segment::Video(grid, seconds) => {
                 merged = merge(grid, temporal)?;
                 self.video_grids.push(grid);
                 self.seconds_per_grid.push(seconds);
-                let [frames, height, width] = merged;
                 if rules.block_per_frame() {
-                    for _ in 0..frames {
-                        self.push(0, timestamp_tokens);
-                        self.between_markers(2, height * width);
+                    for _ in 0..merged[0] {
+                        self.push(0, timestamp_tokens)?;
+                        self.between_markers(2, &merged[1..])?;
                     }
                 } else {
-                    self.between_markers(2, frames * height * width);
+                    self.between_markers(2, &merged)?;
                 }
             }
         }
@@ -264,21 +269,34 @@ impl Laid {
         Ok(())
     }
 
-    fn push(&mut self, kind: i64, tokens: usize) {
-        self.kinds.extend(std::iter::repeat_n(kind, tokens));
+    fn push(&mut self, kind: i64, tokens: usize) -> Result<(), String> {
+        let total = self.kinds.len().saturating_add(tokens);
+        if total > MAX_TOKENS {
+            return Err(format!(
+                "the prompt is too long: expected at most {MAX_TOKENS} tokens, found {total} or \
+                 more"
+            ));
+        }
+        self.kinds.resize(total, kind);
+        Ok(())
     }
 
-    fn between_markers(&mut self, kind: i64, tokens: usize) {
-        self.push(0, 1);
-        self.push(kind, tokens);
-        self.push(0, 1);
+    /// Adds a grid of tokens between a start and an end token.
+    fn between_markers(&mut self, kind: i64, grid: &[usize]) -> Result<(), String> {
+        self.push(0, 1)?;
+        self.push(
+            kind,
+            grid.iter().fold(1, |tokens, n| tokens.saturating_mul(*n)),
+        )?;
+        self.push(0, 1)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rope_core::position_ids::TokenIds;
+
+    use super::*;
 
     fn laid(model: &str, segments: &[&str]) -> Laid {
         let rules = PositionRules::new(model, TokenIds::new(-1, -1)).expect("family is known");
@@ -308,6 +326,16 @@ mod tests {
         ] {
             let error = Description::read(&[wrong.to_owned()]).expect_err(wrong);
             assert!(error.contains(wrong), "{error}");
+        }
+        for huge in [
+            "text:99999999999",
+            "image:4294967296x4294967296",
+            "audio:16777216",
+        ] {
+            let rules = PositionRules::new("qwen2_vl", TokenIds::new(-1, -1)).expect("known");
+            let description = Description::read(&[huge.to_owned()]).expect("a segment");
+            let error = description.lay_out(&rules, 6).expect_err(huge);
+            assert!(error.contains("at most 16777216 tokens"), "{error}");
         }
         let both = r#"{"sequences": [[{"text": 1, "image": [1, 2, 2]}]]}"#;
         assert!(serde_json::from_str::<Description>(both).is_err());

@@ -1,12 +1,13 @@
-//! Saving a run so that it can be stopped at any moment and go on with the same numbers.
+//! Saving a run, so that it can be stopped at any moment and continued with the same numbers.
 //!
-//! A checkpoint is a folder `checkpoint-<steps>` with the weights and the optimizer's moments in burnpack,
-//! which keeps the parameter ids that tie them, and the configuration and history in JSON. It is written
-//! under another name and renamed when whole, and one that it replaces is removed after that, under another name
-//! too: a run that is stopped while saving keeps the one before, and what bears the name is whole.
+//! A checkpoint is a folder `checkpoint-<steps>` with the weights and the optimizer's moments in
+//! burnpack, which keeps the parameter ids that link them, and the configuration and history in
+//! JSON. It is written under a temporary name and renamed when it is complete. A checkpoint that it
+//! replaces is then renamed and removed. So a folder with the final name is complete, and a run
+//! that is stopped while saving keeps the checkpoint before.
 //!
-//! Other programs name folders alike (Hugging Face's `checkpoint-500`). One without these three files is not ours,
-//! and is left alone.
+//! Other programs use the same names (Hugging Face's `checkpoint-500`). A folder without our three
+//! files is left alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,14 +30,14 @@ const MODEL: &str = "model.bpk";
 const OPTIMIZER: &str = "optimizer.bpk";
 const RUN: &str = "run.json";
 
-/// What a checkpoint says in JSON.
+/// The JSON of a checkpoint.
 #[derive(Serialize, Deserialize)]
 struct Run<C, H> {
     config: C,
     history: H,
 }
 
-/// Saves a checkpoint in `folder` and removes those before it, of this run or an earlier one.
+/// Saves a checkpoint in `folder` and removes the earlier ones, of this run or another.
 pub(crate) fn save(
     folder: &Path,
     config: &RunConfig,
@@ -109,7 +110,7 @@ pub(crate) fn last(folder: &Path) -> Result<Option<PathBuf>> {
     Ok(list(folder)?.pop())
 }
 
-/// Refuses a folder where a checkpoint of a run of `steps` steps would have the name of what another program made.
+/// Refuses a folder in which a run of `steps` steps would overwrite what another program made.
 ///
 /// # Errors
 /// [`TrainError::NotOurs`] with its path.
@@ -127,7 +128,7 @@ fn name(steps: usize) -> String {
     format!("{PREFIX}{steps:06}")
 }
 
-/// The checkpoints in `folder`, the last one last.
+/// The checkpoints in `folder`, in the order of their steps.
 fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let paths = named(folder)?.into_iter().map(|(_, path)| path);
     Ok(paths.filter(|path| is_ours(path)).collect())
@@ -139,7 +140,7 @@ fn is_ours(path: &Path) -> bool {
         .all(|file| path.join(file).is_file())
 }
 
-/// What is named like a checkpoint in `folder`, whoever made it, by number.
+/// What is named like a checkpoint in `folder`, whichever program made it, by number.
 fn named(folder: &Path) -> Result<Vec<(usize, PathBuf)>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -170,7 +171,10 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Names the first option in which two runs differ.
+/// Compares the options of two runs.
+///
+/// # Errors
+/// [`TrainError::OtherRun`] with the first option in which they differ.
 fn same_run(expected: &RunConfig, found: &RunConfig) -> Result<()> {
     let differs = fields(expected)
         .into_iter()

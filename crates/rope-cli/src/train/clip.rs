@@ -10,14 +10,14 @@ pub(crate) const QUESTION_WORDS: usize = 4;
 /// Text tokens of a sequence: `<start>` and the question.
 pub(crate) const TEXT_TOKENS: usize = 1 + QUESTION_WORDS;
 
-/// The axes of a clip, as the question names them.
+/// The axes of a clip, in the words of a question.
 const AXIS_NAMES: [&str; 3] = ["frame", "row", "column"];
-/// The word before a clip.
+/// Index of the word before a clip, `<start>`.
 const START: usize = 0;
-/// The word at which the answer is read.
+/// Index of the word at which the answer is read, `?`.
 const ASK: usize = 1;
-/// The first of the words that name a place.
-const PLACES: usize = 2;
+/// Index of the first word that names a coordinate.
+const COORDINATES: usize = 2;
 
 /// Frames of rows of columns; a cell holds one digit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Clip {
     }
 
     /// Frame, row and column of a cell.
-    pub(crate) fn place(self, cell: usize) -> [usize; 3] {
+    pub(crate) fn coordinates(self, cell: usize) -> [usize; 3] {
         let row = cell / self.columns;
         [row / self.rows, row % self.rows, cell % self.columns]
     }
@@ -51,14 +51,15 @@ impl Clip {
 
     /// Position ids, row-major `[axes, tokens]`.
     ///
-    /// With three axes as in Qwen2-VL (Wang et al. 2024, section 2.1): text counts up alike on T, H and W; a
-    /// cell is at its (frame, row, column) from the start of the clip; text goes on one past the largest id.
+    /// With three axes as in Qwen2-VL (Wang et al. 2024, section 2.1): a text token has the same id
+    /// on T, H and W; a cell has its (frame, row, column), counted from the start of the clip; text
+    /// continues one past the largest id.
     pub(crate) fn position_ids(self, axes: Axes) -> Vec<i64> {
         let ids = |axis: usize| {
             let start = 1;
             let question = start + self.longest();
             (0..start)
-                .chain((0..self.cells()).map(move |cell| start + self.place(cell)[axis]))
+                .chain((0..self.cells()).map(move |cell| start + self.coordinates(cell)[axis]))
                 .chain(question..question + QUESTION_WORDS)
                 .map(|id| id as i64)
         };
@@ -70,21 +71,21 @@ impl Clip {
 
     /// Words in the vocabulary.
     pub(crate) fn vocabulary(self) -> usize {
-        PLACES + AXIS_NAMES.len() * self.longest()
+        COORDINATES + AXIS_NAMES.len() * self.longest()
     }
 
     /// The text tokens of a sequence that asks for `cell`.
     pub(crate) fn words(self, cell: usize) -> [i64; TEXT_TOKENS] {
-        let [frame, row, column] = self.place(cell);
-        let word = |axis: usize, number: usize| PLACES + axis * self.longest() + number;
+        let [frame, row, column] = self.coordinates(cell);
+        let word = |axis: usize, number: usize| COORDINATES + axis * self.longest() + number;
         [START, word(0, frame), word(1, row), word(2, column), ASK].map(|word| word as i64)
     }
 
-    /// The question as a person reads it.
+    /// The question in words.
     pub(crate) fn question(self, cell: usize) -> String {
         let words: Vec<String> = AXIS_NAMES
             .iter()
-            .zip(self.place(cell))
+            .zip(self.coordinates(cell))
             .map(|(name, number)| format!("{name} {number}"))
             .collect();
         format!("{} ?", words.join(" "))

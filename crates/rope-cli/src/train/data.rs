@@ -8,23 +8,24 @@ use super::error::{Result, TrainError};
 
 /// Pixels of one scan: 8 rows of 8, values in `[0, 1]`.
 pub(crate) const PIXELS: usize = SIDE * SIDE;
-const SIDE: usize = 8;
+/// Rows of a scan, and columns.
+pub(crate) const SIDE: usize = 8;
 /// The answers: the ten digits.
 pub(crate) const CLASSES: usize = 10;
 
-/// One digit in this many is kept for the test, by its index in the data set.
+/// One digit of this number is kept for the test, by its index in the data set.
 const TEST_EVERY: usize = 5;
 
 const FILE: &[u8] = include_bytes!("../../data/digits/digits.safetensors");
 
-/// Which part of the scans a question is made of.
+/// The part of the scans that a question is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Split {
     Train,
     Test,
 }
 
-/// The scans (`data/digits/README.md` names their source), parted before any sampling.
+/// The scans (`data/digits/README.md` names their source), split before any sampling.
 pub(crate) struct Digits {
     images: Vec<[f32; PIXELS]>,
     labels: Vec<u8>,
@@ -103,7 +104,7 @@ impl Digits {
             .collect()
     }
 
-    /// The pixels of one cell, as the model is given them.
+    /// The pixels of one cell, as the model receives them.
     pub(crate) fn cell(&self, question: &Question, cell: usize) -> [f32; PIXELS] {
         let image = self.image(question.digits[cell]);
         let [down, right] = question.nudges[cell];
@@ -134,8 +135,8 @@ impl Digits {
         self.label(question.digits[question.cell])
     }
 
-    /// The best accuracy on `questions` without knowing where a digit is: name the most frequent digit of
-    /// the clip, read without error.
+    /// The best accuracy on `questions` of a reader who does not know where a digit is: it names
+    /// the most frequent digit of the clip, and reads without error.
     pub(crate) fn accuracy_without_position(&self, questions: &[Question]) -> f64 {
         let expected: f64 = questions
             .iter()
@@ -151,16 +152,18 @@ impl Digits {
     }
 }
 
-/// A clip, as the scan in each cell (frames, then rows, then columns), and the cell that is asked for.
+/// A clip, as the index of the scan in each cell (frames, then rows, then columns), and the cell
+/// that is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) digits: Vec<usize>,
-    /// Pixels that each scan is moved by, down and right: none in a test.
+    /// Pixels by which each scan is moved, down and right: none in a test.
     pub(crate) nudges: Vec<[isize; 2]>,
     pub(crate) cell: usize,
 }
 
-/// Where a scan of the training part may be moved, so that the model learns digits and not these scans.
+/// How a scan of the training part may be moved, so that the model learns digits and not these
+/// scans.
 const NUDGES: [[isize; 2]; 5] = [[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]];
 
 /// What randomness is drawn for; each use has a stream of its own.
@@ -172,8 +175,8 @@ pub(crate) enum Draw {
     Test,
 }
 
-/// The generator for one use. It depends on nothing drawn before, so a resumed run draws what an
-/// uninterrupted one would.
+/// The generator for one use. It depends on nothing drawn before, so a resumed run draws the same
+/// as an uninterrupted one.
 pub(crate) fn rng(seed: u64, draw: Draw) -> StdRng {
     let (stream, step) = match draw {
         Draw::Step(step) => (0u64, step as u64),

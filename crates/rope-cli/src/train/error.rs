@@ -23,9 +23,9 @@ pub(crate) enum TrainError {
         path: PathBuf,
         reason: String,
     },
-    /// The run would write where another program has written.
+    /// The run would overwrite what another program has written.
     #[error(
-        "{} is there, and no run of mrope train made it; choose another --out, or move it away",
+        "{} exists, and no run of mrope train made it; choose another --out, or move it away",
         path.display()
     )]
     NotOurs { path: PathBuf },
@@ -51,22 +51,22 @@ pub(crate) enum TrainError {
     /// The device failed.
     #[error("the device failed: {}", explained(_0))]
     Device(#[from] ExecutionError),
-    /// What came from the device is not what was asked for.
-    #[error("the device gave back something else: {0}")]
-    Read(String),
-    /// The loss is no longer a number.
+    /// The device returned values of another number than expected.
+    #[error("the device returned {found} values, expected {expected}")]
+    Read { expected: usize, found: usize },
+    /// The loss is no longer finite.
     #[error("the loss is {loss} at step {step}; try a smaller --learning-rate")]
     Diverged { step: usize, loss: f32 },
 }
 
-impl From<rope_burn::rope_core::RopeError> for TrainError {
-    fn from(error: rope_burn::rope_core::RopeError) -> Self {
+impl From<rope_core::RopeError> for TrainError {
+    fn from(error: rope_core::RopeError) -> Self {
         Self::Rotary(error.into())
     }
 }
 
 impl TrainError {
-    /// For `map_err`: what was being done to which file.
+    /// For `map_err`: the failed action and its file.
     pub(crate) fn file<E: std::fmt::Display>(
         action: &'static str,
         path: impl Into<PathBuf>,

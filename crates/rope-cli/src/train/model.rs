@@ -1,5 +1,5 @@
-//! A small vision-language decoder: patch and word embeddings, a few blocks of RMSNorm, grouped-query
-//! attention with MRoPE and SwiGLU, and a reading of the last token.
+//! A small vision-language decoder: patch and word embeddings, a few blocks of RMSNorm,
+//! grouped-query attention with MRoPE and SwiGLU, and a linear layer that reads the last token.
 
 use burn::nn::{
     Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu,
@@ -12,14 +12,14 @@ use rope_burn::{Rotary, RotaryAngles};
 use super::clip::{Clip, QUESTION_WORDS};
 use super::data::{CLASSES, PIXELS};
 
-/// Spread of the word embeddings at the start. Small, so that `?` soon holds what it gathers from the question
-/// rather than itself.
+/// Standard deviation of the word embeddings at the start. Small, so that the embedding of `?` does
+/// not outweigh what attention gathers for it from the question.
 const EMBEDDING_STD: f64 = 0.02;
 
 /// The sizes of a [`Model`].
 #[derive(Config, Debug)]
 pub(crate) struct ModelConfig {
-    /// Words and numerals.
+    /// Words and numbers.
     pub(crate) vocabulary: usize,
     /// Channels of the residual stream.
     #[config(default = 64)]
@@ -51,7 +51,7 @@ pub(crate) struct Model {
     head: Linear,
 }
 
-/// What a forward pass gives.
+/// The result of a forward pass.
 pub(crate) struct Output {
     /// `[batch, classes]`, read at the last token.
     pub(crate) logits: Tensor<2>,
@@ -60,7 +60,8 @@ pub(crate) struct Output {
 }
 
 impl ModelConfig {
-    /// Draws the weights; `rotary` turns q and k in every layer, and without it attention knows no positions.
+    /// Draws the weights. `rotary` rotates q and k in every layer; without it attention knows no
+    /// positions.
     pub(crate) fn init(&self, rotary: Option<Rotary>, device: &Device) -> Model {
         Model {
             patch: LinearConfig::new(PIXELS, self.width).init(device),
@@ -167,7 +168,7 @@ impl Block {
     }
 }
 
-/// Grouped-query attention; q and k are normalised by head before they turn, as in Qwen3.
+/// Grouped-query attention; q and k are normalised by head before they are rotated, as in Qwen3.
 #[derive(Module, Debug)]
 struct Attention {
     query: Linear,
@@ -213,7 +214,8 @@ impl Attention {
         (self.output.forward(mixed), weights)
     }
 
-    /// Gives each group of query heads its key or value head: `[batch, kv_heads, ..]` to `[batch, heads, ..]`.
+    /// Repeats each key or value head for its group of query heads: `[batch, kv_heads, ..]` to
+    /// `[batch, heads, ..]`.
     fn share(&self, x: Tensor<4>) -> Tensor<4> {
         let [batch, kv_heads, seq, head_dim] = x.dims();
         x.unsqueeze_dim::<5>(2)
@@ -222,7 +224,7 @@ impl Attention {
     }
 }
 
-/// SwiGLU and the way back to the residual stream.
+/// SwiGLU and the projection back to the residual stream.
 #[derive(Module, Debug)]
 struct FeedForward {
     gate: SwiGlu,
@@ -235,15 +237,16 @@ impl FeedForward {
     }
 }
 
-/// What may see what, `[1, 1, seq, seq]`, zero or minus a large number.
+/// The attention mask, `[1, 1, seq, seq]`: zero where a token sees another, else a large negative
+/// number.
 ///
-/// The cells of the clip see one another and `<start>`; the words of the question see the text up to themselves;
-/// only `?` sees all. Two things follow:
-/// - Nothing but the rotary embedding tells cells apart. A causal mask over the clip would: each cell would see
-///   another number of cells before it. (Attention in both directions over the image is that of PaliGemma, Beyer
-///   et al. 2024.)
-/// - The search happens in one place. If words saw the clip, `row 0` would gather the digits of its row, `column 1`
-///   those of its column, and `?` would settle for the digit that both name.
+/// The cells of the clip see one another and `<start>`; the words of the question see the text up
+/// to themselves; only `?` sees everything. This has two effects:
+/// - Only the rotary embedding distinguishes the cells. Under a causal mask each cell would see a
+///   different number of earlier cells, which reveals its position. (Attention in both directions
+///   over the image follows PaliGemma, Beyer et al. 2024.)
+/// - Only `?` searches. If words saw the clip, `row 0` would gather the digits of its row, `column
+///   1` those of its column, and `?` would take the digit that both contain.
 pub(crate) fn attention_mask(clip: Clip, device: &Device) -> Tensor<4> {
     let seq = clip.tokens();
     let is_cell = |token: usize| (1..=clip.cells()).contains(&token);

@@ -1,4 +1,4 @@
-//! What a user can choose.
+//! The options of `mrope train`.
 
 use std::path::PathBuf;
 
@@ -16,15 +16,16 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunConfig,
 
-    /// Where the model computes: cpu, ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or
-    /// remote:ws://HOST:PORT (a device that `mrope serve` serves)
+    /// Where the model computes: cpu, ascend (the first NPU), ascend:N, ascend-sim (a simulated
+    /// NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves)
     #[arg(long, default_value = "cpu")]
     pub(crate) device: Device,
 
     #[command(flatten)]
     pub(crate) token: TokenArgs,
 
-    /// Folder for the model, the checkpoints and the plots [default: out/ and the rotary embedding, as in out/fused]
+    /// Folder for the model, the checkpoints and the plots [default: out/ and the rotary embedding,
+    /// as in out/fused]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
@@ -32,11 +33,12 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "STEPS", default_value_t = 200, value_parser = count(1, MAX_STEPS))]
     pub(crate) checkpoint_every: usize,
 
-    /// Questions about unseen digits that the accuracy is measured with
-    #[arg(long, value_name = "QUESTIONS", default_value_t = 2048, value_parser = count(1, 1_000_000))]
+    /// Questions about unseen digits that measure the accuracy
+    #[arg(long, value_name = "QUESTIONS", default_value_t = 2048)]
+    #[arg(value_parser = count(1, 1_000_000))]
     pub(crate) test_questions: usize,
 
-    /// Go on from the last checkpoint in the folder; the other options must be those of its run
+    /// Continue from the last checkpoint in the folder; the other options must be those of its run
     #[arg(long)]
     pub(crate) resume: bool,
 
@@ -55,7 +57,8 @@ impl TrainArgs {
     }
 }
 
-/// All that decides the numbers of a run: two runs with equal configurations give the same losses.
+/// All that determines the numbers of a run: two runs with equal configurations have the same
+/// losses.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct RunConfig {
@@ -132,7 +135,7 @@ pub(crate) enum RotaryChoice {
 pub(crate) enum Axes {
     /// A time, a height and a width (multimodal RoPE)
     Mrope,
-    /// The place in the sequence (RoPE)
+    /// The index in the sequence (RoPE)
     #[value(name = "1d")]
     #[serde(rename = "1d")]
     OneD,
@@ -142,13 +145,13 @@ pub(crate) enum Axes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PairingChoice {
-    /// Channel j with the one half a head further (Llama, Qwen)
+    /// Channel j with channel j + half a head (Llama, Qwen)
     Half,
     /// Channel 2j with 2j + 1 (GPT-J, ERNIE)
     Adjacent,
     /// By halves within each half of the head
     Quarter,
-    /// Reads 2j with 2j + 1, writes j with the one half a head further
+    /// Reads 2j and 2j + 1, writes j and j + half a head
     InterleaveHalf,
 }
 
@@ -163,9 +166,9 @@ impl From<PairingChoice> for Pairing {
     }
 }
 
-/// The base of the frequencies: wavelengths run from 2 pi tokens down to 2 pi theta, 2.5 tokens. Neighbouring
-/// cells of a clip should turn far from one another; a base of 10,000 or more, which language models have for
-/// their long texts, would leave most lanes all but still over a few cells.
+/// The base of the frequencies: wavelengths run from 2 pi tokens down to 2 pi theta, 2.5 tokens.
+/// The angles of neighbouring cells of a clip should differ much. With a base of 10,000 or more,
+/// which language models use for long texts, most lanes would hardly rotate over a few cells.
 const THETA: f64 = 0.4;
 
 impl RunConfig {
@@ -178,8 +181,8 @@ impl RunConfig {
         }
     }
 
-    /// The rotation of heads of `head_dim` channels; the axes are striped over the lanes as in Qwen3-VL, so
-    /// that each has fast and slow ones.
+    /// The rotation of heads of `head_dim` channels. The axes are striped over the lanes as in
+    /// Qwen3-VL, so that each axis has fast and slow lanes.
     pub(crate) fn spec(&self, head_dim: usize) -> rope_core::Result<RotarySpec> {
         let third = head_dim / 6;
         RotarySpec::builder(head_dim)
@@ -192,13 +195,31 @@ impl RunConfig {
             .build()
     }
 
-    /// The rate at `step`: up linearly over at most 100 steps, level to the middle of the run, then down along a
-    /// cosine. Level for long, because an axis is learned in a sudden turn that a falling rate would forgo.
+    /// The learning rate at `step`: it rises linearly over at most 100 steps, stays level to the
+    /// middle of the run, then falls along a cosine. It stays level for long because the model
+    /// learns an axis suddenly, and with a falling rate might never do so.
     pub(crate) fn learning_rate_at(&self, step: usize) -> f64 {
         let done = step as f64 / self.steps as f64;
         let warmup = (self.steps as f64 / 10.0).clamp(1.0, 100.0);
         let rise = ((step + 1) as f64 / warmup).min(1.0);
         let fall = 0.5 * (1.0 + (std::f64::consts::PI * (2.0 * done - 1.0).max(0.0)).cos());
         self.learning_rate * rise * fall
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trainer::tests::options;
+    use super::*;
+
+    #[test]
+    fn a_configuration_comes_back_from_json_to_the_last_bit() {
+        // Rates of 17 digits that serde_json reads one unit off without `float_roundtrip`.
+        for rate in ["0.00047274908866546685", "0.00023135770071150698"] {
+            let config = options(&format!("--learning-rate {rate}"));
+            let text = serde_json::to_string(&config).unwrap();
+            let read: RunConfig = serde_json::from_str(&text).unwrap();
+            assert_eq!(read, config, "{text}");
+        }
     }
 }

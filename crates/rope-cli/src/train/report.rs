@@ -1,4 +1,4 @@
-//! What a run says at its end.
+//! The result of a run.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -28,14 +28,14 @@ pub(crate) struct Report {
     loss: f32,
     /// Mean cross entropy of the answers about unseen digits.
     test_loss: f32,
-    /// The most that a reader of digits could reach without knowing places.
+    /// The best accuracy that is possible without positions.
     accuracy_without_position: f64,
     steps: usize,
     seconds: f64,
     tokens_per_second: f64,
     parameters: usize,
     device: String,
-    /// Of the steps, on an NPU of this process: peak memory, and what ran on the host.
+    /// Peak memory of the steps and operations that ran on the host, on an NPU of this process.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
     options: RunConfig,

@@ -17,9 +17,9 @@ use super::trainer::Trainer;
 use crate::device::Compute;
 
 const MODEL: &str = "model.safetensors";
-/// Questions of the tests on the way.
+/// Questions of each test during training.
 const PROBE_QUESTIONS: usize = 512;
-/// Steps between the tests on the way.
+/// Steps between the tests during training.
 const PROBE_EVERY: usize = 100;
 /// Steps that the shown loss and accuracy are averaged over.
 const SHOWN_STEPS: usize = 50;
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         progress.show(&trainer);
     }
     progress.finish();
-    // Also tells whether the last backward failed, before anything is written.
+    // Also reports a failure of the last backward, before anything is written.
     let usage = compute.usage()?;
 
     let questions = trainer.test_questions(args.test_questions);
@@ -90,15 +90,17 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     writeln!(stdout(), "{text}").map_err(TrainError::Output)
 }
 
-/// Says what a new run will replace in `out`, in time to stop it.
+/// Reports what a new run will replace in `out`, while it can still be stopped.
 ///
 /// # Errors
-/// [`TrainError::NotOurs`] for a model of another program: one of an earlier run has a checkpoint beside it.
+/// [`TrainError::NotOurs`] for a model of another program: an earlier run leaves a checkpoint
+/// beside its model.
 fn look_before_starting_anew(out: &Path) -> Result<()> {
     let model = out.join(MODEL);
     match checkpoint::last(out)? {
         Some(earlier) => eprintln!(
-            "{} is of an earlier run, until the first checkpoint of this one replaces it; --resume goes on from it",
+            "{} is of an earlier run, until the first checkpoint of this one replaces it; --resume \
+             continues from it",
             earlier.display()
         ),
         None if model.exists() => return Err(TrainError::NotOurs { path: model }),
@@ -107,7 +109,8 @@ fn look_before_starting_anew(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A bar on a terminal, and a line now and then elsewhere; always on standard error.
+/// A bar on a terminal, elsewhere a line after every twentieth of the steps; always on standard
+/// error.
 struct Progress {
     bar: ProgressBar,
     line_every: usize,

@@ -20,7 +20,7 @@ use super::options::{RotaryChoice, RunConfig};
 
 /// Seed of the test's questions: every run answers the same ones.
 const TEST_SEED: u64 = 0;
-/// Questions that are read at once in a test.
+/// Questions in a batch of a test.
 const TEST_BATCH: usize = 256;
 
 /// A model in training.
@@ -36,7 +36,7 @@ pub(crate) struct Trainer {
     history: History,
 }
 
-/// What happened so far.
+/// The results so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct History {
     /// Loss of each step: mean cross entropy in nats.
@@ -60,7 +60,7 @@ pub(crate) struct Test {
     pub(crate) loss: f32,
 }
 
-/// What the model is given besides the question, the same in each step; on one device.
+/// What the model receives besides the questions, the same in each step; on one device.
 struct Context {
     device: Device,
     mask: Tensor<4>,
@@ -100,7 +100,7 @@ impl Trainer {
         let clip = config.clip();
         let sizes = ModelConfig::new(clip.vocabulary());
         let spec = config.spec(sizes.head_dim)?;
-        let positions = Positions::new(spec.axes(), &clip.position_ids(config.axes))?;
+        let positions = Positions::new(spec.axis_count(), &clip.position_ids(config.axes))?;
         let rotary = |implementation| {
             Rotary::new(spec.clone(), Layout::Bsnd).with_implementation(implementation)
         };
@@ -113,7 +113,8 @@ impl Trainer {
         let training = context(device.clone().autodiff())?;
         let testing = context(device.clone())?;
 
-        // Drawn on the host, whose generator is the same everywhere: a run starts alike on every device.
+        // Drawn on the host, whose generator is the same everywhere: a run starts with the same
+        // weights on every device.
         let host = Device::flex().autodiff();
         host.seed(config.seed);
         let model = sizes.init(rotary, &host);
@@ -136,7 +137,7 @@ impl Trainer {
         })
     }
 
-    /// Goes on from the last checkpoint in `folder`.
+    /// Continues from the last checkpoint in `folder`.
     ///
     /// # Errors
     /// Those of [`checkpoint::load`].
@@ -187,8 +188,8 @@ impl Trainer {
     /// One step: forward, backward, AdamW.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`] if the loss is not finite; [`TrainError::Device`], also of the step before, whose backward
-    /// runs behind this call.
+    /// [`TrainError::Diverged`] if the loss is not finite; [`TrainError::Device`], also for the
+    /// step before, whose backward may still run when its call returns.
     pub(crate) fn step(&mut self) -> Result<()> {
         let started = Instant::now();
         let step = self.steps();
@@ -224,7 +225,7 @@ impl Trainer {
             .questions(Split::Test, self.clip, count, &mut rng)
     }
 
-    /// Answers `questions` and compares.
+    /// Answers `questions` and compares with the right answers.
     ///
     /// # Errors
     /// [`TrainError::Device`].
@@ -256,7 +257,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Answers one question and says where the last token looked.
+    /// Answers one question, with the attention of the last token.
     ///
     /// # Errors
     /// [`TrainError::Device`].
@@ -316,7 +317,8 @@ impl Trainer {
     }
 }
 
-/// Draws weights that are drawn at first use otherwise, in an order that the first forward pass decides.
+/// Draws the weights now. Otherwise each is drawn at first use, in an order that the first forward
+/// pass decides.
 struct DrawWeights;
 
 impl ModuleVisitor for DrawWeights {
@@ -325,7 +327,7 @@ impl ModuleVisitor for DrawWeights {
     }
 }
 
-/// What the model says to one question.
+/// The model's answer to one question.
 pub(crate) struct Answer {
     pub(crate) digit: u8,
     pub(crate) probability: f32,
@@ -346,7 +348,7 @@ fn right_answers(logits: Tensor<2>, answers: Tensor<1, Int>) -> Result<usize> {
     let right = logits.argmax(1).squeeze_dim::<1>(1).equal(answers);
     let right = right.int().sum().try_into_data()?;
     let right: i64 = right.iter::<i64>().sum();
-    usize::try_from(right).map_err(|_| TrainError::Read(format!("{right} right answers")))
+    Ok(right.max(0).cast_unsigned() as usize)
 }
 
 fn floats<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
@@ -355,8 +357,9 @@ fn floats<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
 
 fn number(tensor: Tensor<1>) -> Result<f32> {
     let values = floats(tensor)?;
-    let one = || TrainError::Read(format!("{} numbers for one", values.len()));
-    values.first().copied().ok_or_else(one)
+    let found = values.len();
+    let wrong = TrainError::Read { expected: 1, found };
+    values.first().copied().ok_or(wrong)
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl Frequencies {
     /// The same base under another scaling.
     ///
     /// # Errors
-    /// [`RopeError::ScalingParameter`] if a parameter lies outside its range.
+    /// [`RopeError::ScalingParameter`] if a parameter is outside its range.
     pub fn with_scaling(self, scaling: Scaling) -> Result<Self> {
         scaling.validate(self.theta)?;
         Ok(Self { scaling, ..self })

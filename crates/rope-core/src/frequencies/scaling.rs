@@ -124,12 +124,10 @@ impl YarnScaling {
             dims * (self.original_max_position_embeddings as f64 / (turns * TAU)).ln()
                 / (2.0 * theta.ln())
         };
-        let (low, high) = (pair_of(self.beta_fast), pair_of(self.beta_slow));
-        let (low, high) = if self.truncate {
-            (low.floor(), high.ceil())
-        } else {
-            (low, high)
-        };
+        let (mut low, mut high) = (pair_of(self.beta_fast), pair_of(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
         let (low, high) = (low.max(0.0), high.min(dims - 1.0));
         // The published code widens an empty ramp by this much instead of dividing by 0;
         // checkpoints were trained with it.
@@ -250,13 +248,7 @@ impl Scaling {
             }
             Self::LongRope(longrope) => {
                 let (list, divisors) = longrope.divisors(seq_len);
-                if divisors.len() != pairs {
-                    return Err(RopeError::FactorCount {
-                        list,
-                        expected: pairs,
-                        found: divisors.len(),
-                    });
-                }
+                expect_factors(list, pairs, divisors.len())?;
                 multiply(inv_freq, |pair, _| 1.0 / divisors[pair]);
             }
             Self::Llama3(llama3) => multiply(inv_freq, |_, inv_freq| {
@@ -303,6 +295,10 @@ impl Scaling {
             |parameter, found: Option<f64>| found.map_or(Ok(()), |found| above_0(parameter, found));
         let context =
             |parameter, found: u64| check(parameter, found > 1, "at least 2 tokens", found as f64);
+        let original = |tokens| context("original_max_position_embeddings", tokens);
+        let at_least = |parameter, found: f64, least: f64, expected| {
+            check(parameter, found >= least, expected, found)
+        };
         match self {
             Self::Default => Ok(()),
             Self::Linear { factor } => above_0("factor", *factor),
@@ -310,7 +306,7 @@ impl Scaling {
                 factor,
                 max_position_embeddings,
             } => {
-                check("factor", *factor >= 1.0, "at least 1", *factor)?;
+                at_least("factor", *factor, 1.0, "at least 1")?;
                 context("max_position_embeddings", *max_position_embeddings)
             }
             Self::NtkAlpha { alpha } => above_0("alpha", *alpha),
@@ -318,78 +314,54 @@ impl Scaling {
                 check("rope_theta", theta > 1.0, "above 1", theta)?;
                 above_0("factor", yarn.factor)?;
                 above_0("beta_slow", yarn.beta_slow)?;
-                check(
-                    "beta_fast",
-                    yarn.beta_fast >= yarn.beta_slow,
-                    "at least beta_slow",
-                    yarn.beta_fast,
-                )?;
-                context(
-                    "original_max_position_embeddings",
-                    yarn.original_max_position_embeddings,
-                )?;
+                let fast = yarn.beta_fast;
+                at_least("beta_fast", fast, yarn.beta_slow, "at least beta_slow")?;
+                original(yarn.original_max_position_embeddings)?;
                 optional_above_0("attention_factor", yarn.attention_factor)?;
-                let not_negative = |parameter, found: Option<f64>| {
-                    found.map_or(Ok(()), |found| {
-                        check(parameter, found >= 0.0, "at least 0", found)
-                    })
-                };
-                not_negative("mscale", yarn.mscale)?;
-                not_negative("mscale_all_dim", yarn.mscale_all_dim)
+                let (mscale, all_dim) = (yarn.mscale, yarn.mscale_all_dim);
+                at_least("mscale", mscale.unwrap_or(0.0), 0.0, "at least 0")?;
+                at_least("mscale_all_dim", all_dim.unwrap_or(0.0), 0.0, "at least 0")
             }
             Self::LongRope(longrope) => {
-                context(
-                    "original_max_position_embeddings",
-                    longrope.original_max_position_embeddings,
-                )?;
+                original(longrope.original_max_position_embeddings)?;
                 above_0("factor", longrope.factor)?;
                 optional_above_0("attention_factor", longrope.attention_factor)?;
-                let all_above_0 = |list, divisors: &[f64]| {
+                let (short, long) = (&longrope.short_factor, &longrope.long_factor);
+                for (list, divisors) in [("short_factor", short), ("long_factor", long)] {
                     divisors
                         .iter()
-                        .try_for_each(|divisor| above_0(list, *divisor))
-                };
-                all_above_0("short_factor", &longrope.short_factor)?;
-                all_above_0("long_factor", &longrope.long_factor)?;
-                let (short, long) = (longrope.short_factor.len(), longrope.long_factor.len());
-                if short != long {
-                    return Err(RopeError::FactorCount {
-                        list: "long_factor",
-                        expected: short,
-                        found: long,
-                    });
+                        .try_for_each(|divisor| above_0(list, *divisor))?;
                 }
-                Ok(())
+                expect_factors("long_factor", short.len(), long.len())
             }
             Self::Llama3(llama3) => {
                 above_0("factor", llama3.factor)?;
                 above_0("low_freq_factor", llama3.low_freq_factor)?;
-                check(
-                    "high_freq_factor",
-                    llama3.high_freq_factor >= llama3.low_freq_factor,
-                    "at least low_freq_factor",
-                    llama3.high_freq_factor,
-                )?;
-                context(
-                    "original_max_position_embeddings",
-                    llama3.original_max_position_embeddings,
-                )
+                let (low, high) = (llama3.low_freq_factor, llama3.high_freq_factor);
+                at_least("high_freq_factor", high, low, "at least low_freq_factor")?;
+                original(llama3.original_max_position_embeddings)
             }
             Self::Proportional {
                 partial_rotary_factor,
                 factor,
             } => {
-                let share = *partial_rotary_factor;
-                check(
-                    "partial_rotary_factor",
-                    share > 0.0 && share <= 1.0,
-                    "in (0, 1]",
-                    share,
-                )?;
+                let (share, parameter) = (*partial_rotary_factor, "partial_rotary_factor");
+                check(parameter, share > 0.0 && share <= 1.0, "in (0, 1]", share)?;
                 above_0("factor", *factor)
             }
         }
     }
+}
+
+fn expect_factors(list: &'static str, expected: usize, found: usize) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(RopeError::FactorCount {
+        list,
+        expected,
+        found,
+    })
 }
 
 /// Multiplies each frequency by `multiplier(pair, inv_freq)`.

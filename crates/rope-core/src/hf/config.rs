@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::error::{ConfigError, Stated};
 use super::family::{Axes, Component, FULL, Family, LINEAR, SLIDING};
-use super::fields::Fields;
+use super::fields::{Fields, parse};
 use super::layers::LayerSpecs;
 use super::parameters::{RopeContext, RopeParameters};
 use crate::error::Result;
@@ -26,8 +26,8 @@ impl RotarySpec {
     /// # Errors
     /// [`ConfigError`] if the configuration is broken, incomplete or contradicts itself, if the
     /// model is unknown, or if its layers rotate differently ([`ConfigError::SeveralRotations`]:
-    /// use [`LayerSpecs::from_hf_config`]); the errors of [`Frequencies`](crate::Frequencies) and of the specification
-    /// for values out of range.
+    /// use [`LayerSpecs::from_hf_config`]); the errors of [`Frequencies`](crate::Frequencies) and
+    /// of the specification for values out of range.
     ///
     /// # Examples
     /// ```
@@ -54,10 +54,10 @@ impl RotarySpec {
     /// As [`from_hf_config`](Self::from_hf_config); [`ConfigError::UnknownModelType`] also for a
     /// tower that does not rotate.
     pub fn from_hf_vision_config(json: &str) -> Result<Self> {
-        let value = super::parse(json)?;
-        let path = nested(&value, &["thinker_config", "vision_config"])?;
-        let family = find_family(Component::Vision, &path)?;
-        let config = path.innermost();
+        let value = parse(json)?;
+        let levels = nested(&value, &["thinker_config", "vision_config"])?;
+        let family = find_family(Component::Vision, &levels)?;
+        let config = &levels[levels.len() - 1];
         let context = RopeContext {
             theta: family.theta,
             ..RopeContext::default()
@@ -84,9 +84,10 @@ impl RotarySpec {
     /// use rope_core::RotarySpec;
     /// use rope_core::hf::Component;
     ///
-    /// let parameters = r#"{"rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}"#;
+    /// let parameters =
+    ///     r#"{"rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}"#;
     /// let spec = RotarySpec::from_rope_parameters("glm4v", Component::Text, parameters, 128)?;
-    /// assert_eq!((spec.rotary_dim(), spec.axes()), (64, 3));
+    /// assert_eq!((spec.rotary_dim(), spec.axis_count()), (64, 3));
     /// # Ok::<(), rope_core::RopeError>(())
     /// ```
     pub fn from_rope_parameters(
@@ -100,21 +101,16 @@ impl RotarySpec {
                 found: vec![model_type.to_owned()],
                 component,
             })?;
-        let value = super::parse(rope_parameters)?;
+        let value = parse(rope_parameters)?;
         let rope = Fields::new("rope_parameters", &value)?;
         let context = RopeContext {
             theta: family.theta,
             ..RopeContext::default()
         };
         let parameters = RopeParameters::read(&rope, context)?;
-        let named = serde_json::json!({ "model_type": model_type });
-        build(
-            family,
-            &Fields::new("", &named)?,
-            &rope,
-            &parameters,
-            head_dim,
-        )
+        let config = serde_json::json!({ "model_type": model_type });
+        let config = Fields::new("", &config)?;
+        build(family, &config, &rope, &parameters, head_dim)
     }
 }
 
@@ -128,37 +124,32 @@ impl LayerSpecs {
     /// # Errors
     /// As [`RotarySpec::from_hf_config`], [`ConfigError::SeveralRotations`] excepted.
     pub fn from_hf_config(json: &str) -> Result<Self> {
-        let value = super::parse(json)?;
-        let path = nested(&value, &["thinker_config", "text_config"])?;
-        let family = find_family(Component::Text, &path)?;
-        let config = path.innermost();
-        path.levels
-            .iter()
-            .try_for_each(|level| check_position_embedding(family, level))?;
+        let value = parse(json)?;
+        let levels = nested(&value, &["thinker_config", "text_config"])?;
+        let family = find_family(Component::Text, &levels)?;
+        let config = &levels[levels.len() - 1];
+        for level in &levels {
+            check_position_embedding(family, level)?;
+        }
 
-        let stated_theta = config.first_number(&["rope_theta", "rotary_emb_base"])?;
+        let stated_theta = config.first(&["rope_theta", "rotary_emb_base"], Fields::number)?;
         let context = RopeContext {
-            theta: stated_theta.or(family.theta),
+            theta: stated_theta.map(|(_, theta)| theta).or(family.theta),
             max_position_embeddings: config.count("max_position_embeddings")?,
             original_max_position_embeddings: config.count("original_max_position_embeddings")?,
         };
         let head_dim = head_dim(family, config, &["hidden_size", "n_embd", "d_model"])?;
         let full_head_dim = config.size("global_head_dim")?.or(family.full_head_dim);
         let rotations = rotations(family, config, context)?;
-        agree_with_outer(family, &path, config, context, &rotations)?;
+        agree_with_outer(family, &levels, config, context, &rotations)?;
         let spec = |rotation: Rotation| -> Result<(String, RotarySpec)> {
-            let Rotation {
-                name,
-                at,
-                parameters,
-            } = rotation;
             let head_dim = match full_head_dim {
-                Some(full) if name == FULL => full,
+                Some(full) if rotation.name == FULL => full,
                 _ => head_dim,
             };
-            let at = at.as_ref().unwrap_or(config);
-            let spec = build(family, config, at, &parameters, head_dim)?;
-            Ok((name, spec))
+            let at = rotation.at.as_ref().unwrap_or(config);
+            let spec = build(family, config, at, &rotation.parameters, head_dim)?;
+            Ok((rotation.name, spec))
         };
         let specs: Vec<_> = rotations.into_iter().map(spec).collect::<Result<_>>()?;
         let layers = layers(family, config, &specs)?;
@@ -167,32 +158,22 @@ impl LayerSpecs {
 }
 
 /// A configuration and the configurations nested in it, outermost first.
-struct Path<'a> {
-    levels: Vec<Fields<'a>>,
-}
-
-impl<'a> Path<'a> {
-    fn innermost(&self) -> &Fields<'a> {
-        &self.levels[self.levels.len() - 1]
-    }
-}
-
-fn nested<'a>(value: &'a Value, keys: &[&str]) -> Result<Path<'a>, ConfigError> {
+fn nested<'a>(value: &'a Value, keys: &[&str]) -> Result<Vec<Fields<'a>>, ConfigError> {
     let mut levels = vec![Fields::new("", value)?];
     for key in keys {
         if let Some(inner) = levels[levels.len() - 1].object(key)? {
             levels.push(inner);
         }
     }
-    Ok(Path { levels })
+    Ok(levels)
 }
 
 /// The family that the innermost known `model_type` names; the levels must not name two.
-fn find_family(component: Component, path: &Path) -> Result<&'static Family, ConfigError> {
+fn find_family(component: Component, levels: &[Fields]) -> Result<&'static Family, ConfigError> {
     let mut found = Vec::new();
     let mut known: Option<(&'static Family, Stated)> = None;
-    for level in path.levels.iter().rev() {
-        let named = level.first_text(&["model_type", "_class_name"])?;
+    for level in levels.iter().rev() {
+        let named = level.first(&["model_type", "_class_name"], Fields::text)?;
         let Some((key, model_type)) = named else {
             continue;
         };
@@ -200,14 +181,11 @@ fn find_family(component: Component, path: &Path) -> Result<&'static Family, Con
         let Some(family) = Family::find(component, model_type) else {
             continue;
         };
-        let stated = Stated::new(level.path_of(key), format!("{model_type:?}"));
+        let stated = level.says(key, format!("{model_type:?}"));
         match &known {
             Some((inner, left)) if !std::ptr::eq(*inner, family) => {
-                return Err(ConfigError::Contradiction {
-                    left: left.clone(),
-                    right: stated,
-                    remedy: "they rotate differently: give both the checkpoint's model type",
-                });
+                let remedy = "they rotate differently: give both the checkpoint's model type";
+                return Err(ConfigError::contradiction(left.clone(), stated, remedy));
             }
             Some(_) => {}
             None => known = Some((family, stated)),
@@ -215,10 +193,9 @@ fn find_family(component: Component, path: &Path) -> Result<&'static Family, Con
     }
     match known {
         Some((family, _)) => Ok(family),
-        None if found.is_empty() => Err(ConfigError::MissingKey {
-            key: "model_type".to_owned(),
-            needed_by: "the choice of pairing and axis layout".to_owned(),
-        }),
+        None if found.is_empty() => {
+            Err(levels[0].missing("model_type", "the choice of pairing and axis layout"))
+        }
         None => Err(ConfigError::UnknownModelType { found, component }),
     }
 }
@@ -230,20 +207,20 @@ fn check_position_embedding(family: &Family, level: &Fields) -> Result<(), Confi
     let Some(found) = level.text(key)? else {
         return Ok(());
     };
-    let stated = Stated::new(level.path_of(key), format!("{found:?}"));
-    let (axes, model_type) = (family.axes.count(), family.model_types[0]);
+    let stated = level.says(key, format!("{found:?}"));
+    let (axes, model_type) = (family.axes.count(), family.first_model_type());
     match found {
         "rope" | "rotary" | "yarn" if axes > 1 => Err(ConfigError::PlainPath {
             model_type,
             axes,
             plain: stated,
         }),
-        "mrope" | "xdrope" if axes == 1 => Err(ConfigError::Contradiction {
-            left: stated,
-            right: Stated::new("model_type", format!("{model_type:?} (1 position axis)")),
-            remedy: "set position_embedding_type to \"rope\", \
-                     or take the model type of the multimodal model",
-        }),
+        "mrope" | "xdrope" if axes == 1 => Err(ConfigError::contradiction(
+            stated,
+            Stated::new("model_type", format!("{model_type:?} (1 position axis)")),
+            "set position_embedding_type to \"rope\", \
+             or take the model type of the multimodal model",
+        )),
         "rope" | "rotary" | "yarn" | "mrope" | "xdrope" => Ok(()),
         _ => Err(ConfigError::NotRotary { stated }),
     }
@@ -259,12 +236,8 @@ fn rope_object<'a>(config: &Fields<'a>, context: RopeContext) -> Result<Option<F
         && !is_per_layer(new)?
         && RopeParameters::read(new, context)? != RopeParameters::read(old, context)?
     {
-        return Err(ConfigError::Contradiction {
-            left: new.stated(),
-            right: old.stated(),
-            remedy: "they are two spellings of one object: keep rope_parameters",
-        }
-        .into());
+        let remedy = "they are two spellings of one object: keep rope_parameters";
+        return Err(ConfigError::contradiction(new.stated(), old.stated(), remedy).into());
     }
     Ok(new.or(old))
 }
@@ -344,7 +317,7 @@ fn rotations<'a>(
 /// What the configuration says outside the rope objects must agree with what it says inside.
 fn agree_with_outer(
     family: &Family,
-    path: &Path,
+    levels: &[Fields],
     config: &Fields,
     context: RopeContext,
     rotations: &[Rotation],
@@ -360,7 +333,7 @@ fn agree_with_outer(
     };
     let thetas = [("rope_theta", None), ("rotary_emb_base", None)];
     let local = family.local.map(|local| (local.key, Some(SLIDING)));
-    for level in &path.levels {
+    for level in levels {
         for (key, name) in thetas.into_iter().chain(local) {
             let Some(stated) = level.number(key)? else {
                 continue;
@@ -371,17 +344,14 @@ fn agree_with_outer(
                 let theta = rotation.parameters.theta();
                 let inside = rotation.at.as_ref();
                 let inside = inside.filter(|at| at.get("rope_theta").is_some());
-                let (at, value) = match inside {
-                    Some(at) => (at.path_of("rope_theta"), theta.to_string()),
-                    None if config.get(key).is_some() => (config.path_of(key), theta.to_string()),
-                    None => (config.path_of(key), format!("{theta} (the default)")),
+                let right = match inside {
+                    Some(at) => at.says("rope_theta", theta),
+                    None if config.get(key).is_some() => config.says(key, theta),
+                    None => config.says(key, format!("{theta} (the default)")),
                 };
-                return Err(ConfigError::Contradiction {
-                    left: Stated::new(level.path_of(key), stated),
-                    right: Stated::new(at, value),
-                    remedy: "keep the one that the model was trained with, inside rope_parameters",
-                }
-                .into());
+                let left = level.says(key, stated);
+                let remedy = "keep the one that the model was trained with, inside rope_parameters";
+                return Err(ConfigError::contradiction(left, right, remedy).into());
             }
         }
         for key in ["rope_parameters", "rope_scaling"] {
@@ -437,13 +407,11 @@ fn agree(
     let Some(rotation) = refused else {
         return Ok(());
     };
-    let unstated = || Stated::new(config.path_of("rope_parameters"), "(not stated)");
-    Err(ConfigError::Contradiction {
-        left: stated.stated(),
-        right: rotation.at.as_ref().map_or_else(unstated, Fields::stated),
-        remedy: "only the innermost rope object is read: keep what the model was trained with there",
-    }
-    .into())
+    let unstated = || config.says("rope_parameters", "(not stated)");
+    let right = rotation.at.as_ref().map_or_else(unstated, Fields::stated);
+    let remedy = "only the innermost rope object is read: \
+                  keep what the model was trained with there";
+    Err(ConfigError::contradiction(stated.stated(), right, remedy).into())
 }
 
 /// Whether what is stated, if it is, is what holds.
@@ -453,10 +421,8 @@ fn meets<T: PartialEq>(stated: &Option<T>, holds: &Option<T>) -> bool {
 
 fn head_dim(family: &Family, config: &Fields, widths: &[&str]) -> Result<usize, ConfigError> {
     let keys = ["qk_rope_head_dim", "head_dim", "attention_head_dim"];
-    for key in keys {
-        if let Some(head_dim) = config.size(key)? {
-            return Ok(head_dim);
-        }
+    if let Some((_, head_dim)) = config.first(&keys, Fields::size)? {
+        return Ok(head_dim);
     }
     // A null asks for the division in the configuration classes that allow one; only a missing key
     // takes the default.
@@ -464,25 +430,17 @@ fn head_dim(family: &Family, config: &Fields, widths: &[&str]) -> Result<usize, 
     if let Some(head_dim) = family.head_dim.filter(|_| !is_null) {
         return Ok(head_dim);
     }
-    let first = |keys: &[&str]| -> Result<(String, usize), ConfigError> {
-        for key in keys {
-            if let Some(size) = config.size(key)? {
-                return Ok((config.path_of(key), size));
-            }
-        }
-        Err(ConfigError::MissingKey {
-            key: config.path_of(keys[0]),
-            needed_by: "head_dim, which is not stated,".to_owned(),
-        })
+    let needed_by = "head_dim, which is not stated,";
+    let first = |keys: &[_]| {
+        let stated = config.first(keys, Fields::size);
+        config.require(keys[0], stated, needed_by)
     };
     let (width_key, width) = first(widths)?;
     let (heads_key, heads) = first(&["num_attention_heads", "num_heads", "n_head"])?;
     if heads == 0 || !width.is_multiple_of(heads) {
-        return Err(ConfigError::Contradiction {
-            left: Stated::new(width_key, width),
-            right: Stated::new(heads_key, heads),
-            remedy: "the width does not divide into that many heads: state head_dim",
-        });
+        let (left, right) = (config.says(width_key, width), config.says(heads_key, heads));
+        let remedy = "the width does not divide into that many heads: state head_dim";
+        return Err(ConfigError::contradiction(left, right, remedy));
     }
     Ok(width / heads)
 }
@@ -504,28 +462,24 @@ fn rotary_dim(
     let key = "partial_rotary_factor";
     let mut stated: Vec<(Stated, f64)> = Vec::new();
     if let Some(share) = parameters.partial_rotary_factor {
-        stated.push((Stated::new(rope.path_of(key), share), share));
+        stated.push((rope.says(key, share), share));
     }
     for key in [key, "rotary_pct", "rope_pct"] {
         if let Some(share) = config.number(key)? {
-            stated.push((Stated::new(config.path_of(key), share), share));
+            stated.push((config.says(key, share), share));
         }
     }
     // The head is already the rotated part where the model has a head of its own for it.
     if let Some(channels) = config.size("rotary_dim")? {
         let share = channels as f64 / head_dim as f64;
         let shown = format!("{channels} of head_dim {head_dim}");
-        stated.push((Stated::new(config.path_of("rotary_dim"), shown), share));
+        stated.push((config.says("rotary_dim", shown), share));
     }
     if let [(left, first), .., (right, last)] = &stated[..]
         && first != last
     {
-        return Err(ConfigError::Contradiction {
-            left: left.clone(),
-            right: right.clone(),
-            remedy: "keep the one that the model was trained with",
-        }
-        .into());
+        let remedy = "keep the one that the model was trained with";
+        return Err(ConfigError::contradiction(left.clone(), right.clone(), remedy).into());
     }
     if stated.is_empty() && family.rotary_dim > 0 {
         return Ok(family.rotary_dim);
@@ -550,11 +504,9 @@ fn build(
     head_dim: usize,
 ) -> Result<RotarySpec> {
     let model_type = || {
-        let named = config.first_text(&["model_type", "_class_name"]);
-        let named = named
-            .ok()
-            .flatten()
-            .map_or(family.model_types[0], |(_, name)| name);
+        let named = config.first(&["model_type", "_class_name"], Fields::text);
+        let named = named.ok().flatten().map(|(_, name)| name);
+        let named = named.unwrap_or(family.first_model_type());
         Stated::new("model_type", format!("{named:?}"))
     };
     let rotary_dim = rotary_dim(family, config, rope, parameters, head_dim)?;
@@ -562,7 +514,7 @@ fn build(
     let axes = match &family.axes {
         Axes::Single | Axes::PerAxis { .. } if stated.is_some() => {
             return Err(ConfigError::SectionsOnPlainModel {
-                sections: Stated::new(rope.path_of("mrope_section"), format!("{stated:?}")),
+                sections: rope.says("mrope_section", format!("{stated:?}")),
                 model_type: model_type(),
                 axes: family.axes.count(),
             }
@@ -623,13 +575,10 @@ fn build(
             if let (Some(stated), Some(meant)) = (parameters.mrope_interleaved, interleaved)
                 && stated != *meant
             {
-                return Err(ConfigError::Contradiction {
-                    left: Stated::new(rope.path_of("mrope_interleaved"), stated),
-                    right: model_type(),
-                    remedy: "the model type decides how the axes share the frequencies: \
-                             remove mrope_interleaved, or take the right model type",
-                }
-                .into());
+                let left = rope.says("mrope_interleaved", stated);
+                let remedy = "the model type decides how the axes share the frequencies: \
+                              remove mrope_interleaved, or take the right model type";
+                return Err(ConfigError::contradiction(left, model_type(), remedy).into());
             }
             layout(sections)
         }
@@ -659,55 +608,35 @@ fn layers(
     let flags = config
         .sizes("no_rope_layers")?
         .filter(|flags| !flags.is_empty());
-    let listed = [
+    let lens = [
+        ("num_hidden_layers", count),
         ("layer_types", types.as_ref().map(Vec::len)),
         ("no_rope_layers", flags.as_ref().map(Vec::len)),
     ];
-    for (key, len) in listed {
-        if let (Some(len), Some(count)) = (len, count)
-            && len != count
+    let says = |(key, len): (&str, usize)| match key {
+        "num_hidden_layers" => config.says(key, len),
+        _ => config.says(key, format!("a list of {len}")),
+    };
+    for (left, right) in [(1, 0), (2, 0), (1, 2)] {
+        if let ((left, Some(found)), (right, Some(expected))) = (lens[left], lens[right])
+            && found != expected
         {
-            return Err(ConfigError::Contradiction {
-                left: Stated::new(config.path_of(key), format!("a list of {len}")),
-                right: Stated::new(config.path_of("num_hidden_layers"), count),
-                remedy: "list one entry per layer",
-            });
+            let (left, right) = (says((left, found)), says((right, expected)));
+            let remedy = "list one entry per layer";
+            return Err(ConfigError::contradiction(left, right, remedy));
         }
     }
-    if let (Some(types), Some(flags)) = (&types, &flags)
-        && types.len() != flags.len()
-    {
-        return Err(ConfigError::Contradiction {
-            left: Stated::new(
-                config.path_of("layer_types"),
-                format!("a list of {}", types.len()),
-            ),
-            right: Stated::new(
-                config.path_of("no_rope_layers"),
-                format!("a list of {}", flags.len()),
-            ),
-            remedy: "list one entry per layer",
-        });
-    }
-    let count = count
-        .or(types.as_ref().map(Vec::len))
-        .or(flags.as_ref().map(Vec::len));
+    let count = lens.into_iter().find_map(|(_, len)| len);
     // The interval that the configuration states, or the family's own.
     let interval = |keys: &[&str], own: usize| -> Result<usize, ConfigError> {
-        for key in keys {
-            match config.size(key)? {
-                Some(0) => {
-                    return Err(ConfigError::WrongType {
-                        key: config.path_of(key),
-                        expected: "a whole number, 1 or more",
-                        found: "0".to_owned(),
-                    });
-                }
-                Some(every) => return Ok(every),
-                None => {}
-            }
+        match config.first(keys, Fields::size)? {
+            Some((key, 0)) => Err(ConfigError::WrongType {
+                key: config.path_of(key),
+                expected: "a whole number, 1 or more",
+                found: "0".to_owned(),
+            }),
+            stated => Ok(stated.map_or(own, |(_, every)| every)),
         }
-        Ok(own)
     };
     let pattern = match &family.pattern {
         Some(pattern) => Some((pattern, interval(pattern.keys, pattern.every)?)),

@@ -110,8 +110,9 @@ pub enum ConfigError {
     },
     /// Sections for a model that has none.
     #[error(
-        "{sections} divides the frequencies among position axes, but {model_type} has {axes} and no \
-         sections; take the model type of the multimodal model, or remove the sections for text alone"
+        "{sections} divides the frequencies among position axes, but {model_type} has {axes} and \
+         no sections; take the model type of the multimodal model, or remove the sections for text \
+         alone"
     )]
     SectionsOnPlainModel {
         /// The sections.
@@ -124,8 +125,8 @@ pub enum ConfigError {
     /// A model of several position axes whose configuration does not divide the frequencies among
     /// them.
     #[error(
-        "{model_type} turns by {axes} position axes, but {key} is missing, which would send it down \
-         the plain path; take it from the checkpoint's config.json"
+        "{model_type} turns by {axes} position axes, but {key} is missing, which would send it \
+         down the plain path; take it from the checkpoint's config.json"
     )]
     MissingSections {
         /// Path at which the sections belong.
@@ -236,6 +237,14 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
+    pub(super) fn contradiction(left: Stated, right: Stated, remedy: &'static str) -> Self {
+        Self::Contradiction {
+            left,
+            right,
+            remedy,
+        }
+    }
+
     pub(super) fn wrong_type(key: &str, expected: &'static str, found: &Value) -> Self {
         Self::WrongType {
             key: if key.is_empty() {

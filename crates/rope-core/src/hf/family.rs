@@ -4,13 +4,14 @@
 //! One row per way of rotating. A new model is a new name in a row, or a new row.
 //!
 //! # Source
-//! The modelling and configuration files of transformers 5.23 and diffusers 0.35, by model type; ERNIE's
-//! `freq_allocation` from the model's own code.
+//! The modelling and configuration files of transformers 5.23 and diffusers 0.35, by model type;
+//! ERNIE's `freq_allocation` from the model's own code.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::error::ConfigError;
+use crate::spec::Pairing::{Adjacent, Half, InterleaveHalf};
 use crate::spec::{AxisLayout, Pairing};
 
 /// Which part of a model rotates.
@@ -47,7 +48,8 @@ impl FromStr for Component {
 /// One way of rotating, and the names of the models that rotate so.
 #[derive(Debug)]
 pub(super) struct Family {
-    pub(super) model_types: &'static [&'static str],
+    /// Their names in Hugging Face's configurations, with white space between.
+    names: &'static str,
     pub(super) pairing: Pairing,
     pub(super) axes: Axes,
     /// Share of the head that turns where the configuration does not say.
@@ -119,11 +121,13 @@ pub(super) struct Pattern {
     pub(super) between: &'static str,
 }
 
-const SLIDING_BETWEEN: Pattern = Pattern {
-    every: 6,
-    keys: &["sliding_window_pattern", "_sliding_window_pattern"],
-    between: SLIDING,
-};
+const fn sliding_every(every: usize) -> Pattern {
+    Pattern {
+        every,
+        keys: &["sliding_window_pattern", "_sliding_window_pattern"],
+        between: SLIDING,
+    }
+}
 
 const LINEAR_BETWEEN: Pattern = Pattern {
     every: 4,
@@ -153,29 +157,41 @@ impl Family {
         };
         families
             .iter()
-            .find(|family| family.model_types.contains(&model_type))
+            .find(|family| family.model_types().any(|name| name == model_type))
+    }
+
+    pub(super) fn model_types(&self) -> impl Iterator<Item = &'static str> {
+        self.names.split_ascii_whitespace()
+    }
+
+    /// The name that stands for the family in messages.
+    pub(super) fn first_model_type(&self) -> &'static str {
+        self.model_types().next().unwrap_or_default()
     }
 }
 
-const HALF: Family = Family {
-    model_types: &[],
-    pairing: Pairing::Half,
-    axes: Axes::Single,
-    partial_rotary_factor: 1.0,
-    rotary_dim: 0,
-    theta: None,
-    head_dim: None,
-    full_head_dim: None,
-    pattern: None,
-    local: None,
-    unrotated: &[],
-    no_rope_every: None,
-};
-
-const ADJACENT: Family = Family {
-    pairing: Pairing::Adjacent,
-    ..HALF
-};
+/// A row: names, pairing, theta and channels per head of one position axis that turns whole heads.
+const fn row(
+    names: &'static str,
+    pairing: Pairing,
+    theta: Option<f64>,
+    head_dim: Option<usize>,
+) -> Family {
+    Family {
+        names,
+        pairing,
+        axes: Axes::Single,
+        partial_rotary_factor: 1.0,
+        rotary_dim: 0,
+        theta,
+        head_dim,
+        full_head_dim: None,
+        pattern: None,
+        local: None,
+        unrotated: &[],
+        no_rope_every: None,
+    }
+}
 
 const fn sections(
     layout: fn(Vec<usize>) -> AxisLayout,
@@ -191,357 +207,227 @@ const fn sections(
     }
 }
 
+const fn per_axis(
+    layout: fn(Vec<usize>) -> AxisLayout,
+    key: Option<&'static str>,
+    channels: fn(usize) -> Vec<usize>,
+) -> Axes {
+    Axes::PerAxis {
+        layout,
+        key,
+        channels,
+    }
+}
+
 static TEXT: &[Family] = &[
+    row(
+        "llama mistral qwen2 qwen2_moe qwen3_moe phi3 phi4_multimodal olmo olmo2 starcoder2
+         granite hunyuan_v1_dense hunyuan_v1_moe",
+        Half,
+        Some(1e4),
+        None,
+    ),
+    row("qwen3", Half, Some(1e4), Some(128)),
+    row("gemma gemma2", Half, Some(1e4), Some(256)),
+    row("mixtral ministral", Half, None, None),
+    row("ministral3", Half, None, Some(128)),
+    row("gpt_oss", Half, Some(150_000.0), Some(64)),
     Family {
-        model_types: &[
-            "llama",
-            "mistral",
-            "qwen2",
-            "qwen2_moe",
-            "qwen3_moe",
-            "phi3",
-            "phi4_multimodal",
-            "olmo",
-            "olmo2",
-            "starcoder2",
-            "granite",
-            "hunyuan_v1_dense",
-            "hunyuan_v1_moe",
-        ],
-        theta: Some(1e4),
-        ..HALF
-    },
-    Family {
-        model_types: &["qwen3"],
-        theta: Some(1e4),
-        head_dim: Some(128),
-        ..HALF
-    },
-    Family {
-        model_types: &["gemma", "gemma2"],
-        theta: Some(1e4),
-        head_dim: Some(256),
-        ..HALF
-    },
-    Family {
-        model_types: &["mixtral", "ministral"],
-        ..HALF
-    },
-    Family {
-        model_types: &["ministral3"],
-        head_dim: Some(128),
-        ..HALF
-    },
-    Family {
-        model_types: &["gpt_oss"],
-        theta: Some(150_000.0),
-        head_dim: Some(64),
-        ..HALF
-    },
-    Family {
-        model_types: &["gemma3", "gemma3_text"],
-        theta: Some(1e6),
-        head_dim: Some(256),
-        pattern: Some(SLIDING_BETWEEN),
+        pattern: Some(sliding_every(6)),
         local: Some(LOCAL),
-        ..HALF
+        ..row("gemma3 gemma3_text", Half, Some(1e6), Some(256))
     },
     Family {
-        model_types: &["gemma3n", "gemma3n_text"],
-        theta: Some(1e6),
-        head_dim: Some(256),
-        pattern: Some(Pattern {
-            every: 5,
-            ..SLIDING_BETWEEN
-        }),
+        pattern: Some(sliding_every(5)),
         local: Some(LOCAL),
-        ..HALF
+        ..row("gemma3n gemma3n_text", Half, Some(1e6), Some(256))
     },
     Family {
-        model_types: &["gemma4", "gemma4_text"],
-        head_dim: Some(256),
         full_head_dim: Some(512),
-        ..HALF
+        ..row("gemma4 gemma4_text", Half, None, Some(256))
     },
     // Transformers 4 and 5 fall back to different thetas, so the configuration must state it.
     Family {
-        model_types: &["olmo3"],
-        pattern: Some(Pattern {
-            every: 4,
-            ..SLIDING_BETWEEN
-        }),
+        pattern: Some(sliding_every(4)),
         local: Some(Local {
             theta: None,
             ..LOCAL
         }),
-        ..HALF
+        ..row("olmo3", Half, None, None)
     },
     Family {
-        model_types: &["smollm3"],
         no_rope_every: Some(4),
-        ..HALF
+        ..row("smollm3", Half, None, None)
     },
     Family {
-        model_types: &["phi", "persimmon", "nemotron", "glm4_moe"],
         partial_rotary_factor: 0.5,
-        theta: Some(1e4),
-        ..HALF
+        ..row("phi persimmon nemotron glm4_moe", Half, Some(1e4), None)
     },
     Family {
-        model_types: &["gpt_neox", "stablelm"],
         partial_rotary_factor: 0.25,
-        theta: Some(1e4),
-        ..HALF
+        ..row("gpt_neox stablelm", Half, Some(1e4), None)
     },
     Family {
-        model_types: &["qwen3_next"],
         partial_rotary_factor: 0.25,
-        head_dim: Some(256),
         pattern: Some(LINEAR_BETWEEN),
-        ..HALF
+        ..row("qwen3_next", Half, None, Some(256))
     },
-    Family {
-        model_types: &["deepseek_v3", "kimi_k2"],
-        pairing: Pairing::InterleaveHalf,
-        theta: Some(1e4),
-        head_dim: Some(64),
-        ..HALF
-    },
-    Family {
-        model_types: &["deepseek_v2"],
-        theta: Some(1e4),
-        head_dim: Some(64),
-        ..ADJACENT
-    },
+    row("deepseek_v3 kimi_k2", InterleaveHalf, Some(1e4), Some(64)),
+    row("deepseek_v2", Adjacent, Some(1e4), Some(64)),
     // As for OLMo 3: 1e4 in transformers 4, 5e5 in 5.
+    row("cohere", Adjacent, None, None),
     Family {
-        model_types: &["cohere"],
-        ..ADJACENT
-    },
-    Family {
-        model_types: &["cohere2"],
-        theta: Some(1e4),
-        pattern: Some(Pattern {
-            every: 4,
-            ..SLIDING_BETWEEN
-        }),
+        pattern: Some(sliding_every(4)),
         unrotated: &[FULL],
-        ..ADJACENT
+        ..row("cohere2", Adjacent, Some(1e4), None)
     },
     Family {
-        model_types: &["gptj", "codegen"],
         rotary_dim: 64,
-        theta: Some(1e4),
-        ..ADJACENT
+        ..row("gptj codegen", Adjacent, Some(1e4), None)
     },
     Family {
-        model_types: &["llama4", "llama4_text"],
-        theta: Some(500_000.0),
-        head_dim: Some(128),
         no_rope_every: Some(4),
-        ..ADJACENT
+        ..row("llama4 llama4_text", Adjacent, Some(500_000.0), Some(128))
     },
     Family {
-        model_types: &["glm", "glm4"],
         partial_rotary_factor: 0.5,
-        theta: Some(1e4),
-        head_dim: Some(128),
-        ..ADJACENT
+        ..row("glm glm4", Adjacent, Some(1e4), Some(128))
     },
+    row("ernie4_5", Adjacent, Some(500_000.0), Some(128)),
+    row("ernie4_5_moe", Adjacent, Some(500_000.0), None),
     Family {
-        model_types: &["ernie4_5"],
-        theta: Some(500_000.0),
-        head_dim: Some(128),
-        ..ADJACENT
-    },
-    Family {
-        model_types: &["ernie4_5_moe"],
-        theta: Some(500_000.0),
-        ..ADJACENT
-    },
-    Family {
-        model_types: &[
-            "qwen2_vl",
-            "qwen2_vl_text",
-            "qwen2_5_vl",
-            "qwen2_5_vl_text",
-            "qwen2_5_omni",
-            "qwen2_5_omni_thinker",
-            "qwen2_5_omni_text",
-        ],
         axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
-        theta: Some(1e6),
-        ..HALF
+        ..row(
+            "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text
+             qwen2_5_omni qwen2_5_omni_thinker qwen2_5_omni_text",
+            Half,
+            Some(1e6),
+            None,
+        )
     },
     Family {
-        model_types: &["qwen2_5_omni_talker"],
         axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
-        theta: Some(1e6),
-        head_dim: Some(128),
-        ..HALF
+        ..row("qwen2_5_omni_talker", Half, Some(1e6), Some(128))
     },
     Family {
-        model_types: &["paddleocr_vl", "paddleocr_vl_text"],
         axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
-        theta: Some(500_000.0),
-        head_dim: Some(128),
-        ..HALF
+        ..row(
+            "paddleocr_vl paddleocr_vl_text",
+            Half,
+            Some(500_000.0),
+            Some(128),
+        )
     },
     Family {
-        model_types: &["qwen3_vl", "qwen3_vl_text"],
         axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], Some(true)),
-        head_dim: Some(128),
-        ..HALF
+        ..row("qwen3_vl qwen3_vl_text", Half, None, Some(128))
     },
     Family {
-        model_types: &[
-            "qwen3_vl_moe",
-            "qwen3_vl_moe_text",
-            "qwen3_omni_moe",
-            "qwen3_omni_moe_thinker",
-            "qwen3_omni_moe_text",
-            "qwen3_omni_moe_talker_text",
-        ],
         axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], Some(true)),
-        ..HALF
+        ..row(
+            "qwen3_vl_moe qwen3_vl_moe_text qwen3_omni_moe qwen3_omni_moe_thinker
+             qwen3_omni_moe_text qwen3_omni_moe_talker_text",
+            Half,
+            None,
+            None,
+        )
     },
     Family {
-        model_types: &["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"],
         axes: sections(AxisLayout::Striped, 3, &[11, 11, 10], Some(true)),
         partial_rotary_factor: 0.25,
-        head_dim: Some(256),
         pattern: Some(LINEAR_BETWEEN),
-        ..HALF
+        ..row(
+            "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text",
+            Half,
+            None,
+            Some(256),
+        )
     },
     Family {
-        model_types: &["glm4v", "glm4v_text"],
         axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
         partial_rotary_factor: 0.5,
-        theta: Some(1e4),
-        ..ADJACENT
+        ..row("glm4v glm4v_text", Adjacent, Some(1e4), None)
     },
     // Unlike GLM-4.1V, its text decoder is the one of GLM-4.5, which pairs halves.
     Family {
-        model_types: &["glm4v_moe", "glm4v_moe_text"],
         axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
         partial_rotary_factor: 0.5,
-        theta: Some(1e4),
-        ..HALF
+        ..row("glm4v_moe glm4v_moe_text", Half, Some(1e4), None)
     },
     Family {
-        model_types: &["glm_ocr", "glm_ocr_text"],
         axes: sections(AxisLayout::Contiguous, 3, &[16, 24, 24], Some(false)),
-        theta: Some(1e4),
-        ..ADJACENT
+        ..row("glm_ocr glm_ocr_text", Adjacent, Some(1e4), None)
     },
     Family {
-        model_types: &["ernie4_5_vl_moe", "ernie4_5_vl_moe_text", "ernie4_5_moe_vl"],
         axes: sections(AxisLayout::Ernie, 3, &[22, 22, 20], None),
-        theta: Some(500_000.0),
-        ..ADJACENT
+        ..row(
+            "ernie4_5_vl_moe ernie4_5_vl_moe_text ernie4_5_moe_vl",
+            Adjacent,
+            Some(500_000.0),
+            None,
+        )
     },
     Family {
-        model_types: &[
-            "hunyuan_vl",
-            "hunyuan_vl_text",
-            "hunyuan_ocr",
-            "hunyuan_ocr_text",
-        ],
         axes: sections(AxisLayout::PerChannel, 4, &[], Some(false)),
-        theta: Some(1e4),
-        ..HALF
+        ..row(
+            "hunyuan_vl hunyuan_vl_text hunyuan_ocr hunyuan_ocr_text",
+            Half,
+            Some(1e4),
+            None,
+        )
     },
     Family {
-        model_types: &["openpangu_vl", "openpangu_vl_text"],
         axes: sections(AxisLayout::Balanced, 3, &[], Some(true)),
-        ..HALF
+        ..row("openpangu_vl openpangu_vl_text", Half, None, None)
     },
     Family {
-        model_types: &["FluxTransformer2DModel", "flux"],
-        axes: Axes::PerAxis {
-            layout: AxisLayout::PerAxis,
-            key: Some("axes_dims_rope"),
-            channels: |_| vec![16, 56, 56],
-        },
-        theta: Some(1e4),
-        ..ADJACENT
+        axes: per_axis(AxisLayout::PerAxis, Some("axes_dims_rope"), |_| {
+            vec![16, 56, 56]
+        }),
+        ..row("FluxTransformer2DModel flux", Adjacent, Some(1e4), None)
     },
     Family {
-        model_types: &["HunyuanVideoTransformer3DModel", "hunyuan_video"],
-        axes: Axes::PerAxis {
-            layout: AxisLayout::PerAxis,
-            key: Some("rope_axes_dim"),
-            channels: |_| vec![16, 56, 56],
-        },
-        theta: Some(256.0),
-        ..ADJACENT
+        axes: per_axis(AxisLayout::PerAxis, Some("rope_axes_dim"), |_| {
+            vec![16, 56, 56]
+        }),
+        ..row(
+            "HunyuanVideoTransformer3DModel hunyuan_video",
+            Adjacent,
+            Some(256.0),
+            None,
+        )
     },
     Family {
-        model_types: &["WanTransformer3DModel", "wan"],
-        axes: Axes::PerAxis {
-            layout: AxisLayout::PerAxis,
-            key: None,
-            channels: |head_dim| {
-                let plane = 2 * (head_dim / 6);
-                vec![head_dim - 2 * plane, plane, plane]
-            },
-        },
-        theta: Some(1e4),
-        ..ADJACENT
+        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| {
+            let plane = 2 * (head_dim / 6);
+            vec![head_dim - 2 * plane, plane, plane]
+        }),
+        ..row("WanTransformer3DModel wan", Adjacent, Some(1e4), None)
     },
 ];
 
 static VISION: &[Family] = &[
     Family {
-        model_types: &[
-            "qwen2_vl",
-            "qwen2_vl_vision",
-            "qwen2_5_vl",
-            "qwen2_5_vl_vision",
-            "qwen3_vl",
-            "qwen3_vl_vision",
-            "qwen3_vl_moe",
-            "qwen3_vl_moe_vision",
-            "qwen3_5",
-            "qwen3_5_vision",
-            "qwen3_5_moe",
-            "qwen3_5_moe_vision",
-            "qwen2_5_omni",
-            "qwen2_5_omni_thinker",
-            "qwen2_5_omni_vision_encoder",
-            "qwen3_omni_moe",
-            "qwen3_omni_moe_thinker",
-            "qwen3_omni_moe_vision_encoder",
-            "glm4v",
-            "glm4v_vision",
-            "glm4v_moe",
-            "glm4v_moe_vision",
-            "glm_ocr",
-            "glm_ocr_vision",
-            "ernie4_5_vl_moe",
-            "ernie4_5_vl_moe_vision",
-            "ernie4_5_moe_vl",
-            "DFNRope_vision_transformer",
-            "paddleocr_vl",
-            "paddleocr_vl_vision",
-        ],
-        axes: Axes::PerAxis {
-            layout: AxisLayout::PerAxis,
-            key: None,
-            channels: |head_dim| vec![head_dim / 2, head_dim / 2],
-        },
-        theta: Some(1e4),
-        ..HALF
+        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
+        ..row(
+            "qwen2_vl qwen2_vl_vision qwen2_5_vl qwen2_5_vl_vision
+             qwen3_vl qwen3_vl_vision qwen3_vl_moe qwen3_vl_moe_vision
+             qwen3_5 qwen3_5_vision qwen3_5_moe qwen3_5_moe_vision
+             qwen2_5_omni qwen2_5_omni_thinker qwen2_5_omni_vision_encoder
+             qwen3_omni_moe qwen3_omni_moe_thinker qwen3_omni_moe_vision_encoder
+             glm4v glm4v_vision glm4v_moe glm4v_moe_vision glm_ocr glm_ocr_vision
+             ernie4_5_vl_moe ernie4_5_vl_moe_vision ernie4_5_moe_vl DFNRope_vision_transformer
+             paddleocr_vl paddleocr_vl_vision",
+            Half,
+            Some(1e4),
+            None,
+        )
     },
     // MoonViT: W and H take turns, W first, in adjacent pairs.
     Family {
-        model_types: &["kimi_vl", "kimi_vl_vision", "moonvit"],
-        axes: Axes::PerAxis {
-            layout: AxisLayout::PerAxisStriped,
-            key: None,
-            channels: |head_dim| vec![head_dim / 2, head_dim / 2],
-        },
-        theta: Some(1e4),
-        ..ADJACENT
+        axes: per_axis(AxisLayout::PerAxisStriped, None, |head_dim| {
+            vec![head_dim / 2; 2]
+        }),
+        ..row("kimi_vl kimi_vl_vision moonvit", Adjacent, Some(1e4), None)
     },
 ];

@@ -4,7 +4,14 @@ use serde_json::{Map, Value};
 
 use super::error::{ConfigError, Stated};
 
-/// One JSON object and where it lies in the file.
+/// The JSON value that a text holds.
+pub(crate) fn parse(json: &str) -> Result<Value, ConfigError> {
+    serde_json::from_str(json).map_err(|error| ConfigError::Json {
+        detail: error.to_string(),
+    })
+}
+
+/// One JSON object and its path in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields<'a> {
     path: String,
@@ -107,20 +114,27 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    /// The number under the first of `keys` that is present.
-    pub(crate) fn first_number(&self, keys: &[&str]) -> Result<Option<f64>, ConfigError> {
-        keys.iter()
-            .find_map(|key| self.number(key).transpose())
-            .transpose()
-    }
-
-    /// The first of `keys` that is present, and its string.
-    pub(crate) fn first_text<'k>(
+    /// The first of `keys` that is present, and what `read` finds under it.
+    pub(crate) fn first<'k, T>(
         &self,
         keys: &[&'k str],
-    ) -> Result<Option<(&'k str, &'a str)>, ConfigError> {
-        let present = |key: &&'k str| Some(self.text(key).transpose()?.map(|text| (*key, text)));
+        read: impl Fn(&Self, &str) -> Result<Option<T>, ConfigError>,
+    ) -> Result<Option<(&'k str, T)>, ConfigError> {
+        let present = |key: &&'k str| Some(read(self, key).transpose()?.map(|value| (*key, value)));
         keys.iter().find_map(present).transpose()
+    }
+
+    /// One key of this object, and what it says.
+    pub(super) fn says(&self, key: &str, value: impl std::fmt::Display) -> Stated {
+        Stated::new(self.path_of(key), value)
+    }
+
+    /// The error that `key` is not there, and what needs it.
+    pub(super) fn missing(&self, key: &str, needed_by: impl Into<String>) -> ConfigError {
+        ConfigError::MissingKey {
+            key: self.path_of(key),
+            needed_by: needed_by.into(),
+        }
     }
 
     /// This object as a whole.
@@ -135,10 +149,7 @@ impl<'a> Fields<'a> {
         found: Result<Option<T>, ConfigError>,
         needed_by: impl Into<String>,
     ) -> Result<T, ConfigError> {
-        found?.ok_or_else(|| ConfigError::MissingKey {
-            key: self.path_of(key),
-            needed_by: needed_by.into(),
-        })
+        found?.ok_or_else(|| self.missing(key, needed_by))
     }
 }
 

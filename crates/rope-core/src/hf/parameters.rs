@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::error::{ConfigError, Stated};
-use super::fields::Fields;
+use super::fields::{Fields, parse};
 use crate::error::Result;
 use crate::frequencies::{Frequencies, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling};
 
@@ -36,7 +36,7 @@ const KNOWN_ROPE_TYPES: [&str; ROPE_TYPES.len()] = {
     names
 };
 
-/// Keys that say nothing but how far to scale.
+/// Keys that only say how far to scale.
 const SCALING_KEYS: [&str; 7] = [
     "factor",
     "alpha",
@@ -82,7 +82,7 @@ impl RopeParameters {
     /// or lacks a key, or it maps layer types to parameters; the errors of
     /// [`Frequencies`] if a value is out of range.
     pub fn from_json(json: &str, context: RopeContext) -> Result<Self> {
-        let value: Value = super::parse(json)?;
+        let value: Value = parse(json)?;
         Self::read(&Fields::new("rope_parameters", &value)?, context)
     }
 
@@ -116,9 +116,8 @@ impl RopeParameters {
         context: RopeContext,
         config: &Fields,
     ) -> Result<Self> {
-        let theta = theta
-            .or(context.theta)
-            .ok_or_else(|| missing_theta(config))?;
+        let theta = theta.or(context.theta);
+        let theta = theta.ok_or_else(|| missing_theta(config))?;
         Ok(Self {
             frequencies: Frequencies::new(theta)?,
             partial_rotary_factor: None,
@@ -163,10 +162,7 @@ impl RopeParameters {
 }
 
 fn missing_theta(fields: &Fields) -> ConfigError {
-    ConfigError::MissingKey {
-        key: fields.path_of("rope_theta"),
-        needed_by: "every rotation".to_owned(),
-    }
+    fields.missing("rope_theta", "every rotation")
 }
 
 /// The rope type that the object names, under `rope_type` or the older `type`.
@@ -181,18 +177,12 @@ fn rope_type(fields: &Fields) -> Result<&'static str, ConfigError> {
             found: name.to_owned(),
             known: &KNOWN_ROPE_TYPES,
         })?;
-        Ok(Some((
-            Stated::new(fields.path_of(key), format!("{name:?}")),
-            meaning,
-        )))
+        Ok(Some((fields.says(key, format!("{name:?}")), meaning)))
     };
     let stated = match (named("rope_type")?, named("type")?) {
         (Some((left, new)), Some((right, old))) if new != old => {
-            return Err(ConfigError::Contradiction {
-                left,
-                right,
-                remedy: "two spellings of one key: keep the one that the model was trained with",
-            });
+            let remedy = "two spellings of one key: keep the one that the model was trained with";
+            return Err(ConfigError::contradiction(left, right, remedy));
         }
         (new, old) => new.or(old),
     };
@@ -202,19 +192,13 @@ fn rope_type(fields: &Fields) -> Result<&'static str, ConfigError> {
         fields.get(key).is_some_and(|value| !neutral(value))
     };
     match (&stated, SCALING_KEYS.iter().find(scales)) {
-        (None, Some(key)) => Err(ConfigError::MissingKey {
-            key: fields.path_of("rope_type"),
-            needed_by: fields.path_of(key),
-        }),
-        (Some((left, "default")), Some(key)) => Err(ConfigError::Contradiction {
-            left: left.clone(),
-            right: Stated::new(
-                fields.path_of(key),
-                fields.get(key).cloned().unwrap_or_default(),
-            ),
-            remedy: "this rope type does not scale: name the one that the model was trained with, \
-                     or remove what belongs to a scaling",
-        }),
+        (None, Some(key)) => Err(fields.missing("rope_type", fields.path_of(key))),
+        (Some((left, "default")), Some(key)) => Err(ConfigError::contradiction(
+            left.clone(),
+            fields.says(key, fields.get(key).cloned().unwrap_or_default()),
+            "this rope type does not scale: name the one that the model was trained with, \
+             or remove what belongs to a scaling",
+        )),
         (stated, _) => Ok(stated.as_ref().map_or("default", |(_, meaning)| *meaning)),
     }
 }
@@ -228,10 +212,7 @@ fn read_scaling(fields: &Fields, context: RopeContext) -> Result<Scaling, Config
         stated
             .or(context.original_max_position_embeddings)
             .or(context.max_position_embeddings)
-            .ok_or_else(|| ConfigError::MissingKey {
-                key: fields.path_of("original_max_position_embeddings"),
-                needed_by: needed_by(),
-            })
+            .ok_or_else(|| fields.missing("original_max_position_embeddings", needed_by()))
     };
     // What a scaling may leave out of `factor` follows from the two context lengths.
     let implied_factor = |original: u64| {

@@ -1,4 +1,5 @@
-//! The kernels: one algorithm ([`tile`]) over vector types, chosen at run time by what the processor has.
+//! The kernels: one algorithm ([`tile`]) over registers, chosen at run time by what the
+//! processor has.
 
 #![allow(
     unsafe_code,
@@ -15,7 +16,7 @@ mod x86_64;
 
 use half::{bf16, f16};
 
-use self::portable::Array;
+use self::portable::Portable;
 use self::tile::{Tile, rotate_tile};
 
 /// A kernel for tiles of `E`.
@@ -89,8 +90,8 @@ impl InstructionSet {
     }
 }
 
-impl core::fmt::Display for InstructionSet {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl std::fmt::Display for InstructionSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
     }
 }
@@ -108,7 +109,7 @@ macro_rules! kernels_for {
         impl KernelElement for $element {
             fn kernel(set: InstructionSet) -> TileKernel<Self> {
                 match set.0 {
-                    Kind::Portable => rotate_tile::<Array<<Self as crate::Element>::Acc, 8>, Self>,
+                    Kind::Portable => rotate_tile::<Portable<8>, Self>,
                     #[cfg(target_arch = "x86_64")]
                     Kind::Avx2 => x86_64::avx2_tile::<Self>,
                     #[cfg(target_arch = "x86_64")]
@@ -128,6 +129,6 @@ kernels_for!(f32: avx512_tile, f16: avx512_tile, bf16: avx512_bf16_tile);
 impl KernelElement for f64 {
     /// f64 exists for gradient checks, not for speed: one portable kernel.
     fn kernel(_: InstructionSet) -> TileKernel<Self> {
-        rotate_tile::<Array<<Self as crate::Element>::Acc, 8>, Self>
+        rotate_tile::<Portable<8>, Self>
     }
 }

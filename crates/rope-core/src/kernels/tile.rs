@@ -1,46 +1,53 @@
-//! The algorithm, once.
+//! The algorithm, once, for every register, element type and pairing.
 //!
-//! Problem: for each token of a tile, each head and each pair of channels (x1, x2), with the token's
-//! coefficients (c1, s1, c2, s2), write
+//! Problem: for each token of a tile, each head and each pair of channels (x1, x2), with the
+//! token's coefficients (c1, s1, c2, s2), write
 //!
 //! ```text
 //! y1 = c1 * x1 - s1 * x2
 //! y2 = s2 * x1 + c2 * x2
 //! ```
 //!
-//! The adjoint of that map is the map with s1 and s2 swapped and negated: the caller swaps the pointers, and the sign
-//! is taken as the sines are loaded. Where the members of a pair share their angle, c2 = c1 and s2 = s1 are not loaded.
+//! The adjoint of that map is the map with s1 and s2 swapped and negated: the caller swaps the
+//! pointers, and the sign is applied as the sines are loaded. Where the members of a pair share
+//! their angle, c2 = c1 and s2 = s1 are not loaded.
 //!
-//! Data: a row is the rotated part of one head of one token. A pairing reads and writes a row either *split*
-//! (x1 and x2 at a distance: Half, Quarter in two segments) or *zipped* (x1 and x2 adjacent). InterleaveHalf
-//! reads one way and writes the other; in place, a row that does not fit the registers goes through a scratch row.
+//! Data: a row is the rotated part of one head of one token. A pairing reads and writes a row
+//! either *split* (x1 and x2 apart: Half, and Quarter in two runs) or *zipped* (x1 and x2
+//! adjacent). InterleaveHalf reads one way and writes the other; in place, a row that does not fit
+//! the registers goes through a scratch row.
 //!
-//! Traffic: x once in, once out. Coefficients are loaded once for a group of heads, kept in registers, and met by one
-//! head after another; read from the cache for each head, they would be twice the bytes of 16-bit data.
+//! Traffic: x once in, once out. Coefficients are loaded once for a group of heads and stay in
+//! registers while one head after another is rotated by them; reading them from the cache for each
+//! head would be twice the bytes of 16-bit data.
 
-use super::portable::Array;
-use super::vector::Vector;
+use std::marker::PhantomData;
+
+use super::portable::Portable;
+use super::vector::{Memory, Register, RegisterOf};
 use crate::element::Element;
 
-/// Heads that meet a token's coefficients together where heads lie outside tokens: as many stretches of memory are read,
-/// and as many written. They often lie a power of two apart and then share a set of the first-level cache, which has
-/// eight ways, with each other and with a neighbour on the same core. Where a token's heads lie together, all of them do.
+/// Heads that are rotated together by a token's coefficients where tokens are the inner dimension:
+/// as many stretches of memory are read, and as many written. They are often a power of two apart
+/// and then share a set of the first-level cache, which has eight ways, with each other and with a
+/// neighbour on the same core. Where heads are the inner dimension, all of them are one group.
 const HEADS_OUTSIDE_GROUP: usize = 4;
 
 /// How a pairing reads or writes a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// First and second members at a distance.
+    /// First and second members apart.
     Split,
-    /// First and second members side by side.
+    /// First and second members adjacent.
     Zipped,
 }
 
-/// A block of tokens by heads of one tensor, to be rotated by one token's coefficients after another.
+/// A block of tokens by heads of one tensor, to be rotated by one token's coefficients after
+/// another.
 pub(crate) struct Tile<E: Element> {
     /// First element of the first head of the first token.
     pub(crate) src: *const E,
-    /// Likewise; equal to `src` when in place.
+    /// Destination of that element; equal to `src` when in place.
     pub(crate) dst: *mut E,
     /// Tokens.
     pub(crate) tokens: usize,
@@ -56,21 +63,26 @@ pub(crate) struct Tile<E: Element> {
     pub(crate) offset: usize,
     /// Pairs of channels.
     pub(crate) pairs: usize,
-    /// Pairs of a run: all, or a half of them. The first members of a split run lie before its second ones.
+    /// Pairs of a run: all, or a half of them. A split run is its first members, then its second
+    /// ones.
     pub(crate) run: usize,
     /// How rows are read.
     pub(crate) read: Access,
     /// How rows are written.
     pub(crate) write: Access,
-    /// c1, s1, c2, s2.
+    /// c1, s1, c2, s2 of the first token.
     pub(crate) coefficients: Coefficients<E::Acc>,
-    /// Whether to write past the caches, where that can be done.
+    /// Whether to bypass the caches on writing, where that is possible.
     pub(crate) stream: bool,
     /// Room for a row; used when `read` and `write` differ and `dst` is `src`.
     pub(crate) scratch: *mut E,
 }
 
 impl<E: Element> Tile<E> {
+    fn in_place(&self) -> bool {
+        self.src == self.dst.cast_const()
+    }
+
     /// Whether every run of every row starts a cache line and fills its lines.
     fn starts_lines(&self) -> bool {
         const LINE: usize = 64;
@@ -83,9 +95,38 @@ impl<E: Element> Tile<E> {
         self.dst.addr().is_multiple_of(LINE)
             && elements.map(|n| n * size_of::<E>() % LINE) == [0; 4]
     }
+
+    /// The addresses from the first element to the last one, in source (0) or destination (1).
+    fn addresses(&self, which: usize) -> [usize; 2] {
+        let start = [self.src.addr(), self.dst.addr()][which];
+        let last = self.tokens.saturating_sub(1) * self.token_strides[which]
+            + self.heads.saturating_sub(1) * self.head_strides[which];
+        [start, start + (last + self.head_dim) * size_of::<E>()]
+    }
+
+    /// Whether [`rotate_tile`]'s conditions hold, as far as the tile itself shows.
+    fn is_sound(&self) -> bool {
+        let rows = self.src.is_aligned()
+            && self.dst.is_aligned()
+            && self.offset + 2 * self.pairs <= self.head_dim
+            && (self.run == self.pairs || 2 * self.run == self.pairs);
+        let apart = || {
+            let [from, to] = [0, 1].map(|which| self.addresses(which));
+            from[1] <= to[0] || to[1] <= from[0]
+        };
+        let overlap = if self.in_place() {
+            self.token_strides[0] == self.token_strides[1]
+                && self.head_strides[0] == self.head_strides[1]
+                && (self.read == self.write || self.scratch.is_aligned())
+        } else {
+            apart()
+        };
+        let Coefficients { cos, sin, .. } = self.coefficients;
+        rows && overlap && cos.into_iter().chain(sin).all(|values| values.is_aligned())
+    }
 }
 
-/// Where c1, s1, c2, s2 of the tile's first token lie: `pairs` values each.
+/// Where c1, s1, c2, s2 of a token start: `pairs` values each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Coefficients<A> {
     /// c1 and c2.
@@ -94,132 +135,23 @@ pub(crate) struct Coefficients<A> {
     pub(crate) sin: [*const A; 2],
     /// Values between tokens.
     pub(crate) stride: usize,
-    /// Whether the sines are taken negative.
+    /// Whether the sines are negated.
     pub(crate) negate: bool,
     /// Whether the members of a pair share their angle, so that c2, s2 are c1, s1.
     pub(crate) shared: bool,
 }
 
-/// Rotates a tile.
-///
-/// # Safety
-/// - the processor has the instructions of `V`
-/// - `src` is valid for reads and `dst` for writes of `head_dim` elements at every token and head by the
-///   strides; `dst` is `src` with the same strides, or does not overlap it
-/// - `offset + 2 * pairs <= head_dim`; `run` is `pairs` or half of it
-/// - the four coefficients are valid for `pairs` values at every token by their stride
-/// - `scratch` is valid for `2 * pairs` elements if `read` and `write` differ and `dst` is `src`
-#[inline(always)]
-pub(crate) unsafe fn rotate_tile<V: Vector<E>, E: Element>(tile: &Tile<E>) {
-    use Access::{Split, Zipped};
-    let stream = V::STREAMS && tile.stream && tile.starts_lines();
-    // SAFETY: the caller's conditions are those of `rotate_groups`.
-    unsafe {
-        match (tile.read, tile.write, tile.coefficients.shared) {
-            (Split, Split, true) if stream => {
-                rotate_groups::<V, E, false, false, true, true>(tile);
-                V::fence();
-            }
-            (Zipped, Zipped, true) if stream => {
-                rotate_groups::<V, E, true, true, true, true>(tile);
-                V::fence();
-            }
-            (Split, Split, true) => rotate_groups::<V, E, false, false, true, false>(tile),
-            (Split, Split, false) => rotate_groups::<V, E, false, false, false, false>(tile),
-            (Zipped, Zipped, true) => rotate_groups::<V, E, true, true, true, false>(tile),
-            (Zipped, Zipped, false) => rotate_groups::<V, E, true, true, false, false>(tile),
-            (Zipped, Split, true) => rotate_groups::<V, E, true, false, true, false>(tile),
-            (Zipped, Split, false) => rotate_groups::<V, E, true, false, false, false>(tile),
-            (Split, Zipped, true) => rotate_groups::<V, E, false, true, true, false>(tile),
-            (Split, Zipped, false) => rotate_groups::<V, E, false, true, false, false>(tile),
+impl<A> Coefficients<A> {
+    /// Those that start `values` further on; reading them needs values to be there.
+    #[inline(always)]
+    fn skip(self, values: usize) -> Self {
+        let [c1, c2] = self.cos;
+        let [s1, s2] = self.sin;
+        Self {
+            cos: [c1.wrapping_add(values), c2.wrapping_add(values)],
+            sin: [s1.wrapping_add(values), s2.wrapping_add(values)],
+            ..self
         }
-    }
-}
-
-/// Rotates a tile in the order in which it lies in memory, a group of heads at a time.
-///
-/// # Safety
-/// As [`rotate_tile`], and the flags are the tile's; with `STREAM` it starts lines, so that every store of a whole vector is
-/// aligned.
-#[inline(always)]
-unsafe fn rotate_groups<
-    V: Vector<E>,
-    E: Element,
-    const ZIP_IN: bool,
-    const ZIP_OUT: bool,
-    const SHARED: bool,
-    const STREAM: bool,
->(
-    tile: &Tile<E>,
-) {
-    let one_run = tile.run == tile.pairs;
-    // Each in a loop of its own, which prepares nothing that only the others need.
-    // SAFETY: by the caller.
-    unsafe {
-        if tile.pairs == 4 * V::N && one_run {
-            each_group::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 4, 1>(tile);
-        } else if tile.pairs == 4 * V::N {
-            each_group::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 4, 2>(tile);
-        } else if tile.pairs == 2 * V::N && one_run {
-            each_group::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 2, 1>(tile);
-        } else {
-            each_group::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, 0, 1>(tile);
-        }
-    }
-}
-
-/// [`rotate_groups`] of rows of `B` vectors of pairs, two or four, in `RUNS` runs, or of other rows if `B` is zero.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-unsafe fn each_group<
-    V: Vector<E>,
-    E: Element,
-    const ZIP_IN: bool,
-    const ZIP_OUT: bool,
-    const SHARED: bool,
-    const STREAM: bool,
-    const B: usize,
-    const RUNS: usize,
->(
-    tile: &Tile<E>,
-) {
-    let strides = tile.head_strides;
-    let in_place = tile.src == tile.dst.cast_const();
-    let group = if strides[0] <= tile.token_strides[0] {
-        tile.heads
-    } else {
-        HEADS_OUTSIDE_GROUP
-    };
-    let mut first = 0;
-    while first < tile.heads {
-        // SAFETY: the first rows of the heads lie within the tensors, by the caller's conditions on strides and `offset`.
-        let mut rows = unsafe {
-            Rows {
-                from: tile.src.add(first * strides[0] + tile.offset),
-                to: tile.dst.add(first * strides[1] + tile.offset),
-                strides,
-                heads: group.min(tile.heads - first),
-            }
-        };
-        let mut angles = Angles {
-            cos: tile.coefficients.cos,
-            sin: tile.coefficients.sin,
-            negate: tile.coefficients.negate,
-        };
-        for _ in 0..tile.tokens {
-            // SAFETY: the rows of a token lie within the tensors and its coefficients within theirs, by the caller's
-            // conditions on strides, `offset` and `pairs`.
-            unsafe {
-                rotate_heads::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, B, RUNS>(
-                    tile, rows, angles, in_place,
-                );
-            }
-            rows = rows.skip(tile.token_strides);
-            angles = angles.skip(tile.coefficients.stride);
-        }
-        first += group;
     }
 }
 
@@ -232,8 +164,8 @@ struct Rows<E> {
     heads: usize,
 }
 
-impl<E> Rows<E> {
-    /// Those so many elements further on, if there are any.
+impl<E: Copy> Rows<E> {
+    /// The rows `elements` further on in source and destination, if there are any.
     #[inline(always)]
     fn skip(self, elements: [usize; 2]) -> Self {
         Self {
@@ -243,417 +175,562 @@ impl<E> Rows<E> {
         }
     }
 
-    /// Goes on to the next head, if there is one.
+    /// Moves to the next head, if there is one.
     #[inline(always)]
     fn next(&mut self) {
-        self.from = self.from.wrapping_add(self.strides[0]);
-        self.to = self.to.wrapping_add(self.strides[1]);
+        *self = self.skip(self.strides);
     }
 }
 
-/// Coefficients of one token.
-#[derive(Clone, Copy)]
-struct Angles<A> {
-    cos: [*const A; 2],
-    sin: [*const A; 2],
-    negate: bool,
-}
-
-impl<A> Angles<A> {
-    /// Those so many values further on, if there are any.
-    #[inline(always)]
-    fn skip(self, values: usize) -> Self {
-        let [c1, c2] = self.cos;
-        let [s1, s2] = self.sin;
-        Self {
-            cos: [c1.wrapping_add(values), c2.wrapping_add(values)],
-            sin: [s1.wrapping_add(values), s2.wrapping_add(values)],
-            negate: self.negate,
-        }
-    }
-
-    /// Those from a pair on.
-    ///
-    /// # Safety
-    /// There are coefficients for that many pairs.
-    #[inline(always)]
-    unsafe fn at_pair(self, pair: usize) -> Self {
-        let [c1, c2] = self.cos;
-        let [s1, s2] = self.sin;
-        // SAFETY: by the caller.
-        unsafe {
-            Self {
-                cos: [c1.add(pair), c2.add(pair)],
-                sin: [s1.add(pair), s2.add(pair)],
-                negate: self.negate,
-            }
-        }
-    }
-}
-
-/// Rotates a group of heads of one token.
+/// Where the members of a run's pairs are: [`Split`] or [`Zipped`].
 ///
 /// # Safety
-/// As [`each_group`]; the rows and their coefficients are the tile's, which is rotated `in_place` or not.
+/// Of every function: the processor has the instructions of `M`. The run at `of` holds `run` pairs
+/// and is valid for reads, or for writes if the function stores; `N` pairs from pair `at` on, in
+/// functions named `_double` twice as many, are within it. With `STREAM` it starts a cache line,
+/// and `at` is a multiple of `N`.
+trait Order {
+    const ZIPPED: bool;
+
+    /// Reads the members of `N` pairs.
+    unsafe fn load<M: Memory<E>, E: Element>(
+        of: *const E,
+        at: usize,
+        run: usize,
+    ) -> [RegisterOf<M, E>; 2];
+
+    /// Writes the members of `N` pairs.
+    unsafe fn store<M: Memory<E>, E: Element, const STREAM: bool>(
+        y: [RegisterOf<M, E>; 2],
+        of: *mut E,
+        at: usize,
+        run: usize,
+    );
+
+    /// Reads the members of two times `N` pairs, split ones in the order of
+    /// [`Memory::load_double`].
+    unsafe fn load_double<M: Memory<E>, E: Element>(
+        of: *const E,
+        at: usize,
+        run: usize,
+    ) -> [[RegisterOf<M, E>; 2]; 2];
+
+    /// Writes the members of two times `N` pairs in the order of
+    /// [`load_double`](Self::load_double).
+    unsafe fn store_double<M: Memory<E>, E: Element, const STREAM: bool>(
+        y: [[RegisterOf<M, E>; 2]; 2],
+        of: *mut E,
+        at: usize,
+        run: usize,
+    );
+}
+
+/// All first members, then all second ones.
+struct Split;
+
+impl Order for Split {
+    const ZIPPED: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<M: Memory<E>, E: Element>(
+        of: *const E,
+        at: usize,
+        run: usize,
+    ) -> [RegisterOf<M, E>; 2] {
+        debug_assert!(at + M::N <= run);
+        // SAFETY: the caller guarantees N pairs from `at` on within the run's `2 * run` elements;
+        // their second members are `run` elements after the first ones.
+        unsafe { [M::load(of.add(at)), M::load(of.add(at + run))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store<M: Memory<E>, E: Element, const STREAM: bool>(
+        [first, second]: [RegisterOf<M, E>; 2],
+        of: *mut E,
+        at: usize,
+        run: usize,
+    ) {
+        debug_assert!(at + M::N <= run);
+        // SAFETY: the caller guarantees N writable pairs from `at` on within the run's `2 * run`
+        // elements; their second members are `run` elements after the first ones. Runs that start
+        // and fill cache lines keep whole registers aligned.
+        unsafe {
+            M::store::<STREAM>(first, of.add(at));
+            M::store::<STREAM>(second, of.add(at + run));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_double<M: Memory<E>, E: Element>(
+        of: *const E,
+        at: usize,
+        run: usize,
+    ) -> [[RegisterOf<M, E>; 2]; 2] {
+        debug_assert!(at + 2 * M::N <= run);
+        // SAFETY: the caller guarantees 2 N pairs from `at` on within the run's `2 * run` elements;
+        // their second members are `run` elements after the first ones.
+        unsafe {
+            let x1 = M::load_double(of.add(at));
+            let x2 = M::load_double(of.add(at + run));
+            [[x1[0], x2[0]], [x1[1], x2[1]]]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_double<M: Memory<E>, E: Element, const STREAM: bool>(
+        [a, b]: [[RegisterOf<M, E>; 2]; 2],
+        of: *mut E,
+        at: usize,
+        run: usize,
+    ) {
+        debug_assert!(at + 2 * M::N <= run);
+        // SAFETY: the caller guarantees 2 N writable pairs from `at` on within the run's `2 * run`
+        // elements; their second members are `run` elements after the first ones, so the two
+        // destinations do not overlap. Runs that start and fill cache lines keep whole registers
+        // aligned.
+        unsafe {
+            M::store_doubles::<STREAM>(
+                [[a[0], b[0]], [a[1], b[1]]],
+                [of.add(at), of.add(at + run)],
+            );
+        }
+    }
+}
+
+/// The members of each pair adjacent.
+struct Zipped;
+
+impl Order for Zipped {
+    const ZIPPED: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<M: Memory<E>, E: Element>(
+        of: *const E,
+        at: usize,
+        run: usize,
+    ) -> [RegisterOf<M, E>; 2] {
+        debug_assert!(at + M::N <= run);
+        // SAFETY: the caller guarantees N pairs of two elements from `at` on.
+        unsafe { M::load_pairs(of.add(2 * at)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<M: Memory<E>, E: Element, const STREAM: bool>(
+        y: [RegisterOf<M, E>; 2],
+        of: *mut E,
+        at: usize,
+        run: usize,
+    ) {
+        debug_assert!(at + M::N <= run);
+        // SAFETY: the caller guarantees N writable pairs of two elements from `at` on. Runs that
+        // start and fill cache lines keep whole registers aligned.
+        unsafe { M::store_pairs::<STREAM>(y, of.add(2 * at)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_double<M: Memory<E>, E: Element>(
+        of: *const E,
+        at: usize,
+        run: usize,
+    ) -> [[RegisterOf<M, E>; 2]; 2] {
+        debug_assert!(at + 2 * M::N <= run);
+        // SAFETY: the caller guarantees 2 N pairs of two elements from `at` on; each load takes N.
+        unsafe {
+            let first = M::load_pairs(of.add(2 * at));
+            [first, M::load_pairs(of.add(2 * (at + M::N)))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_double<M: Memory<E>, E: Element, const STREAM: bool>(
+        y: [[RegisterOf<M, E>; 2]; 2],
+        of: *mut E,
+        at: usize,
+        run: usize,
+    ) {
+        debug_assert!(at + 2 * M::N <= run);
+        // SAFETY: the caller guarantees 2 N writable pairs of two elements from `at` on. Runs that
+        // start and fill cache lines keep whole registers aligned.
+        unsafe { M::store_pairs_double::<STREAM>(y, of.add(2 * at)) }
+    }
+}
+
+/// Rotates a tile.
+///
+/// # Safety
+/// - the processor has the instructions of `M`
+/// - `src` is valid for reads and `dst` for writes of `head_dim` elements at every token and head
+///   by the strides; `dst` is `src` with the same strides, or does not overlap it
+/// - `offset + 2 * pairs <= head_dim`; `run` is `pairs` or half of it
+/// - the four coefficients are valid for `pairs` values at every token by their stride
+/// - `scratch` is valid for `2 * pairs` elements if `read` and `write` differ and `dst` is `src`
 #[inline(always)]
-unsafe fn rotate_heads<
-    V: Vector<E>,
-    E: Element,
-    const ZIP_IN: bool,
-    const ZIP_OUT: bool,
-    const SHARED: bool,
-    const STREAM: bool,
-    const B: usize,
-    const RUNS: usize,
->(
-    tile: &Tile<E>,
-    mut rows: Rows<E>,
-    angles: Angles<E::Acc>,
-    in_place: bool,
-) {
-    let pairs = tile.pairs;
-    // SAFETY: by the caller; a row starts `offset` elements behind its head.
+pub(crate) unsafe fn rotate_tile<M: Memory<E>, E: Element>(tile: &Tile<E>) {
+    use Access::{Split as S, Zipped as Z};
+    debug_assert!(tile.is_sound());
+    let stream = M::Register::STREAMS && tile.stream && tile.starts_lines();
+    // SAFETY: the caller guarantees what the kernels demand of a tile; `stream` implies that rows
+    // start and fill cache lines.
     unsafe {
-        if !in_place && tile.head_dim != 2 * pairs {
-            let behind = tile.head_dim - tile.offset - 2 * pairs;
-            let mut rows = rows;
-            for _ in 0..rows.heads {
-                let (from, to) = (rows.from.sub(tile.offset), rows.to.sub(tile.offset));
-                from.copy_to_nonoverlapping(to, tile.offset);
-                let (from, to) = (rows.from.add(2 * pairs), rows.to.add(2 * pairs));
-                from.copy_to_nonoverlapping(to, behind);
-                rows.next();
+        match (tile.read, tile.write, tile.coefficients.shared) {
+            (S, S, true) if stream => Kernel::<M, E, Split, Split, true, true>::rotate(tile),
+            (Z, Z, true) if stream => Kernel::<M, E, Zipped, Zipped, true, true>::rotate(tile),
+            (S, S, true) => Kernel::<M, E, Split, Split, true, false>::rotate(tile),
+            (S, S, false) => Kernel::<M, E, Split, Split, false, false>::rotate(tile),
+            (Z, Z, true) => Kernel::<M, E, Zipped, Zipped, true, false>::rotate(tile),
+            (Z, Z, false) => Kernel::<M, E, Zipped, Zipped, false, false>::rotate(tile),
+            (Z, S, true) => Kernel::<M, E, Zipped, Split, true, false>::rotate(tile),
+            (Z, S, false) => Kernel::<M, E, Zipped, Split, false, false>::rotate(tile),
+            (S, Z, true) => Kernel::<M, E, Split, Zipped, true, false>::rotate(tile),
+            (S, Z, false) => Kernel::<M, E, Split, Zipped, false, false>::rotate(tile),
+        }
+    }
+}
+
+/// The algorithm for one way of reading and writing rows.
+///
+/// `SHARED`: the members of a pair share their angle. `STREAM`: stores bypass the caches.
+///
+/// # Safety
+/// Of every function: the processor has the instructions of `M`. A tile is as [`rotate_tile`]
+/// demands, has the kernel's orders and sharing, and with `STREAM` its runs start and fill cache
+/// lines, so that every store of a whole register is aligned. Rows are valid for reads in `from`
+/// and for writes in `to`, coefficients for reads of as many values as the row has pairs.
+struct Kernel<M, E, Read, Write, const SHARED: bool, const STREAM: bool>(
+    PhantomData<(M, E, Read, Write)>,
+);
+
+// No closures around loads, stores and arithmetic: a closure does not inherit its caller's
+// instructions, and its body would become a call.
+impl<M, E, Read, Write, const SHARED: bool, const STREAM: bool>
+    Kernel<M, E, Read, Write, SHARED, STREAM>
+where
+    M: Memory<E>,
+    E: Element,
+    Read: Order,
+    Write: Order,
+{
+    /// Whether rows are written in the order in which they are read.
+    const SAME_ORDER: bool = Read::ZIPPED == Write::ZIPPED;
+
+    /// Rotates a tile.
+    #[inline(always)]
+    unsafe fn rotate(tile: &Tile<E>) {
+        let one_run = tile.run == tile.pairs;
+        // Each case in a loop of its own, which prepares nothing that only the others need.
+        // SAFETY: the caller guarantees the tile and the instructions; each case's number of
+        // registers and runs is the tile's.
+        unsafe {
+            if tile.pairs == 4 * M::N && one_run {
+                Self::each_group::<4, 1>(tile);
+            } else if tile.pairs == 4 * M::N {
+                Self::each_group::<4, 2>(tile);
+            } else if tile.pairs == 2 * M::N && one_run {
+                Self::each_group::<2, 1>(tile);
+            } else {
+                Self::each_group::<0, 1>(tile);
+            }
+            if STREAM {
+                M::Register::fence();
             }
         }
-        if B == 0 {
-            for _ in 0..rows.heads {
-                let mut from = rows.from;
-                if ZIP_IN != ZIP_OUT && in_place {
-                    from.copy_to_nonoverlapping(tile.scratch, 2 * pairs);
-                    from = tile.scratch;
-                }
-                rotate_row::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM>(
-                    from, rows.to, angles, pairs, tile.run,
-                );
-                rows.next();
-            }
+    }
+
+    /// Rotates a tile in memory order, a group of heads at a time. Rows are `B` registers of pairs,
+    /// two or four, in `RUNS` runs; or of any length if `B` is zero.
+    #[inline(always)]
+    unsafe fn each_group<const B: usize, const RUNS: usize>(tile: &Tile<E>) {
+        debug_assert!(B == 0 || tile.pairs == B * M::N && tile.pairs == RUNS * tile.run);
+        let strides = tile.head_strides;
+        let in_place = tile.in_place();
+        let group = if strides[0] <= tile.token_strides[0] {
+            tile.heads
         } else {
-            rotate_rows::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM, B, RUNS>(rows, angles);
+            HEADS_OUTSIDE_GROUP
+        };
+        let mut first = 0;
+        while first < tile.heads {
+            // SAFETY: the caller guarantees that the strides reach only into the tensors for each
+            // of the tile's heads, and that rows start within their heads.
+            let mut rows = unsafe {
+                Rows {
+                    from: tile.src.add(first * strides[0] + tile.offset),
+                    to: tile.dst.add(first * strides[1] + tile.offset),
+                    strides,
+                    heads: group.min(tile.heads - first),
+                }
+            };
+            let mut coefficients = tile.coefficients;
+            for _ in 0..tile.tokens {
+                // SAFETY: the caller guarantees that token and head strides reach only into the
+                // tensors, and the coefficients' stride only into theirs, for each of the tokens.
+                unsafe { Self::heads::<B, RUNS>(tile, rows, coefficients, in_place) };
+                rows = rows.skip(tile.token_strides);
+                coefficients = coefficients.skip(coefficients.stride);
+            }
+            first += group;
         }
     }
-}
 
-/// Rotates a row run by run: by vectors, by narrower ones, one by one.
-///
-/// # Safety
-/// - the row is valid for reads and writes of `2 * pairs` elements, the coefficients for `pairs` values; `run` divides
-///   `pairs`
-/// - `from` is `to` only if `ZIP_IN == ZIP_OUT`
-#[inline(always)]
-unsafe fn rotate_row<
-    V: Vector<E>,
-    E: Element,
-    const ZIP_IN: bool,
-    const ZIP_OUT: bool,
-    const SHARED: bool,
-    const STREAM: bool,
->(
-    from: *const E,
-    to: *mut E,
-    angles: Angles<E::Acc>,
-    pairs: usize,
-    run: usize,
-) {
-    let mut start = 0;
-    while start < pairs {
-        // SAFETY: a run's pairs lie together in the row, whichever way, from twice its start on; each vector fits between
-        // `at` and the run's end.
+    /// Rotates a group of heads of one token, and copies what is outside the rotated part unless
+    /// `in_place`.
+    #[inline(always)]
+    unsafe fn heads<const B: usize, const RUNS: usize>(
+        tile: &Tile<E>,
+        mut rows: Rows<E>,
+        coefficients: Coefficients<E::Acc>,
+        in_place: bool,
+    ) {
+        let pairs = tile.pairs;
+        // SAFETY: the caller guarantees that the rows, which start `offset` elements after their
+        // heads, are the tile's: heads of `head_dim` elements that hold the rotated part, in a
+        // destination that is the source or apart from it. `scratch` holds a row where it is used.
         unsafe {
-            let (from, to) = (from.add(2 * start), to.add(2 * start));
-            let angles = angles.at_pair(start);
-            let mut at = 0;
-            at = rotate_run::<V, E, ZIP_IN, ZIP_OUT, SHARED, STREAM>(from, to, angles, at, run);
-            at = rotate_run::<V::Narrower, E, ZIP_IN, ZIP_OUT, SHARED, false>(
-                from, to, angles, at, run,
-            );
-            rotate_run::<Array<E::Acc, 1>, E, ZIP_IN, ZIP_OUT, SHARED, false>(
-                from, to, angles, at, run,
-            );
-        }
-        start += run;
-    }
-}
-
-/// Rotates the whole vectors between pair `at` and the end of a run; returns where it stopped.
-///
-/// # Safety
-/// As [`rotate_row`], of the run.
-#[inline(always)]
-unsafe fn rotate_run<
-    V: Vector<E>,
-    E: Element,
-    const ZIP_IN: bool,
-    const ZIP_OUT: bool,
-    const SHARED: bool,
-    const STREAM: bool,
->(
-    from: *const E,
-    to: *mut E,
-    angles: Angles<E::Acc>,
-    mut at: usize,
-    run: usize,
-) -> usize {
-    // SAFETY: by the caller.
-    unsafe {
-        while V::DOUBLES && ZIP_IN == ZIP_OUT && at + 2 * V::N <= run {
-            let [c1, s1, c2, s2] =
-                load_coefficients::<V, E, SHARED, 2>(angles.at_pair(at), !ZIP_IN);
-            let coefficients = [[c1[0], s1[0], c2[0], s2[0]], [c1[1], s1[1], c2[1], s2[1]]];
-            rotate_double::<V, E, ZIP_IN, STREAM>(from, to, coefficients, at, run);
-            at += 2 * V::N;
-        }
-        while at + V::N <= run {
-            let [c1, s1, c2, s2] = load_coefficients::<V, E, SHARED, 1>(angles.at_pair(at), false);
-            let x = load_vector::<V, E, ZIP_IN>(from, at, run);
-            let y = rotate::<V, E>(x, [c1[0], s1[0], c2[0], s2[0]]);
-            store_vector::<V, E, ZIP_OUT, STREAM>(y, to, at, run);
-            at += V::N;
-        }
-        at
-    }
-}
-
-/// Rotates rows of `B` vectors of pairs, two or four, in `RUNS` runs, with the coefficients in registers.
-///
-/// # Safety
-/// Every row is valid for reads and writes of its `2 * B * N` elements, the coefficients for `B * N` values.
-#[inline(always)]
-unsafe fn rotate_rows<
-    V: Vector<E>,
-    E: Element,
-    const ZIP_IN: bool,
-    const ZIP_OUT: bool,
-    const SHARED: bool,
-    const STREAM: bool,
-    const B: usize,
-    const RUNS: usize,
->(
-    mut rows: Rows<E>,
-    angles: Angles<E::Acc>,
-) {
-    let run = B / RUNS * V::N;
-    // SAFETY: all accesses lie within the row. All its loads precede its stores where they touch other elements than
-    // those just loaded.
-    unsafe {
-        // Two members of one order need not be brought into the natural one.
-        let doubles = !ZIP_IN && !ZIP_OUT;
-        let [c1, s1, c2, s2] = load_coefficients::<V, E, SHARED, B>(angles, doubles);
-        if ZIP_IN && ZIP_OUT && V::SWAPS {
-            return swap_rows::<V, E, STREAM, B>(rows, [c1, s1, c2, s2]);
-        }
-        for _ in 0..rows.heads {
-            let (from, to) = (rows.from, rows.to);
-            if ZIP_IN == ZIP_OUT {
-                for v in (0..B).step_by(2) {
-                    let w = v + 1;
-                    let coefficients = [[c1[v], s1[v], c2[v], s2[v]], [c1[w], s1[w], c2[w], s2[w]]];
-                    let (start, at) = in_run(v * V::N, run);
-                    let (from, to) = (from.add(start), to.add(start));
-                    rotate_double::<V, E, ZIP_IN, STREAM>(from, to, coefficients, at, run);
+            if !in_place && tile.head_dim != 2 * pairs {
+                let after = tile.head_dim - tile.offset - 2 * pairs;
+                let mut rows = rows;
+                for _ in 0..rows.heads {
+                    let (from, to) = (rows.from.sub(tile.offset), rows.to.sub(tile.offset));
+                    from.copy_to_nonoverlapping(to, tile.offset);
+                    let (from, to) = (rows.from.add(2 * pairs), rows.to.add(2 * pairs));
+                    from.copy_to_nonoverlapping(to, after);
+                    rows.next();
+                }
+            }
+            if B == 0 {
+                for _ in 0..rows.heads {
+                    let mut from = rows.from;
+                    if !Self::SAME_ORDER && in_place {
+                        from.copy_to_nonoverlapping(tile.scratch, 2 * pairs);
+                        from = tile.scratch;
+                    }
+                    Self::row(from, rows.to, coefficients, pairs, tile.run);
+                    rows.next();
                 }
             } else {
-                let mut x = [load_vector::<V, E, ZIP_IN>(from, 0, run); B];
-                for (v, x) in x.iter_mut().enumerate().skip(1) {
-                    let (start, at) = in_run(v * V::N, run);
-                    *x = load_vector::<V, E, ZIP_IN>(from.add(start), at, run);
-                }
-                for (v, x) in x.into_iter().enumerate() {
-                    let (start, at) = in_run(v * V::N, run);
-                    let y = rotate::<V, E>(x, [c1[v], s1[v], c2[v], s2[v]]);
-                    store_vector::<V, E, ZIP_OUT, STREAM>(y, to.add(start), at, run);
-                }
+                Self::rows::<B, RUNS>(rows, coefficients);
             }
-            rows.next();
         }
     }
-}
 
-/// [`rotate_rows`] of adjacent pairs that stay side by side: x times c, plus its neighbours times s.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-unsafe fn swap_rows<V: Vector<E>, E: Element, const STREAM: bool, const B: usize>(
-    mut rows: Rows<E>,
-    [c1, s1, c2, s2]: [[V; B]; 4],
-) {
-    // SAFETY: by the caller; what is stored was just loaded from the same place.
-    unsafe {
-        let negative = V::signs(true);
-        let mut coefficients = [[V::zip(c1[0], c2[0]); 2]; B];
-        for (v, [cos, sin]) in coefficients.iter_mut().enumerate() {
-            *cos = V::zip(c1[v], c2[v]);
-            *sin = V::zip(s1[v].flip(negative), s2[v]);
-        }
-        for _ in 0..rows.heads {
-            for (v, [cos, sin]) in coefficients.iter().enumerate() {
-                let (from, to) = (rows.from.add(2 * v * V::N), rows.to.add(2 * v * V::N));
-                let [a, b] = V::load_double(from);
-                let (a, b) = (
-                    a.mul(cos[0]).add(a.swap().mul(sin[0])),
-                    b.mul(cos[1]).add(b.swap().mul(sin[1])),
+    /// Rotates a row run by run: by registers, by narrower ones, one by one.
+    ///
+    /// # Safety
+    /// Also: `run` divides `pairs`; `from` is `to` only if the order stays the same.
+    #[inline(always)]
+    unsafe fn row(
+        from: *const E,
+        to: *mut E,
+        coefficients: Coefficients<E::Acc>,
+        pairs: usize,
+        run: usize,
+    ) {
+        debug_assert!(pairs.is_multiple_of(run));
+        debug_assert!(Self::SAME_ORDER || from != to.cast_const());
+        let mut start = 0;
+        while start < pairs {
+            // SAFETY: the caller guarantees a row of `2 * pairs` elements and coefficients for its
+            // pairs. In either order a run's elements are contiguous, from twice its first pair on.
+            unsafe {
+                let (from, to) = (from.add(2 * start), to.add(2 * start));
+                let coefficients = coefficients.skip(start);
+                let at = Self::run(from, to, coefficients, 0, run);
+                let at = Kernel::<M::Narrower, E, Read, Write, SHARED, false>::run(
+                    from,
+                    to,
+                    coefficients,
+                    at,
+                    run,
                 );
-                a.store::<STREAM>(to);
-                b.store::<STREAM>(to.add(V::N));
+                Kernel::<Portable<1>, E, Read, Write, SHARED, false>::run(
+                    from,
+                    to,
+                    coefficients,
+                    at,
+                    run,
+                );
             }
-            rows.next();
+            start += run;
         }
     }
-}
 
-// No closures from here on: they do not inherit the caller's instructions, and their bodies would become calls.
-
-/// Rotates `2 N` pairs of a run, from its pair `at` on, by coefficients in the order of the members.
-///
-/// # Safety
-/// They lie within the run, which is valid for reads and writes.
-#[inline(always)]
-unsafe fn rotate_double<V: Vector<E>, E: Element, const ZIP: bool, const STREAM: bool>(
-    from: *const E,
-    to: *mut E,
-    coefficients: [[V; 4]; 2],
-    at: usize,
-    run: usize,
-) {
-    // SAFETY: by the caller.
-    unsafe {
-        let x = if ZIP {
-            let x = V::load_pairs(from.add(2 * at));
-            [x, V::load_pairs(from.add(2 * (at + V::N)))]
-        } else {
-            let x1 = V::load_double(from.add(at));
-            let x2 = V::load_double(from.add(at + run));
-            [(x1[0], x2[0]), (x1[1], x2[1])]
-        };
-        let a = rotate::<V, E>(x[0], coefficients[0]);
-        let b = rotate::<V, E>(x[1], coefficients[1]);
-        if ZIP {
-            V::store_pairs_double::<STREAM>([a, b], to.add(2 * at));
-        } else {
-            V::store_doubles::<STREAM>([[a.0, b.0], [a.1, b.1]], [to.add(at), to.add(at + run)]);
-        }
-    }
-}
-
-/// c1, s1, c2, s2 of the first `B` vectors of pairs.
-///
-/// # Safety
-/// The coefficients are valid for reads of `B * N` values.
-#[inline(always)]
-unsafe fn load_coefficients<V: Vector<E>, E: Element, const SHARED: bool, const B: usize>(
-    angles: Angles<E::Acc>,
-    doubles: bool,
-) -> [[V; B]; 4] {
-    // SAFETY: by the caller.
-    unsafe {
-        let c1 = load_row::<V, E, B>(angles.cos[0], false, doubles);
-        let s1 = load_row::<V, E, B>(angles.sin[0], angles.negate, doubles);
-        if SHARED {
-            return [c1, s1, c1, s1];
-        }
-        let c2 = load_row::<V, E, B>(angles.cos[1], false, doubles);
-        let s2 = load_row::<V, E, B>(angles.sin[1], angles.negate, doubles);
-        [c1, s1, c2, s2]
-    }
-}
-
-/// `B` vectors of coefficients, in the order of double vectors if asked for.
-///
-/// # Safety
-/// `from` is valid for reads of `B * N` values.
-#[inline(always)]
-unsafe fn load_row<V: Vector<E>, E: Element, const B: usize>(
-    from: *const E::Acc,
-    negate: bool,
-    doubles: bool,
-) -> [V; B] {
-    // SAFETY: by the caller; doubles come in twos.
-    unsafe {
-        let mut row = [V::load_acc(from); B];
-        if doubles {
-            for v in (0..B).step_by(2) {
-                let double = V::load_acc_double(from.add(v * V::N));
-                row[v] = double[0];
-                row[v + 1] = double[1];
+    /// Rotates the pairs of a run from `at` on as far as whole registers reach; returns where it
+    /// stopped.
+    #[inline(always)]
+    unsafe fn run(
+        from: *const E,
+        to: *mut E,
+        coefficients: Coefficients<E::Acc>,
+        mut at: usize,
+        run: usize,
+    ) -> usize {
+        // SAFETY: the caller guarantees a run of `run` pairs with coefficients for each; the loops
+        // take as many pairs as are left between `at` and its end.
+        unsafe {
+            while M::DOUBLES && Self::SAME_ORDER && at + 2 * M::N <= run {
+                let by = Self::load_coefficients::<2>(coefficients.skip(at), !Read::ZIPPED);
+                let x = Read::load_double::<M, E>(from, at, run);
+                let y = [Self::pairs(x[0], &by, 0), Self::pairs(x[1], &by, 1)];
+                Write::store_double::<M, E, STREAM>(y, to, at, run);
+                at += 2 * M::N;
             }
-        } else {
-            for (v, to) in row.iter_mut().enumerate() {
-                *to = V::load_acc(from.add(v * V::N));
+            while at + M::N <= run {
+                let by = Self::load_coefficients::<1>(coefficients.skip(at), false);
+                let x = Read::load::<M, E>(from, at, run);
+                let y = Self::pairs(x, &by, 0);
+                Write::store::<M, E, STREAM>(y, to, at, run);
+                at += M::N;
+            }
+            at
+        }
+    }
+
+    /// Rotates rows of `B` registers of pairs, two or four, in `RUNS` runs, with the coefficients
+    /// in registers.
+    #[inline(always)]
+    unsafe fn rows<const B: usize, const RUNS: usize>(
+        mut rows: Rows<E>,
+        coefficients: Coefficients<E::Acc>,
+    ) {
+        let run = B / RUNS * M::N;
+        // SAFETY: the caller guarantees rows of `2 * B * N` elements and coefficients for `B * N`
+        // pairs. All loads of a row precede its stores where these overwrite elements other than
+        // those just loaded.
+        unsafe {
+            // Where neither side separates members, double registers may keep their own order.
+            let doubles = !Read::ZIPPED && !Write::ZIPPED;
+            let by = Self::load_coefficients::<B>(coefficients, doubles);
+            if Read::ZIPPED && Write::ZIPPED && M::SWAPS {
+                return Self::swap_rows::<B>(rows, by);
+            }
+            for _ in 0..rows.heads {
+                let (from, to) = (rows.from, rows.to);
+                if Self::SAME_ORDER {
+                    for v in (0..B).step_by(2) {
+                        let (start, at) = in_run(v * M::N, run);
+                        let x = Read::load_double::<M, E>(from.add(start), at, run);
+                        let y = [Self::pairs(x[0], &by, v), Self::pairs(x[1], &by, v + 1)];
+                        Write::store_double::<M, E, STREAM>(y, to.add(start), at, run);
+                    }
+                } else {
+                    let mut x = [Read::load::<M, E>(from, 0, run); B];
+                    for (v, x) in x.iter_mut().enumerate().skip(1) {
+                        let (start, at) = in_run(v * M::N, run);
+                        *x = Read::load::<M, E>(from.add(start), at, run);
+                    }
+                    for (v, x) in x.into_iter().enumerate() {
+                        let (start, at) = in_run(v * M::N, run);
+                        let y = Self::pairs(x, &by, v);
+                        Write::store::<M, E, STREAM>(y, to.add(start), at, run);
+                    }
+                }
+                rows.next();
             }
         }
-        let signs = V::signs(negate);
-        for v in &mut row {
-            *v = v.flip(signs);
+    }
+
+    /// [`rows`](Self::rows) of adjacent pairs that stay adjacent: x times c, plus x with its
+    /// neighbours swapped times s.
+    #[inline(always)]
+    unsafe fn swap_rows<const B: usize>(
+        mut rows: Rows<E>,
+        [c1, s1, c2, s2]: [[M::Register; B]; 4],
+    ) {
+        // SAFETY: the caller guarantees rows of `2 * B * N` elements, and the instructions. What
+        // is stored was just loaded from the same elements.
+        unsafe {
+            let negative = M::Register::signs(true);
+            let mut coefficients = [[M::Register::zip(c1[0], c2[0]); 2]; B];
+            for (v, [cos, sin]) in coefficients.iter_mut().enumerate() {
+                *cos = M::Register::zip(c1[v], c2[v]);
+                *sin = M::Register::zip(s1[v].flip(negative), s2[v]);
+            }
+            for _ in 0..rows.heads {
+                for (v, [cos, sin]) in coefficients.iter().enumerate() {
+                    let (from, to) = (rows.from.add(2 * v * M::N), rows.to.add(2 * v * M::N));
+                    let [a, b] = M::load_double(from);
+                    let (a, b) = (
+                        a.mul(cos[0]).add(a.swap().mul(sin[0])),
+                        b.mul(cos[1]).add(b.swap().mul(sin[1])),
+                    );
+                    M::store::<STREAM>(a, to);
+                    M::store::<STREAM>(b, to.add(M::N));
+                }
+                rows.next();
+            }
         }
-        row
+    }
+
+    /// Rotates `N` pairs by register `v` of c1, s1, c2, s2.
+    #[inline(always)]
+    unsafe fn pairs<const B: usize>(
+        [x1, x2]: [M::Register; 2],
+        [c1, s1, c2, s2]: &[[M::Register; B]; 4],
+        v: usize,
+    ) -> [M::Register; 2] {
+        // SAFETY: the caller guarantees the instructions.
+        unsafe {
+            [
+                c1[v].mul(x1).sub(s1[v].mul(x2)),
+                c2[v].mul(x2).add(s2[v].mul(x1)),
+            ]
+        }
+    }
+
+    /// Reads c1, s1, c2, s2 of the first `B` registers of pairs.
+    #[inline(always)]
+    unsafe fn load_coefficients<const B: usize>(
+        from: Coefficients<E::Acc>,
+        doubles: bool,
+    ) -> [[M::Register; B]; 4] {
+        // SAFETY: the caller guarantees coefficients for `B * N` pairs, and the instructions.
+        unsafe {
+            let c1 = Self::load_values::<B>(from.cos[0], false, doubles);
+            let s1 = Self::load_values::<B>(from.sin[0], from.negate, doubles);
+            if SHARED {
+                return [c1, s1, c1, s1];
+            }
+            let c2 = Self::load_values::<B>(from.cos[1], false, doubles);
+            let s2 = Self::load_values::<B>(from.sin[1], from.negate, doubles);
+            [c1, s1, c2, s2]
+        }
+    }
+
+    /// Reads `B` registers of coefficients, in the order of double registers if `doubles`.
+    #[inline(always)]
+    unsafe fn load_values<const B: usize>(
+        from: *const E::Acc,
+        negate: bool,
+        doubles: bool,
+    ) -> [M::Register; B] {
+        debug_assert!(!doubles || B.is_multiple_of(2));
+        // SAFETY: the caller guarantees `B * N` values at `from`, and the instructions; doubles
+        // are asked for with even `B` only.
+        unsafe {
+            let mut values = [M::Register::load(from); B];
+            if doubles {
+                for v in (0..B).step_by(2) {
+                    let double = M::load_coefficients_double(from.add(v * M::N));
+                    values[v] = double[0];
+                    values[v + 1] = double[1];
+                }
+            } else {
+                for (v, to) in values.iter_mut().enumerate() {
+                    *to = M::Register::load(from.add(v * M::N));
+                }
+            }
+            let signs = M::Register::signs(negate);
+            for v in &mut values {
+                *v = v.flip(signs);
+            }
+            values
+        }
     }
 }
 
-/// Where in a row the run of a pair starts, and which of the run's pairs it is.
+/// The element where the run of a pair starts in its row, and the pair's index within the run.
 #[inline(always)]
 fn in_run(pair: usize, run: usize) -> (usize, usize) {
     let start = if pair < run { 0 } else { run };
     (2 * start, pair - start)
-}
-
-/// The members of `N` pairs of a run, from its pair `at` on.
-///
-/// # Safety
-/// They lie within the run, which is valid for reads.
-#[inline(always)]
-unsafe fn load_vector<V: Vector<E>, E: Element, const ZIP: bool>(
-    of: *const E,
-    at: usize,
-    run: usize,
-) -> (V, V) {
-    // SAFETY: by the caller.
-    unsafe {
-        if ZIP {
-            V::load_pairs(of.add(2 * at))
-        } else {
-            (V::load(of.add(at)), V::load(of.add(at + run)))
-        }
-    }
-}
-
-/// Writes the members of `N` pairs of a run, from its pair `at` on.
-///
-/// # Safety
-/// They lie within the run, which is valid for writes.
-#[inline(always)]
-unsafe fn store_vector<V: Vector<E>, E: Element, const ZIP: bool, const STREAM: bool>(
-    (first, second): (V, V),
-    of: *mut E,
-    at: usize,
-    run: usize,
-) {
-    // SAFETY: by the caller.
-    unsafe {
-        if ZIP {
-            V::store_pairs::<STREAM>(first, second, of.add(2 * at));
-        } else {
-            first.store::<STREAM>(of.add(at));
-            second.store::<STREAM>(of.add(at + run));
-        }
-    }
-}
-
-/// The map, by `[c1, s1, c2, s2]`.
-///
-/// # Safety
-/// The processor has the instructions of `V`.
-#[inline(always)]
-unsafe fn rotate<V: Vector<E>, E: Element>((x1, x2): (V, V), [c1, s1, c2, s2]: [V; 4]) -> (V, V) {
-    // SAFETY: by the caller.
-    unsafe { (c1.mul(x1).sub(s1.mul(x2)), c2.mul(x2).add(s2.mul(x1))) }
 }

@@ -1,88 +1,119 @@
-//! What the algorithm asks of a vector type.
+//! What the algorithm asks of a register, and of its loads and stores for one element type.
 
-use crate::element::Element;
+use crate::element::{Element, Real};
 
-/// A vector of `N` values of the type that `E` is computed in, with its loads from and stores to `E`.
+/// A register of `N` values and its arithmetic.
 ///
-/// No operation contracts a product and a sum: with one rounding each, every implementation gives the same
-/// bits, and given the same cos and sin those of the unfused expression `x * cos + rotate_half(x) * sin`.
+/// No operation contracts a product and a sum: with one rounding each, every implementation gives
+/// the same bits, and given the same cos and sin those of the unfused expression
+/// `x * cos + rotate_half(x) * sin`.
 ///
 /// # Safety
-/// Of every function: the processor has the instructions; pointers are valid for `N` elements, for `2 N` in
-/// the `_pairs` and `_double` functions, for `4 N` in those of both names; no alignment is needed beyond the element's
-/// own, except that stores with `STREAM` start at a multiple of their length.
-pub(crate) trait Vector<E: Element>: Copy {
-    /// Values per vector.
+/// Of every function: the processor has the register's instructions.
+pub(crate) trait Register: Copy {
+    /// The type of a value.
+    type Value: Real;
+    /// Values per register.
     const N: usize;
-    /// Whether two vectors at a time cost less than one after another.
-    const DOUBLES: bool = false;
-    /// Whether stores with `STREAM` go past the caches: memory then does not fetch what is overwritten, and the caches
-    /// keep what they have. Other threads see them after [`fence`](Self::fence).
+    /// Whether stores with `STREAM` bypass the caches: memory then does not fetch what is
+    /// overwritten, and the caches keep their contents. Other threads see the stores after
+    /// [`fence`](Self::fence).
     const STREAMS: bool = false;
-    /// Whether rows of adjacent pairs cost less if members change places, than if they are brought apart and together.
-    /// [`load_double`](Self::load_double) then keeps their order.
-    const SWAPS: bool = false;
-    /// A shorter vector for what remains of a row.
-    type Narrower: Vector<E>;
 
-    /// Reads `N` values of the computed type.
-    unsafe fn load_acc(from: *const E::Acc) -> Self;
-    /// Reads and widens `N` elements.
-    unsafe fn load(from: *const E) -> Self;
-    /// Rounds to nearest, ties to even, and writes `N` elements.
-    unsafe fn store<const STREAM: bool>(self, to: *mut E);
-    /// Reads `N` adjacent pairs: first members, second members.
-    unsafe fn load_pairs(from: *const E) -> (Self, Self);
-    /// Writes `N` adjacent pairs.
-    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut E);
-    /// Reads and widens `2 N` elements, in an order of the type's own.
+    /// Reads `N` values.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `N` values and aligned for one.
+    unsafe fn load(from: *const Self::Value) -> Self;
+    /// Interleaves the values: one of the first, one of the second.
+    unsafe fn zip(first: Self, second: Self) -> [Self; 2];
+    /// Exchanges each value at an even index with the one after it.
+    unsafe fn swap(self) -> Self;
+    /// The sum.
+    unsafe fn add(self, other: Self) -> Self;
+    /// The difference.
+    unsafe fn sub(self, other: Self) -> Self;
+    /// The product.
+    unsafe fn mul(self, other: Self) -> Self;
+    /// What [`flip`](Self::flip) takes to negate values, or to leave them as they are.
+    unsafe fn signs(negative: bool) -> Self;
+    /// Negates the values where `signs` says so.
+    unsafe fn flip(self, signs: Self) -> Self;
+    /// Makes what was stored with `STREAM` visible to other threads.
     #[inline(always)]
-    unsafe fn load_double(from: *const E) -> [Self; 2] {
-        // SAFETY: the caller vouches for 2 N elements.
+    unsafe fn fence() {}
+}
+
+/// The register that `M` uses for elements of type `E`.
+pub(crate) type RegisterOf<M, E> = <M as Memory<E>>::Register;
+
+/// Loads and stores of elements of type `E` by the instructions that the implementing type stands
+/// for.
+///
+/// # Safety
+/// Of every function: the processor has the instructions. Pointers are aligned for one element and
+/// valid for `N` elements, for `2 N` in functions named `_pairs` or `_double`, for `4 N` in those
+/// with both names. A store with `STREAM` starts at a multiple of its length in bytes.
+pub(crate) trait Memory<E: Element> {
+    /// The register that elements are widened into.
+    type Register: Register<Value = E::Acc>;
+    /// Shorter registers for the rest of a row.
+    type Narrower: Memory<E>;
+    /// Elements per register.
+    const N: usize = <Self::Register as Register>::N;
+    /// Whether two registers at a time cost less than one after another.
+    const DOUBLES: bool = false;
+    /// Whether rows of adjacent pairs cost less if members are swapped within a register than if
+    /// they are separated and interleaved again. [`load_double`](Self::load_double) must then keep
+    /// the order of the elements.
+    const SWAPS: bool = false;
+
+    /// Reads and widens `N` elements.
+    unsafe fn load(from: *const E) -> Self::Register;
+    /// Rounds to nearest, ties to even, and writes `N` elements.
+    unsafe fn store<const STREAM: bool>(x: Self::Register, to: *mut E);
+    /// Reads `N` adjacent pairs: first members, second members.
+    unsafe fn load_pairs(from: *const E) -> [Self::Register; 2];
+    /// Writes `N` adjacent pairs.
+    unsafe fn store_pairs<const STREAM: bool>(pairs: [Self::Register; 2], to: *mut E);
+    /// Reads and widens `2 N` elements, in an order of the implementation's choice.
+    #[inline(always)]
+    unsafe fn load_double(from: *const E) -> [Self::Register; 2] {
+        // SAFETY: the caller guarantees `2 N` readable elements; each load takes `N` of them.
         unsafe { [Self::load(from), Self::load(from.add(Self::N))] }
     }
-    /// Reads `2 N` values of the computed type, in the order of [`load_double`](Self::load_double).
+    /// Reads `2 N` coefficients in the order of [`load_double`](Self::load_double).
     #[inline(always)]
-    unsafe fn load_acc_double(from: *const E::Acc) -> [Self; 2] {
-        // SAFETY: the caller vouches for 2 N values.
-        unsafe { [Self::load_acc(from), Self::load_acc(from.add(Self::N))] }
+    unsafe fn load_coefficients_double(from: *const E::Acc) -> [Self::Register; 2] {
+        // SAFETY: the caller guarantees `2 N` readable values; each load takes `N` of them.
+        unsafe {
+            [
+                Self::Register::load(from),
+                Self::Register::load(from.add(Self::N)),
+            ]
+        }
     }
-    /// Rounds and writes two times `2 N` elements, each in the order of [`load_double`](Self::load_double), to places
-    /// that do not overlap.
+    /// Rounds and writes `2 N` elements to each of two destinations that do not overlap, both in
+    /// the order of [`load_double`](Self::load_double).
     #[inline(always)]
-    unsafe fn store_doubles<const STREAM: bool>(values: [[Self; 2]; 2], to: [*mut E; 2]) {
-        for (values, to) in values.into_iter().zip(to) {
-            // SAFETY: the caller vouches for 2 N elements at each place.
+    unsafe fn store_doubles<const STREAM: bool>(x: [[Self::Register; 2]; 2], to: [*mut E; 2]) {
+        for (x, to) in x.into_iter().zip(to) {
+            // SAFETY: the caller guarantees `2 N` writable elements at each destination, aligned
+            // for whole registers if `STREAM`; each store takes `N` of them.
             unsafe {
-                values[0].store::<STREAM>(to);
-                values[1].store::<STREAM>(to.add(Self::N));
+                Self::store::<STREAM>(x[0], to);
+                Self::store::<STREAM>(x[1], to.add(Self::N));
             }
         }
     }
-    /// Writes `N` adjacent pairs, and `N` more behind them.
+    /// Writes `2 N` adjacent pairs.
     #[inline(always)]
-    unsafe fn store_pairs_double<const STREAM: bool>(values: [(Self, Self); 2], to: *mut E) {
-        // SAFETY: the caller vouches for 4 N elements.
+    unsafe fn store_pairs_double<const STREAM: bool>(x: [[Self::Register; 2]; 2], to: *mut E) {
+        // SAFETY: the caller guarantees `4 N` writable elements, aligned for whole registers if
+        // `STREAM`; each store takes `2 N` of them.
         unsafe {
-            Self::store_pairs::<STREAM>(values[0].0, values[0].1, to);
-            Self::store_pairs::<STREAM>(values[1].0, values[1].1, to.add(2 * Self::N));
+            Self::store_pairs::<STREAM>(x[0], to);
+            Self::store_pairs::<STREAM>(x[1], to.add(2 * Self::N));
         }
     }
-    /// Lets other threads see what was stored with `STREAM`.
-    #[inline(always)]
-    unsafe fn fence() {}
-    /// Values side by side: one of the first, one of the second.
-    unsafe fn zip(first: Self, second: Self) -> [Self; 2];
-    /// Neighbours in each other's place.
-    unsafe fn swap(self) -> Self;
-    /// Sum.
-    unsafe fn add(self, other: Self) -> Self;
-    /// Difference.
-    unsafe fn sub(self, other: Self) -> Self;
-    /// What [`flip`](Self::flip) takes to leave values as they are, or to negate them.
-    unsafe fn signs(negative: bool) -> Self;
-    /// Negates, or not.
-    unsafe fn flip(self, signs: Self) -> Self;
-    /// Product.
-    unsafe fn mul(self, other: Self) -> Self;
 }

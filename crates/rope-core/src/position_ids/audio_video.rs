@@ -38,11 +38,9 @@ impl AudioVideo<'_, '_, '_> {
 
         let block = self.walk.block(Kind::Video, self.row, self.at)?;
         if video_tokens != block.tokens() {
-            let (row, at) = (self.row, self.at);
-            return Err(self
-                .walk
-                .grid_tokens(Kind::Video, row, at, &block, video_tokens)
-                .into());
+            let Self { walk, row, at, .. } = self;
+            let refused = walk.grid_tokens(Kind::Video, row, at, &block, video_tokens);
+            return Err(refused.into());
         }
         let exact: Vec<bool> = content.iter().map(is_video).collect();
         let mut highest = deal(&exact, &block, start)
@@ -83,12 +81,12 @@ impl AudioVideo<'_, '_, '_> {
         for (token, index) in tokens.iter().zip(0..) {
             self.walk.place(*token, [next + step * index; AXES]);
         }
-        let width = if self.audio.markers_share {
-            tokens.len().min(1)
+        let most = if self.audio.markers_share {
+            1
         } else {
             tokens.len()
         };
-        next + width as i64
+        next + tokens.len().min(most) as i64
     }
 
     /// The order in which transformers deals out the positions, whatever the tokens are.

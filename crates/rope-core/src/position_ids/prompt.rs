@@ -32,8 +32,8 @@ pub struct Prompt<'a> {
     /// Whether each token is a token and not padding; all are where absent.
     pub attention_mask: Option<&'a [bool]>,
     /// Modality of each token: 0 text, 1 image, 2 video, 3 audio. Read off the token ids where
-    /// absent; needed where videos have the placeholder of images: GLM prompts without a video start
-    /// token, and ERNIE's own configuration (`im_patch_id`).
+    /// absent; needed where videos have the placeholder of images: GLM prompts without a video
+    /// start token, and ERNIE's own configuration (`im_patch_id`).
     pub mm_token_type_ids: Option<&'a [i64]>,
     /// T, H and W of each image in patches, before the merge, in reading order over all rows.
     pub image_grids: &'a [[usize; 3]],
@@ -121,7 +121,8 @@ impl PositionIds {
     /// The ids of the tokens at `indices`, as a rank of a context-parallel split holds them.
     ///
     /// # Errors
-    /// [`PositionIdsError::Index`] if a token does not exist; those of [`positions`](Self::positions).
+    /// [`PositionIdsError::Index`] if a token does not exist; those of
+    /// [`positions`](Self::positions).
     pub fn select(&self, indices: &[usize]) -> Result<Positions> {
         let count = self.tokens();
         if let Some(found) = indices.iter().find(|index| **index >= count) {
@@ -150,25 +151,13 @@ impl PositionRules {
     /// a video's ids beyond 2^31; [`RopeError::PositionOutOfRange`] if several videos do.
     pub fn position_ids(&self, prompt: &Prompt) -> Result<PositionIds> {
         let tokens = prompt.input_ids.len();
-        check_length(
-            "attention_mask",
-            "token",
-            tokens,
-            prompt.attention_mask.map(<[_]>::len),
-        )?;
-        check_length(
-            "mm_token_type_ids",
-            "token",
-            tokens,
-            prompt.mm_token_type_ids.map(<[_]>::len),
-        )?;
         let videos = prompt.video_grids.len();
-        check_length(
-            "seconds_per_grid",
-            "video",
-            videos,
-            prompt.seconds_per_grid.map(<[_]>::len),
-        )?;
+        let mask = prompt.attention_mask.map(<[_]>::len);
+        let types = prompt.mm_token_type_ids.map(<[_]>::len);
+        let seconds = prompt.seconds_per_grid.map(<[_]>::len);
+        check_length("attention_mask", "token", tokens, mask)?;
+        check_length("mm_token_type_ids", "token", tokens, types)?;
+        check_length("seconds_per_grid", "video", videos, seconds)?;
 
         let kinds = self.kinds(prompt)?;
         let padding = match self.compatibility {
@@ -236,15 +225,12 @@ impl PositionRules {
     /// The modality of each token.
     fn kinds(&self, prompt: &Prompt) -> Result<Vec<Kind>, PositionIdsError> {
         if let Some(types) = prompt.mm_token_type_ids {
-            let kind = |(token, found): (usize, &i64)| match found {
+            let kind = |(token, &found): (usize, &i64)| match found {
                 0 => Ok(Kind::Text),
                 1 => Ok(Kind::Image),
                 2 => Ok(Kind::Video),
                 3 => Ok(Kind::Audio),
-                _ => Err(PositionIdsError::TokenType {
-                    found: *found,
-                    token,
-                }),
+                _ => Err(PositionIdsError::TokenType { found, token }),
             };
             return types.iter().enumerate().map(kind).collect();
         }
@@ -316,16 +302,9 @@ impl Block {
     /// The position of the block's `token`-th token.
     pub(super) fn ids(&self, start: i64, token: usize) -> Ids {
         let [_, height, width] = self.merged;
-        let (frame, row, column) = (
-            token / (height * width),
-            token / width % height,
-            token % width,
-        );
-        [
-            start + self.time[frame] as i64,
-            start + row as i64,
-            start + column as i64,
-        ]
+        let frame = token / (height * width);
+        let (row, column) = (token / width % height, token % width);
+        [self.time[frame] as i64, row as i64, column as i64].map(|id| start + id)
     }
 }
 
@@ -336,7 +315,7 @@ pub(super) struct Walk<'a> {
     pub(super) kinds: &'a [Kind],
     images: usize,
     videos: usize,
-    /// Frames of the current video that have been placed, where each is a block of its own.
+    /// Frames of the current video that have their ids, where each is a block of its own.
     frame: usize,
     ids: Vec<i64>,
     pub(super) divergences: Vec<Divergence>,
@@ -350,7 +329,14 @@ impl Walk<'_> {
         let mut at = 0;
         while at < tokens.len() {
             if let Some(audio) = self.opens_audio_in_video(&tokens[at..]) {
-                let placed = self.audio_in_video(audio, row, at, &tokens[at..], next)?;
+                let span = AudioVideo {
+                    walk: self,
+                    audio,
+                    row,
+                    at,
+                    tokens: &tokens[at..],
+                };
+                let placed = span.place(next)?;
                 (at, next) = (at + placed.tokens, placed.next);
                 first_free = first_free.max(placed.first_free);
                 continue;
@@ -407,10 +393,8 @@ impl Walk<'_> {
 
     fn opens_audio_in_video(&self, tokens: &[usize]) -> Option<super::rules::AudioInVideo> {
         let audio = self.rules.family.audio_in_video?;
-        let starts = [
-            self.rules.tokens.vision_start?,
-            self.rules.tokens.audio_start?,
-        ];
+        let markers = self.rules.tokens;
+        let starts = [markers.vision_start?, markers.audio_start?];
         let found = [*tokens.first()?, *tokens.get(1)?].map(|token| self.prompt.input_ids[token]);
         (starts == found).then_some(audio)
     }
@@ -421,29 +405,19 @@ impl Walk<'_> {
             Kind::Video => (self.prompt.video_grids, self.videos),
             _ => (self.prompt.image_grids, self.images),
         };
-        let grid = *grids
-            .get(used)
-            .ok_or_else(|| PositionIdsError::MissingGrid {
-                kind: kind.name(),
-                row,
-                token: at,
-                given: grids.len(),
-            })?;
-        let temporal_merge = if kind == Kind::Video {
-            self.rules.temporal_merge
-        } else {
-            1
+        let missing = PositionIdsError::MissingGrid {
+            kind: kind.name(),
+            row,
+            token: at,
+            given: grids.len(),
         };
-        let merge = [
-            temporal_merge,
-            self.rules.spatial_merge,
-            self.rules.spatial_merge,
-        ];
-        let fits = grid
-            .iter()
-            .zip(merge)
-            .all(|(size, merge)| *size > 0 && size.is_multiple_of(merge));
-        if !fits {
+        let grid = *grids.get(used).ok_or(missing)?;
+        let mut merge = self.rules.video_merge();
+        if kind != Kind::Video {
+            merge[0] = 1;
+        }
+        let fits = |(size, merge): (&usize, usize)| *size > 0 && size.is_multiple_of(merge);
+        if !grid.iter().zip(merge).all(fits) {
             return Err(PositionIdsError::Grid {
                 kind: kind.name(),
                 grid,
@@ -475,17 +449,15 @@ impl Walk<'_> {
         let Some(per_second) = self.rules.ids_per_second else {
             return Ok((0..frames).map(|frame| frame as f32).collect());
         };
-        let stated = self
-            .prompt
-            .seconds_per_grid
-            .map_or(1.0, |seconds| seconds[video]);
+        let seconds = self.prompt.seconds_per_grid;
+        let stated = seconds.map_or(1.0, |seconds| seconds[video]);
+        let refused = |expected| PositionIdsError::Parameter {
+            parameter: "seconds_per_grid",
+            expected,
+            found: stated,
+        };
         if !(stated.is_finite() && stated >= 0.0) {
-            return Err(PositionIdsError::Parameter {
-                parameter: "seconds_per_grid",
-                expected: "a finite number, 0 or more",
-                found: stated,
-            }
-            .into());
+            return Err(refused("a finite number, 0 or more").into());
         }
         // f32 and this order of products, as the checkpoints' own preprocessing has it: rounding
         // decides whether 10 x 0.7 reaches 7.
@@ -511,12 +483,9 @@ impl Walk<'_> {
                 .into());
             }
             if found > MAX_POSITION as f32 {
-                return Err(PositionIdsError::Parameter {
-                    parameter: "seconds_per_grid",
-                    expected: "so few that, times ids per second and frames, \
-                               ids stay within 2147483648",
-                    found: stated,
-                }
+                return Err(refused(
+                    "so few that, times ids per second and frames, ids stay within 2147483648",
+                )
                 .into());
             }
             Ok(found.trunc())
@@ -540,24 +509,5 @@ impl Walk<'_> {
             expected: block.tokens(),
             found,
         }
-    }
-
-    /// The positions of audio in video start together: time runs through both.
-    fn audio_in_video(
-        &mut self,
-        audio: super::rules::AudioInVideo,
-        row: usize,
-        at: usize,
-        tokens: &[usize],
-        next: i64,
-    ) -> Result<super::audio_video::Placed> {
-        AudioVideo {
-            walk: self,
-            audio,
-            row,
-            at,
-            tokens,
-        }
-        .place(next)
     }
 }

@@ -17,7 +17,7 @@ pub enum Compatibility {
     Transformers5_23,
 }
 
-/// A place where a version of transformers departed from the rule, and this prompt shows it.
+/// A departure of a version of transformers from the rule that a prompt shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 #[non_exhaustive]
 pub enum Divergence {
@@ -202,12 +202,10 @@ impl PositionRules {
     /// # Errors
     /// [`PositionIdsError::UnknownModelType`]
     pub fn new(model_type: &str, tokens: TokenIds) -> Result<Self> {
-        let family = FAMILIES
-            .iter()
-            .find(|family| family.model_types.contains(&model_type));
-        let family = family.ok_or_else(|| PositionIdsError::UnknownModelType {
-            found: vec![model_type.to_owned()],
-        })?;
+        let is_named = |family: &&Family| family.model_types.contains(&model_type);
+        let found = vec![model_type.to_owned()];
+        let family = FAMILIES.iter().find(is_named);
+        let family = family.ok_or(PositionIdsError::UnknownModelType { found })?;
         Ok(Self {
             family,
             tokens,
@@ -227,7 +225,7 @@ impl PositionRules {
     /// [`ConfigError`] if it is no JSON, or a key is missing or has the wrong type;
     /// [`PositionIdsError::UnknownModelType`].
     pub fn from_hf_config(json: &str) -> Result<Self> {
-        let value = crate::hf::parse(json)?;
+        let value = crate::hf::fields::parse(json)?;
         let top = Fields::new("", &value)?;
         // The language side of an omni model, which states the tokens.
         let config = top.object("thinker_config")?.unwrap_or_else(|| top.clone());
@@ -238,16 +236,14 @@ impl PositionRules {
         for level in [&config, &top] {
             found.extend(level.text("model_type")?.map(str::to_owned));
         }
-        let known = found
-            .iter()
-            .find_map(|name| Self::new(name, TokenIds::new(0, 0)).ok());
+        let of_name = |name: &String| Self::new(name, TokenIds::new(0, 0)).ok();
+        let known = found.iter().find_map(of_name);
         let rules = known.ok_or(PositionIdsError::UnknownModelType { found })?;
 
         let token = |kind: &str| -> Result<Option<i64>, ConfigError> {
             let keys = [format!("{kind}_id"), format!("{kind}_index")];
-            keys.iter()
-                .find_map(|key| config.integer(key).transpose())
-                .transpose()
+            let stated = config.first(&keys.each_ref().map(String::as_str), Fields::integer)?;
+            Ok(stated.map(|(_, id)| id))
         };
         // ERNIE's own configuration has one placeholder for images and videos.
         let shared = config.integer("im_patch_id")?;
@@ -285,21 +281,9 @@ impl PositionRules {
             },
             temporal_merge: merge("temporal_merge_size", "temporal_conv_size")?
                 .unwrap_or(rules.temporal_merge),
+            spatial_merge: merge("spatial_merge_size", "spatial_conv_size")?
+                .unwrap_or(rules.spatial_merge),
             ..rules
-        }
-        .with_spatial_merge(
-            merge("spatial_merge_size", "spatial_conv_size")?.unwrap_or(rules.spatial_merge),
-        )
-    }
-
-    /// The same rules for another number of patches that merge along height and width.
-    ///
-    /// # Errors
-    /// [`PositionIdsError::Parameter`] if it is 0, or another constant of these rules is out of range.
-    pub fn with_spatial_merge(self, spatial_merge: usize) -> Result<Self> {
-        Self {
-            spatial_merge,
-            ..self
         }
         .checked()
     }

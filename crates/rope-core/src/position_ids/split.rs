@@ -30,8 +30,9 @@ pub(super) fn sequences(
 /// `[0, len]`.
 ///
 /// # Errors
-/// [`PositionIdsError::Zigzag`] if a sequence does not divide into the chunks, [`PositionIdsError::Index`] if there is no
-/// such rank, [`PositionIdsError::CuSeqlens`] if the lengths are no packing.
+/// [`PositionIdsError::Zigzag`] if a sequence does not divide into the chunks,
+/// [`PositionIdsError::Index`] if there is no such rank, [`PositionIdsError::CuSeqlens`] if the
+/// lengths are no packing.
 ///
 /// # Examples
 /// ```

@@ -89,8 +89,8 @@ pub struct VisionWindows {
 /// Qwen2.5-VL: `window = window_size / spatial_merge_size / patch_size`, 4 as published.
 ///
 /// # Errors
-/// [`PositionIdsError::Grid`] if a grid is empty or does not divide into blocks; [`PositionIdsError::Parameter`]
-/// if `window` is 0.
+/// [`PositionIdsError::Grid`] if a grid is empty or does not divide into blocks;
+/// [`PositionIdsError::Parameter`] if `window` is 0.
 ///
 /// # Source
 /// Bai et al. 2025 (Qwen2.5-VL), section 2.1.1, <https://arxiv.org/abs/2502.13923>

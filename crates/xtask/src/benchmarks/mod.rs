@@ -1,4 +1,4 @@
-//! `cargo xtask benchmarks`: measures everything, and makes docs/benchmarks.md of it.
+//! `cargo xtask benchmarks`: measures everything, and writes the pages of results.
 
 mod environment;
 mod page;
@@ -7,26 +7,31 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use environment::{Environment, Environments};
-use rope_benches::rows::{RowError, read_csv};
+use rope_bench::rows::{RowError, read_csv};
 
 /// Where results are kept, from the workspace's root.
 const FOLDER: &str = "docs/benchmarks";
 const ENVIRONMENTS: &str = "environment.json";
-const PAGE: &str = "docs/benchmarks.md";
+/// The pages, and the templates in [`FOLDER`] that they are made of.
+const PAGES: [(&str, &str); 2] = [
+    ("docs/benchmarks.md", "template.md"),
+    ("docs/benchmarks/tables.md", "tables.template.md"),
+];
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchmarkError {
     #[error("cannot access {path}: {source}")]
     File { path: PathBuf, source: io::Error },
-    #[error("{path}: {source}; `cargo xtask benchmarks` measures anew")]
+    #[error("{path}: {source}; `cargo xtask benchmarks` measures again")]
     Rows { path: PathBuf, source: RowError },
-    #[error("{path}: {source}; `cargo xtask benchmarks` measures anew")]
+    #[error("{path}: {source}; `cargo xtask benchmarks` measures again")]
     Environment {
         path: PathBuf,
         source: serde_json::Error,
     },
     #[error(
-        "{path} does not say on what {part} was measured; `cargo xtask benchmarks {part}` measures it anew"
+        "{path} does not say on what {part} was measured; \
+         `cargo xtask benchmarks {part}` measures it again"
     )]
     Unstamped { path: PathBuf, part: &'static str },
     #[error("{command} failed")]
@@ -35,7 +40,7 @@ pub(crate) enum BenchmarkError {
     Name { name: String, known: String },
     #[error("a chart cannot be drawn: {0}")]
     Chart(String),
-    #[error("the template {problem}")]
+    #[error("a template {problem}")]
     Template { problem: String },
 }
 
@@ -64,11 +69,12 @@ const PEERS: &[&str] = &[
     "--",
 ];
 
-/// What is measured: a part, which is a file of rows, the program that writes it, and its arguments.
+/// The parts that are measured: the name of the file of rows, the program that writes it, and its
+/// arguments.
 const RUNS: [(&str, &[&str], &[&str]); 5] = [
     ("memory", MROPE, &["memory"]),
     ("memory_npu", MROPE, &["memory", "--device", "ascend-sim"]),
-    // More samples than one needs at a desk, over more time: the page's figures are to last.
+    // More samples over more time than the program's defaults, because these figures are published.
     (
         "speed",
         MROPE,
@@ -78,19 +84,19 @@ const RUNS: [(&str, &[&str], &[&str]); 5] = [
     ("peers", PEERS, &[]),
 ];
 
-/// What to do besides making the page.
+/// What to measure before the pages are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measure {
-    /// Nothing: the results are there.
+    /// Nothing: write the pages from the results that are there.
     Nothing,
-    /// What is held to a bar.
+    /// What has a bound.
     Default,
     /// Every combination.
     Full,
 }
 
-/// Measures those of `names` (`speed`, `step`, ...), or all if there are none, and writes the page and its pictures; returns
-/// what was written.
+/// Measures the parts that `names` lists (`speed`, `step`, ...), or all if it is empty, and writes
+/// the pages and their pictures; returns what was written.
 pub(crate) fn run(measure: Measure, names: &[&str]) -> Result<String> {
     let root = root();
     let known = RUNS.map(|(part, ..)| part);
@@ -103,7 +109,7 @@ pub(crate) fn run(measure: Measure, names: &[&str]) -> Result<String> {
     if measure != Measure::Nothing {
         let folder = root.join(FOLDER);
         fs::create_dir_all(&folder).map_err(file(&folder))?;
-        // Before the load of the measurements themselves.
+        // Read first: the measurements would raise the load.
         let environment = Environment::read(&root);
         let mut environments = match environments(&folder) {
             // All are measured anew.
@@ -125,7 +131,7 @@ pub(crate) fn run(measure: Measure, names: &[&str]) -> Result<String> {
                 let command = format!("cargo {}", arguments.join(" "));
                 return Err(BenchmarkError::Command { command });
             }
-            // At once: those after it may fail.
+            // After each part, because a later one may fail.
             environments.insert(part.to_owned(), environment.clone());
             write_environments(&folder, &environments)?;
         }
@@ -152,7 +158,7 @@ fn rows_of(folder: &Path, part: &str) -> PathBuf {
     folder.join(part).with_extension("csv")
 }
 
-/// What each part was measured on.
+/// The machine and commit of each part.
 fn environments(folder: &Path) -> Result<Environments> {
     let path = folder.join(ENVIRONMENTS);
     let text = fs::read_to_string(&path).map_err(file(&path))?;
@@ -168,17 +174,17 @@ fn write_environments(folder: &Path, environments: &Environments) -> Result<()> 
     fs::write(&path, text + "\n").map_err(file(&path))
 }
 
-/// Everything that the page is made of.
+/// Everything that the pages are made of.
 struct Results {
     /// By part, all of them.
     environments: Vec<(&'static str, Environment)>,
-    memory: Vec<rope_benches::rows::MemoryRow>,
-    memory_npu: Vec<rope_benches::rows::MemoryRow>,
-    speed: Vec<rope_benches::rows::SpeedRow>,
-    step: Vec<rope_benches::rows::StepRow>,
-    peers: Vec<rope_benches::rows::SpeedRow>,
-    template: String,
-    tuning: String,
+    memory: Vec<rope_bench::rows::MemoryRow>,
+    memory_npu: Vec<rope_bench::rows::MemoryRow>,
+    speed: Vec<rope_bench::rows::SpeedRow>,
+    step: Vec<rope_bench::rows::StepRow>,
+    peers: Vec<rope_bench::rows::SpeedRow>,
+    /// In the order of [`PAGES`].
+    templates: Vec<String>,
 }
 
 impl Results {
@@ -208,20 +214,23 @@ impl Results {
             speed: rows(&folder, "speed")?,
             step: rows(&folder, "step")?,
             peers: rows(&folder, "peers")?,
-            template: text("template.md")?,
-            tuning: text("tuning.md")?,
+            templates: PAGES
+                .iter()
+                .map(|(_, name)| text(name))
+                .collect::<Result<_>>()?,
         })
     }
 
-    /// The page and its pictures, by their paths from the root.
+    /// The pages and their pictures, by their paths from the root.
     fn files(&self) -> Result<Vec<(String, String)>> {
-        use rope_benches::chart;
+        use rope_bench::chart;
         let charts = [
             ("memory.svg", chart::memory(&self.memory)),
             ("speed.svg", chart::speed(&self.speed)),
             ("step.svg", chart::step(&self.step)),
         ];
-        let mut made = vec![(PAGE.to_owned(), page::page(self)?)];
+        let paths = PAGES.map(|(path, _)| path.to_owned());
+        let mut made: Vec<_> = paths.into_iter().zip(page::pages(self)?).collect();
         for (name, chart) in charts {
             let svg = chart
                 .svg()
@@ -237,14 +246,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_is_what_the_committed_results_make_of_it() {
+    fn the_pages_follow_from_the_committed_results() {
         let root = root();
         let made = Results::read(&root).and_then(|results| results.files());
         for (path, text) in made.unwrap_or_else(|error| panic!("{error}")) {
             let committed = fs::read_to_string(root.join(&path)).unwrap();
             assert!(
                 committed == text,
-                "{path} is not what its results make of it; `cargo xtask benchmarks --page` writes it anew"
+                "{path} differs from its results; `cargo xtask benchmarks --page` writes it again"
             );
         }
     }

@@ -1,50 +1,63 @@
-//! docs/benchmarks.md: the hand-written template with tables in place of its marks.
+//! The pages of benchmarks: hand-written templates with tables in place of their marks.
 
 use std::fmt::Write as _;
+use std::iter::once;
 
-use rope_benches::bars::{self, Bar, names};
-use rope_benches::cases::{DType, Group, Way};
-use rope_benches::rows::{MemoryRow, Source, SpeedRow, bytes, time};
+use rope_bench::bars::{self, Bar, names};
+use rope_bench::cases::{DTYPES, Group, Way};
+use rope_bench::rows::{MemoryRow, Source, SpeedRow, bytes, time};
+use rope_check::buffer::DType;
 
 use super::environment::Environment;
 use super::{BenchmarkError, Result, Results};
 
-/// The page.
-pub(super) fn page(results: &Results) -> Result<String> {
-    let marks = [
+/// First line of each page.
+const MADE_BY: &str =
+    "<!-- Made by `cargo xtask benchmarks` of the templates and results in docs/benchmarks. -->";
+
+/// The model on the page of results; the page of tables has all of them.
+const MODEL: &str = "Qwen3-VL-8B";
+
+/// A page for each template of `results`, in their order. Every table is on at least one of them.
+pub(super) fn pages(results: &Results) -> Result<Vec<String>> {
+    let of_model = results.memory.iter().filter(|row| row.shape == MODEL);
+    let tables = [
         ("environment", environment(&results.environments)),
         ("bars", bar_list(results)),
-        ("large", large(results)),
-        ("rare", rare(results)),
+        ("large", ratios(&results.speed, Group::Large)),
+        ("rare", ratios(&results.speed, Group::Rare)),
         ("other", times(&results.speed, Group::Other)),
         ("length", length(results)),
         ("decode", times(&results.speed, Group::Decode)),
         ("burn", implementations(&results.speed, Group::Burn)),
         ("peers", implementations(&results.peers, Group::Peers)),
-        ("memory", memory(&results.memory)),
+        ("memory", memory(&of_model.cloned().collect::<Vec<_>>())),
+        ("memory_all", memory(&results.memory)),
         ("memory_npu", memory(&results.memory_npu)),
         ("layers", layers(&results.memory)),
         ("calculated", calculated(&results.memory)),
         ("step", step(results)),
-        ("tuning", results.tuning.trim_end().to_owned()),
-    ];
-    let mut text = results.template.clone();
-    for (mark, table) in marks {
-        let mark = format!("{{{{{mark}}}}}");
-        if !text.contains(&mark) {
-            return Err(template(format!("has no {mark}")));
+    ]
+    .map(|(name, table)| (format!("{{{{{name}}}}}"), table));
+    let templates = results.templates.concat();
+    if let Some((mark, _)) = tables.iter().find(|(mark, _)| !templates.contains(mark)) {
+        return Err(template(format!("lacks {mark}")));
+    }
+    let page = |text: &String| {
+        let page = tables.iter().fold(text.clone(), |page, (mark, table)| {
+            page.replace(mark, table.trim_end())
+        });
+        match page.split_once("{{") {
+            Some((_, rest)) => {
+                let mark = rest.split("}}").next().unwrap_or_default();
+                Err(template(format!(
+                    "has {{{{{mark}}}}}, for which there is no table"
+                )))
+            }
+            None => Ok(format!("{MADE_BY}\n\n{page}")),
         }
-        text = text.replace(&mark, table.trim_end());
-    }
-    if let Some((_, rest)) = text.split_once("{{") {
-        let mark = rest.split("}}").next().unwrap_or_default();
-        return Err(template(format!(
-            "has {{{{{mark}}}}}, for which there is no table"
-        )));
-    }
-    Ok(format!(
-        "<!-- Made by `cargo xtask benchmarks` of benchmarks/template.md, benchmarks/tuning.md and benchmarks/*.csv. -->\n\n{text}"
-    ))
+    };
+    results.templates.iter().map(page).collect()
 }
 
 fn template(problem: String) -> BenchmarkError {
@@ -57,20 +70,20 @@ struct Table {
 }
 
 impl Table {
-    fn new<T: AsRef<str>>(heading: &[T]) -> Self {
+    fn new<T: Into<String>>(heading: impl IntoIterator<Item = T>) -> Self {
         let mut table = Self {
             text: String::new(),
         };
-        table.row(heading);
-        let rule: Vec<&str> = heading.iter().map(|_| "---").collect();
-        let _ = writeln!(table.text, "|{}|", rule.join("|"));
+        let columns = table.row(heading);
+        table.text += &format!("|{}\n", "---|".repeat(columns));
         table
     }
 
-    fn row<T: AsRef<str>>(&mut self, cells: &[T]) {
-        let cells: Vec<&str> = cells.iter().map(AsRef::as_ref).collect();
-        // Writing to a string does not fail.
-        let _ = writeln!(self.text, "| {} |", cells.join(" | "));
+    /// Returns the number of cells.
+    fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) -> usize {
+        let cells: Vec<String> = cells.into_iter().map(Into::into).collect();
+        self.text += &format!("| {} |\n", cells.join(" | "));
+        cells.len()
     }
 }
 
@@ -87,31 +100,27 @@ fn environment(parts: &[(&'static str, Environment)]) -> String {
     }
     let line = |name: &str, value: &dyn Fn(&Environment) -> String| -> Vec<String> {
         let values = columns.iter().map(|(_, environment)| value(environment));
-        std::iter::once(name.to_owned()).chain(values).collect()
+        once(name.to_owned()).chain(values).collect()
     };
     let heading = columns.iter().map(|(heading, _)| heading.clone());
-    let mut table = Table::new(
-        &std::iter::once(String::new())
-            .chain(heading)
-            .collect::<Vec<_>>(),
-    );
-    table.row(&line("date, commit", &|of| {
+    let mut table = Table::new(once(String::new()).chain(heading));
+    table.row(line("date, commit", &|of| {
         format!("{}, {}", of.date, of.commit)
     }));
-    table.row(&line("processor", &|of| {
+    table.row(line("processor", &|of| {
         format!("{}, {} cores", of.processor, of.cores)
     }));
-    table.row(&line("vector instructions", &|of| {
+    table.row(line("vector instructions", &|of| {
         let features = of.features.join(", ");
         format!("{} chosen; has {features}", of.instructions)
     }));
-    table.row(&line("memory", &|of| {
+    table.row(line("memory", &|of| {
         format!("{} GiB; large pages: {}", of.memory_gib, of.large_pages)
     }));
-    table.row(&line("system, compiler", &|of| {
+    table.row(line("system, compiler", &|of| {
         format!("{}; {}", of.system, of.rustc)
     }));
-    table.row(&line("load before", &|of| of.load.clone()));
+    table.row(line("load before", &|of| of.load.clone()));
     table.text
 }
 
@@ -124,10 +133,10 @@ fn bar_list(results: &Results) -> String {
         bars::step(&results.step),
     ]
     .concat();
-    let mut table = Table::new(&["claim", "found", ""]);
+    let mut table = Table::new(["claim", "found", ""]);
     for bar in all {
         let verdict = if bar.met { "met" } else { "**not met**" };
-        table.row(&[&bar.claim, &bar.found, verdict]);
+        table.row([bar.claim, bar.found, verdict.to_owned()]);
     }
     table.text
 }
@@ -136,77 +145,40 @@ fn ratio(row: &SpeedRow) -> String {
     format!("{:.2}", row.copy_ratio)
 }
 
-/// Ratios of the kernels: a line for each of `key`, a column for each type and way.
-fn ratios<'a>(
-    rows: impl Iterator<Item = &'a SpeedRow>,
-    key: impl Fn(&SpeedRow) -> String,
-) -> String {
-    let rows: Vec<&SpeedRow> = rows.collect();
-    let columns: Vec<(DType, Way)> = DType::ALL
+/// Ratios of the kernels: a line for each way to rotate, a column for each type and direction.
+fn ratios(rows: &[SpeedRow], group: Group) -> String {
+    let columns: Vec<(DType, Way)> = DTYPES
         .into_iter()
         .flat_map(|dtype| [Way::Forward, Way::Backward].map(|way| (dtype, way)))
         .collect();
     let headings = columns
         .iter()
         .map(|(dtype, way)| format!("{} {}", dtype.name(), way.name()));
-    let mut table = Table::new(
-        &std::iter::once(String::new())
-            .chain(headings)
-            .collect::<Vec<_>>(),
-    );
-    let mut seen: Vec<String> = Vec::new();
-    for row in &rows {
-        if !seen.contains(&key(row)) {
-            seen.push(key(row));
-        }
-    }
-    for line in seen {
-        let cells = columns.iter().map(|column| {
-            let row = rows
-                .iter()
-                .find(|row| key(row) == line && (row.dtype, row.direction) == *column);
-            row.map_or_else(|| "-".to_owned(), |row| ratio(row))
-        });
-        table.row(
-            &std::iter::once(line.clone())
-                .chain(cells)
-                .collect::<Vec<_>>(),
-        );
-    }
-    table.text
-}
-
-fn how(row: &SpeedRow) -> &'static str {
-    if row.in_place { "in place" } else { "into" }
-}
-
-fn large(results: &Results) -> String {
-    let rows = results.speed.iter().filter(|row| row.group == Group::Large);
-    ratios(rows, |row| {
-        format!(
-            "{}, {} {}",
-            how(row),
-            row.pairing,
-            row.layout.to_uppercase()
-        )
-    })
-}
-
-fn rare(results: &Results) -> String {
-    let rows = results.speed.iter().filter(|row| row.group == Group::Rare);
-    ratios(rows, |row| {
+    let mut table = Table::new(once(String::new()).chain(headings));
+    let mut lines: Vec<(String, Vec<&SpeedRow>)> = Vec::new();
+    for row in rows.iter().filter(|row| row.group == group) {
+        let place = if row.in_place { "in place" } else { "into" };
         let angles = if row.axes == "single" {
             ""
         } else {
             ", two angles a pair"
         };
-        format!(
-            "{}, {}{angles} {}",
-            how(row),
-            row.pairing,
-            row.layout.to_uppercase()
-        )
-    })
+        let layout = row.layout.to_uppercase();
+        let line = format!("{place}, {}{angles} {layout}", row.pairing);
+        match lines.iter_mut().find(|(other, _)| *other == line) {
+            Some((_, rows)) => rows.push(row),
+            None => lines.push((line, vec![row])),
+        }
+    }
+    for (line, rows) in lines {
+        let cells = columns.iter().map(|column| {
+            let mut rows = rows.iter();
+            let row = rows.find(|row| (row.dtype, row.direction) == *column);
+            row.map_or_else(|| "-".to_owned(), |row| ratio(row))
+        });
+        table.row(once(line).chain(cells));
+    }
+    table.text
 }
 
 fn spread(row: &SpeedRow) -> String {
@@ -218,9 +190,9 @@ fn spread(row: &SpeedRow) -> String {
 }
 
 fn times(rows: &[SpeedRow], group: Group) -> String {
-    let mut table = Table::new(&["case", "median", "quartiles", "baseline", "ratio"]);
+    let mut table = Table::new(["case", "median", "quartiles", "baseline", "ratio"]);
     for row in rows.iter().filter(|row| row.group == group) {
-        table.row(&[
+        table.row([
             format!("`{}`", row.case),
             time(row.median_ns),
             spread(row),
@@ -232,13 +204,13 @@ fn times(rows: &[SpeedRow], group: Group) -> String {
 }
 
 fn length(results: &Results) -> String {
-    let mut table = Table::new(&["tokens", "type, layout", "median", "a token", "of a copy"]);
+    let mut table = Table::new(["tokens", "type, layout", "median", "a token", "of a copy"]);
     for row in results
         .speed
         .iter()
         .filter(|row| row.group == Group::Length)
     {
-        table.row(&[
+        table.row([
             row.tokens.to_string(),
             format!("{} {}", row.dtype.name(), row.layout.to_uppercase()),
             time(row.median_ns),
@@ -250,7 +222,7 @@ fn length(results: &Results) -> String {
 }
 
 fn implementations(rows: &[SpeedRow], group: Group) -> String {
-    let mut table = Table::new(&[
+    let mut table = Table::new([
         "implementation",
         "way",
         "pairing",
@@ -260,7 +232,7 @@ fn implementations(rows: &[SpeedRow], group: Group) -> String {
         "of a copy",
     ]);
     for row in rows.iter().filter(|row| row.group == group) {
-        table.row(&[
+        table.row([
             row.implementation.clone(),
             row.direction.name().to_owned(),
             row.pairing.clone(),
@@ -273,8 +245,9 @@ fn implementations(rows: &[SpeedRow], group: Group) -> String {
     table.text
 }
 
-fn size(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".to_owned(), bytes)
+fn size(value: Option<impl TryInto<i64>>) -> String {
+    let value = value.and_then(|value| value.try_into().ok());
+    value.map_or_else(|| "-".to_owned(), |value| bytes(value as f64))
 }
 
 fn subject(row: &MemoryRow) -> String {
@@ -293,7 +266,7 @@ fn most_layers(rows: &[MemoryRow]) -> usize {
 /// What was counted at the largest number of layers.
 fn memory(rows: &[MemoryRow]) -> String {
     let most = most_layers(rows);
-    let mut table = Table::new(&[
+    let mut table = Table::new([
         "q and k",
         "implementation",
         "tensor data kept",
@@ -311,13 +284,13 @@ fn memory(rows: &[MemoryRow]) -> String {
         let of = |value: Option<f64>, unit: &str| {
             value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}{unit}"))
         };
-        table.row(&[
+        table.row([
             format!("{}, {}", subject(row), bytes(row.gradient_bytes as f64)),
             row.implementation.clone(),
-            size(row.retained_data_bytes.map(|bytes| bytes as f64)),
-            size(row.retained_bytes.map(|bytes| bytes as f64)),
-            size(row.forward_peak_bytes.map(|bytes| bytes as f64)),
-            size(row.backward_peak_bytes.map(|bytes| bytes as f64)),
+            size(row.retained_data_bytes),
+            size(row.retained_bytes),
+            size(row.forward_peak_bytes),
+            size(row.backward_peak_bytes),
             of(
                 row.backward_peak_bytes
                     .map(|peak| peak as f64 / row.gradient_bytes as f64),
@@ -340,7 +313,7 @@ fn layers(rows: &[MemoryRow]) -> String {
     let Some(first) = rows.first() else {
         return String::new();
     };
-    let mut table = Table::new(&[
+    let mut table = Table::new([
         "implementation",
         "layers",
         "all kept",
@@ -359,11 +332,11 @@ fn layers(rows: &[MemoryRow]) -> String {
                 .zip(backward)
                 .map_or_else(|| "-".to_owned(), |(f, b)| format!("{f} + {b}"))
         };
-        table.row(&[
+        table.row([
             row.implementation.clone(),
             row.layers.to_string(),
-            size(row.retained_bytes.map(|bytes| bytes as f64)),
-            size(row.step_peak_bytes.map(|bytes| bytes as f64)),
+            size(row.retained_bytes),
+            size(row.step_peak_bytes),
             both(row.forward_allocations, row.backward_allocations),
             both(
                 row.forward_large_allocations,
@@ -376,7 +349,7 @@ fn layers(rows: &[MemoryRow]) -> String {
 
 fn calculated(rows: &[MemoryRow]) -> String {
     let most = most_layers(rows);
-    let mut table = Table::new(&[
+    let mut table = Table::new([
         "q and k",
         "scheme",
         "kept",
@@ -390,20 +363,19 @@ fn calculated(rows: &[MemoryRow]) -> String {
                 == (&row.shape, row.dtype, most, false)
                 && other.implementation == names::FUSED
         });
-        let kept = |row: &MemoryRow| row.retained_bytes.map(|bytes| bytes as f64);
-        table.row(&[
+        table.row([
             format!("{}, {}", subject(row), bytes(row.gradient_bytes as f64)),
             row.implementation.clone(),
-            size(kept(row)),
-            size(row.forward_peak_bytes.map(|bytes| bytes as f64)),
-            size(fused.and_then(kept)),
+            size(row.retained_bytes),
+            size(row.forward_peak_bytes),
+            size(fused.and_then(|row| row.retained_bytes)),
         ]);
     }
     format!("{most} layers; calculated.\n\n{}", table.text)
 }
 
 fn step(results: &Results) -> String {
-    let mut table = Table::new(&[
+    let mut table = Table::new([
         "step",
         "rotation",
         "rotations of q and k",
@@ -412,7 +384,7 @@ fn step(results: &Results) -> String {
         "share",
     ]);
     for row in &results.step {
-        table.row(&[
+        table.row([
             row.step.clone(),
             row.implementation.clone(),
             row.layers.to_string(),

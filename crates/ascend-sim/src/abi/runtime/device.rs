@@ -3,13 +3,14 @@
 
 use std::ffi::c_char;
 
-use super::put;
+use super::{invalid, put};
 use crate::abi::export::export;
 use crate::codes::*;
 use crate::state::{Sim, recent_message, sim};
 use crate::trace::Violation;
 
-/// Version that `aclrtGetVersion` reports: the headers the declarations were checked against.
+/// The version that `aclrtGetVersion` reports: that of the headers that the declarations were
+/// checked against.
 const VERSION: (i32, i32, i32) = (1, 17, 0);
 
 const ATTRIBUTE_VECTOR_CORES: i32 = 201;
@@ -18,66 +19,52 @@ const ATTRIBUTE_MEMORY_BYTES: i32 = 301;
 const ATTRIBUTE_L2_BYTES: i32 = 302;
 const ATTRIBUTE_ARCHITECTURE: i32 = 601;
 const HBM_MEMORY: i32 = 1;
+/// Leaked allocations that a report lists.
+const LEAKS_LISTED: usize = 8;
 
 fn report_leaks(state: &mut Sim) {
-    let allocations: Vec<String> = state
-        .memory
-        .live()
+    let live = state.memory.live().take(LEAKS_LISTED);
+    let listed: Vec<String> = live
         .map(|a| format!("0x{:x} ({} bytes, device {})", a.start, a.size, a.device))
         .collect();
+    let users: u32 = state.device_users.values().sum();
     let leaks = [
-        (
-            allocations.len(),
-            "device allocations",
-            format!(
-                ": {}",
-                allocations
-                    .iter()
-                    .take(8)
-                    .cloned()
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            ),
-        ),
-        (
-            state.host_blocks.len(),
-            "page-locked host blocks",
-            String::new(),
-        ),
-        (
-            state.streams.len() - state.default_streams.len(),
-            "streams",
-            String::new(),
-        ),
-        (state.events.len(), "events", String::new()),
-        (state.binaries.len(), "binaries", String::new()),
-        (
-            state.descriptors.live(),
-            "operator descriptors",
-            String::new(),
-        ),
-        (
-            state
-                .device_users
-                .values()
-                .map(|users| *users as usize)
-                .sum(),
-            "uses of a device",
-            ": aclrtSetDevice without aclrtResetDevice".into(),
-        ),
+        (state.memory.live().count(), "device allocations"),
+        (state.host_blocks.len(), "page-locked host blocks"),
+        (state.streams.len() - state.default_streams.len(), "streams"),
+        (state.events.len(), "events"),
+        (state.binaries.len(), "binaries"),
+        (state.descriptors.live(), "operator descriptors"),
+        (users as usize, "uses of a device"),
     ];
-    for (count, what, detail) in leaks.into_iter().filter(|(count, ..)| *count != 0) {
-        state.violate(Violation::host(
-            "leak",
-            format!("{count} {what} are still alive at aclFinalize{detail}"),
-        ));
+    for (count, what) in leaks.into_iter().filter(|(count, _)| *count != 0) {
+        let detail = match what {
+            "device allocations" => format!(": {}", listed.join(", ")),
+            "uses of a device" => ": aclrtSetDevice without aclrtResetDevice".to_owned(),
+            _ => String::new(),
+        };
+        let message = format!("{count} {what} are still alive at aclFinalize{detail}");
+        state.violate(Violation::host("leak", message));
     }
+}
+
+/// Refuses a device that does not exist.
+fn expect_device(state: &Sim, id: u32) -> Outcome {
+    let devices = state.machine.devices;
+    if id < devices {
+        return Ok(());
+    }
+    // As the program gave it: negative ids are wrapped here.
+    let message = format!(
+        "device {} does not exist, there are {devices}",
+        id.cast_signed()
+    );
+    Err(Failure::new(RT_INVALID_DEVICE, message))
 }
 
 export! {
     status {
-        fn aclInit(configPath: *const c_char) {
-            let _ = configPath;
+        fn aclInit(_configPath: *const c_char) {
             let mut state = sim();
             if state.initialized {
                 return Err(Failure::new(REPEAT_INITIALIZE, "aclInit was called before"));
@@ -91,8 +78,9 @@ export! {
             report_leaks(&mut state);
             state.initialized = false;
             state.device_users.clear();
-            let defaults: Vec<u64> = state.default_streams.drain().map(|(_, handle)| handle).collect();
-            let streams = defaults.into_iter().map(|handle| state.streams.remove(handle)).collect::<Outcome<Vec<_>>>()?;
+            let defaults: Vec<u64> = state.default_streams.drain().map(|(_, id)| id).collect();
+            let streams = defaults.into_iter().map(|stream| state.streams.remove(stream));
+            let streams = streams.collect::<Outcome<Vec<_>>>()?;
             drop(state);
             streams.into_iter().for_each(|stream| stream.close(false));
             Ok(())
@@ -108,9 +96,8 @@ export! {
         fn aclrtSetDevice(deviceId: i32) {
             let mut state = sim();
             state.require_initialized()?;
-            let device = u32::try_from(deviceId).ok().filter(|device| *device < state.machine.devices).ok_or_else(|| {
-                Failure::new(RT_INVALID_DEVICE, format!("device {deviceId} does not exist, there are {}", state.machine.devices))
-            })?;
+            let device = deviceId.cast_unsigned();
+            expect_device(&state, device)?;
             *state.device_users.entry(device).or_default() += 1;
             state.set_current_device(device);
             Ok(())
@@ -118,18 +105,21 @@ export! {
         fn aclrtResetDevice(deviceId: i32) {
             let mut state = sim();
             state.require_initialized()?;
-            let device = u32::try_from(deviceId).unwrap_or(u32::MAX);
+            let device = deviceId.cast_unsigned();
             let users = state.device_users.get_mut(&device).ok_or_else(|| {
-                Failure::new(RT_INVALID_DEVICE, format!("device {deviceId} is not in use: no aclrtSetDevice is left to undo"))
+                let message = format!(
+                    "device {deviceId} is not in use: no aclrtSetDevice is left to undo"
+                );
+                Failure::new(RT_INVALID_DEVICE, message)
             })?;
             *users -= 1;
             if *users != 0 {
                 return Ok(());
             }
             state.device_users.remove(&device);
-            let default = state.default_streams.remove(&device).map(|handle| state.streams.remove(handle)).transpose()?;
-            drop(state);
-            if let Some(stream) = default {
+            if let Some(default) = state.default_streams.remove(&device) {
+                let stream = state.streams.remove(default)?;
+                drop(state);
                 stream.close(false);
             }
             Ok(())
@@ -145,17 +135,16 @@ export! {
             unsafe { put(count, devices, "count") }
         }
         fn aclrtGetDeviceInfo(deviceId: u32, attr: i32, value: *mut i64) {
-            let machine = sim().machine.clone();
-            if deviceId >= machine.devices {
-                return Err(Failure::new(RT_INVALID_DEVICE, format!("device {deviceId} does not exist, there are {}", machine.devices)));
-            }
+            let state = sim();
+            expect_device(&state, deviceId)?;
+            let machine = &state.machine;
             let found = match attr {
                 ATTRIBUTE_VECTOR_CORES => i64::from(machine.vector_cores),
                 ATTRIBUTE_UB_BYTES => machine.ub_bytes as i64,
                 ATTRIBUTE_MEMORY_BYTES => machine.memory_bytes as i64,
                 ATTRIBUTE_L2_BYTES => machine.l2_bytes as i64,
                 ATTRIBUTE_ARCHITECTURE => i64::from(machine.architecture),
-                _ => return Err(Failure::new(RT_PARAM_INVALID, format!("device attribute {attr} is not modelled"))),
+                _ => return invalid(format!("device attribute {attr} is not modelled")),
             };
             // SAFETY: an out parameter, null or valid by the C declaration.
             unsafe { put(value, found, "value") }
@@ -164,9 +153,11 @@ export! {
             let state = sim();
             let device = state.current_device()?;
             if attr != HBM_MEMORY {
-                return Err(Failure::new(RT_PARAM_INVALID, format!("memory attribute {attr} is not modelled, only {HBM_MEMORY} (HBM)")));
+                return invalid(format!(
+                    "memory attribute {attr} is not modelled, only {HBM_MEMORY} (HBM)"
+                ));
             }
-            let limit = state.memory_limit.unwrap_or(state.machine.memory_bytes);
+            let limit = state.memory_limit();
             let left = limit.saturating_sub(state.memory.used_bytes(device));
             // SAFETY: out parameters, null or valid by the C declaration.
             unsafe {

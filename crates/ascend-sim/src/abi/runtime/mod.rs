@@ -6,6 +6,7 @@ mod module;
 mod stream;
 
 use std::ffi::{CStr, c_char, c_void};
+use std::fmt::Display;
 
 use crate::codes::{Failure, Outcome, RT_PARAM_INVALID};
 
@@ -24,13 +25,18 @@ pub(crate) fn table() -> Vec<crate::abi::Export> {
     .concat()
 }
 
+/// Refuses a parameter of a runtime call.
+fn invalid<T>(message: impl Display) -> Outcome<T> {
+    Err(Failure::new(RT_PARAM_INVALID, message))
+}
+
 /// Writes an out parameter.
 ///
 /// # Safety
 /// - `target` is null or valid for writing one `T`.
 pub(crate) unsafe fn put<T>(target: *mut T, value: T, name: &str) -> Outcome {
     if target.is_null() {
-        return Err(Failure::new(RT_PARAM_INVALID, format!("{name} is null")));
+        return invalid(format!("{name} is null"));
     }
     // SAFETY: not null, and valid for writing by the function's own condition.
     unsafe { target.write(value) };
@@ -43,7 +49,7 @@ pub(crate) unsafe fn put<T>(target: *mut T, value: T, name: &str) -> Outcome {
 /// - `text` is null or a C string.
 pub(crate) unsafe fn get_text(text: *const c_char, name: &str) -> Outcome<String> {
     if text.is_null() {
-        return Err(Failure::new(RT_PARAM_INVALID, format!("{name} is null")));
+        return invalid(format!("{name} is null"));
     }
     // SAFETY: not null, and a C string by the function's own condition.
     Ok(unsafe { CStr::from_ptr(text) }

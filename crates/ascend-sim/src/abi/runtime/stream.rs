@@ -5,11 +5,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{handle, pointer, put};
+use super::{handle, invalid, pointer, put};
 use crate::abi::export::export;
 use crate::clock::{Actor, Clock};
 use crate::codes::*;
-use crate::state::{Event, sim};
+use crate::state::{Event, Sim, sim};
 use crate::stream::{Stream, Ticket, Work};
 use crate::trace::Violation;
 
@@ -22,17 +22,19 @@ fn synchronize(stream: *mut c_void, timeout: Option<Duration>) -> Outcome {
         (stream, found.waiter(), found.clock.clone())
     };
     let Some(failure) = waiter.wait(timeout) else {
-        return Err(Failure::new(
-            RT_STREAM_SYNC_TIMEOUT,
-            format!("stream 0x{stream:x} is still busy"),
-        ));
+        let message = format!("stream 0x{stream:x} is still busy");
+        return Err(Failure::new(RT_STREAM_SYNC_TIMEOUT, message));
     };
     let mut state = sim();
     state.host_clock.join(&clock);
-    state
-        .host_clock
-        .raise(Actor::Stream(stream), waiter.target());
+    let waited = Actor::Stream(stream);
+    state.host_clock.raise(waited, waiter.target());
     failure.map_or(Ok(()), Err)
+}
+
+/// The last record of an event, if there was one.
+fn recorded(state: &Sim, event: *mut c_void) -> Outcome<Option<(Arc<Ticket>, Clock)>> {
+    Ok(state.events.get(handle(event))?.recorded.clone())
 }
 
 export! {
@@ -41,29 +43,28 @@ export! {
             let mut state = sim();
             let device = state.current_device()?;
             if stream.is_null() {
-                return Err(Failure::new(RT_PARAM_INVALID, "stream is null"));
+                return invalid("stream is null");
             }
             let created = state.streams.insert(Stream::new(device)?);
             // SAFETY: not null, and valid for writing by the C declaration.
             unsafe { put(stream, pointer(created), "stream") }
         }
         fn aclrtDestroyStream(stream: *mut c_void) {
-            let destroyed = {
-                let mut state = sim();
-                if stream.is_null() {
-                    return Err(Failure::new(RT_INVALID_HANDLE, "the default stream cannot be destroyed"));
-                }
-                let stream = state.stream_handle(handle(stream))?;
-                let destroyed = state.streams.remove(stream)?;
-                let unfinished = destroyed.waiter().target() > state.host_clock.get(Actor::Stream(stream));
-                if unfinished {
-                    state.violate(Violation::host(
-                        "stream-destroyed-busy",
-                        format!("stream 0x{stream:x} is destroyed without waiting for its work: call aclrtSynchronizeStream first"),
-                    ));
-                }
-                destroyed
-            };
+            if stream.is_null() {
+                let message = "the default stream cannot be destroyed";
+                return Err(Failure::new(RT_INVALID_HANDLE, message));
+            }
+            let mut state = sim();
+            let stream = state.stream_handle(handle(stream))?;
+            let destroyed = state.streams.remove(stream)?;
+            if destroyed.waiter().target() > state.host_clock.get(Actor::Stream(stream)) {
+                let message = format!(
+                    "stream 0x{stream:x} is destroyed without waiting for its work: \
+                     call aclrtSynchronizeStream first"
+                );
+                state.violate(Violation::host("stream-destroyed-busy", message));
+            }
+            drop(state);
             destroyed.close(false);
             Ok(())
         }
@@ -72,17 +73,17 @@ export! {
         }
         fn aclrtSynchronizeStreamWithTimeout(stream: *mut c_void, timeout: i32) {
             // -1 waits for ever, as the runtime's other timeouts do.
-            let timeout = match timeout {
-                -1 => None,
-                ms => Some(Duration::from_millis(u64::try_from(ms).map_err(|_| Failure::new(RT_PARAM_INVALID, format!("timeout of {ms} ms")))?)),
-            };
-            synchronize(stream, timeout)
+            match u64::try_from(timeout) {
+                Ok(ms) => synchronize(stream, Some(Duration::from_millis(ms))),
+                Err(_) if timeout == -1 => synchronize(stream, None),
+                Err(_) => invalid(format!("timeout of {timeout} ms")),
+            }
         }
         fn aclrtCreateEvent(event: *mut *mut c_void) {
             let mut state = sim();
             state.current_device()?;
             if event.is_null() {
-                return Err(Failure::new(RT_PARAM_INVALID, "event is null"));
+                return invalid("event is null");
             }
             let created = state.events.insert(Event { recorded: None });
             // SAFETY: not null, and valid for writing by the C declaration.
@@ -106,29 +107,26 @@ export! {
         fn aclrtStreamWaitEvent(stream: *mut c_void, event: *mut c_void) {
             let mut state = sim();
             let stream = state.stream_handle(handle(stream))?;
-            let Some((ticket, clock)) = state.events.get(handle(event))?.recorded.as_ref().map(|(t, c)| (Arc::clone(t), c.clone())) else {
-                return Ok(());
-            };
+            let Some((ticket, clock)) = recorded(&state, event)? else { return Ok(()) };
             state.streams.get_mut(stream)?.clock.join(&clock);
             state.submit(stream, Work::Wait(ticket)).map(drop)
         }
         fn aclrtSynchronizeEvent(event: *mut c_void) {
-            let recorded: Option<(Arc<Ticket>, Clock)> = {
+            let recorded = {
                 let state = sim();
                 state.current_device()?;
-                state.events.get(handle(event))?.recorded.as_ref().map(|(t, c)| (Arc::clone(t), c.clone()))
+                recorded(&state, event)?
             };
             let Some((ticket, clock)) = recorded else { return Ok(()) };
             let failure = ticket.wait();
             sim().host_clock.join(&clock);
             failure.map_or(Ok(()), Err)
         }
-        fn aclrtEventElapsedTime(ms: *mut f32, start: *mut c_void, end: *mut c_void) {
+        fn aclrtEventElapsedTime(_ms: *mut f32, start: *mut c_void, end: *mut c_void) {
             let state = sim();
             state.current_device()?;
             state.events.get(handle(start))?;
             state.events.get(handle(end))?;
-            let _ = ms;
             Err(Failure::new(RT_FEATURE_NOT_SUPPORTED, "the simulator reports no times"))
         }
     }

@@ -16,7 +16,8 @@ const INDEX: DType = DType::I32;
 
 type L<B> = BoolTensor<B>;
 
-/// The flags as whole numbers: Flex marks what it gathers and selects as `u8` instead of a bool type.
+/// The flags as whole numbers: Flex marks what it gathers and selects as `u8` instead of a bool
+/// type.
 fn flags<B: Backend>(x: L<B>) -> Vec<Value<B>> {
     vec![Value::Int(B::bool_into_int(x, IntDType::I32))]
 }

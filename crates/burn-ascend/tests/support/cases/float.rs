@@ -670,8 +670,8 @@ pub(crate) fn products<B: Backend>(s: &mut Suite<B>) {
         (&[3, 0], &[0, 5]),
         (&[2, 3, 4], &[2, 4, 0]),
     ];
-    // Transposed here exchanges first and last dimension: for matrices that is the transpose that a backward pass
-    // multiplies by; for batches the last two are exchanged below.
+    // Transposed here exchanges first and last dimension: for matrices that is the transpose that a
+    // backward pass multiplies by; for batches the last two are exchanged below.
     for (left, right) in operands {
         for (view_l, view_r) in [
             (Contiguous, Contiguous),
@@ -938,7 +938,8 @@ pub(crate) fn movement<B: Backend>(s: &mut Suite<B>) {
             }
         }
     }
-    // Coordinates in the indices' last dimension: two of [3, 4, 2] give rows of 2, three give elements.
+    // Coordinates in the indices' last dimension: two of [3, 4, 2] give rows of 2, three give
+    // elements.
     for view in [Contiguous, Transposed, Stepped] {
         let x = s.input(&[3, 4, 2], view, &SPREAD);
         let rows = s.typed(

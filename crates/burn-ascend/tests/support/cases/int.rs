@@ -38,7 +38,8 @@ const UPDATES: [IndexingUpdateOp; 4] = [
 
 type I<B> = IntTensor<B>;
 
-/// Indices in one type: of which type they are is the backend's choice where the method does not say.
+/// Indices in one type: of which type they are is the backend's choice where the method does not
+/// say.
 fn wide<B: Backend>(indices: I<B>) -> I<B> {
     B::int_cast(indices, IntDType::I64)
 }

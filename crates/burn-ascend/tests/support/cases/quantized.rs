@@ -1,4 +1,5 @@
-//! `QTensorOps`: each case quantises its inputs, calls the method, and compares what the result stands for.
+//! `QTensorOps`: each case quantises its inputs, calls the method, and compares what the result
+//! stands for.
 
 use burn::backend::quantization::QuantizationParametersPrimitive;
 use burn::backend::{Backend, BoolDType, DType, FloatDType, IntDType, TensorPrimitive, read_sync};
@@ -45,7 +46,8 @@ macro_rules! values {
     }};
 }
 
-/// `method(arguments) => what it returns;` with `x` and `y` the quantised inputs, `i` whole numbers below 3.
+/// `method(arguments) => what it returns;` with `x` and `y` the quantised inputs, `i` whole numbers
+/// below 3.
 macro_rules! cases {
     ($s:ident, $range:expr, |$x:ident, $y:ident, $i:ident| $($op:ident($($arg:expr),*) => $kind:ident;)*) => {$(
         for view in [Contiguous, Transposed] {

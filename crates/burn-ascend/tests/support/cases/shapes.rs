@@ -1,14 +1,15 @@
 //! Shapes and views that the families of methods are run over.
 
+use View::{Contiguous, Expanded, Sliced, Stepped, SteppedTransposed, Transposed};
 use burn::tensor::Slice;
 
 use crate::support::input::View;
-use View::{Contiguous, Expanded, Sliced, Stepped, SteppedTransposed, Transposed};
 
 /// A shape and how it is stored.
 pub(crate) type Sample = (&'static [usize], View);
 
-/// Ranks 1 to 5, every view, one element, no elements, and a length that is no multiple of a vector.
+/// Ranks 1 to 5, every view, one element, no elements, and a length that is no multiple of a
+/// vector.
 pub(crate) const SAMPLES: &[Sample] = &[
     (&[1], Contiguous),
     (&[7], Stepped),

@@ -1,25 +1,54 @@
 //! Sixteen f32 in an AVX-512 register.
 
-use core::arch::asm;
-use core::arch::x86_64::*;
+use std::arch::asm;
+use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::avx2::{F32x8, put as put_half};
-use crate::kernels::vector::Vector;
+use super::avx2::{Avx2, put as put_half};
+use crate::element::Element;
+use crate::kernels::tile::{Tile, rotate_tile};
+use crate::kernels::vector::{Memory, Register};
 
 /// Sixteen f32.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct F32x16(__m512);
 
-/// Sixteen f32, on a processor that converts to bf16 itself.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) struct WithBf16(__m512);
+/// Loads and stores by AVX-512 F, BW and DQ; with `BF16` also by its conversions to bf16.
+pub(in crate::kernels) struct Avx512<const BF16: bool>;
 
-/// Rounds each f32 to bf16, nearest even, in the upper half of its word; the lower half is left over.
+/// [`rotate_tile`] with AVX-512.
+///
+/// # Safety
+/// The processor has AVX-512 F, BW and DQ, AVX2 and F16C; the tile is as [`rotate_tile`] demands.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx2,f16c")]
+pub(in crate::kernels) unsafe fn avx512_tile<E: Element>(tile: &Tile<E>)
+where
+    Avx512<false>: Memory<E>,
+{
+    // SAFETY: the caller guarantees a tile as `rotate_tile` demands, and the instructions.
+    unsafe { rotate_tile::<Avx512<false>, E>(tile) }
+}
+
+/// [`rotate_tile`] with AVX-512 and its conversions to bf16.
+///
+/// # Safety
+/// The processor has AVX-512 F, BW, DQ and BF16, AVX2 and F16C; the tile is as [`rotate_tile`]
+/// demands.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16,avx2,f16c")]
+pub(in crate::kernels) unsafe fn avx512_bf16_tile<E: Element>(tile: &Tile<E>)
+where
+    Avx512<true>: Memory<E>,
+{
+    // SAFETY: the caller guarantees a tile as `rotate_tile` demands, and the instructions.
+    unsafe { rotate_tile::<Avx512<true>, E>(tile) }
+}
+
+/// Rounds each f32 to bf16, nearest even, in the upper half of its word; the lower half is
+/// undefined.
 #[inline(always)]
 unsafe fn round_bf16(values: __m512) -> __m512i {
-    // SAFETY: the caller has AVX-512.
+    // SAFETY: the caller guarantees AVX-512.
     unsafe {
         // Rounding could carry a NaN to infinity: set its quiet bit instead.
         let bits = _mm512_castps_si512(values);
@@ -32,7 +61,7 @@ unsafe fn round_bf16(values: __m512) -> __m512i {
 /// [`round_bf16`] of values among which there is no NaN.
 #[inline(always)]
 unsafe fn round_number_bf16(values: __m512) -> __m512i {
-    // SAFETY: the caller has AVX-512.
+    // SAFETY: the caller guarantees AVX-512.
     unsafe {
         let bits = _mm512_castps_si512(values);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
@@ -42,9 +71,8 @@ unsafe fn round_number_bf16(values: __m512) -> __m512i {
 
 /// Whether a NaN is among the values.
 #[inline(always)]
-unsafe fn any_nan(values: [(F32x16, F32x16); 2]) -> bool {
-    let [(a, b), (c, d)] = values;
-    // SAFETY: the caller has AVX-512.
+unsafe fn any_nan([[a, b], [c, d]]: [[F32x16; 2]; 2]) -> bool {
+    // SAFETY: the caller guarantees AVX-512.
     unsafe {
         let first = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a.0, b.0);
         let second = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(c.0, d.0);
@@ -52,29 +80,45 @@ unsafe fn any_nan(values: [(F32x16, F32x16); 2]) -> bool {
     }
 }
 
-/// Rounds two times two vectors and writes each two side by side, without the conversions of BF16.
+/// Rounds two times two registers and writes each two interleaved.
+///
+/// The processor's conversion rounds to nearest even and keeps NaN quiet, as ours does, but takes
+/// subnormal numbers for zero: registers in which anything came out as zero are left to ours.
 ///
 /// # Safety
-/// 32 elements at each place, and AVX-512.
+/// Both destinations are valid for writes of 32 elements, aligned to 64 bytes if `STREAM`; the
+/// processor has AVX-512, with `BF16` also its conversions to bf16.
 #[inline(always)]
-unsafe fn round_zipped<const STREAM: bool>(values: [(F32x16, F32x16); 2], to: [*mut bf16; 2]) {
-    let [(a, b), (c, d)] = values;
-    // SAFETY: by the caller.
+unsafe fn store_zipped<const BF16: bool, const STREAM: bool>(
+    x: [[F32x16; 2]; 2],
+    to: [*mut bf16; 2],
+) {
+    debug_assert!(to.iter().all(|to| to.is_aligned()));
+    let [[a, b], [c, d]] = x;
+    // SAFETY: the caller guarantees the instructions and 32 writable elements at each destination,
+    // aligned for whole registers if `STREAM`.
     unsafe {
-        if any_nan(values) {
-            Vector::<bf16>::store_pairs::<STREAM>(a, b, to[0]);
-            Vector::<bf16>::store_pairs::<STREAM>(c, d, to[1]);
+        if BF16 {
+            let (first, second) = (narrow(a.0, b.0), narrow(c.0, d.0));
+            if !any_zero(first, second) {
+                put::<STREAM>(to[0].cast(), _mm512_permutexvar_epi16(zip(), first));
+                put::<STREAM>(to[1].cast(), _mm512_permutexvar_epi16(zip(), second));
+                return;
+            }
+        } else if !any_nan(x) {
+            put::<STREAM>(to[0].cast(), zip_bf16(a.0, b.0));
+            put::<STREAM>(to[1].cast(), zip_bf16(c.0, d.0));
             return;
         }
-        put::<STREAM>(to[0].cast(), zip_bf16(a.0, b.0));
-        put::<STREAM>(to[1].cast(), zip_bf16(c.0, d.0));
+        Avx512::<BF16>::store_pairs::<STREAM>(x[0], to[0]);
+        Avx512::<BF16>::store_pairs::<STREAM>(x[1], to[1]);
     }
 }
 
 /// bf16 of the first beside those of the second; no NaN among them.
 #[inline(always)]
 unsafe fn zip_bf16(first: __m512, second: __m512) -> __m512i {
-    // SAFETY: the caller has AVX-512 BW.
+    // SAFETY: the caller guarantees AVX-512 BW.
     unsafe {
         let first = _mm512_srli_epi32::<16>(round_number_bf16(first));
         _mm512_mask_blend_epi16(0xaaaa_aaaa, first, round_number_bf16(second))
@@ -83,13 +127,15 @@ unsafe fn zip_bf16(first: __m512, second: __m512) -> __m512i {
 
 const UPPER_HALF: i32 = 0xffff_0000_u32.cast_signed();
 
-/// Writes 512 bits, past the caches if asked to.
+/// Writes 512 bits, bypassing the caches if `STREAM`.
 ///
 /// # Safety
-/// 64 bytes at `to`, aligned to 64 if `STREAM`; AVX-512; then a fence before another thread reads them.
+/// `to` is valid for writes of 64 bytes, aligned to 64 if `STREAM`; the processor has AVX-512; a
+/// fence precedes reads by another thread.
 #[inline(always)]
 unsafe fn put<const STREAM: bool>(to: *mut __m512i, bits: __m512i) {
-    // SAFETY: by the caller.
+    debug_assert!(!STREAM || to.is_aligned());
+    // SAFETY: the caller guarantees 64 writable bytes, aligned where that is needed, and AVX-512.
     unsafe {
         if STREAM {
             _mm512_stream_si512(to, bits);
@@ -99,169 +145,177 @@ unsafe fn put<const STREAM: bool>(to: *mut __m512i, bits: __m512i) {
     }
 }
 
-macro_rules! arithmetic {
-    () => {
-        const STREAMS: bool = true;
-
-        #[inline(always)]
-        unsafe fn fence() {
-            // SAFETY: every x86-64 processor has SSE.
-            unsafe { _mm_sfence() }
-        }
-        #[inline(always)]
-        unsafe fn load_acc(from: *const f32) -> Self {
-            // SAFETY: N values at `from`, and AVX-512, by the caller.
-            Self(unsafe { _mm512_loadu_ps(from) })
-        }
-        #[inline(always)]
-        unsafe fn zip(first: Self, second: Self) -> [Self; 2] {
-            // SAFETY: the caller has AVX-512.
-            unsafe {
-                let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-                let high =
-                    _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-                let low = _mm512_permutex2var_ps(first.0, low, second.0);
-                [
-                    Self(low),
-                    Self(_mm512_permutex2var_ps(first.0, high, second.0)),
-                ]
-            }
-        }
-        #[inline(always)]
-        unsafe fn swap(self) -> Self {
-            // SAFETY: the caller has AVX-512.
-            Self(unsafe { _mm512_permute_ps::<0b10_11_00_01>(self.0) })
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: the caller has AVX-512.
-            Self(unsafe { _mm512_add_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        unsafe fn sub(self, other: Self) -> Self {
-            // SAFETY: the caller has AVX-512.
-            Self(unsafe { _mm512_sub_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        unsafe fn signs(negative: bool) -> Self {
-            // SAFETY: the caller has AVX-512.
-            Self(unsafe { _mm512_set1_ps(if negative { -0.0 } else { 0.0 }) })
-        }
-        #[inline(always)]
-        unsafe fn flip(self, signs: Self) -> Self {
-            // SAFETY: the caller has AVX-512 DQ.
-            Self(unsafe { _mm512_xor_ps(self.0, signs.0) })
-        }
-        #[inline(always)]
-        unsafe fn mul(self, other: Self) -> Self {
-            // SAFETY: the caller has AVX-512.
-            Self(unsafe { _mm512_mul_ps(self.0, other.0) })
-        }
-    };
-}
-
-impl Vector<f32> for F32x16 {
+impl Register for F32x16 {
+    type Value = f32;
     const N: usize = 16;
-    const SWAPS: bool = true;
-    type Narrower = F32x8;
-    arithmetic!();
+    const STREAMS: bool = true;
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: 16 elements at `from`, and AVX-512, by the caller.
+        debug_assert!(from.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 16 readable values.
         Self(unsafe { _mm512_loadu_ps(from) })
     }
     #[inline(always)]
-    unsafe fn store<const STREAM: bool>(self, to: *mut f32) {
-        // SAFETY: 16 elements at `to`, and AVX-512, by the caller.
-        unsafe { put::<STREAM>(to.cast(), _mm512_castps_si512(self.0)) }
+    unsafe fn zip(first: Self, second: Self) -> [Self; 2] {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe {
+            let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let high =
+                _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            let low = _mm512_permutex2var_ps(first.0, low, second.0);
+            [
+                Self(low),
+                Self(_mm512_permutex2var_ps(first.0, high, second.0)),
+            ]
+        }
     }
     #[inline(always)]
-    unsafe fn load_pairs(from: *const f32) -> (Self, Self) {
-        // SAFETY: 32 elements at `from`, and AVX-512, by the caller.
+    unsafe fn swap(self) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        Self(unsafe { _mm512_permute_ps::<0b10_11_00_01>(self.0) })
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        Self(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        Self(unsafe { _mm512_sub_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn signs(negative: bool) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        Self(unsafe { _mm512_set1_ps(if negative { -0.0 } else { 0.0 }) })
+    }
+    #[inline(always)]
+    unsafe fn flip(self, signs: Self) -> Self {
+        // SAFETY: the caller guarantees AVX-512 DQ.
+        Self(unsafe { _mm512_xor_ps(self.0, signs.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn fence() {
+        // SAFETY: every x86-64 processor has SSE.
+        unsafe { _mm_sfence() }
+    }
+}
+
+impl Memory<f32> for Avx512<false> {
+    type Register = F32x16;
+    const SWAPS: bool = true;
+    type Narrower = Avx2;
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> F32x16 {
+        debug_assert!(from.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 16 readable elements.
+        F32x16(unsafe { _mm512_loadu_ps(from) })
+    }
+    #[inline(always)]
+    unsafe fn store<const STREAM: bool>(x: F32x16, to: *mut f32) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 16 writable elements.
+        unsafe { put::<STREAM>(to.cast(), _mm512_castps_si512(x.0)) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const f32) -> [F32x16; 2] {
+        debug_assert!(from.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 32 readable elements.
         unsafe {
             let (a, b) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
             let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-            (
-                Self(_mm512_permutex2var_ps(a, even, b)),
-                Self(_mm512_permutex2var_ps(a, odd, b)),
-            )
+            [
+                F32x16(_mm512_permutex2var_ps(a, even, b)),
+                F32x16(_mm512_permutex2var_ps(a, odd, b)),
+            ]
         }
     }
     #[inline(always)]
-    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut f32) {
-        // SAFETY: 32 elements at `to`, and AVX-512, by the caller.
+    unsafe fn store_pairs<const STREAM: bool>([first, second]: [F32x16; 2], to: *mut f32) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 32 writable elements.
         unsafe {
-            let [low, high] = <Self as Vector<f32>>::zip(first, second);
-            Vector::<f32>::store::<STREAM>(low, to);
-            Vector::<f32>::store::<STREAM>(high, to.add(16));
+            let [low, high] = Register::zip(first, second);
+            Self::store::<STREAM>(low, to);
+            Self::store::<STREAM>(high, to.add(16));
         }
     }
 }
 
-impl Vector<bf16> for F32x16 {
-    const N: usize = 16;
+impl<const BF16: bool> Memory<bf16> for Avx512<BF16> {
+    type Register = F32x16;
     const DOUBLES: bool = true;
-    type Narrower = F32x8;
-    arithmetic!();
+    type Narrower = Avx2;
 
     #[inline(always)]
-    unsafe fn load(from: *const bf16) -> Self {
-        // SAFETY: 16 elements at `from`, and AVX-512, by the caller.
+    unsafe fn load(from: *const bf16) -> F32x16 {
+        debug_assert!(from.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 16 readable elements.
         unsafe {
             let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)))
+            F32x16(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)))
         }
     }
     #[inline(always)]
-    unsafe fn store<const STREAM: bool>(self, to: *mut bf16) {
-        // SAFETY: 16 elements at `to`, and AVX-512, by the caller.
+    unsafe fn store<const STREAM: bool>(x: F32x16, to: *mut bf16) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 16 writable elements.
         unsafe {
-            let words = _mm512_srli_epi32::<16>(round_bf16(self.0));
+            let words = _mm512_srli_epi32::<16>(round_bf16(x.0));
             put_half::<STREAM>(to.cast(), _mm512_cvtepi32_epi16(words));
         }
     }
     #[inline(always)]
-    unsafe fn load_double(from: *const bf16) -> [Self; 2] {
-        // SAFETY: 32 elements at `from`, and AVX-512, by the caller. As of pairs: even elements, then odd ones.
-        let (even, odd) = unsafe { <Self as Vector<bf16>>::load_pairs(from) };
-        [even, odd]
+    unsafe fn load_double(from: *const bf16) -> [F32x16; 2] {
+        // SAFETY: the caller guarantees AVX-512 and 32 readable elements. As of pairs: the elements
+        // at even indices, then those at odd ones.
+        unsafe { Self::load_pairs(from) }
     }
     #[inline(always)]
-    unsafe fn load_acc_double(from: *const f32) -> [Self; 2] {
-        // SAFETY: 32 values at `from`, and AVX-512, by the caller.
-        let (even, odd) = unsafe { <F32x16 as Vector<f32>>::load_pairs(from) };
-        [Self(even.0), Self(odd.0)]
+    unsafe fn load_coefficients_double(from: *const f32) -> [F32x16; 2] {
+        // SAFETY: the caller guarantees AVX-512 and 32 readable values. Values at even indices,
+        // then those at odd ones, as `load_double`.
+        unsafe { Avx512::<false>::load_pairs(from) }
     }
     #[inline(always)]
-    unsafe fn store_doubles<const STREAM: bool>(values: [[Self; 2]; 2], to: [*mut bf16; 2]) {
-        let [[a, b], [c, d]] = values;
-        // SAFETY: 32 elements at each place, and AVX-512, by the caller.
-        unsafe { round_zipped::<STREAM>([(a, b), (c, d)], to) }
+    unsafe fn store_doubles<const STREAM: bool>(x: [[F32x16; 2]; 2], to: [*mut bf16; 2]) {
+        // SAFETY: the caller guarantees the instructions and 32 writable elements at each
+        // destination, aligned for whole registers if `STREAM`.
+        unsafe { store_zipped::<BF16, STREAM>(x, to) }
     }
     #[inline(always)]
-    unsafe fn store_pairs_double<const STREAM: bool>(values: [(Self, Self); 2], to: *mut bf16) {
-        // SAFETY: 64 elements at `to`, and AVX-512, by the caller.
-        unsafe { round_zipped::<STREAM>(values, [to, to.add(32)]) }
+    unsafe fn store_pairs_double<const STREAM: bool>(x: [[F32x16; 2]; 2], to: *mut bf16) {
+        // SAFETY: the caller guarantees the instructions and 64 writable elements, aligned for
+        // whole registers if `STREAM`: the second 32 follow the first.
+        unsafe { store_zipped::<BF16, STREAM>(x, [to, to.add(32)]) }
     }
     #[inline(always)]
-    unsafe fn load_pairs(from: *const bf16) -> (Self, Self) {
-        // SAFETY: 32 elements at `from`, and AVX-512, by the caller. A pair is one little-endian word whose
-        // halves are the upper halves of two f32.
+    unsafe fn load_pairs(from: *const bf16) -> [F32x16; 2] {
+        debug_assert!(from.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 32 readable elements. A pair is one
+        // little-endian word whose halves are the upper halves of two f32.
         unsafe {
             let words = _mm512_loadu_si512(from.cast());
             let first = _mm512_slli_epi32::<16>(words);
             let second = _mm512_and_si512(words, _mm512_set1_epi32(UPPER_HALF));
-            (
-                Self(_mm512_castsi512_ps(first)),
-                Self(_mm512_castsi512_ps(second)),
-            )
+            [
+                F32x16(_mm512_castsi512_ps(first)),
+                F32x16(_mm512_castsi512_ps(second)),
+            ]
         }
     }
     #[inline(always)]
-    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut bf16) {
-        // SAFETY: 32 elements at `to`, and AVX-512, by the caller.
+    unsafe fn store_pairs<const STREAM: bool>([first, second]: [F32x16; 2], to: *mut bf16) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 32 writable elements.
         unsafe {
             let first = _mm512_srli_epi32::<16>(round_bf16(first.0));
             let second = _mm512_and_si512(round_bf16(second.0), _mm512_set1_epi32(UPPER_HALF));
@@ -270,40 +324,41 @@ impl Vector<bf16> for F32x16 {
     }
 }
 
-impl Vector<f16> for F32x16 {
-    const N: usize = 16;
+impl Memory<f16> for Avx512<false> {
+    type Register = F32x16;
     const SWAPS: bool = true;
-    type Narrower = F32x8;
-    arithmetic!();
+    type Narrower = Avx2;
 
     #[inline(always)]
-    unsafe fn load(from: *const f16) -> Self {
-        // SAFETY: 16 elements at `from`, and AVX-512, by the caller.
-        Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
+    unsafe fn load(from: *const f16) -> F32x16 {
+        debug_assert!(from.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 16 readable elements.
+        F32x16(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
     }
     #[inline(always)]
-    unsafe fn store<const STREAM: bool>(self, to: *mut f16) {
-        // SAFETY: 16 elements at `to`, and AVX-512, by the caller.
-        unsafe {
-            put_half::<STREAM>(
-                to.cast(),
-                _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
-            )
-        }
+    unsafe fn store<const STREAM: bool>(x: F32x16, to: *mut f16) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 16 writable elements.
+        unsafe { put_half::<STREAM>(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x.0)) }
     }
     #[inline(always)]
-    unsafe fn load_pairs(from: *const f16) -> (Self, Self) {
-        // SAFETY: 32 elements at `from`, and AVX-512, by the caller.
+    unsafe fn load_pairs(from: *const f16) -> [F32x16; 2] {
+        debug_assert!(from.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 32 readable elements.
         unsafe {
             let apart = _mm512_permutexvar_epi16(unzip(), _mm512_loadu_si512(from.cast()));
             let first = _mm512_castsi512_si256(apart);
             let second = _mm512_extracti64x4_epi64::<1>(apart);
-            (Self(_mm512_cvtph_ps(first)), Self(_mm512_cvtph_ps(second)))
+            [
+                F32x16(_mm512_cvtph_ps(first)),
+                F32x16(_mm512_cvtph_ps(second)),
+            ]
         }
     }
     #[inline(always)]
-    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut f16) {
-        // SAFETY: 32 elements at `to`, and AVX-512, by the caller.
+    unsafe fn store_pairs<const STREAM: bool>([first, second]: [F32x16; 2], to: *mut f16) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 32 writable elements.
         unsafe {
             let first = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(first.0);
             let second = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(second.0);
@@ -326,7 +381,7 @@ unsafe fn unzip() -> __m512i {
         }
         order
     };
-    // SAFETY: 64 bytes are read, and the caller has AVX-512.
+    // SAFETY: the array is 64 bytes long, and the caller guarantees AVX-512.
     unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
 }
 
@@ -343,96 +398,22 @@ unsafe fn zip() -> __m512i {
         }
         order
     };
-    // SAFETY: 64 bytes are read, and the caller has AVX-512.
+    // SAFETY: the array is 64 bytes long, and the caller guarantees AVX-512.
     unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
 }
 
-/// The processor's conversion rounds to nearest even and keeps NaN quiet, as ours does, but takes subnormal numbers for
-/// zero: vectors in which something came out as zero are left to ours.
-impl Vector<bf16> for WithBf16 {
-    const N: usize = 16;
-    const DOUBLES: bool = true;
-    type Narrower = F32x8;
-    arithmetic!();
-
-    #[inline(always)]
-    unsafe fn load(from: *const bf16) -> Self {
-        // SAFETY: as there.
-        Self(unsafe { <F32x16 as Vector<bf16>>::load(from) }.0)
-    }
-    #[inline(always)]
-    unsafe fn store<const STREAM: bool>(self, to: *mut bf16) {
-        // SAFETY: as there.
-        unsafe { Vector::<bf16>::store::<STREAM>(F32x16(self.0), to) }
-    }
-    #[inline(always)]
-    unsafe fn load_double(from: *const bf16) -> [Self; 2] {
-        // SAFETY: 32 elements at `from`, and AVX-512, by the caller. As of pairs: even elements, then odd ones.
-        let (even, odd) = unsafe { <Self as Vector<bf16>>::load_pairs(from) };
-        [even, odd]
-    }
-    #[inline(always)]
-    unsafe fn load_acc_double(from: *const f32) -> [Self; 2] {
-        // SAFETY: 32 values at `from`, and AVX-512, by the caller.
-        let (even, odd) = unsafe { <F32x16 as Vector<f32>>::load_pairs(from) };
-        [Self(even.0), Self(odd.0)]
-    }
-    #[inline(always)]
-    unsafe fn store_doubles<const STREAM: bool>(values: [[Self; 2]; 2], to: [*mut bf16; 2]) {
-        let [[a, b], [c, d]] = values;
-        // SAFETY: 32 elements at each place, and AVX-512 with BF16, by the caller.
-        unsafe { store_zipped::<STREAM>([(a, b), (c, d)], to) }
-    }
-    #[inline(always)]
-    unsafe fn load_pairs(from: *const bf16) -> (Self, Self) {
-        // SAFETY: as there.
-        let (first, second) = unsafe { <F32x16 as Vector<bf16>>::load_pairs(from) };
-        (Self(first.0), Self(second.0))
-    }
-    #[inline(always)]
-    unsafe fn store_pairs<const STREAM: bool>(first: Self, second: Self, to: *mut bf16) {
-        // SAFETY: as there.
-        unsafe { Vector::<bf16>::store_pairs::<STREAM>(F32x16(first.0), F32x16(second.0), to) }
-    }
-    #[inline(always)]
-    unsafe fn store_pairs_double<const STREAM: bool>(values: [(Self, Self); 2], to: *mut bf16) {
-        // SAFETY: 64 elements at `to`, and AVX-512 with BF16, by the caller.
-        unsafe { store_zipped::<STREAM>(values, [to, to.add(32)]) }
-    }
-}
-
-/// Rounds two times two vectors and writes each two side by side.
-///
-/// # Safety
-/// 32 elements at each place, and AVX-512 with BF16.
-#[inline(always)]
-unsafe fn store_zipped<const STREAM: bool>(values: [(WithBf16, WithBf16); 2], to: [*mut bf16; 2]) {
-    let [(a, b), (c, d)] = values;
-    // SAFETY: by the caller.
-    unsafe {
-        let (first, second) = (narrow(a.0, b.0), narrow(c.0, d.0));
-        if any_zero(first, second) {
-            Vector::<bf16>::store_pairs::<STREAM>(F32x16(a.0), F32x16(b.0), to[0]);
-            Vector::<bf16>::store_pairs::<STREAM>(F32x16(c.0), F32x16(d.0), to[1]);
-            return;
-        }
-        put::<STREAM>(to[0].cast(), _mm512_permutexvar_epi16(zip(), first));
-        put::<STREAM>(to[1].cast(), _mm512_permutexvar_epi16(zip(), second));
-    }
-}
-
-/// Whether conversion may have taken a subnormal number for zero: if any element came out as zero. A true zero is as
-/// rare, and is worth a second look.
+/// Whether conversion may have taken a subnormal number for zero: whether any element is zero. True
+/// zeros are as rare, and rounding them again does no harm.
 #[inline(always)]
 unsafe fn any_zero(first: __m512i, second: __m512i) -> bool {
-    // The compiler is not to know the mask: it would take all bits but the sign for an absolute value of bf16, which it
-    // compiles element by element.
+    // Hides the mask from the compiler, which would recognise "all bits but the sign" as the
+    // absolute value of bf16 and compile that element by element.
     let mut magnitude = i32::from(i16::MAX);
-    // SAFETY: there is no instruction in it.
+    // SAFETY: the assembly is a comment: no instruction.
     unsafe {
         asm!("/* {0:e} */", inout(reg) magnitude, options(pure, nomem, nostack, preserves_flags));
     }
-    // SAFETY: the caller has AVX-512 BW.
+    // SAFETY: the caller guarantees AVX-512 BW.
     unsafe {
         let magnitude = _mm512_set1_epi16(magnitude as i16);
         let first = _mm512_testn_epi16_mask(first, magnitude);
@@ -444,6 +425,6 @@ unsafe fn any_zero(first: __m512i, second: __m512i) -> bool {
 /// bf16 of the first, then of the second.
 #[inline(always)]
 unsafe fn narrow(first: __m512, second: __m512) -> __m512i {
-    // SAFETY: the caller has AVX-512 BF16. Both types are 64 bytes of plain numbers.
-    unsafe { core::mem::transmute(_mm512_cvtne2ps_pbh(second, first)) }
+    // SAFETY: the caller guarantees AVX-512 BF16. Both types are 64 bytes of plain numbers.
+    unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(second, first)) }
 }

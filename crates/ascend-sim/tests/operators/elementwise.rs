@@ -1,0 +1,253 @@
+//! Operators of one element at a time.
+
+use std::ptr::null_mut;
+
+use ascend_sim::abi::aclnn::*;
+use ascend_sim::abi::operators::*;
+use ascend_sim::control;
+
+use crate::harness::*;
+use crate::support::{Device, recent_message};
+
+/// The error function by its Maclaurin series, which converges well below 4.
+fn erf(x: f64) -> f64 {
+    let (mut term, mut sum) = (x, x);
+    for n in 1..80 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    2.0 / std::f64::consts::PI.sqrt() * sum
+}
+
+fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt()))
+}
+
+fn gelu_tanh(x: f64) -> f64 {
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+    0.5 * x * (1.0 + inner.tanh())
+}
+
+fn sign(x: f64) -> f64 {
+    if x == 0.0 { 0.0 } else { x.signum() }
+}
+
+/// Runs operators of one tensor and holds each to its function, in some types.
+macro_rules! functions {
+    ($device:expr, $types:expr; $($op:ident($($more:expr)?) $f:expr;)*) => {
+        let data = numbers(24, 1);
+        for dtype in $types {
+            let (x, out) = ($device.tensor(dtype, &[4, 6], &data), $device.out(dtype, &[4, 6]));
+            $(
+                let f: fn(f64) -> f64 = $f;
+                let expected: Vec<f64> = data.iter().map(|x| f(*x)).collect();
+                check! { $device;
+                    $op(x.raw, $($more,)? out.raw) => out near expected, 2.0 * dtype.step();
+                }
+            )*
+        }
+    };
+}
+
+#[test]
+fn functions_of_one_number() {
+    let device = Device::new();
+    functions! { device, [F32, F16, Bf16];
+        aclnnNeg() |x| -x;
+        aclnnAbs() f64::abs;
+        aclnnSign() sign;
+        aclnnSqrt() f64::sqrt;
+        aclnnReciprocal() |x| 1.0 / x;
+        aclnnExp() f64::exp;
+        aclnnLog() f64::ln;
+        aclnnLog1p() f64::ln_1p;
+        aclnnTanh() f64::tanh;
+        aclnnSin() f64::sin;
+        aclnnCos() f64::cos;
+        aclnnFloor() f64::floor;
+        aclnnCeil() f64::ceil;
+        aclnnRound() f64::round_ties_even;
+        aclnnSigmoid() sigmoid;
+        aclnnGeluV2(1) gelu_tanh;
+        aclnnRelu() |x| if x > 0.0 { x } else { 0.0 };
+    }
+    functions! { device, [F32, F16];
+        aclnnErf() erf;
+        aclnnGeluV2(0) gelu;
+    }
+    // Integers are computed as floats, or as they are.
+    let x = device.tensor(I32, &[3], &[-4.0, 0.0, 9.0]);
+    let out = device.out(F32, &[3]);
+    check! { device;
+        aclnnSqrt(x.raw, out.raw) => out near [f64::NAN, 0.0, 3.0], 0.0;
+        aclnnNeg(x.raw, x.raw) => x is [4.0, 0.0, -9.0];
+    }
+    assert_eq!(control::violations(), []);
+}
+
+/// Derivatives by central differences of the functions above.
+#[test]
+fn gradients_of_activations_are_their_derivatives() {
+    let device = Device::new();
+    let (x, g) = (numbers(20, 2), numbers(20, 3));
+    let expect = |f: fn(f64) -> f64| -> Vec<f64> {
+        let slope = |x: f64| (f(x + 1e-6) - f(x - 1e-6)) / 2e-6;
+        x.iter().zip(&g).map(|(x, g)| g * slope(*x)).collect()
+    };
+    let outputs: Vec<f64> = x.iter().map(|x| sigmoid(*x)).collect();
+    let (grad, out) = (device.tensor(F32, &[20], &g), device.out(F32, &[20]));
+    let (saved, y) = (
+        device.tensor(F32, &[20], &x),
+        device.tensor(F32, &[20], &outputs),
+    );
+    let (none, tanh, other) = (c"none".as_ptr(), c"tanh".as_ptr(), c"erf".as_ptr());
+    check! { device;
+        aclnnSigmoidBackward(grad.raw, y.raw, out.raw) => out near expect(sigmoid), 1e-6;
+        aclnnGeluBackwardV2(grad.raw, saved.raw, none, out.raw) => out near expect(gelu), 1e-6;
+        aclnnGeluBackwardV2(grad.raw, saved.raw, tanh, out.raw) => out near expect(gelu_tanh), 1e-6;
+        aclnnGeluBackwardV2(grad.raw, saved.raw, other, out.raw)
+            refuses PARAM_INVALID, "`none` or `tanh` is expected";
+    }
+}
+
+#[test]
+fn arithmetic_promotes_and_broadcasts() {
+    let device = Device::new();
+    let half = scalar(F64, 0.5);
+    let (a, b) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [10.0, -20.0, 30.0]);
+    let spread =
+        |f: fn(f64, f64) -> f64| -> Vec<f64> { (0..6).map(|i| f(a[i], b[i % 3])).collect() };
+    for (ta, tb, to) in [
+        (F32, F32, F32),
+        (F16, Bf16, F32),
+        (I32, F16, F16),
+        (Bf16, I64, Bf16),
+        (F64, F32, F64),
+        (I8, F32, F32),
+    ] {
+        let (x, y) = (device.tensor(ta, &[2, 3], &a), device.tensor(tb, &[3], &b));
+        let out = device.out(to, &[2, 3]);
+        let quotients = spread(|a, b| a / b);
+        check! { device;
+            aclnnAdd(x.raw, y.raw, half, out.raw) => out is spread(|a, b| a + 0.5 * b);
+            aclnnSub(x.raw, y.raw, half, out.raw) => out is spread(|a, b| a - 0.5 * b);
+            aclnnMul(x.raw, y.raw, out.raw) => out is spread(|a, b| a * b);
+            aclnnDiv(x.raw, y.raw, out.raw) => out near quotients, to.step();
+        }
+    }
+    // True division of integers gives floats.
+    let x = device.tensor(I32, &[4], &[7.0, -7.0, 7.0, -7.0]);
+    let y = device.tensor(I32, &[4], &[2.0, 2.0, -2.0, -2.0]);
+    let (floats, whole) = (device.out(F32, &[4]), device.out(I32, &[4]));
+    let (zero, two, negative) = (scalar(I64, 0.0), scalar(I64, 2.0), scalar(I64, -1.0));
+    check! { device;
+        aclnnDiv(x.raw, y.raw, floats.raw) => floats is [3.5, -3.5, -3.5, 3.5];
+        aclnnDiv(x.raw, y.raw, whole.raw) refuses PARAM_INVALID, "out is Int32";
+        aclnnRemainderTensorTensor(x.raw, y.raw, whole.raw) => whole is [1.0, 1.0, -1.0, -1.0];
+        aclnnRemainderTensorScalar(x.raw, zero, whole.raw) => whole is x.values();
+        aclnnPowTensorScalar(x.raw, two, whole.raw) => whole is [49.0; 4];
+        aclnnPowTensorScalar(x.raw, negative, whole.raw) refuses PARAM_INVALID, "exponent is -1";
+        aclnnPowTensorTensor(y.raw, y.raw, floats.raw) => floats is [4.0, 4.0, 0.0, 0.0];
+    }
+    // A float scalar never widens; an integer tensor with a float scalar becomes f32.
+    let x = device.tensor(I64, &[3], &[1.0, 2.0, 3.0]);
+    let out = device.out(F32, &[3]);
+    check! { device;
+        aclnnMuls(x.raw, half, out.raw) => out is [0.5, 1.0, 1.5];
+        aclnnDivs(x.raw, half, out.raw) => out is [2.0, 4.0, 6.0];
+        aclnnAdds(x.raw, scalar(I64, 4.0), scalar(I64, 1.0), x.raw) => x is [5.0, 6.0, 7.0];
+    }
+    // Integers wrap in the type that is computed in, also where the output is wider.
+    let (x, out) = (device.tensor(U8, &[1], &[200.0]), device.out(I64, &[1]));
+    check! { device;
+        aclnnMuls(x.raw, scalar(I64, 2.0), out.raw) => out is [144.0];
+    }
+    // NaN passes through bounds.
+    let x = device.tensor(F32, &[3], &[f64::NAN, -5.0, 5.0]);
+    let (low, high, out) = (scalar(F64, -1.0), scalar(F64, 2.0), device.out(F32, &[3]));
+    check! { device;
+        aclnnClamp(x.raw, low, high, out.raw) => out near [f64::NAN, -1.0, 2.0], 0.0;
+    }
+    assert_eq!(control::violations(), []);
+}
+
+#[test]
+fn comparison_logic_and_selection() {
+    let device = Device::new();
+    let x = device.tensor(F32, &[2, 2], &[1.0, f64::NAN, 3.0, -1.0]);
+    let y = device.tensor(F32, &[2], &[1.0, 2.0]);
+    let (out, result) = (device.out(Bool, &[2, 2]), device.out(F32, &[2, 2]));
+    let one = scalar(F64, 1.0);
+    check! { device;
+        aclnnEqTensor(x.raw, y.raw, out.raw) => out is [1.0, 0.0, 0.0, 0.0];
+        aclnnNeTensor(x.raw, y.raw, out.raw) => out is [0.0, 1.0, 1.0, 1.0];
+        aclnnGtTensor(x.raw, y.raw, out.raw) => out is [0.0, 0.0, 1.0, 0.0];
+        aclnnGeTensor(x.raw, y.raw, out.raw) => out is [1.0, 0.0, 1.0, 0.0];
+        aclnnLtTensor(x.raw, y.raw, out.raw) => out is [0.0, 0.0, 0.0, 1.0];
+        aclnnLeTensor(x.raw, y.raw, out.raw) => out is [1.0, 0.0, 0.0, 1.0];
+        aclnnLogicalAnd(x.raw, y.raw, out.raw) => out is [1.0; 4];
+        aclnnLogicalOr(x.raw, y.raw, out.raw) => out is [1.0; 4];
+        aclnnLogicalXor(x.raw, y.raw, out.raw) => out is [0.0; 4];
+        aclnnEqScalar(x.raw, one, out.raw) => out is [1.0, 0.0, 0.0, 0.0];
+        aclnnNeScalar(x.raw, one, out.raw) => out is [0.0, 1.0, 1.0, 1.0];
+        aclnnGeScalar(x.raw, one, out.raw) => out is [1.0, 0.0, 1.0, 0.0];
+        aclnnLtScalar(x.raw, one, out.raw) => out is [0.0, 0.0, 0.0, 1.0];
+        aclnnLeScalar(x.raw, one, out.raw) => out is [1.0, 0.0, 0.0, 1.0];
+        aclnnGtScalar(x.raw, scalar(F64, 0.5), out.raw) => out is [1.0, 0.0, 1.0, 0.0];
+        aclnnLogicalNot(out.raw, out.raw) => out is [0.0, 1.0, 0.0, 1.0];
+        aclnnSWhere(out.raw, x.raw, y.raw, result.raw)
+            => result near [1.0, f64::NAN, 1.0, -1.0], 0.0;
+    }
+    let (mask, lowest) = (device.tensor(Bool, &[2], &[0.0, 1.0]), f64::NEG_INFINITY);
+    let bytes = device.tensor(U8, &[2], &[0.0, 1.0]);
+    check! { device;
+        aclnnInplaceMaskedFillScalar(x.raw, mask.raw, scalar(F64, lowest))
+            => x is [1.0, lowest, 3.0, lowest];
+        aclnnInplaceMaskedFillScalar(x.raw, bytes.raw, scalar(F64, 0.0))
+            refuses PARAM_INVALID, "mask is Uint8, one of [Bool] is expected";
+    }
+}
+
+#[test]
+fn copies_casts_and_fills() {
+    let device = Device::new();
+    let data: Vec<f64> = (0..24).map(f64::from).collect();
+    // A transposed slice of a larger tensor into every second column of another, with a cast.
+    let source = device.view(F32, &data, &[3, 2], Some(&[1, 6]), 7);
+    let target = device.view(I32, &[9.0; 12], &[3, 2], Some(&[4, 2]), 1);
+    check! { device;
+        aclnnInplaceCopy(target.raw, source.raw)
+            => target is [9.0, 7.0, 9.0, 13.0, 9.0, 8.0, 9.0, 14.0, 9.0, 9.0, 9.0, 15.0];
+    }
+    // Broadcast, also by a stride of 0.
+    let target = device.out(F32, &[2, 3]);
+    for (dims, strides) in [([1, 3], [3, 1]), ([2, 3], [0, 1])] {
+        let row = device.view(Bf16, &[1.0, 2.0, 3.0], &dims, Some(&strides), 0);
+        check! { device;
+            aclnnInplaceCopy(target.raw, row.raw) => target is [1.0, 2.0, 3.0, 1.0, 2.0, 3.0];
+        }
+    }
+    // Casts truncate, NaN becomes 0, 16-bit floats round to nearest.
+    let x = device.tensor(F32, &[4], &[1.9, -1.9, f64::NAN, 0.0]);
+    for (dtype, expected) in [(I32, [1.0, -1.0, 0.0, 0.0]), (Bool, [1.0, 1.0, 1.0, 0.0])] {
+        let out = device.out(dtype, &[4]);
+        check! { device;
+            aclnnCast(x.raw, dtype as i32, out.raw) => out is expected;
+        }
+    }
+    let x = device.tensor(F32, &[2], &[1.0 + 3.0 / 256.0, 65520.0]);
+    let out = device.out(Bf16, &[2]);
+    check! { device;
+        aclnnCast(x.raw, Bf16 as i32, out.raw) => out is [1.015625, 65536.0];
+        aclnnCast(x.raw, F16 as i32, out.raw)
+            refuses PARAM_INVALID, "out is Bf16, one of [Float16] is expected";
+    }
+    let x = device.view(I16, &[5.0; 6], &[3], Some(&[2]), 1);
+    let (one, three, step) = (scalar(F64, 1.0), scalar(F64, 3.0), scalar(F64, 0.5));
+    let out = device.out(F32, &[4]);
+    check! { device;
+        aclnnInplaceFillScalar(x.raw, scalar(I64, -3.0)) => x is [5.0, -3.0, 5.0, -3.0, 5.0, -3.0];
+        aclnnArange(one, three, step, out.raw) => out is [1.0, 1.5, 2.0, 2.5];
+    }
+    assert_eq!(control::violations(), []);
+}

@@ -1,0 +1,394 @@
+//! The rotary operators: rotation by complex numbers, gradients by inner products, limits.
+
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+
+use ascend_sim::abi::aclnn::*;
+use ascend_sim::abi::operators::*;
+use ascend_sim::{Machine, control};
+
+use crate::harness::*;
+use crate::support::{Device, recent_message};
+
+const VECTOR_EXCEPTION: i32 = 507035;
+const INVALID_HANDLE: i32 = 107017;
+
+/// The two channels of pair `j` of a width, by mode: inputs, then outputs.
+fn pair(mode: i64, j: usize, width: usize) -> ([usize; 2], [usize; 2]) {
+    let quarter = width / 4;
+    match mode {
+        0 => ([j, j + width / 2], [j, j + width / 2]),
+        1 => ([2 * j, 2 * j + 1], [2 * j, 2 * j + 1]),
+        2 if j < quarter => ([j, j + quarter], [j, j + quarter]),
+        2 => (
+            [j + quarter, j + 2 * quarter],
+            [j + quarter, j + 2 * quarter],
+        ),
+        _ => ([2 * j, 2 * j + 1], [j, j + width / 2]),
+    }
+}
+
+/// Numbers between -1 and 1, exact in every float type.
+fn units(count: usize, seed: u32) -> Vec<f64> {
+    numbers(count, seed).iter().map(|x| x / 4.0).collect()
+}
+
+#[test]
+fn rotation_multiplies_pairs_by_a_unit_complex_number() {
+    let device = Device::on(Machine::ascend_950());
+    let (batch, seq, heads, width) = (2, 3, 5, 8);
+    let lanes = width / 2;
+    let dims = [batch, seq, heads, width].map(|dim| dim as i64);
+    let angle_dims = [1, dims[1], 1, dims[3]];
+    let x = units(batch * seq * heads * width, 1);
+    let angles: Vec<f64> = (0..seq * lanes).map(|i| i as f64 * 0.37).collect();
+    for mode in 0..4 {
+        let table = |f: fn(f64) -> f64| {
+            let mut table = vec![0.0; seq * width];
+            for (i, angle) in angles.iter().enumerate() {
+                for channel in pair(mode, i % lanes, width).1 {
+                    table[i / lanes * width + channel] = f(*angle);
+                }
+            }
+            device.tensor(F32, &angle_dims, &table)
+        };
+        let (cos, sin) = (table(f64::cos), table(f64::sin));
+        let mut expected = vec![0.0; x.len()];
+        for row in 0..batch * seq * heads {
+            for j in 0..lanes {
+                let ([i1, i2], [o1, o2]) = pair(mode, j, width);
+                let (sin, cos) = angles[row / heads % seq * lanes + j].sin_cos();
+                let (re, im) = (x[row * width + i1], x[row * width + i2]);
+                expected[row * width + o1] = re * cos - im * sin;
+                expected[row * width + o2] = re * sin + im * cos;
+            }
+        }
+        let (input, out) = (device.tensor(F32, &dims, &x), device.out(F32, &dims));
+        check! { device;
+            aclnnRotaryPositionEmbedding(input.raw, cos.raw, sin.raw, mode, out.raw)
+                => out near expected, 1e-6;
+        }
+    }
+    assert_eq!(control::violations(), []);
+}
+
+#[test]
+fn the_gradient_is_the_adjoint_and_sums_over_broadcast_axes() {
+    let device = Device::on(Machine::ascend_950());
+    let (dims, angle_dims) = ([1, 4, 3, 8], [1, 4, 1, 8]);
+    // cos and sin need no relation for the operator to be linear in x, and in them.
+    let (x, g) = (units(96, 3), units(96, 4));
+    let (c, s) = (units(32, 5), units(32, 6));
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    for mode in 0..4 {
+        let (input, dy) = (device.tensor(F32, &dims, &x), device.tensor(F32, &dims, &g));
+        let cos = device.tensor(F32, &angle_dims, &c);
+        let sin = device.tensor(F32, &angle_dims, &s);
+        let (y, dx) = (device.out(F32, &dims), device.out(F32, &dims));
+        let (dcos, dsin) = (device.out(F32, &angle_dims), device.out(F32, &angle_dims));
+        check! { device;
+            aclnnRotaryPositionEmbedding(input.raw, cos.raw, sin.raw, mode, y.raw);
+            aclnnRotaryPositionEmbeddingGrad(
+                dy.raw, cos.raw, sin.raw, input.raw, mode, dx.raw, dcos.raw, dsin.raw,
+            );
+        }
+        // The result is linear in x, and linear in (cos, sin): both inner products equal it.
+        let value = dot(&y.values(), &g);
+        let by_x = dot(&dx.values(), &x);
+        let by_angles = dot(&dcos.values(), &c) + dot(&dsin.values(), &s);
+        assert_close(
+            &[by_x, by_angles],
+            &[value, value],
+            1e-6,
+            &format!("mode {mode}"),
+        );
+    }
+}
+
+#[test]
+fn the_gradient_without_x_wants_outputs_for_the_angles_and_leaves_them() {
+    let device = Device::new();
+    let (dims, angle_dims) = ([2, 3, 2, 64], [1, 3, 1, 64]);
+    let dy = device.tensor(F32, &dims, &[1.0; 768]).raw;
+    let angles = device.tensor(F32, &angle_dims, &[0.5; 192]).raw;
+    let dx = device.out(F32, &dims);
+    let (dcos, dsin) = (device.out(F32, &angle_dims), device.out(F32, &angle_dims));
+    check! { device;
+        aclnnRotaryPositionEmbeddingGrad(
+            dy, angles, angles, null(), 0, dx.raw, null_mut(), dsin.raw,
+        ) refuses NULL_POINTER, "dcosOut is null";
+        aclnnRotaryPositionEmbeddingGrad(
+            dy, angles, angles, null(), 0, dx.raw, dcos.raw, null_mut(),
+        ) refuses NULL_POINTER, "dsinOut is null";
+        aclnnRotaryPositionEmbeddingGrad(
+            dy, angles, angles, null(), 0, dx.raw, dcos.raw, dsin.raw,
+        );
+    }
+    assert_eq!(dx.values()[0], 1.0);
+    let untouched = device.out(F32, &angle_dims).values();
+    assert_eq!(
+        (dcos.values(), dsin.values()),
+        (untouched.clone(), untouched)
+    );
+}
+
+#[test]
+fn layouts_of_later_releases_are_refused() {
+    let device = Device::new();
+    let (flat, flat_angles) = (device.out(F32, &[3, 2, 64]), device.out(F32, &[3, 1, 64]));
+    let (bnsd, angles) = (
+        device.out(F32, &[1, 2, 3, 64]),
+        device.out(F32, &[1, 1, 3, 64]),
+    );
+    let (x, a) = (flat.raw, flat_angles.raw);
+    check! { device;
+        aclnnApplyRotaryPosEmb(x, x, a, a, 4) refuses PARAM_INVALID, "layout 4 does not exist";
+        aclnnApplyRotaryPosEmb(x, x, a, a, 1) refuses PARAM_INVALID, "layout 1 has 4 axes";
+        aclnnApplyRotaryPosEmb(bnsd.raw, bnsd.raw, angles.raw, angles.raw, 3)
+            refuses PARAM_INVALID, "needs an Ascend 950";
+    }
+}
+
+/// Runs npu_mrope's operator on f32 rows of ones and zeros, so that the result shows the angles.
+fn mrope(
+    device: &Device,
+    sections: &[i64],
+    cache_mode: i64,
+    positions: &[f64],
+    strided: bool,
+) -> Result<Vec<f64>, Failed> {
+    let (lanes, tokens, rows) = (64, 2, 64);
+    // Row p of the table rotates lane j by p radians: cos p and sin p.
+    let entry = |p: usize, i: usize| {
+        if i < lanes {
+            (p as f64).cos()
+        } else {
+            (p as f64).sin()
+        }
+    };
+    let table: Vec<f64> = (0..rows)
+        .flat_map(|p| (0..2 * lanes).map(move |i| entry(p, i)))
+        .collect();
+    let half = |one: f64| vec![one; lanes];
+    let x = [half(1.0), half(0.0)].concat().repeat(tokens);
+    let (axes, width) = (sections.len() as i64, 2 * lanes as i64);
+    let strides = [1, axes];
+    let strides = strided.then_some(&strides[..]);
+    let positions = device.view(I64, positions, &[axes, tokens as i64], strides, 0);
+    let dims = [tokens as i64, width];
+    let (query, key) = (device.tensor(F32, &dims, &x), device.tensor(F32, &dims, &x));
+    let (query_out, key_out) = (device.out(F32, &dims), device.out(F32, &dims));
+    let cache = device.tensor(F32, &[rows as i64, width], &table);
+    let sections = ints(sections);
+    run!(
+        device,
+        aclnnRopeWithSinCosCacheV2(
+            positions.raw,
+            query.raw,
+            key.raw,
+            cache.raw,
+            sections,
+            width,
+            true,
+            cache_mode,
+            query_out.raw,
+            key_out.raw,
+        )
+    )?;
+    assert_eq!(query_out.values(), key_out.values());
+    Ok(query_out.values())
+}
+
+#[test]
+fn the_cached_operator_takes_each_lane_from_its_axis() {
+    let device = Device::new();
+    // Positions 10, 20, 30 on the axes of the first token.
+    let positions = [10.0, 0.0, 20.0, 0.0, 30.0, 0.0];
+    let axis_of = |y: &[f64], lane: usize| {
+        let near = |x: f64, y: f64| (x - y).abs() < 1e-6;
+        let angle = |p: &f64| near(y[lane], p.cos()) && near(y[64 + lane], p.sin());
+        [10.0, 20.0, 30.0].iter().position(angle)
+    };
+    let contiguous = mrope(&device, &[16, 24, 24], 0, &positions, false).expect("runs");
+    let striped = mrope(&device, &[24, 20, 20], 1, &positions, false).expect("runs");
+    for lane in 0..64 {
+        let section = usize::from(lane >= 16) + usize::from(lane >= 40);
+        assert_eq!(axis_of(&contiguous, lane), Some(section));
+        // Qwen3-VL: every third lane is height or width, until their 20 are used up.
+        let stripe = if lane < 60 { lane % 3 } else { 0 };
+        assert_eq!(axis_of(&striped, lane), Some(stripe), "lane {lane}");
+    }
+}
+
+#[test]
+fn what_the_cached_operator_gets_wrong_is_reported() {
+    let device = Device::new();
+    // The same positions laid out token by token, with strides that state it.
+    let by_token = [10.0, 20.0, 30.0, 0.0, 0.0, 0.0];
+    let wrong = mrope(&device, &[16, 24, 24], 0, &by_token, true).expect("runs");
+    let expected = [10.0_f64.cos(), 30.0_f64.cos()];
+    assert_close(
+        &[wrong[0], wrong[16]],
+        &expected,
+        1e-6,
+        "strides are ignored",
+    );
+    let found = control::take_violations();
+    assert_eq!(found.len(), 1);
+    assert!(found[0].message.contains("not contiguous"));
+
+    let outside = [10.0, 64.0, 20.0, 0.0, 30.0, 0.0];
+    let says = "position 64 is outside the cosSinCache of 64 rows";
+    let outcome = mrope(&device, &[16, 24, 24], 0, &outside, false);
+    assert_refused(outcome, VECTOR_EXCEPTION, says);
+}
+
+#[test]
+fn documented_limits_are_enforced() {
+    let device = Device::new();
+    for (sections, mode, says) in [
+        (&[11, 11, 10][..], 0, "[11, 11, 10] is not supported"),
+        (&[16, 16, 16, 16], 1, "cacheMode 0"),
+        (&[8, 12, 12], 0, "sum to rotaryDim/2"),
+    ] {
+        let positions = vec![0.0; 2 * sections.len()];
+        let outcome = mrope(&device, sections, mode, &positions, false);
+        assert_refused(outcome, PARAM_INVALID, says);
+    }
+
+    let forward = |dims: &[i64], angle_dims: &[i64], mode: i64| {
+        let (x, out) = (device.out(Bf16, dims).raw, device.out(Bf16, dims).raw);
+        let angles = device.out(Bf16, angle_dims).raw;
+        plan!(aclnnRotaryPositionEmbedding(x, angles, angles, mode, out))
+    };
+    forward(&[2, 4, 8, 64], &[2, 1, 8, 64], 0).expect("half takes B1SD");
+    for (dims, angle_dims, mode, says) in [
+        (&[2, 4, 8, 64][..], &[2, 1, 8, 64][..], 1, "do not fit"),
+        (&[1, 4, 8, 896], &[1, 1, 8, 896], 0, "below 896"),
+        (&[1, 4, 8, 63], &[1, 1, 8, 63], 0, "multiple of 2"),
+        (&[1, 4, 8, 64], &[1, 1, 8, 64], 3, "needs an Ascend 950"),
+        (&[1, 4, 8, 64], &[1, 1, 8, 64], 4, "mode 4 does not exist"),
+        (&[1, 4, 8, 64], &[1, 1, 8, 32], 0, "cos has width 32"),
+        (&[1, 1000, 1, 64], &[1, 1, 1, 64], 1, "below 1000"),
+        (&[3, 2, 64], &[3, 1, 64], 0, "3 dimensions, 4 are expected"),
+    ] {
+        assert_refused(forward(dims, angle_dims, mode), PARAM_INVALID, says);
+    }
+
+    let backward = |dims: &[i64], angle_dims: &[i64]| {
+        let (x, out) = (device.out(Bf16, dims).raw, device.out(Bf16, dims).raw);
+        let a = device.out(Bf16, angle_dims).raw;
+        plan!(aclnnRotaryPositionEmbeddingGrad(
+            x,
+            a,
+            a,
+            null(),
+            0,
+            out,
+            a,
+            a
+        ))
+    };
+    backward(&[2, 4, 3, 64], &[2, 1, 3, 64]).expect("plans");
+    let outcome = backward(&[3, 4, 3, 64], &[3, 1, 3, 64]);
+    assert_refused(
+        outcome,
+        PARAM_INVALID,
+        "batch 3 must be below the sequence 3",
+    );
+}
+
+#[test]
+fn both_phases_check_what_they_get() {
+    let device = Device::new();
+    let tensor = device.tensor(F32, &[1, 1, 1, 64], &[0.0; 64]);
+    let (x, memory) = (tensor.raw, tensor.address as *mut c_void);
+    let stream = device.stream;
+    check! { device;
+        aclnnRotaryPositionEmbedding(x, null(), x, 0, x) refuses NULL_POINTER, "cos is null";
+    }
+    let plan = || plan!(aclnnRotaryPositionEmbedding(x, x, x, 0, x)).expect("plans");
+    // SAFETY: live executors, and handles and device addresses of which wrong ones are errors.
+    unsafe {
+        // The second phase uses the executor up, also when it refuses.
+        let (bytes, planned) = plan();
+        assert_eq!(
+            aclnnRotaryPositionEmbedding::run(null_mut(), bytes, planned, stream),
+            NULL_POINTER
+        );
+        assert_eq!(
+            aclnnRotaryPositionEmbedding::run(memory, bytes, planned, stream),
+            INVALID_HANDLE
+        );
+        let (bytes, planned) = plan();
+        assert_eq!(
+            aclnnRotaryPositionEmbedding::run(memory, bytes - 1, planned, stream),
+            PARAM_INVALID
+        );
+        let (bytes, planned) = plan();
+        let code = aclnnApplyRotaryPosEmb::run(memory, bytes, planned, stream);
+        assert_eq!(code, PARAM_INVALID);
+        assert!(recent_message().contains("planned by aclnnRotaryPositionEmbedding"));
+        assert_eq!(aclDestroyAclOpExecutor(planned), 0);
+        assert_eq!(aclDestroyTensor(x), 0);
+        assert_eq!(aclDestroyTensor(x), INVALID_HANDLE);
+    }
+    // Offset and format exchanged: a view without offset in a format that is not modelled.
+    let (dims, strides, storage) = ([4_i64, 4], [4_i64, 1], [16_i64]);
+    // SAFETY: the lists have the given lengths.
+    let exchanged = unsafe {
+        aclCreateTensor(
+            dims.as_ptr(),
+            2,
+            0,
+            strides.as_ptr(),
+            2,
+            0,
+            storage.as_ptr(),
+            1,
+            memory,
+        )
+    };
+    assert!(exchanged.is_null() && recent_message().contains("offset comes before format"));
+    assert!(describe(&dims, Some(&strides), 1, F32, 16, tensor.address).is_null());
+    assert!(recent_message().contains("reaches element 16"));
+}
+
+#[test]
+fn the_inference_operator_and_mode_3_rotate_as_the_general_one() {
+    // Ascend 950: only there ApplyRotaryPosEmb takes BNSD.
+    let device = Device::on(Machine::ascend_950());
+    let (dims, angle_dims, width) = ([2, 4, 3, 64], [2, 1, 3, 64], 64);
+    let x = numbers(2 * 4 * 3 * width, 7);
+    let cos = device.tensor(F32, &angle_dims, &numbers(2 * 3 * width, 8));
+    let sin = device.tensor(F32, &angle_dims, &numbers(2 * 3 * width, 9));
+    let (query, key) = (device.tensor(F32, &dims, &x), device.tensor(F32, &dims, &x));
+    let (input, out) = (device.tensor(F32, &dims, &x), device.out(F32, &dims));
+    let half = c"half".as_ptr();
+    check! { device;
+        aclnnRotaryPositionEmbedding(input.raw, cos.raw, sin.raw, 0, out.raw);
+        aclnnApplyRotaryPosEmb(query.raw, key.raw, cos.raw, sin.raw, 3) => key is out.values();
+    }
+    assert_eq!(query.values(), out.values());
+    let (query, key) = (device.tensor(F32, &dims, &x), device.tensor(F32, &dims, &x));
+    check! { device;
+        aclnnApplyRotaryPosEmbV2(query.raw, key.raw, cos.raw, sin.raw, 3, half)
+            => key is out.values();
+    }
+    assert_eq!(query.values(), out.values());
+    // Mode 3: the same rotation of the de-interleaved channels, by angles that the batches share.
+    let shared = |seed| device.tensor(F32, &[1, 1, 3, 64], &numbers(3 * width, seed));
+    let (cos, sin) = (shared(8), shared(9));
+    let part = |row: &[f64]| {
+        let (even, odd) = (row.iter().step_by(2), row.iter().skip(1).step_by(2));
+        even.chain(odd).copied().collect::<Vec<_>>()
+    };
+    let parted: Vec<f64> = x.chunks(width).flat_map(part).collect();
+    let parted = device.tensor(F32, &dims, &parted);
+    let (left, right) = (device.out(F32, &dims), device.out(F32, &dims));
+    check! { device;
+        aclnnRotaryPositionEmbedding(parted.raw, cos.raw, sin.raw, 0, left.raw);
+        aclnnRotaryPositionEmbedding(input.raw, cos.raw, sin.raw, 3, right.raw)
+            => right is left.values();
+    }
+}

@@ -1,0 +1,408 @@
+//! One C call, one `Result`: no ownership, no policy.
+//!
+//! The functions take the table of the runtime and raw handles. Pointers that they write through
+//! are locals; handles are the caller's, and a stale one is the runtime's to refuse. What device
+//! memory may be touched until when is stated where a function queues work. The error of each is
+//! the runtime's, or that the installation lacks the function.
+#![allow(unsafe_code, reason = "each function is one foreign call")]
+
+use std::ffi::{CStr, c_void};
+
+use crate::error::{AscendError, Result};
+use crate::sys::{
+    AclRt, BINARY_MAGIC_VECTOR, aclError, aclrtBinHandle, aclrtBinaryLoadOption,
+    aclrtBinaryLoadOptionType, aclrtBinaryLoadOptions, aclrtDevAttr, aclrtFuncHandle, aclrtMemAttr,
+    aclrtMemMallocPolicy, aclrtMemcpyKind, aclrtStream, code,
+};
+
+/// The runtime's last message on this thread, trimmed.
+pub(crate) fn recent_message(rt: &AclRt) -> String {
+    const NONE: &str = "no message";
+    // SAFETY: takes nothing; returns null or a nul-terminated string that the runtime owns and
+    // keeps until the next call on this thread; it is copied at once.
+    let message = unsafe { (rt.aclGetRecentErrMsg)() };
+    if message.is_null() {
+        return NONE.to_owned();
+    }
+    // SAFETY: not null (checked); nul-terminated and alive until the next call of the runtime.
+    let text = unsafe { CStr::from_ptr(message) }.to_string_lossy();
+    match text.trim() {
+        "" => NONE.to_owned(),
+        text => text.to_owned(),
+    }
+}
+
+/// Turns the result of `function` into a [`Result`].
+pub(crate) fn check(rt: &AclRt, function: &'static str, result: aclError) -> Result<()> {
+    match result {
+        code::SUCCESS => Ok(()),
+        code => Err(AscendError::Call {
+            function,
+            code,
+            meaning: code::meaning(code),
+            detail: recent_message(rt),
+        }),
+    }
+}
+
+/// The optional function, or an error that names it.
+pub(crate) fn optional<F>(
+    function: Option<F>,
+    symbol: &'static str,
+    library: &str,
+    purpose: &'static str,
+) -> Result<F> {
+    function.ok_or_else(|| AscendError::SymbolUnavailable {
+        symbol,
+        library: library.to_owned(),
+        purpose,
+    })
+}
+
+/// What `call` of `function` writes over `value`.
+fn written<T>(
+    rt: &AclRt,
+    function: &'static str,
+    mut value: T,
+    call: impl FnOnce(*mut T) -> aclError,
+) -> Result<T> {
+    check(rt, function, call(&raw mut value))?;
+    Ok(value)
+}
+
+/// Calls that return a code and nothing else.
+macro_rules! calls {
+    ($(
+        $(#[$meta:meta])*
+        fn $name:ident($($parameter:ident: $ty:ty),*) = $function:ident($($argument:ident),*);
+    )*) => { $(
+        $(#[$meta])*
+        pub(crate) unsafe fn $name(rt: &AclRt, $($parameter: $ty),*) -> Result<()> {
+            // SAFETY: the caller's pointers and handles are live and large enough, as this
+            // function asks of its caller.
+            let code = unsafe { (rt.$function)($($argument),*) };
+            check(rt, stringify!($function), code)
+        }
+    )* };
+}
+
+calls! {
+    /// Ends the runtime.
+    ///
+    /// # Safety
+    /// - No handle of the runtime is used afterwards.
+    fn finalize() = aclFinalize();
+
+    /// Makes `device` the calling thread's current device. The runtime counts: as many
+    /// [`reset_device`]s release the device.
+    ///
+    /// # Safety
+    /// - None: it takes a number.
+    fn set_device(device: i32) = aclrtSetDevice(device);
+
+    /// Takes back one [`set_device`]; the last one releases what the process holds on `device`.
+    ///
+    /// # Safety
+    /// - No stream or memory of the device is used after the last one.
+    fn reset_device(device: i32) = aclrtResetDevice(device);
+
+    /// Destroys a stream.
+    ///
+    /// # Safety
+    /// - `stream` is a live stream of the current device and is not used afterwards.
+    fn destroy_stream(stream: aclrtStream) = aclrtDestroyStream(stream);
+
+    /// Frees memory of the current device.
+    ///
+    /// # Safety
+    /// - `pointer` came from [`malloc`] and no queued work touches it.
+    fn free(pointer: *mut c_void) = aclrtFree(pointer);
+
+    /// Frees pinned host memory.
+    ///
+    /// # Safety
+    /// - `pointer` came from [`malloc_host`] and no queued copy touches it.
+    fn free_host(pointer: *mut c_void) = aclrtFreeHost(pointer);
+
+    /// Copies `bytes` from `src` to `dst` before it returns. It is not ordered with any stream.
+    ///
+    /// # Safety
+    /// - Both ranges are valid for `bytes` in the spaces that `kind` names, and no queued work uses
+    ///   them during the call.
+    fn copy(dst: *mut c_void, src: *const c_void, bytes: usize, kind: aclrtMemcpyKind)
+        = aclrtMemcpy(dst, bytes, src, bytes, kind);
+
+    /// Queues a copy of `bytes` from `src` to `dst` on `stream`.
+    ///
+    /// # Safety
+    /// - Both ranges are valid for `bytes` in the spaces that `kind` names, and stay so, unread or
+    ///   unwritten by the host as applies, until the stream has passed the copy.
+    /// - `stream` is live and of the current device.
+    fn copy_async(
+        dst: *mut c_void,
+        src: *const c_void,
+        bytes: usize,
+        kind: aclrtMemcpyKind,
+        stream: aclrtStream
+    ) = aclrtMemcpyAsync(dst, bytes, src, bytes, kind, stream);
+
+    /// Queues the filling of `bytes` at `dst` with the low byte of `value`.
+    ///
+    /// # Safety
+    /// - The range is valid for `bytes` on the device, and stays so until the stream has passed the
+    ///   filling.
+    /// - `stream` is live and of the current device.
+    fn set_async(dst: *mut c_void, value: i32, bytes: usize, stream: aclrtStream)
+        = aclrtMemsetAsync(dst, bytes, value, bytes, stream);
+}
+
+/// Initialises the runtime. Returns whether this call did it: false if something else in the
+/// process had, which then also ends it.
+#[doc(alias = "aclInit")]
+pub(crate) fn init(rt: &AclRt) -> Result<bool> {
+    // SAFETY: a null path selects the defaults.
+    match check(rt, "aclInit", unsafe { (rt.aclInit)(std::ptr::null()) }) {
+        Ok(()) => Ok(true),
+        Err(AscendError::Call {
+            code: code::REPEAT_INITIALIZE,
+            ..
+        }) => Ok(false),
+        Err(other) => Err(other),
+    }
+}
+
+/// Version of the runtime: major, minor, patch; `None` where the runtime cannot report it.
+#[doc(alias = "aclrtGetVersion")]
+pub(crate) fn version(rt: &AclRt) -> Result<Option<(i32, i32, i32)>> {
+    let Some(function) = rt.aclrtGetVersion else {
+        return Ok(None);
+    };
+    let (mut major, mut minor, mut patch) = (0, 0, 0);
+    // SAFETY: three locals are written during the call.
+    let code = unsafe { function(&raw mut major, &raw mut minor, &raw mut patch) };
+    check(rt, "aclrtGetVersion", code)?;
+    Ok(Some((major, minor, patch)))
+}
+
+/// Number of devices.
+#[doc(alias = "aclrtGetDeviceCount")]
+pub(crate) fn device_count(rt: &AclRt) -> Result<u32> {
+    // SAFETY: a local of `written` is written during the call.
+    let call = |count| unsafe { (rt.aclrtGetDeviceCount)(count) };
+    written(rt, "aclrtGetDeviceCount", 0, call)
+}
+
+/// The calling thread's current device, if it has one.
+#[doc(alias = "aclrtGetDevice")]
+pub(crate) fn current_device(rt: &AclRt) -> Option<i32> {
+    let mut device = 0;
+    // SAFETY: a local is written during the call.
+    let code = unsafe { (rt.aclrtGetDevice)(&raw mut device) };
+    (code == code::SUCCESS).then_some(device)
+}
+
+/// A property of `device`.
+#[doc(alias = "aclrtGetDeviceInfo")]
+pub(crate) fn attribute(
+    rt: &AclRt,
+    library: &str,
+    device: u32,
+    attribute: aclrtDevAttr,
+) -> Result<i64> {
+    const NAME: &str = "aclrtGetDeviceInfo";
+    let purpose = "reading the device's sizes";
+    let function = optional(rt.aclrtGetDeviceInfo, NAME, library, purpose)?;
+    // SAFETY: a local of `written` is written during the call.
+    let call = |value| unsafe { function(device, attribute, value) };
+    written(rt, NAME, 0, call)
+}
+
+/// Free and total bytes of the current device's memory.
+#[doc(alias = "aclrtGetMemInfo")]
+pub(crate) fn device_memory(rt: &AclRt, library: &str) -> Result<(usize, usize)> {
+    const NAME: &str = "aclrtGetMemInfo";
+    let function = optional(rt.aclrtGetMemInfo, NAME, library, "reading free memory")?;
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: two locals are written during the call.
+    let code = unsafe { function(aclrtMemAttr::HBM, &raw mut free, &raw mut total) };
+    check(rt, NAME, code)?;
+    Ok((free, total))
+}
+
+/// Product name of the chip, where the runtime reports it.
+#[doc(alias = "aclrtGetSocName")]
+pub(crate) fn soc_name(rt: &AclRt) -> Option<String> {
+    // SAFETY: takes nothing.
+    let name = unsafe { rt.aclrtGetSocName?() };
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: not null (checked), nul-terminated, owned by the runtime and constant.
+    let name = unsafe { CStr::from_ptr(name) };
+    Some(name.to_string_lossy().into_owned())
+}
+
+/// Creates a stream on the current device.
+#[doc(alias = "aclrtCreateStream")]
+pub(crate) fn create_stream(rt: &AclRt) -> Result<aclrtStream> {
+    // SAFETY: a local of `written` is written during the call.
+    let call = |stream| unsafe { (rt.aclrtCreateStream)(stream) };
+    written(rt, "aclrtCreateStream", std::ptr::null_mut(), call)
+}
+
+/// Waits until all work queued on `stream` is done. Failures of that work are
+/// [`AscendError::Execution`]; the call's own errors (codes of parameters, handles and state, below
+/// 300000) stay errors of the call.
+///
+/// # Safety
+/// - `stream` is a live stream of the current device.
+#[doc(alias = "aclrtSynchronizeStream")]
+pub(crate) unsafe fn synchronize(rt: &AclRt, stream: aclrtStream) -> Result<()> {
+    // SAFETY: a live handle, as this function asks of its caller.
+    let code = unsafe { (rt.aclrtSynchronizeStream)(stream) };
+    check(rt, "aclrtSynchronizeStream", code).map_err(|error| match error {
+        AscendError::Call {
+            function,
+            code,
+            meaning,
+            detail,
+        } if code >= 300_000 => AscendError::Execution {
+            function,
+            code,
+            meaning,
+            detail,
+        },
+        other => other,
+    })
+}
+
+/// Allocates memory on the current device.
+#[doc(alias = "aclrtMalloc")]
+pub(crate) fn malloc(rt: &AclRt, bytes: usize) -> Result<*mut c_void> {
+    allocate(rt, "aclrtMalloc", bytes, |pointer| {
+        // SAFETY: a local is written during the call; the memory is the caller's to free.
+        unsafe { (rt.aclrtMalloc)(pointer, bytes, aclrtMemMallocPolicy::HUGE_FIRST) }
+    })
+}
+
+/// Allocates pinned host memory.
+#[doc(alias = "aclrtMallocHost")]
+pub(crate) fn malloc_host(rt: &AclRt, bytes: usize) -> Result<*mut c_void> {
+    allocate(rt, "aclrtMallocHost", bytes, |pointer| {
+        // SAFETY: a local is written during the call; the memory is the caller's to free.
+        unsafe { (rt.aclrtMallocHost)(pointer, bytes) }
+    })
+}
+
+/// The pointer that `call` writes; exhausted memory is [`AscendError::OutOfMemory`].
+fn allocate(
+    rt: &AclRt,
+    function: &'static str,
+    requested_bytes: usize,
+    call: impl FnOnce(*mut *mut c_void) -> aclError,
+) -> Result<*mut c_void> {
+    written(rt, function, std::ptr::null_mut(), call).map_err(|error| match error {
+        AscendError::Call { code, detail, .. }
+            if code == code::RT_MEMORY_ALLOCATION || code == 200_000 =>
+        {
+            AscendError::OutOfMemory {
+                function,
+                requested_bytes,
+                live_bytes: 0,
+                detail,
+            }
+        }
+        other => other,
+    })
+}
+
+/// Loads a binary of vector kernels on the current device.
+#[doc(alias = "aclrtBinaryLoadFromData")]
+pub(crate) fn load(rt: &AclRt, library: &str, binary: &[u8]) -> Result<aclrtBinHandle> {
+    const NAME: &str = "aclrtBinaryLoadFromData";
+    let purpose = "loading this crate's kernels";
+    let function = optional(rt.aclrtBinaryLoadFromData, NAME, library, purpose)?;
+    let mut option = aclrtBinaryLoadOption {
+        kind: aclrtBinaryLoadOptionType::MAGIC,
+        value: [BINARY_MAGIC_VECTOR, 0, 0, 0],
+    };
+    let options = aclrtBinaryLoadOptions {
+        options: &raw mut option,
+        count: 1,
+    };
+    let (data, bytes) = (binary.as_ptr().cast(), binary.len());
+    // SAFETY: data, options and result are locals or borrowed for the call; the runtime copies the
+    // binary.
+    let call = |handle| unsafe { function(data, bytes, &raw const options, handle) };
+    written(rt, NAME, std::ptr::null_mut(), call)
+}
+
+/// Unloads a binary.
+///
+/// # Safety
+/// - `binary` is live, and no kernel of it is queued or used afterwards.
+#[doc(alias = "aclrtBinaryUnLoad")]
+pub(crate) unsafe fn unload(rt: &AclRt, library: &str, binary: aclrtBinHandle) -> Result<()> {
+    const NAME: &str = "aclrtBinaryUnLoad";
+    let function = optional(rt.aclrtBinaryUnLoad, NAME, library, "unloading kernels")?;
+    // SAFETY: a live handle, given up by the caller.
+    check(rt, NAME, unsafe { function(binary) })
+}
+
+/// Finds a kernel by its name.
+///
+/// # Safety
+/// - `binary` is live.
+#[doc(alias = "aclrtBinaryGetFunction")]
+pub(crate) unsafe fn kernel(
+    rt: &AclRt,
+    library: &str,
+    binary: aclrtBinHandle,
+    name: &CStr,
+) -> Result<aclrtFuncHandle> {
+    const NAME: &str = "aclrtBinaryGetFunction";
+    let function = optional(rt.aclrtBinaryGetFunction, NAME, library, "finding a kernel")?;
+    // SAFETY: a live handle (the caller's), a nul-terminated name, a local for the result.
+    let call = |handle| unsafe { function(binary, name.as_ptr(), handle) };
+    written(rt, NAME, std::ptr::null_mut(), call)
+}
+
+/// Queues `kernel`, named `name`, with `blocks` blocks. The arguments are copied during the call.
+/// A refusal is [`AscendError::Launch`].
+///
+/// # Safety
+/// - `args` is the kernel's argument block as its declaration wants it.
+/// - The device memory that the arguments name is valid until the stream has passed the launch.
+/// - `kernel` and `stream` are live and of the current device.
+#[doc(alias = "aclrtLaunchKernelWithHostArgs")]
+pub(crate) unsafe fn launch(
+    rt: &AclRt,
+    library: &str,
+    name: &str,
+    kernel: aclrtFuncHandle,
+    blocks: u32,
+    stream: aclrtStream,
+    args: &mut [u8],
+) -> Result<()> {
+    const NAME: &str = "aclrtLaunchKernelWithHostArgs";
+    let purpose = "launching this crate's kernels";
+    let launch = optional(rt.aclrtLaunchKernelWithHostArgs, NAME, library, purpose)?;
+    let (pointer, bytes) = (args.as_mut_ptr().cast::<c_void>(), args.len());
+    let (no_config, no_places) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: no configuration and no place holders; `args` is valid for its length during the
+    // call and copied by it; handles and the memory that the arguments name are the caller's.
+    let code = unsafe {
+        launch(
+            kernel, blocks, stream, no_config, pointer, bytes, no_places, 0,
+        )
+    };
+    match code {
+        code::SUCCESS => Ok(()),
+        code => Err(AscendError::Launch {
+            kernel: name.to_owned(),
+            code,
+            meaning: code::meaning(code),
+            detail: recent_message(rt),
+        }),
+    }
+}

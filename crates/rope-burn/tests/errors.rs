@@ -1,0 +1,497 @@
+//! Every wrong input has its own error, which says what was expected, what was found and what to
+//! do.
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use rope_burn::rope_core::{
+    Angles, AxisLayout, CosSinTable, Geometry, HeadsLayout, HeadsMut, HeadsRef, Layout, Pairing,
+    Positions, RopeError, RotarySpec, Rotator, TokenAngles,
+};
+use rope_burn::{Rotary, RotaryAngles, RotaryError};
+
+/// Asserts the variant and that the message names each of `words`.
+macro_rules! refused {
+    ($result:expr, $pattern:pat, $($word:expr),+) => {{
+        let error = match $result {
+            Ok(_) => panic!("{} was accepted", stringify!($result)),
+            Err(error) => error,
+        };
+        assert!(matches!(error, $pattern), "{error:?}");
+        let message = error.to_string();
+        assert!(!message.contains('\n'), "more than one line: {message}");
+        $(assert!(message.contains($word), "`{}` is not in: {message}", $word);)+
+    }};
+}
+
+fn spec(head_dim: usize) -> RotarySpec {
+    RotarySpec::builder(head_dim)
+        .build()
+        .expect("a valid specification")
+}
+
+#[test]
+fn geometry() {
+    refused!(
+        RotarySpec::builder(0).build(),
+        RopeError::HeadDim { found: 0, .. },
+        "head_dim",
+        "found 0"
+    );
+    refused!(
+        RotarySpec::builder(64).rotary_dim(31).build(),
+        RopeError::OddRotaryDim { found: 31 },
+        "even",
+        "found 31"
+    );
+    refused!(
+        RotarySpec::builder(64).rotary_dim(0).build(),
+        RopeError::OddRotaryDim { found: 0 },
+        "at least 2"
+    );
+    refused!(
+        RotarySpec::builder(64)
+            .rotary_dim(48)
+            .rotary_offset(32)
+            .build(),
+        RopeError::RotaryOutsideHead {
+            rotary_dim: 48,
+            offset: 32,
+            head_dim: 64
+        },
+        "48",
+        "offset 32",
+        "head_dim 64"
+    );
+    refused!(
+        RotarySpec::builder(64)
+            .rotary_dim(2)
+            .rotary_offset(usize::MAX)
+            .build(),
+        RopeError::RotaryOutsideHead { .. },
+        "does not fit"
+    );
+    refused!(
+        RotarySpec::builder(64)
+            .rotary_dim(30)
+            .pairing(Pairing::Quarter)
+            .build(),
+        RopeError::PairingDivisibility {
+            divisor: 4,
+            found: 30,
+            ..
+        },
+        "Quarter",
+        "divisible by 4"
+    );
+}
+
+#[test]
+fn sections() {
+    let axes = |layout| RotarySpec::builder(128).axes(layout).build();
+    refused!(
+        axes(AxisLayout::Contiguous(vec![16, 24, 23])),
+        RopeError::SectionSum {
+            sum: 63,
+            expected: 64,
+            ..
+        },
+        "[16, 24, 23]",
+        "rotary_dim/2 = 64"
+    );
+    // Sections that count channels instead of pairs.
+    refused!(
+        axes(AxisLayout::Striped(vec![48, 40, 40])),
+        RopeError::SectionSum { sum: 128, .. },
+        "count pairs"
+    );
+    refused!(
+        axes(AxisLayout::Contiguous(vec![usize::MAX, 2, 64])),
+        RopeError::SectionSum { .. },
+        "expected rotary_dim/2"
+    );
+    refused!(
+        axes(AxisLayout::Contiguous(vec![])),
+        RopeError::SectionCount { found: 0, .. },
+        "one per position axis",
+        "found 0"
+    );
+    refused!(
+        axes(AxisLayout::PerAxis(vec![16, 16, 16, 8, 8])),
+        RopeError::SectionCount { found: 5, .. },
+        "1 to 4"
+    );
+    refused!(
+        axes(AxisLayout::Ernie(vec![32, 32])),
+        RopeError::SectionCount { found: 2, .. },
+        "Ernie",
+        "takes 3"
+    );
+    refused!(
+        axes(AxisLayout::Striped(vec![8, 28, 28])),
+        RopeError::SectionsNotRealisable { pairs: 64, .. },
+        "Striped",
+        "axis 0"
+    );
+}
+
+#[test]
+fn numbers() {
+    for theta in [f64::NAN, 0.0, -1.0, f64::INFINITY] {
+        refused!(
+            RotarySpec::builder(64).theta(theta).build(),
+            RopeError::Theta { .. },
+            "positive finite"
+        );
+    }
+    for scaling in [f64::NAN, 0.0, -2.0] {
+        refused!(
+            RotarySpec::builder(64).attention_scaling(scaling).build(),
+            RopeError::AttentionScaling { .. },
+            "attention scaling"
+        );
+    }
+}
+
+#[test]
+fn positions() {
+    refused!(
+        Positions::new(3, &[0; 7]),
+        RopeError::PositionShape { ids: 7, axes: 3 },
+        "7",
+        "3 axes"
+    );
+    refused!(
+        Positions::new(0, &[]),
+        RopeError::PositionShape { axes: 0, .. },
+        "0 axes"
+    );
+    refused!(
+        Positions::new(2, &[0, 1, 2, 0, -5, 2]),
+        RopeError::PositionOutOfRange {
+            found: -5,
+            axis: 1,
+            token: 1
+        },
+        "-5",
+        "axis 1, token 1"
+    );
+    refused!(
+        Positions::new(1, &[(1 << 31) + 1]),
+        RopeError::PositionOutOfRange { token: 0, .. },
+        "2147483649",
+        "outside 0..=2147483648"
+    );
+    assert!(Positions::new(1, &[1 << 31]).is_ok());
+
+    let mrope = RotarySpec::builder(128)
+        .axes(AxisLayout::Contiguous(vec![16, 24, 24]))
+        .build()
+        .expect("valid");
+    let text = Positions::text(1, 0, 4).expect("small");
+    refused!(
+        TokenAngles::<f32>::new(&mrope, &text, None),
+        RopeError::PositionAxes {
+            expected: 3,
+            found: 1
+        },
+        "3 position axes",
+        "MRoPE"
+    );
+    let three = Positions::text(3, 0, 4).expect("small");
+    refused!(
+        TokenAngles::<f32>::new(&spec(64), &three, None),
+        RopeError::PositionAxes { .. },
+        "1 position axes"
+    );
+}
+
+#[test]
+fn tables() {
+    let mut table = CosSinTable::<f32>::new(&spec(64), None)
+        .expect("valid")
+        .with_budget_bytes(1 << 20);
+    refused!(
+        table.grow_to(1 << 20),
+        RopeError::TableBudget {
+            position: 1048576,
+            budget_bytes: 1048576,
+            ..
+        },
+        "TokenAngles::new"
+    );
+    assert_eq!(
+        table.rows(),
+        0,
+        "a refused growth must leave the table alone"
+    );
+    table.grow_to(9).expect("fits");
+    let positions = Positions::text(1, 8, 4).expect("small");
+    refused!(
+        TokenAngles::gather(&table, &positions),
+        RopeError::TableTooShort {
+            position: 11,
+            rows: 10
+        },
+        "position 11",
+        "grow_to"
+    );
+    let geometry = spec(64).geometry();
+    refused!(
+        Rotator::new(
+            geometry,
+            Angles::Table {
+                table: &table,
+                positions: &positions
+            }
+        ),
+        RopeError::TableTooShort { .. },
+        "10 rows"
+    );
+    let wider = spec(128).geometry();
+    refused!(
+        Rotator::new(
+            wider,
+            Angles::Table {
+                table: &table,
+                positions: &positions
+            }
+        ),
+        RopeError::AngleLanes {
+            expected: 64,
+            found: 32
+        },
+        "32 lanes",
+        "same RotarySpec"
+    );
+}
+
+#[test]
+fn tensors() {
+    refused!(
+        HeadsLayout::strided(Layout::Bsnd, &[1, 2, 3, 4], &[24, 12, 4, 3]),
+        RopeError::LastStride { found: 3, .. },
+        "stride 3",
+        "contiguous"
+    );
+    refused!(
+        HeadsLayout::strided(Layout::Tnd, &[1, 2, 3, 4], &[24, 12, 4, 1]),
+        RopeError::ShapeMismatch {
+            dimension: "rank",
+            ..
+        },
+        "rank 3",
+        "4"
+    );
+    let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 3, 2, 64);
+    let mut data = vec![0f32; layout.elems()];
+    refused!(
+        HeadsRef::new(&data[1..], layout),
+        RopeError::BufferTooSmall {
+            needed: 384,
+            found: 383,
+            ..
+        },
+        "384",
+        "383"
+    );
+    let mut overlapping = layout;
+    overlapping.strides.seq = 64;
+    refused!(
+        HeadsMut::new(&mut data, overlapping),
+        RopeError::Overlap { .. },
+        "overlap",
+        "contiguous first"
+    );
+
+    let angles =
+        TokenAngles::<f32>::new(&spec(64), &Positions::text(1, 0, 5).expect("small"), None)
+            .expect("valid");
+    let rotator = Rotator::new(spec(64).geometry(), angles.angles()).expect("valid");
+    refused!(
+        rotator.rotate(HeadsMut::new(&mut data, layout).expect("fits"), None),
+        RopeError::AngleShape {
+            what: "the angles",
+            found: 320,
+            expected: 192,
+            ..
+        },
+        "3 tokens x 64"
+    );
+    let mut table = CosSinTable::<f32>::new(&spec(64), None).expect("valid");
+    table.grow_to(10).expect("fits");
+    let positions = Positions::text(1, 0, 5).expect("small");
+    let by_table = Rotator::new(
+        spec(64).geometry(),
+        Angles::Table {
+            table: &table,
+            positions: &positions,
+        },
+    );
+    refused!(
+        by_table
+            .expect("valid")
+            .rotate(HeadsMut::new(&mut data, layout).expect("fits"), None),
+        RopeError::PositionTokens {
+            batch: 1,
+            seq: 3,
+            found: 5
+        },
+        "1 x 3 tokens",
+        "found 5"
+    );
+    let narrow = HeadsLayout::contiguous(Layout::Bsnd, 1, 3, 4, 32);
+    refused!(
+        rotator.rotate(HeadsMut::new(&mut data, narrow).expect("fits"), None),
+        RopeError::ShapeMismatch {
+            dimension: "head_dim",
+            ..
+        },
+        "head_dim 64",
+        "32"
+    );
+    let shorter = HeadsLayout::contiguous(Layout::Bsnd, 1, 2, 2, 64);
+    let mut k = vec![0f32; shorter.elems()];
+    refused!(
+        rotator.rotate(
+            HeadsMut::new(&mut data, layout).expect("fits"),
+            Some(HeadsMut::new(&mut k, shorter).expect("fits").into())
+        ),
+        RopeError::ShapeMismatch {
+            left: "q",
+            right: "k",
+            dimension: "seq",
+            ..
+        },
+        "seq 3",
+        "2"
+    );
+    refused!(
+        rotator.rotate(
+            (
+                HeadsRef::new(&data, layout).expect("fits"),
+                HeadsMut::new(&mut k, shorter).expect("fits")
+            ),
+            None
+        ),
+        RopeError::ShapeMismatch {
+            right: "the rotated q",
+            ..
+        },
+        "must agree"
+    );
+    refused!(
+        Geometry::new(64, 64, 1, Pairing::Half, false),
+        RopeError::RotaryOutsideHead { .. },
+        "partial_rotary_factor"
+    );
+}
+
+#[test]
+fn burn_tensors() {
+    let device = Device::flex();
+    let rotary = Rotary::new(spec(64), Layout::Bsnd);
+    let angles = rotary.angles(&Positions::text(1, 0, 3).expect("small"), &device);
+    let tensor = |shape: [usize; 4], dtype| Tensor::<4>::zeros(shape, (&device, dtype));
+    let q = || tensor([2, 3, 4, 64], DType::F32);
+    refused!(
+        rotary.try_forward(q(), tensor([2, 3, 2, 64], DType::BF16), &angles),
+        RotaryError::MixedDTypes { .. },
+        "q is F32",
+        "k is BF16",
+        "cast"
+    );
+    refused!(
+        rotary.try_forward(q(), tensor([2, 3, 2, 32], DType::F32), &angles),
+        RotaryError::Rope(RopeError::ShapeMismatch {
+            dimension: "head_dim",
+            ..
+        }),
+        "head_dim 64"
+    );
+    refused!(
+        rotary.try_forward_single(Tensor::<3>::zeros([3, 4, 64], &device), &angles),
+        RotaryError::Rank {
+            expected: 4,
+            found: 3,
+            ..
+        },
+        "3 dimensions",
+        "Bsnd"
+    );
+    refused!(
+        rotary.try_forward_single(tensor([2, 4, 2, 64], DType::F32), &angles),
+        RotaryError::Rope(RopeError::PositionTokens {
+            batch: 2,
+            seq: 4,
+            found: 3
+        }),
+        "2 x 4 tokens"
+    );
+    let half = RotaryAngles {
+        rows: angles.rows.clone().cast(DType::BF16),
+    };
+    refused!(
+        rotary.try_forward_single(q(), &half),
+        RotaryError::AngleDType { .. },
+        "the angles: found BF16, expected F32"
+    );
+    refused!(
+        rotary.try_forward_single(tensor([2, 3, 4, 64], DType::F64), &angles),
+        RotaryError::AngleDType { .. },
+        "expected F64"
+    );
+    let narrow = RotaryAngles {
+        rows: angles.rows.clone().narrow(1, 0, 16),
+    };
+    refused!(
+        rotary.try_forward_single(q(), &narrow),
+        RotaryError::Rope(RopeError::AngleShape {
+            what: "the angles",
+            ..
+        }),
+        "3 tokens x 64"
+    );
+    let cos = angles.rows.clone().narrow(1, 0, 32);
+    refused!(
+        RotaryAngles::from_cos_sin(cos.clone(), cos.clone().cast(DType::BF16)),
+        RotaryError::AngleDType { what: "sin", .. },
+        "sin: found BF16, expected F32"
+    );
+    refused!(
+        RotaryAngles::from_cos_sin(cos.clone(), cos.narrow(1, 0, 16)),
+        RotaryError::Rope(RopeError::AngleShape { what: "sin", .. }),
+        "3 tokens x 32"
+    );
+    let ids = Tensor::<2, Int>::from_data([[0, 1, -2]], &device);
+    refused!(
+        rotary.try_angles_from_ids(ids),
+        RotaryError::Rope(RopeError::PositionOutOfRange { found: -2, .. }),
+        "-2"
+    );
+    let ids = Tensor::<2, Int>::from_data([[0, 1, 2], [0, 1, 2], [0, 1, 2]], &device);
+    refused!(
+        rotary.try_angles_from_ids(ids),
+        RotaryError::Rope(RopeError::PositionAxes {
+            expected: 1,
+            found: 3
+        }),
+        "one id per token"
+    );
+}
+
+/// burn's habit is to panic; the message must then be the error's.
+#[test]
+fn panicking_twins_say_the_same() {
+    let device = Device::flex();
+    let rotary = Rotary::new(spec(64), Layout::Bsnd);
+    let panic = std::panic::catch_unwind(|| {
+        rotary.angles(&Positions::text(3, 0, 2).expect("small"), &device);
+    });
+    let payload = panic.expect_err("three axes for a one-axis rotation");
+    let message = payload
+        .downcast_ref::<String>()
+        .expect("a formatted message");
+    assert!(
+        message.contains("driven by 1 position axes, the positions have 3"),
+        "{message}"
+    );
+}

@@ -1,0 +1,123 @@
+//! Counting the bytes of rotations that really run.
+
+use std::error::Error;
+
+use burn::tensor::{DType as BurnDType, Device, FloatDType, Tensor, TensorData};
+use rope_bench::memory::Subject;
+use rope_bench::rotation::{positions, values};
+use rope_bench::rows::MemoryRow;
+use rope_check::alloc::Usage;
+use rope_check::buffer::DType;
+
+use crate::bench::meter::{Meter, Sizes};
+use crate::bench::scheme::Scheme;
+
+/// burn's name of an element type.
+pub(super) fn float(dtype: DType) -> FloatDType {
+    match dtype {
+        DType::F64 => FloatDType::F64,
+        DType::F32 => FloatDType::F32,
+        DType::Bf16 => FloatDType::BF16,
+        DType::F16 => FloatDType::F16,
+    }
+}
+
+/// A row for every scheme on the device and every number of layers.
+pub(super) fn count(
+    subject: &Subject,
+    meter: &Meter,
+    checkpointing: bool,
+    layers: &[usize],
+) -> Result<Vec<MemoryRow>, Box<dyn Error>> {
+    let mut device = meter.device().autodiff();
+    if checkpointing {
+        device = device.gradient_checkpointing();
+    }
+    let positions = positions(subject.spec.axis_count(), subject.shape.seq)?;
+    let mut rows = Vec::new();
+    for (name, scheme) in Scheme::all(&subject.spec, &positions, &device)? {
+        let row = |layers| MemoryRow {
+            checkpointing,
+            ..subject.row(meter.name(), name, layers, meter.source())
+        };
+        let Some(scheme) = scheme else {
+            rows.extend(layers.iter().map(|&layers| MemoryRow {
+                note: "rotates whole heads only".into(),
+                ..row(layers)
+            }));
+            continue;
+        };
+        // Memory pools, tables and what kernels look up are made on first use.
+        step(subject, 1, &device, &scheme, meter)?;
+        for &layers in layers {
+            let usage = step(subject, layers, &device, &scheme, meter)?;
+            rows.push(counted(row(layers), usage, meter.counts_allocations()));
+        }
+    }
+    Ok(rows)
+}
+
+/// One forward and one backward through `layers` rotations, each counted by itself.
+fn step(
+    subject: &Subject,
+    layers: usize,
+    device: &Device,
+    scheme: &Scheme,
+    meter: &Meter,
+) -> Result<[Usage; 2], Box<dyn Error>> {
+    let sizes = Sizes {
+        data_bytes: subject.data_bytes(),
+        large_bytes: subject.smaller_bytes(),
+    };
+    let [(q, k), start] = inputs(subject, device);
+    let mut state = Some(start);
+    let forward = meter.count(sizes, &mut || {
+        for _ in 0..layers {
+            state = state.take().map(|(q, k)| scheme.pair(q, k));
+        }
+    })?;
+    let (q_rotated, k_rotated) = state.ok_or("nothing was rotated")?;
+    let loss = q_rotated.sum() + k_rotated.sum();
+    let mut gradients = None;
+    let backward = meter.count(sizes, &mut || gradients = Some(loss.backward()))?;
+    let reached = gradients
+        .is_some_and(|gradients| q.grad(&gradients).is_some() && k.grad(&gradients).is_some());
+    if !reached {
+        return Err("the backward did not reach q and k".into());
+    }
+    Ok([forward, backward])
+}
+
+/// The leaves q and k, and tensors computed from them that nobody else holds, as projections leave
+/// them.
+fn inputs(subject: &Subject, device: &Device) -> [(Tensor<4>, Tensor<4>); 2] {
+    let dtype = BurnDType::from(float(subject.dtype));
+    let leaf = |heads: usize| {
+        let shape = [1, heads, subject.shape.seq, subject.shape.head_dim];
+        let values: Vec<f32> = values(shape.iter().product());
+        let data = TensorData::new(values, shape).convert_dtype(dtype);
+        Tensor::<4>::from_data(data, (device, dtype)).require_grad()
+    };
+    let (q, k) = (leaf(subject.shape.heads), leaf(subject.shape.kv_heads));
+    let start = (q.clone() * 2.0, k.clone() * 2.0);
+    [(q, k), start]
+}
+
+/// `row` with what forward and backward did. Not every device counts allocations.
+fn counted(row: MemoryRow, [forward, backward]: [Usage; 2], counts_allocations: bool) -> MemoryRow {
+    let peak = (forward.retained_bytes + backward.peak_bytes.cast_signed()).max(0);
+    let allocations = |count: usize| counts_allocations.then_some(count);
+    MemoryRow {
+        retained_bytes: Some(forward.retained_bytes),
+        retained_data_bytes: Some(forward.retained_data_bytes),
+        forward_peak_bytes: Some(forward.peak_bytes),
+        backward_peak_bytes: Some(backward.peak_bytes),
+        backward_large_peak_bytes: allocations(backward.large_peak_bytes),
+        step_peak_bytes: Some(forward.peak_bytes.max(peak.cast_unsigned())),
+        forward_allocations: allocations(forward.allocations),
+        forward_large_allocations: allocations(forward.large_allocations),
+        backward_allocations: allocations(backward.allocations),
+        backward_large_allocations: allocations(backward.large_allocations),
+        ..row
+    }
+}

@@ -1,0 +1,181 @@
+//! What is counted, in which processes.
+
+use std::error::Error;
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::{Args, ValueEnum};
+use rope_bench::cases::DTYPES;
+use rope_bench::memory::{MODELS, Model, add_ratios};
+use rope_bench::rows::{MemoryRow, read_json_lines};
+use rope_bench::{bars, chart};
+use rope_check::buffer::DType;
+
+use super::measure::{count, float};
+use super::table::table;
+use crate::bench::arguments::{MAX_TOKENS, count_up_to, one_of};
+use crate::bench::meter::Meter;
+use crate::bench::output::{OutputArgs, progress};
+use crate::device::Device;
+
+/// Count what a graph keeps for the backward, and what forward and backward hold at their peak.
+///
+/// q and k, [1, heads, tokens, head_dim], go through a number of rotations one after another,
+/// forward and backward, so that nothing but rotations is counted. Compared are the fused
+/// operation, the same composed from ordinary operations, and burn::nn::RotaryEncoding, which
+/// always pairs adjacent channels and rotates whole heads only. On the CPU every allocation of the
+/// process is counted, exactly. On an NPU (--device) the tensors live on the NPU, and the bytes of
+/// its memory pool are counted. Rows called "calculated" are formulas for schemes that do not run
+/// here; docs/benchmarks.md has them.
+///
+/// All figures except the graph's own nodes grow in proportion to the tokens: the defaults are
+/// small so that the run is short.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MemoryArgs {
+    /// Models whose q and k to take; all by default.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    #[arg(value_parser = one_of(&MODELS, |model| model.name))]
+    shape: Vec<Model>,
+    /// Numbers of rotations one after another; the table shows the largest.
+    #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
+    #[arg(value_parser = count_up_to(MAX_LAYERS))]
+    layers: Vec<usize>,
+    /// Tokens.
+    #[arg(long, value_name = "NUMBER", value_parser = count_up_to(MAX_TOKENS))]
+    tokens: Option<usize>,
+    /// Element types of q and k.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES", default_values = ["f32", "bf16"])]
+    #[arg(value_parser = one_of(&DTYPES, DType::name))]
+    dtype: Vec<DType>,
+    /// With gradient checkpointing, without it, or both.
+    #[arg(long, value_enum, default_value = "both", value_name = "WHICH")]
+    checkpointing: Checkpointing,
+    /// Whose memory: cpu, ascend (the first NPU), ascend:N, or ascend-sim (a simulated NPU).
+    #[arg(long, default_value = "cpu")]
+    device: Device,
+    /// A few tokens and layers, to see that everything runs.
+    #[arg(long)]
+    quick: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+const MAX_LAYERS: u64 = 1000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Checkpointing {
+    With,
+    Without,
+    Both,
+}
+
+impl Checkpointing {
+    fn values(self) -> &'static [bool] {
+        match self {
+            Self::With => &[true],
+            Self::Without => &[false],
+            Self::Both => &[false, true],
+        }
+    }
+}
+
+/// Tokens and layers by default: on the CPU, on an NPU (the simulator is slow), and of a quick run.
+const DEFAULTS: [(usize, &[usize]); 3] = [(256, &[1, 12, 36]), (32, &[1, 36]), (16, &[1, 3])];
+
+struct Plan {
+    models: Vec<Model>,
+    tokens: usize,
+    layers: Vec<usize>,
+    checkpointing: Checkpointing,
+    device: Device,
+}
+
+impl Plan {
+    fn new(args: &MemoryArgs) -> Self {
+        let (tokens, layers) = match (args.quick, &args.device) {
+            (true, _) => DEFAULTS[2],
+            (false, Device::Cpu) => DEFAULTS[0],
+            (false, _) => DEFAULTS[1],
+        };
+        fn or<T: Clone>(chosen: &[T], default: &[T]) -> Vec<T> {
+            if chosen.is_empty() { default } else { chosen }.to_vec()
+        }
+        let mut layers = or(&args.layers, layers);
+        layers.sort_unstable();
+        layers.dedup();
+        Self {
+            models: or(&args.shape, &MODELS),
+            tokens: args.tokens.unwrap_or(tokens),
+            layers,
+            checkpointing: args.checkpointing,
+            device: args.device.clone(),
+        }
+    }
+
+    /// The rows of one element type, from a process of its own: burn sets the default type of a
+    /// device once in a process, and `RotaryEncoding` has no other way to 16 bits.
+    fn in_own_process(&self, dtype: DType) -> Result<Vec<MemoryRow>, Box<dyn Error>> {
+        let models: Vec<&str> = self.models.iter().map(|model| model.name).collect();
+        let layers: Vec<String> = self.layers.iter().map(usize::to_string).collect();
+        let checkpointing = match self.checkpointing {
+            Checkpointing::With => "with",
+            Checkpointing::Without => "without",
+            Checkpointing::Both => "both",
+        };
+        let output = Command::new(std::env::current_exe()?)
+            .args(["bench", "memory", "--json"])
+            .args(["--shape", &models.join(",")])
+            .args(["--layers", &layers.join(",")])
+            .args(["--tokens", &self.tokens.to_string()])
+            .args(["--dtype", dtype.name()])
+            .args(["--checkpointing", checkpointing])
+            .args(["--device", &self.device.to_string()])
+            .stderr(Stdio::inherit())
+            .output()?;
+        if !output.status.success() {
+            return Err("the measurement stopped, for the reason above".into());
+        }
+        Ok(read_json_lines(&String::from_utf8(output.stdout)?)?)
+    }
+
+    fn rows(&self, dtype: DType) -> Result<Vec<MemoryRow>, Box<dyn Error>> {
+        let meter = Meter::open(&self.device)?;
+        meter.device().configure(float(dtype))?;
+        let checkpointing = self.checkpointing.values();
+        let bar = progress(self.models.len() * checkpointing.len())?;
+        let mut rows = Vec::new();
+        for model in &self.models {
+            let subject = model.at(self.tokens, dtype)?;
+            bar.set_message(format!("{} {}", subject.shape.name, dtype.name()));
+            for &checkpointing in checkpointing {
+                let mut counted = count(&subject, &meter, checkpointing, &self.layers)?;
+                add_ratios(&mut counted);
+                rows.append(&mut counted);
+                bar.inc(1);
+            }
+            if self.device == Device::Cpu {
+                rows.extend(subject.calculated(&self.layers));
+            }
+        }
+        bar.finish_and_clear();
+        Ok(rows)
+    }
+}
+
+/// Counts, and reports what was counted.
+///
+/// # Errors
+/// If the device is not there, or an output cannot be written.
+pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let output = args.output.open()?;
+    let plan = Plan::new(args);
+    let mut rows = Vec::new();
+    if let [dtype] = args.dtype[..] {
+        rows = plan.rows(dtype)?;
+    } else {
+        for &dtype in &args.dtype {
+            rows.extend(plan.in_own_process(dtype)?);
+        }
+    }
+    let bars = bars::memory(&rows);
+    output.write(&rows, || chart::memory(&rows), || table(&rows), &bars)
+}

@@ -1,0 +1,235 @@
+//! A device that fails: each failure is an error that says so, nothing hangs, nothing leaks, and
+//! the process goes on.
+
+mod common;
+
+use ascend_sim::control;
+use burn::backend::ExecutionError;
+use burn::tensor::{Device, Tensor};
+use burn_ascend::AscendDevice;
+use common::{HANG, Served, fresh, host, mrope, npus, text, within};
+
+/// What an NPU's session holds of the simulator.
+fn held() -> (usize, usize, usize) {
+    let live = control::live();
+    (live.allocations, live.streams, live.descriptors)
+}
+
+fn matrix(size: usize, device: &Device) -> Tensor<2> {
+    Tensor::full([size, size], 0.5, device)
+}
+
+/// Reads, within the limit.
+fn read(x: Tensor<2>) -> Result<Vec<f32>, ExecutionError> {
+    within(HANG, move || Ok(x.try_into_data()?.iter::<f32>().collect()))
+}
+
+fn reason<T: std::fmt::Debug>(outcome: Result<T, ExecutionError>) -> String {
+    outcome.expect_err("the device failed").reason().to_owned()
+}
+
+/// The device computes.
+fn assert_works(device: &Device) {
+    let x = matrix(2, device);
+    assert_eq!(
+        read(x.clone().matmul(x) + 1.0).expect("it computes"),
+        [1.5; 4]
+    );
+}
+
+/// Lets a device fail, and checks that it works again, at once or opened anew, that another one
+/// works, and that nothing remains allocated.
+fn survives(npu: AscendDevice, other: AscendDevice, fail: impl FnOnce(&Device)) {
+    let before = held();
+    let (failing, device) = host(npu);
+    assert_works(&device);
+    fail(&device);
+    control::clear_faults();
+    control::set_memory_limit(None);
+    {
+        let (_host, device) = host(other);
+        assert_works(&device);
+    }
+    within(HANG, move || drop(failing));
+    assert_eq!(held(), before, "allocations, streams, descriptors");
+    let (_host, device) = host(npu);
+    assert_works(&device);
+}
+
+#[test]
+fn out_of_memory_is_an_error_and_the_device_goes_on() {
+    let Some((_held, [npu, other])) = npus() else {
+        return;
+    };
+    survives(npu, other, |device| {
+        let kept = matrix(64, device);
+        read(kept.clone()).expect("it fits");
+        control::set_memory_limit(Some(control::live().bytes + (1 << 20)));
+        let large = matrix(2048, device);
+        let told = reason(read(large.clone().matmul(large)));
+        assert!(
+            told.contains("out of memory") && told.contains("aclrtMalloc"),
+            "{told}"
+        );
+        assert_eq!(read(kept).expect("what was there is there")[0], 0.5);
+        control::set_memory_limit(None);
+        assert_eq!(
+            read(matrix(2048, device)).expect("there is room again")[0],
+            0.5
+        );
+    });
+}
+
+#[test]
+fn an_operator_that_fails_in_the_forward_is_named_with_its_code() {
+    let Some((_held, [npu, other])) = npus() else {
+        return;
+    };
+    survives(npu, other, |device| {
+        let x = matrix(3, device);
+        device.sync().expect("nothing failed yet");
+        control::inject_fault("aclnnExpGetWorkspaceSize", 1, 561_103);
+        let failed = x.clone().exp();
+        let told = reason(read((failed.clone() + x.clone()).sum_dim(0)));
+        assert!(
+            told.contains("aclnnExp") && told.contains("561103"),
+            "{told}"
+        );
+        // Told as often as it is asked, and nothing else is concerned.
+        assert!(reason(read(failed)).contains("561103"));
+        assert_eq!(read(x * 2.0).expect("another computation")[0], 1.0);
+    });
+}
+
+#[test]
+fn an_operator_that_fails_in_the_backward_is_the_error_of_the_gradient() {
+    let Some((_held, [npu, other])) = npus() else {
+        return;
+    };
+    survives(npu, other, |device| {
+        // Of these, only the backward of the sine takes a cosine.
+        let x = matrix(3, &device.clone().autodiff()).require_grad();
+        let y = matrix(3, &device.clone().autodiff()).require_grad();
+        let loss = x.clone().sin() + y.clone();
+        device.sync().expect("nothing failed yet");
+        control::inject_fault("aclnnCosGetWorkspaceSize", 1, 561_103);
+        let gradients = loss.sum().backward();
+        let told = reason(read(x.grad(&gradients).expect("a gradient")));
+        assert!(
+            told.contains("aclnnCos") && told.contains("561103"),
+            "{told}"
+        );
+        assert_eq!(
+            read(y.grad(&gradients).expect("a gradient")).expect("computed")[0],
+            1.0
+        );
+
+        // And of a synchronisation, where nobody reads it.
+        control::inject_fault("aclnnCosGetWorkspaceSize", 1, 561_103);
+        let loss = x.clone().sin().sum();
+        drop(loss.backward());
+        let device = device.clone();
+        let told = reason(within(HANG, move || device.sync()));
+        assert!(told.contains("561103"), "{told}");
+    });
+}
+
+#[test]
+fn a_lost_device_is_told_at_every_read_until_it_is_opened_anew() {
+    let Some((_held, [npu, other])) = npus() else {
+        return;
+    };
+    survives(npu, other, |device| {
+        let x = matrix(3, device);
+        device.sync().expect("nothing failed yet");
+        // An AI core raises an exception: the stream does nothing more.
+        control::inject_stream_fault("aclnnExp", 1, 507_015);
+        let y = x.clone().exp();
+        let told = reason(read(y));
+        assert!(
+            told.contains("507015") && told.contains("aclnnExp"),
+            "{told}"
+        );
+        for _ in 0..3 {
+            let told = reason(read(x.clone() * 2.0));
+            assert!(told.contains("507015"), "{told}");
+        }
+    });
+}
+
+#[test]
+fn a_killed_server_is_an_error_that_says_so_and_the_process_goes_on() {
+    let Some((_held, [npu, _])) = npus() else {
+        return;
+    };
+    let mut served = Served::start("ascend-sim", "killed");
+    let (url, token) = (served.url.clone(), served.token());
+    let token = burn_ascend::server::Token::new(&token).expect("not empty");
+    let device = Device::remote_options(&token.host(&url))
+        .init()
+        .expect("it answers");
+    assert_works(&device);
+    let x = matrix(3, &device);
+    served.kill();
+    for _ in 0..3 {
+        let told = reason(read(x.clone() * 2.0));
+        assert!(
+            told.contains("RecvError") || told.contains("closed"),
+            "{told}"
+        );
+    }
+    let synced = device.clone();
+    reason(within(HANG, move || synced.sync()));
+    let (_host, device) = host(npu);
+    assert_works(&device);
+    assert_works(&Device::flex());
+}
+
+#[test]
+fn a_run_on_a_killed_server_ends_and_says_why() {
+    let mut served = Served::start("cpu", "killed-training");
+    let out = fresh("train-killed").display().to_string();
+    let (remote, token_file) = (served.remote(), served.token_file.display().to_string());
+    let run = std::thread::spawn(move || {
+        let steps = ["--steps", "100000", "--checkpoint-every", "100000"];
+        let place = [
+            "--device",
+            &remote,
+            "--token-file",
+            &token_file,
+            "--out",
+            &out,
+        ];
+        mrope(&[&["train"], &steps[..], &place].concat())
+    });
+    // Long enough for the first steps, at any time of which it may die.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    served.kill();
+    let output = within(HANG, move || run.join().expect("it ran"));
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(
+        errors.contains("the connection to the device's server is lost"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn a_verification_on_a_killed_server_has_a_row_that_says_so() {
+    let mut served = Served::start("cpu", "killed-verification");
+    let (remote, token_file) = (served.remote(), served.token_file.display().to_string());
+    let fixtures = rope_check::fixtures().expect("the test runs in the workspace");
+    let folder = fixtures.join("models/qwen2_vl_tiny").display().to_string();
+    let run = std::thread::spawn(move || {
+        let place = ["verify", "--device", &remote, "--token-file", &token_file];
+        // More than it can do before the server dies.
+        mrope(&[&place[..], &[&folder[..]; 100]].concat())
+    });
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    served.kill();
+    let output = within(HANG, move || run.join().expect("it ran"));
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(!errors.contains("panicked"), "{errors}");
+    assert!(text(&output.stdout).contains("  FAIL "));
+}

@@ -1,0 +1,308 @@
+//! `mrope bench` as a user runs it, on small tensors: results, forms and promises, never times.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use rope_bench::rows::{MemoryRow, SpeedRow, StepRow, read_csv, read_json_lines};
+use serde_json::Value;
+
+fn mrope(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mrope"))
+        .arg("bench")
+        .args(arguments)
+        // A machine with CANN is to give the same answers.
+        .env("ROPE_ASCEND_LIB_PATH", "/no/such/folder")
+        .env_remove("ROPE_ASCEND_KERNELS")
+        .output()
+        .expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+fn succeeded(arguments: &[&str]) -> String {
+    let output = mrope(arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn file(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::remove_file(&path).ok();
+    path
+}
+
+/// What a layer's two nodes may cost in the graph itself.
+const BOOKKEEPING_BYTES: usize = 4 << 10;
+/// What the kernels' tasks work in.
+const WORKSPACE_BYTES: usize = 512 << 10;
+
+#[test]
+fn fused_keeps_no_data_and_its_backward_peaks_at_the_gradients() {
+    let csv = file("memory.csv");
+    let svg = file("memory.svg");
+    let json = succeeded(&[
+        "memory",
+        "--quick",
+        "--json",
+        "--csv",
+        &csv.to_string_lossy(),
+        "--svg",
+        &svg.to_string_lossy(),
+    ]);
+    let rows: Vec<MemoryRow> = read_json_lines(&json).expect("one object a line");
+    let written = std::fs::File::open(csv).expect("the file was written");
+    assert_eq!(read_csv::<MemoryRow>(written).expect("CSV"), rows);
+    let svg = std::fs::read_to_string(svg).expect("the picture was drawn");
+    assert!(svg.starts_with("<svg") && svg.contains("RotaryEncoding"));
+
+    // Model x type x checkpointing x scheme x layers, and the calculated schemes.
+    let counted: Vec<&MemoryRow> = rows.iter().filter(|row| row.device == "flex").collect();
+    assert_eq!(counted.len(), 4 * 2 * 2 * 3 * 2);
+    for row in &counted {
+        let name = format!("{row:?}");
+        let able =
+            row.implementation != "burn::nn::RotaryEncoding" || row.rotary_dim == row.head_dim;
+        assert_eq!(row.retained_bytes.is_some(), able, "{name}");
+        assert_eq!(able, !row.note.contains("whole heads only"), "{name}");
+        if !able {
+            continue;
+        }
+        let peak = row.backward_peak_bytes.expect("counted");
+        if row.implementation == "fused" {
+            assert_eq!(row.retained_data_bytes, Some(0), "{name}");
+            assert_eq!(row.forward_large_allocations, Some(0), "{name}");
+            assert_eq!(
+                row.backward_large_peak_bytes,
+                Some(row.gradient_bytes),
+                "{name}"
+            );
+            let allowed = row.gradient_bytes + row.layers * BOOKKEEPING_BYTES + WORKSPACE_BYTES;
+            assert!(peak >= row.gradient_bytes && peak <= allowed, "{name}");
+            assert!(row.composed_ratio > Some(2.0), "{name}");
+        } else {
+            // The same count must see what the others make, or it could not fail.
+            assert!(row.forward_large_allocations > Some(0), "{name}");
+            assert!(row.backward_large_allocations > Some(0), "{name}");
+        }
+    }
+    let calculated: BTreeSet<&str> = rows
+        .iter()
+        .filter(|row| row.device == "any")
+        .map(|row| row.implementation.as_str())
+        .collect();
+    assert_eq!(calculated.len(), 3);
+    assert!(
+        json.lines()
+            .filter(|line| line.contains(r#""device":"any""#))
+            .all(|line| line.contains("calculated"))
+    );
+}
+
+#[test]
+fn on_the_simulated_npu_fused_holds_nothing_but_gradients() {
+    let arguments = [
+        "memory",
+        "--quick",
+        "--json",
+        "--device",
+        "ascend-sim",
+        "--shape",
+        "qwen3-vl-8b",
+    ];
+    let output = mrope(&arguments);
+    let errors = text(&output.stderr);
+    // Whether this program has the simulator, and whether there is a compiler for it, depends on
+    // the build.
+    if errors.contains("no simulated device") || errors.contains("no C++17 compiler") {
+        eprintln!("skipped: {errors}");
+        return;
+    }
+    assert!(output.status.success(), "{errors}");
+    let rows: Vec<MemoryRow> = read_json_lines(&text(&output.stdout)).expect("one object a line");
+    // Type x checkpointing x scheme x layers.
+    assert_eq!(rows.len(), 2 * 2 * 3 * 2);
+    for row in rows {
+        assert_eq!(row.device, "ascend-sim");
+        let peak = row.backward_peak_bytes.expect("counted");
+        if row.implementation == "fused" {
+            assert_eq!(row.retained_bytes, Some(0), "{row:?}");
+            assert_eq!(row.forward_peak_bytes, Some(0), "{row:?}");
+            let allowed = row.gradient_bytes + BOOKKEEPING_BYTES;
+            assert!(peak >= row.gradient_bytes && peak <= allowed, "{row:?}");
+        } else {
+            // The same count must see what the others make, or it could not fail.
+            assert!(
+                row.step_peak_bytes > Some(2 * row.gradient_bytes),
+                "{row:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_case_is_checked_and_timed() {
+    let json = succeeded(&["speed", "--quick", "--json"]);
+    for line in json.lines() {
+        let row: Value = serde_json::from_str(line).expect("one object a line");
+        for key in [
+            "case",
+            "implementation",
+            "direction",
+            "dtype",
+            "pairing",
+            "layout",
+        ] {
+            assert!(row[key].is_string(), "{key}: {line}");
+        }
+        for key in ["bytes", "median_ns", "copy_ratio"] {
+            assert!(row[key].as_f64() > Some(0.0), "{key}: {line}");
+        }
+    }
+    let rows: Vec<SpeedRow> = read_json_lines(&json).expect("rows");
+    let distinct =
+        |value: &dyn Fn(&SpeedRow) -> String| rows.iter().map(value).collect::<BTreeSet<_>>();
+    assert_eq!(distinct(&|row| row.pairing.clone()).len(), 4);
+    assert_eq!(distinct(&|row| row.dtype.name().to_owned()).len(), 3);
+    assert_eq!(distinct(&|row| row.layout.clone()).len(), 3);
+    assert_eq!(distinct(&|row| row.baseline.clone()).len(), 2);
+    let implementations = distinct(&|row| row.implementation.clone());
+    let expected = [
+        "burn::nn::RotaryEncoding",
+        "composed",
+        "fused",
+        "no rotation",
+        "rope-core",
+    ];
+    assert_eq!(implementations, expected.map(str::to_owned).into());
+    for row in &rows {
+        let passes = if row.direction.name() == "both" { 2 } else { 1 };
+        assert_eq!(
+            row.bytes % (2 * passes * row.tokens * row.dtype.size_bytes()),
+            0,
+            "{row:?}"
+        );
+    }
+}
+
+#[test]
+fn rounds_add_their_samples_to_those_before() {
+    let arguments = ["speed", "--quick", "--json", "--dtype", "f32"];
+    let rounds = |number| {
+        let json = succeeded(&[&arguments[..], &["--rounds", number]].concat());
+        read_json_lines::<SpeedRow>(&json).expect("rows")
+    };
+    let (one, three) = (rounds("1"), rounds("3"));
+    assert_eq!(one.len(), three.len());
+    for (one, three) in one.iter().zip(&three) {
+        let all = if one.implementation == "rope-core" {
+            3
+        } else {
+            1
+        };
+        assert_eq!((&one.case, one.samples), (&three.case, 1));
+        assert_eq!(three.samples, all, "{three:?}");
+    }
+}
+
+#[test]
+fn cases_are_chosen_by_name_and_by_factor() {
+    let list = |arguments: &[&str]| -> Vec<String> {
+        let all = ["speed", "--list"]
+            .iter()
+            .chain(arguments)
+            .copied()
+            .collect::<Vec<_>>();
+        succeeded(&all).lines().map(str::to_owned).collect()
+    };
+    let chosen = list(&[
+        "--dtype",
+        "bf16",
+        "--pairing",
+        "adjacent",
+        "--filter",
+        "bnsd",
+        "--filter",
+        "in_place",
+    ]);
+    assert_eq!(
+        chosen,
+        [
+            "forward/bnsd/bf16/adjacent/single/Qwen3-VL-8B@8192/in_place",
+            "backward/bnsd/bf16/adjacent/single/Qwen3-VL-8B@8192/in_place",
+        ]
+    );
+    assert!(list(&["--full"]).len() > 2 * list(&[]).len());
+    let tokens = list(&["--group", "decode", "--tokens", "7"]);
+    assert!(tokens.iter().all(|name| name.contains("@7/")), "{tokens:?}");
+
+    for (arguments, expected) in [
+        (&["speed", "--filter", "fp8"][..], "--list"),
+        (&["speed", "--pairing", "neox"], "interleave_half"),
+        (&["memory", "--tokens", "0"], "1..=1048576"),
+        (&["speed", "--tokens", "99999999999999"], "1..=1048576"),
+        (&["memory", "--layers", "99999999999"], "1..=1000"),
+        (&["memory", "--shape", "gpt"], "qwen3-vl-8b"),
+        (&["memory", "--dtype", "f64"], "f32, bf16, f16"),
+        (&["speed", "--dtype", "f64"], "f32, bf16, f16"),
+        (&["speed", "--quick", "--full"], "cannot be used with"),
+    ] {
+        let failed = mrope(arguments);
+        assert!(!failed.status.success(), "{arguments:?}");
+        let message = text(&failed.stderr);
+        assert!(
+            message.starts_with("error: ") && message.contains(expected),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn a_share_is_given_for_the_trained_model_and_for_a_layer() {
+    let rows: Vec<StepRow> =
+        read_json_lines(&succeeded(&["step", "--quick", "--json"])).expect("rows");
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        assert!(row.rotation_ns > 0.0 && row.step_ns.is_finite(), "{row:?}");
+        assert_eq!(row.step == "mrope train", row.layers == 2, "{row:?}");
+    }
+}
+
+#[test]
+fn tables_fit_a_terminal_and_say_how_figures_came_about() {
+    let commands: [&[&str]; 3] = [
+        &[
+            "memory",
+            "--quick",
+            "--shape",
+            "qwen2.5-vl-7b",
+            "--layers",
+            "1,36",
+        ],
+        &["speed", "--quick", "--dtype", "f32"],
+        &["step", "--quick"],
+    ];
+    for arguments in commands {
+        for line in succeeded(arguments).lines() {
+            let claims = line.starts_with("met") || line.starts_with("NOT MET");
+            assert!(
+                line.chars().count() <= 100 || claims,
+                "{arguments:?}: {line}"
+            );
+        }
+    }
+    let table = succeeded(&[
+        "memory", "--quick", "--shape", "flux", "--dtype", "f32", "--check",
+    ]);
+    for words in [
+        "measured on flex",
+        "gradient checkpointing",
+        "calculated",
+        "0+0",
+        "saves",
+    ] {
+        assert!(table.contains(words), "{words}: {table}");
+    }
+}

@@ -1,0 +1,155 @@
+//! The simulated NPUs of a test process, and `mrope` as a user runs it.
+#![allow(dead_code, reason = "no test file uses all of it")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, MutexGuard, Once};
+use std::time::Duration;
+
+use ascend_sim::Machine;
+use ascend_sim::control::{self, Session};
+use burn_ascend::{AscendDevice, AscendError, AscendHost};
+
+/// Longer than anything here takes on a busy machine: only a hang reaches it.
+pub(crate) const HANG: Duration = Duration::from_secs(120);
+
+/// Fails if `body` does not end.
+pub(crate) fn within<T: Send + 'static>(
+    limit: Duration,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let (done, result) = channel();
+    let thread = std::thread::spawn(move || done.send(body()).is_ok());
+    match result.recv_timeout(limit) {
+        Ok(value) => value,
+        Err(_) if thread.is_finished() => panic!("the thread under test panicked"),
+        Err(_) => panic!("no end after {limit:?}"),
+    }
+}
+
+/// Two simulated NPUs, for one test at a time: memory, calls and faults are those of the process.
+/// Nothing where no compiler makes the kernels.
+pub(crate) fn npus() -> Option<(MutexGuard<'static, ()>, [AscendDevice; 2])> {
+    static ONE: Mutex<()> = Mutex::new(());
+    static MACHINE: Once = Once::new();
+    let held = ONE.lock().unwrap_or_else(|broken| broken.into_inner());
+    MACHINE.call_once(|| {
+        let devices = 2;
+        // Kept: the runtime, which is started once, belongs to this machine.
+        std::mem::forget(Session::with_machine(Machine {
+            devices,
+            ..Machine::default()
+        }));
+    });
+    let npu = rope_ascend::rope::Npu::simulated().expect("the simulator starts");
+    if let Err(AscendError::NoKernels { reason, .. }) = npu.kernels() {
+        assert!(reason.contains("no C++17 compiler"), "{reason}");
+        eprintln!("skipped: {reason}");
+        return None;
+    }
+    control::clear_faults();
+    control::set_memory_limit(None);
+    let npus = [0, 1].map(|ordinal| burn_ascend::simulated(ordinal).expect("built with it"));
+    Some((held, npus))
+}
+
+/// A served NPU and its burn device.
+pub(crate) fn host(npu: AscendDevice) -> (AscendHost, burn::tensor::Device) {
+    let host = AscendHost::start(&[npu]).expect("the simulated device opens");
+    let device = host.devices()[0].clone();
+    (host, device)
+}
+
+/// Runs the program.
+pub(crate) fn mrope(arguments: &[&str]) -> Output {
+    command(arguments).output().expect("program starts")
+}
+
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
+    command
+        .args(arguments)
+        // A machine with CANN, or with a token of its user's, is to give the same answers.
+        .env("ROPE_ASCEND_LIB_PATH", "/no/such/folder")
+        .env_remove("ROPE_ASCEND_KERNELS")
+        .env_remove("MROPE_TOKEN");
+    command
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("output is text")
+}
+
+/// A folder for a test's files, which does not exist yet.
+pub(crate) fn fresh(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    if path.is_dir() {
+        std::fs::remove_dir_all(&path).expect("the old folder goes");
+    } else if path.exists() {
+        std::fs::remove_file(&path).expect("the old file goes");
+    }
+    path
+}
+
+/// A running `mrope serve`; killed with it.
+pub(crate) struct Served {
+    child: Child,
+    pub(crate) url: String,
+    pub(crate) token_file: PathBuf,
+    pub(crate) said: String,
+}
+
+impl Served {
+    pub(crate) fn start(device: &str, name: &str) -> Self {
+        let token_file = fresh(&format!("{name}.token"));
+        let path = token_file.display().to_string();
+        let arguments = ["serve", "--device", device, "--bind", "127.0.0.1:0"];
+        let mut child = command(&arguments)
+            .args(["--token-file", &path])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("program starts");
+        let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut said = String::new();
+        while !said.contains("stop ") {
+            let read = output.read_line(&mut said).expect("output is text");
+            assert!(read > 0, "it ended: {said}");
+        }
+        // Its log must not fill the pipe.
+        std::thread::spawn(move || output.read_to_end(&mut Vec::new()));
+        let url = said
+            .split_whitespace()
+            .find(|word| word.starts_with("ws://"));
+        Self {
+            url: url.expect("an address").to_owned(),
+            child,
+            token_file,
+            said,
+        }
+    }
+
+    /// Its device for `--device`.
+    pub(crate) fn remote(&self) -> String {
+        format!("remote:{}", self.url)
+    }
+
+    pub(crate) fn token(&self) -> String {
+        std::fs::read_to_string(&self.token_file).expect("the token was written")
+    }
+
+    /// Ends the process as a crash does.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it was running");
+        self.child.wait().expect("it ends");
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It may have been killed before.
+        let _gone = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}

@@ -1,0 +1,213 @@
+//! `mrope doctor`, and `--device` of the other commands, as a user runs them. Whether this program
+//! has the simulator, and whether there is a C++17 compiler for it, depends on the build: both
+//! answers are checked.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn mrope(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mrope"))
+        .args(arguments)
+        // A machine with CANN is to give the same answers.
+        .env("ROPE_ASCEND_LIB_PATH", "/no/such/folder")
+        .env_remove("ROPE_ASCEND_KERNELS")
+        .output()
+        .expect("program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("output is text")
+}
+
+fn fixtures() -> String {
+    let path = rope_check::fixtures().expect("the test runs in the workspace");
+    path.display().to_string()
+}
+
+/// The output of a command on the simulated NPU; none where that cannot run, for a reason that is
+/// checked.
+fn simulated(arguments: &[&str]) -> Option<Output> {
+    let output = mrope(arguments);
+    let errors = text(&output.stderr);
+    if errors.contains("no simulated device") {
+        let command = format!("cargo run --features ascend-sim -- {}", arguments.join(" "));
+        assert!(errors.contains(&command), "{errors}");
+    } else if errors.contains("no C++17 compiler") {
+        assert!(errors.contains("g++"), "{errors}");
+    } else {
+        return Some(output);
+    }
+    assert_eq!(output.status.code(), Some(1));
+    eprintln!("skipped: {errors}");
+    None
+}
+
+#[test]
+fn doctor_without_cann_says_what_is_missing_and_what_to_do() {
+    let output = mrope(&["doctor"]);
+    let found = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{found}");
+    for part in [
+        "ROPE_ASCEND_LIB_PATH=/no/such/folder",
+        "/no/such/folder/libacl_rt.so, /no/such/folder/libascendcl.so",
+        "our kernels, compiled at run time",
+        "npu_mrope, with a gradient",
+        "set_env.sh",
+        "0 of 6 ways",
+    ] {
+        assert!(found.contains(part), "{part} is not in {found}");
+    }
+    let remedy = found.matches("set_env.sh").count();
+    assert_eq!(remedy, 1, "a remedy is said once: {found}");
+}
+
+#[test]
+fn doctor_prints_json() {
+    let output = mrope(&["doctor", "--json"]);
+    assert_eq!(output.status.code(), Some(0));
+    let found: Value = serde_json::from_str(&text(&output.stdout)).expect("an object");
+    assert_eq!(found["complete"], false);
+    assert_eq!(found["paths"].as_array().map(Vec::len), Some(6));
+    for path in found["paths"].as_array().expect("a list") {
+        assert!(
+            path["ready"] == false && path["remedy"].is_string(),
+            "{path}"
+        );
+    }
+}
+
+#[test]
+fn doctor_is_all_green_on_the_simulator() {
+    let Some(output) = simulated(&["doctor", "--device", "ascend-sim"]) else {
+        return;
+    };
+    let found = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{found}");
+    if found.contains("no C++17 compiler") {
+        eprintln!("skipped: no C++17 compiler");
+        return;
+    }
+    assert!(
+        !found.contains("  --  ") && found.contains("Everything works"),
+        "{found}"
+    );
+    assert!(
+        found.contains("our kernels: made, run, and right"),
+        "{found}"
+    );
+}
+
+#[test]
+fn a_device_without_cann_is_one_clear_error() {
+    for command in [
+        &["verify", "--device", "ascend", "x"][..],
+        &["gradcheck", "--device", "ascend:3"],
+    ] {
+        let output = mrope(command);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(
+            errors.starts_with("error: no Ascend runtime library found, tried"),
+            "{errors}"
+        );
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+    }
+    let output = mrope(&["verify", "--path", "aclnn", "x"]);
+    assert!(text(&output.stderr).contains("add --device ascend"));
+    let output = mrope(&["verify", "--device", "tpu", "x"]);
+    assert!(text(&output.stderr).contains("expected cpu, ascend, ascend:N, ascend-sim or remote:"));
+}
+
+#[test]
+fn verify_runs_the_kernels_on_the_simulator() {
+    let fixtures = fixtures();
+    let arguments = [
+        "verify",
+        "--device",
+        "ascend-sim",
+        "--engine",
+        "kernels",
+        &fixtures,
+    ];
+    let Some(output) = simulated(&["verify", "--device", "ascend-sim", &fixtures]) else {
+        return;
+    };
+    let found = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{found}");
+    assert!(found.contains("files: 0 out of tolerance"), "{found}");
+    for dtype in ["f32", "f16", "bf16"] {
+        let rows = found.lines().filter(|line| {
+            line.contains("ascend-sim/kernels") && line.contains(&format!(" {dtype} "))
+        });
+        assert!(rows.count() >= 2 * 10, "{dtype}: {found}");
+    }
+    let one = text(&mrope(&arguments).stdout);
+    assert!(one.contains("ascend-sim/kernels"), "{one}");
+}
+
+#[test]
+fn verify_counts_what_the_stock_operators_do_not_take() {
+    let fixtures = fixtures();
+    let arguments = [
+        "verify",
+        "--device",
+        "ascend-sim",
+        "--path",
+        "aclnn",
+        "--json",
+        &fixtures,
+    ];
+    let Some(output) = simulated(&arguments) else {
+        return;
+    };
+    assert_eq!(output.status.code(), Some(0));
+    let rows: Vec<Value> = text(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("each line is an object"))
+        .collect();
+    let of = |name: &str| {
+        let engine = |row: &&Value| {
+            row["engine"]
+                .as_str()
+                .is_some_and(|engine| engine.ends_with(name))
+        };
+        rows.iter().filter(engine).collect::<Vec<_>>()
+    };
+    for operator in ["npu_mrope", "npu_rotary_mul"] {
+        let rows = of(operator);
+        assert!(
+            rows.iter().any(|row| row["pass"] == true),
+            "{operator}: {rows:?}"
+        );
+        let mut skipped = rows.iter().filter_map(|row| row["skipped"].as_str());
+        assert!(
+            skipped.any(|reason| reason.contains(" takes ")),
+            "{operator}: {rows:?}"
+        );
+    }
+}
+
+#[test]
+fn gradcheck_runs_on_the_simulator() {
+    let case = "half/striped[24,20,20]/qwen3_vl";
+    let arguments = [
+        "gradcheck",
+        "--device",
+        "ascend-sim",
+        "--json",
+        "--filter",
+        case,
+    ];
+    let Some(output) = simulated(&arguments) else {
+        return;
+    };
+    let rows: Vec<Value> = text(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("each line is an object"))
+        .collect();
+    assert_eq!(output.status.code(), Some(0), "{rows:?}");
+    assert!(rows.iter().all(|row| row["pass"] == true), "{rows:?}");
+    // Three types: forward, adjoint, identity, and the gradients of cos and sin.
+    assert_eq!(rows.len(), 3 * 4, "{rows:?}");
+}

@@ -1,0 +1,188 @@
+//! `mrope serve`: who gets in, and what a user reads.
+
+mod common;
+
+use std::net::TcpListener;
+
+use common::{HANG, Served, command, fresh, mrope, text, within};
+
+/// Says no, in one line.
+fn refused(arguments: &[&str]) -> String {
+    let output = mrope(arguments);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(
+        errors.starts_with("error: ") && errors.lines().count() == 1,
+        "{errors}"
+    );
+    errors
+}
+
+#[test]
+fn only_who_has_the_token_gets_in() {
+    let served = Served::start("cpu", "strangers");
+    let (url, remote) = (served.url.clone(), served.remote());
+    assert!(url.starts_with("ws://127.0.0.1:"), "{url}");
+    let token = served.token();
+    assert!(
+        token.trim().len() >= 32 && !served.said.contains(token.trim()),
+        "{}",
+        served.said
+    );
+    for part in ["cpu at ws://", "--token-file", &remote, "Ctrl+C"] {
+        assert!(
+            served.said.contains(part),
+            "{part} is not in {}",
+            served.said
+        );
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = served
+            .token_file
+            .metadata()
+            .expect("it is there")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    let verify = ["verify", "--device", &remote, "no-such-file"];
+    let none = refused(&verify);
+    assert!(
+        none.contains("--token-file") && none.contains("MROPE_TOKEN"),
+        "{none}"
+    );
+    let wrong = command(&verify)
+        .env("MROPE_TOKEN", "guess")
+        .output()
+        .expect("it starts");
+    assert!(
+        text(&wrong.stderr).contains("rejected the credential"),
+        "{wrong:?}"
+    );
+    let right = command(&verify)
+        .env("MROPE_TOKEN", token)
+        .output()
+        .expect("it starts");
+    assert!(text(&right.stdout).contains("no-such-file"), "{right:?}");
+    let second = refused(&[
+        "train",
+        "--device",
+        &format!("{remote}#1"),
+        "--token-file",
+        &served.token_file.display().to_string(),
+    ]);
+    assert!(second.contains("hosts only 1 device"), "{second}");
+    let npu = refused(&["gradcheck", "--device", &remote]);
+    assert!(npu.contains("is no NPU of this machine"), "{npu}");
+}
+
+#[test]
+fn golden_files_verify_on_a_served_device() {
+    let served = Served::start("cpu", "golden");
+    let fixture = rope_check::fixtures()
+        .expect("the test runs in the workspace")
+        .join("qwen3_vl_mrope_24_20_20_interleaved.safetensors");
+    let fixture = fixture.display().to_string();
+    let token_file = served.token_file.display().to_string();
+    let remote = served.remote();
+    let output = mrope(&[
+        "verify",
+        "--device",
+        &remote,
+        "--token-file",
+        &token_file,
+        &fixture,
+    ]);
+    let found = text(&output.stdout);
+    assert!(output.status.success(), "{found}{}", text(&output.stderr));
+    assert!(
+        found.contains("burn/fused") && found.contains(" 0 out of tolerance"),
+        "{found}"
+    );
+}
+
+#[test]
+fn a_token_is_kept_and_must_be_kept_safe() {
+    let served = Served::start("cpu", "kept");
+    let (token, path) = (served.token(), served.token_file.display().to_string());
+    drop(served);
+    // As another run finds it.
+    let again = within(HANG, {
+        let path = path.clone();
+        move || {
+            let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+            let address = taken.local_addr().expect("an address").to_string();
+            refused(&[
+                "serve",
+                "--device",
+                "cpu",
+                "--bind",
+                &address,
+                "--token-file",
+                &path,
+            ])
+        }
+    });
+    assert!(again.contains("cannot listen on 127.0.0.1:"), "{again}");
+    assert_eq!(std::fs::read_to_string(&path).expect("it is there"), token);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let open = std::fs::Permissions::from_mode(0o644);
+        std::fs::set_permissions(&path, open).expect("it is ours");
+        let open = refused(&["serve", "--device", "cpu", "--token-file", &path]);
+        assert!(open.contains("chmod 600"), "{open}");
+    }
+    let empty = fresh("empty.token");
+    std::fs::write(&empty, "\n").expect("it is ours");
+    let empty = empty.display().to_string();
+    let empty = refused(&[
+        "train",
+        "--device",
+        "remote:ws://127.0.0.1:1",
+        "--token-file",
+        &empty,
+    ]);
+    assert!(empty.contains("is empty"), "{empty}");
+}
+
+#[test]
+fn an_address_for_others_wants_a_named_token() {
+    let open = refused(&["serve", "--device", "cpu", "--bind", "0.0.0.0:0"]);
+    assert!(
+        open.contains("open to other machines") && open.contains("--token-file"),
+        "{open}"
+    );
+}
+
+#[test]
+fn help_has_both_sides_and_what_the_network_sees() {
+    let output = mrope(&["serve", "--help"]);
+    let help = text(&output.stdout);
+    for part in [
+        "mrope train --device remote:ws://",
+        "RemoteHost::websocket",
+        "ssh -L",
+        "not encrypted",
+    ] {
+        assert!(help.contains(part), "{part} is not in {help}");
+    }
+}
+
+#[test]
+fn without_cann_it_says_what_is_missing_and_how_to_get_on() {
+    for command in ["train", "serve"] {
+        let missing = refused(&[command, "--device", "ascend"]);
+        for part in [
+            "no Ascend runtime library found",
+            "install CANN",
+            "mrope doctor",
+            "--device ascend-sim",
+        ] {
+            assert!(missing.contains(part), "{part} is not in {missing}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! `mrope verify` as a user runs it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn fixtures() -> PathBuf {
+    rope_check::fixtures().expect("the test runs in the workspace")
+}
+
+fn mrope(arguments: &[&str], paths: &[&Path]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mrope"))
+        .arg("verify")
+        .args(arguments)
+        .args(paths)
+        .output()
+        .expect("program starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("output is text")
+}
+
+fn json(output: &Output) -> Vec<Value> {
+    stdout(output)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("each line is an object"))
+        .collect()
+}
+
+/// An empty folder of this test.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).expect("old folder goes");
+    }
+    std::fs::create_dir_all(folder.join("inner")).expect("folder is made");
+    folder
+}
+
+#[test]
+fn the_fixtures_pass_and_what_is_not_golden_is_listed() {
+    let output = mrope(&[], &[&fixtures()]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("skipped") && text.contains("MANIFEST: neither .safetensors nor .json"));
+    assert!(text.contains("of 17 files: 0 out of tolerance; 0 files cannot be verified"));
+    let longest = text
+        .lines()
+        .filter(|line| line.starts_with("  "))
+        .map(str::len)
+        .max();
+    assert!(longest <= Some(100), "{longest:?}");
+}
+
+#[test]
+fn json_prints_one_object_per_row() {
+    let output = mrope(&["--json"], &[&fixtures()]);
+    assert_eq!(output.status.code(), Some(0));
+    let rows = json(&output);
+    for row in &rows {
+        assert!(row["file"].is_string() && row["tensor"].is_string() && row["engine"].is_string());
+        assert!(
+            row["max_abs"].as_f64() <= row["tolerance"].as_f64(),
+            "{row}"
+        );
+        assert_eq!(row["pass"], true, "{row}");
+    }
+    for dtype in ["f64", "f32", "f16", "bf16"] {
+        let of_type = |row: &&Value| row["dtype"] == dtype && row["tensor"] == "dq";
+        assert_eq!(rows.iter().filter(of_type).count(), 10, "{dtype}");
+    }
+    let skipped = String::from_utf8(output.stderr).expect("output is text");
+    assert!(
+        skipped.lines().all(|line| line.starts_with("skipped ")),
+        "{skipped}"
+    );
+}
+
+#[test]
+fn one_altered_value_fails_and_its_tensor_is_named() {
+    let folder = folder("altered");
+    let mut bytes = std::fs::read(fixtures().join("glm4v_mrope_8_12_12_partial_pairs.safetensors"))
+        .expect("fixture reads");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("fixture parses");
+    let dk = tensors.tensor("dk.f64").expect("tensor is there").data();
+    let at = dk.as_ptr() as usize - bytes.as_ptr() as usize + 8 * 300;
+    let value = f64::from_le_bytes(dk[2400..2408].try_into().expect("eight bytes"));
+    bytes[at..at + 8].copy_from_slice(&(value + 0.25).to_le_bytes());
+    let file = folder.join("inner/altered.safetensors");
+    std::fs::write(&file, bytes).expect("file is written");
+
+    let output = mrope(&[], &[&folder]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let failed: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("  FAIL"))
+        .collect();
+    assert_eq!(failed.len(), 4, "{text}");
+    assert!(failed.iter().all(|line| line.contains(" dk ")), "{text}");
+    assert!(text.contains("dk at [0, 0, 2, 44]: computed"), "{text}");
+
+    let rows = json(&mrope(&["--json"], &[&file]));
+    for row in rows {
+        assert_eq!(row["pass"], row["tensor"] != "dk", "{row}");
+        assert_eq!(row.get("worst").is_some(), row["tensor"] == "dk", "{row}");
+    }
+}
+
+/// `llama_rope_half.safetensors` with q[0] set, and all of q_out zero where `wrong`.
+fn with_q(name: &str, q: f32, wrong: bool) -> PathBuf {
+    let mut bytes = std::fs::read(fixtures().join("llama_rope_half.safetensors")).expect("reads");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("fixture parses");
+    let range = |name: &str| {
+        let data = tensors.tensor(name).expect("tensor is there").data();
+        let start = data.as_ptr() as usize - bytes.as_ptr() as usize;
+        start..start + data.len()
+    };
+    let (input, output) = (range("q.bf16"), range("q_out.f64"));
+    let value = half::bf16::from_f32(q);
+    bytes[input.start..input.start + 2].copy_from_slice(&value.to_le_bytes());
+    let first = output.start..output.start + 8;
+    bytes[first].copy_from_slice(&value.to_f64().to_le_bytes());
+    if wrong {
+        bytes[output].fill(0);
+    }
+    let file = folder(name).join("altered.safetensors");
+    std::fs::write(&file, bytes).expect("file is written");
+    file
+}
+
+#[test]
+fn an_infinite_input_excuses_nothing() {
+    let output = mrope(&["--json"], &[&with_q("infinite", f32::INFINITY, true)]);
+    assert_eq!(output.status.code(), Some(1));
+    for row in json(&output) {
+        assert_eq!(row["pass"], row["tensor"] != "q_out", "{row}");
+        assert!(row["tolerance"].is_f64(), "{row}");
+    }
+}
+
+#[test]
+fn what_overflows_a_type_is_skipped_in_it_and_said() {
+    let file = with_q("overflow", 1e5, false);
+    let output = mrope(&["--json"], &[&file]);
+    assert_eq!(output.status.code(), Some(0));
+    let (skipped, rows): (Vec<_>, Vec<_>) = json(&output)
+        .into_iter()
+        .partition(|row| row["skipped"].is_string());
+    assert!(
+        rows.iter()
+            .all(|row| row["pass"] == true && row["dtype"] != "f16")
+    );
+    assert_eq!(skipped.len(), 1);
+    assert_eq!(skipped[0]["dtype"], "f16");
+    let text = stdout(&mrope(&[], &[&file]));
+    assert!(text.contains("q holds 99840"), "{text}");
+    assert!(text.contains("1 comparisons skipped"), "{text}");
+
+    let wrong = mrope(&["--json"], &[&with_q("overflow_wrong", 1e5, true)]);
+    assert_eq!(wrong.status.code(), Some(1));
+}
+
+#[test]
+fn what_cannot_be_read_fails_beside_what_can() {
+    let folder = folder("unreadable");
+    let whole =
+        std::fs::read(fixtures().join("llama_rope_half.safetensors")).expect("fixture reads");
+    std::fs::write(folder.join("cut.safetensors"), &whole[..1000]).expect("file is written");
+    std::fs::write(folder.join("whole.safetensors"), &whole).expect("file is written");
+    std::fs::write(folder.join("notes.md"), "not a golden file").expect("file is written");
+    let output = mrope(&[], &[&folder, &folder.join("absent.safetensors")]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("FAIL is not a complete safetensors file"),
+        "{text}"
+    );
+    assert!(text.contains("FAIL cannot be read"), "{text}");
+    assert!(
+        text.contains("of 1 files: 0 out of tolerance; 2 files cannot be verified, 1 skipped"),
+        "{text}"
+    );
+    let rows = json(&mrope(&["--json"], &[&folder.join("cut.safetensors")]));
+    assert_eq!(rows.len(), 1);
+    assert!(
+        rows[0]["pass"] == false && rows[0]["error"].is_string(),
+        "{}",
+        rows[0]
+    );
+
+    // Asked for by name, another kind of file is an error, not a skip; and so is a folder without
+    // golden files.
+    let notes = mrope(&[], &[&folder.join("notes.md")]);
+    assert_eq!(notes.status.code(), Some(1));
+    assert!(stdout(&notes).contains("is no golden file: neither .safetensors nor .json"));
+    let nothing = mrope(&[], &[&folder.join("inner")]);
+    assert_eq!(nothing.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&nothing.stderr).contains("nothing to verify"));
+}
+
+#[test]
+fn engines_are_chosen_by_name_or_part() {
+    let file = fixtures().join("qwen3_5_mrope_11_11_10_partial.safetensors");
+    let engines = |name: &str| {
+        let output = mrope(&["--json", "--engine", name], &[&file]);
+        assert_eq!(output.status.code(), Some(0), "{name}");
+        let mut names: Vec<String> = json(&output)
+            .iter()
+            .filter(|row| row["tensor"] == "q_out" && row["dtype"] == "f32")
+            .map(|row| row["engine"].as_str().expect("a name").to_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(engines("burn-composed"), ["burn/composed"]);
+    assert_eq!(engines("burn"), ["burn/composed", "burn/fused"]);
+    assert_eq!(engines("cpu/portable"), ["cpu/portable"]);
+    assert_eq!(engines("best").len(), 1);
+    assert!(
+        engines("portable")
+            .iter()
+            .all(|name| name.starts_with("cpu/portable"))
+    );
+    assert!(engines("all").len() >= 5);
+    let unknown = mrope(&["--engine", "abacus"], &[&file]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("burn/fused"));
+}
+
+#[test]
+fn the_format_is_in_the_help() {
+    let text = stdout(&mrope(&["--help"], &[]));
+    for word in [
+        "position_ids",
+        "rope_parameters",
+        "q_out.X",
+        "inv_freq_f64",
+        "save_file",
+    ] {
+        assert!(text.contains(word), "{word}");
+    }
+}
