@@ -11,12 +11,13 @@ use crate::rope::{AngleRows, Heads, KERNELS_VARIABLE, KernelType, Npu, Operand, 
 use crate::safe::{Device, Runtime};
 
 /// Variables that decide what is found.
-const SETTINGS: [&str; 5] = [
+const SETTINGS: [&str; 6] = [
     loader::PATH_VARIABLE,
     "ASCEND_HOME_PATH",
     "ASCEND_TOOLKIT_HOME",
     "LD_LIBRARY_PATH",
     KERNELS_VARIABLE,
+    loader::POOL_VARIABLE,
 ];
 
 /// Libraries, what each is for, and what to do where it is missing.
@@ -32,10 +33,12 @@ const LIBRARIES: [(LibraryNames, &str, &str); 4] = [
 ];
 
 /// By the beginning of a function's name, what needs it.
-const PURPOSES: [(&str, &str); 6] = [
+const PURPOSES: [(&str, &str); 8] = [
     ("aclrtBinary", "our kernels"),
     ("aclrtLaunchKernel", "our kernels"),
     ("aclrtGetDeviceInfo", "our kernels (sizes of the device)"),
+    ("aclrtMallocAlign32", "device memory without padding"),
+    ("aclrtCreateStream", "quicker launches and waits"),
     ("aclnn", "that stock operator"),
     ("aclCreate", "the stock operators"),
     ("aclDestroy", "the stock operators"),

@@ -96,8 +96,8 @@ pub enum AscendError {
     },
     /// Device or pinned host memory ran out, also after the caches were emptied.
     #[error(
-        "out of memory in {function}: {requested_bytes} bytes asked for, {live_bytes} in use: \
-         {detail}"
+        "out of memory in {function}: {requested_bytes} bytes asked for, {live_bytes} in use, \
+         {cached_bytes} cached in pieces of at most {largest_cached_bytes}: {detail}"
     )]
     OutOfMemory {
         /// The C function.
@@ -106,6 +106,10 @@ pub enum AscendError {
         requested_bytes: usize,
         /// Bytes in use through this crate on that device.
         live_bytes: usize,
+        /// Bytes cached between those in use, by this crate on that device.
+        cached_bytes: usize,
+        /// Bytes of the largest cached piece.
+        largest_cached_bytes: usize,
         /// The runtime's last message.
         detail: String,
     },

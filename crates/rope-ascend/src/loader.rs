@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use libloading::Library;
 
 use crate::error::LoadError;
+use crate::safe::Pooling;
 use crate::sys::{AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Resolve};
 
 /// One role with its library names, newest first.
@@ -58,6 +59,20 @@ pub(crate) const COMPILER: LibraryNames = LibraryNames {
 
 /// Variable that names the folder of the libraries and overrides the search.
 pub(crate) const PATH_VARIABLE: &str = "ROPE_ASCEND_LIB_PATH";
+
+/// Variable that overrides how device memory is asked for: `segments` or `blocks`.
+pub(crate) const POOL_VARIABLE: &str = "ROPE_ASCEND_POOL";
+
+impl Pooling {
+    /// What the variable says, if it says anything.
+    fn chosen() -> Option<Self> {
+        match env::var(POOL_VARIABLE).ok()?.as_str() {
+            "segments" => Some(Self::Segments),
+            "blocks" => Some(Self::Blocks),
+            _ => None,
+        }
+    }
+}
 
 /// The folders that are searched, in order; the loader's own path comes last.
 fn search_folders(explicit: Option<&Path>) -> Vec<PathBuf> {
@@ -169,6 +184,8 @@ pub struct Api {
     pub(crate) rotary: AclRotary,
     /// Run-time compiler, where it exists.
     pub(crate) rtc: Result<AclRtc, LoadError>,
+    /// How device memory is asked for.
+    pub(crate) pooling: Pooling,
     /// Where the runtime was found.
     pub(crate) origin: String,
     pub(crate) opened: Vec<Opened>,
@@ -227,6 +244,7 @@ impl Api {
             operators,
             rotary,
             rtc,
+            pooling: Pooling::chosen().unwrap_or_default(),
             origin: opened[0].path.display().to_string(),
             opened,
         })
@@ -262,12 +280,22 @@ impl Api {
             rotary: unsafe { AclRotary::load(resolve) },
             // SAFETY: the caller vouches for signatures and lifetime.
             rtc: unsafe { AclRtc::load(resolve) }.map_err(missing),
+            pooling: Pooling::chosen().unwrap_or_default(),
             origin: origin.to_owned(),
             opened: Vec::new(),
         })
     }
 
-    /// The simulator's functions, which are part of this program.
+    /// Asks for device memory in this way; without this, in the one that the variable
+    /// `ROPE_ASCEND_POOL` names (`segments` or `blocks`), else in segments.
+    #[must_use]
+    pub fn with_pooling(self, pooling: Pooling) -> Self {
+        Self { pooling, ..self }
+    }
+
+    /// The simulator's functions, which are part of this program. Unless `ROPE_ASCEND_POOL` says
+    /// otherwise, each buffer is an allocation of its own, so that the simulator sees every access
+    /// beyond one.
     ///
     /// # Errors
     /// [`LoadError::SymbolsMissing`], if the simulator lacked functions of the runtime.
@@ -275,7 +303,8 @@ impl Api {
     pub fn simulated() -> Result<Self, LoadError> {
         // SAFETY: the simulator declares its functions as the vendor does (compared by `cargo xtask
         // abi`), and is linked into this program.
-        unsafe { Self::from_resolver("ascend-sim", ascend_sim::symbol) }
+        let api = unsafe { Self::from_resolver("ascend-sim", ascend_sim::symbol) }?;
+        Ok(api.with_pooling(Pooling::chosen().unwrap_or(Pooling::Blocks)))
     }
 
     /// Names of the functions that this installation lacks.

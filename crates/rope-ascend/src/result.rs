@@ -10,9 +10,9 @@ use std::ffi::{CStr, c_void};
 
 use crate::error::{AscendError, Result};
 use crate::sys::{
-    AclRt, BINARY_MAGIC_VECTOR, aclError, aclrtBinHandle, aclrtBinaryLoadOption,
-    aclrtBinaryLoadOptionType, aclrtBinaryLoadOptions, aclrtDevAttr, aclrtFuncHandle, aclrtMemAttr,
-    aclrtMemMallocPolicy, aclrtMemcpyKind, aclrtStream, code,
+    AclRt, BINARY_MAGIC_VECTOR, STREAM_FAST_LAUNCH, STREAM_FAST_SYNC, aclError, aclrtBinHandle,
+    aclrtBinaryLoadOption, aclrtBinaryLoadOptionType, aclrtBinaryLoadOptions, aclrtDevAttr,
+    aclrtFuncHandle, aclrtMemAttr, aclrtMemMallocPolicy, aclrtMemcpyKind, aclrtStream, code,
 };
 
 /// The runtime's last message on this thread, trimmed.
@@ -115,7 +115,7 @@ calls! {
     /// Frees memory of the current device.
     ///
     /// # Safety
-    /// - `pointer` came from [`malloc`] and no queued work touches it.
+    /// - `pointer` came from [`malloc`] or [`malloc_unpadded`] and no queued work touches it.
     fn free(pointer: *mut c_void) = aclrtFree(pointer);
 
     /// Frees pinned host memory.
@@ -242,12 +242,26 @@ pub(crate) fn soc_name(rt: &AclRt) -> Option<String> {
     Some(name.to_string_lossy().into_owned())
 }
 
-/// Creates a stream on the current device.
+/// Creates a stream on the current device, for many launches and quick waits where the
+/// installation can: frameworks create theirs so (`NPUStream.cpp` of Ascend/pytorch at
+/// 9e73e708ab93). The priority is reserved.
 #[doc(alias = "aclrtCreateStream")]
+#[doc(alias = "aclrtCreateStreamWithConfig")]
 pub(crate) fn create_stream(rt: &AclRt) -> Result<aclrtStream> {
+    let Some(with_config) = rt.aclrtCreateStreamWithConfig else {
+        // SAFETY: a local of `written` is written during the call.
+        let call = |stream| unsafe { (rt.aclrtCreateStream)(stream) };
+        return written(rt, "aclrtCreateStream", std::ptr::null_mut(), call);
+    };
+    let (priority, flags) = (0, STREAM_FAST_LAUNCH | STREAM_FAST_SYNC);
     // SAFETY: a local of `written` is written during the call.
-    let call = |stream| unsafe { (rt.aclrtCreateStream)(stream) };
-    written(rt, "aclrtCreateStream", std::ptr::null_mut(), call)
+    let call = |stream| unsafe { with_config(stream, priority, flags) };
+    written(
+        rt,
+        "aclrtCreateStreamWithConfig",
+        std::ptr::null_mut(),
+        call,
+    )
 }
 
 /// Waits until all work queued on `stream` is done. Failures of that work are
@@ -276,7 +290,20 @@ pub(crate) unsafe fn synchronize(rt: &AclRt, stream: aclrtStream) -> Result<()> 
     })
 }
 
-/// Allocates memory on the current device.
+/// Allocates memory on the current device, to be divided by the caller: the runtime adds no padding
+/// where the installation can do without.
+#[doc(alias = "aclrtMallocAlign32")]
+pub(crate) fn malloc_unpadded(rt: &AclRt, bytes: usize) -> Result<*mut c_void> {
+    let Some(unpadded) = rt.aclrtMallocAlign32 else {
+        return malloc(rt, bytes);
+    };
+    allocate(rt, "aclrtMallocAlign32", bytes, |pointer| {
+        // SAFETY: a local is written during the call; the memory is the caller's to free.
+        unsafe { unpadded(pointer, bytes, aclrtMemMallocPolicy::HUGE_FIRST) }
+    })
+}
+
+/// Allocates memory on the current device, with the padding that operators want.
 #[doc(alias = "aclrtMalloc")]
 pub(crate) fn malloc(rt: &AclRt, bytes: usize) -> Result<*mut c_void> {
     allocate(rt, "aclrtMalloc", bytes, |pointer| {
@@ -309,6 +336,8 @@ fn allocate(
                 function,
                 requested_bytes,
                 live_bytes: 0,
+                cached_bytes: 0,
+                largest_cached_bytes: 0,
                 detail,
             }
         }

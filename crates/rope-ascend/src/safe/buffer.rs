@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 use super::pool::Block;
 use super::stream::Stream;
-use crate::error::Result;
+use crate::error::{AscendError, Result};
 
 /// A plain number that host and device hold alike.
 ///
@@ -79,7 +79,11 @@ pub struct DeviceBuffer<T: Element> {
 
 impl<T: Element> DeviceBuffer<T> {
     pub(super) fn new(stream: Stream, len: usize) -> Result<Self> {
-        let bytes = len * size_of::<T>();
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
+            let found = format!("{len} of {} bytes each", size_of::<T>());
+            let expected = "what the address space holds";
+            AscendError::argument("allocate", "elements", expected, found)
+        })?;
         let block = stream.inner.block(bytes)?;
         stream.device().inner.counters.buffer_made(bytes);
         Ok(Self {

@@ -1,9 +1,9 @@
 //! One device.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::pool::{Counters, MemoryUse};
+use super::pool::{Counters, MemoryUse, Pool};
 use super::runtime::Runtime;
 use super::stream::Stream;
 use crate::error::{AscendError, Result};
@@ -18,6 +18,8 @@ pub(super) struct DeviceInner {
     /// resets.
     sets: AtomicU32,
     pub(super) counters: Counters,
+    /// Those of the streams, for what the counters do not know.
+    pools: Mutex<Vec<Weak<Mutex<Pool>>>>,
     // Last: the device goes before the runtime.
     pub(super) runtime: Runtime,
 }
@@ -35,6 +37,29 @@ impl DeviceInner {
     pub(super) fn enter(&self) -> Result<()> {
         self.runtime.inner.earlier_failure()?;
         self.make_current()
+    }
+
+    /// A pool for a new stream.
+    pub(super) fn new_pool(&self) -> Arc<Mutex<Pool>> {
+        let pool = Arc::new(Mutex::new(Pool::new(self.runtime.inner.api.pooling)));
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(Arc::downgrade(&pool));
+        pool
+    }
+
+    pub(super) fn memory_use(&self) -> MemoryUse {
+        let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = pools.iter().filter_map(Weak::upgrade);
+        let largest = pools.map(|pool| {
+            pool.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .largest()
+        });
+        MemoryUse {
+            largest_cached_bytes: largest.max().unwrap_or(0),
+            ..self.counters.read()
+        }
     }
 
     fn make_current(&self) -> Result<()> {
@@ -87,6 +112,7 @@ impl Device {
                 ordinal,
                 sets: AtomicU32::new(1),
                 counters: Counters::default(),
+                pools: Mutex::default(),
                 runtime,
             }),
         })
@@ -161,10 +187,10 @@ impl Device {
 
     /// What this crate uses of the device's memory.
     pub fn memory_use(&self) -> MemoryUse {
-        self.inner.counters.read()
+        self.inner.memory_use()
     }
 
-    /// Sets the peak to what is in use now.
+    /// Sets the peaks to what is in use and reserved now.
     pub fn reset_peak(&self) {
         self.inner.counters.reset_peak();
     }

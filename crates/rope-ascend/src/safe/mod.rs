@@ -22,7 +22,7 @@ mod stream;
 pub use buffer::{DeviceBuffer, DeviceMemory, Element};
 pub use device::Device;
 pub(crate) use module::{Kernel, Module};
-pub use pool::MemoryUse;
+pub use pool::{MemoryUse, Pooling};
 pub use runtime::Runtime;
 pub use stream::Stream;
 

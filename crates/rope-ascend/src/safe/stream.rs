@@ -8,7 +8,7 @@ use super::buffer::{DeviceBuffer, DeviceMemory, Element, bytes_of, bytes_of_mut}
 use super::device::Device;
 use super::module::Module;
 use super::pinned::PinnedBuffer;
-use super::pool::{Block, Cache, rounded};
+use super::pool::{Block, Pool, Pooling, Segment};
 use super::staging::Staging;
 use crate::error::{AscendError, Result};
 use crate::result;
@@ -17,7 +17,7 @@ use crate::sys::{aclrtMemcpyKind, aclrtStream};
 #[derive(Debug)]
 pub(super) struct StreamInner {
     pub(super) raw: aclrtStream,
-    cache: Mutex<Cache>,
+    pool: Arc<Mutex<Pool>>,
     staging: Mutex<Staging>,
     /// Whether a wait has returned a failure: it stays with the stream, and its teardown need not
     /// report it again.
@@ -27,15 +27,15 @@ pub(super) struct StreamInner {
 
 // SAFETY: the runtime lets any thread use a stream while the stream's device is the thread's
 // current one (ACL documentation of aclrtSetDevice: threads of a process share a device's default
-// context); `enter` sets it before each call. The cache has its own lock.
+// context); `enter` sets it before each call. The pool has its own lock.
 unsafe impl Send for StreamInner {}
 // SAFETY: the runtime's stream functions are documented as usable from several threads, each of
-// which sets the device before (`enter`); cache and staging have locks.
+// which sets the device before (`enter`); pool and staging have locks.
 unsafe impl Sync for StreamInner {}
 
 impl StreamInner {
-    fn cache(&self) -> MutexGuard<'_, Cache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn staging(&self) -> MutexGuard<'_, Staging> {
@@ -55,65 +55,98 @@ impl StreamInner {
         outcome
     }
 
-    /// Waits for the stream's work and frees the blocks that were cached before; the device is
-    /// current. After a failed wait they stay cached.
+    /// Waits for the stream's work and frees the segments of which nothing was in use before; the
+    /// device is current. After a failed wait they stay cached.
     fn free_cached(&self) -> Result<()> {
         // Taken before the wait: what another thread gives back during it may still be in use.
-        let blocks = self.cache().drain(&self.device.inner.counters);
+        let segments = self.pool().take_whole(&self.device.inner.counters);
         if let Err(error) = self.wait() {
-            blocks.into_iter().for_each(|block| self.give_back(block));
+            self.pool().restore(segments, &self.device.inner.counters);
             return Err(error);
         }
-        // SAFETY: all work that was queued before the blocks came into the cache is done.
-        unsafe { self.free(blocks) }
+        // SAFETY: all work that was queued before the last block of each came back is done.
+        unsafe { self.free(segments) }
     }
 
-    /// Frees blocks; the device is current. Goes on after a failure and returns the first.
+    /// Frees segments; the device is current. Goes on after a failure and returns the first.
     ///
     /// # Safety
-    /// Nothing uses the blocks, and no queued work will.
-    unsafe fn free(&self, blocks: Vec<Block>) -> Result<()> {
+    /// Nothing uses the segments, and no queued work will.
+    unsafe fn free(&self, segments: Vec<(u64, Segment)>) -> Result<()> {
         let inner = &self.device.inner;
         let mut outcome = Ok(());
-        for block in blocks {
-            inner.counters.block_freed(block.bytes);
-            // SAFETY: the cache owned the block, and the caller guarantees that it is not in use.
-            let freed = unsafe { result::free(inner.rt(), block.pointer) };
+        for (_, segment) in segments {
+            inner.counters.segment_freed(segment.bytes);
+            // SAFETY: the pool owned the segment, and the caller guarantees that it is not in use.
+            let freed = unsafe { result::free(inner.rt(), segment.pointer) };
             outcome = outcome.and(freed);
         }
         outcome
     }
 
-    /// Memory for `bytes`. If the device has none left, the cache is emptied and the allocation
-    /// tried once more.
+    /// Memory for `bytes`. If the device has none left, cached segments are freed and the
+    /// allocation tried once more.
     pub(super) fn block(&self, bytes: usize) -> Result<Block> {
-        let inner = &self.device.inner;
-        let bytes = rounded(bytes);
+        let counters = &self.device.inner.counters;
         // A cached block is had without a call of the runtime.
-        if let Some(block) = self.cache().take(bytes, &inner.counters) {
+        if let Some(block) = self.pool().take(bytes, counters) {
             return Ok(block);
         }
-        inner.enter()?;
-        let first = result::malloc(inner.rt(), bytes);
-        let pointer = match first {
-            Err(AscendError::OutOfMemory { .. }) => {
-                self.free_cached()?;
-                result::malloc(inner.rt(), bytes)
-            }
-            other => other,
+        let too_large = || {
+            let expected = "what the address space holds";
+            AscendError::argument("allocate", "bytes", expected, bytes)
         };
-        let pointer = pointer.map_err(|mut error| {
-            if let AscendError::OutOfMemory { live_bytes, .. } = &mut error {
-                *live_bytes = inner.counters.read().live_bytes;
+        let [segment_bytes, least_bytes] =
+            self.pool().segment_bytes(bytes).ok_or_else(too_large)?;
+        self.device.inner.enter()?;
+        if self.pool().should_shrink(segment_bytes, counters) {
+            self.free_cached()?;
+        }
+        let (pointer, segment_bytes) = self.segment(segment_bytes, least_bytes)?;
+        let mut pool = self.pool();
+        let block = pool.grow(pointer, segment_bytes, bytes, counters);
+        block.ok_or_else(too_large)
+    }
+
+    /// New memory of the first size, or of the second where there is not as much; the device is
+    /// current.
+    fn segment(&self, bytes: usize, least_bytes: usize) -> Result<(*mut c_void, usize)> {
+        let inner = &self.device.inner;
+        let allocate = |bytes| {
+            let pointer = match inner.runtime.inner.api.pooling {
+                Pooling::Segments => result::malloc_unpadded(inner.rt(), bytes),
+                Pooling::Blocks => result::malloc(inner.rt(), bytes),
+            };
+            pointer.map(|pointer| (pointer, bytes))
+        };
+        let ran_out = |outcome: &Result<_>| matches!(outcome, Err(AscendError::OutOfMemory { .. }));
+        let mut outcome = allocate(bytes);
+        if ran_out(&outcome) {
+            self.free_cached()?;
+            outcome = allocate(bytes);
+        }
+        if ran_out(&outcome) && least_bytes < bytes {
+            outcome = allocate(least_bytes);
+        }
+        outcome.map_err(|mut error| {
+            if let AscendError::OutOfMemory {
+                live_bytes,
+                cached_bytes,
+                largest_cached_bytes,
+                ..
+            } = &mut error
+            {
+                let memory = inner.memory_use();
+                *live_bytes = memory.live_bytes;
+                *cached_bytes = memory.cached_bytes;
+                *largest_cached_bytes = memory.largest_cached_bytes;
             }
             error
-        })?;
-        inner.counters.block_made(bytes);
-        Ok(Block { pointer, bytes })
+        })
     }
 
     pub(super) fn give_back(&self, block: Block) {
-        self.cache().put(block, &self.device.inner.counters);
+        self.pool().put(block, &self.device.inner.counters);
     }
 }
 
@@ -125,10 +158,11 @@ impl Drop for StreamInner {
             let waited = self
                 .wait()
                 .or_else(|error| if reported { Ok(()) } else { Err(error) });
-            let blocks = self.cache().drain(&inner.counters);
+            // All of them: buffers hold the stream, so none is left.
+            let segments = self.pool().take_whole(&inner.counters);
             // SAFETY: the last handle: nothing is queued any more, and a stream whose wait failed
             // runs nothing more.
-            let freed = unsafe { self.free(blocks) };
+            let freed = unsafe { self.free(segments) };
             // SAFETY: the last handle; buffers and events hold the stream, so none is left.
             let destroyed = unsafe { result::destroy_stream(inner.rt(), self.raw) };
             waited.and(freed).and(destroyed)
@@ -153,7 +187,7 @@ impl Stream {
         Ok(Self {
             inner: Arc::new(StreamInner {
                 raw,
-                cache: Mutex::default(),
+                pool: device.inner.new_pool(),
                 staging: Mutex::default(),
                 reported: AtomicBool::new(false),
                 device,

@@ -50,6 +50,12 @@ super::functions! {
             fn aclrtGetMemInfo(
                 attribute: aclrtMemAttr, free: *mut usize, total: *mut usize
             ) -> aclError;
+            fn aclrtCreateStreamWithConfig(
+                stream: *mut aclrtStream, priority: u32, flags: u32
+            ) -> aclError;
+            fn aclrtMallocAlign32(
+                device_ptr: *mut *mut c_void, bytes: usize, policy: aclrtMemMallocPolicy
+            ) -> aclError;
             fn aclrtBinaryLoadFromData(
                 data: *const c_void, bytes: usize, options: *const aclrtBinaryLoadOptions,
                 binary: *mut aclrtBinHandle

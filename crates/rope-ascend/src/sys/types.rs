@@ -288,10 +288,17 @@ structures! {
 /// Magic number of a binary of vector kernels.
 pub const BINARY_MAGIC_VECTOR: u32 = 0x4141_5246;
 
+/// A stream takes its resources when it is created, not when work is queued.
+pub const STREAM_FAST_LAUNCH: u32 = 1;
+/// A wait for a stream polls, instead of sleeping until it is told.
+pub const STREAM_FAST_SYNC: u32 = 2;
+
 pub(super) fn all_constants() -> Vec<(&'static str, i64)> {
     let mut all = enumeration_constants();
     all.extend(code::all());
     let magic = i64::from(BINARY_MAGIC_VECTOR);
     all.push(("ACL_RT_BINARY_MAGIC_ELF_VECTOR_CORE", magic));
+    all.push(("ACL_STREAM_FAST_LAUNCH", STREAM_FAST_LAUNCH.into()));
+    all.push(("ACL_STREAM_FAST_SYNC", STREAM_FAST_SYNC.into()));
     all
 }

@@ -17,7 +17,7 @@ use ascend_sim::Session;
 use half::{bf16, f16};
 use rope_ascend::loader::Api;
 use rope_ascend::rope::{AngleRows, KernelType, Kernels};
-use rope_ascend::safe::{DeviceBuffer, Element, Runtime, Stream};
+use rope_ascend::safe::{DeviceBuffer, Element, Pooling, Runtime, Stream};
 use rope_core::{Direction, Geometry, HeadsLayout, Pairing};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -46,10 +46,17 @@ pub fn kernel_binary(architecture: u32) -> Vec<u8> {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// The simulator as a runtime, each buffer an allocation of its own, so that the simulator sees
+/// every access beyond one.
 pub fn api() -> Api {
+    api_with(Pooling::Blocks)
+}
+
+pub fn api_with(pooling: Pooling) -> Api {
     // SAFETY: the simulator's functions have the vendor's signatures (checked by `cargo xtask
     // abi`) and are part of this program.
-    unsafe { Api::from_resolver("ascend-sim", ascend_sim::symbol) }.unwrap()
+    let api = unsafe { Api::from_resolver("ascend-sim", ascend_sim::symbol) }.unwrap();
+    api.with_pooling(pooling)
 }
 
 /// A simulated machine with the kernels loaded. Fields drop in order, the session last.

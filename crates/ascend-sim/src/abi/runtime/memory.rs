@@ -103,24 +103,32 @@ fn move_bytes(engine: &mut Engine<'_>, [to, from]: [End; 2], count: usize) -> Ou
     Ok(())
 }
 
+/// Allocates on the thread's device.
+fn allocate(devPtr: *mut *mut c_void, size: usize, policy: i32) -> Outcome {
+    let mut state = sim();
+    let device = state.current_device()?;
+    if devPtr.is_null() {
+        return invalid("devPtr is null");
+    }
+    if size == 0 {
+        return invalid("0 bytes requested");
+    }
+    if !(0..=2).contains(&policy) {
+        return invalid(format!("allocation policy {policy} does not exist"));
+    }
+    let limit = state.memory_limit();
+    let address = state.memory.allocate(size as u64, device, limit)?;
+    // SAFETY: not null, and valid for writing by the C declaration.
+    unsafe { put(devPtr, pointer(address), "devPtr") }
+}
+
 export! {
     status {
         fn aclrtMalloc(devPtr: *mut *mut c_void, size: usize, policy: i32) {
-            let mut state = sim();
-            let device = state.current_device()?;
-            if devPtr.is_null() {
-                return invalid("devPtr is null");
-            }
-            if size == 0 {
-                return invalid("0 bytes requested");
-            }
-            if !(0..=2).contains(&policy) {
-                return invalid(format!("allocation policy {policy} does not exist"));
-            }
-            let limit = state.memory_limit();
-            let address = state.memory.allocate(size as u64, device, limit)?;
-            // SAFETY: not null, and valid for writing by the C declaration.
-            unsafe { put(devPtr, pointer(address), "devPtr") }
+            allocate(devPtr, size, policy)
+        }
+        fn aclrtMallocAlign32(devPtr: *mut *mut c_void, size: usize, policy: i32) {
+            allocate(devPtr, size.next_multiple_of(32), policy)
         }
         fn aclrtFree(devPtr: *mut c_void) {
             let mut state = sim();

@@ -32,6 +32,21 @@ fn synchronize(stream: *mut c_void, timeout: Option<Duration>) -> Outcome {
     failure.map_or(Ok(()), Err)
 }
 
+const FAST_LAUNCH: u32 = 1;
+const FAST_SYNC: u32 = 2;
+
+/// Creates a stream on the thread's device.
+fn create(stream: *mut *mut c_void) -> Outcome {
+    let mut state = sim();
+    let device = state.current_device()?;
+    if stream.is_null() {
+        return invalid("stream is null");
+    }
+    let created = state.streams.insert(Stream::new(device)?);
+    // SAFETY: not null, and valid for writing by the C declaration.
+    unsafe { put(stream, pointer(created), "stream") }
+}
+
 /// The last record of an event, if there was one.
 fn recorded(state: &Sim, event: *mut c_void) -> Outcome<Option<(Arc<Ticket>, Clock)>> {
     Ok(state.events.get(handle(event))?.recorded.clone())
@@ -40,14 +55,18 @@ fn recorded(state: &Sim, event: *mut c_void) -> Outcome<Option<(Arc<Ticket>, Clo
 export! {
     status {
         fn aclrtCreateStream(stream: *mut *mut c_void) {
-            let mut state = sim();
-            let device = state.current_device()?;
-            if stream.is_null() {
-                return invalid("stream is null");
+            create(stream)
+        }
+        fn aclrtCreateStreamWithConfig(stream: *mut *mut c_void, priority: u32, flag: u32) {
+            // The priority is reserved, and flags that are not known create a default stream; the
+            // two known here change how fast things are. Of the others, streams that run nothing by
+            // themselves are not simulated.
+            let _ = priority;
+            if flag & !(FAST_LAUNCH | FAST_SYNC) != 0 {
+                let message = format!("stream flag 0x{flag:x} is not simulated");
+                return Err(Failure::new(RT_FEATURE_NOT_SUPPORTED, message));
             }
-            let created = state.streams.insert(Stream::new(device)?);
-            // SAFETY: not null, and valid for writing by the C declaration.
-            unsafe { put(stream, pointer(created), "stream") }
+            create(stream)
         }
         fn aclrtDestroyStream(stream: *mut c_void) {
             if stream.is_null() {
