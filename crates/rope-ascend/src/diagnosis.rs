@@ -7,16 +7,19 @@ use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing};
 
 use crate::error::{AscendError, LoadError};
 use crate::loader::{self, Api, LibraryNames, Opened, candidates};
-use crate::rope::{AngleRows, Heads, KERNELS_VARIABLE, KernelType, Npu, Operand, Rotation};
+use crate::rope::{
+    AngleRows, CACHE_VARIABLE, Heads, KERNELS_VARIABLE, KernelType, Npu, Operand, Rotation,
+};
 use crate::safe::{Device, Runtime};
 
 /// Variables that decide what is found.
-const SETTINGS: [&str; 6] = [
+const SETTINGS: [&str; 7] = [
     loader::PATH_VARIABLE,
     "ASCEND_HOME_PATH",
     "ASCEND_TOOLKIT_HOME",
     "LD_LIBRARY_PATH",
     KERNELS_VARIABLE,
+    CACHE_VARIABLE,
     loader::POOL_VARIABLE,
 ];
 

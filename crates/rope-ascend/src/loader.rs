@@ -7,9 +7,9 @@
     reason = "opening a library and calling through its symbols is unsafe"
 )]
 
-use std::env;
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
+use std::{env, fs};
 
 use libloading::Library;
 
@@ -163,6 +163,19 @@ unsafe fn table<T>(
     })
 }
 
+/// The file that the loader found for a library.
+fn mapped(library: &Path) -> Option<PathBuf> {
+    if library.is_absolute() {
+        return fs::canonicalize(library).ok();
+    }
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let mut paths = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
+    let found = paths.find(|path| path.file_name() == library.file_name())?;
+    fs::canonicalize(found).ok()
+}
+
 fn address(library: &Library, name: &CStr) -> *const c_void {
     // SAFETY: the symbol is only turned into an address here, never read as a value; the table
     // that receives it declares the function's type.
@@ -305,6 +318,39 @@ impl Api {
         // abi`), and is linked into this program.
         let api = unsafe { Self::from_resolver("ascend-sim", ascend_sim::symbol) }?;
         Ok(api.with_pooling(Pooling::chosen().unwrap_or(Pooling::Blocks)))
+    }
+
+    /// What tells the run-time compiler and the headers that it reads from those of another release;
+    /// none if it cannot be told.
+    ///
+    /// The compiler lies in the folder of the toolkit, three folders above its library
+    /// (`ExtractCannPath` in acl_rt_compile.cpp of asc-devkit at 82b89a15f), and each of the
+    /// toolkit's packages states its version in `share/info` (documentation of
+    /// aclsysGetVersionStr).
+    pub(crate) fn compiler_identity(&self) -> Option<String> {
+        let mut opened = self.opened.iter();
+        let Some(compiler) = opened.find(|library| library.role == COMPILER.role) else {
+            // Functions of a resolver, which has a name.
+            return Some(self.origin.clone());
+        };
+        let path = mapped(&compiler.path)?;
+        let file = fs::metadata(&path).ok()?;
+        let mut identity = format!(
+            "{} {} {:?}",
+            path.display(),
+            file.len(),
+            file.modified().ok()?
+        );
+        let packages = path.ancestors().nth(3)?.join("share/info");
+        let packages = fs::read_dir(packages).into_iter().flatten().flatten();
+        let mut versions: Vec<_> = packages
+            .map(|package| package.path().join("version.info"))
+            .collect();
+        versions.sort();
+        for version in versions {
+            identity += &fs::read_to_string(version).unwrap_or_default();
+        }
+        Some(identity)
     }
 
     /// Names of the functions that this installation lacks.

@@ -43,42 +43,61 @@ fn single_source() -> String {
         .collect()
 }
 
-/// Compiles the kernels for `architecture` with `libacl_rtc`.
-///
-/// # Errors
-/// [`AscendError::Load`] where the library is missing (it comes with CANN 8.5 and later), and
-/// [`AscendError::Compile`] with the compiler's log.
-#[doc(alias = "aclrtcCompileProg")]
-pub(crate) fn compile(api: &Api, architecture: Architecture) -> Result<Vec<u8>> {
-    let rtc = api.rtc.as_ref().map_err(Clone::clone)?;
-    let source = CString::new(single_source()).unwrap_or_default();
-    let mut program: aclrtcProg = std::ptr::null_mut();
-    // SAFETY: nul-terminated texts that live through the call; no headers, so null lists; a local
-    // receives the handle.
-    let code = unsafe {
-        (rtc.aclrtcCreateProg)(
-            &raw mut program,
-            source.as_ptr(),
-            c"rope".as_ptr(),
-            0,
-            std::ptr::null(),
-            std::ptr::null(),
-        )
-    };
-    check(code, "the program could not be created")?;
-    let binary = build(rtc, program, architecture);
-    // SAFETY: a live program, not used afterwards.
-    let destroyed = unsafe { (rtc.aclrtcDestroyProg)(&raw mut program) };
-    let binary = binary?;
-    check(destroyed, "the program could not be destroyed")?;
-    Ok(binary)
+/// A compilation by `libacl_rtc`.
+#[derive(Debug)]
+pub(super) struct Compilation {
+    pub(super) source: String,
+    pub(super) options: Vec<String>,
 }
 
-fn build(rtc: &AclRtc, program: aclrtcProg, architecture: Architecture) -> Result<Vec<u8>> {
-    let option = CString::new(format!("--npu-arch={}", architecture.name())).unwrap_or_default();
-    let options = [option.as_ptr()];
-    // SAFETY: a live program and one nul-terminated option.
-    let code = unsafe { (rtc.aclrtcCompileProg)(program, 1, options.as_ptr()) };
+impl Compilation {
+    /// Of the kernels for `architecture`.
+    pub(super) fn of(architecture: Architecture) -> Self {
+        Self {
+            source: single_source(),
+            options: vec![format!("--npu-arch={}", architecture.name())],
+        }
+    }
+
+    /// Makes the binary.
+    ///
+    /// # Errors
+    /// [`AscendError::Load`] where the library is missing (it comes with CANN 8.5 and later), and
+    /// [`AscendError::Compile`] with the compiler's log.
+    #[doc(alias = "aclrtcCompileProg")]
+    pub(super) fn run(&self, api: &Api) -> Result<Vec<u8>> {
+        let rtc = api.rtc.as_ref().map_err(Clone::clone)?;
+        let source = CString::new(self.source.as_str()).unwrap_or_default();
+        let mut program: aclrtcProg = std::ptr::null_mut();
+        // SAFETY: nul-terminated texts that live through the call; no headers, so null lists; a local
+        // receives the handle.
+        let code = unsafe {
+            (rtc.aclrtcCreateProg)(
+                &raw mut program,
+                source.as_ptr(),
+                c"rope".as_ptr(),
+                0,
+                std::ptr::null(),
+                std::ptr::null(),
+            )
+        };
+        check(code, "the program could not be created")?;
+        let binary = build(rtc, program, &self.options);
+        // SAFETY: a live program, not used afterwards.
+        let destroyed = unsafe { (rtc.aclrtcDestroyProg)(&raw mut program) };
+        let binary = binary?;
+        check(destroyed, "the program could not be destroyed")?;
+        Ok(binary)
+    }
+}
+
+fn build(rtc: &AclRtc, program: aclrtcProg, options: &[String]) -> Result<Vec<u8>> {
+    let options = options.iter().map(|option| CString::new(option.as_str()));
+    let options: Vec<CString> = options.map(Result::unwrap_or_default).collect();
+    let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
+    let count = i32::try_from(pointers.len()).unwrap_or(0);
+    // SAFETY: a live program, and as many nul-terminated options as the count says.
+    let code = unsafe { (rtc.aclrtcCompileProg)(program, count, pointers.as_ptr()) };
     if code != 0 {
         return Err(AscendError::Compile {
             code,

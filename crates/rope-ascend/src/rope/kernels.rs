@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
 
+use super::compile::Compilation;
+use super::kernel_files::KernelFile;
 use super::tiling::Machine;
 use crate::error::Result;
 use crate::safe::{Kernel, Module, Stream};
@@ -31,14 +33,34 @@ impl Kernels {
         })
     }
 
-    /// Compiles the kernels with the installation's run-time compiler and loads them.
+    /// Compiles the kernels with the installation's run-time compiler and loads them. The binary is
+    /// kept for later processes in the folder that the variable `ROPE_ASCEND_CACHE` names, else in
+    /// the user's cache folder (`off` keeps none), and used while source, options and toolkit are
+    /// the same.
     ///
     /// # Errors
     /// [`AscendError::Load`](crate::AscendError::Load) where the compiler's library is missing,
     /// [`AscendError::Compile`](crate::AscendError::Compile) with its log; else as [`Self::load`].
     pub fn compile(stream: &Stream) -> Result<Self> {
-        let architecture = stream.device().machine()?.architecture;
-        let binary = super::compile(stream.device().runtime().api(), architecture)?;
+        let runtime = stream.device().runtime();
+        let api = runtime.api();
+        let compilation = Compilation::of(stream.device().machine()?.architecture);
+        let toolkit = match (&api.rtc, api.compiler_identity()) {
+            (Ok(_), Some(compiler)) => Some(format!("ACL {:?}, {compiler}", runtime.version()?)),
+            _ => None,
+        };
+        let file = toolkit.and_then(|toolkit| {
+            KernelFile::of(&compilation.source, &compilation.options, &toolkit)
+        });
+        // A kept binary that does not load is made anew: the error is that of the new one.
+        let kept = file.as_ref().and_then(KernelFile::read);
+        if let Some(Ok(kernels)) = kept.map(|binary| Self::load(stream, &binary)) {
+            return Ok(kernels);
+        }
+        let binary = compilation.run(api)?;
+        if let Some(file) = file {
+            file.write(&binary);
+        }
         Self::load(stream, &binary)
     }
 

@@ -7,12 +7,13 @@
 mod args;
 mod coefficients;
 mod compile;
+mod kernel_files;
 mod kernels;
 mod npu;
 mod rotator;
 mod tiling;
 
-pub(crate) use compile::compile;
+pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
 pub(crate) use npu::KERNELS_VARIABLE;
 pub use npu::Npu;
