@@ -24,7 +24,7 @@ struct Memory {
 
 /// A view of a block of device memory: shape, strides and offset in elements, and the element type.
 ///
-/// Clones and views share the block; it goes back to its stream's cache with the last of them.
+/// Clones and views share the block; it goes back to its stream's pool with the last of them.
 /// Elements become defined when the stream has passed the work that writes them. A tensor may stand
 /// for a computation that failed: it has a shape and a type, but no memory.
 #[derive(Clone)]

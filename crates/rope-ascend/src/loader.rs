@@ -8,6 +8,7 @@
 )]
 
 use std::ffi::{CStr, c_void};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
@@ -109,7 +110,8 @@ pub(crate) fn candidates(library: LibraryNames, explicit: Option<&Path>) -> Vec<
 pub(crate) struct Opened {
     pub(crate) role: &'static str,
     pub(crate) path: PathBuf,
-    library: Library,
+    /// Never unmapped: threads of CANN and its functions that run at exit may outlive every handle.
+    library: ManuallyDrop<Library>,
 }
 
 impl Opened {
@@ -121,7 +123,7 @@ impl Opened {
             Ok(library) => Ok(Self {
                 role,
                 path,
-                library,
+                library: ManuallyDrop::new(library),
             }),
             Err(error) => Err((path, error.to_string())),
         }
@@ -132,7 +134,6 @@ impl Opened {
 ///
 /// # Safety
 /// - The functions that `load` resolves have the signatures that its table declares.
-/// - The table is not used after `opened` is dropped.
 unsafe fn table<T>(
     names: LibraryNames,
     folder: Option<&Path>,
@@ -183,9 +184,7 @@ fn address(library: &Library, name: &CStr) -> *const c_void {
         .map_or(std::ptr::null(), |symbol| *symbol)
 }
 
-/// The function tables, and the libraries that they point into.
-///
-/// Field order matters: the libraries are unmapped after everything else is gone.
+/// The function tables, and the libraries that they point into, which stay mapped.
 #[derive(Debug)]
 pub struct Api {
     pub(crate) rt: AclRt,
@@ -214,10 +213,10 @@ impl Api {
     pub fn open(folder: Option<&Path>) -> Result<Self, LoadError> {
         let mut opened = Vec::new();
         // SAFETY: the functions are the vendor's, whose declarations are checked against the
-        // vendor's headers; `Api` keeps the libraries with the tables.
+        // vendor's headers; the libraries stay mapped (`Opened`).
         let rt = unsafe { table(RUNTIME, folder, &mut opened, AclRt::load) }?;
         // SAFETY: the declarations are compared with the simulator's, which follow the vendor's
-        // documents; `Api` keeps the libraries with the tables.
+        // documents; the libraries stay mapped (`Opened`).
         let meta = unsafe { table(DESCRIPTORS, folder, &mut opened, AclMeta::load) };
         let first_operators = opened.len();
         for name in OPERATORS.names {
@@ -243,13 +242,13 @@ impl Api {
                 .unwrap_or(std::ptr::null())
         };
         // SAFETY: the declarations follow the vendor's documents and are compared with the
-        // simulator's; `Api` keeps the libraries with the tables.
+        // simulator's; the libraries stay mapped (`Opened`).
         let operators = unsafe { AclOperators::load(resolve) };
         // SAFETY: the declarations follow the vendor's documents and are compared with the
-        // simulator's; `Api` keeps the libraries with the tables.
+        // simulator's; the libraries stay mapped (`Opened`).
         let rotary = unsafe { AclRotary::load(resolve) };
         // SAFETY: the declarations follow the vendor's documents and are compared with the
-        // simulator's; `Api` keeps the libraries with the tables.
+        // simulator's; the libraries stay mapped (`Opened`).
         let rtc = unsafe { table(COMPILER, folder, &mut opened, AclRtc::load) };
         Ok(Self {
             rt,

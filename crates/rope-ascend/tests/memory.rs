@@ -201,3 +201,28 @@ fn sizes_beyond_the_address_space_are_refused_before_any_call() {
     }
     assert!(control::calls().is_empty());
 }
+
+#[test]
+fn large_uploads_are_queued_in_pieces_of_pinned_memory() {
+    let _session = Session::begin();
+    let runtime = Runtime::start(api_with(Pooling::Segments)).unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let values: Vec<u8> = (0..100 * MIB + 5).map(|at| (at >> 10) as u8).collect();
+    control::clear_calls();
+    let buffer = stream.upload_queued(&values).unwrap();
+    let count = |function| {
+        let calls = control::calls();
+        calls
+            .iter()
+            .filter(|call| call.function == function)
+            .count()
+    };
+    assert_eq!(count("aclrtMemcpyAsync"), 7);
+    // Four pieces of 16 MiB are in queued copies before the fifth.
+    assert_eq!(count("aclrtSynchronizeStream"), 1);
+    assert_eq!(count("aclrtMemcpy"), 0);
+    // The pieces after the wait are copied from the same pinned memory, and 4 MiB + 5 from more.
+    assert_eq!(count("aclrtMallocHost"), 5);
+    assert!(stream.download(&buffer).unwrap() == values);
+    assert_eq!(control::violations(), []);
+}

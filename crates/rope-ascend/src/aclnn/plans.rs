@@ -280,7 +280,7 @@ impl Plan {
             .as_ref()
             .map_or(std::ptr::null_mut(), |workspace| workspace.pointer());
         // SAFETY: the workspace has the size that was asked for; dropped below, it returns to this
-        // stream's cache, so that later work gets it only after the operator. `self` keeps the
+        // stream's pool, so that later work gets it only after the operator. `self` keeps the
         // executor's objects alive.
         let status = unsafe { run(pointer, self.workspace_bytes, self.executor, stream.raw()) };
         check(&stream.device().runtime().api().rt, name, status)

@@ -308,7 +308,7 @@ impl Operators {
             return self.rotary_position_embedding_grad(dy, cos, sin, x, mode, dx, dcos, dsin);
         }
         // Without x the operator writes neither dcos nor dsin, but it refuses null for them. The
-        // scratch returns to this stream's cache, so that later work gets it after the operator.
+        // scratch returns to this stream's pool, so that later work gets it after the operator.
         let dims = Dense::new(cos.dims);
         let bytes = cos.dims.iter().product::<usize>() * cos.dtype.bytes();
         let scratch: [DeviceBuffer<u8>; 2] =

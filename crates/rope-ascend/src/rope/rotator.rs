@@ -356,7 +356,7 @@ impl Rotator {
         };
         // SAFETY: `Args` mirrors the kernel's parameters (asserted in args.rs and rope_tiling.h).
         // The addresses are those of memory of this stream, checked to hold their tensors; dropped
-        // buffers return to this stream's cache, so none is reused before the kernel is done. The
+        // buffers return to this stream's pool, so none is reused before the kernel is done. The
         // module lives until `Drop` has synchronised the stream.
         unsafe { kernel.launch(&self.stream, plan.blocks, bytes) }
     }

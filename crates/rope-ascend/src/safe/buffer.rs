@@ -36,7 +36,7 @@ pub(super) fn bytes_of_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
 
 /// Bytes in device memory, used on the stream that made them.
 ///
-/// Dropping returns the memory to the stream's cache. That is safe while queued work still uses
+/// Dropping returns the memory to the stream's pool. That is safe while queued work still uses
 /// it, because only later work of the same stream gets it again.
 #[derive(Debug)]
 pub struct DeviceMemory {

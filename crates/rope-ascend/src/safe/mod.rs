@@ -1,7 +1,7 @@
 //! Owned handles.
 //!
 //! Each handle holds what it depends on by reference count: a buffer its stream, a stream its
-//! device, a device the runtime, and the runtime the libraries, which are unmapped last. Before
+//! device, and a device the runtime; the libraries stay mapped until the process ends. Before
 //! each call the calling thread's current device is set, so handles may move between threads.
 //! `Drop` never panics: the first failure of a teardown is kept by the runtime and returned by
 //! the next call through any of its handles, or by [`Runtime::close`].

@@ -13,7 +13,6 @@ pub(super) struct RuntimeInner {
     started_here: bool,
     finalized: std::sync::atomic::AtomicBool,
     teardown: Mutex<Option<AscendError>>,
-    // Last, so that the libraries are unmapped after everything else.
     pub(super) api: Api,
 }
 

@@ -17,9 +17,12 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Size of the block for `bytes`, unless they are too many for queued copies.
-    pub(super) fn block_bytes(bytes: usize) -> Option<usize> {
-        (bytes <= LIMIT_BYTES / 4).then(|| bytes.next_power_of_two().max(SMALLEST_BYTES))
+    /// Most bytes of one copy.
+    pub(super) const PIECE_BYTES: usize = LIMIT_BYTES / 4;
+
+    /// Size of the block for `bytes` of a piece.
+    pub(super) fn block_bytes(bytes: usize) -> usize {
+        bytes.next_power_of_two().max(SMALLEST_BYTES)
     }
 
     /// Whether the stream must be waited for before more is queued.

@@ -170,7 +170,7 @@ impl Drop for StreamInner {
     }
 }
 
-/// A queue of work on a device, with its own cache of device memory. Clones share it.
+/// A queue of work on a device, with its own pool of device memory. Clones share it.
 ///
 /// Work runs in the order in which it was queued, later than the calls that queue it; its errors
 /// come out of the next synchronisation. A buffer is used on the stream that made it.
@@ -244,7 +244,7 @@ impl Stream {
         if len > 0 {
             self.make_current()?;
             // SAFETY: the buffer's extent; it stays allocated until the stream has passed this,
-            // since a dropped buffer goes back to this stream's cache.
+            // since a dropped buffer goes back to this stream's pool.
             unsafe {
                 result::set_async(
                     self.inner.device.inner.rt(),
@@ -269,44 +269,50 @@ impl Stream {
     }
 
     /// A buffer that holds a copy of `bytes`. Returns when they are copied to pinned memory; the
-    /// copy to the device is queued. Many bytes are copied as by [`upload`](Self::upload).
+    /// copies to the device, one for each 16 MiB, are queued. Waits for the stream when 64 MiB are
+    /// in queued copies.
     ///
     /// # Errors
-    /// As [`Self::upload`].
+    /// As [`Self::alloc`] and [`Self::synchronize`].
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn upload_queued(&self, bytes: &[u8]) -> Result<DeviceBuffer<u8>> {
-        let Some(block_bytes) = Staging::block_bytes(bytes.len()) else {
-            return self.upload(bytes);
-        };
         let buffer = self.alloc::<u8>(bytes.len())?;
-        if bytes.is_empty() {
-            return Ok(buffer);
+        let mut first = 0;
+        for piece in bytes.chunks(Staging::PIECE_BYTES) {
+            self.queue_piece(buffer.pointer().wrapping_byte_add(first), piece)?;
+            first += piece.len();
         }
+        Ok(buffer)
+    }
+
+    /// Queues a copy of `piece` to `target`, as many bytes in a buffer of this stream.
+    fn queue_piece(&self, target: *mut c_void, piece: &[u8]) -> Result<()> {
         self.make_current()?;
         if self.inner.staging().is_full() {
             self.synchronize()?;
         }
         let mut staging = self.inner.staging();
+        let block_bytes = Staging::block_bytes(piece.len());
         let mut block = match staging.take(block_bytes) {
             Some(block) => block,
             None => PinnedBuffer::new(self.device().clone(), block_bytes)?,
         };
-        block[..bytes.len()].copy_from_slice(bytes);
-        // SAFETY: the buffer's extent and as many bytes of the block. The block is neither written
-        // nor freed before the stream has passed the copy (`Staging`); a dropped buffer goes back
-        // to this stream's cache.
+        block[..piece.len()].copy_from_slice(piece);
+        // SAFETY: the caller's part of a buffer and as many bytes of the block. The block is neither
+        // written nor freed before the stream has passed the copy (`Staging`); a dropped buffer
+        // goes back to this stream's pool.
         let queued = unsafe {
             result::copy_async(
                 self.inner.device.inner.rt(),
-                buffer.pointer(),
+                target,
                 block.as_ptr().cast(),
-                bytes.len(),
+                piece.len(),
                 aclrtMemcpyKind::HOST_TO_DEVICE,
                 self.inner.raw,
             )
         };
         staging.queued(block);
-        queued.map(|()| buffer)
+        queued
     }
 
     /// Overwrites `buffer` with `values`, after the work queued before. Returns when the copy is
@@ -391,7 +397,7 @@ impl Stream {
             return Ok(());
         }
         // SAFETY: both extents are the buffers' own and equal; both stay allocated until the
-        // stream has passed the copy, since dropped buffers go back to this stream's cache.
+        // stream has passed the copy, since dropped buffers go back to this stream's pool.
         unsafe {
             result::copy_async(
                 inner.rt(),
