@@ -1,5 +1,6 @@
 //! What belongs to one open device.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::ExecutionError;
@@ -12,6 +13,9 @@ use crate::error::execution;
 use crate::npu::AscendDevice;
 use crate::rotary::Rotators;
 
+/// Most numbers that are kept in device memory.
+const NUMBERS: usize = 16;
+
 /// An open device: its stream, the state of its random numbers, and the first failure not reported
 /// yet.
 #[derive(Debug)]
@@ -20,6 +24,7 @@ pub(crate) struct Context {
     npu: Npu,
     operators: Operators,
     random: Mutex<Random>,
+    numbers: Mutex<VecDeque<(u32, Arc<DeviceBuffer<u8>>)>>,
     unseen: Mutex<Option<ExecutionError>>,
     rotators: Rotators,
     /// Last, so that what else this holds is gone when this is: see [`alive`](Self::alive).
@@ -44,6 +49,7 @@ impl Context {
             operators: Operators::new(npu.stream()?),
             npu,
             random: Mutex::new(Random { seed: 0, offset: 0 }),
+            numbers: Mutex::default(),
             unseen: Mutex::new(None),
             rotators: Rotators::default(),
             alive: Arc::default(),
@@ -91,6 +97,22 @@ impl Context {
         let steps = i64::try_from(count.next_multiple_of(4)).unwrap_or(i64::MAX);
         random.offset = random.offset.wrapping_add(steps);
         state
+    }
+
+    /// A number in device memory. Those used last are kept, since a step of training uses the same
+    /// ones for all parameters.
+    pub(crate) fn number(&self, value: f32) -> Result<Arc<DeviceBuffer<u8>>> {
+        let mut numbers = lock(&self.numbers);
+        let bits = value.to_bits();
+        if let Some((_, number)) = numbers.iter().find(|(known, _)| *known == bits) {
+            return Ok(number.clone());
+        }
+        let number = Arc::new(self.stream().upload_queued(&value.to_ne_bytes())?);
+        if numbers.len() == NUMBERS {
+            numbers.pop_front();
+        }
+        numbers.push_back((bits, number.clone()));
+        Ok(number)
     }
 
     /// Keeps the first failure for [`sync`](Self::sync) to report.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ascend_sim::control;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Backend, DType, ExecutionError, Shape, TensorData, TensorMetadata};
+use burn::backend::{Backend, DType, ExecutionError, Scalar, Shape, TensorData, TensorMetadata};
 
 use crate::{Ascend, AscendDevice, AscendTensor, fallbacks, reset_fallbacks};
 
@@ -159,6 +159,27 @@ fn the_second_call_of_a_kind_is_kept_and_gives_each_its_own_result() {
     for (n, y) in (0..5_u8).zip(results) {
         assert_eq!(values(y).expect("a square"), [f32::from(n * n), 1.0, 4.0]);
     }
+}
+
+#[test]
+fn divisions_by_other_numbers_share_a_plan() {
+    let alone = Alone::new();
+    let context = alone.0.context().expect("open");
+    let before = context.operators().kept_plans();
+    control::clear_calls();
+    // More numbers than are kept in device memory.
+    for n in 1..=40_u8 {
+        let x = alone.vector(&[f32::from(n), 1.0, 2.0]);
+        let y = Ascend::float_div_scalar(x, Scalar::Float(f64::from(n)));
+        let n = f32::from(n);
+        assert_eq!(values(y).expect("a quotient"), [1.0, 1.0 / n, 2.0 / n]);
+    }
+    let calls = control::calls();
+    let planned = calls
+        .iter()
+        .filter(|call| call.function == "aclnnDivGetWorkspaceSize");
+    assert_eq!(planned.count(), 2);
+    assert_eq!(context.operators().kept_plans(), before + 1);
 }
 
 #[test]

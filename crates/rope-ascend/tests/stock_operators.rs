@@ -615,19 +615,65 @@ fn a_call_is_repeatable_from_its_first_planning_on() {
                 )
             );
         }
-        // What no call comes back to in this form stays in that cache.
-        control::clear_calls();
-        operators
-            .mul(
-                View {
-                    dims: &[2],
-                    offset: 1,
-                    ..x
-                },
-                View { dims: &[2], ..y },
-                View { dims: &[2], ..out },
-            )
-            .unwrap();
-        assert!(executor_calls().is_empty());
+    });
+}
+
+/// Views with an offset, lists, and tensors that are read and written: planned with one memory, run
+/// with another.
+#[test]
+fn kept_calls_follow_offsets_lists_and_written_inputs() {
+    with_stream(ascend_sim::Machine::default(), |stream| {
+        let operators = Operators::new(stream.clone());
+        let mut used = Vec::new();
+        for round in 0..4 {
+            let upload = |values: [f32; 4]| stream.upload(&values.map(|x| x + 10.0 * round as f32));
+            let [x, y] = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]].map(|x| upload(x).unwrap());
+            let [joined, target] = [8, 6].map(|len| stream.zeros::<f32>(len).unwrap());
+            let view = |buffer, dims, offset| View {
+                buffer,
+                dtype: aclDataType::FLOAT,
+                dims,
+                strides: &[1],
+                offset,
+            };
+            control::clear_calls();
+            operators
+                .cat(
+                    &[view(&x, &[3], 1), view(&y, &[4], 0)],
+                    0,
+                    view(&joined, &[7], 1),
+                )
+                .unwrap();
+            operators
+                .copy(view(&target, &[3], 2), view(&joined, &[3], 3))
+                .unwrap();
+            let planned = control::calls();
+            let planned = planned
+                .iter()
+                .filter(|call| call.function.ends_with("WorkspaceSize"));
+            assert_eq!(
+                planned.count(),
+                if round < 2 { 2 } else { 0 },
+                "round {round}"
+            );
+            let (a, b) = (10.0 * round as f32, 10.0 * round as f32 + 4.0);
+            let expected = [
+                0.0,
+                a + 2.0,
+                a + 3.0,
+                a + 4.0,
+                b + 1.0,
+                b + 2.0,
+                b + 3.0,
+                b + 4.0,
+            ];
+            assert_eq!(stream.download(&joined).unwrap(), expected);
+            let expected = [0.0, 0.0, a + 4.0, b + 1.0, b + 2.0, 0.0];
+            assert_eq!(stream.download(&target).unwrap(), expected);
+            // The next round has other memory.
+            used.push([x, y, joined, target]);
+        }
+        assert_eq!(operators.kept_plans(), 2);
+        assert_eq!(control::violations(), []);
     });
 }

@@ -132,6 +132,22 @@ export! {
         ) {
             set_address(executor, Numbering::Outputs, index, tensor, addr)
         }
+        fn aclSetDynamicInputTensorAddr(
+            executor: *mut aclOpExecutor, irIndex: usize, relativeIndex: usize,
+            tensors: *mut aclTensorList, addr: *mut c_void,
+        ) {
+            if executor.is_null() || tensors.is_null() {
+                return Err(Failure::new(ACLNN_NULLPTR, "executor or tensors is null"));
+            }
+            let mut state = sim();
+            let state = &mut *state;
+            let (list, address) = (tensors as u64, addr as u64);
+            let planned = state.descriptors.executors.get_mut(executor as u64)?;
+            let member = planned.set_member_address(irIndex, relativeIndex, list, address)?;
+            let described = state.descriptors.tensors.get_mut(member)?;
+            Arc::make_mut(described).data = address;
+            Ok(())
+        }
     }
     value {
         fn aclCreateTensor(

@@ -72,6 +72,7 @@ kinds! {
     Out *mut aclTensor;
     MaybeOut *mut aclTensor;
     Ref *mut aclTensor;
+    Over *mut aclTensor;
     S *const aclScalar;
     MaybeS *const aclScalar;
     Ints *const aclIntArray;
@@ -103,6 +104,13 @@ macro_rules! take {
     };
     ($call:ident, $arg:ident, $name:expr, Ref) => {
         required($call.tensor($arg as u64, $name, Access::Both)?, $name)?
+    };
+    // Documented as input and output, but only written.
+    ($call:ident, $arg:ident, $name:expr, Over) => {
+        required(
+            $call.tensor_counted($arg as u64, $name, Access::Write, Access::Both)?,
+            $name,
+        )?
     };
     ($call:ident, $arg:ident, $name:expr, S) => {
         required(take!($call, $arg, $name, MaybeS), $name)?
@@ -316,8 +324,8 @@ operators! {
 
     // Cast, fill, copy, range.
     aclnnCast(self_: T, dtype: DType, out: Out) |call| fill::cast(self_, dtype, out);
-    aclnnInplaceCopy(selfRef: Out, src: T) |call| fill::copy(call, selfRef, src);
-    aclnnInplaceFillScalar(selfRef: Out, value: S) |call| fill::fill(selfRef, value);
+    aclnnInplaceCopy(selfRef: Over, src: T) |call| fill::copy(call, selfRef, src);
+    aclnnInplaceFillScalar(selfRef: Over, value: S) |call| fill::fill(selfRef, value);
     aclnnArange(start: S, end: S, step: S, out: Out) |call| fill::arange(start, end, step, out);
 
     // Reductions.
@@ -401,10 +409,10 @@ operators! {
     };
 
     // Random numbers.
-    aclnnInplaceUniform(selfRef: Out, from: f64, to: f64, seed: u64, offset: u64)
+    aclnnInplaceUniform(selfRef: Over, from: f64, to: f64, seed: u64, offset: u64)
         |call| random::uniform_in_place(call, selfRef, [from, to], [seed, offset]);
-    aclnnInplaceNormal(selfRef: Out, mean: f32, std: f32, seed: i64, offset: i64)
+    aclnnInplaceNormal(selfRef: Over, mean: f32, std: f32, seed: i64, offset: i64)
         |call| random::normal(call, selfRef, [mean, std], [seed, offset]);
-    aclnnInplaceBernoulli(selfRef: Out, prob: S, seed: i64, offset: i64)
+    aclnnInplaceBernoulli(selfRef: Over, prob: S, seed: i64, offset: i64)
         |call| random::bernoulli(call, prob, [seed, offset], selfRef);
 }

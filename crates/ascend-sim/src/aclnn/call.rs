@@ -49,6 +49,9 @@ pub(crate) struct Slot {
     /// The index among the inputs and among the outputs; members of a list have none.
     pub(crate) input: Option<usize>,
     pub(crate) output: Option<usize>,
+    /// The list that the tensor is a member of: its handle, its index among the inputs, and the
+    /// tensor's index in it.
+    pub(crate) member: Option<(u64, usize, usize)>,
 }
 
 /// A tensor parameter, as the checks and the kernel name it.
@@ -211,7 +214,19 @@ impl Call {
         name: &'static str,
         access: Access,
     ) -> Outcome<Option<Operand>> {
-        let (input, output) = self.count(access);
+        self.tensor_counted(handle, name, access, access)
+    }
+
+    /// As [`tensor`](Self::tensor), for one that is counted among the inputs and the outputs as
+    /// `counted` says.
+    pub(crate) fn tensor_counted(
+        &mut self,
+        handle: u64,
+        name: &'static str,
+        access: Access,
+        counted: Access,
+    ) -> Outcome<Option<Operand>> {
+        let (input, output) = self.count(counted);
         if handle == 0 {
             return Ok(None);
         }
@@ -223,14 +238,15 @@ impl Call {
             access,
             input,
             output,
+            member: None,
         })))
     }
 
     /// A list of tensors that are read.
     pub(crate) fn tensors(&mut self, list: u64, name: &'static str) -> Outcome<Vec<Operand>> {
-        self.count(Access::Read);
+        let (input, _) = self.count(Access::Read);
         let members = required(self.held(list, name, |all| &all.lists)?, name)?;
-        let slot = |handle: &u64| {
+        let slot = |(index, handle): (usize, &u64)| {
             let state = sim();
             let view = state.descriptors.tensors.get(*handle);
             Ok(Slot {
@@ -240,9 +256,14 @@ impl Call {
                 access: Access::Read,
                 input: None,
                 output: None,
+                member: input.map(|input| (list, input, index)),
             })
         };
-        let slots = members.iter().map(slot).collect::<Outcome<Vec<_>>>()?;
+        let slots = members
+            .iter()
+            .enumerate()
+            .map(slot)
+            .collect::<Outcome<Vec<_>>>()?;
         Ok(slots.into_iter().map(|slot| self.push(slot)).collect())
     }
 

@@ -104,6 +104,32 @@ impl Executor {
         Ok(())
     }
 
+    /// Gives a member of a list another address, which holds for the runs that follow. Returns the
+    /// member's handle.
+    pub(crate) fn set_member_address(
+        &mut self,
+        index: usize,
+        member: usize,
+        list: u64,
+        address: u64,
+    ) -> Outcome<u64> {
+        let operator = self.launch.operator;
+        if !self.repeatable {
+            return refuse(format!(
+                "{operator}: only a repeatable executor takes new addresses"
+            ));
+        }
+        let mut slots = self.launch.slots.iter_mut();
+        let Some(slot) = slots.find(|slot| slot.member == Some((list, index, member))) else {
+            return refuse(format!(
+                "{operator} was not planned with this list at index {index} of its inputs, \
+                 or the list has no member {member}"
+            ));
+        };
+        Arc::make_mut(&mut slot.view).data = address;
+        Ok(slot.handle)
+    }
+
     /// A descriptor that the operator was planned with and that was destroyed since.
     fn lost_descriptor(&self, descriptors: &Descriptors) -> Option<String> {
         let slots = self.launch.slots.iter().map(|s| (s.handle, s.name));

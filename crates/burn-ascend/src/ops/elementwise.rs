@@ -103,6 +103,32 @@ pub(crate) fn by_number(operator: ByNumber, x: AscendTensor, value: Scalar) -> A
     compute([&x], out, |ops, [x], out| operator(ops, x, number, out))
 }
 
+/// x divided by a number.
+///
+/// In 32-bit floats the number is a tensor of one element: an operator by a number is planned anew
+/// for each one, and Adam divides by others in every step.
+pub(crate) fn divide(x: AscendTensor, value: Scalar) -> AscendTensor {
+    if x.dtype() != DType::F32 {
+        return by_number(Operators::divs, x, value);
+    }
+    let out = Out::over_or_like(&x);
+    let context = x.context().cloned();
+    compute([&x], out, |ops, [x], out| {
+        let Ok(context) = context else {
+            unreachable!("a tensor with a view is in an open device");
+        };
+        let divisor = context.number(value.elem())?;
+        let divisor = View {
+            buffer: &divisor,
+            dtype: x.dtype,
+            dims: &[1],
+            strides: &[1],
+            offset: 0,
+        };
+        ops.div(x, divisor, out)
+    })
+}
+
 /// An integer operation with a number: by its operator while that is exact, else with a tensor of
 /// that one number.
 pub(crate) fn by_integer(

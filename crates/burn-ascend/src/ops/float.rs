@@ -72,7 +72,7 @@ operations! {
         fn float_mul_scalar(lhs: T, rhs: Scalar) -> T;
             FLOAT [muls] { elementwise::by_number(Operators::muls, lhs, rhs) }
         fn float_div_scalar(lhs: T, rhs: Scalar) -> T;
-            FLOAT [divs] { elementwise::by_number(Operators::divs, lhs, rhs) }
+            FLOAT [divs, div] { elementwise::divide(lhs, rhs) }
         fn float_remainder_scalar(lhs: T, rhs: Scalar) -> T; FLOAT [remainder_scalar] {
             elementwise::by_number(Operators::remainder_scalar, lhs, rhs)
         }

@@ -417,6 +417,10 @@ pub(super) struct Objects {
 }
 
 impl Objects {
+    pub(super) fn has_list(&self) -> bool {
+        self.raw.iter().any(|raw| matches!(raw, Raw::Tensors(_)))
+    }
+
     fn new(stream: &Stream, arguments: &[Argument<'_>]) -> Result<Self> {
         let mut objects = Self {
             raw: Vec::with_capacity(arguments.len()),

@@ -9,13 +9,13 @@
 //! the operator library would put it into a cache of its own, and answer the second time with an
 //! entry of that cache, which it does not repeat.
 //!
-//! Not kept are calls
+//! The address that is set is that of the memory, not of a view's first element: it is documented as
+//! the storage address, and the library adds the offset that the view was planned with (`GetData` and
+//! `RecordAddrRule` of opbase at aa3cd74). A tensor that is read and written counts among the inputs
+//! and among the outputs, and is set as both.
 //!
-//! - on views with an offset: no document says whether the address to be set is that of the block
-//!   or of the first element;
-//! - with a tensor that is read and written, or with a list of tensors: their order among the
-//!   executor's inputs and outputs is not documented;
-//! - that the operator library refuses to repeat, such as those with random numbers.
+//! Not kept are calls that the operator library refuses to repeat, such as those with random
+//! numbers.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -25,7 +25,7 @@ use std::ops::Deref;
 use lru::LruCache;
 use rustc_hash::FxBuildHasher;
 
-use super::operators::{Argument, Names, Number, Objects, Raw};
+use super::operators::{Argument, Names, Number, Objects, Raw, View};
 use crate::error::Result;
 use crate::result::check;
 use crate::safe::{DeviceBuffer, Stream};
@@ -122,9 +122,7 @@ impl Plans {
 
     /// What to do with this call.
     pub(super) fn find(&mut self, names: Names, arguments: &[Argument<'_>]) -> Kept<'_> {
-        let Some(key) = Key::new(names, arguments) else {
-            return Kept::Once;
-        };
+        let key = Key::new(names, arguments);
         if !self.kept.contains(&key) {
             let hash = FxBuildHasher.hash_one(&key);
             return match self.seen.put(hash, ()) {
@@ -150,29 +148,30 @@ impl Plans {
 }
 
 impl Key {
-    /// None for a call that is not to be kept.
-    fn new(names: Names, arguments: &[Argument<'_>]) -> Option<Self> {
+    fn new(names: Names, arguments: &[Argument<'_>]) -> Self {
         let mut words = Vec::with_capacity(8 + 16 * arguments.len());
         words.push(names.run.as_ptr() as u64);
         let mut addresses: Vec<*const u8> = Vec::with_capacity(arguments.len());
+        let mut tensor = |words: &mut Vec<u64>, view: View<'_>| {
+            // A result over an input is another call than one beside it.
+            let address = view.buffer.pointer().cast_const().cast();
+            let alias = addresses.iter().position(|&other| other == address);
+            words.push(alias.unwrap_or(addresses.len()) as u64);
+            addresses.push(address);
+            words.push(u64::from(view.dtype.0.cast_unsigned()) << 32 | view.dims.len() as u64);
+            words.push(view.buffer.bytes() as u64);
+            words.push(view.offset as u64);
+            words.extend(view.dims.iter().chain(view.strides).map(|&n| n as u64));
+        };
         for argument in arguments {
             match *argument {
-                Argument::In(view) | Argument::Out(view) => {
-                    if view.offset != 0 {
-                        return None;
-                    }
-                    // A result over an input is another call than one beside it.
-                    let address = view.buffer.pointer().cast_const().cast();
-                    let alias = addresses.iter().position(|&other| other == address);
-                    words.push(alias.unwrap_or(addresses.len()) as u64);
-                    addresses.push(address);
-                    words.push(
-                        u64::from(view.dtype.0.cast_unsigned()) << 32 | view.dims.len() as u64,
-                    );
-                    words.push(view.buffer.bytes() as u64);
-                    words.extend(view.dims.iter().chain(view.strides).map(|&n| n as u64));
+                Argument::In(view) | Argument::Out(view) | Argument::Ref(view) => {
+                    tensor(&mut words, view);
                 }
-                Argument::Ref(_) | Argument::Ins(_) => return None,
+                Argument::Ins(views) => {
+                    words.push(views.len() as u64);
+                    views.iter().for_each(|view| tensor(&mut words, *view));
+                }
                 Argument::Number(number) => words.extend(match number {
                     Number::Float(value) => [1, value.to_bits()],
                     Number::Int(value) => [2, value.cast_unsigned()],
@@ -187,7 +186,7 @@ impl Key {
                 Argument::Absent => words.push(u64::MAX),
             }
         }
-        Some(Self(words))
+        Self(words)
     }
 }
 
@@ -202,6 +201,7 @@ impl Plan {
         let meta = &self.objects.meta;
         let complete = meta.aclSetInputTensorAddr.is_some()
             && meta.aclSetOutputTensorAddr.is_some()
+            && (meta.aclSetDynamicInputTensorAddr.is_some() || !self.objects.has_list())
             && meta.aclDestroyAclOpExecutor.is_some();
         match meta.aclSetAclOpExecutorRepeatable {
             // SAFETY: the executor was planned and has not run.
@@ -215,31 +215,51 @@ impl Plan {
     /// Points the kept call at the memory of another one with the same key.
     pub(super) fn set_addresses(&self, stream: &Stream, arguments: &[Argument<'_>]) -> Result<()> {
         let meta = &self.objects.meta;
+        let check = |name, status| check(&stream.device().runtime().api().rt, name, status);
+        let as_input = |index, tensor, view: &View<'_>| match meta.aclSetInputTensorAddr {
+            // SAFETY: the executor is kept, and the descriptor is the one that it was planned with.
+            // Absent tensors come last among an operator's inputs, so the count is the index.
+            Some(set) => check("aclSetInputTensorAddr", unsafe {
+                set(self.executor, index, tensor, view.buffer.pointer())
+            }),
+            None => Ok(()),
+        };
+        let as_output = |index, tensor, view: &View<'_>| match meta.aclSetOutputTensorAddr {
+            // SAFETY: as for inputs.
+            Some(set) => check("aclSetOutputTensorAddr", unsafe {
+                set(self.executor, index, tensor, view.buffer.pointer())
+            }),
+            None => Ok(()),
+        };
         let (mut inputs, mut outputs) = (0, 0);
         for (argument, raw) in arguments.iter().zip(&self.objects.raw) {
-            let (view, index, name, set) = match argument {
-                Argument::In(view) => (
-                    view,
-                    &mut inputs,
-                    "aclSetInputTensorAddr",
-                    meta.aclSetInputTensorAddr,
-                ),
-                Argument::Out(view) => (
-                    view,
-                    &mut outputs,
-                    "aclSetOutputTensorAddr",
-                    meta.aclSetOutputTensorAddr,
-                ),
-                _ => continue,
-            };
-            if let (Raw::Tensor(tensor), Some(set)) = (raw, set) {
-                // SAFETY: the executor is kept, and the descriptor is the one that it was planned
-                // with. Absent tensors come last among an operator's inputs and outputs, so the
-                // count is the index.
-                let status = unsafe { set(self.executor, *index, *tensor, view.buffer.pointer()) };
-                check(&stream.device().runtime().api().rt, name, status)?;
+            match (argument, raw) {
+                (Argument::In(view), Raw::Tensor(tensor)) => as_input(inputs, *tensor, view)?,
+                (Argument::Out(view), Raw::Tensor(tensor)) => as_output(outputs, *tensor, view)?,
+                (Argument::Ref(view), Raw::Tensor(tensor)) => {
+                    as_input(inputs, *tensor, view)?;
+                    as_output(outputs, *tensor, view)?;
+                }
+                (Argument::Ins(views), Raw::Tensors(list)) => {
+                    for (member, view) in views.iter().enumerate() {
+                        let Some(set) = meta.aclSetDynamicInputTensorAddr else {
+                            continue;
+                        };
+                        // SAFETY: the executor is kept, and the list is the one that it was planned
+                        // with; the key holds how many members it has.
+                        let status = unsafe {
+                            set(self.executor, inputs, member, *list, view.buffer.pointer())
+                        };
+                        check("aclSetDynamicInputTensorAddr", status)?;
+                    }
+                }
+                _ => {}
             }
-            *index += 1;
+            inputs += usize::from(matches!(
+                argument,
+                Argument::In(_) | Argument::Ref(_) | Argument::Ins(_)
+            ));
+            outputs += usize::from(matches!(argument, Argument::Out(_) | Argument::Ref(_)));
         }
         Ok(())
     }

@@ -34,6 +34,10 @@ super::functions! {
                 executor: *mut aclOpExecutor, index: usize, tensor: *mut aclTensor,
                 address: *mut c_void
             ) -> aclnnStatus;
+            fn aclSetDynamicInputTensorAddr(
+                executor: *mut aclOpExecutor, index: usize, member: usize,
+                tensors: *mut aclTensorList, address: *mut c_void
+            ) -> aclnnStatus;
             fn aclSetOutputTensorAddr(
                 executor: *mut aclOpExecutor, index: usize, tensor: *mut aclTensor,
                 address: *mut c_void
