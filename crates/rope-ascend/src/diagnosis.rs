@@ -449,10 +449,15 @@ fn installed() -> Vec<(PathBuf, String)> {
     let mut files = vec![PathBuf::from("/usr/local/Ascend/driver/version.info")];
     let homes = ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"];
     for home in homes.iter().filter_map(env::var_os) {
-        for arch in ["aarch64-linux", "x86_64-linux"] {
-            let file = Path::new(&home)
-                .join(arch)
-                .join("ascend_toolkit_install.info");
+        // The last two since CANN 8.5, a folder for each package (cmake/package.cmake of runtime at
+        // 681ef7610df1 and of asc-devkit at 82b89a15f).
+        for name in [
+            "aarch64-linux/ascend_toolkit_install.info",
+            "x86_64-linux/ascend_toolkit_install.info",
+            "share/info/runtime/version.info",
+            "share/info/asc-devkit/version.info",
+        ] {
+            let file = Path::new(&home).join(name);
             if !files.contains(&file) {
                 files.push(file);
             }

@@ -31,6 +31,16 @@ pub enum LoadError {
         /// The missing functions.
         symbols: Vec<&'static str>,
     },
+    /// A variable of the environment has a value that it does not take.
+    #[error("the variable {variable} must be {expected}, found {found}")]
+    Setting {
+        /// The variable.
+        variable: &'static str,
+        /// What it takes.
+        expected: &'static str,
+        /// Its value.
+        found: String,
+    },
 }
 
 fn list(tried: &[(PathBuf, String)]) -> String {

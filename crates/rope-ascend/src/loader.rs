@@ -65,12 +65,23 @@ pub(crate) const PATH_VARIABLE: &str = "ROPE_ASCEND_LIB_PATH";
 pub(crate) const POOL_VARIABLE: &str = "ROPE_ASCEND_POOL";
 
 impl Pooling {
-    /// What the variable says, if it says anything.
-    fn chosen() -> Option<Self> {
-        match env::var(POOL_VARIABLE).ok()?.as_str() {
-            "segments" => Some(Self::Segments),
-            "blocks" => Some(Self::Blocks),
-            _ => None,
+    /// What the variable says, else `default`.
+    fn chosen_or(default: Self) -> Result<Self, LoadError> {
+        let Some(found) = env::var_os(POOL_VARIABLE) else {
+            return Ok(default);
+        };
+        Self::named(&found.to_string_lossy())
+    }
+
+    fn named(name: &str) -> Result<Self, LoadError> {
+        match name {
+            "segments" => Ok(Self::Segments),
+            "blocks" => Ok(Self::Blocks),
+            other => Err(LoadError::Setting {
+                variable: POOL_VARIABLE,
+                expected: "segments or blocks",
+                found: other.to_owned(),
+            }),
         }
     }
 }
@@ -208,7 +219,8 @@ impl Api {
     /// `$ASCEND_HOME_PATH/lib64`, `$ASCEND_TOOLKIT_HOME/lib64` and on the loader's path.
     ///
     /// # Errors
-    /// [`LoadError::LibraryNotFound`] with everything tried, or [`LoadError::SymbolsMissing`].
+    /// [`LoadError::LibraryNotFound`] with everything tried, [`LoadError::SymbolsMissing`], or
+    /// [`LoadError::Setting`].
     /// Missing operator and compiler libraries are errors only when they are used.
     pub fn open(folder: Option<&Path>) -> Result<Self, LoadError> {
         let mut opened = Vec::new();
@@ -256,7 +268,7 @@ impl Api {
             operators,
             rotary,
             rtc,
-            pooling: Pooling::chosen().unwrap_or_default(),
+            pooling: Pooling::chosen_or(Pooling::Segments)?,
             origin: opened[0].path.display().to_string(),
             opened,
         })
@@ -265,7 +277,7 @@ impl Api {
     /// Fills the tables through `resolve`, which returns null for what it lacks.
     ///
     /// # Errors
-    /// [`LoadError::SymbolsMissing`] for functions of the runtime itself.
+    /// [`LoadError::SymbolsMissing`] for functions of the runtime itself; [`LoadError::Setting`].
     ///
     /// # Safety
     /// - Each address that `resolve` returns is that of the C function of that name, with the
@@ -292,7 +304,7 @@ impl Api {
             rotary: unsafe { AclRotary::load(resolve) },
             // SAFETY: the caller vouches for signatures and lifetime.
             rtc: unsafe { AclRtc::load(resolve) }.map_err(missing),
-            pooling: Pooling::chosen().unwrap_or_default(),
+            pooling: Pooling::chosen_or(Pooling::Segments)?,
             origin: origin.to_owned(),
             opened: Vec::new(),
         })
@@ -310,13 +322,14 @@ impl Api {
     /// beyond one.
     ///
     /// # Errors
-    /// [`LoadError::SymbolsMissing`], if the simulator lacked functions of the runtime.
+    /// [`LoadError::SymbolsMissing`], if the simulator lacked functions of the runtime;
+    /// [`LoadError::Setting`].
     #[cfg(feature = "ascend-sim")]
     pub fn simulated() -> Result<Self, LoadError> {
         // SAFETY: the simulator declares its functions as the vendor does (compared by `cargo xtask
         // abi`), and is linked into this program.
         let api = unsafe { Self::from_resolver("ascend-sim", ascend_sim::symbol) }?;
-        Ok(api.with_pooling(Pooling::chosen().unwrap_or(Pooling::Blocks)))
+        Ok(api.with_pooling(Pooling::chosen_or(Pooling::Blocks)?))
     }
 
     /// What tells the run-time compiler and the headers that it reads from those of another release;
@@ -365,5 +378,21 @@ impl Api {
             Err(_) => missing.extend(AclRtc::signatures().into_iter().map(|s| s.name)),
         }
         missing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_way_to_ask_for_memory_is_refused() {
+        assert_eq!(Pooling::named("blocks"), Ok(Pooling::Blocks));
+        assert_eq!(Pooling::named("segments"), Ok(Pooling::Segments));
+        let error = Pooling::named("off").unwrap_err().to_string();
+        assert!(
+            error.contains("ROPE_ASCEND_POOL") && error.contains("segments"),
+            "{error}"
+        );
     }
 }
