@@ -162,6 +162,16 @@ fn the_second_call_of_a_kind_is_kept_and_gives_each_its_own_result() {
 }
 
 #[test]
+fn a_tensor_beyond_the_address_space_is_a_failure() {
+    let alone = Alone::new();
+    for dims in [[1 << 40, 1 << 40], [usize::MAX / 8, 4]] {
+        let dtype = burn::backend::FloatDType::F32;
+        let text = message(Ascend::float_zeros(Shape::from(dims), &alone.0, dtype));
+        assert!(text.contains("what the address space holds"), "{text}");
+    }
+}
+
+#[test]
 fn divisions_by_other_numbers_share_a_plan() {
     let alone = Alone::new();
     let context = alone.0.context().expect("open");

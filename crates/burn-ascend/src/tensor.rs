@@ -38,11 +38,23 @@ pub struct AscendTensor {
 
 /// Strides of a dense tensor, last axis fastest.
 pub(crate) fn dense_strides(dims: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; dims.len()];
+    let mut strides = vec![1_usize; dims.len()];
     for axis in (1..dims.len()).rev() {
-        strides[axis - 1] = strides[axis] * dims[axis].max(1);
+        strides[axis - 1] = strides[axis].saturating_mul(dims[axis].max(1));
     }
     strides
+}
+
+/// Bytes of a dense tensor; `usize::MAX`, of which there is no buffer, for more than the address
+/// space holds.
+pub(crate) fn dense_bytes(dims: &[usize], dtype: DType) -> usize {
+    if dims.contains(&0) {
+        return 0;
+    }
+    let bytes = dims
+        .iter()
+        .try_fold(dtype.size(), |bytes, dim| bytes.checked_mul(*dim));
+    bytes.unwrap_or(usize::MAX)
 }
 
 impl AscendTensor {
@@ -50,13 +62,13 @@ impl AscendTensor {
     ///
     /// If the device cannot be opened or has no memory left, the tensor carries that failure.
     pub(crate) fn empty(device: &AscendDevice, shape: Shape, dtype: DType) -> Self {
-        let bytes = shape.num_elements() * dtype.size();
+        let bytes = dense_bytes(&shape, dtype);
         Self::allocated(device, shape, dtype, |stream| stream.alloc(bytes))
     }
 
     /// As [`empty`](Self::empty), on an open device.
     pub(crate) fn empty_in(context: &Arc<Context>, shape: Shape, dtype: DType) -> Self {
-        let bytes = shape.num_elements() * dtype.size();
+        let bytes = dense_bytes(&shape, dtype);
         Self::allocated_in(context, shape, dtype, |stream| stream.alloc(bytes))
     }
 
@@ -209,7 +221,7 @@ impl AscendTensor {
 
     /// Whether there are no elements.
     pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.shape.contains(&0)
     }
 
     /// Whether nothing else holds the block, so that it may be overwritten.

@@ -8,7 +8,7 @@ use super::launch::{Out, compute, compute_of_list, is_free, number};
 use super::views::{self, narrow_repeats};
 use crate::context::Context;
 use crate::npu::AscendDevice;
-use crate::tensor::AscendTensor;
+use crate::tensor::{AscendTensor, dense_bytes};
 
 /// The type under which elements of `dtype` are only moved: the operators of data movement take
 /// signed integers of each size.
@@ -107,7 +107,7 @@ pub(crate) fn full(
 
 /// Zeros.
 pub(crate) fn zeros(device: &AscendDevice, shape: Shape, dtype: DType) -> AscendTensor {
-    let bytes = shape.num_elements() * dtype.size();
+    let bytes = dense_bytes(&shape, dtype);
     AscendTensor::allocated(device, shape, dtype, |stream| stream.zeros(bytes))
 }
 
