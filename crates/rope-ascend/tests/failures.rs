@@ -364,3 +364,24 @@ fn trimming_frees_nothing_that_another_thread_has_just_used() {
         assert_eq!(control::violations(), [], "{pooling:?}");
     }
 }
+
+#[test]
+fn trimming_frees_nothing_that_came_back_during_its_wait() {
+    for pooling in [Pooling::Blocks, Pooling::Segments] {
+        let _session = Session::begin();
+        let runtime = Runtime::start(api_with(pooling)).unwrap();
+        let stream = runtime.device(0).unwrap().stream().unwrap();
+        control::hold_streams(true);
+        let from = stream.zeros::<f32>(256).unwrap();
+        let mut to = stream.zeros::<f32>(256).unwrap();
+        let other = stream.clone();
+        let trimming = std::thread::spawn(move || other.trim());
+        // Long enough for it to wait for the two fillings, and for nothing after them.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        stream.copy(&from, &mut to).unwrap();
+        drop((from, to));
+        control::hold_streams(false);
+        trimming.join().unwrap().unwrap();
+        assert_eq!(control::violations(), [], "{pooling:?}");
+    }
+}
