@@ -69,8 +69,8 @@ impl Compilation {
         let rtc = api.rtc.as_ref().map_err(Clone::clone)?;
         let source = CString::new(self.source.as_str()).unwrap_or_default();
         let mut program: aclrtcProg = std::ptr::null_mut();
-        // SAFETY: nul-terminated texts that live through the call; no headers, so null lists; a local
-        // receives the handle.
+        // SAFETY: nul-terminated texts that live through the call; no headers, so null lists; a
+        // local receives the handle.
         let code = unsafe {
             (rtc.aclrtcCreateProg)(
                 &raw mut program,

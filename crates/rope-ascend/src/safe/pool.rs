@@ -4,8 +4,9 @@
 //! from them here: small ones from segments of 2 MiB, larger ones from segments of 64 MiB, the
 //! largest from one of their own. A block is cut from the first hole that holds it, in the order in
 //! which the segments came, so that later segments run empty; a block given back joins the holes
-//! beside it. Frameworks do the same (`NPUCachingAllocator` of Ascend/pytorch at 9e73e708ab93), with
-//! larger segments of 20 MiB: four tensors of 4 MiB fill one, because of the bytes after each.
+//! beside it. Frameworks do much the same (`NPUCachingAllocator` of Ascend/pytorch at
+//! 9e73e708ab93), with large segments of 20 MiB: these hold no more than four tensors of 4 MiB,
+//! because of the bytes after each.
 //!
 //! Lengths that change from step to step leave segments that no later step fills. So memory is not
 //! taken beyond the most that was ever held while whole segments are free: see
@@ -134,8 +135,8 @@ impl Segment {
 }
 
 const MIB: usize = 1 << 20;
-/// Blocks start at multiples of this. The runtime asks for 64 (its documentation of
-/// aclrtMallocAlign32), and frameworks use 512.
+/// Offsets of blocks in their segment are multiples of this. The runtime asks for 64 (its
+/// documentation of aclrtMallocAlign32), and frameworks use 512.
 const GRANULE: usize = 512;
 /// Bytes after each block that are nobody's: operators of Atlas A2 and A3 may reach beyond the end
 /// of a tensor by as many (the same documentation).

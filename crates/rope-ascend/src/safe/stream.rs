@@ -298,9 +298,9 @@ impl Stream {
             None => PinnedBuffer::new(self.device().clone(), block_bytes)?,
         };
         block[..piece.len()].copy_from_slice(piece);
-        // SAFETY: the caller's part of a buffer and as many bytes of the block. The block is neither
-        // written nor freed before the stream has passed the copy (`Staging`); a dropped buffer
-        // goes back to this stream's pool.
+        // SAFETY: the caller's part of a buffer and as many bytes of the block. The block is
+        // neither written nor freed before the stream has passed the copy (`Staging`); a dropped
+        // buffer goes back to this stream's pool.
         let queued = unsafe {
             result::copy_async(
                 self.inner.device.inner.rt(),
