@@ -208,6 +208,43 @@ fn memory_misuse_is_refused() {
 }
 
 #[test]
+fn memory_to_be_divided_is_rounded_to_32_bytes() {
+    let device = Device::new();
+    let mut block = null_mut();
+    // SAFETY: a valid out parameter.
+    unsafe {
+        assert_eq!(aclrtMallocAlign32(&raw mut block, 33, 0), 0);
+        assert_eq!(control::live().bytes, 64);
+        refused(
+            aclrtMallocAlign32(&raw mut block, 0, 0),
+            INVALID_PARAM,
+            "0 bytes",
+        );
+        assert_eq!(aclrtFree(block), 0);
+    }
+    drop(device);
+}
+
+#[test]
+fn streams_take_the_flags_for_quick_launches_and_waits() {
+    let device = Device::new();
+    let mut stream = null_mut();
+    // SAFETY: a valid out parameter, and a stream that was created.
+    unsafe {
+        assert_eq!(aclrtCreateStreamWithConfig(&raw mut stream, 0, 3), 0);
+        assert_eq!(aclrtSynchronizeStream(stream), 0);
+        assert_eq!(aclrtDestroyStream(stream), 0);
+        // A persistent one runs nothing by itself.
+        refused(
+            aclrtCreateStreamWithConfig(&raw mut stream, 0, 4),
+            NOT_SUPPORTED,
+            "flag 0x4",
+        );
+    }
+    drop(device);
+}
+
+#[test]
 fn memory_is_limited_and_counted() {
     let device = Device::new();
     control::set_memory_limit(Some(1000));

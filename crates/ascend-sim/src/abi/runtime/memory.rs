@@ -128,7 +128,7 @@ export! {
             allocate(devPtr, size, policy)
         }
         fn aclrtMallocAlign32(devPtr: *mut *mut c_void, size: usize, policy: i32) {
-            allocate(devPtr, size.next_multiple_of(32), policy)
+            allocate(devPtr, size.checked_next_multiple_of(32).unwrap_or(size), policy)
         }
         fn aclrtFree(devPtr: *mut c_void) {
             let mut state = sim();
