@@ -293,6 +293,7 @@ fn in_headers(name: &str) -> bool {
         "aclSetAclOpExecutorRepeatable",
         "aclSetInputTensorAddr",
         "aclSetOutputTensorAddr",
+        "aclSetDynamicInputTensorAddr",
     ];
     !prefixes.iter().any(|prefix| name.starts_with(prefix)) && !others.contains(&name)
 }
