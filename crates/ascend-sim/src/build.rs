@@ -35,7 +35,8 @@ const HEADERS: &[(&str, &str)] = headers! {
 };
 
 /// Contraction would fuse a product and a sum that the device rounds apart; narrowing in braces is
-/// an error for the device compiler too.
+/// an error for the device compiler too. It cuts other values off without a word: an implicit
+/// conversion that may change a value is an error here, so that the kernel states it.
 const OPTIONS: &[&str] = &[
     "-std=c++17",
     "-O2",
@@ -45,6 +46,8 @@ const OPTIONS: &[&str] = &[
     "-fno-strict-aliasing",
     "-ffp-contract=off",
     "-Werror=narrowing",
+    "-Werror=conversion",
+    "-Wno-sign-conversion",
     "-Werror=overflow",
 ];
 const COMPILERS: &[&str] = &["c++", "g++", "clang++"];
@@ -236,7 +239,8 @@ impl KernelSource {
         options.push(format!("-D__NPU_ARCH__={}", self.architecture).into());
         let defines = self.defines.iter();
         options.extend(defines.map(|define| format!("-D{define}").into()));
-        options.extend([OsString::from("-I"), headers.into()]);
+        // As system headers, which the errors above spare.
+        options.extend([OsString::from("-isystem"), headers.into()]);
         options
     }
 

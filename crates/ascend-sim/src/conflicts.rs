@@ -31,6 +31,10 @@ pub(crate) struct Conflict {
     pub(crate) byte: u64,
 }
 
+/// `GmAccess::pipe` of scalar accesses, and what the data cache writes back at once.
+const SCALAR_PIPE: u8 = 0;
+const CACHE_LINE_BYTES: u64 = 64;
+
 /// The number of earlier accesses that a new one may be merged with.
 const MERGE_WINDOW: usize = 16;
 
@@ -134,6 +138,44 @@ pub(crate) fn between_blocks(blocks: &[(u32, Vec<Access>)], limit: usize) -> Vec
                 first: (a.0, a.2),
                 second: (b.0, b.2),
                 byte,
+            });
+        }
+    });
+    found
+}
+
+/// Lines of the data cache that two blocks write, at least one by a scalar. A core writes a line
+/// back whole (`GlobalTensor::SetValue`), over what others wrote beside its own bytes.
+pub(crate) fn between_lines(blocks: &[(u32, Vec<Access>)], limit: usize) -> Vec<Conflict> {
+    let all = || {
+        let pairs = blocks.iter().map(|(block, list)| (*block, list));
+        pairs.flat_map(|(block, list)| list.iter().map(move |access| (block, *access)))
+    };
+    let scalar = |access: &Access| access.write && access.pipe == SCALAR_PIPE;
+    if !all().any(|(_, access)| scalar(&access)) {
+        return Vec::new();
+    }
+    let mut items: Vec<(u32, usize, Access)> = all()
+        .filter(|(_, access)| access.write)
+        .map(|(block, mut access)| {
+            if scalar(&access) {
+                let end = access.end().next_multiple_of(CACHE_LINE_BYTES);
+                access.start -= access.start % CACHE_LINE_BYTES;
+                access.length = end - access.start;
+            }
+            (block, 0, access)
+        })
+        .collect();
+    let mut found: Vec<Conflict> = Vec::new();
+    sweep(&mut items, |a, b| {
+        if found.len() >= limit || a.0 == b.0 || !(scalar(&a.2) || scalar(&b.2)) {
+            return;
+        }
+        if let Some(byte) = common_byte(&a.2, &b.2) {
+            found.push(Conflict {
+                first: (a.0, a.2),
+                second: (b.0, b.2),
+                byte: byte - byte % CACHE_LINE_BYTES,
             });
         }
     });

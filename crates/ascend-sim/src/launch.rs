@@ -172,6 +172,21 @@ fn find_conflicts(kernel: &str, output: &LaunchOutput) -> Vec<Violation> {
         let writer = if second.1.write { second } else { first };
         violation("block-conflict", *writer, message)
     };
+    let line = |Conflict {
+                    first,
+                    second,
+                    byte,
+                }: &Conflict| {
+        let message = format!(
+            "blocks {} ({}) and {} ({}) write in one cache line of 64 bytes, at device byte \
+             0x{byte:x}, at least one by a scalar: a core writes a line back whole",
+            first.0,
+            location(&first.1),
+            second.0,
+            location(&second.1),
+        );
+        violation("block-conflict", *second, message)
+    };
     let inside = |Conflict {
                       first,
                       second,
@@ -194,10 +209,17 @@ fn find_conflicts(kernel: &str, output: &LaunchOutput) -> Vec<Violation> {
         violation("gm-ordering", second, message)
     };
     let blocks = conflicts::between_blocks(&output.accesses, CONFLICTS_REPORTED);
+    let lines = if blocks.is_empty() {
+        conflicts::between_lines(&output.accesses, CONFLICTS_REPORTED)
+    } else {
+        Vec::new()
+    };
+    let lines = lines.iter().map(line);
     let within = output.accesses.iter();
     let within = within.flat_map(|(block, list)| conflicts::inside_block(*block, list, 1));
     let within = within.take(CONFLICTS_REPORTED).map(inside);
-    blocks.iter().map(between).chain(within).collect()
+    let blocks = blocks.iter().map(between);
+    blocks.chain(lines).chain(within).collect()
 }
 
 /// For each allocation, the bytes that the launch read and wrote, as one extent each.

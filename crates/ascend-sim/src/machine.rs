@@ -22,9 +22,6 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// L2 cache in bytes (attribute 302).
     pub l2_bytes: u64,
-    /// Whether the compiler orders dependent vector instructions and scalar accesses by itself
-    /// (`--cce-auto-sync`, on by default).
-    pub auto_sync: bool,
     /// Whether conversions to floating-point types saturate (bit 48 of CTRL is 0, the documented
     /// default): infinity becomes the largest finite number and NaN becomes zero.
     pub saturate: bool,
@@ -43,7 +40,6 @@ impl Machine {
             ub_usable_bytes: 184 * 1024 - 256,
             memory_bytes: 64 << 30,
             l2_bytes: 192 << 20,
-            auto_sync: true,
             saturate: true,
         }
     }

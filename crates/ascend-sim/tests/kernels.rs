@@ -153,16 +153,21 @@ fn a_source_that_does_not_compile_is_a_typed_error() {
         panic!("{missing:?}")
     };
     assert!(output.contains("no_such_kernel"));
-    let narrowing = "#include \"kernel_operator.h\"\n\
-        extern \"C\" void k(uint32_t n) {\n\
-            AscendC::DataCopyExtParams p{n, 4, 0, 0, 0};\n\
-            (void)p;\n\
-        }\n";
-    let result = ascend_sim::build::KernelSource::from_texts([("narrowing.cpp", narrowing)])
-        .kernels(["k"])
-        .compile();
-    let Err(ascend_sim::build::BuildError::Compile { output, .. }) = result else {
-        panic!("{result:?}")
-    };
-    assert!(output.contains("narrowing conversion"), "{output}");
+    for braces in ["{}", "()"] {
+        let (open, close) = braces.split_at(1);
+        let narrowing = format!(
+            "#include \"kernel_operator.h\"\n\
+             extern \"C\" void k(uint32_t n) {{\n\
+                 AscendC::DataCopyExtParams p{open}n, 4, 0, 0, 0{close};\n\
+                 (void)p;\n\
+             }}\n"
+        );
+        let result = ascend_sim::build::KernelSource::from_texts([("narrowing.cpp", narrowing)])
+            .kernels(["k"])
+            .compile();
+        let Err(ascend_sim::build::BuildError::Compile { output, .. }) = result else {
+            panic!("{braces}: {result:?}")
+        };
+        assert!(output.contains("conversion"), "{output}");
+    }
 }

@@ -136,6 +136,7 @@ public:
     std::uint32_t issued[kPipes] = {};
     Flag flags[kEvents][kEventIds];
     std::uint8_t reserved_ids[kEvents] = {};  // bit set of ids held by AllocEventID
+    std::uint8_t fetched_ids[kEvents] = {};   // bit set of ids that FetchEventID has returned
     std::uint8_t queue_ids[kEvents] = {};     // bit set of ids held by queue blocks
     std::uint32_t pool_top = 0;
     int live_pipes = 0;
@@ -172,11 +173,9 @@ public:
 
     Op begin(const char* name, const Location& at, Pipe pipe) {
         last = at;
-        // What the hardware or the compiler orders by itself: scalar code;
-        // vector instructions with each other on 3510, and on 2201 where auto-sync adds the
-        // barrier.
-        const bool in_order =
-            pipe == kPipeS || (pipe == kPipeV && (launch.auto_sync || __NPU_ARCH__ == 3510));
+        // What the hardware orders by itself: scalar code, and on 3510 vector instructions with each
+        // other. What a compiler may add (auto-sync) is not relied upon.
+        const bool in_order = pipe == kPipeS || (pipe == kPipeV && __NPU_ARCH__ == 3510);
         if (in_order) seen[pipe].epoch[pipe] = issued[pipe];
         return Op{name, at, pipe, ++issued[pipe]};
     }

@@ -6,7 +6,7 @@
 
 namespace ascend_sim {
 
-constexpr std::uint32_t kInterfaceVersion = 1;
+constexpr std::uint32_t kInterfaceVersion = 2;
 
 // One live device allocation. Kernels name its bytes by device address; the bytes are at `bytes`.
 struct Region {
@@ -52,9 +52,8 @@ struct Launch {
     std::uint32_t interface_version;
     std::uint32_t block_count;
     std::uint64_t ub_capacity_bytes;
-    std::uint8_t auto_sync;
     std::uint8_t saturate;
-    std::uint8_t reserved[6];
+    std::uint8_t reserved[7];
     const Region* regions;  // sorted by device address
     std::uint64_t region_count;
     void* host;

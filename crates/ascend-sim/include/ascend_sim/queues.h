@@ -402,6 +402,7 @@ public:
         const int id =
             ascend_sim::take_event_id(running, index, running.reserved_ids, at, "FetchEventID");
         running.reserved_ids[index] &= static_cast<std::uint8_t>(~(1u << id));
+        running.fetched_ids[index] |= static_cast<std::uint8_t>(1u << id);
         return static_cast<TEventID>(id);
     }
 

@@ -231,15 +231,20 @@ void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
     Block& running = block();
     const Op op = running.begin("Gather", at, kPipeV);
     if (nothing_to_do(running, op, count, "count")) return;
+    // dav-2201 counts the whole repeats in eight bits; dav-3510 loops.
+    constexpr std::uint32_t kPerRepeat = sizeof(T) == 2 ? 128 : 64;
+    if (__NPU_ARCH__ == 2201)
+        require_range("vector-parameter", op, "count / elements of a repeat", count / kPerRepeat, 0,
+                      kMaxRepeats);
     count_vector(running, round_up(std::uint64_t{count} * sizeof(T), kRepeatBytes) / kRepeatBytes);
     running.require_aligned(op, dst.view(), 0, "dst");
     running.require_aligned(op, src.view(), 0, "src");
     running.require_aligned(op, srcOffset.view(), 0, "srcOffset");
-    if (dst.view().buffer == src.view().buffer &&
-        overlaps(dst.view(), count * sizeof(T), src.view(), src.view().size_bytes) &&
-        dst.view().start == src.view().start)
-        running.report("overlap", op.at,
-                       "Gather: dst and src share memory, which the instruction does not support");
+    require_disjoint(running, op, dst.view(), std::uint64_t{count} * sizeof(T), srcOffset.view(),
+                     std::uint64_t{count} * sizeof(std::uint32_t), "srcOffset");
+    const std::int64_t target_begin =
+        static_cast<std::int64_t>(dst.view().start) - static_cast<std::int64_t>(src.view().start);
+    const std::int64_t target_end = target_begin + std::int64_t{count} * sizeof(T);
     for (std::uint32_t i = 0; i < count; ++i) {
         const std::uint64_t from = std::uint64_t{srcBaseAddr} +
                                    read_scalar<std::uint32_t>(running, op, srcOffset.view(),
@@ -248,6 +253,12 @@ void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
             running.stop("ub-misaligned", at,
                          "Gather: offset %u is byte %llu, not a multiple of the element size %zu",
                          i, static_cast<unsigned long long>(from), sizeof(T));
+        const std::int64_t begin = static_cast<std::int64_t>(from);
+        if (begin < target_end && target_begin < begin + static_cast<std::int64_t>(sizeof(T)))
+            running.report("overlap", op.at,
+                           "Gather: dst and src share memory (element %u reads byte %llu of src), "
+                           "which the instruction does not support",
+                           i, static_cast<unsigned long long>(from));
         move(running, op, dst.view(), std::int64_t{i} * sizeof(T), src.view(),
              static_cast<std::int64_t>(from), sizeof(T), "src");
     }

@@ -74,26 +74,34 @@ inline int take_event_id(Block& running, int event, std::uint8_t* holders, const
                  kEventIds, event_pipes(event).name);
 }
 
-// With auto-sync the compiler orders scalar accesses to tensors with the other pipes, both ways.
-inline void scalar_auto_sync(Block& running, bool after) {
-    if (!running.launch.auto_sync) return;
-    for (std::uint8_t pipe = 0; pipe < kPipes; ++pipe) {
-        const std::uint8_t from = after ? std::uint8_t{kPipeS} : pipe;
-        const std::uint8_t to = after ? pipe : std::uint8_t{kPipeS};
-        running.seen[to].join(completed(running, static_cast<Pipe>(from)));
-    }
-}
+constexpr int kFirstSystemId = 6;  // 6 and 7 are the system's where the kernel chooses its ids
 
-inline void check_event_id(Block& running, int event, std::int32_t id, const Location& at,
-                           const char* who) {
+inline void require_event_id(Block& running, int event, std::int32_t id, const Location& at,
+                             const char* who) {
     if (id < 0 || id >= kEventIds)
         running.stop("event", at, "%s<HardEvent::%s>: id %d is outside 0..7", who,
                      event_pipes(event).name, id);
-    if (running.queue_ids[event] & (1u << id))
+}
+
+// Who chose the id: with a TPipe it hands them out, without one the kernel has those below 6.
+inline void check_event_owner(Block& running, int event, std::int32_t id, const Location& at) {
+    const unsigned bit = 1u << id;
+    if (running.queue_ids[event] & bit) {
         running.report("event", at,
-                       "%s<HardEvent::%s>: id %d is held by a queue; take one with AllocEventID or "
-                       "FetchEventID",
-                       who, event_pipes(event).name, id);
+                       "SetFlag<HardEvent::%s>: id %d is held by a queue; take one with "
+                       "AllocEventID or FetchEventID",
+                       event_pipes(event).name, id);
+    } else if (running.live_pipes == 0) {
+        if (id >= kFirstSystemId)
+            running.report("event", at,
+                           "SetFlag<HardEvent::%s>: id %d is the system's; without a TPipe use 0..5",
+                           event_pipes(event).name, id);
+    } else if (!((running.reserved_ids[event] | running.fetched_ids[event]) & bit)) {
+        running.report("event", at,
+                       "SetFlag<HardEvent::%s>: nobody allocated id %d: beside a TPipe ids come "
+                       "from AllocEventID or FetchEventID",
+                       event_pipes(event).name, id);
+    }
 }
 
 }  // namespace ascend_sim
@@ -105,7 +113,8 @@ void SetFlag(std::int32_t id, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
     constexpr int index = static_cast<int>(event);
-    check_event_id(running, index, id, at, "SetFlag");
+    require_event_id(running, index, id, at, "SetFlag");
+    check_event_owner(running, index, id, at);
     Flag& flag = running.flags[index][id];
     if (flag.set)
         running.report("event", at,
@@ -121,7 +130,7 @@ void WaitFlag(std::int32_t id, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
     constexpr int index = static_cast<int>(event);
-    check_event_id(running, index, id, at, "WaitFlag");
+    require_event_id(running, index, id, at, "WaitFlag");
     Flag& flag = running.flags[index][id];
     if (!flag.set)
         running.stop("event", at,

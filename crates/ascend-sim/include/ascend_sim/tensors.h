@@ -66,7 +66,6 @@ public:
     T GetValue(std::uint32_t index, ASCEND_SIM_HERE) const {
         using namespace ascend_sim;
         Block& running = block();
-        scalar_auto_sync(running, false);
         const Op op = running.begin("GetValue", at, kPipeS);
         std::uint32_t where;
         if (!running.read(op, view_, std::int64_t{index} * sizeof(T), sizeof(T), "the tensor",
@@ -74,7 +73,6 @@ public:
             running.report("ub-undefined-read", at,
                            "GetValue: element %u of %s holds padding whose value is unspecified",
                            index, running.describe(view_).c_str());
-        scalar_auto_sync(running, true);
         ++running.counters.scalar_ub_accesses;
         T value;
         std::memcpy(&value, running.ub.data() + where, sizeof value);
@@ -85,11 +83,9 @@ public:
     void SetValue(std::uint32_t index, V value, ASCEND_SIM_HERE) const {
         using namespace ascend_sim;
         Block& running = block();
-        scalar_auto_sync(running, false);
         const Op op = running.begin("SetValue", at, kPipeS);
         const std::uint32_t where = running.write(op, view_, std::int64_t{index} * sizeof(T),
                                                   sizeof(T), "the tensor", kDefined);
-        scalar_auto_sync(running, true);
         ++running.counters.scalar_ub_accesses;
         const T converted = static_cast<T>(value);
         std::memcpy(running.ub.data() + where, &converted, sizeof converted);
@@ -158,7 +154,6 @@ public:
     T GetValue(std::uint64_t index, ASCEND_SIM_HERE) const {
         using namespace ascend_sim;
         Block& running = block();
-        scalar_auto_sync(running, false);
         const Op op = running.begin("GlobalTensor::GetValue", at, kPipeS);
         const std::int64_t offset = static_cast<std::int64_t>(index * sizeof(T));
         const std::uint8_t* bytes =
@@ -174,12 +169,10 @@ public:
     void SetValue(std::uint64_t index, T value, ASCEND_SIM_HERE) const {
         using namespace ascend_sim;
         Block& running = block();
-        scalar_auto_sync(running, false);
         const Op op = running.begin("GlobalTensor::SetValue", at, kPipeS);
         const std::int64_t offset = static_cast<std::int64_t>(index * sizeof(T));
         std::uint8_t* bytes = running.global(op, view_, offset, sizeof(T), "the tensor", true);
         running.record(op, view_.start + offset, sizeof(T), 0, 1, true);
-        scalar_auto_sync(running, true);
         running.counters.gm_bytes_written += sizeof(T);
         ++running.counters.scalar_gm_accesses;
         std::memcpy(bytes, &value, sizeof value);

@@ -11,7 +11,7 @@ use crate::conflicts::Access;
 use crate::machine::Machine;
 use crate::trace::{Counters, Violation};
 
-const INTERFACE_VERSION: u32 = 1;
+const INTERFACE_VERSION: u32 = 2;
 const ELF_MAGIC: &[u8] = b"\x7fELF";
 const ELF_MACHINE_OFFSET: usize = 18;
 /// `e_machine` of an object for the device.
@@ -55,9 +55,8 @@ struct Launch {
     interface_version: u32,
     block_count: u32,
     ub_capacity_bytes: u64,
-    auto_sync: u8,
     saturate: u8,
-    reserved: [u8; 6],
+    reserved: [u8; 7],
     regions: *const Region,
     region_count: u64,
     host: *mut c_void,
@@ -298,9 +297,8 @@ impl KernelLibrary {
             interface_version: INTERFACE_VERSION,
             block_count: blocks,
             ub_capacity_bytes: machine.ub_usable_bytes,
-            auto_sync: machine.auto_sync.into(),
             saturate: machine.saturate.into(),
-            reserved: [0; 6],
+            reserved: [0; 7],
             regions: regions.as_ptr(),
             region_count: regions.len() as u64,
             host: (&raw const collector).cast_mut().cast(),

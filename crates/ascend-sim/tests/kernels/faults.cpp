@@ -371,14 +371,15 @@ KERNEL(no_flag_before_compute) {
 
 KERNEL(wrong_flag_before_compute) {
     TPipe pipe;
+    const auto id = pipe.FetchEventID<HardEvent::MTE2_V>();
     Globals g(x, y);
     TBuf<TPosition::VECIN> buffer;
     pipe.InitBuffer(buffer, 1024);
     LocalTensor<float> t = buffer.Get<float>();
     // The flag is set before the copy that it should follow.
-    SetFlag<HardEvent::MTE2_V>(0);
+    SetFlag<HardEvent::MTE2_V>(id);
     DataCopy(t, g.x, kElements);
-    WaitFlag<HardEvent::MTE2_V>(0);
+    WaitFlag<HardEvent::MTE2_V>(id);
     Adds(t, t, 1.0f, kElements);  // FAULT wrong_flag_before_compute
 }
 
@@ -408,6 +409,7 @@ KERNEL(store_of_input_queue) {
 
 KERNEL(no_flag_before_reload) {
     TPipe pipe;
+    const auto id = pipe.FetchEventID<HardEvent::MTE2_V>();
     Globals g(x, y);
     TBuf<TPosition::VECIN> buffer;
     TBuf<TPosition::VECCALC> scratch;
@@ -416,22 +418,24 @@ KERNEL(no_flag_before_reload) {
     LocalTensor<float> t = buffer.Get<float>();
     for (int tile = 0; tile < 2; ++tile) {
         DataCopy(t, g.x[tile * kElements], kElements);  // FAULT no_flag_before_reload
-        SetFlag<HardEvent::MTE2_V>(0);
-        WaitFlag<HardEvent::MTE2_V>(0);
+        SetFlag<HardEvent::MTE2_V>(id);
+        WaitFlag<HardEvent::MTE2_V>(id);
         Adds(scratch.Get<float>(), t, 1.0f, kElements);
+        PipeBarrier<PIPE_V>();
     }
 }
 
 KERNEL(no_flag_before_rewrite) {
     TPipe pipe;
+    const auto id = pipe.FetchEventID<HardEvent::V_MTE3>();
     Globals g(x, y);
     TBuf<TPosition::VECOUT> buffer;
     pipe.InitBuffer(buffer, 1024);
     LocalTensor<float> t = buffer.Get<float>();
     for (int tile = 0; tile < 2; ++tile) {
         Duplicate(t, 1.0f, kElements);  // FAULT no_flag_before_rewrite
-        SetFlag<HardEvent::V_MTE3>(0);
-        WaitFlag<HardEvent::V_MTE3>(0);
+        SetFlag<HardEvent::V_MTE3>(id);
+        WaitFlag<HardEvent::V_MTE3>(id);
         DataCopy(g.y[tile * kElements], t, kElements);
     }
 }
@@ -480,21 +484,125 @@ KERNEL(scalar_read_of_vector_result) {
     t.GetValue(3);  // FAULT scalar_read_of_vector_result
 }
 
+KERNEL(scalar_read_of_loaded) {
+    TPipe pipe;
+    Globals g(x, y);
+    TBuf<TPosition::VECIN> buffer;
+    pipe.InitBuffer(buffer, 1024);
+    LocalTensor<float> t = buffer.Get<float>();
+    DataCopy(t, g.x, kElements);
+    t.GetValue(3);  // FAULT scalar_read_of_loaded
+}
+
+KERNEL(vector_read_of_scalar) {
+    TPipe pipe;
+    TBuf<TPosition::VECCALC> scratch, result;
+    pipe.InitBuffer(scratch, 32);
+    pipe.InitBuffer(result, 32);
+    LocalTensor<float> t = scratch.Get<float>();
+    for (uint32_t i = 0; i < 8; ++i) t.SetValue(i, 1.0f);
+    Adds(result.Get<float>(), t, 1.0f, 8);  // FAULT vector_read_of_scalar
+}
+
+KERNEL(vector_write_over_scalar_read) {
+    TPipe pipe;
+    TBuf<TPosition::VECCALC> scratch;
+    pipe.InitBuffer(scratch, 1024);
+    LocalTensor<float> t = scratch.Get<float>();
+    const auto id = pipe.FetchEventID<HardEvent::V_S>();
+    Duplicate(t, 1.0f, kElements);
+    SetFlag<HardEvent::V_S>(id);
+    WaitFlag<HardEvent::V_S>(id);
+    t.GetValue(3);
+    PipeBarrier<PIPE_V>();
+    Duplicate(t, 2.0f, kElements);  // FAULT vector_write_over_scalar_read
+}
+
+KERNEL(load_over_scalar) {
+    TPipe pipe;
+    Globals g(x, y);
+    TBuf<TPosition::VECIN> buffer;
+    pipe.InitBuffer(buffer, 1024);
+    LocalTensor<float> t = buffer.Get<float>();
+    t.SetValue(0, 1.0f);
+    DataCopy(t, g.x, kElements);  // FAULT load_over_scalar
+}
+
+KERNEL(store_of_scalar) {
+    TPipe pipe;
+    Globals g(x, y);
+    TBuf<TPosition::VECOUT> buffer;
+    pipe.InitBuffer(buffer, 1024);
+    LocalTensor<float> t = buffer.Get<float>();
+    for (uint32_t i = 0; i < 8; ++i) t.SetValue(i, 1.0f);
+    DataCopy(g.y, t, 8);  // FAULT store_of_scalar
+}
+
+KERNEL(scalar_write_over_stored) {
+    TPipe pipe;
+    Globals g(x, y);
+    TBuf<TPosition::VECOUT> buffer;
+    pipe.InitBuffer(buffer, 1024);
+    LocalTensor<float> t = buffer.Get<float>();
+    const auto id = pipe.FetchEventID<HardEvent::V_MTE3>();
+    Duplicate(t, 1.0f, kElements);
+    SetFlag<HardEvent::V_MTE3>(id);
+    WaitFlag<HardEvent::V_MTE3>(id);
+    DataCopy(g.y, t, kElements);
+    t.SetValue(0, 2.0f);  // FAULT scalar_write_over_stored
+}
+
+// A scalar access orders what it touches, not the other pipes.
+KERNEL(no_flag_beside_a_scalar) {
+    TPipe pipe;
+    Globals g(x, y);
+    TBuf<TPosition::VECIN> buffer;
+    TBuf<TPosition::VECCALC> other;
+    pipe.InitBuffer(buffer, 1024);
+    pipe.InitBuffer(other, 32);
+    LocalTensor<float> t = buffer.Get<float>();
+    DataCopy(t, g.x, kElements);
+    LocalTensor<float> word = other.Get<float>();
+    word.SetValue(0, g.x.GetValue(0));
+    word.GetValue(0);
+    Adds(t, t, 1.0f, kElements);  // FAULT no_flag_beside_a_scalar
+}
+
+KERNEL(scalars_in_one_line) {
+    TPipe pipe;
+    Globals g(x, y);
+    g.y.SetValue(GetBlockIdx() * 8, 1.0f);  // FAULT scalars_in_one_line
+}
+
+KERNEL(event_id_not_allocated) {
+    TPipe pipe;
+    SetFlag<HardEvent::V_MTE3>(0);  // FAULT event_id_not_allocated
+    WaitFlag<HardEvent::V_MTE3>(0);
+}
+
+KERNEL(event_id_of_the_system) {
+    SetFlag<HardEvent::V_MTE3>(7);  // FAULT event_id_of_the_system
+    WaitFlag<HardEvent::V_MTE3>(7);
+}
+
 KERNEL(wait_without_set) {
     TPipe pipe;
-    WaitFlag<HardEvent::MTE2_V>(0);  // FAULT wait_without_set
+    const auto id = pipe.FetchEventID<HardEvent::MTE2_V>();
+    WaitFlag<HardEvent::MTE2_V>(id);  // FAULT wait_without_set
 }
 
 KERNEL(set_without_wait) {
     TPipe pipe;
-    SetFlag<HardEvent::V_MTE3>(0);  // FAULT set_without_wait
+    const auto id = pipe.FetchEventID<HardEvent::V_MTE3>();
+    SetFlag<HardEvent::V_MTE3>(id);  // FAULT set_without_wait
 }
 
 KERNEL(set_twice) {
     TPipe pipe;
-    SetFlag<HardEvent::V_MTE3>(0);
-    SetFlag<HardEvent::V_MTE3>(0);  // FAULT set_twice
-    WaitFlag<HardEvent::V_MTE3>(0);
+    const auto id = pipe.FetchEventID<HardEvent::V_MTE3>();
+    SetFlag<HardEvent::V_MTE3>(id);
+    SetFlag<HardEvent::V_MTE3>(id);  // FAULT set_twice
+    WaitFlag<HardEvent::V_MTE3>(id);
 }
 
 KERNEL(event_id_out_of_range) {
@@ -520,6 +628,7 @@ KERNEL(overlapping_operands) {
     pipe.InitBuffer(scratch, 1024);
     LocalTensor<float> t = scratch.Get<float>();
     Duplicate(t, 1.0f, 128);
+    PipeBarrier<PIPE_V>();
     Adds(t[8], t, 1.0f, kElements);  // FAULT overlapping_operands
 }
 
@@ -529,6 +638,7 @@ KERNEL(overlapping_repeats) {
     pipe.InitBuffer(scratch, 4096);
     LocalTensor<float> t = scratch.Get<float>();
     Duplicate(t, 1.0f, 512);
+    PipeBarrier<PIPE_V>();
     // Repeat 1 reads what repeat 0 wrote.
     Adds(t[64], t, 1.0f, 64, 2, {1, 1, 8, 8});  // FAULT overlapping_repeats
 }
@@ -578,7 +688,49 @@ KERNEL(gathers_between_elements) {
     LocalTensor<uint32_t> offsets = indices.Get<uint32_t>();
     Duplicate(t, 1.0f, kElements);
     Duplicate(offsets, 6u, kElements);
+    PipeBarrier<PIPE_V>();
     Gather(t[128], t, offsets, 0, 8);  // FAULT gathers_between_elements
+}
+
+KERNEL(gather_repeats_wrap) {
+    TPipe pipe;
+    TBuf<TPosition::VECCALC> scratch, indices;
+    constexpr uint32_t kCount = 16384;
+    pipe.InitBuffer(scratch, kCount * sizeof(float) + 1024);
+    pipe.InitBuffer(indices, kCount * sizeof(uint32_t));
+    LocalTensor<float> t = scratch.Get<float>();
+    LocalTensor<uint32_t> offsets = indices.Get<uint32_t>();
+    Duplicate(t, 1.0f, kElements);
+    Duplicate(offsets, 0u, static_cast<int32_t>(kCount));
+    PipeBarrier<PIPE_V>();
+    Gather(t[kElements], t, offsets, 0, kCount);  // FAULT gather_repeats_wrap
+}
+
+KERNEL(gather_into_source) {
+    TPipe pipe;
+    TBuf<TPosition::VECCALC> scratch, indices;
+    pipe.InitBuffer(scratch, 1024);
+    pipe.InitBuffer(indices, 1024);
+    LocalTensor<float> t = scratch.Get<float>();
+    LocalTensor<uint32_t> offsets = indices.Get<uint32_t>();
+    Duplicate(t, 1.0f, 128);
+    Duplicate(offsets, 36u, kElements);
+    PipeBarrier<PIPE_V>();
+    // Only element 9 of the source is read, and written as the second of the destination.
+    Gather(t[8], t, offsets, 0, 8);  // FAULT gather_into_source
+}
+
+KERNEL(gather_into_offsets) {
+    TPipe pipe;
+    TBuf<TPosition::VECCALC> scratch, indices;
+    pipe.InitBuffer(scratch, 1024);
+    pipe.InitBuffer(indices, 1024);
+    LocalTensor<float> t = scratch.Get<float>();
+    LocalTensor<uint32_t> offsets = indices.Get<uint32_t>();
+    Duplicate(t, 0.0f, kElements);
+    Duplicate(offsets, 0u, kElements);
+    PipeBarrier<PIPE_V>();
+    Gather(offsets.ReinterpretCast<float>()[8], t, offsets, 0, 16);  // FAULT gather_into_offsets
 }
 
 KERNEL(undocumented_rounding) {

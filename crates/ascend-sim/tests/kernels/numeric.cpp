@@ -67,6 +67,7 @@ extern "C" __global__ __aicore__ void instructions(GM_ADDR from, GM_ADDR to) {
     Mul(r[kRow], a, b, 64, 1, {1, 1, 1, 8, 8, 8});
     // Row 2: a * b + a through MulAddDst.
     Adds(r[2 * kRow], a, 0.0f, kRow);
+    PipeBarrier<PIPE_V>();
     MulAddDst(r[2 * kRow], a, b, kRow);
     // Row 3: one block of b (repeat and block stride 0) times every block of a.
     Mul(r[3 * kRow], a, b, 64, 1, {1, 1, 0, 8, 8, 0});
@@ -77,12 +78,16 @@ extern "C" __global__ __aicore__ void instructions(GM_ADDR from, GM_ADDR to) {
     // Row 5: a reversed through Gather.
     LocalTensor<int32_t> index = scratch.Get<int32_t>();
     CreateVecIndex(index, 0, kRow);
+    PipeBarrier<PIPE_V>();
     Muls(index, index, -4, kRow);
+    PipeBarrier<PIPE_V>();
     Adds(index, index, 252, kRow);
+    PipeBarrier<PIPE_V>();
     Gather(r[5 * kRow], a, index.ReinterpretCast<uint32_t>(), 0, kRow);
     // Row 6: the low half of each word cleared: And on halves of words.
     LocalTensor<uint32_t> ones = scratch.GetWithOffset<uint32_t>(kRow, 1024);
     Duplicate(ones, 0xffff0000u, kRow);
+    PipeBarrier<PIPE_V>();
     And(r[6 * kRow].ReinterpretCast<uint16_t>(), a.ReinterpretCast<uint16_t>(),
         ones.ReinterpretCast<uint16_t>(), 2 * kRow);
     // Row 7: the low half of each word moved up.
@@ -91,10 +96,12 @@ extern "C" __global__ __aicore__ void instructions(GM_ADDR from, GM_ADDR to) {
     Brcb(r[8 * kRow], a, 1, {1, 8});
     // Row 9: only masked elements change.
     Duplicate(r[9 * kRow], 0.0f, kRow);
+    PipeBarrier<PIPE_V>();
     uint64_t mask[2] = {0xaaaaaaaaaaaaaaaaull, 0};
     Add(r[9 * kRow], a, b, mask, 1, {1, 1, 1, 8, 8, 8});
     // Row 10: Axpy; row 11: a copy with exchanged halves.
     Duplicate(r[10 * kRow], 1.0f, kRow);
+    PipeBarrier<PIPE_V>();
     Axpy(r[10 * kRow], a, 2.0f, kRow);
     DataCopy(r[11 * kRow], a[32], 32);
     DataCopy(r[11 * kRow + 32], a, 32);

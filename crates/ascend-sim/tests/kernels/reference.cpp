@@ -18,8 +18,9 @@ extern "C" __global__ __aicore__ void add_tiles(GM_ADDR x, GM_ADDR y, AddTiling 
     GlobalTensor<float> source, target;
     source.SetGlobalBuffer((__gm__ float*)x, tiling.elements);
     target.SetGlobalBuffer((__gm__ float*)y, tiling.elements);
-    const uint32_t step = GetBlockNum() * tiling.tile;
-    for (uint32_t first = GetBlockIdx() * tiling.tile; first < tiling.elements; first += step) {
+    const uint32_t step = static_cast<uint32_t>(GetBlockNum()) * tiling.tile;
+    const uint32_t begin = static_cast<uint32_t>(GetBlockIdx()) * tiling.tile;
+    for (uint32_t first = begin; first < tiling.elements; first += step) {
         const uint32_t left = tiling.elements - first;
         const uint32_t count = left < tiling.tile ? left : tiling.tile;
         DataCopyExtParams copy{1, static_cast<uint32_t>(count * sizeof(float)), 0, 0, 0};
@@ -30,6 +31,7 @@ extern "C" __global__ __aicore__ void add_tiles(GM_ADDR x, GM_ADDR y, AddTiling 
         a = in.DeQue<float>();
         LocalTensor<float> b = out.AllocTensor<float>();
         Add(b, a, a, count);
+        PipeBarrier<PIPE_V>();
         Adds(b, b, 1.0f, count);
         in.FreeTensor(a);
         out.EnQue(b);
@@ -57,7 +59,9 @@ extern "C" __global__ __aicore__ void scale_in_place(GM_ADDR data, float factor,
     SetFlag<HardEvent::MTE2_V>(loaded);
     WaitFlag<HardEvent::MTE2_V>(loaded);
     Cast(wide, narrow, RoundMode::CAST_NONE, elements);
+    PipeBarrier<PIPE_V>();
     Muls(wide, wide, factor, elements);
+    PipeBarrier<PIPE_V>();
     Cast(narrow, wide, RoundMode::CAST_RINT, elements);
     SetFlag<HardEvent::V_MTE3>(computed);
     WaitFlag<HardEvent::V_MTE3>(computed);
