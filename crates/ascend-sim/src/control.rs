@@ -66,9 +66,17 @@ pub fn inject_stream_fault(operator: &str, nth: u64, code: i32) {
     sim().stream_faults.plan(operator, nth, code);
 }
 
-/// Forgets injected faults that have not happened yet.
+/// Makes a function succeed without doing anything, so that a program which calls it stands for one
+/// that forgot to. The variable `ASCEND_SIM_IGNORE` does so for a whole process: names, separated by
+/// commas.
+pub fn ignore_calls(function: &str) {
+    sim().ignored.insert(function.to_owned());
+}
+
+/// Forgets injected faults that have not happened yet, and which calls were ignored.
 pub fn clear_faults() {
     let mut state = sim();
+    state.ignored.clear();
     state.faults.clear();
     state.stream_faults.clear();
 }

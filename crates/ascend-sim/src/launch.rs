@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use crate::abi::kernel::{LaunchOutput, Region};
 use crate::abi::sys::{Engine, SharedBytes};
+use crate::clock::Actor;
 use crate::codes::{
     Failure, Outcome, RT_INVALID_HANDLE, RT_PARAM_INVALID, RT_VECTOR_CORE_EXCEPTION,
 };
 use crate::conflicts::{self, Access, Conflict};
-use crate::memory::Allocation;
+use crate::memory::{Allocation, GUARD_BYTES};
 use crate::state::{Function, sim};
 use crate::stream::{TaskContext, Work};
 use crate::trace::{LaunchReport, Violation};
@@ -16,6 +17,9 @@ use crate::trace::{LaunchReport, Violation};
 const MAX_BLOCKS: u32 = 65535;
 /// Conflicts reported per launch and kind: one is enough to find the fault.
 const CONFLICTS_REPORTED: usize = 4;
+/// Runs of bytes recorded per launch and direction.
+const EXTENTS_KEPT: usize = 1024;
+const SMALLEST_GAP_BYTES: u64 = 64;
 const PIPES: [&str; 4] = ["S", "V", "MTE2", "MTE3"];
 
 /// Puts a launch on a stream.
@@ -39,10 +43,17 @@ pub(crate) fn submit(function: u64, blocks: u32, stream: u64, mut args: Vec<u8>)
         return Err(Failure::new(RT_PARAM_INVALID, message));
     }
     args.resize(expected as usize, 0);
+    let what = format!("kernel `{name}`");
+    let words = args.chunks_exact(8).filter_map(|word| word.try_into().ok());
+    let named: Vec<u64> = words.map(u64::from_ne_bytes).collect();
+    let (binary, name) = (function.binary, name.clone());
     let work = Work::Run(Box::new(move |engine, context| {
         run(engine, context, &function, blocks, &args)
     }));
-    state.submit(stream, work).map(drop)
+    let epoch = state.submit_using(stream, work, &what, named)?;
+    let launched = state.launched.entry(binary).or_default();
+    launched.insert(Actor::Stream(stream), (epoch, name));
+    Ok(())
 }
 
 /// What a launch needs of an allocation: its addresses, and its bytes kept alive.
@@ -91,9 +102,8 @@ fn run(
     output.violations.extend(find_conflicts(kernel, &output));
 
     let mut state = sim();
-    for (touched, write) in extents(&held, &output.accesses) {
-        let (start, end) = touched;
-        let what = format!("kernel `{kernel}`");
+    let what = format!("kernel `{kernel}`");
+    for ((start, end), write) in extents(&output.accesses) {
         state.task_touch(start, end - start, write, context, &what);
     }
     let violations = output.violations.len();
@@ -222,20 +232,32 @@ fn find_conflicts(kernel: &str, output: &LaunchOutput) -> Vec<Violation> {
     blocks.chain(lines).chain(within).collect()
 }
 
-/// For each allocation, the bytes that the launch read and wrote, as one extent each.
-fn extents(held: &[Held], accesses: &[(u32, Vec<Access>)]) -> Vec<((u64, u64), bool)> {
-    let mut found: Vec<[Option<(u64, u64)>; 2]> = vec![[None; 2]; held.len()];
-    for access in accesses.iter().flat_map(|(_, list)| list) {
-        let index = held
-            .partition_point(|h| h.start <= access.start)
-            .saturating_sub(1);
-        let extent = &mut found[index][usize::from(access.write)];
-        let (start, end) = extent.unwrap_or((access.start, access.end()));
-        *extent = Some((start.min(access.start), end.max(access.end())));
-    }
-    found
-        .into_iter()
-        .flat_map(|[read, write]| [(read, false), (write, true)])
-        .filter_map(|(extent, write)| extent.map(|extent| (extent, write)))
-        .collect()
+/// The runs of bytes that the launch read, and those that it wrote.
+fn extents(accesses: &[(u32, Vec<Access>)]) -> Vec<((u64, u64), bool)> {
+    let all = || accesses.iter().flat_map(|(_, list)| list);
+    let of = |write: bool| {
+        let runs = all().filter(|access| access.write == write);
+        let mut runs: Vec<(u64, u64)> = runs.map(|access| (access.start, access.end())).collect();
+        runs.sort_unstable();
+        joined(&mut runs, 0);
+        // Rows cut out of wider ones: what lies between them counts as touched where they are many.
+        let mut gap = SMALLEST_GAP_BYTES;
+        while runs.len() > EXTENTS_KEPT {
+            joined(&mut runs, gap);
+            gap *= 2;
+        }
+        runs.into_iter().map(move |run| (run, write))
+    };
+    of(false).chain(of(true)).collect()
+}
+
+/// Joins sorted runs that are at most `gap` bytes apart; not over the guard between allocations.
+fn joined(runs: &mut Vec<(u64, u64)>, gap: u64) {
+    runs.dedup_by(|next, run| {
+        let join = next.0 <= run.1 + gap.min(GUARD_BYTES - 1);
+        if join {
+            run.1 = run.1.max(next.1);
+        }
+        join
+    });
 }

@@ -8,21 +8,52 @@ use crate::clock::{Actor, Clock};
 use crate::codes::{Failure, Outcome, RT_MEMORY_ALLOCATION, RT_PARAM_INVALID};
 
 /// Addresses between two allocations that belong to neither.
-const GUARD_BYTES: u64 = 64 * 1024;
+pub(crate) const GUARD_BYTES: u64 = 64 * 1024;
 const ALIGNMENT_BYTES: u64 = 512;
 const ADDRESS_SPACE_BYTES: u64 = 1 << 40;
 const FREED_REMEMBERED: usize = 4096;
-const USES_REMEMBERED: usize = 64;
 
-/// Bytes of an allocation that a task or the host touched.
+/// A use of bytes of an allocation, up to `end`.
 #[derive(Clone, Debug)]
 struct Use {
-    actor: Actor,
-    epoch: u64,
-    start: u64,
     end: u64,
-    write: bool,
-    what: String,
+    epoch: u64,
+    what: Arc<str>,
+}
+
+/// The last use of each byte by one actor: disjoint runs by their first byte.
+#[derive(Debug, Default)]
+struct Track(BTreeMap<u64, Use>);
+
+impl Track {
+    /// The runs that touch `[start, end)`.
+    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Use)> {
+        let runs = self
+            .0
+            .range(..end)
+            .rev()
+            .map(|(first, used)| (*first, used));
+        runs.take_while(move |(_, used)| used.end > start)
+    }
+
+    /// Removes `[start, end)` from the runs.
+    fn cut(&mut self, start: u64, end: u64) {
+        let touched: Vec<u64> = self
+            .overlapping(start, end)
+            .map(|(first, _)| first)
+            .collect();
+        for first in touched {
+            let Some(used) = self.0.remove(&first) else {
+                continue;
+            };
+            if used.end > end {
+                self.0.insert(end, used.clone());
+            }
+            if first < start {
+                self.0.insert(first, Use { end: start, ..used });
+            }
+        }
+    }
 }
 
 /// One live allocation.
@@ -31,7 +62,10 @@ pub(crate) struct Allocation {
     pub(crate) size: u64,
     pub(crate) device: u32,
     bytes: Arc<SharedBytes>,
-    uses: Vec<Use>,
+    /// By actor, and whether it wrote.
+    tracks: BTreeMap<(Actor, bool), Track>,
+    /// The last work on each stream that names this memory, from when it was queued.
+    queued: BTreeMap<Actor, (u64, Arc<str>)>,
 }
 
 impl Allocation {
@@ -97,7 +131,8 @@ impl Memory {
                 size,
                 device,
                 bytes: Arc::new(bytes),
-                uses: Vec::new(),
+                tracks: BTreeMap::new(),
+                queued: BTreeMap::new(),
             },
         );
         *self.used.entry(device).or_default() += size;
@@ -207,6 +242,28 @@ impl Memory {
             .is_some_and(|r| (r.start()..r.start() + r.size()).contains(&address))
     }
 
+    /// The allocation that holds the byte at `address`.
+    fn holder(&mut self, address: u64) -> Option<&mut Allocation> {
+        let before = self.live.range_mut(..=address).next_back();
+        before
+            .map(|(_, allocation)| allocation)
+            .filter(|a| address < a.start + a.size.max(1))
+    }
+
+    /// Notes that work just queued names memory, which then has to stay until the work is done.
+    pub(crate) fn reserve(&mut self, address: u64, actor: Actor, epoch: u64, what: &Arc<str>) {
+        if let Some(allocation) = self.holder(address) {
+            allocation.queued.insert(actor, (epoch, Arc::clone(what)));
+        }
+    }
+
+    /// Work that names the allocation at `address` and that `known` does not show to be done.
+    pub(crate) fn pending(&mut self, address: u64, known: &Clock) -> Option<(Actor, Arc<str>)> {
+        let mut queued = self.holder(address)?.queued.iter();
+        let (actor, (_, what)) = queued.find(|(actor, (epoch, _))| known.get(**actor) < *epoch)?;
+        Some((*actor, Arc::clone(what)))
+    }
+
     /// Records a use; the earlier use with which it is not ordered, if there is one.
     pub(crate) fn touch(
         &mut self,
@@ -215,46 +272,77 @@ impl Memory {
         write: bool,
         by: &Toucher<'_>,
     ) -> Option<String> {
-        let allocation = self
-            .live
-            .range_mut(..=address)
-            .next_back()
-            .map(|(_, a)| a)?;
+        let allocation = self.holder(address)?;
         let start = address - allocation.start;
         let end = start + len;
-        let conflict = allocation
-            .uses
-            .iter()
-            .find(|u| {
-                let common = u.start < end && start < u.end && (u.write || write);
-                common && u.actor != by.actor && by.clock.get(u.actor) < u.epoch
-            })
-            .map(|u| {
-                format!(
-                    "{} {} bytes [{start}, {end}) of allocation 0x{:x} while {}, on {}, may still \
-                     be {} them: synchronise or wait for an event between the two",
-                    by.what,
-                    if write { "writes" } else { "reads" },
-                    allocation.start,
-                    u.what,
-                    u.actor,
-                    if u.write { "writing" } else { "reading" },
-                )
-            });
-        allocation.uses.retain(|u| {
-            !(u.actor == by.actor && start <= u.start && u.end <= end && (write || !u.write))
-        });
-        if allocation.uses.len() == USES_REMEMBERED {
-            allocation.uses.remove(0);
+        if start == end {
+            return None;
         }
-        allocation.uses.push(Use {
-            actor: by.actor,
-            epoch: by.epoch,
-            start,
-            end,
-            write,
-            what: by.what.to_owned(),
+        let others = allocation.tracks.iter();
+        let others = others.filter(|((actor, wrote), _)| *actor != by.actor && (*wrote || write));
+        let mut unordered = others.filter_map(|((actor, wrote), track)| {
+            let known = by.clock.get(*actor);
+            let (_, used) = track
+                .overlapping(start, end)
+                .find(|(_, used)| known < used.epoch)?;
+            Some(format!(
+                "{} {} bytes [{start}, {end}) of allocation 0x{:x} while {}, on {actor}, may still \
+                 be {} them: synchronise or wait for an event between the two",
+                by.what,
+                if write { "writes" } else { "reads" },
+                allocation.start,
+                used.what,
+                if *wrote { "writing" } else { "reading" },
+            ))
         });
+        let conflict = unordered.next();
+        // What is ordered after this use is ordered after the actor's earlier ones.
+        for covered in [false, true].into_iter().filter(|wrote| write || !wrote) {
+            let track = allocation.tracks.get_mut(&(by.actor, covered));
+            if let Some(track) = track {
+                track.cut(start, end);
+            }
+        }
+        let what = Arc::from(by.what);
+        let epoch = by.epoch;
+        let own = allocation.tracks.entry((by.actor, write)).or_default();
+        own.0.insert(start, Use { end, epoch, what });
         conflict
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Byte by byte, by definition.
+    #[test]
+    fn a_track_keeps_the_last_use_of_every_byte() {
+        let mut track = Track::default();
+        let mut bytes = [0_u64; 64];
+        let mut state = 1_u64;
+        for epoch in 1..200 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let start = state >> 33 & 63;
+            let end = (start + 1 + (state >> 40 & 15)).min(64);
+            let what = Arc::from("");
+            track.cut(start, end);
+            if epoch % 3 != 0 {
+                track.0.insert(start, Use { end, epoch, what });
+            }
+            let value = if epoch % 3 == 0 { 0 } else { epoch };
+            bytes[start as usize..end as usize].fill(value);
+            for (byte, expected) in bytes.iter().enumerate() {
+                let byte = byte as u64;
+                let found = track.overlapping(byte, byte + 1).next();
+                assert_eq!(
+                    found.map_or(0, |(_, used)| used.epoch),
+                    *expected,
+                    "byte {byte}"
+                );
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::ptr::{null, null_mut};
 
 use ascend_sim::abi::runtime::*;
 use ascend_sim::{Machine, Session, control};
-use support::{DEVICE_TO_HOST, Device, HOST_TO_DEVICE, recent_message};
+use support::{DEVICE_TO_HOST, Device, HOST_TO_DEVICE, one_violation, recent_message};
 
 const INVALID_PARAM: i32 = 107000;
 const INVALID_DEVICE: i32 = 107001;
@@ -28,15 +28,6 @@ fn refused(code: i32, expected: i32, says: &str) {
         message.starts_with("acl") && message.contains(says),
         "`{message}` says `{says}`"
     );
-}
-
-/// Asserts that exactly one violation was found, of a kind and with these words.
-#[track_caller]
-fn one_violation(kind: &str, says: &str) {
-    let found = control::take_violations();
-    assert_eq!(found.len(), 1, "{found:#?}");
-    assert_eq!(found[0].kind, kind, "{}", found[0]);
-    assert!(found[0].message.contains(says), "{}", found[0]);
 }
 
 fn host_block(bytes: usize) -> *mut u8 {
@@ -388,6 +379,7 @@ fn errors_of_work_surface_at_synchronisation() {
             "the call itself succeeds"
         );
         assert_eq!(aclrtFree(address as *mut c_void), 0);
+        one_violation("stream-order", "is freed while aclrtMemsetAsync");
         control::hold_streams(false);
         refused(
             aclrtSynchronizeStream(device.stream),
@@ -481,6 +473,83 @@ fn asynchronous_copies_need_page_locked_memory_that_stays() {
         refused(aclrtFreeHost(host.cast()), INVALID_PARAM, "freed before");
     }
     device.synchronize().expect("synchronises");
+}
+
+#[test]
+fn page_locked_memory_is_not_rewritten_under_a_queued_copy() {
+    let device = Device::new();
+    let address = device.alloc(64);
+    let host = host_block(128);
+    for held in [true, false] {
+        control::hold_streams(held);
+        // SAFETY: the block has 128 bytes and lives until the stream is done.
+        unsafe {
+            let copy = |from: *mut u8| {
+                aclrtMemcpyAsync(
+                    address as *mut c_void,
+                    64,
+                    from.cast(),
+                    64,
+                    HOST_TO_DEVICE,
+                    device.stream,
+                )
+            };
+            assert_eq!(copy(host), 0);
+            // Beside what is copied the host may write.
+            host.add(64).write(!host.add(64).read());
+            host.add(63).write(!host.add(63).read());
+            control::hold_streams(false);
+            device.synchronize().expect("synchronises");
+            one_violation("host-rewritten", "64 page-locked bytes");
+            // After the wait it may.
+            host.write(!host.read());
+            assert_eq!(copy(host), 0);
+            device.synchronize().expect("synchronises");
+            // What the device itself writes there is no fault.
+            control::hold_streams(held);
+            assert_eq!(copy(host), 0);
+            let back = aclrtMemcpyAsync(
+                host.cast(),
+                64,
+                address as *const c_void,
+                64,
+                DEVICE_TO_HOST,
+                device.stream,
+            );
+            assert_eq!(back, 0);
+            assert_eq!(copy(host), 0);
+            control::hold_streams(false);
+            device.synchronize().expect("synchronises");
+        }
+    }
+    assert_eq!(control::violations(), []);
+}
+
+#[test]
+fn a_wait_that_is_ignored_counts_as_none() {
+    let device = Device::new();
+    let other = new_stream();
+    let (address, mut event) = (device.upload(&[1_u8; 64]), null_mut());
+    // SAFETY: a device range of 64 bytes; valid handles.
+    unsafe {
+        let set = |stream| aclrtMemsetAsync(address as *mut c_void, 64, 5, 64, stream);
+        assert_eq!(aclrtCreateEvent(&raw mut event), 0);
+        control::ignore_calls("aclrtStreamWaitEvent");
+        assert_eq!(set(device.stream), 0);
+        assert_eq!(aclrtRecordEvent(event, device.stream), 0);
+        assert_eq!(aclrtStreamWaitEvent(other, event), 0);
+        assert_eq!(set(other), 0);
+        assert_eq!(aclrtSynchronizeStream(device.stream), 0);
+        assert_eq!(aclrtSynchronizeStream(other), 0);
+        one_violation("stream-order", "wait for an event");
+        control::ignore_calls("aclrtSynchronizeStream");
+        assert_eq!(set(other), 0);
+        assert_eq!(aclrtSynchronizeStream(other), 0);
+        assert_eq!(aclrtFree(address as *mut c_void), 0);
+        one_violation("stream-order", "is freed while aclrtMemsetAsync");
+        assert_eq!(aclrtDestroyStream(other), 0);
+        one_violation("stream-destroyed-busy", "call aclrtSynchronizeStream first");
+    }
 }
 
 #[test]

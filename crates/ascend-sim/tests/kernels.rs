@@ -4,9 +4,11 @@
 
 mod support;
 
+use std::ffi::c_void;
+
 use ascend_sim::abi::runtime::*;
 use ascend_sim::{Machine, control};
-use support::{Device, compile, compile_for};
+use support::{Device, compile, compile_for, one_violation};
 
 #[test]
 fn a_correct_kernel_computes_and_reports_nothing() {
@@ -123,19 +125,28 @@ fn a_binary_for_the_other_architecture_is_refused() {
     assert_eq!(device.download::<f32>(y, 64), [4.0; 64]);
 }
 
-#[test]
-fn freeing_what_a_launch_uses_is_found() {
+/// A launch of `add_tiles` that the host has not waited for: queued, or done.
+fn unwaited_launch(held: bool) -> (Device, *mut c_void, [u64; 2]) {
     let device = Device::new();
     let library = compile("reference.cpp", &["add_tiles", "scale_in_place"]);
-    let function = device
-        .function(device.load(&library).expect("loads"), "add_tiles")
-        .expect("is there");
+    let binary = device.load(&library).expect("loads");
+    let function = device.function(binary, "add_tiles").expect("is there");
     let (x, y) = (device.upload(&[1.0_f32; 64]), device.alloc(256));
-    control::hold_streams(true);
+    control::hold_streams(held);
     device
         .submit(function, 1, &[x, y, 64 | 64 << 32])
         .expect("is accepted");
+    while !held && control::launches().is_empty() {
+        std::thread::yield_now();
+    }
+    (device, binary, [x, y])
+}
+
+#[test]
+fn freeing_what_a_launch_uses_is_found() {
+    let (device, _, [x, _]) = unwaited_launch(true);
     device.free(x).expect("is accepted");
+    one_violation("stream-order", "is freed while kernel `add_tiles`");
     control::hold_streams(false);
     let (code, message) = device
         .synchronize()
@@ -144,6 +155,31 @@ fn freeing_what_a_launch_uses_is_found() {
         code == 507035 && message.contains("reference.cpp") && message.contains("were freed"),
         "{message}"
     );
+    drop(device);
+    // It may have run or not: the host cannot know before it waits.
+    let (device, _, [x, y]) = unwaited_launch(false);
+    device.free(y).expect("is accepted");
+    one_violation("stream-order", "is freed while kernel `add_tiles`");
+    device.synchronize().expect("ran");
+    device.free(x).expect("is accepted");
+    assert_eq!(control::violations(), []);
+}
+
+#[test]
+fn a_binary_is_unloaded_after_the_last_launch() {
+    for held in [true, false] {
+        let (device, binary, _) = unwaited_launch(held);
+        // SAFETY: a live binary.
+        assert_eq!(unsafe { aclrtBinaryUnLoad(binary) }, 0);
+        one_violation("binary-unloaded-busy", "while kernel `add_tiles`");
+        control::hold_streams(false);
+        device.synchronize().expect("runs");
+    }
+    let (device, binary, _) = unwaited_launch(false);
+    device.synchronize().expect("runs");
+    // SAFETY: a live binary.
+    assert_eq!(unsafe { aclrtBinaryUnLoad(binary) }, 0);
+    assert_eq!(control::violations(), []);
 }
 
 #[test]

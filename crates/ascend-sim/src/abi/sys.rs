@@ -2,6 +2,7 @@
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ffi::{CStr, CString, c_void};
+use std::hash::{DefaultHasher, Hasher};
 use std::ptr::NonNull;
 
 use crate::codes::{Failure, INTERNAL_ERROR, Outcome, RT_FEATURE_NOT_SUPPORTED};
@@ -193,6 +194,21 @@ impl HostBlock {
 
     pub(crate) fn size(&self) -> usize {
         self.size
+    }
+
+    /// A number that differs when the bytes `[start, start + len)` do, which the caller has found to
+    /// be inside the block.
+    pub(crate) fn hash(&self, start: usize, len: usize) -> u64 {
+        debug_assert!(start + len <= self.size);
+        // SAFETY: inside the block, which is initialised; that nothing writes these bytes while a
+        // copy from them is queued is the program's duty, and what the hash is there to check.
+        let bytes = unsafe {
+            let block = self.bytes.start.as_ptr().add(HOST_GUARD_BYTES);
+            std::slice::from_raw_parts(block.add(start), len)
+        };
+        let mut hasher = DefaultHasher::new();
+        hasher.write(bytes);
+        hasher.finish()
     }
 
     /// Whether the guards are as they were made.

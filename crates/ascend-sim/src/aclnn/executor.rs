@@ -189,6 +189,9 @@ pub(crate) fn execute(
         found.map_err(named("workspace"))?;
     }
     *state.operator_runs.entry(operator).or_default() += 1;
+    let slots = launch.slots.iter().map(|slot| slot.view.address());
+    let workspace_used = (wanted != 0).then_some(workspace);
+    let named: Vec<u64> = slots.chain(workspace_used).collect();
     let work = Work::Run(Box::new(move |engine, context| {
         {
             let mut state = sim();
@@ -206,7 +209,7 @@ pub(crate) fn execute(
         expect_apart(&launch)?;
         (launch.kernel)(&mut Data::new(engine, context, &launch))
     }));
-    state.submit(stream, work).map(drop)
+    state.submit_using(stream, work, operator, named).map(drop)
 }
 
 /// Refuses an output that shares memory with another tensor and is not the same view.

@@ -8,7 +8,7 @@ use ascend_sim::abi::operators::*;
 use ascend_sim::control;
 
 use crate::harness::*;
-use crate::support::{Device, recent_message};
+use crate::support::{Device, one_violation, recent_message};
 
 #[test]
 fn empty_tensors_plan_without_workspace_and_run() {
@@ -199,6 +199,26 @@ fn executors_are_used_up_or_repeated_with_other_addresses() {
         assert_eq!(control::take_violations().len(), 1);
         assert_eq!(aclDestroyTensor(null()), 0);
         assert_eq!(aclDestroyAclOpExecutor(null_mut()), 0);
+    }
+}
+
+#[test]
+fn memory_of_an_operator_is_freed_after_a_wait() {
+    for held in [true, false] {
+        let device = Device::new();
+        let (x, out) = (device.tensor(F32, &[2], &[4.0, 9.0]), device.out(F32, &[2]));
+        let (bytes, executor) = plan!(aclnnSqrt(x.raw, out.raw)).expect("plans");
+        let workspace = device.alloc(bytes as usize);
+        control::hold_streams(held);
+        // SAFETY: a live executor and a workspace of the size that it asked for.
+        let code =
+            unsafe { aclnnSqrt::run(workspace as *mut c_void, bytes, executor, device.stream) };
+        assert_eq!(code, 0);
+        for address in [workspace, x.address, out.address] {
+            device.free(address).expect("is accepted");
+            one_violation("stream-order", "is freed while aclnnSqrt");
+        }
+        control::hold_streams(false);
     }
 }
 

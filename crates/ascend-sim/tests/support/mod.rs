@@ -6,7 +6,7 @@ use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
 
 use ascend_sim::abi::runtime::*;
-use ascend_sim::{Machine, Session};
+use ascend_sim::{Machine, Session, control};
 
 pub(crate) const HOST_TO_DEVICE: i32 = 1;
 pub(crate) const DEVICE_TO_HOST: i32 = 2;
@@ -17,6 +17,15 @@ pub(crate) fn recent_message() -> String {
     unsafe { std::ffi::CStr::from_ptr(aclGetRecentErrMsg()) }
         .to_string_lossy()
         .into_owned()
+}
+
+/// Asserts that exactly one violation was found, of a kind and with these words.
+#[track_caller]
+pub(crate) fn one_violation(kind: &str, says: &str) {
+    let found = control::take_violations();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].kind, kind, "{}", found[0]);
+    assert!(found[0].message.contains(says), "{}", found[0]);
 }
 
 fn ok(code: i32) -> Result<(), (i32, String)> {

@@ -1,6 +1,7 @@
 //! Device memory, page-locked host memory, copies and fills.
 #![allow(non_snake_case, reason = "the vendor's spelling")]
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::abi::export::export;
 use crate::abi::sys::{Engine, HostBlock, read_host, write_host};
 use crate::clock::Actor;
 use crate::codes::*;
-use crate::state::{HostAllocation, Sim, sim};
+use crate::state::{HostAllocation, Sim, Source, sim};
 use crate::stream::{Work, engine};
 use crate::trace::Violation;
 
@@ -62,6 +63,15 @@ enum End {
     Device(u64),
 }
 
+impl End {
+    fn device(self) -> Option<u64> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(address) => Some(address),
+        }
+    }
+}
+
 /// Where a copy goes to and where it comes from.
 fn ends(state: &Sim, dst: u64, src: u64, count: usize, kind: i32) -> Outcome<[End; 2]> {
     let Some((name, from_device, to_device)) = KINDS.get(kind as usize) else {
@@ -80,6 +90,24 @@ fn ends(state: &Sim, dst: u64, src: u64, count: usize, kind: i32) -> Outcome<[En
         })
     };
     Ok([end(dst, *to_device, "dst")?, end(src, *from_device, "src")?])
+}
+
+/// Where the page-locked bytes of a copy lie in their block, and their hash; none while another copy
+/// may be writing to the block.
+fn source(
+    state: &mut Sim,
+    address: usize,
+    len: usize,
+) -> Outcome<Option<(usize, u64, Arc<HostBlock>)>> {
+    let known = state.host_clock.clone();
+    let found = state.host_block(address, len, "src")?;
+    let mut written = found.written.iter();
+    if written.any(|(actor, epoch)| known.get(*actor) < *epoch) {
+        return Ok(None);
+    }
+    let start = address - found.block.address();
+    let hash = found.block.hash(start, len);
+    Ok(Some((start, hash, Arc::clone(&found.block))))
 }
 
 /// Moves bytes now. The caller holds the engine and has checked both ends.
@@ -141,7 +169,14 @@ export! {
                     "0x{address:x} is inside allocation 0x{start:x} and is not its start"
                 ));
             }
-            state.host_touch(address, size, true, "aclrtFree");
+            let known = state.host_clock.clone();
+            if let Some((actor, what)) = state.memory.pending(address, &known) {
+                let message = format!(
+                    "allocation 0x{address:x} of {size} bytes is freed while {what}, on {actor}, may \
+                     still use it: synchronise first"
+                );
+                state.violate(Violation::host("stream-order", message));
+            }
             state.memory.release(address).map(drop)
         }
         fn aclrtMallocHost(hostPtr: *mut *mut c_void, size: usize) {
@@ -154,8 +189,13 @@ export! {
             }
             let block = Arc::new(HostBlock::new(size)?);
             let address = block.address();
-            let uses = Default::default();
-            state.host_blocks.insert(address, HostAllocation { block, uses });
+            let allocation = HostAllocation {
+                block,
+                uses: BTreeMap::new(),
+                written: BTreeMap::new(),
+                sources: Vec::new(),
+            };
+            state.host_blocks.insert(address, allocation);
             // SAFETY: not null, and valid for writing by the C declaration.
             unsafe { put(hostPtr, address as *mut c_void, "hostPtr") }
         }
@@ -163,7 +203,7 @@ export! {
             let mut state = sim();
             state.current_device()?;
             let address = hostPtr as usize;
-            let Some(HostAllocation { block, uses }) = state.host_blocks.remove(&address) else {
+            let Some(HostAllocation { block, uses, .. }) = state.host_blocks.remove(&address) else {
                 return invalid(format!(
                     "0x{address:x} is not a live block of aclrtMallocHost: \
                      freed before, or not its start"
@@ -226,7 +266,7 @@ export! {
                 }
             }
             let kept = blocks.clone();
-            let epoch = state.submit(stream, Work::Run(Box::new(move |engine, context| {
+            let work = Work::Run(Box::new(move |engine, context| {
                 let _keep_alive = kept;
                 {
                     let mut state = sim();
@@ -238,10 +278,28 @@ export! {
                     }
                 }
                 move_bytes(engine, [to, from], count)
-            })))?;
+            }));
+            let addresses = [to, from].into_iter().filter_map(End::device);
+            let source = match from {
+                End::Host(address) => source(&mut state, address, count)?,
+                End::Device(_) => None,
+            };
+            let epoch = state.submit_using(stream, work, "aclrtMemcpyAsync", addresses)?;
+            let actor = Actor::Stream(stream);
             for block in blocks {
                 let allocation = state.host_block(block.address(), 0, "block")?;
-                allocation.uses.insert(Actor::Stream(stream), epoch);
+                allocation.uses.insert(actor, epoch);
+            }
+            if let End::Host(address) = to {
+                // From here on the runtime writes there itself.
+                let target = state.host_block(address, count, "dst")?;
+                target.written.insert(actor, epoch);
+                let start = address - target.block.address();
+                target.sources.retain(|s| s.start + s.len <= start || start + count <= s.start);
+            }
+            if let Some((start, hash, block)) = source {
+                let sources = &mut state.host_block(block.address() + start, count, "src")?.sources;
+                sources.push(Source { actor, epoch, start, len: count, hash, block });
             }
             Ok(())
         }
@@ -253,12 +311,13 @@ export! {
             let stream = state.stream_handle(handle(stream))?;
             let (address, len) = (devPtr as u64, count as u64);
             require_device(&state, address, len, "devPtr")?;
-            state.submit(stream, Work::Run(Box::new(move |engine, context| {
+            let work = Work::Run(Box::new(move |engine, context| {
                 sim().task_touch(address, len, true, context, "aclrtMemsetAsync");
                 let (target, offset) = sim().memory.share(address, len)?;
                 target.slice_mut(engine, offset, count).fill(value as u8);
                 Ok(())
-            }))).map(drop)
+            }));
+            state.submit_using(stream, work, "aclrtMemsetAsync", [address]).map(drop)
         }
     }
     value {}

@@ -11,6 +11,7 @@ use crate::abi::sys::read_host;
 use crate::codes::*;
 use crate::launch;
 use crate::state::{Function, sim};
+use crate::trace::Violation;
 
 /// `aclrtLaunchKernelAttr`: an id and a 16-byte union.
 #[repr(C)]
@@ -74,7 +75,18 @@ export! {
         fn aclrtBinaryUnLoad(binHandle: *mut c_void) {
             let mut state = sim();
             state.current_device()?;
-            state.binaries.remove(handle(binHandle)).map(drop)
+            let binary = handle(binHandle);
+            let launched = state.launched.remove(&binary).unwrap_or_default();
+            let mut launched = launched.iter();
+            let busy = launched.find(|(actor, (epoch, _))| state.host_clock.get(**actor) < *epoch);
+            if let Some((actor, (_, kernel))) = busy {
+                let message = format!(
+                    "binary 0x{binary:x} is unloaded while kernel `{kernel}`, on {actor}, may still \
+                     run: synchronise first"
+                );
+                state.violate(Violation::host("binary-unloaded-busy", message));
+            }
+            state.binaries.remove(binary).map(drop)
         }
         fn aclrtBinaryGetFunction(
             binHandle: *mut c_void, kernelName: *const c_char, funcHandle: *mut *mut c_void,
