@@ -153,6 +153,11 @@ const FAULTS: &[Fault] = &[
         "HardEvent::MTE3_MTE2",
     ),
     fault("dependent_vectors", "ordering", "PipeBarrier<PIPE_V>"),
+    fault(
+        "vector_write_over_vector_read",
+        "ordering",
+        "PipeBarrier<PIPE_V>",
+    ),
     fault("scalar_read_of_vector_result", "ordering", "HardEvent::V_S"),
     fault("scalar_read_of_loaded", "ordering", "HardEvent::MTE2_S"),
     fault("vector_read_of_scalar", "ordering", "HardEvent::S_V"),

@@ -56,8 +56,11 @@ struct Granule {
     std::uint32_t write_line = 0;
     const char* write_file = nullptr;
     std::uint32_t read_epoch[kPipes] = {};
+    std::uint32_t earlier_read_epoch[kPipes] = {};  // of the instruction before that one
     std::uint32_t read_line[kPipes] = {};
     const char* read_file[kPipes] = {};
+    std::uint32_t earlier_read_line[kPipes] = {};
+    const char* earlier_read_file[kPipes] = {};
     std::uint8_t write_pipe = 0;
 };
 
@@ -246,6 +249,10 @@ public:
                 granule.write_epoch != own(op, granule))
                 report_order(op, view, role, g, "reads", "wrote", granule.write_pipe,
                              granule.write_file, granule.write_line);
+            if (granule.read_epoch[op.pipe] == op.epoch) continue;
+            granule.earlier_read_epoch[op.pipe] = granule.read_epoch[op.pipe];
+            granule.earlier_read_line[op.pipe] = granule.read_line[op.pipe];
+            granule.earlier_read_file[op.pipe] = granule.read_file[op.pipe];
             granule.read_epoch[op.pipe] = op.epoch;
             granule.read_line[op.pipe] = op.at.line;
             granule.read_file[op.pipe] = op.at.file;
@@ -277,10 +284,16 @@ public:
             Granule& granule = granules[g];
             // Readers first: the message that helps most names the missing release.
             for (std::uint8_t pipe = 0; pipe < kPipes; ++pipe) {
-                if (granule.read_epoch[pipe] > seen[op.pipe].epoch[pipe] &&
-                    !(pipe == op.pipe && granule.read_epoch[pipe] == op.epoch))
-                    report_order(op, view, role, g, "overwrites", "read", pipe,
-                                 granule.read_file[pipe], granule.read_line[pipe]);
+                // An instruction that works in place has read the granule itself: the one before
+                // it counts.
+                const bool own = pipe == op.pipe && granule.read_epoch[pipe] == op.epoch;
+                const std::uint32_t epoch =
+                    own ? granule.earlier_read_epoch[pipe] : granule.read_epoch[pipe];
+                if (epoch > seen[op.pipe].epoch[pipe])
+                    report_order(
+                        op, view, role, g, "overwrites", "read", pipe,
+                        own ? granule.earlier_read_file[pipe] : granule.read_file[pipe],
+                        own ? granule.earlier_read_line[pipe] : granule.read_line[pipe]);
             }
             if (granule.write_epoch > seen[op.pipe].epoch[granule.write_pipe] &&
                 granule.write_epoch != own(op, granule))

@@ -67,7 +67,11 @@ pub(crate) struct Engine<'a>(
 const POISON: u8 = 0xff;
 const BYTES_ALIGNMENT: usize = 512;
 
-/// Memory of the host's allocator, freed when dropped.
+/// From this size on, memory is mapped and its pages are made when they are touched: so that a test
+/// can have offsets beyond 32 bits. It reads as zero.
+const SPARSE_BYTES: usize = 4 << 30;
+
+/// Memory of the host's allocator, or mapped if it is large; freed when dropped.
 struct RawBytes {
     start: NonNull<u8>,
     layout: Layout,
@@ -79,6 +83,30 @@ impl RawBytes {
         let layout = Layout::from_size_align(size.max(1), alignment).map_err(|_| {
             Failure::new(INTERNAL_ERROR, format!("{size} bytes cannot be laid out"))
         })?;
+        if layout.size() >= SPARSE_BYTES {
+            // SAFETY: an anonymous mapping at an address that the kernel picks; no memory that the
+            // process uses is replaced.
+            let start = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    layout.size(),
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                    -1,
+                    0,
+                )
+            };
+            return match NonNull::new(start.cast::<u8>()) {
+                Some(mapped) if start != libc::MAP_FAILED => Ok(Self {
+                    start: mapped,
+                    layout,
+                }),
+                _ => Err(Failure::new(
+                    INTERNAL_ERROR,
+                    format!("{size} bytes cannot be mapped"),
+                )),
+            };
+        }
         // SAFETY: the layout has a size of at least one byte.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
             handle_alloc_error(layout)
@@ -91,6 +119,12 @@ impl RawBytes {
 
 impl Drop for RawBytes {
     fn drop(&mut self) {
+        if self.layout.size() >= SPARSE_BYTES {
+            // SAFETY: mapped in `new` with the same size, unmapped once; that it succeeds is not
+            // needed for anything.
+            unsafe { libc::munmap(self.start.as_ptr().cast(), self.layout.size()) };
+            return;
+        }
         // SAFETY: allocated in `new` with the same layout, freed once.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }

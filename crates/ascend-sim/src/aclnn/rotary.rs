@@ -254,6 +254,7 @@ pub(crate) fn forward(
 ) -> Outcome<Kernel> {
     let mode = Mode::from_code(mode)?;
     check([&x, &cos, &sin, &out], mode, Pass::Forward, &sim().machine)?;
+    out.expect_contiguous()?;
     kernel(move |data| {
         let terms = mode.terms(x.dims[x.rank() - 1]);
         let rows = angle_rows(&x, &cos);
@@ -286,6 +287,9 @@ pub(crate) fn gradient(tensors: GradTensors, mode: i64) -> Outcome<Kernel> {
         dsin,
     } = tensors;
     check([&dy, &cos, &sin, &dx], mode, Pass::Gradient, &sim().machine)?;
+    for output in [&dx, &dcos, &dsin] {
+        output.expect_contiguous()?;
+    }
     if let Some(x) = &x {
         if x.dims != dy.dims || dcos.dims != cos.dims || dsin.dims != sin.dims {
             return refuse(format!(

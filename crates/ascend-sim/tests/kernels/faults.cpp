@@ -475,6 +475,19 @@ KERNEL(dependent_vectors) {
     Adds(t, t, 1.0f, kElements);  // FAULT dependent_vectors
 }
 
+// The second instruction reads the tensor too, which must not hide that the first did.
+KERNEL(vector_write_over_vector_read) {
+    TPipe pipe;
+    TBuf<TPosition::VECCALC> scratch, result;
+    pipe.InitBuffer(scratch, 1024);
+    pipe.InitBuffer(result, 1024);
+    LocalTensor<float> t = scratch.Get<float>();
+    Duplicate(t, 1.0f, kElements);
+    PipeBarrier<PIPE_V>();
+    Adds(result.Get<float>(), t, 1.0f, kElements);
+    Adds(t, t, 1.0f, kElements);  // FAULT vector_write_over_vector_read
+}
+
 KERNEL(scalar_read_of_vector_result) {
     TPipe pipe;
     TBuf<TPosition::VECCALC> scratch;

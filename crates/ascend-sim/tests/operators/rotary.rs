@@ -392,3 +392,69 @@ fn the_inference_operator_and_mode_3_rotate_as_the_general_one() {
             => right is left.values();
     }
 }
+
+#[test]
+fn outputs_are_contiguous() {
+    let device = Device::new();
+    let dims = [1, 2, 3, 64];
+    let all = |count: usize| vec![1.0; count];
+    let (x, angle) = (
+        device.tensor(F32, &dims, &all(384)),
+        device.tensor(F32, &[1, 1, 3, 64], &all(192)),
+    );
+    let wide = device.view(F32, &all(768), &dims, Some(&[768, 384, 128, 1]), 0);
+    assert_refused(
+        run!(
+            device,
+            aclnnRotaryPositionEmbedding(x.raw, angle.raw, angle.raw, 0, wide.raw)
+        ),
+        PARAM_INVALID,
+        "a contiguous tensor is expected",
+    );
+    run!(
+        device,
+        aclnnRotaryPositionEmbedding(wide.raw, angle.raw, angle.raw, 0, x.raw)
+    )
+    .expect("inputs may be views");
+}
+
+/// What the tiling and the kernels of A2 do, where they differ from the general operator.
+#[test]
+fn the_inference_operator_of_a2_has_its_own_limit_and_rounding() {
+    let device = Device::new();
+    let apply = |dtype: Type, heads: i64, x: f64, cos: f64, sin: f64| {
+        let width = 128;
+        let dims = [1, 1, heads, width];
+        let all = |dims: [i64; 4], value: f64| {
+            let count = dims.iter().product::<i64>() as usize;
+            device.tensor(dtype, &dims, &vec![value; count])
+        };
+        let (query, key) = (all(dims, x), all([1, 1, 1, width], x));
+        let angle_dims = [1, 1, 1, width];
+        let (cos, sin) = (all(angle_dims, cos), all(angle_dims, sin));
+        let outcome = run!(
+            device,
+            aclnnApplyRotaryPosEmb(query.raw, key.raw, cos.raw, sin.raw, 1)
+        );
+        outcome.map(|()| query.values()[64])
+    };
+    for (dtype, most) in [(F32, 76), (Bf16, 76), (F16, 152)] {
+        apply(dtype, most - 1, 1.0, 1.0, 0.0).expect("it fits");
+        assert_refused(
+            apply(dtype, most, 1.0, 1.0, 0.0),
+            TILING,
+            "bytes of unified buffer",
+        );
+    }
+    // 1.5 of a step above 1 lies between two values: bf16 goes away from zero, not to even.
+    let step = Bf16.step();
+    let found = apply(Bf16, 1, 1.0, 1.0, step / 2.0).expect("runs");
+    assert_eq!(found, 1.0 + step);
+    // In f16 the second product is half a step and a little, rounded to half a step: a tie, to
+    // even. Rounded once, the sum lies above it.
+    let step = F16.step();
+    let (x, sin) = (1.0 + 2.0 * step, step / 2.0 * (1.0 - 1.5 * step));
+    let found = apply(F16, 1, x, 1.0, sin).expect("runs");
+    assert_eq!(found, 1.0 + 2.0 * step);
+    assert!(x + x * sin > 1.0 + 2.5 * step);
+}
