@@ -395,17 +395,29 @@ fn angle_gradient<T: Number>(bench: &Bench, case: &Case) {
     let mut buffers = Vec::new();
     for heads in case.heads {
         let (at, len) = case.place(heads.max(1));
+        // The gradient is laid out the other way round.
+        let other = if case.layout == Layout::Bnsd {
+            Layout::Bsnd
+        } else {
+            Layout::Bnsd
+        };
+        let turned = Case {
+            layout: other,
+            ..case.clone()
+        };
+        let (g_at, g_len) = turned.place(heads.max(1));
         let x: Vec<T> = values(&mut numbers, len);
-        let g: Vec<T> = values(&mut numbers, len);
+        let g: Vec<T> = values(&mut numbers, g_len);
         if heads > 0 {
             for token in 0..tokens {
                 let (b, s) = (token / case.seq, token % case.seq);
                 for h in 0..heads {
                     let base = index(&at, b, s, h, geometry.rotary_offset());
+                    let g_base = index(&g_at, b, s, h, geometry.rotary_offset());
                     for j in 0..geometry.pairs() {
                         let (read, write) = pair_channels(case.pairing, geometry.rotary_dim(), j);
                         let (x1, x2) = (x[base + read[0]].wide(), x[base + read[1]].wide());
-                        let (g1, g2) = (g[base + write[0]].wide(), g[base + write[1]].wide());
+                        let (g1, g2) = (g[g_base + write[0]].wide(), g[g_base + write[1]].wide());
                         let row = token * 2 * width;
                         let second = if case.per_channel {
                             geometry.pairs() + j
@@ -424,11 +436,14 @@ fn angle_gradient<T: Number>(bench: &Bench, case: &Case) {
                 }
             }
         }
-        buffers.push((stream.upload(&x).unwrap(), stream.upload(&g).unwrap(), at));
+        buffers.push((
+            (stream.upload(&x).unwrap(), at),
+            (stream.upload(&g).unwrap(), g_at),
+        ));
     }
     let pair = |i: usize| -> [Heads<&DeviceMemory>; 2] {
-        let (x, g, at) = &buffers[i];
-        [heads(x, *at), heads(g, *at)]
+        let ((x, at), (g, g_at)) = &buffers[i];
+        [heads(x, *at), heads(g, *g_at)]
     };
     let gradient = || {
         let mut out = stream.alloc::<f32>(tokens * 2 * width).unwrap();

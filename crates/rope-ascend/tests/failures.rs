@@ -385,3 +385,59 @@ fn trimming_frees_nothing_that_came_back_during_its_wait() {
         assert_eq!(control::violations(), [], "{pooling:?}");
     }
 }
+
+#[test]
+fn memory_of_another_stream_is_refused() {
+    let binary = kernel_binary(2201);
+    let _session = Session::begin();
+    let runtime = Runtime::start(api()).unwrap();
+    let device = runtime.device(0).unwrap();
+    let (stream, other) = (device.stream().unwrap(), device.stream().unwrap());
+    let kernels = Arc::new(Kernels::load(&stream, &binary).unwrap());
+    let geometry = Geometry::new(32, 32, 0, Pairing::Half, false).unwrap();
+    let rotator = Rotator::new(&stream, kernels, geometry).unwrap();
+    let refused = |outcome: rope_ascend::Result<()>| {
+        let error = outcome.expect_err("the memory is another stream's");
+        assert!(error.to_string().contains("another stream's"), "{error}");
+    };
+    let rows = [&stream, &other].map(|of| of.upload(&[0.5_f32; 6 * 32]).unwrap());
+    let mut tensors = [&stream, &other].map(|of| of.zeros::<bf16>(6 * 2 * 32).unwrap());
+    other.synchronize().unwrap();
+    for (q, angle) in [(0, 1), (1, 0)] {
+        refused(rotator.rotate(Rotation {
+            element: KernelType::Bf16,
+            direction: Direction::Forward,
+            q: Operand::InPlace(heads(&mut tensors[q], 2)),
+            k: None,
+            angles: angles(&rows[angle], 6),
+        }));
+    }
+    let [own, foreign] = &mut tensors;
+    refused(stream.copy(foreign, own));
+    refused(stream.download(foreign).map(drop));
+    assert!(control::launches().is_empty());
+}
+
+/// Programs that forgot to wait: the calls that this crate makes for them are ignored.
+#[test]
+fn memory_that_is_given_up_without_a_wait_is_found() {
+    let trained = |ignored: &str| {
+        let binary = kernel_binary(2201);
+        let _session = Session::begin();
+        control::ignore_calls(ignored);
+        let runtime = Runtime::start(api()).unwrap();
+        train_step(&runtime, &binary).unwrap();
+        runtime.close().unwrap();
+        let kinds = control::violations().into_iter().map(|v| v.kind);
+        kinds.collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(trained("aclrtEventElapsedTime").len(), 0);
+    let found = trained("aclrtSynchronizeStream");
+    for kind in [
+        "stream-order",
+        "binary-unloaded-busy",
+        "stream-destroyed-busy",
+    ] {
+        assert!(found.contains(kind), "{kind}: {found:?}");
+    }
+}

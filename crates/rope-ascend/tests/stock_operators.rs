@@ -482,20 +482,28 @@ fn the_operator_in_place() {
         let operators = Operators::new(stream.clone());
         let (seq, dim) = (3_usize, 64_usize);
         let mut numbers = Numbers(3);
-        let x: Vec<f32> = values(&mut numbers, seq * dim);
-        let (cos, sin): (Vec<f32>, Vec<f32>) = (
-            values(&mut numbers, seq * dim),
-            values(&mut numbers, seq * dim),
-        );
-        let tnd = |values: &[f32]| tensor(stream, values, &[seq, 1, dim]);
-        let [q, k, c, s] = [&x, &x, &cos, &sin].map(|values| tnd(values));
+        let host: [Vec<f32>; 4] = std::array::from_fn(|_| values(&mut numbers, seq * dim));
+        let tnd = |values: &Vec<f32>| tensor(stream, values, &[seq, 1, dim]);
+        let [q, k, c, s] = host.each_ref().map(tnd);
         let angles = [c.view(), s.view()];
         operators
             .apply_rotary([q.view(), k.view()], angles, Layout::Tnd)
             .unwrap();
-        let y = stream.download(&q.0).unwrap();
-        let truth = f64::from(x[0]) * f64::from(cos[0]) - f64::from(x[32]) * f64::from(sin[0]);
-        assert!((f64::from(y[0]) - truth).abs() < 1e-6);
+        for (x, found) in [(&host[0], &q), (&host[1], &k)] {
+            let found = stream.download(&found.0).unwrap();
+            for (i, found) in found.into_iter().enumerate() {
+                let first = i % dim < dim / 2;
+                let (other, sign) = if first {
+                    (i + dim / 2, -1.0)
+                } else {
+                    (i - dim / 2, 1.0)
+                };
+                let wide = |values: &[f32], i: usize| f64::from(values[i]);
+                let truth =
+                    wide(x, i) * wide(&host[2], i) + sign * wide(x, other) * wide(&host[3], i);
+                assert!((f64::from(found) - truth).abs() < 1e-6, "[{i}]: {found}");
+            }
+        }
     });
 }
 
@@ -535,8 +543,10 @@ fn layouts_of_the_operator_in_place() {
                 let outcome = operators.apply_rotary([q.view(), k.view()], angles, *layout);
                 if number < taken {
                     outcome.unwrap();
-                    let [q, k] = [q, k].map(|x| stream.download(&x.0).unwrap());
-                    assert_eq!((q[0], q[32], k[0], k[32]), (0.0, 1.0, 0.0, 2.0));
+                    // x1 - x2 and x1 + x2, half of each.
+                    let row = |value: f32| [[0.0; 32], [value; 32]].concat().repeat(3);
+                    assert_eq!(stream.download(&q.0).unwrap(), row(1.0));
+                    assert_eq!(stream.download(&k.0).unwrap(), row(2.0));
                 } else {
                     let error = outcome.unwrap_err();
                     assert!(
@@ -548,6 +558,31 @@ fn layouts_of_the_operator_in_place() {
             }
         });
     }
+}
+
+/// The operator's own limit, for q and k together: what exceeds it is refused before the call.
+#[test]
+fn heads_that_exceed_the_unified_buffer_of_the_operator_in_place() {
+    with_stream(ascend_sim::Machine::default(), |stream| {
+        let operators = Operators::new(stream.clone());
+        let all = |heads: usize| tensor(stream, &vec![1.0_f32; heads * 128], &[1, heads, 128]);
+        let (k, angles) = (all(1), all(1));
+        for (heads, fits) in [(75, true), (76, false)] {
+            let (q, angles) = (all(heads), [angles.view(); 2]);
+            let outcome = operators.apply_rotary([q.view(), k.view()], angles, Layout::Tnd);
+            match outcome {
+                Ok(()) => assert!(fits, "{heads} heads"),
+                Err(error) => {
+                    assert!(!fits, "{error}");
+                    assert!(
+                        matches!(error, AscendError::OperatorLimit { .. }),
+                        "{error}"
+                    );
+                    assert!(error.to_string().contains("unified buffer"), "{error}");
+                }
+            }
+        }
+    });
 }
 
 #[test]

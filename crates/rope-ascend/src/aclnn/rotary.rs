@@ -513,6 +513,16 @@ impl Operators {
                 ("BSND or TND, other layouts only in V2 on Ascend 950"),
                 ("{layout:?} on {}", architecture.name());
         }
+        if architecture == Architecture::Dav2201 {
+            let heads = q.sizes()[1] + k.sizes()[1];
+            let needed = apply_ub_bytes(heads, q.width(), q.tensor.dtype);
+            limits! {
+                APPLY;
+                needed <= UB_BYTES =>
+                    ("heads of q and k that take at most {UB_BYTES} bytes of unified buffer"),
+                    ("{heads} heads, which take {needed}");
+            }
+        }
         let (q, k, cos, sin) = (q.view(), k.view(), cos.view(), sin.view());
         if second {
             self.apply_rotary_pos_emb_v2(q, k, cos, sin, number, c"half")
@@ -520,6 +530,20 @@ impl Operators {
             self.apply_rotary_pos_emb(q, k, cos, sin, number)
         }
     }
+}
+
+/// Unified buffer of Atlas A2 and A3.
+const UB_BYTES: usize = 192 * 1024;
+
+/// What a token takes of the unified buffer in ApplyRotaryPosEmb: `ub_required` in its
+/// documentation (aclnnApplyRotaryPosEmbV2, constraints).
+fn apply_ub_bytes(heads: usize, width: usize, dtype: aclDataType) -> usize {
+    let (stored, computed, cast) = match dtype {
+        aclDataType::FLOAT => (4, 4, 0),
+        aclDataType::BF16 => (2, 4, 1),
+        _ => (2, 2, 0),
+    };
+    heads * width * computed * 5 + width * stored * 4 + cast * width * 4 * 2
 }
 
 /// The operators' number of a pairing.

@@ -218,6 +218,19 @@ impl Npu {
     }
 }
 
+/// What the simulator has found this process to do wrong so far, one sentence each; nothing where
+/// none is built in. A device would go on with a wrong result, so the simulator does too.
+pub fn violations() -> Vec<String> {
+    #[cfg(feature = "ascend-sim")]
+    let found = ascend_sim::control::violations()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    #[cfg(not(feature = "ascend-sim"))]
+    let found = Vec::new();
+    found
+}
+
 /// The value, made at the first success.
 fn once<T: Clone>(cell: &Mutex<Option<T>>, make: impl FnOnce() -> Result<T>) -> Result<T> {
     let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);

@@ -622,7 +622,7 @@ pub(super) fn plan_angle_gradient(
 
 #[cfg(test)]
 mod tests {
-    use rope_core::{Geometry, HeadsLayout, Layout};
+    use rope_core::{Geometry, HeadsLayout, Layout, Strides};
 
     use super::super::rotator::tensor_layout;
     use super::*;
@@ -692,6 +692,44 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// A transfer's stride has 32 bits, in bytes from the end of a run; an offset has 64.
+    #[test]
+    fn strides_beyond_32_bits_are_taken_one_by_one() {
+        let gap = |bytes: usize| Strides {
+            batch: 1 << 40,
+            seq: (2 * 64 * 2 + bytes) / 2,
+            head: 64,
+        };
+        let layout = |strides| HeadsLayout {
+            strides,
+            ..HeadsLayout::contiguous(Layout::Bsnd, 2, 200, 2, 64)
+        };
+        for (bytes, count) in [
+            (u32::MAX as usize - 1, Route::COUNT_TOKENS),
+            (u32::MAX as usize + 1, Route::COUNT_HEADS),
+        ] {
+            let layout = tensor_layout(&layout(gap(bytes)));
+            let geometry = Geometry::new(64, 64, 0, Pairing::Half, false);
+            let problem = Problem {
+                channels: Channels::new(geometry.expect("a geometry")).expect("a short head"),
+                direction: Direction::Forward,
+                element_bytes: 2,
+                batch: 2,
+                seq: 200,
+                heads: [2, 0],
+                input: [layout; 2],
+                output: [layout; 2],
+                in_place: true,
+                shared_over_batch: false,
+            };
+            let plan = plan_rotation(&problem, machine(), "bf16").expect("plan");
+            assert!(plan.tiling.tokens_per_tile > 1, "a tile has several tokens");
+            assert_eq!(plan.tiling.load_route[0][0].count, count, "{bytes} bytes");
+            assert_eq!(plan.tiling.input[0].batch_stride, 1 << 40);
+            assert_eq!(plan.tiling.input[0].token_stride, layout.token_stride);
         }
     }
 

@@ -19,6 +19,7 @@ use rope_ascend::loader::Api;
 use rope_ascend::rope::{AngleRows, KernelType, Kernels};
 use rope_ascend::safe::{DeviceBuffer, Element, Pooling, Runtime, Stream};
 use rope_core::{Direction, Geometry, HeadsLayout, Pairing};
+use std::ops::{Add, Mul, Sub};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub fn kernel_names() -> Vec<String> {
@@ -70,10 +71,14 @@ pub struct Bench {
 impl Bench {
     pub fn new(machine: ascend_sim::Machine) -> Self {
         let binary = kernel_binary(machine.architecture);
+        Self::with_kernels(machine, &binary)
+    }
+
+    pub fn with_kernels(machine: ascend_sim::Machine, binary: &[u8]) -> Self {
         let session = Session::with_machine(machine);
         let runtime = Runtime::start(api()).unwrap();
         let stream = runtime.device(0).unwrap().stream().unwrap();
-        let kernels = Arc::new(Kernels::load(&stream, &binary).unwrap());
+        let kernels = Arc::new(Kernels::load(&stream, binary).unwrap());
         Self {
             kernels,
             stream,
@@ -132,6 +137,8 @@ impl Numbers {
 pub trait Number: Element + PartialEq + std::fmt::Debug {
     const TYPE: KernelType;
     fn of(value: f64) -> Self;
+    /// Rounded to nearest even, exactly: `half` drops bits of an f64.
+    fn rounded(value: f32) -> Self;
     fn wide(self) -> f64;
     /// Distance of neighbouring values around `value`, halved: the error of one rounding.
     fn half_ulp(value: f64) -> f64;
@@ -141,6 +148,9 @@ impl Number for f32 {
     const TYPE: KernelType = KernelType::F32;
     fn of(value: f64) -> Self {
         value as f32
+    }
+    fn rounded(value: f32) -> Self {
+        value
     }
     fn wide(self) -> f64 {
         f64::from(self)
@@ -154,6 +164,9 @@ impl Number for f16 {
     fn of(value: f64) -> Self {
         f16::from_f64(value)
     }
+    fn rounded(value: f32) -> Self {
+        f16::from_f32(value)
+    }
     fn wide(self) -> f64 {
         f64::from(self)
     }
@@ -165,6 +178,9 @@ impl Number for bf16 {
     const TYPE: KernelType = KernelType::Bf16;
     fn of(value: f64) -> Self {
         bf16::from_f64(value)
+    }
+    fn rounded(value: f32) -> Self {
+        bf16::from_f32(value)
     }
     fn wide(self) -> f64 {
         f64::from(self)
@@ -207,14 +223,17 @@ pub fn index((offset, layout): &At, b: usize, s: usize, h: usize, c: usize) -> u
     offset + b * strides.batch + s * strides.seq + h * strides.head + c
 }
 
-/// The rotation in f64, over one tensor. `angle(token, lane)` gives cosine and sine.
-pub fn rotate_plainly(
-    (x, x_at): (&[f64], At),
-    (y, y_at): (&mut [f64], At),
+/// The rotation over one tensor, with each product and sum rounded to F: in f64 the truth, in f32
+/// the arithmetic that the kernels promise. `angle(token, lane)` gives cosine and sine.
+pub fn rotate_plainly<F>(
+    (x, x_at): (&[F], At),
+    (y, y_at): (&mut [F], At),
     geometry: Geometry,
     direction: Direction,
-    angle: &dyn Fn(usize, usize) -> (f64, f64),
-) {
+    angle: &dyn Fn(usize, usize) -> (F, F),
+) where
+    F: Copy + Add<Output = F> + Sub<Output = F> + Mul<Output = F>,
+{
     let (offset, dim) = (geometry.rotary_offset(), geometry.rotary_dim());
     let HeadsLayout {
         batch, seq, heads, ..

@@ -1,0 +1,747 @@
+//! Faults seeded into the kernels of `kernels/rope`: each is reported, by kind and place, or gives a
+//! result that differs in a bit.
+//!
+//! All faults are compiled into one library. Each edit of a source asks `rope_fault(N)` whether
+//! fault N is on, which the test says by a variable of the environment; no line moves.
+#![allow(
+    unsafe_code,
+    reason = "the test sets a variable and copies to device memory beyond 32 bits"
+)]
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::path::Path;
+
+use ascend_sim::abi::runtime::aclrtMemcpy;
+use ascend_sim::{Machine, Violation, control};
+use half::{bf16, f16};
+use rope_ascend::rope::{AngleGradient, Heads, Operand, Rotation, Rotator};
+use rope_ascend::safe::DeviceBuffer;
+use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing, Strides};
+use support::rotate_plainly;
+use support::{At, Bench, Number, Numbers, angles, index, kernel_names, pair_channels};
+
+/// Read by `rope_fault`.
+const VARIABLE: &str = "ROPE_FAULT";
+const FILES: [&str; 5] = [
+    "rope_tiling.h",
+    "rope_base.h",
+    "rope_rotate.h",
+    "rope_angle_grad.h",
+    "rope.cpp",
+];
+const BASE: &str = "rope_base.h";
+const ROTATE: &str = "rope_rotate.h";
+const ANGLE_GRAD: &str = "rope_angle_grad.h";
+const BARRIER: &str = "VectorBarrier();";
+
+/// What finds a fault.
+#[derive(Clone, Copy, Debug)]
+enum Caught {
+    /// A violation of this kind, whose message or line of source has these words.
+    By(&'static str, &'static str),
+    /// The result.
+    Wrong,
+}
+use Caught::{By, Wrong};
+
+struct Fault {
+    name: &'static str,
+    file: &'static str,
+    /// Texts of the file and what takes the place of all their occurrences: `FAULT` says whether
+    /// the fault is on.
+    edits: &'static [(&'static str, &'static str)],
+    caught: Caught,
+}
+
+const FAULTS: &[Fault] = &[
+    Fault {
+        name: "ties round away from zero",
+        file: ROTATE,
+        edits: &[(
+            "RoundMode::CAST_RINT",
+            "(FAULT ? RoundMode::CAST_ROUND : RoundMode::CAST_RINT)",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the start in global memory has 32 bits",
+        file: BASE,
+        edits: &[(
+            "gm_base + i *",
+            "(FAULT ? static_cast<uint32_t>(gm_base) : gm_base) + i *",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "a stride in global memory has 32 bits",
+        file: BASE,
+        edits: &[(
+            "i * axes[2].gm",
+            "i * (FAULT ? static_cast<uint32_t>(axes[2].gm) : axes[2].gm)",
+        )],
+        caught: By("gm-ordering", "DataCopyPad"),
+    },
+    Fault {
+        name: "the gradient is read with the strides of x",
+        file: ANGLE_GRAD,
+        edits: &[(
+            "MoveRows<T, true, false>(t_, tile, tensor, 0, ub, g_gm_[tensor]);",
+            "if (FAULT) MoveRows<T, true, true>(t_, tile, tensor, 0, ub, g_gm_[tensor]); else \
+             MoveRows<T, true, false>(t_, tile, tensor, 0, ub, g_gm_[tensor]);",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the map is used before it is there",
+        file: BASE,
+        edits: &[
+            (
+                "AscendC::SetFlag<HardEvent::MTE2_V>(id);",
+                "if (!(FAULT)) AscendC::SetFlag<HardEvent::MTE2_V>(id);",
+            ),
+            (
+                "AscendC::WaitFlag<HardEvent::MTE2_V>(id);",
+                "if (!(FAULT)) AscendC::WaitFlag<HardEvent::MTE2_V>(id);",
+            ),
+        ],
+        caught: By("ordering", "HardEvent::MTE2_V"),
+    },
+    Fault {
+        name: "the flag of the map comes before its load",
+        file: BASE,
+        edits: &[(
+            "AscendC::WaitFlag<HardEvent::MTE2_V>(id);",
+            "if (!(FAULT)) AscendC::WaitFlag<HardEvent::MTE2_V>(id);",
+        )],
+        caught: By("event", "was not waited for"),
+    },
+    Fault {
+        name: "the rows are used before they are there",
+        file: ROTATE,
+        edits: &[
+            (
+                "slots_.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);",
+                "if (!(FAULT)) slots_.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);",
+            ),
+            (
+                "slot = slots_.template DeQue<TPosition::GM, TPosition::VECIN, T>();",
+                "if (!(FAULT)) slot = slots_.template DeQue<TPosition::GM, TPosition::VECIN, T>();",
+            ),
+        ],
+        caught: By("ordering", "HardEvent::MTE2_V"),
+    },
+    Fault {
+        name: "the rows are stored before they are computed",
+        file: ROTATE,
+        edits: &[
+            (
+                "slots_.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);",
+                "if (!(FAULT)) slots_.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);",
+            ),
+            (
+                "slot = slots_.template DeQue<TPosition::VECOUT, TPosition::GM, T>();",
+                "if (!(FAULT)) slot = slots_.template DeQue<TPosition::VECOUT, TPosition::GM, T>();",
+            ),
+        ],
+        caught: By("ordering", "HardEvent::V_MTE3"),
+    },
+    Fault {
+        name: "angles are not given back",
+        file: ROTATE,
+        edits: &[(
+            "angles_.FreeTensor(raw);",
+            "if (!(FAULT)) angles_.FreeTensor(raw);",
+        )],
+        caught: By("queue", "FreeTensor is missing"),
+    },
+    Fault {
+        name: "slots are not given back",
+        file: ROTATE,
+        edits: &[(
+            "slots_.FreeTensor(slot);",
+            "if (!(FAULT)) slots_.FreeTensor(slot);",
+        )],
+        caught: By("queue", "FreeTensor is missing"),
+    },
+    Fault {
+        name: "cores share a unit of work",
+        file: BASE,
+        edits: &[(
+            "end_ = units * (block + 1) / blocks;",
+            "end_ = units * (block + 1) / blocks + (FAULT && block + 1 < blocks);",
+        )],
+        caught: By("block-conflict", "blocks run in any order"),
+    },
+    Fault {
+        name: "a transfer has one run too many",
+        file: BASE,
+        edits: &[(
+            "static_cast<uint16_t>(counted.n)",
+            "static_cast<uint16_t>(counted.n + (FAULT))",
+        )],
+        caught: By("gm-out-of-bounds", "DataCopyPad"),
+    },
+    Fault {
+        name: "a run has one element too many",
+        file: BASE,
+        edits: &[("copy.blockLen = run *", "copy.blockLen = (run + (FAULT)) *")],
+        caught: By("gm-out-of-bounds", "DataCopyPad"),
+    },
+    Fault {
+        name: "two slots too many",
+        file: ROTATE,
+        edits: &[(
+            "static_cast<uint8_t>(t_.slots)",
+            "static_cast<uint8_t>(t_.slots + 2 * (FAULT))",
+        )],
+        caught: By("ub-capacity", "InitBuffer"),
+    },
+    Fault {
+        name: "the sign of the second term",
+        file: ROTATE,
+        edits: &[(
+            "t_.b_negative >> k & 1",
+            "(t_.b_negative >> k & 1) != (FAULT)",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "a segment is its own partner",
+        file: ROTATE,
+        edits: &[("k ^ 1", "(FAULT ? k : k ^ 1)")],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the mask is always full",
+        file: BASE,
+        edits: &[(
+            "Min(lanes - lane, kLanes)",
+            "(FAULT ? kLanes : Min(lanes - lane, kLanes))",
+        )],
+        caught: By("ub-undefined-read", "Mul"),
+    },
+    Fault {
+        name: "a stride between repeats is cut to eight bits",
+        file: BASE,
+        edits: &[(
+            "furthest > kMaxRowStride",
+            "(furthest > kMaxRowStride && !(FAULT))",
+        )],
+        caught: By("overlap", "from one repeat to the next"),
+    },
+    Fault {
+        name: "sums start with those of the token before",
+        file: ANGLE_GRAD,
+        edits: &[(
+            "AscendC::Duplicate(sums_,",
+            "if (!(FAULT)) AscendC::Duplicate(sums_,",
+        )],
+        caught: By("ub-undefined-read", "Add"),
+    },
+    Fault {
+        name: "the angles of the next token",
+        file: ROTATE,
+        edits: &[(
+            "angles_gm_[part.row * 2 * t_.angle_width]",
+            "angles_gm_[(part.row + (FAULT)) * 2 * t_.angle_width]",
+        )],
+        caught: By("gm-out-of-bounds", "angles_gm_"),
+    },
+    Fault {
+        name: "channels that are not rotated stay behind",
+        file: ROTATE,
+        edits: &[(
+            "if (t_.load[span].length > 0)",
+            "if (t_.load[span].length > 0 && !(FAULT))",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the middle one of an odd number of rows is not added",
+        file: ANGLE_GRAD,
+        edits: &[("rows -= half;", "rows = FAULT ? half : rows - half;")],
+        caught: Wrong,
+    },
+];
+
+/// Barriers (by file, function and place in it, from 0) that another one makes superfluous: each
+/// may go by itself, and only their absence together is a fault.
+const SPARE: &[(&str, &str, usize)] = &[
+    (BASE, "RepeatOffsets", 0),
+    (ROTATE, "Expand", 0),
+    (ROTATE, "Expand", 2),
+    (ANGLE_GRAD, "AddRows", 0),
+];
+
+/// The name of the function that a line begins to define.
+fn function_of(line: &str) -> Option<&str> {
+    let (before, _) = line.split_once("__aicore__ inline ")?.1.split_once('(')?;
+    before.split(' ').next_back()
+}
+
+/// A fault of the library: its number is its index and one.
+struct Seeded {
+    name: String,
+    caught: Caught,
+}
+
+/// The edited sources, and their faults: those of the table, and every barrier that is dropped.
+fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/rope");
+    let read = |file: &'static str| (file, std::fs::read_to_string(folder.join(file)).unwrap());
+    let mut texts: Vec<(&str, String)> = FILES.into_iter().map(read).collect();
+    let mut faults = Vec::new();
+    for fault in FAULTS {
+        let number = faults.len() + 1;
+        let (_, text) = texts
+            .iter_mut()
+            .find(|(file, _)| *file == fault.file)
+            .unwrap();
+        for (old, new) in fault.edits {
+            assert!(
+                text.contains(old),
+                "`{}`: {} has no `{old}` any more: adapt the table",
+                fault.name,
+                fault.file
+            );
+            *text = text.replace(old, &new.replace("FAULT", &format!("rope_fault({number})")));
+        }
+        let (name, caught) = (fault.name.to_owned(), fault.caught);
+        faults.push(Seeded { name, caught });
+    }
+    let first_barrier = faults.len() + 1;
+    for (file, text) in &mut texts {
+        let (mut function, mut barriers) = ("", 0);
+        let lines = text.lines().map(|content| {
+            if let Some(name) = function_of(content) {
+                (function, barriers) = (name, 0);
+            }
+            if content.trim_start().starts_with("//") || !content.contains(BARRIER) {
+                return content.to_owned() + "\n";
+            }
+            let nth = barriers;
+            barriers += 1;
+            if SPARE.contains(&(*file, function, nth)) {
+                let on = format!("if (!rope_fault(-1)) {BARRIER}");
+                return content.replace(BARRIER, &on) + "\n";
+            }
+            let number = faults.len() + 1;
+            faults.push(Seeded {
+                name: format!("no barrier {nth} in {function} of {file}"),
+                caught: By("ordering", "PipeBarrier<PIPE_V> is missing"),
+            });
+            let on = format!("if (!rope_fault({number}) && !rope_fault(-1)) {BARRIER}");
+            content.replace(BARRIER, &on) + "\n"
+        });
+        *text = lines.collect();
+    }
+    assert!(faults.len() >= first_barrier + 10, "the barriers are found");
+    (texts, faults)
+}
+
+fn compile(texts: &[(&str, String)]) -> Vec<u8> {
+    ascend_sim::build::KernelSource::from_texts(texts.iter().map(|(n, t)| (*n, t.as_str())))
+        .kernels(kernel_names())
+        .define(format!(
+            "rope_fault(n)=(std::atoi(std::getenv(\"{VARIABLE}\"))==(n))"
+        ))
+        .compile()
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// One rotation or gradient of angles.
+#[derive(Clone, Debug)]
+struct Trial {
+    pairing: Pairing,
+    per_channel: bool,
+    layout: Layout,
+    batch: usize,
+    seq: usize,
+    heads: [usize; 2],
+    head_dim: usize,
+    rotary_dim: usize,
+    in_place: bool,
+}
+
+impl Trial {
+    fn of(pairing: Pairing) -> Self {
+        Self {
+            pairing,
+            per_channel: false,
+            layout: Layout::Bsnd,
+            batch: 1,
+            seq: 43,
+            heads: [5, 2],
+            head_dim: 64,
+            rotary_dim: 64,
+            in_place: true,
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        let (dim, rotary) = (self.head_dim, self.rotary_dim);
+        Geometry::new(dim, rotary, 0, self.pairing, self.per_channel).unwrap()
+    }
+
+    fn place(&self, layout: Layout, heads: usize) -> At {
+        let (batch, seq, head_dim) = (self.batch, self.seq, self.head_dim);
+        (
+            0,
+            HeadsLayout::contiguous(layout, batch, seq, heads, head_dim),
+        )
+    }
+}
+
+/// Values whose product with the first token's cosine lies between two of `T`, and others.
+fn values<T: Number>(numbers: &mut Numbers, len: usize) -> Vec<T> {
+    (0..len)
+        .map(|i| match i % 3 {
+            0 => T::of(if i % 2 == 0 { 1.0 } else { -1.0 }),
+            _ => T::of(numbers.unit()),
+        })
+        .collect()
+}
+
+fn cosines_and_sines<T: Number>(numbers: &mut Numbers, rows: usize, lanes: usize) -> Vec<f32> {
+    let tie = 1.0 + T::half_ulp(1.0) as f32;
+    let mut row = |token: usize| -> Vec<f32> {
+        let drawn = (0..2 * lanes).map(|_| numbers.unit() as f32);
+        match token {
+            0 => [vec![tie; lanes], vec![0.0; lanes]].concat(),
+            _ => drawn.collect(),
+        }
+    };
+    (0..rows).flat_map(&mut row).collect()
+}
+
+/// Rotates on the device and compares every bit with f32 arithmetic, rounded once, to nearest even.
+fn rotation<T: Number>(bench: &Bench, trial: &Trial, direction: Direction) -> Result<(), String> {
+    let stream = &bench.stream;
+    let mut numbers = Numbers(0x9e37_79b9 + trial.head_dim as u64);
+    let geometry = trial.geometry();
+    let lanes = geometry.lane_count();
+    let tokens = trial.batch * trial.seq;
+    let rows = cosines_and_sines::<T>(&mut numbers, tokens, lanes);
+    let on_device = stream.upload(&rows).unwrap();
+    let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+    let angle = |token: usize, lane: usize| {
+        let cos = token * 2 * lanes + lane;
+        (rows[cos], rows[cos + lanes])
+    };
+    let other = if trial.in_place {
+        trial.layout
+    } else {
+        Layout::Bnsd
+    };
+    let mut tensors = trial.heads.map(|heads| {
+        let (from, to) = (trial.place(trial.layout, heads), trial.place(other, heads));
+        let x: Vec<T> = values(&mut numbers, tokens * heads * trial.head_dim);
+        let target = vec![T::of(9.0); x.len()];
+        let memory = [&x, &target].map(|values| stream.upload(values).unwrap());
+        (x, from, to, memory)
+    });
+    let mut operands = tensors.iter_mut().map(|(_, from, to, [source, target])| {
+        if trial.in_place {
+            Operand::InPlace(heads(source, *from))
+        } else {
+            Operand::Into {
+                from: heads(source, *from),
+                to: heads(target, *to),
+            }
+        }
+    });
+    let (q, k) = (operands.next().unwrap(), operands.next());
+    drop(operands);
+    let request = Rotation {
+        element: T::TYPE,
+        direction,
+        q,
+        k,
+        angles: angles(&on_device, tokens),
+    };
+    rotator.rotate(request).map_err(|error| error.to_string())?;
+    for (x, from, to, [source, target]) in &tensors {
+        let x: Vec<f32> = x.iter().map(|x| x.wide() as f32).collect();
+        let mut truth = vec![0.0_f32; x.len()];
+        rotate_plainly((&x, *from), (&mut truth, *to), geometry, direction, &angle);
+        let memory = if trial.in_place { source } else { target };
+        let found = stream.download(memory).map_err(|error| error.to_string())?;
+        for (i, (found, truth)) in found.into_iter().zip(truth).enumerate() {
+            if found != T::rounded(truth) {
+                return Err(format!("[{i}] is {found:?} instead of {truth}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn heads<M>(memory: M, (offset, layout): At) -> Heads<M> {
+    Heads {
+        memory,
+        offset,
+        layout,
+    }
+}
+
+/// The gradient of the angles, of x and a gradient that are laid out differently.
+fn angle_gradient<T: Number>(bench: &Bench, trial: &Trial) -> Result<(), String> {
+    let stream = &bench.stream;
+    let mut numbers = Numbers(7 + trial.head_dim as u64);
+    let geometry = trial.geometry();
+    let (width, tokens) = (geometry.lane_count(), trial.batch * trial.seq);
+    let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+    let mut truth = vec![0.0_f64; tokens * 2 * width];
+    let mut scale = truth.clone();
+    let mut buffers: Vec<[(DeviceBuffer<T>, At); 2]> = Vec::new();
+    for count in trial.heads {
+        let at = [Layout::Bsnd, Layout::Bnsd].map(|layout| trial.place(layout, count));
+        let [x, g] = [0, 1].map(|_| values::<T>(&mut numbers, tokens * count * trial.head_dim));
+        for (token, h) in (0..tokens).flat_map(|token| (0..count).map(move |h| (token, h))) {
+            let (b, s) = (token / trial.seq, token % trial.seq);
+            let value = |values: &[T], at: &At, c| values[index(at, b, s, h, c)].wide();
+            for j in 0..geometry.pairs() {
+                let (read, write) = pair_channels(trial.pairing, geometry.rotary_dim(), j);
+                let [x1, x2] = read.map(|c| value(&x, &at[0], c));
+                let [g1, g2] = write.map(|c| value(&g, &at[1], c));
+                let second = if trial.per_channel {
+                    geometry.pairs() + j
+                } else {
+                    j
+                };
+                for (lane, dcos, dsin) in [(j, g1 * x1, -g1 * x2), (second, g2 * x2, g2 * x1)] {
+                    let cos = token * 2 * width + lane;
+                    for (at, term) in [(cos, dcos), (cos + width, dsin)] {
+                        truth[at] += term;
+                        scale[at] += term.abs();
+                    }
+                }
+            }
+        }
+        buffers.push([
+            (stream.upload(&x).unwrap(), at[0]),
+            (stream.upload(&g).unwrap(), at[1]),
+        ]);
+    }
+    let pair = |i: usize| {
+        let [(x, x_at), (g, g_at)] = &buffers[i];
+        [heads(&**x, *x_at), heads(&**g, *g_at)]
+    };
+    let mut out = stream.alloc::<f32>(tokens * 2 * width).unwrap();
+    let request = AngleGradient {
+        element: T::TYPE,
+        q: pair(0),
+        k: Some(pair(1)),
+        out: &mut out,
+    };
+    rotator
+        .angle_gradient(request)
+        .map_err(|error| error.to_string())?;
+    let found = stream.download(&out).map_err(|error| error.to_string())?;
+    let terms = (2 * trial.heads.iter().sum::<usize>()) as f64;
+    for (i, found) in found.into_iter().enumerate() {
+        let error = (f64::from(found) - truth[i]).abs();
+        if error > scale[i] * terms * 2_f64.powi(-24) || error.is_nan() {
+            return Err(format!("[{i}] is {found} instead of {}", truth[i]));
+        }
+    }
+    Ok(())
+}
+
+/// Tokens that are 2^32 elements apart, in two batches: the second starts beyond 33 bits.
+fn beyond_32_bits(bench: &Bench) -> Result<(), String> {
+    type T = bf16;
+    let stream = &bench.stream;
+    let geometry = Geometry::new(32, 32, 0, Pairing::Half, false).unwrap();
+    let (batch, seq, token) = (2, 2, 1_usize << 32);
+    let strides = Strides {
+        batch: seq * token + 64,
+        seq: token,
+        head: 32,
+    };
+    let layout = HeadsLayout {
+        strides,
+        ..HeadsLayout::contiguous(Layout::Bsnd, batch, seq, 1, 32)
+    };
+    let mut q = stream.alloc::<T>(3 * token + 64 + 32).unwrap();
+    let memory = q.pointer() as u64;
+    let rows = || (0..batch * seq).map(|row| (row, row / seq * strides.batch + row % seq * token));
+    let copy = |offset: usize, host: &mut [T; 32], kind: i32| {
+        let (device, host) = (memory + 2 * offset as u64, host.as_mut_ptr() as u64);
+        let (to, from) = if kind == 1 {
+            (device, host)
+        } else {
+            (host, device)
+        };
+        // SAFETY: 64 bytes of a live host array, and of device memory, which is checked.
+        let code = unsafe { aclrtMemcpy(to as *mut c_void, 64, from as *const c_void, 64, kind) };
+        assert_eq!(code, 0, "the copy succeeds");
+    };
+    for (row, offset) in rows() {
+        copy(offset, &mut [T::of(1.0 + row as f64); 32], 1);
+    }
+    let on_device = stream
+        .upload(&[[0.0_f32; 16], [1.0; 16]].concat().repeat(4))
+        .unwrap();
+    let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+    let request = Rotation {
+        element: T::TYPE,
+        direction: Direction::Forward,
+        q: Operand::InPlace(heads(&mut q, (0, layout))),
+        k: None,
+        angles: angles(&on_device, batch * seq),
+    };
+    rotator.rotate(request).map_err(|error| error.to_string())?;
+    stream.synchronize().map_err(|error| error.to_string())?;
+    for (row, offset) in rows() {
+        let mut found = [T::ZERO; 32];
+        copy(offset, &mut found, 2);
+        let y = T::of(1.0 + row as f64);
+        if found[..16] != [-y; 16] || found[16..] != [y; 16] {
+            return Err(format!("row {row} is {found:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// All trials in order, until one is not as it should be: what it gave, and the violations.
+fn try_all(binary: &[u8]) -> Option<(String, Vec<Violation>)> {
+    let with = |machine: Machine, what: String, run: &dyn Fn(&Bench) -> Result<(), String>| {
+        let bench = Bench::with_kernels(machine, binary);
+        let outcome = run(&bench).and_then(|()| {
+            let waited = bench.stream.synchronize();
+            waited.map_err(|error| error.to_string())
+        });
+        let violations = control::take_violations();
+        match outcome {
+            Ok(()) if violations.is_empty() => None,
+            Ok(()) => Some((what, violations)),
+            Err(error) => Some((format!("{what}: {error}"), violations)),
+        }
+    };
+    macro_rules! trial {
+        ($trial:expr, $($type:ty),*) => {
+            let trial: Trial = $trial;
+            $(for direction in [Direction::Forward, Direction::Adjoint] {
+                let what = format!("{trial:?} {:?} {direction:?}", <$type>::TYPE);
+                let run = |bench: &Bench| rotation::<$type>(bench, &trial, direction);
+                let found = with(Machine::default(), what, &run);
+                if found.is_some() {
+                    return found;
+                }
+            })*
+            let what = format!("gradient of the angles, {trial:?}");
+            $(let found = with(Machine::default(), what.clone(), &|bench: &Bench| {
+                angle_gradient::<$type>(bench, &trial)
+            });
+            if found.is_some() {
+                return found;
+            })*
+        };
+    }
+    for pairing in Pairing::ALL {
+        trial!(Trial::of(pairing), f32, f16, bf16);
+        // Coefficients are gathered, rows are padded, some channels pass through.
+        let expanded = Trial {
+            per_channel: true,
+            head_dim: 80,
+            rotary_dim: 72,
+            in_place: false,
+            batch: 2,
+            seq: 3,
+            ..Trial::of(pairing)
+        };
+        trial!(expanded, f32, bf16);
+    }
+    // Several stretches a tile; rows that are further apart than a repeat's stride.
+    let many = Trial {
+        seq: 130,
+        heads: [32, 8],
+        head_dim: 128,
+        rotary_dim: 128,
+        ..Trial::of(Pairing::Half)
+    };
+    trial!(many, f32, bf16);
+    for (layout, heads) in [(Layout::Bsnd, [2, 1]), (Layout::Bnsd, [2, 1])] {
+        let wide = Trial {
+            seq: 130,
+            heads,
+            layout,
+            head_dim: 1024,
+            rotary_dim: 1024,
+            ..Trial::of(Pairing::Adjacent)
+        };
+        trial!(wide, bf16);
+    }
+    let one_core = Machine {
+        vector_cores: 1,
+        ..Machine::default()
+    };
+    with(
+        one_core,
+        "strides beyond 32 bits".to_owned(),
+        &beyond_32_bits,
+    )
+}
+
+/// Turns one fault on; the others are off. 0 is none, -1 all barriers.
+fn turn_on(number: i32) {
+    // SAFETY: this is the only test of the program, and no stream has work while it is called:
+    // nothing else reads or writes the environment.
+    unsafe { std::env::set_var(VARIABLE, number.to_string()) };
+}
+
+/// Whether a violation is of the kind, with the words in its message or in the line it names.
+fn is_by(violation: &Violation, texts: &BTreeMap<&str, &str>, kind: &str, words: &str) -> bool {
+    let (Some(file), Some(line)) = (&violation.file, violation.line) else {
+        return false;
+    };
+    let source = texts.iter().find(|(name, _)| file.ends_with(**name));
+    let Some((_, text)) = source else {
+        return false;
+    };
+    let line = text.lines().nth(line as usize - 1).unwrap_or_default();
+    violation.kind == kind && (violation.message.contains(words) || line.contains(words))
+}
+
+#[test]
+fn every_fault_in_the_kernels_is_caught() {
+    let (texts, faults) = seeded();
+    let binary = compile(&texts);
+    let texts: BTreeMap<&str, &str> = texts.iter().map(|(n, t)| (*n, t.as_str())).collect();
+    turn_on(0);
+    assert_eq!(try_all(&binary), None, "without a fault nothing is found");
+    let all_barriers = Seeded {
+        name: "no barrier at all".to_owned(),
+        caught: By("ordering", "PipeBarrier<PIPE_V> is missing"),
+    };
+    let numbered = faults.iter().zip(1..).chain([(&all_barriers, -1)]);
+    let mut missed = Vec::new();
+    for (fault, number) in numbered {
+        turn_on(number);
+        let found = try_all(&binary);
+        let caught = match (&found, fault.caught) {
+            (None, _) => false,
+            (Some((_, violations)), Wrong) => violations.is_empty(),
+            (Some((_, violations)), By(kind, words)) => {
+                violations.iter().any(|v| is_by(v, &texts, kind, words))
+            }
+        };
+        if !caught {
+            missed.push(format!(
+                "{}: expected {:?}, found {found:#?}",
+                fault.name, fault.caught
+            ));
+        }
+    }
+    assert!(
+        missed.is_empty(),
+        "{} of {} faults were not caught as expected:\n{}",
+        missed.len(),
+        faults.len() + 1,
+        missed.join("\n")
+    );
+}
