@@ -1,10 +1,9 @@
 //! The Ascend path, on the simulated NPU: golden vectors, gradients and shapes.
 //!
-//! The simulator compiles the kernels with the host's C++17 compiler. Where there is none these
-//! tests say so and pass without a result; everything else fails.
+//! The simulator compiles the kernels with the host's C++17 compiler: without one these tests fail.
+//! So they do if the simulator has found a violation.
 
-use rope_ascend::AscendError;
-use rope_ascend::rope::Npu;
+use rope_ascend::rope::{Npu, violations};
 use rope_check::ascend::{self, Path as DevicePath};
 use rope_check::buffer::{Buffer, DType};
 use rope_check::cases;
@@ -16,17 +15,34 @@ use rope_core::{AxisLayout, Direction, Layout, Pairing, Positions, RotarySpec};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-/// The simulated NPU with its kernels, where they can be compiled.
-fn npu() -> Option<Npu> {
-    let npu = Npu::simulated().expect("the simulator starts");
-    match npu.kernels() {
-        Ok(_) => Some(npu),
-        Err(AscendError::NoKernels { reason, .. }) if reason.contains("no C++17 compiler") => {
-            eprintln!("skipped: {reason}");
-            None
-        }
-        Err(error) => panic!("{error}"),
+/// The simulated NPU of a test, which fails if it has found violations when the test ends.
+struct Simulated(Npu);
+
+impl std::ops::Deref for Simulated {
+    type Target = Npu;
+    fn deref(&self) -> &Npu {
+        &self.0
     }
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        let violations = violations();
+        if !std::thread::panicking() {
+            assert!(violations.is_empty(), "{}", violations.join("\n"));
+        }
+    }
+}
+
+fn simulated() -> Simulated {
+    Simulated(Npu::simulated().expect("the simulator starts"))
+}
+
+/// The same with its kernels, which need the host's C++17 compiler.
+fn npu() -> Simulated {
+    let npu = simulated();
+    npu.kernels().unwrap_or_else(|error| panic!("{error}"));
+    npu
 }
 
 fn golden() -> Vec<(String, Box<GoldenVectors>)> {
@@ -48,7 +64,7 @@ fn golden() -> Vec<(String, Box<GoldenVectors>)> {
 
 #[test]
 fn golden_vectors_pass_through_the_kernels() {
-    let Some(npu) = npu() else { return };
+    let npu = npu();
     let golden = golden();
     assert_eq!(golden.len(), 10);
     for (file, vectors) in golden {
@@ -68,7 +84,7 @@ fn golden_vectors_pass_through_the_kernels() {
 
 #[test]
 fn golden_vectors_pass_through_the_stock_operators_or_are_beyond_their_limits() {
-    let npu = Npu::simulated().expect("the simulator starts");
+    let npu = simulated();
     let mut compared = std::collections::BTreeSet::new();
     for (file, vectors) in golden() {
         for engine in ascend::engines(&npu, DevicePath::Aclnn) {
@@ -97,7 +113,7 @@ fn golden_vectors_pass_through_the_stock_operators_or_are_beyond_their_limits() 
 
 /// The quick suite of one pairing; one test per pairing, so that they run side by side.
 fn gradients_of(pairing: &str) {
-    let Some(npu) = npu() else { return };
+    let npu = npu();
     let mut kinds = std::collections::BTreeSet::new();
     for (named, depth) in quick_suite().expect("the cases are valid") {
         if named.group().0 != pairing {
@@ -133,7 +149,7 @@ fn gradients_interleave_half() {
 
 #[test]
 fn stock_operators_are_checked_or_name_the_limit_that_keeps_them() {
-    let npu = Npu::simulated().expect("the simulator starts");
+    let npu = simulated();
     let (mut checked, mut skipped) = (0, 0);
     for (named, depth) in quick_suite().expect("the cases are valid") {
         for row in ascend::check(&npu, DevicePath::Aclnn, &named, depth) {
@@ -162,7 +178,7 @@ fn stock_operators_are_checked_or_name_the_limit_that_keeps_them() {
 
 /// A rotation, its size given by tokens, heads of q and head_dim.
 fn sized(tokens: usize, heads: usize, head_dim: usize, dtype: DType, strided: bool) {
-    let Some(npu) = npu() else { return };
+    let npu = npu();
     let spec = RotarySpec::builder(head_dim)
         .pairing(Pairing::Half)
         .axes(AxisLayout::Contiguous(vec![head_dim / 2 - 8, 4, 4]))

@@ -9,7 +9,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Shape, Slice, TensorData};
 use burn::tensor::{Device, FloatDType};
-use burn_ascend::{Ascend, AscendDevice, AscendError, AscendTensor, fallbacks, reset_fallbacks};
+use burn_ascend::{Ascend, AscendDevice, AscendTensor, fallbacks, reset_fallbacks};
 use rope_burn::rope_core::{AxisLayout, Direction, Geometry, Layout, Pairing};
 use rope_burn::rope_core::{Positions, RotarySpec};
 use rope_burn::{Rotary, RotaryOp, RotaryOps};
@@ -18,19 +18,27 @@ const BATCH: usize = 2;
 const SEQ: usize = 5;
 const HEADS: [usize; 2] = [4, 2];
 
-/// The device, for one test at a time: launches and memory are counted. Nothing where no compiler
-/// makes the kernels.
-fn device() -> Option<(MutexGuard<'static, ()>, AscendDevice)> {
+/// The simulator, for one test at a time: launches and memory are counted. A test fails if there are
+/// violations when it ends.
+struct Held(#[expect(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let violations = control::take_violations();
+        if !std::thread::panicking() {
+            assert!(violations.is_empty(), "{violations:#?}");
+        }
+    }
+}
+
+/// The device with its kernels, which need the host's C++17 compiler.
+fn device() -> (Held, AscendDevice) {
     static ONE: Mutex<()> = Mutex::new(());
     let held = ONE.lock().unwrap_or_else(|broken| broken.into_inner());
     let device = AscendDevice::simulated(0);
     let npu = rope_ascend::rope::Npu::simulated().expect("the simulator starts");
-    if let Err(AscendError::NoKernels { reason, .. }) = npu.kernels() {
-        assert!(reason.contains("no C++17 compiler"), "{reason}");
-        eprintln!("skipped: {reason}");
-        return None;
-    }
-    Some((held, device))
+    npu.kernels().unwrap_or_else(|error| panic!("{error}"));
+    (Held(held), device)
 }
 
 fn wave(shape: &[usize], phase: f32) -> TensorData {
@@ -116,9 +124,7 @@ fn geometry(pairing: Pairing, per_channel: bool) -> Geometry {
 
 #[test]
 fn every_rotation_is_that_of_the_host() {
-    let Some((_held, device)) = device() else {
-        return;
-    };
+    let (_held, device) = device();
     for pairing in Pairing::ALL {
         for layout in [Layout::Bsnd, Layout::Bnsd, Layout::Sbnd, Layout::Tnd] {
             for direction in [Direction::Forward, Direction::Adjoint] {
@@ -166,9 +172,7 @@ fn plain(layout: Layout) -> Case {
 
 #[test]
 fn one_launch_rotates_both_where_they_lie() {
-    let Some((_held, device)) = device() else {
-        return;
-    };
+    let (_held, device) = device();
     let case = plain(Layout::Bsnd);
     // Lane maps are made once.
     case.run::<Ascend>(&device);
@@ -195,9 +199,7 @@ fn one_launch_rotates_both_where_they_lie() {
 
 #[test]
 fn a_tensor_that_is_still_held_stays_as_it_was() {
-    let Some((_held, device)) = device() else {
-        return;
-    };
+    let (_held, device) = device();
     let case = plain(Layout::Bnsd);
     let [q, k, angles] = case.tensors::<Ascend>(&device);
     let before = read::<Ascend>(q.clone());
@@ -209,9 +211,7 @@ fn a_tensor_that_is_still_held_stays_as_it_was() {
 
 #[test]
 fn views_are_followed_and_repeated_elements_are_not_written() {
-    let Some((_held, device)) = device() else {
-        return;
-    };
+    let (_held, device) = device();
     // As attention makes them: split from [batch, seq, heads, dim], then exchanged.
     fn run<B: RotaryOps>(case: &Case, device: &B::Device) -> Vec<Vec<f32>> {
         let [q, _, angles] = case.tensors::<B>(device);
@@ -239,9 +239,7 @@ fn views_are_followed_and_repeated_elements_are_not_written() {
 
 #[test]
 fn what_the_kernels_do_not_take_is_composed() {
-    let Some((_held, device)) = device() else {
-        return;
-    };
+    let (_held, device) = device();
     let case = Case {
         dtype: FloatDType::F64,
         ..plain(Layout::Bsnd)
@@ -265,9 +263,7 @@ fn what_the_kernels_do_not_take_is_composed() {
 
 #[test]
 fn a_wrong_type_or_a_failed_launch_is_the_error_of_what_is_read() {
-    let Some((_held, device)) = device() else {
-        return;
-    };
+    let (_held, device) = device();
     let case = plain(Layout::Bsnd);
     let error = |x: AscendTensor| format!("{:?}", x.read().expect_err("it failed"));
     let [q, k, angles] = case.tensors::<Ascend>(&device);
@@ -289,9 +285,7 @@ fn a_wrong_type_or_a_failed_launch_is_the_error_of_what_is_read() {
 
 #[test]
 fn a_device_gathers_the_angles_itself_once_it_has_received_as_many_rows() {
-    let Some((_held, npu)) = device() else {
-        return;
-    };
+    let (_held, npu) = device();
     let served = burn_ascend::device_simulated(0).expect("the simulator starts");
     let gathers = || {
         let runs = control::operator_runs();

@@ -17,6 +17,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rope_ascend::rope::violations;
 use rope_check::alloc::CountingAllocator;
 
 /// Counts for `mrope bench memory`. For everything else it costs one load and one branch per
@@ -93,15 +94,30 @@ fn main() -> ExitCode {
     if args.len() < 2 {
         args.push("train".into());
     }
-    match run(Cli::parse_from(args).command) {
+    let code = match run(Cli::parse_from(args).command) {
         Ok(code) => code,
         Err(error) if is_of_closed_pipe(&*error) => ExitCode::from(CLOSED_PIPE),
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
+    };
+    let violations = violations();
+    if violations.is_empty() {
+        return code;
     }
+    eprintln!(
+        "error: the simulated NPU found {} violations; results that look right may be wrong on a \
+         device:",
+        violations.len()
+    );
+    let listed = violations.iter().take(VIOLATIONS_LISTED);
+    listed.for_each(|violation| eprintln!("  {violation}"));
+    ExitCode::FAILURE
 }
+
+/// Violations that the last message lists.
+const VIOLATIONS_LISTED: usize = 8;
 
 /// The exit code that a shell reports for a program that SIGPIPE ended; Rust ignores the signal. It
 /// is not 0, which would say that a check passed that was cut short.

@@ -34,9 +34,7 @@ fn losses(report: &Value) -> Vec<f64> {
 
 #[test]
 fn the_losses_are_those_of_the_cpu_and_no_step_leaves_the_device() {
-    let Some(_held) = npus() else {
-        return;
-    };
+    let _held = npus();
     let run = |device, rotary, steps: usize| {
         let steps = steps.to_string();
         let arguments = ["--steps", &steps, "--seed", "3", "--batch", "8"];
@@ -76,9 +74,7 @@ fn a_served_device_trains_as_the_device_itself() {
 
 #[test]
 fn the_models_of_transformers_verify() {
-    let Some(_held) = npus() else {
-        return;
-    };
+    let _held = npus();
     let fixtures = rope_check::fixtures().expect("the test runs in the workspace");
     let folder = fixtures.join("models").display().to_string();
     let output = mrope(&["verify", "--json", "--device", "ascend-sim", &folder]);
@@ -233,9 +229,7 @@ fn peak_of<T>(npu: AscendDevice, device: &Device, step: impl FnOnce() -> T) -> u
 
 #[test]
 fn the_fused_rotation_needs_less_memory() {
-    let Some((_held, [npu, _])) = npus() else {
-        return;
-    };
+    let (_held, [npu, _]) = npus();
     let (_host, device) = host(npu);
     // In a model the peak lies where the graph is largest, in the attention or at the loss:
     // composed adds nothing there, as autodiff keeps no factor of a product with a constant.
@@ -285,9 +279,7 @@ fn the_fused_rotation_needs_less_memory() {
 
 #[test]
 fn memory_does_not_grow_and_nothing_is_left() {
-    let Some((_held, [npu, _])) = npus() else {
-        return;
-    };
+    let (_held, [npu, _]) = npus();
     let before = ascend_sim::control::live();
     let sizes = Sizes {
         layers: 1,
@@ -355,9 +347,7 @@ fn memory_does_not_grow_and_nothing_is_left() {
 
 #[test]
 fn several_devices_compute_side_by_side() {
-    let Some((_held, npus)) = npus() else {
-        return;
-    };
+    let (_held, npus) = npus();
     let host = burn_ascend::AscendHost::start(&npus).expect("both open");
     let [a, b] = [0, 1].map(|index: usize| host.devices()[index].clone());
     assert_ne!(a, b);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ascend_sim::Machine;
 use ascend_sim::control::{self, Session};
-use burn_ascend::{AscendDevice, AscendError, AscendHost};
+use burn_ascend::{AscendDevice, AscendHost};
 
 /// Longer than anything here takes on a busy machine: only a hang reaches it.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
@@ -29,9 +29,21 @@ pub(crate) fn within<T: Send + 'static>(
     }
 }
 
-/// Two simulated NPUs, for one test at a time: memory, calls and faults are those of the process.
-/// Nothing where no compiler makes the kernels.
-pub(crate) fn npus() -> Option<(MutexGuard<'static, ()>, [AscendDevice; 2])> {
+/// The simulated machine, for one test at a time: memory, calls and faults are those of the process.
+/// A test fails if the machine has found violations when it ends.
+pub(crate) struct Held(#[expect(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let violations = control::take_violations();
+        if !std::thread::panicking() {
+            assert!(violations.is_empty(), "{violations:#?}");
+        }
+    }
+}
+
+/// Two simulated NPUs, which need the host's C++17 compiler.
+pub(crate) fn npus() -> (Held, [AscendDevice; 2]) {
     static ONE: Mutex<()> = Mutex::new(());
     static MACHINE: Once = Once::new();
     let held = ONE.lock().unwrap_or_else(|broken| broken.into_inner());
@@ -44,15 +56,11 @@ pub(crate) fn npus() -> Option<(MutexGuard<'static, ()>, [AscendDevice; 2])> {
         }));
     });
     let npu = rope_ascend::rope::Npu::simulated().expect("the simulator starts");
-    if let Err(AscendError::NoKernels { reason, .. }) = npu.kernels() {
-        assert!(reason.contains("no C++17 compiler"), "{reason}");
-        eprintln!("skipped: {reason}");
-        return None;
-    }
+    npu.kernels().unwrap_or_else(|error| panic!("{error}"));
     control::clear_faults();
     control::set_memory_limit(None);
     let npus = [0, 1].map(|ordinal| burn_ascend::simulated(ordinal).expect("built with it"));
-    Some((held, npus))
+    (Held(held), npus)
 }
 
 /// A served NPU and its burn device.
