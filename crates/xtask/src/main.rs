@@ -1,16 +1,20 @@
-//! Checks and measurements of the workspace: `cargo xtask abi`, `benchmarks` and `sanitize`.
+//! Checks and measurements of the workspace: `cargo xtask abi`, `benchmarks`, `sanitize` and
+//! `vendor-headers`.
 
 mod abi;
 mod benchmarks;
 mod sanitize;
+mod vendor_headers;
 
 use std::process::{Command, ExitCode};
 
 use benchmarks::Measure;
+use vendor_headers::Options;
 
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask benchmarks [--full | --page] [NAME ...]
        cargo xtask sanitize
+       cargo xtask vendor-headers [--arch 2201|3510] [--compile] FOLDER
 
 abi   checks the declarations of rope-ascend and of the simulator against the vendor's headers.
       FOLDER holds `acl/acl.h`; without it the headers are taken from the PyPI wheel
@@ -20,7 +24,10 @@ benchmarks   measures everything, for half an hour after building, and writes do
       NAMEs choose among memory, memory_npu, speed, step and peers. Nothing else should run
       meanwhile.
 sanitize   runs the tests of unsafe code under the address, leak and undefined-behaviour sanitizers,
-      in target/sanitize; four minutes with building.";
+      in target/sanitize; four minutes with building.
+vendor-headers   compiles the kernels against the vendor's Ascend C headers in FOLDER, a checkout of
+      asc-devkit or an installed CANN, with clang 15 or later on x86-64 Linux, in
+      target/vendor-headers. --arch takes one architecture.";
 
 /// cargo with the environment that a user starts it with. The variables that cargo sets for this
 /// package would make it build other packages again, for minutes.
@@ -47,6 +54,9 @@ fn main() -> ExitCode {
         ["benchmarks", "--page"] => benchmarks(Measure::Nothing, &[]),
         ["benchmarks", "--full", names @ ..] => benchmarks(Measure::Full, names),
         ["benchmarks", names @ ..] => benchmarks(Measure::Default, names),
+        ["vendor-headers", words @ ..] if let Some(options) = Options::parse(words) => {
+            vendor_headers::run(&options).map_err(|error| text(&error))
+        }
         ["sanitize"] => sanitize::run().map_err(|error| text(&error)),
         _ => {
             eprintln!("{USAGE}");

@@ -1,0 +1,407 @@
+// The register instructions of dav-3510 that the vendor's implementation of the kernels' calls
+// reaches. A mask has one entry for each byte, of which an element's first counts; lanes that are
+// not selected become zero.
+#pragma once
+
+#include <utility>
+
+namespace cce {
+
+constexpr uint32_t kRegisterBytes = 256;
+
+template <class R>
+inline uint8_t* raw(R& reg) {
+    return reinterpret_cast<uint8_t*>(&reg);
+}
+template <class R>
+using Element = typename R::ActualT;
+template <class T>
+inline T get(const uint8_t* reg, uint32_t lane) {
+    T value;
+    std::memcpy(&value, reg + lane * sizeof(T), sizeof value);
+    return value;
+}
+template <class T>
+inline void put(uint8_t* reg, uint32_t lane, T value) {
+    std::memcpy(reg + lane * sizeof(T), &value, sizeof value);
+}
+
+// A mask of the first lanes.
+inline vector_bool leading(uint32_t lanes, uint32_t bytes) {
+    vector_bool mask{};
+    for (uint32_t i = 0; i < kRegisterBytes / bytes; ++i) mask.on[i * bytes] = i < lanes;
+    return mask;
+}
+// Numbers of patterns as the vendor's headers give them to pset.
+inline vector_bool pattern(int number, uint32_t bytes) {
+    static const uint32_t first[] = {1, 2, 3, 4, 8, 16, 32, 64, 128};
+    constexpr int kAll = 0, kHalf = 12, kQuarter = 13, kNone = 15;
+    const uint32_t all = kRegisterBytes / bytes;
+    if (number >= 1 && number <= 9) return leading(std::min(first[number - 1], all), bytes);
+    switch (number) {
+        case kAll:
+            return leading(all, bytes);
+        case kHalf:
+            return leading(all / 2, bytes);
+        case kQuarter:
+            return leading(all / 4, bytes);
+        case kNone:
+            return leading(0, bytes);
+        default:
+            core().stop("absent-intrinsic", "mask pattern %d", number);
+    }
+}
+// A mask for what is left of a count, which it takes off.
+inline vector_bool next(uint32_t& count, uint32_t bytes) {
+    const uint32_t now = std::min(count, kRegisterBytes / bytes);
+    count -= now;
+    return leading(now, bytes);
+}
+
+// d = f(a, b) in the selected lanes of T.
+template <class T, class D, class A, class B, class F>
+inline void lanes(const char* op, D& d, A& a, B& b, const vector_bool& mask, F f) {
+    ++core().issued_by_name[op];
+    ++core().counters->vector_instructions;
+    uint8_t out[kRegisterBytes] = {};
+    for (uint32_t i = 0; i < kRegisterBytes / sizeof(T); ++i)
+        if (mask.on[i * sizeof(T)]) put<T>(out, i, f(get<T>(raw(a), i), get<T>(raw(b), i)));
+    std::memcpy(raw(d), out, kRegisterBytes);
+}
+template <class T, class D, class A, class F>
+inline void lanes(const char* op, D& d, A& a, const vector_bool& mask, F f) {
+    lanes<T>(op, d, a, a, mask, [&](T x, T) { return f(x); });
+}
+// The unsigned type of an element's size, for what works on bits.
+template <uint32_t bytes>
+using Bits = std::conditional_t<
+    bytes == 1, uint8_t,
+    std::conditional_t<bytes == 2, uint16_t, std::conditional_t<bytes == 4, uint32_t, uint64_t>>>;
+
+inline Rounding rounding_of(ROUND mode) {
+    switch (mode) {
+        case ROUND::R:
+            return Rounding::kNearestEven;
+        case ROUND::A:
+            return Rounding::kNearestAway;
+        case ROUND::F:
+            return Rounding::kFloor;
+        case ROUND::C:
+            return Rounding::kCeil;
+        case ROUND::Z:
+            return Rounding::kZero;
+        case ROUND::O:
+            return Rounding::kOdd;
+        default:
+            core().stop("absent-intrinsic", "rounding mode %d", int(mode));
+    }
+}
+
+}  // namespace cce
+
+// --- masks ---
+template <class P>
+inline vector_bool pset_b32(P) {
+    return cce::pattern(static_cast<int>(P::value), 4);
+}
+template <class P>
+inline vector_bool pset_b16(P) {
+    return cce::pattern(static_cast<int>(P::value), 2);
+}
+inline vector_bool plt_b32(uint32_t& count, CceLiteral) { return cce::next(count, 4); }
+inline vector_bool plt_b16(uint32_t& count, CceLiteral) { return cce::next(count, 2); }
+template <class... A>
+inline void mem_bar(A...) {}
+
+// --- between unified buffer and registers ---
+template <class D, class T, class Dist>
+inline void vlds(D& d, __ubuf__ T* at, int offset, Dist) {
+    // Numbers of distributions as the vendor's headers give them.
+    constexpr int kNorm = 0, kUnpack16 = 14;
+    cce::Core& c = cce::core();
+    const uint32_t epoch = c.issue(cce::kV, "vlds");
+    const int64_t from = cce::address(at) + offset * int64_t(sizeof(T));
+    if (from % 32 != 0) c.stop("ub-misaligned", "vlds at UB byte %ld", long(from));
+    constexpr int dist = static_cast<int>(Dist::value);
+    uint8_t out[cce::kRegisterBytes] = {};
+    if (dist == kNorm) {
+        c.check("vlds", "src", from, cce::kRegisterBytes);
+        std::memcpy(out, c.ub + from, cce::kRegisterBytes);
+    } else if (dist == kUnpack16) {
+        c.check("vlds", "src", from, cce::kRegisterBytes / 2);
+        for (int i = 0; i < 64; ++i) std::memcpy(out + i * 4, c.ub + from + i * 2, 2);
+    } else {
+        c.stop("absent-intrinsic", "vlds with distribution %d", dist);
+    }
+    // It loads a whole register, of which a mask takes a part later: only of the first block it is
+    // certain that it is wanted.
+    c.ub_read("vlds", cce::kV, epoch, "src", from, 32, false);
+    std::memcpy(cce::raw(d), out, cce::kRegisterBytes);
+}
+template <class D, class T, class Dist>
+inline void vsts(D& d, __ubuf__ T* at, int offset, Dist, vector_bool& mask) {
+    constexpr int kNorm16 = 1, kNorm32 = 2, kPack32 = 7;
+    cce::Core& c = cce::core();
+    const uint32_t epoch = c.issue(cce::kV, "vsts");
+    const int64_t to = cce::address(at) + offset * int64_t(sizeof(T));
+    constexpr int dist = static_cast<int>(Dist::value);
+    if (dist != kNorm16 && dist != kNorm32 && dist != kPack32)
+        c.stop("absent-intrinsic", "vsts with distribution %d", dist);
+    if (to % 32 != 0) c.stop("ub-misaligned", "vsts at UB byte %ld", long(to));
+    const uint32_t lane = dist == kNorm16 ? 2 : 4, stored = dist == kPack32 ? 2 : lane;
+    for (uint32_t i = 0; i < cce::kRegisterBytes / lane; ++i) {
+        if (!mask.on[i * lane]) continue;
+        c.ub_write("vsts", cce::kV, epoch, "dst", to + i * stored, stored);
+        std::memcpy(c.ub + to + i * stored, cce::raw(d) + i * lane, stored);
+    }
+}
+namespace cce {
+// Calls f(byte in the register, byte in the unified buffer) for each selected element; blocks of 32
+// bytes are `stride >> 16` blocks apart.
+template <class T, class F>
+inline void strided(const char* op, int64_t at, uint32_t stride, const vector_bool& mask, F f) {
+    if (at % 32 != 0) core().stop("ub-misaligned", "%s at UB byte %ld", op, long(at));
+    for (uint32_t byte = 0; byte < kRegisterBytes; byte += sizeof(T))
+        if (mask.on[byte]) f(byte, at + int64_t(byte / 32) * (stride >> 16) * 32 + byte % 32);
+}
+}  // namespace cce
+template <class D, class T>
+inline void vsldb(D& d, __ubuf__ T* at, uint32_t stride, vector_bool& mask) {
+    cce::Core& c = cce::core();
+    const uint32_t epoch = c.issue(cce::kV, "vsldb");
+    std::memset(cce::raw(d), 0, cce::kRegisterBytes);
+    cce::strided<T>("vsldb", cce::address(at), stride, mask, [&](uint32_t byte, int64_t from) {
+        c.ub_read("vsldb", cce::kV, epoch, "src", from, sizeof(T));
+        std::memcpy(cce::raw(d) + byte, c.ub + from, sizeof(T));
+    });
+}
+template <class D, class T>
+inline void vsstb(D& d, __ubuf__ T* at, uint32_t stride, vector_bool& mask) {
+    cce::Core& c = cce::core();
+    const uint32_t epoch = c.issue(cce::kV, "vsstb");
+    cce::strided<T>("vsstb", cce::address(at), stride, mask, [&](uint32_t byte, int64_t to) {
+        c.ub_write("vsstb", cce::kV, epoch, "dst", to, sizeof(T));
+        std::memcpy(c.ub + to, cce::raw(d) + byte, sizeof(T));
+    });
+}
+// `index` counts elements.
+template <class D, class T, class I>
+inline void vgather2(D& d, __ubuf__ T* at, I& index, vector_bool& mask) {
+    using Index = std::make_unsigned_t<cce::Element<I>>;
+    cce::Core& c = cce::core();
+    const uint32_t epoch = c.issue(cce::kV, "vgather2");
+    uint8_t out[cce::kRegisterBytes] = {};
+    for (uint32_t i = 0; i < cce::kRegisterBytes / sizeof(T); ++i) {
+        if (!mask.on[i * sizeof(T)]) continue;
+        const int64_t from =
+            cce::address(at) + int64_t(cce::get<Index>(cce::raw(index), i)) * int64_t(sizeof(T));
+        c.ub_read("vgather2", cce::kV, epoch, "src", from, sizeof(T));
+        std::memcpy(out + i * sizeof(T), c.ub + from, sizeof(T));
+    }
+    std::memcpy(cce::raw(d), out, cce::kRegisterBytes);
+}
+
+// --- arithmetic ---
+#define CCE_REGISTER_BINARY(name, Type, expression)                                     \
+    template <class D, class A, class B, class Mode, class T = cce::Element<D>>         \
+    inline void name(D& d, A& a, B& b, vector_bool& mask, Mode) {                       \
+        using Lane = Type;                                                              \
+        cce::lanes<Lane>(#name, d, a, b, mask,                                          \
+                         [](Lane x, Lane y) { return static_cast<Lane>(expression); }); \
+    }
+CCE_REGISTER_BINARY(vadd, T, x + y)
+CCE_REGISTER_BINARY(vsub, T, x - y)
+CCE_REGISTER_BINARY(vmul, T, x* y)
+CCE_REGISTER_BINARY(vdiv, T, x / y)
+CCE_REGISTER_BINARY(vmax, T, x < y ? y : x)
+CCE_REGISTER_BINARY(vmin, T, y < x ? y : x)
+CCE_REGISTER_BINARY(vand, cce::Bits<sizeof(T)>, x& y)
+CCE_REGISTER_BINARY(vor, cce::Bits<sizeof(T)>, x | y)
+CCE_REGISTER_BINARY(vxor, cce::Bits<sizeof(T)>, x ^ y)
+template <class D, class A, class Mode, class T = cce::Element<D>>
+inline void vnot(D& d, A& a, vector_bool& mask, Mode) {
+    using Lane = cce::Bits<sizeof(T)>;
+    cce::lanes<Lane>("vnot", d, a, mask, [](Lane x) { return static_cast<Lane>(~x); });
+}
+#define CCE_REGISTER_SCALAR(name, expression)                                              \
+    template <class D, class A, class S, class Mode, class T = cce::Element<D>>            \
+    inline void name(D& d, A& a, S s, vector_bool& mask, Mode) {                           \
+        const T y = static_cast<T>(s);                                                     \
+        cce::lanes<T>(#name, d, a, mask, [y](T x) { return static_cast<T>(expression); }); \
+    }
+CCE_REGISTER_SCALAR(vadds, x + y)
+CCE_REGISTER_SCALAR(vmuls, x* y)
+CCE_REGISTER_SCALAR(vmaxs, x < y ? y : x)
+CCE_REGISTER_SCALAR(vmins, y < x ? y : x)
+CCE_REGISTER_SCALAR(vshls, std::make_unsigned_t<T>(x) << y)
+CCE_REGISTER_SCALAR(vshrs, x >> y)
+// d += a * b, rounded twice: the documentation does not say.
+template <class D, class A, class B, class Mode, class T = cce::Element<D>>
+inline void vmula(D& d, A& a, B& b, vector_bool& mask, Mode) {
+    D product = d;
+    cce::lanes<T>("vmula", product, a, b, mask, [](T x, T y) { return static_cast<T>(x * y); });
+    cce::lanes<T>("vmula_sum", d, d, product, mask, [](T x, T y) { return static_cast<T>(x + y); });
+}
+template <class D, class S, class Mode, class T = cce::Element<D>>
+inline void vdup(D& d, S s, vector_bool& mask, Mode) {
+    cce::lanes<T>("vdup", d, d, mask, [&](T) { return static_cast<T>(s); });
+}
+template <class D, class S, class T = cce::Element<D>>
+inline void vbr(D& d, S s) {
+    for (uint32_t i = 0; i < cce::kRegisterBytes / sizeof(T); ++i)
+        cce::put<T>(cce::raw(d), i, static_cast<T>(s));
+}
+
+// --- rearranging ---
+// The low halves of 32-bit lanes, into one half of the register.
+template <class D, class A, class P>
+inline void vpack(D& d, A& a, P) {
+    uint8_t out[cce::kRegisterBytes] = {};
+    constexpr int high = static_cast<int>(P::value);
+    for (int i = 0; i < 64; ++i) std::memcpy(out + high * 128 + i * 2, cce::raw(a) + i * 4, 2);
+    std::memcpy(cce::raw(d), out, cce::kRegisterBytes);
+}
+template <class D, class A, class B, class T = cce::Element<D>>
+inline void vsel(D& d, A& a, B& b, vector_bool& mask) {
+    uint8_t out[cce::kRegisterBytes];
+    for (uint32_t i = 0; i < cce::kRegisterBytes / sizeof(T); ++i)
+        cce::put<T>(out, i, cce::get<T>(mask.on[i * sizeof(T)] ? cce::raw(a) : cce::raw(b), i));
+    std::memcpy(cce::raw(d), out, cce::kRegisterBytes);
+}
+namespace cce {
+// The elements of a and b in turns, the first 2 * 128 bytes into `low`, the rest into `high`.
+template <class T, class L, class H, class A, class B>
+inline void interleave(L& low, H& high, A& a, B& b) {
+    constexpr uint32_t n = kRegisterBytes / sizeof(T);
+    uint8_t out[2 * kRegisterBytes];
+    for (uint32_t i = 0; i < n; ++i) {
+        put<T>(out, 2 * i, get<T>(raw(a), i));
+        put<T>(out, 2 * i + 1, get<T>(raw(b), i));
+    }
+    std::memcpy(raw(low), out, kRegisterBytes);
+    std::memcpy(raw(high), out + kRegisterBytes, kRegisterBytes);
+}
+template <class T, class E, class O, class A, class B>
+inline void deinterleave(E& even, O& odd, A& a, B& b) {
+    constexpr uint32_t n = kRegisterBytes / sizeof(T);
+    uint8_t in[2 * kRegisterBytes], out[2][kRegisterBytes];
+    std::memcpy(in, raw(a), kRegisterBytes);
+    std::memcpy(in + kRegisterBytes, raw(b), kRegisterBytes);
+    for (uint32_t i = 0; i < n; ++i) {
+        put<T>(out[0], i, get<T>(in, 2 * i));
+        put<T>(out[1], i, get<T>(in, 2 * i + 1));
+    }
+    std::memcpy(raw(even), out[0], kRegisterBytes);
+    std::memcpy(raw(odd), out[1], kRegisterBytes);
+}
+}  // namespace cce
+template <class L, class H, class A, class B, class T = cce::Element<L>>
+inline void vintlv(L& low, H& high, A& a, B& b) {
+    ++cce::core().issued_by_name["vintlv"];
+    cce::interleave<cce::Bits<sizeof(T)>>(low, high, a, b);
+}
+template <class E, class O, class A, class B, class T = cce::Element<E>>
+inline void vdintlv(E& even, O& odd, A& a, B& b) {
+    ++cce::core().issued_by_name["vdintlv"];
+    cce::deinterleave<cce::Bits<sizeof(T)>>(even, odd, a, b);
+}
+
+// --- conversions ---
+// 16 bits to f32. Of each 32-bit lane, `Part` says which half is taken.
+template <class D, class A, class Part, class Mode, class T = cce::Element<D>,
+          class S = cce::Element<A>>
+inline void vcvt(D& d, A& a, vector_bool& mask, Part, Mode) {
+    if constexpr (!std::is_same_v<T, float> || sizeof(S) != 2) {
+        cce_absent("vcvt of these types");
+    } else {
+        ++cce::core().issued_by_name["vcvt_widen"];
+        ++cce::core().counters->vector_instructions;
+        uint8_t out[cce::kRegisterBytes] = {};
+        for (uint32_t i = 0; i < 64; ++i) {
+            if (!mask.on[i * 4]) continue;
+            const uint32_t from = 2 * i + static_cast<int>(Part::value);
+            const uint16_t bits = cce::get<uint16_t>(cce::raw(a), from);
+            cce::put<float>(out, i,
+                            std::is_same_v<S, half>      ? cce::from_f16(bits)
+                            : std::is_same_v<S, int16_t> ? float(int16_t(bits))
+                                                         : cce::from_bf16(bits));
+        }
+        std::memcpy(cce::raw(d), out, cce::kRegisterBytes);
+    }
+}
+// f32 to 16 bits.
+template <class D, class A, class Round, class Saturation, class Part, class Mode,
+          class T = cce::Element<D>, class S = cce::Element<A>>
+inline void vcvt(D& d, A& a, vector_bool& mask, Round, Saturation, Part, Mode) {
+    if constexpr (!std::is_same_v<S, float> || sizeof(T) != 2 || std::is_integral_v<T>) {
+        cce_absent("vcvt of these types");
+    } else {
+        ++cce::core().issued_by_name["vcvt_narrow"];
+        ++cce::core().counters->vector_instructions;
+        const cce::Rounding rounding = cce::rounding_of(Round::value);
+        uint8_t out[cce::kRegisterBytes] = {};
+        for (uint32_t i = 0; i < 64; ++i) {
+            if (!mask.on[i * 4]) continue;
+            const float x = cce::get<float>(cce::raw(a), i);
+            cce::put<uint16_t>(
+                out, 2 * i + static_cast<int>(Part::value),
+                std::is_same_v<T, half> ? cce::to_f16(x, rounding) : cce::to_bf16(x, rounding));
+        }
+        std::memcpy(cce::raw(d), out, cce::kRegisterBytes);
+    }
+}
+
+// --- transfers: strides run from start to start, in bytes ---
+template <class T, class A, class N, class L, class P, class Q, class Pad, class C, class X,
+          class Y>
+inline void copy_gm_to_ubuf_align_v2(__ubuf__ T* to, __gm__ T* from, A, N count, L length, P left,
+                                     Q right, Pad, C, X gm_stride, Y ub_stride) {
+    const uint32_t span = (length + (left + right) * sizeof(T) + 31) / 32 * 32;
+    if (count > 1 && (ub_stride < span || ub_stride % 32 != 0))
+        cce::core().stop("dma-parameter", "copy_gm_to_ubuf_align_v2: stride %u for %u bytes",
+                         uint32_t(ub_stride), span);
+    cce::load("copy_gm_to_ubuf_align_v2", cce::address(to), (uint64_t)from, sizeof(T), count,
+              length, left, right, uint32_t(gm_stride - length),
+              count > 1 ? (ub_stride - span) / 32 : 0);
+}
+template <class A, class N, class L, class C, class X, class Y>
+inline void copy_ubuf_to_gm_align_v2(__gm__ void* to, __ubuf__ void* from, A, N count, L length, C,
+                                     X gm_stride, Y ub_stride) {
+    const uint32_t span = (length + 31) / 32 * 32;
+    if (count > 1 && (ub_stride < span || ub_stride % 32 != 0))
+        cce::core().stop("dma-parameter", "copy_ubuf_to_gm_align_v2: stride %u for %u bytes",
+                         uint32_t(ub_stride), span);
+    cce::store("copy_ubuf_to_gm_align_v2", (uint64_t)to, (int64_t)(uint64_t)from, count, length,
+               count > 1 ? (ub_stride - span) / 32 : 0, uint32_t(gm_stride - length));
+}
+// Loops around a transfer: the kernels use none, and the vendor's pipe sets them to one.
+constexpr uint64_t kOneLoop = 1ull << 21 | 1;
+inline void set_loop_size_ubtoout(uint64_t size) {
+    if (size != kOneLoop) cce_absent("set_loop_size_ubtoout");
+}
+inline void set_loop_size_outtoub(uint64_t size) {
+    if (size != kOneLoop) cce_absent("set_loop_size_outtoub");
+}
+template <class... A>
+inline void set_st_atomic_cfg(A...) {}
+
+// --- buffer ids ---
+// Assumed: a release with `mode` (the vendor's EnQue and FreeTensor) publishes what its pipe has
+// done, and every get waits for what was published; a release without publishes nothing.
+template <class P, class I, class M>
+inline void get_buf(P pipe, I id, M) {
+    cce::Core& c = cce::core();
+    if (uint32_t(id) >= cce::kBufferIds) c.stop("event", "get_buf: id %d", int(id));
+    if (c.held[id]++ != 0) c.report("event", "get_buf: id %d is held", int(id));
+    c.seen[cce::unit_of(pipe)].join(c.buffer_ids[id]);
+}
+template <class P, class I, class M>
+inline void rls_buf(P pipe, I id, M mode) {
+    cce::Core& c = cce::core();
+    if (uint32_t(id) >= cce::kBufferIds) c.stop("event", "rls_buf: id %d", int(id));
+    if (--c.held[id] != 0) c.report("event", "rls_buf: id %d is not held once", int(id));
+    if (mode) c.buffer_ids[id].join(c.completed(cce::unit_of(pipe)));
+}
+inline uint32_t get_repeat_ceiling(uint32_t count, uint32_t unit) {
+    return (count + unit - 1) / unit;
+}
