@@ -9,7 +9,9 @@ use crate::codes::{
     Failure, Outcome, RT_INVALID_HANDLE, RT_PARAM_INVALID, RT_VECTOR_CORE_EXCEPTION,
 };
 use crate::conflicts::{self, Access, Conflict};
+use crate::machine::Machine;
 use crate::memory::{Allocation, GUARD_BYTES};
+use crate::record;
 use crate::state::{Function, sim};
 use crate::stream::{TaskContext, Work};
 use crate::trace::{LaunchReport, Violation};
@@ -100,6 +102,7 @@ fn run(
             .run(engine, function.kernel, blocks, args, &regions, &machine);
     explain_addresses(&mut output.violations);
     output.violations.extend(find_conflicts(kernel, &output));
+    record_launch(kernel, blocks, &machine, engine, &held, &output);
 
     let mut state = sim();
     let what = format!("kernel `{kernel}`");
@@ -125,6 +128,41 @@ fn run(
             format!("{first} ({violations} violations in this launch)"),
         )),
     }
+}
+
+/// Records the launch with what it left in the memory that it wrote, if that is asked for.
+fn record_launch(
+    kernel: &str,
+    blocks: u32,
+    machine: &Machine,
+    engine: &Engine<'_>,
+    held: &[Held],
+    output: &LaunchOutput,
+) {
+    if !record::is_on() {
+        return;
+    }
+    let extents = extents(&output.accesses);
+    let written = extents.iter().filter(|(_, write)| *write);
+    let bytes = written.filter_map(|&((start, end), _)| {
+        let index = held.partition_point(|h| h.start <= start).checked_sub(1)?;
+        let offset = (start - held[index].start) as usize;
+        Some(
+            held[index]
+                .bytes
+                .slice(engine, offset, (end - start) as usize),
+        )
+    });
+    let mut kinds: Vec<&str> = output.violations.iter().map(|v| v.kind.as_str()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let kinds = if kinds.is_empty() {
+        "-".to_owned()
+    } else {
+        kinds.join(",")
+    };
+    let architecture = machine.architecture;
+    record::add(&format!("{architecture} {kernel} {blocks} {kinds}"), bytes);
 }
 
 /// Adds what is known about a wrong device address, such as that it was freed.

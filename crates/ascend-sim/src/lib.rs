@@ -20,6 +20,7 @@ mod fault;
 mod launch;
 mod machine;
 mod memory;
+mod record;
 mod registry;
 mod state;
 mod stream;

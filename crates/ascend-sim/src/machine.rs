@@ -58,7 +58,11 @@ impl Machine {
 }
 
 impl Default for Machine {
+    /// `ascend_910b`, or what the variable `ASCEND_SIM_MACHINE` names in its place: `ascend_950`.
     fn default() -> Self {
-        Self::ascend_910b()
+        match std::env::var("ASCEND_SIM_MACHINE").as_deref() {
+            Ok("ascend_950") => Self::ascend_950(),
+            _ => Self::ascend_910b(),
+        }
     }
 }
