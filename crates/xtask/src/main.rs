@@ -14,7 +14,7 @@ use vendor_headers::Options;
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask benchmarks [--full | --page] [NAME ...]
        cargo xtask sanitize
-       cargo xtask vendor-headers [--arch 2201|3510] [--compile] FOLDER
+       cargo xtask vendor-headers [--arch 2201|3510] [--compile | --quick] [--json] FOLDER
 
 abi   checks the declarations of rope-ascend and of the simulator against the vendor's headers.
       FOLDER holds `acl/acl.h`; without it the headers are taken from the PyPI wheel
@@ -25,9 +25,11 @@ benchmarks   measures everything, for half an hour after building, and writes do
       meanwhile.
 sanitize   runs the tests of unsafe code under the address, leak and undefined-behaviour sanitizers,
       in target/sanitize; four minutes with building.
-vendor-headers   compiles the kernels against the vendor's Ascend C headers in FOLDER, a checkout of
-      asc-devkit or an installed CANN, with clang 15 or later on x86-64 Linux, in
-      target/vendor-headers. --arch takes one architecture.";
+vendor-headers   holds the kernels to the vendor's Ascend C headers in FOLDER, a checkout of asc-devkit
+      or an installed CANN, with clang 15 or later on x86-64 Linux: compiles them, runs the suites
+      of Ascend through them, compares all memory with the simulator's run, and seeds faults that it
+      has to notice. --arch takes one architecture, --compile stops after compiling, --quick leaves
+      out the suite that needs burn.";
 
 /// cargo with the environment that a user starts it with. The variables that cargo sets for this
 /// package would make it build other packages again, for minutes.

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <asm/prctl.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -65,59 +64,43 @@ struct Flag {
 // Thrown where a block cannot go on.
 struct Stopped {};
 
+struct Core;
+// No destructor: one that runs as a thread ends would keep the library loaded after it was closed.
+inline thread_local Core* g_core = nullptr;
+
 struct Core {
-    const ascend_sim::Launch* launch = nullptr;
-    ascend_sim::Counters* counters = nullptr;
-    uint32_t index = 0;
-    uint8_t* ub = nullptr;
-    std::vector<uint8_t> defined;
-    std::vector<Granule> granules;
+    const ascend_sim::Launch* launch;
+    ascend_sim::Counters* counters;
+    uint32_t index;
+    // NaN, as the simulator fills memory.
+    std::vector<uint8_t> memory = std::vector<uint8_t>(kUbBytes + kGuardBytes, 0xff);
+    uint8_t* ub = memory.data();
+    std::vector<uint8_t> defined = std::vector<uint8_t>(kUbBytes);
+    std::vector<Granule> granules = std::vector<Granule>(kUbBytes / kGranule + 1);
     std::vector<ascend_sim::GmAccess> accesses;
     Clock seen[kUnits];
     uint32_t issued[kUnits] = {};
     Flag flags[kUnits][kUnits][kFlagIds];
     Clock buffer_ids[kBufferIds];  // dav-3510: what the last holder of an id had completed
     int held[kBufferIds] = {};
+    // What an earlier kernel may have left behind: a kernel has to set its own.
     bool counter_mode = false;
-    uint64_t mask_high = 0, mask_low = 0;
+    uint64_t mask_high = 0x5555, mask_low = 0x3333;
     uint64_t compare_mask[2] = {};
-    uint64_t ctrl = 0, pad_value = 0, gathered = 0;
+    uint64_t ctrl, pad_value = 0, gathered = 0;
     uint64_t ub_top = 0;
     std::map<std::string, uint64_t> issued_by_name;
     std::map<std::string, int> reported;
 
-    void begin(const ascend_sim::Launch* of, uint32_t block, ascend_sim::Counters* of_block) {
-        launch = of;
-        counters = of_block;
-        index = block;
-        if (ub == nullptr) {
-            void* memory = mmap(nullptr, kUbBytes + kGuardBytes, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-            if (memory == MAP_FAILED) std::abort();
-            ub = static_cast<uint8_t*>(memory);
-        }
+    Core(const ascend_sim::Launch* of, uint32_t block, ascend_sim::Counters* of_block)
+        : launch(of), counters(of_block), index(block), ctrl(of->saturate ? 0 : 1ull << 48) {
+        g_core = this;
         syscall(SYS_arch_prctl, ARCH_SET_GS, ub);
-        // NaN, as the simulator fills memory.
-        std::memset(ub, 0xff, kUbBytes);
-        defined.assign(kUbBytes, 0);
-        granules.assign(kUbBytes / kGranule + 1, Granule{});
-        accesses.clear();
-        reported.clear();
-        issued_by_name.clear();
-        for (Clock& clock : seen) clock = Clock{};
-        std::fill(std::begin(issued), std::end(issued), 0);
-        for (auto& from : flags)
-            for (auto& to : from)
-                for (Flag& flag : to) flag = Flag{};
-        for (Clock& clock : buffer_ids) clock = Clock{};
-        std::fill(std::begin(held), std::end(held), 0);
-        // What an earlier kernel may have left behind: a kernel has to set its own.
-        counter_mode = false;
-        mask_high = 0x5555;
-        mask_low = 0x3333;
-        gathered = 0;
-        ub_top = 0;
-        ctrl = of->saturate ? 0 : 1ull << 48;
+    }
+    Core(const Core&) = delete;
+    ~Core() {
+        syscall(SYS_arch_prctl, ARCH_SET_GS, nullptr);
+        g_core = nullptr;
     }
 
     void report(const char* kind, const char* format, ...) __attribute__((format(printf, 3, 4))) {
@@ -132,14 +115,13 @@ struct Core {
         va_start(arguments, format);
         send(kind, format, arguments);
         va_end(arguments);
-        // A destructor of the vendor's may get here while the block is stopping.
-        if (std::uncaught_exceptions() > 0) std::abort();
         throw Stopped{};
     }
 
     // Counts an instruction; its number on its pipe.
     uint32_t issue(Unit unit, const char* name) {
         ++issued_by_name[name];
+        if (unit == kV) ++counters->vector_instructions;
         // Vector instructions of dav-3510 wait for each other by themselves.
         if (unit == kS || (unit == kV && __NPU_ARCH__ == 3510))
             seen[unit].epoch[unit] = issued[unit];
@@ -231,6 +213,8 @@ struct Core {
     }
     void wait(Unit from, Unit to, int id) {
         Flag& flag = flag_of("wait_flag", from, to, id);
+        // The vendor's destructors wait too; where the block is stopping, they wait for nothing.
+        if (!flag.set && std::uncaught_exceptions() > 0) return;
         if (!flag.set)
             stop("event", "wait_flag(%s, %s, %d): never set, the device would hang",
                  unit_name(from), unit_name(to), id);
@@ -280,8 +264,7 @@ private:
     }
 };
 
-inline thread_local Core g_core;
-inline Core& core() { return g_core; }
+inline Core& core() { return *g_core; }
 
 }  // namespace cce
 

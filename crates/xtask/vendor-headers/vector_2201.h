@@ -50,7 +50,6 @@ inline Extent begin(const char* op, uint32_t widest, uint8_t repeat) {
     }
     if (extent.repeats == 0)
         c.report("vector-parameter", "%s: nothing to do (the repeat count or the count is 0)", op);
-    ++c.counters->vector_instructions;
     c.counters->vector_repeats += extent.repeats;
     return extent;
 }
@@ -185,7 +184,6 @@ inline void blocks(const char* op, int64_t dst, uint32_t bytes, int64_t src, uin
     const uint32_t epoch = c.issue(kV, op);
     if (dst % 32 != 0 || src % 32 != 0)
         c.stop("ub-misaligned", "%s: dst at UB byte %ld, src at %ld", op, long(dst), long(src));
-    ++c.counters->vector_instructions;
     c.counters->vector_repeats += repeat;
     const uint32_t step = from_offsets ? 4 : bytes;
     for (uint32_t r = 0; r < repeat; ++r) {
@@ -250,7 +248,6 @@ inline void reduce_by_pattern(const char* op, int64_t dst, uint32_t bytes, int64
     if (pattern > 7) c.stop("vector-parameter", "%s: pattern %u", op, pattern);
     if (dst % 32 != 0 || src % 32 != 0)
         c.stop("ub-misaligned", "%s: dst at UB byte %ld, src at %ld", op, long(dst), long(src));
-    ++c.counters->vector_instructions;
     c.counters->vector_repeats += repeats;
     const Side side{src, bytes, src_block, src_repeat, "src"};
     const uint32_t lanes =

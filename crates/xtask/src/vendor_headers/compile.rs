@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::{env, fmt, fs};
+use std::{env, fs};
+
+use serde::Serialize;
 
 use super::{ARCHITECTURES, Result, VendorError, cannot_access};
 
@@ -40,25 +42,17 @@ pub(super) struct Harness {
     commit: Option<String>,
     clang: String,
     clang_version: String,
-    root: PathBuf,
+    pub(super) root: PathBuf,
     pub(super) work: PathBuf,
 }
 
-/// What compiling showed.
+/// What compiling showed: that there is no error.
+#[derive(Serialize)]
 pub(super) struct Compiled {
-    kernels: usize,
-    absent: usize,
-}
-
-impl fmt::Display for Compiled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} kernels, 0 errors, also with an address space for global memory; {} intrinsics of \
-             the headers are declared without a body",
-            self.kernels, self.absent
-        )
-    }
+    pub(super) architecture: u32,
+    pub(super) kernels: usize,
+    /// Intrinsics that only the headers name and that have no body.
+    pub(super) absent: usize,
 }
 
 impl Harness {
@@ -89,17 +83,14 @@ impl Harness {
         Ok(harness)
     }
 
-    /// What is compared with what.
-    pub(super) fn title(&self) -> String {
+    /// The headers and the compiler.
+    pub(super) fn title(&self) -> (String, String) {
         let commit = self.commit.as_deref().unwrap_or("no commit known");
-        format!(
-            "Vendor's headers: {} ({commit}); compiler: {}",
-            self.headers.display(),
-            self.clang_version
-        )
+        let headers = format!("{} ({commit})", self.headers.display());
+        (headers, self.clang_version.clone())
     }
 
-    fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+    pub(super) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.work.join(name);
         // A file that is the same keeps its time.
         if fs::read_to_string(&path).ok().as_deref() != Some(text) {
@@ -188,6 +179,7 @@ impl Harness {
         let text = errors(&["-fsyntax-only", "-DHARNESS_GM_SPACE"])?;
         refuse_errors(architecture, &text, |error| error.contains(&own))?;
         Ok(Compiled {
+            architecture,
             kernels: kernels.len(),
             absent: names.len(),
         })
@@ -195,7 +187,6 @@ impl Harness {
 
     /// The environment in which the simulator compiles kernels with the vendor's headers: compiler,
     /// its options, and the cache of what was compiled.
-    #[allow(dead_code, reason = "of the next step")]
     pub(super) fn environment(&self) -> Result<Vec<(&'static str, String)>> {
         let flags = format!(
             "@{} -DHARNESS_CONTENT=0x{:x}",

@@ -6,11 +6,17 @@
 //! the suites of the workspace go through the vendor's queues, masks and copies.
 
 mod compile;
+mod faults;
+mod suites;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use compile::Harness;
+use serde::Serialize;
+
+use compile::{Compiled, Harness};
+use faults::{Caught, FaultRow};
+use suites::{SUITES, SuiteRow};
 
 /// What may be asked for.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -21,6 +27,10 @@ pub(crate) struct Options {
     pub(crate) architectures: Vec<u32>,
     /// Only compile.
     pub(crate) compile_only: bool,
+    /// Leave out the suite that needs burn.
+    pub(crate) quick: bool,
+    /// Print one JSON object instead of tables.
+    pub(crate) json: bool,
 }
 
 /// The architectures that the kernels are for, as `__NPU_ARCH__`.
@@ -39,6 +49,8 @@ impl Options {
                     options.architectures.push(number);
                 }
                 "--compile" => options.compile_only = true,
+                "--quick" => options.quick = true,
+                "--json" => options.json = true,
                 word if word.starts_with('-') => return None,
                 word if options.folder.as_os_str().is_empty() => options.folder = word.into(),
                 _ => return None,
@@ -76,6 +88,17 @@ pub(crate) enum VendorError {
         count: usize,
         first: String,
     },
+    #[error("{command} ended without a result of its tests:\n{output}")]
+    Tests { command: String, output: String },
+    #[error(
+        "the fault {name:?} changes nothing in kernels/rope/{file}: mend its text in faults.rs"
+    )]
+    Fault {
+        name: &'static str,
+        file: &'static str,
+    },
+    #[error("{0}")]
+    Failed(String),
 }
 
 type Result<T> = std::result::Result<T, VendorError>;
@@ -86,15 +109,114 @@ fn cannot_access(path: &Path) -> impl FnOnce(io::Error) -> VendorError {
     move |source| VendorError::File { path, source }
 }
 
-/// Runs what was asked for; returns a summary.
+/// What was shown.
+#[derive(Serialize)]
+struct Report {
+    headers: String,
+    compiler: String,
+    compiled: Vec<Compiled>,
+    suites: Vec<SuiteRow>,
+    faults: Vec<FaultRow>,
+}
+
+/// Runs what was asked for, with progress on standard error; returns tables or JSON.
 pub(crate) fn run(options: &Options) -> Result<String> {
     let harness = Harness::find(&options.folder)?;
-    println!("{}", harness.title());
+    let (headers, compiler) = harness.title();
+    eprintln!("headers: {headers}\ncompiler: {compiler}");
+    let mut report = Report {
+        headers,
+        compiler,
+        compiled: Vec::new(),
+        suites: Vec::new(),
+        faults: Vec::new(),
+    };
     for &architecture in &options.architectures {
-        let compiled = harness.compile(architecture)?;
-        println!("dav-{architecture}: {compiled}");
+        eprintln!("dav-{architecture}: compiling the kernels");
+        report.compiled.push(harness.compile(architecture)?);
     }
-    Ok(String::new())
+    let architectures = options
+        .architectures
+        .iter()
+        .filter(|_| !options.compile_only);
+    for &architecture in architectures {
+        let suites = SUITES.iter().filter(|suite| {
+            suite.architectures.contains(&architecture) && !(options.quick && suite.is_large)
+        });
+        for suite in suites {
+            eprintln!("dav-{architecture}: {}", suite.name);
+            report.suites.push(harness.suite(suite, architecture)?);
+        }
+        let faults = harness.faults(architecture, |row| {
+            eprintln!("dav-{architecture}: {}: {}", row.fault, row.caught.words());
+        })?;
+        report.faults.extend(faults);
+    }
+    let text = if options.json {
+        serde_json::to_string_pretty(&report)
+            .map_err(|error| VendorError::Failed(error.to_string()))?
+    } else {
+        report.tables()
+    };
+    match report.failures().as_slice() {
+        [] => Ok(text),
+        failures => {
+            println!("{text}");
+            Err(VendorError::Failed(failures.join("; ")))
+        }
+    }
+}
+
+impl Report {
+    /// What is not as it should be.
+    fn failures(&self) -> Vec<String> {
+        let suites = self.suites.iter().filter(|row| !row.is_good());
+        let suites = suites.map(|row| {
+            format!(
+                "{} on dav-{}: {} of {} tests failed, memory differs after {} of {} launches",
+                row.suite,
+                row.architecture,
+                row.failed,
+                row.passed + row.failed,
+                row.different,
+                row.launches
+            )
+        });
+        let faults = self
+            .faults
+            .iter()
+            .filter(|row| row.caught == Caught::Missed);
+        let faults =
+            faults.map(|row| format!("not caught on dav-{}: {}", row.architecture, row.fault));
+        suites.chain(faults).collect()
+    }
+
+    /// Markdown, as docs/ascend-sim.md has it.
+    fn tables(&self) -> String {
+        let mut text = format!("Headers: {}\nCompiler: {}\n", self.headers, self.compiler);
+        text += "\n| architecture | kernels | errors | intrinsics without a body |\n|---|---|---|---|\n";
+        for row in &self.compiled {
+            let (architecture, kernels, absent) = (row.architecture, row.kernels, row.absent);
+            text += &format!("| dav-{architecture} | {kernels} | 0 | {absent} |\n");
+        }
+        if !self.suites.is_empty() {
+            text += "\n| suite | architecture | tests passed | launches | other memory than the simulator |\n|---|---|---|---|---|\n";
+        }
+        for row in &self.suites {
+            text += &format!(
+                "| {} | dav-{} | {} | {} | {} |\n",
+                row.suite, row.architecture, row.passed, row.launches, row.different
+            );
+        }
+        if !self.faults.is_empty() {
+            text += "\n| seeded fault | architecture | caught by |\n|---|---|---|\n";
+        }
+        for row in &self.faults {
+            let caught = row.caught.words();
+            text += &format!("| {} | dav-{} | {caught} |\n", row.fault, row.architecture);
+        }
+        text.trim_end().to_owned()
+    }
 }
 
 #[cfg(test)]

@@ -52,8 +52,7 @@ inline void write_counts(const Core& c, const char* kernel) {
 
 inline int32_t run_block(const ascend_sim::KernelEntry& kernel, const ascend_sim::Launch* launch,
                          const uint8_t* args, uint32_t block, ascend_sim::Counters* counters) {
-    Core& c = core();
-    c.begin(launch, block, counters);
+    Core c(launch, block, counters);
     int32_t stopped = 0;
     try {
         kernel.call(args);
@@ -68,10 +67,13 @@ inline int32_t run_block(const ascend_sim::KernelEntry& kernel, const ascend_sim
 
 }  // namespace cce
 
-#define ASCEND_SIM_KERNEL(name)                                                              \
-    ::ascend_sim::KernelEntry {                                                              \
-#name, ::cce::Trampoline < &name> ::args_bytes(), &::cce::Trampoline < &name> ::call \
+// clang-format off
+#define ASCEND_SIM_KERNEL(name)                        \
+    ::ascend_sim::KernelEntry {                        \
+        #name, ::cce::Trampoline<&name>::args_bytes(), \
+            &::cce::Trampoline<&name>::call            \
     }
+// clang-format on
 
 #define ASCEND_SIM_LIBRARY(...)                                                           \
     static const ::ascend_sim::KernelEntry harness_entries[] = {__VA_ARGS__};             \

@@ -1,0 +1,245 @@
+//! The suites of the workspace through the vendor's headers, and what their launches leave in
+//! memory compared with the simulator's own run.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde::Serialize;
+
+use super::compile::Harness;
+use super::{Result, VendorError, cannot_access};
+
+/// A test target.
+pub(super) struct Suite {
+    pub(super) name: &'static str,
+    /// cargo's, after `test`.
+    arguments: &'static [&'static str],
+    pub(super) architectures: &'static [u32],
+    /// Tests that are about Atlas A2, left out on dav-3510.
+    of_2201: &'static [&'static str],
+    /// Its dependencies include burn, which takes long to build.
+    pub(super) is_large: bool,
+}
+
+/// failures.rs compiles for dav-2201 only, and the numbers of traffic.rs are of it.
+pub(super) const SUITES: [Suite; 4] = [
+    Suite {
+        name: "rope-ascend differential",
+        arguments: DIFFERENTIAL,
+        architectures: &[2201, 3510],
+        of_2201: &[],
+        is_large: false,
+    },
+    Suite {
+        name: "rope-ascend failures",
+        arguments: &["-p", "rope-ascend", "--test", "failures"],
+        architectures: &[2201],
+        of_2201: &[],
+        is_large: false,
+    },
+    Suite {
+        name: "rope-ascend traffic",
+        arguments: &["-p", "rope-ascend", "--test", "traffic"],
+        architectures: &[2201],
+        of_2201: &[],
+        is_large: false,
+    },
+    Suite {
+        name: "rope-tests ascend",
+        // Of the whole workspace: with `-p`, burn would be built again with other features.
+        arguments: &["--workspace", "--test", "ascend"],
+        architectures: &[2201, 3510],
+        of_2201: &["stock_operators_are_checked_or_name_the_limit_that_keeps_them"],
+        is_large: true,
+    },
+];
+pub(super) const DIFFERENTIAL: &[&str] = &["-p", "rope-ascend", "--test", "differential"];
+
+/// What a suite showed.
+#[derive(Serialize)]
+pub(super) struct SuiteRow {
+    pub(super) suite: &'static str,
+    pub(super) architecture: u32,
+    pub(super) passed: u64,
+    pub(super) failed: u64,
+    pub(super) launches: usize,
+    /// Launches after which the memory that was written differs from the simulator's run, or that
+    /// only one of the two runs has.
+    pub(super) different: usize,
+}
+
+impl SuiteRow {
+    pub(super) fn is_good(&self) -> bool {
+        self.failed == 0 && self.passed > 0 && self.launches > 0 && self.different == 0
+    }
+}
+
+/// A run of a test target.
+pub(super) struct Run {
+    pub(super) passed: u64,
+    pub(super) failed: u64,
+    /// What the tests printed.
+    pub(super) output: String,
+    /// A line for each launch of a kernel: architecture, kernel, blocks, kinds of violations, and
+    /// hashes of what was written. Sorted, as streams may take turns.
+    pub(super) launches: Vec<String>,
+}
+
+/// Runs a test target, one test at a time. `record` is the file that takes the launches.
+pub(super) fn run(
+    root: &Path,
+    arguments: &[&str],
+    tests: &[&str],
+    architecture: u32,
+    environment: &[(&'static str, String)],
+    record: &Path,
+) -> Result<Run> {
+    if record.exists() {
+        fs::remove_file(record).map_err(cannot_access(record))?;
+    }
+    let mut command = crate::cargo();
+    command
+        .current_dir(root)
+        .args(["test", "--quiet", "--locked"])
+        .args(arguments)
+        .args(["--", "--test-threads=1"])
+        .args(tests)
+        .env("ASCEND_SIM_LAUNCHES", record)
+        .env("ASCEND_SIM_MACHINE", machine(architecture))
+        .env("RUST_BACKTRACE", "0")
+        .envs(environment.iter().map(|(name, value)| (*name, value)));
+    let name = format!("cargo test {}", arguments.join(" "));
+    let (passed, failed, output) = tests_of(&name, &mut command)?;
+    let lines = fs::read_to_string(record).unwrap_or_default();
+    let mut launches: Vec<String> = lines.lines().map(str::to_owned).collect();
+    launches.sort_unstable();
+    Ok(Run {
+        passed,
+        failed,
+        output,
+        launches,
+    })
+}
+
+fn machine(architecture: u32) -> &'static str {
+    if architecture == 3510 {
+        "ascend_950"
+    } else {
+        "ascend_910b"
+    }
+}
+
+/// Tests that passed and failed, and what was printed.
+fn tests_of(name: &str, command: &mut Command) -> Result<(u64, u64, String)> {
+    let output = command
+        .output()
+        .map_err(cannot_access(Path::new("cargo")))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    match count_tests(&text) {
+        // A test that ends the process has no result.
+        None => Err(VendorError::Tests {
+            command: name.to_owned(),
+            output: text,
+        }),
+        Some((passed, failed)) => Ok((passed, failed, text)),
+    }
+}
+
+/// Sums over lines such as `test result: ok. 7 passed; 0 failed; 1 ignored; ...`.
+fn count_tests(text: &str) -> Option<(u64, u64)> {
+    let results = text
+        .lines()
+        .filter_map(|line| line.split_once("test result: "));
+    let counts = results.map(|(_, result)| {
+        let number = |word: &str| -> Option<u64> {
+            let part = result.split([';', '.']).find(|part| part.ends_with(word))?;
+            part.trim_end_matches(word).trim().parse().ok()
+        };
+        Some((number(" passed")?, number(" failed")?))
+    });
+    counts.collect::<Option<Vec<_>>>().and_then(|counts| {
+        let sum = |(p, f): (u64, u64), (passed, failed)| (p + passed, f + failed);
+        (!counts.is_empty()).then(|| counts.into_iter().fold((0, 0), sum))
+    })
+}
+
+/// Lines that only one of two sorted lists has, counted in the longer direction.
+pub(super) fn differences(ours: &[String], theirs: &[String]) -> usize {
+    let (mut i, mut j, mut equal) = (0, 0, 0);
+    while let (Some(a), Some(b)) = (ours.get(i), theirs.get(j)) {
+        match a.cmp(b) {
+            std::cmp::Ordering::Equal => (i, j, equal) = (i + 1, j + 1, equal + 1),
+            std::cmp::Ordering::Less => i += 1,
+            std::cmp::Ordering::Greater => j += 1,
+        }
+    }
+    ours.len().max(theirs.len()) - equal
+}
+
+impl Harness {
+    /// Runs a suite through the vendor's headers and through the simulator's.
+    pub(super) fn suite(&self, suite: &Suite, architecture: u32) -> Result<SuiteRow> {
+        let left_out = if architecture == 2201 {
+            &[]
+        } else {
+            suite.of_2201
+        };
+        let tests: Vec<&str> = left_out.iter().flat_map(|name| ["--skip", *name]).collect();
+        let go = |environment: &[(&'static str, String)], record: &str| {
+            let record = self.work.join(record);
+            run(
+                &self.root,
+                suite.arguments,
+                &tests,
+                architecture,
+                environment,
+                &record,
+            )
+        };
+        let simulator = go(&[], "launches-simulator")?;
+        let vendor = go(&self.environment()?, "launches-vendor")?;
+        for run in [&simulator, &vendor] {
+            if run.failed > 0 {
+                eprintln!("{}", run.output);
+            }
+        }
+        Ok(SuiteRow {
+            suite: suite.name,
+            architecture,
+            passed: vendor.passed,
+            failed: vendor.failed + simulator.failed,
+            launches: vendor.launches.len(),
+            different: differences(&simulator.launches, &vendor.launches),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_tests_are_summed() {
+        let line = |passed, failed| {
+            format!("\ntest result: ok. {passed} passed; {failed} failed; 1 ignored; 0 measured\n")
+        };
+        assert_eq!(count_tests(&(line(7, 0) + &line(3, 2))), Some((10, 2)));
+        assert_eq!(count_tests("error: could not compile"), None);
+    }
+
+    #[test]
+    fn differing_launches_are_counted() {
+        let list = |lines: &[&str]| {
+            lines
+                .iter()
+                .map(|line| (*line).to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(differences(&list(&["a", "b"]), &list(&["a", "b"])), 0);
+        assert_eq!(differences(&list(&["a", "b"]), &list(&["a", "c"])), 1);
+        assert_eq!(differences(&list(&["a"]), &list(&["a", "a", "b"])), 2);
+        assert_eq!(differences(&[], &list(&["a"])), 1);
+    }
+}
