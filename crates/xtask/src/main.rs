@@ -27,9 +27,9 @@ sanitize   runs the tests of unsafe code under the address, leak and undefined-b
       in target/sanitize; four minutes with building.
 vendor-headers   holds the kernels to the vendor's Ascend C headers in FOLDER, a checkout of asc-devkit
       or an installed CANN, with clang 15 or later on x86-64 Linux: compiles them, runs the suites
-      of Ascend through them, compares all memory with the simulator's run, and seeds faults that it
-      has to notice. --arch takes one architecture, --compile stops after compiling, --quick leaves
-      out the suite that needs burn.";
+      of Ascend through them, compares all memory with the simulator's run, counts the instructions
+      of a tile, and seeds faults that it has to notice. Ten minutes. --arch takes one architecture,
+      --compile stops after compiling, --quick leaves out the suite that needs burn.";
 
 /// cargo with the environment that a user starts it with. The variables that cargo sets for this
 /// package would make it build other packages again, for minutes.
@@ -58,6 +58,9 @@ fn main() -> ExitCode {
         ["benchmarks", names @ ..] => benchmarks(Measure::Default, names),
         ["vendor-headers", words @ ..] if let Some(options) = Options::parse(words) => {
             vendor_headers::run(&options).map_err(|error| text(&error))
+        }
+        [vendor_headers::LAUNCH, words @ ..] => {
+            vendor_headers::launch(words).map_err(|error| error.to_string())
         }
         ["sanitize"] => sanitize::run().map_err(|error| text(&error)),
         _ => {

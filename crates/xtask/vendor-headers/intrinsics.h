@@ -163,6 +163,15 @@ inline uint16_t to_f16(float value, Rounding rounding) {
 }
 inline float from_bf16(uint16_t bits) { return bits_of<float>(uint32_t(bits) << 16); }
 inline float from_f16(uint16_t bits) { return static_cast<float>(bits_of<half>(bits)); }
+// A whole number as the f32 next to it.
+inline float to_f32(double value, Rounding rounding) {
+    constexpr int kMantissa = 23;
+    if (value == 0) return 0;
+    const int exponent = std::ilogb(value);
+    if (exponent <= kMantissa) return float(value);
+    const double rounded = whole(std::ldexp(value, kMantissa - exponent), rounding);
+    return float(std::ldexp(rounded, exponent - kMantissa));
+}
 // Saturating, NaN to zero.
 template <class Integer>
 inline Integer to_integer(float value, Rounding rounding) {
@@ -249,3 +258,14 @@ inline uint64_t sbitset1(uint64_t bits, int64_t at) { return bits | (1ull << at)
 CCE_TRANSFER(b8, 1)
 CCE_TRANSFER(b16, 2)
 CCE_TRANSFER(b32, 4)
+// Whole blocks of 32 bytes, which lengths and gaps count.
+inline void copy_gm_to_ubuf(__ubuf__ void* to, __gm__ void* from, uint8_t, uint16_t count,
+                            uint16_t length, uint16_t gm_gap, uint16_t ub_gap) {
+    cce::load("copy_gm_to_ubuf", (int64_t)(uint64_t)to, (uint64_t)from, 1, count, length * 32u, 0,
+              0, gm_gap * 32u, ub_gap);
+}
+inline void copy_ubuf_to_gm(__gm__ void* to, __ubuf__ void* from, uint8_t, uint16_t count,
+                            uint16_t length, uint16_t ub_gap, uint16_t gm_gap) {
+    cce::store("copy_ubuf_to_gm", (uint64_t)to, (int64_t)(uint64_t)from, count, length * 32u,
+               ub_gap, gm_gap * 32u);
+}

@@ -512,6 +512,8 @@ CCE_SELECT(float)
                 cce::to_integer<int16_t>(x, cce::Rounding::mode))                \
     CCE_CONVERT(f322s32##letter, int32_t, int32_t, float, float,                 \
                 cce::to_integer<int32_t>(x, cce::Rounding::mode))                \
+    CCE_CONVERT(s322f32##letter, float, float, int32_t, int32_t,                 \
+                cce::to_f32(x, cce::Rounding::mode))                             \
     CCE_CONVERT(f162s16##letter, int16_t, int16_t, half, uint16_t,               \
                 cce::to_integer<int16_t>(cce::from_f16(x), cce::Rounding::mode)) \
     CCE_CONVERT(f162s32##letter, int32_t, int32_t, half, uint16_t,               \

@@ -6,6 +6,7 @@
 //! the suites of the workspace go through the vendor's queues, masks and copies.
 
 mod compile;
+mod counts;
 mod faults;
 mod suites;
 
@@ -15,6 +16,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use compile::{Compiled, Harness};
+use counts::TileRow;
+pub(crate) use counts::{WORD as LAUNCH, launch};
 use faults::{Caught, FaultRow};
 use suites::{SUITES, SuiteRow};
 
@@ -116,6 +119,7 @@ struct Report {
     compiler: String,
     compiled: Vec<Compiled>,
     suites: Vec<SuiteRow>,
+    tiles: Vec<TileRow>,
     faults: Vec<FaultRow>,
 }
 
@@ -129,17 +133,15 @@ pub(crate) fn run(options: &Options) -> Result<String> {
         compiler,
         compiled: Vec::new(),
         suites: Vec::new(),
+        tiles: Vec::new(),
         faults: Vec::new(),
     };
     for &architecture in &options.architectures {
         eprintln!("dav-{architecture}: compiling the kernels");
         report.compiled.push(harness.compile(architecture)?);
     }
-    let architectures = options
-        .architectures
-        .iter()
-        .filter(|_| !options.compile_only);
-    for &architecture in architectures {
+    for compiled in report.compiled.iter().filter(|_| !options.compile_only) {
+        let architecture = compiled.architecture;
         let suites = SUITES.iter().filter(|suite| {
             suite.architectures.contains(&architecture) && !(options.quick && suite.is_large)
         });
@@ -147,6 +149,8 @@ pub(crate) fn run(options: &Options) -> Result<String> {
             eprintln!("dav-{architecture}: {}", suite.name);
             report.suites.push(harness.suite(suite, architecture)?);
         }
+        eprintln!("dav-{architecture}: counting");
+        report.tiles.extend(harness.counts(compiled)?);
         let faults = harness.faults(architecture, |row| {
             eprintln!("dav-{architecture}: {}: {}", row.fault, row.caught.words());
         })?;
@@ -196,7 +200,7 @@ impl Report {
         let mut text = format!("Headers: {}\nCompiler: {}\n", self.headers, self.compiler);
         text += "\n| architecture | kernels | errors | intrinsics without a body |\n|---|---|---|---|\n";
         for row in &self.compiled {
-            let (architecture, kernels, absent) = (row.architecture, row.kernels, row.absent);
+            let (architecture, kernels, absent) = (row.architecture, row.kernels.len(), row.absent);
             text += &format!("| dav-{architecture} | {kernels} | 0 | {absent} |\n");
         }
         if !self.suites.is_empty() {
@@ -206,6 +210,32 @@ impl Report {
             text += &format!(
                 "| {} | dav-{} | {} | {} | {} |\n",
                 row.suite, row.architecture, row.passed, row.launches, row.different
+            );
+        }
+        if !self.tiles.is_empty() {
+            text += "\n| a tile of | architecture | tokens | vector instructions | of which | V \
+                     barriers | transfers in, out | by the simulator's headers |\n\
+                     |---|---|---|---|---|---|---|---|\n";
+        }
+        for row in &self.tiles {
+            let names: Vec<String> = (row.instructions.iter())
+                .map(|(name, count)| format!("{count} {name}"))
+                .collect();
+            let (vendor, simulator) = (row.vendor, row.simulator);
+            text += &format!(
+                "| {} | dav-{} | {} | {} | {} | {} | {}, {} | {}; {}; {}, {} |\n",
+                row.kernel,
+                row.architecture,
+                row.tokens,
+                vendor.vector,
+                names.join(", "),
+                vendor.barriers,
+                vendor.transfers_in,
+                vendor.transfers_out,
+                simulator.vector,
+                simulator.barriers,
+                simulator.transfers_in,
+                simulator.transfers_out
             );
         }
         if !self.faults.is_empty() {

@@ -16,33 +16,51 @@ pub(super) struct Suite {
     /// cargo's, after `test`.
     arguments: &'static [&'static str],
     pub(super) architectures: &'static [u32],
-    /// Tests that are about Atlas A2, left out on dav-3510.
-    of_2201: &'static [&'static str],
+    /// Tests that are left out on an architecture.
+    left_out: &'static [(u32, &'static str)],
     /// Its dependencies include burn, which takes long to build.
     pub(super) is_large: bool,
 }
 
 /// failures.rs compiles for dav-2201 only, and the numbers of traffic.rs are of it.
-pub(super) const SUITES: [Suite; 4] = [
+pub(super) const SUITES: [Suite; 5] = [
     Suite {
         name: "rope-ascend differential",
         arguments: DIFFERENTIAL,
         architectures: &[2201, 3510],
-        of_2201: &[],
+        left_out: &[],
         is_large: false,
     },
     Suite {
         name: "rope-ascend failures",
         arguments: &["-p", "rope-ascend", "--test", "failures"],
         architectures: &[2201],
-        of_2201: &[],
+        left_out: &[],
         is_large: false,
     },
     Suite {
         name: "rope-ascend traffic",
         arguments: &["-p", "rope-ascend", "--test", "traffic"],
         architectures: &[2201],
-        of_2201: &[],
+        left_out: &[],
+        is_large: false,
+    },
+    // What the harness's conversions compute, compared with another implementation.
+    Suite {
+        name: "ascend-sim numeric",
+        arguments: &[
+            "-p",
+            "ascend-sim",
+            "--features",
+            "host-kernels",
+            "--test",
+            "numeric",
+        ],
+        architectures: &[2201],
+        left_out: &[
+            // It has no barriers between dependent vector instructions.
+            (2201, "vector_instructions_compute_what_they_say"),
+        ],
         is_large: false,
     },
     Suite {
@@ -50,7 +68,13 @@ pub(super) const SUITES: [Suite; 4] = [
         // Of the whole workspace: with `-p`, burn would be built again with other features.
         arguments: &["--workspace", "--test", "ascend"],
         architectures: &[2201, 3510],
-        of_2201: &["stock_operators_are_checked_or_name_the_limit_that_keeps_them"],
+        left_out: &[
+            // It lists the limits of Atlas A2.
+            (
+                3510,
+                "stock_operators_are_checked_or_name_the_limit_that_keeps_them",
+            ),
+        ],
         is_large: true,
     },
 ];
@@ -122,6 +146,7 @@ pub(super) fn run(
     })
 }
 
+/// What `ASCEND_SIM_MACHINE` names.
 fn machine(architecture: u32) -> &'static str {
     if architecture == 3510 {
         "ascend_950"
@@ -181,12 +206,8 @@ pub(super) fn differences(ours: &[String], theirs: &[String]) -> usize {
 impl Harness {
     /// Runs a suite through the vendor's headers and through the simulator's.
     pub(super) fn suite(&self, suite: &Suite, architecture: u32) -> Result<SuiteRow> {
-        let left_out = if architecture == 2201 {
-            &[]
-        } else {
-            suite.of_2201
-        };
-        let tests: Vec<&str> = left_out.iter().flat_map(|name| ["--skip", *name]).collect();
+        let left_out = suite.left_out.iter().filter(|(of, _)| *of == architecture);
+        let tests: Vec<&str> = left_out.flat_map(|(_, name)| ["--skip", *name]).collect();
         let go = |environment: &[(&'static str, String)], record: &str| {
             let record = self.work.join(record);
             run(
