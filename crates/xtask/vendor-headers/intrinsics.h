@@ -184,6 +184,10 @@ inline Integer to_integer(float value, Rounding rounding) {
     return static_cast<Integer>(rounded);
 }
 
+inline int16_t to_short(int32_t value) {
+    return int16_t(std::min(std::max(value, int32_t(INT16_MIN)), int32_t(INT16_MAX)));
+}
+
 }  // namespace cce
 
 // --- order ---

@@ -110,6 +110,31 @@ inline vector_bool pset_b16(P) {
 }
 inline vector_bool plt_b32(uint32_t& count, CceLiteral) { return cce::next(count, 4); }
 inline vector_bool plt_b16(uint32_t& count, CceLiteral) { return cce::next(count, 2); }
+// What set_vector_mask set, a bit for each lane.
+inline vector_bool movp_b16() {
+    vector_bool mask{};
+    const cce::Core& c = cce::core();
+    for (uint32_t i = 0; i < 128; ++i)
+        mask.on[i * 2] = (i < 64 ? c.mask_low >> i : c.mask_high >> (i - 64)) & 1;
+    return mask;
+}
+inline vector_bool movp_b32() {
+    vector_bool mask{};
+    for (uint32_t i = 0; i < 64; ++i) mask.on[i * 4] = cce::core().mask_low >> i & 1;
+    return mask;
+}
+// Lanes of half the size in the lower half of a register, and back. Other halves are absent.
+using LowerHalf = std::integral_constant<HiloPart, static_cast<HiloPart>(0)>;
+inline void ppack(vector_bool& dst, const vector_bool& src, LowerHalf) {
+    vector_bool mask{};
+    for (uint32_t i = 0; i < 128; ++i) mask.on[i] = src.on[2 * i];
+    dst = mask;
+}
+inline void punpack(vector_bool& dst, const vector_bool& src, LowerHalf) {
+    vector_bool mask{};
+    for (uint32_t i = 0; i < 128; ++i) mask.on[2 * i] = src.on[i];
+    dst = mask;
+}
 template <class... A>
 inline void mem_bar(A...) {}
 
@@ -183,6 +208,17 @@ inline void vsstb(D& d, __ubuf__ T* at, uint32_t stride, vector_bool& mask) {
         c.ub_write("vsstb", cce::kV, epoch, "dst", to, sizeof(T));
         std::memcpy(c.ub + to, cce::raw(d) + byte, sizeof(T));
     });
+}
+// With a step of the address, by the low half of `stride` in blocks, after the access.
+template <class D, class T, class Post>
+inline void vsldb(D& d, __ubuf__ T*& at, uint32_t stride, vector_bool& mask, Post) {
+    vsldb(d, at, stride, mask);
+    at += (stride & 0xffff) * 32 / sizeof(T);
+}
+template <class D, class T, class Post>
+inline void vsstb(D& d, __ubuf__ T*& at, uint32_t stride, vector_bool& mask, Post) {
+    vsstb(d, at, stride, mask);
+    at += (stride & 0xffff) * 32 / sizeof(T);
 }
 // `index` counts elements.
 template <class D, class T, class I>
@@ -261,6 +297,20 @@ inline void vpack(D& d, A& a, P) {
     for (int i = 0; i < 64; ++i) std::memcpy(out + high * 128 + i * 2, cce::raw(a) + i * 4, 2);
     std::memcpy(cce::raw(d), out, cce::kRegisterBytes);
 }
+// Elements of one half of the register, each in a lane of twice its size.
+template <class D, class A, class P>
+inline void vunpack(D& d, A& a, P) {
+    using To = cce::Element<D>;
+    using From = cce::Element<A>;
+    static_assert(sizeof(To) == 2 * sizeof(From));
+    ++cce::core().issued_by_name["vunpack"];
+    ++cce::core().counters->vector_instructions;
+    constexpr uint32_t n = cce::kRegisterBytes / sizeof(To);
+    uint8_t out[cce::kRegisterBytes];
+    for (uint32_t i = 0; i < n; ++i)
+        cce::put<To>(out, i, cce::get<From>(cce::raw(a), static_cast<int>(P::value) * n + i));
+    std::memcpy(cce::raw(d), out, cce::kRegisterBytes);
+}
 template <class D, class A, class B, class T = cce::Element<D>>
 inline void vsel(D& d, A& a, B& b, vector_bool& mask) {
     uint8_t out[cce::kRegisterBytes];
@@ -298,56 +348,98 @@ inline void deinterleave(E& even, O& odd, A& a, B& b) {
 template <class L, class H, class A, class B, class T = cce::Element<L>>
 inline void vintlv(L& low, H& high, A& a, B& b) {
     ++cce::core().issued_by_name["vintlv"];
+    ++cce::core().counters->vector_instructions;
     cce::interleave<cce::Bits<sizeof(T)>>(low, high, a, b);
 }
 template <class E, class O, class A, class B, class T = cce::Element<E>>
 inline void vdintlv(E& even, O& odd, A& a, B& b) {
     ++cce::core().issued_by_name["vdintlv"];
+    ++cce::core().counters->vector_instructions;
     cce::deinterleave<cce::Bits<sizeof(T)>>(even, odd, a, b);
 }
 
 // --- conversions ---
-// 16 bits to f32. Of each 32-bit lane, `Part` says which half is taken.
-template <class D, class A, class Part, class Mode, class T = cce::Element<D>,
+namespace cce {
+template <class P, class X>
+constexpr bool kIs = std::is_same_v<std::remove_cv_t<decltype(P::value)>, X>;
+
+// Between lanes of 32 bits: `f` takes and gives the bits of a lane. Where a type has 16 bits,
+// `part` says which half of the lane it has.
+template <class F>
+inline void convert(const char* op, uint8_t* d, const uint8_t* a, const vector_bool& mask, F f) {
+    ++core().issued_by_name[op];
+    ++core().counters->vector_instructions;
+    uint8_t out[kRegisterBytes] = {};
+    for (uint32_t i = 0; i < kRegisterBytes / 4; ++i)
+        if (mask.on[i * 4]) f(i, out, a);
+    std::memcpy(d, out, kRegisterBytes);
+}
+}  // namespace cce
+// 16 bits to f32 (by part), s32 to f32 (rounded).
+template <class D, class A, class How, class Mode, class T = cce::Element<D>,
           class S = cce::Element<A>>
-inline void vcvt(D& d, A& a, vector_bool& mask, Part, Mode) {
-    if constexpr (!std::is_same_v<T, float> || sizeof(S) != 2) {
-        cce_absent("vcvt of these types");
+inline void vcvt(D& d, A& a, vector_bool& mask, How, Mode) {
+    if constexpr (std::is_same_v<T, float> && sizeof(S) == 2 && cce::kIs<How, ::Part>) {
+        cce::convert("vcvt_widen", cce::raw(d), cce::raw(a), mask,
+                     [](uint32_t i, uint8_t* out, const uint8_t* in) {
+                         const uint32_t from = 2 * i + static_cast<int>(How::value);
+                         const uint16_t bits = cce::get<uint16_t>(in, from);
+                         if constexpr (std::is_same_v<S, half>)
+                             cce::put<float>(out, i, cce::from_f16(bits));
+                         else if constexpr (std::is_same_v<S, int16_t>)
+                             cce::put<float>(out, i, float(int16_t(bits)));
+                         else
+                             cce::put<float>(out, i, cce::from_bf16(bits));
+                     });
+    } else if constexpr (std::is_same_v<T, float> && std::is_same_v<S, int32_t> &&
+                         cce::kIs<How, ROUND>) {
+        const cce::Rounding rounding = cce::rounding_of(How::value);
+        cce::convert("vcvt_float", cce::raw(d), cce::raw(a), mask,
+                     [&](uint32_t i, uint8_t* out, const uint8_t* in) {
+                         cce::put<float>(out, i, cce::to_f32(cce::get<int32_t>(in, i), rounding));
+                     });
     } else {
-        ++cce::core().issued_by_name["vcvt_widen"];
-        ++cce::core().counters->vector_instructions;
-        uint8_t out[cce::kRegisterBytes] = {};
-        for (uint32_t i = 0; i < 64; ++i) {
-            if (!mask.on[i * 4]) continue;
-            const uint32_t from = 2 * i + static_cast<int>(Part::value);
-            const uint16_t bits = cce::get<uint16_t>(cce::raw(a), from);
-            cce::put<float>(out, i,
-                            std::is_same_v<S, half>      ? cce::from_f16(bits)
-                            : std::is_same_v<S, int16_t> ? float(int16_t(bits))
-                                                         : cce::from_bf16(bits));
-        }
-        std::memcpy(cce::raw(d), out, cce::kRegisterBytes);
+        cce_absent("vcvt of these types");
+    }
+}
+// s32 to s16 (saturation, part), f32 to s32 (rounding, saturation).
+template <class D, class A, class First, class Second, class Mode, class T = cce::Element<D>,
+          class S = cce::Element<A>>
+inline void vcvt(D& d, A& a, vector_bool& mask, First, Second, Mode) {
+    if constexpr (std::is_same_v<T, int16_t> && std::is_same_v<S, int32_t> &&
+                  cce::kIs<Second, ::Part>) {
+        cce::convert("vcvt_short", cce::raw(d), cce::raw(a), mask,
+                     [](uint32_t i, uint8_t* out, const uint8_t* in) {
+                         cce::put<int16_t>(out, 2 * i + static_cast<int>(Second::value),
+                                           cce::to_short(cce::get<int32_t>(in, i)));
+                     });
+    } else if constexpr (std::is_same_v<T, int32_t> && std::is_same_v<S, float> &&
+                         cce::kIs<First, ROUND>) {
+        const cce::Rounding rounding = cce::rounding_of(First::value);
+        cce::convert("vcvt_integer", cce::raw(d), cce::raw(a), mask,
+                     [&](uint32_t i, uint8_t* out, const uint8_t* in) {
+                         const float x = cce::get<float>(in, i);
+                         cce::put<int32_t>(out, i, cce::to_integer<int32_t>(x, rounding));
+                     });
+    } else {
+        cce_absent("vcvt of these types");
     }
 }
 // f32 to 16 bits.
 template <class D, class A, class Round, class Saturation, class Part, class Mode,
           class T = cce::Element<D>, class S = cce::Element<A>>
 inline void vcvt(D& d, A& a, vector_bool& mask, Round, Saturation, Part, Mode) {
-    if constexpr (!std::is_same_v<S, float> || sizeof(T) != 2 || std::is_integral_v<T>) {
-        cce_absent("vcvt of these types");
-    } else {
-        ++cce::core().issued_by_name["vcvt_narrow"];
-        ++cce::core().counters->vector_instructions;
+    if constexpr (std::is_same_v<S, float> && sizeof(T) == 2 && !std::is_integral_v<T>) {
         const cce::Rounding rounding = cce::rounding_of(Round::value);
-        uint8_t out[cce::kRegisterBytes] = {};
-        for (uint32_t i = 0; i < 64; ++i) {
-            if (!mask.on[i * 4]) continue;
-            const float x = cce::get<float>(cce::raw(a), i);
-            cce::put<uint16_t>(
-                out, 2 * i + static_cast<int>(Part::value),
-                std::is_same_v<T, half> ? cce::to_f16(x, rounding) : cce::to_bf16(x, rounding));
-        }
-        std::memcpy(cce::raw(d), out, cce::kRegisterBytes);
+        cce::convert("vcvt_narrow", cce::raw(d), cce::raw(a), mask,
+                     [&](uint32_t i, uint8_t* out, const uint8_t* in) {
+                         const float x = cce::get<float>(in, i);
+                         cce::put<uint16_t>(out, 2 * i + static_cast<int>(Part::value),
+                                            std::is_same_v<T, half> ? cce::to_f16(x, rounding)
+                                                                    : cce::to_bf16(x, rounding));
+                     });
+    } else {
+        cce_absent("vcvt of these types");
     }
 }
 

@@ -531,6 +531,7 @@ CCE_CONVERT(f322f16, half, uint16_t, float, float, cce::to_f16(x, cce::Rounding:
 CCE_CONVERT(f162f32, float, float, half, uint16_t, cce::from_f16(x))
 CCE_CONVERT(bf162f32, float, float, bfloat16_t, uint16_t, cce::from_bf16(x))
 CCE_CONVERT(s162f32, float, float, int16_t, int16_t, float(x))
+CCE_CONVERT(s322s16, int16_t, int16_t, int32_t, int32_t, cce::to_short(x))
 CCE_CONVERT(s322f32, float, float, int32_t, int32_t, float(x))
 CCE_CONVERT(s162f16, half, uint16_t, int16_t, int16_t,
             cce::to_f16(float(x), cce::Rounding::kNearestEven))

@@ -43,10 +43,10 @@ const FAULTS: [Fault; 14] = [
         architectures: &[2201],
     },
     Fault {
-        name: "one barrier less, before the products",
+        name: "one barrier less, before the signs of the coefficients",
         file: "rope_rotate.h",
-        from: "LocalTensor<float> partner = Partner(data, x, elements);\n        VectorBarrier();",
-        to: "LocalTensor<float> partner = Partner(data, x, elements);",
+        from: "        VectorBarrier();\n        const Rows rows{0, t_.coef_pitch};",
+        to: "        const Rows rows{0, t_.coef_pitch};",
         architectures: &[2201],
     },
     Fault {
