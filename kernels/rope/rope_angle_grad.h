@@ -3,12 +3,13 @@
 //
 // Problem. From y1 = c1*x1 - s1*x2 and y2 = s2*x1 + c2*x2, summed over the heads of q and k:
 //   dc1 = sum g1*x1,  ds1 = -sum g1*x2,  dc2 = sum g2*x2,  ds2 = sum g2*x1,
-// and dc = dc1 + dc2, ds = ds1 + ds2 where a pair shares its angle. In channel order that is
+// and dc = dc1 + dc2, ds = ds1 + ds2 where a pair shares its angle. In the order of the segments
+// that is
 //   A[p] = sum g[p]*x[p],   B[p] = sum g[p]*x[partner(p)],
 // and each output lane is one or two signed channels of A and B. Which ones, the host says.
 //
 // Determinism. One core sums all heads of a token, in an order that depends on the number of heads
-// and the tile size only: halves are added pairwise within a stretch of heads, stretches in order.
+// and the tile size only: halves are added pairwise within a tile of heads, tiles in order.
 //
 // Lane map in global memory, 32-bit words: for each of `terms` (angle_pieces) terms,
 //   [coef_pitch] byte offset of each output lane in A | B,  [coef_pitch] its sign, f32;
@@ -22,8 +23,12 @@ namespace rope {
 template <typename T, Pairs kPairs>
 class AngleGrad {
     static constexpr bool kWide = sizeof(T) == 4;
-    static constexpr bool kPermute = kPairs == Pairs::kDeinterleave;
-    static constexpr bool kGatherPartner = kPairs == Pairs::kAdjacent && kWide;
+    // f32: by Gather.
+    static constexpr bool kPermute = kWide && kPairs == Pairs::kDeinterleave;
+    static constexpr bool kGatherPartner = kWide && kPairs == Pairs::kAdjacent;
+    // 16 bits: neighbours are taken apart. x is laid out as the input, g as the output.
+    static constexpr bool kWordsG = !kWide && kPairs == Pairs::kAdjacent;
+    static constexpr bool kWordsX = kWordsG || (!kWide && kPairs == Pairs::kDeinterleave);
     static constexpr bool kCopyX = !kWide || kPermute || kGatherPartner;
 
 public:
@@ -67,6 +72,7 @@ private:
     TBuf<TPosition::VECIN> map_;
     LocalTensor<float> product_, x_, g_, sums_, map_words_;
     LocalTensor<uint32_t> offsets_;
+    uint32_t segment_pitch_;
 
     __aicore__ inline void Bind(GM_ADDR q, GM_ADDR k, GM_ADDR q_grad, GM_ADDR k_grad,
                                 GM_ADDR angle_grad) {
@@ -87,13 +93,20 @@ private:
         pipe_.InitBuffer(out_, 2,
                          t_.tokens_per_tile * t_.coef_pitch * static_cast<uint32_t>(sizeof(float)) +
                              kSlackBytes);
-        const uint32_t work = t_.work_rows * t_.row_pitch;
+        segment_pitch_ = t_.row_pitch / t_.segments;
+        const uint32_t work = t_.heads_per_tile * t_.row_pitch;
         const uint32_t copies = kWide ? (kCopyX ? 2 : 1) : 3;
         pipe_.InitBuffer(
             work_, copies * (work + kLanes) * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         product_ = work_.Get<float>();
         if constexpr (kCopyX) x_ = product_[work + kLanes];
         if constexpr (!kWide) g_ = product_[2 * (work + kLanes)];
+        if constexpr (kWordsX) {
+            // What lies between the segments is converted with them; it has to be something.
+            if (t_.segment_length != segment_pitch_) {
+                AscendC::Duplicate(product_, 0.0f, static_cast<int32_t>(3 * (work + kLanes)));
+            }
+        }
         pipe_.InitBuffer(sums_buffer_,
                          2 * t_.row_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         sums_ = sums_buffer_.Get<float>();
@@ -108,7 +121,7 @@ private:
             RepeatOffsets(offsets_,
                           map_words_[2 * t_.angle_pieces * t_.coef_pitch]
                               .template ReinterpretCast<uint32_t>(),
-                          t_.row_pitch, t_.work_rows,
+                          t_.row_pitch, t_.heads_per_tile,
                           t_.row_pitch * static_cast<uint32_t>(sizeof(T)));
         }
     }
@@ -122,10 +135,7 @@ private:
         }
         slots_.EnQue(slot);
         slot = slots_.template DeQue<T>();
-        for (uint32_t head = 0; head < tile.heads; head += t_.work_rows) {
-            const uint32_t start = head * t_.row_pitch;
-            AddRows(slot[start], slot[half + start], Min(t_.work_rows, tile.heads - head));
-        }
+        AddRows(slot, slot[half], tile.heads);
         slots_.FreeTensor(slot);
     }
 
@@ -140,22 +150,23 @@ private:
                                    uint32_t rows) {
         const uint32_t elements = rows * t_.row_pitch;
         VectorBarrier();
-        const LocalTensor<float> x = Widen(x_data, elements);
-        LocalTensor<float> g;
-        if constexpr (kWide) {
-            g = g_data.template ReinterpretCast<float>();
+        LocalTensor<float> x;
+        if constexpr (kPermute) {
+            AscendC::Gather(x_, x_data, offsets_, 0, elements);
+            x = x_;
         } else {
-            AscendC::Cast(g_, g_data, RoundMode::CAST_NONE, elements);
-            g = g_;
+            x = Widen<kWordsX>(x_, x_data, rows);
         }
+        if constexpr (kWordsG) VectorBarrier();
+        const LocalTensor<float> g = Widen<kWordsG>(g_, g_data, rows);
         VectorBarrier();
         AscendC::Mul(product_, g, x, static_cast<int32_t>(elements));
         Reduce(sums_, rows);
         const LocalTensor<float> partner = Partner(x_data, x, elements);
         for (uint32_t k = 0; k < t_.segments; ++k) {
             const uint32_t other = t_.segments > 1 ? k ^ 1 : k;
-            const Rows own{k * t_.segment_pitch, t_.row_pitch},
-                across{other * t_.segment_pitch, t_.row_pitch};
+            const Rows own{k * segment_pitch_, t_.row_pitch},
+                across{other * segment_pitch_, t_.row_pitch};
             OverRows<Arithmetic::kMul>(product_, own, g, own, partner, across, t_.segment_length,
                                        rows);
         }
@@ -176,21 +187,19 @@ private:
         VectorBarrier();
     }
 
-    __aicore__ inline LocalTensor<float> Widen(const LocalTensor<T>& data, uint32_t elements) {
-        if constexpr (kPermute && kWide) {
-            AscendC::Gather(x_, data, offsets_, 0, elements);
-            return x_;
-        } else if constexpr (kWide) {
+    // The rows of x or g as f32, in the order of the segments.
+    template <bool kWords>
+    __aicore__ inline LocalTensor<float> Widen(const LocalTensor<float>& copy,
+                                               const LocalTensor<T>& data, uint32_t rows) {
+        const uint32_t elements = rows * t_.row_pitch;
+        if constexpr (kWide) {
             return data;
-        } else if constexpr (kPermute) {
-            const LocalTensor<T> ordered = product_.template ReinterpretCast<T>();
-            AscendC::Gather(ordered, data, offsets_, 0, elements);
-            VectorBarrier();
-            AscendC::Cast(x_, ordered, RoundMode::CAST_NONE, elements);
-            return x_;
+        } else if constexpr (kWords) {
+            TakeApart(copy, data, product_, {t_.segment_length, segment_pitch_, rows});
+            return copy;
         } else {
-            AscendC::Cast(x_, data, RoundMode::CAST_NONE, elements);
-            return x_;
+            AscendC::Cast(copy, data, RoundMode::CAST_NONE, elements);
+            return copy;
         }
     }
 
@@ -198,11 +207,6 @@ private:
                                                  const LocalTensor<float>& x, uint32_t elements) {
         if constexpr (kGatherPartner) {
             AscendC::Gather(x_, data, offsets_, 0, elements);
-            VectorBarrier();
-            return x_;
-        } else if constexpr (kPairs == Pairs::kAdjacent) {
-            const LocalTensor<T> swapped = SwapHalves(data, product_, elements);
-            AscendC::Cast(x_, swapped, RoundMode::CAST_NONE, elements);
             VectorBarrier();
             return x_;
         } else {

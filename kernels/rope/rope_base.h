@@ -38,6 +38,12 @@ enum class Pairs : uint8_t {
     kInterleave,    // halves in, neighbours out: the adjoint of the former
 };
 
+// Whether a T is the upper half of an f32.
+template <typename T>
+constexpr bool kUpperHalf = false;
+template <>
+constexpr bool kUpperHalf<bfloat16_t> = true;
+
 __aicore__ inline uint32_t RoundUp(uint32_t value, uint32_t unit) {
     return (value + unit - 1) / unit * unit;
 }
@@ -219,6 +225,125 @@ __aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d,
                 if constexpr (kOp == Arithmetic::kSub) AscendC::Sub(out, x, y, mask, repeats, step);
             }
         }
+    }
+}
+
+// What happens to the words of OverWords.
+enum class WordOp : uint8_t {
+    kUp,          // << 16
+    kDown,        // >> 16
+    kDownSigned,  // >> 16, keeping the sign
+    kLow,         // the lower half is copied, the upper one of dst stays
+    kHigh,        // the upper half is copied, the lower one of dst stays
+};
+
+// dst = op(src) over the 32-bit `lanes` at the start of each row.
+template <WordOp kOp>
+__aicore__ inline void OverWords(const LocalTensor<float>& dst, Rows d,
+                                 const LocalTensor<float>& src, Rows s, uint32_t lanes,
+                                 uint32_t rows) {
+    constexpr uint32_t kUnit = kBlockBytes / sizeof(float);
+    const uint8_t d_step = static_cast<uint8_t>(d.stride / kUnit);
+    const uint8_t s_step = static_cast<uint8_t>(s.stride / kUnit);
+    const AscendC::UnaryRepeatParams step(1, 1, d_step, s_step);
+    for (uint32_t row = 0; row < rows; row += kMaxRepeats) {
+        const uint8_t repeats = static_cast<uint8_t>(Min(rows - row, kMaxRepeats));
+        for (uint32_t lane = 0; lane < lanes; lane += kLanes) {
+            const uint32_t words = Min(lanes - lane, kLanes);
+            const LocalTensor<float> to = dst[d.start + row * d.stride + lane];
+            const LocalTensor<float> from = src[s.start + row * s.stride + lane];
+            if constexpr (kOp == WordOp::kUp) {
+                AscendC::ShiftLeft(to.template ReinterpretCast<uint32_t>(),
+                                   from.template ReinterpretCast<uint32_t>(),
+                                   static_cast<uint32_t>(16), words, repeats, step);
+            } else if constexpr (kOp == WordOp::kDown) {
+                AscendC::ShiftRight(to.template ReinterpretCast<uint32_t>(),
+                                    from.template ReinterpretCast<uint32_t>(),
+                                    static_cast<uint32_t>(16), words, repeats, step);
+            } else if constexpr (kOp == WordOp::kDownSigned) {
+                AscendC::ShiftRight(to.template ReinterpretCast<int32_t>(),
+                                    from.template ReinterpretCast<int32_t>(), 16, words, repeats,
+                                    step);
+            } else {
+                // A bit for each half of a word, 32 words in each element of the mask.
+                constexpr uint64_t kHalves =
+                    kOp == WordOp::kLow ? 0x5555555555555555 : 0xaaaaaaaaaaaaaaaa;
+                constexpr uint32_t kEach = 32;
+                const uint32_t low = Min(words, kEach), high = words - low;
+                uint64_t mask[2] = {kHalves >> (2 * (kEach - low)),
+                                    high > 0 ? kHalves >> (2 * (kEach - high)) : 0};
+                AscendC::Copy(to.template ReinterpretCast<uint16_t>(),
+                              from.template ReinterpretCast<uint16_t>(), mask, repeats,
+                              AscendC::CopyRepeatParams(1, 1, d_step, s_step));
+            }
+        }
+    }
+}
+
+// Rows of pairs of 16-bit neighbours. In a slot a pair is one 32-bit word; in the work area its
+// members are f32 in two segments.
+struct PairRows {
+    uint32_t pairs;  // of a row
+    uint32_t pitch;  // words of a slot's row, and f32 of a segment
+    uint32_t rows;
+
+    __aicore__ inline Rows Slot() const { return {0, pitch}; }
+    __aicore__ inline Rows First() const { return {0, 2 * pitch}; }
+    __aicore__ inline Rows Second() const { return {pitch, 2 * pitch}; }
+    __aicore__ inline uint32_t Elements() const { return rows * 2 * pitch; }
+};
+
+// x = the members of the pairs in `data`. `scratch` is as large as x.
+//
+// A bfloat16 moved into the upper half of a word is its value as f32. A half has to be converted;
+// so the words are narrowed as integers, which keeps every bit.
+template <typename T>
+__aicore__ inline void TakeApart(const LocalTensor<float>& x, const LocalTensor<T>& data,
+                                 const LocalTensor<float>& scratch, const PairRows& p) {
+    const LocalTensor<float> words = data.template ReinterpretCast<float>();
+    if constexpr (kUpperHalf<T>) {
+        OverWords<WordOp::kUp>(x, p.First(), words, p.Slot(), p.pairs, p.rows);
+        OverWords<WordOp::kDown>(scratch, p.Second(), words, p.Slot(), p.pairs, p.rows);
+        VectorBarrier();
+        OverWords<WordOp::kUp>(x, p.Second(), scratch, p.Second(), p.pairs, p.rows);
+    } else {
+        OverWords<WordOp::kUp>(scratch, p.First(), words, p.Slot(), p.pairs, p.rows);
+        OverWords<WordOp::kDownSigned>(x, p.Second(), words, p.Slot(), p.pairs, p.rows);
+        VectorBarrier();
+        OverWords<WordOp::kDownSigned>(x, p.First(), scratch, p.First(), p.pairs, p.rows);
+        VectorBarrier();
+        AscendC::Cast(scratch.template ReinterpretCast<int16_t>(),
+                      x.template ReinterpretCast<int32_t>(), RoundMode::CAST_NONE, p.Elements());
+        VectorBarrier();
+        AscendC::Cast(x, scratch.template ReinterpretCast<T>(), RoundMode::CAST_NONE,
+                      p.Elements());
+    }
+}
+
+// The inverse: rounds x, to nearest even, and puts its pairs into `data`. x is used up.
+template <typename T>
+__aicore__ inline void PutTogether(const LocalTensor<T>& data, const LocalTensor<float>& x,
+                                   const LocalTensor<float>& scratch, const PairRows& p) {
+    const LocalTensor<float> words = data.template ReinterpretCast<float>();
+    const LocalTensor<T> rounded = scratch.template ReinterpretCast<T>();
+    AscendC::Cast(rounded, x, RoundMode::CAST_RINT, p.Elements());
+    VectorBarrier();
+    if constexpr (kUpperHalf<T>) {
+        AscendC::Cast(x, rounded, RoundMode::CAST_NONE, p.Elements());
+        VectorBarrier();
+        OverWords<WordOp::kDown>(words, p.Slot(), x, p.First(), p.pairs, p.rows);
+        VectorBarrier();
+        OverWords<WordOp::kHigh>(words, p.Slot(), x, p.Second(), p.pairs, p.rows);
+    } else {
+        // Widened as integers; only the way to 32 bits leads over f32, which holds 16 of them.
+        AscendC::Cast(x, scratch.template ReinterpretCast<int16_t>(), RoundMode::CAST_NONE,
+                      p.Elements());
+        VectorBarrier();
+        AscendC::Cast(x.template ReinterpretCast<int32_t>(), x, RoundMode::CAST_RINT, p.Elements());
+        VectorBarrier();
+        OverWords<WordOp::kUp>(words, p.Slot(), x, p.Second(), p.pairs, p.rows);
+        VectorBarrier();
+        OverWords<WordOp::kLow>(words, p.Slot(), x, p.First(), p.pairs, p.rows);
     }
 }
 

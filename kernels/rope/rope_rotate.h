@@ -11,14 +11,19 @@
 // of the unified buffer. It is overwritten by its rotation, so a slot serves as input and output.
 //
 //   slot [token][head][segment], padded to 32 bytes   (or [head][token][segment], for BNSD)
+//   x, t [row][segment] in f32: the whole tile, so that one instruction runs over many rows and
+//        there is a barrier after each step of a tile, not of a part of one
+//
+// Neighbours in 16 bits (but for adjacent halves) are taken apart on their way into x and put
+// together on the way back, so the arithmetic sees two segments, and the angles as they are loaded.
 //
 // Pseudo code.
 //   for each part of this core (tokens of one batch):
 //     load angles of its tokens: one transfer
 //     for each tile of the part:
 //       load q rows, k rows                               MTE2
-//       for each stretch of rows that fits the work area: V
-//         x = f32(slot);  t = b * partner(x);  x = a * x;  x = x +- t;  slot = x
+//       x = f32(slot);  t = b * partner(x);                V
+//       x = a * x;  x = x +- t;  slot = x
 //       store q rows, k rows                              MTE3
 //     out of place, the channels that are not rotated pass through the same slots
 // Three slots rotate, so the load of the next tile and the store of the last run beside the
@@ -33,10 +38,17 @@ namespace rope {
 template <typename T, Pairs kPairs>
 class Rotate {
     static constexpr bool kWide = sizeof(T) == 4;
-    static constexpr bool kPermuteIn = kPairs == Pairs::kDeinterleave;
-    static constexpr bool kPermuteOut = kPairs == Pairs::kInterleave;
-    static constexpr bool kGatherPartner = kPairs == Pairs::kAdjacent && kWide;
+    // f32: by Gather.
+    static constexpr bool kPermuteIn = kWide && kPairs == Pairs::kDeinterleave;
+    static constexpr bool kPermuteOut = kWide && kPairs == Pairs::kInterleave;
+    static constexpr bool kGatherPartner = kWide && kPairs == Pairs::kAdjacent;
     static constexpr bool kPermutes = kPermuteIn || kPermuteOut || kGatherPartner;
+    // 16 bits: by shifts of the pairs' words. Adjacent halves are cheaper exchanged than converted
+    // both ways as integers.
+    static constexpr bool kSwap = !kWide && !kUpperHalf<T> && kPairs == Pairs::kAdjacent;
+    static constexpr bool kAdjacentWords = kUpperHalf<T> && kPairs == Pairs::kAdjacent;
+    static constexpr bool kWordsIn = !kWide && (kPairs == Pairs::kDeinterleave || kAdjacentWords);
+    static constexpr bool kWordsOut = !kWide && (kPairs == Pairs::kInterleave || kAdjacentWords);
     // f32 data is rotated in its slot, unless it is permuted on the way.
     static constexpr bool kCopyX = !kWide || kPermuteIn || kPermuteOut;
 
@@ -77,6 +89,7 @@ private:
     TBuf<TPosition::VECIN> map_;
     LocalTensor<float> x_, t_work_, map_words_;
     LocalTensor<uint32_t> offsets_;
+    uint32_t segment_pitch_;
 
     __aicore__ inline void Bind(GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out,
                                 GM_ADDR angles) {
@@ -103,12 +116,19 @@ private:
         pipe_.InitBuffer(
             angles_, 2,
             t_.tokens_per_tile * t_.raw_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
-        const uint32_t work = t_.work_rows * t_.row_pitch;
+        segment_pitch_ = t_.row_pitch / t_.segments;
+        const uint32_t work = tile_rows * t_.row_pitch;
         pipe_.InitBuffer(work_,
                          (kCopyX ? 2 : 1) * (work + kLanes) * static_cast<uint32_t>(sizeof(float)) +
                              kSlackBytes);
         t_work_ = work_.Get<float>();
         if constexpr (kCopyX) x_ = t_work_[work + kLanes];
+        if constexpr (kWordsIn || kWordsOut) {
+            // What lies between the segments is converted with them; it has to be something.
+            if (t_.segment_length != segment_pitch_) {
+                AscendC::Duplicate(t_work_, 0.0f, static_cast<int32_t>(2 * (work + kLanes)));
+            }
+        }
         if (t_.expand)
             pipe_.InitBuffer(
                 coef_, t_.tokens_per_tile * t_.coef_pitch * static_cast<uint32_t>(sizeof(float)) +
@@ -125,7 +145,7 @@ private:
             offsets_ = permutation_.Get<uint32_t>();
             const uint32_t skip = t_.expand ? 2 * t_.coef_pitch : 0;
             RepeatOffsets(offsets_, map_words_[skip].template ReinterpretCast<uint32_t>(),
-                          t_.row_pitch, t_.work_rows,
+                          t_.row_pitch, tile_rows,
                           t_.row_pitch * static_cast<uint32_t>(sizeof(T)));
         }
     }
@@ -185,50 +205,29 @@ private:
         slots_.FreeTensor(slot);
     }
 
-    // Walks the tile's rows in stretches that fit the work area: whole lines of the inner axis, or
-    // pieces of one.
     __aicore__ inline void RotateRows(const Tile& tile, const LocalTensor<T>& slot,
                                       const LocalTensor<float>& coef) {
-        const uint32_t inner = t_.head_major ? tile.tokens : tile.heads;
-        const uint32_t outer = t_.head_major ? tile.heads : tile.tokens;
-        const uint32_t inner_step = Min(inner, t_.work_rows);
-        const uint32_t outer_step = t_.work_rows / inner_step;
-        for (uint32_t o = 0; o < outer; o += outer_step) {
-            for (uint32_t i = 0; i < inner; i += inner_step) {
-                const Stretch s{o, Min(outer_step, outer - o), i, Min(inner_step, inner - i)};
-                RotateStretch(slot, (o * inner + i) * t_.row_pitch, s, coef);
-            }
-        }
-    }
-
-    struct Stretch {
-        uint32_t outer_begin, outer, inner_begin, inner;
-    };
-
-    __aicore__ inline void RotateStretch(const LocalTensor<T>& slot, uint32_t start,
-                                         const Stretch& s, const LocalTensor<float>& coef) {
-        const uint32_t rows = s.outer * s.inner;
+        const uint32_t rows = tile.tokens * tile.heads;
         const uint32_t elements = rows * t_.row_pitch;
         const uint32_t pitch = t_.row_pitch;
-        // Writes of the previous stretch to the work area come after its reads.
+        // Writes of this tile to the work area come after the reads of the previous one.
         VectorBarrier();
-        LocalTensor<T> data = slot[start];
-        LocalTensor<float> x = Widen(data, elements);
-        LocalTensor<float> partner = Partner(data, x, elements);
+        const LocalTensor<float> x = Widen(slot, rows);
+        const LocalTensor<float> partner = Partner(slot, x, elements);
         VectorBarrier();
         for (uint32_t k = 0; k < t_.segments; ++k) {
             const uint32_t other = t_.segments > 1 ? k ^ 1 : k;
-            Scale(t_work_, k * t_.segment_pitch, partner, other * t_.segment_pitch, coef,
-                  t_.b_offset[k], s);
+            Scale(t_work_, k * segment_pitch_, partner, other * segment_pitch_, coef,
+                  t_.b_offset[k], tile);
         }
         VectorBarrier();
         for (uint32_t k = 0; k < t_.segments; ++k) {
-            Scale(x, k * t_.segment_pitch, x, k * t_.segment_pitch, coef, t_.a_offset[k], s);
+            Scale(x, k * segment_pitch_, x, k * segment_pitch_, coef, t_.a_offset[k], tile);
         }
         VectorBarrier();
-        LocalTensor<float> y = Result(data, x);
+        const LocalTensor<float> y = Result(slot, x);
         for (uint32_t k = 0; k < t_.segments; ++k) {
-            const Rows segment{k * t_.segment_pitch, pitch};
+            const Rows segment{k * segment_pitch_, pitch};
             if (t_.b_negative >> k & 1) {
                 OverRows<Arithmetic::kSub>(y, segment, x, segment, t_work_, segment,
                                            t_.segment_length, rows);
@@ -238,23 +237,25 @@ private:
             }
         }
         VectorBarrier();
-        Narrow(data, y, elements);
+        Narrow(slot, y, rows);
     }
 
-    // The stretch as f32, in the order of the segments.
-    __aicore__ inline LocalTensor<float> Widen(const LocalTensor<T>& data, uint32_t elements) {
-        if constexpr (kPermuteIn && kWide) {
+    __aicore__ inline PairRows Words(uint32_t rows) const {
+        return {t_.segment_length, segment_pitch_, rows};
+    }
+
+    // The tile as f32, in the order of the segments.
+    __aicore__ inline LocalTensor<float> Widen(const LocalTensor<T>& data, uint32_t rows) {
+        const uint32_t elements = rows * t_.row_pitch;
+        if constexpr (kPermuteIn) {
             AscendC::Gather(x_, data, offsets_, 0, elements);
             return x_;
         } else if constexpr (kWide) {
             return data;
-        } else if constexpr (kPermuteIn) {
-            const LocalTensor<T> ordered = t_work_.template ReinterpretCast<T>();
-            AscendC::Gather(ordered, data, offsets_, 0, elements);
-            VectorBarrier();
-            AscendC::Cast(x_, ordered, RoundMode::CAST_NONE, elements);
+        } else if constexpr (kWordsIn) {
+            TakeApart(x_, data, t_work_, Words(rows));
             return x_;
-        } else if constexpr (kPairs == Pairs::kAdjacent) {
+        } else if constexpr (kSwap) {
             // x_ serves as scratch for the exchanged pairs first.
             const LocalTensor<T> swapped = SwapHalves(data, x_, elements);
             AscendC::Cast(t_work_, swapped, RoundMode::CAST_NONE, elements);
@@ -273,7 +274,7 @@ private:
         if constexpr (kGatherPartner) {
             AscendC::Gather(t_work_, data, offsets_, 0, elements);
             return t_work_;
-        } else if constexpr (kPairs == Pairs::kAdjacent) {
+        } else if constexpr (kSwap) {
             return t_work_;
         } else {
             return x;
@@ -282,9 +283,9 @@ private:
 
     __aicore__ inline LocalTensor<float> Result(const LocalTensor<T>& data,
                                                 const LocalTensor<float>& x) {
-        if constexpr (kWide && kPermuteIn) {
+        if constexpr (kPermuteIn) {
             return data;
-        } else if constexpr (kWide && kPermuteOut) {
+        } else if constexpr (kPermuteOut) {
             return x_;
         } else {
             return x;
@@ -293,42 +294,41 @@ private:
 
     // Rounds once, to nearest even, and restores the order of the output.
     __aicore__ inline void Narrow(const LocalTensor<T>& data, const LocalTensor<float>& y,
-                                  uint32_t elements) {
-        if constexpr (kWide && kPermuteOut) {
+                                  uint32_t rows) {
+        const uint32_t elements = rows * t_.row_pitch;
+        if constexpr (kPermuteOut) {
             AscendC::Gather(data, y, offsets_, 0, elements);
-        } else if constexpr (kPermuteOut) {
-            const LocalTensor<T> rounded = t_work_.template ReinterpretCast<T>();
-            AscendC::Cast(rounded, y, RoundMode::CAST_RINT, elements);
-            VectorBarrier();
-            AscendC::Gather(data, rounded, offsets_, 0, elements);
+        } else if constexpr (kWordsOut) {
+            PutTogether(data, y, t_work_, Words(rows));
         } else if constexpr (!kWide) {
             AscendC::Cast(data, y, RoundMode::CAST_RINT, elements);
         }
     }
 
-    // dst = src * coefficient of the row's token, over one segment of every row of the stretch.
-    // One instruction runs along the inner or the outer axis, whichever is longer.
+    // dst = src * coefficient of the row's token, over one segment of every row of the tile. One
+    // instruction runs along the inner or the outer axis, whichever is longer.
     __aicore__ inline void Scale(const LocalTensor<float>& dst, uint32_t dst_start,
                                  const LocalTensor<float>& src, uint32_t src_start,
                                  const LocalTensor<float>& coef, uint32_t coef_start,
-                                 const Stretch& s) {
+                                 const Tile& tile) {
         constexpr uint32_t kUnit = kBlockBytes / sizeof(float);
         const uint32_t pitch = t_.row_pitch;
+        const uint32_t inner = t_.head_major ? tile.tokens : tile.heads;
+        const uint32_t outer = t_.head_major ? tile.heads : tile.tokens;
         const uint32_t inner_coef = t_.head_major ? t_.coef_pitch : 0;
         const uint32_t outer_coef = t_.head_major ? 0 : t_.coef_pitch;
-        const uint32_t line = s.inner * pitch;
-        const uint32_t start = coef_start + s.outer_begin * outer_coef + s.inner_begin * inner_coef;
-        if (s.outer <= s.inner || line / kUnit > kMaxRowStride) {
-            for (uint32_t o = 0; o < s.outer; ++o) {
+        const uint32_t line = inner * pitch;
+        if (outer <= inner || line / kUnit > kMaxRowStride) {
+            for (uint32_t o = 0; o < outer; ++o) {
                 OverRows<Arithmetic::kMul>(
                     dst, Rows{dst_start + o * line, pitch}, src, Rows{src_start + o * line, pitch},
-                    coef, Rows{start + o * outer_coef, inner_coef}, t_.segment_length, s.inner);
+                    coef, Rows{coef_start + o * outer_coef, inner_coef}, t_.segment_length, inner);
             }
         } else {
-            for (uint32_t i = 0; i < s.inner; ++i) {
+            for (uint32_t i = 0; i < inner; ++i) {
                 OverRows<Arithmetic::kMul>(
                     dst, Rows{dst_start + i * pitch, line}, src, Rows{src_start + i * pitch, line},
-                    coef, Rows{start + i * inner_coef, outer_coef}, t_.segment_length, s.outer);
+                    coef, Rows{coef_start + i * inner_coef, outer_coef}, t_.segment_length, outer);
             }
         }
     }

@@ -49,13 +49,11 @@ struct Tiling {
     uint32_t head_groups;  // parts that a token's heads are split into when there are few tokens
     uint32_t tokens_per_tile;
     uint32_t heads_per_tile;
-    uint32_t work_rows;   // rows that arithmetic takes at a time
     uint32_t slots;       // tiles in flight
     uint32_t head_major;  // tile order in the unified buffer: 0 token, head; 1 head, token
     uint32_t segments;
     uint32_t segment_length;
-    uint32_t segment_pitch;
-    uint32_t row_pitch;
+    uint32_t row_pitch;  // elements of a row in a slot, and f32 of a row in the work area
     Span load[kSpans];
     Span store[kSpans];
     Route load_route[kSpans][kTensors];
@@ -76,13 +74,13 @@ struct Tiling {
 static_assert(sizeof(Tensor) == 32, "mirrored in args.rs");
 static_assert(sizeof(Span) == 12, "mirrored in args.rs");
 static_assert(sizeof(Route) == 2, "mirrored in args.rs");
-static_assert(sizeof(Tiling) == 368, "mirrored in args.rs");
+static_assert(sizeof(Tiling) == 360, "mirrored in args.rs");
 static_assert(alignof(Tiling) == 8, "mirrored in args.rs");
 static_assert(offsetof(Tiling, tokens) == 128, "mirrored in args.rs");
 static_assert(offsetof(Tiling, heads) == 160, "mirrored in args.rs");
-static_assert(offsetof(Tiling, load) == 208, "mirrored in args.rs");
-static_assert(offsetof(Tiling, load_route) == 280, "mirrored in args.rs");
-static_assert(offsetof(Tiling, a_offset) == 304, "mirrored in args.rs");
-static_assert(offsetof(Tiling, map_words) == 364, "mirrored in args.rs");
+static_assert(offsetof(Tiling, load) == 200, "mirrored in args.rs");
+static_assert(offsetof(Tiling, load_route) == 272, "mirrored in args.rs");
+static_assert(offsetof(Tiling, a_offset) == 296, "mirrored in args.rs");
+static_assert(offsetof(Tiling, map_words) == 356, "mirrored in args.rs");
 
 }  // namespace rope

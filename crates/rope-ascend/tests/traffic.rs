@@ -69,12 +69,12 @@ fn qwen3_vl_8b() {
     // q and k in and out once, the angles once.
     let tensors = 2 * 2 * TOKENS * (HEADS[0] + HEADS[1]) * HEAD_DIM;
     let least = (tensors + TOKENS * 2 * LANES * 4) as f64;
-    // A core has 204 or 205 tokens: 52 tiles of at most 4, or 38 tiles of BNSD's longer runs. Each
+    // A core has 204 or 205 tokens: 103 tiles of at most 2, or tiles of BNSD's longer runs. Each
     // has one transfer for the angles, and one in and one out for q and for k.
     let layouts = [
-        ("TND", Layout::Tnd, 1, 10_360),
-        ("BSND", Layout::Bsnd, 4, 10_360),
-        ("BNSD", Layout::Bnsd, 1, 5_320),
+        ("TND", Layout::Tnd, 1, 20_560),
+        ("BSND", Layout::Bsnd, 4, 20_560),
+        ("BNSD", Layout::Bnsd, 1, 11_480),
     ];
     for (name, layout, batch, transfers) in layouts {
         let traffic = measure(layout, batch);
@@ -87,7 +87,7 @@ fn qwen3_vl_8b() {
         );
         assert!(share <= 1.0001, "{name}: {share} of the least bytes");
         assert_eq!(traffic.transfers, transfers, "{name}");
-        assert!(traffic.ub_share >= 0.75, "{name}: {}", traffic.ub_share);
+        assert!(traffic.ub_share >= 0.7, "{name}: {}", traffic.ub_share);
         assert_eq!(traffic.pipe_all, 0, "{name}");
     }
 }

@@ -61,22 +61,31 @@ impl Channels {
 pub(super) struct Segments {
     pub(super) count: u32,
     pub(super) length: u32,
-    /// Length rounded up to 32 bytes of the element type.
+    /// Distance of the segments: a row in a slot, and a segment in f32, is a multiple of 32 bytes.
     pub(super) pitch: u32,
 }
 
 impl Segments {
-    pub(super) fn of(channels: Channels, element_bytes: u32) -> Self {
+    /// `apart`: whether the arithmetic sees the members of adjacent pairs in two segments.
+    pub(super) fn of(channels: Channels, element_bytes: u32, apart: bool) -> Self {
+        let unit = 32 / element_bytes;
         let count = match channels.pairing {
             Pairing::Half | Pairing::InterleaveHalf => 2,
             Pairing::Quarter => 4,
+            Pairing::Adjacent if apart => {
+                return Self {
+                    count: 2,
+                    length: channels.pairs,
+                    pitch: channels.rotary_dim.next_multiple_of(unit) / 2,
+                };
+            }
             Pairing::Adjacent => 1,
         };
         let length = channels.rotary_dim / count;
         Self {
             count,
             length,
-            pitch: length.next_multiple_of(32 / element_bytes),
+            pitch: length.next_multiple_of(unit),
         }
     }
 
@@ -216,20 +225,20 @@ impl Coefficients {
     }
 }
 
-/// Which source channel each element of a row takes, in bytes; `None` where rows keep their order.
+/// Which source channel each f32 of a row takes, in bytes; `None` where rows keep their order.
 ///
 /// `incoming` permutes on the way into the rotation, otherwise on the way out.
 pub(super) fn permutation(
     channels: Channels,
     segments: Segments,
-    element_bytes: u32,
     incoming: bool,
 ) -> Option<Vec<u32>> {
+    const BYTES: u32 = size_of::<f32>() as u32;
     let mut offsets = vec![0; segments.row_pitch() as usize];
     match channels.pairing {
-        Pairing::Adjacent if element_bytes == 4 => {
+        Pairing::Adjacent => {
             for channel in 0..channels.rotary_dim {
-                offsets[channel as usize] = element_bytes * (channel ^ 1);
+                offsets[channel as usize] = BYTES * (channel ^ 1);
             }
         }
         Pairing::InterleaveHalf => {
@@ -241,11 +250,11 @@ pub(super) fn permutation(
                     } else {
                         (interleaved, offset)
                     };
-                    offsets[to as usize] = element_bytes * from;
+                    offsets[to as usize] = BYTES * from;
                 }
             }
         }
-        _ => return None,
+        Pairing::Half | Pairing::Quarter => return None,
     }
     Some(offsets)
 }

@@ -27,7 +27,7 @@ pub enum KernelType {
 
 impl KernelType {
     /// Name in the kernels' entry points.
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
@@ -200,7 +200,7 @@ impl Rotator {
             shared_over_batch,
             ..tensors.problem(self.channels)
         };
-        let plan = plan_rotation(&problem, self.kernels.machine(), rotation.element.name())?;
+        let plan = plan_rotation(&problem, self.kernels.machine())?;
         let address = angles.memory.pointer() as u64 + angles.offset_bytes as u64;
         self.launch(&plan, &tensors, address)
     }
@@ -221,8 +221,7 @@ impl Rotator {
         };
         self.check_angles(OP, &out)?;
         let problem = tensors.problem(self.channels);
-        let name = request.element.name();
-        let plan = plan_angle_gradient(&problem, self.kernels.machine(), name)?;
+        let plan = plan_angle_gradient(&problem, self.kernels.machine())?;
         self.launch(&plan, &tensors, out.memory.pointer() as u64)
     }
 
@@ -349,7 +348,7 @@ impl Rotator {
             tiling: plan.tiling,
         };
         let kernel = self.kernels.get(&plan.kernel)?;
-        // SAFETY: `Args` is `repr(C)`: six eight-byte addresses and a tiling of 368 bytes whose
+        // SAFETY: `Args` is `repr(C)`: six eight-byte addresses and a tiling of 360 bytes whose
         // fields leave no gap (asserted in args.rs), so all its bytes are initialised.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<Args>())
@@ -386,7 +385,7 @@ impl Tensors {
         Problem {
             channels,
             direction: Direction::Forward,
-            element_bytes: self.element.bytes() as u32,
+            element: self.element,
             batch: self.batch,
             seq: self.seq,
             heads: self.heads,

@@ -1,7 +1,7 @@
 //! How a rotation is cut into tiles: pure functions of shapes and the machine.
 //!
 //! A core takes an even share of the tokens. A tile is some of them with all their heads, as many
-//! as fill the unified buffer `slots` times beside the work area; in head-major tensors, many
+//! as fit the unified buffer `slots` times and once more as f32; in head-major tensors, many
 //! tokens of a few heads. `docs/kernels.md` works an example in numbers.
 
 use rope_core::{Direction, Pairing};
@@ -10,6 +10,7 @@ use super::args::{Route, Span, TensorLayout, Tiling};
 use super::coefficients::{
     Channels, Coefficients, Gathered, Segments, angle_gradient_terms, permutation,
 };
+use super::rotator::KernelType;
 use crate::error::{AscendError, Result};
 
 /// Architecture of the vector cores.
@@ -105,8 +106,7 @@ impl Machine {
 pub(super) struct Problem {
     pub(super) channels: Channels,
     pub(super) direction: Direction,
-    /// Bytes of an element: 4 or 2.
-    pub(super) element_bytes: u32,
+    pub(super) element: KernelType,
     pub(super) batch: u32,
     /// Tokens of a batch.
     pub(super) seq: u32,
@@ -120,6 +120,19 @@ pub(super) struct Problem {
     pub(super) in_place: bool,
     /// Whether all batches share the angles of the first.
     pub(super) shared_over_batch: bool,
+}
+
+impl Problem {
+    fn element_bytes(&self) -> u32 {
+        self.element.bytes() as u32
+    }
+
+    /// What an f32 of a row comes from, where a Gather reorders them.
+    fn permutation(&self, segments: Segments, incoming: bool) -> Option<Vec<u32>> {
+        (self.element == KernelType::F32)
+            .then(|| permutation(self.channels, segments, incoming))
+            .flatten()
+    }
 }
 
 /// A launch, ready except for the addresses.
@@ -149,14 +162,19 @@ const UNITS_PER_CORE: u64 = 16;
 /// full rate.
 const HEAD_MAJOR_TOKENS: u32 = 64;
 
-fn kernel_name(family: &str, pairing: Pairing, direction: Direction, dtype: &str) -> String {
+fn kernel_name(
+    family: &str,
+    pairing: Pairing,
+    direction: Direction,
+    element: KernelType,
+) -> String {
     let pairs = match (pairing, direction) {
         (Pairing::Half | Pairing::Quarter, _) => "split",
         (Pairing::Adjacent, _) => "adjacent",
         (Pairing::InterleaveHalf, Direction::Forward) => "deinterleave",
         (Pairing::InterleaveHalf, Direction::Adjoint) => "interleave",
     };
-    format!("{family}_{pairs}_{dtype}")
+    format!("{family}_{pairs}_{}", element.name())
 }
 
 /// Batches and tokens, after merging what has one stride.
@@ -270,7 +288,7 @@ fn spans(problem: &Problem, segments: Segments) -> ([Span; 3], [Span; 3]) {
     };
     let first = channels.rotary_offset;
     let whole = run(first, channels.rotary_dim, 1);
-    let cut = if segments.length == segments.pitch {
+    let cut = if segments.length == segments.pitch || channels.pairing == Pairing::Adjacent {
         whole
     } else {
         run(first, segments.length, segments.count)
@@ -301,8 +319,8 @@ fn tile_row(span: usize, spans: &[Span; 3], row_pitch: u32, element_bytes: u32) 
     }
 }
 
-/// The parts of the tiling that both kernels share.
-fn common(problem: &Problem) -> Result<(Segments, Coefficients, Grid, Tiling)> {
+/// The parts of the tiling that both kernels share. `apart`: see [`Segments::of`].
+fn common(problem: &Problem, apart: bool) -> Result<(Segments, Coefficients, Grid, Tiling)> {
     const MOST_HEADS: u32 = MAX_RUNS / 4;
     let heads = problem.heads[0].saturating_add(problem.heads[1]);
     if heads > MOST_HEADS {
@@ -312,7 +330,7 @@ fn common(problem: &Problem) -> Result<(Segments, Coefficients, Grid, Tiling)> {
             found: heads as usize,
         });
     }
-    let segments = Segments::of(problem.channels, problem.element_bytes);
+    let segments = Segments::of(problem.channels, problem.element_bytes(), apart);
     let coefficients = Coefficients::of(problem.channels, segments, problem.direction);
     let grid = Grid::of(problem);
     let (load, store) = spans(problem, segments);
@@ -332,7 +350,6 @@ fn common(problem: &Problem) -> Result<(Segments, Coefficients, Grid, Tiling)> {
         slots: SLOTS,
         segments: segments.count,
         segment_length: segments.length,
-        segment_pitch: segments.pitch,
         row_pitch: segments.row_pitch(),
         load,
         store,
@@ -378,13 +395,15 @@ fn even(n: u32, most: u32) -> u32 {
 /// # Errors
 /// [`AscendError::TileTooLarge`] if not even one head of one token fits;
 /// [`AscendError::KernelLimit`] for too many heads.
-pub(super) fn plan_rotation(problem: &Problem, machine: Machine, dtype: &str) -> Result<Plan> {
-    let (segments, coefficients, grid, mut tiling) = common(problem)?;
+pub(super) fn plan_rotation(problem: &Problem, machine: Machine) -> Result<Plan> {
+    // Halves are exchanged instead.
+    let apart = problem.element == KernelType::Bf16;
+    let (segments, coefficients, grid, mut tiling) = common(problem, apart)?;
     let (pairing, direction) = (problem.channels.pairing, problem.direction);
-    let element_bytes = problem.element_bytes;
+    let element_bytes = problem.element_bytes();
     let heads = problem.heads[0] + problem.heads[1];
     let incoming = direction == Direction::Forward || pairing == Pairing::Adjacent;
-    let permutation = permutation(problem.channels, segments, element_bytes, incoming);
+    let permutation = problem.permutation(segments, incoming);
     let map = words(coefficients.gather.as_slice(), permutation.as_deref());
     tiling.expand = u32::from(coefficients.gather.is_some());
     tiling.map_words = map.len() as u32;
@@ -425,10 +444,9 @@ pub(super) fn plan_rotation(problem: &Problem, machine: Machine, dtype: &str) ->
     }?;
     tiling.tokens_per_tile = fitted.tokens;
     tiling.heads_per_tile = fitted.heads;
-    tiling.work_rows = fitted.work_rows;
     set_routes(&mut tiling, element_bytes);
     Ok(Plan {
-        kernel: kernel_name("rope_rotate", pairing, direction, dtype),
+        kernel: kernel_name("rope_rotate", pairing, direction, problem.element),
         blocks,
         tiling,
         map,
@@ -462,71 +480,46 @@ struct Fit {
 struct Fitted {
     tokens: u32,
     heads: u32,
-    work_rows: u32,
 }
 
 impl Fit {
-    /// A quarter of the buffer for arithmetic, in whole lines of `line` rows where one fits.
-    fn work_rows(&self, line: u32) -> u32 {
-        let rows = (self.ub / 4 / self.work_row).max(1);
-        if rows >= line {
-            rows / line * line
-        } else {
-            rows
-        }
+    /// One row in all slots and in the work area.
+    fn row(&self) -> u32 {
+        SLOTS * self.slot_row + self.work_row
     }
 
     fn used(&self, fitted: &Fitted) -> u32 {
-        let in_slots = SLOTS * fitted.heads * self.slot_row;
-        self.fixed
-            + fitted.tokens * (self.token_bytes + in_slots)
-            + fitted.work_rows * self.work_row
+        self.fixed + fitted.tokens * (self.token_bytes + fitted.heads * self.row())
     }
 
-    fn too_large(&self) -> AscendError {
-        let one = Fitted {
-            tokens: 1,
-            heads: 1,
-            work_rows: 1,
-        };
-        AscendError::TileTooLarge {
-            needed_bytes: self.used(&one) as usize,
-            available_bytes: self.ub as usize,
-        }
+    fn room(&self) -> u32 {
+        self.ub.saturating_sub(self.fixed)
     }
 
     /// All heads of as many tokens as fit; where one token does not, some of its heads.
     fn token_major(&self) -> Result<Fitted> {
-        let mut work_rows = self.work_rows(self.heads);
-        let room = |work_rows: u32| {
-            self.ub
-                .checked_sub(self.fixed + work_rows * self.work_row)
-                .ok_or_else(|| self.too_large())
-        };
-        let token = self.token_bytes + SLOTS * self.heads * self.slot_row;
-        let tokens = (room(work_rows)? / token).min(self.longest);
+        let token = self.token_bytes + self.heads * self.row();
+        let tokens = (self.room() / token).min(self.longest);
         if tokens > 0 {
             return Ok(Fitted {
                 tokens,
                 heads: self.heads,
-                work_rows: work_rows.min(tokens * self.heads),
             });
         }
-        let heads = loop {
-            let left = room(work_rows)?.saturating_sub(self.token_bytes);
-            let fitting = left / (SLOTS * self.slot_row);
-            if fitting > 0 {
-                break even(self.heads, fitting);
-            }
-            if work_rows == 1 {
-                return Err(self.too_large());
-            }
-            work_rows /= 2;
-        };
+        let heads = self.room().saturating_sub(self.token_bytes) / self.row();
+        if heads == 0 {
+            let one = Fitted {
+                tokens: 1,
+                heads: 1,
+            };
+            return Err(AscendError::TileTooLarge {
+                needed_bytes: self.used(&one) as usize,
+                available_bytes: self.ub as usize,
+            });
+        }
         Ok(Fitted {
             tokens: 1,
-            heads,
-            work_rows: work_rows.min(heads),
+            heads: even(self.heads, heads),
         })
     }
 
@@ -537,15 +530,12 @@ impl Fit {
             .min(HEAD_MAJOR_TOKENS)
             .min((self.ub / 6 / self.token_bytes).max(1));
         loop {
-            let work_rows = self.work_rows(tokens);
-            let used = self.fixed + tokens * self.token_bytes + work_rows * self.work_row;
-            let heads = self.ub.saturating_sub(used) / (SLOTS * tokens * self.slot_row);
+            let left = self.room().saturating_sub(tokens * self.token_bytes);
+            let heads = left / (tokens * self.row());
             if heads > 0 {
-                let heads = even(self.heads, heads);
                 return Ok(Fitted {
                     tokens,
-                    heads,
-                    work_rows: work_rows.min(tokens * heads),
+                    heads: even(self.heads, heads),
                 });
             }
             if tokens == 1 {
@@ -561,16 +551,12 @@ impl Fit {
 ///
 /// # Errors
 /// As [`plan_rotation`].
-pub(super) fn plan_angle_gradient(
-    problem: &Problem,
-    machine: Machine,
-    dtype: &str,
-) -> Result<Plan> {
+pub(super) fn plan_angle_gradient(problem: &Problem, machine: Machine) -> Result<Plan> {
     const OUT_TOKENS: u64 = 16;
-    let (segments, _, _, mut tiling) = common(problem)?;
-    let element_bytes = problem.element_bytes;
+    let element_bytes = problem.element_bytes();
+    let (segments, _, _, mut tiling) = common(problem, element_bytes == 2)?;
     let (terms, pitch) = angle_gradient_terms(problem.channels, segments);
-    let permutation = permutation(problem.channels, segments, element_bytes, true);
+    let permutation = problem.permutation(segments, true);
     let map = words(&terms, permutation.as_deref());
     tiling.map_words = map.len() as u32;
     tiling.angle_pieces = terms.len() as u32;
@@ -608,11 +594,15 @@ pub(super) fn plan_angle_gradient(
     let fitted = fit.token_major()?;
     tiling.tokens_per_tile = tokens;
     tiling.heads_per_tile = fitted.heads;
-    tiling.work_rows = fitted.work_rows;
     set_routes(&mut tiling, element_bytes);
     let pairing = problem.channels.pairing;
     Ok(Plan {
-        kernel: kernel_name("rope_angle_grad", pairing, Direction::Forward, dtype),
+        kernel: kernel_name(
+            "rope_angle_grad",
+            pairing,
+            Direction::Forward,
+            problem.element,
+        ),
         blocks,
         tiling,
         map,
@@ -631,7 +621,13 @@ mod tests {
         Machine::new(40, None, Some(2201)).expect("a 910B")
     }
 
-    fn plan(layout: Layout, seq: usize, heads: [u32; 2], head_dim: usize, bytes: u32) -> Plan {
+    fn plan(
+        layout: Layout,
+        seq: usize,
+        heads: [u32; 2],
+        head_dim: usize,
+        element: KernelType,
+    ) -> Plan {
         let geometry = Geometry::new(head_dim, head_dim, 0, Pairing::Half, false);
         let layouts = heads.map(|heads| {
             let heads = heads.max(1) as usize;
@@ -640,7 +636,7 @@ mod tests {
         let problem = Problem {
             channels: Channels::new(geometry.expect("a geometry")).expect("a short head"),
             direction: Direction::Forward,
-            element_bytes: bytes,
+            element,
             batch: 1,
             seq: seq as u32,
             heads,
@@ -649,15 +645,15 @@ mod tests {
             in_place: true,
             shared_over_batch: false,
         };
-        plan_rotation(&problem, machine(), "bf16").expect("plan")
+        plan_rotation(&problem, machine()).expect("plan")
     }
 
     #[test]
-    fn qwen3_vl_tiles_hold_four_tokens_with_all_heads() {
-        let plan = plan(Layout::Tnd, 8192, [32, 8], 128, 2);
+    fn qwen3_vl_tiles_hold_two_tokens_with_all_heads() {
+        let plan = plan(Layout::Tnd, 8192, [32, 8], 128, KernelType::Bf16);
         assert_eq!(
             (plan.tiling.tokens_per_tile, plan.tiling.heads_per_tile),
-            (4, 40)
+            (2, 40)
         );
         assert_eq!(
             plan.tiling.load_route[0],
@@ -680,13 +676,11 @@ mod tests {
             for seq in [1, 2, 7, 100, 100_000] {
                 for heads in [[1, 0], [1, 1], [32, 8], [128, 128]] {
                     for head_dim in [32, 72, 80, 128, 256, 512] {
-                        for bytes in [2, 4] {
-                            let plan = plan(layout, seq, heads, head_dim, bytes);
+                        for element in [KernelType::Bf16, KernelType::F32] {
+                            let plan = plan(layout, seq, heads, head_dim, element);
                             let t = &plan.tiling;
                             assert!(plan.ub_bytes <= machine().ub_bytes, "{plan:?}");
-                            assert!(
-                                t.tokens_per_tile >= 1 && t.heads_per_tile >= 1 && t.work_rows >= 1
-                            );
+                            assert!(t.tokens_per_tile >= 1 && t.heads_per_tile >= 1);
                             assert!(u64::from(plan.blocks) <= t.tokens * u64::from(t.head_groups));
                         }
                     }
@@ -716,7 +710,7 @@ mod tests {
             let problem = Problem {
                 channels: Channels::new(geometry.expect("a geometry")).expect("a short head"),
                 direction: Direction::Forward,
-                element_bytes: 2,
+                element: KernelType::Bf16,
                 batch: 2,
                 seq: 200,
                 heads: [2, 0],
@@ -725,7 +719,7 @@ mod tests {
                 in_place: true,
                 shared_over_batch: false,
             };
-            let plan = plan_rotation(&problem, machine(), "bf16").expect("plan");
+            let plan = plan_rotation(&problem, machine()).expect("plan");
             assert!(plan.tiling.tokens_per_tile > 1, "a tile has several tokens");
             assert_eq!(plan.tiling.load_route[0][0].count, count, "{bytes} bytes");
             assert_eq!(plan.tiling.input[0].batch_stride, 1 << 40);
@@ -735,7 +729,7 @@ mod tests {
 
     #[test]
     fn fewer_tokens_than_cores_share_out_their_heads() {
-        let plan = plan(Layout::Tnd, 3, [32, 8], 128, 2);
+        let plan = plan(Layout::Tnd, 3, [32, 8], 128, KernelType::Bf16);
         assert_eq!(plan.blocks, 40);
         assert_eq!(plan.tiling.head_groups, 40);
     }
