@@ -119,6 +119,7 @@ fn run(
         kernel: kernel.clone(),
         blocks,
         counters: output.counters,
+        first_block: output.first_block,
         violations,
     });
     match first {

@@ -29,4 +29,4 @@ mod trace;
 pub use abi::{Export, exports, symbol};
 pub use control::Session;
 pub use machine::Machine;
-pub use trace::{Call, Counters, LaunchReport, Violation};
+pub use trace::{Call, Counted, Counters, LaunchReport, Violation};

@@ -102,6 +102,19 @@ impl Counters {
     }
 }
 
+/// Something that block 0 of a launch did: a vector instruction, a transfer or a barrier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// The Ascend C function; `GM -> UB` and `UB -> GM` for transfers.
+    pub what: String,
+    /// Types of the operands: one, or `source -> destination`.
+    pub types: String,
+    /// Repeats of a vector instruction, bytes of a transfer.
+    pub amount: u64,
+    /// How often it was done with this amount.
+    pub times: u64,
+}
+
 /// One finished kernel launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchReport {
@@ -111,6 +124,8 @@ pub struct LaunchReport {
     pub blocks: u32,
     /// The counters of all blocks together.
     pub counters: Counters,
+    /// What block 0 did, exactly.
+    pub first_block: Vec<Counted>,
     /// Violations found in this launch.
     pub violations: usize,
 }

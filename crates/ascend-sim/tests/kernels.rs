@@ -36,6 +36,21 @@ fn a_correct_kernel_computes_and_reports_nothing() {
     assert_eq!(report.counters.vector_instructions, 16);
     assert_eq!(report.counters.vector_repeats, 2 * (7 * 2 + 2));
     assert_eq!(report.counters.ub_high_water_bytes, 4 * 128 * 4);
+    let first: Vec<_> = report
+        .first_block
+        .iter()
+        .map(|c| (c.what.as_str(), c.types.as_str(), c.amount, c.times))
+        .collect();
+    assert_eq!(
+        first,
+        [
+            ("Add", "f32", 2, 3),
+            ("Adds", "f32", 2, 3),
+            ("GM -> UB", "", 512, 3),
+            ("PipeBarrier<PIPE_V>", "", 0, 3),
+            ("UB -> GM", "", 512, 3),
+        ]
+    );
     assert_eq!(control::violations(), []);
 }
 

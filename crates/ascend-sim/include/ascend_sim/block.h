@@ -13,6 +13,8 @@
 #include <cstdio>
 #include <map>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "launch.h"
@@ -69,6 +71,7 @@ struct Op {
     Location at;
     Pipe pipe;
     std::uint32_t epoch;
+    const char* types = "";
 };
 
 enum class BufferState : std::uint8_t { kFree, kAllocated, kEnqueued, kDequeued, kScratch };
@@ -135,6 +138,7 @@ public:
     std::vector<Buffer> buffers;
     std::vector<QueueState> queues;
     std::vector<GmAccess> accesses;
+    std::map<std::tuple<std::string_view, std::string_view, std::uint64_t>, std::uint64_t> counted;
     Clock seen[kPipes];
     std::uint32_t issued[kPipes] = {};
     Flag flags[kEvents][kEventIds];
@@ -174,13 +178,18 @@ public:
         throw BlockStopped{};
     }
 
-    Op begin(const char* name, const Location& at, Pipe pipe) {
+    // Counts for the list of block 0. Kinds and types are told apart by their text.
+    void count(const char* what, const char* types, std::uint64_t amount) {
+        if (index == 0) ++counted[{what, types, amount}];
+    }
+
+    Op begin(const char* name, const Location& at, Pipe pipe, const char* types = "") {
         last = at;
         // What the hardware orders by itself: scalar code, and on 3510 vector instructions with each
         // other. What a compiler may add (auto-sync) is not relied upon.
         const bool in_order = pipe == kPipeS || (pipe == kPipeV && __NPU_ARCH__ == 3510);
         if (in_order) seen[pipe].epoch[pipe] = issued[pipe];
-        return Op{name, at, pipe, ++issued[pipe]};
+        return Op{name, at, pipe, ++issued[pipe], types};
     }
 
     std::string describe(const UbView& view) const {

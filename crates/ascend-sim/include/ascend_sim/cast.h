@@ -107,7 +107,7 @@ void Cast(const LocalTensor<D>& dst, const LocalTensor<S>& src, const RoundMode&
           std::uint32_t count, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Cast", at, kPipeV);
+    const Op op = running.begin("Cast", at, kPipeV, types_of<D, S>());
     cast<D, S>(running, op, first_elements(running, op, count, widest<D, S>), operand(dst, "dst"),
                operand(src, "src"), mode);
 }
@@ -117,7 +117,7 @@ void Cast(const LocalTensor<D>& dst, const LocalTensor<S>& src, const RoundMode&
           std::uint64_t mask, Narrow8 repeatTime, const UnaryRepeatParams& p, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Cast", at, kPipeV);
+    const Op op = running.begin("Cast", at, kPipeV, types_of<D, S>());
     check_unary_params(op, p);
     const Shape shape = leading_mask(running, op, isSetMask, mask, repeatTime, widest<D, S>);
     cast<D, S>(running, op, shape, operand(dst, "dst", p.dstBlkStride, p.dstRepStride),
@@ -129,7 +129,7 @@ void Cast(const LocalTensor<D>& dst, const LocalTensor<S>& src, const RoundMode&
           std::uint64_t mask[], Narrow8 repeatTime, const UnaryRepeatParams& p, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Cast", at, kPipeV);
+    const Op op = running.begin("Cast", at, kPipeV, types_of<D, S>());
     check_unary_params(op, p);
     const Shape shape = bit_mask(running, op, isSetMask, mask, repeatTime, widest<D, S>);
     cast<D, S>(running, op, shape, operand(dst, "dst", p.dstBlkStride, p.dstRepStride),

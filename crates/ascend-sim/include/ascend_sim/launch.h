@@ -48,6 +48,15 @@ struct Counters {
     std::uint64_t barriers[8];  // indexed by pipe_t
 };
 
+// What a block did `times` times: a vector instruction of `amount` repeats over elements of `types`,
+// a transfer of `amount` bytes, or a barrier.
+struct Counted {
+    const char* what;
+    const char* types;
+    std::uint64_t amount;
+    std::uint64_t times;
+};
+
 struct Launch {
     std::uint32_t interface_version;
     std::uint32_t block_count;
@@ -60,6 +69,8 @@ struct Launch {
     void (*report)(void* host, std::uint32_t block, const char* kind, const char* file,
                    std::uint32_t line, const char* message);
     void (*accesses)(void* host, std::uint32_t block, const GmAccess* list, std::uint64_t count);
+    // Called for block 0.
+    void (*counted)(void* host, const Counted* list, std::uint64_t count);
 };
 
 struct KernelEntry {
@@ -81,7 +92,8 @@ struct KernelTable {
 static_assert(sizeof(Region) == 24);
 static_assert(sizeof(GmAccess) == 80);
 static_assert(sizeof(Counters) == 152);
-static_assert(sizeof(Launch) == 64);
+static_assert(sizeof(Counted) == 32);
+static_assert(sizeof(Launch) == 72);
 static_assert(sizeof(KernelEntry) == 24);
 static_assert(sizeof(KernelTable) == 32);
 

@@ -96,6 +96,14 @@ inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launc
     }
     g_block = nullptr;
     launch->accesses(launch->host, index, running.accesses.data(), running.accesses.size());
+    if (index == 0) {
+        std::vector<Counted> counted;
+        for (const auto& [key, times] : running.counted) {
+            const auto& [what, types, amount] = key;
+            counted.push_back({what.data(), types.data(), amount, times});
+        }
+        launch->counted(launch->host, counted.data(), counted.size());
+    }
     return stopped;
 }
 

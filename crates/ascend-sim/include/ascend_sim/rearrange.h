@@ -53,7 +53,7 @@ void copy_blocks(Block& running, const Op& op, const AscendC::LocalTensor<T>& ds
         for (std::uint64_t b = 0; b < t.length; b += kGranuleBytes)
             move(running, op, dst.view(), to + b, src.view(), from + b, kGranuleBytes, "src");
     }
-    count_vector(running, round_up(t.count * t.length, kRepeatBytes) / kRepeatBytes);
+    count_vector(running, op, round_up(t.count * t.length, kRepeatBytes) / kRepeatBytes);
 }
 
 template <class T>
@@ -71,7 +71,7 @@ void check_interleave(Block& running, const Op& op, const AscendC::LocalTensor<T
             require_disjoint(running, op, target->view(), bytes, source->view(), bytes, "src");
         }
     }
-    count_vector(running, 2 * round_up(bytes, kRepeatBytes) / kRepeatBytes);
+    count_vector(running, op, 2 * round_up(bytes, kRepeatBytes) / kRepeatBytes);
 }
 
 template <class T>
@@ -96,7 +96,7 @@ void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, std::uint32_
               ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("DataCopy(UB, UB)", at, kPipeV);
+    const Op op = running.begin("DataCopy(UB, UB)", at, kPipeV, types_of<T>());
     copy_blocks(running, op, dst, src, contiguous<T>(running, op, count));
 }
 
@@ -105,7 +105,7 @@ void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const DataCo
               ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("DataCopy(UB, UB)", at, kPipeV);
+    const Op op = running.begin("DataCopy(UB, UB)", at, kPipeV, types_of<T>());
     if (check_short_params(op, params))
         copy_blocks(running, op, dst, src, short_transfer(params, params.srcGap, params.dstGap));
 }
@@ -135,7 +135,7 @@ void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, std::uint64_t ma
           Narrow8 repeatTime, const CopyRepeatParams& p, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Copy", at, kPipeV);
+    const Op op = running.begin("Copy", at, kPipeV, types_of<T>());
     copy_strided(running, op, dst, src,
                  leading_mask(running, op, isSetMask, mask, repeatTime, sizeof(T)), p);
 }
@@ -145,7 +145,7 @@ void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, std::uint64_t ma
           Narrow8 repeatTime, const CopyRepeatParams& p, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Copy", at, kPipeV);
+    const Op op = running.begin("Copy", at, kPipeV, types_of<T>());
     copy_strided(running, op, dst, src,
                  bit_mask(running, op, isSetMask, mask, repeatTime, sizeof(T)), p);
 }
@@ -155,7 +155,7 @@ void Duplicate(const LocalTensor<T>& dst, ascend_sim::Scalar<T> value, std::int3
                ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Duplicate", at, kPipeV);
+    const Op op = running.begin("Duplicate", at, kPipeV, types_of<T>());
     run_vector<0>(running, op, first_elements(running, op, count, sizeof(T)), operand(dst, "dst"),
                   {}, false, [&](std::uint8_t* target, const auto&, std::uint64_t n) {
                       std::fill_n(reinterpret_cast<T*>(target), n, value);
@@ -168,7 +168,7 @@ void Duplicate(const LocalTensor<T>& dst, ascend_sim::Scalar<T> value, std::uint
                ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Duplicate", at, kPipeV);
+    const Op op = running.begin("Duplicate", at, kPipeV, types_of<T>());
     require_range("vector-parameter", op, "dstRepeatStride", dstRepeatStride, 0, 255);
     run_vector<0>(running, op, leading_mask(running, op, isSetMask, mask, repeatTime, sizeof(T)),
                   operand(dst, "dst", dstBlockStride, dstRepeatStride), {}, false,
@@ -183,7 +183,7 @@ void Duplicate(const LocalTensor<T>& dst, ascend_sim::Scalar<T> value, std::uint
                ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Duplicate", at, kPipeV);
+    const Op op = running.begin("Duplicate", at, kPipeV, types_of<T>());
     require_range("vector-parameter", op, "dstRepeatStride", dstRepeatStride, 0, 255);
     run_vector<0>(running, op, bit_mask(running, op, isSetMask, mask, repeatTime, sizeof(T)),
                   operand(dst, "dst", dstBlockStride, dstRepeatStride), {}, false,
@@ -198,7 +198,7 @@ void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src, Narrow8 repeatTi
           const BrcbRepeatParams& p, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Brcb", at, kPipeV);
+    const Op op = running.begin("Brcb", at, kPipeV, types_of<T>());
     require_range("vector-parameter", op, "repeatTime", repeatTime, 0, kMaxRepeats);
     require_range("vector-parameter", op, "dstBlkStride", p.dstBlkStride, 1, kMaxShort);
     require_range("vector-parameter", op, "dstRepStride", p.dstRepStride, 0, kMaxShort);
@@ -212,7 +212,7 @@ void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src, Narrow8 repeatTi
     require_disjoint(running, op, dst.view(), static_cast<std::uint64_t>(extent), src.view(),
                      static_cast<std::uint64_t>(repeatTime.get()) * kBlocksPerRepeat * sizeof(T),
                      "src");
-    count_vector(running, static_cast<std::uint64_t>(repeatTime.get()));
+    count_vector(running, op, static_cast<std::uint64_t>(repeatTime.get()));
     for (std::int64_t repeat = 0; repeat < repeatTime; ++repeat)
         for (std::int64_t b = 0; b < kBlocksPerRepeat; ++b)
             for (std::uint32_t i = 0; i < kGranuleBytes; i += sizeof(T))
@@ -229,14 +229,15 @@ void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src,
             std::uint32_t count, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Gather", at, kPipeV);
+    const Op op = running.begin("Gather", at, kPipeV, types_of<T>());
     if (nothing_to_do(running, op, count, "count")) return;
     // dav-2201 counts the whole repeats in eight bits; dav-3510 loops.
     constexpr std::uint32_t kPerRepeat = sizeof(T) == 2 ? 128 : 64;
     if (__NPU_ARCH__ == 2201)
         require_range("vector-parameter", op, "count / elements of a repeat", count / kPerRepeat, 0,
                       kMaxRepeats);
-    count_vector(running, round_up(std::uint64_t{count} * sizeof(T), kRepeatBytes) / kRepeatBytes);
+    count_vector(running, op,
+                 round_up(std::uint64_t{count} * sizeof(T), kRepeatBytes) / kRepeatBytes);
     running.require_aligned(op, dst.view(), 0, "dst");
     running.require_aligned(op, src.view(), 0, "src");
     running.require_aligned(op, srcOffset.view(), 0, "srcOffset");
@@ -281,7 +282,7 @@ std::uint64_t gather_mask(Block& running, const Op& op, const AscendC::LocalTens
     constexpr std::uint32_t kPerRepeat = kRepeatBytes / sizeof(T);
     const std::uint32_t each = reduce_mode ? mask : kPerRepeat;
     const std::uint64_t repeats = static_cast<std::uint64_t>(p.repeatTimes.get());
-    count_vector(running,
+    count_vector(running, op,
                  reduce_mode ? repeats * (round_up(each, kPerRepeat) / kPerRepeat) : repeats);
     running.counter_mode = false;
     const Operand source = operand(src, "src0", p.src0BlockStride, p.src0RepeatStride);
@@ -330,7 +331,7 @@ void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, std::uint
                 std::uint64_t& rsvdCnt, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("GatherMask", at, kPipeV);
+    const Op op = running.begin("GatherMask", at, kPipeV, types_of<T>());
     rsvdCnt = gather_mask<T>(
         running, op, dst, src0, reduceMode, mask, params,
         [&](std::uint32_t i, std::uint64_t) { return pattern_selects(op, src1Pattern, i); });
@@ -346,7 +347,7 @@ void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0,
         std::is_unsigned_v<U>,
         "GatherMask: the pattern is uint16_t for 16-bit and uint32_t for 32-bit elements");
     Block& running = block();
-    const Op op = running.begin("GatherMask", at, kPipeV);
+    const Op op = running.begin("GatherMask", at, kPipeV, types_of<T>());
     constexpr std::uint32_t kBits = sizeof(U) * 8;
     rsvdCnt = gather_mask<T>(
         running, op, dst, src0, reduceMode, mask, params,
@@ -368,7 +369,7 @@ void CreateVecIndex(const LocalTensor<T>& dst, ascend_sim::Scalar<T> firstValue,
                     std::uint32_t count, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("CreateVecIndex", at, kPipeV);
+    const Op op = running.begin("CreateVecIndex", at, kPipeV, types_of<T>());
     run_vector<0>(running, op, first_elements(running, op, count, sizeof(T)), operand(dst, "dst"),
                   {}, false, [&](std::uint8_t* target, const auto&, std::uint64_t n) {
                       for (std::uint64_t i = 0; i < n; ++i)
@@ -384,7 +385,7 @@ void Interleave(const LocalTensor<T>& dst0, const LocalTensor<T>& dst1, const Lo
                 const LocalTensor<T>& src1, std::int32_t count, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("Interleave", at, kPipeV);
+    const Op op = running.begin("Interleave", at, kPipeV, types_of<T>());
     ascend_sim::check_interleave(running, op, dst0, dst1, src0, src1, count);
     for (std::int32_t i = 0; i < 2 * count; ++i)
         move(running, op, (i < count ? dst0 : dst1).view(), std::int64_t{i % count} * sizeof(T),
@@ -398,7 +399,7 @@ void DeInterleave(const LocalTensor<T>& dst0, const LocalTensor<T>& dst1,
                   ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
-    const Op op = running.begin("DeInterleave", at, kPipeV);
+    const Op op = running.begin("DeInterleave", at, kPipeV, types_of<T>());
     ascend_sim::check_interleave(running, op, dst0, dst1, src0, src1, count);
     for (std::int32_t i = 0; i < 2 * count; ++i)
         move(running, op, (i % 2 ? dst1 : dst0).view(), std::int64_t{i / 2} * sizeof(T),

@@ -146,6 +146,7 @@ void PipeBarrier(ASCEND_SIM_HERE) {
     Block& running = block();
     if constexpr (pipe == PIPE_S) running.stop("event", at, "PipeBarrier<PIPE_S> is not accepted");
     ++running.counters.barriers[pipe];
+    running.count(pipe == PIPE_V ? "PipeBarrier<PIPE_V>" : "PipeBarrier", "", 0);
     if constexpr (pipe == PIPE_ALL) {
         Clock all;
         for (std::uint8_t p = 0; p < kPipes; ++p) all.epoch[p] = running.issued[p];

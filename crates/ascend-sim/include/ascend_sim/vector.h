@@ -209,7 +209,7 @@ namespace AscendC {
                    const LocalTensor<S>& src1, std::int32_t count, ASCEND_SIM_HERE) {    \
         using namespace ascend_sim;                                                      \
         Block& running = block();                                                        \
-        const Op op = running.begin(#Name, at, kPipeV);                                  \
+        const Op op = running.begin(#Name, at, kPipeV, (types_of<D, S>()));              \
         const Shape shape = first_elements(running, op, count, sizeof(D));               \
         RUN(running, op, shape, operand(dst, "dst"), operand(src0, "src0"),              \
             operand(src1, "src1"));                                                      \
@@ -219,7 +219,7 @@ namespace AscendC {
                    const BinaryRepeatParams& p, ASCEND_SIM_HERE) {                       \
         using namespace ascend_sim;                                                      \
         Block& running = block();                                                        \
-        const Op op = running.begin(#Name, at, kPipeV);                                  \
+        const Op op = running.begin(#Name, at, kPipeV, (types_of<D, S>()));              \
         check_binary_params(op, p);                                                      \
         const Shape shape = leading_mask(running, op, SET, mask, repeatTime, sizeof(D)); \
         RUN(running, op, shape, operand(dst, "dst", p.dstBlkStride, p.dstRepStride),     \
@@ -231,7 +231,7 @@ namespace AscendC {
                    const BinaryRepeatParams& p, ASCEND_SIM_HERE) {                       \
         using namespace ascend_sim;                                                      \
         Block& running = block();                                                        \
-        const Op op = running.begin(#Name, at, kPipeV);                                  \
+        const Op op = running.begin(#Name, at, kPipeV, (types_of<D, S>()));              \
         check_binary_params(op, p);                                                      \
         const Shape shape = bit_mask(running, op, SET, mask, repeatTime, sizeof(D));     \
         RUN(running, op, shape, operand(dst, "dst", p.dstBlkStride, p.dstRepStride),     \
@@ -304,7 +304,7 @@ ASCEND_SIM_TWO_SOURCES(FusedMulAdd, T, T, isSetMask, ASCEND_SIM_SAME_HEAD, fused
         using namespace ascend_sim;                                                                \
         Block& running = block();                                                                  \
         [[maybe_unused]] constexpr bool roundEn = false;                                           \
-        const Op op = running.begin(#Name, at, kPipeV);                                            \
+        const Op op = running.begin(#Name, at, kPipeV, (types_of<D, S>()));                        \
         CHECK;                                                                                     \
         const Shape shape = first_elements(running, op, count, sizeof(D));                         \
         const Operand d = operand(dst, "dst"), a = operand(src, "src");                            \
@@ -315,7 +315,7 @@ ASCEND_SIM_TWO_SOURCES(FusedMulAdd, T, T, isSetMask, ASCEND_SIM_SAME_HEAD, fused
                    ASCEND_SIM_HERE) {                                                              \
         using namespace ascend_sim;                                                                \
         Block& running = block();                                                                  \
-        const Op op = running.begin(#Name, at, kPipeV);                                            \
+        const Op op = running.begin(#Name, at, kPipeV, (types_of<D, S>()));                        \
         CHECK;                                                                                     \
         check_unary_params(op, p);                                                                 \
         const Shape shape = leading_mask(running, op, SET, mask, repeatTime, sizeof(D));           \
@@ -328,7 +328,7 @@ ASCEND_SIM_TWO_SOURCES(FusedMulAdd, T, T, isSetMask, ASCEND_SIM_SAME_HEAD, fused
                    const UnaryRepeatParams& p STRIDED_EXTRA, ASCEND_SIM_HERE) {                    \
         using namespace ascend_sim;                                                                \
         Block& running = block();                                                                  \
-        const Op op = running.begin(#Name, at, kPipeV);                                            \
+        const Op op = running.begin(#Name, at, kPipeV, (types_of<D, S>()));                        \
         CHECK;                                                                                     \
         check_unary_params(op, p);                                                                 \
         const Shape shape = bit_mask(running, op, SET, mask, repeatTime, sizeof(D));               \

@@ -44,7 +44,27 @@ inline bool nothing_to_do(Block& running, const Op& op, std::uint64_t amount, co
     return true;
 }
 
-inline void count_vector(Block& running, std::uint64_t repeats) {
+template <class T>
+constexpr const char* type_name() {
+    if (std::is_same_v<T, float>) return "f32";
+    if (std::is_same_v<T, half>) return "f16";
+    if (std::is_same_v<T, bfloat16_t>) return "bf16";
+    constexpr const char* kIntegers[2][4] = {{"u8", "u16", "u32", "u64"},
+                                             {"i8", "i16", "i32", "i64"}};
+    constexpr int kWidth = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
+    return kIntegers[std::is_signed_v<T>][kWidth];
+}
+
+// The type of the operands, or "source -> destination" where they differ.
+template <class D, class S = D>
+const char* types_of() {
+    if (std::is_same_v<D, S>) return type_name<D>();
+    static const std::string text = std::string(type_name<S>()) + " -> " + type_name<D>();
+    return text.c_str();
+}
+
+inline void count_vector(Block& running, const Op& op, std::uint64_t repeats) {
+    running.count(op.name, op.types, repeats);
     ++running.counters.vector_instructions;
     running.counters.vector_repeats += repeats;
 }
@@ -58,7 +78,7 @@ inline Shape first_elements(Block& running, const Op& op, std::int64_t count,
     shape.contiguous = true;
     shape.elements = static_cast<std::uint64_t>(count);
     if (!nothing_to_do(running, op, shape.elements, "count"))
-        count_vector(running, round_up(shape.elements * widest, kRepeatBytes) / kRepeatBytes);
+        count_vector(running, op, round_up(shape.elements * widest, kRepeatBytes) / kRepeatBytes);
     return shape;
 }
 
@@ -116,7 +136,7 @@ inline Shape masked(Block& running, const Op& op, bool set_mask, std::uint64_t l
     add_runs(shape, low, high, kGranuleBytes / widest);
     if (!nothing_to_do(running, op, shape.repeats, "repeatTime") &&
         !nothing_to_do(running, op, shape.runs.size(), "mask"))
-        count_vector(running, shape.repeats);
+        count_vector(running, op, shape.repeats);
     return shape;
 }
 

@@ -9,7 +9,7 @@ use crate::abi::sys::{Engine, Library};
 use crate::codes::{Failure, Outcome, RT_FEATURE_NOT_SUPPORTED, RT_PARAM_INVALID};
 use crate::conflicts::Access;
 use crate::machine::Machine;
-use crate::trace::{Counters, Violation};
+use crate::trace::{Counted, Counters, Violation};
 
 const INTERFACE_VERSION: u32 = 2;
 const ELF_MAGIC: &[u8] = b"\x7fELF";
@@ -51,6 +51,16 @@ type Report =
 type Accesses = unsafe extern "C" fn(*mut c_void, u32, *const GmAccess, u64);
 
 #[repr(C)]
+struct RawCounted {
+    what: *const c_char,
+    types: *const c_char,
+    amount: u64,
+    times: u64,
+}
+
+type CountedList = unsafe extern "C" fn(*mut c_void, *const RawCounted, u64);
+
+#[repr(C)]
 struct Launch {
     interface_version: u32,
     block_count: u32,
@@ -62,6 +72,7 @@ struct Launch {
     host: *mut c_void,
     report: Report,
     accesses: Accesses,
+    counted: CountedList,
 }
 
 #[repr(C)]
@@ -83,7 +94,8 @@ struct KernelTable {
 const _: () = assert!(size_of::<Region>() == 24);
 const _: () = assert!(size_of::<GmAccess>() == 80);
 const _: () = assert!(size_of::<Counters>() == 152);
-const _: () = assert!(size_of::<Launch>() == 64);
+const _: () = assert!(size_of::<Launch>() == 72);
+const _: () = assert!(size_of::<RawCounted>() == 32);
 const _: () = assert!(size_of::<KernelEntry>() == 24);
 const _: () = assert!(size_of::<KernelTable>() == 32);
 
@@ -116,6 +128,7 @@ pub(crate) struct LaunchOutput {
     pub(crate) locations: Vec<String>,
     location_ids: HashMap<(usize, usize), usize>,
     pub(crate) counters: Counters,
+    pub(crate) first_block: Vec<Counted>,
 }
 
 struct Collector<'a> {
@@ -213,6 +226,30 @@ unsafe extern "C" fn accesses(host: *mut c_void, block: u32, list: *const GmAcce
     inner.accesses.push((block, converted));
 }
 
+/// Takes what block 0 did from the kernel side.
+///
+/// # Safety
+/// - `host` is the `Collector` of the running launch.
+/// - `list` is valid for `count` records.
+unsafe extern "C" fn counted(host: *mut c_void, list: *const RawCounted, count: u64) {
+    if count == 0 {
+        return;
+    }
+    // SAFETY: `host` is the collector that `run` put into the launch, alive until `run` returns.
+    let collector = unsafe { &*host.cast::<Collector<'_>>() };
+    // SAFETY: the kernel side passes `count` records, valid during the call; `count` is not zero.
+    let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
+    let convert = |record: &RawCounted| Counted {
+        // SAFETY: both are C strings of the loaded library.
+        what: unsafe { text(record.what) },
+        // SAFETY: as above.
+        types: unsafe { text(record.types) },
+        amount: record.amount,
+        times: record.times,
+    };
+    collector.lock().first_block = list.iter().map(convert).collect();
+}
+
 impl KernelLibrary {
     /// Loads a library that `build` made, for this host and this machine's architecture.
     pub(crate) fn load(bytes: &[u8], machine: &Machine) -> Outcome<Self> {
@@ -304,6 +341,7 @@ impl KernelLibrary {
             host: (&raw const collector).cast_mut().cast(),
             report,
             accesses,
+            counted,
         };
         let job = Job {
             table: self.table,
