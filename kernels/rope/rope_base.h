@@ -188,7 +188,7 @@ __aicore__ inline void MoveRows(const Tiling& t, const Tile& tile, uint32_t tens
     }
 }
 
-// Rows of f32 in the unified buffer: start (element) and distance (elements, a multiple of 8).
+// Rows in the unified buffer: start (element) and distance (elements, a multiple of 32 bytes).
 struct Rows {
     uint32_t start, stride;
 };
@@ -224,6 +224,24 @@ __aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d,
                 if constexpr (kOp == Arithmetic::kAdd) AscendC::Add(out, x, y, mask, repeats, step);
                 if constexpr (kOp == Arithmetic::kSub) AscendC::Sub(out, x, y, mask, repeats, step);
             }
+        }
+    }
+}
+
+// dst = src converted, over the `lanes` at the start of each row. One side is f32, the other has 16
+// bits.
+template <typename D, typename S>
+__aicore__ inline void ConvertRows(const LocalTensor<D>& dst, Rows d, const LocalTensor<S>& src,
+                                   Rows s, RoundMode mode, uint32_t lanes, uint32_t rows) {
+    const AscendC::UnaryRepeatParams step(
+        1, 1, static_cast<uint8_t>(d.stride * sizeof(D) / kBlockBytes),
+        static_cast<uint8_t>(s.stride * sizeof(S) / kBlockBytes));
+    for (uint32_t row = 0; row < rows; row += kMaxRepeats) {
+        const uint8_t repeats = static_cast<uint8_t>(Min(rows - row, kMaxRepeats));
+        for (uint32_t lane = 0; lane < lanes; lane += kLanes) {
+            AscendC::Cast(dst[d.start + row * d.stride + lane],
+                          src[s.start + row * s.stride + lane], mode,
+                          static_cast<uint64_t>(Min(lanes - lane, kLanes)), repeats, step);
         }
     }
 }

@@ -14,8 +14,9 @@
 //   x, t [row][segment] in f32: the whole tile, so that one instruction runs over many rows and
 //        there is a barrier after each step of a tile, not of a part of one
 //
-// Neighbours in 16 bits (but for adjacent halves) are taken apart on their way into x and put
-// together on the way back, so the arithmetic sees two segments, and the angles as they are loaded.
+// In 16 bits neighbours (but for adjacent halves) are taken apart on their way into x and put
+// together on the way back, and the first members of all quarters come before the second ones. So
+// the arithmetic sees two long segments, and the angles as they are loaded.
 //
 // Pseudo code.
 //   for each part of this core (tokens of one batch):
@@ -263,9 +264,23 @@ private:
             AscendC::Cast(x_, data, RoundMode::CAST_NONE, elements);
             return x_;
         } else {
-            AscendC::Cast(x_, data, RoundMode::CAST_NONE, elements);
+            if (t_.quarter_length == 0) {
+                AscendC::Cast(x_, data, RoundMode::CAST_NONE, elements);
+            } else {
+                for (uint32_t k = 0; k < kSegments; ++k)
+                    ConvertRows(x_, Apart(k), data, Quarter(k), RoundMode::CAST_NONE,
+                                t_.quarter_length, rows);
+            }
             return x_;
         }
+    }
+
+    // Where segment k of a quarter pairing lies in a slot, and where in the work area.
+    __aicore__ inline Rows Quarter(uint32_t k) const {
+        return {k * t_.quarter_pitch, t_.row_pitch};
+    }
+    __aicore__ inline Rows Apart(uint32_t k) const {
+        return {k % 2 * segment_pitch_ + k / 2 * t_.quarter_length, t_.row_pitch};
     }
 
     // Where the other member of each pair is read from.
@@ -301,7 +316,13 @@ private:
         } else if constexpr (kWordsOut) {
             PutTogether(data, y, t_work_, Words(rows));
         } else if constexpr (!kWide) {
-            AscendC::Cast(data, y, RoundMode::CAST_RINT, elements);
+            if (t_.quarter_length == 0) {
+                AscendC::Cast(data, y, RoundMode::CAST_RINT, elements);
+            } else {
+                for (uint32_t k = 0; k < kSegments; ++k)
+                    ConvertRows(data, Quarter(k), y, Apart(k), RoundMode::CAST_RINT,
+                                t_.quarter_length, rows);
+            }
         }
     }
 

@@ -53,6 +53,10 @@ struct Tiling {
     uint32_t head_major;  // tile order in the unified buffer: 0 token, head; 1 head, token
     uint32_t segments;
     uint32_t segment_length;
+    // Where the four segments of a quarter pairing lie in a slot while the arithmetic sees two, the
+    // first members of all pairs and the second ones; else 0.
+    uint32_t quarter_length;
+    uint32_t quarter_pitch;
     uint32_t row_pitch;  // elements of a row in a slot, and f32 of a row in the work area
     Span load[kSpans];
     Span store[kSpans];
@@ -74,13 +78,13 @@ struct Tiling {
 static_assert(sizeof(Tensor) == 32, "mirrored in args.rs");
 static_assert(sizeof(Span) == 12, "mirrored in args.rs");
 static_assert(sizeof(Route) == 2, "mirrored in args.rs");
-static_assert(sizeof(Tiling) == 360, "mirrored in args.rs");
+static_assert(sizeof(Tiling) == 368, "mirrored in args.rs");
 static_assert(alignof(Tiling) == 8, "mirrored in args.rs");
 static_assert(offsetof(Tiling, tokens) == 128, "mirrored in args.rs");
 static_assert(offsetof(Tiling, heads) == 160, "mirrored in args.rs");
-static_assert(offsetof(Tiling, load) == 200, "mirrored in args.rs");
-static_assert(offsetof(Tiling, load_route) == 272, "mirrored in args.rs");
-static_assert(offsetof(Tiling, a_offset) == 296, "mirrored in args.rs");
-static_assert(offsetof(Tiling, map_words) == 356, "mirrored in args.rs");
+static_assert(offsetof(Tiling, load) == 208, "mirrored in args.rs");
+static_assert(offsetof(Tiling, load_route) == 280, "mirrored in args.rs");
+static_assert(offsetof(Tiling, a_offset) == 304, "mirrored in args.rs");
+static_assert(offsetof(Tiling, map_words) == 364, "mirrored in args.rs");
 
 }  // namespace rope

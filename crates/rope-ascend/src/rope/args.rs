@@ -63,6 +63,8 @@ pub(super) struct Tiling {
     pub(super) head_major: u32,
     pub(super) segments: u32,
     pub(super) segment_length: u32,
+    pub(super) quarter_length: u32,
+    pub(super) quarter_pitch: u32,
     pub(super) row_pitch: u32,
     pub(super) load: [Span; 3],
     pub(super) store: [Span; 3],
@@ -98,13 +100,13 @@ const _: () = {
     assert!(size_of::<TensorLayout>() == 32);
     assert!(size_of::<Span>() == 12);
     assert!(size_of::<Route>() == 2);
-    assert!(size_of::<Tiling>() == 360);
+    assert!(size_of::<Tiling>() == 368);
     assert!(align_of::<Tiling>() == 8);
     assert!(offset_of!(Tiling, tokens) == 128);
     assert!(offset_of!(Tiling, heads) == 160);
-    assert!(offset_of!(Tiling, load) == 200);
-    assert!(offset_of!(Tiling, load_route) == 272);
-    assert!(offset_of!(Tiling, a_offset) == 296);
-    assert!(offset_of!(Tiling, map_words) == 356);
-    assert!(size_of::<Args>() == 6 * 8 + 360);
+    assert!(offset_of!(Tiling, load) == 208);
+    assert!(offset_of!(Tiling, load_route) == 280);
+    assert!(offset_of!(Tiling, a_offset) == 304);
+    assert!(offset_of!(Tiling, map_words) == 364);
+    assert!(size_of::<Args>() == 6 * 8 + 368);
 };

@@ -66,26 +66,28 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// `apart`: whether the arithmetic sees the members of adjacent pairs in two segments.
+    /// `apart`: whether the arithmetic sees two segments, the first members of the pairs and the
+    /// second ones, where a row in a slot has one or four.
     pub(super) fn of(channels: Channels, element_bytes: u32, apart: bool) -> Self {
         let unit = 32 / element_bytes;
         let count = match channels.pairing {
             Pairing::Half | Pairing::InterleaveHalf => 2,
             Pairing::Quarter => 4,
-            Pairing::Adjacent if apart => {
-                return Self {
-                    count: 2,
-                    length: channels.pairs,
-                    pitch: channels.rotary_dim.next_multiple_of(unit) / 2,
-                };
-            }
             Pairing::Adjacent => 1,
         };
         let length = channels.rotary_dim / count;
+        let pitch = length.next_multiple_of(unit);
+        if apart {
+            return Self {
+                count: 2,
+                length: channels.pairs,
+                pitch: count * pitch / 2,
+            };
+        }
         Self {
             count,
             length,
-            pitch: length.next_multiple_of(unit),
+            pitch,
         }
     }
 

@@ -348,7 +348,7 @@ impl Rotator {
             tiling: plan.tiling,
         };
         let kernel = self.kernels.get(&plan.kernel)?;
-        // SAFETY: `Args` is `repr(C)`: six eight-byte addresses and a tiling of 360 bytes whose
+        // SAFETY: `Args` is `repr(C)`: six eight-byte addresses and a tiling of 368 bytes whose
         // fields leave no gap (asserted in args.rs), so all its bytes are initialised.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<Args>())

@@ -288,7 +288,7 @@ fn spans(problem: &Problem, segments: Segments) -> ([Span; 3], [Span; 3]) {
     };
     let first = channels.rotary_offset;
     let whole = run(first, channels.rotary_dim, 1);
-    let cut = if segments.length == segments.pitch || channels.pairing == Pairing::Adjacent {
+    let cut = if segments.length == segments.pitch {
         whole
     } else {
         run(first, segments.length, segments.count)
@@ -330,10 +330,16 @@ fn common(problem: &Problem, apart: bool) -> Result<(Segments, Coefficients, Gri
             found: heads as usize,
         });
     }
+    let in_slot = Segments::of(problem.channels, problem.element_bytes(), false);
     let segments = Segments::of(problem.channels, problem.element_bytes(), apart);
     let coefficients = Coefficients::of(problem.channels, segments, problem.direction);
     let grid = Grid::of(problem);
-    let (load, store) = spans(problem, segments);
+    let (load, store) = spans(problem, in_slot);
+    let [quarter_length, quarter_pitch] = if in_slot.count > segments.count {
+        [in_slot.length, in_slot.pitch]
+    } else {
+        [0; 2]
+    };
     let batches = if problem.shared_over_batch {
         1
     } else {
@@ -350,6 +356,8 @@ fn common(problem: &Problem, apart: bool) -> Result<(Segments, Coefficients, Gri
         slots: SLOTS,
         segments: segments.count,
         segment_length: segments.length,
+        quarter_length,
+        quarter_pitch,
         row_pitch: segments.row_pitch(),
         load,
         store,
@@ -396,8 +404,15 @@ fn even(n: u32, most: u32) -> u32 {
 /// [`AscendError::TileTooLarge`] if not even one head of one token fits;
 /// [`AscendError::KernelLimit`] for too many heads.
 pub(super) fn plan_rotation(problem: &Problem, machine: Machine) -> Result<Plan> {
-    // Halves are exchanged instead.
-    let apart = problem.element == KernelType::Bf16;
+    let apart = match problem.channels.pairing {
+        // Adjacent halves are exchanged instead.
+        Pairing::Adjacent => problem.element == KernelType::Bf16,
+        // Conversions put quarters where f32 can start.
+        Pairing::Quarter => {
+            problem.element_bytes() == 2 && problem.channels.rotary_dim.is_multiple_of(32)
+        }
+        Pairing::Half | Pairing::InterleaveHalf => false,
+    };
     let (segments, coefficients, grid, mut tiling) = common(problem, apart)?;
     let (pairing, direction) = (problem.channels.pairing, problem.direction);
     let element_bytes = problem.element_bytes();
@@ -554,7 +569,8 @@ impl Fit {
 pub(super) fn plan_angle_gradient(problem: &Problem, machine: Machine) -> Result<Plan> {
     const OUT_TOKENS: u64 = 16;
     let element_bytes = problem.element_bytes();
-    let (segments, _, _, mut tiling) = common(problem, element_bytes == 2)?;
+    let apart = element_bytes == 2 && problem.channels.pairing == Pairing::Adjacent;
+    let (segments, _, _, mut tiling) = common(problem, apart)?;
     let (terms, pitch) = angle_gradient_terms(problem.channels, segments);
     let permutation = problem.permutation(segments, true);
     let map = words(&terms, permutation.as_deref());
