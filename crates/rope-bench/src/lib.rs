@@ -6,6 +6,7 @@
 //! | [`shapes`] | the only place where benchmark dimensions are written |
 //! | [`cases`] | rotations to time, by name |
 //! | [`memory`] | what rotations hold in memory, and formulas for what does not run here |
+//! | [`model`] | how long a rotation takes on an NPU, by published costs of what it does |
 //! | [`rotation`] | a case with its tensors, checked against the oracle and its baseline |
 //! | [`sample`] | samples of several contestants, taken in turn |
 //! | [`rows`] | results, as CSV and as JSON lines |
@@ -16,6 +17,7 @@ pub mod bars;
 pub mod cases;
 pub mod chart;
 pub mod memory;
+pub mod model;
 pub mod rotation;
 pub mod rows;
 pub mod sample;

@@ -35,6 +35,8 @@ pub enum Source {
     CountedOnTheSimulator,
     /// From the shapes, by a formula.
     Calculated,
+    /// From what was counted on the simulated NPU, by published costs of instructions and transfers.
+    Modelled,
 }
 
 impl Source {
@@ -44,6 +46,7 @@ impl Source {
             Self::Measured => "measured",
             Self::CountedOnTheSimulator => "counted on the simulator",
             Self::Calculated => "calculated",
+            Self::Modelled => "modelled",
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use rope_bench::model::ModelRow;
 use rope_bench::rows::{MemoryRow, SpeedRow, StepRow, read_csv, read_json_lines};
 use serde_json::Value;
 
@@ -98,6 +99,28 @@ fn fused_keeps_no_data_and_its_backward_peaks_at_the_gradients() {
         json.lines()
             .filter(|line| line.contains(r#""device":"any""#))
             .all(|line| line.contains("calculated"))
+    );
+}
+
+#[test]
+fn the_model_of_time_has_an_object_for_each_row() {
+    let json = succeeded(&["model", "--json"]);
+    let rows: Vec<ModelRow> = read_json_lines(&json).expect("one object a line");
+    assert_eq!(rows.len(), 35);
+    for line in json.lines() {
+        let row: Value = serde_json::from_str(line).expect("an object");
+        for key in ["case", "dtype", "direction", "bound_by", "source"] {
+            assert!(row[key].is_string(), "{key}: {row}");
+        }
+        for key in ["modelled_us", "memory_us", "ratio"] {
+            assert!(row[key].as_f64() > Some(0.0), "{key}: {row}");
+        }
+        assert_eq!(row["source"], "modelled");
+    }
+    let text = succeeded(&["model"]);
+    assert!(
+        text.contains("not measured") && text.contains("2-D"),
+        "{text}"
     );
 }
 

@@ -4,6 +4,7 @@ mod arguments;
 mod burn_speed;
 mod memory;
 mod meter;
+mod model;
 mod output;
 mod scheme;
 mod speed;
@@ -24,6 +25,7 @@ pub(crate) struct BenchArgs {
 #[derive(Clone, Debug, Subcommand)]
 enum What {
     Memory(memory::MemoryArgs),
+    Model(model::ModelArgs),
     Speed(speed::SpeedArgs),
     Step(step::StepArgs),
 }
@@ -35,6 +37,7 @@ enum What {
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Box<dyn Error>> {
     match &args.what {
         What::Memory(args) => memory::run(args),
+        What::Model(args) => model::run(args),
         What::Speed(args) => speed::run(args),
         What::Step(args) => step::run(args),
     }
