@@ -70,7 +70,9 @@ private:
     AscendC::TQue<TPosition::VECOUT, 1> out_;
     TBuf<TPosition::VECCALC> work_, sums_buffer_, term_, permutation_;
     TBuf<TPosition::VECIN> map_;
-    LocalTensor<float> product_, x_, g_, sums_, map_words_;
+    // g*x and g*partner(x).
+    LocalTensor<float> product_, across_;
+    LocalTensor<float> x_, g_, sums_, map_words_;
     LocalTensor<uint32_t> offsets_;
     uint32_t segment_pitch_;
 
@@ -95,17 +97,16 @@ private:
                              kSlackBytes);
         segment_pitch_ = t_.row_pitch / t_.segments;
         const uint32_t work = t_.heads_per_tile * t_.row_pitch;
-        const uint32_t copies = kWide ? (kCopyX ? 2 : 1) : 3;
+        const uint32_t copies = kWide ? (kCopyX ? 3 : 2) : 4;
         pipe_.InitBuffer(
             work_, copies * (work + kLanes) * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
         product_ = work_.Get<float>();
-        if constexpr (kCopyX) x_ = product_[work + kLanes];
-        if constexpr (!kWide) g_ = product_[2 * (work + kLanes)];
-        if constexpr (kWordsX) {
-            // What lies between the segments is converted with them; it has to be something.
-            if (t_.segment_length != segment_pitch_) {
-                AscendC::Duplicate(product_, 0.0f, static_cast<int32_t>(3 * (work + kLanes)));
-            }
+        across_ = product_[work + kLanes];
+        if constexpr (kCopyX) x_ = product_[2 * (work + kLanes)];
+        if constexpr (!kWide) g_ = product_[3 * (work + kLanes)];
+        // What lies between the segments is added up with them; it has to be something.
+        if (t_.segment_length != segment_pitch_) {
+            AscendC::Duplicate(product_, 0.0f, static_cast<int32_t>(copies * (work + kLanes)));
         }
         pipe_.InitBuffer(sums_buffer_,
                          2 * t_.row_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
@@ -155,62 +156,56 @@ private:
             AscendC::Gather(x_, x_data, offsets_, 0, elements);
             x = x_;
         } else {
-            x = Widen<kWordsX>(x_, x_data, rows);
+            x = Widen<kWordsX>(x_, x_data, product_, rows);
         }
-        if constexpr (kWordsG) VectorBarrier();
-        const LocalTensor<float> g = Widen<kWordsG>(g_, g_data, rows);
+        const LocalTensor<float> g = Widen<kWordsG>(g_, g_data, across_, rows);
+        LocalTensor<float> partner = x;
+        if constexpr (kGatherPartner) {
+            AscendC::Gather(x_, x_data, offsets_, 0, elements);
+            partner = x_;
+        }
         VectorBarrier();
         AscendC::Mul(product_, g, x, static_cast<int32_t>(elements));
-        Reduce(sums_, rows);
-        const LocalTensor<float> partner = Partner(x_data, x, elements);
         for (uint32_t k = 0; k < t_.segments; ++k) {
             const uint32_t other = t_.segments > 1 ? k ^ 1 : k;
             const Rows own{k * segment_pitch_, t_.row_pitch},
                 across{other * segment_pitch_, t_.row_pitch};
-            OverRows<Arithmetic::kMul>(product_, own, g, own, partner, across, t_.segment_length,
+            OverRows<Arithmetic::kMul>(across_, own, g, own, partner, across, t_.segment_length,
                                        rows);
         }
-        Reduce(sums_[t_.row_pitch], rows);
+        Reduce(rows);
     }
 
-    // sum += the rows of the product, by halves.
-    __aicore__ inline void Reduce(const LocalTensor<float>& sum, uint32_t rows) {
+    // sums += the rows of both products, by halves.
+    __aicore__ inline void Reduce(uint32_t rows) {
         VectorBarrier();
+        const int32_t pitch = static_cast<int32_t>(t_.row_pitch);
         while (rows > 1) {
-            const uint32_t half = rows / 2;
-            AscendC::Add(product_, product_, product_[(rows - half) * t_.row_pitch],
-                         static_cast<int32_t>(half * t_.row_pitch));
+            const uint32_t half = rows / 2, from = (rows - half) * t_.row_pitch;
+            const int32_t count = static_cast<int32_t>(half) * pitch;
+            AscendC::Add(product_, product_, product_[from], count);
+            AscendC::Add(across_, across_, across_[from], count);
             VectorBarrier();
             rows -= half;
         }
-        AscendC::Add(sum, sum, product_, static_cast<int32_t>(t_.row_pitch));
+        AscendC::Add(sums_, sums_, product_, pitch);
+        AscendC::Add(sums_[t_.row_pitch], sums_[t_.row_pitch], across_, pitch);
         VectorBarrier();
     }
 
     // The rows of x or g as f32, in the order of the segments.
     template <bool kWords>
     __aicore__ inline LocalTensor<float> Widen(const LocalTensor<float>& copy,
-                                               const LocalTensor<T>& data, uint32_t rows) {
-        const uint32_t elements = rows * t_.row_pitch;
+                                               const LocalTensor<T>& data,
+                                               const LocalTensor<float>& scratch, uint32_t rows) {
         if constexpr (kWide) {
             return data;
         } else if constexpr (kWords) {
-            TakeApart(copy, data, product_, {t_.segment_length, segment_pitch_, rows});
+            TakeApart(copy, data, scratch, {t_.segment_length, segment_pitch_, rows});
             return copy;
         } else {
-            AscendC::Cast(copy, data, RoundMode::CAST_NONE, elements);
+            AscendC::Cast(copy, data, RoundMode::CAST_NONE, rows * t_.row_pitch);
             return copy;
-        }
-    }
-
-    __aicore__ inline LocalTensor<float> Partner(const LocalTensor<T>& data,
-                                                 const LocalTensor<float>& x, uint32_t elements) {
-        if constexpr (kGatherPartner) {
-            AscendC::Gather(x_, data, offsets_, 0, elements);
-            VectorBarrier();
-            return x_;
-        } else {
-            return x;
         }
     }
 

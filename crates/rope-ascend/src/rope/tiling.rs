@@ -589,9 +589,9 @@ pub(super) fn plan_angle_gradient(problem: &Problem, machine: Machine) -> Result
 
     let row_pitch = segments.row_pitch();
     let f32_copies = match (element_bytes, permutation.is_some()) {
-        (2, _) => 3,
-        (_, true) => 2,
-        (_, false) => 1,
+        (2, _) => 4,
+        (_, true) => 3,
+        (_, false) => 2,
     };
     let fit = Fit {
         ub: machine.ub_bytes,

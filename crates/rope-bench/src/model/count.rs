@@ -14,7 +14,7 @@ use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing};
 
 use super::price::{ATLAS_A2, Chip};
 use super::time::CoreTime;
-use super::{ModelError, ModelRow, Pass};
+use super::{ModelRow, Pass, TimeModelError};
 use crate::rows::Source;
 use crate::shapes::{FLUX, QWEN3_VL_8B, Shape};
 
@@ -83,11 +83,11 @@ fn cases() -> Vec<Modelled> {
 }
 
 /// The rows of the model.
-pub(super) fn rows() -> Result<Vec<ModelRow>, ModelError> {
+pub(super) fn rows() -> Result<Vec<ModelRow>, TimeModelError> {
     cases().iter().map(row).collect()
 }
 
-fn row(case: &Modelled) -> Result<ModelRow, ModelError> {
+fn row(case: &Modelled) -> Result<ModelRow, TimeModelError> {
     let chip = ATLAS_A2;
     let tokens = case.shape.seq.div_ceil(chip.cores as usize);
     let counted = match case.dtype {
@@ -96,7 +96,7 @@ fn row(case: &Modelled) -> Result<ModelRow, ModelError> {
         DType::Bf16 => count::<bf16>(case, KernelType::Bf16, tokens),
         DType::F64 => Err("the kernels have no f64".into()),
     };
-    model(case, &counted.map_err(ModelError::Run)?, tokens, chip)
+    model(case, &counted.map_err(TimeModelError::Run)?, tokens, chip)
 }
 
 fn model(
@@ -104,7 +104,7 @@ fn model(
     counted: &[Counted],
     tokens: usize,
     chip: Chip,
-) -> Result<ModelRow, ModelError> {
+) -> Result<ModelRow, TimeModelError> {
     let stores = match case.direction {
         Pass::Angles => 1,
         _ if case.shape.kv_heads == 0 => 1,

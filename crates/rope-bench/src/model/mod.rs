@@ -24,7 +24,7 @@ use crate::rows::Source;
 /// Why there is no model of a rotation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ModelError {
+pub enum TimeModelError {
     /// Counting needs the simulator.
     #[error("counting instructions needs the simulated NPU, which this program is built without")]
     NoSimulator,
@@ -105,11 +105,11 @@ pub struct ModelRow {
 /// Every row of the model.
 ///
 /// # Errors
-/// [`ModelError::NoSimulator`] without the feature `ascend-sim`; else [`ModelError::Run`] if a
-/// launch fails, and [`ModelError::NoPrice`] for an instruction that the tables lack.
-pub fn rows() -> Result<Vec<ModelRow>, ModelError> {
+/// [`TimeModelError::NoSimulator`] without the feature `ascend-sim`; else [`TimeModelError::Run`] if a
+/// launch fails, and [`TimeModelError::NoPrice`] for an instruction that the tables lack.
+pub fn rows() -> Result<Vec<ModelRow>, TimeModelError> {
     #[cfg(feature = "ascend-sim")]
     return count::rows();
     #[cfg(not(feature = "ascend-sim"))]
-    Err(ModelError::NoSimulator)
+    Err(TimeModelError::NoSimulator)
 }

@@ -1,7 +1,7 @@
 //! What instructions and transfers cost on Atlas A2: figures that Huawei publishes with its
 //! modelling tool msKPP (Mulan PSL v2; `csrc/prof_data/resource910b.cpp`, commit 8573151d).
 
-use super::ModelError;
+use super::TimeModelError;
 
 /// The chip.
 #[derive(Clone, Copy, Debug)]
@@ -84,10 +84,10 @@ const PRICES: &[Price] = prices! {
 /// The price of an instruction.
 ///
 /// # Errors
-/// [`ModelError::NoPrice`] where the tables have none.
-pub fn of(what: &str, types: &str) -> Result<&'static Price, ModelError> {
+/// [`TimeModelError::NoPrice`] where the tables have none.
+pub fn of(what: &str, types: &str) -> Result<&'static Price, TimeModelError> {
     let found = PRICES.iter().find(|p| p.what == what && p.types == types);
-    found.ok_or_else(|| ModelError::NoPrice {
+    found.ok_or_else(|| TimeModelError::NoPrice {
         what: what.to_owned(),
         types: types.to_owned(),
     })

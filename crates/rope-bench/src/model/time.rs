@@ -3,7 +3,7 @@
 use ascend_sim::Counted;
 
 use super::price::{self, Chip};
-use super::{BoundBy, ModelError};
+use super::{BoundBy, TimeModelError};
 
 /// Cycles that a barrier of the vector pipe is assumed to cost: the instruction before it has to
 /// leave the pipeline. Not published; [`CoreTime::barrier_cycles`] says how much it may be.
@@ -41,8 +41,12 @@ impl CoreTime {
     /// The time of a core that does `counted`, and stores `stores_per_tile` transfers a tile.
     ///
     /// # Errors
-    /// [`ModelError::NoPrice`] for an instruction that the tables lack.
-    pub fn of(counted: &[Counted], chip: Chip, stores_per_tile: usize) -> Result<Self, ModelError> {
+    /// [`TimeModelError::NoPrice`] for an instruction that the tables lack.
+    pub fn of(
+        counted: &[Counted],
+        chip: Chip,
+        stores_per_tile: usize,
+    ) -> Result<Self, TimeModelError> {
         let (mut cycles, mut work, mut issued) = (0.0, 0.0, 0);
         let (mut load, mut store, mut stores) = (0.0, 0.0, 0);
         let (mut bytes, mut barriers) = (0, 0);

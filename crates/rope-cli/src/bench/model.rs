@@ -5,7 +5,7 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use clap::Args;
-use rope_bench::model::{self, ModelError, ModelRow};
+use rope_bench::model::{self, ModelRow, TimeModelError};
 use rope_bench::rows::write_json_lines;
 use serde::Serialize;
 
@@ -28,7 +28,7 @@ pub(crate) struct ModelArgs {
 /// Without the simulator, or if a kernel fails on it.
 pub(crate) fn run(args: &ModelArgs) -> Result<ExitCode, Box<dyn Error>> {
     let rows = model::rows().map_err(|error| match error {
-        ModelError::NoSimulator => {
+        TimeModelError::NoSimulator => {
             format!("{error}: cargo run --release --features ascend-sim -- bench model")
         }
         other => other.to_string(),
