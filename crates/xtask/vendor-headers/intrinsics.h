@@ -161,7 +161,11 @@ inline uint16_t to_bf16(float value, Rounding rounding) {
 inline uint16_t to_f16(float value, Rounding rounding) {
     return narrow(value, 10, -14, 65504.0f, rounding);
 }
-inline float from_bf16(uint16_t bits) { return bits_of<float>(uint32_t(bits) << 16); }
+// A signalling NaN becomes a quiet one, as of f16; the documentation does not say.
+inline float from_bf16(uint16_t bits) {
+    const uint32_t quiet = (bits & 0x7fff) > 0x7f80 ? 0x400000 : 0;
+    return bits_of<float>(uint32_t(bits) << 16 | quiet);
+}
 inline float from_f16(uint16_t bits) { return static_cast<float>(bits_of<half>(bits)); }
 // A whole number as the f32 next to it.
 inline float to_f32(double value, Rounding rounding) {
