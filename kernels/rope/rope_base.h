@@ -399,7 +399,8 @@ __aicore__ inline void LoadWords(TPipe& pipe, const LocalTensor<float>& ub, GM_A
     pipe.ReleaseEventID<HardEvent::MTE2_V>(id);
 }
 
-// Repeats a row of byte offsets for `rows` rows that are `row_bytes` apart.
+// Repeats a row of byte offsets for `rows` rows that are `row_bytes` apart. The first barrier of a
+// tile orders their use.
 __aicore__ inline void RepeatOffsets(const LocalTensor<uint32_t>& dst,
                                      const LocalTensor<uint32_t>& row, uint32_t pitch,
                                      uint32_t rows, uint32_t row_bytes) {
@@ -408,7 +409,6 @@ __aicore__ inline void RepeatOffsets(const LocalTensor<uint32_t>& dst,
                       row.template ReinterpretCast<int32_t>(), static_cast<int32_t>(i * row_bytes),
                       static_cast<int32_t>(pitch));
     }
-    VectorBarrier();
 }
 
 }  // namespace rope

@@ -169,7 +169,7 @@ private:
     __aicore__ inline LocalTensor<float> Expand(const LocalTensor<float>& raw, uint32_t tokens) {
         const LocalTensor<float> coef = coef_.Get<float>();
         const LocalTensor<uint32_t> offsets = map_words_.template ReinterpretCast<uint32_t>();
-        VectorBarrier();
+        // The coefficients before these were read ahead of a barrier of their tile.
         for (uint32_t token = 0; token < tokens; ++token) {
             AscendC::Gather(coef[token * t_.coef_pitch], raw, offsets,
                             token * t_.raw_pitch * static_cast<uint32_t>(sizeof(float)),
