@@ -179,7 +179,7 @@ private:
         const Rows rows{0, t_.coef_pitch};
         OverRows<Arithmetic::kMul>(coef, rows, coef, rows, map_words_, Rows{t_.coef_pitch, 0},
                                    t_.coef_pitch, tokens);
-        VectorBarrier();
+        // A tile begins with a barrier.
         return coef;
     }
 

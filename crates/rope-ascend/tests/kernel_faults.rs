@@ -270,12 +270,7 @@ const FAULTS: &[Fault] = &[
 
 /// Barriers (by file, function and place in it, from 0) that another one makes superfluous: each
 /// may go by itself, and only their absence together is a fault.
-const SPARE: &[(&str, &str, usize)] = &[
-    (BASE, "RepeatOffsets", 0),
-    (ROTATE, "Expand", 0),
-    (ROTATE, "Expand", 2),
-    (ANGLE_GRAD, "AddRows", 0),
-];
+const SPARE: &[(&str, &str, usize)] = &[(ANGLE_GRAD, "AddRows", 0)];
 
 /// The name of the function that a line begins to define.
 fn function_of(line: &str) -> Option<&str> {
@@ -656,7 +651,7 @@ fn try_all(binary: &[u8]) -> Option<(String, Vec<Violation>)> {
         };
         trial!(expanded, f32, bf16);
     }
-    // Several stretches a tile; rows that are further apart than a repeat's stride.
+    // Many tiles; rows that are further apart than a repeat's stride.
     let many = Trial {
         seq: 130,
         heads: [32, 8],
@@ -674,7 +669,7 @@ fn try_all(binary: &[u8]) -> Option<(String, Vec<Violation>)> {
             rotary_dim: 1024,
             ..Trial::of(Pairing::Adjacent)
         };
-        trial!(wide, bf16);
+        trial!(wide, f32, bf16);
     }
     let one_core = Machine {
         vector_cores: 1,
