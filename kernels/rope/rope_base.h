@@ -164,7 +164,9 @@ __aicore__ inline void MoveRows(const Tiling& t, const Tile& tile, uint32_t tens
     DataCopyExtParams copy;
     copy.blockCount = static_cast<uint16_t>(counted.n);
     copy.blockLen = run * static_cast<uint32_t>(sizeof(T));
-    const uint64_t gm_gap = counted.n > 1 ? (counted.gm - run) * sizeof(T) : 0;
+    // The host counts an axis only if its gap has 32 bits, the width of this field on dav-2201.
+    const auto gm_gap =
+        static_cast<uint32_t>(counted.n > 1 ? (counted.gm - run) * sizeof(T) : 0);
     const uint32_t ub_gap = counted.n > 1 ? (counted.ub - padded) / kUnit : 0;
     for (uint32_t i = 0; i < axes[2].n; ++i) {
         for (uint32_t j = 0; j < axes[1].n; ++j) {

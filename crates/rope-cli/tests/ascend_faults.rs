@@ -220,6 +220,9 @@ fn a_verification_on_a_killed_server_has_a_row_that_says_so() {
     let output = within(HANG, move || run.join().expect("it ran"));
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
-    assert!(!errors.contains("panicked"), "{errors}");
+    // burn-store reads a tensor by a function that panics, and makes an error of it: the report of
+    // the panic is printed nevertheless.
+    let mut panics = errors.lines().filter(|line| line.contains("panicked"));
+    assert!(panics.all(|line| line.contains("burn-store")), "{errors}");
     assert!(text(&output.stdout).contains("  FAIL "));
 }

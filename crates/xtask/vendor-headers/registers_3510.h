@@ -459,12 +459,12 @@ inline void copy_gm_to_ubuf_align_v2(__ubuf__ T* to, __gm__ T* from, A, N count,
 template <class A, class N, class L, class C, class X, class Y>
 inline void copy_ubuf_to_gm_align_v2(__gm__ void* to, __ubuf__ void* from, A, N count, L length, C,
                                      X gm_stride, Y ub_stride) {
-    const uint32_t span = (length + 31) / 32 * 32;
+    const uint32_t span = uint32_t((length + 31) / 32 * 32);
     if (count > 1 && (ub_stride < span || ub_stride % 32 != 0))
         cce::core().stop("dma-parameter", "copy_ubuf_to_gm_align_v2: stride %u for %u bytes",
                          uint32_t(ub_stride), span);
     cce::store("copy_ubuf_to_gm_align_v2", (uint64_t)to, (int64_t)(uint64_t)from, count, length,
-               count > 1 ? (ub_stride - span) / 32 : 0, uint32_t(gm_stride - length));
+               count > 1 ? uint32_t((ub_stride - span) / 32) : 0, uint32_t(gm_stride - length));
 }
 // Loops around a transfer: the kernels use none, and the vendor's pipe sets them to one.
 constexpr uint64_t kOneLoop = 1ull << 21 | 1;

@@ -5,7 +5,7 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use clap::Args;
-use rope_bench::model::{self, ModelRow, TimeModelError};
+use rope_bench::model::{self, ModelRow, Pass, TimeModelError};
 use rope_bench::rows::write_json_lines;
 use serde::Serialize;
 
@@ -17,6 +17,10 @@ use crate::table::Table;
 /// in tables that the vendor publishes. docs/benchmarks/model.md has the assumptions.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelArgs {
+    /// Also the gradient of cos and sin, which is computed on request only.
+    #[arg(long)]
+    angles: bool,
+
     /// One JSON object per row and line on standard output, and nothing else there.
     #[arg(long)]
     json: bool,
@@ -27,12 +31,13 @@ pub(crate) struct ModelArgs {
 /// # Errors
 /// Without the simulator, or if a kernel fails on it.
 pub(crate) fn run(args: &ModelArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let rows = model::rows().map_err(|error| match error {
+    let mut rows = model::rows().map_err(|error| match error {
         TimeModelError::NoSimulator => {
             format!("{error}: cargo run --release --features ascend-sim -- bench model")
         }
         other => other.to_string(),
     })?;
+    rows.retain(|row| args.angles || row.direction != Pass::Angles);
     let mut out = stdout().lock();
     if args.json {
         write_json_lines(&rows, &mut out)?;
