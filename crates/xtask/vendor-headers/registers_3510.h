@@ -463,8 +463,9 @@ inline void copy_ubuf_to_gm_align_v2(__gm__ void* to, __ubuf__ void* from, A, N 
     if (count > 1 && (ub_stride < span || ub_stride % 32 != 0))
         cce::core().stop("dma-parameter", "copy_ubuf_to_gm_align_v2: stride %u for %u bytes",
                          uint32_t(ub_stride), span);
-    cce::store("copy_ubuf_to_gm_align_v2", (uint64_t)to, (int64_t)(uint64_t)from, count, length,
-               count > 1 ? uint32_t((ub_stride - span) / 32) : 0, uint32_t(gm_stride - length));
+    cce::store("copy_ubuf_to_gm_align_v2", (uint64_t)to, (int64_t)(uint64_t)from, uint32_t(count),
+               uint32_t(length), count > 1 ? uint32_t((ub_stride - span) / 32) : 0,
+               uint32_t(gm_stride - length));
 }
 // Loops around a transfer: the kernels use none, and the vendor's pipe sets them to one.
 constexpr uint64_t kOneLoop = 1ull << 21 | 1;
