@@ -3,9 +3,9 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`price`] | what an instruction and a transfer cost |
-//! | [`time`] | the time of a core, and what bounds it |
-//! | [`count`] | a core's share of a rotation, run on the simulator |
+//! | `price` | what an instruction and a transfer cost |
+//! | `time` | the time of a core, and what bounds it |
+//! | `count` | a core's share of a rotation, run on the simulator |
 //!
 //! `docs/benchmarks/model.md` has the assumptions.
 
