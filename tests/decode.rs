@@ -19,6 +19,13 @@ fn threads() -> Option<usize> {
     Some(std::fs::read_dir("/proc/self/task").ok()?.count())
 }
 
+/// Allocations of `run`: the least of a few runs, for the thread of the test harness may allocate
+/// beside one of them.
+fn allocations(mut run: impl FnMut()) -> Option<usize> {
+    let usages = (0..5).map(|_| ALLOCATOR.measure(1, &mut run).1.allocations);
+    usages.min()
+}
+
 #[test]
 fn one_token_is_rotated_without_allocating_and_without_another_thread() {
     // 32 + 8 heads, as the decode cases have them.
@@ -30,14 +37,14 @@ fn one_token_is_rotated_without_allocating_and_without_another_thread() {
     let mut rotate = |angles| {
         let rotator = Rotator::new(spec.geometry(), angles).expect("valid");
         let rotator = rotator.with_parallelism(Parallelism::SERIAL);
-        let ((), usage) = ALLOCATOR.measure(1, || {
+        let found = allocations(|| {
             for _ in 0..100 {
                 let q = HeadsMut::new(&mut q, q_layout).expect("fits");
                 let k = HeadsMut::new(&mut k, k_layout).expect("fits");
                 rotator.rotate(q, Some(k.into())).expect("valid");
             }
         });
-        assert_eq!(usage.allocations, 0);
+        assert_eq!(found, Some(0));
     };
     let before = threads();
     let angles = TokenAngles::<f32>::new(&spec, &position, None).expect("valid");
@@ -58,11 +65,11 @@ fn one_token_is_rotated_without_allocating_and_without_another_thread() {
     {
         let mut timed = timed(case).expect("valid");
         timed.check(1).expect("the oracle's result");
-        let ((), usage) = ALLOCATOR.measure(1, || timed.run(ROTATION, 10));
-        assert_eq!(usage.allocations, 0, "{}", case.name());
+        let found = allocations(|| timed.run(ROTATION, 10));
+        assert_eq!(found, Some(0), "{}", case.name());
     }
 
     // The count must see an allocation, or it could not fail.
-    let (values, usage) = ALLOCATOR.measure(1, || vec![0u8; 64]);
-    assert_eq!((values.len(), usage.allocations), (64, 1));
+    let found = allocations(|| drop(std::hint::black_box(vec![0u8; 64])));
+    assert!(found >= Some(1));
 }
