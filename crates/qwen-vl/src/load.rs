@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_store::{
-    ApplyError, BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleSnapshot, ModuleStore,
-    PyTorchToBurnAdapter, SafetensorsStore, bridge,
+    ApplyError, BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleContext,
+    ModuleSnapshot, ModuleStore, PyTorchToBurnAdapter, SafetensorsStore, bridge,
 };
 use serde::Deserialize;
 
@@ -119,19 +119,17 @@ impl QwenVl {
     /// # Errors
     /// [`QwenVlError::TensorUnreadable`] if one cannot be read back from its device.
     pub fn checkpoint_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
+        let mut read = Read::default();
+        self.visit(&mut read);
         let to_checkpoint = self.family.names.to_checkpoint();
-        let tensors = self.collect(None, Some(Box::new(BurnToPyTorchAdapter)), true);
-        let read = |tensor: &burn_store::burn_pack::Tensor| {
-            let name = rename(&to_checkpoint, &tensor.name);
-            match bridge::to_data(tensor) {
+        let named = read.tensors.into_iter().map(|(path, data)| {
+            let name = rename(&to_checkpoint, &as_in_pytorch(&path));
+            match data {
                 Ok(data) => Ok((name, data)),
-                Err(error) => Err(QwenVlError::TensorUnreadable {
-                    name,
-                    reason: error.to_string(),
-                }),
+                Err(reason) => Err(QwenVlError::TensorUnreadable { name, reason }),
             }
-        };
-        tensors.iter().map(read).collect()
+        });
+        named.collect()
     }
 
     /// The gradient of every parameter with its checkpoint's name, in the checkpoint's shape; zeros
@@ -147,6 +145,51 @@ impl QwenVl {
             .map(&mut TakeGradients { gradients })
             .checkpoint_tensors()
     }
+}
+
+/// Reads parameters back from their device, in the shape of the checkpoint, each with its path in
+/// the module.
+///
+/// [`ModuleSnapshot::collect`] does the same, but reads by a function that panics where the device
+/// is gone.
+#[derive(Default)]
+struct Read {
+    tensors: Vec<(String, std::result::Result<TensorData, String>)>,
+    path: Vec<String>,
+    containers: Vec<String>,
+}
+
+impl ModuleVisitor for Read {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.containers.push(container.to_owned());
+        if !is_variant(container) {
+            self.path.push(name.to_owned());
+        }
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.containers.pop();
+        if !is_variant(container) {
+            self.path.pop();
+        }
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        let data = param.transform_for_save().val().try_into_data();
+        let data = data.map_err(|error| error.to_string()).and_then(|data| {
+            let tensor = bridge::from_data(data, path.clone(), None);
+            let context = ModuleContext::new(&self.containers);
+            bridge::into_data(BurnToPyTorchAdapter.adapt(tensor, context))
+                .map_err(|error| error.to_string())
+        });
+        self.tensors.push((path, data));
+    }
+}
+
+/// Variants of enums are no part of a checkpoint's names.
+fn is_variant(container: &str) -> bool {
+    container.starts_with("Enum:")
 }
 
 /// Replaces parameters by their gradients.

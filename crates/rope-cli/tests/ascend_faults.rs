@@ -64,10 +64,10 @@ fn out_of_memory_is_an_error_and_the_device_goes_on() {
         read(kept.clone()).expect("it fits");
         control::set_memory_limit(Some(control::live().bytes + (1 << 20)));
         let large = matrix(2048, device);
-        let told = reason(read(large.clone().matmul(large)));
+        let reported = reason(read(large.clone().matmul(large)));
         assert!(
-            told.contains("out of memory") && told.contains("aclrtMalloc"),
-            "{told}"
+            reported.contains("out of memory") && reported.contains("aclrtMalloc"),
+            "{reported}"
         );
         assert_eq!(read(kept).expect("what was there is there")[0], 0.5);
         control::set_memory_limit(None);
@@ -86,10 +86,10 @@ fn an_operator_that_fails_in_the_forward_is_named_with_its_code() {
         device.sync().expect("nothing failed yet");
         control::inject_fault("aclnnExpGetWorkspaceSize", 1, 561_103);
         let failed = x.clone().exp();
-        let told = reason(read((failed.clone() + x.clone()).sum_dim(0)));
+        let reported = reason(read((failed.clone() + x.clone()).sum_dim(0)));
         assert!(
-            told.contains("aclnnExp") && told.contains("561103"),
-            "{told}"
+            reported.contains("aclnnExp") && reported.contains("561103"),
+            "{reported}"
         );
         // Told as often as it is asked, and nothing else is concerned.
         assert!(reason(read(failed)).contains("561103"));
@@ -108,10 +108,10 @@ fn an_operator_that_fails_in_the_backward_is_the_error_of_the_gradient() {
         device.sync().expect("nothing failed yet");
         control::inject_fault("aclnnCosGetWorkspaceSize", 1, 561_103);
         let gradients = loss.sum().backward();
-        let told = reason(read(x.grad(&gradients).expect("a gradient")));
+        let reported = reason(read(x.grad(&gradients).expect("a gradient")));
         assert!(
-            told.contains("aclnnCos") && told.contains("561103"),
-            "{told}"
+            reported.contains("aclnnCos") && reported.contains("561103"),
+            "{reported}"
         );
         assert_eq!(
             read(y.grad(&gradients).expect("a gradient")).expect("computed")[0],
@@ -123,8 +123,8 @@ fn an_operator_that_fails_in_the_backward_is_the_error_of_the_gradient() {
         let loss = x.clone().sin().sum();
         drop(loss.backward());
         let device = device.clone();
-        let told = reason(within(HANG, move || device.sync()));
-        assert!(told.contains("561103"), "{told}");
+        let reported = reason(within(HANG, move || device.sync()));
+        assert!(reported.contains("561103"), "{reported}");
     });
 }
 
@@ -137,14 +137,14 @@ fn a_lost_device_is_told_at_every_read_until_it_is_opened_anew() {
         // An AI core raises an exception: the stream does nothing more.
         control::inject_stream_fault("aclnnExp", 1, 507_015);
         let y = x.clone().exp();
-        let told = reason(read(y));
+        let reported = reason(read(y));
         assert!(
-            told.contains("507015") && told.contains("aclnnExp"),
-            "{told}"
+            reported.contains("507015") && reported.contains("aclnnExp"),
+            "{reported}"
         );
         for _ in 0..3 {
-            let told = reason(read(x.clone() * 2.0));
-            assert!(told.contains("507015"), "{told}");
+            let reported = reason(read(x.clone() * 2.0));
+            assert!(reported.contains("507015"), "{reported}");
         }
     });
 }
@@ -162,10 +162,10 @@ fn a_killed_server_is_an_error_that_says_so_and_the_process_goes_on() {
     let x = matrix(3, &device);
     served.kill();
     for _ in 0..3 {
-        let told = reason(read(x.clone() * 2.0));
+        let reported = reason(read(x.clone() * 2.0));
         assert!(
-            told.contains("RecvError") || told.contains("closed"),
-            "{told}"
+            reported.contains("RecvError") || reported.contains("closed"),
+            "{reported}"
         );
     }
     let synced = device.clone();
@@ -220,9 +220,6 @@ fn a_verification_on_a_killed_server_has_a_row_that_says_so() {
     let output = within(HANG, move || run.join().expect("it ran"));
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
-    // burn-store reads a tensor by a function that panics, and makes an error of it: the report of
-    // the panic is printed nevertheless.
-    let mut panics = errors.lines().filter(|line| line.contains("panicked"));
-    assert!(panics.all(|line| line.contains("burn-store")), "{errors}");
+    assert!(!errors.contains("panicked"), "{errors}");
     assert!(text(&output.stdout).contains("  FAIL "));
 }
