@@ -1,7 +1,7 @@
 //! Rotating one token costs no allocation and no thread.
 //!
-//! One test in a file of its own: the allocator counts the whole process, other tests' threads
-//! included.
+//! One check in a program of its own, without the test harness: the allocator counts the whole
+//! process, other threads included, and the harness has one.
 
 use rope_bench::cases::{Group, Selection, cases};
 use rope_bench::rotation::{ROTATION, timed};
@@ -19,15 +19,7 @@ fn threads() -> Option<usize> {
     Some(std::fs::read_dir("/proc/self/task").ok()?.count())
 }
 
-/// Allocations of `run`: the least of a few runs, for the thread of the test harness may allocate
-/// beside one of them.
-fn allocations(mut run: impl FnMut()) -> Option<usize> {
-    let usages = (0..5).map(|_| ALLOCATOR.measure(1, &mut run).1.allocations);
-    usages.min()
-}
-
-#[test]
-fn one_token_is_rotated_without_allocating_and_without_another_thread() {
+fn main() {
     // 32 + 8 heads, as the decode cases have them.
     let spec = RotarySpec::builder(128).build().expect("valid");
     let position = Positions::text(1, 1000, 1).expect("small");
@@ -37,14 +29,14 @@ fn one_token_is_rotated_without_allocating_and_without_another_thread() {
     let mut rotate = |angles| {
         let rotator = Rotator::new(spec.geometry(), angles).expect("valid");
         let rotator = rotator.with_parallelism(Parallelism::SERIAL);
-        let found = allocations(|| {
+        let ((), usage) = ALLOCATOR.measure(1, || {
             for _ in 0..100 {
                 let q = HeadsMut::new(&mut q, q_layout).expect("fits");
                 let k = HeadsMut::new(&mut k, k_layout).expect("fits");
                 rotator.rotate(q, Some(k.into())).expect("valid");
             }
         });
-        assert_eq!(found, Some(0));
+        assert_eq!(usage.allocations, 0);
     };
     let before = threads();
     let angles = TokenAngles::<f32>::new(&spec, &position, None).expect("valid");
@@ -65,11 +57,11 @@ fn one_token_is_rotated_without_allocating_and_without_another_thread() {
     {
         let mut timed = timed(case).expect("valid");
         timed.check(1).expect("the oracle's result");
-        let found = allocations(|| timed.run(ROTATION, 10));
-        assert_eq!(found, Some(0), "{}", case.name());
+        let ((), usage) = ALLOCATOR.measure(1, || timed.run(ROTATION, 10));
+        assert_eq!(usage.allocations, 0, "{}", case.name());
     }
 
     // The count must see an allocation, or it could not fail.
-    let found = allocations(|| drop(std::hint::black_box(vec![0u8; 64])));
-    assert!(found >= Some(1));
+    let (values, usage) = ALLOCATOR.measure(1, || vec![0u8; 64]);
+    assert_eq!((values.len(), usage.allocations), (64, 1));
 }
