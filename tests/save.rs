@@ -62,8 +62,8 @@ fn what_was_saved_is_what_is_loaded() {
 }
 
 #[test]
-fn an_index_left_behind_does_not_hide_the_single_file() {
-    let folder = sharded("index_left_behind");
+fn an_older_index_does_not_hide_the_single_file() {
+    let folder = sharded("older_index");
     let trained = trained(&folder);
     trained.save(&folder).expect("saves");
     write_index(&folder);

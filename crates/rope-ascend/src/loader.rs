@@ -333,7 +333,7 @@ impl Api {
     }
 
     /// What tells the run-time compiler and the headers that it reads from those of another
-    /// release; none if it cannot be told.
+    /// release; none if it is unknown.
     ///
     /// The compiler lies in the folder of the toolkit, three folders above its library
     /// (`ExtractCannPath` in acl_rt_compile.cpp of asc-devkit at 82b89a15f), and each of the

@@ -135,7 +135,7 @@ fn every_call_fails_with(pooling: Pooling) {
             assert_eq!(
                 left,
                 (0, 0, 0, 0),
-                "left behind after call {nth} of {} failed",
+                "not freed after call {nth} of {} failed",
                 call.function
             );
         }

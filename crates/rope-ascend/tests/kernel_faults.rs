@@ -252,7 +252,7 @@ const FAULTS: &[Fault] = &[
         caught: By("gm-out-of-bounds", "angles_gm_"),
     },
     Fault {
-        name: "channels that are not rotated stay behind",
+        name: "channels that are not rotated are not copied",
         file: ROTATE,
         edits: &[(
             "if (t_.load[span].length > 0)",

@@ -15,7 +15,7 @@ use rope_burn::rope_core::{AxisLayout, Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles, remote};
 use tokio::runtime::Runtime;
 
-/// Flex behind a socket, in a session of its own.
+/// Flex served by a socket, in a session of its own.
 fn new_session() -> Device {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| Runtime::new().expect("threads for the server"));

@@ -14,7 +14,7 @@ use rope_core::{
 
 const DIRECTIONS: [Direction; 2] = [Direction::Forward, Direction::Adjoint];
 
-/// The bits of the elements: equal bits are asked for where -0.0 and NaN must be told apart too.
+/// The bits of the elements: equal bits are asked for where -0.0 and NaN must be distinguished too.
 fn bits(buffer: &Buffer) -> Vec<u64> {
     match buffer {
         Buffer::F64(values) => values.iter().map(|v| v.to_bits()).collect(),

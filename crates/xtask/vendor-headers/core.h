@@ -83,7 +83,7 @@ struct Core {
     Flag flags[kUnits][kUnits][kFlagIds];
     Clock buffer_ids[kBufferIds];  // dav-3510: what the last holder of an id had completed
     int held[kBufferIds] = {};
-    // What an earlier kernel may have left behind: a kernel has to set its own.
+    // What an earlier kernel may have left: a kernel has to set its own.
     bool counter_mode = false;
     uint64_t mask_high = 0x5555, mask_low = 0x3333;
     uint64_t compare_mask[2] = {};

@@ -128,7 +128,7 @@ inline double whole(double value, Rounding rounding) {
 // Bit 48 of CTRL clear: conversions saturate.
 inline bool saturates() { return (core().ctrl >> 48 & 1) == 0; }
 
-// f32 to a float of 16 bits with `mantissa` bits behind the point and least exponent `least`. When
+// f32 to a float of 16 bits with `mantissa` bits after the point and least exponent `least`. When
 // conversions saturate, NaN becomes zero and what is too large the largest number.
 inline uint16_t narrow(float value, int mantissa, int least, float largest, Rounding rounding) {
     const uint32_t bits = bits_of<uint32_t>(value);

@@ -178,7 +178,7 @@ public:
         throw BlockStopped{};
     }
 
-    // Counts for the list of block 0. Kinds and types are told apart by their text.
+    // Counts for the list of block 0. Kinds and types are distinguished by their text.
     void count(const char* what, const char* types, std::uint64_t amount) {
         if (index == 0) ++counted[{what, types, amount}];
     }

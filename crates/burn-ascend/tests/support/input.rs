@@ -1,4 +1,4 @@
-//! Inputs of the cases: values drawn from a range, stored behind a view.
+//! Inputs of the cases: values drawn from a range, stored as a view.
 
 use std::fmt;
 

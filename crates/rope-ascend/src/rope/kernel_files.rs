@@ -107,7 +107,7 @@ impl KernelFile {
         let written =
             fs::write(&unfinished, file).and_then(|()| fs::rename(&unfinished, &self.path));
         if written.is_err() {
-            let _left_behind = fs::remove_file(&unfinished);
+            let _failed = fs::remove_file(&unfinished);
         }
         written
     }

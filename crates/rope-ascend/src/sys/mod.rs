@@ -7,7 +7,7 @@
 //! # Source
 //! ACL headers 1.17.0 as shipped in the PyPI wheel torch-npu 2.14.0 (`torch_npu/include/acl`), and
 //! for `aclnn` and `aclrtc` the public operator and runtime-compiler documentation.
-#![allow(non_camel_case_types, non_snake_case)]
+#![allow(non_camel_case_types, non_snake_case, reason = "the vendor's spelling")]
 #![allow(
     unsafe_code,
     reason = "the table turns resolved addresses into function pointers"

@@ -290,7 +290,7 @@ pub const BINARY_MAGIC_VECTOR: u32 = 0x4141_5246;
 
 /// A stream takes its resources when it is created, not when work is queued.
 pub const STREAM_FAST_LAUNCH: u32 = 1;
-/// A wait for a stream polls, instead of sleeping until it is told.
+/// A wait for a stream polls, instead of sleeping until it is notified.
 pub const STREAM_FAST_SYNC: u32 = 2;
 
 pub(super) fn all_constants() -> Vec<(&'static str, i64)> {

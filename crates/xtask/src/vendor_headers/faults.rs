@@ -151,7 +151,7 @@ pub(super) enum Caught {
     Violations(String),
     /// A test failed: the results are wrong.
     Results,
-    /// The tests passed, but so many launches left other memory than without the fault.
+    /// The tests passed, but N launches left other memory than without the fault.
     Memory(usize),
     /// Not at all.
     Missed,

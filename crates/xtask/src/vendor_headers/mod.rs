@@ -69,7 +69,7 @@ impl Options {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VendorError {
     #[error(
-        "the harness keeps the unified buffer behind a segment register of x86-64 Linux, this is \
+        "the harness addresses the unified buffer by a segment register of x86-64 Linux, this is \
          {0}: run it there"
     )]
     Host(String),
