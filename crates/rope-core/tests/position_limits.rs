@@ -2,7 +2,10 @@
 //! overflow.
 
 use rope_core::RopeError;
-use rope_core::position_ids::{PositionIdsError, PositionRules, Prompt, TokenIds};
+use rope_core::position_ids::{
+    PositionIdsError, PositionRules, Prompt, TokenIds, vision_cu_seqlens, vision_positions,
+    vision_windows, zigzag,
+};
 
 fn video(grid: [usize; 3], seconds: f64, videos: usize) -> Result<(), RopeError> {
     const VIDEO: i64 = 8;
@@ -55,4 +58,52 @@ fn grids_beyond_counting_are_refused() {
             }))
         ));
     }
+}
+
+fn is_too_many<T: std::fmt::Debug>(result: Result<T, RopeError>) {
+    assert!(
+        matches!(
+            result,
+            Err(RopeError::PositionIds(PositionIdsError::TooMany { .. }))
+        ),
+        "{result:?}"
+    );
+}
+
+#[test]
+fn towers_beyond_memory_are_refused() {
+    // The products of the first two do not fit in 64 bits; 2^45 patches do not fit in memory.
+    for grid in [
+        [1, 1 << 32, 1 << 32],
+        [1 << 62, 2, 2],
+        [1 << 5, 1 << 20, 1 << 20],
+    ] {
+        is_too_many(vision_positions(&[grid], 2));
+        is_too_many(vision_windows(&[grid], 2, 4));
+    }
+    is_too_many(vision_cu_seqlens(&[[1, 1 << 32, 1 << 32]]));
+    is_too_many(vision_cu_seqlens(&[
+        [1, 1 << 31, 1 << 32],
+        [1, 1 << 31, 1 << 32],
+    ]));
+    is_too_many(vision_cu_seqlens(&[[1 << 45, 1, 1]]));
+
+    let whole = vision_windows(&[[1, 4, 6]], 1, 6);
+    assert_eq!(vision_windows(&[[1, 4, 6]], 1, usize::MAX), whole);
+    assert!(vision_windows(&[], usize::MAX, 1).is_ok());
+}
+
+#[test]
+fn splits_beyond_memory_or_counting_are_refused() {
+    is_too_many(zigzag(&[0, 1 << 45], 1, 0));
+    assert!(matches!(
+        zigzag(&[0, usize::MAX], 1, 0),
+        Err(RopeError::PositionIds(PositionIdsError::Zigzag { .. }))
+    ));
+    let error = zigzag(&[0, 8], usize::MAX, 0).expect_err("too few tokens");
+    assert!(
+        error.to_string().contains("2 x 18446744073709551615"),
+        "{error}"
+    );
+    assert_eq!(zigzag(&[0, 0], 1 << 63, 0), Ok(Vec::new()));
 }

@@ -166,7 +166,7 @@ pub enum PositionIdsError {
     #[error(
         "sequence {sequence} has {len} tokens, which do not divide into 2 x {ranks} chunks; \
          pad it to a multiple of {}",
-        2 * ranks
+        ranks.saturating_mul(2)
     )]
     Zigzag {
         /// Index of the sequence.
@@ -175,6 +175,14 @@ pub enum PositionIdsError {
         len: usize,
         /// Ranks of the split.
         ranks: usize,
+    },
+    /// More tokens or patches than memory holds.
+    #[error("{found} {what} or more do not fit in memory; expected fewer")]
+    TooMany {
+        /// What is counted.
+        what: &'static str,
+        /// Their number, or the largest `usize` where it is larger.
+        found: usize,
     },
     /// A rank beyond the split, or a token beyond the prompt.
     #[error("{what} {found} does not exist; there are {count}")]

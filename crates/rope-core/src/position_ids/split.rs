@@ -22,6 +22,18 @@ pub(super) fn sequences(
     Ok(cu_seqlens.windows(2).map(|ends| ends[0]..ends[1]).collect())
 }
 
+/// An empty list with room for `count` entries.
+///
+/// # Errors
+/// [`PositionIdsError::TooMany`] if memory does not hold them.
+pub(super) fn reserved<T>(what: &'static str, count: usize) -> Result<Vec<T>, PositionIdsError> {
+    let mut list = Vec::new();
+    let found = count;
+    list.try_reserve_exact(count)
+        .map_err(|_| PositionIdsError::TooMany { what, found })?;
+    Ok(list)
+}
+
 /// The tokens that rank `rank` of `ranks` holds of a packed buffer, in the order in which it holds
 /// them.
 ///
@@ -32,7 +44,7 @@ pub(super) fn sequences(
 /// # Errors
 /// [`PositionIdsError::Zigzag`] if a sequence does not divide into the chunks,
 /// [`PositionIdsError::Index`] if there is no such rank, [`PositionIdsError::CuSeqlens`] if the
-/// lengths are no packing.
+/// lengths are no packing, [`PositionIdsError::TooMany`] if memory does not hold the result.
 ///
 /// # Examples
 /// ```
@@ -56,19 +68,21 @@ pub fn zigzag(cu_seqlens: &[usize], ranks: usize, rank: usize) -> Result<Vec<usi
         .into());
     }
     let tokens = cu_seqlens.last().copied().unwrap_or(0);
-    let mut held = Vec::with_capacity(tokens / ranks);
-    for (sequence, range) in sequences(cu_seqlens, tokens)?.into_iter().enumerate() {
-        let len = range.len();
-        if !len.is_multiple_of(2 * ranks) {
-            return Err(PositionIdsError::Zigzag {
-                sequence,
-                len,
-                ranks,
-            }
-            .into());
+    let chunks = ranks.saturating_mul(2);
+    let sequences = sequences(cu_seqlens, tokens)?;
+    let lens = sequences.iter().map(Range::len);
+    if let Some((sequence, len)) = lens.enumerate().find(|(_, n)| !n.is_multiple_of(chunks)) {
+        return Err(PositionIdsError::Zigzag {
+            sequence,
+            len,
+            ranks,
         }
-        let chunk_len = len / (2 * ranks);
-        for chunk in [rank, 2 * ranks - 1 - rank] {
+        .into());
+    }
+    let mut held = reserved("tokens", tokens / ranks)?;
+    for range in sequences {
+        let chunk_len = range.len() / chunks;
+        for chunk in [rank, chunks - 1 - rank] {
             let start = range.start + chunk * chunk_len;
             held.extend(start..start + chunk_len);
         }

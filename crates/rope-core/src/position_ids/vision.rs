@@ -2,8 +2,32 @@
 //! attend.
 
 use super::error::{Kind, PositionIdsError};
+use super::split::reserved;
 use crate::error::Result;
 use crate::positions::Positions;
+
+/// Checks every grid and adds up what `count` counts of it, at most the largest `usize`.
+fn total(
+    grids: &[[usize; 3]],
+    merge: usize,
+    count: impl Fn([usize; 3]) -> usize,
+) -> Result<usize, PositionIdsError> {
+    let add = |sum: usize, grid: &[usize; 3]| Ok(sum.saturating_add(count(check(*grid, merge)?)));
+    grids.iter().try_fold(0, add)
+}
+
+/// Patches of a grid, at most the largest `usize`.
+fn patches([frames, height, width]: [usize; 3]) -> usize {
+    frames.saturating_mul(height).saturating_mul(width)
+}
+
+/// A sum of [`total`] that was not cut off.
+fn countable(patches: usize) -> Result<usize, PositionIdsError> {
+    let (what, found) = ("patches", patches);
+    let fits = patches < usize::MAX;
+    fits.then_some(patches)
+        .ok_or(PositionIdsError::TooMany { what, found })
+}
 
 fn check(grid: [usize; 3], merge: usize) -> Result<[usize; 3], PositionIdsError> {
     let [_, height, width] = grid;
@@ -31,7 +55,8 @@ fn check(grid: [usize; 3], merge: usize) -> Result<[usize; 3], PositionIdsError>
 /// # Shapes
 /// `[2, patches]` (height, width); patches run over all frames of all grids
 /// # Errors
-/// [`PositionIdsError::Grid`] if a grid is empty or does not divide into blocks.
+/// [`PositionIdsError::Grid`] if a grid is empty or does not divide into blocks;
+/// [`PositionIdsError::TooMany`] if memory does not hold the result.
 ///
 /// # Examples
 /// ```
@@ -43,29 +68,36 @@ fn check(grid: [usize; 3], merge: usize) -> Result<[usize; 3], PositionIdsError>
 /// # Ok::<(), rope_core::RopeError>(())
 /// ```
 pub fn vision_positions(grids: &[[usize; 3]], merge: usize) -> Result<Positions> {
-    let (mut rows, mut columns) = (Vec::new(), Vec::new());
-    for grid in grids {
-        let [frames, height, width] = check(*grid, merge)?;
-        let patches = height * width;
-        for patch in (0..frames).flat_map(|_| 0..patches) {
-            let (block, inside) = (patch / (merge * merge), patch % (merge * merge));
+    let count = total(grids, merge, patches)?;
+    let mut ids = reserved("ids", count.saturating_mul(2))?;
+    for column in [false, true] {
+        for &[frames, height, width] in grids {
             let blocks_per_row = width / merge;
-            rows.push((block / blocks_per_row * merge + inside / merge) as i64);
-            columns.push((block % blocks_per_row * merge + inside % merge) as i64);
+            for patch in (0..frames).flat_map(|_| 0..height * width) {
+                let (block, inside) = (patch / (merge * merge), patch % (merge * merge));
+                let (outer, inner) = if column {
+                    (block % blocks_per_row, inside % merge)
+                } else {
+                    (block / blocks_per_row, inside / merge)
+                };
+                ids.push((outer * merge + inner) as i64);
+            }
         }
     }
-    rows.append(&mut columns);
-    Positions::new(2, &rows)
+    Positions::new(2, &ids)
 }
 
 /// Cumulative lengths of full attention in a tower: one sequence per frame, in patches.
 ///
 /// # Errors
-/// [`PositionIdsError::Grid`] if a grid is empty.
+/// [`PositionIdsError::Grid`] if a grid is empty; [`PositionIdsError::TooMany`] if memory does not
+/// hold the result, or the patches are more than a `usize` counts.
 pub fn vision_cu_seqlens(grids: &[[usize; 3]]) -> Result<Vec<usize>> {
-    let mut cu_seqlens = vec![0];
-    for grid in grids {
-        let [frames, height, width] = check(*grid, 1)?;
+    countable(total(grids, 1, patches)?)?;
+    let frames = total(grids, 1, |[frames, ..]| frames)?;
+    let mut cu_seqlens = reserved("frames", frames.saturating_add(1))?;
+    cu_seqlens.push(0);
+    for &[frames, height, width] in grids {
         for _ in 0..frames {
             cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + height * width);
         }
@@ -90,7 +122,8 @@ pub struct VisionWindows {
 ///
 /// # Errors
 /// [`PositionIdsError::Grid`] if a grid is empty or does not divide into blocks;
-/// [`PositionIdsError::Parameter`] if `window` is 0.
+/// [`PositionIdsError::Parameter`] if `window` is 0; [`PositionIdsError::TooMany`] if memory does
+/// not hold the result.
 ///
 /// # Source
 /// Bai et al. 2025 (Qwen2.5-VL), section 2.1.1, <https://arxiv.org/abs/2502.13923>
@@ -104,12 +137,14 @@ pub fn vision_windows(grids: &[[usize; 3]], merge: usize, window: usize) -> Resu
         }
         .into());
     }
-    let mut window_index = Vec::new();
+    let count = countable(total(grids, merge, patches)?)?;
+    let mut window_index = reserved("merged tokens", count / merge.saturating_mul(merge).max(1))?;
     let mut cu_window_seqlens = vec![0];
     let mut frame_start = 0;
-    for grid in grids {
-        let [frames, height, width] = check(*grid, merge)?;
+    for &[frames, height, width] in grids {
         let (height, width) = (height / merge, width / merge);
+        // A larger window is no different, and its end could be more than a `usize` counts.
+        let window = window.min(height.max(width));
         for _ in 0..frames {
             for top in (0..height).step_by(window) {
                 for left in (0..width).step_by(window) {
