@@ -56,5 +56,7 @@ pub(crate) const ACLNN_NULLPTR: i32 = 161001;
 pub(crate) const ACLNN_PARAM_INVALID: i32 = 161002;
 /// An operator's tiling refused its shapes.
 pub(crate) const ACLNN_TILING_ERROR: i32 = 561002;
+/// An operator broke inside: a step of its work refused what the checks before it had let through.
+pub(crate) const ACLNN_INNER_NULLPTR: i32 = 561103;
 /// An operator broke inside: here, something that it does not support.
 pub(crate) const ACLNN_INNER_ERROR: i32 = 561000;

@@ -8,7 +8,7 @@ use super::data::Data;
 use super::descriptor::{Descriptors, Tensor, data_type};
 use super::dtype::{DataType, Types};
 use super::executor::{Executor, Launch};
-use super::refuse;
+use super::{inner, refuse};
 use crate::codes::{ACLNN_NULLPTR, ACLNN_PARAM_INVALID, Failure, Outcome};
 use crate::registry::{Object, Registry};
 use crate::state::sim;
@@ -85,6 +85,18 @@ impl Operand {
     /// Refuses another element type.
     pub(crate) fn expect_dtype(&self, dtype: DataType) -> Outcome {
         self.expect_type(Types::of(&[dtype]))
+    }
+
+    /// Refuses another element type or shape than the result has that is copied to this tensor: the
+    /// vendor finds it there only, so not in a tensor without elements.
+    pub(crate) fn expect_copy_of(&self, dtype: DataType, dims: &[usize]) -> Outcome {
+        if self.is_empty() {
+            return Ok(());
+        }
+        inner(
+            self.expect_dtype(dtype)
+                .and_then(|()| self.expect_dims(dims)),
+        )
     }
 
     /// Refuses another shape.

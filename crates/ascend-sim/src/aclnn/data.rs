@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::call::Operand;
-use super::element::{Lane, Strided, dense_strides, gather, scatter};
+use super::dtype::DataType;
+use super::element::{Lane, Strided, dense_strides, gather, scatter, stored};
 use super::executor::Launch;
 use crate::abi::sys::{Engine, SharedBytes};
 use crate::codes::{Failure, Outcome, RT_AICORE_EXCEPTION};
@@ -135,6 +136,26 @@ impl<'a, 'e> Data<'a, 'e> {
         self.read_part(of, &Part::new(dims, &strides, 0))
     }
 
+    /// As [`read_as`](Self::read_as), converted to the type that an operator computes in.
+    pub(crate) fn read_cast<L: Lane>(
+        &self,
+        of: &Operand,
+        dims: &[usize],
+        computed: DataType,
+    ) -> Outcome<Vec<L>> {
+        Ok(cast(self.read_as(of, dims)?, of.dtype, computed))
+    }
+
+    /// Writes results that were computed in a type.
+    pub(crate) fn write_cast<L: Lane>(
+        &mut self,
+        of: &Operand,
+        values: Vec<L>,
+        computed: DataType,
+    ) -> Outcome {
+        self.write(of, &cast(values, of.dtype, computed))
+    }
+
     /// All elements with the axes in another order.
     pub(crate) fn read_order<L: Lane>(&self, of: &Operand, order: &[usize]) -> Outcome<Vec<L>> {
         let (dims, strides) = reordered(of, order);
@@ -156,6 +177,14 @@ impl<'a, 'e> Data<'a, 'e> {
     pub(crate) fn read_ignoring_strides<L: Lane>(&self, of: &Operand) -> Outcome<Vec<L>> {
         self.read_part(of, &Part::new(&of.dims, &dense_strides(&of.dims), 0))
     }
+}
+
+/// Stores numbers of one type as another, if that can change them.
+pub(crate) fn cast<L: Lane>(mut values: Vec<L>, from: DataType, to: DataType) -> Vec<L> {
+    if from != to && !matches!(to, DataType::Float | DataType::Double | DataType::Int64) {
+        values.iter_mut().for_each(|x| *x = stored(*x, to));
+    }
+    values
 }
 
 fn reordered(of: &Operand, order: &[usize]) -> (Vec<usize>, Vec<i64>) {

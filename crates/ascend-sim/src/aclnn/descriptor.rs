@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::dtype::DataType;
-use super::element::{Lane, Strided, dense_strides, gather};
+use super::element::{Lane, Strided, dense_strides, gather, stored};
 use super::executor::Executor;
 use super::refuse;
 use crate::codes::Outcome;
@@ -173,17 +173,21 @@ impl Scalar {
         }
     }
 
-    /// The number as an operator computes with it.
-    pub(crate) fn lane<L: Lane>(&self) -> L {
+    /// The number as an operator computes with it, which makes a tensor of the given type of it.
+    pub(crate) fn lane<L: Lane>(&self, dtype: DataType) -> L {
         if self.dtype.is_float() {
-            L::from_f64(self.real)
+            L::from_f64(stored(self.real, dtype))
         } else {
-            L::from_i64(self.integer)
+            stored(L::from_i64(self.integer), dtype)
         }
     }
 
     pub(crate) fn real(&self) -> f64 {
-        self.lane()
+        if self.dtype.is_float() {
+            self.real
+        } else {
+            self.integer as f64
+        }
     }
 }
 

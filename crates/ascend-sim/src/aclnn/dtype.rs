@@ -95,14 +95,18 @@ pub(crate) const FLT: Types = Types::of(&[Float, Float16, Bf16]);
 pub(crate) const FLOATS: Types = FLT.and(Types::of(&[Double]));
 /// The integers that promote with others.
 pub(crate) const INTS: Types = Types::of(&[Int8, Int16, Int32, Int64, Uint8]);
+/// The same and the floats.
+pub(crate) const NUMBERS: Types = FLOATS.and(INTS);
 /// bool.
 pub(crate) const BOOL: Types = Types::of(&[Bool]);
 /// The types that most documents list, without complex numbers.
-pub(crate) const ARITH: Types = FLOATS.and(INTS).and(BOOL);
+pub(crate) const ARITH: Types = NUMBERS.and(BOOL);
 /// Index types.
 pub(crate) const INDEX: Types = Types::of(&[Int32, Int64]);
+/// The integers that promote with themselves only.
+pub(crate) const UNSIGNED: Types = Types::of(&[Uint16, Uint32, Uint64]);
 /// All types that are modelled.
-pub(crate) const ANY: Types = ARITH.and(Types::of(&[Uint16, Uint32, Uint64]));
+pub(crate) const ANY: Types = ARITH.and(UNSIGNED);
 
 /// The type that two tensors compute in.
 pub(crate) fn promote(a: DataType, b: DataType) -> Outcome<DataType> {
@@ -132,32 +136,19 @@ pub(crate) fn promote(a: DataType, b: DataType) -> Outcome<DataType> {
     })
 }
 
-/// The type that a tensor and a scalar compute in, on A2 and A3. `out` decides between f32 and f64
-/// where an integer tensor meets a float scalar.
-pub(crate) fn promote_scalar(
-    tensor: DataType,
-    scalar: DataType,
-    out: DataType,
-) -> Outcome<DataType> {
-    if tensor.is_float() {
+/// The type that a tensor and a number compute in, on A2 and A3, where an operator has no rule of its
+/// own: a float tensor keeps its type, and an integer tensor does beside an integer.
+pub(crate) fn promote_number(tensor: DataType, number: DataType) -> Outcome<DataType> {
+    if tensor.is_float() || (tensor != Bool && !number.is_float()) {
         return Ok(tensor);
     }
-    if scalar.is_float() {
-        return Ok(if out == Float || scalar != Double {
-            Float
-        } else {
-            Double
-        });
-    }
-    if tensor == Bool {
-        return promote(tensor, scalar);
-    }
-    Ok(tensor)
+    promote(tensor, number)
 }
 
-/// Whether a result of one type may be given out as another.
+/// Refuses a result that may not be given out as another type: floats as integers, and numbers as
+/// truth values.
 pub(crate) fn expect_castable(from: DataType, to: DataType, name: &str) -> Outcome {
-    if to == Bool && from != Bool {
+    if (from.is_float() && !to.is_float()) || (to == Bool && from != Bool) {
         return refuse(format!(
             "{name} is {to:?}, the result is {from:?} and does not convert to it"
         ));

@@ -247,6 +247,11 @@ macro_rules! with_element {
     };
 }
 
+/// What is left of a number that was stored as an element type.
+pub(crate) fn stored<L: Lane>(x: L, dtype: DataType) -> L {
+    with_element!(dtype, E => L::of(x.to::<E>()))
+}
+
 /// Runs `$body` with `$lane` standing for the type of a class.
 macro_rules! with_lane {
     ($class:expr, $lane:ident => $body:expr) => {

@@ -2,7 +2,7 @@
 
 use super::call::{Call, Kernel, Operand, kernel};
 use super::descriptor::Scalar;
-use super::dtype::{ANY, DataType, FLOATS, INDEX, expect_castable};
+use super::dtype::{ANY, ARITH, Class, DataType, FLOATS, INDEX, promote};
 use super::element::{Lane, with_lane};
 use super::{broadcast, refuse};
 use crate::codes::Outcome;
@@ -10,10 +10,10 @@ use crate::codes::Outcome;
 /// Writes one number everywhere.
 pub(crate) fn fill(target: Operand, value: Scalar) -> Outcome<Kernel> {
     target.expect_type(ANY)?;
-    expect_castable(value.dtype, target.dtype, target.name)?;
+    promote(target.dtype, value.dtype)?;
     kernel(move |data| {
-        let count = target.elements();
-        with_lane!(target.dtype.class(), L => data.write(&target, &vec![value.lane::<L>(); count]))
+        let (dtype, count) = (target.dtype, target.elements());
+        with_lane!(dtype.class(), L => data.write(&target, &vec![value.lane::<L>(dtype); count]))
     })
 }
 
@@ -34,11 +34,11 @@ pub(crate) fn copy(call: &mut Call, target: Operand, source: Operand) -> Outcome
 
 /// Converts to another type.
 pub(crate) fn cast(x: Operand, dtype: DataType, out: Operand) -> Outcome<Kernel> {
-    out.expect_dtype(dtype)?;
     out.expect_dims(&x.dims)?;
     if x.dtype == DataType::Bool {
         x.expect_contiguous()?;
     }
+    out.expect_copy_of(dtype, &x.dims)?;
     kernel(move |data| {
         with_lane!(x.dtype.class(), L => {
             let values = data.read::<L>(&x)?;
@@ -50,22 +50,31 @@ pub(crate) fn cast(x: Operand, dtype: DataType, out: Operand) -> Outcome<Kernel>
 /// start, start + step, ... below end.
 pub(crate) fn arange(start: Scalar, end: Scalar, step: Scalar, out: Operand) -> Outcome<Kernel> {
     out.expect_type(FLOATS.and(INDEX))?;
-    out.expect_rank(1..=1)?;
-    if step.real() == 0.0 {
-        return refuse("step is 0");
+    for (number, name) in [(&start, "start"), (&end, "end"), (&step, "step")] {
+        if !ARITH.has(number.dtype) {
+            return refuse(format!("{name} is {:?}, which is not taken", number.dtype));
+        }
     }
-    if (end.real() - start.real()) * step.real() < 0.0 {
+    let [from, to, by] = [&start, &end, &step].map(|number| match out.dtype.class() {
+        Class::F32 => number.lane::<f64>(DataType::Float),
+        Class::F64 => number.real(),
+        Class::I64 => number.lane::<i64>(DataType::Int64) as f64,
+    });
+    if by.is_nan() || by == 0.0 || (by > 0.0 && from > to) || (by < 0.0 && from < to) {
         return refuse(format!(
-            "start {}, end {} and step {}: the step leads away from the end",
-            start.real(),
-            end.real(),
-            step.real()
+            "start {from}, end {to} and step {by}: the step does not lead to the end"
         ));
     }
     // By the documentation a length other than ceil((end - start) / step) only warns.
+    let whole = out.dtype == DataType::Int64;
+    let computed = if whole {
+        DataType::Int64
+    } else {
+        DataType::Double
+    };
     kernel(move |data| {
-        with_lane!(out.dtype.class(), L => {
-            let (start, step) = (start.lane::<L>(), step.lane::<L>());
+        with_lane!(computed.class(), L => {
+            let (start, step) = (start.lane::<L>(computed), step.lane::<L>(computed));
             let values: Vec<L> = (0..out.elements() as i64)
                 .map(|i| start.add(L::from_i64(i).mul(step)))
                 .collect();

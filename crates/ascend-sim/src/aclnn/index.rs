@@ -6,10 +6,15 @@ use std::ops::Range;
 use super::call::{Call, Kernel, Operand, kernel};
 use super::data::{Data, Part};
 use super::descriptor::Scalar;
-use super::dtype::{ARITH, FLT, INDEX, INTS};
+use super::dtype::{ARITH, BOOL, DataType, FLT, INDEX, INTS, Types};
 use super::element::{Lane, Strided, dense_strides, with_lane};
 use super::refuse;
 use crate::codes::Outcome;
+
+/// The types of the row numbers that the gradient of an embedding takes.
+const ROWS: Types = Types::of(&[DataType::Float, DataType::Float16, DataType::Double])
+    .and(INTS)
+    .and(BOOL);
 
 /// Refuses an index that is longer than a tensor, other than along an axis.
 fn expect_within(index: &Operand, x: &Operand, except: Option<usize>) -> Outcome {
@@ -96,6 +101,12 @@ pub(crate) fn gather(
     call.distinct();
     let axis = indexed_axis(&x, dim, &index)?;
     out.expect_like(&x, &index.dims)?;
+    if !index.is_empty() && x.dims.get(axis) == Some(&0) {
+        return refuse(format!(
+            "{} of shape {:?} has nothing to select in axis {axis}",
+            x.name, x.dims
+        ));
+    }
     kernel(move |data| {
         let from = targets(data, &x, axis, &index, true)?;
         with_lane!(x.dtype.class(), L => {
@@ -219,11 +230,17 @@ pub(crate) fn embedding(
     out: Operand,
 ) -> Outcome<Kernel> {
     call.distinct();
+    weight.expect_type(ARITH)?;
     weight.expect_rank(2..=2)?;
     indices.expect_type(INDEX)?;
+    out.expect_dtype(weight.dtype)?;
+    // The vendor checks the length of a row where it copies the rows.
     let mut dims = indices.dims.clone();
+    dims.extend(out.dims.last());
+    out.expect_dims(&dims)?;
+    dims.truncate(indices.rank());
     dims.push(weight.dims[1]);
-    out.expect_like(&weight, &dims)?;
+    out.expect_copy_of(weight.dtype, &dims)?;
     select_rows(weight, 0, indices, out)
 }
 
@@ -267,7 +284,7 @@ pub(crate) fn index_add(
         expect_indices(data, &index, &indices, 0..size as i64)?;
         with_lane!(x.dtype.class(), L => {
             let (mut values, terms) = (data.read::<L>(&x)?, data.read::<L>(&source)?);
-            let alpha = alpha.lane::<L>();
+            let alpha = alpha.lane::<L>(x.dtype);
             for outer in 0..before {
                 for (row, i) in indices.iter().enumerate() {
                     let to = &mut values[(outer * size + *i as usize) * after..][..after];
@@ -293,12 +310,14 @@ pub(crate) fn embedding_backward(
 ) -> Outcome<Kernel> {
     call.distinct();
     gradient.expect_type(FLT)?;
-    indices.expect_type(INTS)?;
+    indices.expect_type(ROWS)?;
     let width = gradient.dims.last().copied().unwrap_or(1);
-    if gradient.rank() != indices.rank() + 1 || gradient.dims[..indices.rank()] != indices.dims {
+    let lead = gradient.rank().saturating_sub(1);
+    if gradient.dims[..lead].iter().product::<usize>() != indices.elements() {
         return refuse(format!(
-            "grad has shape {:?}, {:?} of indices and one more axis is expected",
-            gradient.dims, indices.dims
+            "grad has shape {:?}, {} rows, one for each element of indices, are expected",
+            gradient.dims,
+            indices.elements()
         ));
     }
     out.expect_like(&gradient, &[rows as usize, width])?;

@@ -44,7 +44,7 @@ pub(crate) enum Product {
 fn rounds_to_f16(kind: Product, code: i8, dtype: DataType) -> Outcome<bool> {
     let most = if kind == Product::Batch { 3 } else { 4 };
     match (code, dtype) {
-        (2, DataType::Bf16) => {
+        (2, DataType::Bf16) if kind != Product::Batch => {
             refuse("cubeMathType is 2 (USE_FP16), which is not offered for Bf16")
         }
         (3, DataType::Float16 | DataType::Bf16) if kind != Product::Batch => refuse(format!(
@@ -56,19 +56,6 @@ fn rounds_to_f16(kind: Product, code: i8, dtype: DataType) -> Outcome<bool> {
             "cubeMathType is {code}, one of 0 to {most} is expected"
         )),
     }
-}
-
-/// The type of a product; bfloat16 is multiplied with bfloat16 only.
-fn product_type(a: &Operand, b: &Operand) -> Outcome<DataType> {
-    a.expect_type(FLT)?;
-    b.expect_type(FLT)?;
-    if (a.dtype == DataType::Bf16) != (b.dtype == DataType::Bf16) {
-        return refuse(format!(
-            "{} is {:?} and {} is {:?}: Bf16 is only multiplied with Bf16",
-            a.name, a.dtype, b.name, b.dtype
-        ));
-    }
-    promote(a.dtype, b.dtype)
 }
 
 /// Batch, rows and columns of a matrix or of a batch of them.
@@ -87,7 +74,9 @@ pub(crate) fn product(
     out: Operand,
     cube_math_type: i8,
 ) -> Outcome<Kernel> {
-    let dtype = product_type(&a, &b)?;
+    a.expect_type(FLT)?;
+    b.expect_type(FLT)?;
+    let dtype = promote(a.dtype, b.dtype)?;
     let halved = rounds_to_f16(kind, cube_math_type, dtype)?;
     let rank = if kind == Product::Batch { 3 } else { 2 };
     a.expect_rank(rank..=rank)?;

@@ -22,7 +22,7 @@ pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rotary;
 
-use crate::codes::{ACLNN_PARAM_INVALID, Failure, Outcome};
+use crate::codes::{ACLNN_INNER_NULLPTR, ACLNN_PARAM_INVALID, Failure, Outcome};
 
 pub(crate) use call::{Call, Kernel, Operand, kernel};
 pub(crate) use descriptor::{Descriptors, Tensor};
@@ -31,6 +31,12 @@ pub(crate) use dtype::DataType;
 /// Refuses a parameter that breaks a limit of the documentation.
 pub(crate) fn refuse<T>(message: impl std::fmt::Display) -> Outcome<T> {
     Err(Failure::new(ACLNN_PARAM_INVALID, message))
+}
+
+/// Turns a refusal into the error inside of an operator that the vendor finds it by: what it does
+/// not check breaks where it builds the operator's work.
+pub(crate) fn inner<T>(outcome: Outcome<T>) -> Outcome<T> {
+    outcome.map_err(|failure| Failure::new(ACLNN_INNER_NULLPTR, failure.message))
 }
 
 /// The shape that all of these broadcast to.

@@ -4,7 +4,7 @@ use super::call::{Call, Kernel, Operand, kernel};
 use super::data::Part;
 use super::dtype::{ARITH, expect_castable, promote};
 use super::element::{dense_strides, with_lane};
-use super::refuse;
+use super::{inner, refuse};
 use crate::codes::Outcome;
 
 /// Repeats above 1 that the operator takes: with the first axis among them, and without.
@@ -32,9 +32,9 @@ pub(crate) fn repeat(
         REPEATS_WITHOUT_FIRST
     };
     if repeats.iter().filter(|times| **times > 1).count() > most {
-        return refuse(format!(
+        return inner(refuse(format!(
             "repeats is {repeats:?}, at most {most} of them above 1 are expected"
-        ));
+        )));
     }
     let lead = rank - x.rank();
     let (mut dims, mut strides, mut result) = (Vec::new(), Vec::new(), Vec::new());
@@ -65,9 +65,12 @@ pub(crate) fn concatenate(
 ) -> Outcome<Kernel> {
     call.distinct();
     out.expect_contiguous()?;
-    let Some(first) = tensors.iter().find(|t| !t.is_empty()).or(tensors.first()) else {
+    // Tensors of shape [0] are left out, whatever the shape of the others.
+    let (empty, tensors): (Vec<_>, Vec<_>) = tensors.into_iter().partition(|t| t.dims == [0]);
+    let Some(first) = tensors.first().or(empty.first()) else {
         return refuse("tensors is empty, one tensor at least is expected");
     };
+    out.expect_type(ARITH)?;
     first.expect_rank(1..=8)?;
     let axis = first.axis(dim, "dim")?;
     let mut dims = first.dims.clone();
@@ -76,9 +79,6 @@ pub(crate) fn concatenate(
     for (i, tensor) in tensors.iter().enumerate() {
         tensor.expect_type(ARITH)?;
         dtype = promote(dtype, tensor.dtype)?;
-        if tensor.is_empty() {
-            continue;
-        }
         let fits = tensor.rank() == dims.len()
             && (0..dims.len())
                 .all(|other| other == axis || tensor.dims[other] == first.dims[other]);
@@ -109,6 +109,7 @@ pub(crate) fn concatenate(
 /// Reverses the order of the elements along some axes.
 pub(crate) fn flip(call: &mut Call, x: Operand, axes: &[i64], out: Operand) -> Outcome<Kernel> {
     call.distinct();
+    x.expect_type(ARITH)?;
     x.expect_rank(1..=8)?;
     out.expect_contiguous()?;
     out.expect_like(&x, &x.dims)?;

@@ -5,13 +5,16 @@ use super::call::{Kernel, Operand, kernel};
 use super::data::Data;
 use super::descriptor::Scalar;
 use super::dtype::{
-    ARITH, BOOL, Class, DataType, FLOATS, FLT, INTS, Types, expect_castable, promote,
-    promote_scalar,
+    ANY, ARITH, BOOL, Class, DataType, FLOATS, FLT, INDEX, INTS, NUMBERS, Types, UNSIGNED,
+    expect_castable, promote, promote_number,
 };
 use super::element::{Lane, Real, with_lane, with_real};
-use super::{broadcast, refuse};
+use super::{broadcast, inner, refuse};
 use crate::codes::{ACLNN_NULLPTR, Failure, Outcome};
 use crate::state::sim;
+
+/// Types that a remainder is computed in.
+const REMAINDERS: Types = FLOATS.and(INDEX);
 
 /// Types in which a broadcast over more than [`FEW_AXES_MAX`] separate axes is not offered.
 const FEW_AXES: Types = Types::of(&[DataType::Double, DataType::Int16]);
@@ -66,7 +69,7 @@ impl Unary {
         let whole = INTS.and(BOOL);
         match self {
             Neg => (FLOATS.and(Types::of(&[Int8, Int32, Int64])), Gives::Own, 0),
-            Abs => (ARITH, Gives::Own, 0),
+            Abs => (ARITH, Gives::Same, 0),
             Sign => (FLOATS.and(Types::of(&[Int32, Int64, Bool])), Gives::Same, 1),
             Sqrt | Reciprocal | Log | Log1p | Sin | Cos => (FLOATS.and(whole), Gives::Float, 0),
             Exp => (FLOATS.and(Types::of(&[Bool, Int64])), Gives::Float, 0),
@@ -78,11 +81,14 @@ impl Unary {
                 (floats.and(Types::of(&[Bool, Int64])), Gives::Float, 0)
             }
             Tanh => (FLT.and(whole), Gives::Float, 0),
-            Floor => (FLOATS.and(INTS), Gives::Same, 0),
+            Floor => (NUMBERS.and(UNSIGNED), Gives::Same, 0),
             Ceil => (FLOATS, Gives::Same, 0),
             Round => (FLOATS.and(Types::of(&[Int32, Int64])), Gives::Same, 0),
-            Sigmoid => (FLT, Gives::Own, 0),
-            Relu => (FLT.and(INTS), Gives::Own, 0),
+            Sigmoid => (FLT, Gives::Float, 0),
+            Relu => {
+                let whole = Types::of(&[Int8, Int32, Int64, Uint8]);
+                (FLT.and(whole), Gives::Same, 0)
+            }
             Gelu | GeluTanh => (FLT, Gives::Same, 0),
         }
     }
@@ -159,6 +165,10 @@ pub(crate) fn unary(f: Unary, x: Operand, out: Operand) -> Outcome<Kernel> {
     out.expect_dims(&x.dims)?;
     let mut computed = x.dtype;
     match gives {
+        // The vendor checks the type of this one where it copies the result.
+        Gives::Same if f == Sign && x.dtype == DataType::Bf16 => {
+            out.expect_copy_of(x.dtype, &x.dims)?
+        }
         Gives::Same => out.expect_dtype(x.dtype)?,
         Gives::Own => expect_castable(x.dtype, out.dtype, out.name)?,
         Gives::Float => {
@@ -174,12 +184,12 @@ pub(crate) fn unary(f: Unary, x: Operand, out: Operand) -> Outcome<Kernel> {
         Class::I64 => {
             let mut values = data.read::<i64>(&x)?;
             f.lanes(&mut values);
-            data.write(&out, &values)
+            data.write_cast(&out, values, computed)
         }
         class => with_real!(class, R => {
             let mut values = data.read::<R>(&x)?;
             f.reals(&mut values);
-            data.write(&out, &values)
+            data.write_cast(&out, values, computed)
         }),
     })
 }
@@ -203,52 +213,57 @@ impl From<Scalar> for Other {
 }
 
 impl Other {
-    fn dtype(&self) -> DataType {
+    fn read<L: Lane>(
+        &self,
+        data: &Data<'_, '_>,
+        dims: &[usize],
+        computed: DataType,
+    ) -> Outcome<Vec<L>> {
         match self {
-            Self::Tensor(tensor) => tensor.dtype,
-            Self::Scalar(scalar) => scalar.dtype,
-        }
-    }
-
-    fn read<L: Lane>(&self, data: &Data<'_, '_>, dims: &[usize]) -> Outcome<Vec<L>> {
-        match self {
-            Self::Tensor(tensor) => data.read_as(tensor, dims),
-            Self::Scalar(scalar) => Ok(vec![scalar.lane(); dims.iter().product()]),
+            Self::Tensor(tensor) => data.read_cast(tensor, dims, computed),
+            Self::Scalar(scalar) => Ok(vec![scalar.lane(computed); dims.iter().product()]),
         }
     }
 }
 
-/// Shape and type in which two operands are combined. `float` is the type of an integer tensor
-/// with a float scalar, where that is f32 or f64.
+/// The types that an operator of two operands takes.
+struct Limits {
+    tensors: Types,
+    numbers: Types,
+    out: Types,
+}
+
+/// Shape and type in which two operands are combined; `beside` chooses the type that a tensor and
+/// a number are combined in.
 fn common(
     a: &Operand,
     b: &Other,
     out: &Operand,
-    types: Types,
-    float: DataType,
+    limits: &Limits,
+    beside: impl Fn(&Scalar) -> Outcome<DataType>,
 ) -> Outcome<(Vec<usize>, DataType)> {
-    a.expect_type(ARITH)?;
-    let (dims, promoted) = match b {
+    a.expect_type(limits.tensors)?;
+    out.expect_type(limits.out)?;
+    match b {
         Other::Tensor(b) => {
-            b.expect_type(ARITH)?;
+            b.expect_type(limits.tensors)?;
             let dims = broadcast(&[a, b])?;
+            out.expect_dims(&dims)?;
             let promoted = promote(a.dtype, b.dtype)?;
             expect_few_axes(promoted, &[a, b], &dims)?;
-            (dims, promoted)
+            Ok((dims, promoted))
         }
-        Other::Scalar(b) => (a.dims.clone(), promote_scalar(a.dtype, b.dtype, float)?),
-    };
-    out.expect_dims(&dims)?;
-    if !types.has(promoted) {
-        return refuse(format!(
-            "{} of {:?} and other of {:?} compute in {promoted:?}, one of {:?} is expected",
-            a.name,
-            a.dtype,
-            b.dtype(),
-            types.list()
-        ));
+        Other::Scalar(b) => {
+            if !limits.numbers.has(b.dtype) {
+                let (found, expected) = (b.dtype, limits.numbers.list());
+                return refuse(format!(
+                    "the number is {found:?}, one of {expected:?} is expected"
+                ));
+            }
+            out.expect_dims(&a.dims)?;
+            Ok((a.dims.clone(), beside(b)?))
+        }
     }
-    Ok((dims, promoted))
 }
 
 /// Refuses a broadcast of too many axes in the types for which it is limited.
@@ -286,11 +301,34 @@ pub(crate) enum Binary {
 }
 
 impl Binary {
-    /// Types that the promoted type must be one of.
-    fn types(self) -> Types {
+    fn limits(self) -> Limits {
+        Limits {
+            tensors: ARITH,
+            numbers: if matches!(self, Self::Div | Self::Pow) {
+                ARITH
+            } else {
+                ANY
+            },
+            out: if self == Self::Mul { ARITH } else { ANY },
+        }
+    }
+
+    /// The type that a tensor and a number are combined in.
+    fn beside(self, tensor: DataType, number: DataType, out: DataType) -> Outcome<DataType> {
+        use DataType::*;
+        let narrow = number == Double && out == Float;
         match self {
-            Self::Remainder => FLOATS.and(Types::of(&[DataType::Int32, DataType::Int64])),
-            _ => ARITH,
+            Self::Mul if tensor == Bf16 => Ok(Float),
+            Self::Mul if tensor == Bool && number == Double => Ok(Float),
+            Self::Add | Self::Sub | Self::Mul if narrow && !tensor.is_float() => Ok(Float),
+            Self::Mul => inner(promote_number(tensor, number)),
+            Self::Pow if narrow => Ok(Float),
+            // Both 16-bit floats meet the other floats in f32, except f16 and f64.
+            Self::Div if matches!(tensor, Float16 | Bf16) && number.is_float() => {
+                let alone = tensor == number || (tensor, number) == (Float16, Double);
+                Ok(if alone { tensor } else { Float })
+            }
+            _ => promote_number(tensor, number),
         }
     }
 
@@ -322,10 +360,15 @@ pub(crate) fn binary(
     out: Operand,
 ) -> Outcome<Kernel> {
     let b = b.into();
-    let (dims, promoted) = common(&a, &b, &out, f.types(), out.dtype)?;
+    let beside = |number: &Scalar| f.beside(a.dtype, number.dtype, out.dtype);
+    let (dims, promoted) = common(&a, &b, &out, &f.limits(), beside)?;
+    let other = match &b {
+        Other::Tensor(b) => b.dtype,
+        Other::Scalar(b) => b.dtype,
+    };
     match (f, &b) {
-        (Binary::Pow, Other::Tensor(b)) if a.dtype == DataType::Bool && b.dtype == a.dtype => {
-            return refuse(format!("{} and {} are both Bool", a.name, b.name));
+        (Binary::Pow, _) if a.dtype == DataType::Bool && other == a.dtype => {
+            return refuse(format!("{} and its exponent are both Bool", a.name));
         }
         (Binary::Pow, Other::Scalar(b)) if !promoted.is_float() && b.real() < 0.0 => {
             return refuse(format!(
@@ -333,46 +376,43 @@ pub(crate) fn binary(
                 b.real()
             ));
         }
+        (Binary::Remainder, _) if !REMAINDERS.has(promoted) => {
+            return refuse(format!(
+                "{} of {:?} and other of {other:?} compute in {promoted:?}, one of {:?} is expected",
+                a.name,
+                a.dtype,
+                REMAINDERS.list()
+            ));
+        }
         _ => {}
     }
-    let mut computed = promoted;
-    // True division of integers gives floats.
-    if f == Binary::Div && !promoted.is_float() {
-        out.expect_type(FLOATS)?;
-        computed = DataType::Float;
+    expect_castable(promoted, out.dtype, out.name)?;
+    // Multiplication by a number and division check the promoted type, whatever they compute in.
+    if let (Binary::Mul | Binary::Div | Binary::Pow, Other::Scalar(b)) = (f, &b)
+        && ARITH.has(b.dtype)
+    {
+        expect_castable(promote(a.dtype, b.dtype)?, out.dtype, out.name)?;
     }
-    if let Some(alpha) = alpha.filter(|alpha| alpha.dtype.is_float() && !computed.is_float()) {
+    if let Some(alpha) = alpha.filter(|alpha| alpha.dtype.is_float() && !promoted.is_float()) {
         return refuse(format!(
-            "alpha is {:?} and does not convert to {computed:?}",
+            "alpha is {:?} and does not convert to {promoted:?}",
             alpha.dtype
         ));
     }
-    expect_castable(computed, out.dtype, out.name)?;
+    // True division of integers gives floats.
+    let computed = if f == Binary::Div && !promoted.is_float() {
+        DataType::Float
+    } else {
+        promoted
+    };
     kernel(move |data| {
         with_lane!(computed.class(), L => {
-            let (x, y) = (data.read_as::<L>(&a, &dims)?, b.read::<L>(data, &dims)?);
-            let alpha = alpha.map_or(L::one(), |alpha| alpha.lane());
-            data.write(&out, &wrapped(f.lanes(x, &y, alpha), computed))
+            let x = data.read_cast::<L>(&a, &dims, computed)?;
+            let y = b.read::<L>(data, &dims, computed)?;
+            let alpha = alpha.map_or(L::one(), |alpha| alpha.lane(computed));
+            data.write_cast(&out, f.lanes(x, &y, alpha), computed)
         })
     })
-}
-
-/// Wraps integers to the computed type, where the output is wider.
-fn wrapped<L: Lane>(mut values: Vec<L>, computed: DataType) -> Vec<L> {
-    if computed.class() == Class::I64 && computed != DataType::Int64 {
-        each(&mut values, |x| {
-            let whole = x.to::<i64>();
-            L::from_i64(match computed {
-                DataType::Int8 => i64::from(whole as i8),
-                DataType::Int16 => i64::from(whole as i16),
-                DataType::Int32 => i64::from(whole as i32),
-                DataType::Uint8 => i64::from(whole as u8),
-                DataType::Bool => i64::from(whole != 0),
-                _ => whole,
-            })
-        });
-    }
-    values
 }
 
 /// Gradients of activations: of the gradient given and the saved input or output.
@@ -395,19 +435,21 @@ impl Backward {
         }
     }
 
-    fn number(self, g: f32, saved: f32) -> f32 {
-        let (x, y) = (saved, saved);
+    fn number<R: Real>(self, g: R, x: R) -> R {
+        let number = R::from_f64;
         match self {
-            Self::Sigmoid => g * y * (1.0 - y),
+            Self::Sigmoid => g.mul(x).mul(R::one().sub(x)),
             Self::Gelu => {
-                let density = (-(x * x * 0.5)).exp();
-                g * (normal_cdf(x) + x * (0.5 * GELU_SCALE) as f32 * density)
+                let density = x.mul(x).mul(number(-0.5)).exp();
+                let slope = x.mul(number(0.5 * GELU_SCALE)).mul(density);
+                g.mul(normal_cdf(x).add(slope))
             }
             Self::GeluTanh => {
                 let t = gelu_inner(x).tanh();
-                let slope = 1.0 + (3.0 * GELU_CUBIC) as f32 * x * x;
-                let inner = GELU_SCALE as f32 * slope;
-                g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+                let cubic = number(3.0 * GELU_CUBIC).mul(x).mul(x);
+                let inner = number(GELU_SCALE).mul(R::one().add(cubic));
+                let bend = x.mul(R::one().sub(t.mul(t))).mul(inner);
+                g.mul(number(0.5)).mul(R::one().add(t).add(bend))
             }
         }
     }
@@ -420,22 +462,22 @@ pub(crate) fn backward(
     saved: Operand,
     out: Operand,
 ) -> Outcome<Kernel> {
+    let types = if f == Backward::Sigmoid { FLOATS } else { FLT };
     for tensor in [&gradient, &saved, &out] {
-        tensor.expect_type(FLT)?;
+        tensor.expect_type(types)?;
     }
-    // Only the gradient of gelu is documented to promote and broadcast.
-    let dims = if f == Backward::Sigmoid {
-        saved.expect_like(&gradient, &gradient.dims)?;
-        out.expect_dtype(gradient.dtype)?;
-        gradient.dims.clone()
-    } else {
-        broadcast(&[&gradient, &saved])?
-    };
+    let computed = promote(gradient.dtype, saved.dtype)?;
+    if f != Backward::Sigmoid {
+        out.expect_dtype(computed)?;
+    }
+    let dims = broadcast(&[&gradient, &saved])?;
     out.expect_dims(&dims)?;
     kernel(move |data| {
-        let g = data.read_as::<f32>(&gradient, &dims)?;
-        let saved = data.read_as::<f32>(&saved, &dims)?;
-        data.write(&out, &zip(g, &saved, |g, saved| f.number(g, saved)))
+        with_real!(computed.class(), R => {
+            let g = data.read_cast::<R>(&gradient, &dims, computed)?;
+            let saved = data.read_cast::<R>(&saved, &dims, computed)?;
+            data.write_cast(&out, zip(g, &saved, |g, saved| f.number(g, saved)), computed)
+        })
     })
 }
 
@@ -467,16 +509,54 @@ impl Test {
             Self::Xor => a.truth() != b.truth(),
         }
     }
+
+    fn limits(self) -> Limits {
+        let types = match self {
+            Self::Gt | Self::Ge | Self::Lt => ANY,
+            Self::Le => ARITH.and(Types::of(&[DataType::Uint16])),
+            _ => ARITH,
+        };
+        Limits {
+            tensors: types,
+            numbers: types,
+            out: types,
+        }
+    }
+
+    /// The type that a tensor and a number are compared in.
+    fn beside(self, tensor: DataType, number: &Scalar) -> Outcome<DataType> {
+        use DataType::*;
+        match self {
+            Self::Lt | Self::Le if tensor.is_float() => Ok(tensor),
+            Self::Le if number.dtype == Double => Ok(Float),
+            Self::Lt if number.dtype == Double => promote(tensor, Float),
+            Self::Gt | Self::Ge if tensor.is_float() && number.dtype == Double => {
+                let loss = number.lane::<f64>(tensor) - number.real();
+                // Also for infinity, whose difference is NaN.
+                let keeps = loss.abs() <= f64::from(f32::EPSILON);
+                Ok(if keeps { tensor } else { Double })
+            }
+            Self::Lt | Self::Le | Self::Gt | Self::Ge => promote(tensor, number.dtype),
+            _ => promote_number(tensor, number.dtype),
+        }
+    }
 }
 
 /// `out = whether f holds of self and other`.
 pub(crate) fn test(f: Test, a: Operand, b: impl Into<Other>, out: Operand) -> Outcome<Kernel> {
     let b = b.into();
-    let (dims, computed) = common(&a, &b, &out, ARITH, DataType::Float)?;
-    out.expect_type(ARITH)?;
+    let beside = |number: &Scalar| f.beside(a.dtype, number);
+    let (dims, computed) = common(&a, &b, &out, &f.limits(), beside)?;
     kernel(move |data| {
         with_lane!(computed.class(), L => {
-            let (x, y) = (data.read_as::<L>(&a, &dims)?, b.read::<L>(data, &dims)?);
+            let mut x = data.read_cast::<L>(&a, &dims, computed)?;
+            let mut y = b.read::<L>(data, &dims, computed)?;
+            if computed == DataType::Uint64 {
+                // Its upper half is negative in a lane: moved, all are in order.
+                for values in [&mut x, &mut y] {
+                    each(values, |x| x.sub(L::from_i64(i64::MIN)));
+                }
+            }
             let holds = x.iter().zip(&y).map(|(x, y)| i64::from(f.holds(*x, *y)));
             data.write(&out, &holds.collect::<Vec<_>>())
         })
@@ -500,22 +580,23 @@ pub(crate) fn logical_not(x: Operand, out: Operand) -> Outcome<Kernel> {
 /// `out = condition ? self : other`.
 pub(crate) fn select(condition: Operand, a: Operand, b: Operand, out: Operand) -> Outcome<Kernel> {
     condition.expect_type(Types::of(&[DataType::Bool, DataType::Uint8]))?;
-    a.expect_type(ARITH)?;
-    b.expect_type(ARITH)?;
     let dims = broadcast(&[&condition, &a, &b])?;
     out.expect_dims(&dims)?;
-    let computed = promote(a.dtype, b.dtype)?;
-    expect_castable(computed, out.dtype, out.name)?;
+    let computed = inner(promote(a.dtype, b.dtype))?;
+    if computed == DataType::Bool {
+        out.expect_copy_of(computed, &dims)?;
+    }
     kernel(move |data| {
         with_lane!(computed.class(), L => {
             let chosen = data.read_as::<i64>(&condition, &dims)?;
-            let (mut x, y) = (data.read_as::<L>(&a, &dims)?, data.read_as::<L>(&b, &dims)?);
+            let mut x = data.read_cast::<L>(&a, &dims, computed)?;
+            let y = data.read_cast::<L>(&b, &dims, computed)?;
             for ((x, y), chosen) in x.iter_mut().zip(y).zip(chosen) {
                 if chosen == 0 {
                     *x = y;
                 }
             }
-            data.write(&out, &x)
+            data.write_cast(&out, x, computed)
         })
     })
 }
@@ -539,7 +620,7 @@ pub(crate) fn masked_fill(target: Operand, mask: Operand, value: Scalar) -> Outc
             let masked = data.read_as::<i64>(&mask, &dims)?;
             for (x, masked) in values.iter_mut().zip(masked) {
                 if masked != 0 {
-                    *x = value.lane();
+                    *x = value.lane(target.dtype);
                 }
             }
             data.write(&target, &values)
@@ -558,18 +639,18 @@ pub(crate) fn clamp(
         let message = "clipValueMin and clipValueMax are both null";
         return Err(Failure::new(ACLNN_NULLPTR, message));
     }
-    x.expect_type(FLOATS.and(INTS))?;
+    x.expect_type(NUMBERS)?;
     x.expect_rank(1..=8)?;
+    out.expect_type(NUMBERS)?;
     out.expect_dims(&x.dims)?;
-    let mut computed = x.dtype;
-    for bound in low.iter().chain(&high) {
-        computed = promote(computed, promote_scalar(x.dtype, bound.dtype, out.dtype)?)?;
-    }
-    expect_castable(computed, out.dtype, out.name)?;
+    // The bounds have no part in it: they become numbers of the output's type, too.
+    let computed = out.dtype;
+    expect_castable(x.dtype, computed, out.name)?;
     kernel(move |data| {
         with_lane!(computed.class(), L => {
-            let mut values = data.read::<L>(&x)?;
-            let (low, high) = (low.map(|s| s.lane::<L>()), high.map(|s| s.lane::<L>()));
+            let mut values = data.read_cast::<L>(&x, &x.dims, computed)?;
+            let bound = |bound: Option<Scalar>| bound.map(|s| s.lane::<L>(computed));
+            let (low, high) = (bound(low), bound(high));
             each(&mut values, |x| {
                 let x = high.map_or(x, |high| x.smaller(high));
                 low.map_or(x, |low| x.larger(low))

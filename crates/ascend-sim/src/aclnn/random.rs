@@ -3,7 +3,7 @@
 
 use super::call::{Call, Kernel, Operand, kernel};
 use super::descriptor::Scalar;
-use super::dtype::{ARITH, Class, FLOATS, INTS};
+use super::dtype::{ARITH, Class, FLOATS, NUMBERS};
 use super::refuse;
 use crate::codes::Outcome;
 
@@ -48,7 +48,7 @@ pub(crate) fn uniform_in_place(
     [from, to]: [f64; 2],
     [seed, offset]: [u64; 2],
 ) -> Outcome<Kernel> {
-    target.expect_type(FLOATS.and(INTS))?;
+    target.expect_type(NUMBERS)?;
     if from > to {
         return refuse(format!(
             "from is {from} and to is {to}: from has to be the smaller"
@@ -97,6 +97,12 @@ pub(crate) fn bernoulli(
     out: Operand,
 ) -> Outcome<Kernel> {
     out.expect_type(ARITH)?;
+    if !probability.dtype.is_float() {
+        return refuse(format!(
+            "prob is {:?}, a float is expected",
+            probability.dtype
+        ));
+    }
     let probability = probability.real();
     if !(0.0..=1.0).contains(&probability) {
         return refuse(format!("prob is {probability}, 0 to 1 is expected"));

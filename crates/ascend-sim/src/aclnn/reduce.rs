@@ -3,7 +3,8 @@
 //! Each reads its tensor with the reduced axes last and works on rows.
 
 use super::call::{Call, Kernel, Operand, kernel};
-use super::dtype::{ARITH, DataType, FLOATS, FLT, INDEX, INTS, Types};
+use super::data::cast;
+use super::dtype::{ANY, ARITH, DataType, FLT, INDEX, NUMBERS, Types, expect_castable};
 use super::element::{Lane, with_lane};
 use super::refuse;
 use crate::codes::Outcome;
@@ -76,18 +77,18 @@ fn fold_rows(
     kernel(move |data| {
         let (order, row) = rows_last(&x, &axes);
         with_lane!(computed.class(), L => {
-            let values = data.read_order::<L>(&x, &order)?;
+            let values = cast(data.read_order::<L>(&x, &order)?, x.dtype, computed);
             let results: Vec<L> = if row == 0 {
                 vec![f.row::<L>(&[]); out.elements()]
             } else {
                 values.chunks_exact(row).map(|row| f.row(row)).collect()
             };
-            data.write(&out, &results)
+            data.write_cast(&out, results, computed)
         })
     })
 }
 
-/// Sum, mean and product: converts to `dtype`, which is the output's, and reduces.
+/// Sum, mean and product: converts to `dtype` and reduces.
 pub(crate) fn fold_as(
     f: Fold,
     x: Operand,
@@ -96,15 +97,33 @@ pub(crate) fn fold_as(
     dtype: DataType,
     out: Operand,
 ) -> Outcome<Kernel> {
-    x.expect_type(ARITH)?;
-    out.expect_dtype(dtype)?;
+    let (from, to) = match f {
+        Fold::Mean => (NUMBERS, NUMBERS),
+        Fold::Prod => (ARITH, ANY),
+        _ => (ARITH, ARITH),
+    };
+    x.expect_type(from)?;
+    out.expect_type(to)?;
     if f == Fold::Mean {
-        out.expect_type(FLOATS)?;
+        expect_castable(x.dtype, dtype, "dtype")?;
+        expect_castable(dtype, out.dtype, out.name)?;
+    } else {
+        out.expect_dtype(dtype)?;
     }
     let axes = x.axes(dims, "dim")?;
-    out.expect_dims(&reduced_dims(&x, &axes, keep))?;
+    expect_reduced(f, &out, &reduced_dims(&x, &axes, keep))?;
     // f16 and bf16 are summed in f32 or better, also where the documentation does not state it.
     fold_rows(f, x, axes, dtype, out)
+}
+
+/// Refuses another shape, except that some operators take a single number with any shape.
+fn expect_reduced(f: Fold, out: &Operand, dims: &[usize]) -> Outcome {
+    let single = |dims: &[usize]| dims.iter().product::<usize>() == 1;
+    let loose = matches!(f, Fold::Sum | Fold::Mean | Fold::Any);
+    if loose && single(&out.dims) && single(dims) {
+        return Ok(());
+    }
+    out.expect_dims(dims)
 }
 
 /// The product along one axis, which has to exist.
@@ -128,8 +147,16 @@ pub(crate) fn fold(f: Fold, x: Operand, dims: &[i64], keep: bool, out: Operand) 
     } else {
         out.expect_type(Types::of(&[DataType::Bool, DataType::Uint8]))?;
     }
-    let axes = x.axes(dims, "dim")?;
-    out.expect_dims(&reduced_dims(&x, &axes, keep))?;
+    let mut dims = dims.to_vec();
+    if f == Fold::Any {
+        let rank = x.rank().max(1) as i64;
+        dims.iter_mut()
+            .for_each(|dim| *dim += rank * i64::from(*dim < 0));
+        dims.sort_unstable();
+        dims.dedup();
+    }
+    let axes = x.axes(&dims, "dim")?;
+    expect_reduced(f, &out, &reduced_dims(&x, &axes, keep))?;
     if extreme && axes.iter().any(|axis| x.dims[*axis] == 0) {
         return refuse(format!("{} of shape {:?} has no extreme", x.name, x.dims));
     }
@@ -166,7 +193,7 @@ pub(crate) fn extreme(
     use DataType::*;
     x.expect_type(match out {
         Some(_) => FLT.and(Types::of(&[Int64, Bool])),
-        None => FLOATS.and(INTS),
+        None => NUMBERS,
     })?;
     x.expect_rank(usize::from(out.is_some())..=8)?;
     indices.expect_type(INDEX)?;
@@ -205,13 +232,14 @@ pub(crate) fn cumulate(
 ) -> Outcome<Kernel> {
     call.distinct();
     x.expect_type(ARITH)?;
+    out.expect_type(NUMBERS)?;
     out.expect_dtype(dtype)?;
     out.expect_dims(&x.dims)?;
     let (_, axes) = axis_alone(&x, dim)?;
     kernel(move |data| {
         let (order, row) = rows_last(&x, &axes);
         with_lane!(dtype.class(), L => {
-            let mut values = data.read_order::<L>(&x, &order)?;
+            let mut values = cast(data.read_order::<L>(&x, &order)?, x.dtype, dtype);
             for row in values.chunks_exact_mut(row.max(1)) {
                 let mut total = L::default();
                 let mut precise = 0.0;

@@ -108,6 +108,15 @@ fn gradients_of_activations_are_their_derivatives() {
         aclnnGeluBackwardV2(grad.raw, saved.raw, other, out.raw)
             refuses PARAM_INVALID, "`none` or `tanh` is expected";
     }
+    // The gradient of a sigmoid is computed in f64, too, and broadcasts.
+    let column = device.tensor(F64, &[2, 1], &[1.0, 2.0]);
+    let (row, wide) = (
+        device.tensor(F32, &[2], &[0.5, 0.25]),
+        device.out(F64, &[2, 2]),
+    );
+    check! { device;
+        aclnnSigmoidBackward(column.raw, row.raw, wide.raw) => wide is [0.25, 0.1875, 0.5, 0.375];
+    }
 }
 
 #[test]
@@ -142,7 +151,7 @@ fn arithmetic_promotes_and_broadcasts() {
     let (zero, two, negative) = (scalar(I64, 0.0), scalar(I64, 2.0), scalar(I64, -1.0));
     check! { device;
         aclnnDiv(x.raw, y.raw, floats.raw) => floats is [3.5, -3.5, -3.5, 3.5];
-        aclnnDiv(x.raw, y.raw, whole.raw) refuses PARAM_INVALID, "out is Int32";
+        aclnnDiv(x.raw, y.raw, whole.raw) => whole is [3.0, -3.0, -3.0, 3.0];
         aclnnRemainderTensorTensor(x.raw, y.raw, whole.raw) => whole is [1.0, 1.0, -1.0, -1.0];
         aclnnRemainderTensorScalar(x.raw, zero, whole.raw) => whole is x.values();
         aclnnPowTensorScalar(x.raw, two, whole.raw) => whole is [49.0; 4];
@@ -161,6 +170,16 @@ fn arithmetic_promotes_and_broadcasts() {
     let (x, out) = (device.tensor(U8, &[1], &[200.0]), device.out(I64, &[1]));
     check! { device;
         aclnnMuls(x.raw, scalar(I64, 2.0), out.raw) => out is [144.0];
+    }
+    // Bounds become numbers of the output's type, as the tensor does.
+    let (x, out) = (
+        device.tensor(I32, &[3], &[-5.0, 0.0, 5.0]),
+        device.out(F16, &[3]),
+    );
+    let (low, high) = (scalar(F32, -1.5), scalar(F64, 2.5));
+    check! { device;
+        aclnnClamp(x.raw, low, high, out.raw) => out is [-1.5, 0.0, 2.5];
+        aclnnClamp(x.raw, low, high, x.raw) => x is [-1.0, 0.0, 2.0];
     }
     // NaN passes through bounds.
     let x = device.tensor(F32, &[3], &[f64::NAN, -5.0, 5.0]);
@@ -208,6 +227,134 @@ fn comparison_logic_and_selection() {
     }
 }
 
+/// Each operator makes a tensor of a number first, of the type that both are computed in.
+#[test]
+fn a_number_becomes_the_type_that_is_computed_in() {
+    let device = Device::new();
+    let (x, seven) = (
+        device.tensor(F16, &[1], &[0.1]),
+        device.tensor(F16, &[1], &[7.0]),
+    );
+    let (truth, half, single) = (
+        device.out(Bool, &[1]),
+        device.out(F16, &[1]),
+        device.out(F32, &[1]),
+    );
+    let (double, float) = (scalar(F64, 0.1), scalar(F32, f64::from(0.1_f32)));
+    let rounded = x.values()[0];
+    check! { device;
+        // f16(0.1) is below 0.1 and equal to f16(0.1).
+        aclnnEqScalar(x.raw, double, truth.raw) => truth is [1.0];
+        aclnnNeScalar(x.raw, double, truth.raw) => truth is [0.0];
+        aclnnLtScalar(x.raw, double, truth.raw) => truth is [0.0];
+        aclnnLeScalar(x.raw, double, truth.raw) => truth is [1.0];
+        // These two compare unrounded where the tensor's type loses something: in f64, and in f32
+        // with a number of that type.
+        aclnnGeScalar(x.raw, double, truth.raw) => truth is [0.0];
+        aclnnGtScalar(x.raw, scalar(F64, 0.0999), truth.raw) => truth is [1.0];
+        aclnnGeScalar(x.raw, float, truth.raw) => truth is [0.0];
+        aclnnGeScalar(x.raw, scalar(F64, f64::INFINITY), truth.raw) => truth is [0.0];
+        aclnnLeScalar(x.raw, float, truth.raw) => truth is [1.0];
+        // f16 of 7 times f16(0.1), where f16 of 7 times 0.1 is 0.7001953125.
+        aclnnMuls(seven.raw, double, half.raw) => half is [0.69970703125];
+        aclnnAdds(seven.raw, double, scalar(I64, 1.0), half.raw) => half is [7.1015625];
+        // A 16-bit result stays one in a wider output.
+        aclnnMuls(seven.raw, double, single.raw) => single is [0.69970703125];
+        aclnnDivs(seven.raw, double, half.raw) => half near [7.0 / rounded], F16.step();
+    }
+    // bf16 is multiplied in f32.
+    let (x, out) = (device.tensor(Bf16, &[1], &[13.0]), device.out(Bf16, &[1]));
+    check! { device;
+        aclnnMuls(x.raw, double, out.raw) => out is [1.296875];
+    }
+    // f32 loses less than the limit of 2^-23 of 0.1, and more of 12345.678.
+    let x = device.tensor(F32, &[2], &[0.1, 12345.678]);
+    let truth = device.out(Bool, &[2]);
+    check! { device;
+        aclnnGtScalar(x.raw, double, truth.raw) => truth is [0.0, 1.0];
+        aclnnGeScalar(x.raw, scalar(F64, 12345.678), truth.raw) => truth is [0.0, 0.0];
+        aclnnLeScalar(x.raw, scalar(F64, 12345.678), truth.raw) => truth is [1.0, 1.0];
+    }
+    // Integers meet an f64 number in f64 where they are tested for equality, and in f32 below it.
+    let x = device.tensor(I32, &[2], &[16_777_216.0, 16_777_217.0]);
+    let number = scalar(F64, 16_777_217.0);
+    check! { device;
+        aclnnEqScalar(x.raw, number, truth.raw) => truth is [0.0, 1.0];
+        aclnnLtScalar(x.raw, number, truth.raw) => truth is [0.0, 0.0];
+        aclnnGeScalar(x.raw, number, truth.raw) => truth is [0.0, 1.0];
+    }
+    // Tensors are converted before they meet, too: 2049 is not a number of f16.
+    let x = device.tensor(I32, &[1], &[2049.0]);
+    let zero = device.tensor(F16, &[1], &[0.0]);
+    check! { device;
+        aclnnAdd(x.raw, zero.raw, scalar(I64, 1.0), single.raw) => single is [2048.0];
+    }
+    // The upper half of u64 is above the lower.
+    let x = device.tensor(U64, &[2], &[1.0, 2.0_f64.powi(63)]);
+    check! { device;
+        aclnnGtTensor(x.raw, x.raw, truth.raw) => truth is [0.0, 0.0];
+        aclnnGtScalar(x.raw, scalar(U64, 2.0), truth.raw) => truth is [0.0, 1.0];
+    }
+    assert_eq!(control::violations(), []);
+}
+
+/// What the first phases refuse, and with which code, rule by rule.
+#[test]
+fn results_convert_to_some_outputs() {
+    let device = Device::new();
+    let [f32s, f16s, bf16s, i8s, i16s, i32s, u16s, bools] =
+        [F32, F16, Bf16, I8, I16, I32, U16, Bool].map(|dtype| device.out(dtype, &[2]).raw);
+    let none = device.out(F32, &[0]).raw;
+    let [one, whole, unsigned, truth] = [F32, I64, U16, Bool].map(|dtype| scalar(dtype, 1.0));
+    check! { device;
+        // A float result is no integer, a number no truth value.
+        aclnnAdd(f32s, f32s, one, i32s) refuses PARAM_INVALID, "does not convert";
+        aclnnAdd(i32s, i32s, whole, bools) refuses PARAM_INVALID, "does not convert";
+        aclnnAdd(i32s, i32s, one, i32s) refuses PARAM_INVALID, "alpha is Float";
+        aclnnMul(bf16s, i8s, i8s) refuses PARAM_INVALID, "does not convert";
+        aclnnMuls(i8s, one, i8s) refuses PARAM_INVALID, "does not convert";
+        aclnnDiv(f32s, i32s, i32s) refuses PARAM_INVALID, "does not convert";
+        aclnnDivs(i32s, one, i32s) refuses PARAM_INVALID, "does not convert";
+        aclnnNeg(f32s, i32s) refuses PARAM_INVALID, "does not convert";
+        aclnnClamp(f32s, one, one, i32s) refuses PARAM_INVALID, "does not convert";
+        // These give the input's type or a float.
+        aclnnAbs(f32s, f16s) refuses PARAM_INVALID, "out is Float16";
+        aclnnRelu(f32s, f16s) refuses PARAM_INVALID, "out is Float16";
+        aclnnRelu(i16s, i16s) refuses PARAM_INVALID, "self is Int16";
+        aclnnSigmoid(f32s, i32s) refuses PARAM_INVALID, "out is Int32";
+        aclnnGeluBackwardV2(f32s, f16s, c"none".as_ptr(), f16s)
+            refuses PARAM_INVALID, "gradInput is Float16";
+        // Unsigned integers promote with themselves only.
+        aclnnMul(f32s, f32s, u16s) refuses PARAM_INVALID, "out is Uint16";
+        aclnnEqTensor(u16s, u16s, bools) refuses PARAM_INVALID, "self is Uint16";
+        aclnnGtScalar(f32s, unsigned, bools) refuses PARAM_INVALID, "do not promote";
+        aclnnEqScalar(f32s, unsigned, bools) refuses PARAM_INVALID, "the number is Uint16";
+        aclnnInplaceFillScalar(f32s, unsigned) refuses PARAM_INVALID, "do not promote";
+        aclnnPowTensorScalar(bools, truth, i32s) refuses PARAM_INVALID, "both Bool";
+        // What is found inside of the operator has another code, and is not in empty tensors.
+        aclnnMuls(bools, unsigned, f32s) refuses INNER, "do not promote";
+        aclnnSWhere(bools, f32s, u16s, f32s) refuses INNER, "do not promote";
+        aclnnSWhere(bools, bools, bools, f32s) refuses INNER, "out is Float";
+        aclnnSign(bf16s, f32s) refuses INNER, "result is Float";
+        aclnnSign(f32s, bf16s) refuses PARAM_INVALID, "result is Bf16";
+        aclnnCast(f32s, F16 as i32, bf16s) refuses INNER, "out is Bf16";
+        aclnnCast(none, F16 as i32, none);
+    }
+    // What is taken beside the types that most operators take.
+    let (x, out) = (device.tensor(U16, &[2], &[1.0, 2.0]), device.out(U16, &[2]));
+    let flags = device.tensor(Bool, &[2], &[1.0, 0.0]);
+    let numbers = device.tensor(F32, &[2], &[0.5, 0.0]);
+    let truths = device.out(Bool, &[2]);
+    check! { device;
+        aclnnFloor(x.raw, out.raw) => out is [1.0, 2.0];
+        aclnnSWhere(flags.raw, x.raw, out.raw, out.raw) => out is [1.0, 2.0];
+        aclnnLeScalar(x.raw, scalar(U16, 1.0), truths.raw) => truths is [1.0, 0.0];
+        aclnnSWhere(flags.raw, numbers.raw, numbers.raw, truths.raw) => truths is [1.0, 0.0];
+        aclnnInplaceFillScalar(truths.raw, scalar(F32, 0.5)) => truths is [1.0, 1.0];
+    }
+    assert_eq!(control::violations(), []);
+}
+
 #[test]
 fn copies_casts_and_fills() {
     let device = Device::new();
@@ -240,7 +387,7 @@ fn copies_casts_and_fills() {
     check! { device;
         aclnnCast(x.raw, Bf16 as i32, out.raw) => out is [1.015625, 65536.0];
         aclnnCast(x.raw, F16 as i32, out.raw)
-            refuses PARAM_INVALID, "out is Bf16, one of [Float16] is expected";
+            refuses INNER, "out is Bf16, one of [Float16] is expected";
     }
     let x = device.view(I16, &[5.0; 6], &[3], Some(&[2]), 1);
     let (one, three, step) = (scalar(F64, 1.0), scalar(F64, 3.0), scalar(F64, 0.5));
@@ -248,6 +395,10 @@ fn copies_casts_and_fills() {
     check! { device;
         aclnnInplaceFillScalar(x.raw, scalar(I64, -3.0)) => x is [5.0, -3.0, 5.0, -3.0, 5.0, -3.0];
         aclnnArange(one, three, step, out.raw) => out is [1.0, 1.5, 2.0, 2.5];
+        // The step of integers is one, and half of it nothing.
+        aclnnArange(one, three, step, device.out(I64, &[4]).raw) refuses PARAM_INVALID, "step 0";
+        aclnnArange(three, one, step, out.raw) refuses PARAM_INVALID, "does not lead to the end";
+        aclnnArange(one, scalar(U16, 3.0), step, out.raw) refuses PARAM_INVALID, "end is Uint16";
     }
     assert_eq!(control::violations(), []);
 }

@@ -10,6 +10,8 @@ use crate::support::{Device, recent_message};
 
 pub(crate) const NULL_POINTER: i32 = 161001;
 pub(crate) const PARAM_INVALID: i32 = 161002;
+/// A step inside of an operator refused what the checks before it had let through.
+pub(crate) const INNER: i32 = 561103;
 pub(crate) const TILING: i32 = 561002;
 pub(crate) const EXCEPTION: i32 = 507015;
 
@@ -22,7 +24,9 @@ pub(crate) enum Type {
     I32 = 3,
     U8 = 4,
     I16 = 6,
+    U16 = 7,
     I64 = 9,
+    U64 = 10,
     F64 = 11,
     Bool = 12,
     Bf16 = 27,
@@ -41,6 +45,8 @@ impl Type {
             I16 => (x as i16).to_le_bytes().to_vec(),
             I32 => (x as i32).to_le_bytes().to_vec(),
             I64 => (x as i64).to_le_bytes().to_vec(),
+            U16 => (x as u16).to_le_bytes().to_vec(),
+            U64 => (x as u64).to_le_bytes().to_vec(),
             U8 | Bool => vec![x as u8],
         }
     }
@@ -56,6 +62,8 @@ impl Type {
             I16 => f64::from(i16::from_le_bytes(b.try_into().expect("2 bytes"))),
             I32 => f64::from(i32::from_le_bytes(b.try_into().expect("4 bytes"))),
             I64 => i64::from_le_bytes(b.try_into().expect("8 bytes")) as f64,
+            U16 => f64::from(u16::from_le_bytes(b.try_into().expect("2 bytes"))),
+            U64 => u64::from_le_bytes(b.try_into().expect("8 bytes")) as f64,
             U8 | Bool => f64::from(b[0]),
         };
         bytes.chunks_exact(size).map(one).collect()

@@ -50,6 +50,15 @@ fn products_of_matrices() {
     check! { device;
         aclnnBatchMatMul(x.raw, y.raw, out.raw, 1) => out near products, F32.step();
     }
+    // Other types meet in f32.
+    let (x, y) = (
+        device.tensor(Bf16, &[1, 1], &[3.0]),
+        device.tensor(F32, &[1, 1], &[1.1]),
+    );
+    let out = device.out(F32, &[1, 1]);
+    check! { device;
+        aclnnMm(x.raw, y.raw, out.raw, 0) => out near [3.3], F32.step();
+    }
     // A product of no depth.
     let (x, y) = (
         device.tensor(F32, &[2, 0], &[]),
@@ -68,8 +77,7 @@ fn products_of_matrices() {
     let strided = device.view(F32, &[0.0; 8], &[2, 2], Some(&[4, 1]), 0);
     let (three, two) = (device.out(F32, &[3, 2, 2]), device.out(F32, &[2, 2, 2]));
     check! { device;
-        aclnnMm(half.raw, w.raw, out.raw, 0)
-            refuses PARAM_INVALID, "Bf16 is only multiplied with Bf16";
+        aclnnMm(half.raw, w.raw, half.raw, 0) refuses PARAM_INVALID, "out is Bf16";
         aclnnMm(half.raw, half.raw, half.raw, 3) refuses PARAM_INVALID, "cubeMathType is 3";
         aclnnMm(w.raw, w.raw, out.raw, 7) refuses PARAM_INVALID, "cubeMathType is 7";
         aclnnMm(w.raw, v.raw, out.raw, 0) refuses PARAM_INVALID, "mat2 has rank 1";

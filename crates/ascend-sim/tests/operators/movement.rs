@@ -46,7 +46,26 @@ fn elements_move() {
     );
     check! { device;
         aclnnRepeat(x.raw, ints(&[2; 5]), out.raw)
-            refuses PARAM_INVALID, "at most 4 of them above 1";
+            refuses INNER, "at most 4 of them above 1";
+        aclnnFlip(device.out(U16, &[1]).raw, ints(&[0]), device.out(U16, &[1]).raw)
+            refuses PARAM_INVALID, "self is Uint16";
+    }
+    // Only tensors of shape [0] may differ from the others.
+    let list = |dims: &[i64]| {
+        let parts = [
+            device.out(F32, dims).raw,
+            device.tensor(F32, &[1, 2], &[5.0, 6.0]).raw,
+        ];
+        // SAFETY: a list of the given length.
+        unsafe { aclCreateTensorList(parts.as_ptr().cast(), 2) }
+    };
+    let (row, whole) = (device.out(F32, &[1, 2]), device.out(I32, &[1, 2]));
+    check! { device;
+        aclnnCat(list(&[0]), 0, row.raw) => row is [5.0, 6.0];
+        aclnnCat(list(&[0, 3]), 0, row.raw) refuses PARAM_INVALID, "differs from";
+        aclnnCat(list(&[0]), 0, whole.raw) refuses PARAM_INVALID, "does not convert";
+        aclnnCat(list(&[0]), 0, device.out(U16, &[1, 2]).raw)
+            refuses PARAM_INVALID, "out is Uint16";
     }
     assert_eq!(control::violations(), []);
 }
@@ -105,6 +124,22 @@ fn indices_pick_and_add() {
                 gradient.raw, index.raw, 2, padding, by_frequency, out.raw,
             ) => out is expected;
         }
+    }
+    // Row numbers may be floats, and of another shape.
+    let index = device.tensor(F16, &[1, 3, 1], &[1.0, 0.0, 1.0]);
+    let (few, long) = (device.out(F32, &[2]).raw, device.out(F32, &[3, 4]).raw);
+    let (empty, at) = (
+        device.out(F32, &[2, 0]),
+        device.tensor(I64, &[1, 1], &[0.0]),
+    );
+    let rows_of = device.tensor(I32, &[3], &[1.0, 0.0, 1.0]);
+    check! { device;
+        aclnnEmbeddingDenseBackward(gradient.raw, index.raw, 2, u64::MAX, false, out.raw)
+            => out is [4.0, 5.0, 6.0, 8.0, 10.0, 12.0];
+        aclnnEmbedding(x.raw, rows_of.raw, few) refuses PARAM_INVALID, "out has shape";
+        aclnnEmbedding(x.raw, rows_of.raw, long) refuses INNER, "out has shape";
+        aclnnGather(empty.raw, 1, at.raw, device.out(F32, &[1, 1]).raw)
+            refuses PARAM_INVALID, "nothing to select";
     }
     assert_eq!(control::violations(), []);
 }

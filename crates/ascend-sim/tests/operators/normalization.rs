@@ -25,6 +25,10 @@ fn softmax_and_its_logarithm() {
         aclnnSoftmax(input.raw, 0, out.raw) => out near soft, 1e-6;
         aclnnLogSoftmax(input.raw, -2, out.raw) => out near log, 1e-6;
     }
+    let half = device.out(F16, &[3, 4]);
+    check! { device;
+        aclnnLogSoftmax(input.raw, 0, half.raw) => half near log, F16.step();
+    }
     // Large numbers do not overflow.
     let (input, out) = (
         device.tensor(F32, &[2], &[1000.0, 999.0]),

@@ -53,6 +53,8 @@ fn random_numbers_have_their_distribution_and_are_never_repeatable() {
     check! { device;
         aclnnInplaceBernoulli(x.raw, scalar(F64, 0.3), 7, 2)
             refuses PARAM_INVALID, "a multiple of 4";
+        aclnnInplaceBernoulli(x.raw, scalar(I64, 1.0), 7, 4)
+            refuses PARAM_INVALID, "prob is Int64";
     }
     let (_, executor) = plan!(aclnnInplaceNormal(x.raw, 2.0, 0.5, 7, 0)).expect("plans");
     // SAFETY: a live executor.

@@ -102,3 +102,32 @@ fn reductions_along_axes() {
         aclnnAmax(x.raw, ints(&[0, -1]), false, out.raw) refuses PARAM_INVALID, "axis 0 twice";
     }
 }
+
+#[test]
+fn types_and_shapes_of_reductions() {
+    let device = Device::new();
+    // A mean is computed in `dtype`, which may differ from the output's type.
+    let x = device.tensor(I32, &[2], &[2049.0, 2049.0]);
+    let (single, one) = (device.out(F32, &[1]), device.out(I32, &[1]));
+    let (f16, i32, bool) = (F16 as i32, I32 as i32, Bool as i32);
+    check! { device;
+        aclnnMean(x.raw, ints(&[]), false, f16, single.raw) => single is [2048.0];
+        aclnnMean(x.raw, ints(&[]), false, i32, one.raw) => one is [2049.0];
+        aclnnMean(single.raw, ints(&[]), false, i32, one.raw)
+            refuses PARAM_INVALID, "does not convert";
+    }
+    // An axis may be named twice for any, and a single number has any shape.
+    let flags = device.tensor(Bool, &[2, 2], &[0.0, 0.0, 1.0, 0.0]);
+    let (rows, any) = (device.out(Bool, &[2]), device.out(Bool, &[1]));
+    check! { device;
+        aclnnAny(flags.raw, ints(&[1, -1]), false, rows.raw) => rows is [0.0, 1.0];
+        aclnnAny(flags.raw, ints(&[0, 1]), false, any.raw) => any is [1.0];
+        aclnnAll(flags.raw, ints(&[0, 1]), false, any.raw) refuses PARAM_INVALID, "out has shape";
+        aclnnAll(flags.raw, ints(&[1, -1]), false, rows.raw) refuses PARAM_INVALID, "twice";
+        aclnnMean(flags.raw, ints(&[]), false, f16, single.raw)
+            refuses PARAM_INVALID, "self is Bool";
+        aclnnCumsum(flags.raw, 0, bool, flags.raw) refuses PARAM_INVALID, "out is Bool";
+        aclnnReduceSum(x.raw, ints(&[]), false, U16 as i32, device.out(U16, &[]).raw)
+            refuses PARAM_INVALID, "out is Uint16";
+    }
+}
