@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::data::Data;
 use super::descriptor::{Descriptors, Tensor, data_type};
-use super::dtype::{DataType, Types};
+use super::dtype::{DataType, Types, UNSIGNED};
 use super::executor::{Executor, Launch};
 use super::{inner, refuse};
 use crate::codes::{ACLNN_NULLPTR, ACLNN_PARAM_INVALID, Failure, Outcome};
@@ -87,10 +87,13 @@ impl Operand {
         self.expect_type(Types::of(&[dtype]))
     }
 
-    /// Refuses another element type or shape than the result has that is copied to this tensor: the
-    /// vendor finds it there only, so not in a tensor without elements.
-    pub(crate) fn expect_copy_of(&self, dtype: DataType, dims: &[usize]) -> Outcome {
-        if self.is_empty() {
+    /// Refuses another element type or shape than the result has that is copied to this tensor. The
+    /// vendor finds it there only, so not where `x` has no elements and the call ends before.
+    pub(crate) fn expect_copy_of(&self, x: &Self, dtype: DataType, dims: &[usize]) -> Outcome {
+        for tensor in [self, x] {
+            tensor.expect_rank(0..=MAX_RANK)?;
+        }
+        if x.is_empty() {
             return Ok(());
         }
         inner(
@@ -334,7 +337,8 @@ impl Call {
     }
 }
 
-/// Refuses what no operator takes: too many axes, and outputs whose elements share memory.
+/// Refuses what no operator takes: too many axes, outputs whose elements share memory, and outputs
+/// whose strides no kernel writes in their type.
 fn expect_usable(slot: &Slot) -> Outcome {
     let Slot { name, view, .. } = slot;
     if view.rank() > MAX_RANK {
@@ -342,6 +346,14 @@ fn expect_usable(slot: &Slot) -> Outcome {
             "{name} has rank {}, at most {MAX_RANK} is expected",
             view.rank()
         ));
+    }
+    let copied = slot.access != Access::Read && !view.is_empty() && !view.is_dense();
+    if copied && UNSIGNED.has(view.dtype) && !view.is_written_by_ai_core() {
+        return inner(refuse(format!(
+            "{name} is {:?} and has strides {:?} for shape {:?}, which only the AI CPU writes, \
+             and not in this type",
+            view.dtype, view.strides, view.dims
+        )));
     }
     let mut axes = view.dims.iter().zip(&view.strides);
     if slot.access != Access::Read && axes.any(|(dim, stride)| *dim > 1 && *stride == 0) {

@@ -12,6 +12,9 @@ use crate::registry::{Kind, Registry};
 /// Dimensions that a descriptor can hold.
 const MAX_DIMS: usize = 25;
 
+/// Neighbouring elements from which on the AI Core writes runs with any gaps between them.
+const LONG_RUN: i64 = 32;
+
 /// The format without a meaning of the axes.
 const FORMAT_ND: i32 = 2;
 
@@ -114,6 +117,59 @@ impl Tensor {
         transposed.is_contiguous()
     }
 
+    /// Whether the elements fill their span, in whichever order of the axes.
+    pub(crate) fn is_dense(&self) -> bool {
+        let axes = self.dims.iter().zip(&self.strides);
+        let mut axes: Vec<_> = axes.filter(|(dim, _)| **dim != 1).collect();
+        axes.sort_by_key(|(_, stride)| **stride);
+        let mut span = 1;
+        axes.into_iter().all(|(dim, stride)| {
+            let fits = *stride == span;
+            span *= *dim as i64;
+            fits
+        })
+    }
+
+    /// Whether the AI Core's kernel writes a view with these strides, which are not dense; the AI
+    /// CPU's writes the others.
+    pub(crate) fn is_written_by_ai_core(&self) -> bool {
+        // Axes that one stride steps through count as one, of a length and a stride.
+        let (mut axes, mut length, mut step, mut innermost) = (1, 1, 1, 0);
+        for (dim, stride) in self.dims.iter().zip(&self.strides).rev() {
+            if *stride == step * length {
+                length *= *dim as i64;
+                continue;
+            }
+            if axes == 1 {
+                innermost = length;
+            }
+            if *stride < innermost {
+                return false;
+            }
+            axes += 1;
+            (length, step) = (*dim as i64, *stride);
+        }
+        if (3..=4).contains(&axes) && innermost >= LONG_RUN {
+            return true;
+        }
+        // Else the gaps of the axes outside of the innermost one with a gap have to be its alone.
+        let dense = dense_strides(&self.dims);
+        let gaps = self
+            .strides
+            .iter()
+            .zip(&dense)
+            .map(|(stride, dense)| stride - dense);
+        let mut outward = gaps.zip(&self.dims).rev().skip_while(|(gap, _)| *gap == 0);
+        let Some((mut gap, mut dim)) = outward.next() else {
+            return true;
+        };
+        outward.all(|(outer, length)| {
+            gap *= *dim as i64;
+            dim = length;
+            outer == gap
+        })
+    }
+
     /// The address of the first element.
     pub(crate) fn address(&self) -> u64 {
         self.data
@@ -134,7 +190,7 @@ impl Tensor {
 
     /// Axes as a list that may count from the end; none stand for all. Sorted, each once.
     pub(crate) fn axes(&self, axes: &[i64], name: &str) -> Outcome<Vec<usize>> {
-        if axes.is_empty() || self.rank() == 0 {
+        if axes.is_empty() {
             return Ok((0..self.rank()).collect());
         }
         let mut found = axes
@@ -145,6 +201,8 @@ impl Tensor {
         if let Some(twice) = found.windows(2).find(|pair| pair[0] == pair[1]) {
             return refuse(format!("{name} {axes:?} names axis {} twice", twice[0]));
         }
+        // A tensor of rank 0 takes axis 0, which it does not have.
+        found.retain(|axis| *axis < self.rank());
         Ok(found)
     }
 }

@@ -35,10 +35,10 @@ pub(crate) fn copy(call: &mut Call, target: Operand, source: Operand) -> Outcome
 /// Converts to another type.
 pub(crate) fn cast(x: Operand, dtype: DataType, out: Operand) -> Outcome<Kernel> {
     out.expect_dims(&x.dims)?;
+    out.expect_copy_of(&x, dtype, &x.dims)?;
     if x.dtype == DataType::Bool {
         x.expect_contiguous()?;
     }
-    out.expect_copy_of(dtype, &x.dims)?;
     kernel(move |data| {
         with_lane!(x.dtype.class(), L => {
             let values = data.read::<L>(&x)?;

@@ -190,6 +190,14 @@ fn selected(x: &Operand, dim: i64, index: &Operand) -> Outcome<(usize, Vec<usize
     index.expect_type(INDEX)?;
     index.expect_rank(0..=1)?;
     let axis = x.axis(dim, "dim")?;
+    if x.rank() == 0 && index.elements() != 1 {
+        return refuse(format!(
+            "{} has {} elements, {} of rank 0 takes one",
+            index.name,
+            index.elements(),
+            x.name
+        ));
+    }
     let mut dims = x.dims.clone();
     if let Some(dim) = dims.get_mut(axis) {
         *dim = index.elements();
@@ -231,16 +239,17 @@ pub(crate) fn embedding(
 ) -> Outcome<Kernel> {
     call.distinct();
     weight.expect_type(ARITH)?;
-    weight.expect_rank(2..=2)?;
     indices.expect_type(INDEX)?;
     out.expect_dtype(weight.dtype)?;
-    // The vendor checks the length of a row where it copies the rows.
+    // The vendor checks the shape of a row where it copies the rows.
+    let rank = indices.rank();
+    out.expect_rank(rank + 1..=rank + 1)?;
     let mut dims = indices.dims.clone();
-    dims.extend(out.dims.last());
+    dims.push(out.dims[rank]);
     out.expect_dims(&dims)?;
-    dims.truncate(indices.rank());
-    dims.push(weight.dims[1]);
-    out.expect_copy_of(weight.dtype, &dims)?;
+    dims.truncate(rank);
+    dims.extend(weight.dims.iter().skip(1));
+    out.expect_copy_of(&weight, weight.dtype, &dims)?;
     select_rows(weight, 0, indices, out)
 }
 

@@ -26,16 +26,6 @@ pub(crate) fn repeat(
             x.rank()
         ));
     }
-    let most = if repeats.first().is_some_and(|times| *times > 1) {
-        REPEATS_WITH_FIRST
-    } else {
-        REPEATS_WITHOUT_FIRST
-    };
-    if repeats.iter().filter(|times| **times > 1).count() > most {
-        return inner(refuse(format!(
-            "repeats is {repeats:?}, at most {most} of them above 1 are expected"
-        )));
-    }
     let lead = rank - x.rank();
     let (mut dims, mut strides, mut result) = (Vec::new(), Vec::new(), Vec::new());
     for (axis, times) in repeats.iter().enumerate() {
@@ -48,6 +38,16 @@ pub(crate) fn repeat(
         result.push(*times as usize * dim);
     }
     out.expect_like(&x, &result)?;
+    let most = if repeats.first().is_some_and(|times| *times > 1) {
+        REPEATS_WITH_FIRST
+    } else {
+        REPEATS_WITHOUT_FIRST
+    };
+    if repeats.iter().filter(|times| **times > 1).count() > most {
+        return inner(refuse(format!(
+            "repeats is {repeats:?}, at most {most} of them above 1 are expected"
+        )));
+    }
     kernel(move |data| {
         with_lane!(x.dtype.class(), L => {
             let values = data.read_part::<L>(&x, &Part::new(&dims, &strides, 0))?;
@@ -90,8 +90,12 @@ pub(crate) fn concatenate(
         }
         dims[axis] += tensor.dims[axis];
     }
-    out.expect_dims(&dims)?;
     expect_castable(dtype, out.dtype, out.name)?;
+    // The vendor copies a single tensor, and checks the shape there.
+    if tensors.iter().filter(|tensor| !tensor.is_empty()).count() == 1 {
+        inner(out.expect_dims(&dims))?;
+    }
+    out.expect_dims(&dims)?;
     kernel(move |data| {
         let mut start = 0;
         for tensor in tensors.iter().filter(|tensor| !tensor.is_empty()) {

@@ -85,10 +85,13 @@ pub(crate) fn layer_norm(
     }
     out.expect_like(&x, &x.dims)?;
     let (dims, row) = statistics_dims(&x, &normalized);
-    for tensor in p.mean.iter().chain(&p.rstd) {
+    let statistics = || p.mean.iter().chain(&p.rstd);
+    for tensor in statistics() {
         tensor.expect_type(FLT)?;
-        // The vendor checks the shape of the statistics where it copies them.
-        tensor.expect_copy_of(tensor.dtype, &dims)?;
+    }
+    for tensor in statistics() {
+        // The vendor checks their shape where it copies them.
+        tensor.expect_copy_of(&x, tensor.dtype, &dims)?;
     }
     kernel(move |data| {
         let mut values = data.read::<f32>(&x)?;

@@ -167,7 +167,7 @@ pub(crate) fn unary(f: Unary, x: Operand, out: Operand) -> Outcome<Kernel> {
     match gives {
         // The vendor checks the type of this one where it copies the result.
         Gives::Same if f == Sign && x.dtype == DataType::Bf16 => {
-            out.expect_copy_of(x.dtype, &x.dims)?
+            out.expect_copy_of(&x, x.dtype, &x.dims)?
         }
         Gives::Same => out.expect_dtype(x.dtype)?,
         Gives::Own => expect_castable(x.dtype, out.dtype, out.name)?,
@@ -582,9 +582,10 @@ pub(crate) fn select(condition: Operand, a: Operand, b: Operand, out: Operand) -
     condition.expect_type(Types::of(&[DataType::Bool, DataType::Uint8]))?;
     let dims = broadcast(&[&condition, &a, &b])?;
     out.expect_dims(&dims)?;
+    out.expect_rank(0..=8)?;
     let computed = inner(promote(a.dtype, b.dtype))?;
     if computed == DataType::Bool {
-        out.expect_copy_of(computed, &dims)?;
+        out.expect_copy_of(&a, computed, &dims)?;
     }
     kernel(move |data| {
         with_lane!(computed.class(), L => {

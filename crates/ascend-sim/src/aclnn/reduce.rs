@@ -105,6 +105,12 @@ pub(crate) fn fold_as(
     x.expect_type(from)?;
     out.expect_type(to)?;
     if f == Fold::Mean {
+        if !NUMBERS.has(dtype) {
+            let expected = NUMBERS.list();
+            return refuse(format!(
+                "dtype is {dtype:?}, one of {expected:?} is expected"
+            ));
+        }
         expect_castable(x.dtype, dtype, "dtype")?;
         expect_castable(dtype, out.dtype, out.name)?;
     } else {

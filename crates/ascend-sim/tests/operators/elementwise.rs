@@ -366,6 +366,27 @@ fn copies_casts_and_fills() {
         aclnnInplaceCopy(target.raw, source.raw)
             => target is [9.0, 7.0, 9.0, 13.0, 9.0, 8.0, 9.0, 14.0, 9.0, 9.0, 9.0, 15.0];
     }
+    // The AI Core writes gaps that are one axis's alone, and any gaps between 32 neighbours; other
+    // views are the AI CPU's, which knows no unsigned integers but u8.
+    for (dims, strides, taken) in [
+        (&[3, 2][..], &[4, 2][..], true),
+        (&[3, 2], &[5, 1], true),
+        (&[2, 3], &[1, 2], true),
+        (&[3, 2], &[8, 2], false),
+        (&[2, 3, 2], &[13, 4, 1], false),
+        (&[2, 3, 40], &[130, 42, 1], true),
+    ] {
+        let source = device.out(F32, dims);
+        for (dtype, taken) in [(U16, taken), (F32, true)] {
+            let target = device.view(dtype, &[0.0; 300], dims, Some(strides), 0);
+            let outcome = plan!(aclnnInplaceCopy(target.raw, source.raw));
+            if taken {
+                outcome.expect("taken");
+            } else {
+                assert_refused(outcome, INNER, "only the AI CPU writes");
+            }
+        }
+    }
     // Broadcast, also by a stride of 0.
     let target = device.out(F32, &[2, 3]);
     for (dims, strides) in [([1, 3], [3, 1]), ([2, 3], [0, 1])] {

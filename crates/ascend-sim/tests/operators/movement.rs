@@ -42,7 +42,7 @@ fn elements_move() {
     }
     let (x, out) = (
         device.tensor(F32, &[1, 1], &[1.0]),
-        device.out(F32, &[2, 2]),
+        device.out(F32, &[2; 5]),
     );
     check! { device;
         aclnnRepeat(x.raw, ints(&[2; 5]), out.raw)
@@ -62,6 +62,8 @@ fn elements_move() {
     let (row, whole) = (device.out(F32, &[1, 2]), device.out(I32, &[1, 2]));
     check! { device;
         aclnnCat(list(&[0]), 0, row.raw) => row is [5.0, 6.0];
+        aclnnCat(list(&[0]), 0, device.out(F32, &[2, 2]).raw) refuses INNER, "out has shape";
+        aclnnCat(list(&[1, 2]), 0, row.raw) refuses PARAM_INVALID, "out has shape";
         aclnnCat(list(&[0, 3]), 0, row.raw) refuses PARAM_INVALID, "differs from";
         aclnnCat(list(&[0]), 0, whole.raw) refuses PARAM_INVALID, "does not convert";
         aclnnCat(list(&[0]), 0, device.out(U16, &[1, 2]).raw)
@@ -132,14 +134,16 @@ fn indices_pick_and_add() {
         device.out(F32, &[2, 0]),
         device.tensor(I64, &[1, 1], &[0.0]),
     );
+    let number = device.out(F32, &[]);
     let rows_of = device.tensor(I32, &[3], &[1.0, 0.0, 1.0]);
     check! { device;
         aclnnEmbeddingDenseBackward(gradient.raw, index.raw, 2, u64::MAX, false, out.raw)
             => out is [4.0, 5.0, 6.0, 8.0, 10.0, 12.0];
-        aclnnEmbedding(x.raw, rows_of.raw, few) refuses PARAM_INVALID, "out has shape";
+        aclnnEmbedding(x.raw, rows_of.raw, few) refuses PARAM_INVALID, "out has rank 1";
         aclnnEmbedding(x.raw, rows_of.raw, long) refuses INNER, "out has shape";
         aclnnGather(empty.raw, 1, at.raw, device.out(F32, &[1, 1]).raw)
             refuses PARAM_INVALID, "nothing to select";
+        aclnnIndexSelect(number.raw, 0, rows_of.raw, number.raw) refuses PARAM_INVALID, "takes one";
     }
     assert_eq!(control::violations(), []);
 }

@@ -88,6 +88,12 @@ fn normalisations_and_their_gradients() {
         ) => out near layer(&x, &w, &b), 1e-6;
     }
     assert_close(&mean.values(), &means, 1e-6, "mean");
+    let flat = device.out(F32, &[3]);
+    check! { device;
+        aclnnLayerNorm(
+            input.raw, ints(&[4]), weight.raw, bias.raw, EPS, out.raw, mean.raw, flat.raw,
+        ) refuses INNER, "rstdOutOptional has shape [3]";
+    }
     let (dgamma, by_x) = (device.out(F32, &[4]), numeric(&|x| rms(x, &w), &x, &g));
     check! { device;
         aclnnRmsNorm(input.raw, weight.raw, EPS, out.raw, rstd.raw) => out near rms(&x, &w), 1e-6;

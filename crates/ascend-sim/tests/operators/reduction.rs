@@ -109,6 +109,7 @@ fn types_and_shapes_of_reductions() {
     // A mean is computed in `dtype`, which may differ from the output's type.
     let x = device.tensor(I32, &[2], &[2049.0, 2049.0]);
     let (single, one) = (device.out(F32, &[1]), device.out(I32, &[1]));
+    let all = device.out(F32, &[]);
     let (f16, i32, bool) = (F16 as i32, I32 as i32, Bool as i32);
     check! { device;
         aclnnMean(x.raw, ints(&[]), false, f16, single.raw) => single is [2048.0];
@@ -129,5 +130,10 @@ fn types_and_shapes_of_reductions() {
         aclnnCumsum(flags.raw, 0, bool, flags.raw) refuses PARAM_INVALID, "out is Bool";
         aclnnReduceSum(x.raw, ints(&[]), false, U16 as i32, device.out(U16, &[]).raw)
             refuses PARAM_INVALID, "out is Uint16";
+        aclnnMean(x.raw, ints(&[]), false, U16 as i32, single.raw)
+            refuses PARAM_INVALID, "dtype is Uint16";
+        // A tensor of rank 0 takes axis 0 only.
+        aclnnAmax(all.raw, ints(&[0]), false, all.raw);
+        aclnnAmax(all.raw, ints(&[1]), false, all.raw) refuses PARAM_INVALID, "dim is 1";
     }
 }
