@@ -387,12 +387,6 @@ pub(crate) fn binary(
         _ => {}
     }
     expect_castable(promoted, out.dtype, out.name)?;
-    // Multiplication by a number and division check the promoted type, whatever they compute in.
-    if let (Binary::Mul | Binary::Div | Binary::Pow, Other::Scalar(b)) = (f, &b)
-        && ARITH.has(b.dtype)
-    {
-        expect_castable(promote(a.dtype, b.dtype)?, out.dtype, out.name)?;
-    }
     if let Some(alpha) = alpha.filter(|alpha| alpha.dtype.is_float() && !promoted.is_float()) {
         return refuse(format!(
             "alpha is {:?} and does not convert to {promoted:?}",

@@ -281,6 +281,7 @@ fn a_number_becomes_the_type_that_is_computed_in() {
     check! { device;
         aclnnEqScalar(x.raw, number, truth.raw) => truth is [0.0, 1.0];
         aclnnLtScalar(x.raw, number, truth.raw) => truth is [0.0, 0.0];
+        aclnnLeScalar(x.raw, scalar(F64, 16_777_216.0), truth.raw) => truth is [1.0, 1.0];
         aclnnGeScalar(x.raw, number, truth.raw) => truth is [0.0, 1.0];
     }
     // Tensors are converted before they meet, too: 2049 is not a number of f16.
