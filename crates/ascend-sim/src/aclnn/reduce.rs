@@ -155,9 +155,9 @@ pub(crate) fn fold(f: Fold, x: Operand, dims: &[i64], keep: bool, out: Operand) 
     }
     let mut dims = dims.to_vec();
     if f == Fold::Any {
-        let rank = x.rank().max(1) as i64;
-        dims.iter_mut()
-            .for_each(|dim| *dim += rank * i64::from(*dim < 0));
+        for dim in &mut dims {
+            *dim = x.axis(*dim, "dim")? as i64;
+        }
         dims.sort_unstable();
         dims.dedup();
     }

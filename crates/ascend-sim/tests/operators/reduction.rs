@@ -123,6 +123,7 @@ fn types_and_shapes_of_reductions() {
     check! { device;
         aclnnAny(flags.raw, ints(&[1, -1]), false, rows.raw) => rows is [0.0, 1.0];
         aclnnAny(flags.raw, ints(&[0, 1]), false, any.raw) => any is [1.0];
+        aclnnAny(flags.raw, ints(&[-3]), false, rows.raw) refuses PARAM_INVALID, "dim is -3";
         aclnnAll(flags.raw, ints(&[0, 1]), false, any.raw) refuses PARAM_INVALID, "out has shape";
         aclnnAll(flags.raw, ints(&[1, -1]), false, rows.raw) refuses PARAM_INVALID, "twice";
         aclnnMean(flags.raw, ints(&[]), false, f16, single.raw)
