@@ -1,8 +1,9 @@
 //! Operators on each element.
 
-use burn::backend::{BoolDType, DType, Scalar, Shape, TensorMetadata};
+use burn::backend::{BoolDType, DType, Scalar, Shape, TensorMetadata, bf16};
 use rope_ascend::Result;
 use rope_ascend::aclnn::{Number, Operators, View};
+use rope_ascend::sys::aclDataType;
 
 use super::launch::{Out, compute, data_type, is_free, number};
 use super::views::{self, narrow_repeats};
@@ -13,7 +14,7 @@ pub(crate) type Binary = fn(&Operators, View<'_>, View<'_>, View<'_>) -> Result<
 pub(crate) type ByNumber = fn(&Operators, View<'_>, Number, View<'_>) -> Result<()>;
 
 /// Largest integer that the operators by a number take exactly: they compute in 32-bit floats.
-const EXACT: i64 = 1 << 24;
+const EXACT: u64 = 1 << 24;
 
 /// x + other, as the operator with a factor.
 pub(crate) fn plus(ops: &Operators, x: View<'_>, other: View<'_>, out: View<'_>) -> Result<()> {
@@ -28,6 +29,18 @@ pub(crate) fn minus(ops: &Operators, x: View<'_>, other: View<'_>, out: View<'_>
 /// x + number, as the operator with a factor.
 pub(crate) fn plus_number(ops: &Operators, x: View<'_>, n: Number, out: View<'_>) -> Result<()> {
     ops.adds(x, n, Number::Int(1), out)
+}
+
+/// x · number, with a number of 16 bits handed over in 64: one in bf16 the operator would multiply
+/// in 32 bits, with a cast before and after.
+pub(crate) fn times_number(ops: &Operators, x: View<'_>, n: Number, out: View<'_>) -> Result<()> {
+    let n = match n {
+        Number::Element(aclDataType::BF16, bits) => {
+            Number::Float(bf16::from_bits(bits as u16).to_f64())
+        }
+        other => other,
+    };
+    ops.muls(x, n, out)
 }
 
 /// Error unit by the error function, as burn defines it.
@@ -137,9 +150,10 @@ pub(crate) fn by_integer(
     x: AscendTensor,
     value: Scalar,
 ) -> AscendTensor {
-    let small = matches!(number(value, x.dtype()), Number::Int(v) if v.abs() <= EXACT);
     match operator {
-        Some(operator) if small => by_number(operator, x, value),
+        Some(operator) if value.elem::<i64>().unsigned_abs() <= EXACT => {
+            by_number(operator, x, value)
+        }
         _ => {
             let other = super::movement::full(&x.device(), Shape::from([1]), value, x.dtype());
             let axes = x.dims().len();

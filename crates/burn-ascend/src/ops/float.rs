@@ -70,7 +70,7 @@ operations! {
             elementwise::by_number(elementwise::plus_number, lhs, Scalar::Float(-rhs.elem::<f64>()))
         }
         fn float_mul_scalar(lhs: T, rhs: Scalar) -> T;
-            FLOAT [muls] { elementwise::by_number(Operators::muls, lhs, rhs) }
+            FLOAT [muls] { elementwise::by_number(elementwise::times_number, lhs, rhs) }
         fn float_div_scalar(lhs: T, rhs: Scalar) -> T;
             FLOAT [divs, div] { elementwise::divide(lhs, rhs) }
         fn float_remainder_scalar(lhs: T, rhs: Scalar) -> T; FLOAT [remainder_scalar] {

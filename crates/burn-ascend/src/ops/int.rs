@@ -58,7 +58,7 @@ operations! {
             elementwise::by_integer(Some(elementwise::plus_number), elementwise::plus, lhs, rhs)
         }
         fn int_sub_scalar(lhs: T, rhs: Scalar) -> T; INT [adds, sub, fill] {
-            let rhs = Scalar::Int(-rhs.elem::<i64>());
+            let rhs = Scalar::Int(rhs.elem::<i64>().wrapping_neg());
             elementwise::by_integer(Some(elementwise::plus_number), elementwise::plus, lhs, rhs)
         }
         fn int_mul_scalar(lhs: T, rhs: Scalar) -> T;

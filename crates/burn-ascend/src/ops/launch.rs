@@ -1,6 +1,6 @@
 //! How an operation becomes calls of operators.
 
-use burn::backend::{DType, ExecutionError, Scalar, Shape, TensorMetadata};
+use burn::backend::{DType, ExecutionError, Scalar, Shape, TensorMetadata, bf16, f16};
 use rope_ascend::aclnn::{Number, Operators, View};
 use rope_ascend::sys::aclDataType;
 use rope_ascend::{AscendError, Result};
@@ -71,15 +71,25 @@ pub(crate) fn data_type(dtype: DType) -> Result<aclDataType> {
     })
 }
 
-/// A number for an operator on tensors of `dtype`.
+/// A number for an operator on tensors of `dtype`: rounded to that type, as Flex rounds it, and
+/// handed over in it.
+///
+/// The vendor's greater-than operators compare a 64-bit float that their tensor's type cannot
+/// represent in 64 bits, on the AI CPU.
 pub(crate) fn number(value: Scalar, dtype: DType) -> Number {
-    if dtype.is_float() {
-        Number::Float(value.elem())
-    } else if dtype.is_bool() {
-        Number::Bool(value.elem())
-    } else {
-        Number::Int(value.elem())
-    }
+    let bits = match dtype {
+        DType::F32 => value.elem::<f32>().to_bits().into(),
+        // From 64 bits at once: rounding to 32 first can give a neighbour.
+        DType::F16 => f16::from_f64(value.elem()).to_bits().into(),
+        DType::BF16 => bf16::from_f64(value.elem()).to_bits().into(),
+        DType::Bool(_) => value.elem::<bool>().into(),
+        dtype if dtype.is_float() => return Number::Float(value.elem()),
+        // Narrower integers are the lower bits.
+        _ => value.elem::<i64>().cast_unsigned(),
+    };
+    acl(dtype).map_or(Number::Int(bits.cast_signed()), |dtype| {
+        Number::Element(dtype, bits)
+    })
 }
 
 fn view(tensor: &AscendTensor) -> std::result::Result<View<'_>, ExecutionError> {

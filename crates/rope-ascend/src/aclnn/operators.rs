@@ -47,6 +47,9 @@ pub enum Number {
     Int(i64),
     /// A truth value.
     Bool(bool),
+    /// One element of a tensor: its type, and its bits from the lowest on; those beyond the type
+    /// do not count.
+    Element(aclDataType, u64),
 }
 
 /// An argument, before it becomes an object of the operator library.
@@ -479,12 +482,17 @@ impl Objects {
             }
             Argument::Number(number) => {
                 let create = needed(stream, self.meta.aclCreateScalar, "aclCreateScalar")?;
-                // SAFETY: the value is read during the call and has the type that is named.
+                // SAFETY: the value is read during the call and has the type that is named; no
+                // element type is larger than the 16 bytes of an element.
                 let scalar = unsafe {
                     match number {
                         Number::Float(mut v) => create((&raw mut v).cast(), aclDataType::DOUBLE),
                         Number::Int(mut v) => create((&raw mut v).cast(), aclDataType::INT64),
                         Number::Bool(mut v) => create((&raw mut v).cast(), aclDataType::BOOL),
+                        Number::Element(dtype, bits) => {
+                            let mut v = u128::from(bits).to_le();
+                            create((&raw mut v).cast(), dtype)
+                        }
                     }
                 };
                 made(scalar.is_null(), "aclCreateScalar", Raw::Scalar(scalar))

@@ -176,6 +176,9 @@ impl Key {
                     Number::Float(value) => [1, value.to_bits()],
                     Number::Int(value) => [2, value.cast_unsigned()],
                     Number::Bool(value) => [3, u64::from(value)],
+                    Number::Element(dtype, bits) => {
+                        [u64::from(dtype.0.cast_unsigned()) << 32 | 4, bits]
+                    }
                 }),
                 Argument::Ints(values) => {
                     words.push(values.len() as u64);

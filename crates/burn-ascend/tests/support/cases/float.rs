@@ -130,6 +130,29 @@ impl<B: Backend> Suite<B> {
                 });
             }
         }
+        // Most of these change when they are rounded to the tensor's type; the last one rounds up
+        // to f16, and by way of 32 bits down.
+        let tie = 1.0 + 2.0_f64.powi(-11) + 2.0_f64.powi(-30);
+        let numbers = [
+            0.1,
+            1e5,
+            12345.678,
+            1e39,
+            f64::INFINITY,
+            f64::NAN,
+            -0.0,
+            tie,
+        ];
+        let values: Vec<f64> = numbers
+            .iter()
+            .flat_map(|&n| [n, -n, n * 1.01, n * 0.99])
+            .collect();
+        for number in numbers.into_iter().flat_map(|n| [n, -n]) {
+            let x = self.plain(&[values.len()], &Range::Listed(values.clone()));
+            self.push(op, format!("{number:?}"), vec![x], Exact, move |a| {
+                vec![Value::Bool(f(a.f(), Scalar::Float(number), BOOL))]
+            });
+        }
     }
 
     /// Reduces over every dimension of every sample; `empty` says whether over no elements too.

@@ -119,6 +119,24 @@ impl<B: Backend> Suite<B> {
                 vec![Value::Bool(f(a.i(), Scalar::Int(2), BOOL))]
             });
         }
+        // Beyond what floats of 32 and of 64 bits represent, and beyond the narrower types.
+        let numbers = [
+            (1 << 24) + 1,
+            (1 << 53) + 1,
+            i64::MAX,
+            -(1 << 53) - 1,
+            i64::MIN,
+        ];
+        // Flex takes no negative number for unsigned integers of 64 bits.
+        let signed = self.dtype != DType::U64;
+        for number in numbers.into_iter().filter(|number| signed || *number >= 0) {
+            let around = [-1.0, 0.0, 1.0].map(|by| number as f64 + by);
+            let values = [&around[..], &[0.0, 1.0, (1_u64 << 53) as f64 + 2.0]].concat();
+            let x = self.plain(&[values.len()], &Range::Listed(values));
+            self.push(op, format!("{number}"), vec![x], Exact, move |a| {
+                vec![Value::Bool(f(a.i(), Scalar::Int(number), BOOL))]
+            });
+        }
     }
 
     fn int_along(
