@@ -1,6 +1,7 @@
 //! Operations without an operator on the device: computed on the host by Flex.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use burn::backend::flex::{Flex, FlexDevice, FlexQTensor, FlexTensor};
@@ -11,32 +12,66 @@ use burn::backend::{
     BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
     TensorMetadata, TensorPrimitive, ops,
 };
+use rope_ascend::aclnn::{ai_cpu_calls, reset_ai_cpu_calls};
 
 use crate::npu::AscendDevice;
 use crate::quantized::AscendQTensor;
 use crate::tensor::AscendTensor;
 
-/// How often one operation left the device, and with how many bytes.
+/// Where an operation ran instead of on the AI Core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Processor {
+    /// On the host, by Flex.
+    Host,
+    /// On the NPU's AI CPU: a few general-purpose cores, much slower.
+    AiCpu,
+}
+
+impl fmt::Display for Processor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::AiCpu => "AI CPU",
+        })
+    }
+}
+
+/// How often one operation ran elsewhere than on the AI Core, and with how many bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fallback {
-    /// The operation, by the name of its method in burn's backend traits.
+    /// The operation: the name of its method in burn's backend traits, or on the AI CPU the
+    /// vendor's operator.
     pub op: &'static str,
+    /// Where it ran.
+    pub processor: Processor,
     /// Number of calls.
     pub calls: u64,
-    /// Bytes copied to the host and back.
+    /// Bytes copied to the host and back; none for the AI CPU.
     pub bytes: u64,
 }
 
 static TRIPS: Mutex<BTreeMap<&'static str, (u64, u64)>> = Mutex::new(BTreeMap::new());
 
-/// The operations of all devices that ran on the host since the start or the last
+/// The operations of all devices that ran on the host or on the AI CPU since the start or the last
 /// [`reset_fallbacks`], most bytes first.
+///
+/// What runs on the AI CPU is calculated by a table ([`rope_ascend::aclnn::ENGINES`]): the operator
+/// library does not tell.
 pub fn fallbacks() -> Vec<Fallback> {
     let trips = TRIPS.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut list: Vec<Fallback> = trips
-        .iter()
-        .map(|(&op, &(calls, bytes))| Fallback { op, calls, bytes })
-        .collect();
+    let trips = trips.iter().map(|(&op, &(calls, bytes))| Fallback {
+        op,
+        processor: Processor::Host,
+        calls,
+        bytes,
+    });
+    let slow = ai_cpu_calls().into_iter().map(|(op, calls)| Fallback {
+        op,
+        processor: Processor::AiCpu,
+        calls,
+        bytes: 0,
+    });
+    let mut list: Vec<Fallback> = trips.chain(slow).collect();
     list.sort_by_key(|fallback| std::cmp::Reverse((fallback.bytes, fallback.calls)));
     list
 }
@@ -44,6 +79,7 @@ pub fn fallbacks() -> Vec<Fallback> {
 /// Resets the counts of [`fallbacks`].
 pub fn reset_fallbacks() {
     TRIPS.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    reset_ai_cpu_calls();
 }
 
 /// One call that goes to the host: the bytes it copies, the device of its results, and the failure

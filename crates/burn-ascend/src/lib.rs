@@ -6,7 +6,7 @@
 //! | [`AscendHost`] | what serves such devices to this process |
 //! | [`server`] | the same for other processes and hosts |
 //! | [`Ascend`], [`AscendDevice`], [`AscendTensor`] | the backend, an NPU, a view of its memory |
-//! | [`fallbacks`] | the operations that ran on the host, counted |
+//! | [`fallbacks`] | the operations that ran on the host or on the AI CPU, counted |
 //!
 //! burn's dispatch knows no backends from outside, so [`device`] reaches the NPU through a server
 //! in the same process: autodiff runs on the client's side, tensors stay in device memory, and only
@@ -55,7 +55,7 @@ mod tensor;
 
 pub use backend::Ascend;
 pub use device::{AscendHost, DeviceError, close, device, device_simulated, simulated};
-pub use fallback::{Fallback, fallbacks, reset_fallbacks};
+pub use fallback::{Fallback, Processor, fallbacks, reset_fallbacks};
 pub use npu::AscendDevice;
 pub use quantized::AscendQTensor;
 pub use rope_ascend::AscendError;

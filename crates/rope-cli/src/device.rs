@@ -237,21 +237,27 @@ impl Compute {
 pub(crate) struct Usage {
     /// Most bytes in the device's tensors at once.
     peak_bytes: usize,
-    /// Operations that ran on the host instead.
-    fallbacks: Vec<HostOperation>,
+    /// Operations that ran elsewhere than on the AI Core.
+    fallbacks: Vec<Elsewhere>,
 }
 
-/// An operation that ran on the host.
+/// An operation that ran on the host or on the AI CPU.
 #[derive(Clone, Debug, Serialize)]
-struct HostOperation {
+struct Elsewhere {
     op: &'static str,
+    processor: String,
     calls: u64,
     bytes: u64,
 }
 
-impl From<Fallback> for HostOperation {
-    fn from(Fallback { op, calls, bytes }: Fallback) -> Self {
-        Self { op, calls, bytes }
+impl From<Fallback> for Elsewhere {
+    fn from(fallback: Fallback) -> Self {
+        Self {
+            op: fallback.op,
+            processor: fallback.processor.to_string(),
+            calls: fallback.calls,
+            bytes: fallback.bytes,
+        }
     }
 }
 
@@ -261,12 +267,12 @@ impl Usage {
         let peak = bytes(self.peak_bytes as f64);
         let mut rows = vec![("peak device memory".to_owned(), peak)];
         if self.fallbacks.is_empty() {
-            rows.push(("operations on the host".to_owned(), "none".to_owned()));
+            rows.push(("on the host or the AI CPU".to_owned(), "none".to_owned()));
         }
         rows.extend(self.fallbacks.iter().map(|operation| {
             let moved = bytes(operation.bytes as f64);
             (
-                format!("on the host: {}", operation.op),
+                format!("on the {}: {}", operation.processor, operation.op),
                 format!("{} calls, {moved}", operation.calls),
             )
         }));

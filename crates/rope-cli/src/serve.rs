@@ -68,11 +68,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
             let moved = fallbacks();
             let mut out = stdout().lock();
             if !moved.is_empty() {
-                writeln!(out, "operations that ran on the host:")?;
+                writeln!(out, "operations that ran on the host or the AI CPU:")?;
             }
             for fallback in moved {
-                let (calls, bytes) = (fallback.calls, fallback.bytes);
-                writeln!(out, "  {:<32} {calls} calls, {bytes} bytes", fallback.op)?;
+                let (processor, calls, bytes) =
+                    (fallback.processor, fallback.calls, fallback.bytes);
+                let op = fallback.op;
+                writeln!(
+                    out,
+                    "  {op:<32} {processor:<6} {calls} calls, {bytes} bytes"
+                )?;
             }
             Ok(())
         }

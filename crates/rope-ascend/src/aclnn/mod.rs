@@ -23,9 +23,14 @@
 //! and hicann/ops-nn).
 #![allow(unsafe_code, reason = "calls of the operator library")]
 
+mod ai_cpu;
 mod operators;
 mod plans;
 mod rotary;
 
+pub use ai_cpu::{
+    CASTS_ON_AI_CPU, ENGINES, REPEATS_ON_AI_CPU, REVISION, ai_cpu_calls, engines,
+    reset_ai_cpu_calls, stores_on_ai_core,
+};
 pub use operators::{Number, OPERATORS, OperatorInfo, Operators, View};
 pub use rotary::{AngleGradients, Dense, MropeAngles, MropeCall};

@@ -9,6 +9,7 @@
 use std::ffi::{CStr, c_char};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::ai_cpu;
 use super::plans::{Kept, Plan, Plans};
 use crate::error::{AscendError, Result};
 use crate::result::{check, optional, recent_message};
@@ -191,11 +192,14 @@ pub struct OperatorInfo {
     pub repository: &'static str,
 }
 
-/// Names of an operator's two functions.
+/// Names of an operator: its two functions, its method, its parameters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Names {
     pub(super) plan: &'static str,
     pub(super) run: &'static str,
+    /// The method of [`Operators`].
+    pub(super) method: &'static str,
+    pub(super) parameters: &'static [&'static str],
 }
 
 /// The operators of one stream. Each call queues one operator.
@@ -231,6 +235,8 @@ macro_rules! wrap {
                     const NAMES: Names = Names {
                         plan: concat!("aclnn", stringify!($name), "GetWorkspaceSize"),
                         run: concat!("aclnn", stringify!($name)),
+                        method: stringify!($safe),
+                        parameters: &[$( stringify!($arg) ),*],
                     };
                     let operator = &self.stream.device().runtime().api().$table.$name;
                     let plan = needed(&self.stream, operator.plan, NAMES.plan)?;
@@ -318,6 +324,9 @@ impl Operators {
             plans.note(names.run);
             match plans.find(names, arguments) {
                 Kept::Plan(plan) => {
+                    if plan.ai_cpu {
+                        ai_cpu::count(names.run);
+                    }
                     plan.set_addresses(&self.stream, arguments)?;
                     return plan.run(&self.stream, names.run, run);
                 }
@@ -335,7 +344,11 @@ impl Operators {
             objects,
             executor,
             workspace_bytes,
+            ai_cpu: ai_cpu::on_ai_cpu(names, arguments),
         };
+        if plan.ai_cpu {
+            ai_cpu::count(names.run);
+        }
         let (plan, outcome) = match plan.into_repeatable(repeat) {
             Ok(plan) => {
                 let outcome = plan.run(&self.stream, names.run, run);

@@ -47,6 +47,8 @@ pub(super) struct Plan {
     pub(super) objects: Objects,
     pub(super) executor: *mut aclOpExecutor,
     pub(super) workspace_bytes: u64,
+    /// Whether it runs on the AI CPU.
+    pub(super) ai_cpu: bool,
 }
 
 /// What tells calls apart: the operator, and every argument but the addresses.

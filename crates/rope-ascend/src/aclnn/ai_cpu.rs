@@ -1,0 +1,332 @@
+//! Calls that the vendor's first phase puts on the AI CPU.
+//!
+//! Operators run on the AI Core or, in some element types, on the AI CPU: a few general-purpose
+//! cores, much slower, which the operator's document does not name. The tables here are what the
+//! vendor's own first phases chose on the host, compiled from the sources of [`REVISION`] for
+//! Atlas A2 and A3, which choose alike. [`ai_cpu_calls`] counts the calls that they name.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use super::operators::{Argument, Names, View};
+use crate::sys::aclDataType;
+
+/// The repositories of the operators at the commits from which the tables are.
+pub const REVISION: &str = "hicann/ops-math at c41933244c31, hicann/ops-nn at e5c3fa9327ea";
+
+/// Operators, by their methods of [`Operators`](super::Operators), with the element types that their
+/// first phases accept: those that run on the AI Core, and those that run on the AI CPU.
+///
+/// The type is that of the operator's tensors and numbers, except indices, conditions, masks and
+/// truth values; of a cast it is that of its input, into 32-bit floats ([`CASTS_ON_AI_CPU`] has the
+/// others). (A power of integers with
+/// an exponent for which there is a shorter way runs on the AI Core, and so do random truth values
+/// that are not all true.)
+pub const ENGINES: &[(&str, &str, &str)] = &[
+    ("neg", "f32 f16 bf16 i64 i32 i8", "f64"),
+    ("abs", "f32 f16 bf16 i64 i32 u8 bool", "f64 i16 i8"),
+    ("sign", "f32 f16 bf16 i32 bool", "f64 i64"),
+    (
+        "sqrt reciprocal exp log log1p erf sin cos ceil sigmoid sigmoid_backward softmax log_softmax",
+        "f32 f16 bf16",
+        "f64",
+    ),
+    (
+        "tanh gelu_backward gelu embedding_backward mm batch_mm layer_norm",
+        "f32 f16 bf16",
+        "",
+    ),
+    ("floor", "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64", "f64"),
+    ("round", "f32 f16 bf16 i32", "f64 i64"),
+    ("relu", "f32 f16 bf16 i64 i32 i8 u8", ""),
+    (
+        "logical_not logical_and logical_or logical_xor any all",
+        "f32 f16 bf16 i64 i32 i8 bool",
+        "f64 i16 u8",
+    ),
+    (
+        "mul eq ne add sub adds muls eq_scalar ne_scalar amax amin prod_dim",
+        "f32 f16 bf16 i64 i32 i8 u8 bool",
+        "f64 i16",
+    ),
+    (
+        "div divs normal embedding",
+        "f32 f16 bf16 i64 i32 i16 i8 u8 bool",
+        "f64",
+    ),
+    (
+        "remainder remainder_scalar arange",
+        "f32 f16 bf16 i64 i32",
+        "f64",
+    ),
+    ("pow pow_scalar", "f32 f16 bf16 i32 i8 u8", "f64 i64 i16"),
+    (
+        "gt ge lt gt_scalar ge_scalar lt_scalar select_where",
+        "f32 f16 bf16 i64 i32 i8 u8 bool",
+        "f64 i16 u16 u32 u64",
+    ),
+    (
+        "le le_scalar",
+        "f32 f16 bf16 i64 i32 i8 u8 bool",
+        "f64 i16 u16",
+    ),
+    ("clamp argmax", "f32 f16 bf16 i64 i32", "f64 i16 i8 u8"),
+    ("masked_fill", "f32 f16 bf16 i32 i8 bool", "i64"),
+    (
+        "fill",
+        "f32 f16 bf16 i64 i32 i8 u16 u32 u64 bool",
+        "f64 i16 u8",
+    ),
+    (
+        "copy",
+        "f32 f16 bf16 f64 i64 i32 i16 i8 u8 u16 u32 u64 bool",
+        "",
+    ),
+    ("uniform argmin", "f32 f16 bf16 i64 i32 i16 i8 u8", "f64"),
+    ("bernoulli", "f32 f16 bf16 i32 i8 u8 bool", "f64 i64 i16"),
+    ("reduce_sum", "f32 f16 bf16 i64 i32 bool", "f64 i16 i8 u8"),
+    ("mean", "f32 f16 bf16", "f64 i64 i32 i16 i8 u8"),
+    ("max_dim min_dim", "f32 f16 bf16 i64 bool", ""),
+    ("cumsum", "f32 f16 bf16 i32", "f64 i64 i16 i8 u8"),
+    ("cat", "f32 f16 bf16 f64 i64 i32 i16 i8 u8 bool", ""),
+    (
+        "repeat index_select",
+        "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64 bool",
+        "f64",
+    ),
+    ("flip", "f32 f16 i64 i32 i16", "bf16 f64 i8 u8 bool"),
+    (
+        "gather",
+        "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64",
+        "f64 bool",
+    ),
+    (
+        "scatter scatter_add",
+        "f32 f16 bf16 i32 i8 u8",
+        "f64 i64 i16 bool",
+    ),
+    ("index_add", "f32 f16 bf16 i32 i16", "f64 i64 i8 u8 bool"),
+    (
+        "cast",
+        "f32 f16 bf16 i64 i32 i16 i8 u8 bool",
+        "f64 u16 u32 u64",
+    ),
+];
+
+const ALL: &str = "f32 f16 bf16 f64 i64 i32 i16 i8 u8 u16 u32 u64 bool";
+
+/// Types from which and to which casts run on the AI CPU.
+pub const CASTS_ON_AI_CPU: &[(&str, &str)] = &[
+    ("f64 u64", ALL),
+    (ALL, "f64 u64"),
+    ("f32 f16", "u16 u32"),
+    ("bf16 bool", "i16 u16 u32"),
+    ("i16", "bf16 bool"),
+    ("u8", "bool"),
+    ("u16 u32", "f32 f16 bf16 bool"),
+];
+
+/// Types of which the AI CPU repeats the elements of an input along axes.
+pub const REPEATS_ON_AI_CPU: &str = "i16 u16 u64";
+
+/// Elements of a dense run from which on the AI Core stores into three or four axes.
+const LONG_RUN: usize = 32;
+
+/// Whether the AI Core stores into a view with these sizes and strides.
+///
+/// Of outputs that are not dense it takes those whose gaps are alike along all axes, such as the
+/// rows of a matrix with something after each; and three or four axes with runs of 32 elements.
+/// (Two more special cases are not counted on.)
+pub fn stores_on_ai_core(dims: &[usize], strides: &[usize]) -> bool {
+    // Of each axis, what its stride would be in a dense view, and what it is.
+    let mut gaps = vec![(1, 0); dims.len()];
+    let mut run = 1;
+    for (gap, (dim, step)) in gaps.iter_mut().zip(dims.iter().zip(strides)).rev() {
+        *gap = (run, *step);
+        run *= dim;
+    }
+    let Some(last) = gaps.iter().rposition(|(dense, step)| dense != step) else {
+        return true;
+    };
+    // The axes joined where one lies densely in the next: the run, and how many there are.
+    let (mut axes, mut run, mut joined) = (1, None, (1, 1));
+    for (&dim, &step) in dims.iter().zip(strides).rev() {
+        let (size, inner) = joined;
+        if size * inner == step {
+            joined.0 *= dim;
+            continue;
+        }
+        if step < *run.get_or_insert(size) {
+            return false;
+        }
+        axes += 1;
+        joined = (dim, step);
+    }
+    if matches!(axes, 3 | 4) && run.is_some_and(|run| run >= LONG_RUN) {
+        return true;
+    }
+    let (dense, step) = gaps[last];
+    let Some(mut gap) = step.checked_sub(dense) else {
+        return false;
+    };
+    (0..last).rev().all(|axis| {
+        gap *= dims[axis + 1];
+        gaps[axis].1.checked_sub(gaps[axis].0) == Some(gap)
+    })
+}
+
+/// Whether the elements are dense in some order of the axes.
+fn is_transposed_dense(view: &View<'_>) -> bool {
+    let axes = view.strides.iter().zip(view.dims);
+    let mut axes: Vec<_> = axes.filter(|(_, dim)| **dim > 1).collect();
+    axes.sort_unstable();
+    let mut run = 1;
+    axes.into_iter().all(|(step, dim)| {
+        let expected = run;
+        run *= dim;
+        *step == expected
+    })
+}
+
+fn is_stored_on_ai_core(view: &View<'_>) -> bool {
+    is_transposed_dense(view) || stores_on_ai_core(view.dims, view.strides)
+}
+
+/// Whether the AI Core would first have to repeat this input along an axis.
+fn is_repeated(view: &View<'_>) -> bool {
+    view.dims
+        .iter()
+        .zip(view.strides)
+        .any(|(dim, step)| *dim > 1 && *step == 0)
+}
+
+/// The name of an element type in [`ENGINES`].
+fn name(dtype: aclDataType) -> &'static str {
+    match dtype {
+        aclDataType::FLOAT => "f32",
+        aclDataType::FLOAT16 => "f16",
+        aclDataType::BF16 => "bf16",
+        aclDataType::DOUBLE => "f64",
+        aclDataType::INT64 => "i64",
+        aclDataType::INT32 => "i32",
+        aclDataType::INT16 => "i16",
+        aclDataType::INT8 => "i8",
+        aclDataType::UINT8 => "u8",
+        aclDataType::UINT16 => "u16",
+        aclDataType::UINT32 => "u32",
+        aclDataType::UINT64 => "u64",
+        aclDataType::BOOL => "bool",
+        _ => "",
+    }
+}
+
+fn has(types: &str, dtype: aclDataType) -> bool {
+    let name = name(dtype);
+    types.split(' ').any(|listed| listed == name)
+}
+
+/// The element types that an operator, by its method, takes on the AI Core and on the AI CPU.
+pub fn engines(method: &str) -> Option<(&'static str, &'static str)> {
+    let row = |(methods, ..): &&(&str, &str, &str)| methods.split(' ').any(|m| m == method);
+    ENGINES.iter().find(row).map(|(_, core, cpu)| (*core, *cpu))
+}
+
+/// Whether the call runs, in part or as a whole, on the AI CPU.
+pub(super) fn on_ai_cpu(names: Names, arguments: &[Argument<'_>]) -> bool {
+    let named = |wanted: &str| {
+        let index = names.parameters.iter().position(|name| *name == wanted)?;
+        match arguments[index] {
+            Argument::In(view) | Argument::Ref(view) | Argument::Out(view) => Some(view),
+            Argument::Ins(views) => views.first().copied(),
+            _ => None,
+        }
+    };
+    let typed = ["x", "tensors", "weight", "grad", "out"]
+        .into_iter()
+        .find_map(named);
+    let Some(typed) = typed else {
+        return false;
+    };
+    let slow = match (names.method, named("out")) {
+        ("cast", Some(out)) => CASTS_ON_AI_CPU
+            .iter()
+            .any(|(from, to)| has(from, typed.dtype) && has(to, out.dtype)),
+        (method, _) => engines(method).is_some_and(|(_, cpu)| has(cpu, typed.dtype)),
+    };
+    let repeated = |view: &View<'_>| {
+        let widened = names.method == "copy" && typed.dims != view.dims;
+        has(REPEATS_ON_AI_CPU, view.dtype) && (is_repeated(view) || widened)
+    };
+    let strided = arguments.iter().any(|argument| match argument {
+        Argument::In(view) => repeated(view),
+        Argument::Ins(views) => views.iter().any(repeated),
+        Argument::Out(view) | Argument::Ref(view) => !is_stored_on_ai_core(view),
+        _ => false,
+    });
+    slow || strided
+}
+
+static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+
+/// Counts a call of the operator with this C function.
+pub(super) fn count(function: &'static str) {
+    let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
+    *calls.entry(function).or_default() += 1;
+}
+
+/// The operators, by their C functions, and how many of their calls ran on the AI CPU since the
+/// start or the last [`reset_ai_cpu_calls`], of all streams: calculated by the tables of this
+/// module, not observed.
+pub fn ai_cpu_calls() -> Vec<(&'static str, u64)> {
+    let calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
+    calls
+        .iter()
+        .map(|(function, calls)| (*function, *calls))
+        .collect()
+}
+
+/// Resets the counts of [`ai_cpu_calls`].
+pub fn reset_ai_cpu_calls() {
+    CALLS.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::OPERATORS;
+    use super::{ENGINES, engines, stores_on_ai_core};
+
+    #[test]
+    fn each_operator_has_one_row() {
+        let rows = ENGINES
+            .iter()
+            .map(|(methods, ..)| methods.split(' ').count());
+        assert_eq!(rows.sum::<usize>(), OPERATORS.len());
+        for operator in OPERATORS {
+            assert!(engines(operator.method).is_some(), "{}", operator.method);
+        }
+    }
+
+    #[test]
+    fn rows_with_gaps_are_stored_by_the_ai_core_and_steps_between_others_are_not() {
+        for (dims, strides, expected) in [
+            (&[2, 3, 4][..], &[12, 4, 1][..], true),
+            // A column block of a matrix.
+            (&[5, 3], &[8, 1], true),
+            // Every second element.
+            (&[5], &[2], true),
+            (&[2, 3], &[6, 2], true),
+            (&[2, 2], &[12, 2], false),
+            (&[2, 2, 2, 3, 6], &[224, 112, 56, 16, 1], false),
+            // A block of a cube, by the length of its runs.
+            (&[4, 6, 31], &[640, 64, 1], false),
+            (&[4, 6, 32], &[640, 64, 1], true),
+            (&[3, 2], &[1, 3], false),
+        ] {
+            assert_eq!(
+                stores_on_ai_core(dims, strides),
+                expected,
+                "{dims:?} {strides:?}"
+            );
+        }
+    }
+}
