@@ -3,10 +3,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ascend_sim::control;
-use burn::backend::ops::FloatTensorOps;
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::tensor::IndexingUpdateOp;
 use burn::backend::{Backend, DType, ExecutionError, Scalar, Shape, TensorData, TensorMetadata};
 
-use crate::{Ascend, AscendDevice, AscendTensor, fallbacks, reset_fallbacks};
+use crate::{Ascend, AscendDevice, AscendTensor, Fallback, Processor, fallbacks, reset_fallbacks};
 
 /// The device, alone and without memory of its own; closed at the end, without a violation.
 struct Alone(
@@ -134,15 +135,52 @@ fn a_trip_to_the_host_is_counted_and_passes_failures_on() {
     let x = alone.vector(&[0.0, 0.0, 0.0]);
     assert_eq!(values(Ascend::float_tan(x.clone())).expect("tan"), [0.0; 3]);
     let trips = fallbacks();
-    assert_eq!(trips.len(), 1);
-    assert_eq!(
-        (trips[0].op, trips[0].calls, trips[0].bytes),
-        ("float_tan", 1, 24)
-    );
+    let expected = Fallback {
+        op: "float_tan",
+        processor: Processor::Host,
+        calls: 1,
+        bytes: 24,
+    };
+    assert_eq!(trips, [expected]);
     control::inject_fault("aclnnExpGetWorkspaceSize", 1, 161_002);
     let failed = Ascend::float_tan(Ascend::float_exp(x));
     assert_eq!((failed.dims(), failed.dtype()), (&[3][..], DType::F32));
     assert!(message(failed).contains("aclnnExpGetWorkspaceSize"));
+}
+
+#[test]
+fn calls_on_the_ai_cpu_are_counted_whether_planned_or_repeated() {
+    let alone = Alone::new();
+    let integers = |values: &[i64]| Ascend::int_from_data(TensorData::from(values), &alone.0);
+    let [x, at] = [[5, 6, 7], [2, 0, 2]].map(|values| integers(&values));
+    reset_fallbacks();
+    // What the AI Core lacks for 64 bits, written another way.
+    let signs = Ascend::int_sign(Ascend::int_neg(x.clone()));
+    let sums = Ascend::int_cumsum(signs, 0);
+    let chosen = Ascend::int_scatter(0, sums, at.clone(), x.clone(), IndexingUpdateOp::Assign);
+    let read = chosen.read().expect("sums, two of them replaced");
+    assert_eq!(read.as_slice::<i64>().expect("64 bits")[..2], [6, -2]);
+    assert_eq!(fallbacks(), []);
+    // What it lacks, and nothing else does exactly.
+    for _ in 0..4 {
+        let sums = Ascend::int_scatter(0, x.clone(), at.clone(), x.clone(), IndexingUpdateOp::Add);
+        let read = sums.read().expect("sums");
+        assert_eq!(read.as_slice::<i64>().expect("64 bits"), [11, 6, 19]);
+    }
+    let sums = Ascend::int_select_assign(x.clone(), 0, at, x, IndexingUpdateOp::Add);
+    let read = sums.read().expect("sums");
+    assert_eq!(read.as_slice::<i64>().expect("64 bits"), [11, 6, 19]);
+    let on_ai_cpu = |op, calls| Fallback {
+        op,
+        processor: Processor::AiCpu,
+        calls,
+        bytes: 0,
+    };
+    let expected = [
+        on_ai_cpu("aclnnScatterAdd", 4),
+        on_ai_cpu("aclnnIndexAdd", 1),
+    ];
+    assert_eq!(fallbacks(), expected);
 }
 
 #[test]

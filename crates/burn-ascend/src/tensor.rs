@@ -291,6 +291,20 @@ impl AscendTensor {
         self.dtype = dtype;
         self
     }
+
+    /// The same block in elements of half the size: the two halves of each element are a new last
+    /// axis, the lower one first.
+    pub(crate) fn split(&self, dtype: DType) -> Self {
+        debug_assert_eq!(self.dtype.size(), 2 * dtype.size());
+        let strides = self.strides.iter().map(|stride| 2 * stride);
+        Self {
+            storage: self.storage.clone(),
+            shape: Shape::from([self.dims(), &[2]].concat()),
+            strides: strides.chain([1]).collect(),
+            offset: 2 * self.offset,
+            dtype,
+        }
+    }
 }
 
 impl fmt::Debug for AscendTensor {

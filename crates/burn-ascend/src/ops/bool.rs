@@ -2,6 +2,7 @@
 
 use burn::backend::flex::Flex;
 use burn::backend::ops::BoolTensorOps;
+use burn::backend::tensor::IndexingUpdateOp;
 use burn::backend::{
     BoolDType, DType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
     TensorMetadata,
@@ -24,9 +25,9 @@ operations! {
         fn bool_unfold(tensor: T, dim: usize, size: usize, step: usize) -> T;
             ALL [] { views::unfold(&tensor, dim, size, step) }
         fn bool_slice(tensor: T, slices: &[Slice]) -> T;
-            ALL [flip] { movement::slice(&tensor, slices) }
+            ALL [flip, index_select, arange] { movement::slice(&tensor, slices) }
         fn bool_slice_assign(tensor: T, slices: &[Slice], value: T) -> T;
-            ALL [copy, flip] { movement::slice_assign(tensor, slices, value) }
+            ALL [copy, flip, index_select, arange] { movement::slice_assign(tensor, slices, value) }
         fn bool_to_device(tensor: T, device: &AscendDevice) -> T; ALL [] { tensor.moved(device) }
         fn bool_empty(shape: Shape, device: &AscendDevice, dtype: BoolDType) -> T;
             ALL [] { T::empty(device, shape, DType::Bool(dtype)) }
@@ -34,13 +35,13 @@ operations! {
             ALL [repeat] { movement::repeat(tensor, dim, times) }
         fn bool_cat(tensors: Vec<T>, dim: usize) -> T;
             ALL [cat, copy] { movement::cat(tensors, dim) }
-        fn bool_flip(tensor: T, axes: &[usize]) -> T; ALL [flip] { movement::flip(tensor, axes) }
+        fn bool_flip(tensor: T, axes: &[usize]) -> T; ALL [flip, index_select, arange] { movement::flip(tensor, axes) }
         fn bool_zeros(shape: Shape, device: &AscendDevice, dtype: BoolDType) -> T;
             BOOL [] { movement::zeros(device, shape, DType::Bool(dtype)) }
         fn bool_ones(shape: Shape, device: &AscendDevice, dtype: BoolDType) -> T;
             BOOL [fill] { movement::full(device, shape, Scalar::Bool(true), DType::Bool(dtype)) }
         fn bool_into_int(tensor: T, out_dtype: IntDType) -> T;
-            BOOL_INDEX [cast] { elementwise::cast(tensor, out_dtype.into()) }
+            INT_BOOL [cast] { elementwise::cast(tensor, out_dtype.into()) }
         fn bool_into_float(tensor: T, out_dtype: FloatDType) -> T;
             FLOAT_BOOL [cast] { elementwise::cast(tensor, out_dtype.into()) }
         fn bool_mask_where(tensor: T, mask: T, value: T) -> T;
@@ -51,6 +52,18 @@ operations! {
             BOOL_INDEX [gather] { index::gather(tensor, dim, &indices) }
         fn bool_select(tensor: T, dim: usize, indices: T) -> T;
             BOOL_INDEX [index_select] { index::select(tensor, dim, indices) }
+        fn bool_scatter_or(dim: usize, tensor: T, indices: T, value: T) -> T;
+            BOOL_INDEX [cast, scatter_add, ne_scalar] {
+                index::or(tensor, value, |x, value| {
+                    index::scatter(x, dim, indices, value, IndexingUpdateOp::Add)
+                })
+            }
+        fn bool_select_or(tensor: T, dim: usize, indices: T, value: T) -> T;
+            BOOL_INDEX [cast, index_add, ne_scalar] {
+                index::or(tensor, value, |x, value| {
+                    index::select_assign(x, dim, indices, value, IndexingUpdateOp::Add)
+                })
+            }
         fn bool_and(lhs: T, rhs: T) -> T;
             BOOL [logical_and] { elementwise::binary(Operators::logical_and, lhs, rhs) }
         fn bool_or(lhs: T, rhs: T) -> T;
@@ -86,10 +99,7 @@ operations! {
         fn bool_all_dim(tensor: T, dim: usize) -> T;
             BOOL [all] { reduce::along(Operators::all, &tensor, &[dim], tensor.dtype()) }
     }
-    fallback {
-        fn bool_scatter_or(dim: usize, tensor: T, indices: T, value: T) -> T;
-        fn bool_select_or(tensor: T, dim: usize, indices: T, value: T) -> T;
-    }
+    fallback {}
     other {
         fn bool_from_data(data: TensorData, device: &AscendDevice) -> T {
             T::upload(device, data)

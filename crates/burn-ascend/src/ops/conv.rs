@@ -9,7 +9,6 @@ use burn::backend::ops::ConvOptions;
 use burn::backend::{Shape, Slice, TensorMetadata};
 
 use super::elementwise::{binary, plus};
-use super::launch::{Out, compute};
 use super::matmul::matmul;
 use super::{movement, views};
 use crate::tensor::AscendTensor;
@@ -87,6 +86,13 @@ impl Plan {
 
     fn padded_shape(&self) -> Shape {
         Self::shape(&[&[self.batch, self.groups * self.channels], &self.padded])
+    }
+
+    /// Whether no two windows share an element.
+    fn windows_are_apart(&self) -> bool {
+        let axes = self.kernel.iter().zip(&self.dilation).zip(&self.stride);
+        axes.into_iter()
+            .all(|((kernel, dilation), stride)| (kernel - 1) * dilation < *stride)
     }
 
     /// The windows of `[batch, groups·channels, padded…]` as `[batch, groups, channels, windows…,
@@ -225,17 +231,15 @@ pub(crate) fn input_backward<const N: usize>(
     let windows = views::permute(&views::reshape(rows, &shape), &inverse);
     let padded = movement::zeros(&x.device(), plan.padded_shape(), x.dtype());
     let target = plan.windows_of(&padded);
-    // One pass for each element of the kernel: within a pass no two windows share an element.
-    let kernel_axis = 3 + N;
-    let mut failure = None;
-    for index in 0..plan.kernel.iter().product() {
-        let [part, sum] = [&windows, &target].map(|t| at_kernel_element(t, kernel_axis, index));
-        let out = Out::Over(sum.clone());
-        let added = compute([&sum, &part], out, |ops, [sum, part], out| {
-            plus(ops, sum, part, out)
-        });
-        failure = failure.or_else(|| added.failure().cloned());
-    }
+    let failure = if plan.windows_are_apart() {
+        movement::write(&target, &windows)
+    } else {
+        // One pass for each element of the kernel: within a pass no two windows share an element.
+        (0..plan.kernel.iter().product()).find_map(|index| {
+            let [part, sum] = [&windows, &target].map(|t| at_kernel_element(t, 3 + N, index));
+            movement::write(&sum, &binary(plus, part, sum.clone()))
+        })
+    };
     movement::slice(&movement::unless(failure, padded), &plan.inner())
 }
 

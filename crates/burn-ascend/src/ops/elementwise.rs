@@ -5,7 +5,8 @@ use rope_ascend::Result;
 use rope_ascend::aclnn::{Number, Operators, View};
 use rope_ascend::sys::aclDataType;
 
-use super::launch::{Out, compute, data_type, is_free, number};
+use super::launch::{Out, Types, compute, data_type, is_free, number};
+use super::movement::unless;
 use super::views::{self, narrow_repeats};
 use crate::tensor::AscendTensor;
 
@@ -94,12 +95,21 @@ pub(crate) fn paired(operator: Binary, x: &AscendTensor, y: &AscendTensor) -> As
 /// One operator on pairs of elements that gives truth values.
 pub(crate) fn compare(
     operator: Binary,
-    x: &AscendTensor,
-    y: &AscendTensor,
+    x: AscendTensor,
+    y: AscendTensor,
     dtype: BoolDType,
 ) -> AscendTensor {
+    let [x, y] = [x, y].map(widened);
     let out = Out::New(broadcast(x.dims(), y.dims()), DType::Bool(dtype));
-    pairwise(operator, x, y, out)
+    pairwise(operator, &x, &y, out)
+}
+
+/// 16-bit integers in 32 bits: the AI Core does not compute with the former.
+fn widened(x: AscendTensor) -> AscendTensor {
+    match x.dtype() {
+        DType::I16 => cast(x, DType::I32),
+        _ => x,
+    }
 }
 
 fn pairwise(operator: Binary, x: &AscendTensor, y: &AscendTensor, out: Out) -> AscendTensor {
@@ -142,6 +152,54 @@ pub(crate) fn divide(x: AscendTensor, value: Scalar) -> AscendTensor {
     })
 }
 
+/// A number as a tensor of one element that goes with `x`.
+fn one(x: &AscendTensor, value: Scalar) -> AscendTensor {
+    let shape = Shape::from(vec![1; x.dims().len()]);
+    super::movement::full(&x.device(), shape, value, x.dtype())
+}
+
+/// One operator on pairs of integers. Of those of 16 bits, computed in 32, the results are the
+/// lower halves.
+pub(crate) fn integers(operator: Binary, x: AscendTensor, y: AscendTensor) -> AscendTensor {
+    if x.dtype() != DType::I16 {
+        return binary(operator, x, y);
+    }
+    lower_halves(&binary(operator, widened(x), widened(y)))
+}
+
+/// Integers to a power, modulo 2^bits.
+pub(crate) fn power(mut x: AscendTensor, mut exponent: u32) -> AscendTensor {
+    let mut product = one(&x, Scalar::Int(1));
+    loop {
+        if exponent & 1 == 1 {
+            product = integers(Operators::mul, product, x.clone());
+        }
+        exponent >>= 1;
+        if exponent == 0 {
+            let shape = x.shape();
+            return unless(x.failure().cloned(), views::expand(&product, &shape));
+        }
+        x = integers(Operators::mul, x.clone(), x);
+    }
+}
+
+/// Rounded towards zero.
+pub(crate) fn truncate(x: AscendTensor) -> AscendTensor {
+    let dtype = BoolDType::Native;
+    let negative = compare_number(Operators::lt_scalar, x.clone(), Scalar::Int(0), dtype);
+    let up = unary(Operators::ceil, x.clone());
+    mask_where(unary(Operators::floor, x), negative, up)
+}
+
+/// 32-bit integers modulo 2^16, densely.
+pub(crate) fn lower_halves(x: &AscendTensor) -> AscendTensor {
+    let halves = x.split(DType::I16);
+    let strides = halves.strides()[..x.dims().len()].to_vec();
+    halves
+        .view(x.shape(), strides, halves.offset())
+        .contiguous()
+}
+
 /// An integer operation with a number: by its operator while that is exact, else with a tensor of
 /// that one number.
 pub(crate) fn by_integer(
@@ -151,14 +209,14 @@ pub(crate) fn by_integer(
     value: Scalar,
 ) -> AscendTensor {
     match operator {
-        Some(operator) if value.elem::<i64>().unsigned_abs() <= EXACT => {
+        Some(operator)
+            if x.dtype() != DType::I16 && value.elem::<i64>().unsigned_abs() <= EXACT =>
+        {
             by_number(operator, x, value)
         }
         _ => {
-            let other = super::movement::full(&x.device(), Shape::from([1]), value, x.dtype());
-            let axes = x.dims().len();
-            let other = views::reshape(other, &Shape::from(vec![1; axes]));
-            binary(exact, x, other)
+            let other = one(&x, value);
+            integers(exact, x, other)
         }
     }
 }
@@ -166,13 +224,18 @@ pub(crate) fn by_integer(
 /// A comparison with a number.
 pub(crate) fn compare_number(
     operator: ByNumber,
-    x: &AscendTensor,
+    x: AscendTensor,
     value: Scalar,
     dtype: BoolDType,
 ) -> AscendTensor {
+    let value = match x.dtype() {
+        DType::I16 => Scalar::Int((value.elem::<i64>() as i16).into()),
+        _ => value,
+    };
+    let x = widened(x);
     let number = number(value, x.dtype());
     let out = Out::New(x.shape(), DType::Bool(dtype));
-    compute([x], out, |ops, [x], out| operator(ops, x, number, out))
+    compute([&x], out, |ops, [x], out| operator(ops, x, number, out))
 }
 
 /// x within bounds.
@@ -184,6 +247,9 @@ pub(crate) fn clamp(x: AscendTensor, low: Option<Scalar>, high: Option<Scalar>) 
 
 /// x where the mask does not hold, else value.
 pub(crate) fn mask_where(x: AscendTensor, mask: AscendTensor, value: AscendTensor) -> AscendTensor {
+    if x.dtype() == DType::I16 {
+        return lower_halves(&mask_where(widened(x), mask, widened(value)));
+    }
     let shape = broadcast(&broadcast(x.dims(), mask.dims()), value.dims());
     let dtype = x.dtype();
     let out = [&x, &value]
@@ -197,6 +263,11 @@ pub(crate) fn mask_where(x: AscendTensor, mask: AscendTensor, value: AscendTenso
 
 /// x with a number where the mask holds.
 pub(crate) fn mask_fill(x: AscendTensor, mask: &AscendTensor, value: Scalar) -> AscendTensor {
+    // The operator refuses the narrower integers, and fills those of 64 bits on the AI CPU.
+    if Types::INT.contains(x.dtype()) && x.dtype() != DType::I32 {
+        let value = one(&x, value);
+        return mask_where(x, mask.clone(), value);
+    }
     let shape = broadcast(x.dims(), mask.dims());
     let number = number(value, x.dtype());
     let x = if is_free(&x) && *x.dims() == *shape {
@@ -215,8 +286,17 @@ pub(crate) fn mask_fill(x: AscendTensor, mask: &AscendTensor, value: Scalar) -> 
 
 /// x in another element type.
 pub(crate) fn cast(x: AscendTensor, dtype: DType) -> AscendTensor {
-    if x.dtype() == dtype {
-        return x;
+    match (x.dtype(), dtype) {
+        (from, to) if from == to => return x,
+        // The AI Core casts between these by way of another type, exactly.
+        (DType::I16, DType::BF16) => return cast(cast(x, DType::F32), dtype),
+        (from, DType::I16) if from.is_bool() => return cast(x.reinterpret(DType::U8), dtype),
+        _ => {}
+    }
+    // Repeated elements are cast once.
+    let once = narrow_repeats(&x, |_| true);
+    if once.len() < x.len() {
+        return views::expand(&cast(once, dtype), &x.shape());
     }
     // Truth values must be dense for this operator.
     let x = if x.dtype().is_bool() {

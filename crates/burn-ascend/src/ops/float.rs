@@ -102,6 +102,8 @@ operations! {
         fn float_floor(tensor: T) -> T;
             FLOAT [floor] { elementwise::unary(Operators::floor, tensor) }
         fn float_ceil(tensor: T) -> T; FLOAT [ceil] { elementwise::unary(Operators::ceil, tensor) }
+        fn float_trunc(tensor: T) -> T;
+            FLOAT [floor, ceil, lt_scalar, select_where] { elementwise::truncate(tensor) }
         fn float_sign(tensor: T) -> T; FLOAT [sign] { elementwise::unary(Operators::sign, tensor) }
         fn float_erf(tensor: T) -> T;
             FLOAT [erf, cast] { elementwise::unary_in_f32(Operators::erf, DType::BF16, tensor) }
@@ -124,36 +126,36 @@ operations! {
         fn float_mask_fill(tensor: T, mask: T, value: Scalar) -> T;
             FLOAT_BOOL [masked_fill, copy] { elementwise::mask_fill(tensor, &mask, value) }
         fn float_equal(lhs: T, rhs: T, out_dtype: BoolDType) -> T;
-            FLOAT [eq] { elementwise::compare(Operators::eq, &lhs, &rhs, out_dtype) }
+            FLOAT [eq] { elementwise::compare(Operators::eq, lhs, rhs, out_dtype) }
         fn float_equal_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T; FLOAT [eq_scalar] {
-            elementwise::compare_number(Operators::eq_scalar, &lhs, rhs, out_dtype)
+            elementwise::compare_number(Operators::eq_scalar, lhs, rhs, out_dtype)
         }
         fn float_not_equal(lhs: T, rhs: T, out_dtype: BoolDType) -> T;
-            FLOAT [ne] { elementwise::compare(Operators::ne, &lhs, &rhs, out_dtype) }
+            FLOAT [ne] { elementwise::compare(Operators::ne, lhs, rhs, out_dtype) }
         fn float_not_equal_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T; FLOAT [ne_scalar] {
-            elementwise::compare_number(Operators::ne_scalar, &lhs, rhs, out_dtype)
+            elementwise::compare_number(Operators::ne_scalar, lhs, rhs, out_dtype)
         }
         fn float_greater(lhs: T, rhs: T, out_dtype: BoolDType) -> T;
-            FLOAT [gt] { elementwise::compare(Operators::gt, &lhs, &rhs, out_dtype) }
+            FLOAT [gt] { elementwise::compare(Operators::gt, lhs, rhs, out_dtype) }
         fn float_greater_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T; FLOAT [gt_scalar] {
-            elementwise::compare_number(Operators::gt_scalar, &lhs, rhs, out_dtype)
+            elementwise::compare_number(Operators::gt_scalar, lhs, rhs, out_dtype)
         }
         fn float_greater_equal(lhs: T, rhs: T, out_dtype: BoolDType) -> T;
-            FLOAT [ge] { elementwise::compare(Operators::ge, &lhs, &rhs, out_dtype) }
+            FLOAT [ge] { elementwise::compare(Operators::ge, lhs, rhs, out_dtype) }
         fn float_greater_equal_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T;
             FLOAT [ge_scalar] {
-                elementwise::compare_number(Operators::ge_scalar, &lhs, rhs, out_dtype)
+                elementwise::compare_number(Operators::ge_scalar, lhs, rhs, out_dtype)
             }
         fn float_lower(lhs: T, rhs: T, out_dtype: BoolDType) -> T;
-            FLOAT [lt] { elementwise::compare(Operators::lt, &lhs, &rhs, out_dtype) }
+            FLOAT [lt] { elementwise::compare(Operators::lt, lhs, rhs, out_dtype) }
         fn float_lower_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T; FLOAT [lt_scalar] {
-            elementwise::compare_number(Operators::lt_scalar, &lhs, rhs, out_dtype)
+            elementwise::compare_number(Operators::lt_scalar, lhs, rhs, out_dtype)
         }
         fn float_lower_equal(lhs: T, rhs: T, out_dtype: BoolDType) -> T;
-            FLOAT [le] { elementwise::compare(Operators::le, &lhs, &rhs, out_dtype) }
+            FLOAT [le] { elementwise::compare(Operators::le, lhs, rhs, out_dtype) }
         fn float_lower_equal_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T;
             FLOAT [le_scalar] {
-                elementwise::compare_number(Operators::le_scalar, &lhs, rhs, out_dtype)
+                elementwise::compare_number(Operators::le_scalar, lhs, rhs, out_dtype)
             }
         fn float_sum(tensor: T) -> T;
             FLOAT [reduce_sum] { reduce::whole(reduce::sum, &tensor, tensor.dtype()) }
@@ -174,7 +176,7 @@ operations! {
             FLOAT [prod_dim] { reduce::product(&reduce::flat(tensor), 0) }
         fn float_prod_dim(tensor: T, dim: usize) -> T;
             FLOAT [prod_dim] { reduce::product(&tensor, dim) }
-        fn float_cumsum(tensor: T, dim: usize) -> T; FLOAT [cumsum] { reduce::cumsum(&tensor, dim) }
+        fn float_cumsum(tensor: T, dim: usize) -> T; FLOAT [cumsum] { reduce::cumsum(tensor, dim) }
         fn float_max(tensor: T) -> T;
             FLOAT [amax] { reduce::whole(Operators::amax, &tensor, tensor.dtype()) }
         fn float_max_dim(tensor: T, dim: usize) -> T;
@@ -221,7 +223,6 @@ operations! {
         fn float_atan(tensor: T) -> T;
         fn float_atanh(tensor: T) -> T;
         fn float_atan2(lhs: T, rhs: T) -> T;
-        fn float_trunc(tensor: T) -> T;
         fn float_sort(tensor: T, dim: usize, descending: bool) -> T;
         fn float_sort_with_indices(tensor: T, dim: usize, descending: bool,
             indices_dtype: IntDType) -> (T, T);

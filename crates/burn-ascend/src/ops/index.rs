@@ -1,11 +1,12 @@
 //! Operators with indices as data. The device does not check that they are in range.
 
 use burn::backend::tensor::IndexingUpdateOp;
-use burn::backend::{Shape, TensorMetadata};
-use rope_ascend::aclnn::Number;
+use burn::backend::{DType, Scalar, Shape, TensorMetadata};
+use rope_ascend::aclnn::{Number, Operators};
 
+use super::elementwise::{cast, compare_number};
 use super::launch::{Out, compute};
-use super::movement::{as_bits, owned};
+use super::movement::{as_bits, owned, unless};
 use super::views;
 use crate::tensor::AscendTensor;
 
@@ -35,18 +36,35 @@ pub(crate) fn scatter(
     if index.is_empty() && index.failure().is_none() {
         return x;
     }
-    let out = Out::Over(x.clone());
     let dim = axis as i64;
-    match update {
-        IndexingUpdateOp::Add => {
-            compute([&x, &index, &value], out, |ops, [x, index, value], out| {
-                ops.scatter_add(x, dim, index, value, out)
-            })
-        }
-        _ => compute([&x, &index, &value], out, |ops, [_, index, value], out| {
-            ops.scatter(out, dim, index, value, REPLACE)
-        }),
+    if update == IndexingUpdateOp::Add {
+        let out = Out::Over(x.clone());
+        return compute([&x, &index, &value], out, |ops, [x, index, value], out| {
+            ops.scatter_add(x, dim, index, value, out)
+        });
     }
+    // 64 bits are written as their two halves: the AI Core writes no more than 32.
+    let (target, index, value) = if x.dtype() == DType::I64 {
+        (
+            x.split(DType::I32),
+            for_halves(index),
+            value.split(DType::I32),
+        )
+    } else {
+        (x.clone(), index, value)
+    };
+    let out = Out::Over(target.clone());
+    let written = compute([&target, &index, &value], out, |ops, views, out| {
+        let [_, index, value] = views;
+        ops.scatter(out, dim, index, value, REPLACE)
+    });
+    unless(written.failure().cloned(), x)
+}
+
+/// Indices of whole elements as indices of both their halves, on a new last axis.
+fn for_halves(index: AscendTensor) -> AscendTensor {
+    let [one, both] = [1, 2].map(|halves| Shape::from([index.dims(), &[halves]].concat()));
+    views::expand(&views::reshape(index, &one), &both).contiguous()
 }
 
 /// The slices at the indices `index` of an axis.
@@ -86,6 +104,17 @@ pub(crate) fn select_assign(
     let index = views::reshape(index, &Shape::from(dims));
     let index = views::expand(&index, &value.shape());
     scatter(x, axis, index, value, update)
+}
+
+/// Truth values with others at some indices: whether either is true, from the sum that `add` makes.
+pub(crate) fn or(
+    x: AscendTensor,
+    value: AscendTensor,
+    add: impl FnOnce(AscendTensor, AscendTensor) -> AscendTensor,
+) -> AscendTensor {
+    let dtype = x.dtype().into();
+    let [x, value] = [x, value].map(|x| cast(x, DType::I32));
+    compare_number(Operators::ne_scalar, add(x, value), Scalar::Int(0), dtype)
 }
 
 /// Rows of the weight, shape of the indices and the row's length.

@@ -218,6 +218,8 @@ impl Types {
     pub(crate) const FLOAT_BOOL: Self = Self::FLOAT.and(Self::BOOL);
     /// Floats and the integers that name elements.
     pub(crate) const FLOAT_INDEX: Self = Self::FLOAT.and(Self::INDEX);
+    /// Floats and the integers that the arithmetic operators take.
+    pub(crate) const FLOAT_INT: Self = Self::FLOAT.and(Self::INT);
     /// Integers and truth values.
     pub(crate) const INT_BOOL: Self = Self::INT.and(Self::BOOL);
     /// Truth values and the integers that name elements.

@@ -2,13 +2,14 @@
 
 use burn::backend::{DType, Distribution, ExecutionError, Scalar, Shape, Slice, TensorMetadata};
 use rope_ascend::Result;
-use rope_ascend::aclnn::Number;
+use rope_ascend::aclnn::{Number, stores_on_ai_core};
 
+use super::elementwise::{cast, lower_halves};
 use super::launch::{Out, compute, compute_of_list, is_free, number};
 use super::views::{self, narrow_repeats};
 use crate::context::Context;
 use crate::npu::AscendDevice;
-use crate::tensor::{AscendTensor, dense_bytes};
+use crate::tensor::{AscendTensor, dense_bytes, dense_strides};
 
 /// The type under which elements of `dtype` are only moved: the operators of data movement take
 /// signed integers of each size.
@@ -43,23 +44,72 @@ pub(crate) fn copy(x: &AscendTensor) -> AscendTensor {
 
 /// Writes `source`, repeated along axes of length 1, through the view `target` of memory that only
 /// the caller holds. Returns the failure, if any.
-fn write(target: &AscendTensor, source: &AscendTensor) -> Option<ExecutionError> {
+pub(crate) fn write(target: &AscendTensor, source: &AscendTensor) -> Option<ExecutionError> {
     let failure = target.failure().or(source.failure());
     if failure.is_some() || target.is_empty() {
         return failure.cloned();
     }
     let source = views::expand(source, &target.shape());
+    let order = views::falling_strides(target);
+    let [target, source] = [target, &source].map(|x| views::permute(x, &order));
     let [target, source] =
-        views::merged([target, &source]).map(|x| x.clone().reinterpret(moved(x.dtype())));
-    if target.dims().len() > MAX_AXES {
-        return (0..target.dims()[0])
-            .find_map(|index| write(&views::at(&target, index), &views::at(&source, index)));
+        views::merged([&target, &source]).map(|x| x.clone().reinterpret(moved(x.dtype())));
+    if target.dims().len() <= MAX_AXES && stores_on_ai_core(target.dims(), target.strides()) {
+        let source = without_narrow_repeats(source);
+        let source = narrow_repeats(&source, |_| true);
+        let written = compute([&source], Out::Over(target), |ops, [source], out| {
+            ops.copy(out, source)
+        });
+        return written.failure().cloned();
     }
-    let source = narrow_repeats(&source, |_| true);
-    let written = compute([&source], Out::Over(target), |ops, [source], out| {
-        ops.copy(out, source)
-    });
-    written.failure().cloned()
+    match by_rows(&target) {
+        Some((rows, hull, inside)) => write(&rows, &hull)
+            .or_else(|| write(&inside, &source))
+            .or_else(|| write(&hull, &rows)),
+        None => (0..target.dims()[0])
+            .find_map(|index| write(&views::at(&target, index), &views::at(&source, index))),
+    }
+}
+
+/// The elements without a stride of 0 where they are 16-bit integers: the AI Core repeats those of
+/// 32 bits.
+fn without_narrow_repeats(x: AscendTensor) -> AscendTensor {
+    if x.dtype() != DType::I16 || !views::repeats(&x) {
+        return x;
+    }
+    lower_halves(&copy(&cast(x, DType::I32)))
+}
+
+/// Fewest rows for which [`by_rows`] is fewer operators than one for each row.
+const ROWS: usize = 4;
+
+/// A way to write a view of falling strides on the AI Core, where the vendor's operator would write
+/// it on the AI CPU: a copy of its rows, with everything between their elements, in which one pair
+/// of axes more lies densely in each other.
+///
+/// The copy, what it is a copy of, and the view within the copy; none where that would not do, or
+/// where writing row by row is less work.
+fn by_rows(target: &AscendTensor) -> Option<(AscendTensor, AscendTensor, AscendTensor)> {
+    let (dims, steps) = (target.dims(), target.strides());
+    // The axes from here on are a row.
+    let row = (1..dims.len()).find(|&axis| steps[axis - 1] != dims[axis] * steps[axis])?;
+    let (outer, inner) = dims.split_at(row);
+    let spans = inner.iter().zip(&steps[row..]);
+    let width = 1 + spans.map(|(dim, step)| (dim - 1) * step).sum::<usize>();
+    let padded = dims[row] * steps[row];
+    // Rows that overlap, or axes that do, cannot be copied row by row.
+    let apart = width <= padded.min(steps[row - 1]);
+    if outer.iter().product::<usize>() < ROWS || dims.len() > MAX_AXES || !apart {
+        return None;
+    }
+    let copied = Shape::from([outer, &[padded]].concat());
+    let copy = AscendTensor::empty(&target.device(), copied, target.dtype());
+    let shape = Shape::from([outer, &[width]].concat());
+    let rows = copy.view(shape.clone(), copy.strides().to_vec(), 0);
+    let hull = target.view(shape, [&steps[..row], &[1]].concat(), target.offset());
+    let steps = [&copy.strides()[..row], &steps[row..]].concat();
+    let inside = copy.view(target.shape(), steps, 0);
+    Some((rows, hull, inside))
 }
 
 /// The tensor, or the failure of a step towards it.
@@ -99,10 +149,26 @@ pub(crate) fn full(
     value: Scalar,
     dtype: DType,
 ) -> AscendTensor {
-    let number = number(value, dtype);
-    made(device, shape, dtype, |context, out| {
-        context.operators().fill(out, number)
-    })
+    // Two types that the AI Core does not fill are filled as another one.
+    match dtype {
+        DType::U8 => {
+            let value = Scalar::Int(value.elem::<i64>());
+            full(device, shape, value, DType::I8).reinterpret(dtype)
+        }
+        DType::I16 => {
+            let half = i64::from(value.elem::<i64>() as u16);
+            let pairs = Shape::from([shape.num_elements().div_ceil(2)]);
+            let pairs = full(device, pairs, Scalar::Int(half << 16 | half), DType::I32);
+            let strides = dense_strides(&shape);
+            pairs.split(dtype).view(shape, strides, 0)
+        }
+        _ => {
+            let number = number(value, dtype);
+            made(device, shape, dtype, |context, out| {
+                context.operators().fill(out, number)
+            })
+        }
+    }
 }
 
 /// Zeros.
@@ -160,7 +226,7 @@ pub(crate) fn cat(tensors: Vec<AscendTensor>, axis: usize) -> AscendTensor {
     dims[axis] = tensors.iter().map(|x| x.dims()[axis]).sum();
     let parts: Vec<AscendTensor> = tensors
         .into_iter()
-        .map(|x| x.reinterpret(moved(dtype)))
+        .map(|x| without_narrow_repeats(x.reinterpret(moved(dtype))))
         .collect();
     let inputs: Vec<&AscendTensor> = parts
         .iter()
@@ -195,10 +261,31 @@ pub(crate) fn flip(x: AscendTensor, axes: &[usize]) -> AscendTensor {
     if axes.is_empty() {
         return x;
     }
+    let dtype = x.dtype();
+    // The types of each size that the AI Core flips; none has one byte.
+    let flipped = match dtype.size() {
+        1 => {
+            return axes.iter().fold(x, |x, &axis| {
+                let falling = falling(&x.device(), x.dims()[axis]);
+                super::index::select(x, axis, falling)
+            });
+        }
+        2 => DType::I16,
+        _ => moved(dtype),
+    };
     let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
-    as_bits(x, |x| {
-        let out = Out::New(x.shape(), x.dtype());
-        compute([&x], out, |ops, [x], out| ops.flip(x, &axes, out))
+    // Repeated elements are copied in their own type: the AI Core does not repeat 16-bit integers.
+    let x = if dtype == flipped { x } else { x.contiguous() };
+    let x = x.reinterpret(flipped);
+    let out = Out::New(x.shape(), flipped);
+    compute([&x], out, |ops, [x], out| ops.flip(x, &axes, out)).reinterpret(dtype)
+}
+
+/// length - 1, length - 2, … 0.
+fn falling(device: &AscendDevice, length: usize) -> AscendTensor {
+    let [start, end] = [length as i64 - 1, -1].map(Number::Int);
+    made(device, Shape::from([length]), DType::I64, |context, out| {
+        context.operators().arange(start, end, Number::Int(-1), out)
     })
 }
 

@@ -1,12 +1,13 @@
 //! Operators over axes.
 
-use burn::backend::{BoolDType, DType, Shape, TensorMetadata};
+use burn::backend::{BoolDType, DType, Shape, Slice, TensorMetadata};
 use rope_ascend::Result;
 use rope_ascend::aclnn::{Operators, View};
 
-use super::elementwise::cast;
+use super::elementwise::{binary, cast, plus};
 use super::launch::{Out, compute, data_type};
-use super::{movement::unless, views};
+use super::movement::{cat, unless};
+use super::views;
 use crate::tensor::AscendTensor;
 
 /// An operator over axes: the operators, the tensor, the axes, whether to keep them, and the
@@ -95,6 +96,17 @@ pub(crate) fn extreme(
     (unless(indices.failure().cloned(), values), indices)
 }
 
+/// As [`extreme`], of integers: those of 32 bits in 64, which the operators take.
+pub(crate) fn integer_extreme(
+    operator: Extreme,
+    x: AscendTensor,
+    axis: usize,
+) -> (AscendTensor, AscendTensor) {
+    let dtype = x.dtype();
+    let (values, indices) = extreme(operator, &cast(x, DType::I64), axis, DType::I64);
+    (cast(values, dtype), indices)
+}
+
 /// Product along an axis.
 pub(crate) fn product(x: &AscendTensor, axis: usize) -> AscendTensor {
     let dtype = x.dtype();
@@ -110,11 +122,32 @@ pub(crate) fn flat(x: AscendTensor) -> AscendTensor {
 }
 
 /// Running sum along an axis.
-pub(crate) fn cumsum(x: &AscendTensor, axis: usize) -> AscendTensor {
+pub(crate) fn cumsum(x: AscendTensor, axis: usize) -> AscendTensor {
     let dtype = x.dtype();
-    compute([x], Out::New(x.shape(), dtype), |ops, [x], out| {
+    if dtype == DType::I64 {
+        return cumsum_by_doubling(x, axis);
+    }
+    compute([&x], Out::New(x.shape(), dtype), |ops, [x], out| {
         ops.cumsum(x, axis as i64, data_type(dtype)?, out)
     })
+}
+
+/// As [`cumsum`], of integers of 64 bits, whose running sum the AI Core lacks: each element plus
+/// the one before, then plus the one two before, four before, and so on.
+fn cumsum_by_doubling(mut x: AscendTensor, axis: usize) -> AscendTensor {
+    let length = x.dims()[axis];
+    let part = |x: &AscendTensor, from: usize, to: usize| {
+        let all = [Slice::new(0, None, 1)].repeat(axis);
+        let part = Slice::new(from as isize, Some(to as isize), 1);
+        views::slice(x, &[&all[..], &[part]].concat()).0
+    };
+    let mut step = 1;
+    while step < length {
+        let sums = binary(plus, part(&x, step, length), part(&x, 0, length - step));
+        x = cat(vec![part(&x, 0, step), sums], axis);
+        step *= 2;
+    }
+    x
 }
 
 /// Whether any, or all, of the whole tensor.

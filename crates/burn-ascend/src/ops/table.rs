@@ -20,7 +20,7 @@ pub(crate) struct Row {
 mod tests {
     use super::super::{activation, bool, float, int, module, quantized};
     use super::{Row, Types};
-    use rope_ascend::aclnn::{OPERATORS, OperatorInfo};
+    use rope_ascend::aclnn::{OPERATORS, OperatorInfo, REVISION, engines};
     use std::collections::BTreeSet;
     use std::fmt::Write as _;
     use std::path::Path;
@@ -29,6 +29,10 @@ mod tests {
     const END: &str = "<!-- end of the generated part -->";
     /// Set to anything, the test writes the tables instead of comparing them.
     const WRITE: &str = "BURN_ASCEND_WRITE_DOCS";
+
+    /// Methods that run on the AI CPU where they add integers of 64 bits; what else the AI Core
+    /// lacks is computed another way.
+    const SUMS_ON_AI_CPU: [&str; 2] = ["int_scatter", "int_select_assign"];
 
     const TRAITS: [(&str, &[Row]); 6] = [
         ("FloatTensorOps", float::ROWS),
@@ -74,6 +78,17 @@ mod tests {
                 };
                 let _ = writeln!(text, "| `{method}` | {operators} | {types} |");
             }
+            let slow = rows
+                .iter()
+                .filter(|row| SUMS_ON_AI_CPU.contains(&row.method));
+            let slow: Vec<String> = slow.map(|row| format!("`{}`", row.method)).collect();
+            if !slow.is_empty() {
+                let slow = slow.join(", ");
+                let _ = writeln!(
+                    text,
+                    "\nOn the AI CPU, for sums of 64-bit integers: {slow}."
+                );
+            }
             let host: Vec<String> = rows
                 .iter()
                 .filter(|row| row.native.is_none())
@@ -83,16 +98,22 @@ mod tests {
                 let _ = writeln!(text, "\nOn the host: {}.", host.join(", "));
             }
         }
-        text += "\n### The operators\n\n| operator | parameters | what it computes, and its limits | document |\n|---|---|---|---|\n";
+        let _ = writeln!(
+            text,
+            "\n### The operators\n\nThe types that the first phases accept, on the AI Core or on the \
+             AI CPU: those of\n{REVISION}.\n"
+        );
+        text += "| operator | parameters | what it computes, and its limits | on the AI Core | on the AI CPU | document |\n|---|---|---|---|---|---|\n";
         for operator in OPERATORS {
             let parameters: Vec<String> = operator
                 .parameters
                 .iter()
                 .map(|(name, kind)| format!("{name}: {kind}"))
                 .collect();
+            let (core, cpu) = engines(operator.method).expect("each operator has a row");
             let _ = writeln!(
                 text,
-                "| `{}` | {} | {} | {}: `{}.md` |",
+                "| `{}` | {} | {} | {core} | {cpu} | {}: `{}.md` |",
                 operator.function,
                 parameters.join(", "),
                 operator.about.trim(),

@@ -110,6 +110,13 @@ pub(crate) fn slice(tensor: &AscendTensor, slices: &[Slice]) -> (AscendTensor, V
     (tensor.view(Shape::from(dims), strides, offset), reversed)
 }
 
+/// The axes in the order of their strides, largest first.
+pub(crate) fn falling_strides(tensor: &AscendTensor) -> Vec<usize> {
+    let mut axes: Vec<usize> = (0..tensor.dims().len()).collect();
+    axes.sort_by_key(|&axis| std::cmp::Reverse(tensor.strides()[axis]));
+    axes
+}
+
 /// Two tensors of one shape with as few axes as describe both: neighbours that lie densely in both
 /// become one.
 pub(crate) fn merged(tensors: [&AscendTensor; 2]) -> [AscendTensor; 2] {
@@ -142,19 +149,26 @@ pub(crate) fn at(tensor: &AscendTensor, index: usize) -> AscendTensor {
     tensor.view(Shape::from(dims), tensor.strides()[1..].to_vec(), offset)
 }
 
+fn repeats_along(tensor: &AscendTensor, axis: usize) -> bool {
+    tensor.strides()[axis] == 0 && tensor.dims()[axis] > 1
+}
+
+/// Whether an axis repeats one element by a stride of 0.
+pub(crate) fn repeats(tensor: &AscendTensor) -> bool {
+    (0..tensor.dims().len()).any(|axis| repeats_along(tensor, axis))
+}
+
 /// The tensor with axes that repeat one element by a stride of 0 cut to length 1, where `cut` lets
 /// it.
 ///
 /// Operators repeat axes of length 1 themselves; an axis of stride 0 they would copy first.
 pub(crate) fn narrow_repeats(tensor: &AscendTensor, cut: impl Fn(usize) -> bool) -> AscendTensor {
-    let repeats = |axis: usize| tensor.strides()[axis] == 0 && tensor.dims()[axis] > 1;
-    let axes = 0..tensor.dims().len();
-    if !axes.clone().any(repeats) {
+    if !repeats(tensor) {
         return tensor.clone();
     }
-    let dims: Vec<usize> = axes
+    let dims: Vec<usize> = (0..tensor.dims().len())
         .map(|axis| {
-            if repeats(axis) && cut(axis) {
+            if repeats_along(tensor, axis) && cut(axis) {
                 1
             } else {
                 tensor.dims()[axis]

@@ -79,7 +79,7 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
             a.b(),
             &a.device.clone()
         ));
-        for to in [IntDType::I32, IntDType::I64, IntDType::U8] {
+        for to in [IntDType::I32, IntDType::I64, IntDType::I16, IntDType::U8] {
             op!(s, Exact, [x.clone()], format!("to {to:?}"), |a| {
                 Int::bool_into_int(a.b(), to)
             });
