@@ -7,10 +7,12 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::activation::softmax;
-use burn_ascend::AscendDevice;
+use burn_ascend::{AscendDevice, fallbacks, reset_fallbacks};
 use common::{HANG, Served, fresh, host, mrope, npus, text, within};
 use rope_burn::rope_core::{Layout, Positions, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles};
+use rope_check::golden::Row;
+use rope_check::model::{Models, is_model_folder};
 use serde_json::Value;
 
 /// The report of `mrope train`.
@@ -100,6 +102,28 @@ fn the_models_of_transformers_verify() {
     assert_eq!(computed("logits"), models);
     assert_eq!(computed("train.loss"), models);
     assert!(computed("grad.") > 20 * models);
+}
+
+#[test]
+fn no_step_of_the_models_of_transformers_leaves_the_ai_core() {
+    let (_held, [npu, _]) = npus();
+    let (_host, device) = host(npu);
+    let fixtures = rope_check::fixtures().expect("the test runs in the workspace");
+    let folders = std::fs::read_dir(fixtures.join("models")).expect("fixtures");
+    let folders = folders.map(|entry| entry.expect("the folder reads").path());
+    let folders: Vec<_> = folders.filter(|path| is_model_folder(path)).collect();
+    assert!(folders.len() >= 3);
+    for folder in folders {
+        for implementation in [Implementation::Fused, Implementation::Composed] {
+            let models = Models::new(device.clone(), Some("npu".into()), implementation);
+            reset_fallbacks();
+            let report = models.compare(&folder).expect("the model runs");
+            device.sync().expect("the device is well");
+            let trained = |row: &Row| row.tensor.starts_with("train.");
+            assert!(report.rows.iter().any(trained), "{}", folder.display());
+            assert_eq!(fallbacks(), [], "{}", folder.display());
+        }
+    }
 }
 
 /// Attention, in layers.
