@@ -35,7 +35,8 @@ operations! {
             ALL [repeat] { movement::repeat(tensor, dim, times) }
         fn bool_cat(tensors: Vec<T>, dim: usize) -> T;
             ALL [cat, copy] { movement::cat(tensors, dim) }
-        fn bool_flip(tensor: T, axes: &[usize]) -> T; ALL [flip, index_select, arange] { movement::flip(tensor, axes) }
+        fn bool_flip(tensor: T, axes: &[usize]) -> T;
+            ALL [flip, index_select, arange] { movement::flip(tensor, axes) }
         fn bool_zeros(shape: Shape, device: &AscendDevice, dtype: BoolDType) -> T;
             BOOL [] { movement::zeros(device, shape, DType::Bool(dtype)) }
         fn bool_ones(shape: Shape, device: &AscendDevice, dtype: BoolDType) -> T;

@@ -35,7 +35,8 @@ operations! {
             ALL [repeat] { movement::repeat(tensor, dim, times) }
         fn int_cat(tensors: Vec<T>, dim: usize) -> T;
             ALL [cat, copy] { movement::cat(tensors, dim) }
-        fn int_flip(tensor: T, axes: &[usize]) -> T; ALL [flip, index_select, arange] { movement::flip(tensor, axes) }
+        fn int_flip(tensor: T, axes: &[usize]) -> T;
+            ALL [flip, index_select, arange] { movement::flip(tensor, axes) }
         fn int_zeros(shape: Shape, device: &AscendDevice, dtype: IntDType) -> T;
             ALL [] { movement::zeros(device, shape, dtype.into()) }
         fn int_ones(shape: Shape, device: &AscendDevice, dtype: IntDType) -> T;
@@ -53,7 +54,8 @@ operations! {
             INT [add, cast, copy] { elementwise::integers(elementwise::plus, lhs, rhs) }
         fn int_sub(lhs: T, rhs: T) -> T;
             INT [sub, cast, copy] { elementwise::integers(elementwise::minus, lhs, rhs) }
-        fn int_mul(lhs: T, rhs: T) -> T; INT [mul, cast, copy] { elementwise::integers(Operators::mul, lhs, rhs) }
+        fn int_mul(lhs: T, rhs: T) -> T;
+            INT [mul, cast, copy] { elementwise::integers(Operators::mul, lhs, rhs) }
         fn int_add_scalar(lhs: T, rhs: Scalar) -> T; INT [adds, add, fill, cast, copy] {
             elementwise::by_integer(Some(elementwise::plus_number), elementwise::plus, lhs, rhs)
         }
@@ -86,7 +88,9 @@ operations! {
         fn int_mask_where(tensor: T, mask: T, value: T) -> T;
             INT_BOOL [select_where, cast, copy] { elementwise::mask_where(tensor, mask, value) }
         fn int_mask_fill(tensor: T, mask: T, value: Scalar) -> T;
-            INT_BOOL [masked_fill, select_where, fill, cast, copy] { elementwise::mask_fill(tensor, &mask, value) }
+            INT_BOOL [masked_fill, select_where, fill, cast, copy] {
+                elementwise::mask_fill(tensor, &mask, value)
+            }
         fn int_equal(lhs: T, rhs: T, out_dtype: BoolDType) -> T;
             INT [eq, cast] { elementwise::compare(Operators::eq, lhs, rhs, out_dtype) }
         fn int_equal_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T; INT [eq_scalar, cast] {
@@ -94,9 +98,10 @@ operations! {
         }
         fn int_not_equal(lhs: T, rhs: T, out_dtype: BoolDType) -> T;
             INT [ne, cast] { elementwise::compare(Operators::ne, lhs, rhs, out_dtype) }
-        fn int_not_equal_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T; INT [ne_scalar, cast] {
-            elementwise::compare_number(Operators::ne_scalar, lhs, rhs, out_dtype)
-        }
+        fn int_not_equal_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T;
+            INT [ne_scalar, cast] {
+                elementwise::compare_number(Operators::ne_scalar, lhs, rhs, out_dtype)
+            }
         fn int_greater(lhs: T, rhs: T, out_dtype: BoolDType) -> T;
             INT [gt, cast] { elementwise::compare(Operators::gt, lhs, rhs, out_dtype) }
         fn int_greater_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T; INT [gt_scalar, cast] {
@@ -115,9 +120,10 @@ operations! {
         }
         fn int_lower_equal(lhs: T, rhs: T, out_dtype: BoolDType) -> T;
             INT [le, cast] { elementwise::compare(Operators::le, lhs, rhs, out_dtype) }
-        fn int_lower_equal_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T; INT [le_scalar, cast] {
-            elementwise::compare_number(Operators::le_scalar, lhs, rhs, out_dtype)
-        }
+        fn int_lower_equal_elem(lhs: T, rhs: Scalar, out_dtype: BoolDType) -> T;
+            INT [le_scalar, cast] {
+                elementwise::compare_number(Operators::le_scalar, lhs, rhs, out_dtype)
+            }
         fn int_sum(tensor: T) -> T;
             INDEX [reduce_sum] { reduce::whole(reduce::sum, &tensor, tensor.dtype()) }
         fn int_sum_dim(tensor: T, dim: usize) -> T;
@@ -130,7 +136,8 @@ operations! {
             // As on the host: the exponent has 32 bits.
             elementwise::power(lhs, rhs.elem::<i64>() as u32)
         }
-        fn int_cumsum(tensor: T, dim: usize) -> T; INDEX [cumsum, add, cat] { reduce::cumsum(tensor, dim) }
+        fn int_cumsum(tensor: T, dim: usize) -> T;
+            INDEX [cumsum, add, cat] { reduce::cumsum(tensor, dim) }
         fn int_max(tensor: T) -> T;
             INDEX [amax] { reduce::whole(Operators::amax, &tensor, tensor.dtype()) }
         fn int_max_dim(tensor: T, dim: usize) -> T;

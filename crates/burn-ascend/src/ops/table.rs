@@ -98,12 +98,11 @@ mod tests {
                 let _ = writeln!(text, "\nOn the host: {}.", host.join(", "));
             }
         }
-        let _ = writeln!(
-            text,
-            "\n### The operators\n\nThe types that the first phases accept, on the AI Core or on the \
-             AI CPU: those of\n{REVISION}.\n"
-        );
-        text += "| operator | parameters | what it computes, and its limits | on the AI Core | on the AI CPU | document |\n|---|---|---|---|---|---|\n";
+        let _ = writeln!(text, "\n### The operators\n");
+        text += "Types that the first phases accept, by where they run, at these commits:\n";
+        let _ = writeln!(text, "{REVISION}.\n");
+        text += "| operator | parameters | what it computes, and its limits | on the AI Core | ";
+        text += "on the AI CPU | document |\n|---|---|---|---|---|---|\n";
         for operator in OPERATORS {
             let parameters: Vec<String> = operator
                 .parameters

@@ -14,38 +14,16 @@ use crate::sys::aclDataType;
 /// The repositories of the operators at the commits from which the tables are.
 pub const REVISION: &str = "hicann/ops-math at c41933244c31, hicann/ops-nn at e5c3fa9327ea";
 
-/// Operators, by their methods of [`Operators`](super::Operators), with the element types that their
-/// first phases accept: those that run on the AI Core, and those that run on the AI CPU.
+/// Operators, by their methods of [`Operators`](super::Operators), with the element types that
+/// their first phases accept: those that run on the AI Core, and those that run on the AI CPU.
 ///
 /// The type is that of the operator's tensors and numbers, except indices, conditions, masks and
 /// truth values; of a cast it is that of its input, into 32-bit floats ([`CASTS_ON_AI_CPU`] has the
-/// others). (A power of integers with
-/// an exponent for which there is a shorter way runs on the AI Core, and so do random truth values
-/// that are not all true.)
+/// others). A power of integers with an exponent for which there is a shorter way runs on the AI
+/// Core, and so do draws of a probability below 1.
 pub const ENGINES: &[(&str, &str, &str)] = &[
-    ("neg", "f32 f16 bf16 i64 i32 i8", "f64"),
-    ("abs", "f32 f16 bf16 i64 i32 u8 bool", "f64 i16 i8"),
-    ("sign", "f32 f16 bf16 i32 bool", "f64 i64"),
     (
-        "sqrt reciprocal exp log log1p erf sin cos ceil sigmoid sigmoid_backward softmax log_softmax",
-        "f32 f16 bf16",
-        "f64",
-    ),
-    (
-        "tanh gelu_backward gelu embedding_backward mm batch_mm layer_norm",
-        "f32 f16 bf16",
-        "",
-    ),
-    ("floor", "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64", "f64"),
-    ("round", "f32 f16 bf16 i32", "f64 i64"),
-    ("relu", "f32 f16 bf16 i64 i32 i8 u8", ""),
-    (
-        "logical_not logical_and logical_or logical_xor any all",
-        "f32 f16 bf16 i64 i32 i8 bool",
-        "f64 i16 u8",
-    ),
-    (
-        "mul eq ne add sub adds muls eq_scalar ne_scalar amax amin prod_dim",
+        "add adds sub mul muls eq ne eq_scalar ne_scalar amax amin prod_dim",
         "f32 f16 bf16 i64 i32 i8 u8 bool",
         "f64 i16",
     ),
@@ -60,6 +38,24 @@ pub const ENGINES: &[(&str, &str, &str)] = &[
         "f64",
     ),
     ("pow pow_scalar", "f32 f16 bf16 i32 i8 u8", "f64 i64 i16"),
+    ("neg", "f32 f16 bf16 i64 i32 i8", "f64"),
+    ("abs", "f32 f16 bf16 i64 i32 u8 bool", "f64 i16 i8"),
+    ("sign", "f32 f16 bf16 i32 bool", "f64 i64"),
+    (
+        "sqrt reciprocal exp log log1p erf sin cos ceil sigmoid sigmoid_backward softmax \
+         log_softmax",
+        "f32 f16 bf16",
+        "f64",
+    ),
+    (
+        "tanh gelu gelu_backward embedding_backward mm batch_mm layer_norm",
+        "f32 f16 bf16",
+        "",
+    ),
+    ("floor", "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64", "f64"),
+    ("round", "f32 f16 bf16 i32", "f64 i64"),
+    ("clamp argmax", "f32 f16 bf16 i64 i32", "f64 i16 i8 u8"),
+    ("relu", "f32 f16 bf16 i64 i32 i8 u8", ""),
     (
         "gt ge lt gt_scalar ge_scalar lt_scalar select_where",
         "f32 f16 bf16 i64 i32 i8 u8 bool",
@@ -70,8 +66,17 @@ pub const ENGINES: &[(&str, &str, &str)] = &[
         "f32 f16 bf16 i64 i32 i8 u8 bool",
         "f64 i16 u16",
     ),
-    ("clamp argmax", "f32 f16 bf16 i64 i32", "f64 i16 i8 u8"),
+    (
+        "logical_and logical_or logical_xor logical_not any all",
+        "f32 f16 bf16 i64 i32 i8 bool",
+        "f64 i16 u8",
+    ),
     ("masked_fill", "f32 f16 bf16 i32 i8 bool", "i64"),
+    (
+        "cast",
+        "f32 f16 bf16 i64 i32 i16 i8 u8 bool",
+        "f64 u16 u32 u64",
+    ),
     (
         "fill",
         "f32 f16 bf16 i64 i32 i8 u16 u32 u64 bool",
@@ -106,11 +111,6 @@ pub const ENGINES: &[(&str, &str, &str)] = &[
         "f64 i64 i16 bool",
     ),
     ("index_add", "f32 f16 bf16 i32 i16", "f64 i64 i8 u8 bool"),
-    (
-        "cast",
-        "f32 f16 bf16 i64 i32 i16 i8 u8 bool",
-        "f64 u16 u32 u64",
-    ),
 ];
 
 const ALL: &str = "f32 f16 bf16 f64 i64 i32 i16 i8 u8 u16 u32 u64 bool";

@@ -46,8 +46,6 @@ pub enum Number {
     Float(f64),
     /// An integer.
     Int(i64),
-    /// A truth value.
-    Bool(bool),
     /// One element of a tensor: its type, and its bits from the lowest on; those beyond the type
     /// do not count.
     Element(aclDataType, u64),
@@ -501,7 +499,6 @@ impl Objects {
                     match number {
                         Number::Float(mut v) => create((&raw mut v).cast(), aclDataType::DOUBLE),
                         Number::Int(mut v) => create((&raw mut v).cast(), aclDataType::INT64),
-                        Number::Bool(mut v) => create((&raw mut v).cast(), aclDataType::BOOL),
                         Number::Element(dtype, bits) => {
                             let mut v = u128::from(bits).to_le();
                             create((&raw mut v).cast(), dtype)

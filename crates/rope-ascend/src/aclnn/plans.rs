@@ -177,9 +177,8 @@ impl Key {
                 Argument::Number(number) => words.extend(match number {
                     Number::Float(value) => [1, value.to_bits()],
                     Number::Int(value) => [2, value.cast_unsigned()],
-                    Number::Bool(value) => [3, u64::from(value)],
                     Number::Element(dtype, bits) => {
-                        [u64::from(dtype.0.cast_unsigned()) << 32 | 4, bits]
+                        [u64::from(dtype.0.cast_unsigned()) << 32 | 3, bits]
                     }
                 }),
                 Argument::Ints(values) => {
