@@ -216,7 +216,7 @@ fn compare(case: &Case, direction: Direction, heads: usize, x: &Buffer, found: &
     let (seq, row) = (case.seq, heads * case.spec.head_dim());
     for token in (0..seq).step_by((seq / 3).max(1)).chain([seq - 1]) {
         let ids: Vec<i64> = (0..3)
-            .map(|axis| i64::from(case.positions.axis(axis)[token]))
+            .map(|axis| case.positions.value(axis, token) as i64)
             .collect();
         let one = Case {
             positions: Positions::new(3, &ids).expect("valid positions"),

@@ -558,7 +558,7 @@ fn wrong_shapes_and_types_are_named() {
         error.to_string().contains("expected [4, 2, 24] or [4, 24]"),
         "{error}"
     );
-    for (name, dtype) in [("position_ids", Dtype::F64), ("q_out.f64", Dtype::I64)] {
+    for (name, dtype) in [("position_ids", Dtype::U64), ("q_out.f64", Dtype::I64)] {
         let mut parts = Parts::of(LLAMA);
         parts.tensor(name).0 = dtype;
         let error = parts.error();

@@ -40,7 +40,7 @@ impl QwenVl {
         let next = (0..batch.sequences.len())
             .map(|row| {
                 let first = batch.position_ids().continuation(row, 1)?;
-                Ok(i64::from(first.axis(0)[0]))
+                Ok(i64::from(first.axis(0)?[0]))
             })
             .collect::<Result<Vec<i64>>>()?;
 

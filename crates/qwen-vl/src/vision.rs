@@ -128,12 +128,11 @@ impl VisionTower {
                 let group = merge * merge;
                 let patches = |merged: &usize| merged * group..(merged + 1) * group;
                 let order: Vec<usize> = windows.window_index.iter().flat_map(patches).collect();
-                let ids: Vec<i64> = (0..positions.axis_count())
-                    .flat_map(|axis| {
-                        let ids = positions.axis(axis);
-                        order.iter().map(move |patch| i64::from(ids[*patch]))
-                    })
-                    .collect();
+                let mut ids: Vec<i64> = Vec::with_capacity(order.len() * positions.axis_count());
+                for axis in 0..positions.axis_count() {
+                    let of_axis = positions.axis(axis)?;
+                    ids.extend(order.iter().map(|patch| i64::from(of_axis[*patch])));
+                }
                 positions = Positions::new(positions.axis_count(), &ids)?;
 
                 let mut inverse = vec![0; windows.window_index.len()];
@@ -220,16 +219,16 @@ fn interpolate(side: usize, grids: &[[usize; 3]], positions: &Positions) -> (Vec
         .enumerate();
     // The first and the last patch are at the first and the last cell. The cells before and after a
     // patch, and its distance from the first of them.
-    let neighbours = |id: u32, size: usize| {
-        let at = f64::from(id) * (side - 1) as f64 / (size.max(2) - 1) as f64;
+    let neighbours = |id: f64, size: usize| {
+        let at = id * (side - 1) as f64 / (size.max(2) - 1) as f64;
         let before = at.floor();
         let after = (before as usize + 1).min(side - 1);
         (before as usize, after, at - before)
     };
     let (mut cells, mut weights) = (vec![Vec::new(); 4], vec![Vec::new(); 4]);
     for (patch, [height, width]) in sizes {
-        let (top, bottom, down) = neighbours(positions.axis(0)[patch], height);
-        let (left, right, across) = neighbours(positions.axis(1)[patch], width);
+        let (top, bottom, down) = neighbours(positions.value(0, patch), height);
+        let (left, right, across) = neighbours(positions.value(1, patch), width);
         let corners = [
             (top, left, (1.0 - down) * (1.0 - across)),
             (top, right, (1.0 - down) * across),

@@ -122,19 +122,22 @@ impl Copy {
     }
 
     /// The rows of the tokens at `positions`: each axis's, and of those the columns that it drives.
-    fn gather(&self, rows: &Tensor<2>, positions: &Positions) -> Tensor<2> {
+    ///
+    /// # Errors
+    /// Those of [`Positions::axis`].
+    fn gather(&self, rows: &Tensor<2>, positions: &Positions) -> rope_core::Result<Tensor<2>> {
         let tokens = positions.tokens();
-        let of_axis = |axis| {
+        let of_axis = |axis| -> rope_core::Result<Tensor<2>> {
             // Within the table, whose length its budget keeps far below 2^31.
-            let ids = positions.axis(axis).iter().map(|id| id.cast_signed());
+            let ids = positions.axis(axis)?.iter().map(|id| id.cast_signed());
             let ids = TensorData::new(ids.collect::<Vec<i32>>(), [tokens]);
             let ids = Tensor::<1, Int>::from_data(ids, (&self.device, DType::I32));
-            rows.clone().select(0, ids)
+            Ok(rows.clone().select(0, ids))
         };
-        let further = self.columns.iter().enumerate();
-        further.fold(of_axis(0), |gathered, (axis, columns)| {
+        let mut further = self.columns.iter().enumerate();
+        further.try_fold(of_axis(0)?, |gathered, (axis, columns)| {
             let columns = columns.clone().expand(gathered.dims());
-            gathered.mask_where(columns, of_axis(axis + 1))
+            Ok(gathered.mask_where(columns, of_axis(axis + 1)?))
         })
     }
 }
@@ -198,7 +201,7 @@ impl Tables {
             copy.received += tokens;
             return Ok(None);
         };
-        let gathered = copy.gather(rows, positions);
+        let gathered = copy.gather(rows, positions)?;
         Ok(Some(match device.gradient_checkpointing_strategy() {
             Some(strategy) => {
                 let gathered = gathered.autodiff();

@@ -155,13 +155,14 @@ impl Rotary {
     ///
     /// Gathered from the module's table, which grows to the positions in use, and by a device that
     /// does not share the host's memory from its own copy: a step then sends position ids alone.
-    /// Made for these tokens alone if the table would exceed its budget, or if the frequencies
-    /// depend on the sequence length (dynamic, longrope), which is the highest position + 1.
+    /// Made for these tokens alone if the table would exceed its budget, if the positions are no
+    /// ids, or if the frequencies depend on the sequence length (dynamic, longrope), which is the
+    /// highest position + 1.
     ///
     /// # Errors
     /// [`RopeError::PositionAxes`] if the positions have other axes than the specification.
     pub fn try_angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
-        if !self.spec.frequencies().depends_on_seq_len() {
+        if positions.are_ids() && !self.spec.frequencies().depends_on_seq_len() {
             // A table is complete between calls, so a panic elsewhere leaves nothing half made.
             let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
             match tables.angles(positions, device) {

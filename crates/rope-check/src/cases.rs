@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use rope_core::reference::HeadMatrix;
-use rope_core::{AxisLayout, Direction, Layout, Pairing, Positions, RopeError, RotarySpec};
+use rope_core::{AxisLayout, Direction, Lane, Layout, Pairing, Positions, RopeError, RotarySpec};
 
 use crate::engine::Case;
 use crate::names::{axes_name, pairing_name};
@@ -203,6 +203,19 @@ pub fn models() -> Result<Vec<NamedCase>, RopeError> {
         Balanced, Contiguous, Ernie, PerAxis, PerAxisStriped, PerChannel, Single, Striped,
     };
     use Pairing::{Adjacent, Half};
+    let lane = |axis: usize, frequency: usize| Lane {
+        axis: axis as u8,
+        frequency: frequency as u32,
+    };
+    // Height takes every other frequency from the first on, width those between.
+    let pixtral = (0..32).map(|j| lane(j / 16, 2 * (j % 16) + j / 16));
+    // Time, height and width take 20 channels each, in which channel c turns at frequency c mod 10:
+    // the members of an adjacent pair turn by different angles.
+    let vjepa2 = (0..60).map(|c| {
+        let (pair, member) = (c % 30, c / 30);
+        lane(pair / 10, (2 * (pair % 10) + member) % 10)
+    });
+    let (pixtral, vjepa2) = (pixtral.collect(), vjepa2.collect());
     let families = [
         ("llama", Half, Single, 128, 128),
         ("glm4", Adjacent, Single, 128, 64),
@@ -222,6 +235,8 @@ pub fn models() -> Result<Vec<NamedCase>, RopeError> {
             128,
             128,
         ),
+        ("pixtral", Half, AxisLayout::Lanes(pixtral), 64, 64),
+        ("vjepa2", Adjacent, AxisLayout::Lanes(vjepa2), 64, 60),
     ];
     families
         .into_iter()

@@ -33,5 +33,6 @@ pub fn axes_name(axes: &AxisLayout) -> &'static str {
         AxisLayout::PerAxis(_) => "per_axis",
         AxisLayout::PerAxisStriped(_) => "per_axis_striped",
         AxisLayout::PerChannel(_) => "per_channel",
+        AxisLayout::Lanes(_) => "lanes",
     }
 }

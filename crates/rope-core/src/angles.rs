@@ -139,47 +139,50 @@ impl<A: Real> TokenAngles<A> {
         positions.expect_axes(spec.axis_count())?;
         let inv_freq = spec.inv_freq(seq_len)?;
         let scaling = spec.attention_scaling();
-        Ok(Self::collect(
-            spec.lane_map(),
-            positions,
-            |position, frequency| {
-                let (sin, cos) = (f64::from(position) * inv_freq[frequency]).sin_cos();
-                (A::from_f64(cos * scaling), A::from_f64(sin * scaling))
-            },
+        let (map, tokens) = (spec.lane_map(), positions.tokens());
+        let cos_sin = |position: f64, frequency: usize| {
+            let (sin, cos) = (position * inv_freq[frequency]).sin_cos();
+            (A::from_f64(cos * scaling), A::from_f64(sin * scaling))
+        };
+        let of_id = |id: u32, frequency| cos_sin(f64::from(id), frequency);
+        Ok(positions.with_rows(
+            |ids| Self::collect(map, ids, tokens, of_id),
+            |values| Self::collect(map, values, tokens, cos_sin),
         ))
     }
 
     /// Gathers cos and sin for `positions` from a table.
     ///
     /// # Errors
-    /// [`RopeError::PositionAxes`]; [`RopeError::TableTooShort`].
+    /// [`RopeError::PositionAxes`]; [`RopeError::PositionNotId`]; [`RopeError::TableTooShort`].
     pub fn gather(table: &CosSinTable<A>, positions: &Positions) -> Result<Self> {
         check_table(table, positions)?;
         let (columns, width) = (table.inv_freq.len(), 2 * table.inv_freq.len());
-        Ok(Self::collect(
-            &table.lane_map,
-            positions,
-            |position, frequency| {
-                let at = position as usize * width + frequency;
-                (table.rows[at], table.rows[at + columns])
-            },
-        ))
+        let ids = (0..positions.axis_count()).map(|axis| positions.axis(axis));
+        let ids: Vec<&[u32]> = ids.collect::<Result<_>>()?;
+        let cos_sin = |id: u32, frequency| {
+            let at = id as usize * width + frequency;
+            (table.rows[at], table.rows[at + columns])
+        };
+        let tokens = positions.tokens();
+        Ok(Self::collect(&table.lane_map, &ids, tokens, cos_sin))
     }
 
-    fn collect(
+    fn collect<P: Copy + Sync>(
         map: &LaneMap,
-        positions: &Positions,
-        cos_sin: impl Fn(u32, usize) -> (A, A) + Sync + Send,
+        positions: &[&[P]],
+        tokens: usize,
+        cos_sin: impl Fn(P, usize) -> (A, A) + Sync + Send,
     ) -> Self {
         let lanes = map.lanes().len();
-        let mut rows = vec![A::ZERO; positions.tokens() * 2 * lanes];
+        let mut rows = vec![A::ZERO; tokens * 2 * lanes];
         let blocks = rows.chunks_mut(BLOCK_TOKENS * 2 * lanes);
         for_each_block(blocks.enumerate().collect(), |(block, rows)| {
             for (row, values) in rows.chunks_exact_mut(2 * lanes).enumerate() {
                 let token = block * BLOCK_TOKENS + row;
                 let (cos, sin) = values.split_at_mut(lanes);
                 for ((lane, cos), sin) in map.lanes().iter().zip(cos).zip(sin) {
-                    let position = positions.axis(usize::from(lane.axis))[token];
+                    let position = positions[usize::from(lane.axis)][token];
                     (*cos, *sin) = cos_sin(position, lane.frequency as usize);
                 }
             }
@@ -230,6 +233,7 @@ pub enum Angles<'a, A: Real = f32> {
 
 pub(crate) fn check_table<A: Real>(table: &CosSinTable<A>, positions: &Positions) -> Result<()> {
     positions.expect_axes(table.lane_map.axis_count())?;
+    positions.axis(0)?;
     if positions.tokens() > 0 && positions.highest() as usize >= table.rows() {
         let (position, rows) = (positions.highest(), table.rows());
         return Err(RopeError::TableTooShort { position, rows });

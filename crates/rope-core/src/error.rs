@@ -89,6 +89,55 @@ pub enum RopeError {
         /// The value found.
         found: f64,
     },
+    /// A list of frequencies for another number of them.
+    #[error(
+        "expected {expected} frequencies, one per lane of the rotation, found a list of {found}; \
+         a list that lanes share goes with AxisLayout::Lanes"
+    )]
+    FrequencyCount {
+        /// Frequencies that the axis layout uses.
+        expected: usize,
+        /// Frequencies listed.
+        found: usize,
+    },
+    /// A scaling for frequencies that are a list.
+    #[error("a list of frequencies cannot be scaled by {rope_type}: list the scaled ones")]
+    ListScaled {
+        /// The scaling, as a configuration names it.
+        rope_type: &'static str,
+    },
+    /// A listed frequency is NaN or infinite.
+    #[error("frequency {index} of the list must be a finite number, found {found}")]
+    Frequency {
+        /// Its index.
+        index: usize,
+        /// The value found.
+        found: f64,
+    },
+    /// A lane list that fits neither the pairs nor the rotated channels.
+    #[error(
+        "found {found} lanes, expected {pairs} (one per pair) or {} (all first members of the \
+         pairs, then all second ones)",
+        2 * pairs
+    )]
+    LaneCount {
+        /// Lanes found.
+        found: usize,
+        /// Pairs of rotated channels.
+        pairs: usize,
+    },
+    /// A lane that names an axis or a frequency that is not there.
+    #[error("lane {lane} names {what} {found}, expected one below {limit}")]
+    LaneOutOfRange {
+        /// The lane.
+        lane: usize,
+        /// What it names: "axis" or "frequency".
+        what: &'static str,
+        /// The index that it names.
+        found: usize,
+        /// How many there are.
+        limit: usize,
+    },
     /// The factor on cos and sin is NaN, infinite or not positive.
     #[error("attention scaling must be a positive finite number, found {found}")]
     AttentionScaling {
@@ -136,11 +185,37 @@ pub enum RopeError {
     /// A negative id, or one beyond 2^31.
     #[error(
         "position id {found} (axis {axis}, token {token}) is outside 0..=2147483648; \
-         ids are absolute and not negative"
+         ids are absolute and not negative (positions that are: Positions::real)"
     )]
     PositionOutOfRange {
         /// The id.
         found: i64,
+        /// Its axis.
+        axis: usize,
+        /// Its token.
+        token: usize,
+    },
+    /// A real position that is NaN, or beyond 2^31 either way.
+    #[error(
+        "position {found} (axis {axis}, token {token}) must be a finite number between \
+         -2147483648 and 2147483648"
+    )]
+    RealPositionOutOfRange {
+        /// The position.
+        found: f64,
+        /// Its axis.
+        axis: usize,
+        /// Its token.
+        token: usize,
+    },
+    /// A real position where ids are needed.
+    #[error(
+        "position {found} (axis {axis}, token {token}) is no id: expected whole numbers from 0, \
+         as tables have rows for; compute angles for these tokens only (TokenAngles::new)"
+    )]
+    PositionNotId {
+        /// The position.
+        found: f64,
         /// Its axis.
         axis: usize,
         /// Its token.

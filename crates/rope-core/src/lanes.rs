@@ -1,11 +1,13 @@
 //! The lane map: axis and frequency of each lane, compiled from an axis layout. Kernels know no
 //! more of axes than this.
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Result, RopeError};
 use crate::spec::{AxisLayout, MAX_AXES};
 
 /// What drives one lane: angle = positions\[axis\] * inv_freq\[frequency\].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lane {
     /// Index of the position axis.
     pub axis: u8,
@@ -23,7 +25,8 @@ pub struct LaneMap {
 }
 
 impl LaneMap {
-    pub(crate) fn new(layout: &AxisLayout, pairs: usize) -> Result<Self> {
+    /// `listed` is the number of frequencies where they are a list.
+    pub(crate) fn new(layout: &AxisLayout, pairs: usize, listed: Option<usize>) -> Result<Self> {
         let sections = layout.sections();
         check_sections(layout, sections, pairs)?;
         let frequency_dims = match layout {
@@ -32,6 +35,11 @@ impl LaneMap {
                 dims.sort_unstable();
                 dims.dedup();
                 dims
+            }
+            AxisLayout::Lanes(lanes) => {
+                let frequencies = listed.unwrap_or(pairs);
+                check_lanes(lanes, pairs, frequencies)?;
+                vec![2 * frequencies]
             }
             _ => vec![2 * pairs],
         };
@@ -56,6 +64,7 @@ impl LaneMap {
         };
         let n = sections.len();
         let lanes = match layout {
+            AxisLayout::Lanes(lanes) => lanes.clone(),
             AxisLayout::Single => (0..pairs).map(|j| lane(0, j)).collect(),
             AxisLayout::Contiguous(_) => (0..pairs)
                 .map(|j| lane(contiguous(j, 1).unwrap_or(0), j))
@@ -174,8 +183,32 @@ fn balanced(sections: &[usize]) -> Vec<usize> {
     axes
 }
 
+fn check_lanes(lanes: &[Lane], pairs: usize, frequencies: usize) -> Result<()> {
+    if ![pairs, 2 * pairs].contains(&lanes.len()) {
+        let found = lanes.len();
+        return Err(RopeError::LaneCount { found, pairs });
+    }
+    for (lane, of_lane) in lanes.iter().enumerate() {
+        let (axis, frequency) = (usize::from(of_lane.axis), of_lane.frequency as usize);
+        for (what, found, limit) in [
+            ("axis", axis, MAX_AXES),
+            ("frequency", frequency, frequencies),
+        ] {
+            if found >= limit {
+                return Err(RopeError::LaneOutOfRange {
+                    lane,
+                    what,
+                    found,
+                    limit,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
 fn check_sections(layout: &AxisLayout, sections: &[usize], pairs: usize) -> Result<()> {
-    if matches!(layout, AxisLayout::Single) {
+    if matches!(layout, AxisLayout::Single | AxisLayout::Lanes(_)) {
         return Ok(());
     }
     let (fits, expected) = match layout {
@@ -210,7 +243,7 @@ mod tests {
     use crate::{Positions, RotarySpec, TokenAngles};
 
     fn axes(layout: AxisLayout, pairs: usize) -> String {
-        let map = LaneMap::new(&layout, pairs).expect("valid layout");
+        let map = LaneMap::new(&layout, pairs, None).expect("valid layout");
         map.lanes()
             .iter()
             .map(|l| char::from(b"THWX"[usize::from(l.axis)]))
@@ -236,17 +269,18 @@ mod tests {
 
     #[test]
     fn frequencies_restart_per_axis_and_equal_axes_share_columns() {
-        let map = LaneMap::new(&AxisLayout::PerAxis(vec![2, 3, 3]), 8).expect("valid layout");
+        let map = LaneMap::new(&AxisLayout::PerAxis(vec![2, 3, 3]), 8, None).expect("valid layout");
         assert_eq!(map.frequency_dims(), [4, 6]);
         let columns: Vec<u32> = map.lanes().iter().map(|l| l.frequency).collect();
         assert_eq!(columns, [0, 1, 2, 3, 4, 2, 3, 4]);
         assert_eq!(map.frequency_count(), 5);
-        let map = LaneMap::new(&AxisLayout::PerAxisStriped(vec![3, 3]), 6).expect("valid layout");
+        let map =
+            LaneMap::new(&AxisLayout::PerAxisStriped(vec![3, 3]), 6, None).expect("valid layout");
         let columns: Vec<u32> = map.lanes().iter().map(|l| l.frequency).collect();
         assert_eq!(columns, [0, 0, 1, 1, 2, 2]);
         let uneven = AxisLayout::PerAxisStriped(vec![2, 4]);
         assert!(matches!(
-            LaneMap::new(&uneven, 6),
+            LaneMap::new(&uneven, 6, None),
             Err(RopeError::SectionsNotRealisable { .. })
         ));
     }
@@ -279,12 +313,12 @@ mod tests {
     fn sections_that_sum_right_but_cannot_be_arranged_are_refused() {
         let striped = AxisLayout::Striped(vec![2, 20, 10]);
         assert!(matches!(
-            LaneMap::new(&striped, 32),
+            LaneMap::new(&striped, 32, None),
             Err(RopeError::SectionsNotRealisable { pairs: 32, .. })
         ));
         let ernie = AxisLayout::Ernie(vec![2, 4, 2]);
         assert!(matches!(
-            LaneMap::new(&ernie, 8),
+            LaneMap::new(&ernie, 8, None),
             Err(RopeError::SectionsNotRealisable { .. })
         ));
     }

@@ -17,11 +17,11 @@
 //! | specification | everything that a configuration says about rotation | [`RotarySpec`] |
 //! | pairing | which channels of a head form a pair | [`Pairing`] |
 //! | axis layout | which position axis (T, H, W, ...) drives which pair | [`AxisLayout`] |
-//! | frequencies | theta and its scaling: radians per token for each pair | [`Frequencies`] |
+//! | frequencies | theta and its scaling, or a list: radians per token | [`Frequencies`] |
 //! | lane | one angle of a token: one per pair, two where its members differ | [`Lane`] |
 //! | lane map | axis and frequency of each lane, compiled from the axis layout | [`LaneMap`] |
 //! | geometry | which channels are rotated, and how they pair: all a kernel knows | [`Geometry`] |
-//! | positions | integer ids, `[axes, tokens]` | [`Positions`] |
+//! | positions | ids or real numbers, `[axes, tokens]` | [`Positions`] |
 //! | table | cos and sin of every position from 0, grown on demand | [`CosSinTable`] |
 //! | token angles | cos and sin of one step's tokens, shared by all layers | [`TokenAngles`] |
 //! | layout | the order of a tensor's dimensions | [`Layout`] |

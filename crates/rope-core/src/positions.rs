@@ -1,4 +1,4 @@
-//! Position ids.
+//! Positions: ids, exact and up to 2^31, or real numbers.
 
 use std::sync::Arc;
 
@@ -7,15 +7,24 @@ use crate::error::{Result, RopeError};
 /// The highest position id, 2^31.
 pub(crate) const MAX_POSITION: u32 = 1 << 31;
 
-/// Integer position ids, `[axes, tokens]` row by row. Cloning is cheap.
+/// The positions of tokens, `[axes, tokens]` row by row: ids, or real numbers. Cloning is cheap.
 ///
 /// Tokens are counted over the batch: token = sample * seq + index, whatever the layout of q and k.
-/// Positions for one sequence serve every sample of a batch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Positions for one sequence serve every sample of a batch. A token at position 0 on every axis
+/// does not turn (class and register tokens of a vision tower).
+#[derive(Clone, Debug, PartialEq)]
 pub struct Positions {
-    ids: Arc<[u32]>,
+    values: Values,
     axes: usize,
     highest: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Values {
+    /// Rows of a table.
+    Ids(Arc<[u32]>),
+    /// At least one of them is no id.
+    Real(Arc<[f64]>),
 }
 
 impl Positions {
@@ -25,13 +34,7 @@ impl Positions {
     /// [`RopeError::PositionShape`] if the ids do not divide into axes;
     /// [`RopeError::PositionOutOfRange`] if one is negative or above 2^31.
     pub fn new(axes: usize, ids: &[i64]) -> Result<Self> {
-        if axes == 0 || !ids.len().is_multiple_of(axes) {
-            return Err(RopeError::PositionShape {
-                ids: ids.len(),
-                axes,
-            });
-        }
-        let tokens = (ids.len() / axes).max(1);
+        let tokens = tokens(axes, ids.len())?.max(1);
         let mut highest = 0;
         let ids = ids
             .iter()
@@ -49,9 +52,42 @@ impl Positions {
             })
             .collect::<Result<Vec<u32>>>()?;
         Ok(Self {
-            ids: ids.into(),
+            values: Values::Ids(ids.into()),
             axes,
             highest,
+        })
+    }
+
+    /// Checks and keeps real positions laid out as `[axes, tokens]`: negative (centred images),
+    /// fractional (seconds of a video) or both.
+    ///
+    /// Angles are position * inv_freq in f64. Where all are ids, this is [`Positions::new`].
+    ///
+    /// # Units
+    /// those that the frequencies are per: tokens, or seconds, or halves of an image
+    /// # Errors
+    /// [`RopeError::PositionShape`] if the values do not divide into axes;
+    /// [`RopeError::RealPositionOutOfRange`] if one is NaN, or beyond 2^31 either way.
+    pub fn real(axes: usize, values: &[f64]) -> Result<Self> {
+        let tokens = tokens(axes, values.len())?.max(1);
+        let limit = f64::from(MAX_POSITION);
+        let refused = |value: &f64| !(-limit..=limit).contains(value);
+        if let Some(i) = values.iter().position(refused) {
+            return Err(RopeError::RealPositionOutOfRange {
+                found: values[i],
+                axis: i / tokens,
+                token: i % tokens,
+            });
+        }
+        if values.iter().all(|value| is_id(*value)) {
+            let ids: Vec<i64> = values.iter().map(|value| *value as i64).collect();
+            return Self::new(axes, &ids);
+        }
+        let highest = values.iter().fold(0.0, |most: f64, value| most.max(*value));
+        Ok(Self {
+            values: Values::Real(values.into()),
+            axes,
+            highest: highest.ceil() as u32,
         })
     }
 
@@ -72,19 +108,70 @@ impl Positions {
     }
     /// The number of tokens.
     pub fn tokens(&self) -> usize {
-        self.ids.len() / self.axes
+        let values = match &self.values {
+            Values::Ids(ids) => ids.len(),
+            Values::Real(values) => values.len(),
+        };
+        values / self.axes
+    }
+    /// Whether all positions are ids, which tables hold rows for.
+    pub fn are_ids(&self) -> bool {
+        matches!(self.values, Values::Ids(_))
     }
     /// The ids of one axis, a row of `[axes, tokens]`.
     ///
+    /// # Errors
+    /// [`RopeError::PositionNotId`] if the positions are not ids.
+    ///
     /// # Panics
     /// If `axis` is not below [`axis_count`](Self::axis_count).
-    pub fn axis(&self, axis: usize) -> &[u32] {
-        let tokens = self.tokens();
-        &self.ids[axis * tokens..(axis + 1) * tokens]
+    pub fn axis(&self, axis: usize) -> Result<&[u32]> {
+        match &self.values {
+            Values::Ids(ids) => Ok(self.row(ids, axis)),
+            Values::Real(values) => {
+                let no_id = values.iter().position(|value| !is_id(*value));
+                let no_id = no_id.unwrap_or_default();
+                Err(RopeError::PositionNotId {
+                    found: values[no_id],
+                    axis: no_id / self.tokens(),
+                    token: no_id % self.tokens(),
+                })
+            }
+        }
     }
-    /// The highest id on any axis; 0 without tokens.
+    /// One position, an id or not.
+    ///
+    /// # Panics
+    /// If there is no such axis or token.
+    pub fn value(&self, axis: usize, token: usize) -> f64 {
+        match &self.values {
+            Values::Ids(ids) => f64::from(self.row(ids, axis)[token]),
+            Values::Real(values) => self.row(values, axis)[token],
+        }
+    }
+    /// The highest position on any axis, rounded up; 0 if none is above.
     pub fn highest(&self) -> u32 {
         self.highest
+    }
+
+    /// What `ids` or `real` makes of the rows of all axes.
+    pub(crate) fn with_rows<T>(
+        &self,
+        ids: impl FnOnce(&[&[u32]]) -> T,
+        real: impl FnOnce(&[&[f64]]) -> T,
+    ) -> T {
+        fn rows<'a, P>(of: &Positions, values: &'a [P]) -> Vec<&'a [P]> {
+            (0..of.axes).map(|axis| of.row(values, axis)).collect()
+        }
+        match &self.values {
+            Values::Ids(values) => ids(&rows(self, values)),
+            Values::Real(values) => real(&rows(self, values)),
+        }
+    }
+
+    fn row<'a, P>(&self, values: &'a [P], axis: usize) -> &'a [P] {
+        let tokens = values.len() / self.axes;
+        &values[axis * tokens..(axis + 1) * tokens]
     }
 
     pub(crate) fn expect_axes(&self, expected: usize) -> Result<()> {
@@ -97,4 +184,15 @@ impl Positions {
             })
         }
     }
+}
+
+fn tokens(axes: usize, values: usize) -> Result<usize> {
+    if axes == 0 || !values.is_multiple_of(axes) {
+        return Err(RopeError::PositionShape { ids: values, axes });
+    }
+    Ok(values / axes)
+}
+
+fn is_id(value: f64) -> bool {
+    (0.0..=f64::from(MAX_POSITION)).contains(&value) && value.fract() == 0.0
 }

@@ -42,7 +42,7 @@ impl HeadMatrix {
         for j in 0..pairs {
             let angle = |member: usize| -> Result<f64> {
                 let (axis, inv_freq) = lane(spec, j, member, seq_len)?;
-                Ok(f64::from(positions.axis(axis)[token]) * inv_freq)
+                Ok(positions.value(axis, token) * inv_freq)
             };
             let (first, second) = (angle(0)?, angle(1)?);
             let ([in1, in2], [out1, out2]) = pair_channels(spec.pairing(), rotary_dim, j);
@@ -141,6 +141,11 @@ fn lane(spec: &RotarySpec, j: usize, member: usize, seq_len: Option<u64>) -> Res
             let (axis, i) = section_of(sections, j, 1);
             let of_axis = spec.frequencies().inv_freq(2 * sections[axis], seq_len)?;
             Ok((axis, of_axis[i]))
+        }
+        AxisLayout::Lanes(lanes) => {
+            let lane = lanes[(j + member * pairs) % lanes.len()];
+            let inv_freq = spec.inv_freq(seq_len)?[lane.frequency as usize];
+            Ok((usize::from(lane.axis), inv_freq))
         }
         AxisLayout::PerChannel(sections) => whole(section_of(sections, j + member * pairs, 2).0),
     }

@@ -591,9 +591,9 @@ fn gather<A: Real>(
     let columns = map.frequency_count();
     let rows: [&[A]; crate::MAX_AXES] = std::array::from_fn(|axis| {
         let axis = axis.min(positions.axis_count() - 1);
-        table
-            .row(positions.axis(axis)[token] as usize)
-            .unwrap_or(&[])
+        // `Rotator::new` has checked that the positions are ids, and rows of the table.
+        let id = positions.axis(axis).map(|ids| ids[token]);
+        id.ok().and_then(|id| table.row(id as usize)).unwrap_or(&[])
     });
     let (cos, sin) = row.split_at_mut(map.lanes().len());
     for ((lane, cos), sin) in map.lanes().iter().zip(cos).zip(sin) {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, RopeError};
 use crate::frequencies::Frequencies;
-use crate::lanes::LaneMap;
+use crate::lanes::{Lane, LaneMap};
 
 /// The widest head that the kernels index.
 pub const MAX_HEAD_DIM: usize = 1 << 16;
@@ -73,13 +73,17 @@ pub enum AxisLayout {
     /// members of a pair may follow different axes: not a rotation then (HunyuanVL
     /// `[16, 16, 16, 16]`).
     PerChannel(Vec<usize>),
+    /// The lanes as they are, one per pair, or one per channel: all first members of the pairs,
+    /// then all second ones (not a rotation then, unless they agree). A lane may take any frequency,
+    /// one that others take too (Pixtral, V-JEPA 2).
+    Lanes(Vec<Lane>),
 }
 
 impl AxisLayout {
-    /// The sections; none for [`AxisLayout::Single`].
+    /// The sections; none for [`AxisLayout::Single`] and [`AxisLayout::Lanes`].
     pub fn sections(&self) -> &[usize] {
         match self {
-            Self::Single => &[],
+            Self::Single | Self::Lanes(_) => &[],
             Self::Contiguous(s)
             | Self::Striped(s)
             | Self::Ernie(s)
@@ -92,7 +96,13 @@ impl AxisLayout {
 
     /// The number of position axes.
     pub fn axis_count(&self) -> usize {
-        self.sections().len().max(1)
+        match self {
+            Self::Lanes(lanes) => {
+                let highest = lanes.iter().map(|lane| lane.axis).max();
+                usize::from(highest.unwrap_or(0)) + 1
+            }
+            _ => self.sections().len().max(1),
+        }
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -105,6 +115,7 @@ impl AxisLayout {
             Self::PerAxis(_) => "AxisLayout::PerAxis",
             Self::PerAxisStriped(_) => "AxisLayout::PerAxisStriped",
             Self::PerChannel(_) => "AxisLayout::PerChannel",
+            Self::Lanes(_) => "AxisLayout::Lanes",
         }
     }
 }
@@ -301,7 +312,7 @@ impl RotarySpec {
     pub fn axis_count(&self) -> usize {
         self.axis_layout.axis_count()
     }
-    /// Theta and its scaling.
+    /// Theta and its scaling, or a list.
     pub fn frequencies(&self) -> &Frequencies {
         &self.frequencies
     }
@@ -376,7 +387,7 @@ impl RotarySpecBuilder {
         self.frequencies = None;
         self
     }
-    /// Scaled frequencies.
+    /// Scaled frequencies, or a list of them.
     pub fn frequencies(mut self, frequencies: Frequencies) -> Self {
         self.frequencies = Some(frequencies);
         self.theta = None;
@@ -392,12 +403,18 @@ impl RotarySpecBuilder {
     ///
     /// # Errors
     /// Those of [`Geometry::new`], [`RopeError::SectionCount`], [`RopeError::SectionSum`],
-    /// [`RopeError::SectionsNotRealisable`], [`RopeError::Theta`], [`RopeError::AttentionScaling`].
+    /// [`RopeError::SectionsNotRealisable`], [`RopeError::LaneCount`],
+    /// [`RopeError::LaneOutOfRange`], [`RopeError::FrequencyCount`], [`RopeError::Theta`],
+    /// [`RopeError::AttentionScaling`].
     pub fn build(self) -> Result<RotarySpec> {
         let rotary_dim = self
             .rotary_dim
             .unwrap_or_else(|| self.head_dim.saturating_sub(self.rotary_offset));
-        let per_channel = matches!(self.axis_layout, AxisLayout::PerChannel(_));
+        let per_channel = match &self.axis_layout {
+            AxisLayout::PerChannel(_) => true,
+            AxisLayout::Lanes(lanes) => lanes.len() == rotary_dim,
+            _ => false,
+        };
         let geometry = Geometry::new(
             self.head_dim,
             rotary_dim,
@@ -405,11 +422,12 @@ impl RotarySpecBuilder {
             self.pairing,
             per_channel,
         )?;
-        let lane_map = LaneMap::new(&self.axis_layout, geometry.pairs())?;
         let frequencies = match self.frequencies {
             Some(frequencies) => frequencies,
             None => Frequencies::new(self.theta.unwrap_or(10_000.0))?,
         };
+        let listed = frequencies.listed_count();
+        let lane_map = LaneMap::new(&self.axis_layout, geometry.pairs(), listed)?;
         let attention_scaling = self
             .attention_scaling
             .unwrap_or_else(|| frequencies.attention_scaling());

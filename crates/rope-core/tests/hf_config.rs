@@ -18,7 +18,7 @@ fn check(name: &str, spec: &RotarySpec, expected: Expected) {
         spec.rotary_dim(),
         spec.pairing(),
         spec.axis_layout().clone(),
-        spec.frequencies().theta(),
+        spec.frequencies().theta().expect("a progression"),
     );
     assert_eq!(found, expected, "{name}");
 }

@@ -31,7 +31,8 @@ fn contradiction(config: &Value) -> [String; 2] {
 fn frequencies(specs: &LayerSpecs, name: &str) -> (f64, Scaling) {
     let spec = specs.named(name).unwrap_or_else(|| panic!("no {name}"));
     let frequencies = spec.frequencies();
-    (frequencies.theta(), frequencies.scaling().clone())
+    let theta = frequencies.theta().expect("a progression");
+    (theta, frequencies.scaling().clone())
 }
 
 fn rotating(config: &Value) -> Vec<bool> {

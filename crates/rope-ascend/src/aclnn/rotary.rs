@@ -190,10 +190,11 @@ impl MropeAngles {
                 bytes.extend(float_bytes(dtype, sign * value).unwrap_or_default());
             }
         }
-        let ids: Vec<i64> = (0..axes)
-            .flat_map(|axis| positions.axis(axis).iter().cycle().take(tokens))
-            .map(|id| i64::from(*id))
-            .collect();
+        let mut ids: Vec<i64> = Vec::with_capacity(axes * tokens);
+        for axis in 0..axes {
+            let of_axis = positions.axis(axis)?.iter().cycle();
+            ids.extend(of_axis.take(tokens).map(|id| i64::from(*id)));
+        }
         Ok(Self {
             table: stream.upload(&bytes)?,
             dtype,

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use rope_core::{
     CosSinTable, Direction, Element, HeadsLayout, HeadsMut, HeadsRef, InstructionSet, Operand,
-    Parallelism, Real, RopeError, Rotator, TokenAngles,
+    Parallelism, Positions, Real, RopeError, Rotator, TokenAngles,
 };
 
 use super::{Case, Engine, EngineError};
@@ -14,7 +14,7 @@ use crate::buffer::{Buffer, DType};
 pub enum AngleSource {
     /// Rows per token.
     Tokens,
-    /// A table, by position id. Positions beyond its budget go by rows.
+    /// A table, by position id. Real positions, and those beyond its budget, go by rows.
     Table,
 }
 
@@ -92,7 +92,7 @@ impl Cpu {
         let tokens;
         let mut table;
         let angles = match self.angles {
-            AngleSource::Table if case.positions.highest() < 1 << 18 => {
+            AngleSource::Table if has_table(&case.positions) => {
                 table = CosSinTable::<E::Acc>::new(&case.spec, case.seq_len)?;
                 table.grow_to(case.positions.highest())?;
                 rope_core::Angles::Table {
@@ -114,6 +114,11 @@ impl Cpu {
         rotator.apply(direction, placed_q.operand()?, k_operand)?;
         Ok((wrap(placed_q.result()), placed_k.map(|k| wrap(k.result()))))
     }
+}
+
+/// Whether a table of moderate size has rows for these positions.
+fn has_table(positions: &Positions) -> bool {
+    positions.are_ids() && positions.highest() < 1 << 18
 }
 
 /// A tensor laid out as a case asks: with gaps between its rows or without, with a

@@ -111,9 +111,11 @@ impl GoldenVectors {
     /// The largest angle of an f64 table, in radians, times the roundings in it.
     fn angle_error(&self) -> Result<f64, RopeError> {
         let inv_freq = self.case.spec.inv_freq(self.case.seq_len)?;
-        let fastest = inv_freq.into_iter().fold(0.0, f64::max);
-        let highest = f64::from(self.case.positions.highest());
-        Ok(ANGLE_ROUNDINGS * unit(DType::F64) * highest * fastest)
+        let fastest = largest(inv_freq.into_iter());
+        let positions = &self.case.positions;
+        let of_axis = |axis| (0..positions.tokens()).map(move |token| positions.value(axis, token));
+        let farthest = largest((0..positions.axis_count()).flat_map(of_axis));
+        Ok(ANGLE_ROUNDINGS * unit(DType::F64) * farthest * fastest)
     }
 
     /// The bound of each row (head of a token) of a tensor.

@@ -35,8 +35,6 @@ pub(crate) struct Values {
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Floats,
-    Integers,
-    #[cfg(feature = "models")]
     Numbers,
 }
 
@@ -45,8 +43,6 @@ impl Kind {
         let is_integer = matches!(dtype, Dtype::I64 | Dtype::I32);
         match self {
             Self::Floats => !is_integer,
-            Self::Integers => is_integer,
-            #[cfg(feature = "models")]
             Self::Numbers => true,
         }
     }
@@ -54,8 +50,6 @@ impl Kind {
     fn expected(self) -> &'static str {
         match self {
             Self::Floats => "F64, F32, F16 or BF16",
-            Self::Integers => "I64 or I32",
-            #[cfg(feature = "models")]
             Self::Numbers => "I64, I32, F64, F32, BF16 or F16",
         }
     }
@@ -169,6 +163,10 @@ impl Values {
             values,
             dtype: view.dtype(),
         })
+    }
+
+    pub(crate) fn is_integer(&self) -> bool {
+        matches!(self.dtype, Dtype::I64 | Dtype::I32)
     }
 
     /// The type in which the values were computed.

@@ -79,7 +79,7 @@ impl GoldenVectors {
         let (batch, seq, heads) = dimensions(layout, &q.shape);
         let tokens = file
             .0
-            .find("position_ids", Kind::Integers)?
+            .find("position_ids", Kind::Numbers)?
             .ok_or_else(|| file.0.missing("position_ids", "every comparison"))?;
         let positions = positions(tokens, spec.axis_count(), layout, batch, seq)?;
         let seq_len = file.number("seq_len", "a number of tokens")?;
@@ -233,7 +233,7 @@ fn dimensions(layout: Layout, shape: &[usize]) -> (usize, usize, usize) {
     }
 }
 
-/// Position ids as `[axes, tokens]`, from any of the shapes that the field keeps them in.
+/// Positions as `[axes, tokens]`, from any of the shapes that the field keeps them in.
 fn positions(
     tokens: &Values,
     axes: usize,
@@ -241,13 +241,21 @@ fn positions(
     batch: usize,
     seq: usize,
 ) -> Result<Positions, GoldenError> {
-    let (ids, shape) = (tokens.integers(), &tokens.shape[..]);
+    let (ids, shape) = (&tokens.values, &tokens.shape[..]);
+    let keep = |values: &[f64]| -> Result<Positions, GoldenError> {
+        Ok(if tokens.is_integer() {
+            let ids: Vec<i64> = values.iter().map(|id| *id as i64).collect();
+            Positions::new(axes, &ids)?
+        } else {
+            Positions::real(axes, values)?
+        })
+    };
     // Vision towers and packed image tokens list the axes of each token.
     if layout == Layout::Tnd && axes > 1 && shape == [seq, axes] {
-        let by_axis: Vec<i64> = (0..axes)
+        let by_axis: Vec<f64> = (0..axes)
             .flat_map(|axis| ids.iter().skip(axis).step_by(axes).copied())
             .collect();
-        return Ok(Positions::new(axes, &by_axis)?);
+        return keep(&by_axis);
     }
     let per_axis = match shape {
         [first, rest @ ..] if *first == axes && !rest.is_empty() => rest,
@@ -263,5 +271,5 @@ fn positions(
         };
         return Err(tokens.misshapen(format!("{expected}, one id per position axis and token")));
     }
-    Ok(Positions::new(axes, &ids)?)
+    keep(ids)
 }

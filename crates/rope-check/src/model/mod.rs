@@ -284,7 +284,7 @@ impl Fixture<'_> {
             }
             let positions = vision_positions(grids, vision.spatial_merge)?;
             let interleaved = (0..positions.tokens())
-                .flat_map(|token| [0, 1].map(|axis| positions.axis(axis)[token] as usize));
+                .flat_map(|token| [0, 1].map(|axis| positions.value(axis, token) as usize));
             let mut orders = vec![
                 ("position_ids", interleaved.collect()),
                 ("cu_seqlens", vision_cu_seqlens(grids)?),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, RopeError};
 
-/// The frequencies of a rotary embedding: `theta` and how it is scaled, validated once.
+/// The frequencies of a rotary embedding: `theta` and how it is scaled, or a list; validated once.
 ///
 /// # Examples
 /// ```
@@ -31,24 +31,33 @@ use crate::error::{Result, RopeError};
 /// Su et al. 2021, RoFormer, section 3.2.2, <https://arxiv.org/abs/2104.09864>; scalings: see
 /// [`Scaling`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Unchecked")]
+#[serde(try_from = "Values", into = "Values")]
 pub struct Frequencies {
-    theta: f64,
-    scaling: Scaling,
+    values: Values,
 }
 
-/// What a serialized [`Frequencies`] holds before its values have been checked.
-#[derive(Deserialize)]
-struct Unchecked {
-    theta: f64,
-    scaling: Scaling,
+/// What a [`Frequencies`] holds, and before it has been checked, what its serialized form says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Values {
+    Progression { theta: f64, scaling: Scaling },
+    List { inv_freq: Vec<f64> },
 }
 
-impl TryFrom<Unchecked> for Frequencies {
+impl TryFrom<Values> for Frequencies {
     type Error = RopeError;
 
-    fn try_from(unchecked: Unchecked) -> Result<Self> {
-        Self::new(unchecked.theta)?.with_scaling(unchecked.scaling)
+    fn try_from(unchecked: Values) -> Result<Self> {
+        match unchecked {
+            Values::Progression { theta, scaling } => Self::new(theta)?.with_scaling(scaling),
+            Values::List { inv_freq } => Self::listed(inv_freq),
+        }
+    }
+}
+
+impl From<Frequencies> for Values {
+    fn from(frequencies: Frequencies) -> Self {
+        frequencies.values
     }
 }
 
@@ -61,29 +70,66 @@ impl Frequencies {
         if !(theta.is_finite() && theta > 0.0) {
             return Err(RopeError::Theta { found: theta });
         }
-        Ok(Self {
-            theta,
-            scaling: Scaling::Default,
-        })
+        let scaling = Scaling::Default;
+        let values = Values::Progression { theta, scaling };
+        Ok(Self { values })
+    }
+
+    /// These frequencies, one per lane of [`AxisLayout::Single`](crate::AxisLayout) and its like,
+    /// or any number that [`AxisLayout::Lanes`](crate::AxisLayout) picks from.
+    ///
+    /// A lane of frequency 0 does not turn; one of a negative frequency turns the other way, as all
+    /// lanes of nanochat do.
+    ///
+    /// # Units
+    /// radians per token, or per unit of real positions
+    /// # Errors
+    /// [`RopeError::Frequency`] if one is NaN or infinite.
+    pub fn listed(inv_freq: Vec<f64>) -> Result<Self> {
+        if let Some(index) = inv_freq.iter().position(|value| !value.is_finite()) {
+            let found = inv_freq[index];
+            return Err(RopeError::Frequency { index, found });
+        }
+        let values = Values::List { inv_freq };
+        Ok(Self { values })
     }
 
     /// The same base under another scaling.
     ///
     /// # Errors
-    /// [`RopeError::ScalingParameter`] if a parameter is outside its range.
+    /// [`RopeError::ScalingParameter`] if a parameter is outside its range;
+    /// [`RopeError::ListScaled`] for a list.
     pub fn with_scaling(self, scaling: Scaling) -> Result<Self> {
-        scaling.validate(self.theta)?;
-        Ok(Self { scaling, ..self })
+        let theta = self.theta().ok_or_else(|| RopeError::ListScaled {
+            rope_type: scaling.rope_type(),
+        })?;
+        scaling.validate(theta)?;
+        let values = Values::Progression { theta, scaling };
+        Ok(Self { values })
     }
 
-    /// The base of the geometric progression of wavelengths.
-    pub fn theta(&self) -> f64 {
-        self.theta
+    /// The base of the geometric progression of wavelengths; none of a list.
+    pub fn theta(&self) -> Option<f64> {
+        match &self.values {
+            Values::Progression { theta, .. } => Some(*theta),
+            Values::List { .. } => None,
+        }
     }
 
-    /// The context-extension scaling.
+    /// The context-extension scaling; [`Scaling::Default`] of a list.
     pub fn scaling(&self) -> &Scaling {
-        &self.scaling
+        match &self.values {
+            Values::Progression { scaling, .. } => scaling,
+            Values::List { .. } => &Scaling::Default,
+        }
+    }
+
+    /// How many are listed.
+    pub(crate) fn listed_count(&self) -> Option<usize> {
+        match &self.values {
+            Values::Progression { .. } => None,
+            Values::List { inv_freq } => Some(inv_freq.len()),
+        }
     }
 
     /// Inverse frequencies of a rotation over `dims` channels: `dims / 2` values, fastest first.
@@ -98,27 +144,40 @@ impl Frequencies {
     /// f64 throughout
     /// # Errors
     /// [`RopeError::OddRotaryDim`] if `dims` is odd or 0; [`RopeError::FactorCount`] if a list of
-    /// LongRoPE does not hold `dims / 2` factors.
+    /// LongRoPE does not hold `dims / 2` factors; [`RopeError::FrequencyCount`] if a list of
+    /// frequencies is of another length.
     pub fn inv_freq(&self, dims: usize, seq_len: Option<u64>) -> Result<Vec<f64>> {
         if dims == 0 || !dims.is_multiple_of(2) {
             return Err(RopeError::OddRotaryDim { found: dims });
         }
-        let mut inv_freq: Vec<f64> = (0..dims / 2)
-            .map(|pair| self.theta.powf(-((2 * pair) as f64) / dims as f64))
-            .collect();
-        self.scaling.apply(&mut inv_freq, self.theta, seq_len)?;
-        Ok(inv_freq)
+        let pairs = dims / 2;
+        match &self.values {
+            Values::Progression { theta, scaling } => {
+                let unscaled = |pair| theta.powf(-((2 * pair) as f64) / dims as f64);
+                let mut inv_freq: Vec<f64> = (0..pairs).map(unscaled).collect();
+                scaling.apply(&mut inv_freq, *theta, seq_len)?;
+                Ok(inv_freq)
+            }
+            Values::List { inv_freq } if inv_freq.len() == pairs => Ok(inv_freq.clone()),
+            Values::List { inv_freq } => Err(RopeError::FrequencyCount {
+                expected: pairs,
+                found: inv_freq.len(),
+            }),
+        }
     }
 
     /// The factor on cos and sin that goes with the scaling: 1 except under YaRN and LongRoPE.
     ///
     /// It multiplies the rotated values, and so their gradients, once each for q and k.
     pub fn attention_scaling(&self) -> f64 {
-        self.scaling.attention_scaling()
+        self.scaling().attention_scaling()
     }
 
     /// Whether the frequencies change with the length of the sequence.
     pub fn depends_on_seq_len(&self) -> bool {
-        matches!(self.scaling, Scaling::Dynamic { .. } | Scaling::LongRope(_))
+        matches!(
+            self.scaling(),
+            Scaling::Dynamic { .. } | Scaling::LongRope(_)
+        )
     }
 }

@@ -107,7 +107,8 @@ impl RopeParameters {
     }
 
     pub(super) fn theta(&self) -> f64 {
-        self.frequencies.theta()
+        // No configuration lists its frequencies.
+        self.frequencies.theta().unwrap_or(f64::NAN)
     }
 
     /// Parameters of a configuration without such an object.

@@ -63,8 +63,8 @@ fn check(grid: [usize; 3], merge: usize) -> Result<[usize; 3], PositionIdsError>
 /// use rope_core::position_ids::vision_positions;
 ///
 /// let positions = vision_positions(&[[1, 2, 4]], 2)?;
-/// assert_eq!(positions.axis(0), [0, 0, 1, 1, 0, 0, 1, 1]);
-/// assert_eq!(positions.axis(1), [0, 1, 0, 1, 2, 3, 2, 3]);
+/// assert_eq!(positions.axis(0)?, [0, 0, 1, 1, 0, 0, 1, 1]);
+/// assert_eq!(positions.axis(1)?, [0, 1, 0, 1, 2, 3, 2, 3]);
 /// # Ok::<(), rope_core::RopeError>(())
 /// ```
 pub fn vision_positions(grids: &[[usize; 3]], merge: usize) -> Result<Positions> {

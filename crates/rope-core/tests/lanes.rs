@@ -1,0 +1,193 @@
+//! Rotations as data: lanes, lists of frequencies, real positions. Expected values are written out
+//! from the formulas.
+
+use rope_core::{
+    AxisLayout, CosSinTable, Frequencies, Lane, Positions, RopeError, RotarySpec, Scaling,
+    TokenAngles,
+};
+
+fn lanes(of: &[(u8, u32)]) -> AxisLayout {
+    let lane = |(axis, frequency): &(u8, u32)| Lane {
+        axis: *axis,
+        frequency: *frequency,
+    };
+    AxisLayout::Lanes(of.iter().map(lane).collect())
+}
+
+fn spec(head_dim: usize, axes: AxisLayout, inv_freq: &[f64]) -> Result<RotarySpec, RopeError> {
+    let frequencies = Frequencies::listed(inv_freq.to_vec())?;
+    RotarySpec::builder(head_dim)
+        .axes(axes)
+        .frequencies(frequencies)
+        .build()
+}
+
+/// cos, then sin, of each angle in turn.
+fn cos_sin(angles: &[f64]) -> Vec<f64> {
+    let cos = angles.iter().map(|angle| angle.cos());
+    cos.chain(angles.iter().map(|angle| angle.sin())).collect()
+}
+
+#[test]
+fn lanes_take_any_axis_and_any_frequency() {
+    // Height takes every other frequency from the first on, width from the second; as Pixtral.
+    let axes = lanes(&[(0, 0), (0, 2), (1, 1), (1, 3)]);
+    let spec = RotarySpec::builder(8).axes(axes).theta(16.0).build();
+    let spec = spec.expect("valid");
+    assert_eq!(spec.axis_count(), 2);
+    assert!(!spec.geometry().per_channel());
+    let positions = Positions::new(2, &[3, 5]).expect("valid");
+    let found = TokenAngles::<f64>::new(&spec, &positions, None).expect("valid");
+    assert_eq!(
+        found.rows(),
+        cos_sin(&[3.0, 3.0 * 0.25, 5.0 * 0.5, 5.0 * 0.125])
+    );
+}
+
+#[test]
+fn a_list_may_hold_zeros_and_negative_frequencies() {
+    let spec = spec(6, AxisLayout::Single, &[0.5, 0.0, -2.0]).expect("valid");
+    let positions = Positions::text(1, 7, 1).expect("valid");
+    let found = TokenAngles::<f64>::new(&spec, &positions, None).expect("valid");
+    assert_eq!(found.rows(), cos_sin(&[3.5, 0.0, -14.0]));
+    assert_eq!((found.rows()[1], found.rows()[4]), (1.0, 0.0));
+    let mut table = CosSinTable::<f64>::new(&spec, None).expect("valid");
+    table.grow_to(7).expect("small");
+    let gathered = TokenAngles::gather(&table, &positions).expect("valid");
+    assert_eq!(gathered.rows(), found.rows());
+}
+
+#[test]
+fn lanes_per_channel_may_share_a_short_list() {
+    // The members of a pair turn by different angles; as V-JEPA 2.
+    let axes = lanes(&[(0, 0), (0, 0), (0, 1), (0, 1)]);
+    let spec = spec(4, axes, &[1.0, 0.1]).expect("valid");
+    assert!(spec.geometry().per_channel());
+    let positions = Positions::text(1, 2, 1).expect("valid");
+    let found = TokenAngles::<f64>::new(&spec, &positions, None).expect("valid");
+    assert_eq!(found.rows(), cos_sin(&[2.0, 2.0, 0.2, 0.2]));
+}
+
+#[test]
+fn real_positions_are_exact_far_out_and_close_in() {
+    let spec = spec(4, AxisLayout::Single, &[1.0, 0.5]).expect("valid");
+    let values = [6.5, -3.25, 1e-3, 0.0, 2f64.powi(31), -(2f64.powi(31)) + 0.5];
+    let positions = Positions::real(1, &values).expect("valid");
+    assert!(!positions.are_ids());
+    assert_eq!(positions.highest(), 1 << 31);
+    let found = TokenAngles::<f64>::new(&spec, &positions, None).expect("valid");
+    for (row, value) in found.rows().chunks(4).zip(values) {
+        assert_eq!(row, cos_sin(&[value, 0.5 * value]));
+    }
+    // A token at 0 does not turn.
+    assert_eq!(&found.rows()[12..16], [1.0, 1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn real_positions_that_are_ids_are_ids() {
+    let ids = Positions::new(2, &[0, 1, 2, 1 << 31]).expect("valid");
+    let real = Positions::real(2, &[0.0, 1.0, 2.0, 2f64.powi(31)]).expect("valid");
+    assert_eq!(ids, real);
+}
+
+#[test]
+fn wrong_positions_are_refused() {
+    let out = 2f64.powi(31) + 1.0;
+    for (value, axis, token) in [(f64::NAN, 0, 1), (f64::INFINITY, 1, 0), (-out, 1, 1)] {
+        let mut values = [0.5; 4];
+        values[2 * axis + token] = value;
+        let error = Positions::real(2, &values).expect_err("refused");
+        let RopeError::RealPositionOutOfRange {
+            found,
+            axis: at_axis,
+            token: at_token,
+        } = error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!(found.to_bits(), value.to_bits());
+        assert_eq!((at_axis, at_token), (axis, token));
+    }
+    assert!(matches!(
+        Positions::real(2, &[0.5; 3]),
+        Err(RopeError::PositionShape { ids: 3, axes: 2 })
+    ));
+    // A table has no rows for them.
+    let spec = RotarySpec::builder(4).build().expect("valid");
+    let positions = Positions::real(1, &[1.0, 6.5]).expect("valid");
+    let mut table = CosSinTable::<f32>::new(&spec, None).expect("valid");
+    table.grow_to(positions.highest()).expect("small");
+    let refused = RopeError::PositionNotId {
+        found: 6.5,
+        axis: 0,
+        token: 1,
+    };
+    assert_eq!(
+        TokenAngles::gather(&table, &positions).expect_err("refused"),
+        refused
+    );
+    assert_eq!(positions.axis(0), Err(refused));
+}
+
+#[test]
+fn wrong_lanes_and_lists_are_refused() {
+    let refused = |axes, inv_freq: &[f64]| spec(4, axes, inv_freq).expect_err("refused");
+    assert_eq!(
+        refused(lanes(&[(0, 0); 3]), &[1.0, 0.1]),
+        RopeError::LaneCount { found: 3, pairs: 2 }
+    );
+    assert_eq!(
+        refused(lanes(&[(0, 0), (4, 0)]), &[1.0, 0.1]),
+        RopeError::LaneOutOfRange {
+            lane: 1,
+            what: "axis",
+            found: 4,
+            limit: 4
+        }
+    );
+    assert_eq!(
+        refused(lanes(&[(0, 2), (0, 0)]), &[1.0, 0.1]),
+        RopeError::LaneOutOfRange {
+            lane: 0,
+            what: "frequency",
+            found: 2,
+            limit: 2
+        }
+    );
+    let count = |expected, found| RopeError::FrequencyCount { expected, found };
+    assert_eq!(refused(AxisLayout::Single, &[1.0]), count(2, 1));
+    assert_eq!(
+        refused(AxisLayout::PerAxis(vec![1, 1]), &[1.0, 0.1]),
+        count(1, 2)
+    );
+    assert!(matches!(
+        refused(AxisLayout::Single, &[1.0, f64::NAN]),
+        RopeError::Frequency { index: 1, .. }
+    ));
+    let list = Frequencies::listed(vec![1.0]).expect("valid");
+    assert_eq!(
+        list.with_scaling(Scaling::Linear { factor: 2.0 }),
+        Err(RopeError::ListScaled {
+            rope_type: "linear"
+        })
+    );
+}
+
+#[test]
+fn lanes_and_lists_survive_serialization_and_are_checked_on_the_way_back() {
+    let spec = spec(4, lanes(&[(1, 0), (0, 1)]), &[1.0, -0.1]).expect("valid");
+    let json = serde_json::to_string(&spec).expect("serializes");
+    let back: RotarySpec = serde_json::from_str(&json).expect("valid");
+    assert_eq!(back, spec);
+    let wrong = json.replace("\"axis\":1", "\"axis\":9");
+    assert_ne!(wrong, json);
+    let error = serde_json::from_str::<RotarySpec>(&wrong).expect_err("refused");
+    assert!(error.to_string().contains("lane 0 names axis 9"), "{error}");
+    // As written before lists were there.
+    let plain = RotarySpec::builder(4).build().expect("valid");
+    let json = serde_json::to_string(plain.frequencies()).expect("serializes");
+    assert_eq!(
+        json,
+        r#"{"theta":10000.0,"scaling":{"rope_type":"default"}}"#
+    );
+}
