@@ -8,7 +8,7 @@ use super::fields::{Fields, parse};
 use super::layers::LayerSpecs;
 use super::parameters::{RopeContext, RopeParameters};
 use crate::error::Result;
-use crate::frequencies::Scaling;
+use crate::frequencies::{Frequencies, Scaling};
 use crate::spec::{AxisLayout, Pairing, RotarySpec};
 
 /// Layers that do not attend, and so do not rotate.
@@ -131,6 +131,7 @@ impl LayerSpecs {
         for level in &levels {
             check_position_embedding(family, level)?;
         }
+        check_condition(family, config)?;
 
         let stated_theta = config.first(&["rope_theta", "rotary_emb_base"], Fields::number)?;
         let context = RopeContext {
@@ -139,7 +140,7 @@ impl LayerSpecs {
             original_max_position_embeddings: config.count("original_max_position_embeddings")?,
         };
         let head_dim = head_dim(family, config, &["hidden_size", "n_embd", "d_model"])?;
-        let full_head_dim = config.size("global_head_dim")?.or(family.full_head_dim);
+        let full_head_dim = full_head_dim(family, config)?;
         let rotations = rotations(family, config, context)?;
         agree_with_outer(family, &levels, config, context, &rotations)?;
         let spec = |rotation: Rotation| -> Result<(String, RotarySpec)> {
@@ -196,7 +197,18 @@ fn find_family(component: Component, levels: &[Fields]) -> Result<&'static Famil
         None if found.is_empty() => {
             Err(levels[0].missing("model_type", "the choice of pairing and axis layout"))
         }
-        None => Err(ConfigError::UnknownModelType { found, component }),
+        None => {
+            let refusal = |name: &String| {
+                let reason = Family::refusal(name)?;
+                Some((name.clone(), reason))
+            };
+            Err(match found.iter().find_map(refusal) {
+                Some((model_type, reason)) => {
+                    ConfigError::UnsupportedModelType { model_type, reason }
+                }
+                None => ConfigError::UnknownModelType { found, component },
+            })
+        }
     }
 }
 
@@ -224,6 +236,50 @@ fn check_position_embedding(family: &Family, level: &Fields) -> Result<(), Confi
         "rope" | "rotary" | "yarn" | "mrope" | "xdrope" => Ok(()),
         _ => Err(ConfigError::NotRotary { stated }),
     }
+}
+
+/// The row must hold for this configuration.
+fn check_condition(family: &Family, config: &Fields) -> Result<(), ConfigError> {
+    let Some(condition) = &family.condition else {
+        return Ok(());
+    };
+    let (key, reason) = (condition.key, condition.otherwise);
+    match condition.flag {
+        None if config.get(key).is_none() => Err(config.missing(key, reason)),
+        Some(flag) if config.flag(key)?.unwrap_or(false) != flag => {
+            Err(ConfigError::UnsupportedModelType {
+                model_type: family.first_model_type().to_owned(),
+                reason,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Channels of the heads of full layers, where they are others: one number for all of them.
+fn full_head_dim(family: &Family, config: &Fields) -> Result<Option<usize>> {
+    let Some(layers) = config.object("per_layer_config")? else {
+        return Ok(config.size("global_head_dim")?.or(family.full_head_dim));
+    };
+    let mut stated: Option<(Stated, usize)> = None;
+    for name in layers.keys() {
+        let Some(layer) = layers.object(name)? else {
+            continue;
+        };
+        let Some(found) = layer.size("head_dim")? else {
+            continue;
+        };
+        let says = layer.says("head_dim", found);
+        match &stated {
+            Some((first, head_dim)) if *head_dim != found => {
+                let remedy = "full layers must have heads of one width";
+                return Err(ConfigError::contradiction(first.clone(), says, remedy).into());
+            }
+            Some(_) => {}
+            None => stated = Some((says, found)),
+        }
+    }
+    Ok(stated.map(|(_, head_dim)| head_dim))
 }
 
 /// The object that states the scaling, under its new or its old name.
@@ -420,7 +476,12 @@ fn meets<T: PartialEq>(stated: &Option<T>, holds: &Option<T>) -> bool {
 }
 
 fn head_dim(family: &Family, config: &Fields, widths: &[&str]) -> Result<usize, ConfigError> {
-    let keys = ["qk_rope_head_dim", "head_dim", "attention_head_dim"];
+    let keys = [
+        "qk_rope_head_dim",
+        "head_dim",
+        "attention_head_dim",
+        "kv_channels",
+    ];
     if let Some((_, head_dim)) = config.first(&keys, Fields::size)? {
         return Ok(head_dim);
     }
@@ -436,7 +497,13 @@ fn head_dim(family: &Family, config: &Fields, widths: &[&str]) -> Result<usize, 
         config.require(keys[0], stated, needed_by)
     };
     let (width_key, width) = first(widths)?;
-    let (heads_key, heads) = first(&["num_attention_heads", "num_heads", "n_head"])?;
+    let (heads_key, heads) = first(&[
+        "num_attention_heads",
+        "num_heads",
+        "n_head",
+        "n_heads",
+        "decoder_num_attention_heads",
+    ])?;
     if heads == 0 || !width.is_multiple_of(heads) {
         let (left, right) = (config.says(width_key, width), config.says(heads_key, heads));
         let remedy = "the width does not divide into that many heads: state head_dim";
@@ -475,6 +542,15 @@ fn rotary_dim(
         let shown = format!("{channels} of head_dim {head_dim}");
         stated.push((config.says("rotary_dim", shown), share));
     }
+    // Where a part of the head of its own turns, the share is of the whole head.
+    if let (Some(part), Some(whole), [(_, share), ..]) = (
+        config.size("qk_rope_head_dim")?,
+        config.size("head_dim")?,
+        &stated[..],
+    ) && (whole as f64 * share) as usize == part
+    {
+        return Ok(head_dim);
+    }
     if let [(left, first), .., (right, last)] = &stated[..]
         && first != last
     {
@@ -509,10 +585,11 @@ fn build(
         let named = named.unwrap_or(family.first_model_type());
         Stated::new("model_type", format!("{named:?}"))
     };
-    let rotary_dim = rotary_dim(family, config, rope, parameters, head_dim)?;
+    let mut rotary_dim = rotary_dim(family, config, rope, parameters, head_dim)?;
+    let mut frequencies = parameters.frequencies.clone();
     let stated = parameters.mrope_section.clone();
     let axes = match &family.axes {
-        Axes::Single | Axes::PerAxis { .. } if stated.is_some() => {
+        Axes::Single | Axes::PerAxis { .. } | Axes::Lanes { .. } if stated.is_some() => {
             return Err(ConfigError::SectionsOnPlainModel {
                 sections: rope.says("mrope_section", format!("{stated:?}")),
                 model_type: model_type(),
@@ -530,7 +607,11 @@ fn build(
                 Some(key) => rope.sizes(key)?.or(config.sizes(key)?),
                 None => None,
             };
-            let channels = listed.unwrap_or_else(|| channels(head_dim));
+            let channels = listed.unwrap_or_else(|| {
+                let channels = channels(head_dim);
+                rotary_dim = channels.iter().sum();
+                channels
+            });
             if let Some(odd) = channels.iter().find(|channels| !channels.is_multiple_of(2)) {
                 return Err(ConfigError::OddAxis {
                     channels: channels.clone(),
@@ -539,6 +620,31 @@ fn build(
                 .into());
             }
             layout(channels.iter().map(|channels| channels / 2).collect())
+        }
+        Axes::Lanes {
+            rotary_dim: of,
+            frequency_dims,
+            lanes,
+            stated,
+            ..
+        } => {
+            if let Some((key, meant)) = stated
+                && let Some(found) = config.sizes(key)?
+                && found != *meant
+            {
+                let left = config.says(key, format!("{found:?}"));
+                let right = Stated::new("model_type", format!("of {meant:?}"));
+                let remedy = "build it with RotarySpec::builder and AxisLayout::Lanes";
+                return Err(ConfigError::contradiction(left, right, remedy).into());
+            }
+            rotary_dim = of(rotary_dim);
+            let dims = frequency_dims(rotary_dim);
+            if dims != [rotary_dim] {
+                let of_dims = dims.iter().map(|dims| frequencies.inv_freq(*dims, None));
+                let listed: Vec<Vec<f64>> = of_dims.collect::<Result<_>>()?;
+                frequencies = Frequencies::listed(listed.concat())?;
+            }
+            AxisLayout::Lanes(lanes(rotary_dim))
         }
         Axes::Sections {
             layout,
@@ -588,12 +694,51 @@ fn build(
         (Pairing::InterleaveHalf, Some(false)) => Pairing::Half,
         (pairing, _) => pairing,
     };
+    let attention_scaling = parameters.frequencies.attention_scaling();
+    if family.reversed {
+        if frequencies.depends_on_seq_len() {
+            let reason = "it turns the other way, which is said of scaled frequencies only where \
+                          they do not depend on the length";
+            return Err(ConfigError::UnsupportedModelType {
+                model_type: family.first_model_type().to_owned(),
+                reason,
+            }
+            .into());
+        }
+        let inv_freq = frequencies.inv_freq(rotary_dim, None)?;
+        frequencies = Frequencies::listed(inv_freq.iter().map(|value| -value).collect())?;
+    }
     RotarySpec::builder(head_dim)
         .rotary_dim(rotary_dim)
         .pairing(pairing)
         .axes(axes)
-        .frequencies(parameters.frequencies.clone())
+        .frequencies(frequencies)
+        .attention_scaling(attention_scaling)
         .build()
+}
+
+/// For each layer, 1 if its theta is that of the model, and 0 if it is 0: the layer does not turn.
+fn layer_thetas(
+    config: &Fields,
+    specs: &[(String, RotarySpec)],
+) -> Result<Option<Vec<usize>>, ConfigError> {
+    let key = "layer_rope_theta";
+    let Some(thetas) = config.numbers(key)? else {
+        return Ok(None);
+    };
+    let of_model = specs
+        .first()
+        .and_then(|(_, spec)| spec.frequencies().theta());
+    let other = |theta: &&f64| **theta != 0.0 && Some(**theta) != of_model;
+    if let Some(theta) = thetas.iter().find(other) {
+        let shown = of_model.unwrap_or_default();
+        let (left, right) = (config.says(key, theta), config.says("rope_theta", shown));
+        let remedy = "one theta for all layers that turn is supported: build the others with \
+                      RotarySpec::builder";
+        return Err(ConfigError::contradiction(left, right, remedy));
+    }
+    let turns = |theta: &f64| usize::from(*theta != 0.0);
+    Ok(Some(thetas.iter().map(turns).collect()))
 }
 
 /// For each layer, the index of its rotation among `specs`, or none where it does not rotate. Empty
@@ -608,6 +753,20 @@ fn layers(
     let flags = config
         .sizes("no_rope_layers")?
         .filter(|flags| !flags.is_empty());
+    let flags = match layer_thetas(config, specs)? {
+        Some(turning) => Some(turning),
+        None => flags,
+    };
+    let cross = config.sizes("cross_attention_layers")?.unwrap_or_default();
+    let mut unrotated_types: Vec<&str> = match family.unrotated_with {
+        Some(key) if config.get(key).is_none() => Vec::new(),
+        _ => family.unrotated.to_vec(),
+    };
+    if family.null_is_unrotated
+        && let Some(rope) = config.object("rope_parameters")?
+    {
+        unrotated_types.extend(rope.keys().filter(|name| rope.get(name).is_none()));
+    }
     let lens = [
         ("num_hidden_layers", count),
         ("layer_types", types.as_ref().map(Vec::len)),
@@ -658,14 +817,14 @@ fn layers(
     let rotation = |layer: usize| {
         let layer_type = layer_type(layer);
         let is_unrotated =
-            |name: &str| UNROTATED_LAYERS.contains(&name) || family.unrotated.contains(&name);
+            |name: &str| UNROTATED_LAYERS.contains(&name) || unrotated_types.contains(&name);
         // A list of the layers that turn goes before what their types imply.
         let unrotated = match (&flags, no_rope) {
             (Some(flags), _) => flags[layer] == 0,
             (None, Some(every)) => (layer + 1).is_multiple_of(every),
             (None, None) => layer_type.is_some_and(is_unrotated),
         };
-        if unrotated {
+        if unrotated || cross.contains(&layer) {
             return Ok(None);
         }
         let named = |(name, _): &(String, RotarySpec)| name == ALL || Some(&name[..]) == layer_type;

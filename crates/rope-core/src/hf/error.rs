@@ -86,6 +86,17 @@ pub enum ConfigError {
         /// The component asked for.
         component: Component,
     },
+    /// A model that rotates in a way that its specification cannot say, or not at all.
+    #[error(
+        "model type {model_type} is not supported: {reason}; build what it needs with \
+         RotarySpec::builder"
+    )]
+    UnsupportedModelType {
+        /// The model type.
+        model_type: String,
+        /// Why.
+        reason: &'static str,
+    },
     /// A position embedding that is no rotation.
     #[error("{stated} is no rotary embedding; expected \"rope\" or \"mrope\"")]
     NotRotary {

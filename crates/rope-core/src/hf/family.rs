@@ -4,20 +4,23 @@
 //! One row per way of rotating. A new model is a new name in a row, or a new row.
 //!
 //! # Source
-//! The modelling and configuration files of transformers 5.23 and diffusers 0.35, by model type;
-//! ERNIE's `freq_allocation` from the model's own code.
+//! The modelling and configuration files of transformers 5.23.0 and diffusers 0.42.1, by model
+//! type; ERNIE's `freq_allocation` and Kimi-VL's pairing from the models' own code.
+//! `tests/fixtures/generate/rotations.py` compares the rows with what those modules compute, and
+//! lists model types that a newer release adds.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::error::ConfigError;
-use crate::spec::Pairing::{Adjacent, Half, InterleaveHalf};
+use crate::lanes::Lane;
+use crate::spec::Pairing::{Adjacent, Half, InterleaveHalf, Quarter};
 use crate::spec::{AxisLayout, Pairing};
 
 /// Which part of a model rotates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Component {
-    /// The language decoder, or the one transformer of a diffusion model.
+    /// The language model or audio encoder, or the one transformer of a diffusion model.
     Text,
     /// The vision tower.
     Vision,
@@ -68,8 +71,26 @@ pub(super) struct Family {
     pub(super) local: Option<Local>,
     /// Layer types that do not turn in this family alone.
     pub(super) unrotated: &'static [&'static str],
+    /// The key without which those layer types turn all the same.
+    pub(super) unrotated_with: Option<&'static str>,
+    /// Whether layer types whose parameters are null do not turn.
+    pub(super) null_is_unrotated: bool,
+    /// What the configuration must state for the row to hold.
+    pub(super) condition: Option<Condition>,
     /// Every so-many-th layer does not turn, where the configuration does not list them.
     pub(super) no_rope_every: Option<usize>,
+    /// Whether the pairs turn the other way.
+    pub(super) reversed: bool,
+}
+
+/// A key that decides whether a model rotates, and which layers do.
+#[derive(Debug)]
+pub(super) struct Condition {
+    pub(super) key: &'static str,
+    /// The value of a flag, false where not stated; without, the key must be there.
+    pub(super) flag: Option<bool>,
+    /// What it means if it does not hold.
+    pub(super) otherwise: &'static str,
 }
 
 pub(super) const FULL: &str = "full_attention";
@@ -97,6 +118,18 @@ pub(super) enum Axes {
         /// The channels of each axis of a head, where it does not.
         channels: fn(usize) -> Vec<usize>,
     },
+    /// Lanes of the family's own.
+    Lanes {
+        count: usize,
+        /// Rotated channels, of those that the configuration leaves.
+        rotary_dim: fn(usize) -> usize,
+        /// The channels that each run of frequencies is spread over, of those.
+        frequency_dims: fn(usize) -> Vec<usize>,
+        /// Axis and frequency of the lanes of that many rotated channels.
+        lanes: fn(usize) -> Vec<Lane>,
+        /// The key that lists the channels of each axis, and the only list that the lanes are for.
+        stated: Option<(&'static str, &'static [usize])>,
+    },
 }
 
 impl Axes {
@@ -104,7 +137,7 @@ impl Axes {
     pub(super) fn count(&self) -> usize {
         match self {
             Self::Single => 1,
-            Self::Sections { count, .. } => *count,
+            Self::Sections { count, .. } | Self::Lanes { count, .. } => *count,
             Self::PerAxis { channels, .. } => channels(128).len(),
         }
     }
@@ -150,6 +183,17 @@ const LOCAL: Local = Local {
 };
 
 impl Family {
+    /// Why a model type that rotates has no row.
+    pub(super) fn refusal(model_type: &str) -> Option<&'static str> {
+        let named = |names: &str| {
+            names
+                .split_ascii_whitespace()
+                .any(|name| name == model_type)
+        };
+        let found = REFUSED.iter().find(|(names, _)| named(names));
+        found.map(|(_, reason)| *reason)
+    }
+
     pub(super) fn find(component: Component, model_type: &str) -> Option<&'static Self> {
         let families = match component {
             Component::Text => TEXT,
@@ -189,7 +233,48 @@ const fn row(
         pattern: None,
         local: None,
         unrotated: &[],
+        unrotated_with: None,
+        null_is_unrotated: false,
+        condition: None,
         no_rope_every: None,
+        reversed: false,
+    }
+}
+
+/// A row whose layers of some types do not turn.
+const fn unrotated(types: &'static [&'static str], row: Family) -> Family {
+    Family {
+        unrotated: types,
+        ..row
+    }
+}
+
+const fn when(key: &'static str, flag: bool, otherwise: &'static str, row: Family) -> Family {
+    Family {
+        condition: Some(Condition {
+            key,
+            flag: Some(flag),
+            otherwise,
+        }),
+        ..row
+    }
+}
+
+const fn stating(key: &'static str, otherwise: &'static str, row: Family) -> Family {
+    Family {
+        condition: Some(Condition {
+            key,
+            flag: None,
+            otherwise,
+        }),
+        ..row
+    }
+}
+
+const fn partial(share: f64, row: Family) -> Family {
+    Family {
+        partial_rotary_factor: share,
+        ..row
     }
 }
 
@@ -219,16 +304,138 @@ const fn per_axis(
     }
 }
 
+fn lane(axis: usize, frequency: usize) -> Lane {
+    Lane {
+        axis: axis as u8,
+        frequency: frequency as u32,
+    }
+}
+
+/// Two axes with frequencies of their own, the second axis first.
+const SECOND_AXIS_FIRST: Axes = Axes::Lanes {
+    count: 2,
+    rotary_dim: |head_dim| head_dim,
+    frequency_dims: |rotary_dim| vec![rotary_dim / 2],
+    lanes: |rotary_dim| {
+        let of_axis = |axis| (0..rotary_dim / 4).map(move |i| lane(axis, i));
+        of_axis(1).chain(of_axis(0)).collect()
+    },
+    stated: None,
+};
+
 static TEXT: &[Family] = &[
     row(
         "llama mistral qwen2 qwen2_moe qwen3_moe phi3 phi4_multimodal olmo olmo2 starcoder2
-         granite hunyuan_v1_dense hunyuan_v1_moe",
+         granite hunyuan_v1_dense hunyuan_v1_moe arcee aria_text chameleon deepseek_ocr2_encoder
+         deepseek_ocr2_text diffllama doge dots1 esmc eurobert falcon_h1 gpt_neox_japanese
+         gradium_phonon_tts granite4_vision_text granite_docling_text granitemoe granitemoeshared
+         hyperclovax idefics jais2 jetmoe lasr_encoder mimi mimi_decoder mimi_encoder moshi
+         kyutai_speech_to_text olmoe pocket_tts pocket_tts_audio_tokenizer
+         pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder
+         unlimited_ocr_text",
         Half,
         Some(1e4),
         None,
     ),
-    row("qwen3", Half, Some(1e4), Some(128)),
-    row("gemma gemma2", Half, Some(1e4), Some(256)),
+    row(
+        "qwen3 dia_decoder dia_encoder hrm_text internlm3 iquestcoder molmo2_text
+         qwen3_omni_moe_talker_code_predictor seed_oss",
+        Half,
+        Some(1e4),
+        Some(128),
+    ),
+    row(
+        "gemma gemma2 t5_gemma_module vaultgemma",
+        Half,
+        Some(1e4),
+        Some(256),
+    ),
+    row(
+        "neucodec voxtral_realtime_encoder xcodec2 hy_v4",
+        Half,
+        Some(1e4),
+        Some(64),
+    ),
+    row("timesfm2_5", Half, Some(1e4), Some(80)),
+    row("minicpm3", Half, Some(1e4), Some(32)),
+    row("nomic_bert", Half, Some(1e3), None),
+    row("jina_embeddings_v3", Half, Some(2e4), None),
+    row("gte", Half, Some(160_000.0), None),
+    row(
+        "bitnet csm csm_depth_decoder_model evolla flex_olmo mllama_text_model",
+        Half,
+        Some(500_000.0),
+        None,
+    ),
+    row("muse_glimmer_assistant", Half, Some(500_000.0), Some(128)),
+    row(
+        "emu3_text_model lfm2 lfm2_moe minimax",
+        Half,
+        Some(1e6),
+        None,
+    ),
+    row("solar_open", Half, Some(1e6), Some(128)),
+    row("minimax_m2", Half, Some(5e6), Some(128)),
+    row("hy_v3", Half, Some(11_158_840.0), Some(128)),
+    // Their thetas, or the scalings that they fall back to, are not known from the class alone, or
+    // older configurations keep them under other names: they must be stated.
+    row(
+        "apertus dbrx olmo_hybrid phimoe voxtral_realtime_text modernbert modernbert-decoder
+         ultrabert",
+        Half,
+        None,
+        None,
+    ),
+    row(
+        "cwm higgs_audio_v2 laguna lfm3 mellum step3p5 zaya",
+        Half,
+        None,
+        Some(128),
+    ),
+    Family {
+        null_is_unrotated: true,
+        ..row("beam", Half, None, Some(128))
+    },
+    row("t5gemma2_text t5gemma2_decoder", Half, None, Some(256)),
+    partial(0.334, row("mimo_v2_flash", Half, None, Some(192))),
+    unrotated(&[FULL], row("afmoe flint", Half, Some(1e4), Some(128))),
+    Family {
+        unrotated_with: Some("sliding_window"),
+        ..unrotated(&[FULL], row("exaone4 exaone_moe", Half, Some(1e4), None))
+    },
+    Family {
+        unrotated_with: Some("sliding_window"),
+        ..unrotated(&[FULL], row("kolibri1", Half, Some(1e4), Some(128)))
+    },
+    when(
+        "alibi",
+        false,
+        "its attention takes biases instead of turning",
+        row("falcon", Half, Some(1e4), None),
+    ),
+    when(
+        "use_mem_rope",
+        true,
+        "its attention does not turn",
+        row("zamba2", Half, Some(1e4), None),
+    ),
+    stating(
+        "position_embedding_type",
+        "the choice of whether its attention turns",
+        row("granitemoehybrid esm", Half, Some(1e4), None),
+    ),
+    // A list of zeros and thetas, one a layer.
+    row("granite_swa granitemoe_swa", Half, Some(1e4), None),
+    stating(
+        "layer_rope_theta",
+        "the choice of the layers that turn",
+        row("muse_glimmer_text", Half, Some(1e4), Some(128)),
+    ),
+    stating(
+        "layer_rope_theta",
+        "the choice of the layers that turn",
+        row("muse_spark_text", Half, None, Some(64)),
+    ),
     row("mixtral ministral", Half, None, None),
     row("ministral3", Half, None, Some(128)),
     row("gpt_oss", Half, Some(150_000.0), Some(64)),
@@ -244,7 +451,12 @@ static TEXT: &[Family] = &[
     },
     Family {
         full_head_dim: Some(512),
-        ..row("gemma4 gemma4_text", Half, None, Some(256))
+        ..row(
+            "gemma4 gemma4_text gemma4_unified_text diffusion_gemma_text embedding_gemma2_text",
+            Half,
+            None,
+            Some(256),
+        )
     },
     // Transformers 4 and 5 fall back to different thetas, so the configuration must state it.
     Family {
@@ -261,7 +473,13 @@ static TEXT: &[Family] = &[
     },
     Family {
         partial_rotary_factor: 0.5,
-        ..row("phi persimmon nemotron glm4_moe", Half, Some(1e4), None)
+        ..row(
+            "phi persimmon nemotron glm4_moe bamba dots3_note_audio_encoder glmasr_encoder
+             nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp",
+            Half,
+            Some(1e4),
+            None,
+        )
     },
     Family {
         partial_rotary_factor: 0.25,
@@ -272,7 +490,21 @@ static TEXT: &[Family] = &[
         pattern: Some(LINEAR_BETWEEN),
         ..row("qwen3_next", Half, None, Some(256))
     },
-    row("deepseek_v3 kimi_k2", InterleaveHalf, Some(1e4), Some(64)),
+    partial(0.5, row("recurrent_gemma", Half, Some(1e4), Some(256))),
+    row(
+        "deepseek_v3 kimi_k2 deepseek_v32 axk1 glm4_moe_lite glm_moe_dsa youtu",
+        InterleaveHalf,
+        Some(1e4),
+        Some(64),
+    ),
+    row("axk2", InterleaveHalf, Some(1e4), Some(32)),
+    row("longcat_flash", InterleaveHalf, Some(1e7), Some(64)),
+    row(
+        "bailing_hybrid mistral4 dots3_note_text",
+        InterleaveHalf,
+        None,
+        Some(64),
+    ),
     row("deepseek_v2", Adjacent, Some(1e4), Some(64)),
     // As for OLMo 3: 1e4 in transformers 4, 5e5 in 5.
     row("cohere", Adjacent, None, None),
@@ -280,6 +512,32 @@ static TEXT: &[Family] = &[
         pattern: Some(sliding_every(4)),
         unrotated: &[FULL],
         ..row("cohere2", Adjacent, Some(1e4), None)
+    },
+    row(
+        "blt blt_local_encoder blt_local_decoder blt_global_transformer blt_patcher",
+        Adjacent,
+        None,
+        None,
+    ),
+    row("helium", Adjacent, Some(1e5), Some(128)),
+    row("openai_privacy_filter", Adjacent, None, Some(64)),
+    row(
+        "pe_audio_encoder pe_audio_video_encoder pe_video_encoder",
+        Adjacent,
+        Some(2e4),
+        Some(128),
+    ),
+    partial(0.9, row("moonshine", Adjacent, Some(1e4), None)),
+    partial(0.8, row("moonshine_streaming", Adjacent, Some(1e4), None)),
+    when(
+        "rotary_value",
+        false,
+        "it turns values too",
+        row("roformer", Adjacent, Some(1e4), None),
+    ),
+    Family {
+        reversed: true,
+        ..row("nanochat", Half, Some(1e4), None)
     },
     Family {
         rotary_dim: 64,
@@ -333,6 +591,34 @@ static TEXT: &[Family] = &[
         )
     },
     Family {
+        axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], None),
+        ..row("cosmos3_edge_text", Half, Some(1e8), Some(128))
+    },
+    Family {
+        axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], None),
+        null_is_unrotated: true,
+        ..row("cohere_compass_text", Half, None, Some(128))
+    },
+    Family {
+        axes: sections(AxisLayout::Striped, 3, &[11, 11, 10], None),
+        ..row("qwen4_exp_text", Half, Some(1e4), Some(256))
+    },
+    Family {
+        axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], None),
+        ..row("glm_image_text", Half, Some(1e4), None)
+    },
+    // Rows and columns take turns along one progression.
+    Family {
+        axes: Axes::Lanes {
+            count: 2,
+            rotary_dim: |rotary_dim| rotary_dim,
+            frequency_dims: |rotary_dim| vec![rotary_dim],
+            lanes: |rotary_dim| (0..rotary_dim / 2).map(|j| lane(j % 2, j)).collect(),
+            stated: None,
+        },
+        ..row("neomme", Half, None, Some(64))
+    },
+    Family {
         axes: sections(AxisLayout::Striped, 3, &[11, 11, 10], Some(true)),
         partial_rotary_factor: 0.25,
         pattern: Some(LINEAR_BETWEEN),
@@ -355,7 +641,7 @@ static TEXT: &[Family] = &[
         ..row("glm4v_moe glm4v_moe_text", Half, Some(1e4), None)
     },
     Family {
-        axes: sections(AxisLayout::Contiguous, 3, &[16, 24, 24], Some(false)),
+        axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
         ..row("glm_ocr glm_ocr_text", Adjacent, Some(1e4), None)
     },
     Family {
@@ -384,18 +670,52 @@ static TEXT: &[Family] = &[
         axes: per_axis(AxisLayout::PerAxis, Some("axes_dims_rope"), |_| {
             vec![16, 56, 56]
         }),
-        ..row("FluxTransformer2DModel flux", Adjacent, Some(1e4), None)
+        ..row(
+            "FluxTransformer2DModel flux ChromaTransformer2DModel BriaTransformer2DModel
+             BriaFiboTransformer2DModel LongCatImageTransformer2DModel OvisImageTransformer2DModel
+             QwenImageTransformer2DModel",
+            Adjacent,
+            Some(1e4),
+            Some(128),
+        )
     },
     Family {
         axes: per_axis(AxisLayout::PerAxis, Some("rope_axes_dim"), |_| {
             vec![16, 56, 56]
         }),
         ..row(
-            "HunyuanVideoTransformer3DModel hunyuan_video",
+            "HunyuanVideoTransformer3DModel hunyuan_video HunyuanVideo15Transformer3DModel
+             HunyuanVideoFramepackTransformer3DModel",
             Adjacent,
             Some(256.0),
-            None,
+            Some(128),
         )
+    },
+    Family {
+        axes: per_axis(AxisLayout::PerAxis, Some("axes_dims_rope"), |_| vec![32; 4]),
+        ..row("Flux2Transformer2DModel", Adjacent, Some(2e3), Some(128))
+    },
+    Family {
+        axes: per_axis(AxisLayout::PerAxis, Some("axes_dims"), |_| vec![32, 48, 48]),
+        ..row("ZImageTransformer2DModel", Adjacent, Some(256.0), Some(128))
+    },
+    // The angles are doubled side by side, the halves paired: not a rotation.
+    Family {
+        axes: Axes::Lanes {
+            count: 3,
+            rotary_dim: |head_dim| head_dim,
+            frequency_dims: |_| vec![32, 48],
+            lanes: |_| {
+                let of_axis = |(axis, start, count): (usize, usize, usize)| {
+                    (0..count).map(move |i| lane(axis, start + i))
+                };
+                let of_pairs = [(0, 0, 16), (1, 16, 24), (2, 16, 24)].into_iter();
+                let twice = |lane| [lane; 2];
+                of_pairs.flat_map(of_axis).flat_map(twice).collect()
+            },
+            stated: Some(("rope_axes_dim", &[32, 48, 48])),
+        },
+        ..row("ErnieImageTransformer2DModel", Half, Some(256.0), Some(128))
     },
     Family {
         axes: per_axis(AxisLayout::PerAxis, None, |head_dim| {
@@ -417,11 +737,89 @@ static VISION: &[Family] = &[
              qwen3_omni_moe qwen3_omni_moe_thinker qwen3_omni_moe_vision_encoder
              glm4v glm4v_vision glm4v_moe glm4v_moe_vision glm_ocr glm_ocr_vision
              ernie4_5_vl_moe ernie4_5_vl_moe_vision ernie4_5_moe_vl DFNRope_vision_transformer
-             paddleocr_vl paddleocr_vl_vision",
+             paddleocr_vl paddleocr_vl_vision cohere_compass_vision dots3_note_vision_encoder
+             exaone4_5_vision glm5_next_vision mlcd_vision_model muse_glimmer_vision
+             muse_spark_vision qwen4_exp_vision video_llama_3_vision",
             Half,
             Some(1e4),
             None,
         )
+    },
+    Family {
+        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
+        ..row("lfm3_vl_vision", Half, Some(1e6), None)
+    },
+    // Positions are 2 pi times the centre of a patch in [-1, 1]; prefix tokens are at 0.
+    Family {
+        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
+        ..row("dinov3_vit eomt_dinov3 sapiens2", Half, Some(100.0), None)
+    },
+    Family {
+        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
+        ..row("gemma4_vision", Quarter, Some(100.0), Some(64))
+    },
+    // The first axis is the width; ids count from 1, the class token's is 0.
+    Family {
+        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
+        ..row("llama4_vision_model", Adjacent, Some(1e4), None)
+    },
+    Family {
+        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
+        ..row("sam3_vit_model", Adjacent, Some(1e4), None)
+    },
+    Family {
+        axes: SECOND_AXIS_FIRST,
+        ..row("inkling2_vision", Adjacent, Some(1e4), None)
+    },
+    Family {
+        axes: SECOND_AXIS_FIRST,
+        ..row("step3p5_vision", Half, Some(1e4), None)
+    },
+    Family {
+        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| {
+            vec![2 * (head_dim / 6); 3]
+        }),
+        ..row("minimax_m3_vl_vision", Half, Some(1e4), None)
+    },
+    // Height takes every other frequency from the first on, width those between.
+    Family {
+        axes: Axes::Lanes {
+            count: 2,
+            rotary_dim: |head_dim| head_dim,
+            frequency_dims: |rotary_dim| vec![rotary_dim],
+            lanes: |rotary_dim| {
+                let half = rotary_dim / 4;
+                let of_axis = |axis| (0..half).map(move |i| lane(axis, 2 * i + axis));
+                of_axis(0).chain(of_axis(1)).collect()
+            },
+            stated: None,
+        },
+        ..row("pixtral", Half, Some(1e4), Some(64))
+    },
+    // Channel c of an axis turns at frequency c mod half of its channels, so the members of an
+    // adjacent pair have angles of their own.
+    Family {
+        axes: Axes::Lanes {
+            count: 3,
+            rotary_dim: |head_dim| 6 * (head_dim / 6),
+            frequency_dims: |rotary_dim| vec![rotary_dim / 3],
+            lanes: |rotary_dim| {
+                let (pairs, of_axis) = (rotary_dim / 2, rotary_dim / 6);
+                let channel = |c: usize| {
+                    let (pair, member) = (c % pairs, c / pairs);
+                    lane(pair / of_axis, (2 * (pair % of_axis) + member) % of_axis)
+                };
+                (0..rotary_dim).map(channel).collect()
+            },
+            stated: None,
+        },
+        ..row("vjepa2", Adjacent, Some(1e4), None)
+    },
+    Family {
+        axes: per_axis(AxisLayout::PerAxisStriped, None, |head_dim| {
+            vec![head_dim / 2; 2]
+        }),
+        ..row("kimi_k25_vision", Half, Some(1e4), None)
     },
     // MoonViT: W and H take turns, W first, in adjacent pairs.
     Family {
@@ -430,4 +828,56 @@ static VISION: &[Family] = &[
         }),
         ..row("kimi_vl kimi_vl_vision moonvit", Adjacent, Some(1e4), None)
     },
+];
+
+/// Model types that rotate in a way that no row says, and why.
+static REFUSED: &[(&str, &str)] = &[
+    (
+        "deepseek_v4",
+        "it turns the output of attention back, and compressed keys by positions of their own",
+    ),
+    (
+        "mistral_large4_text",
+        "its frequencies are multiplied by learned factors",
+    ),
+    (
+        "cohere2_moe",
+        "which of its full layers turn depends on the kinds of their feed-forward layers",
+    ),
+    (
+        "qwen2_5_omni_dit",
+        "it turns the first head of each layer alone",
+    ),
+    (
+        "sam2_video sam3_tracker_video edgetam_video",
+        "its memory attention leaves some keys unturned and repeats the positions of others",
+    ),
+    (
+        "efficientloftr",
+        "it turns hidden channels before they are divided into heads",
+    ),
+    ("lightglue", "its frequencies are learned"),
+    (
+        "minimax_m3_vl_text",
+        "its configuration turns rotary_dim channels of a head, its module the whole head",
+    ),
+    ("jamba nemotron_h", "its attention does not turn"),
+    (
+        "musicflamingo",
+        "its angles are products of two positions, seconds and windows",
+    ),
+    (
+        "esmfold2 esmfold2_atom_encoder",
+        "its atoms have positions in space and an axis of residues, with frequencies of both",
+    ),
+    ("clvp clvp_encoder", "it turns values too"),
+    (
+        "wav2vec2-conformer wav2vec2-bert seamless_m4t",
+        "it turns hidden states before they become q and k",
+    ),
+    (
+        "dia t5gemma csm_depth nemotron3_diarization nemotron3_diarization_audio
+         deepseek_ocr2_vision",
+        "its encoder and decoder have configurations of their own: give the one that is meant",
+    ),
 ];

@@ -261,12 +261,25 @@ fn read_scaling(fields: &Fields, context: RopeContext) -> Result<Scaling, Config
                 .number("factor")?
                 .or(implied_factor(original))
                 .unwrap_or(1.0);
+            // Phi-3.5-MoE states what it multiplies cos and sin by, short and long.
+            let (short, long) = (
+                fields.number("short_mscale")?,
+                fields.number("long_mscale")?,
+            );
+            if let (Some(short), Some(long)) = (short, long)
+                && short != long
+            {
+                let left = fields.says("short_mscale", short);
+                let right = fields.says("long_mscale", long);
+                let remedy = "one attention scaling for all lengths is supported: give both";
+                return Err(ConfigError::contradiction(left, right, remedy));
+            }
             Scaling::LongRope(LongRopeScaling {
                 short_factor: list("short_factor")?,
                 long_factor: list("long_factor")?,
                 original_max_position_embeddings: original,
                 factor,
-                attention_factor: fields.number("attention_factor")?,
+                attention_factor: fields.number("attention_factor")?.or(short).or(long),
             })
         }
         "llama3" => Scaling::Llama3(Llama3Scaling {

@@ -1,0 +1,168 @@
+//! What the rows of the families say beyond pairing and axes: which layers turn, heads of their own,
+//! and what is refused. Expected values are those of transformers 5.23.0.
+
+use rope_core::hf::{ConfigError, LayerSpecs};
+use rope_core::{AxisLayout, Lane, Pairing, RopeError, RotarySpec};
+
+fn layers(json: &str) -> Vec<bool> {
+    let specs = LayerSpecs::from_hf_config(json).unwrap_or_else(|error| panic!("{json}: {error}"));
+    (0..specs.layers())
+        .map(|layer| specs.of_layer(layer).is_some())
+        .collect()
+}
+
+fn refusal(json: &str) -> ConfigError {
+    match LayerSpecs::from_hf_config(json) {
+        Err(RopeError::Config(error)) => error,
+        other => panic!("{json}: expected a configuration error, found {other:?}"),
+    }
+}
+
+#[test]
+fn layers_that_do_not_turn() {
+    let windows = r#""layer_types": ["sliding_attention", "full_attention"]"#;
+    let heads = r#""hidden_size": 256, "num_attention_heads": 4, "rope_theta": 1e4"#;
+    for (json, expected) in [
+        // Full layers turn where there is no window.
+        (
+            format!(r#"{{"model_type": "exaone4", "sliding_window": 16, {windows}, {heads}}}"#),
+            [true, false],
+        ),
+        (
+            format!(r#"{{"model_type": "exaone4", "sliding_window": null, {windows}, {heads}}}"#),
+            [true, true],
+        ),
+        (
+            format!(r#"{{"model_type": "afmoe", {windows}, {heads}}}"#),
+            [true, false],
+        ),
+        // A layer type without parameters.
+        (
+            format!(
+                r#"{{"model_type": "beam", "head_dim": 64, {windows}, "rope_parameters":
+                {{"full_attention": null, "sliding_attention": {{"rope_theta": 1e4}}}}}}"#
+            ),
+            [true, false],
+        ),
+        // A theta of 0.
+        (
+            format!(
+                r#"{{"model_type": "granite_swa", "layer_rope_theta": [0, 10000.0], {heads}}}"#
+            ),
+            [false, true],
+        ),
+        (
+            format!(
+                r#"{{"model_type": "mllama_text_model", "cross_attention_layers": [0],
+                "num_hidden_layers": 2, {heads}}}"#
+            ),
+            [false, true],
+        ),
+    ] {
+        assert_eq!(layers(&json), expected, "{json}");
+    }
+}
+
+#[test]
+fn what_a_configuration_must_state_or_must_not() {
+    let heads = r#""hidden_size": 256, "num_attention_heads": 4, "rope_theta": 1e4"#;
+    let of = |fields: &str| format!("{{{fields}, {heads}}}");
+    for fields in [
+        r#""model_type": "falcon", "alibi": true"#,
+        r#""model_type": "zamba2""#,
+        r#""model_type": "deepseek_v4""#,
+    ] {
+        let error = refusal(&of(fields));
+        assert!(
+            matches!(error, ConfigError::UnsupportedModelType { .. }),
+            "{fields}: {error}"
+        );
+    }
+    let error = refusal(&of(r#""model_type": "granitemoehybrid""#));
+    assert!(
+        matches!(&error, ConfigError::MissingKey { key, .. } if key == "position_embedding_type"),
+        "{error}"
+    );
+    let error = refusal(&of(
+        r#""model_type": "granite_swa", "layer_rope_theta": [10000.0, 5000.0]"#,
+    ));
+    assert!(
+        matches!(error, ConfigError::Contradiction { .. }),
+        "{error}"
+    );
+    for accepted in [
+        r#""model_type": "falcon", "alibi": false"#,
+        r#""model_type": "zamba2", "use_mem_rope": true"#,
+        r#""model_type": "granitemoehybrid", "position_embedding_type": "rope""#,
+    ] {
+        assert!(
+            LayerSpecs::from_hf_config(&of(accepted)).is_ok(),
+            "{accepted}"
+        );
+    }
+}
+
+#[test]
+fn heads_of_full_layers_are_read_layer_by_layer() {
+    let json = r#"{
+        "model_type": "gemma4_text", "head_dim": 64,
+        "per_layer_config": {"1": {"head_dim": 96}, "3": {"head_dim": 96}},
+        "rope_parameters": {
+            "sliding_attention": {"rope_theta": 1e4},
+            "full_attention": {
+                "rope_theta": 1e6, "rope_type": "proportional", "partial_rotary_factor": 0.25
+            }
+        }
+    }"#;
+    let specs = LayerSpecs::from_hf_config(json).expect("valid");
+    let head_dim = |name| specs.named(name).map(RotarySpec::head_dim);
+    assert_eq!(head_dim("sliding_attention"), Some(64));
+    assert_eq!(head_dim("full_attention"), Some(96));
+    let error = refusal(&json.replace("\"3\": {\"head_dim\": 96}", "\"3\": {\"head_dim\": 80}"));
+    assert!(
+        matches!(error, ConfigError::Contradiction { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn nanochat_turns_the_other_way() {
+    let json = r#"{
+        "model_type": "nanochat", "hidden_size": 16, "num_attention_heads": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}
+    }"#;
+    let spec = RotarySpec::from_hf_config(json).expect("valid");
+    assert_eq!(spec.inv_freq(None).expect("listed"), [-1.0, -0.01]);
+    let scaled = json.replace(
+        "\"default\"",
+        "\"dynamic\", \"factor\": 2.0, \"max_position_embeddings\": 32",
+    );
+    let error = refusal(&scaled);
+    assert!(
+        matches!(error, ConfigError::UnsupportedModelType { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn lanes_of_vision_towers() {
+    let lane = |(axis, frequency)| Lane { axis, frequency };
+    let lanes = |lanes: &[(u8, u32)]| AxisLayout::Lanes(lanes.iter().copied().map(lane).collect());
+    let pixtral = r#"{"model_type": "pixtral", "head_dim": 8, "rope_theta": 10000.0}"#;
+    let spec = RotarySpec::from_hf_vision_config(pixtral).expect("valid");
+    assert_eq!(
+        spec.axis_layout(),
+        &lanes(&[(0, 0), (0, 2), (1, 1), (1, 3)])
+    );
+    assert_eq!(spec.inv_freq(None).expect("valid"), [1.0, 0.1, 0.01, 0.001]);
+
+    // 14 channels: 4 for each axis, 2 that do not turn.
+    let vjepa2 = r#"{"model_type": "vjepa2", "hidden_size": 28, "num_attention_heads": 2}"#;
+    let spec = RotarySpec::from_hf_vision_config(vjepa2).expect("valid");
+    assert_eq!((spec.rotary_dim(), spec.pairing()), (12, Pairing::Adjacent));
+    assert_eq!(spec.inv_freq(None).expect("valid"), [1.0, 0.01]);
+    // Channels 0, 1, 2, 3 of an axis turn at frequencies 0, 1, 0, 1.
+    let first = [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0), (2, 0)];
+    let second = first.map(|(axis, _)| (axis, 1));
+    assert_eq!(spec.axis_layout(), &lanes(&[first, second].concat()));
+}
