@@ -162,7 +162,7 @@ fn every_engine_meets_every_vector_forward_and_backward() {
             }
         }
     }
-    assert_eq!(files, 10);
+    assert_eq!(files, 23);
 }
 
 /// The bounds that the project promises, not those that the comparison derives.
@@ -617,6 +617,21 @@ fn a_wrong_rotation_is_seen() {
             "qwen2_vl_mrope_16_24_24.safetensors",
             "qwen3_vl",
             r#"{"rope_theta": 1000000.0, "mrope_section": [24, 20, 20]}"#,
+        ),
+        (
+            "nanochat_reversed.safetensors",
+            "llama",
+            r#"{"rope_theta": 10000.0}"#,
+        ),
+        (
+            "gemma4_vision_quarter.safetensors",
+            "sam3_vit_model",
+            r#"{"rope_theta": 100.0}"#,
+        ),
+        (
+            "pixtral_vision_lanes.safetensors",
+            "inkling2_vision",
+            r#"{"rope_theta": 10000.0}"#,
         ),
     ] {
         let parts = Parts::of(file)

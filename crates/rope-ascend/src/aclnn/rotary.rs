@@ -172,6 +172,7 @@ impl MropeAngles {
         limits! {
             MROPE;
             [1, 3, 4].contains(&axes) => ("positions on 1, 3 or 4 axes"), ("{axes}");
+            positions.are_ids() => ("position ids"), ("real positions");
             highest < MOST_POSITIONS => ("positions below {MOST_POSITIONS}"), ("{highest}");
             columns == lanes =>
                 ("a frequency for each pair"), ("{columns} frequencies for {lanes} angles");
