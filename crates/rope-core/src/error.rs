@@ -106,8 +106,11 @@ pub enum RopeError {
         /// The scaling, as a configuration names it.
         rope_type: &'static str,
     },
-    /// A listed frequency is NaN or infinite.
-    #[error("frequency {index} of the list must be a finite number, found {found}")]
+    /// A frequency, listed or from theta and its scaling, is NaN or infinite.
+    #[error(
+        "frequency {index} must be a finite number, found {found}; change the list, or theta and \
+         the parameters of its scaling"
+    )]
     Frequency {
         /// Its index.
         index: usize,

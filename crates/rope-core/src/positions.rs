@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Result, RopeError};
+use crate::position_ids::reserved;
 
 /// The highest position id, 2^31.
 pub(crate) const MAX_POSITION: u32 = 1 << 31;
@@ -94,12 +95,28 @@ impl Positions {
     /// The ids of text: `start..start + tokens`, the same on each of `axes` axes.
     ///
     /// # Errors
-    /// [`RopeError::PositionOutOfRange`] if the last id is above 2^31.
+    /// [`RopeError::PositionShape`] without an axis; [`RopeError::PositionOutOfRange`] if the last
+    /// id is above 2^31; [`RopeError::PositionIds`] if memory does not hold the ids.
     pub fn text(axes: usize, start: u32, tokens: usize) -> Result<Self> {
-        let ids: Vec<i64> = (0..axes)
-            .flat_map(|_| (0..tokens).map(|i| i64::from(start) + i as i64))
-            .collect();
-        Self::new(axes, &ids)
+        let last_token = tokens.saturating_sub(1);
+        let last = u64::from(start).saturating_add(last_token as u64);
+        if last > u64::from(MAX_POSITION) {
+            return Err(RopeError::PositionOutOfRange {
+                found: i64::try_from(last).unwrap_or(i64::MAX),
+                axis: 0,
+                token: last_token,
+            });
+        }
+        let mut ids = reserved("positions", axes.saturating_mul(tokens))?;
+        for _ in 0..axes {
+            ids.extend((start..).take(tokens));
+        }
+        self::tokens(axes, ids.len())?;
+        Ok(Self {
+            highest: ids.last().copied().unwrap_or(0),
+            values: Values::Ids(ids.into()),
+            axes,
+        })
     }
 
     /// The number of axes.

@@ -404,8 +404,8 @@ impl RotarySpecBuilder {
     /// # Errors
     /// Those of [`Geometry::new`], [`RopeError::SectionCount`], [`RopeError::SectionSum`],
     /// [`RopeError::SectionsNotRealisable`], [`RopeError::LaneCount`],
-    /// [`RopeError::LaneOutOfRange`], [`RopeError::FrequencyCount`], [`RopeError::Theta`],
-    /// [`RopeError::AttentionScaling`].
+    /// [`RopeError::LaneOutOfRange`], [`RopeError::FrequencyCount`], [`RopeError::Frequency`],
+    /// [`RopeError::Theta`], [`RopeError::AttentionScaling`].
     pub fn build(self) -> Result<RotarySpec> {
         let rotary_dim = self
             .rotary_dim

@@ -1,11 +1,11 @@
 //! Position ids beyond what a rotation takes, and grids beyond what a prompt holds: errors, not
 //! overflow.
 
-use rope_core::RopeError;
 use rope_core::position_ids::{
     PositionIdsError, PositionRules, Prompt, TokenIds, vision_cu_seqlens, vision_positions,
     vision_windows, zigzag,
 };
+use rope_core::{AxisLayout, Positions, RopeError, RotarySpec};
 
 fn video(grid: [usize; 3], seconds: f64, videos: usize) -> Result<(), RopeError> {
     const VIDEO: i64 = 8;
@@ -106,4 +106,41 @@ fn splits_beyond_memory_or_counting_are_refused() {
         "{error}"
     );
     assert_eq!(zigzag(&[0, 0], 1 << 63, 0), Ok(Vec::new()));
+}
+
+#[test]
+fn text_beyond_any_position_or_memory_is_refused() {
+    let out_of_range = |result: Result<Positions, RopeError>, expected: i64| {
+        let is_it = matches!(
+            result,
+            Err(RopeError::PositionOutOfRange { found, .. }) if found == expected
+        );
+        assert!(is_it, "{result:?}");
+    };
+    out_of_range(Positions::text(1, 1 << 31, 2), (1 << 31) + 1);
+    out_of_range(Positions::text(3, 0, 1 << 40), (1 << 40) - 1);
+    out_of_range(Positions::text(1, 7, usize::MAX), i64::MAX);
+    is_too_many(Positions::text(1 << 40, 0, 1 << 20));
+    is_too_many(Positions::text(usize::MAX, 0, 3));
+    assert!(matches!(
+        Positions::text(0, 0, 1),
+        Err(RopeError::PositionShape { .. })
+    ));
+    let last = Positions::text(2, (1 << 31) - 1, 2).expect("up to 2^31");
+    assert_eq!((last.highest(), last.tokens()), (1 << 31, 2));
+    assert_eq!(Positions::text(2, 5, 0).map(|empty| empty.highest()), Ok(0));
+}
+
+#[test]
+fn frequencies_beyond_floats_are_refused() {
+    // theta to the power of -126/128 is beyond the largest f64.
+    let build = |theta| {
+        let spec = RotarySpec::builder(128).axes(AxisLayout::Single);
+        spec.theta(theta).build()
+    };
+    assert!(matches!(
+        build(1e-320),
+        Err(RopeError::Frequency { index: 62, .. })
+    ));
+    assert!(build(1e-300).is_ok());
 }

@@ -86,10 +86,7 @@ impl Frequencies {
     /// # Errors
     /// [`RopeError::Frequency`] if one is NaN or infinite.
     pub fn listed(inv_freq: Vec<f64>) -> Result<Self> {
-        if let Some(index) = inv_freq.iter().position(|value| !value.is_finite()) {
-            let found = inv_freq[index];
-            return Err(RopeError::Frequency { index, found });
-        }
+        expect_finite(&inv_freq)?;
         let values = Values::List { inv_freq };
         Ok(Self { values })
     }
@@ -145,7 +142,8 @@ impl Frequencies {
     /// # Errors
     /// [`RopeError::OddRotaryDim`] if `dims` is odd or 0; [`RopeError::FactorCount`] if a list of
     /// LongRoPE does not hold `dims / 2` factors; [`RopeError::FrequencyCount`] if a list of
-    /// frequencies is of another length.
+    /// frequencies is of another length; [`RopeError::Frequency`] if theta or a scaling's parameters
+    /// are too extreme for finite frequencies.
     pub fn inv_freq(&self, dims: usize, seq_len: Option<u64>) -> Result<Vec<f64>> {
         if dims == 0 || !dims.is_multiple_of(2) {
             return Err(RopeError::OddRotaryDim { found: dims });
@@ -156,6 +154,7 @@ impl Frequencies {
                 let unscaled = |pair| theta.powf(-((2 * pair) as f64) / dims as f64);
                 let mut inv_freq: Vec<f64> = (0..pairs).map(unscaled).collect();
                 scaling.apply(&mut inv_freq, *theta, seq_len)?;
+                expect_finite(&inv_freq)?;
                 Ok(inv_freq)
             }
             Values::List { inv_freq } if inv_freq.len() == pairs => Ok(inv_freq.clone()),
@@ -179,5 +178,15 @@ impl Frequencies {
             self.scaling(),
             Scaling::Dynamic { .. } | Scaling::LongRope(_)
         )
+    }
+}
+
+fn expect_finite(inv_freq: &[f64]) -> Result<()> {
+    match inv_freq.iter().position(|value| !value.is_finite()) {
+        None => Ok(()),
+        Some(index) => Err(RopeError::Frequency {
+            index,
+            found: inv_freq[index],
+        }),
     }
 }

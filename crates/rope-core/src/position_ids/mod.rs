@@ -20,5 +20,6 @@ mod vision;
 pub use error::PositionIdsError;
 pub use prompt::{PositionIds, Prompt, Rows};
 pub use rules::{Compatibility, Divergence, PositionRules, TokenIds};
+pub(crate) use split::reserved;
 pub use split::zigzag;
 pub use vision::{VisionWindows, vision_cu_seqlens, vision_positions, vision_windows};

@@ -26,7 +26,7 @@ pub(super) fn sequences(
 ///
 /// # Errors
 /// [`PositionIdsError::TooMany`] if memory does not hold them.
-pub(super) fn reserved<T>(what: &'static str, count: usize) -> Result<Vec<T>, PositionIdsError> {
+pub(crate) fn reserved<T>(what: &'static str, count: usize) -> Result<Vec<T>, PositionIdsError> {
     let mut list = Vec::new();
     let found = count;
     list.try_reserve_exact(count)
