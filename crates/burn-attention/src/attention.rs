@@ -1,0 +1,112 @@
+//! The operation on tensors.
+
+use burn::backend::{Dispatch, TensorMetadata};
+use burn::tensor::Tensor;
+
+use crate::backends;
+use crate::blocks;
+use crate::composed;
+use crate::error::Result;
+use crate::mask::AttentionMask;
+use crate::ops::{AttentionOp, AttentionOps, Method, Sizes};
+
+/// softmax(scale * q k^T + bias) v over the keys that each query sees; made once a step.
+///
+/// The [example](crate#example) has its use. A query that sees no key has the output 0.
+///
+/// # Shapes
+/// - q: `[batch, heads, queries, head_dim]`; k: `[batch, kv_heads, keys, head_dim]`;
+///   v: `[batch, kv_heads, keys, value_dim]`, of any strides; `heads` is a multiple of `kv_heads`,
+///   and head `h` of q reads head `h / (heads / kv_heads)` of k and v
+/// - bias: `[batch, heads, queries, keys]`, any of them 1
+/// - out: `[batch, heads, queries, value_dim]`
+///
+/// # Numerics
+/// 16-bit tensors have scores, softmax and sums in f32, f64 in f64; the bias has that type. A score
+/// below -1e20 counts as hidden. The same tensors give the same bits in every run.
+///
+/// # Memory
+/// The autodiff graph keeps q, k, v, the bias, the output and one number for each row of scores.
+/// Scores exist in blocks, forward and backward.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    mask: AttentionMask,
+    scale: Option<f64>,
+    method: Method,
+}
+
+impl Attention {
+    /// Attention by the keys that a mask shows, with 1 / sqrt(head_dim) as the scale.
+    pub fn new(mask: AttentionMask) -> Self {
+        Self {
+            mask,
+            scale: None,
+            method: Method::Fused,
+        }
+    }
+
+    /// Sets the factor of q k^T.
+    #[must_use]
+    pub fn with_scale(mut self, scale: f64) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// Chooses which code attends.
+    #[must_use]
+    pub fn with_method(mut self, method: Method) -> Self {
+        self.method = method;
+        self
+    }
+
+    /// Attends.
+    ///
+    /// # Panics
+    /// If the tensors do not fit; see [`try_forward`](Self::try_forward).
+    pub fn forward(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+        self.try_forward(q, k, v, None)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Attends, with a bias if there is one.
+    ///
+    /// # Errors
+    /// [`Size`](crate::AttentionError::Size), [`HeadGroups`](crate::AttentionError::HeadGroups),
+    /// [`MixedDTypes`](crate::AttentionError::MixedDTypes),
+    /// [`UnsupportedDType`](crate::AttentionError::UnsupportedDType),
+    /// [`BiasShape`](crate::AttentionError::BiasShape), [`Scale`](crate::AttentionError::Scale).
+    pub fn try_forward(
+        &self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        bias: Option<Tensor<4>>,
+    ) -> Result<Tensor<4>> {
+        let [_, _, _, head_dim] = q.dims();
+        let op = AttentionOp {
+            mask: self.mask.clone(),
+            scale: self.scale.unwrap_or(1.0 / (head_dim as f64).sqrt()),
+            method: self.method,
+        };
+        let options = (&q.device(), q.dtype());
+        let empty = |sizes: &Sizes| {
+            let shape = [sizes.batch, sizes.heads, sizes.queries, sizes.value_dim];
+            Tensor::zeros(shape, options)
+        };
+        let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+        let bias = bias.map(Tensor::into_dispatch);
+        op.check(&q, &k, &v, bias.as_ref())?;
+        let sizes = Sizes::of(&q, &k, &v);
+        if sizes.keys * sizes.queries * sizes.batch * sizes.heads == 0 {
+            return Ok(empty(&sizes));
+        }
+        let out = if self.method == Method::Composed {
+            composed::attention::<Dispatch>(q, k, v, bias, &op)
+        } else if backends::extends(&q.device()) {
+            Dispatch::attention_forward(q, k, v, bias.into(), op).0
+        } else {
+            blocks::forward::<Dispatch>(q, k, v, bias, &op).0
+        };
+        Ok(Tensor::from_dispatch(out))
+    }
+}

@@ -1,0 +1,103 @@
+//! The crate's error type.
+
+use burn::tensor::DType;
+
+/// What this crate returns.
+pub type Result<T, E = AttentionError> = std::result::Result<T, E>;
+
+/// A mask or tensors that do not fit together.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttentionError {
+    /// Two tensors whose sizes must agree.
+    #[error("{left} has {left_size} in {dimension}, {right} has {right_size}; they must agree")]
+    Size {
+        /// One of them.
+        left: &'static str,
+        /// The other.
+        right: &'static str,
+        /// The dimension.
+        dimension: &'static str,
+        /// Its size in `left`.
+        left_size: usize,
+        /// Its size in `right`.
+        right_size: usize,
+    },
+    /// Query heads that cannot be shared out among the key heads.
+    #[error(
+        "q has {heads} heads, k and v have {kv_heads}; \
+         expected a multiple: each key head serves a group of query heads"
+    )]
+    HeadGroups {
+        /// Heads of q.
+        heads: usize,
+        /// Heads of k and v.
+        kv_heads: usize,
+    },
+    /// Tensors of several types: burn does not promote types, and neither does this operation.
+    #[error("{what} is {found:?}, expected {expected:?}; cast it")]
+    MixedDTypes {
+        /// The tensor.
+        what: &'static str,
+        /// Its type.
+        found: DType,
+        /// The type that it must have.
+        expected: DType,
+    },
+    /// A type that attention is not computed in.
+    #[error("attention of {found:?} is not computed; expected F32, F16, BF16 or F64")]
+    UnsupportedDType {
+        /// The type found.
+        found: DType,
+    },
+    /// A bias that cannot be broadcast to the scores.
+    #[error("the bias has shape {found:?}, expected {expected:?}, where any size may be 1")]
+    BiasShape {
+        /// The shape found.
+        found: [usize; 4],
+        /// The shape of the scores, `[batch, heads, queries, keys]`.
+        expected: [usize; 4],
+    },
+    /// A factor of the scores with which no softmax can be computed.
+    #[error("the scale is {found}, expected a finite number")]
+    Scale {
+        /// The number found.
+        found: f64,
+    },
+    /// Cumulative lengths that do not divide the tokens into sequences.
+    #[error(
+        "cu_seqlens[{index}] is {found}, expected {expected}; \
+         it starts with 0, never falls and ends with the number of tokens"
+    )]
+    CuSeqlens {
+        /// Which of them is wrong; one past the last if it is missing.
+        index: usize,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// More queries than keys, where queries are numbered from the end of the keys.
+    #[error(
+        "{rule}: {queries} queries for {keys} keys; expected at most as many: \
+         the last query has the index of the last key"
+    )]
+    MoreQueries {
+        /// The rule that needs indices.
+        rule: &'static str,
+        /// The queries.
+        queries: usize,
+        /// The keys.
+        keys: usize,
+    },
+    /// Padding flags in a number that does not fit batch and keys.
+    #[error("{found} padding flags, expected batch x keys = {batch} x {keys}; give one per key")]
+    Attended {
+        /// Samples.
+        batch: usize,
+        /// Keys of each.
+        keys: usize,
+        /// Flags found.
+        found: usize,
+    },
+}

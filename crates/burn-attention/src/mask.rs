@@ -1,0 +1,251 @@
+//! Which keys each query sees.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{AttentionError, Result};
+
+/// How far from its own index a query sees, in tokens; 0 and 0 leave the token itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Tokens before.
+    pub before: usize,
+    /// Tokens after.
+    pub after: usize,
+}
+
+/// What hides keys from queries. Rules add up: a query sees the keys that no rule hides.
+///
+/// Queries are numbered from the end of the keys: the last query has the index of the last key, as
+/// if the earlier keys came from a cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MaskRules<'a> {
+    /// A query does not see the keys after it.
+    pub causal: bool,
+    /// A query sees the keys near it.
+    pub window: Option<Window>,
+    /// Sequences, or windows of an image, that are packed one after the other: the index of each
+    /// one's first token, then the number of tokens. A query sees its own sequence.
+    pub cu_seqlens: Option<&'a [usize]>,
+    /// `[batch, keys]`: false for padding, which no query sees.
+    pub attended: Option<&'a [bool]>,
+}
+
+/// [`MaskRules`] checked and resolved for a number of queries and keys; made once a step and shared
+/// by all layers. It takes 8 bytes a query and one a padding flag, on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionMask {
+    keys: usize,
+    /// The keys that each query sees, in all samples.
+    spans: Arc<[Span]>,
+    /// `[batch, keys]`, unless all keys are attended to.
+    attended: Option<Arc<[bool]>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    start: u32,
+    end: u32,
+}
+
+impl AttentionMask {
+    /// Resolves rules for `batch` samples of `queries` and `keys` tokens.
+    ///
+    /// # Errors
+    /// [`AttentionError::MoreQueries`], [`AttentionError::CuSeqlens`],
+    /// [`AttentionError::Attended`]; [`AttentionError::Size`] for packed sequences whose queries
+    /// are not the keys.
+    pub fn new(rules: &MaskRules, batch: usize, queries: usize, keys: usize) -> Result<Self> {
+        let indexed = [("causal", rules.causal), ("window", rules.window.is_some())];
+        if let Some((rule, _)) = indexed.iter().find(|(_, on)| *on && queries > keys) {
+            return Err(AttentionError::MoreQueries {
+                rule,
+                queries,
+                keys,
+            });
+        }
+        let sequences = match rules.cu_seqlens {
+            Some(cu_seqlens) => sequences(cu_seqlens, queries, keys)?,
+            None => vec![0..keys; queries],
+        };
+        let spans = sequences.into_iter().enumerate().map(|(query, mut seen)| {
+            // Only rules that need it use the index, and they have been checked against `keys`.
+            let index = (keys + query).saturating_sub(queries);
+            if rules.causal {
+                seen.end = seen.end.min(index + 1);
+            }
+            if let Some(Window { before, after }) = rules.window {
+                seen.start = seen.start.max(index.saturating_sub(before));
+                seen.end = seen.end.min(index.saturating_add(after).saturating_add(1));
+            }
+            // A span that was narrowed to nothing is empty at its end.
+            Span {
+                start: seen.start.min(seen.end) as u32,
+                end: seen.end as u32,
+            }
+        });
+        let found = rules.attended.map_or(batch * keys, <[bool]>::len);
+        if found != batch * keys {
+            return Err(AttentionError::Attended { batch, keys, found });
+        }
+        let padded = rules.attended.filter(|flags| flags.contains(&false));
+        Ok(Self {
+            keys,
+            spans: spans.collect(),
+            attended: padded.map(Arc::from),
+        })
+    }
+
+    /// The queries that this mask was made for.
+    pub fn queries(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// The keys that this mask was made for.
+    pub fn keys(&self) -> usize {
+        self.keys
+    }
+
+    /// Whether a query sees a key in a sample.
+    pub fn sees(&self, sample: usize, query: usize, key: usize) -> bool {
+        let attended = self.attended(sample);
+        self.span(query).contains(&key) && attended.is_none_or(|attended| attended[key])
+    }
+
+    /// The keys that a query sees, but for padding.
+    pub(crate) fn span(&self, query: usize) -> Range<usize> {
+        let Span { start, end } = self.spans[query];
+        start as usize..end as usize
+    }
+
+    /// The least range that holds what any of the queries sees.
+    pub(crate) fn hull(&self, queries: Range<usize>) -> Range<usize> {
+        let seen = queries.map(|query| self.span(query));
+        let hull = seen.filter(|span| !span.is_empty());
+        hull.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
+            .unwrap_or(0..0)
+    }
+
+    /// Whether any of the queries sees any of the keys, but for padding.
+    pub(crate) fn meets(&self, mut queries: Range<usize>, keys: &Range<usize>) -> bool {
+        queries.any(|query| {
+            let span = self.span(query);
+            span.start.max(keys.start) < span.end.min(keys.end)
+        })
+    }
+
+    /// Whether each of the queries sees each of the keys, but for padding.
+    pub(crate) fn covers(&self, mut queries: Range<usize>, keys: &Range<usize>) -> bool {
+        queries.all(|query| {
+            let span = self.span(query);
+            span.start <= keys.start && keys.end <= span.end
+        })
+    }
+
+    /// The padding flags of a sample, if any key is padding.
+    pub(crate) fn attended(&self, sample: usize) -> Option<&[bool]> {
+        let flags = self.attended.as_deref()?;
+        Some(&flags[sample * self.keys..(sample + 1) * self.keys])
+    }
+
+    /// The padding flags of all samples, if any key is padding.
+    pub(crate) fn padding(&self) -> Option<&[bool]> {
+        self.attended.as_deref()
+    }
+}
+
+/// The sequence of each token.
+fn sequences(cu_seqlens: &[usize], queries: usize, keys: usize) -> Result<Vec<Range<usize>>> {
+    if queries != keys {
+        return Err(AttentionError::Size {
+            left: "q of packed sequences",
+            right: "k",
+            dimension: "tokens",
+            left_size: queries,
+            right_size: keys,
+        });
+    }
+    let wrong = |index: usize, expected: String| AttentionError::CuSeqlens {
+        index,
+        expected,
+        found: cu_seqlens
+            .get(index)
+            .map_or("missing".into(), usize::to_string),
+    };
+    if cu_seqlens.first() != Some(&0) {
+        return Err(wrong(0, "0".into()));
+    }
+    let falls = cu_seqlens.windows(2).position(|pair| pair[0] > pair[1]);
+    if let Some(index) = falls {
+        return Err(wrong(index + 1, format!("at least {}", cu_seqlens[index])));
+    }
+    if cu_seqlens.last() != Some(&keys) {
+        return Err(wrong(cu_seqlens.len() - 1, keys.to_string()));
+    }
+    let all = cu_seqlens.windows(2).map(|pair| pair[0]..pair[1]);
+    Ok(all
+        .flat_map(|range| vec![range.clone(); range.len()])
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each query of a mask sees, as rows of keys.
+    fn seen(rules: &MaskRules, queries: usize, keys: usize) -> Vec<String> {
+        let mask = AttentionMask::new(rules, 1, queries, keys).expect("valid rules");
+        let mark = |query, key| if mask.sees(0, query, key) { 'x' } else { '.' };
+        (0..queries)
+            .map(|query| (0..keys).map(|key| mark(query, key)).collect())
+            .collect()
+    }
+
+    #[test]
+    fn rules_hide_what_they_say() {
+        let all = MaskRules::default();
+        assert_eq!(seen(&all, 2, 3), ["xxx", "xxx"]);
+        let causal = MaskRules {
+            causal: true,
+            ..all
+        };
+        assert_eq!(seen(&causal, 3, 3), ["x..", "xx.", "xxx"]);
+        // The first key comes from a cache.
+        assert_eq!(seen(&causal, 2, 3), ["xx.", "xxx"]);
+        let window = |before, after| MaskRules {
+            window: Some(Window { before, after }),
+            ..all
+        };
+        assert_eq!(seen(&window(1, 0), 3, 3), ["x..", "xx.", ".xx"]);
+        assert_eq!(seen(&window(0, 1), 3, 3), ["xx.", ".xx", "..x"]);
+        let far = usize::MAX;
+        assert_eq!(seen(&window(far, far), 2, 2), ["xx", "xx"]);
+        let packed = MaskRules {
+            cu_seqlens: Some(&[0, 1, 1, 3]),
+            ..all
+        };
+        assert_eq!(seen(&packed, 3, 3), ["x..", ".xx", ".xx"]);
+        let packed_causal = MaskRules {
+            causal: true,
+            ..packed
+        };
+        assert_eq!(seen(&packed_causal, 3, 3), ["x..", ".x.", ".xx"]);
+        let padded = MaskRules {
+            attended: Some(&[false, true, true]),
+            ..causal
+        };
+        assert_eq!(seen(&padded, 3, 3), ["...", ".x.", ".xx"]);
+    }
+
+    #[test]
+    fn blocks_are_met_and_covered() {
+        let rules = MaskRules {
+            causal: true,
+            ..Default::default()
+        };
+        let mask = AttentionMask::new(&rules, 1, 8, 8).expect("valid");
+        assert_eq!(mask.hull(2..5), 0..5);
+        assert!(mask.covers(4..8, &(0..5)) && !mask.covers(4..8, &(0..6)));
+        assert!(mask.meets(0..4, &(3..8)) && !mask.meets(0..4, &(4..8)));
+    }
+}
