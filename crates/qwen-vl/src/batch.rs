@@ -3,15 +3,13 @@
 use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_attention::{Attention, AttentionMask, MaskRules};
 use rope_burn::RotaryAngles;
 use rope_core::position_ids::{PositionIds, Prompt, Rows};
 
 use crate::error::{QwenVlError, Result};
 use crate::model::QwenVl;
 use crate::vision::VisionInputs;
-
-/// Added to the score of a token that must not be attended to: in f32 it hides any score.
-const HIDDEN: f32 = -1e30;
 
 /// The input of a step.
 ///
@@ -35,7 +33,7 @@ pub struct Inputs<'a> {
 pub struct Batch {
     pub(crate) input_ids: Tensor<2, Int>,
     pub(crate) angles: RotaryAngles,
-    pub(crate) mask: Tensor<4>,
+    pub(crate) attention: Attention,
     pub(crate) vision: Option<VisionBatch>,
     pub(crate) attended: Vec<bool>,
     pub(crate) sequences: Vec<Range<usize>>,
@@ -98,13 +96,23 @@ impl QwenVl {
             Some(mask) => mask.to_vec(),
             None => vec![true; tokens],
         };
+        // A token attends to itself and to those before it in its sequence, except padding.
+        let seq = tokens / rows;
+        let rules = MaskRules {
+            causal: true,
+            cu_seqlens: match prompt.rows {
+                Rows::Packed(cu_seqlens) => Some(cu_seqlens),
+                Rows::Batch(_) => None,
+            },
+            attended: Some(&attended),
+            ..Default::default()
+        };
         Ok(Batch {
-            input_ids: ints(prompt.input_ids.iter().copied(), &device)
-                .reshape([rows, tokens / rows]),
+            input_ids: ints(prompt.input_ids.iter().copied(), &device).reshape([rows, seq]),
             angles: self
                 .language_model
                 .angles(&position_ids.positions()?, &device)?,
-            mask: causal_mask(rows, &sequences, &attended, &device),
+            attention: Attention::new(AttentionMask::new(&rules, rows, seq, seq)?),
             vision: self.vision_batch(inputs, &device)?,
             attended,
             sequences,
@@ -192,41 +200,4 @@ pub(crate) fn ints(values: impl Iterator<Item = i64>, device: &Device) -> Tensor
 
 pub(crate) fn indices(values: Vec<usize>, device: &Device) -> Tensor<1, Int> {
     ints(values.into_iter().map(|value| value as i64), device)
-}
-
-/// `[rows, 1, seq, seq]`: a token attends to itself and to the tokens before it in its own
-/// sequence, except padding.
-fn causal_mask(
-    rows: usize,
-    sequences: &[Range<usize>],
-    attended: &[bool],
-    device: &Device,
-) -> Tensor<4> {
-    let seq = attended.len() / rows;
-    let mut mask = vec![HIDDEN; rows * seq * seq];
-    for range in sequences {
-        for query in range.clone() {
-            let row_start = (query / seq) * seq;
-            for key in range.start..=query {
-                if attended[key] {
-                    mask[query * seq + key - row_start] = 0.0;
-                }
-            }
-        }
-    }
-    additive(mask, [rows, 1, seq, seq], device)
-}
-
-/// `[rows, 1, 1, keys]`: the new token of each row attends to all keys except padding.
-pub(crate) fn key_mask(attended: &[Vec<bool>], device: &Device) -> Tensor<4> {
-    let shape = [attended.len(), 1, 1, attended.first().map_or(0, Vec::len)];
-    let value = |attended: &bool| if *attended { 0.0 } else { HIDDEN };
-    let values = attended.iter().flatten().map(value).collect();
-    additive(values, shape, device)
-}
-
-fn additive(values: Vec<f32>, shape: [usize; 4], device: &Device) -> Tensor<4> {
-    let data = TensorData::new(values, shape);
-    // Scores are masked in f32, whatever the model's type.
-    Tensor::from_data(data, (device, burn::tensor::DType::F32))
 }

@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
+use burn_attention::Attention;
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{Layout, Positions};
 
@@ -65,20 +66,27 @@ impl Decoder {
         self.layers.len()
     }
 
-    /// `hidden`: `[batch, seq, hidden_size]`; `mask`: `[batch, 1, seq, keys]`, added to the scores;
-    /// `caches`: one per layer, or none to keep nothing.
+    /// `hidden`: `[batch, seq, hidden_size]`; `attention`: of `seq` queries to all keys; `caches`:
+    /// one per layer, or none to keep nothing.
     pub(crate) fn forward(
         &self,
         mut hidden: Tensor<3>,
         angles: &RotaryAngles,
-        mask: &Tensor<4>,
+        attention: &Attention,
         deepstack: Option<Deepstack>,
         caches: &mut [LayerCache],
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
         for (index, layer) in self.layers.iter().enumerate() {
             trace.record(|| format!("hidden.{index}.in"), &hidden);
-            hidden = layer.forward(hidden, angles, mask, caches.get_mut(index), index, trace)?;
+            hidden = layer.forward(
+                hidden,
+                angles,
+                attention,
+                caches.get_mut(index),
+                index,
+                trace,
+            )?;
             trace.record(|| format!("hidden.{index}.out"), &hidden);
             let feature = deepstack
                 .as_ref()
@@ -101,7 +109,7 @@ impl Decoder {
 #[derive(Module, Debug)]
 struct Layer {
     input_layernorm: RmsNorm,
-    self_attn: Attention,
+    self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,
     mlp: FeedForward,
 }
@@ -117,7 +125,7 @@ impl Layer {
         let head_norm = || config.qk_norm.then(|| config.norm(head_dim, device));
         Self {
             input_layernorm: config.norm(config.hidden_size, device),
-            self_attn: Attention {
+            self_attn: SelfAttention {
                 q_proj: biased(config.heads),
                 k_proj: biased(config.kv_heads),
                 v_proj: biased(config.kv_heads),
@@ -147,7 +155,7 @@ impl Layer {
         &self,
         hidden: Tensor<3>,
         angles: &RotaryAngles,
-        mask: &Tensor<4>,
+        attention: &Attention,
         cache: Option<&mut LayerCache>,
         index: usize,
         trace: &mut Trace,
@@ -155,7 +163,7 @@ impl Layer {
         let normalised = self.input_layernorm.forward(hidden.clone());
         let attended = self
             .self_attn
-            .forward(normalised, angles, mask, cache, index, trace)?;
+            .forward(normalised, angles, attention, cache, index, trace)?;
         trace.record(|| format!("attn.{index}.out"), &attended);
         let hidden = hidden + attended;
         let normalised = self.post_attention_layernorm.forward(hidden.clone());
@@ -165,7 +173,7 @@ impl Layer {
 
 /// Grouped-query attention.
 #[derive(Module, Debug)]
-struct Attention {
+struct SelfAttention {
     q_proj: Linear,
     k_proj: Linear,
     v_proj: Linear,
@@ -177,12 +185,12 @@ struct Attention {
     kv_heads: usize,
 }
 
-impl Attention {
+impl SelfAttention {
     fn forward(
         &self,
         hidden: Tensor<3>,
         angles: &RotaryAngles,
-        mask: &Tensor<4>,
+        attention: &Attention,
         cache: Option<&mut LayerCache>,
         index: usize,
         trace: &mut Trace,
@@ -217,6 +225,6 @@ impl Attention {
             }
             *cache = Some((k.clone(), v.clone()));
         }
-        Ok(self.o_proj.forward(attend(q, k, v, Some(mask))))
+        Ok(self.o_proj.forward(attend(attention, q, k, v)?))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn_attention::AttentionError;
 use rope_burn::RotaryError;
 use rope_core::RopeError;
 
@@ -18,6 +19,9 @@ pub enum QwenVlError {
     /// The rotation was refused.
     #[error(transparent)]
     Rotary(Box<RotaryError>),
+    /// The attention was refused.
+    #[error(transparent)]
+    Attention(#[from] AttentionError),
     /// A file could not be read, written or removed.
     #[error("cannot {action} {}: {reason}", path.display())]
     File {

@@ -1,9 +1,10 @@
 //! Continues prompts with a cache of keys and values.
 
 use burn::tensor::Tensor;
+use burn_attention::{Attention, AttentionMask, MaskRules};
 use rope_core::Positions;
 
-use crate::batch::{Batch, ints, key_mask};
+use crate::batch::{Batch, ints};
 use crate::decoder::LayerCache;
 use crate::error::{QwenVlError, Result};
 use crate::model::QwenVl;
@@ -78,13 +79,19 @@ impl QwenVl {
             attended.push(true);
             *next += 1;
         }
-        let mask = key_mask(&cache.attended, &device);
+        // The new token of each row attends to all keys except padding.
+        let attended = cache.attended.concat();
+        let rules = MaskRules {
+            attended: Some(&attended),
+            ..Default::default()
+        };
+        let mask = AttentionMask::new(&rules, rows, 1, attended.len() / rows.max(1))?;
         let input_ids = ints(tokens.iter().copied(), &device).reshape([rows, 1]);
         let words = self.language_model.embed_tokens.forward(input_ids);
         let hidden = self.language_model.forward(
             words,
             &angles,
-            &mask,
+            &Attention::new(mask),
             None,
             &mut cache.layers,
             &mut Trace::off(),

@@ -2,9 +2,12 @@
 
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::activation::{gelu, gelu_approximate, sigmoid, silu, softmax};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::activation::{gelu, gelu_approximate, sigmoid, silu};
+use burn::tensor::{Device, Tensor};
+use burn_attention::Attention;
 use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
 
 /// Added to the variance in the vision tower's norms.
 const VISION_NORM_EPS: f64 = 1e-6;
@@ -108,40 +111,20 @@ impl Norm {
     }
 }
 
-/// Softmax attention with the weights in f32.
+/// Attends, and joins the heads of each token.
 ///
 /// # Shapes
 /// - q: `[batch, heads, queries, head_dim]`; k, v: `[batch, kv_heads, keys, head_dim]`
-/// - mask: `[batch, 1, queries, keys]`, added to the scores
 /// - out: `[batch, queries, heads * head_dim]`
 pub(crate) fn attend(
+    attention: &Attention,
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
-    mask: Option<&Tensor<4>>,
-) -> Tensor<3> {
+) -> Result<Tensor<3>> {
     let [batch, heads, queries, head_dim] = q.dims();
-    let dtype = q.dtype();
-    let (k, v) = (share(k, heads), share(v, heads));
-    let scores = q.matmul(k.swap_dims(2, 3)) / (head_dim as f64).sqrt();
-    let scores = scores.cast(DType::F32);
-    let scores = match mask {
-        Some(mask) => scores + mask.clone(),
-        None => scores,
-    };
-    let mixed = softmax(scores, 3).cast(dtype).matmul(v);
-    mixed
+    let mixed = attention.try_forward(q, k, v, None)?;
+    Ok(mixed
         .swap_dims(1, 2)
-        .reshape([batch, queries, heads * head_dim])
-}
-
-/// Gives each group of query heads its key or value head.
-fn share(x: Tensor<4>, heads: usize) -> Tensor<4> {
-    let [batch, kv_heads, seq, head_dim] = x.dims();
-    if kv_heads == heads {
-        return x;
-    }
-    x.unsqueeze_dim::<5>(2)
-        .repeat_dim(2, heads / kv_heads)
-        .reshape([batch, heads, seq, head_dim])
+        .reshape([batch, queries, heads * head_dim]))
 }

@@ -121,9 +121,9 @@ impl QwenVl {
             }
         };
         trace.record(|| "inputs_embeds".into(), &embeddings);
-        let (angles, mask) = (&batch.angles, &batch.mask);
+        let (angles, attention) = (&batch.angles, &batch.attention);
         self.language_model
-            .forward(embeddings, angles, mask, deepstack, caches, trace)
+            .forward(embeddings, angles, attention, deepstack, caches, trace)
     }
 
     /// Logits from normalised hidden states.

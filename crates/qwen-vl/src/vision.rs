@@ -3,6 +3,7 @@
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_attention::{Attention, AttentionMask, MaskRules};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::position_ids::{vision_cu_seqlens, vision_positions, vision_windows};
 use rope_core::{Layout, Positions};
@@ -40,8 +41,8 @@ struct TowerLayout {
 pub(crate) struct VisionInputs {
     patches: Tensor<2>,
     angles: RotaryAngles,
-    /// Patches of each frame.
-    frames: Vec<usize>,
+    /// Attention within each frame.
+    frames: Attention,
     windows: Option<WindowOrder>,
     learned: Option<LearnedPositions>,
 }
@@ -51,8 +52,8 @@ pub(crate) struct VisionInputs {
 struct WindowOrder {
     order: Tensor<1, Int>,
     inverse: Tensor<1, Int>,
-    /// Patches of each window.
-    lengths: Vec<usize>,
+    /// Attention within each window.
+    attention: Attention,
 }
 
 /// The four neighbours of each patch on the learned grid, `[4, patches]`, and their weights,
@@ -142,7 +143,7 @@ impl VisionTower {
                 Some(WindowOrder {
                     order: indices(windows.window_index, &device),
                     inverse: indices(inverse, &device),
-                    lengths: lengths(&windows.cu_window_seqlens),
+                    attention: within(&windows.cu_window_seqlens)?,
                 })
             }
             None => None,
@@ -150,7 +151,7 @@ impl VisionTower {
         Ok(VisionInputs {
             patches,
             angles: self.rotary.try_angles(&positions, &device)?,
-            frames: lengths(&vision_cu_seqlens(grids)?),
+            frames: within(&vision_cu_seqlens(grids)?)?,
             windows,
             learned,
         })
@@ -170,13 +171,13 @@ impl VisionTower {
 
         let mut deepstack = Vec::new();
         for (index, block) in self.blocks.iter().enumerate() {
-            let segments = match (&self.layout.windows, &inputs.windows) {
+            let attention = match (&self.layout.windows, &inputs.windows) {
                 (Some(layout), Some(windows)) if !layout.full_attention_blocks.contains(&index) => {
-                    &windows.lengths
+                    &windows.attention
                 }
                 _ => &inputs.frames,
             };
-            hidden = block.forward(hidden, segments, &inputs.angles)?;
+            hidden = block.forward(hidden, attention, &inputs.angles)?;
             trace.record(|| format!("vision.block.{index}.out"), &hidden);
             if let Some(which) = self.layout.deepstack.iter().position(|at| *at == index) {
                 let feature = self.deepstack_merger_list[which].forward(hidden.clone());
@@ -203,9 +204,16 @@ impl VisionTower {
     }
 }
 
-fn lengths(cu_seqlens: &[usize]) -> Vec<usize> {
-    let pairs = cu_seqlens.windows(2);
-    pairs.map(|pair| pair[1] - pair[0]).collect()
+/// Full attention within each segment of packed patches.
+fn within(cu_seqlens: &[usize]) -> Result<Attention> {
+    let patches = cu_seqlens.last().copied().unwrap_or(0);
+    let rules = MaskRules {
+        cu_seqlens: Some(cu_seqlens),
+        ..Default::default()
+    };
+    Ok(Attention::new(AttentionMask::new(
+        &rules, 1, patches, patches,
+    )?))
 }
 
 /// Bilinear interpolation of a `side` x `side` grid to each image: for every patch the cells above
@@ -290,7 +298,7 @@ impl PatchEmbed {
 #[derive(Module, Debug)]
 struct Block {
     norm1: Norm,
-    attn: Attention,
+    attn: SelfAttention,
     norm2: Norm,
     mlp: FeedForward,
 }
@@ -300,7 +308,7 @@ impl Block {
         let channels = config.hidden_size;
         Self {
             norm1: Norm::new(channels, config.rms_norm, device),
-            attn: Attention {
+            attn: SelfAttention {
                 qkv: LinearConfig::new(channels, 3 * channels).init(device),
                 proj: LinearConfig::new(channels, channels).init(device),
                 rotary: rotary.clone(),
@@ -322,31 +330,30 @@ impl Block {
     fn forward(
         &self,
         hidden: Tensor<2>,
-        segments: &[usize],
+        attention: &Attention,
         angles: &RotaryAngles,
     ) -> Result<Tensor<2>> {
         let attended = self
             .attn
-            .forward(self.norm1.forward(hidden.clone()), segments, angles)?;
+            .forward(self.norm1.forward(hidden.clone()), attention, angles)?;
         let hidden = hidden + attended;
         Ok(hidden.clone() + self.mlp.forward(self.norm2.forward(hidden)))
     }
 }
 
-/// Full attention within each segment.
 #[derive(Module, Debug)]
-struct Attention {
+struct SelfAttention {
     qkv: Linear,
     proj: Linear,
     rotary: Rotary,
     heads: usize,
 }
 
-impl Attention {
+impl SelfAttention {
     fn forward(
         &self,
         hidden: Tensor<2>,
-        segments: &[usize],
+        attention: &Attention,
         angles: &RotaryAngles,
     ) -> Result<Tensor<2>> {
         let [patches, channels] = hidden.dims();
@@ -359,22 +366,9 @@ impl Attention {
         drop(qkv);
         let (q, k) = self.rotary.try_forward(q, k, angles)?;
 
-        // Consecutive segments of one length attend as one batch.
-        let mut start = 0;
-        let attended = segments.chunk_by(|a, b| a == b).map(|run| {
-            let (count, len) = (run.len(), run[0]);
-            let batch = |x: &Tensor<3>| {
-                x.clone()
-                    .narrow(0, start, count * len)
-                    .reshape([count, len, self.heads, head_dim])
-                    .swap_dims(1, 2)
-            };
-            let mixed = attend(batch(&q), batch(&k), batch(&v), None);
-            start += count * len;
-            mixed.reshape([count * len, channels])
-        });
-        let attended = Tensor::cat(attended.collect(), 0);
-        Ok(self.proj.forward(attended))
+        let heads_first = |x: Tensor<3>| x.unsqueeze_dim::<4>(0).swap_dims(1, 2);
+        let attended = attend(attention, heads_first(q), heads_first(k), heads_first(v))?;
+        Ok(self.proj.forward(attended.squeeze_dim::<2>(0)))
     }
 }
 
