@@ -1,0 +1,154 @@
+//! Attention and the models that use it on the simulated NPU, by ordinary operations that all run
+//! there.
+
+mod common;
+
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_ascend::{fallbacks, reset_fallbacks};
+use burn_attention::{Attention, AttentionMask, MaskRules, Method};
+use common::{host, npus};
+use qwen_vl::rope_core::position_ids::Prompt;
+use qwen_vl::{Inputs, QwenVlConfig};
+
+/// Two devices that compute the same in f32, on values of order 1.
+const SAME: f32 = 2e-5;
+
+/// Numbers between -1 and 1 that are the same in every run.
+fn values(seed: usize, shape: [usize; 4]) -> TensorData {
+    let value = |index: usize| ((index * 7919 + seed * 104_729) % 2003) as f32 / 1001.0 - 1.0;
+    let count: usize = shape.iter().product();
+    TensorData::new((0..count).map(value).collect::<Vec<f32>>(), shape)
+}
+
+/// The output of an attention, and the gradients of q, k, v and the bias.
+fn attended(
+    attention: &Attention,
+    biased: bool,
+    device: &Device,
+) -> Result<Vec<f32>, burn_attention::AttentionError> {
+    let input = |seed, heads, tokens| {
+        Tensor::<4>::from_data(values(seed, [2, heads, tokens, 8]), device).require_grad()
+    };
+    let (q, k, v) = (input(1, 4, 11), input(2, 2, 11), input(3, 2, 11));
+    let bias = Tensor::<4>::from_data(values(4, [1, 4, 1, 11]), device).require_grad();
+    let added = biased.then(|| bias.clone());
+    let out = attention.try_forward(q.clone(), k.clone(), v.clone(), added)?;
+    let dy = Tensor::<4>::from_data(values(5, [2, 4, 11, 8]), device);
+    let gradients = (out.clone() * dy).sum().backward();
+    let mut found = vec![out.inner()];
+    found.extend([q, k, v, bias].iter().filter_map(|x| x.grad(&gradients)));
+    assert_eq!(found.len(), if biased { 5 } else { 4 });
+    let floats = |x: Tensor<4>| x.into_data().iter::<f32>().collect::<Vec<_>>();
+    Ok(found.into_iter().flat_map(floats).collect())
+}
+
+fn assert_same(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (found - expected).abs();
+        assert!(
+            error < SAME,
+            "{what}: [{index}] is {found}, expected {expected}"
+        );
+    }
+}
+
+#[test]
+fn attention_runs_on_the_npu_forward_and_backward() {
+    let (_held, [npu, _]) = npus();
+    let (_host, device) = host(npu);
+    let (npu, cpu) = (device.autodiff(), Device::flex().autodiff());
+    let mut attended_to = [true; 22];
+    attended_to[..3].fill(false);
+    let all = MaskRules::default();
+    let causal = MaskRules {
+        causal: true,
+        ..all
+    };
+    let cases = [
+        ("all keys", all, false),
+        ("causal, a bias", causal, true),
+        (
+            "causal, padding",
+            MaskRules {
+                attended: Some(&attended_to),
+                ..causal
+            },
+            false,
+        ),
+        (
+            "windows of one length and another",
+            MaskRules {
+                cu_seqlens: Some(&[0, 4, 8, 11]),
+                ..all
+            },
+            false,
+        ),
+    ];
+    reset_fallbacks();
+    for (name, rules, biased) in cases {
+        let mask = AttentionMask::new(&rules, 2, 11, 11).expect(name);
+        let attention = Attention::new(mask);
+        let expected = attended(&attention, biased, &cpu).expect(name);
+        for method in [Method::Fused, Method::Blocks { scores: 1 }] {
+            let attention = attention.clone().with_method(method);
+            let found = attended(&attention, biased, &npu).expect(name);
+            assert_same(&found, &expected, name);
+        }
+    }
+    assert!(fallbacks().is_empty(), "{:?}", fallbacks());
+}
+
+/// A training step of each family with a picture: the losses of two steps are those on the CPU.
+#[test]
+fn the_models_train_on_the_npu() {
+    let (_held, [npu, _]) = npus();
+    let (_host, device) = host(npu);
+    let models = rope_check::fixtures().expect("the test runs in the workspace");
+    for name in ["qwen2_vl_tiny", "qwen2_5_vl_tiny", "qwen3_vl_tiny"] {
+        let folder = models.join("models").join(name);
+        let config = QwenVlConfig::from_folder(&folder).expect(name);
+        let losses = |device: &Device| -> Vec<f32> {
+            let mut model = config.load(&folder, device).expect(name);
+            let side = config.vision.patch[2] * config.vision.spatial_merge;
+            let picture = Tensor::from_data(values(6, [1, 3, 2 * side, 3 * side]), device);
+            let (patches, grid) = config.vision.patches(picture).expect(name);
+            let image = [config.image_token; 2 * 3];
+            let input_ids = [&image[..], &[11, 12, 13, 21, 22]].concat();
+            let labels = [&[-100; 6 + 3][..], &[21, 22]].concat();
+            let inputs = Inputs {
+                prompt: Prompt {
+                    input_ids: &input_ids,
+                    image_grids: &[grid],
+                    ..Prompt::default()
+                },
+                image_patches: Some(patches),
+                video_patches: None,
+            };
+            let batch = model.batch(&inputs).expect(name);
+            let mut optimizer = AdamWConfig::new().with_epsilon(1e-8).init();
+            (0..2)
+                .map(|_| {
+                    let step = model
+                        .clone()
+                        .train_step(&mut optimizer, 3e-3, &batch, &labels);
+                    let loss;
+                    (model, loss) = step.expect(name);
+                    loss
+                })
+                .collect()
+        };
+        let expected = losses(&Device::flex().autodiff());
+        reset_fallbacks();
+        let found = losses(&device.clone().autodiff());
+        assert!(fallbacks().is_empty(), "{name}: {:?}", fallbacks());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(
+                (found - expected).abs() < 1e-3,
+                "{name}: {found}, expected {expected}"
+            );
+        }
+        assert!(found[1] < found[0], "{name}: {found:?}");
+    }
+}
