@@ -5,7 +5,7 @@ use std::fmt;
 use rope_check::buffer::DType;
 
 use crate::cases::{DTYPES, Group, Way};
-use crate::rows::{MemoryRow, Source, SpeedRow, StepRow, bytes};
+use crate::rows::{AttentionRow, MemoryRow, Source, SpeedRow, StepRow, bytes};
 use crate::shapes::LONG_SEQS;
 
 /// Implementation names that bars compare.
@@ -44,6 +44,43 @@ impl fmt::Display for Bar {
         let verdict = if self.met { "met    " } else { "NOT MET" };
         write!(f, "{verdict}  {}: {}", self.claim, self.found)
     }
+}
+
+/// The bars of `mrope bench memory --attention` that the rows say something about.
+pub fn attention(rows: &[AttentionRow]) -> Vec<Bar> {
+    let mut bars = Vec::new();
+    for dtype in DTYPES {
+        let fused = rows
+            .iter()
+            .filter(|row| row.dtype == dtype && row.implementation == names::FUSED);
+        let mut a_token = fused.clone().filter_map(|row| {
+            let peak = row.step_peak_bytes? as f64;
+            Some((row.tokens, peak / row.tokens as f64))
+        });
+        let (shortest, longest) = (a_token.clone().next(), a_token.next_back());
+        if let Some(((from, first), (to, last))) = shortest.zip(longest).filter(|(a, b)| a != b) {
+            bars.push(Bar {
+                claim: format!(
+                    "attention, {}: bytes a token do not grow from {from} to {to} tokens",
+                    dtype.name()
+                ),
+                found: format!("{} and {}", bytes(first), bytes(last)),
+                met: last <= 1.05 * first,
+            });
+        }
+        let at_4096 = fused.clone().find(|row| row.tokens == 4096);
+        if let Some(ratio) = at_4096.and_then(|row| row.composed_ratio) {
+            bars.push(Bar {
+                claim: format!(
+                    "attention, {}: the peak at 4096 tokens is at least 10x below composed",
+                    dtype.name()
+                ),
+                found: format!("{ratio:.1}x"),
+                met: ratio >= 10.0,
+            });
+        }
+    }
+    bars
 }
 
 /// The bars of `mrope bench speed` that the rows say something about.

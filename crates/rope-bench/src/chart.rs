@@ -7,7 +7,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::bars::names;
 use crate::cases::{DTYPES, Group, Way};
-use crate::rows::{MemoryRow, Source, SpeedRow, StepRow};
+use crate::rows::{AttentionRow, MemoryRow, Source, SpeedRow, StepRow, bytes};
 
 const FONT: &str = "sans-serif";
 const WIDTH: i32 = 1000;
@@ -23,6 +23,27 @@ const COLORS: [RGBColor; 5] = [
     RGBColor(44, 140, 70),
     RGBColor(150, 80, 160),
 ];
+
+/// The peaks of fused and composed attention.
+pub fn attention(rows: &[AttentionRow]) -> BarChart {
+    let same = |a: &AttentionRow, b: &AttentionRow| (a.dtype, a.tokens) == (b.dtype, b.tokens);
+    let group = |rows: &[AttentionRow]| BarGroup {
+        label: format!("{}, {} tokens", rows[0].dtype.name(), rows[0].tokens),
+        bars: (rows.iter())
+            .map(|row| {
+                let peak = row.step_peak_bytes? as f64;
+                Some((peak / f64::from(1 << 20), bytes(peak)))
+            })
+            .collect(),
+    };
+    BarChart {
+        title: "Attention: the most bytes of forward and backward".into(),
+        series: vec![names::FUSED.into(), names::COMPOSED.into()],
+        groups: rows.chunk_by(same).map(group).collect(),
+        line: None,
+        logarithmic: true,
+    }
+}
 
 /// Bars that belong together, one per series; a series without a value leaves its bar out.
 #[derive(Clone, Debug)]

@@ -186,6 +186,42 @@ pub struct MemoryRow {
     pub note: String,
 }
 
+/// What causal attention held in memory, forward and backward. Empty where it was not run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionRow {
+    /// The model of the shape.
+    pub shape: String,
+    /// Tokens.
+    pub tokens: usize,
+    /// Heads of q.
+    pub heads: usize,
+    /// Heads of k and v.
+    pub kv_heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// The element type of q, k and v.
+    pub dtype: DType,
+    /// Whose memory: `flex`, or the NPU.
+    pub device: String,
+    /// Who attended.
+    pub implementation: String,
+    /// How the figures came about.
+    pub source: Source,
+    /// Bytes of one matrix of scores in f32.
+    pub scores_bytes: usize,
+    /// Bytes live after the forward, less those live before: what the graph keeps, beside q, k and
+    /// v, and the output.
+    pub retained_bytes: Option<isize>,
+    /// The most bytes live during the forward, less those live before.
+    pub forward_peak_bytes: Option<usize>,
+    /// The most bytes live during the backward, less those live before.
+    pub backward_peak_bytes: Option<usize>,
+    /// The most bytes live at any time of both, less those live before the forward.
+    pub step_peak_bytes: Option<usize>,
+    /// `step_peak_bytes` of the composed attention over that of this one, in the same run.
+    pub composed_ratio: Option<f64>,
+}
+
 /// The share of a step that rotation takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRow {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use rope_bench::model::ModelRow;
-use rope_bench::rows::{MemoryRow, SpeedRow, StepRow, read_csv, read_json_lines};
+use rope_bench::rows::{AttentionRow, MemoryRow, SpeedRow, StepRow, read_csv, read_json_lines};
 use serde_json::Value;
 
 fn mrope(arguments: &[&str]) -> Output {
@@ -99,6 +99,36 @@ fn fused_keeps_no_data_and_its_backward_peaks_at_the_gradients() {
         json.lines()
             .filter(|line| line.contains(r#""device":"any""#))
             .all(|line| line.contains("calculated"))
+    );
+}
+
+#[test]
+fn attention_keeps_no_matrix_of_scores() {
+    let json = succeeded(&["memory", "--attention", "--quick", "--json", "--check"]);
+    let rows: Vec<AttentionRow> = read_json_lines(&json).expect("one object a line");
+    // Two types, two numbers of tokens, fused and composed.
+    assert_eq!(rows.len(), 8);
+    for row in &rows {
+        let kept = row.retained_bytes.expect("counted").cast_unsigned();
+        let peak = row.step_peak_bytes.expect("counted");
+        if row.implementation == "fused" {
+            // The output, and one number in f32 for each row of scores.
+            let rows = row.tokens * row.heads;
+            let output = rows * row.head_dim * row.dtype.size_bytes();
+            let expected = output + 4 * rows;
+            assert!(kept.abs_diff(expected) <= BOOKKEEPING_BYTES, "{row:?}");
+        } else {
+            assert!(
+                kept > row.scores_bytes && peak > 2 * row.scores_bytes,
+                "{row:?}"
+            );
+        }
+    }
+    let text = succeeded(&["memory", "--attention", "--quick", "--dtype", "f32"]);
+    assert!(text.contains("composed / fused"), "{text}");
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 100),
+        "{text}"
     );
 }
 

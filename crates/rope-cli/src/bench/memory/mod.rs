@@ -1,5 +1,6 @@
 //! `mrope bench memory`.
 
+mod attention;
 mod measure;
 mod plan;
 mod table;

@@ -10,6 +10,7 @@ use rope_bench::rows::{MemoryRow, read_json_lines};
 use rope_bench::{bars, chart};
 use rope_check::buffer::DType;
 
+use super::attention;
 use super::measure::{count, float};
 use super::table::table;
 use crate::bench::arguments::{MAX_TOKENS, count_up_to, one_of};
@@ -26,6 +27,9 @@ use crate::device::Device;
 /// process is counted, exactly. On an NPU (--device) the tensors live on the NPU, and the bytes of
 /// its memory pool are counted. Rows called "calculated" are formulas for schemes that do not run
 /// here; docs/benchmarks.md has them.
+///
+/// With --attention, causal attention instead: burn-attention's against ordinary operations on the
+/// whole matrix of scores, at several numbers of tokens.
 ///
 /// All figures except the graph's own nodes grow in proportion to the tokens: the defaults are
 /// small so that the run is short.
@@ -52,6 +56,9 @@ pub(crate) struct MemoryArgs {
     /// Whose memory: cpu, ascend (the first NPU), ascend:N, or ascend-sim (a simulated NPU).
     #[arg(long, default_value = "cpu")]
     device: Device,
+    /// Attention instead of rotations: a key head of Qwen2.5-VL-7B and its query heads.
+    #[arg(long, conflicts_with_all = ["shape", "layers", "checkpointing"])]
+    attention: bool,
     /// A few tokens and layers, to see that everything runs.
     #[arg(long)]
     quick: bool,
@@ -166,6 +173,9 @@ impl Plan {
 /// # Errors
 /// If the device is not there, or an output cannot be written.
 pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
+    if args.attention {
+        return count_attention(args);
+    }
     let output = args.output.open()?;
     let plan = Plan::new(args);
     let mut rows = Vec::new();
@@ -178,4 +188,25 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
     }
     let bars = bars::memory(&rows);
     output.write(&rows, || chart::memory(&rows), || table(&rows), &bars)
+}
+
+fn count_attention(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let output = args.output.open()?;
+    let tokens: &[usize] = match &args.tokens {
+        Some(tokens) => std::slice::from_ref(tokens),
+        None if args.quick => &attention::QUICK_TOKENS,
+        None => &attention::TOKENS,
+    };
+    let meter = Meter::open(&args.device)?;
+    let mut rows = Vec::new();
+    for &dtype in &args.dtype {
+        rows.extend(attention::count(&meter, tokens, dtype)?);
+    }
+    let bars = bars::attention(&rows);
+    output.write(
+        &rows,
+        || chart::attention(&rows),
+        || attention::table(&rows),
+        &bars,
+    )
 }

@@ -1,0 +1,187 @@
+//! Counting the bytes of attention that really runs.
+
+use std::error::Error;
+
+use burn::tensor::{DType as BurnDType, Distribution, Tensor};
+use burn_attention::{Attention, AttentionMask, MaskRules, Method};
+use rope_bench::bars::names;
+use rope_bench::rows::{AttentionRow, bytes};
+use rope_bench::shapes::{QWEN2_5_VL_7B, Shape};
+use rope_check::buffer::DType;
+
+use super::measure::float;
+use crate::bench::meter::{Meter, Sizes};
+use crate::bench::output::progress;
+use crate::table::{Table, or_dash};
+
+/// Tokens by default.
+pub(super) const TOKENS: [usize; 5] = [1024, 2048, 4096, 8192, 16_384];
+/// Tokens of a quick run.
+pub(super) const QUICK_TOKENS: [usize; 2] = [64, 128];
+/// The largest matrix of scores that the composed attention is run with; it holds several.
+const LARGEST_SCORES_BYTES: usize = 512 << 20;
+
+/// A key head of a model and the query heads that share it. All heads together hold as many times
+/// these bytes as the model has key heads.
+fn one_group(shape: Shape) -> Shape {
+    Shape {
+        heads: shape.heads / shape.kv_heads,
+        kv_heads: 1,
+        ..shape
+    }
+}
+
+/// A row for the fused and the composed causal attention at each number of tokens.
+///
+/// # Errors
+/// Those of the device.
+pub(super) fn count(
+    meter: &Meter,
+    tokens: &[usize],
+    dtype: DType,
+) -> Result<Vec<AttentionRow>, Box<dyn Error>> {
+    let bar = progress(2 * tokens.len())?;
+    let mut rows = Vec::new();
+    let methods = [
+        (names::FUSED, Method::Fused),
+        (names::COMPOSED, Method::Composed),
+    ];
+    // Memory pools and what kernels look up are made on first use.
+    let warm = one_group(QWEN2_5_VL_7B).at(QUICK_TOKENS[0]);
+    for (_, method) in methods {
+        step(meter, warm, dtype, method)?;
+    }
+    for &tokens in tokens {
+        let shape = one_group(QWEN2_5_VL_7B).at(tokens);
+        let first = rows.len();
+        for (implementation, method) in methods {
+            let scores_bytes = shape.heads * tokens * tokens * size_of::<f32>();
+            let mut row = AttentionRow {
+                shape: shape.name.to_owned(),
+                tokens,
+                heads: shape.heads,
+                kv_heads: shape.kv_heads,
+                head_dim: shape.head_dim,
+                dtype,
+                device: meter.name().to_owned(),
+                implementation: implementation.to_owned(),
+                source: meter.source(),
+                scores_bytes,
+                retained_bytes: None,
+                forward_peak_bytes: None,
+                backward_peak_bytes: None,
+                step_peak_bytes: None,
+                composed_ratio: None,
+            };
+            if method == Method::Fused || scores_bytes <= LARGEST_SCORES_BYTES {
+                let [forward, backward] = step(meter, shape, dtype, method)?;
+                let later = forward.retained_bytes + backward.peak_bytes.cast_signed();
+                let peak = forward.peak_bytes.max(later.max(0).cast_unsigned());
+                row.retained_bytes = Some(forward.retained_bytes);
+                row.forward_peak_bytes = Some(forward.peak_bytes);
+                row.backward_peak_bytes = Some(backward.peak_bytes);
+                row.step_peak_bytes = Some(peak);
+            }
+            rows.push(row);
+            bar.inc(1);
+        }
+        let peak = |row: &AttentionRow| row.step_peak_bytes.map(|bytes| bytes as f64);
+        let composed = rows.last().and_then(peak);
+        rows[first].composed_ratio = composed.zip(peak(&rows[first])).map(|(c, f)| c / f);
+    }
+    bar.finish_and_clear();
+    Ok(rows)
+}
+
+/// One forward and one backward of causal attention, each counted by itself. q, k and v are there
+/// before: they are what other layers compute.
+fn step(
+    meter: &Meter,
+    shape: Shape,
+    dtype: DType,
+    method: Method,
+) -> Result<[rope_check::alloc::Usage; 2], Box<dyn Error>> {
+    let device = meter.device().autodiff();
+    let dtype = BurnDType::from(float(dtype));
+    let random = |heads: usize| {
+        let shape = [1, heads, shape.seq, shape.head_dim];
+        let x = Tensor::<4>::random(shape, Distribution::Default, &device);
+        x.cast(dtype).require_grad()
+    };
+    let (q, k, v) = (
+        random(shape.heads),
+        random(shape.kv_heads),
+        random(shape.kv_heads),
+    );
+    let rules = MaskRules {
+        causal: true,
+        ..Default::default()
+    };
+    let mask = AttentionMask::new(&rules, 1, shape.seq, shape.seq)?;
+    let attention = Attention::new(mask).with_method(method);
+    let sizes = Sizes {
+        data_bytes: usize::MAX,
+        large_bytes: usize::MAX,
+    };
+    let (mut inputs, mut out) = (Some((q.clone(), k, v)), None);
+    let forward = meter.count(sizes, &mut || {
+        out = inputs.take().map(|(q, k, v)| attention.forward(q, k, v));
+    })?;
+    let loss = out.ok_or("nothing attended")?.sum();
+    let (mut loss, mut gradients) = (Some(loss), None);
+    let backward = meter.count(sizes, &mut || {
+        gradients = loss.take().map(|loss| loss.backward());
+    })?;
+    if gradients.is_none_or(|gradients| q.grad(&gradients).is_none()) {
+        return Err("the backward did not reach q".into());
+    }
+    Ok([forward, backward])
+}
+
+/// The rows as tables, one for each element type.
+pub(super) fn table(rows: &[AttentionRow]) -> String {
+    let of_type = |rows: &[AttentionRow]| {
+        let first = &rows[0];
+        let title = format!(
+            "Causal attention, a key head of {} with its {} query heads x {}, {}, on {}\n",
+            first.shape,
+            first.heads,
+            first.head_dim,
+            first.dtype.name(),
+            first.device,
+        );
+        let mut table = Table::new(
+            &["", "tokens"],
+            &[
+                "kept",
+                "peak forward",
+                "peak backward",
+                "peak",
+                "composed / fused",
+            ],
+        );
+        let size = |count: Option<f64>| or_dash(count.map(bytes));
+        for row in rows {
+            table.row([
+                row.implementation.clone(),
+                row.tokens.to_string(),
+                size(row.retained_bytes.map(|count| count as f64)),
+                size(row.forward_peak_bytes.map(|count| count as f64)),
+                size(row.backward_peak_bytes.map(|count| count as f64)),
+                size(row.step_peak_bytes.map(|count| count as f64)),
+                or_dash(row.composed_ratio.map(|ratio| format!("{ratio:.1}"))),
+            ]);
+        }
+        let not_run = rows.iter().find(|row| row.step_peak_bytes.is_none());
+        let note = not_run.map_or(String::new(), |row| {
+            format!(
+                "  From {} tokens on, composed was not run: one of its matrices takes {}.\n",
+                row.tokens,
+                bytes(row.scores_bytes as f64)
+            )
+        });
+        format!("{title}{table}{note}\n")
+    };
+    let tables = rows.chunk_by(|a, b| a.dtype == b.dtype).map(of_type);
+    tables.collect()
+}
