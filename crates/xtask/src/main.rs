@@ -1,10 +1,12 @@
-//! Checks and measurements of the workspace: `cargo xtask abi`, `benchmarks`, `sanitize` and
-//! `vendor-headers`.
+//! Checks and measurements of the workspace: `cargo xtask abi`, `benchmarks`, `sanitize`,
+//! `vendor-headers` and `vendor-operators`.
 
 mod abi;
 mod benchmarks;
+mod checkout;
 mod sanitize;
 mod vendor_headers;
+mod vendor_operators;
 
 use std::process::{Command, ExitCode};
 
@@ -15,6 +17,8 @@ const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask benchmarks [--full | --page] [NAME ...]
        cargo xtask sanitize
        cargo xtask vendor-headers [--arch 2201|3510] [--compile | --quick] [--json] FOLDER
+       cargo xtask vendor-operators [--soc 910B|910_93] [--operator aclnnNAME] [--quick] [--json]
+           FOLDER
 
 abi   checks the declarations of rope-ascend and of the simulator against the vendor's headers.
       FOLDER holds `acl/acl.h`; without it the headers are taken from the PyPI wheel
@@ -29,7 +33,14 @@ vendor-headers   holds the kernels to the vendor's Ascend C headers in FOLDER, a
       or an installed CANN, with clang 15 or later on x86-64 Linux: compiles them, runs the suites
       of Ascend through them, compares all memory with the simulator's run, counts the instructions
       of a tile, and seeds faults that it has to notice. Ten minutes. --arch takes one architecture,
-      --compile stops after compiling, --quick leaves out the suite that needs burn.";
+      --compile stops after compiling, --quick leaves out the suite that needs burn.
+vendor-operators   holds the operators to the vendor's own first phases: argument checks, promotion
+      and choice of kernels. FOLDER holds checkouts of opbase, metadef, runtime, ops-math, ops-nn
+      and ops-transformer (github.com/hicann), which g++ compiles for the host into the target
+      folder. Asks that code and the simulator about calls made from the operator table, about 2000
+      an operator, and about the calls that the suites make; differences without an explanation are
+      errors. --soc takes one device, --operator sweeps one operator, --quick leaves out the suites
+      that need burn.";
 
 /// cargo with the environment that a user starts it with. The variables that cargo sets for this
 /// package would make it build other packages again, for minutes.
@@ -61,6 +72,14 @@ fn main() -> ExitCode {
         }
         [vendor_headers::LAUNCH, words @ ..] => {
             vendor_headers::launch(words).map_err(|error| error.to_string())
+        }
+        ["vendor-operators", words @ ..]
+            if let Some(options) = vendor_operators::Options::parse(words) =>
+        {
+            vendor_operators::run(&options).map_err(|error| text(&error))
+        }
+        [vendor_operators::ASK, words @ ..] => {
+            vendor_operators::answer(words).map_err(|error| text(&error))
         }
         ["sanitize"] => sanitize::run().map_err(|error| text(&error)),
         _ => {

@@ -9,6 +9,7 @@ use std::{env, fs};
 use serde::Serialize;
 
 use super::{ARCHITECTURES, Result, VendorError, cannot_access};
+use crate::checkout::commit_of;
 
 /// Below the folder that was named: a checkout, and where releases of CANN keep the headers.
 const PLACES: [&str; 7] = [
@@ -276,22 +277,6 @@ fn find_clang(chosen: Option<String>) -> Result<(String, String)> {
 fn clang_version(line: &str) -> Option<u32> {
     let (_, version) = line.split_once("clang version ")?;
     version.split('.').next()?.parse().ok()
-}
-
-fn commit_of(folder: &Path) -> Option<String> {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git")
-            .arg("-C")
-            .arg(folder)
-            .args(arguments)
-            .output()
-            .ok()?;
-        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        output.status.success().then_some(text)
-    };
-    // Of this folder, not of a repository around it.
-    let top = git(&["rev-parse", "--show-toplevel"])?;
-    (Path::new(&top) == folder).then(|| git(&["log", "-1", "--format=commit %h of %cs"]))?
 }
 
 /// An error if the compiler's output has one that counts.

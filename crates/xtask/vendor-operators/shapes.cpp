@@ -1,0 +1,189 @@
+// Shape inference of the kernels whose first phases ask for it, by what the kernels compute. The
+// vendor's own is registered by the graph engine, which is not part of the harness.
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "harness.h"
+#include "opdev/op_arg_def.h"
+#include "opdev/op_executor.h"
+#include "opdev/shape_utils.h"
+
+namespace {
+using Axes = std::vector<int64_t>;
+
+struct Kernel {
+    std::string name;
+    std::vector<const aclTensor *> inputs;
+    std::vector<aclTensor *> outputs;
+    std::vector<op::OpArg *> attributes;
+
+    Kernel(uint32_t type, op::OpArgList &in, op::OpArgList &out, op::OpArgList &attrs)
+        : name(harness::Kernel(type))
+    {
+        in.VisitByNoReturn([&](size_t, op::OpArg &argument) {
+            const bool is_tensor = argument.type == op::OpArgType::OPARG_ACLTENSOR;
+            inputs.push_back(is_tensor ? static_cast<const aclTensor *>(argument->pointer)
+                                       : nullptr);
+        });
+        out.VisitByNoReturn([&](size_t, op::OpArg &argument) {
+            const bool is_tensor = argument.type == op::OpArgType::OPARG_ACLTENSOR;
+            outputs.push_back(is_tensor ? static_cast<aclTensor *>(argument->pointer) : nullptr);
+        });
+        attrs.VisitByNoReturn([&](size_t, op::OpArg &argument) {
+            attributes.push_back(&argument);
+        });
+    }
+
+    bool Begins(const char *text) const { return name.rfind(text, 0) == 0; }
+    bool Contains(const char *text) const { return name.find(text) != std::string::npos; }
+
+    std::vector<bool> Flags() const
+    {
+        std::vector<bool> flags;
+        for (op::OpArg *attribute : attributes) {
+            if (attribute->type == op::OpArgType::OPARG_BOOL) {
+                flags.push_back(((*attribute)->ivalue & 0xff) != 0);
+            }
+        }
+        return flags;
+    }
+
+    Axes Numbers() const
+    {
+        Axes numbers;
+        for (op::OpArg *attribute : attributes) {
+            if (attribute->type == op::OpArgType::OPARG_INT) {
+                numbers.push_back((*attribute)->ivalue);
+            }
+        }
+        return numbers;
+    }
+};
+
+// The integers of a tensor in host memory.
+Axes HostIntegers(const aclTensor *tensor)
+{
+    Axes values;
+    const void *data = tensor->GetStorageAddr();
+    for (int64_t i = 0; data != nullptr && i < tensor->Size(); i++) {
+        const bool is_short = tensor->GetDataType() == ge::DT_INT32;
+        values.push_back(is_short ? static_cast<const int32_t *>(data)[i]
+                                  : static_cast<const int64_t *>(data)[i]);
+    }
+    return values;
+}
+
+void Give(aclTensor *tensor, const op::Shape &shape)
+{
+    if (tensor != nullptr) {
+        tensor->SetOriginalShape(shape);
+        tensor->SetStorageShape(shape);
+        tensor->SetViewShape(shape);
+    }
+}
+
+op::Shape Reduced(const op::Shape &x, const Axes &axes, bool keeps)
+{
+    op::Shape shape;
+    const int64_t rank = x.GetDimNum();
+    for (int64_t i = 0; i < rank; i++) {
+        const bool is_reduced = std::any_of(axes.begin(), axes.end(), [&](int64_t axis) {
+            return (axis < 0 ? axis + rank : axis) == i;
+        });
+        if (!is_reduced) {
+            shape.AppendDim(x.GetDim(i));
+        } else if (keeps) {
+            shape.AppendDim(1);
+        }
+    }
+    return shape;
+}
+
+op::Shape Product(const op::Shape &x, const op::Shape &y, const std::vector<bool> &transposed)
+{
+    op::Shape shape;
+    const int64_t x_rank = x.GetDimNum();
+    const int64_t y_rank = y.GetDimNum();
+    for (int64_t i = 0; i + 2 < x_rank; i++) {
+        shape.AppendDim(std::max(x.GetDim(i), i + 2 < y_rank ? y.GetDim(i) : 1));
+    }
+    const bool is_x_transposed = !transposed.empty() && transposed[0];
+    const bool is_y_transposed = transposed.size() > 1 && transposed[1];
+    shape.AppendDim(x.GetDim(x_rank - (is_x_transposed ? 1 : 2)));
+    shape.AppendDim(y.GetDim(y_rank - (is_y_transposed ? 2 : 1)));
+    return shape;
+}
+
+// The shape of all outputs. A kernel that is not known here is taken for one element by element, and
+// noted.
+op::Shape Infer(const Kernel &kernel)
+{
+    const op::Shape x = kernel.inputs[0]->GetViewShape();
+    const aclTensor *second = kernel.inputs.size() > 1 ? kernel.inputs[1] : nullptr;
+    op::Shape shape;
+    if (kernel.Begins("Reduce") || kernel.Begins("Arg")) {
+        const std::vector<bool> flags = kernel.Flags();
+        Axes axes = kernel.Numbers();
+        axes.resize(std::min<size_t>(axes.size(), 1));
+        return Reduced(x, second != nullptr ? HostIntegers(second) : axes,
+                       !flags.empty() && flags[0]);
+    }
+    if (kernel.name == "BroadcastTo" || kernel.name == "Slice") {
+        const Axes sizes = HostIntegers(kernel.inputs[kernel.name == "Slice" ? 2 : 1]);
+        for (size_t i = 0; i < sizes.size(); i++) {
+            shape.AppendDim(sizes[i] < 0 ? x.GetDim(i) : sizes[i]);
+        }
+        return shape;
+    }
+    if (kernel.name == "Transpose") {
+        for (const int64_t axis : HostIntegers(second)) {
+            shape.AppendDim(x.GetDim(axis));
+        }
+        return shape;
+    }
+    if (kernel.Contains("MatMul") || kernel.Contains("Gemm")) {
+        return Product(x, second->GetViewShape(), kernel.Flags());
+    }
+    static const std::set<std::string> pointwise = {"AxpyV2", "ClipByValueV2", "Mul"};
+    if (pointwise.count(kernel.name) == 0) {
+        harness::Undefined(("shape of " + kernel.name).c_str());
+    }
+    if (second != nullptr && op::BroadcastInferShape(x, second->GetViewShape(), shape)) {
+        return shape;
+    }
+    return x;
+}
+}  // namespace
+
+aclnnStatus InferShape(uint32_t type, op::OpArgList &in, op::OpArgList &out, op::OpArgList &attrs)
+{
+    const Kernel kernel(type, in, out, attrs);
+    if (kernel.inputs.empty() || kernel.inputs[0] == nullptr) {
+        return ACLNN_ERR_INNER_NULLPTR;
+    }
+    const op::Shape shape = Infer(kernel);
+    for (aclTensor *output : kernel.outputs) {
+        Give(output, shape);
+    }
+    return ACLNN_SUCCESS;
+}
+
+namespace op::internal {
+aclnnStatus UpdateOutputShape(aclTensor *tensor)
+{
+    const op::Shape shape = tensor->GetOriginalShape();
+    tensor->SetStorageShape(shape);
+    tensor->SetViewShape(shape);
+    return ACLNN_SUCCESS;
+}
+aclnnStatus UpdateOutputShape(aclTensorList *list)
+{
+    for (uint64_t i = 0; i < list->Size(); i++) {
+        UpdateOutputShape((*list)[i]);
+    }
+    return ACLNN_SUCCESS;
+}
+}  // namespace op::internal
