@@ -313,6 +313,7 @@ mod tests {
             difference: Difference::SimulatorRefuses,
             vendor: "",
             simulator: message,
+            empty: false,
             reason,
         };
         let rows = [row("rank 0", "ranks"), row("rank 9", "stale")];
