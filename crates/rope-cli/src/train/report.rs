@@ -35,7 +35,8 @@ pub(crate) struct Report {
     tokens_per_second: f64,
     parameters: usize,
     device: String,
-    /// Peak memory of the steps and operations that ran on the host, on an NPU of this process.
+    /// Peak memory of the steps and what ran elsewhere than on the AI Core, on an NPU of this
+    /// process.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
     options: RunConfig,

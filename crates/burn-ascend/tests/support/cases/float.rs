@@ -425,7 +425,7 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
         float_round: [Range::Quarters, SPREAD], Exact;
         float_floor: [Range::Quarters, SPREAD], Exact;
         float_ceil: [Range::Quarters, SPREAD], Exact;
-        float_trunc: [Range::Quarters, SPREAD], Exact;
+        float_trunc: [Range::Quarters, SPREAD, Range::Special], Exact;
         float_sign: [Range::Quarters], Exact;
     );
     // A backend may store flags in another type where burn asks for it.
