@@ -114,7 +114,7 @@ pub(crate) fn promote(a: DataType, b: DataType) -> Outcome<DataType> {
         return Ok(a);
     }
     for alone in [a, b] {
-        if matches!(alone, Uint16 | Uint32 | Uint64) {
+        if UNSIGNED.has(alone) {
             return refuse(format!(
                 "{a:?} and {b:?} do not promote: {alone:?} only with itself"
             ));
@@ -136,8 +136,8 @@ pub(crate) fn promote(a: DataType, b: DataType) -> Outcome<DataType> {
     })
 }
 
-/// The type that a tensor and a number compute in, on A2 and A3, where an operator has no rule of its
-/// own: a float tensor keeps its type, and an integer tensor does beside an integer.
+/// The type that a tensor and a number compute in, on A2 and A3, where an operator has no rule of
+/// its own: a float tensor keeps its type, and an integer tensor does beside an integer.
 pub(crate) fn promote_number(tensor: DataType, number: DataType) -> Outcome<DataType> {
     if tensor.is_float() || (tensor != Bool && !number.is_float()) {
         return Ok(tensor);

@@ -378,7 +378,7 @@ pub(crate) fn binary(
         }
         (Binary::Remainder, _) if !REMAINDERS.has(promoted) => {
             return refuse(format!(
-                "{} of {:?} and other of {other:?} compute in {promoted:?}, one of {:?} is expected",
+                "{} of {:?} and {other:?} compute in {promoted:?}, one of {:?} is expected",
                 a.name,
                 a.dtype,
                 REMAINDERS.list()
