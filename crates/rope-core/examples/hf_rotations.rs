@@ -2,15 +2,20 @@
 //! each states, one JSON object a line: `{"rotations": [...]}`, or `{"error"}`.
 //!
 //! `tests/fixtures/generate/rotations.py` compares that with what Hugging Face's modules compute.
+//! With the argument `tables` it prints the tables of `docs/rotations.md` instead.
 
 use std::error::Error;
 use std::io::{BufRead, stdin};
 
 use rope_core::RotarySpec;
-use rope_core::hf::{Component, LayerSpecs};
+use rope_core::hf::{Component, LayerSpecs, model_tables};
 use serde_json::{Value, json};
 
 fn main() -> Result<(), Box<dyn Error>> {
+    if std::env::args().nth(1).as_deref() == Some("tables") {
+        print!("{}", model_tables());
+        return Ok(());
+    }
     for line in stdin().lock().lines() {
         let request: Value = serde_json::from_str(&line?)?;
         let component = request["component"].as_str().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! What the rows of the families say beyond pairing and axes: which layers turn, heads of their own,
 //! and what is refused. Expected values are those of transformers 5.23.0.
 
-use rope_core::hf::{ConfigError, LayerSpecs};
+use rope_core::hf::{ConfigError, LayerSpecs, model_tables};
 use rope_core::{AxisLayout, Lane, Pairing, RopeError, RotarySpec};
 
 fn layers(json: &str) -> Vec<bool> {
@@ -165,4 +165,33 @@ fn lanes_of_vision_towers() {
     let first = [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0), (2, 0)];
     let second = first.map(|(axis, _)| (axis, 1));
     assert_eq!(spec.axis_layout(), &lanes(&[first, second].concat()));
+}
+
+#[test]
+fn the_page_lists_the_rows() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rotations.md");
+    let page = std::fs::read_to_string(page).expect("the page is there");
+    assert!(
+        page.ends_with(&model_tables()),
+        "docs/rotations.md: replace its tables by the output of \
+         cargo run -p rope-core --example hf_rotations -- tables"
+    );
+}
+
+/// A model type in two rows of a component would be read by the first alone.
+#[test]
+fn each_model_type_has_one_row() {
+    let tables = model_tables();
+    let mut seen = std::collections::BTreeSet::new();
+    for line in tables.lines().filter(|line| line.matches('|').count() == 6) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        for name in cells[5].split(", ").filter(|name| !name.starts_with("--")) {
+            assert!(
+                seen.insert((cells[1], name)),
+                "{} {name} has two rows",
+                cells[1]
+            );
+        }
+    }
+    assert!(seen.len() > 200, "{} model types", seen.len());
 }

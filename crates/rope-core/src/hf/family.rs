@@ -722,7 +722,12 @@ static TEXT: &[Family] = &[
             let plane = 2 * (head_dim / 6);
             vec![head_dim - 2 * plane, plane, plane]
         }),
-        ..row("WanTransformer3DModel wan", Adjacent, Some(1e4), None)
+        ..row(
+            "WanTransformer3DModel wan WanVACETransformer3DModel WanAnimateTransformer3DModel",
+            Adjacent,
+            Some(1e4),
+            None,
+        )
     },
 ];
 
@@ -863,6 +868,30 @@ static REFUSED: &[(&str, &str)] = &[
     ),
     ("jamba nemotron_h", "its attention does not turn"),
     (
+        "MochiTransformer3DModel",
+        "its angles are learned, and each head has its own",
+    ),
+    (
+        "LTX2VideoTransformer3DModel SanaWMLTX2RefinerTransformer3DModel",
+        "each head has angles of its own",
+    ),
+    (
+        "AllegroTransformer3DModel AnyFlowTransformer3DModel AnyFlowFARTransformer3DModel
+         BriaFibo2Transformer2DModel ChronoEditTransformer3DModel CogView4Transformer2DModel
+         CosmosTransformer3DModel Cosmos3OmniTransformer EasyAnimateTransformer3DModel
+         Flux3Transformer2DModel GlmImageTransformer2DModel HeliosTransformer3DModel
+         HiDreamImageTransformer2DModel HunyuanImageTransformer2DModel Ideogram4Transformer2DModel
+         JoyImageEditTransformer3DModel JoyImageEditPlusTransformer3DModel
+         Kandinsky5Transformer3DModel Kandinsky6Transformer3DModel Kandinsky6SRTransformer3DModel
+         Krea2Transformer2DModel LongCatAudioDiTTransformer LTXVideoTransformer3DModel
+         Lumina2Transformer2DModel MiniMaxH3Transformer3DModel MiniMaxMusic3Transformer1DModel
+         MotifVideoTransformer3DModel NucleusMoEImageTransformer2DModel OmniGenTransformer2DModel
+         PRXTransformer2DModel QwenImage21Transformer2DModel RFD4ProteinaTransformer
+         SanaVideoTransformer3DModel SanaWMTransformer3DModel SkyReelsV2Transformer3DModel
+         StableAudio3DiTModel WanAnimate2Transformer3DModel",
+        "its rotation has not been compared with the code of diffusers",
+    ),
+    (
         "musicflamingo",
         "its angles are products of two positions, seconds and windows",
     ),
@@ -881,3 +910,31 @@ static REFUSED: &[(&str, &str)] = &[
         "its encoder and decoder have configurations of their own: give the one that is meant",
     ),
 ];
+
+/// Markdown tables of the model types that are read, and of those that are refused by name.
+pub fn model_tables() -> String {
+    let mut text = String::from(
+        "| component | pairing | axes | theta if unstated | model types |\n|---|---|---|---|---|\n",
+    );
+    for (component, families) in [(Component::Text, TEXT), (Component::Vision, VISION)] {
+        for family in families {
+            let names: Vec<&str> = family.model_types().collect();
+            let theta = family
+                .theta
+                .map_or("must be stated".to_owned(), |theta| theta.to_string());
+            let reversed = if family.reversed { ", reversed" } else { "" };
+            text += &format!(
+                "| {component} | {:?}{reversed} | {} | {theta} | {} |\n",
+                family.pairing,
+                family.axes.count(),
+                names.join(", "),
+            );
+        }
+    }
+    text += "\n| refused | because |\n|---|---|\n";
+    for (names, reason) in REFUSED {
+        let names: Vec<&str> = names.split_ascii_whitespace().collect();
+        text += &format!("| {} | {reason} |\n", names.join(", "));
+    }
+    text
+}

@@ -9,6 +9,6 @@ mod layers;
 mod parameters;
 
 pub use error::{ConfigError, Stated};
-pub use family::Component;
+pub use family::{Component, model_tables};
 pub use layers::LayerSpecs;
 pub use parameters::{RopeContext, RopeParameters};
