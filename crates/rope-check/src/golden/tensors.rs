@@ -185,6 +185,7 @@ impl Values {
         }
     }
 
+    #[cfg(feature = "models")]
     pub(crate) fn integers(&self) -> Vec<i64> {
         self.values.iter().map(|value| *value as i64).collect()
     }
