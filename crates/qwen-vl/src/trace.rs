@@ -49,7 +49,12 @@ impl Trace {
 
     pub(crate) fn record<const D: usize>(&mut self, name: impl FnOnce() -> String, x: &Tensor<D>) {
         if let Some(activations) = &mut self.activations {
-            activations.insert(name(), x.clone().try_into_data());
+            let copied = x.clone().try_into_data();
+            if let Ok(data) = &copied {
+                // CubeCL copies on first access, when later operations may have written in place.
+                let _ = data.as_bytes();
+            }
+            activations.insert(name(), copied);
         }
     }
 }

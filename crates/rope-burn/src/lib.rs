@@ -50,7 +50,8 @@
 //! | `flex` (default) | Flex, burn's CPU backend | rope-core's kernels, in place |
 //! | `remote` | devices of a server, by burn-remote | the server's backend's, as one operation |
 //! | `remote-server` | | lets a server run that operation: [`remote`] |
-//! | `cpu`, `cuda`, `metal`, `rocm`, `vulkan`, `wgpu` | CubeCL's | composed |
+//! | `cpu`, `cuda`, `metal`, `rocm`, `vulkan`, `wgpu` | CubeCL's | one kernel for all, in place |
+//! | `fusion` | CubeCL's, through burn's fusion | the same, as one operation |
 //!
 //! On a backend that no feature names, the operation is composed: the same results, more passes.
 //!

@@ -141,10 +141,12 @@ pub(crate) fn angle_dtype(x: DType) -> Result<DType> {
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
     Remote: cfg(feature = "remote"),
+    Fusion: cfg(feature = "fusion"),
     Autodiff
 )]
 pub trait RotaryOps: Backend {
     /// Rotates q and k in one pass over memory.
+    #[fusion(meta = |q, k, _, _| (q.clone(), k.clone()))]
     fn rotary_pair(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -156,6 +158,7 @@ pub trait RotaryOps: Backend {
     }
 
     /// Rotates one tensor.
+    #[fusion(dtype = x, shape = x)]
     fn rotary_single(
         x: FloatTensor<Self>,
         angles: FloatTensor<Self>,
@@ -165,6 +168,7 @@ pub trait RotaryOps: Backend {
     }
 
     /// The gradient of the angles, shaped as they are, from x and the gradient of the rotated x.
+    #[fusion(dtype = angles, shape = angles)]
     fn rotary_angle_gradients(
         x: FloatTensor<Self>,
         gradient: FloatTensor<Self>,

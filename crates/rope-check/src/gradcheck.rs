@@ -25,7 +25,9 @@ use rope_core::{Angles, Direction, HeadsMut, HeadsRef, Layout, RopeError, Rotato
 
 use crate::buffer::{Buffer, DType};
 use crate::cases::{self, NamedCase};
-use crate::engine::{self, Case, Engine, EngineError, Placed, engine_name, host_engines};
+use crate::engine::{
+    self, Burn, Case, Engine, EngineError, Placed, engine_name, expect_dtype, host_engines,
+};
 use crate::tolerance::{Operation, allowed};
 
 /// One gradient checked.
@@ -149,11 +151,24 @@ pub fn check(named: &NamedCase, depth: Depth) -> Vec<Row> {
         DType::F64,
         cpu_angle_gradients(&named.case),
     );
-    if named.case.layout == Layout::Tnd {
-        rows.autodiff::<3>(depth);
-    } else {
-        rows.autodiff::<4>(depth);
+    let implementations = [Implementation::Fused, Implementation::Composed];
+    rows.autodiff(&Device::flex(), &implementations, depth);
+    rows.into_rows()
+}
+
+/// The checks of burn's fused op over one case, on a device without autodiff; types that the device
+/// lacks are skipped.
+pub fn check_on(device: &Device, named: &NamedCase, depth: Depth) -> Vec<Row> {
+    let mut rows = Rows::new(named);
+    if depth == Depth::Full {
+        let engine = Burn {
+            implementation: Implementation::Fused,
+            device: device.clone(),
+        };
+        let found = input_gradients(&engine, &named.case);
+        rows.push("x", engine.name(), DType::F64, found);
     }
+    rows.autodiff(device, &[Implementation::Fused], depth);
     rows.into_rows()
 }
 
@@ -212,12 +227,29 @@ impl<'c> Rows<'c> {
         });
     }
 
-    fn autodiff<const D: usize>(&mut self, depth: Depth) {
+    fn autodiff(&mut self, device: &Device, by: &[Implementation], depth: Depth) {
+        if self.named.case.layout == Layout::Tnd {
+            self.autodiff_of::<3>(device, by, depth);
+        } else {
+            self.autodiff_of::<4>(device, by, depth);
+        }
+    }
+
+    fn autodiff_of<const D: usize>(
+        &mut self,
+        device: &Device,
+        by: &[Implementation],
+        depth: Depth,
+    ) {
         let case = &self.named.case;
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             for (check, implementation, from) in Autodiff::ROWS {
+                if !by.contains(&implementation) {
+                    continue;
+                }
                 if depth == Depth::Full || (from == depth && dtype != DType::F16) {
-                    let found = check.run::<D>(case, implementation, dtype, depth);
+                    let found = expect_dtype(device, implementation, dtype)
+                        .and_then(|()| check.run::<D>(device, case, implementation, dtype, depth));
                     self.push(check.name(), engine_name(implementation), dtype, found);
                 }
             }
@@ -229,8 +261,10 @@ impl<'c> Rows<'c> {
             ("cos_sin", Direction::Forward),
             ("cos_sin of the adjoint", Direction::Adjoint),
         ] {
-            for implementation in [Implementation::Fused, Implementation::Composed] {
-                let found = burn_angle_gradients::<D>(case, implementation, direction);
+            for &implementation in by {
+                let found = expect_dtype(device, implementation, DType::F64).and_then(|()| {
+                    burn_angle_gradients::<D>(device, case, implementation, direction)
+                });
                 self.push(check, engine_name(implementation), DType::F64, found);
             }
         }
@@ -466,8 +500,8 @@ fn cpu_angle_gradients(case: &Case) -> Result<Worst, EngineError> {
     angle_gradients(case, &parts, forward, analytic, 0.0)
 }
 
-fn device(checkpointing: bool) -> Device {
-    let device = Device::flex().autodiff();
+fn with_autodiff(device: &Device, checkpointing: bool) -> Device {
+    let device = device.clone().autodiff();
     if checkpointing {
         device.gradient_checkpointing()
     } else {
@@ -486,11 +520,12 @@ fn f64_tensor<const D: usize>(values: &[f64], dims: Vec<usize>, device: &Device)
 
 /// burn's gradients of cos and sin that require them.
 fn burn_angle_gradients<const D: usize>(
+    device: &Device,
     case: &Case,
     implementation: Implementation,
     direction: Direction,
 ) -> Result<Worst, EngineError> {
-    let (device, parts) = (device(false), parts(case));
+    let (device, parts) = (with_autodiff(device, false), parts(case));
     let rotary = engine::rotary(case, implementation)?;
     let lanes = case.spec.geometry().lane_count();
     let tensor = |x: &[f64]| f64_tensor::<2>(x, vec![x.len() / lanes, lanes], &device);
@@ -523,7 +558,7 @@ fn burn_angle_gradients<const D: usize>(
         let angles = angles(&cos, &sin)?;
         let losses = parts.iter().zip(rotate(&angles)?).map(|(part, y)| {
             let [_, w, v] = tensors(part);
-            ((w * 0.5 * y.clone() + v) * y).sum()
+            engine::sum((w * 0.5 * y.clone() + v) * y)
         });
         let gradients = losses.reduce(|a, b| a + b).ok_or_else(no_q)?.backward();
         let gradient = |x: &Tensor<2>, what| match x.grad(&gradients) {
@@ -566,6 +601,7 @@ impl Autodiff {
 
     fn run<const D: usize>(
         self,
+        device: &Device,
         case: &Case,
         implementation: Implementation,
         dtype: DType,
@@ -583,8 +619,9 @@ impl Autodiff {
         let mut expected = exact_step(case, dtype, is_sum)?;
         let mut worst = Worst::NONE;
         for checkpointing in checkpointing {
+            let device = with_autodiff(device, *checkpointing);
             for tracked in tracked {
-                let run = |by| step::<D>(case, by, dtype, *checkpointing, *tracked, is_sum);
+                let run = |by| step::<D>(&device, case, by, dtype, *tracked, is_sum);
                 let found = run(implementation)?;
                 if self == Self::Composed {
                     expected = run(Implementation::Composed)?;
@@ -610,25 +647,24 @@ struct Step {
 /// Forward and backward through burn, in `dtype`, of the loss sum(v y), or sum(y). The inputs are
 /// held by the caller, so they must come out unchanged.
 fn step<const D: usize>(
+    device: &Device,
     case: &Case,
     implementation: Implementation,
     dtype: DType,
-    checkpointing: bool,
     tracked: [bool; 2],
     is_sum: bool,
 ) -> Result<Step, EngineError> {
-    let device = device(checkpointing);
     let rotary = engine::rotary(case, implementation)?;
-    let angles = engine::angle_tensors::<f32>(case, &device, burn::tensor::DType::F32)?;
+    let angles = engine::angle_tensors::<f32>(case, device, burn::tensor::DType::F32)?;
     let mut leaves = Vec::new();
     let mut weights = Vec::new();
     let mut given = Vec::new();
     for (part, tracked) in parts(case).iter().zip(tracked) {
         let x = Buffer::from_f64(dtype, &part.x);
-        let leaf: Tensor<D> = engine::place(case, &x, part.heads, &device);
+        let leaf: Tensor<D> = engine::place(case, &x, part.heads, device);
         leaves.push(if tracked { leaf.require_grad() } else { leaf });
         let v = Buffer::from_f64(dtype, &part.loss.v);
-        weights.push(engine::place::<D>(case, &v, part.heads, &device));
+        weights.push(engine::place::<D>(case, &v, part.heads, device));
         given.push(x);
     }
     // Only the result of another operation can be overwritten: a leaf is held for its gradient.
@@ -650,7 +686,7 @@ fn step<const D: usize>(
         let losses = rotated
             .into_iter()
             .zip(weights)
-            .map(|(y, v)| if is_sum { y.sum() } else { (y * v).sum() });
+            .map(|(y, v)| engine::sum(if is_sum { y } else { y * v }));
         let loss = losses.reduce(|a, b| a + b);
         let backward = loss.map(|loss| loss.backward());
         for (leaf, gradient) in leaves.iter().zip(&mut gradients) {

@@ -3,12 +3,10 @@
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
-
-/// CubeCL's backends have no kernel of their own: the rotation is composed.
-#[cfg(feature = "cube")]
-impl crate::RotaryOps for burn::backend::Cube {}
 
 /// Rotating tensors that a server holds.
 #[cfg(feature = "remote-server")]

@@ -43,8 +43,8 @@ impl Engine for Burn {
         engine_name(self.implementation)
     }
 
-    fn supports(&self, _: DType) -> bool {
-        true
+    fn supports(&self, dtype: DType) -> bool {
+        expect_dtype(&self.device, self.implementation, dtype).is_ok()
     }
 
     fn apply(
@@ -54,6 +54,7 @@ impl Engine for Burn {
         q: &Buffer,
         k: Option<&Buffer>,
     ) -> Result<(Buffer, Option<Buffer>), EngineError> {
+        expect_dtype(&self.device, self.implementation, q.dtype())?;
         if case.layout == Layout::Tnd {
             self.run::<3>(case, direction, q, k)
         } else {
@@ -88,9 +89,9 @@ impl Burn {
                 let leaf = |g: &Tensor<D>| g.zeros_like().require_grad();
                 let (x, xk) = (leaf(&q), k.as_ref().map(leaf));
                 let (y, yk) = rotate(x.clone(), xk.clone())?;
-                let mut loss = (y * q).sum();
+                let mut loss = sum(y * q);
                 if let (Some(yk), Some(k)) = (yk, k) {
-                    loss = loss + (yk * k).sum();
+                    loss = loss + sum(yk * k);
                 }
                 let gradients = loss.backward();
                 let gradient = |x: Tensor<D>| {
@@ -127,6 +128,35 @@ pub(crate) fn rotate<const D: usize>(
     .map_err(burn_error)
 }
 
+/// The sum of all elements. As a sum over one dimension, which GPUs reduce in a fixed order, where
+/// `Tensor::sum` adds by atomics.
+pub(crate) fn sum<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    x.flatten::<1>(0, D - 1).sum_dim(0)
+}
+
+/// The type in burn.
+fn burn_dtype(dtype: DType) -> tensor::DType {
+    match dtype {
+        DType::F64 => tensor::DType::F64,
+        DType::F32 => tensor::DType::F32,
+        DType::F16 => tensor::DType::F16,
+        DType::Bf16 => tensor::DType::BF16,
+    }
+}
+
+/// Checks that a device computes in a type.
+pub(crate) fn expect_dtype(
+    device: &Device,
+    implementation: Implementation,
+    dtype: DType,
+) -> Result<(), EngineError> {
+    if device.supports_dtype(burn_dtype(dtype)) {
+        return Ok(());
+    }
+    let engine = engine_name(implementation);
+    Err(EngineError::Unsupported { engine, dtype })
+}
+
 pub(crate) fn burn_error(error: rope_burn::RotaryError) -> EngineError {
     EngineError::Burn(error.to_string())
 }
@@ -151,11 +181,12 @@ pub(crate) fn place<const D: usize>(
     device: &Device,
 ) -> Tensor<D> {
     let dims = case.dims(heads);
-    let (data, dtype) = match x {
-        Buffer::F64(values) => (TensorData::new(values.clone(), dims), tensor::DType::F64),
-        Buffer::F32(values) => (TensorData::new(values.clone(), dims), tensor::DType::F32),
-        Buffer::F16(values) => (TensorData::new(values.clone(), dims), tensor::DType::F16),
-        Buffer::Bf16(values) => (TensorData::new(values.clone(), dims), tensor::DType::BF16),
+    let dtype = burn_dtype(x.dtype());
+    let data = match x {
+        Buffer::F64(values) => TensorData::new(values.clone(), dims),
+        Buffer::F32(values) => TensorData::new(values.clone(), dims),
+        Buffer::F16(values) => TensorData::new(values.clone(), dims),
+        Buffer::Bf16(values) => TensorData::new(values.clone(), dims),
     };
     let x = Tensor::<D>::from_data(data, (device, dtype));
     if case.strided {

@@ -11,7 +11,9 @@ use rope_core::{
 #[cfg(feature = "burn")]
 pub use self::burn::{Burn, burn_engines};
 #[cfg(feature = "burn")]
-pub(crate) use self::burn::{angle_tensors, burn_error, engine_name, place, read, rotary, rotate};
+pub(crate) use self::burn::{
+    angle_tensors, burn_error, engine_name, expect_dtype, place, read, rotary, rotate, sum,
+};
 #[cfg(feature = "burn")]
 pub(crate) use self::cpu::Placed;
 pub use self::cpu::{AngleSource, Cpu};

@@ -1,0 +1,79 @@
+//! What forward and backward of the rotation keep and take of a GPU's memory, by the pools of the
+//! runtime: fused, and composed to show that the measurement could fail.
+//!
+//! One test in a file of its own: the pools count the whole process, other tests' threads included.
+
+use burn::tensor::{Device, DeviceKind, Distribution, Tensor};
+use rope_burn::rope_core::{Layout, Positions, RotarySpec};
+use rope_burn::{Implementation, Rotary, RotaryAngles};
+
+const SEQ: usize = 4096;
+const HEADS: usize = 8;
+const HEAD_DIM: usize = 64;
+/// Bytes of q; k is as large.
+const Q_BYTES: i64 = (SEQ * HEADS * HEAD_DIM * 4) as i64;
+const LAYERS: usize = 9;
+
+/// Bytes in use and bytes that the pools hold.
+fn pools(device: &Device) -> [i64; 2] {
+    device.sync().expect("the device works");
+    let usage = device.memory_pool_usage().expect("CubeCL counts its pools");
+    [usage.bytes_in_use, usage.bytes_reserved].map(|bytes| bytes as i64)
+}
+
+/// What is kept after the forward of all layers, and by how much the pools grew in forward and in
+/// backward.
+fn run(rotary: &Rotary, angles: &RotaryAngles, device: &Device) -> [i64; 3] {
+    let random = || {
+        let dims = [1, SEQ, HEADS, HEAD_DIM];
+        Tensor::<4>::random(dims, Distribution::Default, device).require_grad()
+    };
+    let (q, k) = (random(), random());
+    // A product in front, so that the first rotation's input is uniquely held and not a leaf.
+    let (mut q_out, mut k_out) = (q.clone() * 2.0, k.clone() * 2.0);
+    device.sync().expect("the device works");
+    device.memory_cleanup();
+    let before = pools(device);
+    for _ in 0..LAYERS {
+        (q_out, k_out) = rotary.forward(q_out, k_out, angles);
+    }
+    let forward = pools(device);
+    let gradients = (q_out + k_out).backward();
+    let backward = pools(device);
+    assert!(q.grad(&gradients).is_some() && k.grad(&gradients).is_some());
+    [
+        forward[0] - before[0],
+        forward[1] - before[1],
+        backward[1] - forward[1],
+    ]
+}
+
+#[test]
+fn a_layer_keeps_no_tensor_and_makes_no_temporary() {
+    let device = Device::wgpu(DeviceKind::DefaultDevice).autodiff();
+    let spec = RotarySpec::builder(HEAD_DIM).build().expect("valid");
+    let fused = Rotary::new(spec, Layout::Bsnd);
+    let composed = fused.clone().with_implementation(Implementation::Composed);
+    let positions = Positions::text(1, 0, SEQ).expect("small positions");
+    let angles = fused.angles(&positions, &device);
+    run(&fused, &angles, &device); // buffers of kernels are made on first use
+    let [kept, forward, backward] = run(&fused, &angles, &device);
+    println!("fused: {kept} bytes kept, the pools grow by {forward} and {backward}");
+    // The nodes' own buffers, which the pools round up.
+    assert!(kept < 1 << 12, "the fused graph keeps {kept} bytes");
+    assert!(
+        forward < Q_BYTES / 8 && backward < Q_BYTES / 8,
+        "temporaries: the pools grow by {forward} bytes forward and {backward} backward"
+    );
+
+    // The same measurement must see what others keep and make, or it could not fail.
+    let [_, forward, backward] = run(&composed, &angles, &device);
+    println!("composed: the pools grow by {forward} and {backward}");
+    assert!(forward >= Q_BYTES && backward >= Q_BYTES / 2);
+    let learned = RotaryAngles {
+        rows: angles.rows.require_grad(),
+    };
+    let [kept, ..] = run(&fused, &learned, &device);
+    println!("learned angles: {kept} bytes kept");
+    assert!(kept >= LAYERS as i64 * Q_BYTES);
+}
