@@ -17,6 +17,8 @@ use rope_bench::rows::bytes;
 use rope_check::ascend;
 use serde::Serialize;
 
+use crate::gpu;
+
 /// Environment variable with the token of a server.
 pub(crate) const TOKEN_VARIABLE: &str = "MROPE_TOKEN";
 
@@ -26,6 +28,8 @@ pub(crate) enum Device {
     /// This machine's processor.
     #[default]
     Cpu,
+    /// A GPU of this machine, through a runtime of CubeCL.
+    Gpu(usize),
     /// An NPU of this machine, through the installed CANN.
     Ascend(u16),
     /// The simulated NPU.
@@ -39,7 +43,7 @@ pub(crate) enum Device {
     },
 }
 
-const EXPECTED: &str = "cpu, ascend, ascend:N, ascend-sim or remote:ws://HOST:PORT";
+const EXPECTED: &str = "cpu, gpu, gpu:N, ascend, ascend:N, ascend-sim or remote:ws://HOST:PORT";
 
 impl FromStr for Device {
     type Err = String;
@@ -48,9 +52,13 @@ impl FromStr for Device {
         let expected = || format!("expected {EXPECTED}, found {text:?}");
         match text {
             "cpu" => return Ok(Self::Cpu),
+            "gpu" => return Ok(Self::Gpu(0)),
             "ascend" => return Ok(Self::Ascend(0)),
             "ascend-sim" => return Ok(Self::AscendSim),
             _ => {}
+        }
+        if let Some(index) = text.strip_prefix("gpu:") {
+            return index.parse().map(Self::Gpu).map_err(|_| expected());
         }
         if let Some(ordinal) = text.strip_prefix("ascend:") {
             return ordinal.parse().map(Self::Ascend).map_err(|_| expected());
@@ -74,6 +82,7 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
+            Self::Gpu(index) => write!(f, "gpu:{index}"),
             Self::Ascend(ordinal) => write!(f, "ascend:{ordinal}"),
             Self::AscendSim => f.write_str("ascend-sim"),
             Self::Remote { url, index: 0 } => write!(f, "remote:{url}"),
@@ -91,7 +100,7 @@ impl Device {
         let npu = match self {
             Self::Ascend(ordinal) => Ok(AscendDevice::new(*ordinal)),
             Self::AscendSim => burn_ascend::simulated(0),
-            Self::Cpu | Self::Remote { .. } => {
+            Self::Cpu | Self::Gpu(_) | Self::Remote { .. } => {
                 return Err(format!(
                     "{self} is no NPU of this machine; expected --device ascend, ascend:N or \
                      ascend-sim"
@@ -177,6 +186,7 @@ impl Compute {
     pub(crate) fn open(device: &Device, token: &TokenArgs) -> Result<Self, Box<dyn Error>> {
         let (device, host) = match device {
             Device::Cpu => (BurnDevice::flex(), None),
+            Device::Gpu(index) => (gpu::open(*index)?, None),
             Device::Remote { url, index } => {
                 let host = token.token(url)?.host(url);
                 let options = BurnDevice::remote_options(&host).device_index(*index as usize);
@@ -305,8 +315,8 @@ enum Kernels {
 /// The device that rotates.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
-    /// What computes: cpu, ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or
-    /// remote:ws://HOST:PORT (a device that `mrope serve` serves).
+    /// What computes: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N,
+    /// ascend-sim (a simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves).
     #[arg(long, default_value = "cpu")]
     device: Device,
     /// On an NPU: this project's kernels (the default), or the stock operators.
@@ -345,6 +355,7 @@ impl DeviceArgs {
     pub(crate) fn place(&self) -> Result<Place, Box<dyn Error>> {
         let place = match self.device {
             Device::Cpu => Place::Host,
+            Device::Gpu(_) => Place::Gpu,
             Device::Remote { .. } => Place::Served,
             Device::Ascend(_) | Device::AscendSim => {
                 let npu = self.device.npu()?.npu()?;
@@ -371,6 +382,8 @@ impl DeviceArgs {
 pub(crate) enum Place {
     /// On this machine's processor.
     Host,
+    /// On a GPU of this machine.
+    Gpu,
     /// On an NPU of this machine.
     Npu(Npu),
     /// On a device of a server.
@@ -385,6 +398,7 @@ mod tests {
     fn devices_are_read_as_they_are_written() {
         for text in [
             "cpu",
+            "gpu:1",
             "ascend:3",
             "ascend-sim",
             "remote:ws://10.0.0.7:3000",
@@ -393,9 +407,11 @@ mod tests {
             let device: Device = text.parse().expect(text);
             assert_eq!(device.to_string(), text);
         }
+        assert_eq!("gpu".parse(), Ok(Device::Gpu(0)));
         assert_eq!("ascend".parse(), Ok(Device::Ascend(0)));
         for text in [
             "tpu",
+            "gpu:x",
             "ascend:x",
             "ascend:-1",
             "remote:",

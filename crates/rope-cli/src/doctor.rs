@@ -30,7 +30,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Box<dyn Error>> {
     let diagnosis = match args.device {
         Device::AscendSim => Diagnosis::of(&args.device.npu()?.npu()?),
         Device::Ascend(0) => Diagnosis::of_installation(),
-        Device::Ascend(_) | Device::Cpu | Device::Remote { .. } => {
+        Device::Ascend(_) | Device::Cpu | Device::Gpu(_) | Device::Remote { .. } => {
             return Err(format!(
                 "expected --device ascend (all NPUs of this machine) or --device ascend-sim, found \
                  --device {}",

@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rope_check::ascend;
 use rope_check::buffer::DType;
 use rope_check::cases::NamedCase;
-use rope_check::gradcheck::{Row, check, suite};
+use rope_check::gradcheck::{Row, check, check_on, suite};
 
 use crate::device::{DeviceArgs, Place};
 use crate::table::{Table, or_dash};
@@ -28,7 +28,7 @@ pub(crate) struct GradcheckArgs {
     #[arg(long)]
     verbose: bool,
     /// One JSON object per check and line: case, check, engine, dtype, max_error, tolerance, pass;
-    /// skipped where a stock operator does not take the case.
+    /// skipped where a stock operator does not take the case, or a GPU the element type.
     #[arg(long)]
     json: bool,
 }
@@ -45,13 +45,14 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
             return Err(format!("no case has {filter:?} in its name; --verbose lists them").into());
         }
     }
-    let npu = match args.device.place()? {
-        Place::Host => None,
-        Place::Npu(npu) => Some(npu),
+    let place = args.device.place()?;
+    let compute = match place {
+        Place::Gpu => Some(args.device.compute()?),
+        Place::Host | Place::Npu(_) => None,
         Place::Served => {
             let device = args.device.device();
             return Err(format!(
-                "{device} is no NPU of this machine; expected cpu, ascend, ascend:N or ascend-sim \
+                "{device} is no device of this machine; expected cpu, gpu, gpu:N, ascend, ascend:N or ascend-sim \
                  (mrope train and mrope verify also take a served device)"
             )
             .into());
@@ -64,9 +65,10 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     let mut summary = Summary::default();
     let mut failures = Vec::new();
     for (named, depth) in &cases {
-        let rows = match &npu {
-            None => check(named, *depth),
-            Some(npu) => ascend::check(npu, args.device.path(), named, *depth),
+        let rows = match (&place, &compute) {
+            (Place::Npu(npu), _) => ascend::check(npu, args.device.path(), named, *depth),
+            (_, Some(compute)) => check_on(compute.device(), named, *depth),
+            (_, None) => check(named, *depth),
         };
         for row in rows {
             summary.add(named, &row);

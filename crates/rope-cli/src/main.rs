@@ -3,6 +3,7 @@
 mod bench;
 mod device;
 mod doctor;
+mod gpu;
 mod gradcheck;
 mod positions;
 mod serve;

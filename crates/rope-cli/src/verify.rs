@@ -11,7 +11,7 @@ use rope_check::ascend;
 use rope_check::buffer::DType;
 use rope_check::engine::{Engine, burn_engines, host_engines};
 use rope_check::golden::{Artifact, GoldenError, Row};
-use rope_check::model::{ModelError, Models, is_model_folder};
+use rope_check::model::{GPU_SLACK, ModelError, Models, is_model_folder};
 use rope_core::InstructionSet;
 use serde::Serialize;
 
@@ -38,7 +38,7 @@ pub(crate) struct VerifyArgs {
     ///
     /// `best` is the widest CPU kernel that has the element type. Others: `cpu`, `portable`,
     /// `avx2`, `table`, `threads`, `burn`, `burn-fused`, `burn-composed`. On an NPU: its engines by
-    /// name or part, such as `kernels` or `npu_mrope`; on a served device `burn-fused` and
+    /// name or part, such as `kernels` or `npu_mrope`; on a GPU or a served device `burn-fused` and
     /// `burn-composed`; `best` is all of them.
     #[arg(long, default_value = "best", value_name = "NAME")]
     engine: String,
@@ -86,12 +86,15 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
     let other = match args.device.device() {
         Device::Cpu => None,
         Device::Remote { .. } => Some("remote".to_owned()),
-        npu => Some(npu.to_string()),
+        other => Some(other.to_string()),
     };
-    let models = Models::new(compute.device().clone(), other, args.rotary.into());
+    let mut models = Models::new(compute.device().clone(), other, args.rotary.into());
+    if matches!(place, Place::Gpu) {
+        models = models.with_slack(GPU_SLACK);
+    }
     let (engines, is_host) = match &place {
         Place::Npu(npu) => (ascend::engines(npu, args.device.path()), false),
-        Place::Served => (burn_engines(compute.device()).collect(), false),
+        Place::Gpu | Place::Served => (burn_engines(compute.device()).collect(), false),
         Place::Host => (host_engines(), true),
     };
     let engines = match &args.engine[..] {

@@ -35,7 +35,7 @@ impl Meter {
             Device::Cpu => ("flex".to_owned(), Source::Measured),
             Device::Ascend(_) => (device.to_string(), Source::Measured),
             Device::AscendSim => (device.to_string(), Source::CountedOnTheSimulator),
-            Device::Remote { .. } => {
+            Device::Gpu(_) | Device::Remote { .. } => {
                 return Err(format!(
                     "the memory of {device} cannot be counted from here; expected --device cpu, \
                      ascend, ascend:N or ascend-sim"

@@ -16,8 +16,8 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunConfig,
 
-    /// Where the model computes: cpu, ascend (the first NPU), ascend:N, ascend-sim (a simulated
-    /// NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves)
+    /// Where the model computes: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N,
+    /// ascend-sim (a simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves)
     #[arg(long, default_value = "cpu")]
     pub(crate) device: Device,
 
