@@ -148,6 +148,31 @@ fn a_device_without_cann_is_one_clear_error() {
 }
 
 #[test]
+fn a_gpu_that_cannot_be_had_is_one_clear_error() {
+    let has_runtime = cfg!(any(
+        feature = "cuda",
+        feature = "metal",
+        feature = "rocm",
+        feature = "vulkan",
+        feature = "wgpu"
+    ));
+    let expected = if has_runtime {
+        "gpu:97 is not there; looked in "
+    } else {
+        "gpu:97: this program was built without a GPU's runtime; add one of --features cuda, "
+    };
+    for command in ["verify x", "gradcheck", "train --steps 1"] {
+        let mut arguments: Vec<&str> = command.split(' ').collect();
+        arguments.extend(["--device", "gpu:97"]);
+        let output = mrope(&arguments);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(errors.contains(expected), "{errors}");
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+    }
+}
+
+#[test]
 fn verify_runs_the_kernels_on_the_simulator() {
     let fixtures = fixtures();
     let arguments = [
