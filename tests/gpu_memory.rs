@@ -69,7 +69,8 @@ fn a_layer_keeps_no_tensor_and_makes_no_temporary() {
     // The same measurement must see what others keep and make, or it could not fail.
     let [_, forward, backward] = run(&composed, &angles, &device);
     println!("composed: the pools grow by {forward} and {backward}");
-    assert!(forward >= Q_BYTES && backward >= Q_BYTES / 2);
+    // What is left free after the forward, the backward takes.
+    assert!(forward >= Q_BYTES && forward + backward >= 3 * Q_BYTES);
     let learned = RotaryAngles {
         rows: angles.rows.require_grad(),
     };
