@@ -7,13 +7,13 @@ use burn::tensor::{DType as BurnDType, Device, DeviceKind, DeviceType, Distribut
 use rope_burn::rope_core::{Layout, Pairing, Positions, RopeError, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError};
 use rope_check::buffer::{Buffer, DType};
-use rope_check::cases::{NamedCase, exact, pairwise, scattered_positions, values};
+use rope_check::cases::{NamedCase, exact, models, pairwise, scattered_positions, values};
 use rope_check::engine::{Case, Engine, burn_engines};
 use rope_check::golden::Artifact;
 use rope_check::gradcheck::{Depth, check_on, quick_suite};
 use rope_check::model::{GPU_SLACK, Models, is_model_folder};
 use rope_check::tolerance::{Operation, allowed};
-use rope_core::{AxisLayout, Direction};
+use rope_core::{AxisLayout, Direction, Lane};
 
 fn device() -> Device {
     assert!(
@@ -103,6 +103,33 @@ fn every_pair_of_factors_meets_the_oracle() {
     }
 }
 
+/// Lanes as data, one for each pair or one for each channel: axes and frequencies in no order.
+fn lanes(count: usize, pairs: usize) -> AxisLayout {
+    let lane = |i: usize| Lane {
+        axis: (i % 3) as u8,
+        frequency: ((5 * i + 1) % pairs) as u32,
+    };
+    AxisLayout::Lanes((0..count).map(lane).collect())
+}
+
+#[test]
+fn models_whose_lanes_are_data_meet_the_oracle() {
+    let engine = fused(&device());
+    let dtypes = dtypes(&*engine);
+    let models = models().expect("valid cases").into_iter();
+    let mut per_channel = [false; 2];
+    for NamedCase { case, .. } in models {
+        if !matches!(case.spec.axis_layout(), AxisLayout::Lanes(_)) {
+            continue;
+        }
+        per_channel[usize::from(case.spec.geometry().per_channel())] = true;
+        for dtype in &dtypes {
+            meets_the_oracle(&*engine, &case, *dtype);
+        }
+    }
+    assert_eq!(per_channel, [true; 2], "with one angle for a pair, and two");
+}
+
 /// Every vector size, in the rotated part, in its offset and in the head.
 #[test]
 fn heads_of_all_widths_meet_the_oracle() {
@@ -113,16 +140,13 @@ fn heads_of_all_widths_meet_the_oracle() {
             if pairing == Pairing::Quarter && pairs % 2 == 1 {
                 continue;
             }
-            for per_channel in [false, true] {
-                // Widths meet both in the types that have vectors of their own.
-                if per_channel && pairs % 4 != 0 {
-                    continue;
-                }
-                let axes = if per_channel {
-                    AxisLayout::PerChannel(vec![pairs / 2, pairs - pairs / 2])
-                } else {
-                    AxisLayout::Single
-                };
+            let mut layouts = vec![AxisLayout::Single];
+            // Widths meet these in the types that have vectors of their own.
+            if pairs % 4 == 0 {
+                layouts.push(AxisLayout::PerChannel(vec![pairs / 2, pairs - pairs / 2]));
+                layouts.extend([pairs, 2 * pairs].map(|count| lanes(count, pairs)));
+            }
+            for axes in layouts {
                 let spec = RotarySpec::builder(offset + 2 * pairs + rest)
                     .rotary_dim(2 * pairs)
                     .rotary_offset(offset)
@@ -299,6 +323,8 @@ fn a_device_gathers_the_angles_of_the_host() {
         AxisLayout::Contiguous(vec![4, 6, 6]),
         AxisLayout::Striped(vec![6, 5, 5]),
         AxisLayout::PerChannel(vec![4, 4, 4, 4]),
+        lanes(16, 16),
+        lanes(32, 16),
     ] {
         let spec = RotarySpec::builder(32).axes(axes).build().expect("valid");
         let positions = scattered_positions(spec.axis_count(), 60).expect("in range");
