@@ -10,6 +10,8 @@ use burn::tensor::Device;
 ))]
 use burn::tensor::DeviceType;
 
+use crate::device::built_without;
+
 /// A runtime's feature, and how its GPUs are found.
 type Runtime = (&'static str, fn() -> Vec<Device>);
 
@@ -41,12 +43,8 @@ pub(crate) fn open(index: usize) -> Result<Device, String> {
 
 fn select(index: usize, mut found: Vec<(&str, Device)>) -> Result<Device, String> {
     if RUNTIMES.is_empty() {
-        let arguments: Vec<String> = std::env::args().skip(1).collect();
-        return Err(format!(
-            "gpu:{index}: this program was built without a GPU's runtime; add one of --features \
-             cuda, metal, rocm, vulkan, wgpu: cargo run --release --features vulkan -- {}",
-            arguments.join(" ")
-        ));
+        let lacking = "a GPU's runtime (cuda, metal, rocm, vulkan or wgpu)";
+        return Err(built_without(lacking, "vulkan"));
     }
     if index < found.len() {
         return Ok(found.swap_remove(index).1);

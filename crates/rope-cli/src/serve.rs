@@ -14,7 +14,8 @@ use burn_remote::server::WebSocketTransport;
 use clap::Args;
 use rope_burn::RotaryOps;
 
-use crate::device::{Device, TOKEN_VARIABLE, read_token, token_of_variable};
+use crate::device::Device;
+use crate::device::served::{self, TOKEN_VARIABLE, read_token, token_of_variable};
 
 const DEFAULT_TOKEN_FILE: &str = "mrope.token";
 
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
     match &args.device[..] {
         [Device::Cpu] => serve::<Flex>(args, vec![FlexDevice]),
         devices => {
-            let npus = devices.iter().map(Device::npu);
+            let npus = devices.iter().map(served::open);
             serve::<Ascend>(args, npus.collect::<Result<_, _>>()?)?;
             let moved = fallbacks();
             let mut out = stdout().lock();

@@ -1,5 +1,6 @@
 //! `mrope verify`: golden files and model folders against the engines of this machine.
 
+use std::cell::LazyCell;
 use std::error::Error;
 use std::io::{self, BufWriter, Write, stdout};
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use rope_check::model::{GPU_SLACK, ModelError, Models, is_model_folder};
 use rope_core::InstructionSet;
 use serde::Serialize;
 
-use crate::device::{Device, DeviceArgs, Place, explained};
+use crate::device::{Compute, Device, DeviceArgs, Place, explained};
 use crate::table::Table;
 
 const FORMAT: &str = include_str!("verify_format.txt");
@@ -82,19 +83,15 @@ impl From<RotaryChoice> for Implementation {
 /// If no engine has that name, there is nothing to verify, or standard output cannot be written.
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
     let place = args.device.place()?;
-    let compute = args.device.compute()?;
-    let other = match args.device.device() {
-        Device::Cpu => None,
-        Device::Remote { .. } => Some("remote".to_owned()),
-        other => Some(other.to_string()),
-    };
-    let mut models = Models::new(compute.device().clone(), other, args.rotary.into());
-    if matches!(place, Place::Gpu) {
-        models = models.with_slack(GPU_SLACK);
-    }
+    // Opened for the first model: rotations by themselves need less of an NPU.
+    let on_device = LazyCell::new(|| OnDevice::open(args, &place).map_err(|e| e.to_string()));
+    let on_device = || on_device.as_ref().map_err(String::clone);
     let (engines, is_host) = match &place {
         Place::Npu(npu) => (ascend::engines(npu, args.device.path()), false),
-        Place::Gpu | Place::Served => (burn_engines(compute.device()).collect(), false),
+        Place::Gpu | Place::Served => {
+            let device = on_device()?.compute.device();
+            (burn_engines(device).collect(), false)
+        }
         Place::Host => (host_engines(), true),
     };
     let engines = match &args.engine[..] {
@@ -107,7 +104,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
         let is_folder = path.is_dir();
         for file in files(path) {
             let outcome = match file {
-                Ok(file) => verify(&file, &engines, &models, is_folder),
+                Ok(file) => verify(&file, &engines, &on_device, is_folder),
                 Err((path, error)) => Outcome::unreadable(&path, error),
             };
             tally.add(&outcome);
@@ -138,6 +135,28 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Models on the device.
+struct OnDevice {
+    compute: Compute,
+    models: Models,
+}
+
+impl OnDevice {
+    fn open(args: &VerifyArgs, place: &Place) -> Result<Self, Box<dyn Error>> {
+        let compute = args.device.compute()?;
+        let other = match args.device.device() {
+            Device::Cpu => None,
+            Device::Remote { .. } => Some("remote".to_owned()),
+            other => Some(other.to_string()),
+        };
+        let mut models = Models::new(compute.device().clone(), other, args.rotary.into());
+        if matches!(place, Place::Gpu) {
+            models = models.with_slack(GPU_SLACK);
+        }
+        Ok(Self { compute, models })
+    }
 }
 
 /// The engines that a name selects.
@@ -218,14 +237,22 @@ impl Outcome {
     }
 }
 
-fn verify(path: &Path, engines: &Engines, models: &Models, in_folder: bool) -> Outcome {
+fn verify<'a>(
+    path: &Path,
+    engines: &Engines,
+    on_device: &dyn Fn() -> Result<&'a OnDevice, String>,
+    in_folder: bool,
+) -> Outcome {
     let (mut skipped, mut refused, mut rotated) = (None, Vec::new(), 0);
     let rows = || -> Result<Vec<Row>, Box<dyn Error>> {
         if path.is_dir() {
-            let report = models.compare(path).map_err(|error| match error {
-                ModelError::Device(error) => explained(&error).into(),
-                other => Box::<dyn Error>::from(other),
-            })?;
+            let report = on_device()?
+                .models
+                .compare(path)
+                .map_err(|error| match error {
+                    ModelError::Device(error) => explained(&error).into(),
+                    other => Box::<dyn Error>::from(other),
+                })?;
             skipped = report.skipped;
             rotated += report.computed;
             return Ok(report.rows);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+#[cfg(feature = "ascend-sim")]
 use rope_bench::model::ModelRow;
 use rope_bench::rows::{AttentionRow, MemoryRow, SpeedRow, StepRow, read_csv, read_json_lines};
 use serde_json::Value;
@@ -132,6 +133,7 @@ fn attention_keeps_no_matrix_of_scores() {
     );
 }
 
+#[cfg(feature = "ascend-sim")]
 #[test]
 fn the_model_of_time_has_an_object_for_each_row() {
     let read = |json: &str| -> Vec<ModelRow> { read_json_lines(json).expect("one object a line") };
@@ -155,6 +157,7 @@ fn the_model_of_time_has_an_object_for_each_row() {
     );
 }
 
+#[cfg(feature = "ascend-sim")]
 #[test]
 fn on_the_simulated_npu_fused_holds_nothing_but_gradients() {
     let arguments = [

@@ -147,7 +147,7 @@ fn mistakes_get_one_line_and_an_exit_code() {
     assert_eq!(message.lines().count(), 1);
 
     for (arguments, expected) in [
-        (["train", "--device", "cuda"], "expected cpu, ascend"),
+        (["train", "--device", "cuda"], "expected cpu, gpu"),
         (["train", "--columns", "0"], "1..=8"),
         (["train", "--learning-rate", "nan"], "above 0"),
         (["learn", "--steps", "3"], "unrecognized subcommand"),

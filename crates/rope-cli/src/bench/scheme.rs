@@ -9,7 +9,7 @@ use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_core::{Layout, Positions, RotarySpec};
 
 /// A way to rotate tensors `[batch, heads, seq, head_dim]`.
-#[expect(clippy::large_enum_variant, reason = "one of each in a run")]
+#[allow(clippy::large_enum_variant, reason = "one of each in a run")]
 pub(crate) enum Scheme {
     /// rope-burn's.
     Rotary(Rotary, RotaryAngles),

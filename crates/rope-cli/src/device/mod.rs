@@ -1,26 +1,28 @@
 //! `--device`, `--path` and `--token-file`: names of devices, and the one way from a name to a
 //! device that is open.
 
+#[cfg(feature = "ascend")]
+pub(crate) mod served;
+#[cfg(not(feature = "ascend"))]
+#[path = "unserved.rs"]
+mod served;
+
 use std::error::Error;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use burn::backend::ExecutionError;
 use burn::tensor::Device as BurnDevice;
-use burn_ascend::server::Token;
-use burn_ascend::{AscendDevice, AscendError, AscendHost, DeviceError, Fallback};
-use burn_ascend::{fallbacks, reset_fallbacks};
 use clap::{Args, ValueEnum};
+use rope_ascend::AscendError;
 use rope_ascend::rope::Npu;
 use rope_bench::rows::bytes;
 use rope_check::ascend;
 use serde::Serialize;
 
+use self::served::ServedNpu;
 use crate::gpu;
-
-/// Environment variable with the token of a server.
-pub(crate) const TOKEN_VARIABLE: &str = "MROPE_TOKEN";
 
 /// The name of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,38 +98,41 @@ impl Device {
     ///
     /// # Errors
     /// If the name is not that of such an NPU, or the NPU cannot be opened; with what to do.
-    pub(crate) fn npu(&self) -> Result<AscendDevice, Box<dyn Error>> {
-        let npu = match self {
-            Self::Ascend(ordinal) => Ok(AscendDevice::new(*ordinal)),
-            Self::AscendSim => burn_ascend::simulated(0),
-            Self::Cpu | Self::Gpu(_) | Self::Remote { .. } => {
-                return Err(format!(
-                    "{self} is no NPU of this machine; expected --device ascend, ascend:N or \
-                     ascend-sim"
-                )
-                .into());
+    pub(crate) fn npu(&self) -> Result<Npu, Box<dyn Error>> {
+        match self {
+            Self::Ascend(ordinal) => {
+                Npu::open(u32::from(*ordinal)).map_err(|error| with_remedy(error).into())
             }
-        };
-        let opened = npu.and_then(|npu| npu.open().map(|()| npu).map_err(Into::into));
-        opened.map_err(with_remedy)
+            #[cfg(feature = "ascend-sim")]
+            Self::AscendSim => Ok(Npu::simulated()?),
+            #[cfg(not(feature = "ascend-sim"))]
+            Self::AscendSim => Err(built_without("a simulated device", "ascend-sim").into()),
+            Self::Cpu | Self::Gpu(_) | Self::Remote { .. } => Err(format!(
+                "{self} is no NPU of this machine; expected --device ascend, ascend:N or ascend-sim"
+            )
+            .into()),
+        }
     }
 }
 
-/// A device's error, with what to do about it.
-fn with_remedy(error: DeviceError) -> Box<dyn Error> {
+/// A driver's error, with what to do about it.
+fn with_remedy(error: AscendError) -> String {
     match error {
-        DeviceError::NoSimulator => {
-            let arguments: Vec<String> = std::env::args().skip(1).collect();
-            let command = arguments.join(" ");
-            format!("{error}: cargo run --features ascend-sim -- {command}").into()
-        }
-        DeviceError::Ascend(AscendError::Load(_)) => format!(
+        AscendError::Load(_) => format!(
             "{error}. `mrope doctor` lists what is missing; --device cpu and --device ascend-sim \
              need none of it"
-        )
-        .into(),
-        other => other.into(),
+        ),
+        other => other.to_string(),
     }
+}
+
+/// The message about what a build lacks, with the command that has it.
+pub(crate) fn built_without(what: &str, features: &str) -> String {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    format!(
+        "this program was built without {what}: cargo run --release --features {features} -- {}",
+        arguments.join(" ")
+    )
 }
 
 /// The token of a server.
@@ -138,44 +143,10 @@ pub(crate) struct TokenArgs {
     token_file: Option<PathBuf>,
 }
 
-impl TokenArgs {
-    fn token(&self, url: &str) -> Result<Token, Box<dyn Error>> {
-        if let Some(path) = &self.token_file {
-            return read_token(path);
-        }
-        Ok(token_of_variable()?.ok_or_else(|| {
-            format!(
-                "{url} wants the token that its `mrope serve` wrote: name the file with \
-                 --token-file, or set {TOKEN_VARIABLE} to its content"
-            )
-        })?)
-    }
-}
-
-/// The token in the environment, if the variable is set.
-///
-/// # Errors
-/// If it is empty.
-pub(crate) fn token_of_variable() -> Result<Option<Token>, String> {
-    let text = std::env::var(TOKEN_VARIABLE).ok();
-    let token = text.map(|text| Token::new(&text)).transpose();
-    token.map_err(|_| format!("{TOKEN_VARIABLE} is set, but empty"))
-}
-
-/// The token in a file.
-///
-/// # Errors
-/// If the file cannot be read or is empty.
-pub(crate) fn read_token(path: &Path) -> Result<Token, Box<dyn Error>> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("the token file {}: {error}", path.display()))?;
-    Token::new(&text).map_err(|_| format!("the token file {} is empty", path.display()).into())
-}
-
 /// A device that models compute on, open until this is dropped.
 pub(crate) struct Compute {
     device: BurnDevice,
-    host: Option<AscendHost>,
+    npu: Option<ServedNpu>,
 }
 
 impl Compute {
@@ -184,21 +155,19 @@ impl Compute {
     /// # Errors
     /// If the device is not there, with what is missing and what to do.
     pub(crate) fn open(device: &Device, token: &TokenArgs) -> Result<Self, Box<dyn Error>> {
-        let (device, host) = match device {
-            Device::Cpu => (BurnDevice::flex(), None),
-            Device::Gpu(index) => (gpu::open(*index)?, None),
-            Device::Remote { url, index } => {
-                let host = token.token(url)?.host(url);
-                let options = BurnDevice::remote_options(&host).device_index(*index as usize);
-                let device = options.init().map_err(|error| format!("{url}: {error}"))?;
-                (device, None)
-            }
+        let device = match device {
+            Device::Cpu => BurnDevice::flex(),
+            Device::Gpu(index) => gpu::open(*index)?,
+            Device::Remote { url, index } => served::connect(url, *index, token)?,
             Device::Ascend(_) | Device::AscendSim => {
-                let host = AscendHost::start(&[device.npu()?])?;
-                (host.devices()[0].clone(), Some(host))
+                let npu = ServedNpu::start(device)?;
+                return Ok(Self {
+                    device: npu.device(),
+                    npu: Some(npu),
+                });
             }
         };
-        Ok(Self { device, host })
+        Ok(Self { device, npu: None })
     }
 
     /// The device, without autodiff.
@@ -207,8 +176,8 @@ impl Compute {
     }
 
     /// The NPU of this process, if it is one.
-    pub(crate) fn npu(&self) -> Option<AscendDevice> {
-        self.host.as_ref().map(|host| host.npus()[0])
+    pub(crate) fn npu(&self) -> Option<&ServedNpu> {
+        self.npu.as_ref()
     }
 
     /// Starts counting what [`usage`](Self::usage) reports.
@@ -217,7 +186,7 @@ impl Compute {
     /// Those of the device.
     pub(crate) fn start_counting(&self) -> Result<(), ExecutionError> {
         self.device.sync()?;
-        reset_fallbacks();
+        served::reset_elsewhere();
         self.npu()
             .map_or(Ok(()), |npu| npu.reset_peak_memory())
             .map_err(|error| ExecutionError::with_context(error.to_string()))
@@ -237,7 +206,7 @@ impl Compute {
             .map_err(|error| ExecutionError::with_context(error.to_string()))?;
         Ok(Some(Usage {
             peak_bytes: memory.peak_bytes,
-            fallbacks: fallbacks().into_iter().map(Into::into).collect(),
+            fallbacks: served::elsewhere(),
         }))
     }
 }
@@ -258,17 +227,6 @@ struct Elsewhere {
     processor: String,
     calls: u64,
     bytes: u64,
-}
-
-impl From<Fallback> for Elsewhere {
-    fn from(fallback: Fallback) -> Self {
-        Self {
-            op: fallback.op,
-            processor: fallback.processor.to_string(),
-            calls: fallback.calls,
-            bytes: fallback.bytes,
-        }
-    }
 }
 
 impl Usage {
@@ -358,7 +316,7 @@ impl DeviceArgs {
             Device::Gpu(_) => Place::Gpu,
             Device::Remote { .. } => Place::Served,
             Device::Ascend(_) | Device::AscendSim => {
-                let npu = self.device.npu()?.npu()?;
+                let npu = self.device.npu()?;
                 if self.path() == ascend::Path::Kernels {
                     // Without kernels every case would fail for the same reason.
                     npu.kernels()?;

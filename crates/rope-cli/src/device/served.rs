@@ -1,0 +1,132 @@
+//! Devices that burn-remote serves: this machine's NPUs to models, and those of other machines.
+
+use std::error::Error;
+use std::path::Path;
+
+use burn::tensor::Device as BurnDevice;
+use burn_ascend::server::Token;
+use burn_ascend::{AscendDevice, AscendHost, DeviceError, fallbacks, reset_fallbacks};
+use rope_ascend::AscendError;
+use rope_ascend::safe::MemoryUse;
+
+use super::{Device, Elsewhere, TokenArgs, built_without, with_remedy};
+
+/// Environment variable with the token of a server.
+pub(crate) const TOKEN_VARIABLE: &str = "MROPE_TOKEN";
+
+/// An NPU of this machine, served to this process until this is dropped.
+pub(crate) struct ServedNpu(AscendHost);
+
+impl ServedNpu {
+    /// # Errors
+    /// As [`open`].
+    pub(super) fn start(device: &Device) -> Result<Self, Box<dyn Error>> {
+        Ok(Self(AscendHost::start(&[open(device)?])?))
+    }
+
+    /// The device, without autodiff.
+    pub(super) fn device(&self) -> BurnDevice {
+        self.0.devices()[0].clone()
+    }
+
+    /// Memory of the device's tensors.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn memory(&self) -> Result<MemoryUse, AscendError> {
+        self.0.npus()[0].memory()
+    }
+
+    /// Sets the peak of [`memory`](Self::memory) to what is in use now.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn reset_peak_memory(&self) -> Result<(), AscendError> {
+        self.0.npus()[0].reset_peak_memory()
+    }
+}
+
+/// Opens the NPU of this machine that has this name.
+///
+/// # Errors
+/// As [`Device::npu`].
+pub(crate) fn open(device: &Device) -> Result<AscendDevice, Box<dyn Error>> {
+    let npu = match device {
+        Device::Ascend(ordinal) => AscendDevice::new(*ordinal),
+        Device::AscendSim => burn_ascend::simulated(0).map_err(|error| match error {
+            DeviceError::NoSimulator => built_without("a simulated device", "ascend-sim").into(),
+            other => Box::<dyn Error>::from(other),
+        })?,
+        // The error says what was expected.
+        Device::Cpu | Device::Gpu(_) | Device::Remote { .. } => {
+            return Err(device.npu().err().unwrap_or_else(|| "no NPU".into()));
+        }
+    };
+    npu.open().map_err(with_remedy)?;
+    Ok(npu)
+}
+
+/// A device that `mrope serve` serves.
+///
+/// # Errors
+/// If there is no token, or the server does not take the connection.
+pub(super) fn connect(
+    url: &str,
+    index: u32,
+    token: &TokenArgs,
+) -> Result<BurnDevice, Box<dyn Error>> {
+    let host = token.token(url)?.host(url);
+    let options = BurnDevice::remote_options(&host).device_index(index as usize);
+    Ok(options.init().map_err(|error| format!("{url}: {error}"))?)
+}
+
+/// The operations that ran on the host or on the AI CPU, since the last [`reset_elsewhere`].
+pub(super) fn elsewhere() -> Vec<Elsewhere> {
+    let operations = fallbacks().into_iter();
+    let operations = operations.map(|operation| Elsewhere {
+        op: operation.op,
+        processor: operation.processor.to_string(),
+        calls: operation.calls,
+        bytes: operation.bytes,
+    });
+    operations.collect()
+}
+
+/// Starts counting anew.
+pub(super) fn reset_elsewhere() {
+    reset_fallbacks();
+}
+
+impl TokenArgs {
+    fn token(&self, url: &str) -> Result<Token, Box<dyn Error>> {
+        if let Some(path) = &self.token_file {
+            return read_token(path);
+        }
+        Ok(token_of_variable()?.ok_or_else(|| {
+            format!(
+                "{url} wants the token that its `mrope serve` wrote: name the file with \
+                 --token-file, or set {TOKEN_VARIABLE} to its content"
+            )
+        })?)
+    }
+}
+
+/// The token in the environment, if the variable is set.
+///
+/// # Errors
+/// If it is empty.
+pub(crate) fn token_of_variable() -> Result<Option<Token>, String> {
+    let text = std::env::var(TOKEN_VARIABLE).ok();
+    let token = text.map(|text| Token::new(&text)).transpose();
+    token.map_err(|_| format!("{TOKEN_VARIABLE} is set, but empty"))
+}
+
+/// The token in a file.
+///
+/// # Errors
+/// If the file cannot be read or is empty.
+pub(crate) fn read_token(path: &Path) -> Result<Token, Box<dyn Error>> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("the token file {}: {error}", path.display()))?;
+    Token::new(&text).map_err(|_| format!("the token file {} is empty", path.display()).into())
+}

@@ -1,0 +1,44 @@
+//! What `served.rs` has, in a program without it.
+
+use std::error::Error;
+
+use burn::tensor::Device as BurnDevice;
+use rope_ascend::AscendError;
+use rope_ascend::safe::MemoryUse;
+
+use super::{Device, Elsewhere, TokenArgs, built_without};
+
+/// An NPU to models; there is none.
+pub(crate) enum ServedNpu {}
+
+impl ServedNpu {
+    pub(super) fn start(device: &Device) -> Result<Self, Box<dyn Error>> {
+        Err(match device {
+            Device::AscendSim => built_without("a simulated device", "ascend-sim"),
+            _ => built_without("NPUs for models", "ascend"),
+        }
+        .into())
+    }
+
+    pub(super) fn device(&self) -> BurnDevice {
+        match *self {}
+    }
+
+    pub(crate) fn memory(&self) -> Result<MemoryUse, AscendError> {
+        match *self {}
+    }
+
+    pub(crate) fn reset_peak_memory(&self) -> Result<(), AscendError> {
+        match *self {}
+    }
+}
+
+pub(super) fn connect(_: &str, _: u32, _: &TokenArgs) -> Result<BurnDevice, Box<dyn Error>> {
+    Err(built_without("devices of other machines", "ascend").into())
+}
+
+pub(super) fn elsewhere() -> Vec<Elsewhere> {
+    Vec::new()
+}
+
+pub(super) fn reset_elsewhere() {}

@@ -1,0 +1,170 @@
+//! `mrope`: trains a multimodal model with rotary position embedding, and checks rotations.
+//!
+//! A library, so that tests of the workspace can ask for its features.
+
+mod bench;
+mod device;
+mod doctor;
+mod gpu;
+mod gradcheck;
+mod positions;
+#[cfg(feature = "ascend")]
+mod serve;
+mod svg;
+mod table;
+mod train;
+mod verify;
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::io;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use rope_ascend::rope::violations;
+use rope_check::alloc::CountingAllocator;
+
+/// Counts for `mrope bench memory`. For everything else it costs one load and one branch per
+/// allocation.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+/// Rotary position embedding for multimodal training: see it learn, check it, measure it.
+#[derive(Debug, Parser)]
+#[command(
+    name = "mrope",
+    version,
+    after_help = "Without a command, `mrope` runs `mrope train`."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train a small vision-language model on clips of handwritten digits
+    #[command(long_about = TRAIN_ABOUT, after_help = TRAIN_EXAMPLES)]
+    Train(Box<train::TrainArgs>),
+    Verify(verify::VerifyArgs),
+    Positions(positions::PositionsArgs),
+    /// Check every gradient against finite differences and against the composed operation
+    #[command(long_about = GRADCHECK_ABOUT)]
+    Gradcheck(gradcheck::GradcheckArgs),
+    #[cfg(feature = "ascend")]
+    Serve(serve::ServeArgs),
+    /// Let programs on other machines compute on this machine's device (--features ascend)
+    #[cfg(not(feature = "ascend"))]
+    Serve(Rest),
+    Doctor(doctor::DoctorArgs),
+    Bench(bench::BenchArgs),
+}
+
+/// The arguments of a command that this program was built without.
+#[cfg(not(feature = "ascend"))]
+#[derive(Debug, clap::Args)]
+struct Rest {
+    #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    _arguments: Vec<OsString>,
+}
+
+const TRAIN_ABOUT: &str = "\
+Train a small vision-language model on clips of handwritten digits.
+
+A clip is a few frames, each a grid of scanned digits. The model reads one token
+per digit and a question such as \"frame 1 row 0 column 1 ?\", and answers with
+the digit in that cell. Its attention knows positions from the rotary embedding
+alone, so it needs time, height and width to find the cell. Accuracy is measured
+on digits that training never shows.";
+
+const GRADCHECK_ABOUT: &str = "\
+Check every gradient against finite differences and against the composed operation.
+
+The rotation's adjoint and the gradients of cos and sin are compared with
+central differences of the forward in f64; burn's autodiff in f32, bf16 and f16
+with exact gradients and with the composed operation. The cases are every
+pairing x axis layout x layout x partial rotation x strides x in place, and the
+rotations of published models. The exit code is 1 if a gradient is wrong.
+
+An NPU (--device) has no f64. Its forward and adjoint in f32, f16 and bf16 are
+compared with a matrix in f64 and with each other, by <R x, y> = <x, R' y>, and
+its gradients of cos and sin with central differences in f64.";
+
+const TRAIN_EXAMPLES: &str = "\
+Examples:
+  mrope train                              the default run, about a minute on two cores
+  mrope train --rotary none                no positions: it can only guess among the digits it sees
+  mrope train --rotary composed            the same losses from ordinary tensor operations
+  mrope train --axes 1d                    one index instead of time, height and width
+  mrope train --frames 3 --rows 3 --columns 3 --batch 64 --steps 2500
+  mrope train --device ascend              on an Ascend NPU; ascend-sim simulates one
+  mrope train --resume                     continue a run that was stopped
+  mrope train --json > result.json         one JSON object; progress stays on standard error
+
+The output folder gets model.safetensors, curves.svg, attention.svg (where the
+model looks) and a checkpoint. A new run in the same folder replaces them, the
+checkpoint when it saves its first. Checkpoints of other programs are left alone.";
+
+/// Runs the command that the process's arguments name.
+pub fn main() -> ExitCode {
+    let mut args: Vec<OsString> = std::env::args_os().collect();
+    if args.len() < 2 {
+        args.push("train".into());
+    }
+    let code = match run(Cli::parse_from(args).command) {
+        Ok(code) => code,
+        Err(error) if is_of_closed_pipe(&*error) => ExitCode::from(CLOSED_PIPE),
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    };
+    let violations = violations();
+    if violations.is_empty() {
+        return code;
+    }
+    eprintln!(
+        "error: the simulated NPU found {} violations; results that look right may be wrong on a \
+         device:",
+        violations.len()
+    );
+    let listed = violations.iter().take(VIOLATIONS_LISTED);
+    listed.for_each(|violation| eprintln!("  {violation}"));
+    ExitCode::FAILURE
+}
+
+/// Violations that the last message lists.
+const VIOLATIONS_LISTED: usize = 8;
+
+/// The exit code that a shell reports for a program that SIGPIPE ended; Rust ignores the signal. It
+/// is not 0, which would say that a check passed that was cut short.
+const CLOSED_PIPE: u8 = 128 + 13;
+
+/// Whether the reader of standard output closed it, as `head` does when it has seen enough.
+fn is_of_closed_pipe(error: &(dyn Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |&error| error.source()).any(|error| {
+        let kind = match error.downcast_ref::<io::Error>() {
+            Some(error) => Some(error.kind()),
+            None => error
+                .downcast_ref::<serde_json::Error>()
+                .and_then(serde_json::Error::io_error_kind),
+        };
+        kind == Some(io::ErrorKind::BrokenPipe)
+    })
+}
+
+fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
+    match command {
+        Command::Train(args) => train::run(&args)?,
+        Command::Verify(args) => return verify::run(&args),
+        Command::Positions(args) => positions::run(&args)?,
+        Command::Gradcheck(args) => return gradcheck::run(&args),
+        #[cfg(feature = "ascend")]
+        Command::Serve(args) => serve::run(&args)?,
+        #[cfg(not(feature = "ascend"))]
+        Command::Serve(_) => return Err(device::built_without("`mrope serve`", "ascend").into()),
+        Command::Doctor(args) => doctor::run(&args)?,
+        Command::Bench(args) => return bench::run(&args),
+    }
+    Ok(ExitCode::SUCCESS)
+}
