@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::backend::ir::BackendIr;
-use burn_ascend::server::{Token, backend_server};
+use burn_ascend::server::{self, Token};
 use burn_ascend::{Ascend, fallbacks};
-use burn_remote::server::WebSocketTransport;
 use clap::Args;
 use rope_burn::RotaryOps;
 
@@ -94,24 +93,24 @@ fn serve<B: BackendIr + RotaryOps>(
         .map_err(|error| format!("cannot listen on {}: {error}", args.bind))?;
     let url = format!("ws://{}", listener.local_addr()?);
     let names: Vec<String> = args.device.iter().map(Device::to_string).collect();
-    let mut out = stdout().lock();
-    writeln!(out, "serving  {} at {url}", names.join(", "))?;
-    writeln!(out, "token    {source}")?;
-    writeln!(
-        out,
-        "connect  mrope train --device remote:{url} --token-file FILE"
-    )?;
-    if !args.bind.ip().is_loopback() {
+    let ready = || {
+        let mut out = stdout().lock();
+        writeln!(out, "serving  {} at {url}", names.join(", "))?;
+        writeln!(out, "token    {source}")?;
         writeln!(
             out,
-            "note     the connection is not encrypted; see mrope serve --help"
+            "connect  mrope train --device remote:{url} --token-file FILE"
         )?;
-    }
-    writeln!(out, "stop     Ctrl+C")?;
-    out.flush()?;
-    drop(out);
-    let server = backend_server::<B>(devices, &token)?;
-    Ok(server.serve(WebSocketTransport::from_listener(listener))?)
+        if !args.bind.ip().is_loopback() {
+            writeln!(
+                out,
+                "note     the connection is not encrypted; see mrope serve --help"
+            )?;
+        }
+        writeln!(out, "stop     Ctrl+C")?;
+        out.flush()
+    };
+    Ok(server::serve::<B>(devices, &token, listener, ready)?)
 }
 
 impl ServeArgs {

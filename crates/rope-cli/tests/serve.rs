@@ -2,7 +2,9 @@
 
 mod common;
 
-use std::net::TcpListener;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
 
 use common::{HANG, Served, command, fresh, mrope, text, within};
 
@@ -147,6 +149,131 @@ fn a_token_is_kept_and_must_be_kept_safe() {
         &empty,
     ]);
     assert!(empty.contains("is empty"), "{empty}");
+}
+
+/// A connection that asks for a WebSocket on a route.
+fn upgrade(address: &str, route: &str) -> TcpStream {
+    let mut stranger = TcpStream::connect(address).expect("it listens");
+    stranger.set_read_timeout(Some(HANG)).expect("not zero");
+    let request = format!(
+        "GET {route} HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    );
+    stranger.write_all(request.as_bytes()).expect("it reads");
+    stranger
+}
+
+/// A WebSocket on the route of sessions that has sent no message.
+fn session(address: &str) -> TcpStream {
+    let mut stranger = upgrade(address, "/session");
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stranger.read_exact(&mut byte).expect("it answers");
+        answer.extend(byte);
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101 "), "{answer:?}");
+    stranger
+}
+
+/// What a connection is told before it is closed.
+fn told(mut stranger: TcpStream) -> String {
+    let mut told = Vec::new();
+    match stranger.read_to_end(&mut told) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
+    }
+    String::from_utf8_lossy(&told).into_owned()
+}
+
+/// Bytes of a process in memory.
+#[cfg(target_os = "linux")]
+fn resident(process: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1));
+    kib.and_then(|kib| kib.parse::<usize>().ok()).expect("kB") << 10
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn strangers_are_told_nothing_and_cost_little_while_the_owner_is_served() {
+    const MIB: usize = 1 << 20;
+    let mut served = Served::start("cpu", "guarded");
+    let address = served.url.replace("ws://", "");
+    let before = resident(served.process().id());
+
+    let data = told(upgrade(&address, "/data"));
+    assert!(data.starts_with("HTTP/1.1 404 "), "{data}");
+    let mut declared = session(&address);
+    let gibibyte: u64 = 1 << 30;
+    let header = [&[0x82, 0xff][..], &gibibyte.to_be_bytes()].concat();
+    declared.write_all(&header).expect("it reads");
+    assert_eq!(told(declared), "");
+    let mut garbage = TcpStream::connect(&address).expect("it listens");
+    // It may be refused before all is written.
+    let _refused = garbage.write_all(&[0xa5; 1 << 20]);
+    assert_eq!(told(garbage), "");
+
+    let opened = Instant::now();
+    let strangers: Vec<TcpStream> = (0..200)
+        .map(|stranger| match stranger % 4 {
+            0 => TcpStream::connect(&address).expect("it listens"),
+            1 => {
+                let mut one_byte = TcpStream::connect(&address).expect("it listens");
+                one_byte.write_all(b"G").expect("it reads");
+                one_byte
+            }
+            2 => session(&address),
+            _ => {
+                let mut slow = session(&address);
+                slow.write_all(&[0x82, 0xfe, 0xff, 0xff, 0, 0, 0, 0, 1])
+                    .expect("it reads");
+                slow
+            }
+        })
+        .collect();
+    let (remote, token) = (served.remote(), served.token());
+    let owner = command(&["verify", "--device", &remote, "no-such-file"])
+        .env("MROPE_TOKEN", token)
+        .output()
+        .expect("it starts");
+    assert!(text(&owner.stdout).contains("no-such-file"), "{owner:?}");
+    let grown = resident(served.process().id()).saturating_sub(before);
+    assert!(grown < 100 * MIB, "{grown} bytes more");
+    for stranger in strangers {
+        stranger.set_read_timeout(Some(HANG)).expect("not zero");
+        assert_eq!(told(stranger), "");
+    }
+    assert!(
+        opened.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        opened.elapsed()
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_stops_it_also_while_strangers_are_connected() {
+    for signal in ["-TERM", "-INT"] {
+        let mut served = Served::start("cpu", "signalled");
+        let address = served.url.replace("ws://", "");
+        let mut stranger = TcpStream::connect(&address).expect("it listens");
+        stranger.write_all(b"G").expect("it reads");
+        let process = served.process().id().to_string();
+        let asked = Instant::now();
+        let kill = std::process::Command::new("kill")
+            .args([signal, &process])
+            .status();
+        assert!(kill.expect("a command of each Unix").success());
+        let ended = served.process().wait().expect("it ends");
+        assert!(ended.success(), "{signal}: {ended}");
+        assert!(
+            asked.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            asked.elapsed()
+        );
+    }
 }
 
 #[test]

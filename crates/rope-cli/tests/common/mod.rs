@@ -147,6 +147,11 @@ impl Served {
         std::fs::read_to_string(&self.token_file).expect("the token was written")
     }
 
+    /// Its process.
+    pub(crate) fn process(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
     /// Ends the process as a crash does.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("it was running");

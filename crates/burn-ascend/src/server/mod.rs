@@ -1,16 +1,20 @@
 //! A backend's devices, served over a socket by burn-remote.
 
-use std::fmt;
+mod guard;
+
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use std::{fmt, io};
 
 use burn::backend::ir::BackendIr;
 use burn::remote::RemoteHost;
 use burn::tensor::Device;
-use burn_remote::server::{BackendServer, EmptyToken, TokenAuthorizer, WebSocketTransport};
+use burn_remote::server::{
+    BackendServer, EmptyToken, ServerLogging, TokenAuthorizer, WebSocketTransport,
+};
 use rope_burn::{RotaryOps, remote};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
 
 use crate::device::DeviceError;
@@ -65,46 +69,93 @@ impl fmt::Debug for Token {
     }
 }
 
-/// A server of `devices` for clients that present `token`, with this project's operations. It
-/// serves once it is given a transport.
+/// Serves `devices` on `listener` to clients that present `token`, until Ctrl+C or SIGTERM. Calls
+/// `ready` when it has begun.
+///
+/// A connection that has not presented it costs a few KiB for a few seconds, and is told nothing.
 ///
 /// # Errors
-/// None for a [`Token`], which is not empty.
-pub fn backend_server<B: BackendIr + RotaryOps>(
+/// [`DeviceError::Socket`], also with the error of `ready`; [`DeviceError::Token`] for none that
+/// [`Token`] can be.
+pub fn serve<B: BackendIr + RotaryOps>(
     devices: impl IntoIterator<Item = B::Device>,
     token: &Token,
-) -> Result<BackendServer<B>, EmptyToken> {
-    let server = BackendServer::<B>::new(devices);
-    Ok(remote::register(server).with_authorizer(TokenAuthorizer::new(token.reveal())?))
+    listener: TcpListener,
+    ready: impl FnOnce() -> io::Result<()>,
+) -> Result<(), DeviceError> {
+    ServerLogging::install();
+    listener.set_nonblocking(true)?;
+    let server = Server::with_token::<B>(devices, token.clone())?;
+    server.threads.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let stopped = asked_to_stop()?;
+        ready()?;
+        tokio::select! {
+            () = guard::pass(listener, server.address) => {}
+            () = stopped => {}
+        }
+        Ok(())
+    })
 }
 
-/// A server in this process, for this process: on 127.0.0.1, at a port of the system's choice, with
-/// a token that is written nowhere. It serves, on threads of its own, until it is dropped.
+/// Handles the signals from now on; the future ends with the first of them.
+#[cfg(unix)]
+fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+#[cfg(windows)]
+fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
+    let mut interrupt = tokio::signal::windows::ctrl_c()?;
+    Ok(async move {
+        interrupt.recv().await;
+    })
+}
+
+/// A server in this process: on 127.0.0.1, at a port of the system's choice. It serves, on threads
+/// of its own, until it is dropped.
 #[derive(Debug)]
 pub struct Server {
-    url: String,
+    address: SocketAddr,
     token: Token,
     serving: JoinHandle<()>,
+    threads: Handle,
     runtime: Option<Runtime>,
     /// Closed when the last session has dropped its tensors.
     sessions: Receiver<()>,
 }
 
 impl Server {
-    /// Serves `devices`.
+    /// Serves `devices` to this process, by a token that is written nowhere.
     ///
     /// # Errors
     /// [`DeviceError::Socket`], [`DeviceError::Randomness`].
     pub fn start<B: BackendIr + RotaryOps>(
         devices: impl IntoIterator<Item = B::Device>,
     ) -> Result<Self, DeviceError> {
-        let token = Token::random()?;
+        Self::with_token::<B>(devices, Token::random()?)
+    }
+
+    fn with_token<B: BackendIr + RotaryOps>(
+        devices: impl IntoIterator<Item = B::Device>,
+        token: Token,
+    ) -> Result<Self, DeviceError> {
         let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-        let url = format!("ws://{}", listener.local_addr()?);
+        let address = listener.local_addr()?;
         let (alive, sessions) = channel::<()>();
-        let server = backend_server::<B>(devices, &token)?.with_custom_op(ALIVE, move |_, _, _| {
-            let _held = &alive;
-        });
+        let server = remote::register(BackendServer::<B>::new(devices))
+            .with_authorizer(TokenAuthorizer::new(token.reveal())?)
+            .with_custom_op(ALIVE, move |_, _, _| {
+                let _held = &alive;
+            });
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("burn-ascend-server")
@@ -117,9 +168,10 @@ impl Server {
             let _stopped = serving.await;
         });
         Ok(Self {
-            url,
+            address,
             token,
             serving,
+            threads: runtime.handle().clone(),
             runtime: Some(runtime),
             sessions,
         })
@@ -130,8 +182,14 @@ impl Server {
     /// # Errors
     /// [`DeviceError::Connect`].
     pub fn connect(&self, index: usize) -> Result<Device, DeviceError> {
-        let host = self.token.host(&self.url);
+        let host = self.token.host(&self.url());
         Ok(Device::remote_options(&host).device_index(index).init()?)
+    }
+}
+
+impl Server {
+    fn url(&self) -> String {
+        format!("ws://{}", self.address)
     }
 }
 
@@ -157,13 +215,13 @@ mod tests {
     #[test]
     fn only_the_token_opens_a_server_and_nothing_shows_it() {
         let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
-        let stranger = Token::new("guess").expect("not empty").host(&server.url);
+        let stranger = Token::new("guess").expect("not empty").host(&server.url());
         let refused = Device::remote_options(&stranger).init();
         assert!(
             matches!(refused, Err(ConnectError::Unauthorized)),
             "{refused:?}"
         );
-        assert!(server.url.starts_with("ws://127.0.0.1:"), "{}", server.url);
+        assert!(server.address.ip().is_loopback(), "{}", server.address);
         assert!(!format!("{server:?}").contains(server.token.reveal()));
         let device = server.connect(0).expect("it answers");
         let sum = Tensor::<1>::from_data([1.0, 2.0], &device).sum();
