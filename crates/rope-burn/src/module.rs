@@ -266,19 +266,37 @@ impl Rotary {
         x: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<Tensor<D>> {
-        let (op, x) = (self.op(Direction::Forward), x.into_dispatch());
-        let angles = angles.rows.clone().into_dispatch();
-        op.check(&x, None, &angles)?;
-        let rotate = if self.fuses(&x) {
-            Dispatch::rotary_single
-        } else {
-            composed::rotate::<Dispatch>
-        };
-        Ok(Tensor::from_dispatch(rotate(x, angles, op)))
+        self.apply_single(Direction::Forward, x, angles)
     }
 
-    /// The transpose of [`forward`](Self::forward), for gradients that are handled by hand. If the
-    /// axis layout gives a rotation and the attention scaling is 1, it is the inverse.
+    /// Turns one tensor back by the angles: attention's output, where its values were turned too
+    /// (DeepSeek-V4), so that it depends on how far apart tokens are.
+    ///
+    /// Computes the adjoint (the transpose) of [`forward_single`](Self::forward_single), as a
+    /// differentiable operation whose gradient is the forward rotation. It undoes the rotation if
+    /// the attention scaling is 1 and both members of each pair turn by one angle; with a scaling
+    /// of a the two multiply by a^2, and with two angles a pair they are no multiple of x.
+    ///
+    /// # Panics
+    /// If shapes, types or angles disagree; see [`try_adjoint_single`](Self::try_adjoint_single).
+    pub fn adjoint_single<const D: usize>(&self, x: Tensor<D>, angles: &RotaryAngles) -> Tensor<D> {
+        self.try_adjoint_single(x, angles)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`adjoint_single`](Self::adjoint_single).
+    ///
+    /// # Errors
+    /// As [`try_forward`](Self::try_forward).
+    pub fn try_adjoint_single<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<Tensor<D>> {
+        self.apply_single(Direction::Adjoint, x, angles)
+    }
+
+    /// [`adjoint_single`](Self::adjoint_single) of q and k: gradients that are handled by hand.
     ///
     /// # Errors
     /// As [`try_forward`](Self::try_forward).
@@ -289,6 +307,23 @@ impl Rotary {
         angles: &RotaryAngles,
     ) -> Result<(Tensor<D>, Tensor<D>)> {
         self.apply_pair(Direction::Adjoint, dq, dk, angles)
+    }
+
+    fn apply_single<const D: usize>(
+        &self,
+        direction: Direction,
+        x: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<Tensor<D>> {
+        let (op, x) = (self.op(direction), x.into_dispatch());
+        let angles = angles.rows.clone().into_dispatch();
+        op.check(&x, None, &angles)?;
+        let rotate = if self.fuses(&x) {
+            Dispatch::rotary_single
+        } else {
+            composed::rotate::<Dispatch>
+        };
+        Ok(Tensor::from_dispatch(rotate(x, angles, op)))
     }
 
     fn apply_pair<const D: usize>(

@@ -9,7 +9,7 @@
 //! - does autodiff hand the gradients on as it should? burn's fused op, in the types that models
 //!   train in, against the matrix oracle and against the composed op: with and without gradient
 //!   checkpointing, each input tracked and not, held elsewhere and not, views, and gradients
-//!   without memory of their own.
+//!   without memory of their own. The same of the inverse as an operation of its own.
 //!
 //! Differences are taken for one channel of all rows (heads of tokens) at once. Rows must not mix,
 //! so the loss of a row may only answer to its own displacement; each row has a step of its own,
@@ -162,6 +162,7 @@ pub fn check_on(device: &Device, named: &NamedCase, depth: Depth) -> Vec<Row> {
     let mut rows = Rows::new(named);
     if depth == Depth::Full {
         let engine = Burn {
+            operation: Direction::Forward,
             implementation: Implementation::Fused,
             device: device.clone(),
         };
@@ -256,6 +257,15 @@ impl<'c> Rows<'c> {
         }
         if depth == Depth::Kernels {
             return;
+        }
+        for &implementation in by {
+            let inverse = Burn {
+                operation: Direction::Adjoint,
+                implementation,
+                device: device.clone(),
+            };
+            let found = input_gradients(&inverse, case);
+            self.push(INVERSE, inverse.name(), DType::F64, found);
         }
         for (check, direction) in [
             ("cos_sin", Direction::Forward),
@@ -539,14 +549,7 @@ fn burn_angle_gradients<const D: usize>(
     let rotate = |angles: &RotaryAngles| -> Result<_, EngineError> {
         let mut x = parts.iter().map(|part| tensors(part)[0].clone());
         let (q, k) = (x.next().ok_or_else(no_q)?, x.next());
-        let (q, k) = match direction {
-            Direction::Forward => engine::rotate(&rotary, q, k, angles)?,
-            // There is no adjoint of one tensor by itself: q is passed as k too.
-            Direction::Adjoint => rotary
-                .try_adjoint(q.clone(), k.clone().unwrap_or(q), angles)
-                .map(|(q, rotated)| (q, k.map(|_| rotated)))
-                .map_err(engine::burn_error)?,
-        };
+        let (q, k) = engine::rotate(&rotary, direction, q, k, angles)?;
         Ok(once(q).chain(k))
     };
     let forward = |cos: &[f64], sin: &[f64]| {
@@ -570,6 +573,9 @@ fn burn_angle_gradients<const D: usize>(
     angle_gradients(case, &parts, forward, analytic, 0.0)
 }
 
+/// The check of the inverse as an operation of its own.
+const INVERSE: &str = "inverse";
+
 /// A check of training steps through burn's op.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Autodiff {
@@ -580,15 +586,19 @@ enum Autodiff {
     /// Against the oracle, for the loss sum(y): its gradient arrives as one element, broadcast,
     /// which must be read as such and not written to.
     Sum,
+    /// The inverse as an operation of its own, against the oracle.
+    Inverse,
 }
 
 impl Autodiff {
     /// In the order of the rows; the depth from which each runs.
-    const ROWS: [(Self, Implementation, Depth); 4] = [
+    const ROWS: [(Self, Implementation, Depth); 6] = [
         (Self::Oracle, Implementation::Fused, Depth::Kernels),
         (Self::Oracle, Implementation::Composed, Depth::Full),
         (Self::Composed, Implementation::Fused, Depth::Kernels),
         (Self::Sum, Implementation::Fused, Depth::Full),
+        (Self::Inverse, Implementation::Fused, Depth::Full),
+        (Self::Inverse, Implementation::Composed, Depth::Full),
     ];
 
     fn name(self) -> &'static str {
@@ -596,6 +606,15 @@ impl Autodiff {
             Self::Oracle => "autodiff",
             Self::Composed => "composed",
             Self::Sum => "sum",
+            Self::Inverse => INVERSE,
+        }
+    }
+
+    /// What the step applies to q and k; its backward applies the transpose.
+    fn operation(self) -> Direction {
+        match self {
+            Self::Inverse => Direction::Adjoint,
+            Self::Oracle | Self::Composed | Self::Sum => Direction::Forward,
         }
     }
 
@@ -610,18 +629,17 @@ impl Autodiff {
         const TRACKED: [[bool; 2]; 4] =
             [[true, true], [true, false], [false, true], [false, false]];
         let (tracked, checkpointing): (&[[bool; 2]], &[bool]) = match (self, depth) {
-            (Self::Oracle, Depth::Full) => (&TRACKED, &[false, true]),
-            (Self::Oracle, Depth::Kernels) => (&TRACKED, &[false]),
+            (Self::Oracle | Self::Inverse, Depth::Full) => (&TRACKED, &[false, true]),
+            (Self::Oracle | Self::Inverse, Depth::Kernels) => (&TRACKED, &[false]),
             (Self::Composed, _) => (&TRACKED[..1], &[false, true]),
             (Self::Sum, _) => (&TRACKED[..1], &[false]),
         };
-        let is_sum = self == Self::Sum;
-        let mut expected = exact_step(case, dtype, is_sum)?;
+        let mut expected = exact_step(case, dtype, self)?;
         let mut worst = Worst::NONE;
         for checkpointing in checkpointing {
             let device = with_autodiff(device, *checkpointing);
             for tracked in tracked {
-                let run = |by| step::<D>(&device, case, by, dtype, *tracked, is_sum);
+                let run = |by| step::<D>(&device, case, by, dtype, *tracked, self);
                 let found = run(implementation)?;
                 if self == Self::Composed {
                     expected = run(Implementation::Composed)?;
@@ -652,7 +670,7 @@ fn step<const D: usize>(
     implementation: Implementation,
     dtype: DType,
     tracked: [bool; 2],
-    is_sum: bool,
+    check: Autodiff,
 ) -> Result<Step, EngineError> {
     let rotary = engine::rotary(case, implementation)?;
     let angles = engine::angle_tensors::<f32>(case, device, burn::tensor::DType::F32)?;
@@ -675,7 +693,7 @@ fn step<const D: usize>(
     };
     let mut inputs = leaves.iter().map(input);
     let (q, k) = (inputs.next().ok_or_else(no_q)?, inputs.next());
-    let (q, k) = engine::rotate(&rotary, q, k, &angles)?;
+    let (q, k) = engine::rotate(&rotary, check.operation(), q, k, &angles)?;
     let rotated: Vec<Tensor<D>> = once(q).chain(k).collect();
     let mut outputs = Vec::new();
     for y in &rotated {
@@ -686,7 +704,7 @@ fn step<const D: usize>(
         let losses = rotated
             .into_iter()
             .zip(weights)
-            .map(|(y, v)| engine::sum(if is_sum { y } else { y * v }));
+            .map(|(y, v)| engine::sum(if check == Autodiff::Sum { y } else { y * v }));
         let loss = losses.reduce(|a, b| a + b);
         let backward = loss.map(|loss| loss.backward());
         for (leaf, gradient) in leaves.iter().zip(&mut gradients) {
@@ -706,18 +724,18 @@ fn step<const D: usize>(
 }
 
 /// The exact outputs and gradients of a [`step`] with inputs rounded to `dtype`.
-fn exact_step(case: &Case, dtype: DType, is_sum: bool) -> Result<Step, EngineError> {
+fn exact_step(case: &Case, dtype: DType, check: Autodiff) -> Result<Step, EngineError> {
     let rounded = |x: &[f64]| Buffer::from_f64(dtype, x).to_f64();
     let (mut outputs, mut gradients) = (Vec::new(), Vec::new());
     for part in parts(case) {
-        let dy = if is_sum {
+        let dy = if check == Autodiff::Sum {
             vec![1.0; part.x.len()]
         } else {
             rounded(&part.loss.v)
         };
-        let x = rounded(&part.x);
-        outputs.push(cases::exact(case, Direction::Forward, part.heads, &x)?);
-        let dx = cases::exact(case, Direction::Adjoint, part.heads, &dy)?;
+        let (x, operation) = (rounded(&part.x), check.operation());
+        outputs.push(cases::exact(case, operation, part.heads, &x)?);
+        let dx = cases::exact(case, operation.transposed(), part.heads, &dy)?;
         gradients.push(Some(dx));
     }
     Ok(Step { outputs, gradients })

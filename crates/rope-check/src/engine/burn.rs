@@ -15,6 +15,7 @@ pub fn burn_engines(device: &Device) -> impl Iterator<Item = Box<dyn Engine>> {
         .map(|implementation| {
             let device = device.clone();
             Box::new(Burn {
+                operation: Direction::Forward,
                 implementation,
                 device,
             }) as Box<dyn Engine>
@@ -32,6 +33,8 @@ pub(crate) fn engine_name(implementation: Implementation) -> String {
 /// rope-burn, through burn's tensors. The adjoint is what autodiff makes of the forward.
 #[derive(Clone, Debug)]
 pub struct Burn {
+    /// The forward: the rotation, or the inverse as an operation of its own.
+    pub operation: Direction,
     /// Fused or composed.
     pub implementation: Implementation,
     /// Where, without autodiff.
@@ -77,7 +80,7 @@ impl Burn {
             Buffer::F64(_) => angle_tensors::<f64>(case, &device, tensor::DType::F64)?,
             _ => angle_tensors::<f32>(case, &device, tensor::DType::F32)?,
         };
-        let rotate = |q, k| rotate(&rotary, q, k, &angles);
+        let rotate = |q, k| rotate(&rotary, self.operation, q, k, &angles);
         let place = |x: &Buffer, heads: usize| place::<D>(case, x, heads, &device);
         let (q, k) = (place(q, case.heads), k.map(|k| place(k, case.kv_heads)));
         let (q, k) = match direction {
@@ -85,7 +88,7 @@ impl Burn {
             Direction::Forward if case.in_place => rotate(q, k)?,
             Direction::Forward => rotate(q.clone(), k.clone())?,
             Direction::Adjoint => {
-                // <R x, g> has the gradient R' g, whatever x.
+                // <R x, g> has the gradient R' g, whatever x and R.
                 let leaf = |g: &Tensor<D>| g.zeros_like().require_grad();
                 let (x, xk) = (leaf(&q), k.as_ref().map(leaf));
                 let (y, yk) = rotate(x.clone(), xk.clone())?;
@@ -114,18 +117,26 @@ pub(crate) fn rotary(case: &Case, implementation: Implementation) -> Result<Rota
         .map_err(burn_error)
 }
 
-/// q, and k where there is one, forward.
+/// `operation` on q, and on k where there is one.
 pub(crate) fn rotate<const D: usize>(
     rotary: &Rotary,
+    operation: Direction,
     q: Tensor<D>,
     k: Option<Tensor<D>>,
     angles: &RotaryAngles,
 ) -> Result<(Tensor<D>, Option<Tensor<D>>), EngineError> {
-    match k {
-        Some(k) => rotary.try_forward(q, k, angles).map(|(q, k)| (q, Some(k))),
-        None => rotary.try_forward_single(q, angles).map(|q| (q, None)),
-    }
-    .map_err(burn_error)
+    let rotated = match (operation, k) {
+        (Direction::Forward, Some(k)) => rotary.try_forward(q, k, angles),
+        (Direction::Adjoint, Some(k)) => rotary.try_adjoint(q, k, angles),
+        (operation, None) => {
+            let q = match operation {
+                Direction::Forward => rotary.try_forward_single(q, angles),
+                Direction::Adjoint => rotary.try_adjoint_single(q, angles),
+            };
+            return q.map(|q| (q, None)).map_err(burn_error);
+        }
+    };
+    rotated.map(|(q, k)| (q, Some(k))).map_err(burn_error)
 }
 
 /// The sum of all elements. As a sum over one dimension, which GPUs reduce in a fixed order, where
