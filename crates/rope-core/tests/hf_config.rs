@@ -491,6 +491,27 @@ fn layers_without_rotation() {
     assert!(RotarySpec::from_hf_config(linear).is_ok());
 }
 
+/// A list of layers is as long as the file; a number of layers need not be.
+#[test]
+fn more_layers_than_a_model_has_are_refused() {
+    let config = |layers: u64| {
+        format!(
+            r#"{{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 1, "num_hidden_layers": {layers}}}"#
+        )
+    };
+    for layers in [65_537, 1 << 31, u64::MAX] {
+        let refused = LayerSpecs::from_hf_config(&config(layers)).expect_err("too many");
+        let expected = ConfigError::WrongType {
+            key: "num_hidden_layers".to_owned(),
+            expected: "a number of layers, at most 65536",
+            found: layers.to_string(),
+        };
+        assert_eq!(refused, RopeError::from(expected));
+    }
+    let most = LayerSpecs::from_hf_config(&config(65_536)).expect("reads");
+    assert_eq!(most.layers(), 65_536);
+}
+
 fn qwen2_vl(extra: &str) -> String {
     format!(
         r#"{{"model_type": "qwen2_vl", "hidden_size": 1536, "num_attention_heads": 12, "rope_theta": 1000000.0 {extra}}}"#

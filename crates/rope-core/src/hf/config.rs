@@ -13,6 +13,8 @@ use crate::spec::{AxisLayout, Pairing, RotarySpec};
 
 /// Layers that do not attend, and so do not rotate.
 const UNROTATED_LAYERS: [&str; 4] = [LINEAR, "mamba", "conv", "recurrent"];
+/// The most layers of a model, so that a wrong number is an error rather than gigabytes.
+const MAX_LAYERS: usize = 65_536;
 /// The name of the one rotation of a model whose layers are alike.
 const ALL: &str = "attention";
 
@@ -749,6 +751,13 @@ fn layers(
     specs: &[(String, RotarySpec)],
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let count = config.size("num_hidden_layers")?;
+    if let Some(count) = count.filter(|count| *count > MAX_LAYERS) {
+        return Err(ConfigError::WrongType {
+            key: config.path_of("num_hidden_layers"),
+            expected: "a number of layers, at most 65536",
+            found: count.to_string(),
+        });
+    }
     let types = config.texts("layer_types")?;
     let flags = config
         .sizes("no_rope_layers")?
