@@ -4,7 +4,9 @@
 use std::collections::HashSet;
 
 use rope_core::reference::HeadMatrix;
-use rope_core::{AxisLayout, Direction, Lane, Layout, Pairing, Positions, RopeError, RotarySpec};
+use rope_core::{
+    AxisLayout, Direction, Frequencies, Lane, Layout, Pairing, Positions, RopeError, RotarySpec,
+};
 
 use crate::engine::Case;
 use crate::names::{axes_name, pairing_name};
@@ -39,7 +41,7 @@ type Factor = &'static [&'static str];
 
 /// In the order of the names. The first six are crossed in full, the others drawn so that all pairs
 /// of levels occur.
-const FACTORS: [Factor; 9] = [
+const FACTORS: [Factor; 10] = [
     &["half", "adjacent", "quarter", "interleave_half"],
     &[
         "single",
@@ -52,6 +54,8 @@ const FACTORS: [Factor; 9] = [
         "per_axis[2,8,8]",
         "per_channel[5,5,4,4]",
         "per_channel[9,9]",
+        "lanes[18]",
+        "lanes[36]",
     ],
     &["bsnd", "bnsd", "sbnd", "tnd"],
     &["whole", "partial", "partial+3"],
@@ -60,6 +64,7 @@ const FACTORS: [Factor; 9] = [
     &["mha", "gqa", "no_k"],
     &["per_sample", "shared"],
     &["x1", "x1.25"],
+    &["ids", "real"],
 ];
 const CROSSED: usize = 6;
 
@@ -74,19 +79,38 @@ fn axis_layout(level: usize) -> AxisLayout {
         6 => AxisLayout::PerAxis(vec![9, 9]),
         7 => AxisLayout::PerAxis(vec![2, 8, 8]),
         8 => AxisLayout::PerChannel(vec![5, 5, 4, 4]),
-        _ => AxisLayout::PerChannel(vec![9, 9]),
+        9 => AxisLayout::PerChannel(vec![9, 9]),
+        10 => lanes(PAIRS),
+        _ => lanes(2 * PAIRS),
     }
 }
 
+/// Lanes in no order: axes and frequencies change from lane to lane, and lanes share both.
+fn lanes(count: usize) -> AxisLayout {
+    let lane = |lane: usize| Lane {
+        axis: (lane * 5 % 7 % 3) as u8,
+        frequency: (lane * 11 % LISTED.len()) as u32,
+    };
+    AxisLayout::Lanes((0..count).map(lane).collect())
+}
+
+/// What lanes as data pick from: lanes that do not turn, and lanes that turn the other way.
+const LISTED: [f64; 10] = [1.0, -0.8, 0.0, 0.51, 0.37, -0.2, 0.11, 0.0, 0.03, 0.004];
+
 fn case(levels: &[usize]) -> Result<Case, RopeError> {
     let (head_dim, offset) = [(2 * PAIRS, 0), (2 * PAIRS + 3, 0), (2 * PAIRS + 5, 3)][levels[3]];
-    let spec = RotarySpec::builder(head_dim)
+    let axes = axis_layout(levels[1]);
+    let is_data = matches!(axes, AxisLayout::Lanes(_));
+    let mut spec = RotarySpec::builder(head_dim)
         .rotary_dim(2 * PAIRS)
         .rotary_offset(offset)
         .pairing(Pairing::ALL[levels[0]])
-        .axes(axis_layout(levels[1]))
-        .attention_scaling([1.0, 1.25][levels[8]])
-        .build()?;
+        .axes(axes)
+        .attention_scaling([1.0, 1.25][levels[8]]);
+    if is_data {
+        spec = spec.frequencies(Frequencies::listed(LISTED.to_vec())?);
+    }
+    let spec = spec.build()?;
     let layout = Layout::ALL[levels[2]];
     // Packed tokens are one sample.
     let (batch, seq) = if layout == Layout::Tnd {
@@ -95,7 +119,10 @@ fn case(levels: &[usize]) -> Result<Case, RopeError> {
         (2, 3)
     };
     let tokens = if levels[7] == 0 { batch * seq } else { seq };
-    let positions = scattered_positions(spec.axis_count(), tokens)?;
+    let mut positions = scattered_positions(spec.axis_count(), tokens)?;
+    if levels[9] == 1 {
+        positions = centred(&positions)?;
+    }
     let (heads, kv_heads) = [(2, 2), (3, 1), (2, 0)][levels[6]];
     Ok(Case {
         heads,
@@ -118,8 +145,16 @@ pub fn scattered_positions(axes: usize, tokens: usize) -> Result<Positions, Rope
     Positions::new(axes, &ids)
 }
 
+/// Negative and fractional positions in the place of ids below 100.
+fn centred(ids: &Positions) -> Result<Positions, RopeError> {
+    let axes = 0..ids.axis_count();
+    let tokens = axes.flat_map(|axis| (0..ids.tokens()).map(move |token| (axis, token)));
+    let values = tokens.map(|(axis, token)| (ids.value(axis, token) - 48.0) * 0.625);
+    Positions::real(ids.axis_count(), &values.collect::<Vec<f64>>())
+}
+
 /// Every pairing x axis layout x layout x partial x strided x in place; head counts, shared
-/// positions and attention scaling vary along with them.
+/// positions, attention scaling and real positions vary along with them.
 ///
 /// # Errors
 /// Those of the specifications; none are expected.
@@ -262,7 +297,11 @@ pub fn models() -> Result<Vec<NamedCase>, RopeError> {
         .collect()
 }
 
+/// The sections, or the number of lanes where they are data.
 fn sections_name(axes: &AxisLayout) -> String {
+    if let AxisLayout::Lanes(lanes) = axes {
+        return format!("[{}]", lanes.len());
+    }
     let sections: Vec<String> = axes.sections().iter().map(usize::to_string).collect();
     if sections.is_empty() {
         String::new()
@@ -325,7 +364,7 @@ mod tests {
             .flat_map(|i| (i + 1..FACTORS.len()).map(move |j| FACTORS[i].len() * FACTORS[j].len()))
             .sum();
         let (all, few) = (matrix().expect("valid"), pairwise().expect("valid"));
-        assert_eq!(all.len(), 4 * 10 * 4 * 3 * 2 * 2);
+        assert_eq!(all.len(), 4 * 12 * 4 * 3 * 2 * 2);
         assert_eq!(pairs_of_levels(all.iter()).len(), expected);
         assert_eq!(pairs_of_levels(few.iter()).len(), expected);
         assert!(few.len() <= 60, "{} cases cover all pairs", few.len());

@@ -101,6 +101,9 @@ impl Stock {
             let found = format!("an offset of {}", spec.rotary_offset());
             return Err(self.limit("rotated channels at the start of a head", found));
         }
+        if !case.positions.are_ids() {
+            return Err(self.limit("position ids", "real positions"));
+        }
         let stream = self.npu.stream()?;
         let mut table = CosSinTable::<f32>::new(spec, case.seq_len)?;
         let tokens = case.batch * case.seq;
