@@ -92,12 +92,10 @@ impl Case {
         let mask = self.mask();
         let expected: Vec<Vec<f64>> = self.position_ids.iter().map(|axis| axis.concat()).collect();
         let differs = |token: &usize| {
-            mask[*token]
-                && (0..AXES).any(|axis| found.axis(axis)[*token] as f64 != expected[axis][*token])
+            mask[*token] && (0..AXES).any(|axis| found.axis(axis)[*token] != expected[axis][*token])
         };
         let tokens = (0..found.tokens()).filter(differs).collect();
-        let delta_differs =
-            |row: &usize| found.rope_deltas()[*row] as f64 != self.rope_deltas[*row][0];
+        let delta_differs = |row: &usize| found.rope_deltas()[*row] != self.rope_deltas[*row][0];
         (
             tokens,
             (0..self.rope_deltas.len()).filter(delta_differs).collect(),
@@ -120,6 +118,28 @@ fn published() -> [(Compatibility, Vec<Case>); 2] {
     new.extend(cases(include_str!("fixtures/rope_index_omni_5.23.0.json")));
     let old = cases(include_str!("fixtures/rope_index_4.57.6.json"));
     [(Transformers4_57, old), (Transformers5_23, new)]
+}
+
+/// Where transformers keeps fractions of an id it adds them up in f32: its ids to the bit. Those of
+/// the rule are whole.
+#[test]
+fn fractions_of_an_id_are_reproduced() {
+    let fractional = include_str!("fixtures/rope_index_omni_fractional_5.23.0.json");
+    for case in cases(fractional) {
+        let compatible = rules(&case.model).with_compatibility(Transformers5_23);
+        let found = case.ids(compatible, true).expect("ids");
+        assert_eq!(
+            case.differences(&found),
+            (vec![], vec![]),
+            "{}",
+            case.name()
+        );
+        assert!(found.divergences().contains(&Divergence::Fractions));
+        assert!(!found.positions().expect("in range").are_ids());
+        let exact = case.ids(rules(&case.model), true).expect("ids");
+        assert!(exact.positions().expect("in range").are_ids());
+        assert!(exact.divergences().is_empty());
+    }
 }
 
 fn rules(model: &str) -> PositionRules {
@@ -413,7 +433,12 @@ fn windows_cover_each_frame_row_by_row() {
 /// Ids of a prompt of one row, as rows of T, H, W.
 fn ids(rules: PositionRules, prompt: Prompt) -> [Vec<i64>; 3] {
     let found = rules.position_ids(&prompt).expect("ids");
-    [0, 1, 2].map(|axis| found.axis(axis).to_vec())
+    [0, 1, 2].map(|axis| whole(found.axis(axis)))
+}
+
+fn whole(ids: &[f64]) -> Vec<i64> {
+    assert!(ids.iter().all(|id| id.fract() == 0.0), "{ids:?}");
+    ids.iter().map(|id| *id as i64).collect()
 }
 
 /// Qwen3-Omni lays audio in video by time, with ids of its own for both start tokens. By hand: 2
@@ -467,10 +492,10 @@ fn transformers_forgets_a_video_that_outlasts_its_sound() {
         ..Prompt::default()
     };
     let exact = rules("qwen2_5_omni").position_ids(&prompt).expect("ids");
-    assert_eq!(exact.axis(0), [0, 0, 1, 26, 1, 27, 27]);
+    assert_eq!(whole(exact.axis(0)), [0, 0, 1, 26, 1, 27, 27]);
     let compatible = rules("qwen2_5_omni").with_compatibility(Transformers5_23);
     let compatible = compatible.position_ids(&prompt).expect("ids");
-    assert_eq!(compatible.axis(0), [0, 0, 1, 26, 1, 2, 2]);
+    assert_eq!(whole(compatible.axis(0)), [0, 0, 1, 26, 1, 2, 2]);
     assert_eq!(compatible.divergences(), [Divergence::LastPieceOnly]);
 }
 
@@ -492,17 +517,17 @@ fn seconds_are_kept_until_after_the_product() {
     assert_eq!(time(Exact, None), [0, 2, 4, 6]);
     let faster = rules("qwen2_5_vl").with_ids_per_second(4.0).expect("rules");
     assert_eq!(ids(faster, prompt(Some(&[1.5])))[0], [0, 6, 12, 18]);
-    // Qwen3-Omni at half a second: transformers stops between ids.
+    // Qwen3-Omni at half a second: transformers stops between ids, and the rotation takes them so.
     let fractional = rules("qwen3_omni_moe").with_compatibility(Transformers5_23);
-    assert_eq!(
-        fractional.position_ids(&prompt(Some(&[0.5]))),
-        Err(PositionIdsError::Fractional {
-            video: 0,
-            frame: 1,
-            found: 6.5
-        }
-        .into())
-    );
+    let found = fractional.position_ids(&prompt(Some(&[0.5]))).expect("ids");
+    assert_eq!(found.axis(0), [0.0, 6.5, 13.0, 19.5]);
+    assert_eq!(found.divergences(), [Divergence::Fractions]);
+    let positions = found.positions().expect("in range");
+    assert_eq!([1, 3].map(|token| positions.value(0, token)), [6.5, 19.5]);
+    let after = found.continuation(0, 2).expect("in range");
+    assert_eq!([0, 1].map(|token| after.value(2, token)), [20.5, 21.5]);
+    let selected = found.select(&[3, 0]).expect("in range");
+    assert_eq!([0, 1].map(|token| selected.value(0, token)), [19.5, 0.0]);
     assert_eq!(
         ids(rules("qwen3_omni_moe"), prompt(Some(&[0.5])))[0],
         [0, 6, 13, 19]
@@ -538,9 +563,7 @@ fn decoding_continues_after_the_highest_id() {
                     let of_row = |axis: usize| &found.axis(axis)[row * seq..(row + 1) * seq];
                     let highest = (0..AXES)
                         .flat_map(|axis| of_row(axis).iter().zip(mask).filter(|(_, m)| **m))
-                        .map(|(id, _)| *id)
-                        .max()
-                        .unwrap_or(-1);
+                        .fold(-1.0, |highest: f64, (id, _)| highest.max(*id));
                     let continuation = found.continuation(row, 2).expect("continues");
                     for axis in 0..AXES {
                         let expected = [highest as u32 + 1, highest as u32 + 2];
@@ -555,7 +578,7 @@ fn decoding_continues_after_the_highest_id() {
                         (Transformers4_57, true) => seq,
                         _ => mask.iter().filter(|attended| **attended).count(),
                     };
-                    assert_eq!(counted as i64 + found.rope_deltas()[row], highest + 1);
+                    assert_eq!(counted as f64 + found.rope_deltas()[row], highest + 1.0);
                 }
             }
         }
@@ -629,17 +652,17 @@ fn a_zigzag_split_gathered_equals_the_whole() {
     });
     let whole = whole.expect("ids");
     for ranks in [1, 2, 4, 8] {
-        let mut gathered = vec![[0; AXES]; input_ids.len()];
+        let mut gathered = vec![[0.0; AXES]; input_ids.len()];
         for rank in 0..ranks {
             let held = zigzag(&cu_seqlens, ranks, rank).expect("splits");
             assert_eq!(held.len(), input_ids.len() / ranks);
             let positions: Positions = whole.select(&held).expect("selects");
             for (at, token) in held.iter().enumerate() {
-                gathered[*token] = [0, 1, 2].map(|axis| positions.value(axis, at) as i64);
+                gathered[*token] = [0, 1, 2].map(|axis| positions.value(axis, at));
             }
         }
         for axis in 0..AXES {
-            let axis_ids: Vec<i64> = gathered.iter().map(|ids| ids[axis]).collect();
+            let axis_ids: Vec<f64> = gathered.iter().map(|ids| ids[axis]).collect();
             assert_eq!(axis_ids, whole.axis(axis), "{ranks} ranks, axis {axis}");
         }
     }

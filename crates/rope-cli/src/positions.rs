@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use rope_core::position_ids::{Compatibility, PositionIds, PositionRules, TokenIds};
 use serde::Serialize;
+use serde_json::Number;
 
 use self::prompt::{Description, Laid, Segment, Span};
 use crate::table::Table;
@@ -41,7 +42,7 @@ pub(crate) struct PositionsArgs {
     /// A row per token.
     #[arg(long)]
     tokens: bool,
-    /// One JSON object: model, position_ids as 3 rows of ids, kinds, cu_seqlens, rope_deltas,
+    /// One JSON object: model, position_ids as 3 rows of ids (fractions where the version has them), kinds, cu_seqlens, rope_deltas,
     /// departures from the rule, and parts.
     #[arg(long, conflicts_with = "tokens")]
     json: bool,
@@ -56,10 +57,10 @@ enum Version {
     /// The rule that the models were designed with
     Default,
     /// transformers 4.57
-    #[value(name = "4.57")]
+    #[value(name = "4.57", alias = "4.57.6")]
     V4_57,
     /// transformers 5.23
-    #[value(name = "5.23")]
+    #[value(name = "5.23", alias = "5.23.0")]
     V5_23,
 }
 
@@ -119,11 +120,18 @@ fn rules(
     Ok((model, rules))
 }
 
+/// An id to four decimals, as PyTorch prints it.
+fn shown(id: f64) -> String {
+    ((id * 1e4).round() / 1e4).to_string()
+}
+
 /// The range of some tokens' ids on one axis.
-fn range(ids: &[i64]) -> String {
-    match (ids.iter().min(), ids.iter().max()) {
-        (Some(low), Some(high)) if low == high => low.to_string(),
-        (Some(low), Some(high)) => format!("{low}..{high}"),
+fn range(ids: &[f64]) -> String {
+    let low = ids.iter().copied().reduce(f64::min);
+    let high = ids.iter().copied().reduce(f64::max);
+    match (low, high) {
+        (Some(low), Some(high)) if low == high => shown(low),
+        (Some(low), Some(high)) => format!("{}..{}", shown(low), shown(high)),
         _ => "-".to_owned(),
     }
 }
@@ -134,11 +142,11 @@ fn print_spans(
     laid: &Laid,
     found: &PositionIds,
 ) -> std::io::Result<()> {
+    let ids = (0..3).flat_map(|axis| found.axis(axis).iter().copied());
+    let (tokens, highest) = (found.tokens(), shown(ids.fold(0.0, f64::max)));
     writeln!(
         out,
-        "{model}: {} tokens, highest position {}\n",
-        found.tokens(),
-        (0..3).flat_map(|axis| found.axis(axis)).max().unwrap_or(&0)
+        "{model}: {tokens} tokens, highest position {highest}\n"
     )?;
     let packed = laid.cu_seqlens.len() > 2;
     let mut table = Table::new(&["part", "merged grid", "tokens", "T", "H", "W"], &[]);
@@ -152,7 +160,7 @@ fn print_spans(
         let shown = laid.shown(span);
         let ids = |axis| {
             let ids = shown.iter().map(|token| found.axis(axis)[*token]);
-            range(&ids.collect::<Vec<i64>>())
+            range(&ids.collect::<Vec<f64>>())
         };
         let merged = match span.segment {
             Segment::Image(_) | Segment::Video(..) => {
@@ -164,7 +172,7 @@ fn print_spans(
         table.row([span.name(), merged, tokens, ids(0), ids(1), ids(2)]);
     }
     write!(out, "{table}")?;
-    let deltas: Vec<String> = found.rope_deltas().iter().map(i64::to_string).collect();
+    let deltas: Vec<String> = found.rope_deltas().iter().map(|id| shown(*id)).collect();
     writeln!(out, "\nrope delta: {}", deltas.join(", "))?;
     for divergence in found.divergences() {
         writeln!(out, "departs from the rule: {divergence}")?;
@@ -176,7 +184,7 @@ fn print_tokens(out: &mut impl Write, laid: &Laid, found: &PositionIds) -> std::
     let mut table = Table::new(&["part"], &["token", "T", "H", "W"]);
     for span in &laid.spans {
         for token in span.tokens.clone() {
-            let [time, height, width] = [0, 1, 2].map(|axis| found.axis(axis)[token].to_string());
+            let [time, height, width] = [0, 1, 2].map(|axis| shown(found.axis(axis)[token]));
             let part = if laid.kinds[token] == 0 {
                 "text".to_owned()
             } else {
@@ -191,11 +199,11 @@ fn print_tokens(out: &mut impl Write, laid: &Laid, found: &PositionIds) -> std::
 #[derive(Serialize)]
 struct Json<'a> {
     model: &'a str,
-    position_ids: [&'a [i64]; 3],
+    position_ids: [Vec<Number>; 3],
     /// 0 text, 1 image, 2 video, 3 audio.
     kinds: &'a [i64],
     cu_seqlens: &'a [usize],
-    rope_deltas: &'a [i64],
+    rope_deltas: Vec<Number>,
     departures: Vec<String>,
     parts: Vec<JsonPart>,
 }
@@ -206,6 +214,15 @@ struct JsonPart {
     start: usize,
     end: usize,
     merged_grid: [usize; 3],
+}
+
+/// Whole ids as whole numbers, which JSON tells from `6.0`.
+fn numbers(ids: &[f64]) -> Vec<Number> {
+    let number = |id: &f64| match Number::from_f64(*id) {
+        Some(fraction) if id.fract() != 0.0 => fraction,
+        _ => Number::from(*id as i64),
+    };
+    ids.iter().map(number).collect()
 }
 
 fn print_json(
@@ -222,10 +239,10 @@ fn print_json(
     };
     let json = Json {
         model,
-        position_ids: [0, 1, 2].map(|axis| found.axis(axis)),
+        position_ids: [0, 1, 2].map(|axis| numbers(found.axis(axis))),
         kinds: &laid.kinds,
         cu_seqlens: &laid.cu_seqlens,
-        rope_deltas: found.rope_deltas(),
+        rope_deltas: numbers(found.rope_deltas()),
         departures: found
             .divergences()
             .iter()

@@ -261,7 +261,7 @@ type Differing = (&'static str, &'static str);
 
 #[test]
 fn position_id_files_pass_for_their_version_and_name_where_the_default_differs() {
-    let expected: [(&str, usize, &[Differing]); 3] = [
+    let expected: [(&str, usize, &[Differing]); 4] = [
         (
             "rope_index_4.57.6.json",
             26,
@@ -294,6 +294,22 @@ fn position_id_files_pass_for_their_version_and_name_where_the_default_differs()
             5,
             &[("qwen2_5_omni/audio_in_video", "order of time")],
         ),
+        (
+            "rope_index_omni_fractional_5.23.0.json",
+            7,
+            &[
+                ("qwen3_omni_moe/half_second", "fractions"),
+                ("qwen3_omni_moe/no_exact_time", "fractions"),
+                ("qwen3_omni_moe/two_videos", "fractions"),
+                ("qwen3_omni_moe/image_and_audio_after", "fractions"),
+                ("qwen3_omni_moe/padded_rows", "fractions"),
+                ("qwen3_omni_moe/audio_in_video", "fractions"),
+                (
+                    "qwen3_omni_moe/audio_in_video_after_a_fraction",
+                    "fractions",
+                ),
+            ],
+        ),
     ];
     for (file, cases, differing) in expected {
         let file = fixtures().join(file);
@@ -323,7 +339,7 @@ fn position_id_files_pass_for_their_version_and_name_where_the_default_differs()
                 .expect("JSON");
         let ids = &mut altered["cases"][1]["position_ids"][2][0];
         let last = ids.as_array().expect("ids").len() - 1;
-        ids[last] = (ids[last].as_i64().expect("a number") + 1).into();
+        ids[last] = (ids[last].as_f64().expect("a number") + 1.0).into();
         let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("altered_ids.json");
         std::fs::write(&scratch, altered.to_string()).expect("file is written");
         let failed: Vec<Value> = self::rows(&[path(&scratch)])
@@ -1181,5 +1197,40 @@ fn positions_are_printed_and_drawn() {
     assert!(
         departing.contains("departs from the rule: after a video"),
         "{departing}"
+    );
+    let omni = |more: &[&str]| {
+        let prompt = [
+            "positions",
+            "--model",
+            "qwen3_omni_moe",
+            "text:3",
+            "video:3x4x4@0.7",
+        ];
+        text(&mrope(&[&prompt[..], more].concat()))
+    };
+    let fractional = omni(&["--version", "5.23.0"]);
+    for expected in [
+        "4..22.2",
+        "23.2",
+        "highest position 23.2",
+        "stand at fractions",
+    ] {
+        assert!(fractional.contains(expected), "{expected}: {fractional}");
+    }
+    let ids = |json: &str| -> Vec<Value> {
+        let json: Value = serde_json::from_str(json).expect("JSON");
+        let axes = json["position_ids"].as_array().expect("axes");
+        axes[0].as_array().expect("ids").clone()
+    };
+    let (fractional, whole) = (
+        ids(&omni(&["--version", "5.23.0", "--json"])),
+        ids(&omni(&["--json"])),
+    );
+    // Token 8 as transformers has it in f32, in the fixture of fractional ids.
+    assert_eq!(fractional[3], 3);
+    assert_eq!(fractional[8], 13.099_999_427_795_41);
+    assert!(
+        whole.iter().all(Value::is_i64) && whole[8] == 13,
+        "{whole:?}"
     );
 }

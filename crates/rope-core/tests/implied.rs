@@ -423,8 +423,8 @@ fn ernie_vl_in_its_own_format() {
         ..Prompt::default()
     };
     let ids = rules.position_ids(&prompt).expect("fits");
-    assert_eq!(ids.axis(0), [0, 1, 2, 3, 4, 5]);
-    assert_eq!(ids.axis(1), [0, 1, 2, 3, 3, 5]);
+    assert_eq!(ids.axis(0), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    assert_eq!(ids.axis(1), [0.0, 1.0, 2.0, 3.0, 3.0, 5.0]);
     // Without types the one placeholder cannot tell a video: refused, not guessed.
     let untyped = Prompt {
         mm_token_type_ids: None,

@@ -179,9 +179,9 @@ impl Case {
         let seq = self.input_ids.first().map_or(1, Vec::len).max(1);
         let attended = self.attended();
         let ids = (0..AXES).flat_map(|axis| {
-            let of_token = |(token, id): (usize, &i64)| {
+            let of_token = |(token, id): (usize, &f64)| {
                 let name = format!("axis {axis}, row {}, token {}", token / seq, token % seq);
-                attended[token].then_some((*id as f64, name))
+                attended[token].then_some((*id, name))
             };
             found
                 .axis(axis)
@@ -191,7 +191,7 @@ impl Case {
                 .collect::<Vec<_>>()
         });
         let deltas = found.rope_deltas().iter().enumerate();
-        ids.chain(deltas.map(|(row, delta)| (*delta as f64, format!("rope delta of row {row}"))))
+        ids.chain(deltas.map(|(row, delta)| (*delta, format!("rope delta of row {row}"))))
             .unzip()
     }
 

@@ -226,10 +226,10 @@ impl Fixture<'_> {
         };
         let deltas = found.rope_deltas().iter();
         Ok([
-            exact("position_ids", ids.map(|id| *id as f64).collect(), &|i| {
+            exact("position_ids", ids.copied().collect(), &|i| {
                 attended[i % attended.len()]
             })?,
-            exact("rope_deltas", deltas.map(|x| *x as f64).collect(), &all)?,
+            exact("rope_deltas", deltas.copied().collect(), &all)?,
         ])
     }
 

@@ -72,8 +72,8 @@ fn flow(panels: &[Panel]) -> (Vec<(i32, i32)>, i32) {
 
 fn draw_sequence(area: &Area<'_>, laid: &Laid, found: &PositionIds) -> Drawn {
     let tokens = found.tokens();
-    let ids = (0..3).flat_map(|axis| found.axis(axis));
-    let highest = ids.copied().max().unwrap_or(0) as f64;
+    let ids = (0..3).flat_map(|axis| found.axis(axis).iter().copied());
+    let highest = ids.fold(0.0, f64::max);
     // Room for the names of the grids.
     let top = (highest * 1.14).max(1.0);
     let chart_area = area.clone().shrink(
@@ -116,7 +116,7 @@ fn draw_sequence(area: &Area<'_>, laid: &Laid, found: &PositionIds) -> Drawn {
         for (index, sequence) in laid.cu_seqlens.windows(2).enumerate() {
             // A token has one id, so the line is level over the token's width.
             let points = (sequence[0]..sequence[1])
-                .flat_map(|token| [-0.5, 0.5].map(|edge| (token as f64 + edge, ids[token] as f64)));
+                .flat_map(|token| [-0.5, 0.5].map(|edge| (token as f64 + edge, ids[token])));
             let name = (index == 0).then_some(name);
             svg::line(&mut chart, points, color.stroke_width(width), name)?;
         }
@@ -136,7 +136,7 @@ struct Map {
     axis: usize,
     caption: &'static str,
     columns: usize,
-    ids: Vec<i64>,
+    ids: Vec<f64>,
 }
 
 impl Map {
@@ -149,7 +149,7 @@ impl Panel {
     fn new(span: &Span, laid: &Laid, found: &PositionIds) -> Self {
         let [frames, height, width] = span.merged;
         let placeholders = laid.shown(span);
-        let of = |axis: usize, tokens: &[usize]| -> Vec<i64> {
+        let of = |axis: usize, tokens: &[usize]| -> Vec<f64> {
             tokens
                 .iter()
                 .map(|token| found.axis(axis)[*token])
@@ -185,7 +185,7 @@ impl Panel {
         } else {
             format!(
                 "{height} x {width} tokens, T = {}",
-                found.axis(0)[first_frame[0]]
+                super::shown(found.axis(0)[first_frame[0]])
             )
         };
         let widest = maps.iter().map(|map| map.columns).max().unwrap_or(1) as i32;
@@ -235,14 +235,14 @@ impl Panel {
 
     fn draw_map(&self, area: &Area<'_>, map: &Map, (left, top): (i32, i32)) -> Drawn {
         let (_, color, _) = AXES[map.axis];
-        let low = map.ids.iter().min().copied().unwrap_or(0);
-        let high = map.ids.iter().max().copied().unwrap_or(0);
+        let low = map.ids.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = map.ids.iter().copied().fold(low, f64::max);
         let cell = self.cell;
         let gap = i32::from(cell >= 8);
         for (index, id) in map.ids.iter().enumerate() {
             let (row, column) = ((index / map.columns) as i32, (index % map.columns) as i32);
             let (x, y) = (left + column * cell, top + row * cell);
-            let share = (id - low) as f64 / (high - low).max(1) as f64;
+            let share = (id - low) / (high - low).max(1.0);
             let shade = color.mix(0.12 + 0.78 * share);
             svg::square(area, (x, y), cell - gap, shade.filled())?;
             if cell >= NUMBERED_CELL {
@@ -251,7 +251,7 @@ impl Panel {
                     .color(if share > 0.7 { &WHITE } else { &BLACK })
                     .pos(Pos::new(HPos::Center, VPos::Center));
                 let middle = (x + (cell - gap) / 2, y + (cell - gap) / 2);
-                area.draw(&Text::new(id.to_string(), middle, style))?;
+                area.draw(&Text::new(super::shown(*id), middle, style))?;
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 //! together.
 
 use super::error::Kind;
-use super::prompt::{AXES, Block, Ids, Walk};
+use super::prompt::{AXES, Block, Ids, Sums, Walk};
 use super::rules::{AudioInVideo, Compatibility, Divergence};
 use crate::error::Result;
 
@@ -20,14 +20,16 @@ pub(super) struct AudioVideo<'w, 'a, 't> {
 /// What a span took.
 pub(super) struct Placed {
     pub(super) tokens: usize,
-    pub(super) next: i64,
-    pub(super) first_free: i64,
+    pub(super) next: f64,
+    pub(super) first_free: f64,
 }
 
 impl AudioVideo<'_, '_, '_> {
-    pub(super) fn place(mut self, next: i64) -> Result<Placed> {
+    pub(super) fn place(mut self, next: f64) -> Result<Placed> {
+        let sums = self.walk.sums;
         let markers = 2.min(self.tokens.len());
-        let start = self.markers(&self.tokens[..markers], next);
+        let count = self.markers(&self.tokens[..markers], next);
+        let start = sums.add(next, count as f64);
 
         let placeholder =
             |token: &&usize| matches!(self.walk.kinds[**token], Kind::Video | Kind::Audio);
@@ -43,54 +45,53 @@ impl AudioVideo<'_, '_, '_> {
             return Err(refused.into());
         }
         let exact: Vec<bool> = content.iter().map(is_video).collect();
-        let mut highest = deal(&exact, &block, start)
-            .fold(start - 1, |high, ids| ids.into_iter().fold(high, i64::max));
-        let mut next = highest + 1;
+        let before = sums.add(start, -1.0);
+        let mut highest = deal(&exact, &block, start, sums)
+            .flatten()
+            .fold(before, f64::max);
+        let mut next = sums.add(highest, 1.0);
         let mut order = exact;
         if self.walk.rules.compatibility != Compatibility::Exact {
-            let dealt = self.dealt_by_transformers(&block, content.len() - video_tokens);
+            let dealt = self.dealt_by_transformers(&block, start, content.len() - video_tokens);
             if dealt.order != order {
                 self.walk.divergences.push(Divergence::AudioVideoOrder);
             }
-            let last_piece = deal(&dealt.order, &block, start).skip(dealt.last_piece);
-            let last = last_piece.flatten().fold(start - 1, i64::max);
+            let last_piece = deal(&dealt.order, &block, start, sums).skip(dealt.last_piece);
+            let last = last_piece.flatten().fold(before, f64::max);
             if last != highest {
                 self.walk.divergences.push(Divergence::LastPieceOnly);
             }
-            next = last + 1;
+            next = sums.add(last, 1.0);
             order = dealt.order;
         }
-        for (token, ids) in content.iter().zip(deal(&order, &block, start)) {
+        for (token, ids) in content.iter().zip(deal(&order, &block, start, sums)) {
             self.walk.place(*token, ids);
         }
 
         let end = 2 + content.len();
         let ends = &self.tokens[end..(end + 2).min(self.tokens.len())];
-        next = self.markers(ends, next);
-        highest = highest.max(next - 1);
+        let count = self.markers(ends, next);
+        let last = sums.add(next, count as f64 - 1.0);
+        highest = highest.max(last);
         Ok(Placed {
             tokens: end + ends.len(),
-            next,
-            first_free: highest + 1,
+            next: sums.add(last, 1.0),
+            first_free: sums.add(highest, 1.0),
         })
     }
 
-    /// Places start or end tokens; returns the next id.
-    fn markers(&mut self, tokens: &[usize], next: i64) -> i64 {
-        let step = i64::from(!self.audio.markers_share);
-        for (token, index) in tokens.iter().zip(0..) {
-            self.walk.place(*token, [next + step * index; AXES]);
+    /// Places start or end tokens; returns the number of ids that they take.
+    fn markers(&mut self, tokens: &[usize], next: f64) -> usize {
+        let share = self.audio.markers_share;
+        for (token, id) in self.walk.sums.run(next, tokens) {
+            self.walk
+                .place(token, [if share { next } else { id }; AXES]);
         }
-        let most = if self.audio.markers_share {
-            1
-        } else {
-            tokens.len()
-        };
-        next + tokens.len().min(most) as i64
+        tokens.len().min(if share { 1 } else { tokens.len() })
     }
 
     /// The order in which transformers deals out the positions, whatever the tokens are.
-    fn dealt_by_transformers(&self, block: &Block, audio_tokens: usize) -> Dealt {
+    fn dealt_by_transformers(&self, block: &Block, start: f64, audio_tokens: usize) -> Dealt {
         let plane = block.merged[1] * block.merged[2];
         let video: Vec<f32> = (0..block.tokens())
             .map(|token| block.time[token / plane])
@@ -101,7 +102,13 @@ impl AudioVideo<'_, '_, '_> {
                 let per_second = self.walk.rules.ids_per_second.unwrap_or(1.0);
                 by_chunks(&video, &audio, (per_second * seconds).trunc() as f32)
             }
-            None => by_time(&video, &audio),
+            None => {
+                // Compared as ids, which in f32 may be equal where times are not.
+                let sums = self.walk.sums;
+                let ids = |time: &f32| sums.add(start, f64::from(*time));
+                let [video, audio] = [video, audio].map(|times| times.iter().map(ids).collect());
+                by_time(video, audio)
+            }
         }
     }
 }
@@ -113,15 +120,15 @@ struct Dealt {
 }
 
 /// Positions for tokens that are video or audio in this order.
-fn deal(order: &[bool], block: &Block, start: i64) -> impl Iterator<Item = Ids> {
+fn deal(order: &[bool], block: &Block, start: f64, sums: Sums) -> impl Iterator<Item = Ids> {
     let mut used = [0, 0];
     order.iter().map(move |is_video| {
         let used = &mut used[usize::from(*is_video)];
         *used += 1;
         if *is_video {
-            block.ids(start, *used - 1)
+            block.ids(start, *used - 1, sums)
         } else {
-            [start + *used as i64 - 1; AXES]
+            [sums.add(start, *used as f64 - 1.0); AXES]
         }
     })
 }
@@ -159,7 +166,7 @@ fn chunks(time: &[f32], ids_per_chunk: f32) -> Vec<usize> {
 }
 
 /// By time, video before audio at the same time (Qwen3-Omni).
-fn by_time(video: &[f32], audio: &[f32]) -> Dealt {
+fn by_time(video: Vec<f64>, audio: Vec<f64>) -> Dealt {
     let mut dealt = Dealt {
         order: Vec::new(),
         last_piece: 0,

@@ -149,19 +149,6 @@ pub enum PositionIdsError {
         /// Placeholders found.
         found: usize,
     },
-    /// A position between two whole numbers, which only the compatibility option would give.
-    #[error(
-        "transformers puts frame {frame} of video {video} at {found} ids after its start; \
-         ids here are whole: use the default, which rounds down"
-    )]
-    Fractional {
-        /// Index of the video.
-        video: usize,
-        /// Index of the temporal patch.
-        frame: usize,
-        /// Ids after the start of the video.
-        found: f32,
-    },
     /// A sequence that does not divide into the chunks of a zigzag split.
     #[error(
         "sequence {sequence} has {len} tokens, which do not divide into 2 x {ranks} chunks; \

@@ -9,9 +9,33 @@ use crate::positions::{MAX_POSITION, Positions};
 /// Time, height and width.
 pub(super) const AXES: usize = 3;
 /// The highest id that a rotation takes.
-const MAX_ID: i64 = MAX_POSITION as i64;
+const MAX_ID: f64 = MAX_POSITION as f64;
 /// One position: its id on each axis.
-pub(super) type Ids = [i64; AXES];
+pub(super) type Ids = [f64; AXES];
+
+/// How ids add up: exactly, or in f32 where a version of transformers keeps fractions of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sums {
+    pub(super) in_f32: bool,
+}
+
+impl Sums {
+    pub(super) fn add(self, a: f64, b: f64) -> f64 {
+        let sum = a + b;
+        if self.in_f32 {
+            f64::from(sum as f32)
+        } else {
+            sum
+        }
+    }
+
+    /// `start` and the ids after it, one for each of `tokens`.
+    pub(super) fn run(self, start: f64, tokens: &[usize]) -> impl Iterator<Item = (usize, f64)> {
+        let offsets = (0..).map(f64::from);
+        let ids = offsets.map(move |offset| self.add(start, offset));
+        tokens.iter().copied().zip(ids)
+    }
+}
 
 /// How the tokens divide into sequences. Positions start at 0 in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +82,13 @@ impl Default for Prompt<'_> {
     }
 }
 
-/// Position ids of a prompt: T, H and W for each token.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Position ids of a prompt: T, H and W for each token. They are whole numbers, unless a
+/// [`Compatibility`] was asked for that gives [`Divergence::Fractions`].
+#[derive(Clone, Debug, PartialEq)]
 pub struct PositionIds {
-    ids: Vec<i64>,
-    next: Vec<i64>,
-    rope_deltas: Vec<i64>,
+    ids: Vec<f64>,
+    next: Vec<f64>,
+    rope_deltas: Vec<f64>,
     divergences: Vec<Divergence>,
 }
 
@@ -77,14 +102,14 @@ impl PositionIds {
     ///
     /// # Panics
     /// If `axis` is not below 3.
-    pub fn axis(&self, axis: usize) -> &[i64] {
+    pub fn axis(&self, axis: usize) -> &[f64] {
         let tokens = self.tokens();
         &self.ids[axis * tokens..(axis + 1) * tokens]
     }
 
     /// For each row, the first id after it less the number of its tokens (padding not counted, but
     /// by transformers 4.57): what a decoder adds to a token's index to get its id.
-    pub fn rope_deltas(&self) -> &[i64] {
+    pub fn rope_deltas(&self) -> &[f64] {
         &self.rope_deltas
     }
 
@@ -100,8 +125,8 @@ impl PositionIds {
             count: self.next.len(),
         };
         let next = self.next.get(row).ok_or(index)?;
-        let ids: Vec<i64> = (0..AXES).flat_map(|_| (*next..).take(count)).collect();
-        Positions::new(AXES, &ids)
+        let of_axis = |_| (0..count).map(|offset| next + offset as f64);
+        checked(&(0..AXES).flat_map(of_axis).collect::<Vec<f64>>())
     }
 
     /// Where these ids depart from the rule: empty unless a [`Compatibility`] was asked for and
@@ -115,7 +140,7 @@ impl PositionIds {
     /// # Errors
     /// [`RopeError::PositionOutOfRange`](crate::RopeError::PositionOutOfRange) beyond 2^31.
     pub fn positions(&self) -> Result<Positions> {
-        Positions::new(AXES, &self.ids)
+        checked(&self.ids)
     }
 
     /// The ids of the tokens at `indices`, as a rank of a context-parallel split holds them.
@@ -134,9 +159,17 @@ impl PositionIds {
             .into());
         }
         let of_axis = |axis| indices.iter().map(move |index| self.axis(axis)[*index]);
-        let ids: Vec<i64> = (0..AXES).flat_map(of_axis).collect();
-        Positions::new(AXES, &ids)
+        checked(&(0..AXES).flat_map(of_axis).collect::<Vec<f64>>())
     }
+}
+
+/// Whole numbers as ids, so that they are refused as such; the others as real positions.
+fn checked(ids: &[f64]) -> Result<Positions> {
+    if ids.iter().any(|id| id.fract() != 0.0) {
+        return Positions::real(AXES, ids);
+    }
+    let whole: Vec<i64> = ids.iter().map(|id| *id as i64).collect();
+    Positions::new(AXES, &whole)
 }
 
 impl PositionRules {
@@ -161,13 +194,20 @@ impl PositionRules {
 
         let kinds = self.kinds(prompt)?;
         let padding = match self.compatibility {
-            Compatibility::Transformers4_57 => 1,
-            Compatibility::Exact | Compatibility::Transformers5_23 => 0,
+            Compatibility::Transformers4_57 => 1.0,
+            Compatibility::Exact | Compatibility::Transformers5_23 => 0.0,
+        };
+        let audio = self.family.audio_in_video;
+        let keeps_fractions = self.compatibility != Compatibility::Exact
+            && audio.is_some_and(|audio| audio.fractional);
+        let sums = Sums {
+            in_f32: keeps_fractions,
         };
         let mut walk = Walk {
             rules: self,
             prompt,
             kinds: &kinds,
+            sums,
             images: 0,
             videos: 0,
             frame: 0,
@@ -189,7 +229,7 @@ impl PositionRules {
                 walk.divergences.push(Divergence::PaddedDelta);
             }
             next.push(first_free);
-            rope_deltas.push(first_free - subtracted as i64);
+            rope_deltas.push(sums.add(first_free, -(subtracted as f64)));
         }
         let grids = [
             (Kind::Image, prompt.image_grids.len(), walk.images),
@@ -207,7 +247,7 @@ impl PositionRules {
         }
         if let Some(at) = walk.ids.iter().position(|id| *id > MAX_ID) {
             return Err(RopeError::PositionOutOfRange {
-                found: walk.ids[at],
+                found: walk.ids[at] as i64,
                 axis: at / tokens,
                 token: at % tokens,
             });
@@ -300,11 +340,12 @@ impl Block {
     }
 
     /// The position of the block's `token`-th token.
-    pub(super) fn ids(&self, start: i64, token: usize) -> Ids {
+    pub(super) fn ids(&self, start: f64, token: usize, sums: Sums) -> Ids {
         let [_, height, width] = self.merged;
         let frame = token / (height * width);
         let (row, column) = (token / width % height, token % width);
-        [self.time[frame] as i64, row as i64, column as i64].map(|id| start + id)
+        let after_start = [f64::from(self.time[frame]), row as f64, column as f64];
+        after_start.map(|id| sums.add(start, id))
     }
 }
 
@@ -313,19 +354,21 @@ pub(super) struct Walk<'a> {
     pub(super) rules: &'a PositionRules,
     prompt: &'a Prompt<'a>,
     pub(super) kinds: &'a [Kind],
+    pub(super) sums: Sums,
     images: usize,
     videos: usize,
     /// Frames of the current video that have their ids, where each is a block of its own.
     frame: usize,
-    ids: Vec<i64>,
+    ids: Vec<f64>,
     pub(super) divergences: Vec<Divergence>,
 }
 
 impl Walk<'_> {
     /// Deals out the ids of one row's tokens; returns the first id that is free on every axis.
-    fn row(&mut self, row: usize, tokens: &[usize]) -> Result<i64> {
-        let mut next = 0;
-        let mut first_free = 0;
+    fn row(&mut self, row: usize, tokens: &[usize]) -> Result<f64> {
+        let sums = self.sums;
+        let mut next = 0.0;
+        let mut first_free: f64 = 0.0;
         let mut at = 0;
         while at < tokens.len() {
             if let Some(audio) = self.opens_audio_in_video(&tokens[at..]) {
@@ -342,10 +385,14 @@ impl Walk<'_> {
                 continue;
             }
             match self.kinds[tokens[at]] {
-                Kind::Text | Kind::Audio => {
-                    self.place(tokens[at], [next; AXES]);
-                    at += 1;
-                    next += 1;
+                kind @ (Kind::Text | Kind::Audio) => {
+                    let run = self.run(kind, tokens, at);
+                    for (token, id) in sums.run(next, run) {
+                        self.place(token, [id; AXES]);
+                        next = id;
+                    }
+                    at += run.len();
+                    next = sums.add(next, 1.0);
                     first_free = first_free.max(next);
                 }
                 kind @ (Kind::Image | Kind::Video) => {
@@ -357,13 +404,14 @@ impl Walk<'_> {
                     }
                     let mut highest = next;
                     for (index, token) in tokens[at..at + run].iter().enumerate() {
-                        let ids = block.ids(next, index);
-                        highest = ids.into_iter().fold(highest, i64::max);
+                        let ids = block.ids(next, index, sums);
+                        highest = ids.into_iter().fold(highest, f64::max);
                         self.place(*token, ids);
                     }
-                    first_free = first_free.max(highest + 1);
-                    let plane = block.merged[1].max(block.merged[2]) as i64;
-                    next = self.after_block(next + plane, highest + 1);
+                    let past_all = sums.add(highest, 1.0);
+                    first_free = first_free.max(past_all);
+                    let plane = block.merged[1].max(block.merged[2]) as f64;
+                    next = self.after_block(sums.add(next, plane), past_all);
                     at += run;
                 }
             }
@@ -372,7 +420,7 @@ impl Walk<'_> {
     }
 
     /// The next id after a block: past all of it, or past its plane where that is asked for.
-    fn after_block(&mut self, past_plane: i64, past_all: i64) -> i64 {
+    fn after_block(&mut self, past_plane: f64, past_all: f64) -> f64 {
         let forgets = self.rules.compatibility == Compatibility::Transformers5_23
             && self.rules.family.forgets_time
             && past_plane != past_all;
@@ -389,6 +437,26 @@ impl Walk<'_> {
         for (axis, id) in ids.into_iter().enumerate() {
             self.ids[axis * tokens + token] = id;
         }
+    }
+
+    /// The tokens from `at` on, all of `kind`, that transformers numbers at once: a start token
+    /// before a block and an end token after it are numbered alone. It matters where sums are
+    /// rounded.
+    fn run<'t>(&self, kind: Kind, tokens: &'t [usize], at: usize) -> &'t [usize] {
+        let kind_of = |index: usize| Some(self.kinds[*tokens.get(index)?]);
+        let opens = |index: usize| self.opens_audio_in_video(&tokens[index..]).is_some();
+        let mut end = at + 1;
+        while kind_of(end) == Some(kind) && !opens(end) {
+            end += 1;
+        }
+        if kind == Kind::Text {
+            if at > 0 && kind_of(at - 1) != Some(kind) {
+                end = at + 1;
+            } else if end < tokens.len() && !opens(end) {
+                end = (end - 1).max(at + 1);
+            }
+        }
+        &tokens[at..end]
     }
 
     fn opens_audio_in_video(&self, tokens: &[usize]) -> Option<super::rules::AudioInVideo> {
@@ -470,27 +538,27 @@ impl Walk<'_> {
             self.divergences.push(Divergence::WholeSeconds);
             seconds = seconds.trunc();
         }
-        let keeps_fractions = self.rules.compatibility != Compatibility::Exact
-            && audio.is_some_and(|audio| audio.fractional);
+        let keeps_fractions = self.sums.in_f32;
+        let mut fractions = false;
         let id = |frame: usize| {
             let found = frame as f32 * seconds * per_second as f32;
-            if keeps_fractions && found.fract() != 0.0 {
-                return Err(PositionIdsError::Fractional {
-                    video,
-                    frame,
-                    found,
-                }
-                .into());
-            }
+            fractions |= keeps_fractions && found.fract() != 0.0;
             if found > MAX_POSITION as f32 {
                 return Err(refused(
                     "so few that, times ids per second and frames, ids stay within 2147483648",
                 )
                 .into());
             }
-            Ok(found.trunc())
+            Ok(if keeps_fractions {
+                found
+            } else {
+                found.trunc()
+            })
         };
-        (0..frames).map(id).collect()
+        let time = (0..frames).map(id).collect();
+        self.divergences
+            .extend(fractions.then_some(Divergence::Fractions));
+        time
     }
 
     pub(super) fn grid_tokens(

@@ -39,6 +39,9 @@ pub enum Divergence {
          another order: video tokens get audio positions"
     )]
     AudioVideoOrder,
+    /// Times of a video are not rounded to ids.
+    #[error("frames of a video stand at fractions of an id, and so does what follows it")]
+    Fractions,
     /// After audio in video the next id follows the last piece alone.
     #[error("after audio in video, the next id follows the last piece, not the highest id")]
     LastPieceOnly,
@@ -175,9 +178,9 @@ static FAMILIES: [Family; 7] = [
 ///     ..Prompt::default()
 /// };
 /// let ids = rules.position_ids(&prompt)?;
-/// assert_eq!(ids.axis(0), [0, 1, 1, 1, 1, 1, 1, 4]);
-/// assert_eq!(ids.axis(1), [0, 1, 1, 1, 2, 2, 2, 4]);
-/// assert_eq!(ids.axis(2), [0, 1, 2, 3, 1, 2, 3, 4]);
+/// assert_eq!(ids.axis(0), [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 4.0]);
+/// assert_eq!(ids.axis(1), [0.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 4.0]);
+/// assert_eq!(ids.axis(2), [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]);
 /// # Ok::<(), rope_core::RopeError>(())
 /// ```
 ///
