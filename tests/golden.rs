@@ -162,7 +162,7 @@ fn every_engine_meets_every_vector_forward_and_backward() {
             }
         }
     }
-    assert_eq!(files, 23);
+    assert_eq!(files, 27);
 }
 
 /// The bounds that the project promises, not those that the comparison derives.
@@ -505,6 +505,40 @@ fn incomplete_metadata_is_named() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn a_rotation_and_its_inverse_are_not_mistaken_for_each_other() {
+    const INVERSE: &str = "deepseek_v4_inverse.safetensors";
+    let failing = |operation: &str| {
+        let parts = Parts::of(INVERSE).state("operation", operation);
+        failures(&rows(&parts.vectors().expect("file reads"))).len()
+    };
+    assert_eq!(failing("inverse"), 0);
+    // q, k and their gradients, in four types.
+    assert_eq!(failing("rotation"), 16);
+    for (key, value) in [("operation", "backwards"), ("rotation", "{}")] {
+        let error = Parts::of(INVERSE).state(key, value).error();
+        assert!(
+            matches!(&error, GoldenError::Metadata { key: at, found, .. }
+                if *at == key && found.starts_with(value)),
+            "{error}"
+        );
+    }
+    let stated = &Parts::of(INVERSE).metadata["rotation"];
+    let narrow = stated.replace("\"head_dim\": 128", "\"head_dim\": 256");
+    assert_ne!(*stated, narrow);
+    let error = Parts::of(INVERSE).state("rotation", &narrow).error();
+    assert!(
+        matches!(
+            error,
+            GoldenError::Metadata {
+                key: "rotation",
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 #[test]

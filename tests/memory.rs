@@ -24,6 +24,7 @@ const BOOKKEEPING_BYTES: isize = 4 << 10;
 #[expect(clippy::large_enum_variant, reason = "one of each in a run")]
 enum Scheme {
     Ours(Rotary, RotaryAngles),
+    Inverse(Rotary, RotaryAngles),
     Burn(RotaryEncoding),
 }
 
@@ -31,6 +32,10 @@ impl Scheme {
     fn rotate(&self, q: Tensor<4>, k: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
         match self {
             Self::Ours(rotary, angles) => rotary.forward(q, k, angles),
+            Self::Inverse(rotary, angles) => (
+                rotary.adjoint_single(q, angles),
+                rotary.adjoint_single(k, angles),
+            ),
             Self::Burn(encoding) => (encoding.forward(q), encoding.forward(k)),
         }
     }
@@ -99,16 +104,19 @@ fn the_graph_keeps_no_tensor_and_makes_no_temporary() {
                 angles.clone(),
             )
         };
-        let (kept, forward, backward) = per_layer("fused", &ours(Implementation::Fused), &device);
-        assert!(
-            kept <= BOOKKEEPING_BYTES,
-            "the fused graph keeps {kept} bytes a layer"
-        );
-        assert_eq!(
-            (forward, backward),
-            (0, 0),
-            "the fused rotation makes temporaries of q's size"
-        );
+        let inverse = Scheme::Inverse(rotary.clone(), angles.clone());
+        for (name, scheme) in [("fused", ours(Implementation::Fused)), ("inverse", inverse)] {
+            let (kept, forward, backward) = per_layer(name, &scheme, &device);
+            assert!(
+                kept <= BOOKKEEPING_BYTES,
+                "{name}: the fused graph keeps {kept} bytes a layer"
+            );
+            assert_eq!(
+                (forward, backward),
+                (0, 0),
+                "{name}: the fused rotation makes temporaries of q's size"
+            );
+        }
 
         // The same measurement must see what the others make, or it could not fail.
         let (_, forward, backward) =

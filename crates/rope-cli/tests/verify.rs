@@ -45,7 +45,7 @@ fn the_fixtures_pass_and_what_is_not_golden_is_listed() {
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("skipped") && text.contains("MANIFEST: neither .safetensors nor .json"));
-    assert!(text.contains("of 31 files: 0 out of tolerance; 0 files cannot be verified"));
+    assert!(text.contains("of 35 files: 0 out of tolerance; 0 files cannot be verified"));
     let longest = text
         .lines()
         .filter(|line| line.starts_with("  "))
@@ -69,7 +69,7 @@ fn json_prints_one_object_per_row() {
     }
     for dtype in ["f64", "f32", "f16", "bf16"] {
         let of_type = |row: &&Value| row["dtype"] == dtype && row["tensor"] == "dq";
-        assert_eq!(rows.iter().filter(of_type).count(), 23, "{dtype}");
+        assert_eq!(rows.iter().filter(of_type).count(), 27, "{dtype}");
     }
     let skipped = String::from_utf8(output.stderr).expect("output is text");
     assert!(

@@ -33,9 +33,10 @@ impl GoldenVectors {
     /// [`GoldenError::Engine`] if the engine fails; [`GoldenError::Overflow`] for values that the
     /// type cannot hold; [`GoldenError::Unbounded`].
     pub fn compare(&self, engine: &dyn Engine, dtype: DType) -> Result<Vec<Row>, GoldenError> {
-        let mut rows = self.run(engine, dtype, Direction::Forward, &self.forward)?;
+        let mut rows = self.run(engine, dtype, self.operation, &self.forward)?;
         if let Some(adjoint) = &self.adjoint {
-            rows.extend(self.run(engine, dtype, Direction::Adjoint, adjoint)?);
+            let transposed = self.operation.transposed();
+            rows.extend(self.run(engine, dtype, transposed, adjoint)?);
         }
         Ok(rows)
     }

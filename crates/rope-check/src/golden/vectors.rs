@@ -1,6 +1,6 @@
 //! A golden `.safetensors` file: read, checked, and turned into a [`Case`].
 
-use rope_core::{Layout, Positions, RotarySpec};
+use rope_core::{Direction, Layout, Positions, RotarySpec};
 
 use super::error::GoldenError;
 use super::tensors::{Kind, Tensors, Values};
@@ -35,6 +35,8 @@ const SIN: [&str; 2] = ["sin", "freqs_cis_im"];
 #[derive(Clone, Debug)]
 pub struct GoldenVectors {
     pub(super) case: Case,
+    /// What made q_out of q: the rotation, or the inverse.
+    pub(super) operation: Direction,
     pub(super) forward: Pass,
     pub(super) adjoint: Option<Pass>,
     pub(super) cos: Option<Values>,
@@ -121,6 +123,7 @@ impl GoldenVectors {
         };
         Ok(Self {
             case,
+            operation: file.operation()?,
             forward,
             adjoint: adjoint.transpose()?,
             cos: first(COS)?,
@@ -183,7 +186,32 @@ impl File {
         known.map(|(_, layout)| *layout).ok_or_else(unknown)
     }
 
+    /// The operation of the file, whose transpose made the gradients.
+    fn operation(&self) -> Result<Direction, GoldenError> {
+        match self.0.metadata.get("operation").map(String::as_str) {
+            None | Some("rotation") => Ok(Direction::Forward),
+            Some("inverse") => Ok(Direction::Adjoint),
+            Some(found) => Err(GoldenError::Metadata {
+                key: "operation",
+                expected: "\"rotation\" or \"inverse\"",
+                found: found.to_owned(),
+            }),
+        }
+    }
+
+    /// The rotation that is stated as such, or the one that the model's parameters make.
     fn spec(&self, head_dim: usize) -> Result<RotarySpec, GoldenError> {
+        if let Some(stated) = self.0.metadata.get("rotation") {
+            let refused = |found: String| GoldenError::Metadata {
+                key: "rotation",
+                expected: "the JSON of a RotarySpec for heads as wide as q's",
+                found,
+            };
+            let spec: RotarySpec = serde_json::from_str(stated)
+                .map_err(|error| refused(format!("{stated} ({error})")))?;
+            let fits = spec.head_dim() == head_dim;
+            return fits.then_some(spec).ok_or_else(|| refused(stated.clone()));
+        }
         let model_type = self.text("model_type", "the Hugging Face model type")?;
         let component = self.text("component", "\"text\" or \"vision\"")?;
         let component = component.parse().map_err(rope_core::RopeError::from)?;
