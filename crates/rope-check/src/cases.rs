@@ -328,7 +328,8 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The exact result for a contiguous x with `heads` heads, in f64, by the matrix of each token.
+/// The exact result for a contiguous x with `heads` heads, in f64, by the matrix of each token, or
+/// of each head of it.
 ///
 /// # Errors
 /// Those of [`HeadMatrix::new`].
@@ -338,15 +339,22 @@ pub fn exact(
     heads: usize,
     x: &[f64],
 ) -> Result<Vec<f64>, RopeError> {
-    let matrices = (0..case.positions.tokens())
-        .map(|token| HeadMatrix::new(&case.spec, &case.positions, token, case.seq_len))
+    let (spec, positions) = (&case.spec, &case.positions);
+    let matrices = (0..case.angle_rows())
+        .map(|row| match &case.head_frequencies {
+            None => HeadMatrix::new(spec, positions, row, case.seq_len),
+            Some(frequencies) => {
+                let (token, head) = (row / case.heads, row % case.heads);
+                HeadMatrix::per_head(spec, positions, token, (frequencies, case.heads, head))
+            }
+        })
         .collect::<Result<Vec<_>, _>>()?;
     let mut y = vec![0.0; x.len()];
-    for (token, start) in case.rows(heads) {
+    for (angles, start) in case.rows(heads) {
         let row = start..start + case.spec.head_dim();
         let rotated = match direction {
-            Direction::Forward => matrices[token].apply(&x[row.clone()]),
-            Direction::Adjoint => matrices[token].apply_adjoint(&x[row.clone()]),
+            Direction::Forward => matrices[angles].apply(&x[row.clone()]),
+            Direction::Adjoint => matrices[angles].apply_adjoint(&x[row.clone()]),
         };
         y[row].copy_from_slice(&rotated);
     }

@@ -21,7 +21,7 @@ use std::iter::once;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use rope_burn::{Implementation, RotaryAngles};
-use rope_core::{Angles, Direction, HeadsMut, HeadsRef, Layout, RopeError, Rotator, TokenAngles};
+use rope_core::{Angles, Direction, HeadsMut, HeadsRef, Layout, RopeError, Rotator};
 
 use crate::buffer::{Buffer, DType};
 use crate::cases::{self, NamedCase};
@@ -307,7 +307,7 @@ pub(crate) struct Part {
     pub(crate) heads: usize,
     pub(crate) x: Vec<f64>,
     pub(crate) loss: Loss,
-    /// `(token of the positions, first element)` of each head of each token.
+    /// `(row of the angles, first element)` of each head of each token.
     pub(crate) rows: Vec<(usize, usize)>,
 }
 
@@ -416,7 +416,7 @@ fn input_gradients(engine: &dyn Engine, case: &Case) -> Result<Worst, EngineErro
 }
 
 /// Differences over every lane of cos and sin, against what `analytic` says, which may be off by
-/// `rounding`. Tokens' rows of angles do not mix.
+/// `rounding`. Rows of angles do not mix.
 pub(crate) fn angle_gradients(
     case: &Case,
     parts: &[Part],
@@ -424,45 +424,55 @@ pub(crate) fn angle_gradients(
     analytic: impl FnOnce(&[f64], &[f64]) -> Result<[Vec<f64>; 2], EngineError>,
     rounding: f64,
 ) -> Result<Worst, EngineError> {
-    let angles = TokenAngles::<f64>::new(&case.spec, &case.positions, case.seq_len)?;
-    let given = angles.cos_sin();
+    let given = case.angles::<f64>()?.cos_sin();
     let gradients = analytic(&given[0], &given[1])?;
-    let (tokens, lanes) = (angles.tokens(), case.spec.geometry().lane_count());
+    let (rows, lanes) = (case.angle_rows(), case.spec.geometry().lane_count());
     let head_dim = case.spec.head_dim();
-    let rows_per_token: usize = parts.iter().map(|p| p.rows.len()).sum::<usize>() / tokens;
-    let tolerance = difference_tolerance(rows_per_token * head_dim) + rounding;
+    let heads_per_row: usize = parts.iter().map(|p| p.rows.len()).sum::<usize>() / rows;
+    let tolerance = difference_tolerance(heads_per_row * head_dim) + rounding;
     let mut worst = Worst::NONE;
     for (which, gradient) in gradients.iter().enumerate() {
-        if gradient.len() != tokens * lanes {
+        if gradient.len() != rows * lanes {
             return Err(EngineError::Burn(format!(
                 "the gradient of cos or sin has {} values, expected {}",
                 gradient.len(),
-                tokens * lanes
+                rows * lanes
             )));
         }
         for lane in 0..lanes {
             let mut displaced = given.clone();
             let derivatives = derivatives(|h| {
-                for token in 0..tokens {
-                    let at = token * lanes + lane;
-                    displaced[which][at] = given[which][at] + h * row_factor(token);
+                for row in 0..rows {
+                    let at = row * lanes + lane;
+                    displaced[which][at] = given[which][at] + h * row_factor(row);
                 }
                 let y = forward(&displaced[0], &displaced[1])?;
-                let mut losses = vec![0.0; tokens];
+                let mut losses = vec![0.0; rows];
                 for (part, y) in parts.iter().zip(&y) {
-                    for (token, start) in &part.rows {
-                        losses[*token] += part.loss.over(y, *start..start + head_dim);
+                    for (row, start) in &part.rows {
+                        losses[*row] += part.loss.over(y, *start..start + head_dim);
                     }
                 }
                 Ok(losses)
             })?;
-            for (token, derivative) in derivatives.into_iter().enumerate() {
-                let found = gradient[token * lanes + lane];
-                worst.see(found, derivative / row_factor(token), tolerance);
+            for (row, derivative) in derivatives.into_iter().enumerate() {
+                let found = gradient[row * lanes + lane];
+                worst.see(found, derivative / row_factor(row), tolerance);
             }
         }
     }
     Ok(worst)
+}
+
+/// Rows of cos and sin, as many as the case has.
+fn angles<'a>(case: &Case, rows: &'a [f64]) -> Angles<'a, f64> {
+    match case.head_frequencies {
+        None => Angles::Tokens(rows),
+        Some(_) => Angles::Heads {
+            rows,
+            heads: case.heads,
+        },
+    }
 }
 
 /// `Rotator::angle_gradients`, on q and k placed as the case says.
@@ -471,7 +481,7 @@ fn cpu_angle_gradients(case: &Case) -> Result<Worst, EngineError> {
     let forward = |cos: &[f64], sin: &[f64]| {
         let rows = cos.chunks_exact(lanes).zip(sin.chunks_exact(lanes));
         let rows: Vec<f64> = rows.flat_map(|(cos, sin)| [cos, sin].concat()).collect();
-        let rotator = Rotator::new(case.spec.geometry(), Angles::Tokens(&rows))?;
+        let rotator = Rotator::new(case.spec.geometry(), angles(case, &rows))?;
         let mut y: Vec<Vec<f64>> = parts.iter().map(|part| part.x.clone()).collect();
         for (part, y) in parts.iter().zip(&mut y) {
             rotator.rotate(HeadsMut::new(y, case.contiguous(part.heads))?, None)?;
@@ -480,7 +490,7 @@ fn cpu_angle_gradients(case: &Case) -> Result<Worst, EngineError> {
     };
     let analytic = |cos: &[f64], sin: &[f64]| {
         // The gradients are linear in x and in its gradient: no angles are read.
-        let rotator = Rotator::new(case.spec.geometry(), Angles::Tokens(&[]))?;
+        let rotator = Rotator::new(case.spec.geometry(), angles(case, &[]))?;
         let y = forward(cos, sin)?;
         let placed: Vec<[Placed<f64>; 2]> = parts
             .iter()

@@ -77,6 +77,54 @@ fn every_engine_at_every_length(pairing: Pairing) {
     }
 }
 
+/// Each head of each token turns by angles of its own, mixed from two axes.
+#[test]
+fn heads_with_angles_of_their_own() {
+    let mut engines = host_engines();
+    engines.retain(|engine| is_kernel(engine.as_ref()));
+    for pairs in (1..=40).chain([64]) {
+        for pairing in Pairing::ALL {
+            if pairing == Pairing::Quarter && pairs % 2 == 1 {
+                continue;
+            }
+            for batch in [1, 2] {
+                let shared = case_of(pairs, pairing, false);
+                let layout = shared.layout;
+                let batch = if layout == Layout::Tnd { 1 } else { batch };
+                let per_sample = pairs % 3 == 0;
+                let tokens = shared.seq * if per_sample { batch } else { 1 };
+                let heads = 1 + (pairs + batch) % 4;
+                let lanes = pairs * if pairs % 4 < 2 { 1 } else { 2 };
+                let frequencies = values(pairs as u64, 2 * heads * lanes);
+                let spec = RotarySpec::builder(shared.spec.head_dim())
+                    .rotary_dim(2 * pairs)
+                    .rotary_offset(shared.spec.rotary_offset())
+                    .pairing(pairing)
+                    .axes(if lanes == pairs {
+                        AxisLayout::Single
+                    } else {
+                        AxisLayout::PerChannel(vec![0, pairs])
+                    });
+                let case = Case {
+                    spec: spec.build().expect("a valid specification"),
+                    positions: scattered_positions(2, tokens).expect("valid positions"),
+                    head_frequencies: Some(frequencies.into()),
+                    batch,
+                    heads,
+                    kv_heads: heads * (pairs % 2),
+                    ..shared
+                };
+                for (direction, dtype) in DIRECTIONS
+                    .into_iter()
+                    .flat_map(|direction| DType::ALL.map(|dtype| (direction, dtype)))
+                {
+                    every_engine(&engines, &case, direction, dtype, pairs);
+                }
+            }
+        }
+    }
+}
+
 fn every_engine(
     engines: &[Box<dyn Engine>],
     case: &Case,

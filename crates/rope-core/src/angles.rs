@@ -127,6 +127,7 @@ impl<A: Real> CosSinTable<A> {
 pub struct TokenAngles<A: Real = f32> {
     rows: Arc<[A]>,
     lanes: usize,
+    heads: Option<usize>,
 }
 
 impl<A: Real> TokenAngles<A> {
@@ -168,6 +169,60 @@ impl<A: Real> TokenAngles<A> {
         Ok(Self::collect(&table.lane_map, &ids, tokens, cos_sin))
     }
 
+    /// Computes cos and sin for each head by frequencies of its own, which may mix the axes (Mochi,
+    /// RoPE-Mixed) or differ from head to head (LTX-2, MHRoPE):
+    ///
+    /// angle\[token, head, lane\] = sum over axes of position\[axis, token\] *
+    /// frequency\[axis, head, lane\], in f64; cos and sin are rounded once.
+    ///
+    /// # Shapes
+    /// `frequencies`: `[axes, heads, lanes]`, the axes those of `positions`; lanes are the pairs of
+    /// a head, or all first members and then all second ones. The result takes `heads` times the
+    /// memory of angles that the heads share, and a rotation reads all of it.
+    ///
+    /// # Units
+    /// frequencies in radians per unit of the positions
+    ///
+    /// # Errors
+    /// [`RopeError::HeadFrequencies`] if the list does not divide into axes and heads, or is empty;
+    /// [`RopeError::Frequency`] if one is NaN or infinite.
+    ///
+    /// # Source
+    /// Heo, Park, Han and Yun, 2024, Rotary Position Embedding for Vision Transformer, equation 10.
+    pub fn per_head(positions: &Positions, frequencies: &[f64], heads: usize) -> Result<Self> {
+        let (axes, found) = (positions.axis_count(), frequencies.len());
+        let rows = axes.saturating_mul(heads);
+        if rows == 0 || found == 0 || !found.is_multiple_of(rows) {
+            return Err(RopeError::HeadFrequencies { axes, heads, found });
+        }
+        let of_axis = found / axes;
+        if let Some(index) = frequencies.iter().position(|f| !f.is_finite()) {
+            let found = frequencies[index];
+            return Err(RopeError::Frequency { index, found });
+        }
+        let lanes = of_axis / heads;
+        let mut rows = vec![A::ZERO; positions.tokens() * 2 * of_axis];
+        let blocks = rows.chunks_mut(BLOCK_TOKENS * 2 * of_axis);
+        for_each_block(blocks.enumerate().collect(), |(block, rows)| {
+            for (row, values) in rows.chunks_exact_mut(2 * lanes).enumerate() {
+                let (token, head) = (block * BLOCK_TOKENS + row / heads, row % heads);
+                let (cos, sin) = values.split_at_mut(lanes);
+                for (lane, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
+                    let at = head * lanes + lane;
+                    let angle =
+                        |axis| positions.value(axis, token) * frequencies[axis * of_axis + at];
+                    let (s, c) = (0..axes).map(angle).sum::<f64>().sin_cos();
+                    (*cos, *sin) = (A::from_f64(c), A::from_f64(s));
+                }
+            }
+        });
+        Ok(Self {
+            rows: rows.into(),
+            lanes,
+            heads: Some(heads),
+        })
+    }
+
     fn collect<P: Copy + Sync>(
         map: &LaneMap,
         positions: &[&[P]],
@@ -187,16 +242,31 @@ impl<A: Real> TokenAngles<A> {
                 }
             }
         });
-        let rows = rows.into();
-        Self { rows, lanes }
+        Self {
+            rows: rows.into(),
+            lanes,
+            heads: None,
+        }
     }
 
-    /// `[tokens, 2 * lanes]`: each token's cosines, then its sines.
+    /// `[tokens, 2 * lanes]`: each token's cosines, then its sines; per head
+    /// `[tokens, heads, 2 * lanes]`.
     pub fn rows(&self) -> &[A] {
         &self.rows
     }
 
-    /// Copies of all cosines and of all sines, `[tokens, lanes]` each.
+    /// The heads that have angles of their own; none if all share them.
+    pub fn heads(&self) -> Option<usize> {
+        self.heads
+    }
+
+    /// Angles of a token, or of one of its heads if these have their own.
+    pub fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    /// Copies of all cosines and of all sines, `[tokens, lanes]` each; per head
+    /// `[tokens, heads, lanes]`.
     pub fn cos_sin(&self) -> [Vec<A>; 2] {
         let half = |start| {
             let rows = self.rows.chunks_exact(2 * self.lanes);
@@ -207,12 +277,16 @@ impl<A: Real> TokenAngles<A> {
 
     /// The number of tokens.
     pub fn tokens(&self) -> usize {
-        self.rows.len() / (2 * self.lanes)
+        self.rows.len() / (2 * self.lanes * self.heads.unwrap_or(1))
     }
 
     /// What the kernels take.
     pub fn angles(&self) -> Angles<'_, A> {
-        Angles::Tokens(&self.rows)
+        let rows = &self.rows;
+        match self.heads {
+            None => Angles::Tokens(rows),
+            Some(heads) => Angles::Heads { rows, heads },
+        }
     }
 }
 
@@ -229,6 +303,28 @@ pub enum Angles<'a, A: Real = f32> {
     /// One row per token, `[tokens, 2 * lanes]`: its cosines, then its sines, attention scaling
     /// included. Gathered once for all layers of a step, or learned.
     Tokens(&'a [A]),
+    /// One row per token and head, `[tokens, heads, 2 * lanes]`: q, and k if it is rotated in the
+    /// same call, have as many heads. Where k has others, or other tokens, each takes a
+    /// [`Rotator`](crate::Rotator) of its own.
+    ///
+    /// Each row is read for one head alone, so that a rotation in place moves twice the bytes of
+    /// f32 tensors, and three times those of 16-bit ones, less what lanes are not rotated.
+    Heads {
+        /// Each head's cosines, then its sines.
+        rows: &'a [A],
+        /// Heads of a token.
+        heads: usize,
+    },
+}
+
+impl<A: Real> Angles<'_, A> {
+    /// The heads that have angles of their own; none if all share them.
+    pub(crate) fn own_heads(&self) -> Option<usize> {
+        match self {
+            Self::Heads { heads, .. } => Some(*heads),
+            Self::Table { .. } | Self::Tokens(_) => None,
+        }
+    }
 }
 
 pub(crate) fn check_table<A: Real>(table: &CosSinTable<A>, positions: &Positions) -> Result<()> {

@@ -277,6 +277,19 @@ pub enum RopeError {
         /// Lanes found.
         found: usize,
     },
+    /// Frequencies of heads that do not divide into axes and heads.
+    #[error(
+        "found {found} frequencies, expected [axes, heads, lanes] with {axes} axes (those of the \
+         positions), {heads} heads and at least one lane"
+    )]
+    HeadFrequencies {
+        /// Axes of the positions.
+        axes: usize,
+        /// Heads asked for.
+        heads: usize,
+        /// Frequencies given.
+        found: usize,
+    },
     /// A tensor whose last axis is not contiguous.
     #[error(
         "{what} has stride {found} on its last axis, expected 1: \

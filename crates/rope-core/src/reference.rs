@@ -27,6 +27,45 @@ impl HeadMatrix {
         seq_len: Option<u64>,
     ) -> Result<Self> {
         positions.expect_axes(spec.axis_count())?;
+        Self::with_angles(spec, |j, member| {
+            let (axis, inv_freq) = lane(spec, j, member, seq_len)?;
+            Ok(positions.value(axis, token) * inv_freq)
+        })
+    }
+
+    /// The matrix for one head of one token by frequencies of its own, as
+    /// [`TokenAngles::per_head`](crate::TokenAngles::per_head) takes them.
+    ///
+    /// # Errors
+    /// None.
+    ///
+    /// # Panics
+    /// If there is no such token or head, or there are other frequencies.
+    pub fn per_head(
+        spec: &RotarySpec,
+        positions: &Positions,
+        token: usize,
+        (frequencies, heads, head): (&[f64], usize, usize),
+    ) -> Result<Self> {
+        let axes = positions.axis_count();
+        let (lanes, pairs) = (frequencies.len() / axes / heads, spec.rotary_dim() / 2);
+        Self::with_angles(spec, |j, member| {
+            let lane = if lanes == pairs {
+                j
+            } else {
+                j + member * pairs
+            };
+            let mut angle = 0.0;
+            for axis in 0..axes {
+                let frequency = frequencies[(axis * heads + head) * lanes + lane];
+                angle += positions.value(axis, token) * frequency;
+            }
+            Ok(angle)
+        })
+    }
+
+    /// The matrix whose pair `j` turns its members (0 and 1) by the given angles, in radians.
+    fn with_angles(spec: &RotarySpec, angle: impl Fn(usize, usize) -> Result<f64>) -> Result<Self> {
         let (head_dim, rotary_dim) = (spec.head_dim(), spec.rotary_dim());
         let pairs = rotary_dim / 2;
         let mut matrix = Self {
@@ -40,11 +79,7 @@ impl HeadMatrix {
             }
         }
         for j in 0..pairs {
-            let angle = |member: usize| -> Result<f64> {
-                let (axis, inv_freq) = lane(spec, j, member, seq_len)?;
-                Ok(positions.value(axis, token) * inv_freq)
-            };
-            let (first, second) = (angle(0)?, angle(1)?);
+            let (first, second) = (angle(j, 0)?, angle(j, 1)?);
             let ([in1, in2], [out1, out2]) = pair_channels(spec.pairing(), rotary_dim, j);
             let o = spec.rotary_offset();
             let scaling = spec.attention_scaling();

@@ -84,8 +84,9 @@ impl<'a, E> From<(HeadsRef<'a, E>, HeadsMut<'a, E>)> for Operand<'a, E> {
 /// transpose: dx1 = c1 g1 + s2 g2, dx2 = c2 g2 - s1 g1; it needs no x.
 ///
 /// # Shapes
-/// q and k may differ in heads. Angles serve `batch * seq` tokens, or `seq` tokens shared by the
-/// batch.
+/// q and k may differ in heads, unless each head has its own angles. Angles serve `batch * seq`
+/// tokens, or `seq` tokens shared by the batch. A k of other tokens than q's, as in cross-attention
+/// or behind a cache, is rotated by a rotator of its own.
 ///
 /// # Numerics
 /// f16 and bf16 are widened to f32, f32 and f64 kept. Two products and a sum, each rounded once,
@@ -206,7 +207,7 @@ impl<'a, A: Real> Rotator<'a, A> {
     /// # Errors
     /// [`RopeError::ShapeMismatch`] if q, k, their destinations and the geometry disagree;
     /// [`RopeError::PositionTokens`] or [`RopeError::AngleShape`] if the angles are for other
-    /// tokens.
+    /// tokens or heads.
     pub fn rotate<'x, E: Element<Acc = A>>(
         &self,
         q: impl Into<Operand<'x, E>>,
@@ -245,8 +246,10 @@ impl<'a, A: Real> Rotator<'a, A> {
     }
 
     /// Writes the gradients of cos and sin, `[tokens, 2 * lanes]` as in [`Angles::Tokens`], summed
-    /// over heads, over q and k, and over the batch where it shares its angles. Only learned angles
-    /// need them, and only they need x in the backward.
+    /// over heads, over q and k, and over the batch where it shares its angles. For
+    /// [`Angles::Heads`] they are `[tokens, heads, 2 * lanes]` and not summed over heads. Only
+    /// learned angles need them, and only they need x in the backward. The rotator's own rows are
+    /// not read and may be empty.
     ///
     /// `q` and `k` are `(x, gradient of the rotated x)`. `gradients` is overwritten.
     ///
@@ -268,23 +271,32 @@ impl<'a, A: Real> Rotator<'a, A> {
             q.0.layout.check_same(&k.layout, "q", "k", false)?;
             k.layout.check_same(&dk.layout, "k", "its gradient", true)?;
         }
+        self.check_heads(&q.0.layout, "q")?;
+        if let Some((k, _)) = &k {
+            self.check_heads(&k.layout, "k")?;
+        }
         let (batch, seq) = (q.0.layout.batch, q.0.layout.seq);
         let lanes = self.geometry.lane_count();
-        let rows = angle_rows("the gradient of the angles", gradients, lanes, batch, seq)?;
+        let (own_heads, what) = (self.angles.own_heads(), "the gradient of the angles");
+        let rows_per_token = own_heads.unwrap_or(1);
+        let tokens = angle_rows(what, gradients, rows_per_token * lanes, batch, seq)?;
+        let rows = tokens * rows_per_token;
         let (samples_per_row, pairs) = (
-            if rows == batch * seq { 1 } else { batch },
+            if tokens == batch * seq { 1 } else { batch },
             self.geometry.pairs(),
         );
         let row_gradients = |row: usize, sums: &mut [[f64; 2]]| {
             sums.fill([0.0; 2]);
+            let (token, head) = (row / rows_per_token, row % rows_per_token);
             for sample in 0..samples_per_row {
                 let (b, s) = if samples_per_row == 1 {
-                    (row / seq, row % seq)
+                    (token / seq, token % seq)
                 } else {
-                    (sample, row)
+                    (sample, token)
                 };
                 for (x, g) in std::iter::once(&q).chain(&k) {
-                    for head in 0..x.layout.heads {
+                    let shared = 0..x.layout.heads;
+                    for head in own_heads.map_or(shared, |_| head..head + 1) {
                         let (x, g) = (head_at(x, b, s, head), head_at(g, b, s, head));
                         for j in 0..pairs {
                             let [(x1, x2), (g1, g2)] = self.pair_values(x, g, j);
@@ -350,6 +362,20 @@ impl<'a, A: Real> Rotator<'a, A> {
         })
     }
 
+    /// Angles per head are for a tensor with as many heads.
+    fn check_heads(&self, layout: &HeadsLayout, what: &'static str) -> Result<()> {
+        match self.angles.own_heads() {
+            Some(heads) if heads != layout.heads => Err(RopeError::ShapeMismatch {
+                left: "the angles",
+                right: what,
+                dimension: "heads",
+                left_size: heads,
+                right_size: layout.heads,
+            }),
+            _ => Ok(()),
+        }
+    }
+
     fn run<E: Element<Acc = A>>(
         &self,
         q: Stream<E>,
@@ -357,8 +383,10 @@ impl<'a, A: Real> Rotator<'a, A> {
         direction: Direction,
     ) -> Result<()> {
         self.check_shape(&q.src_layout, "q")?;
+        self.check_heads(&q.src_layout, "q")?;
         if let Some(k) = &k {
             q.src_layout.check_same(&k.src_layout, "q", "k", false)?;
+            self.check_heads(&k.src_layout, "k")?;
         }
         let (batch, seq) = (q.src_layout.batch, q.src_layout.seq);
         let angle_tokens = self.check_angles(batch, seq)?;
@@ -387,8 +415,9 @@ impl<'a, A: Real> Rotator<'a, A> {
                 }
                 Ok(found)
             }
-            Angles::Tokens(rows) => {
-                angle_rows("the angles", rows, self.geometry.lane_count(), batch, seq)
+            Angles::Tokens(rows) | Angles::Heads { rows, .. } => {
+                let lanes = self.geometry.lane_count() * self.angles.own_heads().unwrap_or(1);
+                angle_rows("the angles", rows, lanes, batch, seq)
             }
         }
     }
@@ -441,19 +470,21 @@ impl<E: Element> Task<'_, '_, E> {
     /// Rotates the tokens of a range, counted over the batch.
     fn rotate(&self, tokens: Range<usize>) {
         let geometry = self.rotator.geometry;
-        let row = 2 * geometry.lane_count();
+        let own_heads = self.rotator.angles.own_heads();
+        // The values of a token: of all its heads, if these have angles of their own.
+        let row = 2 * geometry.lane_count() * own_heads.unwrap_or(1);
         let row_bytes = row * size_of::<E::Acc>();
         let strides = self.q.src_layout.strides;
         let tile_bytes = match (strides.head > strides.seq, self.rotator.angles) {
             (false, _) => TILE_BYTES,
-            (true, Angles::Tokens(_)) => HEADS_OUTSIDE_TILE_BYTES,
+            (true, Angles::Tokens(_) | Angles::Heads { .. }) => HEADS_OUTSIDE_TILE_BYTES,
             (true, Angles::Table { .. }) => HEADS_OUTSIDE_GATHERED_BYTES,
         };
         let tile_tokens = (tile_bytes / row_bytes).clamp(1, tokens.len().max(1));
         // The workspace: rows gathered from a table, if there is one; then a row of x.
         let gathered_bytes = match self.rotator.angles {
             Angles::Table { .. } => tile_tokens * row_bytes,
-            Angles::Tokens(_) => 0,
+            Angles::Tokens(_) | Angles::Heads { .. } => 0,
         };
         let needed = gathered_bytes + geometry.rotary_dim() * size_of::<E>();
         // u64 keeps both parts aligned for any element.
@@ -478,7 +509,7 @@ impl<E: Element> Task<'_, '_, E> {
             let count = tile_tokens.min(tokens.end - token).min(seq - s);
             let first = token % self.angle_tokens;
             let angles = match self.rotator.angles {
-                Angles::Tokens(rows) => rows[first * row..].as_ptr(),
+                Angles::Tokens(rows) | Angles::Heads { rows, .. } => rows[first * row..].as_ptr(),
                 Angles::Table { table, positions } => {
                     for i in 0..count {
                         // SAFETY: the workspace starts with `tile_tokens` rows of `row` values, `i`
@@ -505,9 +536,14 @@ impl<E: Element> Task<'_, '_, E> {
                 // buffers and, where written, name each element once; source and destination are
                 // one view, or a shared and an exclusive borrow. `Geometry::new` keeps the rotated
                 // part within the head and Quarter's pairs even. There are cos and sin for `count`
-                // tokens from `first`: a tile does not cross samples, and `check_angles` counted
-                // the rows. `scratch` holds a row of x.
-                unsafe { kernel(&tile) };
+                // tokens from `first`, and for each of their heads if these have their own: a tile
+                // does not cross samples, `check_angles` counted the rows and `check_heads` the
+                // heads. `scratch` holds a row of x.
+                let rotate = |tile: &Tile<E>| unsafe { kernel(tile) };
+                match own_heads {
+                    None => rotate(&tile),
+                    Some(_) => tile.each_head().for_each(|tile| rotate(&tile)),
+                }
             }
             token += count;
         }

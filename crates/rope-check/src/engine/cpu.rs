@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use rope_core::{
     CosSinTable, Direction, Element, HeadsLayout, HeadsMut, HeadsRef, InstructionSet, Operand,
-    Parallelism, Positions, Real, RopeError, Rotator, TokenAngles,
+    Parallelism, Real, RopeError, Rotator,
 };
 
 use super::{Case, Engine, EngineError};
@@ -14,7 +14,8 @@ use crate::buffer::{Buffer, DType};
 pub enum AngleSource {
     /// Rows per token.
     Tokens,
-    /// A table, by position id. Real positions, and those beyond its budget, go by rows.
+    /// A table, by position id. Real positions, those beyond its budget, and angles per head go by
+    /// rows.
     Table,
 }
 
@@ -92,7 +93,7 @@ impl Cpu {
         let tokens;
         let mut table;
         let angles = match self.angles {
-            AngleSource::Table if has_table(&case.positions) => {
+            AngleSource::Table if has_table(case) => {
                 table = CosSinTable::<E::Acc>::new(&case.spec, case.seq_len)?;
                 table.grow_to(case.positions.highest())?;
                 rope_core::Angles::Table {
@@ -101,7 +102,7 @@ impl Cpu {
                 }
             }
             _ => {
-                tokens = TokenAngles::<E::Acc>::new(&case.spec, &case.positions, case.seq_len)?;
+                tokens = case.angles::<E::Acc>()?;
                 tokens.angles()
             }
         };
@@ -116,9 +117,10 @@ impl Cpu {
     }
 }
 
-/// Whether a table of moderate size has rows for these positions.
-fn has_table(positions: &Positions) -> bool {
-    positions.are_ids() && positions.highest() < 1 << 18
+/// Whether a table of moderate size has rows for the positions.
+fn has_table(case: &Case) -> bool {
+    let positions = &case.positions;
+    case.head_frequencies.is_none() && positions.are_ids() && positions.highest() < 1 << 18
 }
 
 /// A tensor laid out as a case asks: with gaps between its rows or without, with a

@@ -4,8 +4,11 @@
 mod burn;
 mod cpu;
 
+use std::sync::Arc;
+
 use rope_core::{
-    Direction, HeadsLayout, InstructionSet, Layout, Parallelism, Positions, RopeError, RotarySpec,
+    Direction, HeadsLayout, InstructionSet, Layout, Parallelism, Positions, Real, RopeError,
+    RotarySpec, TokenAngles,
 };
 
 #[cfg(feature = "burn")]
@@ -27,6 +30,9 @@ pub struct Case {
     pub spec: RotarySpec,
     /// For which tokens; `batch * seq` of them, or `seq`.
     pub positions: Positions,
+    /// Frequencies of each head, `[axes, heads, lanes]`, instead of those of `spec`: k has as many
+    /// heads as q then, or is not there.
+    pub head_frequencies: Option<Arc<[f64]>>,
     /// The length that the frequencies are made for, where they depend on it.
     pub seq_len: Option<u64>,
     /// The order of the dimensions.
@@ -58,6 +64,7 @@ impl Case {
         Self {
             spec,
             positions,
+            head_frequencies: None,
             seq_len,
             layout,
             batch,
@@ -91,8 +98,25 @@ impl Case {
         }
     }
 
-    /// The offset of each head of each token in a contiguous buffer: `(token of the positions,
-    /// first element)`.
+    /// cos and sin of the case's tokens, or of each head of them.
+    ///
+    /// # Errors
+    /// Those of [`TokenAngles::new`] and [`TokenAngles::per_head`].
+    pub fn angles<A: Real>(&self) -> Result<TokenAngles<A>, RopeError> {
+        match &self.head_frequencies {
+            None => TokenAngles::new(&self.spec, &self.positions, self.seq_len),
+            Some(frequencies) => TokenAngles::per_head(&self.positions, frequencies, self.heads),
+        }
+    }
+
+    /// The number of rows of angles: one per token of the positions, or per head of these.
+    pub fn angle_rows(&self) -> usize {
+        let own_heads = self.head_frequencies.as_ref().map_or(1, |_| self.heads);
+        self.positions.tokens() * own_heads
+    }
+
+    /// The offset of each head of each token in a contiguous buffer: `(row of the angles, first
+    /// element)`.
     pub fn rows(&self, heads: usize) -> Vec<(usize, usize)> {
         let strides = self.contiguous(heads).strides;
         let mut rows = Vec::with_capacity(self.batch * self.seq * heads);
@@ -100,8 +124,9 @@ impl Case {
             for s in 0..self.seq {
                 let token = (b * self.seq + s) % self.positions.tokens().max(1);
                 rows.extend((0..heads).map(|n| {
+                    let own = self.head_frequencies.as_ref();
                     (
-                        token,
+                        own.map_or(token, |_| token * heads + n),
                         b * strides.batch + s * strides.seq + n * strides.head,
                     )
                 }));

@@ -2,7 +2,7 @@
 
 use std::iter::once;
 
-use rope_core::{Direction, Real, RopeError, TokenAngles};
+use rope_core::{Direction, Real, RopeError};
 
 use super::error::GoldenError;
 use super::row::Row;
@@ -181,7 +181,7 @@ impl GoldenVectors {
 
     fn compare_cos_sin<A: Real>(&self, dtype: DType) -> Result<Vec<Row>, GoldenError> {
         let case = &self.case;
-        let angles = TokenAngles::<A>::new(&case.spec, &case.positions, case.seq_len)?;
+        let angles = case.angles::<A>()?;
         let relative = unit(dtype) + 2.0 * unit(DType::F64) + self.angle_error()?;
         let computed = case.spec.attention_scaling() * relative;
         let mut rows = Vec::new();

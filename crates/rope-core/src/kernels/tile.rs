@@ -79,6 +79,33 @@ pub(crate) struct Tile<E: Element> {
 }
 
 impl<E: Element> Tile<E> {
+    /// Tiles of this one's rows, in memory order, for heads that have coefficients of their own:
+    /// those of a token follow one another. Each tile has one head, and what it counts as tokens
+    /// are the heads of a token, or the tokens of a head.
+    pub(crate) fn each_head(&self) -> impl Iterator<Item = Self> {
+        let of_head = self.coefficients.stride;
+        let head = (self.heads, self.head_strides, of_head);
+        let token = (self.tokens, self.token_strides, self.heads * of_head);
+        let (outer, inner) = if self.head_strides[0] <= self.token_strides[0] {
+            (token, head)
+        } else {
+            (head, token)
+        };
+        let ((outer, skipped, values), (tokens, token_strides, stride)) = (outer, inner);
+        (0..outer).map(move |i| Self {
+            src: self.src.wrapping_add(i * skipped[0]),
+            dst: self.dst.wrapping_add(i * skipped[1]),
+            tokens,
+            heads: 1,
+            token_strides,
+            coefficients: Coefficients {
+                stride,
+                ..self.coefficients.skip(i * values)
+            },
+            ..*self
+        })
+    }
+
     fn in_place(&self) -> bool {
         self.src == self.dst.cast_const()
     }
