@@ -162,7 +162,7 @@ fn every_engine_meets_every_vector_forward_and_backward() {
             }
         }
     }
-    assert_eq!(files, 27);
+    assert_eq!(files, 30);
 }
 
 /// The bounds that the project promises, not those that the comparison derives.
@@ -449,6 +449,41 @@ fn positions_are_read_in_every_shape_of_the_field() {
             Vec::<&Row>::new()
         );
     }
+}
+
+#[test]
+fn frequencies_of_heads_are_checked() {
+    let name = "ltx2_split.safetensors";
+    let heads = || Parts::of(name);
+    let misshapen = |parts: Parts, expected: &str| {
+        let error = parts.error();
+        assert!(
+            matches!(&error, GoldenError::TensorShape { .. }),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    misshapen(
+        heads().reshape("head_frequencies.f64", &[3, 64]),
+        "[axes, heads, lanes]",
+    );
+    misshapen(
+        heads().reshape("head_frequencies.f64", &[3, 4, 16]),
+        "[axes, 2, lanes]",
+    );
+    misshapen(
+        heads().reshape("head_frequencies.f64", &[6, 2, 16]),
+        "[6, 1, 6]",
+    );
+    misshapen(heads().reshape("gk.bf16", &[1, 1, 12, 64]), "[1, 2, 6, 64]");
+    misshapen(heads().reshape("k.bf16", &[1, 1, 12, 64]), "2 heads");
+    let error = heads().state("pairing", "zipped").error();
+    assert!(error.to_string().contains("zipped"), "{error}");
+    let error = heads().without("pairing").error();
+    assert!(error.to_string().contains("pairing"), "{error}");
+    // One head's frequencies differ from the other's, or the file would show nothing.
+    let exchanged = heads().map_f64("head_frequencies.f64", |i, f| if i < 32 { 0.0 } else { f });
+    assert!(!failures(&rows(&exchanged.vectors().expect("file reads"))).is_empty());
 }
 
 #[test]

@@ -2,10 +2,12 @@
 //! gradcheck`, as far as an unoptimised build is quick enough.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use half::bf16;
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_check::cases;
 use rope_check::gradcheck::{Depth, check, quick_suite};
 use rope_core::{AxisLayout, Layout, Pairing, RotarySpec};
+use safetensors::SafeTensors;
 
 /// One test per pairing, so that they run side by side.
 fn suite_of(pairing: &str) {
@@ -102,6 +104,70 @@ impl Learned {
         let inv_freq = f64_tensor(inv_freq, [1, inv_freq.len()], &self.device);
         let loss = self.loss(inv_freq).into_data();
         loss.try_to_vec::<f64>().expect("f64 values")[0]
+    }
+}
+
+/// A tensor of a golden file: its shape and its values, which are f64 or bf16.
+fn golden(file: &SafeTensors, name: &str) -> (Vec<usize>, Vec<f64>) {
+    let view = file.tensor(name).expect("the tensor is there");
+    let (wide, narrow) = (
+        view.data().as_chunks::<8>().0,
+        view.data().as_chunks::<2>().0,
+    );
+    let values = match view.dtype() {
+        safetensors::Dtype::F64 => wide.iter().map(|b| f64::from_le_bytes(*b)).collect(),
+        _ => narrow
+            .iter()
+            .map(|b| bf16::from_le_bytes(*b).to_f64())
+            .collect(),
+    };
+    (view.shape().to_vec(), values)
+}
+
+#[test]
+fn frequencies_of_heads_receive_the_gradients_of_the_models_they_come_from() {
+    for (name, layout) in [
+        ("mochi_learned", Layout::Bsnd),
+        ("rope_mixed", Layout::Bnsd),
+    ] {
+        let folder = rope_check::fixtures().expect("the test runs in the workspace");
+        let bytes = std::fs::read(folder.join(format!("{name}.safetensors"))).expect("it is there");
+        let file = SafeTensors::deserialize(&bytes).expect("it parses");
+        let device = Device::flex().autodiff();
+        let four = |name: &str| -> Tensor<4> {
+            let (shape, values) = golden(&file, name);
+            let shape = <[usize; 4]>::try_from(shape).expect("four dimensions");
+            f64_tensor(&values, shape, &device)
+        };
+        let (axes, positions) = golden(&file, "position_ids");
+        let positions = f64_tensor(&positions, [axes[0], axes[1]], &device);
+        let (sizes, frequencies) = golden(&file, "head_frequencies.f64");
+        let frequencies = f64_tensor(&frequencies, [sizes[0], sizes[1], sizes[2]], &device);
+        let frequencies = frequencies.require_grad();
+        let (_, expected) = golden(&file, "dhead_frequencies.f64");
+        let spec = RotarySpec::builder(64).pairing(Pairing::Adjacent).build();
+        let rotary = RotaryConfig::new(spec.expect("valid")).with_layout(layout);
+        for implementation in [Implementation::Fused, Implementation::Composed] {
+            let rotary = rotary.clone().with_implementation(implementation).init();
+            let angles = RotaryAngles::from_frequencies(positions.clone(), frequencies.clone());
+            let angles = angles.expect("valid");
+            let (q, k) = rotary.forward(four("q.bf16"), four("k.bf16"), &angles);
+            let loss = (q * four("gq.bf16")).sum() + (k * four("gk.bf16")).sum();
+            let gradients = loss.backward();
+            let found = frequencies.grad(&gradients).expect("it is tracked");
+            let found: Vec<f64> = found.into_data().iter::<f64>().collect();
+            assert_eq!(found.len(), expected.len());
+            let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+            assert!(largest > 1.0, "{name}: the gradients say nothing");
+            // Angles of some 1000 rad in f64, sums over 6 tokens.
+            for (found, expected) in found.iter().zip(&expected) {
+                let error = (found - expected).abs() / largest;
+                assert!(
+                    error < 1e-11,
+                    "{name} {implementation:?}: {found} instead of {expected}"
+                );
+            }
+        }
     }
 }
 

@@ -21,7 +21,7 @@ const Q_BYTES: usize = SEQ * HEADS * HEAD_DIM * 4;
 /// What a layer's two nodes may cost in the graph itself.
 const BOOKKEEPING_BYTES: isize = 4 << 10;
 
-#[expect(clippy::large_enum_variant, reason = "one of each in a run")]
+#[allow(clippy::large_enum_variant, reason = "one of each in a run")]
 enum Scheme {
     Ours(Rotary, RotaryAngles),
     Inverse(Rotary, RotaryAngles),

@@ -11,15 +11,28 @@ use crate::error::{Result, RotaryError};
 /// cos and sin for the tokens of a step, made once and shared by all layers.
 ///
 /// From [`Rotary::angles`](crate::Rotary::angles), in f64 from
-/// [`Rotary::try_angles_for`](crate::Rotary::try_angles_for), or from tensors of one's own: where
-/// those require gradients, the backward makes them, and keeps q and k for it. Cloning shares the
-/// tensor.
+/// [`Rotary::try_angles_for`](crate::Rotary::try_angles_for), from angles made on the host, or from
+/// tensors of one's own: where those require gradients, the backward makes them, and keeps q and k
+/// for it. Cloning shares the tensor.
+///
+/// # Angles per head
+/// Each head may have its own (LTX-2, Mochi, RoPE-Mixed): they take as many times the memory, and
+/// each is read for one head. Every backend rotates such heads as tokens of one head, by the kernels
+/// that it has. In layouts with heads outside tokens or samples inside them ([`Layout::Bnsd`],
+/// [`Layout::Sbnd`]), and for other views, the tensor is copied first, unless it is a view of
+/// tokens with their heads together, as a projection makes them.
+///
+/// [`Layout::Bnsd`]: rope_core::Layout::Bnsd
+/// [`Layout::Sbnd`]: rope_core::Layout::Sbnd
 #[derive(Clone, Debug)]
 pub struct RotaryAngles {
     /// `[tokens, 2 * lanes]`: each token's cosines, then its sines, attention scaling included, in
     /// f32 (f64 to rotate f64 tensors). Lanes are the pairs, or for a per-channel axis layout all
-    /// first members, then all second members.
+    /// first members, then all second members. Per head: `[tokens * heads, 2 * lanes]`, the heads
+    /// of a token one after the other.
     pub rows: Tensor<2>,
+    /// Rows of a token: 1, or the heads that have their own.
+    heads: usize,
 }
 
 impl RotaryAngles {
@@ -28,7 +41,15 @@ impl RotaryAngles {
     /// # Errors
     /// [`RotaryError::AngleDType`], [`RopeError::AngleShape`] if sin differs from cos.
     pub fn from_cos_sin(cos: Tensor<2>, sin: Tensor<2>) -> Result<Self> {
-        let ([tokens, width], found) = (cos.dims(), sin.dtype());
+        Self::per_head(cos.unsqueeze_dim(1), sin.unsqueeze_dim(1))
+    }
+
+    /// cos and sin of one's own for each head, `[tokens, heads, lanes]` each; gradients reach both.
+    ///
+    /// # Errors
+    /// As [`from_cos_sin`](Self::from_cos_sin).
+    pub fn per_head(cos: Tensor<3>, sin: Tensor<3>) -> Result<Self> {
+        let ([tokens, heads, lanes], found) = (cos.dims(), sin.dtype());
         if found != cos.dtype() {
             return Err(RotaryError::AngleDType {
                 what: "sin",
@@ -36,7 +57,8 @@ impl RotaryAngles {
                 expected: cos.dtype(),
             });
         }
-        if sin.dims() != [tokens, width] {
+        if sin.dims() != cos.dims() {
+            let width = heads * lanes;
             return Err(RopeError::AngleShape {
                 what: "sin",
                 found: sin.shape().num_elements(),
@@ -46,25 +68,109 @@ impl RotaryAngles {
             }
             .into());
         }
-        let rows = Tensor::cat(vec![cos, sin], 1);
-        Ok(Self { rows })
+        let rows = Tensor::cat(vec![cos, sin], 2).reshape([tokens * heads, 2 * lanes]);
+        Ok(Self {
+            rows,
+            heads: heads.max(1),
+        })
     }
 
-    pub(crate) fn upload<A: Real + Element>(
-        angles: &TokenAngles<A>,
-        lanes: usize,
-        device: &Device,
-    ) -> Self {
-        let shape = [angles.tokens(), 2 * lanes];
+    /// cos and sin of positions and frequencies that may be learned, each head's angles mixed from
+    /// all axes:
+    ///
+    /// angle\[token, head, lane\] = sum over axes of position\[axis, token\] *
+    /// frequency\[axis, head, lane\]
+    ///
+    /// Gradients reach the frequencies, summed over tokens, and the positions, summed over heads
+    /// and lanes, where they require any. With one head, all heads of q and k share the angles.
+    /// [`TokenAngles::per_head`] makes the same angles in f64, for frequencies that are not learned.
+    ///
+    /// # Shapes
+    /// positions `[axes, tokens]`, frequencies `[axes, heads, lanes]`, both in f32 or f64
+    ///
+    /// # Units
+    /// frequencies in radians per unit of the positions
+    ///
+    /// # Memory
+    /// The graph keeps the angles, one number for each, beside cos and sin, and what the rotation
+    /// keeps for [learned angles](Self).
+    ///
+    /// # Numerics
+    /// Products, sums, cos and sin in the tensors' type: in f32 an angle of 1000 radians is off by
+    /// up to 6e-5.
+    ///
+    /// # Errors
+    /// [`RopeError::PositionAxes`], [`RopeError::HeadFrequencies`] without an axis, a head or a
+    /// lane, [`RotaryError::AngleDType`] if the types differ.
+    ///
+    /// # Examples
+    /// ```
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use rope_burn::{Rotary, RotaryAngles, rope_core::{Layout, RotarySpec}};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let rotary = Rotary::new(RotarySpec::builder(8).build()?, Layout::Bsnd);
+    /// // Rows and columns of 2 x 3 patches; 4 heads of 8 channels, 4 pairs each.
+    /// let positions = [[0., 0., 0., 1., 1., 1.], [0., 1., 2., 0., 1., 2.]];
+    /// let positions = Tensor::<2>::from_data(positions, &device);
+    /// let frequencies = Tensor::<3>::random([2, 4, 4], Distribution::Default, &device);
+    /// let frequencies = frequencies.require_grad(); // or a parameter of a module
+    /// let angles = RotaryAngles::from_frequencies(positions, frequencies.clone())?;
+    /// let q = Tensor::<4>::random([1, 6, 4, 8], Distribution::Default, &device);
+    /// let gradients = rotary.forward_single(q, &angles).powi_scalar(3).sum().backward();
+    /// assert_eq!(frequencies.grad(&gradients).unwrap().dims(), [2, 4, 4]);
+    /// # Ok::<(), rope_burn::RotaryError>(())
+    /// ```
+    ///
+    /// # Source
+    /// Heo, Park, Han and Yun, 2024, Rotary Position Embedding for Vision Transformer, equation 10.
+    pub fn from_frequencies(positions: Tensor<2>, frequencies: Tensor<3>) -> Result<Self> {
+        let ([found, tokens], [axes, heads, lanes]) = (positions.dims(), frequencies.dims());
+        if found != axes {
+            let expected = axes;
+            return Err(RopeError::PositionAxes { expected, found }.into());
+        }
+        let (found, expected) = (frequencies.dtype(), positions.dtype());
+        if found != expected {
+            return Err(RotaryError::AngleDType {
+                what: "the frequencies",
+                found,
+                expected,
+            });
+        }
+        let found = axes * heads * lanes;
+        let none = RopeError::HeadFrequencies { axes, heads, found };
+        if found == 0 {
+            return Err(none.into());
+        }
+        // Not a matrix product, which some devices compute in fewer bits than the type has.
+        let of_axis = |axis| {
+            let positions = positions.clone().narrow(0, axis, 1);
+            positions.reshape([tokens, 1, 1]) * frequencies.clone().narrow(0, axis, 1)
+        };
+        let angle = (0..axes).map(of_axis).reduce(|sum, angle| sum + angle);
+        let angle = angle.ok_or(none)?;
+        Self::per_head(angle.clone().cos(), angle.sin())
+    }
+
+    /// Angles made on the host, shared by all heads or per head, as a tensor on `device`.
+    pub fn upload<A: Real + Element>(angles: &TokenAngles<A>, device: &Device) -> Self {
+        let heads = angles.heads().unwrap_or(1);
+        let shape = [angles.tokens() * heads, 2 * angles.lanes()];
         let data = TensorData::new(angles.rows().to_vec(), shape);
         // Whatever the device's default type: 16-bit angles would lose the position.
         let rows = Tensor::from_data(data, (device, A::dtype()));
-        Self { rows }
+        Self { rows, heads }
     }
 
     /// The number of tokens served.
     pub fn tokens(&self) -> usize {
-        self.rows.dims()[0]
+        self.rows.dims()[0] / self.heads
+    }
+
+    /// Rows of a token: 1 if all heads share them, else the heads of the tensors that they are for.
+    pub fn heads(&self) -> usize {
+        self.heads
     }
 
     /// The type that cos and sin are kept in.
@@ -164,11 +270,10 @@ impl Tables {
         if !backends::in_host_memory(device)
             && let Some(rows) = self.on_device(positions, device)?
         {
-            return Ok(RotaryAngles { rows });
+            return Ok(RotaryAngles { rows, heads: 1 });
         }
-        let lanes = self.host.lane_map().lanes().len();
         let angles = TokenAngles::gather(&self.host, positions)?;
-        Ok(RotaryAngles::upload(&angles, lanes, device))
+        Ok(RotaryAngles::upload(&angles, device))
     }
 
     /// The rows that the device gathers itself; none before it has the table.
@@ -195,7 +300,7 @@ impl Tables {
         if copy.rows.is_none() && copy.received >= rows && bytes <= self.budget_bytes {
             let all = Positions::text(map.axis_count(), 0, rows)?;
             let all = TokenAngles::gather(&self.host, &all)?;
-            copy.rows = Some(RotaryAngles::upload(&all, lanes, &inner).rows);
+            copy.rows = Some(RotaryAngles::upload(&all, &inner).rows);
         }
         let Some(rows) = &copy.rows else {
             copy.received += tokens;

@@ -13,7 +13,7 @@
 //! | [`RotarySpec`](rope_core::RotarySpec) | what a model's configuration says about rotation |
 //! | [`Rotary`] | the burn module, made once a model; it has no parameters |
 //! | [`Positions`](rope_core::Positions) | the ids of a step's tokens, `[axes, tokens]` |
-//! | [`RotaryAngles`] | their cosines and sines on the device, made once a step |
+//! | [`RotaryAngles`] | their cos and sin on the device, shared or per head, made once a step |
 //! | [`Rotary::forward`] | the operation on q and k, in each layer |
 //! | [`Implementation`] | the choice between a backend's kernels and ordinary operations |
 //! | [`RotaryOps`], [`RotaryOp`] | the operation as backends implement it |
@@ -64,6 +64,7 @@ mod backends;
 mod backward;
 pub mod composed;
 mod error;
+mod heads;
 mod module;
 mod ops;
 

@@ -15,6 +15,7 @@ use crate::angles::{RotaryAngles, Tables};
 use crate::backends;
 use crate::composed;
 use crate::error::{Result, RotaryError};
+use crate::heads::HeadsAsTokens;
 use crate::ops::{RotaryOp, RotaryOps, angle_dtype};
 
 /// Which code rotates.
@@ -76,7 +77,10 @@ impl RotaryConfig {
 /// the [example](crate#example). Cloning shares the table of cos and sin.
 ///
 /// # Shapes
-/// q and k as the layout says, with head counts of their own.
+/// q and k as the layout says, with head counts of their own, but the same if they are rotated
+/// together by angles per head. q and k of other tokens or other angles, as in cross-attention,
+/// decoding or grouped queries with angles per head, are rotated one by one
+/// ([`forward_single`](Self::forward_single)), which costs no more passes over memory.
 ///
 /// # Memory
 /// The autodiff graph keeps the step's angles, which all layers share, and neither q nor k. Tensors
@@ -182,8 +186,7 @@ impl Rotary {
         let depends = self.spec.frequencies().depends_on_seq_len();
         let seq_len = depends.then(|| u64::from(positions.highest()) + 1);
         let angles = TokenAngles::<A>::new(&self.spec, positions, seq_len)?;
-        let lanes = self.spec.geometry().lane_count();
-        Ok(RotaryAngles::upload(&angles, lanes, device))
+        Ok(RotaryAngles::upload(&angles, device))
     }
 
     /// As [`try_angles`](Self::try_angles), in the type that tensors of `dtype` are rotated in: f64
@@ -248,7 +251,8 @@ impl Rotary {
         self.apply_pair(Direction::Forward, q, k, angles)
     }
 
-    /// Rotates one tensor: a k that joins a cache by itself, or a q whose k is cached.
+    /// Rotates one tensor: a k that joins a cache by itself, a q whose k is cached, or q and k of
+    /// other tokens, as in cross-attention, one after the other.
     ///
     /// # Panics
     /// If shapes, types or angles disagree; see [`try_forward_single`](Self::try_forward_single).
@@ -315,8 +319,21 @@ impl Rotary {
         x: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<Tensor<D>> {
-        let (op, x) = (self.op(direction), x.into_dispatch());
-        let angles = angles.rows.clone().into_dispatch();
+        if angles.heads() > 1 {
+            let heads = HeadsAsTokens::new(self.op(direction), &x, None, angles)?;
+            let rotated = self.run_single(heads.op(), heads.flatten(x), &angles.rows)?;
+            return Ok(heads.restore(rotated));
+        }
+        self.run_single(self.op(direction), x, &angles.rows)
+    }
+
+    fn run_single<const D: usize>(
+        &self,
+        op: RotaryOp,
+        x: Tensor<D>,
+        rows: &Tensor<2>,
+    ) -> Result<Tensor<D>> {
+        let (x, angles) = (x.into_dispatch(), rows.clone().into_dispatch());
         op.check(&x, None, &angles)?;
         let rotate = if self.fuses(&x) {
             Dispatch::rotary_single
@@ -333,8 +350,24 @@ impl Rotary {
         k: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<(Tensor<D>, Tensor<D>)> {
-        let (op, q, k) = (self.op(direction), q.into_dispatch(), k.into_dispatch());
-        let angles = angles.rows.clone().into_dispatch();
+        if angles.heads() > 1 {
+            let heads = HeadsAsTokens::new(self.op(direction), &q, Some(&k), angles)?;
+            let (q, k) = (heads.flatten(q), heads.flatten(k));
+            let (q, k) = self.run_pair(heads.op(), q, k, &angles.rows)?;
+            return Ok((heads.restore(q), heads.restore(k)));
+        }
+        self.run_pair(self.op(direction), q, k, &angles.rows)
+    }
+
+    fn run_pair<const D: usize>(
+        &self,
+        op: RotaryOp,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        rows: &Tensor<2>,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        let (q, k) = (q.into_dispatch(), k.into_dispatch());
+        let angles = rows.clone().into_dispatch();
         op.check(&q, Some(&k), &angles)?;
         let (q, k) = if self.fuses(&q) {
             Dispatch::rotary_pair(q, k, angles, op)

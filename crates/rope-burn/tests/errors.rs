@@ -426,9 +426,8 @@ fn burn_tensors() {
         }),
         "2 x 4 tokens"
     );
-    let half = RotaryAngles {
-        rows: angles.rows.clone().cast(DType::BF16),
-    };
+    let mut half = angles.clone();
+    half.rows = half.rows.cast(DType::BF16);
     refused!(
         rotary.try_forward_single(q(), &half),
         RotaryError::AngleDType { .. },
@@ -439,9 +438,8 @@ fn burn_tensors() {
         RotaryError::AngleDType { .. },
         "expected F64"
     );
-    let narrow = RotaryAngles {
-        rows: angles.rows.clone().narrow(1, 0, 16),
-    };
+    let mut narrow = angles.clone();
+    narrow.rows = narrow.rows.narrow(1, 0, 16);
     refused!(
         rotary.try_forward_single(q(), &narrow),
         RotaryError::Rope(RopeError::AngleShape {
@@ -493,5 +491,124 @@ fn panicking_twins_say_the_same() {
     assert!(
         message.contains("driven by 1 position axes, the positions have 3"),
         "{message}"
+    );
+}
+
+#[test]
+fn angles_per_head() {
+    let positions = Positions::new(2, &[0, 0, 0, 0, 1, 2]).expect("valid positions");
+    let refused_frequencies = |frequencies: &[f64], heads| {
+        refused!(
+            TokenAngles::<f32>::per_head(&positions, frequencies, heads),
+            RopeError::HeadFrequencies { axes: 2, .. },
+            "[axes, heads, lanes] with 2 axes",
+            format!("found {} frequencies", frequencies.len()).as_str()
+        );
+    };
+    refused_frequencies(&[1.0; 10], 4);
+    refused_frequencies(&[1.0; 8], 0);
+    refused_frequencies(&[], 4);
+    refused!(
+        TokenAngles::<f32>::per_head(&positions, &[1.0, f64::NAN, 1.0, 1.0], 2),
+        RopeError::Frequency { index: 1, .. },
+        "finite"
+    );
+
+    let host = TokenAngles::<f32>::per_head(&positions, &[0.5; 16], 4).expect("valid");
+    let rotator = Rotator::new(spec(4).geometry(), host.angles()).expect("valid");
+    let layout = |seq, heads| HeadsLayout::contiguous(Layout::Bsnd, 1, seq, heads, 4);
+    let (mut q, mut k) = (vec![0f32; 48], vec![0f32; 24]);
+    let of_q = |q| HeadsMut::new(q, layout(3, 4)).expect("fits");
+    let two_heads = HeadsMut::new(&mut k, layout(3, 2)).expect("fits");
+    refused!(
+        rotator.rotate(of_q(&mut q), Some(two_heads.into())),
+        RopeError::ShapeMismatch {
+            dimension: "heads",
+            left_size: 4,
+            right_size: 2,
+            ..
+        },
+        "the angles has heads 4, k has 2"
+    );
+    let two_heads = HeadsMut::new(&mut k, layout(3, 2)).expect("fits");
+    refused!(
+        rotator.rotate(two_heads, None),
+        RopeError::ShapeMismatch { .. },
+        "q has 2"
+    );
+    let two_tokens = HeadsMut::new(&mut q[..32], layout(2, 4)).expect("fits");
+    refused!(
+        rotator.rotate(two_tokens, None),
+        RopeError::AngleShape { found: 48, .. },
+        "2 tokens x 16"
+    );
+    let gradient = HeadsRef::new(&k, layout(3, 2)).expect("fits");
+    refused!(
+        rotator.angle_gradients((gradient, gradient), None, &mut [0.0; 48]),
+        RopeError::ShapeMismatch { .. },
+        "the angles has heads 4, q has 2"
+    );
+
+    let device = Device::flex();
+    let rotary = Rotary::new(spec(4), Layout::Bsnd);
+    let mut angles = RotaryAngles::upload(&host, &device);
+    let x = |seq, heads| Tensor::<4>::zeros([2, seq, heads, 4], (&device, DType::F32));
+    refused!(
+        rotary.try_forward_single(x(3, 2), &angles),
+        RotaryError::Rope(RopeError::ShapeMismatch { .. }),
+        "the angles has heads 4, q has 2"
+    );
+    refused!(
+        rotary.try_forward(x(3, 4), x(3, 2), &angles),
+        RotaryError::Rope(RopeError::ShapeMismatch { .. }),
+        "q has heads 4, k has 2"
+    );
+    refused!(
+        rotary.try_forward(x(3, 4), x(2, 4), &angles),
+        RotaryError::Rope(RopeError::ShapeMismatch {
+            dimension: "seq",
+            ..
+        }),
+        "q has seq 3, k has 2"
+    );
+    refused!(
+        rotary.try_forward_single(x(2, 4), &angles),
+        RotaryError::Rope(RopeError::PositionTokens {
+            batch: 2,
+            seq: 2,
+            found: 3
+        }),
+        "2 x 2 tokens"
+    );
+    angles.rows = angles.rows.narrow(0, 0, 11);
+    refused!(
+        rotary.try_forward_single(x(3, 4), &angles),
+        RotaryError::Rope(RopeError::AngleShape { found: 44, .. }),
+        "2 tokens x 16"
+    );
+
+    let positions = |axes, dtype| Tensor::<2>::zeros([axes, 3], (&device, dtype));
+    let frequencies = |lanes| Tensor::<3>::zeros([2, 4, lanes], (&device, DType::F32));
+    refused!(
+        RotaryAngles::from_frequencies(positions(3, DType::F32), frequencies(2)),
+        RotaryError::Rope(RopeError::PositionAxes {
+            expected: 2,
+            found: 3
+        }),
+        "2 position axes"
+    );
+    refused!(
+        RotaryAngles::from_frequencies(positions(2, DType::F64), frequencies(2)),
+        RotaryError::AngleDType { .. },
+        "the frequencies: found F32, expected F64"
+    );
+    refused!(
+        RotaryAngles::from_frequencies(positions(2, DType::F32), frequencies(0)),
+        RotaryError::Rope(RopeError::HeadFrequencies {
+            axes: 2,
+            heads: 4,
+            found: 0
+        }),
+        "at least one lane"
     );
 }

@@ -49,9 +49,7 @@ fn run(rotary: &Rotary, device: &Device, learned: bool) -> Vec<Vec<f32>> {
     let positions = Positions::text(1, 3, 5).expect("valid positions");
     let mut angles = rotary.angles(&positions, &device);
     if learned {
-        angles = RotaryAngles {
-            rows: angles.rows.require_grad(),
-        };
+        angles.rows = angles.rows.require_grad();
     }
     let shape = |heads| match rotary.layout() {
         Layout::Bnsd => [2, heads, 5, 16],
@@ -94,6 +92,36 @@ fn values_and_gradients_are_those_of_the_backend_that_is_served() {
                 assert!((a - b).abs() < 1e-5, "{pairing:?} {layout:?}: {a} {b}");
             }
         }
+    }
+}
+
+#[test]
+fn angles_per_head_are_rotated_by_the_server_too() {
+    for layout in [Layout::Bsnd, Layout::Bnsd, Layout::Sbnd] {
+        let spec = RotarySpec::builder(16).build().expect("valid");
+        let rotary = Rotary::new(spec, layout);
+        let run = |device: &Device| {
+            let device = device.clone().autodiff();
+            let positions = wave([2, 5], 0.3, &device);
+            let frequencies = wave([2, 3, 8], 0.6, &device).require_grad();
+            let angles = RotaryAngles::from_frequencies(positions, frequencies.clone());
+            let shape = match layout {
+                Layout::Bnsd => [2, 3, 5, 16],
+                Layout::Sbnd => [5, 2, 3, 16],
+                _ => [2, 5, 3, 16],
+            };
+            let q = wave(shape, 0.1, &device).require_grad();
+            let rotated = rotary.forward_single(q.clone(), &angles.expect("valid"));
+            let gradients = (rotated.clone() * wave(shape, 2.0, &device))
+                .sum()
+                .backward();
+            [
+                values(rotated),
+                values(q.grad(&gradients).expect("a gradient")),
+                values(frequencies.grad(&gradients).expect("a gradient")),
+            ]
+        };
+        assert_eq!(run(&served()), run(&Device::flex()), "{layout:?}");
     }
 }
 

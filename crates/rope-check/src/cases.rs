@@ -9,7 +9,7 @@ use rope_core::{
 };
 
 use crate::engine::Case;
-use crate::names::{axes_name, pairing_name};
+use crate::names::{axes_name, layout_name, pairing_name};
 
 /// Pairs of the matrix's cases: a vector of eight and a rest, also in each half of Quarter.
 const PAIRS: usize = 18;
@@ -297,6 +297,66 @@ pub fn models() -> Result<Vec<NamedCase>, RopeError> {
         .collect()
 }
 
+/// Angles per head, mixed from two axes: every pairing in every layout, the other factors varying
+/// along with them. Positions and frequencies are below 1, for differences with respect to them.
+///
+/// # Errors
+/// As [`matrix`].
+pub fn per_head() -> Result<Vec<NamedCase>, RopeError> {
+    let pairings = Pairing::ALL.into_iter().enumerate();
+    let both = pairings.flat_map(|(i, pairing)| {
+        let layouts = Layout::ALL.into_iter().enumerate();
+        layouts.map(move |(j, layout)| ((i + j) % 4, j, pairing, layout))
+    });
+    both.map(|(varying, of_layout, pairing, layout)| {
+        let pairs = 6;
+        let per_channel = varying == 3;
+        let axes = if per_channel {
+            AxisLayout::PerChannel(vec![2, 4])
+        } else {
+            AxisLayout::Single
+        };
+        let spec = RotarySpec::builder(2 * pairs + 3 * (varying % 2))
+            .rotary_dim(2 * pairs)
+            .rotary_offset(varying % 2)
+            .pairing(pairing)
+            .axes(axes)
+            .build()?;
+        let (batch, seq) = if layout == Layout::Tnd {
+            (1, 4)
+        } else {
+            (2, 3)
+        };
+        let (strided, in_place) = (varying / 2 == 1, (varying + of_layout) % 2 == 1);
+        let (shared, no_k) = (of_layout % 2 == 1, varying == 1);
+        let (axes, heads) = (2, 3);
+        let tokens = if shared { seq } else { batch * seq };
+        let lanes = spec.geometry().lane_count();
+        let or = |is: bool, name: &'static str, other| if is { name } else { other };
+        let name = format!(
+            "{}/per_head[{heads}]/{}/{}/{}/{}/{}",
+            pairing_name(pairing),
+            layout_name(layout),
+            or(strided, "strided", "dense"),
+            or(in_place, "in_place", "out"),
+            or(no_k, "no_k", "mha"),
+            or(shared, "shared", "per_sample"),
+        );
+        let positions = Positions::real(axes, &values(7, axes * tokens))?;
+        let case = Case {
+            head_frequencies: Some(values(8, axes * heads * lanes).into()),
+            heads,
+            kv_heads: if no_k { 0 } else { heads },
+            strided,
+            in_place,
+            ..Case::new(spec, positions, layout, batch, seq)
+        };
+        let levels = Vec::new();
+        Ok(NamedCase { name, case, levels })
+    })
+    .collect()
+}
+
 /// The sections, or the number of lanes where they are data.
 fn sections_name(axes: &AxisLayout) -> String {
     if let AxisLayout::Lanes(lanes) = axes {
@@ -364,7 +424,6 @@ pub fn exact(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::layout_name;
 
     #[test]
     fn all_pairs_of_levels_meet_and_names_are_unique() {
@@ -376,9 +435,10 @@ mod tests {
         assert_eq!(pairs_of_levels(all.iter()).len(), expected);
         assert_eq!(pairs_of_levels(few.iter()).len(), expected);
         assert!(few.len() <= 60, "{} cases cover all pairs", few.len());
-        let models = models().expect("valid");
-        let names: HashSet<_> = all.iter().chain(&models).map(|c| &c.name).collect();
-        assert_eq!(names.len(), all.len() + models.len());
+        let (models, heads) = (models().expect("valid"), per_head().expect("valid"));
+        let others = models.iter().chain(&heads);
+        let names: HashSet<_> = all.iter().chain(others).map(|c| &c.name).collect();
+        assert_eq!(names.len(), all.len() + models.len() + heads.len());
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! - is the adjoint the gradient of the forward? Central differences of the forward in f64, through
 //!   the loss L = sum(w y^2 / 2 + v y), against the adjoint of dL/dy = w y + v. No linearity is
 //!   assumed.
-//! - are the gradients of cos and sin those of the forward? The same, with cos and sin displaced.
+//! - are the gradients of cos and sin those of the forward? The same, with cos and sin displaced;
+//!   and with the frequencies and positions displaced that angles per head are made of.
 //! - does autodiff hand the gradients on as it should? burn's fused op, in the types that models
 //!   train in, against the matrix oracle and against the composed op: with and without gradient
 //!   checkpointing, each input tracked and not, held elsewhere and not, views, and gradients
@@ -15,6 +16,8 @@
 //! so the loss of a row may only answer to its own displacement; each row has a step of its own,
 //! and a kernel that lets one row into another shows as a wrong gradient. So all elements are
 //! covered at the cost of one row.
+
+mod frequencies;
 
 use std::collections::HashSet;
 use std::iter::once;
@@ -105,8 +108,8 @@ pub enum Depth {
     Kernels,
 }
 
-/// The cases in which all pairs of factors occur and the models' in full, the rest of the matrix
-/// for the kernels.
+/// The cases in which all pairs of factors occur, the models' and those of angles per head in full,
+/// the rest of the matrix for the kernels.
 ///
 /// # Errors
 /// Those of [`cases::matrix`]; none are expected.
@@ -114,6 +117,7 @@ pub fn suite() -> Result<Vec<(NamedCase, Depth)>, RopeError> {
     let mut full = cases::pairwise()?;
     let known: HashSet<String> = full.iter().map(|named| named.name.clone()).collect();
     full.extend(cases::models()?);
+    full.extend(cases::per_head()?);
     let rest = cases::matrix()?.into_iter();
     let rest = rest.filter(|named| !known.contains(&named.name));
     Ok(at(full, Depth::Full)
@@ -121,14 +125,15 @@ pub fn suite() -> Result<Vec<(NamedCase, Depth)>, RopeError> {
         .collect())
 }
 
-/// What is quick enough for an unoptimised build: [`cases::pairwise`] in full, [`cases::models`]
-/// for the kernels.
+/// What is quick enough for an unoptimised build: [`cases::pairwise`] and [`cases::per_head`] in
+/// full, [`cases::models`] for the kernels.
 ///
 /// # Errors
 /// As [`suite`].
 pub fn quick_suite() -> Result<Vec<(NamedCase, Depth)>, RopeError> {
     let models = at(cases::models()?, Depth::Kernels);
-    Ok(at(cases::pairwise()?, Depth::Full).chain(models).collect())
+    let full = cases::pairwise()?.into_iter().chain(cases::per_head()?);
+    Ok(at(full, Depth::Full).chain(models).collect())
 }
 
 fn at(
@@ -275,6 +280,15 @@ impl<'c> Rows<'c> {
                 let found = expect_dtype(device, implementation, DType::F64).and_then(|()| {
                     burn_angle_gradients::<D>(device, case, implementation, direction)
                 });
+                self.push(check, engine_name(implementation), DType::F64, found);
+            }
+        }
+        let Some(frequencies) = &case.head_frequencies else {
+            return;
+        };
+        for (check, shared) in [("frequencies", false), ("frequencies of all heads", true)] {
+            for implementation in [Implementation::Fused, Implementation::Composed] {
+                let found = frequencies::gradients::<D>(case, frequencies, implementation, shared);
                 self.push(check, engine_name(implementation), DType::F64, found);
             }
         }
@@ -548,9 +562,12 @@ fn burn_angle_gradients<const D: usize>(
     let (device, parts) = (with_autodiff(device, false), parts(case));
     let rotary = engine::rotary(case, implementation)?;
     let lanes = case.spec.geometry().lane_count();
-    let tensor = |x: &[f64]| f64_tensor::<2>(x, vec![x.len() / lanes, lanes], &device);
-    let angles = |cos: &Tensor<2>, sin: &Tensor<2>| {
-        RotaryAngles::from_cos_sin(cos.clone(), sin.clone()).map_err(engine::burn_error)
+    // One head is one row for all heads.
+    let heads = case.head_frequencies.as_ref().map_or(1, |_| case.heads);
+    let shape = |x: &[f64]| vec![x.len() / lanes / heads, heads, lanes];
+    let tensor = |x: &[f64]| f64_tensor::<3>(x, shape(x), &device);
+    let angles = |cos: &Tensor<3>, sin: &Tensor<3>| {
+        RotaryAngles::per_head(cos.clone(), sin.clone()).map_err(engine::burn_error)
     };
     let tensors = |part: &Part| -> [Tensor<D>; 3] {
         [&part.x, &part.loss.w, &part.loss.v]
@@ -574,7 +591,7 @@ fn burn_angle_gradients<const D: usize>(
             engine::sum((w * 0.5 * y.clone() + v) * y)
         });
         let gradients = losses.reduce(|a, b| a + b).ok_or_else(no_q)?.backward();
-        let gradient = |x: &Tensor<2>, what| match x.grad(&gradients) {
+        let gradient = |x: &Tensor<3>, what| match x.grad(&gradients) {
             Some(gradient) => Ok(engine::read(gradient)?.to_f64()),
             None => Err(EngineError::Burn(format!("no gradient of {what}"))),
         };
@@ -683,7 +700,7 @@ fn step<const D: usize>(
     check: Autodiff,
 ) -> Result<Step, EngineError> {
     let rotary = engine::rotary(case, implementation)?;
-    let angles = engine::angle_tensors::<f32>(case, device, burn::tensor::DType::F32)?;
+    let angles = engine::angle_tensors::<f32>(case, device)?;
     let mut leaves = Vec::new();
     let mut weights = Vec::new();
     let mut given = Vec::new();

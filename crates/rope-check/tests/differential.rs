@@ -80,8 +80,7 @@ fn every_engine_at_every_length(pairing: Pairing) {
 /// Each head of each token turns by angles of its own, mixed from two axes.
 #[test]
 fn heads_with_angles_of_their_own() {
-    let mut engines = host_engines();
-    engines.retain(|engine| is_kernel(engine.as_ref()));
+    let engines = host_engines();
     for pairs in (1..=40).chain([64]) {
         for pairing in Pairing::ALL {
             if pairing == Pairing::Quarter && pairs % 2 == 1 {

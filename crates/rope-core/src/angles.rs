@@ -307,8 +307,8 @@ pub enum Angles<'a, A: Real = f32> {
     /// same call, have as many heads. Where k has others, or other tokens, each takes a
     /// [`Rotator`](crate::Rotator) of its own.
     ///
-    /// Each row is read for one head alone, so that a rotation in place moves twice the bytes of
-    /// f32 tensors, and three times those of 16-bit ones, less what lanes are not rotated.
+    /// Each row is read for one head alone: where all channels turn by one angle a pair, a rotation
+    /// moves 1.5 times the bytes of f32 tensors, and 2 times those of 16-bit ones.
     Heads {
         /// Each head's cosines, then its sines.
         rows: &'a [A],

@@ -145,12 +145,12 @@ fn rotated(case: &Case, part: &Part, cos: &[f64], sin: &[f64]) -> Vec<f64> {
     let geometry = case.spec.geometry();
     let (lanes, pairs) = (geometry.lane_count(), geometry.pairs());
     let mut y = part.x.clone();
-    for (token, start) in &part.rows {
+    for (row, start) in &part.rows {
         let start = start + geometry.rotary_offset();
         for pair in 0..pairs {
             let ([in1, in2], [out1, out2]) =
                 pair_channels(geometry.pairing(), geometry.rotary_dim(), pair);
-            let first = token * lanes + pair;
+            let first = row * lanes + pair;
             let second = if geometry.per_channel() {
                 first + pairs
             } else {

@@ -2,7 +2,7 @@
 
 use rope_ascend::rope::{AngleGradient, AngleRows, Heads, Npu, Operand, Rotation};
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory, Stream};
-use rope_core::{Direction, TokenAngles};
+use rope_core::{Direction, HeadsLayout, Strides};
 
 use super::{Number, for_dtype, has_kernels, values};
 use crate::buffer::{Buffer, DType};
@@ -39,23 +39,26 @@ impl Kernels {
             None => None,
         };
         let rotator = self.npu.rotator(&stream, case.spec.geometry())?;
-        let rows = token_angles(&stream, case)?;
-        rotator.rotate(Rotation {
-            element: E::TYPE,
-            direction,
-            q: q.operand(),
-            k: k.as_mut().map(Tensor::operand),
-            angles: AngleRows {
-                memory: &rows,
-                offset_bytes: 0,
-                rows: case.positions.tokens(),
-            },
-        })?;
+        let angles = stream.upload(case.angles::<f32>()?.rows())?;
+        let rows = case.angle_rows() / parts(case);
+        for part in 0..parts(case) {
+            rotator.rotate(Rotation {
+                element: E::TYPE,
+                direction,
+                q: q.operand(case, part),
+                k: k.as_mut().map(|k| k.operand(case, part)),
+                angles: AngleRows {
+                    memory: &angles,
+                    offset_bytes: part * rows * 2 * case.spec.geometry().lane_count() * 4,
+                    rows,
+                },
+            })?;
+        }
         let q = q.result(&stream)?;
         Ok((q, k.map(|k| k.result(&stream)).transpose()?))
     }
 
-    /// The gradients of cos and sin, `[tokens, lanes]` each, of q and k together: from each tensor
+    /// The gradients of cos and sin, `[rows of angles, lanes]` each, of q and k together: from each tensor
     /// and the gradient of its rotated self.
     ///
     /// # Errors
@@ -86,18 +89,24 @@ impl Kernels {
         let k = k.map(|k| place(case.kv_heads, k)).transpose()?;
         let rotator = self.npu.rotator(&stream, case.spec.geometry())?;
         let lanes = case.spec.geometry().lane_count();
-        let tokens = case.positions.tokens();
-        let mut gradient = stream.alloc::<f32>(case.batch * case.seq * 2 * lanes)?;
-        rotator.angle_gradient(AngleGradient {
-            element: E::TYPE,
-            q: [q[0].source(), q[1].source()],
-            k: k.as_ref().map(|[k, dk]| [k.source(), dk.source()]),
-            out: &mut gradient,
-        })?;
-        let mut sums = [vec![0.0; tokens * lanes], vec![0.0; tokens * lanes]];
+        let mut found = Vec::new();
+        for part in 0..parts(case) {
+            let Heads { layout, .. } = q[0].source(case, part);
+            let mut gradient = stream.alloc::<f32>(layout.batch * layout.seq * 2 * lanes)?;
+            rotator.angle_gradient(AngleGradient {
+                element: E::TYPE,
+                q: [q[0].source(case, part), q[1].source(case, part)],
+                k: k.as_ref()
+                    .map(|[k, dk]| [k.source(case, part), dk.source(case, part)]),
+                out: &mut gradient,
+            })?;
+            found.extend(stream.download(&gradient)?);
+        }
+        let rows = case.angle_rows();
+        let mut sums = [vec![0.0; rows * lanes], vec![0.0; rows * lanes]];
         // Samples that share their angles share the gradient: their rows add up.
-        for (row, values) in stream.download(&gradient)?.chunks(2 * lanes).enumerate() {
-            let start = row % tokens * lanes;
+        for (row, values) in found.chunks(2 * lanes).enumerate() {
+            let start = row % rows * lanes;
             for (sum, values) in sums.iter_mut().zip(values.chunks(lanes)) {
                 for (sum, value) in sum[start..start + lanes].iter_mut().zip(values) {
                     *sum += f64::from(*value);
@@ -128,9 +137,36 @@ impl Engine for Kernels {
     }
 }
 
-fn token_angles(stream: &Stream, case: &Case) -> Result<DeviceBuffer<f32>, EngineError> {
-    let angles = TokenAngles::<f32>::new(&case.spec, &case.positions, case.seq_len)?;
-    Ok(stream.upload(angles.rows())?)
+/// The launches that a case takes: one, except that samples with angles per head of their own take
+/// one each.
+fn parts(case: &Case) -> usize {
+    let per_sample = case.positions.tokens() != case.seq;
+    if case.head_frequencies.is_some() && per_sample {
+        case.batch
+    } else {
+        1
+    }
+}
+
+/// A part of a tensor: where it starts, and its layout. The kernels know one row of angles for each
+/// token; heads with angles of their own are tokens to them, and samples that share these are heads.
+fn part_of(case: &Case, layout: HeadsLayout, part: usize) -> (usize, HeadsLayout) {
+    if case.head_frequencies.is_none() {
+        return (0, layout);
+    }
+    let Strides { batch, seq, head } = layout.strides;
+    let heads_as_tokens = HeadsLayout {
+        batch: layout.seq,
+        seq: layout.heads,
+        heads: layout.batch / parts(case),
+        head_dim: layout.head_dim,
+        strides: Strides {
+            batch: seq,
+            seq: head,
+            head: batch,
+        },
+    };
+    (part * batch, heads_as_tokens)
 }
 
 /// q or k in device memory, placed as the case says.
@@ -151,16 +187,18 @@ impl<E: Number> Tensor<E> {
         })
     }
 
-    fn source(&self) -> Heads<&DeviceMemory> {
+    fn source(&self, case: &Case, part: usize) -> Heads<&DeviceMemory> {
+        let (offset, layout) = part_of(case, self.placed.layout, part);
         Heads {
             memory: &self.source,
-            offset: 0,
-            layout: self.placed.layout,
+            offset,
+            layout,
         }
     }
 
-    fn operand(&mut self) -> Operand<'_> {
-        let (offset, layout) = (0, self.placed.layout);
+    fn operand(&mut self, case: &Case, part: usize) -> Operand<'_> {
+        let (offset, layout) = part_of(case, self.placed.layout, part);
+        let (to_offset, to_layout) = part_of(case, self.placed.contiguous, part);
         match &mut self.target {
             None => Operand::InPlace(Heads {
                 memory: &mut self.source,
@@ -175,8 +213,8 @@ impl<E: Number> Tensor<E> {
                 },
                 to: Heads {
                     memory: to,
-                    offset,
-                    layout: self.placed.contiguous,
+                    offset: to_offset,
+                    layout: to_layout,
                 },
             },
         }

@@ -70,6 +70,9 @@ impl Stock {
         if case.in_place {
             return Err(self.limit("an output of its own", "q and k to overwrite"));
         }
+        if case.head_frequencies.is_some() {
+            return Err(self.limit("angles that all heads share", "angles per head"));
+        }
         let q = values::<E>(self, q)?;
         let k = k.map(|k| values::<E>(self, k)).transpose()?;
         match self.operator {

@@ -3,7 +3,7 @@
 use ::burn::tensor::{self, Device, Tensor, TensorData};
 use half::{bf16, f16};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
-use rope_core::{Direction, Layout, Real, TokenAngles};
+use rope_core::{Direction, Layout, Real};
 
 use super::{Case, Engine, EngineError};
 use crate::buffer::{Buffer, DType};
@@ -77,8 +77,8 @@ impl Burn {
         let device = self.device.clone().autodiff();
         let rotary = rotary(case, self.implementation)?;
         let angles = match q {
-            Buffer::F64(_) => angle_tensors::<f64>(case, &device, tensor::DType::F64)?,
-            _ => angle_tensors::<f32>(case, &device, tensor::DType::F32)?,
+            Buffer::F64(_) => angle_tensors::<f64>(case, &device)?,
+            _ => angle_tensors::<f32>(case, &device)?,
         };
         let rotate = |q, k| rotate(&rotary, self.operation, q, k, &angles);
         let place = |x: &Buffer, heads: usize| place::<D>(case, x, heads, &device);
@@ -175,13 +175,8 @@ pub(crate) fn burn_error(error: rope_burn::RotaryError) -> EngineError {
 pub(crate) fn angle_tensors<A: Real + tensor::Element>(
     case: &Case,
     device: &Device,
-    dtype: tensor::DType,
 ) -> Result<RotaryAngles, EngineError> {
-    let angles = TokenAngles::<A>::new(&case.spec, &case.positions, case.seq_len)?;
-    let shape = [angles.tokens(), 2 * case.spec.geometry().lane_count()];
-    let data = TensorData::new(angles.rows().to_vec(), shape);
-    let rows = Tensor::from_data(data, (device, dtype));
-    Ok(RotaryAngles { rows })
+    Ok(RotaryAngles::upload(&case.angles::<A>()?, device))
 }
 
 /// A burn tensor; strided ones are views of a tensor with its first two dimensions exchanged.

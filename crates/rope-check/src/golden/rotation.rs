@@ -111,8 +111,14 @@ impl GoldenVectors {
 
     /// The largest angle of an f64 table, in radians, times the roundings in it.
     fn angle_error(&self) -> Result<f64, RopeError> {
-        let inv_freq = self.case.spec.inv_freq(self.case.seq_len)?;
-        let fastest = largest(inv_freq.into_iter());
+        let fastest = match &self.case.head_frequencies {
+            None => largest(self.case.spec.inv_freq(self.case.seq_len)?.into_iter()),
+            // A sum over axes.
+            Some(own) => {
+                let axes = self.case.positions.axis_count() as f64;
+                axes * largest(own.iter().copied())
+            }
+        };
         let positions = &self.case.positions;
         let of_axis = |axis| (0..positions.tokens()).map(move |token| positions.value(axis, token));
         let farthest = largest((0..positions.axis_count()).flat_map(of_axis));
@@ -187,7 +193,7 @@ impl GoldenVectors {
         let mut rows = Vec::new();
         for (truth, lanes) in [&self.cos, &self.sin].into_iter().zip(angles.cos_sin()) {
             let Some(truth) = truth else { continue };
-            let compared = orders(truth, angles.tokens(), case.spec.geometry().lane_count())?
+            let compared = orders(truth, case.angle_rows(), case.spec.geometry().lane_count())?
                 .into_iter()
                 .map(|order| {
                     let found: Vec<f64> = order.iter().map(|lane| lanes[*lane].to_f64()).collect();

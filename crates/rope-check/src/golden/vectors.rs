@@ -1,10 +1,11 @@
 //! A golden `.safetensors` file: read, checked, and turned into a [`Case`].
 
-use rope_core::{Direction, Layout, Positions, RotarySpec};
+use rope_core::{Direction, Layout, Pairing, Positions, RotarySpec};
 
 use super::error::GoldenError;
 use super::tensors::{Kind, Tensors, Values};
 use crate::engine::Case;
+use crate::names::pairing_name;
 
 /// Spellings of the layouts, by the first letters of their dimensions.
 const LAYOUTS: [(&str, Layout); 9] = [
@@ -19,6 +20,8 @@ const LAYOUTS: [(&str, Layout); 9] = [
     ("TND", Layout::Tnd),
 ];
 const LAYOUT_NAMES: &str = "[B,H,S,D], [B,S,H,D], [S,B,H,D] or [T,H,D]";
+
+const PAIRING_NAMES: &str = "half, adjacent, quarter or interleave_half";
 
 /// The element types that values may be stored in, most exact first, and how tensor names end in
 /// them.
@@ -77,13 +80,21 @@ impl GoldenVectors {
         if !fits(&q.shape) {
             return Err(q.misshapen(expected()));
         }
-        let spec = file.spec(head_dim)?;
+        let own = file.optional("head_frequencies", &INPUT_TYPES)?;
         let (batch, seq, heads) = dimensions(layout, &q.shape);
+        let (spec, axes) = match &own {
+            None => {
+                let spec = file.spec(head_dim)?;
+                let axes = spec.axis_count();
+                (spec, axes)
+            }
+            Some(own) => file.spec_of_heads(own, heads, head_dim)?,
+        };
         let tokens = file
             .0
             .find("position_ids", Kind::Numbers)?
             .ok_or_else(|| file.0.missing("position_ids", "every comparison"))?;
-        let positions = positions(tokens, spec.axis_count(), layout, batch, seq)?;
+        let positions = positions(tokens, axes, layout, batch, seq)?;
         let seq_len = file.number("seq_len", "a number of tokens")?;
 
         let mut case = Case::new(spec, positions, layout, batch, seq);
@@ -99,7 +110,11 @@ impl GoldenVectors {
                 return Err(k.misshapen(expected()));
             }
             case.kv_heads = dimensions(layout, &k.shape).2;
+            if own.is_some() && case.kv_heads != heads {
+                return Err(k.misshapen(format!("{heads} heads, as head_frequencies has")));
+            }
         }
+        case.head_frequencies = own.map(|own| own.values.into());
         let (q_dims, k_dims) = (case.dims(case.heads), case.dims(case.kv_heads));
         let forward = Pass {
             q: file.mapping(q, "q_out", &q_dims)?,
@@ -219,6 +234,33 @@ impl File {
         Ok(RotarySpec::from_rope_parameters(
             model_type, component, parameters, head_dim,
         )?)
+    }
+
+    /// The channels that turn and how they pair, and the number of axes, where the file states
+    /// frequencies for each head.
+    fn spec_of_heads(
+        &self,
+        frequencies: &Values,
+        heads: usize,
+        head_dim: usize,
+    ) -> Result<(RotarySpec, usize), GoldenError> {
+        let [axes, found, lanes] = frequencies.shape[..] else {
+            return Err(frequencies.misshapen("[axes, heads, lanes]"));
+        };
+        if axes == 0 || found != heads || lanes == 0 {
+            let expected = format!("[axes, {heads}, lanes], which follows from q");
+            return Err(frequencies.misshapen(expected));
+        }
+        let stated = self.text("pairing", PAIRING_NAMES)?;
+        let mut known = Pairing::ALL.into_iter();
+        let pairing = known.find(|pairing| pairing_name(*pairing) == stated);
+        let pairing = pairing.ok_or_else(|| GoldenError::Metadata {
+            key: "pairing",
+            expected: PAIRING_NAMES,
+            found: stated.to_owned(),
+        })?;
+        let spec = RotarySpec::builder(head_dim).rotary_dim(2 * lanes);
+        Ok((spec.pairing(pairing).build()?, axes))
     }
 
     /// The tensor `stem.X` for the first X of `types` that is present, without its type in

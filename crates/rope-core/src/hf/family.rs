@@ -869,11 +869,11 @@ static REFUSED: &[(&str, &str)] = &[
     ("jamba nemotron_h", "its attention does not turn"),
     (
         "MochiTransformer3DModel",
-        "its angles are learned, and each head has its own",
+        "its angles are learned, and each head has its own: TokenAngles::per_head makes them",
     ),
     (
         "LTX2VideoTransformer3DModel SanaWMLTX2RefinerTransformer3DModel",
-        "each head has angles of its own",
+        "each head has angles of its own: TokenAngles::per_head makes them",
     ),
     (
         "AllegroTransformer3DModel AnyFlowTransformer3DModel AnyFlowFARTransformer3DModel

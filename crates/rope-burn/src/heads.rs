@@ -1,0 +1,99 @@
+//! Heads with angles of their own, as tokens of one head: so every backend's kernels, forward and
+//! backward, rotate them as they are.
+
+use burn::tensor::Tensor;
+use rope_core::{HeadsLayout, Layout, RopeError};
+
+use crate::angles::RotaryAngles;
+use crate::error::Result;
+use crate::ops::RotaryOp;
+
+/// A rotation of tensors whose heads have angles of their own.
+pub(crate) struct HeadsAsTokens {
+    op: RotaryOp,
+    heads: HeadsLayout,
+}
+
+impl HeadsAsTokens {
+    /// Checks what the rotation of the flattened tensors cannot see.
+    ///
+    /// # Errors
+    /// [`RotaryError::Rank`](crate::RotaryError::Rank); [`RopeError::ShapeMismatch`] if q, k and
+    /// the angles differ in heads; [`RopeError::AngleShape`], [`RopeError::PositionTokens`].
+    pub(crate) fn new<const D: usize>(
+        op: RotaryOp,
+        q: &Tensor<D>,
+        k: Option<&Tensor<D>>,
+        angles: &RotaryAngles,
+    ) -> Result<Self> {
+        let heads = op.heads("q", &q.shape())?;
+        let of_angles = HeadsLayout {
+            heads: angles.heads(),
+            ..heads
+        };
+        of_angles.check_same(&heads, "the angles", "q", true)?;
+        if let Some(k) = k {
+            let k = op.heads("k", &k.shape())?;
+            heads.check_same(&k, "q", "k", true)?;
+        }
+        let ([rows, width], found) = (angles.rows.dims(), angles.tokens());
+        if rows != found * angles.heads() {
+            return Err(RopeError::AngleShape {
+                what: "the angles",
+                found: rows * width,
+                expected: found * angles.heads() * width,
+                tokens: found,
+                width: angles.heads() * width,
+            }
+            .into());
+        }
+        let (batch, seq) = (heads.batch, heads.seq);
+        if found != seq && found != batch * seq {
+            return Err(RopeError::PositionTokens { batch, seq, found }.into());
+        }
+        Ok(Self { op, heads })
+    }
+
+    /// The rotation of what [`flatten`](Self::flatten) returns.
+    pub(crate) fn op(&self) -> RotaryOp {
+        RotaryOp {
+            layout: Layout::Bsnd,
+            ..self.op
+        }
+    }
+
+    /// `[batch, seq * heads, 1, head_dim]`, in the tensor's memory if it holds tokens with their
+    /// heads together, without gaps.
+    pub(crate) fn flatten<const D: usize>(&self, x: Tensor<D>) -> Tensor<4> {
+        let HeadsLayout {
+            batch,
+            seq,
+            heads,
+            head_dim,
+            ..
+        } = self.heads;
+        self.exchange(x).reshape([batch, seq * heads, 1, head_dim])
+    }
+
+    /// The inverse of [`flatten`](Self::flatten).
+    pub(crate) fn restore<const D: usize>(&self, x: Tensor<4>) -> Tensor<D> {
+        let sizes = [
+            self.heads.batch,
+            self.heads.seq,
+            self.heads.heads,
+            self.heads.head_dim,
+        ];
+        // Packed tokens have no batch.
+        let sizes: [usize; D] = std::array::from_fn(|dim| sizes[dim + 4 - D]);
+        self.exchange(x.reshape(sizes))
+    }
+
+    /// To samples, tokens, heads and channels in this order, and back.
+    fn exchange<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match self.op.layout {
+            Layout::Bsnd | Layout::Tnd => x,
+            Layout::Bnsd => x.swap_dims(1, 2),
+            Layout::Sbnd => x.swap_dims(0, 1),
+        }
+    }
+}
