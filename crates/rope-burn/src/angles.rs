@@ -154,10 +154,10 @@ impl RotaryAngles {
     }
 
     /// Angles made on the host, shared by all heads or per head, as a tensor on `device`.
-    pub fn upload<A: Real + Element>(angles: &TokenAngles<A>, device: &Device) -> Self {
+    pub fn upload<A: Real + Element>(angles: TokenAngles<A>, device: &Device) -> Self {
         let heads = angles.heads().unwrap_or(1);
         let shape = [angles.tokens() * heads, 2 * angles.lanes()];
-        let data = TensorData::new(angles.rows().to_vec(), shape);
+        let data = TensorData::new(angles.into_rows(), shape);
         // Whatever the device's default type: 16-bit angles would lose the position.
         let rows = Tensor::from_data(data, (device, A::dtype()));
         Self { rows, heads }
@@ -273,7 +273,7 @@ impl Tables {
             return Ok(RotaryAngles { rows, heads: 1 });
         }
         let angles = TokenAngles::gather(&self.host, positions)?;
-        Ok(RotaryAngles::upload(&angles, device))
+        Ok(RotaryAngles::upload(angles, device))
     }
 
     /// The rows that the device gathers itself; none before it has the table.
@@ -300,7 +300,7 @@ impl Tables {
         if copy.rows.is_none() && copy.received >= rows && bytes <= self.budget_bytes {
             let all = Positions::text(map.axis_count(), 0, rows)?;
             let all = TokenAngles::gather(&self.host, &all)?;
-            copy.rows = Some(RotaryAngles::upload(&all, &inner).rows);
+            copy.rows = Some(RotaryAngles::upload(all, &inner).rows);
         }
         let Some(rows) = &copy.rows else {
             copy.received += tokens;

@@ -186,7 +186,7 @@ impl Rotary {
         let depends = self.spec.frequencies().depends_on_seq_len();
         let seq_len = depends.then(|| u64::from(positions.highest()) + 1);
         let angles = TokenAngles::<A>::new(&self.spec, positions, seq_len)?;
-        Ok(RotaryAngles::upload(&angles, device))
+        Ok(RotaryAngles::upload(angles, device))
     }
 
     /// As [`try_angles`](Self::try_angles), in the type that tensors of `dtype` are rotated in: f64

@@ -551,7 +551,7 @@ fn angles_per_head() {
 
     let device = Device::flex();
     let rotary = Rotary::new(spec(4), Layout::Bsnd);
-    let mut angles = RotaryAngles::upload(&host, &device);
+    let mut angles = RotaryAngles::upload(host, &device);
     let x = |seq, heads| Tensor::<4>::zeros([2, seq, heads, 4], (&device, DType::F32));
     refused!(
         rotary.try_forward_single(x(3, 2), &angles),

@@ -287,8 +287,10 @@ impl<'c> Rows<'c> {
             return;
         };
         for (check, shared) in [("frequencies", false), ("frequencies of all heads", true)] {
-            for implementation in [Implementation::Fused, Implementation::Composed] {
-                let found = frequencies::gradients::<D>(case, frequencies, implementation, shared);
+            for &implementation in by {
+                let found = expect_dtype(device, implementation, DType::F64).and_then(|()| {
+                    frequencies::gradients::<D>(device, case, frequencies, implementation, shared)
+                });
                 self.push(check, engine_name(implementation), DType::F64, found);
             }
         }

@@ -125,7 +125,8 @@ impl<A: Real> CosSinTable<A> {
 /// cos and sin for the tokens of one step, shared by all layers. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct TokenAngles<A: Real = f32> {
-    rows: Arc<[A]>,
+    /// A `Vec` as it was filled: for long contexts a copy of it would take as long as its values.
+    rows: Arc<Vec<A>>,
     lanes: usize,
     heads: Option<usize>,
 }
@@ -217,7 +218,7 @@ impl<A: Real> TokenAngles<A> {
             }
         });
         Ok(Self {
-            rows: rows.into(),
+            rows: Arc::new(rows),
             lanes,
             heads: Some(heads),
         })
@@ -243,7 +244,7 @@ impl<A: Real> TokenAngles<A> {
             }
         });
         Self {
-            rows: rows.into(),
+            rows: Arc::new(rows),
             lanes,
             heads: None,
         }
@@ -263,6 +264,11 @@ impl<A: Real> TokenAngles<A> {
     /// Angles of a token, or of one of its heads if these have their own.
     pub fn lanes(&self) -> usize {
         self.lanes
+    }
+
+    /// [`rows`](Self::rows), which are copied only if a clone holds them too.
+    pub fn into_rows(self) -> Vec<A> {
+        Arc::unwrap_or_clone(self.rows)
     }
 
     /// Copies of all cosines and of all sines, `[tokens, lanes]` each; per head

@@ -176,7 +176,7 @@ pub(crate) fn angle_tensors<A: Real + tensor::Element>(
     case: &Case,
     device: &Device,
 ) -> Result<RotaryAngles, EngineError> {
-    Ok(RotaryAngles::upload(&case.angles::<A>()?, device))
+    Ok(RotaryAngles::upload(case.angles::<A>()?, device))
 }
 
 /// A burn tensor; strided ones are views of a tensor with its first two dimensions exchanged.

@@ -4,7 +4,7 @@
 use burn::tensor::{Device, Tensor};
 use rope_burn::{Implementation, RotaryAngles};
 
-use super::{Part, Worst, device, f64_tensor, no_q, parts};
+use super::{Part, Worst, f64_tensor, no_q, parts, with_autodiff};
 use crate::buffer::Buffer;
 use crate::engine::{self, Case, EngineError};
 
@@ -47,12 +47,13 @@ impl Inputs {
 
 /// burn's gradients of positions and of frequencies, which have a head each or one for all.
 pub(super) fn gradients<const D: usize>(
+    device: &Device,
     case: &Case,
     frequencies: &[f64],
     implementation: Implementation,
     shared: bool,
 ) -> Result<Worst, EngineError> {
-    let (device, parts) = (device(false), parts(case));
+    let (device, parts) = (with_autodiff(device, false), parts(case));
     let rotary = engine::rotary(case, implementation)?;
     let loss = |positions: Tensor<2>, frequencies: Tensor<3>| {
         let angles = RotaryAngles::from_frequencies(positions, frequencies);
@@ -62,7 +63,7 @@ pub(super) fn gradients<const D: usize>(
                 .map(|x| engine::place::<D>(case, &Buffer::F64(x.clone()), part.heads, &device));
             let y = rotary.try_forward_single(x, &angles);
             let y = y.map_err(engine::burn_error)?;
-            Ok(((w * 0.5 * y.clone() + v) * y).sum())
+            Ok(engine::sum((w * 0.5 * y.clone() + v) * y))
         };
         let losses = parts.iter().map(of).collect::<Result<Vec<_>, _>>()?;
         losses.into_iter().reduce(|a, b| a + b).ok_or_else(no_q)
