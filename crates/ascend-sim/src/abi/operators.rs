@@ -27,6 +27,7 @@ use crate::aclnn::{
     Call, apply, cache, fill, index, movement, normalize, pointwise, random, reduce, rotary,
 };
 use crate::codes::{ACLNN_NULLPTR, Failure, Outcome};
+use crate::record;
 use crate::state::boundary;
 
 /// Writes the result of a first phase to its out parameters.
@@ -141,6 +142,53 @@ macro_rules! take {
     };
 }
 
+/// A parameter as recordings write it.
+macro_rules! spelled_value {
+    ($arg:ident, T) => {
+        record::tensor($arg as u64)
+    };
+    ($arg:ident, MaybeT) => {
+        record::tensor($arg as u64)
+    };
+    ($arg:ident, Out) => {
+        record::tensor($arg as u64)
+    };
+    ($arg:ident, MaybeOut) => {
+        record::tensor($arg as u64)
+    };
+    ($arg:ident, Ref) => {
+        record::tensor($arg as u64)
+    };
+    ($arg:ident, Over) => {
+        record::tensor($arg as u64)
+    };
+    ($arg:ident, S) => {
+        record::scalar($arg as u64)
+    };
+    ($arg:ident, MaybeS) => {
+        record::scalar($arg as u64)
+    };
+    ($arg:ident, Ints) => {
+        record::ints($arg as u64)
+    };
+    ($arg:ident, MaybeInts) => {
+        record::ints($arg as u64)
+    };
+    ($arg:ident, Tensors) => {
+        record::tensors($arg as u64)
+    };
+    ($arg:ident, Text) => {
+        // SAFETY: null or a C string by the C declaration of the operator.
+        unsafe { text($arg, "") }.map_or_else(|_| "null".to_owned(), |text| format!("{text:?}"))
+    };
+    ($arg:ident, bool) => {
+        u8::from($arg).to_string()
+    };
+    ($arg:ident, $plain:ident) => {
+        $arg.to_string()
+    };
+}
+
 /// Defines both phases of each operator from its name, its parameters, and what checks them and
 /// returns the work. A parameter that Rust reserves the name of ends in an underscore here.
 macro_rules! operators {
@@ -162,7 +210,7 @@ macro_rules! operators {
                     workspaceSize: *mut u64,
                     executor: *mut *mut aclOpExecutor,
                 ) -> i32 {
-                    boundary(concat!(stringify!($operator), "GetWorkspaceSize"), move || {
+                    let body = move || {
                         let plan = || {
                             let mut call = Call::new(stringify!($operator));
                             let $call = &mut call;
@@ -176,7 +224,12 @@ macro_rules! operators {
                         };
                         // SAFETY: out parameters, null or valid by the C declaration.
                         unsafe { give(workspaceSize, executor, plan) }
-                    })
+                    };
+                    let code = boundary(concat!(stringify!($operator), "GetWorkspaceSize"), body);
+                    record::operator(stringify!($operator), code, || {
+                        vec![ $( spelled_value!($arg, $kind) ),* ]
+                    });
+                    code
                 }
 
                 #[doc = concat!("Second phase of `", stringify!($operator), "`.")]

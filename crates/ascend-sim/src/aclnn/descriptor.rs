@@ -249,6 +249,16 @@ impl Scalar {
     }
 }
 
+impl std::fmt::Display for Scalar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.dtype.is_float() {
+            self.real.fmt(f)
+        } else {
+            self.integer.fmt(f)
+        }
+    }
+}
+
 /// The live objects that operators are called with.
 #[derive(Default)]
 pub(crate) struct Descriptors {
