@@ -13,6 +13,7 @@ mod cases;
 mod compare;
 mod definitions;
 mod explained;
+mod replay;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,6 +25,7 @@ use serde::Serialize;
 pub(crate) use ask::{WORD as ASK, answer};
 use build::{Builder, Library};
 use compare::Comparison;
+use replay::ReplayRow;
 
 /// A device that the vendor's code asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +139,7 @@ struct Report {
     /// Operators without a public first phase.
     absent: Vec<String>,
     sweeps: Vec<Sweep>,
+    replays: Vec<ReplayRow>,
 }
 
 /// The sweep of one device.
@@ -162,11 +165,15 @@ pub(crate) fn run(options: &Options) -> Result<String> {
         filled: library.filled,
         absent: library.absent.clone(),
         sweeps: Vec::new(),
+        replays: Vec::new(),
     };
     for soc in &options.socs {
         report
             .sweeps
             .push(sweep(&builder, &library, *soc, &options.operators)?);
+    }
+    if !options.quick && options.operators.is_empty() {
+        report.replays = replay::replay(&builder, &library, &options.socs)?;
     }
     let text = if options.json {
         serde_json::to_string_pretty(&report)
@@ -217,7 +224,8 @@ impl Report {
             let with_soc = |failure| format!("{}: {failure}", sweep.soc);
             failures.into_iter().map(with_soc).collect::<Vec<_>>()
         };
-        self.sweeps.iter().flat_map(of).collect()
+        let replays = self.replays.iter().flat_map(ReplayRow::failures);
+        self.sweeps.iter().flat_map(of).chain(replays).collect()
     }
 
     fn tables(&self) -> String {
@@ -237,6 +245,9 @@ impl Report {
             for (name, calls) in &sweep.filled {
                 text += &format!("filled, called in {calls} calls: {name}\n");
             }
+        }
+        if !self.replays.is_empty() {
+            text += &replay::tables(&self.replays);
         }
         text.trim_end().to_owned()
     }
