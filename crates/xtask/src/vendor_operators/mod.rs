@@ -13,6 +13,7 @@ mod cases;
 mod compare;
 mod definitions;
 mod explained;
+mod faults;
 mod replay;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use serde::Serialize;
 pub(crate) use ask::{WORD as ASK, answer};
 use build::{Builder, Library};
 use compare::Comparison;
+use faults::FaultRow;
 use replay::ReplayRow;
 
 /// A device that the vendor's code asks for.
@@ -116,6 +118,14 @@ pub(crate) enum VendorError {
     File { path: PathBuf, source: io::Error },
     #[error("{} does not compile: {first}", source_file.display())]
     Compile { source_file: PathBuf, first: String },
+    #[error(
+        "the text of the fault {name:?} is not once in crates/burn-ascend/src/{file}: mend it in \
+         faults.rs"
+    )]
+    Fault {
+        name: &'static str,
+        file: &'static str,
+    },
     #[error("{0}")]
     Failed(String),
 }
@@ -140,6 +150,7 @@ struct Report {
     absent: Vec<String>,
     sweeps: Vec<Sweep>,
     replays: Vec<ReplayRow>,
+    faults: Vec<FaultRow>,
 }
 
 /// The sweep of one device.
@@ -166,6 +177,7 @@ pub(crate) fn run(options: &Options) -> Result<String> {
         absent: library.absent.clone(),
         sweeps: Vec::new(),
         replays: Vec::new(),
+        faults: Vec::new(),
     };
     for soc in &options.socs {
         report
@@ -174,6 +186,9 @@ pub(crate) fn run(options: &Options) -> Result<String> {
     }
     if !options.quick && options.operators.is_empty() {
         report.replays = replay::replay(&builder, &library, &options.socs)?;
+        report.faults = faults::faults(&builder, &library, |row| {
+            eprintln!("{}: {}", row.fault, row.words());
+        })?;
     }
     let text = if options.json {
         serde_json::to_string_pretty(&report)
@@ -225,7 +240,14 @@ impl Report {
             failures.into_iter().map(with_soc).collect::<Vec<_>>()
         };
         let replays = self.replays.iter().flat_map(ReplayRow::failures);
-        self.sweeps.iter().flat_map(of).chain(replays).collect()
+        let missed = self.faults.iter().filter(|row| row.refused == 0);
+        let missed = missed.map(|row| format!("not refused with the fault {:?}", row.fault));
+        self.sweeps
+            .iter()
+            .flat_map(of)
+            .chain(replays)
+            .chain(missed)
+            .collect()
     }
 
     fn tables(&self) -> String {
@@ -248,6 +270,7 @@ impl Report {
         }
         if !self.replays.is_empty() {
             text += &replay::tables(&self.replays);
+            text += &faults::table(&self.faults);
         }
         text.trim_end().to_owned()
     }

@@ -121,24 +121,28 @@ pub(super) struct Recording {
     /// Calls that the simulator accepted.
     accepted: usize,
     /// Each once.
-    pub(super) distinct: Vec<Call>,
+    distinct: Vec<Call>,
+    /// Those that it refused too, each once.
+    pub(super) all: Vec<Call>,
     uncovered: BTreeMap<String, usize>,
 }
 
 impl Recording {
-    /// Reads what the simulator recorded.
-    pub(super) fn parse(text: &str) -> Result<Self> {
+    /// Reads what the simulator recorded: a code and a call in each line.
+    fn parse(text: &str) -> Result<Self> {
         let mut recording = Self::default();
         let mut seen = BTreeSet::new();
         for line in text.lines() {
-            let Some(call) = line.strip_prefix("0 ") else {
-                continue;
-            };
+            let (code, call) = line.split_once(' ').unwrap_or_default();
+            let is_accepted = code == "0";
             match Call::parse(call) {
                 Ok(parsed) => {
-                    recording.accepted += 1;
+                    recording.accepted += usize::from(is_accepted);
                     if seen.insert(call) {
-                        recording.distinct.push(parsed);
+                        recording
+                            .distinct
+                            .extend(is_accepted.then(|| parsed.clone()));
+                        recording.all.push(parsed);
                     }
                 }
                 Err(ParseError::Operator(name)) => {
@@ -151,8 +155,8 @@ impl Recording {
     }
 }
 
-/// Runs a command with the simulator recording.
-pub(super) fn record(command: &mut Command, file: &Path) -> Result<Recording> {
+/// Runs a command with the simulator recording; unless it has to succeed, it may fail.
+pub(super) fn recorded(command: &mut Command, file: &Path, succeeds: bool) -> Result<Recording> {
     if file.exists() {
         fs::remove_file(file).map_err(cannot_access(file))?;
     }
@@ -161,7 +165,7 @@ pub(super) fn record(command: &mut Command, file: &Path) -> Result<Recording> {
         .env("RUST_BACKTRACE", "0")
         .output();
     let output = output.map_err(cannot_access(Path::new(command.get_program())))?;
-    if !output.status.success() {
+    if succeeds && !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stdout).into_owned()
             + &String::from_utf8_lossy(&output.stderr);
         return Err(VendorError::Failed(format!(
@@ -191,11 +195,17 @@ pub(super) fn refusals(calls: &[Call], answers: &[Answer]) -> Vec<Refusal> {
 pub(super) fn replay(builder: &Builder, library: &Library, socs: &[Soc]) -> Result<Vec<ReplayRow>> {
     eprintln!("building mrope");
     let mut build = crate::cargo();
-    build
-        .current_dir(&builder.root)
-        .args(["build", "--quiet", "--workspace", "--bin", "mrope"]);
-    let status = build.status().map_err(cannot_access(Path::new("cargo")))?;
-    if !status.success() {
+    // Its tests build it with the features of the workspace's tests.
+    build.args([
+        "test",
+        "--quiet",
+        "--workspace",
+        "--test",
+        "ascend_training",
+        "--no-run",
+    ]);
+    let status = build.current_dir(&builder.root).status();
+    if !status.map_err(cannot_access(Path::new("cargo")))?.success() {
         return Err(VendorError::Failed("mrope does not build".to_owned()));
     }
     let mut rows = Vec::new();
@@ -216,8 +226,8 @@ pub(super) fn replay(builder: &Builder, library: &Library, socs: &[Soc]) -> Resu
                 argument => command.arg(argument),
             };
         }
-        let recording = record(&mut command, &builder.work.join("recorded"))?;
-        if recording.distinct.is_empty() {
+        let recording = recorded(&mut command, &builder.work.join("recorded"), true)?;
+        if recording.all.is_empty() && recording.uncovered.is_empty() {
             return Err(VendorError::Failed(format!(
                 "{} recorded no call",
                 program.name
