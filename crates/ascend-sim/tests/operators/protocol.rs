@@ -249,6 +249,61 @@ fn faults_stubs_and_counts() {
     assert_eq!(control::operator_runs().get("aclnnSqrt"), Some(&5));
 }
 
+/// Runs itself in another process, because the variable is read once in each.
+#[test]
+fn first_phases_are_recorded_with_their_codes_and_arguments() {
+    const VARIABLE: &str = "ASCEND_SIM_OPERATORS";
+    if std::env::var_os(VARIABLE).is_none() {
+        let name = format!("ascend-sim-recorded-{}", std::process::id());
+        let file = std::env::temp_dir().join(name);
+        let output = std::process::Command::new(std::env::current_exe().expect("this program"))
+            .args([
+                "--exact",
+                "protocol::first_phases_are_recorded_with_their_codes_and_arguments",
+            ])
+            .env(VARIABLE, &file)
+            .output()
+            .expect("runs itself");
+        assert!(output.status.success(), "{output:?}");
+        let recorded = std::fs::read_to_string(&file).expect("the file of the recording");
+        std::fs::remove_file(&file).expect("removes it");
+        let lines: Vec<&str> = recorded.lines().collect();
+        let expected = [
+            "0 aclnnAdd f32[2,3]/[1,2]+1 f32[3] f64:0.5 f32[2,3]",
+            "0 aclnnMuls i64[2,3] i64:-7 i64[2,3]",
+            "0 aclnnCat (bf16[2];bf16[1]) 0 bf16[3]",
+            "0 aclnnReduceSum f32[2,3]/[1,2]+1 {0,-1} 1 0 f32[1,1]",
+            "0 aclnnGeluBackwardV2 f32[2,3] f32[2,3] \"none\" f32[2,3]",
+            "0 aclnnInplaceUniform f32[2,3] 0 0.5 7 4",
+            "161002 aclnnNeg i64[2,3] bool[]",
+            "161001 aclnnNeg null f32[2,3]",
+        ];
+        assert_eq!(lines, expected);
+        return;
+    }
+    let device = Device::new();
+    let x = device.view(F32, &[0.0; 8], &[2, 3], Some(&[1, 2]), 1);
+    let (row, out) = (
+        device.tensor(F32, &[3], &[0.0; 3]),
+        device.out(F32, &[2, 3]),
+    );
+    let (dense, none) = (device.out(F32, &[2, 3]), c"none".as_ptr());
+    let whole = device.out(I64, &[2, 3]);
+    let parts = [device.out(Bf16, &[2]).raw, device.out(Bf16, &[1]).raw];
+    // SAFETY: two live tensors, which the list owns from here on.
+    let parts = unsafe { aclCreateTensorList(parts.as_ptr().cast(), 2) };
+    check! { device;
+        aclnnAdd(x.raw, row.raw, scalar(F64, 0.5), out.raw);
+        aclnnMuls(whole.raw, scalar(I64, -7.0), device.out(I64, &[2, 3]).raw);
+        aclnnCat(parts, 0, device.out(Bf16, &[3]).raw);
+        aclnnReduceSum(x.raw, ints(&[0, -1]), true, F32 as i32, device.out(F32, &[1, 1]).raw);
+        aclnnGeluBackwardV2(dense.raw, dense.raw, none, out.raw);
+        aclnnInplaceUniform(out.raw, 0.0, 0.5, 7, 4);
+        aclnnNeg(whole.raw, device.out(Bool, &[]).raw) refuses PARAM_INVALID, "out has shape";
+        aclnnNeg(null(), out.raw) refuses NULL_POINTER, "self is null";
+    }
+}
+
 /// What one operator costs on the host and on the stream, with tensors that cost nothing.
 /// Not a measurement of any device.
 #[test]
