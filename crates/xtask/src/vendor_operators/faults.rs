@@ -38,7 +38,7 @@ const FAULTS: [Fault; 9] = [
         name: "type: slices named by floats",
         file: "ops/index.rs",
         from: "ops.index_select(x, axis as i64, index, out)",
-        to: "ops.index_select(x, axis as i64, View { dtype: rope_ascend::sys::aclDataType::FLOAT, \
+        to: "ops.index_select(x, axis as i64, rope_ascend::aclnn::View { dtype: rope_ascend::sys::aclDataType::FLOAT, \
              ..index }, out)",
         test: "ascend::float_movement_f32",
     },
