@@ -3,12 +3,13 @@
 //! Operators run on the AI Core or, in some element types, on the AI CPU: a few general-purpose
 //! cores, much slower, which the operator's document does not name. The tables here are what the
 //! vendor's own first phases chose on the host, compiled from the sources of [`REVISION`] for
-//! Atlas A2 and A3, which choose alike. [`ai_cpu_calls`] counts the calls that they name.
+//! Atlas A2 and A3, which choose alike; `cargo xtask vendor-operators` compares them again.
+//! [`ai_cpu_calls`] counts the calls that they name.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::operators::{Argument, Names, View};
+use super::operators::{Argument, Names};
 use crate::sys::aclDataType;
 
 /// The repositories of the operators at the commits from which the tables are.
@@ -21,7 +22,7 @@ pub const REVISION: &str = "hicann/ops-math at c41933244c31, hicann/ops-nn at e5
 /// truth values; of a cast it is that of its input, into 32-bit floats ([`CASTS_ON_AI_CPU`] has the
 /// others). A power of integers with an exponent for which there is a shorter way runs on the AI
 /// Core, and so do draws of a probability below 1.
-pub const ENGINES: &[(&str, &str, &str)] = &[
+const ENGINES: &[(&str, &str, &str)] = &[
     (
         "add adds sub mul muls eq ne eq_scalar ne_scalar amax amin prod_dim",
         "f32 f16 bf16 i64 i32 i8 u8 bool",
@@ -116,7 +117,7 @@ pub const ENGINES: &[(&str, &str, &str)] = &[
 const ALL: &str = "f32 f16 bf16 f64 i64 i32 i16 i8 u8 u16 u32 u64 bool";
 
 /// Types from which and to which casts run on the AI CPU.
-pub const CASTS_ON_AI_CPU: &[(&str, &str)] = &[
+const CASTS_ON_AI_CPU: &[(&str, &str)] = &[
     ("f64 u64", ALL),
     (ALL, "f64 u64"),
     ("f32 f16", "u16 u32"),
@@ -127,7 +128,10 @@ pub const CASTS_ON_AI_CPU: &[(&str, &str)] = &[
 ];
 
 /// Types of which the AI CPU repeats the elements of an input along axes.
-pub const REPEATS_ON_AI_CPU: &str = "i16 u16 u64";
+const REPEATS_ON_AI_CPU: &str = "i16 u16 u64";
+
+/// Types that operators for all types move on the AI Core between dense tensors only.
+const STRIDES_ON_AI_CPU: &str = "f64";
 
 /// Elements of a dense run from which on the AI Core stores into three or four axes.
 const LONG_RUN: usize = 32;
@@ -175,25 +179,48 @@ pub fn stores_on_ai_core(dims: &[usize], strides: &[usize]) -> bool {
     })
 }
 
-/// Whether the elements are dense in some order of the axes.
-fn is_transposed_dense(view: &View<'_>) -> bool {
-    let axes = view.strides.iter().zip(view.dims);
-    let mut axes: Vec<_> = axes.filter(|(_, dim)| **dim > 1).collect();
-    axes.sort_unstable();
+/// A tensor of a call: what the choice of the processor depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand<'a> {
+    /// Its parameter in [`OPERATORS`](super::OPERATORS).
+    pub parameter: &'a str,
+    /// Whether the operator writes it.
+    pub is_written: bool,
+    /// Element type.
+    pub dtype: aclDataType,
+    /// Length of each axis.
+    pub dims: &'a [usize],
+    /// Stride of each axis, in elements.
+    pub strides: &'a [usize],
+}
+
+/// Whether axes with these strides and lengths, from the innermost, have no gap between elements.
+fn fit<'a>(axes: impl Iterator<Item = (&'a usize, &'a usize)>) -> bool {
     let mut run = 1;
-    axes.into_iter().all(|(step, dim)| {
+    axes.filter(|(_, dim)| **dim > 1).all(|(step, dim)| {
         let expected = run;
         run *= dim;
         *step == expected
     })
 }
 
-fn is_stored_on_ai_core(view: &View<'_>) -> bool {
+fn is_dense(view: &Operand<'_>) -> bool {
+    fit(view.strides.iter().zip(view.dims).rev())
+}
+
+/// Whether the elements are dense in some order of the axes.
+fn is_transposed_dense(view: &Operand<'_>) -> bool {
+    let mut axes: Vec<_> = view.strides.iter().zip(view.dims).collect();
+    axes.sort_unstable();
+    fit(axes.into_iter())
+}
+
+fn is_stored_on_ai_core(view: &Operand<'_>) -> bool {
     is_transposed_dense(view) || stores_on_ai_core(view.dims, view.strides)
 }
 
 /// Whether the AI Core would first have to repeat this input along an axis.
-fn is_repeated(view: &View<'_>) -> bool {
+fn is_repeated(view: &Operand<'_>) -> bool {
     view.dims
         .iter()
         .zip(view.strides)
@@ -231,39 +258,56 @@ pub fn engines(method: &str) -> Option<(&'static str, &'static str)> {
     ENGINES.iter().find(row).map(|(_, core, cpu)| (*core, *cpu))
 }
 
-/// Whether the call runs, in part or as a whole, on the AI CPU.
-pub(super) fn on_ai_cpu(names: Names, arguments: &[Argument<'_>]) -> bool {
-    let named = |wanted: &str| {
-        let index = names.parameters.iter().position(|name| *name == wanted)?;
-        match arguments[index] {
-            Argument::In(view) | Argument::Ref(view) | Argument::Out(view) => Some(view),
-            Argument::Ins(views) => views.first().copied(),
-            _ => None,
-        }
-    };
+/// Whether a call of the operator with this method of [`Operators`](super::Operators) runs, in part
+/// or as a whole, on the AI CPU, by the tables of this module.
+pub fn runs_on_ai_cpu(method: &str, operands: &[Operand<'_>]) -> bool {
+    let named = |wanted: &str| operands.iter().find(|each| each.parameter == wanted);
     let typed = ["x", "tensors", "weight", "grad", "out"]
         .into_iter()
         .find_map(named);
     let Some(typed) = typed else {
         return false;
     };
-    let slow = match (names.method, named("out")) {
+    let slow = match (method, named("out")) {
         ("cast", Some(out)) => CASTS_ON_AI_CPU
             .iter()
             .any(|(from, to)| has(from, typed.dtype) && has(to, out.dtype)),
-        (method, _) => engines(method).is_some_and(|(_, cpu)| has(cpu, typed.dtype)),
+        _ => engines(method).is_some_and(|(_, cpu)| has(cpu, typed.dtype)),
     };
-    let repeated = |view: &View<'_>| {
-        let widened = names.method == "copy" && typed.dims != view.dims;
-        has(REPEATS_ON_AI_CPU, view.dtype) && (is_repeated(view) || widened)
+    let strided = |each: &Operand<'_>| {
+        let widened = method == "copy" && typed.dims != each.dims;
+        if has(STRIDES_ON_AI_CPU, each.dtype) && (widened || !is_dense(each)) {
+            return true;
+        }
+        if each.is_written {
+            return !is_stored_on_ai_core(each);
+        }
+        has(REPEATS_ON_AI_CPU, each.dtype) && (is_repeated(each) || widened)
     };
-    let strided = arguments.iter().any(|argument| match argument {
-        Argument::In(view) => repeated(view),
-        Argument::Ins(views) => views.iter().any(repeated),
-        Argument::Out(view) | Argument::Ref(view) => !is_stored_on_ai_core(view),
-        _ => false,
-    });
-    slow || strided
+    slow || operands.iter().any(strided)
+}
+
+/// [`runs_on_ai_cpu`] for the arguments of a call.
+pub(super) fn on_ai_cpu(names: Names, arguments: &[Argument<'_>]) -> bool {
+    let mut operands = Vec::with_capacity(arguments.len());
+    for (parameter, argument) in names.parameters.iter().zip(arguments) {
+        let is_written = matches!(argument, Argument::Out(_) | Argument::Ref(_));
+        let views = match argument {
+            Argument::In(view) | Argument::Ref(view) | Argument::Out(view) => {
+                std::slice::from_ref(view)
+            }
+            Argument::Ins(views) => views,
+            _ => &[],
+        };
+        operands.extend(views.iter().map(|view| Operand {
+            parameter,
+            is_written,
+            dtype: view.dtype,
+            dims: view.dims,
+            strides: view.strides,
+        }));
+    }
+    runs_on_ai_cpu(names.method, &operands)
 }
 
 static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
@@ -293,7 +337,8 @@ pub fn reset_ai_cpu_calls() {
 #[cfg(test)]
 mod tests {
     use super::super::OPERATORS;
-    use super::{ENGINES, engines, stores_on_ai_core};
+    use super::{ENGINES, Operand, engines, runs_on_ai_cpu, stores_on_ai_core};
+    use crate::sys::aclDataType;
 
     #[test]
     fn each_operator_has_one_row() {
@@ -327,6 +372,36 @@ mod tests {
                 expected,
                 "{dims:?} {strides:?}"
             );
+        }
+    }
+
+    #[test]
+    fn copies_of_some_types_run_on_the_ai_cpu_unless_both_views_are_dense() {
+        let (dense, transposed, repeated) = ([3, 1], [1, 2], [0, 1]);
+        for (dtype, source, expected) in [
+            (aclDataType::FLOAT, (&[2, 3][..], &transposed[..]), false),
+            (aclDataType::FLOAT, (&[2, 3], &repeated), false),
+            (aclDataType::DOUBLE, (&[2, 3], &dense), false),
+            (aclDataType::DOUBLE, (&[2, 3], &transposed), true),
+            (aclDataType::DOUBLE, (&[3], &[1]), true),
+            (aclDataType::INT16, (&[2, 3], &transposed), false),
+            (aclDataType::INT16, (&[2, 3], &repeated), true),
+            (aclDataType::INT16, (&[3], &[1]), true),
+        ] {
+            let operand = |parameter, dims, strides| Operand {
+                parameter,
+                is_written: parameter == "x",
+                dtype,
+                dims,
+                strides,
+            };
+            let (dims, strides) = source;
+            let operands = [
+                operand("x", &[2, 3], &dense),
+                operand("source", dims, strides),
+            ];
+            let found = runs_on_ai_cpu("copy", &operands);
+            assert_eq!(found, expected, "{dtype:?} {dims:?} {strides:?}");
         }
     }
 }

@@ -29,8 +29,7 @@ mod plans;
 mod rotary;
 
 pub use ai_cpu::{
-    CASTS_ON_AI_CPU, ENGINES, REPEATS_ON_AI_CPU, REVISION, ai_cpu_calls, engines,
-    reset_ai_cpu_calls, stores_on_ai_core,
+    Operand, REVISION, ai_cpu_calls, engines, reset_ai_cpu_calls, runs_on_ai_cpu, stores_on_ai_core,
 };
 pub use operators::{Number, OPERATORS, OperatorInfo, Operators, View};
 pub use rotary::{AngleGradients, Dense, MropeAngles, MropeCall};
