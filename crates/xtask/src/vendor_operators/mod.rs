@@ -12,6 +12,7 @@ mod call;
 mod cases;
 mod compare;
 mod definitions;
+mod engines;
 mod explained;
 mod faults;
 mod replay;
@@ -26,6 +27,7 @@ use serde::Serialize;
 pub(crate) use ask::{WORD as ASK, answer};
 use build::{Builder, Library};
 use compare::Comparison;
+use engines::Placement;
 use faults::FaultRow;
 use replay::ReplayRow;
 
@@ -158,6 +160,7 @@ struct Report {
 struct Sweep {
     soc: &'static str,
     comparison: Comparison,
+    placement: Placement,
     /// Functions that a verdict passed through and that the harness fills, with the calls.
     filled: BTreeMap<String, usize>,
 }
@@ -216,6 +219,7 @@ fn sweep(builder: &Builder, library: &Library, soc: Soc, chosen: &[String]) -> R
     eprintln!("{}: sweeping {} calls", soc.name(), calls.len());
     let answers = ask::ask(&library.path, soc, &calls, &builder.work)?;
     let mut comparison = compare::compare(&calls, &answers);
+    let placement = engines::place(&calls, &answers);
     if !chosen.is_empty() {
         // The rows are of all operators.
         comparison.stale.clear();
@@ -227,6 +231,7 @@ fn sweep(builder: &Builder, library: &Library, soc: Soc, chosen: &[String]) -> R
     Ok(Sweep {
         soc: soc.name(),
         comparison,
+        placement,
         filled,
     })
 }
@@ -235,7 +240,8 @@ impl Report {
     /// What is not as it should be.
     fn failures(&self) -> Vec<String> {
         let of = |sweep: &Sweep| {
-            let failures = sweep.comparison.failures();
+            let mut failures = sweep.comparison.failures();
+            failures.extend(sweep.placement.failures());
             let with_soc = |failure| format!("{}: {failure}", sweep.soc);
             failures.into_iter().map(with_soc).collect::<Vec<_>>()
         };
@@ -264,6 +270,7 @@ impl Report {
         }
         for sweep in &self.sweeps {
             text += &format!("\nDevice {}\n\n{}", sweep.soc, sweep.comparison.tables());
+            text += &sweep.placement.table();
             for (name, calls) in &sweep.filled {
                 text += &format!("filled, called in {calls} calls: {name}\n");
             }

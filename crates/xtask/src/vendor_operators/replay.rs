@@ -11,6 +11,7 @@ use super::ask::{Answer, ask};
 use super::build::{Builder, Library};
 use super::call::{Call, ParseError, type_name};
 use super::compare::{place, reason};
+use super::engines;
 use super::{Result, Soc, VendorError, cannot_access};
 
 /// What is run with the simulator recording.
@@ -22,14 +23,24 @@ struct Program {
     is_step: bool,
 }
 
+/// The test that no operation of the models' steps goes to the host, with either rotation.
+const MODELS: &str = "no_step_of_the_models_of_transformers_leaves_the_ai_core";
+
 /// The folder of what programs write, below the tool's own.
 const OUT: &str = "OUT";
 
-const PROGRAMS: [Program; 6] = [
+const PROGRAMS: [Program; 7] = [
     Program {
         name: "tests of burn-ascend",
         // Of the whole workspace: with `-p`, burn would be built again with other features.
-        arguments: &["test", "--workspace", "--test", "backend"],
+        arguments: &[
+            "test",
+            "--workspace",
+            "--test",
+            "backend",
+            "--test",
+            "rotary",
+        ],
         is_step: false,
     },
     Program {
@@ -41,6 +52,7 @@ const PROGRAMS: [Program; 6] = [
         name: "mrope train",
         arguments: &[
             "train",
+            "--json",
             "--device",
             "ascend-sim",
             "--steps",
@@ -84,6 +96,19 @@ const PROGRAMS: [Program; 6] = [
         ],
         is_step: true,
     },
+    Program {
+        name: "test of the models' steps",
+        arguments: &[
+            "test",
+            "--workspace",
+            "--test",
+            "ascend_training",
+            "--",
+            "--exact",
+            MODELS,
+        ],
+        is_step: true,
+    },
 ];
 
 /// What became of a program's calls.
@@ -101,6 +126,10 @@ pub(super) struct ReplayRow {
     kernels: BTreeMap<String, usize>,
     /// Operators with types whose kernels run on the AI CPU, with the distinct calls.
     ai_cpu: BTreeMap<String, usize>,
+    /// Distinct calls of which the tables of `rope-ascend` say another processor.
+    misplaced: Vec<String>,
+    /// Operations that the program says it ran on the host, if it does.
+    on_host: Option<usize>,
     /// Operators outside of the table, whose first phases are generated or not modelled, with calls.
     uncovered: BTreeMap<String, usize>,
     is_step: bool,
@@ -125,6 +154,8 @@ pub(super) struct Recording {
     /// Those that it refused too, each once.
     pub(super) all: Vec<Call>,
     uncovered: BTreeMap<String, usize>,
+    /// What the program wrote to its standard output.
+    output: String,
 }
 
 impl Recording {
@@ -173,7 +204,10 @@ pub(super) fn recorded(command: &mut Command, file: &Path, succeeds: bool) -> Re
         )));
     }
     let text = fs::read_to_string(file).map_err(cannot_access(file))?;
-    Recording::parse(&text)
+    Ok(Recording {
+        output: String::from_utf8_lossy(&output.stdout).into_owned(),
+        ..Recording::parse(&text)?
+    })
 }
 
 /// The calls of `recording` that the vendor's code refuses.
@@ -241,11 +275,23 @@ pub(super) fn replay(builder: &Builder, library: &Library, socs: &[Soc]) -> Resu
     Ok(rows)
 }
 
+/// How many operations ran on the host, if `output` is the report of `mrope train --json`.
+fn operations_on_host(output: &str) -> Option<usize> {
+    let report: serde_json::Value = serde_json::from_str(output).ok()?;
+    let fallbacks = report["usage"]["fallbacks"].as_array()?;
+    let on_host = fallbacks.iter().filter(|each| each["processor"] == "host");
+    Some(on_host.count())
+}
+
 fn row(program: &Program, soc: Soc, recording: &Recording, answers: &[Answer]) -> ReplayRow {
     let refused = refusals(&recording.distinct, answers);
     let mut kernels: BTreeMap<String, usize> = BTreeMap::new();
     let mut ai_cpu: BTreeMap<String, usize> = BTreeMap::new();
+    let mut misplaced = Vec::new();
     for (call, answer) in recording.distinct.iter().zip(answers) {
+        if answer.vendor.code == 0 && engines::is_misplaced(call, answer) {
+            misplaced.push(call.to_string());
+        }
         let engines = answer
             .kernels
             .iter()
@@ -278,6 +324,8 @@ fn row(program: &Program, soc: Soc, recording: &Recording, answers: &[Answer]) -
         refused,
         kernels,
         ai_cpu,
+        misplaced,
+        on_host: operations_on_host(&recording.output),
         uncovered: recording.uncovered.clone(),
         is_step: program.is_step,
     }
@@ -303,14 +351,30 @@ impl ReplayRow {
                 self.program, self.soc
             )
         });
-        refused.into_iter().chain(slow).collect()
+        let misplaced = self.misplaced.first().map(|first| {
+            let misplaced = self.misplaced.len();
+            format!(
+                "{} on {}: the tables of rope-ascend say another processor for {misplaced} calls, \
+                 such as {first}",
+                self.program, self.soc
+            )
+        });
+        let moved = self.on_host.filter(|operations| *operations > 0);
+        let moved = moved
+            .map(|operations| format!("{}: {operations} operations run on the host", self.program));
+        refused
+            .into_iter()
+            .chain(slow)
+            .chain(misplaced)
+            .chain(moved)
+            .collect()
     }
 }
 
 pub(super) fn tables(rows: &[ReplayRow]) -> String {
     let mut text =
         "\n| calls of | device | first phases | distinct | accepted | AI Core kernels | \
-                    DSA | AI CPU |\n|---|---|---|---|---|---|---|---|\n"
+                    AI CPU | calls with one |\n|---|---|---|---|---|---|---|---|\n"
             .to_owned();
     for row in rows {
         text += &format!(
@@ -321,11 +385,17 @@ pub(super) fn tables(rows: &[ReplayRow]) -> String {
             row.distinct,
             row.accepted,
             row.on("AI Core"),
-            row.on("DSA"),
-            row.on("AI CPU")
+            row.on("AI CPU"),
+            row.ai_cpu.values().sum::<usize>()
         );
     }
     for row in rows {
+        for call in &row.misplaced {
+            text += &format!(
+                "on another processor, {} on {}: {call}\n",
+                row.program, row.soc
+            );
+        }
         for refusal in &row.refused {
             text += &format!(
                 "refused, {} on {}: {} {} {}\n  {}\n",
@@ -367,11 +437,13 @@ mod tests {
         let text = "0 aclnnNeg f64[2] f64[2]\n161002 aclnnNeg f32[2] f32[3]\n\
                     0 aclnnNeg f64[2] f64[2]\n0 aclnnRmsNorm f32[2] f32[2] 1 f32[2] f32[2]\n\
                     0 aclnnNeg u8[2] u8[2]\n";
-        let recording = Recording::parse(text).expect("valid");
+        let mut recording = Recording::parse(text).expect("valid");
         assert_eq!((recording.accepted, recording.distinct.len()), (3, 2));
         assert_eq!(recording.uncovered["aclnnRmsNorm"], 1);
+        let usage = r#"{"usage": {"fallbacks": [{"processor": "host"}, {"processor": "AI CPU"}]}}"#;
+        recording.output = usage.to_owned();
         let message = "[aclnn_neg.cpp:70][NNOP][Check][98] errno[161002] No DT_UINT8.".to_owned();
-        let answers = [
+        let mut answers = [
             Answer {
                 kernels: vec!["Neg:AI CPU".to_owned(), "Cast:AI Core".to_owned()],
                 ..Answer::default()
@@ -384,18 +456,22 @@ mod tests {
                 ..Answer::default()
             },
         ];
-        let row = row(&PROGRAMS[2], Soc::A2, &recording, &answers);
+        let judged = |answers: &[Answer]| row(&PROGRAMS[2], Soc::A2, &recording, answers);
+        let row = judged(&answers);
         assert_eq!(
             (row.accepted, row.on("AI Core"), row.on("AI CPU")),
             (1, 1, 1)
         );
         assert_eq!(row.ai_cpu["aclnnNeg of f64, f64: Neg"], 1);
+        assert_eq!((row.misplaced.len(), row.on_host), (0, Some(1)));
         let failures = row.failures();
-        assert_eq!(failures.len(), 2, "{failures:?}");
+        assert_eq!(failures.len(), 3, "{failures:?}");
         assert!(
             failures[0].contains("aclnn_neg.cpp:70 No DT_UINT8."),
             "{failures:?}"
         );
+        answers[0].kernels.remove(0);
+        assert_eq!(judged(&answers).misplaced, ["aclnnNeg f64[2] f64[2]"]);
         assert!(Recording::parse("0 aclnnNeg f32[2]").is_err());
     }
 }
