@@ -38,9 +38,9 @@ vendor-operators   holds the operators to the vendor's own first phases: argumen
       and choice of kernels. FOLDER holds checkouts of opbase, metadef, runtime, ops-math, ops-nn
       and ops-transformer (github.com/hicann), which g++ compiles for the host into the target
       folder. Asks that code and the simulator about calls made from the operator table, about 2000
-      an operator, and about the calls that the suites make; differences without an explanation are
-      errors. --soc takes one device, --operator sweeps one operator, --quick leaves out the suites
-      that need burn.";
+      an operator, and about the calls that the suites make, as they are and with faults seeded into
+      burn-ascend. Differences without an explanation are errors. Half an hour with building. --soc
+      takes one device, --operator sweeps one operator, --quick leaves out what needs burn.";
 
 /// cargo with the environment that a user starts it with. The variables that cargo sets for this
 /// package would make it build other packages again, for minutes.

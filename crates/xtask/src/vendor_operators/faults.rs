@@ -135,7 +135,8 @@ fn seeded(file: &str, text: &str) -> Result<String> {
     Ok(text)
 }
 
-/// Copies what git tracks of the workspace, with the faults in burn-ascend.
+/// Copies what git tracks of the workspace, with the faults in burn-ascend. Files keep their times,
+/// so that cargo takes what it built of them in the workspace.
 fn copy(root: &Path, to: &Path) -> Result<()> {
     let output = Command::new("git")
         .arg("-C")
@@ -155,30 +156,59 @@ fn copy(root: &Path, to: &Path) -> Result<()> {
             bytes = text.into_bytes();
         }
         let path = to.join(name);
-        // A file that is the same keeps its time, so that cargo does not compile it again.
-        if fs::read(&path).ok().as_ref() != Some(&bytes) {
-            let folder = path.parent().unwrap_or(to);
-            fs::create_dir_all(folder).map_err(cannot_access(folder))?;
-            fs::write(&path, bytes).map_err(cannot_access(&path))?;
-        }
+        let folder = path.parent().unwrap_or(to);
+        fs::create_dir_all(folder).map_err(cannot_access(folder))?;
+        fs::write(&path, bytes).map_err(cannot_access(&path))?;
+        let time = source.metadata().and_then(|about| about.modified());
+        let file = fs::File::options().write(true).open(&path);
+        time.and_then(|time| file?.set_modified(time))
+            .map_err(cannot_access(&path))?;
     }
     Ok(())
+}
+
+/// Removes what was built of burn-ascend. To cargo, its sources in the copy and in the workspace are
+/// the same ones, of which it would take whatever was built last.
+fn clean(root: &Path) -> Result<()> {
+    let mut command = crate::cargo();
+    command
+        .current_dir(root)
+        .args(["clean", "--quiet", "-p", "burn-ascend"]);
+    let status = command
+        .status()
+        .map_err(cannot_access(Path::new("cargo")))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(VendorError::Failed(format!("{command:?} failed")))
 }
 
 /// Seeds each fault, and asks the vendor's code about the calls that are made then.
 pub(super) fn faults(
     builder: &Builder,
     library: &Library,
-    mut each: impl FnMut(&FaultRow),
+    each: impl FnMut(&FaultRow),
 ) -> Result<Vec<FaultRow>> {
     let folder = builder.work.join("seeded");
     eprintln!("building burn-ascend with {} faults", FAULTS.len());
     copy(&builder.root, &folder)?;
+    clean(&builder.root)?;
+    let rows = rows(builder, library, &folder, each);
+    clean(&builder.root)?;
+    rows
+}
+
+fn rows(
+    builder: &Builder,
+    library: &Library,
+    folder: &Path,
+    mut each: impl FnMut(&FaultRow),
+) -> Result<Vec<FaultRow>> {
     let run = |test: &str, fault: Option<usize>| -> Result<Recording> {
         let file: PathBuf = builder.work.join("recorded-fault");
         let mut command = crate::cargo();
         command
-            .current_dir(&folder)
+            .current_dir(folder)
             .args([
                 "test",
                 "--quiet",
