@@ -394,6 +394,7 @@ impl Rotary {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
+    use burn::tensor::TensorData;
     use rope_core::AxisLayout;
 
     use super::*;
@@ -416,6 +417,52 @@ mod tests {
         }
         assert!(shown.len() < 500, "{shown}");
         assert!(debugged.len() < 8000, "{} bytes", debugged.len());
+    }
+
+    fn wave<const D: usize>(shape: [usize; D], phase: f32) -> Tensor<D> {
+        let count = shape.iter().product::<usize>();
+        let values: Vec<f32> = (0..count).map(|i| (0.7 * i as f32 + phase).sin()).collect();
+        Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+    }
+
+    /// The last two tokens as q, all five as k: what decoding with a cache and cross-attention need.
+    #[test]
+    fn q_may_be_shorter_than_k() {
+        let (rotary, device) = (rotary(), Device::flex());
+        let ids: Vec<i64> = (0..15).map(|i| i * 7 % 11).collect();
+        let all = Positions::new(3, &ids).expect("in range");
+        let last: Vec<i64> = ids.chunks(5).flat_map(|axis| axis[3..].to_vec()).collect();
+        let last = Positions::new(3, &last).expect("in range");
+        let (q, k) = (wave([2, 5, 4, 64], 0.1), wave([2, 5, 2, 64], 0.2));
+        let (long, expected) = rotary.forward(q.clone(), k.clone(), &rotary.angles(&all, &device));
+        let short = rotary.forward_single(q.narrow(1, 3, 2), &rotary.angles(&last, &device));
+        let k = rotary.forward_single(k, &rotary.angles(&all, &device));
+        assert_eq!(short.into_data(), long.narrow(1, 3, 2).into_data());
+        assert_eq!(k.into_data(), expected.into_data());
+    }
+
+    /// Each head of q, and of k with fewer heads, is what rotating it alone makes of it.
+    #[test]
+    fn heads_of_q_and_of_k_have_angles_of_their_own() {
+        let rotary = Rotary::new(
+            RotarySpec::builder(16).build().expect("valid"),
+            Layout::Bnsd,
+        );
+        let positions = wave([2, 5], 0.3);
+        for (heads, phase) in [(4, 0.1), (2, 0.4)] {
+            let (x, frequencies) = (wave([2, heads, 5, 16], phase), wave([2, heads, 8], phase));
+            let rotate = |x: Tensor<4>, frequencies: Tensor<3>| {
+                let angles = RotaryAngles::from_frequencies(positions.clone(), frequencies);
+                rotary.forward_single(x, &angles.expect("valid"))
+            };
+            let rotated = rotate(x.clone(), frequencies.clone());
+            for head in 0..heads {
+                let own = frequencies.clone().narrow(1, head, 1);
+                let alone = rotate(x.clone().narrow(1, head, 1), own);
+                let found = rotated.clone().narrow(1, head, 1);
+                assert_eq!(found.into_data(), alone.into_data(), "head {head}");
+            }
+        }
     }
 
     #[test]
