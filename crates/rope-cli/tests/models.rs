@@ -296,7 +296,7 @@ fn position_id_files_pass_for_their_version_and_name_where_the_default_differs()
         ),
         (
             "rope_index_omni_fractional_5.23.0.json",
-            7,
+            9,
             &[
                 ("qwen3_omni_moe/half_second", "fractions"),
                 ("qwen3_omni_moe/no_exact_time", "fractions"),
@@ -308,6 +308,8 @@ fn position_id_files_pass_for_their_version_and_name_where_the_default_differs()
                     "qwen3_omni_moe/audio_in_video_after_a_fraction",
                     "fractions",
                 ),
+                ("qwen3_omni_moe/rounded_after_an_end", "fractions"),
+                ("qwen3_omni_moe/rounded_before_a_start", "fractions"),
             ],
         ),
     ];

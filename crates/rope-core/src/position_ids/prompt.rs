@@ -387,13 +387,17 @@ impl Walk<'_> {
             match self.kinds[tokens[at]] {
                 kind @ (Kind::Text | Kind::Audio) => {
                     let run = self.run(kind, tokens, at);
-                    for (token, id) in sums.run(next, run) {
+                    let (start, mut last) = (next, next);
+                    for (token, id) in sums.run(start, run) {
                         self.place(token, [id; AXES]);
-                        next = id;
+                        last = id;
                     }
                     at += run.len();
-                    next = sums.add(next, 1.0);
+                    next = sums.add(last, 1.0);
                     first_free = first_free.max(next);
+                    if self.opens_audio_in_video(&tokens[at..]).is_some() {
+                        next = sums.add(start, run.len() as f64);
+                    }
                 }
                 kind @ (Kind::Image | Kind::Video) => {
                     let block = self.block(kind, row, at)?;
@@ -439,22 +443,15 @@ impl Walk<'_> {
         }
     }
 
-    /// The tokens from `at` on, all of `kind`, that transformers numbers at once: a start token
-    /// before a block and an end token after it are numbered alone. It matters where sums are
-    /// rounded.
+    /// The tokens from `at` on, all of `kind`, that transformers numbers at once, which matters
+    /// where sums are rounded: the end token after a block is numbered alone.
     fn run<'t>(&self, kind: Kind, tokens: &'t [usize], at: usize) -> &'t [usize] {
         let kind_of = |index: usize| Some(self.kinds[*tokens.get(index)?]);
         let opens = |index: usize| self.opens_audio_in_video(&tokens[index..]).is_some();
         let mut end = at + 1;
-        while kind_of(end) == Some(kind) && !opens(end) {
+        let ends_block = kind == Kind::Text && at > 0 && kind_of(at - 1) != Some(kind);
+        while !ends_block && kind_of(end) == Some(kind) && !opens(end) {
             end += 1;
-        }
-        if kind == Kind::Text {
-            if at > 0 && kind_of(at - 1) != Some(kind) {
-                end = at + 1;
-            } else if end < tokens.len() && !opens(end) {
-                end = (end - 1).max(at + 1);
-            }
         }
         &tokens[at..end]
     }
