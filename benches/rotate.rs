@@ -8,6 +8,7 @@
 use divan::counter::BytesCount;
 use rope_bench::cases::{Selection, TimedCase, cases};
 use rope_bench::rotation::{BASELINE, ROTATION, timed};
+use rope_core::{AxisLayout, CosSinTable, Positions, RotarySpec, TokenAngles};
 
 fn main() {
     divan::main();
@@ -22,9 +23,12 @@ impl std::fmt::Display for Named {
     }
 }
 
+fn measures() -> bool {
+    std::env::args().any(|argument| argument == "--bench")
+}
+
 fn table() -> Vec<Named> {
-    let measures = std::env::args().any(|argument| argument == "--bench");
-    let selection = if measures {
+    let selection = if measures() {
         Selection::Default
     } else {
         Selection::Quick
@@ -50,4 +54,31 @@ fn rotation(bencher: divan::Bencher, Named(case): &Named) {
 #[divan::bench(args = table())]
 fn baseline(bencher: divan::Bencher, Named(case): &Named) {
     run(bencher, case, BASELINE);
+}
+
+/// cos and sin of a long context's tokens from a table that has their positions, on 3 axes: what a
+/// step does before its layers. Beside it, a loop that writes as many bytes on one thread.
+#[divan::bench_group]
+mod angles {
+    use super::*;
+
+    fn tokens() -> usize {
+        if measures() { 131_072 } else { 96 }
+    }
+
+    #[divan::bench]
+    fn gathered(bencher: divan::Bencher) {
+        let spec = RotarySpec::builder(128).axes(AxisLayout::Striped(vec![24, 20, 20]));
+        let spec = spec.build().expect("the sections divide the pairs");
+        let positions = Positions::text(3, 0, tokens()).expect("in range");
+        let mut table = CosSinTable::<f32>::new(&spec, None).expect("theta is finite");
+        table.grow_to(positions.highest()).expect("within budget");
+        bencher.bench_local(|| TokenAngles::gather(&table, &positions).expect("in the table"));
+    }
+
+    #[divan::bench]
+    fn written(bencher: divan::Bencher) {
+        let values = tokens() * 128;
+        bencher.bench_local(|| (0..values).map(|i| i as f32).collect::<Vec<f32>>());
+    }
 }
