@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
+use safetensors::tensor::{Dtype, TensorView};
 
 fn fixture() -> PathBuf {
     rope_check::fixtures()
@@ -15,7 +15,21 @@ fn fixture() -> PathBuf {
 /// A copy of the fixture where `tensor` of `file` holds the same elements in another shape, or
 /// their first.
 fn reshaped(file: &str, tensor: &str, shape: &[usize]) -> PathBuf {
-    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("reshaped-{tensor}"));
+    changed("reshaped", file, tensor, |view| {
+        let (elements, data) = (view.shape().iter().product::<usize>(), view.data());
+        let kept = shape.iter().product::<usize>() * (data.len() / elements);
+        (view.dtype(), shape.to_vec(), data[..kept].to_vec())
+    })
+}
+
+/// A copy of the fixture with another `tensor` in `file`.
+fn changed(
+    how: &str,
+    file: &str,
+    tensor: &str,
+    change: impl Fn(&TensorView) -> (Dtype, Vec<usize>, Vec<u8>),
+) -> PathBuf {
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{how}-{tensor}"));
     std::fs::create_dir_all(&to).expect("folder is made");
     for entry in fixture().read_dir().expect("folder reads") {
         let entry = entry.expect("entry reads");
@@ -23,13 +37,10 @@ fn reshaped(file: &str, tensor: &str, shape: &[usize]) -> PathBuf {
     }
     let bytes = std::fs::read(to.join(file)).expect("file reads");
     let old = SafeTensors::deserialize(&bytes).expect("file parses");
+    let (dtype, shape, data) = change(&old.tensor(tensor).expect("tensor is there"));
+    let new = TensorView::new(dtype, shape, &data).expect("tensor is whole");
     let views = old.tensors().into_iter().map(|(name, view)| {
-        let (mut kept, mut data) = (view.shape(), view.data());
-        if name == tensor {
-            let size = data.len() / kept.iter().product::<usize>();
-            (kept, data) = (shape, &data[..shape.iter().product::<usize>() * size]);
-        }
-        let view = TensorView::new(view.dtype(), kept.to_vec(), data).expect("tensor is whole");
+        let view = if name == tensor { new.clone() } else { view };
         (name, view)
     });
     safetensors::serialize_to_file(views.collect::<Vec<_>>(), None, &to.join(file))
@@ -71,5 +82,33 @@ fn a_tensor_of_another_shape_than_the_prompts_is_named_with_its_file() {
         let message =
             format!("FAIL tensor {tensor} of {file} has shape {shape:?}, expected {expected}");
         assert!(found.contains(&message), "{message}\n{found}");
+    }
+}
+
+/// transformers gives frames of Qwen3-Omni's videos fractions of an id: cos and sin are then those
+/// of the fractions.
+#[test]
+fn a_fraction_of_an_id_is_not_dropped() {
+    let folder = changed(
+        "fractional",
+        "expected.safetensors",
+        "position_ids",
+        |view| {
+            let ids = view.data().as_chunks::<8>().0.iter();
+            let ids = ids.map(|id| i64::from_le_bytes(*id) as f32);
+            let half = |(i, id)| if i == 5 { id + 0.5 } else { id };
+            let data = ids.enumerate().map(half).flat_map(f32::to_le_bytes);
+            (Dtype::F32, view.shape().to_vec(), data.collect())
+        },
+    );
+    let output = Command::new(env!("CARGO_BIN_EXE_mrope"))
+        .arg("verify")
+        .arg(&folder)
+        .output()
+        .expect("program starts");
+    let found = String::from_utf8_lossy(&output.stdout);
+    for tensor in ["position_ids", "cos", "sin"] {
+        let fails = |line: &str| line.split_whitespace().take(2).eq(["FAIL", tensor]);
+        assert!(found.lines().any(fails), "{tensor}: {found}");
     }
 }

@@ -236,7 +236,7 @@ impl Fixture<'_> {
     /// The rotation alone: cos and sin, q and k forward, their gradients back.
     fn compare_rotation(&self) -> Result<Vec<Row>, ModelError> {
         let spec = RotarySpec::from_hf_config(&self.json)?;
-        let positions = Positions::new(3, &self.expected.get("position_ids")?.integers())?;
+        let positions = Positions::real(3, &self.expected.get("position_ids")?.values)?;
         let fastest = spec.inv_freq(None)?.into_iter().fold(0.0, f64::max);
         let angle = F32_ANGLE * f64::from(positions.highest()) * fastest;
         let attended = &self.prompt.attended;
