@@ -28,6 +28,9 @@ pub mod names {
     pub const CANDLE_ROPE_I: &str = "candle rope_i";
 }
 
+/// Tensors from which a rotation on a GPU is compared with a copy.
+const LARGE_BYTES: usize = 64 << 20;
+
 /// A claim, and whether the results bear it out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bar {
@@ -112,6 +115,7 @@ pub fn speed(rows: &[SpeedRow]) -> Vec<Bar> {
     let decode = "one token of 40 heads x 128: within 3x of a copy".to_owned();
     bars.extend(ratios(decode, kernels(Group::Decode), 3.0));
     bars.extend(flat(kernels(Group::Length)));
+    bars.extend(on_gpus(rows));
     bars.extend(through_burn(rows));
     for (peer, pairing) in [
         (names::CANDLE_ROPE, "half"),
@@ -130,6 +134,25 @@ pub fn speed(rows: &[SpeedRow]) -> Vec<Bar> {
         }
     }
     bars
+}
+
+/// The fused operation on a GPU against a copy, and for a single token against a launch.
+fn on_gpus(rows: &[SpeedRow]) -> Vec<Bar> {
+    let fused = rows
+        .iter()
+        .filter(|row| row.group == Group::Gpu && row.implementation == names::FUSED);
+    let large = fused.clone().filter(|row| {
+        let tensor_bytes = row.bytes / (2 * row.direction.passes());
+        tensor_bytes >= LARGE_BYTES
+    });
+    let claim = "on a GPU, 64 MiB and more: within 1.10x of a copy".to_owned();
+    let copies = ratios(claim, large, 1.10);
+    let token = fused.filter(|row| row.tokens == 1 && row.direction != Way::Both);
+    let claim = "on a GPU, one token: within 1.5x of a launch".to_owned();
+    copies
+        .into_iter()
+        .chain(ratios(claim, token, 1.5))
+        .collect()
 }
 
 fn ratios<'a>(claim: String, rows: impl Iterator<Item = &'a SpeedRow>, limit: f64) -> Option<Bar> {
@@ -196,7 +219,9 @@ fn find<'a>(
 /// Fused against burn's own, net of what the backward of nothing takes.
 fn through_burn(rows: &[SpeedRow]) -> Option<Bar> {
     let time = |implementation| {
-        let row = find(rows, implementation, |row| row.direction == Way::Both);
+        let row = find(rows, implementation, |row| {
+            row.group == Group::Burn && row.direction == Way::Both
+        });
         row.map(|row| row.median_ns)
     };
     let (fused, theirs) = (time(names::FUSED)?, time(names::ROTARY_ENCODING)?);

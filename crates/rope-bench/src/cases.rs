@@ -1,15 +1,19 @@
 //! The rotations to time.
 
+use std::collections::HashSet;
+
 use rope_check::buffer::DType;
 use rope_check::engine::AngleSource;
 use rope_check::names::{axes_name, layout_name, pairing_name};
 use rope_core::{AxisLayout, Layout, Pairing};
 use serde::{Deserialize, Serialize};
 
-use crate::shapes::{LONG, LONG_SEQS, QWEN3_5, QWEN3_VL_8B, Shape};
+use crate::shapes::{FLUX, LONG, LONG_SEQS, QWEN3_5, QWEN3_VL_8B, Shape};
 
 /// The element types that are timed.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+/// Those that are timed on a GPU.
+const GPU_DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
 /// Which way is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -58,6 +62,8 @@ pub enum Group {
     Decode,
     /// Through burn, with its autodiff.
     Burn,
+    /// On a GPU.
+    Gpu,
     /// Against other projects' functions.
     Peers,
 }
@@ -72,6 +78,7 @@ impl Group {
             Self::Length => "length",
             Self::Decode => "decode",
             Self::Burn => "burn",
+            Self::Gpu => "gpu",
             Self::Peers => "peers",
         }
     }
@@ -209,12 +216,45 @@ pub fn cases(selection: Selection) -> Vec<TimedCase> {
         crossed(&mut cases, &token, ways, &common, &LAYOUTS[..1]);
     }
     if selection == Selection::Quick {
-        for case in &mut cases {
-            case.shape = case.shape.at(case.shape.seq.min(64));
-        }
-        cases.dedup_by_key(|case| case.name());
+        shorten(&mut cases);
     }
     cases
+}
+
+/// The cases on a GPU, in the order of the results.
+pub fn gpu_cases(selection: Selection) -> Vec<TimedCase> {
+    let full = selection == Selection::Full;
+    let mut cases = Vec::new();
+    let ways = if full { &Way::ALL[..] } else { &WAYS };
+    let common = [Pairing::Half, Pairing::Adjacent].map(|pairing| (pairing, AxisLayout::Single));
+    let longest = LONG_SEQS[LONG_SEQS.len() - 1];
+    for dtype in GPU_DTYPES {
+        for (shape, layouts) in [
+            (QWEN3_VL_8B, &LAYOUTS[..]),
+            (QWEN3_VL_8B.at(longest), &LAYOUTS[..1]),
+            (FLUX, &LAYOUTS[1..2]),
+            (QWEN3_VL_8B.at(1), &LAYOUTS[..1]),
+        ] {
+            let base = TimedCase {
+                dtype,
+                ..TimedCase::new(Group::Gpu, shape)
+            };
+            let layouts = if full { &LAYOUTS } else { layouts };
+            crossed(&mut cases, &base, ways, &common, layouts);
+        }
+    }
+    if selection == Selection::Quick {
+        shorten(&mut cases);
+    }
+    cases
+}
+
+fn shorten(cases: &mut Vec<TimedCase>) {
+    for case in cases.iter_mut() {
+        case.shape = case.shape.at(case.shape.seq.min(64));
+    }
+    let mut seen = HashSet::new();
+    cases.retain(|case| seen.insert(case.name()));
 }
 
 /// `base` in place and not, for each way, pairing and layout.
@@ -288,15 +328,15 @@ fn length(cases: &mut Vec<TimedCase>, dtype: DType, full: bool) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
 
     #[test]
     fn names_are_unique_and_large_means_64_mib() {
         for selection in [Selection::Quick, Selection::Default, Selection::Full] {
-            let cases = cases(selection);
-            let names: HashSet<String> = cases.iter().map(TimedCase::name).collect();
+            let mut cases = cases(selection);
+            cases.extend(gpu_cases(selection));
+            let key = |case: &TimedCase| (case.name(), case.group == Group::Gpu);
+            let names: HashSet<_> = cases.iter().map(key).collect();
             assert_eq!(names.len(), cases.len(), "{selection:?}");
         }
         for case in cases(Selection::Full) {

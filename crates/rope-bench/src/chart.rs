@@ -219,9 +219,12 @@ pub fn memory(rows: &[MemoryRow]) -> BarChart {
 pub fn speed(rows: &[SpeedRow]) -> BarChart {
     let mut groups: Vec<BarGroup> = Vec::new();
     let kernels = rows.iter().filter(|row| {
-        matches!(row.group, Group::Large | Group::Rare)
-            && row.direction != Way::Both
-            && row.implementation == names::KERNELS
+        let ours = match row.group {
+            Group::Large | Group::Rare => names::KERNELS,
+            Group::Gpu => names::FUSED,
+            _ => return false,
+        };
+        row.direction != Way::Both && row.implementation == ours
     });
     for row in kernels {
         let how = if row.in_place { "in place" } else { "into" };
@@ -230,7 +233,10 @@ pub fn speed(rows: &[SpeedRow]) -> BarChart {
         } else {
             ", two angles a pair"
         };
-        let label = format!("{how}, {}{axes} {}", row.pairing, row.layout);
+        let mut label = format!("{how}, {}{axes} {}", row.pairing, row.layout);
+        if row.group == Group::Gpu {
+            label = format!("{} x {}, {label}", row.shape, row.tokens);
+        }
         let index = groups.iter().position(|group| group.label == label);
         let index = index.unwrap_or_else(|| {
             groups.push(BarGroup {

@@ -416,32 +416,42 @@ impl<E: TimedElement> TimedRotation<E> {
                 let row = values[start..start + head_dim].iter();
                 row.map(|value| value.widen().to_f64()).collect()
             };
-            let x = row(tensor.source.get());
-            let exact = match self.case.way {
-                Way::Forward => matrix.apply(&x),
-                Way::Backward => matrix.apply_adjoint(&x),
-                Way::Both => matrix.apply_adjoint(&matrix.apply(&x)),
-            };
-            let found = row(tensor.target.get());
-            for (channel, (&found, expected)) in found.iter().zip(exact).enumerate() {
-                let allowed = allowed(
-                    Operation::Passes(self.case.way.passes()),
-                    E::DTYPE,
-                    expected,
-                );
-                if !is_within(found, expected, allowed) {
-                    return Err(CaseError::Wrong {
-                        case: self.case.name(),
-                        token,
-                        channel: head * head_dim + channel,
-                        found,
-                        expected,
-                    });
-                }
-            }
+            let [x, found] = [&tensor.source, &tensor.target].map(|buffer| row(buffer.get()));
+            check_head(&self.case, [token, head], matrix, &x, &found)?;
         }
         Ok(())
     }
+}
+
+/// Compares what a case made of a head's channels `x` with the oracle's.
+///
+/// # Errors
+/// [`CaseError::Wrong`].
+pub fn check_head(
+    case: &TimedCase,
+    [token, head]: [usize; 2],
+    matrix: &HeadMatrix,
+    x: &[f64],
+    found: &[f64],
+) -> Result<(), CaseError> {
+    let exact = match case.way {
+        Way::Forward => matrix.apply(x),
+        Way::Backward => matrix.apply_adjoint(x),
+        Way::Both => matrix.apply_adjoint(&matrix.apply(x)),
+    };
+    let operation = Operation::Passes(case.way.passes());
+    for (channel, (&found, expected)) in found.iter().zip(exact).enumerate() {
+        if !is_within(found, expected, allowed(operation, case.dtype, expected)) {
+            return Err(CaseError::Wrong {
+                case: case.name(),
+                token,
+                channel: head * x.len() + channel,
+                found,
+                expected,
+            });
+        }
+    }
+    Ok(())
 }
 
 impl<E: TimedElement> Contest for TimedRotation<E> {

@@ -82,6 +82,17 @@ impl Timing {
             samples: samples.len(),
         }
     }
+
+    /// Of one of the equal parts that a run consists of.
+    pub fn of_part(self, parts: usize) -> Self {
+        let part = |ns: f64| ns / parts as f64;
+        Self {
+            median_ns: part(self.median_ns),
+            lower_quartile_ns: part(self.lower_quartile_ns),
+            upper_quartile_ns: part(self.upper_quartile_ns),
+            samples: self.samples,
+        }
+    }
 }
 
 /// Times each contestant by [`samples`].
@@ -146,6 +157,9 @@ mod tests {
         let timing = Timing::of(vec![4.0, 1.0, 3.0, 2.0]);
         assert_eq!((timing.lower_quartile_ns, timing.median_ns), (1.75, 2.5));
         assert_eq!((timing.upper_quartile_ns, timing.samples), (3.25, 4));
+        let part = timing.of_part(5);
+        assert_eq!((part.lower_quartile_ns, part.median_ns), (0.35, 0.5));
+        assert_eq!((part.upper_quartile_ns, part.samples), (0.65, 4));
         assert_eq!(Timing::of(vec![7.0]).median_ns, 7.0);
     }
 

@@ -1,13 +1,9 @@
 //! `--device gpu`: GPUs by their index among those that this program can reach.
 
+use std::fmt::Display;
+
 use burn::tensor::Device;
-#[cfg(any(
-    feature = "cuda",
-    feature = "rocm",
-    feature = "metal",
-    feature = "vulkan",
-    feature = "wgpu"
-))]
+#[cfg(feature = "cube")]
 use burn::tensor::DeviceType;
 
 use crate::device::built_without;
@@ -39,6 +35,31 @@ pub(crate) fn open(index: usize) -> Result<Device, String> {
         devices.map(move |device| (*runtime, device))
     });
     select(index, found.collect())
+}
+
+/// Says on standard error if a GPU is none, but software on this machine's processor; returns
+/// whether it is.
+pub(crate) fn note_software(device: &Device, name: &dyn Display) -> bool {
+    let is_software = is_software(device);
+    if is_software {
+        eprintln!(
+            "{name} is a software driver on this machine's processor: what is measured on it says \
+             nothing about a GPU"
+        );
+    }
+    is_software
+}
+
+#[cfg(feature = "cube")]
+fn is_software(device: &Device) -> bool {
+    let identity = device.identity();
+    identity.is_some_and(|identity| identity.physical.is_none())
+}
+
+/// Without a runtime there is no GPU.
+#[cfg(not(feature = "cube"))]
+fn is_software(_: &Device) -> bool {
+    false
 }
 
 fn select(index: usize, mut found: Vec<(&str, Device)>) -> Result<Device, String> {

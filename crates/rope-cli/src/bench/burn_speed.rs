@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use burn::backend::ExecutionError;
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use rope_bench::bars::names;
 use rope_bench::cases::{Group, Selection, TimedCase, Way};
@@ -38,20 +39,35 @@ struct Through {
     way: Way,
     x: Tensor<4>,
     schemes: Vec<NamedScheme>,
-    source: Vec<f32>,
-    target: Vec<f32>,
+    copy: Copy,
+    /// Rotations of a run, one after another.
+    rotations: usize,
     input: Option<Tensor<4>>,
     output: Option<Tensor<4>>,
     gradients: Option<Gradients>,
+    /// The first failure of the device.
+    failed: Option<ExecutionError>,
 }
+
+/// Who copies.
+enum Copy {
+    /// The threads of the host.
+    Host { source: Vec<f32>, target: Vec<f32> },
+    /// The device of x.
+    Device,
+}
+
+/// Rotations of a run on a GPU, so that waiting for it counts little.
+const ROTATIONS_ON_GPU: usize = 8;
 
 impl Through {
     fn forward(&mut self, scheme: usize) {
         let Some(input) = self.input.take() else {
             return;
         };
+        let rotations = 0..self.rotations;
         self.output = Some(match &self.schemes[scheme].1 {
-            Some(scheme) => scheme.single(input),
+            Some(scheme) => rotations.fold(input, |x, _| scheme.single(x)),
             None => input,
         });
     }
@@ -59,6 +75,28 @@ impl Through {
     fn backward(&mut self) {
         // Starts from ones, as large as the output.
         self.gradients = self.output.take().map(|output| output.backward());
+    }
+
+    fn run_copy(&mut self) -> Result<(), ExecutionError> {
+        for _ in 0..self.way.passes() * self.rotations {
+            match &mut self.copy {
+                Copy::Host { source, target } => copy(source, target, rayon::current_num_threads()),
+                Copy::Device => {
+                    // burn's fusion could make several copies in one launch, or leave out what has
+                    // been dropped.
+                    let copied = self.x.clone() * 1.0;
+                    self.x.device().flush()?;
+                    drop(copied);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the device, and keeps its first failure.
+    fn wait(&mut self, done: Result<(), ExecutionError>) {
+        let result = done.and_then(|()| self.x.device().sync());
+        self.failed = self.failed.take().or(result.err());
     }
 }
 
@@ -77,13 +115,13 @@ impl Contest for Through {
         if self.way == Way::Backward {
             self.forward(scheme);
         }
+        self.wait(Ok(()));
     }
 
     fn run(&mut self, contestant: usize, _: usize) {
         let Some(scheme) = contestant.checked_sub(1) else {
-            let threads = rayon::current_num_threads();
-            (0..self.way.passes()).for_each(|_| copy(&self.source, &mut self.target, threads));
-            return;
+            let copied = self.run_copy();
+            return self.wait(copied);
         };
         if self.way != Way::Backward {
             self.forward(scheme);
@@ -91,6 +129,7 @@ impl Contest for Through {
         if self.way != Way::Forward {
             self.backward();
         }
+        self.wait(Ok(()));
     }
 
     fn repeats(&self) -> bool {
@@ -98,15 +137,21 @@ impl Contest for Through {
     }
 }
 
-/// Times a case in every scheme, after comparing each with the oracle.
+/// Times a case in every scheme, on burn's CPU backend or on a GPU, after comparing each with the
+/// oracle.
 ///
 /// # Errors
-/// If a result is not the oracle's.
-pub(crate) fn time(case: &TimedCase, plan: &Plan) -> Result<Vec<SpeedRow>, Box<dyn Error>> {
+/// If a result is not the oracle's, or the device fails.
+pub(crate) fn time(
+    case: &TimedCase,
+    gpu: Option<&Device>,
+    plan: &Plan,
+) -> Result<Vec<SpeedRow>, Box<dyn Error>> {
+    let device = gpu.cloned().unwrap_or_else(Device::flex);
     let shape = case.shape;
     let spec = shape.spec(case.pairing, case.axes.clone())?;
     let positions = positions(spec.axis_count(), shape.seq)?;
-    let schemes = Scheme::all(&spec, &positions, &Device::flex().autodiff())?;
+    let schemes = Scheme::all(&spec, &positions, &device.clone().autodiff())?;
     // The shape's heads are rotated whole, so there is every scheme.
     let mut schemes: Vec<NamedScheme> = schemes
         .into_iter()
@@ -114,7 +159,7 @@ pub(crate) fn time(case: &TimedCase, plan: &Plan) -> Result<Vec<SpeedRow>, Box<d
         .collect();
     let source = values::<f32>(shape.elems());
     let dims = [1, shape.heads, shape.seq, shape.head_dim];
-    let x = Tensor::<4>::from_data(TensorData::new(source.clone(), dims), &Device::flex());
+    let x = Tensor::<4>::from_data(TensorData::new(source.clone(), dims), &device);
     for (name, scheme) in &schemes {
         if let Some(scheme) = scheme {
             check(name, scheme, &x, &spec, &positions)?;
@@ -127,13 +172,26 @@ pub(crate) fn time(case: &TimedCase, plan: &Plan) -> Result<Vec<SpeedRow>, Box<d
         way: case.way,
         x,
         schemes,
-        target: source.clone(),
-        source,
+        copy: match gpu {
+            Some(_) => Copy::Device,
+            None => Copy::Host {
+                target: source.clone(),
+                source,
+            },
+        },
+        rotations: gpu.map_or(1, |_| ROTATIONS_ON_GPU),
         input: None,
         output: None,
         gradients: None,
+        failed: None,
     };
-    let timings: Vec<Timing> = interleaved(&mut contest, plan);
+    let timings: Vec<Timing> = interleaved(&mut contest, plan)
+        .into_iter()
+        .map(|timing| timing.of_part(contest.rotations))
+        .collect();
+    if let Some(error) = contest.failed {
+        return Err(error.into());
+    }
     let rows = contest.schemes.iter().zip(&timings[1..]);
     Ok(rows
         .map(|((name, _), timing)| SpeedRow::new(case, name, ("copy", timings[0]), *timing))
@@ -197,7 +255,7 @@ mod tests {
     #[test]
     fn every_scheme_is_the_oracles_and_is_timed() {
         for case in cases(Selection::Quick) {
-            let rows = time(&case, &Plan::ONCE).unwrap();
+            let rows = time(&case, None, &Plan::ONCE).unwrap();
             let found: Vec<&str> = rows.iter().map(|row| &*row.implementation).collect();
             let rotations = [names::FUSED, names::COMPOSED, names::ROTARY_ENCODING];
             assert_eq!(found[..3], rotations);

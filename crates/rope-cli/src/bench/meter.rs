@@ -3,11 +3,15 @@
 use std::error::Error;
 
 use burn::tensor::Device as BurnDevice;
+use burn_ascend::AscendDevice;
 use rope_bench::rows::Source;
 use rope_check::alloc::Usage;
+use rope_check::buffer::DType;
 
+use super::memory::float;
 use crate::ALLOCATOR;
 use crate::device::{Compute, Device, TokenArgs};
+use crate::gpu;
 
 /// Sizes from which allocations are counted separately.
 #[derive(Clone, Copy)]
@@ -23,6 +27,18 @@ pub(crate) struct Meter {
     compute: Compute,
     name: String,
     source: Source,
+    counter: Counter,
+}
+
+/// Who counts.
+#[derive(Clone, Copy)]
+enum Counter {
+    /// The program's allocator: every allocation.
+    Allocator,
+    /// The pool of an NPU: bytes alone.
+    Npu(AscendDevice),
+    /// The pools of a GPU's runtime: bytes in use, and bytes that they hold.
+    Pools,
 }
 
 impl Meter {
@@ -33,18 +49,28 @@ impl Meter {
     pub(crate) fn open(device: &Device) -> Result<Self, Box<dyn Error>> {
         let (name, source) = match device {
             Device::Cpu => ("flex".to_owned(), Source::Measured),
-            Device::Ascend(_) => (device.to_string(), Source::Measured),
+            Device::Gpu(_) | Device::Ascend(_) => (device.to_string(), Source::Measured),
             Device::AscendSim => (device.to_string(), Source::CountedOnTheSimulator),
-            Device::Gpu(_) | Device::Remote { .. } => {
+            Device::Remote { .. } => {
                 return Err(format!(
                     "the memory of {device} cannot be counted from here; expected --device cpu, \
-                     ascend, ascend:N or ascend-sim"
+                     gpu, gpu:N, ascend, ascend:N or ascend-sim"
                 )
                 .into());
             }
         };
+        let compute = Compute::open(device, &TokenArgs::default())?;
+        let counter = match (device, compute.npu()) {
+            (_, Some(npu)) => Counter::Npu(npu),
+            (Device::Gpu(_), None) => Counter::Pools,
+            (_, None) => Counter::Allocator,
+        };
+        if matches!(counter, Counter::Pools) {
+            gpu::note_software(compute.device(), device);
+        }
         Ok(Self {
-            compute: Compute::open(device, &TokenArgs::default())?,
+            counter,
+            compute,
             name,
             source,
         })
@@ -53,6 +79,16 @@ impl Meter {
     /// The device, without autodiff.
     pub(crate) fn device(&self) -> BurnDevice {
         self.compute.device().clone()
+    }
+
+    /// Whether the device has an element type; a GPU may lack one, which is said on standard error.
+    pub(crate) fn has(&self, dtype: DType) -> bool {
+        let is_gpu = matches!(self.counter, Counter::Pools);
+        let has = !is_gpu || self.device().supports_dtype(float(dtype));
+        if !has {
+            eprintln!("skipped: {} has no {}", self.name, dtype.name());
+        }
+        has
     }
 
     /// The name in results.
@@ -67,10 +103,13 @@ impl Meter {
 
     /// Whether the device counts allocations, not only their bytes.
     pub(crate) fn counts_allocations(&self) -> bool {
-        self.compute.npu().is_none()
+        matches!(self.counter, Counter::Allocator)
     }
 
-    /// Counts while `work` runs and until the device has done it. On an NPU everything is data.
+    /// Counts while `work` runs and until the device has done it.
+    ///
+    /// On an NPU everything is data. The peak on a GPU is what its pools grew by, after they have
+    /// given back what was free.
     ///
     /// # Errors
     /// Those of the device.
@@ -79,25 +118,50 @@ impl Meter {
         sizes: Sizes,
         work: &mut dyn FnMut(),
     ) -> Result<Usage, Box<dyn Error>> {
-        let Some(npu) = self.compute.npu() else {
-            let usage = ALLOCATOR.measure_classes(sizes.data_bytes, sizes.large_bytes, work);
-            return Ok(usage.1);
+        let device = self.compute.device();
+        let (peak_bytes, retained_bytes, retained_data_bytes) = match self.counter {
+            Counter::Allocator => {
+                let usage = ALLOCATOR.measure_classes(sizes.data_bytes, sizes.large_bytes, work);
+                return Ok(usage.1);
+            }
+            Counter::Npu(npu) => {
+                device.sync()?;
+                npu.reset_peak_memory()?;
+                let before = npu.memory()?.live_bytes;
+                work();
+                device.sync()?;
+                let after = npu.memory()?;
+                let retained = after.live_bytes.cast_signed() - before.cast_signed();
+                (after.peak_bytes - before, retained, retained)
+            }
+            Counter::Pools => {
+                device.sync()?;
+                device.memory_cleanup();
+                let before = pools(device)?;
+                work();
+                device.sync()?;
+                let after = pools(device)?;
+                let [retained, grown] = [0, 1].map(|i| after[i] - before[i]);
+                // Less than an allocation of data is none of data.
+                let holds_data = retained.max(0).cast_unsigned() >= sizes.data_bytes;
+                let data = if holds_data { retained } else { 0 };
+                (grown.max(retained).max(0).cast_unsigned(), retained, data)
+            }
         };
-        let sync = || self.compute.device().sync();
-        sync()?;
-        npu.reset_peak_memory()?;
-        let before = npu.memory()?.live_bytes;
-        work();
-        sync()?;
-        let after = npu.memory()?;
-        let retained_bytes = after.live_bytes.cast_signed() - before.cast_signed();
         Ok(Usage {
-            peak_bytes: after.peak_bytes - before,
+            peak_bytes,
             retained_bytes,
-            retained_data_bytes: retained_bytes,
+            retained_data_bytes,
             allocations: 0,
             large_allocations: 0,
             large_peak_bytes: 0,
         })
     }
+}
+
+/// Bytes that a GPU's tensors use, and bytes that the pools hold for them.
+fn pools(device: &BurnDevice) -> Result<[isize; 2], String> {
+    let usage = device.memory_pool_usage();
+    let usage = usage.ok_or("the GPU's runtime does not report its memory")?;
+    Ok([usage.bytes_in_use, usage.bytes_reserved].map(|bytes| bytes as isize))
 }

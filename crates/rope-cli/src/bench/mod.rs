@@ -2,6 +2,7 @@
 
 mod arguments;
 mod burn_speed;
+mod gpu_speed;
 mod memory;
 mod meter;
 mod model;

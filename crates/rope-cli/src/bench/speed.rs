@@ -6,9 +6,10 @@ use std::io::{BufWriter, Write, stdout};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use burn::tensor::Device as BurnDevice;
 use clap::Args;
 use rope_bench::bars::{self, names};
-use rope_bench::cases::{DTYPES, Group, Selection, TimedCase, Way, cases};
+use rope_bench::cases::{DTYPES, Group, Selection, TimedCase, Way, cases, gpu_cases};
 use rope_bench::chart;
 use rope_bench::rotation::{BASELINE, ROTATION, Together};
 use rope_bench::rows::{SpeedRow, time};
@@ -18,8 +19,11 @@ use rope_check::names::{layout_name, pairing_name};
 use rope_core::{Layout, Pairing};
 
 use super::arguments::{MAX_TOKENS, count_up_to, one_of};
-use super::burn_speed;
+use super::memory::float;
 use super::output::{OutputArgs, progress};
+use super::{burn_speed, gpu_speed};
+use crate::device::{Compute, Device, TokenArgs};
+use crate::gpu;
 use crate::table::Table;
 
 /// Time rotations against a plain copy of the same bytes by the same threads.
@@ -32,6 +36,10 @@ use crate::table::Table;
 /// composed one and burn::nn::RotaryEncoding are timed with their graphs and allocations.
 ///
 /// The threads are those of the rayon pool (RAYON_NUM_THREADS).
+///
+/// On a GPU (--device), a sample is many launches and one wait, and the baseline a copy of the same
+/// bytes from and to the GPU's memory, by an elementwise operation of burn; for a single token it is
+/// the launch of one for one element. Through burn's autodiff, a run is 8 rotations.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SpeedArgs {
     /// Every combination, in a quarter of an hour; without it those that are held to a bar, in
@@ -60,9 +68,13 @@ pub(crate) struct SpeedArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     #[arg(value_parser = one_of(&Way::ALL, Way::name))]
     direction: Vec<Way>,
+    /// What computes: cpu, gpu (the first GPU) or gpu:N.
+    #[arg(long, default_value = "cpu")]
+    device: Device,
     /// Only these parts of the results: large (64 MiB and more, half and adjacent), rare (quarter,
     /// interleave_half, two angles for a pair), other (other heads, and angles from a table),
-    /// length (from 16 to 131,072 tokens), decode (a single token), burn (through burn).
+    /// length (from 16 to 131,072 tokens), decode (a single token), burn (through burn); on a GPU,
+    /// gpu (by itself) and burn.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     #[arg(value_parser = one_of(&GROUPS, Group::name))]
     group: Vec<Group>,
@@ -85,13 +97,14 @@ pub(crate) struct SpeedArgs {
 }
 
 /// The parts of the results that this program measures.
-const GROUPS: [Group; 6] = [
+const GROUPS: [Group; 7] = [
     Group::Large,
     Group::Rare,
     Group::Other,
     Group::Length,
     Group::Decode,
     Group::Burn,
+    Group::Gpu,
 ];
 
 /// Tokens that are compared with the oracle.
@@ -99,6 +112,8 @@ const CHECKED_TOKENS: usize = 8;
 /// Shortest sample of lengths whose costs per token are compared: the longest length takes about
 /// this, and a shorter one would be over before threads, processor and memory are at their pace.
 const SUSTAINED: Duration = Duration::from_millis(100);
+/// Shortest sample on a GPU, of which the wait at its end takes a small part.
+const SHORTEST_ON_GPU: Duration = Duration::from_millis(20);
 
 impl SpeedArgs {
     fn selection(&self) -> Selection {
@@ -115,7 +130,24 @@ impl SpeedArgs {
         }
         Plan {
             samples: self.samples,
+            shortest_sample: match self.device {
+                Device::Cpu => Plan::default().shortest_sample,
+                _ => SHORTEST_ON_GPU,
+            },
             ..Plan::default()
+        }
+    }
+
+    /// The GPU to time on, if it is not the CPU.
+    fn gpu(&self) -> Result<Option<Compute>, Box<dyn Error>> {
+        match &self.device {
+            Device::Cpu => Ok(None),
+            Device::Gpu(_) => Compute::open(&self.device, &TokenArgs::default()).map(Some),
+            other => Err(format!(
+                "expected --device cpu, gpu or gpu:N, found --device {other}; `mrope bench model` \
+                 has a model of the time on an NPU"
+            )
+            .into()),
         }
     }
 
@@ -133,7 +165,10 @@ impl SpeedArgs {
     }
 
     fn cases(&self) -> Vec<TimedCase> {
-        let mut cases = cases(self.selection());
+        let mut cases = match self.device {
+            Device::Cpu => cases(self.selection()),
+            _ => gpu_cases(self.selection()),
+        };
         cases.extend(burn_speed::cases(self.selection()));
         cases.retain(|case| self.takes(case));
         if let Some(tokens) = self.tokens {
@@ -152,7 +187,7 @@ impl SpeedArgs {
 /// # Errors
 /// If no case is left, a result is not the oracle's, or an output cannot be written.
 pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let cases = args.cases();
+    let mut cases = args.cases();
     if cases.is_empty() {
         return Err("no case is left; `mrope bench speed --full --list` shows all names".into());
     }
@@ -164,6 +199,22 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
         out.flush()?;
         return Ok(ExitCode::SUCCESS);
     }
+    let compute = args.gpu()?;
+    let device = compute.as_ref().map(Compute::device);
+    let is_software = device.is_some_and(|device| gpu::note_software(device, &args.device));
+    if let Some(device) = device {
+        let mut lacks: Vec<&str> = Vec::new();
+        cases.retain(|case| {
+            let has = device.supports_dtype(float(case.dtype));
+            if !has && !lacks.contains(&case.dtype.name()) {
+                lacks.push(case.dtype.name());
+            }
+            has
+        });
+        if !lacks.is_empty() {
+            eprintln!("skipped: {} has no {}", args.device, lacks.join(", "));
+        }
+    }
     let output = args.output.open()?;
     if cfg!(debug_assertions) && !args.quick {
         eprintln!(
@@ -173,7 +224,7 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
     }
     let mut series: Vec<Series<'_>> = cases
         .chunk_by(TimedCase::is_compared_with)
-        .map(Series::new)
+        .map(|cases| Series::new(cases, device))
         .collect();
     let bar = progress(args.rounds * cases.len())?;
     for round in 0..args.rounds {
@@ -187,7 +238,7 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
     }
     let rows: Vec<SpeedRow> = series.into_iter().flat_map(Series::into_rows).collect();
     bar.finish_and_clear();
-    let bars = if args.quick {
+    let bars = if args.quick || is_software {
         Vec::new()
     } else {
         bars::speed(&rows)
@@ -198,24 +249,30 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
 /// Cases that are timed in turns, and what was found.
 struct Series<'a> {
     cases: &'a [TimedCase],
+    gpu: Option<&'a BurnDevice>,
     /// Of each case, what it is compared with, and the samples of both.
     taken: Vec<(&'static str, [Vec<f64>; 2])>,
     through_burn: Vec<SpeedRow>,
 }
 
 impl<'a> Series<'a> {
-    fn new(cases: &'a [TimedCase]) -> Self {
+    fn new(cases: &'a [TimedCase], gpu: Option<&'a BurnDevice>) -> Self {
         Self {
             cases,
+            gpu,
             taken: Vec::new(),
             through_burn: Vec::new(),
         }
     }
 
     fn sample(&mut self, round: usize, mut plan: Plan) -> Result<(), Box<dyn Error>> {
-        if self.cases[0].group == Group::Burn {
+        let case = &self.cases[0];
+        if matches!(case.group, Group::Burn | Group::Gpu) {
             if round == 0 {
-                self.through_burn = burn_speed::time(&self.cases[0], &plan)?;
+                self.through_burn = match self.gpu {
+                    Some(gpu) if case.group == Group::Gpu => gpu_speed::time(case, gpu, &plan)?,
+                    gpu => burn_speed::time(case, gpu, &plan)?,
+                };
             }
             return Ok(());
         }
@@ -278,6 +335,9 @@ fn what(row: &SpeedRow) -> String {
         return format!("{} {way} {dtype}", row.implementation);
     }
     let mut what = format!("{way} {dtype} {} {}", row.layout, row.pairing);
+    if row.group == Group::Gpu {
+        what = format!("{} {what}", row.implementation);
+    }
     if row.axes != "single" {
         what += &format!(" {}", row.axes);
     }

@@ -13,7 +13,7 @@ use crate::bench::meter::{Meter, Sizes};
 use crate::bench::scheme::Scheme;
 
 /// burn's name of an element type.
-pub(super) fn float(dtype: DType) -> FloatDType {
+pub(in crate::bench) fn float(dtype: DType) -> FloatDType {
     match dtype {
         DType::F64 => FloatDType::F64,
         DType::F32 => FloatDType::F32,

@@ -5,4 +5,5 @@ mod measure;
 mod plan;
 mod table;
 
+pub(super) use measure::float;
 pub(super) use plan::{MemoryArgs, run};

@@ -25,7 +25,8 @@ use crate::device::Device;
 /// operation, the same composed from ordinary operations, and burn::nn::RotaryEncoding, which
 /// always pairs adjacent channels and rotates whole heads only. On the CPU every allocation of the
 /// process is counted, exactly. On an NPU (--device) the tensors live on the NPU, and the bytes of
-/// its memory pool are counted. Rows called "calculated" are formulas for schemes that do not run
+/// its memory pool are counted. On a GPU the peak is what the pools of burn's runtime grow by, which
+/// round up. Rows called "calculated" are formulas for schemes that do not run
 /// here; docs/benchmarks.md has them.
 ///
 /// With --attention, causal attention instead: burn-attention's against ordinary operations on the
@@ -53,7 +54,8 @@ pub(crate) struct MemoryArgs {
     /// With gradient checkpointing, without it, or both.
     #[arg(long, value_enum, default_value = "both", value_name = "WHICH")]
     checkpointing: Checkpointing,
-    /// Whose memory: cpu, ascend (the first NPU), ascend:N, or ascend-sim (a simulated NPU).
+    /// Whose memory: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, or
+    /// ascend-sim (a simulated NPU).
     #[arg(long, default_value = "cpu")]
     device: Device,
     /// Attention instead of rotations: a key head of Qwen2.5-VL-7B and its query heads.
@@ -85,7 +87,7 @@ impl Checkpointing {
     }
 }
 
-/// Tokens and layers by default: on the CPU, on an NPU (the simulator is slow), and of a quick run.
+/// Tokens and layers by default: on the CPU and on a GPU, on an NPU (the simulator is slow), and of a quick run.
 const DEFAULTS: [(usize, &[usize]); 3] = [(256, &[1, 12, 36]), (32, &[1, 36]), (16, &[1, 3])];
 
 struct Plan {
@@ -100,7 +102,7 @@ impl Plan {
     fn new(args: &MemoryArgs) -> Self {
         let (tokens, layers) = match (args.quick, &args.device) {
             (true, _) => DEFAULTS[2],
-            (false, Device::Cpu) => DEFAULTS[0],
+            (false, Device::Cpu | Device::Gpu(_)) => DEFAULTS[0],
             (false, _) => DEFAULTS[1],
         };
         fn or<T: Clone>(chosen: &[T], default: &[T]) -> Vec<T> {
@@ -146,6 +148,9 @@ impl Plan {
 
     fn rows(&self, dtype: DType) -> Result<Vec<MemoryRow>, Box<dyn Error>> {
         let meter = Meter::open(&self.device)?;
+        if !meter.has(dtype) {
+            return Ok(Vec::new());
+        }
         meter.device().configure(float(dtype))?;
         let checkpointing = self.checkpointing.values();
         let bar = progress(self.models.len() * checkpointing.len())?;
@@ -199,7 +204,7 @@ fn count_attention(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
     };
     let meter = Meter::open(&args.device)?;
     let mut rows = Vec::new();
-    for &dtype in &args.dtype {
+    for &dtype in args.dtype.iter().filter(|dtype| meter.has(**dtype)) {
         rows.extend(attention::count(&meter, tokens, dtype)?);
     }
     let bars = bars::attention(&rows);
