@@ -3,7 +3,6 @@
 use std::error::Error;
 
 use burn::tensor::Device as BurnDevice;
-use burn_ascend::AscendDevice;
 use rope_bench::rows::Source;
 use rope_check::alloc::Usage;
 use rope_check::buffer::DType;
@@ -30,13 +29,11 @@ pub(crate) struct Meter {
     counter: Counter,
 }
 
-/// Who counts.
-#[derive(Clone, Copy)]
+/// Who counts what is not on an NPU, whose pool counts bytes alone.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Counter {
     /// The program's allocator: every allocation.
     Allocator,
-    /// The pool of an NPU: bytes alone.
-    Npu(AscendDevice),
     /// The pools of a GPU's runtime: bytes in use, and bytes that they hold.
     Pools,
 }
@@ -60,14 +57,12 @@ impl Meter {
             }
         };
         let compute = Compute::open(device, &TokenArgs::default())?;
-        let counter = match (device, compute.npu()) {
-            (_, Some(npu)) => Counter::Npu(npu),
-            (Device::Gpu(_), None) => Counter::Pools,
-            (_, None) => Counter::Allocator,
-        };
-        if matches!(counter, Counter::Pools) {
+        let counter = if matches!(device, Device::Gpu(_)) {
             gpu::note_software(compute.device(), device);
-        }
+            Counter::Pools
+        } else {
+            Counter::Allocator
+        };
         Ok(Self {
             counter,
             compute,
@@ -83,7 +78,7 @@ impl Meter {
 
     /// Whether the device has an element type; a GPU may lack one, which is said on standard error.
     pub(crate) fn has(&self, dtype: DType) -> bool {
-        let is_gpu = matches!(self.counter, Counter::Pools);
+        let is_gpu = self.counter == Counter::Pools;
         let has = !is_gpu || self.device().supports_dtype(float(dtype));
         if !has {
             eprintln!("skipped: {} has no {}", self.name, dtype.name());
@@ -103,7 +98,7 @@ impl Meter {
 
     /// Whether the device counts allocations, not only their bytes.
     pub(crate) fn counts_allocations(&self) -> bool {
-        matches!(self.counter, Counter::Allocator)
+        self.counter == Counter::Allocator && self.compute.npu().is_none()
     }
 
     /// Counts while `work` runs and until the device has done it.
@@ -119,35 +114,37 @@ impl Meter {
         work: &mut dyn FnMut(),
     ) -> Result<Usage, Box<dyn Error>> {
         let device = self.compute.device();
-        let (peak_bytes, retained_bytes, retained_data_bytes) = match self.counter {
-            Counter::Allocator => {
-                let usage = ALLOCATOR.measure_classes(sizes.data_bytes, sizes.large_bytes, work);
-                return Ok(usage.1);
-            }
-            Counter::Npu(npu) => {
-                device.sync()?;
-                npu.reset_peak_memory()?;
-                let before = npu.memory()?.live_bytes;
-                work();
-                device.sync()?;
-                let after = npu.memory()?;
-                let retained = after.live_bytes.cast_signed() - before.cast_signed();
-                (after.peak_bytes - before, retained, retained)
-            }
-            Counter::Pools => {
-                device.sync()?;
-                device.memory_cleanup();
-                let before = pools(device)?;
-                work();
-                device.sync()?;
-                let after = pools(device)?;
-                let [retained, grown] = [0, 1].map(|i| after[i] - before[i]);
-                // Less than an allocation of data is none of data.
-                let holds_data = retained.max(0).cast_unsigned() >= sizes.data_bytes;
-                let data = if holds_data { retained } else { 0 };
-                (grown.max(retained).max(0).cast_unsigned(), retained, data)
-            }
-        };
+        let (peak_bytes, retained_bytes, retained_data_bytes) =
+            match (self.compute.npu(), self.counter) {
+                (None, Counter::Allocator) => {
+                    let usage =
+                        ALLOCATOR.measure_classes(sizes.data_bytes, sizes.large_bytes, work);
+                    return Ok(usage.1);
+                }
+                (Some(npu), _) => {
+                    device.sync()?;
+                    npu.reset_peak_memory()?;
+                    let before = npu.memory()?.live_bytes;
+                    work();
+                    device.sync()?;
+                    let after = npu.memory()?;
+                    let retained = after.live_bytes.cast_signed() - before.cast_signed();
+                    (after.peak_bytes - before, retained, retained)
+                }
+                (None, Counter::Pools) => {
+                    device.sync()?;
+                    device.memory_cleanup();
+                    let before = pools(device)?;
+                    work();
+                    device.sync()?;
+                    let after = pools(device)?;
+                    let [retained, grown] = [0, 1].map(|i| after[i] - before[i]);
+                    // Less than an allocation of data is none of data.
+                    let holds_data = retained.max(0).cast_unsigned() >= sizes.data_bytes;
+                    let data = if holds_data { retained } else { 0 };
+                    (grown.max(retained).max(0).cast_unsigned(), retained, data)
+                }
+            };
         Ok(Usage {
             peak_bytes,
             retained_bytes,
