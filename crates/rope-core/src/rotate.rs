@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::angles::{Angles, CosSinTable, check_table};
 use crate::element::{Element, Real};
 use crate::error::{Result, RopeError};
-use crate::kernels::InstructionSet;
 use crate::kernels::tile::{Access, Coefficients, Tile};
+use crate::kernels::{InstructionSet, TileKernel};
 use crate::layout::{HeadsLayout, HeadsMut, HeadsRef};
 use crate::parallel::{Parallelism, for_each_block};
 use crate::positions::Positions;
@@ -271,10 +271,7 @@ impl<'a, A: Real> Rotator<'a, A> {
             q.0.layout.check_same(&k.layout, "q", "k", false)?;
             k.layout.check_same(&dk.layout, "k", "its gradient", true)?;
         }
-        self.check_heads(&q.0.layout, "q")?;
-        if let Some((k, _)) = &k {
-            self.check_heads(&k.layout, "k")?;
-        }
+        self.check_heads(&q.0.layout, k.as_ref().map(|(k, _)| &k.layout))?;
         let (batch, seq) = (q.0.layout.batch, q.0.layout.seq);
         let lanes = self.geometry.lane_count();
         let (own_heads, what) = (self.angles.own_heads(), "the gradient of the angles");
@@ -362,17 +359,25 @@ impl<'a, A: Real> Rotator<'a, A> {
         })
     }
 
-    /// Angles per head are for a tensor with as many heads.
-    fn check_heads(&self, layout: &HeadsLayout, what: &'static str) -> Result<()> {
-        match self.angles.own_heads() {
-            Some(heads) if heads != layout.heads => Err(RopeError::ShapeMismatch {
+    /// Angles per head are for tensors with as many heads.
+    fn check_heads(&self, q: &HeadsLayout, k: Option<&HeadsLayout>) -> Result<()> {
+        let Some(heads) = self.angles.own_heads() else {
+            return Ok(());
+        };
+        let named = [Some(("q", q.heads)), k.map(|k| ("k", k.heads))];
+        match named
+            .into_iter()
+            .flatten()
+            .find(|(_, found)| *found != heads)
+        {
+            None => Ok(()),
+            Some((right, right_size)) => Err(RopeError::ShapeMismatch {
                 left: "the angles",
-                right: what,
+                right,
                 dimension: "heads",
                 left_size: heads,
-                right_size: layout.heads,
+                right_size,
             }),
-            _ => Ok(()),
         }
     }
 
@@ -383,11 +388,10 @@ impl<'a, A: Real> Rotator<'a, A> {
         direction: Direction,
     ) -> Result<()> {
         self.check_shape(&q.src_layout, "q")?;
-        self.check_heads(&q.src_layout, "q")?;
         if let Some(k) = &k {
             q.src_layout.check_same(&k.src_layout, "q", "k", false)?;
-            self.check_heads(&k.src_layout, "k")?;
         }
+        self.check_heads(&q.src_layout, k.as_ref().map(|k| &k.src_layout))?;
         let (batch, seq) = (q.src_layout.batch, q.src_layout.seq);
         let angle_tokens = self.check_angles(batch, seq)?;
         let heads = q.src_layout.heads + k.as_ref().map_or(0, |k| k.src_layout.heads);
@@ -539,10 +543,11 @@ impl<E: Element> Task<'_, '_, E> {
                 // tokens from `first`, and for each of their heads if these have their own: a tile
                 // does not cross samples, `check_angles` counted the rows and `check_heads` the
                 // heads. `scratch` holds a row of x.
-                let rotate = |tile: &Tile<E>| unsafe { kernel(tile) };
-                match own_heads {
-                    None => rotate(&tile),
-                    Some(_) => tile.each_head().for_each(|tile| rotate(&tile)),
+                unsafe {
+                    match own_heads {
+                        None => kernel(&tile),
+                        Some(_) => rotate_heads(kernel, &tile),
+                    }
                 }
             }
             token += count;
@@ -613,6 +618,21 @@ impl<E: Element> Task<'_, '_, E> {
             stream: self.stream && operand.src != operand.dst.cast_const(),
             scratch,
         }
+    }
+}
+
+/// Rotates a tile whose heads have coefficients of their own. Out of line: every call of a single
+/// token passes the branch to it.
+///
+/// # Safety
+/// As the kernel demands, with coefficients for each head of each token.
+#[cold]
+#[inline(never)]
+unsafe fn rotate_heads<E: Element>(kernel: TileKernel<E>, tile: &Tile<E>) {
+    for tile in tile.each_head() {
+        // SAFETY: its rows are those of one head, and of the caller's tile, which is sound; the
+        // caller guarantees their coefficients.
+        unsafe { kernel(&tile) };
     }
 }
 
