@@ -17,8 +17,8 @@ use crate::error::{Result, RotaryError};
 ///
 /// # Angles per head
 /// Each head may have its own (LTX-2, Mochi, RoPE-Mixed): they take as many times the memory, and
-/// each is read for one head. Every backend rotates such heads as tokens of one head, by the kernels
-/// that it has. In layouts with heads outside tokens or samples inside them ([`Layout::Bnsd`],
+/// each is read for one head. Every backend rotates such heads as tokens of one head, by the
+/// kernels that it has. In layouts with heads outside tokens or samples inside them ([`Layout::Bnsd`],
 /// [`Layout::Sbnd`]), and for other views, the tensor is copied first, unless it is a view of
 /// tokens with their heads together, as a projection makes them.
 ///
@@ -83,7 +83,7 @@ impl RotaryAngles {
     ///
     /// Gradients reach the frequencies, summed over tokens, and the positions, summed over heads
     /// and lanes, where they require any. With one head, all heads of q and k share the angles.
-    /// [`TokenAngles::per_head`] makes the same angles in f64, for frequencies that are not learned.
+    /// [`TokenAngles::per_head`] makes the same angles in f64, where frequencies are not learned.
     ///
     /// # Shapes
     /// positions `[axes, tokens]`, frequencies `[axes, heads, lanes]`, both in f32 or f64
@@ -123,7 +123,7 @@ impl RotaryAngles {
     /// ```
     ///
     /// # Source
-    /// Heo, Park, Han and Yun, 2024, Rotary Position Embedding for Vision Transformer, equation 10.
+    /// Heo, Park, Han and Yun, 2024, Rotary Position Embedding for Vision Transformer, RoPE-Mixed.
     pub fn from_frequencies(positions: Tensor<2>, frequencies: Tensor<3>) -> Result<Self> {
         let ([found, tokens], [axes, heads, lanes]) = (positions.dims(), frequencies.dims());
         if found != axes {

@@ -189,7 +189,7 @@ impl<A: Real> TokenAngles<A> {
     /// [`RopeError::Frequency`] if one is NaN or infinite.
     ///
     /// # Source
-    /// Heo, Park, Han and Yun, 2024, Rotary Position Embedding for Vision Transformer, equation 10.
+    /// Heo, Park, Han and Yun, 2024, Rotary Position Embedding for Vision Transformer, RoPE-Mixed.
     pub fn per_head(positions: &Positions, frequencies: &[f64], heads: usize) -> Result<Self> {
         let (axes, found) = (positions.axis_count(), frequencies.len());
         let rows = axes.saturating_mul(heads);
