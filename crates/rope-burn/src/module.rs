@@ -425,7 +425,7 @@ mod tests {
         Tensor::from_data(TensorData::new(values, shape), &Device::flex())
     }
 
-    /// The last two tokens as q, all five as k: what decoding with a cache and cross-attention need.
+    /// The last two tokens as q, all five as k: what decoding and cross-attention need.
     #[test]
     fn q_may_be_shorter_than_k() {
         let (rotary, device) = (rotary(), Device::flex());

@@ -58,8 +58,8 @@ impl Kernels {
         Ok((q, k.map(|k| k.result(&stream)).transpose()?))
     }
 
-    /// The gradients of cos and sin, `[rows of angles, lanes]` each, of q and k together: from each tensor
-    /// and the gradient of its rotated self.
+    /// The gradients of cos and sin, `[rows of angles, lanes]` each, of q and k together: from each
+    /// tensor and the gradient of its rotated self.
     ///
     /// # Errors
     /// As [`Engine::apply`].
@@ -149,7 +149,7 @@ fn parts(case: &Case) -> usize {
 }
 
 /// A part of a tensor: where it starts, and its layout. The kernels know one row of angles for each
-/// token; heads with angles of their own are tokens to them, and samples that share these are heads.
+/// token: heads with angles of their own are tokens to them, samples that share these are heads.
 fn part_of(case: &Case, layout: HeadsLayout, part: usize) -> (usize, HeadsLayout) {
     if case.head_frequencies.is_none() {
         return (0, layout);
