@@ -18,9 +18,9 @@ use crate::error::{Result, RotaryError};
 /// # Angles per head
 /// Each head may have its own (LTX-2, Mochi, RoPE-Mixed): they take as many times the memory, and
 /// each is read for one head. Every backend rotates such heads as tokens of one head, by the
-/// kernels that it has. In layouts with heads outside tokens or samples inside them ([`Layout::Bnsd`],
-/// [`Layout::Sbnd`]), and for other views, the tensor is copied first, unless it is a view of
-/// tokens with their heads together, as a projection makes them.
+/// kernels that it has. In layouts with heads outside tokens or samples inside them
+/// ([`Layout::Bnsd`], [`Layout::Sbnd`]), and for other views, the tensor is copied first, unless it
+/// is a view of tokens with their heads together, as a projection makes them.
 ///
 /// [`Layout::Bnsd`]: rope_core::Layout::Bnsd
 /// [`Layout::Sbnd`]: rope_core::Layout::Sbnd
