@@ -1,11 +1,21 @@
 //! What forward and backward of the rotation keep and take of a GPU's memory, by the pools of the
-//! runtime: fused, and composed to show that the measurement could fail.
+//! runtime: fused, and composed to show that the measurement could fail. A refused rotation launches
+//! nothing.
 //!
-//! One test in a file of its own: the pools count the whole process, other tests' threads included.
+//! In a file of their own, one after another: the runtime counts the whole process, other tests'
+//! threads included.
 
-use burn::tensor::{Device, DeviceKind, Distribution, Tensor};
+use std::pin::pin;
+use std::sync::Mutex;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use burn::tensor::{Device, DeviceKind, Distribution, ProfileOptions, Tensor, TimingMethod};
 use rope_burn::rope_core::{Layout, Positions, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles};
+
+/// Held by the test that runs.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const SEQ: usize = 4096;
 const HEADS: usize = 8;
@@ -50,6 +60,7 @@ fn run(rotary: &Rotary, angles: &RotaryAngles, device: &Device) -> [i64; 3] {
 
 #[test]
 fn a_layer_keeps_no_tensor_and_makes_no_temporary() {
+    let _alone = ALONE.lock().expect("the other test has passed");
     let device = Device::wgpu(DeviceKind::DefaultDevice).autodiff();
     let spec = RotarySpec::builder(HEAD_DIM).build().expect("valid");
     let fused = Rotary::new(spec, Layout::Bsnd);
@@ -77,4 +88,57 @@ fn a_layer_keeps_no_tensor_and_makes_no_temporary() {
     let [kept, ..] = run(&fused, &learned, &device);
     println!("learned angles: {kept} bytes kept");
     assert!(kept >= LAYERS as i64 * Q_BYTES);
+}
+
+/// What `work` returns, and how long the GPU was busy with it; zero if nothing was launched.
+fn timed<R: Send + 'static>(device: &Device, work: impl FnOnce() -> R + Send) -> (R, Duration) {
+    device.sync().expect("the device works");
+    let flushed = ProfileOptions::default().flush();
+    let (result, profile) = device.profile_with(flushed, work).expect("it can be timed");
+    assert_eq!(
+        profile.timing_method(),
+        TimingMethod::Device,
+        "the host's clock never stands still"
+    );
+    let mut resolved = pin!(profile.resolve());
+    loop {
+        let polled = resolved
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(ticks) = polled {
+            return (
+                result,
+                ticks.map_or(Duration::ZERO, |ticks| ticks.duration()),
+            );
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_refused_rotation_launches_nothing() {
+    let _alone = ALONE.lock().expect("the other test has passed");
+    let device = Device::wgpu(DeviceKind::DefaultDevice);
+    let spec = RotarySpec::builder(HEAD_DIM).build().expect("valid");
+    let rotary = Rotary::new(spec, Layout::Bsnd);
+    let angles = |tokens| {
+        let positions = Positions::text(1, 0, tokens).expect("small positions");
+        rotary.angles(&positions, &device)
+    };
+    let (fitting, short) = (angles(SEQ), angles(SEQ - 1));
+    let ones = |head_dim| Tensor::<4>::ones([1, SEQ, HEADS, head_dim], &device);
+    let (x, wide) = (ones(HEAD_DIM), ones(2 * HEAD_DIM));
+    for (q, k, angles) in [
+        (&x, &x, &short),
+        (&wide, &x, &fitting),
+        (&x, &wide, &fitting),
+    ] {
+        let (q, k) = (q.clone(), k.clone());
+        let (result, busy) = timed(&device, || rotary.try_forward(q, k, angles));
+        assert!(result.is_err());
+        assert_eq!(busy, Duration::ZERO, "{:?}", result.err());
+    }
+    // The same measurement must see a launch, or it could not fail.
+    let (result, busy) = timed(&device, || rotary.try_forward(x.clone(), x, &fitting));
+    assert!(result.is_ok() && busy > Duration::ZERO, "{busy:?}");
 }
