@@ -66,7 +66,7 @@ fn golden() -> Vec<(String, Box<GoldenVectors>)> {
 fn golden_vectors_pass_through_the_kernels() {
     let npu = npu();
     let golden = golden();
-    assert_eq!(golden.len(), 26);
+    assert_eq!(golden.len(), 30);
     for (file, vectors) in golden {
         for engine in ascend::engines(&npu, DevicePath::Kernels) {
             for dtype in DTYPES {
