@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor};
 use rope_burn::{Implementation, RotaryAngles};
 
 use super::{Part, Worst, f64_tensor, no_q, parts, with_autodiff};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, DType};
 use crate::engine::{self, Case, EngineError};
 
 /// Unlike [`super::STEP`]: cos and sin have derivatives of every order.
@@ -45,6 +45,15 @@ impl Inputs {
     }
 }
 
+/// Whether a device has cos and sin in f64. Shader languages have them in at most 32 bits, and
+/// drivers answer anything for f64.
+fn has_cos_sin(device: &Device) -> Result<bool, EngineError> {
+    let x = || f64_tensor::<1>(&[1.0], vec![1], device);
+    let (cos, sin) = (engine::read(x().cos())?, engine::read(x().sin())?);
+    let error = |found: &Buffer, exact: f64| (found.to_f64()[0] - exact).abs();
+    Ok(error(&cos, 1f64.cos()) < 1e-12 && error(&sin, 1f64.sin()) < 1e-12)
+}
+
 /// burn's gradients of positions and of frequencies, which have a head each or one for all.
 pub(super) fn gradients<const D: usize>(
     device: &Device,
@@ -53,6 +62,12 @@ pub(super) fn gradients<const D: usize>(
     implementation: Implementation,
     shared: bool,
 ) -> Result<Worst, EngineError> {
+    if !has_cos_sin(device)? {
+        return Err(EngineError::Unsupported {
+            engine: engine::engine_name(implementation),
+            dtype: DType::F64,
+        });
+    }
     let (device, parts) = (with_autodiff(device, false), parts(case));
     let rotary = engine::rotary(case, implementation)?;
     let loss = |positions: Tensor<2>, frequencies: Tensor<3>| {
