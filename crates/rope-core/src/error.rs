@@ -334,6 +334,24 @@ pub enum RopeError {
         /// Its size in the second.
         right_size: usize,
     },
+    /// The eps of a norm is NaN, infinite or negative.
+    #[error("eps of the norm must be a finite number from 0, found {found}")]
+    NormEps {
+        /// The value found.
+        found: f64,
+    },
+    /// A norm's weight, or its gradient, for another number of channels than a head has.
+    #[error(
+        "{what} holds {found} values, expected head_dim = {expected}, one per channel of a head"
+    )]
+    NormWeight {
+        /// Which weight.
+        what: &'static str,
+        /// Values found.
+        found: usize,
+        /// Channels of a head.
+        expected: usize,
+    },
     /// A parameter of a frequency scaling outside its range.
     #[error("{parameter} of rope type {rope_type} must be {expected}, found {found}")]
     ScalingParameter {

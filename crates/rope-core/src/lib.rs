@@ -26,6 +26,7 @@
 //! | token angles | cos and sin of one step's tokens, shared by all layers | [`TokenAngles`] |
 //! | layout | the order of a tensor's dimensions | [`Layout`] |
 //! | view | a tensor's data with its shape and strides | [`HeadsRef`], [`HeadsMut`] |
+//! | head norm | RMSNorm of each head, in the same pass as its rotation | [`HeadNorm`] |
 //! | adjoint | the transposed rotation: takes gradients back to q and k | [`Direction`] |
 //!
 //! # Examples
@@ -109,7 +110,7 @@ pub use lanes::{Lane, LaneMap};
 pub use layout::{HeadsLayout, HeadsMut, HeadsRef, Layout, Strides};
 pub use parallel::Parallelism;
 pub use positions::Positions;
-pub use rotate::{Direction, Operand, Rotator};
+pub use rotate::{Direction, HeadNorm, NormGradient, NormInput, NormOrder, Operand, Rotator};
 pub use spec::{
     AxisLayout, Geometry, MAX_AXES, MAX_HEAD_DIM, Pairing, RotarySpec, RotarySpecBuilder,
 };

@@ -1,5 +1,5 @@
-//! The oracle: rotation as a matrix, in f64, from the formulas alone. It shares nothing with the
-//! kernels, not even the lane map, and is as slow as it is plain.
+//! The oracle: rotation and norm as matrices, in f64, from the formulas alone. It shares nothing
+//! with the kernels, not even the lane map, and is as slow as it is plain.
 
 use crate::error::Result;
 use crate::positions::Positions;
@@ -111,6 +111,45 @@ impl HeadMatrix {
     pub fn apply_adjoint(&self, g: &[f64]) -> Vec<f64> {
         let column = |c| (0..self.head_dim).map(move |row| self.get(row, c) * g[row]);
         (0..self.head_dim).map(|c| column(c).sum()).collect()
+    }
+}
+
+/// RMSNorm of a head, x_i * rstd * weight_i with rstd = 1 / sqrt(mean(x^2) + eps).
+#[derive(Clone, Copy, Debug)]
+pub struct HeadRmsNorm<'a> {
+    /// What each channel is multiplied by, `[head_dim]`.
+    pub weight: &'a [f64],
+    /// What is added to the mean of the squares.
+    pub eps: f64,
+}
+
+impl HeadRmsNorm<'_> {
+    fn rstd(&self, x: &[f64]) -> f64 {
+        let squares: f64 = x.iter().map(|x| x * x).sum();
+        1.0 / (squares / x.len() as f64 + self.eps).sqrt()
+    }
+
+    /// The normalised head.
+    pub fn apply(&self, x: &[f64]) -> Vec<f64> {
+        let rstd = self.rstd(x);
+        x.iter()
+            .zip(self.weight)
+            .map(|(x, w)| x * rstd * w)
+            .collect()
+    }
+
+    /// The gradients of x and of the weight, from that of the result: by the matrix of all
+    /// derivatives of y_i by x_j, weight_i * (rstd * \[i = j\] - x_i * x_j * rstd^3 / head_dim).
+    pub fn apply_adjoint(&self, x: &[f64], g: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let rstd = self.rstd(x);
+        let derivative = |i: usize, j: usize| {
+            let own = if i == j { rstd } else { 0.0 };
+            self.weight[i] * (own - x[i] * x[j] * rstd.powi(3) / x.len() as f64)
+        };
+        let channels = 0..x.len();
+        let column = |j: usize| channels.clone().map(|i| g[i] * derivative(i, j)).sum();
+        let dx = channels.clone().map(column).collect();
+        (dx, channels.clone().map(|i| g[i] * x[i] * rstd).collect())
     }
 }
 

@@ -5,6 +5,8 @@
     reason = "passes validated views to the kernels as pointers"
 )]
 
+mod norm;
+
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -19,6 +21,8 @@ use crate::layout::{HeadsLayout, HeadsMut, HeadsRef};
 use crate::parallel::{Parallelism, for_each_block};
 use crate::positions::Positions;
 use crate::spec::{Geometry, Pairing};
+
+pub use norm::{HeadNorm, NormGradient, NormInput, NormOrder};
 
 /// Bytes of a task's workspace that live on its stack, enough for a token of 512 channels from a
 /// table; more comes from the heap. A page at most: a larger frame is probed page by page, which

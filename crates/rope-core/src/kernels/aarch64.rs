@@ -4,6 +4,7 @@ use std::arch::aarch64::*;
 
 use half::{bf16, f16};
 
+use super::norm::{NormTile, norm_tile};
 use super::portable::Portable;
 use super::tile::{Tile, rotate_tile};
 use super::vector::{Memory, Register};
@@ -27,6 +28,19 @@ where
 {
     // SAFETY: the caller guarantees a tile as `rotate_tile` demands, and NEON.
     unsafe { rotate_tile::<Neon, E>(tile) }
+}
+
+/// [`norm_tile`] with NEON.
+///
+/// # Safety
+/// The processor has NEON; the tile is as [`norm_tile`] demands.
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn neon_norm<E: Element>(tile: &NormTile<E>)
+where
+    Neon: Memory<E>,
+{
+    // SAFETY: the caller guarantees a tile as `norm_tile` demands, and NEON.
+    unsafe { norm_tile::<Neon, E>(tile) }
 }
 
 /// Rounds each f32 to bf16, nearest even, in the upper half of its word; the lower half is
@@ -53,6 +67,17 @@ impl Register for F32x4 {
         debug_assert!(from.is_aligned());
         // SAFETY: the caller guarantees NEON and 4 readable values.
         Self(unsafe { vld1q_f32(from) })
+    }
+    #[inline(always)]
+    unsafe fn write(self, to: *mut f32) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees NEON and 4 writable values.
+        unsafe { vst1q_f32(to, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the caller has NEON.
+        Self(unsafe { vdupq_n_f32(value) })
     }
     #[inline(always)]
     unsafe fn zip(first: Self, second: Self) -> [Self; 2] {
@@ -103,6 +128,7 @@ impl Register for F32x4 {
 impl Memory<f32> for Neon {
     type Register = F32x4;
     type Narrower = Portable<1>;
+    type Wide = Self;
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> F32x4 {
@@ -134,6 +160,7 @@ impl Memory<f32> for Neon {
 impl Memory<bf16> for Neon {
     type Register = F32x4;
     type Narrower = Portable<1>;
+    type Wide = Self;
 
     #[inline(always)]
     unsafe fn load(from: *const bf16) -> F32x4 {
@@ -173,6 +200,7 @@ impl Memory<bf16> for Neon {
 impl Memory<f16> for Neon {
     type Register = F32x4;
     type Narrower = Portable<1>;
+    type Wide = Self;
 
     #[inline(always)]
     unsafe fn load(from: *const f16) -> F32x4 {

@@ -8,6 +8,7 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+pub(crate) mod norm;
 pub(crate) mod portable;
 pub(crate) mod tile;
 pub(crate) mod vector;
@@ -16,6 +17,7 @@ mod x86_64;
 
 use half::{bf16, f16};
 
+use self::norm::{NormTile, norm_tile};
 use self::portable::Portable;
 use self::tile::{Tile, rotate_tile};
 
@@ -25,6 +27,13 @@ use self::tile::{Tile, rotate_tile};
 /// - the processor has the instructions that it was compiled for
 /// - the tile's pointers are valid as [`rotate_tile`] demands
 pub(crate) type TileKernel<E> = unsafe fn(&Tile<E>);
+
+/// A kernel that normalises and rotates tiles of `E`.
+///
+/// # Safety
+/// - the processor has the instructions that it was compiled for
+/// - the tile is as [`norm_tile`] demands
+pub(crate) type NormKernel<E> = unsafe fn(&NormTile<E>);
 
 /// A set of vector instructions that this processor has; one that it lacks cannot be constructed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,10 +111,14 @@ pub(crate) trait KernelElement: Sized {
     fn kernel(set: InstructionSet) -> TileKernel<Self>
     where
         Self: crate::Element;
+    /// The kernel that also normalises, for an instruction set.
+    fn norm_kernel(set: InstructionSet) -> NormKernel<Self>
+    where
+        Self: crate::Element;
 }
 
 macro_rules! kernels_for {
-    ($($element:ty: $avx512_bf16:ident),*) => {$(
+    ($($element:ty: $avx512_bf16:ident, $avx512_bf16_norm:ident;)*) => {$(
         impl KernelElement for $element {
             fn kernel(set: InstructionSet) -> TileKernel<Self> {
                 match set.0 {
@@ -120,15 +133,35 @@ macro_rules! kernels_for {
                     Kind::Neon => aarch64::neon_tile::<Self>,
                 }
             }
+            fn norm_kernel(set: InstructionSet) -> NormKernel<Self> {
+                match set.0 {
+                    Kind::Portable => norm_tile::<Portable<8>, Self>,
+                    #[cfg(target_arch = "x86_64")]
+                    Kind::Avx2 => x86_64::avx2_norm::<Self>,
+                    #[cfg(target_arch = "x86_64")]
+                    Kind::Avx512 => x86_64::avx512_norm::<Self>,
+                    #[cfg(target_arch = "x86_64")]
+                    Kind::Avx512Bf16 => x86_64::$avx512_bf16_norm::<Self>,
+                    #[cfg(target_arch = "aarch64")]
+                    Kind::Neon => aarch64::neon_norm::<Self>,
+                }
+            }
         }
     )*};
 }
 
-kernels_for!(f32: avx512_tile, f16: avx512_tile, bf16: avx512_bf16_tile);
+kernels_for! {
+    f32: avx512_tile, avx512_norm;
+    f16: avx512_tile, avx512_norm;
+    bf16: avx512_bf16_tile, avx512_bf16_norm;
+}
 
 impl KernelElement for f64 {
     /// f64 exists for gradient checks, not for speed: one portable kernel.
     fn kernel(_: InstructionSet) -> TileKernel<Self> {
         rotate_tile::<Portable<8>, Self>
+    }
+    fn norm_kernel(_: InstructionSet) -> NormKernel<Self> {
+        norm_tile::<Portable<8>, Self>
     }
 }

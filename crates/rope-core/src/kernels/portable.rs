@@ -25,6 +25,18 @@ impl<A: Real, const N: usize> Register for Array<A, N> {
         Self(std::array::from_fn(|i| unsafe { from.add(i).read() }))
     }
     #[inline(always)]
+    unsafe fn write(self, to: *mut A) {
+        debug_assert!(to.is_aligned());
+        for (i, value) in self.0.into_iter().enumerate() {
+            // SAFETY: the caller guarantees N writable values at `to`.
+            unsafe { to.add(i).write(value) };
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat(value: A) -> Self {
+        Self([value; N])
+    }
+    #[inline(always)]
     unsafe fn zip(first: Self, second: Self) -> [Self; 2] {
         let from = |i: usize| if i.is_multiple_of(2) { first } else { second };
         [0, N].map(|start| Self(std::array::from_fn(|i| from(start + i).0[(start + i) / 2])))
@@ -62,6 +74,7 @@ pub(crate) struct Portable<const N: usize>;
 impl<E: Element, const N: usize> Memory<E> for Portable<N> {
     type Register = Array<E::Acc, N>;
     type Narrower = Portable<1>;
+    type Wide = Self;
 
     #[inline(always)]
     unsafe fn load(from: *const E) -> Array<E::Acc, N> {

@@ -31,7 +31,7 @@ use crate::element::Element;
 /// as many stretches of memory are read, and as many written. They are often a power of two apart
 /// and then share a set of the first-level cache, which has eight ways, with each other and with a
 /// neighbour on the same core. Where heads are the inner dimension, all of them are one group.
-const HEADS_OUTSIDE_GROUP: usize = 4;
+pub(super) const HEADS_OUTSIDE_GROUP: usize = 4;
 
 /// How a pairing reads or writes a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,15 +112,8 @@ impl<E: Element> Tile<E> {
 
     /// Whether every run of every row starts a cache line and fills its lines.
     fn starts_lines(&self) -> bool {
-        const LINE: usize = 64;
-        let elements = [
-            self.token_strides[1],
-            self.head_strides[1],
-            self.offset,
-            self.run,
-        ];
-        self.dst.addr().is_multiple_of(LINE)
-            && elements.map(|n| n * size_of::<E>() % LINE) == [0; 4]
+        let (token, head) = (self.token_strides[1], self.head_strides[1]);
+        starts_lines(self.dst, [token, head, self.offset, self.run])
     }
 
     /// The addresses from the first element to the last one, in source (0) or destination (1).
@@ -153,6 +146,13 @@ impl<E: Element> Tile<E> {
     }
 }
 
+/// Whether `start`, and all that is multiples of these numbers of elements after it, start a cache
+/// line.
+pub(super) fn starts_lines<E>(start: *const E, elements: [usize; 4]) -> bool {
+    const LINE: usize = 64;
+    start.addr().is_multiple_of(LINE) && elements.map(|n| n * size_of::<E>() % LINE) == [0; 4]
+}
+
 /// Where c1, s1, c2, s2 of a token start: `pairs` values each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Coefficients<A> {
@@ -171,7 +171,7 @@ pub(crate) struct Coefficients<A> {
 impl<A> Coefficients<A> {
     /// Those that start `values` further on; reading them needs values to be there.
     #[inline(always)]
-    fn skip(self, values: usize) -> Self {
+    pub(super) fn skip(self, values: usize) -> Self {
         let [c1, c2] = self.cos;
         let [s1, s2] = self.sin;
         Self {
@@ -216,7 +216,7 @@ impl<E: Copy> Rows<E> {
 /// and is valid for reads, or for writes if the function stores; `N` pairs from pair `at` on, in
 /// functions named `_double` twice as many, are within it. With `STREAM` it starts a cache line,
 /// and `at` is a multiple of `N`.
-trait Order {
+pub(super) trait Order {
     const ZIPPED: bool;
 
     /// Reads the members of `N` pairs.
@@ -253,7 +253,7 @@ trait Order {
 }
 
 /// All first members, then all second ones.
-struct Split;
+pub(super) struct Split;
 
 impl Order for Split {
     const ZIPPED: bool = false;
@@ -325,7 +325,7 @@ impl Order for Split {
 }
 
 /// The members of each pair adjacent.
-struct Zipped;
+pub(super) struct Zipped;
 
 impl Order for Zipped {
     const ZIPPED: bool = true;

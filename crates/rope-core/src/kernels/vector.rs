@@ -25,6 +25,13 @@ pub(crate) trait Register: Copy {
     /// # Safety
     /// `from` is valid for reads of `N` values and aligned for one.
     unsafe fn load(from: *const Self::Value) -> Self;
+    /// Writes `N` values.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of `N` values and aligned for one.
+    unsafe fn write(self, to: *mut Self::Value);
+    /// `value`, `N` times.
+    unsafe fn splat(value: Self::Value) -> Self;
     /// Interleaves the values: one of the first, one of the second.
     unsafe fn zip(first: Self, second: Self) -> [Self; 2];
     /// Exchanges each value at an even index with the one after it.
@@ -59,6 +66,8 @@ pub(crate) trait Memory<E: Element> {
     type Register: Register<Value = E::Acc>;
     /// Shorter registers for the rest of a row.
     type Narrower: Memory<E>;
+    /// Loads and stores of the type that elements are computed in.
+    type Wide: Memory<E::Acc, Register = Self::Register>;
     /// Elements per register.
     const N: usize = <Self::Register as Register>::N;
     /// Whether two registers at a time cost less than one after another.

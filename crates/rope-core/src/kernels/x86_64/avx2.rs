@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use crate::element::Element;
+use crate::kernels::norm::{NormTile, norm_tile};
 use crate::kernels::portable::Portable;
 use crate::kernels::tile::{Tile, rotate_tile};
 use crate::kernels::vector::{Memory, Register};
@@ -131,6 +132,17 @@ impl Register for F32x8 {
         Self(unsafe { _mm256_loadu_ps(from) })
     }
     #[inline(always)]
+    unsafe fn write(self, to: *mut f32) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees AVX2 and 8 writable values.
+        unsafe { _mm256_storeu_ps(to, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the caller guarantees AVX2.
+        Self(unsafe { _mm256_set1_ps(value) })
+    }
+    #[inline(always)]
     unsafe fn zip(first: Self, second: Self) -> [Self; 2] {
         // SAFETY: the caller guarantees AVX2.
         unsafe {
@@ -193,9 +205,23 @@ where
     unsafe { rotate_tile::<Avx2, E>(tile) }
 }
 
+/// [`norm_tile`] with AVX2.
+///
+/// # Safety
+/// The processor has AVX2 and F16C; the tile is as [`norm_tile`] demands.
+#[target_feature(enable = "avx2,f16c")]
+pub(in crate::kernels) unsafe fn avx2_norm<E: Element>(tile: &NormTile<E>)
+where
+    Avx2: Memory<E>,
+{
+    // SAFETY: the caller guarantees a tile as `norm_tile` demands, and the instructions.
+    unsafe { norm_tile::<Avx2, E>(tile) }
+}
+
 impl Memory<f32> for Avx2 {
     type Register = F32x8;
     type Narrower = Portable<1>;
+    type Wide = Self;
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> F32x8 {
@@ -239,6 +265,7 @@ impl Memory<bf16> for Avx2 {
     type Register = F32x8;
     const DOUBLES: bool = true;
     type Narrower = Portable<1>;
+    type Wide = Self;
 
     #[inline(always)]
     unsafe fn load(from: *const bf16) -> F32x8 {
@@ -322,6 +349,7 @@ impl Memory<bf16> for Avx2 {
 impl Memory<f16> for Avx2 {
     type Register = F32x8;
     type Narrower = Portable<1>;
+    type Wide = Self;
 
     #[inline(always)]
     unsafe fn load(from: *const f16) -> F32x8 {

@@ -7,6 +7,7 @@ use half::{bf16, f16};
 
 use super::avx2::{Avx2, put as put_half};
 use crate::element::Element;
+use crate::kernels::norm::{NormTile, norm_tile};
 use crate::kernels::tile::{Tile, rotate_tile};
 use crate::kernels::vector::{Memory, Register};
 
@@ -42,6 +43,33 @@ where
 {
     // SAFETY: the caller guarantees a tile as `rotate_tile` demands, and the instructions.
     unsafe { rotate_tile::<Avx512<true>, E>(tile) }
+}
+
+/// [`norm_tile`] with AVX-512.
+///
+/// # Safety
+/// The processor has AVX-512 F, BW and DQ, AVX2 and F16C; the tile is as [`norm_tile`] demands.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx2,f16c")]
+pub(in crate::kernels) unsafe fn avx512_norm<E: Element>(tile: &NormTile<E>)
+where
+    Avx512<false>: Memory<E>,
+{
+    // SAFETY: the caller guarantees a tile as `norm_tile` demands, and the instructions.
+    unsafe { norm_tile::<Avx512<false>, E>(tile) }
+}
+
+/// [`norm_tile`] with AVX-512 and its conversions to bf16.
+///
+/// # Safety
+/// The processor has AVX-512 F, BW, DQ and BF16, AVX2 and F16C; the tile is as [`norm_tile`]
+/// demands.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16,avx2,f16c")]
+pub(in crate::kernels) unsafe fn avx512_bf16_norm<E: Element>(tile: &NormTile<E>)
+where
+    Avx512<true>: Memory<E>,
+{
+    // SAFETY: the caller guarantees a tile as `norm_tile` demands, and the instructions.
+    unsafe { norm_tile::<Avx512<true>, E>(tile) }
 }
 
 /// Rounds each f32 to bf16, nearest even, in the upper half of its word; the lower half is
@@ -157,6 +185,17 @@ impl Register for F32x16 {
         Self(unsafe { _mm512_loadu_ps(from) })
     }
     #[inline(always)]
+    unsafe fn write(self, to: *mut f32) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees AVX-512 and 16 writable values.
+        unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        Self(unsafe { _mm512_set1_ps(value) })
+    }
+    #[inline(always)]
     unsafe fn zip(first: Self, second: Self) -> [Self; 2] {
         // SAFETY: the caller guarantees AVX-512.
         unsafe {
@@ -211,6 +250,7 @@ impl Memory<f32> for Avx512<false> {
     type Register = F32x16;
     const SWAPS: bool = true;
     type Narrower = Avx2;
+    type Wide = Avx512<false>;
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> F32x16 {
@@ -254,6 +294,7 @@ impl<const BF16: bool> Memory<bf16> for Avx512<BF16> {
     type Register = F32x16;
     const DOUBLES: bool = true;
     type Narrower = Avx2;
+    type Wide = Avx512<false>;
 
     #[inline(always)]
     unsafe fn load(from: *const bf16) -> F32x16 {
@@ -328,6 +369,7 @@ impl Memory<f16> for Avx512<false> {
     type Register = F32x16;
     const SWAPS: bool = true;
     type Narrower = Avx2;
+    type Wide = Avx512<false>;
 
     #[inline(always)]
     unsafe fn load(from: *const f16) -> F32x16 {

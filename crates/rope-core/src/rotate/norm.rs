@@ -1,0 +1,511 @@
+//! RMSNorm of each head of q and k fused with their rotation: what it is, and the entry points.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::{
+    HEADS_OUTSIDE_GATHERED_BYTES, HEADS_OUTSIDE_TILE_BYTES, Operand, Rotator, Stream, TILE_BYTES,
+    gather,
+};
+use crate::angles::Angles;
+use crate::element::{Element, Real};
+use crate::error::{Result, RopeError};
+use crate::kernels::norm::{NormTile, Part};
+use crate::kernels::tile::Coefficients;
+use crate::layout::{HeadsLayout, HeadsRef, Strides};
+use crate::parallel::for_each_block;
+use crate::spec::{Geometry, Pairing};
+
+/// Tokens whose gradients of the weights are summed before they are added to those of others. Fixed,
+/// so that sums do not depend on the number of threads.
+const BLOCK_TOKENS: usize = 32;
+
+/// Whether heads are normalised before they are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormOrder {
+    /// As Qwen3, Qwen3-VL, Qwen3.5, Gemma 3, GLM-4.5, LFM2, EXAONE 4 and most others do.
+    BeforeRotation,
+    /// As Hunyuan (dense, MoE, VL), Llama 4 and nanochat do.
+    AfterRotation,
+}
+
+/// RMSNorm of q and k, each head by itself: x / sqrt(mean(x^2) + eps) * weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadNorm {
+    eps: f64,
+    unit_offset: bool,
+    order: NormOrder,
+}
+
+impl HeadNorm {
+    /// A norm before the rotation, with `eps` added to the mean of the squares.
+    ///
+    /// # Errors
+    /// [`RopeError::NormEps`] if `eps` is negative or not finite.
+    pub fn new(eps: f64) -> Result<Self> {
+        if !(eps.is_finite() && eps >= 0.0) {
+            return Err(RopeError::NormEps { found: eps });
+        }
+        Ok(Self {
+            eps,
+            unit_offset: false,
+            order: NormOrder::BeforeRotation,
+        })
+    }
+
+    /// Whether channels are multiplied by 1 + weight, as in Gemma 3 and Qwen3.5, rather than by the
+    /// weight.
+    pub fn with_unit_offset(mut self, unit_offset: bool) -> Self {
+        self.unit_offset = unit_offset;
+        self
+    }
+
+    /// Chooses whether the norm comes before the rotation.
+    pub fn with_order(mut self, order: NormOrder) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// What is added to the mean of the squares.
+    pub fn eps(&self) -> f64 {
+        self.eps
+    }
+
+    /// Whether channels are multiplied by 1 + weight.
+    pub fn unit_offset(&self) -> bool {
+        self.unit_offset
+    }
+
+    /// Whether the norm comes before the rotation.
+    pub fn order(&self) -> NormOrder {
+        self.order
+    }
+
+    /// What each channel is multiplied by; then the same for the first members of the pairs in
+    /// their order, then for the second ones.
+    fn channel_weights<A: Real>(&self, weight: Option<&[A]>, geometry: Geometry) -> Vec<A> {
+        let offset = A::from_f64(if self.unit_offset { 1.0 } else { 0.0 });
+        let mut weights = match weight {
+            Some(weight) if self.unit_offset => weight.iter().map(|w| offset + *w).collect(),
+            Some(weight) => weight.to_vec(),
+            None => vec![A::from_f64(1.0); geometry.head_dim()],
+        };
+        let (pairs, start) = (geometry.pairs(), geometry.rotary_offset());
+        let member = |j: usize, second: usize| match geometry.pairing() {
+            Pairing::Half => j + second * pairs,
+            Pairing::Adjacent | Pairing::InterleaveHalf => 2 * j + second,
+            // Both members of the first half's pairs precede those of the second half's.
+            Pairing::Quarter => {
+                let skipped = if j < pairs / 2 { 0 } else { pairs / 2 };
+                j + skipped + second * (pairs / 2)
+            }
+        };
+        for second in [0, 1] {
+            for j in 0..pairs {
+                // Of the norm after the rotation, these are not used.
+                weights.push(weights[start + member(j, second)]);
+            }
+        }
+        weights
+    }
+}
+
+/// q or k to normalise and rotate.
+#[derive(Debug)]
+pub struct NormInput<'a, E: Element> {
+    /// The tensor: in place, or from one buffer into another.
+    pub x: Operand<'a, E>,
+    /// `[head_dim]`, in the type that is computed in; none stands for ones.
+    pub weight: Option<&'a [E::Acc]>,
+}
+
+/// What the backward of q or k takes and writes.
+#[derive(Debug)]
+pub struct NormGradient<'a, E: Element> {
+    /// The tensor before norm and rotation.
+    pub x: HeadsRef<'a, E>,
+    /// The weight of the forward.
+    pub weight: Option<&'a [E::Acc]>,
+    /// The gradient of the result, which becomes that of x in place, or in another buffer.
+    pub gradient: Operand<'a, E>,
+    /// The gradient of the weight, `[head_dim]`, overwritten.
+    pub weight_gradient: Option<&'a mut [E::Acc]>,
+}
+
+/// A tensor as the kernels take it.
+struct NormStream<E: Element> {
+    x: Part<*const E>,
+    x_batch: usize,
+    gradient: Option<(Part<*const E>, usize)>,
+    to: Part<*mut E>,
+    to_batch: usize,
+    layout: HeadsLayout,
+    weights: Vec<E::Acc>,
+}
+
+// SAFETY: the tasks that share it read and write rows of disjoint token ranges; the views that the
+// pointers come from outlive the call that the tasks run in; `Element` requires E to be Send and
+// Sync.
+unsafe impl<E: Element> Sync for NormStream<E> {}
+
+fn part<P>(start: P, strides: Strides) -> Part<P> {
+    Part {
+        start,
+        token: strides.seq,
+        head: strides.head,
+    }
+}
+
+impl<A: Real> Rotator<'_, A> {
+    /// Normalises each head of q, and of k, and rotates it, in one pass over memory.
+    ///
+    /// y = R (x * rstd * weight) with rstd = 1 / sqrt(mean(x^2) + eps) over the whole head, or
+    /// y = R x * rstd * weight with the mean of (R x)^2; see [`NormOrder`].
+    ///
+    /// # Shapes
+    /// As [`rotate`](Self::rotate); weights `[head_dim]`.
+    ///
+    /// # Numerics
+    /// Computed in f32, or f64, and rounded once on store. In f32 and f64, the bits are those of
+    /// x * rstd, times the weight, rotated, each operation rounded by itself. Every instruction
+    /// set, thread count and layout gives the same bits. Infinite and zero rows give what the
+    /// formula gives: one infinity makes its pair NaN and the rest of its head zero.
+    ///
+    /// # Errors
+    /// Those of [`rotate`](Self::rotate); [`RopeError::NormWeight`] if a weight is not
+    /// `[head_dim]`.
+    ///
+    /// # Examples
+    /// ```
+    /// use rope_core::*;
+    /// let spec = RotarySpec::builder(64).build()?;
+    /// let angles = TokenAngles::<f32>::new(&spec, &Positions::text(1, 0, 10)?, None)?;
+    /// let rotator = Rotator::new(spec.geometry(), angles.angles())?;
+    /// let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 10, 4, 64);
+    /// let mut q = vec![5f32; layout.elems()];
+    /// let (norm, weight) = (HeadNorm::new(0.0)?, [2.0; 64]);
+    /// let x = HeadsMut::new(&mut q, layout)?.into();
+    /// rotator.norm_rotate(&norm, NormInput { x, weight: Some(&weight) }, None)?;
+    /// assert!(q[..64].iter().all(|y| *y == 2.0)); // position 0 is not turned
+    /// # Ok::<(), RopeError>(())
+    /// ```
+    pub fn norm_rotate<E: Element<Acc = A>>(
+        &self,
+        norm: &HeadNorm,
+        q: NormInput<'_, E>,
+        k: Option<NormInput<'_, E>>,
+    ) -> Result<()> {
+        let mut streams = Vec::with_capacity(2);
+        for (operand, names) in std::iter::once(q).chain(k).zip(NAMES) {
+            let stream = Stream::new(operand.x, [names.x, names.y])?;
+            let weights = self.weights(norm, operand.weight, names.weight)?;
+            streams.push(NormStream {
+                x: part(stream.src, stream.src_layout.strides),
+                x_batch: stream.src_layout.strides.batch,
+                gradient: None,
+                to: part(stream.dst, stream.dst_layout.strides),
+                to_batch: stream.dst_layout.strides.batch,
+                layout: stream.src_layout,
+                weights,
+            });
+        }
+        let task = self.norm_task(norm, streams)?;
+        let (tokens, bytes) = (task.tokens(), task.bytes());
+        self.parallelism.for_each_range(tokens, bytes, |tokens| {
+            let mut workspace = task.workspace(tokens.len());
+            task.run(tokens, &mut workspace, &mut []);
+        });
+        Ok(())
+    }
+
+    /// The backward of [`norm_rotate`](Self::norm_rotate): takes the gradients of the results to
+    /// those of q and k in one pass, in place if wanted, and to those of the weights.
+    ///
+    /// With g = R^T dy and n = x * rstd, which is recomputed from x:
+    /// dx = rstd * (g * weight - n * mean(g * weight * n)), and the gradient of the weight is the
+    /// sum of g * n over tokens and heads.
+    ///
+    /// # Numerics
+    /// Computed in f32, or f64. The weights' gradients are summed over blocks of 32 tokens, then
+    /// over the blocks in f64: the same bits with every instruction set and any number of threads.
+    ///
+    /// # Errors
+    /// As [`norm_rotate`](Self::norm_rotate).
+    pub fn norm_rotate_backward<E: Element<Acc = A>>(
+        &self,
+        norm: &HeadNorm,
+        q: NormGradient<'_, E>,
+        k: Option<NormGradient<'_, E>>,
+    ) -> Result<()> {
+        let (mut streams, mut weight_gradients) = (Vec::with_capacity(2), Vec::with_capacity(2));
+        let head_dim = self.geometry.head_dim();
+        for (operand, names) in std::iter::once(q).chain(k).zip(NAMES) {
+            let stream = Stream::new(operand.gradient, [names.dy, names.dx])?;
+            let layout = operand.x.layout;
+            layout.check_same(&stream.src_layout, names.x, names.dy, true)?;
+            let weights = self.weights(norm, operand.weight, names.weight)?;
+            if let Some(gradient) = &operand.weight_gradient {
+                check_weight(names.weight_gradient, gradient.len(), head_dim)?;
+            }
+            weight_gradients.push(operand.weight_gradient);
+            let dy = part(stream.src, stream.src_layout.strides);
+            streams.push(NormStream {
+                x: part(operand.x.data.as_ptr(), layout.strides),
+                x_batch: layout.strides.batch,
+                gradient: Some((dy, stream.src_layout.strides.batch)),
+                to: part(stream.dst, stream.dst_layout.strides),
+                to_batch: stream.dst_layout.strides.batch,
+                layout,
+                weights,
+            });
+        }
+        let task = self.norm_task(norm, streams)?;
+        let (tokens, width) = (task.tokens(), task.streams.len() * head_dim);
+        let blocks = tokens.div_ceil(BLOCK_TOKENS);
+        let per_task = blocks.div_ceil(self.parallelism.tasks_for(blocks, task.bytes()).max(1));
+        let mut sums = vec![A::ZERO; blocks * width];
+        let tasks = sums.chunks_mut(per_task.max(1) * width);
+        for_each_block(tasks.enumerate().collect(), |(at, sums)| {
+            let mut workspace = task.workspace(BLOCK_TOKENS);
+            for (i, sums) in sums.chunks_exact_mut(width).enumerate() {
+                let first = (at * per_task + i) * BLOCK_TOKENS;
+                let range = first..(first + BLOCK_TOKENS).min(tokens);
+                task.run(range, &mut workspace, sums);
+            }
+        });
+        for (i, gradient) in weight_gradients.into_iter().enumerate() {
+            for (channel, to) in gradient.into_iter().flatten().enumerate() {
+                let of_block = |block: usize| sums[block * width + i * head_dim + channel].to_f64();
+                *to = A::from_f64((0..blocks).map(of_block).sum());
+            }
+        }
+        Ok(())
+    }
+
+    fn weights(&self, norm: &HeadNorm, weight: Option<&[A]>, what: &'static str) -> Result<Vec<A>> {
+        if let Some(weight) = weight {
+            check_weight(what, weight.len(), self.geometry.head_dim())?;
+        }
+        Ok(norm.channel_weights(weight, self.geometry))
+    }
+
+    fn norm_task<E: Element<Acc = A>>(
+        &self,
+        norm: &HeadNorm,
+        streams: Vec<NormStream<E>>,
+    ) -> Result<NormTask<'_, '_, E>> {
+        let q = streams[0].layout;
+        self.check_shape(&q, "q")?;
+        if let Some(k) = streams.get(1) {
+            q.check_same(&k.layout, "q", "k", false)?;
+        }
+        let mut task = NormTask {
+            rotator: self,
+            norm: *norm,
+            streams,
+            angle_tokens: self.check_angles(q.batch, q.seq)?,
+            past_caches: false,
+        };
+        task.past_caches = task.bytes() >= self.stream_bytes;
+        Ok(task)
+    }
+}
+
+/// The names in messages of what belongs to q, or to k.
+struct Names {
+    x: &'static str,
+    y: &'static str,
+    dy: &'static str,
+    dx: &'static str,
+    weight: &'static str,
+    weight_gradient: &'static str,
+}
+
+const NAMES: [Names; 2] = [
+    Names {
+        x: "q",
+        y: "the rotated q",
+        dy: "the gradient of the rotated q",
+        dx: "the gradient of q",
+        weight: "the weight of q's norm",
+        weight_gradient: "the gradient of the weight of q's norm",
+    },
+    Names {
+        x: "k",
+        y: "the rotated k",
+        dy: "the gradient of the rotated k",
+        dx: "the gradient of k",
+        weight: "the weight of k's norm",
+        weight_gradient: "the gradient of the weight of k's norm",
+    },
+];
+
+fn check_weight(what: &'static str, found: usize, expected: usize) -> Result<()> {
+    if found != expected {
+        return Err(RopeError::NormWeight {
+            what,
+            found,
+            expected,
+        });
+    }
+    Ok(())
+}
+
+/// One call's work, shared by its threads.
+struct NormTask<'r, 'a, E: Element> {
+    rotator: &'r Rotator<'a, E::Acc>,
+    norm: HeadNorm,
+    streams: Vec<NormStream<E>>,
+    angle_tokens: usize,
+    past_caches: bool,
+}
+
+/// What a thread needs besides the tensors: the angles of a tile if they are gathered, and a row.
+struct Workspace<A> {
+    tile_tokens: usize,
+    gathered: Vec<MaybeUninit<A>>,
+    row: Vec<MaybeUninit<A>>,
+}
+
+impl<E: Element> NormTask<'_, '_, E> {
+    fn tokens(&self) -> usize {
+        self.streams[0].layout.batch * self.streams[0].layout.seq
+    }
+
+    /// Bytes of q and k.
+    fn bytes(&self) -> usize {
+        let elems = self.streams.iter().map(|stream| stream.layout.elems());
+        elems.sum::<usize>() * size_of::<E>()
+    }
+
+    /// Room for work on at most `tokens` tokens.
+    fn workspace(&self, tokens: usize) -> Workspace<E::Acc> {
+        let row = 2 * self.rotator.geometry.lane_count();
+        let q = &self.streams[0].x;
+        let (tile_bytes, gathered) = match (q.head > q.token, self.rotator.angles) {
+            (false, Angles::Tokens(_)) => (TILE_BYTES, 0),
+            (true, Angles::Tokens(_)) => (HEADS_OUTSIDE_TILE_BYTES, 0),
+            (false, Angles::Table { .. }) => (TILE_BYTES, row),
+            (true, Angles::Table { .. }) => (HEADS_OUTSIDE_GATHERED_BYTES, row),
+        };
+        // The order in which gradients of weights are summed must not depend on the angles' source:
+        // the backward's blocks are not divided.
+        let tile_tokens = if self.streams[0].gradient.is_some() {
+            BLOCK_TOKENS
+        } else {
+            (tile_bytes / (row * size_of::<E::Acc>())).clamp(1, tokens.max(1))
+        };
+        Workspace {
+            tile_tokens,
+            gathered: vec![MaybeUninit::uninit(); tile_tokens * gathered],
+            row: vec![MaybeUninit::uninit(); self.rotator.geometry.head_dim()],
+        }
+    }
+
+    /// Does the tokens of a range, counted over the batch. In the backward, adds the gradients of
+    /// the weights to `sums`, `[streams, head_dim]`.
+    fn run(&self, tokens: Range<usize>, workspace: &mut Workspace<E::Acc>, sums: &mut [E::Acc]) {
+        let geometry = self.rotator.geometry;
+        let (head_dim, row) = (geometry.head_dim(), 2 * geometry.lane_count());
+        let kernel = E::norm_kernel(self.rotator.instructions);
+        let seq = self.streams[0].layout.seq;
+        let mut token = tokens.start;
+        while token < tokens.end {
+            let (b, s) = (token / seq, token % seq);
+            let left = (tokens.end - token).min(seq - s);
+            let count = workspace.tile_tokens.min(left);
+            let first = token % self.angle_tokens;
+            let angles = match self.rotator.angles {
+                Angles::Tokens(rows) => rows[first * row..].as_ptr(),
+                Angles::Table { table, positions } => {
+                    let rows = workspace.gathered.chunks_exact_mut(row);
+                    for (i, row) in rows.take(count).enumerate() {
+                        gather(table, positions, first + i, row);
+                    }
+                    workspace.gathered.as_ptr().cast()
+                }
+            };
+            for (i, stream) in self.streams.iter().enumerate() {
+                // A tensor without heads has no elements that a token's address could be in.
+                if stream.layout.heads == 0 {
+                    continue;
+                }
+                let dweight = match sums.get_mut(i * head_dim..(i + 1) * head_dim) {
+                    Some(sums) => sums.as_mut_ptr(),
+                    None => std::ptr::null_mut(),
+                };
+                // SAFETY: token (b, s) is one of the views', which `HeadsRef::new` and
+                // `HeadsMut::new` checked to reach only into their buffers.
+                let (x, dy, to) = unsafe {
+                    (
+                        at(stream.x, b * stream.x_batch, s),
+                        stream.gradient.map(|(dy, batch)| at(dy, b * batch, s)),
+                        at_mut(stream.to, b * stream.to_batch, s),
+                    )
+                };
+                let tile = NormTile {
+                    x,
+                    dy,
+                    to,
+                    tokens: count,
+                    heads: stream.layout.heads,
+                    geometry,
+                    after: self.norm.order == NormOrder::AfterRotation,
+                    eps: E::Acc::from_f64(self.norm.eps),
+                    coefficients: self.coefficients(angles),
+                    weight: stream.weights.as_ptr(),
+                    dweight,
+                    stream: self.past_caches && stream.x.start != stream.to.start.cast_const(),
+                    scratch: workspace.row.as_mut_ptr().cast(),
+                };
+                // SAFETY: an `InstructionSet` exists only for instructions that the processor has.
+                // `HeadsRef::new` and `HeadsMut::new` checked that views reach only into their
+                // buffers and, where written, name each element once; source and destination are
+                // one view, or a shared and an exclusive borrow, and shapes agree. `Geometry::new`
+                // keeps the rotated part within the head and Quarter's pairs even. There are cos
+                // and sin for `count` tokens from `first`: a tile does not cross samples, and
+                // `check_angles` counted the rows. `channel_weights` made `head_dim + rotary_dim`
+                // weights. In the backward `sums` holds `head_dim` values for each stream, and
+                // belongs to this thread, as the row does.
+                unsafe { kernel(&tile) };
+            }
+            token += count;
+        }
+    }
+
+    /// The forward's c1, s1, c2, s2 among a row's cosines and sines.
+    fn coefficients(&self, row: *const E::Acc) -> Coefficients<E::Acc> {
+        let geometry = self.rotator.geometry;
+        let (lanes, shared) = (geometry.lane_count(), !geometry.per_channel());
+        let second = if shared { 0 } else { geometry.pairs() };
+        let [cos, sin] =
+            [0, lanes].map(|start| [start, start + second].map(|at| row.wrapping_add(at)));
+        Coefficients {
+            cos,
+            sin,
+            stride: 2 * lanes,
+            negate: false,
+            shared,
+        }
+    }
+}
+
+/// The part that starts at a token, `elements` after the start of the tensor's first sample.
+///
+/// # Safety
+/// The token is one of the tensor's.
+unsafe fn at<E>(part: Part<*const E>, elements: usize, token: usize) -> Part<*const E> {
+    // SAFETY: the caller guarantees a token within the tensor.
+    let start = unsafe { part.start.add(elements + token * part.token) };
+    Part { start, ..part }
+}
+
+/// [`at`] of a tensor to write.
+///
+/// # Safety
+/// As [`at`].
+unsafe fn at_mut<E>(part: Part<*mut E>, elements: usize, token: usize) -> Part<*mut E> {
+    // SAFETY: the caller guarantees a token within the tensor.
+    let start = unsafe { part.start.add(elements + token * part.token) };
+    Part { start, ..part }
+}

@@ -1,0 +1,566 @@
+//! The norm fused with the rotation: against the oracle, against the composition, and by finite
+//! differences.
+
+use half::{bf16, f16};
+use rope_core::reference::{HeadMatrix, HeadRmsNorm};
+use rope_core::{
+    Angles, AxisLayout, CosSinTable, Element, HeadNorm, HeadsLayout, HeadsMut, HeadsRef,
+    InstructionSet, Layout, NormGradient, NormInput, NormOrder, Operand, Pairing, Parallelism,
+    Positions, Real, RopeError, RotarySpec, Rotator, Strides, TokenAngles,
+};
+
+const ORDERS: [NormOrder; 2] = [NormOrder::BeforeRotation, NormOrder::AfterRotation];
+
+/// Numbers between -2 and 2, fixed by the seed.
+fn values(seed: u64, count: usize) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn rounded<E: Element>(values: &[f64]) -> Vec<E> {
+    let round = |v: &f64| E::narrow(E::Acc::from_f64(*v));
+    values.iter().map(round).collect()
+}
+
+fn wide<E: Element>(values: &[E]) -> Vec<f64> {
+    values.iter().map(|v| v.widen().to_f64()).collect()
+}
+
+/// What a case is about; sizes, strides and the rest go through small and odd numbers with `pairs`.
+struct Case {
+    spec: RotarySpec,
+    positions: Positions,
+    norm: HeadNorm,
+    /// Of x and the results; padded between heads, tokens and samples.
+    layout: HeadsLayout,
+    weighted: bool,
+    in_place: bool,
+    seed: u64,
+}
+
+impl Case {
+    fn new(pairs: usize, pairing: Pairing, per_channel: bool, order: NormOrder) -> Self {
+        let axes = if per_channel {
+            AxisLayout::PerChannel(vec![pairs / 3, pairs - pairs / 3])
+        } else {
+            AxisLayout::Single
+        };
+        let offset = pairs % 4;
+        let spec = RotarySpec::builder(offset + 2 * pairs + pairs % 3)
+            .rotary_dim(2 * pairs)
+            .rotary_offset(offset)
+            .pairing(pairing)
+            .axes(axes)
+            .build()
+            .expect("valid");
+        let (batch, seq, heads) = (1 + pairs % 2, [3, 1, 7, 33][pairs % 4], 1 + pairs % 6);
+        let ids: Vec<i64> = (0..spec.axis_count() * seq)
+            .map(|i| (7 * i % 23) as i64)
+            .collect();
+        let norm = HeadNorm::new([1e-6, 1e-2][pairs % 2]).expect("valid");
+        let mut layout = HeadsLayout::contiguous(
+            Layout::ALL[pairs % 4],
+            batch,
+            seq,
+            heads,
+            spec.head_dim() + pairs % 5,
+        );
+        layout.head_dim = spec.head_dim();
+        Self {
+            positions: Positions::new(spec.axis_count(), &ids).expect("valid"),
+            spec,
+            norm: norm.with_unit_offset(pairs % 3 == 1).with_order(order),
+            layout,
+            weighted: pairs % 7 != 3,
+            in_place: pairs % 5 < 2,
+            seed: pairs as u64,
+        }
+    }
+
+    /// Elements of a buffer.
+    fn len(&self) -> usize {
+        self.layout.extent() as usize
+    }
+
+    fn weight<A: Real>(&self, seed: u64) -> Option<Vec<A>> {
+        let values = values(self.seed + seed, self.spec.head_dim());
+        self.weighted.then(|| rounded(&values))
+    }
+
+    /// The oracle's y, dx and gradient of the weight.
+    fn exact(&self, weight: Option<&[f64]>, x: &[f64], dy: &[f64]) -> [Vec<f64>; 3] {
+        let head_dim = self.spec.head_dim();
+        let offset = f64::from(u8::from(self.norm.unit_offset()));
+        let scale: Vec<f64> = match weight {
+            Some(weight) => weight.iter().map(|w| offset + w).collect(),
+            None => vec![1.0; head_dim],
+        };
+        let norm = HeadRmsNorm {
+            weight: &scale,
+            eps: self.norm.eps(),
+        };
+        let (mut y, mut dx, mut dw) = (x.to_vec(), dy.to_vec(), vec![0.0; head_dim]);
+        for s in 0..self.layout.seq {
+            let matrix = HeadMatrix::new(&self.spec, &self.positions, s, None).expect("valid");
+            for (b, head) in (0..self.layout.batch)
+                .flat_map(|b| (0..self.layout.heads).map(move |head| (b, head)))
+            {
+                let Strides {
+                    batch,
+                    seq,
+                    head: n,
+                } = self.layout.strides;
+                let at = b * batch + s * seq + head * n;
+                let row = at..at + head_dim;
+                let (x, g) = (&x[row.clone()], &dy[row.clone()]);
+                let (result, gradient, of_weight);
+                if self.norm.order() == NormOrder::BeforeRotation {
+                    result = matrix.apply(&norm.apply(x));
+                    (gradient, of_weight) = norm.apply_adjoint(x, &matrix.apply_adjoint(g));
+                } else {
+                    let z = matrix.apply(x);
+                    result = norm.apply(&z);
+                    let dz;
+                    (dz, of_weight) = norm.apply_adjoint(&z, g);
+                    gradient = matrix.apply_adjoint(&dz);
+                }
+                y[row.clone()].copy_from_slice(&result);
+                dx[row].copy_from_slice(&gradient);
+                for (sum, value) in dw.iter_mut().zip(of_weight) {
+                    *sum += value;
+                }
+            }
+        }
+        [y, dx, dw]
+    }
+
+    /// y, dx and the gradient of the weight by the kernels. Elements between rows keep what they
+    /// hold: x in y, dy in dx.
+    fn run<E: Element>(
+        &self,
+        rotator: Rotator<'_, E::Acc>,
+        weight: Option<&[E::Acc]>,
+        x: &[E],
+        dy: &[E],
+    ) -> (Vec<E>, Vec<E>, Vec<E::Acc>) {
+        let (mut y, mut dx) = (x.to_vec(), dy.to_vec());
+        let mut dw = vec![E::Acc::from_f64(99.0); self.spec.head_dim()];
+        rotator
+            .norm_rotate(
+                &self.norm,
+                NormInput {
+                    x: self.operand(x, &mut y),
+                    weight,
+                },
+                None,
+            )
+            .expect("valid");
+        rotator
+            .norm_rotate_backward(
+                &self.norm,
+                NormGradient {
+                    x: HeadsRef::new(x, self.layout).expect("valid"),
+                    weight,
+                    gradient: self.operand(dy, &mut dx),
+                    weight_gradient: Some(&mut dw),
+                },
+                None,
+            )
+            .expect("valid");
+        (y, dx, dw)
+    }
+
+    fn operand<'a, E>(&self, from: &'a [E], to: &'a mut [E]) -> Operand<'a, E> {
+        let to = HeadsMut::new(to, self.layout).expect("valid");
+        if self.in_place {
+            return to.into();
+        }
+        (HeadsRef::new(from, self.layout).expect("valid"), to).into()
+    }
+
+    fn check<E: Element>(&self) {
+        let (x, dy): (Vec<E>, Vec<E>) = (
+            rounded(&values(self.seed + 1, self.len())),
+            rounded(&values(self.seed + 2, self.len())),
+        );
+        let weight = self.weight::<E::Acc>(3);
+        let wide_weight = weight.as_deref().map(wide);
+        let exact = self.exact(wide_weight.as_deref(), &wide(&x), &wide(&dy));
+        let angles = TokenAngles::<E::Acc>::new(&self.spec, &self.positions, None).expect("valid");
+        let rotator = Rotator::new(self.spec.geometry(), angles.angles()).expect("valid");
+        let mut first = None;
+        for set in InstructionSet::available() {
+            let rotator = rotator.with_instructions(set);
+            let found = self.run(rotator, weight.as_deref(), &x, &dy);
+            let what = || format!("{set} {} {:?} {:?}", E::NAME, self.spec, self.norm);
+            for (found, exact, what_of) in [
+                (wide(&found.0), &exact[0], "y"),
+                (wide(&found.1), &exact[1], "dx"),
+                (wide(&found.2), &exact[2], "the gradient of the weight"),
+            ] {
+                // Rounding on store, relative; and that of the computation, relative to its terms.
+                let stored = if what_of.starts_with("the") {
+                    0.0
+                } else {
+                    unit_roundoff::<E>()
+                };
+                let most = exact.iter().fold(1.0, |most: f64, v| most.max(v.abs()));
+                let computed = 40.0 * unit_roundoff::<E::Acc>() * most;
+                for (i, (found, exact)) in found.iter().zip(exact).enumerate() {
+                    let allowed = stored * exact.abs() + computed + 1e-7 * stored;
+                    assert!(
+                        (found - exact).abs() <= allowed,
+                        "{what_of} {i}: {found} instead of {exact}, {}",
+                        what()
+                    );
+                }
+            }
+            let found = [wide(&found.0), wide(&found.1), wide(&found.2)].map(bits);
+            let first = first.get_or_insert_with(|| found.clone());
+            assert!(*first == found, "other bits: {}", what());
+        }
+    }
+}
+
+fn bits(values: Vec<f64>) -> Vec<u64> {
+    values.into_iter().map(f64::to_bits).collect()
+}
+
+/// Half the distance of 1 to the next number.
+fn unit_roundoff<E: Element>() -> f64 {
+    match E::NAME {
+        "f64" => f64::EPSILON / 2.0,
+        "f32" => f64::from(f32::EPSILON) / 2.0,
+        "f16" => f16::EPSILON.to_f64() / 2.0,
+        _ => bf16::EPSILON.to_f64() / 2.0,
+    }
+}
+
+fn every_length(pairing: Pairing) {
+    for pairs in (1..=40).chain([48, 63, 64, 65, 70, 128]) {
+        if pairing == Pairing::Quarter && pairs % 2 == 1 {
+            continue;
+        }
+        for order in ORDERS {
+            for per_channel in [false, true] {
+                let case = Case::new(pairs, pairing, per_channel, order);
+                case.check::<f32>();
+                match pairs % 3 {
+                    0 => case.check::<f64>(),
+                    1 => case.check::<f16>(),
+                    _ => case.check::<bf16>(),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn half_agrees_with_the_oracle_at_every_length() {
+    every_length(Pairing::Half);
+}
+
+#[test]
+fn adjacent_agrees_with_the_oracle_at_every_length() {
+    every_length(Pairing::Adjacent);
+}
+
+#[test]
+fn quarter_agrees_with_the_oracle_at_every_length() {
+    every_length(Pairing::Quarter);
+}
+
+#[test]
+fn interleave_half_agrees_with_the_oracle_at_every_length() {
+    every_length(Pairing::InterleaveHalf);
+}
+
+/// The sizes of Qwen3 (16-bit rows that fill cache lines), past the caches and not, by several
+/// threads and one, by token and from a table: the same bits.
+#[test]
+fn stores_threads_and_tables_change_no_bit() {
+    let spec = RotarySpec::builder(128).build().unwrap();
+    let (batch, seq, heads) = (3, 50, 5);
+    let ids: Vec<i64> = (0..seq as i64).map(|i| i * i % 61).collect();
+    let positions = Positions::new(1, &ids).unwrap();
+    for (layout, order) in Layout::ALL
+        .into_iter()
+        .flat_map(|layout| ORDERS.map(|order| (layout, order)))
+    {
+        let case = Case {
+            norm: HeadNorm::new(1e-6).unwrap().with_order(order),
+            layout: HeadsLayout::contiguous(layout, batch, seq, heads, 128),
+            spec: spec.clone(),
+            positions: positions.clone(),
+            weighted: true,
+            in_place: false,
+            seed: 5,
+        };
+        let x: Vec<bf16> = rounded(&values(1, case.len()));
+        let dy: Vec<bf16> = rounded(&values(2, case.len()));
+        let weight = case.weight::<f32>(3);
+        let mut table = CosSinTable::new(&spec, None).unwrap();
+        table.grow_to(61).unwrap();
+        let angles = TokenAngles::gather(&table, &positions).unwrap();
+        let by_table = Angles::Table {
+            table: &table,
+            positions: &positions,
+        };
+        let mut first = None;
+        for angles in [angles.angles(), by_table] {
+            let rotator = Rotator::new(spec.geometry(), angles).unwrap();
+            for (stream, parallelism) in [
+                (usize::MAX, Parallelism::SERIAL),
+                (0, Parallelism::new(1, 7)),
+                (0, Parallelism::new(1, usize::MAX)),
+            ] {
+                let rotator = rotator.with_streaming(stream).with_parallelism(parallelism);
+                let found = case.run(rotator, weight.as_deref(), &x, &dy);
+                let found = [wide(&found.0), wide(&found.1), wide(&found.2)].map(bits);
+                let first = first.get_or_insert_with(|| found.clone());
+                assert!(*first == found, "{layout:?} {order:?} {parallelism:?}");
+            }
+        }
+    }
+}
+
+/// q and k in one call, with weights of their own, give what two calls give.
+#[test]
+fn q_and_k_have_their_own_weights() {
+    let case = Case::new(16, Pairing::Half, false, NormOrder::BeforeRotation);
+    let few = HeadsLayout {
+        heads: 2,
+        ..case.layout
+    };
+    assert!(few.heads < case.layout.heads);
+    let [q, k, dq, dk] = [1, 2, 3, 4].map(|seed| values(seed, case.len()));
+    let weights: [Vec<f64>; 2] = [5, 6].map(|seed| case.weight(seed).unwrap());
+    let angles = TokenAngles::<f64>::new(&case.spec, &case.positions, None).unwrap();
+    let rotator = Rotator::new(case.spec.geometry(), angles.angles()).unwrap();
+    let of_q = case.run(rotator, Some(&weights[0]), &q, &dq);
+    let of_k = Case {
+        layout: few,
+        ..Case::new(16, Pairing::Half, false, NormOrder::BeforeRotation)
+    }
+    .run(rotator, Some(&weights[1]), &k, &dk);
+
+    let layouts = [case.layout, few];
+    let (mut y, mut dx) = ([q.clone(), k.clone()], [dq, dk]);
+    let mut dw = [7.0; 2].map(|value| vec![value; case.spec.head_dim()]);
+    {
+        let inputs = y.iter_mut().zip(layouts).zip(&weights);
+        let mut inputs = inputs.map(|((y, layout), weight)| NormInput {
+            x: HeadsMut::new(y, layout).unwrap().into(),
+            weight: Some(weight),
+        });
+        rotator
+            .norm_rotate(&case.norm, inputs.next().unwrap(), inputs.next())
+            .unwrap();
+    }
+    let gradients = [&q, &k].into_iter().zip(&mut dx).zip(&mut dw);
+    let mut gradients = gradients.zip(layouts).zip(&weights).map(
+        |((((x, dx), weight_gradient), layout), weight)| NormGradient {
+            x: HeadsRef::new(x, layout).unwrap(),
+            weight: Some(weight),
+            gradient: HeadsMut::new(dx, layout).unwrap().into(),
+            weight_gradient: Some(weight_gradient),
+        },
+    );
+    rotator
+        .norm_rotate_backward(&case.norm, gradients.next().unwrap(), gradients.next())
+        .unwrap();
+    assert_eq!((&y[0], &dx[0], &dw[0]), (&of_q.0, &of_q.1, &of_q.2));
+    assert_eq!((&y[1], &dx[1], &dw[1]), (&of_k.0, &of_k.1, &of_k.2));
+}
+
+/// By central differences in f64 of a sum of the results with random factors.
+#[test]
+fn gradients_are_those_of_finite_differences() {
+    for (pairing, order) in Pairing::ALL
+        .into_iter()
+        .flat_map(|pairing| ORDERS.map(|order| (pairing, order)))
+    {
+        let case = Case {
+            in_place: true,
+            ..Case::new(8, pairing, true, order)
+        };
+        let angles = TokenAngles::<f64>::new(&case.spec, &case.positions, None).unwrap();
+        let rotator = Rotator::new(case.spec.geometry(), angles.angles()).unwrap();
+        let (x, dy) = (values(1, case.len()), values(2, case.len()));
+        let weight: Vec<f64> = case.weight(3).unwrap();
+        let loss = |x: &[f64], weight: &[f64]| -> f64 {
+            let mut y = x.to_vec();
+            let input = NormInput {
+                x: HeadsMut::new(&mut y, case.layout).unwrap().into(),
+                weight: Some(weight),
+            };
+            rotator.norm_rotate(&case.norm, input, None).unwrap();
+            y.iter().zip(&dy).map(|(y, dy)| y * dy).sum()
+        };
+        let (_, dx, dw) = case.run(rotator, Some(&weight), &x, &dy);
+        let step = 1e-5;
+        let difference = |values: &[f64], i: usize, loss: &dyn Fn(&[f64]) -> f64| {
+            let (mut below, mut above) = (values.to_vec(), values.to_vec());
+            below[i] -= step;
+            above[i] += step;
+            (loss(&above) - loss(&below)) / (2.0 * step)
+        };
+        let Strides { batch, seq, head } = case.layout.strides;
+        for (channel, found) in dw.iter().enumerate() {
+            // One element of each channel: of the last sample, token and head.
+            let last = (case.layout.batch - 1) * batch
+                + (case.layout.seq - 1) * seq
+                + (case.layout.heads - 1) * head;
+            let i = last + channel;
+            let by_x = difference(&x, i, &|x| loss(x, &weight));
+            assert!((by_x - dx[i]).abs() < 1e-8, "{by_x} {} {pairing:?}", dx[i]);
+            let by_weight = difference(&weight, channel, &|weight| loss(&x, weight));
+            assert!((by_weight - found).abs() < 1e-7, "{by_weight} {found}");
+        }
+    }
+}
+
+/// In f32 the bits are those of the norm, rounded, and then the rotation, as a model computes them;
+/// and so are those of rows of infinities, NaN, zeros, and numbers whose squares are zero or
+/// infinite.
+#[test]
+fn bits_are_those_of_the_norm_followed_by_the_rotation() {
+    let spec = RotarySpec::builder(80).rotary_dim(64).build().unwrap();
+    let positions = Positions::text(1, 3, 1).unwrap();
+    let angles = TokenAngles::<f32>::new(&spec, &positions, None).unwrap();
+    let rotator = Rotator::new(spec.geometry(), angles.angles()).unwrap();
+    // Whole numbers: the sum of their squares is exact in any order.
+    let whole: Vec<f32> = (0..80).map(|i| ((i * i) % 31) as f32 - 15.0).collect();
+    let with = |at: usize, value: f32| {
+        let mut row = whole.clone();
+        row[at] = value;
+        row
+    };
+    let scaled = |by: f32| whole.iter().map(|x| x * by).collect::<Vec<_>>();
+    let rows = [
+        whole.clone(),
+        vec![0.0; 80],
+        with(7, f32::INFINITY),
+        with(70, f32::NEG_INFINITY),
+        with(33, f32::NAN),
+        scaled(1e-42),
+        scaled(f32::powi(2.0, -40)),
+        scaled(f32::powi(2.0, 100)),
+    ];
+    let weight: Vec<f32> = (0..80).map(|i| 0.5 + i as f32 / 64.0).collect();
+    for eps in [0.0, 1e-6] {
+        let norm = HeadNorm::new(eps).unwrap();
+        for row in &rows {
+            let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 1, 1, 80);
+            let squares: f32 = row.iter().map(|x| x * x).sum();
+            let rstd = (1.0 / f64::from(squares / 80.0 + eps as f32).sqrt()) as f32;
+            let mut expected: Vec<f32> =
+                row.iter().zip(&weight).map(|(x, w)| x * rstd * w).collect();
+            rotator
+                .rotate(HeadsMut::new(&mut expected, layout).unwrap(), None)
+                .unwrap();
+            let mut found = row.clone();
+            let input = NormInput {
+                x: HeadsMut::new(&mut found, layout).unwrap().into(),
+                weight: Some(&weight),
+            };
+            rotator.norm_rotate(&norm, input, None).unwrap();
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let same = found.to_bits() == expected.to_bits();
+                let both_nan = found.is_nan() && expected.is_nan();
+                assert!(same || both_nan, "{i}: {found} {expected} {eps} {row:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_inputs_are_named() {
+    for eps in [-1e-6, f64::NAN, f64::INFINITY] {
+        let refused = HeadNorm::new(eps).unwrap_err();
+        assert!(matches!(refused, RopeError::NormEps { .. }), "{refused}");
+    }
+    let case = Case::new(8, Pairing::Half, false, NormOrder::BeforeRotation);
+    let head_dim = case.spec.head_dim();
+    let angles = TokenAngles::<f32>::new(&case.spec, &case.positions, None).unwrap();
+    let rotator = Rotator::new(case.spec.geometry(), angles.angles()).unwrap();
+    let (x, mut y) = (vec![1f32; case.len()], vec![1f32; case.len()]);
+    let short = vec![1f32; head_dim - 1];
+    let input = NormInput {
+        x: HeadsMut::new(&mut y, case.layout).unwrap().into(),
+        weight: Some(&short),
+    };
+    assert_eq!(
+        rotator.norm_rotate(&case.norm, input, None),
+        Err(RopeError::NormWeight {
+            what: "the weight of q's norm",
+            found: head_dim - 1,
+            expected: head_dim,
+        })
+    );
+    let mut long = vec![0f32; head_dim + 1];
+    let gradient = NormGradient {
+        x: HeadsRef::new(&x, case.layout).unwrap(),
+        weight: None,
+        gradient: HeadsMut::new(&mut y, case.layout).unwrap().into(),
+        weight_gradient: Some(&mut long),
+    };
+    assert_eq!(
+        rotator.norm_rotate_backward(&case.norm, gradient, None),
+        Err(RopeError::NormWeight {
+            what: "the gradient of the weight of q's norm",
+            found: head_dim + 1,
+            expected: head_dim,
+        })
+    );
+    let fewer = HeadsLayout {
+        heads: case.layout.heads - 1,
+        ..case.layout
+    };
+    let gradient = NormGradient {
+        x: HeadsRef::new(&x, fewer).unwrap(),
+        weight: None,
+        gradient: HeadsMut::new(&mut y, case.layout).unwrap().into(),
+        weight_gradient: None,
+    };
+    let refused = rotator.norm_rotate_backward(&case.norm, gradient, None);
+    assert!(
+        matches!(
+            refused,
+            Err(RopeError::ShapeMismatch {
+                left: "q",
+                dimension: "heads",
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+}
+
+/// No tokens and no heads are no work, and the gradient of the weight is zero then.
+#[test]
+fn empty_tensors_give_zero_gradients() {
+    let spec = RotarySpec::builder(16).build().unwrap();
+    for (seq, heads) in [(0, 2), (2, 0)] {
+        let positions = Positions::text(1, 0, seq).unwrap();
+        let angles = TokenAngles::<f32>::new(&spec, &positions, None).unwrap();
+        let rotator = Rotator::new(spec.geometry(), angles.angles()).unwrap();
+        let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, seq, heads, 16);
+        let mut weight_gradient = [3f32; 16];
+        let gradient = NormGradient {
+            x: HeadsRef::<f32>::new(&[], layout).unwrap(),
+            weight: None,
+            gradient: HeadsMut::new(&mut [], layout).unwrap().into(),
+            weight_gradient: Some(&mut weight_gradient),
+        };
+        let norm = HeadNorm::new(1e-6).unwrap();
+        rotator.norm_rotate_backward(&norm, gradient, None).unwrap();
+        assert_eq!(weight_gradient, [0f32; 16]);
+    }
+}
