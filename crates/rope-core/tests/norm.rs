@@ -330,6 +330,58 @@ fn stores_threads_and_tables_change_no_bit() {
     }
 }
 
+/// Heads with angles of their own give what each gives by itself.
+#[test]
+fn heads_turn_by_angles_of_their_own() {
+    let (batch, seq, heads, pairs) = (2, 37, 3, 10);
+    let spec = RotarySpec::builder(2 * pairs).build().unwrap();
+    let ids: Vec<i64> = (0..2 * seq as i64).map(|i| i * i % 61).collect();
+    let positions = Positions::new(2, &ids).unwrap();
+    let frequencies = values(9, 2 * heads * pairs);
+    let angles = TokenAngles::<f64>::per_head(&positions, &frequencies, heads).unwrap();
+    for (layout, order) in Layout::ALL
+        .into_iter()
+        .flat_map(|layout| ORDERS.map(|order| (layout, order)))
+    {
+        let mut case = Case {
+            norm: HeadNorm::new(1e-6).unwrap().with_order(order),
+            layout: HeadsLayout::contiguous(layout, batch, seq, heads, 2 * pairs),
+            spec: spec.clone(),
+            positions: positions.clone(),
+            weighted: true,
+            in_place: false,
+            seed: 5,
+        };
+        let (x, dy) = (values(1, case.len()), values(2, case.len()));
+        let weight = case.weight::<f64>(3);
+        let rotator = Rotator::new(spec.geometry(), angles.angles()).unwrap();
+        let (y, dx, _) = case.run(rotator, weight.as_deref(), &x, &dy);
+        case.layout.heads = 1;
+        for head in 0..heads {
+            let rows = angles.rows().chunks_exact(2 * pairs);
+            let rows: Vec<f64> = rows.skip(head).step_by(heads).flatten().copied().collect();
+            let rotator = Rotator::new(spec.geometry(), Angles::Tokens(&rows)).unwrap();
+            let start = head * case.layout.strides.head;
+            let (x, dy) = (&x[start..], &dy[start..]);
+            let (y1, dx1, _) = case.run(rotator, weight.as_deref(), x, dy);
+            let Strides {
+                batch: of_batch,
+                seq: of_seq,
+                ..
+            } = case.layout.strides;
+            for at in (0..batch).flat_map(|b| (0..seq).map(move |s| b * of_batch + s * of_seq)) {
+                let (own, all) = (at..at + 2 * pairs, start + at..start + at + 2 * pairs);
+                assert_eq!(
+                    y1[own.clone()],
+                    y[all.clone()],
+                    "{layout:?} {order:?} {head}"
+                );
+                assert_eq!(dx1[own], dx[all], "{layout:?} {order:?} {head}");
+            }
+        }
+    }
+}
+
 /// q and k in one call, with weights of their own, give what two calls give.
 #[test]
 fn q_and_k_have_their_own_weights() {

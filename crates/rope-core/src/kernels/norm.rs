@@ -77,6 +77,8 @@ pub(crate) struct NormTile<E: Element> {
     pub(crate) eps: E::Acc,
     /// The forward's c1, s1, c2, s2 of the first token.
     pub(crate) coefficients: Coefficients<E::Acc>,
+    /// Values between the coefficients of heads; 0 if all heads of a token share them.
+    pub(crate) head_coefficients: usize,
     /// The weights of all channels, then those of the pairs' first members, then of the second
     /// ones, as the forward reads pairs.
     pub(crate) weight: *const E::Acc,
@@ -125,8 +127,8 @@ impl<E: Element> NormTile<E> {
 /// - `x` and `dy` are valid for reads and `to` for writes of `head_dim` elements at every token and
 ///   head by their strides; `to` overlaps neither, or is x in the forward, or is dy in the
 ///   backward, with the same strides
-/// - the four coefficients are valid for as many values as there are pairs at every token by their
-///   stride
+/// - the four coefficients are valid for as many values as there are pairs at every token and head
+///   by their strides
 /// - `weight` is valid for reads of `head_dim + rotary_dim` values, `scratch` for reads and writes
 ///   of `head_dim`, and in the backward `dweight` too; neither overlaps anything else
 #[inline(always)]
@@ -206,7 +208,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                             x: tile.x.start.add(tile.x.offset(token, head)),
                             dy: dy.start.add(dy.offset(token, head)),
                             to: tile.to.start.add(tile.to.offset(token, head)),
-                            coefficients,
+                            coefficients: coefficients.skip(head * tile.head_coefficients),
                         };
                         match (BACKWARD, AFTER) {
                             (false, false) => Self::before::<STREAM>(&row),

@@ -296,8 +296,10 @@ impl<A: Real> Rotator<'_, A> {
     ) -> Result<NormTask<'_, '_, E>> {
         let q = streams[0].layout;
         self.check_shape(&q, "q")?;
+        self.check_heads(&q, "q")?;
         if let Some(k) = streams.get(1) {
             q.check_same(&k.layout, "q", "k", false)?;
+            self.check_heads(&k.layout, "k")?;
         }
         let mut task = NormTask {
             rotator: self,
@@ -378,13 +380,18 @@ impl<E: Element> NormTask<'_, '_, E> {
         elems.sum::<usize>() * size_of::<E>()
     }
 
+    /// The values of a token's angles: of all its heads, if these have their own.
+    fn row(&self) -> usize {
+        2 * self.rotator.geometry.lane_count() * self.rotator.angles.own_heads().unwrap_or(1)
+    }
+
     /// Room for work on at most `tokens` tokens.
     fn workspace(&self, tokens: usize) -> Workspace<E::Acc> {
-        let row = 2 * self.rotator.geometry.lane_count();
+        let row = self.row();
         let q = &self.streams[0].x;
         let (tile_bytes, gathered) = match (q.head > q.token, self.rotator.angles) {
-            (false, Angles::Tokens(_)) => (TILE_BYTES, 0),
-            (true, Angles::Tokens(_)) => (HEADS_OUTSIDE_TILE_BYTES, 0),
+            (false, Angles::Tokens(_) | Angles::Heads { .. }) => (TILE_BYTES, 0),
+            (true, Angles::Tokens(_) | Angles::Heads { .. }) => (HEADS_OUTSIDE_TILE_BYTES, 0),
             (false, Angles::Table { .. }) => (TILE_BYTES, row),
             (true, Angles::Table { .. }) => (HEADS_OUTSIDE_GATHERED_BYTES, row),
         };
@@ -406,7 +413,7 @@ impl<E: Element> NormTask<'_, '_, E> {
     /// the weights to `sums`, `[streams, head_dim]`.
     fn run(&self, tokens: Range<usize>, workspace: &mut Workspace<E::Acc>, sums: &mut [E::Acc]) {
         let geometry = self.rotator.geometry;
-        let (head_dim, row) = (geometry.head_dim(), 2 * geometry.lane_count());
+        let (head_dim, row) = (geometry.head_dim(), self.row());
         let kernel = E::norm_kernel(self.rotator.instructions);
         let seq = self.streams[0].layout.seq;
         let mut token = tokens.start;
@@ -416,7 +423,7 @@ impl<E: Element> NormTask<'_, '_, E> {
             let count = workspace.tile_tokens.min(left);
             let first = token % self.angle_tokens;
             let angles = match self.rotator.angles {
-                Angles::Tokens(rows) => rows[first * row..].as_ptr(),
+                Angles::Tokens(rows) | Angles::Heads { rows, .. } => rows[first * row..].as_ptr(),
                 Angles::Table { table, positions } => {
                     let rows = workspace.gathered.chunks_exact_mut(row);
                     for (i, row) in rows.take(count).enumerate() {
@@ -453,6 +460,10 @@ impl<E: Element> NormTask<'_, '_, E> {
                     after: self.norm.order == NormOrder::AfterRotation,
                     eps: E::Acc::from_f64(self.norm.eps),
                     coefficients: self.coefficients(angles),
+                    head_coefficients: match self.rotator.angles.own_heads() {
+                        Some(_) => 2 * geometry.lane_count(),
+                        None => 0,
+                    },
                     weight: stream.weights.as_ptr(),
                     dweight,
                     stream: self.past_caches && stream.x.start != stream.to.start.cast_const(),
@@ -463,8 +474,9 @@ impl<E: Element> NormTask<'_, '_, E> {
                 // buffers and, where written, name each element once; source and destination are
                 // one view, or a shared and an exclusive borrow, and shapes agree. `Geometry::new`
                 // keeps the rotated part within the head and Quarter's pairs even. There are cos
-                // and sin for `count` tokens from `first`: a tile does not cross samples, and
-                // `check_angles` counted the rows. `channel_weights` made `head_dim + rotary_dim`
+                // and sin for `count` tokens from `first`, and for each of their heads if these
+                // have their own: a tile does not cross samples, `check_angles` counted the rows
+                // and `check_heads` the heads. `channel_weights` made `head_dim + rotary_dim`
                 // weights. In the backward `sums` holds `head_dim` values for each stream, and
                 // belongs to this thread, as the row does.
                 unsafe { kernel(&tile) };
@@ -483,7 +495,7 @@ impl<E: Element> NormTask<'_, '_, E> {
         Coefficients {
             cos,
             sin,
-            stride: 2 * lanes,
+            stride: self.row(),
             negate: false,
             shared,
         }
