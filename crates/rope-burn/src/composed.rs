@@ -224,7 +224,7 @@ fn slice<B: Backend>(x: FloatTensor<B>, dim: usize, start: usize, end: usize) ->
     B::float_slice(x, &slices)
 }
 
-fn cast<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+pub(crate) fn cast<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if x.dtype() == dtype {
         x
     } else {

@@ -40,6 +40,16 @@ pub enum RotaryError {
         /// The type that they must have for the tensors to rotate.
         expected: DType,
     },
+    /// A norm's weight in a type that the kernels do not compute in.
+    #[error("{what}: found {found:?}, expected {expected:?}, the type of the angles; cast it")]
+    NormWeightDType {
+        /// Which weight.
+        what: &'static str,
+        /// Its type.
+        found: DType,
+        /// The type that it must have for the tensors to normalise.
+        expected: DType,
+    },
     /// A tensor of another rank than its layout.
     #[error("{what} has {found} dimensions, layout {layout:?} has {expected}")]
     Rank {

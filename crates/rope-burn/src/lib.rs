@@ -15,8 +15,10 @@
 //! | [`Positions`](rope_core::Positions) | the ids of a step's tokens, `[axes, tokens]` |
 //! | [`RotaryAngles`] | their cos and sin on the device, shared or per head, made once a step |
 //! | [`Rotary::forward`] | the operation on q and k, in each layer |
+//! | [`NormRotary`], [`Rotary::try_forward_norm`] | the same with RMSNorm of each head of q and k |
 //! | [`Implementation`] | the choice between a backend's kernels and ordinary operations |
 //! | [`RotaryOps`], [`RotaryOp`] | the operation as backends implement it |
+//! | [`NormRotaryOps`], [`NormRotaryOp`] | that with the norm, as backends implement it |
 //! | [`composed`] | the operation from ordinary operations, which every backend has |
 //!
 //! # Example
@@ -66,6 +68,7 @@ pub mod composed;
 mod error;
 mod heads;
 mod module;
+mod norm;
 mod ops;
 
 pub use angles::RotaryAngles;
@@ -73,6 +76,7 @@ pub use angles::RotaryAngles;
 pub use backends::remote;
 pub use error::{Result, RotaryError};
 pub use module::{Implementation, Rotary, RotaryConfig};
+pub use norm::{NormRotary, NormRotaryConfig, NormRotaryOp, NormRotaryOps, NormWeight};
 pub use ops::{RotaryOp, RotaryOps};
 pub use rope_core;
 

@@ -379,7 +379,7 @@ impl Rotary {
     }
 
     /// Whether the backend gets one operation, or ordinary ones.
-    fn fuses(&self, x: &DispatchTensor) -> bool {
+    pub(crate) fn fuses(&self, x: &DispatchTensor) -> bool {
         self.implementation == Implementation::Fused && backends::extends(&x.device())
     }
 

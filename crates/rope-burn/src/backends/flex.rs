@@ -31,6 +31,8 @@ macro_rules! for_dtype {
     }};
 }
 
+mod norm;
+
 /// An element that both sides know.
 trait Shared: Element<Acc: BurnElement + bytemuck::Pod> + BurnElement + bytemuck::Pod {}
 impl<E: Element<Acc: BurnElement + bytemuck::Pod> + BurnElement + bytemuck::Pod> Shared for E {}
