@@ -242,6 +242,38 @@ fn the_graph_keeps_q_and_k_alone() {
     assert!(composed >= 2 * fused, "{composed} composed, {fused} fused");
 }
 
+/// Angles that want a gradient get one: the norm is composed then, around the fused rotation.
+fn learned_angles_get_their_gradient() {
+    let spec = RotarySpec::builder(16).build().expect("valid");
+    let device = Device::flex().autodiff();
+    let positions = Positions::text(1, 2, 3).expect("in range");
+    let norm = HeadNorm::new(1e-3).expect("valid");
+    let gradient = |implementation| {
+        let rotary = Rotary::new(spec.clone(), Layout::Bsnd).with_implementation(implementation);
+        let mut angles = rotary.angles(&positions, &device);
+        angles.rows = angles.rows.require_grad();
+        let values = (0..3 * 2 * 16)
+            .map(|i| (i % 7) as f32 - 2.0)
+            .collect::<Vec<_>>();
+        let x = Tensor::<4>::from_data(TensorData::new(values, [1, 3, 2, 16]), &device);
+        let weight = || Tensor::<1>::ones([16], &device);
+        let (q, _) = rotary
+            .try_forward_norm(x.clone(), x.clone(), [weight(), weight()], norm, &angles)
+            .expect("shapes and types agree");
+        let gradients = (q * x).sum().backward();
+        let found = angles.rows.grad(&gradients).expect("tracked").into_data();
+        found.iter::<f64>().collect::<Vec<f64>>()
+    };
+    let (fused, composed) = (
+        gradient(Implementation::Fused),
+        gradient(Implementation::Composed),
+    );
+    assert!(fused.iter().any(|value| value.abs() > 1.0));
+    for (fused, composed) in fused.iter().zip(&composed) {
+        assert!((fused - composed).abs() < 1e-4, "{fused} {composed}");
+    }
+}
+
 #[derive(Default)]
 struct Names(Vec<String>, Vec<String>);
 
@@ -307,4 +339,5 @@ fn head_norm() {
     the_graph_keeps_q_and_k_alone();
     the_module_has_the_parameters_of_the_models();
     wrong_weights_are_named();
+    learned_angles_get_their_gradient();
 }

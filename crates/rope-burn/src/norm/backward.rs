@@ -14,6 +14,7 @@ use burn::backend::tensor::FloatTensor;
 
 use super::composed;
 use super::ops::{NormRotaryOp, NormRotaryOps};
+use crate::ops::RotaryOps;
 
 #[derive(Debug)]
 struct NormRotaryBackward;
@@ -44,7 +45,7 @@ impl<B: NormRotaryOps, C: CheckpointStrategy> NormRotaryOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         if angles.is_tracked() {
             // The backward below gives learned angles no gradient.
-            return composed::norm_rotate::<Self>(x, weight, angles, op);
+            return composed::norm_rotate::<Self>(x, weight, angles, op, Self::rotary_single);
         }
         let angles = angles.into_primitive();
         let ((x, x_node), (weight, weight_node)) = (x.into_parts(), weight.into_parts());

@@ -1,11 +1,15 @@
-//! The norm and the rotation from ordinary tensor operations: what every backend can run.
+//! The norm from ordinary tensor operations, around a rotation: what every backend can run.
 
 use burn::backend::{Backend, Scalar, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 use rope_core::{Direction, NormOrder};
 
 use super::ops::NormRotaryOp;
-use crate::composed::{cast, rotate};
+use crate::composed::cast;
+use crate::ops::RotaryOp;
+
+/// What rotates one tensor by angles.
+pub(crate) type Rotate<B> = fn(FloatTensor<B>, FloatTensor<B>, RotaryOp) -> FloatTensor<B>;
 
 /// As [`NormRotaryOps::norm_rotary`](super::NormRotaryOps::norm_rotary): computed in the type of the
 /// angles, and rounded once.
@@ -14,6 +18,7 @@ pub(crate) fn norm_rotate<B: Backend>(
     weight: FloatTensor<B>,
     angles: FloatTensor<B>,
     op: NormRotaryOp,
+    rotate: Rotate<B>,
 ) -> FloatTensor<B> {
     let dtype = x.dtype();
     let x = cast::<B>(x, angles.dtype());
@@ -22,10 +27,10 @@ pub(crate) fn norm_rotate<B: Backend>(
     let y = match op.norm.order() {
         NormOrder::BeforeRotation => {
             let normalised = B::float_mul(normalise::<B>(x, &op).0, weight);
-            rotate::<B>(normalised, angles, rotary)
+            rotate(normalised, angles, rotary)
         }
         NormOrder::AfterRotation => {
-            let rotated = rotate::<B>(x, angles, rotary);
+            let rotated = rotate(x, angles, rotary);
             B::float_mul(normalise::<B>(rotated, &op).0, weight)
         }
     };
@@ -39,6 +44,7 @@ pub(crate) fn norm_rotate_backward<B: Backend>(
     angles: FloatTensor<B>,
     gradient: FloatTensor<B>,
     op: NormRotaryOp,
+    rotate: Rotate<B>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let dtype = x.dtype();
     let rank = x.shape().num_dims();
@@ -48,33 +54,33 @@ pub(crate) fn norm_rotate_backward<B: Backend>(
     let before = op.norm.order() == NormOrder::BeforeRotation;
     // What is normalised, and the gradient of the normalised times the weight.
     let (x, g) = if before {
-        (x, rotate::<B>(dy, angles.clone(), adjoint))
+        (x, rotate(dy, angles.clone(), adjoint))
     } else {
         let forward = op.rotary(Direction::Forward);
-        (rotate::<B>(x, angles.clone(), forward), dy)
+        (rotate(x, angles.clone(), forward), dy)
     };
-    let (n, rstd) = normalise::<B>(x, &op);
+    let (n, root) = normalise::<B>(x, &op);
     let products = B::float_mul(g.clone(), n.clone());
     let weight_gradient = (0..rank - 1).fold(products, B::float_sum_dim);
     let weight_gradient = B::float_reshape(weight_gradient, Shape::from([op.geometry.head_dim()]));
     let h = B::float_mul(g, scale::<B>(weight, &op, rank));
     let mean = B::float_mean_dim(B::float_mul(h.clone(), n.clone()), rank - 1);
-    let dx = B::float_mul(B::float_sub(h, B::float_mul(n, mean)), rstd);
+    let dx = B::float_div(B::float_sub(h, B::float_mul(n, mean)), root);
     let dx = if before {
         dx
     } else {
-        rotate::<B>(dx, angles, adjoint)
+        rotate(dx, angles, adjoint)
     };
     (cast::<B>(dx, dtype), weight_gradient)
 }
 
-/// x * rstd, and rstd.
+/// n = x / root with root = sqrt(mean(x^2) + eps), and the root.
 fn normalise<B: Backend>(x: FloatTensor<B>, op: &NormRotaryOp) -> (FloatTensor<B>, FloatTensor<B>) {
     let last = x.shape().num_dims() - 1;
     let mean = B::float_mean_dim(B::float_mul(x.clone(), x.clone()), last);
     let eps = Scalar::from(op.norm.eps());
-    let rstd = B::float_recip(B::float_sqrt(B::float_add_scalar(mean, eps)));
-    (B::float_mul(x, rstd.clone()), rstd)
+    let root = B::float_sqrt(B::float_add_scalar(mean, eps));
+    (B::float_div(x, root.clone()), root)
 }
 
 /// What channels are multiplied by, of the rank of x.

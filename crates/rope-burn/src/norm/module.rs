@@ -49,13 +49,19 @@ impl Rotary {
         op.rotary(Direction::Forward).check(&q, Some(&k), &angles)?;
         op.check_weight("the weight of q's norm", &q_weight, &q)?;
         op.check_weight("the weight of k's norm", &k_weight, &k)?;
-        let apply = if self.fuses(&q) {
-            Dispatch::norm_rotary
-        } else {
-            composed::norm_rotate::<Dispatch>
+        let fuses = self.fuses(&q);
+        let apply = |x, weight, angles| {
+            if fuses {
+                Dispatch::norm_rotary(x, weight, angles, op)
+            } else {
+                let rotate = crate::composed::rotate::<Dispatch>;
+                composed::norm_rotate::<Dispatch>(x, weight, angles, op, rotate)
+            }
         };
-        let q = apply(q, q_weight, angles.clone(), op);
-        let k = apply(k, k_weight, angles, op);
+        let (q, k) = (
+            apply(q, q_weight, angles.clone()),
+            apply(k, k_weight, angles),
+        );
         Ok((Tensor::from_dispatch(q), Tensor::from_dispatch(k)))
     }
 }

@@ -1,11 +1,11 @@
 //! The operation as backends see it.
 
-use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, backend_extension, tensor::FloatTensor};
 use rope_core::{Direction, Geometry, HeadNorm, Layout, RopeError};
 
 use super::composed;
 use crate::error::{Result, RotaryError};
-use crate::ops::{RotaryOp, angle_dtype};
+use crate::ops::{RotaryOp, RotaryOps, angle_dtype};
 
 /// A norm of each head and its rotation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,8 +63,8 @@ impl NormRotaryOp {
 
 /// RMSNorm of each head and its rotation on a backend.
 ///
-/// Both methods have bodies composed from ordinary operations; a backend overrides those that it
-/// has kernels for. The implementation for [`Autodiff`](burn::backend::Autodiff) adds the
+/// Both methods have bodies composed from ordinary operations and the backend's rotation; a backend
+/// overrides those that it has kernels for. The implementation for [`Autodiff`](burn::backend::Autodiff) adds the
 /// hand-written backward.
 ///
 /// # Shapes
@@ -80,7 +80,7 @@ impl NormRotaryOp {
     Remote: cfg(feature = "remote"),
     Autodiff
 )]
-pub trait NormRotaryOps: Backend {
+pub trait NormRotaryOps: RotaryOps {
     /// Normalises each head of x, before or after the rotation as `op.norm` says, and rotates it.
     fn norm_rotary(
         x: FloatTensor<Self>,
@@ -88,7 +88,7 @@ pub trait NormRotaryOps: Backend {
         angles: FloatTensor<Self>,
         op: NormRotaryOp,
     ) -> FloatTensor<Self> {
-        composed::norm_rotate::<Self>(x, weight, angles, op)
+        composed::norm_rotate::<Self>(x, weight, angles, op, Self::rotary_single)
     }
 
     /// The gradients of x and of the weight, from x and the gradient of the result.
@@ -99,14 +99,15 @@ pub trait NormRotaryOps: Backend {
         gradient: FloatTensor<Self>,
         op: NormRotaryOp,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        composed::norm_rotate_backward::<Self>(x, weight, angles, gradient, op)
+        let rotate = Self::rotary_single;
+        composed::norm_rotate_backward::<Self>(x, weight, angles, gradient, op, rotate)
     }
 }
 
-/// Composed.
+/// Composed, around the rotation that there is.
 #[cfg(feature = "cube")]
 impl NormRotaryOps for burn::backend::Cube {}
 
-/// Composed of the server's operations.
+/// Composed of the server's operations, with its rotation.
 #[cfg(feature = "remote")]
 impl NormRotaryOps for burn::backend::Remote {}
