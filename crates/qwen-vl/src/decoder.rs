@@ -5,7 +5,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNor
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use burn_attention::Attention;
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
-use rope_core::{Layout, Positions};
+use rope_core::{HeadNorm, Layout, Positions};
 
 use crate::config::TextConfig;
 use crate::error::Result;
@@ -200,21 +200,31 @@ impl SelfAttention {
             let [_, _, channels] = x.dims();
             x.reshape([batch, seq, heads, channels / heads])
         };
-        let normalise = |norm: &Option<RmsNorm>, x: Tensor<4>| match norm {
-            Some(norm) => norm.forward(x),
-            None => x,
-        };
         let q = heads(self.q_proj.forward(hidden.clone()), self.heads);
         let k = heads(self.k_proj.forward(hidden.clone()), self.kv_heads);
         let v = heads(self.v_proj.forward(hidden), self.kv_heads);
-        let (q, k) = (normalise(&self.q_norm, q), normalise(&self.k_norm, k));
+        let recording = trace.is_recording();
         let mut keep = |when: &str, q: &Tensor<4>, k: &Tensor<4>| {
             for (name, x) in [("q", q), ("k", k)] {
                 trace.record(|| format!("{name}_{when}.{index}"), x);
             }
         };
-        keep("pre", &q, &k);
-        let (q, k) = self.rotary.try_forward(q, k, angles)?;
+        let (q, k) = match (&self.q_norm, &self.k_norm) {
+            (Some(q_norm), Some(k_norm)) => {
+                if recording {
+                    // What comes between norm and rotation exists in no other pass.
+                    let (q, k) = (q_norm.forward(q.clone()), k_norm.forward(k.clone()));
+                    keep("pre", &q, &k);
+                }
+                let weights = [q_norm, k_norm].map(|norm| norm.gamma.val());
+                let norm = HeadNorm::new(q_norm.epsilon)?;
+                self.rotary.try_forward_norm(q, k, weights, norm, angles)?
+            }
+            _ => {
+                keep("pre", &q, &k);
+                self.rotary.try_forward(q, k, angles)?
+            }
+        };
         keep("post", &q, &k);
 
         let (q, mut k, mut v) = (q.swap_dims(1, 2), k.swap_dims(1, 2), v.swap_dims(1, 2));

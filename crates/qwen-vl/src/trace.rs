@@ -42,6 +42,11 @@ impl Trace {
             })
     }
 
+    /// Whether activations are recorded.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.activations.is_some()
+    }
+
     /// The recorded names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.activations.iter().flatten().map(|(name, _)| &name[..])
