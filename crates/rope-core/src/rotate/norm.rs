@@ -296,11 +296,11 @@ impl<A: Real> Rotator<'_, A> {
     ) -> Result<NormTask<'_, '_, E>> {
         let q = streams[0].layout;
         self.check_shape(&q, "q")?;
-        self.check_heads(&q, "q")?;
-        if let Some(k) = streams.get(1) {
-            q.check_same(&k.layout, "q", "k", false)?;
-            self.check_heads(&k.layout, "k")?;
+        let k = streams.get(1).map(|k| k.layout);
+        if let Some(k) = &k {
+            q.check_same(k, "q", "k", false)?;
         }
+        self.check_heads(&q, k.as_ref())?;
         let mut task = NormTask {
             rotator: self,
             norm: *norm,
