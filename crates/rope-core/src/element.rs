@@ -18,6 +18,8 @@ pub trait Real:
     fn from_f64(value: f64) -> Self;
     /// Converts without loss.
     fn to_f64(self) -> f64;
+    /// 1 / sqrt of it: the root and the quotient are each rounded to nearest.
+    fn reciprocal_root(self) -> Self;
 }
 
 /// A type that q and k are kept in: f32, f64, f16 or bf16.
@@ -59,6 +61,10 @@ macro_rules! real {
             #[inline(always)]
             fn to_f64(self) -> f64 {
                 f64::from(self)
+            }
+            #[inline(always)]
+            fn reciprocal_root(self) -> Self {
+                1.0 / self.sqrt()
             }
         }
     };

@@ -103,6 +103,14 @@ impl Register for F32x4 {
         Self(unsafe { vsubq_f32(self.0, other.0) })
     }
     #[inline(always)]
+    unsafe fn total(self) -> f32 {
+        // SAFETY: the caller guarantees NEON.
+        unsafe {
+            let two = vadd_f32(vget_low_f32(self.0), vget_high_f32(self.0));
+            vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
+        }
+    }
+    #[inline(always)]
     unsafe fn signs(negative: bool) -> Self {
         // SAFETY: the caller has NEON.
         Self(unsafe { vdupq_n_f32(if negative { -0.0 } else { 0.0 }) })

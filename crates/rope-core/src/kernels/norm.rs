@@ -19,15 +19,19 @@
 //! with g = dy, and dx = R^T dz.
 //!
 //! Data: a row is one head of one token. It is read twice, and written once; the second time it is
-//! in the first-level cache. The norm is taken of x before the products with cos and sin, as a
-//! composition would: in f32 and f64 the results are bit for bit those of the norm followed by the
-//! rotation. What the rotation makes for the norm, g or z, lies in a scratch row, widened.
+//! in the first-level cache. What a row is multiplied by, cos and sin times the weights before the
+//! rotation, is prepared once for a token, in the order in which the kernel meets it. What the
+//! rotation makes for the norm, g or z, lies in a scratch row, widened.
+//!
+//! Order: the sums of a few rows, then their roots together, then what is written; meanwhile the
+//! next rows are fetched. So neither the roots' latency nor memory's is waited for.
 //!
 //! Sums: value i of a row is added to partial sum i mod 32, whatever the register's width, and the
 //! partial sums are added in a fixed order. The sum of squares is recomputed in the backward,
 //! which reads x anyway: nothing but x is kept.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::portable::Portable;
 use super::tile::{Coefficients, HEADS_OUTSIDE_GROUP, Order, Split, Zipped, starts_lines};
@@ -39,6 +43,10 @@ use crate::spec::{Geometry, Pairing};
 const SUMS: usize = 32;
 /// Registers that hold them, at most: those of four values.
 const SUM_REGISTERS: usize = 8;
+
+/// Heads whose sums are made before the first of them is written. Their stores are a burst that
+/// loads wait for: eight take longer than four where stores bypass the caches.
+pub(crate) const AHEAD: usize = 4;
 
 /// A tensor's share of a tile.
 #[derive(Clone, Copy)]
@@ -55,6 +63,17 @@ impl<P> Part<P> {
     fn offset(&self, token: usize, head: usize) -> usize {
         token * self.token + head * self.head
     }
+}
+
+/// Whether tokens are the inner dimension of a tensor, so that heads are taken a group at a time,
+/// and the factors of all tokens of a tile are kept.
+pub(crate) fn takes_groups<P>(x: &Part<P>) -> bool {
+    x.head > x.token
+}
+
+/// Values that a token's factors take: four a pair, and as many again `twice`.
+pub(crate) fn factors_of_token(geometry: Geometry, twice: bool) -> usize {
+    4 * geometry.pairs() * if twice { 2 } else { 1 }
 }
 
 /// A block of tokens by heads of one tensor.
@@ -86,8 +105,10 @@ pub(crate) struct NormTile<E: Element> {
     pub(crate) dweight: *mut E::Acc,
     /// Whether to bypass the caches on writing y, where that is possible.
     pub(crate) stream: bool,
-    /// Room for a row.
+    /// Room for twice [`AHEAD`] rows.
     pub(crate) scratch: *mut E::Acc,
+    /// Room for the [`factors_of_token`] of one token; of each, if the tensor [`takes_groups`].
+    pub(crate) factors: *mut E::Acc,
 }
 
 impl<E: Element> NormTile<E> {
@@ -110,6 +131,12 @@ impl<E: Element> NormTile<E> {
         }
     }
 
+    /// Values that a token's factors take: four a pair, in the backward of a norm after the
+    /// rotation twice.
+    fn factors_of_token(&self) -> usize {
+        factors_of_token(self.geometry, self.dy.is_some() && self.after)
+    }
+
     /// Whether pointers are aligned, as far as the tile itself shows what [`norm_tile`] demands.
     fn is_sound(&self) -> bool {
         self.x.start.is_aligned()
@@ -130,7 +157,7 @@ impl<E: Element> NormTile<E> {
 /// - the four coefficients are valid for as many values as there are pairs at every token and head
 ///   by their strides
 /// - `weight` is valid for reads of `head_dim + rotary_dim` values, `scratch` for reads and writes
-///   of `head_dim`, and in the backward `dweight` too; neither overlaps anything else
+///   of twice [`AHEAD`] times `head_dim`, and in the backward `dweight` of `head_dim`; neither overlaps anything else
 #[inline(always)]
 pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
     debug_assert!(tile.is_sound());
@@ -144,13 +171,126 @@ pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
     }
 }
 
+/// The length of a row, and where in it which pairs are.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Channels of a head.
+    dim: usize,
+    /// First rotated channel.
+    start: usize,
+    /// Pairs of channels.
+    pairs: usize,
+    /// Pairs of a run.
+    run: usize,
+}
+
+impl Shape {
+    /// The tile's; if `DIM` is not zero, that of one run of `DIM` rotated channels, which the
+    /// compiler then knows.
+    #[inline(always)]
+    fn of<const DIM: usize, E: Element>(tile: &NormTile<E>) -> Self {
+        let geometry = tile.geometry;
+        let shape = Self {
+            dim: geometry.head_dim(),
+            start: geometry.rotary_offset(),
+            pairs: geometry.pairs(),
+            run: tile.run(),
+        };
+        if DIM == 0 {
+            return shape;
+        }
+        debug_assert!((shape.dim, shape.run) == (DIM, DIM / 2));
+        Self {
+            dim: DIM,
+            start: 0,
+            pairs: DIM / 2,
+            run: DIM / 2,
+        }
+    }
+
+    /// Whether it is one run of `DIM` rotated channels.
+    fn is<const DIM: usize>(&self) -> bool {
+        (self.dim, self.run) == (DIM, DIM / 2)
+    }
+
+    /// The end of the rotated channels.
+    fn end(&self) -> usize {
+        self.start + 2 * self.pairs
+    }
+}
+
 /// One row's pointers; those of the rotated part are `offset` elements further on.
 struct Row<'t, E: Element> {
     tile: &'t NormTile<E>,
+    shape: Shape,
     x: *const E,
     dy: *const E,
     to: *mut E,
-    coefficients: Coefficients<E::Acc>,
+    /// What the pairs are multiplied by, as [`Turn::prepare`] writes it.
+    factors: *const E::Acc,
+    /// Room for the row.
+    scratch: *mut E::Acc,
+}
+
+/// Heads of one token, at most [`AHEAD`].
+struct Rows<'t, E: Element> {
+    tile: &'t NormTile<E>,
+    shape: Shape,
+    token: usize,
+    heads: Range<usize>,
+    /// The heads that are taken before the next token's.
+    group: Range<usize>,
+    /// What the pairs of these heads are multiplied by.
+    factors: *mut E::Acc,
+}
+
+impl<'t, E: Element> Rows<'t, E> {
+    /// The row of one head.
+    ///
+    /// # Safety
+    /// The head and the token are the tile's.
+    #[inline(always)]
+    unsafe fn row(&self, i: usize) -> Row<'t, E> {
+        let (tile, token, head) = (self.tile, self.token, self.heads.start + i);
+        debug_assert!(self.heads.contains(&head) && i < AHEAD);
+        let dy = tile.dy.unwrap_or(tile.x);
+        // SAFETY: the caller guarantees that the strides reach only into the tensors; `scratch`
+        // has rows for `AHEAD` heads.
+        unsafe {
+            Row {
+                tile,
+                shape: self.shape,
+                x: tile.x.start.add(tile.x.offset(token, head)),
+                dy: dy.start.add(dy.offset(token, head)),
+                to: tile.to.start.add(tile.to.offset(token, head)),
+                factors: self.factors,
+                scratch: tile.scratch.add(i * self.shape.dim),
+            }
+        }
+    }
+}
+
+impl<E: Element> Rows<'_, E> {
+    /// Has a row of the next heads fetched, or of the next token's first ones: the processor's own
+    /// look-ahead is too short for what is computed in between.
+    #[inline(always)]
+    fn prefetch<M: Memory<E>, const BACKWARD: bool>(&self, i: usize) {
+        let (tile, head) = (self.tile, self.heads.start + i);
+        let (token, head) = if self.heads.end < self.group.end {
+            (self.token, head + self.heads.len())
+        } else {
+            (self.token + 1, self.group.start + i)
+        };
+        let line = 64 / size_of::<E>();
+        for at in (0..self.shape.dim).step_by(line) {
+            let x = tile.x.offset(token, head) + at;
+            M::Register::prefetch(tile.x.start.wrapping_add(x));
+            if let (true, Some(dy)) = (BACKWARD, tile.dy) {
+                let offset = dy.offset(token, head) + at;
+                M::Register::prefetch(dy.start.wrapping_add(offset));
+            }
+        }
+    }
 }
 
 /// The algorithm for one way in which the forward reads and writes pairs.
@@ -171,12 +311,20 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         // SAFETY: the caller guarantees the tile and the instructions; `stream` implies that runs
         // start and fill cache lines.
         unsafe {
+            // The lengths of most models in code of their own.
+            let shape = Shape::of::<0, E>(tile);
+            let common = shape.is::<128>();
             match (tile.dy, tile.after) {
-                (None, false) if stream => Self::each_row::<false, false, true>(tile),
-                (None, false) => Self::each_row::<false, false, false>(tile),
-                (None, true) => Self::each_row::<false, true, false>(tile),
-                (Some(_), false) => Self::each_row::<true, false, false>(tile),
-                (Some(_), true) => Self::each_row::<true, true, false>(tile),
+                (None, false) if common && stream => {
+                    Self::each_row::<128, false, false, true>(tile);
+                }
+                (None, false) if common => Self::each_row::<128, false, false, false>(tile),
+                (None, false) if stream => Self::each_row::<0, false, false, true>(tile),
+                (None, false) => Self::each_row::<0, false, false, false>(tile),
+                (None, true) => Self::each_row::<0, false, true, false>(tile),
+                (Some(_), false) if common => Self::each_row::<128, true, false, false>(tile),
+                (Some(_), false) => Self::each_row::<0, true, false, false>(tile),
+                (Some(_), true) => Self::each_row::<0, true, true, false>(tile),
             }
             if stream {
                 M::Register::fence();
@@ -186,183 +334,284 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
 
     /// Takes the rows in memory order, a group of heads at a time, as the rotation does.
     #[inline(always)]
-    unsafe fn each_row<const BACKWARD: bool, const AFTER: bool, const STREAM: bool>(
+    unsafe fn each_row<
+        const DIM: usize,
+        const BACKWARD: bool,
+        const AFTER: bool,
+        const STREAM: bool,
+    >(
         tile: &NormTile<E>,
     ) {
-        let group = if tile.x.head <= tile.x.token {
-            tile.heads
-        } else {
-            HEADS_OUTSIDE_GROUP
+        let shape = Shape::of::<DIM, E>(tile);
+        let groups = takes_groups(&tile.x);
+        let own = tile.head_coefficients > 0;
+        let (group, ahead) = match (groups, own) {
+            (_, true) => (1, 1),
+            (true, false) => (HEADS_OUTSIDE_GROUP, HEADS_OUTSIDE_GROUP),
+            (false, false) => (tile.heads.max(1), AHEAD),
         };
-        let dy = tile.dy.unwrap_or(tile.x);
-        let mut first = 0;
-        while first < tile.heads {
-            let mut coefficients = tile.coefficients;
+        for first in (0..tile.heads).step_by(group) {
+            let end = (first + group).min(tile.heads);
             for token in 0..tile.tokens {
-                for head in first..(first + group).min(tile.heads) {
-                    // SAFETY: the caller guarantees that the strides reach only into the tensors
-                    // for each of the tile's tokens and heads.
-                    unsafe {
-                        let row = Row {
+                let stored = if groups && !own { token } else { 0 };
+                // SAFETY: the caller guarantees the tile, whose tokens and heads these are, with
+                // room for the factors of one token, or of each.
+                unsafe {
+                    let factors = tile.factors.add(stored * tile.factors_of_token());
+                    if own || first == 0 {
+                        let own = first * tile.head_coefficients;
+                        let values = token * tile.coefficients.stride + own;
+                        let coefficients = tile.coefficients.skip(values);
+                        Self::prepare::<BACKWARD, AFTER>(coefficients, factors, tile, shape);
+                    }
+                    for head in (first..end).step_by(ahead) {
+                        Self::rows::<BACKWARD, AFTER, STREAM>(&Rows {
                             tile,
-                            x: tile.x.start.add(tile.x.offset(token, head)),
-                            dy: dy.start.add(dy.offset(token, head)),
-                            to: tile.to.start.add(tile.to.offset(token, head)),
-                            coefficients: coefficients.skip(head * tile.head_coefficients),
-                        };
-                        match (BACKWARD, AFTER) {
-                            (false, false) => Self::before::<STREAM>(&row),
-                            (false, true) => Self::after(&row),
-                            (true, false) => Self::before_backward(&row),
-                            (true, true) => Self::after_backward(&row),
+                            shape,
+                            token,
+                            heads: head..(head + ahead).min(end),
+                            group: first..end,
+                            factors,
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes what the pairs of rows with these coefficients are multiplied by.
+    #[inline(always)]
+    unsafe fn prepare<const BACKWARD: bool, const AFTER: bool>(
+        by: Coefficients<E::Acc>,
+        factors: *mut E::Acc,
+        tile: &NormTile<E>,
+        shape: Shape,
+    ) {
+        // SAFETY: the caller guarantees coefficients of all pairs, and room; the weights of pairs
+        // follow those of channels.
+        unsafe {
+            let weight = tile.weight.add(shape.dim);
+            match (BACKWARD, AFTER) {
+                (false, false) => {
+                    Turn::<M, M, E, E, Read, Write>::prepare::<false, true>(
+                        by, weight, factors, shape,
+                    );
+                }
+                (_, true) => {
+                    Turn::<M, M::Wide, E, E::Acc, Read, Write>::prepare::<false, false>(
+                        by, weight, factors, shape,
+                    );
+                    if BACKWARD {
+                        let factors = factors.add(4 * shape.pairs);
+                        Turn::<M::Wide, M, E::Acc, E, Write, Read>::prepare::<true, false>(
+                            by, weight, factors, shape,
+                        );
+                    }
+                }
+                (true, false) => {
+                    Turn::<M, M::Wide, E, E::Acc, Write, Read>::prepare::<true, false>(
+                        by, weight, factors, shape,
+                    );
+                }
+            }
+        }
+    }
+
+    /// The sums of each row, then what they say of all rows, then each row's results: no row waits
+    /// for the roots and divisions of another.
+    #[inline(always)]
+    unsafe fn rows<const BACKWARD: bool, const AFTER: bool, const STREAM: bool>(
+        rows: &Rows<'_, E>,
+    ) {
+        let (tile, count, dim) = (rows.tile, rows.heads.len(), rows.shape.dim);
+        // SAFETY: the caller guarantees rows of `head_dim` elements, as many weights and their
+        // gradients, and scratch rows. In the backward these hold g = R^T dy, or z = R x and then
+        // dz; dy is not read after it was overwritten.
+        unsafe {
+            let mut sums = [[E::Acc::ZERO; AHEAD]; 2];
+            let [squares_of, products_of] = &mut sums;
+            for (i, (square, product)) in squares_of
+                .iter_mut()
+                .zip(products_of)
+                .take(count)
+                .enumerate()
+            {
+                let row = rows.row(i);
+                rows.prefetch::<M, BACKWARD>(i);
+                [*square, *product] = match (BACKWARD, AFTER) {
+                    (false, false) => [squares::<M, E>(row.x, dim), E::Acc::ZERO],
+                    (false, true) => {
+                        Self::widen::<Read, Write>(row.x, &row);
+                        [squares::<M::Wide, E::Acc>(row.scratch, dim), E::Acc::ZERO]
+                    }
+                    (true, false) => {
+                        Self::widen::<Write, Read>(row.dy, &row);
+                        let wide = row.scratch.add(AHEAD * dim);
+                        products::<M, M::Wide, E, E::Acc, true>(
+                            row.x,
+                            row.scratch,
+                            tile.weight,
+                            wide,
+                            dim,
+                        )
+                    }
+                    (true, true) => {
+                        Self::widen::<Read, Write>(row.x, &row);
+                        let none = std::ptr::null_mut();
+                        products::<M::Wide, M, E::Acc, E, false>(
+                            row.scratch,
+                            row.dy,
+                            tile.weight,
+                            none,
+                            dim,
+                        )
+                    }
+                };
+            }
+            let [rstds, means] = scales(sums, tile, dim);
+            let first = rows.row(0);
+            let scratch = (first.scratch, dim);
+            match (BACKWARD, AFTER) {
+                (false, _) => {
+                    for (i, rstd) in rstds.into_iter().take(count).enumerate() {
+                        let row = rows.row(i);
+                        if AFTER {
+                            let (z, w) = (row.scratch, tile.weight);
+                            normalise::<M::Wide, M, E::Acc, E>(z, row.to, w, rstd, 0, dim);
+                        } else {
+                            Self::before::<STREAM>(&row, rstd);
                         }
                     }
                 }
-                coefficients = coefficients.skip(coefficients.stride);
+                (true, false) => {
+                    let x = (scratch.0.add(AHEAD * dim).cast_const(), dim);
+                    let g = (scratch.0.cast_const(), dim);
+                    let to = (first.to, tile.to.head);
+                    norm_backward::<M::Wide, M::Wide, M, E::Acc, E::Acc, E>(
+                        x,
+                        g,
+                        to,
+                        tile,
+                        dim,
+                        &rstds[..count],
+                        &means[..count],
+                    );
+                }
+                (true, true) => {
+                    let z = (scratch.0.cast_const(), dim);
+                    let dy = (first.dy, tile.dy.unwrap_or(tile.x).head);
+                    norm_backward::<M::Wide, M, M::Wide, E::Acc, E, E::Acc>(
+                        z,
+                        dy,
+                        scratch,
+                        tile,
+                        dim,
+                        &rstds[..count],
+                        &means[..count],
+                    );
+                    for i in 0..count {
+                        Self::turn_back(&rows.row(i));
+                    }
+                }
             }
-            first += group;
         }
     }
 
     /// y = R (x * rstd * w).
     #[inline(always)]
-    unsafe fn before<const STREAM: bool>(row: &Row<'_, E>) {
-        let (tile, geometry) = (row.tile, row.tile.geometry);
-        let (start, dim) = (geometry.rotary_offset(), geometry.head_dim());
-        let end = start + geometry.rotary_dim();
+    unsafe fn before<const STREAM: bool>(row: &Row<'_, E>, rstd: E::Acc) {
+        let (tile, shape) = (row.tile, row.shape);
+        let Shape { dim, start, .. } = shape;
+        let end = shape.end();
         // SAFETY: the caller guarantees rows of `head_dim` elements, in which `start..end` is the
         // rotated part, weights for all of them, and a scratch row.
         unsafe {
-            let rstd = rstd(squares::<M, E>(row.x, dim), tile);
-            normalise::<M, M, E, E>(row.x, row.to, tile.weight, rstd, 0, start);
-            normalise::<M, M, E, E>(row.x, row.to, tile.weight, rstd, end, dim);
-            let by = Factors {
-                coefficients: row.coefficients,
-                weight: tile.weight.add(dim),
-                rstd,
-            };
+            if end - start < dim {
+                normalise::<M, M, E, E>(row.x, row.to, tile.weight, rstd, 0, start);
+                normalise::<M, M, E, E>(row.x, row.to, tile.weight, rstd, end, dim);
+            }
             let (from, to) = (row.x.add(start), row.to.add(start));
             if Read::ZIPPED == Write::ZIPPED || from != to.cast_const() {
-                Turn::<M, M, E, E, Read, Write, false, true, STREAM>::row(from, to, by, tile);
-            } else {
-                Turn::<M, M::Wide, E, E::Acc, Read, Write, false, true, false>::row(
+                Turn::<M, M, E, E, Read, Write>::row::<true, STREAM>(
                     from,
-                    tile.scratch,
-                    by,
-                    tile,
+                    to,
+                    row.factors,
+                    rstd,
+                    shape,
                 );
-                convert::<M::Wide, M, E::Acc, E>(tile.scratch, to, 0, end - start);
+            } else {
+                Turn::<M, M::Wide, E, E::Acc, Read, Write>::row::<true, false>(
+                    from,
+                    row.scratch,
+                    row.factors,
+                    rstd,
+                    shape,
+                );
+                convert::<M::Wide, M, E::Acc, E>(row.scratch, to, 0, end - start);
             }
         }
     }
 
-    /// y = norm(R x) * w.
+    /// dx = R^T dz, from the scratch row.
     #[inline(always)]
-    unsafe fn after(row: &Row<'_, E>) {
-        let (tile, dim) = (row.tile, row.tile.geometry.head_dim());
-        // SAFETY: the caller guarantees rows of `head_dim` elements, weights for all of them, and a
-        // scratch row, which holds z here.
+    unsafe fn turn_back(row: &Row<'_, E>) {
+        let (shape, scratch) = (row.shape, row.scratch);
+        let Shape { dim, start, .. } = shape;
+        // SAFETY: the caller guarantees rows of `head_dim` elements, in which `start..end` is the
+        // rotated part; the adjoint's factors follow the forward's.
         unsafe {
-            Self::widen::<Read, Write, false>(row.x, row);
-            let rstd = rstd(squares::<M::Wide, E::Acc>(tile.scratch, dim), tile);
-            normalise::<M::Wide, M, E::Acc, E>(tile.scratch, row.to, tile.weight, rstd, 0, dim);
-        }
-    }
-
-    /// dx of y = R (x * rstd * w), and its share of dw.
-    #[inline(always)]
-    unsafe fn before_backward(row: &Row<'_, E>) {
-        // SAFETY: the caller guarantees rows of `head_dim` elements, as many weights and their
-        // gradients, and a scratch row, which holds g = R^T dy here; dy is not read after that.
-        unsafe {
-            Self::widen::<Write, Read, true>(row.dy, row);
-            norm_backward::<M, M::Wide, M, E, E::Acc, E>(row.x, row.tile.scratch, row.to, row.tile);
-        }
-    }
-
-    /// dx of y = norm(R x) * w, and its share of dw.
-    #[inline(always)]
-    unsafe fn after_backward(row: &Row<'_, E>) {
-        let (tile, geometry) = (row.tile, row.tile.geometry);
-        let (start, scratch) = (geometry.rotary_offset(), row.tile.scratch);
-        let end = start + geometry.rotary_dim();
-        // SAFETY: the caller guarantees rows of `head_dim` elements, as many weights and their
-        // gradients, and a scratch row, which holds first z = R x, then dz; dy is not read after
-        // that.
-        unsafe {
-            Self::widen::<Read, Write, false>(row.x, row);
-            norm_backward::<M::Wide, M, M::Wide, E::Acc, E, E::Acc>(scratch, row.dy, scratch, tile);
             convert::<M::Wide, M, E::Acc, E>(scratch, row.to, 0, start);
-            convert::<M::Wide, M, E::Acc, E>(scratch, row.to, end, geometry.head_dim());
-            Turn::<M::Wide, M, E::Acc, E, Write, Read, true, false, false>::row(
+            convert::<M::Wide, M, E::Acc, E>(scratch, row.to, shape.end(), dim);
+            Turn::<M::Wide, M, E::Acc, E, Write, Read>::row::<false, false>(
                 scratch.add(start),
                 row.to.add(start),
-                Factors::of(row),
-                tile,
+                row.factors.add(4 * shape.pairs),
+                E::Acc::ZERO,
+                shape,
             );
         }
     }
 
-    /// Writes R x, or R^T x if `ADJOINT`, into the scratch row.
+    /// Writes x times the row's factors into the scratch row: R x, or R^T x.
     #[inline(always)]
-    unsafe fn widen<From: Order, To: Order, const ADJOINT: bool>(x: *const E, row: &Row<'_, E>) {
-        let (tile, geometry) = (row.tile, row.tile.geometry);
-        let (start, scratch) = (geometry.rotary_offset(), row.tile.scratch);
-        let end = start + geometry.rotary_dim();
+    unsafe fn widen<From: Order, To: Order>(x: *const E, row: &Row<'_, E>) {
+        let (shape, scratch) = (row.shape, row.scratch);
+        let Shape { dim, start, .. } = shape;
+        let end = shape.end();
         // SAFETY: the caller guarantees `head_dim` elements at x and in the scratch row, in which
         // `start..end` is the rotated part.
         unsafe {
-            convert::<M, M::Wide, E, E::Acc>(x, scratch, 0, start);
-            convert::<M, M::Wide, E, E::Acc>(x, scratch, end, geometry.head_dim());
-            Turn::<M, M::Wide, E, E::Acc, From, To, ADJOINT, false, false>::row(
+            if end - start < dim {
+                convert::<M, M::Wide, E, E::Acc>(x, scratch, 0, start);
+                convert::<M, M::Wide, E, E::Acc>(x, scratch, end, dim);
+            }
+            Turn::<M, M::Wide, E, E::Acc, From, To>::row::<false, false>(
                 x.add(start),
                 scratch.add(start),
-                Factors::of(row),
-                tile,
+                row.factors,
+                E::Acc::ZERO,
+                shape,
             );
-        }
-    }
-}
-
-/// What pairs are multiplied by: c1, s1, c2, s2; and, if they are normalised, the weights of first
-/// members, those of second ones, and rstd.
-#[derive(Clone, Copy)]
-struct Factors<A> {
-    coefficients: Coefficients<A>,
-    weight: *const A,
-    rstd: A,
-}
-
-impl<A: Real> Factors<A> {
-    /// Those of a row that is not normalised.
-    fn of<E: Element<Acc = A>>(row: &Row<'_, E>) -> Self {
-        Self {
-            coefficients: row.coefficients,
-            weight: row.tile.weight,
-            rstd: A::ZERO,
         }
     }
 }
 
 /// Rotation of a row of `A`, read by `I` in the order `Read`, into one of `B`, written by `O` in
-/// the order `Write`; of x * rstd * w if `NORM`, by the transpose if `ADJOINT`, past the caches if
-/// `STREAM`.
+/// the order `Write`.
+///
+/// A row is taken run by run, from its start: double registers of pairs, then single ones, then
+/// one pair at a time. What the pairs are multiplied by is prepared in the order in which it is
+/// met, so that a row needs one address for it: c1, s1, c2, s2 of a register, of both registers of
+/// a double one; or, where members are swapped within a register, what an element and its
+/// neighbour are multiplied by.
 ///
 /// # Safety
 /// Of every function: the processor has the instructions. `from` and `to` are valid for the tile's
-/// rotated channels and do not overlap, or are one and the orders are too; the coefficients are
-/// valid for all pairs, with `NORM` the weights for twice as many. With `STREAM` the runs start and
-/// fill cache lines.
-#[allow(
-    clippy::type_complexity,
-    reason = "a list of what the algorithm is generic in"
-)]
-struct Turn<I, O, A, B, Read, Write, const ADJOINT: bool, const NORM: bool, const STREAM: bool>(
-    PhantomData<(I, O, A, B, Read, Write)>,
-);
+/// rotated channels and do not overlap, or are one and the orders are too; factors are valid for
+/// `4 * pairs` values. With `STREAM` the runs start and fill cache lines.
+struct Turn<I, O, A, B, Read, Write>(PhantomData<(I, O, A, B, Read, Write)>);
 
-impl<I, O, A, B, Read, Write, const ADJOINT: bool, const NORM: bool, const STREAM: bool>
-    Turn<I, O, A, B, Read, Write, ADJOINT, NORM, STREAM>
+impl<I, O, A, B, Read, Write> Turn<I, O, A, B, Read, Write>
 where
     I: Memory<A>,
     O: Memory<B, Register = I::Register>,
@@ -371,177 +620,271 @@ where
     Read: Order,
     Write: Order,
 {
-    /// Rotates a row run by run.
+    const SAME_ORDER: bool = Read::ZIPPED == Write::ZIPPED;
+    const SWAPS: bool = Read::ZIPPED && Write::ZIPPED && I::SWAPS && O::SWAPS;
+    const DOUBLES: bool = Self::SAME_ORDER && !Self::SWAPS && I::DOUBLES && O::DOUBLES;
+
+    /// Writes the factors of a row: of the transpose if `ADJOINT`, of the weighted row if `WEIGHT`.
     #[inline(always)]
-    unsafe fn row<E: Element>(from: *const A, to: *mut B, by: Factors<A::Acc>, tile: &NormTile<E>) {
-        let (pairs, run) = (tile.geometry.pairs(), tile.run());
-        let mut start = 0;
-        while start < pairs {
-            // SAFETY: the caller guarantees `2 * pairs` elements; a run's are contiguous in either
-            // order, from twice its first pair on.
-            unsafe {
-                let (from, to) = (from.add(2 * start), to.add(2 * start));
-                let at = Self::run(from, to, by, [start, pairs], 0, run);
-                Turn::<Portable<1>, Portable<1>, A, B, Read, Write, ADJOINT, NORM, false>::run(
-                    from,
-                    to,
-                    by,
-                    [start, pairs],
-                    at,
-                    run,
-                );
+    unsafe fn prepare<const ADJOINT: bool, const WEIGHT: bool>(
+        by: Coefficients<A::Acc>,
+        weight: *const A::Acc,
+        factors: *mut A::Acc,
+        shape: Shape,
+    ) {
+        let Shape { pairs, run, .. } = shape;
+        let weights = [weight, weight.wrapping_add(pairs)];
+        // SAFETY: the caller guarantees coefficients and weights of all pairs, of which the loops
+        // take what is left of each run, and room for four values a pair.
+        unsafe {
+            for start in (0..pairs).step_by(run.max(1)) {
+                let mut at = start;
+                while Self::DOUBLES && at + 2 * I::N <= start + run {
+                    let f = Self::factors::<2, ADJOINT, WEIGHT>(by, weights, at);
+                    for (i, f) in f.into_iter().enumerate() {
+                        f[0].write(factors.add(4 * at + 2 * i * I::N));
+                        f[1].write(factors.add(4 * at + (2 * i + 1) * I::N));
+                    }
+                    at += 2 * I::N;
+                }
+                while at + I::N <= start + run {
+                    let [[c1], [s1], [c2], [s2]] =
+                        Self::factors::<1, ADJOINT, WEIGHT>(by, weights, at);
+                    let mut f = [c1, s1, c2, s2];
+                    if Self::SWAPS {
+                        let cos = I::Register::zip(c1, c2);
+                        let sin = I::Register::zip(s1.flip(I::Register::signs(true)), s2);
+                        f = [cos[0], sin[0], cos[1], sin[1]];
+                    }
+                    for (i, f) in f.into_iter().enumerate() {
+                        f.write(factors.add(4 * at + i * I::N));
+                    }
+                    at += I::N;
+                }
+                while at < start + run {
+                    let f = Turn::<Portable<1>, Portable<1>, A, B, Split, Split>::factors::<
+                        1,
+                        ADJOINT,
+                        WEIGHT,
+                    >(by, weights, at);
+                    for (i, [f]) in f.into_iter().enumerate() {
+                        f.write(factors.add(4 * at + i));
+                    }
+                    at += 1;
+                }
             }
-            start += run;
         }
     }
 
-    /// Rotates the pairs of a run, which starts at pair `start` of `pairs`, from `at` on as far as
-    /// whole registers reach; returns where it stopped.
+    /// c1, s1, c2, s2 of `D` times `N` pairs, one or two, from pair `at` on; y1 = c1 x1 - s1 x2 and
+    /// y2 = c2 x2 + s2 x1.
     #[inline(always)]
-    unsafe fn run(
+    unsafe fn factors<const D: usize, const ADJOINT: bool, const WEIGHT: bool>(
+        by: Coefficients<A::Acc>,
+        weights: [*const A::Acc; 2],
+        at: usize,
+    ) -> [[I::Register; D]; 4] {
+        // SAFETY: the caller guarantees `D * N` values from `at` on in each; weights are read only
+        // if they are wanted.
+        unsafe {
+            let c1 = Self::values::<D>(by.cos[0].add(at));
+            let mut s1 = Self::values::<D>(by.sin[0].add(at));
+            let c2 = Self::values::<D>(by.cos[1].add(at));
+            let mut s2 = Self::values::<D>(by.sin[1].add(at));
+            if ADJOINT {
+                let negative = I::Register::signs(true);
+                for i in 0..D {
+                    (s1[i], s2[i]) = (s2[i].flip(negative), s1[i].flip(negative));
+                }
+            }
+            let mut f = [c1, s1, c2, s2];
+            if WEIGHT {
+                let w1 = Self::values::<D>(weights[0].add(at));
+                let w2 = Self::values::<D>(weights[1].add(at));
+                for (f, w) in f.iter_mut().zip([w1, w2, w2, w1]) {
+                    for i in 0..D {
+                        f[i] = f[i].mul(w[i]);
+                    }
+                }
+            }
+            f
+        }
+    }
+
+    /// `D * N` values, two times `N` in the order of [`Order::load_double`].
+    #[inline(always)]
+    unsafe fn values<const D: usize>(from: *const A::Acc) -> [I::Register; D] {
+        // SAFETY: the caller guarantees `D * N` values.
+        unsafe {
+            let mut values = [I::Register::load(from); D];
+            if D == 2 && !Read::ZIPPED {
+                let double = I::load_coefficients_double(from);
+                values.copy_from_slice(&double);
+            } else {
+                for (i, value) in values.iter_mut().enumerate().skip(1) {
+                    *value = I::Register::load(from.add(i * I::N));
+                }
+            }
+            values
+        }
+    }
+
+    /// Rotates a row, times `scale` if `SCALE`.
+    #[inline(always)]
+    unsafe fn row<const SCALE: bool, const STREAM: bool>(
         from: *const A,
         to: *mut B,
-        by: Factors<A::Acc>,
-        [start, pairs]: [usize; 2],
+        factors: *const A::Acc,
+        scale: A::Acc,
+        shape: Shape,
+    ) {
+        let Shape { pairs, run, .. } = shape;
+        for start in (0..pairs).step_by(run.max(1)) {
+            // SAFETY: the caller guarantees `2 * pairs` elements and four factors a pair; a run's
+            // elements are contiguous in either order, from twice its first pair on.
+            unsafe {
+                let (from, to) = (from.add(2 * start), to.add(2 * start));
+                let factors = factors.add(4 * start);
+                let at = Self::run::<SCALE, STREAM>(from, to, factors, scale, 0, run);
+                if at < run {
+                    Turn::<Portable<1>, Portable<1>, A, B, Read, Write>::run::<SCALE, false>(
+                        from, to, factors, scale, at, run,
+                    );
+                }
+            }
+        }
+    }
+
+    /// Rotates the pairs of a run from `at` on as far as whole registers reach; returns where it
+    /// stopped.
+    #[inline(always)]
+    unsafe fn run<const SCALE: bool, const STREAM: bool>(
+        from: *const A,
+        to: *mut B,
+        factors: *const A::Acc,
+        scale: A::Acc,
         mut at: usize,
         run: usize,
     ) -> usize {
-        // SAFETY: the caller guarantees a run of `run` pairs with coefficients and weights for
-        // each; the loops take as many pairs as are left between `at` and its end.
+        // SAFETY: the caller guarantees a run of `run` pairs with four factors for each; the loops
+        // take as many pairs as are left between `at` and its end.
         unsafe {
-            while I::DOUBLES && O::DOUBLES && Read::ZIPPED == Write::ZIPPED && at + 2 * I::N <= run
-            {
-                let f = Self::factors_double(by, start + at, pairs);
+            let scale = I::Register::splat(scale);
+            while Self::DOUBLES && at + 2 * I::N <= run {
+                let f = factors.add(4 * at);
                 let [a, b] = Read::load_double::<I, A>(from, at, run);
                 let y = [
-                    Self::pairs(a, f.map(|f| f[0]), by.rstd),
-                    Self::pairs(b, f.map(|f| f[1]), by.rstd),
+                    Self::pairs::<SCALE, 2>(a, f, scale),
+                    Self::pairs::<SCALE, 2>(b, f.add(I::N), scale),
                 ];
                 Write::store_double::<O, B, STREAM>(y, to, at, run);
                 at += 2 * I::N;
             }
             while at + I::N <= run {
-                let f = Self::factors(by, start + at, pairs);
-                let x = Read::load::<I, A>(from, at, run);
-                let y = Self::pairs(x, f, by.rstd);
-                Write::store::<O, B, STREAM>(y, to, at, run);
+                let f = factors.add(4 * at);
+                if Self::SWAPS {
+                    let (from, to) = (from.add(2 * at), to.add(2 * at));
+                    let [a, b] = I::load_double(from);
+                    O::store::<STREAM>(Self::swapped::<SCALE>(a, f, scale), to);
+                    let b = Self::swapped::<SCALE>(b, f.add(2 * I::N), scale);
+                    O::store::<STREAM>(b, to.add(I::N));
+                } else {
+                    let x = Read::load::<I, A>(from, at, run);
+                    let y = Self::pairs::<SCALE, 1>(x, f, scale);
+                    Write::store::<O, B, STREAM>(y, to, at, run);
+                }
                 at += I::N;
             }
             at
         }
     }
 
-    /// c1, s1, c2, s2, w1, w2 of `N` pairs from pair `at` on.
+    /// Rotates `N` pairs by factors that are `D` registers apart.
     #[inline(always)]
-    unsafe fn factors(by: Factors<A::Acc>, at: usize, pairs: usize) -> [I::Register; 6] {
-        let Coefficients { cos, sin, .. } = by.coefficients;
-        // SAFETY: the caller guarantees `N` values from `at` on in each; weights are read only if
-        // there are those of pairs.
-        unsafe {
-            let c1 = I::Register::load(cos[0].add(at));
-            let s1 = I::Register::load(sin[0].add(at));
-            let c2 = I::Register::load(cos[1].add(at));
-            let s2 = I::Register::load(sin[1].add(at));
-            if !NORM {
-                return [c1, s1, c2, s2, c1, c1];
-            }
-            let w1 = I::Register::load(by.weight.add(at));
-            let w2 = I::Register::load(by.weight.add(pairs + at));
-            [c1, s1, c2, s2, w1, w2]
-        }
-    }
-
-    /// [`factors`](Self::factors) of two times `N` pairs, in the order of [`Order::load_double`].
-    #[inline(always)]
-    unsafe fn factors_double(
-        by: Factors<A::Acc>,
-        at: usize,
-        pairs: usize,
-    ) -> [[I::Register; 2]; 6] {
-        let Coefficients { cos, sin, .. } = by.coefficients;
-        // SAFETY: the caller guarantees `2 N` values from `at` on in each; weights are read only if
-        // there are those of pairs.
-        unsafe {
-            let c1 = Self::values_double(cos[0].add(at));
-            let s1 = Self::values_double(sin[0].add(at));
-            let c2 = Self::values_double(cos[1].add(at));
-            let s2 = Self::values_double(sin[1].add(at));
-            if !NORM {
-                return [c1, s1, c2, s2, c1, c1];
-            }
-            let w1 = Self::values_double(by.weight.add(at));
-            let w2 = Self::values_double(by.weight.add(pairs + at));
-            [c1, s1, c2, s2, w1, w2]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn values_double(from: *const A::Acc) -> [I::Register; 2] {
-        // SAFETY: the caller guarantees `2 N` values.
-        unsafe {
-            if Read::ZIPPED {
-                [I::Register::load(from), I::Register::load(from.add(I::N))]
-            } else {
-                I::load_coefficients_double(from)
-            }
-        }
-    }
-
-    /// Rotates `N` pairs.
-    #[inline(always)]
-    unsafe fn pairs(
-        [x1, x2]: [I::Register; 2],
-        [c1, s1, c2, s2, w1, w2]: [I::Register; 6],
-        rstd: A::Acc,
+    unsafe fn pairs<const SCALE: bool, const D: usize>(
+        [mut x1, mut x2]: [I::Register; 2],
+        factors: *const A::Acc,
+        scale: I::Register,
     ) -> [I::Register; 2] {
-        // SAFETY: the caller guarantees the instructions.
+        // SAFETY: the caller guarantees the factors and the instructions.
         unsafe {
-            let (x1, x2) = if NORM {
-                let rstd = I::Register::splat(rstd);
-                (x1.mul(rstd).mul(w1), x2.mul(rstd).mul(w2))
-            } else {
-                (x1, x2)
-            };
-            if ADJOINT {
-                [c1.mul(x1).add(s2.mul(x2)), c2.mul(x2).sub(s1.mul(x1))]
-            } else {
-                [c1.mul(x1).sub(s1.mul(x2)), c2.mul(x2).add(s2.mul(x1))]
+            if SCALE {
+                (x1, x2) = (x1.mul(scale), x2.mul(scale));
             }
+            let c1 = I::Register::load(factors);
+            let s1 = I::Register::load(factors.add(D * I::N));
+            let c2 = I::Register::load(factors.add(2 * D * I::N));
+            let s2 = I::Register::load(factors.add(3 * D * I::N));
+            [c1.mul(x1).sub(s1.mul(x2)), c2.mul(x2).add(s2.mul(x1))]
+        }
+    }
+
+    /// Rotates the adjacent pairs of one register.
+    #[inline(always)]
+    unsafe fn swapped<const SCALE: bool>(
+        mut x: I::Register,
+        factors: *const A::Acc,
+        scale: I::Register,
+    ) -> I::Register {
+        // SAFETY: the caller guarantees the factors and the instructions.
+        unsafe {
+            if SCALE {
+                x = x.mul(scale);
+            }
+            let cos = I::Register::load(factors);
+            let sin = I::Register::load(factors.add(I::N));
+            x.mul(cos).add(x.swap().mul(sin))
         }
     }
 }
 
-/// 1 / sqrt(mean + eps), from the sum of a row's squares.
+/// rstd = 1 / sqrt(mean + eps) of each row, and mean(h * n), from the sums of squares and of h * x,
+/// where n = x * rstd.
 #[inline(always)]
-fn rstd<E: Element>(squares: E::Acc, tile: &NormTile<E>) -> E::Acc {
-    let mean = squares.to_f64() / tile.geometry.head_dim() as f64;
-    E::Acc::from_f64(1.0 / (mean + tile.eps.to_f64()).sqrt())
+fn scales<E: Element>(
+    [squares, products]: [[E::Acc; AHEAD]; 2],
+    tile: &NormTile<E>,
+    dim: usize,
+) -> [[E::Acc; AHEAD]; 2] {
+    let mean = E::Acc::from_f64(1.0 / dim as f64);
+    let mut scales = [squares, products];
+    for i in 0..AHEAD {
+        let rstd = (squares[i] * mean + tile.eps).reciprocal_root();
+        scales[0][i] = rstd;
+        scales[1][i] = products[i] * rstd * mean;
+    }
+    scales
 }
 
 /// The sum of partial sums: each half is added to the other until one is left.
-#[inline(always)]
-fn total<A: Real>(mut sums: [A; SUMS]) -> A {
-    let mut half = SUMS / 2;
-    while half > 0 {
-        for i in 0..half {
-            sums[i] = sums[i] + sums[i + half];
-        }
-        half /= 2;
-    }
-    sums[0]
-}
-
-/// Adds the sums in registers to those of an array.
 ///
 /// # Safety
 /// The processor has the instructions of `R`.
 #[inline(always)]
-unsafe fn spread<R: Register>(sums: [R; SUM_REGISTERS]) -> [R::Value; SUMS] {
-    let mut all = [R::Value::ZERO; SUMS];
-    for (k, sum) in sums.into_iter().take(SUMS / R::N).enumerate() {
-        // SAFETY: `SUMS / N` registers of N values fill the array; the caller guarantees the
-        // instructions.
-        unsafe { sum.write(all.as_mut_ptr().add(k * R::N)) };
+unsafe fn total<R: Register>(mut sums: [R; SUM_REGISTERS]) -> R::Value {
+    let mut half = SUMS / R::N / 2;
+    // SAFETY: the caller guarantees the instructions.
+    unsafe {
+        while half > 0 {
+            for i in 0..half {
+                sums[i] = sums[i].add(sums[i + half]);
+            }
+            half /= 2;
+        }
+        sums[0].total()
+    }
+}
+
+/// The last elements of a row, fewer than [`SUMS`], and zeros.
+///
+/// # Safety
+/// `from` is valid for reads of `len` elements.
+#[inline(always)]
+unsafe fn padded<E: Element>(from: *const E, len: usize) -> [E; SUMS] {
+    let mut all = [E::narrow(E::Acc::ZERO); SUMS];
+    for (i, to) in all.iter_mut().take(len).enumerate() {
+        // SAFETY: the caller guarantees `len` elements.
+        *to = unsafe { from.add(i).read() };
     }
     all
 }
@@ -553,35 +896,50 @@ unsafe fn spread<R: Register>(sums: [R; SUM_REGISTERS]) -> [R::Value; SUMS] {
 #[inline(always)]
 unsafe fn squares<M: Memory<E>, E: Element>(x: *const E, len: usize) -> E::Acc {
     const { assert!(SUMS.is_multiple_of(M::N) && SUMS / M::N <= SUM_REGISTERS) };
-    // SAFETY: the caller guarantees `len` elements, of which the loops take what is left.
+    // SAFETY: the caller guarantees `len` elements, of which the loop takes what is left, and the
+    // instructions.
     unsafe {
         let mut sums = [M::Register::splat(E::Acc::ZERO); SUM_REGISTERS];
-        let mut at = 0;
-        while at + SUMS <= len {
-            for (k, sum) in sums.iter_mut().take(SUMS / M::N).enumerate() {
-                let x = M::load(x.add(at + k * M::N));
-                *sum = sum.add(x.mul(x));
-            }
-            at += SUMS;
+        let rest = len % SUMS;
+        for at in (0..len - rest).step_by(SUMS) {
+            add_squares::<M, E>(&mut sums, x.add(at));
         }
-        let mut all = spread(sums);
-        for (i, sum) in all.iter_mut().take(len - at).enumerate() {
-            let x = x.add(at + i).read().widen();
-            *sum = *sum + x * x;
+        if rest > 0 {
+            add_squares::<M, E>(&mut sums, padded(x.add(len - rest), rest).as_ptr());
         }
-        total(all)
+        total(sums)
     }
 }
 
-/// The sums of x * x, and of g * w * x.
+/// Adds the squares of [`SUMS`] values to the partial sums.
 ///
 /// # Safety
-/// The processor has the instructions; `x`, `g` and `weight` are valid for reads of `len` elements.
+/// The processor has the instructions of `M`; `x` is valid for reads of `SUMS` elements.
 #[inline(always)]
-unsafe fn products<X, G, A, B>(
+unsafe fn add_squares<M: Memory<E>, E: Element>(
+    sums: &mut [M::Register; SUM_REGISTERS],
+    x: *const E,
+) {
+    for (k, sum) in sums.iter_mut().enumerate().take(SUMS / M::N) {
+        // SAFETY: the caller guarantees `SUMS` elements, and the instructions.
+        unsafe {
+            let x = M::load(x.add(k * M::N));
+            *sum = sum.add(x.mul(x));
+        }
+    }
+}
+
+/// The sums of x * x, and of g * w * x; writes x widened if `WIDEN`.
+///
+/// # Safety
+/// The processor has the instructions; `x`, `g` and `weight` are valid for reads of `len` elements,
+/// `wide` for writes of as many if `WIDEN`.
+#[inline(always)]
+unsafe fn products<X, G, A, B, const WIDEN: bool>(
     x: *const A,
     g: *const B,
     weight: *const A::Acc,
+    wide: *mut A::Acc,
     len: usize,
 ) -> [A::Acc; 2]
 where
@@ -591,28 +949,66 @@ where
     B: Element<Acc = A::Acc>,
 {
     const { assert!(SUMS.is_multiple_of(X::N) && SUMS / X::N <= SUM_REGISTERS) };
-    // SAFETY: the caller guarantees `len` elements, of which the loops take what is left.
+    // SAFETY: the caller guarantees `len` elements, of which the loop takes what is left, and the
+    // instructions.
     unsafe {
-        let mut squares = [X::Register::splat(A::Acc::ZERO); SUM_REGISTERS];
-        let mut products = squares;
-        let mut at = 0;
-        while at + SUMS <= len {
-            let sums = squares.iter_mut().zip(&mut products);
-            for (k, (square, product)) in sums.take(SUMS / X::N).enumerate() {
-                let i = at + k * X::N;
-                let (x, g) = (X::load(x.add(i)), G::load(g.add(i)));
-                *square = square.add(x.mul(x));
-                *product = product.add(g.mul(X::Register::load(weight.add(i))).mul(x));
+        let mut sums = [[X::Register::splat(A::Acc::ZERO); SUM_REGISTERS]; 2];
+        let rest = len % SUMS;
+        for at in (0..len - rest).step_by(SUMS) {
+            add_products::<X, G, A, B, WIDEN>(
+                &mut sums,
+                x.add(at),
+                g.add(at),
+                weight.add(at),
+                wide.wrapping_add(at),
+            );
+        }
+        if rest > 0 {
+            let at = len - rest;
+            let (x, g) = (padded(x.add(at), rest), padded(g.add(at), rest));
+            let weight = padded(weight.add(at), rest);
+            let mut rest_wide = [A::Acc::ZERO; SUMS];
+            let (weight, to) = (weight.as_ptr(), rest_wide.as_mut_ptr());
+            add_products::<X, G, A, B, WIDEN>(&mut sums, x.as_ptr(), g.as_ptr(), weight, to);
+            if WIDEN {
+                wide.add(at).copy_from_nonoverlapping(to, rest);
             }
-            at += SUMS;
         }
-        let (mut squares, mut products) = (spread(squares), spread(products));
-        for i in 0..len - at {
-            let (x, g) = (x.add(at + i).read().widen(), g.add(at + i).read().widen());
-            squares[i] = squares[i] + x * x;
-            products[i] = products[i] + g * weight.add(at + i).read() * x;
+        [total(sums[0]), total(sums[1])]
+    }
+}
+
+/// Adds [`SUMS`] values of x * x, and of g * w * x, to the partial sums; writes x widened if
+/// `WIDEN`.
+///
+/// # Safety
+/// The processor has the instructions; `x`, `g` and `weight` are valid for reads of `SUMS` elements,
+/// `wide` for writes of as many if `WIDEN`.
+#[inline(always)]
+unsafe fn add_products<X, G, A, B, const WIDEN: bool>(
+    [squares, products]: &mut [[X::Register; SUM_REGISTERS]; 2],
+    x: *const A,
+    g: *const B,
+    weight: *const A::Acc,
+    wide: *mut A::Acc,
+) where
+    X: Memory<A>,
+    G: Memory<B, Register = X::Register>,
+    A: Element,
+    B: Element<Acc = A::Acc>,
+{
+    // By index: the compiler then keeps the sums in registers.
+    for k in 0..SUMS / X::N {
+        let i = k * X::N;
+        // SAFETY: the caller guarantees `SUMS` elements, and the instructions.
+        unsafe {
+            let (x, g) = (X::load(x.add(i)), G::load(g.add(i)));
+            if WIDEN {
+                x.write(wide.add(i));
+            }
+            squares[k] = squares[k].add(x.mul(x));
+            products[k] = products[k].add(g.mul(X::Register::load(weight.add(i))).mul(x));
         }
-        [total(squares), total(products)]
     }
 }
 
@@ -677,18 +1073,22 @@ where
     }
 }
 
-/// The backward of x * rstd * w alone: writes dx = rstd * (h - n * mean(h * n)) with n = x * rstd
-/// and h = g * w, and adds g * n to dw.
+/// The backward of x * rstd * w alone, of rows a number of elements apart: writes
+/// dx = rstd * (h - n * mean(h * n)) with n = x * rstd and h = g * w, and adds g * n to dw.
 ///
 /// # Safety
-/// The processor has the instructions; `x` and `g` are valid for reads and `to` for writes of the
-/// tile's `head_dim` elements; `to` is one of them, or overlaps neither.
+/// The processor has the instructions; at each of as many rows as there are rstd and means, `x` and
+/// `g` are valid for reads and `to` for writes of the tile's `head_dim` elements; `to` is one of
+/// them, or overlaps neither.
 #[inline(always)]
 unsafe fn norm_backward<X, G, O, A, B, C>(
-    x: *const A,
-    g: *const B,
-    to: *mut C,
+    x: (*const A, usize),
+    g: (*const B, usize),
+    to: (*mut C, usize),
     tile: &NormTile<impl Element<Acc = A::Acc>>,
+    dim: usize,
+    rstds: &[A::Acc],
+    means: &[A::Acc],
 ) where
     X: Memory<A>,
     G: Memory<B, Register = X::Register>,
@@ -697,33 +1097,73 @@ unsafe fn norm_backward<X, G, O, A, B, C>(
     B: Element<Acc = A::Acc>,
     C: Element<Acc = A::Acc>,
 {
-    let (weight, dweight, dim) = (tile.weight, tile.dweight, tile.geometry.head_dim());
-    // SAFETY: the caller guarantees `head_dim` elements, and the tile as many weights and their
-    // gradients; the loops take what is left of them.
+    let whole = dim - dim % X::N;
+    // SAFETY: the caller guarantees rows of `head_dim` elements, and the tile as many weights and
+    // their gradients; the second loop takes what the first one leaves of them.
     unsafe {
-        let [squares, products] = products::<X, G, A, B>(x, g, weight, dim);
-        let rstd = rstd(squares, tile);
-        // mean(h * n), where n = x * rstd.
-        let mean = products.to_f64() * rstd.to_f64() / dim as f64;
-        let mean = A::Acc::from_f64(mean);
-        let (all_rstd, all_mean) = (X::Register::splat(rstd), X::Register::splat(mean));
-        let mut at = 0;
-        while at + X::N <= dim {
-            let g = G::load(g.add(at));
-            let n = X::load(x.add(at)).mul(all_rstd);
-            let h = g.mul(X::Register::load(weight.add(at)));
-            let sum = X::Register::load(dweight.add(at).cast_const()).add(g.mul(n));
-            sum.write(dweight.add(at));
-            O::store::<false>(h.sub(n.mul(all_mean)).mul(all_rstd), to.add(at));
-            at += X::N;
+        let doubles = dim - dim % (2 * X::N);
+        for at in (0..doubles).step_by(2 * X::N) {
+            channels::<X, G, O, A, B, C, 2>(x, g, to, tile, rstds, means, at);
         }
-        while at < dim {
-            let g = g.add(at).read().widen();
-            let n = x.add(at).read().widen() * rstd;
-            let h = g * weight.add(at).read();
-            dweight.add(at).write(dweight.add(at).read() + g * n);
-            to.add(at).write(C::narrow((h - n * mean) * rstd));
-            at += 1;
+        for at in (doubles..whole).step_by(X::N) {
+            channels::<X, G, O, A, B, C, 1>(x, g, to, tile, rstds, means, at);
+        }
+        for at in whole..dim {
+            channels::<Portable<1>, Portable<1>, Portable<1>, A, B, C, 1>(
+                x, g, to, tile, rstds, means, at,
+            );
+        }
+    }
+}
+
+/// [`norm_backward`] of `D` times `N` channels, one or two.
+///
+/// # Safety
+/// As [`norm_backward`]; the channels from `at` on are within `head_dim`.
+#[inline(always)]
+unsafe fn channels<X, G, O, A, B, C, const D: usize>(
+    x: (*const A, usize),
+    g: (*const B, usize),
+    to: (*mut C, usize),
+    tile: &NormTile<impl Element<Acc = A::Acc>>,
+    rstds: &[A::Acc],
+    means: &[A::Acc],
+    at: usize,
+) where
+    X: Memory<A>,
+    G: Memory<B, Register = X::Register>,
+    O: Memory<C, Register = X::Register>,
+    A: Element,
+    B: Element<Acc = A::Acc>,
+    C: Element<Acc = A::Acc>,
+{
+    // SAFETY: the caller guarantees the channels in every row, in the weights and in their
+    // gradients, and the instructions.
+    unsafe {
+        let zero = X::Register::splat(A::Acc::ZERO);
+        let (mut weight, mut dweight) = ([zero; D], [zero; D]);
+        for d in 0..D {
+            weight[d] = X::Register::load(tile.weight.add(at + d * X::N));
+            dweight[d] = X::Register::load(tile.dweight.add(at + d * X::N).cast_const());
+        }
+        for (i, (rstd, mean)) in rstds.iter().zip(means).enumerate() {
+            let (rstd, mean) = (X::Register::splat(*rstd), X::Register::splat(*mean));
+            let mut dx = [zero; D];
+            for d in 0..D {
+                let g = G::load(g.0.add(i * g.1 + at + d * X::N));
+                let n = X::load(x.0.add(i * x.1 + at + d * X::N)).mul(rstd);
+                dweight[d] = dweight[d].add(g.mul(n));
+                dx[d] = g.mul(weight[d]).sub(n.mul(mean)).mul(rstd);
+            }
+            let to = to.0.add(i * to.1 + at);
+            if D == 2 {
+                O::store_both([dx[0], dx[D - 1]], to);
+            } else {
+                O::store::<false>(dx[0], to);
+            }
+        }
+        for (d, dweight) in dweight.into_iter().enumerate() {
+            dweight.write(tile.dweight.add(at + d * X::N));
         }
     }
 }

@@ -59,6 +59,17 @@ impl<A: Real, const N: usize> Register for Array<A, N> {
         self.both(other, |a, b| a * b)
     }
     #[inline(always)]
+    unsafe fn total(mut self) -> A {
+        let mut half = N / 2;
+        while half > 0 {
+            for i in 0..half {
+                self.0[i] = self.0[i] + self.0[i + half];
+            }
+            half /= 2;
+        }
+        self.0[0]
+    }
+    #[inline(always)]
     unsafe fn signs(negative: bool) -> Self {
         Self([A::from_f64(if negative { -1.0 } else { 1.0 }); N])
     }

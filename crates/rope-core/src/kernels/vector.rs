@@ -42,10 +42,15 @@ pub(crate) trait Register: Copy {
     unsafe fn sub(self, other: Self) -> Self;
     /// The product.
     unsafe fn mul(self, other: Self) -> Self;
+    /// The sum of the values: each half is added to the other until one is left.
+    unsafe fn total(self) -> Self::Value;
     /// What [`flip`](Self::flip) takes to negate values, or to leave them as they are.
     unsafe fn signs(negative: bool) -> Self;
     /// Negates the values where `signs` says so.
     unsafe fn flip(self, signs: Self) -> Self;
+    /// Has the cache line of an address fetched, which need not be valid.
+    #[inline(always)]
+    fn prefetch<T>(_: *const T) {}
     /// Makes what was stored with `STREAM` visible to other threads.
     #[inline(always)]
     unsafe fn fence() {}
@@ -59,7 +64,7 @@ pub(crate) type RegisterOf<M, E> = <M as Memory<E>>::Register;
 ///
 /// # Safety
 /// Of every function: the processor has the instructions. Pointers are aligned for one element and
-/// valid for `N` elements, for `2 N` in functions named `_pairs` or `_double`, for `4 N` in those
+/// valid for `N` elements, for `2 N` in functions named `_both`, `_pairs` or `_double`, for `4 N` in those
 /// with both names. A store with `STREAM` starts at a multiple of its length in bytes.
 pub(crate) trait Memory<E: Element> {
     /// The register that elements are widened into.
@@ -81,6 +86,15 @@ pub(crate) trait Memory<E: Element> {
     unsafe fn load(from: *const E) -> Self::Register;
     /// Rounds to nearest, ties to even, and writes `N` elements.
     unsafe fn store<const STREAM: bool>(x: Self::Register, to: *mut E);
+    /// Rounds and writes `2 N` elements.
+    #[inline(always)]
+    unsafe fn store_both(x: [Self::Register; 2], to: *mut E) {
+        // SAFETY: the caller guarantees `2 N` writable elements; each store takes `N` of them.
+        unsafe {
+            Self::store::<false>(x[0], to);
+            Self::store::<false>(x[1], to.add(Self::N));
+        }
+    }
     /// Reads `N` adjacent pairs: first members, second members.
     unsafe fn load_pairs(from: *const E) -> [Self::Register; 2];
     /// Writes `N` adjacent pairs.

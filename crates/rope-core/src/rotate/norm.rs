@@ -10,7 +10,7 @@ use super::{
 use crate::angles::Angles;
 use crate::element::{Element, Real};
 use crate::error::{Result, RopeError};
-use crate::kernels::norm::{NormTile, Part};
+use crate::kernels::norm::{AHEAD, NormTile, Part, factors_of_token, takes_groups};
 use crate::kernels::tile::Coefficients;
 use crate::layout::{HeadsLayout, HeadsRef, Strides};
 use crate::parallel::for_each_block;
@@ -166,9 +166,8 @@ impl<A: Real> Rotator<'_, A> {
     /// As [`rotate`](Self::rotate); weights `[head_dim]`.
     ///
     /// # Numerics
-    /// Computed in f32, or f64, and rounded once on store. In f32 and f64, the bits are those of
-    /// x * rstd, times the weight, rotated, each operation rounded by itself. Every instruction
-    /// set, thread count and layout gives the same bits. Infinite and zero rows give what the
+    /// Computed in f32, or f64, and rounded once on store. A pair is multiplied by rstd, then by cos
+    /// and sin times the weight, each operation rounded by itself. Every instruction set, thread count and layout gives the same bits. Infinite and zero rows give what the
     /// formula gives: one infinity makes its pair NaN and the rest of its head zero.
     ///
     /// # Errors
@@ -362,11 +361,12 @@ struct NormTask<'r, 'a, E: Element> {
     past_caches: bool,
 }
 
-/// What a thread needs besides the tensors: the angles of a tile if they are gathered, and a row.
+/// What a thread needs besides the tensors: the angles of a tile if they are gathered, and rows.
 struct Workspace<A> {
     tile_tokens: usize,
     gathered: Vec<MaybeUninit<A>>,
-    row: Vec<MaybeUninit<A>>,
+    rows: Vec<MaybeUninit<A>>,
+    factors: Vec<MaybeUninit<A>>,
 }
 
 impl<E: Element> NormTask<'_, '_, E> {
@@ -402,10 +402,16 @@ impl<E: Element> NormTask<'_, '_, E> {
         } else {
             (tile_bytes / (row * size_of::<E::Acc>())).clamp(1, tokens.max(1))
         };
+        let backward = self.streams[0].gradient.is_some();
+        let twice = backward && self.norm.order == NormOrder::AfterRotation;
+        let of_token = factors_of_token(self.rotator.geometry, twice);
+        let grouped = self.streams.iter().any(|stream| takes_groups(&stream.x));
+        let factor_tokens = if grouped { tile_tokens } else { 1 };
         Workspace {
             tile_tokens,
             gathered: vec![MaybeUninit::uninit(); tile_tokens * gathered],
-            row: vec![MaybeUninit::uninit(); self.rotator.geometry.head_dim()],
+            factors: vec![MaybeUninit::uninit(); factor_tokens * of_token],
+            rows: vec![MaybeUninit::uninit(); 2 * AHEAD * self.rotator.geometry.head_dim()],
         }
     }
 
@@ -467,7 +473,8 @@ impl<E: Element> NormTask<'_, '_, E> {
                     weight: stream.weights.as_ptr(),
                     dweight,
                     stream: self.past_caches && stream.x.start != stream.to.start.cast_const(),
-                    scratch: workspace.row.as_mut_ptr().cast(),
+                    scratch: workspace.rows.as_mut_ptr().cast(),
+                    factors: workspace.factors.as_mut_ptr().cast(),
                 };
                 // SAFETY: an `InstructionSet` exists only for instructions that the processor has.
                 // `HeadsRef::new` and `HeadsMut::new` checked that views reach only into their
@@ -478,7 +485,7 @@ impl<E: Element> NormTask<'_, '_, E> {
                 // have their own: a tile does not cross samples, `check_angles` counted the rows
                 // and `check_heads` the heads. `channel_weights` made `head_dim + rotary_dim`
                 // weights. In the backward `sums` holds `head_dim` values for each stream, and
-                // belongs to this thread, as the row does.
+                // belongs to this thread, as the rows do.
                 unsafe { kernel(&tile) };
             }
             token += count;

@@ -12,7 +12,7 @@ use crate::kernels::vector::{Memory, Register};
 
 /// Eight f32.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) struct F32x8(__m256);
+pub(in crate::kernels) struct F32x8(pub(super) __m256);
 
 /// Rounds each f32 to bf16, nearest even, in the upper half of its word; the lower half is
 /// undefined.
@@ -168,6 +168,16 @@ impl Register for F32x8 {
         Self(unsafe { _mm256_sub_ps(self.0, other.0) })
     }
     #[inline(always)]
+    unsafe fn total(self) -> f32 {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe {
+            let upper = _mm256_extractf128_ps::<1>(self.0);
+            let four = _mm_add_ps(_mm256_castps256_ps128(self.0), upper);
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
     unsafe fn signs(negative: bool) -> Self {
         // SAFETY: the caller guarantees AVX2.
         Self(unsafe { _mm256_set1_ps(if negative { -0.0 } else { 0.0 }) })
@@ -181,6 +191,11 @@ impl Register for F32x8 {
     unsafe fn mul(self, other: Self) -> Self {
         // SAFETY: the caller guarantees AVX2.
         Self(unsafe { _mm256_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn prefetch<T>(from: *const T) {
+        // SAFETY: every x86-64 processor has SSE; the instruction is a hint, valid of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
     #[inline(always)]
     unsafe fn fence() {

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::avx2::{Avx2, put as put_half};
+use super::avx2::{Avx2, F32x8, put as put_half};
 use crate::element::Element;
 use crate::kernels::norm::{NormTile, norm_tile};
 use crate::kernels::tile::{Tile, rotate_tile};
@@ -225,6 +225,14 @@ impl Register for F32x16 {
         Self(unsafe { _mm512_sub_ps(self.0, other.0) })
     }
     #[inline(always)]
+    unsafe fn total(self) -> f32 {
+        // SAFETY: the caller guarantees AVX-512 DQ and AVX2.
+        unsafe {
+            let upper = _mm512_extractf32x8_ps::<1>(self.0);
+            F32x8(_mm256_add_ps(_mm512_castps512_ps256(self.0), upper)).total()
+        }
+    }
+    #[inline(always)]
     unsafe fn signs(negative: bool) -> Self {
         // SAFETY: the caller guarantees AVX-512.
         Self(unsafe { _mm512_set1_ps(if negative { -0.0 } else { 0.0 }) })
@@ -238,6 +246,11 @@ impl Register for F32x16 {
     unsafe fn mul(self, other: Self) -> Self {
         // SAFETY: the caller guarantees AVX-512.
         Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn prefetch<T>(from: *const T) {
+        // SAFETY: every x86-64 processor has SSE; the instruction is a hint, valid of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
     #[inline(always)]
     unsafe fn fence() {
@@ -312,6 +325,22 @@ impl<const BF16: bool> Memory<bf16> for Avx512<BF16> {
         unsafe {
             let words = _mm512_srli_epi32::<16>(round_bf16(x.0));
             put_half::<STREAM>(to.cast(), _mm512_cvtepi32_epi16(words));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_both([low, high]: [F32x16; 2], to: *mut bf16) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees the instructions and 32 writable elements.
+        unsafe {
+            if BF16 {
+                // As in `store_zipped`: the conversion takes subnormal numbers for zero.
+                let both = narrow(low.0, high.0);
+                if !any_zero(both, both) {
+                    return put::<false>(to.cast(), both);
+                }
+            }
+            Self::store::<false>(low, to);
+            Self::store::<false>(high, to.add(16));
         }
     }
     #[inline(always)]
