@@ -4,8 +4,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use rope_check::cases::values;
 use rope_core::{
-    AxisLayout, Direction, HeadsLayout, HeadsMut, Layout, Pairing, Positions, RotarySpec, Rotator,
-    TokenAngles,
+    AxisLayout, Direction, HeadsLayout, HeadsMut, Layout, MatrixForm, Pairing, Positions,
+    RotarySpec, Rotator, SignedPermutation, TokenAngles,
 };
 
 /// Rounding of an angle of at most `HIGHEST` rad, and of a few operations on values of order 1.
@@ -139,6 +139,115 @@ fn unscaled(spec: &RotarySpec) -> RotarySpec {
     like(spec, spec.pairing(), spec.axis_layout().clone(), 1.0)
 }
 
+/// The rotated channels of each head of x, one after the other.
+fn rotated_channels(spec: &RotarySpec, x: &[f64]) -> Vec<f64> {
+    let rotated = spec.rotary_offset()..spec.rotary_offset() + spec.rotary_dim();
+    let heads = x.chunks(spec.head_dim());
+    heads
+        .flat_map(|head| head[rotated.clone()].to_vec())
+        .collect()
+}
+
+/// x @ M, or x @ M^T.
+fn product(x: &[f64], permutation: &SignedPermutation, transposed: bool) -> Vec<f64> {
+    let (dim, matrix) = (x.len(), permutation.matrix());
+    let entry = |row: usize, column: usize| {
+        let (row, column) = if transposed {
+            (column, row)
+        } else {
+            (row, column)
+        };
+        f64::from(matrix[row * dim + column])
+    };
+    let column = |c: usize| (0..dim).map(|k| x[k] * entry(k, c)).sum();
+    (0..dim).map(column).collect()
+}
+
+fn times(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a * b).collect()
+}
+
+fn sum(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a + b).collect()
+}
+
+/// The matrix form of a rotation against the elementwise one, in both directions: by the formulas
+/// with rows of full width, and by the form that kernels take.
+fn check_matrix_form(spec: &RotarySpec, positions: &Positions) -> Result<(), TestCaseError> {
+    let angles = TokenAngles::<f64>::new(spec, positions, None).expect("valid positions");
+    let [cos, sin] = angles.cos_sin();
+    let lanes = spec.geometry().lane_count();
+    let forward = MatrixForm::new(spec.geometry(), Direction::Forward);
+    let adjoint = MatrixForm::new(spec.geometry(), Direction::Adjoint);
+    let x = x_for(spec, positions.tokens(), 10);
+    let rows = rotated_channels(spec, &x);
+    let mut found: [Vec<f64>; 3] = Default::default();
+    for (row, x) in rows.chunks(spec.rotary_dim()).enumerate() {
+        let start = row / HEADS * lanes;
+        let wide = |values: &[f64], lanes: &[u32]| -> Vec<f64> {
+            lanes
+                .iter()
+                .map(|lane| values[start + *lane as usize])
+                .collect()
+        };
+        let (c, s) = (
+            wide(&cos, forward.cos_lanes()),
+            wide(&sin, forward.sin_lanes()),
+        );
+        let (own, partner) = (forward.own(), forward.partner());
+        // y = (x @ P) cos + (x @ R) sin
+        let first = times(&product(x, own, false), &c);
+        found[0].extend(sum(&first, &times(&product(x, partner, false), &s)));
+        // dx = (dy cos) @ P^T + (dy sin) @ R^T
+        let first = product(&times(x, &c), own, true);
+        found[1].extend(sum(&first, &product(&times(x, &s), partner, true)));
+        let (c, s) = (
+            wide(&cos, adjoint.cos_lanes()),
+            wide(&sin, adjoint.sin_lanes()),
+        );
+        let first = times(&product(x, adjoint.own(), false), &c);
+        found[2].extend(sum(
+            &first,
+            &times(&product(x, adjoint.partner(), false), &s),
+        ));
+    }
+    let whole = |direction| rotated_channels(spec, &apply(spec, positions, direction, &x));
+    assert_close(&found[0], &whole(Direction::Forward), "x cos + (x @ R) sin")?;
+    assert_close(
+        &found[1],
+        &whole(Direction::Adjoint),
+        "dy cos + (dy sin) @ R^T",
+    )?;
+    assert_close(
+        &found[2],
+        &whole(Direction::Adjoint),
+        "the adjoint's own form",
+    )
+}
+
+/// The rotations of image and video models: whole heads of 128 channels by one axis, 64 + 64 by two
+/// and 44 + 44 + 40 by three, with frequencies that restart on each axis.
+#[test]
+fn one_matrix_for_one_two_and_three_axes() {
+    let axes = [
+        AxisLayout::Single,
+        AxisLayout::PerAxis(vec![32, 32]),
+        AxisLayout::PerAxis(vec![22, 22, 20]),
+    ];
+    for pairing in Pairing::ALL {
+        for axes in &axes {
+            let spec = RotarySpec::builder(128).pairing(pairing).axes(axes.clone());
+            let spec = spec.build().expect("128 channels");
+            let ids: Vec<i64> = (0..4 * spec.axis_count() as i64)
+                .map(|i| 37 * i % 101)
+                .collect();
+            let positions = Positions::new(spec.axis_count(), &ids).expect("ids in range");
+            check_matrix_form(&spec, &positions)
+                .unwrap_or_else(|e| panic!("{pairing:?} {axes:?}: {e}"));
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -151,6 +260,11 @@ proptest! {
         for (x, y) in x.chunks(spec.head_dim()).zip(y.chunks(spec.head_dim())) {
             prop_assert!((dot(x, x) - dot(y, y)).abs() < TOLERANCE);
         }
+    }
+
+    #[test]
+    fn a_product_with_a_signed_permutation_is_the_rotation(spec in specs(), ids in ids()) {
+        check_matrix_form(&spec, &positions(&spec, &ids))?;
     }
 
     #[test]

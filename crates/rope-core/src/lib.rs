@@ -94,6 +94,7 @@ pub mod hf;
 mod kernels;
 mod lanes;
 mod layout;
+mod matrix;
 mod parallel;
 pub mod position_ids;
 mod positions;
@@ -108,6 +109,7 @@ pub use frequencies::{Frequencies, Llama3Scaling, LongRopeScaling, Scaling, Yarn
 pub use kernels::InstructionSet;
 pub use lanes::{Lane, LaneMap};
 pub use layout::{HeadsLayout, HeadsMut, HeadsRef, Layout, Strides};
+pub use matrix::{MatrixForm, SignedPermutation};
 pub use parallel::Parallelism;
 pub use positions::Positions;
 pub use rotate::{Direction, HeadNorm, NormGradient, NormInput, NormOrder, Operand, Rotator};
