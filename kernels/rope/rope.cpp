@@ -1,4 +1,5 @@
-// Entry points: one for each element type and pairing, rotation and angle gradient.
+// Entry points: one for each element type and pairing, rotation and angle gradient; one for each
+// 16-bit type with a cube core.
 //
 // All take device addresses and the tiling by value. An absent tensor (no k) is a null address with
 // no heads.
@@ -26,6 +27,23 @@
         kernel.Run(q, k, q_grad, k_grad, angle_grad, map);                                     \
     }
 
+// With a cube core: any pairing, `matrix` moves the channels.
+#define ROPE_MATRIX(name, type)                                                                    \
+    extern "C" __global__ __aicore__ void rope_matrix_##name(                                      \
+        GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR angles, GM_ADDR map,           \
+        GM_ADDR matrix, GM_ADDR workspace, rope::Tiling tiling) {                                  \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);                                         \
+        AscendC::TPipe pipe;                                                                       \
+        if ASCEND_IS_AIC {                                                                         \
+            rope::Multiply<type> product(pipe, tiling);                                            \
+            product.Run(q, k, matrix, workspace);                                                  \
+        }                                                                                          \
+        if ASCEND_IS_AIV {                                                                         \
+            rope::Rotate<type, rope::Pairs::kMatrix> kernel(pipe, tiling);                         \
+            kernel.Run(q, k, q_out, k_out, angles, map, workspace);                                \
+        }                                                                                          \
+    }
+
 #define ROPE_OF_TYPE(name, type)                          \
     ROPE_ROTATE(split_##name, type, kSplit)               \
     ROPE_ROTATE(adjacent_##name, type, kAdjacent)         \
@@ -38,3 +56,9 @@
 ROPE_OF_TYPE(f32, float)
 ROPE_OF_TYPE(f16, half)
 ROPE_OF_TYPE(bf16, bfloat16_t)
+
+// On dav-3510 the cube unit takes other fractals, and hands its product to the vector unit's buffer.
+#if __NPU_ARCH__ == 2201
+ROPE_MATRIX(f16, half)
+ROPE_MATRIX(bf16, bfloat16_t)
+#endif

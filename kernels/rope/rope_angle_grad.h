@@ -38,7 +38,7 @@ public:
                                GM_ADDR angle_grad, GM_ADDR map) {
         Bind(q, k, q_grad, k_grad, angle_grad);
         InitBuffers(map);
-        Parts parts(t_);
+        Parts parts(t_, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         Part part;
         while (parts.Next(part)) {
             LocalTensor<float> out = out_.AllocTensor<float>();

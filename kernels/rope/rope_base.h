@@ -36,6 +36,7 @@ enum class Pairs : uint8_t {
     kAdjacent,      // neighbours
     kDeinterleave,  // neighbours in, halves out
     kInterleave,    // halves in, neighbours out: the adjoint of the former
+    kMatrix,        // any: a product with a matrix moves the channels (rope_matrix.h)
 };
 
 // Whether a T is the upper half of an f32.
@@ -63,12 +64,11 @@ struct Part {
     uint32_t tokens, head_begin, head_end;
 };
 
-// The parts of this core. The work is tokens * head_groups units, cut evenly.
+// The parts of vector core `block` of `blocks`. The work is tokens * head_groups units, cut evenly.
 class Parts {
 public:
-    __aicore__ inline explicit Parts(const Tiling& t) : t_(t) {
+    __aicore__ inline Parts(const Tiling& t, uint64_t block, uint64_t blocks) : t_(t) {
         const uint64_t units = t.tokens * t.head_groups;
-        const uint64_t blocks = AscendC::GetBlockNum(), block = AscendC::GetBlockIdx();
         unit_ = units * block / blocks;
         end_ = units * (block + 1) / blocks;
     }

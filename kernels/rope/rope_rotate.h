@@ -28,11 +28,13 @@
 //       store q rows, k rows                              MTE3
 //     out of place, the channels that are not rotated pass through the same slots
 // Three slots rotate, so the load of the next tile and the store of the last run beside the
-// arithmetic. Between V instructions that depend on each other there is a V barrier; there is no
+// arithmetic. With a cube core (rope_matrix.h) the partners come out of a product, x as it is.
+// Between V instructions that depend on each other there is a V barrier; there is no
 // barrier over all pipes.
 #pragma once
 
 #include "rope_base.h"
+#include "rope_matrix.h"
 
 namespace rope {
 
@@ -52,15 +54,25 @@ class Rotate {
     static constexpr bool kWordsOut = !kWide && (kPairs == Pairs::kInterleave || kAdjacentWords);
     // f32 data is rotated in its slot, unless it is permuted on the way.
     static constexpr bool kCopyX = !kWide || kPermuteIn || kPermuteOut;
+    // The cube core brings the partners; two products bring x as well.
+    static constexpr bool kMatrix = kPairs == Pairs::kMatrix;
+    static_assert(!kMatrix || !kWide, "products are of 16 bits");
 
 public:
     __aicore__ inline Rotate(TPipe& pipe, const Tiling& t) : pipe_(pipe), t_(t) {}
 
     __aicore__ inline void Run(GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR angles,
-                               GM_ADDR map) {
+                               GM_ADDR map, GM_ADDR workspace = nullptr) {
         Bind(q, k, q_out, k_out, angles);
+        const uint64_t block = AscendC::GetBlockIdx();
+        uint64_t blocks = AscendC::GetBlockNum();
+        if constexpr (kMatrix) {
+            blocks *= kVectorsOfCube;
+            workspace_.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(workspace),
+                                       ProductStart(t_, blocks, 0));
+        }
         InitBuffers(map);
-        Parts parts(t_);
+        Parts parts(t_, block, blocks);
         Part part;
         while (parts.Next(part)) {
             LoadAngles(part);
@@ -77,6 +89,16 @@ public:
             }
             angles_.FreeTensor(raw);
         }
+        if constexpr (kMatrix) {
+            // The cube core's steps go on while the other vector core has tiles.
+            Tiles other(t_, block % 2 == 0 ? block + 1 : block - 1, blocks);
+            uint64_t steps = 0;
+            for (Tile tile{}; other.Next(tile);) ++steps;
+            for (; step_ < steps; ++step_) {
+                AscendC::CrossCoreWaitFlag(kProductReady);
+                AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);
+            }
+        }
     }
 
 private:
@@ -84,6 +106,9 @@ private:
     const Tiling& t_;
     GlobalTensor<T> in_[kTensors], out_[kTensors];
     GlobalTensor<float> angles_gm_;
+    GlobalTensor<T> workspace_;
+    AscendC::TQue<TPosition::VECIN, 1> products_;
+    uint64_t step_ = 0;  // of the cube core
     AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 1> slots_;
     AscendC::TQue<TPosition::VECIN, 1> angles_;
     TBuf<TPosition::VECCALC> work_, coef_, permutation_;
@@ -117,6 +142,9 @@ private:
         pipe_.InitBuffer(
             angles_, 2,
             t_.tokens_per_tile * t_.raw_pitch * static_cast<uint32_t>(sizeof(float)) + kSlackBytes);
+        if constexpr (kMatrix)
+            pipe_.InitBuffer(products_, kProductsInFlight,
+                             tile_rows * t_.products * row_bytes + kSlackBytes);
         segment_pitch_ = t_.row_pitch / t_.segments;
         const uint32_t work = tile_rows * t_.row_pitch;
         pipe_.InitBuffer(work_,
@@ -175,6 +203,8 @@ private:
                             token * t_.raw_pitch * static_cast<uint32_t>(sizeof(float)),
                             t_.coef_pitch);
         }
+        // The signs are in the matrix.
+        if constexpr (kMatrix) return coef;
         VectorBarrier();
         const Rows rows{0, t_.coef_pitch};
         OverRows<Arithmetic::kMul>(coef, rows, coef, rows, map_words_, Rows{t_.coef_pitch, 0},
@@ -185,7 +215,10 @@ private:
 
     __aicore__ inline void RotateTile(const Tile& tile, const LocalTensor<float>& coef) {
         LocalTensor<T> slot = slots_.template AllocTensor<T>();
-        for (uint32_t i = 0; i < kTensors; ++i) MoveRows<T, true>(t_, tile, i, 0, slot, in_[i]);
+        if constexpr (kMatrix) LoadProduct(tile);
+        if (!kMatrix || t_.products == 1) {
+            for (uint32_t i = 0; i < kTensors; ++i) MoveRows<T, true>(t_, tile, i, 0, slot, in_[i]);
+        }
         slots_.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);
         slot = slots_.template DeQue<TPosition::GM, TPosition::VECIN, T>();
         RotateRows(tile, slot, coef);
@@ -193,6 +226,17 @@ private:
         slot = slots_.template DeQue<TPosition::VECOUT, TPosition::GM, T>();
         for (uint32_t i = 0; i < kTensors; ++i) MoveRows<T, false>(t_, tile, i, 0, slot, out_[i]);
         slots_.FreeTensor(slot);
+    }
+
+    // The tile's rows times the matrix, from the cube core.
+    __aicore__ inline void LoadProduct(const Tile& tile) {
+        LocalTensor<T> product = products_.AllocTensor<T>();
+        AscendC::CrossCoreWaitFlag(kProductReady);
+        AscendC::DataCopy(product,
+                          workspace_[ProductStart(t_, AscendC::GetBlockIdx(), step_++)],
+                          t_.products * tile.tokens * tile.heads * t_.row_pitch);
+        AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);
+        products_.EnQue(product);
     }
 
     // Channels that are not rotated, copied bit for bit.
@@ -256,6 +300,13 @@ private:
         } else if constexpr (kWordsIn) {
             TakeApart(x_, data, t_work_, Words(rows));
             return x_;
+        } else if constexpr (kMatrix) {
+            LocalTensor<T> product = products_.DeQue<T>();
+            const bool moved = t_.products == 2;
+            AscendC::Cast(x_, moved ? product : data, RoundMode::CAST_NONE, elements);
+            AscendC::Cast(t_work_, product[moved ? elements : 0], RoundMode::CAST_NONE, elements);
+            products_.FreeTensor(product);
+            return x_;
         } else if constexpr (kSwap) {
             // x_ serves as scratch for the exchanged pairs first.
             const LocalTensor<T> swapped = SwapHalves(data, x_, elements);
@@ -289,7 +340,7 @@ private:
         if constexpr (kGatherPartner) {
             AscendC::Gather(t_work_, data, offsets_, 0, elements);
             return t_work_;
-        } else if constexpr (kSwap) {
+        } else if constexpr (kSwap || kMatrix) {
             return t_work_;
         } else {
             return x;

@@ -73,12 +73,15 @@ struct Tiling {
     uint32_t coef_pitch;  // f32 of a token's coefficients
     uint32_t expand;      // coefficients are gathered from the loaded angles
     uint32_t map_words;   // words of the map (see rope_base.h)
+    // Of rope_matrix.h: 1, or 2 where x is permuted too.
+    uint32_t products;
+    uint32_t reserved;
 };
 
 static_assert(sizeof(Tensor) == 32, "mirrored in args.rs");
 static_assert(sizeof(Span) == 12, "mirrored in args.rs");
 static_assert(sizeof(Route) == 2, "mirrored in args.rs");
-static_assert(sizeof(Tiling) == 368, "mirrored in args.rs");
+static_assert(sizeof(Tiling) == 376, "mirrored in args.rs");
 static_assert(alignof(Tiling) == 8, "mirrored in args.rs");
 static_assert(offsetof(Tiling, tokens) == 128, "mirrored in args.rs");
 static_assert(offsetof(Tiling, heads) == 160, "mirrored in args.rs");

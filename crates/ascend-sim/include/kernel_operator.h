@@ -1,4 +1,5 @@
-// Ascend C on the host: the subset of the kernel API that a vector kernel uses, with checks.
+// Ascend C on the host: the subset of the kernel API that a vector kernel, or one with
+// a cube core, uses, with checks.
 //
 // Written from the public documentation of the API. A kernel source that includes this file in
 // place of the toolkit's compiles with any C++17 compiler and runs inside the simulator.
@@ -17,3 +18,5 @@
 #include "ascend_sim/vector.h"
 #include "ascend_sim/cast.h"
 #include "ascend_sim/rearrange.h"
+#include "ascend_sim/group.h"
+#include "ascend_sim/cube.h"

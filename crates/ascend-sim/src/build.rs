@@ -20,7 +20,9 @@ const HEADERS: &[(&str, &str)] = headers! {
     "kernel_operator.h"
     "ascend_sim/block.h"
     "ascend_sim/cast.h"
+    "ascend_sim/cube.h"
     "ascend_sim/dma.h"
+    "ascend_sim/group.h"
     "ascend_sim/keywords.h"
     "ascend_sim/launch.h"
     "ascend_sim/library.h"
@@ -42,6 +44,7 @@ const OPTIONS: &[&str] = &[
     "-O2",
     "-fPIC",
     "-shared",
+    "-pthread",
     "-fvisibility=hidden",
     "-fno-strict-aliasing",
     "-ffp-contract=off",

@@ -11,7 +11,7 @@ pub(crate) struct Access {
     pub(crate) location: usize,
     pub(crate) line: u32,
     pub(crate) epoch: u32,
-    pub(crate) seen: [u32; 4],
+    pub(crate) seen: [u32; 15],
     pub(crate) pipe: u8,
     pub(crate) write: bool,
     pub(crate) atomic: bool,
@@ -31,7 +31,9 @@ pub(crate) struct Conflict {
     pub(crate) byte: u64,
 }
 
-/// `GmAccess::pipe` of scalar accesses, and what the data cache writes back at once.
+/// Pipes of a core in `GmAccess::pipe`, which one makes scalar accesses, and what the data cache
+/// writes back at once.
+pub(crate) const PIPES_OF_CORE: u8 = 5;
 const SCALAR_PIPE: u8 = 0;
 const CACHE_LINE_BYTES: u64 = 64;
 
@@ -151,7 +153,7 @@ pub(crate) fn between_lines(blocks: &[(u32, Vec<Access>)], limit: usize) -> Vec<
         let pairs = blocks.iter().map(|(block, list)| (*block, list));
         pairs.flat_map(|(block, list)| list.iter().map(move |access| (block, *access)))
     };
-    let scalar = |access: &Access| access.write && access.pipe == SCALAR_PIPE;
+    let scalar = |access: &Access| access.write && access.pipe % PIPES_OF_CORE == SCALAR_PIPE;
     if !all().any(|(_, access)| scalar(&access)) {
         return Vec::new();
     }
@@ -192,8 +194,11 @@ pub(crate) fn inside_block(block: u32, accesses: &[Access], limit: usize) -> Vec
     let mut found = Vec::new();
     sweep(&mut items, |a, b| {
         let (first, second) = if a.1 < b.1 { (a, b) } else { (b, a) };
-        let known = second.2.seen[usize::from(first.2.pipe)];
-        let ordered = known >= first.2.epoch || (first.2.atomic && second.2.atomic);
+        // The cores of a block run in turns here, so that the second may be the one that the first
+        // was ordered after.
+        let knows = |a: &Access, b: &Access| a.seen[usize::from(b.pipe)] >= b.epoch;
+        let (one, other) = (&first.2, &second.2);
+        let ordered = knows(other, one) || knows(one, other) || (one.atomic && other.atomic);
         if found.len() >= limit || ordered {
             return;
         }
@@ -221,7 +226,7 @@ mod tests {
             location: 0,
             line: 0,
             epoch: 1,
-            seen: [0; 4],
+            seen: [0; 15],
             pipe: 2,
             write,
             atomic: false,

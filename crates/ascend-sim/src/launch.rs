@@ -8,7 +8,7 @@ use crate::clock::Actor;
 use crate::codes::{
     Failure, Outcome, RT_INVALID_HANDLE, RT_PARAM_INVALID, RT_VECTOR_CORE_EXCEPTION,
 };
-use crate::conflicts::{self, Access, Conflict};
+use crate::conflicts::{self, Access, Conflict, PIPES_OF_CORE};
 use crate::machine::Machine;
 use crate::memory::{Allocation, GUARD_BYTES};
 use crate::record;
@@ -22,7 +22,13 @@ const CONFLICTS_REPORTED: usize = 4;
 /// Runs of bytes recorded per launch and direction.
 const EXTENTS_KEPT: usize = 1024;
 const SMALLEST_GAP_BYTES: u64 = 64;
-const PIPES: [&str; 4] = ["S", "V", "MTE2", "MTE3"];
+/// The pipes of a vector core and those of a cube core, in the order of `Pipe` in block.h.
+const PIPES: [[&str; 5]; 2] = [
+    ["S", "V", "MTE2", "MTE3", "-"],
+    ["S", "M", "MTE2", "FIX", "MTE1"],
+];
+/// The number of a cube core in its block, after the two vector cores.
+const CUBE_CORE: usize = 2;
 
 /// Puts a launch on a stream.
 pub(crate) fn submit(function: u64, blocks: u32, stream: u64, mut args: Vec<u8>) -> Outcome {
@@ -241,8 +247,14 @@ fn find_conflicts(kernel: &str, output: &LaunchOutput) -> Vec<Violation> {
                       second,
                       byte,
                   }: Conflict| {
-        let [before, after] = [first, second].map(|(_, access)| PIPES[usize::from(access.pipe)]);
-        let remedy = if before == after {
+        let core = |access: &Access| usize::from(access.pipe / PIPES_OF_CORE);
+        let [before, after] = [first, second].map(|(_, access)| {
+            let cube = usize::from(core(&access) == CUBE_CORE);
+            PIPES[cube][usize::from(access.pipe % PIPES_OF_CORE)]
+        });
+        let remedy = if core(&first.1) != core(&second.1) {
+            "CrossCoreSetFlag/CrossCoreWaitFlag between the cores".to_owned()
+        } else if before == after {
             format!("PipeBarrier<PIPE_{before}>")
         } else {
             format!("SetFlag/WaitFlag<HardEvent::{before}_{after}>")

@@ -84,6 +84,16 @@ pub struct Counters {
     pub ub_high_water_bytes: u64,
     /// Calls of `PipeBarrier` by pipe: S, V, M, MTE1, MTE2, MTE3, ALL, FIX.
     pub barriers: [u64; 8],
+    /// Bytes read from global memory by cube cores, which `gm_bytes_read` includes.
+    pub cube_gm_bytes_read: u64,
+    /// Bytes written to global memory by cube cores, which `gm_bytes_written` includes.
+    pub cube_gm_bytes_written: u64,
+    /// Products of matrices.
+    pub cube_instructions: u64,
+    /// Multiplications and additions in them.
+    pub cube_multiply_adds: u64,
+    /// Flags set for other cores.
+    pub cross_core_flags: u64,
 }
 
 impl Counters {
@@ -94,6 +104,8 @@ impl Counters {
         sum! {
             gm_bytes_read gm_bytes_written gm_transfers_in gm_transfers_out gm_bursts_in
             gm_bursts_out scalar_gm_accesses scalar_ub_accesses vector_instructions vector_repeats
+            cube_gm_bytes_read cube_gm_bytes_written cube_instructions cube_multiply_adds
+            cross_core_flags
         }
         self.ub_high_water_bytes = self.ub_high_water_bytes.max(other.ub_high_water_bytes);
         for (sum, term) in self.barriers.iter_mut().zip(other.barriers) {
@@ -102,14 +114,16 @@ impl Counters {
     }
 }
 
-/// Something that block 0 of a launch did: a vector instruction, a transfer or a barrier.
+/// Something that block 0 of a launch did (with a cube core, that core and its first vector core): a
+/// vector instruction, a product of matrices, a transfer or a barrier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// The Ascend C function; `GM -> UB` and `UB -> GM` for transfers.
+    /// The Ascend C function; for transfers where from and where to,
+    /// such as `GM -> UB`.
     pub what: String,
     /// Types of the operands: one, or `source -> destination`.
     pub types: String,
-    /// Repeats of a vector instruction, bytes of a transfer.
+    /// Repeats of a vector instruction, multiply-adds of a product, bytes of a transfer.
     pub amount: u64,
     /// How often it was done with this amount.
     pub times: u64,

@@ -4,7 +4,7 @@
 mod support;
 
 use half::{bf16, f16};
-use rope_ascend::rope::{AngleGradient, Heads, Operand, Rotation, Rotator};
+use rope_ascend::rope::{AngleGradient, Heads, Operand, Rotation, Rotator, Unit};
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing, Strides};
 use support::{
@@ -99,6 +99,10 @@ fn compare<T: Number>(case: &Case, direction: Direction, name: &str, got: &[T], 
 }
 
 fn run<T: Number>(bench: &Bench, case: &Case, direction: Direction) {
+    run_by::<T>(bench, case, direction, Unit::Vector);
+}
+
+fn run_by<T: Number>(bench: &Bench, case: &Case, direction: Direction, unit: Unit) {
     let stream = &bench.stream;
     let mut numbers = Numbers(0x9e37_79b9 + case.head_dim as u64 * 31 + case.seq as u64);
     let geometry = case.geometry();
@@ -109,6 +113,7 @@ fn run<T: Number>(bench: &Bench, case: &Case, direction: Direction) {
         case.batch * case.seq
     };
     let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+    let rotator = rotator.by(unit);
     let drawn: Vec<f32> = values(&mut numbers, rows * 2 * lanes);
     let on_device = stream.upload(&drawn).unwrap();
     let angle = |token: usize, lane: usize| {
@@ -153,7 +158,7 @@ fn run<T: Number>(bench: &Bench, case: &Case, direction: Direction) {
     if let Err(error) = stream.synchronize() {
         let found = ascend_sim::control::take_violations();
         panic!(
-            "{case:?} {direction:?}: {error}\n{}",
+            "{case:?} {direction:?} {unit:?}: {error}\n{}",
             found
                 .iter()
                 .take(5)
@@ -219,60 +224,81 @@ fn run_all(bench: &Bench, case: &Case) {
     }
 }
 
+/// By the cube unit, which takes 16-bit types.
+fn run_by_cube(bench: &Bench, case: &Case) {
+    for direction in [Direction::Forward, Direction::Adjoint] {
+        run_by::<f16>(bench, case, direction, Unit::Cube);
+        run_by::<bf16>(bench, case, direction, Unit::Cube);
+    }
+}
+
 const PAIRINGS: [Pairing; 4] = Pairing::ALL;
+
+fn shared_and_separate_angles() -> impl Iterator<Item = Case> {
+    PAIRINGS.into_iter().flat_map(|pairing| {
+        [false, true].map(|per_channel| Case {
+            per_channel,
+            ..Case::plain(pairing)
+        })
+    })
+}
 
 #[test]
 fn every_pairing_with_shared_and_separate_angles() {
     let bench = Bench::new(ascend_sim::Machine::default());
+    shared_and_separate_angles().for_each(|case| run_all(&bench, &case));
+    bench.finish();
+}
+
+#[test]
+fn every_pairing_with_shared_and_separate_angles_by_cube() {
+    let bench = Bench::new(ascend_sim::Machine::default());
+    shared_and_separate_angles().for_each(|case| run_by_cube(&bench, &case));
+    bench.finish();
+}
+
+fn layouts() -> Vec<Case> {
+    let mut cases = Vec::new();
     for pairing in PAIRINGS {
-        for per_channel in [false, true] {
-            run_all(
-                &bench,
-                &Case {
-                    per_channel,
+        for in_place in [true, false] {
+            for shared in [false, true] {
+                let case = Case {
+                    in_place,
+                    shared,
                     ..Case::plain(pairing)
-                },
-            );
+                };
+                for layout in [Layout::Bsnd, Layout::Bnsd, Layout::Sbnd] {
+                    cases.push(Case {
+                        layout,
+                        ..case.clone()
+                    });
+                }
+                cases.push(Case {
+                    strided: true,
+                    ..case
+                });
+            }
         }
     }
-    bench.finish();
+    cases
 }
 
 #[test]
 fn every_layout_in_and_out_of_place() {
     let bench = Bench::new(ascend_sim::Machine::default());
-    for pairing in PAIRINGS {
-        for in_place in [true, false] {
-            for shared in [false, true] {
-                for layout in [Layout::Bsnd, Layout::Bnsd, Layout::Sbnd] {
-                    run_all(
-                        &bench,
-                        &Case {
-                            layout,
-                            in_place,
-                            shared,
-                            ..Case::plain(pairing)
-                        },
-                    );
-                }
-                run_all(
-                    &bench,
-                    &Case {
-                        strided: true,
-                        in_place,
-                        shared,
-                        ..Case::plain(pairing)
-                    },
-                );
-            }
-        }
-    }
+    layouts().iter().for_each(|case| run_all(&bench, case));
     bench.finish();
 }
 
 #[test]
-fn partial_and_unaligned_heads() {
+fn every_layout_in_and_out_of_place_by_cube() {
     let bench = Bench::new(ascend_sim::Machine::default());
+    layouts().iter().for_each(|case| run_by_cube(&bench, case));
+    bench.finish();
+}
+
+fn partial_heads() -> Vec<Case> {
+    let mut cases = Vec::new();
     for pairing in PAIRINGS {
         for (head_dim, channels) in [
             (72, 0..72),
@@ -284,25 +310,42 @@ fn partial_and_unaligned_heads() {
         ] {
             for in_place in [true, false] {
                 for layout in [Layout::Bsnd, Layout::Bnsd] {
-                    run_all(
-                        &bench,
-                        &Case {
-                            head_dim,
-                            channels: channels.clone(),
-                            in_place,
-                            layout,
-                            ..Case::plain(pairing)
-                        },
-                    );
+                    cases.push(Case {
+                        head_dim,
+                        channels: channels.clone(),
+                        in_place,
+                        layout,
+                        ..Case::plain(pairing)
+                    });
                 }
             }
         }
     }
+    cases
+}
+
+#[test]
+fn partial_and_unaligned_heads() {
+    let bench = Bench::new(ascend_sim::Machine::default());
+    partial_heads()
+        .iter()
+        .for_each(|case| run_all(&bench, case));
+    bench.finish();
+}
+
+#[test]
+fn partial_and_unaligned_heads_by_cube() {
+    let bench = Bench::new(ascend_sim::Machine::default());
+    partial_heads()
+        .iter()
+        .for_each(|case| run_by_cube(&bench, case));
     bench.finish();
 }
 
 #[test]
 fn sizes() {
+    /// Channels whose matrix, or two of which, fit the cube core's buffer.
+    const MOST_BY_CUBE: usize = 128;
     let bench = Bench::new(ascend_sim::Machine::default());
     for pairing in PAIRINGS {
         for layout in [Layout::Tnd, Layout::Bnsd] {
@@ -329,6 +372,9 @@ fn sizes() {
                 };
                 run::<bf16>(&bench, &case, Direction::Forward);
                 run::<f32>(&bench, &case, Direction::Adjoint);
+                if head_dim <= MOST_BY_CUBE {
+                    run_by_cube(&bench, &case);
+                }
             }
         }
     }

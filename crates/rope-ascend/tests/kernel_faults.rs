@@ -18,7 +18,7 @@ use std::path::Path;
 use ascend_sim::abi::runtime::aclrtMemcpy;
 use ascend_sim::{Machine, Violation, control};
 use half::{bf16, f16};
-use rope_ascend::rope::{AngleGradient, Heads, Operand, Rotation, Rotator};
+use rope_ascend::rope::{AngleGradient, Heads, Operand, Rotation, Rotator, Unit};
 use rope_ascend::safe::DeviceBuffer;
 use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing, Strides};
 use support::rotate_plainly;
@@ -26,14 +26,16 @@ use support::{At, Bench, Number, Numbers, angles, index, kernel_names, pair_chan
 
 /// Read by `rope_fault`.
 const VARIABLE: &str = "ROPE_FAULT";
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "rope_tiling.h",
     "rope_base.h",
+    "rope_matrix.h",
     "rope_rotate.h",
     "rope_angle_grad.h",
     "rope.cpp",
 ];
 const BASE: &str = "rope_base.h";
+const MATRIX: &str = "rope_matrix.h";
 const ROTATE: &str = "rope_rotate.h";
 const ANGLE_GRAD: &str = "rope_angle_grad.h";
 const BARRIER: &str = "VectorBarrier();";
@@ -268,6 +270,188 @@ const FAULTS: &[Fault] = &[
     },
 ];
 
+/// Faults of the rotation by the cube unit.
+const CUBE_FAULTS: &[Fault] = &[
+    Fault {
+        name: "a product is overwritten before it is taken",
+        file: MATRIX,
+        edits: &[(
+            "if (step >= kProductsInFlight)",
+            "if (step >= kProductsInFlight && !(FAULT))",
+        )],
+        caught: By("gm-ordering", "between the cores"),
+    },
+    Fault {
+        name: "no flag says that a product is ready",
+        file: MATRIX,
+        edits: &[(
+            "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);",
+            "if (!(FAULT)) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);",
+        )],
+        caught: By("cross-core", "would hang"),
+    },
+    Fault {
+        name: "no flag says that a product is taken",
+        file: ROTATE,
+        edits: &[(
+            "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);",
+            "if (!(FAULT)) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);",
+        )],
+        caught: By("cross-core", "would hang"),
+    },
+    Fault {
+        name: "a product is taken before it is ready",
+        file: ROTATE,
+        edits: &[(
+            "AscendC::CrossCoreWaitFlag(kProductReady);",
+            "if (!(FAULT)) AscendC::CrossCoreWaitFlag(kProductReady);",
+        )],
+        caught: By("gm-ordering", "between the cores"),
+    },
+    Fault {
+        name: "the flag of a product waits for another pipe than the load",
+        file: ROTATE,
+        edits: &[(
+            "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);",
+            "if (FAULT) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE3>(kProductTaken); else \
+             AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);",
+        )],
+        caught: By("gm-ordering", "between the cores"),
+    },
+    Fault {
+        name: "a flag is set sixteen times",
+        file: MATRIX,
+        edits: &[(
+            "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);",
+            "for (int n = FAULT ? 16 : 1; n > 0; --n) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);",
+        )],
+        caught: By("cross-core", "holds 15"),
+    },
+    Fault {
+        name: "flags are left for the next kernel",
+        file: MATRIX,
+        edits: &[("i < left;", "i < (FAULT ? 0 : left);")],
+        caught: By("cross-core", "kernel end"),
+    },
+    Fault {
+        name: "L0A is too small for the rows",
+        file: MATRIX,
+        edits: &[(
+            "pipe_.InitBuffer(rows_l0_, rows);",
+            "pipe_.InitBuffer(rows_l0_, rows * (FAULT ? 8 : 1));",
+        )],
+        caught: By("ub-capacity", "L0A"),
+    },
+    Fault {
+        name: "L0C is too small for the products",
+        file: MATRIX,
+        edits: &[(
+            "pipe_.InitBuffer(sums_, kVectorsOfCube *",
+            "pipe_.InitBuffer(sums_, (FAULT ? 4 : 1) * kVectorsOfCube *",
+        )],
+        caught: By("ub-capacity", "L0C"),
+    },
+    Fault {
+        name: "R as Zz, not Zn, which is its transpose",
+        file: MATRIX,
+        edits: &[("true, 0));", "!(FAULT), 0));")],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the rows as Nz, not Zz",
+        file: MATRIX,
+        edits: &[(
+            "static_cast<uint16_t>(whole / kFractal)",
+            "static_cast<uint16_t>(FAULT ? 1 : whole / kFractal)",
+        )],
+        caught: By("ub-undefined-read", "Mmad"),
+    },
+    Fault {
+        name: "fractals a row too far apart",
+        file: MATRIX,
+        edits: &[(
+            "static_cast<uint16_t>(whole);",
+            "static_cast<uint16_t>(whole + (FAULT));",
+        )],
+        caught: By("ub-undefined-read", "Mmad"),
+    },
+    Fault {
+        name: "one row as a plain vector",
+        file: MATRIX,
+        edits: &[("Max(rows, 2)", "(FAULT ? rows : Max(rows, 2))")],
+        caught: By("cube-parameter", "GEMV"),
+    },
+    Fault {
+        name: "L0C is read before the product is done",
+        file: MATRIX,
+        edits: &[
+            ("l0c_.EndFill(half);", "if (!(FAULT)) l0c_.EndFill(half);"),
+            (
+                "l0c_.BeginTake(half);",
+                "if (!(FAULT)) l0c_.BeginTake(half);",
+            ),
+        ],
+        caught: By("ordering", "HardEvent::M_FIX"),
+    },
+    Fault {
+        name: "L0A is read before it is loaded",
+        file: MATRIX,
+        edits: &[
+            ("l0_.EndFill(half);", "if (!(FAULT)) l0_.EndFill(half);"),
+            ("l0_.BeginTake(half);", "if (!(FAULT)) l0_.BeginTake(half);"),
+        ],
+        caught: By("ordering", "HardEvent::MTE1_M"),
+    },
+    Fault {
+        name: "L1 is read before it is loaded",
+        file: MATRIX,
+        edits: &[
+            ("l1_.EndFill(half);", "if (!(FAULT)) l1_.EndFill(half);"),
+            ("l1_.BeginTake(half);", "if (!(FAULT)) l1_.BeginTake(half);"),
+        ],
+        caught: By("ordering", "HardEvent::MTE2_MTE1"),
+    },
+    Fault {
+        name: "L1 is overwritten before it is read",
+        file: MATRIX,
+        edits: &[
+            ("l1_.BeginFill(half);", "if (!(FAULT)) l1_.BeginFill(half);"),
+            ("l1_.EndTake(half);", "if (!(FAULT)) l1_.EndTake(half);"),
+        ],
+        caught: By("ordering", "HardEvent::MTE1_MTE2"),
+    },
+    Fault {
+        name: "L0A is overwritten before it is multiplied",
+        file: MATRIX,
+        edits: &[
+            ("l0_.BeginFill(half);", "if (!(FAULT)) l0_.BeginFill(half);"),
+            ("l0_.EndTake(half);", "if (!(FAULT)) l0_.EndTake(half);"),
+        ],
+        caught: By("ordering", "HardEvent::M_MTE1"),
+    },
+    Fault {
+        name: "L0C is overwritten before it is stored",
+        file: MATRIX,
+        edits: &[
+            (
+                "l0c_.BeginFill(half);",
+                "if (!(FAULT)) l0c_.BeginFill(half);",
+            ),
+            ("l0c_.EndTake(half);", "if (!(FAULT)) l0c_.EndTake(half);"),
+        ],
+        caught: By("ordering", "HardEvent::FIX_M"),
+    },
+    Fault {
+        name: "the product of the other vector core",
+        file: ROTATE,
+        edits: &[(
+            "ProductStart(t_, AscendC::GetBlockIdx(), step_++)",
+            "ProductStart(t_, AscendC::GetBlockIdx() ^ (FAULT), step_++)",
+        )],
+        caught: Wrong,
+    },
+];
+
 /// Barriers (by file, function and place in it, from 0) that another one makes superfluous: each
 /// may go by itself, and only their absence together is a fault.
 const SPARE: &[(&str, &str, usize)] = &[(ANGLE_GRAD, "AddRows", 0)];
@@ -281,6 +465,7 @@ fn function_of(line: &str) -> Option<&str> {
 /// A fault of the library: its number is its index and one.
 struct Seeded {
     name: String,
+    unit: Unit,
     caught: Caught,
 }
 
@@ -290,7 +475,8 @@ fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
     let read = |file: &'static str| (file, std::fs::read_to_string(folder.join(file)).unwrap());
     let mut texts: Vec<(&str, String)> = FILES.into_iter().map(read).collect();
     let mut faults = Vec::new();
-    for fault in FAULTS {
+    let by_unit = FAULTS.iter().map(|fault| (fault, Unit::Vector));
+    for (fault, unit) in by_unit.chain(CUBE_FAULTS.iter().map(|fault| (fault, Unit::Cube))) {
         let number = faults.len() + 1;
         let (_, text) = texts
             .iter_mut()
@@ -306,7 +492,7 @@ fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
             *text = text.replace(old, &new.replace("FAULT", &format!("rope_fault({number})")));
         }
         let (name, caught) = (fault.name.to_owned(), fault.caught);
-        faults.push(Seeded { name, caught });
+        faults.push(Seeded { name, unit, caught });
     }
     let first_barrier = faults.len() + 1;
     for (file, text) in &mut texts {
@@ -327,6 +513,7 @@ fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
             let number = faults.len() + 1;
             faults.push(Seeded {
                 name: format!("no barrier {nth} in {function} of {file}"),
+                unit: Unit::Vector,
                 caught: By("ordering", "PipeBarrier<PIPE_V> is missing"),
             });
             let on = format!("if (!rope_fault({number}) && !rope_fault(-1)) {BARRIER}");
@@ -340,7 +527,7 @@ fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
 
 fn compile(texts: &[(&str, String)]) -> Vec<u8> {
     ascend_sim::build::KernelSource::from_texts(texts.iter().map(|(n, t)| (*n, t.as_str())))
-        .kernels(kernel_names())
+        .kernels(kernel_names(2201))
         .define(format!(
             "rope_fault(n)=(std::atoi(std::getenv(\"{VARIABLE}\"))==(n))"
         ))
@@ -360,6 +547,7 @@ struct Trial {
     head_dim: usize,
     rotary_dim: usize,
     in_place: bool,
+    unit: Unit,
 }
 
 impl Trial {
@@ -374,6 +562,7 @@ impl Trial {
             head_dim: 64,
             rotary_dim: 64,
             in_place: true,
+            unit: Unit::Vector,
         }
     }
 
@@ -423,6 +612,7 @@ fn rotation<T: Number>(bench: &Bench, trial: &Trial, direction: Direction) -> Re
     let rows = cosines_and_sines::<T>(&mut numbers, tokens, lanes);
     let on_device = stream.upload(&rows).unwrap();
     let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+    let rotator = rotator.by(trial.unit);
     let angle = |token: usize, lane: usize| {
         let cos = token * 2 * lanes + lane;
         (rows[cos], rows[cos + lanes])
@@ -602,20 +792,69 @@ fn beyond_32_bits(bench: &Bench) -> Result<(), String> {
     Ok(())
 }
 
-/// All trials in order, until one is not as it should be: what it gave, and the violations.
-fn try_all(binary: &[u8]) -> Option<(String, Vec<Violation>)> {
-    let with = |machine: Machine, what: String, run: &dyn Fn(&Bench) -> Result<(), String>| {
-        let bench = Bench::with_kernels(machine, binary);
-        let outcome = run(&bench).and_then(|()| {
-            let waited = bench.stream.synchronize();
-            waited.map_err(|error| error.to_string())
-        });
-        let violations = control::take_violations();
-        match outcome {
-            Ok(()) if violations.is_empty() => None,
-            Ok(()) => Some((what, violations)),
-            Err(error) => Some((format!("{what}: {error}"), violations)),
+type Found = Option<(String, Vec<Violation>)>;
+
+/// One trial: what it gave and the violations, if it is not as it should be.
+fn try_one(
+    binary: &[u8],
+    machine: Machine,
+    what: String,
+    run: &dyn Fn(&Bench) -> Result<(), String>,
+) -> Found {
+    let bench = Bench::with_kernels(machine, binary);
+    let outcome = run(&bench).and_then(|()| {
+        let waited = bench.stream.synchronize();
+        waited.map_err(|error| error.to_string())
+    });
+    let violations = control::take_violations();
+    match outcome {
+        Ok(()) if violations.is_empty() => None,
+        Ok(()) => Some((what, violations)),
+        Err(error) => Some((format!("{what}: {error}"), violations)),
+    }
+}
+
+/// The trials by the cube unit, on one cube core: several steps, the vector cores not in step; one
+/// product and two; rows that are padded, and a tile of one.
+fn try_cube(binary: &[u8]) -> Found {
+    let machine = Machine {
+        vector_cores: 2,
+        ..Machine::default()
+    };
+    let trial = |pairing, seq, heads, head_dim| Trial {
+        seq,
+        heads,
+        head_dim,
+        rotary_dim: head_dim,
+        unit: Unit::Cube,
+        ..Trial::of(pairing)
+    };
+    let trials = [
+        trial(Pairing::Half, 131, [5, 2], 128),
+        trial(Pairing::InterleaveHalf, 70, [5, 2], 128),
+        trial(Pairing::Adjacent, 41, [1, 1], 72),
+        trial(Pairing::Half, 1, [1, 1], 64),
+    ];
+    for trial in trials {
+        for direction in [Direction::Forward, Direction::Adjoint] {
+            let what = format!("{trial:?} {direction:?}");
+            let both = |bench: &Bench| {
+                rotation::<bf16>(bench, &trial, direction)?;
+                rotation::<f16>(bench, &trial, direction)
+            };
+            let found = try_one(binary, machine.clone(), what, &both);
+            if found.is_some() {
+                return found;
+            }
         }
+    }
+    None
+}
+
+/// All trials by the vector cores in order, until one is not as it should be.
+fn try_all(binary: &[u8]) -> Found {
+    let with = |machine, what, run: &dyn Fn(&Bench) -> Result<(), String>| {
+        try_one(binary, machine, what, run)
     };
     macro_rules! trial {
         ($trial:expr, $($type:ty),*) => {
@@ -708,16 +947,23 @@ fn every_fault_in_the_kernels_is_caught() {
     let binary = compile(&texts);
     let texts: BTreeMap<&str, &str> = texts.iter().map(|(n, t)| (*n, t.as_str())).collect();
     turn_on(0);
-    assert_eq!(try_all(&binary), None, "without a fault nothing is found");
+    let by = |unit| match unit {
+        Unit::Vector => try_all(&binary),
+        Unit::Cube => try_cube(&binary),
+    };
+    for unit in [Unit::Cube, Unit::Vector] {
+        assert_eq!(by(unit), None, "without a fault nothing is found");
+    }
     let all_barriers = Seeded {
         name: "no barrier at all".to_owned(),
+        unit: Unit::Vector,
         caught: By("ordering", "PipeBarrier<PIPE_V> is missing"),
     };
     let numbered = faults.iter().zip(1..).chain([(&all_barriers, -1)]);
     let mut missed = Vec::new();
     for (fault, number) in numbered {
         turn_on(number);
-        let found = try_all(&binary);
+        let found = by(fault.unit);
         let caught = match (&found, fault.caught) {
             (None, _) => false,
             (Some((_, violations)), Wrong) => violations.is_empty(),

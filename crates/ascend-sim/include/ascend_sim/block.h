@@ -32,24 +32,74 @@ struct Location {
 
 #define ASCEND_SIM_HERE ::ascend_sim::Location at = ::ascend_sim::Location::here()
 
-enum Pipe : std::uint8_t { kPipeS, kPipeV, kPipeMte2, kPipeMte3, kPipes };
+// The pipes of a core. What computes has one number on both kinds of core, and what writes out.
+enum Pipe : std::uint8_t {
+    kPipeS,
+    kPipeV,
+    kPipeMte2,
+    kPipeMte3,
+    kPipeMte1,
+    kPipes,
+    kPipeM = kPipeV,
+    kPipeFix = kPipeMte3,
+};
 
-inline const char* pipe_name(std::uint8_t pipe) {
-    static constexpr const char* kNames[] = {"S", "V", "MTE2", "MTE3"};
-    return kNames[pipe];
+// The cores of a block: a vector core; or two, and the cube core that works with them.
+enum Core : std::uint8_t { kVector0, kVector1, kCube, kCores };
+
+inline const char* core_name(std::uint8_t core) {
+    static constexpr const char* kNames[] = {"vector core 0", "vector core 1", "the cube core"};
+    return kNames[core];
+}
+
+inline const char* pipe_name(std::uint8_t pipe, std::uint8_t core) {
+    static constexpr const char* kNames[][kPipes] = {{"S", "V", "MTE2", "MTE3", "MTE1"},
+                                                     {"S", "M", "MTE2", "FIX", "MTE1"}};
+    return kNames[core == kCube][pipe];
 }
 
 constexpr std::uint32_t kGranuleBytes = 32;
 constexpr std::uint32_t kMaxBuffers = 64;
 
-// What is known about a byte of the unified buffer.
+// The memories of a core. Those of a cube core follow one another in its address space here.
+enum Space : std::uint8_t { kUb, kL1, kL0A, kL0B, kL0C, kSpaces };
+constexpr std::uint32_t kL1Bytes = 512 * 1024;
+constexpr std::uint32_t kL0ABytes = 64 * 1024;
+constexpr std::uint32_t kL0BBytes = 64 * 1024;
+constexpr std::uint32_t kL0CBytes = 128 * 1024;
+constexpr std::uint32_t kSpaceStart[] = {0, 0, kL1Bytes, kL1Bytes + kL0ABytes,
+                                         kL1Bytes + kL0ABytes + kL0BBytes};
+constexpr std::uint32_t kCubeBytes = kSpaceStart[kL0C] + kL0CBytes;
+constexpr const char* kSpaceNames[] = {"UB", "L1", "L0A", "L0B", "L0C"};
+
+// What is known about a byte of these memories.
 enum ByteState : std::uint8_t { kNeverWritten = 0, kDefined = 1, kUnspecified = 2 };
 
+// `epoch` is of the pipes of the core that holds the clock, `others` of the other cores' pipes.
 struct Clock {
     std::uint32_t epoch[kPipes] = {};
+    std::uint32_t others[kCores][kPipes] = {};
     void join(const Clock& other) {
-        for (int pipe = 0; pipe < kPipes; ++pipe)
+        for (int pipe = 0; pipe < kPipes; ++pipe) {
             epoch[pipe] = std::max(epoch[pipe], other.epoch[pipe]);
+            for (int core = 0; core < kCores; ++core)
+                others[core][pipe] = std::max(others[core][pipe], other.others[core][pipe]);
+        }
+    }
+    // What the clock of `core` says to another core.
+    Clock sent_by(Core core) const {
+        Clock clock = *this;
+        for (int pipe = 0; pipe < kPipes; ++pipe) {
+            clock.others[core][pipe] = std::max(others[core][pipe], epoch[pipe]);
+            clock.epoch[pipe] = 0;
+        }
+        return clock;
+    }
+    // `clock` as `core` takes it from another core.
+    void receive(const Clock& clock, Core core) {
+        join(clock);
+        for (int pipe = 0; pipe < kPipes; ++pipe)
+            epoch[pipe] = std::max(epoch[pipe], others[core][pipe]);
     }
 };
 
@@ -118,7 +168,7 @@ struct QueueState {
     std::int32_t depth;
 };
 
-constexpr int kEvents = 13;
+constexpr int kEvents = 19;
 constexpr int kEventIds = 8;
 
 struct Flag {
@@ -127,17 +177,24 @@ struct Flag {
     Clock clock;
 };
 
+class Group;
+
+// A kernel for a cube core with two vector cores began to run as one for vector cores alone.
+struct MixRequested {};
+
 class Block {
 public:
     const Launch& launch;
-    const std::uint32_t index;
+    const std::uint32_t index;  // GetBlockIdx
+    const Core core;
+    Group* const group;  // of the cores that work together; null for vector cores alone
     Counters& counters;
     std::vector<std::uint8_t> ub;
     std::vector<std::uint8_t> state;
     std::vector<Granule> granules;
     std::vector<Buffer> buffers;
     std::vector<QueueState> queues;
-    std::vector<GmAccess> accesses;
+    std::vector<GmAccess>& accesses;
     std::map<std::tuple<std::string_view, std::string_view, std::uint64_t>, std::uint64_t> counted;
     Clock seen[kPipes];
     std::uint32_t issued[kPipes] = {};
@@ -145,7 +202,7 @@ public:
     std::uint8_t reserved_ids[kEvents] = {};  // bit set of ids held by AllocEventID
     std::uint8_t fetched_ids[kEvents] = {};   // bit set of ids that FetchEventID has returned
     std::uint8_t queue_ids[kEvents] = {};     // bit set of ids held by queue blocks
-    std::uint32_t pool_top = 0;
+    std::uint32_t pool_top[kSpaces] = {};  // bytes in use
     int live_pipes = 0;
     Location last{"", 0};
     bool counter_mode = false;
@@ -153,13 +210,34 @@ public:
     std::uint64_t mask_low = ~std::uint64_t{0};
     bool atomic_add = false;
 
-    Block(const Launch& the_launch, std::uint32_t block, Counters& the_counters)
+    Block(const Launch& the_launch, std::uint32_t block, Core the_core, Group* the_group,
+          Counters& the_counters, std::vector<GmAccess>& the_accesses)
         : launch(the_launch),
           index(block),
+          core(the_core),
+          group(the_group),
           counters(the_counters),
-          ub(the_launch.ub_capacity_bytes + kGranuleBytes, 0xff),
+          ub((the_core == kCube ? kCubeBytes : the_launch.ub_capacity_bytes) + kGranuleBytes, 0xff),
           state(ub.size(), kNeverWritten),
-          granules(ub.size() / kGranuleBytes + 1) {}
+          granules(ub.size() / kGranuleBytes + 1),
+          accesses(the_accesses) {}
+
+    // The block of the launch.
+    std::uint32_t launch_block() const { return group == nullptr ? index : index / share(); }
+
+    // Bytes of a memory.
+    std::uint64_t capacity(Space space) const {
+        constexpr std::uint32_t kBytes[] = {0, kL1Bytes, kL0ABytes, kL0BBytes, kL0CBytes};
+        return space == kUb ? launch.ub_capacity_bytes : kBytes[space];
+    }
+
+    // The memory that an address is in.
+    Space space_of(std::uint32_t address) const {
+        if (core != kCube) return kUb;
+        int space = kL1;
+        while (space < kL0C && address >= kSpaceStart[space + 1]) ++space;
+        return static_cast<Space>(space);
+    }
 
     void report(const char* kind, const Location& at, const char* format, ...)
         __attribute__((format(printf, 4, 5))) {
@@ -181,6 +259,15 @@ public:
     // Counts for the list of block 0. Kinds and types are distinguished by their text.
     void count(const char* what, const char* types, std::uint64_t amount) {
         if (index == 0) ++counted[{what, types, amount}];
+    }
+
+    // Only one kind of core has the pipe and the memories of an instruction.
+    Op begin_on(bool cube, const char* name, const Location& at, Pipe pipe,
+                const char* types = "") {
+        if (cube != (core == kCube))
+            stop("core", at, "%s: only a %s core has this instruction, this is %s", name,
+                 cube ? "cube" : "vector", core_name(core));
+        return begin(name, at, pipe, types);
     }
 
     Op begin(const char* name, const Location& at, Pipe pipe, const char* types = "") {
@@ -239,15 +326,18 @@ public:
                          std::uint32_t alignment = kGranuleBytes) {
         const std::int64_t start = static_cast<std::int64_t>(view.start) + offset;
         if (start % alignment != 0) {
+            const Space space = space_of(view.start);
             stop("ub-misaligned", op.at,
-                 "%s: %s starts at UB byte %lld (%s), which is not a multiple of %u", op.name, role,
-                 static_cast<long long>(start), describe(view).c_str(), alignment);
+                 "%s: %s starts at %s byte %lld (%s), which is not a multiple of %u", op.name, role,
+                 kSpaceNames[space], static_cast<long long>(start - kSpaceStart[space]),
+                 describe(view).c_str(), alignment);
         }
     }
 
-    // True when every byte is defined. Bytes never written are reported.
+    // True when every byte is defined. Bytes never written are reported, unless what is known of them
+    // moves with them.
     bool read(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes,
-              const char* role, std::uint32_t* where) {
+              const char* role, std::uint32_t* where, bool moved = false) {
         const std::uint32_t start = locate(op, view, offset, bytes, role);
         *where = start;
         if (bytes == 0) return true;
@@ -268,7 +358,7 @@ public:
         }
         const std::uint8_t* states = state.data() + start;
         const bool defined = all_defined(states, bytes);
-        if (!defined) {
+        if (!defined && !moved) {
             const std::uint8_t* unwritten =
                 std::find(states, states + bytes, static_cast<std::uint8_t>(kNeverWritten));
             if (unwritten != states + bytes) {
@@ -369,8 +459,9 @@ public:
         access.file = op.at.file;
         access.line = op.at.line;
         access.epoch = op.epoch;
-        std::copy(seen[op.pipe].epoch, seen[op.pipe].epoch + kPipes, access.seen);
-        access.pipe = op.pipe;
+        const Clock known = seen[op.pipe].sent_by(core);
+        std::copy(&known.others[0][0], &known.others[0][0] + kCores * kPipes, access.seen);
+        access.pipe = static_cast<std::uint8_t>(core * kPipes + op.pipe);
         access.is_write = write;
         access.is_atomic = write && atomic_add;
         accesses.push_back(access);
@@ -379,6 +470,9 @@ public:
 private:
     const Region* cached_ = nullptr;
     std::map<std::pair<std::string, std::uint32_t>, std::uint32_t> reported_;
+
+    // Blocks of the launch's index in `index`.
+    std::uint32_t share() const { return core == kCube ? 1 : 2; }
 
     static bool all_defined(const std::uint8_t* states, std::uint64_t bytes) {
         constexpr std::uint64_t kEightDefined = 0x0101010101010101u * kDefined;
@@ -404,18 +498,21 @@ private:
         char remedy[128];
         if (pipe == op.pipe) {
             std::snprintf(remedy, sizeof remedy, "PipeBarrier<PIPE_%s> is missing",
-                          pipe_name(pipe));
+                          pipe_name(pipe, core));
         } else {
             std::snprintf(remedy, sizeof remedy,
                           "EnQue/DeQue or SetFlag/WaitFlag<HardEvent::%s_%s> is missing",
-                          pipe_name(pipe), pipe_name(op.pipe));
+                          pipe_name(pipe, core), pipe_name(op.pipe, core));
         }
+        const Space space = space_of(granule * kGranuleBytes);
         report("ordering", op.at,
-               "%s: %s %s UB byte %u (%s) on pipe %s, not ordered after line %u%s%s which %s it on "
+               "%s: %s %s %s byte %u (%s) on pipe %s, not ordered after line %u%s%s which %s it on "
                "pipe %s: %s",
-               op.name, role, action, granule * kGranuleBytes, describe(view).c_str(),
-               pipe_name(op.pipe), line, file && file != op.at.file ? " of " : "",
-               file && file != op.at.file ? file : "", earlier, pipe_name(pipe), remedy);
+               op.name, role, action, kSpaceNames[space],
+               granule * kGranuleBytes - kSpaceStart[space], describe(view).c_str(),
+               pipe_name(op.pipe, core), line,
+               file && file != op.at.file ? " of " : "", file && file != op.at.file ? file : "",
+               earlier, pipe_name(pipe, core), remedy);
     }
 
     void report_list(const char* kind, const Location& at, const char* format, va_list arguments) {
@@ -423,7 +520,7 @@ private:
         if (reported_[{kind, at.line}]++ != 0) return;
         char message[1024];
         std::vsnprintf(message, sizeof message, format, arguments);
-        launch.report(launch.host, index, kind, at.file, at.line, message);
+        launch.report(launch.host, launch_block(), kind, at.file, at.line, message);
     }
 };
 
@@ -431,14 +528,30 @@ inline thread_local Block* g_block = nullptr;
 
 inline Block& block() { return *g_block; }
 
+inline bool on_cube_core() { return block().core == kCube; }
+
+inline void require_task_type(int type) {
+    const bool mix = block().group != nullptr;
+    if (type != 0 && !mix) throw MixRequested{};
+    if (type == 0 && mix)
+        block().stop("core", block().last, "the kernel states two task types");
+}
+
 }  // namespace ascend_sim
 
 namespace AscendC {
 
+// With a cube core, blocks are counted by its two vector cores apart.
 inline std::int64_t GetBlockIdx() { return ascend_sim::block().index; }
 inline std::int64_t GetBlockNum() { return ascend_sim::block().launch.block_count; }
-inline std::int64_t GetTaskRatio() { return 1; }
-inline std::int64_t GetSubBlockNum() { return 1; }
-inline std::int64_t GetSubBlockIdx() { return 0; }
+inline std::int64_t GetTaskRatio() {
+    const ascend_sim::Block& running = ascend_sim::block();
+    return running.group != nullptr && running.core != ascend_sim::kCube ? 2 : 1;
+}
+inline std::int64_t GetSubBlockNum() { return GetTaskRatio(); }
+inline std::int64_t GetSubBlockIdx() {
+    const ascend_sim::Block& running = ascend_sim::block();
+    return running.core == ascend_sim::kVector1 ? 1 : 0;
+}
 
 }  // namespace AscendC

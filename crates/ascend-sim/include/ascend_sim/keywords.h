@@ -17,15 +17,20 @@
 #define __mix__(cube, vector)
 #define __gm__
 #define __ubuf__
-#define ASCEND_IS_AIV true
-#define ASCEND_IS_AIC false
+#define ASCEND_IS_AIV (!::ascend_sim::on_cube_core())
+#define ASCEND_IS_AIC (::ascend_sim::on_cube_core())
 #define ASCEND_SIM 1
 
+// The kinds of kernels that are modelled: vector cores alone, or one cube core with two of them.
 #define KERNEL_TYPE_AIV_ONLY 0
-#define KERNEL_TASK_TYPE_DEFAULT(type) static_assert((type) == KERNEL_TYPE_AIV_ONLY)
+#define KERNEL_TYPE_MIX_AIC_1_2 1
+#define KERNEL_TASK_TYPE_DEFAULT(type) ::ascend_sim::require_task_type(type)
 
 // A macro, as the vendor's headers have it: `const GM_ADDR a[] = .., b[] = ..` declares arrays of two
 // types, which an alias would hide.
 #define GM_ADDR __gm__ uint8_t*
 
 enum pipe_t { PIPE_S, PIPE_V, PIPE_M, PIPE_MTE1, PIPE_MTE2, PIPE_MTE3, PIPE_ALL, PIPE_FIX };
+
+// Conversions of a product on its way out of the cube unit: those that are modelled.
+enum QuantMode_t { NoQuant, F322F16, F322BF16 };

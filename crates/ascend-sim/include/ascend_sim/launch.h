@@ -6,7 +6,7 @@
 
 namespace ascend_sim {
 
-constexpr std::uint32_t kInterfaceVersion = 2;
+constexpr std::uint32_t kInterfaceVersion = 3;
 
 // One live device allocation. Kernels name its bytes by device address; the bytes are at `bytes`.
 struct Region {
@@ -16,7 +16,8 @@ struct Region {
 };
 
 // Global memory touched by one transfer: `count` runs of `length` bytes, `stride` bytes apart.
-// `seen` is what the transfer's pipe knew of the four pipes when it was issued.
+// `seen` is what the transfer's pipe knew of all pipes when it was issued: five for each of the two
+// vector cores and the cube core that share the block's number, see `Pipe` in block.h.
 struct GmAccess {
     std::uint64_t start;
     std::uint64_t length;
@@ -26,11 +27,11 @@ struct GmAccess {
     const char* file;
     std::uint32_t line;
     std::uint32_t epoch;
-    std::uint32_t seen[4];
-    std::uint8_t pipe;
+    std::uint32_t seen[15];
+    std::uint8_t pipe;  // core * 5 + pipe
     std::uint8_t is_write;
     std::uint8_t is_atomic;
-    std::uint8_t reserved[5];
+    std::uint8_t reserved[1];
 };
 
 struct Counters {
@@ -46,6 +47,11 @@ struct Counters {
     std::uint64_t vector_repeats;
     std::uint64_t ub_high_water_bytes;
     std::uint64_t barriers[8];  // indexed by pipe_t
+    std::uint64_t cube_gm_bytes_read;     // of those above, by cube cores
+    std::uint64_t cube_gm_bytes_written;  // the same
+    std::uint64_t cube_instructions;
+    std::uint64_t cube_multiply_adds;
+    std::uint64_t cross_core_flags;
 };
 
 // What a block did `times` times: a vector instruction of `amount` repeats over elements of `types`,
@@ -90,8 +96,8 @@ struct KernelTable {
 };
 
 static_assert(sizeof(Region) == 24);
-static_assert(sizeof(GmAccess) == 80);
-static_assert(sizeof(Counters) == 152);
+static_assert(sizeof(GmAccess) == 120);
+static_assert(sizeof(Counters) == 192);
 static_assert(sizeof(Counted) == 32);
 static_assert(sizeof(Launch) == 72);
 static_assert(sizeof(KernelEntry) == 24);

@@ -2,8 +2,12 @@
 // block and exports the table that the runtime looks for.
 #pragma once
 
+#include <array>
+#include <memory>
+#include <thread>
 #include <tuple>
 
+#include "group.h"
 #include "queues.h"
 #include "vector_engine.h"
 
@@ -78,31 +82,87 @@ inline void check_block_end(Block& running, const Location& at) {
     if (running.live_pipes != 0) running.report("queue", at, "kernel end: a TPipe is still alive");
 }
 
-inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launch,
-                                 std::uint64_t kernel, const std::uint8_t* args,
-                                 std::uint32_t index, Counters* counters) {
-    Block running(*launch, index, *counters);
-    g_block = &running;
-    std::int32_t stopped = 0;
+// Runs the kernel on one core, which has to be `g_block`. Whether a violation stopped it.
+inline bool run_core(const KernelEntry& entry, const std::uint8_t* args, Block& running) {
     try {
-        entries[kernel].call(args);
+        entry.call(args);
         check_block_end(running, running.last);
+        return false;
     } catch (const BlockStopped&) {
-        stopped = 1;
     } catch (const std::exception& error) {
         running.report("simulator", running.last, "a C++ exception left the kernel: %s",
                        error.what());
-        stopped = 1;
+    }
+    return true;
+}
+
+using Accesses = std::vector<GmAccess>;
+
+inline void send_accesses(const Launch* launch, std::uint32_t index, const Accesses& accesses) {
+    launch->accesses(launch->host, index, accesses.data(), accesses.size());
+}
+
+inline void send_counted(const Launch* launch, const Block& running, std::vector<Counted>& list) {
+    for (const auto& [key, times] : running.counted) {
+        const auto& [what, types, amount] = key;
+        list.push_back({what.data(), types.data(), amount, times});
+    }
+}
+
+// A cube core and its two vector cores, in turns on a thread each.
+inline std::int32_t run_group(const KernelEntry& entry, const Launch* launch,
+                              const std::uint8_t* args, std::uint32_t index, Counters* counters) {
+    Group group;
+    Accesses accesses;
+    std::array<std::unique_ptr<Block>, kCores> cores;
+    bool stopped = false;
+    for (int core = 0; core < kCores; ++core)
+        cores[core] = std::make_unique<Block>(
+            *launch, core == kCube ? index : 2 * index + static_cast<std::uint32_t>(core),
+            static_cast<Core>(core), &group, *counters, accesses);
+    std::array<std::thread, kCores> threads;
+    for (int core = 0; core < kCores; ++core) {
+        threads[core] = std::thread([&, core] {
+            group.enter(static_cast<Core>(core));
+            g_block = cores[core].get();
+            const bool core_stopped = run_core(entry, args, *cores[core]);
+            stopped |= core_stopped;
+            g_block = nullptr;
+            group.leave(static_cast<Core>(core), core_stopped);
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    group.check_end(*cores[kCube]);
+    send_accesses(launch, index, accesses);
+    if (index == 0) {
+        std::vector<Counted> list;
+        send_counted(launch, *cores[kVector0], list);
+        send_counted(launch, *cores[kCube], list);
+        launch->counted(launch->host, list.data(), list.size());
+    }
+    return stopped;
+}
+
+inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launch,
+                                 std::uint64_t kernel, const std::uint8_t* args,
+                                 std::uint32_t index, Counters* counters) {
+    Accesses accesses;
+    Block running(*launch, index, kVector0, nullptr, *counters, accesses);
+    g_block = &running;
+    bool stopped = false;
+    try {
+        stopped = run_core(entries[kernel], args, running);
+    } catch (const MixRequested&) {
+        // Nothing has happened: the task type is the first statement of a kernel.
+        g_block = nullptr;
+        return run_group(entries[kernel], launch, args, index, counters);
     }
     g_block = nullptr;
-    launch->accesses(launch->host, index, running.accesses.data(), running.accesses.size());
+    send_accesses(launch, index, accesses);
     if (index == 0) {
-        std::vector<Counted> counted;
-        for (const auto& [key, times] : running.counted) {
-            const auto& [what, types, amount] = key;
-            counted.push_back({what.data(), types.data(), amount, times});
-        }
-        launch->counted(launch->host, counted.data(), counted.size());
+        std::vector<Counted> list;
+        send_counted(launch, running, list);
+        launch->counted(launch->host, list.data(), list.size());
     }
     return stopped;
 }

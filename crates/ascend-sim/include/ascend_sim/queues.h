@@ -13,6 +13,25 @@ inline const char* position_name(AscendC::TPosition position) {
     return kNames[static_cast<int>(position)];
 }
 
+// The memory that a position stands for.
+constexpr Space space_of(AscendC::TPosition position) {
+    using AscendC::TPosition;
+    switch (position) {
+        case TPosition::A1:
+        case TPosition::B1:
+        case TPosition::C1:
+            return kL1;
+        case TPosition::A2:
+            return kL0A;
+        case TPosition::B2:
+            return kL0B;
+        case TPosition::CO1:
+            return kL0C;
+        default:
+            return kUb;
+    }
+}
+
 struct QueueEvents {
     int forward, release;
 };
@@ -360,7 +379,7 @@ public:
                          0,
                          depth};
         for (std::uint32_t i = 0; i < number; ++i)
-            state.buffers.push_back(carve(length, index, BufferState::kFree, at));
+            state.buffers.push_back(carve(length, index, BufferState::kFree, kUb, at));
         running.queues.push_back(std::move(state));
         queue.core_.initialise(Queue::kPosition, queue_events(source, target), depth, index);
         return true;
@@ -370,7 +389,8 @@ public:
     bool InitBuffer(TBuf<position>& buffer, std::uint32_t length, ASCEND_SIM_HERE) {
         if (length == 0)
             ascend_sim::block().stop("ub-capacity", at, "InitBuffer: a TBuf of 0 bytes");
-        buffer.slot_ = carve(length, -1, ascend_sim::BufferState::kScratch, at);
+        buffer.slot_ = carve(length, -1, ascend_sim::BufferState::kScratch,
+                             ascend_sim::space_of(position), at);
         return true;
     }
 
@@ -410,7 +430,8 @@ private:
     bool alive_ = true;
 
     static std::int32_t carve(std::uint32_t length, std::int32_t queue,
-                              ascend_sim::BufferState state, const ascend_sim::Location& at) {
+                              ascend_sim::BufferState state, ascend_sim::Space space,
+                              const ascend_sim::Location& at) {
         using namespace ascend_sim;
         Block& running = block();
         const std::uint64_t size =
@@ -419,14 +440,18 @@ private:
             running.stop("ub-capacity", at,
                          "InitBuffer: a kernel has at most %u blocks over all queues and TBufs",
                          kMaxBuffers);
-        if (running.pool_top + size > running.launch.ub_capacity_bytes)
+        if ((space == kUb) == (running.core == kCube))
+            running.stop("core", at, "InitBuffer: %s has no %s", core_name(running.core),
+                         kSpaceNames[space]);
+        std::uint32_t& top = running.pool_top[space];
+        if (top + size > running.capacity(space))
             running.stop("ub-capacity", at,
-                         "InitBuffer: %llu bytes more than the %u in use exceed the unified buffer "
-                         "of %llu bytes",
-                         static_cast<unsigned long long>(size), running.pool_top,
-                         static_cast<unsigned long long>(running.launch.ub_capacity_bytes));
+                         "InitBuffer: %llu bytes more than the %u in use exceed the %s of %llu bytes",
+                         static_cast<unsigned long long>(size), top,
+                         space == kUb ? "unified buffer" : kSpaceNames[space],
+                         static_cast<unsigned long long>(running.capacity(space)));
         Buffer buffer{};
-        buffer.start = running.pool_top;
+        buffer.start = kSpaceStart[space] + top;
         buffer.size_bytes = static_cast<std::uint32_t>(size);
         buffer.queue = queue;
         buffer.state = state;
@@ -434,9 +459,10 @@ private:
         buffer.forward_id = -1;
         buffer.release_id = -1;
         running.buffers.push_back(buffer);
-        running.pool_top += static_cast<std::uint32_t>(size);
-        running.counters.ub_high_water_bytes =
-            std::max<std::uint64_t>(running.counters.ub_high_water_bytes, running.pool_top);
+        top += static_cast<std::uint32_t>(size);
+        if (space == kUb)
+            running.counters.ub_high_water_bytes =
+                std::max<std::uint64_t>(running.counters.ub_high_water_bytes, top);
         return static_cast<std::int32_t>(running.buffers.size() - 1);
     }
 };

@@ -21,6 +21,13 @@ enum class HardEvent : std::uint8_t {
     MTE2_S,
     S_MTE3,
     MTE3_S,
+    // Of the cube core.
+    MTE2_MTE1,
+    MTE1_MTE2,
+    MTE1_M,
+    M_MTE1,
+    M_FIX,
+    FIX_M,
 };
 
 enum class MemDsbT : std::uint8_t { ALL, DDR, UB, SEQ };
@@ -49,8 +56,24 @@ inline const EventPipes& event_pipes(int event) {
         {kPipeMte2, kPipeS, "MTE2_S"},
         {kPipeS, kPipeMte3, "S_MTE3"},
         {kPipeMte3, kPipeS, "MTE3_S"},
+        {kPipeMte2, kPipeMte1, "MTE2_MTE1"},
+        {kPipeMte1, kPipeMte2, "MTE1_MTE2"},
+        {kPipeMte1, kPipeM, "MTE1_M"},
+        {kPipeM, kPipeMte1, "M_MTE1"},
+        {kPipeM, kPipeFix, "M_FIX"},
+        {kPipeFix, kPipeM, "FIX_M"},
     };
     return kTable[event];
+}
+
+// Events between pipes that a core of the other kind has.
+inline void check_event_core(Block& running, int event, const Location& at, const char* who) {
+    constexpr int kFirstOfCube = static_cast<int>(AscendC::HardEvent::MTE2_MTE1);
+    const bool both = event == static_cast<int>(AscendC::HardEvent::S_MTE2) ||
+                      event == static_cast<int>(AscendC::HardEvent::MTE2_S);
+    if (!both && (event >= kFirstOfCube) != (running.core == kCube))
+        running.stop("core", at, "%s<HardEvent::%s>: %s does not have both pipes", who,
+                     event_pipes(event).name, core_name(running.core));
 }
 
 // The clock that holds after every access that `pipe` has started is complete.
@@ -104,6 +127,33 @@ inline void check_event_owner(Block& running, int event, std::int32_t id, const 
     }
 }
 
+// The pipe of this core that the API names.
+inline Pipe pipe_of(Block& running, pipe_t pipe, const char* who, const Location& at) {
+    const bool cube = running.core == kCube;
+    switch (pipe) {
+        case PIPE_V:
+            if (!cube) return kPipeV;
+            break;
+        case PIPE_MTE3:
+            if (!cube) return kPipeMte3;
+            break;
+        case PIPE_M:
+            if (cube) return kPipeM;
+            break;
+        case PIPE_MTE1:
+            if (cube) return kPipeMte1;
+            break;
+        case PIPE_FIX:
+            if (cube) return kPipeFix;
+            break;
+        case PIPE_MTE2:
+            return kPipeMte2;
+        default:
+            break;
+    }
+    running.stop("core", at, "%s: %s does not take pipe %d", who, core_name(running.core), pipe);
+}
+
 }  // namespace ascend_sim
 
 namespace AscendC {
@@ -113,6 +163,7 @@ void SetFlag(std::int32_t id, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
     constexpr int index = static_cast<int>(event);
+    check_event_core(running, index, at, "SetFlag");
     require_event_id(running, index, id, at, "SetFlag");
     check_event_owner(running, index, id, at);
     Flag& flag = running.flags[index][id];
@@ -130,6 +181,7 @@ void WaitFlag(std::int32_t id, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
     Block& running = block();
     constexpr int index = static_cast<int>(event);
+    check_event_core(running, index, at, "WaitFlag");
     require_event_id(running, index, id, at, "WaitFlag");
     Flag& flag = running.flags[index][id];
     if (!flag.set)
@@ -150,9 +202,10 @@ void PipeBarrier(ASCEND_SIM_HERE) {
     if constexpr (pipe == PIPE_ALL) {
         Clock all;
         for (std::uint8_t p = 0; p < kPipes; ++p) all.epoch[p] = running.issued[p];
+        for (const Clock& clock : running.seen) all.join(clock);
         for (Clock& clock : running.seen) clock = all;
-    } else if constexpr (pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3) {
-        constexpr Pipe own = pipe == PIPE_V ? kPipeV : pipe == PIPE_MTE2 ? kPipeMte2 : kPipeMte3;
+    } else {
+        const Pipe own = pipe_of(running, pipe, "PipeBarrier", at);
         running.seen[own].epoch[own] = running.issued[own];
     }
 }

@@ -11,7 +11,7 @@ use crate::conflicts::Access;
 use crate::machine::Machine;
 use crate::trace::{Counted, Counters, Violation};
 
-const INTERFACE_VERSION: u32 = 2;
+const INTERFACE_VERSION: u32 = 3;
 const ELF_MAGIC: &[u8] = b"\x7fELF";
 const ELF_MACHINE_OFFSET: usize = 18;
 /// `e_machine` of an object for the device.
@@ -39,11 +39,11 @@ struct GmAccess {
     file: *const c_char,
     line: u32,
     epoch: u32,
-    seen: [u32; 4],
+    seen: [u32; 15],
     pipe: u8,
     is_write: u8,
     is_atomic: u8,
-    reserved: [u8; 5],
+    reserved: [u8; 1],
 }
 
 type Report =
@@ -92,8 +92,8 @@ struct KernelTable {
 }
 
 const _: () = assert!(size_of::<Region>() == 24);
-const _: () = assert!(size_of::<GmAccess>() == 80);
-const _: () = assert!(size_of::<Counters>() == 152);
+const _: () = assert!(size_of::<GmAccess>() == 120);
+const _: () = assert!(size_of::<Counters>() == 192);
 const _: () = assert!(size_of::<Launch>() == 72);
 const _: () = assert!(size_of::<RawCounted>() == 32);
 const _: () = assert!(size_of::<KernelEntry>() == 24);

@@ -80,9 +80,11 @@ pub(super) struct Tiling {
     pub(super) coef_pitch: u32,
     pub(super) expand: u32,
     pub(super) map_words: u32,
+    pub(super) products: u32,
+    pub(super) reserved: u32,
 }
 
-/// Argument block of every kernel: six device addresses and the tiling. Of `rope_rotate_*` these
+/// Argument block of every kernel but `rope_matrix_*`: six device addresses and the tiling. Of `rope_rotate_*` these
 /// are x, y, angles and map; of `rope_angle_grad_*` x, the gradient of y, the gradient of the
 /// angles and map.
 #[repr(C)]
@@ -95,12 +97,26 @@ pub(super) struct Args {
     pub(super) tiling: Tiling,
 }
 
+/// Argument block of `rope_matrix_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MatrixArgs {
+    pub(super) input: [u64; 2],
+    pub(super) output: [u64; 2],
+    pub(super) angles: u64,
+    pub(super) map: u64,
+    /// R, or P and R side by side, in the element type.
+    pub(super) matrix: u64,
+    pub(super) workspace: u64,
+    pub(super) tiling: Tiling,
+}
+
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<TensorLayout>() == 32);
     assert!(size_of::<Span>() == 12);
     assert!(size_of::<Route>() == 2);
-    assert!(size_of::<Tiling>() == 368);
+    assert!(size_of::<Tiling>() == 376);
     assert!(align_of::<Tiling>() == 8);
     assert!(offset_of!(Tiling, tokens) == 128);
     assert!(offset_of!(Tiling, heads) == 160);
@@ -108,5 +124,6 @@ const _: () = {
     assert!(offset_of!(Tiling, load_route) == 280);
     assert!(offset_of!(Tiling, a_offset) == 304);
     assert!(offset_of!(Tiling, map_words) == 364);
-    assert!(size_of::<Args>() == 6 * 8 + 368);
+    assert!(size_of::<Args>() == 6 * 8 + 376);
+    assert!(size_of::<MatrixArgs>() == 8 * 8 + 376);
 };

@@ -3,7 +3,7 @@
 //! The kernel computes `y[k] = a[k]·x[k] ± b[k]·x[partner(k)]` over channel segments. Pairing,
 //! direction and shared or separate angles differ only in these tables.
 
-use rope_core::{Direction, Geometry, Pairing};
+use rope_core::{Direction, Geometry, MatrixForm, Pairing};
 
 use crate::error::{AscendError, Result};
 
@@ -16,6 +16,7 @@ const MAX_HEAD_DIM: usize = 1024;
 /// A [`Geometry`] in the kernels' 32 bits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Channels {
+    pub(super) geometry: Geometry,
     pub(super) pairing: Pairing,
     pub(super) per_channel: bool,
     pub(super) head_dim: u32,
@@ -40,6 +41,7 @@ impl Channels {
         // The other numbers count channels of the head, so they fit as well.
         let narrow = |channels: usize| channels as u32;
         Ok(Self {
+            geometry,
             pairing: geometry.pairing(),
             per_channel: geometry.per_channel(),
             head_dim: narrow(head_dim),
@@ -126,6 +128,11 @@ impl Gathered {
         self.signs[at as usize] = sign;
     }
 
+    /// The byte offsets alone.
+    pub(super) fn offsets(&self) -> &[u32] {
+        &self.offsets
+    }
+
     /// The words of the kernel's map: offsets, then signs.
     pub(super) fn words(&self) -> impl Iterator<Item = u32> + '_ {
         let signs = self.signs.iter().map(|sign| sign.to_bits());
@@ -199,6 +206,23 @@ impl Coefficients {
             coefficients.b_negative |= u32::from(sine_of == 0) << k;
         }
         coefficients
+    }
+
+    /// A cosine and a sine for each channel, without signs: those are in the matrix.
+    pub(super) fn wide(channels: Channels, form: &MatrixForm) -> Self {
+        let half = channels.rotary_dim.next_multiple_of(F32_UNIT);
+        let mut gather = Gathered::new(2 * half, 1.0);
+        let lanes = form.cos_lanes().iter().zip(form.sin_lanes());
+        for (channel, (cos, sin)) in (0..).zip(lanes) {
+            gather.set(channel, *cos, 1.0);
+            gather.set(half + channel, channels.lanes + sin, 1.0);
+        }
+        Self {
+            pitch: 2 * half,
+            gather: Some(gather),
+            b_offset: [half, 0, 0, 0],
+            ..Self::cut(channels.lanes, 2 * channels.lanes)
+        }
     }
 
     /// Neighbouring channels share a row: a Gather spreads the angles over them.

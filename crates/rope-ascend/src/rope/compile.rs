@@ -10,7 +10,7 @@ use crate::sys::{AclRtc, aclrtcProg};
 
 /// The kernel sources, in the order in which they include each other; the last has the entry
 /// points.
-pub(crate) const KERNEL_SOURCES: [(&str, &str); 5] = [
+pub(crate) const KERNEL_SOURCES: [(&str, &str); 6] = [
     (
         "rope_tiling.h",
         include_str!("../../../../kernels/rope/rope_tiling.h"),
@@ -18,6 +18,10 @@ pub(crate) const KERNEL_SOURCES: [(&str, &str); 5] = [
     (
         "rope_base.h",
         include_str!("../../../../kernels/rope/rope_base.h"),
+    ),
+    (
+        "rope_matrix.h",
+        include_str!("../../../../kernels/rope/rope_matrix.h"),
     ),
     (
         "rope_rotate.h",

@@ -17,5 +17,5 @@ pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
 pub(crate) use npu::KERNELS_VARIABLE;
 pub use npu::{Npu, violations};
-pub use rotator::{AngleGradient, AngleRows, Heads, KernelType, Operand, Rotation, Rotator};
+pub use rotator::{AngleGradient, AngleRows, Heads, KernelType, Operand, Rotation, Rotator, Unit};
 pub(crate) use tiling::{Architecture, Machine};

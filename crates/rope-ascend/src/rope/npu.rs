@@ -195,7 +195,7 @@ impl Npu {
                 };
                 let binary =
                     ascend_sim::build::KernelSource::from_texts(super::compile::KERNEL_SOURCES)
-                        .kernels(kernel_names())
+                        .kernels(kernel_names(architecture))
                         .architecture(architecture)
                         .compile()
                         .map_err(|error| {
@@ -242,12 +242,14 @@ fn once<T: Clone>(cell: &Mutex<Option<T>>, make: impl FnOnce() -> Result<T>) -> 
 
 /// The entry points of `kernels/rope/rope.cpp`.
 #[cfg(feature = "ascend-sim")]
-fn kernel_names() -> impl Iterator<Item = String> {
+fn kernel_names(architecture: u32) -> impl Iterator<Item = String> {
     const ROTATE: (&str, &[&str]) = (
         "rotate",
         &["split", "adjacent", "deinterleave", "interleave"],
     );
     const ANGLE_GRADIENT: (&str, &[&str]) = ("angle_grad", &["split", "adjacent", "deinterleave"]);
+    let matrix = ["rope_matrix_f16", "rope_matrix_bf16"].into_iter();
+    let matrix = matrix.filter(move |_| architecture == 2201);
     [ROTATE, ANGLE_GRADIENT]
         .into_iter()
         .flat_map(|(kernel, pairs)| {
@@ -255,4 +257,5 @@ fn kernel_names() -> impl Iterator<Item = String> {
                 ["f32", "f16", "bf16"].map(|dtype| format!("rope_{kernel}_{pairs}_{dtype}"))
             })
         })
+        .chain(matrix.map(str::to_owned))
 }

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rope_core::{Direction, Geometry, HeadsLayout, RopeError};
 
-use super::args::{Args, TensorLayout};
+use super::args::{Args, MatrixArgs, TensorLayout};
 use super::coefficients::Channels;
 use super::kernels::Kernels;
-use super::tiling::{Plan, Problem, plan_angle_gradient, plan_rotation};
+use super::tiling::{MatrixPlan, Plan, Problem, plan_angle_gradient, plan_matrix, plan_rotation};
 use crate::error::{AscendError, Result};
 use crate::safe::{DeviceBuffer, DeviceMemory, Stream};
 
@@ -42,6 +42,17 @@ impl KernelType {
             Self::F16 | Self::Bf16 => 2,
         }
     }
+}
+
+/// What brings the members of pairs together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// The vector cores alone.
+    #[default]
+    Vector,
+    /// The cube cores, by a product with a signed permutation. In f16 and bf16 on dav-2201; channels
+    /// that are not finite make their whole head NaN.
+    Cube,
 }
 
 /// q, k or a gradient of one in device memory: `&DeviceMemory` to read, `&mut DeviceMemory` to
@@ -143,7 +154,9 @@ pub struct Rotator {
     channels: Channels,
     stream: Stream,
     kernels: Arc<Kernels>,
-    // The kernels' maps stay on the device for the next launch; there are a few for each layout.
+    unit: Unit,
+    // The kernels' maps and matrices stay on the device for the next launch; there are a few for
+    // each layout.
     maps: Mutex<HashMap<Vec<u32>, DeviceBuffer<u32>>>,
 }
 
@@ -158,8 +171,16 @@ impl Rotator {
             channels: Channels::new(geometry)?,
             stream: stream.clone(),
             kernels,
+            unit: Unit::default(),
             maps: Mutex::default(),
         })
+    }
+
+    /// The same, rotating by another unit. The gradient of the angles is always the vector cores'.
+    #[must_use]
+    pub fn by(mut self, unit: Unit) -> Self {
+        self.unit = unit;
+        self
     }
 
     /// Queues a rotation of q and k: one launch for both.
@@ -200,9 +221,12 @@ impl Rotator {
             shared_over_batch,
             ..tensors.problem(self.channels)
         };
-        let plan = plan_rotation(&problem, self.kernels.machine())?;
         let address = angles.memory.pointer() as u64 + angles.offset_bytes as u64;
-        self.launch(&plan, &tensors, address)
+        let machine = self.kernels.machine();
+        match self.unit {
+            Unit::Vector => self.launch(&plan_rotation(&problem, machine)?, &tensors, address),
+            Unit::Cube => self.launch_matrix(&plan_matrix(&problem, machine)?, &tensors, address),
+        }
     }
 
     /// Queues the gradient of the angles, summed over the heads of q and k. The sums have a fixed
@@ -323,19 +347,43 @@ impl Rotator {
         Ok(())
     }
 
-    /// Device address of the plan's map.
-    fn map(&self, plan: &Plan) -> Result<u64> {
-        if plan.map.is_empty() {
+    /// Device address of a map or matrix, which stays on the device; 0 of an empty one.
+    fn kept(&self, words: &[u32]) -> Result<u64> {
+        if words.is_empty() {
             return Ok(0);
         }
         let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(map) = maps.get(&plan.map) {
+        if let Some(map) = maps.get(words) {
             return Ok(map.pointer() as u64);
         }
-        let map = self.stream.upload(&plan.map)?;
+        let map = self.stream.upload(words)?;
         let address = map.pointer() as u64;
-        maps.insert(plan.map.clone(), map);
+        maps.insert(words.to_vec(), map);
         Ok(address)
+    }
+
+    fn launch_matrix(&self, plan: &MatrixPlan, tensors: &Tensors, angles: u64) -> Result<()> {
+        let [input, output] = tensors.addresses;
+        // Back in the stream's pool when this returns, for work that comes after this launch.
+        let workspace = self.stream.alloc::<u32>(plan.workspace_words)?;
+        let mut args = MatrixArgs {
+            input,
+            output,
+            angles,
+            map: self.kept(&plan.plan.map)?,
+            matrix: self.kept(&plan.matrix)?,
+            workspace: workspace.pointer() as u64,
+            tiling: plan.plan.tiling,
+        };
+        let kernel = self.kernels.get(&plan.plan.kernel)?;
+        // SAFETY: `MatrixArgs` is `repr(C)`: eight eight-byte addresses and a tiling of 376 bytes
+        // whose fields leave no gap (asserted in args.rs), so all its bytes are initialised.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<MatrixArgs>())
+        };
+        // SAFETY: as in `launch`; the workspace holds what the plan asks for, and returns to this
+        // stream's pool, so that later work of this stream alone gets its memory.
+        unsafe { kernel.launch(&self.stream, plan.plan.blocks, bytes) }
     }
 
     fn launch(&self, plan: &Plan, tensors: &Tensors, angles: u64) -> Result<()> {
@@ -344,11 +392,11 @@ impl Rotator {
             input,
             output,
             angles,
-            map: self.map(plan)?,
+            map: self.kept(&plan.map)?,
             tiling: plan.tiling,
         };
         let kernel = self.kernels.get(&plan.kernel)?;
-        // SAFETY: `Args` is `repr(C)`: six eight-byte addresses and a tiling of 368 bytes whose
+        // SAFETY: `Args` is `repr(C)`: six eight-byte addresses and a tiling of 376 bytes whose
         // fields leave no gap (asserted in args.rs), so all its bytes are initialised.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<Args>())

@@ -13,6 +13,10 @@ use super::coefficients::{
 use super::rotator::KernelType;
 use crate::error::{AscendError, Result};
 
+mod matrix;
+
+pub(super) use matrix::{MatrixPlan, plan_matrix};
+
 /// Architecture of the vector cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Architecture {
@@ -319,8 +323,24 @@ fn tile_row(span: usize, spans: &[Span; 3], row_pitch: u32, element_bytes: u32) 
     }
 }
 
-/// The parts of the tiling that both kernels share. `apart`: see [`Segments::of`].
+/// The parts of the tiling that the kernels of the vector cores share. `apart`: see
+/// [`Segments::of`].
 fn common(problem: &Problem, apart: bool) -> Result<(Segments, Coefficients, Grid, Tiling)> {
+    let in_slot = Segments::of(problem.channels, problem.element_bytes(), false);
+    let segments = Segments::of(problem.channels, problem.element_bytes(), apart);
+    let coefficients = Coefficients::of(problem.channels, segments, problem.direction);
+    let (grid, tiling) = tiling_of(problem, in_slot, segments, &coefficients)?;
+    Ok((segments, coefficients, grid, tiling))
+}
+
+/// All but the size of tiles: `in_slot` is the cut of a row as it is loaded, `segments` as the
+/// arithmetic sees it.
+fn tiling_of(
+    problem: &Problem,
+    in_slot: Segments,
+    segments: Segments,
+    coefficients: &Coefficients,
+) -> Result<(Grid, Tiling)> {
     const MOST_HEADS: u32 = MAX_RUNS / 4;
     let heads = problem.heads[0].saturating_add(problem.heads[1]);
     if heads > MOST_HEADS {
@@ -330,9 +350,6 @@ fn common(problem: &Problem, apart: bool) -> Result<(Segments, Coefficients, Gri
             found: heads as usize,
         });
     }
-    let in_slot = Segments::of(problem.channels, problem.element_bytes(), false);
-    let segments = Segments::of(problem.channels, problem.element_bytes(), apart);
-    let coefficients = Coefficients::of(problem.channels, segments, problem.direction);
     let grid = Grid::of(problem);
     let (load, store) = spans(problem, in_slot);
     let [quarter_length, quarter_pitch] = if in_slot.count > segments.count {
@@ -371,7 +388,7 @@ fn common(problem: &Problem, apart: bool) -> Result<(Segments, Coefficients, Gri
         coef_pitch: coefficients.pitch,
         ..Tiling::default()
     };
-    Ok((segments, coefficients, grid, tiling))
+    Ok((grid, tiling))
 }
 
 fn set_routes(tiling: &mut Tiling, element_bytes: u32) {

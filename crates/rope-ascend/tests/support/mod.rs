@@ -22,7 +22,7 @@ use rope_core::{Direction, Geometry, HeadsLayout, Pairing};
 use std::ops::{Add, Mul, Sub};
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub fn kernel_names() -> Vec<String> {
+pub fn kernel_names(architecture: u32) -> Vec<String> {
     let mut names = Vec::new();
     for dtype in ["f32", "f16", "bf16"] {
         for pairs in ["split", "adjacent", "deinterleave", "interleave"] {
@@ -31,6 +31,9 @@ pub fn kernel_names() -> Vec<String> {
         for pairs in ["split", "adjacent", "deinterleave"] {
             names.push(format!("rope_angle_grad_{pairs}_{dtype}"));
         }
+    }
+    if architecture == 2201 {
+        names.extend(["rope_matrix_f16", "rope_matrix_bf16"].map(str::to_owned));
     }
     names
 }
@@ -41,7 +44,7 @@ pub fn kernel_binary(architecture: u32) -> Vec<u8> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/rope/rope.cpp");
     ascend_sim::build::KernelSource::new(path)
-        .kernels(kernel_names())
+        .kernels(kernel_names(architecture))
         .architecture(architecture)
         .compile()
         .unwrap_or_else(|error| panic!("{error}"))
