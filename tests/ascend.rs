@@ -83,6 +83,31 @@ fn golden_vectors_pass_through_the_kernels() {
 }
 
 #[test]
+fn golden_vectors_pass_through_the_cube_unit_or_are_beyond_its_buffers() {
+    let npu = npu();
+    let (mut compared, mut refused) = (0, Vec::new());
+    for (file, vectors) in golden() {
+        for engine in ascend::engines(&npu, DevicePath::Matrix) {
+            for dtype in [DType::F16, DType::Bf16] {
+                match vectors.compare(engine.as_ref(), dtype) {
+                    Ok(rows) => {
+                        compared += 1;
+                        assert!(rows.len() >= 2, "{file} compares nothing");
+                        for row in rows {
+                            assert!(row.pass, "{file}: {row:?}");
+                        }
+                    }
+                    Err(error) => refused.push(format!("{file}: {:?}", error.limit())),
+                }
+            }
+        }
+    }
+    assert!(compared >= 40, "{compared} compared, {refused:?}");
+    let by_size = |refusal: &String| refusal.contains("the cube unit takes at most");
+    assert!(refused.iter().all(by_size), "{refused:?}");
+}
+
+#[test]
 fn golden_vectors_pass_through_the_stock_operators_or_are_beyond_their_limits() {
     let npu = simulated();
     let mut compared = std::collections::BTreeSet::new();
@@ -145,6 +170,20 @@ fn gradients_quarter() {
 #[test]
 fn gradients_interleave_half() {
     gradients_of("interleave_half");
+}
+
+#[test]
+fn gradients_by_the_cube_unit() {
+    let npu = npu();
+    let mut kinds = std::collections::BTreeSet::new();
+    for (named, depth) in quick_suite().expect("the cases are valid") {
+        for row in ascend::check(&npu, DevicePath::Matrix, &named, depth) {
+            assert!(row.pass, "{row:?}");
+            kinds.insert((named.group().0.to_owned(), row.check, row.dtype.name()));
+        }
+    }
+    // Each pairing, in two types: forward, adjoint, and the identity of both.
+    assert_eq!(kinds.len(), 4 * 2 * 3, "{kinds:?}");
 }
 
 #[test]

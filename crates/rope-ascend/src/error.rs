@@ -151,6 +151,14 @@ pub enum AscendError {
         /// What was asked of it.
         found: String,
     },
+    /// A rotation that the cube cores do not do.
+    #[error("the cube cores rotate {limit}, found {found}; use the vector cores instead")]
+    CubeLimit {
+        /// What they rotate.
+        limit: String,
+        /// What was asked of them.
+        found: String,
+    },
     /// Shapes or strides of q and k that do not fit each other or their memory.
     #[error(transparent)]
     Rope(#[from] rope_core::RopeError),

@@ -61,7 +61,7 @@ fn without_a_compiler_the_simulated_npu_says_what_to_install() {
 #[test]
 fn a_download_that_does_not_wait_for_its_stream_fails_the_run() {
     let file = fixtures() + "/llama_rope_half.safetensors";
-    for path in ["kernels", "aclnn"] {
+    for path in ["kernels", "matrix", "aclnn"] {
         let arguments = ["verify", "--device", "ascend-sim", "--path", path, &file];
         assert_eq!(simulated(&arguments).status.code(), Some(0));
         let output = command_of(&arguments)

@@ -189,8 +189,8 @@ impl Rotator {
     ///
     /// # Errors
     /// [`AscendError::InvalidArgument`] and [`AscendError::Rope`] for shapes that do not fit,
-    /// [`AscendError::KernelLimit`] and [`AscendError::TileTooLarge`] for what the kernels do not
-    /// reach, all with nothing queued; else the runtime's.
+    /// [`AscendError::KernelLimit`], [`AscendError::TileTooLarge`] and [`AscendError::CubeLimit`] for
+    /// what the kernels do not reach, all with nothing queued; else the runtime's.
     pub fn rotate(&self, rotation: Rotation<'_>) -> Result<()> {
         const OP: &str = "rotate";
         let Rotation { q, k, angles, .. } = &rotation;

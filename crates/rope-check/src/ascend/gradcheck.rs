@@ -4,7 +4,7 @@
 //! - the adjoint identity <R x, y> = <x, R' y>, between its forward and its adjoint alone;
 //! - its gradients of cos and sin against differences of the rotation in f64, written out here.
 
-use rope_ascend::rope::Npu;
+use rope_ascend::rope::{Npu, Unit};
 use rope_core::{Direction, reference::pair_channels};
 
 use super::{Kernels, Path, engines};
@@ -14,12 +14,13 @@ use crate::engine::{Case, Engine, EngineError};
 use crate::gradcheck::{Depth, Part, Row, Rows, Worst, angle_gradients, parts};
 use crate::tolerance::{self, Operation};
 
-/// All checks over one case: in f32, f16 and bf16 at full depth, else in f32. What an engine is
-/// known not to take is a row that says so.
+/// All checks over one case: in f32, f16 and bf16 at full depth, else in f32; by the cube unit in the
+/// 16-bit types. What an engine is known not to take is a row that says so.
 pub fn check(npu: &Npu, path: Path, named: &NamedCase, depth: Depth) -> Vec<Row> {
-    let dtypes: &[DType] = match depth {
-        Depth::Full => &[DType::F32, DType::F16, DType::Bf16],
-        Depth::Kernels => &[DType::F32],
+    let dtypes: &[DType] = match (path, depth) {
+        (Path::Matrix, _) => &[DType::F16, DType::Bf16],
+        (_, Depth::Full) => &[DType::F32, DType::F16, DType::Bf16],
+        (_, Depth::Kernels) => &[DType::F32],
     };
     let mut rows = Rows::new(named);
     for engine in engines(npu, path) {
@@ -39,7 +40,7 @@ pub fn check(npu: &Npu, path: Path, named: &NamedCase, depth: Depth) -> Vec<Row>
         }
     }
     if path == Path::Kernels {
-        let kernels = Kernels::new(npu);
+        let kernels = Kernels::new(npu, Unit::Vector);
         for dtype in dtypes {
             let found = cos_sin(&kernels, &named.case, *dtype);
             rows.push("cos_sin", kernels.name(), *dtype, found);

@@ -1,10 +1,10 @@
 //! This project's kernels.
 
-use rope_ascend::rope::{AngleGradient, AngleRows, Heads, Npu, Operand, Rotation};
+use rope_ascend::rope::{AngleGradient, AngleRows, Heads, Npu, Operand, Rotation, Unit};
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory, Stream};
 use rope_core::{Direction, HeadsLayout, Strides};
 
-use super::{Number, for_dtype, has_kernels, values};
+use super::{Number, for_dtype, has_kernels, is_short, values};
 use crate::buffer::{Buffer, DType};
 use crate::engine::{Case, Engine, EngineError, Placed};
 
@@ -12,12 +12,14 @@ use crate::engine::{Case, Engine, EngineError, Placed};
 #[derive(Clone, Debug)]
 pub struct Kernels {
     npu: Npu,
+    unit: Unit,
 }
 
 impl Kernels {
-    /// The kernels of `npu`.
-    pub fn new(npu: &Npu) -> Self {
-        Self { npu: npu.clone() }
+    /// The kernels of `npu` that rotate by `unit`.
+    pub fn new(npu: &Npu, unit: Unit) -> Self {
+        let npu = npu.clone();
+        Self { npu, unit }
     }
 
     fn run<E: Number>(
@@ -39,6 +41,7 @@ impl Kernels {
             None => None,
         };
         let rotator = self.npu.rotator(&stream, case.spec.geometry())?;
+        let rotator = rotator.by(self.unit);
         let angles = stream.upload(case.angles::<f32>()?.rows())?;
         let rows = case.angle_rows() / parts(case);
         for part in 0..parts(case) {
@@ -119,11 +122,18 @@ impl Kernels {
 
 impl Engine for Kernels {
     fn name(&self) -> String {
-        format!("{}/kernels", self.npu.name())
+        let kernels = match self.unit {
+            Unit::Vector => "kernels",
+            Unit::Cube => "matrix",
+        };
+        format!("{}/{kernels}", self.npu.name())
     }
 
     fn supports(&self, dtype: DType) -> bool {
-        has_kernels(dtype)
+        match self.unit {
+            Unit::Vector => has_kernels(dtype),
+            Unit::Cube => is_short(dtype),
+        }
     }
 
     fn apply(

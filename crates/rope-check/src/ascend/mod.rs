@@ -9,7 +9,7 @@ pub use kernels::Kernels;
 pub use stock::{Operator, Stock};
 
 use half::{bf16, f16};
-use rope_ascend::rope::{KernelType, Npu};
+use rope_ascend::rope::{KernelType, Npu, Unit};
 use rope_ascend::sys::aclDataType;
 
 use crate::buffer::{Buffer, DType};
@@ -21,6 +21,8 @@ pub enum Path {
     /// This project's kernels.
     #[default]
     Kernels,
+    /// The one of them that rotates by a product with a matrix.
+    Matrix,
     /// The operators that the vendor ships, as far as they go.
     Aclnn,
 }
@@ -28,7 +30,8 @@ pub enum Path {
 /// The engines of a path.
 pub fn engines(npu: &Npu, path: Path) -> Vec<Box<dyn Engine>> {
     match path {
-        Path::Kernels => vec![Box::new(Kernels::new(npu))],
+        Path::Kernels => vec![Box::new(Kernels::new(npu, Unit::Vector))],
+        Path::Matrix => vec![Box::new(Kernels::new(npu, Unit::Cube))],
         Path::Aclnn => Operator::ALL
             .map(|operator| Box::new(Stock::new(npu, operator)) as Box<dyn Engine>)
             .into(),
@@ -86,4 +89,9 @@ fn values<'a, E: Number>(engine: &dyn Engine, buffer: &'a Buffer) -> Result<&'a 
 
 fn has_kernels(dtype: DType) -> bool {
     dtype != DType::F64
+}
+
+/// Whether an element has 16 bits: what the cube unit multiplies.
+fn is_short(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::Bf16)
 }

@@ -181,6 +181,9 @@ impl EngineError {
                     limit,
                     found,
                 } => Some(format!("{operator} takes {limit}, found {found}")),
+                rope_ascend::AscendError::CubeLimit { limit, found } => {
+                    Some(format!("the cube unit takes {limit}, found {found}"))
+                }
                 _ => None,
             },
             _ => None,

@@ -263,9 +263,11 @@ pub(crate) fn explained(error: &ExecutionError) -> String {
 
 /// Which code of an NPU rotates.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Kernels {
+enum Rotating {
     /// This project's kernels.
     Kernels,
+    /// The kernel that rotates by a product with a matrix, on cube and vector cores: f16 and bf16.
+    Matrix,
     /// The operators that CANN ships, within their limits.
     Aclnn,
 }
@@ -277,9 +279,10 @@ pub(crate) struct DeviceArgs {
     /// ascend-sim (a simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves).
     #[arg(long, default_value = "cpu")]
     device: Device,
-    /// On an NPU: this project's kernels (the default), or the stock operators.
+    /// On an NPU: this project's kernels (the default), the one that uses the cube cores, or the
+    /// stock operators.
     #[arg(long, value_enum)]
-    path: Option<Kernels>,
+    path: Option<Rotating>,
     #[command(flatten)]
     token: TokenArgs,
 }
@@ -288,8 +291,9 @@ impl DeviceArgs {
     /// Which code of an NPU rotates.
     pub(crate) fn path(&self) -> ascend::Path {
         match self.path {
-            None | Some(Kernels::Kernels) => ascend::Path::Kernels,
-            Some(Kernels::Aclnn) => ascend::Path::Aclnn,
+            None | Some(Rotating::Kernels) => ascend::Path::Kernels,
+            Some(Rotating::Matrix) => ascend::Path::Matrix,
+            Some(Rotating::Aclnn) => ascend::Path::Aclnn,
         }
     }
 
@@ -317,7 +321,7 @@ impl DeviceArgs {
             Device::Remote { .. } => Place::Served,
             Device::Ascend(_) | Device::AscendSim => {
                 let npu = self.device.npu()?;
-                if self.path() == ascend::Path::Kernels {
+                if self.path() != ascend::Path::Aclnn {
                     // Without kernels every case would fail for the same reason.
                     npu.kernels()?;
                 }

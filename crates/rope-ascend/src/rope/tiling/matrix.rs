@@ -45,28 +45,26 @@ const SIGN: u32 = 0x8000;
 /// Cuts a rotation into tiles for vector cores in pairs with a cube core.
 ///
 /// # Errors
-/// [`AscendError::InvalidArgument`] for f32, and on an architecture whose cube unit the kernel does
-/// not know; [`AscendError::KernelLimit`] for more channels than the cube unit's buffers hold; else
-/// as [`plan_rotation`](super::plan_rotation).
+/// [`AscendError::CubeLimit`] for f32, for more channels than the cube core's buffers hold, and on
+/// dav-3510, whose cube unit the kernel does not know; else as
+/// [`plan_rotation`](super::plan_rotation).
 pub(in super::super) fn plan_matrix(problem: &Problem, machine: Machine) -> Result<MatrixPlan> {
-    const OP: &str = "rotate by a matrix";
+    let refuse = |limit: String, found: String| AscendError::CubeLimit { limit, found };
     if machine.architecture != Architecture::Dav2201 {
         let found = machine.architecture.name();
-        return Err(AscendError::argument(OP, "device", "dav-2201", found));
+        return Err(refuse("on dav-2201".to_owned(), found.to_owned()));
     }
-    let one = one(problem.element)
-        .ok_or_else(|| AscendError::argument(OP, "element type", "f16 or bf16", "f32"))?;
+    let one =
+        one(problem.element).ok_or_else(|| refuse("f16 and bf16".to_owned(), "f32".to_owned()))?;
     let channels = problem.channels;
     let form = MatrixForm::new(channels.geometry, problem.direction);
     let products = if form.own().is_identity() { 1 } else { 2 };
     let pitch = channels.rotary_dim.next_multiple_of(FRACTAL);
     if products * pitch * pitch > MOST_OF_MATRIX {
         let most = (MOST_OF_MATRIX / products).isqrt() / FRACTAL * FRACTAL;
-        return Err(AscendError::KernelLimit {
-            what: "rotated channels of a matrix",
-            limit: most as usize,
-            found: channels.rotary_dim as usize,
-        });
+        let pairing = channels.pairing;
+        let limit = format!("at most {most} channels with {pairing:?} pairs");
+        return Err(refuse(limit, channels.rotary_dim.to_string()));
     }
     let segments = Segments {
         count: 1,
