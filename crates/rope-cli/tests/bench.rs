@@ -137,12 +137,12 @@ fn attention_keeps_no_matrix_of_scores() {
 #[test]
 fn the_model_of_time_has_an_object_for_each_row() {
     let read = |json: &str| -> Vec<ModelRow> { read_json_lines(json).expect("one object a line") };
-    assert_eq!(read(&succeeded(&["model", "--json", "--angles"])).len(), 35);
+    assert_eq!(read(&succeeded(&["model", "--json", "--angles"])).len(), 43);
     let json = succeeded(&["model", "--json"]);
-    assert_eq!(read(&json).len(), 26);
+    assert_eq!(read(&json).len(), 34);
     for line in json.lines() {
         let row: Value = serde_json::from_str(line).expect("an object");
-        for key in ["case", "dtype", "direction", "bound_by", "source"] {
+        for key in ["case", "kernel", "dtype", "direction", "bound_by", "source"] {
             assert!(row[key].is_string(), "{key}: {row}");
         }
         for key in ["modelled_us", "memory_us", "ratio"] {

@@ -6,7 +6,7 @@ use std::sync::Once;
 use ascend_sim::{Counted, Machine, Session, control};
 use half::{bf16, f16};
 use rope_ascend::rope::{
-    AngleGradient, AngleRows, Heads, KernelType, Npu, Operand, Rotation, Rotator,
+    AngleGradient, AngleRows, Heads, KernelType, Npu, Operand, Rotation, Rotator, Unit,
 };
 use rope_ascend::safe::{Element, Stream};
 use rope_check::buffer::DType;
@@ -17,6 +17,9 @@ use super::time::CoreTime;
 use super::{ModelRow, Pass, TimeModelError};
 use crate::rows::Source;
 use crate::shapes::{FLUX, QWEN3_VL_8B, Shape};
+
+/// Vector cores of a cube core.
+pub(super) const VECTORS_OF_CUBE: usize = 2;
 
 /// What a modelled time is held to, as a multiple of the memory's.
 pub const BAR: f64 = 1.15;
@@ -30,6 +33,7 @@ struct Modelled {
     layout: Layout,
     dtype: DType,
     direction: Pass,
+    unit: Unit,
 }
 
 /// The rows of `[1, 24, 28800, 128]` that the vendor publishes times of, and Qwen3-VL-8B.
@@ -45,19 +49,22 @@ fn cases() -> Vec<Modelled> {
         ("3-D", Pairing::Adjacent),
     ];
     for (name, pairing) in published {
-        for direction in [Forward, Gradient] {
-            cases.push(Modelled {
-                shape: Shape {
-                    name: "[1, 24, 28800, 128]",
-                    kv_heads: 0,
-                    ..FLUX
-                },
-                name,
-                pairing,
-                layout: Layout::Bnsd,
-                dtype: DType::Bf16,
-                direction,
-            });
+        for unit in [Unit::Vector, Unit::Cube] {
+            for direction in [Forward, Gradient] {
+                cases.push(Modelled {
+                    shape: Shape {
+                        name: "[1, 24, 28800, 128]",
+                        kv_heads: 0,
+                        ..FLUX
+                    },
+                    name,
+                    pairing,
+                    layout: Layout::Bnsd,
+                    dtype: DType::Bf16,
+                    direction,
+                    unit,
+                });
+            }
         }
     }
     let pairings = [
@@ -75,6 +82,7 @@ fn cases() -> Vec<Modelled> {
                     layout: Layout::Bsnd,
                     dtype,
                     direction,
+                    unit: Unit::Vector,
                 });
             }
         }
@@ -89,14 +97,19 @@ pub(super) fn rows() -> Result<Vec<ModelRow>, TimeModelError> {
 
 fn row(case: &Modelled) -> Result<ModelRow, TimeModelError> {
     let chip = ATLAS_A2;
-    let tokens = case.shape.seq.div_ceil(chip.cores as usize);
+    let cores = match case.unit {
+        Unit::Vector => 1,
+        Unit::Cube => VECTORS_OF_CUBE,
+    };
+    let tokens = cores * case.shape.seq.div_ceil(chip.cores as usize);
     let counted = match case.dtype {
         DType::F32 => count::<f32>(case, KernelType::F32, tokens),
         DType::F16 => count::<f16>(case, KernelType::F16, tokens),
         DType::Bf16 => count::<bf16>(case, KernelType::Bf16, tokens),
         DType::F64 => Err("the kernels have no f64".into()),
     };
-    model(case, &counted.map_err(TimeModelError::Run)?, tokens, chip)
+    let counted = counted.map_err(TimeModelError::Run)?;
+    model(case, &counted, tokens / cores, chip)
 }
 
 fn model(
@@ -113,26 +126,38 @@ fn model(
     let core = CoreTime::of(counted, chip, stores)?;
     let bytes = core.bytes as f64 * case.shape.seq as f64 / tokens as f64;
     let memory = bytes / chip.memory_bytes_per_second;
+    let shape = &case.shape;
+    let element_bytes = if case.dtype == DType::F32 { 4 } else { 2 };
+    let row = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * element_bytes;
+    let least = shape.seq * (row + shape.rotary_dim * size_of::<f32>());
+    let least = least as f64 / chip.memory_bytes_per_second;
     let us = |seconds: f64| (seconds * 1e9).round() / 1e3;
     Ok(ModelRow {
         case: format!("{} {}", case.shape.name, case.name),
+        kernel: match case.unit {
+            Unit::Vector => "vector".to_owned(),
+            Unit::Cube => "matrix".to_owned(),
+        },
         dtype: case.dtype,
         direction: case.direction,
         bound_by: core.bound_by(),
         modelled_us: us(core.total()),
         memory_us: us(memory),
+        least_us: us(least),
         ratio: (core.total() / memory * 1e4).round() / 1e4,
         vector_us: us(core.vector),
         start_up_us: us(core.start_up),
         load_us: us(core.load),
         store_us: us(core.store),
         scalar_us: us(core.scalar),
+        cube_us: us(core.cube),
         barrier_cycles_at_bar: core.barrier_cycles(BAR * memory).round(),
         source: Source::Modelled,
     })
 }
 
-/// What the core with the most tokens does: a launch of those tokens on a machine with one core.
+/// What the core with the most tokens does: a launch of those tokens on a machine with one core; with
+/// a cube core, those of two vector cores.
 fn count<T: Element>(
     case: &Modelled,
     element: KernelType,
@@ -142,7 +167,7 @@ fn count<T: Element>(
     let stream = npu.stream()?;
     let shape = case.shape.at(tokens);
     let geometry = Geometry::new(shape.head_dim, shape.rotary_dim, 0, case.pairing, false)?;
-    let rotator = npu.rotator(&stream, geometry)?;
+    let rotator = npu.rotator(&stream, geometry)?.by(case.unit);
     let heads: Vec<usize> = [shape.heads, shape.kv_heads]
         .into_iter()
         .filter(|heads| *heads > 0)
@@ -173,7 +198,7 @@ fn count<T: Element>(
     Ok(launch.first_block)
 }
 
-/// The simulator's device, of a machine with one core. The machine stays for the process: the
+/// The simulator's device, of a machine with one vector core, or two where a cube core needs them. The machine stays for the process: the
 /// device is kept, too.
 fn one_core() -> Result<Npu, rope_ascend::AscendError> {
     static MACHINE: Once = Once::new();

@@ -65,6 +65,8 @@ pub enum BoundBy {
     Load,
     /// This core's transfers to global memory.
     Store,
+    /// The cube core that it shares with another.
+    Cube,
     /// The scalar unit, which issues everything else.
     Scalar,
 }
@@ -74,6 +76,8 @@ pub enum BoundBy {
 pub struct ModelRow {
     /// Shape and pairing.
     pub case: String,
+    /// Which kernel: `vector`, or `matrix` with a product on the cube cores.
+    pub kernel: String,
     /// The element type of q and k.
     pub dtype: DType,
     /// What is computed.
@@ -82,8 +86,10 @@ pub struct ModelRow {
     pub bound_by: BoundBy,
     /// Time of the launch on the device.
     pub modelled_us: f64,
-    /// The launch's bytes at the memory's rate.
+    /// The launch's bytes at the memory's rate, what cube and vector cores exchange among them.
     pub memory_us: f64,
+    /// The least possible bytes at that rate: q and k in and out, and the angles.
+    pub least_us: f64,
     /// `modelled_us / memory_us`.
     pub ratio: f64,
     /// Vector unit of one core, of which `start_up_us`.
@@ -96,6 +102,8 @@ pub struct ModelRow {
     pub store_us: f64,
     /// Scalar unit of one core.
     pub scalar_us: f64,
+    /// The slowest stage of a cube core; 0 without one.
+    pub cube_us: f64,
     /// What a barrier may cost, in cycles, until the ratio is 1.15.
     pub barrier_cycles_at_bar: f64,
     /// Always [`Source::Modelled`].

@@ -2,7 +2,8 @@
 
 use ascend_sim::Counted;
 
-use super::price::{self, Chip};
+use super::count::VECTORS_OF_CUBE;
+use super::price::{self, Chip, CubeStage};
 use super::{BoundBy, TimeModelError};
 
 /// Cycles that a barrier of the vector pipe is assumed to cost: the instruction before it has to
@@ -28,6 +29,8 @@ pub struct CoreTime {
     pub store: f64,
     /// Scalar unit.
     pub scalar: f64,
+    /// The slowest stage of the cube core that it shares.
+    pub cube: f64,
     /// Barriers of the vector pipe.
     pub barriers: u64,
     /// Bytes moved.
@@ -38,7 +41,8 @@ pub struct CoreTime {
 }
 
 impl CoreTime {
-    /// The time of a core that does `counted`, and stores `stores_per_tile` transfers a tile.
+    /// The time of a vector core that does `counted`, and stores `stores_per_tile` transfers a tile;
+    /// with a cube core, half of whose bytes count as its own.
     ///
     /// # Errors
     /// [`TimeModelError::NoPrice`] for an instruction that the tables lack.
@@ -50,8 +54,17 @@ impl CoreTime {
         let (mut cycles, mut work, mut issued) = (0.0, 0.0, 0);
         let (mut load, mut store, mut stores) = (0.0, 0.0, 0);
         let (mut bytes, mut barriers) = (0, 0);
+        let mut stages = [0.0; 4];
         for entry in counted {
             let times = entry.times as f64;
+            if let Some((stage, per_cycle)) = price::of_cube(&entry.what) {
+                let amount = entry.times * entry.amount;
+                stages[stage as usize] += amount as f64 / per_cycle;
+                if matches!(stage, CubeStage::Load | CubeStage::Store) {
+                    bytes += amount / VECTORS_OF_CUBE as u64;
+                }
+                continue;
+            }
             issued += entry.times;
             match entry.what.as_str() {
                 "GM -> UB" => {
@@ -80,6 +93,7 @@ impl CoreTime {
             load,
             store,
             scalar: issued as f64 * ISSUE_CYCLES / chip.hertz,
+            cube: stages.into_iter().fold(0.0, f64::max) / chip.hertz,
             barriers,
             bytes,
             tiles: stores as f64 / stores_per_tile as f64,
@@ -87,13 +101,14 @@ impl CoreTime {
         })
     }
 
-    fn units(&self) -> [(BoundBy, f64); 5] {
+    fn units(&self) -> [(BoundBy, f64); 6] {
         [
             (BoundBy::Memory, self.memory),
             (BoundBy::Vector, self.vector),
             (BoundBy::Load, self.load),
             (BoundBy::Store, self.store),
             (BoundBy::Scalar, self.scalar),
+            (BoundBy::Cube, self.cube),
         ]
     }
 
@@ -118,9 +133,14 @@ impl CoreTime {
             BoundBy::Vector => self.vector,
             BoundBy::Load => self.load,
             BoundBy::Store => self.store,
-            BoundBy::Memory | BoundBy::Scalar => 0.0,
+            BoundBy::Memory | BoundBy::Scalar | BoundBy::Cube => 0.0,
         };
-        longest + (passes - own) / self.tiles
+        // With a cube core a tile is multiplied first.
+        let multiplied = match self.bound_by() {
+            BoundBy::Cube => 0.0,
+            _ => self.cube,
+        };
+        longest + (passes - own + multiplied) / self.tiles
     }
 
     /// What a barrier may cost, in cycles, until the vector unit alone takes `seconds`.

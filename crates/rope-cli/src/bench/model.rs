@@ -55,10 +55,11 @@ pub(crate) fn run(args: &ModelArgs) -> Result<ExitCode, Box<dyn Error>> {
 
 fn table(rows: &[ModelRow]) -> Table {
     let mut table = Table::new(
-        &["case", "dtype", "direction", "bound by"],
+        &["case", "kernel", "dtype", "direction", "bound by"],
         &[
             "modelled us",
             "memory us",
+            "least us",
             "ratio",
             "vector us",
             "start-up us",
@@ -68,11 +69,13 @@ fn table(rows: &[ModelRow]) -> Table {
     for row in rows {
         table.row([
             row.case.clone(),
+            row.kernel.clone(),
             word(&row.dtype),
             word(&row.direction),
             word(&row.bound_by),
             format!("{:.1}", row.modelled_us),
             format!("{:.1}", row.memory_us),
+            format!("{:.1}", row.least_us),
             format!("{:.3}", row.ratio),
             format!("{:.1}", row.vector_us),
             format!("{:.1}", row.start_up_us),
