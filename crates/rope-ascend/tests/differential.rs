@@ -252,7 +252,7 @@ fn every_pairing_with_shared_and_separate_angles() {
 
 #[test]
 fn every_pairing_with_shared_and_separate_angles_by_cube() {
-    let bench = Bench::new(ascend_sim::Machine::default());
+    let bench = Bench::new(ascend_sim::Machine::ascend_910b());
     shared_and_separate_angles().for_each(|case| run_by_cube(&bench, &case));
     bench.finish();
 }
@@ -292,7 +292,7 @@ fn every_layout_in_and_out_of_place() {
 
 #[test]
 fn every_layout_in_and_out_of_place_by_cube() {
-    let bench = Bench::new(ascend_sim::Machine::default());
+    let bench = Bench::new(ascend_sim::Machine::ascend_910b());
     layouts().iter().for_each(|case| run_by_cube(&bench, case));
     bench.finish();
 }
@@ -335,18 +335,15 @@ fn partial_and_unaligned_heads() {
 
 #[test]
 fn partial_and_unaligned_heads_by_cube() {
-    let bench = Bench::new(ascend_sim::Machine::default());
+    let bench = Bench::new(ascend_sim::Machine::ascend_910b());
     partial_heads()
         .iter()
         .for_each(|case| run_by_cube(&bench, case));
     bench.finish();
 }
 
-#[test]
-fn sizes() {
-    /// Channels whose matrix, or two of which, fit the cube core's buffer.
-    const MOST_BY_CUBE: usize = 128;
-    let bench = Bench::new(ascend_sim::Machine::default());
+fn cases_of_sizes() -> Vec<Case> {
+    let mut cases = Vec::new();
     for pairing in PAIRINGS {
         for layout in [Layout::Tnd, Layout::Bnsd] {
             for (seq, heads, head_dim) in [
@@ -361,7 +358,7 @@ fn sizes() {
                 // can step.
                 (130, [2, 1], 1024),
             ] {
-                let case = Case {
+                cases.push(Case {
                     batch: 1,
                     seq,
                     heads,
@@ -369,14 +366,31 @@ fn sizes() {
                     channels: 0..head_dim,
                     layout,
                     ..Case::plain(pairing)
-                };
-                run::<bf16>(&bench, &case, Direction::Forward);
-                run::<f32>(&bench, &case, Direction::Adjoint);
-                if head_dim <= MOST_BY_CUBE {
-                    run_by_cube(&bench, &case);
-                }
+                });
             }
         }
+    }
+    cases
+}
+
+#[test]
+fn sizes() {
+    let bench = Bench::new(ascend_sim::Machine::default());
+    for case in cases_of_sizes() {
+        run::<bf16>(&bench, &case, Direction::Forward);
+        run::<f32>(&bench, &case, Direction::Adjoint);
+    }
+    bench.finish();
+}
+
+#[test]
+fn sizes_by_cube() {
+    /// Channels of which the matrix, or two of them, fit the cube core's buffer.
+    const MOST: usize = 128;
+    let bench = Bench::new(ascend_sim::Machine::ascend_910b());
+    let cases = cases_of_sizes();
+    for case in cases.iter().filter(|case| case.head_dim <= MOST) {
+        run_by_cube(&bench, case);
     }
     bench.finish();
 }

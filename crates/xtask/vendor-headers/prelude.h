@@ -14,7 +14,12 @@
 
 #if __NPU_ARCH__ == 2201
 #define __DAV_C220__
+// A kernel with a cube core is compiled once for each kind of core.
+#ifdef HARNESS_CUBE
+#define __DAV_C220_CUBE__
+#else
 #define __DAV_C220_VEC__
+#endif
 #define __CCE_AICORE__ 220
 #elif __NPU_ARCH__ == 3510
 #define __DAV_C310__
@@ -23,7 +28,11 @@
 #else
 #error "the harness knows __NPU_ARCH__ 2201 and 3510"
 #endif
+#ifdef HARNESS_CUBE
+#define __DAV_CUBE__
+#else
 #define __DAV_VEC__
+#endif
 #define __CCE_IS_AICORE__ 1
 #define __NPU_DEVICE__
 
@@ -106,7 +115,7 @@ enum class Order_t { VALUE_INDEX, INDEX_VALUE, ONLY_VALUE, ONLY_INDEX };
 enum class atomic_type_t { ATOMIC_NONE };
 enum class atomic_op_t { ATOMIC_SUM };
 enum addr_cal_mode_t { inc, dec };
-// Of the cube unit, which no kernel here uses: the values do not matter.
+// Of the cube unit: the values do not matter.
 enum QuantMode_t {
     VQF322HIF8_PRE_HYBRID,
     VQF322FP8_PRE,
@@ -165,6 +174,7 @@ struct CceAny {
 #if __NPU_ARCH__ == 3510
 #include "types_3510.h"
 #else
+#include "cube_2201.h"
 #include "vector_2201.h"
 #endif
 // The names that the vendor's headers use and that are nowhere above: made by `cargo xtask
@@ -173,5 +183,9 @@ struct CceAny {
 #include "absent_3510.h"
 #include "registers_3510.h"
 #else
+#ifdef HARNESS_CUBE
+#include "absent_2201_cube.h"
+#else
 #include "absent_2201.h"
+#endif
 #endif

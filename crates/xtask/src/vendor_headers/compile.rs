@@ -138,12 +138,20 @@ impl Harness {
     /// does not know are found with the headers alone, so that none of the kernels' own is among
     /// them.
     pub(super) fn compile(&self, architecture: u32) -> Result<Compiled> {
-        let absent = format!("absent_{architecture}.h");
+        // Kernels with a cube core are compiled for it, too.
+        if architecture == 2201 {
+            self.compile_for(architecture, "_cube", &["-fsyntax-only", "-DHARNESS_CUBE"])?;
+        }
+        self.compile_for(architecture, "", &["-fsyntax-only"])
+    }
+
+    fn compile_for(&self, architecture: u32, core: &str, options: &[&str]) -> Result<Compiled> {
+        let absent = format!("absent_{architecture}{core}.h");
         self.write(&absent, "")?;
         let headers = self.write("headers.cpp", "#include \"kernel_operator.h\"\n")?;
         let mut names = BTreeSet::new();
         loop {
-            let output = self.check(architecture, &headers, &["-fsyntax-only"])?;
+            let output = self.check(architecture, &headers, options)?;
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             let found: Vec<String> = unknown_names(&text).map(str::to_owned).collect();
             let before = names.len();
@@ -156,7 +164,8 @@ impl Harness {
         }
 
         let source = self.root.join("kernels/rope/rope.cpp");
-        let output = self.check(architecture, &source, &["-E"])?;
+        let preprocess: Vec<&str> = [&["-E"], &options[1..]].concat();
+        let output = self.check(architecture, &source, &preprocess)?;
         let kernels = entry_points(&String::from_utf8_lossy(&output.stdout), &source);
         let entries: Vec<String> = kernels
             .iter()
@@ -170,14 +179,14 @@ impl Harness {
         );
         let unit = self.write("kernels.cpp", &unit)?;
         let errors = |more: &[&str]| -> Result<String> {
-            let output = self.check(architecture, &unit, more)?;
+            let output = self.check(architecture, &unit, &[options, more].concat())?;
             Ok(String::from_utf8_lossy(&output.stderr).into_owned())
         };
-        refuse_errors(architecture, &errors(&["-fsyntax-only"])?, |_| true)?;
+        refuse_errors(architecture, &errors(&[])?, |_| true)?;
         // The vendor's printing takes string literals for global memory, which they are on the
         // device: its errors are none of the kernels'.
         let own = self.root.join("kernels").display().to_string();
-        let text = errors(&["-fsyntax-only", "-DHARNESS_GM_SPACE"])?;
+        let text = errors(&["-DHARNESS_GM_SPACE"])?;
         refuse_errors(architecture, &text, |error| names_file(error, &own))?;
         Ok(Compiled {
             architecture,
