@@ -221,6 +221,27 @@ const FAULTS: &[Fault] = &[
         "dma-parameter",
         "SetAtomicAdd is still on",
     ),
+    fault("vector_work_on_the_cube_core", "core", "has no UB"),
+    fault("cube_memory_on_a_vector_core", "core", "has no L1"),
+    fault(
+        "l0b_over_capacity",
+        "ub-capacity",
+        "exceed the L0B of 65536 bytes",
+    ),
+    fault("product_from_l1", "cube-parameter", "it has to be in L0A"),
+    fault("product_of_nothing", "ub-undefined-read", "fm reads byte 0"),
+    fault(
+        "rows_of_fifteen_columns",
+        "cube-parameter",
+        "not a multiple of 16",
+    ),
+    fault("one_vector_core_sets_the_flag", "cross-core", "would hang"),
+    fault("a_flag_beyond_fifteen", "cross-core", "outside 0..15"),
+    fault(
+        "a_flag_without_a_cube_core",
+        "cross-core",
+        "vector cores alone",
+    ),
 ];
 
 const BYTES: usize = 4096;

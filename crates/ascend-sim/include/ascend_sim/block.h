@@ -532,6 +532,9 @@ inline bool on_cube_core() { return block().core == kCube; }
 
 inline void require_task_type(int type) {
     const bool mix = block().group != nullptr;
+    if (type != 0 && __NPU_ARCH__ != 2201)
+        block().stop("core", block().last,
+                     "the kernel wants a cube core: the simulator has that of dav-2201 only");
     if (type != 0 && !mix) throw MixRequested{};
     if (type == 0 && mix)
         block().stop("core", block().last, "the kernel states two task types");

@@ -764,3 +764,92 @@ KERNEL(atomic_left_on) {
     SetAtomicAdd<float>();
     Duplicate(scratch.Get<float>(), 1.0f, kElements);  // FAULT atomic_left_on
 }
+
+// Of kernels with a cube core. Both kinds of core run them.
+#define MIX_KERNEL(name) \
+    KERNEL(name) {       \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
+#define END_KERNEL }
+
+MIX_KERNEL(vector_work_on_the_cube_core)
+TPipe pipe;
+if ASCEND_IS_AIC {
+    TBuf<TPosition::VECCALC> scratch;
+    pipe.InitBuffer(scratch, 256);  // FAULT vector_work_on_the_cube_core
+}
+END_KERNEL
+
+MIX_KERNEL(cube_memory_on_a_vector_core)
+TPipe pipe;
+if ASCEND_IS_AIV {
+    TBuf<TPosition::A1> rows;
+    pipe.InitBuffer(rows, 1024);  // FAULT cube_memory_on_a_vector_core
+}
+END_KERNEL
+
+MIX_KERNEL(l0b_over_capacity)
+TPipe pipe;
+if ASCEND_IS_AIC {
+    TBuf<TPosition::B2> right;
+    pipe.InitBuffer(right, 64 * 1024 + 512);  // FAULT l0b_over_capacity
+}
+END_KERNEL
+
+MIX_KERNEL(product_from_l1)
+TPipe pipe;
+if ASCEND_IS_AIC {
+    TBuf<TPosition::A1> left;
+    TBuf<TPosition::B2> right;
+    TBuf<TPosition::CO1> sums;
+    pipe.InitBuffer(left, 512);
+    pipe.InitBuffer(right, 512);
+    pipe.InitBuffer(sums, 1024);
+    const MmadParams sizes(16, 16, 16, 0, false, true);
+    Mmad(sums.Get<float>(), left.Get<half>(), right.Get<half>(), sizes);  // FAULT product_from_l1
+}
+END_KERNEL
+
+MIX_KERNEL(product_of_nothing)
+TPipe pipe;
+if ASCEND_IS_AIC {
+    TBuf<TPosition::A2> left;
+    TBuf<TPosition::B2> right;
+    TBuf<TPosition::CO1> sums;
+    pipe.InitBuffer(left, 512);
+    pipe.InitBuffer(right, 512);
+    pipe.InitBuffer(sums, 1024);
+    const MmadParams sizes(16, 16, 16, 0, false, true);
+    Mmad(sums.Get<float>(), left.Get<half>(), right.Get<half>(), sizes);  // FAULT product_of_nothing
+}
+END_KERNEL
+
+MIX_KERNEL(rows_of_fifteen_columns)
+TPipe pipe;
+if ASCEND_IS_AIC {
+    TBuf<TPosition::CO1> sums;
+    pipe.InitBuffer(sums, 1024);
+    GlobalTensor<half> to;
+    to.SetGlobalBuffer((__gm__ half*)y, 256);
+    Fixpipe(to, sums.Get<float>(),  // FAULT rows_of_fifteen_columns
+            FixpipeParamsV220(15, 16, 16, 16, false, QuantMode_t::F322F16, 0, 1, 0, 0, 0));
+}
+END_KERNEL
+
+MIX_KERNEL(one_vector_core_sets_the_flag)
+if ASCEND_IS_AIV {
+    if (GetSubBlockIdx() == 0) CrossCoreSetFlag<2, PIPE_MTE3>(3);
+}
+if ASCEND_IS_AIC {
+    CrossCoreWaitFlag(3);  // FAULT one_vector_core_sets_the_flag
+}
+END_KERNEL
+
+MIX_KERNEL(a_flag_beyond_fifteen)
+if ASCEND_IS_AIC {
+    CrossCoreSetFlag<2, PIPE_FIX>(16);  // FAULT a_flag_beyond_fifteen
+}
+END_KERNEL
+
+KERNEL(a_flag_without_a_cube_core) {
+    CrossCoreSetFlag<2, PIPE_MTE3>(0);  // FAULT a_flag_without_a_cube_core
+}
