@@ -7,14 +7,16 @@ mod support;
 use ascend_sim::{Session, control};
 use half::bf16;
 use rope_ascend::loader::Api;
-use rope_ascend::rope::{AngleGradient, Heads, KernelType, Kernels, Operand, Rotation, Rotator};
+use rope_ascend::rope::{
+    AngleGradient, Heads, KernelType, Kernels, Operand, Rotation, Rotator, Unit,
+};
 use rope_ascend::safe::{Pooling, Runtime};
 use rope_ascend::{AscendError, LoadError};
 use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing, Strides};
 use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
-use support::{angles, api, api_with, kernel_binary};
+use support::{Bench, angles, api, api_with, kernel_binary};
 
 const INJECTED: i32 = 500_000;
 const TEARDOWN: [&str; 5] = [
@@ -416,6 +418,68 @@ fn memory_of_another_stream_is_refused() {
     refused(stream.copy(foreign, own));
     refused(stream.download(foreign).map(drop));
     assert!(control::launches().is_empty());
+}
+
+#[test]
+fn what_the_cube_cores_do_not_rotate_is_refused_by_name() {
+    let a2 = ascend_sim::Machine::ascend_910b;
+    let a5 = ascend_sim::Machine::ascend_950;
+    for (machine, element, pairing, channels, says) in [
+        (
+            a2(),
+            KernelType::F32,
+            Pairing::Half,
+            64,
+            "f16 and bf16, found f32",
+        ),
+        (
+            a5(),
+            KernelType::Bf16,
+            Pairing::Half,
+            64,
+            "on dav-2201, found dav-3510",
+        ),
+        (
+            a2(),
+            KernelType::Bf16,
+            Pairing::Half,
+            178,
+            "at most 176 channels with Half pairs",
+        ),
+        (
+            a2(),
+            KernelType::F16,
+            Pairing::InterleaveHalf,
+            130,
+            "at most 128 channels",
+        ),
+    ] {
+        let bench = Bench::new(machine);
+        let stream = &bench.stream;
+        let geometry = Geometry::new(channels, channels, 0, pairing, false).unwrap();
+        let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+        let rotator = rotator.by(Unit::Cube);
+        let rows = stream.upload(&vec![0.5_f32; 6 * channels]).unwrap();
+        let mut q = stream.zeros::<f32>(6 * channels).unwrap();
+        let layout = HeadsLayout::contiguous(Layout::Tnd, 1, 6, 1, channels);
+        let outcome = rotator.rotate(Rotation {
+            element,
+            direction: Direction::Forward,
+            q: Operand::InPlace(Heads {
+                memory: &mut q,
+                offset: 0,
+                layout,
+            }),
+            k: None,
+            angles: angles(&rows, 6),
+        });
+        let error = outcome.expect_err(says);
+        assert!(matches!(error, AscendError::CubeLimit { .. }), "{error:?}");
+        assert!(error.to_string().contains(says), "{error}");
+        assert!(control::launches().is_empty());
+        drop((rotator, q, rows));
+        bench.finish();
+    }
 }
 
 /// Programs that forgot to wait: the calls that this crate makes for them are ignored.
