@@ -62,6 +62,8 @@ pub enum Group {
     Decode,
     /// Through burn, with its autodiff.
     Burn,
+    /// The norm of the heads with the rotation.
+    Norm,
     /// On a GPU.
     Gpu,
     /// Against other projects' functions.
@@ -78,6 +80,7 @@ impl Group {
             Self::Length => "length",
             Self::Decode => "decode",
             Self::Burn => "burn",
+            Self::Norm => "norm",
             Self::Gpu => "gpu",
             Self::Peers => "peers",
         }
@@ -129,8 +132,13 @@ impl TimedCase {
             AngleSource::Tokens => "",
             AngleSource::Table => "/table",
         };
+        let norm = if self.group == Group::Norm {
+            "/norm"
+        } else {
+            ""
+        };
         format!(
-            "{}/{}/{}/{}/{}/{}@{}/{}{source}",
+            "{}/{}/{}/{}/{}/{}@{}/{}{source}{norm}",
             self.way.name(),
             layout_name(self.layout),
             self.dtype.name(),
@@ -156,8 +164,11 @@ impl TimedCase {
     }
 
     /// Bytes that have to be read and written: q and k once each way and pass. cos and sin are not
-    /// counted.
+    /// counted. The backward of the norm reads x too.
     pub fn moved_bytes(&self) -> usize {
+        if self.group == Group::Norm && self.way == Way::Backward {
+            return 3 * self.tensor_bytes();
+        }
         2 * self.way.passes() * self.tensor_bytes()
     }
 }
@@ -214,6 +225,8 @@ pub fn cases(selection: Selection) -> Vec<TimedCase> {
         length(&mut cases, dtype, full);
         let token = base(Group::Decode, QWEN3_VL_8B.at(1));
         crossed(&mut cases, &token, ways, &common, &LAYOUTS[..1]);
+        let norm = base(Group::Norm, QWEN3_VL_8B);
+        crossed(&mut cases, &norm, &WAYS, &common, &LAYOUTS[..2]);
     }
     if selection == Selection::Quick {
         shorten(&mut cases);
@@ -340,7 +353,7 @@ mod tests {
             assert_eq!(names.len(), cases.len(), "{selection:?}");
         }
         for case in cases(Selection::Full) {
-            if matches!(case.group, Group::Large | Group::Rare) {
+            if matches!(case.group, Group::Large | Group::Rare | Group::Norm) {
                 assert!(case.tensor_bytes() >= 64 << 20, "{}", case.name());
             }
         }
@@ -354,6 +367,7 @@ mod tests {
         assert_eq!(count(Group::Large), 3 * 2 * 3 * 2 * 2);
         assert_eq!(count(Group::Rare), 3 * 3 * 2 * 2);
         assert_eq!(count(Group::Decode), 3 * 2 * 2 * 2);
+        assert_eq!(count(Group::Norm), 3 * 2 * 2 * 2 * 2);
         let longest = cases.iter().map(|case| case.shape.seq).max();
         assert_eq!(longest, Some(131_072));
     }

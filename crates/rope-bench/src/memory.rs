@@ -47,6 +47,11 @@ pub const MODELS: [Model; 4] = [
 ];
 
 impl Model {
+    /// Whether the model normalises the heads of q and k.
+    pub fn has_norm(&self) -> bool {
+        [QWEN3_VL_8B, QWEN3_5].contains(&self.shape)
+    }
+
     /// The model's q and k at another number of tokens.
     ///
     /// # Errors

@@ -15,7 +15,8 @@ use rope_core::{
     Positions, Real, RopeError, RotarySpec, Rotator, TokenAngles,
 };
 
-use crate::cases::{TimedCase, Way};
+use crate::cases::{Group, TimedCase, Way};
+use crate::norm::TimedNorm;
 use crate::sample::Contest;
 
 /// What a case may go wrong with.
@@ -56,6 +57,8 @@ pub trait TimedElement: Element<Acc = f32> {
     const DTYPE: DType;
     /// Flips the bits of `mask`.
     fn flip(&mut self, mask: u16);
+    /// With those bits of `mask` flipped that are set in `other`.
+    fn mixed(self, other: Self, mask: u16) -> Self;
 }
 
 macro_rules! number {
@@ -65,6 +68,10 @@ macro_rules! number {
             #[inline(always)]
             fn flip(&mut self, mask: u16) {
                 *self = Self::from_bits(self.to_bits() ^ mask as $bits);
+            }
+            #[inline(always)]
+            fn mixed(self, other: Self, mask: u16) -> Self {
+                Self::from_bits(self.to_bits() ^ (other.to_bits() & mask as $bits))
             }
         }
     };
@@ -161,7 +168,7 @@ fn read_modify_write<E: TimedElement>(values: &mut [E], tasks: usize) {
     values.par_chunks_mut(chunk).for_each(flip);
 }
 
-enum OwnedAngles {
+pub(crate) enum OwnedAngles {
     Tokens(TokenAngles),
     Table(CosSinTable, Positions),
 }
@@ -178,7 +185,7 @@ impl OwnedAngles {
         }
     }
 
-    fn view(&self) -> Angles<'_> {
+    pub(crate) fn view(&self) -> Angles<'_> {
         match self {
             Self::Tokens(angles) => angles.angles(),
             Self::Table(table, positions) => Angles::Table { table, positions },
@@ -191,7 +198,7 @@ const PAGE_BYTES: usize = 4096;
 
 /// Elements from a chosen offset in a page on. Where a small buffer starts in its page decides how
 /// fast it is copied; left to the allocator, that would be luck.
-struct Buffer<E> {
+pub(crate) struct Buffer<E> {
     storage: Vec<E>,
     elems: Range<usize>,
 }
@@ -207,32 +214,54 @@ impl<E: TimedElement> Buffer<E> {
         Self { storage, elems }
     }
 
-    fn get(&self) -> &[E] {
+    pub(crate) fn get(&self) -> &[E] {
         &self.storage[self.elems.clone()]
     }
 
-    fn get_mut(&mut self) -> &mut [E] {
+    pub(crate) fn get_mut(&mut self) -> &mut [E] {
         &mut self.storage[self.elems.clone()]
     }
 }
 
 /// q or k: what is rotated, and where to.
-struct Tensor<E> {
-    layout: HeadsLayout,
+pub(crate) struct Tensor<E> {
+    pub(crate) layout: HeadsLayout,
     /// Never written.
-    source: Buffer<E>,
+    pub(crate) source: Buffer<E>,
     /// The result; in place, also the input.
-    target: Buffer<E>,
+    pub(crate) target: Buffer<E>,
 }
 
 impl<E: TimedElement> Tensor<E> {
-    fn new(layout: HeadsLayout) -> Self {
+    pub(crate) fn new(layout: HeadsLayout) -> Self {
         let values = values(layout.elems());
         Self {
             layout,
             source: Buffer::new(&values, 0),
             target: Buffer::new(&values, PAGE_BYTES / 2),
         }
+    }
+
+    /// The tensor as an operation takes it.
+    pub(crate) fn operand(&mut self, in_place: bool) -> Result<Operand<'_, E>, RopeError> {
+        let target = HeadsMut::new(self.target.get_mut(), self.layout)?;
+        if in_place {
+            return Ok(target.into());
+        }
+        Ok((HeadsRef::new(self.source.get(), self.layout)?, target).into())
+    }
+
+    /// Makes the target equal to the source again.
+    pub(crate) fn restore(&mut self, tasks: usize) {
+        copy(self.source.get(), self.target.get_mut(), tasks);
+    }
+
+    /// A head of a token, from the source or the target.
+    pub(crate) fn head(&self, values: &[E], token: usize, head: usize) -> Vec<f64> {
+        let strides = self.layout.strides;
+        let start = token * strides.seq + head * strides.head;
+        let row = &values[start..start + self.layout.head_dim];
+        row.iter().map(|value| value.widen().to_f64()).collect()
     }
 }
 
@@ -241,12 +270,12 @@ impl<E: TimedElement> Tensor<E> {
 /// The baseline moves the same bytes of the same buffers by as many threads: a copy; for a rotation
 /// in place a read-modify-write in place, except for a single token, whose bar is a copy.
 pub struct TimedRotation<E> {
-    case: TimedCase,
-    spec: RotarySpec,
-    positions: Positions,
-    angles: OwnedAngles,
-    parallelism: Parallelism,
-    tensors: Vec<Tensor<E>>,
+    pub(crate) case: TimedCase,
+    pub(crate) spec: RotarySpec,
+    pub(crate) positions: Positions,
+    pub(crate) angles: OwnedAngles,
+    pub(crate) parallelism: Parallelism,
+    pub(crate) tensors: Vec<Tensor<E>>,
 }
 
 /// The contestant that is compared with.
@@ -295,14 +324,14 @@ impl<E: TimedElement> TimedRotation<E> {
         !self.case.in_place || self.case.shape.seq == 1
     }
 
-    fn tasks(&self) -> usize {
+    pub(crate) fn tasks(&self) -> usize {
         tasks(self.parallelism, self.case.tensor_bytes())
     }
 
     fn restore(&mut self) {
         let tasks = self.tasks();
         for tensor in &mut self.tensors {
-            copy(tensor.source.get(), tensor.target.get_mut(), tasks);
+            tensor.restore(tasks);
         }
     }
 
@@ -320,22 +349,10 @@ impl<E: TimedElement> TimedRotation<E> {
         };
         for _ in 0..iterations {
             for (pass, &direction) in directions.iter().enumerate() {
-                let mut operands =
-                    self.tensors
-                        .iter_mut()
-                        .map(|tensor| -> Result<Operand<'_, E>, RopeError> {
-                            let Tensor {
-                                layout,
-                                source,
-                                target,
-                            } = tensor;
-                            let target = HeadsMut::new(target.get_mut(), *layout)?;
-                            // The second pass has its input where the first one left it.
-                            if self.case.in_place || pass > 0 {
-                                return Ok(target.into());
-                            }
-                            Ok((HeadsRef::new(source.get(), *layout)?, target).into())
-                        });
+                // The second pass has its input where the first one left it.
+                let in_place = self.case.in_place || pass > 0;
+                let tensors = self.tensors.iter_mut();
+                let mut operands = tensors.map(|tensor| tensor.operand(in_place));
                 let Some(q) = operands.next() else { break };
                 let k = operands.next().transpose();
                 rotator.apply::<E>(direction, q?, k?)?;
@@ -392,9 +409,7 @@ impl<E: TimedElement> TimedRotation<E> {
     pub fn check(&mut self, tokens: usize) -> Result<(), CaseError> {
         self.restore();
         self.rotate(1)?;
-        let seq = self.case.shape.seq;
-        let tokens = tokens.clamp(1, seq);
-        for token in (0..tokens).map(|i| i * (seq - 1) / (tokens - 1).max(1)) {
+        for token in self.checked_tokens(tokens) {
             let matrix = HeadMatrix::new(&self.spec, &self.positions, token, None)?;
             for tensor in &self.tensors {
                 self.check_token(tensor, token, &matrix)?;
@@ -403,20 +418,22 @@ impl<E: TimedElement> TimedRotation<E> {
         Ok(())
     }
 
+    /// Some tokens, the first and the last among them.
+    pub(crate) fn checked_tokens(&self, tokens: usize) -> impl Iterator<Item = usize> + use<E> {
+        let seq = self.case.shape.seq;
+        let tokens = tokens.clamp(1, seq);
+        (0..tokens).map(move |i| i * (seq - 1) / (tokens - 1).max(1))
+    }
+
     fn check_token(
         &self,
         tensor: &Tensor<E>,
         token: usize,
         matrix: &HeadMatrix,
     ) -> Result<(), CaseError> {
-        let (layout, head_dim) = (tensor.layout, tensor.layout.head_dim);
-        for head in 0..layout.heads {
-            let start = token * layout.strides.seq + head * layout.strides.head;
-            let row = |values: &[E]| -> Vec<f64> {
-                let row = values[start..start + head_dim].iter();
-                row.map(|value| value.widen().to_f64()).collect()
-            };
-            let [x, found] = [&tensor.source, &tensor.target].map(|buffer| row(buffer.get()));
+        for head in 0..tensor.layout.heads {
+            let [x, found] = [&tensor.source, &tensor.target]
+                .map(|buffer| tensor.head(buffer.get(), token, head));
             check_head(&self.case, [token, head], matrix, &x, &found)?;
         }
         Ok(())
@@ -541,11 +558,18 @@ impl Contest for Together {
 /// # Errors
 /// As [`TimedRotation::new`]; [`CaseError::NotTimed`] for f64.
 pub fn timed(case: &TimedCase) -> Result<Box<dyn Timed>, CaseError> {
-    Ok(match case.dtype {
-        DType::F32 => Box::new(TimedRotation::<f32>::new(case)?),
-        DType::Bf16 => Box::new(TimedRotation::<bf16>::new(case)?),
-        DType::F16 => Box::new(TimedRotation::<f16>::new(case)?),
-        DType::F64 => return Err(CaseError::NotTimed { case: case.name() }),
+    match case.dtype {
+        DType::F32 => timed_as::<f32>(case),
+        DType::Bf16 => timed_as::<bf16>(case),
+        DType::F16 => timed_as::<f16>(case),
+        DType::F64 => Err(CaseError::NotTimed { case: case.name() }),
+    }
+}
+
+fn timed_as<E: TimedElement>(case: &TimedCase) -> Result<Box<dyn Timed>, CaseError> {
+    Ok(match case.group {
+        Group::Norm => Box::new(TimedNorm::<E>::new(case)?),
+        _ => Box::new(TimedRotation::<E>::new(case)?),
     })
 }
 

@@ -87,7 +87,7 @@ pub struct SpeedRow {
     /// Samples.
     pub samples: usize,
     /// What it is compared with: `copy` or `read_modify_write`, of the same bytes, by the same
-    /// threads, in turn.
+    /// threads, in turn; for the norm `rotation`, or `read_two_write_one`.
     pub baseline: String,
     /// The baseline's median.
     pub baseline_ns: f64,

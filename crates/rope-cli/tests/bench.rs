@@ -104,6 +104,35 @@ fn fused_keeps_no_data_and_its_backward_peaks_at_the_gradients() {
 }
 
 #[test]
+fn the_graph_of_the_norm_keeps_q_and_k_alone() {
+    let json = succeeded(&["memory", "--norm", "--quick", "--json", "--check"]);
+    let rows: Vec<MemoryRow> = read_json_lines(&json).expect("one object a line");
+    // Model x type x checkpointing x scheme x layers.
+    assert_eq!(rows.len(), 2 * 2 * 2 * 3 * 2);
+    for row in &rows {
+        let kept = row.retained_data_bytes.expect("counted").cast_unsigned();
+        let (inputs, name) = (row.layers * row.gradient_bytes, format!("{row:?}"));
+        if row.implementation == "fused" {
+            // Beside them, weights in the type that is computed in.
+            let weights = row.layers * BOOKKEEPING_BYTES;
+            assert!((inputs..=inputs + weights).contains(&kept), "{name}");
+            assert_eq!(
+                row.backward_large_peak_bytes,
+                Some(row.gradient_bytes),
+                "{name}"
+            );
+            let results = 2 * row.layers;
+            assert_eq!(row.forward_large_allocations, Some(results), "{name}");
+            assert!(row.composed_ratio > Some(1.5), "{name}");
+        } else if !row.checkpointing {
+            assert!(kept > 2 * inputs, "{name}");
+        }
+    }
+    let failed = mrope(&["memory", "--norm", "--shape", "flux"]);
+    assert!(text(&failed.stderr).contains("qwen3-vl-8b"));
+}
+
+#[test]
 fn attention_keeps_no_matrix_of_scores() {
     let json = succeeded(&["memory", "--attention", "--quick", "--json", "--check"]);
     let rows: Vec<AttentionRow> = read_json_lines(&json).expect("one object a line");
@@ -218,7 +247,14 @@ fn every_kind_of_case_is_checked_and_timed() {
     assert_eq!(distinct(&|row| row.pairing.clone()).len(), 4);
     assert_eq!(distinct(&|row| row.dtype.name().to_owned()).len(), 3);
     assert_eq!(distinct(&|row| row.layout.clone()).len(), 3);
-    assert_eq!(distinct(&|row| row.baseline.clone()).len(), 2);
+    let baselines = distinct(&|row| row.baseline.clone());
+    let expected = [
+        "copy",
+        "read_modify_write",
+        "read_two_write_one",
+        "rotation",
+    ];
+    assert_eq!(baselines, expected.map(str::to_owned).into());
     let implementations = distinct(&|row| row.implementation.clone());
     let expected = [
         "burn::nn::RotaryEncoding",
@@ -229,9 +265,13 @@ fn every_kind_of_case_is_checked_and_timed() {
     ];
     assert_eq!(implementations, expected.map(str::to_owned).into());
     for row in &rows {
-        let passes = if row.direction.name() == "both" { 2 } else { 1 };
+        let tensors = match (row.direction.name(), row.group.name()) {
+            ("both", _) => 4,
+            ("backward", "norm") => 3,
+            _ => 2,
+        };
         assert_eq!(
-            row.bytes % (2 * passes * row.tokens * row.dtype.size_bytes()),
+            row.bytes % (tensors * row.tokens * row.dtype.size_bytes()),
             0,
             "{row:?}"
         );
@@ -283,6 +323,8 @@ fn cases_are_chosen_by_name_and_by_factor() {
         [
             "forward/bnsd/bf16/adjacent/single/Qwen3-VL-8B@8192/in_place",
             "backward/bnsd/bf16/adjacent/single/Qwen3-VL-8B@8192/in_place",
+            "forward/bnsd/bf16/adjacent/single/Qwen3-VL-8B@8192/in_place/norm",
+            "backward/bnsd/bf16/adjacent/single/Qwen3-VL-8B@8192/in_place/norm",
         ]
     );
     assert!(list(&["--full"]).len() > 2 * list(&[]).len());

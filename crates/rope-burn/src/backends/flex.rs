@@ -5,7 +5,7 @@
 
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::{Element as BurnElement, tensor::FloatTensor};
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 use rope_core::{Angles, Direction, Element, HeadsLayout, HeadsMut, HeadsRef, Operand, Rotator};
 
@@ -67,7 +67,7 @@ impl RotaryOps for Flex {
             Direction::Forward => [x, gradient],
             Direction::Adjoint => [gradient, x],
         };
-        let gradients = FlexTensor::empty(angles.layout().shape().clone(), angles.dtype());
+        let gradients = zeros(angles.layout().shape().clone(), angles.dtype());
         or_panic(for_dtype!(x.dtype(), E => angle_gradients::<E>(&x, &gradient, gradients, op)))
     }
 }
@@ -75,6 +75,19 @@ impl RotaryOps for Flex {
 /// An operation of a burn backend cannot return an error; [`crate::Rotary`] checks before it calls.
 fn or_panic<T>(result: Result<T>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A new tensor, in pages that nothing has written yet.
+///
+/// `FlexTensor::empty` makes it of bytes, and then copies all of them to memory that is aligned for
+/// any type: a pass over the tensor, and twice its memory.
+fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
+    match dtype.size() {
+        2 => FlexTensor::filled_typed(shape, dtype, 0u16),
+        4 => FlexTensor::filled_typed(shape, dtype, 0u32),
+        8 => FlexTensor::filled_typed(shape, dtype, 0u64),
+        _ => FlexTensor::empty(shape, dtype),
+    }
 }
 
 /// A tensor as the kernels take it: its strides, and the tensor to write unless it is the same.
@@ -94,8 +107,7 @@ impl Placed {
             }
         };
         let in_place = source.is_unique() && layout.is_injective();
-        let target =
-            (!in_place).then(|| FlexTensor::empty(source.layout().shape().clone(), source.dtype()));
+        let target = (!in_place).then(|| zeros(source.layout().shape().clone(), source.dtype()));
         Self {
             source,
             layout,

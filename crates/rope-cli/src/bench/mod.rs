@@ -6,6 +6,8 @@ mod gpu_speed;
 mod memory;
 mod meter;
 mod model;
+mod norm_scheme;
+mod norm_speed;
 mod output;
 mod scheme;
 mod speed;

@@ -21,7 +21,7 @@ use rope_core::{Layout, Pairing};
 use super::arguments::{MAX_TOKENS, count_up_to, one_of};
 use super::memory::float;
 use super::output::{OutputArgs, progress};
-use super::{burn_speed, gpu_speed};
+use super::{burn_speed, gpu_speed, norm_speed};
 use crate::device::{Compute, Device, TokenArgs};
 use crate::gpu;
 use crate::table::Table;
@@ -31,9 +31,11 @@ use crate::table::Table;
 /// Each case is first compared with the oracle in f64, then timed in turns with its baseline (A B A
 /// B ...), so that a disturbance hits both. Lengths whose cost per token is compared are timed in
 /// turns with each other too. The baseline of a rotation into other buffers, and of a single token,
-/// is a copy; that of a rotation in place reads, changes and writes the same bytes in place. bytes
-/// are those read and written: q and k twice a pass. Through burn, the fused operation, the
-/// composed one and burn::nn::RotaryEncoding are timed with their graphs and allocations.
+/// is a copy; that of a rotation in place reads, changes and writes the same bytes in place. The
+/// norm with the rotation is compared with the rotation alone, and its backward with a pass that
+/// reads two tensors and writes one. bytes are those read and written: q and k twice a pass. Through
+/// burn, the fused operation, the composed one and burn::nn::RotaryEncoding are timed with their
+/// graphs and allocations; beside a case of the norm, burn's RmsNorm with the composed rotation.
 ///
 /// The threads are those of the rayon pool (RAYON_NUM_THREADS).
 ///
@@ -73,8 +75,8 @@ pub(crate) struct SpeedArgs {
     device: Device,
     /// Only these parts of the results: large (64 MiB and more, half and adjacent), rare (quarter,
     /// interleave_half, two angles for a pair), other (other heads, and angles from a table),
-    /// length (from 16 to 131,072 tokens), decode (a single token), burn (through burn); on a GPU,
-    /// gpu (by itself) and burn.
+    /// length (from 16 to 131,072 tokens), decode (a single token), norm (RMSNorm of the heads with
+    /// the rotation), burn (through burn); on a GPU, gpu (by itself) and burn.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     #[arg(value_parser = one_of(&GROUPS, Group::name))]
     group: Vec<Group>,
@@ -97,12 +99,13 @@ pub(crate) struct SpeedArgs {
 }
 
 /// The parts of the results that this program measures.
-const GROUPS: [Group; 7] = [
+const GROUPS: [Group; 8] = [
     Group::Large,
     Group::Rare,
     Group::Other,
     Group::Length,
     Group::Decode,
+    Group::Norm,
     Group::Burn,
     Group::Gpu,
 ];
@@ -252,6 +255,8 @@ struct Series<'a> {
     gpu: Option<&'a BurnDevice>,
     /// Of each case, what it is compared with, and the samples of both.
     taken: Vec<(&'static str, [Vec<f64>; 2])>,
+    /// Samples of ordinary operations beside the first case, if any.
+    composed: Vec<f64>,
     through_burn: Vec<SpeedRow>,
 }
 
@@ -261,6 +266,7 @@ impl<'a> Series<'a> {
             cases,
             gpu,
             taken: Vec::new(),
+            composed: Vec::new(),
             through_burn: Vec::new(),
         }
     }
@@ -285,7 +291,15 @@ impl<'a> Series<'a> {
         if round == 0 {
             self.taken = (0..self.cases.len()).map(baseline).collect();
         }
-        let mut samples = samples(&mut together, &plan).into_iter();
+        let is_composed = case.group == Group::Norm && norm_speed::is_composed(case);
+        let mut samples = if is_composed && round == 0 {
+            let mut all = samples(&mut norm_speed::Beside::new(case, &mut together)?, &plan);
+            self.composed = all.pop().unwrap_or_default();
+            all
+        } else {
+            samples(&mut together, &plan)
+        }
+        .into_iter();
         for (_, taken) in &mut self.taken {
             for (taken, samples) in taken.iter_mut().zip(samples.by_ref()) {
                 taken.extend(samples);
@@ -295,13 +309,19 @@ impl<'a> Series<'a> {
     }
 
     fn into_rows(self) -> Vec<SpeedRow> {
-        let cases = self.cases.iter().zip(self.taken);
-        let kernels = cases.map(|(case, (baseline, samples))| {
+        let mut rows = Vec::new();
+        for (case, (baseline, samples)) in self.cases.iter().zip(self.taken) {
             let timings = samples.map(Timing::of);
             let baseline = (baseline, timings[BASELINE]);
-            SpeedRow::new(case, names::KERNELS, baseline, timings[ROTATION])
-        });
-        kernels.chain(self.through_burn).collect()
+            let kernels = SpeedRow::new(case, names::KERNELS, baseline, timings[ROTATION]);
+            rows.push(kernels);
+            if !self.composed.is_empty() {
+                let timing = Timing::of(self.composed.clone());
+                rows.push(SpeedRow::new(case, names::COMPOSED, baseline, timing));
+            }
+        }
+        rows.extend(self.through_burn);
+        rows
     }
 }
 
@@ -335,7 +355,7 @@ fn what(row: &SpeedRow) -> String {
         return format!("{} {way} {dtype}", row.implementation);
     }
     let mut what = format!("{way} {dtype} {} {}", row.layout, row.pairing);
-    if row.group == Group::Gpu {
+    if row.group == Group::Gpu || row.implementation == names::COMPOSED {
         what = format!("{} {what}", row.implementation);
     }
     if row.axes != "single" {

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 use rope_core::{Angles, Direction, HeadsRef, NormGradient, NormInput, Rotator};
 
-use super::{Placed, Shared, or_panic, strides, values};
+use super::{Placed, Shared, or_panic, strides, values, zeros};
 use crate::error::{Result, RotaryError};
 use crate::norm::{NormRotaryOp, NormRotaryOps};
 
@@ -68,7 +68,7 @@ fn backward<E: Shared>(
     };
     let mut placed = Placed::new(gradient, &rotary);
     let channels = Shape::from([op.geometry.head_dim()]);
-    let mut weight_gradient = FlexTensor::empty(channels, weight.dtype());
+    let mut weight_gradient = zeros(channels, weight.dtype());
     let gradient = NormGradient {
         x: HeadsRef::new(&x.storage::<E>()[x.layout().start_offset()..], layout)?,
         weight: Some(values::<E::Acc>(&weight)),

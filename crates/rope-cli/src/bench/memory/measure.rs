@@ -8,8 +8,10 @@ use rope_bench::rotation::{positions, values};
 use rope_bench::rows::MemoryRow;
 use rope_check::alloc::Usage;
 use rope_check::buffer::DType;
+use rope_core::Layout;
 
 use crate::bench::meter::{Meter, Sizes};
+use crate::bench::norm_scheme::NormScheme;
 use crate::bench::scheme::Scheme;
 
 /// burn's name of an element type.
@@ -22,9 +24,37 @@ pub(in crate::bench) fn float(dtype: DType) -> FloatDType {
     }
 }
 
+/// What turns q and k into what the next layer gets.
+type Pair = Box<dyn Fn(Tensor<4>, Tensor<4>) -> (Tensor<4>, Tensor<4>)>;
+/// By name; none where it cannot rotate the shape.
+type NamedPair = (&'static str, Option<Pair>);
+
+/// The rotations, or with `norm` those with the norm of the heads.
+fn schemes(
+    subject: &Subject,
+    norm: bool,
+    device: &Device,
+) -> Result<Vec<NamedPair>, Box<dyn Error>> {
+    let Subject { spec, dtype, .. } = subject;
+    let positions = positions(spec.axis_count(), subject.shape.seq)?;
+    if norm {
+        let schemes = NormScheme::all(spec, Layout::Bnsd, &positions, *dtype, device)?;
+        let pair = |scheme: NormScheme| -> Pair { Box::new(move |q, k| scheme.pair(q, k)) };
+        return Ok(schemes
+            .map(|(name, scheme)| (name, Some(pair(scheme))))
+            .into());
+    }
+    let pair = |scheme: Scheme| -> Pair { Box::new(move |q, k| scheme.pair(q, k)) };
+    let schemes = Scheme::all(spec, &positions, device)?.into_iter();
+    Ok(schemes
+        .map(|(name, scheme)| (name, scheme.map(pair)))
+        .collect())
+}
+
 /// A row for every scheme on the device and every number of layers.
 pub(super) fn count(
     subject: &Subject,
+    norm: bool,
     meter: &Meter,
     checkpointing: bool,
     layers: &[usize],
@@ -33,14 +63,13 @@ pub(super) fn count(
     if checkpointing {
         device = device.gradient_checkpointing();
     }
-    let positions = positions(subject.spec.axis_count(), subject.shape.seq)?;
     let mut rows = Vec::new();
-    for (name, scheme) in Scheme::all(&subject.spec, &positions, &device)? {
+    for (name, pair) in schemes(subject, norm, &device)? {
         let row = |layers| MemoryRow {
             checkpointing,
             ..subject.row(meter.name(), name, layers, meter.source())
         };
-        let Some(scheme) = scheme else {
+        let Some(pair) = pair else {
             rows.extend(layers.iter().map(|&layers| MemoryRow {
                 note: "rotates whole heads only".into(),
                 ..row(layers)
@@ -48,9 +77,9 @@ pub(super) fn count(
             continue;
         };
         // Memory pools, tables and what kernels look up are made on first use.
-        step(subject, 1, &device, &scheme, meter)?;
+        step(subject, 1, &device, &pair, meter)?;
         for &layers in layers {
-            let usage = step(subject, layers, &device, &scheme, meter)?;
+            let usage = step(subject, layers, &device, &pair, meter)?;
             rows.push(counted(row(layers), usage, meter.counts_allocations()));
         }
     }
@@ -62,7 +91,7 @@ fn step(
     subject: &Subject,
     layers: usize,
     device: &Device,
-    scheme: &Scheme,
+    pair: &Pair,
     meter: &Meter,
 ) -> Result<[Usage; 2], Box<dyn Error>> {
     let sizes = Sizes {
@@ -73,7 +102,7 @@ fn step(
     let mut state = Some(start);
     let forward = meter.count(sizes, &mut || {
         for _ in 0..layers {
-            state = state.take().map(|(q, k)| scheme.pair(q, k));
+            state = state.take().map(|(q, k)| pair(q, k));
         }
     })?;
     let (q_rotated, k_rotated) = state.ok_or("nothing was rotated")?;

@@ -29,6 +29,9 @@ use crate::device::Device;
 /// round up. Rows called "calculated" are formulas for schemes that do not run
 /// here; docs/benchmarks.md has them.
 ///
+/// With --norm, the RMSNorm of the heads and the rotation: fused, burn::nn::RmsNorm with the fused
+/// rotation, and both composed.
+///
 /// With --attention, causal attention instead: burn-attention's against ordinary operations on the
 /// whole matrix of scores, at several numbers of tokens.
 ///
@@ -61,6 +64,9 @@ pub(crate) struct MemoryArgs {
     /// Attention instead of rotations: a key head of Qwen2.5-VL-7B and its query heads.
     #[arg(long, conflicts_with_all = ["shape", "layers", "checkpointing"])]
     attention: bool,
+    /// The norm of the heads with the rotation instead of the rotation alone, of models that have it.
+    #[arg(long, conflicts_with = "attention")]
+    norm: bool,
     /// A few tokens and layers, to see that everything runs.
     #[arg(long)]
     quick: bool,
@@ -96,6 +102,7 @@ struct Plan {
     layers: Vec<usize>,
     checkpointing: Checkpointing,
     device: Device,
+    norm: bool,
 }
 
 impl Plan {
@@ -111,8 +118,13 @@ impl Plan {
         let mut layers = or(&args.layers, layers);
         layers.sort_unstable();
         layers.dedup();
+        let mut models = or(&args.shape, &MODELS);
+        if args.norm {
+            models.retain(Model::has_norm);
+        }
         Self {
-            models: or(&args.shape, &MODELS),
+            models,
+            norm: args.norm,
             tokens: args.tokens.unwrap_or(tokens),
             layers,
             checkpointing: args.checkpointing,
@@ -138,6 +150,7 @@ impl Plan {
             .args(["--dtype", dtype.name()])
             .args(["--checkpointing", checkpointing])
             .args(["--device", &self.device.to_string()])
+            .args(self.norm.then_some("--norm"))
             .stderr(Stdio::inherit())
             .output()?;
         if !output.status.success() {
@@ -159,12 +172,12 @@ impl Plan {
             let subject = model.at(self.tokens, dtype)?;
             bar.set_message(format!("{} {}", subject.shape.name, dtype.name()));
             for &checkpointing in checkpointing {
-                let mut counted = count(&subject, &meter, checkpointing, &self.layers)?;
+                let mut counted = count(&subject, self.norm, &meter, checkpointing, &self.layers)?;
                 add_ratios(&mut counted);
                 rows.append(&mut counted);
                 bar.inc(1);
             }
-            if self.device == Device::Cpu {
+            if self.device == Device::Cpu && !self.norm {
                 rows.extend(subject.calculated(&self.layers));
             }
         }
@@ -183,6 +196,12 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
     }
     let output = args.output.open()?;
     let plan = Plan::new(args);
+    if plan.models.is_empty() {
+        return Err(
+            "the models of --shape have no norm of the heads; expected qwen3-vl-8b or qwen3.5"
+                .into(),
+        );
+    }
     let mut rows = Vec::new();
     if let [dtype] = args.dtype[..] {
         rows = plan.rows(dtype)?;
@@ -191,7 +210,11 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
             rows.extend(plan.in_own_process(dtype)?);
         }
     }
-    let bars = bars::memory(&rows);
+    let bars = if plan.norm {
+        bars::norm_memory(&rows)
+    } else {
+        bars::memory(&rows)
+    };
     output.write(&rows, || chart::memory(&rows), || table(&rows), &bars)
 }
 
