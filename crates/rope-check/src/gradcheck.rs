@@ -1,12 +1,14 @@
 //! Gradient checks: every gradient that the implementations give against one that they do not
 //! compute.
 //!
-//! Three questions, one row each per case, engine and type:
+//! Four questions, one row each per case, engine and type:
 //! - is the adjoint the gradient of the forward? Central differences of the forward in f64, through
 //!   the loss L = sum(w y^2 / 2 + v y), against the adjoint of dL/dy = w y + v. No linearity is
 //!   assumed.
 //! - are the gradients of cos and sin those of the forward? The same, with cos and sin displaced;
 //!   and with the frequencies and positions displaced that angles per head are made of.
+//! - are the gradients of x and of the weight those of the norm with the rotation? By differences
+//!   too, in f64.
 //! - does autodiff hand the gradients on as it should? burn's fused op, in the types that models
 //!   train in, against the matrix oracle and against the composed op: with and without gradient
 //!   checkpointing, each input tracked and not, held elsewhere and not, views, and gradients
@@ -18,13 +20,14 @@
 //! covered at the cost of one row.
 
 mod frequencies;
+mod norm;
 
 use std::collections::HashSet;
 use std::iter::once;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use rope_burn::{Implementation, RotaryAngles};
-use rope_core::{Angles, Direction, HeadsMut, HeadsRef, Layout, RopeError, Rotator};
+use rope_core::{Angles, Direction, HeadsMut, HeadsRef, Layout, NormOrder, RopeError, Rotator};
 
 use crate::buffer::{Buffer, DType};
 use crate::cases::{self, NamedCase};
@@ -156,6 +159,11 @@ pub fn check(named: &NamedCase, depth: Depth) -> Vec<Row> {
         DType::F64,
         cpu_angle_gradients(&named.case),
     );
+    for (check, order) in NORMS {
+        let norm = norm::of_case(&named.name, order);
+        let found = norm.and_then(|norm| norm::cpu(&named.case, norm));
+        rows.push(check, "cpu".into(), DType::F64, found);
+    }
     let implementations = [Implementation::Fused, Implementation::Composed];
     rows.autodiff(&Device::flex(), &implementations, depth);
     rows.into_rows()
@@ -189,6 +197,12 @@ fn gradient_engines(depth: Depth) -> Vec<Box<dyn Engine>> {
     engines.retain(|engine| wanted.contains(&engine.name().as_str()));
     engines
 }
+
+/// The norm with the rotation, in both orders.
+const NORMS: [(&str, NormOrder); 2] = [
+    ("norm", NormOrder::BeforeRotation),
+    ("norm after", NormOrder::AfterRotation),
+];
 
 /// The rows of one case.
 pub(crate) struct Rows<'c> {
@@ -280,6 +294,15 @@ impl<'c> Rows<'c> {
                 let found = expect_dtype(device, implementation, DType::F64).and_then(|()| {
                     burn_angle_gradients::<D>(device, case, implementation, direction)
                 });
+                self.push(check, engine_name(implementation), DType::F64, found);
+            }
+        }
+        let of_burn = norm::order_of_burn(&self.named.name);
+        for (check, order) in NORMS.into_iter().filter(|(_, order)| *order == of_burn) {
+            for &implementation in by {
+                let found = expect_dtype(device, implementation, DType::F64)
+                    .and_then(|()| norm::of_case(&self.named.name, order))
+                    .and_then(|norm| norm::burn::<D>(device, case, norm, implementation));
                 self.push(check, engine_name(implementation), DType::F64, found);
             }
         }

@@ -159,7 +159,7 @@ impl<E: Element> Placed<E> {
         }
     }
 
-    fn operand(&mut self) -> Result<Operand<'_, E>, RopeError> {
+    pub(crate) fn operand(&mut self) -> Result<Operand<'_, E>, RopeError> {
         Ok(match &mut self.target {
             None => HeadsMut::new(&mut self.source, self.layout)?.into(),
             Some(target) => {
