@@ -8,7 +8,9 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
 use rope_burn::rope_core::{
     AxisLayout, HeadNorm, Layout, NormOrder, Pairing, Positions, RopeError, RotarySpec,
 };
-use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryConfig, RotaryError};
+use rope_burn::{
+    Implementation, NormRotaryConfig, NormRotaryOp, Rotary, RotaryConfig, RotaryError,
+};
 use rope_check::alloc::CountingAllocator;
 
 #[global_allocator]
@@ -326,10 +328,73 @@ fn wrong_weights_are_named() {
         expected: 16,
     };
     assert_eq!(refused.err(), Some(expected.into()));
+    let op = NormRotaryOp {
+        geometry: rotary.spec().geometry(),
+        layout: Layout::Bsnd,
+        norm,
+    };
+    let weight = Tensor::<1>::ones([16], &device).cast(FloatDType::BF16);
+    let refused = op.check_weight(
+        "the weight",
+        &weight.into_dispatch(),
+        &x.clone().into_dispatch(),
+    );
+    let expected = RotaryError::NormWeightDType {
+        what: "the weight",
+        found: DType::BF16,
+        expected: DType::F32,
+    };
+    assert_eq!(refused.err(), Some(expected));
     // A weight in the model's type is widened: no error.
     let weight = || Tensor::<1>::ones([16], &device).cast(FloatDType::BF16);
     let found = rotary.try_forward_norm(x.clone(), x, [weight(), weight()], norm, &angles);
     assert!(found.is_ok());
+}
+
+/// Zeros, infinities, NaN and numbers whose squares are zero or infinite: as ordinary operations
+/// compute them, forward and backward.
+fn extreme_rows_agree_with_ordinary_operations() {
+    let spec = RotarySpec::builder(16)
+        .rotary_dim(8)
+        .build()
+        .expect("valid");
+    let device = Device::flex().autodiff();
+    let positions = Positions::text(1, 3, 1).expect("in range");
+    let norm = HeadNorm::new(1e-6).expect("valid");
+    // A head each; 1e-40 is zero in f16, 1e30 infinite.
+    let special = [1.0, 0.0, f32::INFINITY, f32::NAN, 1e-7, 1e-40, 1e30];
+    let value = |i: usize| match (i / 16, i % 16) {
+        (1 | 4..=6, channel) => special[i / 16] * (1.0 + channel as f32 / 16.0),
+        (head, 5) => special[head],
+        (_, channel) => channel as f32 / 8.0 - 1.0,
+    };
+    let shape = [1, 1, special.len(), 16];
+    let values: Vec<f32> = (0..special.len() * 16).map(value).collect();
+    let given = Tensor::<4>::from_data(TensorData::new(values, shape), &device);
+    for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F16] {
+        let run = |implementation| {
+            let rotary = Rotary::new(spec.clone(), Layout::Bsnd);
+            let rotary = rotary.with_implementation(implementation);
+            let angles = rotary.angles(&positions, &device);
+            let x = given.clone().cast(dtype).detach().require_grad();
+            let weights = [(); 2].map(|()| Tensor::<1>::ones([16], &device) * 1.5);
+            let k = x.clone().detach();
+            let y = rotary.try_forward_norm(x.clone(), k, weights, norm, &angles);
+            let (y, _) = y.expect("shapes and types agree");
+            let gradients = (y.clone() * 0.75).sum().backward();
+            let dx = x.grad(&gradients).expect("tracked");
+            [y.into_data(), dx.into_data()].map(|data| data.iter::<f32>().collect::<Vec<f32>>())
+        };
+        let (fused, composed) = (run(Implementation::Fused), run(Implementation::Composed));
+        for (found, expected) in fused.concat().iter().zip(composed.concat()) {
+            let both_nan = found.is_nan() && expected.is_nan();
+            let close = (found - expected).abs() <= 0.01 * expected.abs() + 1e-3;
+            let same = *found == expected || both_nan || close;
+            assert!(same, "{dtype:?}: {found} instead of {expected}");
+        }
+        let nan = fused[0].iter().filter(|y| y.is_nan()).count();
+        assert!(nan >= 16 + 2, "{dtype:?}: {nan}");
+    }
 }
 
 #[test]
@@ -340,4 +405,5 @@ fn head_norm() {
     the_module_has_the_parameters_of_the_models();
     wrong_weights_are_named();
     learned_angles_get_their_gradient();
+    extreme_rows_agree_with_ordinary_operations();
 }

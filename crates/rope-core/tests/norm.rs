@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use rope_core::reference::{HeadMatrix, HeadRmsNorm};
 use rope_core::{
-    Angles, AxisLayout, CosSinTable, Element, HeadNorm, HeadsLayout, HeadsMut, HeadsRef,
+    Angles, AxisLayout, CosSinTable, Direction, Element, HeadNorm, HeadsLayout, HeadsMut, HeadsRef,
     InstructionSet, Layout, NormGradient, NormInput, NormOrder, Operand, Pairing, Parallelism,
     Positions, Real, RopeError, RotarySpec, Rotator, Strides, TokenAngles,
 };
@@ -531,6 +531,127 @@ fn unusual_rows_are_those_of_the_norm_followed_by_the_rotation() {
             }
         }
     }
+}
+
+/// Rows of zeros, infinities, NaN, and numbers whose squares are zero or infinite, in types that are
+/// widened: forward as transformers computes them, x * rsqrt(mean(x^2) + eps) in f32, and backward
+/// as its autograd does.
+fn extreme_rows<E: Element<Acc = f32>>() {
+    let spec = RotarySpec::builder(80)
+        .rotary_dim(64)
+        .build()
+        .expect("valid");
+    let angles = TokenAngles::<f32>::new(&spec, &Positions::text(1, 3, 1).expect("valid"), None)
+        .expect("valid");
+    let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 1, 1, 80);
+    let whole: Vec<f32> = (0..80).map(|i| ((i * i) % 31) as f32 - 15.0).collect();
+    let with = |at: usize, value: f32| {
+        let mut row = whole.clone();
+        row[at] = value;
+        row
+    };
+    let scaled = |by: f32| whole.iter().map(|x| x * by).collect::<Vec<_>>();
+    // Of the gradient of x: the formula's, zeros, or NaN.
+    let rows = [
+        (whole.clone(), None),
+        (vec![0.0; 80], None),
+        (with(7, f32::INFINITY), Some(f32::NAN)),
+        (with(70, f32::NEG_INFINITY), Some(f32::NAN)),
+        (with(33, f32::NAN), Some(f32::NAN)),
+        // Subnormal in f16; in bf16 the smallest that is not.
+        (scaled(f32::powi(2.0, -24)), None),
+        (scaled(f32::powi(2.0, -126)), None),
+        // Infinite in f16; in bf16 and f32, squares that are.
+        (
+            scaled(f32::powi(2.0, 100)),
+            Some(if E::NAME == "f16" { f32::NAN } else { 0.0 }),
+        ),
+    ];
+    let weight: Vec<f32> = (0..80).map(|i| 0.5 + i as f32 / 64.0).collect();
+    let dy: Vec<f32> = (0..80).map(|i| (i % 9) as f32 / 4.0 - 1.0).collect();
+    let eps = 1e-6;
+    let norm = HeadNorm::new(eps).expect("valid");
+    let round = |row: &[f32]| row.iter().map(|x| E::narrow(*x)).collect::<Vec<E>>();
+    for set in InstructionSet::available() {
+        let rotator = Rotator::new(spec.geometry(), angles.angles())
+            .expect("valid")
+            .with_instructions(set);
+        let turned = |mut row: Vec<f32>, direction| {
+            let x = HeadsMut::new(&mut row, layout).expect("valid");
+            rotator.apply::<f32>(direction, x, None).expect("valid");
+            row
+        };
+        for (row, of_gradient) in &rows {
+            let x = round(row);
+            let wide: Vec<f32> = x.iter().map(|x| x.widen()).collect();
+            let squares: f32 = wide.iter().map(|x| x * x).sum();
+            let rstd = 1.0 / (squares / 80.0 + eps as f32).sqrt();
+            let products = wide.iter().zip(&weight).map(|(x, w)| x * rstd * w);
+            let y = turned(products.collect(), Direction::Forward);
+            let mut found = x.clone();
+            let input = NormInput {
+                x: HeadsMut::new(&mut found, layout).expect("valid").into(),
+                weight: Some(&weight),
+            };
+            rotator.norm_rotate(&norm, input, None).expect("valid");
+            assert_same(&found, &y, &format!("y {set} {} {row:?}", E::NAME));
+
+            let h: Vec<f32> = turned(
+                round(&dy).iter().map(|g| g.widen()).collect(),
+                Direction::Adjoint,
+            )
+            .iter()
+            .zip(&weight)
+            .map(|(g, w)| g * w)
+            .collect();
+            let mean = h
+                .iter()
+                .zip(&wide)
+                .map(|(h, x)| h * (x * rstd))
+                .sum::<f32>()
+                / 80.0;
+            let formula = |(h, x): (&f32, &f32)| rstd * (h - x * rstd * mean);
+            let dx: Vec<f32> = match of_gradient {
+                Some(value) => vec![*value; 80],
+                None => h.iter().zip(&wide).map(formula).collect(),
+            };
+            let mut found = round(&dy);
+            let gradient = NormGradient {
+                x: HeadsRef::new(&x, layout).expect("valid"),
+                weight: Some(&weight),
+                gradient: HeadsMut::new(&mut found, layout).expect("valid").into(),
+                weight_gradient: None,
+            };
+            rotator
+                .norm_rotate_backward(&norm, gradient, None)
+                .expect("valid");
+            assert_same(&found, &dx, &format!("dx {set} {} {row:?}", E::NAME));
+        }
+    }
+}
+
+/// Equal after rounding, up to the order of sums.
+fn assert_same<E: Element<Acc = f32>>(found: &[E], exact: &[f32], what: &str) {
+    let largest = exact.iter().fold(0.0, |most: f32, v| most.max(v.abs()));
+    for (i, (found, exact)) in found.iter().zip(exact).enumerate() {
+        let (found, rounded) = (found.widen(), E::narrow(*exact).widen());
+        let allowed = f64::from(rounded.abs()) * 2.0 * unit_roundoff::<E>()
+            + f64::from(largest) * 1e-6
+            + 2f64.powi(-24);
+        let both_nan = found.is_nan() && rounded.is_nan();
+        let close = (f64::from(found) - f64::from(rounded)).abs() <= allowed;
+        assert!(
+            found == rounded || both_nan || close,
+            "{what}, {i}: {found} instead of {rounded}"
+        );
+    }
+}
+
+#[test]
+fn extreme_rows_are_those_of_transformers() {
+    extreme_rows::<f32>();
+    extreme_rows::<f16>();
+    extreme_rows::<bf16>();
 }
 
 #[test]
