@@ -1,10 +1,11 @@
-// Entry points: one for each element type and pairing, rotation and angle gradient; one for each
-// 16-bit type with a cube core.
+// Entry points: one for each element type and pairing, of the rotation, the gradient of the angles,
+// and the norm with the rotation and its backward; one for each 16-bit type with a cube core.
 //
 // All take device addresses and the tiling by value. An absent tensor (no k) is a null address with
 // no heads.
 #include "kernel_operator.h"
 #include "rope_angle_grad.h"
+#include "rope_norm.h"
 #include "rope_rotate.h"
 
 #define ROPE_ROTATE(name, type, pairs)                                                            \
@@ -43,6 +44,21 @@
             kernel.Run(q, k, q_out, k_out, angles, map, workspace);                                \
         }                                                                                          \
     }
+// The gradients of y and the sums for the gradients of the weights are of the backward alone.
+#define ROPE_NORM_ENTRY(name, type, pairs, backward)                                              \
+    extern "C" __global__ __aicore__ void name(                                                   \
+        GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR q_grad, GM_ADDR k_grad,       \
+        GM_ADDR q_weight, GM_ADDR k_weight, GM_ADDR angles, GM_ADDR map, GM_ADDR weight_sums,     \
+        rope::NormTiling tiling) {                                                                \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                           \
+        AscendC::TPipe pipe;                                                                      \
+        rope::Norm<type, rope::Pairs::pairs, backward> kernel(pipe, tiling);                      \
+        kernel.Run({q, k, q_out, k_out, q_grad, k_grad, q_weight, k_weight, angles, map,          \
+                    weight_sums});                                                                \
+    }
+#define ROPE_NORM(name, type, pairs)                         \
+    ROPE_NORM_ENTRY(rope_norm_##name, type, pairs, false)    \
+    ROPE_NORM_ENTRY(rope_norm_grad_##name, type, pairs, true)
 
 #define ROPE_OF_TYPE(name, type)                          \
     ROPE_ROTATE(split_##name, type, kSplit)               \
@@ -51,7 +67,10 @@
     ROPE_ROTATE(interleave_##name, type, kInterleave)     \
     ROPE_ANGLE_GRAD(split_##name, type, kSplit)           \
     ROPE_ANGLE_GRAD(adjacent_##name, type, kAdjacent)     \
-    ROPE_ANGLE_GRAD(deinterleave_##name, type, kDeinterleave)
+    ROPE_ANGLE_GRAD(deinterleave_##name, type, kDeinterleave) \
+    ROPE_NORM(split_##name, type, kSplit)                 \
+    ROPE_NORM(adjacent_##name, type, kAdjacent)           \
+    ROPE_NORM(deinterleave_##name, type, kDeinterleave)
 
 ROPE_OF_TYPE(f32, float)
 ROPE_OF_TYPE(f16, half)

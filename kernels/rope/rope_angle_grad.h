@@ -201,7 +201,8 @@ private:
         if constexpr (kWide) {
             return data;
         } else if constexpr (kWords) {
-            TakeApart(copy, data, scratch, {t_.segment_length, segment_pitch_, rows});
+            TakeApart(copy, data, scratch,
+                      {t_.segment_length, segment_pitch_, rows, t_.row_pitch});
             return copy;
         } else {
             AscendC::Cast(copy, data, RoundMode::CAST_NONE, rows * t_.row_pitch);

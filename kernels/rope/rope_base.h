@@ -119,27 +119,31 @@ struct Axis {
     uint32_t ub;
 };
 
-// Moves the rows of q or k that belong to `tile`. One call of DataCopyPad where the layout allows.
-// `kLoad` is the direction, `kInput` says whose layout the rows have.
-template <typename T, bool kLoad, bool kInput = kLoad>
-__aicore__ inline void MoveRows(const Tiling& t, const Tile& tile, uint32_t tensor,
-                                uint32_t span_index, const LocalTensor<T>& ub,
-                                const GlobalTensor<T>& gm) {
-    const Tensor& shape = kInput ? t.input[tensor] : t.output[tensor];
-    const Span& span = kInput ? t.load[span_index] : t.store[span_index];
-    const Route& route =
-        kInput ? t.load_route[span_index][tensor] : t.store_route[span_index][tensor];
-    const uint32_t first = tensor == 0 ? 0 : t.heads[0];
-    const uint32_t last = first + t.heads[tensor];
-    const uint32_t begin = tile.head_begin > first ? tile.head_begin : first;
-    const uint32_t end = Min(tile.head_begin + tile.heads, last);
+// A span of the rows of one tensor: where it lies in global memory and in the unified buffer.
+struct SpanRows {
+    const Tensor& shape;
+    const Span& span;
+    const Route& route;
+    uint32_t first, last;  // the tensor's heads, counted over q's and then k's
+    uint32_t row, start;   // elements between rows in the unified buffer, and before the first
+};
+
+// Moves the rows that belong to `tile`. One call of DataCopyPad where the layout allows.
+template <typename T, bool kLoad>
+__aicore__ inline void MoveSpan(const SpanRows& rows, const Tile& tile, bool head_major,
+                                const LocalTensor<T>& ub, const GlobalTensor<T>& gm) {
+    const Tensor& shape = rows.shape;
+    const Span& span = rows.span;
+    const Route& route = rows.route;
+    const uint32_t row = rows.row, first = rows.first;
+    const uint32_t begin = Max(tile.head_begin, first);
+    const uint32_t end = Min(tile.head_begin + tile.heads, rows.last);
     if (begin >= end) return;
 
     constexpr uint32_t kUnit = kBlockBytes / sizeof(T);
     const uint32_t piece = RoundUp(span.length, kUnit);
-    const uint32_t row = span_index == 0 ? t.row_pitch : piece;
-    const uint32_t token_step = t.head_major ? row : tile.heads * row;
-    const uint32_t head_step = t.head_major ? tile.tokens * row : row;
+    const uint32_t token_step = head_major ? row : tile.heads * row;
+    const uint32_t head_step = head_major ? tile.tokens * row : row;
     Axis axes[3] = {
         {span.pieces, span.length, piece},
         {end - begin, shape.head_stride, head_step},
@@ -159,7 +163,7 @@ __aicore__ inline void MoveRows(const Tiling& t, const Tile& tile, uint32_t tens
 
     const uint64_t gm_base = tile.batch * shape.batch_stride + tile.index * shape.token_stride +
                              (begin - first) * shape.head_stride + span.channel;
-    const uint32_t ub_base = (begin - tile.head_begin) * head_step;
+    const uint32_t ub_base = rows.start + (begin - tile.head_begin) * head_step;
     const uint32_t padded = RoundUp(run, kUnit);
     DataCopyExtParams copy;
     copy.blockCount = static_cast<uint16_t>(counted.n);
@@ -190,6 +194,25 @@ __aicore__ inline void MoveRows(const Tiling& t, const Tile& tile, uint32_t tens
     }
 }
 
+// Moves the rows of q or k. `kLoad` is the direction, `kInput` says whose layout the rows have.
+template <typename T, bool kLoad, bool kInput = kLoad>
+__aicore__ inline void MoveRows(const Tiling& t, const Tile& tile, uint32_t tensor,
+                                uint32_t span_index, const LocalTensor<T>& ub,
+                                const GlobalTensor<T>& gm) {
+    const Span& span = kInput ? t.load[span_index] : t.store[span_index];
+    const uint32_t piece = RoundUp(span.length, kBlockBytes / static_cast<uint32_t>(sizeof(T)));
+    const uint32_t first = tensor == 0 ? 0 : t.heads[0];
+    const SpanRows rows{
+        kInput ? t.input[tensor] : t.output[tensor],
+        span,
+        kInput ? t.load_route[span_index][tensor] : t.store_route[span_index][tensor],
+        first,
+        first + t.heads[tensor],
+        span_index == 0 ? t.row_pitch : piece,
+        0};
+    MoveSpan<T, kLoad>(rows, tile, t.head_major != 0, ub, gm);
+}
+
 // Rows in the unified buffer: start (element) and distance (elements, a multiple of 32 bytes).
 struct Rows {
     uint32_t start, stride;
@@ -198,8 +221,9 @@ struct Rows {
 enum class Arithmetic : uint8_t { kMul, kAdd, kSub };
 
 // dst = a (op) b over `lanes` leading lanes of `rows` rows. Rows that are narrower than a repeat
-// are taken in turns, so that no repeat reaches into the next.
-template <Arithmetic kOp>
+// are taken in turns, so that no repeat reaches into the next. With `kBlock` a row of b is one
+// block of 32 bytes, for all lanes.
+template <Arithmetic kOp, bool kBlock = false>
 __aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d,
                                 const LocalTensor<float>& first, Rows a,
                                 const LocalTensor<float>& second, Rows b, uint32_t lanes,
@@ -209,7 +233,8 @@ __aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d,
     // A repeat's step has eight bits; rows that lie further apart are taken one by one.
     const uint32_t furthest = turns * Max(d.stride, Max(a.stride, b.stride)) / kUnit;
     const uint32_t most = furthest > kMaxRowStride ? 1 : kMaxRepeats;
-    const AscendC::BinaryRepeatParams step(1, 1, 1, static_cast<uint8_t>(turns * d.stride / kUnit),
+    const AscendC::BinaryRepeatParams step(1, 1, kBlock ? 0 : 1,
+                                           static_cast<uint8_t>(turns * d.stride / kUnit),
                                            static_cast<uint8_t>(turns * a.stride / kUnit),
                                            static_cast<uint8_t>(turns * b.stride / kUnit));
     for (uint32_t turn = 0; turn < turns; ++turn) {
@@ -221,11 +246,39 @@ __aicore__ inline void OverRows(const LocalTensor<float>& dst, Rows d,
                 const uint64_t mask = Min(lanes - lane, kLanes);
                 const LocalTensor<float> out = dst[d.start + row * d.stride + lane];
                 const LocalTensor<float> x = first[a.start + row * a.stride + lane];
-                const LocalTensor<float> y = second[b.start + row * b.stride + lane];
+                const LocalTensor<float> y = second[b.start + row * b.stride + (kBlock ? 0 : lane)];
                 if constexpr (kOp == Arithmetic::kMul) AscendC::Mul(out, x, y, mask, repeats, step);
                 if constexpr (kOp == Arithmetic::kAdd) AscendC::Add(out, x, y, mask, repeats, step);
                 if constexpr (kOp == Arithmetic::kSub) AscendC::Sub(out, x, y, mask, repeats, step);
             }
+        }
+    }
+}
+
+// dst = src * coefficient of the row's token, over one segment of every row of the tile. One
+// instruction runs along the inner or the outer axis, whichever is longer.
+__aicore__ inline void ScaleSegment(const Tiling& t, const Tile& tile,
+                                    const LocalTensor<float>& dst, uint32_t dst_start,
+                                    const LocalTensor<float>& src, uint32_t src_start,
+                                    const LocalTensor<float>& coef, uint32_t coef_start) {
+    constexpr uint32_t kUnit = kBlockBytes / sizeof(float);
+    const uint32_t pitch = t.row_pitch;
+    const uint32_t inner = t.head_major ? tile.tokens : tile.heads;
+    const uint32_t outer = t.head_major ? tile.heads : tile.tokens;
+    const uint32_t inner_coef = t.head_major ? t.coef_pitch : 0;
+    const uint32_t outer_coef = t.head_major ? 0 : t.coef_pitch;
+    const uint32_t line = inner * pitch;
+    if (outer <= inner || line / kUnit > kMaxRowStride) {
+        for (uint32_t o = 0; o < outer; ++o) {
+            OverRows<Arithmetic::kMul>(
+                dst, Rows{dst_start + o * line, pitch}, src, Rows{src_start + o * line, pitch},
+                coef, Rows{coef_start + o * outer_coef, inner_coef}, t.segment_length, inner);
+        }
+    } else {
+        for (uint32_t i = 0; i < inner; ++i) {
+            OverRows<Arithmetic::kMul>(
+                dst, Rows{dst_start + i * pitch, line}, src, Rows{src_start + i * pitch, line},
+                coef, Rows{coef_start + i * inner_coef, outer_coef}, t.segment_length, outer);
         }
     }
 }
@@ -304,13 +357,15 @@ __aicore__ inline void OverWords(const LocalTensor<float>& dst, Rows d,
 // members are f32 in two segments.
 struct PairRows {
     uint32_t pairs;  // of a row
-    uint32_t pitch;  // words of a slot's row, and f32 of a segment
+    uint32_t pitch;  // f32 of a segment
     uint32_t rows;
+    uint32_t row;        // elements of a row
+    uint32_t start = 0;  // of a row's pairs
 
-    __aicore__ inline Rows Slot() const { return {0, pitch}; }
-    __aicore__ inline Rows First() const { return {0, 2 * pitch}; }
-    __aicore__ inline Rows Second() const { return {pitch, 2 * pitch}; }
-    __aicore__ inline uint32_t Elements() const { return rows * 2 * pitch; }
+    __aicore__ inline Rows Slot() const { return {start / 2, row / 2}; }
+    __aicore__ inline Rows First() const { return {start, row}; }
+    __aicore__ inline Rows Second() const { return {start + pitch, row}; }
+    __aicore__ inline uint32_t Elements() const { return rows * row; }
 };
 
 // x = the members of the pairs in `data`. `scratch` is as large as x.
@@ -399,6 +454,22 @@ __aicore__ inline void LoadWords(TPipe& pipe, const LocalTensor<float>& ub, GM_A
     AscendC::SetFlag<HardEvent::MTE2_V>(id);
     AscendC::WaitFlag<HardEvent::MTE2_V>(id);
     pipe.ReleaseEventID<HardEvent::MTE2_V>(id);
+}
+
+// Brings the angles of the part's tokens into the queue, as they are laid out in global memory.
+__aicore__ inline void LoadAngles(const Tiling& t, const Part& part,
+                                  AscendC::TQue<TPosition::VECIN, 1>& queue,
+                                  const GlobalTensor<float>& gm) {
+    LocalTensor<float> raw = queue.AllocTensor<float>();
+    const uint32_t padded = RoundUp(t.angle_length, kBlockBytes / sizeof(float));
+    DataCopyExtParams copy;
+    copy.blockCount = static_cast<uint16_t>(part.tokens * t.angle_pieces);
+    copy.blockLen = t.angle_length * static_cast<uint32_t>(sizeof(float));
+    DataCopyPadExtParams<float> pad;
+    pad.isPad = padded != t.angle_length;
+    pad.rightPadding = static_cast<uint8_t>(padded - t.angle_length);
+    DataCopyPad(raw, gm[part.row * 2 * t.angle_width], copy, pad);
+    queue.EnQue(raw);
 }
 
 // Repeats a row of byte offsets for `rows` rows that are `row_bytes` apart. The first barrier of a

@@ -75,7 +75,7 @@ public:
         Parts parts(t_, block, blocks);
         Part part;
         while (parts.Next(part)) {
-            LoadAngles(part);
+            LoadAngles(t_, part, angles_, angles_gm_);
             LocalTensor<float> raw = angles_.DeQue<float>();
             const LocalTensor<float> coef = t_.expand ? Expand(raw, part.tokens) : raw;
             const uint32_t heads = part.head_end - part.head_begin;
@@ -179,20 +179,6 @@ private:
         }
     }
 
-    // Angles of the part's tokens, as they are laid out in global memory.
-    __aicore__ inline void LoadAngles(const Part& part) {
-        LocalTensor<float> raw = angles_.AllocTensor<float>();
-        const uint32_t padded = RoundUp(t_.angle_length, kBlockBytes / sizeof(float));
-        DataCopyExtParams copy;
-        copy.blockCount = static_cast<uint16_t>(part.tokens * t_.angle_pieces);
-        copy.blockLen = t_.angle_length * static_cast<uint32_t>(sizeof(float));
-        DataCopyPadExtParams<float> pad;
-        pad.isPad = padded != t_.angle_length;
-        pad.rightPadding = static_cast<uint8_t>(padded - t_.angle_length);
-        DataCopyPad(raw, angles_gm_[part.row * 2 * t_.angle_width], copy, pad);
-        angles_.EnQue(raw);
-    }
-
     // Brings each token's angles into the order of the coefficients.
     __aicore__ inline LocalTensor<float> Expand(const LocalTensor<float>& raw, uint32_t tokens) {
         const LocalTensor<float> coef = coef_.Get<float>();
@@ -262,12 +248,13 @@ private:
         VectorBarrier();
         for (uint32_t k = 0; k < t_.segments; ++k) {
             const uint32_t other = t_.segments > 1 ? k ^ 1 : k;
-            Scale(t_work_, k * segment_pitch_, partner, other * segment_pitch_, coef,
-                  t_.b_offset[k], tile);
+            ScaleSegment(t_, tile, t_work_, k * segment_pitch_, partner, other * segment_pitch_,
+                         coef, t_.b_offset[k]);
         }
         VectorBarrier();
         for (uint32_t k = 0; k < t_.segments; ++k) {
-            Scale(x, k * segment_pitch_, x, k * segment_pitch_, coef, t_.a_offset[k], tile);
+            ScaleSegment(t_, tile, x, k * segment_pitch_, x, k * segment_pitch_, coef,
+                         t_.a_offset[k]);
         }
         VectorBarrier();
         const LocalTensor<float> y = Result(slot, x);
@@ -286,7 +273,7 @@ private:
     }
 
     __aicore__ inline PairRows Words(uint32_t rows) const {
-        return {t_.segment_length, segment_pitch_, rows};
+        return {t_.segment_length, segment_pitch_, rows, t_.row_pitch};
     }
 
     // The tile as f32, in the order of the segments.
@@ -373,34 +360,6 @@ private:
                 for (uint32_t k = 0; k < kSegments; ++k)
                     ConvertRows(data, Quarter(k), y, Apart(k), RoundMode::CAST_RINT,
                                 t_.quarter_length, rows);
-            }
-        }
-    }
-
-    // dst = src * coefficient of the row's token, over one segment of every row of the tile. One
-    // instruction runs along the inner or the outer axis, whichever is longer.
-    __aicore__ inline void Scale(const LocalTensor<float>& dst, uint32_t dst_start,
-                                 const LocalTensor<float>& src, uint32_t src_start,
-                                 const LocalTensor<float>& coef, uint32_t coef_start,
-                                 const Tile& tile) {
-        constexpr uint32_t kUnit = kBlockBytes / sizeof(float);
-        const uint32_t pitch = t_.row_pitch;
-        const uint32_t inner = t_.head_major ? tile.tokens : tile.heads;
-        const uint32_t outer = t_.head_major ? tile.heads : tile.tokens;
-        const uint32_t inner_coef = t_.head_major ? t_.coef_pitch : 0;
-        const uint32_t outer_coef = t_.head_major ? 0 : t_.coef_pitch;
-        const uint32_t line = inner * pitch;
-        if (outer <= inner || line / kUnit > kMaxRowStride) {
-            for (uint32_t o = 0; o < outer; ++o) {
-                OverRows<Arithmetic::kMul>(
-                    dst, Rows{dst_start + o * line, pitch}, src, Rows{src_start + o * line, pitch},
-                    coef, Rows{coef_start + o * outer_coef, inner_coef}, t_.segment_length, inner);
-            }
-        } else {
-            for (uint32_t i = 0; i < inner; ++i) {
-                OverRows<Arithmetic::kMul>(
-                    dst, Rows{dst_start + i * pitch, line}, src, Rows{src_start + i * pitch, line},
-                    coef, Rows{coef_start + i * inner_coef, outer_coef}, t_.segment_length, outer);
             }
         }
     }

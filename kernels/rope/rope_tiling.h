@@ -78,6 +78,37 @@ struct Tiling {
     uint32_t reserved;
 };
 
+constexpr uint32_t kRuns = kSegments + 2;  // most runs of a row's channels
+
+// Of the norm with the rotation. Of `rope`, the input is x and the output y, or the gradient of x;
+// rows are whole heads; the coefficients are those of the forward.
+struct NormTiling {
+    Tiling rope;
+    Tensor gradient[kTensors];  // of y
+    Span gradient_load[kSpans];
+    Route gradient_route[kSpans][kTensors];
+    // Where the spans start in a row.
+    uint32_t load_start[kSpans];
+    uint32_t store_start[kSpans];
+    uint32_t gradient_start[kSpans];
+    uint32_t segment_start;  // in a row: of the first segment, and the distance of the segments
+    uint32_t segment_pitch;
+    uint32_t rotary_offset;  // channels before the rotated ones
+    // Runs of lanes that hold the channels of a row.
+    uint32_t runs;
+    uint32_t run_start[kRuns];
+    uint32_t run_length[kRuns];
+    uint32_t adjoint_a_offset[kSegments];
+    uint32_t adjoint_b_offset[kSegments];
+    uint32_t adjoint_b_negative;
+    uint32_t head_dim;
+    uint32_t after;  // the norm comes after the rotation
+    float inv_head_dim;
+    float eps;
+    float weight_offset;  // added to the weights: 0 or 1
+    uint32_t reserved;
+};
+
 static_assert(sizeof(Tensor) == 32, "mirrored in args.rs");
 static_assert(sizeof(Span) == 12, "mirrored in args.rs");
 static_assert(sizeof(Route) == 2, "mirrored in args.rs");
@@ -89,5 +120,11 @@ static_assert(offsetof(Tiling, load) == 208, "mirrored in args.rs");
 static_assert(offsetof(Tiling, load_route) == 280, "mirrored in args.rs");
 static_assert(offsetof(Tiling, a_offset) == 304, "mirrored in args.rs");
 static_assert(offsetof(Tiling, map_words) == 364, "mirrored in args.rs");
+static_assert(sizeof(NormTiling) == 648, "mirrored in args.rs");
+static_assert(offsetof(NormTiling, gradient) == 376, "mirrored in args.rs");
+static_assert(offsetof(NormTiling, load_start) == 488, "mirrored in args.rs");
+static_assert(offsetof(NormTiling, run_start) == 540, "mirrored in args.rs");
+static_assert(offsetof(NormTiling, adjoint_a_offset) == 588, "mirrored in args.rs");
+static_assert(offsetof(NormTiling, weight_offset) == 640, "mirrored in args.rs");
 
 }  // namespace rope

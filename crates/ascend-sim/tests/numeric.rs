@@ -216,12 +216,12 @@ fn vector_instructions_compute_what_they_say() {
     let b: Vec<f32> = (0..64).map(|i| 0.5 + (i * i % 17) as f32).collect();
     let (from, to) = (
         device.upload(&[a.clone(), b.clone()].concat()),
-        device.alloc(12 * 64 * 4),
+        device.alloc(14 * 64 * 4),
     );
     device
         .launch(&LIBRARY, "instructions", 1, &[from, to])
         .expect("runs");
-    let rows: Vec<f32> = device.download(to, 12 * 64);
+    let rows: Vec<f32> = device.download(to, 14 * 64);
     let row = |index: usize| &rows[index * 64..(index + 1) * 64];
     for i in 0..64 {
         assert_eq!(row(0)[i], a[i] + b[i]);
@@ -243,6 +243,11 @@ fn vector_instructions_compute_what_they_say() {
         assert_eq!(row(9)[i], if i % 2 == 1 { a[i] + b[i] } else { 0.0 });
         assert_eq!(row(10)[i], 1.0 + 2.0 * a[i]);
         assert_eq!(row(11)[i], a[(i + 32) % 64]);
+        assert_eq!(row(12)[i], b[i].sqrt());
     }
+    // Every partial sum is exact.
+    let sums = [64, 40].map(|n| [&a, &b].map(|x| x[..n].iter().sum::<f32>()));
+    assert_eq!(row(13)[..4], [sums[0][0], sums[0][1], sums[1][0], 0.0]);
+    assert_eq!(row(13)[5], sums[1][1]);
     assert_eq!(control::violations(), []);
 }

@@ -20,24 +20,27 @@ use ascend_sim::{Machine, Violation, control};
 use half::{bf16, f16};
 use rope_ascend::rope::{AngleGradient, Heads, Operand, Rotation, Rotator, Unit};
 use rope_ascend::safe::DeviceBuffer;
-use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing, Strides};
+use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, Layout, NormOrder, Pairing, Strides};
+use support::norm::{Case as NormCase, run as run_norm};
 use support::rotate_plainly;
 use support::{At, Bench, Number, Numbers, angles, index, kernel_names, pair_channels};
 
 /// Read by `rope_fault`.
 const VARIABLE: &str = "ROPE_FAULT";
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     "rope_tiling.h",
     "rope_base.h",
     "rope_matrix.h",
     "rope_rotate.h",
     "rope_angle_grad.h",
+    "rope_norm.h",
     "rope.cpp",
 ];
 const BASE: &str = "rope_base.h";
 const MATRIX: &str = "rope_matrix.h";
 const ROTATE: &str = "rope_rotate.h";
 const ANGLE_GRAD: &str = "rope_angle_grad.h";
+const NORM: &str = "rope_norm.h";
 const BARRIER: &str = "VectorBarrier();";
 
 /// What finds a fault.
@@ -246,12 +249,12 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "the angles of the next token",
-        file: ROTATE,
+        file: BASE,
         edits: &[(
-            "angles_gm_[part.row * 2 * t_.angle_width]",
-            "angles_gm_[(part.row + (FAULT)) * 2 * t_.angle_width]",
+            "gm[part.row * 2 * t.angle_width]",
+            "gm[(part.row + (FAULT)) * 2 * t.angle_width]",
         )],
-        caught: By("gm-out-of-bounds", "angles_gm_"),
+        caught: By("gm-out-of-bounds", "part.row"),
     },
     Fault {
         name: "channels that are not rotated are not copied",
@@ -267,6 +270,97 @@ const FAULTS: &[Fault] = &[
         file: ANGLE_GRAD,
         edits: &[("rows -= half;", "rows = FAULT ? half : rows - half;")],
         caught: Wrong,
+    },
+    Fault {
+        name: "the norm adds no eps",
+        file: NORM,
+        edits: &[("n_.eps, count", "(FAULT ? 0.0f : n_.eps), count")],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the weight of q for k",
+        file: NORM,
+        edits: &[(
+            "weights{tensor * t_.row_pitch",
+            "weights{(FAULT ? 0 : tensor) * t_.row_pitch",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the last lanes of a head are not in its sum",
+        file: NORM,
+        edits: &[(
+            "for (uint32_t i = 1; i < chunks; ++i)",
+            "for (uint32_t i = 1; i + (FAULT) < chunks; ++i)",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "a sum runs into the next head",
+        file: NORM,
+        edits: &[(
+            "static_cast<int32_t>(Min(length - lane, kLanes))",
+            "static_cast<int32_t>(FAULT ? kLanes : Min(length - lane, kLanes))",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the adjoint has the signs of the rotation",
+        file: NORM,
+        edits: &[(
+            "adjoint ? n_.adjoint_b_negative",
+            "adjoint && !(FAULT) ? n_.adjoint_b_negative",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the gradient of y is read with the strides of x",
+        file: NORM,
+        edits: &[(
+            "gradient_[tensor], n_.gradient[tensor],",
+            "gradient_[tensor], (FAULT ? t_.input[tensor] : n_.gradient[tensor]),",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the gradient of the weight has the last tile alone",
+        file: NORM,
+        edits: &[(
+            "Over<Arithmetic::kAdd>(sums, sums, t_work_, rows);",
+            "if (FAULT) Over<Arithmetic::kMul>(sums, sums, t_work_, rows); else \
+             Over<Arithmetic::kAdd>(sums, sums, t_work_, rows);",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "the middle row of the weights' sums is not added",
+        file: NORM,
+        edits: &[("rows -= half;", "rows = FAULT ? half : rows - half;")],
+        caught: Wrong,
+    },
+    Fault {
+        name: "two cores store their sums in one place",
+        file: NORM,
+        edits: &[(
+            "static_cast<uint64_t>(AscendC::GetBlockIdx())",
+            "static_cast<uint64_t>(AscendC::GetBlockIdx() / (1 + (FAULT)))",
+        )],
+        caught: By("block-conflict", "blocks run in any order"),
+    },
+    Fault {
+        name: "the slot of the backward is too short",
+        file: NORM,
+        edits: &[("2 * tile + kLanes", "(FAULT ? tile : 2 * tile + kLanes)")],
+        caught: By("tensor-bounds", "DataCopyPad"),
+    },
+    Fault {
+        name: "weights are used before they are spread",
+        file: NORM,
+        edits: &[(
+            "AscendC::Gather(weights_[i",
+            "if (!(FAULT)) AscendC::Gather(weights_[i",
+        )],
+        caught: By("ub-undefined-read", "Adds"),
     },
 ];
 
@@ -466,6 +560,7 @@ fn function_of(line: &str) -> Option<&str> {
 struct Seeded {
     name: String,
     unit: Unit,
+    file: &'static str,
     caught: Caught,
 }
 
@@ -491,8 +586,13 @@ fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
             );
             *text = text.replace(old, &new.replace("FAULT", &format!("rope_fault({number})")));
         }
-        let (name, caught) = (fault.name.to_owned(), fault.caught);
-        faults.push(Seeded { name, unit, caught });
+        let (name, file, caught) = (fault.name.to_owned(), fault.file, fault.caught);
+        faults.push(Seeded {
+            name,
+            unit,
+            file,
+            caught,
+        });
     }
     let first_barrier = faults.len() + 1;
     for (file, text) in &mut texts {
@@ -514,6 +614,7 @@ fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
             faults.push(Seeded {
                 name: format!("no barrier {nth} in {function} of {file}"),
                 unit: Unit::Vector,
+                file,
                 caught: By("ordering", "PipeBarrier<PIPE_V> is missing"),
             });
             let on = format!("if (!rope_fault({number}) && !rope_fault(-1)) {BARRIER}");
@@ -792,15 +893,12 @@ fn beyond_32_bits(bench: &Bench) -> Result<(), String> {
     Ok(())
 }
 
+/// A trial.
+type Try<'a> = &'a dyn Fn(&Bench) -> Result<(), String>;
+/// What a trial gave that is not as it should be, and the violations.
 type Found = Option<(String, Vec<Violation>)>;
 
-/// One trial: what it gave and the violations, if it is not as it should be.
-fn try_one(
-    binary: &[u8],
-    machine: Machine,
-    what: String,
-    run: &dyn Fn(&Bench) -> Result<(), String>,
-) -> Found {
+fn try_one(binary: &[u8], machine: Machine, what: String, run: Try<'_>) -> Found {
     let bench = Bench::with_kernels(machine, binary);
     let outcome = run(&bench).and_then(|()| {
         let waited = bench.stream.synchronize();
@@ -851,11 +949,50 @@ fn try_cube(binary: &[u8]) -> Found {
     None
 }
 
-/// All trials by the vector cores in order, until one is not as it should be.
+/// The trials of the norm in order, until one is not as it should be.
+fn try_norm(binary: &[u8]) -> Found {
+    for pairing in Pairing::ALL {
+        for (order, head_dim, channels, in_place) in [
+            (NormOrder::BeforeRotation, 64, 0..64, true),
+            (NormOrder::AfterRotation, 72, 0..72, false),
+            (NormOrder::BeforeRotation, 136, 4..100, false),
+        ] {
+            let case = NormCase {
+                seq: 43,
+                batch: 1,
+                heads: [5, 2],
+                head_dim,
+                channels,
+                in_place,
+                norm: HeadNorm::new(0.25).unwrap().with_order(order),
+                ..NormCase::plain(pairing)
+            };
+            let trials: [(&str, Try<'_>); 3] = [
+                ("f32", &|bench| run_norm::<f32>(bench, &case)),
+                ("f16", &|bench| run_norm::<f16>(bench, &case)),
+                ("bf16", &|bench| run_norm::<bf16>(bench, &case)),
+            ];
+            for (dtype, run) in trials {
+                // One core has many tiles, two share them.
+                let machine = Machine {
+                    vector_cores: 2,
+                    ..Machine::default()
+                };
+                let what = format!("{case:?} {dtype}");
+                let found = try_one(binary, machine, what, run);
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+    }
+    None
+}
+
+/// The trials of the rotation and of the angles' gradients by the vector cores in order, until one
+/// is not as it should be.
 fn try_all(binary: &[u8]) -> Found {
-    let with = |machine, what, run: &dyn Fn(&Bench) -> Result<(), String>| {
-        try_one(binary, machine, what, run)
-    };
+    let with = |machine, what, run: Try<'_>| try_one(binary, machine, what, run);
     macro_rules! trial {
         ($trial:expr, $($type:ty),*) => {
             let trial: Trial = $trial;
@@ -947,23 +1084,29 @@ fn every_fault_in_the_kernels_is_caught() {
     let binary = compile(&texts);
     let texts: BTreeMap<&str, &str> = texts.iter().map(|(n, t)| (*n, t.as_str())).collect();
     turn_on(0);
-    let by = |unit| match unit {
-        Unit::Vector => try_all(&binary),
+    let by = |unit, file| match unit {
         Unit::Cube => try_cube(&binary),
+        Unit::Vector if file == NORM => try_norm(&binary),
+        Unit::Vector => try_all(&binary),
     };
-    for unit in [Unit::Cube, Unit::Vector] {
-        assert_eq!(by(unit), None, "without a fault nothing is found");
+    for (unit, file) in [
+        (Unit::Cube, MATRIX),
+        (Unit::Vector, BASE),
+        (Unit::Vector, NORM),
+    ] {
+        assert_eq!(by(unit, file), None, "without a fault nothing is found");
     }
     let all_barriers = Seeded {
         name: "no barrier at all".to_owned(),
         unit: Unit::Vector,
+        file: BASE,
         caught: By("ordering", "PipeBarrier<PIPE_V> is missing"),
     };
     let numbered = faults.iter().zip(1..).chain([(&all_barriers, -1)]);
     let mut missed = Vec::new();
     for (fault, number) in numbered {
         turn_on(number);
-        let found = by(fault.unit);
+        let found = by(fault.unit, fault.file);
         let caught = match (&found, fault.caught) {
             (None, _) => false,
             (Some((_, violations)), Wrong) => violations.is_empty(),

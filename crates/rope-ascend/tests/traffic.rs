@@ -5,8 +5,13 @@ mod support;
 
 use ascend_sim::LaunchReport;
 use half::bf16;
-use rope_ascend::rope::{Heads, KernelType, Operand, Rotation, Rotator, Unit};
-use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing};
+use rope_ascend::rope::{
+    AngleRows, KernelType, NormBackward, NormBackwardTensor, NormRotation, NormTensor, Operand,
+    Rotation, Rotator, Unit,
+};
+use rope_ascend::safe::DeviceBuffer;
+use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, Layout, Pairing};
+use support::norm::{heads, weights};
 use support::{Bench, angles};
 
 const HEADS: [usize; 2] = [32, 8];
@@ -17,40 +22,108 @@ const PIPE_ALL: usize = 6;
 /// Bytes of unified buffer that a kernel may use on dav-2201.
 const UB_BYTES: f64 = 188_160.0;
 
+/// Q and k as the kernels take them, in one layout.
+struct Tensors {
+    bench: Bench,
+    rotator: Rotator,
+    layouts: [HeadsLayout; 2],
+}
+
+impl Tensors {
+    fn new(layout: Layout, batch: usize, pairing: Pairing) -> Self {
+        let bench = Bench::new(ascend_sim::Machine::default());
+        let geometry = Geometry::new(HEAD_DIM, HEAD_DIM, 0, pairing, false).unwrap();
+        let rotator = Rotator::new(&bench.stream, bench.kernels.clone(), geometry).unwrap();
+        let layouts = HEADS
+            .map(|heads| HeadsLayout::contiguous(layout, batch, TOKENS / batch, heads, HEAD_DIM));
+        Self {
+            bench,
+            rotator,
+            layouts,
+        }
+    }
+
+    /// What the simulator counted of the launch that `run` queues, given the rows of angles and the memory of four
+    /// tensors: q, k, and the same again.
+    fn measure(
+        self,
+        run: impl FnOnce(&Self, AngleRows<'_>, &mut [DeviceBuffer<bf16>; 4]),
+    ) -> LaunchReport {
+        let stream = &self.bench.stream;
+        let rows = stream.upload(&vec![1.0_f32; TOKENS * 2 * LANES]).unwrap();
+        let zeros = |i: usize| stream.zeros::<bf16>(self.layouts[i % 2].elems()).unwrap();
+        let mut buffers = [0, 1, 2, 3].map(zeros);
+        run(&self, angles(&rows, TOKENS), &mut buffers);
+        stream.synchronize().unwrap();
+        let report = ascend_sim::control::launches().pop().unwrap();
+        drop((self.rotator, buffers, rows));
+        self.bench.finish();
+        report
+    }
+}
+
 /// One rotation in place of 8192 tokens in bf16, and what the simulator counted of it.
 fn measure(layout: Layout, batch: usize, pairing: Pairing, unit: Unit) -> LaunchReport {
-    let bench = Bench::new(ascend_sim::Machine::default());
-    let stream = &bench.stream;
-    let geometry = Geometry::new(HEAD_DIM, HEAD_DIM, 0, pairing, false).unwrap();
-    let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
-    let rotator = rotator.by(unit);
-    let rows = stream.upload(&vec![1.0_f32; TOKENS * 2 * LANES]).unwrap();
-    let zeros = |heads| stream.zeros::<bf16>(TOKENS * heads * HEAD_DIM).unwrap();
-    let mut buffers = HEADS.map(zeros);
-    let [q, k] = &mut buffers;
-    let layout = |heads| HeadsLayout::contiguous(layout, batch, TOKENS / batch, heads, HEAD_DIM);
-    rotator
-        .rotate(Rotation {
+    let mut tensors = Tensors::new(layout, batch, pairing);
+    tensors.rotator = tensors.rotator.by(unit);
+    tensors.measure(|tensors, angles, [q, k, ..]| {
+        let request = Rotation {
             element: KernelType::Bf16,
             direction: Direction::Forward,
-            q: Operand::InPlace(Heads {
-                memory: q,
-                offset: 0,
-                layout: layout(HEADS[0]),
-            }),
-            k: Some(Operand::InPlace(Heads {
-                memory: k,
-                offset: 0,
-                layout: layout(HEADS[1]),
-            })),
-            angles: angles(&rows, TOKENS),
-        })
-        .unwrap();
-    stream.synchronize().unwrap();
-    let report = ascend_sim::control::launches().pop().unwrap();
-    drop((rotator, buffers, rows));
-    bench.finish();
-    report
+            q: Operand::InPlace(heads(q, (0, tensors.layouts[0]))),
+            k: Some(Operand::InPlace(heads(k, (0, tensors.layouts[1])))),
+            angles,
+        };
+        tensors.rotator.rotate(request).unwrap();
+    })
+}
+
+fn measure_norm(layout: Layout, batch: usize) -> LaunchReport {
+    Tensors::new(layout, batch, Pairing::Half).measure(|tensors, angles, [q, k, ..]| {
+        let weight = tensors.bench.stream.zeros::<f32>(HEAD_DIM).unwrap();
+        let mut operands = [q, k]
+            .into_iter()
+            .zip(tensors.layouts)
+            .map(|(x, layout)| NormTensor {
+                x: Operand::InPlace(heads(x, (0, layout))),
+                weight: weights(&weight),
+            });
+        let request = NormRotation {
+            element: KernelType::Bf16,
+            norm: HeadNorm::new(1e-6).unwrap(),
+            q: operands.next().unwrap(),
+            k: operands.next(),
+            angles,
+        };
+        tensors.rotator.norm_rotate(request).unwrap();
+    })
+}
+
+fn measure_norm_backward(layout: Layout, batch: usize) -> LaunchReport {
+    Tensors::new(layout, batch, Pairing::Half).measure(|tensors, angles, [q, k, dq, dk]| {
+        let stream = &tensors.bench.stream;
+        let weight = stream.zeros::<f32>(HEAD_DIM).unwrap();
+        let most = tensors.rotator.most_weight_sums();
+        let mut sums = stream.zeros::<f32>(most * 2 * HEAD_DIM).unwrap();
+        let mut operands =
+            [(q, dq), (k, dk)]
+                .into_iter()
+                .zip(tensors.layouts)
+                .map(|((x, gradient), layout)| NormBackwardTensor {
+                    x: heads(&**x, (0, layout)),
+                    gradient: Operand::InPlace(heads(gradient, (0, layout))),
+                    weight: weights(&weight),
+                });
+        let request = NormBackward {
+            element: KernelType::Bf16,
+            norm: HeadNorm::new(1e-6).unwrap(),
+            q: operands.next().unwrap(),
+            k: operands.next(),
+            angles,
+            weight_sums: &mut sums,
+        };
+        tensors.rotator.norm_rotate_backward(request).unwrap();
+    })
 }
 
 #[test]
@@ -131,6 +204,45 @@ fn qwen3_vl_8b_by_the_cube_unit() {
             );
             assert_eq!(c.cube_multiply_adds, x / 2 * HEAD_DIM as u64 * products);
             assert_eq!(c.barriers[PIPE_ALL], 0);
+        }
+    }
+}
+
+/// The norm with the rotation and its backward: of the bytes, the rest are the weights, the map and
+/// the sums, which each core has for itself.
+#[test]
+fn qwen3_vl_8b_with_the_norm_of_its_heads() {
+    let tensor = (2 * TOKENS * (HEADS[0] + HEADS[1]) * HEAD_DIM) as f64;
+    let angles = (TOKENS * 2 * LANES * 4) as f64;
+    for (name, layout, batch) in [
+        ("TND", Layout::Tnd, 1),
+        ("BSND", Layout::Bsnd, 4),
+        ("BNSD", Layout::Bnsd, 1),
+    ] {
+        let found = [
+            // In and out once; the backward reads x as well.
+            ("forward", measure_norm(layout, batch), 2.0 * tensor),
+            (
+                "backward",
+                measure_norm_backward(layout, batch),
+                3.0 * tensor,
+            ),
+        ];
+        for (direction, report, tensors) in found {
+            let c = &report.counters;
+            let bytes = c.gm_bytes_read + c.gm_bytes_written;
+            let share = bytes as f64 / (tensors + angles);
+            let ub_share = c.ub_high_water_bytes as f64 / UB_BYTES;
+            println!(
+                "{name:5} {direction}: {share:.4} of the least bytes, {} transfers, {:.1} % of UB, \
+                 {} PIPE_ALL",
+                c.gm_transfers_in + c.gm_transfers_out,
+                ub_share * 100.0,
+                c.barriers[PIPE_ALL]
+            );
+            assert!(share <= 1.001, "{name}: {share} of the least bytes");
+            assert!(ub_share >= 0.7, "{name}: {ub_share}");
+            assert_eq!(c.barriers[PIPE_ALL], 0, "{name}");
         }
     }
 }

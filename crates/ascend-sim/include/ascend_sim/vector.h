@@ -23,6 +23,7 @@ ASCEND_SIM_FUNCTION(AndOf, a & b, T a, T b)
 ASCEND_SIM_FUNCTION(OrOf, a | b, T a, T b)
 ASCEND_SIM_FUNCTION(AbsOf, a < T(0) ? -a : a, T a)
 ASCEND_SIM_FUNCTION(NotOf, ~a, T a)
+ASCEND_SIM_FUNCTION(SqrtOf, std::sqrt(a), T a)
 
 template <class F, class T>
 T evaluate(T a, T b) {
@@ -164,6 +165,34 @@ void fused_multiply_add(Block& running, const Op& op, const Shape& shape, const 
                 out[i] = static_cast<T>(product + static_cast<float>(y[i]));
             }
         });
+}
+
+// The sum of each repeat's selected elements, one value a repeat, `repeat_stride` of them apart.
+// Neighbours are added, then neighbouring sums (the device's order is not documented).
+template <class T>
+void sum_repeats(Block& running, const Op& op, const Shape& shape, const AscendC::LocalTensor<T>& d,
+                 std::int64_t repeat_stride, const Operand& a) {
+    running.require_aligned(op, a.view, 0, a.role);
+    const UbView target = d.view();
+    for (std::uint64_t repeat = 0; repeat < shape.repeats; ++repeat) {
+        std::array<T, kRepeatBytes / sizeof(T)> values{};
+        bool defined = true;
+        for (const Run& run : shape.runs) {
+            std::uint32_t where = 0;
+            const std::uint64_t bytes = run.count * sizeof(T);
+            defined &= running.read(op, a.view, element_offset(a, repeat, run.first), bytes, a.role,
+                                    &where);
+            for (std::uint32_t i = 0; i < run.count; ++i)
+                values[run.first + i] = at_bytes<T>(running, where)[i];
+        }
+        for (std::size_t n = values.size() / 2; n > 0; n /= 2)
+            for (std::size_t i = 0; i < n; ++i)
+                values[i] = evaluate<AddOf, T>(values[2 * i], values[2 * i + 1]);
+        const std::int64_t offset = static_cast<std::int64_t>(repeat) * repeat_stride * sizeof(T);
+        const std::uint32_t to = running.write(op, target, offset, sizeof(T), "dst",
+                                               defined ? kDefined : kUnspecified);
+        std::memcpy(running.ub.data() + to, &values[0], sizeof(T));
+    }
 }
 
 // A signed left shift keeps the sign bit, as documented.
@@ -369,6 +398,28 @@ ASCEND_SIM_ONE_SOURCE(Abs, T, T, isSetMask, ASCEND_SIM_HEAD(kFloating), , , ,
 ASCEND_SIM_ONE_SOURCE(Not, T, T, isSetMask, ASCEND_SIM_HEAD(kBitwise), , , ,
                       unary<T>(running, op, shape, d, a,
                                [&](T x) { return evaluate<NotOf, T>(x); }))
+ASCEND_SIM_ONE_SOURCE(Sqrt, T, T, isSetMask, ASCEND_SIM_HEAD(kFloating), , , ,
+                      unary<T>(running, op, shape, d, a,
+                               [&](T x) { return evaluate<SqrtOf, T>(x); }))
+
+#define ASCEND_SIM_SUM_REPEATS(MASK_TYPE, MASKED)                                                  \
+    template <class T, bool isSetMask = true,                                                      \
+              std::enable_if_t<ascend_sim::kFloating<T>, bool> = true>                             \
+    void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, MASK_TYPE,           \
+                        std::int32_t repeatTime, std::int32_t dstRepStride,                        \
+                        std::int32_t srcBlkStride, std::int32_t srcRepStride, ASCEND_SIM_HERE) {   \
+        using namespace ascend_sim;                                                                \
+        Block& running = block();                                                                  \
+        const Op op = running.begin("WholeReduceSum", at, kPipeV, types_of<T>());                  \
+        require_range("vector-parameter", op, "dstRepStride", dstRepStride, 0, kMaxShort);         \
+        require_range("vector-parameter", op, "srcBlkStride", srcBlkStride, 0, kMaxShort);         \
+        require_range("vector-parameter", op, "srcRepStride", srcRepStride, 0, kMaxShort);         \
+        const Shape shape = MASKED(running, op, isSetMask, mask, repeatTime, sizeof(T));           \
+        sum_repeats(running, op, shape, dst, dstRepStride,                                         \
+                    operand(src, "src", srcBlkStride, srcRepStride));                              \
+    }
+ASCEND_SIM_SUM_REPEATS(std::int32_t mask, leading_mask)
+ASCEND_SIM_SUM_REPEATS(const std::uint64_t mask[], bit_mask)
 
 #define ASCEND_SIM_AXPY_SCALAR ASCEND_SIM_COMMA const S& scalarValue
 ASCEND_SIM_ONE_SOURCE(Axpy, D, S, isSetMask, ASCEND_SIM_FLOAT_HEAD, ASCEND_SIM_AXPY_SCALAR, , ,

@@ -44,7 +44,7 @@ CONVERSION(float_to_bf16, bfloat16_t, float)
 CONVERSION(float_to_int, int32_t, float)
 CONVERSION(int_to_float, float, int32_t)
 
-// The vector instructions once each: eight rows of 64 results.
+// The vector instructions once each: 14 rows of 64 results.
 extern "C" __global__ __aicore__ void instructions(GM_ADDR from, GM_ADDR to) {
     constexpr uint32_t kRow = 64;
     TPipe pipe;
@@ -52,11 +52,11 @@ extern "C" __global__ __aicore__ void instructions(GM_ADDR from, GM_ADDR to) {
     TQue<TPosition::VECOUT, 1> out;
     TBuf<TPosition::VECCALC> scratch;
     pipe.InitBuffer(in, 1, 2 * kRow * sizeof(float));
-    pipe.InitBuffer(out, 1, 12 * kRow * sizeof(float));
+    pipe.InitBuffer(out, 1, 14 * kRow * sizeof(float));
     pipe.InitBuffer(scratch, 4096);
     GlobalTensor<float> source, target;
     source.SetGlobalBuffer((__gm__ float*)from, 2 * kRow);
-    target.SetGlobalBuffer((__gm__ float*)to, 12 * kRow);
+    target.SetGlobalBuffer((__gm__ float*)to, 14 * kRow);
     LocalTensor<float> a = in.AllocTensor<float>();
     DataCopy(a, source, 2 * kRow);
     in.EnQue(a);
@@ -105,9 +105,16 @@ extern "C" __global__ __aicore__ void instructions(GM_ADDR from, GM_ADDR to) {
     Axpy(r[10 * kRow], a, 2.0f, kRow);
     DataCopy(r[11 * kRow], a[32], 32);
     DataCopy(r[11 * kRow + 32], a, 32);
+    // Row 12: roots of b; row 13: the sums of a and of b, of all elements and of the first 40.
+    Sqrt(r[12 * kRow], b, kRow);
+    Duplicate(r[13 * kRow], 0.0f, kRow);
+    PipeBarrier<PIPE_V>();
+    WholeReduceSum(r[13 * kRow], a, 64, 2, 1, 1, 8);
+    PipeBarrier<PIPE_V>();
+    WholeReduceSum(r[13 * kRow + 2], a, 40, 2, 3, 1, 8);
     in.FreeTensor(a);
     out.EnQue(r);
     r = out.DeQue<float>();
-    DataCopy(target, r, 12 * kRow);
+    DataCopy(target, r, 14 * kRow);
     out.FreeTensor(r);
 }

@@ -84,7 +84,50 @@ pub(super) struct Tiling {
     pub(super) reserved: u32,
 }
 
-/// Argument block of every kernel but `rope_matrix_*`: six device addresses and the tiling. Of `rope_rotate_*` these
+/// What the host passes to the kernels of the norm; described in `rope_tiling.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct NormTiling {
+    pub(super) rope: Tiling,
+    pub(super) gradient: [TensorLayout; 2],
+    pub(super) gradient_load: [Span; 3],
+    pub(super) gradient_route: [[Route; 2]; 3],
+    pub(super) load_start: [u32; 3],
+    pub(super) store_start: [u32; 3],
+    pub(super) gradient_start: [u32; 3],
+    pub(super) segment_start: u32,
+    pub(super) segment_pitch: u32,
+    pub(super) rotary_offset: u32,
+    pub(super) runs: u32,
+    pub(super) run_start: [u32; 6],
+    pub(super) run_length: [u32; 6],
+    pub(super) adjoint_a_offset: [u32; 4],
+    pub(super) adjoint_b_offset: [u32; 4],
+    pub(super) adjoint_b_negative: u32,
+    pub(super) head_dim: u32,
+    pub(super) after: u32,
+    pub(super) inv_head_dim: f32,
+    pub(super) eps: f32,
+    pub(super) weight_offset: f32,
+    pub(super) reserved: u32,
+}
+
+/// Argument block of the kernels of the norm: eleven device addresses and the tiling. The gradient
+/// of y and the sums are of `rope_norm_grad_*` alone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NormArgs {
+    pub(super) input: [u64; 2],
+    pub(super) output: [u64; 2],
+    pub(super) gradient: [u64; 2],
+    pub(super) weights: [u64; 2],
+    pub(super) angles: u64,
+    pub(super) map: u64,
+    pub(super) weight_sums: u64,
+    pub(super) tiling: NormTiling,
+}
+
+/// Argument block of `rope_rotate_*` and `rope_angle_grad_*`: six device addresses and the tiling. Of `rope_rotate_*` these
 /// are x, y, angles and map; of `rope_angle_grad_*` x, the gradient of y, the gradient of the
 /// angles and map.
 #[repr(C)]
@@ -126,4 +169,11 @@ const _: () = {
     assert!(offset_of!(Tiling, map_words) == 364);
     assert!(size_of::<Args>() == 6 * 8 + 376);
     assert!(size_of::<MatrixArgs>() == 8 * 8 + 376);
+    assert!(size_of::<NormTiling>() == 648);
+    assert!(offset_of!(NormTiling, gradient) == 376);
+    assert!(offset_of!(NormTiling, load_start) == 488);
+    assert!(offset_of!(NormTiling, run_start) == 540);
+    assert!(offset_of!(NormTiling, adjoint_a_offset) == 588);
+    assert!(offset_of!(NormTiling, weight_offset) == 640);
+    assert!(size_of::<NormArgs>() == 11 * 8 + 648);
 };

@@ -10,7 +10,7 @@ use crate::sys::{AclRtc, aclrtcProg};
 
 /// The kernel sources, in the order in which they include each other; the last has the entry
 /// points.
-pub(crate) const KERNEL_SOURCES: [(&str, &str); 6] = [
+pub(crate) const KERNEL_SOURCES: [(&str, &str); 7] = [
     (
         "rope_tiling.h",
         include_str!("../../../../kernels/rope/rope_tiling.h"),
@@ -30,6 +30,10 @@ pub(crate) const KERNEL_SOURCES: [(&str, &str); 6] = [
     (
         "rope_angle_grad.h",
         include_str!("../../../../kernels/rope/rope_angle_grad.h"),
+    ),
+    (
+        "rope_norm.h",
+        include_str!("../../../../kernels/rope/rope_norm.h"),
     ),
     (
         "rope.cpp",

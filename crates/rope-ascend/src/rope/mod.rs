@@ -9,12 +9,15 @@ mod coefficients;
 mod compile;
 mod kernel_files;
 mod kernels;
+mod norm;
+mod norm_tiling;
 mod npu;
 mod rotator;
 mod tiling;
 
 pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
+pub use norm::{ChannelWeights, NormBackward, NormBackwardTensor, NormRotation, NormTensor};
 pub(crate) use npu::KERNELS_VARIABLE;
 pub use npu::{Npu, violations};
 pub use rotator::{AngleGradient, AngleRows, Heads, KernelType, Operand, Rotation, Rotator, Unit};

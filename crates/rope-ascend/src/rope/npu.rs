@@ -243,14 +243,16 @@ fn once<T: Clone>(cell: &Mutex<Option<T>>, make: impl FnOnce() -> Result<T>) -> 
 /// The entry points of `kernels/rope/rope.cpp`.
 #[cfg(feature = "ascend-sim")]
 fn kernel_names(architecture: u32) -> impl Iterator<Item = String> {
-    const ROTATE: (&str, &[&str]) = (
-        "rotate",
-        &["split", "adjacent", "deinterleave", "interleave"],
-    );
-    const ANGLE_GRADIENT: (&str, &[&str]) = ("angle_grad", &["split", "adjacent", "deinterleave"]);
+    const PAIRS: [&str; 4] = ["split", "adjacent", "deinterleave", "interleave"];
+    let kernels = [
+        ("rotate", &PAIRS[..]),
+        ("angle_grad", &PAIRS[..3]),
+        ("norm", &PAIRS[..3]),
+        ("norm_grad", &PAIRS[..3]),
+    ];
     let matrix = ["rope_matrix_f16", "rope_matrix_bf16"].into_iter();
     let matrix = matrix.filter(move |_| architecture == 2201);
-    [ROTATE, ANGLE_GRADIENT]
+    kernels
         .into_iter()
         .flat_map(|(kernel, pairs)| {
             pairs.iter().flat_map(move |pairs| {

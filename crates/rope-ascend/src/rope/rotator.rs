@@ -68,7 +68,7 @@ pub struct Heads<M> {
 }
 
 impl<M: Deref<Target = DeviceMemory>> Heads<M> {
-    fn to_read(&self) -> Heads<&DeviceMemory> {
+    pub(super) fn to_read(&self) -> Heads<&DeviceMemory> {
         Heads {
             memory: &self.memory,
             offset: self.offset,
@@ -96,7 +96,7 @@ impl Operand<'_> {
         matches!(self, Self::InPlace(_))
     }
 
-    fn input_and_output(&self) -> [Heads<&DeviceMemory>; 2] {
+    pub(super) fn input_and_output(&self) -> [Heads<&DeviceMemory>; 2] {
         match self {
             Self::InPlace(x) => [x.to_read(); 2],
             Self::Into { from, to } => [*from, to.to_read()],
@@ -114,6 +114,12 @@ pub struct AngleRows<'a> {
     pub offset_bytes: usize,
     /// Number of rows.
     pub rows: usize,
+}
+
+impl AngleRows<'_> {
+    pub(super) fn address(&self) -> u64 {
+        self.memory.pointer() as u64 + self.offset_bytes as u64
+    }
 }
 
 /// One rotation of q and k.
@@ -150,10 +156,10 @@ pub struct AngleGradient<'a> {
 /// Work is queued and runs later; its errors come out of the stream's next synchronisation.
 #[derive(Debug)]
 pub struct Rotator {
-    geometry: Geometry,
-    channels: Channels,
-    stream: Stream,
-    kernels: Arc<Kernels>,
+    pub(super) geometry: Geometry,
+    pub(super) channels: Channels,
+    pub(super) stream: Stream,
+    pub(super) kernels: Arc<Kernels>,
     unit: Unit,
     // The kernels' maps and matrices stay on the device for the next launch; there are a few for
     // each layout.
@@ -205,24 +211,13 @@ impl Rotator {
         }
         let k = k.as_ref().map(Operand::input_and_output);
         let tensors = self.tensors(OP, rotation.element, q.input_and_output(), k)?;
-        let (batch, seq) = (tensors.batch as usize, tensors.seq as usize);
-        let shared_over_batch = batch > 1 && angles.rows == seq;
-        if angles.rows != batch * seq && !shared_over_batch {
-            let expected = format!(
-                "{} rows, one for each token, or {seq} shared by all batches",
-                batch * seq
-            );
-            return Err(AscendError::argument(OP, "angles", expected, angles.rows));
-        }
-        self.check_angles(OP, angles)?;
         let problem = Problem {
             direction: rotation.direction,
             in_place,
-            shared_over_batch,
+            shared_over_batch: self.shared_over_batch(OP, &tensors, angles)?,
             ..tensors.problem(self.channels)
         };
-        let address = angles.memory.pointer() as u64 + angles.offset_bytes as u64;
-        let machine = self.kernels.machine();
+        let (address, machine) = (angles.address(), self.kernels.machine());
         match self.unit {
             Unit::Vector => self.launch(&plan_rotation(&problem, machine)?, &tensors, address),
             Unit::Cube => self.launch_matrix(&plan_matrix(&problem, machine)?, &tensors, address),
@@ -246,18 +241,43 @@ impl Rotator {
         self.check_angles(OP, &out)?;
         let problem = tensors.problem(self.channels);
         let plan = plan_angle_gradient(&problem, self.kernels.machine())?;
-        self.launch(&plan, &tensors, out.memory.pointer() as u64)
+        self.launch(&plan, &tensors, out.address())
+    }
+
+    /// Whether all batches share the angles of the first; checks their number and their memory.
+    pub(super) fn shared_over_batch<const N: usize>(
+        &self,
+        operation: &'static str,
+        tensors: &Tensors<N>,
+        angles: &AngleRows<'_>,
+    ) -> Result<bool> {
+        let (batch, seq) = (tensors.batch as usize, tensors.seq as usize);
+        let shared = batch > 1 && angles.rows == seq;
+        if angles.rows != batch * seq && !shared {
+            let expected = format!(
+                "{} rows, one for each token, or {seq} shared by all batches",
+                batch * seq
+            );
+            return Err(AscendError::argument(
+                operation,
+                "angles",
+                expected,
+                angles.rows,
+            ));
+        }
+        self.check_angles(operation, angles)?;
+        Ok(shared)
     }
 
     /// Checks every tensor of a launch: this stream's, within its memory, each element once, with
     /// the geometry's channels and one batch and seq. Counts become 32 bits here.
-    fn tensors(
+    pub(super) fn tensors<const N: usize>(
         &self,
         operation: &'static str,
         element: KernelType,
-        q: [Heads<&DeviceMemory>; 2],
-        k: Option<[Heads<&DeviceMemory>; 2]>,
-    ) -> Result<Tensors> {
+        q: [Heads<&DeviceMemory>; N],
+        k: Option<[Heads<&DeviceMemory>; N]>,
+    ) -> Result<Tensors<N>> {
         let narrow = |what, n: usize| {
             u32::try_from(n).map_err(|_| AscendError::KernelLimit {
                 what,
@@ -270,17 +290,17 @@ impl Rotator {
             batch: narrow("batches", q[0].layout.batch)?,
             seq: narrow("tokens of a batch", q[0].layout.seq)?,
             heads: [0; 2],
-            layouts: [[TensorLayout::default(); 2]; 2],
-            addresses: [[0; 2]; 2],
+            layouts: [[TensorLayout::default(); 2]; N],
+            addresses: [[0; 2]; N],
         };
-        for (i, (name, pair)) in [("q", Some(q)), ("k", k)].into_iter().enumerate() {
-            let Some(pair) = pair else { continue };
-            pair[0].layout.check_same(&q[0].layout, name, "q", false)?;
-            pair[0]
-                .layout
-                .check_same(&pair[1].layout, name, "its output or gradient", true)?;
-            tensors.heads[i] = narrow("heads", pair[0].layout.heads)?;
-            for (side, x) in pair.into_iter().enumerate() {
+        for (i, (name, sides)) in [("q", Some(q)), ("k", k)].into_iter().enumerate() {
+            let Some(sides) = sides else { continue };
+            let x = sides[0].layout;
+            x.check_same(&q[0].layout, name, "q", false)?;
+            tensors.heads[i] = narrow("heads", x.heads)?;
+            for (side, other) in sides.into_iter().enumerate() {
+                x.check_same(&other.layout, name, "its output or gradient", true)?;
+                let x = other;
                 self.stream.owns(operation, x.memory)?;
                 self.check(name, element, &x)?;
                 tensors.layouts[side][i] = tensor_layout(&x.layout);
@@ -348,7 +368,7 @@ impl Rotator {
     }
 
     /// Device address of a map or matrix, which stays on the device; 0 of an empty one.
-    fn kept(&self, words: &[u32]) -> Result<u64> {
+    pub(super) fn kept(&self, words: &[u32]) -> Result<u64> {
         if words.is_empty() {
             return Ok(0);
         }
@@ -362,11 +382,11 @@ impl Rotator {
         Ok(address)
     }
 
-    fn launch_matrix(&self, plan: &MatrixPlan, tensors: &Tensors, angles: u64) -> Result<()> {
+    fn launch_matrix(&self, plan: &MatrixPlan, tensors: &Tensors<2>, angles: u64) -> Result<()> {
         let [input, output] = tensors.addresses;
         // Back in the stream's pool when this returns, for work that comes after this launch.
         let workspace = self.stream.alloc::<u32>(plan.workspace_words)?;
-        let mut args = MatrixArgs {
+        let args = MatrixArgs {
             input,
             output,
             angles,
@@ -375,37 +395,48 @@ impl Rotator {
             workspace: workspace.pointer() as u64,
             tiling: plan.plan.tiling,
         };
-        let kernel = self.kernels.get(&plan.plan.kernel)?;
         // SAFETY: `MatrixArgs` is `repr(C)`: eight eight-byte addresses and a tiling of 376 bytes
-        // whose fields leave no gap (asserted in args.rs), so all its bytes are initialised.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<MatrixArgs>())
-        };
-        // SAFETY: as in `launch`; the workspace holds what the plan asks for, and returns to this
-        // stream's pool, so that later work of this stream alone gets its memory.
-        unsafe { kernel.launch(&self.stream, plan.plan.blocks, bytes) }
+        // whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
+        // rope_tiling.h). The addresses are as in `launch`; the workspace holds what the plan asks
+        // for.
+        unsafe { self.launch_with(&plan.plan.kernel, plan.plan.blocks, args) }
     }
 
-    fn launch(&self, plan: &Plan, tensors: &Tensors, angles: u64) -> Result<()> {
+    fn launch(&self, plan: &Plan, tensors: &Tensors<2>, angles: u64) -> Result<()> {
         let [input, output] = tensors.addresses;
-        let mut args = Args {
+        let args = Args {
             input,
             output,
             angles,
             map: self.kept(&plan.map)?,
             tiling: plan.tiling,
         };
-        let kernel = self.kernels.get(&plan.kernel)?;
         // SAFETY: `Args` is `repr(C)`: six eight-byte addresses and a tiling of 376 bytes whose
-        // fields leave no gap (asserted in args.rs), so all its bytes are initialised.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<Args>())
-        };
-        // SAFETY: `Args` mirrors the kernel's parameters (asserted in args.rs and rope_tiling.h).
-        // The addresses are those of memory of this stream, checked to hold their tensors; dropped
-        // buffers return to this stream's pool, so none is reused before the kernel is done. The
-        // module lives until `Drop` has synchronised the stream.
-        unsafe { kernel.launch(&self.stream, plan.blocks, bytes) }
+        // fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
+        // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
+        // tensors.
+        unsafe { self.launch_with(&plan.kernel, plan.blocks, args) }
+    }
+
+    /// Queues a kernel.
+    ///
+    /// # Safety
+    /// `args` mirrors the kernel's parameters and has no padding. Its addresses are null or those of
+    /// memory of this stream, large enough for what the kernel does with it.
+    pub(super) unsafe fn launch_with<A: Copy>(
+        &self,
+        kernel: &str,
+        blocks: u32,
+        mut args: A,
+    ) -> Result<()> {
+        let kernel = self.kernels.get(kernel)?;
+        // SAFETY: a live value without padding, so all its bytes are initialised.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<A>()) };
+        // SAFETY: the caller guarantees the arguments. Dropped buffers return to this stream's
+        // pool, so none is reused before the kernel is done. The module lives until `Drop` has
+        // synchronised the stream.
+        unsafe { kernel.launch(&self.stream, blocks, bytes) }
     }
 }
 
@@ -416,20 +447,21 @@ impl Drop for Rotator {
     }
 }
 
-/// The tensors of a launch, checked. The outer arrays are input and output, the inner q and k.
-struct Tensors {
+/// The tensors of a launch, checked. The outer arrays are input, output and what else there is, the
+/// inner q and k.
+pub(super) struct Tensors<const N: usize> {
     element: KernelType,
     batch: u32,
     seq: u32,
     heads: [u32; 2],
-    layouts: [[TensorLayout; 2]; 2],
-    addresses: [[u64; 2]; 2],
+    pub(super) layouts: [[TensorLayout; 2]; N],
+    pub(super) addresses: [[u64; 2]; N],
 }
 
-impl Tensors {
+impl<const N: usize> Tensors<N> {
     /// The problem of a forward launch out of place, each token with a row of angles.
-    fn problem(&self, channels: Channels) -> Problem {
-        let [input, output] = self.layouts;
+    pub(super) fn problem(&self, channels: Channels) -> Problem {
+        let [input, output] = [self.layouts[0], self.layouts[1]];
         Problem {
             channels,
             direction: Direction::Forward,

@@ -141,12 +141,12 @@ impl Problem {
 
 /// A launch, ready except for the addresses.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Plan {
+pub(super) struct Plan<T = Tiling> {
     /// Name of the kernel.
     pub(super) kernel: String,
     /// Blocks to launch.
     pub(super) blocks: u32,
-    pub(super) tiling: Tiling,
+    pub(super) tiling: T,
     /// The kernel's map, in words.
     pub(super) map: Vec<u32>,
     /// Bytes of unified buffer that a block claims.
@@ -156,7 +156,7 @@ pub(super) struct Plan {
 /// Runs that one transfer can have.
 const MAX_RUNS: u32 = 4095;
 /// Tiles that are in flight: one loaded, one rotated, one stored.
-const SLOTS: u32 = 3;
+pub(super) const SLOTS: u32 = 3;
 /// Bytes that stay unused after buffers and between the parts of the work area: 256 each (see
 /// `kSlackBytes` in the kernels), for 13 of them at most.
 const SLACK_BYTES: u32 = 13 * 256;
@@ -166,7 +166,7 @@ const UNITS_PER_CORE: u64 = 16;
 /// full rate.
 const HEAD_MAJOR_TOKENS: u32 = 64;
 
-fn kernel_name(
+pub(super) fn kernel_name(
     family: &str,
     pairing: Pairing,
     direction: Direction,
@@ -183,30 +183,29 @@ fn kernel_name(
 
 /// Batches and tokens, after merging what has one stride.
 #[derive(Clone, Copy)]
-struct Grid {
-    batch: u64,
-    seq: u64,
-    angle_batch_stride: u64,
-    input: [TensorLayout; 2],
-    output: [TensorLayout; 2],
+pub(super) struct Grid<const N: usize> {
+    pub(super) batch: u64,
+    pub(super) seq: u64,
+    pub(super) angle_batch_stride: u64,
+    /// Layouts of q and k: of x, of y, and of what else there is.
+    pub(super) sides: [[TensorLayout; 2]; N],
 }
 
-impl Grid {
-    fn of(problem: &Problem) -> Self {
+impl<const N: usize> Grid<N> {
+    pub(super) fn of(problem: &Problem, sides: [[TensorLayout; 2]; N]) -> Self {
         let (batch, seq) = (u64::from(problem.batch), u64::from(problem.seq));
         let angle_batch_stride = if problem.shared_over_batch { 0 } else { seq };
         let mut grid = Self {
             batch,
             seq,
             angle_batch_stride,
-            input: problem.input,
-            output: problem.output,
+            sides,
         };
         if angle_batch_stride != seq || batch == 1 {
             return grid;
         }
         if seq == 1 {
-            for layout in grid.input.iter_mut().chain(&mut grid.output) {
+            for layout in grid.sides.as_flattened_mut() {
                 layout.token_stride = layout.batch_stride;
             }
         } else if !grid.all(problem.heads, |layout| {
@@ -223,19 +222,19 @@ impl Grid {
     fn all(&self, heads: [u32; 2], test: impl Fn(&TensorLayout) -> bool) -> bool {
         (0..2)
             .filter(|&i| heads[i] > 0)
-            .flat_map(|i| [self.input[i], self.output[i]])
-            .all(|layout| test(&layout))
+            .flat_map(|i| self.sides.iter().map(move |side| &side[i]))
+            .all(test)
     }
 
     /// Whether the heads of a tile lie outside its tokens, as in BNSD.
-    fn head_major(&self, heads: [u32; 2]) -> bool {
+    pub(super) fn head_major(&self, heads: [u32; 2]) -> bool {
         self.all(heads, |layout| layout.head_stride > layout.token_stride)
             && heads.iter().sum::<u32>() > 1
     }
 }
 
 /// How the rows of `span` become transfers in a tile of `heads` heads and `tokens` tokens.
-fn route(
+pub(super) fn route(
     layout: &TensorLayout,
     span: Span,
     row: u32,
@@ -323,9 +322,24 @@ fn tile_row(span: usize, spans: &[Span; 3], row_pitch: u32, element_bytes: u32) 
     }
 }
 
+/// # Errors
+/// [`AscendError::KernelLimit`] for more heads than the kernels take.
+pub(super) fn check_heads(heads: [u32; 2]) -> Result<()> {
+    const MOST_HEADS: u32 = MAX_RUNS / 4;
+    let found = heads[0].saturating_add(heads[1]);
+    if found > MOST_HEADS {
+        return Err(AscendError::KernelLimit {
+            what: "heads of q and k together",
+            limit: MOST_HEADS as usize,
+            found: found as usize,
+        });
+    }
+    Ok(())
+}
+
 /// The parts of the tiling that the kernels of the vector cores share. `apart`: see
 /// [`Segments::of`].
-fn common(problem: &Problem, apart: bool) -> Result<(Segments, Coefficients, Grid, Tiling)> {
+fn common(problem: &Problem, apart: bool) -> Result<(Segments, Coefficients, Grid<2>, Tiling)> {
     let in_slot = Segments::of(problem.channels, problem.element_bytes(), false);
     let segments = Segments::of(problem.channels, problem.element_bytes(), apart);
     let coefficients = Coefficients::of(problem.channels, segments, problem.direction);
@@ -340,17 +354,9 @@ fn tiling_of(
     in_slot: Segments,
     segments: Segments,
     coefficients: &Coefficients,
-) -> Result<(Grid, Tiling)> {
-    const MOST_HEADS: u32 = MAX_RUNS / 4;
-    let heads = problem.heads[0].saturating_add(problem.heads[1]);
-    if heads > MOST_HEADS {
-        return Err(AscendError::KernelLimit {
-            what: "heads of q and k together",
-            limit: MOST_HEADS as usize,
-            found: heads as usize,
-        });
-    }
-    let grid = Grid::of(problem);
+) -> Result<(Grid<2>, Tiling)> {
+    check_heads(problem.heads)?;
+    let grid = Grid::of(problem, [problem.input, problem.output]);
     let (load, store) = spans(problem, in_slot);
     let [quarter_length, quarter_pitch] = if in_slot.count > segments.count {
         [in_slot.length, in_slot.pitch]
@@ -363,8 +369,8 @@ fn tiling_of(
         u64::from(problem.batch)
     };
     let tiling = Tiling {
-        input: grid.input,
-        output: grid.output,
+        input: grid.sides[0],
+        output: grid.sides[1],
         tokens: grid.batch * grid.seq,
         seq: grid.seq,
         angle_batch_stride: grid.angle_batch_stride,
@@ -441,12 +447,7 @@ pub(super) fn plan_rotation(problem: &Problem, machine: Machine) -> Result<Plan>
     tiling.map_words = map.len() as u32;
     tiling.head_major = u32::from(grid.head_major(problem.heads));
 
-    // Few tokens: share out their heads as well.
-    let cores = u64::from(machine.vector_cores);
-    let wanted = (UNITS_PER_CORE * cores).div_ceil(tiling.tokens);
-    tiling.head_groups = wanted.clamp(1, u64::from(heads)) as u32;
-    let units = tiling.tokens * u64::from(tiling.head_groups);
-    let blocks = units.min(cores) as u32;
+    let blocks = share_out(&mut tiling, machine);
 
     let copies_of_x = if element_bytes == 4 && pairing != Pairing::InterleaveHalf {
         1
@@ -457,9 +458,6 @@ pub(super) fn plan_rotation(problem: &Problem, machine: Machine) -> Result<Plan>
         .map(|span| tile_row(span, &tiling.load, tiling.row_pitch, element_bytes) * element_bytes)
         .max()
         .unwrap_or(0);
-    let longest = (tiling.tokens.div_ceil(u64::from(blocks)))
-        .min(tiling.seq)
-        .min(u64::from(MAX_RUNS));
     let fit = Fit {
         ub: machine.ub_bytes,
         fixed: SLACK_BYTES + 4 * tiling.map_words.next_multiple_of(8),
@@ -467,7 +465,7 @@ pub(super) fn plan_rotation(problem: &Problem, machine: Machine) -> Result<Plan>
         slot_row,
         work_row: segments.row_pitch() * 4 * (copies_of_x + u32::from(permutation.is_some())),
         heads,
-        longest: (longest as u32).min(MAX_RUNS / coefficients.pieces).max(1),
+        longest: longest_run(&tiling, blocks),
     };
     let fitted = if tiling.head_major == 0 {
         fit.token_major()
@@ -486,6 +484,24 @@ pub(super) fn plan_rotation(problem: &Problem, machine: Machine) -> Result<Plan>
     })
 }
 
+/// Divides the tokens, and where they are few their heads, among the cores; returns the blocks to
+/// launch.
+pub(super) fn share_out(tiling: &mut Tiling, machine: Machine) -> u32 {
+    let cores = u64::from(machine.vector_cores);
+    let heads = u64::from(tiling.heads[0] + tiling.heads[1]);
+    let wanted = (UNITS_PER_CORE * cores).div_ceil(tiling.tokens);
+    tiling.head_groups = wanted.clamp(1, heads) as u32;
+    (tiling.tokens * u64::from(tiling.head_groups)).min(cores) as u32
+}
+
+/// Most tokens of a tile: what a block has of one batch, with angles of one transfer.
+pub(super) fn longest_run(tiling: &Tiling, blocks: u32) -> u32 {
+    let share = tiling.tokens.div_ceil(u64::from(blocks)).min(tiling.seq);
+    (share.min(u64::from(MAX_RUNS)) as u32)
+        .min(MAX_RUNS / tiling.angle_pieces)
+        .max(1)
+}
+
 /// The words of a kernel's map.
 fn words(gathered: &[Gathered], permutation: Option<&[u32]>) -> Vec<u32> {
     let gathered = gathered.iter().flat_map(Gathered::words);
@@ -495,23 +511,23 @@ fn words(gathered: &[Gathered], permutation: Option<&[u32]>) -> Vec<u32> {
 }
 
 /// What competes for the unified buffer, in bytes.
-struct Fit {
-    ub: u32,
-    fixed: u32,
+pub(super) struct Fit {
+    pub(super) ub: u32,
+    pub(super) fixed: u32,
     /// Angles of one token.
-    token_bytes: u32,
+    pub(super) token_bytes: u32,
     /// One row in a slot.
-    slot_row: u32,
+    pub(super) slot_row: u32,
     /// One row in the work area.
-    work_row: u32,
-    heads: u32,
+    pub(super) work_row: u32,
+    pub(super) heads: u32,
     /// Most tokens of a tile.
-    longest: u32,
+    pub(super) longest: u32,
 }
 
-struct Fitted {
-    tokens: u32,
-    heads: u32,
+pub(super) struct Fitted {
+    pub(super) tokens: u32,
+    pub(super) heads: u32,
 }
 
 impl Fit {
@@ -520,7 +536,7 @@ impl Fit {
         SLOTS * self.slot_row + self.work_row
     }
 
-    fn used(&self, fitted: &Fitted) -> u32 {
+    pub(super) fn used(&self, fitted: &Fitted) -> u32 {
         self.fixed + fitted.tokens * (self.token_bytes + fitted.heads * self.row())
     }
 
@@ -529,7 +545,7 @@ impl Fit {
     }
 
     /// All heads of as many tokens as fit; where one token does not, some of its heads.
-    fn token_major(&self) -> Result<Fitted> {
+    pub(super) fn token_major(&self) -> Result<Fitted> {
         let token = self.token_bytes + self.heads * self.row();
         let tokens = (self.room() / token).min(self.longest);
         if tokens > 0 {
@@ -556,7 +572,7 @@ impl Fit {
     }
 
     /// Long runs of tokens, of as many heads as fit.
-    fn head_major(&self) -> Result<Fitted> {
+    pub(super) fn head_major(&self) -> Result<Fitted> {
         let mut tokens = self
             .longest
             .min(HEAD_MAJOR_TOKENS)

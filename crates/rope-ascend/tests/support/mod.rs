@@ -13,6 +13,8 @@
     reason = "test code"
 )]
 
+pub mod norm;
+
 use ascend_sim::Session;
 use half::{bf16, f16};
 use rope_ascend::loader::Api;
@@ -29,7 +31,9 @@ pub fn kernel_names(architecture: u32) -> Vec<String> {
             names.push(format!("rope_rotate_{pairs}_{dtype}"));
         }
         for pairs in ["split", "adjacent", "deinterleave"] {
-            names.push(format!("rope_angle_grad_{pairs}_{dtype}"));
+            for kernel in ["angle_grad", "norm", "norm_grad"] {
+                names.push(format!("rope_{kernel}_{pairs}_{dtype}"));
+            }
         }
     }
     if architecture == 2201 {
