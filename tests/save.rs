@@ -1,10 +1,13 @@
-//! Saving into the folder of a sharded checkpoint: what was trained is what is read back.
+//! Saving into the folder of a sharded checkpoint: what was trained is what is read back, also over
+//! a connection and in pieces, and when that connection breaks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use burn::backend::flex::{Flex, FlexDevice};
 use burn::tensor::Device;
-use qwen_vl::{QwenVl, QwenVlConfig};
+use burn_ascend::server::Server;
+use qwen_vl::{Pieces, QwenVl, QwenVlConfig, QwenVlError};
 use serde_json::json;
 
 const SHARD: &str = "model-00001-of-00001.safetensors";
@@ -80,4 +83,106 @@ fn a_save_that_fails_leaves_the_shards_readable() {
     assert!(folder.join(INDEX).exists());
     fs::remove_dir(folder.join("model.safetensors")).expect("folder goes");
     assert!(same_weights(&load(&folder), &published));
+}
+
+/// Pieces far smaller than the tensors, so that most of them cross in several.
+const PIECE_BYTES: usize = 1000;
+
+#[test]
+fn a_checkpoint_crosses_in_pieces_of_the_size_asked_for() {
+    let folder = sharded("pieces");
+    let expected = load(&folder);
+    let config = QwenVlConfig::from_folder(&folder).expect("config reads");
+    let bytes = |tensors: &QwenVl| -> u64 {
+        let tensors = tensors.checkpoint_tensors().expect("reads");
+        tensors.values().map(|data| data.bytes().len() as u64).sum()
+    };
+    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let device = server.connect(0).expect("it answers");
+    let mut reports = Vec::new();
+    let pieces = Pieces::default()
+        .of(PIECE_BYTES)
+        .reporting(|moved| reports.push((moved.bytes, moved.total)));
+    let found = config.load_in(&folder, &device, pieces).expect("loads");
+    assert!(same_weights(&found, &expected));
+    expect_pieces(&reports, bytes(&expected));
+
+    let mut reports = Vec::new();
+    let pieces = Pieces::default()
+        .of(PIECE_BYTES)
+        .reporting(|moved| reports.push((moved.bytes, moved.total)));
+    found.save_in(&folder, pieces).expect("saves");
+    expect_pieces(&reports, bytes(&expected));
+    assert!(same_weights(&load(&folder), &expected));
+}
+
+/// Reports of bytes moved that grow by at most a piece, up to `total`.
+fn expect_pieces(reports: &[(u64, u64)], total: u64) {
+    let longest = PIECE_BYTES as u64;
+    let mut before = 0;
+    for &(moved, of) in reports {
+        assert!(
+            moved > before && moved - before <= longest,
+            "{before} {moved}"
+        );
+        assert_eq!(of, total);
+        before = moved;
+    }
+    assert_eq!(before, total);
+    assert!(reports.len() as u64 > total / longest, "{}", reports.len());
+}
+
+#[test]
+fn a_device_lost_midway_leaves_no_half_loaded_model_and_no_half_written_file() {
+    let folder = sharded("lost_midway");
+    let config = QwenVlConfig::from_folder(&folder).expect("config reads");
+    // Ends the server once half of the bytes have crossed.
+    let breaking = |server: Server| {
+        let mut server = Some(server);
+        Pieces::default().of(PIECE_BYTES).reporting(move |moved| {
+            if moved.bytes > moved.total / 2 {
+                drop(server.take());
+            }
+        })
+    };
+    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let device = server.connect(0).expect("it answers");
+    let error = config.load_in(&folder, &device, breaking(server)).map(drop);
+    let error = error.expect_err("the device is gone");
+    let QwenVlError::Transfer { moved, total, .. } = error else {
+        panic!("{error}");
+    };
+    assert!(total / 2 < moved && moved < total, "{moved} of {total}");
+
+    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let device = server.connect(0).expect("it answers");
+    let model = config.load(&folder, &device).expect("loads");
+    let error = model.save_in(&folder, breaking(server));
+    let error = error.expect_err("the device is gone");
+    assert!(matches!(error, QwenVlError::Transfer { .. }), "{error}");
+    let names = fs::read_dir(&folder).expect("lists").map(|entry| {
+        let name = entry.expect("lists").file_name();
+        name.into_string().expect("UTF-8")
+    });
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    assert_eq!(names, ["config.json", SHARD, INDEX]);
+}
+
+#[test]
+fn a_file_that_its_header_does_not_describe_is_refused() {
+    let folder = sharded("cut_short");
+    let shard = folder.join(SHARD);
+    let bytes = fs::read(&shard).expect("reads");
+    let config = QwenVlConfig::from_folder(&folder).expect("config reads");
+    for (end, reason) in [
+        (bytes.len() - 4, "its header describes"),
+        (100, "fill whole buffer"),
+        (4, "fill whole buffer"),
+    ] {
+        fs::write(&shard, &bytes[..end]).expect("writes");
+        let error = config.load(&folder, &Device::flex()).map(drop);
+        let error = error.expect_err("a part is missing").to_string();
+        assert!(error.contains(SHARD) && error.contains(reason), "{error}");
+    }
 }

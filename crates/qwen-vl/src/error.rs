@@ -110,6 +110,21 @@ pub enum QwenVlError {
         /// Why.
         reason: String,
     },
+    /// A device that was lost while a checkpoint was on its way to it or from it.
+    #[error(
+        "the device failed after {moved} of the checkpoint's {total} bytes, at tensor {tensor}: \
+         {reason}; what was loaded or written is dropped, begin again"
+    )]
+    Transfer {
+        /// The tensor on its way.
+        tensor: String,
+        /// Bytes moved before.
+        moved: u64,
+        /// Bytes of the checkpoint.
+        total: u64,
+        /// The message of the device or the connection.
+        reason: String,
+    },
     /// A prompt without tokens.
     #[error("the prompt has no tokens")]
     NoTokens,

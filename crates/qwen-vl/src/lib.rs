@@ -10,6 +10,8 @@
 //! | `config` | the contents of a `config.json`, and the differences between the families |
 //! | `names` | the checkpoints' parameter names and this crate's |
 //! | `load` | reading and writing checkpoints |
+//! | `file` | safetensors files, by ranges of elements |
+//! | `pieces` | tensors of any size to and from a device |
 //! | `patches` | cutting pictures into patches |
 //! | `batch` | turning a prompt into tensors |
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
@@ -22,12 +24,14 @@ mod batch;
 mod config;
 mod decoder;
 mod error;
+mod file;
 mod generate;
 mod layers;
 mod load;
 mod model;
 mod names;
 mod patches;
+mod pieces;
 mod trace;
 mod train;
 mod vision;
@@ -38,6 +42,7 @@ pub use error::{QwenVlError, Result};
 pub use generate::KvCache;
 pub use layers::Activation;
 pub use model::QwenVl;
+pub use pieces::{Moved, Pieces};
 pub use rope_burn::{Implementation, rope_core};
 pub use trace::Trace;
 

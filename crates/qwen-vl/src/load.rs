@@ -1,22 +1,21 @@
 //! Reading and writing checkpoints.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_store::{
-    ApplyError, BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleContext,
-    ModuleSnapshot, ModuleStore, PyTorchToBurnAdapter, SafetensorsStore, bridge,
-};
+use burn_store::{KeyRemapper, ModuleContext};
 use serde::Deserialize;
 
 use crate::config::QwenVlConfig;
 use crate::error::{QwenVlError, Result};
+use crate::file::{Entry, Sink, Source, Stored, float};
 use crate::model::QwenVl;
 use crate::names::rename;
+use crate::pieces::Pieces;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -34,38 +33,51 @@ impl QwenVlConfig {
     ///
     /// # Errors
     /// [`QwenVlError::File`], [`QwenVlError::MissingTensors`], [`QwenVlError::UnusedTensors`],
-    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]; those of
-    /// [`init`](Self::init).
+    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]; [`QwenVlError::Transfer`]
+    /// if the device is lost before it has the whole model; those of [`init`](Self::init).
     pub fn load(&self, folder: impl AsRef<Path>, device: &Device) -> Result<QwenVl> {
-        let mut model = self.init(device)?;
-        let to_checkpoint = self.family.names.to_checkpoint();
-        let dtype = DType::from(device.settings().float_dtype);
-        let (mut applied, mut missing, mut unused) = (BTreeSet::new(), None, Vec::new());
-        for path in weight_files(folder.as_ref())? {
-            let mut store = SafetensorsStore::from_file(&path)
-                .remap(self.family.names.to_module())
-                .with_from_adapter(PyTorchToBurnAdapter.chain(FloatCastAdapter::to(dtype)))
-                .skip_enum_variants(true)
-                .allow_partial(true)
-                .validate(false);
-            let result = model
-                .load_from(&mut store)
-                .map_err(QwenVlError::file("read", &path))?;
-            if let Some(error) = result.errors.into_iter().next() {
-                return Err(tensor_error(error, &mut store, |name| {
-                    rename(&to_checkpoint, name)
-                }));
+        self.load_in(folder, device, Pieces::default())
+    }
+
+    /// As [`load`](Self::load), with a say in the pieces, and a report of each.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load).
+    pub fn load_in(
+        &self,
+        folder: impl AsRef<Path>,
+        device: &Device,
+        pieces: Pieces<'_>,
+    ) -> Result<QwenVl> {
+        let model = self.init(device)?;
+        let to_module = self.family.names.to_module();
+        let files = weight_files(folder.as_ref())?;
+        let files: Vec<Source> = files
+            .iter()
+            .map(|p| Source::open(p))
+            .collect::<Result<_>>()?;
+        let mut found = HashMap::new();
+        for (file, source) in files.iter().enumerate() {
+            for (name, stored) in source.tensors() {
+                found.insert(rename(&to_module, &name), Found { name, file, stored });
             }
-            applied.extend(result.applied);
-            missing.get_or_insert(result.missing);
-            unused.extend(result.unused);
         }
-        let missing: Vec<String> = missing
-            .unwrap_or_default()
-            .into_iter()
-            .filter(|(name, _)| !applied.contains(name))
-            .map(|(name, _)| rename(&to_checkpoint, &as_in_pytorch(&name)))
-            .collect();
+        let mut plan = Plan {
+            found: &found,
+            to_checkpoint: self.family.names.to_checkpoint(),
+            path: ModulePath::default(),
+            uses: BTreeMap::new(),
+            missing: Vec::new(),
+            error: None,
+        };
+        model.visit(&mut plan);
+        let Plan {
+            uses,
+            missing,
+            error,
+            ..
+        } = plan;
+        error.map_or(Ok(()), Err)?;
         if !missing.is_empty() {
             return Err(QwenVlError::MissingTensors { names: missing });
         }
@@ -73,15 +85,154 @@ impl QwenVlConfig {
         let is_known = |name: &str| {
             (self.tied && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
         };
-        unused.retain(|name| !is_known(name));
+        let used: BTreeSet<&str> = uses.values().map(|part| part.found.name.as_str()).collect();
+        let unused = found
+            .iter()
+            .filter(|(path, tensor)| !is_known(path) && !used.contains(tensor.name.as_str()));
+        let mut unused: Vec<String> = unused.map(|(_, tensor)| tensor.name.clone()).collect();
         if !unused.is_empty() {
-            let names = unused
-                .iter()
-                .map(|name| rename(&to_checkpoint, name))
-                .collect();
-            return Err(QwenVlError::UnusedTensors { names });
+            unused.sort();
+            return Err(QwenVlError::UnusedTensors { names: unused });
         }
+
+        let mut load = Load {
+            files: &files,
+            uses,
+            dtype: DType::from(device.settings().float_dtype),
+            path: ModulePath::default(),
+            pieces,
+            error: None,
+        };
+        let total = load.uses.values().map(|part| part.bytes() as u64).sum();
+        load.pieces.begin(total);
+        let model = model.map(&mut load);
+        load.error.map_or(Ok(()), Err)?;
+        // Until the device has confirmed the last piece, part of the model may be lost.
+        load.pieces.confirm(SINGLE, device)?;
         Ok(model)
+    }
+}
+
+/// A tensor of the checkpoint.
+struct Found {
+    /// Its name in the file.
+    name: String,
+    /// Index of the file.
+    file: usize,
+    stored: Stored,
+}
+
+/// A tensor of the checkpoint for a parameter.
+struct Part<'a> {
+    found: &'a Found,
+    dtype: DType,
+}
+
+impl Part<'_> {
+    fn bytes(&self) -> usize {
+        self.found.stored.shape.iter().product::<usize>() * self.dtype.size()
+    }
+}
+
+/// Finds the tensor of each parameter, before anything is read.
+struct Plan<'a> {
+    found: &'a HashMap<String, Found>,
+    to_checkpoint: KeyRemapper,
+    path: ModulePath,
+    /// By the parameter's name in the module.
+    uses: BTreeMap<String, Part<'a>>,
+    /// By the checkpoint's name.
+    missing: Vec<String>,
+    error: Option<QwenVlError>,
+}
+
+impl ModuleVisitor for Plan<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.name();
+        let Some(found) = self.found.get(&path) else {
+            self.missing.push(rename(&self.to_checkpoint, &path));
+            return;
+        };
+        let mut expected = param.lazy_shape().to_vec();
+        if self.path.is_transposed() {
+            expected.reverse();
+        }
+        let name = found.name.clone();
+        match float(found.stored.dtype) {
+            None => {
+                let reason = format!("it holds {:?}, expected floats", found.stored.dtype);
+                let error = QwenVlError::TensorUnreadable { name, reason };
+                self.error.get_or_insert(error);
+            }
+            Some(_) if found.stored.shape != expected => {
+                let error = QwenVlError::TensorShape {
+                    name,
+                    expected,
+                    found: found.stored.shape.clone(),
+                };
+                self.error.get_or_insert(error);
+            }
+            Some(dtype) => {
+                self.uses.insert(path, Part { found, dtype });
+            }
+        }
+    }
+}
+
+/// Fills parameters from files.
+struct Load<'a, 'p> {
+    files: &'a [Source],
+    uses: BTreeMap<String, Part<'a>>,
+    /// The device's float type.
+    dtype: DType,
+    path: ModulePath,
+    pieces: Pieces<'p>,
+    error: Option<QwenVlError>,
+}
+
+impl ModuleMapper for Load<'_, '_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let part = self.uses.get(&self.path.name());
+        let (Some(Part { found, dtype }), None) = (part, &self.error) else {
+            return param;
+        };
+        let dims: [usize; D] = param.lazy_shape().dims();
+        let device = param.lazy_device();
+        let to = (&device, self.dtype);
+        let read = |part| self.files[found.file].read(&found.stored, *dtype, part);
+        let tensor = if self.path.is_transposed() {
+            let matrix = [dims[0], dims[1]];
+            let tensor = self.pieces.upload_transposed(&found.name, matrix, to, read);
+            tensor.map(|tensor| tensor.reshape(dims))
+        } else {
+            self.pieces.upload(&found.name, dims, to, read)
+        };
+        match tensor {
+            Ok(tensor) => {
+                let id = param.id;
+                param.transform_for_load(tensor, id)
+            }
+            Err(error) => {
+                self.error = Some(error);
+                param
+            }
+        }
     }
 }
 
@@ -93,18 +244,23 @@ impl QwenVl {
     /// The shards that it named stay: they belong to the caller.
     ///
     /// # Errors
-    /// [`QwenVlError::File`].
+    /// [`QwenVlError::File`]; [`QwenVlError::Transfer`] if the device is lost: then the existing
+    /// file stays.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
+        self.save_in(folder, Pieces::default())
+    }
+
+    /// As [`save`](Self::save), with a say in the pieces, and a report of each.
+    ///
+    /// # Errors
+    /// Those of [`save`](Self::save).
+    pub fn save_in(&self, folder: impl AsRef<Path>, mut pieces: Pieces<'_>) -> Result<()> {
         let path = folder.as_ref().join(SINGLE);
-        let mut store = SafetensorsStore::from_file(&path)
-            .remap(self.family.names.to_checkpoint())
-            .with_to_adapter(BurnToPyTorchAdapter)
-            .skip_enum_variants(true)
-            // transformers asks for it.
-            .metadata("format", "pt")
-            .overwrite(true);
-        self.save_into(&mut store)
-            .map_err(QwenVlError::file("write", &path))?;
+        let entries = self.entries();
+        pieces.begin(entries.iter().map(|entry| entry.bytes() as u64).sum());
+        let mut sink = Sink::create(&path, &entries)?;
+        self.read(&mut pieces, |_, data| sink.write(data.bytes()))?;
+        sink.commit()?;
         let index = folder.as_ref().join(INDEX);
         match std::fs::remove_file(&index) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -117,26 +273,29 @@ impl QwenVl {
     /// Every parameter with its checkpoint's name, in the checkpoint's shape.
     ///
     /// # Errors
-    /// [`QwenVlError::TensorUnreadable`] if one cannot be read back from its device.
+    /// [`QwenVlError::Transfer`] if one cannot be read back from its device.
     pub fn checkpoint_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
-        let mut read = Read::default();
-        self.visit(&mut read);
-        let to_checkpoint = self.family.names.to_checkpoint();
-        let named = read.tensors.into_iter().map(|(path, data)| {
-            let name = rename(&to_checkpoint, &as_in_pytorch(&path));
-            match data {
-                Ok(data) => Ok((name, data)),
-                Err(reason) => Err(QwenVlError::TensorUnreadable { name, reason }),
-            }
+        let entries = self.entries();
+        let mut bytes: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+        self.read(&mut Pieces::default(), |name, data| {
+            bytes
+                .entry(name.to_owned())
+                .or_default()
+                .extend_from_slice(data.bytes());
+            Ok(())
+        })?;
+        let named = entries.into_iter().map(|Entry { name, shape, dtype }| {
+            let bytes = bytes.remove(&name).unwrap_or_default();
+            (name, TensorData::from_bytes_vec(bytes, shape, dtype))
         });
-        named.collect()
+        Ok(named.collect())
     }
 
     /// The gradient of every parameter with its checkpoint's name, in the checkpoint's shape; zeros
     /// where there is none.
     ///
     /// # Errors
-    /// [`QwenVlError::TensorUnreadable`] if one cannot be read back from its device.
+    /// [`QwenVlError::Transfer`] if one cannot be read back from its device.
     pub fn checkpoint_gradients(
         &self,
         gradients: GradientsParams,
@@ -145,45 +304,133 @@ impl QwenVl {
             .map(&mut TakeGradients { gradients })
             .checkpoint_tensors()
     }
+
+    /// Every parameter as a checkpoint has it, in the order in which [`read`](Self::read) reads
+    /// them.
+    fn entries(&self) -> Vec<Entry> {
+        let mut list = List {
+            to_checkpoint: self.family.names.to_checkpoint(),
+            path: ModulePath::default(),
+            entries: Vec::new(),
+        };
+        self.visit(&mut list);
+        list.entries
+    }
+
+    /// Reads every parameter from its device and passes each piece, with the parameter's name in a
+    /// checkpoint, to `write`.
+    fn read(
+        &self,
+        pieces: &mut Pieces<'_>,
+        write: impl FnMut(&str, TensorData) -> Result<()>,
+    ) -> Result<()> {
+        let mut read = Read {
+            to_checkpoint: self.family.names.to_checkpoint(),
+            path: ModulePath::default(),
+            pieces,
+            write,
+            result: Ok(()),
+        };
+        self.visit(&mut read);
+        read.result
+    }
 }
 
-/// Reads parameters back from their device, in the shape of the checkpoint, each with its path in
-/// the module.
-///
-/// [`ModuleSnapshot::collect`] does the same, but reads by a function that panics where the device
-/// is gone.
-#[derive(Default)]
-struct Read {
-    tensors: Vec<(String, std::result::Result<TensorData, String>)>,
-    path: Vec<String>,
-    containers: Vec<String>,
+/// Lists parameters.
+struct List {
+    to_checkpoint: KeyRemapper,
+    path: ModulePath,
+    entries: Vec<Entry>,
 }
 
-impl ModuleVisitor for Read {
+impl ModuleVisitor for List {
     fn enter_module(&mut self, name: &str, container: &str) {
-        self.containers.push(container.to_owned());
-        if !is_variant(container) {
-            self.path.push(name.to_owned());
-        }
+        self.path.enter(name, container);
     }
 
     fn exit_module(&mut self, _name: &str, container: &str) {
-        self.containers.pop();
-        if !is_variant(container) {
-            self.path.pop();
-        }
+        self.path.exit(container);
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        let data = param.transform_for_save().val().try_into_data();
-        let data = data.map_err(|error| error.to_string()).and_then(|data| {
-            let tensor = bridge::from_data(data, path.clone(), None);
-            let context = ModuleContext::new(&self.containers);
-            bridge::into_data(BurnToPyTorchAdapter.adapt(tensor, context))
-                .map_err(|error| error.to_string())
+        let mut shape = param.lazy_shape().to_vec();
+        if self.path.is_transposed() {
+            shape.reverse();
+        }
+        self.entries.push(Entry {
+            name: rename(&self.to_checkpoint, &self.path.name()),
+            shape,
+            dtype: param.val().dtype(),
         });
-        self.tensors.push((path, data));
+    }
+}
+
+/// Reads parameters from their device.
+struct Read<'a, 'p, W> {
+    to_checkpoint: KeyRemapper,
+    path: ModulePath,
+    pieces: &'a mut Pieces<'p>,
+    write: W,
+    result: Result<()>,
+}
+
+impl<W: FnMut(&str, TensorData) -> Result<()>> ModuleVisitor for Read<'_, '_, W> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.result.is_err() {
+            return;
+        }
+        let name = rename(&self.to_checkpoint, &self.path.name());
+        let tensor = param.val();
+        let write = |data| (self.write)(&name, data);
+        self.result = if self.path.is_transposed() {
+            let dims = tensor.dims();
+            let matrix = tensor.reshape([dims[0], dims[1]]);
+            self.pieces.download_transposed(&name, matrix, write)
+        } else {
+            self.pieces.download(&name, tensor, write)
+        };
+    }
+}
+
+/// Where a visitor is in the modules.
+#[derive(Default)]
+struct ModulePath {
+    names: Vec<String>,
+    containers: Vec<String>,
+}
+
+impl ModulePath {
+    fn enter(&mut self, name: &str, container: &str) {
+        self.containers.push(container.to_owned());
+        if !is_variant(container) {
+            self.names.push(name.to_owned());
+        }
+    }
+
+    fn exit(&mut self, container: &str) {
+        self.containers.pop();
+        if !is_variant(container) {
+            self.names.pop();
+        }
+    }
+
+    /// The parameter's name; a norm's as in PyTorch.
+    fn name(&self) -> String {
+        as_in_pytorch(&self.names.join("."))
+    }
+
+    /// Whether a checkpoint has the parameter transposed: the matrix of a linear layer.
+    fn is_transposed(&self) -> bool {
+        ModuleContext::new(&self.containers).module_type() == Some("Struct:Linear")
+            && self.names.last().is_some_and(|name| name == "weight")
     }
 }
 
@@ -224,49 +471,5 @@ fn as_in_pytorch(name: &str) -> String {
         Some((module, "gamma")) => format!("{module}.weight"),
         Some((module, "beta")) => format!("{module}.bias"),
         _ => name.to_owned(),
-    }
-}
-
-fn tensor_error(
-    error: ApplyError,
-    store: &mut SafetensorsStore,
-    to_checkpoint: impl Fn(&str) -> String,
-) -> QwenVlError {
-    match error {
-        ApplyError::ShapeMismatch {
-            path,
-            expected,
-            found,
-        } => {
-            let path = as_in_pytorch(&path);
-            let (mut expected, found) = (expected.to_vec(), found.to_vec());
-            // A matrix that was transposed on loading is reported with its shape in the file.
-            let in_file = match store.get_tensor(&path) {
-                Ok(Some(tensor)) => tensor.shape.to_vec(),
-                _ => found.clone(),
-            };
-            if in_file != found {
-                expected.reverse();
-            }
-            QwenVlError::TensorShape {
-                name: to_checkpoint(&path),
-                expected,
-                found: in_file,
-            }
-        }
-        ApplyError::DTypeMismatch {
-            path,
-            expected,
-            found,
-        } => QwenVlError::TensorUnreadable {
-            name: to_checkpoint(&as_in_pytorch(&path)),
-            reason: format!("it holds {found:?}, expected {expected:?}"),
-        },
-        ApplyError::AdapterError { path, message } | ApplyError::LoadError { path, message } => {
-            QwenVlError::TensorUnreadable {
-                name: to_checkpoint(&as_in_pytorch(&path)),
-                reason: message,
-            }
-        }
     }
 }

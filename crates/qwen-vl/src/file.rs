@@ -1,0 +1,220 @@
+//! Safetensors files, read and written a range of elements at a time.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Error, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{DType, TensorData};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use crate::error::{QwenVlError, Result};
+
+/// Longest header that is read, in bytes: the safetensors library's own limit.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// A file whose header has been read.
+#[derive(Debug)]
+pub(crate) struct Source {
+    path: PathBuf,
+    file: File,
+    /// Byte at which the tensors begin.
+    start: u64,
+    metadata: Metadata,
+}
+
+/// A tensor of a [`Source`].
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: Dtype,
+    /// Byte of the file at which it begins.
+    start: u64,
+}
+
+impl Source {
+    /// # Errors
+    /// [`QwenVlError::File`], also for a file that its header does not describe.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let read = || -> std::io::Result<Self> {
+            let mut file = File::open(path)?;
+            let bytes = file.metadata()?.len();
+            let mut length = [0; 8];
+            file.read_exact(&mut length)?;
+            let length = u64::from_le_bytes(length);
+            if length > MAX_HEADER_BYTES {
+                let reason = format!("its header of {length} bytes is too long");
+                return Err(Error::new(ErrorKind::InvalidData, reason));
+            }
+            let mut header = vec![0; length as usize];
+            file.read_exact(&mut header)?;
+            let metadata: Metadata = serde_json::from_slice(&header)?;
+            let start = 8 + length;
+            let infos = metadata.tensors();
+            let ends = infos.values().map(|info| info.data_offsets.1 as u64);
+            let expected = start + ends.max().unwrap_or(0);
+            if bytes != expected {
+                let reason = format!("it has {bytes} bytes, its header describes {expected}");
+                return Err(Error::new(ErrorKind::InvalidData, reason));
+            }
+            Ok(Self {
+                path: path.to_owned(),
+                file,
+                start,
+                metadata,
+            })
+        };
+        read().map_err(QwenVlError::file("read", path))
+    }
+
+    /// The tensors by name.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Stored)> {
+        let tensors = self.metadata.tensors().into_iter();
+        tensors.map(|(name, info)| {
+            let stored = Stored {
+                shape: info.shape.clone(),
+                dtype: info.dtype,
+                start: self.start + info.data_offsets.0 as u64,
+            };
+            (name, stored)
+        })
+    }
+
+    /// Elements of a tensor, of type `dtype`, which is [`float`] of the stored one.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`]
+    pub(crate) fn read(
+        &self,
+        tensor: &Stored,
+        dtype: DType,
+        elements: Range<usize>,
+    ) -> Result<TensorData> {
+        let read = || -> std::io::Result<Vec<u8>> {
+            let mut bytes = vec![0; elements.len() * dtype.size()];
+            let offset = tensor.start + (elements.start * dtype.size()) as u64;
+            (&self.file).seek(SeekFrom::Start(offset))?;
+            (&self.file).read_exact(&mut bytes)?;
+            Ok(bytes)
+        };
+        let bytes = read().map_err(QwenVlError::file("read", &self.path))?;
+        Ok(TensorData::from_bytes_vec(bytes, [elements.len()], dtype))
+    }
+}
+
+/// burn's type of stored floats.
+pub(crate) fn float(stored: Dtype) -> Option<DType> {
+    FLOATS
+        .iter()
+        .find_map(|(file, burn)| (*file == stored).then_some(*burn))
+}
+
+const FLOATS: [(Dtype, DType); 4] = [
+    (Dtype::F64, DType::F64),
+    (Dtype::F32, DType::F32),
+    (Dtype::F16, DType::F16),
+    (Dtype::BF16, DType::BF16),
+];
+
+/// A tensor to be written.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: DType,
+}
+
+impl Entry {
+    pub(crate) fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+}
+
+/// A file that is written under another name, and takes its own when it is complete.
+#[derive(Debug)]
+pub(crate) struct Sink {
+    path: PathBuf,
+    partial: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Sink {
+    /// Begins a file of `entries`, whose bytes are then to be written in that order.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`]
+    pub(crate) fn create(path: &Path, entries: &[Entry]) -> Result<Self> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let create = || -> std::io::Result<Self> {
+            let header = header(entries)?;
+            let mut sink = Self {
+                path: path.to_owned(),
+                file: BufWriter::new(File::create(&partial)?),
+                partial: partial.clone(),
+            };
+            sink.file.write_all(&(header.len() as u64).to_le_bytes())?;
+            sink.file.write_all(header.as_bytes())?;
+            Ok(sink)
+        };
+        create().map_err(QwenVlError::file("write", &partial))
+    }
+
+    /// # Errors
+    /// [`QwenVlError::File`]
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = self.file.write_all(bytes);
+        written.map_err(QwenVlError::file("write", &self.partial))
+    }
+
+    /// Gives the file its name, replacing an older one.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`]
+    pub(crate) fn commit(mut self) -> Result<()> {
+        let mut commit = || -> std::io::Result<()> {
+            self.file.flush()?;
+            self.file.get_ref().sync_all()?;
+            std::fs::rename(&self.partial, &self.path)
+        };
+        commit().map_err(QwenVlError::file("write", &self.path))
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        // Gone already if it was renamed; an incomplete file is of no use to anyone.
+        let _gone = std::fs::remove_file(&self.partial);
+    }
+}
+
+/// The header of a file, padded to whole words.
+fn header(entries: &[Entry]) -> std::io::Result<String> {
+    let mut offset = 0;
+    let mut infos = Vec::new();
+    for entry in entries {
+        let dtype = FLOATS.iter().find(|(_, burn)| *burn == entry.dtype);
+        let Some((dtype, _)) = dtype else {
+            let reason = format!("{} is {:?}, not a float", entry.name, entry.dtype);
+            return Err(Error::new(ErrorKind::InvalidInput, reason));
+        };
+        let start = offset;
+        offset += entry.bytes();
+        let info = TensorInfo {
+            dtype: *dtype,
+            shape: entry.shape.clone(),
+            data_offsets: (start, offset),
+        };
+        infos.push((entry.name.clone(), info));
+    }
+    // transformers asks for the format.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), infos).map_err(Error::other)?;
+    let mut header = serde_json::to_string(&metadata)?;
+    let padded = header.len().next_multiple_of(8);
+    header.extend(std::iter::repeat_n(' ', padded - header.len()));
+    Ok(header)
+}
