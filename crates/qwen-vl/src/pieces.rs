@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use crate::error::{QwenVlError, Result};
 
 /// Bytes of a piece: many to a message's cost, and far below the 1 GiB at which burn-remote refuses
-/// a message. Up to five copies of a piece exist at once in a client and its server.
+/// a message. A client holds up to seven copies of a piece on its way.
 const PIECE_BYTES: usize = 64 << 20;
 
 /// How much of a checkpoint has crossed.

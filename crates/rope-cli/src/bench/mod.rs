@@ -2,6 +2,7 @@
 
 mod arguments;
 mod burn_speed;
+mod checkpoint;
 mod gpu_speed;
 mod memory;
 mod meter;
@@ -27,6 +28,7 @@ pub(crate) struct BenchArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum What {
+    Checkpoint(checkpoint::CheckpointArgs),
     Memory(memory::MemoryArgs),
     Model(model::ModelArgs),
     Speed(speed::SpeedArgs),
@@ -39,6 +41,7 @@ enum What {
 /// If a result is wrong, in which case it is not timed, or an output cannot be written.
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Box<dyn Error>> {
     match &args.what {
+        What::Checkpoint(args) => checkpoint::run(args),
         What::Memory(args) => memory::run(args),
         What::Model(args) => model::run(args),
         What::Speed(args) => speed::run(args),
