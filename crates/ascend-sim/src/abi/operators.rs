@@ -15,6 +15,7 @@ use std::ffi::{c_char, c_void};
 use super::aclnn::{aclIntArray, aclOpExecutor, aclScalar, aclTensor, aclTensorList};
 use crate::abi::Export;
 use crate::abi::runtime::{get_text, put};
+use crate::aclnn::attention::{Forward, Gradient, Inputs, Options};
 use crate::aclnn::call::{Access, required};
 use crate::aclnn::executor::execute;
 use crate::aclnn::index::Meets;
@@ -24,7 +25,8 @@ use crate::aclnn::pointwise::{Backward, Binary, Test, Unary, backward, binary, t
 use crate::aclnn::reduce::Fold;
 use crate::aclnn::rotary::GradTensors;
 use crate::aclnn::{
-    Call, apply, cache, fill, index, movement, normalize, pointwise, random, reduce, rotary,
+    Call, apply, attention, cache, fill, index, movement, normalize, pointwise, random, reduce,
+    rotary,
 };
 use crate::codes::{ACLNN_NULLPTR, Failure, Outcome};
 use crate::record;
@@ -459,6 +461,88 @@ operators! {
     aclnnRmsNormGrad(dy: T, x: T, rstd: T, gamma: T, dxOut: Out, dgammaOut: Out) |call| {
         let saved = RmsNormSaved { dy, x, rstd, gamma };
         normalize::rms_norm_backward(call, saved, dxOut, dgammaOut)
+    };
+
+    // Attention.
+    aclnnFlashAttentionScore(
+        query: T, key: T, value: T, realShiftOptional: MaybeT, dropMaskOptional: MaybeT,
+        paddingMaskOptional: MaybeT, attenMaskOptional: MaybeT, prefixOptional: MaybeInts,
+        scaleValue: f64, keepProb: f64, preTokens: i64, nextTokens: i64, headNum: i64,
+        inputLayout: Text, innerPrecise: i64, sparseMode: i64, softmaxMaxOut: Out,
+        softmaxSumOut: Out, softmaxOutOut: MaybeOut, attentionOutOut: Out,
+    ) |call| {
+        let _never_written = softmaxOutOut;
+        attention::forward(call, Inputs {
+            q: query, k: key, v: value,
+            unmodelled: [realShiftOptional, dropMaskOptional, paddingMaskOptional],
+            mask: attenMaskOptional, prefix: prefixOptional, lengths: None,
+        }, Options {
+            scale: scaleValue, keep: keepProb, tokens: [preTokens, nextTokens], heads: headNum,
+            layout: inputLayout, precise: innerPrecise, sparse: sparseMode,
+        }, Forward { max: softmaxMaxOut, sum: softmaxSumOut, out: attentionOutOut })
+    };
+    aclnnFlashAttentionVarLenScore(
+        query: T, key: T, value: T, realShiftOptional: MaybeT, dropMaskOptional: MaybeT,
+        paddingMaskOptional: MaybeT, attenMaskOptional: MaybeT, prefixOptional: MaybeInts,
+        actualSeqQLenOptional: MaybeInts, actualSeqKvLenOptional: MaybeInts,
+        scaleValue: f64, keepProb: f64, preTokens: i64, nextTokens: i64, headNum: i64,
+        inputLayout: Text, innerPrecise: i64, sparseMode: i64, softmaxMaxOut: Out,
+        softmaxSumOut: Out, softmaxOutOut: MaybeOut, attentionOutOut: Out,
+    ) |call| {
+        let _never_written = softmaxOutOut;
+        attention::forward(call, Inputs {
+            q: query, k: key, v: value,
+            unmodelled: [realShiftOptional, dropMaskOptional, paddingMaskOptional],
+            mask: attenMaskOptional, prefix: prefixOptional,
+            lengths: Some([actualSeqQLenOptional, actualSeqKvLenOptional]),
+        }, Options {
+            scale: scaleValue, keep: keepProb, tokens: [preTokens, nextTokens], heads: headNum,
+            layout: inputLayout, precise: innerPrecise, sparse: sparseMode,
+        }, Forward { max: softmaxMaxOut, sum: softmaxSumOut, out: attentionOutOut })
+    };
+    aclnnFlashAttentionScoreGrad(
+        query: T, keyIn: T, value: T, dy: T, pseShiftOptional: MaybeT, dropMaskOptional: MaybeT,
+        paddingMaskOptional: MaybeT, attenMaskOptional: MaybeT, softmaxMaxOptional: MaybeT,
+        softmaxSumOptional: MaybeT, softmaxInOptional: MaybeT, attentionInOptional: T,
+        prefixOptional: MaybeInts, scaleValue: f64, keepProb: f64, preTokens: i64,
+        nextTokens: i64, headNum: i64, inputLayout: Text, innerPrecise: i64, sparseMode: i64,
+        dqOut: Out, dkOut: Out, dvOut: Out, dpseOut: MaybeOut,
+    ) |call| {
+        let _never_read = softmaxInOptional;
+        attention::backward(call, Inputs {
+            q: query, k: keyIn, v: value,
+            unmodelled: [pseShiftOptional, dropMaskOptional, paddingMaskOptional],
+            mask: attenMaskOptional, prefix: prefixOptional, lengths: None,
+        }, Options {
+            scale: scaleValue, keep: keepProb, tokens: [preTokens, nextTokens], heads: headNum,
+            layout: inputLayout, precise: innerPrecise, sparse: sparseMode,
+        }, Gradient {
+            dy, max: softmaxMaxOptional, sum: softmaxSumOptional, out: attentionInOptional,
+            dq: dqOut, dk: dkOut, dv: dvOut, dpse: dpseOut,
+        })
+    };
+    aclnnFlashAttentionUnpaddingScoreGrad(
+        query: T, keyIn: T, value: T, dy: T, pseShiftOptional: MaybeT, dropMaskOptional: MaybeT,
+        paddingMaskOptional: MaybeT, attenMaskOptional: MaybeT, softmaxMaxOptional: MaybeT,
+        softmaxSumOptional: MaybeT, softmaxInOptional: MaybeT, attentionInOptional: T,
+        prefixOptional: MaybeInts, actualSeqQLenOptional: MaybeInts,
+        actualSeqKvLenOptional: MaybeInts, scaleValue: f64, keepProb: f64, preTokens: i64,
+        nextTokens: i64, headNum: i64, inputLayout: Text, innerPrecise: i64, sparseMode: i64,
+        dqOut: Out, dkOut: Out, dvOut: Out, dpseOut: MaybeOut,
+    ) |call| {
+        let _never_read = softmaxInOptional;
+        attention::backward(call, Inputs {
+            q: query, k: keyIn, v: value,
+            unmodelled: [pseShiftOptional, dropMaskOptional, paddingMaskOptional],
+            mask: attenMaskOptional, prefix: prefixOptional,
+            lengths: Some([actualSeqQLenOptional, actualSeqKvLenOptional]),
+        }, Options {
+            scale: scaleValue, keep: keepProb, tokens: [preTokens, nextTokens], heads: headNum,
+            layout: inputLayout, precise: innerPrecise, sparse: sparseMode,
+        }, Gradient {
+            dy, max: softmaxMaxOptional, sum: softmaxSumOptional, out: attentionInOptional,
+            dq: dqOut, dk: dkOut, dv: dvOut, dpse: dpseOut,
+        })
     };
 
     // Random numbers.

@@ -5,6 +5,7 @@
 //! into dense lists of f32, f64 or i64, computes, and writes the result, rounded once.
 
 pub(crate) mod apply;
+pub(crate) mod attention;
 pub(crate) mod cache;
 pub(crate) mod call;
 pub(crate) mod data;

@@ -7,6 +7,7 @@ mod harness;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod attention;
 mod elementwise;
 mod matrix;
 mod movement;

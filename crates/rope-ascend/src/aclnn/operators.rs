@@ -14,10 +14,13 @@ use super::plans::{Kept, Plan, Plans};
 use crate::error::{AscendError, Result};
 use crate::result::{check, optional, recent_message};
 use crate::safe::{DeviceMemory, Stream};
-use crate::sys::kind::{DataType, In, Ins, Ints, Num, OptIn, OptNum, OptOut, Out, Ref, Text};
+use crate::sys::kind::{
+    DataType, In, Ins, Ints, Num, OptIn, OptInts, OptNum, OptOut, Out, Ref, Text,
+};
 use crate::sys::{
     AclMeta, CubeMath, Kind, Run, aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclScalar,
-    aclTensor, aclTensorList, aclnnStatus, code, for_each_operator, for_each_rotary_operator,
+    aclTensor, aclTensorList, aclnnStatus, code, for_each_attention_operator, for_each_operator,
+    for_each_rotary_operator,
 };
 
 /// Most axes of a tensor descriptor.
@@ -63,6 +66,10 @@ pub(super) enum Argument<'a> {
     Ints(&'a [i64]),
     Text(&'static CStr),
     Bits(u64),
+    /// A tensor that is not read, and one that is not written: each has an index among the
+    /// operator's inputs or outputs.
+    NoInput,
+    NoOutput,
     Absent,
 }
 
@@ -113,12 +120,13 @@ parameters! {
     In: View<'a>, v => Argument::In(v), Tensor;
     Out: View<'a>, v => Argument::Out(v), Tensor;
     Ref: View<'a>, v => Argument::Ref(v), Tensor;
-    OptIn: Option<View<'a>>, v => v.map_or(Argument::Absent, Argument::In), Tensor;
-    OptOut: Option<View<'a>>, v => v.map_or(Argument::Absent, Argument::Out), Tensor;
+    OptIn: Option<View<'a>>, v => v.map_or(Argument::NoInput, Argument::In), Tensor;
+    OptOut: Option<View<'a>>, v => v.map_or(Argument::NoOutput, Argument::Out), Tensor;
     Ins: &'a [View<'a>], v => Argument::Ins(v), Tensors;
     Num: Number, v => Argument::Number(v), Scalar;
     OptNum: Option<Number>, v => v.map_or(Argument::Absent, Argument::Number), Scalar;
     Ints: &'a [i64], v => Argument::Ints(v), Ints;
+    OptInts: Option<&'a [i64]>, v => v.map_or(Argument::Absent, Argument::Ints), Ints;
     Text: &'static CStr, v => Argument::Text(v), Text;
 }
 
@@ -170,6 +178,7 @@ macro_rules! value {
     (Num) => { Number };
     (OptNum) => { Option<Number> };
     (Ints) => { &[i64] };
+    (OptInts) => { Option<&[i64]> };
     (Text) => { &'static CStr };
     (DataType) => { aclDataType };
     ($plain:ident) => { $plain };
@@ -257,6 +266,7 @@ macro_rules! wrap {
 }
 
 for_each_operator!(wrap pub operators);
+for_each_attention_operator!(wrap pub attention);
 for_each_rotary_operator!(wrap pub(super) rotary);
 
 macro_rules! list {
@@ -515,7 +525,7 @@ impl Objects {
             }
             Argument::Text(text) => Ok(Raw::Text(text.as_ptr().cast_mut())),
             Argument::Bits(bits) => Ok(Raw::Bits(bits)),
-            Argument::Absent => Ok(Raw::Null),
+            Argument::NoInput | Argument::NoOutput | Argument::Absent => Ok(Raw::Null),
         }
     }
 

@@ -187,7 +187,9 @@ impl Key {
                 }
                 Argument::Text(text) => words.push(text.as_ptr() as u64),
                 Argument::Bits(bits) => words.push(bits),
-                Argument::Absent => words.push(u64::MAX),
+                Argument::NoInput | Argument::NoOutput | Argument::Absent => {
+                    words.push(u64::MAX);
+                }
             }
         }
         Self(words)
@@ -222,7 +224,6 @@ impl Plan {
         let check = |name, status| check(&stream.device().runtime().api().rt, name, status);
         let as_input = |index, tensor, view: &View<'_>| match meta.aclSetInputTensorAddr {
             // SAFETY: the executor is kept, and the descriptor is the one that it was planned with.
-            // Absent tensors come last among an operator's inputs, so the count is the index.
             Some(set) => check("aclSetInputTensorAddr", unsafe {
                 set(self.executor, index, tensor, view.buffer.pointer())
             }),
@@ -261,9 +262,12 @@ impl Plan {
             }
             inputs += usize::from(matches!(
                 argument,
-                Argument::In(_) | Argument::Ref(_) | Argument::Ins(_)
+                Argument::In(_) | Argument::Ref(_) | Argument::Ins(_) | Argument::NoInput
             ));
-            outputs += usize::from(matches!(argument, Argument::Out(_) | Argument::Ref(_)));
+            outputs += usize::from(matches!(
+                argument,
+                Argument::Out(_) | Argument::Ref(_) | Argument::NoOutput
+            ));
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 //! Each row of a table declares both phases of one operator: `aclnnXGetWorkspaceSize`, which takes
 //! the listed parameters, and `aclnnX`. It names the repository of its document, the function that
 //! wraps it, and the limits that the document states. [`for_each_operator`] hands the operators of
-//! training to a macro, [`for_each_rotary_operator`] the stock rotary operators: here to one that
+//! training to a macro, [`for_each_attention_operator`] those of attention,
+//! [`for_each_rotary_operator`] the stock rotary operators: here to one that
 //! declares the C functions, in [`aclnn`](crate::aclnn) to one that wraps them.
 //!
 //! # Source
@@ -73,6 +74,9 @@ pub mod kind {
     /// A list of integers.
     #[derive(Debug)]
     pub enum Ints {}
+    /// A list of integers, or null.
+    #[derive(Debug)]
+    pub enum OptInts {}
     /// A string of the host.
     #[derive(Debug)]
     pub enum Text {}
@@ -95,6 +99,7 @@ kinds! {
     kind::Num => *const aclScalar,
     kind::OptNum => *const aclScalar,
     kind::Ints => *const aclIntArray,
+    kind::OptInts => *const aclIntArray,
     kind::Text => *mut c_char,
     kind::DataType => aclDataType,
     i64 => i64,
@@ -349,6 +354,52 @@ macro_rules! for_each_rotary_operator {
 }
 pub(crate) use for_each_rotary_operator;
 
+/// Calls `$then!` with the remaining tokens and the table of the attention operators.
+macro_rules! for_each_attention_operator {
+    ($then:ident $($head:tt)*) => {
+        $then! {
+            $($head)*;
+            /// Attention, and each row's largest score and sum of exponentials, 8 times. Limits:
+            /// Atlas A2; at most 256 heads of at most 768 channels, those of v no more than q's;
+            /// `atten_mask` is true where hidden.
+            transformer fn flash_attention = FlashAttentionScore(
+                q: In, k: In, v: In, real_shift: OptIn, drop_mask: OptIn, padding_mask: OptIn,
+                atten_mask: OptIn, prefix: OptInts, scale: f64, keep: f64, pre_tokens: i64,
+                next_tokens: i64, heads: i64, layout: Text, inner_precise: i64, sparse_mode: i64,
+                softmax_max: Out, softmax_sum: Out, softmax_out: OptOut, out: Out
+            );
+            /// The gradients of q, k and v of attention. Limits: As the forward's; order of
+            /// additions not fixed by default.
+            transformer fn flash_attention_grad = FlashAttentionScoreGrad(
+                q: In, k: In, v: In, dy: In, pse_shift: OptIn, drop_mask: OptIn,
+                padding_mask: OptIn, atten_mask: OptIn, softmax_max: OptIn, softmax_sum: OptIn,
+                softmax_in: OptIn, out: In, prefix: OptInts, scale: f64, keep: f64,
+                pre_tokens: i64, next_tokens: i64, heads: i64, layout: Text, inner_precise: i64,
+                sparse_mode: i64, dq: Out, dk: Out, dv: Out, dpse: OptOut
+            );
+            /// Attention within packed sequences, given by running totals of their lengths. Limits:
+            /// As for one length; at most 2048 sequences; no row of `atten_mask` hides all.
+            transformer fn flash_attention_packed = FlashAttentionVarLenScore(
+                q: In, k: In, v: In, real_shift: OptIn, drop_mask: OptIn, padding_mask: OptIn,
+                atten_mask: OptIn, prefix: OptInts, q_ends: OptInts, k_ends: OptInts, scale: f64,
+                keep: f64, pre_tokens: i64, next_tokens: i64, heads: i64, layout: Text,
+                inner_precise: i64, sparse_mode: i64, softmax_max: Out, softmax_sum: Out,
+                softmax_out: OptOut, out: Out
+            );
+            /// Its gradients. Limits: As the forward's, but heads of at most 512 channels; order of
+            /// additions not fixed by default.
+            transformer fn flash_attention_packed_grad = FlashAttentionUnpaddingScoreGrad(
+                q: In, k: In, v: In, dy: In, pse_shift: OptIn, drop_mask: OptIn,
+                padding_mask: OptIn, atten_mask: OptIn, softmax_max: OptIn, softmax_sum: OptIn,
+                softmax_in: OptIn, out: In, prefix: OptInts, q_ends: OptInts, k_ends: OptInts,
+                scale: f64, keep: f64, pre_tokens: i64, next_tokens: i64, heads: i64, layout: Text,
+                inner_precise: i64, sparse_mode: i64, dq: Out, dk: Out, dv: Out, dpse: OptOut
+            );
+        }
+    };
+}
+pub(crate) use for_each_attention_operator;
+
 /// The first phase's type, from the kinds of its parameters.
 macro_rules! plan_type {
     ($($kind:ident),*) => {
@@ -450,7 +501,7 @@ macro_rules! declare {
     };
 }
 
-use kind::{DataType, In, Ins, Ints, Num, OptIn, OptNum, OptOut, Out, Ref, Text};
+use kind::{DataType, In, Ins, Ints, Num, OptIn, OptInts, OptNum, OptOut, Out, Ref, Text};
 for_each_operator! {
     declare
     /// The operators of training. An installation may lack any of them.
@@ -460,4 +511,9 @@ for_each_rotary_operator! {
     declare
     /// The stock rotary operators. An installation may lack any of them.
     AclRotary
+}
+for_each_attention_operator! {
+    declare
+    /// The attention operators. An installation may lack any of them.
+    AclAttention
 }
