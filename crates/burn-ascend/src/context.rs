@@ -9,6 +9,7 @@ use rope_ascend::rope::Npu;
 use rope_ascend::safe::{DeviceBuffer, Stream};
 use rope_ascend::{AscendError, Result};
 
+use crate::attention::Masks;
 use crate::error::execution;
 use crate::npu::AscendDevice;
 use crate::rotary::Rotators;
@@ -27,6 +28,7 @@ pub(crate) struct Context {
     numbers: Mutex<VecDeque<(u32, Arc<DeviceBuffer<u8>>)>>,
     unseen: Mutex<Option<ExecutionError>>,
     rotators: Rotators,
+    masks: Masks,
     /// Last, so that what else this holds is gone when this is: see [`alive`](Self::alive).
     alive: Arc<()>,
 }
@@ -52,6 +54,7 @@ impl Context {
             numbers: Mutex::default(),
             unseen: Mutex::new(None),
             rotators: Rotators::default(),
+            masks: Masks::default(),
             alive: Arc::default(),
         })
     }
@@ -80,6 +83,10 @@ impl Context {
 
     pub(crate) fn rotators(&self) -> &Rotators {
         &self.rotators
+    }
+
+    pub(crate) fn masks(&self) -> &Masks {
+        &self.masks
     }
 
     pub(crate) fn seed(&self, seed: u64) {

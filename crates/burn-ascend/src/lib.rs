@@ -7,15 +7,16 @@
 //! | [`server`] | the same for other processes and hosts |
 //! | [`Ascend`], [`AscendDevice`], [`AscendTensor`] | the backend, an NPU, a view of its memory |
 //! | [`fallbacks`] | the operations that ran on the host or on the AI CPU, counted |
+//! | [`attention_runs`] | which code attended, counted |
 //!
 //! burn's dispatch knows no backends from outside, so [`device`] reaches the NPU through a server
 //! in the same process: autodiff runs on the client's side, tensors stay in device memory, and only
 //! descriptions of operations cross.
 //!
-//! Operators are the vendor's, and the rotation is rope-ascend's kernels on the tensors' own
-//! memory, all on one stream per device; only reading a tensor waits. What the operator library
-//! does not compute, or not in some element type, goes to the host and back through
-//! [Flex](burn::backend::Flex).
+//! Operators are the vendor's, flash attention among them, and the rotation is rope-ascend's
+//! kernels on the tensors' own memory, all on one stream per device; only reading a tensor waits.
+//! What the operator library does not compute, or not in some element type, goes to the host and
+//! back through [Flex](burn::backend::Flex).
 //!
 //! # Example
 //! ```
@@ -39,6 +40,7 @@
 //! panic would end a burn-remote session, and its client would see a closed connection, not the
 //! cause.)
 
+mod attention;
 mod backend;
 mod context;
 mod device;
@@ -53,6 +55,7 @@ mod rotary;
 pub mod server;
 mod tensor;
 
+pub use attention::{AttentionRuns, attention_runs, reset_attention_runs};
 pub use backend::Ascend;
 pub use device::{AscendHost, DeviceError, close, device, device_simulated, simulated};
 pub use fallback::{Fallback, Processor, fallbacks, reset_fallbacks};

@@ -1,8 +1,8 @@
 //! Attention in blocks of queries, of ordinary tensor operations: what every backend can run.
 //!
-//! A block is as many queries as keep its scores within [`BLOCK_ELEMS`], and the keys that any of
-//! them sees. Nothing larger than a block of scores exists at a time, in either direction. The
-//! heads of a group lie below each other as rows of one product, so k and v are not repeated.
+//! A block is as many queries as keep its scores within 128 MiB, and the keys that any of them sees.
+//! Nothing larger than a block of scores exists at a time, in either direction. The heads of a group
+//! lie below each other as rows of one product, so k and v are not repeated.
 //! Windows of one length, as vision towers have, are computed as one batch.
 //!
 //! Products take tensors of the data's type; scores, softmax and sums over blocks are in f32, or
@@ -99,7 +99,7 @@ impl Block {
 }
 
 /// The output and log_sum_exp of [`AttentionOps`](crate::AttentionOps).
-pub(crate) fn forward<B: Backend>(
+pub fn forward<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
@@ -135,7 +135,7 @@ pub(crate) fn forward<B: Backend>(
 
 /// The gradients of q, k, v and the bias, as [`AttentionOps`](crate::AttentionOps) has them.
 #[allow(clippy::type_complexity, reason = "the type of the operation")]
-pub(crate) fn backward<B: Backend>(
+pub fn backward<B: Backend>(
     kept: Kept<B>,
     gradient: FloatTensor<B>,
     bias_wanted: bool,

@@ -100,4 +100,14 @@ pub enum AttentionError {
         /// Flags found.
         found: usize,
     },
+    /// Numbers of an operation that came from a client of another version, or damaged.
+    #[error("{what} is {found}, expected {expected}; client and server must be of one release")]
+    Wire {
+        /// Which of the numbers.
+        what: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
 }

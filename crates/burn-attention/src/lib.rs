@@ -36,7 +36,7 @@
 //! | feature | backend | implementation |
 //! |---|---|---|
 //! | `flex` (default) | Flex, burn's CPU backend | kernels of this crate on all threads |
-//! | `remote` | devices of a server, by burn-remote | blocks of ordinary operations |
+//! | `remote` | devices of a server, by burn-remote | the server's backend, if the server registered the operation |
 //! | `cpu`, `cuda`, `metal`, `rocm`, `vulkan`, `wgpu` | CubeCL's | blocks of ordinary operations |
 //!
 //! On a backend that no feature names, autodiff keeps the blocks' scores: the same results, without
@@ -45,13 +45,15 @@
 mod attention;
 mod backends;
 mod backward;
-mod blocks;
+pub mod blocks;
 pub mod composed;
 mod error;
 mod mask;
 mod ops;
 
 pub use attention::Attention;
+#[cfg(feature = "remote-server")]
+pub use backends::remote;
 pub use error::{AttentionError, Result};
-pub use mask::{AttentionMask, MaskRules, Window};
+pub use mask::{AttentionMask, MaskRules, Pattern, Window};
 pub use ops::{AttentionOp, AttentionOps, Bias, Kept, Method};

@@ -42,10 +42,127 @@ pub struct AttentionMask {
     attended: Option<Arc<[bool]>>,
 }
 
+/// What the queries of a mask see, padding apart, in the words of kernels that know some patterns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// All keys.
+    All,
+    /// The keys from so many before its own index to so many after it.
+    Band(Window),
+    /// Of the sequences that end at these indices its own, or of that the keys up to its own index.
+    Packed {
+        /// The index after each sequence's last token.
+        ends: Vec<usize>,
+        /// Whether keys after the query are hidden.
+        causal: bool,
+    },
+    /// Something else.
+    Other,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span {
     start: u32,
     end: u32,
+}
+
+/// Queries in a row whose spans of keys stand still or advance by one key a query, at either end.
+#[cfg(feature = "remote")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) queries: usize,
+    /// The first query's first key, and the one after its last.
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) start_advances: bool,
+    pub(crate) end_advances: bool,
+}
+
+#[cfg(feature = "remote")]
+impl Run {
+    /// The span of its query at an index.
+    fn span(&self, query: usize) -> Span {
+        let advanced = |key: usize, advances: bool| (key + query * usize::from(advances)) as u32;
+        Span {
+            start: advanced(self.start, self.start_advances),
+            end: advanced(self.end, self.end_advances),
+        }
+    }
+}
+
+#[cfg(feature = "remote")]
+impl AttentionMask {
+    /// The spans as few runs.
+    pub(crate) fn runs(&self) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for span in self.spans.iter() {
+            if let Some(run) = runs.last_mut() {
+                if run.queries == 1 {
+                    // The second query decides what advances.
+                    let before = run.span(0);
+                    run.start_advances = span.start == before.start + 1;
+                    run.end_advances = span.end == before.end + 1;
+                }
+                if run.span(run.queries) == *span {
+                    run.queries += 1;
+                    continue;
+                }
+                if run.queries == 1 {
+                    (run.start_advances, run.end_advances) = (false, false);
+                }
+            }
+            runs.push(Run {
+                queries: 1,
+                start: span.start as usize,
+                end: span.end as usize,
+                start_advances: false,
+                end_advances: false,
+            });
+        }
+        runs
+    }
+
+    /// The mask of [`runs`](Self::runs) and of the padding flags of all samples, or of none.
+    ///
+    /// # Errors
+    /// [`AttentionError::Wire`] for a span beyond the keys, and for flags that do not fit them.
+    pub(crate) fn of_runs(keys: usize, runs: &[Run], attended: Vec<bool>) -> Result<Self> {
+        let mut spans = Vec::new();
+        for run in runs {
+            let last = run.span(run.queries.saturating_sub(1));
+            let wrong = |what, expected: String, found: u32| {
+                let found = found.to_string();
+                AttentionError::Wire {
+                    what,
+                    expected,
+                    found,
+                }
+            };
+            if last.end as usize > keys || run.end > keys {
+                let most = format!("at most {keys} keys");
+                return Err(wrong("the end of a run", most, last.end));
+            }
+            for span in [run.span(0), last] {
+                if span.start > span.end {
+                    let most = format!("at most its end, {}", span.end);
+                    return Err(wrong("the first key of a run", most, span.start));
+                }
+            }
+            spans.extend((0..run.queries).map(|query| run.span(query)));
+        }
+        if !attended.is_empty() && (keys == 0 || !attended.len().is_multiple_of(keys)) {
+            return Err(AttentionError::Wire {
+                what: "the padding",
+                expected: format!("a flag for each of {keys} keys of a sample"),
+                found: attended.len().to_string(),
+            });
+        }
+        Ok(Self {
+            keys,
+            spans: spans.into(),
+            attended: (!attended.is_empty()).then(|| attended.into()),
+        })
+    }
 }
 
 impl AttentionMask {
@@ -112,6 +229,71 @@ impl AttentionMask {
         self.span(query).contains(&key) && attended.is_none_or(|attended| attended[key])
     }
 
+    /// What the queries see, padding apart.
+    pub fn pattern(&self) -> Pattern {
+        let (queries, keys) = (self.queries(), self.keys);
+        if self.covers(0..queries, &(0..keys)) {
+            return Pattern::All;
+        }
+        let band = self.band();
+        band.map(Pattern::Band)
+            .or_else(|| self.sequences())
+            .unwrap_or(Pattern::Other)
+    }
+
+    /// The window that gives the spans; a side that hides nothing reaches over all keys.
+    fn band(&self) -> Option<Window> {
+        let shift = self.keys.checked_sub(self.queries())?;
+        let (mut before, mut after) = (None, None);
+        for (query, span) in self.spans.iter().enumerate() {
+            let index = query + shift;
+            if span.start > 0 {
+                before.get_or_insert(index.checked_sub(span.start as usize)?);
+            }
+            if (span.end as usize) < self.keys {
+                after.get_or_insert((span.end as usize).checked_sub(index + 1)?);
+            }
+        }
+        let window = Window {
+            before: before.unwrap_or(self.keys),
+            after: after.unwrap_or(self.keys),
+        };
+        let fits = self.spans.iter().enumerate().all(|(query, span)| {
+            let index = query + shift;
+            let start = index.saturating_sub(window.before);
+            let end = (index + window.after + 1).min(self.keys);
+            (span.start as usize, span.end as usize) == (start, end)
+        });
+        fits.then_some(window)
+    }
+
+    /// The packed sequences that give the spans.
+    fn sequences(&self) -> Option<Pattern> {
+        if self.queries() != self.keys {
+            return None;
+        }
+        let mut ends = Vec::new();
+        let mut first = 0;
+        // One that holds for every sequence; one of a single token has both.
+        let (mut whole, mut causal) = (true, true);
+        while first < self.keys {
+            let own = |span: &&Span| span.start as usize == first;
+            let count = self.spans[first..].iter().take_while(own).count();
+            let end = first + count;
+            for (index, span) in (first..end).zip(&self.spans[first..end]) {
+                whole &= span.end as usize == end;
+                causal &= span.end as usize == index + 1;
+            }
+            if count == 0 || !(whole || causal) {
+                return None;
+            }
+            ends.push(end);
+            first = end;
+        }
+        let causal = !whole;
+        Some(Pattern::Packed { ends, causal })
+    }
+
     /// The keys that a query sees, but for padding.
     pub(crate) fn span(&self, query: usize) -> Range<usize> {
         let Span { start, end } = self.spans[query];
@@ -148,8 +330,8 @@ impl AttentionMask {
         Some(&flags[sample * self.keys..(sample + 1) * self.keys])
     }
 
-    /// The padding flags of all samples, if any key is padding.
-    pub(crate) fn padding(&self) -> Option<&[bool]> {
+    /// The padding flags of all samples, `[batch, keys]`, if any key is padding.
+    pub fn padding(&self) -> Option<&[bool]> {
         self.attended.as_deref()
     }
 }
@@ -235,6 +417,47 @@ mod tests {
             ..causal
         };
         assert_eq!(seen(&padded, 3, 3), ["...", ".x.", ".xx"]);
+    }
+
+    #[test]
+    fn masks_are_recognised() {
+        let pattern = |rules: &MaskRules, queries, keys| {
+            let mask = AttentionMask::new(rules, 1, queries, keys).expect("valid rules");
+            mask.pattern()
+        };
+        let all = MaskRules::default();
+        assert_eq!(pattern(&all, 2, 3), Pattern::All);
+        let causal = MaskRules {
+            causal: true,
+            ..all
+        };
+        let band = |before, after| Pattern::Band(Window { before, after });
+        assert_eq!(pattern(&causal, 5, 5), band(5, 0));
+        assert_eq!(pattern(&causal, 2, 5), band(5, 0));
+        // The last query sees all keys.
+        assert_eq!(pattern(&causal, 1, 5), Pattern::All);
+        let window = |before, after| MaskRules {
+            window: Some(Window { before, after }),
+            ..all
+        };
+        assert_eq!(pattern(&window(1, 0), 5, 5), band(1, 0));
+        assert_eq!(pattern(&window(1, 2), 5, 5), band(1, 2));
+        assert_eq!(pattern(&window(1, 0), 2, 5), band(1, 0));
+        let packed = |causal| MaskRules {
+            causal,
+            cu_seqlens: Some(&[0, 2, 2, 5]),
+            ..all
+        };
+        for causal in [false, true] {
+            let ends = vec![2, 5];
+            let expected = Pattern::Packed { ends, causal };
+            assert_eq!(pattern(&packed(causal), 5, 5), expected);
+        }
+        let both = MaskRules {
+            window: window(1, 0).window,
+            ..packed(true)
+        };
+        assert_eq!(pattern(&both, 5, 5), Pattern::Other);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use burn::backend::flex::{Flex, FlexDevice};
 use burn::backend::ir::BackendIr;
 use burn_ascend::server::{self, Token};
 use burn_ascend::{Ascend, fallbacks};
+use burn_attention::AttentionOps;
 use clap::Args;
 use rope_burn::RotaryOps;
 
@@ -84,7 +85,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn serve<B: BackendIr + RotaryOps>(
+fn serve<B: BackendIr + RotaryOps + AttentionOps>(
     args: &ServeArgs,
     devices: Vec<B::Device>,
 ) -> Result<(), Box<dyn Error>> {

@@ -92,7 +92,7 @@ pub(crate) fn number(value: Scalar, dtype: DType) -> Number {
     })
 }
 
-fn view(tensor: &AscendTensor) -> std::result::Result<View<'_>, ExecutionError> {
+pub(crate) fn view(tensor: &AscendTensor) -> std::result::Result<View<'_>, ExecutionError> {
     let dtype = data_type(tensor.dtype()).map_err(|error| execution(&error))?;
     Ok(View {
         buffer: tensor.buffer()?,

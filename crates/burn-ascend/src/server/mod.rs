@@ -10,10 +10,11 @@ use std::{fmt, io};
 use burn::backend::ir::BackendIr;
 use burn::remote::RemoteHost;
 use burn::tensor::Device;
+use burn_attention::{AttentionOps, remote as attention};
 use burn_remote::server::{
     BackendServer, EmptyToken, ServerLogging, TokenAuthorizer, WebSocketTransport,
 };
-use rope_burn::{RotaryOps, remote};
+use rope_burn::{RotaryOps, remote as rotary};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
 
@@ -77,7 +78,7 @@ impl fmt::Debug for Token {
 /// # Errors
 /// [`DeviceError::Socket`], also with the error of `ready`; [`DeviceError::Token`] for none that
 /// [`Token`] can be.
-pub fn serve<B: BackendIr + RotaryOps>(
+pub fn serve<B: BackendIr + RotaryOps + AttentionOps>(
     devices: impl IntoIterator<Item = B::Device>,
     token: &Token,
     listener: TcpListener,
@@ -138,20 +139,20 @@ impl Server {
     ///
     /// # Errors
     /// [`DeviceError::Socket`], [`DeviceError::Randomness`].
-    pub fn start<B: BackendIr + RotaryOps>(
+    pub fn start<B: BackendIr + RotaryOps + AttentionOps>(
         devices: impl IntoIterator<Item = B::Device>,
     ) -> Result<Self, DeviceError> {
         Self::with_token::<B>(devices, Token::random()?)
     }
 
-    fn with_token<B: BackendIr + RotaryOps>(
+    fn with_token<B: BackendIr + RotaryOps + AttentionOps>(
         devices: impl IntoIterator<Item = B::Device>,
         token: Token,
     ) -> Result<Self, DeviceError> {
         let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
         let (alive, sessions) = channel::<()>();
-        let server = remote::register(BackendServer::<B>::new(devices))
+        let server = attention::register(rotary::register(BackendServer::<B>::new(devices)))
             .with_authorizer(TokenAuthorizer::new(token.reveal())?)
             .with_custom_op(ALIVE, move |_, _, _| {
                 let _held = &alive;

@@ -9,9 +9,11 @@ mod flex;
 #[cfg(feature = "cube")]
 impl crate::AttentionOps for burn::backend::Cube {}
 
-/// The ordinary operations of a block travel to the server one by one; the tensors stay there.
-#[cfg(feature = "remote")]
-impl crate::AttentionOps for burn::backend::Remote {}
+/// Attending on tensors that a server holds.
+#[cfg(feature = "remote-server")]
+pub mod remote;
+#[cfg(all(feature = "remote", not(feature = "remote-server")))]
+mod remote;
 
 /// Whether [`AttentionOps`](crate::AttentionOps) reaches the backend of a device: burn's dispatch
 /// knows those that this crate's features name, and would panic for others.

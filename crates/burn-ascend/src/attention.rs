@@ -1,0 +1,605 @@
+//! Attention by the vendor's flash attention, and by blocks of ordinary operations beyond its
+//! limits.
+//!
+//! A causal mask or a window costs the triangle that stands for one of any size, 4 MiB in each
+//! device; packed sequences cost their lengths. Other masks are a byte for each query and key. Both
+//! are kept from one layer to the next.
+//!
+//! The node keeps one number for each row of scores instead of the operator's sixteen: with
+//! l = max + log(sum), exp(s - max) / sum = exp(s - l) / 1, so the gradient takes l as the maximum
+//! and 1 as the sum.
+
+use std::collections::VecDeque;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{DType, ExecutionError, FloatDType, Shape, TensorData, TensorMetadata};
+use burn_attention::{
+    AttentionMask, AttentionOp, AttentionOps, Bias, Kept, Method, Pattern, Window, blocks,
+};
+use rope_ascend::AscendError;
+use rope_ascend::aclnn::View;
+use rope_ascend::safe::DeviceBuffer;
+use rope_ascend::sys::aclDataType;
+
+use crate::Ascend;
+use crate::context::Context;
+use crate::error::execution;
+use crate::ops::{launch, views};
+use crate::tensor::{AscendTensor, dense_strides};
+
+/// Columns of the operator's statistics of a row, all alike.
+const STATISTICS: usize = 8;
+/// Rows and columns of the triangle that stands for a mask of any size.
+const TRIANGLE: usize = 2048;
+/// The largest mask of its own, in bytes.
+const MASK_BYTES: usize = 64 << 20;
+/// Masks of their own that are kept.
+const MASKS: usize = 2;
+const MAX_HEADS: usize = 256;
+/// Of the gradient of packed sequences; of one length it is 768.
+const MAX_HEAD_DIM: usize = 512;
+const MAX_SEQUENCES: usize = 2048;
+/// Tokens that hide nothing.
+const FAR: i64 = i32::MAX as i64;
+
+/// How often which code attended, forwards and backwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttentionRuns {
+    /// By the vendor's flash attention.
+    pub fused: u64,
+    /// By blocks of ordinary operations on the device.
+    pub blocks: u64,
+}
+
+static FUSED: AtomicU64 = AtomicU64::new(0);
+static BLOCKS: AtomicU64 = AtomicU64::new(0);
+
+/// How often which code attended on any device of this process, since the last
+/// [`reset_attention_runs`].
+pub fn attention_runs() -> AttentionRuns {
+    AttentionRuns {
+        fused: FUSED.load(Ordering::Relaxed),
+        blocks: BLOCKS.load(Ordering::Relaxed),
+    }
+}
+
+/// Starts counting anew.
+pub fn reset_attention_runs() {
+    FUSED.store(0, Ordering::Relaxed);
+    BLOCKS.store(0, Ordering::Relaxed);
+}
+
+/// A device's masks.
+#[derive(Debug, Default)]
+pub(crate) struct Masks {
+    triangle: Mutex<Option<Arc<DeviceBuffer<u8>>>>,
+    own: Mutex<VecDeque<(AttentionMask, Arc<DeviceBuffer<u8>>)>>,
+}
+
+impl Masks {
+    /// 1 above the diagonal: hidden.
+    fn triangle(&self, context: &Context) -> Result<Arc<DeviceBuffer<u8>>, Refusal> {
+        let mut triangle = self.triangle.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(triangle) = &*triangle {
+            return Ok(triangle.clone());
+        }
+        let flags = (0..TRIANGLE * TRIANGLE).map(|i| u8::from(i % TRIANGLE > i / TRIANGLE));
+        let flags: Vec<u8> = flags.collect();
+        let made = Arc::new(context.stream().upload_queued(&flags)?);
+        Ok(triangle.insert(made).clone())
+    }
+
+    /// `[samples, 1, queries, keys]`: 1 where hidden. A row that sees no key sees all: its output
+    /// is set to 0 afterwards, for which the operator has no documented rule.
+    fn own(
+        &self,
+        context: &Context,
+        mask: &AttentionMask,
+        samples: usize,
+    ) -> Result<Arc<DeviceBuffer<u8>>, Refusal> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, flags)) = own.iter().find(|(known, _)| known == mask) {
+            return Ok(flags.clone());
+        }
+        let mut flags = Vec::with_capacity(samples * mask.queries() * mask.keys());
+        for (sample, query) in rows(mask, samples) {
+            let first = flags.len();
+            flags.extend((0..mask.keys()).map(|key| u8::from(!mask.sees(sample, query, key))));
+            if !flags[first..].contains(&0) {
+                flags[first..].fill(0);
+            }
+        }
+        let made = Arc::new(context.stream().upload_queued(&flags)?);
+        if own.len() == MASKS {
+            own.pop_front();
+        }
+        own.push_back((mask.clone(), made.clone()));
+        Ok(made)
+    }
+}
+
+/// Every query of every sample.
+fn rows(mask: &AttentionMask, samples: usize) -> impl Iterator<Item = (usize, usize)> {
+    let queries = mask.queries();
+    (0..samples).flat_map(move |sample| (0..queries).map(move |query| (sample, query)))
+}
+
+/// Why the operators did not attend.
+enum Refusal {
+    /// It is beyond their limits, or the installation lacks them: blocks attend.
+    Limit,
+    /// The device, or what the tensors were computed from, failed.
+    Failed(ExecutionError),
+}
+
+impl From<AscendError> for Refusal {
+    fn from(error: AscendError) -> Self {
+        match error {
+            // Which devices have the operators in which types is theirs to say, before anything is
+            // queued.
+            AscendError::Call { .. } | AscendError::SymbolUnavailable { .. } => Self::Limit,
+            error => Self::Failed(execution(&error)),
+        }
+    }
+}
+
+impl From<ExecutionError> for Refusal {
+    fn from(error: ExecutionError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// The order of a tensor's axes, as the operators name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    Bnsd,
+    Bsnd,
+    Tnd,
+}
+
+impl Layout {
+    fn name(self) -> &'static CStr {
+        match self {
+            Self::Bnsd => c"BNSD",
+            Self::Bsnd => c"BSND",
+            Self::Tnd => c"TND",
+        }
+    }
+
+    /// A tensor of `[batch, heads, tokens, channels]` as the operators take it.
+    fn apply(self, x: &AscendTensor) -> AscendTensor {
+        let swapped = || views::swap(x, 1, 2);
+        match self {
+            Self::Bnsd => x.clone(),
+            Self::Bsnd => swapped(),
+            Self::Tnd => {
+                let [batch, heads, tokens, channels] = x.shape().dims();
+                views::reshape(swapped(), &Shape::from([batch * tokens, heads, channels]))
+            }
+        }
+    }
+
+    /// New memory for a tensor of those dimensions, as the operators take it.
+    fn empty(self, context: &Arc<Context>, dims: [usize; 4], dtype: DType) -> AscendTensor {
+        let [batch, heads, tokens, channels] = dims;
+        let shape = match self {
+            Self::Bnsd => Shape::from(dims),
+            Self::Bsnd => Shape::from([batch, tokens, heads, channels]),
+            Self::Tnd => Shape::from([batch * tokens, heads, channels]),
+        };
+        AscendTensor::empty_in(context, shape, dtype)
+    }
+
+    /// The inverse of [`apply`](Self::apply).
+    fn restore(
+        self,
+        x: AscendTensor,
+        [batch, heads, tokens, channels]: [usize; 4],
+    ) -> AscendTensor {
+        match self {
+            Self::Bnsd => x,
+            Self::Bsnd => views::swap(&x, 1, 2),
+            Self::Tnd => {
+                let shape = Shape::from([batch, tokens, heads, channels]);
+                views::swap(&views::reshape(x, &shape), 1, 2)
+            }
+        }
+    }
+
+    /// The layout of the statistics, which are never BSND.
+    fn of_statistics(self) -> Self {
+        match self {
+            Self::Bsnd => Self::Bnsd,
+            other => other,
+        }
+    }
+}
+
+/// What an attention's operators are called with besides its tensors.
+struct Plan {
+    context: Arc<Context>,
+    layout: Layout,
+    sparse: i64,
+    /// preTokens, nextTokens.
+    tokens: [i64; 2],
+    mask: Option<(Arc<DeviceBuffer<u8>>, Vec<usize>)>,
+    /// Running totals of the lengths of packed sequences.
+    ends: Option<Vec<i64>>,
+    /// 0 for each row that sees no key, `[samples, 1, queries, 1]`, if there is one.
+    seen: Option<AscendTensor>,
+    scale: f64,
+    heads: i64,
+}
+
+impl Plan {
+    fn new([q, k, v]: [&AscendTensor; 3], biased: bool, op: &AttentionOp) -> Result<Self, Refusal> {
+        op.check(q, k, v, None)
+            .map_err(|error| ExecutionError::with_context(error.to_string()))?;
+        let [batch, heads, queries, head_dim] = q.shape().dims();
+        let (keys, value_dim) = (k.dims()[2], v.dims()[3]);
+        let within = heads <= MAX_HEADS
+            && head_dim <= MAX_HEAD_DIM
+            && value_dim <= head_dim
+            && matches!(q.dtype(), DType::F32 | DType::F16 | DType::BF16);
+        if biased || op.method != Method::Fused || !within {
+            return Err(Refusal::Limit);
+        }
+        let context = q.context()?.clone();
+        let swapped = [q, k, v]
+            .iter()
+            .all(|x| views::swap(x, 1, 2).is_contiguous());
+        let mut plan = Self {
+            layout: if swapped { Layout::Bsnd } else { Layout::Bnsd },
+            sparse: 0,
+            tokens: [FAR; 2],
+            mask: None,
+            ends: None,
+            seen: None,
+            scale: op.scale,
+            heads: heads as i64,
+            context,
+        };
+        let mask = &op.mask;
+        let pattern = match mask.padding() {
+            None => mask.pattern(),
+            Some(_) => Pattern::Other,
+        };
+        match pattern {
+            Pattern::All => {}
+            Pattern::Band(Window { before, after }) => {
+                plan.use_triangle()?;
+                let causal = after == 0 && before >= keys;
+                plan.sparse = if causal { 3 } else { 4 };
+                let token = |tokens| i64::try_from(tokens).map_or(FAR, |tokens| tokens.min(FAR));
+                plan.tokens = [before, after].map(token);
+            }
+            Pattern::Packed { ends, causal } if ends.len() * batch <= MAX_SEQUENCES => {
+                let ends = (0..batch).flat_map(|sample| {
+                    let first = sample * queries;
+                    ends.iter().map(move |end| (first + end) as i64)
+                });
+                plan.ends = Some(ends.collect());
+                plan.layout = Layout::Tnd;
+                if causal {
+                    plan.use_triangle()?;
+                    plan.sparse = 3;
+                }
+            }
+            Pattern::Packed { .. } | Pattern::Other => plan.use_own(mask, batch)?,
+        }
+        Ok(plan)
+    }
+
+    fn use_triangle(&mut self) -> Result<(), Refusal> {
+        let triangle = self.context.masks().triangle(&self.context)?;
+        self.mask = Some((triangle, vec![TRIANGLE; 2]));
+        Ok(())
+    }
+
+    fn use_own(&mut self, mask: &AttentionMask, batch: usize) -> Result<(), Refusal> {
+        let samples = if mask.padding().is_some() { batch } else { 1 };
+        let (queries, keys) = (mask.queries(), mask.keys());
+        if samples * queries * keys > MASK_BYTES {
+            return Err(Refusal::Limit);
+        }
+        let flags = self.context.masks().own(&self.context, mask, samples)?;
+        self.mask = Some((flags, vec![samples, 1, queries, keys]));
+        self.sparse = 1;
+        let sees = |(sample, query)| (0..keys).any(|key| mask.sees(sample, query, key));
+        let seen: Vec<f32> = rows(mask, samples)
+            .map(|row| f32::from(u8::from(sees(row))))
+            .collect();
+        if seen.contains(&0.0) {
+            let data = TensorData::new(seen, [samples, 1, queries, 1]);
+            self.seen = Some(AscendTensor::upload(&self.context.device(), data));
+        }
+        Ok(())
+    }
+
+    /// Sets the rows that see no key to 0.
+    fn hide(&self, x: AscendTensor) -> AscendTensor {
+        let Some(seen) = &self.seen else { return x };
+        let seen = Ascend::float_cast(seen.clone(), FloatDType::from(x.dtype()));
+        Ascend::float_mul(x, seen)
+    }
+
+    fn forward(&self, [q, k, v]: [&AscendTensor; 3]) -> Result<[AscendTensor; 2], Refusal> {
+        let [batch, heads, queries, _] = q.shape().dims();
+        let of_out = [batch, heads, queries, v.dims()[3]];
+        let of_rows = [batch, heads, queries, STATISTICS];
+        let layout = self.layout;
+        let out = layout.empty(&self.context, of_out, q.dtype());
+        let statistics = || {
+            layout
+                .of_statistics()
+                .empty(&self.context, of_rows, DType::F32)
+        };
+        let (max, sum) = (statistics(), statistics());
+        {
+            let inputs = [q, k, v].map(|x| layout.apply(x));
+            let [q, k, v] = inputs.each_ref().map(launch::view);
+            let (q, k, v) = (q?, k?, v?);
+            let [max, sum, out] = [&max, &sum, &out].map(launch::view);
+            let (max, sum, out) = (max?, sum?, out?);
+            let strides = self.mask_strides();
+            let mask = self.mask_view(&strides);
+            let ops = self.context.operators();
+            let (name, [pre, next]) = (layout.name(), self.tokens);
+            match self.ends.as_deref() {
+                None => ops.flash_attention(
+                    q,
+                    k,
+                    v,
+                    None,
+                    None,
+                    None,
+                    mask,
+                    None,
+                    self.scale,
+                    1.0,
+                    pre,
+                    next,
+                    self.heads,
+                    name,
+                    0,
+                    self.sparse,
+                    max,
+                    sum,
+                    None,
+                    out,
+                )?,
+                Some(ends) => ops.flash_attention_packed(
+                    q,
+                    k,
+                    v,
+                    None,
+                    None,
+                    None,
+                    mask,
+                    None,
+                    Some(ends),
+                    Some(ends),
+                    self.scale,
+                    1.0,
+                    pre,
+                    next,
+                    self.heads,
+                    name,
+                    0,
+                    self.sparse,
+                    max,
+                    sum,
+                    None,
+                    out,
+                )?,
+            }
+        }
+        let first = |x: AscendTensor| {
+            let x = layout.of_statistics().restore(x, of_rows);
+            let strides = x.strides()[..3].to_vec();
+            x.view(Shape::from([batch, heads, queries]), strides, x.offset())
+        };
+        let sums = Ascend::float_add(first(max), Ascend::float_log(first(sum)));
+        Ok([self.hide(layout.restore(out, of_out)), sums])
+    }
+
+    fn backward(
+        &self,
+        [q, k, v, out, log_sum_exp, gradient]: [&AscendTensor; 6],
+    ) -> Result<[AscendTensor; 3], Refusal> {
+        let layout = self.layout;
+        let gradient = self.hide(gradient.clone());
+        let [batch, heads, queries, _] = q.shape().dims();
+        let of_rows = Shape::from([batch, heads, queries, STATISTICS]);
+        let strides = log_sum_exp.strides().iter().copied().chain([0]).collect();
+        let repeated = log_sum_exp.view(of_rows.clone(), strides, log_sum_exp.offset());
+        let max = layout.of_statistics().apply(&repeated).contiguous();
+        let device = self.context.device();
+        let sum = Ascend::float_ones(max.shape(), &device, FloatDType::F32);
+        let gradients = [q, k, v].map(|x| layout.empty(&self.context, x.shape().dims(), x.dtype()));
+        {
+            let inputs = [q, k, v, &gradient, out].map(|x| layout.apply(x));
+            let [q, k, v, dy, out] = inputs.each_ref().map(launch::view);
+            let (q, k, v, dy, out) = (q?, k?, v?, dy?, out?);
+            let (max, sum) = (Some(launch::view(&max)?), Some(launch::view(&sum)?));
+            let [dq, dk, dv] = gradients.each_ref().map(launch::view);
+            let (dq, dk, dv) = (dq?, dk?, dv?);
+            let strides = self.mask_strides();
+            let mask = self.mask_view(&strides);
+            let ops = self.context.operators();
+            let (name, [pre, next]) = (layout.name(), self.tokens);
+            match self.ends.as_deref() {
+                None => ops.flash_attention_grad(
+                    q,
+                    k,
+                    v,
+                    dy,
+                    None,
+                    None,
+                    None,
+                    mask,
+                    max,
+                    sum,
+                    None,
+                    out,
+                    None,
+                    self.scale,
+                    1.0,
+                    pre,
+                    next,
+                    self.heads,
+                    name,
+                    0,
+                    self.sparse,
+                    dq,
+                    dk,
+                    dv,
+                    None,
+                )?,
+                Some(ends) => ops.flash_attention_packed_grad(
+                    q,
+                    k,
+                    v,
+                    dy,
+                    None,
+                    None,
+                    None,
+                    mask,
+                    max,
+                    sum,
+                    None,
+                    out,
+                    None,
+                    Some(ends),
+                    Some(ends),
+                    self.scale,
+                    1.0,
+                    pre,
+                    next,
+                    self.heads,
+                    name,
+                    0,
+                    self.sparse,
+                    dq,
+                    dk,
+                    dv,
+                    None,
+                )?,
+            }
+        }
+        let [dq, dk, dv] = gradients;
+        Ok([
+            layout.restore(dq, q.shape().dims()),
+            layout.restore(dk, k.shape().dims()),
+            layout.restore(dv, v.shape().dims()),
+        ])
+    }
+
+    fn mask_strides(&self) -> Vec<usize> {
+        self.mask
+            .as_ref()
+            .map(|(_, dims)| dense_strides(dims))
+            .unwrap_or_default()
+    }
+
+    fn mask_view<'a>(&'a self, strides: &'a [usize]) -> Option<View<'a>> {
+        self.mask.as_ref().map(|(flags, dims)| View {
+            buffer: flags,
+            dtype: aclDataType::BOOL,
+            dims,
+            strides,
+            offset: 0,
+        })
+    }
+}
+
+/// Stands for a result that was not computed; the device reports the failure at its next
+/// synchronisation.
+fn failed(x: &AscendTensor, shape: Shape, dtype: DType, error: &ExecutionError) -> AscendTensor {
+    if let Ok(context) = x.context() {
+        context.failed(error);
+    }
+    AscendTensor::failed(&x.device(), shape, dtype, error.clone())
+}
+
+impl AttentionOps for Ascend {
+    fn attention_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        bias: Bias<Self>,
+        op: AttentionOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let bias = match bias {
+            Bias::Absent => None,
+            Bias::Added(bias) => Some(bias),
+        };
+        let tensors = [&q, &k, &v];
+        let done = Plan::new(tensors, bias.is_some(), &op).and_then(|plan| plan.forward(tensors));
+        match done {
+            Ok([out, sums]) => {
+                FUSED.fetch_add(1, Ordering::Relaxed);
+                (out, sums)
+            }
+            Err(Refusal::Limit) => {
+                BLOCKS.fetch_add(1, Ordering::Relaxed);
+                blocks::forward::<Self>(q, k, v, bias, &op)
+            }
+            Err(Refusal::Failed(error)) => {
+                let [batch, heads, queries, _] = q.shape().dims();
+                let out = Shape::from([batch, heads, queries, v.dims()[3]]);
+                let sums = Shape::from([batch, heads, queries]);
+                (
+                    failed(&q, out, q.dtype(), &error),
+                    failed(&q, sums, DType::F32, &error),
+                )
+            }
+        }
+    }
+
+    fn attention_backward(
+        kept: Kept<Self>,
+        gradient: FloatTensor<Self>,
+        bias_wanted: bool,
+        op: AttentionOp,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        Option<FloatTensor<Self>>,
+    ) {
+        let Kept {
+            q,
+            k,
+            v,
+            bias,
+            out,
+            log_sum_exp,
+        } = &kept;
+        let biased = matches!(bias, Bias::Added(_));
+        let tensors = [q, k, v, out, log_sum_exp, &gradient];
+        let done = Plan::new([q, k, v], biased, &op).and_then(|plan| plan.backward(tensors));
+        match done {
+            Ok([dq, dk, dv]) => {
+                FUSED.fetch_add(1, Ordering::Relaxed);
+                (dq, dk, dv, None)
+            }
+            Err(Refusal::Limit) => {
+                BLOCKS.fetch_add(1, Ordering::Relaxed);
+                blocks::backward::<Self>(kept, gradient, bias_wanted, &op)
+            }
+            Err(Refusal::Failed(error)) => {
+                let like = |x: &AscendTensor| failed(x, x.shape(), x.dtype(), &error);
+                let dbias = match bias {
+                    Bias::Added(bias) if bias_wanted => Some(like(bias)),
+                    _ => None,
+                };
+                (like(q), like(k), like(v), dbias)
+            }
+        }
+    }
+}

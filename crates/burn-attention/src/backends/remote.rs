@@ -1,0 +1,445 @@
+//! A device of a server, by burn-remote: the attention travels as one custom operation and runs by
+//! the server's backend; the tensors stay on their device.
+//!
+//! A mask travels as runs of queries whose spans of keys stand still or advance by one key a query,
+//! so that a causal one is five numbers whatever its size, and padding as the lengths of its runs.
+
+use burn::backend::ir::{CustomOpIr, ScalarIr, TensorIr};
+use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
+use burn::remote::CustomOpClient;
+use burn::tensor::{DType, Shape};
+
+use crate::error::{AttentionError, Result};
+use crate::mask::{AttentionMask, Run};
+use crate::ops::{AttentionOp, AttentionOps, Bias, Kept, Method, accumulator};
+
+/// The version of the numbers that an operation travels as; another meaning of one is another
+/// version.
+const VERSION: u64 = 1;
+
+/// The custom operations.
+const FORWARD: &str = "attention.forward";
+const BACKWARD: &str = "attention.backward";
+
+/// What an operation is called with besides tensors.
+#[derive(Clone, Debug)]
+struct Call {
+    op: AttentionOp,
+    /// Whether a bias is among the tensors.
+    biased: bool,
+    /// Whether its gradient is.
+    bias_wanted: bool,
+}
+
+/// The numbers of an operation: version, the bits of the scale, method (0 fused, 1 blocks, 2
+/// composed) and its scores, bias, gradient of the bias, keys, the number of runs, five numbers for
+/// each; the number of runs of padding flags, and their lengths, of true and of false in turns.
+fn encode(call: &Call) -> Vec<ScalarIr> {
+    let Call {
+        op,
+        biased,
+        bias_wanted,
+    } = call;
+    let (method, scores) = match op.method {
+        Method::Fused => (0, 0),
+        Method::Blocks { scores } => (1, scores),
+        Method::Composed => (2, 0),
+    };
+    let runs = op.mask.runs();
+    let mut numbers = vec![
+        VERSION,
+        op.scale.to_bits(),
+        method,
+        scores as u64,
+        u64::from(*biased),
+        u64::from(*bias_wanted),
+        op.mask.keys() as u64,
+        runs.len() as u64,
+    ];
+    for run in runs {
+        numbers.extend([run.queries, run.start, run.end].map(|number| number as u64));
+        numbers.extend([run.start_advances, run.end_advances].map(u64::from));
+    }
+    let flags = op.mask.padding().map(alternating).unwrap_or_default();
+    numbers.push(flags.len() as u64);
+    numbers.extend(flags);
+    numbers.into_iter().map(ScalarIr::UInt).collect()
+}
+
+/// The lengths of runs of equal flags, of which the first is one of true.
+fn alternating(flags: &[bool]) -> Vec<u64> {
+    let mut lengths = vec![0];
+    let mut kind = true;
+    for flag in flags {
+        if *flag != kind {
+            kind = *flag;
+            lengths.push(0);
+        }
+        if let Some(length) = lengths.last_mut() {
+            *length += 1;
+        }
+    }
+    lengths
+}
+
+/// Numbers from the wire, in order.
+#[cfg_attr(
+    not(feature = "remote-server"),
+    allow(dead_code, reason = "a client only encodes")
+)]
+struct Reader<'a> {
+    scalars: &'a [ScalarIr],
+    next: usize,
+}
+
+#[cfg_attr(
+    not(feature = "remote-server"),
+    allow(dead_code, reason = "a client only encodes")
+)]
+impl Reader<'_> {
+    /// The next number, which is at most `most`.
+    fn number(&mut self, what: &'static str, most: u64) -> Result<u64> {
+        let found = self.scalars.get(self.next);
+        self.next += 1;
+        match found {
+            Some(ScalarIr::UInt(number)) if *number <= most => Ok(*number),
+            found => Err(AttentionError::Wire {
+                what,
+                expected: format!("a number of at most {most}"),
+                found: match found {
+                    Some(ScalarIr::UInt(number)) => number.to_string(),
+                    Some(other) => format!("{other:?}"),
+                    None => "missing".into(),
+                },
+            }),
+        }
+    }
+
+    fn size(&mut self, what: &'static str) -> Result<usize> {
+        // Spans are held in 32 bits.
+        Ok(self.number(what, u64::from(u32::MAX))? as usize)
+    }
+
+    fn flag(&mut self, what: &'static str) -> Result<bool> {
+        Ok(self.number(what, 1)? == 1)
+    }
+}
+
+/// The inverse of [`encode`].
+#[cfg_attr(
+    not(feature = "remote-server"),
+    allow(dead_code, reason = "a client only encodes")
+)]
+fn decode(scalars: &[ScalarIr]) -> Result<Call> {
+    let mut reader = Reader { scalars, next: 0 };
+    // The version first: in another version the numbers mean something else.
+    if !matches!(scalars.first(), Some(ScalarIr::UInt(VERSION))) {
+        return Err(AttentionError::Wire {
+            what: "the version",
+            expected: VERSION.to_string(),
+            found: format!("{:?}", scalars.first()),
+        });
+    }
+    reader.next = 1;
+    let scale = f64::from_bits(reader.number("the scale", u64::MAX)?);
+    let method = reader.number("the method", 2)?;
+    let scores = reader.number("the scores of a block", u64::MAX)? as usize;
+    let biased = reader.flag("the bias")?;
+    let bias_wanted = reader.flag("the gradient of the bias")?;
+    let keys = reader.size("the keys")?;
+    let count = reader.size("the runs of queries")?;
+    let mut runs = Vec::new();
+    for _ in 0..count {
+        runs.push(Run {
+            queries: reader.size("the queries of a run")?,
+            start: reader.size("the first key of a run")?,
+            end: reader.size("the end of a run")?,
+            start_advances: reader.flag("whether the first key advances")?,
+            end_advances: reader.flag("whether the end advances")?,
+        });
+    }
+    let count = reader.size("the runs of padding")?;
+    let mut attended = Vec::new();
+    for index in 0..count {
+        let length = reader.size("a run of padding")?;
+        attended.resize(attended.len() + length, index % 2 == 0);
+    }
+    if scalars.len() > reader.next {
+        return Err(AttentionError::Wire {
+            what: "the number of numbers",
+            expected: reader.next.to_string(),
+            found: scalars.len().to_string(),
+        });
+    }
+    let mask = AttentionMask::of_runs(keys, &runs, attended)?;
+    let method = match method {
+        0 => Method::Fused,
+        1 => Method::Blocks { scores },
+        _ => Method::Composed,
+    };
+    let op = AttentionOp {
+        mask,
+        scale,
+        method,
+    };
+    Ok(Call {
+        op,
+        biased,
+        bias_wanted,
+    })
+}
+
+/// Sends an operation. Outputs are given by shape and type.
+fn send(
+    id: &'static str,
+    inputs: Vec<FloatTensor<Remote>>,
+    outputs: Vec<(Shape, DType)>,
+    call: &Call,
+) -> impl Iterator<Item = FloatTensor<Remote>> {
+    let client = CustomOpClient::new(&inputs[0].device());
+    let outputs = outputs
+        .into_iter()
+        .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
+    let outputs: Vec<TensorIr> = outputs.collect();
+    let inputs: Vec<TensorIr> = inputs.into_iter().map(|tensor| tensor.into_ir()).collect();
+    let ir = CustomOpIr::with_scalars(id, &inputs, &outputs, encode(call));
+    client.register(ir).into_iter()
+}
+
+/// An operation's next output.
+fn next(outputs: &mut impl Iterator<Item = FloatTensor<Remote>>) -> FloatTensor<Remote> {
+    outputs
+        .next()
+        .unwrap_or_else(|| unreachable!("the client registers the outputs that were named"))
+}
+
+impl AttentionOps for Remote {
+    fn attention_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        bias: Bias<Self>,
+        op: AttentionOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let [batch, heads, queries, _] = q.shape().dims();
+        let value_dim = v.shape()[3];
+        let wide = accumulator(q.dtype()).map_or(DType::F32, DType::from);
+        let outputs = vec![
+            (Shape::new([batch, heads, queries, value_dim]), q.dtype()),
+            (Shape::new([batch, heads, queries]), wide),
+        ];
+        let bias = bias.into_option();
+        let call = Call {
+            op,
+            biased: bias.is_some(),
+            bias_wanted: false,
+        };
+        let inputs = [q, k, v].into_iter().chain(bias).collect();
+        let mut outputs = send(FORWARD, inputs, outputs, &call);
+        (next(&mut outputs), next(&mut outputs))
+    }
+
+    fn attention_backward(
+        kept: Kept<Self>,
+        gradient: FloatTensor<Self>,
+        bias_wanted: bool,
+        op: AttentionOp,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        Option<FloatTensor<Self>>,
+    ) {
+        let Kept {
+            q,
+            k,
+            v,
+            bias,
+            out,
+            log_sum_exp,
+        } = kept;
+        let bias = bias.into_option();
+        let mut outputs: Vec<(Shape, DType)> = [&q, &k, &v].map(|x| (x.shape(), x.dtype())).into();
+        let wanted = bias.as_ref().filter(|_| bias_wanted);
+        outputs.extend(wanted.map(|bias| (bias.shape(), bias.dtype())));
+        let call = Call {
+            op,
+            biased: bias.is_some(),
+            bias_wanted: wanted.is_some(),
+        };
+        let tensors = [q, k, v, out, log_sum_exp, gradient];
+        let inputs = tensors.into_iter().chain(bias).collect();
+        let mut outputs = send(BACKWARD, inputs, outputs, &call);
+        (
+            next(&mut outputs),
+            next(&mut outputs),
+            next(&mut outputs),
+            call.bias_wanted.then(|| next(&mut outputs)),
+        )
+    }
+}
+
+#[cfg(feature = "remote-server")]
+mod server {
+    use burn::backend::ir::{BackendIr, HandleContainer};
+    use burn_remote::server::BackendServer;
+
+    use super::*;
+
+    /// Lets a server run attention by its backend `B`.
+    ///
+    /// An attention that the server cannot read, as from a client of another version, ends the
+    /// client's session; the server's log has the reason.
+    pub fn register<B: BackendIr + AttentionOps>(server: BackendServer<B>) -> BackendServer<B> {
+        server
+            .with_custom_op(FORWARD, |handles, ir, _| {
+                let (call, [q, k, v], bias) = read::<B, 3>(handles, ir);
+                let (out, sums) = B::attention_forward(q, k, v, bias, call.op);
+                write::<B>(handles, ir, [out, sums]);
+            })
+            .with_custom_op(BACKWARD, |handles, ir, _| {
+                let (call, tensors, bias) = read::<B, 6>(handles, ir);
+                let [q, k, v, out, log_sum_exp, gradient] = tensors;
+                let kept = Kept {
+                    q,
+                    k,
+                    v,
+                    bias,
+                    out,
+                    log_sum_exp,
+                };
+                let (dq, dk, dv, dbias) =
+                    B::attention_backward(kept, gradient, call.bias_wanted, call.op);
+                write::<B>(handles, ir, [dq, dk, dv].into_iter().chain(dbias));
+            })
+    }
+
+    /// What an operation is called with: its first `N` tensors, and the bias.
+    fn read<B: BackendIr, const N: usize>(
+        handles: &mut HandleContainer<B::Handle>,
+        ir: &CustomOpIr,
+    ) -> (Call, [FloatTensor<B>; N], Bias<B>) {
+        // How an operation fails in burn-remote: the session ends, and the client's next read is an
+        // error.
+        let call = decode(&ir.scalars).unwrap_or_else(|error| panic!("{}: {error}", ir.id));
+        let expected = N + usize::from(call.biased);
+        let found = ir.inputs.len();
+        assert!(
+            found == expected,
+            "{} has {found} tensors, not {expected}",
+            ir.id
+        );
+        let mut tensors = ir.inputs.iter();
+        let mut tensor = || {
+            let tensor = tensors.next();
+            tensor.map(|tensor| handles.get_float_tensor::<B>(tensor))
+        };
+        let first = [(); N].map(|()| {
+            tensor().unwrap_or_else(|| unreachable!("the number of tensors was compared"))
+        });
+        (call, first, tensor().into())
+    }
+
+    fn write<B: BackendIr>(
+        handles: &mut HandleContainer<B::Handle>,
+        ir: &CustomOpIr,
+        tensors: impl IntoIterator<Item = FloatTensor<B>>,
+    ) {
+        for (output, tensor) in ir.outputs.iter().zip(tensors) {
+            handles.register_float_tensor::<B>(&output.id, tensor);
+        }
+    }
+}
+
+#[cfg(feature = "remote-server")]
+pub use server::register;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mask::{MaskRules, Window};
+
+    fn call(rules: &MaskRules, [batch, queries, keys]: [usize; 3], method: Method) -> Call {
+        Call {
+            op: AttentionOp {
+                mask: AttentionMask::new(rules, batch, queries, keys).expect("valid rules"),
+                scale: 0.125,
+                method,
+            },
+            biased: true,
+            bias_wanted: false,
+        }
+    }
+
+    const CAUSAL: MaskRules<'static> = MaskRules {
+        causal: true,
+        window: None,
+        cu_seqlens: None,
+        attended: None,
+    };
+
+    #[test]
+    fn the_numbers_on_the_wire_stay_what_they_are() {
+        let attended = [true, false, false, true, true, true];
+        let rules = MaskRules {
+            attended: Some(&attended),
+            ..CAUSAL
+        };
+        let call = call(&rules, [2, 3, 3], Method::Blocks { scores: 9 });
+        let scale = 0.125_f64.to_bits();
+        let expected = [1, scale, 1, 9, 1, 0, 3, 1, 3, 0, 1, 0, 1, 3, 1, 2, 3];
+        assert_eq!(encode(&call), expected.map(ScalarIr::UInt));
+    }
+
+    #[test]
+    fn every_mask_comes_back() {
+        let attended = [false, true, true, true, true, true, true, true, true, false];
+        let window = |before, after| MaskRules {
+            window: Some(Window { before, after }),
+            ..MaskRules::default()
+        };
+        for rules in [
+            MaskRules::default(),
+            CAUSAL,
+            window(2, 0),
+            window(1, 3),
+            MaskRules {
+                cu_seqlens: Some(&[0, 2, 2, 5]),
+                ..CAUSAL
+            },
+            MaskRules {
+                attended: Some(&attended),
+                ..CAUSAL
+            },
+        ] {
+            for method in [Method::Fused, Method::Blocks { scores: 1 << 40 }] {
+                let sent = call(&rules, [2, 5, 5], method);
+                let found = decode(&encode(&sent)).expect("reads");
+                assert_eq!(found.op.mask, sent.op.mask);
+                assert_eq!((found.op.scale, found.op.method), (0.125, method));
+                assert!(found.biased && !found.bias_wanted);
+            }
+        }
+        // As long as the tokens are many, the numbers stay few.
+        let long = call(&CAUSAL, [1, 100_000, 100_000], Method::Fused);
+        assert_eq!(encode(&long).len(), 14);
+    }
+
+    #[test]
+    fn foreign_numbers_are_refused_by_name() {
+        let valid = encode(&call(&CAUSAL, [1, 4, 4], Method::Fused));
+        let refused = |index: usize, number: u64, part: &str| {
+            let mut scalars = valid.clone();
+            scalars[index] = ScalarIr::UInt(number);
+            let error = decode(&scalars).expect_err(part).to_string();
+            assert!(error.contains(part), "{part} is not in {error}");
+        };
+        refused(0, 2, "the version");
+        refused(2, 3, "the method");
+        refused(6, 3, "the end of a run");
+        refused(9, 5, "the first key of a run");
+        refused(13, 1, "a run of padding");
+        assert!(decode(&valid[..9]).is_err() && decode(&[]).is_err());
+        assert!(decode(&[&valid[..], &valid[..1]].concat()).is_err());
+    }
+}

@@ -1,0 +1,122 @@
+//! Attention on a device of a server: the server's kernels compute it, so it has the bits of the
+//! same kernels in this process, and tensors that do not fit are refused before they are sent.
+
+use burn::backend::flex::{Flex, FlexDevice};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_ascend::server::Server;
+use burn_attention::{Attention, AttentionError, AttentionMask, MaskRules, Method, Window};
+
+const SIZES: [usize; 4] = [2, 4, 13, 8];
+const KV_HEADS: usize = 2;
+
+fn values(seed: usize, shape: [usize; 4], (device, dtype): (&Device, DType)) -> Tensor<4> {
+    let value = |index: usize| ((index * 7919 + seed * 104_729) % 2003) as f32 / 1001.0 - 1.0;
+    let count: usize = shape.iter().product();
+    let data = TensorData::new((0..count).map(value).collect::<Vec<f32>>(), shape);
+    Tensor::from_data(data.convert_dtype(dtype), (device, dtype)).require_grad()
+}
+
+/// The output, and the gradients of q, k, v and the bias.
+fn attended(attention: &Attention, biased: bool, device: &Device, dtype: DType) -> Vec<TensorData> {
+    let [batch, heads, tokens, _] = SIZES;
+    let keys = [batch, KV_HEADS, tokens, 8];
+    let to = (device, dtype);
+    let (q, k, v) = (
+        values(1, SIZES, to),
+        values(2, keys, to),
+        values(3, keys, to),
+    );
+    let bias = values(4, [1, heads, 1, tokens], (device, DType::F32));
+    let added = biased.then(|| bias.clone());
+    let out = attention
+        .try_forward(q.clone(), k.clone(), v.clone(), added)
+        .expect("it fits");
+    let gradients = (out.clone() * values(5, SIZES, to).detach())
+        .sum()
+        .backward();
+    let mut found = vec![out.inner().into_data()];
+    let given = [q, k, v, bias]
+        .into_iter()
+        .filter_map(|x| x.grad(&gradients));
+    found.extend(given.map(Tensor::into_data));
+    assert_eq!(found.len(), if biased { 5 } else { 4 });
+    found
+}
+
+#[test]
+fn a_served_attention_has_the_bits_of_the_servers_kernels() {
+    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let served = server.connect(0).expect("it answers").autodiff();
+    let local = Device::flex().autodiff();
+    let [batch, _, tokens, _] = SIZES;
+    let mut flags = vec![true; batch * tokens];
+    flags[..4].fill(false);
+    let causal = MaskRules {
+        causal: true,
+        ..MaskRules::default()
+    };
+    let window = Some(Window {
+        before: 2,
+        after: 1,
+    });
+    for (name, rules, biased) in [
+        ("all keys, a bias", MaskRules::default(), true),
+        ("causal", causal, false),
+        (
+            "a window",
+            MaskRules {
+                window,
+                ..MaskRules::default()
+            },
+            false,
+        ),
+        (
+            "packed",
+            MaskRules {
+                cu_seqlens: Some(&[0, 5, 13]),
+                ..causal
+            },
+            true,
+        ),
+        (
+            "padded",
+            MaskRules {
+                attended: Some(&flags),
+                ..causal
+            },
+            false,
+        ),
+    ] {
+        let mask = AttentionMask::new(&rules, batch, tokens, tokens).expect(name);
+        for dtype in [DType::F32, DType::BF16] {
+            for method in [Method::Fused, Method::Blocks { scores: 1 }] {
+                let attention = Attention::new(mask.clone()).with_method(method);
+                let expected = attended(&attention, biased, &local, dtype);
+                let found = attended(&attention, biased, &served, dtype);
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert_eq!(
+                        found.bytes(),
+                        expected.bytes(),
+                        "{name} {dtype:?} {method:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_never_reach_the_server() {
+    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let device = server.connect(0).expect("it answers");
+    let mask = AttentionMask::new(&MaskRules::default(), 1, 4, 4).expect("valid rules");
+    let x = |heads| Tensor::<4>::zeros([1, heads, 4, 8], &device);
+    let refused = Attention::new(mask).try_forward(x(3), x(2), x(2), None);
+    let error = refused.map(drop).expect_err("3 heads do not divide by 2");
+    assert!(
+        matches!(error, AttentionError::HeadGroups { .. }),
+        "{error}"
+    );
+    // The session goes on.
+    assert_eq!(x(1).sum().into_scalar::<f32>(), 0.0);
+}
