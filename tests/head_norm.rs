@@ -30,8 +30,8 @@ struct Case {
 }
 
 impl Case {
-    fn run(&self, implementation: Implementation) -> Results {
-        let device = Device::flex().autodiff();
+    fn run(&self, implementation: Implementation, device: &Device) -> Results {
+        let device = device.clone().autodiff();
         let rotary = self
             .rotary
             .clone()
@@ -112,7 +112,7 @@ struct RopeParameters {
     partial_rotary_factor: Option<f64>,
 }
 
-fn results_are_those_of_transformers() {
+fn results_are_those_of_transformers(device: &Device, types: &[(DType, f64)]) {
     let path = rope_check::fixtures()
         .expect("the fixtures")
         .join("head_norm_5.23.0.json");
@@ -155,9 +155,9 @@ fn results_are_those_of_transformers() {
             model.dq_weight,
             model.dk_weight,
         ];
-        for (dtype, allowed) in [(DType::F64, 2e-9), (DType::F32, 5e-6)] {
+        for &(dtype, allowed) in types {
             for implementation in [Implementation::Fused, Implementation::Composed] {
-                let found = case(dtype).run(implementation);
+                let found = case(dtype).run(implementation, device);
                 let what = format!("{} {dtype:?} {implementation:?}", model.model_type);
                 assert_close(&found, &exact, allowed, &what);
             }
@@ -165,7 +165,7 @@ fn results_are_those_of_transformers() {
     }
 }
 
-fn fused_agrees_with_ordinary_operations() {
+fn fused_agrees_with_ordinary_operations(device: &Device, types: &[(DType, f64)]) {
     let mut cases = 0;
     for pairing in Pairing::ALL {
         for order in [NormOrder::BeforeRotation, NormOrder::AfterRotation] {
@@ -193,11 +193,9 @@ fn fused_agrees_with_ordinary_operations() {
                         positions: Positions::text(1 + usize::from(per_channel), 3, 5)
                             .expect("in range"),
                     };
-                    let exact = case(DType::F64).run(Implementation::Composed);
-                    for (dtype, allowed) in
-                        [(DType::F64, 1e-12), (DType::F32, 2e-5), (DType::BF16, 0.5)]
-                    {
-                        let fused = case(dtype).run(Implementation::Fused);
+                    let exact = case(DType::F64).run(Implementation::Composed, &Device::flex());
+                    for &(dtype, allowed) in types {
+                        let fused = case(dtype).run(Implementation::Fused, device);
                         let what = format!("{dtype:?} {pairing:?} {order:?} {layout:?}");
                         assert_close(&fused, &exact, allowed, &what);
                     }
@@ -397,13 +395,44 @@ fn extreme_rows_agree_with_ordinary_operations() {
     }
 }
 
+/// Through the server of a simulated NPU: by its kernels, with nothing on its host.
+fn on_the_simulated_npu() {
+    let device = burn_ascend::device_simulated(0).expect("the simulator starts");
+    burn_ascend::reset_fallbacks();
+    ascend_sim::control::clear_launches();
+    results_are_those_of_transformers(&device, &[(DType::F32, 5e-6)]);
+    fused_agrees_with_ordinary_operations(&device, &[(DType::F32, 2e-5), (DType::BF16, 0.5)]);
+    assert_eq!(burn_ascend::fallbacks(), []);
+    let launches = ascend_sim::control::launches();
+    let count = |start: &str| {
+        let of = |name: &&str| name.starts_with(start);
+        launches
+            .iter()
+            .map(|l| l.kernel.as_str())
+            .filter(of)
+            .count()
+    };
+    // Of q and of k, in each of 5 models and of 48 cases in two types.
+    let backward = count("rope_norm_grad_");
+    assert_eq!(
+        [count("rope_norm_") - backward, backward],
+        [2 * (5 + 2 * 48); 2]
+    );
+    assert_eq!(ascend_sim::control::violations(), []);
+}
+
 #[test]
 fn head_norm() {
-    results_are_those_of_transformers();
-    fused_agrees_with_ordinary_operations();
+    let flex = Device::flex();
+    results_are_those_of_transformers(&flex, &[(DType::F64, 2e-9), (DType::F32, 5e-6)]);
+    fused_agrees_with_ordinary_operations(
+        &flex,
+        &[(DType::F64, 1e-12), (DType::F32, 2e-5), (DType::BF16, 0.5)],
+    );
     the_graph_keeps_q_and_k_alone();
     the_module_has_the_parameters_of_the_models();
     wrong_weights_are_named();
     learned_angles_get_their_gradient();
     extreme_rows_agree_with_ordinary_operations();
+    on_the_simulated_npu();
 }

@@ -23,6 +23,8 @@ use crate::context::Context;
 use crate::error::execution;
 use crate::tensor::AscendTensor;
 
+mod norm;
+
 /// A device's rotators, one for each geometry: they keep what the kernels look up.
 #[derive(Debug, Default)]
 pub(crate) struct Rotators(Mutex<HashMap<Geometry, Arc<Rotator>>>);
@@ -178,12 +180,15 @@ impl Run {
         }))
     }
 
-    fn launch(&self, placed: &mut [Placed]) -> Result<(), Refusal> {
-        let angles = AngleRows {
+    fn angles(&self) -> Result<AngleRows<'_>, Refusal> {
+        Ok(AngleRows {
             memory: self.rows.buffer()?,
             offset_bytes: self.rows.offset() * size_of::<f32>(),
             rows: self.rows.dims()[0],
-        };
+        })
+    }
+
+    fn launch(&self, placed: &mut [Placed]) -> Result<(), Refusal> {
         let mut operands = placed.iter_mut().map(Placed::operand);
         let Some(q) = operands.next() else {
             return Ok(());
@@ -193,7 +198,7 @@ impl Run {
             direction: self.op.direction,
             q: q?,
             k: operands.next().transpose()?,
-            angles,
+            angles: self.angles()?,
         })?;
         Ok(())
     }

@@ -7,6 +7,8 @@ use rope_core::{Direction, HeadsLayout, Layout, Pairing};
 
 use crate::ops::RotaryOp;
 
+pub use crate::norm::composed::{Rotate, norm_rotate, norm_rotate_backward};
+
 /// Rotates `x`: (y1, y2) = (c1 x1 - s1 x2, c2 x2 + s2 x1), or by the adjoint,
 /// (c1 x1 + s2 x2, c2 x2 - s1 x1).
 ///

@@ -12,7 +12,7 @@ use burn_ascend::server::{self, Token};
 use burn_ascend::{Ascend, fallbacks};
 use burn_attention::AttentionOps;
 use clap::Args;
-use rope_burn::RotaryOps;
+use rope_burn::NormRotaryOps;
 
 use crate::device::Device;
 use crate::device::served::{self, TOKEN_VARIABLE, read_token, token_of_variable};
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn serve<B: BackendIr + RotaryOps + AttentionOps>(
+fn serve<B: BackendIr + NormRotaryOps + AttentionOps>(
     args: &ServeArgs,
     devices: Vec<B::Device>,
 ) -> Result<(), Box<dyn Error>> {

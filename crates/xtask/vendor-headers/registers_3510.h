@@ -142,7 +142,7 @@ inline void mem_bar(A...) {}
 template <class D, class T, class Dist>
 inline void vlds(D& d, __ubuf__ T* at, int offset, Dist) {
     // Numbers of distributions as the vendor's headers give them.
-    constexpr int kNorm = 0, kUnpack16 = 14;
+    constexpr int kNorm = 0, kUnpack16 = 14, kBlocks32 = 17;
     cce::Core& c = cce::core();
     const uint32_t epoch = c.issue(cce::kV, "vlds");
     const int64_t from = cce::address(at) + offset * int64_t(sizeof(T));
@@ -155,6 +155,10 @@ inline void vlds(D& d, __ubuf__ T* at, int offset, Dist) {
     } else if (dist == kUnpack16) {
         c.check("vlds", "src", from, cce::kRegisterBytes / 2);
         for (int i = 0; i < 64; ++i) std::memcpy(out + i * 4, c.ub + from + i * 2, 2);
+    } else if (dist == kBlocks32) {
+        // Each of eight elements fills a block.
+        c.check("vlds", "src", from, 32);
+        for (int i = 0; i < 64; ++i) std::memcpy(out + i * 4, c.ub + from + i / 8 * 4, 4);
     } else {
         c.stop("absent-intrinsic", "vlds with distribution %d", dist);
     }
@@ -220,6 +224,20 @@ inline void vsstb(D& d, __ubuf__ T*& at, uint32_t stride, vector_bool& mask, Pos
     vsstb(d, at, stride, mask);
     at += (stride & 0xffff) * 32 / sizeof(T);
 }
+// Stores the first elements of a register at any element, and moves the address past them. The
+// device gathers them in `vector_align` until `vstas`, here they are written at once.
+template <class D, class T, class Post>
+inline void vstus(vector_align&, uint32_t count, D& d, __ubuf__ T*& at, Post) {
+    cce::Core& c = cce::core();
+    const uint32_t epoch = c.issue(cce::kV, "vstus");
+    c.ub_write("vstus", cce::kV, epoch, "dst", cce::address(at), count * sizeof(T));
+    std::memcpy(c.ub + cce::address(at), cce::raw(d), count * sizeof(T));
+    at += count;
+}
+template <class T, class Post>
+inline void vstas(vector_align&, __ubuf__ T*& at, int32_t offset, Post) {
+    at += offset;
+}
 // `index` counts elements.
 template <class D, class T, class I>
 inline void vgather2(D& d, __ubuf__ T* at, I& index, vector_bool& mask) {
@@ -258,6 +276,25 @@ template <class D, class A, class Mode, class T = cce::Element<D>>
 inline void vnot(D& d, A& a, vector_bool& mask, Mode) {
     using Lane = cce::Bits<sizeof(T)>;
     cce::lanes<Lane>("vnot", d, a, mask, [](Lane x) { return static_cast<Lane>(~x); });
+}
+template <class D, class A, class Mode, class T = cce::Element<D>>
+inline void vsqrt(D& d, A& a, vector_bool& mask, Mode) {
+    cce::lanes<T>("vsqrt", d, a, mask, [](T x) { return static_cast<T>(std::sqrt(x)); });
+}
+// The sum of the selected lanes, in the first. Neighbours are added, then neighbouring sums, as in
+// the simulator; the documentation does not say.
+template <class D, class A, class Mode, class T = cce::Element<D>>
+inline void vcadd(D& d, A& a, vector_bool& mask, Mode) {
+    ++cce::core().issued_by_name["vcadd"];
+    ++cce::core().counters->vector_instructions;
+    constexpr uint32_t lanes = cce::kRegisterBytes / sizeof(T);
+    T values[lanes] = {};
+    for (uint32_t l = 0; l < lanes; ++l)
+        if (mask.on[l * sizeof(T)]) values[l] = cce::get<T>(cce::raw(a), l);
+    for (uint32_t n = lanes / 2; n > 0; n /= 2)
+        for (uint32_t l = 0; l < n; ++l) values[l] = values[2 * l] + values[2 * l + 1];
+    std::memset(cce::raw(d), 0, cce::kRegisterBytes);
+    cce::put<T>(cce::raw(d), 0, values[0]);
 }
 #define CCE_REGISTER_SCALAR(name, expression)                                              \
     template <class D, class A, class S, class Mode, class T = cce::Element<D>>            \

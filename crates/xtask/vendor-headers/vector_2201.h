@@ -143,6 +143,30 @@ inline void unary(const char* op, __ubuf__ D* dst, __ubuf__ S* a, uint8_t repeat
         [&](uint8_t* out, const uint8_t* const* in, uint32_t) { put<D>(out, f(get<S>(in[0]))); });
 }
 
+// The sum of each repeat's selected lanes, one value a repeat. Neighbours are added, then
+// neighbouring sums, as in the simulator; the documentation does not say.
+template <class T>
+inline void sum_repeats(const char* op, __ubuf__ T* dst, const Side& src, uint8_t repeat,
+                        uint16_t dst_step) {
+    Core& c = core();
+    const uint32_t epoch = c.issue(kV, op);
+    aligned(op, src);
+    const Extent extent = begin(op, sizeof(T), repeat);
+    for (uint64_t r = 0; r < extent.repeats; ++r) {
+        T values[kMostLanes] = {};
+        for (uint32_t l = 0; l < extent.lanes_of(r); ++l) {
+            if (!c.counter_mode && !masked(l)) continue;
+            c.ub_read(op, kV, epoch, src.role, src.lane(r, l), sizeof(T));
+            values[l] = get<T>(c.ub + src.lane(r, l));
+        }
+        for (uint32_t n = extent.lanes / 2; n > 0; n /= 2)
+            for (uint32_t l = 0; l < n; ++l) values[l] = values[2 * l] + values[2 * l + 1];
+        const int64_t to = address(dst) + int64_t(r) * dst_step * int64_t(sizeof(T));
+        c.ub_write(op, kV, epoch, "dst", to, sizeof(T));
+        put<T>(c.ub + to, values[0]);
+    }
+}
+
 // A lane of the destination for each 32-bit byte offset, which counts from `base`.
 inline void gather(const char* op, int64_t dst, uint32_t bytes, int64_t offsets, uint32_t base,
                    uint16_t dst_repeat, uint8_t repeat) {
@@ -335,6 +359,12 @@ CCE_UNARY(vabs, half, x < 0 ? -x : x)
 CCE_UNARY(vrelu, float, x > 0 ? x : 0)
 CCE_UNARY(vrelu, half, x > 0 ? x : half(0))
 CCE_UNARY(vrelu, int32_t, x > 0 ? x : 0)
+CCE_UNARY(vsqrt, float, std::sqrt(x))
+
+inline void vcadd(__ubuf__ float* dst, __ubuf__ float* a, uint8_t repeat, uint16_t dr, uint16_t ab,
+                  uint16_t ar, bool) {
+    cce::sum_repeats("vcadd", dst, {cce::address(a), sizeof(float), ab, ar, "src"}, repeat, dr);
+}
 
 // One source and a scalar. Integers wrap.
 #define CCE_WITH_SCALAR(name, T, expression)                                           \

@@ -14,7 +14,7 @@ use burn_attention::{AttentionOps, remote as attention};
 use burn_remote::server::{
     BackendServer, EmptyToken, ServerLogging, TokenAuthorizer, WebSocketTransport,
 };
-use rope_burn::{RotaryOps, remote as rotary};
+use rope_burn::{NormRotaryOps, remote as rotary};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
 
@@ -78,7 +78,7 @@ impl fmt::Debug for Token {
 /// # Errors
 /// [`DeviceError::Socket`], also with the error of `ready`; [`DeviceError::Token`] for none that
 /// [`Token`] can be.
-pub fn serve<B: BackendIr + RotaryOps + AttentionOps>(
+pub fn serve<B: BackendIr + NormRotaryOps + AttentionOps>(
     devices: impl IntoIterator<Item = B::Device>,
     token: &Token,
     listener: TcpListener,
@@ -139,13 +139,13 @@ impl Server {
     ///
     /// # Errors
     /// [`DeviceError::Socket`], [`DeviceError::Randomness`].
-    pub fn start<B: BackendIr + RotaryOps + AttentionOps>(
+    pub fn start<B: BackendIr + NormRotaryOps + AttentionOps>(
         devices: impl IntoIterator<Item = B::Device>,
     ) -> Result<Self, DeviceError> {
         Self::with_token::<B>(devices, Token::random()?)
     }
 
-    fn with_token<B: BackendIr + RotaryOps + AttentionOps>(
+    fn with_token<B: BackendIr + NormRotaryOps + AttentionOps>(
         devices: impl IntoIterator<Item = B::Device>,
         token: Token,
     ) -> Result<Self, DeviceError> {

@@ -8,9 +8,10 @@ use burn::backend::ir::{CustomOpIr, ScalarIr, TensorIr};
 use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
 use burn::remote::CustomOpClient;
 use burn::tensor::{DType, Shape};
-use rope_core::{Direction, Geometry, Layout, Pairing};
+use rope_core::{Direction, Geometry, HeadNorm, Layout, NormOrder, Pairing};
 
 use crate::error::{Result, RotaryError};
+use crate::norm::{NormRotaryOp, NormRotaryOps};
 use crate::ops::{RotaryOp, RotaryOps};
 
 /// The version of the numbers that a [`RotaryOp`] travels as; another meaning of one is another
@@ -27,11 +28,17 @@ const PAIRINGS: [Pairing; 4] = [
 const LAYOUTS: [Layout; 4] = [Layout::Bsnd, Layout::Bnsd, Layout::Sbnd, Layout::Tnd];
 /// In the order of the wire; append only.
 const DIRECTIONS: [Direction; 2] = [Direction::Forward, Direction::Adjoint];
+/// In the order of the wire; append only.
+const ORDERS: [NormOrder; 2] = [NormOrder::BeforeRotation, NormOrder::AfterRotation];
+/// Numbers of a [`RotaryOp`].
+const ROTARY_NUMBERS: usize = 8;
 
 /// The custom operations.
 const PAIR: &str = "rope.rotary_pair";
 const SINGLE: &str = "rope.rotary_single";
 const ANGLE_GRADIENTS: &str = "rope.rotary_angle_gradients";
+const NORM: &str = "rope.norm_rotary";
+const NORM_BACKWARD: &str = "rope.norm_rotary_backward";
 
 /// The index of a value in a list that contains it.
 fn index_of<T: PartialEq>(list: &[T], value: &T) -> u64 {
@@ -61,25 +68,13 @@ fn encode(op: &RotaryOp) -> Vec<ScalarIr> {
     allow(dead_code, reason = "a client only encodes")
 )]
 fn decode(scalars: &[ScalarIr]) -> Result<RotaryOp> {
-    let wrong = |what, expected: String, found: Option<&ScalarIr>| RotaryError::Wire {
-        what,
-        expected,
-        found: match found {
-            Some(ScalarIr::UInt(number)) => number.to_string(),
-            Some(other) => format!("{other:?}"),
-            None => "missing".into(),
-        },
-    };
     // The version first: in another version the numbers mean something else.
     let version = scalars.first();
     if !matches!(version, Some(ScalarIr::UInt(VERSION))) {
         return Err(wrong("the version", VERSION.to_string(), version));
     }
-    let number = |index: usize, what, limit: usize| match scalars.get(index) {
-        Some(ScalarIr::UInt(number)) if *number < limit as u64 => Ok(*number as usize),
-        found => Err(wrong(what, format!("a number below {limit}"), found)),
-    };
-    if let Some(extra) = scalars.get(8) {
+    let number = |index, what, limit| number(scalars, index, what, limit);
+    if let Some(extra) = scalars.get(ROTARY_NUMBERS) {
         return Err(wrong("a ninth number", "eight".into(), Some(extra)));
     }
     let direction = DIRECTIONS[number(1, "the direction", DIRECTIONS.len())?];
@@ -96,18 +91,82 @@ fn decode(scalars: &[ScalarIr]) -> Result<RotaryOp> {
     })
 }
 
-/// Sends an operation. Outputs are given by shape and type.
+#[cfg_attr(
+    not(feature = "remote-server"),
+    allow(dead_code, reason = "a client only encodes")
+)]
+fn wrong(what: &'static str, expected: String, found: Option<&ScalarIr>) -> RotaryError {
+    RotaryError::Wire {
+        what,
+        expected,
+        found: match found {
+            Some(ScalarIr::UInt(number)) => number.to_string(),
+            Some(other) => format!("{other:?}"),
+            None => "missing".into(),
+        },
+    }
+}
+
+#[cfg_attr(
+    not(feature = "remote-server"),
+    allow(dead_code, reason = "a client only encodes")
+)]
+fn number(scalars: &[ScalarIr], index: usize, what: &'static str, limit: usize) -> Result<usize> {
+    match scalars.get(index) {
+        Some(ScalarIr::UInt(number)) if *number < limit as u64 => Ok(*number as usize),
+        found => Err(wrong(what, format!("a number below {limit}"), found)),
+    }
+}
+
+/// The numbers of the forward rotation, then the order, whether 1 is added to the weights, and eps.
+fn encode_norm(op: &NormRotaryOp) -> Vec<ScalarIr> {
+    let mut scalars = encode(&op.rotary(Direction::Forward));
+    let numbers = [
+        index_of(&ORDERS, &op.norm.order()),
+        u64::from(op.norm.unit_offset()),
+    ];
+    scalars.extend(numbers.map(ScalarIr::UInt));
+    scalars.push(ScalarIr::Float(op.norm.eps()));
+    scalars
+}
+
+/// The inverse of [`encode_norm`].
+#[cfg_attr(
+    not(feature = "remote-server"),
+    allow(dead_code, reason = "a client only encodes")
+)]
+fn decode_norm(scalars: &[ScalarIr]) -> Result<NormRotaryOp> {
+    let (rotary, norm) = scalars.split_at(scalars.len().min(ROTARY_NUMBERS));
+    let rotary = decode(rotary)?;
+    let order = ORDERS[number(norm, 0, "the norm's order", ORDERS.len())?];
+    let unit_offset = number(norm, 1, "the weights' offset", 2)? == 1;
+    let eps = match norm.get(2) {
+        Some(ScalarIr::Float(eps)) => *eps,
+        found => return Err(wrong("eps", "a float".into(), found)),
+    };
+    if let Some(extra) = norm.get(3) {
+        return Err(wrong("a twelfth number", "eleven".into(), Some(extra)));
+    }
+    let norm = HeadNorm::new(eps)?;
+    Ok(NormRotaryOp {
+        geometry: rotary.geometry,
+        layout: rotary.layout,
+        norm: norm.with_order(order).with_unit_offset(unit_offset),
+    })
+}
+
+/// Sends an operation with its numbers. Outputs are given by shape and type.
 fn send<const N: usize>(
     id: &'static str,
     inputs: Vec<FloatTensor<Remote>>,
     outputs: [(Shape, DType); N],
-    op: RotaryOp,
+    scalars: Vec<ScalarIr>,
 ) -> [FloatTensor<Remote>; N] {
     let client = CustomOpClient::new(&inputs[0].device());
     let outputs =
         outputs.map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
     let inputs: Vec<TensorIr> = inputs.into_iter().map(|tensor| tensor.into_ir()).collect();
-    let sent = client.register(CustomOpIr::with_scalars(id, &inputs, &outputs, encode(&op)));
+    let sent = client.register(CustomOpIr::with_scalars(id, &inputs, &outputs, scalars));
     let count = sent.len();
     sent.try_into()
         .unwrap_or_else(|_| panic!("{id} has {N} outputs, the client registered {count}"))
@@ -121,7 +180,7 @@ impl RotaryOps for Remote {
         op: RotaryOp,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let outputs = [(q.shape(), q.dtype()), (k.shape(), k.dtype())];
-        let [q, k] = send(PAIR, vec![q, k, angles], outputs, op);
+        let [q, k] = send(PAIR, vec![q, k, angles], outputs, encode(&op));
         (q, k)
     }
 
@@ -131,7 +190,7 @@ impl RotaryOps for Remote {
         op: RotaryOp,
     ) -> FloatTensor<Self> {
         let output = [(x.shape(), x.dtype())];
-        let [x] = send(SINGLE, vec![x, angles], output, op);
+        let [x] = send(SINGLE, vec![x, angles], output, encode(&op));
         x
     }
 
@@ -142,8 +201,38 @@ impl RotaryOps for Remote {
         op: RotaryOp,
     ) -> FloatTensor<Self> {
         let output = [(angles.shape(), angles.dtype())];
-        let [gradients] = send(ANGLE_GRADIENTS, vec![x, gradient, angles], output, op);
+        let [gradients] = send(
+            ANGLE_GRADIENTS,
+            vec![x, gradient, angles],
+            output,
+            encode(&op),
+        );
         gradients
+    }
+}
+
+impl NormRotaryOps for Remote {
+    fn norm_rotary(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        op: NormRotaryOp,
+    ) -> FloatTensor<Self> {
+        let output = [(x.shape(), x.dtype())];
+        let [x] = send(NORM, vec![x, weight, angles], output, encode_norm(&op));
+        x
+    }
+
+    fn norm_rotary_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        op: NormRotaryOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let outputs = [(x.shape(), x.dtype()), (weight.shape(), weight.dtype())];
+        let inputs = vec![x, weight, angles, gradient];
+        send(NORM_BACKWARD, inputs, outputs, encode_norm(&op)).into()
     }
 }
 
@@ -157,22 +246,35 @@ mod server {
     /// Lets a server run this crate's operations by the kernels of its backend `B`, or composed if
     /// `B` has none.
     ///
-    /// A rotation that the server cannot read, as from a client of another version, ends the
+    /// An operation that the server cannot read, as from a client of another version, ends the
     /// client's session; the server's log has the reason.
-    pub fn register<B: BackendIr + RotaryOps>(server: BackendServer<B>) -> BackendServer<B> {
+    pub fn register<B: BackendIr + NormRotaryOps>(server: BackendServer<B>) -> BackendServer<B> {
         let pair = |[q, k, angles]: [_; 3], op| B::rotary_pair(q, k, angles, op).into();
         let single = |[x, angles]: [_; 2], op| [B::rotary_single(x, angles, op)];
         let angle_gradients =
             |[x, dy, angles]: [_; 3], op| [B::rotary_angle_gradients(x, dy, angles, op)];
+        let norm = |[x, weight, angles]: [_; 3], op| [B::norm_rotary(x, weight, angles, op)];
+        let norm_backward = |[x, weight, angles, dy]: [_; 4], op| {
+            B::norm_rotary_backward(x, weight, angles, dy, op).into()
+        };
         server
-            .with_custom_op(PAIR, handler::<B, 3, 2>(pair))
-            .with_custom_op(SINGLE, handler::<B, 2, 1>(single))
-            .with_custom_op(ANGLE_GRADIENTS, handler::<B, 3, 1>(angle_gradients))
+            .with_custom_op(PAIR, handler::<B, _, 3, 2>(decode, pair))
+            .with_custom_op(SINGLE, handler::<B, _, 2, 1>(decode, single))
+            .with_custom_op(
+                ANGLE_GRADIENTS,
+                handler::<B, _, 3, 1>(decode, angle_gradients),
+            )
+            .with_custom_op(NORM, handler::<B, _, 3, 1>(decode_norm, norm))
+            .with_custom_op(
+                NORM_BACKWARD,
+                handler::<B, _, 4, 2>(decode_norm, norm_backward),
+            )
     }
 
     /// Runs an operation on the tensors that it names.
-    fn handler<B: BackendIr, const IN: usize, const OUT: usize>(
-        run: fn([FloatTensor<B>; IN], RotaryOp) -> [FloatTensor<B>; OUT],
+    fn handler<B: BackendIr, Op: 'static, const IN: usize, const OUT: usize>(
+        decode: fn(&[ScalarIr]) -> Result<Op>,
+        run: fn([FloatTensor<B>; IN], Op) -> [FloatTensor<B>; OUT],
     ) -> impl Fn(&mut HandleContainer<B::Handle>, &CustomOpIr, &B::Device) + Send + Sync {
         move |handles, ir, _| {
             // How an operation fails in burn-remote: the session ends, and the client's next read
@@ -227,6 +329,44 @@ mod tests {
                 }
             }
         }
+    }
+
+    fn norm() -> NormRotaryOp {
+        NormRotaryOp {
+            geometry: operation().geometry,
+            layout: Layout::Sbnd,
+            norm: HeadNorm::new(1e-5).expect("a valid eps"),
+        }
+    }
+
+    #[test]
+    fn every_norm_comes_back_and_foreign_numbers_are_refused() {
+        let op = norm();
+        let mut numbers: Vec<_> = [2, 0, 2, 2, 1, 128, 64, 32, 0, 0]
+            .map(ScalarIr::UInt)
+            .into();
+        numbers.push(ScalarIr::Float(1e-5));
+        assert_eq!(encode_norm(&op), numbers);
+        for order in ORDERS {
+            for unit_offset in [false, true] {
+                let norm = op.norm.with_order(order).with_unit_offset(unit_offset);
+                let op = NormRotaryOp { norm, ..op };
+                assert_eq!(decode_norm(&encode_norm(&op)), Ok(op));
+            }
+        }
+        let refused = |index: usize, number: ScalarIr, part: &str| {
+            let mut scalars = numbers.clone();
+            scalars[index] = number;
+            let error = decode_norm(&scalars).expect_err(part).to_string();
+            assert!(error.contains(part), "{part} is not in {error}");
+        };
+        refused(0, ScalarIr::UInt(1), "the version is 1, expected 2");
+        refused(8, ScalarIr::UInt(2), "the norm's order");
+        refused(9, ScalarIr::Int(0), "the weights' offset");
+        refused(10, ScalarIr::UInt(1), "eps is 1");
+        refused(10, ScalarIr::Float(-1.0), "-1");
+        assert!(decode_norm(&numbers[..10]).is_err() && decode_norm(&numbers[..8]).is_err());
+        assert!(decode_norm(&[&numbers[..], &numbers[..1]].concat()).is_err());
     }
 
     #[test]

@@ -9,11 +9,11 @@ use crate::composed::cast;
 use crate::ops::RotaryOp;
 
 /// What rotates one tensor by angles.
-pub(crate) type Rotate<B> = fn(FloatTensor<B>, FloatTensor<B>, RotaryOp) -> FloatTensor<B>;
+pub type Rotate<B> = fn(FloatTensor<B>, FloatTensor<B>, RotaryOp) -> FloatTensor<B>;
 
 /// As [`NormRotaryOps::norm_rotary`](super::NormRotaryOps::norm_rotary): computed in the type of the
 /// angles, and rounded once.
-pub(crate) fn norm_rotate<B: Backend>(
+pub fn norm_rotate<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     angles: FloatTensor<B>,
@@ -38,7 +38,7 @@ pub(crate) fn norm_rotate<B: Backend>(
 }
 
 /// As [`NormRotaryOps::norm_rotary_backward`](super::NormRotaryOps::norm_rotary_backward).
-pub(crate) fn norm_rotate_backward<B: Backend>(
+pub fn norm_rotate_backward<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     angles: FloatTensor<B>,

@@ -107,7 +107,3 @@ pub trait NormRotaryOps: RotaryOps {
 /// Composed, around the rotation that there is.
 #[cfg(feature = "cube")]
 impl NormRotaryOps for burn::backend::Cube {}
-
-/// Composed of the server's operations, with its rotation.
-#[cfg(feature = "remote")]
-impl NormRotaryOps for burn::backend::Remote {}

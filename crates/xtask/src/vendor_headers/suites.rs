@@ -22,17 +22,24 @@ pub(super) struct Suite {
     pub(super) is_large: bool,
 }
 
-/// failures.rs compiles for dav-2201 only, and the numbers of traffic.rs are of it.
 /// Tests with this in their names launch kernels with a cube core, which are compiled with the
 /// vendor's headers and not run.
 const WITH_CUBE: [(u32, &str); 2] = [(2201, "cube"), (3510, "cube")];
 
-pub(super) const SUITES: [Suite; 5] = [
+/// failures.rs compiles for dav-2201 only, and the numbers of traffic.rs are of it.
+pub(super) const SUITES: [Suite; 6] = [
     Suite {
         name: "rope-ascend differential",
         arguments: DIFFERENTIAL,
         architectures: &[2201, 3510],
         left_out: &[WITH_CUBE[0], WITH_CUBE[1]],
+        is_large: false,
+    },
+    Suite {
+        name: "rope-ascend norm",
+        arguments: &["-p", "rope-ascend", "--test", "norm"],
+        architectures: &[2201, 3510],
+        left_out: &[],
         is_large: false,
     },
     Suite {
