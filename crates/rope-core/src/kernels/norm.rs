@@ -20,7 +20,7 @@
 //!
 //! Data: a row is one head of one token. It is read twice, and written once; the second time it is
 //! in the first-level cache. What a row is multiplied by, cos and sin times the weights before the
-//! rotation, is prepared once for a token, in the order in which the kernel meets it. What the
+//! rotation, is prepared once for a token's group of heads, in the order in which the kernel meets it. What the
 //! rotation makes for the norm, g or z, lies in a scratch row, widened.
 //!
 //! Order: the sums of a few rows, then their roots together, then what is written; meanwhile the
@@ -65,15 +65,9 @@ impl<P> Part<P> {
     }
 }
 
-/// Whether tokens are the inner dimension of a tensor, so that heads are taken a group at a time,
-/// and the factors of all tokens of a tile are kept.
-pub(crate) fn takes_groups<P>(x: &Part<P>) -> bool {
-    x.head > x.token
-}
-
-/// Values that a token's factors take: four a pair, and as many again `twice`.
-pub(crate) fn factors_of_token(geometry: Geometry, twice: bool) -> usize {
-    4 * geometry.pairs() * if twice { 2 } else { 1 }
+/// Values that the factors of a row take: four a pair, forward and adjoint.
+pub(crate) fn factors_len(geometry: Geometry) -> usize {
+    2 * 4 * geometry.pairs()
 }
 
 /// A block of tokens by heads of one tensor.
@@ -107,7 +101,7 @@ pub(crate) struct NormTile<E: Element> {
     pub(crate) stream: bool,
     /// Room for twice [`AHEAD`] rows.
     pub(crate) scratch: *mut E::Acc,
-    /// Room for the [`factors_of_token`] of one token; of each, if the tensor [`takes_groups`].
+    /// Room for [`factors_len`] values.
     pub(crate) factors: *mut E::Acc,
 }
 
@@ -129,12 +123,6 @@ impl<E: Element> NormTile<E> {
         } else {
             pairs
         }
-    }
-
-    /// Values that a token's factors take: four a pair, in the backward of a norm after the
-    /// rotation twice.
-    fn factors_of_token(&self) -> usize {
-        factors_of_token(self.geometry, self.dy.is_some() && self.after)
     }
 
     /// Whether pointers are aligned, as far as the tile itself shows what [`norm_tile`] demands.
@@ -343,9 +331,8 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         tile: &NormTile<E>,
     ) {
         let shape = Shape::of::<DIM, E>(tile);
-        let groups = takes_groups(&tile.x);
         let own = tile.head_coefficients > 0;
-        let (group, ahead) = match (groups, own) {
+        let (group, ahead) = match (tile.x.head > tile.x.token, own) {
             (_, true) => (1, 1),
             (true, false) => (HEADS_OUTSIDE_GROUP, HEADS_OUTSIDE_GROUP),
             (false, false) => (tile.heads.max(1), AHEAD),
@@ -353,17 +340,12 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         for first in (0..tile.heads).step_by(group) {
             let end = (first + group).min(tile.heads);
             for token in 0..tile.tokens {
-                let stored = if groups && !own { token } else { 0 };
+                let values = token * tile.coefficients.stride + first * tile.head_coefficients;
+                let (coefficients, factors) = (tile.coefficients.skip(values), tile.factors);
                 // SAFETY: the caller guarantees the tile, whose tokens and heads these are, with
-                // room for the factors of one token, or of each.
+                // room for the factors.
                 unsafe {
-                    let factors = tile.factors.add(stored * tile.factors_of_token());
-                    if own || first == 0 {
-                        let own = first * tile.head_coefficients;
-                        let values = token * tile.coefficients.stride + own;
-                        let coefficients = tile.coefficients.skip(values);
-                        Self::prepare::<BACKWARD, AFTER>(coefficients, factors, tile, shape);
-                    }
+                    Self::prepare::<BACKWARD, AFTER>(coefficients, factors, tile, shape);
                     for head in (first..end).step_by(ahead) {
                         Self::rows::<BACKWARD, AFTER, STREAM>(&Rows {
                             tile,

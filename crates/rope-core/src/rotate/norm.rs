@@ -10,7 +10,7 @@ use super::{
 use crate::angles::Angles;
 use crate::element::{Element, Real};
 use crate::error::{Result, RopeError};
-use crate::kernels::norm::{AHEAD, NormTile, Part, factors_of_token, takes_groups};
+use crate::kernels::norm::{AHEAD, NormTile, Part, factors_len};
 use crate::kernels::tile::Coefficients;
 use crate::layout::{HeadsLayout, HeadsRef, Strides};
 use crate::parallel::for_each_block;
@@ -402,15 +402,10 @@ impl<E: Element> NormTask<'_, '_, E> {
         } else {
             (tile_bytes / (row * size_of::<E::Acc>())).clamp(1, tokens.max(1))
         };
-        let backward = self.streams[0].gradient.is_some();
-        let twice = backward && self.norm.order == NormOrder::AfterRotation;
-        let of_token = factors_of_token(self.rotator.geometry, twice);
-        let grouped = self.streams.iter().any(|stream| takes_groups(&stream.x));
-        let factor_tokens = if grouped { tile_tokens } else { 1 };
         Workspace {
             tile_tokens,
             gathered: vec![MaybeUninit::uninit(); tile_tokens * gathered],
-            factors: vec![MaybeUninit::uninit(); factor_tokens * of_token],
+            factors: vec![MaybeUninit::uninit(); factors_len(self.rotator.geometry)],
             rows: vec![MaybeUninit::uninit(); 2 * AHEAD * self.rotator.geometry.head_dim()],
         }
     }
