@@ -3,7 +3,10 @@
 //!
 //! Element types that the driver lacks are printed as skipped; f32 never is.
 
+mod norm_cases;
+
 use burn::tensor::{DType as BurnDType, Device, DeviceKind, DeviceType, Distribution, Tensor};
+use norm_cases::{fused_agrees_with_ordinary_operations, results_are_those_of_transformers};
 use rope_burn::rope_core::{Layout, Pairing, Positions, RopeError, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError};
 use rope_check::buffer::{Buffer, DType};
@@ -13,7 +16,7 @@ use rope_check::golden::Artifact;
 use rope_check::gradcheck::{Depth, check_on, quick_suite};
 use rope_check::model::{GPU_SLACK, Models, is_model_folder};
 use rope_check::tolerance::{Operation, allowed};
-use rope_core::{AxisLayout, Direction, Lane};
+use rope_core::{AxisLayout, Direction, HeadNorm, Lane, NormOrder};
 
 fn device() -> Device {
     assert!(
@@ -358,6 +361,81 @@ fn the_models_of_transformers_come_out() {
         assert!(failed.is_empty(), "{}: {failed:?}", path.display());
     }
     assert!(models >= 3, "only {models} models");
+}
+
+/// The norm of the heads with the rotation, forward and backward.
+#[test]
+fn the_norm_is_that_of_ordinary_operations() {
+    let device = device();
+    let dtypes = dtypes(&*fused(&device));
+    let allowed = [
+        (DType::F64, BurnDType::F64, 1e-11),
+        (DType::F32, BurnDType::F32, 2e-5),
+        (DType::Bf16, BurnDType::BF16, 0.5),
+        (DType::F16, BurnDType::F16, 0.05),
+    ];
+    let mut has = allowed.to_vec();
+    has.retain(|(dtype, ..)| dtypes.contains(dtype));
+    let has: Vec<_> = has
+        .iter()
+        .map(|(_, dtype, error)| (*dtype, *error))
+        .collect();
+    fused_agrees_with_ordinary_operations(&device, &has, has.len());
+    results_are_those_of_transformers(&device, &[(BurnDType::F32, 5e-6)]);
+}
+
+/// Blocks of heads and a rest, more rows than teams, and sums over many cubes.
+#[test]
+fn the_norm_of_many_heads_and_tokens_is_that_of_the_cpu() {
+    let (device, cpu) = (device(), Device::flex());
+    let norm = HeadNorm::new(1e-6).expect("valid");
+    for (layout, order, seq, heads, head_dim) in [
+        (Layout::Bsnd, NormOrder::BeforeRotation, 3, 9, 128),
+        (Layout::Bnsd, NormOrder::AfterRotation, 17_000, 2, 64),
+        (Layout::Bsnd, NormOrder::BeforeRotation, 1_001, 6, 60),
+    ] {
+        let spec = RotarySpec::builder(head_dim).rotary_dim(head_dim / 2);
+        let rotary = Rotary::new(spec.build().expect("valid"), layout);
+        let norm = norm.with_order(order);
+        let positions = Positions::text(1, 0, seq).expect("in range");
+        let dims = match layout {
+            Layout::Bnsd => [1, heads, seq, head_dim],
+            _ => [1, seq, heads, head_dim],
+        };
+        let random = || Tensor::<4>::random(dims, Distribution::Default, &cpu).into_data();
+        let [x, dy] = [random(), random()];
+        let weight = Tensor::<1>::random([head_dim], Distribution::Default, &cpu).into_data();
+        let on = |device: &Device| {
+            let device = device.clone().autodiff();
+            let angles = rotary.angles(&positions, &device);
+            let leaf = Tensor::<4>::from_data(x.clone(), &device).require_grad();
+            let weights = [(); 2].map(|()| Tensor::<1>::from_data(weight.clone(), &device));
+            let [of_x, of_k] = weights.map(Tensor::require_grad);
+            let k = leaf.clone().detach();
+            let (y, _) = rotary
+                .try_forward_norm(leaf.clone() * 1.0, k, [of_x.clone(), of_k], norm, &angles)
+                .expect("shapes and types agree");
+            let y_data = y.clone().into_data().try_into_vec::<f32>().expect("f32");
+            let dy = Tensor::<4>::from_data(dy.clone(), &device);
+            let gradients = (y * dy).flatten::<1>(0, 3).sum_dim(0).backward();
+            let dx = leaf.grad(&gradients).expect("tracked").into_data();
+            let dweight = of_x.grad(&gradients).expect("tracked").into_data();
+            let [dx, dweight] = [dx, dweight].map(|x| x.try_into_vec::<f32>().expect("f32"));
+            [y_data, dx, dweight]
+        };
+        let found = on(&device);
+        assert_eq!(on(&device), found, "the sums are deterministic");
+        // A weight's gradient adds up a term for each head.
+        let of_weight = 1e-6 * (seq * heads) as f32;
+        for ((found, expected), allowed) in found.iter().zip(on(&cpu)).zip([2e-5, 2e-5, of_weight])
+        {
+            assert_eq!(found.len(), expected.len());
+            let different = |(found, expected): (&f32, &f32)| (found - expected).abs() > allowed;
+            let at = found.iter().zip(&expected).position(different);
+            let values = at.map(|at| (at, found[at], expected[at]));
+            assert_eq!(values, None, "{layout:?} {dims:?}, allowed {allowed}");
+        }
+    }
 }
 
 /// The same errors as on the CPU, before anything is launched.

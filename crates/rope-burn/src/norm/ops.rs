@@ -78,10 +78,12 @@ impl NormRotaryOp {
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
     Remote: cfg(feature = "remote"),
+    Fusion: cfg(feature = "fusion"),
     Autodiff
 )]
 pub trait NormRotaryOps: RotaryOps {
     /// Normalises each head of x, before or after the rotation as `op.norm` says, and rotates it.
+    #[fusion(dtype = x, shape = x)]
     fn norm_rotary(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -92,6 +94,7 @@ pub trait NormRotaryOps: RotaryOps {
     }
 
     /// The gradients of x and of the weight, from x and the gradient of the result.
+    #[fusion(meta = |x, weight, _, _, _| (x.clone(), weight.clone()))]
     fn norm_rotary_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -103,7 +106,3 @@ pub trait NormRotaryOps: RotaryOps {
         composed::norm_rotate_backward::<Self>(x, weight, angles, gradient, op, rotate)
     }
 }
-
-/// Composed, around the rotation that there is.
-#[cfg(feature = "cube")]
-impl NormRotaryOps for burn::backend::Cube {}

@@ -32,18 +32,18 @@ const HEADS_AT_ONCE: u32 = 4;
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Steps {
-    batch: usize,
-    seq: usize,
-    head: usize,
+    pub(super) batch: usize,
+    pub(super) seq: usize,
+    pub(super) head: usize,
 }
 
 /// How a tensor is read and written.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct HeadSteps {
-    heads: u32,
-    from: Steps,
-    to: Steps,
+    pub(super) heads: u32,
+    pub(super) from: Steps,
+    pub(super) to: Steps,
     /// Whether `from` and `to` are one tensor, so that channels outside the rotated part stay.
     #[cube(comptime)]
     in_place: bool,
@@ -54,9 +54,9 @@ pub(super) struct HeadSteps {
 #[expand(derive(Clone, Copy))]
 pub(super) struct RowParts {
     /// Vectors before the rotated part.
-    offset: u32,
+    pub(super) offset: u32,
     /// Units that rotate, N pairs each.
-    rotating: u32,
+    pub(super) rotating: u32,
     /// Vectors from a first member to its second where they lie split; with one run, `rotating`.
     run: u32,
     /// Vectors of angles from one token to the next.
@@ -70,12 +70,12 @@ pub(super) struct RowParts {
 pub(super) struct UnitGrid {
     units: u32,
     /// Units of a token's row: those that rotate, then those that copy.
-    lanes: FastDivmod<u32>,
+    pub(super) lanes: FastDivmod<u32>,
     /// Groups of heads, or with `heads_outside` tokens: what lies inside the other.
     inner: FastDivmod<u32>,
     seq: FastDivmod<u32>,
     /// Heads that a unit serves, counted over q and then k.
-    heads: u32,
+    pub(super) heads: u32,
 }
 
 /// What a kernel is compiled for.
@@ -98,18 +98,29 @@ pub(super) struct Specialization {
 /// What a unit does.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
-struct Task {
+pub(super) struct Task {
     lane: u32,
-    sample: usize,
-    token: usize,
-    angle_row: usize,
-    first_head: u32,
+    pub(super) sample: usize,
+    pub(super) token: usize,
+    pub(super) angle_row: usize,
+    pub(super) first_head: u32,
 }
 
 #[cube]
 fn task(grid: &UnitGrid, #[comptime] access: Specialization) -> Task {
-    let (rest, lane) = grid.lanes.div_mod(ABSOLUTE_POS as u32);
-    let (outside, inside) = grid.inner.div_mod(rest);
+    let (row, lane) = grid.lanes.div_mod(ABSOLUTE_POS as u32);
+    row_task(grid, lane, row, access)
+}
+
+/// What a unit does with a token's group of heads.
+#[cube]
+pub(super) fn row_task(
+    grid: &UnitGrid,
+    lane: u32,
+    row: u32,
+    #[comptime] access: Specialization,
+) -> Task {
+    let (outside, inside) = grid.inner.div_mod(row);
     let (group, token) = if comptime![access.heads_outside] {
         (outside, inside)
     } else {
@@ -133,16 +144,16 @@ fn task(grid: &UnitGrid, #[comptime] access: Specialization) -> Task {
 /// The coefficients of N pairs.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
-struct Coefficients<A: Float, N: Size> {
-    c1: Vector<A, N>,
-    s1: Vector<A, N>,
-    c2: Vector<A, N>,
-    s2: Vector<A, N>,
+pub(super) struct Coefficients<A: Float, N: Size> {
+    pub(super) c1: Vector<A, N>,
+    pub(super) s1: Vector<A, N>,
+    pub(super) c2: Vector<A, N>,
+    pub(super) s2: Vector<A, N>,
 }
 
 /// N angles from vector `at` of W of them.
 #[cube]
-fn wide<A: Float, N: Size, W: Size>(angles: &[Vector<A, W>], at: usize) -> Vector<A, N> {
+pub(super) fn wide<A: Float, N: Size, W: Size>(angles: &[Vector<A, W>], at: usize) -> Vector<A, N> {
     let (size, width) = (N::value(), W::value());
     let mut gathered = Vector::<A, N>::empty();
     #[unroll]
@@ -156,16 +167,19 @@ fn wide<A: Float, N: Size, W: Size>(angles: &[Vector<A, W>], at: usize) -> Vecto
     gathered
 }
 
+/// A unit that does not rotate reads those of the first pairs, and does not use them.
 #[cube]
-fn coefficients<A: Float, N: Size, W: Size>(
+pub(super) fn coefficients<A: Float, N: Size, W: Size>(
     angles: &[Vector<A, W>],
     row: &RowParts,
-    task: &Task,
+    angle_row: usize,
+    lane: u32,
     #[comptime] access: Specialization,
 ) -> Coefficients<A, N> {
     let (size, width) = (N::value(), W::value());
     let ratio = comptime![size / width];
-    let cos = task.angle_row * row.angle_step + task.lane as usize * ratio;
+    let lane = select(lane < row.rotating, lane, 0u32);
+    let cos = angle_row * row.angle_step + lane as usize * ratio;
     let sin = cos + row.angle_lanes;
     let c1 = wide::<A, N, W>(angles, cos);
     let s1 = wide::<A, N, W>(angles, sin);
@@ -192,7 +206,7 @@ fn coefficients<A: Float, N: Size, W: Size>(
 
 /// Where a unit's two vectors lie in a head.
 #[cube]
-fn offsets(row: &RowParts, lane: u32, #[comptime] zipped: bool) -> (usize, usize) {
+pub(super) fn offsets(row: &RowParts, lane: u32, #[comptime] zipped: bool) -> (usize, usize) {
     if comptime![zipped] {
         let first = (row.offset + 2 * lane) as usize;
         (first, first + 1)
@@ -217,7 +231,7 @@ fn channel<A: Float, N: Size>(a: Vector<A, N>, b: Vector<A, N>, #[comptime] at: 
 
 /// The first and the second members of the pairs in two loaded vectors.
 #[cube]
-fn members<A: Float, N: Size>(
+pub(super) fn members<A: Float, N: Size>(
     a: Vector<A, N>,
     b: Vector<A, N>,
     #[comptime] zipped: bool,
@@ -238,7 +252,7 @@ fn members<A: Float, N: Size>(
 
 /// The inverse of [`members`].
 #[cube]
-fn joined<A: Float, N: Size>(
+pub(super) fn joined<A: Float, N: Size>(
     first: Vector<A, N>,
     second: Vector<A, N>,
     #[comptime] zipped: bool,
@@ -363,10 +377,7 @@ pub(super) fn rotate_pair<E: Numeric, A: Float, N: Size, W: Size>(
         terminate!();
     }
     let task = task(&grid, access);
-    // A unit that copies reads the first pairs' coefficients and does not use them.
-    let mut by_task = task;
-    by_task.lane = select(task.lane < row.rotating, task.lane, 0u32);
-    let by = coefficients::<A, N, W>(angles, &row, &by_task, access);
+    let by = coefficients::<A, N, W>(angles, &row, task.angle_row, task.lane, access);
     let (q_heads, heads) = (q_operand.heads, q_operand.heads + k_operand.heads);
     let first = task.first_head;
     let last = min(first + grid.heads, heads);
@@ -401,9 +412,7 @@ pub(super) fn rotate_single<E: Numeric, A: Float, N: Size, W: Size>(
         terminate!();
     }
     let task = task(&grid, access);
-    let mut by_task = task;
-    by_task.lane = select(task.lane < row.rotating, task.lane, 0u32);
-    let by = coefficients::<A, N, W>(angles, &row, &by_task, access);
+    let by = coefficients::<A, N, W>(angles, &row, task.angle_row, task.lane, access);
     let first = task.first_head;
     let count = min(first + grid.heads, operand.heads) - first;
     rotate_heads::<E, A, N>(x, rotated, &operand, &row, &task, by, first, count, access);
@@ -508,21 +517,23 @@ fn scatter<A: Float, N: Size>(to: &mut [A], at: usize, values: Vector<A, N>) {
     }
 }
 
-/// Adds up the parts of [`angle_sums`], in their order.
+/// Adds up every number of `sums` that lies a multiple of `size` after the first ones, in order.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn add_parts<A: Float>(
     sums: &[A],
-    gradients: &mut [A],
+    added: &mut [A],
     size: usize,
-    parts: u32,
+    total: usize,
     #[define(A)] _type: ElemType,
 ) {
     if ABSOLUTE_POS >= size {
         terminate!();
     }
     let mut sum = sums[ABSOLUTE_POS];
-    for part in 1..parts {
-        sum += sums[part as usize * size + ABSOLUTE_POS];
+    let mut at = ABSOLUTE_POS + size;
+    while at < total {
+        sum += sums[at];
+        at += size;
     }
-    gradients[ABSOLUTE_POS] = sum;
+    added[ABSOLUTE_POS] = sum;
 }

@@ -22,22 +22,22 @@ use crate::ops::{RotaryOp, angle_dtype};
 
 /// Units that keep a large device busy; heads are divided among more units only up to here, for
 /// each unit reads its angles again.
-const ENOUGH_UNITS: usize = 1 << 17;
+pub(super) const ENOUGH_UNITS: usize = 1 << 17;
 /// Units are numbered in 32 bits, and a division by a constant is exact below half of them.
-const MOST_UNITS: usize = 1 << 31;
+pub(super) const MOST_UNITS: usize = 1 << 31;
 /// Terms of an angle's gradient below which a sum is not divided.
 const FEWEST_TERMS: usize = 16;
 
 /// A tensor to rotate.
-struct Placed {
-    source: CubeTensor,
-    from: HeadsLayout,
+pub(super) struct Placed {
+    pub(super) source: CubeTensor,
+    pub(super) from: HeadsLayout,
     /// The tensor to write, unless it is the source.
-    target: Option<(CubeTensor, HeadsLayout)>,
+    pub(super) target: Option<(CubeTensor, HeadsLayout)>,
 }
 
 impl Placed {
-    fn new(x: CubeTensor, op: &RotaryOp) -> Self {
+    pub(super) fn new(x: CubeTensor, op: &RotaryOp) -> Self {
         let (source, from) = readable(x, op);
         let reorders = op.geometry.pairing() == Pairing::InterleaveHalf;
         let in_place = !reorders && source.can_mut() && from.is_injective();
@@ -61,13 +61,13 @@ impl Placed {
         self.target.as_ref().map_or(self.from, |(_, to)| *to)
     }
 
-    fn is_vectors_of(&self, n: usize) -> bool {
+    pub(super) fn is_vectors_of(&self, n: usize) -> bool {
         let target = self.target.as_ref();
         is_vectors_of(&self.source, &self.from, n)
             && target.is_none_or(|(target, to)| is_vectors_of(target, to, n))
     }
 
-    fn operand(&self, n: usize) -> HeadStepsLaunch {
+    pub(super) fn operand(&self, n: usize) -> HeadStepsLaunch {
         HeadStepsLaunch::new(
             self.from.heads as u32,
             steps(&self.from, n),
@@ -77,20 +77,20 @@ impl Placed {
     }
 
     /// The argument to write, given the index of the one to read.
-    fn written(&self, read: usize) -> BufferArg {
+    pub(super) fn written(&self, read: usize) -> BufferArg {
         match &self.target {
             Some((target, _)) => target.clone().into_buffer_arg(),
             None => BufferArg::alias(read, self.from.elems()),
         }
     }
 
-    fn into_output(self) -> CubeTensor {
+    pub(super) fn into_output(self) -> CubeTensor {
         self.target.map_or(self.source, |(target, _)| target)
     }
 }
 
 /// The tensor, or a copy if its channels are not contiguous, and its strides.
-fn readable(x: CubeTensor, op: &RotaryOp) -> (CubeTensor, HeadsLayout) {
+pub(super) fn readable(x: CubeTensor, op: &RotaryOp) -> (CubeTensor, HeadsLayout) {
     if !x.meta.is_tiled()
         && let Some(layout) = strided(&x, op)
     {
@@ -114,7 +114,7 @@ fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
 }
 
 /// Whether all heads start at multiples of `n` elements.
-fn is_vectors_of(x: &CubeTensor, layout: &HeadsLayout, n: usize) -> bool {
+pub(super) fn is_vectors_of(x: &CubeTensor, layout: &HeadsLayout, n: usize) -> bool {
     let Strides { batch, seq, head } = layout.strides;
     let steps = [
         (layout.batch, batch),
@@ -133,7 +133,7 @@ fn starts_at_vectors_of(x: &CubeTensor, n: usize) -> bool {
 }
 
 /// Strides in vectors of `n`; one that is never taken is zero.
-fn steps(layout: &HeadsLayout, n: usize) -> StepsLaunch {
+pub(super) fn steps(layout: &HeadsLayout, n: usize) -> StepsLaunch {
     let Strides { batch, seq, head } = layout.strides;
     let step = |size: usize, step: usize| if size > 1 { step / n } else { 0 };
     StepsLaunch::new(
@@ -145,7 +145,7 @@ fn steps(layout: &HeadsLayout, n: usize) -> StepsLaunch {
 
 /// The types of the tensors and of the angles, if the runtime can store and convert the one and
 /// compute in the other.
-fn types(client: &Client, dtype: DType) -> Option<[ElemType; 2]> {
+pub(super) fn types(client: &Client, dtype: DType) -> Option<[ElemType; 2]> {
     let float = |dtype| match dtype {
         DType::F64 => Some(FloatKind::F64),
         DType::F32 => Some(FloatKind::F32),
@@ -163,7 +163,7 @@ fn types(client: &Client, dtype: DType) -> Option<[ElemType; 2]> {
 }
 
 /// The widest vectors that a head's parts and all `tensors` consist of.
-fn vector_size(
+pub(super) fn vector_size(
     client: &Client,
     dtype: DType,
     op: &RotaryOp,
@@ -180,6 +180,35 @@ fn vector_size(
     sizes.find(|n| parts(*n) && tensors(*n)).unwrap_or(1)
 }
 
+/// The widest vectors of angles, and of weights, that vectors of `n` elements consist of.
+pub(super) fn angle_width(
+    client: &Client,
+    n: usize,
+    angles: &CubeTensor,
+    weight: Option<&CubeTensor>,
+) -> usize {
+    let step = angles.meta.strides()[0];
+    let starts = |w| {
+        let mut read = std::iter::once(angles).chain(weight);
+        read.all(|x| starts_at_vectors_of(x, w))
+    };
+    let mut sizes = client.io_optimized_vector_sizes(angles.dtype.size());
+    let fits = |w: &usize| n.is_multiple_of(*w) && step.is_multiple_of(*w) && starts(*w);
+    sizes.find(fits).unwrap_or(1)
+}
+
+/// A head in vectors of `n`, and rows of angles `step` elements apart in vectors of `w`.
+pub(super) fn row_parts(op: &RotaryOp, n: usize, w: usize, step: usize) -> RowPartsLaunch {
+    let geometry = op.geometry;
+    RowPartsLaunch::new(
+        (geometry.rotary_offset() / n) as u32,
+        (geometry.pairs() / n) as u32,
+        (run(op) / n) as u32,
+        step / w,
+        geometry.lane_count() / w,
+    )
+}
+
 /// Pairs whose members lie the same distance apart.
 fn run(op: &RotaryOp) -> usize {
     let runs = if op.geometry.pairing() == Pairing::Quarter {
@@ -190,7 +219,7 @@ fn run(op: &RotaryOp) -> usize {
     op.geometry.pairs() / runs
 }
 
-fn access(op: &RotaryOp, shared_rows: bool) -> Specialization {
+pub(super) fn access(op: &RotaryOp, shared_rows: bool) -> Specialization {
     let (read, write) = match op.geometry.pairing() {
         Pairing::Half | Pairing::Quarter => (false, false),
         Pairing::Adjacent => (true, true),
@@ -212,7 +241,7 @@ fn access(op: &RotaryOp, shared_rows: bool) -> Specialization {
     }
 }
 
-fn address_type(tensors: &[&CubeTensor]) -> AddressType {
+pub(super) fn address_type(tensors: &[&CubeTensor]) -> AddressType {
     let required = tensors.iter().map(|x| x.required_address_type());
     required.max().unwrap_or_default()
 }
@@ -262,20 +291,8 @@ pub(super) fn rotate<const T: usize>(
     let angle_rows = angles.meta.shape()[0];
     let access = access(op, angle_rows == layout.seq);
     let inner = if access.heads_outside { tokens } else { groups };
-    let step = angles.meta.strides()[0];
-    let w = client
-        .io_optimized_vector_sizes(angles.dtype.size())
-        .find(|w| {
-            n.is_multiple_of(*w) && step.is_multiple_of(*w) && starts_at_vectors_of(&angles, *w)
-        })
-        .unwrap_or(1);
-    let row = RowPartsLaunch::new(
-        (geometry.rotary_offset() / n) as u32,
-        rotating as u32,
-        (run(op) / n) as u32,
-        step / w,
-        geometry.lane_count() / w,
-    );
+    let w = angle_width(&client, n, &angles, None);
+    let row = row_parts(op, n, w, angles.meta.strides()[0]);
     let grid = UnitGridLaunch::new(
         units as u32,
         lanes as u32,
@@ -340,7 +357,7 @@ pub(super) fn rotate<const T: usize>(
 }
 
 /// The angles with contiguous columns.
-fn rows(angles: CubeTensor) -> CubeTensor {
+pub(super) fn rows(angles: CubeTensor) -> CubeTensor {
     let contiguous = angles.meta.shape()[1] <= 1 || angles.meta.strides()[1] == 1;
     if contiguous && !angles.meta.is_tiled() {
         angles
@@ -388,13 +405,7 @@ pub(super) fn angle_gradients(
     };
     let (gradients, sums) = (matrix(rows), (parts > 1).then(|| matrix(parts * rows)));
     let written = sums.as_ref().unwrap_or(&gradients);
-    let row = RowPartsLaunch::new(
-        (geometry.rotary_offset() / n) as u32,
-        lanes as u32,
-        (run(op) / n) as u32,
-        width,
-        geometry.lane_count(),
-    );
+    let row = row_parts(op, n, 1, width);
     let grid = SumGridLaunch::new(
         units as u32,
         lanes as u32,
@@ -427,23 +438,29 @@ pub(super) fn angle_gradients(
         );
     }
     if let Some(sums) = sums {
-        let size = rows * width;
-        let (count, dim) = cubes(&client, size);
-        let address = address_type(&[&sums]);
-        // SAFETY: `sums` holds `parts` times `size` elements, the gradients hold `size`.
-        unsafe {
-            add_parts::launch_unchecked(
-                &client,
-                count,
-                dim,
-                address,
-                sums.into_buffer_arg(),
-                gradients.clone().into_buffer_arg(),
-                size,
-                parts as u32,
-                types[1],
-            );
-        }
+        add(sums, &gradients, types[1]);
     }
     Some(gradients)
+}
+
+/// Adds up the parts in `sums`, each of the size of `added`, the last perhaps cut short.
+pub(super) fn add(sums: CubeTensor, added: &CubeTensor, computed: ElemType) {
+    let (size, total) = (added.meta.num_elements(), sums.meta.num_elements());
+    let client = sums.client.clone();
+    let (count, dim) = cubes(&client, size);
+    let address = address_type(&[&sums]);
+    // SAFETY: both are contiguous, and of the sizes that the kernel is given.
+    unsafe {
+        add_parts::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address,
+            sums.into_buffer_arg(),
+            added.clone().into_buffer_arg(),
+            size,
+            total,
+            computed,
+        );
+    }
 }

@@ -5,6 +5,8 @@
 //! its strides and written to a new one. q and k are one launch. Rotations by a pairing that reads
 //! one way and writes the other always write a new tensor.
 //!
+//! The norm of the heads and their rotation are one launch a tensor, forward and backward.
+//!
 //! A runtime that cannot store or convert the tensors' type, and tensors of more than 2^31 units of
 //! work, get the composed body.
 
@@ -15,6 +17,7 @@
 
 mod kernels;
 mod launch;
+mod norm;
 
 use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
