@@ -45,7 +45,7 @@ use crate::table::Table;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SpeedArgs {
     /// Every combination, in a quarter of an hour; without it those that are held to a bar, in
-    /// three minutes.
+    /// five minutes.
     #[arg(long, conflicts_with = "quick")]
     full: bool,
     /// Tiny tensors and one sample, to see that everything runs: its times mean nothing.

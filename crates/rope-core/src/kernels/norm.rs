@@ -48,6 +48,10 @@ const SUM_REGISTERS: usize = 8;
 /// loads wait for: eight take longer than four where stores bypass the caches.
 pub(crate) const AHEAD: usize = 4;
 
+/// Bytes from a row that is read to the one that is fetched with it: the processor's own look-ahead
+/// is too short for what is computed in between.
+const PREFETCHED: usize = 2048;
+
 /// A tensor's share of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<P> {
@@ -62,6 +66,20 @@ pub(crate) struct Part<P> {
 impl<P> Part<P> {
     fn offset(&self, token: usize, head: usize) -> usize {
         token * self.token + head * self.head
+    }
+}
+
+impl<E: Element> Part<*const E> {
+    /// Has the row of `dim` elements fetched that lies [`PREFETCHED`] bytes after one of these, be
+    /// it another head's or another token's.
+    #[inline(always)]
+    fn prefetch<M: Memory<E>>(&self, token: usize, head: usize, dim: usize) {
+        let rows = PREFETCHED.div_ceil(dim * size_of::<E>());
+        let later = rows.wrapping_mul(self.token.min(self.head));
+        let row = self.offset(token, head).wrapping_add(later);
+        for at in (0..dim).step_by(64 / size_of::<E>()) {
+            M::Register::prefetch(self.start.wrapping_add(row.wrapping_add(at)));
+        }
     }
 }
 
@@ -226,8 +244,6 @@ struct Rows<'t, E: Element> {
     shape: Shape,
     token: usize,
     heads: Range<usize>,
-    /// The heads that are taken before the next token's.
-    group: Range<usize>,
     /// What the pairs of these heads are multiplied by.
     factors: *mut E::Acc,
 }
@@ -253,29 +269,6 @@ impl<'t, E: Element> Rows<'t, E> {
                 to: tile.to.start.add(tile.to.offset(token, head)),
                 factors: self.factors,
                 scratch: tile.scratch.add(i * self.shape.dim),
-            }
-        }
-    }
-}
-
-impl<E: Element> Rows<'_, E> {
-    /// Has a row of the next heads fetched, or of the next token's first ones: the processor's own
-    /// look-ahead is too short for what is computed in between.
-    #[inline(always)]
-    fn prefetch<M: Memory<E>, const BACKWARD: bool>(&self, i: usize) {
-        let (tile, head) = (self.tile, self.heads.start + i);
-        let (token, head) = if self.heads.end < self.group.end {
-            (self.token, head + self.heads.len())
-        } else {
-            (self.token + 1, self.group.start + i)
-        };
-        let line = 64 / size_of::<E>();
-        for at in (0..self.shape.dim).step_by(line) {
-            let x = tile.x.offset(token, head) + at;
-            M::Register::prefetch(tile.x.start.wrapping_add(x));
-            if let (true, Some(dy)) = (BACKWARD, tile.dy) {
-                let offset = dy.offset(token, head) + at;
-                M::Register::prefetch(dy.start.wrapping_add(offset));
             }
         }
     }
@@ -352,7 +345,6 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                             shape,
                             token,
                             heads: head..(head + ahead).min(end),
-                            group: first..end,
                             factors,
                         });
                     }
@@ -419,7 +411,11 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                 .enumerate()
             {
                 let row = rows.row(i);
-                rows.prefetch::<M, BACKWARD>(i);
+                let head = rows.heads.start + i;
+                tile.x.prefetch::<M>(rows.token, head, dim);
+                if let (true, Some(dy)) = (BACKWARD, &tile.dy) {
+                    dy.prefetch::<M>(rows.token, head, dim);
+                }
                 [*square, *product] = match (BACKWARD, AFTER) {
                     (false, false) => [squares::<M, E>(row.x, dim), E::Acc::ZERO],
                     (false, true) => {

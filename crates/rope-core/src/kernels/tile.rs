@@ -182,6 +182,11 @@ impl<A> Coefficients<A> {
     }
 }
 
+/// Bytes from a row that is read to what is fetched with it, where heads are the inner dimension:
+/// the processor's own look-ahead keeps too little of the memory busy, and follows no further than
+/// a page. Where tokens are, it keeps up with a group's stretches.
+const PREFETCHED: usize = 4096;
+
 /// The rotated parts of a group of heads of one token.
 #[derive(Clone, Copy)]
 struct Rows<E> {
@@ -189,6 +194,8 @@ struct Rows<E> {
     to: *mut E,
     strides: [usize; 2],
     heads: usize,
+    /// Elements from a row to what is fetched into the cache with it; 0 where that does not help.
+    ahead: usize,
 }
 
 impl<E: Copy> Rows<E> {
@@ -199,6 +206,20 @@ impl<E: Copy> Rows<E> {
             from: self.from.wrapping_add(elements[0]),
             to: self.to.wrapping_add(elements[1]),
             ..self
+        }
+    }
+
+    /// Has the cache lines of a later row of `elements` fetched.
+    #[inline(always)]
+    fn fetch<M: Memory<E>>(&self, elements: usize)
+    where
+        E: Element,
+    {
+        if self.ahead > 0 {
+            let later = self.from.wrapping_add(self.ahead);
+            for at in (0..elements).step_by(64 / size_of::<E>()) {
+                M::Register::prefetch(later.wrapping_add(at));
+            }
         }
     }
 
@@ -470,10 +491,15 @@ where
         debug_assert!(B == 0 || tile.pairs == B * M::N && tile.pairs == RUNS * tile.run);
         let strides = tile.head_strides;
         let in_place = tile.in_place();
-        let group = if strides[0] <= tile.token_strides[0] {
-            tile.heads
+        let (group, ahead) = if strides[0] <= tile.token_strides[0] {
+            let ahead = if tile.tokens > 1 {
+                PREFETCHED / size_of::<E>()
+            } else {
+                0
+            };
+            (tile.heads, ahead)
         } else {
-            HEADS_OUTSIDE_GROUP
+            (HEADS_OUTSIDE_GROUP, 0)
         };
         let mut first = 0;
         while first < tile.heads {
@@ -485,6 +511,7 @@ where
                     to: tile.dst.add(first * strides[1] + tile.offset),
                     strides,
                     heads: group.min(tile.heads - first),
+                    ahead,
                 }
             };
             let mut coefficients = tile.coefficients;
@@ -632,6 +659,7 @@ where
             }
             for _ in 0..rows.heads {
                 let (from, to) = (rows.from, rows.to);
+                rows.fetch::<M>(2 * B * M::N);
                 if Self::SAME_ORDER {
                     for v in (0..B).step_by(2) {
                         let (start, at) = in_run(v * M::N, run);
@@ -673,6 +701,7 @@ where
                 *sin = M::Register::zip(s1[v].flip(negative), s2[v]);
             }
             for _ in 0..rows.heads {
+                rows.fetch::<M>(2 * B * M::N);
                 for (v, [cos, sin]) in coefficients.iter().enumerate() {
                     let (from, to) = (rows.from.add(2 * v * M::N), rows.to.add(2 * v * M::N));
                     let [a, b] = M::load_double(from);
