@@ -4,6 +4,9 @@
 
 mod bench;
 mod device;
+// With all devices that the pages name, as the workspace is tested.
+#[cfg(all(feature = "ascend-sim", any(test, doctest)))]
+mod docs;
 mod doctor;
 mod gpu;
 mod gradcheck;
