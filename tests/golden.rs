@@ -582,7 +582,6 @@ fn a_file_without_a_tensor_says_which_and_what_there_is() {
         (&["position_ids"][..], "position_ids"),
         (&["q.bf16"], "q.{f64,f32,f16,bf16}"),
         (&["k_out.f64", "k_out.f32"], "k_out.{f64,f32}"),
-        (&["dq.f64", "dq.f32"], "dq.{f64,f32}"),
         (&["gq.bf16"], "gq"),
     ] {
         let parts = removed
@@ -592,6 +591,14 @@ fn a_file_without_a_tensor_says_which_and_what_there_is() {
         assert!(
             matches!(&error, GoldenError::MissingTensor { name: at, found, .. }
                 if at == name && found.contains("inv_freq.f64")),
+            "{error}"
+        );
+    }
+    for (of, missing) in [("q", ["dq.f64", "dq.f32"]), ("k", ["dk.f64", "dk.f32"])] {
+        let [first, second] = missing;
+        let error = Parts::of(LLAMA).without(first).without(second).error();
+        assert!(
+            matches!(&error, GoldenError::LostGradient { of: at, .. } if *at == of),
             "{error}"
         );
     }

@@ -14,13 +14,18 @@
 //!   checkpointing, each input tracked and not, held elsewhere and not, views, and gradients
 //!   without memory of their own. The same of the inverse as an operation of its own.
 //!
+//! Of another program's rotation, [`check_dump`] asks whether its gradient is that of its forward.
+//!
 //! Differences are taken for one channel of all rows (heads of tokens) at once. Rows must not mix,
 //! so the loss of a row may only answer to its own displacement; each row has a step of its own,
 //! and a kernel that lets one row into another shows as a wrong gradient. So all elements are
 //! covered at the cost of one row.
 
+mod dump;
 mod frequencies;
 mod norm;
+
+pub use dump::check_dump;
 
 use std::collections::HashSet;
 use std::iter::once;

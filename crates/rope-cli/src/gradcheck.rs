@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _, stdout};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rope_check::ascend;
 use rope_check::buffer::DType;
 use rope_check::cases::NamedCase;
-use rope_check::gradcheck::{Row, check, check_on, suite};
+use rope_check::gradcheck::{Row, check, check_dump, check_on, suite};
 
 use crate::device::{DeviceArgs, Place};
 use crate::table::{Table, or_dash};
@@ -19,6 +20,10 @@ use crate::table::{Table, or_dash};
 /// What to check, and in which form to report it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GradcheckArgs {
+    /// Check these dumps of another program's rotation instead: files of q, q_out, gq and dq, and of
+    /// k, named as mrope verify --help says. What rotation it is does not matter.
+    #[arg(value_name = "DUMP", conflicts_with_all = ["filter", "device"])]
+    dumps: Vec<PathBuf>,
     /// Only cases whose name contains this, such as `quarter/` or `/in_place`.
     #[arg(long, value_name = "SUBSTRING")]
     filter: Option<String>,
@@ -38,6 +43,9 @@ pub(crate) struct GradcheckArgs {
 /// # Errors
 /// If no case matches the filter, or standard output cannot be written.
 pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
+    if !args.dumps.is_empty() {
+        return run_dumps(args);
+    }
     let mut cases = suite()?;
     if let Some(filter) = &args.filter {
         cases.retain(|(named, _)| named.name.contains(filter.as_str()));
@@ -116,6 +124,45 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
         return Err("nothing was checked: every case is beyond the limits of the operators".into());
     }
     Ok(if failures.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Checks files; exit code 1 if one fails or cannot be read.
+fn run_dumps(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let mut out = BufWriter::new(stdout().lock());
+    let mut all_pass = true;
+    for path in &args.dumps {
+        match check_dump(path) {
+            Ok(rows) => {
+                for row in rows {
+                    all_pass &= row.pass;
+                    if args.json {
+                        serde_json::to_writer(&mut out, &row)?;
+                        writeln!(out)?;
+                    } else {
+                        writeln!(out, "{}", line(&row))?;
+                    }
+                }
+            }
+            Err(error) => {
+                all_pass = false;
+                let path = path.display();
+                if args.json {
+                    let row = serde_json::json!({
+                        "case": path.to_string(), "problem": error.to_string(), "pass": false,
+                    });
+                    writeln!(out, "{row}")?;
+                } else {
+                    writeln!(out, "FAIL  {path} {error}")?;
+                }
+            }
+        }
+    }
+    out.flush()?;
+    Ok(if all_pass {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

@@ -91,7 +91,11 @@ rotations of published models. The exit code is 1 if a gradient is wrong.
 
 An NPU (--device) has no f64. Its forward and adjoint in f32, f16 and bf16 are
 compared with a matrix in f64 and with each other, by <R x, y> = <x, R' y>, and
-its gradients of cos and sin with central differences in f64.";
+its gradients of cos and sin with central differences in f64.
+
+A dump of another program's rotation is checked by <gq, q_out> = <dq, q>, which
+holds for each head of a token if the rotation is linear in q and dq its
+gradient.";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:

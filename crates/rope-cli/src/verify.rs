@@ -19,7 +19,10 @@ use serde::Serialize;
 use crate::device::{Compute, Device, DeviceArgs, Place, explained};
 use crate::table::Table;
 
-const FORMAT: &str = include_str!("verify_format.txt");
+const FORMAT: &str = concat!(
+    include_str!("verify_format.txt"),
+    include_str!("../python/dump.py")
+);
 
 /// Compare golden vectors, frequency tables, position ids and whole models with what this program
 /// computes
@@ -51,8 +54,8 @@ pub(crate) struct VerifyArgs {
     /// One JSON object per row and line.
     ///
     /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst
-    /// share of any tolerance; of a gradient, by norm), pass, worst where it fails, and note where
-    /// there is one. A file that cannot be read: file, error, pass. What is beyond the limits of a
+    /// share of any tolerance; of a gradient, by norm), pass, worst where it fails, diagnosis where a
+    /// known mistake makes the file's values, and note where there is one. A file that cannot be read: file, error, pass. What is beyond the limits of a
     /// stock operator or an element type: file, dtype, engine, skipped. Skipped files go to
     /// standard error.
     #[arg(long)]
@@ -277,6 +280,7 @@ fn verify<'a>(
                         }
                     }
                 }
+                vectors.explain(&mut rows);
                 rows
             }
             Artifact::Other { reason } if in_folder => {
@@ -451,6 +455,15 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
             "  {} at {}: computed {:e}, the file says {:e}, {:.2e} allowed",
             row.tensor, worst.at, worst.found, worst.expected, worst.tolerance
         )?;
+    }
+    let mut reasons: Vec<&String> = Vec::new();
+    for reason in rows.iter().filter_map(|row| row.diagnosis.as_ref()) {
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    for reason in reasons {
+        writeln!(out, "  diagnosis: {reason}")?;
     }
     let noted: Vec<(&Row, &String)> = rows
         .iter()

@@ -37,11 +37,11 @@ impl Artifact {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("safetensors") => {
                 let metadata = header_metadata(path)?;
-                if !["model_type", "rope_parameters"]
+                if !["model_type", "rope_parameters", "rotation"]
                     .iter()
                     .any(|key| metadata.contains_key(*key))
                 {
-                    return other("its metadata has neither model_type nor rope_parameters");
+                    return other("its metadata has no model_type, rope_parameters or rotation");
                 }
                 let vectors = GoldenVectors::read(&std::fs::read(path)?)?;
                 Ok(Self::Vectors(Box::new(vectors)))

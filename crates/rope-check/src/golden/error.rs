@@ -63,6 +63,20 @@ pub enum GoldenError {
         /// The tensors present.
         found: String,
     },
+    /// An upstream gradient without the gradient that it makes.
+    #[error(
+        "has {upstream} and no tensor {gradient}: if the framework gave none, the gradient of {of} is \
+         lost between {of} and {of}_out (a detach, a copy without a graph, an operator without a \
+         backward)"
+    )]
+    LostGradient {
+        /// q or k.
+        of: &'static str,
+        /// The upstream gradient.
+        upstream: String,
+        /// The tensor that is missing, with the types that would do.
+        gradient: String,
+    },
     /// A tensor of an element type that is not read.
     #[error("tensor {name} holds {found}, expected {expected}; convert it before saving")]
     TensorType {

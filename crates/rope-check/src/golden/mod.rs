@@ -10,11 +10,13 @@
 //! | `tensors` | a `.safetensors` file: tensors by name, exact in f64 |
 //! | `vectors` | the file of a rotary module, checked |
 //! | `rotation` | engines against the file's truth |
+//! | `diagnosis` | which known mistake makes the values of a file that differs |
 //! | `prompts` | `rope_index_*.json`: position ids of prompts |
 //! | `tables` | `inv_freq_tables.json`: frequencies of every scaling |
 //! | `row` | one comparison: largest difference, tolerance, worst element |
 
 mod artifact;
+mod diagnosis;
 mod error;
 mod prompts;
 mod rotation;

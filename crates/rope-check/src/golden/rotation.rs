@@ -130,7 +130,7 @@ impl GoldenVectors {
     /// |c x1| + |s x2| is at most twice the largest input of the row times the attention scaling,
     /// also where the members of a pair have angles of their own. Infinite inputs are left out:
     /// what they make is infinite or NaN, for which [`Row::compare`] has no tolerance.
-    fn bounds(
+    pub(super) fn bounds(
         &self,
         dtype: DType,
         angles: DType,
@@ -250,7 +250,7 @@ fn from_truth(truth: &Values, computed: f64) -> f64 {
 }
 
 /// How far the values of one row of a tensor may be from the truth.
-struct Bound {
+pub(super) struct Bound {
     /// By the roundings before the last, in the engine and in the truth.
     computed: f64,
     /// By the rounding of the inputs to the element type.
@@ -260,7 +260,7 @@ struct Bound {
 impl Bound {
     /// [`Operation::Rotation`], which allows for inputs of order 1, widened where these inputs,
     /// positions or this truth need more.
-    fn allowed(&self, dtype: DType, exact: f64) -> f64 {
+    pub(super) fn allowed(&self, dtype: DType, exact: f64) -> f64 {
         let granted = allowed(Operation::Rotation, dtype.computed_in(), exact);
         let rotated = allowed(Operation::Rotation, dtype, exact);
         rotated + (self.computed - granted).max(0.0) + self.input

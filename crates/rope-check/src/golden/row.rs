@@ -22,6 +22,9 @@ pub struct Row {
     /// The element furthest beyond its tolerance, where one is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worst: Option<Worst>,
+    /// The known mistake that makes the file's values, where the file is at fault and one is found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diagnosis: Option<String>,
     /// What a reader should know of it, though it passes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
@@ -93,6 +96,7 @@ impl Row {
                 expected: expected.get(i).copied().unwrap_or(nan),
                 tolerance: tolerance(i),
             }),
+            diagnosis: None,
             note: None,
         }
     }

@@ -126,8 +126,8 @@ impl GoldenVectors {
         };
         let adjoint = gq.map(|gq| -> Result<Pass, GoldenError> {
             Ok(Pass {
-                q: file.mapping(gq, "dq", &q_dims)?,
-                k: gk.map(|gk| file.mapping(gk, "dk", &k_dims)).transpose()?,
+                q: file.gradient("q", gq, &q_dims)?,
+                k: gk.map(|gk| file.gradient("k", gk, &k_dims)).transpose()?,
             })
         });
         let first = |names: [&str; 2]| {
@@ -290,6 +290,23 @@ impl File {
             }
         }
         Ok(Mapping { input, truth })
+    }
+
+    fn gradient(
+        &self,
+        of: &'static str,
+        upstream: Values,
+        dims: &[usize],
+    ) -> Result<Mapping, GoldenError> {
+        let name = format!("d{of}");
+        if self.optional(&name, &TRUTH_TYPES)?.is_none() {
+            return Err(GoldenError::LostGradient {
+                of,
+                upstream: upstream.name,
+                gradient: format!("{name}.{{{}}}", TRUTH_TYPES.join(",")),
+            });
+        }
+        self.mapping(upstream, &name, dims)
     }
 }
 

@@ -1,0 +1,130 @@
+//! Gradients of a dump, checked without knowing its rotation.
+//!
+//! A rotation R is linear, so <gq, R q> = <R' gq, q> for every q and gq: of each head of a token,
+//! q_out and dq have to agree in one number. With random q and gq a wrong dq agrees by chance only.
+
+use std::path::Path;
+
+use super::{Row, Worst};
+use crate::buffer::DType;
+use crate::golden::GoldenError;
+use crate::golden::tensors::{Kind, Tensors, Values, largest};
+use crate::tolerance::unit;
+
+/// The element types of tensors, most exact first.
+const TYPES: [&str; 4] = ["f64", "f32", "f16", "bf16"];
+/// Roundings of a rotated value: two products, their sum, cos and sin (the same in both
+/// directions), and the store.
+const ROUNDINGS: f64 = 6.0;
+
+/// Checks q_out against dq, and k_out against dk, in a `.safetensors` file whose tensors are named
+/// as `mrope verify` wants them. It reads q, q_out, gq and dq (k, k_out, gk and dk), channels in
+/// the last dimension, and nothing else.
+///
+/// # Errors
+/// [`GoldenError`]: a file that cannot be read, tensors missing, of other types or of different
+/// shapes; [`GoldenError::LostGradient`] for an upstream gradient without the gradient.
+pub fn check_dump(path: &Path) -> Result<Vec<Row>, GoldenError> {
+    let file = Tensors::parse(&std::fs::read(path)?)?;
+    let mut rows = Vec::new();
+    for of in ["q", "k"] {
+        if of == "q" || find(&file, &format!("g{of}"))?.is_some() {
+            rows.push(check(&file, of, path)?);
+        }
+    }
+    Ok(rows)
+}
+
+fn check(file: &Tensors, of: &'static str, path: &Path) -> Result<Row, GoldenError> {
+    let need = |name: &str| {
+        let missing = || file.missing(&format!("{name}.{{f64,f32}}"), "the check of the gradient");
+        find(file, name)?.ok_or_else(missing)
+    };
+    let (name, out) = (format!("d{of}"), format!("{of}_out"));
+    let (x, y, upstream) = (need(of)?, need(&out)?, need(&format!("g{of}"))?);
+    let gradient = find(file, &name)?.ok_or_else(|| GoldenError::LostGradient {
+        of,
+        upstream: format!("g{of}"),
+        gradient: format!("{name}.{{f64,f32}}"),
+    })?;
+    let head_dim = x.shape.last().copied().unwrap_or(0);
+    if x.values.is_empty() {
+        return Err(x.misshapen("at least one head"));
+    }
+    for other in [y, upstream, gradient] {
+        if other.shape != x.shape {
+            return Err(other.misshapen(format!("{:?}, as {of} has", x.shape)));
+        }
+    }
+    let is_f64 = y.is_f64() && gradient.is_f64();
+    let dtype = if is_f64 { DType::F64 } else { DType::F32 };
+    let mut worst = Worst::NONE;
+    for start in (0..x.values.len()).step_by(head_dim) {
+        let head = |values: &'_ Values| values.values[start..start + head_dim].to_vec();
+        let (x, y, upstream, gradient) = (head(x), head(y), head(upstream), head(gradient));
+        let reach = |a: &[f64], b: &[f64]| largest(a.iter().chain(b).copied());
+        let error_of_forward = reach(&x, &y) * sum(upstream.iter().map(|x| x.abs()));
+        let error_of_gradient = reach(&upstream, &gradient) * sum(x.iter().map(|x| x.abs()));
+        worst.see(
+            sum(gradient.iter().zip(&x).map(|(g, x)| g * x)),
+            sum(upstream.iter().zip(&y).map(|(g, y)| g * y)),
+            ROUNDINGS * unit(dtype) * (error_of_forward + error_of_gradient),
+        );
+    }
+    let pass = worst.pass();
+    Ok(Row {
+        case: path.display().to_string(),
+        check: if of == "q" {
+            "<gq, q_out> = <dq, q>"
+        } else {
+            "<gk, k_out> = <dk, k>"
+        },
+        engine: "the dump".to_owned(),
+        dtype,
+        max_error: worst.error,
+        tolerance: worst.tolerance,
+        pass,
+        problem: (!pass).then(|| {
+            problem(
+                of,
+                head_dim,
+                [&y.values, &upstream.values, &gradient.values],
+            )
+        }),
+        skipped: None,
+    })
+}
+
+fn sum(terms: impl Iterator<Item = f64>) -> f64 {
+    terms.sum()
+}
+
+/// What a look at the wrong gradient says.
+fn problem(of: &str, head_dim: usize, [y, upstream, gradient]: [&[f64]; 3]) -> String {
+    let is_zero = |row: &[f64]| row.iter().all(|x| *x == 0.0);
+    let lost = gradient.chunks(head_dim).filter(|row| is_zero(row)).count();
+    let rows = gradient.len() / head_dim;
+    if lost == rows {
+        return format!("d{of} is zero: the gradient of {of} is lost");
+    }
+    if lost > 0 {
+        return format!("d{of} is zero in {lost} of {rows} heads of tokens");
+    }
+    if gradient == upstream {
+        return format!("d{of} is g{of}: the backward turns nothing");
+    }
+    if is_zero(y) {
+        return format!("{of}_out is zero");
+    }
+    format!("d{of} is not the gradient of {of}_out; mrope verify names some mistakes")
+}
+
+/// The tensor `name.X` for the most exact X that is there.
+fn find<'a>(file: &'a Tensors, name: &str) -> Result<Option<&'a Values>, GoldenError> {
+    for dtype in TYPES {
+        if let Some(found) = file.find(&format!("{name}.{dtype}"), Kind::Floats)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,313 @@
+//! Dumps of rotations with known mistakes: `mrope verify` names the mistake, `mrope gradcheck` finds
+//! what is wrong about gradients. The rotations are written out here, in plain loops.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::Value;
+
+const TOKENS: usize = 6;
+const HEADS: usize = 2;
+const HEAD_DIM: usize = 16;
+const PAIRS: usize = HEAD_DIM / 2;
+const SECTIONS: [usize; 3] = [4, 2, 2];
+const THETA: f64 = 1e4;
+const ROTATION: &str = r#"{"head_dim": 16, "pairing": "half", "axis_layout": {"contiguous": [4, 2, 2]}, "theta": 10000.0}"#;
+
+/// Time, height and width of two words, an image of two by two, and a word.
+const POSITIONS: [[i64; TOKENS]; 3] = [[3, 4, 5, 5, 5, 9], [3, 4, 5, 5, 6, 9], [3, 4, 5, 6, 6, 9]];
+
+type Axis = fn(usize) -> usize;
+
+fn contiguous(pair: usize) -> usize {
+    let ends = [SECTIONS[0], SECTIONS[0] + SECTIONS[1]];
+    ends.iter().filter(|end| pair >= **end).count()
+}
+
+/// Pair j has axis j mod 3 while that axis has pairs left, else axis 0: T H W T H W T T.
+fn striped(pair: usize) -> usize {
+    let axis = pair % 3;
+    if axis > 0 && pair < 3 * SECTIONS[axis] {
+        axis
+    } else {
+        0
+    }
+}
+
+fn half(pair: usize) -> [usize; 2] {
+    [pair, pair + PAIRS]
+}
+
+fn adjacent(pair: usize) -> [usize; 2] {
+    [2 * pair, 2 * pair + 1]
+}
+
+/// A rotation as a program may have it.
+#[derive(Clone, Copy)]
+struct Rotation {
+    axis: Axis,
+    members: fn(usize) -> [usize; 2],
+    theta: f64,
+    sign: f64,
+    /// Factor on the products with sin.
+    sin: f64,
+}
+
+const RIGHT: Rotation = Rotation {
+    axis: contiguous,
+    members: half,
+    theta: THETA,
+    sign: 1.0,
+    sin: 1.0,
+};
+
+impl Rotation {
+    /// `[heads, tokens, head_dim]`.
+    fn of(&self, x: &[f64]) -> Vec<f64> {
+        let mut y = x.to_vec();
+        for (row, (x, y)) in x.chunks(HEAD_DIM).zip(y.chunks_mut(HEAD_DIM)).enumerate() {
+            for pair in 0..PAIRS {
+                let position = POSITIONS[(self.axis)(pair)][row % TOKENS] as f64;
+                let angle = self.sign * position * self.theta.powf(-(pair as f64) / PAIRS as f64);
+                let [a, b] = (self.members)(pair);
+                let sin = self.sin * angle.sin();
+                y[a] = x[a] * angle.cos() - x[b] * sin;
+                y[b] = x[a] * sin + x[b] * angle.cos();
+            }
+        }
+        y
+    }
+
+    fn back(&self, x: &[f64]) -> Vec<f64> {
+        Self {
+            sign: -self.sign,
+            ..*self
+        }
+        .of(x)
+    }
+}
+
+/// Values of order 1, exact in bf16, from a linear congruential generator.
+fn values(seed: u32) -> Vec<f64> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (f64::from(state >> 25) - 63.5) / 64.0
+    };
+    (0..HEADS * TOKENS * HEAD_DIM).map(|_| next()).collect()
+}
+
+/// A file of q alone; without `dq` the framework gave none.
+fn dump(name: &str, q_out: &[f64], dq: Option<&[f64]>) -> PathBuf {
+    let bytes =
+        |values: &[f64]| -> Vec<u8> { values.iter().flat_map(|x| x.to_le_bytes()).collect() };
+    let ids: Vec<u8> = POSITIONS
+        .iter()
+        .flatten()
+        .flat_map(|id| id.to_le_bytes())
+        .collect();
+    let dims = vec![1, HEADS, TOKENS, HEAD_DIM];
+    let mut tensors = vec![
+        ("q.f64", Dtype::F64, dims.clone(), bytes(&values(1))),
+        ("gq.f64", Dtype::F64, dims.clone(), bytes(&values(2))),
+        ("q_out.f64", Dtype::F64, dims.clone(), bytes(q_out)),
+        ("position_ids", Dtype::I64, vec![3, TOKENS], ids),
+    ];
+    tensors.extend(dq.map(|dq| ("dq.f64", Dtype::F64, dims, bytes(dq))));
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (
+            *name,
+            TensorView::new(*dtype, shape.clone(), bytes).expect("sizes fit"),
+        )
+    });
+    let metadata = HashMap::from([("rotation".to_owned(), ROTATION.to_owned())]);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("dump_{name}.safetensors"));
+    safetensors::serialize_to_file(views, Some(metadata), &file).expect("file is written");
+    file
+}
+
+/// The exit code of a command on a file, and its lines of JSON.
+fn mrope(command: &str, file: &Path) -> (i32, Vec<Value>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_mrope"))
+        .args([command, "--json"])
+        .arg(file)
+        .output()
+        .expect("program starts");
+    let text = String::from_utf8(output.stdout).expect("output is text");
+    let rows = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an object a line"));
+    (
+        output.status.code().expect("it ends by itself"),
+        rows.collect(),
+    )
+}
+
+/// What `mrope verify` says of a tensor: the same in every element type.
+fn diagnosis(rows: &[Value], tensor: &str) -> Option<String> {
+    let mut of_tensor = rows.iter().filter(|row| row["tensor"] == tensor);
+    let said = of_tensor.next().expect("it is compared")["diagnosis"].clone();
+    assert!(
+        of_tensor.all(|row| row["diagnosis"] == said),
+        "{tensor}: {said}"
+    );
+    said.as_str().map(str::to_owned)
+}
+
+/// A dump, and what has to be said of q_out and of dq; `None` for nothing.
+fn check(name: &str, q_out: &[f64], dq: &[f64], says: [Option<&str>; 2], is_gradient: bool) {
+    let file = dump(name, q_out, Some(dq));
+    let (code, rows) = mrope("verify", &file);
+    assert_eq!(code, i32::from(says != [None, None]), "{name}");
+    for (tensor, says) in ["q_out", "dq"].into_iter().zip(says) {
+        assert_eq!(diagnosis(&rows, tensor).as_deref(), says, "{name}");
+    }
+    let (code, rows) = mrope("gradcheck", &file);
+    assert_eq!(
+        (code, rows.len()),
+        (i32::from(!is_gradient), 1),
+        "{name}: {rows:?}"
+    );
+    assert_eq!(rows[0]["pass"], is_gradient, "{name}");
+}
+
+#[test]
+fn a_wrong_rotation_is_named() {
+    let (q, gq) = (values(1), values(2));
+    let others: [(&str, Rotation, &str); 6] = [
+        (
+            "adjacent",
+            Rotation {
+                members: adjacent,
+                ..RIGHT
+            },
+            "pairing adjacent, not half",
+        ),
+        (
+            "striped",
+            Rotation {
+                axis: striped,
+                ..RIGHT
+            },
+            "axes striped, not contiguous",
+        ),
+        (
+            "one_axis",
+            Rotation {
+                axis: |_| 0,
+                ..RIGHT
+            },
+            "the positions of axis 0 on all axes",
+        ),
+        (
+            "sign",
+            Rotation {
+                sign: -1.0,
+                ..RIGHT
+            },
+            "the angles of the opposite sign",
+        ),
+        (
+            "theta",
+            Rotation {
+                theta: 1e6,
+                ..RIGHT
+            },
+            "theta 1000000",
+        ),
+        (
+            "both",
+            Rotation {
+                members: adjacent,
+                axis: striped,
+                ..RIGHT
+            },
+            "axes striped, not contiguous, and pairing adjacent, not half",
+        ),
+    ];
+    check("right", &RIGHT.of(&q), &RIGHT.back(&gq), [None, None], true);
+    for (name, other, what) in others {
+        let q_out = format!("q_out was made with {what}");
+        let dq = format!("dq is right for a rotation with {what}");
+        check(
+            name,
+            &other.of(&q),
+            &other.back(&gq),
+            [Some(&q_out), Some(&dq)],
+            true,
+        );
+    }
+    let nothing = Some("q_out is q: nothing is turned");
+    check("nothing", &q, &RIGHT.back(&gq), [nothing, None], false);
+    // A mistake that nobody has made before has no name.
+    let unknown = Rotation {
+        theta: 77.0,
+        ..RIGHT
+    };
+    let file = dump("unknown", &unknown.of(&q), Some(&unknown.back(&gq)));
+    let (code, rows) = mrope("verify", &file);
+    assert_eq!(
+        (code, diagnosis(&rows, "q_out"), diagnosis(&rows, "dq")),
+        (1, None, None)
+    );
+}
+
+#[test]
+fn a_wrong_gradient_is_named() {
+    let (q_out, gq) = (RIGHT.of(&values(1)), values(2));
+    let right = RIGHT.back(&gq);
+    let mut lost = right.clone();
+    lost[TOKENS * HEAD_DIM..].fill(0.0);
+    let other = Rotation {
+        members: adjacent,
+        ..RIGHT
+    }
+    .back(&gq);
+    let of_cos = Rotation { sin: 0.0, ..RIGHT }.of(&gq);
+    let gradients: [(&str, &[f64], &str); 6] = [
+        (
+            "zero",
+            &vec![0.0; gq.len()],
+            "dq is zero: the gradient of q is lost",
+        ),
+        ("unturned", &gq, "dq is gq: the backward turns nothing"),
+        (
+            "forward",
+            &RIGHT.of(&gq),
+            "dq is gq turned forward: the gradient turns the other way, with -sin",
+        ),
+        (
+            "of_cos",
+            &of_cos,
+            "dq has the products with cos alone: the gradient through those with sin (the rotated \
+             half) is lost",
+        ),
+        (
+            "one_head",
+            &lost,
+            "dq is zero in 6 of 12 heads of tokens, and right in the others",
+        ),
+        (
+            "other",
+            &other,
+            "dq is the gradient of a rotation with pairing adjacent, not half, which is not that \
+             of q_out",
+        ),
+    ];
+    for (name, dq, says) in gradients {
+        check(name, &q_out, dq, [None, Some(says)], false);
+    }
+}
+
+#[test]
+fn a_gradient_that_the_framework_did_not_give_is_lost() {
+    let file = dump("none", &RIGHT.of(&values(1)), None);
+    for (command, field) in [("verify", "error"), ("gradcheck", "problem")] {
+        let (code, rows) = mrope(command, &file);
+        let said = rows[0][field].as_str().expect("it says why");
+        assert_eq!((code, rows.len()), (1, 1));
+        assert!(said.contains("the gradient of q is lost"), "{said}");
+    }
+}
