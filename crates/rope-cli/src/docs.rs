@@ -15,6 +15,10 @@ macro_rules! page {
 
 page!(Ascend, "../../../docs/ascend.md");
 page!(AscendTraining, "../../../docs/ascend-training.md");
+page!(ComingFrom, "../../../docs/coming-from.md");
+page!(Mrope, "../../../docs/mrope.md");
+page!(NewBackend, "../../../docs/new-backend.md");
+page!(NewFamily, "../../../docs/new-family.md");
 
 #[cfg(test)]
 mod tests {
@@ -411,6 +415,65 @@ mod tests {
             }
         }
         assert!(faults.is_empty(), "{faults:#?}");
+    }
+
+    #[test]
+    fn the_contents_list_each_page_once() {
+        let contents =
+            std::fs::read_to_string(root().join("docs/SUMMARY.md")).expect("it is there");
+        for page in pages() {
+            let Some(path) = page.path.strip_prefix("docs/") else {
+                continue;
+            };
+            let listed = contents.matches(&format!("]({path})")).count();
+            let is_page = path != "SUMMARY.md" && !path.ends_with("template.md");
+            assert_eq!(listed, usize::from(is_page), "docs/SUMMARY.md and {path}");
+        }
+    }
+
+    /// The first cells of a table's rows.
+    fn names(text: &str) -> BTreeSet<String> {
+        let rows = text.lines().filter_map(|line| line.strip_prefix("| "));
+        let cells = rows.filter_map(|row| row.split('|').next());
+        cells
+            .map(str::trim)
+            .filter(|cell| !cell.is_empty())
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn each_claim_has_a_command() {
+        let read = |path| std::fs::read_to_string(root().join(path)).expect("page is text");
+        let (readme, claims) = (read("README.md"), read("docs/claims.md"));
+        let section = |heading| {
+            let (_, rest) = readme
+                .split_once(heading)
+                .expect("the README has this section");
+            rest.split("\n## ").next().unwrap_or_default()
+        };
+        let measured = section("\n## Measured\n");
+        let mut claimed = names(section("\n## What works\n"));
+        claimed.extend(measured.split("**").skip(1).step_by(2).map(str::to_owned));
+        let mut shown = names(&claims);
+        shown.remove("claim");
+        for name in &claimed {
+            assert!(
+                shown.contains(name),
+                "docs/claims.md has no command for {name:?}"
+            );
+        }
+        for name in &shown {
+            assert!(readme.contains(name), "README.md does not claim {name:?}");
+        }
+        let rows = claims.lines().filter(|line| line.starts_with("| ")).skip(1);
+        for row in rows {
+            let command = row.split('|').nth(2).unwrap_or_default().trim();
+            assert!(
+                command.starts_with("`mrope ") || command.starts_with("`cargo "),
+                "docs/claims.md: no command in {row}"
+            );
+        }
     }
 
     /// The anchor that GitHub gives a heading.
