@@ -1,5 +1,5 @@
-//! Dumps of rotations with known mistakes: `mrope verify` names the mistake, `mrope gradcheck` finds
-//! what is wrong about gradients. The rotations are written out here, in plain loops.
+//! Dumps of rotations with known mistakes: `mrope verify` names the mistake, `mrope gradcheck`
+//! finds what is wrong about gradients. The rotations are written out here, in plain loops.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ const HEAD_DIM: usize = 16;
 const PAIRS: usize = HEAD_DIM / 2;
 const SECTIONS: [usize; 3] = [4, 2, 2];
 const THETA: f64 = 1e4;
-const ROTATION: &str = r#"{"head_dim": 16, "pairing": "half", "axis_layout": {"contiguous": [4, 2, 2]}, "theta": 10000.0}"#;
+const ROTATION: &str = r#"{"head_dim": 16, "pairing": "half", "theta": 10000.0,
+    "axis_layout": {"contiguous": [4, 2, 2]}}"#;
 
 /// Time, height and width of two words, an image of two by two, and a word.
 const POSITIONS: [[i64; TOKENS]; 3] = [[3, 4, 5, 5, 5, 9], [3, 4, 5, 5, 6, 9], [3, 4, 5, 6, 6, 9]];
@@ -299,6 +300,30 @@ fn a_wrong_gradient_is_named() {
     for (name, dq, says) in gradients {
         check(name, &q_out, dq, [None, Some(says)], false);
     }
+}
+
+#[test]
+fn rounding_to_16_bits_is_told_from_a_mistake() {
+    let rounded = |values: Vec<f64>| -> Vec<f64> {
+        let round = |x: f64| half::bf16::from_f64(x).to_f64();
+        values.into_iter().map(round).collect()
+    };
+    let (q_out, dq) = (RIGHT.of(&values(1)), RIGHT.back(&values(2)));
+    let file = dump("rounded", &rounded(q_out), Some(&rounded(dq)));
+    let (code, rows) = mrope("verify", &file);
+    // In bf16 itself the file agrees.
+    let mut reasons = rows.iter().filter_map(|row| row["diagnosis"].as_str());
+    let said = reasons.next().expect("it differs");
+    assert!(
+        code == 1 && said.contains("as roundings to 16 bits do"),
+        "{said}"
+    );
+    let (code, rows) = mrope("gradcheck", &file);
+    let said = rows[0]["problem"].as_str().expect("it says why");
+    assert!(
+        code == 1 && said.contains("q_out was rounded to bf16"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -447,8 +447,8 @@ impl<'a> Suspect<'a> {
         let of_16_bits = 4.0 * unit(DType::Bf16) * largest(truth.iter().copied());
         (worst <= of_16_bits).then(|| {
             format!(
-                "{} differs by {worst:.0e}, as roundings to 16 bits do: run it in f64 or f32, angles \
-                 too",
+                "{} differs by {worst:.0e}, as roundings to 16 bits do: run it in f64 or f32, \
+                 angles too",
                 self.name()
             )
         })

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use super::{Row, Worst};
-use crate::buffer::DType;
+use crate::buffer::{Buffer, DType};
 use crate::golden::GoldenError;
 use crate::golden::tensors::{Kind, Tensors, Values, largest};
 use crate::tolerance::unit;
@@ -115,6 +115,14 @@ fn problem(of: &str, head_dim: usize, [y, upstream, gradient]: [&[f64]; 3]) -> S
     }
     if is_zero(y) {
         return format!("{of}_out is zero");
+    }
+    for dtype in [DType::Bf16, DType::F16] {
+        if Buffer::from_f64(dtype, y).to_f64() == y {
+            return format!(
+                "{of}_out was rounded to {}: run it in f64 or f32",
+                dtype.name()
+            );
+        }
     }
     format!("d{of} is not the gradient of {of}_out; mrope verify names some mistakes")
 }
