@@ -286,25 +286,39 @@ mod tests {
     }
 
     /// The oracle derives axis and frequency of each pair from the layout's definition alone.
+    fn agrees_with_the_oracle(layout: AxisLayout) {
+        let (axes, pairs) = (layout.axis_count(), layout.sections().iter().sum::<usize>());
+        let positions = Positions::new(axes, &[3, 5, 7][..axes]).expect("valid positions");
+        let spec = RotarySpec::builder(2 * pairs).axes(layout);
+        let spec = spec.build().expect("a valid specification");
+        let found = TokenAngles::<f64>::new(&spec, &positions, None).expect("valid angles");
+        let expected = HeadMatrix::new(&spec, &positions, 0, None).expect("valid positions");
+        for (pair, cos) in found.rows()[..pairs].iter().enumerate() {
+            let expected = expected.get(pair, pair);
+            let layout = spec.axis_layout();
+            assert!((cos - expected).abs() < 1e-12, "{layout:?}, pair {pair}");
+        }
+    }
+
     #[test]
     fn striped_axes_of_uneven_sections_turn_by_their_own_frequencies() {
         for sections in [vec![4, 4], vec![1, 1, 2], vec![2, 3, 3], vec![6, 7]] {
-            let pairs: usize = sections.iter().sum();
-            let positions = Positions::new(sections.len(), &[3, 5, 7][..sections.len()])
-                .expect("valid positions");
-            let spec = RotarySpec::builder(2 * pairs)
-                .axes(AxisLayout::PerAxisStriped(sections))
-                .build()
-                .expect("a valid specification");
-            let found = TokenAngles::<f64>::new(&spec, &positions, None).expect("valid angles");
-            let expected = HeadMatrix::new(&spec, &positions, 0, None).expect("valid positions");
-            for (pair, cos) in found.rows()[..pairs].iter().enumerate() {
-                let expected = expected.get(pair, pair);
-                assert!(
-                    (cos - expected).abs() < 1e-12,
-                    "{:?}, pair {pair}",
-                    spec.axis_layout()
-                );
+            agrees_with_the_oracle(AxisLayout::PerAxisStriped(sections));
+        }
+    }
+
+    #[test]
+    fn balanced_sections_are_those_of_the_oracle_also_without_axis_0() {
+        for first in 0..5 {
+            for second in 0..5 {
+                for third in 0..5 {
+                    if first + second + third > 0 {
+                        agrees_with_the_oracle(AxisLayout::Balanced(vec![first, second, third]));
+                    }
+                    if first + second > 0 {
+                        agrees_with_the_oracle(AxisLayout::Balanced(vec![first, second]));
+                    }
+                }
             }
         }
     }

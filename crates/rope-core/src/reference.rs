@@ -228,7 +228,8 @@ fn lane(spec: &RotarySpec, j: usize, member: usize, seq_len: Option<u64>) -> Res
 /// The axis of lane `j` in openPangu's arrangement, by replaying it from the first lane.
 fn balanced_axis(sections: &[usize], j: usize) -> usize {
     let pairs: usize = sections.iter().sum();
-    let three = sections.len() == 3;
+    // An axis without a section has no lane to be the last one.
+    let three = sections.len() == 3 && sections[0] > 0;
     if three && j == pairs - 1 {
         return 0;
     }
