@@ -70,8 +70,10 @@ impl<A: Real> CosSinTable<A> {
 
     /// The cosines, then the sines, of one position; one value per frequency each.
     pub fn row(&self, position: usize) -> Option<&[A]> {
-        let width = 2 * self.inv_freq.len();
-        self.rows.get(position * width..(position + 1) * width)
+        // Products with a row beyond the table may overflow.
+        self.rows
+            .chunks_exact(2 * self.inv_freq.len())
+            .nth(position)
     }
 
     /// The lanes that its rows are gathered for.

@@ -58,11 +58,13 @@ impl HeadsLayout {
         heads: usize,
         head_dim: usize,
     ) -> Self {
-        let token = heads * head_dim;
+        // Sizes that overflow are of no buffer: their extent does not fit any.
+        let token = heads.saturating_mul(head_dim);
+        let sample = seq.saturating_mul(token);
         let (per_sample, per_token, per_head) = match layout {
-            Layout::Bsnd | Layout::Tnd => (seq * token, token, head_dim),
-            Layout::Bnsd => (seq * token, head_dim, seq * head_dim),
-            Layout::Sbnd => (token, batch * token, head_dim),
+            Layout::Bsnd | Layout::Tnd => (sample, token, head_dim),
+            Layout::Bnsd => (sample, head_dim, seq.saturating_mul(head_dim)),
+            Layout::Sbnd => (token, batch.saturating_mul(token), head_dim),
         };
         let strides = Strides {
             batch: per_sample,
@@ -125,9 +127,17 @@ impl HeadsLayout {
         })
     }
 
-    /// Elements of the tensor.
+    /// Elements of the tensor; the largest `usize` if they are more.
     pub fn elems(&self) -> usize {
-        self.batch * self.seq * self.heads * self.head_dim
+        let heads = self.tokens().saturating_mul(self.heads);
+        heads.saturating_mul(self.head_dim)
+    }
+
+    /// Tokens of all samples; the largest `usize` if they are more, as only a broadcast or an empty
+    /// tensor has.
+    #[inline]
+    pub(crate) fn tokens(&self) -> usize {
+        self.batch.saturating_mul(self.seq)
     }
 
     #[inline]

@@ -280,10 +280,20 @@ impl<'a, A: Real> Rotator<'a, A> {
         let lanes = self.geometry.lane_count();
         let (own_heads, what) = (self.angles.own_heads(), "the gradient of the angles");
         let rows_per_token = own_heads.unwrap_or(1);
-        let tokens = angle_rows(what, gradients, rows_per_token * lanes, batch, seq)?;
+        let tokens = angle_rows(
+            what,
+            gradients,
+            rows_per_token.saturating_mul(lanes),
+            batch,
+            seq,
+        )?;
         let rows = tokens * rows_per_token;
         let (samples_per_row, pairs) = (
-            if tokens == batch * seq { 1 } else { batch },
+            if tokens == q.0.layout.tokens() {
+                1
+            } else {
+                batch
+            },
             self.geometry.pairs(),
         );
         let row_gradients = |row: usize, sums: &mut [[f64; 2]]| {
@@ -316,7 +326,7 @@ impl<'a, A: Real> Rotator<'a, A> {
             }
         };
         // Each task's rows, or all of them where the rotation itself would stay on this thread.
-        let x_bytes = q.0.layout.elems() * size_of::<E>();
+        let x_bytes = q.0.layout.elems().saturating_mul(size_of::<E>());
         let block = (rows / self.parallelism.tasks_for(rows, x_bytes)).max(1);
         let blocks = gradients.chunks_mut(block * 2 * lanes);
         for_each_block(blocks.enumerate().collect(), |(at, rows)| {
@@ -398,8 +408,12 @@ impl<'a, A: Real> Rotator<'a, A> {
         self.check_heads(&q.src_layout, k.as_ref().map(|k| &k.src_layout))?;
         let (batch, seq) = (q.src_layout.batch, q.src_layout.seq);
         let angle_tokens = self.check_angles(batch, seq)?;
-        let heads = q.src_layout.heads + k.as_ref().map_or(0, |k| k.src_layout.heads);
-        let bytes = batch * seq * heads * self.geometry.head_dim() * size_of::<E>();
+        let elems = q.src_layout.elems() + k.as_ref().map_or(0, |k| k.src_layout.elems());
+        if elems == 0 {
+            // Its tokens may be beyond counting.
+            return Ok(());
+        }
+        let bytes = elems * size_of::<E>();
         let task = Task {
             rotator: self,
             q,
@@ -418,13 +432,14 @@ impl<'a, A: Real> Rotator<'a, A> {
         match self.angles {
             Angles::Table { positions, .. } => {
                 let found = positions.tokens();
-                if found != batch * seq && found != seq {
+                if found != batch.saturating_mul(seq) && found != seq {
                     return Err(RopeError::PositionTokens { batch, seq, found });
                 }
                 Ok(found)
             }
             Angles::Tokens(rows) | Angles::Heads { rows, .. } => {
-                let lanes = self.geometry.lane_count() * self.angles.own_heads().unwrap_or(1);
+                let lanes = self.angles.own_heads().unwrap_or(1);
+                let lanes = lanes.saturating_mul(self.geometry.lane_count());
                 angle_rows("the angles", rows, lanes, batch, seq)
             }
         }
@@ -439,13 +454,13 @@ fn angle_rows<A>(
     batch: usize,
     seq: usize,
 ) -> Result<usize> {
-    let (width, found) = (2 * lanes, values.len());
-    let tokens = if found == seq * width {
+    let (width, found) = (lanes.saturating_mul(2), values.len());
+    let tokens = if found == seq.saturating_mul(width) {
         seq
     } else {
-        batch * seq
+        batch.saturating_mul(seq)
     };
-    let expected = tokens * width;
+    let expected = tokens.saturating_mul(width);
     if found != expected {
         return Err(RopeError::AngleShape {
             what,

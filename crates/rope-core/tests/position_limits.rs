@@ -5,7 +5,10 @@ use rope_core::position_ids::{
     PositionIdsError, PositionRules, Prompt, TokenIds, vision_cu_seqlens, vision_positions,
     vision_windows, zigzag,
 };
-use rope_core::{AxisLayout, Positions, RopeError, RotarySpec};
+use rope_core::{
+    Angles, AxisLayout, CosSinTable, HeadNorm, HeadsLayout, HeadsMut, HeadsRef, Layout, NormInput,
+    Positions, RopeError, RotarySpec, Rotator, Strides,
+};
 
 fn video(grid: [usize; 3], seconds: f64, videos: usize) -> Result<(), RopeError> {
     const VIDEO: i64 = 8;
@@ -129,6 +132,98 @@ fn text_beyond_any_position_or_memory_is_refused() {
     let last = Positions::text(2, (1 << 31) - 1, 2).expect("up to 2^31");
     assert_eq!((last.highest(), last.tokens()), (1 << 31, 2));
     assert_eq!(Positions::text(2, 5, 0).map(|empty| empty.highest()), Ok(0));
+}
+
+#[test]
+fn rows_and_continuations_beyond_counting_are_refused() {
+    use rope_core::position_ids::Rows;
+    let rules = PositionRules::new("qwen2_vl", TokenIds::new(7, 8)).expect("a family");
+    let rows = |count| {
+        let rows = Rows::Batch(count);
+        rules.position_ids(&Prompt {
+            rows,
+            ..Prompt::default()
+        })
+    };
+    assert_eq!(rows(3).map(|ids| ids.rope_deltas().len()), Ok(3));
+    for count in [1 << 40, usize::MAX] {
+        assert!(matches!(
+            rows(count),
+            Err(RopeError::PositionIds(PositionIdsError::Batch {
+                tokens: 0,
+                ..
+            }))
+        ));
+    }
+    let ids = rules.position_ids(&Prompt {
+        input_ids: &[1, 2],
+        ..Prompt::default()
+    });
+    let ids = ids.expect("two tokens of text");
+    assert_eq!(ids.continuation(0, 0).map(|none| none.tokens()), Ok(0));
+    for count in [1 << 32, usize::MAX] {
+        let beyond = ids.continuation(0, count);
+        assert!(
+            matches!(beyond, Err(RopeError::PositionOutOfRange { .. })),
+            "{beyond:?}"
+        );
+    }
+}
+
+/// Sizes whose products wrap around are of no table and no buffer.
+#[test]
+fn rows_and_tensors_beyond_counting_are_refused() {
+    let spec = RotarySpec::builder(8).build().expect("a specification");
+    let mut table = CosSinTable::<f32>::new(&spec, None).expect("its frequencies");
+    table.grow_to(3).expect("four rows");
+    assert!(table.row(3).is_some_and(|row| row.len() == 8));
+    for beyond in [4, 1 << 61, 1 << 62, usize::MAX] {
+        assert_eq!(table.row(beyond), None);
+    }
+    for layout in Layout::ALL {
+        let wide = HeadsLayout::contiguous(layout, 1 << 32, 1 << 32, 4, 8);
+        assert_eq!(wide.elems(), usize::MAX);
+        let refused = HeadsRef::new(&[0.0; 64], wide).err();
+        assert!(matches!(refused, Some(RopeError::BufferTooSmall { .. })));
+    }
+}
+
+/// A tensor without heads has no elements, whatever its other sizes are.
+#[test]
+fn empty_tensors_of_any_size_are_nothing_to_do() {
+    let spec = RotarySpec::builder(8).build().expect("a specification");
+    let strides = Strides {
+        batch: 0,
+        seq: 0,
+        head: 8,
+    };
+    let layout = |batch, seq, heads| HeadsLayout {
+        batch,
+        seq,
+        heads,
+        head_dim: 8,
+        strides,
+    };
+    let rows = [0.0_f32; 16];
+    let heads = 1 << 62;
+    let of_heads = Angles::Heads { rows: &rows, heads };
+    for (layout, angles, fits) in [
+        // Two rows, shared by any number of samples.
+        (layout(usize::MAX, 2, 0), Angles::Tokens(&rows), true),
+        (layout(1 << 40, 1 << 40, 0), Angles::Tokens(&rows), false),
+        (layout(0, 2, heads), of_heads, false),
+    ] {
+        let rotator = Rotator::new(spec.geometry(), angles).expect("any rows");
+        let empty = || HeadsMut::<f32>::new(&mut [], layout).expect("no elements");
+        assert_eq!(rotator.rotate(empty(), None).is_ok(), fits, "{layout:?}");
+        let norm = HeadNorm::new(1e-6).expect("a norm");
+        let input = NormInput {
+            x: empty().into(),
+            weight: None,
+        };
+        let outcome = rotator.norm_rotate(&norm, input, None);
+        assert_eq!(outcome.is_ok(), fits, "{layout:?}");
+    }
 }
 
 #[test]

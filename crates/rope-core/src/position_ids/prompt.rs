@@ -10,6 +10,8 @@ use crate::positions::{MAX_POSITION, Positions};
 pub(super) const AXES: usize = 3;
 /// The highest id that a rotation takes.
 const MAX_ID: f64 = MAX_POSITION as f64;
+/// The most rows without a token: any number divides into them.
+const MOST_EMPTY_ROWS: usize = 1 << 20;
 /// One position: its id on each axis.
 pub(super) type Ids = [f64; AXES];
 
@@ -125,6 +127,14 @@ impl PositionIds {
             count: self.next.len(),
         };
         let next = self.next.get(row).ok_or(index)?;
+        let last = next + count.saturating_sub(1) as f64;
+        if last > MAX_ID {
+            return Err(RopeError::PositionOutOfRange {
+                found: last as i64,
+                axis: 0,
+                token: count - 1,
+            });
+        }
         let of_axis = |_| (0..count).map(|offset| next + offset as f64);
         checked(&(0..AXES).flat_map(of_axis).collect::<Vec<f64>>())
     }
@@ -312,7 +322,8 @@ fn check_length(
 fn row_ranges(rows: Rows, tokens: usize) -> Result<Vec<std::ops::Range<usize>>, PositionIdsError> {
     match rows {
         Rows::Batch(rows) => {
-            if rows == 0 || !tokens.is_multiple_of(rows) {
+            let divides = rows > 0 && tokens.is_multiple_of(rows);
+            if !divides || rows > tokens.max(MOST_EMPTY_ROWS) {
                 return Err(PositionIdsError::Batch { tokens, rows });
             }
             let len = tokens / rows;

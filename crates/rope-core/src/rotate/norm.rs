@@ -210,6 +210,9 @@ impl<A: Real> Rotator<'_, A> {
         }
         let task = self.norm_task(norm, streams)?;
         let (tokens, bytes) = (task.tokens(), task.bytes());
+        if tokens == 0 {
+            return Ok(());
+        }
         self.parallelism.for_each_range(tokens, bytes, |tokens| {
             let mut workspace = task.workspace(tokens.len());
             task.run(tokens, &mut workspace, &mut []);
@@ -371,7 +374,13 @@ struct Workspace<A> {
 
 impl<E: Element> NormTask<'_, '_, E> {
     fn tokens(&self) -> usize {
-        self.streams[0].layout.batch * self.streams[0].layout.seq
+        // Of a tensor without elements they may be beyond counting.
+        let any = self.streams.iter().any(|stream| stream.layout.elems() > 0);
+        if any {
+            self.streams[0].layout.tokens()
+        } else {
+            0
+        }
     }
 
     /// Bytes of q and k.
