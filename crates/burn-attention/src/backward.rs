@@ -4,7 +4,6 @@
 //! themselves are computed again. It is compute-bound: what it keeps is other operations' output,
 //! and computing that again would cost more than the memory it takes.
 
-use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::{
     Autodiff, NodeId,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -12,6 +11,7 @@ use burn::backend::autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 use burn::backend::tensor::FloatTensor;
+use burn::backend::{AutodiffBackend, Backend};
 
 use crate::ops::{AttentionOp, AttentionOps, Bias, Kept};
 
@@ -48,7 +48,7 @@ impl<B: AttentionOps> Backward<B, 4> for BiasedAttentionBackward {
 }
 
 /// Hands each gradient to its tensor, if that is tracked.
-fn register<B: AttentionOps>(
+pub(crate) fn register<B: Backend>(
     grads: &mut Gradients,
     pairs: impl Iterator<Item = (Option<NodeId>, FloatTensor<B>)>,
 ) {

@@ -11,10 +11,11 @@
 use std::ops::Range;
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{FloatDType, Shape, Slice, TensorData};
+use burn::tensor::{FloatDType, Shape, TensorData};
 
 use crate::mask::AttentionMask;
 use crate::ops::{AttentionOp, Kept, Method, Sizes, accumulator};
+use crate::primitives::{cast, slice, whole};
 
 /// The most scores of a block, unless a few queries of one have more: 128 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 25;
@@ -454,21 +455,6 @@ impl<B: Backend> Sum<B> {
     }
 }
 
-fn whole(shape: &Shape) -> Vec<Slice> {
-    let sizes = shape.as_slice().iter();
-    sizes.map(|size| Slice::from(0..*size)).collect()
-}
-
-fn slice<B: Backend>(x: FloatTensor<B>, dim: usize, range: Range<usize>) -> FloatTensor<B> {
-    let shape = x.shape();
-    if range == (0..shape[dim]) {
-        return x;
-    }
-    let mut slices = whole(&shape);
-    slices[dim] = range.into();
-    B::float_slice(x, &slices)
-}
-
 fn transpose<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_swap_dims(x, 1, 2)
 }
@@ -479,13 +465,5 @@ fn join<B: Backend>(mut parts: Vec<FloatTensor<B>>) -> FloatTensor<B> {
         parts.remove(0)
     } else {
         B::float_cat(parts, 2)
-    }
-}
-
-fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
-    if x.dtype() == dtype.into() {
-        x
-    } else {
-        B::float_cast(x, dtype)
     }
 }

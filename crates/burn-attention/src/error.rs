@@ -100,6 +100,24 @@ pub enum AttentionError {
         /// Flags found.
         found: usize,
     },
+    /// A target that is no word.
+    #[error(
+        "the target of row {row} is {found}, expected a word below {vocabulary}, or -100 for none"
+    )]
+    Target {
+        /// The row.
+        row: usize,
+        /// Its target.
+        found: i64,
+        /// Words that there are.
+        vocabulary: usize,
+    },
+    /// Nothing to take the mean of.
+    #[error("none of {rows} rows has a target; expected one that is not -100")]
+    NoTargets {
+        /// The rows.
+        rows: usize,
+    },
     /// Numbers of an operation that came from a client of another version, or damaged.
     #[error("{what} is {found}, expected {expected}; client and server must be of one release")]
     Wire {

@@ -31,6 +31,9 @@
 //! # Ok::<(), burn_attention::AttentionError>(())
 //! ```
 //!
+//! [`CrossEntropy`] is the loss of a language model's head, of the same kind: the logits exist in
+//! blocks of the vocabulary.
+//!
 //! # Backends
 //!
 //! | feature | backend | implementation |
@@ -48,12 +51,15 @@ mod backward;
 pub mod blocks;
 pub mod composed;
 mod error;
+mod loss;
 mod mask;
 mod ops;
+mod primitives;
 
 pub use attention::Attention;
 #[cfg(feature = "remote-server")]
 pub use backends::remote;
 pub use error::{AttentionError, Result};
+pub use loss::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use mask::{AttentionMask, MaskRules, Pattern, Window};
 pub use ops::{AttentionOp, AttentionOps, Bias, Kept, Method};

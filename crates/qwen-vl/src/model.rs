@@ -126,14 +126,16 @@ impl QwenVl {
             .forward(embeddings, angles, attention, deepstack, caches, trace)
     }
 
+    /// The matrix of the output head, `[vocab_size, hidden_size]`.
+    pub(crate) fn head(&self) -> Tensor<2> {
+        match &self.lm_head {
+            Some(head) => head.weight.val().transpose(),
+            None => self.language_model.embed_tokens.weight.val(),
+        }
+    }
+
     /// Logits from normalised hidden states.
     pub(crate) fn logits<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
-        match &self.lm_head {
-            Some(head) => head.forward(hidden),
-            None => {
-                let words = self.language_model.embed_tokens.weight.val();
-                burn::tensor::module::linear(hidden, words.transpose(), None)
-            }
-        }
+        burn::tensor::module::linear(hidden, self.head().transpose(), None)
     }
 }

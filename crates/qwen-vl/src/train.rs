@@ -1,16 +1,13 @@
 //! Training: the loss and a step.
 
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::activation::log_softmax;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::Tensor;
+use burn_attention::{CrossEntropy, IGNORED};
 
-use crate::batch::{Batch, ints};
+use crate::batch::Batch;
 use crate::error::{QwenVlError, Result};
 use crate::model::QwenVl;
 use crate::trace::Trace;
-
-/// A label that is not predicted.
-const IGNORED: i64 = -100;
 
 impl QwenVl {
     /// Mean cross entropy in nats of each token's successor, within its own sequence.
@@ -30,26 +27,28 @@ impl QwenVl {
                 found: labels.len(),
             });
         }
-        let predicted = batch
-            .sequences
+        // Each token's label is the target of its predecessor.
+        let mut targets = vec![IGNORED; labels.len()];
+        for range in &batch.sequences {
+            for token in range.clone().skip(1) {
+                targets[token - 1] = labels[token];
+            }
+        }
+        let counted = |(_, target): &(usize, i64)| *target != IGNORED;
+        let mut predicted = targets
             .iter()
-            .flat_map(|range| range.clone().skip(1));
-        let counted: Vec<usize> = predicted
-            .filter(|token| labels[*token] != IGNORED)
-            .collect();
-        if counted.is_empty() {
+            .copied()
+            .enumerate()
+            .filter(counted)
+            .peekable();
+        if predicted.peek().is_none() {
             return Err(QwenVlError::NoTargets);
         }
-        self.expect_tokens(counted.iter().map(|token| (*token, labels[*token])))?;
+        self.expect_tokens(predicted.map(|(row, target)| (row + 1, target)))?;
 
-        // Logits are computed for the tokens with a label only: over a real vocabulary they are the
-        // largest tensor of a step.
-        let device = hidden.device();
-        let predictors = ints(counted.iter().map(|token| *token as i64 - 1), &device);
-        let targets: Tensor<1, Int> = ints(counted.iter().map(|token| labels[*token]), &device);
-        let hidden = hidden.reshape([rows * seq, channels]).select(0, predictors);
-        let log_probabilities = log_softmax(self.logits(hidden).cast(DType::F32), 1);
-        Ok(-log_probabilities.gather(1, targets.unsqueeze_dim(1)).mean())
+        let loss = CrossEntropy::new(&targets, self.vocab_size)?;
+        let hidden = hidden.reshape([rows * seq, channels]);
+        Ok(loss.try_forward(hidden, self.head())?)
     }
 
     /// One step: loss, gradients of every parameter, update. Returns the updated model and the loss

@@ -1,0 +1,268 @@
+//! The loss and its gradients equal a plain computation in f64, in every way to compute them.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_attention::{AttentionError, CrossEntropy, IGNORED, Method};
+
+const CHANNELS: usize = 5;
+/// Three blocks of the smallest size, the last not full.
+const VOCABULARY: usize = 300;
+/// Targets at the edges of blocks, twice the same, and rows that do not count.
+const TARGETS: [i64; 9] = [0, 127, IGNORED, 128, 299, 255, 128, IGNORED, 1];
+/// What the loss is multiplied by before the backward.
+const FACTOR: f64 = 2.5;
+const METHODS: [Method; 3] = [
+    Method::Fused,
+    Method::Blocks { scores: 1 },
+    Method::Composed,
+];
+
+/// Numbers between -1 and 1 that look random and are the same in every run, rounded to a type.
+fn numbers(seed: u64, count: usize, dtype: DType) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    };
+    let values: Vec<f64> = std::iter::repeat_with(next).take(count).collect();
+    let data = TensorData::new(values, [count]).convert_dtype(dtype);
+    data.iter::<f64>().collect()
+}
+
+fn hidden(dtype: DType) -> Vec<f64> {
+    numbers(1, TARGETS.len() * CHANNELS, dtype)
+}
+
+/// Large, so that some rows are sure of a word and others not.
+fn weight(dtype: DType) -> Vec<f64> {
+    let numbers = numbers(2, VOCABULARY * CHANNELS, dtype);
+    numbers.into_iter().map(|x| 4.0 * x).collect()
+}
+
+/// The loss, and FACTOR times its gradients of hidden and weight, by the definition.
+fn expected(hidden: &[f64], weight: &[f64]) -> [Vec<f64>; 3] {
+    let counted = TARGETS.iter().filter(|target| **target != IGNORED).count() as f64;
+    let (mut loss, mut dhidden) = (0.0, vec![0.0; hidden.len()]);
+    let mut dweight = vec![0.0; weight.len()];
+    for (row, target) in TARGETS.iter().enumerate() {
+        let Ok(target) = usize::try_from(*target) else {
+            continue;
+        };
+        let h = &hidden[row * CHANNELS..][..CHANNELS];
+        let words = weight.chunks(CHANNELS);
+        let logits: Vec<f64> = words
+            .map(|w| h.iter().zip(w).map(|(h, w)| h * w).sum())
+            .collect();
+        let sum: f64 = logits.iter().map(|l| l.exp()).sum();
+        loss += (sum.ln() - logits[target]) / counted;
+        for (word, logit) in logits.iter().enumerate() {
+            let one = if word == target { 1.0 } else { 0.0 };
+            let dlogit = FACTOR * (logit.exp() / sum - one) / counted;
+            for channel in 0..CHANNELS {
+                dhidden[row * CHANNELS + channel] += dlogit * weight[word * CHANNELS + channel];
+                dweight[word * CHANNELS + channel] += dlogit * h[channel];
+            }
+        }
+    }
+    [vec![loss], dhidden, dweight]
+}
+
+fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
+    x.into_data().iter::<f64>().collect()
+}
+
+/// What the crate computes, in the order of [`expected`]. `swapped`: the weight lies in memory as
+/// that of a `Linear`.
+fn found(
+    hidden: &[f64],
+    weight: &[f64],
+    dtype: DType,
+    method: Method,
+    swapped: bool,
+) -> [Vec<f64>; 3] {
+    let device = Device::flex().autodiff();
+    let tensor = |values: &[f64], rows: usize| {
+        let data = TensorData::new(values.to_vec(), [rows, CHANNELS]);
+        Tensor::<2>::from_data(data, (&device, dtype))
+    };
+    let hidden = tensor(hidden, TARGETS.len()).require_grad();
+    let weight = tensor(weight, VOCABULARY);
+    let leaf = if swapped {
+        let memory = weight.transpose().into_data();
+        Tensor::<2>::from_data(memory, (&device, dtype))
+    } else {
+        weight
+    };
+    let leaf = leaf.require_grad();
+    let of_words = |x: Tensor<2>| if swapped { x.transpose() } else { x };
+    let loss = CrossEntropy::new(&TARGETS, VOCABULARY)
+        .expect("valid targets")
+        .with_method(method)
+        .try_forward(hidden.clone(), of_words(leaf.clone()))
+        .expect("it fits");
+    let wide = if dtype == DType::F64 {
+        dtype
+    } else {
+        DType::F32
+    };
+    assert_eq!((loss.dims(), loss.dtype()), ([1], wide));
+    let gradients = (loss.clone() * FACTOR).backward();
+    let dhidden = hidden.grad(&gradients).expect("a gradient of hidden");
+    let dweight = leaf.grad(&gradients).expect("a gradient of the weight");
+    assert_eq!((dhidden.dtype(), dweight.dtype()), (dtype, dtype));
+    [values(loss), values(dhidden), values(of_words(dweight))]
+}
+
+/// Roundings of the accumulator; of 16-bit data those of logits, of about 8, and of results.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 64.0 * f64::EPSILON,
+        DType::F32 => 64.0 * f64::from(f32::EPSILON),
+        DType::F16 => 8.0 * 2f64.powi(-11),
+        _ => 8.0 * 2f64.powi(-8),
+    }
+}
+
+#[test]
+fn loss_and_gradients_equal_the_plain_computation() {
+    for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+        let (hidden, weight) = (hidden(dtype), weight(dtype));
+        let expected = expected(&hidden, &weight);
+        for method in METHODS {
+            for swapped in [false, true] {
+                let found = found(&hidden, &weight, dtype, method, swapped);
+                for (name, (expected, found)) in ["the loss", "dhidden", "dweight"]
+                    .iter()
+                    .zip(expected.iter().zip(&found))
+                {
+                    let largest = expected.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
+                    assert!(largest > 0.1, "{name} has nothing to compare");
+                    assert_eq!(expected.len(), found.len());
+                    for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
+                        assert!(
+                            (expected - found).abs() <= largest * tolerance(dtype),
+                            "{dtype:?}, {method:?}, swapped {swapped}: {name}[{index}] is {found}, \
+                             expected {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The derivative of the loss along each input, by central differences in f64.
+#[test]
+fn gradients_are_the_slopes_of_the_loss() {
+    let dtype = DType::F64;
+    let inputs = [hidden(dtype), weight(dtype)];
+    for method in [Method::Fused, Method::Blocks { scores: 1 }] {
+        let loss = |inputs: &[Vec<f64>; 2]| {
+            let [loss, ..] = found(&inputs[0], &inputs[1], dtype, method, false);
+            FACTOR * loss[0]
+        };
+        let [_, dhidden, dweight] = found(&inputs[0], &inputs[1], dtype, method, false);
+        for (input, gradient) in [dhidden, dweight].iter().enumerate() {
+            // Every channel of some words is enough: those at the edges of blocks among them.
+            let words = [0, 1, 127, 128, 255, 256, 299];
+            let is_checked = |index: &usize| input == 0 || words.contains(&(index / CHANNELS));
+            for index in (0..gradient.len()).filter(is_checked) {
+                let step = 1e-5;
+                let moved = |by: f64| {
+                    let mut inputs = inputs.clone();
+                    inputs[input][index] += by;
+                    loss(&inputs)
+                };
+                let slope = (moved(step) - moved(-step)) / (2.0 * step);
+                assert!(
+                    (slope - gradient[index]).abs() <= 1e-8,
+                    "{method:?}: gradient {input}[{index}] is {}, the slope {slope}",
+                    gradient[index]
+                );
+            }
+        }
+    }
+}
+
+/// Where the model is sure of the target, its gradient is what 1 - p leaves: in bf16, p itself
+/// would be rounded to 1 and the gradient lost.
+#[test]
+fn a_small_gradient_in_16_bits_keeps_its_digits() {
+    let device = Device::flex().autodiff();
+    let tensor = |values: Vec<f32>, shape: [usize; 2]| {
+        let data = TensorData::new(values, shape);
+        Tensor::<2>::from_data(data, (&device, DType::BF16)).require_grad()
+    };
+    let (hidden, weight) = (tensor(vec![1.0], [1, 1]), tensor(vec![8.0, 0.0], [2, 1]));
+    let loss = CrossEntropy::new(&[0], 2).expect("valid");
+    let loss = loss.try_forward(hidden, weight.clone()).expect("it fits");
+    let gradient = weight.grad(&loss.backward()).expect("tracked");
+    let expected = 1.0 / (1.0 + 8f64.exp());
+    let found = values(gradient);
+    assert!((found[0] + expected).abs() < 0.01 * expected, "{found:?}");
+    assert!((found[1] - expected).abs() < 0.01 * expected, "{found:?}");
+}
+
+#[test]
+fn untracked_inputs_get_no_gradient() {
+    let device = Device::flex().autodiff();
+    let ones = |rows| Tensor::<2>::ones([rows, 3], &device);
+    let loss = CrossEntropy::new(&[1, 0], 4).expect("valid");
+    let (hidden, weight) = (ones(2).require_grad(), ones(4));
+    let gradients = loss
+        .try_forward(hidden.clone(), weight.clone())
+        .expect("fits")
+        .backward();
+    assert!(hidden.grad(&gradients).is_some() && weight.grad(&gradients).is_none());
+    let (hidden, weight) = (ones(2), ones(4).require_grad());
+    let gradients = loss
+        .try_forward(hidden.clone(), weight.clone())
+        .expect("fits")
+        .backward();
+    assert!(hidden.grad(&gradients).is_none() && weight.grad(&gradients).is_some());
+}
+
+#[test]
+fn wrong_inputs_are_refused() {
+    let refused = |targets: &[i64], message: &str| {
+        let error = CrossEntropy::new(targets, 7)
+            .expect_err(message)
+            .to_string();
+        assert!(error.contains(message), "{message} is not in {error}");
+    };
+    refused(&[6, 7], "the target of row 1 is 7, expected a word below 7");
+    refused(&[-1], "the target of row 0 is -1");
+    refused(&[IGNORED; 2], "none of 2 rows has a target");
+    refused(&[], "none of 0 rows has a target");
+
+    let device = Device::flex();
+    let zeros = |shape, dtype| Tensor::<2>::zeros(shape, (&device, dtype));
+    let loss = CrossEntropy::new(&[6, IGNORED], 7).expect("valid");
+    let f32 = DType::F32;
+    for (hidden, weight, dtype, message) in [
+        (
+            [3, 4],
+            [7, 4],
+            f32,
+            "hidden has 3 in rows, the list of targets has 2",
+        ),
+        (
+            [2, 4],
+            [7, 5],
+            f32,
+            "hidden has 4 in channels, weight has 5",
+        ),
+        (
+            [2, 4],
+            [8, 4],
+            f32,
+            "weight has 8 in vocabulary, the list of targets has 7",
+        ),
+        ([2, 4], [7, 4], DType::F16, "weight is F16, expected F32"),
+    ] {
+        let error = loss.try_forward(zeros(hidden, f32), zeros(weight, dtype));
+        let error: AttentionError = error.map(drop).expect_err(message);
+        assert!(error.to_string().contains(message), "{error}");
+    }
+}

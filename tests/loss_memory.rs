@@ -1,0 +1,95 @@
+//! What the loss of a large vocabulary holds, by a counting allocator: in blocks of the vocabulary
+//! against all logits at once.
+//!
+//! A file of its own, and one test that is not ignored: the allocator counts the whole process.
+
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_attention::{CrossEntropy, Method};
+use rope_check::alloc::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+struct Head {
+    rows: usize,
+    vocabulary: usize,
+    channels: usize,
+}
+
+impl Head {
+    /// Bytes that the graph keeps, and the peak of forward and backward less the gradients, which
+    /// are asked for.
+    fn count(&self, dtype: DType, method: Method) -> [usize; 2] {
+        let device = Device::flex().autodiff();
+        let random = |rows| {
+            let shape = [rows, self.channels];
+            let x = Tensor::<2>::random(shape, Distribution::Default, &device);
+            x.cast(dtype).require_grad()
+        };
+        let (hidden, weight) = (random(self.rows), random(self.vocabulary));
+        let targets: Vec<i64> = (0..self.rows as i64).map(|row| row * 7).collect();
+        let loss = CrossEntropy::new(&targets, self.vocabulary).expect("valid targets");
+        let loss = loss.with_method(method);
+        let mut inputs = Some((hidden.clone(), weight.clone()));
+        let (out, forward) = ALLOCATOR.measure(usize::MAX, || {
+            let (hidden, weight) = inputs.take().expect("one forward");
+            loss.try_forward(hidden, weight).expect("it fits")
+        });
+        let (gradients, backward) = ALLOCATOR.measure(usize::MAX, || out.backward());
+        assert!(weight.grad(&gradients).is_some());
+        let kept = usize::try_from(forward.retained_bytes).unwrap_or(0);
+        let peak = forward.peak_bytes.max(kept + backward.peak_bytes);
+        let gradients = (self.rows + self.vocabulary) * self.channels * dtype.size();
+        let counted = [kept, peak - gradients];
+        println!(
+            "{dtype:?}, {} rows, {} words, {} channels, {method:?}: keeps {:.1} MiB, peak beside \
+             the gradients {:.1} MiB",
+            self.rows,
+            self.vocabulary,
+            self.channels,
+            counted[0] as f64 / f64::from(1 << 20),
+            counted[1] as f64 / f64::from(1 << 20),
+        );
+        counted
+    }
+}
+
+#[test]
+fn no_tensor_of_rows_x_vocabulary_is_made() {
+    let head = Head {
+        rows: 256,
+        vocabulary: 16_384,
+        channels: 4,
+    };
+    let (logits, scores) = (head.rows * head.vocabulary * 4, 1 << 19);
+    for dtype in [DType::F32, DType::BF16] {
+        let blocks = Method::Blocks { scores };
+        head.count(dtype, blocks); // pools are made on first use
+        let [kept, peak] = head.count(dtype, blocks);
+        assert!(kept < 64 << 10, "{dtype:?}: the graph keeps {kept} bytes");
+        // A block of logits and what is computed of it.
+        assert!(peak < 4 * 4 * scores, "{dtype:?}: {peak} bytes at the peak");
+        // The same count must see what the other makes, or it could not fail.
+        let [kept, peak] = head.count(dtype, Method::Composed);
+        assert!(
+            kept >= logits && peak >= 2 * logits,
+            "{kept}, {peak} of composed"
+        );
+    }
+}
+
+#[test]
+#[ignore = "a minute: the figures of docs/models.md"]
+fn figures() {
+    let of_words = |vocabulary| Head {
+        rows: 1024,
+        vocabulary,
+        channels: 16,
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        for method in [Method::Fused, Method::Composed] {
+            of_words(8192).count(dtype, method); // pools are made on first use
+            of_words(32_768).count(dtype, method);
+        }
+    }
+}
