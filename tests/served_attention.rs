@@ -1,10 +1,13 @@
-//! Attention on a device of a server: the server's kernels compute it, so it has the bits of the
-//! same kernels in this process, and tensors that do not fit are refused before they are sent.
+//! Attention and norms on a device of a server: the server's kernels compute them, so they have the
+//! bits of the same kernels in this process, and tensors that do not fit are refused before they
+//! are sent.
 
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_ascend::server::Server;
-use burn_attention::{Attention, AttentionError, AttentionMask, MaskRules, Method, Window};
+use burn_attention::{
+    Attention, AttentionError, AttentionMask, MaskRules, Method, Window, rms_norm,
+};
 
 const SIZES: [usize; 4] = [2, 4, 13, 8];
 const KV_HEADS: usize = 2;
@@ -102,6 +105,27 @@ fn a_served_attention_has_the_bits_of_the_servers_kernels() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_served_norm_has_the_bits_of_the_servers_operations() {
+    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let served = server.connect(0).expect("it answers").autodiff();
+    let local = Device::flex().autodiff();
+    for dtype in [DType::F32, DType::BF16] {
+        let found = [&served, &local].map(|device| {
+            let x = values(1, SIZES, (device, dtype));
+            let weight = Tensor::<1>::from_data([0.5, -1.0, 2.0, 1.5, 0.1, 0.2, 0.3, 0.4], device);
+            let weight = weight.cast(dtype).require_grad();
+            let y = rms_norm(x.clone(), weight.clone(), 1e-5).expect("it fits");
+            let dy = values(2, SIZES, (device, dtype)).detach();
+            let gradients = (y.clone() * dy).sum().backward();
+            let dx = x.grad(&gradients).expect("tracked").into_data();
+            let dweight = weight.grad(&gradients).expect("tracked").into_data();
+            [y.inner().into_data(), dx, dweight].map(|x| x.bytes().to_vec())
+        });
+        assert_eq!(found[0], found[1], "{dtype:?}");
     }
 }
 

@@ -20,14 +20,13 @@ use burn::backend::{DType, ExecutionError, FloatDType, Shape, TensorData, Tensor
 use burn_attention::{
     AttentionMask, AttentionOp, AttentionOps, Bias, Kept, Method, Pattern, Window, blocks,
 };
-use rope_ascend::AscendError;
 use rope_ascend::aclnn::View;
 use rope_ascend::safe::DeviceBuffer;
 use rope_ascend::sys::aclDataType;
 
 use crate::Ascend;
 use crate::context::Context;
-use crate::error::execution;
+use crate::error::{Refusal, failed};
 use crate::ops::{launch, views};
 use crate::tensor::{AscendTensor, dense_strides};
 
@@ -126,31 +125,6 @@ impl Masks {
 fn rows(mask: &AttentionMask, samples: usize) -> impl Iterator<Item = (usize, usize)> {
     let queries = mask.queries();
     (0..samples).flat_map(move |sample| (0..queries).map(move |query| (sample, query)))
-}
-
-/// Why the operators did not attend.
-enum Refusal {
-    /// It is beyond their limits, or the installation lacks them: blocks attend.
-    Limit,
-    /// The device, or what the tensors were computed from, failed.
-    Failed(ExecutionError),
-}
-
-impl From<AscendError> for Refusal {
-    fn from(error: AscendError) -> Self {
-        match error {
-            // Which devices have the operators in which types is theirs to say, before anything is
-            // queued.
-            AscendError::Call { .. } | AscendError::SymbolUnavailable { .. } => Self::Limit,
-            error => Self::Failed(execution(&error)),
-        }
-    }
-}
-
-impl From<ExecutionError> for Refusal {
-    fn from(error: ExecutionError) -> Self {
-        Self::Failed(error)
-    }
 }
 
 /// The order of a tensor's axes, as the operators name it.
@@ -515,15 +489,6 @@ impl Plan {
             offset: 0,
         })
     }
-}
-
-/// Stands for a result that was not computed; the device reports the failure at its next
-/// synchronisation.
-fn failed(x: &AscendTensor, shape: Shape, dtype: DType, error: &ExecutionError) -> AscendTensor {
-    if let Ok(context) = x.context() {
-        context.failed(error);
-    }
-    AscendTensor::failed(&x.device(), shape, dtype, error.clone())
 }
 
 impl AttentionOps for Ascend {

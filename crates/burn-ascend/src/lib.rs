@@ -51,6 +51,7 @@ mod faults;
 mod npu;
 mod ops;
 mod quantized;
+mod rms_norm;
 mod rotary;
 pub mod server;
 mod tensor;

@@ -100,6 +100,12 @@ pub enum AttentionError {
         /// Flags found.
         found: usize,
     },
+    /// A number with which no norm can be computed.
+    #[error("epsilon is {found}, expected a finite number that is not negative")]
+    Epsilon {
+        /// The number found.
+        found: f64,
+    },
     /// A target that is no word.
     #[error(
         "the target of row {row} is {found}, expected a word below {vocabulary}, or -100 for none"

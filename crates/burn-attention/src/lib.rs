@@ -31,8 +31,9 @@
 //! # Ok::<(), burn_attention::AttentionError>(())
 //! ```
 //!
-//! [`CrossEntropy`] is the loss of a language model's head, of the same kind: the logits exist in
-//! blocks of the vocabulary.
+//! Two more operations of a training step are of the same kind: [`rms_norm`], which keeps its input
+//! and a number for each row, and [`CrossEntropy`], the loss of a language model's head, whose
+//! logits exist in blocks of the vocabulary.
 //!
 //! # Backends
 //!
@@ -53,6 +54,7 @@ pub mod composed;
 mod error;
 mod loss;
 mod mask;
+pub mod norm;
 mod ops;
 mod primitives;
 
@@ -62,4 +64,5 @@ pub use backends::remote;
 pub use error::{AttentionError, Result};
 pub use loss::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use mask::{AttentionMask, MaskRules, Pattern, Window};
+pub use norm::{RmsNormOps, rms_norm};
 pub use ops::{AttentionOp, AttentionOps, Bias, Kept, Method};

@@ -9,7 +9,7 @@ use rope_core::{HeadNorm, Layout, Positions};
 
 use crate::config::TextConfig;
 use crate::error::Result;
-use crate::layers::{Activation, FeedForward, FeedForwardConfig, attend};
+use crate::layers::{Activation, FeedForward, FeedForwardConfig, attend, rms_norm};
 use crate::trace::Trace;
 
 /// Layers of causal attention and feed-forward networks, from embeddings to hidden states.
@@ -100,7 +100,7 @@ impl Decoder {
             }
         }
         trace.record(|| "hidden.last_pre_norm".into(), &hidden);
-        let hidden = self.norm.forward(hidden);
+        let hidden = rms_norm(&self.norm, hidden)?;
         trace.record(|| "hidden.final_norm".into(), &hidden);
         Ok(hidden)
     }
@@ -160,13 +160,13 @@ impl Layer {
         index: usize,
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
-        let normalised = self.input_layernorm.forward(hidden.clone());
+        let normalised = rms_norm(&self.input_layernorm, hidden.clone())?;
         let attended = self
             .self_attn
             .forward(normalised, angles, attention, cache, index, trace)?;
         trace.record(|| format!("attn.{index}.out"), &attended);
         let hidden = hidden + attended;
-        let normalised = self.post_attention_layernorm.forward(hidden.clone());
+        let normalised = rms_norm(&self.post_attention_layernorm, hidden.clone())?;
         Ok(hidden + self.mlp.forward(normalised))
     }
 }

@@ -103,12 +103,18 @@ impl Norm {
         }
     }
 
-    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
         match self {
-            Self::Layer(norm) => norm.forward(x),
-            Self::Rms(norm) => norm.forward(x),
+            Self::Layer(norm) => Ok(norm.forward(x)),
+            Self::Rms(norm) => rms_norm(norm, x),
         }
     }
+}
+
+/// The norm as one operation, which keeps its input alone.
+pub(crate) fn rms_norm<const D: usize>(norm: &RmsNorm, x: Tensor<D>) -> Result<Tensor<D>> {
+    let weight = norm.gamma.val();
+    Ok(burn_attention::rms_norm(x, weight, norm.epsilon)?)
 }
 
 /// Attends, and joins the heads of each token.

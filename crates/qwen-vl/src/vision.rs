@@ -180,12 +180,12 @@ impl VisionTower {
             hidden = block.forward(hidden, attention, &inputs.angles)?;
             trace.record(|| format!("vision.block.{index}.out"), &hidden);
             if let Some(which) = self.layout.deepstack.iter().position(|at| *at == index) {
-                let feature = self.deepstack_merger_list[which].forward(hidden.clone());
+                let feature = self.deepstack_merger_list[which].forward(hidden.clone())?;
                 trace.record(|| format!("vision.deepstack.{which}"), &feature);
                 deepstack.push(feature);
             }
         }
-        let mut merged = self.merger.forward(hidden);
+        let mut merged = self.merger.forward(hidden)?;
         if let Some(windows) = &inputs.windows {
             merged = merged.select(0, windows.inverse.clone());
         }
@@ -335,9 +335,9 @@ impl Block {
     ) -> Result<Tensor<2>> {
         let attended = self
             .attn
-            .forward(self.norm1.forward(hidden.clone()), attention, angles)?;
+            .forward(self.norm1.forward(hidden.clone())?, attention, angles)?;
         let hidden = hidden + attended;
-        Ok(hidden.clone() + self.mlp.forward(self.norm2.forward(hidden)))
+        Ok(hidden.clone() + self.mlp.forward(self.norm2.forward(hidden)?))
     }
 }
 
@@ -405,13 +405,13 @@ impl Merger {
         }
     }
 
-    fn forward(&self, hidden: Tensor<2>) -> Tensor<2> {
+    fn forward(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
         let merge = |x: Tensor<2>| x.reshape([-1, self.merged_channels as i32]);
         let normalised = if self.normalises_merged {
-            self.norm.forward(merge(hidden))
+            self.norm.forward(merge(hidden))?
         } else {
-            merge(self.norm.forward(hidden))
+            merge(self.norm.forward(hidden)?)
         };
-        self.mlp.forward(normalised)
+        Ok(self.mlp.forward(normalised))
     }
 }

@@ -16,7 +16,7 @@ use libloading::Library;
 
 use crate::error::LoadError;
 use crate::safe::Pooling;
-use crate::sys::{AclAttention, AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Resolve};
+use crate::sys::{AclFused, AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Resolve};
 
 /// One role with its library names, newest first.
 #[derive(Clone, Copy, Debug)]
@@ -203,8 +203,8 @@ pub struct Api {
     pub(crate) meta: Result<AclMeta, LoadError>,
     /// Operators of training; each may be missing on its own.
     pub(crate) operators: AclOperators,
-    /// Attention operators; each may be missing on its own.
-    pub(crate) attention: AclAttention,
+    /// Operators of whole parts of a layer; each may be missing on its own.
+    pub(crate) fused: AclFused,
     /// Stock rotary operators; each may be missing on its own.
     pub(crate) rotary: AclRotary,
     /// Run-time compiler, where it exists.
@@ -260,7 +260,7 @@ impl Api {
         let operators = unsafe { AclOperators::load(resolve) };
         // SAFETY: the declarations follow the vendor's documents and are compared with the
         // simulator's; the libraries stay mapped (`Opened`).
-        let attention = unsafe { AclAttention::load(resolve) };
+        let fused = unsafe { AclFused::load(resolve) };
         // SAFETY: the declarations follow the vendor's documents and are compared with the
         // simulator's; the libraries stay mapped (`Opened`).
         let rotary = unsafe { AclRotary::load(resolve) };
@@ -271,7 +271,7 @@ impl Api {
             rt,
             meta,
             operators,
-            attention,
+            fused,
             rotary,
             rtc,
             pooling: Pooling::chosen_or(Pooling::Segments)?,
@@ -307,7 +307,7 @@ impl Api {
             // SAFETY: the caller vouches for signatures and lifetime.
             operators: unsafe { AclOperators::load(resolve) },
             // SAFETY: the caller vouches for signatures and lifetime.
-            attention: unsafe { AclAttention::load(resolve) },
+            fused: unsafe { AclFused::load(resolve) },
             // SAFETY: the caller vouches for signatures and lifetime.
             rotary: unsafe { AclRotary::load(resolve) },
             // SAFETY: the caller vouches for signatures and lifetime.
@@ -380,7 +380,7 @@ impl Api {
             Ok(table) => missing.extend(table.missing()),
             Err(_) => missing.extend(AclMeta::signatures().into_iter().map(|s| s.name)),
         }
-        missing.extend(self.attention.missing());
+        missing.extend(self.fused.missing());
         missing.extend(self.rotary.missing());
         match &self.rtc {
             Ok(table) => missing.extend(table.missing()),

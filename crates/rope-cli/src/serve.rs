@@ -10,7 +10,7 @@ use burn::backend::flex::{Flex, FlexDevice};
 use burn::backend::ir::BackendIr;
 use burn_ascend::server::{self, Token};
 use burn_ascend::{Ascend, fallbacks};
-use burn_attention::AttentionOps;
+use burn_attention::remote::ServedOps;
 use clap::Args;
 use rope_burn::NormRotaryOps;
 
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn serve<B: BackendIr + NormRotaryOps + AttentionOps>(
+fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
     args: &ServeArgs,
     devices: Vec<B::Device>,
 ) -> Result<(), Box<dyn Error>> {

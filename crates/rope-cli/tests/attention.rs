@@ -1,13 +1,14 @@
-//! Attention and the models that use it on the simulated NPU: by the vendor's flash attention,
-//! beyond its limits by ordinary operations, and all of it on the device.
+//! Attention, norms and the models that use them on the simulated NPU: by the vendor's operators,
+//! beyond their limits by ordinary operations, and all of it on the device.
 
 mod common;
 
+use ascend_sim::control;
 use burn::optim::AdamWConfig;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_ascend::{AscendDevice, AttentionRuns, attention_runs, reset_attention_runs};
 use burn_ascend::{fallbacks, reset_fallbacks};
-use burn_attention::{Attention, AttentionMask, MaskRules, Method, Window};
+use burn_attention::{Attention, AttentionMask, MaskRules, Method, Window, rms_norm};
 use common::{host, npus};
 use qwen_vl::rope_core::position_ids::Prompt;
 use qwen_vl::{Implementation, Inputs, QwenVlConfig};
@@ -15,8 +16,11 @@ use qwen_vl::{Implementation, Inputs, QwenVlConfig};
 /// Two devices that compute the same in f32, on values of order 1.
 const SAME: f32 = 2e-5;
 
+/// Two devices that round to 16 bits, relative to the largest value.
+const ALIKE: [(DType, f32); 2] = [(DType::BF16, 1.0 / 128.0), (DType::F16, 1.0 / 1024.0)];
+
 /// Numbers between -1 and 1 that are the same in every run.
-fn values(seed: usize, shape: [usize; 4]) -> TensorData {
+fn values<const D: usize>(seed: usize, shape: [usize; D]) -> TensorData {
     let value = |index: usize| ((index * 7919 + seed * 104_729) % 2003) as f32 / 1001.0 - 1.0;
     let count: usize = shape.iter().product();
     TensorData::new((0..count).map(value).collect::<Vec<f32>>(), shape)
@@ -26,30 +30,34 @@ fn values(seed: usize, shape: [usize; 4]) -> TensorData {
 fn attended(
     attention: &Attention,
     biased: bool,
-    device: &Device,
+    (device, dtype): (&Device, DType),
 ) -> Result<Vec<f32>, burn_attention::AttentionError> {
     let input = |seed, heads, tokens| {
-        Tensor::<4>::from_data(values(seed, [2, heads, tokens, 8]), device).require_grad()
+        let x = Tensor::<4>::from_data(values(seed, [2, heads, tokens, 8]), device);
+        x.cast(dtype).require_grad()
     };
     let (q, k, v) = (input(1, 4, 11), input(2, 2, 11), input(3, 2, 11));
     let bias = Tensor::<4>::from_data(values(4, [1, 4, 1, 11]), device).require_grad();
     let added = biased.then(|| bias.clone());
     let out = attention.try_forward(q.clone(), k.clone(), v.clone(), added)?;
-    let dy = Tensor::<4>::from_data(values(5, [2, 4, 11, 8]), device);
+    let dy = Tensor::<4>::from_data(values(5, [2, 4, 11, 8]), device).cast(dtype);
     let gradients = (out.clone() * dy).sum().backward();
     let mut found = vec![out.inner()];
     found.extend([q, k, v, bias].iter().filter_map(|x| x.grad(&gradients)));
     assert_eq!(found.len(), if biased { 5 } else { 4 });
-    let floats = |x: Tensor<4>| x.into_data().iter::<f32>().collect::<Vec<_>>();
     Ok(found.into_iter().flat_map(floats).collect())
 }
 
-fn assert_same(found: &[f32], expected: &[f32], what: &str) {
+fn floats<const D: usize>(x: Tensor<D>) -> Vec<f32> {
+    x.into_data().iter::<f32>().collect()
+}
+
+fn assert_same(found: &[f32], expected: &[f32], bound: f32, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         let error = (found - expected).abs();
         assert!(
-            error < SAME,
+            error < bound,
             "{what}: [{index}] is {found}, expected {expected}"
         );
     }
@@ -113,12 +121,12 @@ fn attention_runs_on_the_npu_forward_and_backward() {
     for (name, rules, biased) in cases {
         let mask = AttentionMask::new(&rules, 2, 11, 11).expect(name);
         let attention = Attention::new(mask);
-        let expected = attended(&attention, biased, &cpu).expect(name);
+        let expected = attended(&attention, biased, (&cpu, DType::F32)).expect(name);
         for method in [Method::Fused, Method::Blocks { scores: 1 }] {
             reset_attention_runs();
             let attention = attention.clone().with_method(method);
-            let found = attended(&attention, biased, &npu).expect(name);
-            assert_same(&found, &expected, name);
+            let found = attended(&attention, biased, (&npu, DType::F32)).expect(name);
+            assert_same(&found, &expected, SAME, name);
             // Forward and backward.
             let [fused, blocks] = match (method, biased) {
                 (Method::Fused, false) => [2, 0],
@@ -126,6 +134,89 @@ fn attention_runs_on_the_npu_forward_and_backward() {
             };
             assert_eq!(attention_runs(), AttentionRuns { fused, blocks }, "{name}");
         }
+    }
+    assert!(fallbacks().is_empty(), "{:?}", fallbacks());
+}
+
+/// As the kernels of the CPU, which round to 16 bits where the operators do.
+#[test]
+fn sixteen_bits_attend_on_the_npu() {
+    let (_held, [npu, _]) = npus();
+    let (_host, device) = host(npu);
+    let (npu, cpu) = (device.autodiff(), Device::flex().autodiff());
+    let causal = MaskRules {
+        causal: true,
+        ..MaskRules::default()
+    };
+    let packed = MaskRules {
+        cu_seqlens: Some(&[0, 4, 8, 11]),
+        ..causal
+    };
+    reset_fallbacks();
+    for rules in [causal, packed] {
+        let attention = Attention::new(AttentionMask::new(&rules, 2, 11, 11).expect("valid"));
+        for (dtype, bound) in ALIKE {
+            let expected = attended(&attention, false, (&cpu, dtype)).expect("it fits");
+            reset_attention_runs();
+            let found = attended(&attention, false, (&npu, dtype)).expect("it fits");
+            let largest = expected.iter().fold(1.0, |max: f32, x| max.max(x.abs()));
+            assert_same(&found, &expected, largest * bound, &format!("{dtype:?}"));
+            let runs = AttentionRuns {
+                fused: 2,
+                blocks: 0,
+            };
+            assert_eq!(attention_runs(), runs, "{dtype:?}");
+        }
+    }
+    assert!(fallbacks().is_empty(), "{:?}", fallbacks());
+}
+
+/// The output of a norm, and the gradients of x and the weight.
+fn normalised(device: &Device, dtype: DType, tokens: usize) -> Vec<f32> {
+    let x = Tensor::<3>::from_data(values(7, [2, tokens, 16]), device);
+    let x = x.cast(dtype).require_grad();
+    let weight = Tensor::<1>::from_data(values(8, [16]), device);
+    let weight = weight.cast(dtype).require_grad();
+    let dy = Tensor::<3>::from_data(values(9, [2, tokens, 16]), device).cast(dtype);
+    // A view with other strides than x in memory, as slices of a product are.
+    let read = x.clone().swap_dims(0, 1);
+    let y = rms_norm(read, weight.clone(), 1e-3).expect("it fits");
+    let gradients = (y.clone() * dy.swap_dims(0, 1)).sum().backward();
+    let dx = x.grad(&gradients).expect("tracked");
+    let dweight = weight.grad(&gradients).expect("tracked");
+    [floats(y.inner()), floats(dx), floats(dweight)].concat()
+}
+
+#[test]
+fn norms_run_on_the_npu_forward_and_backward() {
+    let (_held, [npu, _]) = npus();
+    let (_host, device) = host(npu);
+    let (npu, cpu) = (device.autodiff(), Device::flex().autodiff());
+    reset_fallbacks();
+    let all = [(DType::F32, SAME)].into_iter().chain(ALIKE);
+    for (dtype, bound) in all {
+        let expected = normalised(&cpu, dtype, 3);
+        let bound = bound * expected.iter().fold(1.0, |max: f32, x| max.max(x.abs()));
+        control::clear_operator_runs();
+        assert_same(
+            &normalised(&npu, dtype, 3),
+            &expected,
+            bound,
+            "by operators",
+        );
+        let runs = control::operator_runs();
+        let of_norm = ["aclnnRmsNorm", "aclnnRmsNormGrad"].map(|name| runs.get(name).copied());
+        assert_eq!(of_norm, [Some(1); 2], "{dtype:?}");
+    }
+    // What an installation refuses is computed of ordinary operations.
+    // Of other sizes than before, of which plans are kept.
+    for (tokens, refused) in [(4, "aclnnRmsNorm"), (5, "aclnnRmsNormGrad")] {
+        let expected = normalised(&cpu, DType::F32, tokens);
+        control::inject_fault(&format!("{refused}GetWorkspaceSize"), 1, 561_002);
+        control::clear_operator_runs();
+        let found = normalised(&npu, DType::F32, tokens);
+        assert_same(&found, &expected, 4.0 * SAME, refused);
+        assert!(!control::operator_runs().contains_key(refused), "{refused}");
     }
     assert!(fallbacks().is_empty(), "{:?}", fallbacks());
 }
@@ -172,6 +263,7 @@ fn the_models_train_on_the_npu() {
         let expected = losses(&Device::flex().autodiff());
         reset_fallbacks();
         reset_attention_runs();
+        control::clear_operator_runs();
         let found = losses(&device.clone().autodiff());
         assert!(fallbacks().is_empty(), "{name}: {:?}", fallbacks());
         // Each layer of both towers, forward and backward, twice.
@@ -182,6 +274,17 @@ fn the_models_train_on_the_npu() {
             AttentionRuns { fused, blocks: 0 },
             "{name}"
         );
+        // The norms before attention and feed-forward network, and the last one; Qwen2.5-VL's
+        // tower has them too, and in front of its merger.
+        let of_tower = match name {
+            "qwen2_5_vl_tiny" => 2 * config.vision.depth + 1,
+            _ => 0,
+        };
+        let norms = 2 * (2 * config.text.layers + 1 + of_tower) as u64;
+        let runs = control::operator_runs();
+        for operator in ["aclnnRmsNorm", "aclnnRmsNormGrad"] {
+            assert_eq!(runs.get(operator), Some(&norms), "{name}: {operator}");
+        }
         for (found, expected) in found.iter().zip(&expected) {
             assert!(
                 (found - expected).abs() < 1e-3,

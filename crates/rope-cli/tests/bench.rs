@@ -154,7 +154,7 @@ fn attention_keeps_no_matrix_of_scores() {
             );
         }
     }
-    let text = succeeded(&["memory", "--attention", "--quick", "--dtype", "f32"]);
+    let text = succeeded(&["memory", "--attention", "--tokens", "16", "--dtype", "f32"]);
     assert!(text.contains("composed / fused"), "{text}");
     assert!(
         text.lines().all(|line| line.chars().count() <= 100),

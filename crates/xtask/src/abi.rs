@@ -7,8 +7,8 @@
 //! compared with each other.
 
 use rope_ascend::sys::{
-    AclAttention, AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Field, Record, Signature,
-    constants, records,
+    AclFused, AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Field, Record, Signature, constants,
+    records,
 };
 use std::fmt::Write as _;
 use std::fs;
@@ -353,7 +353,7 @@ fn compare_operators() -> Result<usize> {
         AclMeta::signatures(),
         AclRotary::signatures(),
         AclOperators::signatures(),
-        AclAttention::signatures(),
+        AclFused::signatures(),
         AclRtc::signatures(),
     ]
     .concat();
@@ -399,7 +399,7 @@ mod tests {
     fn the_simulator_has_every_operator_of_training_and_declares_it_alike() {
         compare_operators().expect("equal declarations");
         let exports = ascend_sim::exports();
-        let all = [AclOperators::signatures(), AclAttention::signatures()];
+        let all = [AclOperators::signatures(), AclFused::signatures()];
         for signature in all.concat() {
             let found = exports.iter().any(|export| export.name == signature.name);
             assert!(found, "{} is not simulated", signature.name);
@@ -412,7 +412,7 @@ mod tests {
             AclMeta::signatures(),
             AclRotary::signatures(),
             AclOperators::signatures(),
-            AclAttention::signatures(),
+            AclFused::signatures(),
         ];
         for signature in all.concat() {
             for c in signature.parameters {

@@ -10,7 +10,7 @@ use std::{fmt, io};
 use burn::backend::ir::BackendIr;
 use burn::remote::RemoteHost;
 use burn::tensor::Device;
-use burn_attention::{AttentionOps, remote as attention};
+use burn_attention::remote::{self as training, ServedOps};
 use burn_remote::server::{
     BackendServer, EmptyToken, ServerLogging, TokenAuthorizer, WebSocketTransport,
 };
@@ -78,7 +78,7 @@ impl fmt::Debug for Token {
 /// # Errors
 /// [`DeviceError::Socket`], also with the error of `ready`; [`DeviceError::Token`] for none that
 /// [`Token`] can be.
-pub fn serve<B: BackendIr + NormRotaryOps + AttentionOps>(
+pub fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
     devices: impl IntoIterator<Item = B::Device>,
     token: &Token,
     listener: TcpListener,
@@ -139,20 +139,20 @@ impl Server {
     ///
     /// # Errors
     /// [`DeviceError::Socket`], [`DeviceError::Randomness`].
-    pub fn start<B: BackendIr + NormRotaryOps + AttentionOps>(
+    pub fn start<B: BackendIr + NormRotaryOps + ServedOps>(
         devices: impl IntoIterator<Item = B::Device>,
     ) -> Result<Self, DeviceError> {
         Self::with_token::<B>(devices, Token::random()?)
     }
 
-    fn with_token<B: BackendIr + NormRotaryOps + AttentionOps>(
+    fn with_token<B: BackendIr + NormRotaryOps + ServedOps>(
         devices: impl IntoIterator<Item = B::Device>,
         token: Token,
     ) -> Result<Self, DeviceError> {
         let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
         let (alive, sessions) = channel::<()>();
-        let server = attention::register(rotary::register(BackendServer::<B>::new(devices)))
+        let server = training::register(rotary::register(BackendServer::<B>::new(devices)))
             .with_authorizer(TokenAuthorizer::new(token.reveal())?)
             .with_custom_op(ALIVE, move |_, _, _| {
                 let _held = &alive;

@@ -9,7 +9,7 @@ mod flex;
 #[cfg(feature = "cube")]
 impl crate::AttentionOps for burn::backend::Cube {}
 
-/// Attending on tensors that a server holds.
+/// Computing on tensors that a server holds.
 #[cfg(feature = "remote-server")]
 pub mod remote;
 #[cfg(all(feature = "remote", not(feature = "remote-server")))]

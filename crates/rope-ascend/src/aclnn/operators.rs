@@ -19,7 +19,7 @@ use crate::sys::kind::{
 };
 use crate::sys::{
     AclMeta, CubeMath, Kind, Run, aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclScalar,
-    aclTensor, aclTensorList, aclnnStatus, code, for_each_attention_operator, for_each_operator,
+    aclTensor, aclTensorList, aclnnStatus, code, for_each_fused_operator, for_each_operator,
     for_each_rotary_operator,
 };
 
@@ -266,7 +266,7 @@ macro_rules! wrap {
 }
 
 for_each_operator!(wrap pub operators);
-for_each_attention_operator!(wrap pub attention);
+for_each_fused_operator!(wrap pub fused);
 for_each_rotary_operator!(wrap pub(super) rotary);
 
 macro_rules! list {

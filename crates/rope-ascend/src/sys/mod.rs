@@ -24,10 +24,8 @@ pub use acl_rt::AclRt;
 pub use acl_rtc::AclRtc;
 pub use aclnn::AclMeta;
 pub use describe::{CType, Field, Record, Signature, constants, records};
-pub use operators::{AclAttention, AclOperators, AclRotary, Kind, Operator, Run, kind};
-pub(crate) use operators::{
-    for_each_attention_operator, for_each_operator, for_each_rotary_operator,
-};
+pub use operators::{AclFused, AclOperators, AclRotary, Kind, Operator, Run, kind};
+pub(crate) use operators::{for_each_fused_operator, for_each_operator, for_each_rotary_operator};
 pub use types::*;
 
 use std::ffi::{CStr, c_void};

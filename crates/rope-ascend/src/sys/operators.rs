@@ -3,7 +3,7 @@
 //! Each row of a table declares both phases of one operator: `aclnnXGetWorkspaceSize`, which takes
 //! the listed parameters, and `aclnnX`. It names the repository of its document, the function that
 //! wraps it, and the limits that the document states. [`for_each_operator`] hands the operators of
-//! training to a macro, [`for_each_attention_operator`] those of attention,
+//! training to a macro, [`for_each_fused_operator`] those of whole parts of a layer,
 //! [`for_each_rotary_operator`] the stock rotary operators: here to one that
 //! declares the C functions, in [`aclnn`](crate::aclnn) to one that wraps them.
 //!
@@ -354,11 +354,19 @@ macro_rules! for_each_rotary_operator {
 }
 pub(crate) use for_each_rotary_operator;
 
-/// Calls `$then!` with the remaining tokens and the table of the attention operators.
-macro_rules! for_each_attention_operator {
+/// Calls `$then!` with the remaining tokens and the table of the operators that compute a whole part of a layer.
+macro_rules! for_each_fused_operator {
     ($then:ident $($head:tt)*) => {
         $then! {
             $($head)*;
+            /// x·rstd·gamma with rstd = 1/sqrt(mean(x²) + epsilon), over the trailing axes that gamma
+            /// has, and rstd. Limits: `gamma` of the type of x or f32.
+            nn fn rms_norm = RmsNorm(x: In, gamma: In, epsilon: f64, out: Out, rstd: Out);
+            /// The gradients of x and gamma. Limits: Two axes or more; `dgamma` in f32; `rstd`
+            /// without the axes of gamma.
+            nn fn rms_norm_grad = RmsNormGrad(
+                dy: In, x: In, rstd: In, gamma: In, dx: Out, dgamma: Out
+            );
             /// Attention, and each row's largest score and sum of exponentials, 8 times. Limits:
             /// Atlas A2; at most 256 heads of at most 768 channels, those of v no more than q's;
             /// `atten_mask` is true where hidden.
@@ -398,7 +406,7 @@ macro_rules! for_each_attention_operator {
         }
     };
 }
-pub(crate) use for_each_attention_operator;
+pub(crate) use for_each_fused_operator;
 
 /// The first phase's type, from the kinds of its parameters.
 macro_rules! plan_type {
@@ -512,8 +520,8 @@ for_each_rotary_operator! {
     /// The stock rotary operators. An installation may lack any of them.
     AclRotary
 }
-for_each_attention_operator! {
+for_each_fused_operator! {
     declare
-    /// The attention operators. An installation may lack any of them.
-    AclAttention
+    /// The operators of whole parts of a layer. An installation may lack any of them.
+    AclFused
 }

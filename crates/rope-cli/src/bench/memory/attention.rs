@@ -17,7 +17,7 @@ use crate::table::{Table, or_dash};
 /// Tokens by default.
 pub(super) const TOKENS: [usize; 5] = [1024, 2048, 4096, 8192, 16_384];
 /// Tokens of a quick run.
-pub(super) const QUICK_TOKENS: [usize; 2] = [64, 128];
+pub(super) const QUICK_TOKENS: [usize; 2] = [32, 64];
 /// The largest matrix of scores that the composed attention is run with; it holds several.
 const LARGEST_SCORES_BYTES: usize = 512 << 20;
 

@@ -1,15 +1,14 @@
-//! A device of a server, by burn-remote: the attention travels as one custom operation and runs by
-//! the server's backend; the tensors stay on their device.
+//! Attention as a custom operation.
 //!
 //! A mask travels as runs of queries whose spans of keys stand still or advance by one key a query,
 //! so that a causal one is five numbers whatever its size, and padding as the lengths of its runs.
 
-use burn::backend::ir::{CustomOpIr, ScalarIr, TensorIr};
+use burn::backend::ir::ScalarIr;
 use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
-use burn::remote::CustomOpClient;
 use burn::tensor::{DType, Shape};
 
-use crate::error::{AttentionError, Result};
+use super::wire::{Reader, next, send};
+use crate::error::Result;
 use crate::mask::{AttentionMask, Run};
 use crate::ops::{AttentionOp, AttentionOps, Bias, Kept, Method, accumulator};
 
@@ -34,7 +33,7 @@ struct Call {
 /// The numbers of an operation: version, the bits of the scale, method (0 fused, 1 blocks, 2
 /// composed) and its scores, bias, gradient of the bias, keys, the number of runs, five numbers for
 /// each; the number of runs of padding flags, and their lengths, of true and of false in turns.
-fn encode(call: &Call) -> Vec<ScalarIr> {
+fn encode(call: &Call) -> Vec<u64> {
     let Call {
         op,
         biased,
@@ -63,7 +62,7 @@ fn encode(call: &Call) -> Vec<ScalarIr> {
     let flags = op.mask.padding().map(alternating).unwrap_or_default();
     numbers.push(flags.len() as u64);
     numbers.extend(flags);
-    numbers.into_iter().map(ScalarIr::UInt).collect()
+    numbers
 }
 
 /// The lengths of runs of equal flags, of which the first is one of true.
@@ -82,65 +81,13 @@ fn alternating(flags: &[bool]) -> Vec<u64> {
     lengths
 }
 
-/// Numbers from the wire, in order.
-#[cfg_attr(
-    not(feature = "remote-server"),
-    allow(dead_code, reason = "a client only encodes")
-)]
-struct Reader<'a> {
-    scalars: &'a [ScalarIr],
-    next: usize,
-}
-
-#[cfg_attr(
-    not(feature = "remote-server"),
-    allow(dead_code, reason = "a client only encodes")
-)]
-impl Reader<'_> {
-    /// The next number, which is at most `most`.
-    fn number(&mut self, what: &'static str, most: u64) -> Result<u64> {
-        let found = self.scalars.get(self.next);
-        self.next += 1;
-        match found {
-            Some(ScalarIr::UInt(number)) if *number <= most => Ok(*number),
-            found => Err(AttentionError::Wire {
-                what,
-                expected: format!("a number of at most {most}"),
-                found: match found {
-                    Some(ScalarIr::UInt(number)) => number.to_string(),
-                    Some(other) => format!("{other:?}"),
-                    None => "missing".into(),
-                },
-            }),
-        }
-    }
-
-    fn size(&mut self, what: &'static str) -> Result<usize> {
-        // Spans are held in 32 bits.
-        Ok(self.number(what, u64::from(u32::MAX))? as usize)
-    }
-
-    fn flag(&mut self, what: &'static str) -> Result<bool> {
-        Ok(self.number(what, 1)? == 1)
-    }
-}
-
 /// The inverse of [`encode`].
 #[cfg_attr(
     not(feature = "remote-server"),
     allow(dead_code, reason = "a client only encodes")
 )]
 fn decode(scalars: &[ScalarIr]) -> Result<Call> {
-    let mut reader = Reader { scalars, next: 0 };
-    // The version first: in another version the numbers mean something else.
-    if !matches!(scalars.first(), Some(ScalarIr::UInt(VERSION))) {
-        return Err(AttentionError::Wire {
-            what: "the version",
-            expected: VERSION.to_string(),
-            found: format!("{:?}", scalars.first()),
-        });
-    }
-    reader.next = 1;
+    let mut reader = Reader::new(scalars, VERSION)?;
     let scale = f64::from_bits(reader.number("the scale", u64::MAX)?);
     let method = reader.number("the method", 2)?;
     let scores = reader.number("the scores of a block", u64::MAX)? as usize;
@@ -164,13 +111,7 @@ fn decode(scalars: &[ScalarIr]) -> Result<Call> {
         let length = reader.size("a run of padding")?;
         attended.resize(attended.len() + length, index % 2 == 0);
     }
-    if scalars.len() > reader.next {
-        return Err(AttentionError::Wire {
-            what: "the number of numbers",
-            expected: reader.next.to_string(),
-            found: scalars.len().to_string(),
-        });
-    }
+    reader.end()?;
     let mask = AttentionMask::of_runs(keys, &runs, attended)?;
     let method = match method {
         0 => Method::Fused,
@@ -187,30 +128,6 @@ fn decode(scalars: &[ScalarIr]) -> Result<Call> {
         biased,
         bias_wanted,
     })
-}
-
-/// Sends an operation. Outputs are given by shape and type.
-fn send(
-    id: &'static str,
-    inputs: Vec<FloatTensor<Remote>>,
-    outputs: Vec<(Shape, DType)>,
-    call: &Call,
-) -> impl Iterator<Item = FloatTensor<Remote>> {
-    let client = CustomOpClient::new(&inputs[0].device());
-    let outputs = outputs
-        .into_iter()
-        .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
-    let outputs: Vec<TensorIr> = outputs.collect();
-    let inputs: Vec<TensorIr> = inputs.into_iter().map(|tensor| tensor.into_ir()).collect();
-    let ir = CustomOpIr::with_scalars(id, &inputs, &outputs, encode(call));
-    client.register(ir).into_iter()
-}
-
-/// An operation's next output.
-fn next(outputs: &mut impl Iterator<Item = FloatTensor<Remote>>) -> FloatTensor<Remote> {
-    outputs
-        .next()
-        .unwrap_or_else(|| unreachable!("the client registers the outputs that were named"))
 }
 
 impl AttentionOps for Remote {
@@ -235,7 +152,7 @@ impl AttentionOps for Remote {
             bias_wanted: false,
         };
         let inputs = [q, k, v].into_iter().chain(bias).collect();
-        let mut outputs = send(FORWARD, inputs, outputs, &call);
+        let mut outputs = send(FORWARD, inputs, outputs, encode(&call));
         (next(&mut outputs), next(&mut outputs))
     }
 
@@ -269,7 +186,7 @@ impl AttentionOps for Remote {
         };
         let tensors = [q, k, v, out, log_sum_exp, gradient];
         let inputs = tensors.into_iter().chain(bias).collect();
-        let mut outputs = send(BACKWARD, inputs, outputs, &call);
+        let mut outputs = send(BACKWARD, inputs, outputs, encode(&call));
         (
             next(&mut outputs),
             next(&mut outputs),
@@ -281,30 +198,32 @@ impl AttentionOps for Remote {
 
 #[cfg(feature = "remote-server")]
 mod server {
-    use burn::backend::ir::{BackendIr, HandleContainer};
+    use burn::backend::ir::BackendIr;
     use burn_remote::server::BackendServer;
 
     use super::*;
+    use crate::backends::remote::wire::server::{numbers, tensors, write};
 
-    /// Lets a server run attention by its backend `B`.
-    ///
-    /// An attention that the server cannot read, as from a client of another version, ends the
-    /// client's session; the server's log has the reason.
-    pub fn register<B: BackendIr + AttentionOps>(server: BackendServer<B>) -> BackendServer<B> {
+    /// Lets a server attend by its backend.
+    pub(crate) fn register<B: BackendIr + AttentionOps>(
+        server: BackendServer<B>,
+    ) -> BackendServer<B> {
         server
             .with_custom_op(FORWARD, |handles, ir, _| {
-                let (call, [q, k, v], bias) = read::<B, 3>(handles, ir);
-                let (out, sums) = B::attention_forward(q, k, v, bias, call.op);
+                let call = numbers(ir, decode);
+                let ([q, k, v], bias) = tensors::<B, 3>(handles, ir, call.biased);
+                let (out, sums) = B::attention_forward(q, k, v, bias.into(), call.op);
                 write::<B>(handles, ir, [out, sums]);
             })
             .with_custom_op(BACKWARD, |handles, ir, _| {
-                let (call, tensors, bias) = read::<B, 6>(handles, ir);
+                let call = numbers(ir, decode);
+                let (tensors, bias) = tensors::<B, 6>(handles, ir, call.biased);
                 let [q, k, v, out, log_sum_exp, gradient] = tensors;
                 let kept = Kept {
                     q,
                     k,
                     v,
-                    bias,
+                    bias: bias.into(),
                     out,
                     log_sum_exp,
                 };
@@ -313,50 +232,15 @@ mod server {
                 write::<B>(handles, ir, [dq, dk, dv].into_iter().chain(dbias));
             })
     }
-
-    /// What an operation is called with: its first `N` tensors, and the bias.
-    fn read<B: BackendIr, const N: usize>(
-        handles: &mut HandleContainer<B::Handle>,
-        ir: &CustomOpIr,
-    ) -> (Call, [FloatTensor<B>; N], Bias<B>) {
-        // How an operation fails in burn-remote: the session ends, and the client's next read is an
-        // error.
-        let call = decode(&ir.scalars).unwrap_or_else(|error| panic!("{}: {error}", ir.id));
-        let expected = N + usize::from(call.biased);
-        let found = ir.inputs.len();
-        assert!(
-            found == expected,
-            "{} has {found} tensors, not {expected}",
-            ir.id
-        );
-        let mut tensors = ir.inputs.iter();
-        let mut tensor = || {
-            let tensor = tensors.next();
-            tensor.map(|tensor| handles.get_float_tensor::<B>(tensor))
-        };
-        let first = [(); N].map(|()| {
-            tensor().unwrap_or_else(|| unreachable!("the number of tensors was compared"))
-        });
-        (call, first, tensor().into())
-    }
-
-    fn write<B: BackendIr>(
-        handles: &mut HandleContainer<B::Handle>,
-        ir: &CustomOpIr,
-        tensors: impl IntoIterator<Item = FloatTensor<B>>,
-    ) {
-        for (output, tensor) in ir.outputs.iter().zip(tensors) {
-            handles.register_float_tensor::<B>(&output.id, tensor);
-        }
-    }
 }
 
 #[cfg(feature = "remote-server")]
-pub use server::register;
+pub(super) use server::register;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backends::remote::wire::scalars;
     use crate::mask::{MaskRules, Window};
 
     fn call(rules: &MaskRules, [batch, queries, keys]: [usize; 3], method: Method) -> Call {
@@ -388,7 +272,7 @@ mod tests {
         let call = call(&rules, [2, 3, 3], Method::Blocks { scores: 9 });
         let scale = 0.125_f64.to_bits();
         let expected = [1, scale, 1, 9, 1, 0, 3, 1, 3, 0, 1, 0, 1, 3, 1, 2, 3];
-        assert_eq!(encode(&call), expected.map(ScalarIr::UInt));
+        assert_eq!(encode(&call), expected);
     }
 
     #[test]
@@ -414,7 +298,7 @@ mod tests {
         ] {
             for method in [Method::Fused, Method::Blocks { scores: 1 << 40 }] {
                 let sent = call(&rules, [2, 5, 5], method);
-                let found = decode(&encode(&sent)).expect("reads");
+                let found = decode(&scalars(encode(&sent))).expect("reads");
                 assert_eq!(found.op.mask, sent.op.mask);
                 assert_eq!((found.op.scale, found.op.method), (0.125, method));
                 assert!(found.biased && !found.bias_wanted);
@@ -427,11 +311,11 @@ mod tests {
 
     #[test]
     fn foreign_numbers_are_refused_by_name() {
-        let valid = encode(&call(&CAUSAL, [1, 4, 4], Method::Fused));
+        let valid = scalars(encode(&call(&CAUSAL, [1, 4, 4], Method::Fused)));
         let refused = |index: usize, number: u64, part: &str| {
-            let mut scalars = valid.clone();
-            scalars[index] = ScalarIr::UInt(number);
-            let error = decode(&scalars).expect_err(part).to_string();
+            let mut foreign = valid.clone();
+            foreign[index] = ScalarIr::UInt(number);
+            let error = decode(&foreign).expect_err(part).to_string();
             assert!(error.contains(part), "{part} is not in {error}");
         };
         refused(0, 2, "the version");

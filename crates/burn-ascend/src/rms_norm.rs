@@ -1,0 +1,103 @@
+//! RMSNorm by the vendor's operators, and by ordinary operations beyond their limits.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{DType, FloatDType, Shape, TensorMetadata, ops::FloatTensorOps};
+use burn_attention::{RmsNormOps, norm::composed};
+
+use crate::Ascend;
+use crate::error::{Refusal, failed};
+use crate::ops::launch::{self, Types};
+use crate::tensor::AscendTensor;
+
+impl RmsNormOps for Ascend {
+    fn rms_norm_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        match forward(&x, &weight, epsilon) {
+            Ok([out, rstd]) => (out, rstd),
+            Err(Refusal::Limit) => composed::forward::<Self>(x, weight, epsilon),
+            Err(Refusal::Failed(error)) => (
+                failed(&x, x.shape(), x.dtype(), &error),
+                failed(&x, of_rows(&x), DType::F32, &error),
+            ),
+        }
+    }
+
+    fn rms_norm_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        rstd: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        match backward(&x, &weight, &rstd, &gradient) {
+            Ok([dx, dweight]) => (dx, dweight),
+            Err(Refusal::Limit) => composed::backward::<Self>(x, weight, rstd, gradient),
+            Err(Refusal::Failed(error)) => (
+                failed(&x, x.shape(), x.dtype(), &error),
+                failed(&x, weight.shape(), weight.dtype(), &error),
+            ),
+        }
+    }
+}
+
+/// The operators' limits: a matrix or more axes, the types of training.
+fn within(x: &AscendTensor) -> Result<(), Refusal> {
+    let fits = (2..=8).contains(&x.dims().len()) && Types::FLOAT.contains(x.dtype());
+    if fits { Ok(()) } else { Err(Refusal::Limit) }
+}
+
+/// The shape of a number for each row of x.
+fn of_rows(x: &AscendTensor) -> Shape {
+    let mut dims = x.dims().to_vec();
+    if let Some(channels) = dims.last_mut() {
+        *channels = 1;
+    }
+    Shape::from(dims)
+}
+
+fn forward(
+    x: &AscendTensor,
+    weight: &AscendTensor,
+    epsilon: f64,
+) -> Result<[AscendTensor; 2], Refusal> {
+    within(x)?;
+    let context = x.context()?;
+    let out = AscendTensor::empty_in(context, x.shape(), x.dtype());
+    let rstd = AscendTensor::empty_in(context, of_rows(x), DType::F32);
+    context.operators().rms_norm(
+        launch::view(x)?,
+        launch::view(weight)?,
+        epsilon,
+        launch::view(&out)?,
+        launch::view(&rstd)?,
+    )?;
+    Ok([out, rstd])
+}
+
+fn backward(
+    x: &AscendTensor,
+    weight: &AscendTensor,
+    rstd: &AscendTensor,
+    gradient: &AscendTensor,
+) -> Result<[AscendTensor; 2], Refusal> {
+    within(x)?;
+    let context = x.context()?;
+    let dx = AscendTensor::empty_in(context, x.shape(), x.dtype());
+    let dweight = AscendTensor::empty_in(context, weight.shape(), DType::F32);
+    // Its document gives rstd the axes that are not normalised alone.
+    let rows = rstd.dims().len() - 1;
+    let dims = Shape::from(rstd.dims()[..rows].to_vec());
+    let rstd = rstd.view(dims, rstd.strides()[..rows].to_vec(), rstd.offset());
+    context.operators().rms_norm_grad(
+        launch::view(gradient)?,
+        launch::view(x)?,
+        launch::view(&rstd)?,
+        launch::view(weight)?,
+        launch::view(&dx)?,
+        launch::view(&dweight)?,
+    )?;
+    let dweight = Ascend::float_cast(dweight, FloatDType::from(weight.dtype()));
+    Ok([dx, dweight])
+}

@@ -1,0 +1,86 @@
+//! RMSNorm as one operation.
+
+mod backward;
+pub mod composed;
+mod ops;
+
+use burn::backend::{Dispatch, TensorMetadata};
+use burn::tensor::Tensor;
+
+use crate::backends;
+use crate::error::{AttentionError, Result};
+use crate::ops::accumulator;
+
+pub use ops::RmsNormOps;
+
+/// x / sqrt(mean(x^2) + epsilon) * weight, over the last dimension.
+///
+/// # Shapes
+/// - x, out: `[.., channels]`; weight: `[channels]`, of the type of x
+///
+/// # Numerics
+/// Of 16-bit tensors all is computed in f32, and the output is rounded once; f64 in f64.
+///
+/// # Memory
+/// The autodiff graph keeps x, the weight and one number for each row.
+///
+/// # Errors
+/// [`Size`](AttentionError::Size), [`MixedDTypes`](AttentionError::MixedDTypes),
+/// [`UnsupportedDType`](AttentionError::UnsupportedDType), [`Epsilon`](AttentionError::Epsilon).
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<2>::from_floats([[3.0, 4.0]], &device).require_grad();
+/// let y = burn_attention::rms_norm(x.clone(), Tensor::ones([2], &device), 1e-6)?;
+/// // 3 / sqrt(12.5)
+/// assert!((y.clone().inner().into_data().iter::<f32>().next().unwrap() - 0.8485).abs() < 1e-4);
+/// assert!(x.grad(&y.sum().backward()).is_some());
+/// # Ok::<(), burn_attention::AttentionError>(())
+/// ```
+pub fn rms_norm<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<1>,
+    epsilon: f64,
+) -> Result<Tensor<D>> {
+    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+    check(&x, &weight, epsilon)?;
+    if x.shape().num_elements() == 0 {
+        return Ok(Tensor::from_dispatch(x));
+    }
+    let out = if backends::extends(&x.device()) {
+        Dispatch::rms_norm_forward(x, weight, epsilon).0
+    } else {
+        composed::forward::<Dispatch>(x, weight, epsilon).0
+    };
+    Ok(Tensor::from_dispatch(out))
+}
+
+fn check<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Result<()> {
+    let expected = x.dtype();
+    accumulator(expected)?;
+    if weight.dtype() != expected {
+        return Err(AttentionError::MixedDTypes {
+            what: "weight",
+            found: weight.dtype(),
+            expected,
+        });
+    }
+    let channels = x.shape().last().copied().unwrap_or(1);
+    let [of_weight] = weight.shape().dims();
+    if channels != of_weight {
+        return Err(AttentionError::Size {
+            left: "x",
+            right: "weight",
+            dimension: "channels",
+            left_size: channels,
+            right_size: of_weight,
+        });
+    }
+    if !(epsilon.is_finite() && epsilon >= 0.0) {
+        return Err(AttentionError::Epsilon { found: epsilon });
+    }
+    Ok(())
+}

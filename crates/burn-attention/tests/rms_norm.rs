@@ -1,0 +1,115 @@
+//! The norm and its gradients equal a plain computation in f64.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_attention::rms_norm;
+
+const SHAPE: [usize; 3] = [2, 3, 5];
+const CHANNELS: usize = SHAPE[2];
+const EPSILON: f64 = 1e-2;
+
+/// Numbers between -1 and 1 that are the same in every run, rounded to a type.
+fn numbers(seed: usize, count: usize, dtype: DType) -> Vec<f64> {
+    let value = |index: usize| ((index * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0;
+    let data = TensorData::new((0..count).map(value).collect::<Vec<f64>>(), [count]);
+    data.convert_dtype(dtype).iter::<f64>().collect()
+}
+
+/// x, the weight and the gradient of the output.
+fn inputs(dtype: DType) -> [Vec<f64>; 3] {
+    let elems = SHAPE.iter().product();
+    [(1, elems), (2, CHANNELS), (3, elems)].map(|(seed, count)| numbers(seed, count, dtype))
+}
+
+/// The output by the definition.
+fn normalised(x: &[f64], weight: &[f64]) -> Vec<f64> {
+    let row = |row: &[f64]| -> Vec<f64> {
+        let mean = row.iter().map(|x| x * x).sum::<f64>() / CHANNELS as f64;
+        let root = (mean + EPSILON).sqrt();
+        row.iter().zip(weight).map(|(x, w)| x / root * w).collect()
+    };
+    x.chunks(CHANNELS).flat_map(row).collect()
+}
+
+/// The derivative of <output, dy> along each element of a list, by central differences.
+fn slopes(values: &[f64], dy: &[f64], output: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
+    let step = 1e-5;
+    let product = |values: &[f64]| -> f64 {
+        let output = output(values);
+        output.iter().zip(dy).map(|(y, dy)| y * dy).sum()
+    };
+    let slope = |index: usize| {
+        let moved = |by: f64| {
+            let mut values = values.to_vec();
+            values[index] += by;
+            product(&values)
+        };
+        (moved(step) - moved(-step)) / (2.0 * step)
+    };
+    (0..values.len()).map(slope).collect()
+}
+
+#[test]
+fn the_norm_and_its_gradients_equal_the_plain_computation() {
+    for (dtype, tolerance) in [
+        (DType::F64, 1e-9),
+        (DType::F32, 1e-6),
+        (DType::BF16, 2f64.powi(-7)),
+        (DType::F16, 2f64.powi(-10)),
+    ] {
+        let [x, weight, dy] = inputs(dtype);
+        let expected = [
+            normalised(&x, &weight),
+            slopes(&x, &dy, |x| normalised(x, &weight)),
+            slopes(&weight, &dy, |weight| normalised(&x, weight)),
+        ];
+        let device = Device::flex().autodiff();
+        let tensor = |values: &[f64]| {
+            let data = TensorData::new(values.to_vec(), SHAPE);
+            Tensor::<3>::from_data(data, (&device, dtype))
+        };
+        let data = TensorData::new(weight, [CHANNELS]);
+        let weight = Tensor::<1>::from_data(data, (&device, dtype)).require_grad();
+        let x = tensor(&x).require_grad();
+        let y = rms_norm(x.clone(), weight.clone(), EPSILON).expect("it fits");
+        assert_eq!(y.dtype(), dtype);
+        let gradients = (y.clone() * tensor(&dy)).sum().backward();
+        let found = [
+            y.inner().into_data(),
+            x.grad(&gradients).expect("tracked").into_data(),
+            weight.grad(&gradients).expect("tracked").into_data(),
+        ];
+        for (name, (found, expected)) in ["y", "dx", "dweight"]
+            .iter()
+            .zip(found.iter().zip(&expected))
+        {
+            assert_eq!(found.dtype(), dtype, "{name}");
+            let found: Vec<f64> = found.iter().collect();
+            assert_eq!(found.len(), expected.len());
+            let largest = expected.iter().fold(1.0, |max: f64, x| max.max(x.abs()));
+            for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+                assert!(
+                    (found - expected).abs() <= tolerance * largest,
+                    "{dtype:?}: {name}[{index}] is {found}, expected {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_inputs_are_refused() {
+    let device = Device::flex();
+    let x = || Tensor::<2>::zeros([2, 4], &device);
+    let refused = |weight: Tensor<1>, epsilon, message: &str| {
+        let error = rms_norm(x(), weight, epsilon).map(drop).expect_err(message);
+        assert!(error.to_string().contains(message), "{error}");
+    };
+    let ones = |channels, dtype| Tensor::<1>::ones([channels], (&device, dtype));
+    let (f32, f16) = (DType::F32, DType::F16);
+    refused(ones(5, f32), 1e-6, "x has 4 in channels, weight has 5");
+    refused(ones(4, f16), 1e-6, "weight is F16, expected F32");
+    refused(ones(4, f32), -1.0, "epsilon is -1");
+    refused(ones(4, f32), f64::NAN, "epsilon is NaN");
+    let nothing = rms_norm(Tensor::<2>::zeros([0, 4], &device), ones(4, f32), 1e-6);
+    assert_eq!(nothing.expect("nothing to do").dims(), [0, 4]);
+}
