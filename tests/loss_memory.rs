@@ -79,7 +79,7 @@ fn no_tensor_of_rows_x_vocabulary_is_made() {
 }
 
 #[test]
-#[ignore = "a minute: the figures of docs/models.md"]
+#[ignore = "minutes: more rows and blocks of the default size"]
 fn figures() {
     let of_words = |vocabulary| Head {
         rows: 1024,
