@@ -54,8 +54,9 @@ const OPERATORS_REMEDY: &str =
     "install the CANN operator package for this product, or use our kernels, which need none of it";
 const NO_COMPILER: &str = "install CANN 8.5 or later, or compile the kernels beforehand";
 const PRECOMPILE: &str = "\
-    cmake -S kernels -B build/kernels -DROPE_NPU_ARCH=dav-2201 && cmake --build build/kernels, \
-    then set ROPE_ASCEND_KERNELS to build/kernels/rope-dav-2201.o (dav-3510 for Ascend 950)";
+    in rope-ascend's folder: cmake -S kernels -B build/kernels -DROPE_NPU_ARCH=dav-2201 && cmake \
+    --build build/kernels, then set ROPE_ASCEND_KERNELS to build/kernels/rope-dav-2201.o there \
+    (dav-3510 for Ascend 950)";
 
 /// A thing that is there, or why it is not and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]

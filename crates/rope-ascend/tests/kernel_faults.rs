@@ -566,7 +566,7 @@ struct Seeded {
 
 /// The edited sources, and their faults: those of the table, and every barrier that is dropped.
 fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/rope");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/rope");
     let read = |file: &'static str| (file, std::fs::read_to_string(folder.join(file)).unwrap());
     let mut texts: Vec<(&str, String)> = FILES.into_iter().map(read).collect();
     let mut faults = Vec::new();

@@ -13,32 +13,29 @@ use crate::sys::{AclRtc, aclrtcProg};
 pub(crate) const KERNEL_SOURCES: [(&str, &str); 7] = [
     (
         "rope_tiling.h",
-        include_str!("../../../../kernels/rope/rope_tiling.h"),
+        include_str!("../../kernels/rope/rope_tiling.h"),
     ),
     (
         "rope_base.h",
-        include_str!("../../../../kernels/rope/rope_base.h"),
+        include_str!("../../kernels/rope/rope_base.h"),
     ),
     (
         "rope_matrix.h",
-        include_str!("../../../../kernels/rope/rope_matrix.h"),
+        include_str!("../../kernels/rope/rope_matrix.h"),
     ),
     (
         "rope_rotate.h",
-        include_str!("../../../../kernels/rope/rope_rotate.h"),
+        include_str!("../../kernels/rope/rope_rotate.h"),
     ),
     (
         "rope_angle_grad.h",
-        include_str!("../../../../kernels/rope/rope_angle_grad.h"),
+        include_str!("../../kernels/rope/rope_angle_grad.h"),
     ),
     (
         "rope_norm.h",
-        include_str!("../../../../kernels/rope/rope_norm.h"),
+        include_str!("../../kernels/rope/rope_norm.h"),
     ),
-    (
-        "rope.cpp",
-        include_str!("../../../../kernels/rope/rope.cpp"),
-    ),
+    ("rope.cpp", include_str!("../../kernels/rope/rope.cpp")),
 ];
 
 /// The sources as one text: the compiler takes a single source, so inclusions among them go.

@@ -46,7 +46,7 @@ pub fn kernel_names(architecture: u32) -> Vec<String> {
 pub fn kernel_binary(architecture: u32) -> Vec<u8> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/rope/rope.cpp");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/rope/rope.cpp");
     ascend_sim::build::KernelSource::new(path)
         .kernels(kernel_names(architecture))
         .architecture(architecture)

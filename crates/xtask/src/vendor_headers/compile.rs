@@ -8,7 +8,7 @@ use std::{env, fs};
 
 use serde::Serialize;
 
-use super::{ARCHITECTURES, Result, VendorError, cannot_access};
+use super::{ARCHITECTURES, KERNELS, Result, VendorError, cannot_access};
 use crate::checkout::commit_of;
 
 /// Below the folder that was named: a checkout, and where releases of CANN keep the headers.
@@ -163,7 +163,7 @@ impl Harness {
             self.write(&absent, &declarations(&names))?;
         }
 
-        let source = self.root.join("kernels/rope/rope.cpp");
+        let source = self.root.join(KERNELS).join("rope.cpp");
         let preprocess: Vec<&str> = [&["-E"], &options[1..]].concat();
         let output = self.check(architecture, &source, &preprocess)?;
         let kernels = entry_points(&String::from_utf8_lossy(&output.stdout), &source);
@@ -185,7 +185,7 @@ impl Harness {
         refuse_errors(architecture, &errors(&[])?, |_| true)?;
         // The vendor's printing takes string literals for global memory, which they are on the
         // device: its errors are none of the kernels'.
-        let own = self.root.join("kernels").display().to_string();
+        let own = self.root.join(KERNELS).display().to_string();
         let text = errors(&["-DHARNESS_GM_SPACE"])?;
         refuse_errors(architecture, &text, |error| names_file(error, &own))?;
         Ok(Compiled {

@@ -20,7 +20,7 @@ use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing};
 use serde::Serialize;
 
 use super::compile::{Compiled, Harness};
-use super::{Result, VendorError, cannot_access};
+use super::{KERNELS, Result, VendorError, cannot_access};
 
 /// Qwen3-VL-8B: heads of q and k, channels of a head.
 const HEADS: [usize; 2] = [32, 8];
@@ -180,7 +180,7 @@ impl Harness {
         let launch = |environment: Vec<(&'static str, String)>| -> Result<String> {
             let output = Command::new(&program)
                 .args([WORD, &compiled.architecture.to_string()])
-                .arg(self.root.join("kernels/rope/rope.cpp"))
+                .arg(self.root.join(KERNELS).join("rope.cpp"))
                 .args(&compiled.kernels)
                 .envs(environment)
                 .output()

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::compile::Harness;
 use super::suites::{self, DIFFERENTIAL, differences};
-use super::{Result, VendorError, cannot_access};
+use super::{KERNELS, Result, VendorError, cannot_access};
 
 /// A change of a file of `kernels/rope`.
 struct Fault {
@@ -228,7 +228,7 @@ impl Harness {
 
     /// The environment in which clang reads the changed file in place of the kernels' own.
     fn environment_with(&self, fault: &Fault) -> Result<Vec<(&'static str, String)>> {
-        let path = self.root.join("kernels/rope").join(fault.file);
+        let path = self.root.join(KERNELS).join(fault.file);
         let text = fs::read_to_string(&path).map_err(cannot_access(&path))?;
         let changed = text.replace(fault.from, fault.to);
         if changed == text {
@@ -288,13 +288,17 @@ fn judge(run: &suites::Run, right: &suites::Run) -> Caught {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
     fn each_fault_changes_the_kernels() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/rope/");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../..")
+            .join(KERNELS);
         for fault in FAULTS.iter().chain([&CONTROL]) {
-            let text = fs::read_to_string(format!("{folder}{}", fault.file)).expect("a kernel");
+            let text = fs::read_to_string(folder.join(fault.file)).expect("a kernel");
             assert!(
                 text.contains(fault.from),
                 "{}: not in {}",

@@ -39,6 +39,9 @@ pub(crate) struct Options {
 /// The architectures that the kernels are for, as `__NPU_ARCH__`.
 const ARCHITECTURES: [u32; 2] = [2201, 3510];
 
+/// The kernels' sources, from the root of the repository.
+const KERNELS: &str = "crates/rope-ascend/kernels/rope";
+
 impl Options {
     /// The options in the words of a command line.
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
@@ -93,9 +96,7 @@ pub(crate) enum VendorError {
     },
     #[error("{command} ended without a result of its tests:\n{output}")]
     Tests { command: String, output: String },
-    #[error(
-        "the fault {name:?} changes nothing in kernels/rope/{file}: mend its text in faults.rs"
-    )]
+    #[error("the fault {name:?} changes nothing in {KERNELS}/{file}: mend its text in faults.rs")]
     Fault {
         name: &'static str,
         file: &'static str,
