@@ -1,12 +1,11 @@
-//! A strict simulator of the Ascend runtime, for tests and for trying programs without hardware.
+#![doc = include_str!("../README.md")]
 //!
-//! It exports the C functions of the vendor's runtime that training with custom kernels needs, as a
-//! shared library and, for programs that link it, through [`symbol`]. Kernels are Ascend C sources
-//! compiled for the host against the headers in `include/`: module `build`, feature `host-kernels`.
+//! # Items
 //!
-//! Where the vendor leaves behaviour open, the simulator takes the strictest reading and reports a
-//! [`Violation`] with file and line. It counts bytes, transfers and instructions; it never reports
-//! times. `docs/ascend-sim.md` lists what is modelled, the known gaps, and what cannot be shown.
+//! - [`symbol`]: a C function by its name.
+//! - [`Session`]: the simulated machine of this process, held by one test at a time.
+//! - [`control`]: faults to inject, and what was counted and reported as a [`Violation`].
+//! - module `build` (feature `host-kernels`): compiling kernels.
 
 pub mod abi;
 mod aclnn;

@@ -1,4 +1,6 @@
-//! A [burn](https://burn.dev) backend whose tensors live on Ascend NPUs.
+#![doc = include_str!("../README.md")]
+//!
+//! # Items
 //!
 //! | item | what it is |
 //! |---|---|
@@ -12,24 +14,6 @@
 //! burn's dispatch knows no backends from outside, so [`device`] reaches the NPU through a server
 //! in the same process: autodiff runs on the client's side, tensors stay in device memory, and only
 //! descriptions of operations cross.
-//!
-//! Operators are the vendor's, flash attention among them, and the rotation is rope-ascend's
-//! kernels on the tensors' own memory, all on one stream per device; only reading a tensor waits.
-//! What the operator library does not compute, or not in some element type, goes to the host and
-//! back through [Flex](burn::backend::Flex).
-//!
-//! # Example
-//! ```
-//! use burn::tensor::Tensor;
-//! // Without CANN the error names the paths tried.
-//! match burn_ascend::device(0) {
-//!     Ok(device) => {
-//!         let x = Tensor::<1>::from_data([1.0, 2.0], &device.autodiff()).require_grad();
-//!         println!("{}", (x * 2.0).sum());
-//!     }
-//!     Err(error) => println!("{error}"),
-//! }
-//! ```
 //!
 //! # Errors
 //! Operations of a burn backend cannot return an error. A tensor whose computation failed carries

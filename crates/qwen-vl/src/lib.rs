@@ -1,4 +1,6 @@
-//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL in burn: one model, whose families differ in data.
+#![doc = include_str!("../README.md")]
+//!
+//! # Modules
 //!
 //! [`QwenVlConfig`] reads a checkpoint folder and loads a [`QwenVl`]. [`QwenVl::batch`] turns a
 //! prompt with its grids and patches into a [`Batch`], computing position ids, angles and masks
@@ -45,8 +47,3 @@ pub use model::QwenVl;
 pub use pieces::{Moved, Pieces};
 pub use rope_burn::{Implementation, rope_core};
 pub use trace::Trace;
-
-/// Compiles the code of the page on models.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/models.md")]
-struct ModelsPage;

@@ -1,4 +1,6 @@
-//! Rotary embedding on Ascend NPUs.
+#![doc = include_str!("../README.md")]
+//!
+//! # Modules
 //!
 //! - [`sys`]: the C interface of the runtime, as declared by the vendor.
 //! - [`loader`]: finding the vendor's libraries, or taking the simulator's functions instead.
@@ -7,9 +9,7 @@
 //! - [`diagnosis`]: what of all this works here, and what to do about the rest.
 //! - [`aclnn`]: the stock operators, each within its documented limits.
 //!
-//! Nothing is linked: without CANN the crate builds and loads, and [`safe::Runtime::open`] returns
-//! a [`LoadError`] that names what was tried. No code here has run on a device yet; the tests run
-//! it on a simulator of the runtime.
+//! [`safe::Runtime::open`] returns a [`LoadError`] where CANN is missing.
 
 pub mod aclnn;
 pub mod diagnosis;

@@ -17,3 +17,15 @@ pub mod names;
 pub mod tolerance;
 
 pub use fixtures::fixtures;
+
+// Pages outside the published crates, whose packages could not include them: their code is
+// compiled, and run where it says nothing else.
+/// The first page.
+#[cfg(all(doctest, feature = "burn"))]
+#[doc = include_str!("../../../README.md")]
+pub struct FirstPage;
+
+/// The page on models.
+#[cfg(all(doctest, feature = "models"))]
+#[doc = include_str!("../../../docs/models.md")]
+pub struct ModelsPage;

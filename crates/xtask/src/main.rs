@@ -1,9 +1,10 @@
-//! Checks and measurements of the workspace: `cargo xtask abi`, `benchmarks`, `sanitize`,
-//! `vendor-headers` and `vendor-operators`.
+//! Checks and measurements of the workspace: `cargo xtask abi`, `benchmarks`, `package`,
+//! `sanitize`, `vendor-headers` and `vendor-operators`.
 
 mod abi;
 mod benchmarks;
 mod checkout;
+mod package;
 mod sanitize;
 mod vendor_headers;
 mod vendor_operators;
@@ -15,6 +16,7 @@ use vendor_headers::Options;
 
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask benchmarks [--full | --page] [NAME ...]
+       cargo xtask package
        cargo xtask sanitize
        cargo xtask vendor-headers [--arch 2201|3510] [--compile | --quick] [--json] FOLDER
        cargo xtask vendor-operators [--soc 910B|910_93] [--operator aclnnNAME] [--quick] [--json]
@@ -27,6 +29,9 @@ benchmarks   measures everything, for half an hour after building, and writes do
       docs/benchmarks/tables.md from the results. --full measures every combination, --page nothing.
       NAMEs choose among memory, memory_npu, speed, step and peers. Nothing else should run
       meanwhile.
+package   checks the published crates' manifests and packages them without the network; then a crate
+      outside the workspace that depends on the packages runs the examples of their READMEs. A
+      minute after `cargo test --workspace`, whose external crates it shares.
 sanitize   runs the tests of unsafe code under the address, leak and undefined-behaviour sanitizers,
       in target/sanitize; four minutes with building.
 vendor-headers   holds the kernels to the vendor's Ascend C headers in FOLDER, a checkout of asc-devkit
@@ -81,6 +86,7 @@ fn main() -> ExitCode {
         [vendor_operators::ASK, words @ ..] => {
             vendor_operators::answer(words).map_err(|error| text(&error))
         }
+        ["package"] => package::run().map_err(|error| text(&error)),
         ["sanitize"] => sanitize::run().map_err(|error| text(&error)),
         _ => {
             eprintln!("{USAGE}");
