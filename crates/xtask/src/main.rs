@@ -1,7 +1,8 @@
-//! Checks and measurements of the workspace: `cargo xtask abi`, `benchmarks`, `package`,
+//! Checks and measurements of the workspace: `cargo xtask abi`, `api`, `benchmarks`, `package`,
 //! `sanitize`, `vendor-headers` and `vendor-operators`.
 
 mod abi;
+mod api;
 mod benchmarks;
 mod checkout;
 mod package;
@@ -15,6 +16,7 @@ use benchmarks::Measure;
 use vendor_headers::Options;
 
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
+       cargo xtask api [--write]
        cargo xtask benchmarks [--full | --page] [NAME ...]
        cargo xtask package
        cargo xtask sanitize
@@ -25,6 +27,8 @@ const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
 abi   checks the declarations of rope-ascend and of the simulator against the vendor's headers.
       FOLDER holds `acl/acl.h`; without it the headers are taken from the PyPI wheel
       torch-npu 2.14.0, downloaded with pip into the target folder.
+api   compares the public items of the published crates, as `cargo doc` shows them, with docs/api,
+      and names what was added and removed; --write writes them there.
 benchmarks   measures everything, for half an hour after building, and writes docs/benchmarks.md and
       docs/benchmarks/tables.md from the results. --full measures every combination, --page nothing.
       NAMEs choose among memory, memory_npu, speed, step and peers. Nothing else should run
@@ -86,6 +90,8 @@ fn main() -> ExitCode {
         [vendor_operators::ASK, words @ ..] => {
             vendor_operators::answer(words).map_err(|error| text(&error))
         }
+        ["api"] => api::run(false).map_err(|error| text(&error)),
+        ["api", "--write"] => api::run(true).map_err(|error| text(&error)),
         ["package"] => package::run().map_err(|error| text(&error)),
         ["sanitize"] => sanitize::run().map_err(|error| text(&error)),
         _ => {

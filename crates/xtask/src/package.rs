@@ -20,11 +20,17 @@ pub(crate) enum PackageError {
     File { path: PathBuf, source: io::Error },
     #[error("cannot read the output of cargo metadata: {0}")]
     Metadata(#[from] serde_json::Error),
+    #[error(
+        "public items differ from docs/api; if that is meant, `cargo xtask api --write` and a \
+         line in the changelog:\n{}",
+        .0.join("\n")
+    )]
+    Api(Vec<String>),
     #[error("not fit for crates.io:\n{}", .0.join("\n"))]
     Unfit(Vec<String>),
 }
 
-type Result<T, E = PackageError> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = PackageError> = std::result::Result<T, E>;
 
 #[derive(Deserialize)]
 struct Metadata {
@@ -34,8 +40,8 @@ struct Metadata {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-struct Package {
-    name: String,
+pub(crate) struct Package {
+    pub(crate) name: String,
     version: String,
     /// The registries that may take it; none for "no registry", absent for "any".
     publish: Option<Vec<String>>,
@@ -99,19 +105,15 @@ debug = false
 /// Checks and packages the published crates, then builds and runs the examples of their READMEs in
 /// a crate that depends on the packages. Returns what was done.
 pub(crate) fn run() -> Result<String> {
-    let metadata: Metadata = serde_json::from_str(&output(crate::cargo().args([
-        "metadata",
-        "--no-deps",
-        "--offline",
-        "--format-version=1",
-    ]))?)?;
-    let published: Vec<Package> = (metadata.packages.into_iter())
-        .filter(|package| package.publish.is_none())
-        .collect();
+    let Published {
+        packages: published,
+        target,
+        root,
+    } = Published::find()?;
     let mut unfit: Vec<String> = published.iter().flat_map(manifest_faults).collect();
 
     let mut package = crate::cargo();
-    package.current_dir(&metadata.workspace_root);
+    package.current_dir(&root);
     package.args([
         "package",
         "--quiet",
@@ -125,23 +127,18 @@ pub(crate) fn run() -> Result<String> {
     }
     finish(&mut package)?;
 
-    let outside = metadata.target_directory.join("outside");
+    let outside = target.join("outside");
     if outside.exists() {
         fs::remove_dir_all(&outside).map_err(cannot_access(&outside))?;
     }
     let reader = outside.join("reader");
     fs::create_dir_all(reader.join("src")).map_err(cannot_access(&reader))?;
-    let licenses = LICENSES.map(|name| read(&metadata.workspace_root.join(name)));
+    let licenses = LICENSES.map(|name| read(&root.join(name)));
     let mut summary = String::new();
-    let mut pages = vec![(
-        "README.md".to_owned(),
-        read(&metadata.workspace_root.join("README.md"))?,
-    )];
+    let mut pages = vec![("README.md".to_owned(), read(&root.join("README.md"))?)];
     for package in &published {
         let name = format!("{}-{}", package.name, package.version);
-        let file = metadata
-            .target_directory
-            .join(format!("package/{name}.crate"));
+        let file = target.join(format!("package/{name}.crate"));
         finish(
             Command::new("tar")
                 .arg("-xzf")
@@ -178,7 +175,7 @@ pub(crate) fn run() -> Result<String> {
     }
 
     let lock = reader.join("Cargo.lock");
-    let workspace_lock = metadata.workspace_root.join("Cargo.lock");
+    let workspace_lock = root.join("Cargo.lock");
     fs::copy(&workspace_lock, &lock).map_err(cannot_access(&workspace_lock))?;
     write(&reader.join("Cargo.toml"), &reader_manifest(&published))?;
     write(&reader.join("src/main.rs"), &reader_program(&pages))?;
@@ -187,7 +184,7 @@ pub(crate) fn run() -> Result<String> {
         crate::cargo()
             .current_dir(&reader)
             .args(["run", "--offline", "--target-dir"])
-            .arg(&metadata.target_directory),
+            .arg(&target),
     )?;
     let seconds = start.elapsed().as_secs();
     let _ = write!(
@@ -195,6 +192,28 @@ pub(crate) fn run() -> Result<String> {
         "the READMEs' examples built and ran outside the workspace in {seconds} s"
     );
     Ok(summary)
+}
+
+/// The published packages, and the folders of the workspace.
+pub(crate) struct Published {
+    pub(crate) packages: Vec<Package>,
+    pub(crate) target: PathBuf,
+    pub(crate) root: PathBuf,
+}
+
+impl Published {
+    /// Those that no manifest key keeps from being published.
+    pub(crate) fn find() -> Result<Self> {
+        let arguments = ["metadata", "--no-deps", "--offline", "--format-version=1"];
+        let metadata: Metadata = serde_json::from_str(&output(crate::cargo().args(arguments))?)?;
+        let mut packages = metadata.packages;
+        packages.retain(|package| package.publish.is_none());
+        Ok(Self {
+            packages,
+            target: metadata.target_directory,
+            root: metadata.workspace_root,
+        })
+    }
 }
 
 /// What crates.io would refuse or drop in a manifest
@@ -331,7 +350,7 @@ fn reader_manifest(published: &[Package]) -> String {
 }
 
 /// The files below a folder with their bytes, by their paths from it.
-fn files(folder: &Path) -> Result<BTreeMap<String, u64>> {
+pub(crate) fn files(folder: &Path) -> Result<BTreeMap<String, u64>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(next) = folders.pop() {
@@ -349,18 +368,18 @@ fn files(folder: &Path) -> Result<BTreeMap<String, u64>> {
     Ok(found)
 }
 
-fn cannot_access(path: &Path) -> impl FnOnce(io::Error) -> PackageError {
+pub(crate) fn cannot_access(path: &Path) -> impl FnOnce(io::Error) -> PackageError {
     |source| PackageError::File {
         path: path.to_owned(),
         source,
     }
 }
 
-fn read(path: &Path) -> Result<String> {
+pub(crate) fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(cannot_access(path))
 }
 
-fn write(path: &Path, text: &str) -> Result<()> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).map_err(cannot_access(path))
 }
 
@@ -373,7 +392,7 @@ fn name(command: &Command) -> String {
     format!("{} {}", program.display(), argument.display())
 }
 
-fn finish(command: &mut Command) -> Result<()> {
+pub(crate) fn finish(command: &mut Command) -> Result<()> {
     output(command.stdout(Stdio::inherit())).map(drop)
 }
 

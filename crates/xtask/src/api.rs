@@ -1,0 +1,147 @@
+//! `cargo xtask api`: the public items of the published crates, as rustdoc shows them, against
+//! those kept in docs/api.
+//!
+//! rustdoc's JSON would be the better source, but stable compilers do not write it, and its readers
+//! turn on features of serde_json, by which burn would be compiled again.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use crate::package::{PackageError, Published, Result, cannot_access, files, finish, read, write};
+
+/// Compares or, with `keep`, writes; returns what was done.
+pub(crate) fn run(keep: bool) -> Result<String> {
+    let Published {
+        packages,
+        target,
+        root,
+    } = Published::find()?;
+    let pages = target.join("doc");
+    let mut changes = Vec::new();
+    let mut count = 0;
+    for package in &packages {
+        // Pages of items that are gone would stay.
+        let folder = pages.join(package.name.replace('-', "_"));
+        if folder.exists() {
+            fs::remove_dir_all(&folder).map_err(cannot_access(&folder))?;
+        }
+    }
+    finish(
+        crate::cargo()
+            .current_dir(&root)
+            // As in continuous integration: with other flags it would document everything again.
+            .env("RUSTDOCFLAGS", "-D warnings")
+            .args(["doc", "--quiet", "--workspace", "--no-deps", "--locked"]),
+    )?;
+    for package in &packages {
+        let items = items(&pages.join(package.name.replace('-', "_")))?;
+        count += items.len();
+        let path = root.join(format!("docs/api/{}.txt", package.name));
+        if keep {
+            let text: String = items.iter().flat_map(|item| [item, "\n"]).collect();
+            write(&path, &text)?;
+        } else {
+            let kept = read(&path)?.lines().map(str::to_owned).collect();
+            changes.extend(differences(&kept, &items));
+        }
+    }
+    if changes.is_empty() {
+        return Ok(format!("{count} public items of {} crates", packages.len()));
+    }
+    Err(PackageError::Api(changes))
+}
+
+/// The declarations on the pages of a crate, each after the path of its page.
+fn items(folder: &Path) -> Result<BTreeSet<String>> {
+    let mut items = BTreeSet::new();
+    for name in files(folder)?.into_keys() {
+        if let Some(page) = name.strip_suffix(".html") {
+            let text = read(&folder.join(&name))?;
+            let declarations = declarations(&text).into_iter();
+            items.extend(declarations.map(|text| format!("{page}: {text}")));
+        }
+    }
+    Ok(items)
+}
+
+/// What opens a declaration, what closes it, and the part of a page from which on there are others.
+const DECLARATIONS: [(&str, &str, &str); 3] = [
+    ("<pre class=\"rust item-decl\">", "</pre>", IMPLIED),
+    // Members; those of implemented traits are the traits'.
+    (
+        "<h4 class=\"code-header\">",
+        "</h4>",
+        "id=\"trait-implementations\"",
+    ),
+    // Implementations; after these, they follow from fields and from other traits.
+    ("<h3 class=\"code-header\">", "</h3>", IMPLIED),
+];
+const IMPLIED: &str = "id=\"synthetic-implementations\"";
+
+/// The declarations on a page of rustdoc, each in one line.
+fn declarations(page: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (opening, closing, end) in DECLARATIONS {
+        let page = page.split_once(end).map_or(page, |(before, _)| before);
+        let parts = page.split(opening).skip(1);
+        found.extend(parts.filter_map(|part| Some(text(part.split_once(closing)?.0))));
+    }
+    found
+}
+
+/// The text of HTML in one line.
+fn text(html: &str) -> String {
+    let parts = html.split('<').enumerate();
+    let text: String = parts
+        .map(|(index, part)| match index {
+            0 => part,
+            _ => part.split_once('>').map_or("", |(_, text)| text),
+        })
+        .collect();
+    let text = text.replace("&lt;", "<").replace("&gt;", ">");
+    let text = text
+        .replace("&nbsp;", " ")
+        .replace("&#39;", "'")
+        .replace("&quot;", "\"");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    words.join(" ").replace("&amp;", "&")
+}
+
+/// The items of one list that the other has not: `-` for those of the first.
+fn differences(kept: &BTreeSet<String>, found: &BTreeSet<String>) -> Vec<String> {
+    let removed = kept.difference(found).map(|item| format!("-{item}"));
+    let added = found.difference(kept).map(|item| format!("+{item}"));
+    removed.chain(added).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn declarations_lose_their_tags_and_implied_ones_are_left_out() {
+        let page = "<pre class=\"rust item-decl\"><code>pub struct <b>A</b>&lt;'a&gt; {\n    pub a:\
+                    \n &amp;'a u8,\n}</code></pre><h4 class=\"code-header\">pub fn <a>b</a>()</h4>\
+                    <h2 id=\"trait-implementations\"></h2><h3 class=\"code-header\">impl Clone \
+                    for A</h3><h4 class=\"code-header\">fn clone()</h4>\
+                    <h2 id=\"synthetic-implementations\"></h2>\
+                    <h3 class=\"code-header\">impl Send for A</h3>";
+        let expected = [
+            "pub struct A<'a> { pub a: &'a u8, }",
+            "pub fn b()",
+            "impl Clone for A",
+        ];
+        assert_eq!(declarations(page), expected);
+    }
+
+    #[test]
+    fn removed_and_added_items_are_named() {
+        let set = |items: &[&str]| items.iter().map(|item| (*item).to_owned()).collect();
+        assert_eq!(
+            differences(&set(&["a", "b"]), &set(&["b", "c"])),
+            ["-a", "+c"]
+        );
+        assert_eq!(differences(&set(&["a"]), &set(&["a"])), [""; 0]);
+    }
+}
