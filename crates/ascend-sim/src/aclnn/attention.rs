@@ -8,11 +8,11 @@
 //! gradient from another forward's statistics are exceptions of the device, and a row that is
 //! hidden as a whole is NaN unless `innerPrecise` is 2.
 
-use super::call::{Call, Kernel, Operand, kernel};
+use super::call::{Call, Kernel, MAX_RANK, Operand, kernel};
 use super::data::Data;
 use super::dtype::{BOOL, DataType, FLT, Types};
-use super::{inner, refuse};
-use crate::codes::{ACLNN_TILING_ERROR, Failure, Outcome};
+use super::refuse;
+use crate::codes::{ACLNN_NULLPTR, ACLNN_TILING_ERROR, Failure, Outcome};
 
 /// Columns of the statistics, all alike.
 const STATISTICS: usize = 8;
@@ -67,9 +67,33 @@ pub(crate) struct Gradient {
     pub(crate) dpse: Option<Operand>,
 }
 
-/// What the tiling refuses.
+/// What the tiling refuses, which the vendor runs after the checks of the first phase.
 fn tiling<T>(message: impl std::fmt::Display) -> Outcome<T> {
-    Err(Failure::new(ACLNN_TILING_ERROR, message))
+    Err(Failure::new(
+        ACLNN_TILING_ERROR,
+        format!("tiling: {message}"),
+    ))
+}
+
+fn in_tiling(outcome: Outcome) -> Outcome {
+    outcome.or_else(|failure| tiling(failure.message))
+}
+
+/// The refusal of an output, which the vendor finds where the result is copied to it and reports
+/// like a null.
+fn copied(outcome: Outcome) -> Outcome {
+    outcome.map_err(|failure| Failure::new(ACLNN_NULLPTR, failure.message))
+}
+
+/// Refuses fewer axes. More are found elsewhere.
+fn expect_axes(tensor: &Operand, least: usize) -> Outcome {
+    if tensor.rank() >= least {
+        return Ok(());
+    }
+    let (name, rank) = (tensor.name, tensor.rank());
+    refuse(format!(
+        "{name} has rank {rank}, at least {least} is expected"
+    ))
 }
 
 /// Steps of a tensor between samples, heads and tokens, in elements.
@@ -114,6 +138,60 @@ enum Layout {
 }
 
 impl Layout {
+    /// The layout of a call, as far as the vendor's first phases check it: of the shapes only the
+    /// channels. The gradient's does not mind more axes than the layout has.
+    fn of(inputs: &Inputs, options: &Options, is_gradient: bool) -> Outcome<Self> {
+        let layout = match (options.layout.as_str(), inputs.lengths.is_some()) {
+            ("BSND", false) => Self::Bsnd,
+            ("BNSD", false) => Self::Bnsd,
+            ("TND", true) => Self::Tnd,
+            (layout @ ("BSH" | "SBH" | "TND"), false) => {
+                return refuse(format!("inputLayout {layout} is not modelled"));
+            }
+            (other, false) => {
+                return refuse(format!("inputLayout is {other:?}; expected BSND or BNSD"));
+            }
+            (other, true) => {
+                return refuse(format!("inputLayout is {other:?}; TND is expected"));
+            }
+        };
+        if options.heads <= 0 {
+            return refuse(format!(
+                "headNum is {}, more than 0 is expected",
+                options.heads
+            ));
+        }
+        let rank = layout.rank();
+        let most = if is_gradient { MAX_RANK } else { rank };
+        inputs.q.expect_rank(rank..=most)?;
+        expect_axes(&inputs.v, rank)?;
+        let of = |tensor: &Operand| tensor.dims.get(rank - 1).copied();
+        let [dim, k_dim, v_dim] = [&inputs.q, &inputs.k, &inputs.v].map(of);
+        if dim != k_dim || dim < v_dim || (dim > Some(MAX_HEAD_DIM) && !is_gradient) {
+            let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| &tensor.dims);
+            return refuse(format!(
+                "q, k and v have shapes {q:?}, {k:?} and {v:?}; expected as many channels of k as \
+                 of q, of v no more, and at most {MAX_HEAD_DIM}"
+            ));
+        }
+        Ok(layout)
+    }
+
+    /// Axes of a tensor.
+    fn rank(self) -> usize {
+        if self == Self::Tnd { 3 } else { 4 }
+    }
+
+    /// The shape of a row's statistics, by the number of heads that a call states.
+    fn statistics(self, q: &[usize], heads: i64) -> Vec<usize> {
+        let [batch, queries, ..] = self.sizes(q);
+        let heads = heads as usize;
+        match self {
+            Self::Tnd => vec![queries, heads, STATISTICS],
+            _ => vec![batch, heads, queries, STATISTICS],
+        }
+    }
+
     /// Samples, tokens, heads and channels of a tensor.
     fn sizes(self, dims: &[usize]) -> [usize; 4] {
         match (self, dims) {
@@ -137,8 +215,8 @@ impl Layout {
 }
 
 impl Problem {
-    fn new(call: &mut Call, inputs: Inputs, options: Options) -> Outcome<Self> {
-        call.distinct();
+    /// What the tiling refuses, and what is not modelled, of a call that its first phase accepts.
+    fn new(inputs: Inputs, options: Options, layout: Layout) -> Outcome<Self> {
         let Inputs {
             q,
             k,
@@ -158,33 +236,16 @@ impl Problem {
         if !prefix.is_empty() {
             return refuse("prefixOptional is not modelled; pass null");
         }
-        let layout = match (options.layout.as_str(), lengths.is_some()) {
-            ("BSND", false) => Layout::Bsnd,
-            ("BNSD", false) => Layout::Bnsd,
-            ("TND", true) => Layout::Tnd,
-            (other, _) => {
-                return refuse(format!(
-                    "inputLayout is {other:?}; BSND, BNSD, and TND with lengths are modelled"
-                ));
-            }
-        };
-        let rank = if layout == Layout::Tnd { 3 } else { 4 };
+        let rank = layout.rank();
         for tensor in [&q, &k, &v] {
-            tensor.expect_rank(rank..=rank)?;
+            in_tiling(tensor.expect_rank(rank..=rank))?;
         }
         let [batch, queries, heads, dim] = layout.sizes(&q.dims);
-        let [k_batch, keys, kv_heads, k_dim] = layout.sizes(&k.dims);
+        let [k_batch, keys, kv_heads, _] = layout.sizes(&k.dims);
         let [v_batch, v_keys, v_heads, value_dim] = layout.sizes(&v.dims);
-        if options.heads <= 0 {
-            return refuse(format!(
-                "headNum is {}, more than 0 is expected",
-                options.heads
-            ));
-        }
-        if dim != k_dim || dim < value_dim || dim > MAX_HEAD_DIM {
-            return refuse(format!(
-                "the heads of q, k and v have {dim}, {k_dim} and {value_dim} channels; expected \
-                 q as k, v no more, and at most {MAX_HEAD_DIM}"
+        if dim > MAX_HEAD_DIM {
+            return tiling(format!(
+                "the heads have {dim} channels, at most {MAX_HEAD_DIM} expected"
             ));
         }
         if options.heads as usize != heads || heads > MAX_HEADS {
@@ -448,25 +509,15 @@ impl Problem {
         };
         row * STATISTICS
     }
+}
 
-    fn statistics_dims(&self) -> Vec<usize> {
-        match self.layout {
-            Layout::Tnd => vec![self.queries, self.heads, STATISTICS],
-            _ => {
-                let batch = self.layout.sizes(&self.q.dims)[0];
-                vec![batch, self.heads, self.queries, STATISTICS]
-            }
-        }
+/// The shape of the output: that of q, with the channels of v.
+fn out_dims(q: &Operand, v: &Operand) -> Vec<usize> {
+    let mut dims = q.dims.clone();
+    if let Some(last) = dims.last_mut() {
+        *last = v.dims.get(q.rank() - 1).copied().unwrap_or(0);
     }
-
-    /// The shape of the output: that of q, with the channels of v.
-    fn out_dims(&self) -> Vec<usize> {
-        let mut dims = self.q.dims.clone();
-        if let Some(last) = dims.last_mut() {
-            *last = self.value_dim;
-        }
-        dims
-    }
+    dims
 }
 
 /// The sequences of running totals.
@@ -511,15 +562,24 @@ pub(crate) fn forward(
     options: Options,
     outputs: Forward,
 ) -> Outcome<Kernel> {
-    let problem = Problem::new(call, inputs, options)?;
+    call.distinct();
     let Forward { max, sum, out } = outputs;
-    let dims = problem.statistics_dims();
-    // The vendor checks the outputs where it copies the results to them.
-    for tensor in [&max, &sum] {
-        inner(tensor.expect_dtype(DataType::Float))?;
-        inner(tensor.expect_dims(&dims))?;
+    if [&max, &sum, &out].iter().all(|tensor| tensor.is_empty()) {
+        return kernel(|_| Ok(()));
     }
-    inner(out.expect_like(&problem.q, &problem.out_dims()))?;
+    if inputs.lengths.is_none() {
+        for tensor in [&inputs.k, &inputs.v] {
+            tensor.expect_dtype(inputs.q.dtype)?;
+        }
+    }
+    let layout = Layout::of(&inputs, &options, false)?;
+    let dims = layout.statistics(&inputs.q.dims, options.heads);
+    for tensor in [&max, &sum] {
+        copied(tensor.expect_dtype(DataType::Float))?;
+        copied(tensor.expect_dims(&dims))?;
+    }
+    copied(out.expect_like(&inputs.q, &out_dims(&inputs.q, &inputs.v)))?;
+    let problem = Problem::new(inputs, options, layout)?;
     kernel(move |data| {
         let problem = &problem;
         let [q, k, v] = [&problem.q, &problem.k, &problem.v].map(|x| data.read::<f32>(x));
@@ -583,7 +643,7 @@ pub(crate) fn backward(
     options: Options,
     tensors: Gradient,
 ) -> Outcome<Kernel> {
-    let problem = Problem::new(call, inputs, options)?;
+    call.distinct();
     let Gradient {
         dy,
         max,
@@ -594,25 +654,39 @@ pub(crate) fn backward(
         dv,
         dpse,
     } = tensors;
-    if let Some(dpse) = dpse {
+    if [&dq, &dk, &dv].iter().all(|tensor| tensor.is_empty())
+        && dpse.as_ref().is_none_or(|tensor| tensor.is_empty())
+    {
+        return kernel(|_| Ok(()));
+    }
+    let layout = Layout::of(&inputs, &options, true)?;
+    let Inputs { q, k, v, .. } = &inputs;
+    for tensor in [q, k, v, &dy, &out, &dq, &dk, &dv] {
+        expect_axes(tensor, 3)?;
+    }
+    for (tensor, like) in [(&dq, q), (&dk, k), (&dv, v)] {
+        copied(tensor.expect_like(q, &like.dims))?;
+    }
+    if let Some(dpse) = &dpse {
+        let pse = inputs.unmodelled[0].as_ref();
+        let dims = pse.map_or(vec![0], |pse| pse.dims.clone());
+        // One of f32 is not written.
+        if dpse.dtype != DataType::Float {
+            copied(dpse.expect_like(q, &dims))?;
+        }
         return refuse(format!("{} is not modelled; pass null", dpse.name));
     }
+    let (dims, out_dims) = (layout.statistics(&q.dims, options.heads), out_dims(q, v));
+    let problem = Problem::new(inputs, options, layout)?;
     let (Some(max), Some(sum)) = (max, sum) else {
         return tiling("softmaxMaxOptional or softmaxSumOptional is null");
     };
-    let dims = problem.statistics_dims();
-    let as_tiling = |outcome: Outcome| {
-        outcome.map_err(|failure| Failure::new(ACLNN_TILING_ERROR, failure.message))
-    };
     for tensor in [&max, &sum] {
-        as_tiling(tensor.expect_dtype(DataType::Float))?;
-        as_tiling(tensor.expect_dims(&dims))?;
+        in_tiling(tensor.expect_dtype(DataType::Float))?;
+        in_tiling(tensor.expect_dims(&dims))?;
     }
     for tensor in [&dy, &out] {
-        as_tiling(tensor.expect_like(&problem.q, &problem.out_dims()))?;
-    }
-    for (tensor, like) in [(&dq, &problem.q), (&dk, &problem.k), (&dv, &problem.v)] {
-        inner(tensor.expect_like(like, &like.dims))?;
+        in_tiling(tensor.expect_like(&problem.q, &out_dims))?;
     }
     kernel(move |data| {
         let problem = &problem;

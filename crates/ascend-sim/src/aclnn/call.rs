@@ -18,7 +18,7 @@ const WORKSPACE_BYTES: u64 = 1024;
 /// Each block of a workspace starts at a multiple of this.
 const WORKSPACE_ALIGNMENT: u64 = 512;
 /// Tensors of a higher rank are refused, except where an operator states another limit.
-const MAX_RANK: usize = 8;
+pub(crate) const MAX_RANK: usize = 8;
 
 /// What an operator does on the stream.
 pub(crate) type Kernel = Arc<dyn Fn(&mut Data<'_, '_>) -> Outcome + Send + Sync>;

@@ -291,11 +291,19 @@ fn what_the_documents_exclude_is_refused_and_what_they_leave_open_is_noticed() {
         aclnnFlashAttentionScore(
             narrow.raw, narrow.raw, q.raw, no, no, no, no, null(), 1.0, 1.0, all, all, 2, bnsd, 0,
             0, max.raw, sum.raw, null_mut(), out.raw
-        ) refuses PARAM_INVALID, "4, 4 and 8 channels";
+        ) refuses PARAM_INVALID, "[1, 2, 4, 4] and [1, 2, 4, 8]; expected";
         aclnnFlashAttentionScore(
             q.raw, q.raw, q.raw, no, no, no, no, null(), 1.0, 1.0, all, all, 3, bnsd, 0, 0,
             max.raw, sum.raw, null_mut(), out.raw
-        ) refuses TILING, "headNum is 3";
+        ) refuses NULL_POINTER, "softmaxMaxOut has shape [1, 2, 4, 8], [1, 3, 4, 8] is expected";
+        aclnnFlashAttentionScoreGrad(
+            q.raw, q.raw, q.raw, q.raw, no, no, no, no, max.raw, sum.raw, no, out.raw, null(), 1.0,
+            1.0, all, all, 3, bnsd, 0, 0, out.raw, out.raw, out.raw, null_mut()
+        ) refuses TILING, "tiling: headNum is 3";
+        aclnnFlashAttentionScoreGrad(
+            q.raw, q.raw, q.raw, q.raw, no, no, no, no, max.raw, sum.raw, no, out.raw, null(), 1.0,
+            1.0, all, all, 2, bnsd, 0, 0, out.raw, max.raw, short.raw, null_mut()
+        ) refuses NULL_POINTER, "dvOut has shape [1, 2, 4], [1, 2, 4, 8] is expected";
         aclnnFlashAttentionScore(
             q.raw, three.raw, three.raw, no, no, no, no, null(), 1.0, 1.0, all, all, 2, bnsd, 0, 0,
             max.raw, sum.raw, null_mut(), out.raw
@@ -319,7 +327,11 @@ fn what_the_documents_exclude_is_refused_and_what_they_leave_open_is_noticed() {
         aclnnFlashAttentionScore(
             q.raw, q.raw, q.raw, no, no, no, no, null(), 1.0, 1.0, all, all, 2, bnsd, 0, 0,
             short.raw, sum.raw, null_mut(), out.raw
-        ) refuses INNER, "softmaxMaxOut has shape [1, 2, 4]";
+        ) refuses NULL_POINTER, "softmaxMaxOut has shape [1, 2, 4]";
+        aclnnFlashAttentionScore(
+            q.raw, q.raw, q.raw, no, no, no, no, null(), 1.0, 1.0, all, all, 0, bnsd, 0, 0,
+            max.raw, sum.raw, null_mut(), out.raw
+        ) refuses PARAM_INVALID, "headNum is 0";
         aclnnFlashAttentionScoreGrad(
             q.raw, q.raw, q.raw, q.raw, no, no, no, no, no, sum.raw, no, out.raw, null(), 1.0, 1.0,
             all, all, 2, bnsd, 0, 0, out.raw, out.raw, out.raw, null_mut()
