@@ -203,7 +203,7 @@ pub struct Api {
     pub(crate) meta: Result<AclMeta, LoadError>,
     /// Operators of training; each may be missing on its own.
     pub(crate) operators: AclOperators,
-    /// Operators of whole parts of a layer; each may be missing on its own.
+    /// Operators of training whose first phases are generated; each may be missing on its own.
     pub(crate) fused: AclFused,
     /// Stock rotary operators; each may be missing on its own.
     pub(crate) rotary: AclRotary,
@@ -380,6 +380,7 @@ impl Api {
             Ok(table) => missing.extend(table.missing()),
             Err(_) => missing.extend(AclMeta::signatures().into_iter().map(|s| s.name)),
         }
+        missing.extend(self.operators.missing());
         missing.extend(self.fused.missing());
         missing.extend(self.rotary.missing());
         match &self.rtc {

@@ -2,6 +2,7 @@
 // vendor's own is registered by the graph engine, which is not part of the harness.
 
 #include <algorithm>
+#include <cctype>
 #include <set>
 #include <string>
 #include <vector>
@@ -49,6 +50,19 @@ struct Kernel {
             }
         }
         return flags;
+    }
+
+    // The first string, in capitals.
+    std::string Text() const
+    {
+        std::string text;
+        for (op::OpArg *attribute : attributes) {
+            if (attribute->type == op::OpArgType::OPARG_STRING && text.empty()) {
+                text = static_cast<const char *>((*attribute)->pointer);
+            }
+        }
+        std::transform(text.begin(), text.end(), text.begin(), ::toupper);
+        return text;
     }
 
     Axes Numbers() const
@@ -117,6 +131,65 @@ op::Shape Product(const op::Shape &x, const op::Shape &y, const std::vector<bool
     return shape;
 }
 
+// The axis of the tokens in a layout of attention, or -1 if it is none.
+int TokenAxis(const std::string &layout)
+{
+    static const std::set<std::string> layouts = {"BSH", "BSND", "SBH", "BNSD", "TND"};
+    return layouts.count(layout) == 0 ? -1 : layout.find_first_of("ST");
+}
+
+// Attention: two of statistics of each row, one that is not written, and the result.
+bool GiveAttention(const Kernel &kernel)
+{
+    const std::string layout = kernel.Text();
+    const int tokens = TokenAxis(layout);
+    if (tokens < 0) {
+        return false;
+    }
+    const op::Shape q = kernel.inputs[0]->GetViewShape();
+    const op::Shape v = kernel.inputs[2]->GetViewShape();
+    const int64_t heads = kernel.Numbers()[2];
+    op::Shape statistics;
+    if (layout != "TND") {
+        statistics.AppendDim(q.GetDim(layout.find('B')));
+        statistics.AppendDim(heads);
+    }
+    statistics.AppendDim(q.GetDim(tokens));
+    if (layout == "TND") {
+        statistics.AppendDim(heads);
+    }
+    statistics.AppendDim(8);
+    op::Shape result = q;
+    const size_t last = layout.size() - 1;
+    int64_t channels = v.GetDim(last);
+    if (layout.back() == 'H') {
+        const int64_t head = heads == 0 ? 0 : q.GetDim(last) / heads;
+        const int64_t kv_heads = head == 0 ? 0 : kernel.inputs[1]->GetViewShape().GetDim(last) / head;
+        channels = kv_heads == 0 ? 0 : heads * (channels / kv_heads);
+    }
+    result.SetDim(last, channels);
+    Give(kernel.outputs[0], statistics);
+    Give(kernel.outputs[1], statistics);
+    Give(kernel.outputs[2], op::Shape({0, 0, 0, 0}));
+    Give(kernel.outputs[3], result);
+    return true;
+}
+
+// Its gradients have the shapes of what they are the gradients of.
+bool GiveAttentionGradients(const Kernel &kernel)
+{
+    if (TokenAxis(kernel.Text()) < 0) {
+        return false;
+    }
+    for (size_t i = 0; i < 3; i++) {
+        Give(kernel.outputs[i], kernel.inputs[i]->GetViewShape());
+    }
+    const aclTensor *added = kernel.inputs[4];
+    const bool is_added = added != nullptr && added->Size() != 0;
+    Give(kernel.outputs[3], is_added ? added->GetViewShape() : op::Shape({0}));
+    return true;
+}
+
 // The shape of all outputs. A kernel that is not known here is taken for one element by element, and
 // noted.
 op::Shape Infer(const Kernel &kernel)
@@ -135,6 +208,13 @@ op::Shape Infer(const Kernel &kernel)
         const Axes sizes = HostIntegers(kernel.inputs[kernel.name == "Slice" ? 2 : 1]);
         for (size_t i = 0; i < sizes.size(); i++) {
             shape.AppendDim(sizes[i] < 0 ? x.GetDim(i) : sizes[i]);
+        }
+        return shape;
+    }
+    if (kernel.name == "Pad") {
+        const Axes sizes = HostIntegers(second);
+        for (size_t i = 0; 2 * i + 1 < sizes.size(); i++) {
+            shape.AppendDim(x.GetDim(i) + sizes[2 * i] + sizes[2 * i + 1]);
         }
         return shape;
     }
@@ -163,6 +243,12 @@ aclnnStatus InferShape(uint32_t type, op::OpArgList &in, op::OpArgList &out, op:
     const Kernel kernel(type, in, out, attrs);
     if (kernel.inputs.empty() || kernel.inputs[0] == nullptr) {
         return ACLNN_ERR_INNER_NULLPTR;
+    }
+    if (kernel.name == "FlashAttentionScore") {
+        return GiveAttention(kernel) ? ACLNN_SUCCESS : ACLNN_ERR_PARAM_INVALID;
+    }
+    if (kernel.name == "FlashAttentionScoreGrad") {
+        return GiveAttentionGradients(kernel) ? ACLNN_SUCCESS : ACLNN_ERR_PARAM_INVALID;
     }
     const op::Shape shape = Infer(kernel);
     for (aclTensor *output : kernel.outputs) {

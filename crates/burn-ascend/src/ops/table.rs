@@ -70,13 +70,29 @@ mod tests {
         "log_softmax",
     ];
 
-    const TRAITS: [(&str, &[Row]); 6] = [
+    /// Of burn-attention's trait, which is implemented beside burn's own.
+    const ATTENTION: [Row; 2] = [
+        Row {
+            method: "attention_forward",
+            native: Some((Types::FLOAT, &["flash_attention", "flash_attention_packed"])),
+        },
+        Row {
+            method: "attention_backward",
+            native: Some((
+                Types::FLOAT,
+                &["flash_attention_grad", "flash_attention_packed_grad"],
+            )),
+        },
+    ];
+
+    const TRAITS: [(&str, &[Row]); 7] = [
         ("FloatTensorOps", float::ROWS),
         ("IntTensorOps", int::ROWS),
         ("BoolTensorOps", bool::ROWS),
         ("ModuleOps", module::ROWS),
         ("ActivationOps", activation::ROWS),
         ("QTensorOps", quantized::ROWS),
+        ("AttentionOps", &ATTENTION),
     ];
 
     fn operator(method: &str) -> Option<&'static OperatorInfo> {

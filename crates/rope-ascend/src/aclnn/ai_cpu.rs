@@ -13,7 +13,8 @@ use super::operators::{Argument, Names};
 use crate::sys::aclDataType;
 
 /// The repositories of the operators at the commits from which the tables are.
-pub const REVISION: &str = "hicann/ops-math at c41933244c31, hicann/ops-nn at e5c3fa9327ea";
+pub const REVISION: &str = "hicann/ops-math at c41933244c31, hicann/ops-nn at e5c3fa9327ea, \
+                            hicann/ops-transformer at c29bc1069d32";
 
 /// Operators, by their methods of [`Operators`](super::Operators), with the element types that
 /// their first phases accept: those that run on the AI Core, and those that run on the AI CPU.
@@ -49,7 +50,8 @@ const ENGINES: &[(&str, &str, &str)] = &[
         "f64",
     ),
     (
-        "tanh gelu gelu_backward embedding_backward mm batch_mm layer_norm",
+        "tanh gelu gelu_backward embedding_backward mm batch_mm layer_norm flash_attention \
+         flash_attention_grad flash_attention_packed flash_attention_packed_grad",
         "f32 f16 bf16",
         "",
     ),

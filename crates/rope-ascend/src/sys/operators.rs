@@ -3,8 +3,8 @@
 //! Each row of a table declares both phases of one operator: `aclnnXGetWorkspaceSize`, which takes
 //! the listed parameters, and `aclnnX`. It names the repository of its document, the function that
 //! wraps it, and the limits that the document states. [`for_each_operator`] hands the operators of
-//! training to a macro, [`for_each_fused_operator`] those of whole parts of a layer,
-//! [`for_each_rotary_operator`] the stock rotary operators: here to one that
+//! training to a macro, [`for_each_fused_operator`] those of training whose first phases the
+//! vendor's build generates, [`for_each_rotary_operator`] the stock rotary operators: here to one that
 //! declares the C functions, in [`aclnn`](crate::aclnn) to one that wraps them.
 //!
 //! # Source
@@ -313,6 +313,43 @@ macro_rules! for_each_operator {
                 x: In, normalized: Ints, weight: OptIn, bias: OptIn, epsilon: f64, out: Out,
                 mean: OptOut, rstd: OptOut
             );
+
+            /// Attention, and each row's largest score and sum of exponentials, 8 times. Limits:
+            /// Atlas A2; at most 256 heads of at most 768 channels, those of v no more than q's;
+            /// `atten_mask` is true where hidden.
+            transformer fn flash_attention = FlashAttentionScore(
+                q: In, k: In, v: In, real_shift: OptIn, drop_mask: OptIn, padding_mask: OptIn,
+                atten_mask: OptIn, prefix: OptInts, scale: f64, keep: f64, pre_tokens: i64,
+                next_tokens: i64, heads: i64, layout: Text, inner_precise: i64, sparse_mode: i64,
+                softmax_max: Out, softmax_sum: Out, softmax_out: OptOut, out: Out
+            );
+            /// The gradients of q, k and v of attention. Limits: As the forward's; order of
+            /// additions not fixed by default.
+            transformer fn flash_attention_grad = FlashAttentionScoreGrad(
+                q: In, k: In, v: In, dy: In, pse_shift: OptIn, drop_mask: OptIn,
+                padding_mask: OptIn, atten_mask: OptIn, softmax_max: OptIn, softmax_sum: OptIn,
+                softmax_in: OptIn, out: In, prefix: OptInts, scale: f64, keep: f64,
+                pre_tokens: i64, next_tokens: i64, heads: i64, layout: Text, inner_precise: i64,
+                sparse_mode: i64, dq: Out, dk: Out, dv: Out, dpse: OptOut
+            );
+            /// Attention within packed sequences, given by running totals of their lengths. Limits:
+            /// As for one length; at most 2048 sequences; no row of `atten_mask` hides all.
+            transformer fn flash_attention_packed = FlashAttentionVarLenScore(
+                q: In, k: In, v: In, real_shift: OptIn, drop_mask: OptIn, padding_mask: OptIn,
+                atten_mask: OptIn, prefix: OptInts, q_ends: OptInts, k_ends: OptInts, scale: f64,
+                keep: f64, pre_tokens: i64, next_tokens: i64, heads: i64, layout: Text,
+                inner_precise: i64, sparse_mode: i64, softmax_max: Out, softmax_sum: Out,
+                softmax_out: OptOut, out: Out
+            );
+            /// Its gradients. Limits: As the forward's, but heads of at most 512 channels; order of
+            /// additions not fixed by default.
+            transformer fn flash_attention_packed_grad = FlashAttentionUnpaddingScoreGrad(
+                q: In, k: In, v: In, dy: In, pse_shift: OptIn, drop_mask: OptIn,
+                padding_mask: OptIn, atten_mask: OptIn, softmax_max: OptIn, softmax_sum: OptIn,
+                softmax_in: OptIn, out: In, prefix: OptInts, q_ends: OptInts, k_ends: OptInts,
+                scale: f64, keep: f64, pre_tokens: i64, next_tokens: i64, heads: i64, layout: Text,
+                inner_precise: i64, sparse_mode: i64, dq: Out, dk: Out, dv: Out, dpse: OptOut
+            );
         }
     };
 }
@@ -354,7 +391,8 @@ macro_rules! for_each_rotary_operator {
 }
 pub(crate) use for_each_rotary_operator;
 
-/// Calls `$then!` with the remaining tokens and the table of the operators that compute a whole part of a layer.
+/// Calls `$then!` with the remaining tokens and the table of the operators of training whose first
+/// phases the vendor's build generates, so that no published code checks their calls.
 macro_rules! for_each_fused_operator {
     ($then:ident $($head:tt)*) => {
         $then! {
@@ -366,42 +404,6 @@ macro_rules! for_each_fused_operator {
             /// without the axes of gamma.
             nn fn rms_norm_grad = RmsNormGrad(
                 dy: In, x: In, rstd: In, gamma: In, dx: Out, dgamma: Out
-            );
-            /// Attention, and each row's largest score and sum of exponentials, 8 times. Limits:
-            /// Atlas A2; at most 256 heads of at most 768 channels, those of v no more than q's;
-            /// `atten_mask` is true where hidden.
-            transformer fn flash_attention = FlashAttentionScore(
-                q: In, k: In, v: In, real_shift: OptIn, drop_mask: OptIn, padding_mask: OptIn,
-                atten_mask: OptIn, prefix: OptInts, scale: f64, keep: f64, pre_tokens: i64,
-                next_tokens: i64, heads: i64, layout: Text, inner_precise: i64, sparse_mode: i64,
-                softmax_max: Out, softmax_sum: Out, softmax_out: OptOut, out: Out
-            );
-            /// The gradients of q, k and v of attention. Limits: As the forward's; order of
-            /// additions not fixed by default.
-            transformer fn flash_attention_grad = FlashAttentionScoreGrad(
-                q: In, k: In, v: In, dy: In, pse_shift: OptIn, drop_mask: OptIn,
-                padding_mask: OptIn, atten_mask: OptIn, softmax_max: OptIn, softmax_sum: OptIn,
-                softmax_in: OptIn, out: In, prefix: OptInts, scale: f64, keep: f64,
-                pre_tokens: i64, next_tokens: i64, heads: i64, layout: Text, inner_precise: i64,
-                sparse_mode: i64, dq: Out, dk: Out, dv: Out, dpse: OptOut
-            );
-            /// Attention within packed sequences, given by running totals of their lengths. Limits:
-            /// As for one length; at most 2048 sequences; no row of `atten_mask` hides all.
-            transformer fn flash_attention_packed = FlashAttentionVarLenScore(
-                q: In, k: In, v: In, real_shift: OptIn, drop_mask: OptIn, padding_mask: OptIn,
-                atten_mask: OptIn, prefix: OptInts, q_ends: OptInts, k_ends: OptInts, scale: f64,
-                keep: f64, pre_tokens: i64, next_tokens: i64, heads: i64, layout: Text,
-                inner_precise: i64, sparse_mode: i64, softmax_max: Out, softmax_sum: Out,
-                softmax_out: OptOut, out: Out
-            );
-            /// Its gradients. Limits: As the forward's, but heads of at most 512 channels; order of
-            /// additions not fixed by default.
-            transformer fn flash_attention_packed_grad = FlashAttentionUnpaddingScoreGrad(
-                q: In, k: In, v: In, dy: In, pse_shift: OptIn, drop_mask: OptIn,
-                padding_mask: OptIn, atten_mask: OptIn, softmax_max: OptIn, softmax_sum: OptIn,
-                softmax_in: OptIn, out: In, prefix: OptInts, q_ends: OptInts, k_ends: OptInts,
-                scale: f64, keep: f64, pre_tokens: i64, next_tokens: i64, heads: i64, layout: Text,
-                inner_precise: i64, sparse_mode: i64, dq: Out, dk: Out, dv: Out, dpse: OptOut
             );
         }
     };
@@ -522,6 +524,6 @@ for_each_rotary_operator! {
 }
 for_each_fused_operator! {
     declare
-    /// The operators of whole parts of a layer. An installation may lack any of them.
+    /// Operators of training whose first phases are generated. An installation may lack any.
     AclFused
 }

@@ -40,7 +40,9 @@ const SEARCHED: [&str; 5] = [
 /// Of the operators' repositories: where first phases and what they call lie.
 const OPERATOR_FOLDERS: [&str; 2] = ["op_api", "common"];
 /// Folders that are left out wherever they lie.
-const LEFT_OUT: [&str; 9] = [
+const LEFT_OUT: [&str; 10] = [
+    // Copies of other repositories' functions that look for them in an installation.
+    "3rd",
     "tests",
     "test",
     "experimental",
@@ -115,7 +117,13 @@ const OWN_INCLUDES: [(&str, &[&str]); 3] = [
     ),
     (
         "ops-transformer",
-        &["common/include", "common/inc", "", "posembedding"],
+        &[
+            "common/include",
+            "common/include/external",
+            "common/inc",
+            "",
+            "posembedding",
+        ],
     ),
 ];
 /// As the vendor builds, without optimisation; its sources use extensions of g++. Without access

@@ -150,7 +150,9 @@ impl Argument {
                 let (dtype, value) = text.split_once(':')?;
                 Some(Self::Scalar(type_of(dtype)?, value.to_owned()))
             }
-            "Ints" => integers(text.strip_prefix('{')?.strip_suffix('}')?).map(Self::Ints),
+            "Ints" | "OptInts" => {
+                integers(text.strip_prefix('{')?.strip_suffix('}')?).map(Self::Ints)
+            }
             "Text" => Some(Self::Text(
                 text.strip_prefix('"')?.strip_suffix('"')?.to_owned(),
             )),

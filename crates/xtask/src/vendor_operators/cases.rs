@@ -19,6 +19,9 @@ struct Family {
     only: &'static [&'static str],
     /// Arguments as calls write them. `*` is a type that varies, `$` each of [`SHAPES`].
     examples: &'static [&'static str],
+    /// More examples: the first with these arguments, by parameter. What the operator has no
+    /// parameter for is left out; what stands for a tensor stands for its gradient, too.
+    changes: &'static [&'static str],
 }
 
 /// Shapes of each rank that a descriptor is asked with, and empty ones.
@@ -409,6 +412,190 @@ const FAMILIES: &[Family] = &[
             "*[2,3] {} *[3] *[3] 0.00001 *[2,3] *[2,1] *[2,1]",
         ],
     ),
+    attention(
+        "q k v real_shift drop_mask padding_mask atten_mask prefix scale keep pre_tokens \
+         next_tokens heads layout inner_precise sparse_mode softmax_max softmax_sum softmax_out out",
+        &[
+            "*[2,4,3,16] *[2,2,5,16] *[2,2,5,16] null null null bool[2,1,3,5] null 0.25 1 \
+             2147483647 2147483647 4 \"BNSD\" 0 1 f32[2,4,3,8] f32[2,4,3,8] null *[2,4,3,16]",
+        ],
+        ATTENTION,
+    ),
+    attention(
+        "q k v dy pse_shift drop_mask padding_mask atten_mask softmax_max softmax_sum softmax_in \
+         out prefix scale keep pre_tokens next_tokens heads layout inner_precise sparse_mode dq dk \
+         dv dpse",
+        &[
+            "*[2,4,3,16] *[2,2,5,16] *[2,2,5,16] *[2,4,3,16] null null null bool[2,1,3,5] \
+             f32[2,4,3,8] f32[2,4,3,8] null *[2,4,3,16] null 0.25 1 2147483647 2147483647 4 \
+             \"BNSD\" 0 1 *[2,4,3,16] *[2,2,5,16] *[2,2,5,16] null",
+        ],
+        ATTENTION,
+    ),
+    attention(
+        "q k v real_shift drop_mask padding_mask atten_mask prefix q_ends k_ends scale keep \
+         pre_tokens next_tokens heads layout inner_precise sparse_mode softmax_max softmax_sum \
+         softmax_out out",
+        &[
+            "*[6,4,16] *[8,2,16] *[8,2,16] null null null bool[2048,2048] null {2,6} {3,8} 0.25 1 \
+             2147483647 2147483647 4 \"TND\" 0 3 f32[6,4,8] f32[6,4,8] null *[6,4,16]",
+        ],
+        PACKED_ATTENTION,
+    ),
+    attention(
+        "q k v dy pse_shift drop_mask padding_mask atten_mask softmax_max softmax_sum softmax_in \
+         out prefix q_ends k_ends scale keep pre_tokens next_tokens heads layout inner_precise \
+         sparse_mode dq dk dv dpse",
+        &[
+            "*[6,4,16] *[8,2,16] *[8,2,16] *[6,4,16] null null null bool[2048,2048] f32[6,4,8] \
+             f32[6,4,8] null *[6,4,16] null {2,6} {3,8} 0.25 1 2147483647 2147483647 4 \"TND\" 0 3 \
+             *[6,4,16] *[8,2,16] *[8,2,16] null",
+        ],
+        PACKED_ATTENTION,
+    ),
+];
+
+/// Of attention: layouts, heads, channels, masks and their modes, statistics, and what is empty.
+const ATTENTION: &[&str] = &[
+    "layout=\"BSND\" q=*[2,3,4,16] k=*[2,5,2,16] v=*[2,5,2,16] out=*[2,3,4,16]",
+    "layout=\"BSND\" q=*[2,3,4,20] k=*[2,5,2,20] v=*[2,5,2,20] out=*[2,3,4,20]",
+    "layout=\"BSND\" q=*[2,3,4,72] k=*[2,5,4,72] v=*[2,5,4,72] out=*[2,3,4,72]",
+    // Rows of more than 65535 channels are transposed first.
+    "layout=\"BSND\" heads=256 q=*[1,3,256,272] k=*[1,5,256,272] v=*[1,5,256,272] \
+     out=*[1,3,256,272] softmax_max=f32[1,256,3,8] softmax_sum=f32[1,256,3,8]",
+    "layout=\"BSH\" q=*[2,3,64] k=*[2,5,32] v=*[2,5,32] out=*[2,3,64]",
+    "layout=\"SBH\" q=*[3,2,64] k=*[5,2,32] v=*[5,2,32] out=*[3,2,64]",
+    "layout=\"TND\" q=*[6,4,16] k=*[10,2,16] v=*[10,2,16] out=*[6,4,16] softmax_max=f32[6,4,8] \
+     softmax_sum=f32[6,4,8]",
+    "q=*[2,4,3,8] k=*[2,2,5,8] v=*[2,2,5,8] out=*[2,4,3,8]",
+    "q=*[2,4,3,20] k=*[2,2,5,20] v=*[2,2,5,20] out=*[2,4,3,20]",
+    "q=*[2,4,3,72] k=*[2,2,5,72] v=*[2,2,5,72] out=*[2,4,3,72]",
+    "q=*[2,4,3,80] k=*[2,2,5,80] v=*[2,2,5,80] out=*[2,4,3,80]",
+    "q=*[2,4,3,128] k=*[2,2,5,128] v=*[2,2,5,128] out=*[2,4,3,128]",
+    "q=*[2,4,3,192] k=*[2,2,5,192] v=*[2,2,5,128] out=*[2,4,3,128]",
+    "q=*[2,4,3,200] k=*[2,2,5,200] v=*[2,2,5,200] out=*[2,4,3,200]",
+    "q=*[2,4,3,768] k=*[2,2,5,768] v=*[2,2,5,768] out=*[2,4,3,768]",
+    "q=*[2,4,3,769] k=*[2,2,5,769] v=*[2,2,5,769] out=*[2,4,3,769]",
+    "v=*[2,2,5,8] out=*[2,4,3,8]",
+    "v=*[2,2,5,24] out=*[2,4,3,24]",
+    "k=*[2,2,5,8]",
+    "k=*[2,3,5,16] v=*[2,3,5,16]",
+    "k=*[2,8,5,16] v=*[2,8,5,16]",
+    "k=*[1,2,5,16] v=*[1,2,5,16]",
+    "v=*[2,2,6,16]",
+    "v=*[2,1,5,16]",
+    "heads=2",
+    "heads=8",
+    "heads=0",
+    "heads=-4",
+    "heads=257 q=*[2,257,3,16] k=*[2,257,5,16] v=*[2,257,5,16] out=*[2,257,3,16] \
+     softmax_max=f32[2,257,3,8] softmax_sum=f32[2,257,3,8]",
+    "q=*[0,4,3,16] k=*[0,2,5,16] v=*[0,2,5,16] out=*[0,4,3,16] softmax_max=f32[0,4,3,8] \
+     softmax_sum=f32[0,4,3,8]",
+    "q=*[2,4,0,16] out=*[2,4,0,16] softmax_max=f32[2,4,0,8] softmax_sum=f32[2,4,0,8]",
+    "k=*[2,2,0,16] v=*[2,2,0,16]",
+    "q=*[2,4,3,0] k=*[2,2,5,0] v=*[2,2,5,0] out=*[2,4,3,0]",
+    "k=*[2,0,5,16] v=*[2,0,5,16]",
+    "atten_mask=null sparse_mode=0",
+    "atten_mask=null sparse_mode=1",
+    "atten_mask=null sparse_mode=9",
+    "atten_mask=null sparse_mode=0 pre_tokens=-1 next_tokens=-1",
+    "atten_mask=bool[3,5] sparse_mode=0",
+    "atten_mask=bool[2,4,3,5] sparse_mode=0",
+    "atten_mask=bool[1,1,3,5]",
+    "atten_mask=u8[2,1,3,5]",
+    "atten_mask=*[2,1,3,5]",
+    "atten_mask=bool[2,3,3,5]",
+    "atten_mask=bool[5,3]",
+    "atten_mask=bool[3,5] sparse_mode=0 pre_tokens=-1 next_tokens=-1",
+    "atten_mask=bool[3,5] sparse_mode=0 pre_tokens=-5 next_tokens=5",
+    "atten_mask=bool[2048,2048] sparse_mode=2",
+    "atten_mask=bool[2048,2048] sparse_mode=3",
+    "atten_mask=bool[2048,2048] sparse_mode=4 pre_tokens=2 next_tokens=0",
+    "atten_mask=bool[2048,2048] sparse_mode=4 pre_tokens=-3 next_tokens=1",
+    "atten_mask=bool[1,1,2048,2048] sparse_mode=3",
+    "atten_mask=bool[3,5] sparse_mode=2",
+    "atten_mask=bool[3,5] sparse_mode=3",
+    "atten_mask=bool[3,5] sparse_mode=5 prefix={3,5}",
+    "atten_mask=bool[3072,2048] sparse_mode=6 prefix={3,5}",
+    "atten_mask=bool[2048,2048] sparse_mode=7",
+    "atten_mask=bool[2048,2048] sparse_mode=8",
+    "prefix={3,5}",
+    "real_shift=*[2,4,3,5] pse_shift=*[2,4,3,5]",
+    "real_shift=f32[2,4,3,5] pse_shift=f32[2,4,3,5]",
+    "drop_mask=u8[15] keep=0.5",
+    "keep=0",
+    "keep=1.5",
+    "padding_mask=*[2,1,3,5]",
+    "softmax_out=*[2,4,3,5] softmax_in=*[2,4,3,5] dpse=*[2,4,3,5]",
+    "softmax_max=f32[2,4,3] softmax_sum=f32[2,4,3]",
+    "softmax_max=*[2,4,3,8] softmax_sum=*[2,4,3,8]",
+    "softmax_max=null softmax_sum=null",
+    "out=*[2,4,3,8]",
+    "out=*[2,3,4,16]",
+    "inner_precise=2",
+];
+
+/// The same of packed sequences.
+const PACKED_ATTENTION: &[&str] = &[
+    "layout=\"BSND\" q=*[2,3,4,16] k=*[2,5,2,16] v=*[2,5,2,16] out=*[2,3,4,16] \
+     softmax_max=f32[2,4,3,8] softmax_sum=f32[2,4,3,8]",
+    "q=*[6,4,20] k=*[8,2,20] v=*[8,2,20] out=*[6,4,20]",
+    "q=*[6,4,72] k=*[8,2,72] v=*[8,2,72] out=*[6,4,72]",
+    "q=*[6,4,80] k=*[8,2,80] v=*[8,2,80] out=*[6,4,80]",
+    "q=*[6,4,100] k=*[8,2,100] v=*[8,2,100] out=*[6,4,100]",
+    "q=*[6,4,128] k=*[8,2,128] v=*[8,2,128] out=*[6,4,128]",
+    "q=*[6,4,192] k=*[8,2,192] v=*[8,2,128] out=*[6,4,128]",
+    "q=*[6,4,513] k=*[8,2,513] v=*[8,2,513] out=*[6,4,513]",
+    "q=*[6,4,769] k=*[8,2,769] v=*[8,2,769] out=*[6,4,769]",
+    "v=*[8,2,8] out=*[6,4,8]",
+    "v=*[8,2,24] out=*[6,4,24]",
+    "k=*[8,2,8]",
+    "k=*[8,3,16] v=*[8,3,16]",
+    "v=*[9,2,16]",
+    "heads=2",
+    "heads=8",
+    "heads=0",
+    "q_ends=null k_ends=null",
+    "q_ends=null",
+    "q_ends={6} k_ends={8}",
+    "q_ends={6} k_ends={3,8}",
+    "q_ends={} k_ends={}",
+    "q_ends={0,6} k_ends={3,8}",
+    "q_ends={6,2} k_ends={3,8}",
+    "q_ends={2,5} k_ends={3,8}",
+    "q_ends={2,7} k_ends={3,8}",
+    "q_ends={-2,6} k_ends={3,8}",
+    "q_ends={5,6} k_ends={3,8}",
+    "q=*[0,4,16] k=*[0,2,16] v=*[0,2,16] out=*[0,4,16] softmax_max=f32[0,4,8] \
+     softmax_sum=f32[0,4,8]",
+    "k=*[0,2,16] v=*[0,2,16] k_ends={0,0}",
+    "q=*[6,4,0] k=*[8,2,0] v=*[8,2,0] out=*[6,4,0]",
+    "k=*[8,0,16] v=*[8,0,16]",
+    "atten_mask=null sparse_mode=0",
+    "atten_mask=null sparse_mode=3",
+    "atten_mask=bool[4,5] sparse_mode=0",
+    "atten_mask=bool[4,5] sparse_mode=1",
+    "atten_mask=bool[2,1,4,5] sparse_mode=0",
+    "atten_mask=u8[2048,2048]",
+    "atten_mask=*[2048,2048]",
+    "atten_mask=bool[1024,1024]",
+    "sparse_mode=2",
+    "sparse_mode=4 pre_tokens=2 next_tokens=0",
+    "sparse_mode=6 prefix={3,5}",
+    "sparse_mode=7",
+    "sparse_mode=8",
+    "prefix={3,5}",
+    "real_shift=*[2,4,4,5] pse_shift=*[2,4,4,5]",
+    "real_shift=f32[2,4,4,5] pse_shift=f32[2,4,4,5]",
+    "drop_mask=u8[15] keep=0.5",
+    "padding_mask=*[6]",
+    "softmax_out=*[6] softmax_in=*[6] dpse=*[6]",
+    "softmax_max=f32[6,4] softmax_sum=f32[6,4]",
+    "softmax_max=*[6,4,8] softmax_sum=*[6,4,8]",
+    "softmax_max=null softmax_sum=null",
+    "out=*[6,4,8]",
+    "inner_precise=2",
 ];
 
 /// More axes that repeat than a kernel of the AI CPU takes.
@@ -427,6 +614,18 @@ const fn some(
         parameters,
         only,
         examples,
+        changes: &[],
+    }
+}
+
+const fn attention(
+    parameters: &'static str,
+    examples: &'static [&'static str],
+    changes: &'static [&'static str],
+) -> Family {
+    Family {
+        changes,
+        ..all(parameters, examples)
     }
 }
 
@@ -453,6 +652,16 @@ const LISTS: [&str; 12] = [
 ];
 const TEXTS: [&str; 6] = [
     "\"none\"", "\"tanh\"", "\"\"", "\"None\"", "\"erf\"", "\"mean\"",
+];
+const LAYOUTS: [&str; 8] = [
+    "\"BNSD\"",
+    "\"BSND\"",
+    "\"BSH\"",
+    "\"SBH\"",
+    "\"TND\"",
+    "\"bnsd\"",
+    "\"\"",
+    "\"BNSDH\"",
 ];
 const FLOATS: [&str; 11] = [
     "0",
@@ -556,7 +765,31 @@ fn examples(operator: &OperatorInfo) -> Result<Vec<String>> {
             vec![(*example).to_owned()]
         }
     };
-    Ok(family.examples.iter().flat_map(expand).collect())
+    let mut examples: Vec<String> = family.examples.iter().flat_map(expand).collect();
+    if let Some(first) = examples.first().cloned() {
+        let change = |change: &&str| changed(operator, &first, change);
+        examples.extend(family.changes.iter().map(change));
+    }
+    Ok(examples)
+}
+
+/// The example with some arguments replaced.
+fn changed(operator: &OperatorInfo, example: &str, change: &str) -> String {
+    let given: Vec<(&str, &str)> = change
+        .split_whitespace()
+        .filter_map(|word| word.split_once('='))
+        .collect();
+    let value_of = |name: &str| given.iter().find(|(given, _)| *given == name).map(|g| g.1);
+    let parameters = operator.parameters.iter().zip(example.split_whitespace());
+    let words = parameters.map(|((name, _), word)| {
+        let base = match *name {
+            "dy" => "out",
+            "dq" | "dk" | "dv" => &name[1..],
+            name => name,
+        };
+        value_of(name).or_else(|| value_of(base)).unwrap_or(word)
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// Every combination of types of up to three parameters; of more, every pair, from calls with one
@@ -635,7 +868,8 @@ fn changes(call: &Call, at: usize) -> Vec<Call> {
         "u64" => &COUNTS,
         "f32" | "f64" => &REALS,
         "bool" => &["0", "1"],
-        "Ints" => &LISTS,
+        "Ints" | "OptInts" => &LISTS,
+        "Text" if name == "layout" => &LAYOUTS,
         "Text" => &TEXTS,
         "DataType" => &["99", "-1"],
         _ => &[],

@@ -46,7 +46,11 @@ pub(super) fn definitions(source: &str) -> Vec<String> {
 }
 
 /// The name with the namespaces around it; none in an unnamed one, which nothing outside can name.
+/// With the linkage of C, namespaces do not count: a header may declare the function without them.
 fn qualified(scopes: &[Scope], name: &str) -> Option<String> {
+    if scopes.iter().any(|scope| matches!(scope, Scope::Linkage)) {
+        return Some(name.to_owned());
+    }
     let spaces = scopes.iter().filter_map(Scope::namespace);
     let path: Vec<&str> = spaces.chain([name]).collect();
     (!path.contains(&"")).then(|| path.join("::"))
@@ -231,14 +235,22 @@ void *op::Object::operator new(size_t bytes) { return Take(bytes); }
 namespace op::internal { bool Shape::Has(int i) const { return true; } }
 extern "C" { aclnnStatus aclnnAddGetWorkspaceSize(int a) { return 0; } }
 aclnnStatus aclnnAdd(void *w);
+extern "C" {
+namespace {
+const long most = 8;
+aclnnStatus aclnnFillGetWorkspaceSize(int a) { return 0; }
+}
+}
 "#;
         assert_eq!(
             definitions(source),
             [
                 "aclnnAddGetWorkspaceSize",
+                "aclnnFillGetWorkspaceSize",
                 "l0op::Add",
                 "l0op::Row::rows_",
                 "l0op::counts",
+                "most",
                 "op::Object::operator new",
                 "op::internal::Shape::Has"
             ]

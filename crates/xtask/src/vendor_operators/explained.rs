@@ -86,6 +86,13 @@ const STRIDED: &str = "a strided tensor, which the document does not tick for th
 const OWN_TYPES: &str = "a type that the document does not list";
 const CUBE: &str = "a cubeMathType that the document excludes";
 
+const ATTENTION: &[&str] = &[
+    "aclnnFlashAttentionScore",
+    "aclnnFlashAttentionScoreGrad",
+    "aclnnFlashAttentionUnpaddingScoreGrad",
+    "aclnnFlashAttentionVarLenScore",
+];
+
 /// The first row that fits explains a call. A row that explains none is an error.
 pub(super) const EXPLAINED: &[Explained] = &[
     stricter(
@@ -169,6 +176,10 @@ pub(super) const EXPLAINED: &[Explained] = &[
             "aclnnArgMax",
             "aclnnCumsum",
             "aclnnErf",
+            "aclnnFlashAttentionScore",
+            "aclnnFlashAttentionScoreGrad",
+            "aclnnFlashAttentionUnpaddingScoreGrad",
+            "aclnnFlashAttentionVarLenScore",
             "aclnnGeluBackwardV2",
             "aclnnInplaceNormal",
             "aclnnLogicalAnd",
@@ -280,4 +291,50 @@ pub(super) const EXPLAINED: &[Explained] = &[
         "should be same with output's shape",
         "an output of another shape than self, 161002 by the document",
     ),
+    stricter(
+        ATTENTION,
+        "tiling: ",
+        "what attention's tiling refuses, which runs on a device after the first phase",
+    ),
+    stricter(
+        ATTENTION,
+        "not modelled",
+        "what the simulator has not of attention: pse, dropout, padding masks, prefixes, BSH, SBH, \
+         and TND without lengths",
+    ),
+    stricter(
+        &["aclnnFlashAttentionScoreGrad"],
+        "inputLayout is",
+        "a layout that the document does not list; of longer names the code reads four letters",
+    ),
+    other_code(
+        &["aclnnFlashAttentionScoreGrad"],
+        "InferShape failed",
+        "an empty layout, 161002 by the document",
+    ),
+    other_code(
+        &["aclnnFlashAttentionVarLenScore"],
+        "should be same with output's shape",
+        "a value without an axis of channels, 161002 by the document; the code takes what lies in \
+         memory after its shape",
+    ),
+    Explained {
+        difference: Difference::VendorDies,
+        ..stricter(
+            &[
+                "aclnnFlashAttentionScoreGrad",
+                "aclnnFlashAttentionUnpaddingScoreGrad",
+            ],
+            "",
+            "a null layout, 161001 by the document, which the code reads",
+        )
+    },
+    Explained {
+        difference: Difference::VendorDies,
+        ..stricter(
+            &["aclnnFlashAttentionVarLenScore"],
+            "",
+            "no lengths, of which the code reads the first",
+        )
+    },
 ];

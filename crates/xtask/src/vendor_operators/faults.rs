@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::ask::ask;
 use super::build::{Builder, Library};
 use super::call::Call;
-use super::replay::{Recording, Refusal, recorded, refusals};
+use super::replay::{MODELS, Recording, Refusal, recorded, refusals};
 use super::{Result, Soc, VendorError, cannot_access};
 
 /// An expression of burn-ascend that another takes the place of.
@@ -22,17 +22,17 @@ struct Fault {
     file: &'static str,
     from: &'static str,
     to: &'static str,
-    /// The test that reaches it.
-    test: &'static str,
+    /// The test that reaches it: its target, and its name.
+    test: [&'static str; 2],
 }
 
-const FAULTS: [Fault; 9] = [
+const FAULTS: [Fault; 10] = [
     Fault {
         name: "type: a running sum in u32",
         file: "ops/reduce.rs",
         from: "ops.cumsum(x, axis as i64, data_type(dtype)?, out)",
         to: "ops.cumsum(x, axis as i64, rope_ascend::sys::aclDataType::UINT32, out)",
-        test: "ascend::float_reductions_f32",
+        test: ["backend", "ascend::float_reductions_f32"],
     },
     Fault {
         name: "type: slices named by floats",
@@ -40,56 +40,63 @@ const FAULTS: [Fault; 9] = [
         from: "ops.index_select(x, axis as i64, index, out)",
         to: "ops.index_select(x, axis as i64, rope_ascend::aclnn::View { dtype: rope_ascend::sys::aclDataType::FLOAT, \
              ..index }, out)",
-        test: "ascend::float_movement_f32",
+        test: ["backend", "ascend::float_movement_f32"],
     },
     Fault {
         name: "shape: a product's axis dropped from the call, not from the output",
         file: "ops/reduce.rs",
         from: "ops.prod_dim(x, axis as i64, true, data_type(dtype)?, out)",
         to: "ops.prod_dim(x, axis as i64, false, data_type(dtype)?, out)",
-        test: "ascend::float_reductions_f32",
+        test: ["backend", "ascend::float_reductions_f32"],
     },
     Fault {
         name: "shape: the factors of a matrix product swapped",
         file: "ops/matmul.rs",
         from: "ops.mm(x, y, out, CubeMath::KEEP_DTYPE)",
         to: "ops.mm(y, x, out, CubeMath::KEEP_DTYPE)",
-        test: "ascend::float_products_f32",
+        test: ["backend", "ascend::float_products_f32"],
     },
     Fault {
         name: "scalar: a factor of one half between integers",
         file: "ops/elementwise.rs",
         from: "ops.add(x, other, Number::Int(1), out)",
         to: "ops.add(x, other, Number::Float(0.5), out)",
-        test: "ascend::int_elementwise_i64",
+        test: ["backend", "ascend::int_elementwise_i64"],
     },
     Fault {
         name: "scalar: a probability of 2",
         file: "ops/movement.rs",
         from: "ops.bernoulli(out, Number::Float(probability), state.seed, state.offset)",
         to: "ops.bernoulli(out, Number::Float(2.0), state.seed, state.offset)",
-        test: "ascend::random_tensors",
+        test: ["backend", "ascend::random_tensors"],
     },
     Fault {
         name: "attribute: an axis that no tensor has",
         file: "ops/index.rs",
         from: "ops.gather(x, axis as i64, index, out)",
         to: "ops.gather(x, axis as i64 + 9, index, out)",
-        test: "ascend::float_movement_f32",
+        test: ["backend", "ascend::float_movement_f32"],
     },
     Fault {
         name: "attribute: a list with an axis that no tensor has",
         file: "ops/movement.rs",
         from: "ops.flip(x, &axes, out)",
         to: "ops.flip(x, &[9], out)",
-        test: "ascend::float_movement_f32",
+        test: ["backend", "ascend::float_movement_f32"],
     },
     Fault {
         name: "attribute: a word that the operator does not know",
         file: "ops/elementwise.rs",
         from: "ops.gelu_backward(grad, x, c\"none\", out)",
         to: "ops.gelu_backward(grad, x, c\"erf\", out)",
-        test: "ascend::activation_f32",
+        test: ["backend", "ascend::activation_f32"],
+    },
+    Fault {
+        name: "attribute: a head of attention more than its tensors have",
+        file: "attention.rs",
+        from: "heads as i64",
+        to: "heads as i64 + 1",
+        test: ["ascend_training", MODELS],
     },
 ];
 
@@ -204,7 +211,7 @@ fn rows(
     folder: &Path,
     mut each: impl FnMut(&FaultRow),
 ) -> Result<Vec<FaultRow>> {
-    let run = |test: &str, fault: Option<usize>| -> Result<Recording> {
+    let run = |[target, test]: [&str; 2], fault: Option<usize>| -> Result<Recording> {
         let file: PathBuf = builder.work.join("recorded-fault");
         let mut command = crate::cargo();
         command
@@ -215,10 +222,11 @@ fn rows(
                 "--locked",
                 "--workspace",
                 "--test",
-                "backend",
+                target,
                 "--",
+                "--exact",
+                test,
             ])
-            .args(["--exact", test])
             .env("CARGO_TARGET_DIR", builder.root.join("target"))
             .envs(fault.map(|index| (VARIABLE, index.to_string())));
         // With a fault, the test may fail.

@@ -24,7 +24,7 @@ struct Program {
 }
 
 /// The test that no operation of the models' steps goes to the host, with either rotation.
-const MODELS: &str = "no_step_of_the_models_of_transformers_leaves_the_ai_core";
+pub(super) const MODELS: &str = "no_step_of_the_models_of_transformers_leaves_the_ai_core";
 
 /// The folder of what programs write, below the tool's own.
 const OUT: &str = "OUT";
