@@ -23,6 +23,18 @@ pub enum AttentionError {
         /// Its size in `right`.
         right_size: usize,
     },
+    /// Two tensors whose shapes must agree.
+    #[error("{left} has shape {left_shape:?}, {right} has {right_shape:?}; they must agree")]
+    Shapes {
+        /// One of them.
+        left: &'static str,
+        /// The other.
+        right: &'static str,
+        /// The shape of `left`.
+        left_shape: Vec<usize>,
+        /// The shape of `right`.
+        right_shape: Vec<usize>,
+    },
     /// Query heads that cannot be shared out among the key heads.
     #[error(
         "q has {heads} heads, k and v have {kv_heads}; \

@@ -6,6 +6,7 @@ mod backward;
 pub mod blocks;
 pub mod composed;
 mod error;
+mod gate;
 mod loss;
 mod mask;
 pub mod norm;
@@ -16,6 +17,7 @@ pub use attention::Attention;
 #[cfg(feature = "remote-server")]
 pub use backends::remote;
 pub use error::{AttentionError, Result};
+pub use gate::{SwiGluOps, swiglu};
 pub use loss::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use mask::{AttentionMask, MaskRules, Pattern, Window};
 pub use norm::{RmsNormOps, rms_norm};

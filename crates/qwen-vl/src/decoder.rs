@@ -167,7 +167,7 @@ impl Layer {
         trace.record(|| format!("attn.{index}.out"), &attended);
         let hidden = hidden + attended;
         let normalised = rms_norm(&self.post_attention_layernorm, hidden.clone())?;
-        Ok(hidden + self.mlp.forward(normalised))
+        Ok(hidden + self.mlp.forward(normalised)?)
     }
 }
 

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{gelu, gelu_approximate, sigmoid, silu};
 use burn::tensor::{Device, Tensor};
-use burn_attention::Attention;
+use burn_attention::{Attention, swiglu};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
@@ -76,12 +76,17 @@ impl FeedForwardConfig {
 }
 
 impl FeedForward {
-    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let hidden = match &self.gate_proj {
-            Some(gate) => self.activation.apply(gate.forward(x.clone())) * self.up_proj.forward(x),
-            None => self.activation.apply(self.up_proj.forward(x)),
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
+        let hidden = match (&self.gate_proj, self.activation) {
+            (Some(gate), Activation::Silu) => {
+                swiglu(gate.forward(x.clone()), self.up_proj.forward(x))?
+            }
+            (Some(gate), activation) => {
+                activation.apply(gate.forward(x.clone())) * self.up_proj.forward(x)
+            }
+            (None, activation) => activation.apply(self.up_proj.forward(x)),
         };
-        self.down_proj.forward(hidden)
+        Ok(self.down_proj.forward(hidden))
     }
 }
 

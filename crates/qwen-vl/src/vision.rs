@@ -337,7 +337,7 @@ impl Block {
             .attn
             .forward(self.norm1.forward(hidden.clone())?, attention, angles)?;
         let hidden = hidden + attended;
-        Ok(hidden.clone() + self.mlp.forward(self.norm2.forward(hidden)?))
+        Ok(hidden.clone() + self.mlp.forward(self.norm2.forward(hidden)?)?)
     }
 }
 
@@ -412,6 +412,6 @@ impl Merger {
         } else {
             merge(self.norm.forward(hidden)?)
         };
-        Ok(self.mlp.forward(normalised))
+        self.mlp.forward(normalised)
     }
 }

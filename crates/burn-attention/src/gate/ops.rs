@@ -1,0 +1,55 @@
+//! The operation as backends see it.
+
+use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
+
+/// silu(gate) * up on a backend.
+///
+/// Both methods have a body of ordinary operations. The implementation for
+/// [`Autodiff`](burn::backend::Autodiff) adds the backward.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
+pub trait SwiGluOps: Backend {
+    /// The output, of the shape and type of both.
+    fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        forward::<Self>(gate, up)
+    }
+
+    /// The gradients of gate and up, from that of the output.
+    fn swiglu_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        // With s = sigmoid(gate): dup = gradient gate s, and
+        // dgate = gradient up (s + gate s (1 - s)) = gradient up (s + silu (1 - s)).
+        let s = Self::sigmoid(gate.clone());
+        let silu = Self::float_mul(gate, s.clone());
+        let dup = Self::float_mul(gradient.clone(), silu.clone());
+        let rest = Self::float_add_scalar(Self::float_neg(s.clone()), 1.0.into());
+        let slope = Self::float_add(s, Self::float_mul(silu, rest));
+        let dgate = Self::float_mul(Self::float_mul(gradient, up), slope);
+        (dgate, dup)
+    }
+}
+
+/// As [`SwiGluOps::swiglu_forward`].
+pub(super) fn forward<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> FloatTensor<B> {
+    let silu = B::float_mul(gate.clone(), B::sigmoid(gate));
+    B::float_mul(silu, up)
+}
+
+/// Ordinary operations.
+#[cfg(feature = "flex")]
+impl SwiGluOps for burn::backend::Flex {}
+
+/// Ordinary operations.
+#[cfg(feature = "cube")]
+impl SwiGluOps for burn::backend::Cube {}
+
+/// Ordinary operations, each sent by itself: their tensors stay on the device.
+#[cfg(feature = "remote")]
+impl SwiGluOps for burn::backend::Remote {}
