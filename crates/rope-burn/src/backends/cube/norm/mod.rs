@@ -34,9 +34,7 @@ impl NormRotaryOps for CubeBackend {
         let rotary = op.rotary(Direction::Forward);
         checked(rotary.check(&x, None, &angles));
         checked(op.check_weight("the weight", &weight, &x));
-        forward(x, weight, angles, &op, &rotary).unwrap_or_else(|[x, weight, angles]| {
-            composed::norm_rotate::<Self>(x, weight, angles, op, Self::rotary_single)
-        })
+        forward(x, weight, angles, op, &rotary)
     }
 
     fn norm_rotary_backward(
@@ -49,12 +47,7 @@ impl NormRotaryOps for CubeBackend {
         let rotary = op.rotary(Direction::Forward);
         checked(rotary.check(&x, Some(&gradient), &angles));
         checked(op.check_weight("the weight", &weight, &x));
-        backward(x, weight, angles, gradient, &op, &rotary).unwrap_or_else(
-            |[x, weight, angles, gradient]| {
-                let rotate = Self::rotary_single;
-                composed::norm_rotate_backward::<Self>(x, weight, angles, gradient, op, rotate)
-            },
-        )
+        backward(x, weight, angles, gradient, op, &rotary)
     }
 }
 
@@ -155,20 +148,24 @@ impl Teams {
     }
 }
 
-/// The normalised and rotated x, or the tensors if there is no kernel for them.
+/// Composed where there is no kernel.
 fn forward(
     x: CubeTensor,
     weight: CubeTensor,
     angles: CubeTensor,
-    op: &NormRotaryOp,
+    op: NormRotaryOp,
     rotary: &RotaryOp,
-) -> Result<CubeTensor, [CubeTensor; 3]> {
+) -> CubeTensor {
+    let composed = |x, weight, angles| {
+        let rotate = CubeBackend::rotary_single;
+        composed::norm_rotate::<CubeBackend>(x, weight, angles, op, rotate)
+    };
     let (client, dtype) = (x.client.clone(), x.dtype);
     let Some(types) = types(&client, dtype) else {
-        return Err([x, weight, angles]);
+        return composed(x, weight, angles);
     };
     if x.meta.num_elements() == 0 {
-        return Ok(x);
+        return x;
     }
     x.assert_is_on_same_device(&angles);
     x.assert_is_on_same_device(&weight);
@@ -176,9 +173,9 @@ fn forward(
     let placed = Placed::new(x, rotary);
     let n = vector_size(&client, dtype, rotary, true, |n| placed.is_vectors_of(n));
     let angle_rows = angles.meta.shape()[0];
-    let teams = Teams::new(&client, &placed.from, op, rotary, n, angle_rows, types[1]);
+    let teams = Teams::new(&client, &placed.from, &op, rotary, n, angle_rows, types[1]);
     let Some(teams) = teams else {
-        return Err([placed.source, weight, angles]);
+        return composed(placed.source, weight, angles);
     };
     let w = angle_width(&client, n, &angles, Some(&weight));
     let mut tensors = vec![&weight, &angles, &placed.source];
@@ -208,22 +205,25 @@ fn forward(
             types,
         );
     }
-    Ok(placed.into_output())
+    placed.into_output()
 }
 
-/// The gradients of x and of the weight, or the tensors if there is no kernel for them.
+/// Composed where there is no kernel.
 fn backward(
     x: CubeTensor,
     weight: CubeTensor,
     angles: CubeTensor,
     gradient: CubeTensor,
-    op: &NormRotaryOp,
+    op: NormRotaryOp,
     rotary: &RotaryOp,
-) -> Result<(CubeTensor, CubeTensor), [CubeTensor; 4]> {
+) -> (CubeTensor, CubeTensor) {
+    let composed = |x, weight, angles, gradient| {
+        let rotate = CubeBackend::rotary_single;
+        composed::norm_rotate_backward::<CubeBackend>(x, weight, angles, gradient, op, rotate)
+    };
     let (client, dtype) = (x.client.clone(), x.dtype);
-    let all = |x, gradient| Err([x, weight.clone(), angles.clone(), gradient]);
     let Some(types) = types(&client, dtype).filter(|_| x.meta.num_elements() > 0) else {
-        return all(x, gradient);
+        return composed(x, weight, angles, gradient);
     };
     for other in [&weight, &angles, &gradient] {
         x.assert_is_on_same_device(other);
@@ -234,9 +234,9 @@ fn backward(
         placed.is_vectors_of(n) && is_vectors_of(&x, &x_layout, n)
     });
     let angle_rows = angles.meta.shape()[0];
-    let teams = Teams::new(&client, &placed.from, op, rotary, n, angle_rows, types[1]);
+    let teams = Teams::new(&client, &placed.from, &op, rotary, n, angle_rows, types[1]);
     let Some(teams) = teams else {
-        return all(x, placed.source);
+        return composed(x, weight, angles, placed.source);
     };
     let (weight, angles) = (into_contiguous(weight), rows(angles));
     let w = angle_width(&client, n, &angles, Some(&weight));
@@ -282,5 +282,5 @@ fn backward(
         add(sums, &added, types[1]);
         sums = added;
     }
-    Ok((placed.into_output(), sums))
+    (placed.into_output(), sums)
 }
