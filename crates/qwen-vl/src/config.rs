@@ -1,5 +1,6 @@
 //! The contents of a `config.json`, and the differences between the families.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use rope_burn::Implementation;
@@ -12,6 +13,15 @@ use serde_json::Value;
 use crate::error::{QwenVlError, Result};
 use crate::layers::Activation;
 use crate::names::{self, Names};
+
+/// The layers or blocks of a model, and any other size, so that a wrong number is an error rather
+/// than a panic or gigabytes.
+const LAYERS: Range = (1..=65_536, "1 to 65536");
+const SIZE: Range = (1..=1 << 24, "1 to 16777216");
+/// Of colours, frames, rows and columns of a patch: their product is a `usize`.
+const OF_PATCH: Range = (1..=4096, "1 to 4096");
+/// What is allowed, and how messages say it.
+type Range = (RangeInclusive<usize>, &'static str);
 
 /// The differences between the families that their configurations do not state.
 #[derive(Debug)]
@@ -298,6 +308,42 @@ impl QwenVlConfig {
     /// Checks that the sizes fit together.
     pub(crate) fn check(&self) -> Result<()> {
         let (text, vision) = (&self.text, &self.vision);
+        let grid = vision
+            .position_grid
+            .map_or(1, |side| side.saturating_mul(side));
+        for (key, found, (allowed, expected)) in [
+            ("vocab_size", text.vocab_size, SIZE),
+            ("hidden_size", text.hidden_size, SIZE),
+            ("intermediate_size", text.intermediate_size, SIZE),
+            ("num_hidden_layers", text.layers, LAYERS),
+            ("num_attention_heads", text.heads, SIZE),
+            ("vision depth", vision.depth, LAYERS),
+            ("vision hidden_size", vision.hidden_size, SIZE),
+            ("vision intermediate_size", vision.intermediate_size, SIZE),
+            ("num_heads", vision.heads, SIZE),
+            ("in_channels", vision.patch[0], OF_PATCH),
+            ("temporal_patch_size", vision.patch[1], OF_PATCH),
+            ("patch_size", vision.patch[2], OF_PATCH),
+            ("spatial_merge_size", vision.spatial_merge, OF_PATCH),
+            ("num_position_embeddings", grid, SIZE),
+        ] {
+            if !allowed.contains(&found) {
+                let found = found.to_string();
+                return Err(QwenVlError::Unsupported {
+                    key,
+                    found,
+                    expected,
+                });
+            }
+        }
+        let eps = text.rms_norm_eps;
+        if !(eps.is_finite() && eps > 0.0) {
+            return Err(QwenVlError::Unsupported {
+                key: "rms_norm_eps",
+                found: eps.to_string(),
+                expected: "a finite number above 0",
+            });
+        }
         let divides = |left: (_, usize), right: (_, usize), rule| {
             if right.1 > 0 && left.1.is_multiple_of(right.1) {
                 Ok(())

@@ -896,6 +896,23 @@ fn wrong_configurations_have_their_own_errors() {
             three("/vision_config/num_position_embeddings", json!(35)),
             "num_position_embeddings",
         ),
+        (
+            two("/vision_config/depth", json!(1_u64 << 62)),
+            "vision depth",
+        ),
+        (two("/text_config/rms_norm_eps", json!(0)), "rms_norm_eps"),
+        (
+            three("/text_config/rms_norm_eps", json!(-1e-6)),
+            "rms_norm_eps",
+        ),
+        (
+            two("/text_config/vocab_size", json!(u64::MAX)),
+            "vocab_size",
+        ),
+        (
+            three("/vision_config/patch_size", json!(1_u64 << 32)),
+            "patch_size",
+        ),
     ] {
         assert!(
             matches!(&error, QwenVlError::Unsupported { key, .. } if *key == what),
@@ -934,6 +951,62 @@ fn wrong_configurations_have_their_own_errors() {
         json!([4, 6, 5]),
     );
     assert!(matches!(error, QwenVlError::Rope(_)), "{error}");
+}
+
+/// Each value of each configuration in turn becomes each of these: an error or a configuration,
+/// never a panic.
+#[test]
+fn no_value_of_a_configuration_ends_the_program() {
+    let values = [
+        json!(null),
+        json!(true),
+        json!(0),
+        json!(-1),
+        json!(1),
+        json!(1_u64 << 32),
+        json!(1_u64 << 62),
+        json!(u64::MAX),
+        json!(1e-320),
+        json!(1e300),
+        json!("x"),
+        json!([]),
+        json!([0, u64::MAX]),
+        json!({}),
+    ];
+    let (mut read, mut refused) = (0, 0);
+    for name in FOLDERS {
+        let text = std::fs::read_to_string(folder(name).join("config.json")).expect("reads");
+        let config: Value = serde_json::from_str(&text).expect("JSON");
+        let mut paths = Vec::new();
+        pointers(&config, String::new(), &mut paths);
+        for path in paths {
+            for value in &values {
+                let mut config = config.clone();
+                *config.pointer_mut(&path).expect("one of its own") = value.clone();
+                match QwenVlConfig::from_hf_config(&config.to_string()) {
+                    Ok(_) => read += 1,
+                    Err(_) => refused += 1,
+                }
+            }
+        }
+    }
+    assert!(
+        read > 500 && refused > 500,
+        "{read} read, {refused} refused"
+    );
+}
+
+/// The JSON pointers of all values in a value.
+fn pointers(value: &Value, at: String, found: &mut Vec<String>) {
+    let children: Vec<(String, &Value)> = match value {
+        Value::Object(of) => of.iter().map(|(key, value)| (key.clone(), value)).collect(),
+        Value::Array(of) => (0..).map(|i: usize| i.to_string()).zip(of).collect(),
+        _ => Vec::new(),
+    };
+    for (key, child) in children {
+        pointers(child, format!("{at}/{key}"), found);
+    }
+    found.push(at);
 }
 
 /// Transformers 4: the decoder's keys at the top, other names in the tower.
