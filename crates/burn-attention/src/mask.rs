@@ -80,6 +80,15 @@ pub(crate) struct Run {
 
 #[cfg(feature = "remote")]
 impl Run {
+    /// The first key of its query at an index, and the one after its last.
+    fn ends(&self, query: usize) -> [u128; 2] {
+        let both = [
+            (self.start, self.start_advances),
+            (self.end, self.end_advances),
+        ];
+        both.map(|(key, advances)| key as u128 + if advances { query as u128 } else { 0 })
+    }
+
     /// The span of its query at an index.
     fn span(&self, query: usize) -> Span {
         let advanced = |key: usize, advances: bool| (key + query * usize::from(advances)) as u32;
@@ -129,8 +138,7 @@ impl AttentionMask {
     pub(crate) fn of_runs(keys: usize, runs: &[Run], attended: Vec<bool>) -> Result<Self> {
         let mut spans = Vec::new();
         for run in runs {
-            let last = run.span(run.queries.saturating_sub(1));
-            let wrong = |what, expected: String, found: u32| {
+            let wrong = |what, expected: String, found: u128| {
                 let found = found.to_string();
                 AttentionError::Wire {
                     what,
@@ -138,14 +146,16 @@ impl AttentionMask {
                     found,
                 }
             };
-            if last.end as usize > keys || run.end > keys {
-                let most = format!("at most {keys} keys");
-                return Err(wrong("the end of a run", most, last.end));
-            }
-            for span in [run.span(0), last] {
-                if span.start > span.end {
-                    let most = format!("at most its end, {}", span.end);
-                    return Err(wrong("the first key of a run", most, span.start));
+            // What lies between the first query's span and the last one's is between them.
+            for query in [0, run.queries.saturating_sub(1)] {
+                let [start, end] = run.ends(query);
+                if end > keys as u128 {
+                    let most = format!("at most {keys} keys");
+                    return Err(wrong("the end of a run", most, end));
+                }
+                if start > end {
+                    let most = format!("at most its end, {end}");
+                    return Err(wrong("the first key of a run", most, start));
                 }
             }
             spans.extend((0..run.queries).map(|query| run.span(query)));

@@ -16,6 +16,11 @@ use crate::ops::{AttentionOp, AttentionOps, Bias, Kept, Method, accumulator};
 /// version.
 const VERSION: u64 = 1;
 
+/// The most queries, keys and padding flags of a mask that is read: tensors without elements may
+/// state any sizes.
+const MOST_TOKENS: usize = 1 << 26;
+const MOST_FLAGS: usize = 1 << 30;
+
 /// The custom operations.
 const FORWARD: &str = "attention.forward";
 const BACKWARD: &str = "attention.backward";
@@ -81,34 +86,55 @@ fn alternating(flags: &[bool]) -> Vec<u64> {
     lengths
 }
 
-/// The inverse of [`encode`].
+/// The sizes of the tensors that a call came with, which bound what its numbers may ask for.
+#[derive(Clone, Copy, Debug)]
 #[cfg_attr(
     not(feature = "remote-server"),
     allow(dead_code, reason = "a client only encodes")
 )]
-fn decode(scalars: &[ScalarIr]) -> Result<Call> {
+struct Came {
+    batch: usize,
+    queries: usize,
+    keys: usize,
+}
+
+/// The inverse of [`encode`].
+///
+/// # Errors
+/// [`AttentionError::Wire`](crate::AttentionError::Wire) for other numbers, and for a mask of more
+/// queries, keys or samples than came: nothing larger than the tensors is allocated.
+#[cfg_attr(
+    not(feature = "remote-server"),
+    allow(dead_code, reason = "a client only encodes")
+)]
+fn decode(scalars: &[ScalarIr], came: Came) -> Result<Call> {
     let mut reader = Reader::new(scalars, VERSION)?;
     let scale = f64::from_bits(reader.number("the scale", u64::MAX)?);
     let method = reader.number("the method", 2)?;
     let scores = reader.number("the scores of a block", u64::MAX)? as usize;
     let biased = reader.flag("the bias")?;
     let bias_wanted = reader.flag("the gradient of the bias")?;
-    let keys = reader.size("the keys")?;
-    let count = reader.size("the runs of queries")?;
+    let keys = reader.size("the keys", came.keys.min(MOST_TOKENS))?;
+    let mut left = came.queries.min(MOST_TOKENS);
+    let count = reader.size("the runs of queries", left)?;
     let mut runs = Vec::new();
     for _ in 0..count {
-        runs.push(Run {
-            queries: reader.size("the queries of a run")?,
-            start: reader.size("the first key of a run")?,
-            end: reader.size("the end of a run")?,
+        let run = Run {
+            queries: reader.size("the queries of a run", left)?,
+            start: reader.size("the first key of a run", keys)?,
+            end: reader.size("the end of a run", keys)?,
             start_advances: reader.flag("whether the first key advances")?,
             end_advances: reader.flag("whether the end advances")?,
-        });
+        };
+        left -= run.queries;
+        runs.push(run);
     }
-    let count = reader.size("the runs of padding")?;
+    let mut left = came.batch.saturating_mul(keys).min(MOST_FLAGS);
+    let count = reader.size("the runs of padding", left.saturating_add(1))?;
     let mut attended = Vec::new();
     for index in 0..count {
-        let length = reader.size("a run of padding")?;
+        let length = reader.size("a run of padding", left)?;
+        left -= length;
         attended.resize(attended.len() + length, index % 2 == 0);
     }
     reader.end()?;
@@ -198,11 +224,12 @@ impl AttentionOps for Remote {
 
 #[cfg(feature = "remote-server")]
 mod server {
-    use burn::backend::ir::BackendIr;
+    use burn::backend::ir::{BackendIr, CustomOpIr, HandleContainer};
     use burn_remote::server::BackendServer;
 
     use super::*;
     use crate::backends::remote::wire::server::{numbers, tensors, write};
+    use crate::error::AttentionError;
 
     /// Lets a server attend by its backend.
     pub(crate) fn register<B: BackendIr + AttentionOps>(
@@ -210,20 +237,18 @@ mod server {
     ) -> BackendServer<B> {
         server
             .with_custom_op(FORWARD, |handles, ir, _| {
-                let call = numbers(ir, decode);
-                let ([q, k, v], bias) = tensors::<B, 3>(handles, ir, call.biased);
-                let (out, sums) = B::attention_forward(q, k, v, bias.into(), call.op);
+                let (call, [q, k, v], bias) = read::<B, 3>(handles, ir);
+                let (out, sums) = B::attention_forward(q, k, v, bias, call.op);
                 write::<B>(handles, ir, [out, sums]);
             })
             .with_custom_op(BACKWARD, |handles, ir, _| {
-                let call = numbers(ir, decode);
-                let (tensors, bias) = tensors::<B, 6>(handles, ir, call.biased);
+                let (call, tensors, bias) = read::<B, 6>(handles, ir);
                 let [q, k, v, out, log_sum_exp, gradient] = tensors;
                 let kept = Kept {
                     q,
                     k,
                     v,
-                    bias: bias.into(),
+                    bias,
                     out,
                     log_sum_exp,
                 };
@@ -231,6 +256,48 @@ mod server {
                     B::attention_backward(kept, gradient, call.bias_wanted, call.op);
                 write::<B>(handles, ir, [dq, dk, dv].into_iter().chain(dbias));
             })
+    }
+
+    /// What an operation is called with: its first `N` tensors, and the bias.
+    fn read<B: BackendIr, const N: usize>(
+        handles: &mut HandleContainer<B::Handle>,
+        ir: &CustomOpIr,
+    ) -> (Call, [FloatTensor<B>; N], Bias<B>) {
+        let (first, bias) = tensors::<B, N>(handles, ir, ir.inputs.len() > N);
+        let [q, k, v] = [0, 1, 2].map(|index| &first[index]);
+        let call = numbers(ir, |scalars| {
+            let [batch, _, queries, _] = sizes("q", q)?;
+            let [_, _, keys, _] = sizes("k", k)?;
+            sizes("v", v)?;
+            let came = Came {
+                batch,
+                queries,
+                keys,
+            };
+            let call = decode(scalars, came)?;
+            if call.biased != bias.is_some() {
+                return Err(AttentionError::Wire {
+                    what: "the number of tensors",
+                    expected: (N + usize::from(call.biased)).to_string(),
+                    found: ir.inputs.len().to_string(),
+                });
+            }
+            call.op.check(q, k, v, bias.as_ref())?;
+            Ok(call)
+        });
+        (call, first, bias.into())
+    }
+
+    fn sizes(what: &'static str, tensor: &impl TensorMetadata) -> Result<[usize; 4]> {
+        let shape = tensor.shape();
+        match shape[..] {
+            [batch, heads, tokens, dim] => Ok([batch, heads, tokens, dim]),
+            _ => Err(AttentionError::Wire {
+                what,
+                expected: "4 dimensions".to_owned(),
+                found: shape.to_string(),
+            }),
+        }
     }
 }
 
@@ -252,6 +319,14 @@ mod tests {
             },
             biased: true,
             bias_wanted: false,
+        }
+    }
+
+    fn came([batch, queries, keys]: [usize; 3]) -> Came {
+        Came {
+            batch,
+            queries,
+            keys,
         }
     }
 
@@ -298,7 +373,7 @@ mod tests {
         ] {
             for method in [Method::Fused, Method::Blocks { scores: 1 << 40 }] {
                 let sent = call(&rules, [2, 5, 5], method);
-                let found = decode(&scalars(encode(&sent))).expect("reads");
+                let found = decode(&scalars(encode(&sent)), came([2, 5, 5])).expect("reads");
                 assert_eq!(found.op.mask, sent.op.mask);
                 assert_eq!((found.op.scale, found.op.method), (0.125, method));
                 assert!(found.biased && !found.bias_wanted);
@@ -315,15 +390,92 @@ mod tests {
         let refused = |index: usize, number: u64, part: &str| {
             let mut foreign = valid.clone();
             foreign[index] = ScalarIr::UInt(number);
-            let error = decode(&foreign).expect_err(part).to_string();
+            let error = decode(&foreign, came([1, 4, 4])).expect_err(part);
+            let error = error.to_string();
             assert!(error.contains(part), "{part} is not in {error}");
         };
         refused(0, 2, "the version");
         refused(2, 3, "the method");
+        refused(6, 5, "the keys");
         refused(6, 3, "the end of a run");
+        // No more is allocated than the tensors have.
+        refused(7, u64::MAX, "the runs of queries");
+        refused(8, 5, "the queries of a run");
+        refused(8, u64::from(u32::MAX), "the queries of a run");
+        refused(13, 6, "the runs of padding");
         refused(9, 5, "the first key of a run");
         refused(13, 1, "a run of padding");
-        assert!(decode(&valid[..9]).is_err() && decode(&[]).is_err());
-        assert!(decode(&[&valid[..], &valid[..1]].concat()).is_err());
+        for others in [&valid[..9], &[], &[&valid[..], &valid[..1]].concat()] {
+            assert!(decode(others, came([1, 4, 4])).is_err());
+        }
+    }
+
+    /// Numbers of real calls, some of them others: refused, or a mask within the tensors that reads
+    /// back as itself.
+    #[test]
+    fn damaged_numbers_are_refused_or_make_a_mask_within_the_tensors() {
+        let padding = [true, false, true, true, true, true, true, false];
+        let rules = [
+            CAUSAL,
+            MaskRules {
+                window: Some(Window {
+                    before: 1,
+                    after: 1,
+                }),
+                ..MaskRules::default()
+            },
+            MaskRules {
+                cu_seqlens: Some(&[0, 1, 4]),
+                attended: Some(&padding),
+                ..CAUSAL
+            },
+        ];
+        let mut state = 1_u64;
+        let mut random = |limit: u64| {
+            // The generator of Steele, Lea and Flood 2014, SplitMix.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (z ^ (z >> 31)) % limit
+        };
+        let sizes = [2, 4, 4];
+        let (mut read, mut refused) = (0, 0);
+        for _ in 0..200_000 {
+            let rules = &rules[random(3) as usize];
+            let mut numbers = scalars(encode(&call(rules, sizes, Method::Fused)));
+            for _ in 0..=random(3) {
+                let at = random(numbers.len() as u64) as usize;
+                match random(8) {
+                    0 => numbers.truncate(at + 1),
+                    1 => numbers.push(ScalarIr::UInt(random(6))),
+                    2 => numbers[at] = ScalarIr::Float(1.0),
+                    3 => numbers[at] = ScalarIr::UInt(u64::MAX >> random(64)),
+                    _ => numbers[at] = ScalarIr::UInt(random(6)),
+                }
+            }
+            let Ok(found) = decode(&numbers, came(sizes)) else {
+                refused += 1;
+                continue;
+            };
+            read += 1;
+            let mask = &found.op.mask;
+            assert!(mask.keys() <= 4 && mask.queries() <= 4, "{numbers:?}");
+            assert!(mask.padding().is_none_or(|flags| flags.len() <= 8));
+            for query in 0..mask.queries() {
+                let span = mask.span(query);
+                assert!(
+                    span.start <= span.end && span.end <= mask.keys(),
+                    "{numbers:?}"
+                );
+            }
+            let again =
+                decode(&scalars(encode(&found)), came(sizes)).expect("what was read is written");
+            assert_eq!(again.op.mask, found.op.mask, "{numbers:?}");
+        }
+        assert!(
+            read > 1000 && refused > 1000,
+            "{read} read, {refused} refused"
+        );
     }
 }

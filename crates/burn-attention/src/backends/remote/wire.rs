@@ -70,9 +70,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn size(&mut self, what: &'static str) -> Result<usize> {
-        // Spans are held in 32 bits.
-        Ok(self.number(what, u64::from(u32::MAX))? as usize)
+    pub(super) fn size(&mut self, what: &'static str, most: usize) -> Result<usize> {
+        Ok(self.number(what, most as u64)? as usize)
     }
 
     pub(super) fn flag(&mut self, what: &'static str) -> Result<bool> {
@@ -112,7 +111,7 @@ pub(super) mod server {
 
     /// What an operation is called with, as `decode` reads its numbers: how many tensors it has is
     /// for the caller to compare.
-    pub(crate) fn numbers<C>(ir: &CustomOpIr, decode: fn(&[ScalarIr]) -> Result<C>) -> C {
+    pub(crate) fn numbers<C>(ir: &CustomOpIr, decode: impl FnOnce(&[ScalarIr]) -> Result<C>) -> C {
         // How an operation fails in burn-remote: the session ends, and the client's next read is an
         // error.
         decode(&ir.scalars).unwrap_or_else(|error| panic!("{}: {error}", ir.id))
