@@ -1,7 +1,8 @@
 //! The program as a user runs it.
 
-use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -97,6 +98,181 @@ fn a_new_run_leaves_the_earlier_checkpoint_until_its_own_is_whole() {
             "{said}"
         );
         assert_eq!(checkpoints(), [format!("checkpoint-00000{steps}")]);
+    }
+}
+
+const STEPS: &str =
+    "train --json --steps 6 --checkpoint-every 3 --batch 2 --test-questions 2 --out";
+const FILES: [&str; 3] = ["model.bpk", "optimizer.bpk", "run.json"];
+const PARTIAL: &str = "mrope-checkpoint.partial";
+const REPLACED: &str = "mrope-checkpoint.replaced";
+
+fn copy(from: &Path, to: &Path, files: &[&str]) {
+    std::fs::create_dir_all(to).expect("creates");
+    for file in files {
+        std::fs::copy(from.join(file), to.join(file)).expect("copies");
+    }
+}
+
+/// The losses of a run that continues what is in a folder, which it leaves with one checkpoint.
+fn resumed(out: &Path, state: &str) -> Value {
+    let path = out.to_str().expect("UTF-8");
+    let options: Vec<&str> = STEPS.split(' ').chain([path, "--resume"]).collect();
+    let run = mrope(&options);
+    assert!(run.status.success(), "{state}: {}", text(&run.stderr));
+    assert!(out.join("checkpoint-000006").is_dir(), "{state}");
+    for gone in ["checkpoint-000003", PARTIAL, REPLACED] {
+        assert!(!out.join(gone).exists(), "{state}: {gone}");
+    }
+    let report: Value = serde_json::from_slice(&run.stdout).expect("one object");
+    report["losses"].clone()
+}
+
+/// Two checkpoints of one run, after 3 steps and after 6, and the losses of all steps. The earlier
+/// one is left by a run that was killed.
+fn two_checkpoints(name: &str) -> ([PathBuf; 2], Value) {
+    let (whole, killed) = (
+        folder(&format!("{name}-whole")),
+        folder(&format!("{name}-killed")),
+    );
+    let options = |out: &Path| -> Vec<String> {
+        let words = STEPS.split(' ').map(str::to_owned);
+        words.chain([out.display().to_string()]).collect()
+    };
+    let run = Command::new(env!("CARGO_BIN_EXE_mrope"))
+        .args(options(&whole))
+        .output()
+        .expect("the program starts");
+    let report: Value = serde_json::from_slice(&run.stdout).expect("one object");
+    let earlier = killed.join("checkpoint-000003");
+    for _ in 0..20 {
+        std::fs::remove_dir_all(&killed).ok();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_mrope"))
+            .args(options(&killed))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program starts");
+        while !earlier.is_dir() && child.try_wait().expect("it started").is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().ok();
+        child.wait().expect("it ends");
+        if earlier.is_dir() {
+            return (
+                [earlier, whole.join("checkpoint-000006")],
+                report["losses"].clone(),
+            );
+        }
+    }
+    panic!("every run ended before it was killed");
+}
+
+/// Every state of the folder that a kill can leave, from the first byte that is written to the last
+/// file that is removed.
+#[test]
+fn a_run_that_is_killed_while_it_saves_continues_with_the_same_numbers() {
+    let ([earlier, later], losses) = two_checkpoints("states");
+    let mut states: Vec<(String, PathBuf)> = Vec::new();
+    let mut state = |label: String, make: &dyn Fn(&Path)| {
+        let out = folder(&format!("state-{}", states.len()));
+        make(&out);
+        states.push((label, out));
+    };
+    for (count, file) in FILES.iter().enumerate() {
+        let bytes = std::fs::read(later.join(file)).expect("reads");
+        for written in [bytes.len() / 3, bytes.len()] {
+            state(format!("{written} bytes of {file}"), &|out: &Path| {
+                copy(&earlier, &out.join("checkpoint-000003"), &FILES);
+                copy(&later, &out.join(PARTIAL), &FILES[..count]);
+                std::fs::write(out.join(PARTIAL).join(file), &bytes[..written]).expect("writes");
+            });
+        }
+    }
+    state("renamed".to_owned(), &|out: &Path| {
+        copy(&earlier, &out.join("checkpoint-000003"), &FILES);
+        copy(&later, &out.join("checkpoint-000006"), &FILES);
+    });
+    for kept in [1, 3] {
+        state(format!("{kept} files of the one before"), &|out: &Path| {
+            copy(&earlier, &out.join(REPLACED), &FILES[..kept]);
+            copy(&later, &out.join("checkpoint-000006"), &FILES);
+        });
+    }
+    // A run that starts anew in the folder of an earlier one replaces a checkpoint of its own name.
+    state("between two names".to_owned(), &|out: &Path| {
+        copy(&earlier, &out.join(REPLACED), &FILES);
+        copy(&earlier, &out.join(PARTIAL), &FILES);
+    });
+    for (label, out) in states {
+        assert_eq!(resumed(&out, &label), losses, "{label}");
+        std::fs::remove_dir_all(out).expect("removes");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_by_the_name_of_its_file() {
+    let ([earlier, _], _) = two_checkpoints("damaged");
+    let out = earlier.parent().expect("a folder").to_owned();
+    for name in &FILES[..2] {
+        let file = earlier.join(name);
+        let whole = std::fs::read(&file).expect("reads");
+        for (at, bit) in [(0, 1), (whole.len() / 2, 0x40), (whole.len() - 1, 0x80)] {
+            let mut damaged = whole.clone();
+            damaged[at] ^= bit;
+            std::fs::write(&file, &damaged).expect("writes");
+            let path = out.to_str().expect("UTF-8");
+            let options: Vec<&str> = STEPS.split(' ').chain([path, "--resume"]).collect();
+            let refused = mrope(&options);
+            let message = text(&refused.stderr);
+            assert_eq!(refused.status.code(), Some(1), "{message}");
+            assert!(
+                message.contains(name) && message.contains("damaged"),
+                "{message}"
+            );
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
+        std::fs::write(&file, &whole).expect("writes");
+    }
+    resumed(&out, "whole again");
+}
+
+/// The system ends a process at the byte by which a file becomes longer than the process may write.
+#[cfg(unix)]
+#[test]
+fn a_write_that_ends_the_process_costs_the_steps_since_the_last_checkpoint_only() {
+    use std::os::unix::process::ExitStatusExt;
+    const SIGXFSZ: i32 = 25;
+    let ([earlier, later], losses) = two_checkpoints("limit");
+    let out = folder("limited");
+    let path = out.to_str().expect("UTF-8");
+    // `ulimit -f` counts blocks of 512 bytes.
+    let blocks = |file: &str| later.join(file).metadata().expect("it is there").len() / 512;
+    for most in [
+        1,
+        blocks(FILES[0]) / 2,
+        blocks(FILES[0]) + 2,
+        blocks(FILES[1]) - 2,
+    ] {
+        std::fs::remove_dir_all(&out).ok();
+        copy(&earlier, &out.join("checkpoint-000003"), &FILES);
+        let words = format!("ulimit -c 0 && ulimit -f {most} && exec \"$0\" \"$@\"");
+        let ended = Command::new("sh")
+            .args(["-c", &words, env!("CARGO_BIN_EXE_mrope")])
+            .args(STEPS.split(' ').chain([path, "--resume"]))
+            .output()
+            .expect("a shell of each Unix");
+        let said = text(&ended.stderr);
+        assert_eq!(
+            ended.status.signal(),
+            Some(SIGXFSZ),
+            "{most} blocks: {said}"
+        );
+        assert!(
+            out.join(PARTIAL).is_dir(),
+            "{most} blocks: it was not while saving: {said}"
+        );
+        assert_eq!(resumed(&out, "after the limit"), losses, "{most} blocks");
     }
 }
 

@@ -3,8 +3,8 @@
 //! A checkpoint is a folder `checkpoint-<steps>` with the weights and the optimizer's moments in
 //! burnpack, which keeps the parameter ids that link them, and the configuration and history in
 //! JSON. It is written under a temporary name and renamed when it is complete. A checkpoint that it
-//! replaces is then renamed and removed. So a folder with the final name is complete, and a run
-//! that is stopped while saving keeps the checkpoint before.
+//! replaces is then renamed and removed; one of its own name is renamed before. So a folder with
+//! the final name is complete, and a run that is stopped while saving keeps the checkpoint before.
 //!
 //! Other programs use the same names (Hugging Face's `checkpoint-500`). A folder without our three
 //! files is left alone.
@@ -35,6 +35,10 @@ const RUN: &str = "run.json";
 struct Run<C, H> {
     config: C,
     history: H,
+    /// Checksums of the other files: burn's reader of optimizers panics on damaged ones. Earlier
+    /// releases wrote none.
+    #[serde(default)]
+    checksums: Option<[u64; 2]>,
 }
 
 /// Saves a checkpoint in `folder` and removes the earlier ones, of this run or another.
@@ -56,8 +60,12 @@ pub(crate) fn save(
     optimizer
         .save(file(OPTIMIZER))
         .map_err(TrainError::file("write", file(OPTIMIZER)))?;
-    let run = serde_json::to_string(&Run { config, history })
-        .map_err(TrainError::file("write", file(RUN)))?;
+    let run = Run {
+        config,
+        history,
+        checksums: Some([checksum(&file(MODEL))?, checksum(&file(OPTIMIZER))?]),
+    };
+    let run = serde_json::to_string(&run).map_err(TrainError::file("write", file(RUN)))?;
     fs::write(file(RUN), run).map_err(TrainError::file("write", file(RUN)))?;
 
     let whole = folder.join(name(history.losses.len()));
@@ -95,6 +103,15 @@ pub(crate) fn load(
     let run: Run<RunConfig, History> =
         serde_json::from_str(&text).map_err(TrainError::file("read", file(RUN)))?;
     same_run(config, &run.config)?;
+    for (name, expected) in [MODEL, OPTIMIZER]
+        .iter()
+        .zip(run.checksums.into_iter().flatten())
+    {
+        if checksum(&file(name))? != expected {
+            let damaged = "it is damaged: these are not the bytes that were saved";
+            return Err(TrainError::file("read", file(name))(damaged));
+        }
+    }
     let record = ModuleRecord::load(file(MODEL)).map_err(TrainError::file("read", file(MODEL)))?;
     let model = model
         .try_load_record(record)
@@ -107,7 +124,9 @@ pub(crate) fn load(
 
 /// The checkpoint in `folder` that [`load`] would read.
 pub(crate) fn last(folder: &Path) -> Result<Option<PathBuf>> {
-    Ok(list(folder)?.pop())
+    // Alone if a run was stopped between renaming it and giving its name to another.
+    let replaced = Some(folder.join(REPLACED)).filter(|path| is_ours(path));
+    Ok(list(folder)?.pop().or(replaced))
 }
 
 /// Refuses a folder in which a run of `steps` steps would overwrite what another program made.
@@ -156,6 +175,16 @@ fn named(folder: &Path) -> Result<Vec<(usize, PathBuf)>> {
         .collect();
     found.sort();
     Ok(found)
+}
+
+/// The FNV-1a hash of a file, for damage, not for malice.
+///
+/// # Source
+/// Eastlake et al., The FNV Non-Cryptographic Hash Algorithm, IETF draft-eastlake-fnv
+fn checksum(path: &Path) -> Result<u64> {
+    let bytes = fs::read(path).map_err(TrainError::file("read", path))?;
+    let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    Ok(bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash))
 }
 
 fn rename(from: &Path, to: &Path) -> Result<()> {
