@@ -14,6 +14,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, copy_buf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 /// Time for the request and the first message.
@@ -28,14 +29,17 @@ const OPENING_AT_ONCE: usize = 512;
 const BUFFER_BYTES: usize = 256 << 10;
 const SESSIONS: &[u8] = b"GET /session HTTP/1.1\r\n";
 
-/// Passes the connections that `listener` accepts on to the server at `server`, without end.
+/// Passes the connections that `listener` accepts on to the server at `server`, without end. They
+/// end with it.
 pub(super) async fn pass(listener: TcpListener, server: SocketAddr) {
     let opening = Arc::new(Semaphore::new(OPENING_AT_ONCE));
+    let mut connections = JoinSet::new();
     // The semaphore is never closed.
     while let Ok(permit) = opening.clone().acquire_owned().await {
+        while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((client, _)) => {
-                tokio::spawn(connection(client, server, permit));
+                connections.spawn(connection(client, server, permit));
             }
             // Out of sockets, or a client that left at once: neither is for ever.
             Err(_) => sleep(Duration::from_millis(50)).await,
