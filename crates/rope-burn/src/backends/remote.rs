@@ -138,6 +138,8 @@ fn encode_norm(op: &NormRotaryOp) -> Vec<ScalarIr> {
 fn decode_norm(scalars: &[ScalarIr]) -> Result<NormRotaryOp> {
     let (rotary, norm) = scalars.split_at(scalars.len().min(ROTARY_NUMBERS));
     let rotary = decode(rotary)?;
+    // The operation's name says the direction; the number is always the first.
+    number(scalars, 1, "the direction of a norm", 1)?;
     let order = ORDERS[number(norm, 0, "the norm's order", ORDERS.len())?];
     let unit_offset = number(norm, 1, "the weights' offset", 2)? == 1;
     let eps = match norm.get(2) {
@@ -388,5 +390,41 @@ mod tests {
         refused(6, ScalarIr::UInt(63), "63");
         assert!(decode(&valid[..7]).is_err() && decode(&[]).is_err());
         assert!(decode(&[&valid[..], &valid[..1]].concat()).is_err());
+    }
+
+    /// Any two numbers of a norm's in turn become others: refused, or an operation that is written
+    /// as it was read.
+    #[test]
+    fn damaged_numbers_are_refused_or_read_as_they_are() {
+        let numbers = encode_norm(&norm());
+        let large = [1 << 16, (1 << 16) + 1, 1 << 32, u64::MAX];
+        let mut others: Vec<ScalarIr> = (0..6).chain(large).map(ScalarIr::UInt).collect();
+        let floats = [0.0, 1e-5, -1.0, f64::INFINITY, f64::NAN];
+        others.extend(floats.map(ScalarIr::Float));
+        others.extend([ScalarIr::Int(-1), ScalarIr::Bool(true)]);
+        let (mut read, mut refused) = (0, 0);
+        let mut check = |scalars: &[ScalarIr]| match decode_norm(scalars) {
+            Ok(op) => {
+                assert_eq!(encode_norm(&op), scalars);
+                read += 1;
+            }
+            Err(_) => refused += 1,
+        };
+        for first in 0..numbers.len() {
+            for second in first..numbers.len() {
+                for (one, two) in others
+                    .iter()
+                    .flat_map(|a| others.iter().map(move |b| (a, b)))
+                {
+                    let mut scalars = numbers.clone();
+                    (scalars[first], scalars[second]) = (*one, *two);
+                    check(&scalars);
+                }
+            }
+        }
+        assert!(
+            read > 100 && refused > 1000,
+            "{read} read, {refused} refused"
+        );
     }
 }
