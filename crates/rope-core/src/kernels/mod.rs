@@ -106,9 +106,6 @@ impl std::fmt::Display for InstructionSet {
 }
 
 /// Element types that have kernels.
-///
-/// Never inlined: whoever inlines a function that names kernels compiles all of them again, and the
-/// compiler does inline one as small as this into other crates.
 pub(crate) trait KernelElement: Sized {
     /// The kernel for an instruction set.
     fn kernel(set: InstructionSet) -> TileKernel<Self>
@@ -123,7 +120,6 @@ pub(crate) trait KernelElement: Sized {
 macro_rules! kernels_for {
     ($($element:ty: $avx512_bf16:ident, $avx512_bf16_norm:ident;)*) => {$(
         impl KernelElement for $element {
-            #[inline(never)]
             fn kernel(set: InstructionSet) -> TileKernel<Self> {
                 match set.0 {
                     Kind::Portable => rotate_tile::<Portable<8>, Self>,
@@ -137,7 +133,6 @@ macro_rules! kernels_for {
                     Kind::Neon => aarch64::neon_tile::<Self>,
                 }
             }
-            #[inline(never)]
             fn norm_kernel(set: InstructionSet) -> NormKernel<Self> {
                 match set.0 {
                     Kind::Portable => norm_tile::<Portable<8>, Self>,
@@ -163,11 +158,9 @@ kernels_for! {
 
 impl KernelElement for f64 {
     /// f64 exists for gradient checks, not for speed: one portable kernel.
-    #[inline(never)]
     fn kernel(_: InstructionSet) -> TileKernel<Self> {
         rotate_tile::<Portable<8>, Self>
     }
-    #[inline(never)]
     fn norm_kernel(_: InstructionSet) -> NormKernel<Self> {
         norm_tile::<Portable<8>, Self>
     }
