@@ -20,6 +20,8 @@ pub trait Real:
     fn to_f64(self) -> f64;
     /// 1 / sqrt of it: the root and the quotient are each rounded to nearest.
     fn reciprocal_root(self) -> Self;
+    /// It times `factor` plus `term`, rounded once.
+    fn mul_add(self, factor: Self, term: Self) -> Self;
 }
 
 /// A type that q and k are kept in: f32, f64, f16 or bf16.
@@ -66,18 +68,24 @@ macro_rules! real {
             fn reciprocal_root(self) -> Self {
                 1.0 / self.sqrt()
             }
+            #[inline(always)]
+            fn mul_add(self, factor: Self, term: Self) -> Self {
+                <$type>::mul_add(self, factor, term)
+            }
         }
     };
 }
 
+/// Converted by calls: where the compiler may not assume the processor's own conversion, one is
+/// longer than the loop around it. Kernels with vector instructions call them for the ends of rows.
 impl Element for f16 {
     type Acc = f32;
     const NAME: &'static str = "f16";
-    #[inline(always)]
+    #[inline(never)]
     fn widen(self) -> f32 {
         self.to_f32()
     }
-    #[inline(always)]
+    #[inline(never)]
     fn narrow(value: f32) -> Self {
         Self::from_f32(value)
     }

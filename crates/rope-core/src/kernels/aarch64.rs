@@ -4,43 +4,22 @@ use std::arch::aarch64::*;
 
 use half::{bf16, f16};
 
-use super::norm::{NormTile, norm_tile};
 use super::portable::Portable;
-use super::tile::{Tile, rotate_tile};
-use super::vector::{Memory, Register};
-use crate::element::Element;
+use super::vector::{Instructions, Kernel, Memory, Register};
 
 /// Four f32.
 #[derive(Clone, Copy)]
 pub(super) struct F32x4(float32x4_t);
 
-/// Loads and stores by NEON.
+/// NEON.
 pub(super) struct Neon;
 
-/// [`rotate_tile`] with NEON.
-///
-/// # Safety
-/// The processor has NEON; the tile is as [`rotate_tile`] demands.
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn neon_tile<E: Element>(tile: &Tile<E>)
-where
-    Neon: Memory<E>,
-{
-    // SAFETY: the caller guarantees a tile as `rotate_tile` demands, and NEON.
-    unsafe { rotate_tile::<Neon, E>(tile) }
-}
-
-/// [`norm_tile`] with NEON.
-///
-/// # Safety
-/// The processor has NEON; the tile is as [`norm_tile`] demands.
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn neon_norm<E: Element>(tile: &NormTile<E>)
-where
-    Neon: Memory<E>,
-{
-    // SAFETY: the caller guarantees a tile as `norm_tile` demands, and NEON.
-    unsafe { norm_tile::<Neon, E>(tile) }
+impl Instructions for Neon {
+    #[target_feature(enable = "neon")]
+    unsafe fn run<K: Kernel>(kernel: K) {
+        // SAFETY: the caller guarantees NEON, and what the kernel demands.
+        unsafe { kernel.run() }
+    }
 }
 
 /// Rounds each f32 to bf16, nearest even, in the upper half of its word; the lower half is
@@ -130,6 +109,11 @@ impl Register for F32x4 {
     unsafe fn mul(self, other: Self) -> Self {
         // SAFETY: the caller has NEON.
         Self(unsafe { vmulq_f32(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+        // SAFETY: the caller has NEON.
+        Self(unsafe { vfmaq_f32(term.0, self.0, factor.0) })
     }
 }
 

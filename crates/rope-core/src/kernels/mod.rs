@@ -17,9 +17,13 @@ mod x86_64;
 
 use half::{bf16, f16};
 
+#[cfg(target_arch = "aarch64")]
+use self::aarch64::Neon;
 use self::norm::{NormTile, norm_tile};
 use self::portable::Portable;
 use self::tile::{Tile, rotate_tile};
+#[cfg(target_arch = "x86_64")]
+use self::x86_64::{Avx2, Avx512};
 
 /// A kernel for tiles of `E`.
 ///
@@ -61,7 +65,9 @@ impl InstructionSet {
         let mut sets = [Some(Self::PORTABLE), None, None, None];
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
             let avx512 = avx2
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -106,6 +112,9 @@ impl std::fmt::Display for InstructionSet {
 }
 
 /// Element types that have kernels.
+///
+/// Never inlined: whoever inlines a function that names kernels compiles all of them again, and the
+/// compiler does inline one as small as this into other crates.
 pub(crate) trait KernelElement: Sized {
     /// The kernel for an instruction set.
     fn kernel(set: InstructionSet) -> TileKernel<Self>
@@ -118,32 +127,34 @@ pub(crate) trait KernelElement: Sized {
 }
 
 macro_rules! kernels_for {
-    ($($element:ty: $avx512_bf16:ident, $avx512_bf16_norm:ident;)*) => {$(
+    ($($element:ty: $avx512_bf16:ty;)*) => {$(
         impl KernelElement for $element {
+            #[inline(never)]
             fn kernel(set: InstructionSet) -> TileKernel<Self> {
                 match set.0 {
-                    Kind::Portable => rotate_tile::<Portable<8>, Self>,
+                    Kind::Portable => rotate_tile::<Portable<4>, Self>,
                     #[cfg(target_arch = "x86_64")]
-                    Kind::Avx2 => x86_64::avx2_tile::<Self>,
+                    Kind::Avx2 => rotate_tile::<Avx2, Self>,
                     #[cfg(target_arch = "x86_64")]
-                    Kind::Avx512 => x86_64::avx512_tile::<Self>,
+                    Kind::Avx512 => rotate_tile::<Avx512<false>, Self>,
                     #[cfg(target_arch = "x86_64")]
-                    Kind::Avx512Bf16 => x86_64::$avx512_bf16::<Self>,
+                    Kind::Avx512Bf16 => rotate_tile::<$avx512_bf16, Self>,
                     #[cfg(target_arch = "aarch64")]
-                    Kind::Neon => aarch64::neon_tile::<Self>,
+                    Kind::Neon => rotate_tile::<Neon, Self>,
                 }
             }
+            #[inline(never)]
             fn norm_kernel(set: InstructionSet) -> NormKernel<Self> {
                 match set.0 {
-                    Kind::Portable => norm_tile::<Portable<8>, Self>,
+                    Kind::Portable => norm_tile::<Portable<4>, Self>,
                     #[cfg(target_arch = "x86_64")]
-                    Kind::Avx2 => x86_64::avx2_norm::<Self>,
+                    Kind::Avx2 => norm_tile::<Avx2, Self>,
                     #[cfg(target_arch = "x86_64")]
-                    Kind::Avx512 => x86_64::avx512_norm::<Self>,
+                    Kind::Avx512 => norm_tile::<Avx512<false>, Self>,
                     #[cfg(target_arch = "x86_64")]
-                    Kind::Avx512Bf16 => x86_64::$avx512_bf16_norm::<Self>,
+                    Kind::Avx512Bf16 => norm_tile::<$avx512_bf16, Self>,
                     #[cfg(target_arch = "aarch64")]
-                    Kind::Neon => aarch64::neon_norm::<Self>,
+                    Kind::Neon => norm_tile::<Neon, Self>,
                 }
             }
         }
@@ -151,17 +162,19 @@ macro_rules! kernels_for {
 }
 
 kernels_for! {
-    f32: avx512_tile, avx512_norm;
-    f16: avx512_tile, avx512_norm;
-    bf16: avx512_bf16_tile, avx512_bf16_norm;
+    f32: Avx512<false>;
+    f16: Avx512<false>;
+    bf16: Avx512<true>;
 }
 
 impl KernelElement for f64 {
     /// f64 exists for gradient checks, not for speed: one portable kernel.
+    #[inline(never)]
     fn kernel(_: InstructionSet) -> TileKernel<Self> {
-        rotate_tile::<Portable<8>, Self>
+        rotate_tile::<Portable<4>, Self>
     }
+    #[inline(never)]
     fn norm_kernel(_: InstructionSet) -> NormKernel<Self> {
-        norm_tile::<Portable<8>, Self>
+        norm_tile::<Portable<4>, Self>
     }
 }

@@ -23,8 +23,9 @@
 //! rotation, is prepared once for a token's group of heads, in the order in which the kernel meets it. What the
 //! rotation makes for the norm, g or z, lies in a scratch row, widened.
 //!
-//! Order: the sums of a few rows, then their roots together, then what is written; meanwhile the
-//! next rows are fetched. So neither the roots' latency nor memory's is waited for.
+//! Order: the sums of a few rows, then their roots together, then what is written for the rows
+//! before these; meanwhile the next rows are fetched. So neither the roots' latency nor memory's is
+//! waited for.
 //!
 //! Sums: value i of a row is added to partial sum i mod 32, whatever the register's width, and the
 //! partial sums are added in a fixed order. The sum of squares is recomputed in the backward,
@@ -35,7 +36,7 @@ use std::ops::Range;
 
 use super::portable::Portable;
 use super::tile::{Coefficients, HEADS_OUTSIDE_GROUP, Order, Split, Zipped, starts_lines};
-use super::vector::{Memory, Register};
+use super::vector::{self, Memory, Register};
 use crate::element::{Element, Real};
 use crate::spec::{Geometry, Pairing};
 
@@ -117,9 +118,9 @@ pub(crate) struct NormTile<E: Element> {
     pub(crate) dweight: *mut E::Acc,
     /// Whether to bypass the caches on writing y, where that is possible.
     pub(crate) stream: bool,
-    /// Room for twice [`AHEAD`] rows.
+    /// Room for four times [`AHEAD`] rows.
     pub(crate) scratch: *mut E::Acc,
-    /// Room for [`factors_len`] values.
+    /// Room for twice [`factors_len`] values.
     pub(crate) factors: *mut E::Acc,
 }
 
@@ -163,8 +164,7 @@ impl<E: Element> NormTile<E> {
 /// - the four coefficients are valid for as many values as there are pairs at every token and head
 ///   by their strides
 /// - `weight` is valid for reads of `head_dim + rotary_dim` values, `scratch` for reads and writes
-///   of twice [`AHEAD`] times `head_dim`, and in the backward `dweight` of `head_dim`; neither overlaps anything else
-#[inline(always)]
+///   of four times [`AHEAD`] times `head_dim`, and in the backward `dweight` of `head_dim`; neither overlaps anything else
 pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
     debug_assert!(tile.is_sound());
     // SAFETY: the caller guarantees what the kernels demand of a tile.
@@ -246,6 +246,8 @@ struct Rows<'t, E: Element> {
     heads: Range<usize>,
     /// What the pairs of these heads are multiplied by.
     factors: *mut E::Acc,
+    /// Room for twice [`AHEAD`] rows.
+    scratch: *mut E::Acc,
 }
 
 impl<'t, E: Element> Rows<'t, E> {
@@ -268,7 +270,7 @@ impl<'t, E: Element> Rows<'t, E> {
                 dy: dy.start.add(dy.offset(token, head)),
                 to: tile.to.start.add(tile.to.offset(token, head)),
                 factors: self.factors,
-                scratch: tile.scratch.add(i * self.shape.dim),
+                scratch: self.scratch.add(i * self.shape.dim),
             }
         }
     }
@@ -281,35 +283,83 @@ impl<'t, E: Element> Rows<'t, E> {
 /// demands, and a row is one of its rows.
 struct Kernel<M, E, Read, Write>(PhantomData<(M, E, Read, Write)>);
 
+/// [`Kernel::each_row`] of a tile, with the same conditions.
+struct EachRow<
+    't,
+    K,
+    E: Element,
+    const DIM: usize,
+    const BACKWARD: bool,
+    const AFTER: bool,
+    const STREAM: bool,
+>(&'t NormTile<E>, PhantomData<K>);
+
+impl<
+    M,
+    E,
+    Read,
+    Write,
+    const DIM: usize,
+    const BACKWARD: bool,
+    const AFTER: bool,
+    const STREAM: bool,
+> vector::Kernel for EachRow<'_, Kernel<M, E, Read, Write>, E, DIM, BACKWARD, AFTER, STREAM>
+where
+    M: Memory<E>,
+    E: Element,
+    Read: Order,
+    Write: Order,
+{
+    #[inline(always)]
+    unsafe fn run(self) {
+        // SAFETY: the caller guarantees the tile and the instructions.
+        unsafe {
+            Kernel::<M, E, Read, Write>::each_row::<DIM, BACKWARD, AFTER, STREAM>(self.0);
+        }
+    }
+}
+
 // No closures around loads, stores and arithmetic: see `tile`.
 impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Write> {
-    #[inline(always)]
     unsafe fn tile(tile: &NormTile<E>) {
         let stream = M::Register::STREAMS
             && Read::ZIPPED == Write::ZIPPED
             && tile.stream
             && tile.starts_lines();
+        // The length of most models in code of its own.
+        let common =
+            M::LENGTHS && Read::ZIPPED == Write::ZIPPED && Shape::of::<0, E>(tile).is::<128>();
         // SAFETY: the caller guarantees the tile and the instructions; `stream` implies that runs
         // start and fill cache lines.
         unsafe {
-            // The lengths of most models in code of their own.
-            let shape = Shape::of::<0, E>(tile);
-            let common = shape.is::<128>();
             match (tile.dy, tile.after) {
-                (None, false) if common && stream => {
-                    Self::each_row::<128, false, false, true>(tile);
-                }
-                (None, false) if common => Self::each_row::<128, false, false, false>(tile),
-                (None, false) if stream => Self::each_row::<0, false, false, true>(tile),
-                (None, false) => Self::each_row::<0, false, false, false>(tile),
-                (None, true) => Self::each_row::<0, false, true, false>(tile),
-                (Some(_), false) if common => Self::each_row::<128, true, false, false>(tile),
-                (Some(_), false) => Self::each_row::<0, true, false, false>(tile),
-                (Some(_), true) => Self::each_row::<0, true, true, false>(tile),
+                (None, false) if common && stream => Self::launch::<128, false, false, true>(tile),
+                (None, false) if common => Self::launch::<128, false, false, false>(tile),
+                (None, false) if stream => Self::launch::<0, false, false, true>(tile),
+                (None, false) => Self::launch::<0, false, false, false>(tile),
+                (None, true) => Self::launch::<0, false, true, false>(tile),
+                (Some(_), false) if common => Self::launch::<128, true, false, false>(tile),
+                (Some(_), false) => Self::launch::<0, true, false, false>(tile),
+                (Some(_), true) => Self::launch::<0, true, true, false>(tile),
             }
-            if stream {
-                M::Register::fence();
-            }
+        }
+    }
+
+    /// [`each_row`](Self::each_row), in a function of its own.
+    unsafe fn launch<
+        const DIM: usize,
+        const BACKWARD: bool,
+        const AFTER: bool,
+        const STREAM: bool,
+    >(
+        tile: &NormTile<E>,
+    ) {
+        // SAFETY: the caller guarantees the tile and the instructions.
+        unsafe {
+            M::run(EachRow::<Self, E, DIM, BACKWARD, AFTER, STREAM>(
+                tile,
+                PhantomData,
+            ))
         }
     }
 
@@ -330,26 +380,45 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
             (true, false) => (HEADS_OUTSIDE_GROUP, HEADS_OUTSIDE_GROUP),
             (false, false) => (tile.heads.max(1), AHEAD),
         };
+        // Factors and scratch rows of these rows, and of those before them.
+        let (mut slot, mut turn) = (0, 0);
+        let mut before = None;
         for first in (0..tile.heads).step_by(group) {
             let end = (first + group).min(tile.heads);
             for token in 0..tile.tokens {
                 let values = token * tile.coefficients.stride + first * tile.head_coefficients;
-                let (coefficients, factors) = (tile.coefficients.skip(values), tile.factors);
+                let coefficients = tile.coefficients.skip(values);
+                let factors = tile.factors.wrapping_add(slot * factors_len(tile.geometry));
+                slot = 1 - slot;
                 // SAFETY: the caller guarantees the tile, whose tokens and heads these are, with
-                // room for the factors.
+                // room for the factors of two tokens and the scratch rows of two turns.
                 unsafe {
                     Self::prepare::<BACKWARD, AFTER>(coefficients, factors, tile, shape);
                     for head in (first..end).step_by(ahead) {
-                        Self::rows::<BACKWARD, AFTER, STREAM>(&Rows {
+                        let rows = Rows {
                             tile,
                             shape,
                             token,
                             heads: head..(head + ahead).min(end),
                             factors,
-                        });
+                            scratch: tile.scratch.wrapping_add(turn * 2 * AHEAD * shape.dim),
+                        };
+                        let scales = Self::sums::<BACKWARD, AFTER>(&rows);
+                        if let Some((rows, scales)) = before.replace((rows, scales)) {
+                            Self::results::<BACKWARD, AFTER, STREAM>(&rows, scales);
+                        }
+                        turn = 1 - turn;
                     }
                 }
             }
+        }
+        if let Some((rows, scales)) = before {
+            // SAFETY: these are the last rows of the caller's tile.
+            unsafe { Self::results::<BACKWARD, AFTER, STREAM>(&rows, scales) };
+        }
+        if STREAM {
+            // SAFETY: the caller guarantees the instructions.
+            unsafe { M::Register::fence() }
         }
     }
 
@@ -391,12 +460,11 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         }
     }
 
-    /// The sums of each row, then what they say of all rows, then each row's results: no row waits
-    /// for the roots and divisions of another.
+    /// What the sums of each row say: its rstd, and in the backward its mean.
     #[inline(always)]
-    unsafe fn rows<const BACKWARD: bool, const AFTER: bool, const STREAM: bool>(
+    unsafe fn sums<const BACKWARD: bool, const AFTER: bool>(
         rows: &Rows<'_, E>,
-    ) {
+    ) -> [[E::Acc; AHEAD]; 2] {
         let (tile, count, dim) = (rows.tile, rows.heads.len(), rows.shape.dim);
         // SAFETY: the caller guarantees rows of `head_dim` elements, as many weights and their
         // gradients, and scratch rows. In the backward these hold g = R^T dy, or z = R x and then
@@ -446,7 +514,19 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                     }
                 };
             }
-            let [rstds, means] = scales(sums, tile, dim);
+            scales(sums, tile, dim)
+        }
+    }
+
+    /// Writes the results of rows, of which [`sums`](Self::sums) made the scales.
+    #[inline(always)]
+    unsafe fn results<const BACKWARD: bool, const AFTER: bool, const STREAM: bool>(
+        rows: &Rows<'_, E>,
+        [rstds, means]: [[E::Acc; AHEAD]; 2],
+    ) {
+        let (tile, count, dim) = (rows.tile, rows.heads.len(), rows.shape.dim);
+        // SAFETY: as in `sums`, whose scratch rows these are.
+        unsafe {
             let first = rows.row(0);
             let scratch = (first.scratch, dim);
             match (BACKWARD, AFTER) {
@@ -631,7 +711,7 @@ where
                     let mut f = [c1, s1, c2, s2];
                     if Self::SWAPS {
                         let cos = I::Register::zip(c1, c2);
-                        let sin = I::Register::zip(s1.flip(I::Register::signs(true)), s2);
+                        let sin = I::Register::zip(s1, s2);
                         f = [cos[0], sin[0], cos[1], sin[1]];
                     }
                     for (i, f) in f.into_iter().enumerate() {
@@ -639,22 +719,37 @@ where
                     }
                     at += I::N;
                 }
-                while at < start + run {
-                    let f = Turn::<Portable<1>, Portable<1>, A, B, Split, Split>::factors::<
-                        1,
+                if at < start + run {
+                    Turn::<Portable<1>, Portable<1>, A, B, Split, Split>::prepare_rest::<
                         ADJOINT,
                         WEIGHT,
-                    >(by, weights, at);
-                    for (i, [f]) in f.into_iter().enumerate() {
-                        f.write(factors.add(4 * at + i));
-                    }
-                    at += 1;
+                    >(by, weights, factors, at..start + run);
                 }
             }
         }
     }
 
-    /// c1, s1, c2, s2 of `D` times `N` pairs, one or two, from pair `at` on; y1 = c1 x1 - s1 x2 and
+    /// [`prepare`](Self::prepare) of a run's last pairs, in a function of its own, compiled once
+    /// for all instructions.
+    #[inline(never)]
+    unsafe fn prepare_rest<const ADJOINT: bool, const WEIGHT: bool>(
+        by: Coefficients<A::Acc>,
+        weights: [*const A::Acc; 2],
+        factors: *mut A::Acc,
+        pairs: Range<usize>,
+    ) {
+        for at in pairs {
+            // SAFETY: the caller guarantees coefficients and weights of these pairs, and room.
+            unsafe {
+                let f = Self::factors::<1, ADJOINT, WEIGHT>(by, weights, at);
+                for (i, [f]) in f.into_iter().enumerate() {
+                    f.write(factors.add(4 * at + i));
+                }
+            }
+        }
+    }
+
+    /// c1, -s1, c2, s2 of `D` times `N` pairs, one or two, from pair `at` on; y1 = c1 x1 - s1 x2 and
     /// y2 = c2 x2 + s2 x1.
     #[inline(always)]
     unsafe fn factors<const D: usize, const ADJOINT: bool, const WEIGHT: bool>(
@@ -669,11 +764,14 @@ where
             let mut s1 = Self::values::<D>(by.sin[0].add(at));
             let c2 = Self::values::<D>(by.cos[1].add(at));
             let mut s2 = Self::values::<D>(by.sin[1].add(at));
-            if ADJOINT {
-                let negative = I::Register::signs(true);
-                for i in 0..D {
-                    (s1[i], s2[i]) = (s2[i].flip(negative), s1[i].flip(negative));
-                }
+            let negative = I::Register::signs(true);
+            for i in 0..D {
+                let minus_s1 = s1[i].flip(negative);
+                (s1[i], s2[i]) = if ADJOINT {
+                    (s2[i], minus_s1)
+                } else {
+                    (minus_s1, s2[i])
+                };
             }
             let mut f = [c1, s1, c2, s2];
             if WEIGHT {
@@ -725,7 +823,7 @@ where
                 let factors = factors.add(4 * start);
                 let at = Self::run::<SCALE, STREAM>(from, to, factors, scale, 0, run);
                 if at < run {
-                    Turn::<Portable<1>, Portable<1>, A, B, Read, Write>::run::<SCALE, false>(
+                    Turn::<Portable<1>, Portable<1>, A, B, Read, Write>::rest::<SCALE>(
                         from, to, factors, scale, at, run,
                     );
                 }
@@ -777,6 +875,20 @@ where
         }
     }
 
+    /// [`run`](Self::run) in a function of its own, compiled once for all instructions.
+    #[inline(never)]
+    unsafe fn rest<const SCALE: bool>(
+        from: *const A,
+        to: *mut B,
+        factors: *const A::Acc,
+        scale: A::Acc,
+        at: usize,
+        run: usize,
+    ) {
+        // SAFETY: the caller guarantees what `run` demands.
+        unsafe { Self::run::<SCALE, false>(from, to, factors, scale, at, run) };
+    }
+
     /// Rotates `N` pairs by factors that are `D` registers apart.
     #[inline(always)]
     unsafe fn pairs<const SCALE: bool, const D: usize>(
@@ -793,7 +905,7 @@ where
             let s1 = I::Register::load(factors.add(D * I::N));
             let c2 = I::Register::load(factors.add(2 * D * I::N));
             let s2 = I::Register::load(factors.add(3 * D * I::N));
-            [c1.mul(x1).sub(s1.mul(x2)), c2.mul(x2).add(s2.mul(x1))]
+            [x2.mul_add(s1, c1.mul(x1)), x1.mul_add(s2, c2.mul(x2))]
         }
     }
 
@@ -811,13 +923,13 @@ where
             }
             let cos = I::Register::load(factors);
             let sin = I::Register::load(factors.add(I::N));
-            x.mul(cos).add(x.swap().mul(sin))
+            x.swap().mul_add(sin, x.mul(cos))
         }
     }
 }
 
-/// rstd = 1 / sqrt(mean + eps) of each row, and mean(h * n), from the sums of squares and of h * x,
-/// where n = x * rstd.
+/// rstd = 1 / sqrt(mean + eps) of each row, and -mean(h * n), from the sums of squares and of
+/// h * x, where n = x * rstd.
 #[inline(always)]
 fn scales<E: Element>(
     [squares, products]: [[E::Acc; AHEAD]; 2],
@@ -829,7 +941,7 @@ fn scales<E: Element>(
     for i in 0..AHEAD {
         let rstd = (squares[i] * mean + tile.eps).reciprocal_root();
         scales[0][i] = rstd;
-        scales[1][i] = products[i] * rstd * mean;
+        scales[1][i] = -(products[i] * rstd * mean);
     }
     scales
 }
@@ -902,7 +1014,7 @@ unsafe fn add_squares<M: Memory<E>, E: Element>(
         // SAFETY: the caller guarantees `SUMS` elements, and the instructions.
         unsafe {
             let x = M::load(x.add(k * M::N));
-            *sum = sum.add(x.mul(x));
+            *sum = x.mul_add(x, *sum);
         }
     }
 }
@@ -984,8 +1096,10 @@ unsafe fn add_products<X, G, A, B, const WIDEN: bool>(
             if WIDEN {
                 x.write(wide.add(i));
             }
-            squares[k] = squares[k].add(x.mul(x));
-            products[k] = products[k].add(g.mul(X::Register::load(weight.add(i))).mul(x));
+            squares[k] = x.mul_add(x, squares[k]);
+            products[k] = g
+                .mul(X::Register::load(weight.add(i)))
+                .mul_add(x, products[k]);
         }
     }
 }
@@ -1086,10 +1200,37 @@ unsafe fn norm_backward<X, G, O, A, B, C>(
         for at in (doubles..whole).step_by(X::N) {
             channels::<X, G, O, A, B, C, 1>(x, g, to, tile, rstds, means, at);
         }
-        for at in whole..dim {
-            channels::<Portable<1>, Portable<1>, Portable<1>, A, B, C, 1>(
-                x, g, to, tile, rstds, means, at,
-            );
+        if whole < dim {
+            rest_of_channels(x, g, to, tile, rstds, means, whole..dim);
+        }
+    }
+}
+
+/// [`norm_backward`] of a row's last channels, in a function of its own, compiled once for all
+/// instructions.
+///
+/// # Safety
+/// As [`norm_backward`]; the channels are within `head_dim`.
+#[inline(never)]
+unsafe fn rest_of_channels<A, B, C>(
+    x: (*const A, usize),
+    g: (*const B, usize),
+    to: (*mut C, usize),
+    tile: &NormTile<impl Element<Acc = A::Acc>>,
+    rstds: &[A::Acc],
+    means: &[A::Acc],
+    channels: Range<usize>,
+) where
+    A: Element,
+    B: Element<Acc = A::Acc>,
+    C: Element<Acc = A::Acc>,
+{
+    type One = Portable<1>;
+    for at in channels {
+        // SAFETY: the caller guarantees the channel in every row, in the weights and in their
+        // gradients.
+        unsafe {
+            self::channels::<One, One, One, A, B, C, 1>(x, g, to, tile, rstds, means, at);
         }
     }
 }
@@ -1130,8 +1271,8 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize>(
             for d in 0..D {
                 let g = G::load(g.0.add(i * g.1 + at + d * X::N));
                 let n = X::load(x.0.add(i * x.1 + at + d * X::N)).mul(rstd);
-                dweight[d] = dweight[d].add(g.mul(n));
-                dx[d] = g.mul(weight[d]).sub(n.mul(mean)).mul(rstd);
+                dweight[d] = g.mul_add(n, dweight[d]);
+                dx[d] = g.mul_add(weight[d], n.mul(mean)).mul(rstd);
             }
             let to = to.0.add(i * to.1 + at);
             if D == 2 {

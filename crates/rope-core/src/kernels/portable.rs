@@ -1,6 +1,6 @@
 //! Registers as arrays, for every processor, and one element at a time for the ends of rows.
 
-use super::vector::{Memory, Register};
+use super::vector::{Instructions, Kernel, Memory, Register};
 use crate::element::{Element, Real};
 
 /// `N` values; the compiler vectorises loops over them with the target's minimal instructions.
@@ -59,6 +59,12 @@ impl<A: Real, const N: usize> Register for Array<A, N> {
         self.both(other, |a, b| a * b)
     }
     #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+        Self(std::array::from_fn(|i| {
+            self.0[i].mul_add(factor.0[i], term.0[i])
+        }))
+    }
+    #[inline(always)]
     unsafe fn total(mut self) -> A {
         let mut half = N / 2;
         while half > 0 {
@@ -82,10 +88,18 @@ impl<A: Real, const N: usize> Register for Array<A, N> {
 /// Plain reads and writes of `N` elements.
 pub(crate) struct Portable<const N: usize>;
 
+impl<const N: usize> Instructions for Portable<N> {
+    unsafe fn run<K: Kernel>(kernel: K) {
+        // SAFETY: every processor has the instructions; the rest the caller guarantees.
+        unsafe { kernel.run() }
+    }
+}
+
 impl<E: Element, const N: usize> Memory<E> for Portable<N> {
     type Register = Array<E::Acc, N>;
     type Narrower = Portable<1>;
     type Wide = Self;
+    const LENGTHS: bool = false;
 
     #[inline(always)]
     unsafe fn load(from: *const E) -> Array<E::Acc, N> {

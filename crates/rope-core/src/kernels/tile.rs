@@ -24,7 +24,7 @@
 use std::marker::PhantomData;
 
 use super::portable::Portable;
-use super::vector::{Memory, Register, RegisterOf};
+use super::vector::{self, Memory, Register, RegisterOf};
 use crate::element::Element;
 
 /// Heads that are rotated together by a token's coefficients where tokens are the inner dimension:
@@ -412,7 +412,6 @@ impl Order for Zipped {
 /// - `offset + 2 * pairs <= head_dim`; `run` is `pairs` or half of it
 /// - the four coefficients are valid for `pairs` values at every token by their stride
 /// - `scratch` is valid for `2 * pairs` elements if `read` and `write` differ and `dst` is `src`
-#[inline(always)]
 pub(crate) unsafe fn rotate_tile<M: Memory<E>, E: Element>(tile: &Tile<E>) {
     use Access::{Split as S, Zipped as Z};
     debug_assert!(tile.is_sound());
@@ -448,6 +447,24 @@ struct Kernel<M, E, Read, Write, const SHARED: bool, const STREAM: bool>(
     PhantomData<(M, E, Read, Write)>,
 );
 
+/// [`Kernel::each_group`] of a tile, with the same conditions.
+struct Groups<'t, K, E: Element, const B: usize, const RUNS: usize>(&'t Tile<E>, PhantomData<K>);
+
+impl<M, E, Read, Write, const SHARED: bool, const STREAM: bool, const B: usize, const RUNS: usize>
+    vector::Kernel for Groups<'_, Kernel<M, E, Read, Write, SHARED, STREAM>, E, B, RUNS>
+where
+    M: Memory<E>,
+    E: Element,
+    Read: Order,
+    Write: Order,
+{
+    #[inline(always)]
+    unsafe fn run(self) {
+        // SAFETY: the caller guarantees the tile and the instructions.
+        unsafe { Kernel::<M, E, Read, Write, SHARED, STREAM>::each_group::<B, RUNS>(self.0) }
+    }
+}
+
 // No closures around loads, stores and arithmetic: a closure does not inherit its caller's
 // instructions, and its body would become a call.
 impl<M, E, Read, Write, const SHARED: bool, const STREAM: bool>
@@ -461,25 +478,23 @@ where
     /// Whether rows are written in the order in which they are read.
     const SAME_ORDER: bool = Read::ZIPPED == Write::ZIPPED;
 
-    /// Rotates a tile.
-    #[inline(always)]
+    /// Rotates a tile. Each case is a function of its own, which prepares nothing that only the
+    /// others need.
     unsafe fn rotate(tile: &Tile<E>) {
         let one_run = tile.run == tile.pairs;
-        // Each case in a loop of its own, which prepares nothing that only the others need.
         // SAFETY: the caller guarantees the tile and the instructions; each case's number of
         // registers and runs is the tile's.
         unsafe {
-            if tile.pairs == 4 * M::N && one_run {
-                Self::each_group::<4, 1>(tile);
+            if !M::LENGTHS {
+                M::run(Groups::<Self, E, 0, 1>(tile, PhantomData));
+            } else if tile.pairs == 4 * M::N && one_run {
+                M::run(Groups::<Self, E, 4, 1>(tile, PhantomData));
             } else if tile.pairs == 4 * M::N {
-                Self::each_group::<4, 2>(tile);
+                M::run(Groups::<Self, E, 4, 2>(tile, PhantomData));
             } else if tile.pairs == 2 * M::N && one_run {
-                Self::each_group::<2, 1>(tile);
+                M::run(Groups::<Self, E, 2, 1>(tile, PhantomData));
             } else {
-                Self::each_group::<0, 1>(tile);
-            }
-            if STREAM {
-                M::Register::fence();
+                M::run(Groups::<Self, E, 0, 1>(tile, PhantomData));
             }
         }
     }
@@ -523,6 +538,10 @@ where
                 coefficients = coefficients.skip(coefficients.stride);
             }
             first += group;
+        }
+        if STREAM {
+            // SAFETY: the caller guarantees the instructions.
+            unsafe { M::Register::fence() }
         }
     }
 
@@ -596,13 +615,15 @@ where
                     at,
                     run,
                 );
-                Kernel::<Portable<1>, E, Read, Write, SHARED, false>::run(
-                    from,
-                    to,
-                    coefficients,
-                    at,
-                    run,
-                );
+                if at < run {
+                    Kernel::<Portable<1>, E, Read, Write, SHARED, false>::rest(
+                        from,
+                        to,
+                        coefficients,
+                        at,
+                        run,
+                    );
+                }
             }
             start += run;
         }
@@ -637,6 +658,19 @@ where
             }
             at
         }
+    }
+
+    /// [`run`](Self::run) in a function of its own, compiled once for all instructions.
+    #[inline(never)]
+    unsafe fn rest(
+        from: *const E,
+        to: *mut E,
+        coefficients: Coefficients<E::Acc>,
+        at: usize,
+        run: usize,
+    ) {
+        // SAFETY: the caller guarantees what `run` demands.
+        unsafe { Self::run(from, to, coefficients, at, run) };
     }
 
     /// Rotates rows of `B` registers of pairs, two or four, in `RUNS` runs, with the coefficients

@@ -2,10 +2,30 @@
 
 use crate::element::{Element, Real};
 
+/// What is compiled for one set of instructions. One without branches between algorithms: functions
+/// of moderate length compile in a fraction of the time.
+pub(crate) trait Kernel {
+    /// Runs it.
+    ///
+    /// # Safety
+    /// The processor has the instructions that the kernel is made of; the rest the kernel says.
+    unsafe fn run(self);
+}
+
+/// A set of instructions.
+pub(crate) trait Instructions {
+    /// Compiles a kernel with these instructions, and runs it.
+    ///
+    /// # Safety
+    /// The processor has them; the rest the kernel says.
+    unsafe fn run<K: Kernel>(kernel: K);
+}
+
 /// A register of `N` values and its arithmetic.
 ///
-/// No operation contracts a product and a sum: with one rounding each, every implementation gives
-/// the same bits, and given the same cos and sin those of the unfused expression
+/// No operation contracts a product and a sum unless it is asked for by
+/// [`mul_add`](Self::mul_add), so every implementation gives the same bits. The rotation alone does
+/// not ask for it: given the same cos and sin, it gives those of the unfused expression
 /// `x * cos + rotate_half(x) * sin`.
 ///
 /// # Safety
@@ -42,6 +62,8 @@ pub(crate) trait Register: Copy {
     unsafe fn sub(self, other: Self) -> Self;
     /// The product.
     unsafe fn mul(self, other: Self) -> Self;
+    /// The product with `factor` plus `term`, rounded once.
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
     /// The sum of the values: each half is added to the other until one is left.
     unsafe fn total(self) -> Self::Value;
     /// What [`flip`](Self::flip) takes to negate values, or to leave them as they are.
@@ -66,7 +88,7 @@ pub(crate) type RegisterOf<M, E> = <M as Memory<E>>::Register;
 /// Of every function: the processor has the instructions. Pointers are aligned for one element and
 /// valid for `N` elements, for `2 N` in functions named `_both`, `_pairs` or `_double`, for `4 N` in those
 /// with both names. A store with `STREAM` starts at a multiple of its length in bytes.
-pub(crate) trait Memory<E: Element> {
+pub(crate) trait Memory<E: Element>: Instructions {
     /// The register that elements are widened into.
     type Register: Register<Value = E::Acc>;
     /// Shorter registers for the rest of a row.
@@ -75,6 +97,8 @@ pub(crate) trait Memory<E: Element> {
     type Wide: Memory<E::Acc, Register = Self::Register>;
     /// Elements per register.
     const N: usize = <Self::Register as Register>::N;
+    /// Whether common lengths of rows have code of their own.
+    const LENGTHS: bool = true;
     /// Whether two registers at a time cost less than one after another.
     const DOUBLES: bool = false;
     /// Whether rows of adjacent pairs cost less if members are swapped within a register than if

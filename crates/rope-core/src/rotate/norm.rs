@@ -167,8 +167,9 @@ impl<A: Real> Rotator<'_, A> {
     ///
     /// # Numerics
     /// Computed in f32, or f64, and rounded once on store. A pair is multiplied by rstd, then by cos
-    /// and sin times the weight, each operation rounded by itself. Every instruction set, thread count and layout gives the same bits. Infinite and zero rows give what the
-    /// formula gives: one infinity makes its pair NaN and the rest of its head zero.
+    /// and sin times the weight: a product, and a multiply-add rounded once. Every instruction set,
+    /// thread count and layout gives the same bits. Infinite and zero rows give what the formula
+    /// gives: one infinity makes its pair NaN and the rest of its head zero.
     ///
     /// # Errors
     /// Those of [`rotate`](Self::rotate); [`RopeError::NormWeight`] if a weight is not
@@ -414,8 +415,8 @@ impl<E: Element> NormTask<'_, '_, E> {
         Workspace {
             tile_tokens,
             gathered: vec![MaybeUninit::uninit(); tile_tokens * gathered],
-            factors: vec![MaybeUninit::uninit(); factors_len(self.rotator.geometry)],
-            rows: vec![MaybeUninit::uninit(); 2 * AHEAD * self.rotator.geometry.head_dim()],
+            factors: vec![MaybeUninit::uninit(); 2 * factors_len(self.rotator.geometry)],
+            rows: vec![MaybeUninit::uninit(); 4 * AHEAD * self.rotator.geometry.head_dim()],
         }
     }
 

@@ -4,11 +4,8 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use crate::element::Element;
-use crate::kernels::norm::{NormTile, norm_tile};
 use crate::kernels::portable::Portable;
-use crate::kernels::tile::{Tile, rotate_tile};
-use crate::kernels::vector::{Memory, Register};
+use crate::kernels::vector::{Instructions, Kernel, Memory, Register};
 
 /// Eight f32.
 #[derive(Clone, Copy)]
@@ -193,6 +190,11 @@ impl Register for F32x8 {
         Self(unsafe { _mm256_mul_ps(self.0, other.0) })
     }
     #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+        // SAFETY: the caller guarantees FMA.
+        Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, term.0) })
+    }
+    #[inline(always)]
     fn prefetch<T>(from: *const T) {
         // SAFETY: every x86-64 processor has SSE; the instruction is a hint, valid of any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
@@ -204,33 +206,15 @@ impl Register for F32x8 {
     }
 }
 
-/// Loads and stores by AVX2 and F16C.
+/// AVX2, FMA and F16C.
 pub(in crate::kernels) struct Avx2;
 
-/// [`rotate_tile`] with AVX2.
-///
-/// # Safety
-/// The processor has AVX2 and F16C; the tile is as [`rotate_tile`] demands.
-#[target_feature(enable = "avx2,f16c")]
-pub(in crate::kernels) unsafe fn avx2_tile<E: Element>(tile: &Tile<E>)
-where
-    Avx2: Memory<E>,
-{
-    // SAFETY: the caller guarantees a tile as `rotate_tile` demands, and the instructions.
-    unsafe { rotate_tile::<Avx2, E>(tile) }
-}
-
-/// [`norm_tile`] with AVX2.
-///
-/// # Safety
-/// The processor has AVX2 and F16C; the tile is as [`norm_tile`] demands.
-#[target_feature(enable = "avx2,f16c")]
-pub(in crate::kernels) unsafe fn avx2_norm<E: Element>(tile: &NormTile<E>)
-where
-    Avx2: Memory<E>,
-{
-    // SAFETY: the caller guarantees a tile as `norm_tile` demands, and the instructions.
-    unsafe { norm_tile::<Avx2, E>(tile) }
+impl Instructions for Avx2 {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn run<K: Kernel>(kernel: K) {
+        // SAFETY: the caller guarantees the instructions, and what the kernel demands.
+        unsafe { kernel.run() }
+    }
 }
 
 impl Memory<f32> for Avx2 {

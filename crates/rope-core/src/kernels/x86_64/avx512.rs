@@ -6,70 +6,29 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::avx2::{Avx2, F32x8, put as put_half};
-use crate::element::Element;
-use crate::kernels::norm::{NormTile, norm_tile};
-use crate::kernels::tile::{Tile, rotate_tile};
-use crate::kernels::vector::{Memory, Register};
+use crate::kernels::vector::{Instructions, Kernel, Memory, Register};
 
 /// Sixteen f32.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct F32x16(__m512);
 
-/// Loads and stores by AVX-512 F, BW and DQ; with `BF16` also by its conversions to bf16.
+/// AVX-512 F, BW and DQ, AVX2, FMA and F16C; with `BF16` also AVX-512's conversions to bf16.
 pub(in crate::kernels) struct Avx512<const BF16: bool>;
 
-/// [`rotate_tile`] with AVX-512.
-///
-/// # Safety
-/// The processor has AVX-512 F, BW and DQ, AVX2 and F16C; the tile is as [`rotate_tile`] demands.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx2,f16c")]
-pub(in crate::kernels) unsafe fn avx512_tile<E: Element>(tile: &Tile<E>)
-where
-    Avx512<false>: Memory<E>,
-{
-    // SAFETY: the caller guarantees a tile as `rotate_tile` demands, and the instructions.
-    unsafe { rotate_tile::<Avx512<false>, E>(tile) }
+impl Instructions for Avx512<false> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx2,fma,f16c")]
+    unsafe fn run<K: Kernel>(kernel: K) {
+        // SAFETY: the caller guarantees the instructions, and what the kernel demands.
+        unsafe { kernel.run() }
+    }
 }
 
-/// [`rotate_tile`] with AVX-512 and its conversions to bf16.
-///
-/// # Safety
-/// The processor has AVX-512 F, BW, DQ and BF16, AVX2 and F16C; the tile is as [`rotate_tile`]
-/// demands.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16,avx2,f16c")]
-pub(in crate::kernels) unsafe fn avx512_bf16_tile<E: Element>(tile: &Tile<E>)
-where
-    Avx512<true>: Memory<E>,
-{
-    // SAFETY: the caller guarantees a tile as `rotate_tile` demands, and the instructions.
-    unsafe { rotate_tile::<Avx512<true>, E>(tile) }
-}
-
-/// [`norm_tile`] with AVX-512.
-///
-/// # Safety
-/// The processor has AVX-512 F, BW and DQ, AVX2 and F16C; the tile is as [`norm_tile`] demands.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx2,f16c")]
-pub(in crate::kernels) unsafe fn avx512_norm<E: Element>(tile: &NormTile<E>)
-where
-    Avx512<false>: Memory<E>,
-{
-    // SAFETY: the caller guarantees a tile as `norm_tile` demands, and the instructions.
-    unsafe { norm_tile::<Avx512<false>, E>(tile) }
-}
-
-/// [`norm_tile`] with AVX-512 and its conversions to bf16.
-///
-/// # Safety
-/// The processor has AVX-512 F, BW, DQ and BF16, AVX2 and F16C; the tile is as [`norm_tile`]
-/// demands.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16,avx2,f16c")]
-pub(in crate::kernels) unsafe fn avx512_bf16_norm<E: Element>(tile: &NormTile<E>)
-where
-    Avx512<true>: Memory<E>,
-{
-    // SAFETY: the caller guarantees a tile as `norm_tile` demands, and the instructions.
-    unsafe { norm_tile::<Avx512<true>, E>(tile) }
+impl Instructions for Avx512<true> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
+    unsafe fn run<K: Kernel>(kernel: K) {
+        // SAFETY: the caller guarantees the instructions, and what the kernel demands.
+        unsafe { kernel.run() }
+    }
 }
 
 /// Rounds each f32 to bf16, nearest even, in the upper half of its word; the lower half is
@@ -120,7 +79,9 @@ unsafe fn any_nan([[a, b], [c, d]]: [[F32x16; 2]; 2]) -> bool {
 unsafe fn store_zipped<const BF16: bool, const STREAM: bool>(
     x: [[F32x16; 2]; 2],
     to: [*mut bf16; 2],
-) {
+) where
+    Avx512<BF16>: Instructions,
+{
     debug_assert!(to.iter().all(|to| to.is_aligned()));
     let [[a, b], [c, d]] = x;
     // SAFETY: the caller guarantees the instructions and 32 writable elements at each destination,
@@ -248,6 +209,11 @@ impl Register for F32x16 {
         Self(unsafe { _mm512_mul_ps(self.0, other.0) })
     }
     #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+        // SAFETY: the caller guarantees AVX-512.
+        Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, term.0) })
+    }
+    #[inline(always)]
     fn prefetch<T>(from: *const T) {
         // SAFETY: every x86-64 processor has SSE; the instruction is a hint, valid of any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
@@ -303,7 +269,10 @@ impl Memory<f32> for Avx512<false> {
     }
 }
 
-impl<const BF16: bool> Memory<bf16> for Avx512<BF16> {
+impl<const BF16: bool> Memory<bf16> for Avx512<BF16>
+where
+    Self: Instructions,
+{
     type Register = F32x16;
     const DOUBLES: bool = true;
     type Narrower = Avx2;
