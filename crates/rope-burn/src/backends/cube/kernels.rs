@@ -28,6 +28,15 @@ use cubecl::std::FastDivmod;
 /// Heads whose loads are in flight together, to hide the memory's latency.
 const HEADS_AT_ONCE: u32 = 4;
 
+/// Half as many where the coefficients of eight pairs, two a pair, leave registers for no more.
+fn heads_at_once(n: usize, access: Specialization) -> u32 {
+    if access.per_channel && n >= 8 {
+        HEADS_AT_ONCE / 2
+    } else {
+        HEADS_AT_ONCE
+    }
+}
+
 /// Vectors from one sample, token or head to the next.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
@@ -281,26 +290,57 @@ pub(super) fn joined<A: Float, N: Size>(
     }
 }
 
-/// Writes the rotated pairs of one head.
+/// Rotates a unit's pairs of `count` heads from `first` on: all are loaded before one is written.
 #[cube]
-fn store<E: Numeric, A: Float, N: Size>(
+fn rotate_block<E: Numeric, A: Float, N: Size>(
+    from: &[Vector<E, N>],
     to: &mut [Vector<E, N>],
-    at: usize,
-    offsets: (usize, usize),
-    loaded: (Vector<E, N>, Vector<E, N>),
+    from_at: (usize, usize),
+    to_at: (usize, usize),
+    steps: (usize, usize),
+    first: u32,
     by: Coefficients<A, N>,
+    #[comptime] count: u32,
     #[comptime] access: Specialization,
 ) {
-    let (x1, x2) = members::<A, N>(
-        Vector::cast_from(loaded.0),
-        Vector::cast_from(loaded.1),
-        access.zipped_read,
-    );
-    let y1 = by.c1 * x1 - by.s1 * x2;
-    let y2 = by.s2 * x1 + by.c2 * x2;
-    let (a, b) = joined::<A, N>(y1, y2, access.zipped_write);
-    to[at + offsets.0] = Vector::cast_from(a);
-    to[at + offsets.1] = Vector::cast_from(b);
+    let first = first as usize;
+    let mut loaded = Sequence::<(Vector<E, N>, Vector<E, N>)>::new();
+    #[unroll]
+    for i in 0..comptime![count as usize] {
+        let skipped = (first + i) * steps.0;
+        loaded.push((from[from_at.0 + skipped], from[from_at.1 + skipped]));
+    }
+    #[unroll]
+    for i in 0..comptime![count as usize] {
+        let x = loaded[i];
+        let (x1, x2) = members::<A, N>(
+            Vector::cast_from(x.0),
+            Vector::cast_from(x.1),
+            access.zipped_read,
+        );
+        let y1 = by.c1 * x1 - by.s1 * x2;
+        let y2 = by.s2 * x1 + by.c2 * x2;
+        let (a, b) = joined::<A, N>(y1, y2, access.zipped_write);
+        let skipped = (first + i) * steps.1;
+        to[to_at.0 + skipped] = Vector::cast_from(a);
+        to[to_at.1 + skipped] = Vector::cast_from(b);
+    }
+}
+
+/// The steps of what is written; in place those of what is read, so that registers hold one set.
+#[cube]
+pub(super) fn written_steps(operand: &HeadSteps) -> Steps {
+    if comptime![operand.in_place] {
+        operand.from
+    } else {
+        operand.to
+    }
+}
+
+/// Where a token starts.
+#[cube]
+pub(super) fn start(steps: Steps, task: &Task) -> usize {
+    task.sample * steps.batch + task.token * steps.seq
 }
 
 /// Rotates, or copies, a unit's channels of `heads` heads from `first` on.
@@ -316,35 +356,34 @@ fn rotate_heads<E: Numeric, A: Float, N: Size>(
     heads: u32,
     #[comptime] access: Specialization,
 ) {
-    let (from_step, to_step) = (operand.from.head, operand.to.head);
-    let from_start = task.sample * operand.from.batch
-        + task.token * operand.from.seq
-        + first as usize * from_step;
-    let to_start =
-        task.sample * operand.to.batch + task.token * operand.to.seq + first as usize * to_step;
+    let (from_step, to_step) = (operand.from.head, written_steps(operand).head);
+    let from_start = start(operand.from, task) + first as usize * from_step;
+    let to_start = start(written_steps(operand), task) + first as usize * to_step;
     if task.lane < row.rotating {
         let read = offsets(row, task.lane, access.zipped_read);
         let write = offsets(row, task.lane, access.zipped_write);
-        let blocks = heads / HEADS_AT_ONCE;
-        for block in 0..blocks {
-            let head = (block * HEADS_AT_ONCE) as usize;
-            let mut loaded = Sequence::<(Vector<E, N>, Vector<E, N>)>::new();
-            #[unroll]
-            for i in 0..comptime![HEADS_AT_ONCE as usize] {
-                let at = from_start + (head + i) * from_step;
-                loaded.push((from[at + read.0], from[at + read.1]));
-            }
-            #[unroll]
-            for i in 0..comptime![HEADS_AT_ONCE as usize] {
-                let at = to_start + (head + i) * to_step;
-                store::<E, A, N>(to, at, write, loaded[i], by, access);
+        let (from_at, to_at) = (
+            (from_start + read.0, from_start + read.1),
+            (to_start + write.0, to_start + write.1),
+        );
+        let steps = (from_step, to_step);
+        let size = N::value();
+        let at_once = comptime![heads_at_once(size, access)];
+        for block in 0..heads / at_once {
+            let head = block * at_once;
+            rotate_block::<E, A, N>(from, to, from_at, to_at, steps, head, by, at_once, access);
+        }
+        // The rest is no loop, which compilers would unroll and find registers for.
+        let rest = heads % at_once;
+        if comptime![at_once > 2] {
+            if rest >= 2 {
+                let head = heads - rest;
+                rotate_block::<E, A, N>(from, to, from_at, to_at, steps, head, by, 2u32, access);
             }
         }
-        for head in blocks * HEADS_AT_ONCE..heads {
-            let at = from_start + head as usize * from_step;
-            let loaded = (from[at + read.0], from[at + read.1]);
-            let at = to_start + head as usize * to_step;
-            store::<E, A, N>(to, at, write, loaded, by, access);
+        if rest % 2 == 1 {
+            let head = heads - 1;
+            rotate_block::<E, A, N>(from, to, from_at, to_at, steps, head, by, 1u32, access);
         }
     } else if comptime![!operand.in_place] {
         // What is before the rotated part, then what is after it.

@@ -13,12 +13,18 @@ use cubecl::prelude::*;
 
 use super::super::kernels::{
     Coefficients, HeadSteps, RowParts, Specialization, Steps, UnitGrid, coefficients, joined,
-    members, offsets, row_task, wide,
+    members, offsets, row_task, start, wide, written_steps,
 };
 
 /// Heads whose sums are made together, forward and backward.
 const HEADS_AT_ONCE: usize = 4;
 const HEADS_AT_ONCE_BACK: usize = 2;
+
+/// Half as many where a unit holds eight pairs of each: what two cubes of a processor have registers
+/// for.
+fn heads_at_once(most: usize, n: usize) -> usize {
+    if n < 8 { most } else { most / 2 }
+}
 
 /// How heads are divided among teams.
 #[derive(CubeType, CubeLaunch)]
@@ -174,15 +180,27 @@ fn turned_by<A: Float, N: Size, W: Size>(
     let by = coefficients::<A, N, W>(angles, row, angle_row, lane, access);
     let mut c1 = Vector::<A, N>::new(A::new(1.0));
     let mut s1 = Vector::<A, N>::zeroed();
-    let mut c2 = Vector::<A, N>::zeroed();
-    let mut s2 = Vector::<A, N>::zeroed();
     if lane < row.rotating {
         c1 = by.c1;
         s1 = by.s1;
-        c2 = by.c2;
-        s2 = by.s2;
     }
-    Coefficients::<A, N> { c1, s1, c2, s2 }
+    if comptime![access.per_channel] {
+        let mut c2 = Vector::<A, N>::zeroed();
+        let mut s2 = Vector::<A, N>::zeroed();
+        if lane < row.rotating {
+            c2 = by.c2;
+            s2 = by.s2;
+        }
+        Coefficients::<A, N> { c1, s1, c2, s2 }
+    } else {
+        // Outside the rotated part the second members are zeros.
+        Coefficients::<A, N> {
+            c1,
+            s1,
+            c2: c1,
+            s2: s1,
+        }
+    }
 }
 
 #[cube]
@@ -288,7 +306,9 @@ pub(super) fn norm_rotate<E: Numeric, A: Float, N: Size, W: Size>(
     #[define(E, A)] _types: [ElemType; 2],
 ) {
     let access = comptime![shape.access];
-    let mut shared = Shared::<[A]>::new_slice(comptime![HEADS_AT_ONCE * shape.cube]);
+    let size = N::value();
+    let at_once = comptime![heads_at_once(HEADS_AT_ONCE, size)];
+    let mut shared = Shared::<[A]>::new_slice(comptime![at_once * shape.cube]);
     let unit = UNIT_POS as usize;
     let eps = eps.get::<A>();
     let (team, lane) = teams.grid.lanes.div_mod(ABSOLUTE_POS as u32);
@@ -306,13 +326,13 @@ pub(super) fn norm_rotate<E: Numeric, A: Float, N: Size, W: Size>(
         let by = turned_by::<A, N, W>(angles, &row, task.angle_row, lane, access);
         let heads = min(task.first_head + teams.grid.heads, operand.heads) - task.first_head;
         let heads = select(at < teams.rows, heads, 0u32);
-        let from = task.sample * operand.from.batch + task.token * operand.from.seq;
-        let to = task.sample * operand.to.batch + task.token * operand.to.seq;
-        for block in 0..teams.grid.heads.div_ceil(HEADS_AT_ONCE as u32) {
-            let first = block * HEADS_AT_ONCE as u32;
+        let written = written_steps(&operand);
+        let (from, to) = (start(operand.from, &task), start(written, &task));
+        for block in 0..teams.grid.heads.div_ceil(at_once as u32) {
+            let first = block * at_once as u32;
             let mut held = Sequence::<(Vector<A, N>, Vector<A, N>)>::new();
             #[unroll]
-            for i in 0..HEADS_AT_ONCE {
+            for i in 0..at_once {
                 let head = task.first_head + first + i as u32;
                 let head = min(head, operand.heads - 1) as usize;
                 let at = from + head * operand.from.head;
@@ -326,9 +346,9 @@ pub(super) fn norm_rotate<E: Numeric, A: Float, N: Size, W: Size>(
                     total::<A, N>(times::<A, N>(loaded, loaded));
                 held.push((loaded.first, loaded.second));
             }
-            sum_over_team::<A>(&mut shared, lane, HEADS_AT_ONCE, shape);
+            sum_over_team::<A>(&mut shared, lane, at_once, shape);
             #[unroll]
-            for i in 0..HEADS_AT_ONCE {
+            for i in 0..at_once {
                 let squares = summed::<A>(&shared, lane, i, shape);
                 let rstd = root::<A>(squares, eps, teams.head_dim);
                 let normalised = times::<A, N>(scaled::<A, N>(kept::<A, N>(held[i]), rstd), weight);
@@ -339,7 +359,7 @@ pub(super) fn norm_rotate<E: Numeric, A: Float, N: Size, W: Size>(
                 };
                 if first + (i as u32) < heads {
                     let head = (task.first_head + first) as usize + i;
-                    let at = to + head * operand.to.head;
+                    let at = to + head * written.head;
                     store::<E, A, N>(y, at, write, result, access.zipped_write);
                 }
             }
@@ -370,7 +390,9 @@ pub(super) fn norm_rotate_back<E: Numeric, A: Float, N: Size, W: Size>(
     #[define(E, A)] _types: [ElemType; 2],
 ) {
     let access = comptime![shape.access];
-    let mut shared = Shared::<[A]>::new_slice(comptime![HEADS_AT_ONCE_BACK * shape.cube]);
+    let size = N::value();
+    let at_once = comptime![heads_at_once(HEADS_AT_ONCE_BACK, size)];
+    let mut shared = Shared::<[A]>::new_slice(comptime![at_once * shape.cube]);
     let unit = UNIT_POS as usize;
     let eps = eps.get::<A>();
     let (team, lane) = teams.grid.lanes.div_mod(ABSOLUTE_POS as u32);
@@ -391,14 +413,14 @@ pub(super) fn norm_rotate_back<E: Numeric, A: Float, N: Size, W: Size>(
         let heads = min(task.first_head + teams.grid.heads, operand.heads) - task.first_head;
         let heads = select(at < teams.rows, heads, 0u32);
         let x_row = task.sample * x_steps.batch + task.token * x_steps.seq;
-        let from = task.sample * operand.from.batch + task.token * operand.from.seq;
-        let to = task.sample * operand.to.batch + task.token * operand.to.seq;
-        for block in 0..teams.grid.heads.div_ceil(HEADS_AT_ONCE_BACK as u32) {
-            let first = block * HEADS_AT_ONCE_BACK as u32;
+        let written = written_steps(&operand);
+        let (from, to) = (start(operand.from, &task), start(written, &task));
+        for block in 0..teams.grid.heads.div_ceil(at_once as u32) {
+            let first = block * at_once as u32;
             let mut held = Sequence::<(Vector<A, N>, Vector<A, N>)>::new();
             let mut gradients = Sequence::<(Vector<A, N>, Vector<A, N>)>::new();
             #[unroll]
-            for i in 0..HEADS_AT_ONCE_BACK {
+            for i in 0..at_once {
                 let head = task.first_head + first + i as u32;
                 let head = min(head, operand.heads - 1) as usize;
                 let x_at = x_row + head * x_steps.head;
@@ -415,25 +437,25 @@ pub(super) fn norm_rotate_back<E: Numeric, A: Float, N: Size, W: Size>(
                 held.push((loaded.first, loaded.second));
                 gradients.push((incoming.first, incoming.second));
             }
-            sum_over_team::<A>(&mut shared, lane, HEADS_AT_ONCE_BACK, shape);
+            sum_over_team::<A>(&mut shared, lane, at_once, shape);
             let mut roots = Sequence::<A>::new();
             #[unroll]
-            for i in 0..HEADS_AT_ONCE_BACK {
+            for i in 0..at_once {
                 let squares = summed::<A>(&shared, lane, i, shape);
                 roots.push(root::<A>(squares, eps, teams.head_dim));
             }
             sync_cube();
             // The products of numbers that are normalised: those of x could overflow.
             #[unroll]
-            for i in 0..HEADS_AT_ONCE_BACK {
+            for i in 0..at_once {
                 let n = scaled::<A, N>(kept::<A, N>(held[i]), roots[i]);
                 let h = times::<A, N>(kept::<A, N>(gradients[i]), weight);
                 let products = times::<A, N>(h, n);
                 shared[comptime![i * shape.cube] + unit] = total::<A, N>(products);
             }
-            sum_over_team::<A>(&mut shared, lane, HEADS_AT_ONCE_BACK, shape);
+            sum_over_team::<A>(&mut shared, lane, at_once, shape);
             #[unroll]
-            for i in 0..HEADS_AT_ONCE_BACK {
+            for i in 0..at_once {
                 let mean = summed::<A>(&shared, lane, i, shape) / A::cast_from(teams.head_dim);
                 let n = scaled::<A, N>(kept::<A, N>(held[i]), roots[i]);
                 let incoming = kept::<A, N>(gradients[i]);
@@ -451,7 +473,7 @@ pub(super) fn norm_rotate_back<E: Numeric, A: Float, N: Size, W: Size>(
                 };
                 if first + (i as u32) < heads {
                     let head = (task.first_head + first) as usize + i;
-                    let at = to + head * operand.to.head;
+                    let at = to + head * written.head;
                     store::<E, A, N>(dx, at, read, result, access.zipped_read);
                     let of_weight = times::<A, N>(incoming, n);
                     first_sum += of_weight.first;
