@@ -12,22 +12,21 @@ use rope_ascend::sys::{
 };
 use std::fmt::Write as _;
 use std::fs;
-use std::io;
 use std::mem::offset_of;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use crate::wheels::{self, WheelError, output_of};
+
 const WHEEL: &str = "torch-npu==2.14.0";
+/// The headers are the same in every wheel of the release; this one exists for every host.
+const PLATFORM: &str = "manylinux_2_28_x86_64";
 const HEADERS_IN_WHEEL: &str = "torch_npu/include";
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AbiError {
-    #[error("{command} failed: {output}")]
-    Command { command: String, output: String },
-    #[error("cannot access {path}: {source}")]
-    File { path: PathBuf, source: io::Error },
-    #[error("no wheel of {WHEEL} in {}", folder.display())]
-    NoWheel { folder: PathBuf },
+    #[error(transparent)]
+    Wheel(#[from] WheelError),
     #[error("declarations differ from the headers:\n{0}")]
     Differs(String),
 }
@@ -39,12 +38,15 @@ pub(crate) fn run(headers: Option<&Path>) -> Result<String> {
     let work = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/abi");
     let work = fs::create_dir_all(&work)
         .and_then(|()| work.canonicalize())
-        .map_err(|source| AbiError::File { path: work, source })?;
-    let headers = headers.map_or_else(|| download(&work), |folder| Ok(folder.to_owned()))?;
+        .map_err(|source| WheelError::File { path: work, source })?;
+    let headers = match headers {
+        Some(folder) => folder.to_owned(),
+        None => wheels::unpack(&work, WHEEL, PLATFORM)?.join(HEADERS_IN_WHEEL),
+    };
     let operators = compare_operators()?;
     let source = generate();
     let unit = work.join("abi.cpp");
-    fs::write(&unit, &source.text).map_err(|error| AbiError::File {
+    fs::write(&unit, &source.text).map_err(|error| WheelError::File {
         path: unit.clone(),
         source: error,
     })?;
@@ -72,8 +74,8 @@ pub(crate) fn run(headers: Option<&Path>) -> Result<String> {
             source.structures,
             source.simulated,
         )),
-        Err(AbiError::Command { output, .. }) => Err(AbiError::Differs(failures(&output))),
-        Err(other) => Err(other),
+        Err(WheelError::Command { output, .. }) => Err(AbiError::Differs(failures(&output))),
+        Err(other) => Err(other.into()),
     }
 }
 
@@ -88,69 +90,6 @@ fn failures(output: &str) -> String {
     } else {
         lines.join("\n")
     }
-}
-
-fn output_of(command: &mut Command) -> Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|error| AbiError::Command {
-        command: name.clone(),
-        output: error.to_string(),
-    })?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned()
-        + &String::from_utf8_lossy(&output.stderr);
-    if output.status.success() {
-        Ok(text)
-    } else {
-        Err(AbiError::Command {
-            command: name,
-            output: text,
-        })
-    }
-}
-
-/// Fetches the wheel and unpacks it, unless an earlier run has.
-fn download(work: &Path) -> Result<PathBuf> {
-    let unpacked = work.join("wheel");
-    let headers = unpacked.join(HEADERS_IN_WHEEL);
-    if headers.join("acl/acl.h").exists() {
-        return Ok(headers);
-    }
-    let mut pip = Command::new("python3");
-    pip.args([
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-    ]);
-    // The headers are the same in every wheel of the release; this one exists for every host.
-    pip.args([
-        "--platform",
-        "manylinux_2_28_x86_64",
-        "--python-version",
-        "3.11",
-        "--implementation",
-        "cp",
-    ]);
-    output_of(pip.args([WHEEL, "--dest"]).arg(work))?;
-    let wheel = fs::read_dir(work)
-        .map_err(|source| AbiError::File {
-            path: work.to_owned(),
-            source,
-        })?
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
-        .ok_or_else(|| AbiError::NoWheel {
-            folder: work.to_owned(),
-        })?;
-    output_of(
-        Command::new("python3")
-            .args(["-m", "zipfile", "-e"])
-            .arg(&wheel)
-            .arg(&unpacked),
-    )?;
-    Ok(headers)
 }
 
 struct Source {

@@ -344,6 +344,10 @@ pub(super) fn start(steps: Steps, task: &Task) -> usize {
 }
 
 /// Rotates, or copies, a unit's channels of `heads` heads from `first` on.
+#[allow(
+    clippy::collapsible_if,
+    reason = "of two, the outer is decided when the kernel is compiled"
+)]
 #[cube]
 fn rotate_heads<E: Numeric, A: Float, N: Size>(
     from: &[Vector<E, N>],
