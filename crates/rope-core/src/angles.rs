@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::element::Real;
 use crate::error::{Result, RopeError};
+use crate::frequencies::expect_finite_angles;
 use crate::lanes::LaneMap;
 use crate::parallel::for_each_block;
 use crate::positions::Positions;
@@ -188,7 +189,7 @@ impl<A: Real> TokenAngles<A> {
     ///
     /// # Errors
     /// [`RopeError::HeadFrequencies`] if the list does not divide into axes and heads, or is empty;
-    /// [`RopeError::Frequency`] if one is NaN or infinite.
+    /// [`RopeError::Frequency`] if one is NaN, or too large for finite angles.
     ///
     /// # Source
     /// Heo, Park, Han and Yun, 2024, Rotary Position Embedding for Vision Transformer, RoPE-Mixed.
@@ -199,10 +200,7 @@ impl<A: Real> TokenAngles<A> {
             return Err(RopeError::HeadFrequencies { axes, heads, found });
         }
         let of_axis = found / axes;
-        if let Some(index) = frequencies.iter().position(|f| !f.is_finite()) {
-            let found = frequencies[index];
-            return Err(RopeError::Frequency { index, found });
-        }
+        expect_finite_angles(frequencies)?;
         let lanes = of_axis / heads;
         let mut rows = vec![A::ZERO; positions.tokens() * 2 * of_axis];
         let blocks = rows.chunks_mut(BLOCK_TOKENS * 2 * of_axis);

@@ -106,10 +106,11 @@ pub enum RopeError {
         /// The scaling, as a configuration names it.
         rope_type: &'static str,
     },
-    /// A frequency, listed or from theta and its scaling, is NaN or infinite.
+    /// A frequency, listed or from theta and its scaling, is NaN, or so large that angles may
+    /// be infinite.
     #[error(
-        "frequency {index} must be a finite number, found {found}; change the list, or theta and \
-         the parameters of its scaling"
+        "frequency {index} must be a number of at most 1e280 either way, found {found:e}; change \
+         the list, or theta and the parameters of its scaling"
     )]
     Frequency {
         /// Its index.

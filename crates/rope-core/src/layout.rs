@@ -160,12 +160,10 @@ impl HeadsLayout {
         if self.is_empty() {
             return 0;
         }
-        let reach: u128 = self
-            .dims()
-            .iter()
-            .map(|(size, stride)| (*size as u128 - 1) * *stride as u128)
-            .sum();
-        reach + self.head_dim as u128
+        let reach = |(size, stride)| (size as u128 - 1) * stride as u128;
+        // Saturating: one product fits, and three of them wrapped around may fit any buffer.
+        let dims = self.dims().into_iter().map(reach);
+        dims.fold(self.head_dim as u128, u128::saturating_add)
     }
 
     /// Checks that the view lies within a buffer of `found` elements.
@@ -211,7 +209,7 @@ impl HeadsLayout {
                 if (stride as u128) < inner {
                     return false;
                 }
-                inner += (size as u128 - 1) * stride as u128;
+                inner = inner.saturating_add((size as u128 - 1) * stride as u128);
             }
         }
         true
@@ -322,6 +320,26 @@ mod tests {
             HeadsMut::new(&mut data, layout).err(),
             Some(RopeError::Overlap { what: "the tensor" })
         );
+    }
+
+    #[test]
+    fn an_extent_that_would_wrap_around_fits_no_buffer() {
+        // 2 * 2^63 * (2^64 - 1) + 2^32 * 2^32 is 2^128.
+        let half = (1 << 63) + 1;
+        let layout = HeadsLayout {
+            batch: half,
+            seq: half,
+            heads: (1 << 32) + 1,
+            head_dim: 4,
+            strides: Strides {
+                batch: usize::MAX,
+                seq: usize::MAX,
+                head: 1 << 32,
+            },
+        };
+        assert_eq!(layout.extent(), u128::MAX);
+        assert!(!layout.is_injective());
+        assert!(HeadsRef::new(&[0f32; 4], layout).is_err());
     }
 
     #[test]

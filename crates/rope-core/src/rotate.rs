@@ -288,9 +288,13 @@ impl<'a, A: Real> Rotator<'a, A> {
             seq,
         )?;
         let rows = tokens * rows_per_token;
+        // Without heads, samples may be more than can be counted through.
+        let heads = q.0.layout.heads.max(k.map_or(0, |(k, _)| k.layout.heads));
         let (samples_per_row, pairs) = (
             if tokens == q.0.layout.tokens() {
                 1
+            } else if heads == 0 {
+                0
             } else {
                 batch
             },

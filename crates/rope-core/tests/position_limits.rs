@@ -6,8 +6,9 @@ use rope_core::position_ids::{
     vision_windows, zigzag,
 };
 use rope_core::{
-    Angles, AxisLayout, CosSinTable, HeadNorm, HeadsLayout, HeadsMut, HeadsRef, Layout, NormInput,
-    Positions, RopeError, RotarySpec, Rotator, Strides,
+    Angles, AxisLayout, CosSinTable, Direction, Frequencies, Geometry, HeadNorm, HeadsLayout,
+    HeadsMut, HeadsRef, Layout, NormInput, Pairing, Positions, RopeError, RotarySpec, Rotator,
+    Strides, TokenAngles,
 };
 
 fn video(grid: [usize; 3], seconds: f64, videos: usize) -> Result<(), RopeError> {
@@ -42,6 +43,10 @@ fn ids_beyond_any_position_are_refused() {
             "{seconds}"
         );
     }
+    // Infinite in f32, in which no number times it is 0.
+    assert!(video([1, 2, 4], 1e300, 1).is_err());
+    let rules = PositionRules::new("qwen2_5_vl", TokenIds::new(7, 8)).expect("a family");
+    assert!(rules.with_ids_per_second(1e300).is_err());
     // Each video within range, both together not.
     assert!(video(two_frames, 1e9, 1).is_ok());
     assert!(matches!(
@@ -227,15 +232,76 @@ fn empty_tensors_of_any_size_are_nothing_to_do() {
 }
 
 #[test]
+fn strides_of_single_rows_may_be_any_number() {
+    #[repr(align(64))]
+    struct Lines([f32; 32]);
+    let layout = HeadsLayout {
+        batch: 1,
+        seq: 1,
+        heads: 1,
+        head_dim: 32,
+        strides: Strides {
+            batch: usize::MAX,
+            seq: usize::MAX,
+            head: usize::MAX,
+        },
+    };
+    let geometry = Geometry::new(32, 32, 0, Pairing::Half, false).expect("valid");
+    let angles = [[0.0f32; 16], [1.0; 16]].concat();
+    let rotator = Rotator::new(geometry, Angles::Tokens(&angles)).expect("valid");
+    let mut x = Lines(std::array::from_fn(|i| i as f32));
+    let q = HeadsMut::new(&mut x.0, layout).expect("one row");
+    rotator
+        .with_streaming(0)
+        .apply(Direction::Forward, q, None)
+        .expect("a quarter turn");
+    assert_eq!((x.0[0], x.0[16], x.0[31]), (-16.0, 0.0, 15.0));
+}
+
+#[test]
 fn frequencies_beyond_floats_are_refused() {
-    // theta to the power of -126/128 is beyond the largest f64.
+    // theta to the power of -116/128 is beyond the highest frequency.
     let build = |theta| {
         let spec = RotarySpec::builder(128).axes(AxisLayout::Single);
         spec.theta(theta).build()
     };
     assert!(matches!(
-        build(1e-320),
-        Err(RopeError::Frequency { index: 62, .. })
+        build(1e-310),
+        Err(RopeError::Frequency { index: 58, .. })
     ));
-    assert!(build(1e-300).is_ok());
+    assert!(build(1e-280).is_ok());
+    // Finite, but not times the highest position.
+    for found in [1e281, -1e305, f64::INFINITY, f64::NAN] {
+        let refused = Frequencies::listed(vec![1.0, found]);
+        assert!(matches!(
+            refused,
+            Err(RopeError::Frequency { index: 1, .. })
+        ));
+    }
+}
+
+#[test]
+fn angles_of_the_highest_frequency_are_finite() {
+    let highest = Frequencies::listed(vec![1e280]).expect("the highest");
+    let spec = RotarySpec::builder(2).frequencies(highest).build();
+    let positions = Positions::new(1, &[1 << 31]).expect("the highest");
+    let angles = TokenAngles::<f64>::new(&spec.expect("valid"), &positions, None);
+    let angles = angles.expect("in range");
+    let Angles::Tokens(values) = angles.angles() else {
+        panic!("angles of tokens")
+    };
+    assert!(values.iter().all(|value| value.is_finite()), "{values:?}");
+}
+
+#[test]
+fn angle_gradients_without_heads_are_zero_for_any_number_of_samples() {
+    let geometry = Geometry::new(2, 2, 0, Pairing::Half, false).expect("valid");
+    let layout = HeadsLayout::contiguous(Layout::Bsnd, usize::MAX, 1, 0, 2);
+    let rotator = Rotator::new(geometry, Angles::Tokens(&[1.0f32, 0.0])).expect("valid");
+    let view = || HeadsRef::new(&[0f32; 0], layout).expect("empty");
+    let mut sums = [1.0; 2];
+    rotator
+        .angle_gradients((view(), view()), None, &mut sums)
+        .expect("nothing to add");
+    assert_eq!(sums, [0.0; 2]);
 }

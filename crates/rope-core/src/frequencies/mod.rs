@@ -84,9 +84,9 @@ impl Frequencies {
     /// # Units
     /// radians per token, or per unit of real positions
     /// # Errors
-    /// [`RopeError::Frequency`] if one is NaN or infinite.
+    /// [`RopeError::Frequency`] if one is NaN, or too large for finite angles.
     pub fn listed(inv_freq: Vec<f64>) -> Result<Self> {
-        expect_finite(&inv_freq)?;
+        expect_finite_angles(&inv_freq)?;
         let values = Values::List { inv_freq };
         Ok(Self { values })
     }
@@ -143,7 +143,7 @@ impl Frequencies {
     /// [`RopeError::OddRotaryDim`] if `dims` is odd or 0; [`RopeError::FactorCount`] if a list of
     /// LongRoPE does not hold `dims / 2` factors; [`RopeError::FrequencyCount`] if a list of
     /// frequencies is of another length; [`RopeError::Frequency`] if theta or a scaling's parameters
-    /// are too extreme for finite frequencies.
+    /// are too extreme for finite angles.
     pub fn inv_freq(&self, dims: usize, seq_len: Option<u64>) -> Result<Vec<f64>> {
         if dims == 0 || !dims.is_multiple_of(2) {
             return Err(RopeError::OddRotaryDim { found: dims });
@@ -154,7 +154,7 @@ impl Frequencies {
                 let unscaled = |pair| theta.powf(-((2 * pair) as f64) / dims as f64);
                 let mut inv_freq: Vec<f64> = (0..pairs).map(unscaled).collect();
                 scaling.apply(&mut inv_freq, *theta, seq_len)?;
-                expect_finite(&inv_freq)?;
+                expect_finite_angles(&inv_freq)?;
                 Ok(inv_freq)
             }
             Values::List { inv_freq } if inv_freq.len() == pairs => Ok(inv_freq.clone()),
@@ -181,8 +181,13 @@ impl Frequencies {
     }
 }
 
-fn expect_finite(inv_freq: &[f64]) -> Result<()> {
-    match inv_freq.iter().position(|value| !value.is_finite()) {
+/// The highest frequency: its product with any position, summed over any axes, is finite.
+const MAX_FREQUENCY: f64 = 1e280;
+
+/// Refuses frequencies at which the angle of some position is not finite.
+pub(crate) fn expect_finite_angles(inv_freq: &[f64]) -> Result<()> {
+    let refused = |value: &f64| !(-MAX_FREQUENCY..=MAX_FREQUENCY).contains(value);
+    match inv_freq.iter().position(refused) {
         None => Ok(()),
         Some(index) => Err(RopeError::Frequency {
             index,

@@ -150,7 +150,8 @@ impl<E: Element> Tile<E> {
 /// line.
 pub(super) fn starts_lines<E>(start: *const E, elements: [usize; 4]) -> bool {
     const LINE: usize = 64;
-    start.addr().is_multiple_of(LINE) && elements.map(|n| n * size_of::<E>() % LINE) == [0; 4]
+    let of_line = LINE / size_of::<E>();
+    start.addr().is_multiple_of(LINE) && elements.into_iter().all(|n| n.is_multiple_of(of_line))
 }
 
 /// Where c1, s1, c2, s2 of a token start: `pairs` values each.

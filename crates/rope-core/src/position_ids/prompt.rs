@@ -551,7 +551,8 @@ impl Walk<'_> {
         let id = |frame: usize| {
             let found = frame as f32 * seconds * per_second as f32;
             fractions |= keeps_fractions && found.fract() != 0.0;
-            if found > MAX_POSITION as f32 {
+            // Infinite seconds in f32, times frame 0, are NaN.
+            if found.is_nan() || found > MAX_POSITION as f32 {
                 return Err(refused(
                     "so few that, times ids per second and frames, ids stay within 2147483648",
                 )

@@ -330,9 +330,9 @@ impl PositionRules {
         ];
         for (parameter, value) in constants {
             if let Some(found) = value
-                && !(found.is_finite() && found > 0.0)
+                && !((found as f32).is_finite() && found > 0.0)
             {
-                let expected = "a finite number above 0";
+                let expected = "a finite number above 0, also in f32";
                 return Err(PositionIdsError::Parameter {
                     parameter,
                     expected,
