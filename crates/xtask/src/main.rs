@@ -1,10 +1,11 @@
-//! Checks and measurements of the workspace: `cargo xtask abi`, `api`, `benchmarks`,
+//! Checks and measurements of the workspace: `cargo xtask abi`, `api`, `benchmarks`, `fuzz`,
 //! `gpu-kernels`, `package`, `sanitize`, `vendor-headers` and `vendor-operators`.
 
 mod abi;
 mod api;
 mod benchmarks;
 mod checkout;
+mod fuzz;
 mod gpu_kernels;
 mod package;
 mod sanitize;
@@ -20,6 +21,7 @@ use vendor_headers::Options;
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask api [--write]
        cargo xtask benchmarks [--full | --page] [NAME ...]
+       cargo xtask fuzz [--seconds COUNT | --runs COUNT] [TARGET ...]
        cargo xtask gpu-kernels
        cargo xtask package
        cargo xtask sanitize
@@ -36,6 +38,8 @@ benchmarks   measures everything, for half an hour after building, and writes do
       docs/benchmarks/tables.md from the results. --full measures every combination, --page nothing.
       NAMEs choose among memory, memory_npu, speed, step and peers. Nothing else should run
       meanwhile.
+fuzz   runs the targets of fuzz/ on their kept inputs, then on new ones for so many seconds or inputs
+      each, 5 seconds by default; two minutes with building. What it finds is in target/fuzz.
 gpu-kernels   compiles the kernels for GPUs as CUDA C++ with NVIDIA's compilers, which need no GPU and
       come from PyPI, for compute capability 8.0, 9.0 and 12.0, and prints what their machine code
       says. Spilled registers, local memory, narrow accesses and 64-bit divisions are errors. On
@@ -101,6 +105,9 @@ fn main() -> ExitCode {
         ["api", "--write"] => api::run(true).map_err(|error| text(&error)),
         ["gpu-kernels"] => gpu_kernels::run().map_err(|error| text(&error)),
         ["package"] => package::run().map_err(|error| text(&error)),
+        ["fuzz", words @ ..] if let Some((limit, targets)) = fuzz::parse(words) => {
+            fuzz::run(limit, targets).map_err(|error| text(&error))
+        }
         ["sanitize"] => sanitize::run().map_err(|error| text(&error)),
         _ => {
             eprintln!("{USAGE}");

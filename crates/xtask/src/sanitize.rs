@@ -76,7 +76,8 @@ pub(crate) fn run() -> Result<String, SanitizeError> {
     Ok("nothing found".to_owned())
 }
 
-fn host() -> Result<String, SanitizeError> {
+/// The target triple of this machine.
+pub(crate) fn host() -> Result<String, SanitizeError> {
     let rustc = env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     let output =
         Command::new(&rustc)

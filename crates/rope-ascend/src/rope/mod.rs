@@ -7,6 +7,8 @@
 mod args;
 mod coefficients;
 mod compile;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod kernel_files;
 mod kernels;
 mod norm;
