@@ -55,15 +55,18 @@ fn grid(u: &mut Unstructured) -> Result<[usize; 3]> {
 
 fn vision(u: &mut Unstructured) -> Result<()> {
     let grids = list(u, grid)?;
-    let patches = grids.iter().fold(0u128, |sum, grid| {
-        let [t, h, w] = grid.map(|n| n as u128);
-        sum.saturating_add(t.saturating_mul(h).saturating_mul(w))
-            .saturating_add(t)
-    });
-    if (MOST as u128..1 << 60).contains(&patches) {
+    let (merge, window) = (size(u, 3)?, size(u, 4)?);
+    let sum = |of: fn([u128; 3]) -> u128| {
+        let of = grids.iter().map(|grid| of(grid.map(|n| n as u128)));
+        of.fold(0, u128::saturating_add)
+    };
+    let patches = sum(|[t, h, w]| t.saturating_mul(h).saturating_mul(w));
+    let frames = sum(|[t, ..]| t);
+    let merged = patches / (merge as u128 * merge as u128).max(1);
+    let is_slow = |results| (MOST as u128..1 << 60).contains(&results);
+    if [patches, frames, merged].into_iter().any(is_slow) {
         return Ok(());
     }
-    let (merge, window) = (size(u, 3)?, size(u, 4)?);
     if let Ok(positions) = vision_positions(&grids, merge) {
         assert!(positions.tokens() as u128 <= patches);
     }
