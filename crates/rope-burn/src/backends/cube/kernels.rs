@@ -28,9 +28,10 @@ use cubecl::std::FastDivmod;
 /// Heads whose loads are in flight together, to hide the memory's latency.
 const HEADS_AT_ONCE: u32 = 4;
 
-/// Half as many where the coefficients of eight pairs, two a pair, leave registers for no more.
+/// Half as many where registers hold no more: with the coefficients of eight pairs, two a pair, or
+/// with the addresses of rows that are read in one order and written in another.
 fn heads_at_once(n: usize, access: Specialization) -> u32 {
-    if access.per_channel && n >= 8 {
+    if n >= 8 && (access.per_channel || access.zipped_read != access.zipped_write) {
         HEADS_AT_ONCE / 2
     } else {
         HEADS_AT_ONCE
