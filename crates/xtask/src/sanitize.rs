@@ -17,21 +17,29 @@ pub(crate) enum SanitizeError {
     Found(String),
 }
 
-/// cargo's arguments after `test`: the crates with `unsafe`, and the tests that reach it. Without
-/// burn, which takes longer to build than all of these.
-const TESTS: [&[&str]; 2] = [
-    &["-p", "rope-ascend", "-p", "ascend-sim", "--lib", "--tests"],
-    &[
-        "-p",
-        "rope-core",
-        "-p",
-        "rope-check",
-        "--no-default-features",
-        "--features",
-        "rope-core/rayon",
-        "--lib",
-        "--tests",
-    ],
+/// The compiler's flags, and cargo's arguments after `test`: the crates with `unsafe`, and the tests
+/// that reach it. Without burn, which takes longer to build than all of these. With checks in place
+/// rope-core's kernels take many minutes to compile; with checks that are calls the simulator's
+/// tests take many minutes to run.
+const TESTS: [(&str, &[&str]); 2] = [
+    (
+        "-Zsanitizer=address",
+        &["-p", "rope-ascend", "-p", "ascend-sim", "--lib", "--tests"],
+    ),
+    (
+        "-Zsanitizer=address -Cllvm-args=-asan-instrumentation-with-call-threshold=0",
+        &[
+            "-p",
+            "rope-core",
+            "-p",
+            "rope-check",
+            "--no-default-features",
+            "--features",
+            "rope-core/rayon",
+            "--lib",
+            "--tests",
+        ],
+    ),
 ];
 
 /// Runs them; returns what was done.
@@ -44,17 +52,13 @@ pub(crate) fn run() -> Result<String, SanitizeError> {
         return Err(SanitizeError::Unsupported(host));
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for tests in TESTS {
+    for (flags, tests) in TESTS {
         let mut command = crate::cargo();
         command
             .current_dir(&root)
             // The stable compiler includes the sanitizer's library, but accepts the option only so.
             .env("RUSTC_BOOTSTRAP", "1")
-            // Checks that are calls, not code in place: rope-core's kernels compile in minutes so.
-            .env(
-                "RUSTFLAGS",
-                "-Zsanitizer=address -Cllvm-args=-asan-instrumentation-with-call-threshold=0",
-            )
+            .env("RUSTFLAGS", flags)
             // An allocation beyond memory fails, as it does without the sanitizer: tests try some.
             .env("ASAN_OPTIONS", "allocator_may_return_null=1")
             .env(
