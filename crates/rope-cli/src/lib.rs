@@ -99,7 +99,7 @@ gradient.";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
-  mrope train                              the default run, about a minute on two cores
+  mrope train                              the default run, half a minute on two cores
   mrope train --rotary none                no positions: it can only guess among the digits it sees
   mrope train --rotary composed            the same losses from ordinary tensor operations
   mrope train --axes 1d                    one index instead of time, height and width

@@ -53,7 +53,7 @@ const MROPE: &[&str] = &[
     "-p",
     "rope-cli",
     "--features",
-    "ascend-sim",
+    "ascend-sim,rayon",
     "--",
     "bench",
 ];
