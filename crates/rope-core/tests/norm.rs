@@ -44,6 +44,17 @@ struct Case {
     seed: u64,
 }
 
+/// The values, and in front of them as many others as put their first one at the start of a cache
+/// line, where stores may bypass the caches.
+fn at_a_line<E: Element>(values: &[E]) -> (Vec<E>, usize) {
+    let mut padded = vec![E::narrow(E::Acc::from_f64(0.0)); values.len() + 64 / size_of::<E>()];
+    let start = padded.as_ptr().align_offset(64);
+    padded.truncate(start);
+    // Within the capacity, so that nothing moves.
+    padded.extend_from_slice(values);
+    (padded, start)
+}
+
 impl Case {
     fn new(pairs: usize, pairing: Pairing, per_channel: bool, order: NormOrder) -> Self {
         let axes = if per_channel {
@@ -149,13 +160,14 @@ impl Case {
         x: &[E],
         dy: &[E],
     ) -> (Vec<E>, Vec<E>, Vec<E::Acc>) {
-        let (mut y, mut dx) = (x.to_vec(), dy.to_vec());
+        let [(mut y, y_at), (mut dx, dx_at)] = [x, dy].map(at_a_line);
+        let (y, dx) = (&mut y[y_at..], &mut dx[dx_at..]);
         let mut dw = vec![E::Acc::from_f64(99.0); self.spec.head_dim()];
         rotator
             .norm_rotate(
                 &self.norm,
                 NormInput {
-                    x: self.operand(x, &mut y),
+                    x: self.operand(x, y),
                     weight,
                 },
                 None,
@@ -167,13 +179,13 @@ impl Case {
                 NormGradient {
                     x: HeadsRef::new(x, self.layout).expect("valid"),
                     weight,
-                    gradient: self.operand(dy, &mut dx),
+                    gradient: self.operand(dy, dx),
                     weight_gradient: Some(&mut dw),
                 },
                 None,
             )
             .expect("valid");
-        (y, dx, dw)
+        (y.to_vec(), dx.to_vec(), dw)
     }
 
     fn operand<'a, E>(&self, from: &'a [E], to: &'a mut [E]) -> Operand<'a, E> {

@@ -51,7 +51,7 @@ pub(crate) const AHEAD: usize = 4;
 
 /// Bytes from a row that is read to the one that is fetched with it: the processor's own look-ahead
 /// is too short for what is computed in between.
-const PREFETCHED: usize = 2048;
+const PREFETCHED: usize = 1024;
 
 /// A tensor's share of a tile.
 #[derive(Clone, Copy)]
@@ -116,7 +116,7 @@ pub(crate) struct NormTile<E: Element> {
     pub(crate) weight: *const E::Acc,
     /// The gradients of the weights of all channels, to be added to; used in the backward.
     pub(crate) dweight: *mut E::Acc,
-    /// Whether to bypass the caches on writing y, where that is possible.
+    /// Whether to bypass the caches on writing `to`, where that is possible.
     pub(crate) stream: bool,
     /// Room for four times [`AHEAD`] rows.
     pub(crate) scratch: *mut E::Acc,
@@ -338,7 +338,11 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                 (None, false) if stream => Self::launch::<0, false, false, true>(tile),
                 (None, false) => Self::launch::<0, false, false, false>(tile),
                 (None, true) => Self::launch::<0, false, true, false>(tile),
+                (Some(_), false) if common && stream => {
+                    Self::launch::<128, true, false, true>(tile)
+                }
                 (Some(_), false) if common => Self::launch::<128, true, false, false>(tile),
+                (Some(_), false) if stream => Self::launch::<0, true, false, true>(tile),
                 (Some(_), false) => Self::launch::<0, true, false, false>(tile),
                 (Some(_), true) => Self::launch::<0, true, true, false>(tile),
             }
@@ -545,7 +549,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                     let x = (scratch.0.add(AHEAD * dim).cast_const(), dim);
                     let g = (scratch.0.cast_const(), dim);
                     let to = (first.to, tile.to.head);
-                    norm_backward::<M::Wide, M::Wide, M, E::Acc, E::Acc, E>(
+                    norm_backward::<M::Wide, M::Wide, M, E::Acc, E::Acc, E, STREAM>(
                         x,
                         g,
                         to,
@@ -558,7 +562,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                 (true, true) => {
                     let z = (scratch.0.cast_const(), dim);
                     let dy = (first.dy, tile.dy.unwrap_or(tile.x).head);
-                    norm_backward::<M::Wide, M, M::Wide, E::Acc, E, E::Acc>(
+                    norm_backward::<M::Wide, M, M::Wide, E::Acc, E, E::Acc, false>(
                         z,
                         dy,
                         scratch,
@@ -1173,7 +1177,7 @@ where
 /// `g` are valid for reads and `to` for writes of the tile's `head_dim` elements; `to` is one of
 /// them, or overlaps neither.
 #[inline(always)]
-unsafe fn norm_backward<X, G, O, A, B, C>(
+unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
     x: (*const A, usize),
     g: (*const B, usize),
     to: (*mut C, usize),
@@ -1195,10 +1199,10 @@ unsafe fn norm_backward<X, G, O, A, B, C>(
     unsafe {
         let doubles = dim - dim % (2 * X::N);
         for at in (0..doubles).step_by(2 * X::N) {
-            channels::<X, G, O, A, B, C, 2>(x, g, to, tile, rstds, means, at);
+            channels::<X, G, O, A, B, C, 2, STREAM>(x, g, to, tile, rstds, means, at);
         }
         for at in (doubles..whole).step_by(X::N) {
-            channels::<X, G, O, A, B, C, 1>(x, g, to, tile, rstds, means, at);
+            channels::<X, G, O, A, B, C, 1, STREAM>(x, g, to, tile, rstds, means, at);
         }
         if whole < dim {
             rest_of_channels(x, g, to, tile, rstds, means, whole..dim);
@@ -1230,7 +1234,7 @@ unsafe fn rest_of_channels<A, B, C>(
         // SAFETY: the caller guarantees the channel in every row, in the weights and in their
         // gradients.
         unsafe {
-            self::channels::<One, One, One, A, B, C, 1>(x, g, to, tile, rstds, means, at);
+            self::channels::<One, One, One, A, B, C, 1, false>(x, g, to, tile, rstds, means, at);
         }
     }
 }
@@ -1240,7 +1244,7 @@ unsafe fn rest_of_channels<A, B, C>(
 /// # Safety
 /// As [`norm_backward`]; the channels from `at` on are within `head_dim`.
 #[inline(always)]
-unsafe fn channels<X, G, O, A, B, C, const D: usize>(
+unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
     x: (*const A, usize),
     g: (*const B, usize),
     to: (*mut C, usize),
@@ -1276,9 +1280,9 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize>(
             }
             let to = to.0.add(i * to.1 + at);
             if D == 2 {
-                O::store_both([dx[0], dx[D - 1]], to);
+                O::store_both::<STREAM>([dx[0], dx[D - 1]], to);
             } else {
-                O::store::<false>(dx[0], to);
+                O::store::<STREAM>(dx[0], to);
             }
         }
         for (d, dweight) in dweight.into_iter().enumerate() {

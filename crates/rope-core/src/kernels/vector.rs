@@ -112,11 +112,11 @@ pub(crate) trait Memory<E: Element>: Instructions {
     unsafe fn store<const STREAM: bool>(x: Self::Register, to: *mut E);
     /// Rounds and writes `2 N` elements.
     #[inline(always)]
-    unsafe fn store_both(x: [Self::Register; 2], to: *mut E) {
+    unsafe fn store_both<const STREAM: bool>(x: [Self::Register; 2], to: *mut E) {
         // SAFETY: the caller guarantees `2 N` writable elements; each store takes `N` of them.
         unsafe {
-            Self::store::<false>(x[0], to);
-            Self::store::<false>(x[1], to.add(Self::N));
+            Self::store::<STREAM>(x[0], to);
+            Self::store::<STREAM>(x[1], to.add(Self::N));
         }
     }
     /// Reads `N` adjacent pairs: first members, second members.

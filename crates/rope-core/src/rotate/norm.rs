@@ -20,6 +20,31 @@ use crate::spec::{Geometry, Pairing};
 /// so that sums do not depend on the number of threads.
 const BLOCK_TOKENS: usize = 32;
 
+/// Values from the start of a cache line on: a register that reaches into two lines is read and
+/// written in two accesses.
+struct Lines<T> {
+    values: Vec<T>,
+    start: usize,
+}
+
+impl<T: Copy> Lines<T> {
+    fn new(len: usize, value: T) -> Self {
+        let before = 64 / size_of::<T>() - 1;
+        let values = vec![value; before + len];
+        // What cannot be aligned is only slower.
+        let start = values.as_ptr().align_offset(64).min(before);
+        Self { values, start }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [T] {
+        &mut self.values[self.start..]
+    }
+
+    fn as_slice(&self) -> &[T] {
+        &self.values[self.start..]
+    }
+}
+
 /// Whether heads are normalised before they are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormOrder {
@@ -140,7 +165,15 @@ struct NormStream<E: Element> {
     to: Part<*mut E>,
     to_batch: usize,
     layout: HeadsLayout,
-    weights: Vec<E::Acc>,
+    weights: Lines<E::Acc>,
+}
+
+impl<E: Element> NormStream<E> {
+    /// Whether y replaces x, or dx the gradient of y.
+    fn in_place(&self) -> bool {
+        let from = self.gradient.map_or(self.x, |(dy, _)| dy);
+        from.start == self.to.start.cast_const()
+    }
 }
 
 // SAFETY: the tasks that share it read and write rows of disjoint token ranges; the views that the
@@ -266,7 +299,8 @@ impl<A: Real> Rotator<'_, A> {
         let (tokens, width) = (task.tokens(), task.streams.len() * head_dim);
         let blocks = tokens.div_ceil(BLOCK_TOKENS);
         let per_task = blocks.div_ceil(self.parallelism.tasks_for(blocks, task.bytes()).max(1));
-        let mut sums = vec![A::ZERO; blocks * width];
+        let mut sums = Lines::new(blocks * width, A::ZERO);
+        let sums = &mut sums.as_mut_slice()[..blocks * width];
         let tasks = sums.chunks_mut(per_task.max(1) * width);
         for_each_block(tasks.enumerate().collect(), |(at, sums)| {
             let mut workspace = task.workspace(BLOCK_TOKENS);
@@ -285,11 +319,19 @@ impl<A: Real> Rotator<'_, A> {
         Ok(())
     }
 
-    fn weights(&self, norm: &HeadNorm, weight: Option<&[A]>, what: &'static str) -> Result<Vec<A>> {
+    fn weights(
+        &self,
+        norm: &HeadNorm,
+        weight: Option<&[A]>,
+        what: &'static str,
+    ) -> Result<Lines<A>> {
         if let Some(weight) = weight {
             check_weight(what, weight.len(), self.geometry.head_dim())?;
         }
-        Ok(norm.channel_weights(weight, self.geometry))
+        let weights = norm.channel_weights(weight, self.geometry);
+        let mut lines = Lines::new(weights.len(), A::ZERO);
+        lines.as_mut_slice()[..weights.len()].copy_from_slice(&weights);
+        Ok(lines)
     }
 
     fn norm_task<E: Element<Acc = A>>(
@@ -369,8 +411,8 @@ struct NormTask<'r, 'a, E: Element> {
 struct Workspace<A> {
     tile_tokens: usize,
     gathered: Vec<MaybeUninit<A>>,
-    rows: Vec<MaybeUninit<A>>,
-    factors: Vec<MaybeUninit<A>>,
+    rows: Lines<MaybeUninit<A>>,
+    factors: Lines<MaybeUninit<A>>,
 }
 
 impl<E: Element> NormTask<'_, '_, E> {
@@ -415,8 +457,14 @@ impl<E: Element> NormTask<'_, '_, E> {
         Workspace {
             tile_tokens,
             gathered: vec![MaybeUninit::uninit(); tile_tokens * gathered],
-            factors: vec![MaybeUninit::uninit(); 2 * factors_len(self.rotator.geometry)],
-            rows: vec![MaybeUninit::uninit(); 4 * AHEAD * self.rotator.geometry.head_dim()],
+            factors: Lines::new(
+                2 * factors_len(self.rotator.geometry),
+                MaybeUninit::uninit(),
+            ),
+            rows: Lines::new(
+                4 * AHEAD * self.rotator.geometry.head_dim(),
+                MaybeUninit::uninit(),
+            ),
         }
     }
 
@@ -475,11 +523,11 @@ impl<E: Element> NormTask<'_, '_, E> {
                         Some(_) => 2 * geometry.lane_count(),
                         None => 0,
                     },
-                    weight: stream.weights.as_ptr(),
+                    weight: stream.weights.as_slice().as_ptr(),
                     dweight,
-                    stream: self.past_caches && stream.x.start != stream.to.start.cast_const(),
-                    scratch: workspace.rows.as_mut_ptr().cast(),
-                    factors: workspace.factors.as_mut_ptr().cast(),
+                    stream: self.past_caches && !stream.in_place(),
+                    scratch: workspace.rows.as_mut_slice().as_mut_ptr().cast(),
+                    factors: workspace.factors.as_mut_slice().as_mut_ptr().cast(),
                 };
                 // SAFETY: an `InstructionSet` exists only for instructions that the processor has.
                 // `HeadsRef::new` and `HeadsMut::new` checked that views reach only into their

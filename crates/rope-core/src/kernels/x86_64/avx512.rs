@@ -297,7 +297,7 @@ where
         }
     }
     #[inline(always)]
-    unsafe fn store_both([low, high]: [F32x16; 2], to: *mut bf16) {
+    unsafe fn store_both<const STREAM: bool>([low, high]: [F32x16; 2], to: *mut bf16) {
         debug_assert!(to.is_aligned());
         // SAFETY: the caller guarantees the instructions and 32 writable elements.
         unsafe {
@@ -305,11 +305,11 @@ where
                 // As in `store_zipped`: the conversion takes subnormal numbers for zero.
                 let both = narrow(low.0, high.0);
                 if !any_zero(both, both) {
-                    return put::<false>(to.cast(), both);
+                    return put::<STREAM>(to.cast(), both);
                 }
             }
-            Self::store::<false>(low, to);
-            Self::store::<false>(high, to.add(16));
+            Self::store::<STREAM>(low, to);
+            Self::store::<STREAM>(high, to.add(16));
         }
     }
     #[inline(always)]
