@@ -37,7 +37,6 @@ pub(super) struct TeamGrid {
     /// Tokens times groups of heads, and how many of them a team takes.
     rows: u32,
     rounds: u32,
-    head_dim: u32,
 }
 
 /// What a kernel is compiled for.
@@ -285,10 +284,17 @@ fn summed<A: Float>(
     shared[comptime![i * shape.cube] + UNIT_POS as usize - lane as usize]
 }
 
+/// The mean of a head's channels, by their sum. The divisor is known when the kernel is compiled: a
+/// power of two is then a multiplication, which takes fewer registers.
+#[cube]
+fn mean<A: Float>(sum: A, #[comptime] shape: NormShape) -> A {
+    sum / A::new(comptime![shape.head_dim as f32])
+}
+
 /// 1 / sqrt(mean of the squares + eps).
 #[cube]
-fn root<A: Float>(squares: A, eps: A, head_dim: u32) -> A {
-    A::new(1.0) / (squares / A::cast_from(head_dim) + eps).sqrt()
+fn root<A: Float>(squares: A, eps: A, #[comptime] shape: NormShape) -> A {
+    A::new(1.0) / (mean::<A>(squares, shape) + eps).sqrt()
 }
 
 /// Normalises the heads of one tensor, before or after it rotates them.
@@ -350,7 +356,7 @@ pub(super) fn norm_rotate<E: Numeric, A: Float, N: Size, W: Size>(
             #[unroll]
             for i in 0..at_once {
                 let squares = summed::<A>(&shared, lane, i, shape);
-                let rstd = root::<A>(squares, eps, teams.head_dim);
+                let rstd = root::<A>(squares, eps, shape);
                 let normalised = times::<A, N>(scaled::<A, N>(kept::<A, N>(held[i]), rstd), weight);
                 let result = if comptime![shape.after] {
                     normalised
@@ -442,7 +448,7 @@ pub(super) fn norm_rotate_back<E: Numeric, A: Float, N: Size, W: Size>(
             #[unroll]
             for i in 0..at_once {
                 let squares = summed::<A>(&shared, lane, i, shape);
-                roots.push(root::<A>(squares, eps, teams.head_dim));
+                roots.push(root::<A>(squares, eps, shape));
             }
             sync_cube();
             // The products of numbers that are normalised: those of x could overflow.
@@ -456,7 +462,7 @@ pub(super) fn norm_rotate_back<E: Numeric, A: Float, N: Size, W: Size>(
             sum_over_team::<A>(&mut shared, lane, at_once, shape);
             #[unroll]
             for i in 0..at_once {
-                let mean = summed::<A>(&shared, lane, i, shape) / A::cast_from(teams.head_dim);
+                let mean = mean::<A>(summed::<A>(&shared, lane, i, shape), shape);
                 let n = scaled::<A, N>(kept::<A, N>(held[i]), roots[i]);
                 let incoming = kept::<A, N>(gradients[i]);
                 let h = times::<A, N>(incoming, weight);

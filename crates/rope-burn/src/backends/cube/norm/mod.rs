@@ -138,7 +138,6 @@ impl Teams {
             self.teams as u32,
             self.rows as u32,
             self.rows.div_ceil(self.teams) as u32,
-            self.shape.head_dim as u32,
         )
     }
 
