@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, copy_buf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, copy_buf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -99,9 +99,9 @@ async fn open(mut client: TcpStream, server: SocketAddr) -> io::Result<[TcpStrea
     Ok([client, server])
 }
 
-/// The head of a request or of an answer. The side that sent it sends no more until it has got
-/// something back.
-async fn head(from: &mut TcpStream) -> io::Result<Vec<u8>> {
+/// The head of a request or of an answer, and nothing after it: the side that sent it sends no more
+/// until it has got something back.
+pub(super) async fn head(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut part = [0; 512];
@@ -111,11 +111,20 @@ async fn head(from: &mut TcpStream) -> io::Result<Vec<u8>> {
             return Err(io::ErrorKind::InvalidData.into());
         }
     }
+    // The server's parser ends a head at its first empty line, also one that LF alone ends, and
+    // takes what follows for frames: none may reach it before the first message has been looked at.
+    let lines = &head[..head.len() - 2];
+    if [&b"\n\n"[..], b"\n\r\n"]
+        .iter()
+        .any(|empty| lines.windows(empty.len()).any(|bytes| bytes == *empty))
+    {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
     Ok(head)
 }
 
 /// The first message: one binary frame, masked as a client's must be (RFC 6455, section 5.2).
-async fn first_message(client: &mut TcpStream) -> io::Result<Vec<u8>> {
+pub(super) async fn first_message(client: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     const WHOLE_BINARY: u8 = 0x82;
     const MASKED: u8 = 0x80;
     let mut frame = vec![0; 2];
@@ -145,4 +154,60 @@ async fn first_message(client: &mut TcpStream) -> io::Result<Vec<u8>> {
     frame.resize(start + mask_bytes + length, 0);
     client.read_exact(&mut frame[start..]).await?;
     Ok(frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The outcome of reading `bytes`, and how many are left.
+    macro_rules! read {
+        ($function:ident, $bytes:expr) => {{
+            let mut bytes: &[u8] = $bytes;
+            let threads = tokio::runtime::Builder::new_current_thread().build();
+            let found = threads.expect("a runtime").block_on($function(&mut bytes));
+            (found.map_err(|error| error.kind()), bytes.len())
+        }};
+    }
+
+    #[test]
+    fn a_head_ends_at_its_first_empty_line() {
+        let whole = b"GET /session HTTP/1.1\r\nHost: x\r\n\r\n";
+        assert_eq!(read!(head, whole), (Ok(whole.to_vec()), 0));
+        let refused = (Err(io::ErrorKind::InvalidData), 0);
+        // A ping after the head, whose answer would pass for the one to a first message.
+        for end in ["\r\n\r\n", "\r\n\n", "\n\n", "\n\r\n"] {
+            let request = format!("GET /session HTTP/1.1\r\nHost: x{end}");
+            let smuggled = [request.as_bytes(), b"\x89\x84\0\0\0\0\r\n\r\n"].concat();
+            assert_eq!(read!(head, &smuggled), refused, "{end:?}");
+        }
+        assert_eq!(read!(head, b"GET /session HTTP/1.1\r\n"), refused);
+        let long = [&[b'a'; HEAD_BYTES][..], b"\r\n\r\n"].concat();
+        assert_eq!(read!(head, &long).0, refused.0);
+    }
+
+    #[test]
+    fn a_first_message_is_one_small_binary_frame() {
+        let mask = [1, 2, 3, 4];
+        let two = [&[0x82, 0x82][..], &mask, b"ab"].concat();
+        let more = [&two[..], b"next"].concat();
+        assert_eq!(read!(first_message, &more), (Ok(two), 4));
+        let most = u16::MAX.to_be_bytes();
+        let large = [&[0x82, 0xfe][..], &most, &mask, &[7; 65_535]].concat();
+        assert_eq!(read!(first_message, &large), (Ok(large.clone()), 0));
+        let bytes = FIRST_MESSAGE_BYTES as u64 + 1;
+        let larger = [&[0x82, 0xff][..], &bytes.to_be_bytes(), &mask].concat();
+        // Not whole, text, a ping, without a mask; and beyond the limit.
+        for foreign in [
+            &[0x02, 0x80][..],
+            &[0x81, 0x80],
+            &[0x89, 0x80],
+            &[0x82, 0x02],
+            &larger,
+        ] {
+            let message = [foreign, &[0; 1 << 10]].concat();
+            let found = read!(first_message, &message).0;
+            assert_eq!(found, Err(io::ErrorKind::InvalidData), "{foreign:?}");
+        }
+    }
 }
