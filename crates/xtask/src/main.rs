@@ -1,10 +1,11 @@
-//! Checks and measurements of the workspace: `cargo xtask abi`, `api`, `benchmarks`, `fuzz`,
-//! `gpu-kernels`, `package`, `sanitize`, `vendor-headers` and `vendor-operators`.
+//! Checks and measurements of the workspace: `cargo xtask abi`, `api`, `benchmarks`, `claims`,
+//! `fuzz`, `gpu-kernels`, `package`, `sanitize`, `vendor-headers` and `vendor-operators`.
 
 mod abi;
 mod api;
 mod benchmarks;
 mod checkout;
+mod claims;
 mod fuzz;
 mod gpu_kernels;
 mod package;
@@ -21,6 +22,7 @@ use vendor_headers::Options;
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask api [--write]
        cargo xtask benchmarks [--full | --page] [NAME ...]
+       cargo xtask claims
        cargo xtask fuzz [--seconds COUNT | --runs COUNT] [TARGET ...]
        cargo xtask gpu-kernels
        cargo xtask package
@@ -38,6 +40,8 @@ benchmarks   measures everything, for half an hour after building, and writes do
       docs/benchmarks/tables.md from the results. --full measures every combination, --page nothing.
       NAMEs choose among memory, memory_npu, speed, step and peers. Nothing else should run
       meanwhile.
+claims   runs the commands of docs/claims.md that count, and checks that their output says what the
+      page states. It shares what `cargo test --workspace` has built.
 fuzz   runs the targets of fuzz/ on their kept inputs, then on new ones for so many seconds or inputs
       each, 5 seconds by default; two minutes with building. What it finds is in target/fuzz.
 gpu-kernels   compiles the kernels for GPUs as CUDA C++ with NVIDIA's compilers, which need no GPU and
@@ -101,6 +105,7 @@ fn main() -> ExitCode {
         [vendor_operators::ASK, words @ ..] => {
             vendor_operators::answer(words).map_err(|error| text(&error))
         }
+        ["claims"] => claims::run().map_err(|error| text(&error)),
         ["api"] => api::run(false).map_err(|error| text(&error)),
         ["api", "--write"] => api::run(true).map_err(|error| text(&error)),
         ["gpu-kernels"] => gpu_kernels::run().map_err(|error| text(&error)),
