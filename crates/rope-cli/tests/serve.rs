@@ -151,21 +151,22 @@ fn a_token_is_kept_and_must_be_kept_safe() {
     assert!(empty.contains("is empty"), "{empty}");
 }
 
-/// A connection that asks for a WebSocket on a route.
-fn upgrade(address: &str, route: &str) -> TcpStream {
+/// A connection that asks for a WebSocket on a route, and sends `more` after that.
+fn upgrade(address: &str, route: &str, more: &[u8]) -> TcpStream {
     let mut stranger = TcpStream::connect(address).expect("it listens");
     stranger.set_read_timeout(Some(HANG)).expect("not zero");
     let request = format!(
         "GET {route} HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     );
-    stranger.write_all(request.as_bytes()).expect("it reads");
+    let sent = [request.as_bytes(), more].concat();
+    stranger.write_all(&sent).expect("it reads");
     stranger
 }
 
 /// A WebSocket on the route of sessions that has sent no message.
 fn session(address: &str) -> TcpStream {
-    let mut stranger = upgrade(address, "/session");
+    let mut stranger = upgrade(address, "/session", b"");
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
@@ -203,13 +204,18 @@ fn strangers_are_told_nothing_and_cost_little_while_the_owner_is_served() {
     let address = served.url.replace("ws://", "");
     let before = resident(served.process().id());
 
-    let data = told(upgrade(&address, "/data"));
+    let data = told(upgrade(&address, "/data", b""));
     assert!(data.starts_with("HTTP/1.1 404 "), "{data}");
     let mut declared = session(&address);
     let gibibyte: u64 = 1 << 30;
     let header = [&[0x82, 0xff][..], &gibibyte.to_be_bytes()].concat();
     declared.write_all(&header).expect("it reads");
     assert_eq!(told(declared), "");
+    // A ping, whose answer is none to a first message, and the header of a message of 1 GiB, in one
+    // write with the request.
+    let frames = [&b"\x89\x80\0\0\0\0"[..], &header, b"\0\0\0\0\r\n\r\n"].concat();
+    let smuggled = told(upgrade(&address, "/session", &frames));
+    assert_eq!(smuggled, "");
     let mut garbage = TcpStream::connect(&address).expect("it listens");
     // It may be refused before all is written.
     let _refused = garbage.write_all(&[0xa5; 1 << 20]);

@@ -17,30 +17,25 @@ pub(crate) enum SanitizeError {
     Found(String),
 }
 
-/// The compiler's flags, and cargo's arguments after `test`: the crates with `unsafe`, and the tests
-/// that reach it. Without burn, which takes longer to build than all of these. With checks in place
-/// rope-core's kernels take many minutes to compile; with checks that are calls the simulator's
-/// tests take many minutes to run.
-const TESTS: [(&str, &[&str]); 2] = [
-    (
-        "-Zsanitizer=address",
-        &["-p", "rope-ascend", "-p", "ascend-sim", "--lib", "--tests"],
-    ),
-    (
-        "-Zsanitizer=address -Cllvm-args=-asan-instrumentation-with-call-threshold=0",
-        &[
-            "-p",
-            "rope-core",
-            "-p",
-            "rope-check",
-            "--no-default-features",
-            "--features",
-            "rope-core/rayon",
-            "--lib",
-            "--tests",
-        ],
-    ),
+/// What is compiled: the crates with `unsafe`, without burn, which takes longer to build than all of
+/// these. rope-core's kernels take many minutes to compile if they are optimised or have checks in
+/// place instead of checks that are calls; the simulator's tests, with either, many minutes to run.
+const BUILD: [&str; 9] = [
+    "--config=profile.dev.package.rope-core.opt-level=0",
+    "-Zprofile-rustflags",
+    "--config=profile.dev.package.rope-core.rustflags=\
+     ['-Cllvm-args=-asan-instrumentation-with-call-threshold=0']",
+    "--package=rope-check",
+    "--package=rope-ascend",
+    "--package=ascend-sim",
+    "--no-default-features",
+    "--locked",
+    "--target",
 ];
+
+/// The tests that reach it: without rope-core's unit tests, which are of safe code, and for which
+/// its kernels would be compiled again.
+const TESTS: [&[&str]; 2] = [&["--package=rope-core", "--test=*"], &["--lib"]];
 
 /// Runs them; returns what was done.
 pub(crate) fn run() -> Result<String, SanitizeError> {
@@ -52,13 +47,13 @@ pub(crate) fn run() -> Result<String, SanitizeError> {
         return Err(SanitizeError::Unsupported(host));
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for (flags, tests) in TESTS {
+    for tests in TESTS {
         let mut command = crate::cargo();
         command
             .current_dir(&root)
             // The stable compiler includes the sanitizer's library, but accepts the option only so.
             .env("RUSTC_BOOTSTRAP", "1")
-            .env("RUSTFLAGS", flags)
+            .env("RUSTFLAGS", "-Zsanitizer=address")
             // An allocation beyond memory fails, as it does without the sanitizer: tests try some.
             .env("ASAN_OPTIONS", "allocator_may_return_null=1")
             .env(
@@ -66,7 +61,9 @@ pub(crate) fn run() -> Result<String, SanitizeError> {
                 "-fsanitize=undefined -fno-sanitize-recover=undefined",
             )
             // With --target, cargo builds build scripts and macros without these flags.
-            .args(["test", "--locked", "--target", &host, "--target-dir"])
+            .arg("test")
+            .args(BUILD)
+            .args([&host, "--target-dir"])
             .arg(root.join("target/sanitize"))
             .args(tests);
         let name = format!("cargo test {}", tests.join(" "));
