@@ -1,6 +1,6 @@
 //! What forward and backward of the rotation keep and take of a GPU's memory, by the pools of the
-//! runtime: fused, and composed to show that the measurement could fail. A refused rotation launches
-//! nothing.
+//! runtime: fused, and composed to show that the measurement could fail. A refused rotation
+//! launches nothing.
 //!
 //! In a file of their own, one after another: the runtime counts the whole process, other tests'
 //! threads included.

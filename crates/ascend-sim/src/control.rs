@@ -67,8 +67,8 @@ pub fn inject_stream_fault(operator: &str, nth: u64, code: i32) {
 }
 
 /// Makes a function succeed without doing anything, so that a program which calls it stands for one
-/// that forgot to. The variable `ASCEND_SIM_IGNORE` does so for a whole process: names, separated by
-/// commas.
+/// that forgot to. The variable `ASCEND_SIM_IGNORE` does so for a whole process: names, separated
+/// by commas.
 pub fn ignore_calls(function: &str) {
     sim().ignored.insert(function.to_owned());
 }

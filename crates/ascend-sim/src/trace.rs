@@ -114,8 +114,8 @@ impl Counters {
     }
 }
 
-/// Something that block 0 of a launch did (with a cube core, that core and its first vector core): a
-/// vector instruction, a product of matrices, a transfer or a barrier.
+/// Something that block 0 of a launch did (with a cube core, that core and its first vector core):
+/// a vector instruction, a product of matrices, a transfer or a barrier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counted {
     /// The Ascend C function; for transfers where from and where to,

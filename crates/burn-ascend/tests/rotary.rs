@@ -18,8 +18,8 @@ const BATCH: usize = 2;
 const SEQ: usize = 5;
 const HEADS: [usize; 2] = [4, 2];
 
-/// The simulator, for one test at a time: launches and memory are counted. A test fails if there are
-/// violations when it ends.
+/// The simulator, for one test at a time: launches and memory are counted. A test fails if there
+/// are violations when it ends.
 struct Held(#[expect(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
 
 impl Drop for Held {

@@ -1,8 +1,8 @@
 //! Attention in blocks of queries, of ordinary tensor operations: what every backend can run.
 //!
-//! A block is as many queries as keep its scores within 128 MiB, and the keys that any of them sees.
-//! Nothing larger than a block of scores exists at a time, in either direction. The heads of a group
-//! lie below each other as rows of one product, so k and v are not repeated.
+//! A block is as many queries as keep its scores within 128 MiB, and the keys that any of them
+//! sees. Nothing larger than a block of scores exists at a time, in either direction. The heads of
+//! a group lie below each other as rows of one product, so k and v are not repeated.
 //! Windows of one length, as vision towers have, are computed as one batch.
 //!
 //! Products take tensors of the data's type; scores, softmax and sums over blocks are in f32, or

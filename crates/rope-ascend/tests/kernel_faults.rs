@@ -1,5 +1,5 @@
-//! Faults seeded into the kernels of `kernels/rope`: each is reported, by kind and place, or gives a
-//! result that differs in a bit.
+//! Faults seeded into the kernels of `kernels/rope`: each is reported, by kind and place, or gives
+//! a result that differs in a bit.
 //!
 //! All faults are compiled into one library. Each edit of a source asks `rope_fault(N)` whether
 //! fault N is on, which the test says by a variable of the environment; no line moves.

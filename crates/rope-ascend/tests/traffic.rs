@@ -43,8 +43,8 @@ impl Tensors {
         }
     }
 
-    /// What the simulator counted of the launch that `run` queues, given the rows of angles and the memory of four
-    /// tensors: q, k, and the same again.
+    /// What the simulator counted of the launch that `run` queues, given the rows of angles and the
+    /// memory of four tensors: q, k, and the same again.
     fn measure(
         self,
         run: impl FnOnce(&Self, AngleRows<'_>, &mut [DeviceBuffer<bf16>; 4]),
@@ -157,8 +157,8 @@ fn qwen3_vl_8b() {
     }
 }
 
-/// By the cube cores x is read twice, and the product written and read: on dav-2201 the units share no
-/// buffer. All else moves once, the matrix once for each cube core.
+/// By the cube cores x is read twice, and the product written and read: on dav-2201 the units share
+/// no buffer. All else moves once, the matrix once for each cube core.
 #[test]
 fn qwen3_vl_8b_by_the_cube_unit() {
     let x = (2 * TOKENS * (HEADS[0] + HEADS[1]) * HEAD_DIM) as u64;

@@ -1,4 +1,5 @@
-//! The norm with the rotation: checked against the oracle, then run beside what it is compared with.
+//! The norm with the rotation: checked against the oracle, then run beside what it is compared
+//! with.
 
 use std::hint::black_box;
 

@@ -35,7 +35,8 @@ pub enum Source {
     CountedOnTheSimulator,
     /// From the shapes, by a formula.
     Calculated,
-    /// From what was counted on the simulated NPU, by published costs of instructions and transfers.
+    /// From what was counted on the simulated NPU, by published costs of instructions and
+    /// transfers.
     Modelled,
 }
 

@@ -68,8 +68,8 @@ fn rotations_take_the_memorys_time() {
     }
 }
 
-/// Why the matrix is an explicit choice: by the model, the vector cores alone are faster in every row
-/// of the table that the vendor publishes.
+/// Why the matrix is an explicit choice: by the model, the vector cores alone are faster in every
+/// row of the table that the vendor publishes.
 #[test]
 fn the_vector_kernels_are_faster_than_the_matrix_in_every_published_row() {
     let rows = model::rows().expect("the simulator runs");

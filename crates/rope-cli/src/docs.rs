@@ -1,7 +1,7 @@
 //! The pages of `README.md` and `docs`: their Rust code is compiled, and their commands are parsed.
 //!
-//! rustdoc compiles the code of the pages below, for this crate depends on all the others. README.md
-//! and docs/models.md are compiled by rope-check.
+//! rustdoc compiles the code of the pages below, for this crate depends on all the others.
+//! README.md and docs/models.md are compiled by rope-check.
 
 /// Declares a page; the tests find it by its path in this text.
 macro_rules! page {

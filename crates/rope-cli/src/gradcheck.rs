@@ -20,8 +20,8 @@ use crate::table::{Table, or_dash};
 /// What to check, and in which form to report it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GradcheckArgs {
-    /// Check these dumps of another program's rotation instead: files of q, q_out, gq and dq, and of
-    /// k, named as mrope verify --help says. What rotation it is does not matter.
+    /// Check these dumps of another program's rotation instead: files of q, q_out, gq and dq, and
+    /// of k, named as mrope verify --help says. What rotation it is does not matter.
     #[arg(value_name = "DUMP", conflicts_with_all = ["filter", "device"])]
     dumps: Vec<PathBuf>,
     /// Only cases whose name contains this, such as `quarter/` or `/in_place`.

@@ -42,8 +42,8 @@ pub(crate) struct PositionsArgs {
     /// A row per token.
     #[arg(long)]
     tokens: bool,
-    /// One JSON object: model, position_ids as 3 rows of ids (fractions where the version has them), kinds, cu_seqlens, rope_deltas,
-    /// departures from the rule, and parts.
+    /// One JSON object: model, position_ids as 3 rows of ids (fractions where the version has
+    /// them), kinds, cu_seqlens, rope_deltas, departures from the rule, and parts.
     #[arg(long, conflicts_with = "tokens")]
     json: bool,
     /// Draw the ids into this file.

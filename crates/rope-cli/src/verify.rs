@@ -54,10 +54,10 @@ pub(crate) struct VerifyArgs {
     /// One JSON object per row and line.
     ///
     /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst
-    /// share of any tolerance; of a gradient, by norm), pass, worst where it fails, diagnosis where a
-    /// known mistake makes the file's values, and note where there is one. A file that cannot be read: file, error, pass. What is beyond the limits of a
-    /// stock operator or an element type: file, dtype, engine, skipped. Skipped files go to
-    /// standard error.
+    /// share of any tolerance; of a gradient, by norm), pass, worst where it fails, diagnosis where
+    /// a known mistake makes the file's values, and note where there is one. A file that cannot be
+    /// read: file, error, pass. What is beyond the limits of a stock operator or an element type:
+    /// file, dtype, engine, skipped. Skipped files go to standard error.
     #[arg(long)]
     json: bool,
 }

@@ -1,5 +1,5 @@
-//! `mrope doctor`, and `--device` of the other commands, as a user runs them. The simulated NPU needs
-//! the host's C++17 compiler.
+//! `mrope doctor`, and `--device` of the other commands, as a user runs them. The simulated NPU
+//! needs the host's C++17 compiler.
 
 use std::process::{Command, Output};
 

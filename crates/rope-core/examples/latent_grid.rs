@@ -9,8 +9,8 @@
 //! | Wan | (frame, row, column) | 44 + 42 + 42 | none: text enters by cross-attention |
 //! | HunyuanVideo | (frame, row, column) | 16 + 56 + 56, theta 256 | not rotated |
 //!
-//! Sizes are in latent patches. The rows of angles are what every kernel takes, and the same for all
-//! layers and heads.
+//! Sizes are in latent patches. The rows of angles are what every kernel takes, and the same for
+//! all layers and heads.
 
 use rope_core::{
     AxisLayout, Direction, MatrixForm, Pairing, Positions, Result, RotarySpec, TokenAngles,

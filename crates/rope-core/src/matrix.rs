@@ -40,8 +40,8 @@ impl SignedPermutation {
         kept && self.signs.iter().all(|sign| *sign == 1)
     }
 
-    /// M, `[dim, dim]` row by row, of entries -1, 0 and 1: row `k` has what channel `k` of x adds to
-    /// each channel of the result. Its transpose is its inverse.
+    /// M, `[dim, dim]` row by row, of entries -1, 0 and 1: row `k` has what channel `k` of x adds
+    /// to each channel of the result. Its transpose is its inverse.
     pub fn matrix(&self) -> Vec<i8> {
         let dim = self.sources.len();
         let mut matrix = vec![0; dim * dim];
@@ -58,8 +58,8 @@ impl SignedPermutation {
 /// y = (x @ P)∘cos + (x @ R)∘sin over the rotated channels, ∘ elementwise
 ///
 /// P is the identity, except where the members of a pair change their channels (interleave-half).
-/// The adjoint is dx = (dy∘cos) @ P^T + (dy∘sin) @ R^T. A product with R^T only moves channels, so it
-/// is kept in the first form, with the matrices transposed and the row of sines moved like dy:
+/// The adjoint is dx = (dy∘cos) @ P^T + (dy∘sin) @ R^T. A product with R^T only moves channels, so
+/// it is kept in the first form, with the matrices transposed and the row of sines moved like dy:
 /// dy itself goes into the product, without a rounding of dy∘sin before it, and one kernel serves
 /// both directions.
 ///

@@ -74,8 +74,8 @@ pub enum AxisLayout {
     /// `[16, 16, 16, 16]`).
     PerChannel(Vec<usize>),
     /// The lanes as they are, one per pair, or one per channel: all first members of the pairs,
-    /// then all second ones (not a rotation then, unless they agree). A lane may take any frequency,
-    /// one that others take too (Pixtral, V-JEPA 2).
+    /// then all second ones (not a rotation then, unless they agree). A lane may take any
+    /// frequency, one that others take too (Pixtral, V-JEPA 2).
     Lanes(Vec<Lane>),
 }
 

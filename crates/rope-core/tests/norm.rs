@@ -490,8 +490,8 @@ fn gradients_are_those_of_finite_differences() {
     }
 }
 
-/// Rows of infinities, NaN, zeros, and numbers whose squares are zero or infinite give what the norm
-/// followed by the rotation gives.
+/// Rows of infinities, NaN, zeros, and numbers whose squares are zero or infinite give what the
+/// norm followed by the rotation gives.
 #[test]
 fn unusual_rows_are_those_of_the_norm_followed_by_the_rotation() {
     let spec = RotarySpec::builder(80).rotary_dim(64).build().unwrap();
@@ -545,9 +545,9 @@ fn unusual_rows_are_those_of_the_norm_followed_by_the_rotation() {
     }
 }
 
-/// Rows of zeros, infinities, NaN, and numbers whose squares are zero or infinite, in types that are
-/// widened: forward as transformers computes them, x * rsqrt(mean(x^2) + eps) in f32, and backward
-/// as its autograd does.
+/// Rows of zeros, infinities, NaN, and numbers whose squares are zero or infinite, in types that
+/// are widened: forward as transformers computes them, x * rsqrt(mean(x^2) + eps) in f32, and
+/// backward as its autograd does.
 fn extreme_rows<E: Element<Acc = f32>>() {
     let spec = RotarySpec::builder(80)
         .rotary_dim(64)

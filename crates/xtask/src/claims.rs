@@ -1,5 +1,5 @@
-//! `cargo xtask claims`: the commands of docs/claims.md whose output a row states are run, and their
-//! output is searched for it.
+//! `cargo xtask claims`: the commands of docs/claims.md whose output a row states are run, and
+//! their output is searched for it.
 //!
 //! The others are timed, want what this machine may not have, or are run by `cargo test
 //! --workspace`.

@@ -17,9 +17,10 @@ pub(crate) enum SanitizeError {
     Found(String),
 }
 
-/// What is compiled: the crates with `unsafe`, without burn, which takes longer to build than all of
-/// these. rope-core's kernels take many minutes to compile if they are optimised or have checks in
-/// place instead of checks that are calls; the simulator's tests, with either, many minutes to run.
+/// What is compiled: the crates with `unsafe`, without burn, which takes longer to build than all
+/// of these. rope-core's kernels take many minutes to compile if they are optimised or have checks
+/// in place instead of checks that are calls; the simulator's tests, with either, many minutes to
+/// run.
 const BUILD: [&str; 9] = [
     "--config=profile.dev.package.rope-core.opt-level=0",
     "-Zprofile-rustflags",

@@ -190,8 +190,8 @@ bool GiveAttentionGradients(const Kernel &kernel)
     return true;
 }
 
-// The shape of all outputs. A kernel that is not known here is taken for one element by element, and
-// noted.
+// The shape of all outputs. A kernel that is not known here is taken for one element by element,
+// and noted.
 op::Shape Infer(const Kernel &kernel)
 {
     const op::Shape x = kernel.inputs[0]->GetViewShape();

@@ -272,8 +272,8 @@ public:
 
     Op begin(const char* name, const Location& at, Pipe pipe, const char* types = "") {
         last = at;
-        // What the hardware orders by itself: scalar code, and on 3510 vector instructions with each
-        // other. What a compiler may add (auto-sync) is not relied upon.
+        // What the hardware orders by itself: scalar code, and on 3510 vector instructions with
+        // each other. What a compiler may add (auto-sync) is not relied upon.
         const bool in_order = pipe == kPipeS || (pipe == kPipeV && __NPU_ARCH__ == 3510);
         if (in_order) seen[pipe].epoch[pipe] = issued[pipe];
         return Op{name, at, pipe, ++issued[pipe], types};
@@ -334,8 +334,8 @@ public:
         }
     }
 
-    // True when every byte is defined. Bytes never written are reported, unless what is known of them
-    // moves with them.
+    // True when every byte is defined. Bytes never written are reported, unless what is known of
+    // them moves with them.
     bool read(const Op& op, const UbView& view, std::int64_t offset, std::uint64_t bytes,
               const char* role, std::uint32_t* where, bool moved = false) {
         const std::uint32_t start = locate(op, view, offset, bytes, role);

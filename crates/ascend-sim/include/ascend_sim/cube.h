@@ -1,11 +1,11 @@
 // The cube unit of dav-2201: matrices from global memory to L1, from there to L0A and L0B, their
 // product in L0C, and from there back to global memory.
 //
-// Matrices lie in fractals of 512 bytes, 16 x 16 elements of 16 bits. In L1 and L0C (Nz) the fractals
-// of a column of fractals follow one another, in L0A (Zz) those of a row; both hold rows inside. In
-// L0B (Zn) fractals follow one another along a row of fractals and hold columns inside. A position
-// has no memory of what layout was meant: a wrong one gives wrong results, or reads what was never
-// written.
+// Matrices lie in fractals of 512 bytes, 16 x 16 elements of 16 bits. In L1 and L0C (Nz) the
+// fractals of a column of fractals follow one another, in L0A (Zz) those of a row; both hold rows
+// inside. In L0B (Zn) fractals follow one another along a row of fractals and hold columns inside.
+// A position has no memory of what layout was meant: a wrong one gives wrong results, or reads what
+// was never written.
 #pragma once
 
 #include "cast.h"

@@ -26,8 +26,8 @@
 #define KERNEL_TYPE_MIX_AIC_1_2 1
 #define KERNEL_TASK_TYPE_DEFAULT(type) ::ascend_sim::require_task_type(type)
 
-// A macro, as the vendor's headers have it: `const GM_ADDR a[] = .., b[] = ..` declares arrays of two
-// types, which an alias would hide.
+// A macro, as the vendor's headers have it: `const GM_ADDR a[] = .., b[] = ..` declares arrays of
+// two types, which an alias would hide.
 #define GM_ADDR __gm__ uint8_t*
 
 enum pipe_t { PIPE_S, PIPE_V, PIPE_M, PIPE_MTE1, PIPE_MTE2, PIPE_MTE3, PIPE_ALL, PIPE_FIX };

@@ -54,8 +54,8 @@ struct Counters {
     std::uint64_t cross_core_flags;
 };
 
-// What a block did `times` times: a vector instruction of `amount` repeats over elements of `types`,
-// a transfer of `amount` bytes, or a barrier.
+// What a block did `times` times: a vector instruction of `amount` repeats over elements of
+// `types`, a transfer of `amount` bytes, or a barrier.
 struct Counted {
     const char* what;
     const char* types;

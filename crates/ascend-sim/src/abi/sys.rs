@@ -230,8 +230,8 @@ impl HostBlock {
         self.size
     }
 
-    /// A number that differs when the bytes `[start, start + len)` do, which the caller has found to
-    /// be inside the block.
+    /// A number that differs when the bytes `[start, start + len)` do, which the caller has found
+    /// to be inside the block.
     pub(crate) fn hash(&self, start: usize, len: usize) -> u64 {
         debug_assert!(start + len <= self.size);
         // SAFETY: inside the block, which is initialised; that nothing writes these bytes while a

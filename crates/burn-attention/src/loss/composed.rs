@@ -8,8 +8,8 @@ use super::ops::CrossEntropyOp;
 use crate::ops::accumulator;
 use crate::primitives::cast;
 
-/// Mean cross-entropy, `[1]`, by log_softmax of the logits in f32, or in f64 for f64. Autodiff keeps
-/// several tensors of rows x vocabulary.
+/// Mean cross-entropy, `[1]`, by log_softmax of the logits in f32, or in f64 for f64. Autodiff
+/// keeps several tensors of rows x vocabulary.
 pub(super) fn cross_entropy<B: Backend>(
     hidden: FloatTensor<B>,
     weight: FloatTensor<B>,

@@ -76,7 +76,8 @@ ROPE_OF_TYPE(f32, float)
 ROPE_OF_TYPE(f16, half)
 ROPE_OF_TYPE(bf16, bfloat16_t)
 
-// On dav-3510 the cube unit takes other fractals, and hands its product to the vector unit's buffer.
+// On dav-3510 the cube unit takes other fractals, and hands its product to the vector unit's
+// buffer.
 #if __NPU_ARCH__ == 2201
 ROPE_MATRIX(f16, half)
 ROPE_MATRIX(bf16, bfloat16_t)

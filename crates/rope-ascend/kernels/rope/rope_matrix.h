@@ -2,8 +2,8 @@
 //
 // Problem. What moves the other member of a pair into place depends on the pairing, and costs the
 // vector unit more for some of them. R is a signed permutation of the rotated channels, so that the
-// product does it for all pairings in the same time, and exactly: each of its sums has one term that
-// is not zero. Where the members of a pair change their places (interleave-half) x itself is
+// product does it for all pairings in the same time, and exactly: each of its sums has one term
+// that is not zero. Where the members of a pair change their places (interleave-half) x itself is
 // permuted as well: x @ [P | R], `products` of 2.
 //
 // Data layout. A cube core works for its two vector cores, tile by tile as they do, so that a row
@@ -34,7 +34,8 @@
 
 namespace rope {
 
-// Flags between a cube core and its vector cores, and between what modes: mode 2 of CrossCoreSetFlag.
+// Flags between a cube core and its vector cores, and between what modes: mode 2 of
+// CrossCoreSetFlag.
 constexpr uint16_t kProductReady = 0, kProductTaken = 1;
 constexpr uint8_t kCubeAndVectors = 2;
 constexpr uint32_t kVectorsOfCube = 2;

@@ -1,16 +1,16 @@
 // RMSNorm of each head fused with its rotation, and the backward of both.
 //
 // Problem. For each head x of a token, of D channels, with the weight w of its tensor,
-//   y = R (x * rstd * w),  rstd = 1 / sqrt(mean(x^2) + eps),   or, with the norm after the rotation,
+//   y = R (x * rstd * w),  rstd = 1 / sqrt(mean(x^2) + eps),   or, with the norm after rotation,
 //   y = R x * rstd * w     with the mean of (R x)^2.
 // Backward: let x be what is normalised (x, or R x), and g the gradient of n * w with n = x * rstd
 // (R^T dy, or dy). With h = g * w,
-//   d = rstd * (h - n * mean(h * n)),   dx = d, or R^T d,   dw = sum of g * n over tokens and heads.
+//   d = rstd * (h - n * mean(h * n)),  dx = d, or R^T d,  dw = sum of g * n over tokens and heads.
 // rstd is computed again from x, which the backward reads anyway.
 //
-// Data layout. A tile is several tokens with several heads of one tensor, whole heads in one slot of
-// the unified buffer. The arithmetic sees the first members of all pairs in one segment of a row and
-// the second ones in another (of quarters, two of each), whatever the order in memory is.
+// Data layout. A tile is several tokens with several heads of one tensor, whole heads in one slot
+// of the unified buffer. The arithmetic sees the first members of all pairs in one segment of a row
+// and the second ones in another (of quarters, two of each), whatever the order in memory is.
 //
 //   slot [row][channels before | rotated | after], padded to 32 bytes (backward: x, then dy)
 //   x, g, t [row] the same in f32, the rotated channels in the order of the segments
@@ -29,8 +29,8 @@
 //       store the rows                                              MTE3
 //   backward: add up the sums' rows, and store them for this core
 //
-// The sums of a core are added in the order of its tiles, rows by halves at the end; the caller adds
-// those of the cores. So two runs on one kind of device agree bit for bit.
+// The sums of a core are added in the order of its tiles, rows by halves at the end; the caller
+// adds those of the cores. So two runs on one kind of device agree bit for bit.
 //
 // Map in global memory, 32-bit words:
 //   [row_pitch] byte offset of each lane's weight

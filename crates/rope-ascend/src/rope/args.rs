@@ -127,9 +127,9 @@ pub(super) struct NormArgs {
     pub(super) tiling: NormTiling,
 }
 
-/// Argument block of `rope_rotate_*` and `rope_angle_grad_*`: six device addresses and the tiling. Of `rope_rotate_*` these
-/// are x, y, angles and map; of `rope_angle_grad_*` x, the gradient of y, the gradient of the
-/// angles and map.
+/// Argument block of `rope_rotate_*` and `rope_angle_grad_*`: six device addresses and the tiling.
+/// Of `rope_rotate_*` these are x, y, angles and map; of `rope_angle_grad_*` x, the gradient of y,
+/// the gradient of the angles and map.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Args {

@@ -77,8 +77,8 @@ pub struct NormBackward<'a> {
     pub k: Option<NormBackwardTensor<'a>>,
     /// Cosines and sines.
     pub angles: AngleRows<'a>,
-    /// Sums of which the gradients of the weights consist, f32 `[rows, tensors, head_dim]`, from the
-    /// start of the memory; room for as many rows as [`Rotator::most_weight_sums`] says.
+    /// Sums of which the gradients of the weights consist, f32 `[rows, tensors, head_dim]`, from
+    /// the start of the memory; room for as many rows as [`Rotator::most_weight_sums`] says.
     pub weight_sums: &'a mut DeviceMemory,
 }
 
@@ -129,9 +129,9 @@ impl Rotator {
         self.kernels.machine().vector_cores as usize
     }
 
-    /// Queues the backward of [`norm_rotate`](Self::norm_rotate): takes the gradients of the results
-    /// to those of q and k in one pass over both, and returns the number of rows of sums that it
-    /// writes; added up, they are the gradients of the weights.
+    /// Queues the backward of [`norm_rotate`](Self::norm_rotate): takes the gradients of the
+    /// results to those of q and k in one pass over both, and returns the number of rows of sums
+    /// that it writes; added up, they are the gradients of the weights.
     ///
     /// # Numerics
     /// Computed in f32; the root of the mean is computed again from x. The sums have an order that

@@ -1,5 +1,5 @@
-//! How the norm with the rotation is cut into tiles: whole heads of one tensor, in a row of lanes in
-//! which the members of the pairs lie in segments.
+//! How the norm with the rotation is cut into tiles: whole heads of one tensor, in a row of lanes
+//! in which the members of the pairs lie in segments.
 
 use rope_core::{Direction, HeadNorm, NormOrder, Pairing};
 

@@ -50,8 +50,8 @@ pub enum Unit {
     /// The vector cores alone.
     #[default]
     Vector,
-    /// The cube cores, by a product with a signed permutation. In f16 and bf16 on dav-2201; channels
-    /// that are not finite make their whole head NaN.
+    /// The cube cores, by a product with a signed permutation. In f16 and bf16 on dav-2201;
+    /// channels that are not finite make their whole head NaN.
     Cube,
 }
 
@@ -195,8 +195,8 @@ impl Rotator {
     ///
     /// # Errors
     /// [`AscendError::InvalidArgument`] and [`AscendError::Rope`] for shapes that do not fit,
-    /// [`AscendError::KernelLimit`], [`AscendError::TileTooLarge`] and [`AscendError::CubeLimit`] for
-    /// what the kernels do not reach, all with nothing queued; else the runtime's.
+    /// [`AscendError::KernelLimit`], [`AscendError::TileTooLarge`] and [`AscendError::CubeLimit`]
+    /// for what the kernels do not reach, all with nothing queued; else the runtime's.
     pub fn rotate(&self, rotation: Rotation<'_>) -> Result<()> {
         const OP: &str = "rotate";
         let Rotation { q, k, angles, .. } = &rotation;
@@ -421,8 +421,8 @@ impl Rotator {
     /// Queues a kernel.
     ///
     /// # Safety
-    /// `args` mirrors the kernel's parameters and has no padding. Its addresses are null or those of
-    /// memory of this stream, large enough for what the kernel does with it.
+    /// `args` mirrors the kernel's parameters and has no padding. Its addresses are null or those
+    /// of memory of this stream, large enough for what the kernel does with it.
     pub(super) unsafe fn launch_with<A: Copy>(
         &self,
         kernel: &str,

@@ -4,8 +4,8 @@
 //! the listed parameters, and `aclnnX`. It names the repository of its document, the function that
 //! wraps it, and the limits that the document states. [`for_each_operator`] hands the operators of
 //! training to a macro, [`for_each_fused_operator`] those of training whose first phases the
-//! vendor's build generates, [`for_each_rotary_operator`] the stock rotary operators: here to one that
-//! declares the C functions, in [`aclnn`](crate::aclnn) to one that wraps them.
+//! vendor's build generates, [`for_each_rotary_operator`] the stock rotary operators: here to one
+//! that declares the C functions, in [`aclnn`](crate::aclnn) to one that wraps them.
 //!
 //! # Source
 //! Public operator documents of hicann/ops-math, hicann/ops-nn and hicann/ops-transformer,
@@ -397,8 +397,8 @@ macro_rules! for_each_fused_operator {
     ($then:ident $($head:tt)*) => {
         $then! {
             $($head)*;
-            /// x·rstd·gamma with rstd = 1/sqrt(mean(x²) + epsilon), over the trailing axes that gamma
-            /// has, and rstd. Limits: `gamma` of the type of x or f32.
+            /// x·rstd·gamma with rstd = 1/sqrt(mean(x²) + epsilon), over the trailing axes that
+            /// gamma has, and rstd. Limits: `gamma` of the type of x or f32.
             nn fn rms_norm = RmsNorm(x: In, gamma: In, epsilon: f64, out: Out, rstd: Out);
             /// The gradients of x and gamma. Limits: Two axes or more; `dgamma` in f32; `rstd`
             /// without the axes of gamma.

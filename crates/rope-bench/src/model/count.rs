@@ -156,8 +156,8 @@ fn model(
     })
 }
 
-/// What the core with the most tokens does: a launch of those tokens on a machine with one core; with
-/// a cube core, those of two vector cores.
+/// What the core with the most tokens does: a launch of those tokens on a machine with one core;
+/// with a cube core, those of two vector cores.
 fn count<T: Element>(
     case: &Modelled,
     element: KernelType,
@@ -198,8 +198,8 @@ fn count<T: Element>(
     Ok(launch.first_block)
 }
 
-/// The simulator's device, of a machine with one vector core, or two where a cube core needs them. The machine stays for the process: the
-/// device is kept, too.
+/// The simulator's device, of a machine with one vector core, or two where a cube core needs them.
+/// The machine stays for the process: the device is kept, too.
 fn one_core() -> Result<Npu, rope_ascend::AscendError> {
     static MACHINE: Once = Once::new();
     MACHINE.call_once(|| {

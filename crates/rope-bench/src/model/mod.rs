@@ -113,8 +113,8 @@ pub struct ModelRow {
 /// Every row of the model.
 ///
 /// # Errors
-/// [`TimeModelError::NoSimulator`] without the feature `ascend-sim`; else [`TimeModelError::Run`] if a
-/// launch fails, and [`TimeModelError::NoPrice`] for an instruction that the tables lack.
+/// [`TimeModelError::NoSimulator`] without the feature `ascend-sim`; else [`TimeModelError::Run`]
+/// if a launch fails, and [`TimeModelError::NoPrice`] for an instruction that the tables lack.
 pub fn rows() -> Result<Vec<ModelRow>, TimeModelError> {
     #[cfg(feature = "ascend-sim")]
     return count::rows();

@@ -94,9 +94,9 @@ pub enum CubeStage {
     Store,
 }
 
-/// The stage of an entry of a cube core's list, and how many of its units (bytes, multiply-adds) pass
-/// in a cycle: ceilings of msKPP's `arch_info.cpp`, but for products its table of 910B1 at 16 x 16 x
-/// 128. None where the entry is a vector core's.
+/// The stage of an entry of a cube core's list, and how many of its units (bytes, multiply-adds)
+/// pass in a cycle: ceilings of msKPP's `arch_info.cpp`, but for products its table of 910B1 at
+/// 16 x 16 x 128. None where the entry is a vector core's.
 pub fn of_cube(what: &str) -> Option<(CubeStage, f64)> {
     match what {
         "GM -> L1" => Some((CubeStage::Load, 256.0)),

@@ -41,8 +41,8 @@ pub struct CoreTime {
 }
 
 impl CoreTime {
-    /// The time of a vector core that does `counted`, and stores `stores_per_tile` transfers a tile;
-    /// with a cube core, half of whose bytes count as its own.
+    /// The time of a vector core that does `counted`, and stores `stores_per_tile` transfers a
+    /// tile; with a cube core, half of whose bytes count as its own.
     ///
     /// # Errors
     /// [`TimeModelError::NoPrice`] for an instruction that the tables lack.

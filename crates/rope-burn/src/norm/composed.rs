@@ -11,8 +11,8 @@ use crate::ops::RotaryOp;
 /// What rotates one tensor by angles.
 pub type Rotate<B> = fn(FloatTensor<B>, FloatTensor<B>, RotaryOp) -> FloatTensor<B>;
 
-/// As [`NormRotaryOps::norm_rotary`](super::NormRotaryOps::norm_rotary): computed in the type of the
-/// angles, and rounded once.
+/// As [`NormRotaryOps::norm_rotary`](super::NormRotaryOps::norm_rotary): computed in the type of
+/// the angles, and rounded once.
 pub fn norm_rotate<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,

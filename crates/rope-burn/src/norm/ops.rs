@@ -64,8 +64,8 @@ impl NormRotaryOp {
 /// RMSNorm of each head and its rotation on a backend.
 ///
 /// Both methods have bodies composed from ordinary operations and the backend's rotation; a backend
-/// overrides those that it has kernels for. The implementation for [`Autodiff`](burn::backend::Autodiff) adds the
-/// hand-written backward.
+/// overrides those that it has kernels for. The implementation for
+/// [`Autodiff`](burn::backend::Autodiff) adds the hand-written backward.
 ///
 /// # Shapes
 /// - x: as `op.layout` says

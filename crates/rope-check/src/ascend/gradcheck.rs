@@ -14,8 +14,8 @@ use crate::engine::{Case, Engine, EngineError};
 use crate::gradcheck::{Depth, Part, Row, Rows, Worst, angle_gradients, parts};
 use crate::tolerance::{self, Operation};
 
-/// All checks over one case: in f32, f16 and bf16 at full depth, else in f32; by the cube unit in the
-/// 16-bit types. What an engine is known not to take is a row that says so.
+/// All checks over one case: in f32, f16 and bf16 at full depth, else in f32; by the cube unit in
+/// the 16-bit types. What an engine is known not to take is a row that says so.
 pub fn check(npu: &Npu, path: Path, named: &NamedCase, depth: Depth) -> Vec<Row> {
     let dtypes: &[DType] = match (path, depth) {
         (Path::Matrix, _) => &[DType::F16, DType::Bf16],

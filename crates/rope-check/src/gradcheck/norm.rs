@@ -1,4 +1,5 @@
-//! Gradients of the norm with the rotation: of x and of the weight, against differences of the loss.
+//! Gradients of the norm with the rotation: of x and of the weight, against differences of the
+//! loss.
 
 use burn::tensor::{Device, Tensor};
 use rope_burn::Implementation;

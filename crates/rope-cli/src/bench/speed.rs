@@ -33,15 +33,16 @@ use crate::table::Table;
 /// turns with each other too. The baseline of a rotation into other buffers, and of a single token,
 /// is a copy; that of a rotation in place reads, changes and writes the same bytes in place. The
 /// norm with the rotation is compared with the rotation alone, and its backward with a pass that
-/// reads two tensors and writes one. bytes are those read and written: q and k twice a pass. Through
-/// burn, the fused operation, the composed one and burn::nn::RotaryEncoding are timed with their
-/// graphs and allocations; beside a case of the norm, burn's RmsNorm with the composed rotation.
+/// reads two tensors and writes one. bytes are those read and written: q and k twice a pass.
+/// Through burn, the fused operation, the composed one and burn::nn::RotaryEncoding are timed with
+/// their graphs and allocations; beside a case of the norm, burn's RmsNorm with the composed
+/// rotation.
 ///
 /// The threads are those of the rayon pool (RAYON_NUM_THREADS).
 ///
 /// On a GPU (--device), a sample is many launches and one wait, and the baseline a copy of the same
-/// bytes from and to the GPU's memory, by an elementwise operation of burn; for a single token it is
-/// the launch of one for one element. Through burn's autodiff, a run is 8 rotations.
+/// bytes from and to the GPU's memory, by an elementwise operation of burn; for a single token it
+/// is the launch of one for one element. Through burn's autodiff, a run is 8 rotations.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SpeedArgs {
     /// Every combination, in a quarter of an hour; without it those that are held to a bar, in

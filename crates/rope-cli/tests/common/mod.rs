@@ -29,8 +29,8 @@ pub(crate) fn within<T: Send + 'static>(
     }
 }
 
-/// The simulated machine, for one test at a time: memory, calls and faults are those of the process.
-/// A test fails if the machine has found violations when it ends.
+/// The simulated machine, for one test at a time: memory, calls and faults are those of the
+/// process. A test fails if the machine has found violations when it ends.
 pub(crate) struct Held(#[expect(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
 
 impl Drop for Held {

@@ -142,8 +142,8 @@ impl Frequencies {
     /// # Errors
     /// [`RopeError::OddRotaryDim`] if `dims` is odd or 0; [`RopeError::FactorCount`] if a list of
     /// LongRoPE does not hold `dims / 2` factors; [`RopeError::FrequencyCount`] if a list of
-    /// frequencies is of another length; [`RopeError::Frequency`] if theta or a scaling's parameters
-    /// are too extreme for finite angles.
+    /// frequencies is of another length; [`RopeError::Frequency`] if theta or a scaling's
+    /// parameters are too extreme for finite angles.
     pub fn inv_freq(&self, dims: usize, seq_len: Option<u64>) -> Result<Vec<f64>> {
         if dims == 0 || !dims.is_multiple_of(2) {
             return Err(RopeError::OddRotaryDim { found: dims });

@@ -20,8 +20,8 @@
 //!
 //! Data: a row is one head of one token. It is read twice, and written once; the second time it is
 //! in the first-level cache. What a row is multiplied by, cos and sin times the weights before the
-//! rotation, is prepared once for a token's group of heads, in the order in which the kernel meets it. What the
-//! rotation makes for the norm, g or z, lies in a scratch row, widened.
+//! rotation, is prepared once for a token's group of heads, in the order in which the kernel meets
+//! it. What the rotation makes for the norm, g or z, lies in a scratch row, widened.
 //!
 //! Order: the sums of a few rows, then their roots together, then what is written for the rows
 //! before these; meanwhile the next rows are fetched. So neither the roots' latency nor memory's is
@@ -164,7 +164,8 @@ impl<E: Element> NormTile<E> {
 /// - the four coefficients are valid for as many values as there are pairs at every token and head
 ///   by their strides
 /// - `weight` is valid for reads of `head_dim + rotary_dim` values, `scratch` for reads and writes
-///   of four times [`AHEAD`] times `head_dim`, and in the backward `dweight` of `head_dim`; neither overlaps anything else
+///   of four times [`AHEAD`] times `head_dim`, and in the backward `dweight` of `head_dim`; neither
+///   overlaps anything else
 pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
     debug_assert!(tile.is_sound());
     // SAFETY: the caller guarantees what the kernels demand of a tile.
@@ -753,8 +754,8 @@ where
         }
     }
 
-    /// c1, -s1, c2, s2 of `D` times `N` pairs, one or two, from pair `at` on; y1 = c1 x1 - s1 x2 and
-    /// y2 = c2 x2 + s2 x1.
+    /// c1, -s1, c2, s2 of `D` times `N` pairs, one or two, from pair `at` on; y1 = c1 x1 - s1 x2
+    /// and y2 = c2 x2 + s2 x1.
     #[inline(always)]
     unsafe fn factors<const D: usize, const ADJOINT: bool, const WEIGHT: bool>(
         by: Coefficients<A::Acc>,
@@ -1076,8 +1077,8 @@ where
 /// `WIDEN`.
 ///
 /// # Safety
-/// The processor has the instructions; `x`, `g` and `weight` are valid for reads of `SUMS` elements,
-/// `wide` for writes of as many if `WIDEN`.
+/// The processor has the instructions; `x`, `g` and `weight` are valid for reads of `SUMS`
+/// elements, `wide` for writes of as many if `WIDEN`.
 #[inline(always)]
 unsafe fn add_products<X, G, A, B, const WIDEN: bool>(
     [squares, products]: &mut [[X::Register; SUM_REGISTERS]; 2],

@@ -86,8 +86,8 @@ pub(crate) type RegisterOf<M, E> = <M as Memory<E>>::Register;
 ///
 /// # Safety
 /// Of every function: the processor has the instructions. Pointers are aligned for one element and
-/// valid for `N` elements, for `2 N` in functions named `_both`, `_pairs` or `_double`, for `4 N` in those
-/// with both names. A store with `STREAM` starts at a multiple of its length in bytes.
+/// valid for `N` elements, for `2 N` in functions named `_both`, `_pairs` or `_double`, for `4 N`
+/// in those with both names. A store with `STREAM` starts at a multiple of its length in bytes.
 pub(crate) trait Memory<E: Element>: Instructions {
     /// The register that elements are widened into.
     type Register: Register<Value = E::Acc>;

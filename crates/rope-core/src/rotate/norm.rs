@@ -16,8 +16,8 @@ use crate::layout::{HeadsLayout, HeadsRef, Strides};
 use crate::parallel::for_each_block;
 use crate::spec::{Geometry, Pairing};
 
-/// Tokens whose gradients of the weights are summed before they are added to those of others. Fixed,
-/// so that sums do not depend on the number of threads.
+/// Tokens whose gradients of the weights are summed before they are added to those of others.
+/// Fixed, so that sums do not depend on the number of threads.
 const BLOCK_TOKENS: usize = 32;
 
 /// Values from the start of a cache line on: a register that reaches into two lines is read and
@@ -199,10 +199,10 @@ impl<A: Real> Rotator<'_, A> {
     /// As [`rotate`](Self::rotate); weights `[head_dim]`.
     ///
     /// # Numerics
-    /// Computed in f32, or f64, and rounded once on store. A pair is multiplied by rstd, then by cos
-    /// and sin times the weight: a product, and a multiply-add rounded once. Every instruction set,
-    /// thread count and layout gives the same bits. Infinite and zero rows give what the formula
-    /// gives: one infinity makes its pair NaN and the rest of its head zero.
+    /// Computed in f32, or f64, and rounded once on store. A pair is multiplied by rstd, then by
+    /// cos and sin times the weight: a product, and a multiply-add rounded once. Every instruction
+    /// set, thread count and layout gives the same bits. Infinite and zero rows give what the
+    /// formula gives: one infinity makes its pair NaN and the rest of its head zero.
     ///
     /// # Errors
     /// Those of [`rotate`](Self::rotate); [`RopeError::NormWeight`] if a weight is not

@@ -133,7 +133,8 @@ const CONTROL: Fault = Fault {
     architectures: BOTH,
 };
 
-/// The tests that a fault has to pass, which run in seconds; those with a cube core are compiled only.
+/// The tests that a fault has to pass, which run in seconds; those with a cube core are compiled
+/// only.
 const TESTS: [&str; 6] = [
     "every_pairing_with_shared_and_separate_angles",
     "partial_and_unaligned_heads",

@@ -174,8 +174,8 @@ fn copy(root: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes what was built of burn-ascend. To cargo, its sources in the copy and in the workspace are
-/// the same ones, of which it would take whatever was built last.
+/// Removes what was built of burn-ascend. To cargo, its sources in the copy and in the workspace
+/// are the same ones, of which it would take whatever was built last.
 fn clean(root: &Path) -> Result<()> {
     let mut command = crate::cargo();
     command

@@ -130,7 +130,8 @@ pub(super) struct ReplayRow {
     misplaced: Vec<String>,
     /// Operations that the program says it ran on the host, if it does.
     on_host: Option<usize>,
-    /// Operators outside of the table, whose first phases are generated or not modelled, with calls.
+    /// Operators outside of the table, whose first phases are generated or not modelled, with
+    /// calls.
     uncovered: BTreeMap<String, usize>,
     is_step: bool,
 }

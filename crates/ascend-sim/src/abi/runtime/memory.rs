@@ -92,8 +92,8 @@ fn ends(state: &Sim, dst: u64, src: u64, count: usize, kind: i32) -> Outcome<[En
     Ok([end(dst, *to_device, "dst")?, end(src, *from_device, "src")?])
 }
 
-/// Where the page-locked bytes of a copy lie in their block, and their hash; none while another copy
-/// may be writing to the block.
+/// Where the page-locked bytes of a copy lie in their block, and their hash; none while another
+/// copy may be writing to the block.
 fn source(
     state: &mut Sim,
     address: usize,

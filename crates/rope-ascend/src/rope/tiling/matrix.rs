@@ -1,5 +1,5 @@
-//! The plan of a rotation by a product with a matrix: the same tiles, for vector cores in pairs that
-//! share a cube core.
+//! The plan of a rotation by a product with a matrix: the same tiles, for vector cores in pairs
+//! that share a cube core.
 
 use rope_core::MatrixForm;
 

@@ -25,8 +25,8 @@ use crate::device::Device;
 /// operation, the same composed from ordinary operations, and burn::nn::RotaryEncoding, which
 /// always pairs adjacent channels and rotates whole heads only. On the CPU every allocation of the
 /// process is counted, exactly. On an NPU (--device) the tensors live on the NPU, and the bytes of
-/// its memory pool are counted. On a GPU the peak is what the pools of burn's runtime grow by, which
-/// round up. Rows called "calculated" are formulas for schemes that do not run
+/// its memory pool are counted. On a GPU the peak is what the pools of burn's runtime grow by,
+/// which round up. Rows called "calculated" are formulas for schemes that do not run
 /// here; docs/benchmarks.md has them.
 ///
 /// With --norm, the RMSNorm of the heads and the rotation: fused, burn::nn::RmsNorm with the fused
@@ -64,7 +64,8 @@ pub(crate) struct MemoryArgs {
     /// Attention instead of rotations: a key head of Qwen2.5-VL-7B and its query heads.
     #[arg(long, conflicts_with_all = ["shape", "layers", "checkpointing"])]
     attention: bool,
-    /// The norm of the heads with the rotation instead of the rotation alone, of models that have it.
+    /// The norm of the heads with the rotation instead of the rotation alone, of models that have
+    /// it.
     #[arg(long, conflicts_with = "attention")]
     norm: bool,
     /// A few tokens and layers, to see that everything runs.
@@ -93,7 +94,8 @@ impl Checkpointing {
     }
 }
 
-/// Tokens and layers by default: on the CPU and on a GPU, on an NPU (the simulator is slow), and of a quick run.
+/// Tokens and layers by default: on the CPU and on a GPU, on an NPU (the simulator is slow), and of
+/// a quick run.
 const DEFAULTS: [(usize, &[usize]); 3] = [(256, &[1, 12, 36]), (32, &[1, 36]), (16, &[1, 3])];
 
 struct Plan {

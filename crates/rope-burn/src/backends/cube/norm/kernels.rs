@@ -20,8 +20,8 @@ use super::super::kernels::{
 const HEADS_AT_ONCE: usize = 4;
 const HEADS_AT_ONCE_BACK: usize = 2;
 
-/// Half as many where a unit holds eight pairs of each: what two cubes of a processor have registers
-/// for.
+/// Half as many where a unit holds eight pairs of each: what two cubes of a processor have
+/// registers for.
 fn heads_at_once(most: usize, n: usize) -> usize {
     if n < 8 { most } else { most / 2 }
 }
