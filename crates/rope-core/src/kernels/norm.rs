@@ -23,14 +23,15 @@
 //! rotation, is prepared once for a token's group of heads, in the order in which the kernel meets
 //! it. What the rotation makes for the norm, g or z, lies in a scratch row, widened.
 //!
-//! Order: the sums of a few rows, then their roots together, then what is written for the rows
-//! before these; meanwhile the next rows are fetched. So neither the roots' latency nor memory's is
-//! waited for.
+//! Order: the roots of the sums of a few rows, then the sums of the next rows, then what is written
+//! for the first ones; meanwhile later rows are fetched. So neither the roots' latency nor memory's
+//! is waited for. What pairs are multiplied by is read once for these rows.
 //!
 //! Sums: value i of a row is added to partial sum i mod 32, whatever the register's width, and the
 //! partial sums are added in a fixed order. The sum of squares is recomputed in the backward,
 //! which reads x anyway: nothing but x is kept.
 
+use std::hint::black_box;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -49,9 +50,10 @@ const SUM_REGISTERS: usize = 8;
 /// loads wait for: eight take longer than four where stores bypass the caches.
 pub(crate) const AHEAD: usize = 4;
 
-/// Bytes from a row that is read to the one that is fetched with it: the processor's own look-ahead
-/// is too short for what is computed in between.
-const PREFETCHED: usize = 1024;
+/// Bytes from a row that is read to the one that is fetched with it, into the second-level cache:
+/// the processor's own look-ahead is too short for what is computed in between, and the first level
+/// has too few lines under way at a time to wait for memory with them.
+const PREFETCHED: usize = 4096;
 
 /// A tensor's share of a tile.
 #[derive(Clone, Copy)]
@@ -79,7 +81,7 @@ impl<E: Element> Part<*const E> {
         let later = rows.wrapping_mul(self.token.min(self.head));
         let row = self.offset(token, head).wrapping_add(later);
         for at in (0..dim).step_by(64 / size_of::<E>()) {
-            M::Register::prefetch(self.start.wrapping_add(row.wrapping_add(at)));
+            M::Register::prefetch::<false, _>(self.start.wrapping_add(row.wrapping_add(at)));
         }
     }
 }
@@ -227,8 +229,7 @@ impl Shape {
 }
 
 /// One row's pointers; those of the rotated part are `offset` elements further on.
-struct Row<'t, E: Element> {
-    tile: &'t NormTile<E>,
+struct Row<E: Element> {
     shape: Shape,
     x: *const E,
     dy: *const E,
@@ -251,13 +252,13 @@ struct Rows<'t, E: Element> {
     scratch: *mut E::Acc,
 }
 
-impl<'t, E: Element> Rows<'t, E> {
+impl<E: Element> Rows<'_, E> {
     /// The row of one head.
     ///
     /// # Safety
     /// The head and the token are the tile's.
     #[inline(always)]
-    unsafe fn row(&self, i: usize) -> Row<'t, E> {
+    unsafe fn row(&self, i: usize) -> Row<E> {
         let (tile, token, head) = (self.tile, self.token, self.heads.start + i);
         debug_assert!(self.heads.contains(&head) && i < AHEAD);
         let dy = tile.dy.unwrap_or(tile.x);
@@ -265,7 +266,6 @@ impl<'t, E: Element> Rows<'t, E> {
         // has rows for `AHEAD` heads.
         unsafe {
             Row {
-                tile,
                 shape: self.shape,
                 x: tile.x.start.add(tile.x.offset(token, head)),
                 dy: dy.start.add(dy.offset(token, head)),
@@ -388,6 +388,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         // Factors and scratch rows of these rows, and of those before them.
         let (mut slot, mut turn) = (0, 0);
         let mut before = None;
+        let mut partials = Partials([[[E::Acc::ZERO; WIDEST]; AHEAD]; 2]);
         for first in (0..tile.heads).step_by(group) {
             let end = (first + group).min(tile.heads);
             for token in 0..tile.tokens {
@@ -408,8 +409,10 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                             factors,
                             scratch: tile.scratch.wrapping_add(turn * 2 * AHEAD * shape.dim),
                         };
-                        let scales = Self::sums::<BACKWARD, AFTER>(&rows);
-                        if let Some((rows, scales)) = before.replace((rows, scales)) {
+                        // The compiler would move the roots to where they are used.
+                        let scales = black_box(scales::<M, E>(&partials, tile, shape.dim));
+                        Self::sums::<BACKWARD, AFTER>(&rows, &mut partials);
+                        if let Some(rows) = before.replace(rows) {
                             Self::results::<BACKWARD, AFTER, STREAM>(&rows, scales);
                         }
                         turn = 1 - turn;
@@ -417,9 +420,12 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                 }
             }
         }
-        if let Some((rows, scales)) = before {
+        if let Some(rows) = before {
             // SAFETY: these are the last rows of the caller's tile.
-            unsafe { Self::results::<BACKWARD, AFTER, STREAM>(&rows, scales) };
+            unsafe {
+                let scales = scales::<M, E>(&partials, tile, shape.dim);
+                Self::results::<BACKWARD, AFTER, STREAM>(&rows, scales);
+            }
         }
         if STREAM {
             // SAFETY: the caller guarantees the instructions.
@@ -465,35 +471,30 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         }
     }
 
-    /// What the sums of each row say: its rstd, and in the backward its mean.
+    /// Writes the partial sums of each row: of its squares, and in the backward of its products.
     #[inline(always)]
     unsafe fn sums<const BACKWARD: bool, const AFTER: bool>(
         rows: &Rows<'_, E>,
-    ) -> [[E::Acc; AHEAD]; 2] {
+        partials: &mut Partials<E::Acc>,
+    ) {
         let (tile, count, dim) = (rows.tile, rows.heads.len(), rows.shape.dim);
         // SAFETY: the caller guarantees rows of `head_dim` elements, as many weights and their
         // gradients, and scratch rows. In the backward these hold g = R^T dy, or z = R x and then
         // dz; dy is not read after it was overwritten.
         unsafe {
-            let mut sums = [[E::Acc::ZERO; AHEAD]; 2];
-            let [squares_of, products_of] = &mut sums;
-            for (i, (square, product)) in squares_of
-                .iter_mut()
-                .zip(products_of)
-                .take(count)
-                .enumerate()
-            {
+            let zero = M::Register::splat(E::Acc::ZERO);
+            for i in 0..count {
                 let row = rows.row(i);
                 let head = rows.heads.start + i;
                 tile.x.prefetch::<M>(rows.token, head, dim);
                 if let (true, Some(dy)) = (BACKWARD, &tile.dy) {
                     dy.prefetch::<M>(rows.token, head, dim);
                 }
-                [*square, *product] = match (BACKWARD, AFTER) {
-                    (false, false) => [squares::<M, E>(row.x, dim), E::Acc::ZERO],
+                let [square, product] = match (BACKWARD, AFTER) {
+                    (false, false) => [squares::<M, E>(row.x, dim), zero],
                     (false, true) => {
                         Self::widen::<Read, Write>(row.x, &row);
-                        [squares::<M::Wide, E::Acc>(row.scratch, dim), E::Acc::ZERO]
+                        [squares::<M::Wide, E::Acc>(row.scratch, dim), zero]
                     }
                     (true, false) => {
                         Self::widen::<Write, Read>(row.dy, &row);
@@ -518,16 +519,19 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                         )
                     }
                 };
+                square.write(partials.0[0][i].as_mut_ptr());
+                if BACKWARD {
+                    product.write(partials.0[1][i].as_mut_ptr());
+                }
             }
-            scales(sums, tile, dim)
         }
     }
 
-    /// Writes the results of rows, of which [`sums`](Self::sums) made the scales.
+    /// Writes the results of rows by their [`scales`].
     #[inline(always)]
     unsafe fn results<const BACKWARD: bool, const AFTER: bool, const STREAM: bool>(
         rows: &Rows<'_, E>,
-        [rstds, means]: [[E::Acc; AHEAD]; 2],
+        [rstds, by_x]: [[E::Acc; AHEAD]; 2],
     ) {
         let (tile, count, dim) = (rows.tile, rows.heads.len(), rows.shape.dim);
         // SAFETY: as in `sums`, whose scratch rows these are.
@@ -535,15 +539,11 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
             let first = rows.row(0);
             let scratch = (first.scratch, dim);
             match (BACKWARD, AFTER) {
-                (false, _) => {
+                (false, false) => Self::before::<STREAM>(rows, &rstds[..count]),
+                (false, true) => {
                     for (i, rstd) in rstds.into_iter().take(count).enumerate() {
-                        let row = rows.row(i);
-                        if AFTER {
-                            let (z, w) = (row.scratch, tile.weight);
-                            normalise::<M::Wide, M, E::Acc, E>(z, row.to, w, rstd, 0, dim);
-                        } else {
-                            Self::before::<STREAM>(&row, rstd);
-                        }
+                        let Row { scratch, to, .. } = rows.row(i);
+                        normalise::<M::Wide, M, E::Acc, E>(scratch, to, tile.weight, rstd, 0, dim);
                     }
                 }
                 (true, false) => {
@@ -557,7 +557,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                         tile,
                         dim,
                         &rstds[..count],
-                        &means[..count],
+                        &by_x[..count],
                     );
                 }
                 (true, true) => {
@@ -570,7 +570,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                         tile,
                         dim,
                         &rstds[..count],
-                        &means[..count],
+                        &by_x[..count],
                     );
                     for i in 0..count {
                         Self::turn_back(&rows.row(i));
@@ -582,42 +582,50 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
 
     /// y = R (x * rstd * w).
     #[inline(always)]
-    unsafe fn before<const STREAM: bool>(row: &Row<'_, E>, rstd: E::Acc) {
-        let (tile, shape) = (row.tile, row.shape);
+    unsafe fn before<const STREAM: bool>(rows: &Rows<'_, E>, rstds: &[E::Acc]) {
+        let (tile, shape) = (rows.tile, rows.shape);
         let Shape { dim, start, .. } = shape;
         let end = shape.end();
         // SAFETY: the caller guarantees rows of `head_dim` elements, in which `start..end` is the
-        // rotated part, weights for all of them, and a scratch row.
+        // rotated part, weights for all of them, and scratch rows.
         unsafe {
             if end - start < dim {
-                normalise::<M, M, E, E>(row.x, row.to, tile.weight, rstd, 0, start);
-                normalise::<M, M, E, E>(row.x, row.to, tile.weight, rstd, end, dim);
+                for (i, rstd) in rstds.iter().enumerate() {
+                    let Row { x, to, .. } = rows.row(i);
+                    normalise::<M, M, E, E>(x, to, tile.weight, *rstd, 0, start);
+                    normalise::<M, M, E, E>(x, to, tile.weight, *rstd, end, dim);
+                }
             }
-            let (from, to) = (row.x.add(start), row.to.add(start));
-            if Read::ZIPPED == Write::ZIPPED || from != to.cast_const() {
-                Turn::<M, M, E, E, Read, Write>::row::<true, STREAM>(
+            let first = rows.row(0);
+            let from = (first.x.add(start), tile.x.head);
+            let to = (first.to.add(start), tile.to.head);
+            if Read::ZIPPED == Write::ZIPPED || from.0 != to.0.cast_const() {
+                Turn::<M, M, E, E, Read, Write>::rows::<true, STREAM>(
                     from,
                     to,
-                    row.factors,
-                    rstd,
+                    rows.factors,
+                    rstds,
                     shape,
                 );
             } else {
-                Turn::<M, M::Wide, E, E::Acc, Read, Write>::row::<true, false>(
+                Turn::<M, M::Wide, E, E::Acc, Read, Write>::rows::<true, false>(
                     from,
-                    row.scratch,
-                    row.factors,
-                    rstd,
+                    (first.scratch, dim),
+                    rows.factors,
+                    rstds,
                     shape,
                 );
-                convert::<M::Wide, M, E::Acc, E>(row.scratch, to, 0, end - start);
+                for i in 0..rstds.len() {
+                    let (from, to) = (first.scratch.add(i * dim), to.0.add(i * to.1));
+                    convert::<M::Wide, M, E::Acc, E>(from, to, 0, end - start);
+                }
             }
         }
     }
 
     /// dx = R^T dz, from the scratch row.
     #[inline(always)]
-    unsafe fn turn_back(row: &Row<'_, E>) {
+    unsafe fn turn_back(row: &Row<E>) {
         let (shape, scratch) = (row.shape, row.scratch);
         let Shape { dim, start, .. } = shape;
         // SAFETY: the caller guarantees rows of `head_dim` elements, in which `start..end` is the
@@ -625,11 +633,11 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         unsafe {
             convert::<M::Wide, M, E::Acc, E>(scratch, row.to, 0, start);
             convert::<M::Wide, M, E::Acc, E>(scratch, row.to, shape.end(), dim);
-            Turn::<M::Wide, M, E::Acc, E, Write, Read>::row::<false, false>(
-                scratch.add(start),
-                row.to.add(start),
+            Turn::<M::Wide, M, E::Acc, E, Write, Read>::rows::<false, false>(
+                (scratch.add(start), 0),
+                (row.to.add(start), 0),
                 row.factors.add(4 * shape.pairs),
-                E::Acc::ZERO,
+                &[E::Acc::ZERO],
                 shape,
             );
         }
@@ -637,7 +645,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
 
     /// Writes x times the row's factors into the scratch row: R x, or R^T x.
     #[inline(always)]
-    unsafe fn widen<From: Order, To: Order>(x: *const E, row: &Row<'_, E>) {
+    unsafe fn widen<From: Order, To: Order>(x: *const E, row: &Row<E>) {
         let (shape, scratch) = (row.shape, row.scratch);
         let Shape { dim, start, .. } = shape;
         let end = shape.end();
@@ -648,11 +656,11 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                 convert::<M, M::Wide, E, E::Acc>(x, scratch, 0, start);
                 convert::<M, M::Wide, E, E::Acc>(x, scratch, end, dim);
             }
-            Turn::<M, M::Wide, E, E::Acc, From, To>::row::<false, false>(
-                x.add(start),
-                scratch.add(start),
+            Turn::<M, M::Wide, E, E::Acc, From, To>::rows::<false, false>(
+                (x.add(start), 0),
+                (scratch.add(start), 0),
                 row.factors,
-                E::Acc::ZERO,
+                &[E::Acc::ZERO],
                 shape,
             );
         }
@@ -810,13 +818,13 @@ where
         }
     }
 
-    /// Rotates a row, times `scale` if `SCALE`.
+    /// Rotates rows that are a number of elements apart, each times its scale if `SCALE`.
     #[inline(always)]
-    unsafe fn row<const SCALE: bool, const STREAM: bool>(
-        from: *const A,
-        to: *mut B,
+    unsafe fn rows<const SCALE: bool, const STREAM: bool>(
+        from: (*const A, usize),
+        to: (*mut B, usize),
         factors: *const A::Acc,
-        scale: A::Acc,
+        scales: &[A::Acc],
         shape: Shape,
     ) {
         let Shape { pairs, run, .. } = shape;
@@ -824,55 +832,64 @@ where
             // SAFETY: the caller guarantees `2 * pairs` elements and four factors a pair; a run's
             // elements are contiguous in either order, from twice its first pair on.
             unsafe {
-                let (from, to) = (from.add(2 * start), to.add(2 * start));
+                let from = (from.0.add(2 * start), from.1);
+                let to = (to.0.add(2 * start), to.1);
                 let factors = factors.add(4 * start);
-                let at = Self::run::<SCALE, STREAM>(from, to, factors, scale, 0, run);
+                let at = Self::runs::<SCALE, STREAM>(from, to, factors, scales, 0, run);
                 if at < run {
                     Turn::<Portable<1>, Portable<1>, A, B, Read, Write>::rest::<SCALE>(
-                        from, to, factors, scale, at, run,
+                        from, to, factors, scales, at, run,
                     );
                 }
             }
         }
     }
 
-    /// Rotates the pairs of a run from `at` on as far as whole registers reach; returns where it
-    /// stopped.
+    /// Rotates the pairs of each row's run from `at` on as far as whole registers reach; returns
+    /// where it stopped. The factors stay in registers while all rows meet them.
     #[inline(always)]
-    unsafe fn run<const SCALE: bool, const STREAM: bool>(
-        from: *const A,
-        to: *mut B,
+    unsafe fn runs<const SCALE: bool, const STREAM: bool>(
+        from: (*const A, usize),
+        to: (*mut B, usize),
         factors: *const A::Acc,
-        scale: A::Acc,
+        scales: &[A::Acc],
         mut at: usize,
         run: usize,
     ) -> usize {
-        // SAFETY: the caller guarantees a run of `run` pairs with four factors for each; the loops
-        // take as many pairs as are left between `at` and its end.
+        // SAFETY: the caller guarantees rows with a run of `run` pairs and four factors for each;
+        // the loops take as many pairs as are left between `at` and its end.
         unsafe {
-            let scale = I::Register::splat(scale);
             while Self::DOUBLES && at + 2 * I::N <= run {
                 let f = factors.add(4 * at);
-                let [a, b] = Read::load_double::<I, A>(from, at, run);
-                let y = [
-                    Self::pairs::<SCALE, 2>(a, f, scale),
-                    Self::pairs::<SCALE, 2>(b, f.add(I::N), scale),
-                ];
-                Write::store_double::<O, B, STREAM>(y, to, at, run);
+                let [fa, fb] = [Self::four::<2>(f), Self::four::<2>(f.add(I::N))];
+                for (i, scale) in scales.iter().enumerate() {
+                    let scale = I::Register::splat(*scale);
+                    let [a, b] = Read::load_double::<I, A>(from.0.add(i * from.1), at, run);
+                    let y = [
+                        Self::pairs::<SCALE>(a, fa, scale),
+                        Self::pairs::<SCALE>(b, fb, scale),
+                    ];
+                    Write::store_double::<O, B, STREAM>(y, to.0.add(i * to.1), at, run);
+                }
                 at += 2 * I::N;
             }
             while at + I::N <= run {
-                let f = factors.add(4 * at);
-                if Self::SWAPS {
-                    let (from, to) = (from.add(2 * at), to.add(2 * at));
-                    let [a, b] = I::load_double(from);
-                    O::store::<STREAM>(Self::swapped::<SCALE>(a, f, scale), to);
-                    let b = Self::swapped::<SCALE>(b, f.add(2 * I::N), scale);
-                    O::store::<STREAM>(b, to.add(I::N));
-                } else {
-                    let x = Read::load::<I, A>(from, at, run);
-                    let y = Self::pairs::<SCALE, 1>(x, f, scale);
-                    Write::store::<O, B, STREAM>(y, to, at, run);
+                let f = Self::four::<1>(factors.add(4 * at));
+                for (i, scale) in scales.iter().enumerate() {
+                    let scale = I::Register::splat(*scale);
+                    let (from, to) = (from.0.add(i * from.1), to.0.add(i * to.1));
+                    if Self::SWAPS {
+                        let (from, to) = (from.add(2 * at), to.add(2 * at));
+                        let [a, b] = I::load_double(from);
+                        let a = Self::swapped::<SCALE>(a, [f[0], f[1]], scale);
+                        O::store::<STREAM>(a, to);
+                        let b = Self::swapped::<SCALE>(b, [f[2], f[3]], scale);
+                        O::store::<STREAM>(b, to.add(I::N));
+                    } else {
+                        let x = Read::load::<I, A>(from, at, run);
+                        let y = Self::pairs::<SCALE>(x, f, scale);
+                        Write::store::<O, B, STREAM>(y, to, at, run);
+                    }
                 }
                 at += I::N;
             }
@@ -880,36 +897,45 @@ where
         }
     }
 
-    /// [`run`](Self::run) in a function of its own, compiled once for all instructions.
+    /// [`runs`](Self::runs) in a function of its own, compiled once for all instructions.
     #[inline(never)]
     unsafe fn rest<const SCALE: bool>(
-        from: *const A,
-        to: *mut B,
+        from: (*const A, usize),
+        to: (*mut B, usize),
         factors: *const A::Acc,
-        scale: A::Acc,
+        scales: &[A::Acc],
         at: usize,
         run: usize,
     ) {
-        // SAFETY: the caller guarantees what `run` demands.
-        unsafe { Self::run::<SCALE, false>(from, to, factors, scale, at, run) };
+        // SAFETY: the caller guarantees what `runs` demands.
+        unsafe { Self::runs::<SCALE, false>(from, to, factors, scales, at, run) };
     }
 
-    /// Rotates `N` pairs by factors that are `D` registers apart.
+    /// The four factors of `N` pairs, which are `D` registers apart.
     #[inline(always)]
-    unsafe fn pairs<const SCALE: bool, const D: usize>(
+    unsafe fn four<const D: usize>(factors: *const A::Acc) -> [I::Register; 4] {
+        // SAFETY: the caller guarantees the factors and the instructions.
+        unsafe {
+            let mut four = [I::Register::load(factors); 4];
+            for (i, f) in four.iter_mut().enumerate().skip(1) {
+                *f = I::Register::load(factors.add(i * D * I::N));
+            }
+            four
+        }
+    }
+
+    /// Rotates `N` pairs.
+    #[inline(always)]
+    unsafe fn pairs<const SCALE: bool>(
         [mut x1, mut x2]: [I::Register; 2],
-        factors: *const A::Acc,
+        [c1, s1, c2, s2]: [I::Register; 4],
         scale: I::Register,
     ) -> [I::Register; 2] {
-        // SAFETY: the caller guarantees the factors and the instructions.
+        // SAFETY: the caller guarantees the instructions.
         unsafe {
             if SCALE {
                 (x1, x2) = (x1.mul(scale), x2.mul(scale));
             }
-            let c1 = I::Register::load(factors);
-            let s1 = I::Register::load(factors.add(D * I::N));
-            let c2 = I::Register::load(factors.add(2 * D * I::N));
-            let s2 = I::Register::load(factors.add(3 * D * I::N));
             [x2.mul_add(s1, c1.mul(x1)), x1.mul_add(s2, c2.mul(x2))]
         }
     }
@@ -918,45 +944,62 @@ where
     #[inline(always)]
     unsafe fn swapped<const SCALE: bool>(
         mut x: I::Register,
-        factors: *const A::Acc,
+        [cos, sin]: [I::Register; 2],
         scale: I::Register,
     ) -> I::Register {
-        // SAFETY: the caller guarantees the factors and the instructions.
+        // SAFETY: the caller guarantees the instructions.
         unsafe {
             if SCALE {
                 x = x.mul(scale);
             }
-            let cos = I::Register::load(factors);
-            let sin = I::Register::load(factors.add(I::N));
             x.swap().mul_add(sin, x.mul(cos))
         }
     }
 }
 
-/// rstd = 1 / sqrt(mean + eps) of each row, and -mean(h * n), from the sums of squares and of
-/// h * x, where n = x * rstd.
+/// Values of the widest register.
+const WIDEST: usize = 16;
+
+/// What is left of the partial sums of rows, of squares and of h * x, when each row's are added up
+/// to one register.
+#[repr(align(64))]
+struct Partials<A>([[[A; WIDEST]; AHEAD]; 2]);
+
+/// rstd = 1 / sqrt(mean(x^2) + eps) of each row, and -rstd^2 * mean(h * n) with n = x * rstd, by
+/// which x is multiplied in dx. Of rows that there are not, any number.
+///
+/// # Safety
+/// The processor has the instructions of `M`, whose registers wrote the partial sums.
 #[inline(always)]
-fn scales<E: Element>(
-    [squares, products]: [[E::Acc; AHEAD]; 2],
+unsafe fn scales<M: Memory<E>, E: Element>(
+    partials: &Partials<E::Acc>,
     tile: &NormTile<E>,
     dim: usize,
 ) -> [[E::Acc; AHEAD]; 2] {
+    const { assert!(M::N <= WIDEST) };
     let mean = E::Acc::from_f64(1.0 / dim as f64);
-    let mut scales = [squares, products];
-    for i in 0..AHEAD {
-        let rstd = (squares[i] * mean + tile.eps).reciprocal_root();
-        scales[0][i] = rstd;
-        scales[1][i] = -(products[i] * rstd * mean);
+    let mut scales = [[E::Acc::ZERO; AHEAD]; 2];
+    for (scales, partials) in scales.iter_mut().zip(&partials.0) {
+        for (total, partial) in scales.iter_mut().zip(partials) {
+            // SAFETY: a register has at most as many values, and the caller guarantees the
+            // instructions.
+            *total = unsafe { M::Register::load(partial.as_ptr()).total() };
+        }
+    }
+    let [squares, products] = &mut scales;
+    for (rstd, by) in squares.iter_mut().zip(products) {
+        *rstd = (*rstd * mean + tile.eps).reciprocal_root();
+        *by = -(*by * *rstd * mean * *rstd * *rstd);
     }
     scales
 }
 
-/// The sum of partial sums: each half is added to the other until one is left.
+/// The partial sums in one register: each half is added to the other until one is left.
 ///
 /// # Safety
 /// The processor has the instructions of `R`.
 #[inline(always)]
-unsafe fn total<R: Register>(mut sums: [R; SUM_REGISTERS]) -> R::Value {
+unsafe fn total<R: Register>(mut sums: [R; SUM_REGISTERS]) -> R {
     let mut half = SUMS / R::N / 2;
     // SAFETY: the caller guarantees the instructions.
     unsafe {
@@ -966,7 +1009,7 @@ unsafe fn total<R: Register>(mut sums: [R; SUM_REGISTERS]) -> R::Value {
             }
             half /= 2;
         }
-        sums[0].total()
+        sums[0]
     }
 }
 
@@ -984,12 +1027,12 @@ unsafe fn padded<E: Element>(from: *const E, len: usize) -> [E; SUMS] {
     all
 }
 
-/// The sum of the squares of `len` values.
+/// The sum of the squares of `len` values, as partial sums of one register.
 ///
 /// # Safety
 /// The processor has the instructions of `M`; `x` is valid for reads of `len` elements.
 #[inline(always)]
-unsafe fn squares<M: Memory<E>, E: Element>(x: *const E, len: usize) -> E::Acc {
+unsafe fn squares<M: Memory<E>, E: Element>(x: *const E, len: usize) -> M::Register {
     const { assert!(SUMS.is_multiple_of(M::N) && SUMS / M::N <= SUM_REGISTERS) };
     // SAFETY: the caller guarantees `len` elements, of which the loop takes what is left, and the
     // instructions.
@@ -1024,7 +1067,8 @@ unsafe fn add_squares<M: Memory<E>, E: Element>(
     }
 }
 
-/// The sums of x * x, and of g * w * x; writes x widened if `WIDEN`.
+/// The sums of x * x, and of g * w * x, as partial sums of one register; writes x widened if
+/// `WIDEN`.
 ///
 /// # Safety
 /// The processor has the instructions; `x`, `g` and `weight` are valid for reads of `len` elements,
@@ -1036,7 +1080,7 @@ unsafe fn products<X, G, A, B, const WIDEN: bool>(
     weight: *const A::Acc,
     wide: *mut A::Acc,
     len: usize,
-) -> [A::Acc; 2]
+) -> [X::Register; 2]
 where
     X: Memory<A>,
     G: Memory<B, Register = X::Register>,
@@ -1171,10 +1215,11 @@ where
 }
 
 /// The backward of x * rstd * w alone, of rows a number of elements apart: writes
-/// dx = rstd * (h - n * mean(h * n)) with n = x * rstd and h = g * w, and adds g * n to dw.
+/// dx = rstd * (h - n * mean(h * n)) = rstd * g * w + x * by_x with n = x * rstd and h = g * w, and
+/// adds g * n = rstd * g * x to dw.
 ///
 /// # Safety
-/// The processor has the instructions; at each of as many rows as there are rstd and means, `x` and
+/// The processor has the instructions; at each of as many rows as there are rstd and by_x, `x` and
 /// `g` are valid for reads and `to` for writes of the tile's `head_dim` elements; `to` is one of
 /// them, or overlaps neither.
 #[inline(always)]
@@ -1185,7 +1230,7 @@ unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
     tile: &NormTile<impl Element<Acc = A::Acc>>,
     dim: usize,
     rstds: &[A::Acc],
-    means: &[A::Acc],
+    by_x: &[A::Acc],
 ) where
     X: Memory<A>,
     G: Memory<B, Register = X::Register>,
@@ -1200,13 +1245,13 @@ unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
     unsafe {
         let doubles = dim - dim % (2 * X::N);
         for at in (0..doubles).step_by(2 * X::N) {
-            channels::<X, G, O, A, B, C, 2, STREAM>(x, g, to, tile, rstds, means, at);
+            channels::<X, G, O, A, B, C, 2, STREAM>(x, g, to, tile, rstds, by_x, at);
         }
         for at in (doubles..whole).step_by(X::N) {
-            channels::<X, G, O, A, B, C, 1, STREAM>(x, g, to, tile, rstds, means, at);
+            channels::<X, G, O, A, B, C, 1, STREAM>(x, g, to, tile, rstds, by_x, at);
         }
         if whole < dim {
-            rest_of_channels(x, g, to, tile, rstds, means, whole..dim);
+            rest_of_channels(x, g, to, tile, rstds, by_x, whole..dim);
         }
     }
 }
@@ -1223,7 +1268,7 @@ unsafe fn rest_of_channels<A, B, C>(
     to: (*mut C, usize),
     tile: &NormTile<impl Element<Acc = A::Acc>>,
     rstds: &[A::Acc],
-    means: &[A::Acc],
+    by_x: &[A::Acc],
     channels: Range<usize>,
 ) where
     A: Element,
@@ -1235,7 +1280,7 @@ unsafe fn rest_of_channels<A, B, C>(
         // SAFETY: the caller guarantees the channel in every row, in the weights and in their
         // gradients.
         unsafe {
-            self::channels::<One, One, One, A, B, C, 1, false>(x, g, to, tile, rstds, means, at);
+            self::channels::<One, One, One, A, B, C, 1, false>(x, g, to, tile, rstds, by_x, at);
         }
     }
 }
@@ -1251,7 +1296,7 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
     to: (*mut C, usize),
     tile: &NormTile<impl Element<Acc = A::Acc>>,
     rstds: &[A::Acc],
-    means: &[A::Acc],
+    by_x: &[A::Acc],
     at: usize,
 ) where
     X: Memory<A>,
@@ -1270,14 +1315,15 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
             weight[d] = X::Register::load(tile.weight.add(at + d * X::N));
             dweight[d] = X::Register::load(tile.dweight.add(at + d * X::N).cast_const());
         }
-        for (i, (rstd, mean)) in rstds.iter().zip(means).enumerate() {
-            let (rstd, mean) = (X::Register::splat(*rstd), X::Register::splat(*mean));
+        for (i, (rstd, by_x)) in rstds.iter().zip(by_x).enumerate() {
+            let (rstd, by_x) = (X::Register::splat(*rstd), X::Register::splat(*by_x));
             let mut dx = [zero; D];
             for d in 0..D {
                 let g = G::load(g.0.add(i * g.1 + at + d * X::N));
-                let n = X::load(x.0.add(i * x.1 + at + d * X::N)).mul(rstd);
-                dweight[d] = g.mul_add(n, dweight[d]);
-                dx[d] = g.mul_add(weight[d], n.mul(mean)).mul(rstd);
+                let x = X::load(x.0.add(i * x.1 + at + d * X::N));
+                let g = g.mul(rstd);
+                dweight[d] = g.mul_add(x, dweight[d]);
+                dx[d] = g.mul_add(weight[d], x.mul(by_x));
             }
             let to = to.0.add(i * to.1 + at);
             if D == 2 {

@@ -219,7 +219,7 @@ impl<E: Copy> Rows<E> {
         if self.ahead > 0 {
             let later = self.from.wrapping_add(self.ahead);
             for at in (0..elements).step_by(64 / size_of::<E>()) {
-                M::Register::prefetch(later.wrapping_add(at));
+                M::Register::prefetch::<true, _>(later.wrapping_add(at));
             }
         }
     }

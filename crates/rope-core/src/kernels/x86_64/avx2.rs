@@ -195,9 +195,15 @@ impl Register for F32x8 {
         Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, term.0) })
     }
     #[inline(always)]
-    fn prefetch<T>(from: *const T) {
+    fn prefetch<const NEAR: bool, T>(from: *const T) {
         // SAFETY: every x86-64 processor has SSE; the instruction is a hint, valid of any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        unsafe {
+            if NEAR {
+                _mm_prefetch::<_MM_HINT_T0>(from.cast());
+            } else {
+                _mm_prefetch::<_MM_HINT_T1>(from.cast());
+            }
+        }
     }
     #[inline(always)]
     unsafe fn fence() {
