@@ -15,7 +15,7 @@ pub(crate) enum ClaimsError {
     Io { path: PathBuf, source: io::Error },
     #[error("{0} of the claims are not shown; the table above says which")]
     NotShown(usize),
-    #[error("`cargo build --workspace --bin mrope` failed; its errors are above")]
+    #[error("`cargo build --release -p rope-cli` failed; its errors are above")]
     Build,
 }
 
@@ -72,24 +72,21 @@ pub(crate) fn run() -> Result<String, ClaimsError> {
     }
 }
 
-/// Builds `mrope` as the workspace's tests do, which shares all that they have built.
+/// Builds `mrope` as the page's commands do.
 fn program(root: &Path) -> Result<PathBuf, ClaimsError> {
     let mut build = crate::cargo();
-    let arguments = ["build", "--locked", "--workspace", "--bin", "mrope"];
+    let arguments = ["build", "--release", "--locked", "--package=rope-cli"];
     build.current_dir(root).args(arguments);
-    let status = build.status().map_err(|source| ClaimsError::Io {
-        path: build.get_program().into(),
+    let io = |path: &str, source| ClaimsError::Io {
+        path: path.into(),
         source,
-    })?;
-    // This program is where cargo puts that one.
-    let here = std::env::current_exe().map_err(|source| ClaimsError::Io {
-        path: "this program".into(),
-        source,
-    })?;
+    };
+    let status = build.status().map_err(|source| io("cargo", source))?;
+    // Beside the folder of this program's profile.
+    let here = std::env::current_exe().map_err(|source| io("this program", source))?;
+    let release = here.with_file_name("../release/mrope");
     match status.success() {
-        true => Ok(here
-            .with_file_name("mrope")
-            .with_extension(std::env::consts::EXE_EXTENSION)),
+        true => Ok(release.with_extension(std::env::consts::EXE_EXTENSION)),
         false => Err(ClaimsError::Build),
     }
 }
