@@ -3,18 +3,16 @@
 //!
 //! Element types that the driver lacks are printed as skipped; f32 never is.
 
-mod cube_engine;
 mod norm_cases;
 
 use burn::tensor::{DType as BurnDType, Device, DeviceKind, DeviceType, Distribution, Tensor};
-use cube_engine::CubeEngine;
 use norm_cases::{fused_agrees_with_ordinary_operations, results_are_those_of_transformers};
 use rope_burn::rope_core::{Layout, Pairing, Positions, RopeError, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError};
 use rope_check::buffer::{Buffer, DType};
 use rope_check::cases::{NamedCase, exact, models, pairwise, scattered_positions, values};
 use rope_check::engine::{Case, Engine, burn_engines};
-use rope_check::golden::{Artifact, GoldenError};
+use rope_check::golden::Artifact;
 use rope_check::gradcheck::{Depth, check_on, quick_suite};
 use rope_check::model::{GPU_SLACK, Models, is_model_folder};
 use rope_check::tolerance::{Operation, allowed};
@@ -34,14 +32,6 @@ fn fused(device: &Device) -> Box<dyn Engine> {
     engine.expect("one of burn's engines is the fused one")
 }
 
-/// The fused engine, then the backend itself: a build with `fusion` tests both ways to the kernels.
-fn engines(device: &Device) -> [Box<dyn Engine>; 2] {
-    let fused = fused(device);
-    let has = DType::ALL.into_iter().filter(|d| fused.supports(*d));
-    let backend = CubeEngine::new(has.collect());
-    [fused, Box::new(backend)]
-}
-
 /// The types that the device has, f32 among them.
 fn dtypes(engine: &dyn Engine) -> Vec<DType> {
     let (has, lacks): (Vec<DType>, Vec<DType>) =
@@ -53,41 +43,25 @@ fn dtypes(engine: &dyn Engine) -> Vec<DType> {
     has
 }
 
-/// Files of vectors whose heads have angles of their own.
-const PER_HEAD: usize = 3;
-
 #[test]
 fn every_vector_is_met_forward_and_backward() {
-    let engines = engines(&device());
-    let (dtypes, mut files) = (dtypes(&*engines[0]), [0; 2]);
+    let engine = fused(&device());
+    let (dtypes, mut files) = (dtypes(&*engine), 0);
     let folder = rope_check::fixtures().expect("the test runs in the workspace");
     for entry in folder.read_dir().expect("fixtures are there") {
         let path = entry.expect("entry reads").path();
         let Ok(Artifact::Vectors(vectors)) = Artifact::open(&path) else {
             continue;
         };
-        for (engine, files) in engines.iter().zip(&mut files) {
-            let rows = |dtype: &DType| vectors.compare(&**engine, *dtype);
-            let rows: Result<Vec<_>, _> = dtypes.iter().map(rows).collect();
-            let rows = match rows {
-                Err(GoldenError::Engine { source, .. }) if source.limit().is_some() => continue,
-                rows => rows.expect("engine runs"),
-            };
-            *files += 1;
-            for rows in rows {
-                assert_eq!(rows.len(), 4, "q, k and their gradients: {rows:?}");
-                let failed: Vec<_> = rows.iter().filter(|row| !row.pass).collect();
-                assert!(failed.is_empty(), "{}: {failed:?}", path.display());
-            }
+        files += 1;
+        for dtype in &dtypes {
+            let rows = vectors.compare(&*engine, *dtype).expect("engine runs");
+            assert_eq!(rows.len(), 4, "q, k and their gradients: {rows:?}");
+            let failed: Vec<_> = rows.iter().filter(|row| !row.pass).collect();
+            assert!(failed.is_empty(), "{}: {failed:?}", path.display());
         }
     }
-    let [fused, backend] = files;
-    assert!(fused >= 10, "only {fused} files of vectors");
-    assert_eq!(
-        backend,
-        fused - PER_HEAD,
-        "files that the backend itself takes"
-    );
+    assert!(files >= 10, "only {files} files of vectors");
 }
 
 /// Forward and adjoint of a case against the matrix oracle.
@@ -124,13 +98,11 @@ fn meets_the_oracle(engine: &dyn Engine, case: &Case, dtype: DType) {
 
 #[test]
 fn every_pair_of_factors_meets_the_oracle() {
-    let engines = engines(&device());
-    let dtypes = dtypes(&*engines[0]);
+    let engine = fused(&device());
+    let dtypes = dtypes(&*engine);
     for (i, NamedCase { case, .. }) in pairwise().expect("valid cases").iter().enumerate() {
-        for engine in &engines {
-            meets_the_oracle(&**engine, case, DType::F32);
-            meets_the_oracle(&**engine, case, dtypes[i % dtypes.len()]);
-        }
+        meets_the_oracle(&*engine, case, DType::F32);
+        meets_the_oracle(&*engine, case, dtypes[i % dtypes.len()]);
     }
 }
 
