@@ -260,7 +260,8 @@ mod tests {
                 whole.extend_from_slice(rest);
                 parses(&whole)
             }
-            "run" | "test" | "bench" | "build" | "install" | "doc" | "rustc" | "publish" => Ok(()),
+            "run" | "test" | "bench" | "build" | "check" | "install" | "doc" | "rustc"
+            | "publish" => Ok(()),
             // Tools of their own, which take no names of ours.
             "cyclonedx" | "deny" | "semver-checks" => Ok(()),
             other => Err(format!(

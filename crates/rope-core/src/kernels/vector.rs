@@ -70,8 +70,8 @@ pub(crate) trait Register: Copy {
     unsafe fn signs(negative: bool) -> Self;
     /// Negates the values where `signs` says so.
     unsafe fn flip(self, signs: Self) -> Self;
-    /// Has the cache line of an address fetched, which need not be valid: into the first-level cache
-    /// if `NEAR`, else the second.
+    /// Has the cache line of an address fetched, which need not be valid: into the first-level
+    /// cache if `NEAR`, else the second.
     #[inline(always)]
     fn prefetch<const NEAR: bool, T>(_: *const T) {}
     /// Makes what was stored with `STREAM` visible to other threads.

@@ -215,14 +215,7 @@ impl Register for F32x16 {
     }
     #[inline(always)]
     fn prefetch<const NEAR: bool, T>(from: *const T) {
-        // SAFETY: every x86-64 processor has SSE; the instruction is a hint, valid of any address.
-        unsafe {
-            if NEAR {
-                _mm_prefetch::<_MM_HINT_T0>(from.cast());
-            } else {
-                _mm_prefetch::<_MM_HINT_T1>(from.cast());
-            }
-        }
+        F32x8::prefetch::<NEAR, T>(from);
     }
     #[inline(always)]
     unsafe fn fence() {
