@@ -382,7 +382,9 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         let own = tile.head_coefficients > 0;
         let (group, ahead) = match (tile.x.head > tile.x.token, own) {
             (_, true) => (1, 1),
-            (true, false) => (HEADS_OUTSIDE_GROUP, HEADS_OUTSIDE_GROUP),
+            // The forward has one tensor's lines in the first-level cache, the backward two.
+            (true, false) if BACKWARD => (HEADS_OUTSIDE_GROUP, AHEAD),
+            (true, false) => (2 * HEADS_OUTSIDE_GROUP, AHEAD),
             (false, false) => (tile.heads.max(1), AHEAD),
         };
         // Factors and scratch rows of these rows, and of those before them.
@@ -1219,9 +1221,9 @@ where
 /// adds g * n = rstd * g * x to dw.
 ///
 /// # Safety
-/// The processor has the instructions; at each of as many rows as there are rstd and by_x, `x` and
-/// `g` are valid for reads and `to` for writes of the tile's `head_dim` elements; `to` is one of
-/// them, or overlaps neither.
+/// The processor has the instructions; there are as many rows as `rstds`, and as many `by_x`; in
+/// each row `x` and `g` are valid for reads and `to` for writes of the tile's `head_dim` elements;
+/// `to` is one of them, or overlaps neither.
 #[inline(always)]
 unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
     x: (*const A, usize),
