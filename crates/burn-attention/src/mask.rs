@@ -319,6 +319,7 @@ impl AttentionMask {
     }
 
     /// Whether any of the queries sees any of the keys, but for padding.
+    #[cfg(any(feature = "flex", test))]
     pub(crate) fn meets(&self, mut queries: Range<usize>, keys: &Range<usize>) -> bool {
         queries.any(|query| {
             let span = self.span(query);

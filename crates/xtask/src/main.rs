@@ -52,7 +52,7 @@ package   checks the published crates' manifests and packages them without the n
       outside the workspace that depends on the packages runs the examples of their READMEs. A
       minute after `cargo test --workspace`, whose external crates it shares.
 sanitize   runs the tests of unsafe code under the address, leak and undefined-behaviour sanitizers,
-      in target/sanitize; four minutes with building.
+      in target/sanitize; ten minutes with building.
 vendor-headers   holds the kernels to the vendor's Ascend C headers in FOLDER, a checkout of asc-devkit
       or an installed CANN, with clang 15 or later on x86-64 Linux: compiles them, runs the suites
       of Ascend through them, compares all memory with the simulator's run, counts the instructions
