@@ -488,7 +488,11 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
             for i in 0..count {
                 let row = rows.row(i);
                 let head = rows.heads.start + i;
-                tile.x.prefetch::<M>(rows.token, head, dim);
+                // In wide elements the forward waits for memory alone, which the processor's own
+                // look-ahead keeps as busy.
+                if BACKWARD || size_of::<E>() < 4 {
+                    tile.x.prefetch::<M>(rows.token, head, dim);
+                }
                 if let (true, Some(dy)) = (BACKWARD, &tile.dy) {
                     dy.prefetch::<M>(rows.token, head, dim);
                 }
