@@ -295,6 +295,32 @@ fn interleave_half_agrees_with_the_oracle_at_every_length() {
     every_length(Pairing::InterleaveHalf);
 }
 
+/// 128 channels, for which the kernels have code of their own, and three groups of heads.
+#[test]
+fn the_length_of_most_models_agrees_with_the_oracle() {
+    for (pairing, layout, order) in [Pairing::Half, Pairing::Adjacent]
+        .into_iter()
+        .flat_map(|pairing| Layout::ALL.map(|layout| (pairing, layout)))
+        .flat_map(|(pairing, layout)| ORDERS.map(|order| (pairing, layout, order)))
+    {
+        let (seq, heads) = (5, 17);
+        for in_place in [false, true] {
+            let case = Case {
+                norm: HeadNorm::new(1e-6).unwrap().with_order(order),
+                layout: HeadsLayout::contiguous(layout, 1, seq, heads, 128),
+                spec: RotarySpec::builder(128).pairing(pairing).build().unwrap(),
+                positions: Positions::text(1, 3, seq).unwrap(),
+                weighted: true,
+                in_place,
+                seed: 5,
+            };
+            case.check::<f32>();
+            case.check::<f16>();
+            case.check::<bf16>();
+        }
+    }
+}
+
 /// The sizes of Qwen3 (16-bit rows that fill cache lines), past the caches and not, by several
 /// threads and one, by token and from a table: the same bits.
 #[test]
