@@ -102,7 +102,14 @@ impl Case {
     }
 
     fn weight<A: Real>(&self, seed: u64) -> Option<Vec<A>> {
-        let values = values(self.seed + seed, self.spec.head_dim());
+        let mut values = values(self.seed + seed, self.spec.head_dim());
+        // Some that the gradient of the weight cannot be divided by.
+        if self.seed % 4 == 1 {
+            let offset = f64::from(u8::from(self.norm.unit_offset()));
+            for (i, value) in values.iter_mut().enumerate().step_by(3) {
+                *value = [0.0, 1e-20][i % 2] - offset;
+            }
+        }
         self.weighted.then(|| rounded(&values))
     }
 
@@ -304,7 +311,7 @@ fn the_length_of_most_models_agrees_with_the_oracle() {
         .flat_map(|(pairing, layout)| ORDERS.map(|order| (pairing, layout, order)))
     {
         let (seq, heads) = (5, 17);
-        for in_place in [false, true] {
+        for (in_place, seed) in [(false, 4), (true, 5), (true, 6)] {
             let case = Case {
                 norm: HeadNorm::new(1e-6).unwrap().with_order(order),
                 layout: HeadsLayout::contiguous(layout, 1, seq, heads, 128),
@@ -312,7 +319,7 @@ fn the_length_of_most_models_agrees_with_the_oracle() {
                 positions: Positions::text(1, 3, seq).unwrap(),
                 weighted: true,
                 in_place,
-                seed: 5,
+                seed,
             };
             case.check::<f32>();
             case.check::<f16>();
@@ -340,7 +347,7 @@ fn stores_threads_and_tables_change_no_bit() {
             positions: positions.clone(),
             weighted: true,
             in_place: false,
-            seed: 5,
+            seed: 6,
         };
         let x: Vec<bf16> = rounded(&values(1, case.len()));
         let dy: Vec<bf16> = rounded(&values(2, case.len()));

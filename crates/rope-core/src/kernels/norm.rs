@@ -15,8 +15,12 @@
 //! dw   = sum over heads and tokens of g * n
 //! ```
 //!
+//! Before the rotation, the kernel makes h = g * w at once, with weights among the factors of R^T,
+//! and what it adds to dw is h * n: the caller divides by w. That saves two of nine products of a
+//! channel, which is what the backward in 16 bits is made of.
+//!
 //! With the norm after the rotation, y = norm(R x): the same formulas hold between z = R x and y,
-//! with g = dy, and dx = R^T dz.
+//! with g = dy, and dx = R^T dz. There dw is as above.
 //!
 //! Data: a row is one head of one token. It is read twice, and written once; the second time it is
 //! in the first-level cache. What a row is multiplied by, cos and sin times the weights before the
@@ -117,7 +121,8 @@ pub(crate) struct NormTile<E: Element> {
     /// The weights of all channels, then those of the pairs' first members, then of the second
     /// ones, as the forward reads pairs.
     pub(crate) weight: *const E::Acc,
-    /// The gradients of the weights of all channels, to be added to; used in the backward.
+    /// What the gradients of the weights are added to in the backward, of all channels: those, or
+    /// with the norm before the rotation those times the weights.
     pub(crate) dweight: *mut E::Acc,
     /// Whether to bypass the caches on writing `to`, where that is possible.
     pub(crate) stream: bool,
@@ -466,7 +471,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                     }
                 }
                 (true, false) => {
-                    Turn::<M, M::Wide, E, E::Acc, Write, Read>::prepare::<true, false>(
+                    Turn::<M, M::Wide, E, E::Acc, Write, Read>::prepare::<true, true>(
                         by, weight, factors, shape,
                     );
                 }
@@ -500,30 +505,18 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                 let [square, product] = match (BACKWARD, AFTER) {
                     (false, false) => [squares::<M, E>(row.x, dim), zero],
                     (false, true) => {
-                        Self::widen::<Read, Write>(row.x, &row);
+                        Self::widen::<Read, Write>(row.x, None, &row);
                         [squares::<M::Wide, E::Acc>(row.scratch, dim), zero]
                     }
                     (true, false) => {
-                        Self::widen::<Write, Read>(row.dy, &row);
-                        let wide = row.scratch.add(AHEAD * dim);
-                        products::<M, M::Wide, E, E::Acc, true>(
-                            row.x,
-                            row.scratch,
-                            tile.weight,
-                            wide,
-                            dim,
-                        )
+                        Self::widen::<Write, Read>(row.dy, Some(tile.weight), &row);
+                        let wide = Some(row.scratch.add(AHEAD * dim));
+                        products::<M, M::Wide, E, E::Acc>(row.x, row.scratch, None, wide, dim)
                     }
                     (true, true) => {
-                        Self::widen::<Read, Write>(row.x, &row);
-                        let none = std::ptr::null_mut();
-                        products::<M::Wide, M, E::Acc, E, false>(
-                            row.scratch,
-                            row.dy,
-                            tile.weight,
-                            none,
-                            dim,
-                        )
+                        Self::widen::<Read, Write>(row.x, None, &row);
+                        let weight = Some(tile.weight);
+                        products::<M::Wide, M, E::Acc, E>(row.scratch, row.dy, weight, None, dim)
                     }
                 };
                 square.write(partials.0[0][i].as_mut_ptr());
@@ -545,12 +538,13 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         unsafe {
             let first = rows.row(0);
             let scratch = (first.scratch, dim);
+            let scales = [&rstds[..count], &by_x[..count]];
             match (BACKWARD, AFTER) {
-                (false, false) => Self::before::<STREAM>(rows, &rstds[..count]),
+                (false, false) => Self::before::<STREAM>(rows, scales[0]),
                 (false, true) => {
-                    for (i, rstd) in rstds.into_iter().take(count).enumerate() {
+                    for (i, rstd) in scales[0].iter().enumerate() {
                         let Row { scratch, to, .. } = rows.row(i);
-                        normalise::<M::Wide, M, E::Acc, E>(scratch, to, tile.weight, rstd, 0, dim);
+                        normalise::<M::Wide, M, E::Acc, E>(scratch, to, tile.weight, *rstd, 0, dim);
                     }
                 }
                 (true, false) => {
@@ -561,10 +555,10 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                         x,
                         g,
                         to,
-                        tile,
+                        None,
+                        tile.dweight,
                         dim,
-                        &rstds[..count],
-                        &by_x[..count],
+                        scales,
                     );
                 }
                 (true, true) => {
@@ -574,10 +568,10 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                         z,
                         dy,
                         scratch,
-                        tile,
+                        Some(tile.weight),
+                        tile.dweight,
                         dim,
-                        &rstds[..count],
-                        &by_x[..count],
+                        scales,
                     );
                     for i in 0..count {
                         Self::turn_back(&rows.row(i));
@@ -650,18 +644,30 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         }
     }
 
-    /// Writes x times the row's factors into the scratch row: R x, or R^T x.
+    /// Writes x times the row's factors into the scratch row: R x, or R^T x times the weights
+    /// if there are any.
     #[inline(always)]
-    unsafe fn widen<From: Order, To: Order>(x: *const E, row: &Row<E>) {
+    unsafe fn widen<From: Order, To: Order>(
+        x: *const E,
+        weight: Option<*const E::Acc>,
+        row: &Row<E>,
+    ) {
         let (shape, scratch) = (row.shape, row.scratch);
         let Shape { dim, start, .. } = shape;
         let end = shape.end();
         // SAFETY: the caller guarantees `head_dim` elements at x and in the scratch row, in which
-        // `start..end` is the rotated part.
+        // `start..end` is the rotated part, and as many weights.
         unsafe {
             if end - start < dim {
-                convert::<M, M::Wide, E, E::Acc>(x, scratch, 0, start);
-                convert::<M, M::Wide, E, E::Acc>(x, scratch, end, dim);
+                for (at, end) in [(0, start), (end, dim)] {
+                    match weight {
+                        None => convert::<M, M::Wide, E, E::Acc>(x, scratch, at, end),
+                        Some(w) => {
+                            let one = E::Acc::from_f64(1.0);
+                            normalise::<M, M::Wide, E, E::Acc>(x, scratch, w, one, at, end);
+                        }
+                    }
+                }
             }
             Turn::<M, M::Wide, E, E::Acc, From, To>::rows::<false, false>(
                 (x.add(start), 0),
@@ -702,7 +708,8 @@ where
     const SWAPS: bool = Read::ZIPPED && Write::ZIPPED && I::SWAPS && O::SWAPS;
     const DOUBLES: bool = Self::SAME_ORDER && !Self::SWAPS && I::DOUBLES && O::DOUBLES;
 
-    /// Writes the factors of a row: of the transpose if `ADJOINT`, of the weighted row if `WEIGHT`.
+    /// Writes the factors of a row, or of the transpose if `ADJOINT`. With `WEIGHT` what the
+    /// forward reads is weighted, and so is what the transpose writes.
     #[inline(always)]
     unsafe fn prepare<const ADJOINT: bool, const WEIGHT: bool>(
         by: Coefficients<A::Acc>,
@@ -797,7 +804,12 @@ where
             if WEIGHT {
                 let w1 = Self::values::<D>(weights[0].add(at));
                 let w2 = Self::values::<D>(weights[1].add(at));
-                for (f, w) in f.iter_mut().zip([w1, w2, w2, w1]) {
+                let weights = if ADJOINT {
+                    [w1, w1, w2, w2]
+                } else {
+                    [w1, w2, w2, w1]
+                };
+                for (f, w) in f.iter_mut().zip(weights) {
                     for i in 0..D {
                         f[i] = f[i].mul(w[i]);
                     }
@@ -1074,18 +1086,18 @@ unsafe fn add_squares<M: Memory<E>, E: Element>(
     }
 }
 
-/// The sums of x * x, and of g * w * x, as partial sums of one register; writes x widened if
-/// `WIDEN`.
+/// The sums of x * x, and of h * x, as partial sums of one register, where h is g, or g * w if
+/// there are weights; writes x widened if there is room.
 ///
 /// # Safety
 /// The processor has the instructions; `x`, `g` and `weight` are valid for reads of `len` elements,
-/// `wide` for writes of as many if `WIDEN`.
+/// `wide` for writes of as many.
 #[inline(always)]
-unsafe fn products<X, G, A, B, const WIDEN: bool>(
+unsafe fn products<X, G, A, B>(
     x: *const A,
     g: *const B,
-    weight: *const A::Acc,
-    wide: *mut A::Acc,
+    weight: Option<*const A::Acc>,
+    wide: Option<*mut A::Acc>,
     len: usize,
 ) -> [X::Register; 2]
 where
@@ -1101,42 +1113,37 @@ where
         let mut sums = [[X::Register::splat(A::Acc::ZERO); SUM_REGISTERS]; 2];
         let rest = len % SUMS;
         for at in (0..len - rest).step_by(SUMS) {
-            add_products::<X, G, A, B, WIDEN>(
-                &mut sums,
-                x.add(at),
-                g.add(at),
-                weight.add(at),
-                wide.wrapping_add(at),
-            );
+            let weight = weight.map(|weight| weight.wrapping_add(at));
+            let wide = wide.map(|wide| wide.wrapping_add(at));
+            add_products::<X, G, A, B>(&mut sums, x.add(at), g.add(at), weight, wide);
         }
         if rest > 0 {
             let at = len - rest;
             let (x, g) = (padded(x.add(at), rest), padded(g.add(at), rest));
-            let weight = padded(weight.add(at), rest);
-            let mut rest_wide = [A::Acc::ZERO; SUMS];
-            let (weight, to) = (weight.as_ptr(), rest_wide.as_mut_ptr());
-            add_products::<X, G, A, B, WIDEN>(&mut sums, x.as_ptr(), g.as_ptr(), weight, to);
-            if WIDEN {
-                wide.add(at).copy_from_nonoverlapping(to, rest);
+            let weight = weight.map(|weight| padded(weight.add(at), rest));
+            let weight = weight.as_ref().map(|weight| weight.as_ptr());
+            let mut values = [A::Acc::ZERO; SUMS];
+            let to = Some(values.as_mut_ptr());
+            add_products::<X, G, A, B>(&mut sums, x.as_ptr(), g.as_ptr(), weight, to);
+            if let Some(wide) = wide {
+                wide.add(at).copy_from_nonoverlapping(values.as_ptr(), rest);
             }
         }
         [total(sums[0]), total(sums[1])]
     }
 }
 
-/// Adds [`SUMS`] values of x * x, and of g * w * x, to the partial sums; writes x widened if
-/// `WIDEN`.
+/// Adds [`SUMS`] values to the sums of [`products`].
 ///
 /// # Safety
-/// The processor has the instructions; `x`, `g` and `weight` are valid for reads of `SUMS`
-/// elements, `wide` for writes of as many if `WIDEN`.
+/// As [`products`] of `SUMS` elements.
 #[inline(always)]
-unsafe fn add_products<X, G, A, B, const WIDEN: bool>(
+unsafe fn add_products<X, G, A, B>(
     [squares, products]: &mut [[X::Register; SUM_REGISTERS]; 2],
     x: *const A,
     g: *const B,
-    weight: *const A::Acc,
-    wide: *mut A::Acc,
+    weight: Option<*const A::Acc>,
+    wide: Option<*mut A::Acc>,
 ) where
     X: Memory<A>,
     G: Memory<B, Register = X::Register>,
@@ -1149,13 +1156,15 @@ unsafe fn add_products<X, G, A, B, const WIDEN: bool>(
         // SAFETY: the caller guarantees `SUMS` elements, and the instructions.
         unsafe {
             let (x, g) = (X::load(x.add(i)), G::load(g.add(i)));
-            if WIDEN {
+            if let Some(wide) = wide {
                 x.write(wide.add(i));
             }
             squares[k] = x.mul_add(x, squares[k]);
-            products[k] = g
-                .mul(X::Register::load(weight.add(i)))
-                .mul_add(x, products[k]);
+            let h = match weight {
+                Some(weight) => g.mul(X::Register::load(weight.add(i))),
+                None => g,
+            };
+            products[k] = h.mul_add(x, products[k]);
         }
     }
 }
@@ -1222,22 +1231,22 @@ where
 }
 
 /// The backward of x * rstd * w alone, of rows a number of elements apart: writes
-/// dx = rstd * (h - n * mean(h * n)) = rstd * g * w + x * by_x with n = x * rstd and h = g * w, and
-/// adds g * n = rstd * g * x to dw.
+/// dx = rstd * (h - n * mean(h * n)) = rstd * h + x * by_x with n = x * rstd, and adds
+/// g * n = rstd * g * x to dw; h is g, or g * w if there are weights.
 ///
 /// # Safety
-/// The processor has the instructions; there are as many rows as `rstds`, and as many `by_x`; in
-/// each row `x` and `g` are valid for reads and `to` for writes of the tile's `head_dim` elements;
-/// `to` is one of them, or overlaps neither.
+/// The processor has the instructions; there are as many rows as `scales`, rstd and by_x; in
+/// each row `x` and `g` are valid for reads and `to` for writes of `dim` elements; `to` is one of
+/// them, or overlaps neither; there are `dim` weights and gradients of weights.
 #[inline(always)]
 unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
     x: (*const A, usize),
     g: (*const B, usize),
     to: (*mut C, usize),
-    tile: &NormTile<impl Element<Acc = A::Acc>>,
+    weight: Option<*const A::Acc>,
+    dweight: *mut A::Acc,
     dim: usize,
-    rstds: &[A::Acc],
-    by_x: &[A::Acc],
+    scales: [&[A::Acc]; 2],
 ) where
     X: Memory<A>,
     G: Memory<B, Register = X::Register>,
@@ -1247,18 +1256,18 @@ unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
     C: Element<Acc = A::Acc>,
 {
     let whole = dim - dim % X::N;
-    // SAFETY: the caller guarantees rows of `head_dim` elements, and the tile as many weights and
-    // their gradients; the second loop takes what the first one leaves of them.
+    // SAFETY: the caller guarantees rows of `dim` elements, and as many weights and gradients of
+    // weights; the second loop takes what the first one leaves of them.
     unsafe {
         let doubles = dim - dim % (2 * X::N);
         for at in (0..doubles).step_by(2 * X::N) {
-            channels::<X, G, O, A, B, C, 2, STREAM>(x, g, to, tile, rstds, by_x, at);
+            channels::<X, G, O, A, B, C, 2, STREAM>(x, g, to, weight, dweight, scales, at);
         }
         for at in (doubles..whole).step_by(X::N) {
-            channels::<X, G, O, A, B, C, 1, STREAM>(x, g, to, tile, rstds, by_x, at);
+            channels::<X, G, O, A, B, C, 1, STREAM>(x, g, to, weight, dweight, scales, at);
         }
         if whole < dim {
-            rest_of_channels(x, g, to, tile, rstds, by_x, whole..dim);
+            rest_of_channels(x, g, to, weight, dweight, scales, whole..dim);
         }
     }
 }
@@ -1267,15 +1276,15 @@ unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
 /// instructions.
 ///
 /// # Safety
-/// As [`norm_backward`]; the channels are within `head_dim`.
+/// As [`norm_backward`]; the channels are within `dim`.
 #[inline(never)]
 unsafe fn rest_of_channels<A, B, C>(
     x: (*const A, usize),
     g: (*const B, usize),
     to: (*mut C, usize),
-    tile: &NormTile<impl Element<Acc = A::Acc>>,
-    rstds: &[A::Acc],
-    by_x: &[A::Acc],
+    weight: Option<*const A::Acc>,
+    dweight: *mut A::Acc,
+    scales: [&[A::Acc]; 2],
     channels: Range<usize>,
 ) where
     A: Element,
@@ -1287,7 +1296,9 @@ unsafe fn rest_of_channels<A, B, C>(
         // SAFETY: the caller guarantees the channel in every row, in the weights and in their
         // gradients.
         unsafe {
-            self::channels::<One, One, One, A, B, C, 1, false>(x, g, to, tile, rstds, by_x, at);
+            self::channels::<One, One, One, A, B, C, 1, false>(
+                x, g, to, weight, dweight, scales, at,
+            );
         }
     }
 }
@@ -1295,15 +1306,15 @@ unsafe fn rest_of_channels<A, B, C>(
 /// [`norm_backward`] of `D` times `N` channels, one or two.
 ///
 /// # Safety
-/// As [`norm_backward`]; the channels from `at` on are within `head_dim`.
+/// As [`norm_backward`]; the channels from `at` on are within `dim`.
 #[inline(always)]
 unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
     x: (*const A, usize),
     g: (*const B, usize),
     to: (*mut C, usize),
-    tile: &NormTile<impl Element<Acc = A::Acc>>,
-    rstds: &[A::Acc],
-    by_x: &[A::Acc],
+    weight: Option<*const A::Acc>,
+    dweight: *mut A::Acc,
+    scales: [&[A::Acc]; 2],
     at: usize,
 ) where
     X: Memory<A>,
@@ -1317,20 +1328,25 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
     // gradients, and the instructions.
     unsafe {
         let zero = X::Register::splat(A::Acc::ZERO);
-        let (mut weight, mut dweight) = ([zero; D], [zero; D]);
+        let (mut w, mut dw) = ([zero; D], [zero; D]);
         for d in 0..D {
-            weight[d] = X::Register::load(tile.weight.add(at + d * X::N));
-            dweight[d] = X::Register::load(tile.dweight.add(at + d * X::N).cast_const());
+            if let Some(weight) = weight {
+                w[d] = X::Register::load(weight.add(at + d * X::N));
+            }
+            dw[d] = X::Register::load(dweight.add(at + d * X::N).cast_const());
         }
-        for (i, (rstd, by_x)) in rstds.iter().zip(by_x).enumerate() {
+        for (i, (rstd, by_x)) in scales[0].iter().zip(scales[1]).enumerate() {
             let (rstd, by_x) = (X::Register::splat(*rstd), X::Register::splat(*by_x));
             let mut dx = [zero; D];
             for d in 0..D {
                 let g = G::load(g.0.add(i * g.1 + at + d * X::N));
                 let x = X::load(x.0.add(i * x.1 + at + d * X::N));
                 let g = g.mul(rstd);
-                dweight[d] = g.mul_add(x, dweight[d]);
-                dx[d] = g.mul_add(weight[d], x.mul(by_x));
+                dw[d] = g.mul_add(x, dw[d]);
+                dx[d] = match weight {
+                    Some(_) => g.mul_add(w[d], x.mul(by_x)),
+                    None => x.mul_add(by_x, g),
+                };
             }
             let to = to.0.add(i * to.1 + at);
             if D == 2 {
@@ -1339,8 +1355,8 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
                 O::store::<STREAM>(dx[0], to);
             }
         }
-        for (d, dweight) in dweight.into_iter().enumerate() {
-            dweight.write(tile.dweight.add(at + d * X::N));
+        for (d, dw) in dw.into_iter().enumerate() {
+            dw.write(dweight.add(at + d * X::N));
         }
     }
 }

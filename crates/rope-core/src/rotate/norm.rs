@@ -25,6 +25,7 @@ const BLOCK_TOKENS: usize = 32;
 struct Lines<T> {
     values: Vec<T>,
     start: usize,
+    len: usize,
 }
 
 impl<T: Copy> Lines<T> {
@@ -33,15 +34,15 @@ impl<T: Copy> Lines<T> {
         let values = vec![value; before + len];
         // What cannot be aligned is only slower.
         let start = values.as_ptr().align_offset(64).min(before);
-        Self { values, start }
+        Self { values, start, len }
     }
 
     fn as_mut_slice(&mut self) -> &mut [T] {
-        &mut self.values[self.start..]
+        &mut self.values[self.start..][..self.len]
     }
 
     fn as_slice(&self) -> &[T] {
-        &self.values[self.start..]
+        &self.values[self.start..][..self.len]
     }
 }
 
@@ -133,6 +134,16 @@ impl HeadNorm {
         }
         weights
     }
+
+    /// The weight, by which the kernel's sums are divided for its gradient if the norm comes before
+    /// the rotation; one if it is zero, or so small or large that products might leave the range of
+    /// numbers.
+    fn divisor<A: Real>(&self, weight: A) -> A {
+        match (self.order, weight.to_f64().abs()) {
+            (NormOrder::AfterRotation, _) | (_, 1e-4..=1e4) => weight,
+            _ => A::from_f64(1.0),
+        }
+    }
 }
 
 /// q or k to normalise and rotate.
@@ -165,7 +176,10 @@ struct NormStream<E: Element> {
     to: Part<*mut E>,
     to_batch: usize,
     layout: HeadsLayout,
+    /// As [`HeadNorm::channel_weights`] makes them.
     weights: Lines<E::Acc>,
+    /// [`HeadNorm::divisor`] of each; none in the forward.
+    divisors: Lines<E::Acc>,
 }
 
 impl<E: Element> NormStream<E> {
@@ -173,6 +187,12 @@ impl<E: Element> NormStream<E> {
     fn in_place(&self) -> bool {
         let from = self.gradient.map_or(self.x, |(dy, _)| dy);
         from.start == self.to.start.cast_const()
+    }
+
+    /// Whether the kernel's sums are divided by the weights themselves.
+    fn is_divisible(&self) -> bool {
+        let mut both = self.weights.as_slice().iter().zip(self.divisors.as_slice());
+        both.all(|(weight, divisor)| weight.to_f64() == divisor.to_f64())
     }
 }
 
@@ -240,6 +260,7 @@ impl<A: Real> Rotator<'_, A> {
                 to_batch: stream.dst_layout.strides.batch,
                 layout: stream.src_layout,
                 weights,
+                divisors: Lines::new(0, A::ZERO),
             });
         }
         let task = self.norm_task(norm, streams)?;
@@ -265,6 +286,9 @@ impl<A: Real> Rotator<'_, A> {
     /// Computed in f32, or f64. The weights' gradients are summed over blocks of 32 tokens, then
     /// over the blocks in f64: the same bits with every instruction set and any number of threads.
     ///
+    /// With the norm before the rotation, a weight whose magnitude is not between 1e-4 and 1e4,
+    /// such as zero, costs a second pass over x and dy.
+    ///
     /// # Errors
     /// As [`norm_rotate`](Self::norm_rotate).
     pub fn norm_rotate_backward<E: Element<Acc = A>>(
@@ -280,6 +304,10 @@ impl<A: Real> Rotator<'_, A> {
             let layout = operand.x.layout;
             layout.check_same(&stream.src_layout, names.x, names.dy, true)?;
             let weights = self.weights(norm, operand.weight, names.weight)?;
+            let mut divisors = Lines::new(weights.len, A::ZERO);
+            for (to, weight) in divisors.as_mut_slice().iter_mut().zip(weights.as_slice()) {
+                *to = norm.divisor(*weight);
+            }
             if let Some(gradient) = &operand.weight_gradient {
                 check_weight(names.weight_gradient, gradient.len(), head_dim)?;
             }
@@ -293,27 +321,28 @@ impl<A: Real> Rotator<'_, A> {
                 to_batch: stream.dst_layout.strides.batch,
                 layout,
                 weights,
+                divisors,
             });
         }
-        let task = self.norm_task(norm, streams)?;
-        let (tokens, width) = (task.tokens(), task.streams.len() * head_dim);
-        let blocks = tokens.div_ceil(BLOCK_TOKENS);
-        let per_task = blocks.div_ceil(self.parallelism.tasks_for(blocks, task.bytes()).max(1));
-        let mut sums = Lines::new(blocks * width, A::ZERO);
-        let sums = &mut sums.as_mut_slice()[..blocks * width];
-        let tasks = sums.chunks_mut(per_task.max(1) * width);
-        for_each_block(tasks.enumerate().collect(), |(at, sums)| {
-            let mut workspace = task.workspace(BLOCK_TOKENS);
-            for (i, sums) in sums.chunks_exact_mut(width).enumerate() {
-                let first = (at * per_task + i) * BLOCK_TOKENS;
-                let range = first..(first + BLOCK_TOKENS).min(tokens);
-                task.run(range, &mut workspace, sums);
-            }
-        });
+        let mut task = self.norm_task(norm, streams)?;
+        let separate = weight_gradients.iter().any(Option::is_some)
+            && !task.streams.iter().all(NormStream::is_divisible);
+        task.sums_only = separate;
+        let sums = task.run_backward();
+        if separate {
+            task.sums_only = false;
+            task.run_backward();
+        }
+        let width = task.streams.len() * head_dim;
         for (i, gradient) in weight_gradients.into_iter().enumerate() {
+            let (at, divisors) = (i * head_dim, task.streams[i].divisors.as_slice());
             for (channel, to) in gradient.into_iter().flatten().enumerate() {
-                let of_block = |block: usize| sums[block * width + i * head_dim + channel].to_f64();
-                *to = A::from_f64((0..blocks).map(of_block).sum());
+                let of_blocks = sums.as_slice().chunks_exact(width);
+                let sum: f64 = of_blocks.map(|sums| sums[at + channel].to_f64()).sum();
+                *to = A::from_f64(match norm.order {
+                    NormOrder::BeforeRotation => sum / divisors[channel].to_f64(),
+                    NormOrder::AfterRotation => sum,
+                });
             }
         }
         Ok(())
@@ -330,7 +359,7 @@ impl<A: Real> Rotator<'_, A> {
         }
         let weights = norm.channel_weights(weight, self.geometry);
         let mut lines = Lines::new(weights.len(), A::ZERO);
-        lines.as_mut_slice()[..weights.len()].copy_from_slice(&weights);
+        lines.as_mut_slice().copy_from_slice(&weights);
         Ok(lines)
     }
 
@@ -352,6 +381,7 @@ impl<A: Real> Rotator<'_, A> {
             streams,
             angle_tokens: self.check_angles(q.batch, q.seq)?,
             past_caches: false,
+            sums_only: false,
         };
         task.past_caches = task.bytes() >= self.stream_bytes;
         Ok(task)
@@ -405,12 +435,15 @@ struct NormTask<'r, 'a, E: Element> {
     streams: Vec<NormStream<E>>,
     angle_tokens: usize,
     past_caches: bool,
+    /// Whether no tensor is to be written, and the divisors take the weights' part.
+    sums_only: bool,
 }
 
 /// What a thread needs besides the tensors: the angles of a tile if they are gathered, and rows.
 struct Workspace<A> {
     tile_tokens: usize,
     gathered: Vec<MaybeUninit<A>>,
+    /// The kernel's scratch rows, and one for results that are not wanted.
     rows: Lines<MaybeUninit<A>>,
     factors: Lines<MaybeUninit<A>>,
 }
@@ -462,14 +495,38 @@ impl<E: Element> NormTask<'_, '_, E> {
                 MaybeUninit::uninit(),
             ),
             rows: Lines::new(
-                4 * AHEAD * self.rotator.geometry.head_dim(),
+                (4 * AHEAD + 1) * self.rotator.geometry.head_dim(),
                 MaybeUninit::uninit(),
             ),
         }
     }
 
-    /// Does the tokens of a range, counted over the batch. In the backward, adds the gradients of
-    /// the weights to `sums`, `[streams, head_dim]`.
+    /// The backward of all tokens. Returns what each block adds to the gradients of the weights,
+    /// `[blocks, streams, head_dim]`: to be divided by the divisors if the norm precedes the
+    /// rotation.
+    fn run_backward(&self) -> Lines<E::Acc> {
+        let (tokens, width) = (
+            self.tokens(),
+            self.streams.len() * self.rotator.geometry.head_dim(),
+        );
+        let blocks = tokens.div_ceil(BLOCK_TOKENS);
+        let tasks = self.rotator.parallelism.tasks_for(blocks, self.bytes());
+        let per_task = blocks.div_ceil(tasks.max(1)).max(1);
+        let mut sums = Lines::new(blocks * width, E::Acc::ZERO);
+        let of_tasks = sums.as_mut_slice().chunks_mut(per_task * width);
+        for_each_block(of_tasks.enumerate().collect(), |(at, sums)| {
+            let mut workspace = self.workspace(BLOCK_TOKENS);
+            for (i, sums) in sums.chunks_exact_mut(width).enumerate() {
+                let first = (at * per_task + i) * BLOCK_TOKENS;
+                let range = first..(first + BLOCK_TOKENS).min(tokens);
+                self.run(range, &mut workspace, sums);
+            }
+        });
+        sums
+    }
+
+    /// Does the tokens of a range, counted over the batch. In the backward, adds to `sums`,
+    /// `[streams, head_dim]`.
     fn run(&self, tokens: Range<usize>, workspace: &mut Workspace<E::Acc>, sums: &mut [E::Acc]) {
         let geometry = self.rotator.geometry;
         let (head_dim, row) = (geometry.head_dim(), self.row());
@@ -502,13 +559,23 @@ impl<E: Element> NormTask<'_, '_, E> {
                 };
                 // SAFETY: token (b, s) is one of the views', which `HeadsRef::new` and
                 // `HeadsMut::new` checked to reach only into their buffers.
-                let (x, dy, to) = unsafe {
+                let (x, dy, mut to) = unsafe {
                     (
                         at(stream.x, b * stream.x_batch, s),
                         stream.gradient.map(|(dy, batch)| at(dy, b * batch, s)),
                         at_mut(stream.to, b * stream.to_batch, s),
                     )
                 };
+                let rows: *mut E::Acc = workspace.rows.as_mut_slice().as_mut_ptr().cast();
+                let mut weights = &stream.weights;
+                if self.sums_only {
+                    weights = &stream.divisors;
+                    to = Part {
+                        start: rows.wrapping_add(4 * AHEAD * head_dim).cast(),
+                        token: 0,
+                        head: 0,
+                    };
+                }
                 let tile = NormTile {
                     x,
                     dy,
@@ -523,10 +590,10 @@ impl<E: Element> NormTask<'_, '_, E> {
                         Some(_) => 2 * geometry.lane_count(),
                         None => 0,
                     },
-                    weight: stream.weights.as_slice().as_ptr(),
+                    weight: weights.as_slice().as_ptr(),
                     dweight,
-                    stream: self.past_caches && !stream.in_place(),
-                    scratch: workspace.rows.as_mut_slice().as_mut_ptr().cast(),
+                    stream: self.past_caches && !stream.in_place() && !self.sums_only,
+                    scratch: rows,
                     factors: workspace.factors.as_mut_slice().as_mut_ptr().cast(),
                 };
                 // SAFETY: an `InstructionSet` exists only for instructions that the processor has.
@@ -537,8 +604,9 @@ impl<E: Element> NormTask<'_, '_, E> {
                 // and sin for `count` tokens from `first`, and for each of their heads if these
                 // have their own: a tile does not cross samples, `check_angles` counted the rows
                 // and `check_heads` the heads. `channel_weights` made `head_dim + rotary_dim`
-                // weights. In the backward `sums` holds `head_dim` values for each stream, and
-                // belongs to this thread, as the rows do.
+                // weights, and there are as many divisors; a row of `rows` that is no scratch row
+                // takes the results if there are to be sums only. In the backward `sums` holds
+                // `head_dim` values for each stream, and belongs to this thread, as the rows do.
                 unsafe { kernel(&tile) };
             }
             token += count;
