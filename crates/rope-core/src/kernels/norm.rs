@@ -41,7 +41,7 @@ use std::ops::Range;
 
 use super::portable::Portable;
 use super::tile::{Coefficients, HEADS_OUTSIDE_GROUP, Order, Split, Zipped, starts_lines};
-use super::vector::{self, Memory, Register};
+use super::vector::{self, Instructions, Memory, Register};
 use crate::element::{Element, Real};
 use crate::spec::{Geometry, Pairing};
 
@@ -179,9 +179,9 @@ pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
     // SAFETY: the caller guarantees what the kernels demand of a tile.
     unsafe {
         match tile.geometry.pairing() {
-            Pairing::Half | Pairing::Quarter => Kernel::<M, E, Split, Split>::tile(tile),
-            Pairing::Adjacent => Kernel::<M, E, Zipped, Zipped>::tile(tile),
-            Pairing::InterleaveHalf => Kernel::<M, E, Zipped, Split>::tile(tile),
+            Pairing::Half | Pairing::Quarter => Kernel::<M, M::Wide, E, Split, Split>::tile(tile),
+            Pairing::Adjacent => Kernel::<M, M::Wide, E, Zipped, Zipped>::tile(tile),
+            Pairing::InterleaveHalf => Kernel::<M, M::Wide, E, Zipped, Split>::tile(tile),
         }
     }
 }
@@ -283,12 +283,54 @@ impl<E: Element> Rows<'_, E> {
     }
 }
 
-/// The algorithm for one way in which the forward reads and writes pairs.
+/// Registers of values as `W` has them, whatever the order of what is in them: two that hold the
+/// first members of pairs, and the second ones, are written and read one after the other.
+struct Raw<W>(PhantomData<W>);
+
+impl<W: Instructions> Instructions for Raw<W> {
+    #[inline(always)]
+    unsafe fn run<K: vector::Kernel>(kernel: K) {
+        // SAFETY: the caller guarantees the instructions, and what the kernel demands.
+        unsafe { W::run(kernel) }
+    }
+}
+
+impl<W: Memory<A>, A: Real> Memory<A> for Raw<W> {
+    type Register = W::Register;
+    type Narrower = W::Narrower;
+    type Wide = W::Wide;
+    const DOUBLES: bool = true;
+    const UNZIPS: bool = true;
+
+    #[inline(always)]
+    unsafe fn load(from: *const A) -> Self::Register {
+        // SAFETY: the caller guarantees what the inner one demands.
+        unsafe { W::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn store<const STREAM: bool>(x: Self::Register, to: *mut A) {
+        // SAFETY: as above.
+        unsafe { W::store::<STREAM>(x, to) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const A) -> [Self::Register; 2] {
+        // SAFETY: the caller guarantees `2 N` values; each load takes `N` of them.
+        unsafe { [W::load(from), W::load(from.add(Self::N))] }
+    }
+    #[inline(always)]
+    unsafe fn store_pairs<const STREAM: bool>(pairs: [Self::Register; 2], to: *mut A) {
+        // SAFETY: the caller guarantees room for `2 N` values; `store_both` takes as many.
+        unsafe { W::store_both::<STREAM>(pairs, to) }
+    }
+}
+
+/// The algorithm for one way in which the forward reads and writes pairs, with scratch rows as `W`
+/// reads and writes them.
 ///
 /// # Safety
 /// Of every function: the processor has the instructions of `M`; a tile is as [`norm_tile`]
 /// demands, and a row is one of its rows.
-struct Kernel<M, E, Read, Write>(PhantomData<(M, E, Read, Write)>);
+struct Kernel<M, W, E, Read, Write>(PhantomData<(M, W, E, Read, Write)>);
 
 /// [`Kernel::each_row`] of a tile, with the same conditions.
 struct EachRow<
@@ -303,6 +345,7 @@ struct EachRow<
 
 impl<
     M,
+    W,
     E,
     Read,
     Write,
@@ -310,9 +353,10 @@ impl<
     const BACKWARD: bool,
     const AFTER: bool,
     const STREAM: bool,
-> vector::Kernel for EachRow<'_, Kernel<M, E, Read, Write>, E, DIM, BACKWARD, AFTER, STREAM>
+> vector::Kernel for EachRow<'_, Kernel<M, W, E, Read, Write>, E, DIM, BACKWARD, AFTER, STREAM>
 where
     M: Memory<E>,
+    W: Memory<E::Acc, Register = M::Register>,
     E: Element,
     Read: Order,
     Write: Order,
@@ -321,13 +365,19 @@ where
     unsafe fn run(self) {
         // SAFETY: the caller guarantees the tile and the instructions.
         unsafe {
-            Kernel::<M, E, Read, Write>::each_row::<DIM, BACKWARD, AFTER, STREAM>(self.0);
+            Kernel::<M, W, E, Read, Write>::each_row::<DIM, BACKWARD, AFTER, STREAM>(self.0);
         }
     }
 }
 
 // No closures around loads, stores and arithmetic: see `tile`.
-impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Write> {
+impl<M, E, Read, Write> Kernel<M, M::Wide, E, Read, Write>
+where
+    M: Memory<E>,
+    E: Element,
+    Read: Order,
+    Write: Order,
+{
     unsafe fn tile(tile: &NormTile<E>) {
         let stream = M::Register::STREAMS
             && Read::ZIPPED == Write::ZIPPED
@@ -345,13 +395,38 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                 (None, false) if stream => Self::launch::<0, false, false, true>(tile),
                 (None, false) => Self::launch::<0, false, false, false>(tile),
                 (None, true) => Self::launch::<0, false, true, false>(tile),
-                (Some(_), false) if common && stream => {
-                    Self::launch::<128, true, false, true>(tile)
+                (Some(_), false) if common && M::UNZIPS => {
+                    let raw = Kernel::<M, Raw<M::Wide>, E, Read, Write>::common_backward;
+                    raw(tile, stream);
                 }
-                (Some(_), false) if common => Self::launch::<128, true, false, false>(tile),
+                (Some(_), false) if common => Self::common_backward(tile, stream),
                 (Some(_), false) if stream => Self::launch::<0, true, false, true>(tile),
                 (Some(_), false) => Self::launch::<0, true, false, false>(tile),
                 (Some(_), true) => Self::launch::<0, true, true, false>(tile),
+            }
+        }
+    }
+}
+
+impl<M, W, E, Read, Write> Kernel<M, W, E, Read, Write>
+where
+    M: Memory<E>,
+    W: Memory<E::Acc, Register = M::Register>,
+    E: Element,
+    Read: Order,
+    Write: Order,
+{
+    /// Whether x is read again where it is needed again, not written widened.
+    const READS_AGAIN: bool = M::UNZIPS && W::UNZIPS;
+
+    /// The backward of rows of 128 channels, the norm before the rotation.
+    unsafe fn common_backward(tile: &NormTile<E>, stream: bool) {
+        // SAFETY: the caller guarantees the tile and the instructions.
+        unsafe {
+            if stream {
+                Self::launch::<128, true, false, true>(tile);
+            } else {
+                Self::launch::<128, true, false, false>(tile);
             }
         }
     }
@@ -460,18 +535,18 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                     );
                 }
                 (_, true) => {
-                    Turn::<M, M::Wide, E, E::Acc, Read, Write>::prepare::<false, false>(
+                    Turn::<M, W, E, E::Acc, Read, Write>::prepare::<false, false>(
                         by, weight, factors, shape,
                     );
                     if BACKWARD {
                         let factors = factors.add(4 * shape.pairs);
-                        Turn::<M::Wide, M, E::Acc, E, Write, Read>::prepare::<true, false>(
+                        Turn::<W, M, E::Acc, E, Write, Read>::prepare::<true, false>(
                             by, weight, factors, shape,
                         );
                     }
                 }
                 (true, false) => {
-                    Turn::<M, M::Wide, E, E::Acc, Write, Read>::prepare::<true, true>(
+                    Turn::<M, W, E, E::Acc, Write, Read>::prepare::<true, true>(
                         by, weight, factors, shape,
                     );
                 }
@@ -506,17 +581,18 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                     (false, false) => [squares::<M, E>(row.x, dim), zero],
                     (false, true) => {
                         Self::widen::<Read, Write>(row.x, None, &row);
-                        [squares::<M::Wide, E::Acc>(row.scratch, dim), zero]
+                        [squares::<W, E::Acc>(row.scratch, dim), zero]
                     }
                     (true, false) => {
                         Self::widen::<Write, Read>(row.dy, Some(tile.weight), &row);
-                        let wide = Some(row.scratch.add(AHEAD * dim));
-                        products::<M, M::Wide, E, E::Acc>(row.x, row.scratch, None, wide, dim)
+                        let wide =
+                            (!Self::READS_AGAIN).then_some(row.scratch.wrapping_add(AHEAD * dim));
+                        products::<M, W, E, E::Acc>(row.x, row.scratch, None, wide, dim)
                     }
                     (true, true) => {
                         Self::widen::<Read, Write>(row.x, None, &row);
                         let weight = Some(tile.weight);
-                        products::<M::Wide, M, E::Acc, E>(row.scratch, row.dy, weight, None, dim)
+                        products::<W, M, E::Acc, E>(row.scratch, row.dy, weight, None, dim)
                     }
                 };
                 square.write(partials.0[0][i].as_mut_ptr());
@@ -544,14 +620,21 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                 (false, true) => {
                     for (i, rstd) in scales[0].iter().enumerate() {
                         let Row { scratch, to, .. } = rows.row(i);
-                        normalise::<M::Wide, M, E::Acc, E>(scratch, to, tile.weight, *rstd, 0, dim);
+                        normalise::<W, M, E::Acc, E>(scratch, to, tile.weight, *rstd, 0, dim);
                     }
+                }
+                (true, false) if Self::READS_AGAIN => {
+                    let (x, g) = ((first.x, tile.x.head), (scratch.0.cast_const(), dim));
+                    let (to, dweight) = ((first.to, tile.to.head), tile.dweight);
+                    norm_backward::<M, W, M, E, E::Acc, E, STREAM>(
+                        x, g, to, None, dweight, dim, scales,
+                    );
                 }
                 (true, false) => {
                     let x = (scratch.0.add(AHEAD * dim).cast_const(), dim);
                     let g = (scratch.0.cast_const(), dim);
                     let to = (first.to, tile.to.head);
-                    norm_backward::<M::Wide, M::Wide, M, E::Acc, E::Acc, E, STREAM>(
+                    norm_backward::<W, W, M, E::Acc, E::Acc, E, STREAM>(
                         x,
                         g,
                         to,
@@ -564,7 +647,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                 (true, true) => {
                     let z = (scratch.0.cast_const(), dim);
                     let dy = (first.dy, tile.dy.unwrap_or(tile.x).head);
-                    norm_backward::<M::Wide, M, M::Wide, E::Acc, E, E::Acc, false>(
+                    norm_backward::<W, M, W, E::Acc, E, E::Acc, false>(
                         z,
                         dy,
                         scratch,
@@ -609,7 +692,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                     shape,
                 );
             } else {
-                Turn::<M, M::Wide, E, E::Acc, Read, Write>::rows::<true, false>(
+                Turn::<M, W, E, E::Acc, Read, Write>::rows::<true, false>(
                     from,
                     (first.scratch, dim),
                     rows.factors,
@@ -618,7 +701,7 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
                 );
                 for i in 0..rstds.len() {
                     let (from, to) = (first.scratch.add(i * dim), to.0.add(i * to.1));
-                    convert::<M::Wide, M, E::Acc, E>(from, to, 0, end - start);
+                    convert::<W, M, E::Acc, E>(from, to, 0, end - start);
                 }
             }
         }
@@ -632,9 +715,9 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
         // SAFETY: the caller guarantees rows of `head_dim` elements, in which `start..end` is the
         // rotated part; the adjoint's factors follow the forward's.
         unsafe {
-            convert::<M::Wide, M, E::Acc, E>(scratch, row.to, 0, start);
-            convert::<M::Wide, M, E::Acc, E>(scratch, row.to, shape.end(), dim);
-            Turn::<M::Wide, M, E::Acc, E, Write, Read>::rows::<false, false>(
+            convert::<W, M, E::Acc, E>(scratch, row.to, 0, start);
+            convert::<W, M, E::Acc, E>(scratch, row.to, shape.end(), dim);
+            Turn::<W, M, E::Acc, E, Write, Read>::rows::<false, false>(
                 (scratch.add(start), 0),
                 (row.to.add(start), 0),
                 row.factors.add(4 * shape.pairs),
@@ -661,15 +744,15 @@ impl<M: Memory<E>, E: Element, Read: Order, Write: Order> Kernel<M, E, Read, Wri
             if end - start < dim {
                 for (at, end) in [(0, start), (end, dim)] {
                     match weight {
-                        None => convert::<M, M::Wide, E, E::Acc>(x, scratch, at, end),
+                        None => convert::<M, W, E, E::Acc>(x, scratch, at, end),
                         Some(w) => {
                             let one = E::Acc::from_f64(1.0);
-                            normalise::<M, M::Wide, E, E::Acc>(x, scratch, w, one, at, end);
+                            normalise::<M, W, E, E::Acc>(x, scratch, w, one, at, end);
                         }
                     }
                 }
             }
-            Turn::<M, M::Wide, E, E::Acc, From, To>::rows::<false, false>(
+            Turn::<M, W, E, E::Acc, From, To>::rows::<false, false>(
                 (x.add(start), 0),
                 (scratch.add(start), 0),
                 row.factors,
@@ -1117,6 +1200,7 @@ where
             let wide = wide.map(|wide| wide.wrapping_add(at));
             add_products::<X, G, A, B>(&mut sums, x.add(at), g.add(at), weight, wide);
         }
+        debug_assert!(rest == 0 || !unzips::<X, G, A, B>());
         if rest > 0 {
             let at = len - rest;
             let (x, g) = (padded(x.add(at), rest), padded(g.add(at), rest));
@@ -1129,8 +1213,18 @@ where
                 wide.add(at).copy_from_nonoverlapping(values.as_ptr(), rest);
             }
         }
+        if unzips::<X, G, A, B>() {
+            for sums in sums.as_flattened_mut().chunks_exact_mut(2) {
+                sums.copy_from_slice(&X::Register::zip(sums[0], sums[1]));
+            }
+        }
         [total(sums[0]), total(sums[1])]
     }
+}
+
+/// Whether values at even and at odd indices stay apart: both operands have them so.
+const fn unzips<X: Memory<A>, G: Memory<B>, A: Element, B: Element>() -> bool {
+    X::UNZIPS && G::UNZIPS
 }
 
 /// Adds [`SUMS`] values to the sums of [`products`].
@@ -1151,20 +1245,46 @@ unsafe fn add_products<X, G, A, B>(
     B: Element<Acc = A::Acc>,
 {
     // By index: the compiler then keeps the sums in registers.
-    for k in 0..SUMS / X::N {
-        let i = k * X::N;
+    for k in (0..SUMS / X::N).step_by(2) {
         // SAFETY: the caller guarantees `SUMS` elements, and the instructions.
         unsafe {
-            let (x, g) = (X::load(x.add(i)), G::load(g.add(i)));
-            if let Some(wide) = wide {
-                x.write(wide.add(i));
+            let (x, g) = two::<X, G, A, B>(x.add(k * X::N), g.add(k * X::N));
+            for i in 0..2 {
+                let at = (k + i) * X::N;
+                if let Some(wide) = wide {
+                    x[i].write(wide.add(at));
+                }
+                squares[k + i] = x[i].mul_add(x[i], squares[k + i]);
+                let h = match weight {
+                    Some(weight) => g[i].mul(X::Register::load(weight.add(at))),
+                    None => g[i],
+                };
+                products[k + i] = h.mul_add(x[i], products[k + i]);
             }
-            squares[k] = x.mul_add(x, squares[k]);
-            let h = match weight {
-                Some(weight) => g.mul(X::Register::load(weight.add(i))),
-                None => g,
-            };
-            products[k] = h.mul_add(x, products[k]);
+        }
+    }
+}
+
+/// Two registers of x and of g, each of `2 N` elements: in their order, or with those at even and
+/// at odd indices apart.
+///
+/// # Safety
+/// The processor has the instructions; `x` and `g` are valid for reads of `2 N` elements.
+#[inline(always)]
+unsafe fn two<X, G, A, B>(x: *const A, g: *const B) -> ([X::Register; 2], [X::Register; 2])
+where
+    X: Memory<A>,
+    G: Memory<B, Register = X::Register>,
+    A: Element,
+    B: Element<Acc = A::Acc>,
+{
+    // SAFETY: the caller guarantees the elements and the instructions.
+    unsafe {
+        if unzips::<X, G, A, B>() {
+            (X::load_pairs(x), G::load_pairs(g))
+        } else {
+            let x = [X::load(x), X::load(x.add(X::N))];
+            (x, [G::load(g), G::load(g.add(X::N))])
         }
     }
 }
@@ -1259,6 +1379,13 @@ unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
     // SAFETY: the caller guarantees rows of `dim` elements, and as many weights and gradients of
     // weights; the second loop takes what the first one leaves of them.
     unsafe {
+        if unzips::<X, G, A, B>() {
+            debug_assert!(weight.is_none() && dim.is_multiple_of(4 * X::N));
+            for at in (0..dim).step_by(4 * X::N) {
+                channels::<X, G, O, A, B, C, 4, STREAM>(x, g, to, None, dweight, scales, at);
+            }
+            return;
+        }
         let doubles = dim - dim % (2 * X::N);
         for at in (0..doubles).step_by(2 * X::N) {
             channels::<X, G, O, A, B, C, 2, STREAM>(x, g, to, weight, dweight, scales, at);
@@ -1303,7 +1430,8 @@ unsafe fn rest_of_channels<A, B, C>(
     }
 }
 
-/// [`norm_backward`] of `D` times `N` channels, one or two.
+/// [`norm_backward`] of `D` times `N` channels: one, two, or four if those at even and at odd
+/// indices are apart.
 ///
 /// # Safety
 /// As [`norm_backward`]; the channels from `at` on are within `dim`.
@@ -1335,24 +1463,44 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
             }
             dw[d] = X::Register::load(dweight.add(at + d * X::N).cast_const());
         }
+        if D == 4 {
+            for d in [0, 2] {
+                let both = dweight.add(at + d * X::N).cast_const();
+                [dw[d], dw[d + 1]] = X::load_coefficients_double(both);
+            }
+        }
         for (i, (rstd, by_x)) in scales[0].iter().zip(scales[1]).enumerate() {
             let (rstd, by_x) = (X::Register::splat(*rstd), X::Register::splat(*by_x));
+            let (from, of) = (x.0.add(i * x.1 + at), g.0.add(i * g.1 + at));
+            let (mut x, mut g) = ([zero; D], [zero; D]);
+            if D == 1 {
+                (x[0], g[0]) = (X::load(from), G::load(of));
+            } else {
+                for d in (0..D).step_by(2) {
+                    let of = of.add(d * X::N);
+                    ([x[d], x[d + 1]], [g[d], g[d + 1]]) =
+                        two::<X, G, A, B>(from.add(d * X::N), of);
+                }
+            }
             let mut dx = [zero; D];
             for d in 0..D {
-                let g = G::load(g.0.add(i * g.1 + at + d * X::N));
-                let x = X::load(x.0.add(i * x.1 + at + d * X::N));
-                let g = g.mul(rstd);
-                dw[d] = g.mul_add(x, dw[d]);
+                let g = g[d].mul(rstd);
+                dw[d] = g.mul_add(x[d], dw[d]);
                 dx[d] = match weight {
-                    Some(_) => g.mul_add(w[d], x.mul(by_x)),
-                    None => x.mul_add(by_x, g),
+                    Some(_) => g.mul_add(w[d], x[d].mul(by_x)),
+                    None => x[d].mul_add(by_x, g),
                 };
             }
             let to = to.0.add(i * to.1 + at);
-            if D == 2 {
-                O::store_both::<STREAM>([dx[0], dx[D - 1]], to);
-            } else {
-                O::store::<STREAM>(dx[0], to);
+            match D {
+                4 => O::store_pairs_double::<STREAM>([[dx[0], dx[1]], [dx[2], dx[3]]], to),
+                2 => O::store_both::<STREAM>([dx[0], dx[1]], to),
+                _ => O::store::<STREAM>(dx[0], to),
+            }
+        }
+        if D == 4 {
+            for d in [0, 2] {
+                [dw[d], dw[d + 1]] = X::Register::zip(dw[d], dw[d + 1]);
             }
         }
         for (d, dw) in dw.into_iter().enumerate() {

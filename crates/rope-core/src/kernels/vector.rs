@@ -106,6 +106,9 @@ pub(crate) trait Memory<E: Element>: Instructions {
     /// they are separated and interleaved again. [`load_double`](Self::load_double) must then keep
     /// the order of the elements.
     const SWAPS: bool = false;
+    /// Whether the order of [`load_double`](Self::load_double) is that of
+    /// [`load_pairs`](Self::load_pairs), and costs less than that of the elements.
+    const UNZIPS: bool = false;
 
     /// Reads and widens `N` elements.
     unsafe fn load(from: *const E) -> Self::Register;

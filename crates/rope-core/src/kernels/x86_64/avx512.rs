@@ -274,6 +274,7 @@ where
 {
     type Register = F32x16;
     const DOUBLES: bool = true;
+    const UNZIPS: bool = true;
     type Narrower = Avx2;
     type Wide = Avx512<false>;
 
