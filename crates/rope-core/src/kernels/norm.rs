@@ -54,6 +54,10 @@ const SUM_REGISTERS: usize = 8;
 /// loads wait for: eight take longer than four where stores bypass the caches.
 pub(crate) const AHEAD: usize = 4;
 
+/// Tokens whose gradients of the weights are summed before they are added to those of others.
+/// Fixed, so that sums do not depend on the number of threads.
+pub(crate) const BLOCK_TOKENS: usize = 32;
+
 /// Bytes from a row that is read to the one that is fetched with it, into the second-level cache:
 /// the processor's own look-ahead is too short for what is computed in between, and the first level
 /// has too few lines under way at a time to wait for memory with them. The forward of f32 and f64
@@ -123,7 +127,12 @@ pub(crate) struct NormTile<E: Element> {
     pub(crate) weight: *const E::Acc,
     /// What the gradients of the weights are added to in the backward, of all channels: those, or
     /// with the norm before the rotation those times the weights.
+    /// Of the first token's block of [`BLOCK_TOKENS`].
     pub(crate) dweight: *mut E::Acc,
+    /// Values from one block's to the next one's.
+    pub(crate) dweight_stride: usize,
+    /// Tokens of the first block that are before the tile.
+    pub(crate) in_block: usize,
     /// Whether to bypass the caches on writing `to`, where that is possible.
     pub(crate) stream: bool,
     /// Room for four times [`AHEAD`] rows.
@@ -172,8 +181,8 @@ impl<E: Element> NormTile<E> {
 /// - the four coefficients are valid for as many values as there are pairs at every token and head
 ///   by their strides
 /// - `weight` is valid for reads of `head_dim + rotary_dim` values, `scratch` for reads and writes
-///   of four times [`AHEAD`] times `head_dim`, and in the backward `dweight` of `head_dim`; neither
-///   overlaps anything else
+///   of four times [`AHEAD`] times `head_dim`, and in the backward `dweight` of `head_dim` for each
+///   block of tokens by its stride; neither overlaps anything else
 pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
     debug_assert!(tile.is_sound());
     // SAFETY: the caller guarantees what the kernels demand of a tile.
@@ -259,6 +268,15 @@ struct Rows<'t, E: Element> {
 }
 
 impl<E: Element> Rows<'_, E> {
+    /// What the gradients of the weights are added to.
+    #[inline(always)]
+    fn dweight(&self) -> *mut E::Acc {
+        let block = (self.tile.in_block + self.token) / BLOCK_TOKENS;
+        self.tile
+            .dweight
+            .wrapping_add(block * self.tile.dweight_stride)
+    }
+
     /// The row of one head.
     ///
     /// # Safety
@@ -625,9 +643,15 @@ where
                 }
                 (true, false) if Self::READS_AGAIN => {
                     let (x, g) = ((first.x, tile.x.head), (scratch.0.cast_const(), dim));
-                    let (to, dweight) = ((first.to, tile.to.head), tile.dweight);
+                    let to = (first.to, tile.to.head);
                     norm_backward::<M, W, M, E, E::Acc, E, STREAM>(
-                        x, g, to, None, dweight, dim, scales,
+                        x,
+                        g,
+                        to,
+                        None,
+                        rows.dweight(),
+                        dim,
+                        scales,
                     );
                 }
                 (true, false) => {
@@ -639,7 +663,7 @@ where
                         g,
                         to,
                         None,
-                        tile.dweight,
+                        rows.dweight(),
                         dim,
                         scales,
                     );
@@ -652,7 +676,7 @@ where
                         dy,
                         scratch,
                         Some(tile.weight),
-                        tile.dweight,
+                        rows.dweight(),
                         dim,
                         scales,
                     );

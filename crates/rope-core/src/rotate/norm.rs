@@ -10,15 +10,11 @@ use super::{
 use crate::angles::Angles;
 use crate::element::{Element, Real};
 use crate::error::{Result, RopeError};
-use crate::kernels::norm::{AHEAD, NormTile, Part, factors_len};
+use crate::kernels::norm::{AHEAD, BLOCK_TOKENS, NormTile, Part, factors_len};
 use crate::kernels::tile::Coefficients;
 use crate::layout::{HeadsLayout, HeadsRef, Strides};
 use crate::parallel::for_each_block;
 use crate::spec::{Geometry, Pairing};
-
-/// Tokens whose gradients of the weights are summed before they are added to those of others.
-/// Fixed, so that sums do not depend on the number of threads.
-const BLOCK_TOKENS: usize = 32;
 
 /// Values from the start of a cache line on: a register that reaches into two lines is read and
 /// written in two accesses.
@@ -480,12 +476,10 @@ impl<E: Element> NormTask<'_, '_, E> {
             (false, Angles::Table { .. }) => (TILE_BYTES, row),
             (true, Angles::Table { .. }) => (HEADS_OUTSIDE_GATHERED_BYTES, row),
         };
-        // The order in which gradients of weights are summed must not depend on the angles' source:
-        // the backward's blocks are not divided.
-        let tile_tokens = if self.streams[0].gradient.is_some() {
-            BLOCK_TOKENS
-        } else {
-            (tile_bytes / (row * size_of::<E::Acc>())).clamp(1, tokens.max(1))
+        let fitting = (tile_bytes / (row * size_of::<E::Acc>())).clamp(1, tokens.max(1));
+        let tile_tokens = match self.streams[0].gradient {
+            Some(_) => fitting.next_multiple_of(BLOCK_TOKENS),
+            None => fitting,
         };
         Workspace {
             tile_tokens,
@@ -515,18 +509,16 @@ impl<E: Element> NormTask<'_, '_, E> {
         let mut sums = Lines::new(blocks * width, E::Acc::ZERO);
         let of_tasks = sums.as_mut_slice().chunks_mut(per_task * width);
         for_each_block(of_tasks.enumerate().collect(), |(at, sums)| {
-            let mut workspace = self.workspace(BLOCK_TOKENS);
-            for (i, sums) in sums.chunks_exact_mut(width).enumerate() {
-                let first = (at * per_task + i) * BLOCK_TOKENS;
-                let range = first..(first + BLOCK_TOKENS).min(tokens);
-                self.run(range, &mut workspace, sums);
-            }
+            let first = at * per_task * BLOCK_TOKENS;
+            let range = first..(first + sums.len() / width * BLOCK_TOKENS).min(tokens);
+            let mut workspace = self.workspace(range.len());
+            self.run(range, &mut workspace, sums);
         });
         sums
     }
 
-    /// Does the tokens of a range, counted over the batch. In the backward, adds to `sums`,
-    /// `[streams, head_dim]`.
+    /// Does the tokens of a range, counted over the batch. In the backward it starts a block, and
+    /// what each block gives is added to `sums`, `[blocks, streams, head_dim]`.
     fn run(&self, tokens: Range<usize>, workspace: &mut Workspace<E::Acc>, sums: &mut [E::Acc]) {
         let geometry = self.rotator.geometry;
         let (head_dim, row) = (geometry.head_dim(), self.row());
@@ -536,7 +528,15 @@ impl<E: Element> NormTask<'_, '_, E> {
         while token < tokens.end {
             let (b, s) = (token / seq, token % seq);
             let left = (tokens.end - token).min(seq - s);
-            let count = workspace.tile_tokens.min(left);
+            // Blocks are not divided but by samples: the order of sums must not depend on how many
+            // tokens a tile has.
+            let in_block = if sums.is_empty() {
+                0
+            } else {
+                token % BLOCK_TOKENS
+            };
+            let count = left.min(workspace.tile_tokens - in_block);
+            let block = (token - tokens.start) / BLOCK_TOKENS;
             let first = token % self.angle_tokens;
             let angles = match self.rotator.angles {
                 Angles::Tokens(rows) | Angles::Heads { rows, .. } => rows[first * row..].as_ptr(),
@@ -553,7 +553,8 @@ impl<E: Element> NormTask<'_, '_, E> {
                 if stream.layout.heads == 0 {
                     continue;
                 }
-                let dweight = match sums.get_mut(i * head_dim..(i + 1) * head_dim) {
+                let width = self.streams.len() * head_dim;
+                let dweight = match sums.get_mut(block * width + i * head_dim..) {
                     Some(sums) => sums.as_mut_ptr(),
                     None => std::ptr::null_mut(),
                 };
@@ -592,6 +593,8 @@ impl<E: Element> NormTask<'_, '_, E> {
                     },
                     weight: weights.as_slice().as_ptr(),
                     dweight,
+                    dweight_stride: width,
+                    in_block,
                     stream: self.past_caches && !stream.in_place() && !self.sums_only,
                     scratch: rows,
                     factors: workspace.factors.as_mut_slice().as_mut_ptr().cast(),
@@ -606,7 +609,8 @@ impl<E: Element> NormTask<'_, '_, E> {
                 // and `check_heads` the heads. `channel_weights` made `head_dim + rotary_dim`
                 // weights, and there are as many divisors; a row of `rows` that is no scratch row
                 // takes the results if there are to be sums only. In the backward `sums` holds
-                // `head_dim` values for each stream, and belongs to this thread, as the rows do.
+                // `head_dim` values for each block and stream, and belongs to this thread, as the
+                // rows do.
                 unsafe { kernel(&tile) };
             }
             token += count;
