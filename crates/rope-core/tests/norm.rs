@@ -328,20 +328,41 @@ fn the_length_of_most_models_agrees_with_the_oracle() {
     }
 }
 
-/// The sizes of Qwen3 (16-bit rows that fill cache lines), past the caches and not, by several
-/// threads and one, by token and from a table: the same bits.
+/// The sizes of Qwen3, past the caches and not, by several threads and one, by token and from a
+/// table: the same bits, by all instructions.
 #[test]
 fn stores_threads_and_tables_change_no_bit() {
-    let spec = RotarySpec::builder(128).build().unwrap();
+    for pairing in [Pairing::Half, Pairing::Adjacent] {
+        bits_are_the_same::<f32>(pairing);
+        bits_are_the_same::<bf16>(pairing);
+        bits_are_the_same::<f16>(pairing);
+    }
+}
+
+fn bits_are_the_same<E: Element>(pairing: Pairing) {
+    let spec = RotarySpec::builder(128)
+        .pairing(pairing)
+        .build()
+        .expect("valid");
     let (batch, seq, heads) = (3, 50, 5);
     let ids: Vec<i64> = (0..seq as i64).map(|i| i * i % 61).collect();
-    let positions = Positions::new(1, &ids).unwrap();
-    for (layout, order) in Layout::ALL
+    let positions = Positions::new(1, &ids).expect("valid");
+    let mut table = CosSinTable::<E::Acc>::new(&spec, None).expect("valid");
+    table.grow_to(61).expect("valid");
+    let angles = TokenAngles::gather(&table, &positions).expect("valid");
+    let by_table = Angles::Table {
+        table: &table,
+        positions: &positions,
+    };
+    for (layout, order, set) in Layout::ALL
         .into_iter()
         .flat_map(|layout| ORDERS.map(|order| (layout, order)))
+        .flat_map(|(layout, order)| {
+            InstructionSet::available().map(move |set| (layout, order, set))
+        })
     {
         let case = Case {
-            norm: HeadNorm::new(1e-6).unwrap().with_order(order),
+            norm: HeadNorm::new(1e-6).expect("valid").with_order(order),
             layout: HeadsLayout::contiguous(layout, batch, seq, heads, 128),
             spec: spec.clone(),
             positions: positions.clone(),
@@ -349,19 +370,13 @@ fn stores_threads_and_tables_change_no_bit() {
             in_place: false,
             seed: 6,
         };
-        let x: Vec<bf16> = rounded(&values(1, case.len()));
-        let dy: Vec<bf16> = rounded(&values(2, case.len()));
-        let weight = case.weight::<f32>(3);
-        let mut table = CosSinTable::new(&spec, None).unwrap();
-        table.grow_to(61).unwrap();
-        let angles = TokenAngles::gather(&table, &positions).unwrap();
-        let by_table = Angles::Table {
-            table: &table,
-            positions: &positions,
-        };
+        let x: Vec<E> = rounded(&values(1, case.len()));
+        let dy: Vec<E> = rounded(&values(2, case.len()));
+        let weight = case.weight::<E::Acc>(3);
         let mut first = None;
         for angles in [angles.angles(), by_table] {
-            let rotator = Rotator::new(spec.geometry(), angles).unwrap();
+            let rotator = Rotator::new(spec.geometry(), angles).expect("valid");
+            let rotator = rotator.with_instructions(set);
             for (stream, parallelism) in [
                 (usize::MAX, Parallelism::SERIAL),
                 (0, Parallelism::new(1, 7)),
@@ -371,7 +386,11 @@ fn stores_threads_and_tables_change_no_bit() {
                 let found = case.run(rotator, weight.as_deref(), &x, &dy);
                 let found = [wide(&found.0), wide(&found.1), wide(&found.2)].map(bits);
                 let first = first.get_or_insert_with(|| found.clone());
-                assert!(*first == found, "{layout:?} {order:?} {parallelism:?}");
+                let name = E::NAME;
+                assert!(
+                    *first == found,
+                    "{name} {layout:?} {order:?} {set} {parallelism:?}"
+                );
             }
         }
     }

@@ -40,7 +40,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::portable::Portable;
-use super::tile::{Coefficients, HEADS_OUTSIDE_GROUP, Order, Split, Zipped, starts_lines};
+use super::tile::{
+    Coefficients, HEADS_OUTSIDE_GROUP, LINE_BYTES, Order, Split, Zipped, starts_lines,
+};
 use super::vector::{self, Instructions, Memory, Register};
 use crate::element::{Element, Real};
 use crate::spec::{Geometry, Pairing};
@@ -89,7 +91,7 @@ impl<E: Element> Part<*const E> {
         let rows = PREFETCHED.div_ceil(dim * size_of::<E>());
         let later = rows.wrapping_mul(self.token.min(self.head));
         let row = self.offset(token, head).wrapping_add(later);
-        for at in (0..dim).step_by(64 / size_of::<E>()) {
+        for at in (0..dim).step_by(LINE_BYTES / size_of::<E>()) {
             M::Register::prefetch::<false, _>(self.start.wrapping_add(row.wrapping_add(at)));
         }
     }
@@ -814,6 +816,11 @@ where
     const SAME_ORDER: bool = Read::ZIPPED == Write::ZIPPED;
     const SWAPS: bool = Read::ZIPPED && Write::ZIPPED && I::SWAPS && O::SWAPS;
     const DOUBLES: bool = Self::SAME_ORDER && !Self::SWAPS && I::DOUBLES && O::DOUBLES;
+    /// Bytes that [`runs`](Self::runs) writes side by side before it turns to another row.
+    const WRITTEN: usize = {
+        let registers = if Write::ZIPPED { 2 } else { 1 } * if Self::DOUBLES { 2 } else { 1 };
+        registers * O::N * size_of::<B>()
+    };
 
     /// Writes the factors of a row, or of the transpose if `ADJOINT`. With `WEIGHT` what the
     /// forward reads is weighted, and so is what the transpose writes.
@@ -954,18 +961,30 @@ where
         shape: Shape,
     ) {
         let Shape { pairs, run, .. } = shape;
-        for start in (0..pairs).step_by(run.max(1)) {
-            // SAFETY: the caller guarantees `2 * pairs` elements and four factors a pair; a run's
-            // elements are contiguous in either order, from twice its first pair on.
-            unsafe {
-                let from = (from.0.add(2 * start), from.1);
-                let to = (to.0.add(2 * start), to.1);
-                let factors = factors.add(4 * start);
-                let at = Self::runs::<SCALE, STREAM>(from, to, factors, scales, 0, run);
-                if at < run {
-                    Turn::<Portable<1>, Portable<1>, A, B, Read, Write>::rest::<SCALE>(
-                        from, to, factors, scales, at, run,
-                    );
+        // Lines that bypass the caches are filled before those of the next row are begun: a
+        // processor collects few at a time, and one that it writes half full costs several times
+        // as much.
+        let together = if STREAM && Self::WRITTEN < LINE_BYTES {
+            1
+        } else {
+            AHEAD
+        };
+        for (group, scales) in scales.chunks(together).enumerate() {
+            for start in (0..pairs).step_by(run.max(1)) {
+                // SAFETY: the caller guarantees as many rows as scales, of `2 * pairs` elements,
+                // and four factors a pair; a run's elements are contiguous in either order, from
+                // twice its first pair on.
+                unsafe {
+                    let row = group * together;
+                    let from = (from.0.add(row * from.1 + 2 * start), from.1);
+                    let to = (to.0.add(row * to.1 + 2 * start), to.1);
+                    let factors = factors.add(4 * start);
+                    let at = Self::runs::<SCALE, STREAM>(from, to, factors, scales, 0, run);
+                    if at < run {
+                        Turn::<Portable<1>, Portable<1>, A, B, Read, Write>::rest::<SCALE>(
+                            from, to, factors, scales, at, run,
+                        );
+                    }
                 }
             }
         }

@@ -146,12 +146,15 @@ impl<E: Element> Tile<E> {
     }
 }
 
+/// Bytes of a cache line.
+pub(super) const LINE_BYTES: usize = 64;
+
 /// Whether `start`, and all that is multiples of these numbers of elements after it, start a cache
 /// line.
 pub(super) fn starts_lines<E>(start: *const E, elements: [usize; 4]) -> bool {
-    const LINE: usize = 64;
-    let of_line = LINE / size_of::<E>();
-    start.addr().is_multiple_of(LINE) && elements.into_iter().all(|n| n.is_multiple_of(of_line))
+    let of_line = LINE_BYTES / size_of::<E>();
+    start.addr().is_multiple_of(LINE_BYTES)
+        && elements.into_iter().all(|n| n.is_multiple_of(of_line))
 }
 
 /// Where c1, s1, c2, s2 of a token start: `pairs` values each.
@@ -218,7 +221,7 @@ impl<E: Copy> Rows<E> {
     {
         if self.ahead > 0 {
             let later = self.from.wrapping_add(self.ahead);
-            for at in (0..elements).step_by(64 / size_of::<E>()) {
+            for at in (0..elements).step_by(LINE_BYTES / size_of::<E>()) {
                 M::Register::prefetch::<true, _>(later.wrapping_add(at));
             }
         }
