@@ -634,6 +634,13 @@ fn extreme_rows<E: Element<Acc = f32>>() {
         ),
     ];
     let weight: Vec<f32> = (0..80).map(|i| 0.5 + i as f32 / 64.0).collect();
+    let mut not_a_number = weight.clone();
+    // To round it as if it were a number gives zero.
+    not_a_number[40] = f32::from_bits(0x7fff_ffff);
+    let rows = rows
+        .iter()
+        .map(|(row, of_gradient)| (row, &weight, *of_gradient));
+    let of_weight = (&whole, &not_a_number, Some(f32::NAN));
     let dy: Vec<f32> = (0..80).map(|i| (i % 9) as f32 / 4.0 - 1.0).collect();
     let eps = 1e-6;
     let norm = HeadNorm::new(eps).expect("valid");
@@ -647,17 +654,17 @@ fn extreme_rows<E: Element<Acc = f32>>() {
             rotator.apply::<f32>(direction, x, None).expect("valid");
             row
         };
-        for (row, of_gradient) in &rows {
+        for (row, weight, of_gradient) in rows.clone().chain([of_weight]) {
             let x = round(row);
             let wide: Vec<f32> = x.iter().map(|x| x.widen()).collect();
             let squares: f32 = wide.iter().map(|x| x * x).sum();
             let rstd = 1.0 / (squares / 80.0 + eps as f32).sqrt();
-            let products = wide.iter().zip(&weight).map(|(x, w)| x * rstd * w);
+            let products = wide.iter().zip(weight).map(|(x, w)| x * rstd * w);
             let y = turned(products.collect(), Direction::Forward);
             let mut found = x.clone();
             let input = NormInput {
                 x: HeadsMut::new(&mut found, layout).expect("valid").into(),
-                weight: Some(&weight),
+                weight: Some(weight),
             };
             rotator.norm_rotate(&norm, input, None).expect("valid");
             assert_same(&found, &y, &format!("y {set} {} {row:?}", E::NAME));
@@ -667,7 +674,7 @@ fn extreme_rows<E: Element<Acc = f32>>() {
                 Direction::Adjoint,
             )
             .iter()
-            .zip(&weight)
+            .zip(weight)
             .map(|(g, w)| g * w)
             .collect();
             let mean = h
@@ -678,13 +685,13 @@ fn extreme_rows<E: Element<Acc = f32>>() {
                 / 80.0;
             let formula = |(h, x): (&f32, &f32)| rstd * (h - x * rstd * mean);
             let dx: Vec<f32> = match of_gradient {
-                Some(value) => vec![*value; 80],
+                Some(value) => vec![value; 80],
                 None => h.iter().zip(&wide).map(formula).collect(),
             };
             let mut found = round(&dy);
             let gradient = NormGradient {
                 x: HeadsRef::new(&x, layout).expect("valid"),
-                weight: Some(&weight),
+                weight: Some(weight),
                 gradient: HeadsMut::new(&mut found, layout).expect("valid").into(),
                 weight_gradient: None,
             };

@@ -291,6 +291,19 @@ impl Memory<bf16> for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_both<const STREAM: bool>([a, b]: [F32x8; 2], to: *mut bf16) {
+        debug_assert!(to.is_aligned());
+        // SAFETY: the caller guarantees AVX2 and 16 writable elements.
+        unsafe {
+            if any_nan([a.0, b.0, a.0, b.0]) {
+                Self::store::<STREAM>(a, to);
+                Self::store::<STREAM>(b, to.add(8));
+                return;
+            }
+            put::<STREAM>(to.cast(), pack_bf16(a.0, b.0));
+        }
+    }
+    #[inline(always)]
     unsafe fn store_doubles<const STREAM: bool>(x: [[F32x8; 2]; 2], to: [*mut bf16; 2]) {
         debug_assert!(to.iter().all(|to| to.is_aligned()));
         let [[a, b], [c, d]] = x;
