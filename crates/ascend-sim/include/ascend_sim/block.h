@@ -116,6 +116,30 @@ struct Granule {
     std::uint8_t write_pipe = 0;
 };
 
+// What a core's memories hold, and what is known about it. The thread that runs blocks keeps them:
+// to make them anew takes longer than most blocks run.
+struct Memories {
+    std::vector<std::uint8_t> ub;
+    std::vector<std::uint8_t> state;
+    std::vector<Granule> granules;
+    std::size_t touched = 0;  // granules from this one on are as they were made
+
+    Granule& granule(std::size_t g) {
+        touched = std::max(touched, g + 1);
+        return granules[g];
+    }
+
+    // As nobody has written them yet.
+    Memories& of(std::size_t bytes) {
+        ub.assign(bytes, 0xff);
+        state.assign(bytes, kNeverWritten);
+        std::fill_n(granules.begin(), touched, Granule{});
+        touched = 0;
+        granules.resize(bytes / kGranuleBytes + 1);
+        return *this;
+    }
+};
+
 struct Op {
     const char* name;
     Location at;
@@ -189,9 +213,9 @@ public:
     const Core core;
     Group* const group;  // of the cores that work together; null for vector cores alone
     Counters& counters;
-    std::vector<std::uint8_t> ub;
-    std::vector<std::uint8_t> state;
-    std::vector<Granule> granules;
+    Memories& memories;
+    std::vector<std::uint8_t>& ub;
+    std::vector<std::uint8_t>& state;
     std::vector<Buffer> buffers;
     std::vector<QueueState> queues;
     std::vector<GmAccess>& accesses;
@@ -211,15 +235,16 @@ public:
     bool atomic_add = false;
 
     Block(const Launch& the_launch, std::uint32_t block, Core the_core, Group* the_group,
-          Counters& the_counters, std::vector<GmAccess>& the_accesses)
+          Counters& the_counters, std::vector<GmAccess>& the_accesses, Memories& the_memories)
         : launch(the_launch),
           index(block),
           core(the_core),
           group(the_group),
           counters(the_counters),
-          ub((the_core == kCube ? kCubeBytes : the_launch.ub_capacity_bytes) + kGranuleBytes, 0xff),
-          state(ub.size(), kNeverWritten),
-          granules(ub.size() / kGranuleBytes + 1),
+          memories(the_memories.of(
+              (the_core == kCube ? kCubeBytes : the_launch.ub_capacity_bytes) + kGranuleBytes)),
+          ub(memories.ub),
+          state(memories.state),
           accesses(the_accesses) {}
 
     // The block of the launch.
@@ -343,7 +368,7 @@ public:
         if (bytes == 0) return true;
         for (std::uint32_t g = start / kGranuleBytes; g <= (start + bytes - 1) / kGranuleBytes;
              ++g) {
-            Granule& granule = granules[g];
+            Granule& granule = memories.granule(g);
             if (granule.write_epoch > seen[op.pipe].epoch[granule.write_pipe] &&
                 granule.write_epoch != own(op, granule))
                 report_order(op, view, role, g, "reads", "wrote", granule.write_pipe,
@@ -380,7 +405,7 @@ public:
         if (bytes == 0) return start;
         for (std::uint32_t g = start / kGranuleBytes; g <= (start + bytes - 1) / kGranuleBytes;
              ++g) {
-            Granule& granule = granules[g];
+            Granule& granule = memories.granule(g);
             // Readers first: the message that helps most names the missing release.
             for (std::uint8_t pipe = 0; pipe < kPipes; ++pipe) {
                 // An instruction that works in place has read the granule itself: the one before

@@ -109,6 +109,8 @@ inline void send_counted(const Launch* launch, const Block& running, std::vector
     }
 }
 
+inline thread_local Memories t_memories[kCores];
+
 // A cube core and its two vector cores, in turns on a thread each.
 inline std::int32_t run_group(const KernelEntry& entry, const Launch* launch,
                               const std::uint8_t* args, std::uint32_t index, Counters* counters) {
@@ -119,7 +121,7 @@ inline std::int32_t run_group(const KernelEntry& entry, const Launch* launch,
     for (int core = 0; core < kCores; ++core)
         cores[core] = std::make_unique<Block>(
             *launch, core == kCube ? index : 2 * index + static_cast<std::uint32_t>(core),
-            static_cast<Core>(core), &group, *counters, accesses);
+            static_cast<Core>(core), &group, *counters, accesses, t_memories[core]);
     std::array<std::thread, kCores> threads;
     for (int core = 0; core < kCores; ++core) {
         threads[core] = std::thread([&, core] {
@@ -146,25 +148,24 @@ inline std::int32_t run_group(const KernelEntry& entry, const Launch* launch,
 inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launch,
                                  std::uint64_t kernel, const std::uint8_t* args,
                                  std::uint32_t index, Counters* counters) {
-    Accesses accesses;
-    Block running(*launch, index, kVector0, nullptr, *counters, accesses);
-    g_block = &running;
-    bool stopped = false;
     try {
-        stopped = run_core(entries[kernel], args, running);
+        Accesses accesses;
+        Block running(*launch, index, kVector0, nullptr, *counters, accesses, t_memories[kVector0]);
+        g_block = &running;
+        const bool stopped = run_core(entries[kernel], args, running);
+        g_block = nullptr;
+        send_accesses(launch, index, accesses);
+        if (index == 0) {
+            std::vector<Counted> list;
+            send_counted(launch, running, list);
+            launch->counted(launch->host, list.data(), list.size());
+        }
+        return stopped;
     } catch (const MixRequested&) {
         // Nothing has happened: the task type is the first statement of a kernel.
         g_block = nullptr;
         return run_group(entries[kernel], launch, args, index, counters);
     }
-    g_block = nullptr;
-    send_accesses(launch, index, accesses);
-    if (index == 0) {
-        std::vector<Counted> list;
-        send_counted(launch, running, list);
-        launch->counted(launch->host, list.data(), list.size());
-    }
-    return stopped;
 }
 
 }  // namespace ascend_sim
