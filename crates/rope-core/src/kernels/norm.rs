@@ -29,7 +29,7 @@
 //!
 //! Order: the roots of the sums of a few rows, then the sums of the next rows, then what is written
 //! for the first ones; meanwhile later rows are fetched. So neither the roots' latency nor memory's
-//! is waited for. What pairs are multiplied by is read once for these rows.
+//! is waited for ([`Queue`]). What pairs are multiplied by is read once for these rows.
 //!
 //! Sums: value i of a row is added to partial sum i mod 32, whatever the register's width, and the
 //! partial sums are added in a fixed order. The sum of squares is recomputed in the backward,
@@ -37,6 +37,7 @@
 
 use std::hint::black_box;
 use std::marker::PhantomData;
+use std::mem::replace;
 use std::ops::Range;
 
 use super::portable::Portable;
@@ -137,9 +138,9 @@ pub(crate) struct NormTile<E: Element> {
     pub(crate) in_block: usize,
     /// Whether to bypass the caches on writing `to`, where that is possible.
     pub(crate) stream: bool,
-    /// Room for four times [`AHEAD`] rows.
+    /// Room for twice [`TURNS`] times [`AHEAD`] rows.
     pub(crate) scratch: *mut E::Acc,
-    /// Room for twice [`factors_len`] values.
+    /// Room for [`TURNS`] times [`factors_len`] values.
     pub(crate) factors: *mut E::Acc,
 }
 
@@ -183,8 +184,9 @@ impl<E: Element> NormTile<E> {
 /// - the four coefficients are valid for as many values as there are pairs at every token and head
 ///   by their strides
 /// - `weight` is valid for reads of `head_dim + rotary_dim` values, `scratch` for reads and writes
-///   of four times [`AHEAD`] times `head_dim`, and in the backward `dweight` of `head_dim` for each
-///   block of tokens by its stride; neither overlaps anything else
+///   of twice [`TURNS`] times [`AHEAD`] times `head_dim`, `factors` of [`TURNS`] times
+///   [`factors_len`], and in the backward `dweight` of `head_dim` for each block of tokens by its
+///   stride; none overlaps anything else
 pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
     debug_assert!(tile.is_sound());
     // SAFETY: the caller guarantees what the kernels demand of a tile.
@@ -258,6 +260,7 @@ struct Row<E: Element> {
 }
 
 /// Heads of one token, at most [`AHEAD`].
+#[derive(Clone)]
 struct Rows<'t, E: Element> {
     tile: &'t NormTile<E>,
     shape: Shape,
@@ -438,6 +441,8 @@ where
 {
     /// Whether x is read again where it is needed again, not written widened.
     const READS_AGAIN: bool = M::UNZIPS && W::UNZIPS;
+    /// Whether the forward writes x widened with its squares, and rotates that.
+    const KEEPS_WIDE: bool = M::KEEPS_WIDE && Read::ZIPPED == Write::ZIPPED;
 
     /// The backward of rows of 128 channels, the norm before the rotation.
     unsafe fn common_backward(tile: &NormTile<E>, stream: bool) {
@@ -490,7 +495,8 @@ where
         };
         // Factors and scratch rows of these rows, and of those before them.
         let (mut slot, mut turn) = (0, 0);
-        let mut before = None;
+        let under_way = Queue::<E, BACKWARD, AFTER>::UNDER_WAY;
+        let mut queue = Queue::<E, BACKWARD, AFTER>::new();
         let mut partials = Partials([[[E::Acc::ZERO; WIDEST]; AHEAD]; 2]);
         for first in (0..tile.heads).step_by(group) {
             let end = (first + group).min(tile.heads);
@@ -498,9 +504,10 @@ where
                 let values = token * tile.coefficients.stride + first * tile.head_coefficients;
                 let coefficients = tile.coefficients.skip(values);
                 let factors = tile.factors.wrapping_add(slot * factors_len(tile.geometry));
-                slot = 1 - slot;
+                slot = (slot + 1) % under_way;
                 // SAFETY: the caller guarantees the tile, whose tokens and heads these are, with
-                // room for the factors of two tokens and the scratch rows of two turns.
+                // room for the factors of as many tokens, and the scratch rows of as many turns, as
+                // are under way.
                 unsafe {
                     Self::prepare::<BACKWARD, AFTER>(coefficients, factors, tile, shape);
                     for head in (first..end).step_by(ahead) {
@@ -512,22 +519,36 @@ where
                             factors,
                             scratch: tile.scratch.wrapping_add(turn * 2 * AHEAD * shape.dim),
                         };
-                        // The compiler would move the roots to where they are used.
-                        let scales = black_box(scales::<M, E>(&partials, tile, shape.dim));
-                        Self::sums::<BACKWARD, AFTER>(&rows, &mut partials);
-                        if let Some(rows) = before.replace(rows) {
-                            Self::results::<BACKWARD, AFTER, STREAM>(&rows, scales);
+                        turn = (turn + 1) % under_way;
+                        let next = Some(rows.clone());
+                        let (due, scales) = queue.turn::<M>(next, &partials, tile, shape.dim);
+                        // A known number of rows, in the code that most models run.
+                        if DIM > 0 && rows.heads.len() == AHEAD {
+                            Self::sums::<BACKWARD, AFTER>(&rows, AHEAD, &mut partials);
+                        } else {
+                            Self::sums::<BACKWARD, AFTER>(&rows, rows.heads.len(), &mut partials);
                         }
-                        turn = 1 - turn;
+                        match due {
+                            Some(rows) if DIM > 0 && rows.heads.len() == AHEAD => {
+                                Self::results::<BACKWARD, AFTER, STREAM>(&rows, AHEAD, scales);
+                            }
+                            Some(rows) => {
+                                let count = rows.heads.len();
+                                Self::results::<BACKWARD, AFTER, STREAM>(&rows, count, scales);
+                            }
+                            None => {}
+                        }
                     }
                 }
             }
         }
-        if let Some(rows) = before {
+        for _ in 1..under_way {
             // SAFETY: these are the last rows of the caller's tile.
             unsafe {
-                let scales = scales::<M, E>(&partials, tile, shape.dim);
-                Self::results::<BACKWARD, AFTER, STREAM>(&rows, scales);
+                if let (Some(rows), scales) = queue.turn::<M>(None, &partials, tile, shape.dim) {
+                    let count = rows.heads.len();
+                    Self::results::<BACKWARD, AFTER, STREAM>(&rows, count, scales);
+                }
             }
         }
         if STREAM {
@@ -574,13 +595,15 @@ where
         }
     }
 
-    /// Writes the partial sums of each row: of its squares, and in the backward of its products.
+    /// Writes the partial sums of each of `count` rows: of its squares, and in the backward of its
+    /// products.
     #[inline(always)]
     unsafe fn sums<const BACKWARD: bool, const AFTER: bool>(
         rows: &Rows<'_, E>,
+        count: usize,
         partials: &mut Partials<E::Acc>,
     ) {
-        let (tile, count, dim) = (rows.tile, rows.heads.len(), rows.shape.dim);
+        let (tile, dim) = (rows.tile, rows.shape.dim);
         // SAFETY: the caller guarantees rows of `head_dim` elements, as many weights and their
         // gradients, and scratch rows. In the backward these hold g = R^T dy, or z = R x and then
         // dz; dy is not read after it was overwritten.
@@ -598,10 +621,13 @@ where
                     dy.prefetch::<M>(rows.token, head, dim);
                 }
                 let [square, product] = match (BACKWARD, AFTER) {
-                    (false, false) => [squares::<M, E>(row.x, dim), zero],
+                    (false, false) => {
+                        let wide = Self::KEEPS_WIDE.then_some(row.scratch);
+                        [squares::<M, E>(row.x, wide, dim), zero]
+                    }
                     (false, true) => {
                         Self::widen::<Read, Write>(row.x, None, &row);
-                        [squares::<W, E::Acc>(row.scratch, dim), zero]
+                        [squares::<W, E::Acc>(row.scratch, None, dim), zero]
                     }
                     (true, false) => {
                         Self::widen::<Write, Read>(row.dy, Some(tile.weight), &row);
@@ -623,13 +649,14 @@ where
         }
     }
 
-    /// Writes the results of rows by their [`scales`].
+    /// Writes the results of `count` rows by their scales.
     #[inline(always)]
     unsafe fn results<const BACKWARD: bool, const AFTER: bool, const STREAM: bool>(
         rows: &Rows<'_, E>,
-        [rstds, by_x]: [[E::Acc; AHEAD]; 2],
+        count: usize,
+        [rstds, by_x]: Scales<E::Acc>,
     ) {
-        let (tile, count, dim) = (rows.tile, rows.heads.len(), rows.shape.dim);
+        let (tile, dim) = (rows.tile, rows.shape.dim);
         // SAFETY: as in `sums`, whose scratch rows these are.
         unsafe {
             let first = rows.row(0);
@@ -709,7 +736,15 @@ where
             let first = rows.row(0);
             let from = (first.x.add(start), tile.x.head);
             let to = (first.to.add(start), tile.to.head);
-            if Read::ZIPPED == Write::ZIPPED || from.0 != to.0.cast_const() {
+            if Self::KEEPS_WIDE {
+                Turn::<W, M, E::Acc, E, Read, Write>::rows::<true, STREAM>(
+                    (first.scratch.add(start).cast_const(), dim),
+                    to,
+                    rows.factors,
+                    rstds,
+                    shape,
+                );
+            } else if Read::ZIPPED == Write::ZIPPED || from.0 != to.0.cast_const() {
                 Turn::<M, M, E, E, Read, Write>::rows::<true, STREAM>(
                     from,
                     to,
@@ -1110,33 +1145,99 @@ const WIDEST: usize = 16;
 #[repr(align(64))]
 struct Partials<A>([[[A; WIDEST]; AHEAD]; 2]);
 
-/// rstd = 1 / sqrt(mean(x^2) + eps) of each row, and -rstd^2 * mean(h * n) with n = x * rstd, by
-/// which x is multiplied in dx. Of rows that there are not, any number.
+/// The sums of rows' squares and of h * x; then what rows are multiplied by, see [`scales`]. Of rows
+/// that there are not, any number.
+type Scales<A> = [[A; AHEAD]; 2];
+
+/// Turns of rows under way at a time, at most: one whose sums are made, one whose roots are taken,
+/// and one that is written.
+pub(crate) const TURNS: usize = 3;
+
+/// Rows whose sums are made, and whose results are not written yet.
+struct Queue<'t, E: Element, const BACKWARD: bool, const AFTER: bool> {
+    /// The latest rows, then those before them.
+    rows: [Option<Rows<'t, E>>; 2],
+    /// The sums of the rows before the latest, added up.
+    totals: Scales<E::Acc>,
+}
+
+impl<'t, E: Element, const BACKWARD: bool, const AFTER: bool> Queue<'t, E, BACKWARD, AFTER> {
+    /// Whether sums are added up in one turn, and their roots taken in the next: the processor
+    /// keeps what waits for a chain of instructions, and there is room for one chain or the other,
+    /// not for both, beside what narrow elements take to convert. Those of 32 bits and the backward
+    /// have more in between; there rows that are under way longer only leave the first-level cache.
+    const APART: bool = !BACKWARD && !AFTER && size_of::<E>() < 4;
+    /// Turns of rows under way at a time.
+    const UNDER_WAY: usize = if Self::APART { TURNS } else { 2 };
+
+    fn new() -> Self {
+        Self {
+            rows: [None, None],
+            totals: [[E::Acc::ZERO; AHEAD]; 2],
+        }
+    }
+
+    /// Takes the next rows, whose sums are to be made now; returns the rows that are due and their
+    /// scales.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `M`, whose registers wrote the partial sums.
+    #[inline(always)]
+    unsafe fn turn<M: Memory<E>>(
+        &mut self,
+        rows: Option<Rows<'t, E>>,
+        partials: &Partials<E::Acc>,
+        tile: &NormTile<E>,
+        dim: usize,
+    ) -> (Option<Rows<'t, E>>, Scales<E::Acc>) {
+        let latest = replace(&mut self.rows[0], rows);
+        // The compiler would move these to where they are used. Apart from each other, as it would
+        // read them across the ends of what it wrote.
+        // SAFETY: the caller guarantees the instructions.
+        let totals = unsafe { totals::<M, E>(partials) };
+        if Self::APART {
+            let scales = scales(self.totals, tile, dim).map(black_box);
+            self.totals = totals.map(black_box);
+            (replace(&mut self.rows[1], latest), scales)
+        } else {
+            (latest, scales(totals, tile, dim).map(black_box))
+        }
+    }
+}
+
+/// The partial sums of each row added up.
 ///
 /// # Safety
 /// The processor has the instructions of `M`, whose registers wrote the partial sums.
 #[inline(always)]
-unsafe fn scales<M: Memory<E>, E: Element>(
-    partials: &Partials<E::Acc>,
-    tile: &NormTile<E>,
-    dim: usize,
-) -> [[E::Acc; AHEAD]; 2] {
+unsafe fn totals<M: Memory<E>, E: Element>(partials: &Partials<E::Acc>) -> Scales<E::Acc> {
     const { assert!(M::N <= WIDEST) };
-    let mean = E::Acc::from_f64(1.0 / dim as f64);
-    let mut scales = [[E::Acc::ZERO; AHEAD]; 2];
-    for (scales, partials) in scales.iter_mut().zip(&partials.0) {
-        for (total, partial) in scales.iter_mut().zip(partials) {
-            // SAFETY: a register has at most as many values, and the caller guarantees the
-            // instructions.
-            *total = unsafe { M::Register::load(partial.as_ptr()).total() };
+    let mut totals = [[E::Acc::ZERO; AHEAD]; 2];
+    for (totals, [a, b, c, d]) in totals.iter_mut().zip(&partials.0) {
+        // SAFETY: a register has at most as many values, and the caller guarantees the
+        // instructions.
+        unsafe {
+            let row = |sums: &[E::Acc; WIDEST]| M::Register::load(sums.as_ptr());
+            *totals = M::Register::totals([row(a), row(b), row(c), row(d)]);
         }
     }
-    let [squares, products] = &mut scales;
-    for (rstd, by) in squares.iter_mut().zip(products) {
+    totals
+}
+
+/// rstd = 1 / sqrt(mean(x^2) + eps) of each row, and -rstd^2 * mean(h * n) with n = x * rstd, by
+/// which x is multiplied in dx.
+#[inline(always)]
+fn scales<E: Element>(
+    [mut squares, mut products]: Scales<E::Acc>,
+    tile: &NormTile<E>,
+    dim: usize,
+) -> Scales<E::Acc> {
+    let mean = E::Acc::from_f64(1.0 / dim as f64);
+    for (rstd, by) in squares.iter_mut().zip(&mut products) {
         *rstd = (*rstd * mean + tile.eps).reciprocal_root();
         *by = -(*by * *rstd * mean * *rstd * *rstd);
     }
-    scales
+    [squares, products]
 }
 
 /// The partial sums in one register: each half is added to the other until one is left.
@@ -1177,7 +1278,11 @@ unsafe fn padded<E: Element>(from: *const E, len: usize) -> [E; SUMS] {
 /// # Safety
 /// The processor has the instructions of `M`; `x` is valid for reads of `len` elements.
 #[inline(always)]
-unsafe fn squares<M: Memory<E>, E: Element>(x: *const E, len: usize) -> M::Register {
+unsafe fn squares<M: Memory<E>, E: Element>(
+    x: *const E,
+    wide: Option<*mut E::Acc>,
+    len: usize,
+) -> M::Register {
     const { assert!(SUMS.is_multiple_of(M::N) && SUMS / M::N <= SUM_REGISTERS) };
     // SAFETY: the caller guarantees `len` elements, of which the loop takes what is left, and the
     // instructions.
@@ -1185,10 +1290,20 @@ unsafe fn squares<M: Memory<E>, E: Element>(x: *const E, len: usize) -> M::Regis
         let mut sums = [M::Register::splat(E::Acc::ZERO); SUM_REGISTERS];
         let rest = len % SUMS;
         for at in (0..len - rest).step_by(SUMS) {
-            add_squares::<M, E>(&mut sums, x.add(at));
+            let wide = wide.map(|wide| wide.wrapping_add(at));
+            add_squares::<M, E>(&mut sums, x.add(at), wide);
         }
         if rest > 0 {
-            add_squares::<M, E>(&mut sums, padded(x.add(len - rest), rest).as_ptr());
+            let at = len - rest;
+            let x = padded(x.add(at), rest);
+            let mut values = [E::Acc::ZERO; SUMS];
+            add_squares::<M, E>(&mut sums, x.as_ptr(), Some(values.as_mut_ptr()));
+            if let Some(wide) = wide {
+                wide.add(at).copy_from_nonoverlapping(values.as_ptr(), rest);
+            }
+        }
+        if M::UNZIPS {
+            zip::<M::Register>(&mut sums);
         }
         total(sums)
     }
@@ -1202,12 +1317,18 @@ unsafe fn squares<M: Memory<E>, E: Element>(x: *const E, len: usize) -> M::Regis
 unsafe fn add_squares<M: Memory<E>, E: Element>(
     sums: &mut [M::Register; SUM_REGISTERS],
     x: *const E,
+    wide: Option<*mut E::Acc>,
 ) {
-    for (k, sum) in sums.iter_mut().enumerate().take(SUMS / M::N) {
+    for (k, sums) in sums[..SUMS / M::N].chunks_exact_mut(2).enumerate() {
         // SAFETY: the caller guarantees `SUMS` elements, and the instructions.
         unsafe {
-            let x = M::load(x.add(k * M::N));
-            *sum = x.mul_add(x, *sum);
+            let x = two::<M, E>(x.add(2 * k * M::N), M::UNZIPS);
+            for (i, (sum, x)) in sums.iter_mut().zip(x).enumerate() {
+                if let Some(wide) = wide {
+                    x.write(wide.add((2 * k + i) * M::N));
+                }
+                *sum = x.mul_add(x, *sum);
+            }
         }
     }
 }
@@ -1257,11 +1378,22 @@ where
             }
         }
         if unzips::<X, G, A, B>() {
-            for sums in sums.as_flattened_mut().chunks_exact_mut(2) {
-                sums.copy_from_slice(&X::Register::zip(sums[0], sums[1]));
-            }
+            zip::<X::Register>(sums.as_flattened_mut());
         }
         [total(sums[0]), total(sums[1])]
+    }
+}
+
+/// Brings sums of values at even and at odd indices, a register each, into the order of the values.
+///
+/// # Safety
+/// The processor has the instructions of `R`.
+#[inline(always)]
+unsafe fn zip<R: Register>(sums: &mut [R]) {
+    for sums in sums.chunks_exact_mut(2) {
+        // SAFETY: the caller guarantees the instructions.
+        let zipped = unsafe { R::zip(sums[0], sums[1]) };
+        sums.copy_from_slice(&zipped);
     }
 }
 
@@ -1291,7 +1423,9 @@ unsafe fn add_products<X, G, A, B>(
     for k in (0..SUMS / X::N).step_by(2) {
         // SAFETY: the caller guarantees `SUMS` elements, and the instructions.
         unsafe {
-            let (x, g) = two::<X, G, A, B>(x.add(k * X::N), g.add(k * X::N));
+            let apart = unzips::<X, G, A, B>();
+            let x = two::<X, A>(x.add(k * X::N), apart);
+            let g = two::<G, B>(g.add(k * X::N), apart);
             for i in 0..2 {
                 let at = (k + i) * X::N;
                 if let Some(wide) = wide {
@@ -1308,26 +1442,18 @@ unsafe fn add_products<X, G, A, B>(
     }
 }
 
-/// Two registers of x and of g, each of `2 N` elements: in their order, or with those at even and
-/// at odd indices apart.
+/// Two registers of `2 N` elements: in their order, or those at even and at odd indices apart.
 ///
 /// # Safety
-/// The processor has the instructions; `x` and `g` are valid for reads of `2 N` elements.
+/// The processor has the instructions; `x` is valid for reads of `2 N` elements.
 #[inline(always)]
-unsafe fn two<X, G, A, B>(x: *const A, g: *const B) -> ([X::Register; 2], [X::Register; 2])
-where
-    X: Memory<A>,
-    G: Memory<B, Register = X::Register>,
-    A: Element,
-    B: Element<Acc = A::Acc>,
-{
+unsafe fn two<M: Memory<E>, E: Element>(x: *const E, apart: bool) -> [M::Register; 2] {
     // SAFETY: the caller guarantees the elements and the instructions.
     unsafe {
-        if unzips::<X, G, A, B>() {
-            (X::load_pairs(x), G::load_pairs(g))
+        if apart {
+            M::load_pairs(x)
         } else {
-            let x = [X::load(x), X::load(x.add(X::N))];
-            (x, [G::load(g), G::load(g.add(X::N))])
+            [M::load(x), M::load(x.add(M::N))]
         }
     }
 }
@@ -1520,9 +1646,9 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
                 (x[0], g[0]) = (X::load(from), G::load(of));
             } else {
                 for d in (0..D).step_by(2) {
-                    let of = of.add(d * X::N);
-                    ([x[d], x[d + 1]], [g[d], g[d + 1]]) =
-                        two::<X, G, A, B>(from.add(d * X::N), of);
+                    let apart = unzips::<X, G, A, B>();
+                    [x[d], x[d + 1]] = two::<X, A>(from.add(d * X::N), apart);
+                    [g[d], g[d + 1]] = two::<G, B>(of.add(d * X::N), apart);
                 }
             }
             let mut dx = [zero; D];

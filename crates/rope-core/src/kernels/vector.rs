@@ -66,6 +66,12 @@ pub(crate) trait Register: Copy {
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
     /// The sum of the values: each half is added to the other until one is left.
     unsafe fn total(self) -> Self::Value;
+    /// The [`total`](Self::total) of each of four.
+    #[inline(always)]
+    unsafe fn totals([a, b, c, d]: [Self; 4]) -> [Self::Value; 4] {
+        // SAFETY: the caller guarantees the instructions.
+        unsafe { [a.total(), b.total(), c.total(), d.total()] }
+    }
     /// What [`flip`](Self::flip) takes to negate values, or to leave them as they are.
     unsafe fn signs(negative: bool) -> Self;
     /// Negates the values where `signs` says so.
@@ -109,6 +115,8 @@ pub(crate) trait Memory<E: Element>: Instructions {
     /// Whether the order of [`load_double`](Self::load_double) is that of
     /// [`load_pairs`](Self::load_pairs), and costs less than that of the elements.
     const UNZIPS: bool = false;
+    /// Whether to write and read a widened element costs less than to widen it a second time.
+    const KEEPS_WIDE: bool = false;
 
     /// Reads and widens `N` elements.
     unsafe fn load(from: *const E) -> Self::Register;

@@ -10,7 +10,7 @@ use super::{
 use crate::angles::Angles;
 use crate::element::{Element, Real};
 use crate::error::{Result, RopeError};
-use crate::kernels::norm::{AHEAD, BLOCK_TOKENS, NormTile, Part, factors_len};
+use crate::kernels::norm::{AHEAD, BLOCK_TOKENS, NormTile, Part, TURNS, factors_len};
 use crate::kernels::tile::Coefficients;
 use crate::layout::{HeadsLayout, HeadsRef, Strides};
 use crate::parallel::for_each_block;
@@ -485,11 +485,11 @@ impl<E: Element> NormTask<'_, '_, E> {
             tile_tokens,
             gathered: vec![MaybeUninit::uninit(); tile_tokens * gathered],
             factors: Lines::new(
-                2 * factors_len(self.rotator.geometry),
+                TURNS * factors_len(self.rotator.geometry),
                 MaybeUninit::uninit(),
             ),
             rows: Lines::new(
-                (4 * AHEAD + 1) * self.rotator.geometry.head_dim(),
+                (2 * TURNS * AHEAD + 1) * self.rotator.geometry.head_dim(),
                 MaybeUninit::uninit(),
             ),
         }
@@ -572,7 +572,7 @@ impl<E: Element> NormTask<'_, '_, E> {
                 if self.sums_only {
                     weights = &stream.divisors;
                     to = Part {
-                        start: rows.wrapping_add(4 * AHEAD * head_dim).cast(),
+                        start: rows.wrapping_add(2 * TURNS * AHEAD * head_dim).cast(),
                         token: 0,
                         head: 0,
                     };

@@ -2,6 +2,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::hint::cold_path;
 
 use half::{bf16, f16};
 
@@ -94,6 +95,7 @@ unsafe fn store_zipped<const BF16: bool, const STREAM: bool>(
                 put::<STREAM>(to[1].cast(), _mm512_permutexvar_epi16(zip(), second));
                 return;
             }
+            cold_path();
         } else if !any_nan(x) {
             put::<STREAM>(to[0].cast(), zip_bf16(a.0, b.0));
             put::<STREAM>(to[1].cast(), zip_bf16(c.0, d.0));
@@ -194,6 +196,23 @@ impl Register for F32x16 {
         }
     }
     #[inline(always)]
+    unsafe fn totals([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the caller guarantees AVX-512, and the array has room for four values.
+        unsafe {
+            // Lanes of four values: two a register, then one, the sums of halves each time.
+            let ab = add_halves::<0b01_00_01_00, 0b11_10_11_10>(a.0, b.0);
+            let cd = add_halves::<0b01_00_01_00, 0b11_10_11_10>(c.0, d.0);
+            let fours = add_halves::<0b10_00_10_00, 0b11_01_11_01>(ab, cd);
+            let twos = _mm512_add_ps(fours, _mm512_permute_ps::<0b01_00_11_10>(fours));
+            let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b10_11_00_01>(twos));
+            let firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+            let mut totals = [0.0; 4];
+            let four = _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, ones));
+            _mm_storeu_ps(totals.as_mut_ptr(), four);
+            totals
+        }
+    }
+    #[inline(always)]
     unsafe fn signs(negative: bool) -> Self {
         // SAFETY: the caller guarantees AVX-512.
         Self(unsafe { _mm512_set1_ps(if negative { -0.0 } else { 0.0 }) })
@@ -221,6 +240,18 @@ impl Register for F32x16 {
     unsafe fn fence() {
         // SAFETY: every x86-64 processor has SSE.
         unsafe { _mm_sfence() }
+    }
+}
+
+/// The lanes of both that `LOWER` selects, plus those that `UPPER` does.
+#[inline(always)]
+unsafe fn add_halves<const LOWER: i32, const UPPER: i32>(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller guarantees AVX-512.
+    unsafe {
+        _mm512_add_ps(
+            _mm512_shuffle_f32x4::<LOWER>(a, b),
+            _mm512_shuffle_f32x4::<UPPER>(a, b),
+        )
     }
 }
 
@@ -366,6 +397,7 @@ where
 impl Memory<f16> for Avx512<false> {
     type Register = F32x16;
     const SWAPS: bool = true;
+    const KEEPS_WIDE: bool = true;
     type Narrower = Avx2;
     type Wide = Avx512<false>;
 
