@@ -230,9 +230,11 @@ struct Refused {
 
 impl Outcome {
     fn unreadable(path: &Path, error: io::Error) -> Self {
+        let error = GoldenError::from(error);
+        let expected = "expected a golden file, or a folder of them or of a model";
         Self {
             file: path.display().to_string(),
-            result: Err(GoldenError::from(error).into()),
+            result: Err(format!("{error}; {expected}").into()),
             skipped: None,
             refused: Vec::new(),
             rotated: 0,
@@ -355,29 +357,29 @@ impl Tally {
 
 impl std::fmt::Display for Tally {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            files,
-            rows,
-            failed,
-            unreadable,
-            skipped,
-            refused,
-            ..
-        } = self;
         write!(
             f,
-            "{rows} rows of {files} files: {failed} out of tolerance; {unreadable} files cannot be \
-             verified, {skipped} skipped"
+            "{} of {}: {} out of tolerance; {} cannot be verified, {} skipped",
+            counted(self.rows, "row"),
+            counted(self.files, "file"),
+            self.failed,
+            counted(self.unreadable, "file"),
+            self.skipped
         )?;
-        if *refused > 0 {
+        if self.refused > 0 {
             write!(
                 f,
-                "; {refused} comparisons skipped, beyond the limits of an operator or an element \
-                 type"
+                "; {} skipped, beyond the limits of an operator or an element type",
+                counted(self.refused, "comparison")
             )?;
         }
         Ok(())
     }
+}
+
+/// A number of things, in words.
+fn counted(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 #[derive(Serialize)]

@@ -194,7 +194,7 @@ fn other_families_are_compared_in_positions_and_rotation() {
     let table = text(&output);
     assert_eq!(output.status.code(), Some(0), "{table}");
     assert!(
-        table.contains("8 rows of 1 files: 0 out of tolerance"),
+        table.contains("8 rows of 1 file: 0 out of tolerance"),
         "{table}"
     );
     assert!(
