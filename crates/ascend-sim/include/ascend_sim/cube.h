@@ -61,7 +61,8 @@ struct Nd2NzParams {
 struct LoadData2DParams {
     LoadData2DParams() = default;
     LoadData2DParams(std::uint16_t start, std::uint8_t repeats, std::uint16_t source_stride,
-                     std::uint8_t, std::uint16_t target_gap, bool transpose, std::uint8_t descending)
+                     std::uint8_t, std::uint16_t target_gap, bool transpose,
+                     std::uint8_t descending)
         : startIndex(start),
           dstGap(target_gap),
           srcStride(source_stride),
@@ -350,7 +351,8 @@ void Fixpipe(const GlobalTensor<T>& dst, const LocalTensor<float>& src, const Fi
                                     : std::is_same_v<T, bfloat16_t> ? QuantMode_t::F322BF16
                                                                     : QuantMode_t::NoQuant;
     if (p.quantPre != kWanted)
-        running.stop(kKind, at, "Fixpipe: quantPre is not the conversion to the destination's type");
+        running.stop(kKind, at,
+                     "Fixpipe: quantPre is not the conversion to the destination's type");
     if (p.nSize % kFractal != 0)
         running.stop(kKind, at, "Fixpipe: nSize is %lld, not a multiple of 16",
                      static_cast<long long>(p.nSize.get()));

@@ -153,7 +153,8 @@ namespace AscendC {
 template <std::uint8_t modeId, pipe_t pipe>
 void CrossCoreSetFlag(std::uint16_t flagId, ASCEND_SIM_HERE) {
     using namespace ascend_sim;
-    static_assert(modeId == 2, "the simulator models flags between a cube core and its vector cores");
+    static_assert(modeId == 2,
+                  "the simulator models flags between a cube core and its vector cores");
     static_assert(pipe != PIPE_S && pipe != PIPE_ALL, "the flag is set after a pipe's work");
     Block& running = block();
     Group& group = group_of(running, "CrossCoreSetFlag", at, flagId);

@@ -446,7 +446,8 @@ private:
         std::uint32_t& top = running.pool_top[space];
         if (top + size > running.capacity(space))
             running.stop("ub-capacity", at,
-                         "InitBuffer: %llu bytes more than the %u in use exceed the %s of %llu bytes",
+                         "InitBuffer: %llu bytes more than the %u in use exceed the %s of %llu "
+                         "bytes",
                          static_cast<unsigned long long>(size), top,
                          space == kUb ? "unified buffer" : kSpaceNames[space],
                          static_cast<unsigned long long>(running.capacity(space)));

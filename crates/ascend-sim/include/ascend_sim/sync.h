@@ -117,7 +117,8 @@ inline void check_event_owner(Block& running, int event, std::int32_t id, const 
     } else if (running.live_pipes == 0) {
         if (id >= kFirstSystemId)
             running.report("event", at,
-                           "SetFlag<HardEvent::%s>: id %d is the system's; without a TPipe use 0..5",
+                           "SetFlag<HardEvent::%s>: id %d is the system's; without a TPipe use "
+                           "0..5",
                            event_pipes(event).name, id);
     } else if (!((running.reserved_ids[event] | running.fetched_ids[event]) & bit)) {
         running.report("event", at,

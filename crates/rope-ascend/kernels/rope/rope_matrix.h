@@ -273,7 +273,8 @@ private:
         copy.ndNum = static_cast<uint16_t>(by_matrices ? 1 : outer);
         copy.nValue = static_cast<uint16_t>(by_rows ? 1 : inner);
         copy.dValue = static_cast<uint16_t>(t_.load[0].length);
-        copy.srcNdMatrixStride = static_cast<uint16_t>(by_matrices || outer == 1 ? 0 : outer_stride);
+        copy.srcNdMatrixStride =
+            static_cast<uint16_t>(by_matrices || outer == 1 ? 0 : outer_stride);
         copy.srcDValue = static_cast<uint16_t>(by_rows || inner == 1 ? t_.load[0].length
                                                                      : inner_stride);
         copy.dstNzC0Stride = static_cast<uint16_t>(whole);
