@@ -527,8 +527,6 @@ impl<E: Element> Task<'_, '_, E> {
         // SAFETY: the workspace is at least `needed` bytes long, of which `gathered_bytes` are
         // first.
         let scratch: *mut E = unsafe { workspace.cast::<u8>().add(gathered_bytes) }.cast();
-        let kernel = E::kernel(self.rotator.instructions);
-
         let seq = self.q.src_layout.seq;
         let mut token = tokens.start;
         while token < tokens.end {
@@ -536,7 +534,9 @@ impl<E: Element> Task<'_, '_, E> {
             let count = tile_tokens.min(tokens.end - token).min(seq - s);
             let first = token % self.angle_tokens;
             let angles = match self.rotator.angles {
-                Angles::Tokens(rows) | Angles::Heads { rows, .. } => rows[first * row..].as_ptr(),
+                Angles::Tokens(rows) | Angles::Heads { rows, .. } => {
+                    &rows[first * row..][..count * row]
+                }
                 Angles::Table { table, positions } => {
                     for i in 0..count {
                         // SAFETY: the workspace starts with `tile_tokens` rows of `row` values, `i`
@@ -550,10 +550,13 @@ impl<E: Element> Task<'_, '_, E> {
                         };
                         gather(table, positions, first + i, row);
                     }
-                    gathered.cast_const()
+                    // SAFETY: the loop has written `count` rows of `row` values, and nothing writes
+                    // to them while they are borrowed.
+                    unsafe { std::slice::from_raw_parts(gathered, count * row) }
                 }
             };
-            let coefficients = self.arrange(angles);
+            let kernel = E::kernel(self.rotator.instructions.for_values::<E>(angles));
+            let coefficients = self.arrange(angles.as_ptr());
             // A tensor without heads has no elements that a token's address could be in.
             let operands = std::iter::once(&self.q).chain(&self.k);
             for operand in operands.filter(|operand| operand.src_layout.heads > 0) {

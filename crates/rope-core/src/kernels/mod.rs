@@ -89,6 +89,15 @@ impl InstructionSet {
         Self::available().last().unwrap_or(Self::PORTABLE)
     }
 
+    /// This set, or the portable one if vector kernels of `E` must not multiply by these values.
+    pub(crate) fn for_values<E: crate::Element>(self, values: &[E::Acc]) -> Self {
+        if E::are_safe(values) {
+            self
+        } else {
+            Self::PORTABLE
+        }
+    }
+
     /// The name in reports.
     pub fn name(self) -> &'static str {
         match self.0 {
@@ -116,6 +125,13 @@ impl std::fmt::Display for InstructionSet {
 /// Never inlined: whoever inlines a function that names kernels compiles all of them again, and the
 /// compiler does inline one as small as this into other crates.
 pub(crate) trait KernelElement: Sized {
+    /// Whether vector kernels may multiply by these values.
+    fn are_safe(_: &[Self::Acc]) -> bool
+    where
+        Self: crate::Element,
+    {
+        true
+    }
     /// The kernel for an instruction set.
     fn kernel(set: InstructionSet) -> TileKernel<Self>
     where
@@ -127,8 +143,11 @@ pub(crate) trait KernelElement: Sized {
 }
 
 macro_rules! kernels_for {
-    ($($element:ty: $avx512_bf16:ty;)*) => {$(
+    ($($element:ty: $avx512_bf16:ty $(, $are_safe:path)?;)*) => {$(
         impl KernelElement for $element {
+            $(fn are_safe(values: &[f32]) -> bool {
+                $are_safe(values)
+            })?
             #[inline(never)]
             fn kernel(set: InstructionSet) -> TileKernel<Self> {
                 match set.0 {
@@ -164,7 +183,18 @@ macro_rules! kernels_for {
 kernels_for! {
     f32: Avx512<false>;
     f16: Avx512<false>;
-    bf16: Avx512<true>;
+    bf16: Avx512<true>, are_numbers;
+}
+
+/// Whether no NaN is among the values.
+///
+/// Vector kernels round to bf16 by adding to the bits, which may carry a NaN with bits in the lower
+/// half of its word to zero. An element has none there, and arithmetic passes a NaN on as it is, or
+/// makes one that has none: only angles and weights bring some. The portable kernel tests each
+/// value that it rounds.
+fn are_numbers(values: &[f32]) -> bool {
+    // Without a way out, so that the compiler vectorises it.
+    !values.iter().fold(false, |nan, value| nan | value.is_nan())
 }
 
 impl KernelElement for f64 {

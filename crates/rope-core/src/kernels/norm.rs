@@ -488,8 +488,9 @@ where
         let own = tile.head_coefficients > 0;
         let (group, ahead) = match (tile.x.head > tile.x.token, own) {
             (_, true) => (1, 1),
-            // Twice as many where one tensor is read, not two: their rows share cache sets.
-            (true, false) if BACKWARD => (HEADS_OUTSIDE_GROUP, AHEAD),
+            // Twice as many where one tensor is read, not two, as their rows share cache sets; and
+            // where registers are wide, for with narrower ones rows stay twice as long.
+            (true, false) if BACKWARD || M::N < WIDEST => (HEADS_OUTSIDE_GROUP, AHEAD),
             (true, false) => (2 * HEADS_OUTSIDE_GROUP, AHEAD),
             (false, false) => (tile.heads.max(1), AHEAD),
         };
@@ -1145,8 +1146,8 @@ const WIDEST: usize = 16;
 #[repr(align(64))]
 struct Partials<A>([[[A; WIDEST]; AHEAD]; 2]);
 
-/// The sums of rows' squares and of h * x; then what rows are multiplied by, see [`scales`]. Of rows
-/// that there are not, any number.
+/// The sums of rows' squares and of h * x; then what rows are multiplied by, see [`scales`]. Of
+/// rows that there are not, any number.
 type Scales<A> = [[A; AHEAD]; 2];
 
 /// Turns of rows under way at a time, at most: one whose sums are made, one whose roots are taken,
@@ -1240,22 +1241,30 @@ fn scales<E: Element>(
     [squares, products]
 }
 
-/// The partial sums in one register: each half is added to the other until one is left.
+/// The partial sums in one register: each half is added to the other until one is left. If they are
+/// `unzipped`, every two registers hold those of values at even and at odd indices; the last two
+/// are brought into the order of the values.
 ///
 /// # Safety
 /// The processor has the instructions of `R`.
 #[inline(always)]
-unsafe fn total<R: Register>(mut sums: [R; SUM_REGISTERS]) -> R {
+unsafe fn total<R: Register>(mut sums: [R; SUM_REGISTERS], unzipped: bool) -> R {
+    const { assert!(R::N < SUMS) };
     let mut half = SUMS / R::N / 2;
     // SAFETY: the caller guarantees the instructions.
     unsafe {
-        while half > 0 {
+        while half > 1 {
             for i in 0..half {
                 sums[i] = sums[i].add(sums[i + half]);
             }
             half /= 2;
         }
-        sums[0]
+        let [first, second] = if unzipped {
+            R::zip(sums[0], sums[1])
+        } else {
+            [sums[0], sums[1]]
+        };
+        first.add(second)
     }
 }
 
@@ -1302,10 +1311,7 @@ unsafe fn squares<M: Memory<E>, E: Element>(
                 wide.add(at).copy_from_nonoverlapping(values.as_ptr(), rest);
             }
         }
-        if M::UNZIPS {
-            zip::<M::Register>(&mut sums);
-        }
-        total(sums)
+        total(sums, M::UNZIPS)
     }
 }
 
@@ -1377,23 +1383,8 @@ where
                 wide.add(at).copy_from_nonoverlapping(values.as_ptr(), rest);
             }
         }
-        if unzips::<X, G, A, B>() {
-            zip::<X::Register>(sums.as_flattened_mut());
-        }
-        [total(sums[0]), total(sums[1])]
-    }
-}
-
-/// Brings sums of values at even and at odd indices, a register each, into the order of the values.
-///
-/// # Safety
-/// The processor has the instructions of `R`.
-#[inline(always)]
-unsafe fn zip<R: Register>(sums: &mut [R]) {
-    for sums in sums.chunks_exact_mut(2) {
-        // SAFETY: the caller guarantees the instructions.
-        let zipped = unsafe { R::zip(sums[0], sums[1]) };
-        sums.copy_from_slice(&zipped);
+        let apart = unzips::<X, G, A, B>();
+        [total(sums[0], apart), total(sums[1], apart)]
     }
 }
 
@@ -1548,15 +1539,17 @@ unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
     // SAFETY: the caller guarantees rows of `dim` elements, and as many weights and gradients of
     // weights; the second loop takes what the first one leaves of them.
     unsafe {
-        if unzips::<X, G, A, B>() {
-            debug_assert!(weight.is_none() && dim.is_multiple_of(4 * X::N));
-            for at in (0..dim).step_by(4 * X::N) {
-                channels::<X, G, O, A, B, C, 4, STREAM>(x, g, to, None, dweight, scales, at);
-            }
-            return;
+        let fours = if unzips::<X, G, A, B>() || STREAM && 2 * X::N * size_of::<C>() < LINE_BYTES {
+            dim - dim % (4 * X::N)
+        } else {
+            0
+        };
+        debug_assert!(fours == dim || !unzips::<X, G, A, B>());
+        for at in (0..fours).step_by(4 * X::N) {
+            channels::<X, G, O, A, B, C, 4, STREAM>(x, g, to, weight, dweight, scales, at);
         }
         let doubles = dim - dim % (2 * X::N);
-        for at in (0..doubles).step_by(2 * X::N) {
+        for at in (fours..doubles).step_by(2 * X::N) {
             channels::<X, G, O, A, B, C, 2, STREAM>(x, g, to, weight, dweight, scales, at);
         }
         for at in (doubles..whole).step_by(X::N) {
@@ -1599,8 +1592,8 @@ unsafe fn rest_of_channels<A, B, C>(
     }
 }
 
-/// [`norm_backward`] of `D` times `N` channels: one, two, or four if those at even and at odd
-/// indices are apart.
+/// [`norm_backward`] of `D` times `N` channels: one, two or four; four if those at even and at odd
+/// indices are apart, or if it takes as many to fill a cache line.
 ///
 /// # Safety
 /// As [`norm_backward`]; the channels from `at` on are within `dim`.
@@ -1632,8 +1625,10 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
             }
             dw[d] = X::Register::load(dweight.add(at + d * X::N).cast_const());
         }
-        if D == 4 {
-            for d in [0, 2] {
+        let apart = unzips::<X, G, A, B>();
+        if apart && D > 1 {
+            debug_assert!(weight.is_none());
+            for d in (0..D).step_by(2) {
                 let both = dweight.add(at + d * X::N).cast_const();
                 [dw[d], dw[d + 1]] = X::load_coefficients_double(both);
             }
@@ -1646,7 +1641,6 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
                 (x[0], g[0]) = (X::load(from), G::load(of));
             } else {
                 for d in (0..D).step_by(2) {
-                    let apart = unzips::<X, G, A, B>();
                     [x[d], x[d + 1]] = two::<X, A>(from.add(d * X::N), apart);
                     [g[d], g[d + 1]] = two::<G, B>(of.add(d * X::N), apart);
                 }
@@ -1662,13 +1656,19 @@ unsafe fn channels<X, G, O, A, B, C, const D: usize, const STREAM: bool>(
             }
             let to = to.0.add(i * to.1 + at);
             match D {
-                4 => O::store_pairs_double::<STREAM>([[dx[0], dx[1]], [dx[2], dx[3]]], to),
+                4 if apart => {
+                    O::store_pairs_double::<STREAM>([[dx[0], dx[1]], [dx[2], dx[3]]], to);
+                }
+                4 => {
+                    O::store_both::<STREAM>([dx[0], dx[1]], to);
+                    O::store_both::<STREAM>([dx[2], dx[3]], to.add(2 * X::N));
+                }
                 2 => O::store_both::<STREAM>([dx[0], dx[1]], to),
                 _ => O::store::<STREAM>(dx[0], to),
             }
         }
-        if D == 4 {
-            for d in [0, 2] {
+        if apart && D > 1 {
+            for d in (0..D).step_by(2) {
                 [dw[d], dw[d + 1]] = X::Register::zip(dw[d], dw[d + 1]);
             }
         }

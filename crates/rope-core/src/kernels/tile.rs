@@ -497,6 +497,8 @@ where
                 M::run(Groups::<Self, E, 4, 2>(tile, PhantomData));
             } else if tile.pairs == 2 * M::N && one_run {
                 M::run(Groups::<Self, E, 2, 1>(tile, PhantomData));
+            } else if M::N == 8 && tile.pairs == 8 * M::N && one_run {
+                M::run(Groups::<Self, E, 8, 1>(tile, PhantomData));
             } else {
                 M::run(Groups::<Self, E, 0, 1>(tile, PhantomData));
             }

@@ -120,7 +120,9 @@ pub(crate) trait Memory<E: Element>: Instructions {
 
     /// Reads and widens `N` elements.
     unsafe fn load(from: *const E) -> Self::Register;
-    /// Rounds to nearest, ties to even, and writes `N` elements.
+    /// Rounds to nearest, ties to even, and writes `N` elements. Of bf16, no NaN among the values
+    /// may have bits in the lower half of its word: see
+    /// [`InstructionSet::for_values`](super::InstructionSet::for_values).
     unsafe fn store<const STREAM: bool>(x: Self::Register, to: *mut E);
     /// Rounds and writes `2 N` elements.
     #[inline(always)]

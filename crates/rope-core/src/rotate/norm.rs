@@ -522,7 +522,10 @@ impl<E: Element> NormTask<'_, '_, E> {
     fn run(&self, tokens: Range<usize>, workspace: &mut Workspace<E::Acc>, sums: &mut [E::Acc]) {
         let geometry = self.rotator.geometry;
         let (head_dim, row) = (geometry.head_dim(), self.row());
-        let kernel = E::norm_kernel(self.rotator.instructions);
+        let mut instructions = self.rotator.instructions;
+        for stream in &self.streams {
+            instructions = instructions.for_values::<E>(stream.weights.as_slice());
+        }
         let seq = self.streams[0].layout.seq;
         let mut token = tokens.start;
         while token < tokens.end {
@@ -539,15 +542,20 @@ impl<E: Element> NormTask<'_, '_, E> {
             let block = (token - tokens.start) / BLOCK_TOKENS;
             let first = token % self.angle_tokens;
             let angles = match self.rotator.angles {
-                Angles::Tokens(rows) | Angles::Heads { rows, .. } => rows[first * row..].as_ptr(),
+                Angles::Tokens(rows) | Angles::Heads { rows, .. } => {
+                    &rows[first * row..][..count * row]
+                }
                 Angles::Table { table, positions } => {
                     let rows = workspace.gathered.chunks_exact_mut(row);
                     for (i, row) in rows.take(count).enumerate() {
                         gather(table, positions, first + i, row);
                     }
-                    workspace.gathered.as_ptr().cast()
+                    let gathered = &workspace.gathered[..count * row];
+                    // SAFETY: the loop has written these rows.
+                    unsafe { &*(std::ptr::from_ref(gathered) as *const [E::Acc]) }
                 }
             };
+            let kernel = E::norm_kernel(instructions.for_values::<E>(angles));
             for (i, stream) in self.streams.iter().enumerate() {
                 // A tensor without heads has no elements that a token's address could be in.
                 if stream.layout.heads == 0 {
@@ -586,7 +594,7 @@ impl<E: Element> NormTask<'_, '_, E> {
                     geometry,
                     after: self.norm.order == NormOrder::AfterRotation,
                     eps: E::Acc::from_f64(self.norm.eps),
-                    coefficients: self.coefficients(angles),
+                    coefficients: self.coefficients(angles.as_ptr()),
                     head_coefficients: match self.rotator.angles.own_heads() {
                         Some(_) => 2 * geometry.lane_count(),
                         None => 0,

@@ -17,57 +17,22 @@ pub(in crate::kernels) struct F32x8(pub(super) __m256);
 unsafe fn round_bf16(values: __m256) -> __m256i {
     // SAFETY: the caller guarantees AVX2.
     unsafe {
-        // Rounding could carry a NaN to infinity: set its quiet bit instead.
-        let bits = _mm256_castps_si256(values);
-        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(values, values));
-        _mm256_blendv_epi8(round_number_bf16(values), quiet, nan)
-    }
-}
-
-/// [`round_bf16`] of values among which there is no NaN.
-#[inline(always)]
-unsafe fn round_number_bf16(values: __m256) -> __m256i {
-    // SAFETY: the caller guarantees AVX2.
-    unsafe {
         let bits = _mm256_castps_si256(values);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
         _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)))
     }
 }
 
-/// bf16 of the first, then of the second; no NaN among them.
+/// bf16 of the first, then of the second.
 #[inline(always)]
 unsafe fn pack_bf16(first: __m256, second: __m256) -> __m256i {
     // SAFETY: the caller guarantees AVX2.
     unsafe {
-        let first = _mm256_srli_epi32::<16>(round_number_bf16(first));
-        let second = _mm256_srli_epi32::<16>(round_number_bf16(second));
+        let first = _mm256_srli_epi32::<16>(round_bf16(first));
+        let second = _mm256_srli_epi32::<16>(round_bf16(second));
         // Packing works within 128 bits; the permutation restores the order of the quarters.
         let packed = _mm256_packus_epi32(first, second);
         _mm256_permute4x64_epi64::<0b11_01_10_00>(packed)
-    }
-}
-
-/// bf16 of the first beside those of the second; no NaN among them.
-#[inline(always)]
-unsafe fn zip_bf16(first: __m256, second: __m256) -> __m256i {
-    // SAFETY: the caller guarantees AVX2.
-    unsafe {
-        let first = _mm256_srli_epi32::<16>(round_number_bf16(first));
-        _mm256_blend_epi16::<0b1010_1010>(first, round_number_bf16(second))
-    }
-}
-
-/// Whether a NaN is among the values.
-#[inline(always)]
-unsafe fn any_nan(values: [__m256; 4]) -> bool {
-    let [a, b, c, d] = values;
-    // SAFETY: the caller guarantees AVX2.
-    unsafe {
-        let first = _mm256_cmp_ps::<_CMP_UNORD_Q>(a, b);
-        let second = _mm256_cmp_ps::<_CMP_UNORD_Q>(c, d);
-        _mm256_movemask_ps(_mm256_or_ps(first, second)) != 0
     }
 }
 
@@ -114,6 +79,17 @@ unsafe fn put_half<const STREAM: bool>(to: *mut __m128i, bits: __m128i) {
         } else {
             _mm_storeu_si128(to, bits);
         }
+    }
+}
+
+/// Of each register, the sums of every other value, in the order of [`Register::total`].
+#[inline(always)]
+unsafe fn two_sums(a: __m256, b: __m256) -> __m128 {
+    // SAFETY: the caller guarantees AVX2.
+    unsafe {
+        let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+        let b = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps::<1>(b));
+        _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a))
     }
 }
 
@@ -175,6 +151,18 @@ impl Register for F32x8 {
         }
     }
     #[inline(always)]
+    unsafe fn totals([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the caller guarantees AVX2, and the array has room for four values.
+        unsafe {
+            let (ab, cd) = (two_sums(a.0, b.0), two_sums(c.0, d.0));
+            let first = _mm_shuffle_ps::<0b10_00_10_00>(ab, cd);
+            let second = _mm_shuffle_ps::<0b11_01_11_01>(ab, cd);
+            let mut totals = [0.0; 4];
+            _mm_storeu_ps(totals.as_mut_ptr(), _mm_add_ps(first, second));
+            totals
+        }
+    }
+    #[inline(always)]
     unsafe fn signs(negative: bool) -> Self {
         // SAFETY: the caller guarantees AVX2.
         Self(unsafe { _mm256_set1_ps(if negative { -0.0 } else { 0.0 }) })
@@ -225,6 +213,7 @@ impl Instructions for Avx2 {
 
 impl Memory<f32> for Avx2 {
     type Register = F32x8;
+    const SWAPS: bool = true;
     type Narrower = Portable<1>;
     type Wide = Self;
 
@@ -245,12 +234,12 @@ impl Memory<f32> for Avx2 {
         debug_assert!(from.is_aligned());
         // SAFETY: the caller guarantees AVX2 and 16 readable elements.
         unsafe {
-            let (a, b) = (_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8)));
-            // Shuffles work within 128 bits; the permutation restores the order of the quarters.
-            let in_order =
-                |v| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(v)));
-            let even = in_order(_mm256_shuffle_ps::<0b10_00_10_00>(a, b));
-            let odd = in_order(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+            // Shuffles work within 128 bits: each half of a register gets what its half of the
+            // results is made of.
+            let a = _mm256_set_m128(_mm_loadu_ps(from.add(8)), _mm_loadu_ps(from));
+            let b = _mm256_set_m128(_mm_loadu_ps(from.add(12)), _mm_loadu_ps(from.add(4)));
+            let even = _mm256_shuffle_ps::<0b10_00_10_00>(a, b);
+            let odd = _mm256_shuffle_ps::<0b11_01_11_01>(a, b);
             [F32x8(even), F32x8(odd)]
         }
     }
@@ -269,6 +258,7 @@ impl Memory<f32> for Avx2 {
 impl Memory<bf16> for Avx2 {
     type Register = F32x8;
     const DOUBLES: bool = true;
+    const UNZIPS: bool = true;
     type Narrower = Portable<1>;
     type Wide = Self;
 
@@ -293,46 +283,29 @@ impl Memory<bf16> for Avx2 {
     #[inline(always)]
     unsafe fn store_both<const STREAM: bool>([a, b]: [F32x8; 2], to: *mut bf16) {
         debug_assert!(to.is_aligned());
-        // SAFETY: the caller guarantees AVX2 and 16 writable elements.
-        unsafe {
-            if any_nan([a.0, b.0, a.0, b.0]) {
-                Self::store::<STREAM>(a, to);
-                Self::store::<STREAM>(b, to.add(8));
-                return;
-            }
-            put::<STREAM>(to.cast(), pack_bf16(a.0, b.0));
-        }
+        // SAFETY: the caller guarantees AVX2 and 16 writable elements, aligned for a whole register
+        // if `STREAM`.
+        unsafe { put::<STREAM>(to.cast(), pack_bf16(a.0, b.0)) }
     }
     #[inline(always)]
-    unsafe fn store_doubles<const STREAM: bool>(x: [[F32x8; 2]; 2], to: [*mut bf16; 2]) {
-        debug_assert!(to.iter().all(|to| to.is_aligned()));
-        let [[a, b], [c, d]] = x;
-        // SAFETY: the caller guarantees AVX2 and 16 writable elements at each of the two.
-        unsafe {
-            if any_nan([a.0, b.0, c.0, d.0]) {
-                Self::store::<STREAM>(a, to[0]);
-                Self::store::<STREAM>(b, to[0].add(8));
-                Self::store::<STREAM>(c, to[1]);
-                Self::store::<STREAM>(d, to[1].add(8));
-                return;
-            }
-            put::<STREAM>(to[0].cast(), pack_bf16(a.0, b.0));
-            put::<STREAM>(to[1].cast(), pack_bf16(c.0, d.0));
-        }
+    unsafe fn load_double(from: *const bf16) -> [F32x8; 2] {
+        // SAFETY: the caller guarantees AVX2 and 16 readable elements. As of pairs: the elements
+        // at even indices, then those at odd ones.
+        unsafe { Self::load_pairs(from) }
     }
     #[inline(always)]
-    unsafe fn store_pairs_double<const STREAM: bool>(x: [[F32x8; 2]; 2], to: *mut bf16) {
-        debug_assert!(to.is_aligned());
-        let [[a, b], [c, d]] = x;
-        // SAFETY: the caller guarantees AVX2 and 32 writable elements.
+    unsafe fn load_coefficients_double(from: *const f32) -> [F32x8; 2] {
+        // SAFETY: the caller guarantees AVX2 and 16 readable values. Values at even indices, then
+        // those at odd ones, as `load_double`.
+        unsafe { <Self as Memory<f32>>::load_pairs(from) }
+    }
+    #[inline(always)]
+    unsafe fn store_doubles<const STREAM: bool>([a, b]: [[F32x8; 2]; 2], to: [*mut bf16; 2]) {
+        // SAFETY: the caller guarantees AVX2 and 16 writable elements at each destination, aligned
+        // for whole registers if `STREAM`.
         unsafe {
-            if any_nan([a.0, b.0, c.0, d.0]) {
-                Self::store_pairs::<STREAM>(x[0], to);
-                Self::store_pairs::<STREAM>(x[1], to.add(16));
-                return;
-            }
-            put::<STREAM>(to.cast(), zip_bf16(a.0, b.0));
-            put::<STREAM>(to.add(16).cast(), zip_bf16(c.0, d.0));
+            Self::store_pairs::<STREAM>(a, to[0]);
+            Self::store_pairs::<STREAM>(b, to[1]);
         }
     }
     #[inline(always)]
@@ -353,19 +326,19 @@ impl Memory<bf16> for Avx2 {
     #[inline(always)]
     unsafe fn store_pairs<const STREAM: bool>([first, second]: [F32x8; 2], to: *mut bf16) {
         debug_assert!(to.is_aligned());
-        // SAFETY: the caller guarantees AVX2 and 16 writable elements.
+        // SAFETY: the caller guarantees AVX2 and 16 writable elements, aligned for a whole register
+        // if `STREAM`.
         unsafe {
             let first = _mm256_srli_epi32::<16>(round_bf16(first.0));
-            put::<STREAM>(
-                to.cast(),
-                _mm256_blend_epi16::<0b1010_1010>(first, round_bf16(second.0)),
-            );
+            let both = _mm256_blend_epi16::<0b1010_1010>(first, round_bf16(second.0));
+            put::<STREAM>(to.cast(), both);
         }
     }
 }
 
 impl Memory<f16> for Avx2 {
     type Register = F32x8;
+    const SWAPS: bool = true;
     type Narrower = Portable<1>;
     type Wide = Self;
 

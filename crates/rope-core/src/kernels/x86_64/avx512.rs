@@ -38,33 +38,9 @@ impl Instructions for Avx512<true> {
 unsafe fn round_bf16(values: __m512) -> __m512i {
     // SAFETY: the caller guarantees AVX-512.
     unsafe {
-        // Rounding could carry a NaN to infinity: set its quiet bit instead.
-        let bits = _mm512_castps_si512(values);
-        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
-        let quiet = _mm512_set1_epi32(0x0040_0000);
-        _mm512_mask_or_epi32(round_number_bf16(values), nan, bits, quiet)
-    }
-}
-
-/// [`round_bf16`] of values among which there is no NaN.
-#[inline(always)]
-unsafe fn round_number_bf16(values: __m512) -> __m512i {
-    // SAFETY: the caller guarantees AVX-512.
-    unsafe {
         let bits = _mm512_castps_si512(values);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
         _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))
-    }
-}
-
-/// Whether a NaN is among the values.
-#[inline(always)]
-unsafe fn any_nan([[a, b], [c, d]]: [[F32x16; 2]; 2]) -> bool {
-    // SAFETY: the caller guarantees AVX-512.
-    unsafe {
-        let first = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a.0, b.0);
-        let second = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(c.0, d.0);
-        first | second != 0
     }
 }
 
@@ -96,23 +72,9 @@ unsafe fn store_zipped<const BF16: bool, const STREAM: bool>(
                 return;
             }
             cold_path();
-        } else if !any_nan(x) {
-            put::<STREAM>(to[0].cast(), zip_bf16(a.0, b.0));
-            put::<STREAM>(to[1].cast(), zip_bf16(c.0, d.0));
-            return;
         }
         Avx512::<BF16>::store_pairs::<STREAM>(x[0], to[0]);
         Avx512::<BF16>::store_pairs::<STREAM>(x[1], to[1]);
-    }
-}
-
-/// bf16 of the first beside those of the second; no NaN among them.
-#[inline(always)]
-unsafe fn zip_bf16(first: __m512, second: __m512) -> __m512i {
-    // SAFETY: the caller guarantees AVX-512 BW.
-    unsafe {
-        let first = _mm512_srli_epi32::<16>(round_number_bf16(first));
-        _mm512_mask_blend_epi16(0xaaaa_aaaa, first, round_number_bf16(second))
     }
 }
 
@@ -388,8 +350,8 @@ where
         // SAFETY: the caller guarantees AVX-512 and 32 writable elements.
         unsafe {
             let first = _mm512_srli_epi32::<16>(round_bf16(first.0));
-            let second = _mm512_and_si512(round_bf16(second.0), _mm512_set1_epi32(UPPER_HALF));
-            put::<STREAM>(to.cast(), _mm512_or_si512(first, second));
+            let both = _mm512_mask_blend_epi16(0xaaaa_aaaa, first, round_bf16(second.0));
+            put::<STREAM>(to.cast(), both);
         }
     }
 }
