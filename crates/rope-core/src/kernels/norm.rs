@@ -408,7 +408,7 @@ where
             && tile.starts_lines();
         // The length of most models in code of its own.
         let common =
-            M::LENGTHS && Read::ZIPPED == Write::ZIPPED && Shape::of::<0, E>(tile).is::<128>();
+            M::LONGEST > 0 && Read::ZIPPED == Write::ZIPPED && Shape::of::<0, E>(tile).is::<128>();
         // SAFETY: the caller guarantees the tile and the instructions; `stream` implies that runs
         // start and fill cache lines.
         unsafe {

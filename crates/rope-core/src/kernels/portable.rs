@@ -99,7 +99,7 @@ impl<E: Element, const N: usize> Memory<E> for Portable<N> {
     type Register = Array<E::Acc, N>;
     type Narrower = Portable<1>;
     type Wide = Self;
-    const LENGTHS: bool = false;
+    const LONGEST: usize = 0;
 
     #[inline(always)]
     unsafe fn load(from: *const E) -> Array<E::Acc, N> {

@@ -489,7 +489,7 @@ where
         // SAFETY: the caller guarantees the tile and the instructions; each case's number of
         // registers and runs is the tile's.
         unsafe {
-            if !M::LENGTHS {
+            if M::LONGEST == 0 {
                 M::run(Groups::<Self, E, 0, 1>(tile, PhantomData));
             } else if tile.pairs == 4 * M::N && one_run {
                 M::run(Groups::<Self, E, 4, 1>(tile, PhantomData));
@@ -497,7 +497,7 @@ where
                 M::run(Groups::<Self, E, 4, 2>(tile, PhantomData));
             } else if tile.pairs == 2 * M::N && one_run {
                 M::run(Groups::<Self, E, 2, 1>(tile, PhantomData));
-            } else if M::N == 8 && tile.pairs == 8 * M::N && one_run {
+            } else if M::LONGEST == 8 && tile.pairs == 8 * M::N && one_run {
                 M::run(Groups::<Self, E, 8, 1>(tile, PhantomData));
             } else {
                 M::run(Groups::<Self, E, 0, 1>(tile, PhantomData));
@@ -506,7 +506,7 @@ where
     }
 
     /// Rotates a tile in memory order, a group of heads at a time. Rows are `B` registers of pairs,
-    /// two or four, in `RUNS` runs; or of any length if `B` is zero.
+    /// two, four or eight, in `RUNS` runs; or of any length if `B` is zero.
     #[inline(always)]
     unsafe fn each_group<const B: usize, const RUNS: usize>(tile: &Tile<E>) {
         debug_assert!(B == 0 || tile.pairs == B * M::N && tile.pairs == RUNS * tile.run);
@@ -679,8 +679,8 @@ where
         unsafe { Self::run(from, to, coefficients, at, run) };
     }
 
-    /// Rotates rows of `B` registers of pairs, two or four, in `RUNS` runs, with the coefficients
-    /// in registers.
+    /// Rotates rows of `B` registers of pairs in `RUNS` runs, with the coefficients in registers, or
+    /// in the order of registers on the stack where there are too few of these.
     #[inline(always)]
     unsafe fn rows<const B: usize, const RUNS: usize>(
         mut rows: Rows<E>,

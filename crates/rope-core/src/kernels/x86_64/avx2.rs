@@ -213,6 +213,7 @@ impl Instructions for Avx2 {
 
 impl Memory<f32> for Avx2 {
     type Register = F32x8;
+    const LONGEST: usize = 8;
     const SWAPS: bool = true;
     type Narrower = Portable<1>;
     type Wide = Self;
@@ -257,6 +258,7 @@ impl Memory<f32> for Avx2 {
 
 impl Memory<bf16> for Avx2 {
     type Register = F32x8;
+    const LONGEST: usize = 8;
     const DOUBLES: bool = true;
     const UNZIPS: bool = true;
     type Narrower = Portable<1>;
@@ -338,6 +340,7 @@ impl Memory<bf16> for Avx2 {
 
 impl Memory<f16> for Avx2 {
     type Register = F32x8;
+    const LONGEST: usize = 8;
     const SWAPS: bool = true;
     type Narrower = Portable<1>;
     type Wide = Self;
