@@ -727,6 +727,46 @@ fn extreme_rows_are_those_of_transformers() {
     extreme_rows::<bf16>();
 }
 
+/// A NaN among the angles, of those that rounding to bf16 as a number would carry to zero, makes its
+/// pair NaN, and in the backward its head.
+#[test]
+fn a_nan_among_the_angles_stays_one() {
+    const NAN: f32 = f32::from_bits(0x7fff_ffff);
+    let (pairs, pair) = (64, 5);
+    let spec = RotarySpec::builder(2 * pairs).build().expect("valid");
+    let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 1, 4, 2 * pairs);
+    let mut rows = [vec![0.75f32; pairs], vec![0.6; pairs]].concat();
+    rows[pair] = NAN;
+    let x: Vec<bf16> = rounded(&values(1, layout.elems()));
+    for (set, order) in InstructionSet::available().flat_map(|set| ORDERS.map(|o| (set, o))) {
+        let rotator = Rotator::new(spec.geometry(), Angles::Tokens(&rows))
+            .expect("valid")
+            .with_instructions(set);
+        let norm = HeadNorm::new(1e-6).expect("valid").with_order(order);
+        let (mut y, mut dx) = (x.clone(), x.clone());
+        let input = NormInput {
+            x: HeadsMut::new(&mut y, layout).expect("fits").into(),
+            weight: None,
+        };
+        rotator.norm_rotate(&norm, input, None).expect("valid");
+        let gradient = NormGradient {
+            x: HeadsRef::new(&x, layout).expect("fits"),
+            weight: None,
+            gradient: HeadsMut::new(&mut dx, layout).expect("fits").into(),
+            weight_gradient: None,
+        };
+        rotator
+            .norm_rotate_backward(&norm, gradient, None)
+            .expect("valid");
+        let whole = order == NormOrder::AfterRotation;
+        for (i, y) in y.iter().enumerate() {
+            let expected = whole || i % pairs == pair;
+            assert!(y.is_nan() == expected, "y {set} {order:?} {i}: {y}");
+        }
+        assert!(dx.iter().all(|dx| dx.is_nan()), "dx {set} {order:?}");
+    }
+}
+
 #[test]
 fn wrong_inputs_are_named() {
     for eps in [-1e-6, f64::NAN, f64::INFINITY] {

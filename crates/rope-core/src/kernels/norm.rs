@@ -407,8 +407,9 @@ where
             && tile.stream
             && tile.starts_lines();
         // The length of most models in code of its own.
-        let common =
-            M::LONGEST > 0 && Read::ZIPPED == Write::ZIPPED && Shape::of::<0, E>(tile).is::<128>();
+        let common = M::Register::LONGEST > 0
+            && Read::ZIPPED == Write::ZIPPED
+            && Shape::of::<0, E>(tile).is::<128>();
         // SAFETY: the caller guarantees the tile and the instructions; `stream` implies that runs
         // start and fill cache lines.
         unsafe {
@@ -488,8 +489,8 @@ where
         let own = tile.head_coefficients > 0;
         let (group, ahead) = match (tile.x.head > tile.x.token, own) {
             (_, true) => (1, 1),
-            // Twice as many where one tensor is read, not two, as their rows share cache sets; and
-            // where registers are wide, for with narrower ones rows stay twice as long.
+            // Twice as many where one tensor is read, not two, as their rows share cache sets, and
+            // where registers are widest: with AVX2, eight took longer than four (on Zen 3).
             (true, false) if BACKWARD || M::N < WIDEST => (HEADS_OUTSIDE_GROUP, AHEAD),
             (true, false) => (2 * HEADS_OUTSIDE_GROUP, AHEAD),
             (false, false) => (tile.heads.max(1), AHEAD),

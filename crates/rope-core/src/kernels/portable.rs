@@ -17,6 +17,7 @@ impl<A: Copy, const N: usize> Array<A, N> {
 impl<A: Real, const N: usize> Register for Array<A, N> {
     type Value = A;
     const N: usize = N;
+    const LONGEST: usize = 0;
 
     #[inline(always)]
     unsafe fn load(from: *const A) -> Self {
@@ -99,7 +100,6 @@ impl<E: Element, const N: usize> Memory<E> for Portable<N> {
     type Register = Array<E::Acc, N>;
     type Narrower = Portable<1>;
     type Wide = Self;
-    const LONGEST: usize = 0;
 
     #[inline(always)]
     unsafe fn load(from: *const E) -> Array<E::Acc, N> {

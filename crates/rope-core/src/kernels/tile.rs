@@ -489,7 +489,7 @@ where
         // SAFETY: the caller guarantees the tile and the instructions; each case's number of
         // registers and runs is the tile's.
         unsafe {
-            if M::LONGEST == 0 {
+            if M::Register::LONGEST == 0 {
                 M::run(Groups::<Self, E, 0, 1>(tile, PhantomData));
             } else if tile.pairs == 4 * M::N && one_run {
                 M::run(Groups::<Self, E, 4, 1>(tile, PhantomData));
@@ -497,7 +497,7 @@ where
                 M::run(Groups::<Self, E, 4, 2>(tile, PhantomData));
             } else if tile.pairs == 2 * M::N && one_run {
                 M::run(Groups::<Self, E, 2, 1>(tile, PhantomData));
-            } else if M::LONGEST == 8 && tile.pairs == 8 * M::N && one_run {
+            } else if M::Register::LONGEST == 8 && tile.pairs == 8 * M::N && one_run {
                 M::run(Groups::<Self, E, 8, 1>(tile, PhantomData));
             } else {
                 M::run(Groups::<Self, E, 0, 1>(tile, PhantomData));

@@ -39,6 +39,9 @@ pub(crate) trait Register: Copy {
     /// overwritten, and the caches keep their contents. Other threads see the stores after
     /// [`fence`](Self::fence).
     const STREAMS: bool = false;
+    /// Registers of pairs in the longest of the common rows that have code of their own; 0 if none
+    /// have.
+    const LONGEST: usize = 4;
 
     /// Reads `N` values.
     ///
@@ -104,9 +107,6 @@ pub(crate) trait Memory<E: Element>: Instructions {
     type Wide: Memory<E::Acc, Register = Self::Register>;
     /// Elements per register.
     const N: usize = <Self::Register as Register>::N;
-    /// Registers of pairs in the longest of the common rows that have code of their own; 0 if none
-    /// have.
-    const LONGEST: usize = 4;
     /// Whether two registers at a time cost less than one after another.
     const DOUBLES: bool = false;
     /// Whether rows of adjacent pairs cost less if members are swapped within a register than if

@@ -18,8 +18,20 @@ unsafe fn round_bf16(values: __m256) -> __m256i {
     // SAFETY: the caller guarantees AVX2.
     unsafe {
         let bits = _mm256_castps_si256(values);
+        debug_assert!(is_kept(values), "a NaN that rounding may carry to zero");
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
         _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)))
+    }
+}
+
+/// Whether no NaN has bits in the lower half of its word, as [`Memory::store`] demands.
+#[inline(always)]
+unsafe fn is_kept(values: __m256) -> bool {
+    // SAFETY: the caller guarantees AVX2.
+    unsafe {
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(values, values));
+        let lower = _mm256_and_si256(_mm256_castps_si256(values), _mm256_set1_epi32(0xffff));
+        _mm256_testz_si256(nan, lower) != 0
     }
 }
 
@@ -97,6 +109,7 @@ impl Register for F32x8 {
     type Value = f32;
     const N: usize = 8;
     const STREAMS: bool = true;
+    const LONGEST: usize = 8;
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
@@ -213,7 +226,6 @@ impl Instructions for Avx2 {
 
 impl Memory<f32> for Avx2 {
     type Register = F32x8;
-    const LONGEST: usize = 8;
     const SWAPS: bool = true;
     type Narrower = Portable<1>;
     type Wide = Self;
@@ -258,7 +270,6 @@ impl Memory<f32> for Avx2 {
 
 impl Memory<bf16> for Avx2 {
     type Register = F32x8;
-    const LONGEST: usize = 8;
     const DOUBLES: bool = true;
     const UNZIPS: bool = true;
     type Narrower = Portable<1>;
@@ -340,7 +351,6 @@ impl Memory<bf16> for Avx2 {
 
 impl Memory<f16> for Avx2 {
     type Register = F32x8;
-    const LONGEST: usize = 8;
     const SWAPS: bool = true;
     type Narrower = Portable<1>;
     type Wide = Self;
