@@ -1,0 +1,226 @@
+//! RMSNorm of each head fused with its rotation, forward and backward, once for every register,
+//! element type and pairing.
+//!
+//! Problem: for each head x of D channels, with the token's rotation R and the channels' weights w,
+//!
+//! ```text
+//! rstd = 1 / sqrt(mean(x^2) + eps)
+//! y    = R (x * rstd * w)                                            norm before the rotation
+//! ```
+//!
+//! and backward, given dy, with g = R^T dy and n = x * rstd,
+//!
+//! ```text
+//! dx   = rstd * (g * w - n * mean(g * w * n))
+//! dw   = sum over heads and tokens of g * n
+//! ```
+//!
+//! Before the rotation, the kernel makes h = g * w at once, with weights among the factors of R^T,
+//! and what it adds to dw is h * n: the caller divides by w. That saves two of nine products of a
+//! channel, which is what the backward in 16 bits is made of.
+//!
+//! With the norm after the rotation, y = norm(R x): the same formulas hold between z = R x and y,
+//! with g = dy, and dx = R^T dz. There dw is as above.
+//!
+//! Data: a row is one head of one token. It is read twice, and written once; the second time it is
+//! in the first-level cache. What a row is multiplied by, cos and sin times the weights before the
+//! rotation, is prepared once for a token's group of heads, in the order in which the kernel meets
+//! it. What the rotation makes for the norm, g or z, lies in a scratch row, widened.
+//!
+//! Order: the roots of the sums of a few rows, then the sums of the next rows, then what is written
+//! for the first ones; meanwhile later rows are fetched. So neither the roots' latency nor memory's
+//! is waited for ([`rows::Queue`]). What pairs are multiplied by is read once for these rows.
+//!
+//! Sums: value i of a row is added to partial sum i mod 32, whatever the register's width, and the
+//! partial sums are added in a fixed order. The sum of squares is recomputed in the backward,
+//! which reads x anyway: nothing but x is kept.
+
+mod channels;
+mod kernel;
+mod rows;
+mod sums;
+mod turn;
+
+use self::kernel::Kernel;
+use super::tile::{Coefficients, LINE_BYTES, Split, Zipped, starts_lines};
+use super::vector::Memory;
+use crate::element::Element;
+use crate::spec::{Geometry, Pairing};
+
+/// Heads whose sums are made before the first of them is written. Their stores are a burst that
+/// loads wait for: eight take longer than four where stores bypass the caches.
+pub(crate) const AHEAD: usize = 4;
+
+/// Tokens whose gradients of the weights are summed before they are added to those of others.
+/// Fixed, so that sums do not depend on the number of threads.
+pub(crate) const BLOCK_TOKENS: usize = 32;
+
+/// Turns of rows under way at a time, at most: one whose sums are made, one whose roots are taken,
+/// and one that is written.
+pub(crate) const TURNS: usize = 3;
+
+/// A tensor's share of a tile.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<P> {
+    /// First element of the first head of the first token.
+    pub(crate) start: P,
+    /// Elements between tokens.
+    pub(crate) token: usize,
+    /// Elements between heads.
+    pub(crate) head: usize,
+}
+
+impl<P> Part<P> {
+    fn offset(&self, token: usize, head: usize) -> usize {
+        token * self.token + head * self.head
+    }
+}
+
+/// Values that the factors of a row take: four a pair, forward and adjoint.
+pub(crate) fn factors_len(geometry: Geometry) -> usize {
+    2 * 4 * geometry.pairs()
+}
+
+/// A block of tokens by heads of one tensor.
+pub(crate) struct NormTile<E: Element> {
+    /// What is, or was, normalised and rotated.
+    pub(crate) x: Part<*const E>,
+    /// The gradient of y, in the backward.
+    pub(crate) dy: Option<Part<*const E>>,
+    /// y, or dx in the backward. It may be x in the forward, and dy in the backward.
+    pub(crate) to: Part<*mut E>,
+    /// Tokens.
+    pub(crate) tokens: usize,
+    /// Heads.
+    pub(crate) heads: usize,
+    /// Which channels are rotated.
+    pub(crate) geometry: Geometry,
+    /// Whether the norm comes after the rotation.
+    pub(crate) after: bool,
+    /// What is added to the mean of the squares.
+    pub(crate) eps: E::Acc,
+    /// The forward's c1, s1, c2, s2 of the first token.
+    pub(crate) coefficients: Coefficients<E::Acc>,
+    /// Values between the coefficients of heads; 0 if all heads of a token share them.
+    pub(crate) head_coefficients: usize,
+    /// The weights of all channels, then those of the pairs' first members, then of the second
+    /// ones, as the forward reads pairs.
+    pub(crate) weight: *const E::Acc,
+    /// What the gradients of the weights are added to in the backward, of all channels: those, or
+    /// with the norm before the rotation those times the weights.
+    /// Of the first token's block of [`BLOCK_TOKENS`].
+    pub(crate) dweight: *mut E::Acc,
+    /// Values from one block's to the next one's.
+    pub(crate) dweight_stride: usize,
+    /// Tokens of the first block that are before the tile.
+    pub(crate) in_block: usize,
+    /// Whether to bypass the caches on writing `to`, where that is possible.
+    pub(crate) stream: bool,
+    /// Room for twice [`TURNS`] times [`AHEAD`] rows.
+    pub(crate) scratch: *mut E::Acc,
+    /// Room for [`TURNS`] times [`factors_len`] values.
+    pub(crate) factors: *mut E::Acc,
+}
+
+impl<E: Element> NormTile<E> {
+    /// Whether every run of every row of y starts a cache line and fills its lines.
+    fn starts_lines(&self) -> bool {
+        let Part { start, token, head } = self.to;
+        starts_lines(
+            start,
+            [token, head, self.geometry.rotary_offset(), self.run()],
+        )
+    }
+
+    /// Pairs of a run, as in [`Tile`](super::tile::Tile).
+    fn run(&self) -> usize {
+        let pairs = self.geometry.pairs();
+        if self.geometry.pairing() == Pairing::Quarter {
+            pairs / 2
+        } else {
+            pairs
+        }
+    }
+
+    /// Whether pointers are aligned, as far as the tile itself shows what [`norm_tile`] demands.
+    fn is_sound(&self) -> bool {
+        self.x.start.is_aligned()
+            && self.to.start.is_aligned()
+            && self.dy.is_none_or(|dy| dy.start.is_aligned())
+            && self.weight.is_aligned()
+            && self.scratch.is_aligned()
+    }
+}
+
+/// Normalises and rotates a tile, or takes its gradients back.
+///
+/// # Safety
+/// - the processor has the instructions of `M`
+/// - `x` and `dy` are valid for reads and `to` for writes of `head_dim` elements at every token and
+///   head by their strides; `to` overlaps neither, or is x in the forward, or is dy in the
+///   backward, with the same strides
+/// - the four coefficients are valid for as many values as there are pairs at every token and head
+///   by their strides
+/// - `weight` is valid for reads of `head_dim + rotary_dim` values, `scratch` for reads and writes
+///   of twice [`TURNS`] times [`AHEAD`] times `head_dim`, `factors` of [`TURNS`] times
+///   [`factors_len`], and in the backward `dweight` of `head_dim` for each block of tokens by its
+///   stride; none overlaps anything else
+pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
+    debug_assert!(tile.is_sound());
+    // SAFETY: the caller guarantees what the kernels demand of a tile.
+    unsafe {
+        match tile.geometry.pairing() {
+            Pairing::Half | Pairing::Quarter => Kernel::<M, M::Wide, E, Split, Split>::tile(tile),
+            Pairing::Adjacent => Kernel::<M, M::Wide, E, Zipped, Zipped>::tile(tile),
+            Pairing::InterleaveHalf => Kernel::<M, M::Wide, E, Zipped, Split>::tile(tile),
+        }
+    }
+}
+
+/// The length of a row, and where in it which pairs are.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Channels of a head.
+    dim: usize,
+    /// First rotated channel.
+    start: usize,
+    /// Pairs of channels.
+    pairs: usize,
+    /// Pairs of a run.
+    run: usize,
+}
+
+impl Shape {
+    /// The tile's; if `DIM` is not zero, that of one run of `DIM` rotated channels, which the
+    /// compiler then knows.
+    #[inline(always)]
+    fn of<const DIM: usize, E: Element>(tile: &NormTile<E>) -> Self {
+        let geometry = tile.geometry;
+        let shape = Self {
+            dim: geometry.head_dim(),
+            start: geometry.rotary_offset(),
+            pairs: geometry.pairs(),
+            run: tile.run(),
+        };
+        if DIM == 0 {
+            return shape;
+        }
+        debug_assert!((shape.dim, shape.run) == (DIM, DIM / 2));
+        Self {
+            dim: DIM,
+            start: 0,
+            pairs: DIM / 2,
+            run: DIM / 2,
+        }
+    }
+
+    /// Whether it is one run of `DIM` rotated channels.
+    fn is<const DIM: usize>(&self) -> bool {
+        (self.dim, self.run) == (DIM, DIM / 2)
+    }
+
+    /// The end of the rotated channels.
+    fn end(&self) -> usize {
+        self.start + 2 * self.pairs
+    }
+}

@@ -1,0 +1,167 @@
+//! Rows under way: those whose sums are made, whose roots are taken, and that are written.
+
+use std::hint::black_box;
+use std::mem::replace;
+use std::ops::Range;
+
+use super::{AHEAD, BLOCK_TOKENS, NormTile, Shape, TURNS};
+use crate::element::{Element, Real};
+use crate::kernels::vector::{Memory, Register};
+
+/// One row's pointers; those of the rotated part are `offset` elements further on.
+pub(super) struct Row<E: Element> {
+    pub(super) shape: Shape,
+    pub(super) x: *const E,
+    pub(super) dy: *const E,
+    pub(super) to: *mut E,
+    /// What the pairs are multiplied by, as [`Turn::prepare`](super::turn::Turn::prepare) writes it.
+    pub(super) factors: *const E::Acc,
+    /// Room for the row.
+    pub(super) scratch: *mut E::Acc,
+}
+
+/// Heads of one token, at most [`AHEAD`].
+#[derive(Clone)]
+pub(super) struct Rows<'t, E: Element> {
+    pub(super) tile: &'t NormTile<E>,
+    pub(super) shape: Shape,
+    pub(super) token: usize,
+    pub(super) heads: Range<usize>,
+    /// What the pairs of these heads are multiplied by.
+    pub(super) factors: *mut E::Acc,
+    /// Room for twice [`AHEAD`] rows.
+    pub(super) scratch: *mut E::Acc,
+}
+
+impl<E: Element> Rows<'_, E> {
+    /// What the gradients of the weights are added to.
+    #[inline(always)]
+    pub(super) fn dweight(&self) -> *mut E::Acc {
+        let block = (self.tile.in_block + self.token) / BLOCK_TOKENS;
+        self.tile
+            .dweight
+            .wrapping_add(block * self.tile.dweight_stride)
+    }
+
+    /// The row of one head.
+    ///
+    /// # Safety
+    /// The head and the token are the tile's.
+    #[inline(always)]
+    pub(super) unsafe fn row(&self, i: usize) -> Row<E> {
+        let (tile, token, head) = (self.tile, self.token, self.heads.start + i);
+        debug_assert!(self.heads.contains(&head) && i < AHEAD);
+        let dy = tile.dy.unwrap_or(tile.x);
+        // SAFETY: the caller guarantees that the strides reach only into the tensors; `scratch`
+        // has rows for `AHEAD` heads.
+        unsafe {
+            Row {
+                shape: self.shape,
+                x: tile.x.start.add(tile.x.offset(token, head)),
+                dy: dy.start.add(dy.offset(token, head)),
+                to: tile.to.start.add(tile.to.offset(token, head)),
+                factors: self.factors,
+                scratch: self.scratch.add(i * self.shape.dim),
+            }
+        }
+    }
+}
+
+/// Values of the widest register.
+pub(super) const WIDEST: usize = 16;
+
+/// What is left of the partial sums of rows, of squares and of h * x, when each row's are added up
+/// to one register.
+#[repr(align(64))]
+pub(super) struct Partials<A>(pub(super) [[[A; WIDEST]; AHEAD]; 2]);
+
+/// The sums of rows' squares and of h * x; then what rows are multiplied by, see [`scales`]. Of
+/// rows that there are not, any number.
+pub(super) type Scales<A> = [[A; AHEAD]; 2];
+
+/// Rows whose sums are made, and whose results are not written yet.
+pub(super) struct Queue<'t, E: Element, const BACKWARD: bool, const AFTER: bool> {
+    /// The latest rows, then those before them.
+    rows: [Option<Rows<'t, E>>; 2],
+    /// The sums of the rows before the latest, added up.
+    totals: Scales<E::Acc>,
+}
+
+impl<'t, E: Element, const BACKWARD: bool, const AFTER: bool> Queue<'t, E, BACKWARD, AFTER> {
+    /// Whether sums are added up in one turn, and their roots taken in the next: the processor
+    /// keeps what waits for a chain of instructions, and there is room for one chain or the other,
+    /// not for both, beside what narrow elements take to convert. Those of 32 bits and the backward
+    /// have more in between; there rows that are under way longer only leave the first-level cache.
+    const APART: bool = !BACKWARD && !AFTER && size_of::<E>() < 4;
+    /// Turns of rows under way at a time.
+    pub(super) const UNDER_WAY: usize = if Self::APART { TURNS } else { 2 };
+
+    pub(super) fn new() -> Self {
+        Self {
+            rows: [None, None],
+            totals: [[E::Acc::ZERO; AHEAD]; 2],
+        }
+    }
+
+    /// Takes the next rows, whose sums are to be made now; returns the rows that are due and their
+    /// scales.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `M`, whose registers wrote the partial sums.
+    #[inline(always)]
+    pub(super) unsafe fn turn<M: Memory<E>>(
+        &mut self,
+        rows: Option<Rows<'t, E>>,
+        partials: &Partials<E::Acc>,
+        tile: &NormTile<E>,
+        dim: usize,
+    ) -> (Option<Rows<'t, E>>, Scales<E::Acc>) {
+        let latest = replace(&mut self.rows[0], rows);
+        // The compiler would move these to where they are used. Apart from each other, as it would
+        // read them across the ends of what it wrote.
+        // SAFETY: the caller guarantees the instructions.
+        let totals = unsafe { totals::<M, E>(partials) };
+        if Self::APART {
+            let scales = scales(self.totals, tile, dim).map(black_box);
+            self.totals = totals.map(black_box);
+            (replace(&mut self.rows[1], latest), scales)
+        } else {
+            (latest, scales(totals, tile, dim).map(black_box))
+        }
+    }
+}
+
+/// The partial sums of each row added up.
+///
+/// # Safety
+/// The processor has the instructions of `M`, whose registers wrote the partial sums.
+#[inline(always)]
+unsafe fn totals<M: Memory<E>, E: Element>(partials: &Partials<E::Acc>) -> Scales<E::Acc> {
+    const { assert!(M::N <= WIDEST) };
+    let mut totals = [[E::Acc::ZERO; AHEAD]; 2];
+    for (totals, [a, b, c, d]) in totals.iter_mut().zip(&partials.0) {
+        // SAFETY: a register has at most as many values, and the caller guarantees the
+        // instructions.
+        unsafe {
+            let row = |sums: &[E::Acc; WIDEST]| M::Register::load(sums.as_ptr());
+            *totals = M::Register::totals([row(a), row(b), row(c), row(d)]);
+        }
+    }
+    totals
+}
+
+/// rstd = 1 / sqrt(mean(x^2) + eps) of each row, and -rstd^2 * mean(h * n) with n = x * rstd, by
+/// which x is multiplied in dx.
+#[inline(always)]
+fn scales<E: Element>(
+    [mut squares, mut products]: Scales<E::Acc>,
+    tile: &NormTile<E>,
+    dim: usize,
+) -> Scales<E::Acc> {
+    let mean = E::Acc::from_f64(1.0 / dim as f64);
+    for (rstd, by) in squares.iter_mut().zip(&mut products) {
+        *rstd = (*rstd * mean + tile.eps).reciprocal_root();
+        *by = -(*by * *rstd * mean * *rstd * *rstd);
+    }
+    [squares, products]
+}
