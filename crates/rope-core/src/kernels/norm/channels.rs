@@ -76,7 +76,8 @@ where
 /// # Safety
 /// The processor has the instructions; there are as many rows as `scales`, rstd and by_x; in
 /// each row `x` and `g` are valid for reads and `to` for writes of `dim` elements; `to` is one of
-/// them, or overlaps neither; there are `dim` weights and gradients of weights.
+/// them, or starts where `g` does and has no wider elements, or overlaps neither; there are `dim`
+/// weights and gradients of weights.
 #[inline(always)]
 pub(super) unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
     x: (*const A, usize),

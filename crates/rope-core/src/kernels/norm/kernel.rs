@@ -12,18 +12,12 @@ use crate::element::{Element, Real};
 use crate::kernels::tile::{Coefficients, HEADS_OUTSIDE_GROUP, Order};
 use crate::kernels::vector::{self, Instructions, Memory, Register};
 
-/// Bytes from a row that is read to the one that is fetched with it, into the second-level cache:
-/// the processor's own look-ahead is too short for what is computed in between, and the first level
-/// has too few lines under way at a time to wait for memory with them. The forward of f32 and f64
-/// does without.
-const PREFETCHED: usize = 4096;
-
 impl<E: Element> Part<*const E> {
-    /// Has the row of `dim` elements fetched that lies [`PREFETCHED`] bytes after one of these, be
-    /// it another head's or another token's.
+    /// Has the row of `dim` elements fetched that lies a number of bytes after one of these, be it
+    /// another head's or another token's.
     #[inline(always)]
-    fn prefetch<M: Memory<E>>(&self, token: usize, head: usize, dim: usize) {
-        let rows = PREFETCHED.div_ceil(dim * size_of::<E>());
+    fn prefetch<M: Memory<E>>(&self, token: usize, head: usize, dim: usize, bytes: usize) {
+        let rows = bytes.div_ceil(dim * size_of::<E>());
         let later = rows.wrapping_mul(self.token.min(self.head));
         let row = self.offset(token, head).wrapping_add(later);
         for at in (0..dim).step_by(LINE_BYTES / size_of::<E>()) {
@@ -171,6 +165,26 @@ where
     /// Whether the forward writes x widened with its squares, and rotates that.
     const KEEPS_WIDE: bool = M::KEEPS_WIDE && Read::ZIPPED == Write::ZIPPED;
 
+    /// Bytes from a row that is read to the one that is fetched with it, into the second-level
+    /// cache, if one is: the processor's own look-ahead is too short for what is computed in
+    /// between, and the first level has too few lines under way at a time to wait for memory with
+    /// them.
+    #[inline(always)]
+    fn fetched<const BACKWARD: bool>(tile: &NormTile<E>) -> Option<usize> {
+        // Measured on Zen 3, where AVX2 rotates, and on Zen 4 and Xeons, where AVX-512 does.
+        let narrow_outside = tile.is_heads_outside() && M::N < WIDEST;
+        match BACKWARD {
+            // Wide elements have the forward wait for memory alone, and there the processor's own
+            // look-ahead is faster.
+            false if size_of::<E>() >= 4 => None,
+            false if narrow_outside => Some(1024),
+            // Four heads of two tensors are eight stretches of memory: the processor follows them
+            // as long as nothing else asks for their lines first.
+            true if narrow_outside => None,
+            _ => Some(4096),
+        }
+    }
+
     /// The backward of rows of 128 channels, the norm before the rotation.
     unsafe fn common_backward(tile: &NormTile<E>, stream: bool) {
         // SAFETY: the caller guarantees the tile and the instructions.
@@ -213,7 +227,7 @@ where
     ) {
         let shape = Shape::of::<DIM, E>(tile);
         let own = tile.head_coefficients > 0;
-        let (group, ahead) = match (tile.x.head > tile.x.token, own) {
+        let (group, ahead) = match (tile.is_heads_outside(), own) {
             (_, true) => (1, 1),
             // Twice as many where one tensor is read, not two, as their rows share cache sets, and
             // where registers are widest: with AVX2, eight took longer than four (on Zen 3).
@@ -340,13 +354,11 @@ where
             for i in 0..count {
                 let row = rows.row(i);
                 let head = rows.heads.start + i;
-                // Wide elements have the forward wait for memory alone, and there the processor's
-                // own look-ahead is faster (measured on Zen 4).
-                if BACKWARD || size_of::<E>() < 4 {
-                    tile.x.prefetch::<M>(rows.token, head, dim);
-                }
-                if let (true, Some(dy)) = (BACKWARD, &tile.dy) {
-                    dy.prefetch::<M>(rows.token, head, dim);
+                if let Some(bytes) = Self::fetched::<BACKWARD>(tile) {
+                    tile.x.prefetch::<M>(rows.token, head, dim, bytes);
+                    if let (true, Some(dy)) = (BACKWARD, &tile.dy) {
+                        dy.prefetch::<M>(rows.token, head, dim, bytes);
+                    }
                 }
                 let [square, product] = match (BACKWARD, AFTER) {
                     (false, false) => {
@@ -398,32 +410,19 @@ where
                         normalise::<W, M, E::Acc, E>(scratch, to, tile.weight, *rstd, 0, dim);
                     }
                 }
-                (true, false) if Self::READS_AGAIN => {
-                    let (x, g) = ((first.x, tile.x.head), (scratch.0.cast_const(), dim));
-                    let to = (first.to, tile.to.head);
-                    norm_backward::<M, W, M, E, E::Acc, E, STREAM>(
-                        x,
-                        g,
-                        to,
-                        None,
-                        rows.dweight(),
-                        dim,
-                        scales,
-                    );
-                }
                 (true, false) => {
-                    let x = (scratch.0.add(AHEAD * dim).cast_const(), dim);
-                    let g = (scratch.0.cast_const(), dim);
-                    let to = (first.to, tile.to.head);
-                    norm_backward::<W, W, M, E::Acc, E::Acc, E, STREAM>(
-                        x,
-                        g,
-                        to,
-                        None,
-                        rows.dweight(),
-                        dim,
-                        scales,
-                    );
+                    let bytes = dim * size_of::<E>();
+                    if STREAM && tile.is_heads_outside() && bytes.is_multiple_of(LINE_BYTES) {
+                        // The start of g's rows, which are read before they are overwritten.
+                        let apart = dim * size_of::<E::Acc>() / size_of::<E>();
+                        Self::norm_back::<false>(rows, (scratch.0.cast(), apart), scales);
+                        for i in 0..count {
+                            let Row { scratch, to, .. } = rows.row(i);
+                            Self::past_caches(scratch.cast_const().cast(), to, dim);
+                        }
+                    } else {
+                        Self::norm_back::<STREAM>(rows, (first.to, tile.to.head), scales);
+                    }
                 }
                 (true, true) => {
                     let z = (scratch.0.cast_const(), dim);
@@ -442,6 +441,45 @@ where
                     }
                 }
             }
+        }
+    }
+
+    /// [`norm_backward`] of rows whose g lies in scratch rows.
+    #[inline(always)]
+    unsafe fn norm_back<const STREAM: bool>(
+        rows: &Rows<'_, E>,
+        to: (*mut E, usize),
+        scales: [&[E::Acc]; 2],
+    ) {
+        let (tile, dim) = (rows.tile, rows.shape.dim);
+        // SAFETY: the caller guarantees the rows, whose sums were made.
+        unsafe {
+            let first = rows.row(0);
+            let g = (first.scratch.cast_const(), dim);
+            let dweight = rows.dweight();
+            if Self::READS_AGAIN {
+                let x = (first.x, tile.x.head);
+                norm_backward::<M, W, M, E, E::Acc, E, STREAM>(
+                    x, g, to, None, dweight, dim, scales,
+                );
+            } else {
+                let x = (first.scratch.add(AHEAD * dim).cast_const(), dim);
+                norm_backward::<W, W, M, E::Acc, E::Acc, E, STREAM>(
+                    x, g, to, None, dweight, dim, scales,
+                );
+            }
+        }
+    }
+
+    /// Writes a row whose elements fill cache lines past the caches, one line after the other.
+    /// Rows far from each other, a line of each at a time, take up to twice as long.
+    #[inline(always)]
+    unsafe fn past_caches(from: *const E, to: *mut E, dim: usize) {
+        let (from, to) = (from.cast::<E::Acc>(), to.cast::<E::Acc>());
+        let words = dim * size_of::<E>() / size_of::<E::Acc>();
+        for at in (0..words).step_by(M::N) {
+            // SAFETY: the caller guarantees rows of `dim` elements; registers divide cache lines.
+            unsafe { W::store::<true>(W::load(from.add(at)), to.add(at)) }
         }
     }
 

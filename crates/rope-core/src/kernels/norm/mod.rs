@@ -123,6 +123,11 @@ pub(crate) struct NormTile<E: Element> {
 }
 
 impl<E: Element> NormTile<E> {
+    /// Whether tokens are the inner dimension.
+    fn is_heads_outside(&self) -> bool {
+        self.x.head > self.x.token
+    }
+
     /// Whether every run of every row of y starts a cache line and fills its lines.
     fn starts_lines(&self) -> bool {
         let Part { start, token, head } = self.to;
