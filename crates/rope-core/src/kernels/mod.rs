@@ -9,6 +9,7 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 pub(crate) mod norm;
+mod order;
 pub(crate) mod portable;
 pub(crate) mod tile;
 pub(crate) mod vector;

@@ -9,7 +9,8 @@ use super::sums::{products, squares};
 use super::turn::Turn;
 use super::{AHEAD, LINE_BYTES, NormTile, Part, Shape, factors_len};
 use crate::element::{Element, Real};
-use crate::kernels::tile::{Coefficients, HEADS_OUTSIDE_GROUP, Order};
+use crate::kernels::order::Order;
+use crate::kernels::tile::{Coefficients, HEADS_OUTSIDE_GROUP};
 use crate::kernels::vector::{self, Instructions, Memory, Register};
 
 impl<E: Element> Part<*const E> {

@@ -42,7 +42,8 @@ mod sums;
 mod turn;
 
 use self::kernel::Kernel;
-use super::tile::{Coefficients, LINE_BYTES, Split, Zipped, starts_lines};
+use super::order::{Split, Zipped};
+use super::tile::{Coefficients, LINE_BYTES, starts_lines};
 use super::vector::Memory;
 use crate::element::Element;
 use crate::spec::{Geometry, Pairing};

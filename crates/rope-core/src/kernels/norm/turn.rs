@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use super::{AHEAD, LINE_BYTES, Shape};
 use crate::element::Element;
+use crate::kernels::order::{Order, Split};
 use crate::kernels::portable::Portable;
-use crate::kernels::tile::{Coefficients, Order, Split};
+use crate::kernels::tile::Coefficients;
 use crate::kernels::vector::{Memory, Register};
 
 /// Rotation of a row of `A`, read by `I` in the order `Read`, into one of `B`, written by `O` in
