@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 
-use super::tiling::Architecture;
+use super::machine::Architecture;
 use crate::error::{AscendError, Result};
 use crate::loader::Api;
 use crate::sys::{AclRtc, aclrtcProg};

@@ -4,9 +4,10 @@ use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, NormOrder};
 
 use super::args::{NormTiling, Tiling};
 use super::coefficients::Channels;
+use super::machine::Machine;
 use super::norm_tiling::plan_norm;
 use super::rotator::{KernelType, tensor_layout};
-use super::tiling::{Machine, Plan, Problem, plan_angle_gradient, plan_matrix, plan_rotation};
+use super::tiling::{Plan, Problem, plan_angle_gradient, plan_matrix, plan_rotation};
 
 /// A launch, before anything about it is checked. Arrays of two are of q and k.
 #[derive(Clone, Copy, Debug)]

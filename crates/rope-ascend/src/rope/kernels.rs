@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::compile::Compilation;
 use super::kernel_files::KernelFile;
-use super::tiling::Machine;
+use super::machine::Machine;
 use crate::error::Result;
 use crate::safe::{Kernel, Module, Stream};
 

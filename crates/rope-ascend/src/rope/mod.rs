@@ -11,6 +11,7 @@ mod compile;
 pub mod fuzz;
 mod kernel_files;
 mod kernels;
+mod machine;
 mod norm;
 mod norm_tiling;
 mod npu;
@@ -19,8 +20,8 @@ mod tiling;
 
 pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
+pub(crate) use machine::{Architecture, Machine};
 pub use norm::{ChannelWeights, NormBackward, NormBackwardTensor, NormRotation, NormTensor};
 pub(crate) use npu::KERNELS_VARIABLE;
 pub use npu::{Npu, violations};
 pub use rotator::{AngleGradient, AngleRows, Heads, KernelType, Operand, Rotation, Rotator, Unit};
-pub(crate) use tiling::{Architecture, Machine};

@@ -5,10 +5,10 @@ use rope_core::{Direction, HeadNorm, NormOrder, Pairing};
 
 use super::args::{NormTiling, Route, Span, TensorLayout, Tiling};
 use super::coefficients::{Channels, Coefficients, Segments};
+use super::machine::Machine;
 use super::rotator::KernelType;
 use super::tiling::{
-    Fit, Grid, Machine, Plan, Problem, SLOTS, check_heads, kernel_name, longest_run, route,
-    share_out,
+    Fit, Grid, Plan, Problem, SLOTS, check_heads, kernel_name, longest_run, route, share_out,
 };
 use crate::error::Result;
 

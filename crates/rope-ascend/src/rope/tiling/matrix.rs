@@ -4,10 +4,10 @@
 use rope_core::MatrixForm;
 
 use super::super::coefficients::{Coefficients, Segments};
+use super::super::machine::{Architecture, Machine};
 use super::super::rotator::KernelType;
 use super::{
-    Architecture, Fit, MAX_RUNS, Machine, Plan, Problem, SLACK_BYTES, UNITS_PER_CORE, set_routes,
-    tile_row, tiling_of,
+    Fit, MAX_RUNS, Plan, Problem, SLACK_BYTES, UNITS_PER_CORE, set_routes, tile_row, tiling_of,
 };
 use crate::error::{AscendError, Result};
 
