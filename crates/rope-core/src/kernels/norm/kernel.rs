@@ -166,14 +166,17 @@ where
     /// Whether the forward writes x widened with its squares, and rotates that.
     const KEEPS_WIDE: bool = M::KEEPS_WIDE && Read::ZIPPED == Write::ZIPPED;
 
+    /// Whether registers are not the widest. Where tokens are inside, other orders are then faster:
+    /// measured on Zen 3, where AVX2 rotates, and on Zen 4 and Xeons, where AVX-512 does.
+    const NARROW: bool = M::N < WIDEST;
+
     /// Bytes from a row that is read to the one that is fetched with it, into the second-level
     /// cache, if one is: the processor's own look-ahead is too short for what is computed in
     /// between, and the first level has too few lines under way at a time to wait for memory with
     /// them.
     #[inline(always)]
     fn fetched<const BACKWARD: bool>(tile: &NormTile<E>) -> Option<usize> {
-        // Measured on Zen 3, where AVX2 rotates, and on Zen 4 and Xeons, where AVX-512 does.
-        let narrow_outside = tile.is_heads_outside() && M::N < WIDEST;
+        let narrow_outside = Self::NARROW && tile.is_heads_outside();
         match BACKWARD {
             // Wide elements have the forward wait for memory alone, and there the processor's own
             // look-ahead is faster.
@@ -231,8 +234,8 @@ where
         let (group, ahead) = match (tile.is_heads_outside(), own) {
             (_, true) => (1, 1),
             // Twice as many where one tensor is read, not two, as their rows share cache sets, and
-            // where registers are widest: with AVX2, eight took longer than four (on Zen 3).
-            (true, false) if BACKWARD || M::N < WIDEST => (HEADS_OUTSIDE_GROUP, AHEAD),
+            // where registers are widest.
+            (true, false) if BACKWARD || Self::NARROW => (HEADS_OUTSIDE_GROUP, AHEAD),
             (true, false) => (2 * HEADS_OUTSIDE_GROUP, AHEAD),
             (false, false) => (tile.heads.max(1), AHEAD),
         };
@@ -412,8 +415,8 @@ where
                     }
                 }
                 (true, false) => {
-                    let bytes = dim * size_of::<E>();
-                    if STREAM && tile.is_heads_outside() && bytes.is_multiple_of(LINE_BYTES) {
+                    let fills_lines = (dim * size_of::<E>()).is_multiple_of(LINE_BYTES);
+                    if STREAM && Self::NARROW && tile.is_heads_outside() && fills_lines {
                         // The start of g's rows, which are read before they are overwritten.
                         let apart = dim * size_of::<E::Acc>() / size_of::<E>();
                         Self::norm_back::<false>(rows, (scratch.0.cast(), apart), scales);
