@@ -328,19 +328,21 @@ fn the_length_of_most_models_agrees_with_the_oracle() {
     }
 }
 
-/// The sizes of Qwen3, past the caches and not, by several threads and one, by token and from a
+/// The sizes of Qwen3, and half its head, past the caches and not, by several threads and one, by token and from a
 /// table: the same bits, by all instructions.
 #[test]
 fn stores_threads_and_tables_change_no_bit() {
     for pairing in [Pairing::Half, Pairing::Adjacent] {
-        bits_are_the_same::<f32>(pairing);
-        bits_are_the_same::<bf16>(pairing);
-        bits_are_the_same::<f16>(pairing);
+        for head_dim in [128, 64] {
+            bits_are_the_same::<f32>(pairing, head_dim);
+            bits_are_the_same::<bf16>(pairing, head_dim);
+            bits_are_the_same::<f16>(pairing, head_dim);
+        }
     }
 }
 
-fn bits_are_the_same<E: Element>(pairing: Pairing) {
-    let spec = RotarySpec::builder(128)
+fn bits_are_the_same<E: Element>(pairing: Pairing, head_dim: usize) {
+    let spec = RotarySpec::builder(head_dim)
         .pairing(pairing)
         .build()
         .expect("valid");
@@ -363,7 +365,7 @@ fn bits_are_the_same<E: Element>(pairing: Pairing) {
     {
         let case = Case {
             norm: HeadNorm::new(1e-6).expect("valid").with_order(order),
-            layout: HeadsLayout::contiguous(layout, batch, seq, heads, 128),
+            layout: HeadsLayout::contiguous(layout, batch, seq, heads, head_dim),
             spec: spec.clone(),
             positions: positions.clone(),
             weighted: true,
@@ -390,7 +392,7 @@ fn bits_are_the_same<E: Element>(pairing: Pairing) {
             let name = E::NAME;
             assert!(
                 *first == found,
-                "{name} {layout:?} {order:?} {set} {parallelism:?}"
+                "{name} {head_dim} {layout:?} {order:?} {set} {parallelism:?}"
             );
         }
     }

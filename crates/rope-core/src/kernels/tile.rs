@@ -152,7 +152,7 @@ pub(super) const LINE_BYTES: usize = 64;
 
 /// Whether `start`, and all that is multiples of these numbers of elements after it, start a cache
 /// line.
-pub(super) fn starts_lines<E>(start: *const E, elements: [usize; 4]) -> bool {
+pub(super) fn starts_lines<E>(start: *const E, elements: impl IntoIterator<Item = usize>) -> bool {
     let of_line = LINE_BYTES / size_of::<E>();
     start.addr().is_multiple_of(LINE_BYTES)
         && elements.into_iter().all(|n| n.is_multiple_of(of_line))

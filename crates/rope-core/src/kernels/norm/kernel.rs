@@ -167,7 +167,8 @@ where
     const KEEPS_WIDE: bool = M::KEEPS_WIDE && Read::ZIPPED == Write::ZIPPED;
 
     /// Whether registers are not the widest. Where tokens are inside, other orders are then faster:
-    /// measured on Zen 3, where AVX2 rotates, and on Zen 4 and Xeons, where AVX-512 does.
+    /// measured on Zen 3, where AVX2 rotates, and on Zen 4 and Xeons, where AVX-512 does; not with
+    /// NEON.
     const NARROW: bool = M::N < WIDEST;
 
     /// Bytes from a row that is read to the one that is fetched with it, into the second-level
@@ -415,17 +416,16 @@ where
                     }
                 }
                 (true, false) => {
-                    let fills_lines = (dim * size_of::<E>()).is_multiple_of(LINE_BYTES);
-                    if STREAM && Self::NARROW && tile.is_heads_outside() && fills_lines {
+                    if STREAM && Self::NARROW && tile.is_heads_outside() {
                         // The start of g's rows, which are read before they are overwritten.
                         let apart = dim * size_of::<E::Acc>() / size_of::<E>();
-                        Self::norm_back::<false>(rows, (scratch.0.cast(), apart), scales);
+                        Self::gradients::<false>(rows, (scratch.0.cast(), apart), scales);
                         for i in 0..count {
                             let Row { scratch, to, .. } = rows.row(i);
                             Self::past_caches(scratch.cast_const().cast(), to, dim);
                         }
                     } else {
-                        Self::norm_back::<STREAM>(rows, (first.to, tile.to.head), scales);
+                        Self::gradients::<STREAM>(rows, (first.to, tile.to.head), scales);
                     }
                 }
                 (true, true) => {
@@ -448,9 +448,9 @@ where
         }
     }
 
-    /// [`norm_backward`] of rows whose g lies in scratch rows.
+    /// Writes dx and adds to dw, of rows whose g lies in scratch rows.
     #[inline(always)]
-    unsafe fn norm_back<const STREAM: bool>(
+    unsafe fn gradients<const STREAM: bool>(
         rows: &Rows<'_, E>,
         to: (*mut E, usize),
         scales: [&[E::Acc]; 2],
@@ -475,14 +475,17 @@ where
         }
     }
 
-    /// Writes a row whose elements fill cache lines past the caches, one line after the other.
-    /// Rows far from each other, a line of each at a time, take up to twice as long.
+    /// Writes a row past the caches, one line after the other: rows far from each other, a line of
+    /// each at a time, take 1.7 to 2.7 times as long (on Zen 3). The row at `to` starts a cache line
+    /// and fills its lines.
     #[inline(always)]
     unsafe fn past_caches(from: *const E, to: *mut E, dim: usize) {
         let (from, to) = (from.cast::<E::Acc>(), to.cast::<E::Acc>());
         let words = dim * size_of::<E>() / size_of::<E::Acc>();
+        debug_assert!(to.addr().is_multiple_of(LINE_BYTES) && words.is_multiple_of(M::N));
         for at in (0..words).step_by(M::N) {
-            // SAFETY: the caller guarantees rows of `dim` elements; registers divide cache lines.
+            // SAFETY: the caller guarantees rows of `dim` elements, which fill cache lines, and `to`
+            // at the start of one; registers divide lines, so that each store is aligned.
             unsafe { W::store::<true>(W::load(from.add(at)), to.add(at)) }
         }
     }

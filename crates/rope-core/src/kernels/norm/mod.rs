@@ -129,12 +129,18 @@ impl<E: Element> NormTile<E> {
         self.x.head > self.x.token
     }
 
-    /// Whether every run of every row of y starts a cache line and fills its lines.
+    /// Whether every run of every row of y, and the row, starts a cache line and fills its lines.
     fn starts_lines(&self) -> bool {
         let Part { start, token, head } = self.to;
         starts_lines(
             start,
-            [token, head, self.geometry.rotary_offset(), self.run()],
+            [
+                token,
+                head,
+                self.geometry.rotary_offset(),
+                self.run(),
+                self.geometry.head_dim(),
+            ],
         )
     }
 
@@ -165,8 +171,7 @@ impl<E: Element> NormTile<E> {
 /// - `x` and `dy` are valid for reads and `to` for writes of `head_dim` elements at every token and
 ///   head by their strides; `to` overlaps neither, or is x in the forward, or is dy in the
 ///   backward, with the same strides
-/// - the four coefficients are valid for as many values as there are pairs at every token and head
-///   by their strides
+/// - the four coefficients are valid for the pairs' values at every token and head by their strides
 /// - `weight` is valid for reads of `head_dim + rotary_dim` values, `scratch` for reads and writes
 ///   of twice [`TURNS`] times [`AHEAD`] times `head_dim`, `factors` of [`TURNS`] times
 ///   [`factors_len`], and in the backward `dweight` of `head_dim` for each block of tokens by its
