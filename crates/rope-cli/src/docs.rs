@@ -132,12 +132,15 @@ mod tests {
             let is_complete =
                 |span: &&str| !["|", "..", " -- COMMAND"].iter().any(|x| span.contains(x));
             let spans = prose.split('`').skip(1).step_by(2).filter(is_command);
-            for mut words in spans.filter(is_complete).flat_map(statements) {
-                // Text names a command without its arguments.
-                if words[0] == "mrope" && words.iter().all(|word| is_lower(word)) {
-                    words.push("--help".to_owned());
+            for span in spans.filter(is_complete) {
+                // A span goes on in the next line of its paragraph.
+                for mut words in statements(&span.replace('\n', " ")) {
+                    // Text names a command without its arguments.
+                    if words[0] == "mrope" && words.iter().all(|word| is_lower(word)) {
+                        words.push("--help".to_owned());
+                    }
+                    commands.push(words);
                 }
-                commands.push(words);
             }
             let is_ours = |words: &Vec<String>| matches!(&*words[0], "mrope" | "cargo");
             commands.retain(is_ours);
