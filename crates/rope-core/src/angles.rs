@@ -106,10 +106,12 @@ impl<A: Real> CosSinTable<A> {
             });
         }
         let rows = need.max((2 * have).min(self.budget_bytes / row_bytes));
-        self.rows.reserve_exact((rows - have) * width);
-        self.rows.resize(rows * width, A::ZERO);
+        // Out of the table while they are filled: if a thread panics, no row is left unfilled.
+        let mut values = std::mem::take(&mut self.rows);
+        values.reserve_exact((rows - have) * width);
+        values.resize(rows * width, A::ZERO);
         let (inv_freq, scaling) = (&self.inv_freq, self.attention_scaling);
-        let blocks = self.rows[have * width..].chunks_mut(BLOCK_TOKENS * width);
+        let blocks = values[have * width..].chunks_mut(BLOCK_TOKENS * width);
         for_each_block(blocks.enumerate().collect(), |(block, rows)| {
             let first = have + block * BLOCK_TOKENS;
             for (row, to) in rows.chunks_exact_mut(width).enumerate() {
@@ -121,6 +123,7 @@ impl<A: Real> CosSinTable<A> {
                 }
             }
         });
+        self.rows = values;
         Ok(())
     }
 }

@@ -83,14 +83,14 @@ impl<'a, E> From<(HeadsRef<'a, E>, HeadsMut<'a, E>)> for Operand<'a, E> {
 
 /// Rotates q and k, forward and backward, by given angles.
 ///
-/// For each pair (x1, x2) with the angles' (c1, s1) and (c2, s2), which are equal unless the axis
-/// layout is per channel: y1 = c1 x1 - s1 x2, y2 = s2 x1 + c2 x2. The adjoint is that map's
+/// For each pair (x1, x2) with the angles' (c1, s1) and (c2, s2), which are equal unless each
+/// channel has an angle of its own: y1 = c1 x1 - s1 x2, y2 = s2 x1 + c2 x2. The adjoint is that map's
 /// transpose: dx1 = c1 g1 + s2 g2, dx2 = c2 g2 - s1 g1; it needs no x.
 ///
 /// # Shapes
 /// q and k may differ in heads, unless each head has its own angles. Angles serve `batch * seq`
 /// tokens, or `seq` tokens shared by the batch. A k of other tokens than q's, as in cross-attention
-/// or behind a cache, is rotated by a rotator of its own.
+/// or in decoding with a cache of keys, is rotated by a rotator of its own.
 ///
 /// # Numerics
 /// f16 and bf16 are widened to f32, f32 and f64 kept. Two products and a sum, each rounded once,

@@ -175,6 +175,25 @@ fn rows_and_continuations_beyond_counting_are_refused() {
     }
 }
 
+/// A prompt may end at the highest position: nothing follows it, and nothing may.
+#[test]
+fn after_the_highest_position_come_no_tokens() {
+    let rules = PositionRules::new("qwen2_5_vl", TokenIds::new(7, 8)).expect("a family");
+    let ids = rules.position_ids(&Prompt {
+        input_ids: &[8, 8],
+        video_grids: &[[2, 2, 2]],
+        seconds_per_grid: Some(&[f64::from(1 << 30)]),
+        ..Prompt::default()
+    });
+    let ids = ids.expect("two frames");
+    assert_eq!(ids.axis(0)[1], f64::from(1 << 31));
+    assert_eq!(ids.continuation(0, 0).map(|none| none.tokens()), Ok(0));
+    assert!(matches!(
+        ids.continuation(0, 1),
+        Err(RopeError::PositionOutOfRange { token: 0, .. })
+    ));
+}
+
 /// Sizes whose products wrap around are of no table and no buffer.
 #[test]
 fn rows_and_tensors_beyond_counting_are_refused() {

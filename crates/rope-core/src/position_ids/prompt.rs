@@ -3,6 +3,7 @@
 use super::audio_video::AudioVideo;
 use super::error::{Kind, PositionIdsError};
 use super::rules::{Compatibility, Divergence, PositionRules};
+use super::split::reserved;
 use crate::error::{Result, RopeError};
 use crate::positions::{MAX_POSITION, Positions};
 
@@ -127,16 +128,18 @@ impl PositionIds {
             count: self.next.len(),
         };
         let next = self.next.get(row).ok_or(index)?;
-        let last = next + count.saturating_sub(1) as f64;
-        if last > MAX_ID {
+        let last_token = count.saturating_sub(1);
+        let last = next + last_token as f64;
+        if count > 0 && last > MAX_ID {
             return Err(RopeError::PositionOutOfRange {
                 found: last as i64,
                 axis: 0,
-                token: count - 1,
+                token: last_token,
             });
         }
-        let of_axis = |_| (0..count).map(|offset| next + offset as f64);
-        checked(&(0..AXES).flat_map(of_axis).collect::<Vec<f64>>())
+        let mut ids = reserved("position ids", AXES.saturating_mul(count))?;
+        ids.extend((0..AXES).flat_map(|_| (0..count).map(|offset| next + offset as f64)));
+        checked(&ids)
     }
 
     /// Where these ids depart from the rule: empty unless a [`Compatibility`] was asked for and
