@@ -1,6 +1,7 @@
 //! cos and sin of a step: as a tensor, gathered from tables on the host and on devices.
 
 use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{Bool, DType, Device, Element, Int, Tensor, TensorData};
 use rope_core::{CosSinTable, LaneMap, Positions, Real, RopeError, TokenAngles};
@@ -184,20 +185,30 @@ impl RotaryAngles {
 /// A device whose memory is not the host's gets a copy of the table after it has received as many
 /// rows of angles as the table has. From then on a step sends its position ids alone, and no
 /// sequence of steps sends more than three times what the rows alone would be.
+///
+/// Rows are computed and gathered on the threads of the pool, and a thread that waits for the pool
+/// may be given other work that asks for angles: so the locks are held only to read and to replace.
 pub(crate) struct Tables {
-    host: CosSinTable,
+    /// Complete: a longer table replaces it when all its rows are there.
+    host: Mutex<Arc<CosSinTable>>,
+    copies: Mutex<Vec<Copy>>,
     budget_bytes: usize,
-    copies: Vec<Copy>,
 }
 
 /// The host's table, without its values: modules that hold one are printed.
 impl fmt::Debug for Tables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.host.fmt(f)
+        lock(&self.host).fmt(f)
     }
 }
 
+/// What a lock guards is replaced as a whole, so a panic elsewhere leaves nothing half made.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A table on a device.
+#[derive(Clone)]
 struct Copy {
     device: Device,
     /// Rows of angles that the device has received.
@@ -251,9 +262,9 @@ impl Copy {
 impl Tables {
     pub(crate) fn new(host: CosSinTable, budget_bytes: usize) -> Self {
         Self {
-            host: host.with_budget_bytes(budget_bytes),
+            host: Mutex::new(Arc::new(host.with_budget_bytes(budget_bytes))),
+            copies: Mutex::default(),
             budget_bytes,
-            copies: Vec::new(),
         }
     }
 
@@ -262,51 +273,80 @@ impl Tables {
     /// # Errors
     /// Those of [`CosSinTable::grow_to`] and [`TokenAngles::gather`].
     pub(crate) fn angles(
-        &mut self,
+        &self,
         positions: &Positions,
         device: &Device,
     ) -> rope_core::Result<RotaryAngles> {
-        self.host.grow_to(positions.highest())?;
+        let table = self.table(positions.highest())?;
         if !backends::in_host_memory(device)
-            && let Some(rows) = self.on_device(positions, device)?
+            && let Some(rows) = self.on_device(&table, positions, device)?
         {
             return Ok(RotaryAngles { rows, heads: 1 });
         }
-        let angles = TokenAngles::gather(&self.host, positions)?;
+        let angles = TokenAngles::gather(&table, positions)?;
         Ok(RotaryAngles::upload(angles, device))
+    }
+
+    /// The host's table, with the row of `position`.
+    ///
+    /// # Errors
+    /// Those of [`CosSinTable::grow_to`].
+    fn table(&self, position: u32) -> rope_core::Result<Arc<CosSinTable>> {
+        let table = lock(&self.host).clone();
+        if (position as usize) < table.rows() {
+            return Ok(table);
+        }
+        let mut longer = CosSinTable::clone(&table);
+        longer.grow_to(position)?;
+        let longer = Arc::new(longer);
+        let mut host = lock(&self.host);
+        if host.rows() < longer.rows() {
+            *host = longer.clone();
+        }
+        Ok(longer)
     }
 
     /// The rows that the device gathers itself; none before it has the table.
     fn on_device(
-        &mut self,
+        &self,
+        table: &CosSinTable,
         positions: &Positions,
         device: &Device,
     ) -> rope_core::Result<Option<Tensor<2>>> {
-        let (map, rows) = (self.host.lane_map(), self.host.rows());
+        let (map, rows) = (table.lane_map(), table.rows());
         let (lanes, tokens) = (map.lanes().len(), positions.tokens());
         if tokens == 0 || positions.axis_count() != map.axis_count() {
             return Ok(None);
         }
         let inner = device.clone().inner();
-        let known = self.copies.iter().position(|copy| copy.device == inner);
-        let index = known.unwrap_or(self.copies.len());
-        if known.is_none() {
-            self.copies.push(Copy::new(inner.clone(), map));
-        }
-        let copy = &mut self.copies[index];
-        let highest = positions.highest() as usize;
-        copy.rows = copy.rows.take().filter(|rows| highest < rows.dims()[0]);
-        let bytes = rows * 2 * lanes * size_of::<f32>();
-        if copy.rows.is_none() && copy.received >= rows && bytes <= self.budget_bytes {
-            let all = Positions::text(map.axis_count(), 0, rows)?;
-            let all = TokenAngles::gather(&self.host, &all)?;
-            copy.rows = Some(RotaryAngles::upload(all, &inner).rows);
-        }
-        let Some(rows) = &copy.rows else {
-            copy.received += tokens;
-            return Ok(None);
+        let (index, copy) = {
+            let mut copies = lock(&self.copies);
+            let known = copies.iter().position(|copy| copy.device == inner);
+            let index = known.unwrap_or(copies.len());
+            if known.is_none() {
+                copies.push(Copy::new(inner.clone(), map));
+            }
+            let copy = &mut copies[index];
+            let highest = positions.highest() as usize;
+            copy.rows = copy.rows.take().filter(|rows| highest < rows.dims()[0]);
+            let bytes = rows * 2 * lanes * size_of::<f32>();
+            if copy.rows.is_none() && (copy.received < rows || bytes > self.budget_bytes) {
+                copy.received += tokens;
+                return Ok(None);
+            }
+            (index, copy.clone())
         };
-        let gathered = copy.gather(rows, positions)?;
+        let rows = match &copy.rows {
+            Some(rows) => rows.clone(),
+            None => {
+                let all = Positions::text(map.axis_count(), 0, rows)?;
+                let all = TokenAngles::gather(table, &all)?;
+                let rows = RotaryAngles::upload(all, &inner).rows;
+                lock(&self.copies)[index].rows = Some(rows.clone());
+                rows
+            }
+        };
+        let gathered = copy.gather(&rows, positions)?;
         Ok(Some(match device.gradient_checkpointing_strategy() {
             Some(strategy) => {
                 let gathered = gathered.autodiff();
@@ -319,9 +359,41 @@ impl Tables {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use rope_core::{AxisLayout, RotarySpec};
 
     use super::*;
+
+    /// While one thread's rows are gathered, the pool's threads ask for rows themselves.
+    #[test]
+    fn threads_of_the_pool_and_others_get_angles_at_once() {
+        let spec = RotarySpec::builder(32).build().expect("valid");
+        let table = CosSinTable::new(&spec, None).expect("valid");
+        let tables = Arc::new(Tables::new(table, 1 << 24));
+        let (done, finished) = mpsc::channel();
+        let ask = || {
+            let (tables, done) = (tables.clone(), done.clone());
+            move || {
+                for length in 1..200 {
+                    let positions = Positions::text(1, 0, 40 * length).expect("in range");
+                    let angles = tables.angles(&positions, &Device::flex());
+                    assert_eq!(angles.expect("valid").rows.dims()[0], 40 * length);
+                }
+                done.send(()).expect("the test waits");
+            }
+        };
+        let threads = rayon::current_num_threads();
+        (0..threads).for_each(|_| rayon::spawn(ask()));
+        std::thread::spawn(ask());
+        for _ in 0..=threads {
+            let limit = Duration::from_secs(120);
+            finished
+                .recv_timeout(limit)
+                .expect("no thread waits for another");
+        }
+    }
 
     #[test]
     fn a_device_gathers_the_same_bits_as_the_host() {
@@ -340,14 +412,16 @@ mod tests {
             let spec = RotarySpec::builder(32).axes(layout.clone()).build();
             let spec = spec.unwrap_or_else(|error| panic!("{layout:?}: {error}"));
             let table = CosSinTable::new(&spec, None).expect("valid");
-            let mut tables = Tables::new(table, 1 << 20);
+            let tables = Tables::new(table, 1 << 20);
             let ids: Vec<i64> = (0..spec.axis_count() as i64 * 50)
                 .map(|i| i * 37 % 97)
                 .collect();
             let positions = Positions::new(spec.axis_count(), &ids).expect("in range");
             let sent = tables.angles(&positions, &device).expect("valid").rows;
+            let table = tables.table(positions.highest()).expect("in the budget");
             for received in [0, 50, 100] {
-                let rows = tables.on_device(&positions, &device).expect("valid");
+                let rows = tables.on_device(&table, &positions, &device);
+                let rows = rows.expect("valid");
                 assert_eq!(rows.is_none(), received < 100, "{layout:?}: {received}");
                 if let Some(rows) = rows {
                     assert_eq!(rows.into_data(), sent.to_data(), "{layout:?}");

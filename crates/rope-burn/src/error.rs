@@ -21,6 +21,16 @@ pub enum RotaryError {
         /// Type of k.
         k: DType,
     },
+    /// Tensors on several devices.
+    #[error("{what} is on {found}, expected {expected}; move it there by `to_device`")]
+    Device {
+        /// The tensor.
+        what: &'static str,
+        /// Its device.
+        found: String,
+        /// The device of the other tensors.
+        expected: String,
+    },
     /// A type without kernels.
     #[error("{found:?} cannot be rotated; expected F32, F16, BF16 or F64")]
     UnsupportedDType {

@@ -16,8 +16,8 @@
 //! | [`composed`] | the operation from ordinary operations, which every backend has |
 //!
 //! # Errors
-//! Methods come in pairs, as in burn: `forward` panics with the message of the [`RotaryError`] that
-//! `try_forward` returns. Shapes and types are checked once, before anything is computed.
+//! As in burn, `forward` panics with the message of the [`RotaryError`] that `try_forward` returns;
+//! rarer methods exist only as `try_`. Shapes and types are checked once, before anything is computed.
 
 // Without a backend the macro of the operations writes functions that use none of their arguments.
 #![cfg_attr(

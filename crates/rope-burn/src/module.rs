@@ -1,6 +1,6 @@
 //! The module to put into a model.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::config::Config;
@@ -58,7 +58,7 @@ impl RotaryConfig {
             spec: self.spec.clone(),
             layout: self.layout,
             implementation: self.implementation,
-            tables: Arc::new(Mutex::new(tables)),
+            tables: Arc::new(tables),
         })
     }
 
@@ -95,7 +95,7 @@ pub struct Rotary {
     #[module(skip)]
     implementation: Implementation,
     #[module(skip)]
-    tables: Arc<Mutex<Tables>>,
+    tables: Arc<Tables>,
 }
 
 /// What distinguishes one rotation from another, without the table.
@@ -167,9 +167,7 @@ impl Rotary {
     /// [`RopeError::PositionAxes`] if the positions have other axes than the specification.
     pub fn try_angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
         if positions.are_ids() && !self.spec.frequencies().depends_on_seq_len() {
-            // A table is complete between calls, so a panic elsewhere leaves nothing half made.
-            let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-            match tables.angles(positions, device) {
+            match self.tables.angles(positions, device) {
                 Err(RopeError::TableBudget { .. }) => {}
                 angles => return Ok(angles?),
             }
@@ -239,9 +237,9 @@ impl Rotary {
     /// Rotates q and k.
     ///
     /// # Errors
-    /// [`RotaryError::Rank`], [`RotaryError::MixedDTypes`], [`RotaryError::UnsupportedDType`],
-    /// [`RotaryError::AngleDType`]; [`RopeError::ShapeMismatch`], [`RopeError::AngleShape`],
-    /// [`RopeError::PositionTokens`].
+    /// [`RotaryError::Rank`], [`RotaryError::MixedDTypes`], [`RotaryError::Device`],
+    /// [`RotaryError::UnsupportedDType`], [`RotaryError::AngleDType`];
+    /// [`RopeError::ShapeMismatch`], [`RopeError::AngleShape`], [`RopeError::PositionTokens`].
     pub fn try_forward<const D: usize>(
         &self,
         q: Tensor<D>,

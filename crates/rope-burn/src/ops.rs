@@ -56,32 +56,49 @@ impl RotaryOp {
     /// # Errors
     /// Those of [`Rotary::try_forward`](crate::Rotary::try_forward).
     pub fn check<T: TensorMetadata>(&self, q: &T, k: Option<&T>, angles: &T) -> Result<()> {
+        self.check_named(["q", "k"], q, k, angles, false)
+    }
+
+    /// As [`RotaryOp::check`], for a tensor and the gradient of what it becomes, which have the
+    /// same shape.
+    ///
+    /// # Errors
+    /// As [`RotaryOp::check`].
+    pub fn check_gradient<T: TensorMetadata>(&self, x: &T, gradient: &T, angles: &T) -> Result<()> {
+        self.check_named(["x", "its gradient"], x, Some(gradient), angles, true)
+    }
+
+    fn check_named<T: TensorMetadata>(
+        &self,
+        names: [&'static str; 2],
+        q: &T,
+        k: Option<&T>,
+        angles: &T,
+        heads_too: bool,
+    ) -> Result<()> {
         let (dtype, expected) = (q.dtype(), angle_dtype(q.dtype())?);
         if let Some(k) = k.map(T::dtype).filter(|k| *k != dtype) {
             return Err(RotaryError::MixedDTypes { q: dtype, k });
         }
-        let heads = self.heads("q", &q.shape())?;
-        let equal = |left, right, dimension, left_size, right_size| {
-            let mismatch = RopeError::ShapeMismatch {
-                left,
-                right,
-                dimension,
-                left_size,
-                right_size,
-            };
-            if left_size == right_size {
-                Ok(())
-            } else {
-                Err(mismatch)
-            }
-        };
-        let head_dim = self.geometry.head_dim();
-        equal("the rotation", "q", "head_dim", head_dim, heads.head_dim)?;
         if let Some(k) = k {
-            let k = self.heads("k", &k.shape())?;
-            equal("q", "k", "batch", heads.batch, k.batch)?;
-            equal("q", "k", "seq", heads.seq, k.seq)?;
-            equal("q", "k", "head_dim", heads.head_dim, k.head_dim)?;
+            expect_device(names[1], k, q)?;
+        }
+        expect_device("the tensor of angles", angles, q)?;
+        let heads = self.heads(names[0], &q.shape())?;
+        let head_dim = self.geometry.head_dim();
+        if heads.head_dim != head_dim {
+            return Err(RopeError::ShapeMismatch {
+                left: "the rotation",
+                right: names[0],
+                dimension: "head_dim",
+                left_size: head_dim,
+                right_size: heads.head_dim,
+            }
+            .into());
+        }
+        if let Some(k) = k {
+            let k = self.heads(names[1], &k.shape())?;
+            heads.check_same(&k, names[0], names[1], heads_too)?;
         }
         let (found, shape) = (angles.dtype(), angles.shape());
         let what = "the angles";
@@ -111,6 +128,26 @@ impl RotaryOp {
         }
         Ok(())
     }
+}
+
+/// Checks that a tensor lies on the device of `first`, whether or not either is tracked.
+///
+/// # Errors
+/// [`RotaryError::Device`].
+pub(crate) fn expect_device<T: TensorMetadata>(
+    what: &'static str,
+    tensor: &T,
+    first: &T,
+) -> Result<()> {
+    let (found, expected) = (tensor.device(), first.device());
+    if found == expected {
+        return Ok(());
+    }
+    Err(RotaryError::Device {
+        what,
+        found: format!("{found:?}"),
+        expected: format!("{expected:?}"),
+    })
 }
 
 /// The type of the angles for tensors of a type.

@@ -1,12 +1,13 @@
 //! Every wrong input has its own error, which says what was expected, what was found and what to
 //! do.
 
+use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 use rope_burn::rope_core::{
-    Angles, AxisLayout, CosSinTable, Geometry, HeadsLayout, HeadsMut, HeadsRef, Layout, Pairing,
-    Positions, RopeError, RotarySpec, Rotator, TokenAngles,
+    Angles, AxisLayout, CosSinTable, Direction, Geometry, HeadsLayout, HeadsMut, HeadsRef, Layout,
+    Pairing, Positions, RopeError, RotarySpec, Rotator, TokenAngles,
 };
-use rope_burn::{Rotary, RotaryAngles, RotaryError};
+use rope_burn::{Rotary, RotaryAngles, RotaryError, RotaryOp, RotaryOps};
 
 /// Asserts the variant and that the message names each of `words`.
 macro_rules! refused {
@@ -611,4 +612,19 @@ fn angles_per_head() {
         }),
         "at least one lane"
     );
+}
+
+/// x and its gradient have the same heads, unlike q and k.
+#[test]
+#[should_panic(expected = "x has heads 2, its gradient has 8")]
+fn a_gradient_of_other_heads() {
+    let device = Device::flex();
+    let op = RotaryOp {
+        geometry: spec(16).geometry(),
+        layout: Layout::Bsnd,
+        direction: Direction::Forward,
+    };
+    let heads = |heads| Tensor::<4>::zeros([1, 3, heads, 16], &device).into_dispatch();
+    let angles = Tensor::<2>::zeros([3, 16], &device).into_dispatch();
+    Dispatch::rotary_angle_gradients(heads(2), heads(8), angles, op);
 }

@@ -12,7 +12,7 @@ use burn::remote::{CustomOpClient, RemoteHost};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_remote::server::{BackendServer, WebSocketTransport};
 use rope_burn::rope_core::{AxisLayout, Layout, Pairing, Positions, RotarySpec};
-use rope_burn::{Implementation, Rotary, RotaryAngles, remote};
+use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError, remote};
 use tokio::runtime::Runtime;
 
 /// Flex served by a socket, in a session of its own.
@@ -155,6 +155,26 @@ fn a_wrong_shape_is_refused_before_it_is_sent() {
         .try_forward_single(right, &angles)
         .expect("the session lives on")
         .into_data();
+}
+
+#[test]
+fn tensors_of_two_devices_are_refused() {
+    let device = served();
+    let spec = RotarySpec::builder(16).build().expect("valid");
+    let rotary = Rotary::new(spec, Layout::Bsnd);
+    let positions = Positions::text(1, 0, 5).expect("valid");
+    let x = |device| wave([1, 5, 2, 16], 0.0, device);
+    let angles = rotary.angles(&positions, &device);
+    let elsewhere = rotary.angles(&positions, &Device::flex());
+    let error = rotary.try_forward(x(&device), x(&device), &elsewhere);
+    let error = error.expect_err("angles on the host").to_string();
+    assert!(error.contains("angles is on Flex"), "{error}");
+    let error = rotary.try_forward(x(&device), x(&Device::flex()), &angles);
+    assert!(matches!(error, Err(RotaryError::Device { what: "k", .. })));
+    // Tracked or not, it is the same device.
+    rotary
+        .try_forward_single(x(&device.clone().autodiff()), &angles)
+        .expect("one device");
 }
 
 #[backend_extension(Remote)]

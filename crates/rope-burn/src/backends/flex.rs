@@ -62,6 +62,7 @@ impl RotaryOps for Flex {
         angles: FloatTensor<Self>,
         op: RotaryOp,
     ) -> FloatTensor<Self> {
+        or_panic(op.check_gradient(&x, &gradient, &angles));
         // The adjoint's angles are the forward's: <dy, R' g> = <R dy, g>, so x and gradient swap.
         let [x, gradient] = match op.direction {
             Direction::Forward => [x, gradient],

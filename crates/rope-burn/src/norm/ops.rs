@@ -5,7 +5,7 @@ use rope_core::{Direction, Geometry, HeadNorm, Layout, RopeError};
 
 use super::composed;
 use crate::error::{Result, RotaryError};
-use crate::ops::{RotaryOp, RotaryOps, angle_dtype};
+use crate::ops::{RotaryOp, RotaryOps, angle_dtype, expect_device};
 
 /// A norm of each head and its rotation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,7 +32,7 @@ impl NormRotaryOp {
     /// rest.
     ///
     /// # Errors
-    /// [`RopeError::NormWeight`], [`RotaryError::NormWeightDType`],
+    /// [`RopeError::NormWeight`], [`RotaryError::NormWeightDType`], [`RotaryError::Device`],
     /// [`RotaryError::UnsupportedDType`].
     pub fn check_weight<T: TensorMetadata>(
         &self,
@@ -49,6 +49,7 @@ impl NormRotaryOp {
             }
             .into());
         }
+        expect_device(what, weight, x)?;
         let (found, expected) = (weight.dtype(), angle_dtype(x.dtype())?);
         if found != expected {
             return Err(RotaryError::NormWeightDType {

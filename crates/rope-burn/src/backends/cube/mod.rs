@@ -53,7 +53,7 @@ impl RotaryOps for CubeBackend {
         angles: FloatTensor<Self>,
         op: RotaryOp,
     ) -> FloatTensor<Self> {
-        checked(op.check(&x, Some(&gradient), &angles));
+        checked(op.check_gradient(&x, &gradient, &angles));
         // The adjoint's angles are the forward's: <dy, R' g> = <R dy, g>, so x and gradient swap.
         let forward = RotaryOp {
             direction: Direction::Forward,

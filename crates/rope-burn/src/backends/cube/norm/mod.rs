@@ -1,5 +1,5 @@
-//! The norm with the rotation: one launch a tensor; backward two or three more, small ones, which
-//! add up the weight's gradient in a fixed order.
+//! The norm with the rotation: one launch a tensor; backward up to two more, small ones (four on
+//! devices with very small groups), which add up the weight's gradient in a fixed order.
 
 mod kernels;
 
@@ -45,7 +45,7 @@ impl NormRotaryOps for CubeBackend {
         op: NormRotaryOp,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let rotary = op.rotary(Direction::Forward);
-        checked(rotary.check(&x, Some(&gradient), &angles));
+        checked(rotary.check_gradient(&x, &gradient, &angles));
         checked(op.check_weight("the weight", &weight, &x));
         backward(x, weight, angles, gradient, op, &rotary)
     }
