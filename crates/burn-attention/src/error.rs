@@ -56,6 +56,32 @@ pub enum AttentionError {
         /// The type that it must have.
         expected: DType,
     },
+    /// Tensors on several devices.
+    #[error("{what} is on {found}, expected {expected}; move it there by `to_device`")]
+    Device {
+        /// The tensor.
+        what: &'static str,
+        /// Its device.
+        found: String,
+        /// The device of the other tensors.
+        expected: String,
+    },
+    /// Heads without channels have no scores.
+    #[error("q and k have no channels; expected at least 1 in their last dimension")]
+    NoChannels,
+    /// A mask that is too large.
+    #[error(
+        "a mask of {batch} samples of {keys} keys is too large; expected at most {} keys, \
+         and samples times keys below 2^{}",
+        u32::MAX,
+        usize::BITS
+    )]
+    TooManyKeys {
+        /// Samples.
+        batch: usize,
+        /// Keys of each.
+        keys: usize,
+    },
     /// A type that attention is not computed in.
     #[error("attention of {found:?} is not computed; expected F32, F16, BF16 or F64")]
     UnsupportedDType {

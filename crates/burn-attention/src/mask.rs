@@ -47,9 +47,9 @@ pub struct AttentionMask {
 pub enum Pattern {
     /// All keys.
     All,
-    /// The keys from so many before its own index to so many after it.
+    /// The keys from `before` tokens before the query's index to `after` tokens after it.
     Band(Window),
-    /// Of the sequences that end at these indices its own, or of that the keys up to its own index.
+    /// The keys of the query's own sequence; with `causal`, those up to the query's index.
     Packed {
         /// The index after each sequence's last token.
         ends: Vec<usize>,
@@ -183,6 +183,12 @@ impl AttentionMask {
     /// [`AttentionError::Attended`]; [`AttentionError::Size`] for packed sequences whose queries
     /// are not the keys.
     pub fn new(rules: &MaskRules, batch: usize, queries: usize, keys: usize) -> Result<Self> {
+        // Spans are kept in 32 bits.
+        let too_many = AttentionError::TooManyKeys { batch, keys };
+        let flags = u32::try_from(keys)
+            .ok()
+            .and_then(|_| batch.checked_mul(keys));
+        let flags = flags.ok_or(too_many)?;
         let indexed = [("causal", rules.causal), ("window", rules.window.is_some())];
         if let Some((rule, _)) = indexed.iter().find(|(_, on)| *on && queries > keys) {
             return Err(AttentionError::MoreQueries {
@@ -211,8 +217,8 @@ impl AttentionMask {
                 end: seen.end as u32,
             }
         });
-        let found = rules.attended.map_or(batch * keys, <[bool]>::len);
-        if found != batch * keys {
+        let found = rules.attended.map_or(flags, <[bool]>::len);
+        if found != flags {
             return Err(AttentionError::Attended { batch, keys, found });
         }
         let padded = rules.attended.filter(|flags| flags.contains(&false));

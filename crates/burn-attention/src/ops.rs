@@ -120,16 +120,8 @@ impl AttentionOp {
     pub fn check<T: TensorMetadata>(&self, q: &T, k: &T, v: &T, bias: Option<&T>) -> Result<()> {
         let expected = q.dtype();
         let accumulator = accumulator(expected)?;
-        for (what, x) in [("k", k), ("v", v)] {
-            let found = x.dtype();
-            if found != expected {
-                return Err(AttentionError::MixedDTypes {
-                    what,
-                    found,
-                    expected,
-                });
-            }
-        }
+        expect("k", k, expected, q)?;
+        expect("v", v, expected, q)?;
         if !self.scale.is_finite() {
             return Err(AttentionError::Scale { found: self.scale });
         }
@@ -152,6 +144,9 @@ impl AttentionOp {
         let [v_batch, v_heads, v_keys, _] = v.shape().dims();
         equal("q", "k", "batch", sizes.batch, k_batch)?;
         equal("q", "k", "head_dim", sizes.head_dim, k_dim)?;
+        if k_dim == 0 {
+            return Err(AttentionError::NoChannels);
+        }
         equal("k", "v", "batch", k_batch, v_batch)?;
         equal("k", "v", "heads", sizes.kv_heads, v_heads)?;
         equal("k", "v", "tokens", sizes.keys, v_keys)?;
@@ -172,15 +167,7 @@ impl AttentionOp {
             equal("q", "the mask's padding", "batch", sizes.batch, samples)?;
         }
         if let Some(bias) = bias {
-            let (found, expected) = (bias.dtype(), accumulator.into());
-            if found != expected {
-                let what = "the bias";
-                return Err(AttentionError::MixedDTypes {
-                    what,
-                    found,
-                    expected,
-                });
-            }
+            expect("the bias", bias, accumulator.into(), q)?;
             let found = bias.shape().dims();
             let expected = [sizes.batch, heads, sizes.queries, sizes.keys];
             let fits = |(found, expected): (&usize, &usize)| *found == 1 || found == expected;
@@ -190,6 +177,35 @@ impl AttentionOp {
         }
         Ok(())
     }
+}
+
+/// Checks that a tensor has the type `expected` and lies on the device of `first`.
+///
+/// # Errors
+/// [`AttentionError::MixedDTypes`], [`AttentionError::Device`].
+pub(crate) fn expect<T: TensorMetadata>(
+    what: &'static str,
+    tensor: &T,
+    expected: DType,
+    first: &T,
+) -> Result<()> {
+    let found = tensor.dtype();
+    if found != expected {
+        return Err(AttentionError::MixedDTypes {
+            what,
+            found,
+            expected,
+        });
+    }
+    let (found, expected) = (tensor.device(), first.device());
+    if found != expected {
+        return Err(AttentionError::Device {
+            what,
+            found: format!("{found:?}"),
+            expected: format!("{expected:?}"),
+        });
+    }
+    Ok(())
 }
 
 /// The type that scores are computed and kept in, for tensors of a type.

@@ -20,6 +20,10 @@ fn masks_that_do_not_fit() {
         causal: true,
         ..ALL
     };
+    for keys in [1 << 32, usize::MAX] {
+        let error = refused(&ALL, 1, keys);
+        assert_eq!(error, AttentionError::TooManyKeys { batch: 2, keys });
+    }
     let error = refused(&causal, 5, 4);
     let more = |rule| AttentionError::MoreQueries {
         rule,
@@ -147,6 +151,10 @@ fn tensors_that_do_not_fit() {
         let error = found.expect_err(message).to_string();
         assert!(error.contains(message), "{message} is not in {error}");
     }
+    let none = || Tensor::<4>::zeros([2, 4, 3, 0], &device);
+    let attention = Attention::new(mask.clone()).with_scale(1.0);
+    let error = attention.try_forward(none(), none(), none(), None).err();
+    assert_eq!(error, Some(AttentionError::NoChannels));
     let x = || Tensor::<4>::zeros(k, &device);
     let attention = Attention::new(mask).with_scale(f64::NAN);
     let error = attention.try_forward(x(), x(), x(), None).err();

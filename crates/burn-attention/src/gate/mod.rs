@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 use crate::backends;
 use crate::error::{AttentionError, Result};
-use crate::ops::accumulator;
+use crate::ops::{accumulator, expect};
 
 pub use ops::SwiGluOps;
 
@@ -27,7 +27,7 @@ pub use ops::SwiGluOps;
 ///
 /// # Errors
 /// [`Shapes`](AttentionError::Shapes), [`MixedDTypes`](AttentionError::MixedDTypes),
-/// [`UnsupportedDType`](AttentionError::UnsupportedDType).
+/// [`Device`](AttentionError::Device), [`UnsupportedDType`](AttentionError::UnsupportedDType).
 ///
 /// # Example
 /// ```
@@ -53,15 +53,8 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D
 }
 
 fn check<T: TensorMetadata>(gate: &T, up: &T) -> Result<()> {
-    let expected = gate.dtype();
-    accumulator(expected)?;
-    if up.dtype() != expected {
-        return Err(AttentionError::MixedDTypes {
-            what: "up",
-            found: up.dtype(),
-            expected,
-        });
-    }
+    accumulator(gate.dtype())?;
+    expect("up", up, gate.dtype(), gate)?;
     let (left, right) = (gate.shape(), up.shape());
     if left != right {
         return Err(AttentionError::Shapes {

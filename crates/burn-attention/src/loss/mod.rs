@@ -108,7 +108,7 @@ impl CrossEntropy {
     ///
     /// # Errors
     /// [`Size`](AttentionError::Size), [`MixedDTypes`](AttentionError::MixedDTypes),
-    /// [`UnsupportedDType`](AttentionError::UnsupportedDType).
+    /// [`Device`](AttentionError::Device), [`UnsupportedDType`](AttentionError::UnsupportedDType).
     pub fn try_forward(&self, hidden: Tensor<2>, weight: Tensor<2>) -> Result<Tensor<1>> {
         let [rows, _] = hidden.dims();
         if rows != self.rows {

@@ -6,7 +6,7 @@ use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTen
 
 use super::blocks;
 use crate::error::{AttentionError, Result};
-use crate::ops::{Method, accumulator};
+use crate::ops::{Method, accumulator, expect};
 
 /// What each row predicts, and which code computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,15 +39,8 @@ impl CrossEntropyOp {
     /// # Errors
     /// Those of [`CrossEntropy::try_forward`](crate::CrossEntropy::try_forward).
     pub fn check<T: TensorMetadata>(&self, hidden: &T, weight: &T) -> Result<()> {
-        let expected = hidden.dtype();
-        accumulator(expected)?;
-        if weight.dtype() != expected {
-            return Err(AttentionError::MixedDTypes {
-                what: "weight",
-                found: weight.dtype(),
-                expected,
-            });
-        }
+        accumulator(hidden.dtype())?;
+        expect("weight", weight, hidden.dtype(), hidden)?;
         let [rows, channels] = hidden.shape().dims();
         let [vocabulary, of_weight] = weight.shape().dims();
         let targets = "the list of targets";

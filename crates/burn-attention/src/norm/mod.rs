@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use crate::backends;
 use crate::error::{AttentionError, Result};
-use crate::ops::accumulator;
+use crate::ops::{accumulator, expect};
 
 pub use ops::RmsNormOps;
 
@@ -26,7 +26,8 @@ pub use ops::RmsNormOps;
 ///
 /// # Errors
 /// [`Size`](AttentionError::Size), [`MixedDTypes`](AttentionError::MixedDTypes),
-/// [`UnsupportedDType`](AttentionError::UnsupportedDType), [`Epsilon`](AttentionError::Epsilon).
+/// [`Device`](AttentionError::Device), [`UnsupportedDType`](AttentionError::UnsupportedDType),
+/// [`Epsilon`](AttentionError::Epsilon).
 ///
 /// # Example
 /// ```
@@ -59,15 +60,8 @@ pub fn rms_norm<const D: usize>(
 }
 
 fn check<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Result<()> {
-    let expected = x.dtype();
-    accumulator(expected)?;
-    if weight.dtype() != expected {
-        return Err(AttentionError::MixedDTypes {
-            what: "weight",
-            found: weight.dtype(),
-            expected,
-        });
-    }
+    accumulator(x.dtype())?;
+    expect("weight", weight, x.dtype(), x)?;
     let channels = x.shape().last().copied().unwrap_or(1);
     let [of_weight] = weight.shape().dims();
     if channels != of_weight {

@@ -234,7 +234,7 @@ impl<E: Number> Problem<'_, E> {
         } = self.sizes;
         let len = self.tile_queries();
         let outs = out.par_chunks_mut((queries * heads * value_dim).max(1));
-        let sums = log_sums.par_chunks_mut(queries * heads);
+        let sums = log_sums.par_chunks_mut((queries * heads).max(1));
         // Without channels of v there are sums, and no output to divide among threads.
         if value_dim == 0 {
             return;
@@ -412,8 +412,8 @@ impl<'a, E: Number> Backward<'a, E> {
         let head = |index: usize| (index / kv_heads, index % kv_heads);
         match dbias {
             Some((dbias, strides)) => {
-                // HeadsView may share a bias: their parts are added in their order, and of as many
-                // heads as there are threads they exist at a time.
+                // Heads may share a bias: their parts of its gradient are added in order, and at
+                // most one part for each thread exists at a time.
                 let mut heads: Vec<_> = heads.collect();
                 for wave in heads.chunks_mut(threads.max(1)) {
                     let parts: Vec<_> = wave

@@ -167,7 +167,9 @@ fn backward<E: Number>(
     let like = |x: &FlexTensor| FlexTensor::empty(x.layout().shape().clone(), x.dtype());
     let (mut dq, mut dk) = (like(&operands.q), like(&operands.k));
     let mut dv = like(&operands.v);
-    let mut dbias = operands.bias.as_ref().filter(|_| bias_wanted).map(like);
+    // Heads add to it.
+    let zeros = |x: &FlexTensor| FlexTensor::zeros(x.layout().shape().clone(), x.dtype());
+    let mut dbias = operands.bias.as_ref().filter(|_| bias_wanted).map(zeros);
     let [batch, heads_, tokens] =
         std::array::from_fn(|dim| sums.layout().strides()[dim].unsigned_abs());
     let log_sums = BiasView {
