@@ -5,7 +5,8 @@
 //! - [`sys`]: the C interface of the runtime, as declared by the vendor.
 //! - [`loader`]: finding the vendor's libraries, or taking the simulator's functions instead.
 //! - [`safe`]: owned runtime, devices, streams, buffers and kernels.
-//! - [`rope`]: this crate's kernels: rotation of q and k, its adjoint, the gradient of the angles.
+//! - [`rope`]: this crate's kernels: rotation of q and k, its adjoint, the gradient of the angles,
+//!   RMSNorm with the rotation, and the rotation on the cube cores.
 //! - [`diagnosis`]: what of all this works here, and what to do about the rest.
 //! - [`aclnn`]: the stock operators, each within its documented limits.
 //!

@@ -198,6 +198,27 @@ fn a_teardown_failure_comes_out_of_the_next_call() {
     ));
 }
 
+/// The runtime belongs to the process: it ends with the last of its users.
+#[test]
+fn a_runtime_that_was_started_twice_ends_once() {
+    let _session = Session::begin();
+    let [first, second] = [(); 2].map(|()| Runtime::start(api()).unwrap());
+    first.close().unwrap();
+    let stream = second.device(0).unwrap().stream().unwrap();
+    assert_eq!(
+        stream.download(&stream.upload(&[1.5f32]).unwrap()).unwrap(),
+        [1.5]
+    );
+    drop(stream);
+    second.close().unwrap();
+    let calls = control::calls().into_iter();
+    assert_eq!(
+        calls.filter(|call| call.function == "aclFinalize").count(),
+        1
+    );
+    assert_eq!(control::violations(), []);
+}
+
 #[test]
 fn missing_libraries_name_what_was_tried() {
     let error = Runtime::open(Some(Path::new("/nonexistent/cann"))).unwrap_err();

@@ -5,7 +5,7 @@ mod support;
 
 use ascend_sim::{Session, control};
 use rope_ascend::AscendError;
-use rope_ascend::safe::{DeviceBuffer, Pooling, Runtime, Stream};
+use rope_ascend::safe::{DeviceBuffer, DeviceMemory, Pooling, Runtime, Stream};
 use support::{Numbers, api_with};
 
 const MIB: usize = 1 << 20;
@@ -200,6 +200,22 @@ fn sizes_beyond_the_address_space_are_refused_before_any_call() {
         );
     }
     assert!(control::calls().is_empty());
+}
+
+/// Buffers can be exchanged by the memory that they dereference to.
+#[test]
+fn a_copy_moves_elements_and_not_what_memory_has_beyond_them() {
+    let _session = Session::begin();
+    let runtime = Runtime::start(api_with(Pooling::Blocks)).unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let mut odd = stream.upload(&[7u8; 7]).unwrap();
+    let mut from = stream.upload(&[1.0f32, 2.0]).unwrap();
+    std::mem::swap::<DeviceMemory>(&mut odd, &mut from);
+    let mut to = stream.zeros::<f32>(from.len()).unwrap();
+    stream.copy(&from, &mut to).unwrap();
+    let expected = f32::from_ne_bytes([7; 4]);
+    assert_eq!(stream.download(&to).unwrap(), [expected]);
+    assert_eq!(control::violations(), []);
 }
 
 #[test]

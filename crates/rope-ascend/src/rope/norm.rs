@@ -229,7 +229,7 @@ impl Rotator {
 
     fn launch_norm(&self, plan: &Plan<NormTiling>, args: NormArgs) -> Result<()> {
         let map = self.kept(&plan.map)?;
-        // SAFETY: `NormArgs` is `repr(C)`: eleven eight-byte addresses and a tiling of 640 bytes
+        // SAFETY: `NormArgs` is `repr(C)`: eleven eight-byte addresses and a tiling of 648 bytes
         // whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
         // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
         // tensors, weights, angles and sums.

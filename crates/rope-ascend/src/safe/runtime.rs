@@ -1,16 +1,30 @@
 //! The runtime of the process.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::device::Device;
 use crate::error::{AscendError, Result};
 use crate::loader::Api;
 use crate::result;
 
+/// The runtimes that this process uses. The runtime belongs to the process, so the last of its
+/// users ends it, and only if one of them started it.
+static IN_USE: Mutex<Vec<InUse>> = Mutex::new(Vec::new());
+
+struct InUse {
+    /// The address of `aclInit`, by which one runtime differs from another, as a simulated one.
+    init: usize,
+    users: usize,
+    started_here: bool,
+}
+
+fn in_use() -> MutexGuard<'static, Vec<InUse>> {
+    IN_USE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[derive(Debug)]
 pub(super) struct RuntimeInner {
-    started_here: bool,
     finalized: std::sync::atomic::AtomicBool,
     teardown: Mutex<Option<AscendError>>,
     pub(super) api: Api,
@@ -44,11 +58,20 @@ impl RuntimeInner {
         let again = self
             .finalized
             .swap(true, std::sync::atomic::Ordering::AcqRel);
-        if again || !self.started_here {
+        if again {
             return Ok(());
         }
-        // SAFETY: every handle holds this structure by reference count, so when it is dropped or
-        // closed as the last one, none is left.
+        let mut runtimes = in_use();
+        let init = self.api.rt.aclInit as usize;
+        let Some(index) = runtimes.iter().position(|runtime| runtime.init == init) else {
+            return Ok(());
+        };
+        runtimes[index].users -= 1;
+        if runtimes[index].users > 0 || !runtimes.swap_remove(index).started_here {
+            return Ok(());
+        }
+        // SAFETY: every handle holds a structure like this one by reference count, and this is the
+        // last of them, so no handle is left. No other is made meanwhile: the list is locked.
         unsafe { result::finalize(&self.api.rt) }
     }
 }
@@ -81,9 +104,22 @@ impl Runtime {
     /// The runtime's.
     #[doc(alias = "aclInit")]
     pub fn start(api: Api) -> Result<Self> {
+        let mut runtimes = in_use();
         let started_here = result::init(&api.rt)?;
+        let init = api.rt.aclInit as usize;
+        match runtimes.iter_mut().find(|runtime| runtime.init == init) {
+            Some(runtime) => {
+                runtime.users += 1;
+                runtime.started_here |= started_here;
+            }
+            None => runtimes.push(InUse {
+                init,
+                users: 1,
+                started_here,
+            }),
+        }
+        drop(runtimes);
         let inner = RuntimeInner {
-            started_here,
             finalized: false.into(),
             teardown: Mutex::new(None),
             api,
@@ -124,7 +160,8 @@ impl Runtime {
         Device::open(self.clone(), ordinal)
     }
 
-    /// Ends the runtime and reports the first failure of any teardown.
+    /// Ends the runtime, unless the process has started it more than once and uses it still, and
+    /// reports the first failure of any teardown.
     ///
     /// # Errors
     /// [`AscendError::StillInUse`] while other handles are alive; a recorded failure; the

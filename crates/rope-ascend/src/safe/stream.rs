@@ -396,14 +396,15 @@ impl Stream {
         if from.is_empty() {
             return Ok(());
         }
-        // SAFETY: both extents are the buffers' own and equal; both stay allocated until the
-        // stream has passed the copy, since dropped buffers go back to this stream's pool.
+        // SAFETY: both buffers hold as many elements, whatever their memory has beyond those; both
+        // stay allocated until the stream has passed the copy, since dropped buffers go back to
+        // this stream's pool.
         unsafe {
             result::copy_async(
                 inner.rt(),
                 to.pointer(),
                 from.pointer(),
-                from.bytes(),
+                from.len() * size_of::<T>(),
                 aclrtMemcpyKind::DEVICE_TO_DEVICE,
                 self.inner.raw,
             )

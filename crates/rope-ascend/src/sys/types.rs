@@ -145,13 +145,15 @@ enumerations! {
 }
 
 impl aclDataType {
-    /// Bytes of one element.
+    /// Bytes of one element; of a type that is not listed here, as many as the widest has
+    /// (`ACL_COMPLEX128`), so that no operator is given less memory than it reads.
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::DOUBLE | Self::INT64 | Self::UINT64 => 8,
             Self::FLOAT | Self::INT32 | Self::UINT32 => 4,
             Self::FLOAT16 | Self::BF16 | Self::INT16 | Self::UINT16 => 2,
-            _ => 1,
+            Self::INT8 | Self::UINT8 | Self::BOOL => 1,
+            _ => 16,
         }
     }
 }
