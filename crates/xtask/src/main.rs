@@ -42,8 +42,8 @@ benchmarks   measures everything, for half an hour after building, and writes do
       meanwhile.
 claims   runs the commands of docs/claims.md that count, and checks that their output says what the
       page states. It shares what `cargo test --workspace` has built.
-fuzz   runs the targets of fuzz/ on their kept inputs, then on new ones for so many seconds or inputs
-      each, 5 seconds by default; two minutes with building. What it finds is in target/fuzz.
+fuzz   runs the targets of fuzz/ on their kept inputs, then each on new ones for a number of seconds
+      or inputs, 5 seconds by default; two minutes with building. What it finds is in target/fuzz.
 gpu-kernels   compiles the kernels for GPUs as CUDA C++ with NVIDIA's compilers, which need no GPU and
       come from PyPI, for compute capability 8.0, 9.0 and 12.0, and prints what their machine code
       says. Spilled registers, local memory, narrow accesses and 64-bit divisions are errors. On
