@@ -1,6 +1,7 @@
 //! Rotations as data: lanes, lists of frequencies, real positions. Expected values are written out
 //! from the formulas.
 
+use rope_core::reference::HeadMatrix;
 use rope_core::{
     AxisLayout, CosSinTable, Frequencies, Lane, Positions, RopeError, RotarySpec, Scaling,
     TokenAngles,
@@ -190,4 +191,110 @@ fn lanes_and_lists_survive_serialization_and_are_checked_on_the_way_back() {
         json,
         r#"{"theta":10000.0,"scaling":{"rope_type":"default"}}"#
     );
+}
+
+fn arranged(layout: AxisLayout, pairs: usize) -> Result<RotarySpec, RopeError> {
+    RotarySpec::builder(2 * pairs)
+        .axes(layout)
+        .theta(64.0)
+        .build()
+}
+
+fn axes(layout: AxisLayout, pairs: usize) -> String {
+    let spec = arranged(layout, pairs).expect("a valid layout");
+    let lanes = spec.lane_map().lanes().iter();
+    lanes
+        .map(|lane| char::from(b"THWX"[usize::from(lane.axis)]))
+        .collect()
+}
+
+#[test]
+fn arrangements_written_out_by_hand() {
+    assert_eq!(axes(AxisLayout::Contiguous(vec![2, 3, 3]), 8), "TTHHHWWW");
+    assert_eq!(axes(AxisLayout::Striped(vec![4, 2, 2]), 8), "THWTHWTT");
+    assert_eq!(axes(AxisLayout::Striped(vec![3, 3, 2]), 8), "THWTHWTH");
+    assert_eq!(axes(AxisLayout::Ernie(vec![3, 3, 2]), 8), "HWHWHWTT");
+    assert_eq!(axes(AxisLayout::PerAxis(vec![4, 4]), 8), "TTTTHHHH");
+    assert_eq!(axes(AxisLayout::PerAxisStriped(vec![4, 4]), 8), "HTHTHTHT");
+    // The two that vLLM's users pin.
+    assert_eq!(axes(AxisLayout::Balanced(vec![2, 2]), 4), "THTH");
+    assert_eq!(axes(AxisLayout::Balanced(vec![2, 3, 3]), 8), "THWHWHWT");
+    assert_eq!(
+        axes(AxisLayout::PerChannel(vec![1, 1, 1, 1]), 4),
+        "TTHHWWXX"
+    );
+}
+
+#[test]
+fn frequencies_restart_per_axis_and_equal_axes_share_columns() {
+    let spec = arranged(AxisLayout::PerAxis(vec![2, 3, 3]), 8).expect("a valid layout");
+    let columns = |spec: &RotarySpec| -> Vec<u32> {
+        let lanes = spec.lane_map().lanes().iter();
+        lanes.map(|lane| lane.frequency).collect()
+    };
+    assert_eq!(columns(&spec), [0, 1, 2, 3, 4, 2, 3, 4]);
+    assert_eq!(spec.lane_map().frequency_count(), 5);
+    // 64^(-j / 2), then 64^(-j / 3).
+    let expected = [1.0, 1.0 / 8.0, 1.0, 1.0 / 4.0, 1.0 / 16.0];
+    for (found, expected) in spec.inv_freq(None).expect("valid").iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-15, "{found}, {expected}");
+    }
+    let spec = arranged(AxisLayout::PerAxisStriped(vec![3, 3]), 6).expect("a valid layout");
+    assert_eq!(columns(&spec), [0, 0, 1, 1, 2, 2]);
+    assert!(matches!(
+        arranged(AxisLayout::PerAxisStriped(vec![2, 4]), 6),
+        Err(RopeError::SectionsNotRealisable { .. })
+    ));
+}
+
+/// The oracle derives axis and frequency of each pair from the layout's definition alone.
+fn agrees_with_the_oracle(layout: AxisLayout) {
+    let (axes, pairs) = (layout.axis_count(), layout.sections().iter().sum::<usize>());
+    let positions = Positions::new(axes, &[3, 5, 7][..axes]).expect("valid positions");
+    let spec = RotarySpec::builder(2 * pairs).axes(layout);
+    let spec = spec.build().expect("a valid specification");
+    let found = TokenAngles::<f64>::new(&spec, &positions, None).expect("valid angles");
+    let expected = HeadMatrix::new(&spec, &positions, 0, None).expect("valid positions");
+    for (pair, cos) in found.rows()[..pairs].iter().enumerate() {
+        let expected = expected.get(pair, pair);
+        let layout = spec.axis_layout();
+        assert!((cos - expected).abs() < 1e-12, "{layout:?}, pair {pair}");
+    }
+}
+
+#[test]
+fn striped_axes_of_uneven_sections_turn_by_their_own_frequencies() {
+    for sections in [vec![4, 4], vec![1, 1, 2], vec![2, 3, 3], vec![6, 7]] {
+        agrees_with_the_oracle(AxisLayout::PerAxisStriped(sections));
+    }
+}
+
+#[test]
+fn balanced_sections_are_those_of_the_oracle_also_without_axis_0() {
+    for first in 0..5 {
+        for second in 0..5 {
+            for third in 0..5 {
+                if first + second + third > 0 {
+                    agrees_with_the_oracle(AxisLayout::Balanced(vec![first, second, third]));
+                }
+                if first + second > 0 {
+                    agrees_with_the_oracle(AxisLayout::Balanced(vec![first, second]));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sections_that_sum_right_but_cannot_be_arranged_are_refused() {
+    let striped = AxisLayout::Striped(vec![2, 20, 10]);
+    assert!(matches!(
+        arranged(striped, 32),
+        Err(RopeError::SectionsNotRealisable { pairs: 32, .. })
+    ));
+    let ernie = AxisLayout::Ernie(vec![2, 4, 2]);
+    assert!(matches!(
+        arranged(ernie, 8),
+        Err(RopeError::SectionsNotRealisable { .. })
+    ));
 }

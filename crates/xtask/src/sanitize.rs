@@ -34,8 +34,7 @@ const BUILD: [&str; 9] = [
     "--target",
 ];
 
-/// The tests that reach it: without rope-core's unit tests, which are of safe code, and for which
-/// its kernels would be compiled again.
+/// The tests that reach it; rope-core has no unit tests.
 const TESTS: [&[&str]; 2] = [&["--package=rope-core", "--test=*"], &["--lib"]];
 
 /// Tests that reach nothing that the others do not: of how values are rounded, of how many bytes
