@@ -384,6 +384,69 @@ fn a_theta_on_which_versions_differ_must_be_stated() {
     }
 }
 
+/// Ids of the first two frames of a video of `seconds` per temporal patch.
+fn frame_ids(config: &Value, seconds: f64) -> [f64; 2] {
+    let rules = PositionRules::from_hf_config(&config.to_string()).expect("reads");
+    let prompt = Prompt {
+        input_ids: &[1, 8, 8],
+        video_grids: &[[2, 2, 2]],
+        seconds_per_grid: Some(&[seconds]),
+        ..Prompt::default()
+    };
+    let ids = rules.position_ids(&prompt).expect("fits");
+    [ids.axis(0)[1], ids.axis(0)[2]]
+}
+
+/// Qwen3-Omni's published configuration has `tokens_per_second` in its tower, which is not read.
+#[test]
+fn ids_per_second_are_those_that_the_model_reads() {
+    let omni = |model_type: &str, stated: Value, tower: Value| {
+        let mut thinker = json!({"image_token_id": 7, "video_token_id": 8, "vision_config": tower});
+        if !stated.is_null() {
+            thinker["position_id_per_seconds"] = stated;
+        }
+        json!({"model_type": model_type, "thinker_config": thinker})
+    };
+    let tower = json!({"tokens_per_second": 2, "spatial_merge_size": 2});
+    let cases = [
+        (omni("qwen3_omni_moe", json!(13), tower.clone()), 13.0),
+        (omni("qwen2_5_omni", json!(25), tower.clone()), 25.0),
+        (omni("qwen3_omni_moe", Value::Null, tower.clone()), 25.0),
+        (omni("qwen2_5_omni", Value::Null, tower.clone()), 25.0),
+        (
+            json!({"model_type": "qwen2_5_vl", "image_token_id": 7, "video_token_id": 8,
+                "vision_config": tower, "position_id_per_seconds": 13}),
+            2.0,
+        ),
+        (
+            json!({"model_type": "qwen2_5_vl", "image_token_id": 7, "video_token_id": 8,
+                "vision_config": {"spatial_merge_size": 2}}),
+            4.0,
+        ),
+    ];
+    for (config, per_second) in cases {
+        assert_eq!(frame_ids(&config, 1.0), [1.0, 1.0 + per_second], "{config}");
+    }
+}
+
+/// Their code is that of Qwen3-VL and GLM-4.1V: a block per frame, with text between.
+#[test]
+fn position_ids_of_models_that_share_qwen3_vls_code() {
+    for model_type in [
+        "qwen3_vl",
+        "cohere_compass",
+        "cosmos3_omni",
+        "qwen4_exp",
+        "glm46v",
+    ] {
+        let config = json!({"model_type": model_type, "image_token_id": 7, "video_token_id": 8,
+            "vision_config": {"spatial_merge_size": 2}});
+        let rules = PositionRules::from_hf_config(&config.to_string()).expect(model_type);
+        assert!(rules.block_per_frame(), "{model_type}");
+        assert_eq!(rules.video_merge(), [1, 2, 2], "{model_type}");
+    }
+}
+
 #[test]
 fn deepseek_v2_turns_adjacent_channels() {
     let config = json!({"model_type": "deepseek_v2", "hidden_size": 5120,

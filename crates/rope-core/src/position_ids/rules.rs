@@ -89,12 +89,33 @@ pub(super) struct Family {
     pub(super) block_per_frame: bool,
     /// Temporal patches that merge into one token.
     temporal_merge: usize,
-    /// Ids per second where the configuration does not say; without, a temporal patch takes one id.
-    ids_per_second: Option<f64>,
+    /// Ids per second of video; without, a temporal patch takes one id.
+    ids_per_second: Option<PerSecond>,
     /// Transformers 5.23 forgets time after a video.
     pub(super) forgets_time: bool,
     pub(super) audio_in_video: Option<AudioInVideo>,
 }
+
+/// Ids per second of video.
+#[derive(Clone, Copy, Debug)]
+struct PerSecond {
+    /// Those of the published checkpoints.
+    published: f64,
+    /// Those of a configuration that does not say: the default of the class.
+    unstated: f64,
+    /// The key that states them.
+    key: &'static str,
+    /// Whether that key is one of `vision_config`.
+    in_vision: bool,
+}
+
+/// Of the omni models; they do not read `tokens_per_second`, which their `vision_config` has too.
+const OF_THINKER: PerSecond = PerSecond {
+    published: 25.0,
+    unstated: 25.0,
+    key: "position_id_per_seconds",
+    in_vision: false,
+};
 
 /// How a family that hears lays out audio in video.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +144,12 @@ static FAMILIES: [Family; 7] = [
     },
     Family {
         model_types: &["qwen2_5_vl"],
-        ids_per_second: Some(2.0),
+        ids_per_second: Some(PerSecond {
+            published: 2.0,
+            unstated: 4.0,
+            key: "tokens_per_second",
+            in_vision: true,
+        }),
         ..ONE_BLOCK
     },
     Family {
@@ -132,18 +158,26 @@ static FAMILIES: [Family; 7] = [
         ..ONE_BLOCK
     },
     Family {
-        model_types: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
+        model_types: &[
+            "qwen3_vl",
+            "qwen3_vl_moe",
+            "qwen3_5",
+            "qwen3_5_moe",
+            "cohere_compass",
+            "cosmos3_omni",
+            "qwen4_exp",
+        ],
         block_per_frame: true,
         ..ONE_BLOCK
     },
     Family {
-        model_types: &["glm4v", "glm4v_moe", "glm_ocr"],
+        model_types: &["glm4v", "glm4v_moe", "glm46v", "glm_ocr"],
         block_per_frame: true,
         ..ONE_BLOCK
     },
     Family {
         model_types: &["qwen2_5_omni", "qwen2_5_omni_thinker"],
-        ids_per_second: Some(25.0),
+        ids_per_second: Some(OF_THINKER),
         forgets_time: false,
         audio_in_video: Some(AudioInVideo {
             markers_share: true,
@@ -154,7 +188,10 @@ static FAMILIES: [Family; 7] = [
     },
     Family {
         model_types: &["qwen3_omni_moe", "qwen3_omni_moe_thinker"],
-        ids_per_second: Some(13.0),
+        ids_per_second: Some(PerSecond {
+            published: 13.0,
+            ..OF_THINKER
+        }),
         forgets_time: false,
         audio_in_video: Some(AudioInVideo {
             markers_share: false,
@@ -214,7 +251,7 @@ impl PositionRules {
             tokens,
             spatial_merge: 2,
             temporal_merge: family.temporal_merge,
-            ids_per_second: family.ids_per_second,
+            ids_per_second: family.ids_per_second.map(|ids| ids.published),
             seconds_per_chunk: family
                 .audio_in_video
                 .and_then(|audio| audio.seconds_per_chunk),
@@ -270,14 +307,17 @@ impl PositionRules {
         let merge = |key: &str, beside: &str| -> Result<Option<usize>, ConfigError> {
             Ok(config.size(beside)?.or(vision.size(key)?))
         };
-        let per_second = vision.number("tokens_per_second")?;
-        let per_second = per_second.or(config.number("position_id_per_seconds")?);
+        // Families without absolute time do not read the key, though some checkpoints carry it.
+        let ids_per_second = match rules.family.ids_per_second {
+            Some(ids) => {
+                let level = if ids.in_vision { &vision } else { &config };
+                Some(level.number(ids.key)?.unwrap_or(ids.unstated))
+            }
+            None => None,
+        };
         Self {
             tokens,
-            // Families without absolute time do not read the key, though some checkpoints carry it.
-            ids_per_second: rules
-                .ids_per_second
-                .map(|default| per_second.unwrap_or(default)),
+            ids_per_second,
             seconds_per_chunk: match rules.seconds_per_chunk {
                 Some(default) => Some(config.number("seconds_per_chunk")?.unwrap_or(default)),
                 None => None,
