@@ -1,5 +1,5 @@
 //! What the rows of the families say beyond pairing and axes: which layers turn, heads of their
-//! own, and what is refused. Expected values are those of transformers 5.23.0.
+//! own, and what is refused. Expected values are those of transformers 5.24.0.
 
 use rope_core::hf::{ConfigError, LayerSpecs, model_tables};
 use rope_core::{AxisLayout, Lane, Pairing, RopeError, RotarySpec};
@@ -23,7 +23,11 @@ fn layers_that_do_not_turn() {
     let windows = r#""layer_types": ["sliding_attention", "full_attention"]"#;
     let heads = r#""hidden_size": 256, "num_attention_heads": 4, "rope_theta": 1e4"#;
     for (json, expected) in [
-        // Full layers turn where there is no window.
+        // Full layers turn where there is no window; unstated, the class has one.
+        (
+            format!(r#"{{"model_type": "exaone4", {windows}, {heads}}}"#),
+            [true, false],
+        ),
         (
             format!(r#"{{"model_type": "exaone4", "sliding_window": 16, {windows}, {heads}}}"#),
             [true, false],
@@ -63,6 +67,147 @@ fn layers_that_do_not_turn() {
     }
 }
 
+/// The indices of the layers that rotate, of `count`.
+fn rotating(fields: &str, count: usize) -> Vec<usize> {
+    let json = format!(
+        r#"{{{fields}, "num_hidden_layers": {count}, "hidden_size": 256,
+            "num_attention_heads": 4}}"#
+    );
+    let found = layers(&json);
+    assert_eq!(found.len(), count, "{json}");
+    (0..count).filter(|layer| found[*layer]).collect()
+}
+
+/// Configurations that do not list the types of their layers.
+#[test]
+fn layers_that_rotate_where_none_are_listed() {
+    let but_every = |every: usize, count: usize| -> Vec<usize> {
+        (0..count).filter(|i| (i + 1) % every != 0).collect()
+    };
+    for (fields, count, expected) in [
+        (
+            r#""model_type": "bamba", "attn_layer_indices": [9, 18, 27]"#,
+            32,
+            vec![9, 18, 27],
+        ),
+        (r#""model_type": "bamba""#, 4, vec![]),
+        (r#""model_type": "recurrent_gemma""#, 8, vec![2, 5]),
+        (
+            r#""model_type": "recurrent_gemma", "block_types": ["recurrent", "attention"]"#,
+            5,
+            vec![1, 3],
+        ),
+        (r#""model_type": "afmoe""#, 8, but_every(4, 8)),
+        (
+            r#""model_type": "afmoe", "global_attn_every_n_layers": 3"#,
+            7,
+            but_every(3, 7),
+        ),
+        (r#""model_type": "exaone4""#, 8, but_every(4, 8)),
+        (
+            r#""model_type": "exaone_moe", "sliding_window_pattern": 2"#,
+            5,
+            but_every(2, 5),
+        ),
+        (r#""model_type": "kolibri1""#, 11, but_every(5, 11)),
+        // Full: the first two, one in four from index 1 on, and the last.
+        (r#""model_type": "flint""#, 9, vec![2, 3, 4, 6, 7]),
+        (r#""model_type": "lara_mini""#, 10, vec![1, 4, 6, 9]),
+        (
+            r#""model_type": "zamba2", "use_mem_rope": true,
+                "layers_block_type": ["mamba", "hybrid", "linear_attention", "hybrid"]"#,
+            4,
+            vec![1, 3],
+        ),
+        // No window: the sliding layers of Command R7B do not rotate either.
+        (
+            r#""model_type": "cohere2", "sliding_window": null"#,
+            8,
+            vec![],
+        ),
+        (r#""model_type": "cohere2""#, 8, but_every(4, 8)),
+    ] {
+        assert_eq!(rotating(fields, count), expected, "{fields}");
+    }
+    // A published list goes before a pattern, whatever that looks like.
+    let exaone = r#""model_type": "exaone4", "sliding_window_pattern": "LLLG",
+        "layer_types": ["sliding_attention", "full_attention"]"#;
+    assert_eq!(rotating(exaone, 2), [0]);
+    let json = r#"{"model_type": "zamba2", "use_mem_rope": true, "num_hidden_layers": 54,
+        "hidden_size": 256, "num_attention_heads": 4}"#;
+    let error = refusal(json);
+    assert!(
+        matches!(&error, ConfigError::MissingKey { key, .. } if key == "layers_block_type"),
+        "{error}"
+    );
+}
+
+/// The layers of full and sliding attention of models that rotate them by other thetas.
+#[test]
+fn layers_of_two_thetas_where_none_are_listed() {
+    for (model_type, count, full) in [
+        ("mimo_v2_flash", 13, vec![0, 5, 11]),
+        ("modernbert", 7, vec![0, 3, 6]),
+        ("t5gemma2_text", 12, vec![5, 11]),
+        ("dory", 8, vec![3, 7]),
+    ] {
+        let json = format!(
+            r#"{{"model_type": "{model_type}", "num_hidden_layers": {count}, "hidden_size": 256,
+                "num_attention_heads": 4}}"#
+        );
+        let specs = LayerSpecs::from_hf_config(&json).expect("valid");
+        let is_full = |layer: &usize| specs.of_layer(*layer) == specs.named("full_attention");
+        let found: Vec<usize> = (0..count).filter(is_full).collect();
+        assert_eq!(found, full, "{model_type}");
+    }
+}
+
+/// Model types that are new in transformers 5.24.0.
+#[test]
+fn new_model_types_of_5_24() {
+    let json = r#"{"model_type": "exaone", "hidden_size": 4096, "num_attention_heads": 32,
+        "num_layers": 32}"#;
+    let specs = LayerSpecs::from_hf_config(json).expect("valid");
+    assert_eq!(specs.layers(), 32);
+    let spec = specs.into_single().expect("alike");
+    assert_eq!(
+        (spec.pairing(), spec.frequencies().theta()),
+        (Pairing::Half, Some(5e5))
+    );
+
+    let sarvam = r#"{"model_type": "sarvam_moe", "hidden_size": 4096, "num_attention_heads": 64}"#;
+    let spec = RotarySpec::from_hf_config(sarvam).expect("valid");
+    assert_eq!((spec.head_dim(), spec.rotary_dim()), (64, 64));
+    assert_eq!(spec.frequencies().theta(), Some(8e6));
+
+    // The published head_dim is the width of the compressed keys.
+    let mla = |name: &str| {
+        format!(
+            r#"{{"model_type": "sarvam_mla", "head_dim": 576, "qk_rope_head_dim": 64,
+                "rope_theta": 10000.0, "max_position_embeddings": 131072, "rope_scaling":
+                {{"type": "{name}", "factor": 40, "original_max_position_embeddings": 4096,
+                  "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}}}}"#
+        )
+    };
+    let spec = RotarySpec::from_hf_config(&mla("deepseek_yarn")).expect("valid");
+    assert_eq!(
+        (spec.head_dim(), spec.pairing()),
+        (64, Pairing::InterleaveHalf)
+    );
+    assert_eq!(Ok(spec), RotarySpec::from_hf_config(&mla("yarn")));
+
+    // Its published layers are listed as attention and mlp.
+    let dory = r#"{"model_type": "dory", "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp"]}"#;
+    assert_eq!(layers(dory), [true, false, true, false]);
+
+    let hy = r#"{"model_type": "hy_v4_vl", "text_config": {"model_type": "hy_v4_vl_text",
+        "qk_rope_head_dim": 64, "head_dim": 64}}"#;
+    let spec = RotarySpec::from_hf_config(hy).expect("valid");
+    assert_eq!((spec.head_dim(), spec.pairing()), (64, Pairing::Adjacent));
+    assert_eq!(spec.axis_layout(), &AxisLayout::Striped(vec![12, 10, 10]));
+}
+
 #[test]
 fn what_a_configuration_must_state_or_must_not() {
     let heads = r#""hidden_size": 256, "num_attention_heads": 4, "rope_theta": 1e4"#;
@@ -71,6 +216,7 @@ fn what_a_configuration_must_state_or_must_not() {
         r#""model_type": "falcon", "alibi": true"#,
         r#""model_type": "zamba2""#,
         r#""model_type": "deepseek_v4""#,
+        r#""model_type": "t5gemma2""#,
     ] {
         let error = refusal(&of(fields));
         assert!(

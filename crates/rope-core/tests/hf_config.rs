@@ -363,6 +363,20 @@ fn vision_towers() {
             expected,
         );
     }
+    // Theta beside the object is the one of the object, if that states none.
+    let beside = |rope: &str| {
+        format!(
+            r#"{{"model_type": "qwen2_vl_vision", "embed_dim": 1280, "num_heads": 16,
+                "rope_theta": 20000, "rope_parameters": {{"rope_type": "axial"{rope}}}}}"#
+        )
+    };
+    let spec = RotarySpec::from_hf_vision_config(&beside("")).expect("reads");
+    check("beside", &spec, (80, 80, Half, PerAxis(vec![20, 20]), 2e4));
+    assert!(matches!(
+        RotarySpec::from_hf_vision_config(&beside(r#", "rope_theta": 10000"#)),
+        Err(RopeError::Config(ConfigError::Contradiction { left, right, .. }))
+            if left.key == "rope_theta" && right.key == "rope_parameters.rope_theta"
+    ));
     // Hunyuan's tower has learned positions; there is nothing to rotate.
     let learned = r#"{"model_type": "hunyuan_vl", "vision_config": {"hidden_size": 1152, "num_attention_heads": 16}}"#;
     assert!(matches!(
@@ -400,6 +414,11 @@ fn scalings_reach_the_specification() {
             max_position_embeddings: 2048
         }
     );
+
+    // Other models' code does not read alpha.
+    let alpha = dynamic.replace("2.0", "2.0, \"alpha\": 1000.0");
+    let read = RotarySpec::from_hf_config(&alpha).expect("reads");
+    assert_eq!(read, spec);
 
     // Phi-3 states both context lengths beside rope_scaling; the attention scaling follows from
     // them.
@@ -601,9 +620,69 @@ fn contradictions_name_both_sides() {
         ),
         // share and channels
         (
-            r#"{"model_type": "llama", "head_dim": 128, "partial_rotary_factor": 0.5, "rotary_dim": 128}"#,
+            r#"{"model_type": "minimax_m2", "head_dim": 128, "partial_rotary_factor": 0.5,
+                "rotary_dim": 128}"#,
             "partial_rotary_factor",
             "rotary_dim",
+        ),
+        // channels of a model type that transformers rotates whole
+        (
+            r#"{"model_type": "minimax", "head_dim": 128, "rotary_dim": 64}"#,
+            "rotary_dim",
+            "model_type",
+        ),
+        // a share of such a model type under a scaling, which makes too few frequencies
+        (
+            r#"{"model_type": "llama", "head_dim": 128, "rope_parameters":
+                {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}"#,
+            "rope_parameters.partial_rotary_factor",
+            "model_type",
+        ),
+        // the original length inside and outside
+        (
+            r#"{"model_type": "llama", "head_dim": 128, "original_max_position_embeddings": 4096,
+                "rope_parameters": {"rope_type": "yarn", "factor": 4.0,
+                    "original_max_position_embeddings": 32768}}"#,
+            "original_max_position_embeddings",
+            "rope_parameters.original_max_position_embeddings",
+        ),
+        // a theta that the class does not read
+        (
+            r#"{"model_type": "gpt_neox", "head_dim": 64, "rope_theta": 777.0}"#,
+            "rope_theta",
+            "model_type",
+        ),
+        (
+            r#"{"model_type": "mimo_v2_flash", "rope_theta": 1000000.0}"#,
+            "rope_theta",
+            "model_type",
+        ),
+        (
+            r#"{"model_type": "mimo_v2_flash", "swa_rope_theta": 20000.0}"#,
+            "swa_rope_theta",
+            "model_type",
+        ),
+        (
+            r#"{"model_type": "cosmos3_edge_text", "rope_theta": 777.0}"#,
+            "rope_theta",
+            "model_type",
+        ),
+        // one object where the class reads them by layer type
+        (
+            r#"{"model_type": "laguna", "rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5,
+                "factor": 32.0, "original_max_position_embeddings": 4096}}"#,
+            "rope_parameters",
+            "model_type",
+        ),
+        (
+            r#"{"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 777.0}}"#,
+            "rope_parameters",
+            "model_type",
+        ),
+        (
+            r#"{"model_type": "dory", "rope_parameters": {"rope_theta": 1000000.0}}"#,
+            "rope_parameters",
+            "model_type",
         ),
         // stripes in a contiguous family
         (
@@ -724,6 +803,28 @@ fn broken_configurations_have_their_own_errors() {
         error(&qwen2_vl(r#", "mrope_section": [16, 24, 24]"#)),
         ConfigError::MisplacedKey { key, belongs_in }
             if key == "mrope_section" && belongs_in == "rope_parameters.mrope_section"
+    ));
+    // The share of a proportional scaling is stated in its object.
+    assert!(matches!(
+        error(
+            r#"{"model_type": "gemma4_text", "partial_rotary_factor": 0.5, "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0}}}"#
+        ),
+        ConfigError::MisplacedKey { key, belongs_in }
+            if key == "partial_rotary_factor"
+                && belongs_in == "rope_parameters.full_attention.partial_rotary_factor"
+    ));
+    // The thetas of a class are not those of the objects of layer types.
+    assert!(matches!(
+        error(
+            r#"{"model_type": "dory",
+                "rope_parameters": {"full_attention": {"rope_type": "default"}}}"#
+        ),
+        ConfigError::MissingKey { key, .. } if key == "rope_parameters.full_attention.rope_theta"
+    ));
+    assert!(matches!(
+        error(r#"{"model_type": "dots3_note_text", "rope_theta": 1e6}"#),
+        ConfigError::MissingKey { key, .. } if key == "qk_rope_head_dim"
     ));
     let gemma = |parameters: &str| {
         format!(

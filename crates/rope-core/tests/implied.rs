@@ -83,6 +83,9 @@ fn the_class_states_the_width_of_a_head() {
         if let Some(sections) = sections {
             config["rope_scaling"] = json!({"type": "default", "mrope_section": sections});
         }
+        if ["gpt_oss", "ministral3"].contains(&model_type) {
+            config["rope_parameters"] = json!({"rope_type": "default"});
+        }
         let found = specs(&config);
         let found: Vec<usize> = found.specs().map(|(_, spec)| spec.head_dim()).collect();
         assert!(
@@ -372,6 +375,24 @@ fn olmo_3_scales_full_layers_alone() {
     }
 }
 
+/// Step 3.5 with one theta: its scaling is that of full layers, which all are if none are listed.
+#[test]
+fn step_3_5_scales_full_layers_alone() {
+    let mut config = json!({"model_type": "step3p5", "num_hidden_layers": 2, "rope_theta": 5e6,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0}});
+    let alike = specs(&config);
+    assert_eq!(alike.of_layer(0), alike.named("full_attention"));
+    assert_eq!(alike.of_layer(1), alike.named("full_attention"));
+    config["layer_types"] = json!(["full_attention", "sliding_attention"]);
+    let found = specs(&config);
+    assert_eq!(frequencies(&found, "full_attention"), (5e6, LINEAR));
+    assert_eq!(
+        frequencies(&found, "sliding_attention"),
+        (5e6, Scaling::Default)
+    );
+    assert_eq!(found.of_layer(1), found.named("sliding_attention"));
+}
+
 /// Transformers 4 and 5 fall back to different ones: either guess could be wrong.
 #[test]
 fn a_theta_on_which_versions_differ_must_be_stated() {
@@ -382,6 +403,235 @@ fn a_theta_on_which_versions_differ_must_be_stated() {
             ConfigError::MissingKey { key, .. } if key.ends_with("rope_theta")
         ));
     }
+}
+
+/// Without a rope object these classes take a scaling of their own, whatever theta is stated.
+#[test]
+fn a_class_that_scales_by_default_needs_the_rope_object() {
+    let model_types = "gpt_oss apertus apertus1p5_text cwm higgs_audio_v2 ministral3 mistral4 \
+        openai_privacy_filter laguna lfm3 mellum zaya neomme beam gemma4_text diffusion_gemma_text \
+        embedding_gemma2_text";
+    for model_type in model_types.split_whitespace() {
+        let config = json!({"model_type": model_type, "head_dim": 64, "rope_theta": 1.5e5});
+        match error(&config) {
+            ConfigError::MissingKey { key, needed_by } => {
+                assert_eq!(key, "rope_parameters", "{model_type}");
+                assert!(needed_by.contains("scaling"), "{needed_by}");
+            }
+            other => panic!("{model_type}: {other}"),
+        }
+    }
+    let old = json!({"model_type": "gpt_oss", "rope_theta": 1.5e5,
+        "rope_scaling": {"rope_type": "default"}});
+    assert_eq!(specs(&old).specs().count(), 1);
+}
+
+fn rotary_dim(config: &Value) -> usize {
+    let specs = specs(config);
+    let dims: Vec<usize> = specs.specs().map(|(_, spec)| spec.rotary_dim()).collect();
+    assert!(dims.windows(2).all(|pair| pair[0] == pair[1]), "{config}");
+    dims[0]
+}
+
+/// Rotated channels as transformers 5.24.0 has them.
+#[test]
+fn a_share_counts_where_the_modelling_code_reads_it() {
+    let cases = [
+        // Not read.
+        (
+            json!({"model_type": "llama", "head_dim": 128, "partial_rotary_factor": 0.5}),
+            128,
+        ),
+        (
+            json!({"model_type": "qwen3", "head_dim": 128,
+                "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}),
+            128,
+        ),
+        (
+            json!({"model_type": "mistral", "rope_theta": 1e4, "head_dim": 64, "rotary_pct": 0.5}),
+            64,
+        ),
+        (
+            json!({"model_type": "stablelm", "head_dim": 80, "rope_pct": 0.5}),
+            20,
+        ),
+        (
+            json!({"model_type": "bamba", "head_dim": 128, "partial_rotary_factor": 0.25}),
+            64,
+        ),
+        (
+            json!({"model_type": "dots3_note_text", "rope_theta": 1e6, "qk_rope_head_dim": 64,
+                "partial_rotary_factor": 0.25}),
+            64,
+        ),
+        (
+            json!({"model_type": "mistral4", "qk_rope_head_dim": 64, "qk_nope_head_dim": 64,
+                "max_position_embeddings": 32768,
+                "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                    "partial_rotary_factor": 0.5}}),
+            64,
+        ),
+        (
+            json!({"model_type": "mellum", "layer_types": ["full_attention"],
+                "partial_rotary_factor": 0.5,
+                "rope_parameters": {"full_attention": {"rope_theta": 5e5}}}),
+            128,
+        ),
+        // Without an object the class takes its own.
+        (
+            json!({"model_type": "moonshine_streaming", "head_dim": 40,
+                "partial_rotary_factor": 0.5}),
+            32,
+        ),
+        // Read.
+        (
+            json!({"model_type": "glm4_moe_lite", "qk_rope_head_dim": 64, "qk_nope_head_dim": 192,
+                "partial_rotary_factor": 0.25}),
+            16,
+        ),
+        (
+            json!({"model_type": "phi3", "head_dim": 128, "partial_rotary_factor": 0.75}),
+            96,
+        ),
+        (
+            json!({"model_type": "stablelm", "head_dim": 80, "partial_rotary_factor": 0.5}),
+            40,
+        ),
+        (
+            json!({"model_type": "gpt_neox_japanese", "head_dim": 64, "rotary_pct": 0.5}),
+            32,
+        ),
+        (json!({"model_type": "minimax_m2", "rotary_dim": 64}), 64),
+        // The class states the share in an object of its own, and an object without one means all.
+        (
+            json!({"model_type": "moonshine_streaming", "head_dim": 40}),
+            32,
+        ),
+        (
+            json!({"model_type": "moonshine_streaming", "head_dim": 40,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+            40,
+        ),
+        (
+            json!({"model_type": "nemotron3_5_transcribe_asr_audio", "head_dim": 64,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+            64,
+        ),
+    ];
+    for (config, expected) in cases {
+        assert_eq!(rotary_dim(&config), expected, "{config}");
+    }
+    let neomme = json!({"model_type": "neomme", "head_dim": 64, "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}});
+    let specs = specs(&neomme);
+    let dim = |name| specs.named(name).map(RotarySpec::rotary_dim);
+    assert_eq!(dim("full_attention"), Some(16));
+    assert_eq!(dim("sliding_attention"), Some(64));
+}
+
+/// Thetas of sliding and full layers, which older configurations state beside each other.
+#[test]
+fn sliding_layers_have_a_theta_of_their_own() {
+    let layers = |kinds: [&str; 2]| json!(kinds.map(|kind| format!("{kind}_attention")));
+    let cases = [
+        (
+            json!({"model_type": "mimo_v2_flash", "rope_theta": 5_000_000, "swa_rope_theta": 10_000,
+                "hybrid_layer_pattern": [0, 1], "partial_rotary_factor": 0.334}),
+            (1e4, 5e6),
+        ),
+        (
+            json!({"model_type": "dots3_note_text", "qk_rope_head_dim": 64,
+                "rope_theta": 1e6, "swa_rope_theta": 3e4,
+                "layer_types": layers(["indexed", "sliding"])}),
+            (3e4, 1e6),
+        ),
+        (
+            json!({"model_type": "dots3_note_text", "qk_rope_head_dim": 64, "rope_theta": 1e6,
+                "layer_types": layers(["full", "sliding"])}),
+            (5e4, 1e6),
+        ),
+        (
+            json!({"model_type": "t5gemma2_text", "rope_theta": 1e6, "rope_local_base_freq": 2e4,
+                "layer_types": layers(["full", "sliding"])}),
+            (2e4, 1e6),
+        ),
+        (
+            json!({"model_type": "t5gemma2_decoder", "layer_types": layers(["full", "sliding"])}),
+            (1e4, 1e6),
+        ),
+        (
+            json!({"model_type": "dory", "layer_types": layers(["full", "sliding"])}),
+            (1e4, 1e7),
+        ),
+        (
+            json!({"model_type": "modernbert", "hidden_size": 768, "num_attention_heads": 12,
+                "global_rope_theta": 160_000.0, "local_rope_theta": 20_000.0}),
+            (2e4, 1.6e5),
+        ),
+    ];
+    for (mut config, (sliding, full)) in cases {
+        config["num_hidden_layers"] = json!(2);
+        let specs = specs(&config);
+        let theta = |name| frequencies(&specs, name).0;
+        assert_eq!(theta("sliding_attention"), sliding, "{config}");
+        assert_eq!(theta("full_attention"), full, "{config}");
+        assert_eq!(specs.of_layer(0), specs.named("full_attention"), "{config}");
+        assert_eq!(
+            specs.of_layer(1),
+            specs.named("sliding_attention"),
+            "{config}"
+        );
+    }
+    // One object of Dots 3 is that of all layers.
+    let shared = json!({"model_type": "dots3_note_text", "qk_rope_head_dim": 64,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}});
+    assert_eq!(
+        specs(&shared)
+            .into_single()
+            .map(|spec| spec.frequencies().theta()),
+        Ok(Some(1e6))
+    );
+}
+
+/// What stands beside objects of layer types is not read for them: max_position_embeddings is.
+#[test]
+fn layer_types_do_not_take_the_outer_original_length() {
+    let config = json!({"model_type": "olmo3", "head_dim": 128, "max_position_embeddings": 65536,
+        "original_max_position_embeddings": 512, "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0}}});
+    let (_, scaling) = frequencies(&specs(&config), "full_attention");
+    let Scaling::Yarn(yarn) = scaling else {
+        panic!("{scaling:?}");
+    };
+    assert_eq!(yarn.original_max_position_embeddings, 65536);
+}
+
+#[test]
+fn a_null_interleave_is_none() {
+    let pairing = |model_type: &str, value: Value| {
+        let config = json!({"model_type": model_type, "rope_theta": 1e4, "rope_interleave": value,
+            "rope_parameters": {"rope_type": "default"}});
+        specs(&config).into_single().expect("alike").pairing()
+    };
+    for model_type in ["deepseek_v3", "axk1", "mistral4", "youtu", "sarvam_mla"] {
+        assert_eq!(
+            pairing(model_type, Value::Null),
+            Pairing::Half,
+            "{model_type}"
+        );
+        assert_eq!(
+            pairing(model_type, json!(true)),
+            Pairing::InterleaveHalf,
+            "{model_type}"
+        );
+    }
+    // Its code always interleaves.
+    assert_eq!(
+        pairing("deepseek_v32", json!(false)),
+        Pairing::InterleaveHalf
+    );
 }
 
 /// Ids of the first two frames of a video of `seconds` per temporal patch.

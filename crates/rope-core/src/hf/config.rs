@@ -3,7 +3,9 @@
 use serde_json::Value;
 
 use super::error::{ConfigError, Stated};
-use super::family::{Axes, Component, FULL, Family, LINEAR, SLIDING};
+use super::family::{
+    Axes, Component, FULL, Family, LINEAR, OneObject, Pattern, SLIDING, Share, WithoutWindow,
+};
 use super::fields::{Fields, parse};
 use super::layers::LayerSpecs;
 use super::parameters::{RopeContext, RopeParameters};
@@ -11,12 +13,17 @@ use crate::error::Result;
 use crate::frequencies::{Frequencies, Scaling};
 use crate::spec::{AxisLayout, Pairing, RotarySpec};
 
-/// Layers that do not attend, and so do not rotate.
-const UNROTATED_LAYERS: [&str; 4] = [LINEAR, "mamba", "conv", "recurrent"];
+/// Layers that do not attend, and so do not rotate. Dory lists the two halves of a layer, attention
+/// and `mlp`, one by one.
+const UNROTATED_LAYERS: [&str; 5] = [LINEAR, "mamba", "conv", "recurrent", "mlp"];
+/// Full layers that attend to chosen tokens only.
+const INDEXED: &str = "indexed_attention";
 /// The most layers of a model, so that a wrong number is an error rather than gigabytes.
 const MAX_LAYERS: usize = 65_536;
 /// The name of the one rotation of a model whose layers are alike.
 const ALL: &str = "attention";
+/// What to do about one quantity that is stated inside and outside the rope object.
+const KEEP_INSIDE: &str = "keep the one that the model was trained with, inside rope_parameters";
 
 impl RotarySpec {
     /// The rotation of a model's language decoder, from the text of its `config.json`.
@@ -60,16 +67,26 @@ impl RotarySpec {
         let levels = nested(&value, &["thinker_config", "vision_config"])?;
         let family = find_family(Component::Vision, &levels)?;
         let config = &levels[levels.len() - 1];
+        let stated_theta = config.number("rope_theta")?;
         let context = RopeContext {
-            theta: family.theta,
+            theta: stated_theta.or(family.theta),
             ..RopeContext::default()
         };
         let head_dim = head_dim(family, config, &["embed_dim", "hidden_size"])?;
-        let parameters = match config.object("rope_parameters")? {
-            Some(rope) => RopeParameters::read(&rope, context)?,
-            None => RopeParameters::unscaled(config.number("rope_theta")?, context, config)?,
+        let rope = config.object("rope_parameters")?;
+        let parameters = match &rope {
+            Some(rope) => RopeParameters::read(rope, context, family.reads_alpha)?,
+            None => RopeParameters::unscaled(None, context, config)?,
         };
-        build(family, config, config, &parameters, head_dim)
+        if let (Some(theta), Some(rope)) = (stated_theta, &rope)
+            && theta != parameters.theta()
+        {
+            let left = config.says("rope_theta", theta);
+            let right = rope.says("rope_theta", parameters.theta());
+            return Err(ConfigError::contradiction(left, right, KEEP_INSIDE).into());
+        }
+        let share = family.share(ALL, rope.is_some());
+        build(family, config, config, &parameters, head_dim, share)
     }
 
     /// The rotation that `rope_parameters` state for one component of a model, as golden vectors
@@ -109,10 +126,11 @@ impl RotarySpec {
             theta: family.theta,
             ..RopeContext::default()
         };
-        let parameters = RopeParameters::read(&rope, context)?;
+        let parameters = RopeParameters::read(&rope, context, family.reads_alpha)?;
         let config = serde_json::json!({ "model_type": model_type });
         let config = Fields::new("", &config)?;
-        build(family, &config, &rope, &parameters, head_dim)
+        let share = family.share(ALL, true);
+        build(family, &config, &rope, &parameters, head_dim, share)
     }
 }
 
@@ -135,7 +153,18 @@ impl LayerSpecs {
         }
         check_condition(family, config)?;
 
-        let stated_theta = config.first(&["rope_theta", "rotary_emb_base"], Fields::number)?;
+        let has_object =
+            config.get("rope_parameters").is_some() || config.get("rope_scaling").is_some();
+        if family.needs_object && !has_object {
+            let needed_by = format!(
+                "{}, which otherwise falls back to a scaling of its class,",
+                model_type(family, config, "").value
+            );
+            return Err(config.missing("rope_parameters", needed_by).into());
+        }
+
+        let theta_keys = family.theta_keys(has_object);
+        let stated_theta = config.first(theta_keys, Fields::number)?;
         let context = RopeContext {
             theta: stated_theta.map(|(_, theta)| theta).or(family.theta),
             max_position_embeddings: config.count("max_position_embeddings")?,
@@ -143,15 +172,16 @@ impl LayerSpecs {
         };
         let head_dim = head_dim(family, config, &["hidden_size", "n_embd", "d_model"])?;
         let full_head_dim = full_head_dim(family, config)?;
-        let rotations = rotations(family, config, context)?;
-        agree_with_outer(family, &levels, config, context, &rotations)?;
+        let rotations = rotations(family, config, theta_keys, context)?;
+        agree_with_outer(family, &levels, config, theta_keys, context, &rotations)?;
         let spec = |rotation: Rotation| -> Result<(String, RotarySpec)> {
             let head_dim = match full_head_dim {
                 Some(full) if rotation.name == FULL => full,
                 _ => head_dim,
             };
+            let share = family.share(&rotation.name, rotation.at.is_some());
             let at = rotation.at.as_ref().unwrap_or(config);
-            let spec = build(family, config, at, &rotation.parameters, head_dim)?;
+            let spec = build(family, config, at, &rotation.parameters, head_dim, share)?;
             Ok((rotation.name, spec))
         };
         let specs: Vec<_> = rotations.into_iter().map(spec).collect::<Result<_>>()?;
@@ -285,14 +315,19 @@ fn full_head_dim(family: &Family, config: &Fields) -> Result<Option<usize>> {
 }
 
 /// The object that states the scaling, under its new or its old name.
-fn rope_object<'a>(config: &Fields<'a>, context: RopeContext) -> Result<Option<Fields<'a>>> {
+fn rope_object<'a>(
+    family: &Family,
+    config: &Fields<'a>,
+    context: RopeContext,
+) -> Result<Option<Fields<'a>>> {
+    let read = |rope: &Fields| RopeParameters::read(rope, context, family.reads_alpha);
     let (new, old) = (
         config.object("rope_parameters")?,
         config.object("rope_scaling")?,
     );
     if let (Some(new), Some(old)) = (&new, &old)
         && !is_per_layer(new)?
-        && RopeParameters::read(new, context)? != RopeParameters::read(old, context)?
+        && read(new)? != read(old)?
     {
         let remedy = "they are two spellings of one object: keep rope_parameters";
         return Err(ConfigError::contradiction(new.stated(), old.stated(), remedy).into());
@@ -326,14 +361,34 @@ struct Rotation<'a> {
 fn rotations<'a>(
     family: &Family,
     config: &Fields<'a>,
+    theta_keys: &[&str],
     context: RopeContext,
 ) -> Result<Vec<Rotation<'a>>> {
-    let rope = rope_object(config, context)?;
+    let rope = rope_object(family, config, context)?;
     let per_layer = match &rope {
         Some(rope) => is_per_layer(rope)?,
         None => false,
     };
-    let names: Vec<&str> = match (&rope, family.local) {
+    if let Some(rope) = rope.as_ref().filter(|rope| rope.keys().next().is_some())
+        && !per_layer
+        && match family.one_object {
+            OneObject::All => false,
+            OneObject::Full => config.get("rope_parameters").is_some(),
+            OneObject::Refused => true,
+        }
+    {
+        let right = model_type(family, config, "");
+        let remedy = "its class reads parameters by layer type alone: state those of \
+                      full_attention and sliding_attention";
+        return Err(ConfigError::contradiction(rope.stated(), right, remedy).into());
+    }
+    if let Some(rope) = rope.as_ref().filter(|_| !per_layer) {
+        check_original_length(family, config, rope, context)?;
+    }
+    // The class does not read the theta of sliding layers where there is an object for all.
+    let reads_local = rope.is_none() || family.one_object != OneObject::All;
+    let local = family.local.filter(|_| reads_local);
+    let names: Vec<&str> = match (&rope, local) {
         (Some(rope), local) if per_layer => {
             // The modelling code fills in a null where it knows what the layer type falls back to.
             let falls_back = |name| local.is_some() && [FULL, SLIDING].contains(&name);
@@ -347,10 +402,17 @@ fn rotations<'a>(
     };
     let mut rotations: Vec<Rotation> = Vec::new();
     for name in names {
-        let mut context = context;
+        let mut context = context_of(per_layer.then_some(name), context);
         let mut at = rope.clone();
-        if let Some(local) = family.local.filter(|_| name == SLIDING) {
-            let theta = config.number(local.key)?.or(local.theta);
+        if per_layer && theta_keys.is_empty() {
+            // The thetas of the class are those of its own objects alone.
+            context.theta = None;
+        } else if let Some(local) = local.filter(|_| name == SLIDING) {
+            let stated = match local.key.filter(|_| !theta_keys.is_empty()) {
+                Some(key) => config.number(key)?,
+                None => None,
+            };
+            let theta = stated.or(local.theta);
             let of_full = rotations.first().map(|full| full.parameters.theta());
             context.theta = theta.or(of_full).or(context.theta);
             // One object for all layers means the full ones.
@@ -360,7 +422,7 @@ fn rotations<'a>(
             at = rope.object(name)?;
         }
         let parameters = match &at {
-            Some(at) => RopeParameters::read(at, context)?,
+            Some(at) => RopeParameters::read(at, context, family.reads_alpha)?,
             None => RopeParameters::unscaled(None, context, config)?,
         };
         rotations.push(Rotation {
@@ -372,11 +434,45 @@ fn rotations<'a>(
     Ok(rotations)
 }
 
+/// What completes the rope object of one layer type, or the one of all layers: transformers does
+/// not read the original length for layer types.
+fn context_of(layer_type: Option<&str>, context: RopeContext) -> RopeContext {
+    let of_all = context.original_max_position_embeddings;
+    RopeContext {
+        original_max_position_embeddings: of_all.filter(|_| layer_type.is_none()),
+        ..context
+    }
+}
+
+/// The original length inside the rope object must be the one beside it, which transformers takes.
+fn check_original_length(
+    family: &Family,
+    config: &Fields,
+    rope: &Fields,
+    context: RopeContext,
+) -> Result<()> {
+    let key = "original_max_position_embeddings";
+    let (Some(outer), Some(inner)) = (config.count(key)?, rope.count(key)?) else {
+        return Ok(());
+    };
+    let parameters = RopeParameters::read(rope, context, family.reads_alpha)?;
+    let is_read = matches!(
+        parameters.frequencies.scaling(),
+        Scaling::Llama3(_) | Scaling::Yarn(_) | Scaling::LongRope(_)
+    );
+    if is_read && outer != inner {
+        let (left, right) = (config.says(key, outer), rope.says(key, inner));
+        return Err(ConfigError::contradiction(left, right, KEEP_INSIDE).into());
+    }
+    Ok(())
+}
+
 /// What the configuration says outside the rope objects must agree with what it says inside.
 fn agree_with_outer(
     family: &Family,
     levels: &[Fields],
     config: &Fields,
+    theta_keys: &[&str],
     context: RopeContext,
     rotations: &[Rotation],
 ) -> Result<()> {
@@ -385,14 +481,18 @@ fn agree_with_outer(
     let meant_for = |name: Option<&str>| -> Vec<&Rotation> {
         let is_meant = |rotation: &&Rotation| match name {
             Some(name) => rotation.name == name || rotation.name == ALL,
-            None => family.local.is_none() || rotation.name == FULL,
+            None => family.local.is_none() || [FULL, ALL].contains(&&rotation.name[..]),
         };
         rotations.iter().filter(is_meant).collect()
     };
-    let thetas = [("rope_theta", None), ("rotary_emb_base", None)];
-    let local = family.local.map(|local| (local.key, Some(SLIDING)));
+    let others = ["rope_theta", "rotary_emb_base"].into_iter();
+    let others = others.filter(|key| !theta_keys.contains(key));
+    let thetas = theta_keys.iter().copied().chain(others);
+    let thetas: Vec<_> = thetas.map(|key| (key, None)).collect();
+    let local = family.local.and_then(|local| local.key);
+    let local = local.map(|key| (key, Some(SLIDING)));
     for level in levels {
-        for (key, name) in thetas.into_iter().chain(local) {
+        for (key, name) in thetas.iter().copied().chain(local) {
             let Some(stated) = level.number(key)? else {
                 continue;
             };
@@ -404,12 +504,13 @@ fn agree_with_outer(
                 let inside = inside.filter(|at| at.get("rope_theta").is_some());
                 let right = match inside {
                     Some(at) => at.says("rope_theta", theta),
-                    None if config.get(key).is_some() => config.says(key, theta),
-                    None => config.says(key, format!("{theta} (the default)")),
+                    None => match config.first(theta_keys, Fields::number)? {
+                        Some((key, _)) => config.says(key, theta),
+                        None => model_type(family, config, &format!(" (theta {theta})")),
+                    },
                 };
                 let left = level.says(key, stated);
-                let remedy = "keep the one that the model was trained with, inside rope_parameters";
-                return Err(ConfigError::contradiction(left, right, remedy).into());
+                return Err(ConfigError::contradiction(left, right, KEEP_INSIDE).into());
             }
         }
         for key in ["rope_parameters", "rope_scaling"] {
@@ -424,7 +525,8 @@ fn agree_with_outer(
                 vec![(None, rope)]
             };
             for (name, stated) in statements {
-                agree(&stated, &meant_for(name), config, context)?;
+                let context = context_of(name, context);
+                agree(family, &stated, &meant_for(name), config, context)?;
             }
         }
         if level.get("mrope_section").is_some() {
@@ -441,6 +543,7 @@ fn agree_with_outer(
 /// A rope object must mean what one of the rotations says that it is meant for. What it leaves out
 /// it does not deny.
 fn agree(
+    family: &Family,
     stated: &Fields,
     rotations: &[&Rotation],
     config: &Fields,
@@ -450,7 +553,8 @@ fn agree(
     for rotation in rotations {
         let inner = &rotation.parameters;
         let theta = Some(inner.theta());
-        let outer = RopeParameters::read(stated, RopeContext { theta, ..context })?;
+        let context = RopeContext { theta, ..context };
+        let outer = RopeParameters::read(stated, context, family.reads_alpha)?;
         let names_scaling = stated.get("rope_type").or(stated.get("type")).is_some();
         let is_met = outer.theta() == inner.theta()
             && (!names_scaling || outer.frequencies.scaling() == inner.frequencies.scaling())
@@ -514,44 +618,82 @@ fn head_dim(family: &Family, config: &Fields, widths: &[&str]) -> Result<usize, 
     Ok(width / heads)
 }
 
-/// Channels of the head that turn, from whichever key states them.
+/// The model type of a configuration, and what it means.
+fn model_type(family: &Family, config: &Fields, meaning: &str) -> Stated {
+    let named = config.first(&["model_type", "_class_name"], Fields::text);
+    let named = named.ok().flatten().map(|(_, name)| name);
+    let named = named.unwrap_or(family.first_model_type());
+    Stated::new("model_type", format!("{named:?}{meaning}"))
+}
+
+/// Channels of the head that rotate, from whichever key of `share` states them.
 fn rotary_dim(
     family: &Family,
     config: &Fields,
     rope: &Fields,
     parameters: &RopeParameters,
     head_dim: usize,
+    share: Share,
 ) -> Result<usize> {
-    if matches!(
-        parameters.frequencies.scaling(),
-        Scaling::Proportional { .. }
-    ) {
-        return Ok(head_dim);
+    let scaling = parameters.frequencies.scaling();
+    let (key, channels_key) = ("partial_rotary_factor", "rotary_dim");
+    if matches!(scaling, Scaling::Proportional { .. }) {
+        return match config.get(key).is_some() && rope.get(key).is_none() {
+            true => Err(ConfigError::MisplacedKey {
+                key: config.path_of(key),
+                belongs_in: rope.path_of(key),
+            }
+            .into()),
+            false => Ok(head_dim),
+        };
     }
-    let key = "partial_rotary_factor";
+    let read_keys: &[&str] = share.keys.unwrap_or(&["partial_rotary_factor"]);
     let mut stated: Vec<(Stated, f64)> = Vec::new();
     if let Some(share) = parameters.partial_rotary_factor {
         stated.push((rope.says(key, share), share));
     }
-    for key in [key, "rotary_pct", "rope_pct"] {
+    for key in read_keys.iter().filter(|key| **key != channels_key) {
         if let Some(share) = config.number(key)? {
             stated.push((config.says(key, share), share));
         }
     }
     // The head is already the rotated part where the model has a head of its own for it.
-    if let Some(channels) = config.size("rotary_dim")? {
+    let channels = config.size(channels_key)?;
+    if let Some(channels) = channels.filter(|_| read_keys.contains(&channels_key)) {
         let share = channels as f64 / head_dim as f64;
         let shown = format!("{channels} of head_dim {head_dim}");
-        stated.push((config.says("rotary_dim", shown), share));
+        stated.push((config.says(channels_key, shown), share));
     }
-    // Where a part of the head of its own turns, the share is of the whole head.
-    if let (Some(part), Some(whole), [(_, share), ..]) = (
-        config.size("qk_rope_head_dim")?,
-        config.size("head_dim")?,
-        &stated[..],
-    ) && (whole as f64 * share) as usize == part
-    {
-        return Ok(head_dim);
+    // Where a part of the head of its own rotates, the share is of the whole head.
+    if let (Some(part), [(_, stated_share), ..]) = (config.size("qk_rope_head_dim")?, &stated[..]) {
+        let beside = config.size("qk_nope_head_dim")?;
+        let beside = beside.filter(|_| share.keys.is_none());
+        let whole = config
+            .size("head_dim")?
+            .or(beside.map(|beside| beside + part));
+        if whole.is_some_and(|whole| (whole as f64 * stated_share) as usize == part) {
+            return Ok(head_dim);
+        }
+    }
+    let whole_heads = || model_type(family, config, " (whole heads)");
+    if share.keys.is_none() {
+        // The key of channels is read by models' own code only, which then differs.
+        if let Some(channels) = channels.filter(|channels| *channels != head_dim) {
+            let left = config.says(channels_key, format!("{channels} of head_dim {head_dim}"));
+            let remedy = "transformers rotates whole heads of this model type: remove it if the \
+                          model was trained so, or build the rotation with RotarySpec::builder";
+            return Err(ConfigError::contradiction(left, whole_heads(), remedy).into());
+        }
+        // Without a scaling the modelling code does not read a share; under one it makes
+        // frequencies that do not fit the heads.
+        let is_part = |stated: &&(Stated, f64)| stated.1 != 1.0;
+        return match stated.iter().find(is_part) {
+            Some((left, _)) if *scaling != Scaling::Default => {
+                let remedy = "under a scaling a share has to fit the model type: remove it";
+                Err(ConfigError::contradiction(left.clone(), whole_heads(), remedy).into())
+            }
+            _ => Ok(head_dim),
+        };
     }
     if let [(left, first), .., (right, last)] = &stated[..]
         && first != last
@@ -562,9 +704,7 @@ fn rotary_dim(
     if stated.is_empty() && family.rotary_dim > 0 {
         return Ok(family.rotary_dim);
     }
-    let share = stated
-        .first()
-        .map_or(family.partial_rotary_factor, |(_, share)| *share);
+    let share = stated.first().map_or(share.unstated, |(_, share)| *share);
     let partial_rotary_factor = Some(share);
     RopeParameters {
         partial_rotary_factor,
@@ -580,14 +720,10 @@ fn build(
     rope: &Fields,
     parameters: &RopeParameters,
     head_dim: usize,
+    share: Share,
 ) -> Result<RotarySpec> {
-    let model_type = || {
-        let named = config.first(&["model_type", "_class_name"], Fields::text);
-        let named = named.ok().flatten().map(|(_, name)| name);
-        let named = named.unwrap_or(family.first_model_type());
-        Stated::new("model_type", format!("{named:?}"))
-    };
-    let mut rotary_dim = rotary_dim(family, config, rope, parameters, head_dim)?;
+    let model_type = || model_type(family, config, "");
+    let mut rotary_dim = rotary_dim(family, config, rope, parameters, head_dim, share)?;
     let mut frequencies = parameters.frequencies.clone();
     let stated = parameters.mrope_section.clone();
     let axes = match &family.axes {
@@ -691,10 +827,14 @@ fn build(
             layout(sections)
         }
     };
-    // DeepSeek-V3 states with this flag whether it reads adjacent channels.
-    let pairing = match (family.pairing, config.flag("rope_interleave")?) {
-        (Pairing::InterleaveHalf, Some(false)) => Pairing::Half,
-        (pairing, _) => pairing,
+    // DeepSeek-V3 states with this flag whether it reads adjacent channels; null means that it does
+    // not.
+    let key = "rope_interleave";
+    let interleaves = config.flag(key)?.unwrap_or(!config.is_null(key));
+    let pairing = if family.reads_interleave && !interleaves {
+        Pairing::Half
+    } else {
+        family.pairing
     };
     let attention_scaling = parameters.frequencies.attention_scaling();
     if family.reversed {
@@ -750,15 +890,22 @@ fn layers(
     config: &Fields,
     specs: &[(String, RotarySpec)],
 ) -> Result<Vec<Option<usize>>, ConfigError> {
-    let count = config.size("num_hidden_layers")?;
+    let keys = [Some("num_hidden_layers"), family.layers_key];
+    let keys: Vec<&str> = keys.into_iter().flatten().collect();
+    let stated = config.first(&keys, Fields::size)?;
+    let (layers_key, count) = stated.map_or((keys[0], None), |(key, count)| (key, Some(count)));
     if let Some(count) = count.filter(|count| *count > MAX_LAYERS) {
         return Err(ConfigError::WrongType {
-            key: config.path_of("num_hidden_layers"),
+            key: config.path_of(layers_key),
             expected: "a number of layers, at most 65536",
             found: count.to_string(),
         });
     }
-    let types = config.texts("layer_types")?;
+    let types_key = match family.pattern {
+        Some(Pattern::Listed(key)) if config.get("layer_types").is_none() => key,
+        _ => "layer_types",
+    };
+    let types = config.texts(types_key)?;
     let flags = config
         .sizes("no_rope_layers")?
         .filter(|flags| !flags.is_empty());
@@ -767,23 +914,31 @@ fn layers(
         None => flags,
     };
     let cross = config.sizes("cross_attention_layers")?.unwrap_or_default();
-    let mut unrotated_types: Vec<&str> = match family.unrotated_with {
-        Some(key) if config.get(key).is_none() => Vec::new(),
-        _ => family.unrotated.to_vec(),
-    };
+    let mut unrotated_types = family.unrotated.to_vec();
+    match family
+        .without_window
+        .filter(|_| config.is_null("sliding_window"))
+    {
+        Some(WithoutWindow::All) => unrotated_types.clear(),
+        Some(WithoutWindow::None) => unrotated_types.push(SLIDING),
+        None => {}
+    }
     if family.null_is_unrotated
         && let Some(rope) = config.object("rope_parameters")?
     {
         unrotated_types.extend(rope.keys().filter(|name| rope.get(name).is_none()));
     }
     let lens = [
-        ("num_hidden_layers", count),
-        ("layer_types", types.as_ref().map(Vec::len)),
+        (layers_key, count),
+        (types_key, types.as_ref().map(Vec::len)),
         ("no_rope_layers", flags.as_ref().map(Vec::len)),
     ];
-    let says = |(key, len): (&str, usize)| match key {
-        "num_hidden_layers" => config.says(key, len),
-        _ => config.says(key, format!("a list of {len}")),
+    let says = |(key, len): (&str, usize)| {
+        if key == layers_key {
+            config.says(key, len)
+        } else {
+            config.says(key, format!("a list of {len}"))
+        }
     };
     for (left, right) in [(1, 0), (2, 0), (1, 2)] {
         if let ((left, Some(found)), (right, Some(expected))) = (lens[left], lens[right])
@@ -806,25 +961,16 @@ fn layers(
             stated => Ok(stated.map_or(own, |(_, every)| every)),
         }
     };
-    let pattern = match &family.pattern {
-        Some(pattern) => Some((pattern, interval(pattern.keys, pattern.every)?)),
-        None => None,
+    let types = match types {
+        Some(types) => Some(types),
+        None => pattern_types(family, config, count.unwrap_or(0), interval)?,
     };
     let no_rope = match family.no_rope_every {
         Some(every) => Some(interval(&["no_rope_layer_interval"], every)?),
         None => None,
     };
-    let layer_type = |layer: usize| match (&types, pattern) {
-        (Some(types), _) => Some(types[layer]),
-        (None, Some((pattern, every))) => Some(if (layer + 1).is_multiple_of(every) {
-            FULL
-        } else {
-            pattern.between
-        }),
-        (None, None) => None,
-    };
     let rotation = |layer: usize| {
-        let layer_type = layer_type(layer);
+        let layer_type = types.as_ref().map(|types| types[layer]);
         let is_unrotated =
             |name: &str| UNROTATED_LAYERS.contains(&name) || unrotated_types.contains(&name);
         // A list of the layers that turn goes before what their types imply.
@@ -836,7 +982,11 @@ fn layers(
         if unrotated || cross.contains(&layer) {
             return Ok(None);
         }
-        let named = |(name, _): &(String, RotarySpec)| name == ALL || Some(&name[..]) == layer_type;
+        let is_full = |name: &str| [FULL, INDEXED].contains(&name);
+        let named = |(name, _): &(String, RotarySpec)| {
+            let same = |found: &str| name == found || is_full(name) && is_full(found);
+            name == ALL || layer_type.is_some_and(same)
+        };
         match specs.iter().position(named) {
             Some(spec) => Ok(Some(spec)),
             None => Err(ConfigError::LayerWithoutParameters {
@@ -847,4 +997,47 @@ fn layers(
         }
     };
     (0..count.unwrap_or(0)).map(rotation).collect()
+}
+
+/// The types of `count` layers, as a family derives them that does not list them.
+fn pattern_types<'a>(
+    family: &Family,
+    config: &Fields<'a>,
+    count: usize,
+    interval: impl Fn(&[&str], usize) -> Result<usize, ConfigError>,
+) -> Result<Option<Vec<&'a str>>, ConfigError> {
+    let Some(pattern) = &family.pattern else {
+        return Ok(None);
+    };
+    Ok(Some(match pattern {
+        Pattern::Every(full) => {
+            let every = interval(full.keys, full.every)?;
+            let of_layer = |layer| full.layer_type(layer, count, every);
+            (0..count).map(of_layer).collect()
+        }
+        Pattern::Cycle { key, default } => {
+            let stated = match key {
+                Some(key) => config.texts(key)?,
+                None => None,
+            };
+            let kinds = stated.unwrap_or_else(|| default.to_vec());
+            if let (Some(key), true) = (key, kinds.is_empty()) {
+                return Err(ConfigError::WrongType {
+                    key: config.path_of(key),
+                    expected: "a list of at least one layer type",
+                    found: "[]".to_owned(),
+                });
+            }
+            kinds.into_iter().cycle().take(count).collect()
+        }
+        Pattern::Indices(key) => {
+            let full = config.sizes(key)?.unwrap_or_default();
+            let of_layer = |layer| if full.contains(&layer) { FULL } else { LINEAR };
+            (0..count).map(of_layer).collect()
+        }
+        Pattern::Listed(key) if count > 0 => {
+            return Err(config.missing(key, "the choice of the layers that rotate"));
+        }
+        Pattern::Listed(_) => return Ok(None),
+    }))
 }

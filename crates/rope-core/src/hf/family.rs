@@ -4,7 +4,7 @@
 //! One row per way of rotating. A new model is a new name in a row, or a new row.
 //!
 //! # Source
-//! The modelling and configuration files of transformers 5.23.0 and diffusers 0.42.1, by model
+//! The modelling and configuration files of transformers 5.24.0 and diffusers 0.42.1, by model
 //! type; ERNIE's `freq_allocation` and Kimi-VL's pairing from the models' own code.
 //! `tests/fixtures/generate/rotations.py` compares the rows with what those modules compute, and
 //! lists model types that a newer release adds.
@@ -55,24 +55,47 @@ pub(super) struct Family {
     names: &'static str,
     pub(super) pairing: Pairing,
     pub(super) axes: Axes,
-    /// Share of the head that turns where the configuration does not say.
-    pub(super) partial_rotary_factor: f64,
+    /// Share of the head that rotates where the configuration does not say.
+    partial_rotary_factor: f64,
+    /// Keys beside the rope object that state the share, or the channels (`rotary_dim`). Without,
+    /// the modelling code rotates whole heads, whatever share is stated.
+    share_keys: Option<&'static [&'static str]>,
+    /// Whether the class has a rope object of its own, of the theta and the share of this row, that
+    /// holds where none is stated, whatever stands beside it. One that is stated without a share
+    /// means whole heads.
+    pub(super) own_object: bool,
+    /// The share of full layers where the configuration does not say, if another one.
+    full_share: Option<f64>,
     /// Rotated channels where the configuration does not say; 0 where the share decides.
     pub(super) rotary_dim: usize,
     /// Theta where the configuration does not say.
     pub(super) theta: Option<f64>,
+    /// Keys beside the rope object that state theta. The class reads no others, so that another
+    /// theta under one of them is refused.
+    theta_keys: &'static [&'static str],
+    /// Whose parameters a rope object states that does not name layer types.
+    pub(super) one_object: OneObject,
+    /// Whether the class falls back to a scaling, so that the rope object must be stated.
+    pub(super) needs_object: bool,
+    /// Whether `alpha` says how far the rope type `dynamic` scales; others do not read it.
+    pub(super) reads_alpha: bool,
+    /// Whether `rope_interleave` says that q and k come in adjacent pairs; others always read them
+    /// so.
+    pub(super) reads_interleave: bool,
+    /// Another key of the number of layers.
+    pub(super) layers_key: Option<&'static str>,
     /// Channels per head where the configuration does not name them; without, width over heads.
     pub(super) head_dim: Option<usize>,
     /// Channels per head of full layers where they are others and the configuration does not say.
     pub(super) full_head_dim: Option<usize>,
-    /// Which layers attend in full, where the configuration does not list the layer types.
+    /// The layer types, where the configuration does not list them.
     pub(super) pattern: Option<Pattern>,
     /// How sliding-window layers turn, where not as the full ones do.
     pub(super) local: Option<Local>,
     /// Layer types that do not turn in this family alone.
     pub(super) unrotated: &'static [&'static str],
-    /// The key without which those layer types turn all the same.
-    pub(super) unrotated_with: Option<&'static str>,
+    /// Which layers rotate if `sliding_window` is null, where others do than with a window.
+    pub(super) without_window: Option<WithoutWindow>,
     /// Whether layer types whose parameters are null do not turn.
     pub(super) null_is_unrotated: bool,
     /// What the configuration must state for the row to hold.
@@ -81,6 +104,15 @@ pub(super) struct Family {
     pub(super) no_rope_every: Option<usize>,
     /// Whether the pairs turn the other way.
     pub(super) reversed: bool,
+}
+
+/// Where the share of a head that rotates is stated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share {
+    /// The share where nothing states it.
+    pub(super) unstated: f64,
+    /// As [`Family::share_keys`].
+    pub(super) keys: Option<&'static [&'static str]>,
 }
 
 /// A key that decides whether a model rotates, and which layers do.
@@ -143,42 +175,106 @@ impl Axes {
     }
 }
 
-/// Full layers at even distances, each after the layers of its group.
+/// How the types of the layers follow from their indices.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pattern {
+pub(super) enum Pattern {
+    /// Full layers at even distances.
+    Every(Every),
+    /// A list of layer types, again and again.
+    Cycle {
+        /// The key that lists them.
+        key: Option<&'static str>,
+        /// The list where the configuration does not state one.
+        default: &'static [&'static str],
+    },
+    /// The key that lists the indices of the full layers; the others are linear.
+    Indices(&'static str),
+    /// The key that lists the types, without which they are not known.
+    Listed(&'static str),
+}
+
+/// Full layers at even distances.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Every {
     /// Layers from one full layer to the next, where the configuration does not say.
     pub(super) every: usize,
     /// Keys under which it says.
     pub(super) keys: &'static [&'static str],
+    /// Index of a full layer within its group; without, the last one.
+    pub(super) at: Option<usize>,
+    /// Layers at the start that are full too.
+    pub(super) first: usize,
+    /// Whether the last layer of the model is full too.
+    pub(super) last: bool,
     /// The type of the layers between.
     pub(super) between: &'static str,
 }
 
-const fn sliding_every(every: usize) -> Pattern {
-    Pattern {
-        every,
-        keys: &["sliding_window_pattern", "_sliding_window_pattern"],
-        between: SLIDING,
+impl Every {
+    /// The type of layer `layer` of `layers`, with one full layer in `every`.
+    pub(super) fn layer_type(&self, layer: usize, layers: usize, every: usize) -> &'static str {
+        let in_group = layer % every == self.at.unwrap_or(every - 1);
+        let at_ends = layer < self.first || self.last && layer + 1 == layers;
+        if in_group || at_ends {
+            FULL
+        } else {
+            self.between
+        }
     }
 }
 
-const LINEAR_BETWEEN: Pattern = Pattern {
+/// Which layers rotate without a sliding window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WithoutWindow {
+    All,
+    None,
+}
+
+const SLIDING_EVERY: Every = Every {
     every: 4,
+    keys: &[],
+    at: None,
+    first: 0,
+    last: false,
+    between: SLIDING,
+};
+
+const fn sliding_every(every: usize) -> Pattern {
+    Pattern::Every(Every {
+        every,
+        keys: &["sliding_window_pattern", "_sliding_window_pattern"],
+        ..SLIDING_EVERY
+    })
+}
+
+const LINEAR_BETWEEN: Pattern = Pattern::Every(Every {
     keys: &["full_attention_interval"],
     between: LINEAR,
-};
+    ..SLIDING_EVERY
+});
 
 /// Frequencies of sliding-window layers: unscaled unless stated layer type by layer type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Local {
     /// The key of their theta.
-    pub(super) key: &'static str,
+    pub(super) key: Option<&'static str>,
     /// Their theta where the configuration does not say; without, the one of the full layers.
     pub(super) theta: Option<f64>,
 }
 
+/// Whose parameters a rope object states that does not name layer types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OneObject {
+    /// Those of all layers, whose thetas are then alike.
+    All,
+    /// Those of the full layers, under its old name; the class does not read one under the new.
+    Full,
+    /// The class does not read one.
+    Refused,
+}
+
 const LOCAL: Local = Local {
-    key: "rope_local_base_freq",
+    key: Some("rope_local_base_freq"),
     theta: Some(1e4),
 };
 
@@ -208,6 +304,27 @@ impl Family {
         self.names.split_ascii_whitespace()
     }
 
+    /// The keys beside a rope object, or without one, that state theta.
+    pub(super) fn theta_keys(&self, has_object: bool) -> &'static [&'static str] {
+        match self.own_object && !has_object {
+            true => &[],
+            false => self.theta_keys,
+        }
+    }
+
+    /// The share of the head that rotates in layers of the type `name`.
+    pub(super) fn share(&self, name: &str, has_object: bool) -> Share {
+        let of_full = self.full_share.filter(|_| name == FULL);
+        let of_object = (self.own_object && has_object).then_some(1.0);
+        Share {
+            unstated: of_full.or(of_object).unwrap_or(self.partial_rotary_factor),
+            keys: match self.own_object && !has_object {
+                true => Some(&[]),
+                false => self.share_keys,
+            },
+        }
+    }
+
     /// The name that stands for the family in messages.
     pub(super) fn first_model_type(&self) -> &'static str {
         self.model_types().next().unwrap_or_default()
@@ -226,14 +343,23 @@ const fn row(
         pairing,
         axes: Axes::Single,
         partial_rotary_factor: 1.0,
+        share_keys: None,
+        own_object: false,
+        full_share: None,
         rotary_dim: 0,
         theta,
+        theta_keys: &["rope_theta"],
+        one_object: OneObject::All,
+        needs_object: false,
+        reads_alpha: false,
+        reads_interleave: false,
+        layers_key: None,
         head_dim,
         full_head_dim: None,
         pattern: None,
         local: None,
         unrotated: &[],
-        unrotated_with: None,
+        without_window: None,
         null_is_unrotated: false,
         condition: None,
         no_rope_every: None,
@@ -271,9 +397,40 @@ const fn stating(key: &'static str, otherwise: &'static str, row: Family) -> Fam
     }
 }
 
+/// A row whose modelling code reads the share of the head that rotates.
 const fn partial(share: f64, row: Family) -> Family {
+    partial_under(&["partial_rotary_factor"], share, row)
+}
+
+/// The same with other keys beside the rope object.
+const fn partial_under(keys: &'static [&'static str], share: f64, row: Family) -> Family {
     Family {
         partial_rotary_factor: share,
+        share_keys: Some(keys),
+        ..row
+    }
+}
+
+/// A row whose class falls back to a scaling: the rope object must be stated.
+const fn scaled(row: Family) -> Family {
+    Family {
+        needs_object: true,
+        ..row
+    }
+}
+
+/// A row whose class reads a rope object for each layer type only.
+const fn by_layer_type(row: Family) -> Family {
+    Family {
+        one_object: OneObject::Refused,
+        ..row
+    }
+}
+
+/// A row whose class takes theta from the rope object alone.
+const fn fixed(row: Family) -> Family {
+    Family {
+        theta_keys: &[],
         ..row
     }
 }
@@ -325,18 +482,30 @@ const SECOND_AXIS_FIRST: Axes = Axes::Lanes {
 
 static TEXT: &[Family] = &[
     row(
-        "llama mistral qwen2 qwen2_moe qwen3_moe phi3 phi4_multimodal olmo olmo2 starcoder2
-         granite hunyuan_v1_dense hunyuan_v1_moe arcee aria_text chameleon deepseek_ocr2_encoder
-         deepseek_ocr2_text diffllama doge dots1 esmc eurobert falcon_h1 gpt_neox_japanese
-         gradium_phonon_tts granite4_vision_text granite_docling_text granitemoe granitemoeshared
-         hyperclovax idefics jais2 jetmoe lasr_encoder mimi mimi_decoder mimi_encoder moshi
-         kyutai_speech_to_text olmoe pocket_tts pocket_tts_audio_tokenizer
-         pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder
-         unlimited_ocr_text",
+        "llama mistral qwen2 qwen2_moe qwen3_moe olmo olmo2 starcoder2 granite arcee
+         aria_text chameleon deepseek_ocr2_encoder deepseek_ocr2_text diffllama doge dots1
+         esmc eurobert falcon_h1 gradium_phonon_tts granite4_vision_text
+         granite_docling_text granitemoe granitemoeshared hyperclovax idefics jais2 jetmoe
+         lasr_encoder mimi mimi_decoder mimi_encoder moshi kyutai_speech_to_text olmoe
+         pocket_tts pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder
+         pocket_tts_audio_tokenizer_encoder unlimited_ocr_text",
         Half,
         Some(1e4),
         None,
     ),
+    partial(1.0, row("phi3 phi4_multimodal", Half, Some(1e4), None)),
+    Family {
+        theta_keys: &["rotary_emb_base"],
+        ..partial_under(
+            &["rotary_pct"],
+            1.0,
+            row("gpt_neox_japanese", Half, Some(1e4), None),
+        )
+    },
+    Family {
+        reads_alpha: true,
+        ..row("hunyuan_v1_dense hunyuan_v1_moe", Half, Some(1e4), None)
+    },
     row(
         "qwen3 dia_decoder dia_encoder hrm_text internlm3 iquestcoder molmo2_text
          qwen3_omni_moe_talker_code_predictor seed_oss",
@@ -358,7 +527,10 @@ static TEXT: &[Family] = &[
     ),
     row("timesfm2_5", Half, Some(1e4), Some(80)),
     row("minicpm3", Half, Some(1e4), Some(32)),
-    row("nomic_bert", Half, Some(1e3), None),
+    Family {
+        theta_keys: &["rope_theta", "rotary_emb_base"],
+        ..row("nomic_bert", Half, Some(1e3), None)
+    },
     row("jina_embeddings_v3", Half, Some(2e4), None),
     row("gte", Half, Some(160_000.0), None),
     row(
@@ -367,6 +539,10 @@ static TEXT: &[Family] = &[
         Some(500_000.0),
         None,
     ),
+    Family {
+        layers_key: Some("num_layers"),
+        ..row("exaone", Half, Some(500_000.0), None)
+    },
     row("muse_glimmer_assistant", Half, Some(500_000.0), Some(128)),
     row(
         "emu3_text_model lfm2 lfm2_moe minimax",
@@ -374,37 +550,127 @@ static TEXT: &[Family] = &[
         Some(1e6),
         None,
     ),
-    row("solar_open", Half, Some(1e6), Some(128)),
-    row("minimax_m2", Half, Some(5e6), Some(128)),
+    partial(1.0, row("solar_open", Half, Some(1e6), Some(128))),
+    partial_under(
+        &["partial_rotary_factor", "rotary_dim"],
+        1.0,
+        row("minimax_m2", Half, Some(5e6), Some(128)),
+    ),
     row("hy_v3", Half, Some(11_158_840.0), Some(128)),
-    // Their thetas, or the scalings that they fall back to, are not known from the class alone, or
-    // older configurations keep them under other names: they must be stated.
+    partial(1.0, row("sarvam_moe", Half, Some(8e6), Some(64))),
+    // Their thetas are not known from the class alone, or older configurations keep them under
+    // other names: they must be stated.
     row(
-        "apertus dbrx olmo_hybrid phimoe voxtral_realtime_text modernbert modernbert-decoder
-         ultrabert",
+        "dbrx olmo_hybrid phimoe voxtral_realtime_text",
         Half,
         None,
         None,
     ),
-    row(
-        "cwm higgs_audio_v2 laguna lfm3 mellum step3p5 zaya",
-        Half,
-        None,
-        Some(128),
-    ),
+    scaled(row("apertus apertus1p5_text", Half, None, None)),
+    scaled(fixed(by_layer_type(row("ultrabert", Half, None, None)))),
+    scaled(row("cwm higgs_audio_v2", Half, None, Some(128))),
+    scaled(by_layer_type(row("lfm3", Half, None, Some(128)))),
+    scaled(by_layer_type(partial_under(
+        &[],
+        1.0,
+        row("laguna mellum zaya", Half, None, Some(128)),
+    ))),
+    // Its old rope object is that of full layers, which all are where no types are listed.
+    Family {
+        pattern: Some(Pattern::Every(Every {
+            every: 1,
+            ..SLIDING_EVERY
+        })),
+        local: Some(Local {
+            key: None,
+            theta: None,
+        }),
+        one_object: OneObject::Full,
+        ..partial(1.0, row("step3p5", Half, None, Some(128)))
+    },
     Family {
         null_is_unrotated: true,
-        ..row("beam", Half, None, Some(128))
+        ..scaled(by_layer_type(row("beam", Half, None, Some(128))))
     },
-    row("t5gemma2_text t5gemma2_decoder", Half, None, Some(256)),
-    partial(0.334, row("mimo_v2_flash", Half, None, Some(192))),
-    unrotated(&[FULL], row("afmoe flint", Half, Some(1e4), Some(128))),
     Family {
-        unrotated_with: Some("sliding_window"),
+        theta_keys: &["global_rope_theta"],
+        pattern: Some(Pattern::Every(Every {
+            every: 3,
+            keys: &["global_attn_every_n_layers"],
+            at: Some(0),
+            ..SLIDING_EVERY
+        })),
+        local: Some(Local {
+            key: Some("local_rope_theta"),
+            theta: Some(1e4),
+        }),
+        ..by_layer_type(row(
+            "modernbert modernbert-decoder",
+            Half,
+            Some(160_000.0),
+            None,
+        ))
+    },
+    // The class has thetas of its own, whatever stands beside the rope object.
+    Family {
+        pattern: Some(Pattern::Every(Every {
+            every: 6,
+            first: 1,
+            ..SLIDING_EVERY
+        })),
+        local: Some(Local {
+            key: Some("swa_rope_theta"),
+            theta: Some(1e4),
+        }),
+        ..fixed(by_layer_type(partial_under(
+            &[],
+            0.334,
+            row("mimo_v2_flash", Half, Some(5e6), Some(192)),
+        )))
+    },
+    Family {
+        pattern: Some(Pattern::Every(SLIDING_EVERY)),
+        local: Some(Local {
+            key: None,
+            theta: Some(1e4),
+        }),
+        ..fixed(by_layer_type(row("dory", Half, Some(1e7), Some(256))))
+    },
+    Family {
+        pattern: Some(Pattern::Cycle {
+            key: None,
+            default: &[LINEAR, SLIDING, LINEAR, FULL, SLIDING],
+        }),
+        ..unrotated(&[FULL], row("lara_mini", Half, Some(1e4), Some(128)))
+    },
+    Family {
+        pattern: Some(Pattern::Every(Every {
+            keys: &["global_attn_every_n_layers"],
+            ..SLIDING_EVERY
+        })),
+        ..unrotated(&[FULL], row("afmoe", Half, Some(1e4), Some(128)))
+    },
+    Family {
+        pattern: Some(Pattern::Every(Every {
+            at: Some(1),
+            first: 2,
+            last: true,
+            ..SLIDING_EVERY
+        })),
+        without_window: Some(WithoutWindow::None),
+        ..unrotated(&[FULL], row("flint", Half, Some(1e4), Some(128)))
+    },
+    Family {
+        pattern: Some(sliding_every(4)),
+        without_window: Some(WithoutWindow::All),
         ..unrotated(&[FULL], row("exaone4 exaone_moe", Half, Some(1e4), None))
     },
     Family {
-        unrotated_with: Some("sliding_window"),
+        pattern: Some(Pattern::Every(Every {
+            every: 5,
+            ..SLIDING_EVERY
+        })),
+        without_window: Some(WithoutWindow::All),
         ..unrotated(&[FULL], row("kolibri1", Half, Some(1e4), Some(128)))
     },
     when(
@@ -417,7 +683,10 @@ static TEXT: &[Family] = &[
         "use_mem_rope",
         true,
         "its attention does not turn",
-        row("zamba2", Half, Some(1e4), None),
+        Family {
+            pattern: Some(Pattern::Listed("layers_block_type")),
+            ..row("zamba2", Half, Some(1e4), None)
+        },
     ),
     stating(
         "position_embedding_type",
@@ -437,26 +706,40 @@ static TEXT: &[Family] = &[
         row("muse_spark_text", Half, None, Some(64)),
     ),
     row("mixtral ministral", Half, None, None),
-    row("ministral3", Half, None, Some(128)),
-    row("gpt_oss", Half, Some(150_000.0), Some(64)),
+    scaled(row("ministral3", Half, None, Some(128))),
+    scaled(row("gpt_oss", Half, Some(150_000.0), Some(64))),
     Family {
         pattern: Some(sliding_every(6)),
         local: Some(LOCAL),
-        ..row("gemma3 gemma3_text", Half, Some(1e6), Some(256))
+        one_object: OneObject::Full,
+        ..row(
+            "gemma3 gemma3_text t5gemma2_text t5gemma2_decoder",
+            Half,
+            Some(1e6),
+            Some(256),
+        )
     },
     Family {
         pattern: Some(sliding_every(5)),
         local: Some(LOCAL),
+        one_object: OneObject::Full,
         ..row("gemma3n gemma3n_text", Half, Some(1e6), Some(256))
     },
     Family {
         full_head_dim: Some(512),
-        ..row(
-            "gemma4 gemma4_text gemma4_unified_text diffusion_gemma_text embedding_gemma2_text",
+        ..scaled(by_layer_type(row(
+            "gemma4 gemma4_text gemma4_unified_text embedding_gemma2_text",
             Half,
             None,
             Some(256),
-        )
+        )))
+    },
+    Family {
+        full_head_dim: Some(512),
+        ..scaled(by_layer_type(partial(
+            1.0,
+            row("diffusion_gemma_text", Half, None, Some(256)),
+        )))
     },
     // Transformers 4 and 5 fall back to different thetas, so the configuration must state it.
     Family {
@@ -465,52 +748,105 @@ static TEXT: &[Family] = &[
             theta: None,
             ..LOCAL
         }),
+        one_object: OneObject::Full,
         ..row("olmo3", Half, None, None)
     },
     Family {
         no_rope_every: Some(4),
         ..row("smollm3", Half, None, None)
     },
-    Family {
-        partial_rotary_factor: 0.5,
-        ..row(
-            "phi persimmon nemotron glm4_moe bamba dots3_note_audio_encoder glmasr_encoder
-             nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp",
+    partial(
+        0.5,
+        row(
+            "phi persimmon nemotron glm4_moe dots3_note_audio_encoder glmasr_encoder",
             Half,
             Some(1e4),
             None,
+        ),
+    ),
+    Family {
+        own_object: true,
+        ..partial(
+            0.5,
+            row(
+                "nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp",
+                Half,
+                Some(1e4),
+                None,
+            ),
         )
     },
     Family {
-        partial_rotary_factor: 0.25,
-        ..row("gpt_neox stablelm", Half, Some(1e4), None)
+        pattern: Some(Pattern::Indices("attn_layer_indices")),
+        ..partial_under(&[], 0.5, row("bamba", Half, Some(1e4), None))
     },
     Family {
-        partial_rotary_factor: 0.25,
-        pattern: Some(LINEAR_BETWEEN),
-        ..row("qwen3_next", Half, None, Some(256))
+        theta_keys: &["rotary_emb_base"],
+        ..partial_under(
+            &["rotary_pct"],
+            0.25,
+            row("gpt_neox", Half, Some(1e4), None),
+        )
     },
-    partial(0.5, row("recurrent_gemma", Half, Some(1e4), Some(256))),
+    partial(0.25, row("stablelm", Half, Some(1e4), None)),
+    Family {
+        pattern: Some(LINEAR_BETWEEN),
+        ..partial(0.25, row("qwen3_next", Half, None, Some(256)))
+    },
+    Family {
+        pattern: Some(Pattern::Cycle {
+            key: Some("block_types"),
+            default: &["recurrent", "recurrent", "attention"],
+        }),
+        ..partial(0.5, row("recurrent_gemma", Half, Some(1e4), Some(256)))
+    },
+    Family {
+        reads_interleave: true,
+        ..row(
+            "deepseek_v3 kimi_k2 axk1 youtu sarvam_mla",
+            InterleaveHalf,
+            Some(1e4),
+            Some(64),
+        )
+    },
+    Family {
+        reads_interleave: true,
+        ..partial(
+            1.0,
+            row("glm4_moe_lite", InterleaveHalf, Some(1e4), Some(64)),
+        )
+    },
     row(
-        "deepseek_v3 kimi_k2 deepseek_v32 axk1 glm4_moe_lite glm_moe_dsa youtu",
+        "deepseek_v32 glm_moe_dsa",
         InterleaveHalf,
         Some(1e4),
         Some(64),
     ),
     row("axk2", InterleaveHalf, Some(1e4), Some(32)),
     row("longcat_flash", InterleaveHalf, Some(1e7), Some(64)),
-    row(
-        "bailing_hybrid mistral4 dots3_note_text",
-        InterleaveHalf,
-        None,
-        Some(64),
-    ),
+    row("bailing_hybrid", InterleaveHalf, None, Some(64)),
+    Family {
+        reads_interleave: true,
+        ..scaled(row("mistral4", InterleaveHalf, None, Some(64)))
+    },
+    Family {
+        local: Some(Local {
+            key: Some("swa_rope_theta"),
+            theta: Some(5e4),
+        }),
+        ..stating(
+            "qk_rope_head_dim",
+            "the choice of the channels that rotate",
+            row("dots3_note_text", InterleaveHalf, None, None),
+        )
+    },
     row("deepseek_v2", Adjacent, Some(1e4), Some(64)),
     // As for OLMo 3: 1e4 in transformers 4, 5e5 in 5.
     row("cohere", Adjacent, None, None),
     Family {
         pattern: Some(sliding_every(4)),
         unrotated: &[FULL],
+        without_window: Some(WithoutWindow::None),
         ..row("cohere2", Adjacent, Some(1e4), None)
     },
     row(
@@ -520,7 +856,7 @@ static TEXT: &[Family] = &[
         None,
     ),
     row("helium", Adjacent, Some(1e5), Some(128)),
-    row("openai_privacy_filter", Adjacent, None, Some(64)),
+    scaled(row("openai_privacy_filter", Adjacent, None, Some(64))),
     row(
         "pe_audio_encoder pe_audio_video_encoder pe_video_encoder",
         Adjacent,
@@ -528,7 +864,10 @@ static TEXT: &[Family] = &[
         Some(128),
     ),
     partial(0.9, row("moonshine", Adjacent, Some(1e4), None)),
-    partial(0.8, row("moonshine_streaming", Adjacent, Some(1e4), None)),
+    Family {
+        own_object: true,
+        ..partial(0.8, row("moonshine_streaming", Adjacent, Some(1e4), None))
+    },
     when(
         "rotary_value",
         false,
@@ -541,16 +880,17 @@ static TEXT: &[Family] = &[
     },
     Family {
         rotary_dim: 64,
-        ..row("gptj codegen", Adjacent, Some(1e4), None)
+        ..partial_under(
+            &["rotary_dim"],
+            1.0,
+            row("gptj codegen", Adjacent, Some(1e4), None),
+        )
     },
     Family {
         no_rope_every: Some(4),
         ..row("llama4 llama4_text", Adjacent, Some(500_000.0), Some(128))
     },
-    Family {
-        partial_rotary_factor: 0.5,
-        ..row("glm glm4", Adjacent, Some(1e4), Some(128))
-    },
+    partial(0.5, row("glm glm4", Adjacent, Some(1e4), Some(128))),
     row("ernie4_5", Adjacent, Some(500_000.0), Some(128)),
     row("ernie4_5_moe", Adjacent, Some(500_000.0), None),
     Family {
@@ -592,20 +932,25 @@ static TEXT: &[Family] = &[
     },
     Family {
         axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], None),
+        own_object: true,
         ..row("cosmos3_edge_text", Half, Some(1e8), Some(128))
     },
     Family {
         axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], None),
         null_is_unrotated: true,
-        ..row("cohere_compass_text", Half, None, Some(128))
+        ..by_layer_type(row("cohere_compass_text", Half, None, Some(128)))
     },
     Family {
         axes: sections(AxisLayout::Striped, 3, &[11, 11, 10], None),
-        ..row("qwen4_exp_text", Half, Some(1e4), Some(256))
+        ..partial(1.0, row("qwen4_exp_text", Half, Some(1e4), Some(256)))
+    },
+    Family {
+        axes: sections(AxisLayout::Striped, 3, &[12, 10, 10], None),
+        ..row("hy_v4_vl_text", Adjacent, Some(1e4), Some(64))
     },
     Family {
         axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], None),
-        ..row("glm_image_text", Half, Some(1e4), None)
+        ..partial(1.0, row("glm_image_text", Half, Some(1e4), None))
     },
     // Rows and columns take turns along one progression.
     Family {
@@ -616,33 +961,38 @@ static TEXT: &[Family] = &[
             lanes: |rotary_dim| (0..rotary_dim / 2).map(|j| lane(j % 2, j)).collect(),
             stated: None,
         },
-        ..row("neomme", Half, None, Some(64))
+        full_share: Some(0.25),
+        ..scaled(by_layer_type(partial_under(
+            &[],
+            1.0,
+            row("neomme", Half, None, Some(64)),
+        )))
     },
     Family {
         axes: sections(AxisLayout::Striped, 3, &[11, 11, 10], Some(true)),
-        partial_rotary_factor: 0.25,
         pattern: Some(LINEAR_BETWEEN),
-        ..row(
-            "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text",
-            Half,
-            None,
-            Some(256),
+        ..partial(
+            0.25,
+            row(
+                "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text",
+                Half,
+                None,
+                Some(256),
+            ),
         )
     },
     Family {
         axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
-        partial_rotary_factor: 0.5,
-        ..row("glm4v glm4v_text", Adjacent, Some(1e4), None)
+        ..partial(0.5, row("glm4v glm4v_text", Adjacent, Some(1e4), None))
     },
     // Unlike GLM-4.1V, its text decoder is the one of GLM-4.5, which pairs halves.
     Family {
         axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
-        partial_rotary_factor: 0.5,
-        ..row("glm4v_moe glm4v_moe_text", Half, Some(1e4), None)
+        ..partial(0.5, row("glm4v_moe glm4v_moe_text", Half, Some(1e4), None))
     },
     Family {
         axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
-        ..row("glm_ocr glm_ocr_text", Adjacent, Some(1e4), None)
+        ..partial(1.0, row("glm_ocr glm_ocr_text", Adjacent, Some(1e4), None))
     },
     Family {
         axes: sections(AxisLayout::Ernie, 3, &[22, 22, 20], None),
@@ -655,6 +1005,7 @@ static TEXT: &[Family] = &[
     },
     Family {
         axes: sections(AxisLayout::PerChannel, 4, &[], Some(false)),
+        reads_alpha: true,
         ..row(
             "hunyuan_vl hunyuan_vl_text hunyuan_ocr hunyuan_ocr_text",
             Half,
@@ -905,8 +1256,8 @@ static REFUSED: &[(&str, &str)] = &[
         "it turns hidden states before they become q and k",
     ),
     (
-        "dia t5gemma csm_depth nemotron3_diarization nemotron3_diarization_audio
-         deepseek_ocr2_vision",
+        "dia t5gemma t5gemma2 t5gemma2_encoder csm_depth glmasr voxtral_realtime
+         nemotron3_diarization nemotron3_diarization_audio deepseek_ocr2_vision",
         "its encoder and decoder have configurations of their own: give the one that is meant",
     ),
 ];

@@ -11,8 +11,8 @@ use crate::frequencies::{Frequencies, Llama3Scaling, LongRopeScaling, Scaling, Y
 /// Names of scalings in configurations, and the rope type that each stands for.
 ///
 /// `mrope` and `axial` say how axes are laid out, `su` is an early name of LongRoPE, `xdrope`
-/// Hunyuan's name.
-const ROPE_TYPES: [(&str, &str); 11] = [
+/// Hunyuan's name, `deepseek_yarn` Sarvam's.
+const ROPE_TYPES: [(&str, &str); 12] = [
     ("default", "default"),
     ("linear", "linear"),
     ("dynamic", "dynamic"),
@@ -24,6 +24,7 @@ const ROPE_TYPES: [(&str, &str); 11] = [
     ("axial", "default"),
     ("su", "longrope"),
     ("xdrope", "dynamic"),
+    ("deepseek_yarn", "yarn"),
 ];
 
 const KNOWN_ROPE_TYPES: [&str; ROPE_TYPES.len()] = {
@@ -77,13 +78,16 @@ pub struct RopeParameters {
 impl RopeParameters {
     /// Reads the JSON text of `rope_parameters` or `rope_scaling`.
     ///
+    /// `alpha` under the rope type `dynamic` is read, as HunYuan's code does; in the configuration
+    /// of another model it is ignored.
+    ///
     /// # Errors
     /// [`ConfigError`] if it is no JSON object, a key has the wrong type, the rope type is unknown
     /// or lacks a key, or it maps layer types to parameters; the errors of
     /// [`Frequencies`] if a value is out of range.
     pub fn from_json(json: &str, context: RopeContext) -> Result<Self> {
         let value: Value = parse(json)?;
-        Self::read(&Fields::new("rope_parameters", &value)?, context)
+        Self::read(&Fields::new("rope_parameters", &value)?, context, true)
     }
 
     /// Channels that turn in a head of `head_dim` channels: its share `partial_rotary_factor`,
@@ -127,7 +131,8 @@ impl RopeParameters {
         })
     }
 
-    pub(super) fn read(fields: &Fields, context: RopeContext) -> Result<Self> {
+    /// `reads_alpha` says whether `dynamic` scales by `alpha`: HunYuan's code alone reads it.
+    pub(super) fn read(fields: &Fields, context: RopeContext, reads_alpha: bool) -> Result<Self> {
         if fields
             .keys()
             .any(|key| fields.get(key).is_some_and(Value::is_object))
@@ -144,7 +149,7 @@ impl RopeParameters {
             max_position_embeddings: stated.or(context.max_position_embeddings),
             ..context
         };
-        let scaling = read_scaling(fields, context)?;
+        let scaling = read_scaling(fields, context, reads_alpha)?;
         let partial_rotary_factor = match scaling {
             Scaling::Proportional { .. } => None,
             _ => fields.number("partial_rotary_factor")?,
@@ -204,7 +209,11 @@ fn rope_type(fields: &Fields) -> Result<&'static str, ConfigError> {
     }
 }
 
-fn read_scaling(fields: &Fields, context: RopeContext) -> Result<Scaling, ConfigError> {
+fn read_scaling(
+    fields: &Fields,
+    context: RopeContext,
+    reads_alpha: bool,
+) -> Result<Scaling, ConfigError> {
     let rope_type = rope_type(fields)?;
     let needed_by = || format!("rope type {rope_type}");
     let number = |key| fields.require(key, fields.number(key), needed_by());
@@ -226,7 +235,10 @@ fn read_scaling(fields: &Fields, context: RopeContext) -> Result<Scaling, Config
         "linear" => Scaling::Linear {
             factor: number("factor")?,
         },
-        "dynamic" => match fields.number("alpha")?.filter(|alpha| *alpha != 0.0) {
+        "dynamic" => match fields
+            .number("alpha")?
+            .filter(|alpha| reads_alpha && *alpha != 0.0)
+        {
             Some(alpha) => Scaling::NtkAlpha { alpha },
             None => Scaling::Dynamic {
                 factor: number("factor")?,
