@@ -79,11 +79,17 @@ impl Worst {
         tolerance: 1.0,
     };
 
+    /// An error that is not finite, and one that anything would be allowed for, stays the worst.
+    const UNBOUNDED: Self = Self {
+        error: f64::INFINITY,
+        tolerance: 0.0,
+    };
+
     pub(crate) fn see(&mut self, found: f64, expected: f64, tolerance: f64) {
         let error = (found - expected).abs();
-        // A NaN is worse than anything.
-        if error.is_nan() || error * self.tolerance >= self.error * tolerance {
-            let error = if error.is_nan() { f64::INFINITY } else { error };
+        if !(error.is_finite() && tolerance.is_finite()) {
+            *self = Self::UNBOUNDED;
+        } else if self.error.is_finite() && error * self.tolerance >= self.error * tolerance {
             *self = Self { error, tolerance };
         }
     }
@@ -235,10 +241,7 @@ impl<'c> Rows<'c> {
         let skipped = found.as_ref().err().and_then(EngineError::limit);
         let failure = found.as_ref().err().filter(|_| skipped.is_none());
         let problem = failure.map(ToString::to_string);
-        let worst = found.unwrap_or(Worst {
-            error: f64::INFINITY,
-            tolerance: 0.0,
-        });
+        let worst = found.unwrap_or(Worst::UNBOUNDED);
         self.rows.push(Row {
             case: self.named.name.clone(),
             check,
@@ -821,4 +824,36 @@ fn compare_step(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_or_a_tolerance_that_is_not_finite_fails_whatever_follows() {
+        for (found, tolerance) in [
+            (f64::NAN, 1.0),
+            (f64::INFINITY, 1.0),
+            (f64::INFINITY, f64::INFINITY),
+            (2.0, f64::INFINITY),
+            (0.0, f64::NAN),
+        ] {
+            for others in [[false, false], [true, false], [false, true]] {
+                let mut worst = Worst::NONE;
+                if others[0] {
+                    worst.see(0.5, 0.0, 1.0);
+                }
+                worst.see(found, 0.0, tolerance);
+                if others[1] {
+                    worst.see(0.5, 0.0, 1.0);
+                }
+                assert!(!worst.pass(), "{found} {tolerance} {others:?}");
+            }
+        }
+        let mut worst = Worst::NONE;
+        worst.see(0.5, 0.0, 1.0);
+        worst.see(0.1, 0.0, 0.1);
+        assert!(worst.pass() && worst.tolerance == 0.1);
+    }
 }

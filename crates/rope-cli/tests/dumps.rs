@@ -102,24 +102,32 @@ fn values(seed: u32) -> Vec<f64> {
 
 /// A file of q alone; without `dq` the framework gave none.
 fn dump(name: &str, q_out: &[f64], dq: Option<&[f64]>) -> PathBuf {
-    let bytes =
-        |values: &[f64]| -> Vec<u8> { values.iter().flat_map(|x| x.to_le_bytes()).collect() };
+    let (q, gq) = (values(1), values(2));
+    let mut tensors = vec![("q", &q[..]), ("gq", &gq), ("q_out", q_out)];
+    tensors.extend(dq.map(|dq| ("dq", dq)));
+    write(name, [1, HEADS, TOKENS, HEAD_DIM], &tensors)
+}
+
+/// A file of tensors of one shape, [batch, heads, tokens, head_dim].
+fn write(name: &str, shape: [usize; 4], tensors: &[(&str, &[f64])]) -> PathBuf {
     let ids: Vec<u8> = POSITIONS
         .iter()
-        .flatten()
+        .flat_map(|axis| &axis[..shape[2]])
         .flat_map(|id| id.to_le_bytes())
         .collect();
-    let dims = vec![1, HEADS, TOKENS, HEAD_DIM];
-    let mut tensors = vec![
-        ("q.f64", Dtype::F64, dims.clone(), bytes(&values(1))),
-        ("gq.f64", Dtype::F64, dims.clone(), bytes(&values(2))),
-        ("q_out.f64", Dtype::F64, dims.clone(), bytes(q_out)),
-        ("position_ids", Dtype::I64, vec![3, TOKENS], ids),
-    ];
-    tensors.extend(dq.map(|dq| ("dq.f64", Dtype::F64, dims, bytes(dq))));
-    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+    let mut entries = vec![(
+        "position_ids".to_owned(),
+        Dtype::I64,
+        vec![3, shape[2]],
+        ids,
+    )];
+    for (name, values) in tensors {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        entries.push((format!("{name}.f64"), Dtype::F64, shape.to_vec(), bytes));
+    }
+    let views = entries.iter().map(|(name, dtype, shape, bytes)| {
         (
-            *name,
+            name,
             TensorView::new(*dtype, shape.clone(), bytes).expect("sizes fit"),
         )
     });
@@ -334,5 +342,93 @@ fn a_gradient_that_the_framework_did_not_give_is_lost() {
         let said = rows[0][field].as_str().expect("it says why");
         assert_eq!((code, rows.len()), (1, 1));
         assert!(said.contains("the gradient of q is lost"), "{said}");
+    }
+}
+
+/// The message about a file that is refused.
+fn refused(command: &str, file: &Path) -> String {
+    let (code, rows) = mrope(command, file);
+    assert_eq!((code, rows.len()), (1, 1), "{file:?}: {rows:?}");
+    assert_eq!(rows[0]["pass"], false);
+    let field = ["error", "problem"].map(|field| rows[0][field].as_str());
+    let said = field.into_iter().flatten().next();
+    said.expect("it says why").to_owned()
+}
+
+#[test]
+fn a_value_that_is_not_finite_excuses_no_gradient() {
+    let (q, gq) = (values(1), values(2));
+    let (q_out, wrong) = (RIGHT.of(&q), vec![123.0; q.len()]);
+    let shape = [1, HEADS, TOKENS, HEAD_DIM];
+    for (tensor, value, at) in [
+        ("q", f64::INFINITY, 0),
+        ("gq", f64::NEG_INFINITY, 17),
+        ("q_out", f64::NAN, q.len() - 1),
+    ] {
+        let tensors = [("q", &q), ("gq", &gq), ("q_out", &q_out), ("dq", &wrong)];
+        let tensors = tensors.map(|(name, values)| {
+            let mut values = values.clone();
+            if name == tensor {
+                values[at] = value;
+            }
+            (name, values)
+        });
+        let tensors = tensors
+            .each_ref()
+            .map(|(name, values)| (*name, &values[..]));
+        let said = refused("gradcheck", &write("not_finite", shape, &tensors));
+        let [head, token, channel] = [
+            at / (TOKENS * HEAD_DIM),
+            at / HEAD_DIM % TOKENS,
+            at % HEAD_DIM,
+        ];
+        let expected = format!(
+            "tensor {tensor}.f64 holds {value} at [0, {head}, {token}, {channel}], expected finite"
+        );
+        assert!(said.contains(&expected), "{said}");
+    }
+}
+
+#[test]
+fn a_dump_without_a_sample_a_head_or_a_token_is_refused() {
+    let full = [1, HEADS, TOKENS, HEAD_DIM];
+    for axis in 0..3 {
+        let mut shape = full;
+        shape[axis] = 0;
+        let tensors = ["q", "gq", "q_out", "dq"].map(|name| (name, &[][..]));
+        let file = write(&format!("empty_{axis}"), shape, &tensors);
+        for command in ["verify", "gradcheck"] {
+            let said = refused(command, &file);
+            assert!(
+                said.contains(&format!("has shape {shape:?}, expected at least one")),
+                "{said}"
+            );
+        }
+    }
+}
+
+#[test]
+fn half_of_a_pair_is_not_passed_over() {
+    let (q, gq) = (values(1), values(2));
+    let (q_out, dq) = (RIGHT.of(&q), RIGHT.back(&gq));
+    let shape = [1, HEADS, TOKENS, HEAD_DIM];
+    let both = [("q", &q[..]), ("q_out", &q_out)];
+    let with_gradient = [&both[..], &[("gq", &gq), ("dq", &dq)]].concat();
+    for (name, tensors, missing) in [
+        ("k_out", [&both[..], &[("k_out", &q_out)]].concat(), "k."),
+        ("dq", [&both[..], &[("dq", &dq)]].concat(), "gq."),
+        ("dk", [&with_gradient[..], &[("dk", &dq)]].concat(), "gk."),
+    ] {
+        let file = write(&format!("half_{name}"), shape, &tensors);
+        let said = refused("verify", &file);
+        assert!(
+            said.contains(&format!("has no tensor {missing}"))
+                && said.contains(&format!("the comparison of {name} needs it")),
+            "{said}"
+        );
+        if name == "dk" {
+            let (code, rows) = mrope("gradcheck", &file);
+            assert_eq!(code, 1, "{rows:?}");
+        }
     }
 }

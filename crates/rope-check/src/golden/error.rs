@@ -97,6 +97,19 @@ pub enum GoldenError {
         /// Its shape.
         found: Vec<usize>,
     },
+    /// An infinity or a NaN where no gradient can be checked.
+    #[error(
+        "tensor {name} holds {found} at {index}, expected finite values: no gradient can be checked \
+         there; dump finite q and gq, and look where the program overflows"
+    )]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// The indices of the first such value.
+        index: String,
+        /// The value.
+        found: f64,
+    },
     /// A finite value that an element type cannot hold: nothing is compared in that type.
     #[error("{name} holds {found}, which is infinite in {dtype}; it is not compared in {dtype}")]
     Overflow {

@@ -81,7 +81,12 @@ impl Tensors {
     /// [`GoldenError::Io`]; [`GoldenError::Container`].
     #[cfg(feature = "models")]
     pub(crate) fn read(path: &Path) -> Result<Self, GoldenError> {
-        let mut tensors = Self::parse(&std::fs::read(path)?).map_err(|error| match error {
+        let named = |error: std::io::Error| {
+            let named = format!("{}: {error}", path.display());
+            std::io::Error::new(error.kind(), named)
+        };
+        let bytes = std::fs::read(path).map_err(named)?;
+        let mut tensors = Self::parse(&bytes).map_err(|error| match error {
             GoldenError::Container { detail } => GoldenError::Container {
                 detail: format!("{}: {detail}", path.display()),
             },
@@ -195,6 +200,19 @@ impl Values {
             name: self.name.clone(),
             expected: expected.into(),
             found: self.shape.clone(),
+        }
+    }
+
+    /// # Errors
+    /// [`GoldenError::NotFinite`] names the first infinity or NaN.
+    pub(crate) fn expect_finite(&self) -> Result<(), GoldenError> {
+        match self.values.iter().position(|value| !value.is_finite()) {
+            Some(at) => Err(GoldenError::NotFinite {
+                name: self.name.clone(),
+                index: self.index(at),
+                found: self.values[at],
+            }),
+            None => Ok(()),
         }
     }
 

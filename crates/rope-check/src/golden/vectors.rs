@@ -82,6 +82,12 @@ impl GoldenVectors {
         }
         let own = file.optional("head_frequencies", &INPUT_TYPES)?;
         let (batch, seq, heads) = dimensions(layout, &q.shape);
+        if q.values.is_empty() {
+            let expected =
+                "at least one sample, token, head and channel: there is nothing to compare";
+            return Err(q.misshapen(expected));
+        }
+        file.expect_inputs_of_outputs()?;
         let (spec, axes) = match &own {
             None => {
                 let spec = file.spec(head_dim)?;
@@ -280,6 +286,17 @@ impl File {
         let name = format!("{stem}.{{{}}}", types.join(","));
         let missing = || self.0.missing(&name, needed_by);
         self.optional(stem, types)?.ok_or_else(missing)
+    }
+
+    /// Refuses an output whose input is missing: it would be compared with nothing. A missing
+    /// output is refused where its input is read.
+    fn expect_inputs_of_outputs(&self) -> Result<(), GoldenError> {
+        for (input, output) in [("k", "k_out"), ("gq", "dq"), ("gk", "dk")] {
+            if self.optional(output, &INPUT_TYPES)?.is_some() {
+                self.require(input, &INPUT_TYPES, &format!("the comparison of {output}"))?;
+            }
+        }
+        Ok(())
     }
 
     fn mapping(&self, input: Values, image: &str, dims: &[usize]) -> Result<Mapping, GoldenError> {

@@ -23,12 +23,14 @@ const ROUNDINGS: f64 = 6.0;
 ///
 /// # Errors
 /// [`GoldenError`]: a file that cannot be read, tensors missing, of other types or of different
-/// shapes; [`GoldenError::LostGradient`] for an upstream gradient without the gradient.
+/// shapes; [`GoldenError::LostGradient`] for an upstream gradient without the gradient;
+/// [`GoldenError::NotFinite`] for an infinity or a NaN, which any gradient would agree with.
 pub fn check_dump(path: &Path) -> Result<Vec<Row>, GoldenError> {
     let file = Tensors::parse(&std::fs::read(path)?)?;
     let mut rows = Vec::new();
     for of in ["q", "k"] {
-        if of == "q" || find(&file, &format!("g{of}"))?.is_some() {
+        let has = |name: String| Ok::<_, GoldenError>(find(&file, &name)?.is_some());
+        if of == "q" || has(format!("g{of}"))? || has(format!("d{of}"))? {
             rows.push(check(&file, of, path)?);
         }
     }
@@ -55,6 +57,9 @@ fn check(file: &Tensors, of: &'static str, path: &Path) -> Result<Row, GoldenErr
         if other.shape != x.shape {
             return Err(other.misshapen(format!("{:?}, as {of} has", x.shape)));
         }
+    }
+    for values in [x, y, upstream, gradient] {
+        values.expect_finite()?;
     }
     let is_f64 = y.is_f64() && gradient.is_f64();
     let dtype = if is_f64 { DType::F64 } else { DType::F32 };
