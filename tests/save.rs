@@ -177,8 +177,8 @@ fn a_file_that_its_header_does_not_describe_is_refused() {
     let config = QwenVlConfig::from_folder(&folder).expect("config reads");
     for (end, reason) in [
         (bytes.len() - 4, "its header describes"),
-        (100, "fill whole buffer"),
-        (4, "fill whole buffer"),
+        (100, "its header alone takes"),
+        (4, "it has 4 bytes, its header alone takes 8"),
     ] {
         fs::write(&shard, &bytes[..end]).expect("writes");
         let error = config.load(&folder, &Device::flex()).map(drop);

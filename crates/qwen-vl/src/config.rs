@@ -1,5 +1,6 @@
 //! The contents of a `config.json`, and the differences between the families.
 
+use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -8,6 +9,7 @@ use rope_core::RotarySpec;
 use rope_core::position_ids::{Compatibility, PositionRules};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::de::value::MapDeserializer;
 use serde_json::Value;
 
 use crate::error::{QwenVlError, Result};
@@ -222,9 +224,28 @@ struct RawVision {
 }
 
 fn read<T: DeserializeOwned>(part: &'static str, value: &Value) -> Result<T> {
-    serde_json::from_value(value.clone()).map_err(|error| QwenVlError::Config {
+    // serde's messages about a value do not name its key: it is the one that was read last.
+    let reading = Cell::new(None);
+    let read = match value {
+        Value::Object(object) => {
+            let entries = object.iter().map(|(key, value)| {
+                reading.set(Some(key));
+                (key.as_str(), value)
+            });
+            let end = std::iter::from_fn(|| {
+                reading.set(None);
+                None
+            });
+            T::deserialize(MapDeserializer::new(entries.chain(end)))
+        }
+        other => T::deserialize(other),
+    };
+    read.map_err(|error: serde_json::Error| QwenVlError::Config {
         part,
-        detail: error.to_string(),
+        detail: match reading.get() {
+            Some(key) => format!("{key}: {error}"),
+            None => error.to_string(),
+        },
     })
 }
 

@@ -41,13 +41,25 @@ impl Source {
         let read = || -> std::io::Result<Self> {
             let mut file = File::open(path)?;
             let bytes = file.metadata()?.len();
+            let whole = |expected: u64| {
+                let reason = format!(
+                    "it has {bytes} bytes, its header alone takes {expected}; it may be truncated: \
+                     copy it again"
+                );
+                let is_whole = bytes >= expected;
+                is_whole
+                    .then_some(())
+                    .ok_or_else(|| Error::new(ErrorKind::InvalidData, reason))
+            };
             let mut length = [0; 8];
+            whole(8)?;
             file.read_exact(&mut length)?;
             let length = u64::from_le_bytes(length);
             if length > MAX_HEADER_BYTES {
                 let reason = format!("its header of {length} bytes is too long");
                 return Err(Error::new(ErrorKind::InvalidData, reason));
             }
+            whole(8 + length)?;
             let mut header = vec![0; length as usize];
             file.read_exact(&mut header)?;
             let metadata: Metadata = serde_json::from_slice(&header)?;
@@ -56,7 +68,8 @@ impl Source {
             let ends = infos.values().map(|info| info.data_offsets.1 as u64);
             let expected = start + ends.max().unwrap_or(0);
             if bytes != expected {
-                let reason = format!("it has {bytes} bytes, its header describes {expected}");
+                let reason =
+                    format!("it has {bytes} bytes, its header describes {expected}; copy it again");
                 return Err(Error::new(ErrorKind::InvalidData, reason));
             }
             Ok(Self {

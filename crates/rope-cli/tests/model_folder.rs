@@ -112,3 +112,78 @@ fn a_fraction_of_an_id_is_not_dropped() {
         assert!(found.lines().any(fails), "{tensor}: {found}");
     }
 }
+
+/// Among golden files too, where its files by themselves would be skipped.
+#[test]
+fn a_folder_without_one_of_its_files_or_with_a_broken_one_is_refused_by_its_name() {
+    let outer = Path::new(env!("CARGO_TARGET_TMPDIR")).join("incomplete");
+    let inner = outer.join("model");
+    let whole = |file: &str| std::fs::read(fixture().join(file)).expect("file reads");
+    let config = String::from_utf8(whole("config.json")).expect("JSON");
+    let mut config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
+    config["text_config"]["intermediate_size"] = (-1).into();
+    let (config, cut) = (config.to_string(), whole("model.safetensors"));
+    let golden = rope_check::fixtures()
+        .expect("the test runs in the workspace")
+        .join("llama_rope_half.safetensors");
+    let cases: [(&str, Option<&[u8]>, &str); 7] = [
+        (
+            "expected.safetensors",
+            None,
+            "FAIL has no expected.safetensors;",
+        ),
+        (
+            "inputs.safetensors",
+            None,
+            "FAIL has no inputs.safetensors;",
+        ),
+        ("config.json", None, "FAIL has no config.json;"),
+        (
+            "config.json",
+            Some(b"{"),
+            "FAIL config.json cannot be read: EOF",
+        ),
+        (
+            "train.json",
+            Some(b"{"),
+            "FAIL train.json cannot be read: EOF",
+        ),
+        (
+            "config.json",
+            Some(config.as_bytes()),
+            "FAIL text_config cannot be read: intermediate_size: invalid value: integer `-1`",
+        ),
+        (
+            "model.safetensors",
+            Some(&cut[..1000]),
+            "model.safetensors: it has 1000 bytes, its header alone takes",
+        ),
+    ];
+    for (file, content, expected) in cases {
+        std::fs::remove_dir_all(&outer).ok();
+        std::fs::create_dir_all(&inner).expect("folder is made");
+        std::fs::copy(&golden, outer.join("golden.safetensors")).expect("file copies");
+        for kept in [
+            "config.json",
+            "inputs.safetensors",
+            "expected.safetensors",
+            "model.safetensors",
+        ] {
+            std::fs::write(inner.join(kept), whole(kept)).expect("file is written");
+        }
+        match content {
+            Some(content) => std::fs::write(inner.join(file), content),
+            None => std::fs::remove_file(inner.join(file)),
+        }
+        .expect("it is changed");
+        let output = Command::new(env!("CARGO_BIN_EXE_mrope"))
+            .arg("verify")
+            .arg(&outer)
+            .output()
+            .expect("program starts");
+        let found = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{file}: {found}");
+        assert!(found.contains(expected), "{expected}: {found}");
+        assert!(found.contains("1 file cannot be verified"), "{found}");
+    }
+}

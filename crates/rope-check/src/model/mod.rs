@@ -50,9 +50,31 @@ pub enum ModelError {
     /// A file cannot be read or does not fit the others.
     #[error(transparent)]
     Golden(#[from] GoldenError),
+    /// A folder without one of its files.
+    #[error(
+        "has no {file}; a model folder holds config.json, inputs.safetensors and \
+         expected.safetensors: add it, or move the others elsewhere"
+    )]
+    Incomplete {
+        /// The file.
+        file: &'static str,
+    },
+    /// The operating system refused.
+    #[error("{file} cannot be read: {source}")]
+    Read {
+        /// The file.
+        file: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
     /// JSON that does not parse.
-    #[error(transparent)]
-    Json(#[from] serde_json::Error),
+    #[error("{file} cannot be read: {source}")]
+    Json {
+        /// The file.
+        file: &'static str,
+        /// Why, with line and column.
+        source: serde_json::Error,
+    },
     /// The rotation was refused.
     #[error(transparent)]
     Rope(#[from] RopeError),
@@ -80,11 +102,25 @@ pub struct Report {
     pub skipped: Option<String>,
 }
 
-/// Whether a folder is one of these.
+/// The files that every model folder holds.
+const REQUIRED: [&str; 3] = [CONFIG, INPUTS, EXPECTED];
+
+/// Whether a folder is one of these. One that lacks one of the three files is too: its comparison
+/// says which, while its files by themselves would be skipped.
 pub fn is_model_folder(folder: &Path) -> bool {
-    [CONFIG, INPUTS, EXPECTED]
-        .iter()
-        .all(|file| folder.join(file).is_file())
+    let found = REQUIRED.iter().filter(|file| folder.join(file).exists());
+    found.count() >= 2
+}
+
+/// The text of a file of a folder, and of what is made from it.
+fn read_json<T: for<'a> Deserialize<'a>>(
+    folder: &Path,
+    file: &'static str,
+) -> Result<(String, T), ModelError> {
+    let text = std::fs::read_to_string(folder.join(file))
+        .map_err(|source| ModelError::Read { file, source })?;
+    let parsed = serde_json::from_str(&text).map_err(|source| ModelError::Json { file, source })?;
+    Ok((text, parsed))
 }
 
 /// Where models compute, and how.
@@ -128,8 +164,10 @@ impl Models {
     /// # Errors
     /// If a file cannot be read or does not fit the others, or the device fails.
     pub fn compare(&self, folder: &Path) -> Result<Report, ModelError> {
-        let json = std::fs::read_to_string(folder.join(CONFIG)).map_err(GoldenError::from)?;
-        let stated: Stated = serde_json::from_str(&json)?;
+        if let Some(file) = REQUIRED.iter().find(|file| !folder.join(file).exists()) {
+            return Err(ModelError::Incomplete { file });
+        }
+        let (json, stated) = read_json::<Stated>(folder, CONFIG)?;
         let inputs = Tensors::read(&folder.join(INPUTS))?;
         let fixture = Fixture {
             version: version_of(stated.transformers_version.as_deref()),
@@ -360,7 +398,7 @@ impl Fixture<'_> {
             rows.push(self.gradient_row(name, &found, expected));
         }
 
-        if folder.join(LEGACY).is_file() {
+        if folder.join(LEGACY).exists() {
             let legacy = Tensors::read(&folder.join(LEGACY))?;
             let model = load(Compatibility::Transformers4_57)?;
             let batch = self.batch(&model)?;
@@ -371,9 +409,8 @@ impl Fixture<'_> {
             let name = "legacy.logits";
             rows.push(row(name, self.by(), &found, expected, tolerance, keep));
         }
-        if folder.join(TRAIN).is_file() {
-            let train = std::fs::read_to_string(folder.join(TRAIN)).map_err(GoldenError::from)?;
-            let training: Training = serde_json::from_str(&train)?;
+        if folder.join(TRAIN).exists() {
+            let (_, training) = read_json::<Training>(folder, TRAIN)?;
             rows.push(self.training_row(model, &batch, &labels, training)?);
         }
         Ok(rows)
