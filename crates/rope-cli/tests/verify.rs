@@ -246,3 +246,24 @@ fn the_format_is_in_the_help() {
         assert!(text.contains(word), "{word}");
     }
 }
+
+#[test]
+fn a_head_too_wide_for_frequencies_is_refused_before_they_are_made() {
+    let folder = folder("tables");
+    let file = folder.join("tables.json");
+    let table = |head_dim: u64| {
+        serde_json::json!({"cases": [{
+            "name": "wide", "seq_len": null, "head_dim": head_dim,
+            "max_position_embeddings": null, "attention_scaling": 1.0, "inv_freq_f64": [1.0],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        }]})
+    };
+    for head_dim in [1 << 63, 2_000_000_000] {
+        std::fs::write(&file, table(head_dim).to_string()).expect("file is written");
+        let output = mrope(&[], &[&file]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let text = stdout(&output);
+        let expected = "FAIL head_dim must be between 1 and 65536, found";
+        assert!(text.contains(expected), "{text}");
+    }
+}

@@ -12,6 +12,7 @@ pub use scaling::{Llama3Scaling, LongRopeScaling, Scaling, YarnScaling};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, RopeError};
+use crate::spec::MAX_HEAD_DIM;
 
 /// The frequencies of a rotary embedding: `theta` and how it is scaled, or a list; validated once.
 ///
@@ -140,11 +141,19 @@ impl Frequencies {
     /// # Numerics
     /// f64 throughout
     /// # Errors
-    /// [`RopeError::OddRotaryDim`] if `dims` is odd or 0; [`RopeError::FactorCount`] if a list of
+    /// [`RopeError::HeadDim`] if `dims` is above [`MAX_HEAD_DIM`](crate::MAX_HEAD_DIM);
+    /// [`RopeError::OddRotaryDim`] if it is odd or 0; [`RopeError::FactorCount`] if a list of
     /// LongRoPE does not hold `dims / 2` factors; [`RopeError::FrequencyCount`] if a list of
     /// frequencies is of another length; [`RopeError::Frequency`] if theta or a scaling's
     /// parameters are too extreme for finite angles.
     pub fn inv_freq(&self, dims: usize, seq_len: Option<u64>) -> Result<Vec<f64>> {
+        // Before anything is allocated for them.
+        if dims > MAX_HEAD_DIM {
+            return Err(RopeError::HeadDim {
+                found: dims,
+                max: MAX_HEAD_DIM,
+            });
+        }
         if dims == 0 || !dims.is_multiple_of(2) {
             return Err(RopeError::OddRotaryDim { found: dims });
         }
