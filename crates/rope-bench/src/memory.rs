@@ -94,6 +94,11 @@ impl Subject {
         self.shape.seq * self.shape.rotary_dim / 2 * 2
     }
 
+    /// Bytes of q and k.
+    pub fn tensor_bytes(&self) -> usize {
+        self.bytes(self.shape.heads + self.shape.kv_heads)
+    }
+
     /// Bytes of the smaller of q and k.
     pub fn smaller_bytes(&self) -> usize {
         self.bytes(self.shape.heads.min(self.shape.kv_heads))
@@ -127,7 +132,7 @@ impl Subject {
             implementation: implementation.to_owned(),
             layers,
             source,
-            gradient_bytes: self.bytes(heads + kv_heads),
+            gradient_bytes: self.tensor_bytes(),
             retained_bytes: None,
             retained_data_bytes: None,
             forward_peak_bytes: None,

@@ -1,17 +1,38 @@
-//! Parsers of what several benchmarks take.
+//! Parsers of what several commands take.
 
-use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use clap::builder::{PossibleValuesParser, StringValueParser, TypedValueParser};
 
 /// More tokens than any of the models has.
-pub(super) const MAX_TOKENS: u64 = 1 << 20;
+pub(crate) const MAX_TOKENS: usize = 1 << 20;
 
-/// A whole number from 1 to `most`.
-pub(super) fn count_up_to(most: u64) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..=most)
+/// A number of things in a range.
+pub(crate) fn count_in(range: RangeInclusive<usize>) -> impl TypedValueParser<Value = usize> {
+    whole(range)
+}
+
+/// A seed.
+pub(crate) fn seed() -> impl TypedValueParser<Value = u64> {
+    whole(0..=u64::MAX)
+}
+
+/// A whole number in a range, which the message about any other text names.
+fn whole<T>(range: RangeInclusive<T>) -> impl TypedValueParser<Value = T>
+where
+    T: Clone + Display + FromStr + PartialOrd + Send + Sync + 'static,
+{
+    StringValueParser::new().try_map(move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        let (least, most) = (range.start(), range.end());
+        number.ok_or_else(|| format!("expected a whole number from {least} to {most}"))
+    })
 }
 
 /// One of `all` by its name; `--help` and errors list the names.
-pub(super) fn one_of<T: Copy + Send + Sync + 'static>(
+pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
     all: &'static [T],
     name: fn(T) -> &'static str,
 ) -> impl TypedValueParser<Value = T> {

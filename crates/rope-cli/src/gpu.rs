@@ -7,6 +7,7 @@ use burn::tensor::Device;
 use burn::tensor::DeviceType;
 
 use crate::device::built_without;
+use crate::stdio::note;
 
 /// A runtime's feature, and how its GPUs are found.
 type Runtime = (&'static str, fn() -> Vec<Device>);
@@ -42,10 +43,10 @@ pub(crate) fn open(index: usize) -> Result<Device, String> {
 pub(crate) fn note_software(device: &Device, name: &dyn Display) -> bool {
     let is_software = is_software(device);
     if is_software {
-        eprintln!(
+        note(format_args!(
             "{name} is a software driver on this machine's processor: what is measured on it says \
              nothing about a GPU"
-        );
+        ));
     }
     is_software
 }

@@ -2,17 +2,23 @@
 //!
 //! A library, so that tests of the workspace can ask for its features.
 
+#![deny(clippy::print_stderr, clippy::print_stdout)]
+
+mod arguments;
 mod bench;
 mod device;
 // With all devices that the pages name, as the workspace is tested.
 #[cfg(all(feature = "ascend-sim", any(test, doctest)))]
 mod docs;
 mod doctor;
+mod files;
 mod gpu;
 mod gradcheck;
+mod memory;
 mod positions;
 #[cfg(feature = "ascend")]
 mod serve;
+mod stdio;
 mod svg;
 mod table;
 mod train;
@@ -23,9 +29,11 @@ use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use rope_ascend::rope::violations;
 use rope_check::alloc::CountingAllocator;
+
+use self::stdio::{note, plain};
 
 /// Counts for `mrope bench memory`. For everything else it costs one load and one branch per
 /// allocation.
@@ -95,7 +103,7 @@ its gradients of cos and sin with central differences in f64.
 
 A dump of another program's rotation is checked by <gq, q_out> = <dq, q>, which
 holds for each head of a token if the rotation is linear in q and dq its
-gradient.";
+gradient. All values have to be finite.";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
@@ -118,11 +126,13 @@ pub fn main() -> ExitCode {
     if args.len() < 2 {
         args.push("train".into());
     }
-    let code = match run(Cli::parse_from(args).command) {
+    let mut matches = parser(Cli::command()).get_matches_from(args);
+    let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
+    let code = match run(cli.command) {
         Ok(code) => code,
         Err(error) if is_of_closed_pipe(&*error) => ExitCode::from(CLOSED_PIPE),
         Err(error) => {
-            eprintln!("error: {error}");
+            note(format_args!("error: {}", plain(&error)));
             ExitCode::FAILURE
         }
     };
@@ -130,14 +140,26 @@ pub fn main() -> ExitCode {
     if violations.is_empty() {
         return code;
     }
-    eprintln!(
+    note(format_args!(
         "error: the simulated NPU found {} violations; results that look right may be wrong on a \
          device:",
         violations.len()
-    );
+    ));
     let listed = violations.iter().take(VIOLATIONS_LISTED);
-    listed.for_each(|violation| eprintln!("  {violation}"));
+    listed.for_each(|violation| note(format_args!("  {violation}")));
     ExitCode::FAILURE
+}
+
+/// The command and all below it, for which -3 is a number, not an option that does not exist: the
+/// message then says which numbers are expected.
+fn parser(command: clap::Command) -> clap::Command {
+    let takes_value = |arg: &clap::Arg| !arg.is_positional() && arg.get_action().takes_values();
+    command
+        .mut_args(|arg| {
+            let takes_value = takes_value(&arg);
+            arg.allow_negative_numbers(takes_value)
+        })
+        .mut_subcommands(parser)
 }
 
 /// Violations that the last message lists.

@@ -8,6 +8,8 @@ use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
+use crate::files;
+
 pub(crate) const FONT: &str = "sans-serif";
 pub(crate) const BLUE: RGBColor = RGBColor(31, 119, 180);
 pub(crate) const ORANGE: RGBColor = RGBColor(214, 90, 14);
@@ -34,7 +36,7 @@ pub(crate) fn draw(
     paint(&area)?;
     area.present()?;
     drop(area);
-    Ok(std::fs::write(path, svg)?)
+    Ok(files::replace(path, svg.as_bytes())?)
 }
 
 /// Writes text below and to the right of a point.

@@ -334,9 +334,12 @@ fn cases_are_chosen_by_name_and_by_factor() {
     for (arguments, expected) in [
         (&["speed", "--filter", "fp8"][..], "--list"),
         (&["speed", "--pairing", "neox"], "interleave_half"),
-        (&["memory", "--tokens", "0"], "1..=1048576"),
-        (&["speed", "--tokens", "99999999999999"], "1..=1048576"),
-        (&["memory", "--layers", "99999999999"], "1..=1000"),
+        (&["memory", "--tokens", "0"], "from 1 to 1048576"),
+        (
+            &["speed", "--tokens", "99999999999999"],
+            "from 1 to 1048576",
+        ),
+        (&["memory", "--layers", "99999999999"], "from 1 to 1000"),
         (&["memory", "--shape", "gpt"], "qwen3-vl-8b"),
         (&["memory", "--dtype", "f64"], "f32, bf16, f16"),
         (&["speed", "--dtype", "f64"], "f32, bf16, f16"),
@@ -397,5 +400,32 @@ fn tables_fit_a_terminal_and_say_how_figures_came_about() {
         "saves",
     ] {
         assert!(table.contains(words), "{words}: {table}");
+    }
+}
+
+/// With the addresses that a process may have cut to 4 GB.
+#[cfg(target_os = "linux")]
+#[test]
+fn tensors_that_the_memory_does_not_hold_are_refused_in_one_line() {
+    for arguments in [
+        "bench memory --tokens 1048576 --layers 1 --dtype f32 --shape flux",
+        "bench memory --attention --tokens 1048576 --dtype f32",
+        "bench speed --quick --tokens 1048576 --group large",
+    ] {
+        let refused = Command::new("sh")
+            .args(["-c", "ulimit -v 4000000 && exec \"$0\" \"$@\""])
+            .arg(env!("CARGO_BIN_EXE_mrope"))
+            .args(arguments.split(' '))
+            .output()
+            .expect("a shell of each Unix");
+        let message = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{arguments}: {message}");
+        assert!(
+            message.starts_with("error: ")
+                && message.contains(" needs at least ")
+                && message.contains("choose fewer --tokens"),
+            "{message}"
+        );
+        assert_eq!(message.lines().count(), 1, "{message}");
     }
 }

@@ -237,6 +237,33 @@ fn a_damaged_checkpoint_is_refused_by_the_name_of_its_file() {
     resumed(&out, "whole again");
 }
 
+#[test]
+fn a_history_of_fewer_steps_than_its_checkpoint_is_refused() {
+    let ([earlier, _], _) = two_checkpoints("history");
+    let file = earlier.join("run.json");
+    let whole = std::fs::read_to_string(&file).expect("reads");
+    let mut run: Value = serde_json::from_str(&whole).expect("an object");
+    let losses = run["history"]["losses"].as_array_mut().expect("losses");
+    losses.truncate(1);
+    std::fs::write(&file, run.to_string()).expect("writes");
+    let out = earlier.parent().expect("a folder");
+    let path = out.to_str().expect("UTF-8");
+    let refused = mrope(
+        &STEPS
+            .split(' ')
+            .chain([path, "--resume"])
+            .collect::<Vec<_>>(),
+    );
+    let message = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("it has 1 losses and 3 accuracies"),
+        "{message}"
+    );
+    std::fs::write(&file, whole).expect("writes");
+    resumed(out, "whole again");
+}
+
 /// The system ends a process at the byte by which a file becomes longer than the process may write.
 #[cfg(unix)]
 #[test]
@@ -312,6 +339,111 @@ fn what_other_programs_saved_stays() {
     }
 }
 
+/// With the addresses that a process may have cut to 4 GB.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_step_that_the_memory_does_not_hold_is_refused_before_anything_is_written() {
+    let out = folder("too-large");
+    let path = out.to_str().expect("UTF-8");
+    let options = "train --batch 4096 --frames 8 --rows 8 --columns 8 --steps 1 --out";
+    let refused = Command::new("sh")
+        .args(["-c", "ulimit -v 4000000 && exec \"$0\" \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_mrope"))
+        .args(options.split(' ').chain([path]))
+        .output()
+        .expect("a shell of each Unix");
+    let message = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{message}");
+    assert!(
+        message.starts_with("error: a step of --batch 4096 with 517 tokens each needs at least ")
+            && message.contains("choose a smaller --batch"),
+        "{message}"
+    );
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(!out.exists());
+}
+
+/// The test would take hours, and once took gigabytes before its first batch.
+#[test]
+fn what_was_trained_is_saved_before_the_last_test() {
+    let out = folder("long-test");
+    let path = out.to_str().expect("UTF-8");
+    let options = "train --steps 1 --batch 1 --frames 8 --rows 8 --columns 8 \
+                   --test-questions 1000000 --out";
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mrope"))
+        .args(options.split_whitespace().chain([path]))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let saved =
+        || out.join("checkpoint-000001").is_dir() && out.join("model.safetensors").is_file();
+    let mut waited = 0;
+    while !saved() && waited < 6000 && child.try_wait().expect("it started").is_none() {
+        std::thread::sleep(Duration::from_millis(10));
+        waited += 1;
+    }
+    let is_testing = child.try_wait().expect("it started").is_none();
+    child.kill().ok();
+    child.wait().expect("it ends");
+    assert!(saved() && is_testing);
+}
+
+#[test]
+fn a_folder_that_takes_no_files_is_refused_before_the_first_step() {
+    let out = folder("taken");
+    let path = out.to_str().expect("UTF-8");
+    let run = |path: &str| {
+        let options = "train --steps 400 --batch 1 --test-questions 1 --out";
+        let refused = mrope(&options.split(' ').chain([path]).collect::<Vec<_>>());
+        let message = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{message}");
+        assert_eq!(message.lines().count(), 1, "no progress: {message}");
+        message
+    };
+    std::fs::create_dir_all(&out).expect("creates");
+    std::fs::write(out.join(PARTIAL), "").expect("writes");
+    let message = run(path);
+    assert!(
+        message.contains("cannot remove") && message.contains(PARTIAL),
+        "{message}"
+    );
+    std::fs::remove_file(out.join(PARTIAL)).expect("removes");
+    std::fs::create_dir(out.join("curves.svg")).expect("creates");
+    let message = run(path);
+    assert!(
+        message.contains("curves.svg: it is a folder; move it away"),
+        "{message}"
+    );
+    if cfg!(target_os = "linux") {
+        let message = run("/proc");
+        assert!(
+            message.starts_with("error: cannot create /proc/"),
+            "{message}"
+        );
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_plot_that_cannot_be_written_costs_neither_the_report_nor_the_other_plot() {
+    let out = folder("no-plot");
+    let path = out.to_str().expect("UTF-8");
+    std::fs::create_dir_all(&out).expect("creates");
+    std::os::unix::fs::symlink("/dev/full", out.join("curves.svg")).expect("links");
+    let options = "train --json --steps 1 --batch 1 --test-questions 1 --out";
+    let ended = mrope(&options.split(' ').chain([path]).collect::<Vec<_>>());
+    assert_eq!(ended.status.code(), Some(1));
+    assert!(
+        text(&ended.stderr).contains("curves.svg"),
+        "{}",
+        text(&ended.stderr)
+    );
+    let report: Value = serde_json::from_slice(&ended.stdout).expect("one object");
+    assert_eq!(report["steps"], 1);
+    assert!(out.join("attention.svg").is_file());
+}
+
 #[test]
 fn mistakes_get_one_line_and_an_exit_code() {
     let out = folder("mistakes");
@@ -324,7 +456,7 @@ fn mistakes_get_one_line_and_an_exit_code() {
 
     for (arguments, expected) in [
         (["train", "--device", "cuda"], "expected cpu, gpu"),
-        (["train", "--columns", "0"], "1..=8"),
+        (["train", "--columns", "0"], "from 1 to 8"),
         (["train", "--learning-rate", "nan"], "above 0"),
         (["learn", "--steps", "3"], "unrecognized subcommand"),
     ] {

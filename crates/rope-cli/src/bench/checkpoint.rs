@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fs::{self, File};
-use std::io::{Read, Write, stdout};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -19,6 +19,7 @@ use super::memory::float;
 use super::output::progress;
 use crate::ALLOCATOR;
 use crate::device::{Compute, Device, TokenArgs};
+use crate::stdio::stdout;
 use crate::table::Table;
 
 const WEIGHTS: &str = "model.safetensors";
@@ -140,11 +141,12 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<ExitCode, Box<dyn Error>> {
         )
         .into());
     }
-    fs::create_dir_all(folder)?;
+    let cannot = |action| move |error| format!("cannot {action} {}: {error}", folder.display());
+    fs::create_dir_all(folder).map_err(cannot("create"))?;
     let rows = parts(args, folder);
-    fs::remove_dir_all(folder)?;
+    fs::remove_dir_all(folder).map_err(cannot("remove"))?;
     let rows = rows?;
-    let mut out = stdout().lock();
+    let mut out = stdout();
     if args.json {
         write_json_lines(&rows, &mut out)?;
     } else {

@@ -11,6 +11,7 @@ use super::memory::float;
 use crate::ALLOCATOR;
 use crate::device::{Compute, Device, TokenArgs};
 use crate::gpu;
+use crate::stdio::note;
 
 /// Sizes from which allocations are counted separately.
 #[derive(Clone, Copy)]
@@ -81,7 +82,11 @@ impl Meter {
         let is_gpu = self.counter == Counter::Pools;
         let has = !is_gpu || self.device().supports_dtype(float(dtype));
         if !has {
-            eprintln!("skipped: {} has no {}", self.name, dtype.name());
+            note(format_args!(
+                "skipped: {} has no {}",
+                self.name,
+                dtype.name()
+            ));
         }
         has
     }

@@ -1,6 +1,5 @@
 //! `mrope bench`: what a rotation costs in bytes and in time, compared with other implementations.
 
-mod arguments;
 mod burn_speed;
 mod checkpoint;
 mod gpu_speed;

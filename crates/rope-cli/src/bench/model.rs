@@ -1,7 +1,7 @@
 //! `mrope bench model`.
 
 use std::error::Error;
-use std::io::{Write, stdout};
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -9,6 +9,7 @@ use rope_bench::model::{self, ModelRow, Pass, TimeModelError};
 use rope_bench::rows::write_json_lines;
 use serde::Serialize;
 
+use crate::stdio::stdout;
 use crate::table::Table;
 
 /// Model the time of the NPU's kernels on Atlas A2: nothing is measured.
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &ModelArgs) -> Result<ExitCode, Box<dyn Error>> {
         other => other.to_string(),
     })?;
     rows.retain(|row| args.angles || row.direction != Pass::Angles);
-    let mut out = stdout().lock();
+    let mut out = stdout();
     if args.json {
         write_json_lines(&rows, &mut out)?;
     } else {

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write, stdout};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,6 +12,9 @@ use rope_bench::bars::Bar;
 use rope_bench::chart::BarChart;
 use rope_bench::rows::{write_csv, write_json_lines};
 use serde::Serialize;
+
+use crate::files;
+use crate::stdio::{note, stdout};
 
 /// Forms of the results.
 #[derive(Args, Clone, Debug)]
@@ -35,8 +38,17 @@ impl OutputArgs {
     /// something to write.
     ///
     /// # Errors
-    /// If one cannot be written.
+    /// If one cannot be written, or both are one file.
     pub(crate) fn open(&self) -> Result<Output<'_>, Box<dyn Error>> {
+        if let (Some(csv), Some(svg)) = (&self.csv, &self.svg)
+            && files::is_same(csv, svg)
+        {
+            return Err(format!(
+                "--csv and --svg both name {}; expected two files",
+                csv.display()
+            )
+            .into());
+        }
         Ok(Output {
             args: self,
             csv: self.csv.as_deref().map(OutputFile::open).transpose()?,
@@ -78,7 +90,7 @@ impl Output<'_> {
         let failed = self.args.check && bars.iter().any(|bar| !bar.met);
         if failed && self.args.json {
             for bar in bars.iter().filter(|bar| !bar.met) {
-                eprintln!("{bar}");
+                note(format_args!("{bar}"));
             }
         }
         Ok(if failed {
@@ -96,7 +108,7 @@ impl OutputArgs {
         table: impl FnOnce() -> String,
         bars: &[Bar],
     ) -> Result<(), Box<dyn Error>> {
-        let mut out = stdout().lock();
+        let mut out = stdout();
         if self.json {
             write_json_lines(rows, &mut out)?;
         } else {
@@ -123,14 +135,14 @@ impl<'a> OutputFile<'a> {
     }
 
     fn write(mut self, text: &[u8]) -> Result<(), Box<dyn Error>> {
-        let replace = |file: &mut File| {
-            // A pipe or a terminal has no length.
-            if file.metadata()?.is_file() {
-                file.set_len(0)?;
-            }
-            file.write_all(text)
+        let is_kept = self.file.metadata().is_ok_and(|found| found.is_file());
+        let written = if is_kept {
+            files::replace(self.path, text)
+        } else {
+            // A pipe that was opened again would be another to its reader.
+            self.file.write_all(text)
         };
-        Ok(replace(&mut self.file).map_err(cannot_write(self.path))?)
+        Ok(written.map_err(cannot_write(self.path))?)
     }
 }
 

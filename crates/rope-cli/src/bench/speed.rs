@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::error::Error;
-use std::io::{BufWriter, Write, stdout};
+use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,13 +18,14 @@ use rope_check::buffer::DType;
 use rope_check::names::{layout_name, pairing_name};
 use rope_core::{Layout, Pairing};
 
-use super::arguments::{MAX_TOKENS, count_up_to, one_of};
 use super::memory::float;
 use super::output::{OutputArgs, progress};
 use super::{burn_speed, gpu_speed, norm_speed};
+use crate::arguments::{MAX_TOKENS, count_in, one_of};
 use crate::device::{Compute, Device, TokenArgs};
-use crate::gpu;
+use crate::stdio::{note, stdout};
 use crate::table::Table;
+use crate::{gpu, memory};
 
 /// Time rotations against a plain copy of the same bytes by the same threads.
 ///
@@ -82,18 +83,18 @@ pub(crate) struct SpeedArgs {
     #[arg(value_parser = one_of(&GROUPS, Group::name))]
     group: Vec<Group>,
     /// Take the cases at this number of tokens instead of their own.
-    #[arg(long, value_name = "NUMBER", value_parser = count_up_to(MAX_TOKENS))]
+    #[arg(long, value_name = "NUMBER", value_parser = count_in(1..=MAX_TOKENS))]
     tokens: Option<usize>,
     /// Samples of each case and of its baseline; fewer where they would take more than their share
     /// of four seconds.
-    #[arg(long, value_name = "NUMBER", default_value_t = 11, value_parser = count_up_to(10_000))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 11, value_parser = count_in(1..=10_000))]
     samples: usize,
     /// Go through all cases this number of times, with as many samples each time: a disturbance of
     /// seconds then hits few samples of a case. Cases through burn are timed once.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count_up_to(10_000))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count_in(1..=10_000))]
     rounds: usize,
     /// Print the names of the cases and stop.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["json", "csv", "svg", "check"])]
     list: bool,
     #[command(flatten)]
     output: OutputArgs,
@@ -142,16 +143,15 @@ impl SpeedArgs {
         }
     }
 
-    /// The GPU to time on, if it is not the CPU.
-    fn gpu(&self) -> Result<Option<Compute>, Box<dyn Error>> {
+    /// Whether the device is a GPU, not the CPU.
+    fn is_on_gpu(&self) -> Result<bool, String> {
         match &self.device {
-            Device::Cpu => Ok(None),
-            Device::Gpu(_) => Compute::open(&self.device, &TokenArgs::default()).map(Some),
+            Device::Cpu => Ok(false),
+            Device::Gpu(_) => Ok(true),
             other => Err(format!(
                 "expected --device cpu, gpu or gpu:N, found --device {other}; `mrope bench model` \
                  has a model of the time on an NPU"
-            )
-            .into()),
+            )),
         }
     }
 
@@ -168,10 +168,11 @@ impl SpeedArgs {
             && self.filter.iter().all(|part| name.contains(part))
     }
 
-    fn cases(&self) -> Vec<TimedCase> {
-        let mut cases = match self.device {
-            Device::Cpu => cases(self.selection()),
-            _ => gpu_cases(self.selection()),
+    fn cases(&self, is_on_gpu: bool) -> Vec<TimedCase> {
+        let mut cases = if is_on_gpu {
+            gpu_cases(self.selection())
+        } else {
+            cases(self.selection())
         };
         cases.extend(burn_speed::cases(self.selection()));
         cases.retain(|case| self.takes(case));
@@ -191,19 +192,22 @@ impl SpeedArgs {
 /// # Errors
 /// If no case is left, a result is not the oracle's, or an output cannot be written.
 pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let mut cases = args.cases();
+    let is_on_gpu = args.is_on_gpu()?;
+    let mut cases = args.cases(is_on_gpu);
     if cases.is_empty() {
         return Err("no case is left; `mrope bench speed --full --list` shows all names".into());
     }
     if args.list {
-        let mut out = BufWriter::new(stdout().lock());
+        let mut out = BufWriter::new(stdout());
         for case in &cases {
             writeln!(out, "{}", case.name())?;
         }
         out.flush()?;
         return Ok(ExitCode::SUCCESS);
     }
-    let compute = args.gpu()?;
+    let compute = is_on_gpu
+        .then(|| Compute::open(&args.device, &TokenArgs::default()))
+        .transpose()?;
     let device = compute.as_ref().map(Compute::device);
     let is_software = device.is_some_and(|device| gpu::note_software(device, &args.device));
     if let Some(device) = device {
@@ -216,14 +220,19 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
             has
         });
         if !lacks.is_empty() {
-            eprintln!("skipped: {} has no {}", args.device, lacks.join(", "));
+            note(format_args!(
+                "skipped: {} has no {}",
+                args.device,
+                lacks.join(", ")
+            ));
         }
     }
+    expect_memory(args, &cases)?;
     let output = args.output.open()?;
     if cfg!(debug_assertions) && !args.quick {
-        eprintln!(
+        note(
             "this program was built without optimisation: add --release, or --quick if its times \
-             do not matter"
+             do not matter",
         );
     }
     let mut series: Vec<Series<'_>> = cases
@@ -248,6 +257,18 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
         bars::speed(&rows)
     };
     output.write(&rows, || chart::speed(&rows), || table(&rows), &bars)
+}
+
+/// Refuses cases whose tensors the memory does not hold: q and k, and a copy of them. Those that
+/// are timed in turns are there together.
+fn expect_memory(args: &SpeedArgs, cases: &[TimedCase]) -> Result<(), String> {
+    for together in cases.chunk_by(TimedCase::is_compared_with) {
+        let bytes = together.iter().map(|case| case.tensor_bytes() as f64);
+        let needed = 2.0 * bytes.sum::<f64>();
+        let instead = "choose fewer --tokens, or other cases with --filter";
+        memory::expect(&args.device, needed, &together[0].name(), instead)?;
+    }
+    Ok(())
 }
 
 /// Cases that are timed in turns, and what was found.

@@ -82,6 +82,17 @@ pub(crate) fn save(
     Ok(whole)
 }
 
+/// Makes the folder that [`save`] begins with, and removes it.
+///
+/// # Errors
+/// [`TrainError::File`] if a checkpoint could not be saved in `folder`.
+pub(crate) fn probe(folder: &Path) -> Result<()> {
+    let partial = folder.join(PARTIAL);
+    remove(&partial)?;
+    fs::create_dir_all(&partial).map_err(TrainError::file("create", &partial))?;
+    remove(&partial)
+}
+
 /// Reads the last checkpoint in `folder` into `model` and `optimizer`.
 ///
 /// # Errors
@@ -103,6 +114,17 @@ pub(crate) fn load(
     let run: Run<RunConfig, History> =
         serde_json::from_str(&text).map_err(TrainError::file("read", file(RUN)))?;
     same_run(config, &run.config)?;
+    let steps = run.history.losses.len();
+    // One that was renamed to make way for another has no number.
+    let stated = named(folder)?.into_iter().find(|(_, found)| *found == path);
+    if stated.is_some_and(|(number, _)| number != steps) || run.history.accuracies.len() != steps {
+        let damaged = format!(
+            "it is damaged: it has {steps} losses and {} accuracies, and belongs to {}",
+            run.history.accuracies.len(),
+            path.display()
+        );
+        return Err(TrainError::file("read", file(RUN))(damaged));
+    }
     for (name, expected) in [MODEL, OPTIMIZER]
         .iter()
         .zip(run.checksums.into_iter().flatten())

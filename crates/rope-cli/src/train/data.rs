@@ -279,6 +279,15 @@ mod tests {
     }
 
     #[test]
+    fn questions_drawn_in_parts_are_those_drawn_at_once() {
+        let digits = Digits::load().unwrap();
+        let (mut once, mut parts) = (rng(0, Draw::Test), rng(0, Draw::Test));
+        let mut draw = |count| digits.questions(Split::Test, CUBE, count, &mut parts);
+        let found = [draw(3), draw(1), draw(4)].concat();
+        assert_eq!(found, digits.questions(Split::Test, CUBE, 8, &mut once));
+    }
+
+    #[test]
     fn without_position_the_most_frequent_digit_is_the_best_answer() {
         let digits = Digits::load().unwrap();
         // The first scan shows 0, the second 1.

@@ -43,8 +43,11 @@ pub(crate) enum TrainError {
         found: String,
     },
     /// The report could not be written.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{0}")]
     Output(#[source] std::io::Error),
+    /// A step would need more memory than there is.
+    #[error("{0}")]
+    Memory(String),
     /// The device is not there.
     #[error(transparent)]
     Open(Box<dyn std::error::Error>),

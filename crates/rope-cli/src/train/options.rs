@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use rope_core::{AxisLayout, Pairing, RotarySpec};
 use serde::{Deserialize, Serialize};
 
 use super::clip::Clip;
+use super::model::ModelConfig;
+use crate::arguments::{count_in, seed};
 use crate::device::{Device, TokenArgs};
 
 /// Options of `mrope train`.
@@ -30,12 +31,12 @@ pub(crate) struct TrainArgs {
     out: Option<PathBuf>,
 
     /// Save a checkpoint each time this many steps are done
-    #[arg(long, value_name = "STEPS", default_value_t = 200, value_parser = count(1, MAX_STEPS))]
+    #[arg(long, value_name = "STEPS", default_value_t = 200, value_parser = count_in(1..=MAX_STEPS))]
     pub(crate) checkpoint_every: usize,
 
     /// Questions about unseen digits that measure the accuracy
     #[arg(long, value_name = "QUESTIONS", default_value_t = 2048)]
-    #[arg(value_parser = count(1, 1_000_000))]
+    #[arg(value_parser = count_in(1..=1_000_000))]
     pub(crate) test_questions: usize,
 
     /// Continue from the last checkpoint in the folder; the other options must be those of its run
@@ -75,27 +76,27 @@ pub(crate) struct RunConfig {
     pub(crate) pairing: PairingChoice,
 
     /// Steps of training
-    #[arg(long, default_value_t = 1500, value_parser = count(1, MAX_STEPS))]
+    #[arg(long, default_value_t = 1500, value_parser = count_in(1..=MAX_STEPS))]
     pub(crate) steps: usize,
 
     /// Seed of the weights and of the questions
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = seed())]
     pub(crate) seed: u64,
 
     /// Frames of a clip
-    #[arg(long, default_value_t = 2, value_parser = count(1, MAX_SIDE))]
+    #[arg(long, default_value_t = 2, value_parser = count_in(1..=MAX_SIDE))]
     pub(crate) frames: usize,
 
     /// Rows of a frame
-    #[arg(long, default_value_t = 2, value_parser = count(1, MAX_SIDE))]
+    #[arg(long, default_value_t = 2, value_parser = count_in(1..=MAX_SIDE))]
     pub(crate) rows: usize,
 
     /// Columns of a frame
-    #[arg(long, default_value_t = 2, value_parser = count(1, MAX_SIDE))]
+    #[arg(long, default_value_t = 2, value_parser = count_in(1..=MAX_SIDE))]
     pub(crate) columns: usize,
 
     /// Questions in a step
-    #[arg(long, default_value_t = 32, value_parser = count(1, 4096))]
+    #[arg(long, default_value_t = 32, value_parser = count_in(1..=4096))]
     pub(crate) batch: usize,
 
     /// Highest learning rate of the schedule
@@ -103,12 +104,8 @@ pub(crate) struct RunConfig {
     pub(crate) learning_rate: f64,
 }
 
-const MAX_STEPS: u64 = 10_000_000;
-const MAX_SIDE: u64 = 8;
-
-fn count(least: u64, most: u64) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(least..=most)
-}
+const MAX_STEPS: usize = 10_000_000;
+const MAX_SIDE: usize = 8;
 
 fn learning_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -179,6 +176,16 @@ impl RunConfig {
             rows: self.rows,
             columns: self.columns,
         }
+    }
+
+    /// Bytes that a step holds at its peak, from below: the attention of each layer that the
+    /// backward needs, its gradient and what that is made of, and the activations.
+    pub(crate) fn step_bytes(&self) -> f64 {
+        let sizes = ModelConfig::new(self.clip().vocabulary());
+        let [tokens, heads, layers] = [self.clip().tokens(), sizes.heads, sizes.layers];
+        let activations = 5 * (sizes.width + sizes.heads * sizes.head_dim + sizes.hidden);
+        let of_token = heads * tokens * (layers + 4) + layers * activations;
+        (self.batch * tokens) as f64 * (of_token * size_of::<f32>()) as f64
     }
 
     /// The rotation of heads of `head_dim` channels. The axes are striped over the lanes as in

@@ -1,7 +1,7 @@
 //! A run from the first step to the last file.
 
 use std::fs;
-use std::io::{Write, stdout};
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,8 +15,12 @@ use super::plots;
 use super::report::{Files, Report};
 use super::trainer::Trainer;
 use crate::device::Compute;
+use crate::memory;
+use crate::stdio::{note, stdout};
 
 const MODEL: &str = "model.safetensors";
+const CURVES: &str = "curves.svg";
+const ATTENTION: &str = "attention.svg";
 /// Questions of each test during training.
 const PROBE_QUESTIONS: usize = 512;
 /// Steps between the tests during training.
@@ -30,6 +34,7 @@ const SHOWN_STEPS: usize = 50;
 /// [`TrainError`]: see its variants.
 pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let out = args.out();
+    expect_memory(args)?;
     checkpoint::refuse_others(&out, args.run.steps)?;
     let compute = Compute::open(&args.device, &args.token).map_err(TrainError::Open)?;
     let device = compute.device();
@@ -39,17 +44,16 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         look_before_starting_anew(&out)?;
         Trainer::new(args.run.clone(), device)?
     };
-    fs::create_dir_all(&out).map_err(TrainError::file("create", &out))?;
+    expect_writable(&out)?;
 
     compute.start_counting()?;
-    let probe = trainer.test_questions(PROBE_QUESTIONS);
     let steps = args.run.steps;
     let progress = Progress::new(steps, trainer.steps());
     while trainer.steps() < steps {
         trainer.step()?;
         let done = trainer.steps();
         if done % PROBE_EVERY == 0 && done < steps {
-            trainer.record_test(&probe)?;
+            trainer.record_test(PROBE_QUESTIONS)?;
         }
         if done % args.checkpoint_every == 0 && done < steps {
             device.sync()?;
@@ -61,12 +65,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     // Also reports a failure of the last backward, before anything is written.
     let usage = compute.usage()?;
 
-    let questions = trainer.test_questions(args.test_questions);
-    let test = trainer.test(&questions)?;
+    // Before the test: what was trained is not lost with it.
     let files = Files {
         model: out.join(MODEL),
-        curves: out.join("curves.svg"),
-        attention: out.join("attention.svg"),
+        curves: out.join(CURVES),
+        attention: out.join(ATTENTION),
         checkpoint: trainer.save(&out)?,
     };
     let mut store = SafetensorsStore::from_file(&files.model).overwrite(true);
@@ -77,9 +80,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         .model()
         .save_into(&mut store)
         .map_err(TrainError::file("write", &files.model))?;
-    let blind = trainer.digits().accuracy_without_position(&questions);
-    plots::curves(&files.curves, trainer.history(), &test, blind)?;
-    plots::attention(&files.attention, &trainer, &questions[0])?;
+    let (test, blind) = trainer.test(args.test_questions)?;
+    // The report does not depend on the plots, nor they on its reader.
+    let curves = plots::curves(&files.curves, trainer.history(), &test, blind);
+    let attention = plots::attention(&files.attention, &trainer, &trainer.first_test_question()?);
 
     let report = Report::new(&trainer, args.device.to_string(), usage, test, blind, files);
     let text = if args.json {
@@ -87,7 +91,33 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     } else {
         report.to_string()
     };
-    writeln!(stdout(), "{text}").map_err(TrainError::Output)
+    writeln!(stdout(), "{text}").map_err(TrainError::Output)?;
+    curves.and(attention)
+}
+
+/// Refuses a run whose steps need more memory than there is.
+fn expect_memory(args: &TrainArgs) -> Result<()> {
+    let what = format!(
+        "a step of --batch {} with {} tokens each",
+        args.run.batch,
+        args.run.clip().tokens()
+    );
+    let instead = "choose a smaller --batch, or fewer --frames, --rows and --columns";
+    memory::expect(&args.device, args.run.step_bytes(), &what, instead).map_err(TrainError::Memory)
+}
+
+/// Makes the folder, and refuses one that does not take the files that the run ends with.
+fn expect_writable(out: &Path) -> Result<()> {
+    fs::create_dir_all(out).map_err(TrainError::file("create", out))?;
+    checkpoint::probe(out)?;
+    for file in [MODEL, CURVES, ATTENTION].map(|file| out.join(file)) {
+        if file.is_dir() {
+            return Err(TrainError::file("write", file)(
+                "it is a folder; move it away, or choose another --out",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Reports what a new run will replace in `out`, while it can still be stopped.
@@ -98,11 +128,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
 fn look_before_starting_anew(out: &Path) -> Result<()> {
     let model = out.join(MODEL);
     match checkpoint::last(out)? {
-        Some(earlier) => eprintln!(
+        Some(earlier) => note(format_args!(
             "{} is of an earlier run, until the first checkpoint of this one replaces it; --resume \
              continues from it",
             earlier.display()
-        ),
+        )),
         None if model.exists() => return Err(TrainError::NotOurs { path: model }),
         None => {}
     }
@@ -141,7 +171,10 @@ impl Progress {
         );
         let done = trainer.steps();
         if self.bar.is_hidden() && done.is_multiple_of(self.line_every) {
-            eprintln!("step {done}/{} {message}", trainer.config().steps);
+            note(format_args!(
+                "step {done}/{} {message}",
+                trainer.config().steps
+            ));
         }
         self.bar.set_message(message);
         self.bar.set_position(done as u64);

@@ -20,8 +20,10 @@ use super::options::{RotaryChoice, RunConfig};
 
 /// Seed of the test's questions: every run answers the same ones.
 const TEST_SEED: u64 = 0;
-/// Questions in a batch of a test.
+/// Most questions in a batch of a test.
 const TEST_BATCH: usize = 256;
+/// Most scores of a head in such a batch: 16 MiB.
+const TEST_SCORES: usize = 1 << 22;
 
 /// A model in training.
 pub(crate) struct Trainer {
@@ -218,41 +220,61 @@ impl Trainer {
         Ok(())
     }
 
-    /// The first `count` questions of the test, all about digits that training never shows.
-    pub(crate) fn test_questions(&self, count: usize) -> Vec<Question> {
+    /// The first question of the test.
+    ///
+    /// # Errors
+    /// [`TrainError::Read`]; none is expected.
+    pub(crate) fn first_test_question(&self) -> Result<Question> {
         let mut rng = rng(TEST_SEED, Draw::Test);
-        self.digits
-            .questions(Split::Test, self.clip, count, &mut rng)
+        let mut one = self.digits.questions(Split::Test, self.clip, 1, &mut rng);
+        let missing = TrainError::Read {
+            expected: 1,
+            found: 0,
+        };
+        one.pop().ok_or(missing)
     }
 
-    /// Answers `questions` and compares with the right answers.
+    /// Answers the first `count` questions of the test, all about digits that training never
+    /// shows, and compares with the right answers. Also returns the best accuracy on them that is
+    /// possible without positions.
     ///
     /// # Errors
     /// [`TrainError::Device`].
-    pub(crate) fn test(&self, questions: &[Question]) -> Result<Test> {
+    pub(crate) fn test(&self, count: usize) -> Result<(Test, f64)> {
         let model = self.model.valid();
-        let (mut right, mut loss) = (0, 0.0);
-        for questions in questions.chunks(TEST_BATCH) {
-            let batch = self.batch(questions, &self.testing.device);
+        let tokens = self.clip.tokens();
+        let most = (TEST_SCORES / (tokens * tokens)).clamp(1, TEST_BATCH);
+        // Drawn batch by batch: a million questions about large clips are gigabytes.
+        let mut rng = rng(TEST_SEED, Draw::Test);
+        let (mut answered, mut right, mut loss, mut blind) = (0, 0, 0.0, 0.0);
+        while answered < count {
+            let drawn = most.min(count - answered);
+            let questions = self
+                .digits
+                .questions(Split::Test, self.clip, drawn, &mut rng);
+            let batch = self.batch(&questions, &self.testing.device);
             let answers = batch.answers.clone();
             let output = forward(&model, batch, &self.testing);
             let mean = self.loss.forward(output.logits.clone(), answers.clone());
-            loss += number(mean)? * questions.len() as f32;
+            loss += number(mean)? * drawn as f32;
             right += right_answers(output.logits, answers)?;
+            blind += self.digits.accuracy_without_position(&questions) * drawn as f64;
+            answered += drawn;
         }
-        Ok(Test {
+        let test = Test {
             step: self.steps(),
-            accuracy: right as f32 / questions.len() as f32,
-            loss: loss / questions.len() as f32,
-        })
+            accuracy: right as f32 / count as f32,
+            loss: loss / count as f32,
+        };
+        Ok((test, blind / count as f64))
     }
 
-    /// Tests and keeps the result in the history.
+    /// Tests by the first `count` questions and keeps the result in the history.
     ///
     /// # Errors
     /// [`TrainError::Device`].
-    pub(crate) fn record_test(&mut self, questions: &[Question]) -> Result<()> {
-        let test = self.test(questions)?;
+    pub(crate) fn record_test(&mut self, count: usize) -> Result<()> {
+        let (test, _) = self.test(count)?;
         self.history.tests.push(test);
         Ok(())
     }
@@ -467,7 +489,7 @@ pub(crate) mod tests {
     #[test]
     fn attention_to_cells_is_a_part_of_one() {
         let trainer = trainer("--frames 1 --rows 2 --columns 3");
-        let question = &trainer.test_questions(1)[0];
+        let question = &trainer.first_test_question().unwrap();
         let answer = trainer.answer(question).unwrap();
         for head in answer.attention.iter().flatten() {
             assert_eq!(head.len(), 6);

@@ -13,10 +13,11 @@ use rope_check::buffer::DType;
 use super::attention;
 use super::measure::{count, float};
 use super::table::table;
-use crate::bench::arguments::{MAX_TOKENS, count_up_to, one_of};
+use crate::arguments::{MAX_TOKENS, count_in, one_of};
 use crate::bench::meter::Meter;
 use crate::bench::output::{OutputArgs, progress};
 use crate::device::Device;
+use crate::memory;
 
 /// Count what a graph keeps for the backward, and what forward and backward hold at their peak.
 ///
@@ -45,10 +46,10 @@ pub(crate) struct MemoryArgs {
     shape: Vec<Model>,
     /// Numbers of rotations one after another; the table shows the largest.
     #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
-    #[arg(value_parser = count_up_to(MAX_LAYERS))]
+    #[arg(value_parser = count_in(1..=MAX_LAYERS))]
     layers: Vec<usize>,
     /// Tokens.
-    #[arg(long, value_name = "NUMBER", value_parser = count_up_to(MAX_TOKENS))]
+    #[arg(long, value_name = "NUMBER", value_parser = count_in(1..=MAX_TOKENS))]
     tokens: Option<usize>,
     /// Element types of q and k.
     #[arg(long, value_delimiter = ',', value_name = "NAMES", default_values = ["f32", "bf16"])]
@@ -75,7 +76,7 @@ pub(crate) struct MemoryArgs {
     output: OutputArgs,
 }
 
-const MAX_LAYERS: u64 = 1000;
+const MAX_LAYERS: usize = 1000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Checkpointing {
@@ -132,6 +133,20 @@ impl Plan {
             checkpointing: args.checkpointing,
             device: args.device.clone(),
         }
+    }
+
+    /// Refuses tensors that the memory does not hold: q and k, what they are computed from, what is
+    /// made of them, and its gradient.
+    fn expect_memory(&self, dtypes: &[DType]) -> Result<(), Box<dyn Error>> {
+        for model in &self.models {
+            for &dtype in dtypes {
+                let needed = 4.0 * model.at(self.tokens, dtype)?.tensor_bytes() as f64;
+                let what = format!("{} in {}", model.name, dtype.name());
+                let instead = "choose fewer --tokens";
+                memory::expect(&self.device, needed, &what, instead)?;
+            }
+        }
+        Ok(())
     }
 
     /// The rows of one element type, from a process of its own: burn sets the default type of a
@@ -204,6 +219,7 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
                 .into(),
         );
     }
+    plan.expect_memory(&args.dtype)?;
     let mut rows = Vec::new();
     if let [dtype] = args.dtype[..] {
         rows = plan.rows(dtype)?;
@@ -227,6 +243,11 @@ fn count_attention(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
         None if args.quick => &attention::QUICK_TOKENS,
         None => &attention::TOKENS,
     };
+    for &dtype in &args.dtype {
+        let needed = attention::bytes_from_below(tokens, dtype);
+        let what = format!("attention in {}", dtype.name());
+        memory::expect(&args.device, needed, &what, "choose fewer --tokens")?;
+    }
     let meter = Meter::open(&args.device)?;
     let mut rows = Vec::new();
     for &dtype in args.dtype.iter().filter(|dtype| meter.has(**dtype)) {

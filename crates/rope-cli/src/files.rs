@@ -1,0 +1,125 @@
+//! Files that a command writes: replaced whole or not at all.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes a file. An earlier one keeps its content until the new one is complete.
+///
+/// # Errors
+/// If it cannot be written; the earlier file is as it was then.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    // What a link names is replaced, not the link.
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let earlier = target.metadata().ok();
+    if earlier.as_ref().is_some_and(|earlier| !earlier.is_file()) {
+        // A pipe or a device keeps nothing that could be lost.
+        return fs::write(&target, content);
+    }
+    let partial = partial(&target);
+    let written = File::create(&partial).and_then(|mut file| {
+        file.write_all(content)?;
+        if let Some(earlier) = &earlier {
+            file.set_permissions(earlier.permissions())?;
+        }
+        drop(file);
+        fs::rename(&partial, &target)
+    });
+    match written {
+        // A folder that takes no new files, or a file system without their permissions.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            fs::remove_file(&partial).ok();
+            fs::write(&target, content)
+        }
+        Err(error) => {
+            fs::remove_file(&partial).ok();
+            Err(error)
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Where the content is written before it has its name.
+fn partial(target: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(target.file_name().unwrap_or_default());
+    name.push(".mrope-partial");
+    target.with_file_name(name)
+}
+
+/// Whether two paths name one file, so that writing one loses the other. Pipes and devices take
+/// both.
+pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
+    let is_kept = a.metadata().map_or(true, |found| found.is_file());
+    is_kept && identity(a).is_some_and(|a| Some(a) == identity(b))
+}
+
+/// The path without links, of a file that need not exist yet.
+fn identity(path: &Path) -> Option<PathBuf> {
+    path.canonicalize().ok().or_else(|| {
+        let folder = path.parent().filter(|folder| *folder != Path::new(""));
+        let folder = folder.unwrap_or(Path::new(".")).canonicalize().ok()?;
+        Some(folder.join(path.file_name()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let name = format!("mrope-files-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).expect("creates");
+        folder
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_or_stays() {
+        let folder = folder("replaced");
+        let file = folder.join("rows.csv");
+        fs::write(&file, "earlier and longer").expect("writes");
+        // What the new content is written to cannot be made.
+        fs::create_dir(partial(&file)).expect("creates");
+        replace(&file, b"new").expect_err("a folder is in the way");
+        assert_eq!(fs::read(&file).expect("reads"), b"earlier and longer");
+        fs::remove_dir(partial(&file)).expect("removes");
+        replace(&file, b"new").expect("replaces");
+        assert_eq!(fs::read(&file).expect("reads"), b"new");
+        replace(&folder.join("other.csv"), b"other").expect("creates");
+        assert_eq!(fs::read_dir(&folder).expect("reads").count(), 2);
+        fs::remove_dir_all(folder).expect("removes");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_and_the_permissions_stay() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = folder("link");
+        let (file, link) = (folder.join("rows.csv"), folder.join("link.csv"));
+        fs::write(&file, "earlier").expect("writes");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("sets");
+        symlink(&file, &link).expect("links");
+        assert!(is_same(&file, &link));
+        replace(&link, b"new").expect("replaces");
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&file).expect("reads"), b"new");
+        let mode = file.metadata().expect("reads").permissions().mode();
+        assert_eq!(mode & 0o777, 0o640);
+        fs::remove_dir_all(folder).expect("removes");
+    }
+
+    #[test]
+    fn two_spellings_are_one_file_before_it_exists() {
+        let folder = folder("spellings");
+        let file = folder.join("rows.csv");
+        assert!(is_same(&file, &folder.join(".").join("rows.csv")));
+        assert!(is_same(Path::new("absent"), Path::new("./absent")));
+        assert!(!is_same(&file, &folder.join("rows.svg")));
+        if cfg!(unix) {
+            assert!(!is_same(Path::new("/dev/null"), Path::new("/dev/null")));
+        }
+        fs::remove_dir_all(folder).expect("removes");
+    }
+}
