@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write, stdout};
+use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,7 @@ use rope_burn::NormRotaryOps;
 
 use crate::device::Device;
 use crate::device::served::{self, TOKEN_VARIABLE, read_token, token_of_variable};
+use crate::stdio::stdout;
 
 const DEFAULT_TOKEN_FILE: &str = "mrope.token";
 
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
             let npus = devices.iter().map(served::open);
             serve::<Ascend>(args, npus.collect::<Result<_, _>>()?)?;
             let moved = fallbacks();
-            let mut out = stdout().lock();
+            let mut out = stdout();
             if !moved.is_empty() {
                 writeln!(out, "operations that ran on the host or the AI CPU:")?;
             }
@@ -95,7 +96,7 @@ fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
     let url = format!("ws://{}", listener.local_addr()?);
     let names: Vec<String> = args.device.iter().map(Device::to_string).collect();
     let ready = || {
-        let mut out = stdout().lock();
+        let mut out = stdout();
         writeln!(out, "serving  {} at {url}", names.join(", "))?;
         writeln!(out, "token    {source}")?;
         writeln!(
@@ -120,6 +121,7 @@ impl ServeArgs {
         if self.token_file.is_none()
             && let Some(token) = token_of_variable()?
         {
+            expect_long(&token, TOKEN_VARIABLE)?;
             return Ok((token, format!("that of {TOKEN_VARIABLE}")));
         }
         if self.token_file.is_none() && !self.bind.ip().is_loopback() {
@@ -140,31 +142,63 @@ impl ServeArgs {
 
 /// The token in a file, which is made if it is missing.
 fn token_in(path: &Path) -> Result<Token, Box<dyn Error>> {
-    let token = Token::random()?;
+    let cannot_write = |error| format!("cannot write the token file {}: {error}", path.display());
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     match options.open(path) {
         Ok(mut file) => {
-            writeln!(file, "{}", token.reveal())?;
-            Ok(token)
+            let written = Token::random().map_err(Box::<dyn Error>::from);
+            let written = written.and_then(|token| {
+                writeln!(file, "{}", token.reveal()).map_err(cannot_write)?;
+                Ok(token)
+            });
+            if written.is_err() {
+                // Half of a token would be the token of the next run.
+                std::fs::remove_file(path).ok();
+            }
+            written
         }
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             only_for_its_owner(path)?;
-            read_token(path)
+            let token = read_token(path)?;
+            expect_long(&token, &format!("the token file {}", path.display()))?;
+            Ok(token)
         }
-        Err(error) => {
-            Err(format!("cannot write the token file {}: {error}", path.display()).into())
-        }
+        Err(error) => Err(cannot_write(error).into()),
     }
 }
 
+/// Fewer characters can be guessed. A new token has 64.
+const SHORTEST_TOKEN: usize = 16;
+
+fn expect_long(token: &Token, source: &str) -> Result<(), String> {
+    let found = token.reveal().chars().count();
+    if found < SHORTEST_TOKEN {
+        return Err(format!(
+            "{source} holds a token of {found} characters, expected at least {SHORTEST_TOKEN}; \
+             name a --token-file that does not exist yet, and it is made with a new one"
+        ));
+    }
+    Ok(())
+}
+
 fn only_for_its_owner(path: &Path) -> Result<(), Box<dyn Error>> {
+    let found = path
+        .metadata()
+        .map_err(|error| format!("the token file {}: {error}", path.display()))?;
+    if !found.is_file() {
+        let path = path.display();
+        return Err(format!(
+            "{path} is no regular file; expected a file with a token, or the path of one to make"
+        )
+        .into());
+    }
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let mode = path.metadata()?.permissions().mode();
+        let mode = found.permissions().mode();
         if mode & 0o077 != 0 {
             let path = path.display();
             return Err(format!(
@@ -174,7 +208,5 @@ fn only_for_its_owner(path: &Path) -> Result<(), Box<dyn Error>> {
             .into());
         }
     }
-    #[cfg(not(unix))]
-    let _ = path;
     Ok(())
 }

@@ -408,6 +408,74 @@ fn a_soak_under_faults_leaves_memory_and_owner_as_they_were() {
 }
 
 #[test]
+fn what_holds_no_token_is_refused() {
+    let serve = |path: &str| refused(&["serve", "--device", "cpu", "--token-file", path]);
+    let folder = env!("CARGO_TARGET_TMPDIR");
+    for path in [folder, "/dev/null"] {
+        if path == folder || cfg!(unix) {
+            let said = serve(path);
+            assert!(
+                said.contains(&format!("{path} is no regular file")),
+                "{said}"
+            );
+        }
+    }
+    // What a full disk once left, and the next run took.
+    let cut = fresh("cut.token");
+    std::fs::write(&cut, "0123456789").expect("writes");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let closed = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(&cut, closed).expect("it is ours");
+    }
+    let said = serve(&cut.display().to_string());
+    assert!(
+        said.contains("cut.token holds a token of 10 characters, expected at least 16"),
+        "{said}"
+    );
+}
+
+/// `ulimit -f` stands for a full disk; ignored, its signal becomes an error of the write.
+#[cfg(unix)]
+#[test]
+fn a_token_that_cannot_be_written_leaves_no_file() {
+    let file = fresh("unwritten.token");
+    let path = file.display().to_string();
+    let ended = std::process::Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 0 && exec \"$0\" \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_mrope"))
+        .args(["serve", "--device", "cpu", "--bind", "127.0.0.1:0"])
+        .args(["--token-file", &path])
+        .env_remove("MROPE_TOKEN")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .expect("a shell of each Unix");
+    let said = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    let expected = format!("error: cannot write the token file {path}: ");
+    assert!(said.starts_with(&expected), "{said}");
+    assert!(!file.exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_no_text_is_not_taken_for_none() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let ended = command(&["serve", "--device", "cpu", "--bind", "127.0.0.1:0"])
+        .env("MROPE_TOKEN", OsStr::from_bytes(b"secret\xff"))
+        .output()
+        .expect("program starts");
+    assert_eq!(ended.status.code(), Some(1));
+    let said = text(&ended.stderr);
+    assert!(
+        said.contains("MROPE_TOKEN is set, but is no UTF-8 text"),
+        "{said}"
+    );
+}
+
+#[test]
 fn an_address_for_others_wants_a_named_token() {
     let open = refused(&["serve", "--device", "cpu", "--bind", "0.0.0.0:0"]);
     assert!(

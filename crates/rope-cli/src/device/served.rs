@@ -1,5 +1,6 @@
 //! Devices that burn-remote serves: this machine's NPUs to models, and those of other machines.
 
+use std::env::VarError;
 use std::error::Error;
 use std::path::Path;
 
@@ -114,9 +115,18 @@ impl TokenArgs {
 /// The token in the environment, if the variable is set.
 ///
 /// # Errors
-/// If it is empty.
+/// If it is empty or no text.
 pub(crate) fn token_of_variable() -> Result<Option<Token>, String> {
-    let text = std::env::var(TOKEN_VARIABLE).ok();
+    let text = match std::env::var(TOKEN_VARIABLE) {
+        Ok(text) => Some(text),
+        Err(VarError::NotPresent) => None,
+        Err(VarError::NotUnicode(_)) => {
+            return Err(format!(
+                "{TOKEN_VARIABLE} is set, but is no UTF-8 text; set it to the content of the \
+                 server's token file"
+            ));
+        }
+    };
     let token = text.map(|text| Token::new(&text)).transpose();
     token.map_err(|_| format!("{TOKEN_VARIABLE} is set, but empty"))
 }
