@@ -1,13 +1,14 @@
 //! `mrope doctor`: what this machine has for Ascend, and what to do about what is missing.
 
 use std::error::Error;
-use std::io::{BufWriter, Write, stdout};
+use std::io::{BufWriter, Write};
 
 use clap::Args;
 use rope_ascend::diagnosis::{Diagnosis, Finding};
 use serde_json::{Value, json};
 
 use crate::device::Device;
+use crate::stdio::stdout;
 
 /// Report what of CANN is installed, which ways to rotate work, and how to get the others
 ///
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Box<dyn Error>> {
             .into());
         }
     };
-    let mut out = BufWriter::new(stdout().lock());
+    let mut out = BufWriter::new(stdout());
     if args.json {
         writeln!(out, "{}", to_json(&diagnosis))?;
     } else {

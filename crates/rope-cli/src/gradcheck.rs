@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::{BufWriter, Write as _, stdout};
+use std::io::{BufWriter, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -15,6 +15,7 @@ use rope_check::cases::NamedCase;
 use rope_check::gradcheck::{Row, check, check_dump, check_on, suite};
 
 use crate::device::{DeviceArgs, Place};
+use crate::stdio::{plain, stdout};
 use crate::table::{Table, or_dash};
 
 /// What to check, and in which form to report it.
@@ -22,7 +23,8 @@ use crate::table::{Table, or_dash};
 pub(crate) struct GradcheckArgs {
     /// Check these dumps of another program's rotation instead: files of q, q_out, gq and dq, and
     /// of k, named as mrope verify --help says. What rotation it is does not matter.
-    #[arg(value_name = "DUMP", conflicts_with_all = ["filter", "device"])]
+    #[arg(value_name = "DUMP")]
+    #[arg(conflicts_with_all = ["filter", "device", "path", "token_file"])]
     dumps: Vec<PathBuf>,
     /// Only cases whose name contains this, such as `quarter/` or `/in_place`.
     #[arg(long, value_name = "SUBSTRING")]
@@ -69,7 +71,7 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     let started = Instant::now();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} cases  {elapsed}  {msg}")?;
     let bar = ProgressBar::new(cases.len() as u64).with_style(style);
-    let mut out = BufWriter::new(stdout().lock());
+    let mut out = BufWriter::new(stdout());
     let mut summary = Summary::default();
     let mut failures = Vec::new();
     for (named, depth) in &cases {
@@ -132,7 +134,7 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
 
 /// Checks files; exit code 1 if one fails or cannot be read.
 fn run_dumps(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let mut out = BufWriter::new(stdout().lock());
+    let mut out = BufWriter::new(stdout());
     let mut all_pass = true;
     for path in &args.dumps {
         match check_dump(path) {
@@ -156,7 +158,7 @@ fn run_dumps(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
                     });
                     writeln!(out, "{row}")?;
                 } else {
-                    writeln!(out, "FAIL  {path} {error}")?;
+                    writeln!(out, "FAIL  {path} {}", plain(&error))?;
                 }
             }
         }

@@ -4,8 +4,8 @@ mod picture;
 mod prompt;
 
 use std::error::Error;
-use std::io::{BufWriter, Write, stdout};
-use std::path::PathBuf;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use rope_core::position_ids::{Compatibility, PositionIds, PositionRules, TokenIds};
@@ -13,6 +13,9 @@ use serde::Serialize;
 use serde_json::Number;
 
 use self::prompt::{Description, Laid, Segment, Span};
+use crate::arguments::count_in;
+use crate::files;
+use crate::stdio::stdout;
 use crate::table::Table;
 
 const FORMAT: &str = include_str!("positions/format.txt");
@@ -38,6 +41,7 @@ pub(crate) struct PositionsArgs {
     version: Version,
     /// Text tokens before each frame of a video, in families with a block per frame.
     #[arg(long, default_value_t = 6, value_name = "COUNT")]
+    #[arg(value_parser = count_in(0..=prompt::MAX_TOKENS))]
     timestamp_tokens: usize,
     /// A row per token.
     #[arg(long)]
@@ -49,6 +53,24 @@ pub(crate) struct PositionsArgs {
     /// Draw the ids into this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+}
+
+impl PositionsArgs {
+    /// Refuses a picture that would replace a file that is read.
+    fn expect_inputs_kept(&self) -> Result<(), String> {
+        let Some(svg) = &self.svg else {
+            return Ok(());
+        };
+        let prompt = self.prompt.iter().map(Path::new);
+        let mut read = prompt.chain(self.config.as_deref());
+        match read.find(|path| path.is_file() && files::is_same(path, svg)) {
+            Some(path) => Err(format!(
+                "--svg would replace {}, which this command reads; expected another file",
+                path.display()
+            )),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Whose ids.
@@ -80,13 +102,14 @@ impl From<Version> for Compatibility {
 /// If the prompt or the configuration cannot be read or has no positions, or a file cannot be
 /// written.
 pub(crate) fn run(args: &PositionsArgs) -> Result<(), Box<dyn Error>> {
+    args.expect_inputs_kept()?;
     let description = Description::read(&args.prompt)?;
     let (model, rules) = rules(args, &description)?;
     let rules = rules.with_compatibility(args.version.into());
     let laid = description.lay_out(&rules, args.timestamp_tokens)?;
     let found = rules.position_ids(&laid.prompt())?;
 
-    let mut out = BufWriter::new(stdout().lock());
+    let mut out = BufWriter::new(stdout());
     if args.json {
         print_json(&mut out, &model, &laid, &found)?;
     } else {
@@ -150,11 +173,11 @@ fn print_spans(
     )?;
     let packed = laid.cu_seqlens.len() > 2;
     let mut table = Table::new(&["part", "merged grid", "tokens", "T", "H", "W"], &[]);
-    let mut sequence = 0;
     for span in &laid.spans {
-        if packed && laid.cu_seqlens.get(sequence) == Some(&span.tokens.start) {
+        // Empty sequences start where the next one does.
+        let starts = |sequence: &usize| *sequence == span.tokens.start;
+        if packed && let Some(sequence) = laid.cu_seqlens.iter().rposition(starts) {
             table.row([format!("sequence {sequence}")]);
-            sequence += 1;
         }
         // The ids of the placeholders alone, where there are any: start and end tokens are text.
         let shown = laid.shown(span);

@@ -2,7 +2,7 @@
 
 use std::cell::LazyCell;
 use std::error::Error;
-use std::io::{self, BufWriter, Write, stdout};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -17,6 +17,7 @@ use rope_core::InstructionSet;
 use serde::Serialize;
 
 use crate::device::{Compute, Device, DeviceArgs, Place, explained};
+use crate::stdio::{note, plain, stdout};
 use crate::table::Table;
 
 const FORMAT: &str = concat!(
@@ -101,7 +102,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
         "best" if !is_host => Engines::Named(engines),
         name => Engines::named(engines, name)?,
     };
-    let mut out = BufWriter::new(stdout().lock());
+    let mut out = BufWriter::new(stdout());
     let mut tally = Tally::default();
     for path in &args.paths {
         let is_folder = path.is_dir();
@@ -415,7 +416,7 @@ fn print_json(out: &mut impl Write, outcome: &Outcome) -> Result<(), Box<dyn Err
         line(serde_json::to_string(&JsonRow { file, row })?)?;
     }
     if let Some(reason) = &outcome.skipped {
-        eprintln!("skipped {file}: {reason}");
+        note(format_args!("skipped {file}: {}", plain(reason)));
     }
     Ok(())
 }
@@ -423,19 +424,19 @@ fn print_json(out: &mut impl Write, outcome: &Outcome) -> Result<(), Box<dyn Err
 fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
     let file = &outcome.file;
     if let Some(reason) = &outcome.skipped {
-        writeln!(out, "skipped {file}: {reason}")?;
+        writeln!(out, "skipped {file}: {}", plain(reason))?;
     }
     let rows = match &outcome.result {
         Ok(rows) if rows.is_empty() && outcome.refused.is_empty() => return Ok(()),
         Ok(rows) => rows,
-        Err(error) => return writeln!(out, "\n{file}\n  FAIL {error}"),
+        Err(error) => return writeln!(out, "\n{file}\n  FAIL {}", plain(error)),
     };
     let headings = ["", "tensor", "dtype", "engine"];
     let mut table = Table::new(&headings, &["max abs", "tolerance", "of it"]);
     for row in rows {
         table.row([
             if row.pass { "ok" } else { "FAIL" }.to_owned(),
-            elided(&row.tensor),
+            elided(&plain(&row.tensor)),
             row.dtype.to_string(),
             row.engine.to_string(),
             format!("{:.2e}", row.max_abs),
@@ -455,7 +456,11 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
         writeln!(
             out,
             "  {} at {}: computed {:e}, the file says {:e}, {:.2e} allowed",
-            row.tensor, worst.at, worst.found, worst.expected, worst.tolerance
+            plain(&row.tensor),
+            worst.at,
+            worst.found,
+            worst.expected,
+            worst.tolerance
         )?;
     }
     let mut reasons: Vec<&String> = Vec::new();
@@ -479,7 +484,7 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
             rows.len()
         )?;
         for (row, note) in noted {
-            writeln!(out, "- {}: {note}", row.tensor)?;
+            writeln!(out, "- {}: {note}", plain(&row.tensor))?;
         }
     }
     Ok(())

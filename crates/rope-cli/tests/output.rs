@@ -125,6 +125,215 @@ fn one_output_that_fails_takes_no_other_with_it() {
     }
 }
 
+/// As with a full disk behind it, or a reader that has seen enough.
+#[test]
+fn a_run_does_not_end_where_its_progress_cannot_be_written() {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("unheard");
+    std::fs::remove_dir_all(&out).ok();
+    let path = out.to_str().expect("UTF-8");
+    let unheard = |arguments: &str| {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = mrope(&arguments.split(' ').chain([path]).collect::<Vec<_>>());
+        command.stderr(writer).output().expect("the program runs")
+    };
+    // The second says that there is an earlier run.
+    for _ in 0..2 {
+        let ended = unheard("train --steps 2 --batch 1 --test-questions 1 --out");
+        assert_eq!(ended.status.code(), Some(0));
+        assert!(out.join("attention.svg").is_file());
+    }
+    let failed = unheard("train --resume --steps 3 --batch 1 --test-questions 1 --out");
+    assert_eq!(failed.status.code(), Some(1), "another run, in a message");
+}
+
+#[test]
+fn a_file_that_is_read_or_written_already_is_not_written_over() {
+    let both = file("both.txt");
+    std::fs::write(&both, "earlier").expect("writes");
+    let (path, folder) = (
+        both.to_str().expect("UTF-8"),
+        both.parent().expect("a folder").display(),
+    );
+    let other = format!("{folder}/./both.txt");
+    let refused = run(&[&ONE_CASE[..], &["--csv", path, "--svg", &other]].concat());
+    assert_eq!(refused.status.code(), Some(1));
+    let expected = format!("error: --csv and --svg both name {path}; expected two files\n");
+    assert_eq!(text(&refused.stderr), expected);
+
+    let prompt = file("prompt.json");
+    std::fs::write(&prompt, r#"{"sequences": [[{"text": 2}]]}"#).expect("writes");
+    let path = prompt.to_str().expect("UTF-8");
+    let refused = run(&["positions", path, "--svg", path]);
+    assert_eq!(refused.status.code(), Some(1));
+    let expected = format!("error: --svg would replace {path}, which this command reads");
+    assert!(
+        text(&refused.stderr).starts_with(&expected),
+        "{}",
+        text(&refused.stderr)
+    );
+    for (file, kept) in [
+        (both, "earlier"),
+        (prompt, r#"{"sequences": [[{"text": 2}]]}"#),
+    ] {
+        assert_eq!(std::fs::read_to_string(file).expect("a file"), kept);
+    }
+}
+
+#[test]
+fn an_empty_sequence_shifts_no_heading() {
+    let prompt = file("empty_sequence.json");
+    let sequences = r#"{"sequences": [[{"text": 0}], [{"text": 3}], [], [{"text": 2}]]}"#;
+    std::fs::write(&prompt, sequences).expect("writes");
+    let shown = run(&["positions", prompt.to_str().expect("UTF-8")]);
+    let shown = text(&shown.stdout);
+    let parts: Vec<&str> = shown
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with("sequence") || line.starts_with("text"))
+        .map(|line| line.split("  ").next().unwrap_or(line))
+        .collect();
+    assert_eq!(
+        parts,
+        ["sequence 1", "text", "sequence 3", "text"],
+        "{shown}"
+    );
+}
+
+/// A map of 1,200 columns was cut off at the edge; every token of a long prompt was drawn.
+#[test]
+fn a_picture_has_room_for_any_grid() {
+    for (prompt, drawn) in [
+        ("image:4x2400", "1 in 8 columns drawn"),
+        ("image:2400x4", "1 in 8 rows drawn"),
+        ("image:2x800000", "1 in 2425 columns drawn"),
+    ] {
+        let picture = file("wide.svg");
+        let path = picture.to_str().expect("UTF-8");
+        let done = run(&["positions", prompt, "--svg", path]);
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        let svg = std::fs::read_to_string(&picture).expect("a picture");
+        assert!(svg.contains(drawn), "{prompt}");
+        assert!(svg.len() < 2 << 20, "{prompt}: {} bytes", svg.len());
+        let numbers = |name: &str| -> Vec<i64> {
+            let name = format!(" {name}=\"");
+            let found = svg.split(&name).skip(1);
+            let number = |text: &str| text.split('"').next().and_then(|text| text.parse().ok());
+            found.filter_map(number).collect()
+        };
+        let furthest = numbers("x").into_iter().max();
+        assert!(furthest < Some(1100), "{prompt}: {furthest:?}");
+    }
+}
+
+#[test]
+fn a_full_disk_behind_standard_output_is_named() {
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    for arguments in [
+        &["positions", "text:4"][..],
+        &["positions", "text:4", "--json"],
+        &["doctor", "--json"],
+        &["bench", "speed", "--list"],
+        &["gradcheck", "--filter", "quarter/single", "--json"],
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+        let mut command = mrope(arguments);
+        command.stdout(full.expect("Linux has it"));
+        let failed = command.output().expect("the program runs");
+        assert_eq!(failed.status.code(), Some(1), "{arguments:?}");
+        let message = text(&failed.stderr);
+        assert!(
+            message.contains("error: cannot write to standard output: "),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn what_a_file_says_does_not_command_the_terminal() {
+    let prompt = file("escape.json");
+    std::fs::write(&prompt, r#"{"\u001b[31mred": 1}"#).expect("writes");
+    let refused = run(&["positions", prompt.to_str().expect("UTF-8")]);
+    let message = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("red") && !message.contains('\u{1b}'),
+        "{message}"
+    );
+}
+
+#[test]
+fn options_that_would_be_ignored_are_refused() {
+    for arguments in [
+        &["bench", "speed", "--list", "--json"][..],
+        &["gradcheck", "x.safetensors", "--path", "matrix"],
+        &["gradcheck", "x.safetensors", "--token-file", "x"],
+    ] {
+        let refused = run(arguments);
+        assert_eq!(refused.status.code(), Some(2), "{arguments:?}");
+        let message = text(&refused.stderr);
+        assert!(message.contains("cannot be used with"), "{message}");
+    }
+    let refused = run(&["bench", "speed", "--list", "--device", "ascend"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let message = text(&refused.stderr);
+    assert!(
+        message.contains("expected --device cpu, gpu or gpu:N"),
+        "{message}"
+    );
+    let refused = run(&["bench", "checkpoint", "--quick", "--folder", "/dev/null/x"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let message = text(&refused.stderr);
+    assert!(
+        message.starts_with("error: cannot create /dev/null/x: "),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_negative_number_is_out_of_range_not_an_unknown_option() {
+    for (arguments, expected) in [
+        (
+            &["train", "--steps", "-3"][..],
+            "expected a whole number from 1 to 10000000",
+        ),
+        (&["train", "--learning-rate", "-0.1"], "above 0"),
+        (
+            &["bench", "speed", "--tokens", "-1"],
+            "expected a whole number from 1 to 1048576",
+        ),
+        (
+            &["train", "--seed", "-1"],
+            "expected a whole number from 0 to",
+        ),
+        (
+            &["positions", "text:1", "--timestamp-tokens", "-1"],
+            "from 0 to",
+        ),
+        (&["train", "-3"], "unexpected argument '-3'"),
+    ] {
+        let refused = run(arguments);
+        assert_eq!(refused.status.code(), Some(2), "{arguments:?}");
+        let message = text(&refused.stderr);
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn help_is_wrapped() {
+    for arguments in [
+        &["verify", "--help"][..],
+        &["bench", "memory", "--help"],
+        &["train", "--help"],
+    ] {
+        let help = text(&run(arguments).stdout);
+        let longest = help.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(100), "{arguments:?}: {longest:?}");
+    }
+}
+
 #[test]
 fn a_picture_that_cannot_be_written_is_an_error() {
     let missing = file("no-such-folder").join("x.svg");

@@ -30,8 +30,13 @@ const LARGEST_CELL: i32 = 30;
 const SMALLEST_CELL: i32 = 2;
 /// Cells of this size hold a number.
 const NUMBERED_CELL: i32 = 20;
-/// A grid's maps are drawn at most this wide.
+/// A grid's maps are drawn at most this wide, and this high.
 const LARGEST_MAP: i32 = 330;
+/// Rows and columns that a map has room for. Of more, every second is drawn, or every third and so
+/// on.
+const MOST_CELLS: usize = (LARGEST_MAP / SMALLEST_CELL) as usize;
+/// Tokens whose ids the chart has room for, several of them to a pixel. Of more, it shows some.
+const MOST_TOKENS: usize = 4096;
 
 /// Draws ids over tokens, then heat maps of each grid.
 pub(super) fn draw(path: &Path, model: &str, laid: &Laid, found: &PositionIds) -> Drawn {
@@ -115,7 +120,13 @@ fn draw_sequence(area: &Area<'_>, laid: &Laid, found: &PositionIds) -> Drawn {
         let ids = found.axis(axis);
         for (index, sequence) in laid.cu_seqlens.windows(2).enumerate() {
             // A token has one id, so the line is level over the token's width.
+            let step = tokens.div_ceil(MOST_TOKENS);
+            let last = sequence[1]
+                .checked_sub(1)
+                .filter(|last| *last >= sequence[0]);
             let points = (sequence[0]..sequence[1])
+                .step_by(step)
+                .chain(last.filter(|_| step > 1))
                 .flat_map(|token| [-0.5, 0.5].map(|edge| (token as f64 + edge, ids[token])));
             let name = (index == 0).then_some(name);
             svg::line(&mut chart, points, color.stroke_width(width), name)?;
@@ -137,9 +148,32 @@ struct Map {
     caption: &'static str,
     columns: usize,
     ids: Vec<f64>,
+    /// Of all ids, also those that are not drawn.
+    range: String,
+    /// Which part of the rows and columns is drawn; empty if all are.
+    drawn: String,
 }
 
 impl Map {
+    /// Of ids row by row, as many as there is room for.
+    fn new(axis: usize, caption: &'static str, columns: usize, ids: &[f64]) -> Self {
+        let sizes = [("rows", ids.len() / columns), ("columns", columns)];
+        let steps = sizes.map(|(name, count)| (name, count.div_ceil(MOST_CELLS)));
+        let [(_, of_rows), (_, of_columns)] = steps;
+        let drawn = steps.iter().filter(|(_, step)| *step > 1);
+        let drawn = drawn.map(|(name, step)| format!(", 1 in {step} {name} drawn"));
+        let rows = ids.chunks(columns).step_by(of_rows);
+        let kept = rows.flat_map(|row| row.iter().step_by(of_columns).copied());
+        Self {
+            axis,
+            caption,
+            columns: columns.div_ceil(of_columns),
+            ids: kept.collect(),
+            range: super::range(ids),
+            drawn: drawn.collect(),
+        }
+    }
+
     fn rows(&self) -> usize {
         self.ids.len() / self.columns
     }
@@ -161,11 +195,8 @@ impl Panel {
             .step_by(height * width)
             .copied()
             .collect();
-        let map = |axis, caption, columns, tokens: &[usize]| Map {
-            axis,
-            caption,
-            columns,
-            ids: of(axis, tokens),
+        let map = |axis, caption, columns, tokens: &[usize]| {
+            Map::new(axis, caption, columns, &of(axis, tokens))
         };
         let maps = if frames > 1 {
             // H and W of later frames may start elsewhere; T is one id per frame.
@@ -190,7 +221,7 @@ impl Panel {
         };
         let widest = maps.iter().map(|map| map.columns).max().unwrap_or(1) as i32;
         Self {
-            title: format!("{}: {size}", span.name()),
+            title: format!("{}: {size}{}", span.name(), maps[0].drawn),
             cell: (LARGEST_MAP / widest).clamp(SMALLEST_CELL, LARGEST_CELL),
             maps,
         }
@@ -212,7 +243,7 @@ impl Panel {
         if self.cell >= NUMBERED_CELL {
             map.caption.to_owned()
         } else {
-            format!("{}, {}", map.caption, super::range(&map.ids))
+            format!("{}, {}", map.caption, map.range)
         }
     }
 

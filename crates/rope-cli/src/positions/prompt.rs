@@ -7,7 +7,7 @@ use rope_core::position_ids::{PositionRules, Prompt, Rows};
 use serde::Deserialize;
 
 /// Longest prompt: more than any model reads, and less than memory holds.
-const MAX_TOKENS: usize = 1 << 24;
+pub(super) const MAX_TOKENS: usize = 1 << 24;
 
 /// Sequences of segments.
 #[derive(Debug, Deserialize)]
