@@ -99,8 +99,8 @@ pub enum GoldenError {
     },
     /// An infinity or a NaN where no gradient can be checked.
     #[error(
-        "tensor {name} holds {found} at {index}, expected finite values: no gradient can be checked \
-         there; dump finite q and gq, and look where the program overflows"
+        "tensor {name} holds {found} at {index}, expected finite values: no gradient can be \
+         checked there; dump finite q and gq, and look where the program overflows"
     )]
     NotFinite {
         /// The tensor.
