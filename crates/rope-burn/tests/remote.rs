@@ -163,7 +163,7 @@ fn tensors_of_two_devices_are_refused() {
     let spec = RotarySpec::builder(16).build().expect("valid");
     let rotary = Rotary::new(spec, Layout::Bsnd);
     let positions = Positions::text(1, 0, 5).expect("valid");
-    let x = |device| wave([1, 5, 2, 16], 0.0, device);
+    let x = |device: &Device| wave([1, 5, 2, 16], 0.0, device);
     let angles = rotary.angles(&positions, &device);
     let elsewhere = rotary.angles(&positions, &Device::flex());
     let error = rotary.try_forward(x(&device), x(&device), &elsewhere);

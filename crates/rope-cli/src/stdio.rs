@@ -31,8 +31,8 @@ fn named(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), message)
 }
 
-/// Writes a line on standard error. One that nobody reads, or that a full disk is behind, must not
-/// end a run: `eprintln!` panics there.
+/// Writes a line on standard error. A reader that has gone, or a full disk, must not end a run, as
+/// `eprintln!` would by its panic.
 pub(crate) fn note(line: impl Display) {
     let _unwritten = writeln!(stderr(), "{line}");
 }
