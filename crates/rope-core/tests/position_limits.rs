@@ -186,7 +186,7 @@ fn after_the_highest_position_come_no_tokens() {
         ..Prompt::default()
     });
     let ids = ids.expect("two frames");
-    assert_eq!(ids.axis(0)[1], f64::from(1 << 31));
+    assert_eq!(ids.axis(0)[1], f64::from(1_u32 << 31));
     assert_eq!(ids.continuation(0, 0).map(|none| none.tokens()), Ok(0));
     assert!(matches!(
         ids.continuation(0, 1),
