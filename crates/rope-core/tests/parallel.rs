@@ -1,7 +1,11 @@
 //! How work is split over threads. The module is private: it is compiled anew here, without kernels.
 #![cfg(feature = "rayon")]
 
-#[allow(dead_code, reason = "the crate uses the rest")]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the crate uses the rest, and exports it"
+)]
 #[path = "../src/parallel.rs"]
 mod parallel;
 

@@ -205,6 +205,7 @@ impl Values {
 
     /// # Errors
     /// [`GoldenError::NotFinite`] names the first infinity or NaN.
+    #[cfg(feature = "burn")]
     pub(crate) fn expect_finite(&self) -> Result<(), GoldenError> {
         match self.values.iter().position(|value| !value.is_finite()) {
             Some(at) => Err(GoldenError::NotFinite {
