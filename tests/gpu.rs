@@ -17,6 +17,11 @@ use rope_check::gradcheck::{Depth, check_on, quick_suite};
 use rope_check::model::{GPU_SLACK, Models, is_model_folder};
 use rope_check::tolerance::{Operation, allowed};
 use rope_core::{AxisLayout, Direction, HeadNorm, Lane, NormOrder};
+#[cfg(not(feature = "fusion"))]
+use {
+    burn::backend::Dispatch,
+    rope_burn::{NormRotaryOp, NormRotaryOps, RotaryOp, RotaryOps},
+};
 
 fn device() -> Device {
     assert!(
@@ -436,6 +441,52 @@ fn the_norm_of_many_heads_and_tokens_is_that_of_the_cpu() {
             assert_eq!(values, None, "{layout:?} {dims:?}, allowed {allowed}");
         }
     }
+}
+
+/// The backward of a rotation and of a norm, whose kernels read the gradient by the heads of x.
+/// Fusion runs them later, on a thread of its own.
+#[cfg(not(feature = "fusion"))]
+fn backward_of(heads: usize, gradient_heads: usize, norm: Option<HeadNorm>) {
+    let device = device();
+    let geometry = RotarySpec::builder(16).build().expect("valid").geometry();
+    let layout = Layout::Bsnd;
+    let of = |heads| Tensor::<4>::zeros([1, 3, heads, 16], &device).into_dispatch();
+    let (x, gradient) = (of(heads), of(gradient_heads));
+    let angles = Tensor::<2>::zeros([3, 16], &device).into_dispatch();
+    match norm {
+        None => {
+            let direction = Direction::Forward;
+            let op = RotaryOp {
+                geometry,
+                layout,
+                direction,
+            };
+            Dispatch::rotary_angle_gradients(x, gradient, angles, op);
+        }
+        Some(norm) => {
+            let op = NormRotaryOp {
+                geometry,
+                layout,
+                norm,
+            };
+            let weight = Tensor::<1>::zeros([16], &device).into_dispatch();
+            Dispatch::norm_rotary_backward(x, weight, angles, gradient, op);
+        }
+    }
+}
+
+#[cfg(not(feature = "fusion"))]
+#[test]
+#[should_panic(expected = "x has heads 8, its gradient has 2")]
+fn gradients_of_angles_want_the_heads_of_x() {
+    backward_of(8, 2, None);
+}
+
+#[cfg(not(feature = "fusion"))]
+#[test]
+#[should_panic(expected = "x has heads 2, its gradient has 8")]
+fn the_backward_of_the_norm_wants_the_heads_of_x() {
+    backward_of(2, 8, Some(HeadNorm::new(1e-6).expect("an epsilon")));
 }
 
 /// The same errors as on the CPU, before anything is launched.

@@ -141,6 +141,12 @@ fn tensors_that_do_not_fit_never_reach_the_server() {
         matches!(error, AttentionError::HeadGroups { .. }),
         "{error}"
     );
+    let elsewhere = Tensor::<1>::ones([8], &Device::flex());
+    let refused = rms_norm(x(1), elsewhere, 1e-5).map(drop);
+    assert!(
+        matches!(&refused, Err(AttentionError::Device { what: "weight", .. })),
+        "{refused:?}"
+    );
     // The session goes on.
     assert_eq!(x(1).sum().into_scalar::<f32>(), 0.0);
 }

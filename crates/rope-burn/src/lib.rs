@@ -17,7 +17,8 @@
 //!
 //! # Errors
 //! As in burn, `forward` panics with the message of the [`RotaryError`] that `try_forward` returns;
-//! rarer methods exist only as `try_`. Shapes and types are checked once, before anything is computed.
+//! rarer methods exist only as `try_`. Shapes and types are checked once, before anything is
+//! computed.
 
 // Without a backend the macro of the operations writes functions that use none of their arguments.
 #![cfg_attr(

@@ -125,7 +125,7 @@ fn one_output_that_fails_takes_no_other_with_it() {
     }
 }
 
-/// As with a full disk behind it, or a reader that has seen enough.
+/// As if the disk were full, or the reader had gone.
 #[test]
 fn a_run_does_not_end_where_its_progress_cannot_be_written() {
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("unheard");
@@ -227,7 +227,7 @@ fn a_picture_has_room_for_any_grid() {
 }
 
 #[test]
-fn a_full_disk_behind_standard_output_is_named() {
+fn standard_output_on_a_full_disk_is_named() {
     if !cfg!(target_os = "linux") {
         return;
     }

@@ -145,7 +145,7 @@ enumerations! {
 }
 
 impl aclDataType {
-    /// Bytes of one element; of a type that is not listed here, as many as the widest has
+    /// Bytes of one element. A type that is not listed here counts as the widest that there is
     /// (`ACL_COMPLEX128`), so that no operator is given less memory than it reads.
     pub(crate) fn bytes(self) -> usize {
         match self {

@@ -155,7 +155,7 @@ struct Map {
 }
 
 impl Map {
-    /// Of ids row by row, as many as there is room for.
+    /// Of ids, row by row. Of more rows or columns than there is room for it draws some.
     fn new(axis: usize, caption: &'static str, columns: usize, ids: &[f64]) -> Self {
         let sizes = [("rows", ids.len() / columns), ("columns", columns)];
         let steps = sizes.map(|(name, count)| (name, count.div_ceil(MOST_CELLS)));

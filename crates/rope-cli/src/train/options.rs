@@ -178,9 +178,9 @@ impl RunConfig {
         }
     }
 
-    /// Bytes that a step holds at its peak, from below: the attention of each layer that the
-    /// backward needs, its gradient and what that is made of, and the activations.
-    pub(crate) fn step_bytes(&self) -> f64 {
+    /// Bytes that a step holds at least at its peak: the attention of each layer that the backward
+    /// needs, its gradient and what that is made of, and the activations.
+    pub(crate) fn least_step_bytes(&self) -> f64 {
         let sizes = ModelConfig::new(self.clip().vocabulary());
         let [tokens, heads, layers] = [self.clip().tokens(), sizes.heads, sizes.layers];
         let activations = 5 * (sizes.width + sizes.heads * sizes.head_dim + sizes.hidden);

@@ -103,7 +103,8 @@ fn expect_memory(args: &TrainArgs) -> Result<()> {
         args.run.clip().tokens()
     );
     let instead = "choose a smaller --batch, or fewer --frames, --rows and --columns";
-    memory::expect(&args.device, args.run.step_bytes(), &what, instead).map_err(TrainError::Memory)
+    memory::expect(&args.device, args.run.least_step_bytes(), &what, instead)
+        .map_err(TrainError::Memory)
 }
 
 /// Makes the folder, and refuses one that does not take the files that the run ends with.

@@ -32,7 +32,7 @@ fn one_group(shape: Shape) -> Shape {
 }
 
 /// Bytes that [`count`] needs at least: q, k and v, and their gradients.
-pub(super) fn bytes_from_below(tokens: &[usize], dtype: DType) -> f64 {
+pub(super) fn least_bytes(tokens: &[usize], dtype: DType) -> f64 {
     let shape = one_group(QWEN2_5_VL_7B);
     let channels = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
     let most = tokens.iter().max().map_or(0.0, |tokens| *tokens as f64);

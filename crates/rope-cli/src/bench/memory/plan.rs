@@ -244,7 +244,7 @@ fn count_attention(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
         None => &attention::TOKENS,
     };
     for &dtype in &args.dtype {
-        let needed = attention::bytes_from_below(tokens, dtype);
+        let needed = attention::least_bytes(tokens, dtype);
         let what = format!("attention in {}", dtype.name());
         memory::expect(&args.device, needed, &what, "choose fewer --tokens")?;
     }
