@@ -54,6 +54,19 @@ fn a_correct_kernel_computes_and_reports_nothing() {
     assert_eq!(control::violations(), []);
 }
 
+/// Two binaries are two libraries, although the second may be loaded from the descriptor that the
+/// first had.
+#[test]
+fn two_loaded_binaries_are_not_one() {
+    let device = Device::new();
+    let load = |kernel: &str| device.load(&compile("reference.cpp", &[kernel]));
+    let kernels = ["add_tiles", "scale_in_place"];
+    let binaries = kernels.map(|kernel| load(kernel).expect("loads"));
+    for (binary, kernel) in binaries.into_iter().zip(kernels) {
+        device.function(binary, kernel).expect("is there");
+    }
+}
+
 #[test]
 fn flags_order_an_in_place_kernel_over_blocks() {
     let device = Device::new();

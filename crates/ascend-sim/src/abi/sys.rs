@@ -4,6 +4,7 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ffi::{CStr, CString, c_void};
 use std::hash::{DefaultHasher, Hasher};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::codes::{Failure, INTERNAL_ERROR, Outcome, RT_FEATURE_NOT_SUPPORTED};
 
@@ -312,7 +313,14 @@ impl Library {
         // SAFETY: the descriptor was just made and belongs to nobody else.
         let mut file = unsafe { std::fs::File::from_raw_fd(descriptor) };
         file.write_all(bytes).map_err(|error| broken(&error))?;
-        let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        // The loader takes two equal paths for one library, also for a while after `dlclose`, and
+        // the next library may get this descriptor: so each path has a spelling of its own.
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let bits = (0..u32::BITS).map(|bit| serial >> bit & 1);
+        let spelling: String = bits.map(|bit| ["/.", "//"][bit as usize]).collect();
+        let path = format!("/proc/self/fd{spelling}/{}", file.as_raw_fd());
+        let path = CString::new(path);
         let path = path.map_err(|error| broken(&error))?;
         // SAFETY: the path is a C string. Loading runs the object's initialisers: the caller hands
         // over code to be run, which is what loading a kernel means.
