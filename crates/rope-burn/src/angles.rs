@@ -362,37 +362,37 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
+    use rayon::prelude::*;
     use rope_core::{AxisLayout, RotarySpec};
 
     use super::*;
 
-    /// While one thread's rows are gathered, the pool's threads ask for rows themselves.
+    /// While one thread's rows are gathered, the pool's threads ask for rows themselves: one that
+    /// waits for a part of its own rows is given another one's request.
     #[test]
-    fn threads_of_the_pool_and_others_get_angles_at_once() {
+    fn threads_of_a_pool_get_angles_at_once() {
         let spec = RotarySpec::builder(32).build().expect("valid");
         let table = CosSinTable::new(&spec, None).expect("valid");
         let tables = Arc::new(Tables::new(table, 1 << 24));
         let (done, finished) = mpsc::channel();
-        let ask = || {
-            let (tables, done) = (tables.clone(), done.clone());
-            move || {
-                for length in 1..200 {
-                    let positions = Positions::text(1, 0, 40 * length).expect("in range");
-                    let angles = tables.angles(&positions, &Device::flex());
-                    assert_eq!(angles.expect("valid").rows.dims()[0], 40 * length);
-                }
-                done.send(()).expect("the test waits");
-            }
+        let ask = move |tokens: usize| {
+            let positions = Positions::text(1, 0, tokens).expect("in range");
+            let angles = tables.angles(&positions, &Device::flex()).expect("valid");
+            assert_eq!(angles.rows.dims()[0], tokens);
         };
-        let threads = rayon::current_num_threads();
-        (0..threads).for_each(|_| rayon::spawn(ask()));
-        std::thread::spawn(ask());
-        for _ in 0..=threads {
-            let limit = Duration::from_secs(120);
-            finished
-                .recv_timeout(limit)
-                .expect("no thread waits for another");
-        }
+        // More threads than cores, so that some are free to take parts of another's rows.
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(16).build();
+        let pool = pool.expect("threads");
+        std::thread::spawn(move || {
+            for round in 0..50 {
+                pool.install(|| (0..64).into_par_iter().for_each(|_| ask(512 + round)));
+            }
+            done.send(()).expect("the test waits");
+        });
+        let limit = Duration::from_secs(60);
+        finished
+            .recv_timeout(limit)
+            .expect("no thread waits for itself");
     }
 
     #[test]
