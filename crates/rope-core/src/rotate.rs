@@ -200,7 +200,8 @@ impl<'a, A: Real> Rotator<'a, A> {
     /// Chooses how large q and k together must be for results in other buffers to bypass the caches
     /// (non-temporal stores); 32 MiB by default. A third less memory is moved, and the next reader
     /// finds the results in memory only. Only on x86-64, for Half, Adjacent and Quarter with one
-    /// angle per pair, where rows start and fill cache lines of 64 bytes.
+    /// angle per pair, where rows start and fill cache lines of 64 bytes; with the norm, only heads
+    /// of 128 rotated channels whose number is a multiple of four.
     pub fn with_streaming(mut self, min_bytes: usize) -> Self {
         self.stream_bytes = min_bytes;
         self

@@ -16,9 +16,10 @@ pub(super) struct Neon;
 
 impl Instructions for Neon {
     #[target_feature(enable = "neon")]
-    unsafe fn run<K: Kernel>(kernel: K) {
+    #[inline(never)]
+    unsafe fn run<K: Kernel>(args: K::Args<'_>) {
         // SAFETY: the caller guarantees NEON, and what the kernel demands.
-        unsafe { kernel.run() }
+        unsafe { K::run(args) }
     }
 }
 

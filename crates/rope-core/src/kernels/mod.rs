@@ -51,8 +51,6 @@ enum Kind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    #[cfg(target_arch = "x86_64")]
-    Avx512Bf16,
     #[cfg(target_arch = "aarch64")]
     Neon,
 }
@@ -63,20 +61,11 @@ impl InstructionSet {
 
     /// All sets that this processor has, from plainest to widest.
     pub fn available() -> impl Iterator<Item = Self> {
-        let mut sets = [Some(Self::PORTABLE), None, None, None];
+        let mut sets = [Some(Self::PORTABLE), None, None];
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c");
-            let avx512 = avx2
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq");
-            let bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
-            sets[1] = avx2.then_some(Self(Kind::Avx2));
-            sets[2] = avx512.then_some(Self(Kind::Avx512));
-            sets[3] = bf16.then_some(Self(Kind::Avx512Bf16));
+            sets[1] = Avx2::is_available().then_some(Self(Kind::Avx2));
+            sets[2] = Avx512::is_available().then_some(Self(Kind::Avx512));
         }
         #[cfg(target_arch = "aarch64")]
         {
@@ -107,8 +96,6 @@ impl InstructionSet {
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512Bf16 => "avx512bf16",
             #[cfg(target_arch = "aarch64")]
             Kind::Neon => "neon",
         }
@@ -144,7 +131,7 @@ pub(crate) trait KernelElement: Sized {
 }
 
 macro_rules! kernels_for {
-    ($($element:ty: $avx512_bf16:ty $(, $are_safe:path)?;)*) => {$(
+    ($($element:ty $(: $are_safe:path)?;)*) => {$(
         impl KernelElement for $element {
             $(fn are_safe(values: &[f32]) -> bool {
                 $are_safe(values)
@@ -156,9 +143,7 @@ macro_rules! kernels_for {
                     #[cfg(target_arch = "x86_64")]
                     Kind::Avx2 => rotate_tile::<Avx2, Self>,
                     #[cfg(target_arch = "x86_64")]
-                    Kind::Avx512 => rotate_tile::<Avx512<false>, Self>,
-                    #[cfg(target_arch = "x86_64")]
-                    Kind::Avx512Bf16 => rotate_tile::<$avx512_bf16, Self>,
+                    Kind::Avx512 => rotate_tile::<Avx512, Self>,
                     #[cfg(target_arch = "aarch64")]
                     Kind::Neon => rotate_tile::<Neon, Self>,
                 }
@@ -170,9 +155,7 @@ macro_rules! kernels_for {
                     #[cfg(target_arch = "x86_64")]
                     Kind::Avx2 => norm_tile::<Avx2, Self>,
                     #[cfg(target_arch = "x86_64")]
-                    Kind::Avx512 => norm_tile::<Avx512<false>, Self>,
-                    #[cfg(target_arch = "x86_64")]
-                    Kind::Avx512Bf16 => norm_tile::<$avx512_bf16, Self>,
+                    Kind::Avx512 => norm_tile::<Avx512, Self>,
                     #[cfg(target_arch = "aarch64")]
                     Kind::Neon => norm_tile::<Neon, Self>,
                 }
@@ -182,9 +165,9 @@ macro_rules! kernels_for {
 }
 
 kernels_for! {
-    f32: Avx512<false>;
-    f16: Avx512<false>;
-    bf16: Avx512<true>, are_numbers;
+    f32;
+    f16;
+    bf16: are_numbers;
 }
 
 /// Whether no NaN is among the values.

@@ -10,7 +10,7 @@ use crate::element::Element;
 /// and is valid for reads, or for writes if the function stores; `N` pairs from pair `at` on, in
 /// functions named `_double` twice as many, are within it. With `STREAM` it starts a cache line,
 /// and `at` is a multiple of `N`.
-pub(super) trait Order {
+pub(super) trait Order: 'static {
     const ZIPPED: bool;
 
     /// Reads the members of `N` pairs.

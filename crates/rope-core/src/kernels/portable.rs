@@ -17,7 +17,7 @@ impl<A: Copy, const N: usize> Array<A, N> {
 impl<A: Real, const N: usize> Register for Array<A, N> {
     type Value = A;
     const N: usize = N;
-    const LONGEST: usize = 0;
+    const COMMON_LENGTHS: bool = false;
 
     #[inline(always)]
     unsafe fn load(from: *const A) -> Self {
@@ -90,9 +90,10 @@ impl<A: Real, const N: usize> Register for Array<A, N> {
 pub(crate) struct Portable<const N: usize>;
 
 impl<const N: usize> Instructions for Portable<N> {
-    unsafe fn run<K: Kernel>(kernel: K) {
+    #[inline(never)]
+    unsafe fn run<K: Kernel>(args: K::Args<'_>) {
         // SAFETY: every processor has the instructions; the rest the caller guarantees.
-        unsafe { kernel.run() }
+        unsafe { K::run(args) }
     }
 }
 

@@ -14,10 +14,10 @@
 //!
 //! Data: a row is the rotated part of one head of one token. A pairing reads and writes a row
 //! either *split* (x1 and x2 apart: Half, and Quarter in two runs) or *zipped* (x1 and x2
-//! adjacent). InterleaveHalf reads one way and writes the other; in place, a row that does not fit
-//! the registers goes through a scratch row.
+//! adjacent). InterleaveHalf reads one way and writes the other; in place, a row goes through a
+//! scratch row.
 //!
-//! Traffic: x once in, once out. Coefficients are loaded once for a group of heads and stay in
+//! Traffic: x once in, once out.  Coefficients are loaded once for a group of heads and stay in
 //! registers while one head after another is rotated by them; reading them from the cache for each
 //! head would be twice the bytes of 16-bit data.
 
@@ -117,6 +117,11 @@ impl<E: Element> Tile<E> {
         starts_lines(self.dst, [token, head, self.offset, self.run])
     }
 
+    /// Whether tokens are the inner dimension.
+    fn is_heads_outside(&self) -> bool {
+        self.head_strides[0] > self.token_strides[0]
+    }
+
     /// The addresses from the first element to the last one, in source (0) or destination (1).
     fn addresses(&self, which: usize) -> [usize; 2] {
         let start = [self.src.addr(), self.dst.addr()][which];
@@ -153,9 +158,9 @@ pub(super) const LINE_BYTES: usize = 64;
 /// Whether `start`, and all that is multiples of these numbers of elements after it, start a cache
 /// line.
 pub(super) fn starts_lines<E>(start: *const E, elements: impl IntoIterator<Item = usize>) -> bool {
-    let of_line = LINE_BYTES / size_of::<E>();
+    let per_line = LINE_BYTES / size_of::<E>();
     start.addr().is_multiple_of(LINE_BYTES)
-        && elements.into_iter().all(|n| n.is_multiple_of(of_line))
+        && elements.into_iter().all(|n| n.is_multiple_of(per_line))
 }
 
 /// Where c1, s1, c2, s2 of a token start: `pairs` values each.
@@ -255,13 +260,18 @@ pub(crate) unsafe fn rotate_tile<M: Memory<E>, E: Element>(tile: &Tile<E>) {
             (S, S, true) if stream => Kernel::<M, E, Split, Split, true, true>::rotate(tile),
             (Z, Z, true) if stream => Kernel::<M, E, Zipped, Zipped, true, true>::rotate(tile),
             (S, S, true) => Kernel::<M, E, Split, Split, true, false>::rotate(tile),
-            (S, S, false) => Kernel::<M, E, Split, Split, false, false>::rotate(tile),
             (Z, Z, true) => Kernel::<M, E, Zipped, Zipped, true, false>::rotate(tile),
-            (Z, Z, false) => Kernel::<M, E, Zipped, Zipped, false, false>::rotate(tile),
-            (Z, S, true) => Kernel::<M, E, Zipped, Split, true, false>::rotate(tile),
-            (Z, S, false) => Kernel::<M, E, Zipped, Split, false, false>::rotate(tile),
-            (S, Z, true) => Kernel::<M, E, Split, Zipped, true, false>::rotate(tile),
-            (S, Z, false) => Kernel::<M, E, Split, Zipped, false, false>::rotate(tile),
+            (Z, S, true) => Kernel::<M, E, Zipped, Split, true, false>::rotate_any(tile),
+            (S, Z, true) => Kernel::<M, E, Split, Zipped, true, false>::rotate_any(tile),
+            (S, S, false) => Kernel::<M, E, Split, Split, false, false>::rotate_any(tile),
+            (Z, Z, false) => Kernel::<M, E, Zipped, Zipped, false, false>::rotate_any(tile),
+            // No model has these.
+            (Z, S, false) => {
+                Kernel::<Portable<4>, E, Zipped, Split, false, false>::rotate_any(tile)
+            }
+            (S, Z, false) => {
+                Kernel::<Portable<4>, E, Split, Zipped, false, false>::rotate_any(tile)
+            }
         }
     }
 }
@@ -280,20 +290,22 @@ struct Kernel<M, E, Read, Write, const SHARED: bool, const STREAM: bool>(
 );
 
 /// [`Kernel::each_group`] of a tile, with the same conditions.
-struct Groups<'t, K, E: Element, const B: usize, const RUNS: usize>(&'t Tile<E>, PhantomData<K>);
+struct Groups<K, const B: usize>(PhantomData<K>);
 
-impl<M, E, Read, Write, const SHARED: bool, const STREAM: bool, const B: usize, const RUNS: usize>
-    vector::Kernel for Groups<'_, Kernel<M, E, Read, Write, SHARED, STREAM>, E, B, RUNS>
+impl<M, E, Read, Write, const SHARED: bool, const STREAM: bool, const B: usize> vector::Kernel
+    for Groups<Kernel<M, E, Read, Write, SHARED, STREAM>, B>
 where
     M: Memory<E>,
     E: Element,
     Read: Order,
     Write: Order,
 {
+    type Args<'a> = &'a Tile<E>;
+
     #[inline(always)]
-    unsafe fn run(self) {
+    unsafe fn run(tile: &Tile<E>) {
         // SAFETY: the caller guarantees the tile and the instructions.
-        unsafe { Kernel::<M, E, Read, Write, SHARED, STREAM>::each_group::<B, RUNS>(self.0) }
+        unsafe { Kernel::<M, E, Read, Write, SHARED, STREAM>::each_group::<B>(tile) }
     }
 }
 
@@ -310,45 +322,43 @@ where
     /// Whether rows are written in the order in which they are read.
     const SAME_ORDER: bool = Read::ZIPPED == Write::ZIPPED;
 
-    /// Rotates a tile. Each case is a function of its own, which prepares nothing that only the
-    /// others need.
+    /// Rotates a tile, one of 64 or 128 rotated channels by code of its own.
     unsafe fn rotate(tile: &Tile<E>) {
-        let one_run = tile.run == tile.pairs;
+        let pairs = if tile.run == tile.pairs {
+            tile.pairs
+        } else {
+            0
+        };
         // SAFETY: the caller guarantees the tile and the instructions; each case's number of
-        // registers and runs is the tile's.
+        // registers is the tile's.
         unsafe {
-            if M::Register::LONGEST == 0 {
-                M::run(Groups::<Self, E, 0, 1>(tile, PhantomData));
-            } else if tile.pairs == 4 * M::N && one_run {
-                M::run(Groups::<Self, E, 4, 1>(tile, PhantomData));
-            } else if tile.pairs == 4 * M::N {
-                M::run(Groups::<Self, E, 4, 2>(tile, PhantomData));
-            } else if tile.pairs == 2 * M::N && one_run {
-                M::run(Groups::<Self, E, 2, 1>(tile, PhantomData));
-            } else if M::Register::LONGEST == 8 && tile.pairs == 8 * M::N && one_run {
-                M::run(Groups::<Self, E, 8, 1>(tile, PhantomData));
-            } else {
-                M::run(Groups::<Self, E, 0, 1>(tile, PhantomData));
+            match (M::N, pairs) {
+                (16, 64) => M::run::<Groups<Self, 4>>(tile),
+                (16, 32) => M::run::<Groups<Self, 2>>(tile),
+                (8, 64) => M::run::<Groups<Self, 8>>(tile),
+                (8, 32) => M::run::<Groups<Self, 4>>(tile),
+                _ => Self::rotate_any(tile),
             }
         }
     }
 
-    /// Rotates a tile in memory order, a group of heads at a time. Rows are `B` registers of pairs,
-    /// two, four or eight, in `RUNS` runs; or of any length if `B` is zero.
+    /// Rotates a tile of any length.
+    unsafe fn rotate_any(tile: &Tile<E>) {
+        // SAFETY: the caller guarantees the tile and the instructions.
+        unsafe { M::run::<Groups<Self, 0>>(tile) }
+    }
+
+    /// Rotates a tile in memory order, a group of heads at a time. Rows are one run of `B` registers
+    /// of pairs, two, four or eight; or of any length if `B` is zero.
     #[inline(always)]
-    unsafe fn each_group<const B: usize, const RUNS: usize>(tile: &Tile<E>) {
-        debug_assert!(B == 0 || tile.pairs == B * M::N && tile.pairs == RUNS * tile.run);
+    unsafe fn each_group<const B: usize>(tile: &Tile<E>) {
+        debug_assert!(B == 0 || tile.pairs == B * M::N && tile.pairs == tile.run);
         let strides = tile.head_strides;
         let in_place = tile.in_place();
-        let (group, ahead) = if strides[0] <= tile.token_strides[0] {
-            let ahead = if tile.tokens > 1 {
-                PREFETCHED / size_of::<E>()
-            } else {
-                0
-            };
-            (tile.heads, ahead)
-        } else {
-            (HEADS_OUTSIDE_GROUP, 0)
+        let (group, ahead) = match (tile.is_heads_outside(), tile.tokens > 1) {
+            (true, _) => (HEADS_OUTSIDE_GROUP, 0),
+            (false, true) => (tile.heads, PREFETCHED / size_of::<E>()),
+            (false, false) => (tile.heads, 0),
         };
         let mut first = 0;
         while first < tile.heads {
@@ -367,7 +377,7 @@ where
             for _ in 0..tile.tokens {
                 // SAFETY: the caller guarantees that token and head strides reach only into the
                 // tensors, and the coefficients' stride only into theirs, for each of the tokens.
-                unsafe { Self::heads::<B, RUNS>(tile, rows, coefficients, in_place) };
+                unsafe { Self::heads::<B>(tile, rows, coefficients, in_place) };
                 rows = rows.skip(tile.token_strides);
                 coefficients = coefficients.skip(coefficients.stride);
             }
@@ -382,7 +392,7 @@ where
     /// Rotates a group of heads of one token, and copies what is outside the rotated part unless
     /// `in_place`.
     #[inline(always)]
-    unsafe fn heads<const B: usize, const RUNS: usize>(
+    unsafe fn heads<const B: usize>(
         tile: &Tile<E>,
         mut rows: Rows<E>,
         coefficients: Coefficients<E::Acc>,
@@ -415,7 +425,7 @@ where
                     rows.next();
                 }
             } else {
-                Self::rows::<B, RUNS>(rows, coefficients);
+                Self::rows::<B>(rows, coefficients);
             }
         }
     }
@@ -507,45 +517,26 @@ where
         unsafe { Self::run(from, to, coefficients, at, run) };
     }
 
-    /// Rotates rows of `B` registers of pairs in `RUNS` runs, with the coefficients in registers, or
-    /// in the order of registers on the stack where there are too few of these.
+    /// Rotates rows of `B` registers of pairs that keep their order, with the coefficients in
+    /// registers, or in the order of registers on the stack where there are too few of these.
     #[inline(always)]
-    unsafe fn rows<const B: usize, const RUNS: usize>(
-        mut rows: Rows<E>,
-        coefficients: Coefficients<E::Acc>,
-    ) {
-        let run = B / RUNS * M::N;
+    unsafe fn rows<const B: usize>(mut rows: Rows<E>, coefficients: Coefficients<E::Acc>) {
+        debug_assert!(Self::SAME_ORDER);
+        let run = B * M::N;
         // SAFETY: the caller guarantees rows of `2 * B * N` elements and coefficients for `B * N`
-        // pairs. All loads of a row precede its stores where these overwrite elements other than
-        // those just loaded.
+        // pairs. What is stored was just loaded from the same elements.
         unsafe {
             // Where neither side separates members, double registers may keep their own order.
-            let doubles = !Read::ZIPPED && !Write::ZIPPED;
-            let by = Self::load_coefficients::<B>(coefficients, doubles);
-            if Read::ZIPPED && Write::ZIPPED && M::SWAPS {
+            let by = Self::load_coefficients::<B>(coefficients, !Read::ZIPPED);
+            if Read::ZIPPED && M::SWAPS {
                 return Self::swap_rows::<B>(rows, by);
             }
             for _ in 0..rows.heads {
-                let (from, to) = (rows.from, rows.to);
                 rows.fetch::<M>(2 * B * M::N);
-                if Self::SAME_ORDER {
-                    for v in (0..B).step_by(2) {
-                        let (start, at) = in_run(v * M::N, run);
-                        let x = Read::load_double::<M, E>(from.add(start), at, run);
-                        let y = [Self::pairs(x[0], &by, v), Self::pairs(x[1], &by, v + 1)];
-                        Write::store_double::<M, E, STREAM>(y, to.add(start), at, run);
-                    }
-                } else {
-                    let mut x = [Read::load::<M, E>(from, 0, run); B];
-                    for (v, x) in x.iter_mut().enumerate().skip(1) {
-                        let (start, at) = in_run(v * M::N, run);
-                        *x = Read::load::<M, E>(from.add(start), at, run);
-                    }
-                    for (v, x) in x.into_iter().enumerate() {
-                        let (start, at) = in_run(v * M::N, run);
-                        let y = Self::pairs(x, &by, v);
-                        Write::store::<M, E, STREAM>(y, to.add(start), at, run);
-                    }
+                for v in (0..B).step_by(2) {
+                    let x = Read::load_double::<M, E>(rows.from, v * M::N, run);
+                    let y = [Self::pairs(x[0], &by, v), Self::pairs(x[1], &by, v + 1)];
+                    Write::store_double::<M, E, STREAM>(y, rows.to, v * M::N, run);
                 }
                 rows.next();
             }
@@ -650,11 +641,4 @@ where
             values
         }
     }
-}
-
-/// The element where the run of a pair starts in its row, and the pair's index within the run.
-#[inline(always)]
-fn in_run(pair: usize, run: usize) -> (usize, usize) {
-    let start = if pair < run { 0 } else { run };
-    (2 * start, pair - start)
 }

@@ -5,20 +5,22 @@ use crate::element::{Element, Real};
 /// What is compiled for one set of instructions. One without branches between algorithms: functions
 /// of moderate length compile in a fraction of the time.
 pub(crate) trait Kernel {
+    /// What it works on.
+    type Args<'a>;
     /// Runs it.
     ///
     /// # Safety
     /// The processor has the instructions that the kernel is made of; the rest the kernel says.
-    unsafe fn run(self);
+    unsafe fn run(args: Self::Args<'_>);
 }
 
 /// A set of instructions.
-pub(crate) trait Instructions {
-    /// Compiles a kernel with these instructions, and runs it.
+pub(crate) trait Instructions: 'static {
+    /// Runs a kernel that is compiled with these instructions, in a function of its own.
     ///
     /// # Safety
     /// The processor has them; the rest the kernel says.
-    unsafe fn run<K: Kernel>(kernel: K);
+    unsafe fn run<K: Kernel>(args: K::Args<'_>);
 }
 
 /// A register of `N` values and its arithmetic.
@@ -39,9 +41,8 @@ pub(crate) trait Register: Copy {
     /// overwritten, and the caches keep their contents. Other threads see the stores after
     /// [`fence`](Self::fence).
     const STREAMS: bool = false;
-    /// Registers of pairs in the longest of the common rows that have code of their own; 0 if none
-    /// have.
-    const LONGEST: usize = 4;
+    /// Whether common lengths of rows have code of their own.
+    const COMMON_LENGTHS: bool = true;
 
     /// Reads `N` values.
     ///

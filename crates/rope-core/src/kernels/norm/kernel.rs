@@ -4,12 +4,12 @@
 use std::marker::PhantomData;
 
 use super::channels::{convert, norm_backward, normalise};
-use super::rows::{Partials, Queue, Row, Rows, Scales, WIDEST};
+use super::rows::{Partials, Queue, Row, Rows, Scales, WIDEST, totals};
 use super::sums::{products, squares};
 use super::turn::Turn;
 use super::{AHEAD, LINE_BYTES, NormTile, Part, Shape, factors_len};
 use crate::element::{Element, Real};
-use crate::kernels::order::Order;
+use crate::kernels::order::{Order, Split};
 use crate::kernels::tile::{Coefficients, HEADS_OUTSIDE_GROUP};
 use crate::kernels::vector::{self, Instructions, Memory, Register};
 
@@ -33,9 +33,9 @@ struct Raw<W>(PhantomData<W>);
 
 impl<W: Instructions> Instructions for Raw<W> {
     #[inline(always)]
-    unsafe fn run<K: vector::Kernel>(kernel: K) {
+    unsafe fn run<K: vector::Kernel>(args: K::Args<'_>) {
         // SAFETY: the caller guarantees the instructions, and what the kernel demands.
-        unsafe { W::run(kernel) }
+        unsafe { W::run::<K>(args) }
     }
 }
 
@@ -68,6 +68,308 @@ impl<W: Memory<A>, A: Real> Memory<A> for Raw<W> {
     }
 }
 
+/// What is done with rows, for one direction and order of the norm.
+///
+/// # Safety
+/// Of every function: the processor has the instructions; the tile is as
+/// [`norm_tile`](super::norm_tile) demands, and a row is one of its rows.
+trait Steps<E: Element>: Copy {
+    /// Writes what the pairs of rows with these coefficients are multiplied by.
+    unsafe fn prepare(self, factors: Factors<'_, E>);
+    /// Writes the partial sums of each row: of its squares, and in the backward of its products.
+    unsafe fn sums(self, rows: &Rows<'_, E>, partials: &mut Partials<E::Acc>);
+    /// The partial sums of each row added up.
+    unsafe fn totals(self, partials: &Partials<E::Acc>) -> Scales<E::Acc>;
+    /// Writes the results of rows by their scales.
+    unsafe fn results(self, rows: &Rows<'_, E>, scales: &Scales<E::Acc>);
+}
+
+/// What [`Steps::prepare`] takes: the coefficients of a token, and room for its factors.
+pub(super) struct Factors<'t, E: Element> {
+    by: Coefficients<E::Acc>,
+    to: *mut E::Acc,
+    tile: &'t NormTile<E>,
+    shape: Shape,
+}
+
+/// Rows, and room for their partial sums.
+type SumsArgs<'a, E> = (&'a Rows<'a, E>, &'a mut Partials<<E as Element>::Acc>);
+/// Partial sums, and room for their totals.
+type TotalsArgs<'a, E> = (
+    &'a Partials<<E as Element>::Acc>,
+    &'a mut Scales<<E as Element>::Acc>,
+);
+/// Rows and their scales.
+type ResultsArgs<'a, E> = (&'a Rows<'a, E>, &'a Scales<<E as Element>::Acc>);
+
+/// Steps in functions of their own, which one loop calls for every instruction set: of rows of any
+/// length, and of any number.
+#[derive(Clone, Copy)]
+struct Calls<E: Element> {
+    prepare: unsafe fn(Factors<'_, E>),
+    sums: unsafe fn(SumsArgs<'_, E>),
+    totals: unsafe fn(TotalsArgs<'_, E>),
+    results: unsafe fn(ResultsArgs<'_, E>),
+}
+
+impl<E: Element> Steps<E> for Calls<E> {
+    #[inline(always)]
+    unsafe fn prepare(self, factors: Factors<'_, E>) {
+        // SAFETY: the caller guarantees what the function demands.
+        unsafe { (self.prepare)(factors) }
+    }
+    #[inline(always)]
+    unsafe fn sums(self, rows: &Rows<'_, E>, partials: &mut Partials<E::Acc>) {
+        // SAFETY: the caller guarantees what the function demands.
+        unsafe { (self.sums)((rows, partials)) }
+    }
+    #[inline(always)]
+    unsafe fn totals(self, partials: &Partials<E::Acc>) -> Scales<E::Acc> {
+        let mut totals = [[E::Acc::ZERO; AHEAD]; 2];
+        // SAFETY: the caller guarantees what the function demands.
+        unsafe { (self.totals)((partials, &mut totals)) };
+        totals
+    }
+    #[inline(always)]
+    unsafe fn results(self, rows: &Rows<'_, E>, scales: &Scales<E::Acc>) {
+        // SAFETY: the caller guarantees what the function demands.
+        unsafe { (self.results)((rows, scales)) }
+    }
+}
+
+/// [`Kernel::prepare`] in a function of its own, with the same conditions.
+struct Prepare<K, const BACKWARD: bool, const AFTER: bool>(PhantomData<K>);
+/// [`Kernel::sums`] in a function of its own, with the same conditions.
+struct Sums<K, const BACKWARD: bool, const AFTER: bool>(PhantomData<K>);
+/// [`rows::totals`](totals) in a function of its own, with the same conditions.
+struct Totals<M, E>(PhantomData<(M, E)>);
+/// [`Kernel::results`] in a function of its own, with the same conditions.
+struct Results<K, const BACKWARD: bool, const AFTER: bool>(PhantomData<K>);
+
+impl<K: Work, const BACKWARD: bool, const AFTER: bool> vector::Kernel
+    for Prepare<K, BACKWARD, AFTER>
+{
+    type Args<'a> = Factors<'a, K::E>;
+    #[inline(always)]
+    unsafe fn run(factors: Factors<'_, K::E>) {
+        // SAFETY: the caller guarantees what the function demands.
+        unsafe { K::prepare::<BACKWARD, AFTER>(factors) }
+    }
+}
+
+impl<K: Work, const BACKWARD: bool, const AFTER: bool> vector::Kernel for Sums<K, BACKWARD, AFTER> {
+    type Args<'a> = SumsArgs<'a, K::E>;
+    #[inline(always)]
+    unsafe fn run((rows, partials): SumsArgs<'_, K::E>) {
+        // SAFETY: the caller guarantees what the function demands.
+        unsafe { K::sums::<BACKWARD, AFTER>(rows, rows.heads.len(), partials) }
+    }
+}
+
+impl<M: Memory<E>, E: Element> vector::Kernel for Totals<M, E> {
+    type Args<'a> = TotalsArgs<'a, E>;
+    #[inline(always)]
+    unsafe fn run((partials, to): TotalsArgs<'_, E>) {
+        // SAFETY: the caller guarantees what the function demands.
+        *to = unsafe { totals::<M, E>(partials) };
+    }
+}
+
+impl<K: Work, const BACKWARD: bool, const AFTER: bool> vector::Kernel
+    for Results<K, BACKWARD, AFTER>
+{
+    type Args<'a> = ResultsArgs<'a, K::E>;
+    #[inline(always)]
+    unsafe fn run((rows, scales): ResultsArgs<'_, K::E>) {
+        // SAFETY: the caller guarantees what the function demands.
+        unsafe { K::results::<BACKWARD, AFTER, false>(rows, rows.heads.len(), scales) }
+    }
+}
+
+/// The steps of one [`Kernel`], whatever it is made of.
+///
+/// # Safety
+/// As [`Steps`].
+trait Work {
+    /// The element type.
+    type E: Element;
+    /// The instructions.
+    type M: Memory<Self::E>;
+
+    unsafe fn prepare<const BACKWARD: bool, const AFTER: bool>(factors: Factors<'_, Self::E>);
+    unsafe fn sums<const BACKWARD: bool, const AFTER: bool>(
+        rows: &Rows<'_, Self::E>,
+        count: usize,
+        partials: &mut Partials<<Self::E as Element>::Acc>,
+    );
+    unsafe fn results<const BACKWARD: bool, const AFTER: bool, const STREAM: bool>(
+        rows: &Rows<'_, Self::E>,
+        count: usize,
+        scales: &Scales<<Self::E as Element>::Acc>,
+    );
+}
+
+/// Steps of the norm before the rotation in the function of their loop, of rows of the common
+/// length, as many at a time as are taken together.
+struct Inlined<K, const BACKWARD: bool, const STREAM: bool>(PhantomData<K>);
+
+impl<K, const BACKWARD: bool, const STREAM: bool> Clone for Inlined<K, BACKWARD, STREAM> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K, const BACKWARD: bool, const STREAM: bool> Copy for Inlined<K, BACKWARD, STREAM> {}
+
+impl<K: Work, const BACKWARD: bool, const STREAM: bool> Steps<K::E>
+    for Inlined<K, BACKWARD, STREAM>
+{
+    #[inline(always)]
+    unsafe fn prepare(self, factors: Factors<'_, K::E>) {
+        // SAFETY: the caller guarantees what the function demands.
+        unsafe { K::prepare::<BACKWARD, false>(factors) }
+    }
+    #[inline(always)]
+    unsafe fn sums(self, rows: &Rows<'_, K::E>, partials: &mut Partials<<K::E as Element>::Acc>) {
+        debug_assert_eq!(rows.heads.len(), AHEAD);
+        // SAFETY: the caller guarantees what the function demands, and the number of rows.
+        unsafe { K::sums::<BACKWARD, false>(&rows.common(), AHEAD, partials) }
+    }
+    #[inline(always)]
+    unsafe fn totals(
+        self,
+        partials: &Partials<<K::E as Element>::Acc>,
+    ) -> Scales<<K::E as Element>::Acc> {
+        // SAFETY: the caller guarantees the instructions, whose registers wrote the sums.
+        unsafe { totals::<K::M, K::E>(partials) }
+    }
+    #[inline(always)]
+    unsafe fn results(self, rows: &Rows<'_, K::E>, scales: &Scales<<K::E as Element>::Acc>) {
+        debug_assert_eq!(rows.heads.len(), AHEAD);
+        // SAFETY: the caller guarantees what the function demands, and the number of rows.
+        unsafe { K::results::<BACKWARD, false, STREAM>(&rows.common(), AHEAD, scales) }
+    }
+}
+
+/// [`each_row`] of rows of one common length, with the norm before the rotation.
+struct Common<K, const BACKWARD: bool, const STREAM: bool>(PhantomData<K>);
+
+impl<K: Work, const BACKWARD: bool, const STREAM: bool> vector::Kernel
+    for Common<K, BACKWARD, STREAM>
+{
+    type Args<'a> = &'a NormTile<K::E>;
+    #[inline(always)]
+    unsafe fn run(tile: &NormTile<K::E>) {
+        let steps = Inlined::<K, BACKWARD, STREAM>(PhantomData);
+        let narrow = <K::M as Memory<K::E>>::N < WIDEST;
+        // SAFETY: the caller guarantees the tile, whose rows have the length, and the instructions.
+        unsafe {
+            each_row(tile, Shape::COMMON, steps, [BACKWARD, false], narrow);
+            if STREAM {
+                <K::M as Memory<K::E>>::Register::fence();
+            }
+        }
+    }
+}
+
+/// Takes the rows in memory order, a group of heads at a time, as the rotation does.
+///
+/// # Safety
+/// As [`Steps`].
+#[inline(always)]
+unsafe fn each_row<E: Element, S: Steps<E>>(
+    tile: &NormTile<E>,
+    shape: Shape,
+    steps: S,
+    [backward, after]: [bool; 2],
+    narrow: bool,
+) {
+    let own = tile.head_coefficients > 0;
+    let (group, ahead) = match (tile.is_heads_outside(), own) {
+        (_, true) => (1, 1),
+        // Twice as many where one tensor is read, not two, as their rows share cache sets, and
+        // where registers are widest.
+        (true, false) if backward || narrow => (HEADS_OUTSIDE_GROUP, AHEAD),
+        (true, false) => (2 * HEADS_OUTSIDE_GROUP, AHEAD),
+        (false, false) => (tile.heads.max(1), AHEAD),
+    };
+    let mut queue = Queue::<E>::new(backward, after);
+    // Factors and scratch rows of these rows, and of those before them.
+    let under_way = queue.under_way();
+    let (mut slot, mut turn) = (0, 0);
+    let mut factors = tile.factors;
+    let mut partials = Partials([[[E::Acc::ZERO; WIDEST]; AHEAD]; 2]);
+    let (mut first, mut token, mut head) = (0, 0, 0);
+    let mut left = under_way;
+    // One loop for rows that begin and rows that are left: the steps are inlined in it once.
+    while left > 1 {
+        let end = (first + group).min(tile.heads);
+        let rows = if first < tile.heads && tile.tokens > 0 {
+            if head == first {
+                let values = token * tile.coefficients.stride + first * tile.head_coefficients;
+                factors = tile.factors.wrapping_add(slot * factors_len(tile.geometry));
+                slot = (slot + 1) % under_way;
+                // SAFETY: the caller guarantees the tile, whose tokens and heads these are, with
+                // room for the factors of as many tokens as are under way.
+                unsafe {
+                    steps.prepare(Factors {
+                        by: tile.coefficients.skip(values),
+                        to: factors,
+                        tile,
+                        shape,
+                    });
+                }
+            }
+            let rows = Rows {
+                tile,
+                shape,
+                token,
+                heads: head..(head + ahead).min(end),
+                factors,
+                scratch: tile.scratch.wrapping_add(turn * 2 * AHEAD * shape.dim),
+            };
+            turn = (turn + 1) % under_way;
+            head = rows.heads.end;
+            if head == end {
+                token += 1;
+                if token == tile.tokens {
+                    (first, token) = (end, 0);
+                }
+                head = first;
+            }
+            Some(rows)
+        } else {
+            left -= 1;
+            None
+        };
+        // SAFETY: these are rows of the caller's tile, with scratch rows for as many turns as are
+        // under way.
+        unsafe {
+            let totals = steps.totals(&partials);
+            let (due, scales) = queue.turn(rows.clone(), totals, tile, shape.dim);
+            if let Some(rows) = rows {
+                steps.sums(&rows, &mut partials);
+            }
+            if let Some(due) = due {
+                steps.results(&due, &scales);
+            }
+        }
+    }
+}
+
+/// [`each_row`] of rows of any length, once for all instructions.
+///
+/// # Safety
+/// As [`Steps`].
+#[inline(never)]
+unsafe fn any_length<E: Element>(tile: &NormTile<E>, steps: Calls<E>, narrow: bool) {
+    // SAFETY: the caller guarantees what the steps demand.
+    unsafe {
+        let order = [tile.dy.is_some(), tile.after];
+        each_row(tile, Shape::of(tile), steps, order, narrow);
+    }
+}
+
 /// The algorithm for one way in which the forward reads and writes pairs, with scratch rows as `W`
 /// reads and writes them.
 ///
@@ -75,44 +377,6 @@ impl<W: Memory<A>, A: Real> Memory<A> for Raw<W> {
 /// Of every function: the processor has the instructions of `M`; a tile is as
 /// [`norm_tile`](super::norm_tile) demands, and a row is one of its rows.
 pub(super) struct Kernel<M, W, E, Read, Write>(PhantomData<(M, W, E, Read, Write)>);
-
-/// [`Kernel::each_row`] of a tile, with the same conditions.
-struct EachRow<
-    't,
-    K,
-    E: Element,
-    const DIM: usize,
-    const BACKWARD: bool,
-    const AFTER: bool,
-    const STREAM: bool,
->(&'t NormTile<E>, PhantomData<K>);
-
-impl<
-    M,
-    W,
-    E,
-    Read,
-    Write,
-    const DIM: usize,
-    const BACKWARD: bool,
-    const AFTER: bool,
-    const STREAM: bool,
-> vector::Kernel for EachRow<'_, Kernel<M, W, E, Read, Write>, E, DIM, BACKWARD, AFTER, STREAM>
-where
-    M: Memory<E>,
-    W: Memory<E::Acc, Register = M::Register>,
-    E: Element,
-    Read: Order,
-    Write: Order,
-{
-    #[inline(always)]
-    unsafe fn run(self) {
-        // SAFETY: the caller guarantees the tile and the instructions.
-        unsafe {
-            Kernel::<M, W, E, Read, Write>::each_row::<DIM, BACKWARD, AFTER, STREAM>(self.0);
-        }
-    }
-}
 
 // No closures around loads, stores and arithmetic: see `tile`.
 impl<M, E, Read, Write> Kernel<M, M::Wide, E, Read, Write>
@@ -122,38 +386,57 @@ where
     Read: Order,
     Write: Order,
 {
-    pub(super) unsafe fn tile(tile: &NormTile<E>) {
-        let stream = M::Register::STREAMS
-            && Read::ZIPPED == Write::ZIPPED
-            && tile.stream
-            && tile.starts_lines();
-        // The length of most models in code of its own.
-        let common = M::Register::LONGEST > 0
-            && Read::ZIPPED == Write::ZIPPED
-            && Shape::of::<0, E>(tile).is::<128>();
-        // SAFETY: the caller guarantees the tile and the instructions; `stream` implies that runs
-        // start and fill cache lines.
+    /// The norm after the rotation.
+    pub(super) unsafe fn after(tile: &NormTile<E>) {
+        // SAFETY: the caller guarantees the tile and the instructions.
         unsafe {
-            match (tile.dy, tile.after) {
-                (None, false) if common && stream => Self::launch::<128, false, false, true>(tile),
-                (None, false) if common => Self::launch::<128, false, false, false>(tile),
-                (None, false) if stream => Self::launch::<0, false, false, true>(tile),
-                (None, false) => Self::launch::<0, false, false, false>(tile),
-                (None, true) => Self::launch::<0, false, true, false>(tile),
-                (Some(_), false) if common && M::UNZIPS => {
-                    let raw = Kernel::<M, Raw<M::Wide>, E, Read, Write>::common_backward;
-                    raw(tile, stream);
+            if tile.dy.is_none() {
+                any_length(tile, Self::calls::<false, true>(), Self::NARROW);
+            } else {
+                any_length(tile, Self::calls::<true, true>(), Self::NARROW);
+            }
+        }
+    }
+
+    /// The norm before the rotation.
+    pub(super) unsafe fn before(tile: &NormTile<E>) {
+        // SAFETY: the caller guarantees the tile and the instructions.
+        unsafe {
+            if tile.dy.is_none() {
+                any_length(tile, Self::calls::<false, false>(), Self::NARROW);
+            } else {
+                any_length(tile, Self::calls::<true, false>(), Self::NARROW);
+            }
+        }
+    }
+
+    /// [`before`](Self::before), where the length of most models has code of its own.
+    pub(super) unsafe fn common_before(tile: &NormTile<E>) {
+        let common = M::Register::COMMON_LENGTHS
+            && Shape::of(tile).is_common()
+            && tile.heads.is_multiple_of(AHEAD)
+            && tile.head_coefficients == 0;
+        if !common {
+            // SAFETY: the caller guarantees the tile and the instructions.
+            return unsafe { Self::before(tile) };
+        }
+        let stream = M::Register::STREAMS && tile.stream && tile.starts_lines();
+        // SAFETY: the caller guarantees the tile and the instructions; the rows have the length;
+        // `stream` implies that they start and fill cache lines.
+        unsafe {
+            match (tile.dy.is_some(), stream) {
+                (false, false) => M::run::<Common<Self, false, false>>(tile),
+                (false, true) => M::run::<Common<Self, false, true>>(tile),
+                _ if M::UNZIPS => {
+                    Kernel::<M, Raw<M::Wide>, E, Read, Write>::common_backward(tile, stream);
                 }
-                (Some(_), false) if common => Self::common_backward(tile, stream),
-                (Some(_), false) if stream => Self::launch::<0, true, false, true>(tile),
-                (Some(_), false) => Self::launch::<0, true, false, false>(tile),
-                (Some(_), true) => Self::launch::<0, true, true, false>(tile),
+                _ => Self::common_backward(tile, stream),
             }
         }
     }
 }
 
-impl<M, W, E, Read, Write> Kernel<M, W, E, Read, Write>
+impl<M, W, E, Read, Write> Work for Kernel<M, W, E, Read, Write>
 where
     M: Memory<E>,
     W: Memory<E::Acc, Register = M::Register>,
@@ -161,157 +444,17 @@ where
     Read: Order,
     Write: Order,
 {
-    /// Whether x is read again where it is needed again, not written widened.
-    const READS_AGAIN: bool = M::UNZIPS && W::UNZIPS;
-    /// Whether the forward writes x widened with its squares, and rotates that.
-    const KEEPS_WIDE: bool = M::KEEPS_WIDE && Read::ZIPPED == Write::ZIPPED;
+    type E = E;
+    type M = M;
 
-    /// Whether registers are not the widest. Where tokens are inside, other orders are then faster:
-    /// measured on Zen 3, where AVX2 rotates, and on Zen 4 and Xeons, where AVX-512 does; not with
-    /// NEON.
-    const NARROW: bool = M::N < WIDEST;
-
-    /// Bytes from a row that is read to the one that is fetched with it, into the second-level
-    /// cache, if one is: the processor's own look-ahead is too short for what is computed in
-    /// between, and the first level has too few lines under way at a time to wait for memory with
-    /// them.
     #[inline(always)]
-    fn fetched<const BACKWARD: bool>(tile: &NormTile<E>) -> Option<usize> {
-        let narrow_outside = Self::NARROW && tile.is_heads_outside();
-        match BACKWARD {
-            // Wide elements have the forward wait for memory alone, and there the processor's own
-            // look-ahead is faster.
-            false if size_of::<E>() >= 4 => None,
-            false if narrow_outside => Some(1024),
-            // Four heads of two tensors are eight stretches of memory: the processor follows them
-            // as long as nothing else asks for their lines first.
-            true if narrow_outside => None,
-            _ => Some(4096),
-        }
-    }
-
-    /// The backward of rows of 128 channels, the norm before the rotation.
-    unsafe fn common_backward(tile: &NormTile<E>, stream: bool) {
-        // SAFETY: the caller guarantees the tile and the instructions.
-        unsafe {
-            if stream {
-                Self::launch::<128, true, false, true>(tile);
-            } else {
-                Self::launch::<128, true, false, false>(tile);
-            }
-        }
-    }
-
-    /// [`each_row`](Self::each_row), in a function of its own.
-    unsafe fn launch<
-        const DIM: usize,
-        const BACKWARD: bool,
-        const AFTER: bool,
-        const STREAM: bool,
-    >(
-        tile: &NormTile<E>,
-    ) {
-        // SAFETY: the caller guarantees the tile and the instructions.
-        unsafe {
-            M::run(EachRow::<Self, E, DIM, BACKWARD, AFTER, STREAM>(
-                tile,
-                PhantomData,
-            ))
-        }
-    }
-
-    /// Takes the rows in memory order, a group of heads at a time, as the rotation does.
-    #[inline(always)]
-    unsafe fn each_row<
-        const DIM: usize,
-        const BACKWARD: bool,
-        const AFTER: bool,
-        const STREAM: bool,
-    >(
-        tile: &NormTile<E>,
-    ) {
-        let shape = Shape::of::<DIM, E>(tile);
-        let own = tile.head_coefficients > 0;
-        let (group, ahead) = match (tile.is_heads_outside(), own) {
-            (_, true) => (1, 1),
-            // Twice as many where one tensor is read, not two, as their rows share cache sets, and
-            // where registers are widest.
-            (true, false) if BACKWARD || Self::NARROW => (HEADS_OUTSIDE_GROUP, AHEAD),
-            (true, false) => (2 * HEADS_OUTSIDE_GROUP, AHEAD),
-            (false, false) => (tile.heads.max(1), AHEAD),
-        };
-        // Factors and scratch rows of these rows, and of those before them.
-        let (mut slot, mut turn) = (0, 0);
-        let under_way = Queue::<E, BACKWARD, AFTER>::UNDER_WAY;
-        let mut queue = Queue::<E, BACKWARD, AFTER>::new();
-        let mut partials = Partials([[[E::Acc::ZERO; WIDEST]; AHEAD]; 2]);
-        for first in (0..tile.heads).step_by(group) {
-            let end = (first + group).min(tile.heads);
-            for token in 0..tile.tokens {
-                let values = token * tile.coefficients.stride + first * tile.head_coefficients;
-                let coefficients = tile.coefficients.skip(values);
-                let factors = tile.factors.wrapping_add(slot * factors_len(tile.geometry));
-                slot = (slot + 1) % under_way;
-                // SAFETY: the caller guarantees the tile, whose tokens and heads these are, with
-                // room for the factors of as many tokens, and the scratch rows of as many turns, as
-                // are under way.
-                unsafe {
-                    Self::prepare::<BACKWARD, AFTER>(coefficients, factors, tile, shape);
-                    for head in (first..end).step_by(ahead) {
-                        let rows = Rows {
-                            tile,
-                            shape,
-                            token,
-                            heads: head..(head + ahead).min(end),
-                            factors,
-                            scratch: tile.scratch.wrapping_add(turn * 2 * AHEAD * shape.dim),
-                        };
-                        turn = (turn + 1) % under_way;
-                        let next = Some(rows.clone());
-                        let (due, scales) = queue.turn::<M>(next, &partials, tile, shape.dim);
-                        // A known number of rows, in the code that most models run.
-                        if DIM > 0 && rows.heads.len() == AHEAD {
-                            Self::sums::<BACKWARD, AFTER>(&rows, AHEAD, &mut partials);
-                        } else {
-                            Self::sums::<BACKWARD, AFTER>(&rows, rows.heads.len(), &mut partials);
-                        }
-                        match due {
-                            Some(rows) if DIM > 0 && rows.heads.len() == AHEAD => {
-                                Self::results::<BACKWARD, AFTER, STREAM>(&rows, AHEAD, scales);
-                            }
-                            Some(rows) => {
-                                let count = rows.heads.len();
-                                Self::results::<BACKWARD, AFTER, STREAM>(&rows, count, scales);
-                            }
-                            None => {}
-                        }
-                    }
-                }
-            }
-        }
-        for _ in 1..under_way {
-            // SAFETY: these are the last rows of the caller's tile.
-            unsafe {
-                if let (Some(rows), scales) = queue.turn::<M>(None, &partials, tile, shape.dim) {
-                    let count = rows.heads.len();
-                    Self::results::<BACKWARD, AFTER, STREAM>(&rows, count, scales);
-                }
-            }
-        }
-        if STREAM {
-            // SAFETY: the caller guarantees the instructions.
-            unsafe { M::Register::fence() }
-        }
-    }
-
-    /// Writes what the pairs of rows with these coefficients are multiplied by.
-    #[inline(always)]
-    unsafe fn prepare<const BACKWARD: bool, const AFTER: bool>(
-        by: Coefficients<E::Acc>,
-        factors: *mut E::Acc,
-        tile: &NormTile<E>,
-        shape: Shape,
-    ) {
+    unsafe fn prepare<const BACKWARD: bool, const AFTER: bool>(factors: Factors<'_, E>) {
+        let Factors {
+            by,
+            to: factors,
+            tile,
+            shape,
+        } = factors;
         // SAFETY: the caller guarantees coefficients of all pairs, and room; the weights of pairs
         // follow those of channels.
         unsafe {
@@ -342,8 +485,6 @@ where
         }
     }
 
-    /// Writes the partial sums of each of `count` rows: of its squares, and in the backward of its
-    /// products.
     #[inline(always)]
     unsafe fn sums<const BACKWARD: bool, const AFTER: bool>(
         rows: &Rows<'_, E>,
@@ -394,12 +535,11 @@ where
         }
     }
 
-    /// Writes the results of `count` rows by their scales.
     #[inline(always)]
     unsafe fn results<const BACKWARD: bool, const AFTER: bool, const STREAM: bool>(
         rows: &Rows<'_, E>,
         count: usize,
-        [rstds, by_x]: Scales<E::Acc>,
+        [rstds, by_x]: &Scales<E::Acc>,
     ) {
         let (tile, dim) = (rows.tile, rows.shape.dim);
         // SAFETY: as in `sums`, whose scratch rows these are.
@@ -408,7 +548,7 @@ where
             let scratch = (first.scratch, dim);
             let scales = [&rstds[..count], &by_x[..count]];
             match (BACKWARD, AFTER) {
-                (false, false) => Self::before::<STREAM>(rows, scales[0]),
+                (false, false) => Self::forward::<STREAM>(rows, scales[0]),
                 (false, true) => {
                     for (i, rstd) in scales[0].iter().enumerate() {
                         let Row { scratch, to, .. } = rows.row(i);
@@ -444,6 +584,75 @@ where
                         Self::turn_back(&rows.row(i));
                     }
                 }
+            }
+        }
+    }
+}
+
+impl<M, W, E, Read, Write> Kernel<M, W, E, Read, Write>
+where
+    M: Memory<E>,
+    W: Memory<E::Acc, Register = M::Register>,
+    E: Element,
+    Read: Order,
+    Write: Order,
+{
+    /// Whether x is read again where it is needed again, not written widened.
+    const READS_AGAIN: bool = M::UNZIPS && W::UNZIPS;
+    /// Whether the forward writes x widened with its squares, and rotates that.
+    const KEEPS_WIDE: bool = M::KEEPS_WIDE;
+    /// Whether registers are not the widest. Where tokens are inside, other orders are then faster:
+    /// measured on Zen 3, where AVX2 rotates, and on Zen 4 and Xeons, where AVX-512 does; not with
+    /// NEON.
+    const NARROW: bool = M::N < WIDEST;
+
+    /// Bytes from a row that is read to the one that is fetched with it, into the second-level
+    /// cache, if one is: the processor's own look-ahead is too short for what is computed in
+    /// between, and the first level has too few lines under way at a time to wait for memory with
+    /// them.
+    #[inline(always)]
+    fn fetched<const BACKWARD: bool>(tile: &NormTile<E>) -> Option<usize> {
+        let narrow_outside = Self::NARROW && tile.is_heads_outside();
+        match BACKWARD {
+            // Wide elements have the forward wait for memory alone, and there the processor's own
+            // look-ahead is faster.
+            false if size_of::<E>() >= 4 => None,
+            false if narrow_outside => Some(1024),
+            // Four heads of two tensors are eight stretches of memory: the processor follows them
+            // as long as nothing else asks for their lines first.
+            true if narrow_outside => None,
+            _ => Some(4096),
+        }
+    }
+
+    /// The steps in functions of their own. Where the orders of pairs do not matter, they are the
+    /// same functions for all of them.
+    fn calls<const BACKWARD: bool, const AFTER: bool>() -> Calls<E> {
+        type Any<M, W, E> = Kernel<M, W, E, Split, Split>;
+        Calls {
+            prepare: M::run::<Prepare<Self, BACKWARD, AFTER>>,
+            sums: if BACKWARD || AFTER {
+                M::run::<Sums<Self, BACKWARD, AFTER>>
+            } else {
+                M::run::<Sums<Any<M, W, E>, BACKWARD, AFTER>>
+            },
+            totals: M::run::<Totals<M, E>>,
+            results: if BACKWARD == AFTER {
+                M::run::<Results<Self, BACKWARD, AFTER>>
+            } else {
+                M::run::<Results<Any<M, W, E>, BACKWARD, AFTER>>
+            },
+        }
+    }
+
+    /// The backward of rows of the common length, the norm before the rotation.
+    unsafe fn common_backward(tile: &NormTile<E>, stream: bool) {
+        // SAFETY: the caller guarantees the tile and the instructions.
+        unsafe {
+            if stream {
+                M::run::<Common<Self, true, true>>(tile);
+            } else {
+                M::run::<Common<Self, true, false>>(tile);
             }
         }
     }
@@ -492,7 +701,7 @@ where
 
     /// y = R (x * rstd * w).
     #[inline(always)]
-    unsafe fn before<const STREAM: bool>(rows: &Rows<'_, E>, rstds: &[E::Acc]) {
+    unsafe fn forward<const STREAM: bool>(rows: &Rows<'_, E>, rstds: &[E::Acc]) {
         let (tile, shape) = (rows.tile, rows.shape);
         let Shape { dim, start, .. } = shape;
         let end = shape.end();

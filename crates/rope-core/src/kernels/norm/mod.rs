@@ -43,6 +43,7 @@ mod turn;
 
 use self::kernel::Kernel;
 use super::order::{Split, Zipped};
+use super::portable::Portable;
 use super::tile::{Coefficients, LINE_BYTES, starts_lines};
 use super::vector::Memory;
 use crate::element::Element;
@@ -177,13 +178,26 @@ impl<E: Element> NormTile<E> {
 ///   [`factors_len`], and in the backward `dweight` of `head_dim` for each block of tokens by its
 ///   stride; none overlaps anything else
 pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
+    type Any<E, Read, Write> = Kernel<Portable<4>, Portable<4>, E, Read, Write>;
     debug_assert!(tile.is_sound());
     // SAFETY: the caller guarantees what the kernels demand of a tile.
     unsafe {
-        match tile.geometry.pairing() {
-            Pairing::Half | Pairing::Quarter => Kernel::<M, M::Wide, E, Split, Split>::tile(tile),
-            Pairing::Adjacent => Kernel::<M, M::Wide, E, Zipped, Zipped>::tile(tile),
-            Pairing::InterleaveHalf => Kernel::<M, M::Wide, E, Zipped, Split>::tile(tile),
+        match (tile.geometry.pairing(), tile.after) {
+            (Pairing::Half | Pairing::Quarter, false) => {
+                Kernel::<M, M::Wide, E, Split, Split>::common_before(tile);
+            }
+            (Pairing::Half | Pairing::Quarter, true) => {
+                Kernel::<M, M::Wide, E, Split, Split>::after(tile);
+            }
+            (Pairing::Adjacent, false) => {
+                Kernel::<M, M::Wide, E, Zipped, Zipped>::common_before(tile);
+            }
+            (Pairing::InterleaveHalf, false) => {
+                Kernel::<M, M::Wide, E, Zipped, Split>::before(tile);
+            }
+            // No model has these.
+            (Pairing::Adjacent, true) => Any::<E, Zipped, Zipped>::after(tile),
+            (Pairing::InterleaveHalf, true) => Any::<E, Zipped, Split>::after(tile),
         }
     }
 }
@@ -202,32 +216,28 @@ struct Shape {
 }
 
 impl Shape {
-    /// The tile's; if `DIM` is not zero, that of one run of `DIM` rotated channels, which the
-    /// compiler then knows.
-    #[inline(always)]
-    fn of<const DIM: usize, E: Element>(tile: &NormTile<E>) -> Self {
+    /// One run of 128 rotated channels, as most models have.
+    const COMMON: Self = Self {
+        dim: 128,
+        start: 0,
+        pairs: 64,
+        run: 64,
+    };
+
+    /// The tile's.
+    fn of<E: Element>(tile: &NormTile<E>) -> Self {
         let geometry = tile.geometry;
-        let shape = Self {
+        Self {
             dim: geometry.head_dim(),
             start: geometry.rotary_offset(),
             pairs: geometry.pairs(),
             run: tile.run(),
-        };
-        if DIM == 0 {
-            return shape;
-        }
-        debug_assert!((shape.dim, shape.run) == (DIM, DIM / 2));
-        Self {
-            dim: DIM,
-            start: 0,
-            pairs: DIM / 2,
-            run: DIM / 2,
         }
     }
 
-    /// Whether it is one run of `DIM` rotated channels.
-    fn is<const DIM: usize>(&self) -> bool {
-        (self.dim, self.run) == (DIM, DIM / 2)
+    /// Whether it is [`COMMON`](Self::COMMON).
+    fn is_common(self) -> bool {
+        (self.dim, self.run) == (Self::COMMON.dim, Self::COMMON.run)
     }
 
     /// The end of the rotated channels.

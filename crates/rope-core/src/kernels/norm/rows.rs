@@ -33,7 +33,17 @@ pub(super) struct Rows<'t, E: Element> {
     pub(super) scratch: *mut E::Acc,
 }
 
-impl<E: Element> Rows<'_, E> {
+impl<'t, E: Element> Rows<'t, E> {
+    /// These, of a length that the compiler knows.
+    #[inline(always)]
+    pub(super) fn common(&self) -> Rows<'t, E> {
+        debug_assert!(self.shape.is_common());
+        Rows {
+            shape: Shape::COMMON,
+            ..self.clone()
+        }
+    }
+
     /// What the gradients of the weights are added to.
     #[inline(always)]
     pub(super) fn dweight(&self) -> *mut E::Acc {
@@ -75,53 +85,56 @@ pub(super) const WIDEST: usize = 16;
 #[repr(align(64))]
 pub(super) struct Partials<A>(pub(super) [[[A; WIDEST]; AHEAD]; 2]);
 
-/// The sums of rows' squares and of h * x; then what rows are multiplied by, see [`scales`]. Of
-/// rows that there are not, any number.
+/// The sums of rows' squares and of h * x; then what rows are multiplied by, see [`scales`]. Entries
+/// of missing rows are unspecified.
 pub(super) type Scales<A> = [[A; AHEAD]; 2];
 
 /// Rows whose sums are made, and whose results are not written yet.
-pub(super) struct Queue<'t, E: Element, const BACKWARD: bool, const AFTER: bool> {
+pub(super) struct Queue<'t, E: Element> {
     /// The latest rows, then those before them.
     rows: [Option<Rows<'t, E>>; 2],
     /// The sums of the rows before the latest, added up.
     totals: Scales<E::Acc>,
+    /// Whether sums are added up in one turn, and their roots taken in the next.
+    apart: bool,
 }
 
-impl<'t, E: Element, const BACKWARD: bool, const AFTER: bool> Queue<'t, E, BACKWARD, AFTER> {
-    /// Whether sums are added up in one turn, and their roots taken in the next: the processor
-    /// keeps what waits for a chain of instructions, and there is room for one chain or the other,
-    /// not for both, beside what narrow elements take to convert. Those of 32 bits and the backward
-    /// have more in between; there rows that are under way longer only leave the first-level cache.
-    const APART: bool = !BACKWARD && !AFTER && size_of::<E>() < 4;
-    /// Turns of rows under way at a time.
-    pub(super) const UNDER_WAY: usize = if Self::APART { TURNS } else { 2 };
-
-    pub(super) fn new() -> Self {
+impl<'t, E: Element> Queue<'t, E> {
+    /// A queue for one direction and order of the norm.
+    ///
+    /// The processor keeps what waits for a chain of instructions, and there is room for one chain
+    /// or the other, not for both, beside what narrow elements take to convert. Those of 32 bits
+    /// and the backward have more in between; there rows that are under way longer only leave the
+    /// first-level cache.
+    #[inline(always)]
+    pub(super) fn new(backward: bool, after: bool) -> Self {
         Self {
             rows: [None, None],
             totals: [[E::Acc::ZERO; AHEAD]; 2],
+            apart: !backward && !after && size_of::<E>() < 4,
         }
     }
 
-    /// Takes the next rows, whose sums are to be made now; returns the rows that are due and their
-    /// scales.
-    ///
-    /// # Safety
-    /// The processor has the instructions of `M`, whose registers wrote the partial sums.
+    /// Turns of rows under way at a time.
     #[inline(always)]
-    pub(super) unsafe fn turn<M: Memory<E>>(
+    pub(super) fn under_way(&self) -> usize {
+        if self.apart { TURNS } else { 2 }
+    }
+
+    /// Takes the next rows, whose sums are to be made now, and the totals of those before; returns
+    /// the rows that are due and their scales.
+    #[inline(always)]
+    pub(super) fn turn(
         &mut self,
         rows: Option<Rows<'t, E>>,
-        partials: &Partials<E::Acc>,
+        totals: Scales<E::Acc>,
         tile: &NormTile<E>,
         dim: usize,
     ) -> (Option<Rows<'t, E>>, Scales<E::Acc>) {
         let latest = replace(&mut self.rows[0], rows);
         // The compiler would move these to where they are used. Apart from each other, as it would
         // read them across the ends of what it wrote.
-        // SAFETY: the caller guarantees the instructions.
-        let totals = unsafe { totals::<M, E>(partials) };
-        if Self::APART {
+        if self.apart {
             let scales = scales(self.totals, tile, dim).map(black_box);
             self.totals = totals.map(black_box);
             (replace(&mut self.rows[1], latest), scales)
@@ -136,7 +149,9 @@ impl<'t, E: Element, const BACKWARD: bool, const AFTER: bool> Queue<'t, E, BACKW
 /// # Safety
 /// The processor has the instructions of `M`, whose registers wrote the partial sums.
 #[inline(always)]
-unsafe fn totals<M: Memory<E>, E: Element>(partials: &Partials<E::Acc>) -> Scales<E::Acc> {
+pub(super) unsafe fn totals<M: Memory<E>, E: Element>(
+    partials: &Partials<E::Acc>,
+) -> Scales<E::Acc> {
     const { assert!(M::N <= WIDEST) };
     let mut totals = [[E::Acc::ZERO; AHEAD]; 2];
     for (totals, [a, b, c, d]) in totals.iter_mut().zip(&partials.0) {

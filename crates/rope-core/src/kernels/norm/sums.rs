@@ -1,5 +1,7 @@
 //! Sums over the channels of a row.
 
+use std::hint::black_box;
+
 use crate::element::{Element, Real};
 use crate::kernels::vector::{Memory, Register};
 
@@ -7,6 +9,18 @@ use crate::kernels::vector::{Memory, Register};
 const SUMS: usize = 32;
 /// Registers that hold them, at most: those of four values.
 const SUM_REGISTERS: usize = 8;
+
+/// The registers that hold the partial sums. The compiler unrolls loops over them only where they
+/// are registers of the processor: portable ones would be kilobytes of code.
+#[inline(always)]
+fn registers<R: Register>() -> usize {
+    let registers = SUMS / R::N;
+    if R::COMMON_LENGTHS {
+        registers
+    } else {
+        black_box(registers)
+    }
+}
 
 /// The partial sums in one register: each half is added to the other until one is left. If they are
 /// `unzipped`, every two registers hold those of values at even and at odd indices; the last two
@@ -92,7 +106,10 @@ unsafe fn add_squares<M: Memory<E>, E: Element>(
     x: *const E,
     wide: Option<*mut E::Acc>,
 ) {
-    for (k, sums) in sums[..SUMS / M::N].chunks_exact_mut(2).enumerate() {
+    for (k, sums) in sums[..registers::<M::Register>()]
+        .chunks_exact_mut(2)
+        .enumerate()
+    {
         // SAFETY: the caller guarantees `SUMS` elements, and the instructions.
         unsafe {
             let x = two::<M, E>(x.add(2 * k * M::N), M::UNZIPS);
@@ -178,7 +195,7 @@ unsafe fn add_products<X, G, A, B>(
     B: Element<Acc = A::Acc>,
 {
     // By index: the compiler then keeps the sums in registers.
-    for k in (0..SUMS / X::N).step_by(2) {
+    for k in (0..registers::<X::Register>()).step_by(2) {
         // SAFETY: the caller guarantees `SUMS` elements, and the instructions.
         unsafe {
             let apart = unzips::<X, G, A, B>();

@@ -109,7 +109,6 @@ impl Register for F32x8 {
     type Value = f32;
     const N: usize = 8;
     const STREAMS: bool = true;
-    const LONGEST: usize = 8;
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
@@ -216,11 +215,21 @@ impl Register for F32x8 {
 /// AVX2, FMA and F16C.
 pub(in crate::kernels) struct Avx2;
 
+impl Avx2 {
+    /// Whether the processor has the instructions.
+    pub(in crate::kernels) fn is_available() -> bool {
+        is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+    }
+}
+
 impl Instructions for Avx2 {
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn run<K: Kernel>(kernel: K) {
+    #[inline(never)]
+    unsafe fn run<K: Kernel>(args: K::Args<'_>) {
         // SAFETY: the caller guarantees the instructions, and what the kernel demands.
-        unsafe { kernel.run() }
+        unsafe { K::run(args) }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::hint::cold_path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::{bf16, f16};
 
@@ -13,22 +14,33 @@ use crate::kernels::vector::{Instructions, Kernel, Memory, Register};
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct F32x16(__m512);
 
-/// AVX-512 F, BW and DQ, AVX2, FMA and F16C; with `BF16` also AVX-512's conversions to bf16.
-pub(in crate::kernels) struct Avx512<const BF16: bool>;
+/// AVX-512 F, BW and DQ, AVX2, FMA and F16C; and AVX-512's conversions to bf16 where
+/// [`CONVERTS_BF16`] says so.
+pub(in crate::kernels) struct Avx512;
 
-impl Instructions for Avx512<false> {
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx2,fma,f16c")]
-    unsafe fn run<K: Kernel>(kernel: K) {
-        // SAFETY: the caller guarantees the instructions, and what the kernel demands.
-        unsafe { kernel.run() }
+/// Whether the processor has AVX-512's conversions to bf16: a branch, as kernels for both would be
+/// compiled twice.
+static CONVERTS_BF16: AtomicBool = AtomicBool::new(false);
+
+impl Avx512 {
+    /// Whether the processor has the instructions. No kernel runs with them before this was asked.
+    pub(in crate::kernels) fn is_available() -> bool {
+        let available = Avx2::is_available()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq");
+        let converts = available && is_x86_feature_detected!("avx512bf16");
+        CONVERTS_BF16.store(converts, Ordering::Relaxed);
+        available
     }
 }
 
-impl Instructions for Avx512<true> {
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
-    unsafe fn run<K: Kernel>(kernel: K) {
+impl Instructions for Avx512 {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx2,fma,f16c")]
+    #[inline(never)]
+    unsafe fn run<K: Kernel>(args: K::Args<'_>) {
         // SAFETY: the caller guarantees the instructions, and what the kernel demands.
-        unsafe { kernel.run() }
+        unsafe { K::run(args) }
     }
 }
 
@@ -46,25 +58,17 @@ unsafe fn round_bf16(values: __m512) -> __m512i {
 
 /// Rounds two times two registers and writes each two interleaved.
 ///
-/// The processor's conversion rounds to nearest even and keeps NaN quiet, as ours does, but takes
-/// subnormal numbers for zero: registers in which anything came out as zero are left to ours.
-///
 /// # Safety
 /// Both destinations are valid for writes of 32 elements, aligned to 64 bytes if `STREAM`; the
-/// processor has AVX-512, with `BF16` also its conversions to bf16.
+/// processor has AVX-512.
 #[inline(always)]
-unsafe fn store_zipped<const BF16: bool, const STREAM: bool>(
-    x: [[F32x16; 2]; 2],
-    to: [*mut bf16; 2],
-) where
-    Avx512<BF16>: Instructions,
-{
+unsafe fn store_zipped<const STREAM: bool>(x: [[F32x16; 2]; 2], to: [*mut bf16; 2]) {
     debug_assert!(to.iter().all(|to| to.is_aligned()));
     let [[a, b], [c, d]] = x;
     // SAFETY: the caller guarantees the instructions and 32 writable elements at each destination,
     // aligned for whole registers if `STREAM`.
     unsafe {
-        if BF16 {
+        if CONVERTS_BF16.load(Ordering::Relaxed) {
             let (first, second) = (narrow(a.0, b.0), narrow(c.0, d.0));
             if !any_zero(first, second) {
                 put::<STREAM>(to[0].cast(), _mm512_permutexvar_epi16(zip(), first));
@@ -73,8 +77,8 @@ unsafe fn store_zipped<const BF16: bool, const STREAM: bool>(
             }
             cold_path();
         }
-        Avx512::<BF16>::store_pairs::<STREAM>(x[0], to[0]);
-        Avx512::<BF16>::store_pairs::<STREAM>(x[1], to[1]);
+        Avx512::store_pairs::<STREAM>(x[0], to[0]);
+        Avx512::store_pairs::<STREAM>(x[1], to[1]);
     }
 }
 
@@ -217,11 +221,11 @@ unsafe fn add_halves<const LOWER: i32, const UPPER: i32>(a: __m512, b: __m512) -
     }
 }
 
-impl Memory<f32> for Avx512<false> {
+impl Memory<f32> for Avx512 {
     type Register = F32x16;
     const SWAPS: bool = true;
     type Narrower = Avx2;
-    type Wide = Avx512<false>;
+    type Wide = Avx512;
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> F32x16 {
@@ -261,15 +265,12 @@ impl Memory<f32> for Avx512<false> {
     }
 }
 
-impl<const BF16: bool> Memory<bf16> for Avx512<BF16>
-where
-    Self: Instructions,
-{
+impl Memory<bf16> for Avx512 {
     type Register = F32x16;
     const DOUBLES: bool = true;
     const UNZIPS: bool = true;
     type Narrower = Avx2;
-    type Wide = Avx512<false>;
+    type Wide = Avx512;
 
     #[inline(always)]
     unsafe fn load(from: *const bf16) -> F32x16 {
@@ -294,8 +295,7 @@ where
         debug_assert!(to.is_aligned());
         // SAFETY: the caller guarantees the instructions and 32 writable elements.
         unsafe {
-            if BF16 {
-                // As in `store_zipped`: the conversion takes subnormal numbers for zero.
+            if CONVERTS_BF16.load(Ordering::Relaxed) {
                 let both = narrow(low.0, high.0);
                 if !any_zero(both, both) {
                     return put::<STREAM>(to.cast(), both);
@@ -315,19 +315,19 @@ where
     unsafe fn load_coefficients_double(from: *const f32) -> [F32x16; 2] {
         // SAFETY: the caller guarantees AVX-512 and 32 readable values. Values at even indices,
         // then those at odd ones, as `load_double`.
-        unsafe { Avx512::<false>::load_pairs(from) }
+        unsafe { <Self as Memory<f32>>::load_pairs(from) }
     }
     #[inline(always)]
     unsafe fn store_doubles<const STREAM: bool>(x: [[F32x16; 2]; 2], to: [*mut bf16; 2]) {
         // SAFETY: the caller guarantees the instructions and 32 writable elements at each
         // destination, aligned for whole registers if `STREAM`.
-        unsafe { store_zipped::<BF16, STREAM>(x, to) }
+        unsafe { store_zipped::<STREAM>(x, to) }
     }
     #[inline(always)]
     unsafe fn store_pairs_double<const STREAM: bool>(x: [[F32x16; 2]; 2], to: *mut bf16) {
         // SAFETY: the caller guarantees the instructions and 64 writable elements, aligned for
         // whole registers if `STREAM`: the second 32 follow the first.
-        unsafe { store_zipped::<BF16, STREAM>(x, [to, to.add(32)]) }
+        unsafe { store_zipped::<STREAM>(x, [to, to.add(32)]) }
     }
     #[inline(always)]
     unsafe fn load_pairs(from: *const bf16) -> [F32x16; 2] {
@@ -356,12 +356,12 @@ where
     }
 }
 
-impl Memory<f16> for Avx512<false> {
+impl Memory<f16> for Avx512 {
     type Register = F32x16;
     const SWAPS: bool = true;
     const KEEPS_WIDE: bool = true;
     type Narrower = Avx2;
-    type Wide = Avx512<false>;
+    type Wide = Avx512;
 
     #[inline(always)]
     unsafe fn load(from: *const f16) -> F32x16 {
@@ -456,9 +456,25 @@ unsafe fn any_zero(first: __m512i, second: __m512i) -> bool {
     }
 }
 
-/// bf16 of the first, then of the second.
-#[inline(always)]
+/// bf16 of the first, then of the second, rounded to nearest even as ours, but subnormal numbers
+/// become zero: registers in which anything came out as zero are left to ours.
+///
+/// # Safety
+/// The processor has AVX-512 F, and [`CONVERTS_BF16`] is set.
+#[inline]
+#[target_feature(enable = "avx512f")]
 unsafe fn narrow(first: __m512, second: __m512) -> __m512i {
-    // SAFETY: the caller guarantees AVX-512 BF16. Both types are 64 bytes of plain numbers.
-    unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(second, first)) }
+    let both: __m512i;
+    // SAFETY: the caller guarantees the instruction, VCVTNE2PS2BF16, which reads and writes
+    // registers alone. As assembly, since the code around it is compiled for processors without it.
+    unsafe {
+        asm!(
+            "vcvtne2ps2bf16 {both}, {second}, {first}",
+            both = lateout(zmm_reg) both,
+            first = in(zmm_reg) first,
+            second = in(zmm_reg) second,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    both
 }
