@@ -215,13 +215,16 @@ mod tests {
             None => (words, &[][..]),
         };
         let command = words.get(1).map_or("", String::as_str);
-        if command == "xtask" {
-            let usage = include_str!("../../xtask/src/main.rs");
+        let usages = [
+            ("xtask", include_str!("../../xtask/src/main.rs")),
+            ("xaudit", include_str!("../../../audit/src/main.rs")),
+        ];
+        if let Some((tool, usage)) = usages.iter().find(|(tool, _)| *tool == command) {
             let name = words.get(2).map_or("", String::as_str);
-            let is_known = !name.is_empty() && usage.contains(&format!("cargo xtask {name}"));
+            let is_known = !name.is_empty() && usage.contains(&format!("cargo {tool} {name}"));
             return is_known
                 .then_some(())
-                .ok_or(format!("xtask has no {name:?}"));
+                .ok_or(format!("{tool} has no {name:?}"));
         }
         let value = |option: &str| {
             let at = words.iter().position(|word| word == option)?;
@@ -370,6 +373,8 @@ mod tests {
             "cargo run -p none",
             "cargo run --features none",
             "cargo xtask none",
+            "cargo xtask vendor-headers",
+            "cargo xaudit none",
             "cargo run --release -- train --no-such",
         ] {
             assert!(fault(&statements(wrong)[0]).is_err(), "{wrong}");

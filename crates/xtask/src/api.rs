@@ -28,7 +28,7 @@ pub(crate) fn run(keep: bool) -> Result<String> {
         }
     }
     finish(
-        crate::cargo()
+        crate::cargo::cargo()
             .current_dir(&root)
             // As in continuous integration: with other flags it would document everything again.
             .env("RUSTDOCFLAGS", "-D warnings")

@@ -74,7 +74,7 @@ pub(crate) fn run() -> Result<String, ClaimsError> {
 
 /// Builds `mrope` as the page's commands do.
 fn program(root: &Path) -> Result<PathBuf, ClaimsError> {
-    let mut build = crate::cargo();
+    let mut build = crate::cargo::cargo();
     let arguments = ["build", "--release", "--locked", "--package=rope-cli"];
     build.current_dir(root).args(arguments);
     let io = |path: &str, source| ClaimsError::Io {
@@ -113,7 +113,7 @@ fn output(root: &Path, mrope: &Path, command: &str) -> Result<Output, ClaimsErro
     let mut words = command.split(' ');
     let mut process = match words.next() {
         Some("mrope") => Command::new(mrope),
-        _ => crate::cargo(),
+        _ => crate::cargo::cargo(),
     };
     let path = process.get_program().into();
     // Progress is for who waits.

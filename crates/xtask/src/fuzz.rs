@@ -97,7 +97,7 @@ fn known(root: &Path) -> Result<Vec<String>, FuzzError> {
 }
 
 fn build(root: &Path, folder: &Path, host: &str) -> Result<(), FuzzError> {
-    let mut command = crate::cargo();
+    let mut command = crate::cargo::cargo();
     command
         .current_dir(root.join("fuzz"))
         .env("RUSTFLAGS", format!("{COVERAGE} --cfg fuzzing"))

@@ -112,7 +112,7 @@ pub(crate) fn run() -> Result<String> {
     } = Published::find()?;
     let mut unfit: Vec<String> = published.iter().flat_map(manifest_faults).collect();
 
-    let mut package = crate::cargo();
+    let mut package = crate::cargo::cargo();
     package.current_dir(&root);
     package.args([
         "package",
@@ -181,7 +181,7 @@ pub(crate) fn run() -> Result<String> {
     write(&reader.join("src/main.rs"), &reader_program(&pages))?;
     let start = Instant::now();
     finish(
-        crate::cargo()
+        crate::cargo::cargo()
             .current_dir(&reader)
             .args(["run", "--offline", "--target-dir"])
             .arg(&target),
@@ -205,7 +205,8 @@ impl Published {
     /// Those that no manifest key keeps from being published.
     pub(crate) fn find() -> Result<Self> {
         let arguments = ["metadata", "--no-deps", "--offline", "--format-version=1"];
-        let metadata: Metadata = serde_json::from_str(&output(crate::cargo().args(arguments))?)?;
+        let metadata: Metadata =
+            serde_json::from_str(&output(crate::cargo::cargo().args(arguments))?)?;
         let mut packages = metadata.packages;
         packages.retain(|package| package.publish.is_none());
         Ok(Self {

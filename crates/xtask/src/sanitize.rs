@@ -56,7 +56,7 @@ pub(crate) fn run() -> Result<String, SanitizeError> {
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for tests in TESTS {
-        let mut command = crate::cargo();
+        let mut command = crate::cargo::cargo();
         command
             .current_dir(&root)
             // The stable compiler includes the sanitizer's library, but accepts the option only so.

@@ -3,7 +3,7 @@
 //! Operators run on the AI Core or, in some element types, on the AI CPU: a few general-purpose
 //! cores, much slower, which the operator's document does not name. The tables here are what the
 //! vendor's own first phases chose on the host, compiled from the sources of [`REVISION`] for
-//! Atlas A2 and A3, which choose alike; `cargo xtask vendor-operators` compares them again.
+//! Atlas A2 and A3, which choose alike; `cargo xaudit vendor-operators` compares them again.
 //! [`ai_cpu_calls`] counts the calls that they name.
 
 use std::collections::BTreeMap;

@@ -119,7 +119,7 @@ pub(crate) fn run(measure: Measure, names: &[&str]) -> Result<String> {
         let chosen = |(part, ..): &(&str, _, _)| names.is_empty() || names.contains(part);
         for (part, program, arguments) in RUNS.into_iter().filter(chosen) {
             let arguments = [program, arguments].concat();
-            let mut command = crate::cargo();
+            let mut command = crate::cargo::cargo();
             command.current_dir(&root).args(&arguments);
             if part == "speed" && measure == Measure::Full {
                 command.arg("--full");

@@ -289,15 +289,11 @@ fn judge(run: &suites::Run, right: &suites::Run) -> Caught {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]
     fn each_fault_changes_the_kernels() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../..")
-            .join(KERNELS);
+        let folder = crate::root().join(KERNELS);
         for fault in FAULTS.iter().chain([&CONTROL]) {
             let text = fs::read_to_string(folder.join(fault.file)).expect("a kernel");
             assert!(

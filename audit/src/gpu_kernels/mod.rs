@@ -1,6 +1,6 @@
-//! `cargo xtask gpu-kernels`: the kernels for GPUs, compiled by NVIDIA's compilers without a GPU.
+//! `cargo xaudit gpu-kernels`: the kernels for GPUs, compiled by NVIDIA's compilers without a GPU.
 //!
-//! `tests/cuda_source.rs` launches them on a device that only compiles; here what it wrote is
+//! `audit/cuda-source` launches them on a device that only compiles; here what it wrote is
 //! compiled to machine code, and what that says is counted and checked.
 
 mod compile;
@@ -38,7 +38,7 @@ pub(crate) enum KernelError {
     Nvrtc(String),
     #[error("the source holds a zero byte")]
     Zero,
-    #[error("kernels.json of cuda_source has another form: {0}")]
+    #[error("kernels.json of cuda-source has another form: {0}")]
     List(#[from] serde_json::Error),
     #[error("ptxas reports in a form that is not known:\n{0}")]
     Report(String),
@@ -54,7 +54,7 @@ fn cannot_access(path: &Path) -> impl FnOnce(io::Error) -> KernelError {
     move |source| KernelError::File { path, source }
 }
 
-/// A launch, as `tests/cuda_source.rs` lists it.
+/// A launch, as `audit/cuda-source` lists it.
 #[derive(Deserialize)]
 struct Kernel {
     case: String,
@@ -96,22 +96,15 @@ impl Kernel {
 
 /// Compiles and checks; returns a table.
 pub(crate) fn run() -> Result<String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = crate::root();
     let work = root.join("target/gpu-kernels");
     fs::create_dir_all(&work).map_err(cannot_access(&work))?;
     let compilers = Compilers::fetch(&work)?;
     let source = work.join("source");
-    let mut launch = crate::cargo();
+    let mut launch = crate::cargo::cargo();
     launch.current_dir(&root);
-    launch.args(["run", "--quiet", "--locked", "-p", "rope-tests"]);
-    // The features with which the suites of GPUs are built, and this one.
-    launch.args([
-        "--features",
-        "wgpu,fusion,cuda-source",
-        "--example",
-        "cuda_source",
-        "--",
-    ]);
+    launch.args(["run", "--quiet", "--locked", "--target-dir", "target"]);
+    launch.args(["--manifest-path", "audit/cuda-source/Cargo.toml", "--"]);
     wheels::output_of(launch.arg(&source))?;
     let list = source.join("kernels.json");
     let kernels = fs::read_to_string(&list).map_err(cannot_access(&list))?;

@@ -217,7 +217,7 @@ impl Builder {
         if !output_of(probe.arg("/dev/null"))?.status.success() {
             return Err(VendorError::NoJson);
         }
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let root = crate::root();
         let root = fs::canonicalize(&root).map_err(cannot_access(&root))?;
         let work = root.join("target/vendor-operators");
         fs::create_dir_all(work.join("objects")).map_err(cannot_access(&work))?;
@@ -240,7 +240,7 @@ impl Builder {
     }
 
     fn own(&self) -> PathBuf {
-        self.root.join("crates/xtask/vendor-operators")
+        self.root.join("audit/vendor-operators")
     }
 
     fn hash_of_common(&self) -> Result<u64> {

@@ -1,6 +1,6 @@
 //! What CubeCL makes of rope-burn's GPU kernels for NVIDIA's compiler, on a machine without a GPU:
-//! `cuda_source FOLDER` writes CUDA C++, a file for each launch of the cases below, and
-//! `kernels.json`, what `cargo xtask gpu-kernels` holds the compiled kernels to.
+//! `cuda-source FOLDER` writes CUDA C++, a file for each launch of the cases below, and
+//! `kernels.json`, what `cargo xaudit gpu-kernels` holds the compiled kernels to.
 //!
 //! rope-burn launches as it would on a GPU: the tensors lie on a device with the properties that
 //! CubeCL's CUDA runtime states, whose server compiles each launch and runs none. Tensors have no
@@ -527,7 +527,7 @@ fn write(folder: &Path) -> Result<usize, String> {
 
 fn main() {
     let Some(folder) = std::env::args_os().nth(1) else {
-        eprintln!("usage: cuda_source FOLDER");
+        eprintln!("usage: cuda-source FOLDER");
         std::process::exit(2);
     };
     match write(folder.as_ref()) {

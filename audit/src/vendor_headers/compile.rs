@@ -65,7 +65,7 @@ impl Harness {
         }
         let headers = find_headers(folder)?;
         let (clang, clang_version) = find_clang(env::var("CLANG").ok())?;
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let root = crate::root();
         let root = fs::canonicalize(&root).map_err(cannot_access(&root))?;
         let work = root.join("target/vendor-headers");
         fs::create_dir_all(&work).map_err(cannot_access(&work))?;
@@ -101,7 +101,7 @@ impl Harness {
     }
 
     fn folder(&self) -> PathBuf {
-        self.root.join("crates/xtask/vendor-headers")
+        self.root.join("audit/vendor-headers")
     }
 
     /// The compiler's arguments, one a line, as clang reads them from a file. The vendor's folders

@@ -135,7 +135,7 @@ pub(super) fn run(
     if record.exists() {
         fs::remove_file(record).map_err(cannot_access(record))?;
     }
-    let mut command = crate::cargo();
+    let mut command = crate::cargo::cargo();
     command
         .current_dir(root)
         .args(["test", "--quiet", "--locked"])

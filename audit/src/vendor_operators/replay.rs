@@ -229,7 +229,7 @@ pub(super) fn refusals(calls: &[Call], answers: &[Answer]) -> Vec<Refusal> {
 /// Records every program and asks about its calls.
 pub(super) fn replay(builder: &Builder, library: &Library, socs: &[Soc]) -> Result<Vec<ReplayRow>> {
     eprintln!("building mrope");
-    let mut build = crate::cargo();
+    let mut build = crate::cargo::cargo();
     // Its tests build it with the features of the workspace's tests.
     build.args([
         "test",
@@ -251,7 +251,7 @@ pub(super) fn replay(builder: &Builder, library: &Library, socs: &[Soc]) -> Resu
             fs::remove_dir_all(&out).map_err(cannot_access(&out))?;
         }
         let mut command = match program.arguments {
-            ["test", ..] => crate::cargo(),
+            ["test", ..] => crate::cargo::cargo(),
             _ => Command::new(builder.root.join("target/debug/mrope")),
         };
         command.current_dir(&builder.root);

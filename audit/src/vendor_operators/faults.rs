@@ -177,7 +177,7 @@ fn copy(root: &Path, to: &Path) -> Result<()> {
 /// Removes what was built of burn-ascend. To cargo, its sources in the copy and in the workspace
 /// are the same ones, of which it would take whatever was built last.
 fn clean(root: &Path) -> Result<()> {
-    let mut command = crate::cargo();
+    let mut command = crate::cargo::cargo();
     command
         .current_dir(root)
         .args(["clean", "--quiet", "-p", "burn-ascend"]);
@@ -213,7 +213,7 @@ fn rows(
 ) -> Result<Vec<FaultRow>> {
     let run = |[target, test]: [&str; 2], fault: Option<usize>| -> Result<Recording> {
         let file: PathBuf = builder.work.join("recorded-fault");
-        let mut command = crate::cargo();
+        let mut command = crate::cargo::cargo();
         command
             .current_dir(folder)
             .args([
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn each_fault_is_found_once_in_burn_ascend() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../burn-ascend/src/");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/burn-ascend/src/");
         for fault in &FAULTS {
             let text = fs::read_to_string(format!("{folder}{}", fault.file)).expect("a source");
             let text = seeded(fault.file, &text).expect(fault.name);

@@ -176,7 +176,7 @@ impl Harness {
         if names.exists() {
             fs::remove_file(&names).map_err(cannot_access(&names))?;
         }
-        let program = env::current_exe().map_err(cannot_access("xtask".as_ref()))?;
+        let program = env::current_exe().map_err(cannot_access("this program".as_ref()))?;
         let launch = |environment: Vec<(&'static str, String)>| -> Result<String> {
             let output = Command::new(&program)
                 .args([WORD, &compiled.architecture.to_string()])

@@ -1,7 +1,7 @@
-//! `cargo xtask vendor-headers`: the kernels held to the vendor's own Ascend C headers.
+//! `cargo xaudit vendor-headers`: the kernels held to the vendor's own Ascend C headers.
 //!
 //! The headers are compiled for the host with clang. What Huawei's compiler supplies by itself is
-//! in `crates/xtask/vendor-headers`: keywords, address spaces, types, and the intrinsics, which
+//! in `audit/vendor-headers`: keywords, address spaces, types, and the intrinsics, which
 //! execute and check what they are given. The compiled kernels run in the simulator's runtime, so
 //! the suites of the workspace go through the vendor's queues, masks and copies.
 

@@ -1,8 +1,8 @@
-//! `cargo xtask vendor-operators`: the operators held to the vendor's own first phases.
+//! `cargo xaudit vendor-operators`: the operators held to the vendor's own first phases.
 //!
 //! The vendor publishes what checks an operator's arguments and chooses its kernels. It is compiled
 //! for the host with g++; platform, log, shape inference and launches are the harness's
-//! (`crates/xtask/vendor-operators`), so a call ends with the list of the kernels that it would
+//! (`audit/vendor-operators`), so a call ends with the list of the kernels that it would
 //! launch. Calls are generated from the operator table and recorded from the suites; each is asked
 //! of the vendor's code and of the simulator.
 

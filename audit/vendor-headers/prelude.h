@@ -177,7 +177,7 @@ struct CceAny {
 #include "cube_2201.h"
 #include "vector_2201.h"
 #endif
-// The names that the vendor's headers use and that are nowhere above: made by `cargo xtask
+// The names that the vendor's headers use and that are nowhere above: made by `cargo xaudit
 // vendor-headers` from the compiler's errors.
 #if __NPU_ARCH__ == 3510
 #include "absent_3510.h"
