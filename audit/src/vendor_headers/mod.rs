@@ -39,7 +39,8 @@ pub(crate) struct Options {
 /// The architectures that the kernels are for, as `__NPU_ARCH__`.
 const ARCHITECTURES: [u32; 2] = [2201, 3510];
 
-/// The kernels' sources, from the root of the repository.
+/// The kernels' sources by the path that the suites compile them by: a symbolic link is in it, and
+/// clang replaces a file by its name.
 const KERNELS: &str = "crates/rope-ascend/kernels/rope";
 
 impl Options {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -153,6 +154,14 @@ fn copy(root: &Path, to: &Path) -> Result<()> {
     let output = output.map_err(cannot_access(Path::new("git")))?;
     for name in String::from_utf8_lossy(&output.stdout).split('\0') {
         let source = root.join(name);
+        let path = to.join(name);
+        let folder = path.parent().unwrap_or(to);
+        fs::create_dir_all(folder).map_err(cannot_access(folder))?;
+        // A link to a folder, whose files have names of their own.
+        if source.is_symlink() && source.is_dir() && !path.exists() {
+            let target = fs::read_link(&source).map_err(cannot_access(&source))?;
+            symlink(target, &path).map_err(cannot_access(&path))?;
+        }
         if !source.is_file() {
             continue;
         }
@@ -162,9 +171,6 @@ fn copy(root: &Path, to: &Path) -> Result<()> {
             text += if file == "lib.rs" { CHOICE } else { "" };
             bytes = text.into_bytes();
         }
-        let path = to.join(name);
-        let folder = path.parent().unwrap_or(to);
-        fs::create_dir_all(folder).map_err(cannot_access(folder))?;
         fs::write(&path, bytes).map_err(cannot_access(&path))?;
         let time = source.metadata().and_then(|about| about.modified());
         let file = fs::File::options().write(true).open(&path);
