@@ -1,11 +1,12 @@
 //! Checks and measurements of the workspace: `cargo xtask abi`, `api`, `benchmarks`, `claims`,
-//! `fuzz`, `package` and `sanitize`.
+//! `deep`, `fuzz`, `package` and `sanitize`.
 
 mod abi;
 mod api;
 mod benchmarks;
 mod cargo;
 mod claims;
+mod deep;
 mod fuzz;
 mod package;
 mod sanitize;
@@ -19,6 +20,7 @@ const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask api [--write]
        cargo xtask benchmarks [--full | --page] [NAME ...]
        cargo xtask claims
+       cargo xtask deep [--list] [--resume] [--vendor FOLDER] [STEP ...]
        cargo xtask fuzz [--seconds COUNT | --runs COUNT] [TARGET ...]
        cargo xtask package
        cargo xtask sanitize
@@ -34,6 +36,11 @@ benchmarks   measures everything, for half an hour after building, and writes do
       meanwhile.
 claims   runs the commands of docs/claims.md that count, and checks that their output says what the
       page states. It shares what `cargo test --workspace` has built.
+deep   runs the checks that continuous integration leaves out, STEPs or all of them, and writes the
+      outcome of each to docs/deep.md as soon as it is known. A step that fails stops no other.
+      --list prints the steps with their commands and runs none, --resume leaves out those that have
+      passed with the present files, all of them committed. --vendor names a folder of checkouts of
+      the vendor's repositories; without it the two steps that read them are left out. Hours.
 fuzz   runs the targets of fuzz/ on their kept inputs, then each on new ones for a number of seconds
       or inputs, 5 seconds by default; two minutes with building. What it finds is in target/fuzz.
 package   checks the published crates' manifests and packages them without the network; then a crate
@@ -54,6 +61,9 @@ fn main() -> ExitCode {
         ["benchmarks", "--page"] => benchmarks(Measure::Nothing, &[]),
         ["benchmarks", "--full", names @ ..] => benchmarks(Measure::Full, names),
         ["benchmarks", names @ ..] => benchmarks(Measure::Default, names),
+        ["deep", words @ ..] if let Some(options) = deep::Options::parse(words) => {
+            deep::run(&options).map_err(|error| text(&error))
+        }
         ["claims"] => claims::run().map_err(|error| text(&error)),
         ["api"] => api::run(false).map_err(|error| text(&error)),
         ["api", "--write"] => api::run(true).map_err(|error| text(&error)),
