@@ -10,6 +10,10 @@ use std::path::Path;
 
 use crate::package::{PackageError, Published, Result, cannot_access, files, finish, read, write};
 
+/// The features that `.ci/run` compiles everything with: nothing is compiled for this alone.
+const FEATURES: &str =
+    "rope-tests/wgpu,rope-cli/wgpu,rope-cli/ascend-sim,rope-cli/rayon,rope-check/ascend-sim";
+
 /// Compares or, with `keep`, writes; returns what was done.
 pub(crate) fn run(keep: bool) -> Result<String> {
     let Published {
@@ -32,7 +36,8 @@ pub(crate) fn run(keep: bool) -> Result<String> {
             .current_dir(&root)
             // As in continuous integration: with other flags it would document everything again.
             .env("RUSTDOCFLAGS", "-D warnings")
-            .args(["doc", "--quiet", "--workspace", "--no-deps", "--locked"]),
+            .args(["doc", "--quiet", "--workspace", "--no-deps", "--locked"])
+            .args(["--features", FEATURES]),
     )?;
     for package in &packages {
         let items = items(&pages.join(package.name.replace('-', "_")))?;
@@ -118,6 +123,12 @@ fn differences(kept: &BTreeSet<String>, found: &BTreeSet<String>) -> Vec<String>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn features_are_those_of_continuous_integration() {
+        let run = include_str!("../../../.ci/run");
+        assert!(run.contains(&format!("\nfeatures={FEATURES}\n")));
+    }
 
     #[test]
     fn declarations_lose_their_tags_and_implied_ones_are_left_out() {
