@@ -23,9 +23,10 @@ pub(super) const STEPS: [Step; 14] = [
     },
     Step {
         name: "features",
-        about: "lints of the other sets of features",
+        about: "lints and documentation with other sets of features",
         commands: &[
             "cargo clippy --workspace --all-targets --locked -- -D warnings",
+            "RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locked",
             "cargo clippy -p rope-cli --all-targets --locked -- -D warnings",
             "cargo clippy -p rope-burn -p rope-cli -p rope-tests --all-targets --locked \
              --features rope-burn/remote,rope-cli/wgpu,rope-cli/fusion,rope-tests/wgpu,\
