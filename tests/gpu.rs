@@ -249,16 +249,19 @@ fn gradients_half() {
 }
 
 #[test]
+#[ignore = "a minute and a half on a software driver: `cargo xtask deep gpu` runs it"]
 fn gradients_adjacent() {
     gradients_of("adjacent");
 }
 
 #[test]
+#[ignore = "a minute and a half on a software driver: `cargo xtask deep gpu` runs it"]
 fn gradients_quarter() {
     gradients_of("quarter");
 }
 
 #[test]
+#[ignore = "a minute and a half on a software driver: `cargo xtask deep gpu` runs it"]
 fn gradients_interleave_half() {
     gradients_of("interleave_half");
 }

@@ -15,7 +15,7 @@ pub(super) struct Step {
 /// The folder that holds checkouts of the vendor's repositories.
 const VENDOR: &str = "FOLDER";
 
-pub(super) const STEPS: [Step; 14] = [
+pub(super) const STEPS: [Step; 15] = [
     Step {
         name: "readme",
         about: "the README's test command, without a feature",
@@ -44,13 +44,20 @@ pub(super) const STEPS: [Step; 14] = [
         commands: &["cargo test -p rope-cli -p rope-tests --locked --test device"],
     },
     Step {
+        name: "gpu",
+        about: "the GPU kernels' gradients of the other pairings",
+        commands: &[
+            // Mesa asks for the variable.
+            "XDG_RUNTIME_DIR=/tmp cargo test --workspace --test gpu --locked \
+             --features rope-tests/wgpu -- --ignored",
+        ],
+    },
+    Step {
         name: "fusion",
         about: "the GPU kernels through burn's fusion, with gradients of one pairing",
         commands: &[
-            // Mesa asks for the variable.
             "XDG_RUNTIME_DIR=/tmp cargo test --workspace --test gpu --test gpu_memory --locked \
-             --features rope-tests/wgpu,rope-tests/fusion -- --skip gradients_adjacent \
-             --skip gradients_quarter --skip gradients_interleave_half",
+             --features rope-tests/wgpu,rope-tests/fusion",
         ],
     },
     Step {
