@@ -1,6 +1,7 @@
 //! Saving into the folder of a sharded checkpoint: what was trained is what is read back, also over
 //! a connection and in pieces, and when that connection breaks.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,7 @@ use burn::backend::flex::{Flex, FlexDevice};
 use burn::tensor::Device;
 use burn_ascend::server::Server;
 use qwen_vl::{Pieces, QwenVl, QwenVlConfig, QwenVlError};
+use safetensors::SafeTensors;
 use serde_json::json;
 
 const SHARD: &str = "model-00001-of-00001.safetensors";
@@ -30,7 +32,10 @@ fn sharded(label: &str) -> PathBuf {
 }
 
 fn write_index(folder: &Path) {
-    let index = json!({ "metadata": {}, "weight_map": { "lm_head.weight": SHARD } });
+    let bytes = fs::read(folder.join(SHARD)).expect("reads");
+    let shard = SafeTensors::deserialize(&bytes).expect("parses");
+    let map: BTreeMap<_, _> = shard.iter().map(|(name, _)| (name, SHARD)).collect();
+    let index = json!({ "metadata": {}, "weight_map": map });
     fs::write(folder.join(INDEX), index.to_string()).expect("index is written");
 }
 

@@ -72,10 +72,34 @@ pub enum QwenVlError {
         /// The rule that they break.
         rule: &'static str,
     },
+    /// Tensors that the index of a sharded checkpoint places in a shard that lacks them.
+    #[error(
+        "the index says that {} holds {} tensors that it lacks: {}; \
+         take the index and its shards from one checkpoint",
+        shard.display(), names.len(), some(names)
+    )]
+    NotInShard {
+        /// The shard.
+        shard: PathBuf,
+        /// The names of the tensors.
+        names: Vec<String>,
+    },
+    /// Two tensors of a checkpoint for one parameter.
+    #[error(
+        "{} in {} and {} in {} are two spellings of one tensor of the model; keep one: \
+         remove the other from its file, or from the index of a sharded checkpoint",
+        names[0], files[0].display(), names[1], files[1].display()
+    )]
+    TwoSpellings {
+        /// The names of the tensors.
+        names: [String; 2],
+        /// The file of each.
+        files: [PathBuf; 2],
+    },
     /// Parameters that the checkpoint lacks.
     #[error(
         "the checkpoint lacks {} of the model's tensors: {}; \
-         its config.json may be another model's",
+         its config.json may be another model's, or the index of its shards incomplete",
         names.len(), some(names)
     )]
     MissingTensors {

@@ -1,6 +1,6 @@
 //! Safetensors files, read and written a range of elements at a time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufWriter, Error, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -82,17 +82,23 @@ impl Source {
         read().map_err(QwenVlError::file("read", path))
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The tensors by name.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Stored)> {
+    pub(crate) fn tensors(&self) -> BTreeMap<String, Stored> {
         let tensors = self.metadata.tensors().into_iter();
-        tensors.map(|(name, info)| {
-            let stored = Stored {
-                shape: info.shape.clone(),
-                dtype: info.dtype,
-                start: self.start + info.data_offsets.0 as u64,
-            };
-            (name, stored)
-        })
+        tensors
+            .map(|(name, info)| {
+                let stored = Stored {
+                    shape: info.shape.clone(),
+                    dtype: info.dtype,
+                    start: self.start + info.data_offsets.0 as u64,
+                };
+                (name, stored)
+            })
+            .collect()
     }
 
     /// Elements of a tensor, of type `dtype`, which is [`float`] of the stored one.

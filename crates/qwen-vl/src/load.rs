@@ -1,6 +1,6 @@
 //! Reading and writing checkpoints.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -23,16 +23,18 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The index of a sharded checkpoint.
 #[derive(Deserialize)]
 struct Index {
+    /// The shard of each tensor.
     weight_map: BTreeMap<String, String>,
 }
 
 impl QwenVlConfig {
     /// A model with the weights of a checkpoint folder: `model.safetensors`, or without it the
-    /// shards that `model.safetensors.index.json` names. Weights are converted to the device's
-    /// float type.
+    /// tensors that `model.safetensors.index.json` names, each from the shard that it names; other
+    /// tensors of these shards are not read. Weights are converted to the device's float type.
     ///
     /// # Errors
-    /// [`QwenVlError::File`], [`QwenVlError::MissingTensors`], [`QwenVlError::UnusedTensors`],
+    /// [`QwenVlError::File`], [`QwenVlError::NotInShard`], [`QwenVlError::TwoSpellings`],
+    /// [`QwenVlError::MissingTensors`], [`QwenVlError::UnusedTensors`],
     /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]; [`QwenVlError::Transfer`]
     /// if the device is lost before it has the whole model; those of [`init`](Self::init).
     pub fn load(&self, folder: impl AsRef<Path>, device: &Device) -> Result<QwenVl> {
@@ -50,18 +52,8 @@ impl QwenVlConfig {
         pieces: Pieces<'_>,
     ) -> Result<QwenVl> {
         let model = self.init(device)?;
-        let to_module = self.family.names.to_module();
-        let files = weight_files(folder.as_ref())?;
-        let files: Vec<Source> = files
-            .iter()
-            .map(|p| Source::open(p))
-            .collect::<Result<_>>()?;
-        let mut found = HashMap::new();
-        for (file, source) in files.iter().enumerate() {
-            for (name, stored) in source.tensors() {
-                found.insert(rename(&to_module, &name), Found { name, file, stored });
-            }
-        }
+        let files = weights(folder.as_ref())?;
+        let found = self.found(&files)?;
         let mut plan = Plan {
             found: &found,
             to_checkpoint: self.family.names.to_checkpoint(),
@@ -81,14 +73,7 @@ impl QwenVlConfig {
         if !missing.is_empty() {
             return Err(QwenVlError::MissingTensors { names: missing });
         }
-        // A tied head may be written out, and older checkpoints store the frequencies.
-        let is_known = |name: &str| {
-            (self.tied && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
-        };
-        let used: BTreeSet<&str> = uses.values().map(|part| part.found.name.as_str()).collect();
-        let unused = found
-            .iter()
-            .filter(|(path, tensor)| !is_known(path) && !used.contains(tensor.name.as_str()));
+        let unused = found.iter().filter(|(path, _)| !uses.contains_key(*path));
         let mut unused: Vec<String> = unused.map(|(_, tensor)| tensor.name.clone()).collect();
         if !unused.is_empty() {
             unused.sort();
@@ -111,6 +96,45 @@ impl QwenVlConfig {
         load.pieces.confirm(SINGLE, device)?;
         Ok(model)
     }
+
+    /// The tensors of a checkpoint by the names of the parameters that they are for.
+    ///
+    /// # Errors
+    /// [`QwenVlError::TwoSpellings`]
+    fn found(&self, files: &[Weights]) -> Result<BTreeMap<String, Found>> {
+        let to_module = self.family.names.to_module();
+        // A tied head may be written out, and older checkpoints store the frequencies.
+        let is_no_parameter = |path: &str| {
+            (self.tied && path == "lm_head.weight") || path.ends_with("rotary_emb.inv_freq")
+        };
+        let mut found: BTreeMap<String, Found> = BTreeMap::new();
+        for (file, weights) in files.iter().enumerate() {
+            for (name, stored) in &weights.tensors {
+                let path = rename(&to_module, name);
+                if is_no_parameter(&path) {
+                    continue;
+                }
+                let tensor = Found {
+                    name: name.clone(),
+                    file,
+                    stored: stored.clone(),
+                };
+                if let Some(other) = found.insert(path, tensor) {
+                    return Err(QwenVlError::TwoSpellings {
+                        names: [other.name, name.clone()],
+                        files: [other.file, file].map(|file| files[file].source.path().to_owned()),
+                    });
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// A file of weights, and the tensors that are read from it.
+struct Weights {
+    source: Source,
+    tensors: BTreeMap<String, Stored>,
 }
 
 /// A tensor of the checkpoint.
@@ -136,7 +160,7 @@ impl Part<'_> {
 
 /// Finds the tensor of each parameter, before anything is read.
 struct Plan<'a> {
-    found: &'a HashMap<String, Found>,
+    found: &'a BTreeMap<String, Found>,
     to_checkpoint: KeyRemapper,
     path: ModulePath,
     /// By the parameter's name in the module.
@@ -189,7 +213,7 @@ impl ModuleVisitor for Plan<'_> {
 
 /// Fills parameters from files.
 struct Load<'a, 'p> {
-    files: &'a [Source],
+    files: &'a [Weights],
     uses: BTreeMap<String, Part<'a>>,
     /// The device's float type.
     dtype: DType,
@@ -215,7 +239,8 @@ impl ModuleMapper for Load<'_, '_> {
         let dims: [usize; D] = param.lazy_shape().dims();
         let device = param.lazy_device();
         let to = (&device, self.dtype);
-        let read = |part| self.files[found.file].read(&found.stored, *dtype, part);
+        let source = &self.files[found.file].source;
+        let read = |part| source.read(&found.stored, *dtype, part);
         let tensor = if self.path.is_transposed() {
             let matrix = [dims[0], dims[1]];
             let tensor = self.pieces.upload_transposed(&found.name, matrix, to, read);
@@ -452,17 +477,46 @@ impl ModuleMapper for TakeGradients {
     }
 }
 
-/// The files that hold a folder's weights.
-fn weight_files(folder: &Path) -> Result<Vec<PathBuf>> {
+/// The files of a folder's weights.
+///
+/// # Errors
+/// [`QwenVlError::File`]; those of [`indexed`].
+fn weights(folder: &Path) -> Result<Vec<Weights>> {
     let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
     // As transformers does: where both exist, the single file was saved into a folder of shards.
     if single.exists() || !index.exists() {
-        return Ok(vec![single]);
+        let source = Source::open(&single)?;
+        let tensors = source.tensors();
+        return Ok(vec![Weights { source, tensors }]);
     }
     let text = std::fs::read_to_string(&index).map_err(QwenVlError::file("read", &index))?;
     let parsed: Index = serde_json::from_str(&text).map_err(QwenVlError::file("read", &index))?;
-    let shards: BTreeSet<String> = parsed.weight_map.into_values().collect();
-    Ok(shards.iter().map(|shard| folder.join(shard)).collect())
+    let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, shard) in parsed.weight_map {
+        shards.entry(shard).or_default().insert(name);
+    }
+    let shards = shards.into_iter();
+    shards
+        .map(|(shard, names)| indexed(folder.join(shard), &names))
+        .collect()
+}
+
+/// A shard, and the tensors that the index has in it. It may hold others: stale copies of another
+/// shard's, or parts that no model reads.
+///
+/// # Errors
+/// [`QwenVlError::NotInShard`]
+fn indexed(shard: PathBuf, names: &BTreeSet<String>) -> Result<Weights> {
+    let source = Source::open(&shard)?;
+    let mut tensors = source.tensors();
+    tensors.retain(|name, _| names.contains(name));
+    let missing = names.iter().filter(|name| !tensors.contains_key(*name));
+    let missing: Vec<String> = missing.cloned().collect();
+    if !missing.is_empty() {
+        let names = missing;
+        return Err(QwenVlError::NotInShard { shard, names });
+    }
+    Ok(Weights { source, tensors })
 }
 
 /// burn's names of norm parameters are `gamma` and `beta`.

@@ -1,7 +1,7 @@
 //! Qwen-VL against Hugging Face transformers, generation against the whole forward, packing,
 //! context parallelism, and every way in which a checkpoint, a prompt or labels can be wrong.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -66,13 +66,13 @@ fn copy(name: &str, label: &str) -> PathBuf {
 }
 
 /// Shape and bytes by name.
-type Tensors = HashMap<String, (Vec<usize>, Vec<u8>)>;
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
 /// Rewrites a file of tensors.
 fn rewrite(file: &Path, change: impl Fn(&mut Tensors)) {
     let bytes = std::fs::read(file).expect("file reads");
     let old = SafeTensors::deserialize(&bytes).expect("file parses");
-    let dtypes: HashMap<String, _> = old
+    let dtypes: BTreeMap<String, _> = old
         .tensors()
         .into_iter()
         .map(|(name, view)| (name, view.dtype()))
@@ -756,13 +756,13 @@ fn shards_and_either_prefix_are_read() {
         std::fs::copy(&whole, split.join(file)).expect("copies");
         rewrite(&split.join(file), |tensors| {
             tensors.retain(|name, _| shard(name) == file);
-            *tensors = tensors
-                .drain()
+            *tensors = std::mem::take(tensors)
+                .into_iter()
                 .map(|(name, tensor)| (renamed(&name), tensor))
                 .collect();
         });
     }
-    let map: HashMap<String, &str> = names
+    let map: BTreeMap<String, &str> = names
         .iter()
         .map(|name| (renamed(name), shard(name)))
         .collect();
