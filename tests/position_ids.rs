@@ -672,6 +672,13 @@ fn a_zigzag_split_gathered_equals_the_whole() {
 }
 
 #[test]
+fn a_single_rank_holds_sequences_of_any_length() {
+    assert_eq!(zigzag(&[0, 5], 1, 0), Ok((0..5).collect()));
+    assert_eq!(zigzag(&[0, 3, 3, 8], 1, 0), Ok((0..8).collect()));
+    assert!(zigzag(&[0, 9, 8], 1, 0).is_err());
+}
+
+#[test]
 fn token_ids_of_real_configurations() {
     let omni = r#"{"model_type": "qwen2_5_omni", "thinker_config": {"model_type": "qwen2_5_omni_thinker",
         "audio_token_index": 151646, "image_token_index": 151655, "video_token_index": 151656,

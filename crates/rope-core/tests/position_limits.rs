@@ -104,8 +104,9 @@ fn towers_beyond_memory_are_refused() {
 #[test]
 fn splits_beyond_memory_or_counting_are_refused() {
     is_too_many(zigzag(&[0, 1 << 45], 1, 0));
+    is_too_many(zigzag(&[0, usize::MAX], 1, 0));
     assert!(matches!(
-        zigzag(&[0, usize::MAX], 1, 0),
+        zigzag(&[0, usize::MAX], 2, 0),
         Err(RopeError::PositionIds(PositionIdsError::Zigzag { .. }))
     ));
     let error = zigzag(&[0, 8], usize::MAX, 0).expect_err("too few tokens");

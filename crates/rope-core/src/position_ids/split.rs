@@ -38,8 +38,8 @@ pub(crate) fn reserved<T>(what: &'static str, count: usize) -> Result<Vec<T>, Po
 /// them.
 ///
 /// Each sequence is cut into `2 * ranks` chunks; a rank holds the chunks `rank` and `2 * ranks - 1
-/// - rank`, so that causal attention costs every rank the same. One row of a batch is the packing
-/// `[0, len]`.
+/// - rank`, so that causal attention costs every rank the same. A single rank holds all tokens, of
+/// sequences of any length. One row of a batch is the packing `[0, len]`.
 ///
 /// # Errors
 /// [`PositionIdsError::Zigzag`] if a sequence does not divide into the chunks,
@@ -52,6 +52,7 @@ pub(crate) fn reserved<T>(what: &'static str, count: usize) -> Result<Vec<T>, Po
 ///
 /// assert_eq!(zigzag(&[0, 8], 2, 0)?, [0, 1, 6, 7]);
 /// assert_eq!(zigzag(&[0, 8], 2, 1)?, [2, 3, 4, 5]);
+/// assert_eq!(zigzag(&[0, 5], 1, 0)?, [0, 1, 2, 3, 4]);
 /// # Ok::<(), rope_core::RopeError>(())
 /// ```
 ///
@@ -70,6 +71,12 @@ pub fn zigzag(cu_seqlens: &[usize], ranks: usize, rank: usize) -> Result<Vec<usi
     let tokens = cu_seqlens.last().copied().unwrap_or(0);
     let chunks = ranks.saturating_mul(2);
     let sequences = sequences(cu_seqlens, tokens)?;
+    // Without a split nothing has to divide.
+    if ranks == 1 {
+        let mut held = reserved("tokens", tokens)?;
+        held.extend(0..tokens);
+        return Ok(held);
+    }
     let lens = sequences.iter().map(Range::len);
     if let Some((sequence, len)) = lens.enumerate().find(|(_, n)| !n.is_multiple_of(chunks)) {
         return Err(PositionIdsError::Zigzag {
