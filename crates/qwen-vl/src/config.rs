@@ -102,6 +102,9 @@ pub struct QwenVlConfig {
     pub video_token: i64,
     /// Whether the word embeddings are also the matrix of the output head.
     pub tied: bool,
+    /// Whether padding predicts the first token of its row and has labels of its own, as in
+    /// transformers. Otherwise the loss does not depend on the side of the padding.
+    pub padding_predicts: bool,
 }
 
 /// The language decoder.
@@ -302,6 +305,7 @@ impl QwenVlConfig {
             image_token: top.image_token_id,
             video_token: top.video_token_id,
             tied: tied.unwrap_or(false),
+            padding_predicts: false,
         };
         config.check()?;
         Ok(config)
@@ -314,10 +318,12 @@ impl QwenVlConfig {
         self
     }
 
-    /// Chooses the program whose position ids to follow, to continue a run that it started.
+    /// Chooses the program whose position ids and loss of padded rows to follow, to continue a run
+    /// that it started.
     #[must_use]
     pub fn with_compatibility(mut self, compatibility: Compatibility) -> Self {
         self.position_rules = self.position_rules.with_compatibility(compatibility);
+        self.padding_predicts = compatibility != Compatibility::Exact;
         self
     }
 

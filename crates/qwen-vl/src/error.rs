@@ -211,7 +211,7 @@ pub enum QwenVlError {
         found: usize,
     },
     /// A step without a label to predict.
-    #[error("no token has a label to predict: all are -100, or stand first in their sequence")]
+    #[error("no token has a label to predict: all are -100, padding, or first in their sequence")]
     NoTargets,
     /// A prompt that cannot be continued.
     #[error("{reason}; generation continues the rows of a batch, each with at least one token")]

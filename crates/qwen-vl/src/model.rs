@@ -32,6 +32,8 @@ pub struct QwenVl {
     #[module(skip)]
     pub(crate) position_rules: PositionRules,
     #[module(skip)]
+    pub(crate) padding_predicts: bool,
+    #[module(skip)]
     pub(crate) family: &'static Family,
 }
 
@@ -59,6 +61,7 @@ impl QwenVlConfig {
             image_token: self.image_token,
             video_token: self.video_token,
             position_rules: self.position_rules,
+            padding_predicts: self.padding_predicts,
             family: self.family,
         })
     }

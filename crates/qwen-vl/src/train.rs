@@ -13,7 +13,11 @@ impl QwenVl {
     /// Mean cross entropy in nats of each token's successor, within its own sequence.
     ///
     /// `labels` has one entry per token, in the order of the prompt: a token's own label is what
-    /// its predecessor predicts; -100 is ignored.
+    /// its predecessor predicts; -100 is ignored. Padding predicts nothing and has no label, so the
+    /// loss does not depend on its side; [`QwenVlConfig::padding_predicts`] counts it as
+    /// transformers does.
+    ///
+    /// [`QwenVlConfig::padding_predicts`]: crate::QwenVlConfig::padding_predicts
     ///
     /// # Errors
     /// [`QwenVlError::LabelCount`], [`QwenVlError::Token`] for a label beyond the vocabulary,
@@ -29,9 +33,12 @@ impl QwenVl {
         }
         // Each token's label is the target of its predecessor.
         let mut targets = vec![IGNORED; labels.len()];
+        let attended = &batch.attended;
         for range in &batch.sequences {
             for token in range.clone().skip(1) {
-                targets[token - 1] = labels[token];
+                if self.padding_predicts || (attended[token - 1] && attended[token]) {
+                    targets[token - 1] = labels[token];
+                }
             }
         }
         let counted = |(_, target): &(usize, i64)| *target != IGNORED;
