@@ -10,7 +10,7 @@ use rope_core::position_ids::{Compatibility, PositionRules};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde::de::value::MapDeserializer;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::{QwenVlError, Result};
 use crate::layers::Activation;
@@ -30,6 +30,8 @@ type Range = (RangeInclusive<usize>, &'static str);
 pub(crate) struct Family {
     model_type: &'static str,
     pub(crate) names: &'static Names,
+    /// The values of keys that a file leaves out.
+    defaults: fn() -> Value,
     /// Whether q, k and v have a bias where the configuration does not state it.
     attention_bias: bool,
     /// Whether the decoder normalises q and k head by head.
@@ -38,41 +40,110 @@ pub(crate) struct Family {
     rms_norm: bool,
     gated: bool,
     patch_bias: bool,
-    activation: Activation,
 }
 
 static FAMILIES: [Family; 3] = [
     Family {
         model_type: "qwen2_vl",
         names: &names::QWEN2,
+        defaults: qwen2_defaults,
         attention_bias: true,
         qk_norm: false,
         rms_norm: false,
         gated: false,
         patch_bias: false,
-        activation: Activation::QuickGelu,
     },
     Family {
         model_type: "qwen2_5_vl",
         names: &names::QWEN2_5,
+        defaults: qwen2_5_defaults,
         attention_bias: true,
         qk_norm: false,
         rms_norm: true,
         gated: true,
         patch_bias: false,
-        activation: Activation::Silu,
     },
     Family {
         model_type: "qwen3_vl",
         names: &names::QWEN3,
+        defaults: qwen3_defaults,
         attention_bias: false,
         qk_norm: true,
         rms_norm: false,
         gated: false,
         patch_bias: true,
-        activation: Activation::GeluTanh,
     },
 ];
+
+// The defaults of the configuration classes in transformers 5.24.0. Until 4.51, transformers saved
+// nested configurations as their differences from the class, so files leave any of these out.
+
+fn qwen2_defaults() -> Value {
+    json!({
+        "image_token_id": 151_655, "video_token_id": 151_656,
+        "text_config": {
+            "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568,
+            "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5
+        },
+        "vision_config": {
+            "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "num_heads": 16,
+            "in_channels": 3, "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2,
+            "hidden_act": "quick_gelu"
+        }
+    })
+}
+
+fn qwen2_5_defaults() -> Value {
+    json!({
+        "image_token_id": 151_655, "video_token_id": 151_656,
+        "text_config": {
+            "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568,
+            "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5
+        },
+        "vision_config": {
+            "depth": 32, "hidden_size": 3584, "out_hidden_size": 3584, "intermediate_size": 3420,
+            "num_heads": 16, "in_channels": 3, "patch_size": 14, "temporal_patch_size": 2,
+            "spatial_merge_size": 2, "hidden_act": "silu", "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31]
+        }
+    })
+}
+
+fn qwen3_defaults() -> Value {
+    json!({
+        "image_token_id": 151_655, "video_token_id": 151_656,
+        "text_config": {
+            "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-6
+        },
+        "vision_config": {
+            "depth": 27, "hidden_size": 1152, "out_hidden_size": 3584, "intermediate_size": 4304,
+            "num_heads": 16, "in_channels": 3, "patch_size": 16, "temporal_patch_size": 2,
+            "spatial_merge_size": 2, "hidden_act": "gelu_pytorch_tanh",
+            "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]
+        }
+    })
+}
+
+/// Adds the defaults of keys that an object and the objects in it leave out.
+fn complete(config: &mut Value, defaults: &Value) {
+    let (Value::Object(config), Value::Object(defaults)) = (config, defaults) else {
+        return; // an error of whoever reads the value
+    };
+    for (key, default) in defaults {
+        match config.get_mut(key) {
+            Some(stated) => complete(stated, default),
+            // The decoder's keys may be at the top, and a model has a tower of its own.
+            None if default.is_object() => {}
+            None => {
+                config.insert(key.clone(), default.clone());
+            }
+        }
+    }
+}
 
 /// A model of one of the families: sizes, rotations and rules, validated once.
 ///
@@ -177,8 +248,12 @@ pub struct VisionWindows {
 }
 
 #[derive(Deserialize)]
-struct RawTop {
+struct RawFamily {
     model_type: String,
+}
+
+#[derive(Deserialize)]
+struct RawTop {
     tie_word_embeddings: Option<bool>,
     image_token_id: i64,
     video_token_id: i64,
@@ -192,16 +267,11 @@ struct RawText {
     num_hidden_layers: usize,
     num_attention_heads: usize,
     num_key_value_heads: Option<usize>,
-    #[serde(default = "default_rms_norm_eps")]
     rms_norm_eps: f64,
     attention_bias: Option<bool>,
     hidden_act: Option<String>,
     use_sliding_window: Option<bool>,
     tie_word_embeddings: Option<bool>,
-}
-
-fn default_rms_norm_eps() -> f64 {
-    1e-6
 }
 
 #[derive(Deserialize)]
@@ -214,12 +284,11 @@ struct RawVision {
     intermediate_size: Option<usize>,
     mlp_ratio: Option<f64>,
     num_heads: usize,
-    #[serde(alias = "in_chans")]
-    in_channels: Option<usize>,
+    in_channels: usize,
     patch_size: usize,
-    temporal_patch_size: Option<usize>,
-    spatial_merge_size: Option<usize>,
-    hidden_act: Option<Activation>,
+    temporal_patch_size: usize,
+    spatial_merge_size: usize,
+    hidden_act: Activation,
     window_size: Option<usize>,
     fullatt_block_indexes: Option<Vec<usize>>,
     num_position_embeddings: Option<usize>,
@@ -264,24 +333,30 @@ impl QwenVlConfig {
     }
 
     /// Reads the text of a `config.json`, of transformers 4 (the decoder's keys at the top) or 5
-    /// (in `text_config`).
+    /// (in `text_config`). Keys that it leaves out have the defaults of their class in transformers
+    /// 5.24.0.
     ///
     /// # Errors
     /// [`QwenVlError::Config`], [`QwenVlError::UnknownFamily`], [`QwenVlError::Unsupported`],
     /// [`QwenVlError::Sizes`]; [`QwenVlError::Rope`] if the keys of the rotation are wrong.
     pub fn from_hf_config(json: &str) -> Result<Self> {
-        let value: Value = serde_json::from_str(json).map_err(|error| QwenVlError::Config {
+        let mut value: Value = serde_json::from_str(json).map_err(|error| QwenVlError::Config {
             part: "config.json",
             detail: error.to_string(),
         })?;
-        let top: RawTop = read("config.json", &value)?;
-        let family = FAMILIES
-            .iter()
-            .find(|family| family.model_type == top.model_type);
+        let RawFamily { model_type: found } = read("config.json", &value)?;
+        let family = FAMILIES.iter().find(|family| family.model_type == found);
         let family = family.ok_or_else(|| QwenVlError::UnknownFamily {
-            found: top.model_type.clone(),
+            found,
             known: FAMILIES.iter().map(|family| family.model_type).collect(),
         })?;
+        let defaults = (family.defaults)();
+        complete(&mut value, &defaults);
+        if value.get("text_config").is_none() {
+            complete(&mut value, &defaults["text_config"]);
+        }
+        let json = &value.to_string();
+        let top: RawTop = read("config.json", &value)?;
         let (text_part, text) = match value.get("text_config") {
             Some(text) => ("text_config", text),
             None => ("config.json", &value),
@@ -480,7 +555,7 @@ impl VisionConfig {
             (None, Some(ratio)) => (hidden_size as f64 * ratio) as usize,
             (None, None) => return Err(missing("intermediate_size")),
         };
-        let spatial_merge = raw.spatial_merge_size.unwrap_or(2);
+        let spatial_merge = raw.spatial_merge_size;
         let windows = match (raw.window_size, raw.fullatt_block_indexes) {
             (Some(window), Some(full_attention_blocks)) => {
                 let side = window / spatial_merge.max(1) / raw.patch_size.max(1);
@@ -517,8 +592,8 @@ impl VisionConfig {
             heads: raw.num_heads,
             out_hidden_size,
             patch: [
-                raw.in_channels.unwrap_or(3),
-                raw.temporal_patch_size.unwrap_or(2),
+                raw.in_channels,
+                raw.temporal_patch_size,
                 raw.patch_size,
                 raw.patch_size,
             ],
@@ -526,7 +601,7 @@ impl VisionConfig {
             rms_norm: family.rms_norm,
             gated: family.gated,
             patch_bias: family.patch_bias,
-            activation: raw.hidden_act.unwrap_or(family.activation),
+            activation: raw.hidden_act,
             windows,
             position_grid,
             deepstack: raw.deepstack_visual_indexes.unwrap_or_default(),

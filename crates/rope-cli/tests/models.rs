@@ -860,24 +860,9 @@ fn wrong_configurations_have_their_own_errors() {
     );
     assert!(error.to_string().contains("qwen2_5_vl"));
     for (error, what) in [
-        (two("/text_config/vocab_size", Value::Null), "vocab_size"),
+        (two("/model_type", Value::Null), "model_type"),
+        (two("/text_config/vocab_size", json!("x")), "vocab_size"),
         (two("/vision_config", Value::Null), "invalid type"),
-        (
-            two("/vision_config/mlp_ratio", Value::Null),
-            "intermediate_size",
-        ),
-        (
-            two_five("/vision_config/fullatt_block_indexes", Value::Null),
-            "fullatt_block_indexes",
-        ),
-        (
-            two_five("/vision_config/window_size", Value::Null),
-            "window_size",
-        ),
-        (
-            three("/vision_config/out_hidden_size", Value::Null),
-            "out_hidden_size",
-        ),
         (three("/vision_config/hidden_act", json!("relu")), "relu"),
     ] {
         assert!(matches!(error, QwenVlError::Config { .. }), "{error}");
@@ -935,6 +920,15 @@ fn wrong_configurations_have_their_own_errors() {
         (
             two_five("/vision_config/fullatt_block_indexes", json!([9])),
             "fullatt_block_indexes",
+        ),
+        // The classes' defaults are those of large models.
+        (
+            two_five("/vision_config/fullatt_block_indexes", Value::Null),
+            "fullatt_block_indexes",
+        ),
+        (
+            three("/vision_config/out_hidden_size", Value::Null),
+            "out_hidden_size",
         ),
         (
             two_five("/vision_config/window_size", json!(14)),
