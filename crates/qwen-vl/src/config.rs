@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rope_burn::Implementation;
 use rope_core::RotarySpec;
+use rope_core::hf::parse_config;
 use rope_core::position_ids::{Compatibility, PositionRules};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -340,7 +341,7 @@ impl QwenVlConfig {
     /// [`QwenVlError::Config`], [`QwenVlError::UnknownFamily`], [`QwenVlError::Unsupported`],
     /// [`QwenVlError::Sizes`]; [`QwenVlError::Rope`] if the keys of the rotation are wrong.
     pub fn from_hf_config(json: &str) -> Result<Self> {
-        let mut value: Value = serde_json::from_str(json).map_err(|error| QwenVlError::Config {
+        let mut value = parse_config(json).map_err(|error| QwenVlError::Config {
             part: "config.json",
             detail: error.to_string(),
         })?;

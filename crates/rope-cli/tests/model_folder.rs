@@ -141,7 +141,7 @@ fn a_folder_without_one_of_its_files_or_with_a_broken_one_is_refused_by_its_name
         (
             "config.json",
             Some(b"{"),
-            "FAIL config.json cannot be read: EOF",
+            "FAIL the configuration is not JSON: EOF",
         ),
         (
             "train.json",

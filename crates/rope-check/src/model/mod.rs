@@ -10,6 +10,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, TensorData};
 use qwen_vl::{Batch, Inputs, QwenVl, QwenVlConfig, QwenVlError, Trace};
 use rope_burn::{Implementation, Rotary, RotaryError};
+use rope_core::hf::parse_config;
 use rope_core::position_ids::{
     Compatibility, PositionIds, PositionIdsError, PositionRules, vision_cu_seqlens,
     vision_positions, vision_windows,
@@ -92,6 +93,12 @@ pub enum ModelError {
     Device(#[from] ExecutionError),
 }
 
+impl ModelError {
+    fn json(file: &'static str) -> impl Fn(serde_json::Error) -> Self {
+        move |source| Self::Json { file, source }
+    }
+}
+
 /// What became of a folder.
 pub struct Report {
     /// One row per tensor.
@@ -112,15 +119,9 @@ pub fn is_model_folder(folder: &Path) -> bool {
     found.count() >= 2
 }
 
-/// The text of a file of a folder, and of what is made from it.
-fn read_json<T: for<'a> Deserialize<'a>>(
-    folder: &Path,
-    file: &'static str,
-) -> Result<(String, T), ModelError> {
-    let text = std::fs::read_to_string(folder.join(file))
-        .map_err(|source| ModelError::Read { file, source })?;
-    let parsed = serde_json::from_str(&text).map_err(|source| ModelError::Json { file, source })?;
-    Ok((text, parsed))
+/// The text of a file of a folder.
+fn read_text(folder: &Path, file: &'static str) -> Result<String, ModelError> {
+    std::fs::read_to_string(folder.join(file)).map_err(|source| ModelError::Read { file, source })
 }
 
 /// Where models compute, and how.
@@ -167,7 +168,9 @@ impl Models {
         if let Some(file) = REQUIRED.iter().find(|file| !folder.join(file).exists()) {
             return Err(ModelError::Incomplete { file });
         }
-        let (json, stated) = read_json::<Stated>(folder, CONFIG)?;
+        let json = read_text(folder, CONFIG)?;
+        let config = parse_config(&json).map_err(RopeError::from)?;
+        let stated = Stated::deserialize(config).map_err(ModelError::json(CONFIG))?;
         let inputs = Tensors::read(&folder.join(INPUTS))?;
         let fixture = Fixture {
             version: version_of(stated.transformers_version.as_deref()),
@@ -412,7 +415,8 @@ impl Fixture<'_> {
             rows.push(row(name, self.by(), &found, expected, tolerance, keep));
         }
         if folder.join(TRAIN).exists() {
-            let (_, training) = read_json::<Training>(folder, TRAIN)?;
+            let training = read_text(folder, TRAIN)?;
+            let training = serde_json::from_str(&training).map_err(ModelError::json(TRAIN))?;
             rows.push(self.training_row(model, &batch, &labels, training)?);
         }
         Ok(rows)

@@ -6,7 +6,8 @@ use super::error::{ConfigError, Stated};
 use super::family::{
     Axes, Component, FULL, Family, LINEAR, OneObject, Pattern, SLIDING, Share, WithoutWindow,
 };
-use super::fields::{Fields, parse};
+use super::fields::Fields;
+use super::json::{is_object, parse, parse_config};
 use super::layers::LayerSpecs;
 use super::parameters::{RopeContext, RopeParameters};
 use crate::error::Result;
@@ -63,7 +64,7 @@ impl RotarySpec {
     /// As [`from_hf_config`](Self::from_hf_config); [`ConfigError::UnknownModelType`] also for a
     /// tower that does not rotate.
     pub fn from_hf_vision_config(json: &str) -> Result<Self> {
-        let value = parse(json)?;
+        let value = parse_config(json)?;
         let levels = nested(&value, &["thinker_config", "vision_config"])?;
         let family = find_family(Component::Vision, &levels)?;
         let config = &levels[levels.len() - 1];
@@ -144,7 +145,7 @@ impl LayerSpecs {
     /// # Errors
     /// As [`RotarySpec::from_hf_config`], [`ConfigError::SeveralRotations`] excepted.
     pub fn from_hf_config(json: &str) -> Result<Self> {
-        let value = parse(json)?;
+        let value = parse_config(json)?;
         let levels = nested(&value, &["thinker_config", "text_config"])?;
         let family = find_family(Component::Text, &levels)?;
         let config = &levels[levels.len() - 1];
@@ -338,7 +339,7 @@ fn rope_object<'a>(
 /// Whether the object maps layer types to parameters rather than stating parameters.
 fn is_per_layer(rope: &Fields) -> Result<bool, ConfigError> {
     let stated: Vec<&Value> = rope.keys().filter_map(|key| rope.get(key)).collect();
-    let objects = stated.iter().filter(|value| value.is_object()).count();
+    let objects = stated.iter().filter(|value| is_object(value)).count();
     match objects {
         0 => Ok(false),
         _ if objects == stated.len() => Ok(true),

@@ -5,6 +5,7 @@ use std::fmt;
 use serde_json::Value;
 
 use super::family::Component;
+use super::json::float;
 
 /// A key of a configuration and what it says there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -264,7 +265,7 @@ impl ConfigError {
                 key.to_owned()
             },
             expected,
-            found: found.to_string(),
+            found: float(found).map_or_else(|| found.to_string(), str::to_owned),
         }
     }
 }

@@ -3,13 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::error::{ConfigError, Stated};
-
-/// The JSON value that a text holds.
-pub(crate) fn parse(json: &str) -> Result<Value, ConfigError> {
-    serde_json::from_str(json).map_err(|error| ConfigError::Json {
-        detail: error.to_string(),
-    })
-}
+use super::json::is_object;
 
 /// One JSON object and its path in the file.
 #[derive(Clone, Debug)]
@@ -23,7 +17,7 @@ impl<'a> Fields<'a> {
     pub(crate) fn new(path: impl Into<String>, value: &'a Value) -> Result<Self, ConfigError> {
         let path = path.into();
         match value {
-            Value::Object(map) => Ok(Self { path, map }),
+            Value::Object(map) if is_object(value) => Ok(Self { path, map }),
             _ => Err(ConfigError::wrong_type(&path, "an object", value)),
         }
     }

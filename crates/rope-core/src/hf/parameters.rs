@@ -4,7 +4,8 @@
 use serde_json::Value;
 
 use super::error::{ConfigError, Stated};
-use super::fields::{Fields, parse};
+use super::fields::Fields;
+use super::json::{is_object, parse};
 use crate::error::Result;
 use crate::frequencies::{Frequencies, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling};
 
@@ -86,7 +87,7 @@ impl RopeParameters {
     /// or lacks a key, or it maps layer types to parameters; the errors of
     /// [`Frequencies`] if a value is out of range.
     pub fn from_json(json: &str, context: RopeContext) -> Result<Self> {
-        let value: Value = parse(json)?;
+        let value = parse(json)?;
         Self::read(&Fields::new("rope_parameters", &value)?, context, true)
     }
 
@@ -135,7 +136,7 @@ impl RopeParameters {
     pub(super) fn read(fields: &Fields, context: RopeContext, reads_alpha: bool) -> Result<Self> {
         if fields
             .keys()
-            .any(|key| fields.get(key).is_some_and(Value::is_object))
+            .any(|key| fields.get(key).is_some_and(is_object))
         {
             return Err(ConfigError::PerLayerParameters {
                 stated: fields.stated(),

@@ -265,7 +265,7 @@ impl PositionRules {
     /// [`ConfigError`] if it is no JSON, or a key is missing or has the wrong type;
     /// [`PositionIdsError::UnknownModelType`].
     pub fn from_hf_config(json: &str) -> Result<Self> {
-        let value = crate::hf::fields::parse(json)?;
+        let value = crate::hf::parse_config(json)?;
         let top = Fields::new("", &value)?;
         // The language side of an omni model, which states the tokens.
         let config = top.object("thinker_config")?.unwrap_or_else(|| top.clone());
