@@ -843,10 +843,7 @@ fn wrong_configurations_have_their_own_errors() {
             .expect("is there")
             .as_object_mut()
             .expect("object");
-        match value {
-            Value::Null => parent.remove(key),
-            value => parent.insert(key.to_owned(), value),
-        };
+        parent.insert(key.to_owned(), value);
         QwenVlConfig::from_hf_config(&config.to_string()).expect_err(pointer)
     };
     let two = |pointer, value| refuse("qwen2_vl_tiny", pointer, value);
@@ -1031,6 +1028,49 @@ fn configurations_of_transformers_4_are_read() {
     );
     assert_eq!(config.text.rotation.axis_layout().sections(), [16, 24, 24]);
     assert_eq!(config.vision.patch_elems(), 1176);
+}
+
+/// As transformers 4.45 to 4.49 saved fine-tunes: towers without the defaults of their class.
+#[test]
+fn towers_without_the_defaults_of_their_class_are_read() {
+    let read = |model_type: &str, width: usize, heads: usize, vision: Value| {
+        let config = json!({
+            "model_type": model_type, "hidden_size": width, "num_attention_heads": heads,
+            "num_key_value_heads": 2, "num_hidden_layers": 28, "intermediate_size": 8960,
+            "hidden_act": "silu", "rms_norm_eps": 1e-6, "vocab_size": 152064,
+            "max_position_embeddings": 32768, "image_token_id": 151655, "video_token_id": 151656,
+            "vision_start_token_id": 151652, "rope_theta": 1000000.0,
+            "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default",
+                "type": "default"},
+            "use_sliding_window": false, "tie_word_embeddings": true, "vision_config": vision
+        });
+        QwenVlConfig::from_hf_config(&config.to_string())
+    };
+    let two = json!({"hidden_size": 1536, "in_chans": 3, "model_type": "qwen2_vl",
+        "spatial_patch_size": 14});
+    let two_five = json!({"hidden_size": 1280, "in_chans": 3, "model_type": "qwen2_5_vl",
+        "spatial_patch_size": 14, "tokens_per_second": 2});
+    let two = read("qwen2_vl", 1536, 12, two).expect("reads").vision;
+    let two_five = read("qwen2_5_vl", 3584, 28, two_five)
+        .expect("reads")
+        .vision;
+    assert_eq!((two.intermediate_size, two.out_hidden_size), (5120, 1536));
+    let sizes = (two_five.intermediate_size, two_five.out_hidden_size);
+    assert_eq!(sizes, (3420, 3584));
+    let windows = two_five.windows.as_ref().expect("has windows");
+    assert_eq!(
+        (windows.side, &windows.full_attention_blocks[..]),
+        (4, &[7, 15, 23, 31][..])
+    );
+    assert!(two.windows.is_none());
+    for tower in [two, two_five] {
+        assert_eq!(
+            (tower.depth, tower.hidden_size, tower.heads),
+            (32, 1280, 16)
+        );
+        assert_eq!((tower.patch, tower.spatial_merge), ([3, 2, 14, 14], 2));
+        assert_eq!(tower.rotation.head_dim(), 80);
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::error::{ConfigError, Stated};
 use super::family::{
     Axes, Component, FULL, Family, LINEAR, OneObject, Pattern, SLIDING, Share, WithoutWindow,
 };
-use super::fields::Fields;
+use super::fields::{Fields, HEADS, TEXT, VISION, WHOLE, nested};
 use super::json::{is_object, parse, parse_config};
 use super::layers::LayerSpecs;
 use super::parameters::{RopeContext, RopeParameters};
@@ -65,7 +65,7 @@ impl RotarySpec {
     /// tower that does not rotate.
     pub fn from_hf_vision_config(json: &str) -> Result<Self> {
         let value = parse_config(json)?;
-        let levels = nested(&value, &["thinker_config", "vision_config"])?;
+        let levels = nested(&value, &[WHOLE[0], WHOLE[1], VISION])?;
         let family = find_family(Component::Vision, &levels)?;
         let config = &levels[levels.len() - 1];
         let stated_theta = config.number("rope_theta")?;
@@ -73,7 +73,11 @@ impl RotarySpec {
             theta: stated_theta.or(family.theta),
             ..RopeContext::default()
         };
-        let head_dim = head_dim(family, config, &["embed_dim", "hidden_size"])?;
+        let head_dim = head_dim(
+            family,
+            config,
+            &["embed_dim", "hidden_size", "vt_hidden_size"],
+        )?;
         let rope = config.object("rope_parameters")?;
         let parameters = match &rope {
             Some(rope) => RopeParameters::read(rope, context, family.reads_alpha)?,
@@ -146,7 +150,7 @@ impl LayerSpecs {
     /// As [`RotarySpec::from_hf_config`], [`ConfigError::SeveralRotations`] excepted.
     pub fn from_hf_config(json: &str) -> Result<Self> {
         let value = parse_config(json)?;
-        let levels = nested(&value, &["thinker_config", "text_config"])?;
+        let levels = nested(&value, &[WHOLE[0], WHOLE[1], TEXT])?;
         let family = find_family(Component::Text, &levels)?;
         let config = &levels[levels.len() - 1];
         for level in &levels {
@@ -189,17 +193,6 @@ impl LayerSpecs {
         let layers = layers(family, config, &specs)?;
         Ok(Self::new(specs, layers))
     }
-}
-
-/// A configuration and the configurations nested in it, outermost first.
-fn nested<'a>(value: &'a Value, keys: &[&str]) -> Result<Vec<Fields<'a>>, ConfigError> {
-    let mut levels = vec![Fields::new("", value)?];
-    for key in keys {
-        if let Some(inner) = levels[levels.len() - 1].object(key)? {
-            levels.push(inner);
-        }
-    }
-    Ok(levels)
 }
 
 /// The family that the innermost known `model_type` names; the levels must not name two.
@@ -604,13 +597,7 @@ fn head_dim(family: &Family, config: &Fields, widths: &[&str]) -> Result<usize, 
         config.require(keys[0], stated, needed_by)
     };
     let (width_key, width) = first(widths)?;
-    let (heads_key, heads) = first(&[
-        "num_attention_heads",
-        "num_heads",
-        "n_head",
-        "n_heads",
-        "decoder_num_attention_heads",
-    ])?;
+    let (heads_key, heads) = first(HEADS)?;
     if heads == 0 || !width.is_multiple_of(heads) {
         let (left, right) = (config.says(width_key, width), config.says(heads_key, heads));
         let remedy = "the width does not divide into that many heads: state head_dim";

@@ -1091,7 +1091,7 @@ static VISION: &[Family] = &[
              qwen3_5 qwen3_5_vision qwen3_5_moe qwen3_5_moe_vision
              qwen2_5_omni qwen2_5_omni_thinker qwen2_5_omni_vision_encoder
              qwen3_omni_moe qwen3_omni_moe_thinker qwen3_omni_moe_vision_encoder
-             glm4v glm4v_vision glm4v_moe glm4v_moe_vision glm_ocr glm_ocr_vision
+             glm4v glm4v_vision glm4v_moe glm4v_moe_vision glm46v glm_ocr glm_ocr_vision
              ernie4_5_vl_moe ernie4_5_vl_moe_vision ernie4_5_moe_vl DFNRope_vision_transformer
              paddleocr_vl paddleocr_vl_vision cohere_compass_vision dots3_note_vision_encoder
              exaone4_5_vision glm5_next_vision mlcd_vision_model muse_glimmer_vision
@@ -1135,7 +1135,7 @@ static VISION: &[Family] = &[
         axes: per_axis(AxisLayout::PerAxis, None, |head_dim| {
             vec![2 * (head_dim / 6); 3]
         }),
-        ..row("minimax_m3_vl_vision", Half, Some(1e4), None)
+        ..row("minimax_m3_vl minimax_m3_vl_vision", Half, Some(1e4), None)
     },
     // Height takes every other frequency from the first on, width those between.
     Family {
@@ -1175,7 +1175,7 @@ static VISION: &[Family] = &[
         axes: per_axis(AxisLayout::PerAxisStriped, None, |head_dim| {
             vec![head_dim / 2; 2]
         }),
-        ..row("kimi_k25_vision", Half, Some(1e4), None)
+        ..row("kimi_k25 kimi_k25_vision", Half, Some(1e4), None)
     },
     // MoonViT: W and H take turns, W first, in adjacent pairs.
     Family {
@@ -1214,7 +1214,7 @@ static REFUSED: &[(&str, &str)] = &[
     ),
     ("lightglue", "its frequencies are learned"),
     (
-        "minimax_m3_vl_text",
+        "minimax_m3_vl minimax_m3_vl_text",
         "its configuration turns rotary_dim channels of a head, its module the whole head",
     ),
     ("jamba nemotron_h", "its attention does not turn"),

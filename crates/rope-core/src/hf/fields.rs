@@ -5,6 +5,49 @@ use serde_json::{Map, Value};
 use super::error::{ConfigError, Stated};
 use super::json::is_object;
 
+/// Keys of what holds all parts of a model, from the outside in: in retrieval models and policies,
+/// and in omni models.
+pub(crate) const WHOLE: [&[&str]; 2] = [&["vlm_config"], &["thinker_config"]];
+/// Keys of the language model: transformers', DeepSeek-VL's and InternVL's.
+pub(super) const TEXT: &[&str] = &["text_config", "language_config", "llm_config"];
+/// The key of the vision tower.
+pub(super) const VISION: &[&str] = &["vision_config"];
+/// Keys of the number of heads.
+pub(super) const HEADS: &[&str] = &[
+    "num_attention_heads",
+    "num_heads",
+    "n_head",
+    "n_heads",
+    "decoder_num_attention_heads",
+    "vt_num_attention_heads",
+];
+
+/// A configuration and the configurations nested in it, outermost first: at each step the one under
+/// one of the keys, if there is one.
+pub(crate) fn nested<'a>(
+    value: &'a Value,
+    steps: &[&[&str]],
+) -> Result<Vec<Fields<'a>>, ConfigError> {
+    let mut levels = vec![Fields::new("", value)?];
+    for keys in steps {
+        let outer = &levels[levels.len() - 1];
+        let mut inner: Option<Fields> = None;
+        for key in *keys {
+            match (&inner, outer.object(key)?) {
+                (Some(first), Some(other)) if first.map != other.map => {
+                    let [left, right] = [first, &other].map(|at| Stated::new(&at.path, "{...}"));
+                    let remedy = "they are two names of one object: keep the model's own";
+                    return Err(ConfigError::contradiction(left, right, remedy));
+                }
+                (None, found) => inner = found,
+                _ => {}
+            }
+        }
+        levels.extend(inner);
+    }
+    Ok(levels)
+}
+
 /// One JSON object and its path in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields<'a> {

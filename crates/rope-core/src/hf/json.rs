@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::defaults::complete;
 use super::error::ConfigError;
 
 /// The one key of the object that stands for a number that JSON cannot spell, as transformers 5
@@ -15,19 +16,26 @@ const DEEPEST: usize = 100;
 ///
 /// It is read as transformers reads it: `Infinity`, `-Infinity` and `NaN`, which Python writes
 /// beyond JSON, become the objects that transformers 5 writes for them
-/// (`{"__float__": "Infinity"}`).
+/// (`{"__float__": "Infinity"}`), and nested configurations are completed by the defaults of their
+/// classes.
 ///
 /// # Errors
 /// [`ConfigError::Json`] if it is neither JSON nor what Python writes for it.
 ///
 /// # Examples
 /// ```
-/// let config = rope_core::hf::parse_config(r#"{"limit": Infinity}"#)?;
-/// assert_eq!(config["limit"]["__float__"], "Infinity");
+/// let config = rope_core::hf::parse_config(
+///     r#"{"model_type": "llava", "text_config": {"model_type": "llama"}, "limit": Infinity}"#,
+/// )?;
+/// assert_eq!(config["text_config"]["hidden_size"], 4096);
 /// # Ok::<(), rope_core::hf::ConfigError>(())
 /// ```
 pub fn parse_config(text: &str) -> Result<Value, ConfigError> {
-    parse(text)
+    let mut config = parse(text)?;
+    if let Value::Object(config) = &mut config {
+        complete(config);
+    }
+    Ok(config)
 }
 
 /// The JSON value that a text holds.

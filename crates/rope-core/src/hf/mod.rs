@@ -2,6 +2,7 @@
 //! [`RotarySpec`](crate::RotarySpec).
 
 mod config;
+mod defaults;
 mod error;
 mod family;
 pub(crate) mod fields;

@@ -2,8 +2,8 @@
 
 use super::error::PositionIdsError;
 use crate::error::Result;
-use crate::hf::ConfigError;
-use crate::hf::fields::Fields;
+use crate::hf::fields::{Fields, WHOLE, nested};
+use crate::hf::{ConfigError, parse_config};
 
 /// Whose position ids to give.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -265,15 +265,15 @@ impl PositionRules {
     /// [`ConfigError`] if it is no JSON, or a key is missing or has the wrong type;
     /// [`PositionIdsError::UnknownModelType`].
     pub fn from_hf_config(json: &str) -> Result<Self> {
-        let value = crate::hf::parse_config(json)?;
-        let top = Fields::new("", &value)?;
+        let value = parse_config(json)?;
+        let levels = nested(&value, &WHOLE)?;
         // The language side of an omni model, which states the tokens.
-        let config = top.object("thinker_config")?.unwrap_or_else(|| top.clone());
+        let config = &levels[levels.len() - 1];
         let vision = config.object("vision_config")?;
         let vision = config.require("vision_config", Ok(vision), "the patch merger")?;
 
         let mut found = Vec::new();
-        for level in [&config, &top] {
+        for level in levels.iter().rev() {
             found.extend(level.text("model_type")?.map(str::to_owned));
         }
         let of_name = |name: &String| Self::new(name, TokenIds::new(0, 0)).ok();
@@ -310,7 +310,7 @@ impl PositionRules {
         // Families without absolute time do not read the key, though some checkpoints carry it.
         let ids_per_second = match rules.family.ids_per_second {
             Some(ids) => {
-                let level = if ids.in_vision { &vision } else { &config };
+                let level = if ids.in_vision { &vision } else { config };
                 Some(level.number(ids.key)?.unwrap_or(ids.unstated))
             }
             None => None,

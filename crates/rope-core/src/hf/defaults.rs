@@ -1,0 +1,70 @@
+//! What nested configurations leave out because it is the default of their class.
+//!
+//! Transformers 4.36 to 4.51 wrote the configurations inside another one, a language model's or a
+//! vision tower's, as their differences from the class.
+
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value};
+
+use super::fields::{HEADS, TEXT, VISION, WHOLE};
+
+/// The classes of transformers. `classes` maps a model type to the defaults of its class. For the
+/// configurations inside another one, by its model type and their keys, `fixed` has the model type
+/// that they always are, and `unnamed` the one of those that state none. `class_defaults.py` among
+/// the generators of `tests/fixtures` writes the file.
+static TABLE: LazyLock<Value> = LazyLock::new(|| {
+    // A test reads it; without it nothing is filled in, and what is missing is an error.
+    serde_json::from_str(include_str!("defaults.json")).unwrap_or_default()
+});
+
+/// Keys of one quantity: where one of them is stated, the default of none holds. Layers that are
+/// listed are counted by the list.
+const SYNONYMS: [&[&str]; 3] = [
+    &["hidden_size", "n_embd", "d_model", "vt_hidden_size"],
+    HEADS,
+    &[
+        "num_hidden_layers",
+        "num_layers",
+        "layer_types",
+        "no_rope_layers",
+    ],
+];
+/// The objects that state some keys of the configuration around them.
+const ROPE_OBJECTS: [&str; 2] = ["rope_parameters", "rope_scaling"];
+
+/// Fills in the defaults of the classes of the configurations in `config`.
+pub(super) fn complete(config: &mut Map<String, Value>) {
+    let outer = config.get("model_type").and_then(Value::as_str);
+    let outer = outer.unwrap_or_default().to_owned();
+    for key in WHOLE.iter().chain([&TEXT, &VISION]).copied().flatten() {
+        let Some(Value::Object(inner)) = config.get_mut(*key) else {
+            continue;
+        };
+        let of_outer = |table: &str| TABLE[table][&outer][key].as_str();
+        let fixed = of_outer("fixed");
+        let stated = inner.get("model_type").filter(|stated| **stated != "");
+        if stated.is_none_or(Value::is_null)
+            && let Some(name) = fixed.or(of_outer("unnamed"))
+        {
+            inner.insert("model_type".to_owned(), name.into());
+        }
+        let name = fixed.or(inner.get("model_type").and_then(Value::as_str));
+        let class = name.and_then(|name| TABLE["classes"][name].as_object());
+        for (key, default) in class.into_iter().flatten() {
+            if !states(inner, key) {
+                inner.insert(key.clone(), default.clone());
+            }
+        }
+        complete(inner);
+    }
+}
+
+/// Whether the configuration states what `key` stands for, null included.
+fn states(config: &Map<String, Value>, key: &str) -> bool {
+    let mut objects = ROPE_OBJECTS.iter().filter_map(|object| config.get(*object));
+    let synonyms = SYNONYMS.iter().find(|keys| keys.contains(&key));
+    let synonyms = synonyms.into_iter().flat_map(|keys| keys.iter().copied());
+    synonyms.chain([key]).any(|key| config.contains_key(key))
+        || objects.any(|rope| rope.get(key).is_some())
+}
