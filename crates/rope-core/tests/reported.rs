@@ -278,6 +278,53 @@ fn the_table_of_defaults_is_read() {
     }
 }
 
+/// deepseek-ai/dspark_gemma4_12b_block7 and others.
+#[test]
+fn keys_beside_layer_types() {
+    let gemma = |stray: &str| {
+        format!(
+            r#"{{"model_type": "gemma4_text", "head_dim": 64, "global_head_dim": 128,
+                "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+                "rope_parameters": {{
+                    "full_attention": {{"rope_type": "proportional", "rope_theta": 1000000.0,
+                        "partial_rotary_factor": 0.25}},
+                    "sliding_attention": {{"rope_type": "default", "rope_theta": 10000.0}}
+                    {stray}}}}}"#
+        )
+    };
+    let expected = LayerSpecs::from_hf_config(&gemma("")).expect("reads");
+    let full = expected.of_layer(1).expect("turns");
+    assert_eq!(full.head_dim(), 128);
+    let inv_freq = full.inv_freq(None).expect("a progression");
+    for (found, right) in inv_freq.iter().zip([1.0, 0.805842, 0.649382]) {
+        assert!((found - right).abs() < 1e-6, "{found} for {right}");
+    }
+    let sliding = expected.of_layer(0).expect("turns");
+    assert_eq!(plain(sliding), (64, Some(1e4)));
+    for stray in [
+        r#", "rope_type": "default", "rope_theta": null"#,
+        r#", "type": "default""#,
+        r#", "rope_theta": 10000, "partial_rotary_factor": 0.25"#,
+    ] {
+        assert_eq!(
+            LayerSpecs::from_hf_config(&gemma(stray)).as_ref(),
+            Ok(&expected),
+            "{stray}"
+        );
+    }
+    for stray in [
+        r#", "rope_theta": 500000.0"#,
+        r#", "rope_type": "yarn""#,
+        r#", "factor": 8.0"#,
+        r#", "rope_theta": NaN"#,
+    ] {
+        assert!(
+            matches!(error(&gemma(stray)), ConfigError::MixedParameters { .. }),
+            "{stray}"
+        );
+    }
+}
+
 #[test]
 fn names_of_the_language_model() {
     let qwen = json!({"model_type": "qwen2_vl", "hidden_size": 3584, "num_attention_heads": 28,
@@ -382,5 +429,27 @@ fn parts_that_are_known_by_the_model_around_them() {
         let spec = text(&glm(named));
         assert_eq!((spec.rotary_dim(), spec.pairing()), (64, pairing));
         assert_eq!(tower(&glm(named)).head_dim(), 128);
+    }
+}
+
+#[test]
+fn a_null_factor_of_yarn_is_the_ratio_of_the_lengths() {
+    let yarn = |factor: &str| {
+        format!(
+            r#"{{"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4,
+                "max_position_embeddings": 4096, "rope_theta": 10000.0,
+                "rope_scaling": {{"rope_type": "yarn", {factor}
+                    "original_max_position_embeddings": 1024}}}}"#
+        )
+    };
+    let spec = text(&yarn(r#""factor": null,"#));
+    assert_eq!(spec, text(&yarn(r#""factor": 4.0,"#)));
+    assert!((spec.attention_scaling() - 1.138_629_4).abs() < 1e-7);
+    let unknown = yarn(r#""factor": null,"#).replace("\"max_position_embeddings\": 4096,", "");
+    for config in [yarn(""), unknown] {
+        assert!(matches!(
+            error(&config),
+            ConfigError::MissingKey { key, .. } if key == "rope_scaling.factor"
+        ));
     }
 }

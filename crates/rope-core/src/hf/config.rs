@@ -329,17 +329,33 @@ fn rope_object<'a>(
     Ok(new.or(old))
 }
 
+/// The layer types that the object maps to parameters; none if it states parameters.
+fn layer_types<'a>(rope: &Fields<'a>) -> Result<Vec<&'a str>, ConfigError> {
+    let stated = rope.keys().filter_map(|key| Some((key, rope.get(key)?)));
+    let (types, beside): (Vec<_>, Vec<_>) = stated.partition(|(_, value)| is_object(value));
+    // Transformers does not read what stands beside layer types: it may say nothing, or what one of
+    // them says.
+    let is_said = |(key, value): &(&str, &Value)| {
+        let says_nothing = ["rope_type", "type"].contains(key) && **value == "default";
+        let said = types.iter().filter_map(|(_, of_type)| of_type.get(key));
+        says_nothing || { said }.any(|said| is_same(said, value))
+    };
+    if !types.is_empty() && !beside.iter().all(is_said) {
+        return Err(ConfigError::MixedParameters {
+            key: rope.path_of("").trim_end_matches('.').to_owned(),
+        });
+    }
+    Ok(types.into_iter().map(|(name, _)| name).collect())
+}
+
+/// Whether two values are the same, 1 and 1.0 included.
+fn is_same(left: &Value, right: &Value) -> bool {
+    left == right || left.is_number() && left.as_f64() == right.as_f64()
+}
+
 /// Whether the object maps layer types to parameters rather than stating parameters.
 fn is_per_layer(rope: &Fields) -> Result<bool, ConfigError> {
-    let stated: Vec<&Value> = rope.keys().filter_map(|key| rope.get(key)).collect();
-    let objects = stated.iter().filter(|value| is_object(value)).count();
-    match objects {
-        0 => Ok(false),
-        _ if objects == stated.len() => Ok(true),
-        _ => Err(ConfigError::MixedParameters {
-            key: rope.path_of("").trim_end_matches('.').to_owned(),
-        }),
-    }
+    Ok(!layer_types(rope)?.is_empty())
 }
 
 /// One rotation of a decoder.
@@ -359,10 +375,11 @@ fn rotations<'a>(
     context: RopeContext,
 ) -> Result<Vec<Rotation<'a>>> {
     let rope = rope_object(family, config, context)?;
-    let per_layer = match &rope {
-        Some(rope) => is_per_layer(rope)?,
-        None => false,
+    let types = match &rope {
+        Some(rope) => layer_types(rope)?,
+        None => Vec::new(),
     };
+    let per_layer = !types.is_empty();
     if let Some(rope) = rope.as_ref().filter(|rope| rope.keys().next().is_some())
         && !per_layer
         && match family.one_object {
@@ -385,9 +402,10 @@ fn rotations<'a>(
     let names: Vec<&str> = match (&rope, local) {
         (Some(rope), local) if per_layer => {
             // The modelling code fills in a null where it knows what the layer type falls back to.
-            let falls_back = |name| local.is_some() && [FULL, SLIDING].contains(&name);
-            let known = rope.keys();
-            let known = known.filter(|name| rope.get(name).is_some() || falls_back(name));
+            let falls_back = |name: &&str| {
+                local.is_some() && [FULL, SLIDING].contains(name) && rope.is_null(name)
+            };
+            let known = types.iter().copied().chain(rope.keys().filter(falls_back));
             let (full, others): (Vec<_>, Vec<_>) = known.partition(|name| *name == FULL);
             [full, others].concat()
         }
@@ -511,13 +529,12 @@ fn agree_with_outer(
             let Some(rope) = level.object(key)? else {
                 continue;
             };
-            let statements = if is_per_layer(&rope)? {
-                let of_type = |name| Ok(rope.object(name)?.map(|stated| (Some(name), stated)));
-                let found: Result<Vec<_>> = rope.keys().map(of_type).collect();
-                found?.into_iter().flatten().collect()
-            } else {
-                vec![(None, rope)]
-            };
+            let of_type = |name| Ok(rope.object(name)?.map(|stated| (Some(name), stated)));
+            let of_types: Result<Vec<_>> = layer_types(&rope)?.into_iter().map(of_type).collect();
+            let mut statements: Vec<_> = of_types?.into_iter().flatten().collect();
+            if statements.is_empty() {
+                statements.push((None, rope));
+            }
             for (name, stated) in statements {
                 let context = context_of(name, context);
                 agree(family, &stated, &meant_for(name), config, context)?;

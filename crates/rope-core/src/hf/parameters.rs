@@ -252,7 +252,13 @@ fn read_scaling(
             },
         },
         "yarn" => {
-            let mut yarn = YarnScaling::new(number("factor")?, original()?);
+            // A null asks for the ratio of the two context lengths; a missing key does not.
+            let max = context.max_position_embeddings;
+            let factor = match max.filter(|_| fields.is_null("factor")) {
+                Some(max) => max as f64 / original()? as f64,
+                None => number("factor")?,
+            };
+            let mut yarn = YarnScaling::new(factor, original()?);
             // The published code reads a zero as "not stated".
             let turns = |key| {
                 fields
