@@ -1,7 +1,7 @@
 //! Configurations of public reports and published files, made small. The right values are those of
 //! transformers 5.24.0.
 
-use rope_core::hf::{ConfigError, LayerSpecs, parse_config};
+use rope_core::hf::{Component, ConfigError, LayerSpecs, parse_config};
 use rope_core::position_ids::{PositionRules, Prompt};
 use rope_core::{AxisLayout, Pairing, RopeError, RotarySpec};
 use serde_json::{Value, json};
@@ -452,4 +452,25 @@ fn a_null_factor_of_yarn_is_the_ratio_of_the_lengths() {
             ConfigError::MissingKey { key, .. } if key == "rope_scaling.factor"
         ));
     }
+}
+
+/// What a golden file states gets the reason of a refusal too.
+#[test]
+fn refusals_of_rope_parameters_give_their_reason() {
+    let read = |model_type: &str| {
+        RotarySpec::from_rope_parameters(model_type, Component::Text, r#"{"rope_theta": 1e4}"#, 64)
+    };
+    for (model_type, because) in [
+        ("MochiTransformer3DModel", "TokenAngles::per_head"),
+        ("nemotron_h", "does not turn"),
+        ("glm46v", "glm4v_moe_text"),
+    ] {
+        let error = read(model_type).expect_err("is refused").to_string();
+        assert!(error.contains(because), "{error}");
+        assert!(!error.contains("RotarySpec::builder"), "{error}");
+    }
+    assert!(matches!(
+        read("mamba3"),
+        Err(RopeError::Config(ConfigError::UnknownModelType { .. }))
+    ));
 }

@@ -120,11 +120,8 @@ impl RotarySpec {
         rope_parameters: &str,
         head_dim: usize,
     ) -> Result<Self> {
-        let family =
-            Family::find(component, model_type).ok_or_else(|| ConfigError::UnknownModelType {
-                found: vec![model_type.to_owned()],
-                component,
-            })?;
+        let family = Family::find(component, model_type)
+            .ok_or_else(|| without_row(component, vec![model_type.to_owned()]))?;
         let value = parse(rope_parameters)?;
         let rope = Fields::new("rope_parameters", &value)?;
         let context = RopeContext {
@@ -223,18 +220,19 @@ fn find_family(component: Component, levels: &[Fields]) -> Result<&'static Famil
         None if found.is_empty() => {
             Err(levels[0].missing("model_type", "the choice of pairing and axis layout"))
         }
-        None => {
-            let refusal = |name: &String| {
-                let reason = Family::refusal(name)?;
-                Some((name.clone(), reason))
-            };
-            Err(match found.iter().find_map(refusal) {
-                Some((model_type, reason)) => {
-                    ConfigError::UnsupportedModelType { model_type, reason }
-                }
-                None => ConfigError::UnknownModelType { found, component },
-            })
-        }
+        None => Err(without_row(component, found)),
+    }
+}
+
+/// The error that no row names any of these model types, with the reason if there is one.
+fn without_row(component: Component, found: Vec<String>) -> ConfigError {
+    let refusal = |name: &String| {
+        let reason = Family::refusal(name)?;
+        Some((name.clone(), reason))
+    };
+    match found.iter().find_map(refusal) {
+        Some((model_type, reason)) => ConfigError::UnsupportedModelType { model_type, reason },
+        None => ConfigError::UnknownModelType { found, component },
     }
 }
 

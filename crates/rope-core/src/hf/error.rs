@@ -88,10 +88,7 @@ pub enum ConfigError {
         component: Component,
     },
     /// A model that rotates in a way that its specification cannot say, or not at all.
-    #[error(
-        "model type {model_type} is not supported: {reason}; build what it needs with \
-         RotarySpec::builder"
-    )]
+    #[error("model type {model_type} is not supported: {reason}")]
     UnsupportedModelType {
         /// The model type.
         model_type: String,

@@ -1194,7 +1194,8 @@ static REFUSED: &[(&str, &str)] = &[
     ),
     (
         "mistral_large4_text",
-        "its frequencies are multiplied by learned factors",
+        "its frequencies are multiplied by learned factors: RotaryAngles::from_frequencies makes \
+         their angles",
     ),
     (
         "cohere2_moe",
@@ -1212,10 +1213,18 @@ static REFUSED: &[(&str, &str)] = &[
         "efficientloftr",
         "it turns hidden channels before they are divided into heads",
     ),
-    ("lightglue", "its frequencies are learned"),
+    (
+        "lightglue",
+        "its frequencies are learned: RotaryAngles::from_frequencies makes their angles",
+    ),
     (
         "minimax_m3_vl minimax_m3_vl_text",
         "its configuration turns rotary_dim channels of a head, its module the whole head",
+    ),
+    (
+        "glm46v",
+        "its decoder is that of glm4v_text or of glm4v_moe_text, which pair differently: give the \
+         one that is meant",
     ),
     ("jamba nemotron_h", "its attention does not turn"),
     (
@@ -1240,7 +1249,8 @@ static REFUSED: &[(&str, &str)] = &[
          PRXTransformer2DModel QwenImage21Transformer2DModel RFD4ProteinaTransformer
          SanaVideoTransformer3DModel SanaWMTransformer3DModel SkyReelsV2Transformer3DModel
          StableAudio3DiTModel WanAnimate2Transformer3DModel",
-        "its rotation has not been compared with the code of diffusers",
+        "its rotation has not been compared with the code of diffusers: build it with \
+         RotarySpec::builder",
     ),
     (
         "musicflamingo",
