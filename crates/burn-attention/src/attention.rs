@@ -1,7 +1,7 @@
 //! The operation on tensors.
 
 use burn::backend::{Dispatch, TensorMetadata};
-use burn::tensor::Tensor;
+use burn::tensor::{Shape, Tensor};
 
 use crate::backends;
 use crate::blocks;
@@ -9,10 +9,12 @@ use crate::composed;
 use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::ops::{AttentionOp, AttentionOps, Method, Sizes};
+use crate::primitives::zeros_from;
 
 /// softmax(scale * q k^T + bias) v over the keys that each query sees; made once a step.
 ///
-/// The [example](crate#example) has its use. A query that sees no key has the output 0.
+/// The [example](crate#example) has its use. A query that sees no key has the output 0, and neither
+/// gets nor gives a gradient.
 ///
 /// # Shapes
 /// - q: `[batch, heads, queries, head_dim]`; k: `[batch, kv_heads, keys, head_dim]`;
@@ -22,8 +24,17 @@ use crate::ops::{AttentionOp, AttentionOps, Method, Sizes};
 /// - out: `[batch, heads, queries, value_dim]`
 ///
 /// # Numerics
-/// 16-bit tensors have scores, softmax and sums in f32, f64 in f64; the bias has that type. A score
-/// below -1e20 counts as hidden. The same tensors give the same bits in every run.
+/// By every [`Method`]:
+/// - Of 16-bit tensors everything is computed in f32, products included, and each result is rounded
+///   once; f64 in f64. The bias has the type that is computed in.
+/// - A mask hides whatever the bias is. A score below -1e20 counts as hidden too. A score of +inf
+///   or NaN makes its query's output NaN.
+/// - What no query of a sample sees, as padding, and queries that see no key may hold anything, NaN
+///   too: it reaches no result. A token that some queries see has to be finite for the others as
+///   well: 0 times NaN is NaN.
+/// - Gradients are right beside scores of any size. Exceptions are an NPU's own kernels, which keep
+///   one number of f32 for the largest score and the sum of a row.
+/// - The same tensors give the same bits in every run.
 ///
 /// # Memory
 /// The autodiff graph keeps q, k, v, the bias, the output and one number for each row of scores.
@@ -72,8 +83,10 @@ impl Attention {
     ///
     /// # Errors
     /// [`Size`](crate::AttentionError::Size), [`HeadGroups`](crate::AttentionError::HeadGroups),
+    /// [`NoChannels`](crate::AttentionError::NoChannels),
     /// [`MixedDTypes`](crate::AttentionError::MixedDTypes),
     /// [`UnsupportedDType`](crate::AttentionError::UnsupportedDType),
+    /// [`Device`](crate::AttentionError::Device),
     /// [`BiasShape`](crate::AttentionError::BiasShape), [`Scale`](crate::AttentionError::Scale).
     pub fn try_forward(
         &self,
@@ -88,17 +101,16 @@ impl Attention {
             scale: self.scale.unwrap_or(1.0 / (head_dim as f64).sqrt()),
             method: self.method,
         };
-        let options = (&q.device(), q.dtype());
-        let empty = |sizes: &Sizes| {
-            let shape = [sizes.batch, sizes.heads, sizes.queries, sizes.value_dim];
-            Tensor::zeros(shape, options)
-        };
         let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
         let bias = bias.map(Tensor::into_dispatch);
         op.check(&q, &k, &v, bias.as_ref())?;
         let sizes = Sizes::of(&q, &k, &v);
         if sizes.keys * sizes.queries * sizes.batch * sizes.heads == 0 {
-            return Ok(empty(&sizes));
+            let shape = [sizes.batch, sizes.heads, sizes.queries, sizes.value_dim];
+            let dtype = q.dtype().into();
+            let inputs = [q, k, v].into_iter().chain(bias).collect();
+            let zeros = zeros_from::<Dispatch>(Shape::new(shape), dtype, inputs);
+            return Ok(Tensor::from_dispatch(zeros));
         }
         let out = if self.method == Method::Composed {
             composed::attention::<Dispatch>(q, k, v, bias, &op)

@@ -5,28 +5,34 @@
 //! a group lie below each other as rows of one product, so k and v are not repeated.
 //! Windows of one length, as vision towers have, are computed as one batch.
 //!
-//! Products take tensors of the data's type; scores, softmax and sums over blocks are in f32, or
-//! in f64 for f64.
+//! Everything is computed in f32, or in f64 for f64: a block's rows of 16-bit tensors are converted
+//! when they are cut out, and results are rounded once. A product of 16-bit tensors would be rounded
+//! before the scale or the sum divides it, where f16 overflows and bf16 has 8 bits of a score.
+//!
+//! The backward computes the largest score and the sum of each row again, as the forward did, and
+//! needs no logarithm: beside a large score, that loses the sum.
 
 use std::ops::Range;
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape, TensorData};
 
 use crate::mask::AttentionMask;
 use crate::ops::{AttentionOp, Kept, Method, Sizes, accumulator};
-use crate::primitives::{cast, slice, whole};
+use crate::primitives::{cast, not, slice, whole};
 
 /// The most scores of a block, unless a few queries of one have more: 128 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 25;
 /// The fewest queries of a block, unless fewer are left: below that, products are inefficient.
 const BLOCK_QUERIES: usize = 16;
-/// Added to a score that is hidden: no score of f32 is seen beside it.
-const HIDDEN: f64 = -1e30;
+/// The score of what is hidden, whatever it was: finite, so that differences of two are numbers.
+pub(crate) const HIDDEN: f64 = -1e30;
 /// A score below this is hidden. A row without any other has the output 0 and the gradient 0.
 pub(crate) const FLOOR: f64 = -1e20;
-/// Smaller than any sum over a row that sees a key, whose largest term is 1.
-pub(crate) const LEAST_SUM: f64 = 1e-30;
+/// Less than any sum over a row that sees a key, whose largest term is 1; no less than needed, for
+/// the gradient divides by it.
+pub(crate) const LEAST_SUM: f64 = 0.5;
 
 /// Queries that are computed together, and the keys that they see.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,13 +116,10 @@ pub fn forward<B: Backend>(
     let run = Run::<B>::new(&q, &k, &v, bias, op);
     let (mut outs, mut sums) = (Vec::new(), Vec::new());
     for block in run.blocks() {
-        let scores = run.scores(&q, &k, &block);
-        let largest = B::float_clamp_min(B::float_max_dim(scores.clone(), 2), FLOOR.into());
-        let weights = B::float_exp(B::float_sub(scores, largest.clone()));
-        let sum = B::float_sum_dim(weights.clone(), 2);
-        let sum = B::float_clamp_min(sum, LEAST_SUM.into());
-        let mixed = B::float_matmul(run.narrow(weights), run.keys(&v, &block));
-        let mixed = B::float_div(run.widen(mixed), sum.clone());
+        let q = run.scaled(run.queries(&q, &block));
+        let [weights, largest, sum] = run.weights(q, run.keys(&k, &block), &block);
+        let mixed = B::float_matmul(weights, run.keys(&v, &block));
+        let mixed = B::float_div(mixed, sum.clone());
         outs.push(run.narrow(run.unfold(mixed, &block, run.sizes.heads)));
         let log_sum = B::float_add(largest, B::float_log(sum));
         sums.push(run.unfold(log_sum, &block, run.sizes.heads));
@@ -153,44 +156,35 @@ pub fn backward<B: Backend>(
         v,
         bias,
         out,
-        log_sum_exp,
+        log_sum_exp: _,
     } = kept;
     let run = Run::<B>::new(&q, &k, &v, bias.into_option(), op);
-    let Sizes {
-        batch,
-        heads,
-        queries,
-        ..
-    } = run.sizes;
-    let rows = Shape::new([batch, heads, queries, 1]);
-    let log_sum_exp = B::float_reshape(log_sum_exp, rows);
-    // sum_j p_j dp_j = sum_j p_j <dy, v_j> = <dy, y>
-    let product = B::float_mul(run.widen(gradient.clone()), run.widen(out));
-    let delta = B::float_sum_dim(product, 3);
-
+    let heads = run.sizes.heads;
     let mut dqs = Vec::new();
     let mut dk = Sum::<B>::new(k.shape());
     let mut dv = Sum::<B>::new(v.shape());
     let bias_shape = run.bias.as_ref().filter(|_| bias_wanted).map(|x| x.shape());
     let mut dbias = bias_shape.map(Sum::<B>::new);
     for block in run.blocks() {
-        let (dy, v) = (run.queries(&gradient, &block), run.keys(&v, &block));
-        let scores = run.scores(&q, &k, &block);
-        let weights = B::float_exp(B::float_sub(scores, run.queries(&log_sum_exp, &block)));
-        let weighed = B::float_matmul(transpose::<B>(run.narrow(weights.clone())), dy.clone());
-        dv.add(run.unfold_keys(run.widen(weighed), &block), 2, &block.keys);
+        let (q, k) = (run.scaled(run.queries(&q, &block)), run.keys(&k, &block));
+        let [weights, _, sum] = run.weights(q.clone(), k.clone(), &block);
+        // The sum divides the rows of dy instead of the weights, which are more.
+        let dy = B::float_div(run.queries(&gradient, &block), sum);
+        let weighed = B::float_matmul(transpose::<B>(weights.clone()), dy.clone());
+        dv.add(run.unfold_keys(weighed, &block), 2, &block.keys);
 
-        let dweights = run.widen(B::float_matmul(dy, transpose::<B>(v)));
-        let dweights = B::float_sub(dweights, run.queries(&delta, &block));
-        let dscores = B::float_mul(weights, dweights);
+        // sum_j p_j dp_j = sum_j p_j <dy, v_j> = <dy, y>
+        let out = run.queries(&out, &block);
+        let delta = B::float_sum_dim(B::float_mul(dy.clone(), out), 2);
+        let dweights = B::float_matmul(dy, transpose::<B>(run.keys(&v, &block)));
+        let dscores = B::float_mul(weights, B::float_sub(dweights, delta));
         if let Some(dbias) = &mut dbias {
             run.add_bias_gradient(dbias, dscores.clone(), &block);
         }
-        let dscores = run.narrow(B::float_mul_scalar(dscores, op.scale.into()));
-        let dq = B::float_matmul(dscores.clone(), run.keys(&k, &block));
-        dqs.push(run.unfold(dq, &block, heads));
-        let part = B::float_matmul(transpose::<B>(dscores), run.queries(&q, &block));
-        dk.add(run.unfold_keys(run.widen(part), &block), 2, &block.keys);
+        let dq = run.scaled(B::float_matmul(dscores.clone(), k));
+        dqs.push(run.narrow(run.unfold(dq, &block, heads)));
+        let part = B::float_matmul(transpose::<B>(dscores), q);
+        dk.add(run.unfold_keys(part, &block), 2, &block.keys);
     }
     let kv = |sum: Sum<B>| run.narrow(sum.total(&run));
     let dbias = dbias.map(|dbias| dbias.total(&run));
@@ -210,8 +204,12 @@ struct Run<'a, B: Backend> {
     /// The first key that each query sees and the one after its last, `[queries, 1]`, and the
     /// indices of the keys, `[1, keys]`, unless all queries see all keys.
     spans: Option<[FloatTensor<B>; 3]>,
-    /// `[batch, 1, 1, 1, keys]`: what is added for padding.
-    padding: Option<FloatTensor<B>>,
+    /// `[batch, 1, 1, 1, keys]`: where padding is.
+    padding: Option<BoolTensor<B>>,
+    /// `[samples, 1, keys, 1]`: the keys that no query sees, if there are any.
+    unseen: Option<BoolTensor<B>>,
+    /// `[samples, 1, queries, 1]`: the queries that see no key, if there are any.
+    blind: Option<BoolTensor<B>>,
 }
 
 impl<'a, B: Backend> Run<'a, B> {
@@ -243,17 +241,24 @@ impl<'a, B: Backend> Run<'a, B> {
                 upload(indices, &[1, keys]),
             ]
         });
-        let padding = mask.padding().map(|attended| {
-            let added = |attended: &bool| if *attended { 0.0 } else { HIDDEN };
-            let values = attended.iter().map(added).collect();
-            upload(values, &[sizes.batch, 1, 1, 1, keys])
-        });
+        let padding = mask.padding();
+        let padding = padding.map(|flags| not::<B>(flags, [sizes.batch, 1, 1, 1, keys], &device));
+        let rows = |flags: Option<&[bool]>, tokens: usize| {
+            let flags = flags?;
+            Some(not::<B>(
+                flags,
+                [flags.len() / tokens, 1, tokens, 1],
+                &device,
+            ))
+        };
         Self {
             op,
             sizes,
             dtype: q.dtype().into(),
             wide,
             bias,
+            unseen: rows(mask.seen(), keys),
+            blind: rows(mask.seeing(), queries),
             spans,
             padding,
             device,
@@ -270,29 +275,34 @@ impl<'a, B: Backend> Run<'a, B> {
         blocks(&self.op.mask, matrices, limit, joins)
     }
 
-    fn widen(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        cast::<B>(x, self.wide)
-    }
-
     fn narrow(&self, x: FloatTensor<B>) -> FloatTensor<B> {
         cast::<B>(x, self.dtype)
     }
 
-    /// The scores of a block, `[matrices, group * rows, columns]`.
-    fn scores(&self, q: &FloatTensor<B>, k: &FloatTensor<B>, block: &Block) -> FloatTensor<B> {
-        let keys = transpose::<B>(self.keys(k, block));
-        let scores = self.widen(B::float_matmul(self.queries(q, block), keys));
-        let mut scores = B::float_mul_scalar(scores, self.op.scale.into());
-        let added = [self.bias_of(block), self.hidden_of(block), {
-            let padding = self.padding.clone();
-            padding.map(|padding| slice::<B>(padding, 4, block.keys.clone()))
-        }];
+    fn scaled(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        B::float_mul_scalar(x, self.op.scale.into())
+    }
+
+    /// e^(score - largest) of a block, `[matrices, group * rows, columns]`, from its scaled queries
+    /// and its keys, and of each row the largest score and the sum: a weight is the first over the
+    /// last.
+    fn weights(&self, q: FloatTensor<B>, k: FloatTensor<B>, block: &Block) -> [FloatTensor<B>; 3] {
+        let mut scores = B::float_matmul(q, transpose::<B>(k));
         let flat = scores.shape();
-        for added in added.into_iter().flatten() {
-            scores = B::float_reshape(scores, self.grouped(block));
-            scores = B::float_add(scores, added);
+        if let Some(bias) = self.bias_of(block) {
+            scores = B::float_add(B::float_reshape(scores, self.grouped(block)), bias);
         }
-        B::float_reshape(scores, flat)
+        // Replaced, not added to: no bias shows what is hidden.
+        let hidden = [self.hidden_of(block), self.padding_of(block)];
+        for hidden in hidden.into_iter().flatten() {
+            scores = B::float_reshape(scores, self.grouped(block));
+            scores = B::float_mask_fill(scores, hidden, HIDDEN.into());
+        }
+        let scores = B::float_reshape(scores, flat);
+        let largest = B::float_clamp_min(B::float_max_dim(scores.clone(), 2), FLOOR.into());
+        let weights = B::float_exp(B::float_sub(scores, largest.clone()));
+        let sum = B::float_clamp_min(B::float_sum_dim(weights.clone(), 2), LEAST_SUM.into());
+        [weights, largest, sum]
     }
 
     /// The shape of a block's scores with heads and queries apart.
@@ -341,8 +351,14 @@ impl<'a, B: Backend> Run<'a, B> {
         sum.add_within(part, [(2, rows), (3, columns)]);
     }
 
-    /// What is added to hide keys from the queries of a block.
-    fn hidden_of(&self, block: &Block) -> Option<FloatTensor<B>> {
+    /// Where padding is in a block, to be broadcast to [`grouped`](Self::grouped).
+    fn padding_of(&self, block: &Block) -> Option<BoolTensor<B>> {
+        let padding = self.padding.clone()?;
+        Some(cut::<B>(padding, 4, &block.keys))
+    }
+
+    /// Which keys are hidden from which queries of a block, padding apart.
+    fn hidden_of(&self, block: &Block) -> Option<BoolTensor<B>> {
         let [starts, ends, indices] = self.spans.as_ref().filter(|_| block.hides)?;
         let rows = |x: &FloatTensor<B>| slice::<B>(x.clone(), 0, block.queries.clone());
         let indices = slice::<B>(indices.clone(), 1, block.keys.clone());
@@ -353,25 +369,35 @@ impl<'a, B: Backend> Run<'a, B> {
         let bools = burn::backend::get_or_init_device_settings::<B>(&self.device).bool_dtype;
         let before = B::float_lower(indices.clone(), starts, bools);
         let after = B::float_greater_equal(indices, ends, bools);
-        let hidden = B::bool_into_float(B::bool_or(before, after), self.wide);
-        let hidden = B::float_mul_scalar(hidden, HIDDEN.into());
         let shape = Shape::new([1, 1, 1, block.rows(), block.columns()]);
-        Some(B::float_reshape(hidden, shape))
+        Some(B::bool_reshape(B::bool_or(before, after), shape))
     }
 
-    /// A block's part of a tensor with the dimensions of q, `[matrices, group * rows, channels]`.
+    /// A block's part of a tensor with the dimensions of q, `[matrices, group * rows, channels]`,
+    /// with zeros for the queries that see no key.
     fn queries(&self, x: &FloatTensor<B>, block: &Block) -> FloatTensor<B> {
-        let x = slice::<B>(x.clone(), 2, block.queries.clone());
+        let x = self.rows(x, &block.queries, self.blind.as_ref());
         self.fold(x, self.sizes.group(), block.windows)
     }
 
-    /// A block's part of a tensor with the dimensions of k, `[matrices, columns, channels]`.
+    /// A block's part of a tensor with the dimensions of k, `[matrices, columns, channels]`, with
+    /// zeros for the keys that no query sees.
     fn keys(&self, x: &FloatTensor<B>, block: &Block) -> FloatTensor<B> {
-        self.fold(
-            slice::<B>(x.clone(), 2, block.keys.clone()),
-            1,
-            block.windows,
-        )
+        let x = self.rows(x, &block.keys, self.unseen.as_ref());
+        self.fold(x, 1, block.windows)
+    }
+
+    /// Some tokens of a tensor, in the type that is computed in, with zeros where `hidden`: a weight
+    /// of 0 would not hide a NaN.
+    fn rows(
+        &self,
+        x: &FloatTensor<B>,
+        tokens: &Range<usize>,
+        hidden: Option<&BoolTensor<B>>,
+    ) -> FloatTensor<B> {
+        let x = cast::<B>(slice::<B>(x.clone(), 2, tokens.clone()), self.wide);
+        let Some(hidden) = hidden else { return x };
+        B::float_mask_fill(x, cut::<B>(hidden.clone(), 2, tokens), 0.0.into())
     }
 
     /// `[batch, kv_heads * group, windows * rows, channels]` to
@@ -453,6 +479,13 @@ impl<B: Backend> Sum<B> {
         let zeros = || B::float_zeros(self.shape, &run.device, run.wide);
         self.total.unwrap_or_else(zeros)
     }
+}
+
+/// A range of one dimension of flags.
+fn cut<B: Backend>(x: BoolTensor<B>, dim: usize, range: &Range<usize>) -> BoolTensor<B> {
+    let mut slices = whole(&x.shape());
+    slices[dim] = range.clone().into();
+    B::bool_slice(x, &slices)
 }
 
 fn transpose<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {

@@ -1,12 +1,16 @@
 //! Attention with its whole matrix of scores, of ordinary operations: the baseline.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{FloatDType, Shape, TensorData};
+use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::Shape;
 
+use crate::blocks::{FLOOR, HIDDEN, LEAST_SUM};
 use crate::ops::{AttentionOp, Sizes, accumulator};
+use crate::primitives::{cast, not};
 
-/// softmax(scale * q k^T + bias + mask) v, with k and v repeated for the query heads that share
-/// them, and softmax in f32, or in f64 for f64. Autodiff keeps the matrices of every step.
+/// softmax(scale * q k^T + bias) v over the keys that each query sees, all of it in f32, or in f64
+/// for f64, with k and v repeated for the query heads that share them. Autodiff keeps the matrices
+/// of every step.
 ///
 /// # Panics
 /// If shapes or types disagree: [`AttentionOp::check`] reports that.
@@ -18,25 +22,50 @@ pub fn attention<B: Backend>(
     op: &AttentionOp,
 ) -> FloatTensor<B> {
     let sizes = Sizes::of(&q, &k, &v);
-    let (dtype, device) = (FloatDType::from(q.dtype()), q.device());
+    let (dtype, device) = (q.dtype().into(), q.device());
     let wide = accumulator(q.dtype()).unwrap_or_else(|error| panic!("{error}"));
+    let rows = |flags: Option<&[bool]>, tokens: usize| {
+        let flags = flags?;
+        Some(not::<B>(
+            flags,
+            [flags.len() / tokens, 1, tokens, 1],
+            &device,
+        ))
+    };
+    let unseen = rows(op.mask.seen(), sizes.keys);
+    let blind = rows(op.mask.seeing(), sizes.queries);
+    let q = clear::<B>(cast::<B>(q, wide), blind.as_ref());
+    let k = clear::<B>(cast::<B>(k, wide), unseen.as_ref());
+    let v = clear::<B>(cast::<B>(v, wide), unseen.as_ref());
     let (k, v) = (repeat::<B>(k, &sizes), repeat::<B>(v, &sizes));
-    let scores = B::float_matmul(q, B::float_swap_dims(k, 2, 3));
-    let mut scores = B::float_mul_scalar(B::float_cast(scores, wide), op.scale.into());
+    let q = B::float_mul_scalar(q, op.scale.into());
+    let mut scores = B::float_matmul(q, B::float_swap_dims(k, 2, 3));
     if let Some(bias) = bias {
         scores = B::float_add(scores, bias);
     }
-    if let Some((hidden, shape)) = hidden(op, &sizes) {
-        let data = TensorData::new(hidden, shape).convert_dtype(wide.into());
-        scores = B::float_add(scores, B::float_from_data(data, &device));
+    if let Some((seen, shape)) = seen(op, &sizes) {
+        scores = B::float_mask_fill(scores, not::<B>(&seen, shape, &device), HIDDEN.into());
     }
-    let weights = B::float_cast(B::softmax(scores, 3), dtype);
-    B::float_matmul(weights, v)
+    // The weights do not depend on what is subtracted: no gradient goes that way.
+    let largest = B::float_max_dim(B::float_detach(scores.clone()), 3);
+    let largest = B::float_clamp_min(largest, FLOOR.into());
+    let weights = B::float_exp(B::float_sub(scores, largest));
+    let sum = B::float_clamp_min(B::float_sum_dim(weights.clone(), 3), LEAST_SUM.into());
+    let out = B::float_matmul(B::float_div(weights, sum), v);
+    // Backward, this hides the gradient of a query that sees no key.
+    cast::<B>(clear::<B>(out, blind.as_ref()), dtype)
 }
 
-/// What is added to the scores to hide keys, and its shape; a finite number, so that a query that
-/// sees no key has an output.
-fn hidden(op: &AttentionOp, sizes: &Sizes) -> Option<(Vec<f32>, [usize; 4])> {
+/// Sets rows to 0, whatever they hold.
+fn clear<B: Backend>(x: FloatTensor<B>, rows: Option<&BoolTensor<B>>) -> FloatTensor<B> {
+    match rows {
+        Some(rows) => B::float_mask_fill(x, rows.clone(), 0.0.into()),
+        None => x,
+    }
+}
+
+/// Whether each query sees each key, and the shape of that, unless all see all.
+fn seen(op: &AttentionOp, sizes: &Sizes) -> Option<(Vec<bool>, [usize; 4])> {
     let mask = &op.mask;
     let (queries, keys) = (sizes.queries, sizes.keys);
     if mask.padding().is_none() && mask.covers(0..queries, &(0..keys)) {
@@ -47,14 +76,13 @@ fn hidden(op: &AttentionOp, sizes: &Sizes) -> Option<(Vec<f32>, [usize; 4])> {
     } else {
         1
     };
-    let mut hidden = Vec::with_capacity(samples * queries * keys);
+    let mut seen = Vec::with_capacity(samples * queries * keys);
     for sample in 0..samples {
         for query in 0..queries {
-            let sees = |key| mask.sees(sample, query, key);
-            hidden.extend((0..keys).map(|key| if sees(key) { 0.0 } else { -1e30 }));
+            seen.extend((0..keys).map(|key| mask.sees(sample, query, key)));
         }
     }
-    Some((hidden, [samples, 1, queries, keys]))
+    Some((seen, [samples, 1, queries, keys]))
 }
 
 /// Gives each query head its key or value head.

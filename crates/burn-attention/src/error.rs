@@ -82,6 +82,15 @@ pub enum AttentionError {
         /// Keys of each.
         keys: usize,
     },
+    /// A mask of more queries than spans are kept for.
+    #[error(
+        "a mask of {queries} queries is too large; expected at most {} queries",
+        u32::MAX
+    )]
+    TooManyQueries {
+        /// The queries.
+        queries: usize,
+    },
     /// A type that attention is not computed in.
     #[error("attention of {found:?} is not computed; expected F32, F16, BF16 or F64")]
     UnsupportedDType {
@@ -97,7 +106,10 @@ pub enum AttentionError {
         expected: [usize; 4],
     },
     /// A factor of the scores with which no softmax can be computed.
-    #[error("the scale is {found}, expected a finite number")]
+    #[error(
+        "the scale is {found:?}, expected a number that is finite in the type of the scores: \
+         f32, for f64 tensors f64"
+    )]
     Scale {
         /// The number found.
         found: f64,
@@ -139,7 +151,10 @@ pub enum AttentionError {
         found: usize,
     },
     /// A number with which no norm can be computed.
-    #[error("epsilon is {found}, expected a finite number that is not negative")]
+    #[error(
+        "epsilon is {found:?}, expected 0 or a positive number that is normal in the type of the \
+         sums: f32 (1.2e-38 to 3.4e38), for f64 tensors f64"
+    )]
     Epsilon {
         /// The number found.
         found: f64,

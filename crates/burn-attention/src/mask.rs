@@ -32,7 +32,8 @@ pub struct MaskRules<'a> {
 }
 
 /// [`MaskRules`] checked and resolved for a number of queries and keys; made once a step and shared
-/// by all layers. It takes 8 bytes a query and one a padding flag, on the host.
+/// by all layers. It takes 8 bytes a query on the host, and of padding up to 2 a key and one a query
+/// of each sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttentionMask {
     keys: usize,
@@ -40,6 +41,11 @@ pub struct AttentionMask {
     spans: Arc<[Span]>,
     /// `[batch, keys]`, unless all keys are attended to.
     attended: Option<Arc<[bool]>>,
+    /// `[samples, keys]`: the keys that some query sees, unless all are; one sample stands for all
+    /// if there is no padding.
+    seen: Option<Arc<[bool]>>,
+    /// `[samples, queries]`: the queries that see some key, unless all do.
+    seeing: Option<Arc<[bool]>>,
 }
 
 /// What the queries of a mask see, padding apart, in the words of kernels that know some patterns.
@@ -167,11 +173,8 @@ impl AttentionMask {
                 found: attended.len().to_string(),
             });
         }
-        Ok(Self {
-            keys,
-            spans: spans.into(),
-            attended: (!attended.is_empty()).then(|| attended.into()),
-        })
+        let attended = (!attended.is_empty()).then(|| attended.into());
+        Ok(Self::of(keys, spans.into(), attended))
     }
 }
 
@@ -179,10 +182,14 @@ impl AttentionMask {
     /// Resolves rules for `batch` samples of `queries` and `keys` tokens.
     ///
     /// # Errors
+    /// [`AttentionError::TooManyKeys`], [`AttentionError::TooManyQueries`],
     /// [`AttentionError::MoreQueries`], [`AttentionError::CuSeqlens`],
     /// [`AttentionError::Attended`]; [`AttentionError::Size`] for packed sequences whose queries
     /// are not the keys.
     pub fn new(rules: &MaskRules, batch: usize, queries: usize, keys: usize) -> Result<Self> {
+        if u32::try_from(queries).is_err() {
+            return Err(AttentionError::TooManyQueries { queries });
+        }
         // Spans are kept in 32 bits.
         let too_many = AttentionError::TooManyKeys { batch, keys };
         let flags = u32::try_from(keys)
@@ -198,10 +205,12 @@ impl AttentionMask {
             });
         }
         let sequences = match rules.cu_seqlens {
-            Some(cu_seqlens) => sequences(cu_seqlens, queries, keys)?,
-            None => vec![0..keys; queries],
+            Some(cu_seqlens) => Some(sequences(cu_seqlens, queries, keys)?),
+            None => None,
         };
-        let spans = sequences.into_iter().enumerate().map(|(query, mut seen)| {
+        let spans = (0..queries).map(|query| {
+            let own = |sequences: &Vec<Range<usize>>| sequences[query].clone();
+            let mut seen = sequences.as_ref().map_or(0..keys, own);
             // Only rules that need it use the index, and they have been checked against `keys`.
             let index = (keys + query).saturating_sub(queries);
             if rules.causal {
@@ -222,11 +231,36 @@ impl AttentionMask {
             return Err(AttentionError::Attended { batch, keys, found });
         }
         let padded = rules.attended.filter(|flags| flags.contains(&false));
-        Ok(Self {
+        Ok(Self::of(keys, spans.collect(), padded.map(Arc::from)))
+    }
+
+    /// The mask of spans and padding flags that fit each other.
+    fn of(keys: usize, spans: Arc<[Span]>, attended: Option<Arc<[bool]>>) -> Self {
+        let seen = match (&attended, covered(keys, &spans)) {
+            (Some(attended), None) => Some(attended.clone()),
+            (None, covered) => covered.map(Arc::from),
+            (Some(attended), Some(covered)) => {
+                let both = attended.iter().zip(covered.iter().cycle());
+                Some(
+                    both.map(|(attended, covered)| *attended && *covered)
+                        .collect(),
+                )
+            }
+        };
+        let seeing: Arc<[bool]> = match &attended {
+            None => spans.iter().map(|span| span.start < span.end).collect(),
+            Some(attended) => {
+                let samples = attended.chunks(keys.max(1));
+                samples.flat_map(|flags| seeing(flags, &spans)).collect()
+            }
+        };
+        Self {
             keys,
-            spans: spans.collect(),
-            attended: padded.map(Arc::from),
-        })
+            spans,
+            attended,
+            seen,
+            seeing: seeing.contains(&false).then_some(seeing),
+        }
     }
 
     /// The queries that this mask was made for.
@@ -351,6 +385,61 @@ impl AttentionMask {
     pub fn padding(&self) -> Option<&[bool]> {
         self.attended.as_deref()
     }
+
+    /// The keys that some query sees, `[samples, keys]` of all samples or of one that stands for
+    /// all, unless every key is seen. What the others hold must reach nothing.
+    pub(crate) fn seen(&self) -> Option<&[bool]> {
+        self.seen.as_deref()
+    }
+
+    /// The queries that see some key, as [`seen`](Self::seen), unless every query does.
+    pub(crate) fn seeing(&self) -> Option<&[bool]> {
+        self.seeing.as_deref()
+    }
+}
+
+/// The flags of a sample, of `len` each, where one sample may stand for all.
+#[cfg(feature = "flex")]
+pub(crate) fn of_sample(flags: Option<&[bool]>, sample: usize, len: usize) -> Option<&[bool]> {
+    let flags = flags?;
+    let start = if flags.len() > len { sample * len } else { 0 };
+    Some(&flags[start..start + len])
+}
+
+/// The keys that lie in a span, unless all do.
+fn covered(keys: usize, spans: &[Span]) -> Option<Vec<bool>> {
+    let mut spans: Vec<Span> = spans.to_vec();
+    spans.retain(|span| span.start < span.end);
+    spans.sort_unstable_by_key(|span| span.start);
+    let mut end = 0;
+    let gapless = spans.iter().all(|span| {
+        let joins = span.start <= end;
+        end = end.max(span.end);
+        joins
+    });
+    if gapless && end as usize == keys {
+        return None;
+    }
+    let mut covered = vec![false; keys];
+    let mut end = 0;
+    for span in spans {
+        let (start, last) = (span.start.max(end) as usize, span.end.max(end) as usize);
+        covered[start..last].fill(true);
+        end = end.max(span.end);
+    }
+    Some(covered)
+}
+
+/// Whether each query sees a key that is no padding.
+fn seeing(attended: &[bool], spans: &[Span]) -> Vec<bool> {
+    let mut count = 0_u32;
+    let counts = attended.iter().map(|attended| {
+        count += u32::from(*attended);
+        count
+    });
+    let counts: Vec<u32> = std::iter::once(0).chain(counts).collect();
+    let sees = |span: &Span| counts[span.start as usize] < counts[span.end as usize];
+    spans.iter().map(sees).collect()
 }
 
 /// The sequence of each token.
@@ -434,6 +523,51 @@ mod tests {
             ..causal
         };
         assert_eq!(seen(&padded, 3, 3), ["...", ".x.", ".xx"]);
+    }
+
+    /// What `new` keeps of each key and query, against what `sees` says of each pair.
+    #[test]
+    fn keys_that_nobody_sees_and_queries_that_see_nothing_are_known() {
+        let attended = [
+            false, true, true, false, true, true, true, false, true, true,
+        ];
+        let all = MaskRules::default();
+        let window = |before, after| MaskRules {
+            window: Some(Window { before, after }),
+            ..all
+        };
+        let causal = MaskRules {
+            causal: true,
+            ..all
+        };
+        let padded = |rules| MaskRules {
+            attended: Some(&attended),
+            ..rules
+        };
+        let (mut unseen, mut blind) = (0, 0);
+        for rules in [all, causal, window(1, 0), window(0, 1)] {
+            for rules in [rules, padded(rules)] {
+                for queries in [1, 2, 5] {
+                    let mask = AttentionMask::new(&rules, 2, queries, 5).expect("valid rules");
+                    for sample in 0..2 {
+                        let of = |flags: Option<&[bool]>, len, index| {
+                            flags.is_none_or(|flags| flags[(sample * len + index) % flags.len()])
+                        };
+                        for key in 0..5 {
+                            let seen = (0..queries).any(|query| mask.sees(sample, query, key));
+                            assert_eq!(of(mask.seen(), 5, key), seen, "{rules:?}, {queries}");
+                            unseen += usize::from(!seen);
+                        }
+                        for query in 0..queries {
+                            let sees = (0..5).any(|key| mask.sees(sample, query, key));
+                            assert_eq!(of(mask.seeing(), queries, query), sees, "{rules:?}");
+                            blind += usize::from(!sees);
+                        }
+                    }
+                }
+            }
+        }
+        assert!(unseen > 10 && blind > 1, "{unseen}, {blind}");
     }
 
     #[test]

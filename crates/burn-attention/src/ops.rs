@@ -122,7 +122,7 @@ impl AttentionOp {
         let accumulator = accumulator(expected)?;
         expect("k", k, expected, q)?;
         expect("v", v, expected, q)?;
-        if !self.scale.is_finite() {
+        if !rounded(self.scale, accumulator).is_finite() {
             return Err(AttentionError::Scale { found: self.scale });
         }
         let equal = |left, right, dimension, left_size, right_size| {
@@ -214,6 +214,22 @@ pub(crate) fn accumulator(x: DType) -> Result<FloatDType> {
         DType::F32 | DType::F16 | DType::BF16 => Ok(FloatDType::F32),
         DType::F64 => Ok(FloatDType::F64),
         found => Err(AttentionError::UnsupportedDType { found }),
+    }
+}
+
+/// A number as it is in the type that computes.
+pub(crate) fn rounded(number: f64, wide: FloatDType) -> f64 {
+    match wide {
+        FloatDType::F64 => number,
+        _ => f64::from(number as f32),
+    }
+}
+
+/// The smallest normal number of the type that computes.
+pub(crate) fn least(wide: FloatDType) -> f64 {
+    match wide {
+        FloatDType::F64 => f64::MIN_POSITIVE,
+        _ => f64::from(f32::MIN_POSITIVE),
     }
 }
 

@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{FloatDType, Shape, Slice};
+use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
+use burn::tensor::{FloatDType, Shape, Slice, TensorData};
+
+use crate::ops::accumulator;
 
 /// The ranges of a whole tensor.
 pub(crate) fn whole(shape: &Shape) -> Vec<Slice> {
@@ -32,4 +35,43 @@ pub(crate) fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTen
     } else {
         B::float_cast(x, dtype)
     }
+}
+
+/// A tensor in the type that it is computed in.
+///
+/// # Panics
+/// If it is no float that is computed with.
+pub(crate) fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let wide = accumulator(x.dtype()).unwrap_or_else(|error| panic!("{error}"));
+    cast::<B>(x, wide)
+}
+
+/// The opposites of flags, on a device: where to fill.
+pub(crate) fn not<B: Backend>(
+    flags: &[bool],
+    shape: impl Into<Shape>,
+    device: &B::Device,
+) -> BoolTensor<B> {
+    let flags: Vec<bool> = flags.iter().map(|flag| !flag).collect();
+    let dtype = get_or_init_device_settings::<B>(device).bool_dtype;
+    let data = TensorData::new(flags, shape.into()).convert_dtype(dtype.into());
+    B::bool_from_data(data, device)
+}
+
+/// Zeros that are tracked to tensors whose gradients are zeros: the result of an operation that has
+/// nothing to compute. No value of the tensors reaches it, as a product with 0 would let NaN.
+pub(crate) fn zeros_from<B: Backend>(
+    shape: Shape,
+    dtype: FloatDType,
+    inputs: Vec<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    let elems = shape.num_elements();
+    let zeros = B::float_zeros(Shape::new([elems]), &inputs[0].device(), dtype);
+    let flat = |x: FloatTensor<B>| {
+        let len = x.shape().num_elements();
+        B::float_reshape(cast::<B>(x, dtype), Shape::new([len]))
+    };
+    let parts = std::iter::once(zeros).chain(inputs.into_iter().map(flat));
+    let all = B::float_cat(parts.collect(), 0);
+    B::float_reshape(slice::<B>(all, 0, 0..elems), shape)
 }

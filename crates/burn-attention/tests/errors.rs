@@ -24,6 +24,10 @@ fn masks_that_do_not_fit() {
         let error = refused(&ALL, 1, keys);
         assert_eq!(error, AttentionError::TooManyKeys { batch: 2, keys });
     }
+    for queries in [1 << 32, 1 << 60, usize::MAX] {
+        let error = refused(&ALL, queries, 1);
+        assert_eq!(error, AttentionError::TooManyQueries { queries });
+    }
     let error = refused(&causal, 5, 4);
     let more = |rule| AttentionError::MoreQueries {
         rule,
@@ -156,9 +160,22 @@ fn tensors_that_do_not_fit() {
     let error = attention.try_forward(none(), none(), none(), None).err();
     assert_eq!(error, Some(AttentionError::NoChannels));
     let x = || Tensor::<4>::zeros(k, &device);
-    let attention = Attention::new(mask).with_scale(f64::NAN);
-    let error = attention.try_forward(x(), x(), x(), None).err();
-    assert!(matches!(error, Some(AttentionError::Scale { .. })));
+    for (scale, dtype, fits) in [
+        (f64::NAN, f32, false),
+        (f64::INFINITY, DType::F64, false),
+        // Infinite in the type of the scores, which is f32 for 16 bits.
+        (1e39, f32, false),
+        (-1e39, DType::BF16, false),
+        (1e39, DType::F64, true),
+        (1e30, DType::F16, true),
+        (0.0, f32, true),
+    ] {
+        let x = || x().cast(dtype);
+        let attention = Attention::new(mask.clone()).with_scale(scale);
+        let error = attention.try_forward(x(), x(), x(), None).err();
+        let refused = matches!(error, Some(AttentionError::Scale { .. }));
+        assert_eq!(refused, !fits, "{scale}, {dtype:?}: {error:?}");
+    }
 }
 
 #[test]

@@ -6,7 +6,9 @@
 //! # Data
 //! A tile is up to [`ROWS`] rows of queries, those of all heads of a group below each other, and up
 //! to [`COLUMNS`] keys of their common head. Tiles in which no query sees a key are skipped.
-//! 16-bit elements are converted when a tile is loaded; others are read where they are.
+//! 16-bit elements are converted when a tile is loaded; others are read where they are. Of keys that
+//! no query sees, and of queries that see no key, zeros are loaded: a weight of 0 would not hide a
+//! NaN.
 //!
 //! # Forward
 //! For each tile of queries, over its tiles of keys: s = q k^T; m' = max(m, s);
@@ -15,6 +17,8 @@
 //!
 //! # Backward
 //! p = e^(s - kept); dv += p^T dy; ds = p (dy v^T - <dy, y>); dk += ds^T q; dq += ds k.
+//! Where what is kept is so large that ln l is lost in it, m and l are computed again and kept apart:
+//! e^(s - m) stands for p, and dy / l for dy.
 //! A thread takes a head with all its tiles, because dk and dv sum over queries and dq sums over
 //! keys. If that leaves threads idle, tiles of queries are divided among the threads for dq, and
 //! then tiles of keys for dk and dv, which computes the scores twice. Both ways add up in the same
@@ -27,13 +31,15 @@ use rayon::prelude::*;
 use super::matrix::{Matrix, Write, product};
 use super::number::{Number, Real};
 use crate::blocks::{FLOOR, LEAST_SUM};
-use crate::mask::AttentionMask;
+use crate::mask::{AttentionMask, of_sample};
 use crate::ops::Sizes;
 
 /// Rows of a tile, unless a group has more heads.
 const ROWS: usize = 128;
 /// Keys of a tile.
 const COLUMNS: usize = 256;
+/// The largest m + ln l that gives p by itself, with an error of 2^-19 in f32.
+const LARGE: f64 = 64.0;
 
 /// `[batch, heads, tokens, channels]` in memory, by its strides; channels are contiguous.
 #[derive(Clone, Copy)]
@@ -51,27 +57,34 @@ impl<'a, E: Number> HeadsView<'a, E> {
         &self.data[start..start + self.channels]
     }
 
-    /// Some tokens of a head; `converted` takes them if they are not computed in as they are.
+    /// Some tokens of a head, with zeros for those that are not `seen`; `converted` takes them if they
+    /// are not computed in as they are.
     fn tokens<'b>(
         &self,
         sample: usize,
         head: usize,
         tokens: Range<usize>,
+        seen: Option<&[bool]>,
         converted: &'b mut Vec<E::Wide>,
     ) -> Matrix<'b, E::Wide>
     where
         'a: 'b,
     {
         let (len, channels) = (tokens.len(), self.channels);
-        if let Some(data) = E::as_wide(self.data) {
+        let hides = seen.is_some_and(|seen| seen[tokens.clone()].contains(&false));
+        if let Some(data) = E::as_wide(self.data).filter(|_| !hides) {
             let [batch, heads, stride] = self.strides;
             let start = sample * batch + head * heads + tokens.start * stride;
             return Matrix::new(&data[start..], len, channels, stride);
         }
         converted.clear();
         for token in tokens {
-            let row = self.row(sample, head, token);
-            converted.extend(row.iter().map(|x| x.widen()));
+            if seen.is_none_or(|seen| seen[token]) {
+                let row = self.row(sample, head, token);
+                converted.extend(row.iter().map(|x| x.widen()));
+            } else {
+                converted.resize(converted.len() + channels, E::Wide::ZERO);
+            }
         }
         Matrix::new(converted, len, channels, channels)
     }
@@ -137,6 +150,29 @@ impl<R> Scratch<R> {
     }
 }
 
+/// The largest score of a row so far, and the sum of the exponentials of the scores less it.
+#[derive(Clone, Copy)]
+struct Softmax<R> {
+    largest: R,
+    sum: R,
+}
+
+impl<R: Real> Softmax<R> {
+    /// Of no score.
+    fn new() -> Self {
+        Self {
+            largest: R::of(FLOOR),
+            sum: R::ZERO,
+        }
+    }
+
+    /// The sum, or what stands for that of a row that sees no key.
+    fn sum(&self) -> R {
+        let least = R::of(LEAST_SUM);
+        if self.sum < least { least } else { self.sum }
+    }
+}
+
 /// Consecutive ranges of at most `len`.
 fn tiles(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> + Clone {
     let end = range.end;
@@ -169,10 +205,39 @@ impl<E: Number> Problem<'_, E> {
         rows: &mut Vec<E::Wide>,
     ) {
         rows.clear();
+        let seeing = self.seeing(sample);
         for (head, query) in self.rows(queries) {
-            let row = x.row(sample, kv_head * self.group() + head, query);
-            rows.extend(row.iter().map(|x| x.widen()));
+            if seeing.is_none_or(|seeing| seeing[query]) {
+                let row = x.row(sample, kv_head * self.group() + head, query);
+                rows.extend(row.iter().map(|x| x.widen()));
+            } else {
+                rows.resize(rows.len() + x.channels, E::Wide::ZERO);
+            }
         }
+    }
+
+    /// Some keys or values of a head.
+    fn tokens<'b>(
+        &'b self,
+        x: &HeadsView<'b, E>,
+        sample: usize,
+        kv_head: usize,
+        keys: &Range<usize>,
+        converted: &'b mut Vec<E::Wide>,
+    ) -> Matrix<'b, E::Wide> {
+        let seen = of_sample(self.mask.seen(), sample, self.sizes.keys);
+        x.tokens(sample, kv_head, keys.clone(), seen, converted)
+    }
+
+    /// The queries of a sample that see some key, unless all do.
+    fn seeing(&self, sample: usize) -> Option<&[bool]> {
+        of_sample(self.mask.seeing(), sample, self.sizes.queries)
+    }
+
+    /// The tiles of keys that some of the queries see.
+    fn key_tiles(&self, queries: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let tiles = tiles(self.mask.hull(queries.clone()), COLUMNS);
+        tiles.filter(|keys| self.mask.meets(queries.clone(), keys))
     }
 
     /// The scores of a tile, in rows of [`COLUMNS`], from the rows of q; before bias and mask.
@@ -221,6 +286,55 @@ impl<E: Number> Problem<'_, E> {
                 }
             }
         }
+    }
+
+    /// Replaces a row of a tile's scores by e^(score - largest), where it is the largest so far, and
+    /// returns what multiplies the sums over earlier tiles.
+    fn weigh(
+        &self,
+        scores: &mut [E::Wide],
+        softmax: &mut Softmax<E::Wide>,
+        [sample, head, query]: [usize; 3],
+        keys: &Range<usize>,
+    ) -> E::Wide {
+        let seen = self.seen(query, keys);
+        scores[..seen.start].fill(E::Wide::ZERO);
+        scores[seen.end..].fill(E::Wide::ZERO);
+        let first_key = keys.start + seen.start;
+        let scores = &mut scores[seen];
+        self.add_bias(scores, sample, head, query, first_key);
+        let here = E::Wide::largest(scores);
+        let mut factor = E::Wide::ONE;
+        if here > softmax.largest {
+            factor = (softmax.largest - here).exp();
+            softmax.sum *= factor;
+            softmax.largest = here;
+        }
+        softmax.sum += E::Wide::exponentials(scores, softmax.largest);
+        factor
+    }
+
+    /// The softmax of each row of a tile of queries.
+    fn softmaxes(
+        &self,
+        sample: usize,
+        kv_head: usize,
+        queries: &Range<usize>,
+        scratch: &mut Scratch<E::Wide>,
+    ) -> Vec<Softmax<E::Wide>> {
+        let Scratch { q, k, scores, .. } = scratch;
+        self.load(&self.q, sample, kv_head, queries, q);
+        let mut softmaxes = vec![Softmax::new(); self.group() * queries.len()];
+        for keys in self.key_tiles(queries) {
+            let k = self.tokens(&self.k, sample, kv_head, &keys, k);
+            self.scores(q, k, scores);
+            for (row, (head, query)) in self.rows(queries).enumerate() {
+                let scores = &mut scores[row * COLUMNS..][..keys.len()];
+                let index = [sample, kv_head * self.group() + head, query];
+                self.weigh(scores, &mut softmaxes[row], index, &keys);
+            }
+        }
+        softmaxes
     }
 
     /// Writes the output, `[batch, queries, heads, value_dim]` in memory, and the logarithm of each
@@ -279,43 +393,28 @@ impl<E: Number> Problem<'_, E> {
         self.load(&self.q, sample, kv_head, queries, q);
         mixed.clear();
         mixed.resize(rows * channels, E::Wide::ZERO);
-        let mut largest = vec![E::Wide::of(FLOOR); rows];
-        let mut sums = vec![E::Wide::ZERO; rows];
-        for keys in tiles(self.mask.hull(queries.clone()), COLUMNS) {
-            if !self.mask.meets(queries.clone(), &keys) {
-                continue;
-            }
-            let k = self.k.tokens(sample, kv_head, keys.clone(), k);
+        let mut softmaxes = vec![Softmax::new(); rows];
+        for keys in self.key_tiles(queries) {
+            let k = self.tokens(&self.k, sample, kv_head, &keys, k);
             self.scores(q, k, scores);
             for (row, (head, query)) in self.rows(queries).enumerate() {
                 let scores = &mut scores[row * COLUMNS..][..keys.len()];
-                let seen = self.seen(query, &keys);
-                scores[..seen.start].fill(E::Wide::ZERO);
-                scores[seen.end..].fill(E::Wide::ZERO);
-                let first_key = keys.start + seen.start;
-                let scores = &mut scores[seen];
-                let head = kv_head * self.group() + head;
-                self.add_bias(scores, sample, head, query, first_key);
-                let here = E::Wide::largest(scores);
-                if here > largest[row] {
-                    let factor = (largest[row] - here).exp();
-                    sums[row] *= factor;
+                let index = [sample, kv_head * self.group() + head, query];
+                let factor = self.weigh(scores, &mut softmaxes[row], index, &keys);
+                if factor != E::Wide::ONE {
                     for x in &mut mixed[row * channels..][..channels] {
                         *x *= factor;
                     }
-                    largest[row] = here;
                 }
-                sums[row] += E::Wide::exponentials(scores, largest[row]);
             }
             let weights = Matrix::new(scores, rows, keys.len(), COLUMNS);
-            let v = self.v.tokens(sample, kv_head, keys, v);
+            let v = self.tokens(&self.v, sample, kv_head, &keys, v);
             product(mixed, channels, Write::Add, E::Wide::ONE, weights, v);
         }
         for (row, (head, query)) in self.rows(queries).enumerate() {
-            let least = E::Wide::of(LEAST_SUM);
-            let sum = if sums[row] < least { least } else { sums[row] };
+            let sum = softmaxes[row].sum();
             let index = (query - queries.start) * heads + kv_head * self.group() + head;
-            log_sums[index] = largest[row] + sum.ln();
+            log_sums[index] = softmaxes[row].largest + sum.ln();
             let factor = E::Wide::ONE / sum;
             let mixed = &mixed[row * channels..][..channels];
             for (out, x) in out[index * channels..].iter_mut().zip(mixed) {
@@ -338,10 +437,17 @@ pub(super) struct Gradients<'a, E: Number> {
 pub(super) struct Backward<'a, E: Number> {
     pub(super) problem: Problem<'a, E>,
     pub(super) dy: HeadsView<'a, E>,
-    /// `[batch, heads, queries]`.
-    pub(super) log_sums: BiasView<'a, E::Wide>,
-    /// <dy, y> of each row, `[batch, heads, queries]`, contiguous.
-    pub(super) deltas: Vec<E::Wide>,
+    /// `[batch, heads, queries]`, contiguous.
+    rows: Vec<Row<E::Wide>>,
+}
+
+/// What the backward knows of a row: p = e^(score - shift) * factor.
+#[derive(Clone, Copy)]
+struct Row<R> {
+    shift: R,
+    factor: R,
+    /// <dy, y> * factor.
+    delta: R,
 }
 
 /// What a tile adds to.
@@ -367,23 +473,44 @@ impl<'a, E: Number> Backward<'a, E> {
             queries,
             ..
         } = problem.sizes;
-        let delta = |row: usize| {
+        let row = |index: usize| {
             let (sample, head, query) = (
-                row / (heads * queries),
-                row / queries % heads,
-                row % queries,
+                index / (heads * queries),
+                index / queries % heads,
+                index % queries,
             );
             let pairs = out.row(sample, head, query).iter();
             let pairs = pairs.zip(dy.row(sample, head, query));
-            pairs.fold(E::Wide::ZERO, |sum, (y, dy)| sum + y.widen() * dy.widen())
+            let product = || pairs.fold(E::Wide::ZERO, |sum, (y, dy)| sum + y.widen() * dy.widen());
+            let sees = problem.seeing(sample).is_none_or(|seeing| seeing[query]);
+            let [of_batch, of_heads, of_queries, _] = log_sums.strides;
+            Row {
+                shift: log_sums.data[sample * of_batch + head * of_heads + query * of_queries],
+                factor: E::Wide::ONE,
+                delta: if sees { product() } else { E::Wide::ZERO },
+            }
         };
-        let deltas = (0..batch * heads * queries).into_par_iter().map(delta);
-        Self {
-            problem,
-            dy,
-            log_sums,
-            deltas: deltas.collect(),
-        }
+        let rows = (0..batch * heads * queries).into_par_iter().map(row);
+        let mut rows: Vec<_> = rows.collect();
+        refine(&problem, &mut rows);
+        Self { problem, dy, rows }
+    }
+
+    /// What is known of the rows of a tile, in the order of [`Problem::rows`].
+    fn rows(
+        &self,
+        sample: usize,
+        kv_head: usize,
+        queries: &Range<usize>,
+    ) -> impl Iterator<Item = Row<E::Wide>> {
+        let Sizes {
+            kv_heads,
+            queries: all,
+            ..
+        } = self.problem.sizes;
+        let first = (sample * kv_heads + kv_head) * self.problem.group() * all;
+        let rows = self.problem.rows(queries);
+        rows.map(move |(head, query)| self.rows[first + head * all + query])
     }
 
     /// Computes all gradients.
@@ -603,8 +730,16 @@ impl<'a, E: Number> Backward<'a, E> {
         } = scratch;
         problem.load(&problem.q, sample, kv_head, queries, q);
         problem.load(&self.dy, sample, kv_head, queries, dy);
-        let k = problem.k.tokens(sample, kv_head, keys.clone(), k);
-        let v = problem.v.tokens(sample, kv_head, keys.clone(), v);
+        let known = self.rows(sample, kv_head, queries);
+        for (row, dy) in known.zip(dy.chunks_exact_mut(value_dim)) {
+            if row.factor != E::Wide::ONE {
+                for x in dy {
+                    *x *= row.factor;
+                }
+            }
+        }
+        let k = problem.tokens(&problem.k, sample, kv_head, keys, k);
+        let v = problem.tokens(&problem.v, sample, kv_head, keys, v);
         let (rows, columns) = (problem.group() * queries.len(), keys.len());
         problem.scores(q, k, scores);
         dscores.resize(rows * COLUMNS, E::Wide::ZERO);
@@ -623,7 +758,8 @@ impl<'a, E: Number> Backward<'a, E> {
             dk_dv,
             mut dbias,
         } = sums;
-        for (row, (head, query)) in problem.rows(queries).enumerate() {
+        let known = self.rows(sample, kv_head, queries);
+        for (row, ((head, query), known)) in problem.rows(queries).zip(known).enumerate() {
             let scores = &mut scores[row * COLUMNS..][..columns];
             let dscores = &mut dscores[row * COLUMNS..][..columns];
             let seen = problem.seen(query, keys);
@@ -635,14 +771,9 @@ impl<'a, E: Number> Backward<'a, E> {
             let (scores, dscores) = (&mut scores[seen.clone()], &mut dscores[seen]);
             let in_all = kv_head * problem.group() + head;
             problem.add_bias(scores, sample, in_all, query, first_key);
-            let [batch, heads, tokens, _] = self.log_sums.strides;
-            let log_sum = self.log_sums.data[sample * batch + in_all * heads + query * tokens];
-            E::Wide::exponentials(scores, log_sum);
-            let sizes = &problem.sizes;
-            let delta = (sample * sizes.heads + in_all) * sizes.queries + query;
-            let delta = self.deltas[delta];
+            E::Wide::exponentials(scores, known.shift);
             for (dscore, weight) in dscores.iter_mut().zip(&*scores) {
-                *dscore = *weight * (*dscore - delta);
+                *dscore = *weight * (*dscore - known.delta);
             }
             if let Some((dbias, [heads, queries, keys])) = &mut dbias {
                 let start = head * *heads + query * *queries + first_key * *keys;
@@ -663,6 +794,42 @@ impl<'a, E: Number> Backward<'a, E> {
             product(dq, head_dim, Write::Add, scale, dscores, k);
         }
     }
+}
+
+/// Computes the softmax of rows again whose logarithm is [`LARGE`].
+fn refine<E: Number>(problem: &Problem<E>, rows: &mut [Row<E::Wide>]) {
+    let Sizes {
+        kv_heads, queries, ..
+    } = problem.sizes;
+    // A row that sees no key has no weights, and the logarithm FLOOR.
+    let is_large = |row: &Row<E::Wide>| {
+        let [most, floor] = [LARGE, FLOOR].map(E::Wide::of);
+        (row.shift > most || row.shift < E::Wide::ZERO - most) && row.shift > floor
+    };
+    let groups = rows.par_chunks_mut((problem.group() * queries).max(1));
+    groups
+        .enumerate()
+        .for_each_init(Scratch::new, |scratch, (index, rows)| {
+            let (sample, kv_head) = (index / kv_heads, index % kv_heads);
+            for tile in tiles(0..queries, problem.tile_queries()) {
+                let indices = problem
+                    .rows(&tile)
+                    .map(|(head, query)| head * queries + query);
+                let indices: Vec<usize> = indices.collect();
+                if !indices.iter().any(|index| is_large(&rows[*index])) {
+                    continue;
+                }
+                let softmaxes = problem.softmaxes(sample, kv_head, &tile, scratch);
+                for (index, softmax) in indices.into_iter().zip(softmaxes) {
+                    let row = &mut rows[index];
+                    if is_large(row) {
+                        row.shift = softmax.largest;
+                        row.factor = E::Wide::ONE / softmax.sum();
+                        row.delta *= row.factor;
+                    }
+                }
+            }
+        });
 }
 
 fn clear<R: Real>(sum: &mut Vec<R>, len: usize) {
