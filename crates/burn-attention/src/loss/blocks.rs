@@ -12,12 +12,15 @@
 //! For each block, with g the gradient of the loss over the rows: p = (e^(l - s) - 1 at the
 //! target) g; dhidden += p weight; dweight = p^T hidden. The 1 is subtracted before p is rounded:
 //! where the model is sure, what is left is small.
+//!
+//! Products of bf16 are bf16's own. Those of f16 are computed in f32: logits overflow in f16, and p
+//! divided by the number of rows loses its digits.
 
 use std::ops::Range;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, TensorData};
+use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, TensorData};
 
 use super::ops::CrossEntropyOp;
 use crate::ops::{Method, accumulator};
@@ -41,9 +44,9 @@ pub(super) fn forward<B: Backend>(
         if let Some(targets) = run.targets(&block) {
             of_targets.push(B::float_select(run.flat(logits.clone()), 0, targets));
         }
-        sums.push(log_sum_exp::<B>(logits));
+        sums.push(run.log_sum_exp(logits));
     }
-    let sums = log_sum_exp::<B>(B::float_cat(sums, 1));
+    let sums = run.log_sum_exp(B::float_cat(sums, 1));
     let sums = B::float_reshape(sums, Shape::new([op.rows()]));
     // The logits came in the order of the targets.
     let order = op.targets.iter().map(|(_, row)| *row as i64).collect();
@@ -80,7 +83,7 @@ pub(super) fn backward<B: Backend>(
             dlogits = B::float_select_assign(flat, 0, targets, ones, add);
             dlogits = B::float_reshape(dlogits, shape);
         }
-        let dlogits = cast::<B>(B::float_mul(dlogits, gradient.clone()), run.dtype);
+        let dlogits = cast::<B>(B::float_mul(dlogits, gradient.clone()), run.factors);
         let part = B::float_matmul(dlogits.clone(), run.words(&block));
         let part = cast::<B>(part, run.wide);
         dhidden = Some(match dhidden {
@@ -89,6 +92,7 @@ pub(super) fn backward<B: Backend>(
         });
         dweight = dweight.map(|dweight| {
             let part = B::float_matmul(B::float_swap_dims(dlogits, 0, 1), run.hidden.clone());
+            let part = cast::<B>(part, run.dtype);
             if part.shape() == shape {
                 return part;
             }
@@ -102,20 +106,24 @@ pub(super) fn backward<B: Backend>(
     (cast::<B>(dhidden, run.dtype), dweight)
 }
 
-/// ln sum e^x of each row, `[rows, 1]`.
-fn log_sum_exp<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
-    let largest = B::float_max_dim(x.clone(), 1);
-    let sum = B::float_sum_dim(B::float_exp(B::float_sub(x, largest.clone())), 1);
-    B::float_add(largest, B::float_log(sum))
+/// The type that hidden and weight of a type are multiplied in.
+pub(super) fn of_products(dtype: DType) -> FloatDType {
+    match dtype {
+        DType::F16 => FloatDType::F32,
+        other => other.into(),
+    }
 }
 
 /// What the blocks of an operation share.
 struct Run<'a, B: Backend> {
     op: &'a CrossEntropyOp,
+    /// In the type of products.
     hidden: FloatTensor<B>,
     weight: FloatTensor<B>,
-    /// The type of both.
+    /// The type of hidden and weight as they came, and of their gradients.
     dtype: FloatDType,
+    /// The type of products.
+    factors: FloatDType,
     /// The type of softmax and sums.
     wide: FloatDType,
     device: B::Device,
@@ -123,12 +131,15 @@ struct Run<'a, B: Backend> {
 
 impl<'a, B: Backend> Run<'a, B> {
     fn new(hidden: FloatTensor<B>, weight: FloatTensor<B>, op: &'a CrossEntropyOp) -> Self {
+        let wide = accumulator(hidden.dtype()).unwrap_or_else(|error| panic!("{error}"));
+        let factors = of_products(hidden.dtype());
         Self {
             op,
             dtype: hidden.dtype().into(),
-            wide: accumulator(hidden.dtype()).unwrap_or_else(|error| panic!("{error}")),
+            factors,
+            wide,
             device: hidden.device(),
-            hidden,
+            hidden: cast::<B>(hidden, factors),
             weight,
         }
     }
@@ -147,7 +158,20 @@ impl<'a, B: Backend> Run<'a, B> {
 
     /// The weight of a block.
     fn words(&self, block: &Range<usize>) -> FloatTensor<B> {
-        slice::<B>(self.weight.clone(), 0, block.clone())
+        let words = slice::<B>(self.weight.clone(), 0, block.clone());
+        cast::<B>(words, self.factors)
+    }
+
+    /// ln sum e^x of each row, `[rows, 1]`.
+    fn log_sum_exp(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        // All of a block may be -inf, and -inf less itself is no number.
+        let lowest = match self.wide {
+            FloatDType::F64 => f64::MIN,
+            _ => f64::from(f32::MIN),
+        };
+        let largest = B::float_clamp_min(B::float_max_dim(x.clone(), 1), lowest.into());
+        let sum = B::float_sum_dim(B::float_exp(B::float_sub(x, largest.clone())), 1);
+        B::float_add(largest, B::float_log(sum))
     }
 
     /// The logits of a block, `[rows, words]`.

@@ -4,6 +4,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, TensorData};
 
+use super::blocks::of_products;
 use super::ops::CrossEntropyOp;
 use crate::ops::accumulator;
 use crate::primitives::cast;
@@ -17,6 +18,8 @@ pub(super) fn cross_entropy<B: Backend>(
 ) -> FloatTensor<B> {
     let (rows, device) = (op.rows(), hidden.device());
     let wide = accumulator(hidden.dtype()).unwrap_or_else(|error| panic!("{error}"));
+    let factors = of_products(hidden.dtype());
+    let [hidden, weight] = [hidden, weight].map(|x| cast::<B>(x, factors));
     let logits = B::float_matmul(hidden, B::float_swap_dims(weight, 0, 1));
     let log_probabilities = B::log_softmax(cast::<B>(logits, wide), 1);
     let mut targets = vec![0; rows];

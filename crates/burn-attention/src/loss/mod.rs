@@ -26,9 +26,9 @@ pub use ops::{CrossEntropyOp, CrossEntropyOps};
 /// - out: `[1]`, in f32, for f64 tensors f64
 ///
 /// # Numerics
-/// Logits are rounded to the tensors' type, as a product gives them; softmax and sums are in the
-/// type of the output. The gradient of the logits is rounded to the tensors' type before it is
-/// multiplied.
+/// Softmax and sums are in the type of the output, and of f16 the products too: each gradient is
+/// rounded once. Of bf16, logits are rounded as a product gives them, and so is the gradient of the
+/// logits before it is multiplied. A logit of -inf is a word of probability 0.
 ///
 /// # Memory
 /// The autodiff graph keeps hidden and weight, which others hold too, and one number for each row.
