@@ -19,7 +19,7 @@ pub use ops::SwiGluOps;
 /// gate, up, out: the same, in one type
 ///
 /// # Numerics
-/// Each step is rounded to the tensors' type, as by ordinary operations.
+/// Of 16-bit tensors all is computed in f32, and each result is rounded once; f64 in f64.
 ///
 /// # Memory
 /// The autodiff graph keeps gate and up; of ordinary operations it keeps the sigmoid and the silu

@@ -1,6 +1,8 @@
 //! The operation as backends see it.
 
-use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
+
+use crate::primitives::{cast, widen};
 
 /// silu(gate) * up on a backend.
 ///
@@ -25,21 +27,26 @@ pub trait SwiGluOps: Backend {
         gradient: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         // With s = sigmoid(gate): dup = gradient gate s, and
-        // dgate = gradient up (s + gate s (1 - s)) = gradient up (s + silu (1 - s)).
+        // dgate = gradient (s + gate s (1 - s)) up = gradient (s + silu (1 - s)) up. The slope comes
+        // before up: where it is small, gradient times up can overflow and the result not.
+        let dtype = gate.dtype().into();
+        let [gate, up, gradient] = [gate, up, gradient].map(widen::<Self>);
         let s = Self::sigmoid(gate.clone());
         let silu = Self::float_mul(gate, s.clone());
         let dup = Self::float_mul(gradient.clone(), silu.clone());
         let rest = Self::float_add_scalar(Self::float_neg(s.clone()), 1.0.into());
         let slope = Self::float_add(s, Self::float_mul(silu, rest));
-        let dgate = Self::float_mul(Self::float_mul(gradient, up), slope);
-        (dgate, dup)
+        let dgate = Self::float_mul(Self::float_mul(gradient, slope), up);
+        (cast::<Self>(dgate, dtype), cast::<Self>(dup, dtype))
     }
 }
 
 /// As [`SwiGluOps::swiglu_forward`].
 pub(super) fn forward<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> FloatTensor<B> {
+    let dtype = gate.dtype().into();
+    let [gate, up] = [gate, up].map(widen::<B>);
     let silu = B::float_mul(gate.clone(), B::sigmoid(gate));
-    B::float_mul(silu, up)
+    cast::<B>(B::float_mul(silu, up), dtype)
 }
 
 /// Ordinary operations.
