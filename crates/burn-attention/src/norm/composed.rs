@@ -1,10 +1,10 @@
 //! RMSNorm of ordinary tensor operations: what every backend can run.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings, tensor::FloatTensor};
 use burn::tensor::Shape;
 
-use crate::ops::accumulator;
-use crate::primitives::cast;
+use crate::ops::least;
+use crate::primitives::{cast, widen};
 
 /// As [`RmsNormOps::rms_norm_forward`](crate::RmsNormOps::rms_norm_forward).
 ///
@@ -21,6 +21,7 @@ pub fn forward<B: Backend>(
     let x = widen::<B>(x);
     let mean = B::float_mean_dim(B::float_mul(x.clone(), x.clone()), last);
     let rstd = B::float_recip(B::float_sqrt(B::float_add_scalar(mean, epsilon.into())));
+    let rstd = refused::<B>(rstd, epsilon);
     let out = B::float_mul(B::float_mul(x, rstd.clone()), weight);
     (cast::<B>(out, dtype), rstd)
 }
@@ -57,9 +58,17 @@ pub fn backward<B: Backend>(
     (cast::<B>(B::float_mul(dx, rstd), dtype), dweight)
 }
 
-fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
-    let wide = accumulator(x.dtype()).unwrap_or_else(|error| panic!("{error}"));
-    cast::<B>(x, wide)
+/// NaN for a row whose squares leave the type: their mean is infinite, and the row would silently be
+/// 0; or without an epsilon it has lost digits or all of them.
+fn refused<B: Backend>(rstd: FloatTensor<B>, epsilon: f64) -> FloatTensor<B> {
+    let bools = get_or_init_device_settings::<B>(&rstd.device()).bool_dtype;
+    let mut outside = B::float_equal_elem(rstd.clone(), 0.0.into(), bools);
+    if epsilon == 0.0 {
+        let most = 1.0 / least(rstd.dtype().into()).sqrt();
+        let small = B::float_greater_elem(rstd.clone(), most.into(), bools);
+        outside = B::bool_or(outside, small);
+    }
+    B::float_mask_fill(rstd, outside, f64::NAN.into())
 }
 
 /// The weight with dimensions of size 1 in front.

@@ -9,7 +9,8 @@ use burn::tensor::Tensor;
 
 use crate::backends;
 use crate::error::{AttentionError, Result};
-use crate::ops::{accumulator, expect};
+use crate::ops::{accumulator, expect, least, rounded};
+use crate::primitives::zeros_from;
 
 pub use ops::RmsNormOps;
 
@@ -19,7 +20,10 @@ pub use ops::RmsNormOps;
 /// - x, out: `[.., channels]`; weight: `[channels]`, of the type of x
 ///
 /// # Numerics
-/// Of 16-bit tensors all is computed in f32, and the output is rounded once; f64 in f64.
+/// Of 16-bit tensors all is computed in f32, and each result is rounded once; f64 in f64.
+///
+/// A row whose squares leave that type is NaN, not 0: in f32, one of about 1e19 and more, and with an
+/// epsilon of 0 one of about 1e-19 and less. An NPU's own kernels do as their maker lets them.
 ///
 /// # Memory
 /// The autodiff graph keeps x, the weight and one number for each row.
@@ -49,7 +53,9 @@ pub fn rms_norm<const D: usize>(
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     check(&x, &weight, epsilon)?;
     if x.shape().num_elements() == 0 {
-        return Ok(Tensor::from_dispatch(x));
+        let (shape, dtype) = (x.shape(), x.dtype().into());
+        let zeros = zeros_from::<Dispatch>(shape, dtype, vec![x, weight]);
+        return Ok(Tensor::from_dispatch(zeros));
     }
     let out = if backends::extends(&x.device()) {
         Dispatch::rms_norm_forward(x, weight, epsilon).0
@@ -60,7 +66,7 @@ pub fn rms_norm<const D: usize>(
 }
 
 fn check<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Result<()> {
-    accumulator(x.dtype())?;
+    let wide = accumulator(x.dtype())?;
     expect("weight", weight, x.dtype(), x)?;
     let channels = x.shape().last().copied().unwrap_or(1);
     let [of_weight] = weight.shape().dims();
@@ -73,7 +79,8 @@ fn check<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Result<()> {
             right_size: of_weight,
         });
     }
-    if !(epsilon.is_finite() && epsilon >= 0.0) {
+    let computed = rounded(epsilon, wide);
+    if epsilon != 0.0 && !(computed.is_finite() && computed >= least(wide)) {
         return Err(AttentionError::Epsilon { found: epsilon });
     }
     Ok(())
