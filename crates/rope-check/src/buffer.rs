@@ -38,6 +38,16 @@ impl DType {
         }
     }
 
+    /// The nearest value of this type.
+    pub fn round(self, value: f64) -> f64 {
+        match self {
+            Self::F64 => value,
+            Self::F32 => f64::from(value as f32),
+            Self::F16 => f16::from_f64(value).to_f64(),
+            Self::Bf16 => bf16::from_f64(value).to_f64(),
+        }
+    }
+
     /// Bytes of an element.
     pub fn size_bytes(self) -> usize {
         match self {

@@ -56,9 +56,10 @@ pub(crate) struct VerifyArgs {
     ///
     /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst
     /// share of any tolerance; of a gradient, by norm), pass, worst where it fails, diagnosis where
-    /// a known mistake makes the file's values, and note where there is one. A file that cannot be
-    /// read: file, error, pass. What is beyond the limits of a stock operator or an element type:
-    /// file, dtype, engine, skipped. Skipped files go to standard error.
+    /// a known mistake makes the file's values, and note where there is one. A gradient that is not
+    /// there has max_abs and ratio null. A file that cannot be read: file, error, pass. What is
+    /// beyond the limits of a stock operator or an element type: file, dtype, engine, skipped.
+    /// Skipped files go to standard error.
     #[arg(long)]
     json: bool,
 }
@@ -105,10 +106,9 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
     let mut out = BufWriter::new(stdout());
     let mut tally = Tally::default();
     for path in &args.paths {
-        let is_folder = path.is_dir();
         for file in files(path) {
             let outcome = match file {
-                Ok(file) => verify(&file, &engines, &on_device, is_folder),
+                Ok(file) => verify(&file, &engines, &on_device, file != *path),
                 Err((path, error)) => Outcome::unreadable(&path, error),
             };
             tally.add(&outcome);
@@ -251,6 +251,10 @@ fn verify<'a>(
 ) -> Outcome {
     let (mut skipped, mut refused, mut rotated) = (None, Vec::new(), 0);
     let rows = || -> Result<Vec<Row>, Box<dyn Error>> {
+        if in_folder && is_linked_folder(path) {
+            skipped = Some("a link to a folder, which is not followed".to_owned());
+            return Ok(Vec::new());
+        }
         if path.is_dir() {
             let report = on_device()?
                 .models
@@ -267,7 +271,8 @@ fn verify<'a>(
             Artifact::Tables(tables) => tables.compare()?,
             Artifact::Prompts(prompts) => prompts.compare()?,
             Artifact::Vectors(vectors) => {
-                let mut rows = vectors.compare_angles()?;
+                let mut rows = vectors.lost_gradients();
+                rows.extend(vectors.compare_angles()?);
                 for dtype in DType::ALL {
                     for engine in engines.of(dtype) {
                         match vectors.compare(engine, dtype) {
@@ -304,8 +309,8 @@ fn verify<'a>(
 
 type Unreadable = (PathBuf, io::Error);
 
-/// The files and model folders under a path, sorted, to any depth; links to folders are not
-/// followed.
+/// The files and model folders under a path, sorted, to any depth, and the links to folders, which
+/// are not followed.
 fn files(path: &Path) -> Vec<Result<PathBuf, Unreadable>> {
     if let Err(error) = path.metadata() {
         return vec![Err((path.to_owned(), error))];
@@ -319,14 +324,18 @@ fn files(path: &Path) -> Vec<Result<PathBuf, Unreadable>> {
         paths.sort();
         Ok(paths)
     };
+    let inner = |path: PathBuf| match is_linked_folder(&path) {
+        true => vec![Ok(path)],
+        false => files(&path),
+    };
     match read() {
         Err(error) => vec![Err((path.to_owned(), error))],
-        Ok(paths) => paths
-            .iter()
-            .filter(|path| !(path.is_symlink() && path.is_dir()))
-            .flat_map(|path| files(path))
-            .collect(),
+        Ok(paths) => paths.into_iter().flat_map(inner).collect(),
     }
+}
+
+fn is_linked_folder(path: &Path) -> bool {
+    path.is_symlink() && path.is_dir()
 }
 
 #[derive(Default)]
@@ -431,28 +440,52 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
         Ok(rows) => rows,
         Err(error) => return writeln!(out, "\n{file}\n  FAIL {}", plain(error)),
     };
+    writeln!(out, "\n{file}")?;
+    // First, for it is what a reader looks for.
+    let mut reasons: Vec<&String> = Vec::new();
+    for reason in rows.iter().filter_map(|row| row.diagnosis.as_ref()) {
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    for reason in reasons {
+        writeln!(out, "  diagnosis: {}", plain(reason))?;
+    }
     let headings = ["", "tensor", "dtype", "engine"];
     let mut table = Table::new(&headings, &["max abs", "tolerance", "of it"]);
     for row in rows {
+        let is_missing = row.dtype == "-";
+        let [max_abs, tolerance, ratio] = if is_missing {
+            ["missing", "-", "-"].map(str::to_owned)
+        } else {
+            let [max_abs, tolerance] = [row.max_abs, row.tolerance].map(|x| format!("{x:.2e}"));
+            [max_abs, tolerance, share(row.ratio)]
+        };
         table.row([
             if row.pass { "ok" } else { "FAIL" }.to_owned(),
             elided(&plain(&row.tensor)),
             row.dtype.to_string(),
             row.engine.to_string(),
-            format!("{:.2e}", row.max_abs),
-            format!("{:.2e}", row.tolerance),
-            format!("{:.3}", row.ratio),
+            max_abs,
+            tolerance,
+            ratio,
         ]);
     }
-    write!(out, "\n{file}\n{table}")?;
+    write!(out, "{table}")?;
     for row in &outcome.refused {
         let (dtype, engine) = (row.dtype.name(), &row.engine);
         writeln!(out, "  skipped {dtype} {engine}: {}", row.skipped)?;
     }
+    // One element a tensor: the table has the errors of its other rows.
+    let mut named: Vec<&String> = Vec::new();
     for (row, worst) in rows
         .iter()
         .filter_map(|row| Some((row, row.worst.as_ref()?)))
     {
+        if named.contains(&&row.tensor) {
+            continue;
+        }
+        named.push(&row.tensor);
         writeln!(
             out,
             "  {} at {}: computed {:e}, the file says {:e}, {:.2e} allowed",
@@ -462,15 +495,6 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
             worst.expected,
             worst.tolerance
         )?;
-    }
-    let mut reasons: Vec<&String> = Vec::new();
-    for reason in rows.iter().filter_map(|row| row.diagnosis.as_ref()) {
-        if !reasons.contains(&reason) {
-            reasons.push(reason);
-        }
-    }
-    for reason in reasons {
-        writeln!(out, "  diagnosis: {reason}")?;
     }
     let noted: Vec<(&Row, &String)> = rows
         .iter()
@@ -488,6 +512,15 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The share of a tolerance that is used, as far as its digits say anything.
+fn share(ratio: f64) -> String {
+    if ratio <= 1e6 {
+        format!("{ratio:.3}")
+    } else {
+        ">1e6".to_owned()
+    }
 }
 
 /// A name that fits its column: head and tail of a longer one.

@@ -337,12 +337,93 @@ fn rounding_to_16_bits_is_told_from_a_mistake() {
 #[test]
 fn a_gradient_that_the_framework_did_not_give_is_lost() {
     let file = dump("none", &RIGHT.of(&values(1)), None);
-    for (command, field) in [("verify", "error"), ("gradcheck", "problem")] {
+    for (command, field) in [("verify", "diagnosis"), ("gradcheck", "problem")] {
         let (code, rows) = mrope(command, &file);
-        let said = rows[0][field].as_str().expect("it says why");
-        assert_eq!((code, rows.len()), (1, 1));
+        assert_eq!(code, 1);
+        // What the operator made of q is right, in every type.
+        let (passed, failed): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["pass"] == true);
+        assert!(passed.iter().all(|row| row["tensor"] == "q_out"));
+        assert_eq!(
+            (passed.len(), failed.len()),
+            (if command == "verify" { 4 } else { 0 }, 1)
+        );
+        let said = failed[0][field].as_str().expect("it says why");
+        let cause = "no gradient: the operator that wrote this file has none";
+        assert!(said.starts_with(cause), "{said}");
         assert!(said.contains("the gradient of q is lost"), "{said}");
     }
+    let text = report(&[&file]).1;
+    assert!(text.contains("missing") && !text.contains("inf"), "{text}");
+}
+
+/// The exit code of `mrope verify`, and its report.
+fn report(paths: &[&Path]) -> (i32, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_mrope"))
+        .arg("verify")
+        .args(paths)
+        .output()
+        .expect("program starts");
+    let text = String::from_utf8(output.stdout).expect("output is text");
+    (output.status.code().expect("it ends by itself"), text)
+}
+
+#[test]
+fn a_report_begins_with_the_diagnosis() {
+    let other = Rotation {
+        theta: 1e6,
+        ..RIGHT
+    };
+    let file = dump(
+        "report",
+        &other.of(&values(1)),
+        Some(&other.back(&values(2))),
+    );
+    let (code, text) = report(&[&file]);
+    assert_eq!(code, 1);
+    let at = |part: &str| {
+        text.find(part)
+            .unwrap_or_else(|| panic!("{part} in {text}"))
+    };
+    let order = ["diagnosis: q_out", "FAIL", "q_out at ["].map(at);
+    assert!(order.is_sorted(), "{text}");
+    // One element of each tensor, and no more digits than say something.
+    assert_eq!(text.matches(": computed").count(), 2, "{text}");
+    assert!(text.contains(">1e6"), "{text}");
+}
+
+#[test]
+fn a_folder_does_not_pass_by_what_is_not_looked_at() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dumps_folder");
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).expect("old folder goes");
+    }
+    std::fs::create_dir_all(folder.join("inner")).expect("folder is made");
+    let right = dump(
+        "folder",
+        &RIGHT.of(&values(1)),
+        Some(&RIGHT.back(&values(2))),
+    );
+    let whole = std::fs::read(right).expect("it reads");
+    std::fs::write(folder.join("right.safetensors"), &whole).expect("it is written");
+    assert_eq!(report(&[&folder]).0, 0);
+    #[cfg(unix)]
+    {
+        let link = folder.join("link");
+        std::os::unix::fs::symlink(folder.join("inner"), &link).expect("links");
+        let (code, text) = report(&[&folder]);
+        assert_eq!(code, 0);
+        assert!(
+            text.contains("link: a link to a folder, which is not followed"),
+            "{text}"
+        );
+    }
+    // A dump whose metadata is lost.
+    let file = safetensors::SafeTensors::deserialize(&whole).expect("it parses");
+    let bare = safetensors::serialize(file.tensors(), None).expect("it serialises");
+    std::fs::write(folder.join("bare.safetensors"), bare).expect("it is written");
+    let (code, text) = report(&[&folder]);
+    assert_eq!(code, 1);
+    assert!(text.contains("has no metadata \"model_type\""), "{text}");
 }
 
 /// The message about a file that is refused.

@@ -36,12 +36,11 @@ impl Artifact {
         let other = |reason| Ok(Self::Other { reason });
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("safetensors") => {
-                let metadata = header_metadata(path)?;
-                if !["model_type", "rope_parameters", "rotation"]
-                    .iter()
-                    .any(|key| metadata.contains_key(*key))
-                {
-                    return other("its metadata has no model_type, rope_parameters or rotation");
+                if !is_claimed(&header(path)?) {
+                    return other(
+                        "its metadata has no model_type, rope_parameters or rotation, and none of \
+                         its tensors is q_out, k_out or head_frequencies",
+                    );
                 }
                 let vectors = GoldenVectors::read(&std::fs::read(path)?)?;
                 Ok(Self::Vectors(Box::new(vectors)))
@@ -66,9 +65,23 @@ impl Artifact {
     }
 }
 
-/// The metadata of a safetensors file, without reading its tensors: a folder may hold whole
+/// Whether a header is that of golden vectors, be they complete or not: what is passed over has to
+/// be something else.
+fn is_claimed(header: &HashMap<String, serde_json::Value>) -> bool {
+    let stated = ["model_type", "rope_parameters", "rotation"];
+    let metadata = header.get("__metadata__");
+    let held = ["q_out", "k_out", "head_frequencies"];
+    let is_held = |name: &String| {
+        let stem = name.split_once('.').map_or(&name[..], |(stem, _)| stem);
+        held.contains(&stem)
+    };
+    metadata.is_some_and(|metadata| stated.iter().any(|key| metadata.get(key).is_some()))
+        || header.keys().any(is_held)
+}
+
+/// The header of a safetensors file, without reading its tensors: a folder may hold whole
 /// checkpoints.
-fn header_metadata(path: &Path) -> Result<HashMap<String, serde_json::Value>, GoldenError> {
+fn header(path: &Path) -> Result<HashMap<String, serde_json::Value>, GoldenError> {
     let broken = |detail: &str| GoldenError::Container {
         detail: detail.to_owned(),
     };
@@ -82,10 +95,5 @@ fn header_metadata(path: &Path) -> Result<HashMap<String, serde_json::Value>, Go
     if (header.len() as u64) < length {
         return Err(broken("the header ends early"));
     }
-    let mut header: HashMap<String, serde_json::Value> =
-        serde_json::from_slice(&header).map_err(|error| broken(&error.to_string()))?;
-    Ok(match header.remove("__metadata__") {
-        Some(serde_json::Value::Object(metadata)) => metadata.into_iter().collect(),
-        _ => HashMap::new(),
-    })
+    serde_json::from_slice(&header).map_err(|error| broken(&error.to_string()))
 }

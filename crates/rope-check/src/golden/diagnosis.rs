@@ -38,30 +38,27 @@ impl GoldenVectors {
             return;
         }
         let mut reasons = BTreeMap::new();
-        let mut explain = |forward: &Mapping, adjoint: Option<&Mapping>, heads| {
-            let mut forward = Suspect::new(self, forward, heads)?;
+        let mut explain = |forward: &Mapping| {
+            let forward = Suspect::new(self, forward)?;
             let found = forward.of_forward();
             let mistake = found.as_ref().and_then(|(_, mistake)| mistake.as_ref());
-            if let Some(adjoint) = adjoint {
-                let mut adjoint = Suspect::new(self, adjoint, heads)?;
-                reasons.insert(adjoint.name(), adjoint.of_gradient(mistake));
+            let gradient = format!("d{}", forward.mapping.input.name);
+            let mut adjoints = self.adjoint.iter();
+            if let Some(adjoint) = adjoints.find(|adjoint| adjoint.truth.name == gradient) {
+                let adjoint = Suspect::new(self, adjoint)?;
+                reasons.insert(gradient, adjoint.of_gradient(mistake));
             }
             reasons.insert(forward.name(), found.map(|(reason, _)| reason));
             Ok::<_, GoldenError>(())
         };
-        // A tensor without finite tolerances is not explained.
-        let adjoint = self.adjoint.as_ref();
-        let _ = explain(
-            &self.forward.q,
-            adjoint.map(|pass| &pass.q),
-            self.case.heads,
-        );
-        if let Some(k) = &self.forward.k {
-            let adjoint = adjoint.and_then(|pass| pass.k.as_ref());
-            let _ = explain(k, adjoint, self.case.kv_heads);
+        for forward in &self.forward {
+            // A tensor without finite tolerances is not explained.
+            let _ = explain(forward);
         }
         for row in rows.iter_mut().filter(|row| !row.pass) {
-            row.diagnosis = reasons.get(&row.tensor).cloned().flatten();
+            if let Some(reason) = reasons.get(&row.tensor).cloned().flatten() {
+                row.diagnosis = Some(reason);
+            }
         }
     }
 
@@ -247,22 +244,16 @@ impl Mistake {
 struct Suspect<'a> {
     vectors: &'a GoldenVectors,
     mapping: &'a Mapping,
-    heads: usize,
     bounds: Vec<Bound>,
 }
 
 impl<'a> Suspect<'a> {
-    fn new(
-        vectors: &'a GoldenVectors,
-        mapping: &'a Mapping,
-        heads: usize,
-    ) -> Result<Self, GoldenError> {
+    fn new(vectors: &'a GoldenVectors, mapping: &'a Mapping) -> Result<Self, GoldenError> {
         let input = Buffer::from_f64(DType::F64, &mapping.input.values);
         let bounds = vectors.bounds(DType::F64, DType::F64, mapping, &input)?;
         Ok(Self {
             vectors,
             mapping,
-            heads,
             bounds,
         })
     }
@@ -274,7 +265,7 @@ impl<'a> Suspect<'a> {
     /// What a rotation makes of the input.
     fn image(&self, case: &Case, direction: Direction) -> Option<Vec<f64>> {
         let case = Case {
-            heads: self.heads,
+            heads: self.mapping.heads,
             kv_heads: 0,
             ..case.clone()
         };
@@ -316,7 +307,7 @@ impl<'a> Suspect<'a> {
     }
 
     /// What the file did instead of the metadata's rotation.
-    fn of_forward(&mut self) -> Option<(String, Option<Mistake>)> {
+    fn of_forward(&self) -> Option<(String, Option<Mistake>)> {
         let (name, input) = (self.name(), &self.mapping.input);
         let expected = self.image(&self.vectors.case, self.vectors.operation)?;
         if self.fits(&expected) {
@@ -337,7 +328,7 @@ impl<'a> Suspect<'a> {
     }
 
     /// What the file has in the place of the gradient of a rotation, which may be a mistaken one.
-    fn of_gradient(&mut self, mistake: Option<&Mistake>) -> Option<String> {
+    fn of_gradient(&self, mistake: Option<&Mistake>) -> Option<String> {
         let vectors = self.vectors;
         let (name, upstream) = (self.name(), &self.mapping.input);
         let of = name.strip_prefix('d').unwrap_or(&name);

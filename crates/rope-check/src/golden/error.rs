@@ -53,6 +53,27 @@ pub enum GoldenError {
         /// What it says.
         found: String,
     },
+    /// A key of the rotation that nothing reads.
+    #[error("metadata \"rotation\" has a key {key} that is not read; expected {expected}{advice}")]
+    RotationKey {
+        /// Path of the key.
+        key: String,
+        /// The keys that are read there.
+        expected: String,
+        /// The key that was probably meant.
+        advice: String,
+    },
+    /// A model type whose rotation cannot be made of its parameters.
+    #[error(
+        "metadata \"model_type\" is {model_type}, and {reason}; state its \"rotation\" instead, or \
+         \"pairing\" with a tensor head_frequencies"
+    )]
+    ModelType {
+        /// The model type.
+        model_type: String,
+        /// Why.
+        reason: &'static str,
+    },
     /// A tensor that is needed and absent.
     #[error("has no tensor {name}, {needed_by} needs it; found {found}")]
     MissingTensor {
@@ -62,20 +83,6 @@ pub enum GoldenError {
         needed_by: String,
         /// The tensors present.
         found: String,
-    },
-    /// An upstream gradient without the gradient that it makes.
-    #[error(
-        "has {upstream} and no tensor {gradient}: if the framework gave none, the gradient of {of} is \
-         lost between {of} and {of}_out (a detach, a copy without a graph, an operator without a \
-         backward)"
-    )]
-    LostGradient {
-        /// q or k.
-        of: &'static str,
-        /// The upstream gradient.
-        upstream: String,
-        /// The tensor that is missing, with the types that would do.
-        gradient: String,
     },
     /// A tensor of an element type that is not read.
     #[error("tensor {name} holds {found}, expected {expected}; convert it before saving")]
@@ -142,6 +149,14 @@ pub enum GoldenError {
         /// Why.
         source: Box<EngineError>,
     },
+}
+
+/// What a file says that has the upstream gradient of q or k, and not the gradient that it makes.
+pub(crate) fn lost_gradient(of: &str) -> String {
+    format!(
+        "no gradient: the operator that wrote this file has none, or the gradient of {of} is lost \
+         between {of} and {of}_out (a detach, a copy without a graph); there is g{of} and no d{of}"
+    )
 }
 
 impl GoldenError {

@@ -27,6 +27,8 @@ mod vectors;
 
 pub use artifact::Artifact;
 pub use error::GoldenError;
+#[cfg(feature = "burn")]
+pub(crate) use error::lost_gradient;
 pub use prompts::PromptCases;
 #[cfg(feature = "models")]
 pub(crate) use prompts::{reasons, version_of};

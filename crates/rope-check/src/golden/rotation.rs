@@ -1,14 +1,12 @@
 //! Engines against a file's truth, and how far they may be from it.
 
-use std::iter::once;
-
-use rope_core::{Direction, Real, RopeError};
+use rope_core::{Angles, Direction, Geometry, HeadsRef, Pairing, Real, RopeError, Rotator};
 
 use super::error::GoldenError;
 use super::row::Row;
 use super::tables::ENGINE as FREQUENCIES;
 use super::tensors::{Values, largest};
-use super::vectors::{GoldenVectors, Mapping, Pass};
+use super::vectors::{FrequencyGradient, GoldenVectors, Mapping};
 use crate::buffer::{Buffer, DType};
 use crate::engine::Engine;
 use crate::tolerance::{Operation, allowed, unit};
@@ -34,10 +32,8 @@ impl GoldenVectors {
     /// type cannot hold; [`GoldenError::Unbounded`].
     pub fn compare(&self, engine: &dyn Engine, dtype: DType) -> Result<Vec<Row>, GoldenError> {
         let mut rows = self.run(engine, dtype, self.operation, &self.forward)?;
-        if let Some(adjoint) = &self.adjoint {
-            let transposed = self.operation.transposed();
-            rows.extend(self.run(engine, dtype, transposed, adjoint)?);
-        }
+        let transposed = self.operation.transposed();
+        rows.extend(self.run(engine, dtype, transposed, &self.adjoint)?);
         Ok(rows)
     }
 
@@ -62,6 +58,9 @@ impl GoldenVectors {
                 |_| "metadata".to_owned(),
             ));
         }
+        if let Some(gradient) = &self.frequencies {
+            rows.push(self.compare_frequency_gradient(gradient)?);
+        }
         rows.extend(self.compare_cos_sin::<f64>(DType::F64)?);
         rows.extend(self.compare_cos_sin::<f32>(DType::F32)?);
         Ok(rows)
@@ -72,14 +71,18 @@ impl GoldenVectors {
         engine: &dyn Engine,
         dtype: DType,
         direction: Direction,
-        pass: &Pass,
+        mappings: &[Mapping],
     ) -> Result<Vec<Row>, GoldenError> {
+        let Some(first) = mappings.first() else {
+            return Ok(Vec::new());
+        };
         let mut case = self.case.clone();
-        case.kv_heads = pass.k.as_ref().map_or(0, |_| case.kv_heads);
+        // Where q has no gradient, k goes in its place.
+        case.heads = first.heads;
+        case.kv_heads = mappings.get(1).map_or(0, |second| second.heads);
         let name = engine.name();
-        let mappings: Vec<&Mapping> = once(&pass.q).chain(&pass.k).collect();
         let (mut inputs, mut bounds) = (Vec::new(), Vec::new());
-        for mapping in &mappings {
+        for mapping in mappings {
             mapping.input.fits(dtype)?;
             mapping.truth.fits(dtype)?;
             let input = Buffer::from_f64(dtype, &mapping.input.values);
@@ -94,7 +97,7 @@ impl GoldenVectors {
             })?;
         let found = [Some(q), k].map(|found| found.map_or_else(Vec::new, |found| found.to_f64()));
         let compared = mappings.iter().zip(&bounds).zip(&found);
-        let row = |((mapping, bounds), found): ((&&Mapping, &Vec<Bound>), &Vec<f64>)| {
+        let row = |((mapping, bounds), found): ((&Mapping, &Vec<Bound>), &Vec<f64>)| {
             let truth = &mapping.truth;
             Row::compare(
                 &truth.name,
@@ -162,9 +165,81 @@ impl GoldenVectors {
         .collect()
     }
 
+    /// angle = sum over axes of position * frequency, so a frequency's gradient is the sum over
+    /// tokens of position times the angle's gradient, which is cos dL/dsin - sin dL/dcos.
+    fn compare_frequency_gradient(&self, gradient: &FrequencyGradient) -> Result<Row, GoldenError> {
+        let (case, truth) = (&self.case, &gradient.truth);
+        let (heads, layout) = (case.heads, case.contiguous(case.heads));
+        let lanes = case.spec.geometry().lane_count();
+        let rotator = Rotator::new(case.spec.geometry(), Angles::Heads { rows: &[], heads })?;
+        let mut views = Vec::new();
+        for [x, dy] in &gradient.passes {
+            // <dy, R' x> = <R dy, x>
+            let [x, dy] = match self.operation {
+                Direction::Forward => [x, dy],
+                Direction::Adjoint => [dy, x],
+            };
+            views.push((
+                HeadsRef::new(&x.values, layout)?,
+                HeadsRef::new(&dy.values, layout)?,
+            ));
+        }
+        let angles = case.angles::<f64>()?.into_rows();
+        let mut of_angles = vec![0.0; angles.len()];
+        rotator.angle_gradients(views[0], views.get(1).copied(), &mut of_angles)?;
+        let axes = case.positions.axis_count();
+        let mut found = vec![0.0; axes * heads * lanes];
+        let rows = angles.chunks(2 * lanes).zip(of_angles.chunks(2 * lanes));
+        for (row, (angles, gradients)) in rows.enumerate() {
+            let (token, head) = (row / heads, row % heads);
+            for lane in 0..lanes {
+                let (cos, sin) = (angles[lane], angles[lanes + lane]);
+                let of_angle = cos * gradients[lanes + lane] - sin * gradients[lane];
+                for axis in 0..axes {
+                    let at = (axis * heads + head) * lanes + lane;
+                    found[at] += case.positions.value(axis, token) * of_angle;
+                }
+            }
+        }
+        let reach = |values: &Values| largest(values.values.iter().copied());
+        let products = gradient.passes.iter().map(|[x, dy]| reach(x) * reach(dy));
+        // A pair has four products, in each sample.
+        let of_position = 4.0 * case.batch as f64 * products.sum::<f64>();
+        let terms = (case.batch * case.positions.tokens() * gradient.passes.len()) as f64;
+        let dtype = if truth.is_f64() {
+            DType::F64
+        } else {
+            DType::F32
+        };
+        let relative = (4.0 * ROUNDINGS + terms) * unit(dtype) + self.angle_error()?;
+        let tolerance = |i: usize, _| {
+            let axis = i / (heads * lanes);
+            let tokens = 0..case.positions.tokens();
+            let positions = tokens.map(|token| case.positions.value(axis, token).abs());
+            from_truth(truth, of_position * positions.sum::<f64>() * relative)
+        };
+        let at = |i| truth.index(i);
+        let (name, dtype) = (&truth.name, DType::F64.name());
+        Ok(Row::compare(
+            name,
+            dtype,
+            ANGLES,
+            &found,
+            &truth.values,
+            tolerance,
+            at,
+        ))
+    }
+
     /// Sorted, for the order of this buffer is the module's own affair (ERNIE keeps it permuted);
     /// cos and sin show it.
     fn compare_frequencies(&self, expected: &Values) -> Result<Row, GoldenError> {
+        let of_sign = |values: Vec<f64>| -> Vec<f64> {
+            match self.turns_backwards() && expected.values.iter().all(|x| *x >= 0.0) {
+                true => values.iter().map(|x| -x).collect(),
+                false => values,
+            }
+        };
         let sorted = |mut values: Vec<f64>| {
             values.sort_by(|a, b| b.total_cmp(a));
             values
@@ -178,11 +253,20 @@ impl GoldenVectors {
             "inv_freq",
             DType::F64.name(),
             FREQUENCIES,
-            &sorted(self.case.spec.inv_freq(self.case.seq_len)?),
+            &sorted(of_sign(self.case.spec.inv_freq(self.case.seq_len)?)),
             &sorted(expected.values.clone()),
             |_, expected| allowed(Operation::Frequency, computed_in, expected),
             |i| format!("frequency {i} in falling order"),
         ))
+    }
+
+    /// Whether all lanes turn by negative frequencies. Modules keep positive ones then, and the
+    /// sines of these, and have the sign in what applies them (nanochat).
+    fn turns_backwards(&self) -> bool {
+        let Ok(inv_freq) = self.case.spec.inv_freq(self.case.seq_len) else {
+            return false;
+        };
+        self.case.head_frequencies.is_none() && inv_freq.iter().all(|x| *x <= 0.0)
     }
 
     fn compare_cos_sin<A: Real>(&self, dtype: DType) -> Result<Vec<Row>, GoldenError> {
@@ -191,22 +275,30 @@ impl GoldenVectors {
         let relative = unit(dtype) + 2.0 * unit(DType::F64) + self.angle_error()?;
         let computed = case.spec.attention_scaling() * relative;
         let mut rows = Vec::new();
-        for (truth, lanes) in [&self.cos, &self.sin].into_iter().zip(angles.cos_sin()) {
+        let signs: [&[f64]; 2] = match self.turns_backwards() {
+            true => [&[1.0], &[1.0, -1.0]],
+            false => [&[1.0]; 2],
+        };
+        let tables = [&self.cos, &self.sin].into_iter().zip(angles.cos_sin());
+        for ((truth, lanes), signs) in tables.zip(signs) {
             let Some(truth) = truth else { continue };
-            let compared = orders(truth, case.angle_rows(), case.spec.geometry().lane_count())?
-                .into_iter()
-                .map(|order| {
-                    let found: Vec<f64> = order.iter().map(|lane| lanes[*lane].to_f64()).collect();
-                    Row::compare(
-                        &truth.name,
-                        dtype.name(),
-                        ANGLES,
-                        &found,
-                        &truth.values,
-                        |_, _| from_truth(truth, computed),
-                        |i| truth.index(i),
-                    )
-                });
+            let orders = orders(truth, case.angle_rows(), case.spec.geometry())?;
+            let with_signs = orders
+                .iter()
+                .flat_map(|order| signs.iter().map(move |sign| (order, sign)));
+            let compared = with_signs.map(|(order, sign)| {
+                let value = |lane: &usize| sign * lanes[*lane].to_f64();
+                let found: Vec<f64> = order.iter().map(value).collect();
+                Row::compare(
+                    &truth.name,
+                    dtype.name(),
+                    ANGLES,
+                    &found,
+                    &truth.values,
+                    |_, _| from_truth(truth, computed),
+                    |i| truth.index(i),
+                )
+            });
             rows.extend(compared.min_by(|a, b| a.ratio.total_cmp(&b.ratio)));
         }
         Ok(rows)
@@ -214,16 +306,28 @@ impl GoldenVectors {
 }
 
 /// For each element of a cos or sin table, its lane. A module keeps one value per lane, or one per
-/// channel: pairs in two halves, or members side by side. Which of them follows from the values, as
-/// its apply function undoes it.
-fn orders(truth: &Values, tokens: usize, lanes: usize) -> Result<Vec<Vec<usize>>, GoldenError> {
+/// channel: pairs in two halves, members side by side, or halves of each of two blocks where that
+/// is how they pair. Which of them follows from the values, as its apply function undoes it.
+fn orders(
+    truth: &Values,
+    tokens: usize,
+    geometry: Geometry,
+) -> Result<Vec<Vec<usize>>, GoldenError> {
+    let lanes = geometry.lane_count();
     let width = truth.shape.last().copied().unwrap_or(0);
     let rows = truth.values.len().checked_div(width).unwrap_or(0);
+    let halves = |channel: usize, lanes: usize| channel % lanes;
+    let side_by_side = |channel: usize, _: usize| channel / 2;
+    let halves_of_blocks = |channel: usize, lanes: usize| {
+        let of_block = lanes / 2;
+        channel / lanes * of_block + channel % of_block
+    };
     let lane_of: &[fn(usize, usize) -> usize] = match width {
         width if width == lanes => &[|channel, _| channel],
-        width if width == 2 * lanes => {
-            &[|channel, lanes| channel % lanes, |channel, _| channel / 2]
+        width if width == 2 * lanes && geometry.pairing() == Pairing::Quarter => {
+            &[halves, side_by_side, halves_of_blocks]
         }
+        width if width == 2 * lanes => &[halves, side_by_side],
         _ => &[],
     };
     if rows != tokens || lane_of.is_empty() {

@@ -7,11 +7,12 @@ use serde::Serialize;
 pub struct Row {
     /// The tensor that was compared.
     pub tensor: String,
-    /// The element type that the engine worked on, as `f32`; `i64` for position ids.
+    /// The element type that the engine worked on, as `f32`; `i64` for position ids, `-` for a
+    /// tensor that is missing.
     pub dtype: &'static str,
     /// What computed it.
     pub engine: String,
-    /// The largest absolute difference; infinite for a NaN.
+    /// The largest absolute difference; infinite for a NaN, and for a tensor that is missing.
     pub max_abs: f64,
     /// The difference allowed at that element.
     pub tolerance: f64,
@@ -44,6 +45,22 @@ pub struct Worst {
 }
 
 impl Row {
+    /// The failing row of a tensor that should be there, and why it is not.
+    pub(super) fn missing(tensor: &str, reason: String) -> Self {
+        Self {
+            tensor: tensor.to_owned(),
+            dtype: "-",
+            engine: "the file".to_owned(),
+            max_abs: f64::INFINITY,
+            tolerance: 0.0,
+            ratio: f64::INFINITY,
+            pass: false,
+            worst: None,
+            diagnosis: Some(reason),
+            note: None,
+        }
+    }
+
     /// Compares element by element; `tolerance` takes an index and what is expected there, `at` an
     /// index.
     ///

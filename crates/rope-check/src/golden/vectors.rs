@@ -1,8 +1,10 @@
 //! A golden `.safetensors` file: read, checked, and turned into a [`Case`].
 
-use rope_core::{Direction, Layout, Pairing, Positions, RotarySpec};
+use rope_core::hf::{Component, ConfigError};
+use rope_core::{Direction, Layout, Pairing, Positions, RopeError, RotarySpec};
 
-use super::error::GoldenError;
+use super::error::{GoldenError, lost_gradient};
+use super::row::Row;
 use super::tensors::{Kind, Tensors, Values};
 use crate::engine::Case;
 use crate::names::pairing_name;
@@ -40,24 +42,31 @@ pub struct GoldenVectors {
     pub(super) case: Case,
     /// What made q_out of q: the rotation, or the inverse.
     pub(super) operation: Direction,
-    pub(super) forward: Pass,
-    pub(super) adjoint: Option<Pass>,
+    /// q, and k where it is there.
+    pub(super) forward: Vec<Mapping>,
+    /// The gradients that are there.
+    pub(super) adjoint: Vec<Mapping>,
+    pub(super) frequencies: Option<FrequencyGradient>,
+    /// Of q and k those whose gradient is not there, though that of the output is.
+    lost: Vec<&'static str>,
     pub(super) cos: Option<Values>,
     pub(super) sin: Option<Values>,
     pub(super) inv_freq: Option<Values>,
     pub(super) attention_scaling: Option<f64>,
 }
 
-/// q and k (or their gradients) and what became of them.
+/// The gradient of the frequencies that a file gives, `[axes, heads, lanes]`, and what makes it.
 #[derive(Clone, Debug)]
-pub(super) struct Pass {
-    pub(super) q: Mapping,
-    pub(super) k: Option<Mapping>,
+pub(super) struct FrequencyGradient {
+    pub(super) truth: Values,
+    /// q and gq, then k and gk where there is k with a gradient.
+    pub(super) passes: Vec<[Values; 2]>,
 }
 
-/// A tensor and its image.
+/// q or k, or the gradient of one, and what became of it.
 #[derive(Clone, Debug)]
 pub(super) struct Mapping {
+    pub(super) heads: usize,
     pub(super) input: Values,
     pub(super) truth: Values,
 }
@@ -120,22 +129,30 @@ impl GoldenVectors {
                 return Err(k.misshapen(format!("{heads} heads, as head_frequencies has")));
             }
         }
-        case.head_frequencies = own.map(|own| own.values.into());
         let (q_dims, k_dims) = (case.dims(case.heads), case.dims(case.kv_heads));
-        let forward = Pass {
-            q: file.mapping(q, "q_out", &q_dims)?,
-            k: k.map(|k| file.mapping(k, "k_out", &k_dims)).transpose()?,
-        };
+        let given = [(Some(&q), "gq", &q_dims[..]), (k.as_ref(), "gk", &k_dims)];
+        let frequencies = file.frequency_gradient(own.as_ref(), given)?;
+        case.head_frequencies = own.map(|own| own.values.into());
+        let mut forward = vec![file.mapping(q, "q_out", case.heads, &q_dims)?];
+        if let Some(k) = k {
+            forward.push(file.mapping(k, "k_out", case.kv_heads, &k_dims)?);
+        }
         let gq = match (file.optional("gq", &INPUT_TYPES)?, &gk) {
             (None, Some(_)) => return Err(file.0.missing("gq", "the gradient (gk is there)")),
             (gq, _) => gq,
         };
-        let adjoint = gq.map(|gq| -> Result<Pass, GoldenError> {
-            Ok(Pass {
-                q: file.gradient("q", gq, &q_dims)?,
-                k: gk.map(|gk| file.gradient("k", gk, &k_dims)).transpose()?,
-            })
-        });
+        let (mut adjoint, mut lost) = (Vec::new(), Vec::new());
+        for (of, upstream, heads, dims) in [
+            ("q", gq, case.heads, &q_dims),
+            ("k", gk, case.kv_heads, &k_dims),
+        ] {
+            let Some(upstream) = upstream else { continue };
+            let name = format!("d{of}");
+            match file.optional(&name, &INPUT_TYPES)? {
+                Some(_) => adjoint.push(file.mapping(upstream, &name, heads, dims)?),
+                None => lost.push(of),
+            }
+        }
         let first = |names: [&str; 2]| {
             names
                 .iter()
@@ -146,12 +163,21 @@ impl GoldenVectors {
             case,
             operation: file.operation()?,
             forward,
-            adjoint: adjoint.transpose()?,
+            adjoint,
+            frequencies,
+            lost,
             cos: first(COS)?,
             sin: first(SIN)?,
             inv_freq: file.optional("inv_freq", &TRUTH_TYPES)?,
             attention_scaling: file.number("attention_scaling", "a number")?,
         })
+    }
+
+    /// A failing row for each gradient that is not there, though that of the output is: the forward
+    /// of an operator without a backward is compared, and does not pass for a whole module.
+    pub fn lost_gradients(&self) -> Vec<Row> {
+        let row = |of: &&str| Row::missing(&format!("d{of}"), lost_gradient(of));
+        self.lost.iter().map(row).collect()
     }
 }
 
@@ -228,17 +254,24 @@ impl File {
                 expected: "the JSON of a RotarySpec for heads as wide as q's",
                 found,
             };
+            expect_sections(stated)?;
             let spec: RotarySpec = serde_json::from_str(stated)
                 .map_err(|error| refused(format!("{stated} ({error})")))?;
+            expect_known_keys(stated, &spec)?;
             let fits = spec.head_dim() == head_dim;
             return fits.then_some(spec).ok_or_else(|| refused(stated.clone()));
         }
         let model_type = self.text("model_type", "the Hugging Face model type")?;
-        let component = self.text("component", "\"text\" or \"vision\"")?;
-        let component = component.parse().map_err(rope_core::RopeError::from)?;
+        let component = self.text("component", "\"text\" or \"vision\"");
+        let component = component.and_then(|name| Ok(name.parse().map_err(RopeError::from)?));
+        // Before anything else is asked for, which could not help.
+        let of_component = component.as_ref().copied().unwrap_or(Component::Text);
+        if let Some(refused) = refusal(model_type, of_component) {
+            return Err(refused);
+        }
         let parameters = self.text("rope_parameters", "the JSON of that configuration object")?;
         Ok(RotarySpec::from_rope_parameters(
-            model_type, component, parameters, head_dim,
+            model_type, component?, parameters, head_dim,
         )?)
     }
 
@@ -299,32 +332,162 @@ impl File {
         Ok(())
     }
 
-    fn mapping(&self, input: Values, image: &str, dims: &[usize]) -> Result<Mapping, GoldenError> {
+    /// What is compared with dhead_frequencies, if the file has that.
+    fn frequency_gradient(
+        &self,
+        frequencies: Option<&Values>,
+        given: [(Option<&Values>, &str, &[usize]); 2],
+    ) -> Result<Option<FrequencyGradient>, GoldenError> {
+        const NAME: &str = "dhead_frequencies";
+        if self.optional(NAME, &INPUT_TYPES)?.is_none() {
+            return Ok(None);
+        }
+        let needed_by = format!("the comparison of {NAME}");
+        let truth = self.require(NAME, &TRUTH_TYPES, &needed_by)?;
+        let Some(frequencies) = frequencies else {
+            return Err(self.0.missing("head_frequencies", &needed_by));
+        };
+        if truth.shape != frequencies.shape {
+            let expected = format!("{:?}, as head_frequencies has", frequencies.shape);
+            return Err(truth.misshapen(expected));
+        }
+        let mut passes = Vec::new();
+        for (of, upstream, dims) in given {
+            let found = self.optional(upstream, &INPUT_TYPES)?;
+            match (of, found) {
+                (Some(of), Some(upstream)) => {
+                    for values in [of, &upstream] {
+                        if values.shape != dims {
+                            let expected = format!("{dims:?}, which follows from q and k");
+                            return Err(values.misshapen(expected));
+                        }
+                    }
+                    passes.push([of.clone(), upstream]);
+                }
+                // k takes no part in the loss then.
+                (_, None) if upstream == "gk" => {}
+                (None, _) => return Err(self.0.missing("k", &needed_by)),
+                (_, None) => return Err(self.0.missing("gq", &needed_by)),
+            }
+        }
+        Ok(Some(FrequencyGradient { truth, passes }))
+    }
+
+    fn mapping(
+        &self,
+        input: Values,
+        image: &str,
+        heads: usize,
+        dims: &[usize],
+    ) -> Result<Mapping, GoldenError> {
         let truth = self.require(image, &TRUTH_TYPES, &format!("the image of {}", input.name))?;
         for values in [&input, &truth] {
             if values.shape != dims {
                 return Err(values.misshapen(format!("{dims:?}, which follows from q and k")));
             }
         }
-        Ok(Mapping { input, truth })
+        Ok(Mapping {
+            heads,
+            input,
+            truth,
+        })
     }
+}
 
-    fn gradient(
-        &self,
-        of: &'static str,
-        upstream: Values,
-        dims: &[usize],
-    ) -> Result<Mapping, GoldenError> {
-        let name = format!("d{of}");
-        if self.optional(&name, &TRUTH_TYPES)?.is_none() {
-            return Err(GoldenError::LostGradient {
-                of,
-                upstream: upstream.name,
-                gradient: format!("{name}.{{{}}}", TRUTH_TYPES.join(",")),
-            });
+/// Why a model type that rotates is refused, where it is: a whole configuration is told.
+fn refusal(model_type: &str, component: Component) -> Option<GoldenError> {
+    let config = serde_json::json!({ "model_type": model_type }).to_string();
+    let read = match component {
+        Component::Text => RotarySpec::from_hf_config(&config),
+        Component::Vision => RotarySpec::from_hf_vision_config(&config),
+    };
+    match read {
+        Err(RopeError::Config(ConfigError::UnsupportedModelType { model_type, reason })) => {
+            Some(GoldenError::ModelType { model_type, reason })
         }
-        self.mapping(upstream, &name, dims)
+        _ => None,
     }
+}
+
+/// The keys of a rotation.
+const ROTATION_KEYS: [&str; 8] = [
+    "head_dim",
+    "rotary_dim",
+    "rotary_offset",
+    "pairing",
+    "axis_layout",
+    "theta",
+    "frequencies",
+    "attention_scaling",
+];
+/// What others call them.
+const ROTATION_ALIASES: [(&str, &str); 9] = [
+    ("base", "theta"),
+    ("rope_theta", "theta"),
+    ("rope_scaling", "frequencies"),
+    ("rope_parameters", "frequencies"),
+    ("inv_freq", "frequencies"),
+    ("mrope_section", "axis_layout"),
+    ("sections", "axis_layout"),
+    ("axes", "axis_layout"),
+    ("interleaved", "pairing"),
+];
+
+/// A name of an axis layout in the place of the layout, which serde would call a unit variant.
+fn expect_sections(stated: &str) -> Result<(), GoldenError> {
+    let Ok(json) = serde_json::from_str::<serde_json::Value>(stated) else {
+        return Ok(());
+    };
+    match json["axis_layout"].as_str() {
+        None | Some("single") => Ok(()),
+        Some(name) => Err(GoldenError::Metadata {
+            key: "rotation",
+            expected: "the JSON of a RotarySpec: axis_layout is \"single\", or a layout with its \
+                       sections, as {\"striped\": [24, 20, 20]}",
+            found: format!("axis_layout {name:?}"),
+        }),
+    }
+}
+
+/// Refuses keys that serde would pass over: the rotation would be another than the file says.
+fn expect_known_keys(stated: &str, spec: &RotarySpec) -> Result<(), GoldenError> {
+    let json: serde_json::Value = serde_json::from_str(stated).unwrap_or_default();
+    let unknown = |key: &str, at: &str, expected: &[&str]| {
+        let meant = ROTATION_ALIASES.iter().find(|(alias, _)| *alias == key);
+        let meant = meant.filter(|_| at.is_empty());
+        GoldenError::RotationKey {
+            key: format!("{:?}", format!("{at}{key}")),
+            expected: expected.join(", "),
+            advice: meant.map_or(String::new(), |(_, key)| format!("; here it is {key:?}")),
+        }
+    };
+    let check = |json: &serde_json::Value, at: &str, expected: &[&str]| {
+        let mut keys = json
+            .as_object()
+            .into_iter()
+            .flat_map(|object| object.keys());
+        let extra = keys.find(|key| !expected.contains(&&key[..]));
+        extra.map_or(Ok(()), |key| Err(unknown(key, at, expected)))
+    };
+    check(&json, "", &ROTATION_KEYS)?;
+    let given = &json["frequencies"];
+    if !given.is_null() {
+        if !json["theta"].is_null() {
+            let others = ROTATION_KEYS.into_iter().filter(|key| *key != "theta");
+            return Err(unknown("theta", "", &others.collect::<Vec<_>>()));
+        }
+        // What was read of them.
+        let read = serde_json::to_value(spec.frequencies()).unwrap_or_default();
+        for (at, given, read) in [
+            ("frequencies.", given, &read),
+            ("frequencies.scaling.", &given["scaling"], &read["scaling"]),
+        ] {
+            let read = read.as_object().into_iter().flat_map(|read| read.keys());
+            let read: Vec<&str> = read.map(String::as_str).collect();
+            check(given, at, &read)?;
+        }
+    }
+    Ok(())
 }
 
 /// Batch, seq and heads of a shape in `layout`'s order.
