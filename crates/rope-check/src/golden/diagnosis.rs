@@ -4,18 +4,21 @@
 //! tolerance as the metadata's. Gradients are tried with the mistake that explains the forward.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rope_core::{
-    AxisLayout, Direction, InstructionSet, Pairing, Parallelism, Positions, RotarySpecBuilder,
+    Angles, AxisLayout, Direction, HeadsMut, HeadsRef, InstructionSet, MatrixForm, Pairing,
+    Parallelism, Positions, RotarySpecBuilder, Rotator,
 };
 
 use super::error::GoldenError;
 use super::rotation::Bound;
+use super::rounding::{Rounding, SHIFTS};
 use super::row::Row;
 use super::tensors::largest;
 use super::vectors::{GoldenVectors, Mapping};
 use crate::buffer::{Buffer, DType};
-use crate::engine::{AngleSource, Case, Cpu, Engine};
+use crate::engine::Case;
 use crate::names::{axes_name, pairing_name};
 use crate::tolerance::unit;
 
@@ -28,6 +31,9 @@ struct Mistake {
     what: String,
     case: Case,
     operation: Direction,
+    /// Rows of cos and sin that are not the case's: those of a program that rounds on the way to
+    /// them. They are held to the tolerance of f32.
+    angles: Option<Arc<[f64]>>,
 }
 
 impl GoldenVectors {
@@ -62,13 +68,20 @@ impl GoldenVectors {
         }
     }
 
-    /// Mistakes in the order in which they are tried: those that change one thing first.
-    fn mistakes(&self) -> Vec<Mistake> {
-        let base = Mistake {
+    /// The metadata's rotation, as a mistake in which nothing differs.
+    fn stated(&self) -> Mistake {
+        Mistake {
             what: String::new(),
             case: self.case.clone(),
             operation: self.operation,
-        };
+            angles: None,
+        }
+    }
+
+    /// Mistakes in the order in which they are tried: those that change one thing first. Of two
+    /// that change, one is the pairing or theta.
+    fn mistakes(&self) -> Vec<Mistake> {
+        let base = self.stated();
         let spec = &self.case.spec;
         let pairing = |pairing: Pairing| {
             let what = format!(
@@ -87,8 +100,8 @@ impl GoldenVectors {
         let mut single: Vec<Mistake> = pairings().filter_map(|change| change(&base)).collect();
         let opposite = Mistake {
             what: "the angles of the opposite sign".to_owned(),
-            case: self.case.clone(),
             operation: self.operation.transposed(),
+            ..self.stated()
         };
         single.push(opposite);
         let axes = base.of_axes();
@@ -102,8 +115,11 @@ impl GoldenVectors {
         double.extend(with_pairings(&single[single.len() - 1..]));
         single.extend(axes);
         if self.case.head_frequencies.is_none() {
+            let channels = base.of_channels();
+            let others = single.iter().chain(&channels);
+            double.extend(others.flat_map(Mistake::of_frequencies));
             single.extend(base.of_frequencies());
-            single.extend(base.of_channels());
+            single.extend(channels);
         }
         single.extend(double);
         single
@@ -121,18 +137,23 @@ impl Mistake {
             .ok()?;
         let fits = self.case.head_frequencies.is_some()
             || spec.axis_count() == self.case.positions.axis_count();
-        let what = match &self.what[..] {
-            "" => what,
-            other => format!("{other}, and {what}"),
-        };
         fits.then(|| Self {
-            what,
+            what: self.and(what),
             case: Case {
                 spec,
                 ..self.case.clone()
             },
             operation: self.operation,
+            angles: None,
         })
+    }
+
+    /// What differs with one thing more.
+    fn and(&self, what: String) -> String {
+        match &self.what[..] {
+            "" => what,
+            other => format!("{other}, and {what}"),
+        }
     }
 
     fn with_axes_from(&self, what: String, order: &[usize]) -> Option<Self> {
@@ -150,6 +171,7 @@ impl Mistake {
                 ..self.case.clone()
             },
             operation: self.operation,
+            angles: None,
         })
     }
 
@@ -245,16 +267,24 @@ struct Suspect<'a> {
     vectors: &'a GoldenVectors,
     mapping: &'a Mapping,
     bounds: Vec<Bound>,
+    /// What f32 arithmetic by given angles may do to a value of each row.
+    of_f32: Vec<f64>,
 }
 
 impl<'a> Suspect<'a> {
     fn new(vectors: &'a GoldenVectors, mapping: &'a Mapping) -> Result<Self, GoldenError> {
         let input = Buffer::from_f64(DType::F64, &mapping.input.values);
         let bounds = vectors.bounds(DType::F64, DType::F64, mapping, &input)?;
+        let spec = &vectors.case.spec;
+        let reach = |row: &[f64]| spec.attention_scaling() * largest(row.iter().copied());
+        let rows = mapping.input.values.chunks(spec.head_dim());
         Ok(Self {
             vectors,
             mapping,
             bounds,
+            of_f32: rows
+                .map(|row| 16.0 * unit(DType::F32) * reach(row))
+                .collect(),
         })
     }
 
@@ -264,42 +294,73 @@ impl<'a> Suspect<'a> {
 
     /// What a rotation makes of the input.
     fn image(&self, case: &Case, direction: Direction) -> Option<Vec<f64>> {
-        let case = Case {
-            heads: self.mapping.heads,
-            kv_heads: 0,
-            ..case.clone()
-        };
-        let engine = Cpu {
-            instructions: InstructionSet::PORTABLE,
-            parallelism: Parallelism::SERIAL,
-            angles: AngleSource::Tokens,
-        };
-        let input = Buffer::from_f64(DType::F64, &self.mapping.input.values);
-        let (image, _) = engine.apply(&case, direction, &input, None).ok()?;
-        Some(image.to_f64())
+        self.image_by(case, case.angles().ok()?.rows(), direction)
     }
 
-    /// Whether the values are the file's, in the rows (heads of tokens) that `of` takes.
-    fn fits_where(&self, values: &[f64], of: impl Fn(usize) -> bool) -> bool {
+    /// The same by given rows of cos and sin.
+    fn image_by(&self, case: &Case, rows: &[f64], direction: Direction) -> Option<Vec<f64>> {
+        let heads = case.heads;
+        let angles = match case.head_frequencies {
+            None => Angles::Tokens(rows),
+            Some(_) => Angles::Heads { rows, heads },
+        };
+        let rotator = Rotator::new(case.spec.geometry(), angles)
+            .ok()?
+            .with_instructions(InstructionSet::PORTABLE)
+            .with_parallelism(Parallelism::SERIAL);
+        let (layout, input) = (case.contiguous(self.mapping.heads), &self.mapping.input);
+        let mut image = vec![0.0; input.values.len()];
+        let from = HeadsRef::new(&input.values, layout).ok()?;
+        let to = HeadsMut::new(&mut image, layout).ok()?;
+        rotator.apply(direction, (from, to), None).ok()?;
+        Some(image)
+    }
+
+    /// What a mistaken rotation, or its adjoint, makes of the input.
+    fn image_of(&self, mistake: &Mistake, direction: Direction) -> Option<Vec<f64>> {
+        match &mistake.angles {
+            None => self.image(&mistake.case, direction),
+            Some(rows) => self.image_by(&mistake.case, rows, direction),
+        }
+    }
+
+    /// Whether the values are the file's to a tolerance of each row (head of a token) and value.
+    fn is_within(&self, values: &[f64], tolerance: impl Fn(usize, f64) -> f64) -> bool {
         let head_dim = self.vectors.case.spec.head_dim();
-        let truth = &self.mapping.truth.values;
-        values
-            .iter()
-            .zip(truth)
-            .enumerate()
-            .all(|(i, (value, exact))| {
-                let row = i / head_dim;
-                !of(row) || (value - exact).abs() <= self.bounds[row].allowed(DType::F64, *exact)
-            })
+        let pairs = values.iter().zip(&self.mapping.truth.values).enumerate();
+        let mut pairs = pairs;
+        pairs.all(|(i, (value, exact))| (value - exact).abs() <= tolerance(i / head_dim, *exact))
+    }
+
+    /// Whether the values are the file's, in the rows that `of` takes.
+    fn fits_where(&self, values: &[f64], of: impl Fn(usize) -> bool) -> bool {
+        self.is_within(values, |row, exact| match of(row) {
+            true => self.bounds[row].allowed(DType::F64, exact),
+            false => f64::INFINITY,
+        })
     }
 
     fn fits(&self, values: &[f64]) -> bool {
         self.fits_where(values, |_| true)
     }
 
+    /// Whether the values, made with a mistake or without, are the file's.
+    fn fits_by(&self, mistake: &Mistake, values: &[f64]) -> bool {
+        match mistake.angles {
+            None => self.fits(values),
+            Some(_) => self.is_within(values, |row, _| self.of_f32[row]),
+        }
+    }
+
     fn is(&self, case: &Case, direction: Direction) -> bool {
         self.image(case, direction)
             .is_some_and(|image| self.fits(&image))
+    }
+
+    /// How far the values are from the file's.
+    fn farthest(&self, values: &[f64]) -> f64 {
+        let pairs = values.iter().zip(&self.mapping.truth.values);
+        largest(pairs.map(|(x, y)| x - y))
     }
 
     fn is_zero(&self) -> bool {
@@ -319,12 +380,102 @@ impl<'a> Suspect<'a> {
         if self.fits(&input.values) {
             return Some((format!("{name} is {}: nothing is turned", input.name), None));
         }
-        let mut mistakes = self.vectors.mistakes().into_iter();
-        if let Some(mistake) = mistakes.find(|mistake| self.is(&mistake.case, mistake.operation)) {
-            let reason = format!("{name} was made with {}", mistake.what);
-            return Some((reason, Some(mistake)));
+        let mut mistakes = self.vectors.mistakes();
+        let made_it = |mistake: &Mistake| self.is(&mistake.case, mistake.operation);
+        let found = match mistakes.iter().position(made_it) {
+            Some(at) => Some(mistakes.swap_remove(at)),
+            None => self.of_angles(&self.vectors.stated(), &mistakes, &expected),
+        };
+        match found {
+            Some(mistake) => {
+                let reason = format!("{name} was made with {}", mistake.what);
+                Some((reason, Some(mistake)))
+            }
+            None => self.of_rounding(&expected).map(|reason| (reason, None)),
         }
-        self.of_rounding(&expected).map(|reason| (reason, None))
+    }
+
+    /// The angles of a program that rounds on the way to them; then those of one that makes a
+    /// mistake, too, and computes its angles in f32.
+    fn of_angles(
+        &self,
+        stated: &Mistake,
+        mistakes: &[Mistake],
+        expected: &[f64],
+    ) -> Option<Mistake> {
+        let mut roundings = Rounding::all().into_iter();
+        let found = roundings.find_map(|rounding| self.rounded(stated, &rounding, expected));
+        found.or_else(|| {
+            let in_f32 = Rounding::in_f32();
+            let mut mistakes = mistakes.iter();
+            mistakes.find_map(|mistake| self.rounded(mistake, &in_f32, expected))
+        })
+    }
+
+    /// A mistake with angles that are rounded, too, where that makes the file's values: nearer
+    /// than angles without the rounding by more than chance. A frequency in f32 may be
+    /// some units off, by the powers and quotients that it is made of: for each lane, the one of
+    /// [`SHIFTS`] is taken that comes nearest.
+    fn rounded(&self, mistake: &Mistake, rounding: &Rounding, expected: &[f64]) -> Option<Mistake> {
+        let case = &mistake.case;
+        let lanes = rounding.lanes(case).ok()?;
+        let with_shifts = |shifts: &[i32]| {
+            let rows = rounding.rows(case, &lanes, shifts);
+            let image = self.image_by(case, &rows, mistake.operation)?;
+            Some((rows, image))
+        };
+        let mut nearest = vec![(f64::INFINITY, 0); lanes.len()];
+        if rounding.shifts_frequencies() {
+            for shift in SHIFTS {
+                let (_, image) = with_shifts(&vec![*shift; lanes.len()])?;
+                let errors = self.errors_of_lanes(case, mistake.operation, &image, lanes.len());
+                for (nearest, error) in nearest.iter_mut().zip(errors) {
+                    if error < nearest.0 {
+                        *nearest = (error, *shift);
+                    }
+                }
+                // Most frequencies are the nearest ones: of another rotation, few lanes fit.
+                let fitting = nearest.iter().filter(|(error, _)| *error <= 1.0);
+                if 4 * fitting.count() < lanes.len() {
+                    return None;
+                }
+            }
+        }
+        let shifts: Vec<i32> = nearest.iter().map(|(_, shift)| *shift).collect();
+        let (rows, image) = with_shifts(&shifts)?;
+        let found = Mistake {
+            what: mistake.and(rounding.what.clone()),
+            case: case.clone(),
+            operation: mistake.operation,
+            angles: Some(rows.into()),
+        };
+        let explains = self.farthest(&image) <= self.farthest(expected) / 4.0;
+        (explains && self.fits_by(&found, &image)).then_some(found)
+    }
+
+    /// For each lane, the largest error of the channels that it turns, in units of their tolerance.
+    fn errors_of_lanes(
+        &self,
+        case: &Case,
+        direction: Direction,
+        image: &[f64],
+        count: usize,
+    ) -> Vec<f64> {
+        let form = MatrixForm::new(case.spec.geometry(), direction);
+        let (lanes, head_dim) = (case.spec.geometry().lane_count(), case.spec.head_dim());
+        let mut errors = vec![0.0; count];
+        for (row, start) in case.rows(self.mapping.heads) {
+            // Without frequencies of heads' own, lanes are those of any row.
+            let first = row * lanes % count;
+            for (channel, lane) in form.cos_lanes().iter().enumerate() {
+                let at = start + case.spec.rotary_offset() + channel;
+                let error = (image[at] - self.mapping.truth.values[at]).abs();
+                let error = error / self.of_f32[at / head_dim];
+                let of_lane: &mut f64 = &mut errors[first + *lane as usize];
+                *of_lane = of_lane.max(error);
+            }
+        }
+        errors
     }
 
     /// What the file has in the place of the gradient of a rotation, which may be a mistaken one.
@@ -339,12 +490,12 @@ impl<'a> Suspect<'a> {
         if self.is_zero() {
             return Some(format!("{name} is zero: the gradient of {of} is lost"));
         }
-        let (case, operation) = match mistake {
-            Some(mistake) => (&mistake.case, mistake.operation),
-            None => (&vectors.case, vectors.operation),
-        };
-        let adjoint = self.image(case, operation.transposed())?;
-        if let Some(mistake) = mistake.filter(|_| self.fits(&adjoint)) {
+        let stated = vectors.stated();
+        let forward_by = mistake.unwrap_or(&stated);
+        let (case, operation) = (&forward_by.case, forward_by.operation);
+        let fits = |values: &[f64]| self.fits_by(forward_by, values);
+        let adjoint = self.image_of(forward_by, operation.transposed())?;
+        if let Some(mistake) = mistake.filter(|_| fits(&adjoint)) {
             return Some(format!(
                 "{name} is right for a rotation with {}",
                 mistake.what
@@ -356,8 +507,8 @@ impl<'a> Suspect<'a> {
                 upstream.name
             ));
         }
-        let forward = self.image(case, operation)?;
-        if self.fits(&forward) {
+        let forward = self.image_of(forward_by, operation)?;
+        if fits(&forward) {
             return Some(format!(
                 "{name} is {} turned forward: the gradient turns the other way, with -sin",
                 upstream.name
@@ -368,7 +519,7 @@ impl<'a> Suspect<'a> {
             .zip(&adjoint)
             .map(|(x, y)| (x + y) / 2.0)
             .collect();
-        if !case.spec.geometry().per_channel() && self.fits(&halves) {
+        if !case.spec.geometry().per_channel() && fits(&halves) {
             return Some(format!(
                 "{name} has the products with cos alone: the gradient through those with sin (the \
                  rotated half) is lost"
@@ -382,11 +533,18 @@ impl<'a> Suspect<'a> {
         }
         let mut mistakes = vectors.mistakes().into_iter();
         let other = mistakes.find(|other| self.is(&other.case, other.operation.transposed()));
-        match other {
-            Some(other) => Some(format!(
+        if let Some(other) = other {
+            return Some(format!(
                 "{name} is the gradient of a rotation with {}, which is not that of {of}_out",
                 other.what
-            )),
+            ));
+        }
+        let stated = Mistake {
+            operation: vectors.operation.transposed(),
+            ..vectors.stated()
+        };
+        match self.of_angles(&stated, &[], &expected) {
+            Some(rounded) => Some(format!("{name} was made with {}", rounded.what)),
             None => self.of_rounding(&expected),
         }
     }
@@ -431,18 +589,31 @@ impl<'a> Suspect<'a> {
         })
     }
 
-    /// Differences that 16 bits make.
+    /// Differences that 16 bits, or f32, make: none larger, and as many as roundings leave.
     fn of_rounding(&self, expected: &[f64]) -> Option<String> {
-        let truth = &self.mapping.truth.values;
-        let worst = largest(expected.iter().zip(truth).map(|(x, y)| x - y));
-        let of_16_bits = 4.0 * unit(DType::Bf16) * largest(truth.iter().copied());
-        (worst <= of_16_bits).then(|| {
-            format!(
-                "{} differs by {worst:.0e}, as roundings to 16 bits do: run it in f64 or f32, \
-                 angles too",
-                self.name()
-            )
-        })
+        let (input, truth) = (&self.mapping.input.values, &self.mapping.truth.values);
+        let (worst, most) = (self.farthest(expected), largest(truth.iter().copied()));
+        let turned = || (0..truth.len()).filter(|i| expected[*i] != input[*i]);
+        let count = turned().count();
+        // Of roundings to nearest, seven in eight are above an eighth of the largest of their
+        // binade. Tokens at position 0 have none.
+        let is_rounded = |finest: DType, coarsest: DType| {
+            let least = unit(finest) / 16.0;
+            let differs = |i: &usize| (expected[*i] - truth[*i]).abs() > least * expected[*i].abs();
+            let some = count > 0 && 4 * turned().filter(differs).count() >= count;
+            some && worst <= 8.0 * unit(coarsest) * most
+        };
+        let (to, instead) = if is_rounded(DType::F16, DType::Bf16) {
+            ("16 bits", "f64 or f32")
+        } else if self.mapping.truth.is_f64() && is_rounded(DType::F32, DType::F32) {
+            ("f32", "f64")
+        } else {
+            return None;
+        };
+        Some(format!(
+            "{} differs by {worst:.0e}, as roundings to {to} do: run it in {instead}, angles too",
+            self.name()
+        ))
     }
 }
 

@@ -11,6 +11,7 @@
 //! | `vectors` | the file of a rotary module, checked |
 //! | `rotation` | engines against the file's truth |
 //! | `diagnosis` | which known mistake makes the values of a file that differs |
+//! | `rounding` | how programs round on the way to cos and sin |
 //! | `prompts` | `rope_index_*.json`: position ids of prompts |
 //! | `tables` | `inv_freq_tables.json`: frequencies of every scaling |
 //! | `row` | one comparison: largest difference, tolerance, worst element |
@@ -20,6 +21,7 @@ mod diagnosis;
 mod error;
 mod prompts;
 mod rotation;
+mod rounding;
 mod row;
 mod tables;
 pub(crate) mod tensors;
