@@ -240,7 +240,8 @@ fn what_a_program_rounds_on_the_way_to_its_angles_is_named() {
     const FAR: [i64; 5] = [0, 3, 1857, 200_003, 262_143];
     const NEAR: [i64; 4] = [3, 700, 1023, 1857];
     type Angle = fn(f64, usize) -> f64;
-    let programs: [(&str, &[i64], Angle, fn(f64) -> f64); 10] = [
+    type Rounds = (&'static str, &'static [i64], Angle, fn(f64) -> f64);
+    let programs: [Rounds; 10] = [
         ("angles computed in f32", &FAR, in_f32, same),
         (
             "frequencies rounded to bf16",
