@@ -843,7 +843,10 @@ fn wrong_configurations_have_their_own_errors() {
             .expect("is there")
             .as_object_mut()
             .expect("object");
-        parent.insert(key.to_owned(), value);
+        match value {
+            Value::Null => parent.remove(key),
+            value => parent.insert(key.to_owned(), value),
+        };
         QwenVlConfig::from_hf_config(&config.to_string()).expect_err(pointer)
     };
     let two = |pointer, value| refuse("qwen2_vl_tiny", pointer, value);
