@@ -413,9 +413,10 @@ fn keys_that_a_rope_type_needs_are_named() {
 #[test]
 fn json_of_the_wrong_kind_is_refused() {
     assert!(matches!(config_error("{"), ConfigError::Json { .. }));
+    // As Python writes it: it is named where a number is read.
     assert!(matches!(
         config_error("{\"rope_theta\": NaN}"),
-        ConfigError::Json { .. }
+        ConfigError::WrongType { key, expected: "a number", .. } if key == "rope_parameters.rope_theta"
     ));
     assert!(matches!(config_error("[1]"), ConfigError::WrongType { .. }));
     assert!(matches!(
