@@ -394,7 +394,8 @@ impl File {
     }
 }
 
-/// Why a model type that rotates is refused, where it is: a whole configuration is told.
+/// The error for a model type that is refused, with the reason. A configuration of the model type
+/// alone is enough to get it.
 fn refusal(model_type: &str, component: Component) -> Option<GoldenError> {
     let config = serde_json::json!({ "model_type": model_type }).to_string();
     let read = match component {

@@ -265,7 +265,7 @@ pub(crate) unsafe fn rotate_tile<M: Memory<E>, E: Element>(tile: &Tile<E>) {
             (S, Z, true) => Kernel::<M, E, Split, Zipped, true, false>::rotate_any(tile),
             (S, S, false) => Kernel::<M, E, Split, Split, false, false>::rotate_any(tile),
             (Z, Z, false) => Kernel::<M, E, Zipped, Zipped, false, false>::rotate_any(tile),
-            // No model has these.
+            // No known model has these, so they have no code for vector instructions.
             (Z, S, false) => {
                 Kernel::<Portable<4>, E, Zipped, Split, false, false>::rotate_any(tile)
             }

@@ -195,7 +195,7 @@ pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
             (Pairing::InterleaveHalf, false) => {
                 Kernel::<M, M::Wide, E, Zipped, Split>::before(tile);
             }
-            // No model has these.
+            // No known model has these, so they have no code for vector instructions.
             (Pairing::Adjacent, true) => Any::<E, Zipped, Zipped>::after(tile),
             (Pairing::InterleaveHalf, true) => Any::<E, Zipped, Split>::after(tile),
         }
