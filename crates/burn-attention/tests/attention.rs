@@ -514,13 +514,26 @@ fn gradients_are_the_slopes_of_the_output() {
     }
 }
 
+/// One head on one thread is computed whole; on three, its tiles are divided among them.
 #[test]
-fn the_same_tensors_give_the_same_bits() {
-    let (case, device) = (LARGE, Device::flex().autodiff());
-    let data = case.data(DType::F32);
-    for method in [Method::Fused, Method::Blocks { scores: 1 }] {
-        let first = case.found(&data, DType::F32, method, &device);
-        assert_eq!(first, case.found(&data, DType::F32, method, &device));
+fn the_bits_depend_on_no_number_of_threads() {
+    let device = Device::flex().autodiff();
+    let biases = [[321, 545], [1, 545], [321, 1], [1, 1]].map(|[rows, columns]| {
+        let heads = if rows == columns { 1 } else { 2 };
+        Some([1, heads, rows, columns])
+    });
+    for bias in biases.into_iter().chain([None]) {
+        let case = Case { bias, ..LARGE };
+        let data = case.data(DType::F32);
+        case.check_data(&data, DType::F32, Method::Fused);
+        for method in [Method::Fused, Method::Blocks { scores: 1 }] {
+            let [one, three] = [1, 3].map(|threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+                let run = || case.found(&data, DType::F32, method, &device);
+                pool.expect("threads").install(run)
+            });
+            assert!(one == three, "{method:?}, bias {bias:?}");
+        }
     }
 }
 

@@ -21,8 +21,9 @@
 //! e^(s - m) stands for p, and dy / l for dy.
 //! A thread takes a head with all its tiles, because dk and dv sum over queries and dq sums over
 //! keys. If that leaves threads idle, tiles of queries are divided among the threads for dq, and
-//! then tiles of keys for dk and dv, which computes the scores twice. Both ways add up in the same
-//! order: the bits depend on no number of threads.
+//! then tiles of keys for dk and dv, which computes the scores twice. A tile of queries has its own
+//! part of the bias's gradient. Both ways add up in the same order: the bits depend on no number of
+//! threads.
 
 use std::ops::Range;
 
@@ -456,8 +457,66 @@ struct Sums<'a, R> {
     dq: Option<&'a mut [R]>,
     /// The tile's keys.
     dk_dv: Option<(&'a mut [R], &'a mut [R])>,
-    /// A bias of the group, and the strides of its heads, queries and keys.
+    /// The gradient of the bias of the tile's queries, in heads of the group, queries and keys by
+    /// these strides.
     dbias: Option<(&'a mut [R], [usize; 3])>,
+}
+
+/// The gradient of a group's bias: a part for each tile of queries.
+struct BiasParts<R> {
+    data: Vec<R>,
+    /// Of a part.
+    len: usize,
+    /// Of heads, queries and keys in a part; 0 along what shares the bias.
+    strides: [usize; 3],
+    /// Heads, queries of a part and keys, as the bias has them: 1 along what shares it.
+    sizes: [usize; 3],
+    /// Of all parts.
+    queries: usize,
+}
+
+impl<R: Real> BiasParts<R> {
+    /// Zeros, for a bias with these strides of its batch, heads, queries and keys.
+    fn new<E: Number>(problem: &Problem<E>, [_, heads, queries, keys]: [usize; 4]) -> Self {
+        let all = problem.sizes.queries;
+        let tile = problem.tile_queries().min(all);
+        let size = |stride: usize, size: usize| if stride == 0 { 1 } else { size };
+        let sizes @ [_, tile_queries, tile_keys] = [
+            size(heads, problem.group()),
+            size(queries, tile),
+            size(keys, problem.sizes.keys),
+        ];
+        let len: usize = sizes.iter().product();
+        let stride = |of_bias: usize, stride: usize| if of_bias == 0 { 0 } else { stride };
+        Self {
+            data: vec![R::ZERO; all.div_ceil(tile.max(1)) * len],
+            len: len.max(1),
+            strides: [
+                stride(heads, tile_queries * tile_keys),
+                stride(queries, tile_keys),
+                stride(keys, 1),
+            ],
+            sizes,
+            queries: size(queries, all),
+        }
+    }
+
+    /// Adds all parts to the gradient of a bias, from its first head of the group.
+    fn add_to(&self, dbias: &mut [R], [_, of_heads, of_queries, _]: [usize; 4]) {
+        let [heads, queries, keys] = self.sizes;
+        for (tile, part) in self.data.chunks_exact(self.len).enumerate() {
+            let first = if of_queries == 0 { 0 } else { tile * queries };
+            for (row, part) in part.chunks_exact(keys).enumerate() {
+                let (head, query) = (row / queries, first + row % queries);
+                if query < self.queries && head < heads {
+                    let sums = &mut dbias[head * of_heads + query * of_queries..][..keys];
+                    for (sum, x) in sums.iter_mut().zip(part) {
+                        *sum += *x;
+                    }
+                }
+            }
+        }
+    }
 }
 
 impl<'a, E: Number> Backward<'a, E> {
@@ -537,61 +596,45 @@ impl<'a, E: Number> Backward<'a, E> {
         let heads = dqs.zip(dks).zip(dvs).enumerate();
         let (count, threads) = (batch * kv_heads, rayon::current_num_threads());
         let head = |index: usize| (index / kv_heads, index % kv_heads);
-        match dbias {
-            Some((dbias, strides)) => {
-                // Heads may share a bias: their parts of its gradient are added in order, and at
-                // most one part for each thread exists at a time.
-                let mut heads: Vec<_> = heads.collect();
-                for wave in heads.chunks_mut(threads.max(1)) {
-                    let parts: Vec<_> = wave
-                        .par_iter_mut()
-                        .map(|(index, ((dq, dk), dv))| {
-                            let (sample, kv_head) = head(*index);
-                            self.head_with_bias(sample, kv_head, [dq, dk, dv], strides)
-                        })
-                        .collect();
-                    for ((index, _), part) in wave.iter().zip(parts) {
-                        let (sample, kv_head) = head(*index);
-                        let start = sample * strides[0] + kv_head * group * strides[1];
-                        for (sum, part) in dbias[start..].iter_mut().zip(part) {
-                            *sum += part;
-                        }
-                    }
-                }
-            }
-            None if count.is_multiple_of(threads) || count >= 4 * threads => {
+        let each_has_a_thread = count.is_multiple_of(threads) || count >= 4 * threads;
+        let Some((dbias, strides)) = dbias else {
+            if each_has_a_thread {
                 heads.for_each(|(index, ((dq, dk), dv))| {
                     let (sample, kv_head) = head(index);
                     self.head(sample, kv_head, [dq, dk, dv], None);
                 });
-            }
-            None => {
+            } else {
                 let heads: Vec<_> = heads.collect();
                 for (index, ((dq, dk), dv)) in heads {
                     let (sample, kv_head) = head(index);
-                    self.head_on_all_threads(sample, kv_head, [dq, dk, dv]);
+                    self.head_on_all_threads(sample, kv_head, [dq, dk, dv], None);
                 }
             }
+            return;
+        };
+        // Heads may share a bias: their parts of its gradient are added in order, and at most one
+        // for each thread exists at a time.
+        let mut heads: Vec<_> = heads.collect();
+        let wave = if each_has_a_thread { threads } else { 1 };
+        for wave in heads.chunks_mut(wave) {
+            let one = |(index, ((dq, dk), dv)): &mut (usize, ((&mut [E], &mut [E]), &mut [E]))| {
+                let (sample, kv_head) = head(*index);
+                let mut parts = BiasParts::new(&self.problem, strides);
+                let gradients = [&mut **dq, &mut **dk, &mut **dv];
+                if each_has_a_thread {
+                    self.head(sample, kv_head, gradients, Some(&mut parts));
+                } else {
+                    self.head_on_all_threads(sample, kv_head, gradients, Some(&mut parts));
+                }
+                parts
+            };
+            let parts: Vec<_> = wave.par_iter_mut().map(one).collect();
+            for ((index, _), parts) in wave.iter().zip(parts) {
+                let (sample, kv_head) = head(*index);
+                let start = sample * strides[0] + kv_head * group * strides[1];
+                parts.add_to(&mut dbias[start..], strides);
+            }
         }
-    }
-
-    /// As [`head`](Self::head); returns the gradient of the group's bias.
-    fn head_with_bias(
-        &self,
-        sample: usize,
-        kv_head: usize,
-        gradients: [&mut [E]; 3],
-        [_, heads, queries, keys]: [usize; 4],
-    ) -> Vec<E::Wide> {
-        let sizes = &self.problem.sizes;
-        let last = |size: usize, stride: usize| (size - 1) * stride;
-        let last = last(self.problem.group(), heads)
-            + last(sizes.queries, queries)
-            + last(sizes.keys, keys);
-        let mut dbias = vec![E::Wide::ZERO; last + 1];
-        let strides = [heads, queries, keys];
-        self.head(sample, kv_head, gradients, Some((&mut dbias, strides)));
-        dbias
     }
 
     /// The gradients dq of a group of query heads, dk and dv of their key head.
@@ -600,7 +643,7 @@ impl<'a, E: Number> Backward<'a, E> {
         sample: usize,
         kv_head: usize,
         [dq, dk, dv]: [&mut [E]; 3],
-        mut dbias: Option<(&mut [E::Wide], [usize; 3])>,
+        mut dbias: Option<&mut BiasParts<E::Wide>>,
     ) {
         let problem = &self.problem;
         let Sizes {
@@ -617,13 +660,14 @@ impl<'a, E: Number> Backward<'a, E> {
         for keys in tiles(0..problem.sizes.keys, COLUMNS) {
             clear(&mut dk_sum, keys.len() * head_dim);
             clear(&mut dv_sum, keys.len() * value_dim);
-            for queries in tiles(0..queries, problem.tile_queries()) {
+            for (index, queries) in tiles(0..queries, problem.tile_queries()).enumerate() {
                 let sums = Sums {
                     dq: Some(&mut dq_sum[queries.start * row..queries.end * row]),
                     dk_dv: Some((&mut dk_sum, &mut dv_sum)),
-                    dbias: dbias
-                        .as_mut()
-                        .map(|(dbias, strides)| (&mut **dbias, *strides)),
+                    dbias: dbias.as_mut().map(|dbias| {
+                        let part = &mut dbias.data[index * dbias.len..][..dbias.len];
+                        (part, dbias.strides)
+                    }),
                 };
                 self.tile(sample, kv_head, &queries, &keys, sums, &mut scratch);
             }
@@ -638,7 +682,13 @@ impl<'a, E: Number> Backward<'a, E> {
 
     /// As [`head`](Self::head), on all threads: the scores are computed once for dq and once for dk
     /// and dv.
-    fn head_on_all_threads(&self, sample: usize, kv_head: usize, [dq, dk, dv]: [&mut [E]; 3]) {
+    fn head_on_all_threads(
+        &self,
+        sample: usize,
+        kv_head: usize,
+        [dq, dk, dv]: [&mut [E]; 3],
+        dbias: Option<&mut BiasParts<E::Wide>>,
+    ) {
         let problem = &self.problem;
         let Sizes {
             queries,
@@ -649,25 +699,34 @@ impl<'a, E: Number> Backward<'a, E> {
         } = problem.sizes;
         let query_tiles = tiles(0..queries, problem.tile_queries());
         let key_tiles = tiles(0..keys, COLUMNS);
-        let all_queries: Vec<_> = query_tiles.clone().collect();
-        let rows: Vec<_> = all_queries
-            .par_iter()
-            .map_init(Scratch::new, |scratch, queries| {
+        let mut parts: Vec<_> = query_tiles.clone().map(|queries| (queries, None)).collect();
+        if let Some(dbias) = dbias {
+            let strides = dbias.strides;
+            let of_tiles = dbias.data.chunks_mut(dbias.len);
+            for ((_, part), of_tile) in parts.iter_mut().zip(of_tiles) {
+                *part = Some((of_tile, strides));
+            }
+        }
+        let rows: Vec<_> = parts
+            .into_par_iter()
+            .map_init(Scratch::new, |scratch, (queries, mut dbias)| {
                 let len = queries.len() * problem.group() * head_dim;
                 let mut rows = vec![E::Wide::ZERO; len];
                 for keys in key_tiles.clone() {
                     let sums = Sums {
                         dq: Some(&mut rows),
                         dk_dv: None,
-                        dbias: None,
+                        dbias: dbias
+                            .as_mut()
+                            .map(|(part, strides)| (&mut **part, *strides)),
                     };
-                    self.tile(sample, kv_head, queries, &keys, sums, scratch);
+                    self.tile(sample, kv_head, &queries, &keys, sums, scratch);
                 }
-                rows
+                (queries, rows)
             })
             .collect();
-        for (queries, rows) in all_queries.iter().zip(rows) {
-            self.write_dq(queries, &rows, dq);
+        for (queries, rows) in rows {
+            self.write_dq(&queries, &rows, dq);
         }
         let dks = dk.par_chunks_mut(COLUMNS * head_dim);
         let dvs = dv.par_chunks_mut(COLUMNS * value_dim);
@@ -775,10 +834,11 @@ impl<'a, E: Number> Backward<'a, E> {
             for (dscore, weight) in dscores.iter_mut().zip(&*scores) {
                 *dscore = *weight * (*dscore - known.delta);
             }
-            if let Some((dbias, [heads, queries, keys])) = &mut dbias {
-                let start = head * *heads + query * *queries + first_key * *keys;
+            if let Some((dbias, [of_heads, of_queries, of_keys])) = &mut dbias {
+                let in_tile = query - queries.start;
+                let start = head * *of_heads + in_tile * *of_queries + first_key * *of_keys;
                 for (index, dscore) in dscores.iter().enumerate() {
-                    dbias[start + index * *keys] += *dscore;
+                    dbias[start + index * *of_keys] += *dscore;
                 }
             }
         }

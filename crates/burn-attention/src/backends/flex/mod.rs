@@ -112,6 +112,19 @@ fn readable(x: FlexTensor) -> FlexTensor {
     }
 }
 
+/// A new tensor, in pages that nothing has written yet.
+///
+/// `FlexTensor::empty` makes it of bytes, and then copies all of them to memory that is aligned for
+/// any type: a pass over the tensor, and twice its memory.
+fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
+    match dtype.size() {
+        2 => FlexTensor::filled_typed(shape, dtype, 0u16),
+        4 => FlexTensor::filled_typed(shape, dtype, 0u32),
+        8 => FlexTensor::filled_typed(shape, dtype, 0u64),
+        _ => FlexTensor::empty(shape, dtype),
+    }
+}
+
 fn strides(x: &FlexTensor) -> [usize; 4] {
     std::array::from_fn(|dim| x.layout().strides()[dim].unsigned_abs())
 }
@@ -148,8 +161,8 @@ fn forward<E: Number>(
         ..
     } = problem.sizes;
     // In memory, tokens come before heads: what follows joins the heads of a token.
-    let mut out = FlexTensor::empty(Shape::new([batch, queries, heads, value_dim]), E::dtype());
-    let mut sums = FlexTensor::empty(Shape::new([batch, queries, heads]), E::Wide::dtype());
+    let mut out = zeros(Shape::new([batch, queries, heads, value_dim]), E::dtype());
+    let mut sums = zeros(Shape::new([batch, queries, heads]), E::Wide::dtype());
     problem.forward(out.storage_mut::<E>(), sums.storage_mut::<E::Wide>());
     (out.transpose(1, 2), sums.transpose(1, 2))
 }
@@ -164,12 +177,10 @@ fn backward<E: Number>(
     let problem = operands.problem::<E>(op);
     let (gradient, out) = (readable(gradient), readable(kept.out));
     let sums = kept.log_sum_exp;
-    let like = |x: &FlexTensor| FlexTensor::empty(x.layout().shape().clone(), x.dtype());
+    let like = |x: &FlexTensor| zeros(x.layout().shape().clone(), x.dtype());
     let (mut dq, mut dk) = (like(&operands.q), like(&operands.k));
     let mut dv = like(&operands.v);
-    // Heads add to it.
-    let zeros = |x: &FlexTensor| FlexTensor::zeros(x.layout().shape().clone(), x.dtype());
-    let mut dbias = operands.bias.as_ref().filter(|_| bias_wanted).map(zeros);
+    let mut dbias = operands.bias.as_ref().filter(|_| bias_wanted).map(like);
     let [batch, heads_, tokens] =
         std::array::from_fn(|dim| sums.layout().strides()[dim].unsigned_abs());
     let log_sums = BiasView {

@@ -1,10 +1,10 @@
-//! What the loss of a large vocabulary holds, by a counting allocator: in blocks of the vocabulary
-//! against all logits at once.
+//! Memory of attention and of the loss of a large vocabulary, by a counting allocator: the forward
+//! of attention against its output, the loss in blocks of the vocabulary against all logits at once.
 //!
 //! A file of its own, and one test that is not ignored: the allocator counts the whole process.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_attention::{CrossEntropy, Method};
+use burn_attention::{Attention, AttentionMask, CrossEntropy, MaskRules, Method};
 use rope_check::alloc::CountingAllocator;
 
 #[global_allocator]
@@ -55,7 +55,42 @@ impl Head {
 }
 
 #[test]
-fn no_tensor_of_rows_x_vocabulary_is_made() {
+fn no_temporary_is_as_large_as_a_result() {
+    attention_makes_its_output_alone();
+    the_loss_makes_no_tensor_of_rows_x_vocabulary();
+}
+
+/// With few keys and channels of q and k, so that the output is nearly all there is.
+fn attention_makes_its_output_alone() {
+    let [heads, queries, keys, head_dim, value_dim] = [16, 4096, 8, 4, 128];
+    let device = Device::flex();
+    let mask = AttentionMask::new(&MaskRules::default(), 1, queries, keys).expect("valid");
+    for dtype in [DType::F32, DType::BF16] {
+        let random = |tokens, channels| {
+            let shape = [1, heads, tokens, channels];
+            Tensor::<4>::random(shape, Distribution::Default, &device).cast(dtype)
+        };
+        let (q, k) = (random(queries, head_dim), random(keys, head_dim));
+        let v = random(keys, value_dim);
+        let output = heads * queries * value_dim * dtype.size();
+        let peak = |method| {
+            let attention = Attention::new(mask.clone()).with_method(method);
+            let run = || attention.forward(q.clone(), k.clone(), v.clone());
+            run(); // pools are made on first use
+            let (out, usage) = ALLOCATOR.measure(usize::MAX, run);
+            assert_eq!(out.dims(), [1, heads, queries, value_dim]);
+            usage.peak_bytes as f64 / output as f64
+        };
+        let fused = peak(Method::Fused);
+        println!("{dtype:?}: the peak of attention's forward is {fused:.2} of its output");
+        // Beside it a tile of 128 rows for each thread, and a number for each row.
+        assert!((1.0..1.5).contains(&fused), "{dtype:?}: {fused}");
+        // The same count must see what the other makes, or it could not fail.
+        assert!(peak(Method::Composed) > 1.9, "{dtype:?}");
+    }
+}
+
+fn the_loss_makes_no_tensor_of_rows_x_vocabulary() {
     let head = Head {
         rows: 256,
         vocabulary: 16_384,
