@@ -2,11 +2,13 @@
 //! bits of the same kernels in this process, and tensors that do not fit are refused before they
 //! are sent.
 
+use burn::backend::Dispatch;
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_ascend::server::Server;
 use burn_attention::{
-    Attention, AttentionError, AttentionMask, MaskRules, Method, Window, rms_norm,
+    Attention, AttentionError, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules,
+    Method, RmsNormOps, Window, rms_norm,
 };
 
 const SIZES: [usize; 4] = [2, 4, 13, 8];
@@ -149,4 +151,91 @@ fn tensors_that_do_not_fit_never_reach_the_server() {
     );
     // The session goes on.
     assert_eq!(x(1).sum().into_scalar::<f32>(), 0.0);
+}
+
+/// Operations that no client of ours sends, straight to the wire: each ends its session, and the
+/// server answers the next one.
+#[test]
+fn operations_whose_tensors_do_not_fit_end_their_session_alone() {
+    const Q: [usize; 4] = [1, 4, 4, 8];
+    const KV: [usize; 4] = [1, 1, 4, 8];
+    const ROWS: [usize; 4] = [1, 1, 4, 4]; // as 3 dimensions
+    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let mask = AttentionMask::new(&MaskRules::default(), 1, 4, 4).expect("valid rules");
+    let right = [Q, KV, KV, Q, ROWS, Q];
+    let types = [DType::F32; 6];
+    // The gradient of q is asked for, and comes or does not.
+    let backward = |shapes: [[usize; 4]; 6], types: [DType; 6], method| {
+        let device = server.connect(0).expect("a new session");
+        let tensor = |index: usize| {
+            let to = (&device, types[index]);
+            match shapes[index] {
+                [_, batch, heads, queries] if index == 4 => {
+                    Tensor::<3>::zeros([batch, heads, queries], to).into_dispatch()
+                }
+                shape => Tensor::<4>::zeros(shape, to).into_dispatch(),
+            }
+        };
+        let kept = Kept {
+            q: tensor(0),
+            k: tensor(1),
+            v: tensor(2),
+            bias: Bias::Absent,
+            out: tensor(3),
+            log_sum_exp: tensor(4),
+        };
+        let op = AttentionOp {
+            mask: mask.clone(),
+            scale: 0.5,
+            method,
+        };
+        let (dq, ..) = Dispatch::attention_backward(kept, tensor(5), false, op);
+        Tensor::<4>::from_dispatch(dq).try_into_data().is_ok()
+    };
+    for method in [
+        Method::Fused,
+        Method::Blocks { scores: 1 },
+        Method::Composed,
+    ] {
+        assert!(backward(right, types, method), "{method:?}: the right ones");
+        for index in 0..6 {
+            for dim in 0..4 {
+                for size in [0, 2, 7] {
+                    // Another size of what all have is another operation, or one dimension less.
+                    if right[index][dim] == size || (index == 4 && dim == 0) {
+                        continue;
+                    }
+                    let mut shapes = right;
+                    shapes[index][dim] = size;
+                    let came = backward(shapes, types, method);
+                    assert!(!came, "{method:?}: {shapes:?}");
+                }
+            }
+            for dtype in [DType::F64, DType::BF16] {
+                let mut types = types;
+                types[index] = dtype;
+                assert!(!backward(right, types, method), "{method:?}: {types:?}");
+            }
+        }
+    }
+    let norm = |shapes: [&[usize]; 4]| {
+        let device = server.connect(0).expect("a new session");
+        let tensor = |index: usize| match *shapes[index] {
+            [rows, channels] => Tensor::<2>::ones([rows, channels], &device).into_dispatch(),
+            ref shape => Tensor::<1>::ones([shape[0]], &device).into_dispatch(),
+        };
+        let (dx, _) = Dispatch::rms_norm_backward(tensor(0), tensor(1), tensor(2), tensor(3));
+        Tensor::<2>::from_dispatch(dx).try_into_data().is_ok()
+    };
+    assert!(norm([&[3, 4], &[4], &[3, 1], &[3, 4]]));
+    for shapes in [
+        [&[3, 4][..], &[5], &[3, 1], &[3, 4]],
+        [&[3, 4], &[4], &[3, 4], &[3, 4]],
+        [&[3, 4], &[4], &[2, 1], &[3, 4]],
+        [&[3, 4], &[4], &[3], &[3, 4]],
+        [&[3, 4], &[4], &[3, 1], &[1, 4]],
+        [&[3, 4], &[4, 1], &[3, 1], &[3, 4]],
+    ] {
+        assert!(!norm(shapes), "{shapes:?}");
+    }
 }

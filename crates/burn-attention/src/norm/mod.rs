@@ -65,7 +65,7 @@ pub fn rms_norm<const D: usize>(
     Ok(Tensor::from_dispatch(out))
 }
 
-fn check<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Result<()> {
+pub(crate) fn check<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Result<()> {
     let wide = accumulator(x.dtype())?;
     expect("weight", weight, x.dtype(), x)?;
     let channels = x.shape().last().copied().unwrap_or(1);

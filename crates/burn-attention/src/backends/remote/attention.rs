@@ -228,8 +228,9 @@ mod server {
     use burn_remote::server::BackendServer;
 
     use super::*;
-    use crate::backends::remote::wire::server::{numbers, tensors, write};
+    use crate::backends::remote::wire::server::{expect_shape, numbers, tensors, write};
     use crate::error::AttentionError;
+    use crate::ops::Sizes;
 
     /// Lets a server attend by its backend.
     pub(crate) fn register<B: BackendIr + AttentionOps>(
@@ -237,12 +238,12 @@ mod server {
     ) -> BackendServer<B> {
         server
             .with_custom_op(FORWARD, |handles, ir, _| {
-                let (call, [q, k, v], bias) = read::<B, 3>(handles, ir);
+                let (call, [q, k, v], bias) = read::<B, 3>(handles, ir, |_, _| Ok(()));
                 let (out, sums) = B::attention_forward(q, k, v, bias, call.op);
                 write::<B>(handles, ir, [out, sums]);
             })
             .with_custom_op(BACKWARD, |handles, ir, _| {
-                let (call, tensors, bias) = read::<B, 6>(handles, ir);
+                let (call, tensors, bias) = read::<B, 6>(handles, ir, check_results::<B>);
                 let [q, k, v, out, log_sum_exp, gradient] = tensors;
                 let kept = Kept {
                     q,
@@ -258,10 +259,29 @@ mod server {
             })
     }
 
-    /// What an operation is called with: its first `N` tensors, and the bias.
+    /// Checks what a backward has besides the tensors of its forward.
+    fn check_results<B: BackendIr>(tensors: &[FloatTensor<B>; 6], sizes: Sizes) -> Result<()> {
+        let [q, _, _, out, log_sum_exp, gradient] = tensors;
+        let Sizes {
+            batch,
+            heads,
+            queries,
+            value_dim,
+            ..
+        } = sizes;
+        let (rows, wide) = ([batch, heads, queries], accumulator(q.dtype())?);
+        let shape = [batch, heads, queries, value_dim];
+        expect_shape("the output", out, &shape, q.dtype(), q)?;
+        expect_shape("the gradient", gradient, &shape, q.dtype(), q)?;
+        expect_shape("the logarithms", log_sum_exp, &rows, wide.into(), q)
+    }
+
+    /// What an operation is called with: its first `N` tensors, and the bias. `check_others` is for
+    /// the tensors after q, k and v.
     fn read<B: BackendIr, const N: usize>(
         handles: &mut HandleContainer<B::Handle>,
         ir: &CustomOpIr,
+        check_others: impl FnOnce(&[FloatTensor<B>; N], Sizes) -> Result<()>,
     ) -> (Call, [FloatTensor<B>; N], Bias<B>) {
         let (first, bias) = tensors::<B, N>(handles, ir, ir.inputs.len() > N);
         let [q, k, v] = [0, 1, 2].map(|index| &first[index]);
@@ -269,6 +289,9 @@ mod server {
             let [batch, _, queries, _] = sizes("q", q)?;
             let [_, _, keys, _] = sizes("k", k)?;
             sizes("v", v)?;
+            if let Some(bias) = &bias {
+                sizes("the bias", bias)?;
+            }
             let came = Came {
                 batch,
                 queries,
@@ -283,6 +306,7 @@ mod server {
                 });
             }
             call.op.check(q, k, v, bias.as_ref())?;
+            check_others(&first, Sizes::of(q, k, v))?;
             Ok(call)
         });
         (call, first, bias.into())

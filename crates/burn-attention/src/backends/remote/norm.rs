@@ -65,7 +65,8 @@ mod server {
     use burn_remote::server::BackendServer;
 
     use super::*;
-    use crate::backends::remote::wire::server::{numbers, tensors, write};
+    use crate::backends::remote::wire::server::{expect_shape, numbers, tensors, write};
+    use crate::norm::check;
 
     /// Lets a server normalise by its backend.
     pub(crate) fn register<B: BackendIr + RmsNormOps>(
@@ -73,17 +74,42 @@ mod server {
     ) -> BackendServer<B> {
         server
             .with_custom_op(FORWARD, |handles, ir, _| {
-                let epsilon = numbers(ir, decode);
                 let ([x, weight], _) = tensors::<B, 2>(handles, ir, false);
+                let epsilon = numbers(ir, |scalars| {
+                    let epsilon = decode(scalars)?;
+                    check_inputs::<B>(&x, &weight, epsilon)?;
+                    Ok(epsilon)
+                });
                 let (out, rstd) = B::rms_norm_forward(x, weight, epsilon);
                 write::<B>(handles, ir, [out, rstd]);
             })
             .with_custom_op(BACKWARD, |handles, ir, _| {
-                numbers(ir, |scalars| Reader::new(scalars, VERSION)?.end());
                 let ([x, weight, rstd, gradient], _) = tensors::<B, 4>(handles, ir, false);
+                numbers(ir, |scalars| {
+                    Reader::new(scalars, VERSION)?.end()?;
+                    // The backward has no epsilon: it is in rstd.
+                    check_inputs::<B>(&x, &weight, 0.0)?;
+                    let (shape, mut rows) = (x.shape(), x.shape());
+                    if let Some(channels) = rows.last_mut() {
+                        *channels = 1;
+                    }
+                    let wide = accumulator(x.dtype())?.into();
+                    expect_shape("rstd", &rstd, &rows[..], wide, &x)?;
+                    expect_shape("the gradient", &gradient, &shape[..], x.dtype(), &x)
+                });
                 let (dx, dweight) = B::rms_norm_backward(x, weight, rstd, gradient);
                 write::<B>(handles, ir, [dx, dweight]);
             })
+    }
+
+    fn check_inputs<B: BackendIr>(
+        x: &FloatTensor<B>,
+        weight: &FloatTensor<B>,
+        epsilon: f64,
+    ) -> Result<()> {
+        let channels = x.shape().last().copied().unwrap_or(1);
+        expect_shape("weight", weight, &[channels], x.dtype(), x)?;
+        check(x, weight, epsilon)
     }
 }
 

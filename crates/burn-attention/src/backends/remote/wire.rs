@@ -108,6 +108,28 @@ pub(super) mod server {
     use burn::backend::ir::{BackendIr, HandleContainer};
 
     use super::*;
+    use crate::ops::expect;
+
+    /// Checks the shape, type and device of a tensor that a client named: backends read as much of
+    /// each tensor of an operation as the first ones make them expect.
+    pub(crate) fn expect_shape<T: TensorMetadata>(
+        what: &'static str,
+        tensor: &T,
+        shape: &[usize],
+        dtype: DType,
+        first: &T,
+    ) -> Result<()> {
+        expect(what, tensor, dtype, first)?;
+        let found = tensor.shape();
+        if found[..] == *shape {
+            return Ok(());
+        }
+        Err(AttentionError::Wire {
+            what,
+            expected: format!("a tensor of shape {shape:?}"),
+            found: format!("one of {:?}", &found[..]),
+        })
+    }
 
     /// What an operation is called with, as `decode` reads its numbers: how many tensors it has is
     /// for the caller to compare.
