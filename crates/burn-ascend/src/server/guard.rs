@@ -2,19 +2,20 @@
 //!
 //! burn-remote asks for the token in a session's first message, but reads up to 1 GiB for that
 //! message and waits for it without limit, and its route for transfers between servers asks for no
-//! token. So a connection reaches it only as a WebSocket on the route of sessions, whose first
-//! message is small and has come in time; until the server has answered that, nothing else passes.
+//! token. So a connection reaches it only as a WebSocket on the route of sessions, by a request
+//! that is written here, and after a first message that is small and has come in time. Until the
+//! server has answered that by a message of its own, nothing else passes.
 
+use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, copy_buf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 /// Time for the request and the first message.
@@ -23,23 +24,79 @@ const OPENING: Duration = Duration::from_secs(5);
 const HEAD_BYTES: usize = 4 << 10;
 /// Bytes of the first message, a version, an index and the token.
 const FIRST_MESSAGE_BYTES: usize = 64 << 10;
-/// Connections that are being opened at once; further ones wait.
+/// Connections that are being opened at once; a further one ends the oldest.
 const OPENING_AT_ONCE: usize = 512;
+/// Those of one address, so that nobody can end the others'.
+const OPENING_OF_ADDRESS: usize = 32;
 /// Bytes on their way in one direction of a session.
 const BUFFER_BYTES: usize = 256 << 10;
-const SESSIONS: &[u8] = b"GET /session HTTP/1.1\r\n";
+const SESSIONS: &str = "GET /session HTTP/1.1";
+/// The first byte of a binary frame that is a whole message (RFC 6455, section 5.2).
+const WHOLE_BINARY: u8 = 0x82;
+
+/// A connection that is being opened.
+struct Opening {
+    id: u64,
+    origin: IpAddr,
+    task: AbortHandle,
+}
+
+/// The connections that are being opened, the oldest first.
+#[derive(Clone, Default)]
+struct Openings(Arc<Mutex<VecDeque<Opening>>>);
+
+impl Openings {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Opening>> {
+        // Each change is one call: a panic leaves the list whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the oldest ones that a further one of this origin leaves no place for.
+    fn make_room(openings: &mut VecDeque<Opening>, origin: IpAddr) {
+        let alike = |opening: &Opening| opening.origin == origin;
+        let oldest = if openings.iter().filter(|x| alike(x)).count() >= OPENING_OF_ADDRESS {
+            openings.iter().position(alike)
+        } else {
+            (openings.len() >= OPENING_AT_ONCE).then_some(0)
+        };
+        if let Some(opening) = oldest.and_then(|index| openings.remove(index)) {
+            opening.task.abort();
+        }
+    }
+
+    /// Takes one off the list; false if it has been ended.
+    fn finish(&self, id: u64) -> bool {
+        let mut openings = self.lock();
+        let index = openings.iter().position(|opening| opening.id == id);
+        index.and_then(|index| openings.remove(index)).is_some()
+    }
+}
+
+/// Whose connection it is: an address, or a network of IPv6, in which one host has any number.
+fn origin(address: SocketAddr) -> IpAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from(u128::from(ip) >> 64 << 64)),
+        ip => ip,
+    }
+}
 
 /// Passes the connections that `listener` accepts on to the server at `server`, without end. They
 /// end with it.
 pub(super) async fn pass(listener: TcpListener, server: SocketAddr) {
-    let opening = Arc::new(Semaphore::new(OPENING_AT_ONCE));
+    let openings = Openings::default();
     let mut connections = JoinSet::new();
-    // The semaphore is never closed.
-    while let Ok(permit) = opening.clone().acquire_owned().await {
+    let mut id = 0;
+    loop {
+        let client = listener.accept().await;
         while connections.try_join_next().is_some() {}
-        match listener.accept().await {
-            Ok((client, _)) => {
-                connections.spawn(connection(client, server, permit));
+        match client {
+            Ok((client, address)) => {
+                id += 1;
+                let origin = origin(address);
+                let mut list = openings.lock();
+                Openings::make_room(&mut list, origin);
+                let task = connections.spawn(connection(client, server, openings.clone(), id));
+                list.push_back(Opening { id, origin, task });
             }
             // Out of sockets, or a client that left at once: neither is for ever.
             Err(_) => sleep(Duration::from_millis(50)).await,
@@ -47,9 +104,11 @@ pub(super) async fn pass(listener: TcpListener, server: SocketAddr) {
     }
 }
 
-async fn connection(client: TcpStream, server: SocketAddr, permit: OwnedSemaphorePermit) {
+async fn connection(client: TcpStream, server: SocketAddr, openings: Openings, id: u64) {
     let opened = timeout(OPENING, open(client, server)).await;
-    drop(permit);
+    if !openings.finish(id) {
+        return;
+    }
     if let Ok(Ok([mut client, mut server])) = opened {
         let (from_client, mut to_client) = client.split();
         let (from_server, mut to_server) = server.split();
@@ -77,16 +136,15 @@ async fn open(mut client: TcpStream, server: SocketAddr) -> io::Result<[TcpStrea
     let probes = probes.with_interval(Duration::from_secs(5)).with_retries(4);
     SockRef::from(&client).set_tcp_keepalive(&probes)?;
 
-    let request = head(&mut client).await?;
-    if !request.starts_with(SESSIONS) {
+    let Some(request) = request(&head(&mut client).await?) else {
         client
             .write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
             .await?;
         return Err(io::ErrorKind::InvalidInput.into());
-    }
+    };
     let mut server = TcpStream::connect(server).await?;
     server.set_nodelay(true)?;
-    server.write_all(&request).await?;
+    server.write_all(request.as_bytes()).await?;
     let answer = head(&mut server).await?;
     client.write_all(&answer).await?;
     if !answer.starts_with(b"HTTP/1.1 101 ") {
@@ -95,6 +153,10 @@ async fn open(mut client: TcpStream, server: SocketAddr) -> io::Result<[TcpStrea
     server.write_all(&first_message(&mut client).await?).await?;
     let mut answer = [0; HEAD_BYTES];
     let bytes = server.read(&mut answer).await?;
+    // The server's word on the token is a message; a pong or a close opens nothing.
+    if bytes == 0 || answer[0] != WHOLE_BINARY {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
     client.write_all(&answer[..bytes]).await?;
     Ok([client, server])
 }
@@ -111,8 +173,7 @@ pub(super) async fn head(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<
             return Err(io::ErrorKind::InvalidData.into());
         }
     }
-    // The server's parser ends a head at its first empty line, also one that LF alone ends, and
-    // takes what follows for frames: none may reach it before the first message has been looked at.
+    // What follows the first empty line, also one that LF alone ends, is no part of the head.
     let lines = &head[..head.len() - 2];
     if [&b"\n\n"[..], b"\n\r\n"]
         .iter()
@@ -123,9 +184,34 @@ pub(super) async fn head(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<
     Ok(head)
 }
 
+/// The request that opens a session for the client that sent this head: nothing of the client's
+/// reaches the server but the key of its handshake, so there is no body, no second request and no
+/// header that the server could read in its own way. None if it asks for anything else.
+pub(super) fn request(head: &[u8]) -> Option<String> {
+    /// Of 16 bytes in base64 (RFC 6455, section 4.1).
+    const KEY: usize = 24;
+    let mut lines = std::str::from_utf8(head).ok()?.lines();
+    if lines.next()? != SESSIONS {
+        return None;
+    }
+    let mut keys = lines.filter_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("sec-websocket-key")
+            .then_some(value.trim())
+    });
+    let key = keys.next()?;
+    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte);
+    if keys.next().is_some() || key.len() != KEY || !key.bytes().all(is_base64) {
+        return None;
+    }
+    Some(format!(
+        "{SESSIONS}\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n"
+    ))
+}
+
 /// The first message: one binary frame, masked as a client's must be (RFC 6455, section 5.2).
 pub(super) async fn first_message(client: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
-    const WHOLE_BINARY: u8 = 0x82;
     const MASKED: u8 = 0x80;
     let mut frame = vec![0; 2];
     client.read_exact(&mut frame).await?;
@@ -184,6 +270,77 @@ mod tests {
         assert_eq!(read!(head, b"GET /session HTTP/1.1\r\n"), refused);
         let long = [&[b'a'; HEAD_BYTES][..], b"\r\n\r\n"].concat();
         assert_eq!(read!(head, &long).0, refused.0);
+    }
+
+    #[test]
+    fn a_request_is_written_anew_with_the_key_alone() {
+        let key = "dGhlIHNhbXBsZSBub25jZQ==";
+        let head = |lines: &str| format!("GET /session HTTP/1.1\r\n{lines}\r\n\r\n");
+        let plain = request(head(&format!("Sec-WebSocket-Key: {key}")).as_bytes());
+        let plain = plain.expect("a key");
+        // What would be a body, another request or another connection is not passed on.
+        for more in [
+            "Content-Length: 6",
+            "Transfer-Encoding: chunked",
+            "Upgrade: h2c",
+            "Connection: keep-alive",
+            "X: \u{e9}",
+        ] {
+            let lines = format!("{more}\r\nsec-websocket-key:{key}");
+            assert_eq!(
+                request(head(&lines).as_bytes()),
+                Some(plain.clone()),
+                "{more}"
+            );
+        }
+        assert_eq!(plain.matches("\r\n\r\n").count(), 1);
+        for wrong in [
+            head("Host: x"),
+            head(&format!(
+                "Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Key: {key}"
+            )),
+            head(&format!("Sec-WebSocket-Key: {}", &key[1..])),
+            head("Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=\t"),
+            head(&format!("Sec-WebSocket-Key: {key}")).replace("/session", "/data"),
+            head(&format!("Sec-WebSocket-Key: {key}")).replace("GET", "POST"),
+            head(&format!("Sec-WebSocket-Key: {key}")).replace("1.1", "1.0"),
+            String::new(),
+        ] {
+            assert_eq!(request(wrong.as_bytes()), None, "{wrong:?}");
+        }
+        assert_eq!(request(b"GET /session HTTP/1.1\r\nX: \xff\r\n\r\n"), None);
+    }
+
+    #[test]
+    fn the_oldest_opening_makes_room_and_those_of_others_stay() {
+        let threads = tokio::runtime::Builder::new_current_thread().build();
+        threads.expect("a runtime").block_on(async {
+            let mut tasks = JoinSet::new();
+            let openings = Openings::default();
+            let mut add = |id: u64, address: &str| {
+                let origin = origin(SocketAddr::new(address.parse().expect("an address"), 1));
+                let mut list = openings.lock();
+                Openings::make_room(&mut list, origin);
+                let task = tasks.spawn(std::future::pending::<()>());
+                list.push_back(Opening { id, origin, task });
+            };
+            add(0, "10.0.0.1");
+            for id in 1..100 {
+                // One network of IPv6, and one address as IPv4 and as IPv6.
+                let address = format!("2001:db8::{id:x}");
+                add(id, &address);
+                add(1000 + id, ["10.0.0.2", "::ffff:10.0.0.2"][id as usize % 2]);
+            }
+            let ids = || openings.lock().iter().map(|x| x.id).collect::<Vec<_>>();
+            let (first, rest) = (ids()[0], ids().len() - 1);
+            assert_eq!((first, rest), (0, 2 * OPENING_OF_ADDRESS));
+            assert!(ids().contains(&99) && ids().contains(&1099) && !ids().contains(&67));
+            for id in 2000..2000 + OPENING_AT_ONCE as u64 {
+                add(id, &format!("10.1.{}.{}", id / 250, id % 250));
+            }
+            assert_eq!(ids().len(), OPENING_AT_ONCE);
+            assert!(!openings.finish(0) && openings.finish(2000) && !openings.finish(2000));
+        });
     }
 
     #[test]
