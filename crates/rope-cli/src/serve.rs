@@ -1,8 +1,8 @@
 //! `mrope serve`: this machine's device for programs on other machines.
 
 use std::error::Error;
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use clap::Args;
 use rope_burn::NormRotaryOps;
 
 use crate::device::Device;
-use crate::device::served::{self, TOKEN_VARIABLE, read_token, token_of_variable};
+use crate::device::served::{self, TOKEN_VARIABLE, regular, token_of, token_of_variable};
 use crate::stdio::stdout;
 
 const DEFAULT_TOKEN_FILE: &str = "mrope.token";
@@ -30,10 +30,15 @@ In a burn program:
   let host = RemoteHost::websocket(\"ws://192.168.1.7:3000\").with_credential(token);
   let device = Device::remote_options(&host).init()?.autodiff();
 
-Server and client must be of the same release. The connection is not encrypted:
-the token keeps strangers out, but whoever can read the network can read the
-token. Across a network that others use, use a tunnel and the default address:
-  ssh -L 3000:127.0.0.1:3000 npu-host";
+Server and client must be of the same release. Who has the token can do what a
+shell account can: read and change all that the device holds, take its memory,
+end the server. The connection is not encrypted: the token keeps strangers out,
+but whoever can read the network can read the token. Across a network that
+others use, use a tunnel and the default address:
+  ssh -L 3000:127.0.0.1:3000 npu-host
+Other users of this machine cannot use the device without the token, but they
+can take the server's memory by its inner port on 127.0.0.1: serve where you
+trust them.";
 
 /// Let programs on other machines compute on this machine's device
 ///
@@ -161,8 +166,7 @@ fn token_in(path: &Path) -> Result<Token, Box<dyn Error>> {
             written
         }
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            only_for_its_owner(path)?;
-            let token = read_token(path)?;
+            let token = own_token(path)?;
             expect_long(&token, &format!("the token file {}", path.display()))?;
             Ok(token)
         }
@@ -184,29 +188,51 @@ fn expect_long(token: &Token, source: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn only_for_its_owner(path: &Path) -> Result<(), Box<dyn Error>> {
-    let found = path
-        .metadata()
-        .map_err(|error| format!("the token file {}: {error}", path.display()))?;
-    if !found.is_file() {
-        let path = path.display();
-        return Err(format!(
-            "{path} is no regular file; expected a file with a token, or the path of one to make"
-        )
-        .into());
-    }
+/// The token in a file of this user that nobody else can read. The file is opened once: what is
+/// checked is what is read.
+fn own_token(path: &Path) -> Result<Token, Box<dyn Error>> {
+    let file = open_no_link(path).map_err(|error| {
+        let link = if path.is_symlink() {
+            " (it is a link; name the file itself)"
+        } else {
+            ""
+        };
+        format!("the token file {}: {error}{link}", path.display())
+    })?;
     #[cfg(unix)]
     {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = found.permissions().mode();
-        if mode & 0o077 != 0 {
-            let path = path.display();
+        use std::os::unix::fs::MetadataExt as _;
+        let found = regular(file.metadata(), path)?;
+        let (path, user) = (path.display(), rustix::process::geteuid().as_raw());
+        if found.uid() != user {
+            return Err(format!(
+                "the token file {path} belongs to user {}, not to {user}, who runs the server: \
+                 name a --token-file of your own",
+                found.uid()
+            )
+            .into());
+        }
+        if found.mode() & 0o077 != 0 {
             return Err(format!(
                 "others may read the token file {path} (mode {:o}): chmod 600 {path}",
-                mode & 0o777
+                found.mode() & 0o777
             )
             .into());
         }
     }
-    Ok(())
+    token_of(file, path)
+}
+
+/// Opens a file for reading, without waiting for the other end of a pipe.
+fn open_no_link(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        options.custom_flags(flags.bits().cast_signed());
+    }
+    options.open(path)
 }

@@ -221,6 +221,27 @@ fn strangers_are_told_nothing_and_cost_little_while_the_owner_is_served() {
     let _refused = garbage.write_all(&[0xa5; 1 << 20]);
     assert_eq!(told(garbage), "");
 
+    // The head of the first message declared as the request's body, which makes frames of the
+    // message: a ping, whose answer opened the way once in 180 tries.
+    let mask = [0; 4];
+    let inner = [&[0x89, 0x82][..], &mask, b"hi", &header, &mask].concat();
+    let outer = [&[0x82, 0x80 | inner.len() as u8][..], &mask, &inner].concat();
+    for _ in 0..300 {
+        let mut stranger = TcpStream::connect(&address).expect("it listens");
+        let head = "GET /session HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n\
+                    Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nContent-Length: 6\r\n\
+                    Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
+        stranger.write_all(head.as_bytes()).expect("it reads");
+        // It may be refused before all is written.
+        let _refused = stranger.write_all(&outer);
+        stranger.set_read_timeout(Some(HANG)).expect("not zero");
+        let mut told = Vec::new();
+        let _ended = stranger.read_to_end(&mut told);
+        let answer = told.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+        let frames = answer.map_or(&[][..], |end| &told[end + 4..]);
+        assert_ne!(frames.first(), Some(&0x8a), "a pong: {told:?}");
+    }
+
     let opened = Instant::now();
     let crowd = strangers(&address, 200);
     assert_eq!(owner_verifies(&served), "");
@@ -434,6 +455,37 @@ fn what_holds_no_token_is_refused() {
         said.contains("cut.token holds a token of 10 characters, expected at least 16"),
         "{said}"
     );
+    // A token that no first message has room for, here and on the client's side.
+    std::fs::write(&cut, "0123456789".repeat(7000)).expect("writes");
+    let path = cut.display().to_string();
+    let url = "remote:ws://127.0.0.1:1";
+    for said in [
+        serve(&path),
+        refused(&["train", "--device", url, "--token-file", &path]),
+    ] {
+        assert!(said.contains("holds more than 4096 bytes"), "{said}");
+    }
+    #[cfg(unix)]
+    {
+        let link = fresh("link.token");
+        std::os::unix::fs::symlink(&cut, &link).expect("it links");
+        let said = serve(&link.display().to_string());
+        assert!(
+            said.contains("(it is a link; name the file itself)"),
+            "{said}"
+        );
+        // A pipe that nobody writes to must not be waited for.
+        let pipe = fresh("pipe.token");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.expect("mkfifo runs").success());
+        let path = pipe.display().to_string();
+        let client = ["train", "--device", url, "--token-file", &path].map(str::to_owned);
+        let server = ["serve", "--device", "cpu", "--token-file", &path].map(str::to_owned);
+        for args in [client, server] {
+            let said = within(HANG, move || refused(&args.each_ref().map(String::as_str)));
+            assert!(said.contains("pipe.token is no regular file"), "{said}");
+        }
+    }
 }
 
 /// `ulimit -f` stands for a full disk; ignored, its signal becomes an error of the write.

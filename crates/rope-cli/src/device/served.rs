@@ -2,6 +2,8 @@
 
 use std::env::VarError;
 use std::error::Error;
+use std::fs::{File, Metadata};
+use std::io::{self, Read as _};
 use std::path::Path;
 
 use burn::tensor::Device as BurnDevice;
@@ -131,12 +133,49 @@ pub(crate) fn token_of_variable() -> Result<Option<Token>, String> {
     token.map_err(|_| format!("{TOKEN_VARIABLE} is set, but empty"))
 }
 
+/// The most bytes of a token and the white space around it: more do not fit into the first message
+/// of a client, which the server limits.
+const TOKEN_BYTES: u64 = 4096;
+
 /// The token in a file.
 ///
 /// # Errors
-/// If the file cannot be read or is empty.
+/// If the file is none, cannot be read, is empty or holds more than a token.
 pub(crate) fn read_token(path: &Path) -> Result<Token, Box<dyn Error>> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("the token file {}: {error}", path.display()))?;
+    // Opening a pipe would wait for its other end.
+    regular(path.metadata(), path)?;
+    let file = File::open(path);
+    token_of(
+        file.map_err(|error| format!("the token file {}: {error}", path.display()))?,
+        path,
+    )
+}
+
+/// As [`read_token`], of a file that is open.
+pub(crate) fn token_of(file: File, path: &Path) -> Result<Token, Box<dyn Error>> {
+    regular(file.metadata(), path)?;
+    let wrong = |error| format!("the token file {}: {error}", path.display());
+    let mut text = String::new();
+    let read = file.take(TOKEN_BYTES + 1).read_to_string(&mut text);
+    if read.map_err(wrong)? as u64 > TOKEN_BYTES {
+        return Err(format!(
+            "the token file {} holds more than {TOKEN_BYTES} bytes, expected a token of 16 to \
+             {TOKEN_BYTES} characters",
+            path.display()
+        )
+        .into());
+    }
     Token::new(&text).map_err(|_| format!("the token file {} is empty", path.display()).into())
+}
+
+/// What is known of a token file, which is neither a folder nor a pipe.
+pub(crate) fn regular(found: io::Result<Metadata>, path: &Path) -> Result<Metadata, String> {
+    let path = path.display();
+    let found = found.map_err(|error| format!("the token file {path}: {error}"))?;
+    if found.is_file() {
+        return Ok(found);
+    }
+    Err(format!(
+        "{path} is no regular file; expected a file with a token, or the path of one to make"
+    ))
 }
