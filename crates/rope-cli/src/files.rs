@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,7 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         return fs::write(&target, content);
     }
     let partial = partial(&target);
-    let written = File::create(&partial).and_then(|mut file| {
+    let written = File::create_new(&partial).and_then(|mut file| {
         file.write_all(content)?;
         if let Some(earlier) = &earlier {
             file.set_permissions(earlier.permissions())?;
@@ -40,11 +41,13 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Where the content is written before it has its name.
+/// Where the content is written before it has its name: a name that nobody can have put a link at,
+/// and that no other process writes to.
 fn partial(target: &Path) -> PathBuf {
+    let random = RandomState::new().build_hasher().finish();
     let mut name = OsString::from(".");
     name.push(target.file_name().unwrap_or_default());
-    name.push(".mrope-partial");
+    name.push(format!(".{random:016x}.mrope-partial"));
     target.with_file_name(name)
 }
 
@@ -78,13 +81,15 @@ mod tests {
     #[test]
     fn a_file_is_replaced_whole_or_stays() {
         let folder = folder("replaced");
+        // A name that leaves no room for that of the partial file, which cannot be made.
+        let long = folder.join("x".repeat(250));
+        fs::write(&long, "earlier and longer").expect("writes");
+        replace(&long, b"new").expect_err("a name of more than 255 bytes");
+        assert_eq!(fs::read(&long).expect("reads"), b"earlier and longer");
+        fs::remove_file(&long).expect("removes");
         let file = folder.join("rows.csv");
         fs::write(&file, "earlier and longer").expect("writes");
-        // What the new content is written to cannot be made.
-        fs::create_dir(partial(&file)).expect("creates");
-        replace(&file, b"new").expect_err("a folder is in the way");
-        assert_eq!(fs::read(&file).expect("reads"), b"earlier and longer");
-        fs::remove_dir(partial(&file)).expect("removes");
+        assert_ne!(partial(&file), partial(&file));
         replace(&file, b"new").expect("replaces");
         assert_eq!(fs::read(&file).expect("reads"), b"new");
         replace(&folder.join("other.csv"), b"other").expect("creates");

@@ -1,10 +1,10 @@
 //! The result of a run.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use burn::module::Module;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::options::RunConfig;
 use super::trainer::{History, Test, Trainer};
@@ -13,10 +13,19 @@ use crate::device::Usage;
 /// The files of a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Files {
+    #[serde(serialize_with = "text")]
     pub(crate) model: PathBuf,
+    #[serde(serialize_with = "text")]
     pub(crate) checkpoint: PathBuf,
+    #[serde(serialize_with = "text")]
     pub(crate) curves: PathBuf,
+    #[serde(serialize_with = "text")]
     pub(crate) attention: PathBuf,
+}
+
+/// A path as it is printed: JSON has no other bytes than those of text.
+fn text<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 /// The result of a run: the table, and the object of `--json`.
@@ -81,8 +90,8 @@ impl Report {
     }
 
     /// One JSON object on one line.
-    pub(crate) fn json(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
+    pub(crate) fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self)
     }
 }
 

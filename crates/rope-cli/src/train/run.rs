@@ -87,7 +87,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
 
     let report = Report::new(&trainer, args.device.to_string(), usage, test, blind, files);
     let text = if args.json {
-        report.json()
+        report
+            .json()
+            .map_err(|error| TrainError::Output(error.into()))?
     } else {
         report.to_string()
     };
