@@ -131,6 +131,32 @@ fn a_tensor_comes_from_the_shard_that_the_index_names() {
 }
 
 #[test]
+fn a_shard_is_a_file_of_the_folder() {
+    let all = tensors();
+    for shard in ["/etc/passwd", "../model.safetensors", "a/../../b"] {
+        let index = all.keys().map(|name| (name.clone(), shard)).collect();
+        let error = refuse(&folder("outside", &[(ONE, &all)], Some(&index))).to_string();
+        let expected = format!("in {shard:?}, expected a file of this folder");
+        assert!(error.contains(&expected), "{error}");
+    }
+    #[cfg(unix)]
+    for file in ["config.json", SINGLE, ONE] {
+        let index = all.keys().map(|name| (name.clone(), ONE)).collect();
+        let folder = folder("pipe", &[], Some(&index));
+        let _absent = fs::remove_file(folder.join(file));
+        let made = std::process::Command::new("mkfifo").arg(folder.join(file));
+        let made = { made }.status().expect("mkfifo runs");
+        assert!(made.success());
+        // Opening it would wait for a writer.
+        let error = refuse(&folder).to_string();
+        assert!(
+            error.contains(file) && error.contains("no regular file"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn what_the_index_does_not_name_is_left_alone() {
     let extra = "mtp.fc.weight".to_owned();
     let ([first, mut second], mut index) = halves();

@@ -14,6 +14,7 @@ use serde::de::value::MapDeserializer;
 use serde_json::{Value, json};
 
 use crate::error::{QwenVlError, Result};
+use crate::file;
 use crate::layers::Activation;
 use crate::names::{self, Names};
 
@@ -328,9 +329,7 @@ impl QwenVlConfig {
     /// # Errors
     /// [`QwenVlError::File`]; those of [`from_hf_config`](Self::from_hf_config).
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let path = folder.as_ref().join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(QwenVlError::file("read", &path))?;
-        Self::from_hf_config(&text)
+        Self::from_hf_config(&file::text(&folder.as_ref().join("config.json"))?)
     }
 
     /// Reads the text of a `config.json`, of transformers 4 (the decoder's keys at the top) or 5

@@ -15,6 +15,26 @@ use crate::error::{QwenVlError, Result};
 /// Longest header that is read, in bytes: the safetensors library's own limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
+/// Opens a file. A pipe, which would be waited for, and a device, which has no end, are refused.
+///
+/// # Errors
+/// Those of the system.
+pub(crate) fn open(path: &Path) -> std::io::Result<File> {
+    if path.metadata()?.is_file() {
+        return File::open(path);
+    }
+    Err(Error::new(ErrorKind::InvalidInput, "it is no regular file"))
+}
+
+/// The text of a file, which is opened as by [`open`].
+///
+/// # Errors
+/// [`QwenVlError::File`]
+pub(crate) fn text(path: &Path) -> Result<String> {
+    let text = open(path).and_then(std::io::read_to_string);
+    text.map_err(QwenVlError::file("read", path))
+}
+
 /// A file whose header has been read.
 #[derive(Debug)]
 pub(crate) struct Source {
@@ -39,7 +59,7 @@ impl Source {
     /// [`QwenVlError::File`], also for a file that its header does not describe.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let read = || -> std::io::Result<Self> {
-            let mut file = File::open(path)?;
+            let mut file = open(path)?;
             let bytes = file.metadata()?.len();
             let whole = |expected: u64| {
                 let reason = format!(

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::config::QwenVlConfig;
 use crate::error::{QwenVlError, Result};
-use crate::file::{Entry, Sink, Source, Stored, float};
+use crate::file::{self, Entry, Sink, Source, Stored, float};
 use crate::model::QwenVl;
 use crate::names::rename;
 use crate::pieces::Pieces;
@@ -489,10 +489,15 @@ fn weights(folder: &Path) -> Result<Vec<Weights>> {
         let tensors = source.tensors();
         return Ok(vec![Weights { source, tensors }]);
     }
-    let text = std::fs::read_to_string(&index).map_err(QwenVlError::file("read", &index))?;
+    let text = file::text(&index)?;
     let parsed: Index = serde_json::from_str(&text).map_err(QwenVlError::file("read", &index))?;
     let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (name, shard) in parsed.weight_map {
+        let inside = |part| matches!(part, Component::Normal(_));
+        if !Path::new(&shard).components().all(inside) {
+            let reason = format!("it has {name} in {shard:?}, expected a file of this folder");
+            return Err(QwenVlError::file("read", &index)(reason));
+        }
         shards.entry(shard).or_default().insert(name);
     }
     let shards = shards.into_iter();

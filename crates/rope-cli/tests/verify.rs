@@ -54,6 +54,41 @@ fn the_fixtures_pass_and_what_is_not_golden_is_listed() {
     assert!(longest <= Some(100), "{longest:?}");
 }
 
+/// Neither is read to its end, which it has not.
+#[cfg(unix)]
+#[test]
+fn pipes_devices_and_impossible_headers_are_refused_at_once() {
+    let folder = folder("endless");
+    let pipe = folder.join("pipe.safetensors");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo runs").success());
+    let device = folder.join("device.json");
+    std::os::unix::fs::symlink("/dev/zero", &device).expect("it links");
+    for path in [&pipe, &device] {
+        let output = mrope(&["--json"], &[path]);
+        assert_eq!(output.status.code(), Some(1), "{path:?}");
+        let error = json(&output)[0]["error"].to_string();
+        assert!(error.contains("no regular file"), "{error}");
+    }
+    let listed = stdout(&mrope(
+        &[],
+        &[&folder, &fixtures().join("inv_freq_tables.json")],
+    ));
+    for name in ["pipe.safetensors", "device.json"] {
+        let expected = format!("{name}: it is no regular file");
+        assert!(listed.contains(&expected), "{listed}");
+    }
+    let header = folder.join("header.safetensors");
+    let file = std::fs::File::create(&header).expect("it is made");
+    std::io::Write::write_all(&mut &file, &(1_u64 << 63).to_le_bytes()).expect("it is written");
+    // Zeros that take no space on the disk.
+    file.set_len(20 << 30).expect("it grows");
+    let output = mrope(&["--json"], &[&header]);
+    std::fs::remove_file(&header).expect("it goes");
+    let error = json(&output)[0]["error"].to_string();
+    assert!(error.contains("expected 100000000 at most"), "{error}");
+}
+
 #[test]
 fn json_prints_one_object_per_row() {
     let output = mrope(&["--json"], &[&fixtures()]);

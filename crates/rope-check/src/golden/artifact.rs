@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use super::error::GoldenError;
@@ -34,6 +34,9 @@ impl Artifact {
     /// not complete.
     pub fn open(path: &Path) -> Result<Self, GoldenError> {
         let other = |reason| Ok(Self::Other { reason });
+        if !path.metadata()?.is_file() {
+            return other(IRREGULAR);
+        }
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("safetensors") => {
                 if !is_claimed(&header(path)?) {
@@ -79,6 +82,19 @@ fn is_claimed(header: &HashMap<String, serde_json::Value>) -> bool {
         || header.keys().any(is_held)
 }
 
+const IRREGULAR: &str = "it is no regular file";
+
+/// Refuses a pipe, which would be waited for, and a device, which has no end.
+pub(crate) fn expect_regular(path: &Path) -> io::Result<()> {
+    if path.metadata()?.is_file() {
+        return Ok(());
+    }
+    Err(io::Error::other(IRREGULAR))
+}
+
+/// Longest header that is read: the safetensors library's own limit.
+const MOST_HEADER_BYTES: u64 = 100_000_000;
+
 /// The header of a safetensors file, without reading its tensors: a folder may hold whole
 /// checkpoints.
 fn header(path: &Path) -> Result<HashMap<String, serde_json::Value>, GoldenError> {
@@ -90,6 +106,10 @@ fn header(path: &Path) -> Result<HashMap<String, serde_json::Value>, GoldenError
     file.read_exact(&mut length)
         .map_err(|_| broken("no header length in it"))?;
     let length = u64::from_le_bytes(length);
+    if length > MOST_HEADER_BYTES {
+        let detail = format!("a header of {length} bytes, expected {MOST_HEADER_BYTES} at most");
+        return Err(broken(&detail));
+    }
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header)?;
     if (header.len() as u64) < length {

@@ -28,6 +28,7 @@ pub(crate) mod tensors;
 mod vectors;
 
 pub use artifact::Artifact;
+pub(crate) use artifact::expect_regular;
 pub use error::GoldenError;
 #[cfg(feature = "burn")]
 pub(crate) use error::lost_gradient;

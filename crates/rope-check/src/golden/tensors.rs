@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors};
 
+use super::artifact::expect_regular;
 use super::error::GoldenError;
 use crate::buffer::{Buffer, DType};
 
@@ -85,7 +86,8 @@ impl Tensors {
             let named = format!("{}: {error}", path.display());
             std::io::Error::new(error.kind(), named)
         };
-        let bytes = std::fs::read(path).map_err(named)?;
+        let bytes = expect_regular(path).and_then(|()| std::fs::read(path));
+        let bytes = bytes.map_err(named)?;
         let mut tensors = Self::parse(&bytes).map_err(|error| match error {
             GoldenError::Container { detail } => GoldenError::Container {
                 detail: format!("{}: {detail}", path.display()),

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use self::prompt::OwnedPrompt;
 use crate::buffer::DType;
 use crate::golden::tensors::{Tensors, Values, largest};
-use crate::golden::{GoldenError, Row, Worst, reasons, version_of};
+use crate::golden::{GoldenError, Row, Worst, expect_regular, reasons, version_of};
 use crate::tolerance::{Operation, allowed};
 
 /// The largest rounding of an angle in f32, relative to it; angles of transformers are such.
@@ -121,7 +121,9 @@ pub fn is_model_folder(folder: &Path) -> bool {
 
 /// The text of a file of a folder.
 fn read_text(folder: &Path, file: &'static str) -> Result<String, ModelError> {
-    std::fs::read_to_string(folder.join(file)).map_err(|source| ModelError::Read { file, source })
+    let path = folder.join(file);
+    let text = expect_regular(&path).and_then(|()| std::fs::read_to_string(&path));
+    text.map_err(|source| ModelError::Read { file, source })
 }
 
 /// Where models compute, and how.
