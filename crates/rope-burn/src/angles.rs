@@ -48,7 +48,7 @@ impl RotaryAngles {
     /// cos and sin of one's own for each head, `[tokens, heads, lanes]` each; gradients reach both.
     ///
     /// # Errors
-    /// As [`from_cos_sin`](Self::from_cos_sin).
+    /// As [`from_cos_sin`](Self::from_cos_sin); [`RopeError::AngleShape`] without a head or a lane.
     pub fn per_head(cos: Tensor<3>, sin: Tensor<3>) -> Result<Self> {
         let ([tokens, heads, lanes], found) = (cos.dims(), sin.dtype());
         if found != cos.dtype() {
@@ -58,22 +58,22 @@ impl RotaryAngles {
                 expected: cos.dtype(),
             });
         }
+        let refused = |what, found, width| RopeError::AngleShape {
+            what,
+            found,
+            expected: tokens * width,
+            tokens,
+            width,
+        };
+        let width = heads * lanes;
+        if width == 0 {
+            return Err(refused("cos", 0, heads.max(1) * lanes.max(1)).into());
+        }
         if sin.dims() != cos.dims() {
-            let width = heads * lanes;
-            return Err(RopeError::AngleShape {
-                what: "sin",
-                found: sin.shape().num_elements(),
-                expected: tokens * width,
-                tokens,
-                width,
-            }
-            .into());
+            return Err(refused("sin", sin.shape().num_elements(), width).into());
         }
         let rows = Tensor::cat(vec![cos, sin], 2).reshape([tokens * heads, 2 * lanes]);
-        Ok(Self {
-            rows,
-            heads: heads.max(1),
-        })
+        Ok(Self { rows, heads })
     }
 
     /// cos and sin of positions and frequencies that may be learned, each head's angles mixed from
@@ -126,7 +126,7 @@ impl RotaryAngles {
     /// # Source
     /// Heo, Park, Han and Yun, 2024, Rotary Position Embedding for Vision Transformer, RoPE-Mixed.
     pub fn from_frequencies(positions: Tensor<2>, frequencies: Tensor<3>) -> Result<Self> {
-        let ([found, tokens], [axes, heads, lanes]) = (positions.dims(), frequencies.dims());
+        let ([found, _], [axes, heads, lanes]) = (positions.dims(), frequencies.dims());
         if found != axes {
             let expected = axes;
             return Err(RopeError::PositionAxes { expected, found }.into());
@@ -147,7 +147,8 @@ impl RotaryAngles {
         // Not a matrix product, which some devices compute in fewer bits than the type has.
         let of_axis = |axis| {
             let positions = positions.clone().narrow(0, axis, 1);
-            positions.reshape([tokens, 1, 1]) * frequencies.clone().narrow(0, axis, 1)
+            // Not by `reshape`, in which 0 tokens would mean as many as there are axes.
+            positions.swap_dims(0, 1).unsqueeze_dim::<3>(2) * frequencies.clone().narrow(0, axis, 1)
         };
         let angle = (0..axes).map(of_axis).reduce(|sum, angle| sum + angle);
         let angle = angle.ok_or(none)?;

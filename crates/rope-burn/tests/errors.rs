@@ -7,7 +7,7 @@ use rope_burn::rope_core::{
     Angles, AxisLayout, CosSinTable, Direction, Geometry, HeadsLayout, HeadsMut, HeadsRef, Layout,
     Pairing, Positions, RopeError, RotarySpec, Rotator, TokenAngles,
 };
-use rope_burn::{Rotary, RotaryAngles, RotaryError, RotaryOp, RotaryOps};
+use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError, RotaryOp, RotaryOps};
 
 /// Asserts the variant and that the message names each of `words`.
 macro_rules! refused {
@@ -496,6 +496,34 @@ fn panicking_twins_say_the_same() {
 }
 
 #[test]
+fn nothing_is_rotated_to_nothing() {
+    let device = Device::flex().autodiff();
+    for [batch, tokens, heads] in [[0, 3, 2], [2, 0, 2], [2, 3, 0], [0, 0, 0]] {
+        let positions = Positions::text(1, 0, tokens).expect("small");
+        for implementation in [Implementation::Fused, Implementation::Composed] {
+            let rotary = Rotary::new(spec(8), Layout::Bsnd).with_implementation(implementation);
+            let angles = rotary.angles(&positions, &device);
+            let shape = [batch, tokens, heads, 8];
+            let x = || Tensor::<4>::zeros(shape, &device).require_grad();
+            let (q, k) = (x(), x());
+            let rotated = rotary.try_forward(q.clone(), k.clone(), &angles);
+            let (q_out, k_out) = rotated.expect("it fits");
+            assert_eq!([q_out.dims(), k_out.dims()], [shape; 2]);
+            let gradients = (q_out.sum() + k_out.sum()).backward();
+            for x in [q, k] {
+                assert_eq!(x.grad(&gradients).expect("tracked").dims(), shape);
+            }
+        }
+    }
+    let (positions, frequencies) = (
+        Tensor::<2>::zeros([2, 0], &device),
+        Tensor::<3>::ones([2, 4, 3], &device),
+    );
+    let angles = RotaryAngles::from_frequencies(positions, frequencies).expect("no tokens");
+    assert_eq!(angles.rows.dims(), [0, 6]);
+}
+
+#[test]
 fn angles_per_head() {
     let positions = Positions::new(2, &[0, 0, 0, 0, 1, 2]).expect("valid positions");
     let refused_frequencies = |frequencies: &[f64], heads| {
@@ -514,6 +542,15 @@ fn angles_per_head() {
         RopeError::Frequency { index: 1, .. },
         "at most 1e280"
     );
+
+    for [heads, lanes] in [[0, 4], [4, 0], [0, 0]] {
+        let none = || Tensor::<3>::zeros([3, heads, lanes], &Device::flex());
+        refused!(
+            RotaryAngles::per_head(none(), none()),
+            RotaryError::Rope(RopeError::AngleShape { found: 0, .. }),
+            "cos: expected"
+        );
+    }
 
     let host = TokenAngles::<f32>::per_head(&positions, &[0.5; 16], 4).expect("valid");
     let rotator = Rotator::new(spec(4).geometry(), host.angles()).expect("valid");

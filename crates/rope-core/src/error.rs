@@ -335,8 +335,8 @@ pub enum RopeError {
         /// Its size in the second.
         right_size: usize,
     },
-    /// The eps of a norm is NaN, infinite or negative.
-    #[error("eps of the norm must be a finite number from 0, found {found}")]
+    /// The eps of a norm is neither 0 nor a normal number of f32.
+    #[error("eps of the norm must be 0 or from 1.2e-38 to 3.4e38, as f32 holds it, found {found}")]
     NormEps {
         /// The value found.
         found: f64,

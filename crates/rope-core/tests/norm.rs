@@ -771,7 +771,7 @@ fn a_nan_among_the_angles_stays_one() {
 
 #[test]
 fn wrong_inputs_are_named() {
-    for eps in [-1e-6, f64::NAN, f64::INFINITY] {
+    for eps in [-1e-6, f64::NAN, f64::INFINITY, 1e39, 1e-60] {
         let refused = HeadNorm::new(eps).unwrap_err();
         assert!(matches!(refused, RopeError::NormEps { .. }), "{refused}");
     }

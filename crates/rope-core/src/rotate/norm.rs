@@ -63,9 +63,11 @@ impl HeadNorm {
     /// A norm before the rotation, with `eps` added to the mean of the squares.
     ///
     /// # Errors
-    /// [`RopeError::NormEps`] if `eps` is negative or not finite.
+    /// [`RopeError::NormEps`] unless `eps` is 0 or a normal number of f32, in which f32 and 16-bit
+    /// heads are computed.
     pub fn new(eps: f64) -> Result<Self> {
-        if !(eps.is_finite() && eps >= 0.0) {
+        let in_f32 = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
+        if eps != 0.0 && !in_f32.contains(&eps) {
             return Err(RopeError::NormEps { found: eps });
         }
         Ok(Self {
