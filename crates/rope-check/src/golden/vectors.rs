@@ -109,7 +109,24 @@ impl GoldenVectors {
             .0
             .find("position_ids", Kind::Numbers)?
             .ok_or_else(|| file.0.missing("position_ids", "every comparison"))?;
-        let positions = positions(tokens, axes, layout, batch, seq)?;
+        let positions =
+            positions(tokens, axes, layout, batch, seq).map_err(|error| match error {
+                // It is the layout that does not fit, more often than the ids.
+                GoldenError::TensorShape {
+                    name,
+                    mut expected,
+                    found,
+                } if !file.0.metadata.contains_key("layout") => {
+                    expected +=
+                        "; q was read as [B,H,S,D], the default: set layout in the metadata";
+                    GoldenError::TensorShape {
+                        name,
+                        expected,
+                        found,
+                    }
+                }
+                other => other,
+            })?;
         let seq_len = file.number("seq_len", "a number of tokens")?;
 
         let mut case = Case::new(spec, positions, layout, batch, seq);
