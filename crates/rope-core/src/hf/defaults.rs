@@ -11,8 +11,9 @@ use super::fields::{HEADS, TEXT, VISION, WHOLE};
 
 /// The classes of transformers. `classes` maps a model type to the defaults of its class. For the
 /// configurations inside another one, by its model type and their keys, `fixed` has the model type
-/// that they always are, and `unnamed` the one of those that state none. `class_defaults.py` among
-/// the generators of `tests/fixtures` writes the file.
+/// that they always are, `unnamed` the one of those that state none, and `held` the defaults that the
+/// class around them puts before those of their own. `class_defaults.py` among the generators of
+/// `tests/fixtures` writes the file.
 static TABLE: LazyLock<Value> = LazyLock::new(|| {
     // A test reads it; without it nothing is filled in, and what is missing is an error.
     serde_json::from_str(include_str!("defaults.json")).unwrap_or_default()
@@ -51,7 +52,8 @@ pub(super) fn complete(config: &mut Map<String, Value>) {
         }
         let name = fixed.or(inner.get("model_type").and_then(Value::as_str));
         let class = name.and_then(|name| TABLE["classes"][name].as_object());
-        for (key, default) in class.into_iter().flatten() {
+        let held = TABLE["held"][&outer][key].as_object();
+        for (key, default) in held.into_iter().chain(class).flatten() {
             if !states(inner, key) {
                 inner.insert(key.clone(), default.clone());
             }

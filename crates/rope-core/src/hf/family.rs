@@ -493,7 +493,15 @@ static TEXT: &[Family] = &[
         Some(1e4),
         None,
     ),
-    partial(1.0, row("phi3 phi4_multimodal", Half, Some(1e4), None)),
+    partial(
+        1.0,
+        row(
+            "phi3 phi4_multimodal nemotron3_diarization_audio",
+            Half,
+            Some(1e4),
+            None,
+        ),
+    ),
     Family {
         theta_keys: &["rotary_emb_base"],
         ..partial_under(
@@ -1267,7 +1275,7 @@ static REFUSED: &[(&str, &str)] = &[
     ),
     (
         "dia t5gemma t5gemma2 t5gemma2_encoder csm_depth glmasr voxtral_realtime
-         nemotron3_diarization nemotron3_diarization_audio deepseek_ocr2_vision",
+         nemotron3_diarization deepseek_ocr2_vision",
         "its encoder and decoder have configurations of their own: give the one that is meant",
     ),
 ];
