@@ -1,5 +1,6 @@
 //! Reads configurations, one JSON object `{"component", "config"}` a line, and writes what rotation
-//! each states, one JSON object a line: `{"rotations": [...]}`, or `{"error"}`.
+//! each states, one JSON object a line: `{"rotations": [...]}`, or `{"error"}`. A configuration is an
+//! object, or a string that is the text of a file.
 //!
 //! `tests/fixtures/generate/rotations.py` compares that with what Hugging Face's modules compute.
 //! With the argument `tables` it prints the tables of `docs/rotations.md` instead.
@@ -20,7 +21,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let request: Value = serde_json::from_str(&line?)?;
         let component = request["component"].as_str().unwrap_or_default();
         let component = component.parse::<Component>()?;
-        let config = request["config"].to_string();
+        let config = match &request["config"] {
+            Value::String(text) => text.clone(),
+            config => config.to_string(),
+        };
         let found = match rotations(component, &config) {
             Ok(rotations) => json!({ "rotations": rotations }),
             Err(error) => json!({ "error": error.to_string() }),
