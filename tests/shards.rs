@@ -144,9 +144,10 @@ fn a_shard_is_a_file_of_the_folder() {
         let index = all.keys().map(|name| (name.clone(), ONE)).collect();
         let folder = folder("pipe", &[], Some(&index));
         let _absent = fs::remove_file(folder.join(file));
-        let made = std::process::Command::new("mkfifo").arg(folder.join(file));
-        let made = { made }.status().expect("mkfifo runs");
-        assert!(made.success());
+        let made = std::process::Command::new("mkfifo")
+            .arg(folder.join(file))
+            .status();
+        assert!(made.expect("mkfifo runs").success());
         // Opening it would wait for a writer.
         let error = refuse(&folder).to_string();
         assert!(

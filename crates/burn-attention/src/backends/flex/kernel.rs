@@ -617,7 +617,7 @@ impl<'a, E: Number> Backward<'a, E> {
         let mut heads: Vec<_> = heads.collect();
         let wave = if each_has_a_thread { threads } else { 1 };
         for wave in heads.chunks_mut(wave) {
-            let one = |(index, ((dq, dk), dv)): &mut (usize, ((&mut [E], &mut [E]), &mut [E]))| {
+            let parts = wave.par_iter_mut().map(|(index, ((dq, dk), dv))| {
                 let (sample, kv_head) = head(*index);
                 let mut parts = BiasParts::new(&self.problem, strides);
                 let gradients = [&mut **dq, &mut **dk, &mut **dv];
@@ -627,8 +627,8 @@ impl<'a, E: Number> Backward<'a, E> {
                     self.head_on_all_threads(sample, kv_head, gradients, Some(&mut parts));
                 }
                 parts
-            };
-            let parts: Vec<_> = wave.par_iter_mut().map(one).collect();
+            });
+            let parts: Vec<_> = parts.collect();
             for ((index, _), parts) in wave.iter().zip(parts) {
                 let (sample, kv_head) = head(*index);
                 let start = sample * strides[0] + kv_head * group * strides[1];
