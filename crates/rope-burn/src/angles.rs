@@ -147,7 +147,7 @@ impl RotaryAngles {
         // Not a matrix product, which some devices compute in fewer bits than the type has.
         let of_axis = |axis| {
             let positions = positions.clone().narrow(0, axis, 1);
-            // Not by `reshape`, in which 0 tokens would mean as many as there are axes.
+            // `reshape` takes a size of 0 for the input's own.
             positions.swap_dims(0, 1).unsqueeze_dim::<3>(2) * frequencies.clone().narrow(0, axis, 1)
         };
         let angle = (0..axes).map(of_axis).reduce(|sum, angle| sum + angle);

@@ -56,7 +56,7 @@ enum Computed {
     /// Indices of rotations by layer type.
     Rotations(BTreeMap<String, usize>),
     /// Its module cannot be built.
-    Fails(#[allow(dead_code)] String),
+    Fails(#[allow(dead_code, reason = "the message is for readers of the fixture")] String),
     /// It does not rotate, or has no class for it.
     #[default]
     Nothing,
