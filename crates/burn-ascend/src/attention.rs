@@ -5,9 +5,8 @@
 //! device; packed sequences cost their lengths. Other masks are a byte for each query and key. Both
 //! are kept from one layer to the next.
 //!
-//! The node keeps one number for each row of scores instead of the operator's sixteen: with
-//! l = max + log(sum), exp(s - max) / sum = exp(s - l) / 1, so the gradient takes l as the maximum
-//! and 1 as the sum.
+//! The node keeps two numbers for each row of scores instead of the operator's sixteen, which are
+//! eight copies of the largest score and eight of the sum.
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -372,28 +371,22 @@ impl Plan {
                 )?,
             }
         }
-        let first = |x: AscendTensor| {
-            let x = layout.of_statistics().restore(x, of_rows);
-            let strides = x.strides()[..3].to_vec();
-            x.view(Shape::from([batch, heads, queries]), strides, x.offset())
-        };
-        let sums = Ascend::float_add(first(max), Ascend::float_log(first(sum)));
-        Ok([self.hide(layout.restore(out, of_out)), sums])
+        let first = |x| column(&layout.of_statistics().restore(x, of_rows), 0, 1);
+        let softmax = Ascend::float_cat(vec![first(max), first(sum)], 3);
+        Ok([self.hide(layout.restore(out, of_out)), softmax])
     }
 
     fn backward(
         &self,
-        [q, k, v, out, log_sum_exp, gradient]: [&AscendTensor; 6],
+        [q, k, v, out, softmax, gradient]: [&AscendTensor; 6],
     ) -> Result<[AscendTensor; 3], Refusal> {
         let layout = self.layout;
         let gradient = self.hide(gradient.clone());
-        let [batch, heads, queries, _] = q.shape().dims();
-        let of_rows = Shape::from([batch, heads, queries, STATISTICS]);
-        let strides = log_sum_exp.strides().iter().copied().chain([0]).collect();
-        let repeated = log_sum_exp.view(of_rows.clone(), strides, log_sum_exp.offset());
-        let max = layout.of_statistics().apply(&repeated).contiguous();
-        let device = self.context.device();
-        let sum = Ascend::float_ones(max.shape(), &device, FloatDType::F32);
+        let statistics = |index| {
+            let repeated = column(softmax, index, STATISTICS);
+            layout.of_statistics().apply(&repeated).contiguous()
+        };
+        let (max, sum) = (statistics(0), statistics(1));
         let gradients = [q, k, v].map(|x| layout.empty(&self.context, x.shape().dims(), x.dtype()));
         {
             let inputs = [q, k, v, &gradient, out].map(|x| layout.apply(x));
@@ -491,6 +484,14 @@ impl Plan {
     }
 }
 
+/// A column of a tensor's last dimension, `copies` times.
+fn column(x: &AscendTensor, index: usize, copies: usize) -> AscendTensor {
+    let (mut dims, mut strides) = (x.dims().to_vec(), x.strides().to_vec());
+    let offset = x.offset() + index * strides[3];
+    (dims[3], strides[3]) = (copies, 0);
+    x.view(Shape::from(dims), strides, offset)
+}
+
 impl AttentionOps for Ascend {
     fn attention_forward(
         q: FloatTensor<Self>,
@@ -506,9 +507,9 @@ impl AttentionOps for Ascend {
         let tensors = [&q, &k, &v];
         let done = Plan::new(tensors, bias.is_some(), &op).and_then(|plan| plan.forward(tensors));
         match done {
-            Ok([out, sums]) => {
+            Ok([out, softmax]) => {
                 FUSED.fetch_add(1, Ordering::Relaxed);
-                (out, sums)
+                (out, softmax)
             }
             Err(Refusal::Limit) => {
                 BLOCKS.fetch_add(1, Ordering::Relaxed);
@@ -517,10 +518,10 @@ impl AttentionOps for Ascend {
             Err(Refusal::Failed(error)) => {
                 let [batch, heads, queries, _] = q.shape().dims();
                 let out = Shape::from([batch, heads, queries, v.dims()[3]]);
-                let sums = Shape::from([batch, heads, queries]);
+                let softmax = Shape::from([batch, heads, queries, 2]);
                 (
                     failed(&q, out, q.dtype(), &error),
-                    failed(&q, sums, DType::F32, &error),
+                    failed(&q, softmax, DType::F32, &error),
                 )
             }
         }
@@ -543,10 +544,10 @@ impl AttentionOps for Ascend {
             v,
             bias,
             out,
-            log_sum_exp,
+            softmax,
         } = &kept;
         let biased = matches!(bias, Bias::Added(_));
-        let tensors = [q, k, v, out, log_sum_exp, &gradient];
+        let tensors = [q, k, v, out, softmax, &gradient];
         let done = Plan::new([q, k, v], biased, &op).and_then(|plan| plan.backward(tensors));
         match done {
             Ok([dq, dk, dv]) => {

@@ -1,6 +1,7 @@
 //! What belongs to one open device.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::ExecutionError;
@@ -27,6 +28,8 @@ pub(crate) struct Context {
     random: Mutex<Random>,
     numbers: Mutex<VecDeque<(u32, Arc<DeviceBuffer<u8>>)>>,
     unseen: Mutex<Option<ExecutionError>>,
+    /// Queued work has failed since [`failure`](Self::failure) was asked last.
+    suspect: AtomicBool,
     rotators: Rotators,
     masks: Masks,
     /// Last, so that what else this holds is gone when this is: see [`alive`](Self::alive).
@@ -53,6 +56,7 @@ impl Context {
             random: Mutex::new(Random { seed: 0, offset: 0 }),
             numbers: Mutex::default(),
             unseen: Mutex::new(None),
+            suspect: AtomicBool::new(false),
             rotators: Rotators::default(),
             masks: Masks::default(),
             alive: Arc::default(),
@@ -163,12 +167,25 @@ impl Context {
     /// it.
     fn explained(&self, outcome: Result<()>) -> Result<(), ExecutionError> {
         outcome.map_err(|error| match &error {
-            AscendError::Execution { .. } => ExecutionError::with_context(format!(
-                "{error}; operators queued last: {}",
-                self.operators.recent().join(", ")
-            )),
+            AscendError::Execution { .. } => {
+                self.suspect.store(true, Ordering::Relaxed);
+                ExecutionError::with_context(format!(
+                    "{error}; operators queued last: {}",
+                    self.operators.recent().join(", ")
+                ))
+            }
             other => execution(other),
         })
+    }
+
+    /// The error of a stream that computes no more: it is that of each wait since.
+    pub(crate) fn failure(&self) -> Option<AscendError> {
+        if !self.suspect.swap(false, Ordering::Relaxed) {
+            return None;
+        }
+        let error = self.stream().synchronize().err()?;
+        self.suspect.store(true, Ordering::Relaxed);
+        Some(error)
     }
 
     /// Waits for the queued work and returns cached memory to the device.

@@ -34,6 +34,9 @@ pub enum DeviceError {
     /// The system gave no random numbers for a token.
     #[error("no random numbers for a token: {0}")]
     Randomness(String),
+    /// A kernel failed: the device computes nothing until it is opened anew.
+    #[error("the device failed, and serves nobody until this program is started again: {0}")]
+    Failed(#[source] AscendError),
     /// A token with nothing in it.
     #[error("the token is empty")]
     Token(#[from] EmptyToken),

@@ -80,6 +80,12 @@ impl AscendDevice {
         Ok(())
     }
 
+    /// The error of a device that computes no more, if it is open and one of its kernels has failed:
+    /// whatever waits for it gets this error, until [`close`](Self::close) and the next use.
+    pub fn failure(&self) -> Option<AscendError> {
+        self.opened().and_then(|context| context.failure())
+    }
+
     /// Waits for the device's work, returns its cached memory and forgets the device. Tensors that
     /// are still alive keep their memory until they are dropped; the next use opens the device
     /// again.

@@ -32,12 +32,11 @@ use crate::primitives::zeros_from;
 /// - What no query of a sample sees, as padding, and queries that see no key may hold anything, NaN
 ///   too: it reaches no result. A token that some queries see has to be finite for the others as
 ///   well: 0 times NaN is NaN.
-/// - Gradients are right beside scores of any size. Exceptions are an NPU's own kernels, which keep
-///   one number of f32 for the largest score and the sum of a row.
+/// - Gradients are right beside scores of any size.
 /// - The same tensors give the same bits in every run.
 ///
 /// # Memory
-/// The autodiff graph keeps q, k, v, the bias, the output and one number for each row of scores.
+/// The autodiff graph keeps q, k, v, the bias, the output and two numbers for each row of scores.
 /// Scores exist in blocks, forward and backward.
 #[derive(Clone, Debug)]
 pub struct Attention {
@@ -105,7 +104,7 @@ impl Attention {
         let bias = bias.map(Tensor::into_dispatch);
         op.check(&q, &k, &v, bias.as_ref())?;
         let sizes = Sizes::of(&q, &k, &v);
-        if sizes.keys * sizes.queries * sizes.batch * sizes.heads == 0 {
+        if sizes.are_empty() {
             let shape = [sizes.batch, sizes.heads, sizes.queries, sizes.value_dim];
             let dtype = q.dtype().into();
             let inputs = [q, k, v].into_iter().chain(bias).collect();

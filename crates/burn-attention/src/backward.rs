@@ -1,6 +1,6 @@
 //! The backward, for autodiff over any backend.
 //!
-//! The node keeps q, k, v, the bias, the output and one number for each row of scores; the scores
+//! The node keeps q, k, v, the bias, the output and two numbers for each row of scores; the scores
 //! themselves are computed again. It is compute-bound: what it keeps is other operations' output,
 //! and computing that again would cost more than the memory it takes.
 
@@ -72,7 +72,7 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
         let bias = bias.into_option().map(|bias| bias.into_parts());
         let (bias, bias_node) = bias.unzip();
         let bias = Bias::from(bias);
-        let (out, log_sum_exp) =
+        let (out, softmax) =
             B::attention_forward(q.clone(), k.clone(), v.clone(), bias.clone(), op.clone());
         let kept = Kept {
             q,
@@ -80,7 +80,7 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
             v,
             bias,
             out: out.clone(),
-            log_sum_exp: log_sum_exp.clone(),
+            softmax: softmax.clone(),
         };
         let out = match bias_node {
             None => {
@@ -104,6 +104,6 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
                 }
             }
         };
-        (out, Self::from_inner(log_sum_exp))
+        (out, Self::from_inner(softmax))
     }
 }

@@ -105,7 +105,7 @@ impl Block {
     }
 }
 
-/// The output and log_sum_exp of [`AttentionOps`](crate::AttentionOps).
+/// The output and the softmax of [`AttentionOps`](crate::AttentionOps).
 pub fn forward<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -114,27 +114,20 @@ pub fn forward<B: Backend>(
     op: &AttentionOp,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let run = Run::<B>::new(&q, &k, &v, bias, op);
-    let (mut outs, mut sums) = (Vec::new(), Vec::new());
+    let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
     for block in run.blocks() {
         let q = run.scaled(run.queries(&q, &block));
-        let [weights, largest, sum] = run.weights(q, run.keys(&k, &block), &block);
+        let scores = run.scores(q, run.keys(&k, &block), &block);
+        let largest = B::float_clamp_min(B::float_max_dim(scores.clone(), 2), FLOOR.into());
+        let weights = B::float_exp(B::float_sub(scores, largest.clone()));
+        let sum = B::float_clamp_min(B::float_sum_dim(weights.clone(), 2), LEAST_SUM.into());
         let mixed = B::float_matmul(weights, run.keys(&v, &block));
         let mixed = B::float_div(mixed, sum.clone());
         outs.push(run.narrow(run.unfold(mixed, &block, run.sizes.heads)));
-        let log_sum = B::float_add(largest, B::float_log(sum));
-        sums.push(run.unfold(log_sum, &block, run.sizes.heads));
+        let softmax = B::float_cat(vec![largest, sum], 2);
+        softmaxes.push(run.unfold(softmax, &block, run.sizes.heads));
     }
-    let Sizes {
-        batch,
-        heads,
-        queries,
-        ..
-    } = run.sizes;
-    let sums = join::<B>(sums);
-    (
-        join::<B>(outs),
-        B::float_reshape(sums, Shape::new([batch, heads, queries])),
-    )
+    (join::<B>(outs), join::<B>(softmaxes))
 }
 
 /// The gradients of q, k, v and the bias, as [`AttentionOps`](crate::AttentionOps) has them.
@@ -156,7 +149,7 @@ pub fn backward<B: Backend>(
         v,
         bias,
         out,
-        log_sum_exp: _,
+        softmax,
     } = kept;
     let run = Run::<B>::new(&q, &k, &v, bias.into_option(), op);
     let heads = run.sizes.heads;
@@ -167,7 +160,9 @@ pub fn backward<B: Backend>(
     let mut dbias = bias_shape.map(Sum::<B>::new);
     for block in run.blocks() {
         let (q, k) = (run.scaled(run.queries(&q, &block)), run.keys(&k, &block));
-        let [weights, _, sum] = run.weights(q.clone(), k.clone(), &block);
+        let scores = run.scores(q.clone(), k.clone(), &block);
+        let [largest, sum] = run.softmax(&softmax, &block);
+        let weights = B::float_exp(B::float_sub(scores, largest));
         // The sum divides the rows of dy instead of the weights, which are more.
         let dy = B::float_div(run.queries(&gradient, &block), sum);
         let weighed = B::float_matmul(transpose::<B>(weights.clone()), dy.clone());
@@ -283,10 +278,9 @@ impl<'a, B: Backend> Run<'a, B> {
         B::float_mul_scalar(x, self.op.scale.into())
     }
 
-    /// e^(score - largest) of a block, `[matrices, group * rows, columns]`, from its scaled queries
-    /// and its keys, and of each row the largest score and the sum: a weight is the first over the
-    /// last.
-    fn weights(&self, q: FloatTensor<B>, k: FloatTensor<B>, block: &Block) -> [FloatTensor<B>; 3] {
+    /// The scores of a block, `[matrices, group * rows, columns]`, from its scaled queries and its
+    /// keys.
+    fn scores(&self, q: FloatTensor<B>, k: FloatTensor<B>, block: &Block) -> FloatTensor<B> {
         let mut scores = B::float_matmul(q, transpose::<B>(k));
         let flat = scores.shape();
         if let Some(bias) = self.bias_of(block) {
@@ -298,11 +292,14 @@ impl<'a, B: Backend> Run<'a, B> {
             scores = B::float_reshape(scores, self.grouped(block));
             scores = B::float_mask_fill(scores, hidden, HIDDEN.into());
         }
-        let scores = B::float_reshape(scores, flat);
-        let largest = B::float_clamp_min(B::float_max_dim(scores.clone(), 2), FLOOR.into());
-        let weights = B::float_exp(B::float_sub(scores, largest.clone()));
-        let sum = B::float_clamp_min(B::float_sum_dim(weights.clone(), 2), LEAST_SUM.into());
-        [weights, largest, sum]
+        B::float_reshape(scores, flat)
+    }
+
+    /// The largest score and the sum of each row of a block, `[matrices, group * rows, 1]` each.
+    fn softmax(&self, kept: &FloatTensor<B>, block: &Block) -> [FloatTensor<B>; 2] {
+        let rows = self.rows(kept, &block.queries, None);
+        let rows = self.fold(rows, self.sizes.group(), block.windows);
+        [0..1, 1..2].map(|range| slice::<B>(rows.clone(), 2, range))
     }
 
     /// The shape of a block's scores with heads and queries apart.

@@ -73,8 +73,9 @@ pub struct Kept<B: Backend> {
     pub bias: Bias<B>,
     /// The output.
     pub out: FloatTensor<B>,
-    /// The logarithm of the sum of the exponentials of each row of scores.
-    pub log_sum_exp: FloatTensor<B>,
+    /// The largest score of each row, and the sum of e^(score - largest) over the row. One number,
+    /// the logarithm of the sum of all e^score, would lose the sum beside a large score.
+    pub softmax: FloatTensor<B>,
 }
 
 /// Sizes of an attention, taken from tensors that [`AttentionOp::check`] accepted.
@@ -104,6 +105,11 @@ impl Sizes {
             head_dim,
             value_dim,
         }
+    }
+
+    /// Whether there is nothing to attend to, or nobody who attends: the output is zeros.
+    pub(crate) fn are_empty(&self) -> bool {
+        self.batch * self.heads * self.queries * self.keys == 0
     }
 
     /// Query heads for each key head.
@@ -244,7 +250,7 @@ pub(crate) fn least(wide: FloatDType) -> f64 {
 ///   v: `[batch, kv_heads, keys, value_dim]`, where `heads` is a multiple of `kv_heads`
 /// - bias: `[batch, heads, queries, keys]`, any of them 1; f32, for f64 tensors f64
 /// - out: `[batch, heads, queries, value_dim]`
-/// - log_sum_exp: `[batch, heads, queries]`, of the type of the bias
+/// - softmax: `[batch, heads, queries, 2]`, of the type of the bias
 ///
 /// # Panics
 /// If shapes or types disagree: [`AttentionOp::check`] reports how, and
@@ -256,7 +262,7 @@ pub(crate) fn least(wide: FloatDType) -> f64 {
     Autodiff
 )]
 pub trait AttentionOps: Backend {
-    /// The output, and for each row of scores the logarithm of the sum of their exponentials.
+    /// The output, and of each row of scores the largest and the sum of e^(score - largest).
     fn attention_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,

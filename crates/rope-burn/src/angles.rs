@@ -42,6 +42,8 @@ impl RotaryAngles {
     /// # Errors
     /// [`RotaryError::AngleDType`], [`RopeError::AngleShape`] if sin differs from cos.
     pub fn from_cos_sin(cos: Tensor<2>, sin: Tensor<2>) -> Result<Self> {
+        // burn takes a 0 in a shape for the size that was there: such are refused first.
+        expect_alike(&cos, &sin)?;
         Self::per_head(cos.unsqueeze_dim(1), sin.unsqueeze_dim(1))
     }
 
@@ -50,28 +52,8 @@ impl RotaryAngles {
     /// # Errors
     /// As [`from_cos_sin`](Self::from_cos_sin); [`RopeError::AngleShape`] without a head or a lane.
     pub fn per_head(cos: Tensor<3>, sin: Tensor<3>) -> Result<Self> {
-        let ([tokens, heads, lanes], found) = (cos.dims(), sin.dtype());
-        if found != cos.dtype() {
-            return Err(RotaryError::AngleDType {
-                what: "sin",
-                found,
-                expected: cos.dtype(),
-            });
-        }
-        let refused = |what, found, width| RopeError::AngleShape {
-            what,
-            found,
-            expected: tokens * width,
-            tokens,
-            width,
-        };
-        let width = heads * lanes;
-        if width == 0 {
-            return Err(refused("cos", 0, heads.max(1) * lanes.max(1)).into());
-        }
-        if sin.dims() != cos.dims() {
-            return Err(refused("sin", sin.shape().num_elements(), width).into());
-        }
+        expect_alike(&cos, &sin)?;
+        let [tokens, heads, lanes] = cos.dims();
         let rows = Tensor::cat(vec![cos, sin], 2).reshape([tokens * heads, 2 * lanes]);
         Ok(Self { rows, heads })
     }
@@ -356,6 +338,36 @@ impl Tables {
             None => gathered,
         }))
     }
+}
+
+/// Checks that sin has the type and the sizes of cos, and that a token has angles.
+fn expect_alike<const D: usize>(cos: &Tensor<D>, sin: &Tensor<D>) -> Result<()> {
+    let (dims, found) = (cos.dims(), sin.dtype());
+    if found != cos.dtype() {
+        return Err(RotaryError::AngleDType {
+            what: "sin",
+            found,
+            expected: cos.dtype(),
+        });
+    }
+    let (tokens, sizes) = (dims[0], &dims[1..]);
+    let refused = |what, found, width| {
+        Err(RotaryError::from(RopeError::AngleShape {
+            what,
+            found,
+            expected: tokens * width,
+            tokens,
+            width,
+        }))
+    };
+    let width = sizes.iter().product();
+    if width == 0 {
+        return refused("cos", 0, sizes.iter().map(|size| (*size).max(1)).product());
+    }
+    if sin.dims() != dims {
+        return refused("sin", sin.shape().num_elements(), width);
+    }
+    Ok(())
 }
 
 #[cfg(all(test, feature = "flex"))]

@@ -10,7 +10,7 @@ use burn::backend::{
 };
 use burn::remote::{CustomOpClient, RemoteHost};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use burn_remote::server::{BackendServer, WebSocketTransport};
+use burn_remote::server::{BackendServer, CustomOpRegistry, WebSocketTransport};
 use rope_burn::rope_core::{AxisLayout, Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError, remote};
 use tokio::runtime::Runtime;
@@ -21,7 +21,9 @@ fn new_session() -> Device {
     let runtime = RUNTIME.get_or_init(|| Runtime::new().expect("threads for the server"));
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("an address");
-    let server = remote::register(BackendServer::<Flex>::new([FlexDevice]));
+    let mut operations = CustomOpRegistry::new();
+    remote::register::<Flex>(&mut operations);
+    let server = BackendServer::new([FlexDevice]).with_custom_ops(operations);
     runtime.spawn(server.serve_async(WebSocketTransport::from_listener(listener)));
     let host = RemoteHost::websocket(&format!("ws://{address}"));
     Device::remote_options(&host).init().expect("it answers")

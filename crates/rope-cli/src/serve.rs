@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::backend::ir::BackendIr;
 use burn_ascend::server::{self, Token};
-use burn_ascend::{Ascend, fallbacks};
+use burn_ascend::{Ascend, AscendDevice, AscendError, fallbacks};
 use burn_attention::remote::ServedOps;
 use clap::Args;
 use rope_burn::NormRotaryOps;
@@ -36,9 +36,12 @@ end the server. The connection is not encrypted: the token keeps strangers out,
 but whoever can read the network can read the token. Across a network that
 others use, use a tunnel and the default address:
   ssh -L 3000:127.0.0.1:3000 npu-host
-Other users of this machine cannot use the device without the token, but they
-can take the server's memory by its inner port on 127.0.0.1: serve where you
-trust them.";
+A device that failed serves nobody: the server ends with the error, for a
+supervisor to start again.
+Other users of this machine cannot use the device without the token. Where the
+system filters no sockets (other than Linux, or Linux that forbids it), they can
+take the server's memory by its inner port on 127.0.0.1: serve where you trust
+them.";
 
 /// Let programs on other machines compute on this machine's device
 ///
@@ -65,13 +68,13 @@ pub(crate) struct ServeArgs {
 /// Serves until the process is asked to stop.
 ///
 /// # Errors
-/// If a device is not there, the address is in use, or there is no token.
+/// If a device is not there or fails, the address is in use, or there is no token.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
     match &args.device[..] {
-        [Device::Cpu] => serve::<Flex>(args, vec![FlexDevice]),
+        [Device::Cpu] => serve::<Flex>(args, vec![FlexDevice], |_| None),
         devices => {
             let npus = devices.iter().map(served::open);
-            serve::<Ascend>(args, npus.collect::<Result<_, _>>()?)?;
+            serve::<Ascend>(args, npus.collect::<Result<_, _>>()?, AscendDevice::failure)?;
             let moved = fallbacks();
             let mut out = stdout();
             if !moved.is_empty() {
@@ -94,6 +97,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Box<dyn Error>> {
 fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
     args: &ServeArgs,
     devices: Vec<B::Device>,
+    failure: impl Fn(&B::Device) -> Option<AscendError>,
 ) -> Result<(), Box<dyn Error>> {
     let (token, source) = args.token()?;
     let listener = TcpListener::bind(args.bind)
@@ -117,7 +121,9 @@ fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
         writeln!(out, "stop     Ctrl+C")?;
         out.flush()
     };
-    Ok(server::serve::<B>(devices, &token, listener, ready)?)
+    Ok(server::serve::<B>(
+        devices, &token, listener, failure, ready,
+    )?)
 }
 
 impl ServeArgs {

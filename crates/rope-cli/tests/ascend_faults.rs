@@ -3,10 +3,14 @@
 
 mod common;
 
+use std::net::TcpListener;
+use std::sync::mpsc::channel;
+
 use ascend_sim::control;
 use burn::backend::ExecutionError;
 use burn::tensor::{Device, Tensor};
-use burn_ascend::AscendDevice;
+use burn_ascend::server::{self, Token};
+use burn_ascend::{Ascend, AscendDevice};
 use common::{HANG, Served, fresh, host, mrope, npus, text, within};
 
 /// What an NPU's session holds of the simulator.
@@ -147,6 +151,48 @@ fn a_lost_device_is_told_at_every_read_until_it_is_opened_anew() {
             assert!(reported.contains("507015"), "{reported}");
         }
     });
+}
+
+#[test]
+fn a_server_whose_device_failed_ends_and_says_why() {
+    let (_held, [npu, _]) = npus();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("ws://{}", listener.local_addr().expect("bound"));
+    let token = Token::new("a token of this test").expect("not empty");
+    let (began, begun) = channel();
+    let server = {
+        let token = token.clone();
+        let ready = move || began.send(()).map_err(std::io::Error::other);
+        std::thread::spawn(move || {
+            server::serve::<Ascend>([npu], &token, listener, AscendDevice::failure, ready)
+                .map_err(|error| error.to_string())
+        })
+    };
+    begun.recv_timeout(HANG).expect("it begins");
+    let device = Device::remote_options(&token.host(&url))
+        .init()
+        .expect("it answers");
+    assert_works(&device);
+    // An operator that is refused leaves the device as it was, and the server.
+    control::inject_fault("aclnnExpGetWorkspaceSize", 1, 561_103);
+    let refused = reason(read(matrix(3, &device).exp()));
+    assert!(refused.contains("561103"), "{refused}");
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert!(!server.is_finished());
+    control::clear_faults();
+    control::inject_stream_fault("aclnnExp", 1, 507_015);
+    let reported = reason(read(matrix(3, &device).exp()));
+    assert!(reported.contains("507015"), "{reported}");
+    let ended = within(HANG, move || server.join().expect("it ran"));
+    let said = ended.expect_err("the device failed");
+    assert!(
+        said.contains("507015") && said.contains("started again"),
+        "{said}"
+    );
+    control::clear_faults();
+    npu.close().ok();
+    let (_host, device) = host(npu);
+    assert_works(&device);
 }
 
 #[test]

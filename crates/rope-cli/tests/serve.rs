@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{HANG, Served, command, fresh, mrope, text, within};
@@ -196,6 +197,136 @@ fn resident(process: u32) -> usize {
     kib.and_then(|kib| kib.parse::<usize>().ok()).expect("kB") << 10
 }
 
+/// Openings of strangers in all kinds and splits of bytes, 16 at once: what the server says after
+/// its answer to the request is the refusal of a token or nothing; its memory stays, and others are
+/// answered.
+#[cfg(target_os = "linux")]
+fn openings(name: &str, count: usize) {
+    const THREADS: usize = 16;
+    let mut served = Served::start("cpu", name);
+    let (address, process) = (served.url.replace("ws://", ""), served.process().id());
+    assert_eq!(owner_verifies(&served), "");
+    let idle = resident(process);
+    let (left, upgraded) = (AtomicUsize::new(count), AtomicUsize::new(0));
+    let (mut slowest, mut grown) = (Duration::ZERO, 0);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (address, left, upgraded) = (&address, &left, &upgraded);
+            scope.spawn(move || {
+                let mut state = thread as u64 + 1;
+                let one_less = |left: usize| left.checked_sub(1);
+                while left
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
+                    .is_ok()
+                {
+                    let came_far = opening(address, &mut state);
+                    upgraded.fetch_add(usize::from(came_far), Ordering::Relaxed);
+                }
+            });
+        }
+        while left.load(Ordering::Relaxed) > 0 {
+            let started = Instant::now();
+            drop(session(&address));
+            slowest = slowest.max(started.elapsed());
+            grown = grown.max(resident(process).saturating_sub(idle));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    assert_eq!(owner_verifies(&served), "");
+    let upgraded = upgraded.into_inner();
+    println!(
+        "{count} openings, {upgraded} of them with a WebSocket; {} MiB more at most, another client \
+         was answered within {slowest:?}",
+        grown >> 20
+    );
+    assert!(upgraded > count / 10, "few have come so far: {upgraded}");
+    assert!(grown < 64 << 20, "{grown} bytes more");
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    stopped(&mut served, "-TERM");
+}
+
+/// One opening. True if it got a WebSocket; panics if the server says more than a refusal there.
+#[cfg(target_os = "linux")]
+fn opening(address: &str, state: &mut u64) -> bool {
+    let mut below = |limit: usize| {
+        *state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) as usize % limit
+    };
+    const MORE: [&str; 8] = [
+        "Content-Length: 6",
+        "Content-Length: 0",
+        "Transfer-Encoding: chunked",
+        "Upgrade: h2c",
+        "Connection: close",
+        "Expect: 100-continue",
+        "Sec-WebSocket-Extensions: permessage-deflate",
+        "X: y",
+    ];
+    let mut lines = vec!["GET /session HTTP/1.1", "Host: x", "Connection: Upgrade"];
+    lines.extend(["Upgrade: websocket", "Sec-WebSocket-Version: 13"]);
+    lines.push("Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==");
+    for _ in 0..below(3) {
+        let place = 1 + below(lines.len());
+        lines.insert(place, MORE[below(MORE.len())]);
+    }
+    if below(8) == 0 {
+        lines[0] = ["GET /data HTTP/1.1", "POST /session HTTP/1.1"][below(2)];
+    }
+    let end = if below(12) == 0 { "\n" } else { "\r\n" };
+    let mut bytes: Vec<u8> = (lines.join(end) + end + end).into_bytes();
+    let mask = [0; 4];
+    let ping = [&[0x89, 0x82][..], &mask, b"hi"].concat();
+    let gibibyte = [&[0x82, 0xff][..], &(1_u64 << 30).to_be_bytes(), &mask].concat();
+    let small = |content: &[u8]| [&[0x82, 0x80 | content.len() as u8][..], &mask, content].concat();
+    for _ in 0..below(4) {
+        match below(6) {
+            0 => bytes.extend(&ping),
+            1 => bytes.extend(&gibibyte),
+            2 => bytes.extend(small(&[&ping[..], &gibibyte].concat())),
+            3 => bytes.extend(small(&[ping[0]; 40][..below(40)])),
+            4 => bytes.extend([0xa5; 16]),
+            _ => bytes.extend(lines[0].as_bytes()),
+        }
+    }
+    let mut stranger = TcpStream::connect(address).expect("it listens");
+    stranger.set_nodelay(true).expect("a socket");
+    for _ in 0..below(4) {
+        let first: Vec<u8> = bytes.drain(..below(bytes.len().max(1))).collect();
+        // It may be refused before all is written.
+        let _refused = stranger.write_all(&first);
+        std::thread::yield_now();
+    }
+    let _refused = stranger.write_all(&bytes);
+    let soon = Some(Duration::from_millis(10));
+    stranger.set_read_timeout(soon).expect("not zero");
+    let mut told = Vec::new();
+    let _ended_or_late = stranger.read_to_end(&mut told);
+    let answer = told.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+    let said = answer.map_or(&[][..], |end| &told[end + 4..]);
+    if let Some(first) = said.first() {
+        // The server's word on the first message, after which it closes.
+        assert_eq!(*first, 0x82, "{said:?}");
+        stranger.set_read_timeout(Some(HANG)).expect("not zero");
+        self::told(stranger);
+    }
+    told.starts_with(b"HTTP/1.1 101 ")
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn openings_of_strangers_let_nobody_in() {
+    openings("openings", 2000);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "a quarter of an hour"]
+fn a_million_openings_let_nobody_in() {
+    openings("million", 1_000_000);
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn strangers_are_told_nothing_and_cost_little_while_the_owner_is_served() {
@@ -220,28 +351,6 @@ fn strangers_are_told_nothing_and_cost_little_while_the_owner_is_served() {
     // It may be refused before all is written.
     let _refused = garbage.write_all(&[0xa5; 1 << 20]);
     assert_eq!(told(garbage), "");
-
-    // The head of the first message declared as the request's body, which makes frames of the
-    // message: a ping, whose answer opened the way once in 180 tries.
-    let mask = [0; 4];
-    let inner = [&[0x89, 0x82][..], &mask, b"hi", &header, &mask].concat();
-    let outer = [&[0x82, 0x80 | inner.len() as u8][..], &mask, &inner].concat();
-    for _ in 0..300 {
-        let mut stranger = TcpStream::connect(&address).expect("it listens");
-        let head = "GET /session HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n\
-                    Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nContent-Length: 6\r\n\
-                    Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
-        stranger.write_all(head.as_bytes()).expect("it reads");
-        // It may be refused before all is written.
-        let _refused = stranger.write_all(&outer);
-        let soon = Some(Duration::from_millis(20));
-        stranger.set_read_timeout(soon).expect("not zero");
-        let mut told = Vec::new();
-        let _ended_or_late = stranger.read_to_end(&mut told);
-        let answer = told.windows(4).position(|bytes| bytes == b"\r\n\r\n");
-        let frames = answer.map_or(&[][..], |end| &told[end + 4..]);
-        assert_ne!(frames.first(), Some(&0x8a), "a pong: {told:?}");
-    }
 
     let opened = Instant::now();
     let crowd = strangers(&address, 200);

@@ -8,13 +8,13 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{SockRef, Socket, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, copy_buf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
@@ -33,6 +33,56 @@ const BUFFER_BYTES: usize = 256 << 10;
 const SESSIONS: &str = "GET /session HTTP/1.1";
 /// The first byte of a binary frame that is a whole message (RFC 6455, section 5.2).
 const WHOLE_BINARY: u8 = 0x82;
+
+/// burn-remote's server, at a port of this machine that other programs on it could dial too.
+pub(super) struct Inner {
+    address: SocketAddr,
+    /// Held from when a connection has a port until the server has it.
+    listener: tokio::sync::Mutex<Socket>,
+}
+
+impl Inner {
+    pub(super) fn new(listener: &std::net::TcpListener) -> io::Result<Self> {
+        Ok(Self {
+            address: listener.local_addr()?,
+            listener: tokio::sync::Mutex::new(SockRef::from(listener).try_clone()?),
+        })
+    }
+
+    /// Connects from a port that the server then takes packets from, and from no other, where the
+    /// system can filter them. A connection keeps the filter that it began with.
+    async fn connect(&self) -> io::Result<TcpStream> {
+        let listener = self.listener.lock().await;
+        let socket = TcpSocket::new_v4()?;
+        // Else each connection would keep its port for a minute after its end.
+        socket.set_zero_linger()?;
+        socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        // Not Linux, or not allowed: the server asks strangers for the token.
+        let _open = admit(&listener, socket.local_addr()?.port());
+        socket.connect(self.address).await
+    }
+}
+
+/// Drops the packets to a listening socket that come from other ports.
+#[cfg(target_os = "linux")]
+fn admit(listener: &Socket, port: u16) -> io::Result<()> {
+    use socket2::SockFilter;
+    // Classic BPF over the header of TCP, which begins with the source port (linux/filter.h).
+    const LOAD_HALF: u16 = 0x28;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    listener.attach_filter(&[
+        SockFilter::new(LOAD_HALF, 0, 0, 0),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, port.into()),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+        SockFilter::new(RETURN, 0, 0, 0),
+    ])
+}
+
+#[cfg(not(target_os = "linux"))]
+fn admit(_: &Socket, _: u16) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
 
 /// A connection that is being opened.
 struct Opening {
@@ -80,9 +130,9 @@ fn origin(address: SocketAddr) -> IpAddr {
     }
 }
 
-/// Passes the connections that `listener` accepts on to the server at `server`, without end. They
-/// end with it.
-pub(super) async fn pass(listener: TcpListener, server: SocketAddr) {
+/// Passes the connections that `listener` accepts on to `server`, without end. They end with it.
+pub(super) async fn pass(listener: TcpListener, server: Inner) {
+    let server = Arc::new(server);
     let openings = Openings::default();
     let mut connections = JoinSet::new();
     let mut id = 0;
@@ -95,7 +145,8 @@ pub(super) async fn pass(listener: TcpListener, server: SocketAddr) {
                 let origin = origin(address);
                 let mut list = openings.lock();
                 Openings::make_room(&mut list, origin);
-                let task = connections.spawn(connection(client, server, openings.clone(), id));
+                let task =
+                    connections.spawn(connection(client, server.clone(), openings.clone(), id));
                 list.push_back(Opening { id, origin, task });
             }
             // Out of sockets, or a client that left at once: neither is for ever.
@@ -104,8 +155,8 @@ pub(super) async fn pass(listener: TcpListener, server: SocketAddr) {
     }
 }
 
-async fn connection(client: TcpStream, server: SocketAddr, openings: Openings, id: u64) {
-    let opened = timeout(OPENING, open(client, server)).await;
+async fn connection(client: TcpStream, server: Arc<Inner>, openings: Openings, id: u64) {
+    let opened = timeout(OPENING, open(client, &server)).await;
     if !openings.finish(id) {
         return;
     }
@@ -128,7 +179,7 @@ async fn connection(client: TcpStream, server: SocketAddr, openings: Openings, i
 }
 
 /// Opens a session for a client, up to the first bytes of the server's answer.
-async fn open(mut client: TcpStream, server: SocketAddr) -> io::Result<[TcpStream; 2]> {
+async fn open(mut client: TcpStream, server: &Inner) -> io::Result<[TcpStream; 2]> {
     client.set_nodelay(true)?;
     // A client that vanished is noticed in 30 seconds, as by burn-remote's own sockets.
     let probes = TcpKeepalive::new().with_time(Duration::from_secs(10));
@@ -142,7 +193,7 @@ async fn open(mut client: TcpStream, server: SocketAddr) -> io::Result<[TcpStrea
             .await?;
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    let mut server = TcpStream::connect(server).await?;
+    let mut server = server.connect().await?;
     server.set_nodelay(true)?;
     server.write_all(request.as_bytes()).await?;
     let answer = head(&mut server).await?;
@@ -254,6 +305,36 @@ mod tests {
             let found = threads.expect("a runtime").block_on($function(&mut bytes));
             (found.map_err(|error| error.kind()), bytes.len())
         }};
+    }
+
+    /// Where the system refuses the filter, a stranger is served, and asked for the token.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_inner_port_takes_connections_of_the_guard_alone() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let inner = Inner::new(&listener).expect("a second handle");
+        let refused = admit(&SockRef::from(&listener), 1).err();
+        let kinds = refused.as_ref().map(io::Error::kind);
+        assert!(matches!(
+            kinds,
+            None | Some(io::ErrorKind::PermissionDenied)
+        ));
+        let threads = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        threads.expect("a runtime").block_on(async {
+            let mut from_guard = inner.connect().await.expect("its own port");
+            let stranger = timeout(Duration::from_millis(300), TcpStream::connect(address)).await;
+            assert_eq!(stranger.is_ok(), refused.is_some());
+            // What has been opened stays open, whoever is admitted next.
+            inner.connect().await.expect("another port");
+            let (mut accepted, _) = listener.accept().expect("it came");
+            from_guard.write_all(b"ping").await.expect("sends");
+            let mut found = [0; 4];
+            std::io::Read::read_exact(&mut accepted, &mut found).expect("arrives");
+            assert_eq!(&found, b"ping");
+        });
     }
 
     #[test]

@@ -12,19 +12,24 @@ use burn::remote::RemoteHost;
 use burn::tensor::Device;
 use burn_attention::remote::{self as training, ServedOps};
 use burn_remote::server::{
-    BackendServer, EmptyToken, ServerLogging, TokenAuthorizer, WebSocketTransport,
+    BackendServer, CustomOpRegistry, EmptyToken, TokenAuthorizer, WebSocketTransport,
 };
 use rope_burn::{NormRotaryOps, remote as rotary};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
+use tracing_subscriber::{EnvFilter, Layer as _, fmt::layer, layer::SubscriberExt as _, registry};
 
+use crate::AscendError;
 use crate::device::DeviceError;
+use guard::Inner;
 
 /// How long a server waits for its sessions to end: longer than any operation, and no longer than a
 /// user waits for a device that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Custom operation that no client sends: its handler lives as long as any session.
 const ALIVE: &str = "rope.alive";
+/// How often a server looks whether its devices still compute.
+const CHECKS: Duration = Duration::from_millis(500);
 
 /// What a client must present to a server. Debug output does not show it.
 #[derive(Clone, PartialEq, Eq)]
@@ -74,29 +79,53 @@ impl fmt::Debug for Token {
 /// `ready` when it has begun.
 ///
 /// A connection that has not presented it costs a few KiB for a few seconds, and is told nothing.
+/// `failure` tells of a device that computes nothing any more, such as [`AscendDevice::failure`]:
+/// then the server ends, since whoever starts it again opens the device anew.
+///
+/// [`AscendDevice::failure`]: crate::AscendDevice::failure
 ///
 /// # Errors
 /// [`DeviceError::Socket`], also with the error of `ready`; [`DeviceError::Token`] for none that
-/// [`Token`] can be.
+/// [`Token`] can be; [`DeviceError::Failed`].
 pub fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
     devices: impl IntoIterator<Item = B::Device>,
     token: &Token,
     listener: TcpListener,
+    failure: impl Fn(&B::Device) -> Option<AscendError>,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), DeviceError> {
-    ServerLogging::install();
+    log();
     listener.set_nonblocking(true)?;
-    let server = Server::with_token::<B>(devices, token.clone())?;
+    let devices: Vec<_> = devices.into_iter().collect();
+    let (server, inner) = Server::with_token::<B>(devices.clone(), token.clone())?;
     server.threads.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let stopped = asked_to_stop()?;
         ready()?;
+        let failed = async {
+            loop {
+                tokio::time::sleep(CHECKS).await;
+                if let Some(error) = devices.iter().find_map(&failure) {
+                    return error;
+                }
+            }
+        };
         tokio::select! {
-            () = guard::pass(listener, server.address) => {}
-            () = stopped => {}
+            () = guard::pass(listener, inner) => Ok(()),
+            () = stopped => Ok(()),
+            error = failed => Err(DeviceError::Failed(error)),
         }
-        Ok(())
     })
+}
+
+/// Logs as burn-remote's own server does, by `RUST_LOG`, but for the address of the inner port:
+/// whoever dialled that would pass the guard by.
+fn log() {
+    let quiet = || EnvFilter::new("info,wgpu=warn,burn_communication=warn");
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| quiet());
+    let lines = registry().with(layer().with_filter(filter));
+    // A process that logs already goes on as it does.
+    let _other = tracing_subscriber::util::SubscriberInitExt::try_init(lines);
 }
 
 /// Handles the signals from now on; the future ends with the first of them.
@@ -142,21 +171,27 @@ impl Server {
     pub fn start<B: BackendIr + NormRotaryOps + ServedOps>(
         devices: impl IntoIterator<Item = B::Device>,
     ) -> Result<Self, DeviceError> {
-        Self::with_token::<B>(devices, Token::random()?)
+        // Clients in this process dial the server itself: it cannot be closed to others.
+        Ok(Self::with_token::<B>(devices, Token::random()?)?.0)
     }
 
     fn with_token<B: BackendIr + NormRotaryOps + ServedOps>(
         devices: impl IntoIterator<Item = B::Device>,
         token: Token,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<(Self, Inner), DeviceError> {
         let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
+        let inner = Inner::new(&listener)?;
         let (alive, sessions) = channel::<()>();
-        let server = training::register(rotary::register(BackendServer::<B>::new(devices)))
+        let mut operations = CustomOpRegistry::new();
+        rotary::register(&mut operations);
+        training::register(&mut operations);
+        operations.register(ALIVE, move |_, _, _| {
+            let _held = &alive;
+        });
+        let server = BackendServer::<B>::new(devices)
             .with_authorizer(TokenAuthorizer::new(token.reveal())?)
-            .with_custom_op(ALIVE, move |_, _, _| {
-                let _held = &alive;
-            });
+            .with_custom_ops(operations);
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("burn-ascend-server")
@@ -168,14 +203,15 @@ impl Server {
             // Clients learn of a server that stopped from their connections.
             let _stopped = serving.await;
         });
-        Ok(Self {
+        let server = Self {
             address,
             token,
             serving,
             threads: runtime.handle().clone(),
             runtime: Some(runtime),
             sessions,
-        })
+        };
+        Ok((server, inner))
     }
 
     /// Device `index` of the server, as a burn device.

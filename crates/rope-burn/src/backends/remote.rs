@@ -241,53 +241,100 @@ impl NormRotaryOps for Remote {
 #[cfg(feature = "remote-server")]
 mod server {
     use burn::backend::ir::{BackendIr, HandleContainer};
-    use burn_remote::server::BackendServer;
+    use burn_remote::server::CustomOpRegistry;
 
     use super::*;
 
-    /// Lets a server run this crate's operations by the kernels of its backend `B`, or composed if
-    /// `B` has none.
+    /// Adds this crate's operations to those that a server runs, by the kernels of its backend `B`,
+    /// or composed if `B` has none.
     ///
     /// An operation that the server cannot read, as from a client of another version, ends the
     /// client's session; the server's log has the reason.
-    pub fn register<B: BackendIr + NormRotaryOps>(server: BackendServer<B>) -> BackendServer<B> {
-        let pair = |[q, k, angles]: [_; 3], op| B::rotary_pair(q, k, angles, op).into();
-        let single = |[x, angles]: [_; 2], op| [B::rotary_single(x, angles, op)];
-        let angle_gradients =
-            |[x, dy, angles]: [_; 3], op| [B::rotary_angle_gradients(x, dy, angles, op)];
-        let norm = |[x, weight, angles]: [_; 3], op| [B::norm_rotary(x, weight, angles, op)];
-        let norm_backward = |[x, weight, angles, dy]: [_; 4], op| {
-            B::norm_rotary_backward(x, weight, angles, dy, op).into()
+    pub fn register<B: BackendIr + NormRotaryOps>(operations: &mut CustomOpRegistry<B>) {
+        let pair = Handler {
+            decode,
+            check: |[q, k, angles]: &[_; 3], op: &RotaryOp| op.check(q, Some(k), angles),
+            run: |[q, k, angles], op| B::rotary_pair(q, k, angles, op).into(),
         };
-        server
-            .with_custom_op(PAIR, handler::<B, _, 3, 2>(decode, pair))
-            .with_custom_op(SINGLE, handler::<B, _, 2, 1>(decode, single))
-            .with_custom_op(
-                ANGLE_GRADIENTS,
-                handler::<B, _, 3, 1>(decode, angle_gradients),
-            )
-            .with_custom_op(NORM, handler::<B, _, 3, 1>(decode_norm, norm))
-            .with_custom_op(
-                NORM_BACKWARD,
-                handler::<B, _, 4, 2>(decode_norm, norm_backward),
-            )
+        let single = Handler {
+            decode,
+            check: |[x, angles]: &[_; 2], op: &RotaryOp| op.check(x, None, angles),
+            run: |[x, angles], op| [B::rotary_single(x, angles, op)],
+        };
+        let angle_gradients = Handler {
+            decode,
+            check: |[x, dy, angles]: &[_; 3], op: &RotaryOp| op.check_gradient(x, dy, angles),
+            run: |[x, dy, angles], op| [B::rotary_angle_gradients(x, dy, angles, op)],
+        };
+        let norm = Handler {
+            decode: decode_norm,
+            check: |[x, weight, angles]: &[_; 3], op: &NormRotaryOp| {
+                op.rotary(Direction::Forward).check(x, None, angles)?;
+                op.check_weight("weight", weight, x)
+            },
+            run: |[x, weight, angles], op| [B::norm_rotary(x, weight, angles, op)],
+        };
+        let norm_backward = Handler {
+            decode: decode_norm,
+            check: |[x, weight, angles, dy]: &[_; 4], op: &NormRotaryOp| {
+                op.rotary(Direction::Forward)
+                    .check_gradient(x, dy, angles)?;
+                op.check_weight("weight", weight, x)
+            },
+            run: |[x, weight, angles, dy], op| {
+                B::norm_rotary_backward(x, weight, angles, dy, op).into()
+            },
+        };
+        operations.register(PAIR, pair.of::<B>());
+        operations.register(SINGLE, single.of::<B>());
+        operations.register(ANGLE_GRADIENTS, angle_gradients.of::<B>());
+        operations.register(NORM, norm.of::<B>());
+        operations.register(NORM_BACKWARD, norm_backward.of::<B>());
     }
 
-    /// Runs an operation on the tensors that it names.
-    fn handler<B: BackendIr, Op: 'static, const IN: usize, const OUT: usize>(
+    /// How a server reads an operation, checks it against its tensors, and computes it.
+    struct Handler<T, Op, const IN: usize, const OUT: usize> {
         decode: fn(&[ScalarIr]) -> Result<Op>,
-        run: fn([FloatTensor<B>; IN], Op) -> [FloatTensor<B>; OUT],
-    ) -> impl Fn(&mut HandleContainer<B::Handle>, &CustomOpIr, &B::Device) + Send + Sync {
-        move |handles, ir, _| {
-            // How an operation fails in burn-remote: the session ends, and the client's next read
-            // is an error.
-            let op = decode(&ir.scalars).unwrap_or_else(|error| panic!("{}: {error}", ir.id));
-            let (inputs, outputs) = ir.as_fixed::<IN, OUT>();
-            let inputs = inputs
-                .each_ref()
-                .map(|tensor| handles.get_float_tensor::<B>(tensor));
-            for (output, tensor) in outputs.iter().zip(run(inputs, op)) {
-                handles.register_float_tensor::<B>(&output.id, tensor);
+        check: fn(&[T; IN], &Op) -> Result<()>,
+        run: fn([T; IN], Op) -> [T; OUT],
+    }
+
+    impl<T: 'static, Op: 'static, const IN: usize, const OUT: usize> Handler<T, Op, IN, OUT> {
+        /// Runs the operation on the tensors that it names.
+        fn of<B>(
+            self,
+        ) -> impl Fn(&mut HandleContainer<B::Handle>, &CustomOpIr, &B::Device) + Send + Sync
+        where
+            B: BackendIr<FloatTensorPrimitive = T>,
+        {
+            let Self { decode, check, run } = self;
+            move |handles, ir, _| {
+                let mut read = || {
+                    let op = decode(&ir.scalars)?;
+                    let named: Result<&[TensorIr; IN], _> = ir.inputs[..].try_into();
+                    let named = named.map_err(|_| RotaryError::Wire {
+                        what: "the number of tensors",
+                        expected: IN.to_string(),
+                        found: ir.inputs.len().to_string(),
+                    })?;
+                    if let Some(other) = named.iter().find(|x| !x.dtype.is_float()) {
+                        return Err(RotaryError::Wire {
+                            what: "the type of a tensor",
+                            expected: "a float".into(),
+                            found: format!("{:?}", other.dtype),
+                        });
+                    }
+                    let tensors = named.each_ref().map(|x| handles.get_float_tensor::<B>(x));
+                    check(&tensors, &op)?;
+                    Ok((tensors, op))
+                };
+                // How an operation fails in burn-remote: the session ends, and the client's next
+                // read is an error.
+                let (tensors, op) =
+                    read().unwrap_or_else(|error: RotaryError| panic!("{}: {error}", ir.id));
+                for (output, tensor) in ir.outputs.iter().zip(run(tensors, op)) {
+                    handles.register_float_tensor::<B>(&output.id, tensor);
+                }
             }
         }
     }

@@ -15,7 +15,7 @@ pub(super) struct Step {
 /// The folder that holds checkouts of the vendor's repositories.
 const VENDOR: &str = "FOLDER";
 
-pub(super) const STEPS: [Step; 15] = [
+pub(super) const STEPS: [Step; 16] = [
     Step {
         name: "readme",
         about: "the README's test command, without a feature",
@@ -58,6 +58,13 @@ pub(super) const STEPS: [Step; 15] = [
         commands: &[
             "XDG_RUNTIME_DIR=/tmp cargo test --workspace --test gpu --test gpu_memory --locked \
              --features rope-tests/wgpu,rope-tests/fusion",
+        ],
+    },
+    Step {
+        name: "wire",
+        about: "a million openings of strangers, and 100,000 damaged operations of each kind",
+        commands: &[
+            "cargo test --workspace --locked --test serve --test wire -- --ignored --nocapture",
         ],
     },
     Step {

@@ -39,8 +39,6 @@ use crate::ops::Sizes;
 const ROWS: usize = 128;
 /// Keys of a tile.
 const COLUMNS: usize = 256;
-/// The largest m + ln l that gives p by itself, with an error of 2^-19 in f32.
-const LARGE: f64 = 64.0;
 
 /// `[batch, heads, tokens, channels]` in memory, by its strides; channels are contiguous.
 #[derive(Clone, Copy)]
@@ -51,13 +49,15 @@ pub(super) struct HeadsView<'a, E> {
     pub(super) channels: usize,
 }
 
-impl<'a, E: Number> HeadsView<'a, E> {
+impl<'a, E> HeadsView<'a, E> {
     fn row(&self, sample: usize, head: usize, token: usize) -> &'a [E] {
         let [batch, heads, tokens] = self.strides;
         let start = sample * batch + head * heads + token * tokens;
         &self.data[start..start + self.channels]
     }
+}
 
+impl<'a, E: Number> HeadsView<'a, E> {
     /// Some tokens of a head, with zeros for those that are not `seen`; `converted` takes them if they
     /// are not computed in as they are.
     fn tokens<'b>(
@@ -315,32 +315,9 @@ impl<E: Number> Problem<'_, E> {
         factor
     }
 
-    /// The softmax of each row of a tile of queries.
-    fn softmaxes(
-        &self,
-        sample: usize,
-        kv_head: usize,
-        queries: &Range<usize>,
-        scratch: &mut Scratch<E::Wide>,
-    ) -> Vec<Softmax<E::Wide>> {
-        let Scratch { q, k, scores, .. } = scratch;
-        self.load(&self.q, sample, kv_head, queries, q);
-        let mut softmaxes = vec![Softmax::new(); self.group() * queries.len()];
-        for keys in self.key_tiles(queries) {
-            let k = self.tokens(&self.k, sample, kv_head, &keys, k);
-            self.scores(q, k, scores);
-            for (row, (head, query)) in self.rows(queries).enumerate() {
-                let scores = &mut scores[row * COLUMNS..][..keys.len()];
-                let index = [sample, kv_head * self.group() + head, query];
-                self.weigh(scores, &mut softmaxes[row], index, &keys);
-            }
-        }
-        softmaxes
-    }
-
-    /// Writes the output, `[batch, queries, heads, value_dim]` in memory, and the logarithm of each
-    /// row's sum, `[batch, queries, heads]`.
-    pub(super) fn forward(&self, out: &mut [E], log_sums: &mut [E::Wide]) {
+    /// Writes the output, `[batch, queries, heads, value_dim]` in memory, and the largest score and
+    /// the sum of each row, `[batch, queries, heads, 2]`.
+    pub(super) fn forward(&self, out: &mut [E], sums: &mut [E::Wide]) {
         let Sizes {
             heads,
             queries,
@@ -349,7 +326,7 @@ impl<E: Number> Problem<'_, E> {
         } = self.sizes;
         let len = self.tile_queries();
         let outs = out.par_chunks_mut((queries * heads * value_dim).max(1));
-        let sums = log_sums.par_chunks_mut((queries * heads).max(1));
+        let sums = sums.par_chunks_mut((queries * heads * 2).max(1));
         // Without channels of v there are sums, and no output to divide among threads.
         if value_dim == 0 {
             return;
@@ -358,12 +335,12 @@ impl<E: Number> Problem<'_, E> {
             .enumerate()
             .for_each(|(sample, (out, sums))| {
                 let outs = out.par_chunks_mut(len * heads * value_dim);
-                let sums = sums.par_chunks_mut(len * heads);
+                let sums = sums.par_chunks_mut(len * heads * 2);
                 outs.zip(sums).enumerate().for_each_init(
                     Scratch::new,
                     |scratch, (tile, (out, sums))| {
                         let start = tile * len;
-                        let queries = start..start + sums.len() / heads;
+                        let queries = start..start + sums.len() / (heads * 2);
                         for kv_head in 0..self.sizes.kv_heads {
                             self.forward_tile(sample, kv_head, &queries, out, sums, scratch);
                         }
@@ -378,7 +355,7 @@ impl<E: Number> Problem<'_, E> {
         kv_head: usize,
         queries: &Range<usize>,
         out: &mut [E],
-        log_sums: &mut [E::Wide],
+        sums: &mut [E::Wide],
         scratch: &mut Scratch<E::Wide>,
     ) {
         let (heads, channels) = (self.sizes.heads, self.sizes.value_dim);
@@ -415,7 +392,7 @@ impl<E: Number> Problem<'_, E> {
         for (row, (head, query)) in self.rows(queries).enumerate() {
             let sum = softmaxes[row].sum();
             let index = (query - queries.start) * heads + kv_head * self.group() + head;
-            log_sums[index] = softmaxes[row].largest + sum.ln();
+            sums[2 * index..][..2].copy_from_slice(&[softmaxes[row].largest, sum]);
             let factor = E::Wide::ONE / sum;
             let mixed = &mixed[row * channels..][..channels];
             for (out, x) in out[index * channels..].iter_mut().zip(mixed) {
@@ -442,10 +419,10 @@ pub(super) struct Backward<'a, E: Number> {
     rows: Vec<Row<E::Wide>>,
 }
 
-/// What the backward knows of a row: p = e^(score - shift) * factor.
+/// What the backward knows of a row: p = e^(score - largest) * factor.
 #[derive(Clone, Copy)]
 struct Row<R> {
-    shift: R,
+    largest: R,
     factor: R,
     /// <dy, y> * factor.
     delta: R,
@@ -524,7 +501,7 @@ impl<'a, E: Number> Backward<'a, E> {
         problem: Problem<'a, E>,
         out: &HeadsView<E>,
         dy: HeadsView<'a, E>,
-        log_sums: BiasView<'a, E::Wide>,
+        softmax: &HeadsView<E::Wide>,
     ) -> Self {
         let Sizes {
             batch,
@@ -542,17 +519,24 @@ impl<'a, E: Number> Backward<'a, E> {
             let pairs = pairs.zip(dy.row(sample, head, query));
             let product = || pairs.fold(E::Wide::ZERO, |sum, (y, dy)| sum + y.widen() * dy.widen());
             let sees = problem.seeing(sample).is_none_or(|seeing| seeing[query]);
-            let [of_batch, of_heads, of_queries, _] = log_sums.strides;
+            let softmax = softmax.row(sample, head, query);
+            let factor = E::Wide::ONE / softmax[1];
             Row {
-                shift: log_sums.data[sample * of_batch + head * of_heads + query * of_queries],
-                factor: E::Wide::ONE,
-                delta: if sees { product() } else { E::Wide::ZERO },
+                largest: softmax[0],
+                factor,
+                delta: if sees {
+                    product() * factor
+                } else {
+                    E::Wide::ZERO
+                },
             }
         };
         let rows = (0..batch * heads * queries).into_par_iter().map(row);
-        let mut rows: Vec<_> = rows.collect();
-        refine(&problem, &mut rows);
-        Self { problem, dy, rows }
+        Self {
+            problem,
+            dy,
+            rows: rows.collect(),
+        }
     }
 
     /// What is known of the rows of a tile, in the order of [`Problem::rows`].
@@ -791,10 +775,8 @@ impl<'a, E: Number> Backward<'a, E> {
         problem.load(&self.dy, sample, kv_head, queries, dy);
         let known = self.rows(sample, kv_head, queries);
         for (row, dy) in known.zip(dy.chunks_exact_mut(value_dim)) {
-            if row.factor != E::Wide::ONE {
-                for x in dy {
-                    *x *= row.factor;
-                }
+            for x in dy {
+                *x *= row.factor;
             }
         }
         let k = problem.tokens(&problem.k, sample, kv_head, keys, k);
@@ -830,7 +812,7 @@ impl<'a, E: Number> Backward<'a, E> {
             let (scores, dscores) = (&mut scores[seen.clone()], &mut dscores[seen]);
             let in_all = kv_head * problem.group() + head;
             problem.add_bias(scores, sample, in_all, query, first_key);
-            E::Wide::exponentials(scores, known.shift);
+            E::Wide::exponentials(scores, known.largest);
             for (dscore, weight) in dscores.iter_mut().zip(&*scores) {
                 *dscore = *weight * (*dscore - known.delta);
             }
@@ -854,42 +836,6 @@ impl<'a, E: Number> Backward<'a, E> {
             product(dq, head_dim, Write::Add, scale, dscores, k);
         }
     }
-}
-
-/// Computes the softmax of rows again whose logarithm is [`LARGE`].
-fn refine<E: Number>(problem: &Problem<E>, rows: &mut [Row<E::Wide>]) {
-    let Sizes {
-        kv_heads, queries, ..
-    } = problem.sizes;
-    // A row that sees no key has no weights, and the logarithm FLOOR.
-    let is_large = |row: &Row<E::Wide>| {
-        let [most, floor] = [LARGE, FLOOR].map(E::Wide::of);
-        (row.shift > most || row.shift < E::Wide::ZERO - most) && row.shift > floor
-    };
-    let groups = rows.par_chunks_mut((problem.group() * queries).max(1));
-    groups
-        .enumerate()
-        .for_each_init(Scratch::new, |scratch, (index, rows)| {
-            let (sample, kv_head) = (index / kv_heads, index % kv_heads);
-            for tile in tiles(0..queries, problem.tile_queries()) {
-                let indices = problem
-                    .rows(&tile)
-                    .map(|(head, query)| head * queries + query);
-                let indices: Vec<usize> = indices.collect();
-                if !indices.iter().any(|index| is_large(&rows[*index])) {
-                    continue;
-                }
-                let softmaxes = problem.softmaxes(sample, kv_head, &tile, scratch);
-                for (index, softmax) in indices.into_iter().zip(softmaxes) {
-                    let row = &mut rows[index];
-                    if is_large(row) {
-                        row.shift = softmax.largest;
-                        row.factor = E::Wide::ONE / softmax.sum();
-                        row.delta *= row.factor;
-                    }
-                }
-            }
-        });
 }
 
 fn clear<R: Real>(sum: &mut Vec<R>, len: usize) {

@@ -5,7 +5,7 @@ mod matrix;
 mod number;
 
 use burn::backend::flex::{Flex, FlexTensor};
-use burn::backend::{Element as _, tensor::FloatTensor};
+use burn::backend::{Element, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 
@@ -135,7 +135,7 @@ fn broadcast(x: &FlexTensor, strides: &[usize; 4]) -> [usize; 4] {
     std::array::from_fn(|dim| if shape[dim] == 1 { 0 } else { strides[dim] })
 }
 
-fn heads<E: Number>(x: &FlexTensor) -> HeadsView<'_, E> {
+fn heads<E: Element + bytemuck::Pod>(x: &FlexTensor) -> HeadsView<'_, E> {
     let [batch, heads, tokens, _] = strides(x);
     HeadsView {
         data: &x.storage::<E>()[x.layout().start_offset()..],
@@ -162,9 +162,9 @@ fn forward<E: Number>(
     } = problem.sizes;
     // In memory, tokens come before heads: what follows joins the heads of a token.
     let mut out = zeros(Shape::new([batch, queries, heads, value_dim]), E::dtype());
-    let mut sums = zeros(Shape::new([batch, queries, heads]), E::Wide::dtype());
-    problem.forward(out.storage_mut::<E>(), sums.storage_mut::<E::Wide>());
-    (out.transpose(1, 2), sums.transpose(1, 2))
+    let mut softmax = zeros(Shape::new([batch, queries, heads, 2]), E::Wide::dtype());
+    problem.forward(out.storage_mut::<E>(), softmax.storage_mut::<E::Wide>());
+    (out.transpose(1, 2), softmax.transpose(1, 2))
 }
 
 fn backward<E: Number>(
@@ -176,18 +176,12 @@ fn backward<E: Number>(
     let operands = Operands::new(kept.q, kept.k, kept.v, kept.bias);
     let problem = operands.problem::<E>(op);
     let (gradient, out) = (readable(gradient), readable(kept.out));
-    let sums = kept.log_sum_exp;
+    let softmax = readable(kept.softmax);
     let like = |x: &FlexTensor| zeros(x.layout().shape().clone(), x.dtype());
     let (mut dq, mut dk) = (like(&operands.q), like(&operands.k));
     let mut dv = like(&operands.v);
     let mut dbias = operands.bias.as_ref().filter(|_| bias_wanted).map(like);
-    let [batch, heads_, tokens] =
-        std::array::from_fn(|dim| sums.layout().strides()[dim].unsigned_abs());
-    let log_sums = BiasView {
-        data: &sums.storage::<E::Wide>()[sums.layout().start_offset()..],
-        strides: [batch, heads_, tokens, 0],
-    };
-    Backward::new(problem, &heads(&out), heads(&gradient), log_sums).run(Gradients {
+    Backward::new(problem, &heads(&out), heads(&gradient), &heads(&softmax)).run(Gradients {
         dq: dq.storage_mut::<E>(),
         dk: dk.storage_mut::<E>(),
         dv: dv.storage_mut::<E>(),

@@ -79,7 +79,6 @@ pub(super) trait Real:
 
     fn of(value: f64) -> Self;
     fn exp(self) -> Self;
-    fn ln(self) -> Self;
 
     /// Replaces each x by e^(x - shift), and returns their sum.
     fn exponentials(row: &mut [Self], shift: Self) -> Self;
@@ -115,10 +114,6 @@ impl Real for f64 {
         self.exp()
     }
 
-    fn ln(self) -> Self {
-        self.ln()
-    }
-
     fn exponentials(row: &mut [Self], shift: Self) -> Self {
         let mut sum = 0.0;
         for x in row {
@@ -140,10 +135,6 @@ impl Real for f32 {
 
     fn exp(self) -> Self {
         self.exp()
-    }
-
-    fn ln(self) -> Self {
-        self.ln()
     }
 
     fn exponentials(row: &mut [Self], shift: Self) -> Self {

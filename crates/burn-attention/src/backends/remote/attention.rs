@@ -14,7 +14,7 @@ use crate::ops::{AttentionOp, AttentionOps, Bias, Kept, Method, accumulator};
 
 /// The version of the numbers that an operation travels as; another meaning of one is another
 /// version.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// The most queries, keys and padding flags of a mask that is read: tensors without elements may
 /// state any sizes.
@@ -169,7 +169,7 @@ impl AttentionOps for Remote {
         let wide = accumulator(q.dtype()).map_or(DType::F32, DType::from);
         let outputs = vec![
             (Shape::new([batch, heads, queries, value_dim]), q.dtype()),
-            (Shape::new([batch, heads, queries]), wide),
+            (Shape::new([batch, heads, queries, 2]), wide),
         ];
         let bias = bias.into_option();
         let call = Call {
@@ -199,7 +199,7 @@ impl AttentionOps for Remote {
             v,
             bias,
             out,
-            log_sum_exp,
+            softmax,
         } = kept;
         let bias = bias.into_option();
         let mut outputs: Vec<(Shape, DType)> = [&q, &k, &v].map(|x| (x.shape(), x.dtype())).into();
@@ -210,7 +210,7 @@ impl AttentionOps for Remote {
             biased: bias.is_some(),
             bias_wanted: wanted.is_some(),
         };
-        let tensors = [q, k, v, out, log_sum_exp, gradient];
+        let tensors = [q, k, v, out, softmax, gradient];
         let inputs = tensors.into_iter().chain(bias).collect();
         let mut outputs = send(BACKWARD, inputs, outputs, encode(&call));
         (
@@ -225,7 +225,7 @@ impl AttentionOps for Remote {
 #[cfg(feature = "remote-server")]
 mod server {
     use burn::backend::ir::{BackendIr, CustomOpIr, HandleContainer};
-    use burn_remote::server::BackendServer;
+    use burn_remote::server::CustomOpRegistry;
 
     use super::*;
     use crate::backends::remote::wire::server::{expect_shape, numbers, tensors, write};
@@ -233,35 +233,32 @@ mod server {
     use crate::ops::Sizes;
 
     /// Lets a server attend by its backend.
-    pub(crate) fn register<B: BackendIr + AttentionOps>(
-        server: BackendServer<B>,
-    ) -> BackendServer<B> {
-        server
-            .with_custom_op(FORWARD, |handles, ir, _| {
-                let (call, [q, k, v], bias) = read::<B, 3>(handles, ir, |_, _| Ok(()));
-                let (out, sums) = B::attention_forward(q, k, v, bias, call.op);
-                write::<B>(handles, ir, [out, sums]);
-            })
-            .with_custom_op(BACKWARD, |handles, ir, _| {
-                let (call, tensors, bias) = read::<B, 6>(handles, ir, check_results::<B>);
-                let [q, k, v, out, log_sum_exp, gradient] = tensors;
-                let kept = Kept {
-                    q,
-                    k,
-                    v,
-                    bias,
-                    out,
-                    log_sum_exp,
-                };
-                let (dq, dk, dv, dbias) =
-                    B::attention_backward(kept, gradient, call.bias_wanted, call.op);
-                write::<B>(handles, ir, [dq, dk, dv].into_iter().chain(dbias));
-            })
+    pub(crate) fn register<B: BackendIr + AttentionOps>(operations: &mut CustomOpRegistry<B>) {
+        operations.register(FORWARD, |handles, ir, _| {
+            let (call, [q, k, v], bias) = read::<B, 3>(handles, ir, |_, _| Ok(()));
+            let (out, softmax) = B::attention_forward(q, k, v, bias, call.op);
+            write::<B>(handles, ir, [out, softmax]);
+        });
+        operations.register(BACKWARD, |handles, ir, _| {
+            let (call, tensors, bias) = read::<B, 6>(handles, ir, check_results::<B>);
+            let [q, k, v, out, softmax, gradient] = tensors;
+            let kept = Kept {
+                q,
+                k,
+                v,
+                bias,
+                out,
+                softmax,
+            };
+            let (dq, dk, dv, dbias) =
+                B::attention_backward(kept, gradient, call.bias_wanted, call.op);
+            write::<B>(handles, ir, [dq, dk, dv].into_iter().chain(dbias));
+        });
     }
 
     /// Checks what a backward has besides the tensors of its forward.
     fn check_results<B: BackendIr>(tensors: &[FloatTensor<B>; 6], sizes: Sizes) -> Result<()> {
-        let [q, _, _, out, log_sum_exp, gradient] = tensors;
+        let [q, _, _, out, softmax, gradient] = tensors;
         let Sizes {
             batch,
             heads,
@@ -269,11 +266,11 @@ mod server {
             value_dim,
             ..
         } = sizes;
-        let (rows, wide) = ([batch, heads, queries], accumulator(q.dtype())?);
+        let (rows, wide) = ([batch, heads, queries, 2], accumulator(q.dtype())?);
         let shape = [batch, heads, queries, value_dim];
         expect_shape("the output", out, &shape, q.dtype(), q)?;
         expect_shape("the gradient", gradient, &shape, q.dtype(), q)?;
-        expect_shape("the logarithms", log_sum_exp, &rows, wide.into(), q)
+        expect_shape("the sums of the softmax", softmax, &rows, wide.into(), q)
     }
 
     /// What an operation is called with: its first `N` tensors, and the bias. `check_others` is for
@@ -306,7 +303,16 @@ mod server {
                 });
             }
             call.op.check(q, k, v, bias.as_ref())?;
-            check_others(&first, Sizes::of(q, k, v))?;
+            let sizes = Sizes::of(q, k, v);
+            if sizes.are_empty() {
+                // A client of ours computes it itself.
+                return Err(AttentionError::Wire {
+                    what: "the sizes of q and k",
+                    expected: "none that is 0".to_owned(),
+                    found: format!("{:?} and {:?}", &q.shape()[..], &k.shape()[..]),
+                });
+            }
+            check_others(&first, sizes)?;
             Ok(call)
         });
         (call, first, bias.into())
@@ -370,7 +376,7 @@ mod tests {
         };
         let call = call(&rules, [2, 3, 3], Method::Blocks { scores: 9 });
         let scale = 0.125_f64.to_bits();
-        let expected = [1, scale, 1, 9, 1, 0, 3, 1, 3, 0, 1, 0, 1, 3, 1, 2, 3];
+        let expected = [2, scale, 1, 9, 1, 0, 3, 1, 3, 0, 1, 0, 1, 3, 1, 2, 3];
         assert_eq!(encode(&call), expected);
     }
 
@@ -418,7 +424,7 @@ mod tests {
             let error = error.to_string();
             assert!(error.contains(part), "{part} is not in {error}");
         };
-        refused(0, 2, "the version");
+        refused(0, 1, "the version");
         refused(2, 3, "the method");
         refused(6, 5, "the keys");
         refused(6, 3, "the end of a run");

@@ -8,7 +8,7 @@ mod wire;
 #[cfg(feature = "remote-server")]
 mod server {
     use burn::backend::ir::BackendIr;
-    use burn_remote::server::BackendServer;
+    use burn_remote::server::CustomOpRegistry;
 
     use super::{attention, norm};
     use crate::norm::RmsNormOps;
@@ -19,12 +19,13 @@ mod server {
 
     impl<B: BackendIr + AttentionOps + RmsNormOps> ServedOps for B {}
 
-    /// Lets a server run this crate's operations by its backend `B`.
+    /// Adds this crate's operations to those that a server runs by its backend `B`.
     ///
     /// An operation that the server cannot read, as from a client of another version, ends the
     /// client's session; the server's log has the reason.
-    pub fn register<B: ServedOps>(server: BackendServer<B>) -> BackendServer<B> {
-        norm::register(attention::register(server))
+    pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
+        attention::register(operations);
+        norm::register(operations);
     }
 }
 

@@ -62,44 +62,41 @@ impl RmsNormOps for Remote {
 #[cfg(feature = "remote-server")]
 mod server {
     use burn::backend::ir::BackendIr;
-    use burn_remote::server::BackendServer;
+    use burn_remote::server::CustomOpRegistry;
 
     use super::*;
     use crate::backends::remote::wire::server::{expect_shape, numbers, tensors, write};
     use crate::norm::check;
 
     /// Lets a server normalise by its backend.
-    pub(crate) fn register<B: BackendIr + RmsNormOps>(
-        server: BackendServer<B>,
-    ) -> BackendServer<B> {
-        server
-            .with_custom_op(FORWARD, |handles, ir, _| {
-                let ([x, weight], _) = tensors::<B, 2>(handles, ir, false);
-                let epsilon = numbers(ir, |scalars| {
-                    let epsilon = decode(scalars)?;
-                    check_inputs::<B>(&x, &weight, epsilon)?;
-                    Ok(epsilon)
-                });
-                let (out, rstd) = B::rms_norm_forward(x, weight, epsilon);
-                write::<B>(handles, ir, [out, rstd]);
-            })
-            .with_custom_op(BACKWARD, |handles, ir, _| {
-                let ([x, weight, rstd, gradient], _) = tensors::<B, 4>(handles, ir, false);
-                numbers(ir, |scalars| {
-                    Reader::new(scalars, VERSION)?.end()?;
-                    // The backward has no epsilon: it is in rstd.
-                    check_inputs::<B>(&x, &weight, 0.0)?;
-                    let (shape, mut rows) = (x.shape(), x.shape());
-                    if let Some(channels) = rows.last_mut() {
-                        *channels = 1;
-                    }
-                    let wide = accumulator(x.dtype())?.into();
-                    expect_shape("rstd", &rstd, &rows[..], wide, &x)?;
-                    expect_shape("the gradient", &gradient, &shape[..], x.dtype(), &x)
-                });
-                let (dx, dweight) = B::rms_norm_backward(x, weight, rstd, gradient);
-                write::<B>(handles, ir, [dx, dweight]);
-            })
+    pub(crate) fn register<B: BackendIr + RmsNormOps>(operations: &mut CustomOpRegistry<B>) {
+        operations.register(FORWARD, |handles, ir, _| {
+            let ([x, weight], _) = tensors::<B, 2>(handles, ir, false);
+            let epsilon = numbers(ir, |scalars| {
+                let epsilon = decode(scalars)?;
+                check_inputs::<B>(&x, &weight, epsilon)?;
+                Ok(epsilon)
+            });
+            let (out, rstd) = B::rms_norm_forward(x, weight, epsilon);
+            write::<B>(handles, ir, [out, rstd]);
+        });
+        operations.register(BACKWARD, |handles, ir, _| {
+            let ([x, weight, rstd, gradient], _) = tensors::<B, 4>(handles, ir, false);
+            numbers(ir, |scalars| {
+                Reader::new(scalars, VERSION)?.end()?;
+                // The backward has no epsilon: it is in rstd.
+                check_inputs::<B>(&x, &weight, 0.0)?;
+                let (shape, mut rows) = (x.shape(), x.shape());
+                if let Some(channels) = rows.last_mut() {
+                    *channels = 1;
+                }
+                let wide = accumulator(x.dtype())?.into();
+                expect_shape("rstd", &rstd, &rows[..], wide, &x)?;
+                expect_shape("the gradient", &gradient, &shape[..], x.dtype(), &x)
+            });
+            let (dx, dweight) = B::rms_norm_backward(x, weight, rstd, gradient);
+            write::<B>(handles, ir, [dx, dweight]);
+        });
     }
 
     fn check_inputs<B: BackendIr>(

@@ -148,9 +148,15 @@ pub(super) mod server {
         let (expected, found) = (N + usize::from(optional), ir.inputs.len());
         assert!(
             found == expected,
-            "{} has {found} tensors, not {expected}",
+            "{}: it has {found} tensors, expected {expected}",
             ir.id
         );
+        if let Some(other) = ir.inputs.iter().find(|tensor| !tensor.dtype.is_float()) {
+            panic!(
+                "{}: a tensor has type {:?}, expected a float",
+                ir.id, other.dtype
+            );
+        }
         let mut tensors = ir.inputs.iter();
         let mut tensor = || {
             let tensor = tensors.next();

@@ -1,0 +1,316 @@
+//! Functions of tensors that return a `Result` do so for every shape: sizes from 0 to 3, ranks and
+//! types that do not fit, by every implementation. None panics.
+
+mod random;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_attention::{
+    Attention, AttentionMask, CrossEntropy, MaskRules, Method, Window, rms_norm, swiglu,
+};
+use qwen_vl::QwenVlConfig;
+use random::Random;
+use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
+use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
+use rope_core::{HeadNorm, NormOrder};
+
+/// How often each function is called.
+const CALLS: usize = 300;
+
+impl Random {
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())]
+    }
+
+    /// Mostly the size that fits.
+    fn size(&mut self, fits: usize) -> usize {
+        if self.below(6) == 0 {
+            self.below(4)
+        } else {
+            fits
+        }
+    }
+
+    fn tensor<const D: usize>(&mut self, fits: [usize; D]) -> Tensor<D> {
+        let shape = fits.map(|size| self.size(size));
+        let dtype = match self.below(8) {
+            0 => self.of(&[DType::F64, DType::F16, DType::BF16]),
+            _ => DType::F32,
+        };
+        let x = Tensor::<D>::ones(shape, (&Device::flex().autodiff(), dtype));
+        if self.below(2) == 0 {
+            x.require_grad()
+        } else {
+            x
+        }
+    }
+}
+
+/// The function, and its name in the lists of public items.
+type Function = (&'static str, fn(&mut Random) -> bool);
+
+const PAIRINGS: [Pairing; 2] = [Pairing::Half, Pairing::Adjacent];
+const IMPLEMENTATIONS: [Implementation; 2] = [Implementation::Fused, Implementation::Composed];
+
+/// A rotation of heads of 4 channels in a layout of 4 dimensions.
+fn rotary(random: &mut Random) -> Rotary {
+    let builder = RotarySpec::builder(4).pairing(random.of(&PAIRINGS));
+    let spec = builder.build().expect("valid");
+    let layout = random.of(&[Layout::Bsnd, Layout::Bnsd, Layout::Sbnd]);
+    Rotary::new(spec, layout).with_implementation(random.of(&IMPLEMENTATIONS))
+}
+
+fn angles(random: &mut Random, tokens: usize, heads: usize) -> Option<RotaryAngles> {
+    match random.below(3) {
+        0 => {
+            RotaryAngles::from_cos_sin(random.tensor([tokens, 2]), random.tensor([tokens, 2])).ok()
+        }
+        1 => {
+            let sizes = [tokens, heads, 2];
+            RotaryAngles::per_head(random.tensor(sizes), random.tensor(sizes)).ok()
+        }
+        _ => {
+            let positions = random.tensor([tokens, 1]);
+            RotaryAngles::from_frequencies(positions, random.tensor([1, 1, 2])).ok()
+        }
+    }
+}
+
+fn pair(random: &mut Random) -> (Tensor<4>, Tensor<4>, RotaryAngles) {
+    loop {
+        let sizes = [2, 3, 2, 4].map(|size| random.size(size));
+        let (q, k) = (random.tensor(sizes), random.tensor(sizes));
+        let heads = random.below(3);
+        let tokens = random.of(&[sizes[0], sizes[1], sizes[2], sizes[0] * sizes[1]]);
+        if let Some(angles) = angles(random, tokens, heads) {
+            return (q, k, angles);
+        }
+    }
+}
+
+fn norm(random: &mut Random) -> HeadNorm {
+    let order = random.of(&[NormOrder::BeforeRotation, NormOrder::AfterRotation]);
+    HeadNorm::new(1e-6).expect("valid").with_order(order)
+}
+
+/// An output that an autodiff graph can go back through.
+fn goes_back<const D: usize>(outputs: &[Tensor<D>]) -> bool {
+    for out in outputs {
+        if out.is_require_grad() {
+            out.clone().sum().backward();
+        }
+    }
+    true
+}
+
+const FUNCTIONS: &[Function] = &[
+    ("rope-burn Rotary::try_forward", |random| {
+        let (q, k, angles) = pair(random);
+        let out = rotary(random).try_forward(q, k, &angles);
+        out.is_ok_and(|(q, k)| goes_back(&[q, k]))
+    }),
+    ("rope-burn Rotary::try_adjoint", |random| {
+        let (q, k, angles) = pair(random);
+        let out = rotary(random).try_adjoint(q, k, &angles);
+        out.is_ok_and(|(q, k)| goes_back(&[q, k]))
+    }),
+    ("rope-burn Rotary::try_forward_single", |random| {
+        let (q, _, angles) = pair(random);
+        let out = rotary(random).try_forward_single(q, &angles);
+        out.is_ok_and(|q| goes_back(&[q]))
+    }),
+    ("rope-burn Rotary::try_adjoint_single", |random| {
+        let (q, _, angles) = pair(random);
+        let out = rotary(random).try_adjoint_single(q, &angles);
+        out.is_ok_and(|q| goes_back(&[q]))
+    }),
+    ("rope-burn Rotary::try_forward_norm", |random| {
+        let (q, k, angles) = pair(random);
+        let weights = [(); 2].map(|()| random.tensor([4]));
+        let norm = norm(random);
+        let out = rotary(random).try_forward_norm(q, k, weights, norm, &angles);
+        out.is_ok_and(|(q, k)| goes_back(&[q, k]))
+    }),
+    ("rope-burn NormRotary::try_forward", |random| {
+        let (q, k, angles) = pair(random);
+        let config = RotaryConfig::new(RotarySpec::builder(4).build().expect("valid"));
+        let norm = NormRotaryConfig::new(config, 1e-6).try_init(&Device::flex().autodiff());
+        let out = norm.expect("valid").try_forward(q, k, &angles);
+        out.is_ok_and(|(q, k)| goes_back(&[q, k]))
+    }),
+    ("rope-burn Rotary::try_angles_from_ids", |random| {
+        let shape = [1, 3].map(|size| random.size(size));
+        let ids = Tensor::<2, Int>::ones(shape, &Device::flex());
+        rotary(random).try_angles_from_ids(ids).is_ok()
+    }),
+    ("rope-burn Rotary::try_angles", |random| {
+        let (axes, tokens) = (1 + random.below(3), random.below(3));
+        let positions = Positions::new(axes, &vec![1; axes * tokens]).expect("whole axes");
+        rotary(random)
+            .try_angles(&positions, &Device::flex())
+            .is_ok()
+    }),
+    ("rope-burn Rotary::try_angles_for", |random| {
+        let dtype = random.of(&[DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64]);
+        let positions = Positions::new(1, &vec![1; random.below(3)]).expect("one axis");
+        let device = Device::flex();
+        rotary(random)
+            .try_angles_for(dtype, &positions, &device)
+            .is_ok()
+    }),
+    ("rope-burn RotaryAngles::from_cos_sin", |random| {
+        RotaryAngles::from_cos_sin(random.tensor([3, 2]), random.tensor([3, 2])).is_ok()
+    }),
+    ("rope-burn RotaryAngles::per_head", |random| {
+        RotaryAngles::per_head(random.tensor([3, 2, 2]), random.tensor([3, 2, 2])).is_ok()
+    }),
+    ("rope-burn RotaryAngles::from_frequencies", |random| {
+        RotaryAngles::from_frequencies(random.tensor([3, 2]), random.tensor([2, 1, 3])).is_ok()
+    }),
+    ("burn-attention Attention::try_forward", |random| {
+        let [batch, queries, keys] = [2, 3, 3].map(|size| random.size(size));
+        let flags = vec![random.below(2) == 0; batch * keys];
+        let window = Window {
+            before: random.below(3),
+            after: random.below(2),
+        };
+        let rules = MaskRules {
+            causal: random.below(2) == 0,
+            window: (random.below(2) == 0).then_some(window),
+            attended: (random.below(2) == 0).then_some(&flags),
+            ..MaskRules::default()
+        };
+        let Ok(mask) = AttentionMask::new(&rules, batch, queries, keys) else {
+            return false;
+        };
+        let blocks = Method::Blocks {
+            scores: random.below(20),
+        };
+        let attention = Attention::new(mask)
+            .with_method(random.of(&[Method::Fused, blocks, Method::Composed]))
+            .with_scale(random.of(&[0.5, 0.0, -1.0, f64::NAN, 1e300]));
+        let q = random.tensor([batch, 4, queries, 2]);
+        let (k, v) = (
+            random.tensor([batch, 2, keys, 2]),
+            random.tensor([batch, 2, keys, 3]),
+        );
+        let bias = (random.below(2) == 0).then(|| random.tensor([batch, 1, queries, keys]));
+        let out = attention.try_forward(q, k, v, bias);
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention AttentionMask::new", |random| {
+        const SIZES: [usize; 6] = [0, 1, 2, 3, 1 << 59, usize::MAX];
+        let [batch, queries, keys] = [(); 3].map(|()| random.of(&SIZES));
+        let totals = [random.below(4), random.below(4), random.of(&SIZES)];
+        let flags = vec![true; random.below(10)];
+        let window = Window {
+            before: random.of(&SIZES),
+            after: random.of(&SIZES),
+        };
+        let rules = MaskRules {
+            causal: random.below(2) == 0,
+            window: (random.below(2) == 0).then_some(window),
+            cu_seqlens: (random.below(2) == 0).then_some(&totals[..random.below(4)]),
+            attended: (random.below(2) == 0).then_some(&flags),
+        };
+        AttentionMask::new(&rules, batch, queries, keys).is_ok()
+    }),
+    ("burn-attention CrossEntropy::try_forward", |random| {
+        let targets = vec![random.of(&[0, 1, 2, -100, -1, i64::MIN]); random.size(3)];
+        let Ok(loss) = CrossEntropy::new(&targets, random.size(3)) else {
+            return false;
+        };
+        let scores = random.below(9);
+        let loss = loss.with_method(random.of(&[
+            Method::Fused,
+            Method::Blocks { scores },
+            Method::Composed,
+        ]));
+        let out = loss.try_forward(random.tensor([3, 2]), random.tensor([3, 2]));
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention rms_norm", |random| {
+        let epsilon = random.of(&[1e-6, 0.0, -1.0, f64::NAN, f64::INFINITY]);
+        let out = rms_norm(random.tensor([2, 3]), random.tensor([3]), epsilon);
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention swiglu", |random| {
+        let out = swiglu(random.tensor([2, 3]), random.tensor([2, 3]));
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("qwen-vl VisionConfig::patches", |random| {
+        let folder = rope_check::fixtures().expect("the test runs in the workspace");
+        let config = QwenVlConfig::from_folder(folder.join("models/qwen2_vl_tiny")).expect("reads");
+        let vision = config.vision;
+        let [colours, frames, rows, columns] = vision.patch;
+        let (rows, columns) = (
+            2 * rows * vision.spatial_merge,
+            columns * vision.spatial_merge,
+        );
+        vision
+            .patches(random.tensor([frames, colours, rows, columns]))
+            .is_ok()
+    }),
+];
+
+#[test]
+fn every_result_is_returned() {
+    thread_local! {
+        static SAID: RefCell<String> = const { RefCell::new(String::new()) };
+    }
+    let hook = take_hook();
+    set_hook(Box::new(|panic| {
+        SAID.with_borrow_mut(|said| *said = panic.to_string());
+    }));
+    let mut panics = BTreeSet::new();
+    let mut rare = Vec::new();
+    for (name, function) in FUNCTIONS {
+        let mut random = Random(7);
+        let mut succeeded = 0;
+        for _ in 0..CALLS {
+            match catch_unwind(AssertUnwindSafe(|| function(&mut random))) {
+                Ok(success) => succeeded += usize::from(success),
+                Err(_) => drop(panics.insert((*name, SAID.with_borrow(String::clone)))),
+            }
+        }
+        // Both outcomes must be seen, or the shapes would show little.
+        if !(CALLS / 50..CALLS).contains(&succeeded) {
+            rare.push((*name, succeeded));
+        }
+    }
+    set_hook(hook);
+    assert!(panics.is_empty(), "{panics:#?}");
+    assert!(rare.is_empty(), "succeeded so often of {CALLS}: {rare:?}");
+}
+
+/// The lists of public items name every function: none of tensors is left out.
+#[test]
+fn each_public_function_of_tensors_is_called() {
+    let lists = rope_check::fixtures().expect("the test runs in the workspace");
+    let lists = lists.join("../../docs/api");
+    let mut missing = Vec::new();
+    for package in ["rope-burn", "burn-attention", "qwen-vl"] {
+        let list = std::fs::read_to_string(lists.join(format!("{package}.txt")));
+        for line in list.expect("the list reads").lines() {
+            let takes_tensors = line.contains("Tensor<") && line.contains("-> Result<");
+            let Some((path, item)) = line.split_once(": ").filter(|_| takes_tensors) else {
+                continue;
+            };
+            let function = item.split(['(', '<']).next().unwrap_or_default();
+            let function = function.rsplit(' ').next().unwrap_or_default();
+            let name = match path.rsplit_once("struct.") {
+                Some((_, kind)) => format!("{package} {kind}::{function}"),
+                None => format!("{package} {function}"),
+            };
+            // A whole model's are in the tests of models.
+            let is_of_a_model = name.starts_with("qwen-vl QwenVl::");
+            if !is_of_a_model && !FUNCTIONS.iter().any(|(known, _)| *known == name) {
+                missing.push(name);
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:?}");
+}
