@@ -93,6 +93,27 @@ fn a_save_that_fails_leaves_the_shards_readable() {
 /// Pieces far smaller than the tensors, so that most of them cross in several.
 const PIECE_BYTES: usize = 1000;
 
+#[cfg(unix)]
+#[test]
+fn a_save_writes_through_no_link_and_its_file_has_the_mode_of_any_new_one() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    let folder = sharded("saved_beside_links");
+    let model = load(&folder);
+    let victim = folder.join("victim");
+    fs::write(&victim, "kept").expect("writes");
+    symlink(&victim, folder.join("model.safetensors.partial")).expect("links");
+    model.save(&folder).expect("saves");
+    assert_eq!(fs::read(&victim).expect("reads"), b"kept");
+    let path = folder.join("model.safetensors");
+    assert!(!path.is_symlink());
+    let mode = |path: &Path| path.metadata().expect("is there").permissions().mode();
+    assert_eq!(mode(&path), mode(&victim));
+    // What a save that was cut left makes room for the next one.
+    fs::write(folder.join("model.safetensors.partial"), "half").expect("writes");
+    model.save(&folder).expect("saves");
+    assert!(same_weights(&load(&folder), &model));
+}
+
 #[test]
 fn a_checkpoint_crosses_in_pieces_of_the_size_asked_for() {
     let folder = sharded("pieces");

@@ -190,9 +190,14 @@ impl Sink {
         let partial = PathBuf::from(partial);
         let create = || -> std::io::Result<Self> {
             let header = header(entries)?;
+            // What a save that was cut left, or a link, goes: nothing is written through it.
+            std::fs::remove_file(&partial).or_else(|error| match error.kind() {
+                ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
             let mut sink = Self {
                 path: path.to_owned(),
-                file: BufWriter::new(File::create(&partial)?),
+                file: BufWriter::new(File::create_new(&partial)?),
                 partial: partial.clone(),
             };
             sink.file.write_all(&(header.len() as u64).to_le_bytes())?;

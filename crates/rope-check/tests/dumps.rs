@@ -468,7 +468,7 @@ fn what_holds_golden_tensors_is_not_passed_over() {
     let error = open(&mixed.without("pairing")).expect_err("it is incomplete");
     assert!(error.to_string().contains("\"pairing\""), "{error}");
     let right = RIGHT.dump(&[3, 4], "f64");
-    let error = open(&right.without("rotation")).expect_err("it states no rotation");
+    let error = open(&right.clone().without("rotation")).expect_err("it states no rotation");
     assert!(
         matches!(error, GoldenError::MissingMetadata { .. }),
         "{error}"
@@ -488,6 +488,10 @@ fn what_holds_golden_tensors_is_not_passed_over() {
         error.contains("has no tensor q.{f64,f32,f16,bf16}"),
         "{error}"
     );
+    let mut empty = right;
+    empty.tensors.clear();
+    let error = open(&empty).expect_err("nothing to compare").to_string();
+    assert!(error.ends_with("found no tensor at all"), "{error}");
     // A checkpoint is something else.
     let weights = File::default().floats("model.norm.weight.f32", &[2], &[1.0, 1.0]);
     assert!(matches!(open(&weights), Ok(Artifact::Other { .. })));

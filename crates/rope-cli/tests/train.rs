@@ -60,6 +60,26 @@ fn json_is_one_object_with_the_promised_keys_and_the_files_exist() {
     assert_eq!(again["accuracy"], report["accuracy"]);
 }
 
+/// The bytes of a path that are no text are shown as such, and the report is whole.
+#[cfg(target_os = "linux")]
+#[test]
+fn json_is_whole_where_the_folder_is_no_text() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+    let out = folder("no-text").join(OsStr::from_bytes(b"run-\xff"));
+    let options = "train --json --steps 2 --batch 2 --test-questions 20 --out";
+    let done = Command::new(env!("CARGO_BIN_EXE_mrope"))
+        .args(options.split(' '))
+        .arg(&out)
+        .output()
+        .expect("the program starts");
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(out.join("model.safetensors").exists());
+    let report: Value = serde_json::from_slice(&done.stdout).expect("one object");
+    let model = report["files"]["model"].as_str().expect("a path");
+    assert!(model.ends_with("run-\u{fffd}/model.safetensors"), "{model}");
+}
+
 #[test]
 fn a_new_run_leaves_the_earlier_checkpoint_until_its_own_is_whole() {
     let out = folder("anew");

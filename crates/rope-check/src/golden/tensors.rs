@@ -125,7 +125,11 @@ impl Tensors {
         GoldenError::MissingTensor {
             name: name.to_owned(),
             needed_by: needed_by.to_owned(),
-            found: found.join(", "),
+            found: if found.is_empty() {
+                "no tensor at all".to_owned()
+            } else {
+                found.join(", ")
+            },
         }
     }
 }
