@@ -1,10 +1,14 @@
 //! `mrope gradcheck`.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use clap::Args;
@@ -12,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rope_check::ascend;
 use rope_check::buffer::DType;
 use rope_check::cases::NamedCase;
-use rope_check::gradcheck::{Row, check, check_dump, check_on, suite};
+use rope_check::gradcheck::{Depth, Row, check, check_dump, check_on, suite};
 
 use crate::device::{DeviceArgs, Place};
 use crate::stdio::{plain, stdout};
@@ -74,12 +78,18 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     let mut out = BufWriter::new(stdout());
     let mut summary = Summary::default();
     let mut failures = Vec::new();
-    for (named, depth) in &cases {
-        let rows = match (&place, &compute) {
-            (Place::Npu(npu), _) => ascend::check(npu, args.device.path(), named, *depth),
-            (_, Some(compute)) => check_on(compute.device(), named, *depth),
-            (_, None) => check(named, *depth),
-        };
+    let gpu = compute.as_ref().map(|compute| compute.device().clone());
+    let check = |(named, depth): &(NamedCase, Depth)| match (&place, &gpu) {
+        (Place::Npu(npu), _) => ascend::check(npu, args.device.path(), named, *depth),
+        (_, Some(gpu)) => check_on(gpu, named, *depth),
+        (_, None) => check(named, *depth),
+    };
+    let threads = match place {
+        Place::Host => std::thread::available_parallelism().map_or(1, NonZero::get),
+        // Cases queue for the one device anyway.
+        _ => 1,
+    };
+    in_order(&cases, threads, check, |(named, _), rows| {
         for row in rows {
             summary.add(named, &row);
             if args.json {
@@ -96,7 +106,8 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
             bar.set_message(format!("{} failed", failures.len()));
         }
         bar.inc(1);
-    }
+        Ok(())
+    })?;
     bar.finish_and_clear();
     if !args.json {
         write!(out, "{}", summary.table())?;
@@ -129,6 +140,48 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    })
+}
+
+/// Computes something of each item on `threads` threads and takes the results one by one in the
+/// order of the items. After an error of `take`, threads end with the item that they are at.
+fn in_order<T: Sync, R: Send>(
+    items: &[T],
+    threads: usize,
+    compute: impl Fn(&T) -> R + Sync,
+    mut take: impl FnMut(&T, R) -> Result<(), Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let (done, results) = channel();
+        for _ in 0..threads.min(items.len()) {
+            let (done, next, compute) = (done.clone(), &next, &compute);
+            scope.spawn(move || {
+                while let Some((index, item)) = {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    items.get(index).map(|item| (index, item))
+                } {
+                    // Nobody receives after an error.
+                    if done.send((index, compute(item))).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(done);
+        let mut early = BTreeMap::new();
+        let mut waiting = items.iter().enumerate();
+        let mut due = waiting.next();
+        for (index, result) in results {
+            early.insert(index, result);
+            while let Some((index, item)) = due
+                && let Some(result) = early.remove(&index)
+            {
+                take(item, result)?;
+                due = waiting.next();
+            }
+        }
+        Ok(())
     })
 }
 
