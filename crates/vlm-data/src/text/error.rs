@@ -1,0 +1,355 @@
+//! The error type of the text half.
+
+use std::path::PathBuf;
+
+/// The result of this module's functions.
+pub type Result<T, E = TextError> = std::result::Result<T, E>;
+
+/// A data file, tokenizer or template from which no training text can be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// A file could not be read.
+    #[error("cannot read {}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The message of the system or the parser.
+        reason: String,
+    },
+    /// The stream of a data file failed; nothing after it was read.
+    #[error("line {line}: cannot read the data: {reason}")]
+    Stream {
+        /// The line, from 1.
+        line: u64,
+        /// The message of the system, or what the file lacks.
+        reason: String,
+    },
+    /// A record of a data file that cannot be trained on; the records after it can be read.
+    #[error("line {line}: {problem}")]
+    Record {
+        /// The line where the record begins, from 1.
+        line: u64,
+        /// What is wrong with it.
+        problem: Box<RecordProblem>,
+    },
+    /// A folder without a tokenizer.
+    #[error(
+        "{} has neither tokenizer.json nor vocab.json with merges.txt; \
+         copy the tokenizer's files from the checkpoint",
+        folder.display()
+    )]
+    NoTokenizer {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A tokenizer whose files contradict each other or have a kind that is not supported.
+    #[error("the tokenizer of {} cannot be built: {reason}", path.display())]
+    Tokenizer {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A text that the tokenizer refused.
+    #[error("a text of {bytes} bytes cannot be encoded: {reason}")]
+    Encode {
+        /// The length of the text.
+        bytes: usize,
+        /// The message of the tokenizer.
+        reason: String,
+    },
+    /// A folder without a chat template.
+    #[error(
+        "{} has no chat template: expected chat_template.json, chat_template.jinja or the key \
+         chat_template of tokenizer_config.json; a base model has none, so take the file of its \
+         Instruct version",
+        folder.display()
+    )]
+    NoTemplate {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A chat template that is not Jinja, or uses what is not supported.
+    #[error("the chat template cannot be compiled: {reason}")]
+    Template {
+        /// The message of the template engine.
+        reason: String,
+    },
+    /// A tokenizer without the tokens that mark turns or pictures.
+    #[error(
+        "the tokenizer has no token {token:?}, which {purpose}; take all files from one folder"
+    )]
+    MissingToken {
+        /// The token.
+        token: &'static str,
+        /// What it is needed for.
+        purpose: &'static str,
+    },
+}
+
+/// What is wrong with one record: what was expected, what was found, and what to do.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordProblem {
+    /// Not JSON.
+    #[error("expected one JSON object, found {detail}; each line of a JSONL file is one record")]
+    Json {
+        /// The message of the parser.
+        detail: String,
+    },
+    /// A record above the limit.
+    #[error(
+        "the record has more than {max_bytes} bytes; name its pictures by path, or raise the limit"
+    )]
+    TooLarge {
+        /// The limit.
+        max_bytes: usize,
+    },
+    /// Keys that no format has.
+    #[error(
+        "expected one of the keys \"messages\", \"conversations\" or \"instruction\", found {}; \
+         rename the columns",
+        list(found)
+    )]
+    UnknownFormat {
+        /// The keys found.
+        found: Vec<String>,
+    },
+    /// A value of another type, or none.
+    #[error("expected {key} to be {expected}, found {found}")]
+    Value {
+        /// Where, such as `messages[2].content`.
+        key: String,
+        /// The type expected.
+        expected: &'static str,
+        /// The type found.
+        found: String,
+    },
+    /// A role that no format has.
+    #[error("message {message} has the role {found:?}; expected one of {}", known.join(", "))]
+    UnknownRole {
+        /// The message, from 1.
+        message: usize,
+        /// The role found.
+        found: String,
+        /// The roles of the format.
+        known: &'static [&'static str],
+    },
+    /// A system message behind others.
+    #[error("message {message} is a system message; only the first may be one, so merge them")]
+    SystemNotFirst {
+        /// The message, from 1.
+        message: usize,
+    },
+    /// Marks and files of different number.
+    #[error(
+        "the text has {marks} marks {mark} for {files} files; \
+         write one mark for each file, in order, or remove the files"
+    )]
+    MarkCount {
+        /// `<image>` or `<video>`.
+        mark: &'static str,
+        /// The marks.
+        marks: usize,
+        /// The files.
+        files: usize,
+    },
+    /// A mark in an answer or in the system's text.
+    #[error(
+        "message {message} holds a picture or video and is of the role {role}; \
+         pictures belong to a user or a tool"
+    )]
+    MediaNotFromUser {
+        /// The message, from 1.
+        message: usize,
+        /// Its role.
+        role: &'static str,
+    },
+    /// An answer without text.
+    #[error("the answer in message {message} is empty; write one, or remove the turn")]
+    EmptyAnswer {
+        /// The message, from 1.
+        message: usize,
+    },
+    /// No answer at all, or a question behind the last one.
+    #[error(
+        "expected the last of {messages} messages to be the assistant's, found {last}; \
+         nothing behind the last answer can be trained on, so remove it"
+    )]
+    NoAnswer {
+        /// The messages.
+        messages: usize,
+        /// The role of the last.
+        last: &'static str,
+    },
+    /// Text that the tokenizer would read as a mark of turns or pictures.
+    #[error(
+        "message {message} contains {token:?}, which the tokenizer reads as a mark of the chat \
+         template; remove it from the text, and name pictures by {}",
+        "<image>"
+    )]
+    SpecialToken {
+        /// The message, from 1; 0 for the tools.
+        message: usize,
+        /// The token.
+        token: String,
+    },
+    /// A picture at an address of the network.
+    #[error("{address:?} is an address; download the file and name its path")]
+    Address {
+        /// The address.
+        address: String,
+    },
+    /// A picture as text that is not base64.
+    #[error("{key} is no base64: {detail}")]
+    Base64 {
+        /// Where.
+        key: String,
+        /// What is wrong.
+        detail: &'static str,
+    },
+    /// A video that is not given as frames.
+    #[error(
+        "the video {found:?} is a file; expected a folder or a list of its frames: \
+         extract them, for example by ffmpeg -i FILE -vf fps=2 FOLDER/%05d.png"
+    )]
+    VideoFile {
+        /// The file.
+        found: String,
+    },
+    /// A video's frame rate out of range.
+    #[error("expected fps to be a positive number of frames a second, found {found}")]
+    Fps {
+        /// The value.
+        found: f64,
+    },
+    /// Marks of boxes or names and their values of different number.
+    #[error("the text has {marks} marks {mark} for {values} values in objects.{key}")]
+    ObjectCount {
+        /// `<bbox>` or `<ref-object>`.
+        mark: &'static str,
+        /// The key in `objects`.
+        key: &'static str,
+        /// The marks.
+        marks: usize,
+        /// The values.
+        values: usize,
+    },
+    /// A box that is not one.
+    #[error("box {index} is {found:?}; expected 2 or 4 finite numbers with x1 <= x2 and y1 <= y2")]
+    Box {
+        /// Which, from 0.
+        index: usize,
+        /// Its numbers.
+        found: Vec<f64>,
+    },
+    /// A box of a picture that the record lacks.
+    #[error("box {index} belongs to picture {image}, the record has {images}")]
+    BoxImage {
+        /// Which, from 0.
+        index: usize,
+        /// The picture, from 0.
+        image: usize,
+        /// The pictures.
+        images: usize,
+    },
+    /// The template refused the conversation, or was stopped.
+    #[error("the chat template failed: {detail}")]
+    Render {
+        /// The message of the template engine.
+        detail: String,
+    },
+    /// A template that prints another number of answers than the conversation has.
+    #[error(
+        "the rendered text has {found} assistant turns, the conversation {expected}; \
+         the template drops or merges turns, so labels cannot be placed"
+    )]
+    Turns {
+        /// The assistant's messages.
+        expected: usize,
+        /// The turns found in the text.
+        found: usize,
+    },
+    /// A template that prints another number of pads than the conversation has pictures.
+    #[error(
+        "the rendered text has {found} pads {pad} for {expected} pictures or videos; \
+         the template is of a model without them, or of another family"
+    )]
+    Pads {
+        /// The pad.
+        pad: &'static str,
+        /// The pictures or videos.
+        expected: usize,
+        /// The pads found.
+        found: usize,
+    },
+    /// Grids and pictures of different number.
+    #[error("{grids} grids were given for {media} {kind}")]
+    Grids {
+        /// `images` or `videos`.
+        kind: &'static str,
+        /// The pictures or videos.
+        media: usize,
+        /// The grids.
+        grids: usize,
+    },
+    /// A grid that does not divide into merged tokens.
+    #[error(
+        "grid [{}, {}, {}] does not divide by merge size {merge}; resize to whole tokens",
+        grid[0], grid[1], grid[2]
+    )]
+    Grid {
+        /// Time, height and width in patches.
+        grid: [u32; 3],
+        /// The merge size.
+        merge: u32,
+    },
+    /// Times and temporal patches of different number.
+    #[error("{times} times were given for {frames} temporal patches of a video")]
+    Times {
+        /// The temporal patches.
+        frames: u32,
+        /// The times.
+        times: usize,
+    },
+    /// Longer than the limit.
+    #[error(
+        "{tokens} tokens exceed max_tokens = {max_tokens}, also without the {dropped} turns that \
+         may be dropped; raise the limit, or give the pictures fewer pixels"
+    )]
+    TooLong {
+        /// The tokens of the shortest form.
+        tokens: usize,
+        /// The limit.
+        max_tokens: usize,
+        /// The turns dropped for it.
+        dropped: usize,
+    },
+    /// Labels that are all masked.
+    #[error("no token is trained on: {reason}")]
+    NothingToTrain {
+        /// Why.
+        reason: &'static str,
+    },
+    /// A template without the tags of the generation rule.
+    #[error(
+        "the chat template has no {} tags, which this rule of labels needs; use another rule",
+        "{% generation %}"
+    )]
+    NoGenerationTag,
+}
+
+/// At most eight names.
+fn list(names: &[String]) -> String {
+    let shown: Vec<_> = names
+        .iter()
+        .take(8)
+        .map(|name| format!("{name:?}"))
+        .collect();
+    match names.len() {
+        0 => "none".to_owned(),
+        1..=8 => shown.join(", "),
+        more => format!("{} and {} more", shown.join(", "), more - 8),
+    }
+}

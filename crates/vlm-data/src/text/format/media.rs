@@ -1,0 +1,275 @@
+//! Where the pictures and frames of a record are.
+
+use std::path::{Path, PathBuf};
+
+use crate::text::error::RecordProblem;
+use crate::text::json::Json;
+
+/// A picture or frame: a file, or the bytes of one.
+#[derive(Clone, PartialEq)]
+pub enum Source {
+    /// A path, already joined to the media folder.
+    Path(PathBuf),
+    /// An encoded picture (PNG, JPEG, ...) from base64.
+    Bytes(Vec<u8>),
+}
+
+/// Bytes are counted, not printed.
+impl std::fmt::Debug for Source {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Path(path) => write!(out, "Path({})", path.display()),
+            Self::Bytes(bytes) => write!(out, "Bytes({} bytes)", bytes.len()),
+        }
+    }
+}
+
+/// A video as frames.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Video {
+    /// The frames, in order of time.
+    pub frames: Frames,
+    /// Frames a second, if the record tells.
+    pub fps: Option<f64>,
+}
+
+/// The frames of a video.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Frames {
+    /// All pictures of a folder, in order of their names.
+    Folder(PathBuf),
+    /// These, in order.
+    List(Vec<Source>),
+}
+
+/// The endings of files that are read by a video decoder, which this crate is not.
+const VIDEO_ENDINGS: [&str; 9] = [
+    "mp4", "avi", "mov", "mkv", "webm", "m4v", "flv", "wmv", "mpg",
+];
+
+/// A raw base64 string is told from a path by what its first bytes decode to.
+const SIGNATURES: [&[u8]; 5] = [b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM"];
+
+/// Reads a picture: a path, a `data:` address, base64, or an object that holds one of them.
+pub(super) fn source(value: &Json, key: &str, folder: &Path) -> Result<Source, RecordProblem> {
+    match value {
+        Json::String(text) => from_text(text, key, folder),
+        Json::Object(_) => {
+            // ms-swift's {"bytes", "path"}, OpenAI's {"url"}.
+            for name in ["bytes", "base64"] {
+                if let Some(text) = value.get(name) {
+                    let text = text
+                        .as_str()
+                        .ok_or_else(|| wrong(key, "base64 text", text))?;
+                    return Ok(Source::Bytes(decode_base64(text, key)?));
+                }
+            }
+            for name in ["path", "url", "image"] {
+                if let Some(inner) = value.get(name) {
+                    let text = inner.as_str().ok_or_else(|| wrong(key, "a path", inner))?;
+                    return from_text(text, key, folder);
+                }
+            }
+            Err(wrong(
+                key,
+                "an object with \"path\", \"url\" or \"bytes\"",
+                value,
+            ))
+        }
+        _ => Err(wrong(key, "a path or base64", value)),
+    }
+}
+
+fn from_text(text: &str, key: &str, folder: &Path) -> Result<Source, RecordProblem> {
+    if let Some(data) = text.strip_prefix("data:") {
+        let Some((_, data)) = data.split_once(";base64,") else {
+            let detail = "expected data:image/...;base64,...";
+            return Err(RecordProblem::Base64 {
+                key: key.to_owned(),
+                detail,
+            });
+        };
+        return Ok(Source::Bytes(decode_base64(data, key)?));
+    }
+    let path = text.strip_prefix("file://").unwrap_or(text);
+    if path.contains("://") {
+        return Err(RecordProblem::Address {
+            address: shortened(path),
+        });
+    }
+    if path.is_empty() {
+        let key = key.to_owned();
+        let found = "an empty one".to_owned();
+        return Err(RecordProblem::Value {
+            key,
+            expected: "a path",
+            found,
+        });
+    }
+    if path.len() >= 64
+        && let Some(head) = path.get(..8)
+        && let Ok(start) = decode_base64(head, key)
+        && SIGNATURES
+            .iter()
+            .any(|signature| start.starts_with(signature))
+        && let Ok(bytes) = decode_base64(path, key)
+    {
+        return Ok(Source::Bytes(bytes));
+    }
+    Ok(Source::Path(folder.join(path)))
+}
+
+/// Reads a video: a folder, a list of frames, or an object with one of them and `fps`.
+pub(super) fn video(value: &Json, key: &str, folder: &Path) -> Result<Video, RecordProblem> {
+    match value {
+        Json::String(text) => {
+            let Source::Path(path) = from_text(text, key, folder)? else {
+                return Err(wrong(key, "a folder or a list of frames", value));
+            };
+            let ending = path
+                .extension()
+                .and_then(|ending| ending.to_str())
+                .unwrap_or("");
+            if VIDEO_ENDINGS.contains(&ending.to_ascii_lowercase().as_str()) {
+                return Err(RecordProblem::VideoFile {
+                    found: shortened(text),
+                });
+            }
+            Ok(Video {
+                frames: Frames::Folder(path),
+                fps: None,
+            })
+        }
+        Json::Array(items) => {
+            let frame =
+                |(index, item): (usize, &Json)| source(item, &format!("{key}[{index}]"), folder);
+            let frames = items
+                .iter()
+                .enumerate()
+                .map(frame)
+                .collect::<Result<Vec<_>, _>>()?;
+            if frames.is_empty() {
+                let (key, found) = (key.to_owned(), "an empty list".to_owned());
+                return Err(RecordProblem::Value {
+                    key,
+                    expected: "frames",
+                    found,
+                });
+            }
+            Ok(Video {
+                frames: Frames::List(frames),
+                fps: None,
+            })
+        }
+        Json::Object(_) => {
+            let inner = ["frames", "video", "path", "folder"]
+                .iter()
+                .find_map(|k| value.get(k));
+            let Some(inner @ (Json::String(_) | Json::Array(_))) = inner else {
+                return Err(wrong(key, "an object with \"frames\" or \"video\"", value));
+            };
+            let fps = ["fps", "sample_fps"]
+                .iter()
+                .find_map(|name| value.get(name));
+            let fps = fps.map(|fps| self::fps(fps, key)).transpose()?;
+            Ok(Video {
+                fps,
+                ..video(inner, key, folder)?
+            })
+        }
+        _ => Err(wrong(key, "a folder or a list of frames", value)),
+    }
+}
+
+/// Reads a frame rate.
+pub(super) fn fps(value: &Json, key: &str) -> Result<f64, RecordProblem> {
+    let found = value
+        .as_f64()
+        .ok_or_else(|| wrong(&format!("{key}.fps"), "a number", value))?;
+    if !(found.is_finite() && found > 0.0) {
+        return Err(RecordProblem::Fps { found });
+    }
+    Ok(found)
+}
+
+/// A value of the wrong type.
+pub(super) fn wrong(key: &str, expected: &'static str, found: &Json) -> RecordProblem {
+    RecordProblem::Value {
+        key: key.to_owned(),
+        expected,
+        found: found.kind().to_owned(),
+    }
+}
+
+/// At most 80 characters of a text, for an error message.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// Decodes standard or URL-safe base64, with or without padding; line breaks are skipped.
+fn decode_base64(text: &str, key: &str) -> Result<Vec<u8>, RecordProblem> {
+    let error = |detail| RecordProblem::Base64 {
+        key: key.to_owned(),
+        detail,
+    };
+    let mut out = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut bits, mut count, mut padding) = (0u32, 0, 0);
+    for byte in text.bytes() {
+        let value = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' | b'-' => 62,
+            b'/' | b'_' => 63,
+            b'=' => {
+                padding += 1;
+                continue;
+            }
+            b'\r' | b'\n' => continue,
+            _ => return Err(error("a character outside its alphabet")),
+        };
+        if padding > 0 {
+            return Err(error("data behind the padding"));
+        }
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            out.push((bits >> count) as u8);
+            bits &= (1 << count) - 1;
+        }
+    }
+    if padding > 2 || count == 6 || bits != 0 {
+        return Err(error("it is cut off"));
+    }
+    if out.is_empty() {
+        return Err(error("it is empty"));
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decode_base64;
+
+    #[test]
+    fn base64_is_decoded_or_refused() {
+        let decode = |text| decode_base64(text, "image").ok();
+        for (text, bytes) in [
+            ("TQ==", b"M".as_slice()),
+            ("TWE=", b"Ma"),
+            ("TWFu", b"Man"),
+            ("TWFu\nTWFu", b"ManMan"),
+            ("TWE", b"Ma"),
+            ("-_8=", b"\xfb\xff"),
+        ] {
+            assert_eq!(decode(text).as_deref(), Some(bytes), "{text}");
+        }
+        for text in ["", "T", "TWFuT", "TQ=Q", "T!==", "TQ===", "TR=="] {
+            assert_eq!(decode(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Data files to conversations.
+//!
+//! A record is one JSON object, in a JSONL file or a JSON array. Four formats are read; all become
+//! [`Conversation`]s:
+//!
+//! | format | recognised by | source |
+//! |---|---|---|
+//! | [`Format::Messages`] | `messages` | OpenAI, ms-swift, TRL |
+//! | [`Format::Llava`] | `conversations` with `image` or `video` | Qwen's own fine-tuning code |
+//! | [`Format::ShareGpt`] | `conversations` | LLaMA-Factory |
+//! | [`Format::Alpaca`] | `instruction` | LLaMA-Factory |
+//!
+//! LLaVA and sharegpt differ in white space: around a mark Qwen's own code strips the user's text,
+//! so `<image>\nWhat?` is a picture and `What?`; LLaMA-Factory keeps the line break.
+
+mod media;
+mod objects;
+mod parse;
+mod records;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+pub use media::{Frames, Source, Video};
+pub use objects::Objects;
+
+use super::error::{RecordProblem, Result, TextError};
+use super::json::Json;
+use records::Records;
+
+/// The layout of a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Recognised by the keys of each record.
+    #[default]
+    Recognised,
+    /// `messages` of `role` and `content`, a text with marks or a list of parts.
+    Messages,
+    /// `conversations` of `from` and `value`, as LLaMA-Factory reads them.
+    ShareGpt,
+    /// `conversations` of `from` and `value`, as Qwen's own fine-tuning code reads them.
+    Llava,
+    /// `instruction`, `input`, `output`, and optionally `history`.
+    Alpaca,
+}
+
+/// How [`read`] reads.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ReadOptions {
+    /// The layout of each record.
+    pub format: Format,
+    /// What relative paths are relative to; the folder of the file, if none.
+    pub media_folder: Option<PathBuf>,
+    /// The longest record in bytes; pictures as base64 count.
+    pub max_record_bytes: usize,
+}
+
+impl Default for ReadOptions {
+    /// Any format, paths relative to the file, and records of up to 64 MiB.
+    fn default() -> Self {
+        Self {
+            format: Format::Recognised,
+            media_folder: None,
+            max_record_bytes: 64 << 20,
+        }
+    }
+}
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The system's text, only first.
+    System,
+    /// The user.
+    User,
+    /// The model, whose text is trained on.
+    Assistant,
+    /// The answer of a tool.
+    Tool,
+}
+
+impl Role {
+    /// The name that chat templates know.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// A piece of a message.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// Text.
+    Text(String),
+    /// A picture, as an index into [`Conversation::images`].
+    Image(usize),
+    /// A video, as an index into [`Conversation::videos`].
+    Video(usize),
+}
+
+/// One message.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said, in order.
+    pub parts: Vec<Part>,
+    /// Whether the message is trained on, if the record tells.
+    pub loss: Option<bool>,
+    /// All other keys, such as `reasoning_content` and `tool_calls`, for the chat template.
+    pub extra: Vec<(String, Json)>,
+}
+
+impl Message {
+    /// The text of all parts, without pictures.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let text = |part: &Part| match part {
+            Part::Text(text) => Some(text.clone()),
+            Part::Image(_) | Part::Video(_) => None,
+        };
+        self.parts.iter().filter_map(text).collect()
+    }
+}
+
+/// One record, whatever its format was.
+///
+/// The pictures and videos are numbered in the order in which the messages name them, so part
+/// `Image(k)` is the k-th picture of the text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conversation {
+    /// The line where the record begins, from 1.
+    pub line: u64,
+    /// The messages; at least one is the assistant's, the last is, and only the first may be the
+    /// system's.
+    pub messages: Vec<Message>,
+    /// The pictures.
+    pub images: Vec<Source>,
+    /// The videos.
+    pub videos: Vec<Video>,
+    /// Boxes and names, if the record has `objects`.
+    pub objects: Option<Objects>,
+    /// The tools that the model may call, for the chat template.
+    pub tools: Option<Json>,
+}
+
+/// The conversations of a data file, in order.
+///
+/// A record that cannot be read is an error of its own, and the next one can be read. After an
+/// error of the stream ([`TextError::Stream`]) nothing follows.
+pub struct Conversations<R> {
+    records: Records<R>,
+    format: Format,
+    folder: PathBuf,
+}
+
+/// Opens a data file.
+///
+/// Memory is bounded by one record.
+///
+/// # Errors
+/// [`TextError::File`] if it cannot be opened; those of its records come from the iterator.
+pub fn read(
+    path: impl AsRef<Path>,
+    options: &ReadOptions,
+) -> Result<Conversations<BufReader<File>>> {
+    let path = path.as_ref();
+    let error = |error: std::io::Error| TextError::File {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    };
+    let file = File::open(path).map_err(error)?;
+    let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+    Ok(Conversations::new(
+        BufReader::with_capacity(1 << 16, file),
+        folder,
+        options,
+    ))
+}
+
+impl<R: BufRead> Conversations<R> {
+    /// Reads conversations from any stream; `folder` is what relative paths are relative to, unless
+    /// the options name one.
+    pub fn new(input: R, folder: impl Into<PathBuf>, options: &ReadOptions) -> Self {
+        Self {
+            records: Records::new(input, options.max_record_bytes),
+            format: options.format,
+            folder: options
+                .media_folder
+                .clone()
+                .unwrap_or_else(|| folder.into()),
+        }
+    }
+}
+
+impl<R: BufRead> Iterator for Conversations<R> {
+    type Item = Result<Conversation>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (line, record) = match self.records.next()? {
+            Ok(record) => record,
+            Err(error) => return Some(Err(error)),
+        };
+        let conversation = parse::conversation(line, &record, self.format, &self.folder);
+        Some(conversation.map_err(|problem| problem.at(line)))
+    }
+}
+
+impl RecordProblem {
+    /// The error of the record that begins at `line`.
+    pub(crate) fn at(self, line: u64) -> TextError {
+        TextError::Record {
+            line,
+            problem: Box::new(self),
+        }
+    }
+}

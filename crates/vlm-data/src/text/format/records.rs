@@ -1,0 +1,211 @@
+//! Cutting a data file into records, with the memory of one record.
+
+use std::io::BufRead;
+
+use crate::text::error::{RecordProblem, TextError};
+use crate::text::json::Json;
+
+/// The records of a JSONL file or of a JSON array, with the line where each begins.
+///
+/// The first character decides: `[` opens an array. Memory is bounded by `max_bytes` for the
+/// record at hand; of a longer one the rest is skipped and an error is returned.
+pub(super) struct Records<R> {
+    input: R,
+    max_bytes: usize,
+    line: u64,
+    state: State,
+    buffer: Vec<u8>,
+    too_large: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    Start,
+    Lines,
+    /// Behind `[`.
+    FirstItem,
+    /// Behind an item.
+    NextItem,
+    Done,
+}
+
+impl<R: BufRead> Records<R> {
+    pub(super) fn new(input: R, max_bytes: usize) -> Self {
+        let (line, state, buffer) = (1, State::Start, Vec::new());
+        Self {
+            input,
+            max_bytes,
+            line,
+            state,
+            buffer,
+            too_large: false,
+        }
+    }
+
+    fn peek(&mut self) -> Result<Option<u8>, TextError> {
+        loop {
+            match self.input.fill_buf() {
+                Ok(bytes) => return Ok(bytes.first().copied()),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.state = State::Done;
+                    return Err(self.stream(error.to_string()));
+                }
+            }
+        }
+    }
+
+    /// Takes the byte that `peek` returned.
+    fn take(&mut self, byte: u8) {
+        self.input.consume(1);
+        if byte == b'\n' {
+            self.line += 1;
+        }
+    }
+
+    fn keep(&mut self, byte: u8) {
+        if self.buffer.len() < self.max_bytes {
+            self.buffer.push(byte);
+        } else {
+            self.too_large = true;
+        }
+    }
+
+    fn stream(&self, reason: String) -> TextError {
+        TextError::Stream {
+            line: self.line,
+            reason,
+        }
+    }
+
+    fn skip_space(&mut self) -> Result<Option<u8>, TextError> {
+        while let Some(byte) = self.peek()? {
+            if !byte.is_ascii_whitespace() {
+                return Ok(Some(byte));
+            }
+            self.take(byte);
+        }
+        Ok(None)
+    }
+
+    fn start(&mut self) -> Result<(), TextError> {
+        for expected in *b"\xef\xbb\xbf" {
+            // A byte order mark; a part of one is left for the parser to refuse.
+            match self.peek()? {
+                Some(byte) if byte == expected => self.take(byte),
+                _ => break,
+            }
+        }
+        self.state = match self.skip_space()? {
+            Some(b'[') => {
+                self.take(b'[');
+                State::FirstItem
+            }
+            _ => State::Lines,
+        };
+        Ok(())
+    }
+
+    /// The next line that is not blank, in the buffer.
+    fn read_line(&mut self) -> Result<Option<u64>, TextError> {
+        if self.skip_space()?.is_none() {
+            return Ok(None);
+        }
+        let line = self.line;
+        while let Some(byte) = self.peek()? {
+            if byte == b'\n' {
+                break;
+            }
+            self.take(byte);
+            self.keep(byte);
+        }
+        Ok(Some(line))
+    }
+
+    /// The next item of the array, in the buffer.
+    fn read_item(&mut self) -> Result<Option<u64>, TextError> {
+        let mut next = self.skip_space()?;
+        if self.state == State::NextItem && next == Some(b',') {
+            self.take(b',');
+            next = self.skip_space()?;
+        } else if next == Some(b']') {
+            self.take(b']');
+            self.state = State::Done;
+            return match self.skip_space()? {
+                None => Ok(None),
+                Some(_) => Err(self.stream("expected the end of the file behind ']'".to_owned())),
+            };
+        } else if self.state == State::NextItem {
+            self.state = State::Done;
+            return Err(self.stream("expected ',' or ']' behind a record".to_owned()));
+        }
+        let line = self.line;
+        let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+        while let Some(byte) = next {
+            if depth == 0 && !in_string && matches!(byte, b',' | b']') {
+                break;
+            }
+            self.take(byte);
+            self.keep(byte);
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' if in_string => escaped = true,
+                b'"' => in_string = !in_string,
+                b'{' | b'[' if !in_string => depth += 1,
+                b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            next = self.peek()?;
+        }
+        if next.is_none() {
+            self.state = State::Done;
+            return Err(self.stream("the array is cut off; expected ']'".to_owned()));
+        }
+        self.state = State::NextItem;
+        Ok(Some(line))
+    }
+
+    fn read(&mut self) -> Result<Option<(u64, Json)>, TextError> {
+        self.buffer.clear();
+        self.too_large = false;
+        if self.state == State::Start {
+            self.start()?;
+        }
+        let line = match self.state {
+            State::Done => None,
+            State::Start | State::Lines => self.read_line()?,
+            State::FirstItem | State::NextItem => self.read_item()?,
+        };
+        let Some(line) = line else {
+            self.state = State::Done;
+            return Ok(None);
+        };
+        let problem = if self.too_large {
+            RecordProblem::TooLarge {
+                max_bytes: self.max_bytes,
+            }
+        } else {
+            match Json::parse(&self.buffer) {
+                Ok(value @ Json::Object(_)) => return Ok(Some((line, value))),
+                Ok(value) => RecordProblem::Json {
+                    detail: value.kind().to_owned(),
+                },
+                Err(error) => RecordProblem::Json {
+                    detail: error.to_string(),
+                },
+            }
+        };
+        Err(TextError::Record {
+            line,
+            problem: Box::new(problem),
+        })
+    }
+}
+
+impl<R: BufRead> Iterator for Records<R> {
+    type Item = Result<(u64, Json), TextError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.read().transpose()
+    }
+}

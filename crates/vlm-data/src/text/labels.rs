@@ -1,0 +1,737 @@
+//! Conversations to token ids and labels.
+//!
+//! A label is a token's own id where it is trained on, and [`IGNORED`] elsewhere; the loss shifts
+//! by one. The assistant's turns are found in the rendered text by the marks of the template, which
+//! no message may contain. What of a turn is trained on differs between trainers; see
+//! [`LabelRule`].
+
+use std::ops::Range;
+use std::path::Path;
+
+use super::error::{RecordProblem, Result, TextError};
+use super::expand::{Grid, Grids, MediaStyle, VideoGrid, pad};
+use super::format::{Conversation, Message, Part, Role};
+use super::json::Json;
+use super::template::{ChatTemplate, RenderOptions, each_string};
+use super::tokenizer::{Tokenizer, read_json};
+
+/// The label of a token that is not trained on.
+pub const IGNORED: i64 = -100;
+
+/// More tokens than any model attends to; refused before memory is taken for them.
+const MAX_TOKENS: usize = 1 << 24;
+
+/// Which tokens of the assistant's turns are trained on.
+///
+/// In ChatML (Qwen) a turn is `<|im_start|>assistant`, a line break, the answer, `<|im_end|>` and a
+/// line break. All rules train on the answer and on both tokens behind it. They differ where an
+/// answer begins with a line break: the first rule encodes the whole text, so the two breaks may be
+/// one token, which is not trained on; the other two encode the answer by itself.
+///
+/// In GLM's template nothing ends a turn but the role token of the next one. The rules differ in
+/// what they train on instead, and in what they put behind the last answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LabelRule {
+    /// Qwen's own fine-tuning code. It has none for GLM, where this rule is ms-swift's.
+    #[default]
+    Qwen,
+    /// LLaMA-Factory's. GLM: from the line break before the answer; the role token behind it has
+    /// the label of `eos_token`, which is also put behind the last answer.
+    LlamaFactory,
+    /// ms-swift's. GLM: `<|user|>` behind an answer is trained on, and put behind the last one. An
+    /// answer of `"loss": false` that is the last still has its end trained on, as there.
+    Swift,
+    /// The template's own `{% generation %}` tags, as transformers and TRL's
+    /// `assistant_only_loss` read them.
+    Generation,
+}
+
+/// Which of the assistant's turns are trained on. A message's own `loss` is stronger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trained {
+    /// All.
+    #[default]
+    AllTurns,
+    /// The last. With [`LabelRule::Swift`] all behind the last message of the user, which differs
+    /// if tools were called.
+    LastTurn,
+}
+
+/// What to do with a conversation longer than the limit. Nothing is ever cut inside a turn, and so
+/// never inside a picture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlong {
+    /// It is an error.
+    #[default]
+    Refuse,
+    /// Whole turns are dropped, the oldest first: a message of the user and all up to the next, with
+    /// their pictures. The system's turn and the last turn stay.
+    DropOldestTurns,
+}
+
+/// How [`TextEncoder::encode`] encodes.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct EncodeOptions {
+    /// What of a turn is trained on.
+    pub rule: LabelRule,
+    /// Which turns are.
+    pub trained: Trained,
+    /// The limit of tokens, pads included; none allows 16,777,216.
+    pub max_tokens: Option<usize>,
+    /// What to do above it.
+    pub overlong: Overlong,
+    /// What the template sees besides the messages.
+    pub render: RenderOptions,
+}
+
+/// A conversation as a model is trained on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// The token ids, pads included, \[tokens\].
+    pub input_ids: Vec<i64>,
+    /// The id of each token that is trained on, [`IGNORED`] for the others, \[tokens\].
+    pub labels: Vec<i64>,
+    /// The pictures that are left, as indices into [`Conversation::images`].
+    pub images: Vec<usize>,
+    /// The videos that are left, as indices into [`Conversation::videos`].
+    pub videos: Vec<usize>,
+    /// The turns that were dropped.
+    pub dropped_turns: usize,
+}
+
+/// The marks of a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chat {
+    ChatMl,
+    Glm,
+}
+
+const CHATML_START: &str = "<|im_start|>assistant\n";
+const CHATML_END: &str = "<|im_end|>";
+const GLM_START: &str = "<|assistant|>";
+const GLM_USER: &str = "<|user|>";
+const GLM_ROLES: [&str; 4] = ["<|system|>", GLM_USER, GLM_START, "<|observation|>"];
+
+/// What a tokenizer reads as a mark of turns or pictures, of any family. Marks of boxes and of
+/// thoughts are not among them: answers may hold those.
+const RESERVED: [&str; 22] = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    CHATML_END,
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "[gMASK]",
+    "[sMASK]",
+    "<sop>",
+    "<eop>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<|begin_of_image|>",
+    "<|end_of_image|>",
+    "<|begin_of_video|>",
+    "<|end_of_video|>",
+    "<|image|>",
+    "<|video|>",
+];
+
+/// A turn of the assistant in a text, in bytes.
+#[derive(Debug, PartialEq, Eq)]
+struct Turn {
+    /// The answer, without what ends it.
+    answer: Range<usize>,
+    /// Where the header ends: before the line break that precedes the answer, in GLM.
+    header_end: usize,
+}
+
+/// Text to training data: a tokenizer, a chat template and the style of a family.
+#[derive(Debug)]
+pub struct TextEncoder {
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    style: MediaStyle,
+    merge: u32,
+    chat: Chat,
+    reserved: Vec<String>,
+    ids: MarkIds,
+}
+
+#[derive(Debug)]
+struct MarkIds {
+    image_pad: u32,
+    video_pad: u32,
+    /// ChatML: `<|im_end|>`. GLM: `<|user|>`.
+    end: u32,
+    /// GLM: the `eos_token` of the configuration.
+    eos: u32,
+}
+
+impl TextEncoder {
+    /// Reads tokenizer, chat template and model type of a checkpoint folder.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::from_folder`], [`ChatTemplate::from_folder`] and [`TextEncoder::new`];
+    /// [`TextError::File`] for a config.json that is missing, or of another family.
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let path = folder.join("config.json");
+        let error = |reason: String| TextError::File {
+            path: path.clone(),
+            reason,
+        };
+        let config = read_json(&path)?.ok_or_else(|| error("it does not exist".to_owned()))?;
+        let model_type = config
+            .get("model_type")
+            .and_then(Json::as_str)
+            .unwrap_or("");
+        let style = MediaStyle::of_model_type(model_type).ok_or_else(|| {
+            error(format!(
+                "model type {model_type:?} is unknown; expected Qwen2-VL, Qwen2.5-VL, Qwen3-VL, \
+                 Qwen3.5 or GLM-4.1V"
+            ))
+        })?;
+        let merge = config
+            .get("vision_config")
+            .and_then(|vision| vision.get("spatial_merge_size"));
+        let merge = match merge {
+            None => 2,
+            Some(Json::Int(merge @ 1..=64)) => *merge as u32,
+            Some(other) => return Err(error(format!("spatial_merge_size is {other:?}"))),
+        };
+        let template = ChatTemplate::from_folder(folder)?;
+        Self::new(Tokenizer::from_folder(folder)?, template, style, merge)
+    }
+
+    /// Puts the parts together. `merge` is the side of the square of patches that becomes one
+    /// token.
+    ///
+    /// # Errors
+    /// [`TextError::MissingToken`] if the tokenizer lacks a mark of the family.
+    pub fn new(
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        style: MediaStyle,
+        merge: u32,
+    ) -> Result<Self> {
+        let chat = match style {
+            MediaStyle::Qwen2 | MediaStyle::Qwen3 => Chat::ChatMl,
+            MediaStyle::Glm => Chat::Glm,
+        };
+        let id = |token: &'static str, purpose| {
+            let missing = TextError::MissingToken { token, purpose };
+            tokenizer
+                .is_added(token)
+                .then(|| tokenizer.token_id(token))
+                .flatten()
+                .ok_or(missing)
+        };
+        let eos = tokenizer
+            .named_tokens()
+            .iter()
+            .find(|(name, _)| name == "eos_token");
+        let eos = eos.and_then(|(_, token)| tokenizer.token_id(token));
+        let ids = match chat {
+            Chat::ChatMl => {
+                id("<|im_start|>", "begins a turn")?;
+                let end = id(CHATML_END, "ends a turn")?;
+                MarkIds {
+                    image_pad: id(style.image_pad(), "stands for a part of a picture")?,
+                    video_pad: id(style.video_pad(), "stands for a part of a video")?,
+                    end,
+                    eos: eos.unwrap_or(end),
+                }
+            }
+            Chat::Glm => {
+                id(GLM_START, "begins an answer")?;
+                let end = id(GLM_USER, "begins a turn")?;
+                MarkIds {
+                    image_pad: id(style.image_pad(), "stands for a part of a picture")?,
+                    video_pad: id(style.video_pad(), "stands for a video")?,
+                    end,
+                    eos: match eos {
+                        Some(eos) => eos,
+                        None => id("<|endoftext|>", "ends a text")?,
+                    },
+                }
+            }
+        };
+        // Some folders name an ordinary character as the token of padding.
+        let named = tokenizer
+            .named_tokens()
+            .iter()
+            .map(|(_, token)| token.as_str());
+        let named = named.filter(|token| token.len() > 2);
+        let reserved = RESERVED
+            .iter()
+            .copied()
+            .filter(|token| tokenizer.is_added(token));
+        let mut reserved: Vec<_> = reserved.chain(named).map(str::to_owned).collect();
+        reserved.sort_unstable();
+        reserved.dedup();
+        Ok(Self {
+            tokenizer,
+            template,
+            style,
+            merge,
+            chat,
+            reserved,
+            ids,
+        })
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template.
+    #[must_use]
+    pub fn template(&self) -> &ChatTemplate {
+        &self.template
+    }
+
+    /// Renders, encodes and labels a conversation.
+    ///
+    /// `grids` has one entry for each picture and video of the conversation, in its order; each
+    /// picture is then `grid.tokens(merge)` pads.
+    ///
+    /// # Errors
+    /// [`TextError::Record`] with the conversation's line: a special token in a text, a template
+    /// that fails or prints other turns or pads than the conversation has, grids that do not fit,
+    /// more tokens than the limit, or no token to train on. [`TextError::Encode`] from the
+    /// tokenizer.
+    pub fn encode(
+        &self,
+        conversation: &Conversation,
+        grids: Grids<'_>,
+        options: &EncodeOptions,
+    ) -> Result<Sample> {
+        let at_line = |problem: RecordProblem| problem.at(conversation.line);
+        for (kind, media, grids) in [
+            ("images", conversation.images.len(), grids.images.len()),
+            ("videos", conversation.videos.len(), grids.videos.len()),
+        ] {
+            if media != grids {
+                return Err(at_line(RecordProblem::Grids { kind, media, grids }));
+            }
+        }
+        self.check_text(conversation).map_err(at_line)?;
+        let limit = options.max_tokens.unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
+        let groups = groups(&conversation.messages);
+        let dropped = |turns: usize| {
+            let behind = groups
+                .get(turns)
+                .map_or(conversation.messages.len(), |group| group.start);
+            let system = usize::from(conversation.messages[0].role == Role::System);
+            let (head, tail) = (
+                &conversation.messages[..system],
+                &conversation.messages[behind..],
+            );
+            let messages: Vec<Message> = head.iter().chain(tail).cloned().collect();
+            self.try_encode(conversation, messages, grids, options, limit)
+        };
+        let too_long = |tokens, dropped| {
+            at_line(RecordProblem::TooLong {
+                tokens,
+                max_tokens: limit,
+                dropped,
+            })
+        };
+        let tokens = match self.try_encode(
+            conversation,
+            conversation.messages.clone(),
+            grids,
+            options,
+            limit,
+        )? {
+            Attempt::Fits(sample) => return Ok(sample),
+            Attempt::TooLong(tokens) => tokens,
+        };
+        if options.overlong == Overlong::Refuse || groups.len() < 2 {
+            return Err(too_long(tokens, 0));
+        }
+        // The fewest turns to drop, between `short` that is too few and `enough`.
+        let (mut short, mut enough) = (0, groups.len() - 1);
+        let mut best = match dropped(enough)? {
+            Attempt::Fits(sample) => sample,
+            Attempt::TooLong(tokens) => return Err(too_long(tokens, enough)),
+        };
+        while enough - short > 1 {
+            let middle = usize::midpoint(short, enough);
+            match dropped(middle)? {
+                Attempt::Fits(sample) => (enough, best) = (middle, sample),
+                Attempt::TooLong(_) => short = middle,
+            }
+        }
+        best.dropped_turns = enough;
+        Ok(best)
+    }
+
+    /// Refuses texts that hold a mark of the template.
+    fn check_text(&self, conversation: &Conversation) -> Result<(), RecordProblem> {
+        let mut problem = None;
+        let mut check = |message: usize, text: &str| {
+            if problem.is_none()
+                && let Some(token) = self.reserved.iter().find(|token| text.contains(*token))
+            {
+                let token = token.clone();
+                problem = Some(RecordProblem::SpecialToken { message, token });
+            }
+        };
+        for (index, message) in conversation.messages.iter().enumerate() {
+            for part in &message.parts {
+                if let Part::Text(text) = part {
+                    check(index + 1, text);
+                }
+            }
+            for (_, json) in &message.extra {
+                each_string(json, &mut |text: &str| check(index + 1, text));
+            }
+        }
+        if let Some(tools) = &conversation.tools {
+            each_string(tools, &mut |text: &str| check(0, text));
+        }
+        problem.map_or(Ok(()), Err)
+    }
+
+    /// Encodes some of a conversation's messages.
+    fn try_encode(
+        &self,
+        conversation: &Conversation,
+        messages: Vec<Message>,
+        grids: Grids<'_>,
+        options: &EncodeOptions,
+        limit: usize,
+    ) -> Result<Attempt> {
+        let at_line = |problem: RecordProblem| problem.at(conversation.line);
+        let parts = || messages.iter().flat_map(|message| &message.parts);
+        let image = |part: &Part| match part {
+            Part::Image(index) => Some(*index),
+            _ => None,
+        };
+        let video = |part: &Part| match part {
+            Part::Video(index) => Some(*index),
+            _ => None,
+        };
+        let (images, videos): (Vec<_>, Vec<_>) = (
+            parts().filter_map(image).collect(),
+            parts().filter_map(video).collect(),
+        );
+        // A conversation built by hand may name pictures that it lacks.
+        let image_grids: Option<Vec<Grid>> = images
+            .iter()
+            .map(|&index| grids.images.get(index).copied())
+            .collect();
+        let video_grids: Option<Vec<&VideoGrid>> = videos
+            .iter()
+            .map(|&index| grids.videos.get(index))
+            .collect();
+        let missing =
+            |kind, media: usize, grids| at_line(RecordProblem::Grids { kind, media, grids });
+        let image_grids =
+            image_grids.ok_or_else(|| missing("images", images.len(), grids.images.len()))?;
+        let video_grids =
+            video_grids.ok_or_else(|| missing("videos", videos.len(), grids.videos.len()))?;
+
+        let (tools, named) = (conversation.tools.as_ref(), self.tokenizer.named_tokens());
+        let rendered = self
+            .template
+            .render(&messages, tools, named, &options.render);
+        let rendered = rendered.map_err(at_line)?;
+        let padded = pad(
+            &rendered.text,
+            self.style,
+            self.merge,
+            &image_grids,
+            &video_grids,
+            rendered.generated,
+        );
+        let padded = padded.map_err(at_line)?;
+        let extra = padded
+            .runs
+            .iter()
+            .fold(0usize, |sum, run| sum.saturating_add(run - 1));
+
+        let answers: Vec<&Message> = messages
+            .iter()
+            .filter(|message| message.role == Role::Assistant)
+            .collect();
+        let trained = trained(&messages, options);
+        let (ids, labels) = match options.rule {
+            LabelRule::Generation => {
+                if !self.template.has_generation() {
+                    return Err(at_line(RecordProblem::NoGenerationTag));
+                }
+                expect_turns(padded.ranges.len(), answers.len()).map_err(at_line)?;
+                self.label_generated(&padded.text, &padded.ranges, &trained)?
+            }
+            rule => {
+                let turns = self.turns(&padded.text);
+                let turns = turns.and_then(|turns| {
+                    expect_turns(turns.len(), answers.len())?;
+                    Ok(turns)
+                });
+                let turns = turns.map_err(at_line)?;
+                match self.chat {
+                    Chat::ChatMl => self.label_chatml(&padded.text, &turns, &trained, rule)?,
+                    Chat::Glm => self.label_glm(&padded.text, &turns, &trained, rule)?,
+                }
+            }
+        };
+        let tokens = ids.len().saturating_add(extra);
+        if tokens > limit {
+            return Ok(Attempt::TooLong(tokens));
+        }
+        if labels.iter().all(|&label| label == IGNORED) {
+            let reason = "every answer is masked, by \"loss\": false or by the choice of turns";
+            return Err(at_line(RecordProblem::NothingToTrain { reason }));
+        }
+        let (mut input_ids, mut all_labels) =
+            (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
+        let mut runs = padded.runs.iter().copied();
+        for (id, label) in ids.into_iter().zip(labels) {
+            let is_pad = id == self.ids.image_pad || id == self.ids.video_pad;
+            let run = if is_pad { runs.next().unwrap_or(1) } else { 1 };
+            input_ids.extend(std::iter::repeat_n(i64::from(id), run));
+            all_labels.extend(std::iter::repeat_n(label, run));
+        }
+        let labels = all_labels;
+        Ok(Attempt::Fits(Sample {
+            input_ids,
+            labels,
+            images,
+            videos,
+            dropped_turns: 0,
+        }))
+    }
+
+    /// The assistant's turns in a rendered text.
+    fn turns(&self, text: &str) -> Result<Vec<Turn>, RecordProblem> {
+        let (mut turns, mut from) = (Vec::new(), 0);
+        let header = match self.chat {
+            Chat::ChatMl => CHATML_START,
+            Chat::Glm => GLM_START,
+        };
+        while let Some(at) = text[from..].find(header) {
+            let header_end = from + at + header.len();
+            let rest = &text[header_end..];
+            let (start, end) = match self.chat {
+                Chat::ChatMl => (0, rest.find(CHATML_END)),
+                Chat::Glm => {
+                    let end = GLM_ROLES.iter().filter_map(|role| rest.find(role)).min();
+                    let end = end.unwrap_or(rest.len());
+                    (usize::from(rest[..end].starts_with('\n')), Some(end))
+                }
+            };
+            let Some(end) = end else {
+                let found = turns.len();
+                return Err(RecordProblem::Turns {
+                    expected: found + 1,
+                    found,
+                });
+            };
+            turns.push(Turn {
+                answer: header_end + start..header_end + end,
+                header_end,
+            });
+            from = header_end + end;
+        }
+        Ok(turns)
+    }
+
+    /// Encodes the pieces of a text between `cuts` each by itself.
+    fn encode_pieces(&self, text: &str, cuts: &[usize]) -> Result<(Vec<u32>, Vec<usize>)> {
+        let (mut ids, mut starts, mut from) = (Vec::new(), Vec::new(), 0);
+        for to in cuts.iter().copied().chain([text.len()]) {
+            let (piece_ids, piece_starts) = self.tokenizer.encode_with_starts(&text[from..to])?;
+            ids.extend(piece_ids);
+            starts.extend(piece_starts.into_iter().map(|start| from + start));
+            from = to;
+        }
+        Ok((ids, starts))
+    }
+
+    fn label_chatml(
+        &self,
+        text: &str,
+        turns: &[Turn],
+        trained: &[Train],
+        rule: LabelRule,
+    ) -> Result<(Vec<u32>, Vec<i64>)> {
+        let cuts: Vec<usize> = match rule {
+            LabelRule::Qwen | LabelRule::Generation => Vec::new(),
+            LabelRule::LlamaFactory | LabelRule::Swift => {
+                turns.iter().map(|turn| turn.answer.start).collect()
+            }
+        };
+        let (ids, starts) = self.encode_pieces(text, &cuts)?;
+        let mut labels = vec![IGNORED; ids.len()];
+        for (turn, train) in turns.iter().zip(trained) {
+            let first = starts.partition_point(|&start| start < turn.answer.start);
+            let end = starts.partition_point(|&start| start < turn.answer.end);
+            // The end of the turn, and the line break behind it.
+            let behind = (end + 2).min(ids.len());
+            let last = behind == ids.len();
+            match train {
+                Train::All => label(&mut labels, &ids, first..behind),
+                Train::End if last && rule == LabelRule::Swift => {
+                    label(&mut labels, &ids, end..behind);
+                }
+                Train::End | Train::None => {}
+            }
+        }
+        Ok((ids, labels))
+    }
+
+    fn label_glm(
+        &self,
+        text: &str,
+        turns: &[Turn],
+        trained: &[Train],
+        rule: LabelRule,
+    ) -> Result<(Vec<u32>, Vec<i64>)> {
+        let factory = rule == LabelRule::LlamaFactory;
+        let start = |turn: &Turn| {
+            if factory {
+                turn.header_end
+            } else {
+                turn.answer.start
+            }
+        };
+        let cuts: Vec<usize> = turns.iter().map(start).collect();
+        let (mut ids, starts) = self.encode_pieces(text, &cuts)?;
+        let mut labels = vec![IGNORED; ids.len()];
+        let last_end = if factory { self.ids.eos } else { self.ids.end };
+        for (index, (turn, train)) in turns.iter().zip(trained).enumerate() {
+            let first = starts.partition_point(|&place| place < start(turn));
+            let end = starts.partition_point(|&place| place < turn.answer.end);
+            if *train == Train::All {
+                label(&mut labels, &ids, first..end);
+                if end < starts.len() && factory {
+                    labels[end] = i64::from(self.ids.eos);
+                } else if end < starts.len() && ids[end] == self.ids.end {
+                    labels[end] = i64::from(self.ids.end);
+                }
+            }
+            if index + 1 == turns.len() && end == starts.len() {
+                let ends =
+                    *train == Train::All || (*train == Train::End && rule == LabelRule::Swift);
+                ids.push(last_end);
+                labels.push(if ends { i64::from(last_end) } else { IGNORED });
+            }
+        }
+        Ok((ids, labels))
+    }
+
+    fn label_generated(
+        &self,
+        text: &str,
+        ranges: &[Range<usize>],
+        trained: &[Train],
+    ) -> Result<(Vec<u32>, Vec<i64>)> {
+        let (ids, starts) = self.tokenizer.encode_with_starts(text)?;
+        let mut labels = vec![IGNORED; ids.len()];
+        // The first of the tokens that hold a byte, as transformers' char_to_token.
+        let holding = |byte: usize| {
+            let behind = starts.partition_point(|&start| start <= byte);
+            let start = behind.checked_sub(1).map_or(0, |last| starts[last]);
+            starts.partition_point(|&other| other < start)
+        };
+        for (range, train) in ranges.iter().zip(trained) {
+            if *train != Train::All || range.is_empty() {
+                continue;
+            }
+            let last = text[range.clone()]
+                .char_indices()
+                .next_back()
+                .map_or(0, |(at, _)| at);
+            let to = (holding(range.start + last) + 1).min(ids.len());
+            label(&mut labels, &ids, holding(range.start).min(to)..to);
+        }
+        Ok((ids, labels))
+    }
+}
+
+enum Attempt {
+    Fits(Sample),
+    /// With as many tokens.
+    TooLong(usize),
+}
+
+/// What of a turn is trained on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Train {
+    All,
+    /// Not the answer; its end only in the way of ms-swift.
+    End,
+    None,
+}
+
+/// What is trained on of each of the assistant's turns.
+fn trained(messages: &[Message], options: &EncodeOptions) -> Vec<Train> {
+    let answers = messages
+        .iter()
+        .enumerate()
+        .filter(|(_, m)| m.role == Role::Assistant);
+    let last_answer = messages
+        .iter()
+        .rposition(|message| message.role == Role::Assistant);
+    let last_user = messages
+        .iter()
+        .rposition(|message| message.role == Role::User);
+    answers
+        .map(|(index, message)| {
+            let chosen = match (options.trained, options.rule) {
+                (Trained::AllTurns, _) => true,
+                (Trained::LastTurn, LabelRule::Swift) => Some(index) > last_user,
+                (Trained::LastTurn, _) => Some(index) == last_answer,
+            };
+            match message.loss {
+                Some(true) => Train::All,
+                None if chosen => Train::All,
+                Some(false) if chosen => Train::End,
+                _ => Train::None,
+            }
+        })
+        .collect()
+}
+
+fn expect_turns(found: usize, expected: usize) -> Result<(), RecordProblem> {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(RecordProblem::Turns { expected, found })
+    }
+}
+
+fn label(labels: &mut [i64], ids: &[u32], range: Range<usize>) {
+    for index in range {
+        labels[index] = i64::from(ids[index]);
+    }
+}
+
+/// The turns of a conversation: each begins with a message of the user that follows another's.
+fn groups(messages: &[Message]) -> Vec<Range<usize>> {
+    let begins = |index: &usize| {
+        let is_user = |message: &Message| message.role == Role::User;
+        match index.checked_sub(1) {
+            None => messages[0].role != Role::System,
+            Some(before) if messages[before].role == Role::System => true,
+            Some(before) => is_user(&messages[*index]) && !is_user(&messages[before]),
+        }
+    };
+    let starts: Vec<usize> = (0..messages.len()).filter(begins).collect();
+    let ends = starts.iter().skip(1).copied().chain([messages.len()]);
+    starts
+        .iter()
+        .copied()
+        .zip(ends)
+        .map(|(start, end)| start..end)
+        .collect()
+}
