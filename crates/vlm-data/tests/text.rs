@@ -314,3 +314,992 @@ fn problem<T: std::fmt::Debug>(result: Result<T>) -> RecordProblem {
         other => panic!("expected a record's problem, found {other:?}"),
     }
 }
+
+fn parse(records: &str, format: Format) -> Vec<Result<Conversation>> {
+    let mut options = ReadOptions::default();
+    options.format = format;
+    Conversations::new(records.as_bytes(), "base", &options).collect()
+}
+
+fn one(record: &str) -> Result<Conversation> {
+    let mut all = parse(record, Format::Recognised);
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.remove(0)
+}
+
+fn path(name: &str) -> Source {
+    Source::Path(Path::new("base").join(name))
+}
+
+#[test]
+fn formats_become_the_same_conversation() {
+    let expected = one(
+        r#"{"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"},
+           {"type": "text", "text": "What?"}]}, {"role": "assistant", "content": "A cat."}]}"#
+            .replace('\n', " ")
+            .as_str(),
+    )
+    .expect("messages");
+    assert_eq!(expected.images, [path("a.png")]);
+    let user = &expected.messages[0];
+    assert_eq!(
+        (user.role, &user.parts[..]),
+        (
+            Role::User,
+            &[Part::Image(0), Part::Text("What?".into())][..]
+        )
+    );
+    for record in [
+        r#"{"messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A cat."}], "images": ["a.png"]}"#,
+        r#"{"messages": [{"role": "user", "content": [{"type": "image"}, "What?"]}, {"role": "assistant", "content": "A cat."}], "images": [{"path": "a.png"}]}"#,
+        r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file://a.png"}}, {"type": "text", "text": "What?"}]}, {"role": "assistant", "content": "A cat."}]}"#,
+        r#"{"conversations": [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "A cat."}], "images": "a.png"}"#,
+        r#"{"conversations": [{"from": "human", "value": " <image>\n What?\n"}, {"from": "gpt", "value": "A cat."}], "image": "a.png"}"#,
+        r#"{"instruction": "<image>What?", "input": "", "output": "A cat.", "images": ["a.png"]}"#,
+    ] {
+        assert_eq!(one(record).expect(record), expected, "{record}");
+    }
+}
+
+#[test]
+fn a_stated_format_is_taken() {
+    let record = r#"{"conversations": [{"from": "human", "value": " a "}, {"from": "gpt", "value": " b "}]}"#;
+    for (format, text) in [
+        (Format::Recognised, " a "),
+        (Format::ShareGpt, " a "),
+        (Format::Llava, "a"),
+    ] {
+        let conversation = parse(record, format).remove(0).expect("a conversation");
+        assert_eq!(conversation.messages[0].text(), text, "{format:?}");
+        assert_eq!(conversation.messages[1].text(), " b ");
+    }
+    let error = parse(record, Format::Messages)
+        .remove(0)
+        .expect_err("no messages");
+    assert_eq!(
+        error.to_string(),
+        "line 1: expected messages to be a list of messages, found null"
+    );
+}
+
+#[test]
+fn arrays_and_lines_are_streams_with_lines() {
+    let record =
+        |text: &str| format!(r#"{{"instruction": "{text}", "output": "[1, \"]}}\", 2]"}}"#);
+    let (a, b) = (record("a"), record("b"));
+    let bad = r#"{"instruction": 1, "output": "x"}"#;
+    for (file, lines) in [
+        (format!("{a}\n\n{bad}\r\n  {b}"), [1, 3, 4]),
+        (format!("\u{feff}{a}\n{bad}\n\n{b}\n"), [1, 2, 4]),
+        (format!("[{a},\n{bad}\n,\n\n{b}]"), [1, 2, 5]),
+        (format!(" \n[\n{a}, {bad}, {b}\n]\n"), [3, 3, 3]),
+    ] {
+        let all = parse(&file, Format::Recognised);
+        assert_eq!(all.len(), 3, "{file}: {all:?}");
+        for (place, (result, line)) in all.iter().zip(lines).enumerate() {
+            match result {
+                Ok(conversation) => assert_eq!(conversation.line, line, "{file}"),
+                Err(TextError::Record {
+                    line: found,
+                    problem,
+                }) => {
+                    assert_eq!((place, *found), (1, line), "{file}");
+                    assert!(
+                        matches!(**problem, RecordProblem::Value { .. }),
+                        "{problem:?}"
+                    );
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    for (file, before) in [
+        (format!("[{a}, {b}"), 1),
+        (format!("[{a} {b}]"), 1),
+        (format!("[{a}] {b}"), 1),
+        ("[".to_owned(), 0),
+    ] {
+        let mut all = parse(&file, Format::Recognised);
+        let last = all.pop().expect("an error");
+        assert!(
+            matches!(last, Err(TextError::Stream { .. })),
+            "{file}: {last:?}"
+        );
+        assert!(all.len() <= before + 1, "{file}: {all:?}");
+    }
+    assert!(parse("", Format::Recognised).is_empty());
+    assert!(parse("[]", Format::Recognised).is_empty());
+    assert!(matches!(
+        problem(one("{\"a\": ")),
+        RecordProblem::Json { .. }
+    ));
+    assert!(matches!(problem(one("3")), RecordProblem::Json { .. }));
+}
+
+#[test]
+fn a_record_above_the_limit_is_skipped() {
+    let long = format!(
+        r#"{{"instruction": "{}", "output": "x"}}"#,
+        "a".repeat(1000)
+    );
+    let short = r#"{"instruction": "a", "output": "x"}"#;
+    let mut options = ReadOptions::default();
+    options.max_record_bytes = 100;
+    for file in [format!("{long}\n{short}"), format!("[{long}, {short}]")] {
+        let all: Vec<_> = Conversations::new(file.as_bytes(), "", &options).collect();
+        assert_eq!(all.len(), 2);
+        let [first, second] = <[_; 2]>::try_from(all).expect("two");
+        assert_eq!(problem(first), RecordProblem::TooLarge { max_bytes: 100 });
+        assert!(second.is_ok());
+    }
+}
+
+#[test]
+fn media_are_paths_bytes_and_frames() {
+    let png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==";
+    let record = format!(
+        r#"{{"messages": [{{"role": "user", "content": "<image><image><image><video><video><video>"}},
+        {{"role": "assistant", "content": "x"}}],
+        "images": ["data:image/png;base64,{png}", "{png}", "/abs/a.png"],
+        "videos": ["clip", ["1.png", "2.png"], {{"video": "clip2/", "fps": 12.5}}], "fps": 4}}"#
+    )
+    .replace('\n', " ");
+    let conversation = one(&record).expect("a conversation");
+    let Source::Bytes(bytes) = &conversation.images[0] else {
+        panic!("{conversation:?}");
+    };
+    assert!(bytes.starts_with(b"\x89PNG\r\n") && bytes.ends_with(b"IEND\xaeB`\x82"));
+    assert_eq!(conversation.images[1], conversation.images[0]);
+    assert_eq!(conversation.images[2], Source::Path("/abs/a.png".into()));
+    let videos: Vec<_> = conversation
+        .videos
+        .iter()
+        .map(|video| (video.frames.clone(), video.fps))
+        .collect();
+    let folder = |name| Frames::Folder(Path::new("base").join(name));
+    let list = Frames::List(vec![path("1.png"), path("2.png")]);
+    assert_eq!(
+        videos,
+        [
+            (folder("clip"), Some(4.0)),
+            (list, Some(4.0)),
+            (folder("clip2/"), Some(12.5))
+        ]
+    );
+    let mut options = ReadOptions::default();
+    options.media_folder = Some("media".into());
+    let record = r#"{"instruction": "<image>", "output": "x", "images": ["a.png"]}"#;
+    let conversation = Conversations::new(record.as_bytes(), "base", &options)
+        .next()
+        .expect("one")
+        .expect("one");
+    assert_eq!(conversation.images, [Source::Path("media/a.png".into())]);
+}
+
+/// Each problem of a record, by a record that has it, and the words of its message.
+#[test]
+fn each_wrong_record_says_what_is_wrong() {
+    let ask = |messages: &str, more: &str| format!(r#"{{"messages": [{messages}]{more}}}"#);
+    let user = r#"{"role": "user", "content": "q"}"#;
+    let bot = r#"{"role": "assistant", "content": "a"}"#;
+    let with = |content: &str, more: &str| {
+        ask(
+            &format!(r#"{{"role": "user", "content": "{content}"}}, {bot}"#),
+            more,
+        )
+    };
+    for (record, words) in [
+        (
+            r#"{"text": "a", "b": 1}"#.to_owned(),
+            r#"found "text", "b"; rename"#,
+        ),
+        (
+            ask(&format!(r#"{{"role": "boss", "content": "q"}}, {bot}"#), ""),
+            r#"message 1 has the role "boss"; expected one of system, user"#,
+        ),
+        (
+            r#"{"conversations": [{"from": "bot", "value": "q"}]}"#.to_owned(),
+            r#"role "bot"; expected one of system, human"#,
+        ),
+        (
+            ask(
+                &format!(r#"{user}, {{"role": "system", "content": "s"}}, {bot}"#),
+                "",
+            ),
+            "message 2 is a system message",
+        ),
+        (with("<image>", ""), "1 marks <image> for 0 files"),
+        (
+            with("q", r#", "images": ["a"]"#),
+            "0 marks <image> for 1 files",
+        ),
+        (
+            with("<image><video>", r#", "images": ["a"]"#),
+            "1 marks <video> for 0 files",
+        ),
+        (
+            ask(
+                &format!(r#"{user}, {{"role": "assistant", "content": "<image>a"}}"#),
+                r#", "images": ["a"]"#,
+            ),
+            "message 2 holds a picture or video and is of the role assistant",
+        ),
+        (
+            ask(
+                &format!(r#"{user}, {{"role": "assistant", "content": " \n"}}"#),
+                "",
+            ),
+            "the answer in message 2 is empty",
+        ),
+        (
+            ask(user, ""),
+            "expected the last of 1 messages to be the assistant's, found user",
+        ),
+        (
+            ask(&format!("{user}, {bot}, {user}"), ""),
+            "last of 3 messages",
+        ),
+        (
+            ask("", ""),
+            "last of 0 messages to be the assistant's, found none",
+        ),
+        (
+            ask(r#"{"role": "user"}"#, ""),
+            "expected messages[0].content to be a text or a list of parts, found null",
+        ),
+        (
+            ask(r#"{"content": "q"}"#, ""),
+            "expected messages[0].role to be a text, found null",
+        ),
+        (ask("7", ""), "expected messages[0].role to be a text"),
+        (
+            ask(r#"{"role": "user", "content": [{"type": "audio"}]}"#, ""),
+            r#"expected messages[0].content[0].type to be "text", "image", "image_url" or "video", found "audio""#,
+        ),
+        (
+            ask(r#"{"role": "user", "content": [{}]}"#, ""),
+            "a part with \"type\"",
+        ),
+        (
+            ask(
+                &format!(r#"{user}, {{"role": "assistant", "content": "a", "loss": "no"}}"#),
+                "",
+            ),
+            "expected messages[1].loss to be true or false, found a string",
+        ),
+        (
+            with("<image>", r#", "images": ["https://x.y/z.png"]"#),
+            r#""https://x.y/z.png" is an address; download"#,
+        ),
+        (
+            with("<image>", r#", "images": ["data:image/png;base64,!"]"#),
+            "images[0] is no base64: a character outside",
+        ),
+        (
+            with("<image>", r#", "images": ["data:image/png,x"]"#),
+            "expected data:image/...;base64,...",
+        ),
+        (
+            with("<image>", r#", "images": [""]"#),
+            "expected images[0] to be a path, found an empty one",
+        ),
+        (
+            with("<image>", r#", "images": [3]"#),
+            "expected images[0] to be a path or base64, found a number",
+        ),
+        (
+            with("<video>", r#", "videos": ["a/b.MP4"]"#),
+            r#"the video "a/b.MP4" is a file"#,
+        ),
+        (
+            with("<video>", r#", "videos": [[]]"#),
+            "expected videos[0] to be frames, found an empty list",
+        ),
+        (
+            with("<video>", r#", "videos": [{"frames": ["a"], "fps": 0}]"#),
+            "expected fps to be a positive number of frames a second, found 0",
+        ),
+        (
+            with(
+                "<image>",
+                r#", "images": ["a"], "objects": {"bbox": [[3, 1, 2, 4]]}"#,
+            ),
+            "box 0 is [3.0, 1.0, 2.0, 4.0]; expected",
+        ),
+        (
+            with(
+                "<image>",
+                r#", "images": ["a"], "objects": {"bbox": [[1, 1, 2, 4]], "image_id": [1]}"#,
+            ),
+            "box 0 belongs to picture 1, the record has 1",
+        ),
+        (
+            with("q", r#", "objects": 5"#),
+            "expected objects to be an object",
+        ),
+        (
+            with(
+                "<image>",
+                r#", "images": ["a"], "objects": {"bbox_type": "norm1", "bbox": []}"#,
+            ),
+            "objects.bbox_type",
+        ),
+        (
+            with("q", r#", "tools": "[1""#),
+            "expected tools to be a list of tools, found text that is no JSON",
+        ),
+        (
+            r#"{"instruction": "q", "output": "a", "history": [["x"]]}"#.to_owned(),
+            "expected history[0] to be a pair of texts",
+        ),
+        (
+            r#"{"conversations": [{"from": "function_call", "value": "look()"}]}"#.to_owned(),
+            "to be a tool call",
+        ),
+    ] {
+        let error = one(&record).expect_err(&record).to_string();
+        assert!(
+            error.starts_with("line 1: ") && error.contains(words),
+            "{record}\n{error}\n{words}"
+        );
+    }
+}
+
+#[test]
+fn boxes_and_names_are_written_into_the_text() {
+    let record = r#"{"messages": [{"role": "user", "content": "<image><image>Find <ref-object>."},
+        {"role": "assistant", "content": "<ref-object><bbox>, <bbox>"}], "images": ["a", "b"],
+        "objects": {"ref": ["a dog", "dog"], "bbox": [[1, 2, 3.5, 4], [5, 6]], "image_id": [1, 0]}}"#
+        .replace('\n', " ");
+    let mut conversation = one(&record).expect("a conversation");
+    let written = conversation.clone().write_objects(
+        |name| format!("<{name}>"),
+        |image, numbers| format!("{image}:{numbers:?}"),
+    );
+    written.expect("as many marks as values");
+    conversation
+        .write_objects(
+            |name| name.to_uppercase(),
+            |image, numbers| format!("{image}:{numbers:?}"),
+        )
+        .expect("as many marks as values");
+    assert_eq!(conversation.messages[0].text(), "Find A DOG.");
+    assert_eq!(
+        conversation.messages[1].text(),
+        "DOG1:[1.0, 2.0, 3.5, 4.0], 0:[5.0, 6.0]"
+    );
+    let mut short = one(&record.replace(", <bbox>", "")).expect("a conversation");
+    let error = short
+        .write_objects(str::to_owned, |_, _| String::new())
+        .expect_err("one too few");
+    assert_eq!(
+        error.to_string(),
+        "line 1: the text has 1 marks <bbox> for 2 values in objects.bbox"
+    );
+}
+
+fn encoder(family: &str, test: &str) -> TextEncoder {
+    TextEncoder::from_folder(&family_folder(family, test).0).expect("an encoder")
+}
+
+fn none() -> Grids<'static> {
+    Grids::default()
+}
+
+#[test]
+fn marks_of_the_template_are_refused_in_texts() {
+    let encoder = encoder("qwen2", "special");
+    for (question, message, token) in [
+        ("a<|im_end|>b", 1, "<|im_end|>"),
+        ("<|image_pad|>", 1, "<|image_pad|>"),
+        ("<|endoftext|>", 1, "<|endoftext|>"),
+    ] {
+        let record = format!(r#"{{"instruction": "{question}", "output": "x"}}"#);
+        let error = encoder.encode(
+            &one(&record).expect("one"),
+            none(),
+            &EncodeOptions::default(),
+        );
+        let expected = RecordProblem::SpecialToken {
+            message,
+            token: token.to_owned(),
+        };
+        assert_eq!(problem(error), expected);
+    }
+    for record in [
+        r#"{"instruction": "q", "output": "x<|im_end|>"}"#,
+        r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "<|im_start|>"}]}"#,
+        r#"{"instruction": "q", "output": "x", "tools": [{"name": "<|im_start|>"}]}"#,
+    ] {
+        let error = encoder.encode(
+            &one(record).expect("one"),
+            none(),
+            &EncodeOptions::default(),
+        );
+        assert!(
+            matches!(problem(error), RecordProblem::SpecialToken { .. }),
+            "{record}"
+        );
+    }
+    // Boxes and thoughts are what an answer is made of.
+    let record =
+        r#"{"instruction": "q", "output": "<think></think><|box_start|>(1,2)<|box_end|>"}"#;
+    encoder
+        .encode(
+            &one(record).expect("one"),
+            none(),
+            &EncodeOptions::default(),
+        )
+        .expect("a sample");
+}
+
+fn conversation(turns: usize) -> Conversation {
+    let mut turn: Vec<_> = (0..turns)
+        .flat_map(|turn| {
+            [
+                format!(r#"{{"from": "human", "value": "<image>question {turn}"}}"#),
+                format!(r#"{{"from": "gpt", "value": "answer {turn}"}}"#),
+            ]
+        })
+        .collect();
+    turn.insert(0, r#"{"from": "system", "value": "be brief"}"#.to_owned());
+    let images: Vec<_> = (0..turns).map(|turn| format!(r#""{turn}.png""#)).collect();
+    let record = format!(
+        r#"{{"conversations": [{}], "images": [{}]}}"#,
+        turn.join(", "),
+        images.join(", ")
+    );
+    one(&record).expect("a conversation")
+}
+
+/// Only whole turns are dropped, the oldest first, with their pictures; the system's stays.
+#[test]
+fn overlong_conversations_lose_whole_turns() {
+    let encoder = encoder("qwen2", "overlong");
+    let (turns, pads) = (5, 12);
+    let all = conversation(turns);
+    let images = vec![
+        Grid {
+            time: 1,
+            height: 6,
+            width: 8
+        };
+        turns
+    ];
+    let grids = Grids {
+        images: &images,
+        videos: &[],
+    };
+    let mut options = EncodeOptions::default();
+    let whole = encoder.encode(&all, grids, &options).expect("a sample");
+    assert_eq!((whole.images.len(), whole.dropped_turns), (turns, 0));
+    let pad = i64::from(
+        encoder
+            .tokenizer()
+            .token_id("<|image_pad|>")
+            .expect("a pad"),
+    );
+    let count = |sample: &Sample| sample.input_ids.iter().filter(|&&id| id == pad).count();
+    assert_eq!(count(&whole), turns * pads);
+
+    // What is left, without dropping: the conversation of the last turns alone.
+    let mut shorter = vec![whole.input_ids.len()];
+    for dropped in 1..turns {
+        let mut rest = all.clone();
+        rest.messages.drain(1..1 + 2 * dropped);
+        let sample = encoder.encode(&rest, grids, &options).expect("a sample");
+        shorter.push(sample.input_ids.len());
+    }
+    for limit in 1..=whole.input_ids.len() + 1 {
+        options.max_tokens = Some(limit);
+        options.overlong = Overlong::Refuse;
+        let refused = encoder.encode(&all, grids, &options);
+        assert_eq!(refused.is_ok(), limit >= shorter[0], "{limit}");
+        options.overlong = Overlong::DropOldestTurns;
+        let found = encoder.encode(&all, grids, &options);
+        let Some(dropped) = shorter.iter().position(|&tokens| tokens <= limit) else {
+            let (tokens, dropped) = (shorter[turns - 1], turns - 1);
+            let expected = RecordProblem::TooLong {
+                tokens,
+                max_tokens: limit,
+                dropped,
+            };
+            assert_eq!(problem(found), expected);
+            continue;
+        };
+        let found = found.expect("a sample");
+        assert_eq!(
+            (found.input_ids.len(), found.dropped_turns),
+            (shorter[dropped], dropped)
+        );
+        assert_eq!(found.images, (dropped..turns).collect::<Vec<_>>());
+        assert_eq!(count(&found), (turns - dropped) * pads);
+        let text = encoder.tokenizer().decode(
+            &found
+                .input_ids
+                .iter()
+                .map(|&id| id as u32)
+                .collect::<Vec<_>>(),
+        );
+        let text = text.expect("a text");
+        assert!(text.starts_with("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n"));
+        assert!(
+            text.contains(&format!("question {dropped}")) && text.ends_with("answer 4<|im_end|>\n")
+        );
+    }
+}
+
+#[test]
+fn grids_that_do_not_fit_are_refused() {
+    let encoder = encoder("qwen3", "grids");
+    let all = conversation(1);
+    let grid = |time, height, width| Grid {
+        time,
+        height,
+        width,
+    };
+    let options = EncodeOptions::default();
+    for (images, expected) in [
+        (
+            vec![],
+            RecordProblem::Grids {
+                kind: "images",
+                media: 1,
+                grids: 0,
+            },
+        ),
+        (
+            vec![grid(1, 2, 3)],
+            RecordProblem::Grid {
+                grid: [1, 2, 3],
+                merge: 2,
+            },
+        ),
+        (
+            vec![grid(0, 2, 2)],
+            RecordProblem::Grid {
+                grid: [0, 2, 2],
+                merge: 2,
+            },
+        ),
+    ] {
+        let found = encoder.encode(
+            &all,
+            Grids {
+                images: &images,
+                videos: &[],
+            },
+            &options,
+        );
+        assert_eq!(problem(found), expected);
+    }
+    // Refused before memory is taken for them.
+    let huge = [grid(u32::MAX, u32::MAX - 1, u32::MAX - 1)];
+    let found = encoder.encode(
+        &all,
+        Grids {
+            images: &huge,
+            videos: &[],
+        },
+        &options,
+    );
+    assert!(matches!(problem(found), RecordProblem::TooLong { .. }));
+    let video = one(
+        r#"{"messages": [{"role": "user", "content": "<video>"}, {"role": "assistant", "content": "x"}], "videos": ["v"]}"#,
+    );
+    let videos = [VideoGrid {
+        grid: grid(3, 2, 2),
+        seconds: vec![0.0, 1.0],
+    }];
+    let found = encoder.encode(
+        &video.expect("one"),
+        Grids {
+            images: &[],
+            videos: &videos,
+        },
+        &options,
+    );
+    assert_eq!(
+        problem(found),
+        RecordProblem::Times {
+            frames: 3,
+            times: 2
+        }
+    );
+}
+
+/// A template, two messages and a picture.
+fn render(template: &str) -> std::result::Result<String, String> {
+    let template = ChatTemplate::new(template).map_err(|error| error.to_string())?;
+    let record = r#"{"conversations": [{"from": "human", "value": "hi <image>"}, {"from": "gpt", "value": "A 'b'\n"}], "images": ["a"],
+        "tools": [{"z": 1.0, "a": [null, true, "<é\n>"]}]}"#;
+    let conversation = one(&record.replace('\n', " ")).expect("a conversation");
+    let rendered = template.render_conversation(&conversation, &[], &RenderOptions::default());
+    rendered
+        .map(|rendered| rendered.text)
+        .map_err(|error| error.to_string())
+}
+
+/// Expected: what Jinja2 prints in transformers' environment.
+#[test]
+fn templates_print_what_python_prints() {
+    for (template, text) in [
+        (
+            "{{ tools | tojson }}",
+            r#"[{"z": 1.0, "a": [null, true, "<é\n>"]}]"#,
+        ),
+        (
+            "{{ tools[0] | tojson(indent=2) }}",
+            "{\n  \"z\": 1.0,\n  \"a\": [\n    null,\n    true,\n    \"<é\\n>\"\n  ]\n}",
+        ),
+        (
+            "{{ tools | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}",
+            r#"[{"a":[null,true,"<\u00e9\n>"],"z":1.0}]"#,
+        ),
+        ("{{ tools[0] }}", r"{'z': 1.0, 'a': [None, True, '<é\n>']}"),
+        (
+            "{{ none }} {{ true }} {{ 1e-5 }} {{ 3 }} {{ nothing }}|",
+            "None True 1e-05 3 |",
+        ),
+        (
+            "{{ messages[1].content.strip().split(' ')[-1].strip(\"'\") }}",
+            "b",
+        ),
+        (
+            "{{ messages[1].content.startswith('A') }}{{ 'abc'.removeprefix('a').upper() }}",
+            "TrueBC",
+        ),
+        (
+            "{% for k, v in tools[0].items() %}{{ k }}{% endfor %}",
+            "za",
+        ),
+        (
+            "{%- for m in messages[::-1] %}{{ m.role }}{% if loop.previtem is defined %}<{{ loop.previtem.role }}{% endif %} {% endfor %}",
+            "assistant user<assistant ",
+        ),
+        (
+            "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i > 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "013",
+        ),
+        (
+            "{% set ns = namespace(x=1) %}{% for m in messages %}{% set ns.x = ns.x + 1 %}{% endfor %}{{ ns.x }}",
+            "3",
+        ),
+        (
+            "{{ messages[0].content[0].type }}{{ 'image' in messages[0].content[1] }}",
+            "textTrue",
+        ),
+        ("a\n  {% if true %}\nb\n  {% endif %}\nc\n", "a\nb\nc"),
+        (
+            "{{ strftime_now('%Y-%m-%d %d %B %Y %a %H:%M') }}",
+            "1970-01-01 01 January 1970 Thu 00:00",
+        ),
+        ("{{ messages[1].content | trim | length }}", "5"),
+        ("{{ '<&>' }}{{ '\\u00e9' }}", "<&>é"),
+        (
+            "x{% raw %}{% generation %}{% endraw %}",
+            "x{% generation %}",
+        ),
+    ] {
+        assert_eq!(render(template).as_deref(), Ok(text), "{template}");
+    }
+}
+
+#[test]
+fn generation_tags_mark_the_assistant() {
+    let source = "{% for m in messages %}\n{{ m.role }}:\n{% if m.role == 'assistant' %}\n  {%- generation -%}\n  {{ m.content }}é{% endgeneration %}\n{% endif %}\n{% endfor %}";
+    let template = ChatTemplate::new(source).expect("a template");
+    assert!(template.has_generation());
+    let record = r#"{"instruction": "\ufdd0", "output": "yes\ufdd1"}"#;
+    let conversation = one(record).expect("one");
+    let rendered = template
+        .render_conversation(&conversation, &[], &RenderOptions::default())
+        .expect("a text");
+    assert_eq!(rendered.text, "user:\nassistant:\nyes\u{fdd1}é");
+    let range = rendered.generated[0].clone();
+    assert_eq!(
+        (rendered.generated.len(), &rendered.text[range]),
+        (1, "yes\u{fdd1}é")
+    );
+    let mut options = EncodeOptions::default();
+    options.rule = LabelRule::Generation;
+    let found = encoder("qwen2", "generation").encode(&conversation, none(), &options);
+    assert_eq!(problem(found), RecordProblem::NoGenerationTag);
+}
+
+#[test]
+fn templates_are_stopped_and_say_why() {
+    for (template, words) in [
+        (
+            "{{ raise_exception('no ' ~ messages[0].role) }}",
+            "it says: no user",
+        ),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 1000000 steps",
+        ),
+        (
+            "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+            "steps, or as much memory",
+        ),
+        ("{{ 'a' * 9999999999 }}", ""),
+        ("{{ ('a' * 1000000) | replace('a', 'b' * 100000) }}", ""),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ""),
+        (
+            "{% for i in range(90) %}{{ 'a' * 1000000 }}{% endfor %}",
+            "",
+        ),
+        ("{{ nothing.at.all }}", "undefined"),
+        ("{{ strftime_now('%Q') }}", "does not know %Q"),
+        ("{{ messages | tojson(indent=9999) }}", "indent"),
+        ("{{ range | tojson }}", ""),
+        ("{% if %}", "syntax error"),
+        ("{% generation %}{% endgeneration", ""),
+        ("{% endgeneration %}", "syntax"),
+        ("{% include 'other' %}", ""),
+    ] {
+        let begun = std::time::Instant::now();
+        let error = render(template).expect_err(template);
+        assert!(error.contains(words), "{template}: {error}");
+        assert!(
+            begun.elapsed().as_secs() < 20,
+            "{template} took {:?}",
+            begun.elapsed()
+        );
+    }
+}
+
+#[test]
+fn templates_that_drop_turns_or_pictures_are_refused() {
+    let folder = family_folder("qwen2", "drops");
+    let encode = |template: &str| {
+        let tokenizer = Tokenizer::from_folder(&folder.0).expect("a tokenizer");
+        let template = ChatTemplate::new(template).expect("a template");
+        let encoder =
+            TextEncoder::new(tokenizer, template, MediaStyle::Qwen2, 2).expect("an encoder");
+        let images = [Grid {
+            time: 1,
+            height: 2,
+            width: 2,
+        }; 2];
+        let grids = Grids {
+            images: &images,
+            videos: &[],
+        };
+        problem(encoder.encode(&conversation(2), grids, &EncodeOptions::default()))
+    };
+    let last = "{% set m = messages[-1] %}<|image_pad|><|image_pad|><|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n";
+    assert_eq!(
+        encode(last),
+        RecordProblem::Turns {
+            expected: 2,
+            found: 1
+        }
+    );
+    let found = encode("{{ messages[0].content }}<|image_pad|>");
+    assert_eq!(
+        found,
+        RecordProblem::Pads {
+            pad: "<|image_pad|>",
+            expected: 2,
+            found: 1
+        }
+    );
+    let open = "<|image_pad|><|image_pad|>{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}";
+    assert_eq!(
+        encode(open),
+        RecordProblem::Turns {
+            expected: 1,
+            found: 0
+        }
+    );
+}
+
+#[test]
+fn folders_that_are_not_whole_are_refused() {
+    let error = |folder: &Folder| {
+        Tokenizer::from_folder(&folder.0)
+            .expect_err("no tokenizer")
+            .to_string()
+    };
+    let folder = Folder::new("broken");
+    assert!(error(&folder).contains("has neither tokenizer.json nor vocab.json with merges.txt"));
+    folder.copy("vocab.json");
+    assert!(error(&folder).contains("has neither"));
+    folder.write("merges.txt", "#version: 0.2\na");
+    assert!(error(&folder).contains("line 2: expected two tokens"));
+    // The two longest tokens have no merge: the tokenizers crate would panic.
+    let mut tokens: Vec<_> = json("vocab.json")
+        .as_object()
+        .expect("tokens")
+        .keys()
+        .cloned()
+        .collect();
+    tokens.sort_by_key(|token| std::cmp::Reverse(token.len()));
+    folder.write("merges.txt", format!("{} {}", tokens[0], tokens[1]));
+    assert!(error(&folder).contains("which is no token"));
+    folder.copy("merges.txt").write(
+        "tokenizer_config.json",
+        r#"{"tokenizer_class": "LlamaTokenizer"}"#,
+    );
+    assert!(error(&folder).contains("expected tokenizer.json for the class LlamaTokenizer"));
+    folder.write(
+        "tokenizer_config.json",
+        r#"{"added_tokens_decoder": {"5": {"content": "<|x|>"}}}"#,
+    );
+    assert!(error(&folder).contains("expected added token \"<|x|>\" to have id 5, found 676"));
+    folder.write(
+        "tokenizer_config.json",
+        r#"{"added_tokens_decoder": {"x": {}}}"#,
+    );
+    assert!(error(&folder).contains("expected a token at \"x\""));
+    folder.write("tokenizer_config.json", "{");
+    assert!(error(&folder).contains("tokenizer_config.json: EOF"));
+    folder.copy("tokenizer_config.json").write(
+        "tokenizer.json",
+        r#"{"model": {"type": "Unigram", "vocab": {}}}"#,
+    );
+    assert!(error(&folder).contains("type BPE"));
+
+    let template = ChatTemplate::from_folder(&folder.0)
+        .expect_err("no template")
+        .to_string();
+    assert!(template.contains("has no chat template"), "{template}");
+    folder.write("chat_template.jinja", "a");
+    assert_eq!(
+        ChatTemplate::from_folder(&folder.0)
+            .expect("a template")
+            .source(),
+        "a"
+    );
+    folder.write("chat_template.json", r#"{"chat_template": [{"name": "x", "template": "b"}, {"name": "default", "template": "c"}]}"#);
+    assert_eq!(
+        ChatTemplate::from_folder(&folder.0)
+            .expect("a template")
+            .source(),
+        "c"
+    );
+    let encoder = |folder: &Folder| {
+        TextEncoder::from_folder(&folder.0)
+            .expect_err("no encoder")
+            .to_string()
+    };
+    assert!(encoder(&folder).contains("config.json: it does not exist"));
+    folder.write("config.json", r#"{"model_type": "llava"}"#);
+    assert!(encoder(&folder).contains("model type \"llava\" is unknown"));
+    folder
+        .write("config.json", r#"{"model_type": "qwen2_vl"}"#)
+        .copy("vocab.json");
+    _ = fs::remove_file(folder.0.join("tokenizer.json"));
+    folder.write("tokenizer_config.json", "{}");
+    assert!(
+        encoder(&folder)
+            .contains("the tokenizer has no token \"<|im_start|>\", which begins a turn")
+    );
+}
+
+/// The pattern looks ahead in white space, at which the engine gives up after a million steps.
+#[test]
+fn long_runs_of_spaces_are_cut_right_or_refused() {
+    let tokenizer =
+        Tokenizer::from_folder(family_folder("qwen2", "spaces").0.as_path()).expect("one");
+    for space in [" ", "\t", "\u{3000}"] {
+        let text = format!("a{}b", space.repeat(99_999));
+        let (_, starts) = tokenizer.encode_with_starts(&text).expect("ids");
+        // The last space belongs to the word behind it, or is a token of its own.
+        assert!(
+            starts.contains(&(text.len() - 1 - space.len())),
+            "{space:?}"
+        );
+    }
+    let error = tokenizer
+        .encode(&" ".repeat(100_001))
+        .expect_err("too many")
+        .to_string();
+    assert!(
+        error.contains("more than 100000 spaces in a row"),
+        "{error}"
+    );
+}
+
+/// Bytes of any kind are records or errors.
+#[test]
+fn no_bytes_make_the_reader_panic() {
+    let file = fs::read(fixture("conversations.jsonl")).expect("fixture");
+    let lines: Vec<&[u8]> = file
+        .split(|&byte| byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .collect();
+    let encoder = encoder("qwen3", "fuzz");
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut draw = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    let pieces: [&[u8]; 12] = [
+        b"\"", b"\\", b"{", b"}", b"[", b"]", b",", b"null", b"\xff", b"<image>", b"<video>",
+        b"\\ud800",
+    ];
+    let mut options = EncodeOptions::default();
+    options.overlong = Overlong::DropOldestTurns;
+    let (mut read, mut refused) = (0, 0);
+    for _ in 0..3000 {
+        let mut bytes = lines[draw(lines.len())].to_vec();
+        for _ in 0..=draw(2) {
+            let at = draw(bytes.len() + 1);
+            // Half of the changes take nothing away.
+            let most = if draw(2) == 0 {
+                0
+            } else {
+                (bytes.len() - at).min(30)
+            };
+            let end = at + draw(1 + most);
+            bytes.splice(at..end, pieces[draw(pieces.len())].iter().copied());
+        }
+        if draw(4) == 0 {
+            bytes.insert(0, b'[');
+        }
+        for result in Conversations::new(&bytes[..], "", &ReadOptions::default()) {
+            let Ok(conversation) = result else {
+                refused += 1;
+                continue;
+            };
+            read += 1;
+            let images = vec![
+                Grid {
+                    time: 1,
+                    height: 2,
+                    width: 4
+                };
+                conversation.images.len()
+            ];
+            let grid = Grid {
+                time: 2,
+                height: 2,
+                width: 2,
+            };
+            let videos = vec![
+                VideoGrid {
+                    grid,
+                    seconds: vec![0.25, 1.25]
+                };
+                conversation.videos.len()
+            ];
+            options.max_tokens = Some(20 + draw(200));
+            _ = encoder.encode(
+                &conversation,
+                Grids {
+                    images: &images,
+                    videos: &videos,
+                },
+                &options,
+            );
+        }
+    }
+    assert!(
+        read > 100 && refused > 1000,
+        "{read} read, {refused} refused"
+    );
+}

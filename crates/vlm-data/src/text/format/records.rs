@@ -155,6 +155,10 @@ impl<R: BufRead> Records<R> {
                 b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
                 _ => {}
             }
+            if depth == 0 && byte == b'}' && !in_string {
+                self.state = State::NextItem;
+                return Ok(Some(line));
+            }
             next = self.peek()?;
         }
         if next.is_none() {
