@@ -1303,3 +1303,78 @@ fn no_bytes_make_the_reader_panic() {
         "{read} read, {refused} refused"
     );
 }
+
+/// A video of Qwen3-VL is written with its times, which moves what stands behind it.
+#[test]
+fn generated_text_behind_a_video_is_found() {
+    let folder = family_folder("qwen3", "behind");
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}<|video_pad|>{% endif %}<|im_end|>\n{% endfor %}";
+    let tokenizer = Tokenizer::from_folder(&folder.0).expect("a tokenizer");
+    let template = ChatTemplate::new(template).expect("a template");
+    let encoder = TextEncoder::new(tokenizer, template, MediaStyle::Qwen3, 2).expect("an encoder");
+    let turn =
+        r#"{"role": "user", "content": "<video>"}, {"role": "assistant", "content": "seen"}"#;
+    let record = format!(r#"{{"messages": [{turn}, {turn}], "videos": ["a", "b"]}}"#);
+    let grid = Grid {
+        time: 2,
+        height: 2,
+        width: 4,
+    };
+    // Python writes 0.25 and 0.75 as 0.2 and 0.8, halves to even.
+    let videos = vec![
+        VideoGrid {
+            grid,
+            seconds: vec![0.25, 0.75]
+        };
+        2
+    ];
+    let grids = Grids {
+        images: &[],
+        videos: &videos,
+    };
+    let sample = encoder.encode(
+        &one(&record).expect("one"),
+        grids,
+        &options(LabelRule::Generation, false),
+    );
+    let sample = sample.expect("a sample");
+    let text = |ids: Vec<i64>| {
+        let ids: Vec<u32> = ids.into_iter().map(|id| id as u32).collect();
+        encoder.tokenizer().decode(&ids).expect("a text")
+    };
+    let trained = sample
+        .labels
+        .iter()
+        .copied()
+        .filter(|&label| label != IGNORED)
+        .collect();
+    assert_eq!(text(trained), "seenseen");
+    let pads = "<|vision_start|><|video_pad|><|video_pad|><|vision_end|>";
+    let turn = format!(
+        "<|im_start|>user\n<0.2 seconds>{pads}<0.8 seconds>{pads}<|im_end|>\n<|im_start|>assistant\nseen<|im_end|>\n"
+    );
+    assert_eq!(text(sample.input_ids), turn.repeat(2));
+}
+
+/// A post-processor of bytes moves offsets behind spaces; what is trained on begins before them.
+#[test]
+fn a_post_processor_does_not_move_tokens() {
+    let plain = Tokenizer::from_folder(&family_folder("qwen2", "plain").0).expect("a tokenizer");
+    let folder = family_folder("qwen2", "trimmed");
+    let mut file = json("tokenizer.json");
+    let post = r#"{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}"#;
+    file["post_processor"] = serde_json::from_str(post).expect("JSON");
+    file["truncation"] = serde_json::from_str(
+        r#"{"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}"#,
+    )
+    .expect("JSON");
+    folder.write("tokenizer.json", file.to_string());
+    let trimmed = Tokenizer::from_folder(&folder.0).expect("a tokenizer");
+    for text in ["a  third one", "\n answer", " x"] {
+        let (expected, found) = (
+            plain.encode_with_starts(text),
+            trimmed.encode_with_starts(text),
+        );
+        assert_eq!(found.expect("ids"), expected.expect("ids"), "{text:?}");
+    }
+}

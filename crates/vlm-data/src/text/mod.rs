@@ -1,8 +1,24 @@
 //! Text: data files to token ids and labels.
 //!
+//! ```no_run
+//! use vlm_data::text::{EncodeOptions, Grid, Grids, ReadOptions, TextEncoder, read};
+//!
+//! let encoder = TextEncoder::from_folder("Qwen3-VL-2B-Instruct")?;
+//! for conversation in read("train.jsonl", &ReadOptions::default())? {
+//!     let conversation = conversation?;
+//!     // One grid for each picture, from its size in pixels; here all have 16 x 16 patches.
+//!     let images = vec![Grid { time: 1, height: 16, width: 16 }; conversation.images.len()];
+//!     let grids = Grids { images: &images, videos: &[] };
+//!     let sample = encoder.encode(&conversation, grids, &EncodeOptions::default())?;
+//!     let trained = sample.labels.iter().filter(|&&label| label != -100).count();
+//!     println!("{} tokens, {trained} trained on", sample.input_ids.len());
+//! }
+//! # Ok::<(), vlm_data::text::TextError>(())
+//! ```
+//!
 //! | module | contents |
 //! |---|---|
-//! | [`format`] | data files to conversations |
+//! | [`mod@format`] | data files to conversations |
 //! | [`tokenizer`] | the tokenizer of a checkpoint folder |
 //! | [`template`] | its chat template |
 //! | [`expand`] | pads for pictures and videos |
