@@ -566,9 +566,8 @@ impl TextEncoder {
     ) -> Result<(Vec<u32>, Vec<i64>)> {
         let cuts: Vec<usize> = match rule {
             LabelRule::Qwen | LabelRule::Generation => Vec::new(),
-            LabelRule::LlamaFactory | LabelRule::Swift => {
-                turns.iter().map(|turn| turn.answer.start).collect()
-            }
+            LabelRule::LlamaFactory => turns.iter().map(|turn| turn.answer.start).collect(),
+            LabelRule::Swift => trained_starts(turns, trained),
         };
         let (ids, starts) = self.encode_pieces(text, &cuts)?;
         let mut labels = vec![IGNORED; ids.len()];
@@ -604,7 +603,11 @@ impl TextEncoder {
                 turn.answer.start
             }
         };
-        let cuts: Vec<usize> = turns.iter().map(start).collect();
+        let cuts: Vec<usize> = if factory {
+            turns.iter().map(start).collect()
+        } else {
+            trained_starts(turns, trained)
+        };
         let (mut ids, starts) = self.encode_pieces(text, &cuts)?;
         let mut labels = vec![IGNORED; ids.len()];
         let last_end = if factory { self.ids.eos } else { self.ids.end };
@@ -700,6 +703,16 @@ fn trained(messages: &[Message], options: &EncodeOptions) -> Vec<Train> {
             }
         })
         .collect()
+}
+
+/// Where the answers begin that are trained on: ms-swift joins the others to the prompt before it
+/// encodes.
+fn trained_starts(turns: &[Turn], trained: &[Train]) -> Vec<usize> {
+    let trained = turns
+        .iter()
+        .zip(trained)
+        .filter(|(_, train)| **train == Train::All);
+    trained.map(|(turn, _)| turn.answer.start).collect()
 }
 
 fn expect_turns(found: usize, expected: usize) -> Result<(), RecordProblem> {
