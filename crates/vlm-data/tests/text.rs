@@ -995,6 +995,19 @@ fn templates_print_what_python_prints() {
             "1970-01-01 01 January 1970 Thu 00:00",
         ),
         ("{{ messages[1].content | trim | length }}", "5"),
+        (
+            r#"{% set a = "%}" %}{% set b, c = 1, a == '%}' %}{{ a }}{{ b }}{{ c }}"#,
+            "%}1True",
+        ),
+        ("{# {% set x = #}{{ '{% set y = %}' }}{", "{% set y = %}{"),
+        (
+            "{%- macro m(a, b='(,', c=[1, 2]) -%}\n x{{ a }}{{ b }}{{ c[1] }}{{ d is defined }}\n{%- endmacro %}{{ m('p') }}{{ m('q', c='rs') }}",
+            "xp(,2Falsexq(,sFalse",
+        ),
+        (
+            "{% set x %}a{{ 1 }}{% endset %}{{ x }}{%set y=2%}{{y}}",
+            "a12",
+        ),
         ("{{ '<&>' }}{{ '\\u00e9' }}", "<&>é"),
         (
             "x{% raw %}{% generation %}{% endraw %}",
@@ -1045,6 +1058,14 @@ fn templates_are_stopped_and_say_why() {
         ("{{ 'a' * 9999999999 }}", ""),
         ("{{ ('a' * 1000000) | replace('a', 'b' * 100000) }}", ""),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ""),
+        (
+            "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
+            "a list of more than 1048576 items",
+        ),
+        (
+            "{% macro m(a, l=[1, ')']) %}{{ m(1, l + l) }}{% endmacro %}{{ m(1, [1]) }}",
+            "a list of more than 1048576 items",
+        ),
         (
             "{% for i in range(90) %}{{ 'a' * 1000000 }}{% endfor %}",
             "",

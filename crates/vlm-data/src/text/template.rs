@@ -3,8 +3,8 @@
 //! The engine is minijinja. What transformers has and minijinja has not is added here: `tojson` as
 //! Python's `json.dumps`, `raise_exception`, `strftime_now`, the tag `generation`, Python's string
 //! methods, and Python's spelling of what is printed (`True`, `None`, `1e-05`). A template is
-//! untrusted: its steps, its memory and its output are limited. One thing minijinja 3.1.0 does not
-//! count: a list that is added to itself more than 30 times (`l + l`) doubles each time.
+//! untrusted: its steps, its memory and its output are limited. minijinja 3.1.0 does not count
+//! lists that are added; here they are where they are stored (`adapt`), but not in 30 nested loops.
 
 use std::io::Write;
 use std::ops::Range;
@@ -148,7 +148,8 @@ impl ChatTemplate {
                 ))
             },
         );
-        let (body, has_generation) = mark_generation(source);
+        environment.add_filter(COUNTED, counted);
+        let (body, has_generation) = adapt(source);
         let compiled = environment.add_template_owned(NAME, body);
         compiled.map_err(|error| refused(describe(&error)))?;
         Ok(Self {
@@ -342,57 +343,146 @@ impl Write for Limited {
 const GENERATION_START: &str = "_generation_start";
 const GENERATION_END: &str = "_generation_end";
 
-/// Replaces the tag `generation`, which the engine does not know, by tags that print a mark. `with`
-/// gives the block a scope of its own, as transformers' tag has; the dashes of the tag stay where
-/// they are.
-fn mark_generation(source: &str) -> (String, bool) {
+/// The filter that bounds lists where they are stored.
+const COUNTED: &str = "_counted";
+
+/// The longest list that a template may store.
+const MAX_ITEMS: usize = 1 << 20;
+
+/// Adapts a template to the engine; tells whether it has the tag `generation`.
+///
+/// - The tag `generation`, which the engine does not know, becomes tags that print a mark. `with`
+///   gives the block a scope of its own, as transformers' tag has.
+/// - What `set` stores and what a macro is given is counted. The engine adds lists lazily and for
+///   nothing, so a list added to itself would double with each step, and its copy fill the memory.
+///
+/// Dashes of a tag stay at its outer ends, so white space is trimmed as before.
+fn adapt(source: &str) -> (String, bool) {
     let mut out = String::with_capacity(source.len());
     let (mut rest, mut found) = (source, false);
-    while let Some(open) = rest.find("{%") {
-        let Some(length) = rest[open..].find("%}") else {
-            break;
-        };
-        let (before, tag) = (&rest[..open], &rest[open + 2..open + length]);
-        let after = &rest[open + length + 2..];
+    while let Some(open) = rest.find('{') {
+        let (before, tag) = rest.split_at(open);
         out.push_str(before);
+        let length = match tag.as_bytes().get(1) {
+            Some(b'#') => tag.find("#}").map(|end| end + 2),
+            Some(b'{') => tag_length(tag, "}}"),
+            Some(b'%') => tag_length(tag, "%}"),
+            _ => Some(1),
+        };
+        // The engine's parser refuses what is not closed.
+        let (tag, behind) = tag.split_at(length.unwrap_or(tag.len()));
+        rest = behind;
+        let Some(tag_text) = tag
+            .strip_prefix("{%")
+            .and_then(|text| text.strip_suffix("%}"))
+        else {
+            out.push_str(tag);
+            continue;
+        };
         let dash = |c: char| c == '-' || c == '+';
-        let left = tag
-            .chars()
-            .next()
-            .filter(|&c| dash(c))
-            .map_or("", |_| &tag[..1]);
-        let inner = tag.strip_prefix(dash).unwrap_or(tag);
-        let right = inner.chars().next_back().filter(|&c| dash(c));
-        let right = right.map_or("", |_| &inner[inner.len() - 1..]);
-        let word = inner.strip_suffix(dash).unwrap_or(inner).trim();
+        let inner = tag_text.strip_prefix(dash).unwrap_or(tag_text);
+        let left = &tag_text[..tag_text.len() - inner.len()];
+        let body = inner.strip_suffix(dash).unwrap_or(inner);
+        let right = &inner[body.len()..];
+        let (word, arguments) = body
+            .trim()
+            .split_once([' ', '\t', '\n', '\r'])
+            .unwrap_or((body.trim(), ""));
         match word {
             "raw" => {
                 // Nothing in a raw block is a tag.
-                let end = after.find("endraw").unwrap_or(after.len());
-                out.push_str(&rest[open..open + length + 2]);
-                out.push_str(&after[..end]);
-                rest = &after[end..];
-                continue;
+                let end = rest.find("endraw").unwrap_or(rest.len());
+                out.push_str(tag);
+                out.push_str(&rest[..end]);
+                rest = &rest[end..];
             }
-            "generation" => {
+            "generation" if arguments.is_empty() => {
                 found = true;
                 let start = GENERATION_START;
                 out.push_str(&format!(
                     "{{%{left} with %}}{{{{ {start} }}}}{{% if true {right}%}}"
                 ));
             }
-            "endgeneration" => {
+            "endgeneration" if arguments.is_empty() => {
                 let end = GENERATION_END;
                 out.push_str(&format!(
                     "{{%{left} endif %}}{{{{ {end} }}}}{{% endwith {right}%}}"
                 ));
             }
-            _ => out.push_str(&rest[open..open + length + 2]),
+            "set" if arguments.contains('=') => {
+                let (name, value) = arguments.split_once('=').unwrap_or((arguments, ""));
+                out.push_str(&format!(
+                    "{{%{left} set {name} = ({value}) | {COUNTED} {right}%}}"
+                ));
+            }
+            "macro" if !parameters(arguments).is_empty() => {
+                let names = parameters(arguments);
+                out.push_str(&format!("{{%{left} macro {arguments} %}}"));
+                for (index, name) in names.iter().enumerate() {
+                    let right = if index + 1 == names.len() { right } else { "" };
+                    out.push_str(&format!("{{% set {name} = {name} | {COUNTED} {right}%}}"));
+                }
+            }
+            _ => out.push_str(tag),
         }
-        rest = after;
     }
     out.push_str(rest);
     (out, found)
+}
+
+/// The length of the tag at the start of `text`, up to `close` outside of strings.
+fn tag_length(text: &str, close: &str) -> Option<usize> {
+    let (mut quote, mut escaped) = (None, false);
+    for (at, c) in text.char_indices().skip(2) {
+        match quote {
+            Some(_) if escaped => escaped = false,
+            Some(_) if c == '\\' => escaped = true,
+            Some(open) if c == open => quote = None,
+            Some(_) => {}
+            None if text[at..].starts_with(close) => return Some(at + close.len()),
+            None if c == '"' || c == '\'' => quote = Some(c),
+            None => {}
+        }
+    }
+    None
+}
+
+/// The names in `macro_name(a, b=1)`.
+fn parameters(arguments: &str) -> Vec<&str> {
+    let Some((_, list)) = arguments.split_once('(') else {
+        return Vec::new();
+    };
+    let (mut names, mut depth, mut quote, mut from) = (Vec::new(), 0usize, None, Some(0));
+    for (at, c) in list.char_indices() {
+        if let Some(open) = quote {
+            quote = if c == open { None } else { quote };
+            continue;
+        }
+        match c {
+            '"' | '\'' => quote = Some(c),
+            '=' | ',' | ')' if depth == 0 => {
+                names.extend(from.take().map(|from| list[from..at].trim()));
+                from = (c == ',').then_some(at + 1);
+            }
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    names.retain(|name| !name.is_empty());
+    names
+}
+
+/// The filter [`COUNTED`]: its value, unless that is too long a list.
+fn counted(value: Value) -> Result<Value, Error> {
+    let is_list = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
+    match value.len() {
+        Some(items) if is_list && items > MAX_ITEMS => {
+            let message = format!("a list of more than {MAX_ITEMS} items");
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        }
+        _ => Ok(value),
+    }
 }
 
 /// Takes the marks out of a text, and tells what was between them.
