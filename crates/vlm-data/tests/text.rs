@@ -1399,3 +1399,131 @@ fn a_post_processor_does_not_move_tokens() {
         assert_eq!(found.expect("ids"), expected.expect("ids"), "{text:?}");
     }
 }
+
+/// The limit of steps is far above what long conversations take.
+#[test]
+fn a_conversation_of_a_thousand_turns_is_rendered() {
+    let encoder = encoder("qwen3", "thousand");
+    let images = vec![
+        Grid {
+            time: 1,
+            height: 2,
+            width: 2
+        };
+        1000
+    ];
+    let grids = Grids {
+        images: &images,
+        videos: &[],
+    };
+    let mut options = EncodeOptions::default();
+    let sample = encoder
+        .encode(&conversation(1000), grids, &options)
+        .expect("a sample");
+    assert_eq!(sample.images.len(), 1000);
+    options.max_tokens = Some(1000);
+    options.overlong = Overlong::DropOldestTurns;
+    let sample = encoder
+        .encode(&conversation(1000), grids, &options)
+        .expect("a sample");
+    assert!(
+        sample.input_ids.len() > 900 && sample.dropped_turns > 900,
+        "{}",
+        sample.dropped_turns
+    );
+}
+
+/// A tokenizer's file of any content is a tokenizer or an error, and so is what it encodes.
+#[test]
+fn no_tokenizer_file_makes_the_reader_panic() {
+    let folder = Folder::new("mutated");
+    let file = json("tokenizer.json");
+    let mut places = Vec::new();
+    pointers(&file, "", &mut places);
+    // All that is not the vocabulary, and some of it.
+    let is_entry =
+        |place: &&String| place.starts_with("/model/vocab/") || place.starts_with("/model/merges/");
+    let mut chosen: Vec<String> = places
+        .iter()
+        .filter(|place| !is_entry(place))
+        .cloned()
+        .collect();
+    chosen.extend(places.iter().filter(is_entry).step_by(9).cloned());
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut draw = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    let values = [
+        "0",
+        "-1",
+        "99999999999",
+        "676",
+        "4294967295",
+        "1e9",
+        "null",
+        "true",
+        "[]",
+        "{}",
+        "\"\"",
+        "\"a\"",
+        "\"é\"",
+        "\"(\"",
+        "\"a b\"",
+        "[\"a\", \"b\"]",
+        "{\"type\": \"NFKC\"}",
+        "{\"type\": \"Whitespace\"}",
+    ];
+    let (mut built, mut refused) = (0, 0);
+    for _ in 0..500 {
+        let mut mutated = file.clone();
+        for _ in 0..=draw(2) {
+            // An earlier change may have taken the place away.
+            if let Some(place) = mutated.pointer_mut(&chosen[draw(chosen.len())]) {
+                let value = serde_json::from_str(values[draw(values.len())]).expect("JSON");
+                // Mostly of the same type, so that some files are read.
+                *place = match place {
+                    Value::Bool(flag) if draw(4) > 0 => Value::Bool(!*flag),
+                    Value::String(text) if draw(4) > 0 => {
+                        Value::String(format!("{text}{}", draw(3)))
+                    }
+                    Value::Number(_) if draw(4) > 0 => draw(800).into(),
+                    _ => value,
+                };
+            }
+        }
+        folder.write("tokenizer.json", mutated.to_string());
+        match Tokenizer::from_folder(&folder.0) {
+            Ok(tokenizer) => {
+                built += 1;
+                _ = tokenizer.encode("a <|im_end|> text é 12\n\n");
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(
+        built > 20 && refused > 200,
+        "{built} built, {refused} refused"
+    );
+}
+
+/// The places of all values inside `value`.
+fn pointers(value: &Value, at: &str, out: &mut Vec<String>) {
+    let mut inner = |key: &str, value: &Value| {
+        let place = format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"));
+        pointers(value, &place, out);
+        out.push(place);
+    };
+    match value {
+        Value::Array(items) => {
+            items
+                .iter()
+                .enumerate()
+                .for_each(|(index, item)| inner(&index.to_string(), item));
+        }
+        Value::Object(pairs) => pairs.iter().for_each(|(key, value)| inner(key, value)),
+        _ => {}
+    }
+}
