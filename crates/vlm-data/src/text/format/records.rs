@@ -112,12 +112,21 @@ impl<R: BufRead> Records<R> {
             return Ok(None);
         }
         let line = self.line;
-        while let Some(byte) = self.peek()? {
-            if byte == b'\n' {
+        while self.peek()?.is_some() {
+            // What `peek` has read; an error it would have returned.
+            let bytes = self.input.fill_buf().unwrap_or_default();
+            let end = bytes
+                .iter()
+                .position(|&byte| byte == b'\n')
+                .unwrap_or(bytes.len());
+            let room = (self.max_bytes - self.buffer.len()).min(end);
+            self.buffer.extend_from_slice(&bytes[..room]);
+            self.too_large |= room < end;
+            let is_whole = end < bytes.len();
+            self.input.consume(end);
+            if is_whole {
                 break;
             }
-            self.take(byte);
-            self.keep(byte);
         }
         Ok(Some(line))
     }
