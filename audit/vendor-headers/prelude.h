@@ -56,6 +56,7 @@
 #define __host__
 #define __host_aicore__
 #define __vector__
+#define __mix__(cube, vector)
 #define __cube__
 #define __simd_vf__
 #define __simd_callee__

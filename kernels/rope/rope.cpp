@@ -3,23 +3,36 @@
 //
 // All take device addresses and the tiling by value. An absent tensor (no k) is a null address with
 // no heads.
+//
+// The kind of cores is stated twice. KERNEL_TASK_TYPE_DEFAULT is a macro of the vendor's headers,
+// which expands to nothing unless the build's plug-in gave it a meaning first. The qualifiers are
+// words of the device compiler, which no header defines; the vendor's examples have them from
+// CANN 8.5 on. A compiler that does not know them wants ROPE_NO_QUALIFIERS.
 #include "kernel_operator.h"
 #include "rope_angle_grad.h"
 #include "rope_norm.h"
 #include "rope_rotate.h"
 
-#define ROPE_ROTATE(name, type, pairs)                                                            \
-    extern "C" __global__ __aicore__ void rope_rotate_##name(GM_ADDR q, GM_ADDR k, GM_ADDR q_out, \
-                                                             GM_ADDR k_out, GM_ADDR angles,       \
-                                                             GM_ADDR map, rope::Tiling tiling) {  \
-        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                           \
-        AscendC::TPipe pipe;                                                                      \
-        rope::Rotate<type, rope::Pairs::pairs> kernel(pipe, tiling);                              \
-        kernel.Run(q, k, q_out, k_out, angles, map);                                              \
+#ifdef ROPE_NO_QUALIFIERS
+#define ROPE_VECTOR
+#define ROPE_MIX
+#else
+#define ROPE_VECTOR __vector__
+#define ROPE_MIX __mix__(1, 2)
+#endif
+
+#define ROPE_ROTATE(name, type, pairs)                                                   \
+    extern "C" ROPE_VECTOR __global__ __aicore__ void rope_rotate_##name(                \
+        GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR angles, GM_ADDR map, \
+        rope::Tiling tiling) {                                                           \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                  \
+        AscendC::TPipe pipe;                                                             \
+        rope::Rotate<type, rope::Pairs::pairs> kernel(pipe, tiling);                     \
+        kernel.Run(q, k, q_out, k_out, angles, map);                                     \
     }
 
 #define ROPE_ANGLE_GRAD(name, type, pairs)                                                     \
-    extern "C" __global__ __aicore__ void rope_angle_grad_##name(                              \
+    extern "C" ROPE_VECTOR __global__ __aicore__ void rope_angle_grad_##name(                  \
         GM_ADDR q, GM_ADDR k, GM_ADDR q_grad, GM_ADDR k_grad, GM_ADDR angle_grad, GM_ADDR map, \
         rope::Tiling tiling) {                                                                 \
         KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                        \
@@ -29,32 +42,32 @@
     }
 
 // With a cube core: any pairing, `matrix` moves the channels.
-#define ROPE_MATRIX(name, type)                                                                    \
-    extern "C" __global__ __aicore__ void rope_matrix_##name(                                      \
-        GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR angles, GM_ADDR map,           \
-        GM_ADDR matrix, GM_ADDR workspace, rope::Tiling tiling) {                                  \
-        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);                                         \
-        AscendC::TPipe pipe;                                                                       \
-        if ASCEND_IS_AIC {                                                                         \
-            rope::Multiply<type> product(pipe, tiling);                                            \
-            product.Run(q, k, matrix, workspace);                                                  \
-        }                                                                                          \
-        if ASCEND_IS_AIV {                                                                         \
-            rope::Rotate<type, rope::Pairs::kMatrix> kernel(pipe, tiling);                         \
-            kernel.Run(q, k, q_out, k_out, angles, map, workspace);                                \
-        }                                                                                          \
+#define ROPE_MATRIX(name, type)                                                          \
+    extern "C" ROPE_MIX __global__ __aicore__ void rope_matrix_##name(                   \
+        GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR angles, GM_ADDR map, \
+        GM_ADDR matrix, GM_ADDR workspace, rope::Tiling tiling) {                        \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);                               \
+        AscendC::TPipe pipe;                                                             \
+        if ASCEND_IS_AIC {                                                               \
+            rope::Multiply<type> product(pipe, tiling);                                  \
+            product.Run(q, k, matrix, workspace);                                        \
+        }                                                                                \
+        if ASCEND_IS_AIV {                                                               \
+            rope::Rotate<type, rope::Pairs::kMatrix> kernel(pipe, tiling);               \
+            kernel.Run(q, k, q_out, k_out, angles, map, workspace);                      \
+        }                                                                                \
     }
 // The gradients of y and the sums for the gradients of the weights are of the backward alone.
-#define ROPE_NORM_ENTRY(name, type, pairs, backward)                                              \
-    extern "C" __global__ __aicore__ void name(                                                   \
-        GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR q_grad, GM_ADDR k_grad,       \
-        GM_ADDR q_weight, GM_ADDR k_weight, GM_ADDR angles, GM_ADDR map, GM_ADDR weight_sums,     \
-        rope::NormTiling tiling) {                                                                \
-        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                           \
-        AscendC::TPipe pipe;                                                                      \
-        rope::Norm<type, rope::Pairs::pairs, backward> kernel(pipe, tiling);                      \
-        kernel.Run({q, k, q_out, k_out, q_grad, k_grad, q_weight, k_weight, angles, map,          \
-                    weight_sums});                                                                \
+#define ROPE_NORM_ENTRY(name, type, pairs, backward)                                          \
+    extern "C" ROPE_VECTOR __global__ __aicore__ void name(                                   \
+        GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR q_grad, GM_ADDR k_grad,   \
+        GM_ADDR q_weight, GM_ADDR k_weight, GM_ADDR angles, GM_ADDR map, GM_ADDR weight_sums, \
+        rope::NormTiling tiling) {                                                            \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                       \
+        AscendC::TPipe pipe;                                                                  \
+        rope::Norm<type, rope::Pairs::pairs, backward> kernel(pipe, tiling);                  \
+        kernel.Run({q, k, q_out, k_out, q_grad, k_grad, q_weight, k_weight, angles, map,      \
+                    weight_sums});                                                            \
     }
 #define ROPE_NORM(name, type, pairs)                         \
     ROPE_NORM_ENTRY(rope_norm_##name, type, pairs, false)    \

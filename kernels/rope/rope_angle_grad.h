@@ -36,6 +36,7 @@ public:
 
     __aicore__ inline void Run(GM_ADDR q, GM_ADDR k, GM_ADDR q_grad, GM_ADDR k_grad,
                                GM_ADDR angle_grad, GM_ADDR map) {
+        if (IsBeyond(AscendC::GetBlockIdx(), AscendC::GetBlockNum())) return;
         Bind(q, k, q_grad, k_grad, angle_grad);
         InitBuffers(map);
         Parts parts(t_, AscendC::GetBlockIdx(), AscendC::GetBlockNum());

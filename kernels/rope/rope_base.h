@@ -58,6 +58,10 @@ __aicore__ inline void VectorBarrier() {
 #endif
 }
 
+// Whether a core has no share of the work, and must not touch memory. So it is if the kernel was
+// compiled for more kinds of cores than it states: two vector cores a block have twice the numbers.
+__aicore__ inline bool IsBeyond(uint64_t block, uint64_t blocks) { return block >= blocks; }
+
 // A run of tokens of one batch, with a range of their heads (q's heads, then k's).
 struct Part {
     uint64_t batch, index, row;  // index of the first token in its batch, row of its angles

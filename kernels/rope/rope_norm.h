@@ -76,6 +76,7 @@ public:
     __aicore__ inline Norm(TPipe& pipe, const NormTiling& t) : pipe_(pipe), n_(t), t_(t.rope) {}
 
     __aicore__ inline void Run(const NormAddresses& a) {
+        if (IsBeyond(AscendC::GetBlockIdx(), AscendC::GetBlockNum())) return;
         Bind(a);
         InitBuffers(a);
         Parts parts(t_, AscendC::GetBlockIdx(), AscendC::GetBlockNum());

@@ -63,11 +63,11 @@ public:
 
     __aicore__ inline void Run(GM_ADDR q, GM_ADDR k, GM_ADDR q_out, GM_ADDR k_out, GM_ADDR angles,
                                GM_ADDR map, GM_ADDR workspace = nullptr) {
-        Bind(q, k, q_out, k_out, angles);
         const uint64_t block = AscendC::GetBlockIdx();
-        uint64_t blocks = AscendC::GetBlockNum();
+        const uint64_t blocks = AscendC::GetBlockNum() * (kMatrix ? kVectorsOfCube : 1);
+        if (IsBeyond(block, blocks)) return;
+        Bind(q, k, q_out, k_out, angles);
         if constexpr (kMatrix) {
-            blocks *= kVectorsOfCube;
             workspace_.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(workspace),
                                        ProductStart(t_, blocks, 0));
         }

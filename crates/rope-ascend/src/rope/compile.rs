@@ -38,6 +38,9 @@ pub(crate) const KERNEL_SOURCES: [(&str, &str); 7] = [
     ("rope.cpp", include_str!("../../kernels/rope/rope.cpp")),
 ];
 
+/// Leaves the device compiler's words for kinds of cores out.
+const NO_QUALIFIERS: &str = "#define ROPE_NO_QUALIFIERS\n";
+
 /// The sources as one text: the compiler takes a single source, so inclusions among them go.
 fn single_source() -> String {
     KERNEL_SOURCES
@@ -64,15 +67,23 @@ impl Compilation {
         }
     }
 
-    /// Makes the binary.
+    /// Makes the binary. A compiler that refuses the source gets it once more without the words
+    /// that it may not know (see `rope.cpp`).
     ///
     /// # Errors
     /// [`AscendError::Load`] where the library is missing (it comes with CANN 8.5 and later), and
-    /// [`AscendError::Compile`] with the compiler's log.
+    /// [`AscendError::Compile`] with the compiler's log of the whole source.
     #[doc(alias = "aclrtcCompileProg")]
     pub(super) fn run(&self, api: &Api) -> Result<Vec<u8>> {
         let rtc = api.rtc.as_ref().map_err(Clone::clone)?;
-        let source = CString::new(self.source.as_str()).unwrap_or_default();
+        self.compile(rtc, &self.source).or_else(|error| {
+            let source = format!("{NO_QUALIFIERS}{}", self.source);
+            self.compile(rtc, &source).map_err(|_| error)
+        })
+    }
+
+    fn compile(&self, rtc: &AclRtc, source: &str) -> Result<Vec<u8>> {
+        let source = CString::new(source).unwrap_or_default();
         let mut program: aclrtcProg = std::ptr::null_mut();
         // SAFETY: nul-terminated texts that live through the call; no headers, so null lists; a
         // local receives the handle.
@@ -149,8 +160,33 @@ fn log(rtc: &AclRtc, program: aclrtcProg) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "test code")]
 mod tests {
     use super::*;
+
+    /// The qualifier of an entry point, and the type that its first statement gives it.
+    #[test]
+    fn qualifier_and_task_type_of_each_kernel_agree() {
+        let source = single_source();
+        assert!(source.contains("#define ROPE_VECTOR __vector__\n"));
+        assert!(source.contains("#define ROPE_MIX __mix__(1, 2)\n"));
+        let (mut vector, mut mix) = (0, 0);
+        for entry in source.split("extern \"C\" ").skip(1) {
+            let (_, statements) = entry.split_once("KERNEL_TASK_TYPE_DEFAULT(").unwrap();
+            if entry.starts_with("ROPE_VECTOR __global__ __aicore__ void ") {
+                assert!(statements.starts_with("KERNEL_TYPE_AIV_ONLY)"), "{entry}");
+                vector += 1;
+            } else {
+                assert!(entry.starts_with("ROPE_MIX __global__"), "{entry}");
+                assert!(
+                    statements.starts_with("KERNEL_TYPE_MIX_AIC_1_2)"),
+                    "{entry}"
+                );
+                mix += 1;
+            }
+        }
+        assert_eq!((vector, mix), (3, 1));
+    }
 
     #[test]
     fn the_single_source_includes_only_the_vendor() {
