@@ -4,7 +4,7 @@
 mod support;
 
 use half::{bf16, f16};
-use rope_ascend::rope::{AngleGradient, Heads, Operand, Rotation, Rotator, Unit};
+use rope_ascend::rope::{AngleGradient, AngleRows, Heads, Operand, Rotation, Rotator, Unit};
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing, Strides};
 use support::{
@@ -25,6 +25,8 @@ struct Case {
     strided: bool,
     in_place: bool,
     shared: bool,
+    /// The rows of angles lie behind others in their memory.
+    offset_angles: bool,
 }
 
 impl Case {
@@ -41,6 +43,7 @@ impl Case {
             strided: false,
             in_place: true,
             shared: false,
+            offset_angles: false,
         }
     }
 
@@ -115,7 +118,10 @@ fn run_by<T: Number>(bench: &Bench, case: &Case, direction: Direction, unit: Uni
     let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
     let rotator = rotator.by(unit);
     let drawn: Vec<f32> = values(&mut numbers, rows * 2 * lanes);
-    let on_device = stream.upload(&drawn).unwrap();
+    // Rows of other angles before those of the case.
+    let before = if case.offset_angles { 3 * 2 * lanes } else { 0 };
+    let on_device = [vec![7.0_f32; before], drawn.clone()].concat();
+    let on_device = stream.upload(&on_device).unwrap();
     let angle = |token: usize, lane: usize| {
         let cos = token % rows * 2 * lanes + lane;
         (f64::from(drawn[cos]), f64::from(drawn[cos + lanes]))
@@ -152,7 +158,10 @@ fn run_by<T: Number>(bench: &Bench, case: &Case, direction: Direction, unit: Uni
             direction,
             q,
             k,
-            angles: angles(&on_device, rows),
+            angles: AngleRows {
+                offset_bytes: before * size_of::<f32>(),
+                ..angles(&on_device, rows)
+            },
         })
         .unwrap_or_else(|error| panic!("{case:?}: {error}"));
     if let Err(error) = stream.synchronize() {
@@ -414,6 +423,91 @@ fn on_dav_3510() {
                 ..Case::plain(pairing)
             },
         );
+    }
+    bench.finish();
+}
+
+/// Two cores, so that each has whole batches, full tiles and several tokens: with 40 cores the small
+/// cases give a core one token or less.
+fn on_two_cores(machine: ascend_sim::Machine) {
+    let bench = Bench::new(ascend_sim::Machine {
+        vector_cores: 2,
+        ..machine
+    });
+    for pairing in [Pairing::Half, Pairing::Adjacent] {
+        for (layout, in_place) in [
+            (Layout::Bnsd, true),
+            (Layout::Bsnd, false),
+            (Layout::Bnsd, false),
+        ] {
+            for (head_dim, channels, heads, seq, batch) in [
+                // Fewer tokens than parts of the heads, which do not divide 15 heads evenly.
+                (64, 0..64, [13, 2], 3, 1),
+                // The cores' shares end within a batch, and tiles within a share.
+                (64, 0..64, [5, 2], 37, 3),
+                // More channels pass through than are rotated.
+                (256, 0..64, [4, 2], 37, 2),
+                // Rows of angles that are no whole blocks.
+                (20, 0..12, [5, 2], 37, 3),
+            ] {
+                let case = Case {
+                    batch,
+                    seq,
+                    heads,
+                    head_dim,
+                    channels,
+                    layout,
+                    in_place,
+                    ..Case::plain(pairing)
+                };
+                run::<bf16>(&bench, &case, Direction::Forward);
+                run::<f32>(&bench, &case, Direction::Adjoint);
+                angle_gradient::<f32>(&bench, &case);
+            }
+        }
+    }
+    bench.finish();
+}
+
+#[test]
+fn few_cores() {
+    on_two_cores(ascend_sim::Machine::ascend_910b());
+}
+
+#[test]
+fn few_cores_on_dav_3510() {
+    on_two_cores(ascend_sim::Machine::ascend_950());
+}
+
+#[test]
+fn angles_behind_others_in_their_memory() {
+    let bench = Bench::new(ascend_sim::Machine::ascend_910b());
+    let case = Case {
+        offset_angles: true,
+        ..Case::plain(Pairing::Half)
+    };
+    run::<f32>(&bench, &case, Direction::Forward);
+    run_by::<bf16>(&bench, &case, Direction::Forward, Unit::Cube);
+    bench.finish();
+}
+
+/// Heads that lie further apart than the 16 bits of the cube core's strides reach.
+#[test]
+fn far_heads_for_the_cube() {
+    let bench = Bench::new(ascend_sim::Machine::ascend_910b());
+    let case = Case {
+        batch: 1,
+        seq: 1100,
+        heads: [3, 2],
+        layout: Layout::Bnsd,
+        ..Case::plain(Pairing::Half)
+    };
+    for in_place in [true, false] {
+        let case = Case {
+            in_place,
+            ..case.clone()
+        };
+        run_by::<bf16>(&bench, &case, Direction::Forward, Unit::Cube);
     }
     bench.finish();
 }

@@ -333,6 +333,13 @@ fn shapes_that_do_not_fit_are_refused_before_anything_is_queued() {
             angles(&rows, 6),
         ),
         ("6 rows", 0, layout, angles(&rows, 5)),
+        // More than one batch's rows, and less than one for each token.
+        (
+            "6 rows, one for each token, or 3 shared",
+            0,
+            HeadsLayout::contiguous(Layout::Bsnd, 2, 3, 2, 32),
+            angles(&rows, 4),
+        ),
         (
             "within their memory",
             0,

@@ -21,7 +21,7 @@ use half::{bf16, f16};
 use rope_ascend::rope::{AngleGradient, Heads, Operand, Rotation, Rotator, Unit};
 use rope_ascend::safe::DeviceBuffer;
 use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, Layout, NormOrder, Pairing, Strides};
-use support::norm::{Case as NormCase, run as run_norm};
+use support::norm::{Case as NormCase, run as run_norm, run_into as run_norm_into};
 use support::rotate_plainly;
 use support::{At, Bench, Number, Numbers, angles, index, kernel_names, pair_channels};
 
@@ -42,6 +42,11 @@ const ROTATE: &str = "rope_rotate.h";
 const ANGLE_GRAD: &str = "rope_angle_grad.h";
 const NORM: &str = "rope_norm.h";
 const BARRIER: &str = "VectorBarrier();";
+/// The number that lets half of the blocks do the work of all: the others are beyond the launch.
+const HALF: i32 = -2;
+/// Where the number of blocks is used first.
+const UNITS: &str = "const uint64_t units =";
+const BEYOND: &str = "a block beyond the launch works";
 
 /// What finds a fault.
 #[derive(Clone, Copy, Debug)]
@@ -546,6 +551,94 @@ const CUBE_FAULTS: &[Fault] = &[
     },
 ];
 
+/// Faults that show only where a core has several tokens and full tiles.
+const TWO_CORES_FAULTS: &[Fault] = &[
+    Fault {
+        name: "a tile crosses the end of its batch",
+        file: BASE,
+        edits: &[("whole < in_batch ?", "whole < in_batch || FAULT ?")],
+        caught: By("block-conflict", "blocks run in any order"),
+    },
+    Fault {
+        name: "the end of a group of heads is rounded down twice",
+        file: BASE,
+        edits: &[(
+            "heads * (group + groups) / t_.head_groups",
+            "(FAULT ? heads * group / t_.head_groups + heads * groups / t_.head_groups : heads * \
+             (group + groups) / t_.head_groups)",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "groups of heads have one length",
+        file: BASE,
+        edits: &[(
+            "part.head_begin = heads * group / t_.head_groups",
+            "part.head_begin = FAULT ? group * (heads / t_.head_groups) : heads * group / \
+             t_.head_groups",
+        )],
+        caught: By("block-conflict", "blocks run in any order"),
+    },
+    Fault {
+        name: "rows of the angles' gradient are not padded",
+        file: ANGLE_GRAD,
+        edits: &[(
+            "Combine(out, token * t_.coef_pitch)",
+            "Combine(out, token * (FAULT ? 2 * t_.angle_width : t_.coef_pitch))",
+        )],
+        caught: By("ub-misaligned", "Mul"),
+    },
+    Fault {
+        name: "a slot has room for the rotated channels alone",
+        file: ROTATE,
+        edits: &[(
+            "if (bytes > row_bytes)",
+            "if (bytes > row_bytes && !(FAULT))",
+        )],
+        caught: By("tensor-bounds", "DataCopyPad"),
+    },
+    Fault {
+        name: "a sum over more rows than keep the next ones aligned",
+        file: NORM,
+        edits: &[
+            ("row += kSumRows", "row += (FAULT ? 255 : kSumRows)"),
+            (
+                "Min(rows - row, kSumRows)",
+                "Min(rows - row, FAULT ? 255 : kSumRows)",
+            ),
+        ],
+        caught: By("ordering", "WholeReduceSum"),
+    },
+    Fault {
+        name: BEYOND,
+        file: BASE,
+        edits: &[("block >= blocks", "block >= (blocks) && !(FAULT)")],
+        caught: By("gm-out-of-bounds", "DataCopyPad"),
+    },
+];
+
+/// Faults that show only where heads are further apart than 16 bits reach.
+const FAR_HEADS_FAULTS: &[Fault] = &[
+    Fault {
+        name: "a stride of the cube core between rows is cut to 16 bits",
+        file: MATRIX,
+        edits: &[(
+            "inner > 1 && inner_stride > kMostStride",
+            "inner > 1 && inner_stride > kMostStride && !(FAULT)",
+        )],
+        caught: Wrong,
+    },
+    Fault {
+        name: "a stride of the cube core between matrices is cut to 16 bits",
+        file: MATRIX,
+        edits: &[(
+            "outer > 1 && outer_stride > kMostStride",
+            "outer > 1 && outer_stride > kMostStride && !(FAULT)",
+        )],
+        caught: By("block-conflict", "blocks run in any order"),
+    },
+];
+
 /// Barriers (by file, function and place in it, from 0) that another one makes superfluous: each
 /// may go by itself, and only their absence together is a fault.
 const SPARE: &[(&str, &str, usize)] = &[(ANGLE_GRAD, "AddRows", 0)];
@@ -556,12 +649,30 @@ fn function_of(line: &str) -> Option<&str> {
     before.split(' ').next_back()
 }
 
+/// Which trials show a fault.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Trials {
+    Vector,
+    Norm,
+    Cube,
+    TwoCores,
+    FarHeads,
+}
+
 /// A fault of the library: its number is its index and one.
 struct Seeded {
     name: String,
-    unit: Unit,
-    file: &'static str,
+    trials: Trials,
     caught: Caught,
+}
+
+/// The trials of the vector cores that run the code of a file.
+fn by_vector_cores(file: &str) -> Trials {
+    if file == NORM {
+        Trials::Norm
+    } else {
+        Trials::Vector
+    }
 }
 
 /// The edited sources, and their faults: those of the table, and every barrier that is dropped.
@@ -570,8 +681,15 @@ fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
     let read = |file: &'static str| (file, std::fs::read_to_string(folder.join(file)).unwrap());
     let mut texts: Vec<(&str, String)> = FILES.into_iter().map(read).collect();
     let mut faults = Vec::new();
-    let by_unit = FAULTS.iter().map(|fault| (fault, Unit::Vector));
-    for (fault, unit) in by_unit.chain(CUBE_FAULTS.iter().map(|fault| (fault, Unit::Cube))) {
+    let vector = FAULTS
+        .iter()
+        .map(|fault| (fault, by_vector_cores(fault.file)));
+    let cube = CUBE_FAULTS.iter().map(|fault| (fault, Trials::Cube));
+    let two = TWO_CORES_FAULTS.iter();
+    let two = two.map(|fault| (fault, Trials::TwoCores));
+    let far = FAR_HEADS_FAULTS.iter();
+    let far = far.map(|fault| (fault, Trials::FarHeads));
+    for (fault, trials) in vector.chain(cube).chain(two).chain(far) {
         let number = faults.len() + 1;
         let (_, text) = texts
             .iter_mut()
@@ -586,13 +704,21 @@ fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
             );
             *text = text.replace(old, &new.replace("FAULT", &format!("rope_fault({number})")));
         }
-        let (name, file, caught) = (fault.name.to_owned(), fault.file, fault.caught);
         faults.push(Seeded {
-            name,
-            unit,
-            file,
-            caught,
+            name: fault.name.to_owned(),
+            trials,
+            caught: fault.caught,
         });
+    }
+    let beyond = faults.iter().position(|fault| fault.name == BEYOND);
+    let half = format!("rope_fault({HALF}) || rope_fault({})", beyond.unwrap() + 1);
+    let (_, base) = texts.iter_mut().find(|(file, _)| *file == BASE).unwrap();
+    for (blocks, halved) in [
+        ("block >= (blocks)", "block >= (HALF ? blocks / 2 : blocks)"),
+        (UNITS, &format!("if (HALF) blocks /= 2; {UNITS}")),
+    ] {
+        assert!(base.contains(blocks), "{BASE} has no `{blocks}` any more");
+        *base = base.replace(blocks, &halved.replace("HALF", &half));
     }
     let first_barrier = faults.len() + 1;
     for (file, text) in &mut texts {
@@ -613,8 +739,7 @@ fn seeded() -> (Vec<(&'static str, String)>, Vec<Seeded>) {
             let number = faults.len() + 1;
             faults.push(Seeded {
                 name: format!("no barrier {nth} in {function} of {file}"),
-                unit: Unit::Vector,
-                file,
+                trials: by_vector_cores(file),
                 caught: By("ordering", "PipeBarrier<PIPE_V> is missing"),
             });
             let on = format!("if (!rope_fault({number}) && !rope_fault(-1)) {BARRIER}");
@@ -718,10 +843,10 @@ fn rotation<T: Number>(bench: &Bench, trial: &Trial, direction: Direction) -> Re
         let cos = token * 2 * lanes + lane;
         (rows[cos], rows[cos + lanes])
     };
-    let other = if trial.in_place {
-        trial.layout
-    } else {
-        Layout::Bnsd
+    let other = match trial.layout {
+        layout if trial.in_place => layout,
+        Layout::Bnsd => Layout::Bsnd,
+        _ => Layout::Bnsd,
     };
     let mut tensors = trial.heads.map(|heads| {
         let (from, to) = (trial.place(trial.layout, heads), trial.place(other, heads));
@@ -949,6 +1074,76 @@ fn try_cube(binary: &[u8]) -> Found {
     None
 }
 
+/// The trials on two vector cores.
+fn try_two_cores(binary: &[u8]) -> Found {
+    let two_cores = Machine {
+        vector_cores: 2,
+        ..Machine::default()
+    };
+    for (layout, in_place) in [(Layout::Bnsd, true), (Layout::Bsnd, false)] {
+        for (head_dim, rotary_dim, heads, seq, batch) in [
+            (64, 64, [13, 2], 3, 1),
+            (64, 64, [5, 2], 37, 3),
+            (256, 64, [4, 2], 37, 2),
+            (20, 12, [5, 2], 37, 3),
+        ] {
+            let trial = Trial {
+                layout,
+                in_place,
+                head_dim,
+                rotary_dim,
+                heads,
+                seq,
+                batch,
+                ..Trial::of(Pairing::Half)
+            };
+            let run = |bench: &Bench| {
+                rotation::<bf16>(bench, &trial, Direction::Forward)?;
+                angle_gradient::<f32>(bench, &trial)
+            };
+            let found = try_one(binary, two_cores.clone(), format!("{trial:?}"), &run);
+            if found.is_some() {
+                return found;
+            }
+        }
+    }
+    let case = NormCase {
+        batch: 1,
+        seq: 300,
+        heads: [4, 2],
+        head_dim: 16,
+        channels: 0..16,
+        layout: Layout::Tnd,
+        ..NormCase::plain(Pairing::Half)
+    };
+    let run = |bench: &Bench| {
+        // A core that returns at once stores no sums.
+        let sums = |len| bench.stream.zeros::<f32>(len).unwrap();
+        run_norm_into::<bf16>(bench, &case, &sums)
+    };
+    try_one(binary, two_cores, format!("{case:?}"), &run)
+}
+
+/// The trials of the cube cores with heads that are far apart.
+fn try_far_heads(binary: &[u8]) -> Found {
+    for in_place in [true, false] {
+        let far = Trial {
+            seq: 1100,
+            heads: [3, 2],
+            layout: Layout::Bnsd,
+            unit: Unit::Cube,
+            in_place,
+            ..Trial::of(Pairing::Half)
+        };
+        let run = |bench: &Bench| rotation::<bf16>(bench, &far, Direction::Forward);
+        let found = try_one(binary, Machine::default(), format!("{far:?}"), &run);
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
 /// The trials of the norm in order, until one is not as it should be.
 fn try_norm(binary: &[u8]) -> Found {
     for pairing in Pairing::ALL {
@@ -1084,29 +1279,36 @@ fn every_fault_in_the_kernels_is_caught() {
     let binary = compile(&texts);
     let texts: BTreeMap<&str, &str> = texts.iter().map(|(n, t)| (*n, t.as_str())).collect();
     turn_on(0);
-    let by = |unit, file| match unit {
-        Unit::Cube => try_cube(&binary),
-        Unit::Vector if file == NORM => try_norm(&binary),
-        Unit::Vector => try_all(&binary),
+    let by = |trials| match trials {
+        Trials::Cube => try_cube(&binary),
+        Trials::Norm => try_norm(&binary),
+        Trials::Vector => try_all(&binary),
+        Trials::TwoCores => try_two_cores(&binary),
+        Trials::FarHeads => try_far_heads(&binary),
     };
-    for (unit, file) in [
-        (Unit::Cube, MATRIX),
-        (Unit::Vector, BASE),
-        (Unit::Vector, NORM),
-    ] {
-        assert_eq!(by(unit, file), None, "without a fault nothing is found");
+    let all = [
+        Trials::Cube,
+        Trials::Vector,
+        Trials::Norm,
+        Trials::TwoCores,
+        Trials::FarHeads,
+    ];
+    for trials in all {
+        assert_eq!(by(trials), None, "without a fault nothing is found");
     }
+    turn_on(HALF);
+    let found = by(Trials::TwoCores);
+    assert_eq!(found, None, "a block beyond the launch does nothing");
     let all_barriers = Seeded {
         name: "no barrier at all".to_owned(),
-        unit: Unit::Vector,
-        file: BASE,
+        trials: Trials::Vector,
         caught: By("ordering", "PipeBarrier<PIPE_V> is missing"),
     };
     let numbered = faults.iter().zip(1..).chain([(&all_barriers, -1)]);
     let mut missed = Vec::new();
     for (fault, number) in numbered {
         turn_on(number);
-        let found = by(fault.unit, fault.file);
+        let found = by(fault.trials);
         let caught = match (&found, fault.caught) {
             (None, _) => false,
             (Some((_, violations)), Wrong) => violations.is_empty(),

@@ -7,7 +7,8 @@ mod support;
 use half::{bf16, f16};
 use rope_ascend::AscendError;
 use rope_ascend::rope::{
-    ChannelWeights, NormBackward, NormBackwardTensor, NormRotation, NormTensor, Operand, Rotator,
+    AngleRows, ChannelWeights, NormBackward, NormBackwardTensor, NormRotation, NormTensor, Operand,
+    Rotator,
 };
 use rope_core::{Geometry, HeadNorm, HeadsLayout, Layout, NormOrder, Pairing, RopeError};
 use support::norm::{Case, heads, weights};
@@ -159,6 +160,26 @@ fn on_dav_3510() {
     bench.finish();
 }
 
+/// Two cores, each with tiles of more rows than one instruction adds up.
+#[test]
+fn few_cores() {
+    let bench = Bench::new(ascend_sim::Machine {
+        vector_cores: 2,
+        ..ascend_sim::Machine::ascend_910b()
+    });
+    let case = Case {
+        batch: 1,
+        seq: 300,
+        heads: [4, 2],
+        head_dim: 16,
+        channels: 0..16,
+        layout: Layout::Tnd,
+        ..Case::plain(Pairing::Half)
+    };
+    run::<bf16>(&bench, &case);
+    bench.finish();
+}
+
 /// Normalises one head at position 0, which is not turned, and returns its result.
 fn one_head(bench: &Bench, eps: f64, x: [f32; 64]) -> Vec<f32> {
     let stream = &bench.stream;
@@ -182,6 +203,47 @@ fn one_head(bench: &Bench, eps: f64, x: [f32; 64]) -> Vec<f32> {
         })
         .unwrap();
     stream.download(&memory).unwrap()
+}
+
+#[test]
+fn weights_and_angles_behind_others_in_their_memory() {
+    const OTHERS: usize = 24;
+    let bench = Bench::new(ascend_sim::Machine::default());
+    let stream = &bench.stream;
+    let geometry = Geometry::new(64, 64, 0, Pairing::Half, false).unwrap();
+    let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+    let others = vec![7.0_f32; OTHERS];
+    let turn = [&others[..], &[1.0; 32], &[0.0; 32]].concat();
+    let weight: Vec<f32> = (0..64).map(|channel| channel as f32).collect();
+    let weight = stream.upload(&[others, weight].concat()).unwrap();
+    let turn = stream.upload(&turn).unwrap();
+    let mut memory = stream.upload(&[2.0_f32; 64]).unwrap();
+    let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 1, 1, 64);
+    rotator
+        .norm_rotate(NormRotation {
+            element: f32::TYPE,
+            norm: HeadNorm::new(0.0).unwrap(),
+            q: NormTensor {
+                x: Operand::InPlace(heads(&mut memory, (0, layout))),
+                weight: ChannelWeights {
+                    memory: &weight,
+                    offset_bytes: OTHERS * size_of::<f32>(),
+                    channels: 64,
+                },
+            },
+            k: None,
+            angles: AngleRows {
+                memory: &turn,
+                offset_bytes: OTHERS * size_of::<f32>(),
+                rows: 1,
+            },
+        })
+        .unwrap();
+    // Each channel is divided by the root of the mean square, which is 2.
+    let expected: Vec<f32> = (0..64).map(|channel| channel as f32).collect();
+    assert_eq!(stream.download(&memory).unwrap(), expected);
+    drop((turn, weight, memory, rotator));
+    bench.finish();
 }
 
 #[test]

@@ -298,6 +298,17 @@ fn text(error: impl std::fmt::Display) -> String {
 
 /// Runs forward and backward on the device: what is not as it has to be.
 pub fn run<T: Number>(bench: &Bench, case: &Case) -> Result<(), String> {
+    // Every core has to store its row of sums, one without work too: it has nothing in it before.
+    let sums = |len| bench.stream.alloc::<f32>(len).unwrap();
+    run_into::<T>(bench, case, &sums)
+}
+
+/// The same with the memory that the sums for the weights' gradients go into.
+pub fn run_into<T: Number>(
+    bench: &Bench,
+    case: &Case,
+    sums: &dyn Fn(usize) -> DeviceBuffer<f32>,
+) -> Result<(), String> {
     let stream = &bench.stream;
     let mut numbers = Numbers(0x9e37_79b9 + case.head_dim as u64 * 31 + case.seq as u64);
     let geometry = case.geometry();
@@ -356,7 +367,7 @@ pub fn run<T: Number>(bench: &Bench, case: &Case) -> Result<(), String> {
         .collect();
     let most = rotator.most_weight_sums() * tensors.len() * case.head_dim;
     let backward = || {
-        let mut sums = stream.alloc::<f32>(most).unwrap();
+        let mut sums = sums(most);
         let place =
             |tensor: &Tensor<T>| Placed::new(bench, case, &tensor.dy.0, tensor.dy.1, case.layout);
         let mut placed: Vec<_> = tensors.iter().map(place).collect();
