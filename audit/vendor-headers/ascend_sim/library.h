@@ -20,6 +20,10 @@ struct Trampoline<kernel> {
         ((offset = align8(offset) + sizeof(A)), ...);
         return align8(offset);
     }
+    // One more than there are: no array is empty.
+    static constexpr uint64_t parameter_bytes[] = {sizeof(A)..., 0};
+    static constexpr uint64_t parameter_count = sizeof...(A);
+
     template <class T>
     static T take(const uint8_t* args, uint64_t& offset) {
         offset = align8(offset);
@@ -71,7 +75,9 @@ inline int32_t run_block(const ascend_sim::KernelEntry& kernel, const ascend_sim
 #define ASCEND_SIM_KERNEL(name)                        \
     ::ascend_sim::KernelEntry {                        \
         #name, ::cce::Trampoline<&name>::args_bytes(), \
-            &::cce::Trampoline<&name>::call            \
+            &::cce::Trampoline<&name>::call,           \
+            ::cce::Trampoline<&name>::parameter_bytes, \
+            ::cce::Trampoline<&name>::parameter_count  \
     }
 // clang-format on
 

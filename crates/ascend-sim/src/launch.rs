@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::abi::kernel::{LaunchOutput, Region};
+use crate::abi::kernel::{LaunchOutput, Region, Task};
 use crate::abi::sys::{Engine, SharedBytes};
 use crate::clock::Actor;
 use crate::codes::{
@@ -30,8 +30,29 @@ const PIPES: [[&str; 5]; 2] = [
 /// The number of a cube core in its block, after the two vector cores.
 const CUBE_CORE: usize = 2;
 
+/// How the arguments of a launch came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// As the program laid them out, or as the binary describes them.
+    Copied,
+    /// In a list that the runtime completed: it has the sync address, where the kernel wants one.
+    Completed,
+}
+
+/// The argument block of a kernel from its parameters, one after the other at multiples of 8.
+pub(crate) fn append(block: &mut Vec<u8>, parameter: &[u8]) {
+    block.resize(block.len().next_multiple_of(8), 0);
+    block.extend_from_slice(parameter);
+}
+
 /// Puts a launch on a stream.
-pub(crate) fn submit(function: u64, blocks: u32, stream: u64, mut args: Vec<u8>) -> Outcome {
+pub(crate) fn submit(
+    function: u64,
+    blocks: u32,
+    stream: u64,
+    mut args: Vec<u8>,
+    way: Way,
+) -> Outcome {
     let mut state = sim();
     let stream = state.stream_handle(stream)?;
     let function = state.functions.get(function)?.clone();
@@ -55,8 +76,15 @@ pub(crate) fn submit(function: u64, blocks: u32, stream: u64, mut args: Vec<u8>)
     let words = args.chunks_exact(8).filter_map(|word| word.try_into().ok());
     let named: Vec<u64> = words.map(u64::from_ne_bytes).collect();
     let (binary, name) = (function.binary, name.clone());
+    let late_if_mix = way == Way::Copied && !state.machine.sync_in_binary;
     let work = Work::Run(Box::new(move |engine, context| {
-        run(engine, context, &function, blocks, &args)
+        let task = Task {
+            kernel: function.kernel,
+            blocks,
+            args: &args,
+            late_if_mix,
+        };
+        run(engine, context, &function, &task)
     }));
     let epoch = state.submit_using(stream, work, &what, named)?;
     let launched = state.launched.entry(binary).or_default();
@@ -83,8 +111,7 @@ fn run(
     engine: &mut Engine<'_>,
     context: &TaskContext,
     function: &Function,
-    blocks: u32,
-    args: &[u8],
+    task: &Task<'_>,
 ) -> Outcome {
     let (held, machine) = {
         let state = sim();
@@ -102,13 +129,10 @@ fn run(
         })
         .collect();
     let kernel = &function.library.kernels[function.kernel].name;
-    let mut output =
-        function
-            .library
-            .run(engine, function.kernel, blocks, args, &regions, &machine);
+    let mut output = function.library.run(engine, task, &regions, &machine);
     explain_addresses(&mut output.violations);
     output.violations.extend(find_conflicts(kernel, &output));
-    record_launch(kernel, blocks, &machine, engine, &held, &output);
+    record_launch(kernel, task.blocks, &machine, engine, &held, &output);
 
     let mut state = sim();
     let what = format!("kernel `{kernel}`");
@@ -123,7 +147,7 @@ fn run(
         .for_each(|violation| state.violate(violation));
     state.launches.push(LaunchReport {
         kernel: kernel.clone(),
-        blocks,
+        blocks: task.blocks,
         counters: output.counters,
         first_block: output.first_block,
         violations,

@@ -25,6 +25,13 @@ pub struct Machine {
     /// Whether conversions to floating-point types saturate (bit 48 of CTRL is 0, the documented
     /// default): infinity becomes the largest finite number and NaN becomes zero.
     pub saturate: bool,
+    /// Whether kernel binaries hold a variable for the address of the flags between cores (feature
+    /// 2 of `.ascend.meta`). Where they do not, it is the first argument of a MIX kernel, which
+    /// only `aclrtKernelArgsFinalize` fills.
+    pub sync_in_binary: bool,
+    /// Whether kernel binaries describe their parameters, as `aclrtLaunchKernelWithArgsArray`
+    /// needs.
+    pub describes_parameters: bool,
 }
 
 impl Machine {
@@ -41,6 +48,8 @@ impl Machine {
             memory_bytes: 64 << 30,
             l2_bytes: 192 << 20,
             saturate: true,
+            sync_in_binary: false,
+            describes_parameters: true,
         }
     }
 

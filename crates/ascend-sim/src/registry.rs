@@ -10,7 +10,7 @@ use crate::aclnn::Tensor;
 use crate::aclnn::descriptor::Scalar;
 use crate::aclnn::executor::Executor;
 use crate::codes::{Failure, Outcome, RT_INVALID_HANDLE};
-use crate::state::{Event, Function};
+use crate::state::{Arguments, Event, Function};
 use crate::stream::Stream;
 
 /// The upper bits of every handle: no canonical address of a 64-bit machine.
@@ -45,6 +45,7 @@ kinds! {
     Event: Event, "event";
     Binary: Arc<KernelLibrary>, "binary";
     Function: Function, "function";
+    Arguments: Arguments, "argument list";
     Tensor: Arc<Tensor>, "tensor";
     IntArray: Vec<i64>, "int array";
     Scalar: Scalar, "scalar";

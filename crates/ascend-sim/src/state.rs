@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CString;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 
 use crate::abi::kernel::KernelLibrary;
 use crate::abi::sys::HostBlock;
@@ -35,6 +36,15 @@ pub(crate) struct Function {
     pub(crate) library: Arc<KernelLibrary>,
     pub(crate) kernel: usize,
     pub(crate) binary: u64,
+}
+
+/// The argument list of a launch, as a program fills it.
+pub(crate) struct Arguments {
+    /// The kernel that it was begun for.
+    pub(crate) function: u64,
+    pub(crate) block: Vec<u8>,
+    pub(crate) count: usize,
+    pub(crate) completed: bool,
 }
 
 pub(crate) struct HostAllocation {
@@ -91,6 +101,9 @@ pub(crate) struct Sim {
     /// The last launch of each binary on each stream, and its kernel.
     pub(crate) launched: HashMap<u64, BTreeMap<Actor, (u64, String)>>,
     pub(crate) functions: Registry<Function>,
+    pub(crate) arguments: Registry<Arguments>,
+    /// The argument list of each thread: the runtime has one, which a thread begins anew.
+    pub(crate) arguments_of: HashMap<ThreadId, u64>,
     pub(crate) descriptors: Descriptors,
     pub(crate) host_clock: Clock,
     /// Failures of calls, by function.

@@ -102,6 +102,169 @@ fn launches_run_on_the_stream_not_at_the_call() {
     assert_eq!(device.download::<half::bf16>(data, 128)[0].to_f32(), 2.0);
 }
 
+fn described_parameters(function: *mut c_void) -> usize {
+    let mut count = 99;
+    // SAFETY: a live function, and a valid out parameter.
+    let code = unsafe { aclrtFunctionGetParamCount(function, &raw mut count) };
+    assert_eq!(code, 0);
+    count
+}
+
+/// One of the three ways of launching.
+type Submit = fn(&Device, *mut c_void, u32, &[u64]) -> Result<(), (i32, String)>;
+const WAYS: [Submit; 3] = [
+    Device::submit,
+    Device::submit_array,
+    Device::submit_completed,
+];
+
+#[test]
+fn a_kernel_gets_its_arguments_by_each_way_of_launching() {
+    for submit in WAYS {
+        let device = Device::new();
+        let library = compile("reference.cpp", &["add_tiles", "scale_in_place"]);
+        let binary = device.load(&library).expect("loads");
+        let function = device.function(binary, "scale_in_place").expect("is there");
+        assert_eq!(described_parameters(function), 3);
+        let data = device.upload(&[half::bf16::ONE; 128]);
+        let args = [data, u64::from(2.0_f32.to_bits()), 128];
+        submit(&device, function, 1, &args).expect("is accepted");
+        device.synchronize().expect("runs");
+        assert_eq!(
+            device.download::<half::bf16>(data, 128),
+            [half::bf16::from_f32(2.0); 128]
+        );
+        assert_eq!(control::violations(), []);
+    }
+}
+
+/// A kernel of both kinds of cores that stores its argument from the first vector core.
+fn mix_kernel() -> Vec<u8> {
+    let source = "#include \"kernel_operator.h\"\n\
+         extern \"C\" __mix__(1, 2) __global__ __aicore__ void mix(GM_ADDR y) {\n\
+             KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);\n\
+             AscendC::TPipe pipe;\n\
+             if ASCEND_IS_AIC { return; }\n\
+             if (AscendC::GetBlockIdx() != 0) return;\n\
+             AscendC::GlobalTensor<float> gm;\n\
+             gm.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(y), 8);\n\
+             AscendC::TQue<AscendC::TPosition::VECOUT, 1> queue;\n\
+             pipe.InitBuffer(queue, 1, 32);\n\
+             auto out = queue.AllocTensor<float>();\n\
+             AscendC::Duplicate(out, 3.0f, 8);\n\
+             queue.EnQue(out);\n\
+             out = queue.DeQue<float>();\n\
+             AscendC::DataCopy(gm, out, 8);\n\
+             queue.FreeTensor(out);\n\
+         }\n";
+    ascend_sim::build::KernelSource::from_texts([("mix.cpp", source)])
+        .kernels(["mix"])
+        .compile()
+        .expect("compiles")
+}
+
+#[test]
+fn a_kernel_of_both_kinds_of_cores_needs_its_sync_address() {
+    let library = mix_kernel();
+    for sync_in_binary in [false, true] {
+        for submit in WAYS {
+            let completed = std::ptr::fn_addr_eq(submit, Device::submit_completed as Submit);
+            let device = Device::on(Machine {
+                sync_in_binary,
+                ..Machine::ascend_910b()
+            });
+            let binary = device.load(&library).expect("loads");
+            let function = device.function(binary, "mix").expect("is there");
+            let y = device.upload(&[0.0_f32; 8]);
+            submit(&device, function, 1, &[y]).expect("is accepted");
+            if completed || sync_in_binary {
+                device.synchronize().expect("runs");
+                assert_eq!(device.download::<f32>(y, 8), [3.0; 8]);
+                assert_eq!(control::violations(), []);
+                continue;
+            }
+            let (code, message) = device.synchronize().expect_err("no sync address");
+            assert_eq!(code, 507035, "{message}");
+            one_violation("sync-address", "reads every argument eight bytes late");
+            let kernel = control::launches().pop().expect("one launch").kernel;
+            assert_eq!(kernel, "mix");
+        }
+    }
+}
+
+#[test]
+fn argument_lists_that_are_no_use_are_refused() {
+    let device = Device::new();
+    let library = compile("reference.cpp", &["add_tiles", "scale_in_place"]);
+    let binary = device.load(&library).expect("loads");
+    let [function, other] = ["scale_in_place", "add_tiles"]
+        .map(|name| device.function(binary, name).expect("is there"));
+    let list = || {
+        let mut list = std::ptr::null_mut();
+        // SAFETY: a live function, and a valid out parameter.
+        assert_eq!(unsafe { aclrtKernelArgsInit(function, &raw mut list) }, 0);
+        list
+    };
+    let append = |list| {
+        let (mut value, mut place) = (0_u64, std::ptr::null_mut());
+        // SAFETY: eight readable bytes, and a valid out parameter.
+        unsafe { aclrtKernelArgsAppend(list, (&raw mut value).cast(), 8, &raw mut place) }
+    };
+    let launch = |function, list| {
+        let none = std::ptr::null_mut();
+        // SAFETY: handles, and no configuration.
+        unsafe { aclrtLaunchKernelWithConfig(function, 1, device.stream, none, list, none.cast()) }
+    };
+    let refused = |code: i32, expected: i32, says: &str| {
+        let message = support::recent_message();
+        assert!(
+            code == expected && message.contains(says),
+            "{code}: {message}"
+        );
+    };
+    let first = list();
+    assert_eq!(append(first), 0);
+    refused(
+        launch(function, first),
+        107000,
+        "lack aclrtKernelArgsFinalize",
+    );
+    // SAFETY: a list of this thread.
+    assert_eq!(unsafe { aclrtKernelArgsFinalize(first) }, 0);
+    refused(append(first), 207000, "was completed");
+    refused(launch(other, first), 107000, "for another kernel");
+    refused(
+        launch(function, first),
+        107000,
+        "takes 24 bytes of arguments, 8 were given",
+    );
+    let second = list();
+    refused(launch(function, first), 107017, "destroyed before");
+    for _ in 0..128 {
+        assert_eq!(append(second), 0);
+    }
+    refused(append(second), 107000, "128 arguments already");
+}
+
+#[test]
+fn a_binary_that_does_not_describe_its_parameters_takes_no_array() {
+    let device = Device::on(Machine {
+        describes_parameters: false,
+        ..Machine::ascend_910b()
+    });
+    let binary = device.load(&compile("reference.cpp", &["add_tiles", "scale_in_place"]));
+    let function = device.function(binary.expect("loads"), "scale_in_place");
+    let function = function.expect("is there");
+    assert_eq!(described_parameters(function), 0);
+    let (code, message) = device
+        .submit_array(function, 1, &[0, 0, 0])
+        .expect_err("refused");
+    assert!(
+        code == 107000 && message.contains("does not describe"),
+        "{message}"
+    );
+}
+
 #[test]
 fn wrong_launches_are_refused_at_the_call() {
     let device = Device::new();

@@ -273,7 +273,7 @@ fn a_wrong_type_or_a_failed_launch_is_the_error_of_what_is_read() {
     assert!(error(mixed).contains("q and k must have one type"));
 
     let [q, k, angles] = case.tensors::<Ascend>(&device);
-    control::inject_fault("aclrtLaunchKernelWithHostArgs", 1, 507_000);
+    control::inject_fault("aclrtLaunchKernelWithArgsArray", 1, 507_000);
     let (q, k) = Ascend::rotary_pair(q, k, angles, case.op);
     for x in [q, k] {
         let error = error(x);

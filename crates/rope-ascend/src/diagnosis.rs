@@ -36,9 +36,18 @@ const LIBRARIES: [(LibraryNames, &str, &str); 4] = [
 ];
 
 /// By the beginning of a function's name, what needs it.
-const PURPOSES: [(&str, &str); 8] = [
+const PURPOSES: [(&str, &str); 11] = [
     ("aclrtBinary", "our kernels"),
+    (
+        "aclrtLaunchKernelWithArgsArray",
+        "arguments placed by the binary's description",
+    ),
+    (
+        "aclrtFunctionGetParamCount",
+        "arguments placed by the binary's description",
+    ),
     ("aclrtLaunchKernel", "our kernels"),
+    ("aclrtKernelArgs", "our kernels"),
     ("aclrtGetDeviceInfo", "our kernels (sizes of the device)"),
     ("aclrtMallocAlign32", "device memory without padding"),
     ("aclrtCreateStream", "quicker launches and waits"),

@@ -51,6 +51,32 @@ fn list(tried: &[(PathBuf, String)]) -> String {
         .join(", ")
 }
 
+/// The cores that a kernel runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cores {
+    /// Vector cores alone.
+    Vector,
+    /// A cube core and two vector cores for each block.
+    CubeAndVector,
+}
+
+impl std::fmt::Display for Cores {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Vector => "the vector cores",
+            Self::CubeAndVector => "cube and vector cores",
+        })
+    }
+}
+
+/// What else to do where cores cannot be launched on.
+fn remedy(cores: &Cores) -> &'static str {
+    match cores {
+        Cores::Vector => "",
+        Cores::CubeAndVector => ", or rotate by the vector cores",
+    }
+}
+
 /// Errors of the Ascend runtime, its operators and this crate's kernels.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -91,6 +117,25 @@ pub enum AscendError {
         meaning: &'static str,
         /// The runtime's last message.
         detail: String,
+    },
+    /// This runtime has no way to launch a kernel that gives it its arguments right.
+    #[error(
+        "launching {kernel} on {cores} needs {needed}, of which {library} lacks {}; install CANN \
+         8.5 or later{}",
+        lacking.join(", "),
+        remedy(cores)
+    )]
+    NoLaunch {
+        /// The kernel.
+        kernel: String,
+        /// The cores that it runs on.
+        cores: Cores,
+        /// The functions of the ways that there are.
+        needed: &'static str,
+        /// Where they were looked for.
+        library: String,
+        /// Those that are not there.
+        lacking: Vec<&'static str>,
     },
     /// Work that was queued earlier failed; the error surfaced at a synchronisation.
     #[error("work queued earlier failed, found by {function}: {code} ({meaning}): {detail}")]

@@ -21,4 +21,4 @@ pub mod rope;
 pub mod safe;
 pub mod sys;
 
-pub use error::{AscendError, LoadError, Result};
+pub use error::{AscendError, Cores, LoadError, Result};

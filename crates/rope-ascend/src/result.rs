@@ -8,11 +8,12 @@
 
 use std::ffi::{CStr, c_void};
 
-use crate::error::{AscendError, Result};
+use crate::error::{AscendError, Cores, Result};
 use crate::sys::{
-    AclRt, BINARY_MAGIC_VECTOR, STREAM_FAST_LAUNCH, STREAM_FAST_SYNC, aclError, aclrtBinHandle,
-    aclrtBinaryLoadOption, aclrtBinaryLoadOptionType, aclrtBinaryLoadOptions, aclrtDevAttr,
-    aclrtFuncHandle, aclrtMemAttr, aclrtMemMallocPolicy, aclrtMemcpyKind, aclrtStream, code,
+    AclRt, BINARY_MAGIC_VECTOR, STREAM_FAST_LAUNCH, STREAM_FAST_SYNC, aclError, aclrtArgsHandle,
+    aclrtBinHandle, aclrtBinaryLoadOption, aclrtBinaryLoadOptionType, aclrtBinaryLoadOptions,
+    aclrtDevAttr, aclrtFuncHandle, aclrtLaunchKernelCfg, aclrtMemAttr, aclrtMemMallocPolicy,
+    aclrtMemcpyKind, aclrtParamHandle, aclrtStream, code,
 };
 
 /// The runtime's last message on this thread, trimmed.
@@ -396,34 +397,236 @@ pub(crate) unsafe fn kernel(
     written(rt, NAME, std::ptr::null_mut(), call)
 }
 
-/// Queues `kernel`, named `name`, with `blocks` blocks. The arguments are copied during the call.
-/// A refusal is [`AscendError::Launch`].
+/// How the arguments of a launch reach the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LaunchWay {
+    /// One by one, by `aclrtLaunchKernelWithArgsArray`: the runtime places them as the kernel's
+    /// binary describes its parameters. Kernels of vector cores alone, from CANN 9.1 on.
+    Array,
+    /// In a list of the runtime's, by `aclrtKernelArgsInit` and what follows it: each at the next
+    /// eight bytes, behind the sync address where the kernel wants one.
+    List,
+}
+
+impl LaunchWay {
+    /// The function that launches.
+    pub fn function(self) -> &'static str {
+        match self {
+            Self::Array => "aclrtLaunchKernelWithArgsArray",
+            Self::List => "aclrtLaunchKernelWithConfig",
+        }
+    }
+}
+
+/// The functions that a launch with a list of arguments takes, as this runtime has them.
+#[derive(Clone, Copy)]
+struct ListFunctions {
+    init: unsafe extern "C" fn(aclrtFuncHandle, *mut aclrtArgsHandle) -> aclError,
+    append: unsafe extern "C" fn(
+        aclrtArgsHandle,
+        *mut c_void,
+        usize,
+        *mut aclrtParamHandle,
+    ) -> aclError,
+    finalize: unsafe extern "C" fn(aclrtArgsHandle) -> aclError,
+    launch: unsafe extern "C" fn(
+        aclrtFuncHandle,
+        u32,
+        aclrtStream,
+        *mut aclrtLaunchKernelCfg,
+        aclrtArgsHandle,
+        *mut c_void,
+    ) -> aclError,
+}
+
+impl ListFunctions {
+    /// # Errors
+    /// The names of those that are not there.
+    fn of(rt: &AclRt) -> Result<Self, Vec<&'static str>> {
+        let functions = (
+            rt.aclrtKernelArgsInit,
+            rt.aclrtKernelArgsAppend,
+            rt.aclrtKernelArgsFinalize,
+            rt.aclrtLaunchKernelWithConfig,
+        );
+        if let (Some(init), Some(append), Some(finalize), Some(launch)) = functions {
+            return Ok(Self {
+                init,
+                append,
+                finalize,
+                launch,
+            });
+        }
+        let there = [
+            ("aclrtKernelArgsInit", functions.0.is_some()),
+            ("aclrtKernelArgsAppend", functions.1.is_some()),
+            ("aclrtKernelArgsFinalize", functions.2.is_some()),
+            ("aclrtLaunchKernelWithConfig", functions.3.is_some()),
+        ];
+        let lacking = there.iter().filter(|(_, there)| !there);
+        Err(lacking.map(|(name, _)| *name).collect())
+    }
+}
+
+/// A kernel with its name, and how it is launched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launched<'a> {
+    /// Its handle.
+    pub(crate) kernel: aclrtFuncHandle,
+    /// Its name, for errors.
+    pub(crate) name: &'a str,
+    /// How its arguments reach it.
+    pub(crate) way: LaunchWay,
+}
+
+/// How `kernel` is launched on `cores` with `parameters` parameters.
+///
+/// # Errors
+/// [`AscendError::NoLaunch`] where the runtime has neither way for such a kernel, and
+/// [`AscendError::InvalidArgument`] where the binary describes another number of parameters.
 ///
 /// # Safety
-/// - `args` is the kernel's argument block as its declaration wants it.
-/// - The device memory that the arguments name is valid until the stream has passed the launch.
-/// - `kernel` and `stream` are live and of the current device.
-#[doc(alias = "aclrtLaunchKernelWithHostArgs")]
-pub(crate) unsafe fn launch(
+/// - `kernel` is live.
+#[doc(alias = "aclrtFunctionGetParamCount")]
+pub(crate) unsafe fn launch_way(
     rt: &AclRt,
     library: &str,
     name: &str,
     kernel: aclrtFuncHandle,
+    cores: Cores,
+    parameters: usize,
+) -> Result<LaunchWay> {
+    // The array gives a kernel of both kinds of cores no sync address: with a binary that has no
+    // variable for it, the kernel would read every argument eight bytes late.
+    if cores == Cores::Vector && rt.aclrtLaunchKernelWithArgsArray.is_some() {
+        // SAFETY: a live kernel, as this function asks of its caller.
+        let described = unsafe { described_parameters(rt, kernel) }?;
+        if described == parameters {
+            return Ok(LaunchWay::Array);
+        }
+        if described != 0 {
+            return Err(AscendError::argument(
+                "launch",
+                "the kernels' binary",
+                format!("one of this version, whose {name} has {parameters} parameters"),
+                format!("{described} parameters"),
+            ));
+        }
+    }
+    match ListFunctions::of(rt) {
+        Ok(_) => Ok(LaunchWay::List),
+        Err(mut lacking) => {
+            let array = cores == Cores::Vector && rt.aclrtLaunchKernelWithArgsArray.is_none();
+            if array {
+                lacking.insert(0, "aclrtLaunchKernelWithArgsArray");
+            }
+            Err(AscendError::NoLaunch {
+                kernel: name.to_owned(),
+                cores,
+                needed: match cores {
+                    Cores::Vector => EITHER_WAY,
+                    Cores::CubeAndVector => BY_LIST,
+                },
+                library: library.to_owned(),
+                lacking,
+            })
+        }
+    }
+}
+
+const EITHER_WAY: &str = "\
+    aclrtLaunchKernelWithArgsArray and a binary that describes its parameters, or \
+    aclrtKernelArgsInit, aclrtKernelArgsAppend, aclrtKernelArgsFinalize and \
+    aclrtLaunchKernelWithConfig";
+const BY_LIST: &str = "\
+    aclrtKernelArgsInit, aclrtKernelArgsAppend, aclrtKernelArgsFinalize and \
+    aclrtLaunchKernelWithConfig";
+
+/// How many parameters the binary says that `kernel` has; 0 where it does not say.
+///
+/// # Safety
+/// - `kernel` is live.
+unsafe fn described_parameters(rt: &AclRt, kernel: aclrtFuncHandle) -> Result<usize> {
+    const NAME: &str = "aclrtFunctionGetParamCount";
+    let Some(count) = rt.aclrtFunctionGetParamCount else {
+        return Ok(0);
+    };
+    // SAFETY: a live handle (the caller's), a local for the result.
+    match written(rt, NAME, 0, |found| unsafe { count(kernel, found) }) {
+        Err(AscendError::Call {
+            code: code::RT_FEATURE_NOT_SUPPORT,
+            ..
+        }) => Ok(0),
+        found => found,
+    }
+}
+
+/// Queues a kernel with `blocks` blocks. The parameters are copied during the call. A refusal of
+/// the launch is [`AscendError::Launch`].
+///
+/// # Safety
+/// - `parameters` are those of the kernel's declaration, in order, each readable for its length;
+///   none is empty.
+/// - The device memory that they name is valid until the stream has passed the launch.
+/// - The kernel and `stream` are live and of the current device; the kernel's way is that of
+///   [`launch_way`].
+#[doc(alias = "aclrtLaunchKernelWithArgsArray")]
+#[doc(alias = "aclrtKernelArgsInit")]
+#[doc(alias = "aclrtKernelArgsAppend")]
+#[doc(alias = "aclrtKernelArgsFinalize")]
+#[doc(alias = "aclrtLaunchKernelWithConfig")]
+pub(crate) unsafe fn launch(
+    rt: &AclRt,
+    library: &str,
+    launched: Launched<'_>,
     blocks: u32,
     stream: aclrtStream,
-    args: &mut [u8],
+    parameters: &mut [&mut [u8]],
 ) -> Result<()> {
-    const NAME: &str = "aclrtLaunchKernelWithHostArgs";
-    let purpose = "launching this crate's kernels";
-    let launch = optional(rt.aclrtLaunchKernelWithHostArgs, NAME, library, purpose)?;
-    let (pointer, bytes) = (args.as_mut_ptr().cast::<c_void>(), args.len());
-    let (no_config, no_places) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: no configuration and no place holders; `args` is valid for its length during the
-    // call and copied by it; handles and the memory that the arguments name are the caller's.
-    let code = unsafe {
-        launch(
-            kernel, blocks, stream, no_config, pointer, bytes, no_places, 0,
-        )
+    let Launched { kernel, name, way } = launched;
+    debug_assert!(!kernel.is_null(), "a live kernel");
+    debug_assert!(parameters.iter().all(|bytes| !bytes.is_empty()));
+    let no_config = std::ptr::null_mut();
+    let code = match way {
+        LaunchWay::Array => {
+            const NAME: &str = "aclrtLaunchKernelWithArgsArray";
+            let purpose = "launching this crate's kernels";
+            let launch = optional(rt.aclrtLaunchKernelWithArgsArray, NAME, library, purpose)?;
+            let pointers = parameters.iter_mut();
+            let mut pointers: Vec<*mut c_void> =
+                pointers.map(|bytes| bytes.as_mut_ptr().cast()).collect();
+            // SAFETY: no configuration; a pointer to each parameter of the kernel, in order, as
+            // many as the binary describes (`launch_way` compared them), all valid during the call,
+            // which copies what they point to; handles and the memory that the parameters name are
+            // the caller's.
+            unsafe { launch(kernel, blocks, stream, no_config, pointers.as_mut_ptr()) }
+        }
+        LaunchWay::List => {
+            let functions = ListFunctions::of(rt).map_err(|lacking| AscendError::NoLaunch {
+                kernel: name.to_owned(),
+                cores: Cores::CubeAndVector,
+                needed: BY_LIST,
+                library: library.to_owned(),
+                lacking,
+            })?;
+            // SAFETY: a live kernel; a local of `written` is written during the call. The list is
+            // the calling thread's own until it begins another one.
+            let begin = |list| unsafe { (functions.init)(kernel, list) };
+            let list = written(rt, "aclrtKernelArgsInit", std::ptr::null_mut(), begin)?;
+            for parameter in parameters {
+                let (pointer, bytes) = (parameter.as_mut_ptr().cast(), parameter.len());
+                // SAFETY: the list that was begun above on this thread; the parameter is valid for
+                // its length during the call, which copies it; a local of `written` is written.
+                let append = |handle| unsafe { (functions.append)(list, pointer, bytes, handle) };
+                written(rt, "aclrtKernelArgsAppend", std::ptr::null_mut(), append)?;
+            }
+            // SAFETY: the list that was begun above on this thread.
+            let completed = unsafe { (functions.finalize)(list) };
+            check(rt, "aclrtKernelArgsFinalize", completed)?;
+            // SAFETY: no configuration, nothing reserved; the list is complete and of this kernel
+            // and thread; handles and the memory that the parameters name are the caller's.
+            unsafe { (functions.launch)(kernel, blocks, stream, no_config, list, no_config.cast()) }
+        }
     };
     match code {
         code::SUCCESS => Ok(()),

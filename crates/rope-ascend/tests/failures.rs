@@ -41,7 +41,7 @@ fn train_step(runtime: &Runtime, binary: &[u8]) -> rope_ascend::Result<Vec<bf16>
     let stream = runtime.device(0)?.stream()?;
     let kernels = Arc::new(Kernels::load(&stream, binary)?);
     let geometry = Geometry::new(32, 32, 0, Pairing::Adjacent, false)?;
-    let rotator = Rotator::new(&stream, kernels, geometry)?;
+    let rotator = Rotator::new(&stream, kernels.clone(), geometry)?;
     let rows = stream.upload(&[[0.5_f32; 16], [0.25; 16]].concat().repeat(6))?;
     let x = stream.upload(&vec![bf16::ONE; 6 * 2 * 32])?;
     let mut q = stream.zeros::<bf16>(6 * 2 * 32)?;
@@ -67,6 +67,14 @@ fn train_step(runtime: &Runtime, binary: &[u8]) -> rope_ascend::Result<Vec<bf16>
         angles: angles(&rows, 6),
     })?;
     drop((stream.download(&x)?, stream.download(&rows)?));
+    rotator.by(Unit::Cube).rotate(Rotation {
+        element: KernelType::Bf16,
+        direction: Direction::Forward,
+        q: Operand::InPlace(heads(&mut k, 1)),
+        k: None,
+        angles: angles(&rows, 6),
+    })?;
+    let rotator = Rotator::new(&stream, kernels, geometry)?;
     let mut gradient = stream.alloc::<f32>(6 * 2 * 16)?;
     rotator.angle_gradient(AngleGradient {
         element: KernelType::Bf16,
@@ -123,7 +131,7 @@ fn every_call_fails_with(pooling: Pooling) {
             outcome.expect_err(&format!("call {nth} of {} failed unnoticed", call.function));
         let text = error.to_string();
         let named = text.contains(call.function)
-            || (call.function == "aclrtLaunchKernelWithHostArgs"
+            || (call.function.starts_with("aclrtLaunchKernelWith")
                 && matches!(error, AscendError::Launch { .. }));
         assert!(named, "call {nth} of {}: {text}", call.function);
         if !TEARDOWN.contains(&call.function) {
@@ -269,27 +277,131 @@ fn missing_symbols_are_named() {
         Err(LoadError::SymbolsMissing { symbols, .. }) => assert_eq!(symbols, ["aclrtMalloc"]),
         other => panic!("{other:?}"),
     }
+}
+
+/// The functions that launch a kernel with its arguments in a list.
+const LIST: [&str; 4] = [
+    "aclrtKernelArgsInit",
+    "aclrtKernelArgsAppend",
+    "aclrtKernelArgsFinalize",
+    "aclrtLaunchKernelWithConfig",
+];
+const ARRAY: &str = "aclrtLaunchKernelWithArgsArray";
+
+/// The simulator, less some functions.
+fn lacking(functions: &'static [&'static str]) -> Api {
+    // SAFETY: the simulator's functions, less some.
+    let api = unsafe {
+        Api::from_resolver("a stub", |name| {
+            if functions.iter().any(|f| f.as_bytes() == name.to_bytes()) {
+                std::ptr::null::<c_void>()
+            } else {
+                ascend_sim::symbol(name)
+            }
+        })
+    };
+    api.unwrap().with_pooling(Pooling::Blocks)
+}
+
+/// Rotates a head on `unit` with a runtime that lacks some functions: the functions of launches
+/// that were called.
+fn launches_lacking(
+    machine: ascend_sim::Machine,
+    functions: &'static [&'static str],
+    unit: Unit,
+) -> rope_ascend::Result<Vec<&'static str>> {
     let binary = kernel_binary(2201);
-    let _session = Session::begin();
-    let runtime = Runtime::start(without("aclrtLaunchKernelWithHostArgs").unwrap()).unwrap();
-    assert!(
-        runtime
-            .api()
-            .missing_symbols()
-            .contains(&"aclrtLaunchKernelWithHostArgs")
-    );
-    match train_step(&runtime, &binary) {
-        Err(AscendError::SymbolUnavailable {
-            symbol, library, ..
-        }) => {
-            assert_eq!(
-                (symbol, library.as_str()),
-                ("aclrtLaunchKernelWithHostArgs", "a stub")
-            );
-        }
-        other => panic!("{other:?}"),
+    let _session = Session::with_machine(machine);
+    let runtime = Runtime::start(lacking(functions)).unwrap();
+    let stream = runtime.device(0)?.stream()?;
+    let kernels = Arc::new(Kernels::load(&stream, &binary)?);
+    let geometry = Geometry::new(32, 32, 0, Pairing::Half, false)?;
+    let rotator = Rotator::new(&stream, kernels, geometry)?.by(unit);
+    // A quarter turn: x1 = -x2, x2 = x1.
+    let rows = stream.upload(&[[0.0_f32; 16], [1.0; 16]].concat().repeat(6))?;
+    let mut q = stream.upload(
+        &[[bf16::ONE; 16], [bf16::from_f32(2.0); 16]]
+            .concat()
+            .repeat(6),
+    )?;
+    let rotated = rotator.rotate(Rotation {
+        element: KernelType::Bf16,
+        direction: Direction::Forward,
+        q: Operand::InPlace(heads(&mut q, 1)),
+        k: None,
+        angles: angles(&rows, 6),
+    });
+    let found = rotated.and_then(|()| stream.download(&q));
+    drop((rotator, rows, q, stream));
+    runtime.close()?;
+    assert_eq!(control::violations(), []);
+    let expected = [[bf16::from_f32(-2.0); 16], [bf16::ONE; 16]].concat();
+    assert_eq!(found?, expected.repeat(6));
+    let calls = control::calls().into_iter().map(|call| call.function);
+    Ok(calls
+        .filter(|name| name.starts_with("aclrtLaunch"))
+        .collect())
+}
+
+#[test]
+fn each_kind_of_kernel_is_launched_by_the_way_that_gives_it_its_arguments() {
+    use ascend_sim::Machine;
+    let with = || Machine {
+        sync_in_binary: true,
+        ..Machine::ascend_910b()
+    };
+    let undescribed = || Machine {
+        describes_parameters: false,
+        ..Machine::ascend_910b()
+    };
+    let plain = Machine::ascend_910b;
+    let list = "aclrtLaunchKernelWithConfig";
+    for (machine, functions, unit, expected) in [
+        (plain(), &[] as &[&str], Unit::Vector, ARRAY),
+        (with(), &[], Unit::Vector, ARRAY),
+        (undescribed(), &[], Unit::Vector, list),
+        (plain(), &[ARRAY], Unit::Vector, list),
+        (plain(), &["aclrtFunctionGetParamCount"], Unit::Vector, list),
+        (plain(), &LIST, Unit::Vector, ARRAY),
+        (plain(), &[], Unit::Cube, list),
+        (with(), &[], Unit::Cube, list),
+        (plain(), &[ARRAY], Unit::Cube, list),
+    ] {
+        let what = format!("{machine:?} without {functions:?} on {unit:?}");
+        let calls = launches_lacking(machine, functions, unit);
+        assert_eq!(calls.unwrap(), [expected], "{what}");
     }
-    runtime.close().unwrap();
+}
+
+#[test]
+fn kernels_that_cannot_be_launched_are_refused_by_name() {
+    let neither: &[&str] = &[ARRAY, LIST[0], LIST[1], LIST[2], LIST[3]];
+    for (functions, unit, kernel, says) in [
+        (
+            neither,
+            Unit::Vector,
+            "rope_rotate_split_bf16",
+            "lacks aclrtLaunchKernelWithArgsArray, aclrtKernelArgsInit, aclrtKernelArgsAppend, \
+             aclrtKernelArgsFinalize, aclrtLaunchKernelWithConfig; install CANN 8.5 or later",
+        ),
+        (
+            &LIST[2..3],
+            Unit::Cube,
+            "rope_matrix_bf16",
+            "lacks aclrtKernelArgsFinalize; install CANN 8.5 or later, or rotate by the vector \
+             cores",
+        ),
+    ] {
+        let functions: &'static [&'static str] = functions.to_vec().leak();
+        let error = launches_lacking(ascend_sim::Machine::ascend_910b(), functions, unit);
+        let error = error.unwrap_err();
+        assert!(
+            matches!(&error, AscendError::NoLaunch { kernel: found, library, .. }
+                if found == kernel && library == "a stub"),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains(says), "{error}");
+    }
 }
 
 #[test]

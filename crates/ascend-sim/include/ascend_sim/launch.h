@@ -6,7 +6,7 @@
 
 namespace ascend_sim {
 
-constexpr std::uint32_t kInterfaceVersion = 3;
+constexpr std::uint32_t kInterfaceVersion = 4;
 
 // One live device allocation. Kernels name its bytes by device address; the bytes are at `bytes`.
 struct Region {
@@ -68,7 +68,9 @@ struct Launch {
     std::uint32_t block_count;
     std::uint64_t ub_capacity_bytes;
     std::uint8_t saturate;
-    std::uint8_t reserved[7];
+    // Nobody gave a MIX kernel its sync address: it would read every argument eight bytes late.
+    std::uint8_t late_if_mix;
+    std::uint8_t reserved[6];
     const Region* regions;  // sorted by device address
     std::uint64_t region_count;
     void* host;
@@ -83,6 +85,9 @@ struct KernelEntry {
     const char* name;
     std::uint64_t args_bytes;
     void (*call)(const std::uint8_t* args);
+    // The bytes of each parameter; each begins at the next multiple of 8.
+    const std::uint64_t* parameter_bytes;
+    std::uint64_t parameter_count;
 };
 
 struct KernelTable {
@@ -100,7 +105,7 @@ static_assert(sizeof(GmAccess) == 120);
 static_assert(sizeof(Counters) == 192);
 static_assert(sizeof(Counted) == 32);
 static_assert(sizeof(Launch) == 72);
-static_assert(sizeof(KernelEntry) == 24);
+static_assert(sizeof(KernelEntry) == 40);
 static_assert(sizeof(KernelTable) == 32);
 
 }  // namespace ascend_sim

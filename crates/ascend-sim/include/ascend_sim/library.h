@@ -33,6 +33,10 @@ struct Trampoline<kernel> {
         return align_argument(offset);
     }
 
+    // One more than there are: no array is empty.
+    static constexpr std::uint64_t parameter_bytes[] = {sizeof(Arguments)..., 0};
+    static constexpr std::uint64_t parameter_count = sizeof...(Arguments);
+
     static void call(const std::uint8_t* args) {
         std::uint64_t offset = 0;
         const auto next = [&](auto identity) {
@@ -164,6 +168,17 @@ inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launc
     } catch (const MixRequested&) {
         // Nothing has happened: the task type is the first statement of a kernel.
         g_block = nullptr;
+        if (launch->late_if_mix) {
+            // The kernel is not run with shifted arguments: it could end the host's process.
+            if (index == 0)
+                launch->report(
+                    launch->host, index, "sync-address", "", 0,
+                    "a kernel of cube and vector cores is launched without its sync address: the "
+                    "binary has no variable for it, so the kernel takes the first eight bytes of "
+                    "its arguments for it and reads every argument eight bytes late. Launch it by "
+                    "aclrtKernelArgsInit, Append and Finalize, and aclrtLaunchKernelWithConfig");
+            return 1;
+        }
         return run_group(entries[kernel], launch, args, index, counters);
     }
 }
@@ -173,7 +188,9 @@ inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launc
 #define ASCEND_SIM_KERNEL(name)                               \
     ::ascend_sim::KernelEntry {                               \
         #name, ::ascend_sim::Trampoline<&name>::args_bytes(), \
-            &::ascend_sim::Trampoline<&name>::call            \
+            &::ascend_sim::Trampoline<&name>::call,           \
+            ::ascend_sim::Trampoline<&name>::parameter_bytes, \
+            ::ascend_sim::Trampoline<&name>::parameter_count  \
     }
 
 #define ASCEND_SIM_LIBRARY(...)                                                             \

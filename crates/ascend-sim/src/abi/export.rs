@@ -24,9 +24,21 @@ pub fn exports() -> Vec<Export> {
     .concat()
 }
 
+/// Names of functions, separated by commas, that the simulated runtime lacks.
+const LACKED_VARIABLE: &str = "ASCEND_SIM_LACKS";
+
 /// The address of the exported function `name`, null when there is none: what `dlsym` would return
 /// for the shared library. A loader that takes its symbols from a closure can take them from here.
+/// The variable `ASCEND_SIM_LACKS` names functions, separated by commas, that are not there: those
+/// of a newer runtime than the program is to find.
 pub fn symbol(name: &CStr) -> *const c_void {
+    let lacked = std::env::var(LACKED_VARIABLE).unwrap_or_default();
+    if lacked
+        .split(',')
+        .any(|lacked| lacked.as_bytes() == name.to_bytes())
+    {
+        return std::ptr::null();
+    }
     exports()
         .iter()
         .find(|export| export.name.as_bytes() == name.to_bytes())

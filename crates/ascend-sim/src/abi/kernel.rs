@@ -11,7 +11,7 @@ use crate::conflicts::Access;
 use crate::machine::Machine;
 use crate::trace::{Counted, Counters, Violation};
 
-const INTERFACE_VERSION: u32 = 3;
+const INTERFACE_VERSION: u32 = 4;
 const ELF_MAGIC: &[u8] = b"\x7fELF";
 const ELF_MACHINE_OFFSET: usize = 18;
 /// `e_machine` of an object for the device.
@@ -66,7 +66,8 @@ struct Launch {
     block_count: u32,
     ub_capacity_bytes: u64,
     saturate: u8,
-    reserved: [u8; 7],
+    late_if_mix: u8,
+    reserved: [u8; 6],
     regions: *const Region,
     region_count: u64,
     host: *mut c_void,
@@ -80,6 +81,8 @@ struct KernelEntry {
     name: *const c_char,
     args_bytes: u64,
     call: *const c_void,
+    parameter_bytes: *const u64,
+    parameter_count: u64,
 }
 
 #[repr(C)]
@@ -96,7 +99,7 @@ const _: () = assert!(size_of::<GmAccess>() == 120);
 const _: () = assert!(size_of::<Counters>() == 192);
 const _: () = assert!(size_of::<Launch>() == 72);
 const _: () = assert!(size_of::<RawCounted>() == 32);
-const _: () = assert!(size_of::<KernelEntry>() == 24);
+const _: () = assert!(size_of::<KernelEntry>() == 40);
 const _: () = assert!(size_of::<KernelTable>() == 32);
 
 /// A kernel of a loaded library.
@@ -104,6 +107,8 @@ const _: () = assert!(size_of::<KernelTable>() == 32);
 pub(crate) struct Kernel {
     pub(crate) name: String,
     pub(crate) args_bytes: u64,
+    /// The bytes of each parameter.
+    pub(crate) parameters: Vec<usize>,
 }
 
 /// A loaded library of host-compiled kernels.
@@ -129,6 +134,17 @@ pub(crate) struct LaunchOutput {
     location_ids: HashMap<(usize, usize), usize>,
     pub(crate) counters: Counters,
     pub(crate) first_block: Vec<Counted>,
+}
+
+/// What a launch is to run.
+#[derive(Clone, Copy)]
+pub(crate) struct Task<'a> {
+    /// The kernel's number in its library.
+    pub(crate) kernel: usize,
+    pub(crate) blocks: u32,
+    pub(crate) args: &'a [u8],
+    /// Whether nobody gave the arguments a sync address, which a MIX kernel then lacks.
+    pub(crate) late_if_mix: bool,
 }
 
 struct Collector<'a> {
@@ -250,6 +266,20 @@ unsafe extern "C" fn counted(host: *mut c_void, list: *const RawCounted, count: 
     collector.lock().first_block = list.iter().map(convert).collect();
 }
 
+/// The bytes of each parameter of a kernel; none where the library does not say.
+///
+/// # Safety
+/// - `entry` is one of a loaded table of this version of the interface.
+unsafe fn parameters(entry: &KernelEntry) -> Vec<usize> {
+    if entry.parameter_bytes.is_null() {
+        return Vec::new();
+    }
+    let count = entry.parameter_count as usize;
+    // SAFETY: not null, and constant data of `count` numbers of the loaded library.
+    let bytes = unsafe { std::slice::from_raw_parts(entry.parameter_bytes, count) };
+    bytes.iter().map(|bytes| *bytes as usize).collect()
+}
+
 impl KernelLibrary {
     /// Loads a library that `build` made, for this host and this machine's architecture.
     pub(crate) fn load(bytes: &[u8], machine: &Machine) -> Outcome<Self> {
@@ -303,6 +333,7 @@ impl KernelLibrary {
                 .map(|entry| Kernel {
                     name: text(entry.name),
                     args_bytes: entry.args_bytes,
+                    parameters: parameters(entry),
                 })
                 .collect()
         };
@@ -320,12 +351,16 @@ impl KernelLibrary {
     pub(crate) fn run(
         &self,
         _engine: &mut Engine<'_>,
-        kernel: usize,
-        blocks: u32,
-        args: &[u8],
+        task: &Task<'_>,
         regions: &[Region],
         machine: &Machine,
     ) -> LaunchOutput {
+        let Task {
+            kernel,
+            blocks,
+            args,
+            late_if_mix,
+        } = *task;
         let collector = Collector {
             kernel: &self.kernels[kernel].name,
             inner: Mutex::default(),
@@ -335,7 +370,8 @@ impl KernelLibrary {
             block_count: blocks,
             ub_capacity_bytes: machine.ub_usable_bytes,
             saturate: machine.saturate.into(),
-            reserved: [0; 7],
+            late_if_mix: late_if_mix.into(),
+            reserved: [0; 6],
             regions: regions.as_ptr(),
             region_count: regions.len() as u64,
             host: (&raw const collector).cast_mut().cast(),

@@ -182,6 +182,59 @@ impl Device {
         })
     }
 
+    /// The same, in a list that the runtime completes.
+    pub(crate) fn submit_completed(
+        &self,
+        function: *mut c_void,
+        blocks: u32,
+        args: &[u64],
+    ) -> Result<(), (i32, String)> {
+        let (mut list, mut place) = (null_mut(), null_mut());
+        // SAFETY: a valid out parameter.
+        ok(unsafe { aclrtKernelArgsInit(function, &raw mut list) })?;
+        for mut arg in args.iter().copied() {
+            let param = (&raw mut arg).cast();
+            // SAFETY: eight readable bytes, and a valid out parameter.
+            ok(unsafe { aclrtKernelArgsAppend(list, param, 8, &raw mut place) })?;
+        }
+        // SAFETY: a list of this thread; no configuration.
+        unsafe {
+            ok(aclrtKernelArgsFinalize(list))?;
+            ok(aclrtLaunchKernelWithConfig(
+                function,
+                blocks,
+                self.stream,
+                null_mut(),
+                list,
+                null_mut(),
+            ))
+        }
+    }
+
+    /// The same, one pointer for each parameter.
+    pub(crate) fn submit_array(
+        &self,
+        function: *mut c_void,
+        blocks: u32,
+        args: &[u64],
+    ) -> Result<(), (i32, String)> {
+        let mut args = args.to_vec();
+        let mut pointers: Vec<*mut c_void> = args
+            .iter_mut()
+            .map(|arg| std::ptr::from_mut(arg).cast())
+            .collect();
+        // SAFETY: a pointer to eight bytes for each parameter.
+        ok(unsafe {
+            aclrtLaunchKernelWithArgsArray(
+                function,
+                blocks,
+                self.stream,
+                null_mut(),
+                pointers.as_mut_ptr(),
+            )
+        })
+    }
+
     pub(crate) fn synchronize(&self) -> Result<(), (i32, String)> {
         // SAFETY: the stream is this device's.
         ok(unsafe { aclrtSynchronizeStream(self.stream) })
@@ -197,7 +250,7 @@ impl Device {
     ) -> Result<(), (i32, String)> {
         let binary = self.load(library)?;
         let function = self.function(binary, kernel)?;
-        self.submit(function, blocks, args)?;
+        self.submit_completed(function, blocks, args)?;
         self.synchronize()
     }
 }

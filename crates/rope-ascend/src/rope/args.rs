@@ -1,5 +1,11 @@
 //! The argument block of the kernels. Mirrors `kernels/rope/rope_tiling.h`; size and offsets are
 //! asserted on both sides.
+#![allow(
+    unsafe_code,
+    reason = "states which argument blocks are their bytes alone"
+)]
+
+use crate::error::Cores;
 
 /// Strides of the rows (one head of one token) of a tensor in global memory, in elements.
 #[repr(C)]
@@ -154,6 +160,37 @@ pub(super) struct MatrixArgs {
     pub(super) tiling: Tiling,
 }
 
+/// An argument block of a kernel: device addresses, then a tiling.
+///
+/// # Safety
+/// - The type is `repr(C)` and has no padding: [`ADDRESSES`](Self::ADDRESSES) addresses of eight
+///   bytes, each a parameter of the kernel, then one parameter more, the tiling.
+pub(super) unsafe trait ArgumentBlock: Copy {
+    /// Addresses before the tiling.
+    const ADDRESSES: usize;
+    /// The cores that its kernels run on.
+    const CORES: Cores;
+}
+
+/// Bytes of an address.
+pub(super) const ADDRESS_BYTES: usize = 8;
+
+// SAFETY: `repr(C)`; the sizes are asserted below, and those of the fields add up to them.
+unsafe impl ArgumentBlock for Args {
+    const ADDRESSES: usize = 6;
+    const CORES: Cores = Cores::Vector;
+}
+// SAFETY: as above.
+unsafe impl ArgumentBlock for MatrixArgs {
+    const ADDRESSES: usize = 8;
+    const CORES: Cores = Cores::CubeAndVector;
+}
+// SAFETY: as above.
+unsafe impl ArgumentBlock for NormArgs {
+    const ADDRESSES: usize = 11;
+    const CORES: Cores = Cores::Vector;
+}
+
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<TensorLayout>() == 32);
@@ -167,13 +204,13 @@ const _: () = {
     assert!(offset_of!(Tiling, load_route) == 280);
     assert!(offset_of!(Tiling, a_offset) == 304);
     assert!(offset_of!(Tiling, map_words) == 364);
-    assert!(size_of::<Args>() == 6 * 8 + 376);
-    assert!(size_of::<MatrixArgs>() == 8 * 8 + 376);
+    assert!(size_of::<Args>() == Args::ADDRESSES * ADDRESS_BYTES + 376);
+    assert!(size_of::<MatrixArgs>() == MatrixArgs::ADDRESSES * ADDRESS_BYTES + 376);
     assert!(size_of::<NormTiling>() == 648);
     assert!(offset_of!(NormTiling, gradient) == 376);
     assert!(offset_of!(NormTiling, load_start) == 488);
     assert!(offset_of!(NormTiling, run_start) == 540);
     assert!(offset_of!(NormTiling, adjoint_a_offset) == 588);
     assert!(offset_of!(NormTiling, weight_offset) == 640);
-    assert!(size_of::<NormArgs>() == 11 * 8 + 648);
+    assert!(size_of::<NormArgs>() == NormArgs::ADDRESSES * ADDRESS_BYTES + 648);
 };

@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use super::compile::Compilation;
 use super::kernel_files::KernelFile;
 use super::machine::Machine;
-use crate::error::Result;
-use crate::safe::{Kernel, Module, Stream};
+use crate::error::{Cores, Result};
+use crate::safe::{Kernel, LaunchWay, Module, Stream};
 
 /// The rotary kernels on one device.
 #[derive(Debug)]
@@ -64,18 +64,25 @@ impl Kernels {
         Self::load(stream, &binary)
     }
 
+    /// How the kernel of this name is launched; nothing before its first launch.
+    pub fn launch_way(&self, name: &str) -> Option<LaunchWay> {
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.get(name).map(Kernel::way)
+    }
+
     /// What the kernels are tiled for.
     pub(super) fn machine(&self) -> Machine {
         self.machine
     }
 
-    pub(super) fn get(&self, name: &str) -> Result<Kernel> {
+    /// The kernel of this name, which runs on `cores` and has `parameters` parameters.
+    pub(super) fn get(&self, name: &str, cores: Cores, parameters: usize) -> Result<Kernel> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = found.get(name) {
             return Ok(kernel.clone());
         }
         let c_name = CString::new(name).unwrap_or_default();
-        let kernel = self.module.kernel(&c_name)?;
+        let kernel = self.module.kernel(&c_name, cores, parameters)?;
         found.insert(name.to_owned(), kernel.clone());
         Ok(kernel)
     }

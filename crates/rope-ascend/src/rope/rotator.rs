@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rope_core::{Direction, Geometry, HeadsLayout, RopeError};
 
-use super::args::{Args, MatrixArgs, TensorLayout};
+use super::args::{ADDRESS_BYTES, Args, ArgumentBlock, MatrixArgs, TensorLayout};
 use super::coefficients::Channels;
 use super::kernels::Kernels;
 use super::tiling::{MatrixPlan, Plan, Problem, plan_angle_gradient, plan_matrix, plan_rotation};
@@ -421,22 +421,25 @@ impl Rotator {
     /// Queues a kernel.
     ///
     /// # Safety
-    /// `args` mirrors the kernel's parameters and has no padding. Its addresses are null or those
-    /// of memory of this stream, large enough for what the kernel does with it.
-    pub(super) unsafe fn launch_with<A: Copy>(
+    /// `args` mirrors the kernel's parameters, and its cores are the kernel's. Its addresses are
+    /// null or those of memory of this stream, large enough for what the kernel does with it.
+    pub(super) unsafe fn launch_with<A: ArgumentBlock>(
         &self,
         kernel: &str,
         blocks: u32,
         mut args: A,
     ) -> Result<()> {
-        let kernel = self.kernels.get(kernel)?;
-        // SAFETY: a live value without padding, so all its bytes are initialised.
+        let kernel = self.kernels.get(kernel, A::CORES, A::ADDRESSES + 1)?;
+        // SAFETY: a live value without padding (`ArgumentBlock`), so all its bytes are initialised.
         let bytes =
             unsafe { std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<A>()) };
-        // SAFETY: the caller guarantees the arguments. Dropped buffers return to this stream's
+        let (addresses, tiling) = bytes.split_at_mut(A::ADDRESSES * ADDRESS_BYTES);
+        let addresses = addresses.chunks_exact_mut(ADDRESS_BYTES);
+        let mut parameters: Vec<&mut [u8]> = addresses.chain([tiling]).collect();
+        // SAFETY: the caller guarantees the parameters. Dropped buffers return to this stream's
         // pool, so none is reused before the kernel is done. The module lives until `Drop` has
         // synchronised the stream.
-        unsafe { kernel.launch(&self.stream, blocks, bytes) }
+        unsafe { kernel.launch(&self.stream, blocks, &mut parameters) }
     }
 }
 

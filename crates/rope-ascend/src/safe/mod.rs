@@ -19,6 +19,7 @@ mod runtime;
 mod staging;
 mod stream;
 
+pub use crate::result::LaunchWay;
 pub use buffer::{DeviceBuffer, DeviceMemory, Element};
 pub use device::Device;
 pub(crate) use module::{Kernel, Module};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::device::Device;
 use super::stream::Stream;
-use crate::error::Result;
-use crate::result;
+use crate::error::{Cores, Result};
+use crate::result::{self, LaunchWay, Launched};
 use crate::sys::{aclrtBinHandle, aclrtFuncHandle};
 
 #[derive(Debug)]
@@ -41,6 +41,7 @@ pub(crate) struct Module {
 pub(crate) struct Kernel {
     raw: aclrtFuncHandle,
     name: String,
+    way: LaunchWay,
     module: Module,
 }
 
@@ -60,55 +61,70 @@ impl Module {
         })
     }
 
-    /// The kernel of this name.
+    /// The kernel of this name, which runs on `cores` and has `parameters` parameters.
     ///
     /// # Errors
-    /// The runtime's, if there is none.
+    /// The runtime's, if there is none; [`NoLaunch`](crate::AscendError::NoLaunch) if the runtime
+    /// cannot launch such a kernel.
     #[doc(alias = "aclrtBinaryGetFunction")]
-    pub(crate) fn kernel(&self, name: &CStr) -> Result<Kernel> {
+    pub(crate) fn kernel(&self, name: &CStr, cores: Cores, parameters: usize) -> Result<Kernel> {
         let inner = &self.inner.device.inner;
         inner.enter()?;
+        let (rt, library) = (inner.rt(), inner.library());
         // SAFETY: the binary is loaded as long as `self` lives.
-        let raw = unsafe { result::kernel(inner.rt(), inner.library(), self.inner.raw, name) }?;
+        let raw = unsafe { result::kernel(rt, library, self.inner.raw, name) }?;
+        let name = name.to_string_lossy().into_owned();
+        // SAFETY: found just now in the binary, which is loaded.
+        let way = unsafe { result::launch_way(rt, library, &name, raw, cores, parameters) }?;
         Ok(Kernel {
             raw,
-            name: name.to_string_lossy().into_owned(),
+            name,
+            way,
             module: self.clone(),
         })
     }
 }
 
 impl Kernel {
+    /// How it is launched.
+    pub(crate) fn way(&self) -> LaunchWay {
+        self.way
+    }
+
     /// Queues the kernel on `stream` with `blocks` blocks.
     ///
     /// # Errors
     /// [`Launch`](crate::AscendError::Launch) if the runtime refuses it.
     ///
     /// # Safety
-    /// - `args` is the kernel's argument block, each argument at the next 8-byte boundary, as the
-    ///   kernel's declaration wants it.
+    /// - `parameters` are the kernel's, in the order of its declaration and with its sizes; as many
+    ///   as [`Module::kernel`] was told, and it was told the kernel's kind of cores.
     /// - The device memory that the arguments name belongs to buffers of `stream`, and is large
     ///   enough for what the kernel does with it.
     /// - The module outlives the queued work: it is dropped after a synchronisation of `stream`.
-    #[doc(alias = "aclrtLaunchKernelWithHostArgs")]
     pub(crate) unsafe fn launch(
         &self,
         stream: &Stream,
         blocks: u32,
-        args: &mut [u8],
+        parameters: &mut [&mut [u8]],
     ) -> Result<()> {
         let inner = &self.module.inner.device.inner;
         inner.enter()?;
-        // SAFETY: live handles; arguments and memory are the caller's.
+        let launched = Launched {
+            kernel: self.raw,
+            name: &self.name,
+            way: self.way,
+        };
+        // SAFETY: live handles, `way` is that of this kernel; parameters and memory are the
+        // caller's.
         unsafe {
             result::launch(
                 inner.rt(),
                 inner.library(),
-                &self.name,
-                self.raw,
+                launched,
                 blocks,
                 stream.raw(),
-                args,
+                parameters,
             )
         }
     }

@@ -3,9 +3,9 @@
 use std::ffi::{c_char, c_void};
 
 use super::types::{
-    aclError, aclrtBinHandle, aclrtBinaryLoadOptions, aclrtDevAttr, aclrtFuncHandle,
-    aclrtLaunchKernelCfg, aclrtMemAttr, aclrtMemMallocPolicy, aclrtMemcpyKind,
-    aclrtPlaceHolderInfo, aclrtStream,
+    aclError, aclrtArgsHandle, aclrtBinHandle, aclrtBinaryLoadOptions, aclrtDevAttr,
+    aclrtFuncHandle, aclrtLaunchKernelCfg, aclrtMemAttr, aclrtMemMallocPolicy, aclrtMemcpyKind,
+    aclrtParamHandle, aclrtStream,
 };
 
 super::functions! {
@@ -64,10 +64,24 @@ super::functions! {
             fn aclrtBinaryGetFunction(
                 binary: aclrtBinHandle, name: *const c_char, function: *mut aclrtFuncHandle
             ) -> aclError;
-            fn aclrtLaunchKernelWithHostArgs(
+            fn aclrtKernelArgsInit(
+                function: aclrtFuncHandle, args: *mut aclrtArgsHandle
+            ) -> aclError;
+            fn aclrtKernelArgsAppend(
+                args: aclrtArgsHandle, param: *mut c_void, bytes: usize,
+                handle: *mut aclrtParamHandle
+            ) -> aclError;
+            fn aclrtKernelArgsFinalize(args: aclrtArgsHandle) -> aclError;
+            fn aclrtLaunchKernelWithConfig(
                 function: aclrtFuncHandle, blocks: u32, stream: aclrtStream,
-                config: *mut aclrtLaunchKernelCfg, args: *mut c_void, args_bytes: usize,
-                places: *mut aclrtPlaceHolderInfo, place_count: usize
+                config: *mut aclrtLaunchKernelCfg, args: aclrtArgsHandle, reserve: *mut c_void
+            ) -> aclError;
+            fn aclrtFunctionGetParamCount(
+                function: *const c_void, count: *mut usize
+            ) -> aclError;
+            fn aclrtLaunchKernelWithArgsArray(
+                function: *mut c_void, blocks: u32, stream: aclrtStream,
+                config: *mut aclrtLaunchKernelCfg, args: *mut *mut c_void
             ) -> aclError;
         }
     }

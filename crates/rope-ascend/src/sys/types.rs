@@ -14,6 +14,10 @@ pub type aclrtStream = *mut c_void;
 pub type aclrtBinHandle = *mut c_void;
 /// A kernel in a loaded binary.
 pub type aclrtFuncHandle = *mut c_void;
+/// The argument list of a launch, one for each thread.
+pub type aclrtArgsHandle = *mut c_void;
+/// An argument in such a list.
+pub type aclrtParamHandle = *mut c_void;
 /// A program of the run-time compiler.
 pub type aclrtcProg = *mut c_void;
 
@@ -44,8 +48,6 @@ opaque! {
     aclOpExecutor,
     /// The attributes of a launch, of which we give none.
     aclrtLaunchKernelCfg,
-    /// Offsets in an argument block that the runtime fills with addresses; we give none.
-    aclrtPlaceHolderInfo,
 }
 
 /// Declares C enumerations as transparent integers, with the vendor's name of each value.

@@ -9,8 +9,8 @@ use crate::abi::export::export;
 use crate::abi::kernel::KernelLibrary;
 use crate::abi::sys::read_host;
 use crate::codes::*;
-use crate::launch;
-use crate::state::{Function, sim};
+use crate::launch::{self, Way};
+use crate::state::{Arguments, Function, sim};
 use crate::trace::Violation;
 
 /// `aclrtLaunchKernelAttr`: an id and a 16-byte union.
@@ -32,6 +32,9 @@ pub struct AclrtLaunchKernelCfg {
     /// The number of attributes.
     pub num_attrs: usize,
 }
+
+/// The most arguments of a list.
+const MOST_ARGUMENTS: usize = 128;
 
 const _: () = assert!(size_of::<AclrtLaunchKernelAttr>() == 20);
 const _: () = assert!(size_of::<AclrtLaunchKernelCfg>() == 16);
@@ -126,7 +129,120 @@ export! {
                 // which is not null.
                 unsafe { read_host(hostArgs as usize, argsSize) }
             };
-            launch::submit(handle(funcHandle), numBlocks, handle(stream), args)
+            launch::submit(handle(funcHandle), numBlocks, handle(stream), args, Way::Copied)
+        }
+        fn aclrtFunctionGetParamCount(func: *const c_void, paramCount: *mut usize) {
+            let state = sim();
+            let function = state.functions.get(func as u64)?;
+            let parameters = &function.library.kernels[function.kernel].parameters;
+            let described = state.machine.describes_parameters;
+            let count = if described { parameters.len() } else { 0 };
+            // SAFETY: an out parameter, null or valid by the C declaration.
+            unsafe { put(paramCount, count, "paramCount") }
+        }
+        fn aclrtLaunchKernelWithArgsArray(
+            func: *mut c_void, numBlocks: u32, stream: *mut c_void,
+            cfg: *mut AclrtLaunchKernelCfg, args: *mut *mut c_void,
+        ) {
+            // SAFETY: null or valid by the C declaration.
+            unsafe { check_launch_config(cfg) }?;
+            let parameters = {
+                let state = sim();
+                let function = state.functions.get(handle(func))?;
+                if !state.machine.describes_parameters {
+                    return invalid("the binary does not describe the kernel's parameters");
+                }
+                function.library.kernels[function.kernel].parameters.clone()
+            };
+            if args.is_null() && !parameters.is_empty() {
+                return invalid("args is null");
+            }
+            let mut block = Vec::new();
+            for (i, bytes) in parameters.into_iter().enumerate() {
+                // SAFETY: by the C declaration `args` has an element for each parameter.
+                let parameter = unsafe { *args.add(i) };
+                if parameter.is_null() {
+                    return invalid(format!("parameter {i} is null"));
+                }
+                // SAFETY: not null, and the program states that the parameter is there.
+                let bytes = unsafe { read_host(parameter as usize, bytes) };
+                launch::append(&mut block, &bytes);
+            }
+            launch::submit(handle(func), numBlocks, handle(stream), block, Way::Copied)
+        }
+        fn aclrtKernelArgsInit(funcHandle: *mut c_void, argsHandle: *mut *mut c_void) {
+            if argsHandle.is_null() {
+                return invalid("argsHandle is null");
+            }
+            let mut state = sim();
+            let function = handle(funcHandle);
+            state.functions.get(function)?;
+            let begun = state.arguments.insert(Arguments {
+                function,
+                block: Vec::new(),
+                count: 0,
+                completed: false,
+            });
+            let thread = std::thread::current().id();
+            if let Some(former) = state.arguments_of.insert(thread, begun) {
+                state.arguments.remove(former)?;
+            }
+            // SAFETY: not null, and valid for writing by the C declaration.
+            unsafe { put(argsHandle, pointer(begun), "argsHandle") }
+        }
+        fn aclrtKernelArgsAppend(
+            argsHandle: *mut c_void, param: *mut c_void, paramSize: usize,
+            paramHandle: *mut *mut c_void,
+        ) {
+            if param.is_null() || paramSize == 0 || paramHandle.is_null() {
+                return invalid(format!(
+                    "param is {param:p}, paramSize {paramSize}, paramHandle {paramHandle:p}: none \
+                     may be 0"
+                ));
+            }
+            // SAFETY: the program states that `paramSize` bytes are readable at `param`, which is
+            // not null.
+            let bytes = unsafe { read_host(param as usize, paramSize) };
+            let mut state = sim();
+            let arguments = state.arguments.get_mut(handle(argsHandle))?;
+            if arguments.completed {
+                let message = "the list was completed by aclrtKernelArgsFinalize";
+                return Err(Failure::new(RT_FEATURE_NOT_SUPPORTED, message));
+            }
+            if arguments.count == MOST_ARGUMENTS {
+                return invalid(format!("the list has {MOST_ARGUMENTS} arguments already"));
+            }
+            launch::append(&mut arguments.block, &bytes);
+            arguments.count += 1;
+            // A handle that nothing here takes: arguments are not changed in place.
+            // SAFETY: an out parameter, not null and valid by the C declaration.
+            unsafe { put(paramHandle, pointer(arguments.count as u64), "paramHandle") }
+        }
+        fn aclrtKernelArgsFinalize(argsHandle: *mut c_void) {
+            sim().arguments.get_mut(handle(argsHandle))?.completed = true;
+            Ok(())
+        }
+        fn aclrtLaunchKernelWithConfig(
+            funcHandle: *mut c_void, numBlocks: u32, stream: *mut c_void,
+            cfg: *mut AclrtLaunchKernelCfg, argsHandle: *mut c_void, reserve: *mut c_void,
+        ) {
+            // SAFETY: null or valid by the C declaration.
+            unsafe { check_launch_config(cfg) }?;
+            if !reserve.is_null() {
+                return invalid("reserve must be null");
+            }
+            let block = {
+                let state = sim();
+                let arguments = state.arguments.get(handle(argsHandle))?;
+                if arguments.function != handle(funcHandle) {
+                    return invalid("the arguments were begun for another kernel");
+                }
+                if !arguments.completed {
+                    return invalid("the arguments lack aclrtKernelArgsFinalize");
+                }
+                arguments.block.clone()
+            };
+            launch::submit(handle(funcHandle), numBlocks, handle(stream), block, Way::Completed)
         }
     }
     value {}
