@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing};
-
 use crate::error::{AscendError, LoadError};
 use crate::loader::{self, Api, LibraryNames, Opened, candidates};
-use crate::rope::{
-    AngleRows, CACHE_VARIABLE, Heads, KERNELS_VARIABLE, KernelType, Npu, Operand, Rotation,
-};
+use crate::rope::{CACHE_VARIABLE, KERNELS_VARIABLE, Npu};
 use crate::safe::{Device, Runtime};
+
+mod launches;
+pub use launches::LaunchFinding;
+use launches::launches;
 
 /// Variables that decide what is found.
 const SETTINGS: [&str; 7] = [
@@ -148,6 +148,8 @@ pub struct Diagnosis {
     pub devices: Vec<DeviceFinding>,
     /// Functions that the libraries found lack.
     pub missing_symbols: Vec<MissingSymbol>,
+    /// A launch of each family of our kernels; none where there are no kernels or no device.
+    pub launches: Vec<LaunchFinding>,
     /// Ways to rotate.
     pub paths: Vec<PathFinding>,
 }
@@ -165,6 +167,7 @@ impl Diagnosis {
             runtime: Finding::missing("", INSTALL),
             devices: Vec::new(),
             missing_symbols: Vec::new(),
+            launches: Vec::new(),
             paths: Vec::new(),
         };
         match api {
@@ -177,7 +180,7 @@ impl Diagnosis {
                     Ok(runtime) => (version(&runtime), devices(&runtime)),
                     Err(error) => (refused(&error), Vec::new()),
                 };
-                found.paths = own_kernels(&found.devices, compiler);
+                (found.paths, found.launches) = own_kernels(&found.devices, compiler);
                 found.paths.extend(operators);
             }
             Err(error) => {
@@ -198,15 +201,17 @@ impl Diagnosis {
     pub fn of(npu: &Npu) -> Self {
         let runtime = npu.device().runtime();
         let api = runtime.api();
+        let (made, launches) = run_kernels(npu);
         let mut paths = vec![PathFinding {
             name: "our kernels",
-            found: rotation(npu),
+            found: made,
         }];
         paths.extend(operators(api));
         Self {
             runtime: version(runtime),
             devices: vec![device(&npu.name(), npu.device())],
             missing_symbols: missing_symbols(api),
+            launches,
             paths,
             settings: Vec::new(),
             installed: Vec::new(),
@@ -219,7 +224,8 @@ impl Diagnosis {
         let found = self.libraries.iter().map(|library| &library.found);
         let found = found.chain(self.devices.iter().map(|device| &device.found));
         let found = found.chain(self.paths.iter().map(|path| &path.found));
-        let mut found = found.chain([&self.runtime]);
+        let launches = self.launches.iter().map(|launch| &launch.found);
+        let mut found = found.chain(launches).chain([&self.runtime]);
         self.missing_symbols.is_empty() && !self.devices.is_empty() && found.all(Finding::is_ready)
     }
 }
@@ -356,17 +362,24 @@ fn missing_symbols(api: &Api) -> Vec<MissingSymbol> {
 
 /// The two ways to have kernels on an installed CANN. On a device they are run, not only looked
 /// for.
-fn own_kernels(devices: &[DeviceFinding], compiler: Result<(), LoadError>) -> Vec<PathFinding> {
+fn own_kernels(
+    devices: &[DeviceFinding],
+    compiler: Result<(), LoadError>,
+) -> (Vec<PathFinding>, Vec<LaunchFinding>) {
     let file = env::var_os(KERNELS_VARIABLE);
     let usable = devices.iter().any(|device| device.found.is_ready());
     let run = || match Npu::open(0) {
-        _ if !usable => Finding::missing("there is no usable device", RUNTIME_REMEDY),
-        Ok(npu) => rotation(&npu),
-        Err(error) => refused(&error),
+        _ if !usable => (
+            Finding::missing("there is no usable device", RUNTIME_REMEDY),
+            Vec::new(),
+        ),
+        Ok(npu) => run_kernels(&npu),
+        Err(error) => (refused(&error), Vec::new()),
     };
-    let beforehand = match &file {
-        None => Finding::missing(format!("{KERNELS_VARIABLE} is not set"), PRECOMPILE),
-        Some(path) if !Path::new(path).is_file() => Finding::missing(
+    let missing = |reason, remedy: &str| (Finding::missing(reason, remedy), Vec::new());
+    let (beforehand, mut launches) = match &file {
+        None => missing(format!("{KERNELS_VARIABLE} is not set"), PRECOMPILE),
+        Some(path) if !Path::new(path).is_file() => missing(
             format!(
                 "{KERNELS_VARIABLE} names no file: {}",
                 Path::new(path).display()
@@ -380,11 +393,35 @@ fn own_kernels(devices: &[DeviceFinding], compiler: Result<(), LoadError>) -> Ve
         Ok(()) if file.is_some() => {
             Finding::Ready(format!("not used while {KERNELS_VARIABLE} is set"))
         }
-        Ok(()) => run(),
+        Ok(()) => {
+            let (made, run) = run();
+            launches = run;
+            made
+        }
     };
-    [(BEFOREHAND, beforehand), (AT_RUN_TIME, at_run_time)]
+    let paths = [(BEFOREHAND, beforehand), (AT_RUN_TIME, at_run_time)]
         .map(|(name, found)| PathFinding { name, found })
-        .into()
+        .into();
+    (paths, launches)
+}
+
+/// Makes the kernels and launches one of each family: whether they can be had and the first of them
+/// works, and what each launch gave.
+fn run_kernels(npu: &Npu) -> (Finding, Vec<LaunchFinding>) {
+    let kernels = match npu.kernels() {
+        Ok(kernels) => kernels,
+        Err(AscendError::NoKernels { reason, remedy, .. }) => {
+            return (Finding::missing(reason, remedy), Vec::new());
+        }
+        Err(error) => return (refused(&error), Vec::new()),
+    };
+    let launches = launches(npu, &kernels);
+    let rotation = launches.first().map(|launch| launch.found.clone());
+    let made = match rotation {
+        Some(missing @ Finding::Missing { .. }) => missing,
+        Some(Finding::Ready(_)) | None => Finding::Ready("made, run, and right".into()),
+    };
+    (made, launches)
 }
 
 fn operators(api: &Api) -> Vec<PathFinding> {
@@ -409,49 +446,6 @@ fn operators(api: &Api) -> Vec<PathFinding> {
             PathFinding { name, found }
         })
         .collect()
-}
-
-/// A rotation by 90 degrees, whose result is exact.
-fn rotation(npu: &Npu) -> Finding {
-    const PAIRS: usize = 32;
-    let x: Vec<f32> = (0..2 * PAIRS).map(|channel| channel as f32).collect();
-    let rotate = || -> crate::Result<Vec<f32>> {
-        let stream = npu.stream()?;
-        let geometry = Geometry::new(2 * PAIRS, 2 * PAIRS, 0, Pairing::Half, false)?;
-        let rotator = npu.rotator(&stream, geometry)?;
-        let angles = stream.upload(&[[0.0_f32; PAIRS], [1.0; PAIRS]].concat())?;
-        let mut q = stream.upload(&x)?;
-        rotator.rotate(Rotation {
-            element: KernelType::F32,
-            direction: Direction::Forward,
-            q: Operand::InPlace(Heads {
-                memory: &mut q,
-                offset: 0,
-                layout: HeadsLayout::contiguous(Layout::Tnd, 1, 1, 1, 2 * PAIRS),
-            }),
-            k: None,
-            angles: AngleRows {
-                memory: &angles,
-                offset_bytes: 0,
-                rows: 1,
-            },
-        })?;
-        stream.download(&q)
-    };
-    let expected: Vec<f32> = x[PAIRS..]
-        .iter()
-        .map(|x| -x)
-        .chain(x[..PAIRS].iter().copied())
-        .collect();
-    match rotate() {
-        Ok(found) if found == expected => Finding::Ready("made, run, and right".into()),
-        Ok(found) => Finding::missing(
-            format!("a quarter turn of {x:?} gave {found:?}"),
-            "do not train on this device; run mrope verify on it and report what it prints",
-        ),
-        Err(AscendError::NoKernels { reason, remedy, .. }) => Finding::missing(reason, remedy),
-        Err(error) => refused(&error),
-    }
 }
 
 /// Files in which driver and toolkit state their versions, as far as they exist.

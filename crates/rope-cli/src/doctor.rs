@@ -72,14 +72,17 @@ fn print(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {
     }
     let symbols = diagnosis.missing_symbols.iter();
     let symbols = symbols.map(|missing| format!("{} (for {})", missing.symbol, missing.needed_for));
+    let launches = diagnosis.launches.iter();
+    let launches = launches.map(|launch| finding(launch.family, &launch.found));
     let paths = diagnosis.paths.iter();
     let paths = paths.map(|path| finding(path.name, &path.found));
-    let sections: [(&str, Vec<String>); 7] = [
+    let sections: [(&str, Vec<String>); 8] = [
         ("Settings", settings),
         ("Runtime", runtime.into()),
         ("Libraries", libraries.collect()),
         ("Devices", devices),
         ("Functions that the libraries lack", symbols.collect()),
+        ("Launches of our kernels", launches.collect()),
         ("Ways to rotate", paths.collect()),
         ("To do", remedies(diagnosis)),
     ];
@@ -112,12 +115,14 @@ fn finding(name: &str, found: &Finding) -> String {
 fn remedies(diagnosis: &Diagnosis) -> Vec<String> {
     let libraries = diagnosis.libraries.iter().map(|library| &library.found);
     let devices = diagnosis.devices.iter().map(|device| &device.found);
+    let launches = diagnosis.launches.iter().map(|launch| &launch.found);
     let paths = diagnosis.paths.iter().map(|path| &path.found);
     let mut remedies = Vec::new();
     for found in [&diagnosis.runtime]
         .into_iter()
         .chain(libraries)
         .chain(devices)
+        .chain(launches)
         .chain(paths)
     {
         if let Finding::Missing { remedy, .. } = found
@@ -158,6 +163,8 @@ fn to_json(diagnosis: &Diagnosis) -> Value {
     let settings = settings.map(|(name, value)| ((*name).to_owned(), json!(value)));
     let devices = diagnosis.devices.iter();
     let devices = devices.map(|device| named(&device.name, &device.found));
+    let launches = diagnosis.launches.iter();
+    let launches = launches.map(|launch| named(launch.family, &launch.found));
     let paths = diagnosis.paths.iter();
     let paths = paths.map(|path| named(path.name, &path.found));
     json!({
@@ -167,6 +174,7 @@ fn to_json(diagnosis: &Diagnosis) -> Value {
         "libraries": libraries.collect::<Vec<_>>(),
         "devices": devices.collect::<Vec<_>>(),
         "missing_symbols": symbols.collect::<Vec<_>>(),
+        "launches": launches.collect::<Vec<_>>(),
         "paths": paths.collect::<Vec<_>>(),
         "complete": diagnosis.is_complete(),
     })

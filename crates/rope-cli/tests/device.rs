@@ -127,6 +127,118 @@ fn doctor_is_all_green_on_the_simulator() {
     );
 }
 
+/// The families of kernels that `mrope doctor` launches; the last one is of the cube cores.
+#[cfg(feature = "ascend-sim")]
+const FAMILIES: [(&str, &str); 6] = [
+    ("rotation", "rope_rotate_split_f32"),
+    ("its adjoint", "rope_rotate_split_f32"),
+    ("gradient of the angles", "rope_angle_grad_split_f32"),
+    ("norm with the rotation", "rope_norm_split_f32"),
+    ("its backward", "rope_norm_grad_split_f32"),
+    (
+        "rotation by a matrix, on the cube cores",
+        "rope_matrix_bf16",
+    ),
+];
+
+/// The lines of `mrope doctor` on a simulated runtime that lacks functions.
+#[cfg(feature = "ascend-sim")]
+fn doctor_lacking(functions: &str) -> String {
+    let output = command_of(&["doctor", "--device", "ascend-sim"])
+        .env("ASCEND_SIM_LACKS", functions)
+        .output()
+        .expect("program starts");
+    let (found, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{found}{errors}");
+    assert_eq!(errors, "", "nothing is violated");
+    found
+}
+
+#[cfg(feature = "ascend-sim")]
+const ARRAY: &str = "aclrtLaunchKernelWithArgsArray";
+#[cfg(feature = "ascend-sim")]
+const LIST: &str = "aclrtLaunchKernelWithConfig";
+
+#[cfg(feature = "ascend-sim")]
+#[test]
+fn doctor_launches_a_kernel_of_each_family() {
+    for (lacking, vector) in [("", ARRAY), (ARRAY, LIST)] {
+        let found = doctor_lacking(lacking);
+        for (i, (family, kernel)) in FAMILIES.into_iter().enumerate() {
+            let function = if i == 5 { LIST } else { vector };
+            let line =
+                format!("  ok  {family}: {kernel} by {function}, as on the CPU, guards intact\n");
+            assert!(found.contains(&line), "{line} is not in {found}");
+        }
+        assert_eq!(
+            found.contains("Everything works"),
+            lacking.is_empty(),
+            "{found}"
+        );
+        let names_it = format!("{ARRAY} (for arguments placed by");
+        assert_eq!(found.contains(&names_it), !lacking.is_empty(), "{found}");
+    }
+}
+
+#[cfg(feature = "ascend-sim")]
+#[test]
+fn doctor_says_which_kernels_a_runtime_cannot_launch() {
+    let without_list = doctor_lacking("aclrtKernelArgsFinalize");
+    let without_both = doctor_lacking(&format!("{ARRAY},{LIST}"));
+    for (i, (family, kernel)) in FAMILIES.into_iter().enumerate() {
+        let cores = if i == 5 {
+            "cube and vector cores"
+        } else {
+            "the vector cores"
+        };
+        let refused = format!("  --  {family}: launching {kernel} on {cores} needs ");
+        let works = format!("  ok  {family}: {kernel} by {ARRAY}");
+        let expected = if i == 5 { &refused } else { &works };
+        assert!(
+            without_list.contains(expected),
+            "{expected} is not in {without_list}"
+        );
+        assert!(
+            without_both.contains(&refused),
+            "{refused} is not in {without_both}"
+        );
+    }
+    assert!(
+        without_list.contains("lacks aclrtKernelArgsFinalize; "),
+        "{without_list}"
+    );
+    let lacks = format!("lacks {ARRAY}, {LIST}; install CANN 8.5 or later");
+    assert!(without_both.contains(&lacks), "{without_both}");
+    let remedy = "install CANN 8.5 or later: its runtime launches all of our kernels";
+    assert_eq!(without_both.matches(remedy).count(), 1, "{without_both}");
+    assert!(
+        !without_both.contains("our kernels: made"),
+        "{without_both}"
+    );
+}
+
+#[cfg(feature = "ascend-sim")]
+#[test]
+fn doctor_on_dav_3510_has_no_kernel_of_the_cube_cores() {
+    let output = command_of(&["doctor", "--device", "ascend-sim", "--json"])
+        .env("ASCEND_SIM_MACHINE", "ascend_950")
+        .output()
+        .expect("program starts");
+    let found: Value = serde_json::from_str(&text(&output.stdout)).expect("an object");
+    assert_eq!(found["complete"], true, "{found}");
+    let launches = found["launches"].as_array().expect("a list");
+    for (launch, (family, kernel)) in launches.iter().zip(&FAMILIES[..5]) {
+        assert_eq!(launch["name"], *family);
+        let how = format!("{kernel} by {ARRAY}, as on the CPU, guards intact");
+        assert_eq!(launch["found"], how);
+    }
+    let matrix = launches[5]["found"].as_str().expect("text");
+    assert!(
+        matrix.starts_with("none: the cube cores rotate"),
+        "{matrix}"
+    );
+}
+
 #[test]
 fn a_device_without_cann_is_one_clear_error() {
     for command in [

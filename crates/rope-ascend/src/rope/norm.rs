@@ -141,6 +141,15 @@ impl Rotator {
     /// As [`norm_rotate`](Self::norm_rotate); [`AscendError::InvalidArgument`] if the sums have too
     /// little room.
     pub fn norm_rotate_backward(&self, request: NormBackward<'_>) -> Result<usize> {
+        self.norm_rotate_backward_at(request, 0)
+    }
+
+    /// The same, with the sums from `offset_bytes` in their memory.
+    pub(crate) fn norm_rotate_backward_at(
+        &self,
+        request: NormBackward<'_>,
+        offset_bytes: usize,
+    ) -> Result<usize> {
         const OP: &str = "backward of norm and rotation";
         let NormBackward { q, k, angles, .. } = &request;
         let (of_q, of_k) = (q.sides(), k.as_ref().map(NormBackwardTensor::sides));
@@ -156,12 +165,13 @@ impl Rotator {
         let row_bytes = (1 + usize::from(k.is_some())) * self.geometry.head_dim() * F32_BYTES;
         let sums: &DeviceMemory = request.weight_sums;
         self.stream.owns(OP, sums)?;
-        if rows * row_bytes > sums.bytes() {
+        let held = sums.bytes().saturating_sub(offset_bytes);
+        if rows * row_bytes > held {
             return Err(AscendError::argument(
                 OP,
                 "the sums of the weights' gradients",
                 format!("at least {rows} rows of {row_bytes} bytes"),
-                format!("{} bytes", sums.bytes()),
+                format!("{held} bytes"),
             ));
         }
         self.launch_norm(
@@ -173,7 +183,7 @@ impl Rotator {
                 weights,
                 angles: angles.address(),
                 map: 0,
-                weight_sums: sums.pointer() as u64,
+                weight_sums: sums.pointer() as u64 + offset_bytes as u64,
                 tiling: plan.tiling,
             },
         )?;

@@ -230,12 +230,21 @@ impl Rotator {
     /// # Errors
     /// As [`Self::rotate`].
     pub fn angle_gradient(&self, request: AngleGradient<'_>) -> Result<()> {
+        self.angle_gradient_at(request, 0)
+    }
+
+    /// The same, with the result from `offset_bytes` in its memory.
+    pub(crate) fn angle_gradient_at(
+        &self,
+        request: AngleGradient<'_>,
+        offset_bytes: usize,
+    ) -> Result<()> {
         const OP: &str = "angle gradient";
         let tensors = self.tensors(OP, request.element, request.q, request.k)?;
         let rows = tensors.batch as usize * tensors.seq as usize;
         let out = AngleRows {
             memory: request.out,
-            offset_bytes: 0,
+            offset_bytes,
             rows,
         };
         self.check_angles(OP, &out)?;
