@@ -57,6 +57,12 @@ macro_rules! backends {
             }
 
             #[test]
+            fn later_draws_do_not_overlap() {
+                random::later_draws_do_not_overlap::<$backend>(&$device);
+                $after;
+            }
+
+            #[test]
             fn shared_handles() {
                 handles::programs::<$backend>(&$device);
                 $after;

@@ -1,5 +1,6 @@
-//! Random numbers. The vendor's generator is not documented; this one is counter-based too: the
-//! same seed, offset and shape give the same numbers, which are not those of any other generator.
+//! Random numbers. The vendor's generator is not documented; this one is counter-based too, and an
+//! offset is a place in the seed's one sequence: draws whose counters overlap repeat each other's
+//! numbers. They are not those of any other generator.
 
 use super::call::{Call, Kernel, Operand, kernel};
 use super::descriptor::Scalar;
@@ -8,24 +9,22 @@ use super::refuse;
 use crate::codes::Outcome;
 
 const UNREPEATABLE: &str = "it uses the random engine";
-/// Counters of one offset do not reach those of the next.
-const STREAM: u64 = 0x9e37_79b9_7f4a_7c15;
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Sixty-four bits of (seed, offset, index): the finaliser of splitmix64 over a sum of odd
-/// multiples.
-fn bits(seed: u64, offset: u64, index: u64) -> u64 {
+/// Sixty-four bits of a seed and a counter, which counts on from the offset: the finaliser of
+/// splitmix64 over a sum of odd multiples.
+fn bits(seed: u64, counter: u64) -> u64 {
     let mix = |mut x: u64| {
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ (x >> 31)
     };
-    mix(mix(seed.wrapping_add(offset.wrapping_mul(STREAM)))
-        .wrapping_add(index.wrapping_mul(STREAM)))
+    mix(mix(seed).wrapping_add(counter.wrapping_mul(STEP)))
 }
 
 /// A number in [0, 1) of 53 bits.
 fn uniform(seed: u64, offset: u64, index: u64) -> f64 {
-    (bits(seed, offset, index) >> 11) as f64 / (1_u64 << 53) as f64
+    (bits(seed, offset.wrapping_add(index)) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 /// Fills a tensor with a function of the element's index.

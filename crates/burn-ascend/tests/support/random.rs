@@ -1,5 +1,6 @@
 //! Random tensors: by their statistics, and by what a seed promises.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use burn::backend::tensor::Device;
@@ -137,6 +138,37 @@ fn draw<B: Backend>(
             .read()
             .map_err(|error| format!("read failed: {error:?}"))
     })?
+}
+
+/// No four numbers of a draw come again in a later one, in whatever place: counters of draws that
+/// follow each other do not overlap.
+pub(crate) fn later_draws_do_not_overlap<B: Backend>(device: &Device<B>) {
+    let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    for distribution in [Distribution::Default, Distribution::Normal(0.0, 1.0)] {
+        B::seed(device, 11);
+        let mut seen = HashMap::new();
+        // Lengths that are no multiples of a counter's four numbers, too.
+        for (draw, count) in [4001, 1001, 7, 4002, 5, 4003].into_iter().enumerate() {
+            let read = caught(|| {
+                let shape = Shape::from(vec![count]);
+                let dtype = DType::F32.into();
+                Value::<B>::Float(B::float_random(shape, distribution, device, dtype)).read()
+            });
+            let data = read.expect("no panic").expect("a draw is read");
+            let bits: Vec<u32> = data.iter::<f32>().map(f32::to_bits).collect();
+            assert_eq!(bits.len(), count);
+            for (at, four) in bits.windows(4).enumerate() {
+                let earlier = seen.insert(four.to_vec(), (draw, at));
+                assert_eq!(
+                    earlier,
+                    None,
+                    "{distribution:?} on {}: the numbers of draw {draw} from {at} came before, in \
+                     that draw from that place",
+                    B::name(device)
+                );
+            }
+        }
+    }
 }
 
 /// Mean, variance and bounds of every distribution; equal seeds give equal values, other seeds and
