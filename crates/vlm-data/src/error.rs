@@ -1,0 +1,156 @@
+//! The crate's error type.
+
+use std::path::PathBuf;
+
+/// The result of this crate's functions.
+pub type Result<T, E = VlmDataError> = std::result::Result<T, E>;
+
+/// Data that no sample can be made of.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VlmDataError {
+    /// A file could not be read.
+    #[error("cannot read {}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The message of the system.
+        reason: String,
+    },
+    /// What is wrong with the contents of a file.
+    #[error("{}: {source}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<VlmDataError>,
+    },
+    /// Bytes of no format that is read.
+    #[error(
+        "the first bytes are {start:02x?}, no JPEG, PNG, WebP, BMP or GIF; \
+         convert the picture to one of them"
+    )]
+    UnknownFormat {
+        /// The first bytes, at most 12.
+        start: Vec<u8>,
+    },
+    /// A picture that is damaged, cut off, or of a kind that its decoder does not know.
+    #[error("the {format} picture cannot be decoded: {reason}")]
+    Decode {
+        /// The format.
+        format: &'static str,
+        /// The message of the decoder.
+        reason: String,
+    },
+    /// A picture so large that it may be an attack. No pixel was decoded.
+    #[error(
+        "the picture has {width} x {height} pixels, at most {limit} are read; \
+         raise ReadOptions::max_pixels if it is trusted"
+    )]
+    TooManyPixels {
+        /// Pixels in a row.
+        width: u64,
+        /// Rows.
+        height: u64,
+        /// Pixels allowed.
+        limit: u64,
+    },
+    /// Pixels whose number does not fit the sides of their picture.
+    #[error("a picture of {width} x {height} has {expected} bytes of RGB, found {found}")]
+    PixelBytes {
+        /// Pixels in a row.
+        width: usize,
+        /// Rows.
+        height: usize,
+        /// Bytes expected.
+        expected: u128,
+        /// Bytes found.
+        found: usize,
+    },
+    /// A picture without pixels.
+    #[error("the picture has {width} x {height} pixels, expected at least 1 x 1")]
+    NoPixels {
+        /// Pixels in a row.
+        width: u64,
+        /// Rows.
+        height: u64,
+    },
+    /// A picture too long for its family.
+    #[error(
+        "the picture has {width} x {height} pixels, the longer side may be {limit} times the \
+         shorter; crop or pad it"
+    )]
+    AspectRatio {
+        /// Pixels in a row, after GLM's scaling of small pictures.
+        width: u64,
+        /// Rows, after GLM's scaling of small pictures.
+        height: u64,
+        /// The largest ratio.
+        limit: u32,
+    },
+    /// A picture that is not resized and does not divide into merged patches.
+    #[error(
+        "the picture has {width} x {height} pixels, expected multiples of {factor} \
+         since do_resize is false"
+    )]
+    NotDivisible {
+        /// Pixels in a row.
+        width: usize,
+        /// Rows.
+        height: usize,
+        /// Pixels along a side of a square of merged patches.
+        factor: usize,
+    },
+    /// Memory that the system does not give, or that no address reaches.
+    #[error("cannot allocate {bytes} bytes for {what}; are the limits on pixels too high?")]
+    Memory {
+        /// For what.
+        what: &'static str,
+        /// Bytes.
+        bytes: u128,
+    },
+    /// A buffer of another length than the patches.
+    #[error("the buffer has {found} elements, the patches {expected}")]
+    BufferLength {
+        /// Elements expected.
+        expected: usize,
+        /// Elements found.
+        found: usize,
+    },
+    /// A text that is no JSON.
+    #[error("no JSON: {reason}")]
+    Json {
+        /// The message of the parser.
+        reason: String,
+    },
+    /// A value of a configuration that cannot be used.
+    #[error("{key} is {found}, expected {expected}")]
+    Config {
+        /// The key.
+        key: &'static str,
+        /// What can be used.
+        expected: &'static str,
+        /// The value found, as JSON, or `absent`.
+        found: String,
+    },
+    /// An image processor of another family.
+    #[error(
+        "image processor {found} is none that this crate has; it has {}", known.join(", ")
+    )]
+    UnknownProcessor {
+        /// The name found, or the model type without one.
+        found: String,
+        /// The names known.
+        known: Vec<&'static str>,
+    },
+    /// A folder without the file that says how pictures are processed.
+    #[error(
+        "{} has neither a preprocessor_config.json nor a processor_config.json with an \
+         image_processor; copy it from the model's page",
+        folder.display()
+    )]
+    NoProcessorFile {
+        /// The folder.
+        folder: PathBuf,
+    },
+}

@@ -1,0 +1,79 @@
+//! Colours of any kind as 8 bits of red, green and blue, as PIL converts them.
+
+use super::read::Alpha;
+
+/// What the bytes of a decoded picture are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Samples {
+    /// 1 is grey, 2 grey and alpha, 3 RGB, 4 RGBA.
+    pub(super) channels: usize,
+    /// Whether a sample has 16 bits, in the byte order of the machine.
+    pub(super) wide: bool,
+    /// Whether 16 bits of grey are cut off at 255 rather than divided by 256.
+    ///
+    /// PIL keeps 16 bits of grey alone and cuts them off when it converts them; all other kinds
+    /// it reads as 8 bits.
+    pub(super) clipped: bool,
+    /// Whether the last channel is an alpha of the picture.
+    pub(super) alpha: bool,
+}
+
+impl Samples {
+    /// Bytes of a pixel.
+    pub(super) fn pixel_bytes(self) -> usize {
+        self.channels * if self.wide { 2 } else { 1 }
+    }
+
+    /// Appends RGB of the pixels in `bytes`.
+    pub(super) fn append_rgb(self, bytes: &[u8], alpha: Alpha, rgb: &mut Vec<u8>) {
+        let narrow = |sample: &[u8]| -> u8 {
+            match *sample {
+                [first, second] => {
+                    let value = u16::from_ne_bytes([first, second]);
+                    if self.clipped {
+                        value.min(255) as u8
+                    } else {
+                        (value >> 8) as u8
+                    }
+                }
+                [value] => value,
+                _ => 0,
+            }
+        };
+        let sample_bytes = if self.wide { 2 } else { 1 };
+        for pixel in bytes.chunks_exact(self.pixel_bytes()) {
+            let mut samples = [0; 4];
+            for (sample, bytes) in samples.iter_mut().zip(pixel.chunks_exact(sample_bytes)) {
+                *sample = narrow(bytes);
+            }
+            let [first, second, third, fourth] = samples;
+            let (colour, opacity) = match self.channels {
+                1 => ([first; 3], 255),
+                2 => ([first; 3], second),
+                3 => ([first, second, third], 255),
+                _ => ([first, second, third], fourth),
+            };
+            let opacity = if self.alpha { opacity } else { 255 };
+            rgb.extend_from_slice(&match alpha {
+                Alpha::Dropped => colour,
+                Alpha::OnWhite => colour.map(|level| on_white(level, opacity)),
+            });
+        }
+    }
+}
+
+/// A level of a colour with an opacity, laid on white.
+///
+/// # Source
+/// Pillow 13.0.0, `ImagingAlphaComposite` with an opaque background: 7 fractional bits, and a
+/// division by 255 that rounds to the nearest.
+pub(super) fn on_white(level: u8, opacity: u8) -> u8 {
+    if opacity == 0 {
+        return 255;
+    }
+    let (level, opacity) = (u32::from(level), u32::from(opacity));
+    let sum = (level * opacity + 255 * (255 - opacity)) << 7;
+    let rounded = sum + (128 << 7);
+    // At most 255 for all levels and opacities.
+    ((((rounded >> 8) + rounded) >> 8) >> 7) as u8
+}

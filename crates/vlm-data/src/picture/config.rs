@@ -1,0 +1,546 @@
+//! The families, and what a model folder says about pictures.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::{Result, VlmDataError};
+
+/// By whose arithmetic pictures are resized and normalised. The results differ by one level of
+/// 255 in few pixels, and in the last bit of all values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backend {
+    /// torchvision's on a CPU, the default of transformers since 2025.
+    #[default]
+    Torchvision,
+    /// PIL's and NumPy's, of transformers' classes with `Pil` in their name, with Pillow 13. Where
+    /// it takes off more than twice as many rows as columns, it resizes columns first.
+    Pil,
+    /// The same with Pillow before 13, which always resizes rows first.
+    PilBefore13,
+}
+
+/// How the size is found that a picture is resized to; see
+/// [`smart_resize`](super::smart_resize()).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResizeRule {
+    /// Qwen2-VL to Qwen3.5.
+    Qwen,
+    /// GLM-4.1V and GLM-4.6V.
+    Glm,
+}
+
+/// How pictures become patches.
+///
+/// [`PictureProcessor::new`](super::PictureProcessor::new) checks it, so that fields can be set
+/// freely, such as `max_pixels` to spend fewer tokens on a picture.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PictureConfig {
+    /// How the size is found.
+    pub rule: ResizeRule,
+    /// Pixels along a side of a patch.
+    pub patch_size: usize,
+    /// Frames of a patch; a picture is repeated as often.
+    pub temporal_patch_size: usize,
+    /// Patches along a side of the square that becomes one token.
+    pub merge_size: usize,
+    /// The least area of a resized picture in pixels; of all its frames together for GLM.
+    pub min_pixels: u64,
+    /// The largest area of a resized picture in pixels; of all its frames together for GLM.
+    pub max_pixels: u64,
+    /// Whether pictures are resized; if not, their sides must be multiples of
+    /// `patch_size * merge_size`.
+    pub resize: bool,
+    /// What the levels 0 to 255 are multiplied by; `None`: they stay.
+    pub rescale: Option<f64>,
+    /// Mean and standard deviation of each colour, in units of the rescaled levels, by which
+    /// pictures are normalised; `None`: they are not.
+    pub normalize: Option<[[f64; 3]; 2]>,
+    /// By whose arithmetic.
+    pub backend: Backend,
+}
+
+/// A family of models whose pictures are processed alike: a row of [`FAMILIES`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// The `model_type` of its configurations.
+    pub model_types: &'static [&'static str],
+    /// How the size is found that a picture is resized to.
+    pub rule: ResizeRule,
+    /// Pixels along a side of a patch.
+    pub patch_size: usize,
+    /// The least and the largest area in the published files, in pixels.
+    pub limits: [u64; 2],
+    /// Mean and standard deviation of each colour, in units of levels from 0 to 1.
+    pub colours: [[f64; 3]; 2],
+}
+
+/// Mean and standard deviation of CLIP's training pictures.
+const CLIP: [[f64; 3]; 2] = [
+    [0.48145466, 0.4578275, 0.40821073],
+    [0.26862954, 0.26130258, 0.27577711],
+];
+const HALF: [[f64; 3]; 2] = [[0.5; 3]; 2];
+
+/// The families, with the values of their published `preprocessor_config.json`.
+pub const FAMILIES: [Family; 5] = [
+    Family {
+        name: "Qwen2-VL",
+        model_types: &["qwen2_vl"],
+        rule: ResizeRule::Qwen,
+        patch_size: 14,
+        limits: [3136, 12_845_056],
+        colours: CLIP,
+    },
+    Family {
+        name: "Qwen2.5-VL",
+        model_types: &["qwen2_5_vl"],
+        rule: ResizeRule::Qwen,
+        patch_size: 14,
+        limits: [3136, 12_845_056],
+        colours: CLIP,
+    },
+    Family {
+        name: "Qwen3-VL",
+        model_types: &["qwen3_vl", "qwen3_vl_moe"],
+        rule: ResizeRule::Qwen,
+        patch_size: 16,
+        limits: [65_536, 16_777_216],
+        colours: HALF,
+    },
+    Family {
+        name: "Qwen3.5",
+        model_types: &["qwen3_5", "qwen3_5_moe"],
+        rule: ResizeRule::Qwen,
+        patch_size: 16,
+        limits: [65_536, 16_777_216],
+        colours: HALF,
+    },
+    Family {
+        name: "GLM-4.1V",
+        model_types: &["glm4v", "glm4v_moe", "glm46v"],
+        rule: ResizeRule::Glm,
+        patch_size: 14,
+        limits: [12_544, 11_760_000],
+        colours: CLIP,
+    },
+];
+
+/// An image processor of transformers: what a file leaves out, its class states.
+struct Class {
+    /// Its names, without the suffixes `Fast` and `Pil`.
+    names: &'static [&'static str],
+    rule: ResizeRule,
+    /// `size.shortest_edge` and `size.longest_edge`.
+    limits: [u64; 2],
+    /// Whether it reads `min_pixels` and `max_pixels`.
+    reads_pixels: bool,
+}
+
+const CLASSES: [Class; 2] = [
+    Class {
+        names: &[
+            "Qwen2VLImageProcessor",
+            "Qwen2_5_VLImageProcessor",
+            "Qwen3VLImageProcessor",
+        ],
+        rule: ResizeRule::Qwen,
+        limits: [3136, 1_003_520],
+        reads_pixels: true,
+    },
+    Class {
+        names: &["Glm4vImageProcessor", "Glm46VImageProcessor"],
+        rule: ResizeRule::Glm,
+        limits: [12_544, 11_760_000],
+        reads_pixels: false,
+    },
+];
+
+/// PIL's number of bicubic resampling, the only one that the families use.
+const BICUBIC: u64 = 3;
+/// No file about a processor comes near.
+const MAX_JSON_BYTES: u64 = 16 << 20;
+
+impl Family {
+    /// The family of a `model_type`.
+    pub fn of(model_type: &str) -> Option<&'static Self> {
+        FAMILIES
+            .iter()
+            .find(|family| family.model_types.contains(&model_type))
+    }
+
+    /// The values of the family's published files.
+    pub fn config(&self) -> PictureConfig {
+        PictureConfig {
+            rule: self.rule,
+            patch_size: self.patch_size,
+            temporal_patch_size: 2,
+            merge_size: 2,
+            min_pixels: self.limits[0],
+            max_pixels: self.limits[1],
+            resize: true,
+            rescale: Some(1.0 / 255.0),
+            normalize: Some(self.colours),
+            backend: Backend::default(),
+        }
+    }
+}
+
+impl PictureConfig {
+    /// Reads what a model folder says about pictures.
+    ///
+    /// `image_processor` of `processor_config.json` comes before `preprocessor_config.json`, as in
+    /// transformers. If neither names its class, the `model_type` of `config.json` does.
+    ///
+    /// # Errors
+    /// [`VlmDataError::NoProcessorFile`] if there is neither file; [`VlmDataError::InFile`] around
+    /// the errors of [`PictureConfig::from_json`]
+    /// # Source
+    /// transformers 5.24.0, `get_image_processor_dict` of image_processing_base.py
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let [nested, flat, model] = [
+            "processor_config.json",
+            "preprocessor_config.json",
+            "config.json",
+        ]
+        .map(|name| folder.join(name));
+        let mut found = None;
+        if let Some(Value::Object(mut processor)) = read_json(&nested)?
+            && let Some(value) = processor.remove("image_processor")
+        {
+            found = Some((nested, value));
+        }
+        if found.is_none()
+            && let Some(value) = read_json(&flat)?
+        {
+            found = Some((flat, value));
+        }
+        let Some((path, value)) = found else {
+            return Err(VlmDataError::NoProcessorFile {
+                folder: folder.to_owned(),
+            });
+        };
+        let model = match class_name(&value) {
+            Some(_) => None,
+            None => read_json(&model)?,
+        };
+        let model_type = model
+            .as_ref()
+            .and_then(|model| model.get("model_type")?.as_str());
+        Self::from_value(&value, model_type).map_err(|source| in_file(&path, source))
+    }
+
+    /// Reads the text of a `preprocessor_config.json`.
+    ///
+    /// Areas come in two spellings, `min_pixels` and `max_pixels`, and `size.shortest_edge` and
+    /// `size.longest_edge`, which are areas in spite of their names. Each of the first pair
+    /// comes before its counterpart. What is left out has the default of the class, whose
+    /// `max_pixels` is a twelfth of that in Qwen's published files. `model_type` names the class
+    /// of a file that does not.
+    ///
+    /// # Errors
+    /// - [`VlmDataError::Json`]: the text is no JSON
+    /// - [`VlmDataError::UnknownProcessor`]: the class is none of a family in [`FAMILIES`]
+    /// - [`VlmDataError::Config`]: a value has the wrong type; the two spellings contradict each
+    ///   other for GLM, whose class reads the second alone; resampling is not bicubic
+    /// # Source
+    /// transformers 5.24.0, `__init__` of `Qwen2VLImageProcessor` and `Glm4vImageProcessor`
+    pub fn from_json(text: &str, model_type: Option<&str>) -> Result<Self> {
+        let value: Value = serde_json::from_str(text).map_err(|error| VlmDataError::Json {
+            reason: error.to_string(),
+        })?;
+        Self::from_value(&value, model_type)
+    }
+
+    fn from_value(value: &Value, model_type: Option<&str>) -> Result<Self> {
+        let class = class_of(value, model_type)?;
+        let [min_pixels, max_pixels] = limits(value, class)?;
+        match value.get("resample") {
+            None | Some(Value::Null) => {}
+            Some(number) if number.as_u64() == Some(BICUBIC) => {}
+            Some(found) => return Err(wrong("resample", "3 (bicubic)", found)),
+        }
+        let rescale = match flag(value, "do_rescale")? {
+            true => Some(number(value, "rescale_factor")?.unwrap_or(1.0 / 255.0)),
+            false => None,
+        };
+        let normalize = match flag(value, "do_normalize")? {
+            true => Some([
+                colours(value, "image_mean")?.unwrap_or(CLIP[0]),
+                colours(value, "image_std")?.unwrap_or(CLIP[1]),
+            ]),
+            false => None,
+        };
+        Ok(Self {
+            rule: class.rule,
+            patch_size: count(value, "patch_size")?.unwrap_or(14),
+            temporal_patch_size: count(value, "temporal_patch_size")?.unwrap_or(2),
+            merge_size: count(value, "merge_size")?.unwrap_or(2),
+            min_pixels,
+            max_pixels,
+            resize: flag(value, "do_resize")?,
+            rescale,
+            normalize,
+            backend: Backend::default(),
+        })
+    }
+}
+
+fn wrong(key: &'static str, expected: &'static str, found: &Value) -> VlmDataError {
+    VlmDataError::Config {
+        key,
+        expected,
+        found: found.to_string(),
+    }
+}
+
+fn in_file(path: &Path, source: VlmDataError) -> VlmDataError {
+    VlmDataError::InFile {
+        path: path.to_owned(),
+        source: Box::new(source),
+    }
+}
+
+/// The contents of a file, or `None` if there is none.
+fn read_json(path: &Path) -> Result<Option<Value>> {
+    let error = |reason: String| VlmDataError::File {
+        path: path.to_owned(),
+        reason,
+    };
+    let size = match fs::metadata(path) {
+        Ok(data) if !data.is_file() => return Err(error("it is no regular file".into())),
+        Ok(data) => data.len(),
+        Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(other) => return Err(error(other.to_string())),
+    };
+    if size > MAX_JSON_BYTES {
+        return Err(error(format!(
+            "it has {size} bytes, expected at most {MAX_JSON_BYTES}"
+        )));
+    }
+    let text = fs::read_to_string(path).map_err(|cause| error(cause.to_string()))?;
+    serde_json::from_str(&text).map(Some).map_err(|cause| {
+        in_file(
+            path,
+            VlmDataError::Json {
+                reason: cause.to_string(),
+            },
+        )
+    })
+}
+
+/// `image_processor_type`, or its name before 2022.
+fn class_name(value: &Value) -> Option<&str> {
+    ["image_processor_type", "feature_extractor_type"]
+        .iter()
+        .find_map(|&key| value.get(key)?.as_str())
+}
+
+fn class_of(value: &Value, model_type: Option<&str>) -> Result<&'static Class> {
+    let class = match class_name(value) {
+        Some(name) => {
+            let name = name
+                .strip_suffix("Fast")
+                .or(name.strip_suffix("Pil"))
+                .unwrap_or(name);
+            CLASSES.iter().find(|class| class.names.contains(&name))
+        }
+        None => model_type
+            .and_then(Family::of)
+            .and_then(|family| CLASSES.iter().find(|class| class.rule == family.rule)),
+    };
+    class.ok_or_else(|| VlmDataError::UnknownProcessor {
+        found: class_name(value)
+            .or(model_type)
+            .unwrap_or("without a name")
+            .to_owned(),
+        known: CLASSES
+            .iter()
+            .flat_map(|class| class.names)
+            .copied()
+            .collect(),
+    })
+}
+
+/// The least and the largest area.
+fn limits(value: &Value, class: &Class) -> Result<[u64; 2]> {
+    const KEYS: [[&str; 2]; 2] = [
+        ["min_pixels", "size.shortest_edge"],
+        ["max_pixels", "size.longest_edge"],
+    ];
+    let size = value.get("size").filter(|size| !size.is_null());
+    let mut limits = class.limits;
+    for (limit, [pixels, edge]) in limits.iter_mut().zip(KEYS) {
+        let own = area(value.get(pixels), pixels)?;
+        let edge_name = edge.trim_start_matches("size.");
+        let sized = match size {
+            // A file that states a size states both edges, or pixels instead.
+            Some(size) => area(size.get(edge_name), edge)?,
+            None => Some(*limit),
+        };
+        if class.reads_pixels {
+            let found = size.map_or("absent".into(), Value::to_string);
+            let expected = "an object with shortest_edge and longest_edge";
+            *limit = own.or(sized).ok_or(VlmDataError::Config {
+                key: "size",
+                expected,
+                found,
+            })?;
+            continue;
+        }
+        let Some(sized) = sized else {
+            let found = "absent".into();
+            return Err(VlmDataError::Config {
+                key: edge,
+                expected: "an area in pixels",
+                found,
+            });
+        };
+        if let Some(own) = own.filter(|&own| own != sized) {
+            let expected = "the area in size, which is all that GLM's processor reads";
+            return Err(VlmDataError::Config {
+                key: pixels,
+                expected,
+                found: own.to_string(),
+            });
+        }
+        *limit = sized;
+    }
+    Ok(limits)
+}
+
+fn area(value: Option<&Value>, key: &'static str) -> Result<Option<u64>> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_u64().filter(|&area| area > 0) {
+            Some(area) => Ok(Some(area)),
+            None => Err(wrong(
+                key,
+                "an area in pixels, a whole number above 0",
+                value,
+            )),
+        },
+    }
+}
+
+/// A switch, which is on unless it is turned off.
+fn flag(value: &Value, key: &'static str) -> Result<bool> {
+    match value.get(key) {
+        None | Some(Value::Null) => Ok(true),
+        Some(Value::Bool(on)) => Ok(*on),
+        Some(other) => Err(wrong(key, "true or false", other)),
+    }
+}
+
+fn count(value: &Value, key: &'static str) -> Result<Option<usize>> {
+    match value.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_u64().and_then(|count| usize::try_from(count).ok()) {
+            Some(count) => Ok(Some(count)),
+            None => Err(wrong(key, "a whole number", value)),
+        },
+    }
+}
+
+fn number(value: &Value, key: &'static str) -> Result<Option<f64>> {
+    match value.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_f64() {
+            Some(number) => Ok(Some(number)),
+            None => Err(wrong(key, "a number", value)),
+        },
+    }
+}
+
+/// Three numbers, or one for all colours.
+fn colours(value: &Value, key: &'static str) -> Result<Option<[f64; 3]>> {
+    let Some(found) = value.get(key).filter(|found| !found.is_null()) else {
+        return Ok(None);
+    };
+    if let Some(number) = found.as_f64() {
+        return Ok(Some([number; 3]));
+    }
+    let numbers: Option<Vec<f64>> = found
+        .as_array()
+        .and_then(|list| list.iter().map(Value::as_f64).collect());
+    match numbers.and_then(|numbers| <[f64; 3]>::try_from(numbers).ok()) {
+        Some(colours) => Ok(Some(colours)),
+        None => Err(wrong(key, "three numbers, or one for all colours", found)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<PictureConfig> {
+        PictureConfig::from_json(text, None)
+    }
+
+    #[test]
+    fn both_spellings_and_class_defaults_are_read() {
+        let limits = |text: &str| {
+            let config = read(text).expect("it can be read");
+            [config.min_pixels, config.max_pixels]
+        };
+        let qwen =
+            |rest: &str| format!(r#"{{"image_processor_type": "Qwen2VLImageProcessor"{rest}}}"#);
+        assert_eq!(limits(&qwen("")), [3136, 1_003_520]);
+        assert_eq!(
+            limits(&qwen(r#", "min_pixels": 1, "max_pixels": 9"#)),
+            [1, 9]
+        );
+        let size = r#", "size": {"shortest_edge": 65536, "longest_edge": 16777216}"#;
+        assert_eq!(limits(&qwen(size)), [65_536, 16_777_216]);
+        let both = r#", "max_pixels": 70000, "size": {"shortest_edge": 65536, "longest_edge": 7}"#;
+        assert_eq!(limits(&qwen(both)), [65_536, 70_000]);
+        // What transformers 4.4x saved.
+        let old =
+            r#", "min_pixels": 4, "max_pixels": 5, "size": {"min_pixels": 4, "max_pixels": 5}"#;
+        assert_eq!(limits(&qwen(old)), [4, 5]);
+        assert!(read(&qwen(r#", "size": {"min_pixels": 4, "max_pixels": 5}"#)).is_err());
+        assert!(
+            read(&qwen(
+                r#", "size": {"shortest_edge": 0, "longest_edge": 7}"#
+            ))
+            .is_err()
+        );
+        assert!(read(&qwen(r#", "resample": 2"#)).is_err());
+        assert!(read(&qwen(r#", "image_mean": [0.5, 0.5]"#)).is_err());
+        assert!(read(&qwen(r#", "do_resize": 1"#)).is_err());
+    }
+
+    #[test]
+    fn glm_reads_size_alone() {
+        let glm =
+            |rest: &str| format!(r#"{{"image_processor_type": "Glm4vImageProcessorFast"{rest}}}"#);
+        let config = read(&glm(
+            r#", "size": {"shortest_edge": 12544, "longest_edge": 9633792}"#,
+        ));
+        assert_eq!(config.expect("it can be read").max_pixels, 9_633_792);
+        let contradiction = read(&glm(r#", "max_pixels": 1000"#));
+        assert!(matches!(
+            contradiction,
+            Err(VlmDataError::Config {
+                key: "max_pixels",
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn the_model_type_names_a_class_that_the_file_does_not() {
+        assert!(matches!(
+            read("{}"),
+            Err(VlmDataError::UnknownProcessor { .. })
+        ));
+        let config = PictureConfig::from_json("{}", Some("glm4v")).expect("a known model type");
+        assert_eq!(config.rule, ResizeRule::Glm);
+        let other = read(r#"{"image_processor_type": "CLIPImageProcessor"}"#);
+        assert!(matches!(other, Err(VlmDataError::UnknownProcessor { .. })));
+    }
+}

@@ -1,0 +1,386 @@
+//! From a picture to its patches.
+
+use std::borrow::Cow;
+
+use crate::{Result, VlmDataError};
+
+use super::config::{Backend, PictureConfig};
+use super::read::{Picture, reserve};
+use super::resample::{Axis, COLOURS, columns_first};
+use super::smart_resize::smart_resize;
+
+/// The largest product of sizes of a patch that is not a mistake: its pixels times its frames.
+const MAX_PATCH: usize = 1 << 24;
+/// Rows that one task resizes.
+const TASK_ROWS: usize = 16;
+
+/// Makes patches of pictures, as a [`PictureConfig`] says.
+#[derive(Debug, Clone)]
+pub struct PictureProcessor {
+    config: PictureConfig,
+    /// The value of each level of each colour.
+    values: Box<[[f32; 256]; COLOURS]>,
+}
+
+/// The patches of a picture.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Patches {
+    /// `pixel_values`: `[patches, channels]`. Patches go square by square of merged patches, row
+    /// by row; channels go by colour, frame, row and column of a pixel.
+    pub values: Vec<f32>,
+    /// Channels of a patch.
+    pub channels: usize,
+    /// The row of `image_grid_thw`: patches in time, height and width.
+    pub grid: [usize; 3],
+}
+
+impl PictureProcessor {
+    /// Checks a configuration and prepares for it.
+    ///
+    /// # Errors
+    /// [`VlmDataError::Config`] if a size is 0 or absurd, the least area above the largest, or a
+    /// number of the normalisation not finite
+    pub fn new(config: PictureConfig) -> Result<Self> {
+        let wrong = |key, expected, found: String| {
+            Err(VlmDataError::Config {
+                key,
+                expected,
+                found,
+            })
+        };
+        let sizes = [
+            ("patch_size", config.patch_size),
+            ("temporal_patch_size", config.temporal_patch_size),
+            ("merge_size", config.merge_size),
+        ];
+        for (key, size) in sizes {
+            if size == 0 || size > 4096 {
+                return wrong(key, "a whole number from 1 to 4096", size.to_string());
+            }
+        }
+        let side = config.patch_size * config.merge_size;
+        if side * side > MAX_PATCH / config.temporal_patch_size {
+            let product = format!("{side} x {side} x {}", config.temporal_patch_size);
+            let expected = "a product of at most 2^24 with itself and temporal_patch_size";
+            return wrong("patch_size x merge_size", expected, product);
+        }
+        for (key, area) in [
+            ("min_pixels", config.min_pixels),
+            ("max_pixels", config.max_pixels),
+        ] {
+            if area == 0 || area > 1 << 53 {
+                return wrong(key, "an area from 1 to 2^53 pixels", area.to_string());
+            }
+        }
+        if config.min_pixels > config.max_pixels {
+            let found = format!("{} and max_pixels {}", config.min_pixels, config.max_pixels);
+            return wrong("min_pixels", "at most max_pixels", found);
+        }
+        if let Some(scale) = config
+            .rescale
+            .filter(|scale| !(scale.is_finite() && *scale > 0.0))
+        {
+            return wrong(
+                "rescale_factor",
+                "a finite number above 0",
+                scale.to_string(),
+            );
+        }
+        if let Some([mean, std]) = config.normalize {
+            if !mean.iter().all(|mean| mean.is_finite()) {
+                return wrong("image_mean", "finite numbers", format!("{mean:?}"));
+            }
+            if !std.iter().all(|std| std.is_finite() && *std > 0.0) {
+                return wrong("image_std", "finite numbers above 0", format!("{std:?}"));
+            }
+        }
+        let values = Box::new(std::array::from_fn(|colour| {
+            std::array::from_fn(|level| value(&config, colour, level as u8))
+        }));
+        Ok(Self { config, values })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &PictureConfig {
+        &self.config
+    }
+
+    /// The grid of a picture's patches in time, height and width, from its sides in pixels.
+    ///
+    /// # Errors
+    /// as [`smart_resize`], or [`VlmDataError::NotDivisible`] if pictures are not resized
+    pub fn grid(&self, height: usize, width: usize) -> Result<[usize; 3]> {
+        let [height, width] = self.size(height, width)?;
+        Ok([
+            1,
+            height / self.config.patch_size,
+            width / self.config.patch_size,
+        ])
+    }
+
+    /// The number of tokens that stand for a grid in the prompt.
+    pub fn placeholders(&self, grid: [usize; 3]) -> usize {
+        let square = self.config.merge_size * self.config.merge_size;
+        grid.iter()
+            .fold(1_usize, |product, &side| product.saturating_mul(side))
+            / square
+    }
+
+    /// Channels of a patch: colours x frames x pixels.
+    pub fn channels(&self) -> usize {
+        COLOURS * self.config.temporal_patch_size * self.config.patch_size * self.config.patch_size
+    }
+
+    /// Makes the patches of a picture.
+    ///
+    /// The picture is resized in 8 bits, its levels are rescaled and normalised in f32 as the
+    /// backend does, and cut into patches; each frame of a patch is the same picture.
+    ///
+    /// # Shapes
+    /// `values`: `[grid product, channels]`
+    /// # Errors
+    /// those of [`PictureProcessor::grid`]; [`VlmDataError::Memory`] if the system does not give
+    /// the memory
+    /// # Source
+    /// transformers 5.24.0, `_preprocess` of models/qwen2_vl/image_processing_qwen2_vl.py and
+    /// image_processing_pil_qwen2_vl.py, and those of models/glm4v
+    pub fn patches(&self, picture: &Picture) -> Result<Patches> {
+        let grid = self.grid(picture.height(), picture.width())?;
+        let channels = self.channels();
+        let elements = grid.iter().map(|&side| side as u128).product::<u128>() * channels as u128;
+        // Asks for the memory, gives it back, and asks for zeros, which come without being
+        // written.
+        let length = reserve::<f32>("the patches", elements)?.capacity();
+        let mut values = vec![0.0; length.min(elements as usize)];
+        self.write_patches(picture, &mut values)?;
+        Ok(Patches {
+            values,
+            channels,
+            grid,
+        })
+    }
+
+    /// Writes the patches of a picture to a part of a buffer, and returns their grid.
+    ///
+    /// A batch's buffer that is used again costs less time than new ones.
+    ///
+    /// # Errors
+    /// those of [`PictureProcessor::patches`]; [`VlmDataError::BufferLength`] if `values` has
+    /// other than grid product x channels elements
+    pub fn write_patches(&self, picture: &Picture, values: &mut [f32]) -> Result<[usize; 3]> {
+        let [height, width] = self.size(picture.height(), picture.width())?;
+        let grid = [
+            1,
+            height / self.config.patch_size,
+            width / self.config.patch_size,
+        ];
+        let expected = grid.iter().product::<usize>() * self.channels();
+        if values.len() != expected {
+            return Err(VlmDataError::BufferLength {
+                expected,
+                found: values.len(),
+            });
+        }
+        let backend = self.config.backend;
+        let rows = Axis::new(picture.width(), width, backend)?;
+        let columns = Axis::new(picture.height(), height, backend)?;
+        let side = self.config.patch_size * self.config.merge_size;
+        let strip_values = expected / (height / side);
+        let rgb = picture.rgb();
+        // One axis for the whole picture, the other one for each row of squares, which then stays
+        // in the cache until it is cut.
+        match (rows, columns) {
+            (Some(rows), Some(columns)) if columns_first(&rows, &columns, backend) => {
+                let (from, to) = (rows.inputs * COLOURS, rows.outputs * COLOURS);
+                let low = all_columns(&columns, rgb, from)?;
+                for_each_chunk(values, strip_values, |square_row, values| {
+                    let mut strip = vec![0; side * to];
+                    rows.resize_rows(&low[square_row * side * from..], &mut strip);
+                    self.cut(&strip, values);
+                });
+            }
+            (rows, Some(columns)) => {
+                let narrow = match rows {
+                    Some(rows) => Cow::Owned(all_rows(&rows, rgb)?),
+                    None => Cow::Borrowed(rgb),
+                };
+                for_each_chunk(values, strip_values, |square_row, values| {
+                    let mut strip = vec![0; side * width * COLOURS];
+                    for (y, row) in strip.chunks_exact_mut(width * COLOURS).enumerate() {
+                        columns.resize_columns(&narrow, square_row * side + y, row);
+                    }
+                    self.cut(&strip, values);
+                });
+            }
+            (rows, None) => {
+                let resized = match rows {
+                    Some(rows) => Cow::Owned(all_rows(&rows, rgb)?),
+                    None => Cow::Borrowed(rgb),
+                };
+                let bytes = side * width * COLOURS;
+                for_each_chunk(values, strip_values, |square_row, values| {
+                    self.cut(&resized[square_row * bytes..][..bytes], values);
+                });
+            }
+        }
+        Ok(grid)
+    }
+
+    /// The sides of the resized picture, height and width in pixels.
+    fn size(&self, height: usize, width: usize) -> Result<[usize; 2]> {
+        let config = &self.config;
+        let factor = config.patch_size * config.merge_size;
+        if !config.resize {
+            if height == 0 || width == 0 {
+                return Err(VlmDataError::NoPixels {
+                    width: width as u64,
+                    height: height as u64,
+                });
+            }
+            if !height.is_multiple_of(factor) || !width.is_multiple_of(factor) {
+                return Err(VlmDataError::NotDivisible {
+                    width,
+                    height,
+                    factor,
+                });
+            }
+            return Ok([height, width]);
+        }
+        let sides = [height as u64, width as u64];
+        let limits = [config.min_pixels, config.max_pixels];
+        let [height, width] = smart_resize(
+            config.rule,
+            sides,
+            factor as u64,
+            config.temporal_patch_size as u64,
+            limits,
+        )?;
+        // All that is computed from the sides fits their type.
+        let bytes = u128::from(height) * u128::from(width) * 4 * self.channels() as u128;
+        match (
+            usize::try_from(bytes),
+            usize::try_from(height),
+            usize::try_from(width),
+        ) {
+            (Ok(_), Ok(height), Ok(width)) => Ok([height, width]),
+            _ => Err(VlmDataError::Memory {
+                what: "the patches",
+                bytes,
+            }),
+        }
+    }
+
+    /// Cuts a row of squares, `[patch_size * merge_size, width, 3]`, into patches.
+    fn cut(&self, strip: &[u8], values: &mut [f32]) {
+        let PictureConfig {
+            patch_size,
+            merge_size,
+            temporal_patch_size,
+            ..
+        } = self.config;
+        let side = patch_size * merge_size;
+        let stride = strip.len() / side;
+        let plane = patch_size * patch_size;
+        for (patch, values) in values.chunks_exact_mut(self.channels()).enumerate() {
+            let [square, within] = [
+                patch / (merge_size * merge_size),
+                patch % (merge_size * merge_size),
+            ];
+            let top = within / merge_size * patch_size;
+            let left = square * side + within % merge_size * patch_size;
+            let frames = values
+                .chunks_exact_mut(plane * temporal_patch_size)
+                .zip(&*self.values);
+            for (colour, (frames, table)) in frames.enumerate() {
+                let (first, others) = frames.split_at_mut(plane);
+                for (y, row) in first.chunks_exact_mut(patch_size).enumerate() {
+                    let start = (top + y) * stride + left * COLOURS;
+                    let pixels = strip[start..][..patch_size * COLOURS].chunks_exact(COLOURS);
+                    for (value, pixel) in row.iter_mut().zip(pixels) {
+                        *value = table[usize::from(pixel[colour])];
+                    }
+                }
+                for frame in others.chunks_exact_mut(plane) {
+                    frame.copy_from_slice(first);
+                }
+            }
+        }
+    }
+}
+
+/// The value of a level of a colour.
+///
+/// torchvision folds the rescaling into mean and deviation; PIL's classes rescale in f64, round
+/// to f32, and normalise.
+fn value(config: &PictureConfig, colour: usize, level: u8) -> f32 {
+    let normalize = config
+        .normalize
+        .map(|numbers| numbers.map(|colours| colours[colour] as f32));
+    let level = f32::from(level);
+    match (config.backend, config.rescale, normalize) {
+        (_, None, None) => level,
+        (_, None, Some([mean, std])) => (level - mean) / std,
+        (Backend::Torchvision, Some(scale), None) => level * scale as f32,
+        (Backend::Torchvision, Some(scale), Some(numbers)) => {
+            let [mean, std] = numbers.map(|number| number * (1.0 / scale) as f32);
+            (level - mean) / std
+        }
+        (Backend::Pil | Backend::PilBefore13, Some(scale), normalize) => {
+            let scaled = (f64::from(level) * scale) as f32;
+            normalize.map_or(scaled, |[mean, std]| (scaled - mean) / std)
+        }
+    }
+}
+
+/// Resizes all rows of `rgb`.
+fn all_rows(rows: &Axis, rgb: &[u8]) -> Result<Vec<u8>> {
+    let (from, to) = (rows.inputs * COLOURS, rows.outputs * COLOURS);
+    let mut resized = bytes("the resized rows", (rgb.len() / from) as u128 * to as u128)?;
+    for_each_chunk(&mut resized, TASK_ROWS * to, |task, output| {
+        rows.resize_rows(&rgb[task * TASK_ROWS * from..], output);
+    });
+    Ok(resized)
+}
+
+/// Resizes all columns of `rgb`, whose rows have `stride` bytes.
+fn all_columns(columns: &Axis, rgb: &[u8], stride: usize) -> Result<Vec<u8>> {
+    let mut resized = bytes(
+        "the resized columns",
+        columns.outputs as u128 * stride as u128,
+    )?;
+    for_each_chunk(&mut resized, TASK_ROWS * stride, |task, output| {
+        for (y, row) in output.chunks_exact_mut(stride).enumerate() {
+            columns.resize_columns(rgb, task * TASK_ROWS + y, row);
+        }
+    });
+    Ok(resized)
+}
+
+/// Zeros.
+fn bytes(what: &'static str, length: u128) -> Result<Vec<u8>> {
+    let mut bytes = reserve(what, length)?;
+    // What was reserved fits usize.
+    bytes.resize(length as usize, 0);
+    Ok(bytes)
+}
+
+/// Calls a function on each chunk with its index, on all cores if there are several.
+fn for_each_chunk<T: Send>(
+    elements: &mut [T],
+    length: usize,
+    work: impl Fn(usize, &mut [T]) + Sync,
+) {
+    #[cfg(feature = "rayon")]
+    {
+        use rayon::prelude::*;
+        elements
+            .par_chunks_mut(length)
+            .enumerate()
+            .for_each(|(index, chunk)| work(index, chunk));
+    }
+    #[cfg(not(feature = "rayon"))]
+    elements
+        .chunks_mut(length)
+        .enumerate()
+        .for_each(|(index, chunk)| work(index, chunk));
+}

@@ -1,0 +1,379 @@
+//! A file's pixels as RGB.
+
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::path::Path;
+
+use image::codecs::{bmp::BmpDecoder, jpeg::JpegDecoder, png::PngDecoder, webp::WebPDecoder};
+use image::{ColorType, ImageDecoder, ImageError, Limits};
+
+use crate::{Result, VlmDataError};
+
+use super::colour::Samples;
+use super::gif;
+use super::orientation::Orientation;
+
+/// A picture of 8 bits each of red, green and blue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Picture {
+    width: usize,
+    height: usize,
+    rgb: Vec<u8>,
+}
+
+/// What becomes of transparency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Alpha {
+    /// It is dropped, and the colours below it appear: what `load_image` of transformers does,
+    /// and so all that is given to a processor as a path.
+    #[default]
+    Dropped,
+    /// The picture is laid on white: what a processor of transformers 5.24 does with a picture
+    /// that PIL opened, and qwen-vl-utils with RGBA.
+    OnWhite,
+}
+
+/// How pictures are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// The largest number of pixels that is decoded. The default is PIL's, 178,956,970.
+    pub max_pixels: u64,
+    /// Whether the orientation that a camera wrote is applied, as `load_image` of transformers
+    /// does. qwen-vl-utils, LLaMA-Factory and ms-swift take pictures as they are stored.
+    pub upright: bool,
+    /// What becomes of transparency.
+    pub alpha: Alpha,
+}
+
+/// Twice a quarter of a gibibyte, in pixels of 3 bytes: `2 * Image.MAX_IMAGE_PIXELS` of PIL.
+const PIL_MAX_PIXELS: u64 = 178_956_970;
+/// Bytes of a file beside its pixels: metadata, palettes, frames that are not read.
+const EXTRA_FILE_BYTES: u64 = 256 << 20;
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        Self {
+            max_pixels: PIL_MAX_PIXELS,
+            upright: true,
+            alpha: Alpha::default(),
+        }
+    }
+}
+
+impl Picture {
+    /// Makes a picture of RGB bytes, row by row from above.
+    ///
+    /// # Errors
+    /// [`VlmDataError::NoPixels`] if a side is 0; [`VlmDataError::PixelBytes`] if `rgb` has other
+    /// than `3 * width * height` bytes
+    pub fn from_rgb(width: usize, height: usize, rgb: Vec<u8>) -> Result<Self> {
+        if width == 0 || height == 0 {
+            return Err(VlmDataError::NoPixels {
+                width: width as u64,
+                height: height as u64,
+            });
+        }
+        let expected = 3 * width as u128 * height as u128;
+        if rgb.len() as u128 != expected {
+            return Err(VlmDataError::PixelBytes {
+                width,
+                height,
+                expected,
+                found: rgb.len(),
+            });
+        }
+        Ok(Self { width, height, rgb })
+    }
+
+    /// Reads a file: JPEG, PNG, WebP, BMP or the first frame of a GIF, whatever its name.
+    ///
+    /// The pixels are those of `load_image` of transformers with PIL, bit for bit but for JPEG,
+    /// whose decoders differ. Two conversions surprise: 16 bits of grey are cut off at 255, so
+    /// that nearly all of such a picture is white, and a transparent pixel gets the colour below
+    /// its transparency.
+    ///
+    /// # Errors
+    /// [`VlmDataError::File`] if it is no regular file or cannot be read;
+    /// [`VlmDataError::InFile`] around the errors of [`Picture::decode`]
+    pub fn open(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let file = |reason: String| VlmDataError::File {
+            path: path.to_owned(),
+            reason,
+        };
+        // Before it is opened: opening a pipe waits for its writer.
+        let data = std::fs::metadata(path).map_err(|error| file(error.to_string()))?;
+        if !data.is_file() {
+            return Err(file("it is no regular file".to_owned()));
+        }
+        // 16 bits of RGBA, uncompressed.
+        let limit = options
+            .max_pixels
+            .saturating_mul(8)
+            .saturating_add(EXTRA_FILE_BYTES);
+        if data.len() > limit {
+            return Err(file(format!(
+                "it has {} bytes, expected at most {limit}",
+                data.len()
+            )));
+        }
+        let mut bytes = reserve::<u8>("the file", u128::from(data.len()))?;
+        File::open(path)
+            .and_then(|file| file.take(limit).read_to_end(&mut bytes))
+            .map_err(|error| file(error.to_string()))?;
+        Self::decode(&bytes, options).map_err(|source| VlmDataError::InFile {
+            path: path.to_owned(),
+            source: Box::new(source),
+        })
+    }
+
+    /// Decodes the contents of a file; see [`Picture::open`].
+    ///
+    /// # Errors
+    /// - [`VlmDataError::UnknownFormat`]: the bytes are of another format
+    /// - [`VlmDataError::TooManyPixels`]: the header says more pixels than are allowed; none was
+    ///   decoded
+    /// - [`VlmDataError::NoPixels`], [`VlmDataError::Decode`]: it is damaged or cut off
+    /// - [`VlmDataError::Memory`]: the system does not give the memory
+    /// # Source
+    /// transformers 5.24.0, `load_image` of image_utils.py; Pillow 13.0.0, `exif_transpose` of
+    /// ImageOps.py and `convert` of Image.py
+    pub fn decode(file: &[u8], options: &ReadOptions) -> Result<Self> {
+        let (rgb, [width, height], orientation) = match file {
+            [b'G', b'I', b'F', b'8', ..] => {
+                let (rgb, size) = gif::decode(file, options)?;
+                (rgb, size, None)
+            }
+            [0xff, 0xd8, 0xff, ..] => {
+                pixels("JPEG", JpegDecoder::new(Cursor::new(file)), file, options)?
+            }
+            [0x89, b'P', b'N', b'G', ..] => {
+                let decoder = PngDecoder::with_limits(Cursor::new(file), limits(options));
+                pixels("PNG", decoder, file, options)?
+            }
+            [
+                b'R',
+                b'I',
+                b'F',
+                b'F',
+                _,
+                _,
+                _,
+                _,
+                b'W',
+                b'E',
+                b'B',
+                b'P',
+                ..,
+            ] => pixels("WebP", WebPDecoder::new(Cursor::new(file)), file, options)?,
+            [b'B', b'M', ..] => pixels("BMP", BmpDecoder::new(Cursor::new(file)), file, options)?,
+            _ => {
+                return Err(VlmDataError::UnknownFormat {
+                    start: file[..file.len().min(12)].to_vec(),
+                });
+            }
+        };
+        let (rgb, [width, height]) = match orientation.filter(|_| options.upright) {
+            Some(orientation) => {
+                let upright = reserve::<u8>("the picture", rgb.len() as u128)?;
+                orientation.apply(&rgb, [width, height], upright)
+            }
+            None => (rgb, [width, height]),
+        };
+        Ok(Self { width, height, rgb })
+    }
+
+    /// Pixels in a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Rows.
+    pub fn height(&self) -> usize {
+        self.height
+    }
+
+    /// `[height, width, 3]`: levels of red, green and blue.
+    pub fn rgb(&self) -> &[u8] {
+        &self.rgb
+    }
+}
+
+/// Width times height, if the options allow as many and there are any.
+pub(super) fn checked_pixels(width: u64, height: u64, options: &ReadOptions) -> Result<u64> {
+    if width == 0 || height == 0 {
+        return Err(VlmDataError::NoPixels { width, height });
+    }
+    match width.checked_mul(height) {
+        Some(pixels) if pixels <= options.max_pixels => Ok(pixels),
+        _ => Err(VlmDataError::TooManyPixels {
+            width,
+            height,
+            limit: options.max_pixels,
+        }),
+    }
+}
+
+/// An empty vector with room for `elements`.
+pub(super) fn reserve<T>(what: &'static str, elements: u128) -> Result<Vec<T>> {
+    let error = VlmDataError::Memory {
+        what,
+        bytes: elements.saturating_mul(size_of::<T>() as u128),
+    };
+    let mut vector = Vec::new();
+    match usize::try_from(elements).map(|elements| vector.try_reserve_exact(elements)) {
+        Ok(Ok(())) => Ok(vector),
+        _ => Err(error),
+    }
+}
+
+/// What a decoder may allocate beside the pixels that it is given room for.
+fn limits(options: &ReadOptions) -> Limits {
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(
+        options
+            .max_pixels
+            .saturating_mul(8)
+            .saturating_add(EXTRA_FILE_BYTES),
+    );
+    limits
+}
+
+type Pixels = (Vec<u8>, [usize; 2], Option<Orientation>);
+
+/// RGB, width and height, and the orientation of a file.
+fn pixels<D: ImageDecoder>(
+    format: &'static str,
+    decoder: Result<D, ImageError>,
+    file: &[u8],
+    options: &ReadOptions,
+) -> Result<Pixels> {
+    let error = |error: ImageError| VlmDataError::Decode {
+        format,
+        reason: error.to_string(),
+    };
+    let mut decoder = decoder.map_err(error)?;
+    let (width, height) = decoder.dimensions();
+    let pixels = checked_pixels(width.into(), height.into(), options)?;
+    let size = [width, height].map(|side| usize::try_from(side).unwrap_or(usize::MAX));
+    decoder.set_limits(limits(options)).map_err(error)?;
+    let mut samples = samples(format, decoder.color_type())?;
+    let mut orientation = None;
+    if options.upright {
+        let exif = match format {
+            "PNG" => png_chunk(file, b"eXIf").map(<[u8]>::to_vec),
+            _ => decoder.exif_metadata().ok().flatten(),
+        };
+        let xmp = decoder.xmp_metadata().ok().flatten();
+        orientation = Orientation::find(exif.as_deref(), xmp.as_deref());
+    }
+    // The colour that stands for transparency.
+    let mut key = None;
+    if format == "PNG" {
+        let colour = file.get(PNG_COLOUR).copied();
+        samples.clipped = samples.wide && colour == Some(PNG_GREY);
+        if matches!(colour, Some(PNG_GREY | PNG_RGB)) {
+            samples.alpha = false;
+            key = png_key(file);
+        }
+    }
+
+    let bytes = u128::from(pixels) * samples.pixel_bytes() as u128;
+    let mut decoded = reserve::<u8>("the decoded picture", bytes)?;
+    // What was reserved fits usize.
+    decoded.resize(bytes as usize, 0);
+    decoder.read_image(&mut decoded).map_err(error)?;
+    if format == "BMP" {
+        truncate_levels(file, &mut decoded);
+    }
+    let plain = Samples {
+        channels: 3,
+        wide: false,
+        clipped: false,
+        alpha: false,
+    };
+    if samples == plain && key.is_none() {
+        return Ok((decoded, size, orientation));
+    }
+    let mut rgb = reserve::<u8>("the picture", 3 * u128::from(pixels))?;
+    samples.append_rgb(&decoded, options.alpha, &mut rgb);
+    if let (Alpha::OnWhite, Some(key)) = (options.alpha, key) {
+        for pixel in rgb.chunks_exact_mut(3).filter(|pixel| *pixel == key) {
+            pixel.fill(255);
+        }
+    }
+    Ok((rgb, size, orientation))
+}
+
+fn samples(format: &'static str, colour: ColorType) -> Result<Samples> {
+    let (channels, wide) = match colour {
+        ColorType::L8 => (1, false),
+        ColorType::La8 => (2, false),
+        ColorType::Rgb8 => (3, false),
+        ColorType::Rgba8 => (4, false),
+        ColorType::L16 => (1, true),
+        ColorType::La16 => (2, true),
+        ColorType::Rgb16 => (3, true),
+        ColorType::Rgba16 => (4, true),
+        other => {
+            let reason = format!("its colours are {other:?}");
+            return Err(VlmDataError::Decode { format, reason });
+        }
+    };
+    Ok(Samples {
+        channels,
+        wide,
+        clipped: false,
+        alpha: channels % 2 == 0,
+    })
+}
+
+/// Where a PNG file has its kind of colour, and two of the kinds.
+const PNG_COLOUR: usize = 25;
+const PNG_GREY: u8 = 0;
+const PNG_RGB: u8 = 2;
+
+/// The contents of the first chunk of a kind in a PNG file. `eXIf` may also follow the pixels.
+fn png_chunk<'a>(file: &'a [u8], kind: &[u8; 4]) -> Option<&'a [u8]> {
+    let mut rest = file.get(8..)?;
+    loop {
+        let length = u32::from_be_bytes(*rest.first_chunk()?);
+        let end = usize::try_from(length).ok()?.checked_add(8)?;
+        if rest.get(4..8)? == kind {
+            return rest.get(8..end);
+        }
+        rest = rest.get(end.checked_add(4)?..)?;
+    }
+}
+
+/// The transparent colour of a PNG file of grey or RGB, as PIL compares it: the lower bytes of its
+/// three or one samples, whatever the bits of the picture, with levels of 8 bits.
+fn png_key(file: &[u8]) -> Option<[u8; 3]> {
+    match *png_chunk(file, b"tRNS")? {
+        [_, grey] => Some([grey; 3]),
+        [_, red, _, green, _, blue] => Some([red, green, blue]),
+        _ => None,
+    }
+}
+
+/// Levels of 5 and 6 bits in a BMP of 16 bits, which PIL truncates and `image` rounds.
+fn truncate_levels(file: &[u8], rgb: &mut [u8]) {
+    let u16_at = |at: usize| {
+        file.get(at..at + 2)
+            .map(|b| u16::from_le_bytes([b[0], b[1]]))
+    };
+    let header = u16_at(14);
+    let bits = u16_at(if header == Some(12) { 24 } else { 28 });
+    if bits != Some(16) {
+        return;
+    }
+    // Bit fields, with six bits of green in the mask that follows that of red.
+    let six = header != Some(12) && u16_at(30) == Some(3) && u16_at(58) == Some(0x7e0);
+    let maxima = [31, if six { 63 } else { 31 }, 31];
+    for pixel in rgb.chunks_exact_mut(3) {
+        for (level, maximum) in pixel.iter_mut().zip(maxima) {
+            let small = (u32::from(*level) * maximum + 127) / 255;
+            *level = (small * 255 / maximum) as u8;
+        }
+    }
+}
