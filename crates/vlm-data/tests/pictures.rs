@@ -17,9 +17,13 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/pictures")
 }
 
-fn expected() -> Value {
-    let text = std::fs::read_to_string(folder().join("pictures.json")).expect("a fixture");
+fn read_json(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).expect("a fixture");
     serde_json::from_str(&text).expect("JSON")
+}
+
+fn expected() -> Value {
+    read_json(&folder().join("pictures.json"))
 }
 
 fn hash(bytes: &[u8]) -> String {
@@ -27,6 +31,14 @@ fn hash(bytes: &[u8]) -> String {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect()
+}
+
+fn hash_values(values: &[f32]) -> String {
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    hash(&bytes)
 }
 
 /// Width, height and a hash, as the fixture writes them.
@@ -56,6 +68,21 @@ fn draw(width: u32, height: u32, kind: &str) -> Picture {
     let rows = (0..height).flat_map(|y| (0..width).flat_map(move |x| [0, 1, 2].map(|c| (x, y, c))));
     let rgb = rows.map(|(x, y, c)| level(x, y, c)).collect();
     Picture::from_rgb(width as usize, height as usize, rgb).expect("as many bytes as pixels")
+}
+
+/// The picture that an entry of the fixture describes.
+fn draw_entry(entry: &Value) -> Picture {
+    let side = |key: &str| {
+        entry[key]
+            .as_u64()
+            .and_then(|n| u32::try_from(n).ok())
+            .expect("a side")
+    };
+    draw(
+        side("width"),
+        side("height"),
+        entry["kind"].as_str().expect("a kind"),
+    )
 }
 
 /// The processors of the fixture, for both backends.
@@ -94,14 +121,11 @@ fn compare(
             continue;
         }
         let found = found.expect("patches");
-        let bytes: Vec<u8> = found
-            .values
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect();
         let last = found.values.len() - 1;
         let bits = [0, (last + 1) / 3, 2 * (last + 1) / 3, last].map(|i| found.values[i].to_bits());
-        if serde_json::json!(found.grid) != expected["grid"] || hash(&bytes) != expected["hash"] {
+        if serde_json::json!(found.grid) != expected["grid"]
+            || hash_values(&found.values) != expected["hash"]
+        {
             wrong.push(format!(
                 "{name}, {family}, {backend}: grid {:?} and bits {bits:?}, expected {} and {}",
                 found.grid, expected["grid"], expected["bits"],
@@ -176,15 +200,11 @@ fn drawn_pictures_are_those_of_transformers() {
     let processors = processors(&expected);
     let (mut wrong, mut compared) = (Vec::new(), 0);
     for entry in expected["drawn"].as_array().expect("a list") {
-        let side = |key: &str| {
-            entry[key]
-                .as_u64()
-                .and_then(|n| u32::try_from(n).ok())
-                .expect("a side")
-        };
-        let kind = entry["kind"].as_str().expect("a kind");
-        let picture = draw(side("width"), side("height"), kind);
-        let name = format!("{} x {}, {kind}", side("width"), side("height"));
+        let picture = draw_entry(entry);
+        let name = format!(
+            "{} x {}, {}",
+            entry["width"], entry["height"], entry["kind"]
+        );
         assert_eq!(
             describe(&picture),
             entry["rgb"],
@@ -233,4 +253,39 @@ fn jpeg_is_close_to_pil() {
             "{name}: {largest}, {mean}"
         );
     }
+}
+
+#[test]
+fn older_versions_of_pillow_are_known() {
+    let json = expected()["processors"]["qwen2_vl_few_tokens"].to_string();
+    let config = PictureConfig::from_json(&json, None).expect("it is read");
+    let mut hashes = Vec::new();
+    for (version, backend) in [
+        ("12.1.1", Backend::PilBefore12_2),
+        ("12.2.0", Backend::Pil12_2),
+        ("13", Backend::Pil),
+    ] {
+        let processor = PictureProcessor::new(PictureConfig {
+            backend,
+            ..config.clone()
+        });
+        let processor = processor.expect("it is sound");
+        let path = folder().join(format!("pillow_{version}.json"));
+        let mut found = Vec::new();
+        for entry in read_json(&folder().join("pillow_12.1.1.json"))
+            .as_array()
+            .expect("a list")
+        {
+            let patches = processor.patches(&draw_entry(entry)).expect("patches");
+            found.push(hash_values(&patches.values));
+        }
+        if path.exists() {
+            let expected = read_json(&path);
+            for (found, entry) in found.iter().zip(expected.as_array().expect("a list")) {
+                assert_eq!(*found, entry["hash"], "Pillow {version}: {entry}");
+            }
+        }
+        hashes.push(found);
+    }
+    assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2] && hashes[0] != hashes[2]);
 }

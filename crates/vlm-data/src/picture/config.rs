@@ -14,11 +14,14 @@ pub enum Backend {
     /// torchvision's on a CPU, the default of transformers since 2025.
     #[default]
     Torchvision,
-    /// PIL's and NumPy's, of transformers' classes with `Pil` in their name, with Pillow 13. Where
-    /// it takes off more than twice as many rows as columns, it resizes columns first.
+    /// PIL's and NumPy's, of transformers' classes with `Pil` in their name, with Pillow 13: where
+    /// more than twice as many rows as columns are taken off, columns are resized before rows.
     Pil,
-    /// The same with Pillow before 13, which always resizes rows first.
-    PilBefore13,
+    /// The same with Pillow 12.2 and 12.3: columns come first in pictures more than 100 times as high as
+    /// wide whose height shrinks.
+    Pil12_2,
+    /// The same with Pillow before 12.2: rows come first.
+    PilBefore12_2,
 }
 
 /// How the size is found that a picture is resized to; see

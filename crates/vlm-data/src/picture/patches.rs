@@ -325,7 +325,7 @@ fn value(config: &PictureConfig, colour: usize, level: u8) -> f32 {
             let [mean, std] = numbers.map(|number| number * (1.0 / scale) as f32);
             (level - mean) / std
         }
-        (Backend::Pil | Backend::PilBefore13, Some(scale), normalize) => {
+        (_, Some(scale), normalize) => {
             let scaled = (f64::from(level) * scale) as f32;
             normalize.map_or(scaled, |[mean, std]| (scaled - mean) / std)
         }

@@ -73,7 +73,7 @@ impl Picture {
                 height: height as u64,
             });
         }
-        let expected = 3 * width as u128 * height as u128;
+        let expected = (width as u128 * height as u128).saturating_mul(3);
         if rgb.len() as u128 != expected {
             return Err(VlmDataError::PixelBytes {
                 width,

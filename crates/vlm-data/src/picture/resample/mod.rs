@@ -101,7 +101,7 @@ impl Axis {
             }
         }
         let precision = match backend {
-            Backend::Pil | Backend::PilBefore13 => MAX_PRECISION,
+            Backend::Pil | Backend::Pil12_2 | Backend::PilBefore12_2 => MAX_PRECISION,
             Backend::Torchvision => (0..MAX_PRECISION)
                 .find(|bits| (0.5 + largest * f64::from(1 << (bits + 1))) as i32 >= 1 << 15)
                 .unwrap_or(MAX_PRECISION),
@@ -118,7 +118,7 @@ impl Axis {
         });
         match backend {
             Backend::Torchvision => low.extend(integers.map(|weight| weight as i16)),
-            Backend::Pil | Backend::PilBefore13 => {
+            Backend::Pil | Backend::Pil12_2 | Backend::PilBefore12_2 => {
                 high = reserve::<i16>("the weights", elements)?;
                 for weight in integers {
                     low.push((weight & ((1 << LOW_BITS) - 1)) as i16);
@@ -167,13 +167,19 @@ impl Axis {
     }
 }
 
-/// Whether columns are resized before rows, which is cheaper where many rows are taken off.
+/// Whether columns are resized before rows. Versions of Pillow differ in when that is cheaper.
 ///
 /// # Source
-/// Pillow 13.0.0 (its pull request 9549), `ImagingResampleInner` of src/libImaging/Resample.c
+/// `ImagingResampleInner` of src/libImaging/Resample.c in Pillow 13.0.0; `resize` of Image.py in
+/// 12.2.0
 pub(super) fn columns_first(rows: &Axis, columns: &Axis, backend: Backend) -> bool {
     let taken = |axis: &Axis| axis.inputs as i128 - axis.outputs as i128;
-    backend == Backend::Pil && taken(columns) > 0 && taken(columns) > 2 * taken(rows)
+    taken(columns) > 0
+        && match backend {
+            Backend::Torchvision | Backend::PilBefore12_2 => false,
+            Backend::Pil12_2 => columns.inputs > rows.inputs.saturating_mul(100),
+            Backend::Pil => taken(columns) > 2 * taken(rows),
+        }
 }
 
 /// Keys' cubic with a = -0.5, in the order of operations of each library.
@@ -185,7 +191,9 @@ fn cubic(x: f64, backend: Backend) -> f64 {
     } else if x < 2.0 {
         match backend {
             Backend::Torchvision => ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A,
-            Backend::Pil | Backend::PilBefore13 => (((x - 5.0) * x + 8.0) * x - 4.0) * A,
+            Backend::Pil | Backend::Pil12_2 | Backend::PilBefore12_2 => {
+                (((x - 5.0) * x + 8.0) * x - 4.0) * A
+            }
         }
     } else {
         0.0
