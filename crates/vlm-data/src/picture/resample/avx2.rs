@@ -17,12 +17,14 @@ const ROWS: usize = 4;
 /// Bytes of a row that are summed at once.
 const BLOCK: usize = 32;
 
-/// Bytes of four pixels of RGB as pairs of 16 bits, taps 0 and 1 in the lower half, 2 and 3 in the
-/// upper one: red 0, red 1, green 0, green 1, blue 0, blue 1, two zeros. -1 makes a zero.
+/// Makes a zero of a byte.
+const ZERO: u8 = 0x80;
+/// Bytes of four pixels of RGB as pairs of 16 bits, taps 0 and 1 in one half of a register, 2 and 3
+/// in the other: red 0, red 1, green 0, green 1, blue 0, blue 1, two zeros.
 #[rustfmt::skip]
-const PAIRS: [i8; 32] = [
-    0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,
-    6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1,
+const PAIRS: [[u8; 16]; 2] = [
+    [0, ZERO, 3, ZERO, 1, ZERO, 4, ZERO, 2, ZERO, 5, ZERO, ZERO, ZERO, ZERO, ZERO],
+    [6, ZERO, 9, ZERO, 7, ZERO, 10, ZERO, 8, ZERO, 11, ZERO, ZERO, ZERO, ZERO, ZERO],
 ];
 
 /// Resizes rows, or returns `false` if the portable kernel must.
@@ -110,13 +112,12 @@ fn all_rows<const PARTS: usize>(axis: &Axis, input: &[u8], output: &mut [u8]) {
 }
 
 /// Resizes `R` rows.
+// Loops over arrays of registers: `map` and `from_fn` are functions without AVX2, to and from
+// which registers travel through memory.
 #[target_feature(enable = "avx2")]
 fn rows<const R: usize, const PARTS: usize>(axis: &Axis, input: [&[u8]; R], output: &mut [u8]) {
-    let pairs = PAIRS.as_chunks::<16>().0;
-    let pairs = _mm256_set_m128i(
-        load(&pairs[1].map(|i| i as u8)),
-        load(&pairs[0].map(|i| i as u8)),
-    );
+    let [lower, upper] = PAIRS;
+    let pairs = _mm256_set_m128i(load(&upper), load(&lower));
     let halves = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
     let half = _mm_cvtsi32_si128(1 << (axis.precision - 1));
     // Of the two halves of a register, which are added, one gets it.
@@ -124,16 +125,17 @@ fn rows<const R: usize, const PARTS: usize>(axis: &Axis, input: [&[u8]; R], outp
     let shift = _mm_cvtsi32_si128(axis.precision as i32);
     let to = axis.outputs * COLOURS;
     for x in 0..axis.outputs {
-        let weights = axis.weights(x).map(|part| part.as_chunks::<GROUP>().0);
+        let all_weights = axis.weights(x).map(|part| part.as_chunks::<GROUP>().0);
         let mut sums = [[_mm256_setzero_si256(); PARTS]; R];
         let start = axis.first[x] * COLOURS;
         for group in 0..axis.taps / GROUP {
-            let weights: [__m256i; PARTS] = std::array::from_fn(|part| {
-                let [a, b, c, d] = weights[part][group].map(|weight| weight.to_le_bytes());
-                let four = i64::from_le_bytes([a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]);
+            let mut weights = [_mm256_setzero_si256(); PARTS];
+            for (register, part) in weights.iter_mut().zip(all_weights) {
+                let [a, b, c, d] = part[group].map(|weight| u64::from(weight as u16));
+                let four = (a | b << 16 | c << 32 | d << 48) as i64;
                 let four = _mm256_castsi128_si256(_mm_cvtsi64_si128(four));
-                _mm256_permutevar8x32_epi32(four, halves)
-            });
+                *register = _mm256_permutevar8x32_epi32(four, halves);
+            }
             let at = start + group * GROUP * COLOURS;
             for (row, sums) in input.iter().zip(&mut sums) {
                 let Some(bytes) = row[at..].first_chunk() else {
@@ -146,11 +148,11 @@ fn rows<const R: usize, const PARTS: usize>(axis: &Axis, input: [&[u8]; R], outp
                 }
             }
         }
-        for (row, sums) in sums.into_iter().enumerate() {
-            let sums = sums.map(|sum| {
-                let other = _mm256_permute2x128_si256::<0x81>(sum, sum);
-                _mm256_add_epi32(sum, other)
-            });
+        for (row, mut sums) in sums.into_iter().enumerate() {
+            for sum in &mut sums {
+                let other = _mm256_permute2x128_si256::<0x81>(*sum, *sum);
+                *sum = _mm256_add_epi32(*sum, other);
+            }
             let levels = _mm256_castsi256_si128(finish(sums, half, shift));
             let levels = _mm_packs_epi32(levels, levels);
             let [red, green, blue, _] =
@@ -165,8 +167,8 @@ fn rows<const R: usize, const PARTS: usize>(axis: &Axis, input: [&[u8]; R], outp
 fn columns<const PARTS: usize>(axis: &Axis, input: &[u8], row: usize, output: &mut [u8]) {
     let length = output.len();
     let input = &input[axis.first[row] * length..][..axis.taps * length];
-    let weights = axis.weights(row);
-    let half = _mm256_set1_epi32(1 << (axis.precision - 1));
+    let all_weights = axis.weights(row);
+    let rounding = _mm256_set1_epi32(1 << (axis.precision - 1));
     let shift = _mm_cvtsi32_si128(axis.precision as i32);
     let mut start = 0;
     loop {
@@ -175,26 +177,33 @@ fn columns<const PARTS: usize>(axis: &Axis, input: &[u8], row: usize, output: &m
         while tap < axis.taps {
             // An odd last tap is paired with itself, with a weight of 0.
             let next = tap + usize::from(tap + 1 < axis.taps);
-            let weights: [__m256i; PARTS] = std::array::from_fn(|part| {
-                let low = i32::from(weights[part][tap]) & 0xffff;
+            let mut weights = [_mm256_setzero_si256(); PARTS];
+            for (register, part) in weights.iter_mut().zip(all_weights) {
+                let low = i32::from(part[tap]) & 0xffff;
                 let high = if next > tap {
-                    i32::from(weights[part][next]) << 16
+                    i32::from(part[next]) << 16
                 } else {
                     0
                 };
-                _mm256_set1_epi32(low | high)
-            });
-            let bytes = [tap, next].map(|tap| &input[tap * length + start..][..BLOCK]);
-            for half in 0..2 {
-                let [first, second] = bytes.map(|bytes| match bytes[16 * half..].first_chunk() {
-                    Some(bytes) => load(bytes),
-                    None => _mm_setzero_si128(),
-                });
+                *register = _mm256_set1_epi32(low | high);
+            }
+            let first: Option<&[u8; BLOCK]> = input[tap * length + start..].first_chunk();
+            let second: Option<&[u8; BLOCK]> = input[next * length + start..].first_chunk();
+            let (Some(first), Some(second)) = (first, second) else {
+                return;
+            };
+            let both = first
+                .as_chunks::<16>()
+                .0
+                .iter()
+                .zip(second.as_chunks::<16>().0);
+            for (sums, (first, second)) in sums.as_chunks_mut::<2>().0.iter_mut().zip(both) {
+                let [first, second] = [load(first), load(second)];
                 let pairs = [
                     _mm_unpacklo_epi8(first, second),
                     _mm_unpackhi_epi8(first, second),
                 ];
-                for (pairs, sums) in pairs.into_iter().zip(&mut sums[2 * half..]) {
+                for (pairs, sums) in pairs.into_iter().zip(sums) {
                     let pairs = _mm256_cvtepu8_epi16(pairs);
                     for (sum, weights) in sums.iter_mut().zip(weights) {
                         *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, weights));
@@ -203,10 +212,12 @@ fn columns<const PARTS: usize>(axis: &Axis, input: &[u8], row: usize, output: &m
             }
             tap += 2;
         }
-        let [a, b, c, d] = sums.map(|sums| finish(sums, half, shift));
+        let [a, b, c, d] = sums;
         // Packing works within 128 bits: 0 4 1 5 of eight quarters each time.
-        let [low, high] = [_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d)]
-            .map(|words| _mm256_permute4x64_epi64::<0b11_01_10_00>(words));
+        let low = _mm256_packs_epi32(finish(a, rounding, shift), finish(b, rounding, shift));
+        let high = _mm256_packs_epi32(finish(c, rounding, shift), finish(d, rounding, shift));
+        let low = _mm256_permute4x64_epi64::<0b11_01_10_00>(low);
+        let high = _mm256_permute4x64_epi64::<0b11_01_10_00>(high);
         let levels = _mm256_packus_epi16(low, high);
         let levels = _mm256_permute4x64_epi64::<0b11_01_10_00>(levels);
         let (low, high) = output[start..][..BLOCK].split_at_mut(16);
