@@ -259,33 +259,31 @@ fn jpeg_is_close_to_pil() {
 fn older_versions_of_pillow_are_known() {
     let json = expected()["processors"]["qwen2_vl_few_tokens"].to_string();
     let config = PictureConfig::from_json(&json, None).expect("it is read");
-    let mut hashes = Vec::new();
-    for (version, backend) in [
-        ("12.1.1", Backend::PilBefore12_2),
-        ("12.2.0", Backend::Pil12_2),
-        ("13", Backend::Pil),
-    ] {
-        let processor = PictureProcessor::new(PictureConfig {
+    let processor = |backend| {
+        let config = PictureConfig {
             backend,
             ..config.clone()
-        });
-        let processor = processor.expect("it is sound");
-        let path = folder().join(format!("pillow_{version}.json"));
-        let mut found = Vec::new();
-        for entry in read_json(&folder().join("pillow_12.1.1.json"))
-            .as_array()
-            .expect("a list")
-        {
-            let patches = processor.patches(&draw_entry(entry)).expect("patches");
-            found.push(hash_values(&patches.values));
+        };
+        PictureProcessor::new(config).expect("it is sound")
+    };
+    let newest = processor(Backend::Pil);
+    for (file, backend) in [
+        ("pillow_12.1.1.json", Backend::PilBefore12_2),
+        ("pillow_12.2.0.json", Backend::Pil12_2),
+    ] {
+        let older = processor(backend);
+        let mut changed = 0;
+        for entry in read_json(&folder().join(file)).as_array().expect("a list") {
+            let picture = draw_entry(entry);
+            let [old, new] = [&older, &newest]
+                .map(|made| hash_values(&made.patches(&picture).expect("patches").values));
+            assert_eq!(old, entry["hash"], "{file}: {entry}");
+            changed += usize::from(old != new);
         }
-        if path.exists() {
-            let expected = read_json(&path);
-            for (found, entry) in found.iter().zip(expected.as_array().expect("a list")) {
-                assert_eq!(*found, entry["hash"], "Pillow {version}: {entry}");
-            }
-        }
-        hashes.push(found);
+        // Else the versions would not be told apart.
+        assert!(
+            changed > 2,
+            "{file}: {changed} pictures are others with Pillow 13"
+        );
     }
-    assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2] && hashes[0] != hashes[2]);
 }

@@ -148,10 +148,10 @@ impl PictureProcessor {
         let grid = self.grid(picture.height(), picture.width())?;
         let channels = self.channels();
         let elements = grid.iter().map(|&side| side as u128).product::<u128>() * channels as u128;
-        // Asks for the memory, gives it back, and asks for zeros, which come without being
-        // written.
-        let length = reserve::<f32>("the patches", elements)?.capacity();
-        let mut values = vec![0.0; length.min(elements as usize)];
+        // Asked for, given back, and asked for as zeros: these are an abort rather than an error
+        // without memory, but come without being written.
+        drop(reserve::<f32>("the patches", elements)?);
+        let mut values = vec![0.0; elements as usize];
         self.write_patches(picture, &mut values)?;
         Ok(Patches {
             values,
