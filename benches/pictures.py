@@ -1,8 +1,8 @@
 """Compares vlm-data with the image processors of transformers, in pictures a second.
 
     pip install torch==2.15.0 torchvision==0.29.2 transformers==5.24.0 pillow==13.0.0
-    cargo build --release -p vlm-data --example speed
-    python benches/pictures.py target/release/examples/speed
+    cargo build --release -p vlm-data --example pictures
+    python benches/pictures.py target/release/examples/pictures
 
 Both take turns on the same JPEG files, with two threads. Patches are made of pixels in a buffer that is used again
 (vlm-data alone has this), of pixels, and of a file. Each figure is the median of rounds, and a round that of half a
