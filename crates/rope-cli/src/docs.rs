@@ -41,9 +41,10 @@ mod tests {
     ];
 
     /// The sources that name the pages to compile.
-    const COMPILED_BY: [&str; 2] = [
+    const COMPILED_BY: [&str; 3] = [
         include_str!("docs.rs"),
         include_str!("../../rope-check/src/lib.rs"),
+        include_str!("../../vlm-data/src/lib.rs"),
     ];
 
     /// Folders of the packages whose names are not those of folders in `crates`.

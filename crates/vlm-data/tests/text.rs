@@ -6,10 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use vlm_data::text::format::{Conversations, Format, Frames, Part, Role, Source};
+use vlm_data::text::format::{Conversations, Format, Frames, MediaSource, Part, Role};
 use vlm_data::text::{
-    ChatTemplate, Conversation, EncodeOptions, Grid, Grids, IGNORED, LabelRule, MediaStyle,
-    Overlong, ReadOptions, RecordProblem, RenderOptions, Result, Sample, TextEncoder, TextError,
+    ChatTemplate, Conversation, EncodeOptions, FileOptions, Grid, Grids, IGNORED, LabelRule,
+    MediaStyle, Overlong, RecordProblem, RenderOptions, Result, Sample, TextEncoder, TextError,
     Tokenizer, Trained, VideoGrid, read,
 };
 
@@ -228,7 +228,7 @@ fn conversations_have_the_ids_and_labels_of_transformers() {
     let rows = json("conversations.json");
     let rows = rows.as_array().expect("rows");
     let conversations: Vec<Conversation> =
-        read(fixture("conversations.jsonl"), &ReadOptions::default())
+        read(fixture("conversations.jsonl"), &FileOptions::default())
             .expect("the file")
             .collect::<Result<_>>()
             .expect("conversations");
@@ -316,7 +316,7 @@ fn problem<T: std::fmt::Debug>(result: Result<T>) -> RecordProblem {
 }
 
 fn parse(records: &str, format: Format) -> Vec<Result<Conversation>> {
-    let mut options = ReadOptions::default();
+    let mut options = FileOptions::default();
     options.format = format;
     Conversations::new(records.as_bytes(), "base", &options).collect()
 }
@@ -327,8 +327,8 @@ fn one(record: &str) -> Result<Conversation> {
     all.remove(0)
 }
 
-fn path(name: &str) -> Source {
-    Source::Path(Path::new("base").join(name))
+fn path(name: &str) -> MediaSource {
+    MediaSource::Path(Path::new("base").join(name))
 }
 
 #[test]
@@ -443,7 +443,7 @@ fn a_record_above_the_limit_is_skipped() {
         "a".repeat(1000)
     );
     let short = r#"{"instruction": "a", "output": "x"}"#;
-    let mut options = ReadOptions::default();
+    let mut options = FileOptions::default();
     options.max_record_bytes = 100;
     for file in [format!("{long}\n{short}"), format!("[{long}, {short}]")] {
         let all: Vec<_> = Conversations::new(file.as_bytes(), "", &options).collect();
@@ -465,12 +465,15 @@ fn media_are_paths_bytes_and_frames() {
     )
     .replace('\n', " ");
     let conversation = one(&record).expect("a conversation");
-    let Source::Bytes(bytes) = &conversation.images[0] else {
+    let MediaSource::Bytes(bytes) = &conversation.images[0] else {
         panic!("{conversation:?}");
     };
     assert!(bytes.starts_with(b"\x89PNG\r\n") && bytes.ends_with(b"IEND\xaeB`\x82"));
     assert_eq!(conversation.images[1], conversation.images[0]);
-    assert_eq!(conversation.images[2], Source::Path("/abs/a.png".into()));
+    assert_eq!(
+        conversation.images[2],
+        MediaSource::Path("/abs/a.png".into())
+    );
     let videos: Vec<_> = conversation
         .videos
         .iter()
@@ -486,14 +489,17 @@ fn media_are_paths_bytes_and_frames() {
             (folder("clip2/"), Some(12.5))
         ]
     );
-    let mut options = ReadOptions::default();
+    let mut options = FileOptions::default();
     options.media_folder = Some("media".into());
     let record = r#"{"instruction": "<image>", "output": "x", "images": ["a.png"]}"#;
     let conversation = Conversations::new(record.as_bytes(), "base", &options)
         .next()
         .expect("one")
         .expect("one");
-    assert_eq!(conversation.images, [Source::Path("media/a.png".into())]);
+    assert_eq!(
+        conversation.images,
+        [MediaSource::Path("media/a.png".into())]
+    );
 }
 
 /// Each problem of a record, by a record that has it, and the words of its message.
@@ -1282,7 +1288,7 @@ fn no_bytes_make_the_reader_panic() {
         if draw(4) == 0 {
             bytes.insert(0, b'[');
         }
-        for result in Conversations::new(&bytes[..], "", &ReadOptions::default()) {
+        for result in Conversations::new(&bytes[..], "", &FileOptions::default()) {
             let Ok(conversation) = result else {
                 refused += 1;
                 continue;

@@ -1,10 +1,10 @@
 //! Text: data files to token ids and labels.
 //!
 //! ```no_run
-//! use vlm_data::text::{EncodeOptions, Grid, Grids, ReadOptions, TextEncoder, read};
+//! use vlm_data::text::{EncodeOptions, Grid, Grids, FileOptions, TextEncoder, read};
 //!
 //! let encoder = TextEncoder::from_folder("Qwen3-VL-2B-Instruct")?;
-//! for conversation in read("train.jsonl", &ReadOptions::default())? {
+//! for conversation in read("train.jsonl", &FileOptions::default())? {
 //!     let conversation = conversation?;
 //!     // One grid for each picture, from its size in pixels; here all have 16 x 16 patches.
 //!     let images = vec![Grid { time: 1, height: 16, width: 16 }; conversation.images.len()];
@@ -36,7 +36,7 @@ pub mod tokenizer;
 
 pub use error::{RecordProblem, Result, TextError};
 pub use expand::{Grid, Grids, MediaStyle, VideoGrid};
-pub use format::{Conversation, Format, Message, Part, ReadOptions, Role, read};
+pub use format::{Conversation, FileOptions, Format, Message, Part, Role, read};
 pub use labels::{EncodeOptions, IGNORED, LabelRule, Overlong, Sample, TextEncoder, Trained};
 pub use template::{ChatTemplate, RenderOptions};
 pub use tokenizer::Tokenizer;

@@ -7,7 +7,7 @@ use crate::text::json::Json;
 
 /// A picture or frame: a file, or the bytes of one.
 #[derive(Clone, PartialEq)]
-pub enum Source {
+pub enum MediaSource {
     /// A path, already joined to the media folder.
     Path(PathBuf),
     /// An encoded picture (PNG, JPEG, ...) from base64.
@@ -15,7 +15,7 @@ pub enum Source {
 }
 
 /// Bytes are counted, not printed.
-impl std::fmt::Debug for Source {
+impl std::fmt::Debug for MediaSource {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Path(path) => write!(out, "Path({})", path.display()),
@@ -39,7 +39,7 @@ pub enum Frames {
     /// All pictures of a folder, in order of their names.
     Folder(PathBuf),
     /// These, in order.
-    List(Vec<Source>),
+    List(Vec<MediaSource>),
 }
 
 /// The endings of files that are read by a video decoder, which this crate is not.
@@ -51,7 +51,7 @@ const VIDEO_ENDINGS: [&str; 9] = [
 const SIGNATURES: [&[u8]; 5] = [b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM"];
 
 /// Reads a picture: a path, a `data:` address, base64, or an object that holds one of them.
-pub(super) fn source(value: &Json, key: &str, folder: &Path) -> Result<Source, RecordProblem> {
+pub(super) fn source(value: &Json, key: &str, folder: &Path) -> Result<MediaSource, RecordProblem> {
     match value {
         Json::String(text) => from_text(text, key, folder),
         Json::Object(_) => {
@@ -61,7 +61,7 @@ pub(super) fn source(value: &Json, key: &str, folder: &Path) -> Result<Source, R
                     let text = text
                         .as_str()
                         .ok_or_else(|| wrong(key, "base64 text", text))?;
-                    return Ok(Source::Bytes(decode_base64(text, key)?));
+                    return Ok(MediaSource::Bytes(decode_base64(text, key)?));
                 }
             }
             for name in ["path", "url", "image"] {
@@ -80,7 +80,7 @@ pub(super) fn source(value: &Json, key: &str, folder: &Path) -> Result<Source, R
     }
 }
 
-fn from_text(text: &str, key: &str, folder: &Path) -> Result<Source, RecordProblem> {
+fn from_text(text: &str, key: &str, folder: &Path) -> Result<MediaSource, RecordProblem> {
     if let Some(data) = text.strip_prefix("data:") {
         let Some((_, data)) = data.split_once(";base64,") else {
             let detail = "expected data:image/...;base64,...";
@@ -89,7 +89,7 @@ fn from_text(text: &str, key: &str, folder: &Path) -> Result<Source, RecordProbl
                 detail,
             });
         };
-        return Ok(Source::Bytes(decode_base64(data, key)?));
+        return Ok(MediaSource::Bytes(decode_base64(data, key)?));
     }
     let path = text.strip_prefix("file://").unwrap_or(text);
     if path.contains("://") {
@@ -114,16 +114,16 @@ fn from_text(text: &str, key: &str, folder: &Path) -> Result<Source, RecordProbl
             .any(|signature| start.starts_with(signature))
         && let Ok(bytes) = decode_base64(path, key)
     {
-        return Ok(Source::Bytes(bytes));
+        return Ok(MediaSource::Bytes(bytes));
     }
-    Ok(Source::Path(folder.join(path)))
+    Ok(MediaSource::Path(folder.join(path)))
 }
 
 /// Reads a video: a folder, a list of frames, or an object with one of them and `fps`.
 pub(super) fn video(value: &Json, key: &str, folder: &Path) -> Result<Video, RecordProblem> {
     match value {
         Json::String(text) => {
-            let Source::Path(path) = from_text(text, key, folder)? else {
+            let MediaSource::Path(path) = from_text(text, key, folder)? else {
                 return Err(wrong(key, "a folder or a list of frames", value));
             };
             let ending = path

@@ -22,7 +22,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-pub use media::{Frames, Source, Video};
+pub use media::{Frames, MediaSource, Video};
 pub use objects::Objects;
 
 use super::error::{RecordProblem, Result, TextError};
@@ -48,7 +48,7 @@ pub enum Format {
 /// How [`read`] reads.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct ReadOptions {
+pub struct FileOptions {
     /// The layout of each record.
     pub format: Format,
     /// What relative paths are relative to; the folder of the file, if none.
@@ -57,7 +57,7 @@ pub struct ReadOptions {
     pub max_record_bytes: usize,
 }
 
-impl Default for ReadOptions {
+impl Default for FileOptions {
     /// Any format, paths relative to the file, and records of up to 64 MiB.
     fn default() -> Self {
         Self {
@@ -142,7 +142,7 @@ pub struct Conversation {
     /// system's.
     pub messages: Vec<Message>,
     /// The pictures.
-    pub images: Vec<Source>,
+    pub images: Vec<MediaSource>,
     /// The videos.
     pub videos: Vec<Video>,
     /// Boxes and names, if the record has `objects`.
@@ -169,7 +169,7 @@ pub struct Conversations<R> {
 /// [`TextError::File`] if it cannot be opened; those of its records come from the iterator.
 pub fn read(
     path: impl AsRef<Path>,
-    options: &ReadOptions,
+    options: &FileOptions,
 ) -> Result<Conversations<BufReader<File>>> {
     let path = path.as_ref();
     let error = |error: std::io::Error| TextError::File {
@@ -188,7 +188,7 @@ pub fn read(
 impl<R: BufRead> Conversations<R> {
     /// Reads conversations from any stream; `folder` is what relative paths are relative to, unless
     /// the options name one.
-    pub fn new(input: R, folder: impl Into<PathBuf>, options: &ReadOptions) -> Self {
+    pub fn new(input: R, folder: impl Into<PathBuf>, options: &FileOptions) -> Self {
         Self {
             records: Records::new(input, options.max_record_bytes),
             format: options.format,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::media::{self, Source, Video, wrong};
+use super::media::{self, MediaSource, Video, wrong};
 use super::objects::Objects;
 use super::{Conversation, Format, Message, Part, Role};
 use crate::text::error::RecordProblem;
@@ -75,11 +75,11 @@ fn recognise(record: &Json) -> Result<Format> {
 struct Media<'a> {
     folder: &'a Path,
     /// From the record's own keys, in order; each mark takes the next.
-    listed_images: Vec<Source>,
+    listed_images: Vec<MediaSource>,
     listed_videos: Vec<Video>,
     image_marks: usize,
     video_marks: usize,
-    images: Vec<Source>,
+    images: Vec<MediaSource>,
     videos: Vec<Video>,
 }
 
@@ -148,7 +148,7 @@ impl<'a> Media<'a> {
         Part::Video(self.videos.len().saturating_sub(1))
     }
 
-    fn own_image(&mut self, image: Source) -> Part {
+    fn own_image(&mut self, image: MediaSource) -> Part {
         self.images.push(image);
         Part::Image(self.images.len() - 1)
     }
