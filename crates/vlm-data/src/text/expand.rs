@@ -118,7 +118,7 @@ pub(super) struct Padded {
 /// Writes videos as their family does, and counts the pads of each run. `ranges` are of `text`, and
 /// hold no pad.
 ///
-/// # MediaSource
+/// # Source
 /// transformers 5.24.0: `replace_image_token` and `replace_video_token` of the processors
 pub(super) fn pad(
     text: &str,

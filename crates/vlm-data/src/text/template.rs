@@ -86,7 +86,7 @@ impl ChatTemplate {
     /// [`TextError::NoTemplate`]; [`TextError::File`] if a file cannot be read;
     /// [`TextError::Template`] if it is not Jinja.
     ///
-    /// # MediaSource
+    /// # Source
     /// transformers 5.24.0, `processing_utils.py`, whose processors prefer the files in this order.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();

@@ -52,7 +52,7 @@ impl Tokenizer {
     /// [`TextError::Tokenizer`] if files contradict each other, such as a token whose id in
     /// `tokenizer_config.json` is another's.
     ///
-    /// # MediaSource
+    /// # Source
     /// transformers 5.24.0, `tokenization_utils_tokenizers.py` and
     /// `models/qwen2/tokenization_qwen2.py`
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
