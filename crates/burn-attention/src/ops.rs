@@ -107,9 +107,10 @@ impl Sizes {
         }
     }
 
-    /// Whether there is nothing to attend to, or nobody who attends: the output is zeros.
+    /// Whether there is no query or no key: the output is zeros. A product of sizes could overflow,
+    /// for a tensor without elements may have any.
     pub(crate) fn are_empty(&self) -> bool {
-        self.batch * self.heads * self.queries * self.keys == 0
+        [self.batch, self.heads, self.queries, self.keys].contains(&0)
     }
 
     /// Query heads for each key head.

@@ -30,7 +30,7 @@ const TOKENS: usize = 5;
 const HEADS: usize = 3;
 const HEAD_DIM: usize = 64;
 const LANES: usize = HEAD_DIM / 2;
-/// Elements of a guard, before and behind: more than a core's share of this work.
+/// Elements of the guard before and of the one after: more than a core's share of this work.
 const GUARD: usize = 2048;
 /// The products and sums of the numbers below are exact in f32 and their results in bf16, but for
 /// the norm's root.
@@ -103,7 +103,7 @@ pub(super) fn launches(npu: &Npu, kernels: &Arc<Kernels>) -> Vec<LaunchFinding> 
     families.into_iter().map(find).collect()
 }
 
-/// Numbers of a type that are told apart: those of data are below 100, those of guards above.
+/// An element type whose guards, 128 and more, differ from all data, which are below 100.
 trait Number: Element + rope_core::Element<Acc = f32> + PartialEq {
     /// The `i`th number of a guard.
     fn guard(i: usize) -> Self {
@@ -163,7 +163,7 @@ impl<T: Number> Guarded<T> {
     }
 }
 
-/// Numbers with a guard before them and one behind.
+/// The values between a guard before them and one after.
 fn around<T: Number>(values: &[T]) -> Vec<T> {
     let guard = |from: usize| (from..from + GUARD).map(T::guard);
     let values = values.iter().copied();
@@ -181,7 +181,7 @@ fn between<T: Number>(what: &str, whole: &[T], len: usize) -> Result<Vec<T>, Wro
             let place = if at < GUARD {
                 format!("{} elements before {what}", GUARD - at)
             } else {
-                format!("{} elements behind {what}", at - GUARD - len)
+                format!("{} elements after {what}", at - GUARD - len)
             };
             Err(format!(
                 "wrote outside of its memory: {changed} elements around {what}, the first {place}"
@@ -443,8 +443,8 @@ mod tests {
         for (at, place) in [
             (0, "2048 elements before y"),
             (GUARD - 1, "1 elements before y"),
-            (GUARD + 10, "0 elements behind y"),
-            (2 * GUARD + 9, "2047 elements behind y"),
+            (GUARD + 10, "0 elements after y"),
+            (2 * GUARD + 9, "2047 elements after y"),
         ] {
             let mut changed = whole.clone();
             changed[at] += 1.0;
