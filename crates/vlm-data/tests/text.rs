@@ -23,7 +23,7 @@ fn json(name: &str) -> Value {
     serde_json::from_slice(&fs::read(fixture(name)).expect("fixture")).expect("JSON")
 }
 
-/// A folder of the test's own, which is removed behind it.
+/// A folder of the test's own, which is removed after it.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -1233,7 +1233,7 @@ fn long_runs_of_spaces_are_cut_right_or_refused() {
     for space in [" ", "\t", "\u{3000}"] {
         let text = format!("a{}b", space.repeat(99_999));
         let (_, starts) = tokenizer.encode_with_starts(&text).expect("ids");
-        // The last space belongs to the word behind it, or is a token of its own.
+        // The last space belongs to the word after it, or is a token of its own.
         assert!(
             starts.contains(&(text.len() - 1 - space.len())),
             "{space:?}"
@@ -1331,10 +1331,10 @@ fn no_bytes_make_the_reader_panic() {
     );
 }
 
-/// A video of Qwen3-VL is written with its times, which moves what stands behind it.
+/// A video of Qwen3-VL is written with its times, which moves what stands after it.
 #[test]
-fn generated_text_behind_a_video_is_found() {
-    let folder = family_folder("qwen3", "behind");
+fn generated_text_after_a_video_is_found() {
+    let folder = family_folder("qwen3", "after");
     let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}<|video_pad|>{% endif %}<|im_end|>\n{% endfor %}";
     let tokenizer = Tokenizer::from_folder(&folder.0).expect("a tokenizer");
     let template = ChatTemplate::new(template).expect("a template");
@@ -1383,7 +1383,7 @@ fn generated_text_behind_a_video_is_found() {
     assert_eq!(text(sample.input_ids), turn.repeat(2));
 }
 
-/// A post-processor of bytes moves offsets behind spaces; what is trained on begins before them.
+/// A post-processor of bytes moves offsets after spaces; what is trained on begins before them.
 #[test]
 fn a_post_processor_does_not_move_tokens() {
     let plain = Tokenizer::from_folder(&family_folder("qwen2", "plain").0).expect("a tokenizer");

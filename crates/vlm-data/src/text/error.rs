@@ -136,7 +136,7 @@ pub enum RecordProblem {
         /// The roles of the format.
         known: &'static [&'static str],
     },
-    /// A system message behind others.
+    /// A system message after others.
     #[error("message {message} is a system message; only the first may be one, so merge them")]
     SystemNotFirst {
         /// The message, from 1.
@@ -172,10 +172,10 @@ pub enum RecordProblem {
         /// The message, from 1.
         message: usize,
     },
-    /// No answer at all, or a question behind the last one.
+    /// No answer at all, or a question after the last one.
     #[error(
         "expected the last of {messages} messages to be the assistant's, found {last}; \
-         nothing behind the last answer can be trained on, so remove it"
+         nothing after the last answer can be trained on, so remove it"
     )]
     NoAnswer {
         /// The messages.

@@ -157,7 +157,7 @@ pub(super) fn pad(
         }
         next_video += 1;
         rest = &rest[at + video_pad.len()..];
-        // Ranges behind the pad; `before` is where it lies, earlier videos being written out.
+        // Ranges after the pad; `before` is where it lies, earlier videos being written out.
         for range in moved.iter_mut().filter(|range| range.start > before) {
             let by = |place: usize| place + (out.len() - before) - video_pad.len();
             *range = by(range.start)..by(range.end);

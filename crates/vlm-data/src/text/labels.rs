@@ -24,21 +24,21 @@ const MAX_TOKENS: usize = 1 << 24;
 /// Which tokens of the assistant's turns are trained on.
 ///
 /// In ChatML (Qwen) a turn is `<|im_start|>assistant`, a line break, the answer, `<|im_end|>` and a
-/// line break. All rules train on the answer and on both tokens behind it. They differ where an
+/// line break. All rules train on the answer and on both tokens after it. They differ where an
 /// answer begins with a line break: the first rule encodes the whole text, so the two breaks may be
 /// one token, which is not trained on; the other two encode the answer by itself.
 ///
 /// In GLM's template nothing ends a turn but the role token of the next one. The rules differ in
-/// what they train on instead, and in what they put behind the last answer.
+/// what they train on instead, and in what they put after the last answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LabelRule {
     /// Qwen's own fine-tuning code. It has none for GLM, where this rule is ms-swift's.
     #[default]
     Qwen,
-    /// LLaMA-Factory's. GLM: from the line break before the answer; the role token behind it has
-    /// the label of `eos_token`, which is also put behind the last answer.
+    /// LLaMA-Factory's. GLM: from the line break before the answer; the role token after it has
+    /// the label of `eos_token`, which is also put after the last answer.
     LlamaFactory,
-    /// ms-swift's. GLM: `<|user|>` behind an answer is trained on, and put behind the last one. An
+    /// ms-swift's. GLM: `<|user|>` after an answer is trained on, and put after the last one. An
     /// answer of `"loss": false` that is the last still has its end trained on, as there.
     Swift,
     /// The template's own `{% generation %}` tags, as transformers and TRL's
@@ -52,7 +52,7 @@ pub enum Trained {
     /// All.
     #[default]
     AllTurns,
-    /// The last. With [`LabelRule::Swift`] all behind the last message of the user, which differs
+    /// The last. With [`LabelRule::Swift`] all after the last message of the user, which differs
     /// if tools were called.
     LastTurn,
 }
@@ -325,13 +325,13 @@ impl TextEncoder {
         let limit = options.max_tokens.unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
         let groups = groups(&conversation.messages);
         let dropped = |turns: usize| {
-            let behind = groups
+            let after = groups
                 .get(turns)
                 .map_or(conversation.messages.len(), |group| group.start);
             let system = usize::from(conversation.messages[0].role == Role::System);
             let (head, tail) = (
                 &conversation.messages[..system],
-                &conversation.messages[behind..],
+                &conversation.messages[after..],
             );
             let messages: Vec<Message> = head.iter().chain(tail).cloned().collect();
             self.try_encode(conversation, messages, grids, options, limit)
@@ -574,13 +574,13 @@ impl TextEncoder {
         for (turn, train) in turns.iter().zip(trained) {
             let first = starts.partition_point(|&start| start < turn.answer.start);
             let end = starts.partition_point(|&start| start < turn.answer.end);
-            // The end of the turn, and the line break behind it.
-            let behind = (end + 2).min(ids.len());
-            let last = behind == ids.len();
+            // The end of the turn, and the line break after it.
+            let after = (end + 2).min(ids.len());
+            let last = after == ids.len();
             match train {
-                Train::All => label(&mut labels, &ids, first..behind),
+                Train::All => label(&mut labels, &ids, first..after),
                 Train::End if last && rule == LabelRule::Swift => {
-                    label(&mut labels, &ids, end..behind);
+                    label(&mut labels, &ids, end..after);
                 }
                 Train::End | Train::None => {}
             }
@@ -642,8 +642,8 @@ impl TextEncoder {
         let mut labels = vec![IGNORED; ids.len()];
         // The first of the tokens that hold a byte, as transformers' char_to_token.
         let holding = |byte: usize| {
-            let behind = starts.partition_point(|&start| start <= byte);
-            let start = behind.checked_sub(1).map_or(0, |last| starts[last]);
+            let after = starts.partition_point(|&start| start <= byte);
+            let start = after.checked_sub(1).map_or(0, |last| starts[last]);
             starts.partition_point(|&other| other < start)
         };
         for (range, train) in ranges.iter().zip(trained) {

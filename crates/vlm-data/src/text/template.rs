@@ -370,8 +370,8 @@ fn adapt(source: &str) -> (String, bool) {
             _ => Some(1),
         };
         // The engine's parser refuses what is not closed.
-        let (tag, behind) = tag.split_at(length.unwrap_or(tag.len()));
-        rest = behind;
+        let (tag, after) = tag.split_at(length.unwrap_or(tag.len()));
+        rest = after;
         let Some(tag_text) = tag
             .strip_prefix("{%")
             .and_then(|text| text.strip_suffix("%}"))

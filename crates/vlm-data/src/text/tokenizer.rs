@@ -397,19 +397,19 @@ fn add_tokens(folder: &Path, config: &Json, inner: &mut tokenizers::Tokenizer) -
     for (id, token) in &tokens {
         check_id(&path, inner, &token.content, *id)?;
     }
-    // Named tokens that no list holds are added behind, as transformers adds them.
+    // Named tokens that no list holds are added after, as transformers adds them.
     let extra = ["additional_special_tokens", "extra_special_tokens"]
         .iter()
         .find_map(|key| config.get(key)?.as_array())
         .unwrap_or(&[]);
     let extra = extra.iter().filter_map(token_text).map(str::to_owned);
     let named = special_tokens(config).into_iter().map(|(_, token)| token);
-    let behind: Vec<_> = named
+    let after: Vec<_> = named
         .chain(extra)
         .filter(|token| !inner.get_added_vocabulary().get_vocab().contains_key(token))
         .map(|token| AddedToken::from(token, true))
         .collect();
-    inner.add_tokens(behind).map_err(error)?;
+    inner.add_tokens(after).map_err(error)?;
     Ok(())
 }
 

@@ -148,7 +148,7 @@ impl Axis {
 
     /// Resizes rows of pixels, `[rows, inputs, 3]`, to `[rows, outputs, 3]`.
     ///
-    /// `input` may go on behind the last of these rows; it is then not used, but read.
+    /// `input` may go on after the last of these rows; it is then not used, but read.
     pub(super) fn resize_rows(&self, input: &[u8], output: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
         if avx2::resize_rows(self, input, output) {

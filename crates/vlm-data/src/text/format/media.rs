@@ -232,7 +232,7 @@ fn decode_base64(text: &str, key: &str) -> Result<Vec<u8>, RecordProblem> {
             _ => return Err(error("a character outside its alphabet")),
         };
         if padding > 0 {
-            return Err(error("data behind the padding"));
+            return Err(error("data after the padding"));
         }
         bits = bits << 6 | u32::from(value);
         count += 6;

@@ -83,36 +83,32 @@ struct Media<'a> {
     videos: Vec<Video>,
 }
 
+/// The values under either key of a record, each alone or in a list.
+fn listed<T>(
+    record: &Json,
+    keys: [&str; 2],
+    folder: &Path,
+    read: fn(&Json, &str, &Path) -> Result<T>,
+) -> Result<Vec<T>> {
+    let mut found = Vec::new();
+    for key in keys {
+        match record.get(key) {
+            None => {}
+            Some(Json::Array(items)) => {
+                for (index, item) in items.iter().enumerate() {
+                    found.push(read(item, &format!("{key}[{index}]"), folder)?);
+                }
+            }
+            Some(item) => found.push(read(item, key, folder)?),
+        }
+    }
+    Ok(found)
+}
+
 impl<'a> Media<'a> {
     fn read(record: &Json, folder: &'a Path) -> Result<Self> {
-        let mut listed_images = Vec::new();
-        for key in ["images", "image"] {
-            match record.get(key) {
-                None => {}
-                Some(Json::Array(items)) => {
-                    for (index, item) in items.iter().enumerate() {
-                        listed_images.push(media::source(
-                            item,
-                            &format!("{key}[{index}]"),
-                            folder,
-                        )?);
-                    }
-                }
-                Some(item) => listed_images.push(media::source(item, key, folder)?),
-            }
-        }
-        let mut listed_videos = Vec::new();
-        for key in ["videos", "video"] {
-            match record.get(key) {
-                None => {}
-                Some(Json::Array(items)) => {
-                    for (index, item) in items.iter().enumerate() {
-                        listed_videos.push(media::video(item, &format!("{key}[{index}]"), folder)?);
-                    }
-                }
-                Some(item) => listed_videos.push(media::video(item, key, folder)?),
-            }
-        }
+        let listed_images = listed(record, ["images", "image"], folder, media::source)?;
+        let mut listed_videos = listed(record, ["videos", "video"], folder, media::video)?;
         // A rate for all videos that have none of their own.
         if let Some(fps) = record.get("fps") {
             let fps = media::fps(fps, "the record")?;

@@ -142,11 +142,11 @@ impl<R: BufRead> Records<R> {
             self.state = State::Done;
             return match self.skip_space()? {
                 None => Ok(None),
-                Some(_) => Err(self.stream("expected the end of the file behind ']'".to_owned())),
+                Some(_) => Err(self.stream("expected the end of the file after ']'".to_owned())),
             };
         } else if self.state == State::NextItem {
             self.state = State::Done;
-            return Err(self.stream("expected ',' or ']' behind a record".to_owned()));
+            return Err(self.stream("expected ',' or ']' after a record".to_owned()));
         }
         let line = self.line;
         let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
