@@ -343,7 +343,7 @@ fn openings_of_strangers_let_nobody_in() {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "a quarter of an hour"]
+#[ignore = "half an hour"]
 fn a_million_openings_let_nobody_in() {
     openings("million", 1_000_000);
 }
