@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
 use norm_cases::{fused_agrees_with_ordinary_operations, results_are_those_of_transformers};
 use rope_burn::rope_core::{HeadNorm, Layout, Positions, RopeError, RotarySpec};
 use rope_burn::{
-    Implementation, NormRotaryConfig, NormRotaryOp, Rotary, RotaryConfig, RotaryError,
+    Implementation, NormRotaryConfig, NormRotaryOp, OpError, Rotary, RotaryConfig, RotaryError,
 };
 use rope_check::alloc::CountingAllocator;
 
@@ -147,12 +147,12 @@ fn wrong_weights_are_named() {
         &weight.into_dispatch(),
         &x.clone().into_dispatch(),
     );
-    let expected = RotaryError::NormWeightDType {
+    let expected = OpError::MixedDTypes {
         what: "the weight",
         found: DType::BF16,
         expected: DType::F32,
     };
-    assert_eq!(refused.err(), Some(expected));
+    assert_eq!(refused.err(), Some(expected.into()));
     // A weight in the model's type is widened: no error.
     let weight = || Tensor::<1>::ones([16], &device).cast(FloatDType::BF16);
     let found = rotary.try_forward_norm(x.clone(), x, [weight(), weight()], norm, &angles);

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_ascend::server::Server;
 use burn_attention::{
     Attention, AttentionError, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules,
-    Method, RmsNormOps, Window, rms_norm,
+    Method, OpError, RmsNormOps, Window, rms_norm,
 };
 
 const SIZES: [usize; 4] = [2, 4, 13, 8];
@@ -146,7 +146,10 @@ fn tensors_that_do_not_fit_never_reach_the_server() {
     let elsewhere = Tensor::<1>::ones([8], &Device::flex());
     let refused = rms_norm(x(1), elsewhere, 1e-5).map(drop);
     assert!(
-        matches!(&refused, Err(AttentionError::Device { what: "weight", .. })),
+        matches!(
+            &refused,
+            Err(AttentionError::Op(OpError::Device { what: "weight", .. }))
+        ),
         "{refused:?}"
     );
     // The session goes on.

@@ -24,7 +24,6 @@ struct Call {
 
 /// Each operation, as a client of this release sends it.
 fn calls() -> Vec<Call> {
-    const BITS: fn(f64) -> u64 = f64::to_bits;
     let f32 = |shape: &[usize]| (shape.to_vec(), DType::F32);
     let ints = |numbers: &[u64]| numbers.iter().copied().map(ScalarIr::UInt).collect();
     let (x, k, angles, weight) = (
@@ -37,8 +36,10 @@ fn calls() -> Vec<Call> {
     let rotary: Vec<ScalarIr> = ints(&[2, 0, 0, 0, 0, 8, 8, 0]);
     let norm = [&rotary[..], &ints(&[0, 0]), &[ScalarIr::Float(1e-6)]].concat();
     let (q, kv, rows) = (f32(&[1, 2, 4, 8]), f32(&[1, 1, 4, 8]), f32(&[1, 2, 4, 2]));
-    // Version, scale, fused, scores, no bias, its gradient not wanted; 4 keys for 4 queries.
-    let attention = ints(&[2, BITS(0.5), 0, 0, 0, 0, 4, 1, 4, 0, 4, 0, 0, 0]);
+    // Version, scale, no blocks, their scores, no gradient of a bias; 4 keys for 4 queries.
+    let scale = ScalarIr::Float(0.5);
+    let counts = ints(&[0, 0, 0, 4, 1, 4, 0, 4, 0, 0, 0]);
+    let attention = [&ints(&[3]), &[scale][..], &counts].concat();
     let call = |id, inputs: &[&Described], outputs: &[&Described], numbers: &[ScalarIr]| Call {
         id,
         inputs: inputs.iter().copied().cloned().collect(),
@@ -79,13 +80,13 @@ fn calls() -> Vec<Call> {
             "rms_norm.forward",
             &[&matrix, &weight],
             &[&matrix, &of_rows],
-            &ints(&[1, BITS(1e-6)]),
+            &[ScalarIr::UInt(2), ScalarIr::Float(1e-6)],
         ),
         call(
             "rms_norm.backward",
             &[&matrix, &weight, &of_rows, &matrix],
             &[&matrix, &weight],
-            &ints(&[1]),
+            &ints(&[2]),
         ),
     ]
 }

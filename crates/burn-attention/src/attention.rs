@@ -2,6 +2,7 @@
 
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
+use burn_fused::primitive::zeros_from;
 
 use crate::backends;
 use crate::blocks;
@@ -9,7 +10,6 @@ use crate::composed;
 use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::ops::{AttentionOp, AttentionOps, Method, Sizes};
-use crate::primitives::zeros_from;
 
 /// softmax(scale * q k^T + bias) v over the keys that each query sees; made once a step.
 ///
@@ -113,7 +113,7 @@ impl Attention {
         }
         let out = if self.method == Method::Composed {
             composed::attention::<Dispatch>(q, k, v, bias, &op)
-        } else if backends::extends(&q.device()) {
+        } else if backends::reaches(&q.device()) {
             Dispatch::attention_forward(q, k, v, bias.into(), op).0
         } else {
             blocks::forward::<Dispatch>(q, k, v, bias, &op).0

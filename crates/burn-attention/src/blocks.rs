@@ -17,10 +17,11 @@ use std::ops::Range;
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape, TensorData};
+use burn_fused::accumulator;
+use burn_fused::primitive::{cast, not, slice, whole};
 
 use crate::mask::AttentionMask;
-use crate::ops::{AttentionOp, Kept, Method, Sizes, accumulator};
-use crate::primitives::{cast, not, slice, whole};
+use crate::ops::{AttentionOp, Kept, Method, Sizes};
 
 /// The most scores of a block, unless a few queries of one have more: 128 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 25;

@@ -3,10 +3,11 @@
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
+use burn_fused::accumulator;
+use burn_fused::primitive::{cast, not};
 
 use crate::blocks::{FLOOR, HIDDEN, LEAST_SUM};
-use crate::ops::{AttentionOp, Sizes, accumulator};
-use crate::primitives::{cast, not};
+use crate::ops::{AttentionOp, Sizes};
 
 /// softmax(scale * q k^T + bias) v over the keys that each query sees, all of it in f32, or in f64
 /// for f64, with k and v repeated for the query heads that share them. Autodiff keeps the matrices

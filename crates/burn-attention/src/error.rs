@@ -1,6 +1,6 @@
 //! The crate's error type.
 
-use burn::tensor::DType;
+use burn_fused::OpError;
 
 /// What this crate returns.
 pub type Result<T, E = AttentionError> = std::result::Result<T, E>;
@@ -46,26 +46,9 @@ pub enum AttentionError {
         /// Heads of k and v.
         kv_heads: usize,
     },
-    /// Tensors of several types: burn does not promote types, and neither does this operation.
-    #[error("{what} is {found:?}, expected {expected:?}; cast it")]
-    MixedDTypes {
-        /// The tensor.
-        what: &'static str,
-        /// Its type.
-        found: DType,
-        /// The type that it must have.
-        expected: DType,
-    },
-    /// Tensors on several devices.
-    #[error("{what} is on {found}, expected {expected}; move it there by `to_device`")]
-    Device {
-        /// The tensor.
-        what: &'static str,
-        /// Its device.
-        found: String,
-        /// The device of the other tensors.
-        expected: String,
-    },
+    /// Types, devices, or numbers from another version.
+    #[error(transparent)]
+    Op(#[from] OpError),
     /// Heads without channels have no scores.
     #[error("q and k have no channels; expected at least 1 in their last dimension")]
     NoChannels,
@@ -90,12 +73,6 @@ pub enum AttentionError {
     TooManyQueries {
         /// The queries.
         queries: usize,
-    },
-    /// A type that attention is not computed in.
-    #[error("attention of {found:?} is not computed; expected F32, F16, BF16 or F64")]
-    UnsupportedDType {
-        /// The type found.
-        found: DType,
     },
     /// A bias that cannot be broadcast to the scores.
     #[error("the bias has shape {found:?}, expected {expected:?}, where any size may be 1")]
@@ -176,15 +153,5 @@ pub enum AttentionError {
     NoTargets {
         /// The rows.
         rows: usize,
-    },
-    /// Numbers of an operation that came from a client of another version, or damaged.
-    #[error("{what} is {found}, expected {expected}; client and server must be of one release")]
-    Wire {
-        /// Which of the numbers.
-        what: &'static str,
-        /// What it must be.
-        expected: String,
-        /// What it is.
-        found: String,
     },
 }

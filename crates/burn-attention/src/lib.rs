@@ -16,11 +16,11 @@ mod loss;
 mod mask;
 pub mod norm;
 mod ops;
-mod primitives;
 
 pub use attention::Attention;
 #[cfg(feature = "remote-server")]
 pub use backends::remote;
+pub use burn_fused::OpError;
 pub use error::{AttentionError, Result};
 pub use gate::{SwiGluOps, swiglu};
 pub use loss::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};

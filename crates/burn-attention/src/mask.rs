@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use burn_fused::OpError;
+
 use crate::error::{AttentionError, Result};
 
 /// How far from its own index a query sees, in tokens; 0 and 0 leave the token itself.
@@ -140,13 +142,13 @@ impl AttentionMask {
     /// The mask of [`runs`](Self::runs) and of the padding flags of all samples, or of none.
     ///
     /// # Errors
-    /// [`AttentionError::Wire`] for a span beyond the keys, and for flags that do not fit them.
-    pub(crate) fn of_runs(keys: usize, runs: &[Run], attended: Vec<bool>) -> Result<Self> {
+    /// [`OpError::Wire`] for a span beyond the keys, and for flags that do not fit them.
+    pub(crate) fn of_runs(keys: usize, runs: &[Run], attended: Vec<bool>) -> Result<Self, OpError> {
         let mut spans = Vec::new();
         for run in runs {
             let wrong = |what, expected: String, found: u128| {
                 let found = found.to_string();
-                AttentionError::Wire {
+                OpError::Wire {
                     what,
                     expected,
                     found,
@@ -167,7 +169,7 @@ impl AttentionMask {
             spans.extend((0..run.queries).map(|query| run.span(query)));
         }
         if !attended.is_empty() && (keys == 0 || !attended.len().is_multiple_of(keys)) {
-            return Err(AttentionError::Wire {
+            return Err(OpError::Wire {
                 what: "the padding",
                 expected: format!("a flag for each of {keys} keys of a sample"),
                 found: attended.len().to_string(),

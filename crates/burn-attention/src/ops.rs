@@ -3,7 +3,7 @@
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata, backend_extension, tensor::FloatTensor,
 };
-use burn::tensor::{DType, FloatDType};
+use burn_fused::{accumulator, expect, rounded};
 
 use crate::blocks;
 use crate::error::{AttentionError, Result};
@@ -183,60 +183,6 @@ impl AttentionOp {
             }
         }
         Ok(())
-    }
-}
-
-/// Checks that a tensor has the type `expected` and lies on the device of `first`.
-///
-/// # Errors
-/// [`AttentionError::MixedDTypes`], [`AttentionError::Device`].
-pub(crate) fn expect<T: TensorMetadata>(
-    what: &'static str,
-    tensor: &T,
-    expected: DType,
-    first: &T,
-) -> Result<()> {
-    let found = tensor.dtype();
-    if found != expected {
-        return Err(AttentionError::MixedDTypes {
-            what,
-            found,
-            expected,
-        });
-    }
-    let (found, expected) = (tensor.device(), first.device());
-    if found != expected {
-        return Err(AttentionError::Device {
-            what,
-            found: format!("{found:?}"),
-            expected: format!("{expected:?}"),
-        });
-    }
-    Ok(())
-}
-
-/// The type that scores are computed and kept in, for tensors of a type.
-pub(crate) fn accumulator(x: DType) -> Result<FloatDType> {
-    match x {
-        DType::F32 | DType::F16 | DType::BF16 => Ok(FloatDType::F32),
-        DType::F64 => Ok(FloatDType::F64),
-        found => Err(AttentionError::UnsupportedDType { found }),
-    }
-}
-
-/// A number as it is in the type that computes.
-pub(crate) fn rounded(number: f64, wide: FloatDType) -> f64 {
-    match wide {
-        FloatDType::F64 => number,
-        _ => f64::from(number as f32),
-    }
-}
-
-/// The smallest normal number of the type that computes.
-pub(crate) fn least(wide: FloatDType) -> f64 {
-    match wide {
-        FloatDType::F64 => f64::MIN_POSITIVE,
-        _ => f64::from(f32::MIN_POSITIVE),
     }
 }
 

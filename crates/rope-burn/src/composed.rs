@@ -2,7 +2,8 @@
 //! kernels are compared with.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{DType, FloatDType, Shape, Slice};
+use burn::tensor::Shape;
+use burn_fused::primitive::{cast, slice};
 use rope_core::{Direction, HeadsLayout, Layout, Pairing};
 
 use crate::ops::RotaryOp;
@@ -24,14 +25,15 @@ pub fn rotate<B: Backend>(
     if x.shape().num_elements() == 0 {
         return x;
     }
-    let (dtype, angle_dtype) = (x.dtype(), angles.dtype());
+    let (dtype, angle_dtype) = (x.dtype().into(), angles.dtype().into());
     let (read, write) = accesses(&op);
     let last = x.shape().num_dims() - 1;
     let rotated = rotated_channels(&op);
-    let (before, after) = (slice::<B>(x.clone(), last, 0, rotated.start), {
-        slice::<B>(x.clone(), last, rotated.end, heads.head_dim)
-    });
-    let middle = cast::<B>(slice::<B>(x, last, rotated.start, rotated.end), angle_dtype);
+    let (before, after) = (
+        slice::<B>(x.clone(), last, 0..rotated.start),
+        slice::<B>(x.clone(), last, rotated.end..heads.head_dim),
+    );
+    let middle = cast::<B>(slice::<B>(x, last, rotated.clone()), angle_dtype);
     let (x1, x2) = split::<B>(middle, read);
     let [c1, c2] = members::<B>(&angles, 0, &op, &heads);
     let [s1, s2] = members::<B>(&angles, op.geometry.lane_count(), &op, &heads);
@@ -74,8 +76,8 @@ pub fn angle_gradients<B: Backend>(
     let (read, write) = accesses(&op);
     let (last, rotated) = (x.shape().num_dims() - 1, rotated_channels(&op));
     let part = |x, access| {
-        let middle = slice::<B>(x, last, rotated.start, rotated.end);
-        split::<B>(cast::<B>(middle, angles.dtype()), access)
+        let middle = slice::<B>(x, last, rotated.clone());
+        split::<B>(cast::<B>(middle, angles.dtype().into()), access)
     };
     let ((x1, x2), (g1, g2)) = (part(x, read), part(gradient, write));
     let adjoint = op.direction == Direction::Adjoint;
@@ -142,7 +144,7 @@ fn split<B: Backend>(
     let x = B::float_reshape(x, with_last(&shape, &[outer, two, inner]));
     let member = |x, m| {
         B::float_reshape(
-            slice::<B>(x, last + 1, m, m + 1),
+            slice::<B>(x, last + 1, m..m + 1),
             with_last(&shape, &[pairs]),
         )
     };
@@ -184,7 +186,7 @@ fn members<B: Backend>(
             Layout::Tnd => B::float_reshape(x, Shape::from([seq, 1, pairs])),
         }
     };
-    let columns = |first| broadcast(slice::<B>(angles.clone(), 1, first, first + pairs));
+    let columns = |first| broadcast(slice::<B>(angles.clone(), 1, first..first + pairs));
     if op.geometry.per_channel() {
         [columns(first), columns(first + pairs)]
     } else {
@@ -217,23 +219,4 @@ fn sum_to_rows<B: Backend>(
         }
     }
     B::float_reshape(x, Shape::from([rows, op.geometry.pairs()]))
-}
-
-fn slice<B: Backend>(x: FloatTensor<B>, dim: usize, start: usize, end: usize) -> FloatTensor<B> {
-    let mut slices: Vec<Slice> = x
-        .shape()
-        .as_slice()
-        .iter()
-        .map(|size| Slice::from(0..*size))
-        .collect();
-    slices[dim] = Slice::from(start..end);
-    B::float_slice(x, &slices)
-}
-
-pub(crate) fn cast<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    if x.dtype() == dtype {
-        x
-    } else {
-        B::float_cast(x, FloatDType::from(dtype))
-    }
 }

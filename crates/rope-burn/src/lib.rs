@@ -17,8 +17,9 @@
 //!
 //! # Errors
 //! As in burn, `forward` panics with the message of the [`RotaryError`] that `try_forward` returns;
-//! rarer methods exist only as `try_`. Shapes and types are checked once, before anything is
-//! computed.
+//! rarer methods exist only as `try_`. Shapes and types are checked before anything is computed:
+//! here, and by the server of a device again, for it cannot trust its clients. Backends whose kernels
+//! take memory without a type check too, for they can be called without this crate's modules.
 
 // Without a backend the macro of the operations writes functions that use none of their arguments.
 #![cfg_attr(
@@ -35,12 +36,15 @@ mod heads;
 mod module;
 mod norm;
 mod ops;
+mod prepared;
 
 pub use angles::RotaryAngles;
 #[cfg(feature = "remote-server")]
 pub use backends::remote;
+pub use burn_fused::{Implementation, OpError};
 pub use error::{Result, RotaryError};
-pub use module::{Implementation, Rotary, RotaryConfig};
+pub use module::{Rotary, RotaryConfig};
 pub use norm::{NormRotary, NormRotaryConfig, NormRotaryOp, NormRotaryOps, NormWeight};
 pub use ops::{RotaryOp, RotaryOps};
+pub use prepared::{HeadsTensor, PreparedTensor};
 pub use rope_core;

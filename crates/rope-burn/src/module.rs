@@ -5,7 +5,8 @@ use std::sync::Arc;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::config::Config;
 use burn::module::{Content, Module, ModuleDisplay};
-use burn::tensor::{DType, Device, Element, Int, Tensor};
+use burn::tensor::{DType, Device, Element, FloatDType, Int, Tensor};
+use burn_fused::{Implementation, accumulator};
 use rope_core::{
     CosSinTable, DEFAULT_TABLE_BUDGET_BYTES, Direction, Layout, Positions, Real, RopeError,
     RotarySpec, TokenAngles,
@@ -16,18 +17,7 @@ use crate::backends;
 use crate::composed;
 use crate::error::{Result, RotaryError};
 use crate::heads::HeadsAsTokens;
-use crate::ops::{RotaryOp, RotaryOps, angle_dtype};
-
-/// Which code rotates.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Implementation {
-    /// The backend's kernel and the hand-written backward; composed if the backend has no kernel.
-    #[default]
-    Fused,
-    /// Ordinary operations and their backwards: the baseline.
-    Composed,
-}
+use crate::ops::{RotaryOp, RotaryOps};
 
 /// Configuration of a [`Rotary`].
 #[derive(Config, Debug)]
@@ -191,14 +181,14 @@ impl Rotary {
     /// for f64, f32 for the others. In f64 they are made for these tokens alone, without a table.
     ///
     /// # Errors
-    /// As [`try_angles`](Self::try_angles); [`RotaryError::UnsupportedDType`].
+    /// As [`try_angles`](Self::try_angles); [`OpError::UnsupportedDType`](crate::OpError::UnsupportedDType).
     pub fn try_angles_for(
         &self,
         dtype: DType,
         positions: &Positions,
         device: &Device,
     ) -> Result<RotaryAngles> {
-        if angle_dtype(dtype)? == DType::F32 {
+        if accumulator(dtype)? == FloatDType::F32 {
             return self.try_angles(positions, device);
         }
         self.angles_alone::<f64>(positions, device)
@@ -237,8 +227,7 @@ impl Rotary {
     /// Rotates q and k.
     ///
     /// # Errors
-    /// [`RotaryError::Rank`], [`RotaryError::MixedDTypes`], [`RotaryError::Device`],
-    /// [`RotaryError::UnsupportedDType`], [`RotaryError::AngleDType`];
+    /// [`RotaryError::Rank`], [`RotaryError::Op`], [`RotaryError::AngleDType`];
     /// [`RopeError::ShapeMismatch`], [`RopeError::AngleShape`], [`RopeError::PositionTokens`].
     pub fn try_forward<const D: usize>(
         &self,
@@ -378,7 +367,7 @@ impl Rotary {
 
     /// Whether the backend gets one operation, or ordinary ones.
     pub(crate) fn fuses(&self, x: &DispatchTensor) -> bool {
-        self.implementation == Implementation::Fused && backends::extends(&x.device())
+        self.implementation == Implementation::Fused && backends::reaches(&x.device())
     }
 
     fn op(&self, direction: Direction) -> RotaryOp {
@@ -393,6 +382,7 @@ impl Rotary {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use burn::tensor::TensorData;
+    use burn_fused::OpError;
     use rope_core::AxisLayout;
 
     use super::*;
@@ -483,7 +473,7 @@ mod tests {
         let narrow = rotary.try_angles_for(DType::BF16, &positions, &device);
         assert_eq!(narrow.expect("valid").dtype(), DType::F32);
         let refused = rotary.try_angles_for(DType::I32, &positions, &device);
-        let expected = RotaryError::UnsupportedDType { found: DType::I32 };
+        let expected = OpError::UnsupportedDType { found: DType::I32 }.into();
         assert_eq!(refused.err(), Some(expected));
     }
 }

@@ -2,6 +2,7 @@
 
 use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
+use burn_fused::{accumulator, expect, expect_device};
 use rope_core::{Direction, Geometry, HeadsLayout, Layout, RopeError};
 
 use crate::composed;
@@ -76,12 +77,9 @@ impl RotaryOp {
         angles: &T,
         heads_too: bool,
     ) -> Result<()> {
-        let (dtype, expected) = (q.dtype(), angle_dtype(q.dtype())?);
-        if let Some(k) = k.map(T::dtype).filter(|k| *k != dtype) {
-            return Err(RotaryError::MixedDTypes { q: dtype, k });
-        }
+        let expected = DType::from(accumulator(q.dtype())?);
         if let Some(k) = k {
-            expect_device(names[1], k, q)?;
+            expect(names[1], k, q.dtype(), q)?;
         }
         expect_device("the tensor of angles", angles, q)?;
         let heads = self.heads(names[0], &q.shape())?;
@@ -127,35 +125,6 @@ impl RotaryOp {
             return Err(RopeError::PositionTokens { batch, seq, found }.into());
         }
         Ok(())
-    }
-}
-
-/// Checks that a tensor lies on the device of `first`, whether or not either is tracked.
-///
-/// # Errors
-/// [`RotaryError::Device`].
-pub(crate) fn expect_device<T: TensorMetadata>(
-    what: &'static str,
-    tensor: &T,
-    first: &T,
-) -> Result<()> {
-    let (found, expected) = (tensor.device(), first.device());
-    if found == expected {
-        return Ok(());
-    }
-    Err(RotaryError::Device {
-        what,
-        found: format!("{found:?}"),
-        expected: format!("{expected:?}"),
-    })
-}
-
-/// The type of the angles for tensors of a type.
-pub(crate) fn angle_dtype(x: DType) -> Result<DType> {
-    match x {
-        DType::F32 | DType::F16 | DType::BF16 => Ok(DType::F32),
-        DType::F64 => Ok(DType::F64),
-        found => Err(RotaryError::UnsupportedDType { found }),
     }
 }
 

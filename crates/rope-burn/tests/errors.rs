@@ -7,7 +7,7 @@ use rope_burn::rope_core::{
     Angles, AxisLayout, CosSinTable, Direction, Geometry, HeadsLayout, HeadsMut, HeadsRef, Layout,
     Pairing, Positions, RopeError, RotarySpec, Rotator, TokenAngles,
 };
-use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError, RotaryOp, RotaryOps};
+use rope_burn::{Implementation, OpError, Rotary, RotaryAngles, RotaryError, RotaryOp, RotaryOps};
 
 /// Asserts the variant and that the message names each of `words`.
 macro_rules! refused {
@@ -395,9 +395,9 @@ fn burn_tensors() {
     let q = || tensor([2, 3, 4, 64], DType::F32);
     refused!(
         rotary.try_forward(q(), tensor([2, 3, 2, 64], DType::BF16), &angles),
-        RotaryError::MixedDTypes { .. },
-        "q is F32",
+        RotaryError::Op(OpError::MixedDTypes { .. }),
         "k is BF16",
+        "expected F32",
         "cast"
     );
     refused!(

@@ -12,7 +12,7 @@ use burn::remote::{CustomOpClient, RemoteHost};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_remote::server::{BackendServer, CustomOpRegistry, WebSocketTransport};
 use rope_burn::rope_core::{AxisLayout, Layout, Pairing, Positions, RotarySpec};
-use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError, remote};
+use rope_burn::{Implementation, OpError, Rotary, RotaryAngles, RotaryError, remote};
 use tokio::runtime::Runtime;
 
 /// Flex served by a socket, in a session of its own.
@@ -172,7 +172,11 @@ fn tensors_of_two_devices_are_refused() {
     let error = error.expect_err("angles on the host").to_string();
     assert!(error.contains("angles is on Flex"), "{error}");
     let error = rotary.try_forward(x(&device), x(&Device::flex()), &angles);
-    assert!(matches!(error, Err(RotaryError::Device { what: "k", .. })));
+    let error = error.expect_err("k on the host");
+    assert!(matches!(
+        error,
+        RotaryError::Op(OpError::Device { what: "k", .. })
+    ));
     // Tracked or not, it is the same device.
     rotary
         .try_forward_single(x(&device.clone().autodiff()), &angles)

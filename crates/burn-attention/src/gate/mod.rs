@@ -5,10 +5,10 @@ mod ops;
 
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::Tensor;
+use burn_fused::{accumulator, expect};
 
 use crate::backends;
 use crate::error::{AttentionError, Result};
-use crate::ops::{accumulator, expect};
 
 pub use ops::SwiGluOps;
 
@@ -44,7 +44,7 @@ pub use ops::SwiGluOps;
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D>> {
     let (gate, up) = (gate.into_dispatch(), up.into_dispatch());
     check(&gate, &up)?;
-    let out = if backends::extends(&gate.device()) {
+    let out = if backends::reaches(&gate.device()) {
         Dispatch::swiglu_forward(gate, up)
     } else {
         ops::forward::<Dispatch>(gate, up)

@@ -1,8 +1,7 @@
 //! The operation as backends see it.
 
 use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
-
-use crate::primitives::{cast, widen};
+use burn_fused::primitive::{cast, widen};
 
 /// silu(gate) * up on a backend.
 ///

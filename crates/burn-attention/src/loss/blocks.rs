@@ -21,10 +21,11 @@ use std::ops::Range;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, TensorData};
+use burn_fused::accumulator;
+use burn_fused::primitive::{cast, slice, whole};
 
 use super::ops::CrossEntropyOp;
-use crate::ops::{Method, accumulator};
-use crate::primitives::{cast, slice, whole};
+use crate::ops::Method;
 
 /// The most logits of a block: 32 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 23;

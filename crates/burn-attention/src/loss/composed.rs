@@ -3,11 +3,11 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, TensorData};
+use burn_fused::accumulator;
+use burn_fused::primitive::cast;
 
 use super::blocks::of_products;
 use super::ops::CrossEntropyOp;
-use crate::ops::accumulator;
-use crate::primitives::cast;
 
 /// Mean cross-entropy, `[1]`, by log_softmax of the logits in f32, or in f64 for f64. Autodiff
 /// keeps several tensors of rows x vocabulary.

@@ -131,7 +131,7 @@ impl CrossEntropy {
         let op = self.op.clone();
         let (hidden, weight) = (hidden.into_dispatch(), weight.into_dispatch());
         op.check(&hidden, &weight)?;
-        let extends = backends::extends(&burn::backend::TensorMetadata::device(&hidden));
+        let extends = backends::reaches(&burn::backend::TensorMetadata::device(&hidden));
         let loss = if op.method == Method::Composed {
             composed::cross_entropy::<Dispatch>(hidden, weight, &op)
         } else if extends {

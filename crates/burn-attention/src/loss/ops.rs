@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn_fused::{accumulator, expect};
 
 use super::blocks;
 use crate::error::{AttentionError, Result};
-use crate::ops::{Method, accumulator, expect};
+use crate::ops::Method;
 
 /// What each row predicts, and which code computes.
 #[derive(Clone, Debug, PartialEq, Eq)]

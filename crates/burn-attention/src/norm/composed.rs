@@ -2,9 +2,8 @@
 
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings, tensor::FloatTensor};
 use burn::tensor::Shape;
-
-use crate::ops::least;
-use crate::primitives::{cast, widen};
+use burn_fused::least;
+use burn_fused::primitive::{cast, widen};
 
 /// As [`RmsNormOps::rms_norm_forward`](crate::RmsNormOps::rms_norm_forward).
 ///

@@ -6,11 +6,11 @@ mod ops;
 
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::Tensor;
+use burn_fused::primitive::zeros_from;
+use burn_fused::{accumulator, expect, least, rounded};
 
 use crate::backends;
 use crate::error::{AttentionError, Result};
-use crate::ops::{accumulator, expect, least, rounded};
-use crate::primitives::zeros_from;
 
 pub use ops::RmsNormOps;
 
@@ -57,7 +57,7 @@ pub fn rms_norm<const D: usize>(
         let zeros = zeros_from::<Dispatch>(shape, dtype, vec![x, weight]);
         return Ok(Tensor::from_dispatch(zeros));
     }
-    let out = if backends::extends(&x.device()) {
+    let out = if backends::reaches(&x.device()) {
         Dispatch::rms_norm_forward(x, weight, epsilon).0
     } else {
         composed::forward::<Dispatch>(x, weight, epsilon).0

@@ -5,31 +5,14 @@
 
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::{Element as BurnElement, tensor::FloatTensor};
-use burn::tensor::{DType, Shape};
-use half::{bf16, f16};
-use rope_core::{Angles, Direction, Element, HeadsLayout, HeadsMut, HeadsRef, Operand, Rotator};
+use burn_fused::{for_dtype, zeros};
+use rope_core::{
+    Angles, Direction, Element, HeadsLayout, HeadsMut, HeadsRef, Layout, Operand, Rotator,
+};
 
-use crate::error::{Result, RotaryError};
+use crate::error::Result;
 use crate::ops::{RotaryOp, RotaryOps};
-
-/// Evaluates an expression with `$e` as the element type that a dtype names.
-macro_rules! for_dtype {
-    ($dtype:expr, $e:ident => $body:expr) => {{
-        macro_rules! with {
-            ($type:ty) => {{
-                type $e = $type;
-                $body
-            }};
-        }
-        match $dtype {
-            DType::F32 => with!(f32),
-            DType::F16 => with!(f16),
-            DType::BF16 => with!(bf16),
-            DType::F64 => with!(f64),
-            found => Err(RotaryError::UnsupportedDType { found }),
-        }
-    }};
-}
+use crate::prepared::{HeadsTensor, PreparedTensor};
 
 mod norm;
 
@@ -78,69 +61,49 @@ fn or_panic<T>(result: Result<T>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A new tensor, in pages that nothing has written yet.
-///
-/// `FlexTensor::empty` makes it of bytes, and then copies all of them to memory that is aligned for
-/// any type: a pass over the tensor, and twice its memory.
-fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
-    match dtype.size() {
-        2 => FlexTensor::filled_typed(shape, dtype, 0u16),
-        4 => FlexTensor::filled_typed(shape, dtype, 0u32),
-        8 => FlexTensor::filled_typed(shape, dtype, 0u64),
-        _ => FlexTensor::empty(shape, dtype),
+impl HeadsTensor for FlexTensor {
+    /// The kernels can follow positive strides, with the channels of a head contiguous.
+    fn heads_layout(&self, layout: Layout) -> Option<HeadsLayout> {
+        let strides = self.layout().strides().iter();
+        let strides: Option<Vec<usize>> = strides.map(|s| usize::try_from(*s).ok()).collect();
+        HeadsLayout::strided(layout, self.layout().shape().as_slice(), &strides?).ok()
+    }
+
+    fn into_contiguous(self) -> Self {
+        self.to_contiguous()
+    }
+
+    fn is_unique(&self) -> bool {
+        self.is_unique()
+    }
+
+    fn empty_like(&self) -> Self {
+        zeros(self.layout().shape().clone(), self.dtype())
     }
 }
 
-/// A tensor as the kernels take it: its strides, and the tensor to write unless it is the same.
-struct Placed {
-    source: FlexTensor,
-    layout: HeadsLayout,
-    target: Option<FlexTensor>,
-}
-
-impl Placed {
-    fn new(x: FlexTensor, op: &RotaryOp) -> Self {
-        let (source, layout) = match strides(&x, op) {
-            Some(layout) => (x, layout),
-            None => {
-                let layout = or_panic(op.heads("x", x.layout().shape()));
-                (x.to_contiguous(), layout)
-            }
-        };
-        let in_place = source.is_unique() && layout.is_injective();
-        let target = (!in_place).then(|| zeros(source.layout().shape().clone(), source.dtype()));
-        Self {
-            source,
-            layout,
-            target,
-        }
+impl PreparedTensor<FlexTensor> {
+    fn read<E: Shared>(&self) -> Result<HeadsRef<'_, E>> {
+        let start = self.source.layout().start_offset();
+        Ok(HeadsRef::new(
+            &self.source.storage::<E>()[start..],
+            self.from,
+        )?)
     }
 
-    fn operand<E: Shared>(&mut self, op: &RotaryOp) -> Result<Operand<'_, E>> {
+    fn operand<E: Shared>(&mut self) -> Result<Operand<'_, E>> {
         let start = self.source.layout().start_offset();
         match &mut self.target {
             None => {
                 let data = self.source.storage_mut::<E>();
-                Ok(HeadsMut::new(&mut data[start..], self.layout)?.into())
+                Ok(HeadsMut::new(&mut data[start..], self.from)?.into())
             }
-            Some(target) => {
-                let layout = op.heads("x", target.layout().shape())?;
-                let from = HeadsRef::new(&self.source.storage::<E>()[start..], self.layout)?;
-                Ok((from, HeadsMut::new(target.storage_mut::<E>(), layout)?).into())
+            Some((target, to)) => {
+                let from = HeadsRef::new(&self.source.storage::<E>()[start..], self.from)?;
+                Ok((from, HeadsMut::new(target.storage_mut::<E>(), *to)?).into())
             }
         }
     }
-
-    fn into_output(self) -> FlexTensor {
-        self.target.unwrap_or(self.source)
-    }
-}
-
-/// The strides that the kernels can follow: positive ones, with the channels of a head contiguous.
-fn strides(x: &FlexTensor, op: &RotaryOp) -> Option<HeadsLayout> {
-    let strides = x.layout().strides().iter();
-    let strides: Option<Vec<usize>> = strides.map(|s| usize::try_from(*s).ok()).collect();
-    HeadsLayout::strided(op.layout, x.layout().shape().as_slice(), &strides?).ok()
 }
 
 fn rotate<E: Shared, const N: usize>(
@@ -150,13 +113,13 @@ fn rotate<E: Shared, const N: usize>(
 ) -> Result<[FlexTensor; N]> {
     let angles = angles.to_contiguous();
     let rotator = Rotator::new(op.geometry, Angles::Tokens(values::<E::Acc>(&angles)))?;
-    let mut placed = x.map(|x| Placed::new(x, &op));
-    let mut operands = placed.iter_mut().map(|x| x.operand::<E>(&op));
+    let mut prepared = x.map(|x| PreparedTensor::new(x, &op));
+    let mut operands = prepared.iter_mut().map(PreparedTensor::operand::<E>);
     if let Some(first) = operands.next() {
         rotator.apply(op.direction, first?, operands.next().transpose()?)?;
     }
     drop(operands);
-    Ok(placed.map(Placed::into_output))
+    Ok(prepared.map(PreparedTensor::into_output))
 }
 
 /// Writes the gradients of the angles, whose sizes alone matter: they are linear in x and in its

@@ -2,10 +2,10 @@
 
 use burn::backend::{Backend, Scalar, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
+use burn_fused::primitive::cast;
 use rope_core::{Direction, NormOrder};
 
 use super::ops::NormRotaryOp;
-use crate::composed::cast;
 use crate::ops::RotaryOp;
 
 /// What rotates one tensor by angles.
@@ -20,8 +20,8 @@ pub fn norm_rotate<B: Backend>(
     op: NormRotaryOp,
     rotate: Rotate<B>,
 ) -> FloatTensor<B> {
-    let dtype = x.dtype();
-    let x = cast::<B>(x, angles.dtype());
+    let (dtype, wide) = (x.dtype().into(), angles.dtype().into());
+    let x = cast::<B>(x, wide);
     let rotary = op.rotary(Direction::Forward);
     let weight = scale::<B>(weight, &op, x.shape().num_dims());
     let y = match op.norm.order() {
@@ -46,10 +46,10 @@ pub fn norm_rotate_backward<B: Backend>(
     op: NormRotaryOp,
     rotate: Rotate<B>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let dtype = x.dtype();
+    let (dtype, wide) = (x.dtype().into(), angles.dtype().into());
     let rank = x.shape().num_dims();
-    let x = cast::<B>(x, angles.dtype());
-    let dy = cast::<B>(gradient, angles.dtype());
+    let x = cast::<B>(x, wide);
+    let dy = cast::<B>(gradient, wide);
     let adjoint = op.rotary(Direction::Adjoint);
     let before = op.norm.order() == NormOrder::BeforeRotation;
     // What is normalised, and the gradient of the normalised times the weight.

@@ -1,11 +1,12 @@
 //! The operation as backends see it.
 
 use burn::backend::{TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn_fused::{accumulator, expect};
 use rope_core::{Direction, Geometry, HeadNorm, Layout, RopeError};
 
 use super::composed;
-use crate::error::{Result, RotaryError};
-use crate::ops::{RotaryOp, RotaryOps, angle_dtype, expect_device};
+use crate::error::Result;
+use crate::ops::{RotaryOp, RotaryOps};
 
 /// A norm of each head and its rotation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,8 +33,7 @@ impl NormRotaryOp {
     /// rest.
     ///
     /// # Errors
-    /// [`RopeError::NormWeight`], [`RotaryError::NormWeightDType`], [`RotaryError::Device`],
-    /// [`RotaryError::UnsupportedDType`].
+    /// [`RopeError::NormWeight`], [`OpError`](burn_fused::OpError).
     pub fn check_weight<T: TensorMetadata>(
         &self,
         what: &'static str,
@@ -49,16 +49,7 @@ impl NormRotaryOp {
             }
             .into());
         }
-        expect_device(what, weight, x)?;
-        let (found, expected) = (weight.dtype(), angle_dtype(x.dtype())?);
-        if found != expected {
-            return Err(RotaryError::NormWeightDType {
-                what,
-                found,
-                expected,
-            });
-        }
-        Ok(())
+        Ok(expect(what, weight, accumulator(x.dtype())?.into(), x)?)
     }
 }
 

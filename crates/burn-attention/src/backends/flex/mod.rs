@@ -6,35 +6,13 @@ mod number;
 
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::{Element, tensor::FloatTensor};
-use burn::tensor::{DType, Shape};
-use half::{bf16, f16};
+use burn::tensor::Shape;
+use burn_fused::{for_dtype, zeros};
 
 use crate::blocks;
-use crate::error::AttentionError;
 use crate::ops::{AttentionOp, AttentionOps, Bias, Kept, Method, Sizes};
 use kernel::{Backward, BiasView, Gradients, HeadsView, Problem};
 use number::{Number, Real};
-
-/// Evaluates an expression with `$e` as the element type that a dtype names.
-macro_rules! for_dtype {
-    ($dtype:expr, $e:ident => $body:expr) => {{
-        macro_rules! with {
-            ($type:ty) => {{
-                type $e = $type;
-                $body
-            }};
-        }
-        match $dtype {
-            DType::F32 => with!(f32),
-            DType::F16 => with!(f16),
-            DType::BF16 => with!(bf16),
-            DType::F64 => with!(f64),
-            // An operation of a burn backend cannot return an error; `Attention` checks before it
-            // calls.
-            found => panic!("{}", AttentionError::UnsupportedDType { found }),
-        }
-    }};
-}
 
 impl AttentionOps for Flex {
     fn attention_forward(
@@ -109,19 +87,6 @@ fn readable(x: FlexTensor) -> FlexTensor {
         x
     } else {
         x.to_contiguous()
-    }
-}
-
-/// A new tensor, in pages that nothing has written yet.
-///
-/// `FlexTensor::empty` makes it of bytes, and then copies all of them to memory that is aligned for
-/// any type: a pass over the tensor, and twice its memory.
-fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
-    match dtype.size() {
-        2 => FlexTensor::filled_typed(shape, dtype, 0u16),
-        4 => FlexTensor::filled_typed(shape, dtype, 0u32),
-        8 => FlexTensor::filled_typed(shape, dtype, 0u64),
-        _ => FlexTensor::empty(shape, dtype),
     }
 }
 

@@ -3,18 +3,13 @@
 //! A mask travels as runs of queries whose spans of keys stand still or advance by one key a query,
 //! so that a causal one is five numbers whatever its size, and padding as the lengths of its runs.
 
-use burn::backend::ir::ScalarIr;
 use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
+use burn_fused::{OpError, Reader, WireOp, Writer, accumulator, like, send};
 
-use super::wire::{Reader, next, send};
-use crate::error::Result;
+use crate::error::{AttentionError, Result};
 use crate::mask::{AttentionMask, Run};
-use crate::ops::{AttentionOp, AttentionOps, Bias, Kept, Method, accumulator};
-
-/// The version of the numbers that an operation travels as; another meaning of one is another
-/// version.
-const VERSION: u64 = 2;
+use crate::ops::{AttentionOp, AttentionOps, Bias, Kept, Method};
 
 /// The most queries, keys and padding flags of a mask that is read: tensors without elements may
 /// state any sizes.
@@ -29,49 +24,12 @@ const BACKWARD: &str = "attention.backward";
 #[derive(Clone, Debug)]
 struct Call {
     op: AttentionOp,
-    /// Whether a bias is among the tensors.
-    biased: bool,
-    /// Whether its gradient is.
+    /// Whether the gradient of the bias is among the outputs.
     bias_wanted: bool,
 }
 
-/// The numbers of an operation: version, the bits of the scale, method (0 fused, 1 blocks, 2
-/// composed) and its scores, bias, gradient of the bias, keys, the number of runs, five numbers for
-/// each; the number of runs of padding flags, and their lengths, of true and of false in turns.
-fn encode(call: &Call) -> Vec<u64> {
-    let Call {
-        op,
-        biased,
-        bias_wanted,
-    } = call;
-    let (method, scores) = match op.method {
-        Method::Fused => (0, 0),
-        Method::Blocks { scores } => (1, scores),
-        Method::Composed => (2, 0),
-    };
-    let runs = op.mask.runs();
-    let mut numbers = vec![
-        VERSION,
-        op.scale.to_bits(),
-        method,
-        scores as u64,
-        u64::from(*biased),
-        u64::from(*bias_wanted),
-        op.mask.keys() as u64,
-        runs.len() as u64,
-    ];
-    for run in runs {
-        numbers.extend([run.queries, run.start, run.end].map(|number| number as u64));
-        numbers.extend([run.start_advances, run.end_advances].map(u64::from));
-    }
-    let flags = op.mask.padding().map(alternating).unwrap_or_default();
-    numbers.push(flags.len() as u64);
-    numbers.extend(flags);
-    numbers
-}
-
 /// The lengths of runs of equal flags, of which the first is one of true.
-fn alternating(flags: &[bool]) -> Vec<u64> {
+fn alternating(flags: &[bool]) -> Vec<usize> {
     let mut lengths = vec![0];
     let mut kind = true;
     for flag in flags {
@@ -86,73 +44,96 @@ fn alternating(flags: &[bool]) -> Vec<u64> {
     lengths
 }
 
-/// The sizes of the tensors that a call came with, which bound what its numbers may ask for.
-#[derive(Clone, Copy, Debug)]
-#[cfg_attr(
-    not(feature = "remote-server"),
-    allow(dead_code, reason = "a client only encodes")
-)]
-struct Came {
-    batch: usize,
-    queries: usize,
-    keys: usize,
+/// The numbers are the scale; whether blocks compute, and their scores; whether the gradient of the
+/// bias is wanted; keys, the number of runs, five numbers for each; the number of runs of padding
+/// flags, and their lengths, of true and of false in turns.
+impl WireOp for Call {
+    const VERSION: u64 = 3;
+    type Error = AttentionError;
+
+    fn write(&self, numbers: &mut Writer) {
+        let AttentionOp {
+            mask,
+            scale,
+            method,
+        } = &self.op;
+        numbers.float(*scale);
+        let blocks = match method {
+            Method::Blocks { scores } => Some(*scores),
+            Method::Fused | Method::Composed => None,
+        };
+        numbers.flag(blocks.is_some());
+        numbers.size(blocks.unwrap_or(0));
+        numbers.flag(self.bias_wanted);
+        numbers.size(mask.keys());
+        let runs = mask.runs();
+        numbers.size(runs.len());
+        for run in runs {
+            numbers.size(run.queries);
+            numbers.size(run.start);
+            numbers.size(run.end);
+            numbers.flag(run.start_advances);
+            numbers.flag(run.end_advances);
+        }
+        let flags = mask.padding().map(alternating).unwrap_or_default();
+        numbers.size(flags.len());
+        flags.into_iter().for_each(|length| numbers.size(length));
+    }
+
+    /// Allocates nothing larger than the tensors: a mask has no more queries, keys and samples.
+    fn read(numbers: &mut Reader<'_>) -> Result<Self> {
+        let shapes = numbers.shapes().iter();
+        let shapes: Result<Vec<[usize; 4]>, _> = shapes.map(four_dims).collect();
+        let ([batch, _, queries, _], [_, _, most_keys, _]) = match &shapes?[..] {
+            [q, k, ..] => (*q, *k),
+            _ => unreachable!("the number of tensors was compared"),
+        };
+        let scale = numbers.float("the scale")?;
+        let in_blocks = numbers.flag("the choice of blocks")?;
+        let scores = numbers.size("the scores of a block", usize::MAX)?;
+        let bias_wanted = numbers.flag("the gradient of the bias")?;
+        let keys = numbers.size("the keys", most_keys.min(MOST_TOKENS))?;
+        let mut left = queries.min(MOST_TOKENS);
+        let count = numbers.size("the runs of queries", left)?;
+        let mut runs = Vec::new();
+        for _ in 0..count {
+            let run = Run {
+                queries: numbers.size("the queries of a run", left)?,
+                start: numbers.size("the first key of a run", keys)?,
+                end: numbers.size("the end of a run", keys)?,
+                start_advances: numbers.flag("whether the first key advances")?,
+                end_advances: numbers.flag("whether the end advances")?,
+            };
+            left -= run.queries;
+            runs.push(run);
+        }
+        let mut left = batch.saturating_mul(keys).min(MOST_FLAGS);
+        let count = numbers.size("the runs of padding", left.saturating_add(1))?;
+        let mut attended = Vec::new();
+        for index in 0..count {
+            let length = numbers.size("a run of padding", left)?;
+            left -= length;
+            attended.resize(attended.len() + length, index % 2 == 0);
+        }
+        let method = if in_blocks {
+            Method::Blocks { scores }
+        } else {
+            Method::Fused
+        };
+        let op = AttentionOp {
+            mask: AttentionMask::of_runs(keys, &runs, attended)?,
+            scale,
+            method,
+        };
+        Ok(Self { op, bias_wanted })
+    }
 }
 
-/// The inverse of [`encode`].
-///
-/// # Errors
-/// [`AttentionError::Wire`](crate::AttentionError::Wire) for other numbers, and for a mask of more
-/// queries, keys or samples than came: nothing larger than the tensors is allocated.
-#[cfg_attr(
-    not(feature = "remote-server"),
-    allow(dead_code, reason = "a client only encodes")
-)]
-fn decode(scalars: &[ScalarIr], came: Came) -> Result<Call> {
-    let mut reader = Reader::new(scalars, VERSION)?;
-    let scale = f64::from_bits(reader.number("the scale", u64::MAX)?);
-    let method = reader.number("the method", 2)?;
-    let scores = reader.number("the scores of a block", u64::MAX)? as usize;
-    let biased = reader.flag("the bias")?;
-    let bias_wanted = reader.flag("the gradient of the bias")?;
-    let keys = reader.size("the keys", came.keys.min(MOST_TOKENS))?;
-    let mut left = came.queries.min(MOST_TOKENS);
-    let count = reader.size("the runs of queries", left)?;
-    let mut runs = Vec::new();
-    for _ in 0..count {
-        let run = Run {
-            queries: reader.size("the queries of a run", left)?,
-            start: reader.size("the first key of a run", keys)?,
-            end: reader.size("the end of a run", keys)?,
-            start_advances: reader.flag("whether the first key advances")?,
-            end_advances: reader.flag("whether the end advances")?,
-        };
-        left -= run.queries;
-        runs.push(run);
-    }
-    let mut left = came.batch.saturating_mul(keys).min(MOST_FLAGS);
-    let count = reader.size("the runs of padding", left.saturating_add(1))?;
-    let mut attended = Vec::new();
-    for index in 0..count {
-        let length = reader.size("a run of padding", left)?;
-        left -= length;
-        attended.resize(attended.len() + length, index % 2 == 0);
-    }
-    reader.end()?;
-    let mask = AttentionMask::of_runs(keys, &runs, attended)?;
-    let method = match method {
-        0 => Method::Fused,
-        1 => Method::Blocks { scores },
-        _ => Method::Composed,
-    };
-    let op = AttentionOp {
-        mask,
-        scale,
-        method,
-    };
-    Ok(Call {
-        op,
-        biased,
-        bias_wanted,
+fn four_dims(shape: &Shape) -> Result<[usize; 4], OpError> {
+    shape[..].try_into().map_err(|_| OpError::Wire {
+        what: "the shape of a tensor",
+        expected: "4 dimensions".to_owned(),
+        found: shape.to_string(),
     })
 }
 
@@ -167,19 +148,16 @@ impl AttentionOps for Remote {
         let [batch, heads, queries, _] = q.shape().dims();
         let value_dim = v.shape()[3];
         let wide = accumulator(q.dtype()).map_or(DType::F32, DType::from);
-        let outputs = vec![
+        let outputs = [
             (Shape::new([batch, heads, queries, value_dim]), q.dtype()),
             (Shape::new([batch, heads, queries, 2]), wide),
         ];
-        let bias = bias.into_option();
         let call = Call {
             op,
-            biased: bias.is_some(),
             bias_wanted: false,
         };
-        let inputs = [q, k, v].into_iter().chain(bias).collect();
-        let mut outputs = send(FORWARD, inputs, outputs, encode(&call));
-        (next(&mut outputs), next(&mut outputs))
+        let inputs = [q, k, v].into_iter().chain(bias.into_option()).collect();
+        send(FORWARD, &call, inputs, outputs).into()
     }
 
     fn attention_backward(
@@ -202,132 +180,95 @@ impl AttentionOps for Remote {
             softmax,
         } = kept;
         let bias = bias.into_option();
-        let mut outputs: Vec<(Shape, DType)> = [&q, &k, &v].map(|x| (x.shape(), x.dtype())).into();
-        let wanted = bias.as_ref().filter(|_| bias_wanted);
-        outputs.extend(wanted.map(|bias| (bias.shape(), bias.dtype())));
+        let [dq, dk, dv] = [&q, &k, &v].map(like);
+        let dbias = bias.as_ref().filter(|_| bias_wanted).map(like);
         let call = Call {
             op,
-            biased: bias.is_some(),
-            bias_wanted: wanted.is_some(),
+            bias_wanted: dbias.is_some(),
         };
         let tensors = [q, k, v, out, softmax, gradient];
         let inputs = tensors.into_iter().chain(bias).collect();
-        let mut outputs = send(BACKWARD, inputs, outputs, encode(&call));
-        (
-            next(&mut outputs),
-            next(&mut outputs),
-            next(&mut outputs),
-            call.bias_wanted.then(|| next(&mut outputs)),
-        )
+        match dbias {
+            Some(dbias) => {
+                let [dq, dk, dv, dbias] = send(BACKWARD, &call, inputs, [dq, dk, dv, dbias]);
+                (dq, dk, dv, Some(dbias))
+            }
+            None => {
+                let [dq, dk, dv] = send(BACKWARD, &call, inputs, [dq, dk, dv]);
+                (dq, dk, dv, None)
+            }
+        }
     }
 }
 
 #[cfg(feature = "remote-server")]
 mod server {
-    use burn::backend::ir::{BackendIr, CustomOpIr, HandleContainer};
+    use burn::backend::ir::BackendIr;
+    use burn_fused::{expect_shape, handle};
     use burn_remote::server::CustomOpRegistry;
 
     use super::*;
-    use crate::backends::remote::wire::server::{expect_shape, numbers, tensors, write};
-    use crate::error::AttentionError;
     use crate::ops::Sizes;
 
     /// Lets a server attend by its backend.
     pub(crate) fn register<B: BackendIr + AttentionOps>(operations: &mut CustomOpRegistry<B>) {
-        operations.register(FORWARD, |handles, ir, _| {
-            let (call, [q, k, v], bias) = read::<B, 3>(handles, ir, |_, _| Ok(()));
-            let (out, softmax) = B::attention_forward(q, k, v, bias, call.op);
-            write::<B>(handles, ir, [out, softmax]);
-        });
-        operations.register(BACKWARD, |handles, ir, _| {
-            let (call, tensors, bias) = read::<B, 6>(handles, ir, check_results::<B>);
-            let [q, k, v, out, softmax, gradient] = tensors;
-            let kept = Kept {
-                q,
-                k,
-                v,
-                bias,
-                out,
-                softmax,
-            };
-            let (dq, dk, dv, dbias) =
-                B::attention_backward(kept, gradient, call.bias_wanted, call.op);
-            write::<B>(handles, ir, [dq, dk, dv].into_iter().chain(dbias));
-        });
+        handle(
+            operations,
+            FORWARD,
+            |call: &Call, ([q, k, v], bias): &([_; 3], _)| check(call, [q, k, v], bias.as_ref()),
+            |call, ([q, k, v], bias)| {
+                <[_; 2]>::from(B::attention_forward(q, k, v, bias.into(), call.op))
+            },
+        );
+        handle(
+            operations,
+            BACKWARD,
+            |call: &Call, ([q, k, v, out, softmax, gradient], bias): &([_; 6], _)| {
+                check(call, [q, k, v], bias.as_ref())?;
+                let Sizes {
+                    batch,
+                    heads,
+                    queries,
+                    value_dim,
+                    ..
+                } = Sizes::of(q, k, v);
+                let output = (&[batch, heads, queries, value_dim][..], q.dtype());
+                let rows = (
+                    &[batch, heads, queries, 2][..],
+                    accumulator(q.dtype())?.into(),
+                );
+                expect_shape("the output", out, output, q)?;
+                expect_shape("the gradient", gradient, output, q)?;
+                Ok(expect_shape("the sums of the softmax", softmax, rows, q)?)
+            },
+            |call, ([q, k, v, out, softmax, gradient], bias)| {
+                let kept = Kept {
+                    q,
+                    k,
+                    v,
+                    bias: bias.into(),
+                    out,
+                    softmax,
+                };
+                let (dq, dk, dv, dbias) =
+                    B::attention_backward(kept, gradient, call.bias_wanted, call.op);
+                [dq, dk, dv].into_iter().chain(dbias)
+            },
+        );
     }
 
-    /// Checks what a backward has besides the tensors of its forward.
-    fn check_results<B: BackendIr>(tensors: &[FloatTensor<B>; 6], sizes: Sizes) -> Result<()> {
-        let [q, _, _, out, softmax, gradient] = tensors;
-        let Sizes {
-            batch,
-            heads,
-            queries,
-            value_dim,
-            ..
-        } = sizes;
-        let (rows, wide) = ([batch, heads, queries, 2], accumulator(q.dtype())?);
-        let shape = [batch, heads, queries, value_dim];
-        expect_shape("the output", out, &shape, q.dtype(), q)?;
-        expect_shape("the gradient", gradient, &shape, q.dtype(), q)?;
-        expect_shape("the sums of the softmax", softmax, &rows, wide.into(), q)
-    }
-
-    /// What an operation is called with: its first `N` tensors, and the bias. `check_others` is for
-    /// the tensors after q, k and v.
-    fn read<B: BackendIr, const N: usize>(
-        handles: &mut HandleContainer<B::Handle>,
-        ir: &CustomOpIr,
-        check_others: impl FnOnce(&[FloatTensor<B>; N], Sizes) -> Result<()>,
-    ) -> (Call, [FloatTensor<B>; N], Bias<B>) {
-        let (first, bias) = tensors::<B, N>(handles, ir, ir.inputs.len() > N);
-        let [q, k, v] = [0, 1, 2].map(|index| &first[index]);
-        let call = numbers(ir, |scalars| {
-            let [batch, _, queries, _] = sizes("q", q)?;
-            let [_, _, keys, _] = sizes("k", k)?;
-            sizes("v", v)?;
-            if let Some(bias) = &bias {
-                sizes("the bias", bias)?;
+    fn check<T: TensorMetadata>(call: &Call, [q, k, v]: [&T; 3], bias: Option<&T>) -> Result<()> {
+        call.op.check(q, k, v, bias)?;
+        if Sizes::of(q, k, v).are_empty() {
+            // A client of ours computes it itself.
+            return Err(OpError::Wire {
+                what: "the sizes of q and k",
+                expected: "none that is 0".to_owned(),
+                found: format!("{:?} and {:?}", &q.shape()[..], &k.shape()[..]),
             }
-            let came = Came {
-                batch,
-                queries,
-                keys,
-            };
-            let call = decode(scalars, came)?;
-            if call.biased != bias.is_some() {
-                return Err(AttentionError::Wire {
-                    what: "the number of tensors",
-                    expected: (N + usize::from(call.biased)).to_string(),
-                    found: ir.inputs.len().to_string(),
-                });
-            }
-            call.op.check(q, k, v, bias.as_ref())?;
-            let sizes = Sizes::of(q, k, v);
-            if sizes.are_empty() {
-                // A client of ours computes it itself.
-                return Err(AttentionError::Wire {
-                    what: "the sizes of q and k",
-                    expected: "none that is 0".to_owned(),
-                    found: format!("{:?} and {:?}", &q.shape()[..], &k.shape()[..]),
-                });
-            }
-            check_others(&first, sizes)?;
-            Ok(call)
-        });
-        (call, first, bias.into())
-    }
-
-    fn sizes(what: &'static str, tensor: &impl TensorMetadata) -> Result<[usize; 4]> {
-        let shape = tensor.shape();
-        match shape[..] {
-            [batch, heads, tokens, dim] => Ok([batch, heads, tokens, dim]),
-            _ => Err(AttentionError::Wire {
-                what,
-                expected: "4 dimensions".to_owned(),
-                found: shape.to_string(),
-            }),
+            .into());
         }
+        Ok(())
     }
 }
 
@@ -336,8 +277,10 @@ pub(super) use server::register;
 
 #[cfg(test)]
 mod tests {
+    use burn::backend::ir::ScalarIr;
+    use burn_fused::{decode, encode};
+
     use super::*;
-    use crate::backends::remote::wire::scalars;
     use crate::mask::{MaskRules, Window};
 
     fn call(rules: &MaskRules, [batch, queries, keys]: [usize; 3], method: Method) -> Call {
@@ -347,17 +290,13 @@ mod tests {
                 scale: 0.125,
                 method,
             },
-            biased: true,
             bias_wanted: false,
         }
     }
 
-    fn came([batch, queries, keys]: [usize; 3]) -> Came {
-        Came {
-            batch,
-            queries,
-            keys,
-        }
+    /// The shapes of q and k.
+    fn shapes([batch, queries, keys]: [usize; 3]) -> [Shape; 2] {
+        [queries, keys].map(|tokens| Shape::new([batch, 2, tokens, 8]))
     }
 
     const CAUSAL: MaskRules<'static> = MaskRules {
@@ -375,9 +314,9 @@ mod tests {
             ..CAUSAL
         };
         let call = call(&rules, [2, 3, 3], Method::Blocks { scores: 9 });
-        let scale = 0.125_f64.to_bits();
-        let expected = [2, scale, 1, 9, 1, 0, 3, 1, 3, 0, 1, 0, 1, 3, 1, 2, 3];
-        assert_eq!(encode(&call), expected);
+        let counts = [1, 9, 0, 3, 1, 3, 0, 1, 0, 1, 3, 1, 2, 3].map(ScalarIr::UInt);
+        let first = [ScalarIr::UInt(3), ScalarIr::Float(0.125)];
+        assert_eq!(encode(&call), [&first[..], &counts].concat());
     }
 
     #[test]
@@ -403,40 +342,41 @@ mod tests {
         ] {
             for method in [Method::Fused, Method::Blocks { scores: 1 << 40 }] {
                 let sent = call(&rules, [2, 5, 5], method);
-                let found = decode(&scalars(encode(&sent)), came([2, 5, 5])).expect("reads");
+                let found: Call = decode(&encode(&sent), &shapes([2, 5, 5])).expect("reads");
                 assert_eq!(found.op.mask, sent.op.mask);
                 assert_eq!((found.op.scale, found.op.method), (0.125, method));
-                assert!(found.biased && !found.bias_wanted);
+                assert!(!found.bias_wanted);
             }
         }
         // As long as the tokens are many, the numbers stay few.
         let long = call(&CAUSAL, [1, 100_000, 100_000], Method::Fused);
-        assert_eq!(encode(&long).len(), 14);
+        assert_eq!(encode(&long).len(), 12);
     }
 
     #[test]
     fn foreign_numbers_are_refused_by_name() {
-        let valid = scalars(encode(&call(&CAUSAL, [1, 4, 4], Method::Fused)));
+        let valid = encode(&call(&CAUSAL, [1, 4, 4], Method::Fused));
         let refused = |index: usize, number: u64, part: &str| {
             let mut foreign = valid.clone();
             foreign[index] = ScalarIr::UInt(number);
-            let error = decode(&foreign, came([1, 4, 4])).expect_err(part);
+            let error = decode::<Call>(&foreign, &shapes([1, 4, 4])).expect_err(part);
             let error = error.to_string();
             assert!(error.contains(part), "{part} is not in {error}");
         };
         refused(0, 1, "the version");
-        refused(2, 3, "the method");
-        refused(6, 5, "the keys");
-        refused(6, 3, "the end of a run");
+        refused(1, 0, "the scale is 0, expected a float");
+        refused(2, 2, "the choice of blocks");
+        refused(5, 5, "the keys");
+        refused(5, 3, "the end of a run");
         // No more is allocated than the tensors have.
-        refused(7, u64::MAX, "the runs of queries");
-        refused(8, 5, "the queries of a run");
-        refused(8, u64::from(u32::MAX), "the queries of a run");
-        refused(13, 6, "the runs of padding");
-        refused(9, 5, "the first key of a run");
-        refused(13, 1, "a run of padding");
+        refused(6, u64::MAX, "the runs of queries");
+        refused(7, 5, "the queries of a run");
+        refused(7, u64::from(u32::MAX), "the queries of a run");
+        refused(12, 6, "the runs of padding");
+        refused(8, 5, "the first key of a run");
+        refused(12, 1, "a run of padding");
         for others in [&valid[..9], &[], &[&valid[..], &valid[..1]].concat()] {
-            assert!(decode(others, came([1, 4, 4])).is_err());
+            assert!(decode::<Call>(others, &shapes([1, 4, 4])).is_err());
         }
     }
 
@@ -473,7 +413,7 @@ mod tests {
         let (mut read, mut refused) = (0, 0);
         for _ in 0..200_000 {
             let rules = &rules[random(3) as usize];
-            let mut numbers = scalars(encode(&call(rules, sizes, Method::Fused)));
+            let mut numbers = encode(&call(rules, sizes, Method::Fused));
             for _ in 0..=random(3) {
                 let at = random(numbers.len() as u64) as usize;
                 match random(8) {
@@ -484,7 +424,7 @@ mod tests {
                     _ => numbers[at] = ScalarIr::UInt(random(6)),
                 }
             }
-            let Ok(found) = decode(&numbers, came(sizes)) else {
+            let Ok(found) = decode::<Call>(&numbers, &shapes(sizes)) else {
                 refused += 1;
                 continue;
             };
@@ -500,7 +440,7 @@ mod tests {
                 );
             }
             let again =
-                decode(&scalars(encode(&found)), came(sizes)).expect("what was read is written");
+                decode::<Call>(&encode(&found), &shapes(sizes)).expect("what was read is written");
             assert_eq!(again.op.mask, found.op.mask, "{numbers:?}");
         }
         assert!(

@@ -3,7 +3,6 @@
 
 mod attention;
 mod norm;
-mod wire;
 
 #[cfg(feature = "remote-server")]
 mod server {

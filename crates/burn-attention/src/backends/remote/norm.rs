@@ -1,31 +1,56 @@
 //! RMSNorm as a custom operation.
 
-use burn::backend::ir::ScalarIr;
 use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
+use burn_fused::{Reader, WireOp, Writer, accumulator, like, send};
 
-use super::wire::{Reader, next, send};
-use crate::error::Result;
+use crate::error::{AttentionError, Result};
 use crate::norm::RmsNormOps;
-use crate::ops::accumulator;
-
-/// The version of the numbers that an operation travels as.
-const VERSION: u64 = 1;
 
 /// The custom operations.
 const FORWARD: &str = "rms_norm.forward";
 const BACKWARD: &str = "rms_norm.backward";
 
-/// The inverse of what the forward sends: the version and the bits of epsilon.
-#[cfg_attr(
-    not(feature = "remote-server"),
-    allow(dead_code, reason = "a client only encodes")
-)]
-fn decode(scalars: &[ScalarIr]) -> Result<f64> {
-    let mut reader = Reader::new(scalars, VERSION)?;
-    let epsilon = f64::from_bits(reader.number("epsilon", u64::MAX)?);
-    reader.end()?;
-    Ok(epsilon)
+struct Forward {
+    epsilon: f64,
+}
+
+/// It has no epsilon: that is in rstd.
+struct Backward;
+
+impl WireOp for Forward {
+    const VERSION: u64 = 2;
+    type Error = AttentionError;
+
+    fn write(&self, numbers: &mut Writer) {
+        numbers.float(self.epsilon);
+    }
+
+    fn read(numbers: &mut Reader<'_>) -> Result<Self> {
+        let epsilon = numbers.float("epsilon")?;
+        Ok(Self { epsilon })
+    }
+}
+
+impl WireOp for Backward {
+    const VERSION: u64 = Forward::VERSION;
+    type Error = AttentionError;
+
+    fn write(&self, _: &mut Writer) {}
+
+    fn read(_: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self)
+    }
+}
+
+/// A number for each row of x: its shape and type.
+fn rows<T: TensorMetadata>(x: &T) -> (Shape, DType) {
+    let mut shape = x.shape();
+    if let Some(channels) = shape.last_mut() {
+        *channels = 1;
+    }
+    let wide = accumulator(x.dtype()).map_or(DType::F32, DType::from);
+    (shape, wide)
 }
 
 impl RmsNormOps for Remote {
@@ -34,16 +59,8 @@ impl RmsNormOps for Remote {
         weight: FloatTensor<Self>,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let shape = x.shape();
-        let mut of_rows = shape.clone();
-        if let Some(channels) = of_rows.last_mut() {
-            *channels = 1;
-        }
-        let wide = accumulator(x.dtype()).map_or(DType::F32, DType::from);
-        let outputs = vec![(shape, x.dtype()), (of_rows, wide)];
-        let numbers = vec![VERSION, epsilon.to_bits()];
-        let mut outputs = send(FORWARD, vec![x, weight], outputs, numbers);
-        (next(&mut outputs), next(&mut outputs))
+        let outputs = [like(&x), rows(&x)];
+        send(FORWARD, &Forward { epsilon }, vec![x, weight], outputs).into()
     }
 
     fn rms_norm_backward(
@@ -52,60 +69,58 @@ impl RmsNormOps for Remote {
         rstd: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let outputs = [&x, &weight].map(|x| (x.shape(), x.dtype())).into();
-        let inputs = vec![x, weight, rstd, gradient];
-        let mut outputs = send(BACKWARD, inputs, outputs, vec![VERSION]);
-        (next(&mut outputs), next(&mut outputs))
+        let outputs = [like(&x), like(&weight)];
+        send(
+            BACKWARD,
+            &Backward,
+            vec![x, weight, rstd, gradient],
+            outputs,
+        )
+        .into()
     }
 }
 
 #[cfg(feature = "remote-server")]
 mod server {
     use burn::backend::ir::BackendIr;
+    use burn_fused::{expect_shape, handle};
     use burn_remote::server::CustomOpRegistry;
 
     use super::*;
-    use crate::backends::remote::wire::server::{expect_shape, numbers, tensors, write};
     use crate::norm::check;
 
     /// Lets a server normalise by its backend.
     pub(crate) fn register<B: BackendIr + RmsNormOps>(operations: &mut CustomOpRegistry<B>) {
-        operations.register(FORWARD, |handles, ir, _| {
-            let ([x, weight], _) = tensors::<B, 2>(handles, ir, false);
-            let epsilon = numbers(ir, |scalars| {
-                let epsilon = decode(scalars)?;
-                check_inputs::<B>(&x, &weight, epsilon)?;
-                Ok(epsilon)
-            });
-            let (out, rstd) = B::rms_norm_forward(x, weight, epsilon);
-            write::<B>(handles, ir, [out, rstd]);
-        });
-        operations.register(BACKWARD, |handles, ir, _| {
-            let ([x, weight, rstd, gradient], _) = tensors::<B, 4>(handles, ir, false);
-            numbers(ir, |scalars| {
-                Reader::new(scalars, VERSION)?.end()?;
-                // The backward has no epsilon: it is in rstd.
-                check_inputs::<B>(&x, &weight, 0.0)?;
-                let (shape, mut rows) = (x.shape(), x.shape());
-                if let Some(channels) = rows.last_mut() {
-                    *channels = 1;
-                }
-                let wide = accumulator(x.dtype())?.into();
-                expect_shape("rstd", &rstd, &rows[..], wide, &x)?;
-                expect_shape("the gradient", &gradient, &shape[..], x.dtype(), &x)
-            });
-            let (dx, dweight) = B::rms_norm_backward(x, weight, rstd, gradient);
-            write::<B>(handles, ir, [dx, dweight]);
-        });
+        handle(
+            operations,
+            FORWARD,
+            |op: &Forward, [x, weight]: &[_; 2]| check_inputs(x, weight, op.epsilon),
+            |op, [x, weight]| <[_; 2]>::from(B::rms_norm_forward(x, weight, op.epsilon)),
+        );
+        handle(
+            operations,
+            BACKWARD,
+            |_: &Backward, [x, weight, rstd, gradient]: &[_; 4]| {
+                check_inputs(x, weight, 0.0)?;
+                let (shape, wide) = rows(x);
+                expect_shape("rstd", rstd, (&shape[..], wide), x)?;
+                let (shape, dtype) = like(x);
+                Ok(expect_shape(
+                    "the gradient",
+                    gradient,
+                    (&shape[..], dtype),
+                    x,
+                )?)
+            },
+            |_, [x, weight, rstd, gradient]| {
+                <[_; 2]>::from(B::rms_norm_backward(x, weight, rstd, gradient))
+            },
+        );
     }
 
-    fn check_inputs<B: BackendIr>(
-        x: &FloatTensor<B>,
-        weight: &FloatTensor<B>,
-        epsilon: f64,
-    ) -> Result<()> {
+    fn check_inputs<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Result<()> {
         let channels = x.shape().last().copied().unwrap_or(1);
-        expect_shape("weight", weight, &[channels], x.dtype(), x)?;
+        expect_shape("weight", weight, (&[channels], x.dtype()), x)?;
         check(x, weight, epsilon)
     }
 }
@@ -115,15 +130,21 @@ pub(super) use server::register;
 
 #[cfg(test)]
 mod tests {
+    use burn::backend::ir::ScalarIr;
+    use burn_fused::{decode, encode};
+
     use super::*;
-    use crate::backends::remote::wire::scalars;
 
     #[test]
-    fn epsilon_comes_back_and_foreign_numbers_are_refused() {
-        let bits = 1e-6_f64.to_bits();
-        assert_eq!(decode(&scalars(vec![1, bits])), Ok(1e-6));
-        for foreign in [vec![2, bits], vec![1], vec![1, bits, 0], vec![]] {
-            assert!(decode(&scalars(foreign)).is_err());
-        }
+    fn epsilon_travels_as_it_is_and_an_older_release_is_refused() {
+        let numbers = encode(&Forward { epsilon: 1e-6 });
+        assert_eq!(numbers, [ScalarIr::UInt(2), ScalarIr::Float(1e-6)]);
+        let found = decode::<Forward>(&numbers, &[]).map(|op| op.epsilon);
+        assert_eq!(found, Ok(1e-6));
+        let older = [ScalarIr::UInt(1), ScalarIr::UInt(1e-6_f64.to_bits())];
+        let error = decode::<Forward>(&older, &[]).err().expect("refused");
+        let expected = "the version is 1, expected 2; client and server must be of one release";
+        assert_eq!(error.to_string(), expected);
+        assert!(decode::<Backward>(&older[..1], &[]).is_err());
     }
 }

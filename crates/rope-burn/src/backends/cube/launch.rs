@@ -11,6 +11,7 @@ use burn_cubecl::cubecl::{CubeDim, calculate_cube_count_elemwise};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
 use burn_cubecl::tensor::CubeTensor;
+use burn_fused::accumulator;
 use rope_core::{Direction, HeadsLayout, Layout, Pairing, Strides};
 
 use super::kernels::{
@@ -18,7 +19,8 @@ use super::kernels::{
     add_parts, angle_sums, rotate_pair, rotate_single,
 };
 use crate::composed;
-use crate::ops::{RotaryOp, angle_dtype};
+use crate::ops::RotaryOp;
+use crate::prepared::{HeadsTensor, PreparedTensor};
 
 /// Units that keep a large device busy; heads are divided among more units only up to here, for
 /// each unit reads its angles again.
@@ -28,31 +30,43 @@ pub(super) const MOST_UNITS: usize = 1 << 31;
 /// Terms of an angle's gradient below which a sum is not divided.
 const FEWEST_TERMS: usize = 16;
 
-/// A tensor to rotate.
-pub(super) struct Placed {
-    pub(super) source: CubeTensor,
-    pub(super) from: HeadsLayout,
-    /// The tensor to write, unless it is the source.
-    pub(super) target: Option<(CubeTensor, HeadsLayout)>,
-}
-
-impl Placed {
-    pub(super) fn new(x: CubeTensor, op: &RotaryOp) -> Self {
-        let (source, from) = readable(x, op);
-        let reorders = op.geometry.pairing() == Pairing::InterleaveHalf;
-        let in_place = !reorders && source.can_mut() && from.is_injective();
-        let target = (!in_place).then(|| {
-            let target = empty(&source, source.shape(), source.dtype);
-            let to = strided(&target, op).expect("a new tensor's channels are contiguous");
-            (target, to)
-        });
-        Self {
-            source,
-            from,
-            target,
+impl HeadsTensor for CubeTensor {
+    /// The kernels can follow strides within the tensor's memory, with contiguous channels.
+    fn heads_layout(&self, layout: Layout) -> Option<HeadsLayout> {
+        if self.meta.is_tiled() {
+            return None;
         }
+        let (shape, strides) = (self.meta.shape(), self.meta.strides());
+        let layout = HeadsLayout::strided(layout, shape, strides).ok()?;
+        let elems = self.handle.size_in_used() as usize / self.dtype.size();
+        layout.check_fits("the tensor", elems).ok().map(|()| layout)
     }
 
+    fn into_contiguous(self) -> Self {
+        into_contiguous(self)
+    }
+
+    fn is_unique(&self) -> bool {
+        self.can_mut()
+    }
+
+    fn empty_like(&self) -> Self {
+        let (client, device) = (self.client.clone(), self.device.clone());
+        empty_device_dtype(client, device, self.shape(), self.dtype)
+    }
+}
+
+/// A tensor to rotate, which a pairing that reads one way and writes the other must not overwrite.
+pub(super) fn prepare(x: CubeTensor, op: &RotaryOp) -> PreparedTensor<CubeTensor> {
+    let mut prepared = PreparedTensor::readable(x, op);
+    let reorders = op.geometry.pairing() == Pairing::InterleaveHalf;
+    if reorders || !prepared.may_be_overwritten() {
+        prepared.allocate_output(op);
+    }
+    prepared
+}
+
+impl PreparedTensor<CubeTensor> {
     fn in_place(&self) -> bool {
         self.target.is_none()
     }
@@ -83,34 +97,6 @@ impl Placed {
             None => BufferArg::alias(read, self.from.elems()),
         }
     }
-
-    pub(super) fn into_output(self) -> CubeTensor {
-        self.target.map_or(self.source, |(target, _)| target)
-    }
-}
-
-/// The tensor, or a copy if its channels are not contiguous, and its strides.
-pub(super) fn readable(x: CubeTensor, op: &RotaryOp) -> (CubeTensor, HeadsLayout) {
-    if !x.meta.is_tiled()
-        && let Some(layout) = strided(&x, op)
-    {
-        return (x, layout);
-    }
-    let x = into_contiguous(x);
-    let layout = strided(&x, op).expect("a contiguous tensor's channels are contiguous");
-    (x, layout)
-}
-
-/// The tensor's strides, where kernels can follow them: within its memory, contiguous channels.
-fn strided(x: &CubeTensor, op: &RotaryOp) -> Option<HeadsLayout> {
-    let (shape, strides) = (x.meta.shape(), x.meta.strides());
-    let layout = HeadsLayout::strided(op.layout, shape, strides).ok()?;
-    let elems = x.handle.size_in_used() as usize / x.dtype.size();
-    layout.check_fits("the tensor", elems).ok().map(|()| layout)
-}
-
-fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
-    empty_device_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
 /// Whether all heads start at multiples of `n` elements.
@@ -154,7 +140,7 @@ pub(super) fn types(client: &Client, dtype: DType) -> Option<[ElemType; 2]> {
         _ => None,
     };
     let stored = ElemType::Float(float(dtype)?);
-    let computed = ElemType::Float(float(angle_dtype(dtype).ok()?)?);
+    let computed = ElemType::Float(float(accumulator(dtype).ok()?.into())?);
     let usage = |kind| client.properties().type_usage(kind);
     let stores = TypeUsage::Buffer | TypeUsage::Conversion;
     let runs = usage(stored).is_superset(stores)
@@ -269,24 +255,24 @@ pub(super) fn rotate<const T: usize>(
     }
     x.iter().for_each(|x| x.assert_is_on_same_device(&angles));
     let angles = rows(angles);
-    let placed = x.map(|x| Placed::new(x, op));
+    let prepared = x.map(|x| prepare(x, op));
     let geometry = op.geometry;
     let unrotated = geometry.head_dim() - geometry.rotary_dim();
-    let copies = unrotated > 0 && placed.iter().any(|x| !x.in_place());
+    let copies = unrotated > 0 && prepared.iter().any(|x| !x.in_place());
     let n = vector_size(&client, dtype, op, copies, |n| {
-        placed.iter().all(|x| x.is_vectors_of(n))
+        prepared.iter().all(|x| x.is_vectors_of(n))
     });
-    let layout = placed[0].from;
+    let layout = prepared[0].from;
     let tokens = layout.batch * layout.seq;
     let rotating = geometry.pairs() / n;
     let lanes = rotating + if copies { unrotated / n } else { 0 };
-    let heads: usize = placed.iter().map(|x| x.from.heads).sum();
+    let heads: usize = prepared.iter().map(|x| x.from.heads).sum();
     let groups = ENOUGH_UNITS.div_ceil(tokens * lanes).clamp(1, heads);
     let heads_of_unit = heads.div_ceil(groups);
     let groups = heads.div_ceil(heads_of_unit);
     let units = tokens.saturating_mul(lanes).saturating_mul(groups);
     if units > MOST_UNITS {
-        return composed(placed.map(|x| x.source), &angles);
+        return composed(prepared.map(|x| x.source), &angles);
     }
     let angle_rows = angles.meta.shape()[0];
     let access = access(op, angle_rows == layout.seq);
@@ -302,19 +288,19 @@ pub(super) fn rotate<const T: usize>(
     );
     let (count, dim) = cubes(&client, units);
     let mut tensors = vec![&angles];
-    for x in &placed {
+    for x in &prepared {
         tensors.push(&x.source);
         tensors.extend(x.target.as_ref().map(|(target, _)| target));
     }
     let address = address_type(&tensors);
-    let read = |x: &Placed| x.source.clone().into_buffer_arg();
+    let read = |x: &PreparedTensor<CubeTensor>| x.source.clone().into_buffer_arg();
     let angles = angles.into_buffer_arg();
     // SAFETY: `RotaryOp::check` has compared the sizes of q, k and the angles; `strided` keeps each
     // tensor within its memory, `empty` makes targets of the sources' shapes, `rows` a matrix of
-    // angles; `Placed` writes in place only memory that nothing else holds, each element by one
+    // angles; `prepare` writes in place only memory that nothing else holds, each element by one
     // unit. `vector_size` and `w` divide every offset and stride, and each part of a row.
     unsafe {
-        match &placed[..] {
+        match &prepared[..] {
             [x] => rotate_single::launch_unchecked(
                 &client,
                 count,
@@ -353,7 +339,7 @@ pub(super) fn rotate<const T: usize>(
             _ => unreachable!("one tensor, or two"),
         }
     }
-    placed.map(Placed::into_output)
+    prepared.map(PreparedTensor::into_output)
 }
 
 /// The angles with contiguous columns.
@@ -369,14 +355,16 @@ pub(super) fn rows(angles: CubeTensor) -> CubeTensor {
 /// The gradients of the angles of a forward rotation of `x`, in two deterministic steps: sums over
 /// parts of a row's terms, then over the parts. None where there is no kernel.
 pub(super) fn angle_gradients(
-    [x, gradient]: [&CubeTensor; 2],
+    operands: [&CubeTensor; 2],
     angles: &CubeTensor,
     op: &RotaryOp,
 ) -> Option<CubeTensor> {
-    let (client, dtype) = (x.client.clone(), x.dtype);
+    let (client, dtype) = (operands[0].client.clone(), operands[0].dtype);
     let types = types(&client, dtype)?;
-    let (x, from) = readable(x.clone(), op);
-    let (gradient, gradient_from) = readable(gradient.clone(), op);
+    let [(x, from), (gradient, gradient_from)] = operands.map(|x| {
+        let x = PreparedTensor::readable(x.clone(), op);
+        (x.source, x.from)
+    });
     let (geometry, rows) = (op.geometry, angles.meta.shape()[0]);
     let n = vector_size(&client, dtype, op, false, |n| {
         is_vectors_of(&x, &from, n) && is_vectors_of(&gradient, &gradient_from, n)

@@ -2,13 +2,14 @@
 
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Shape};
-use half::{bf16, f16};
-use rope_core::{Angles, Direction, HeadsRef, NormGradient, NormInput, Rotator};
+use burn::tensor::Shape;
+use burn_fused::{for_dtype, zeros};
+use rope_core::{Angles, Direction, NormGradient, NormInput, Rotator};
 
-use super::{Placed, Shared, or_panic, strides, values, zeros};
-use crate::error::{Result, RotaryError};
+use super::{Shared, or_panic, values};
+use crate::error::Result;
 use crate::norm::{NormRotaryOp, NormRotaryOps};
+use crate::prepared::PreparedTensor;
 
 impl NormRotaryOps for Flex {
     fn norm_rotary(
@@ -40,13 +41,13 @@ fn forward<E: Shared>(
     let (weight, angles) = (weight.to_contiguous(), angles.to_contiguous());
     let rotator = Rotator::new(op.geometry, Angles::Tokens(values::<E::Acc>(&angles)))?;
     let rotary = op.rotary(Direction::Forward);
-    let mut placed = Placed::new(x, &rotary);
+    let mut prepared = PreparedTensor::new(x, &rotary);
     let input = NormInput {
-        x: placed.operand::<E>(&rotary)?,
+        x: prepared.operand::<E>()?,
         weight: Some(values::<E::Acc>(&weight)),
     };
     rotator.norm_rotate(&op.norm, input, None)?;
-    Ok(placed.into_output())
+    Ok(prepared.into_output())
 }
 
 fn backward<E: Shared>(
@@ -59,22 +60,16 @@ fn backward<E: Shared>(
     let (weight, angles) = (weight.to_contiguous(), angles.to_contiguous());
     let rotator = Rotator::new(op.geometry, Angles::Tokens(values::<E::Acc>(&angles)))?;
     let rotary = op.rotary(Direction::Forward);
-    let (x, layout) = match strides(&x, &rotary) {
-        Some(layout) => (x, layout),
-        None => {
-            let layout = rotary.heads("x", x.layout().shape())?;
-            (x.to_contiguous(), layout)
-        }
-    };
-    let mut placed = Placed::new(gradient, &rotary);
+    let x = PreparedTensor::readable(x, &rotary);
+    let mut prepared = PreparedTensor::new(gradient, &rotary);
     let channels = Shape::from([op.geometry.head_dim()]);
     let mut weight_gradient = zeros(channels, weight.dtype());
     let gradient = NormGradient {
-        x: HeadsRef::new(&x.storage::<E>()[x.layout().start_offset()..], layout)?,
+        x: x.read::<E>()?,
         weight: Some(values::<E::Acc>(&weight)),
-        gradient: placed.operand::<E>(&rotary)?,
+        gradient: prepared.operand::<E>()?,
         weight_gradient: Some(weight_gradient.storage_mut::<E::Acc>()),
     };
     rotator.norm_rotate_backward(&op.norm, gradient, None)?;
-    Ok((placed.into_output(), weight_gradient))
+    Ok((prepared.into_output(), weight_gradient))
 }

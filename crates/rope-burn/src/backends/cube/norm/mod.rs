@@ -18,11 +18,12 @@ use self::kernels::{NormShape, TeamGridLaunch, norm_rotate, norm_rotate_back};
 use super::checked;
 use super::kernels::{RowPartsLaunch, UnitGridLaunch};
 use super::launch::{
-    ENOUGH_UNITS, MOST_UNITS, Placed, access, add, address_type, angle_width, is_vectors_of,
-    readable, row_parts, rows, steps, types, vector_size,
+    ENOUGH_UNITS, MOST_UNITS, access, add, address_type, angle_width, is_vectors_of, prepare,
+    row_parts, rows, steps, types, vector_size,
 };
 use crate::norm::{NormRotaryOp, NormRotaryOps, composed};
 use crate::ops::{RotaryOp, RotaryOps};
+use crate::prepared::PreparedTensor;
 
 impl NormRotaryOps for CubeBackend {
     fn norm_rotary(
@@ -169,16 +170,24 @@ fn forward(
     x.assert_is_on_same_device(&angles);
     x.assert_is_on_same_device(&weight);
     let (weight, angles) = (into_contiguous(weight), rows(angles));
-    let placed = Placed::new(x, rotary);
-    let n = vector_size(&client, dtype, rotary, true, |n| placed.is_vectors_of(n));
+    let prepared = prepare(x, rotary);
+    let n = vector_size(&client, dtype, rotary, true, |n| prepared.is_vectors_of(n));
     let angle_rows = angles.meta.shape()[0];
-    let teams = Teams::new(&client, &placed.from, &op, rotary, n, angle_rows, types[1]);
+    let teams = Teams::new(
+        &client,
+        &prepared.from,
+        &op,
+        rotary,
+        n,
+        angle_rows,
+        types[1],
+    );
     let Some(teams) = teams else {
-        return composed(placed.source, weight, angles);
+        return composed(prepared.source, weight, angles);
     };
     let w = angle_width(&client, n, &angles, Some(&weight));
-    let mut tensors = vec![&weight, &angles, &placed.source];
-    tensors.extend(placed.target.as_ref().map(|(target, _)| target));
+    let mut tensors = vec![&weight, &angles, &prepared.source];
+    tensors.extend(prepared.target.as_ref().map(|(target, _)| target));
     let address = address_type(&tensors);
     let row: RowPartsLaunch = row_parts(rotary, n, w, angles.meta.strides()[0]);
     let (count, dim) = teams.launched();
@@ -192,11 +201,11 @@ fn forward(
             address,
             n,
             w,
-            placed.source.clone().into_buffer_arg(),
+            prepared.source.clone().into_buffer_arg(),
             weight.into_buffer_arg(),
             angles.into_buffer_arg(),
-            placed.written(0),
-            placed.operand(n),
+            prepared.written(0),
+            prepared.operand(n),
             row,
             teams.grid(),
             InputScalar::new(op.norm.eps(), types[1]),
@@ -204,7 +213,7 @@ fn forward(
             types,
         );
     }
-    placed.into_output()
+    prepared.into_output()
 }
 
 /// Composed where there is no kernel.
@@ -227,15 +236,24 @@ fn backward(
     for other in [&weight, &angles, &gradient] {
         x.assert_is_on_same_device(other);
     }
-    let (x, x_layout) = readable(x, rotary);
-    let placed = Placed::new(gradient, rotary);
+    let x = PreparedTensor::readable(x, rotary);
+    let (x, x_layout) = (x.source, x.from);
+    let prepared = prepare(gradient, rotary);
     let n = vector_size(&client, dtype, rotary, true, |n| {
-        placed.is_vectors_of(n) && is_vectors_of(&x, &x_layout, n)
+        prepared.is_vectors_of(n) && is_vectors_of(&x, &x_layout, n)
     });
     let angle_rows = angles.meta.shape()[0];
-    let teams = Teams::new(&client, &placed.from, &op, rotary, n, angle_rows, types[1]);
+    let teams = Teams::new(
+        &client,
+        &prepared.from,
+        &op,
+        rotary,
+        n,
+        angle_rows,
+        types[1],
+    );
     let Some(teams) = teams else {
-        return composed(x, weight, angles, placed.source);
+        return composed(x, weight, angles, prepared.source);
     };
     let (weight, angles) = (into_contiguous(weight), rows(angles));
     let w = angle_width(&client, n, &angles, Some(&weight));
@@ -245,8 +263,8 @@ fn backward(
         empty_device_contiguous_dtype(client.clone(), x.device.clone(), shape, weight.dtype)
     };
     let mut sums = sums_of(teams.cubes);
-    let mut tensors = vec![&weight, &angles, &x, &placed.source, &sums];
-    tensors.extend(placed.target.as_ref().map(|(target, _)| target));
+    let mut tensors = vec![&weight, &angles, &x, &prepared.source, &sums];
+    tensors.extend(prepared.target.as_ref().map(|(target, _)| target));
     let address = address_type(&tensors);
     let row: RowPartsLaunch = row_parts(rotary, n, w, angles.meta.strides()[0]);
     let (count, dim) = teams.launched();
@@ -262,11 +280,11 @@ fn backward(
             x.clone().into_buffer_arg(),
             weight.clone().into_buffer_arg(),
             angles.clone().into_buffer_arg(),
-            placed.source.clone().into_buffer_arg(),
-            placed.written(3),
+            prepared.source.clone().into_buffer_arg(),
+            prepared.written(3),
             sums.clone().into_buffer_arg(),
             steps(&x_layout, n),
-            placed.operand(n),
+            prepared.operand(n),
             row,
             teams.grid(),
             InputScalar::new(op.norm.eps(), types[1]),
@@ -281,5 +299,5 @@ fn backward(
         add(sums, &added, types[1]);
         sums = added;
     }
-    (placed.into_output(), sums)
+    (prepared.into_output(), sums)
 }

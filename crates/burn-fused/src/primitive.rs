@@ -1,4 +1,4 @@
-//! Operations on backends' tensors that several of this crate's operations are composed of.
+//! Ordinary operations on the tensors of any backend, of which operations are composed.
 
 use std::ops::Range;
 
@@ -6,20 +6,16 @@ use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::{FloatDType, Shape, Slice, TensorData};
 
-use crate::ops::accumulator;
+use crate::accumulator;
 
 /// The ranges of a whole tensor.
-pub(crate) fn whole(shape: &Shape) -> Vec<Slice> {
+pub fn whole(shape: &Shape) -> Vec<Slice> {
     let sizes = shape.as_slice().iter();
     sizes.map(|size| Slice::from(0..*size)).collect()
 }
 
 /// A range of one dimension.
-pub(crate) fn slice<B: Backend>(
-    x: FloatTensor<B>,
-    dim: usize,
-    range: Range<usize>,
-) -> FloatTensor<B> {
+pub fn slice<B: Backend>(x: FloatTensor<B>, dim: usize, range: Range<usize>) -> FloatTensor<B> {
     let shape = x.shape();
     if range == (0..shape[dim]) {
         return x;
@@ -29,7 +25,8 @@ pub(crate) fn slice<B: Backend>(
     B::float_slice(x, &slices)
 }
 
-pub(crate) fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+/// The tensor in another type.
+pub fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     if x.dtype() == dtype.into() {
         x
     } else {
@@ -41,13 +38,13 @@ pub(crate) fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTen
 ///
 /// # Panics
 /// If it is no float that is computed with.
-pub(crate) fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let wide = accumulator(x.dtype()).unwrap_or_else(|error| panic!("{error}"));
     cast::<B>(x, wide)
 }
 
 /// The opposites of flags, on a device: where to fill.
-pub(crate) fn not<B: Backend>(
+pub fn not<B: Backend>(
     flags: &[bool],
     shape: impl Into<Shape>,
     device: &B::Device,
@@ -60,7 +57,7 @@ pub(crate) fn not<B: Backend>(
 
 /// Zeros that are tracked to tensors whose gradients are zeros: the result of an operation that has
 /// nothing to compute. No value of the tensors reaches it, as a product with 0 would let NaN.
-pub(crate) fn zeros_from<B: Backend>(
+pub fn zeros_from<B: Backend>(
     shape: Shape,
     dtype: FloatDType,
     inputs: Vec<FloatTensor<B>>,

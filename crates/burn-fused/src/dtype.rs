@@ -1,0 +1,75 @@
+//! Types of elements, and where tensors lie.
+
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, FloatDType};
+
+use crate::OpError;
+
+/// The type that tensors of a type are computed in: f32 for 16 bits, else their own.
+///
+/// # Errors
+/// [`OpError::UnsupportedDType`] for other types than f32, f16, bf16 and f64.
+pub fn accumulator(x: DType) -> Result<FloatDType, OpError> {
+    match x {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(FloatDType::F32),
+        DType::F64 => Ok(FloatDType::F64),
+        found => Err(OpError::UnsupportedDType { found }),
+    }
+}
+
+/// A number as it is in the type that computes.
+pub fn rounded(number: f64, wide: FloatDType) -> f64 {
+    match wide {
+        FloatDType::F64 => number,
+        _ => f64::from(number as f32),
+    }
+}
+
+/// The smallest normal number of the type that computes.
+pub fn least(wide: FloatDType) -> f64 {
+    match wide {
+        FloatDType::F64 => f64::MIN_POSITIVE,
+        _ => f64::from(f32::MIN_POSITIVE),
+    }
+}
+
+/// Checks that a tensor has the type `expected` and lies on the device of `first`.
+///
+/// # Errors
+/// [`OpError::MixedDTypes`], [`OpError::Device`].
+pub fn expect<T: TensorMetadata>(
+    what: &'static str,
+    tensor: &T,
+    expected: DType,
+    first: &T,
+) -> Result<(), OpError> {
+    let found = tensor.dtype();
+    if found != expected {
+        return Err(OpError::MixedDTypes {
+            what,
+            found,
+            expected,
+        });
+    }
+    expect_device(what, tensor, first)
+}
+
+/// Checks that a tensor lies on the device of `first`, whether or not either is tracked.
+///
+/// # Errors
+/// [`OpError::Device`].
+pub fn expect_device<T: TensorMetadata>(
+    what: &'static str,
+    tensor: &T,
+    first: &T,
+) -> Result<(), OpError> {
+    let (found, expected) = (tensor.device(), first.device());
+    if found == expected {
+        return Ok(());
+    }
+    Err(OpError::Device {
+        what,
+        found: format!("{found:?}"),
+        expected: format!("{expected:?}"),
+    })
+}

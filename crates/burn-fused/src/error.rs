@@ -1,0 +1,46 @@
+//! What can be wrong with a call of any operation.
+
+use burn::tensor::DType;
+
+/// What can be wrong with a call, whatever the operation computes. The error of a crate with
+/// operations contains it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpError {
+    /// Tensors of several types: burn does not promote types, and neither do these operations.
+    #[error("{what} is {found:?}, expected {expected:?}; cast it")]
+    MixedDTypes {
+        /// The tensor.
+        what: &'static str,
+        /// Its type.
+        found: DType,
+        /// The type that it must have.
+        expected: DType,
+    },
+    /// Tensors on several devices.
+    #[error("{what} is on {found}, expected {expected}; move it there by `to_device`")]
+    Device {
+        /// The tensor.
+        what: &'static str,
+        /// Its device.
+        found: String,
+        /// The device of the other tensors.
+        expected: String,
+    },
+    /// A type that nothing is computed in.
+    #[error("{found:?} is not computed with; expected F32, F16, BF16 or F64")]
+    UnsupportedDType {
+        /// The type found.
+        found: DType,
+    },
+    /// An operation that came from a client of another version, or damaged.
+    #[error("{what} is {found}, expected {expected}; client and server must be of one release")]
+    Wire {
+        /// Which number, or which tensor.
+        what: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+}

@@ -1,0 +1,25 @@
+#![doc = include_str!("../README.md")]
+
+mod apply;
+mod dtype;
+mod error;
+#[cfg(feature = "flex")]
+mod flex;
+mod node;
+pub mod primitive;
+#[cfg(feature = "remote")]
+mod wire;
+
+pub use apply::Implementation;
+pub use dtype::{accumulator, expect, expect_device, least, rounded};
+pub use error::OpError;
+#[cfg(feature = "flex")]
+pub use flex::zeros;
+pub use node::{Gradients, node, parts};
+#[cfg(feature = "remote-server")]
+pub use wire::{Operands, handle};
+#[cfg(feature = "remote")]
+pub use wire::{Reader, WireOp, Writer, decode, encode, expect_shape, like, send};
+
+#[doc(hidden)]
+pub use half;

@@ -1,0 +1,87 @@
+//! An operation in the autodiff graph, with a backward of its own.
+
+use std::fmt;
+
+use burn::backend::Backend;
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads,
+    ops::{Backward, NodeGuard, Ops, OpsKind},
+};
+use burn::backend::tensor::FloatTensor;
+
+/// The gradients of `N` tensors, as far as they are wanted.
+pub type Gradients<B, const N: usize> = [Option<FloatTensor<B>>; N];
+
+/// Gradients from the state that was kept and the gradient of the output.
+type Rule<B, S, const N: usize> = fn(S, FloatTensor<B>, [bool; N]) -> Gradients<B, N>;
+
+struct Node<B: Backend, S, const N: usize>(Rule<B, S, N>);
+
+impl<B: Backend, S, const N: usize> fmt::Debug for Node<B, S, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::any::type_name::<S>())
+    }
+}
+
+impl<B, S, const N: usize> Backward<B, N> for Node<B, S, N>
+where
+    B: Backend,
+    S: Clone + Send + fmt::Debug + 'static,
+{
+    type State = S;
+
+    fn backward(self, ops: Ops<S, N>, grads: &mut grads::Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let wanted = ops.parents.each_ref().map(Option::is_some);
+        let gradients = (self.0)(ops.state, gradient, wanted);
+        for (node, gradient) in ops.parents.into_iter().zip(gradients) {
+            if let (Some(node), Some(gradient)) = (node, gradient) {
+                grads.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+/// Registers an operation: the output that `forward` makes of `kept`, whose gradients for the
+/// parents `backward` computes of the same.
+///
+/// If a parent is tracked, the node keeps `kept`, and `forward` gets a clone; else `forward` gets
+/// the only one, so that a kernel may overwrite its tensors. `backward` owns the gradient of the
+/// output, and may overwrite it likewise; its flags say which gradients are wanted, and others that
+/// it returns are dropped.
+///
+/// The node is compute-bound: what it keeps are other operations' outputs, and computing those again
+/// would cost more than the memory they take.
+pub fn node<B, C, S, const N: usize>(
+    parents: [NodeGuard; N],
+    kept: S,
+    forward: impl FnOnce(S) -> FloatTensor<B>,
+    backward: fn(S, FloatTensor<B>, [bool; N]) -> Gradients<B, N>,
+) -> FloatTensor<Autodiff<B, C>>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    S: Clone + Send + fmt::Debug + 'static,
+{
+    match Node(backward)
+        .prepare::<C>(parents)
+        .compute_bound()
+        .stateful()
+    {
+        OpsKind::Tracked(node) => {
+            let output = forward(kept.clone());
+            node.finish(kept, output)
+        }
+        OpsKind::UnTracked(node) => node.finish(forward(kept)),
+    }
+}
+
+/// The tensors of the backend below, and their nodes.
+pub fn parts<B: Backend, const N: usize>(
+    tensors: [FloatTensor<Autodiff<B>>; N],
+) -> ([FloatTensor<B>; N], [NodeGuard; N]) {
+    let nodes = tensors.each_ref().map(|tensor| tensor.node());
+    (tensors.map(|tensor| tensor.into_primitive()), nodes)
+}

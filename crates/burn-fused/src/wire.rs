@@ -1,0 +1,361 @@
+//! Operations on devices that a server holds, by burn-remote: each travels as one custom operation,
+//! typed numbers beside its tensors, and runs by the server's backend. The tensors stay on their
+//! device.
+//!
+//! Tensors move into the operation. If the client holds no other handle of one, the server's is the
+//! only one, and its backend may overwrite it.
+
+use std::fmt;
+
+use burn::backend::ir::{CustomOpIr, ScalarIr, TensorIr};
+use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
+use burn::remote::CustomOpClient;
+use burn::tensor::{DType, Shape};
+
+use crate::{OpError, expect};
+
+/// An operation as it travels beside its tensors.
+pub trait WireOp: Sized {
+    /// The version of its numbers; another meaning of one is another version.
+    const VERSION: u64;
+    /// Why numbers are no such operation.
+    type Error: From<OpError> + fmt::Display;
+
+    /// Writes the numbers after the version.
+    fn write(&self, numbers: &mut Writer);
+
+    /// Reads what [`write`](Self::write) wrote.
+    ///
+    /// # Errors
+    /// For other numbers, before anything is allocated that is larger than the tensors
+    /// ([`Reader::shapes`]).
+    fn read(numbers: &mut Reader<'_>) -> Result<Self, Self::Error>;
+}
+
+/// Writes the numbers of an operation.
+#[derive(Debug)]
+pub struct Writer(Vec<ScalarIr>);
+
+impl Writer {
+    /// Writes a count, or an index.
+    pub fn size(&mut self, number: usize) {
+        self.0.push(ScalarIr::UInt(number as u64));
+    }
+
+    /// Writes yes or no.
+    pub fn flag(&mut self, flag: bool) {
+        self.size(usize::from(flag));
+    }
+
+    /// Writes a real number.
+    pub fn float(&mut self, number: f64) {
+        self.0.push(ScalarIr::Float(number));
+    }
+
+    /// Writes the index of a value in a list that contains it; such lists only grow at their ends.
+    pub fn one_of<T: PartialEq>(&mut self, list: &[T], value: &T) {
+        self.size(list.iter().take_while(|other| *other != value).count());
+    }
+}
+
+/// Reads the numbers of an operation, in their order.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    scalars: &'a [ScalarIr],
+    shapes: &'a [Shape],
+    next: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// The shapes of the operation's tensors, which bound what its numbers may ask for.
+    pub fn shapes(&self) -> &'a [Shape] {
+        self.shapes
+    }
+
+    /// Reads a count of at most `most`.
+    ///
+    /// # Errors
+    /// [`OpError::Wire`], as for each number.
+    pub fn size(&mut self, what: &'static str, most: usize) -> Result<usize, OpError> {
+        match self.take() {
+            Some(ScalarIr::UInt(number)) if *number <= most as u64 => Ok(*number as usize),
+            found => Err(wrong(what, format!("a number of at most {most}"), found)),
+        }
+    }
+
+    /// Reads yes or no.
+    ///
+    /// # Errors
+    /// [`OpError::Wire`].
+    pub fn flag(&mut self, what: &'static str) -> Result<bool, OpError> {
+        Ok(self.size(what, 1)? == 1)
+    }
+
+    /// Reads a real number.
+    ///
+    /// # Errors
+    /// [`OpError::Wire`].
+    pub fn float(&mut self, what: &'static str) -> Result<f64, OpError> {
+        match self.take() {
+            Some(ScalarIr::Float(number)) => Ok(*number),
+            found => Err(wrong(what, "a float".to_owned(), found)),
+        }
+    }
+
+    /// Reads an element of a list by its index.
+    ///
+    /// # Errors
+    /// [`OpError::Wire`].
+    pub fn one_of<T: Copy>(&mut self, what: &'static str, list: &[T]) -> Result<T, OpError> {
+        Ok(list[self.size(what, list.len() - 1)?])
+    }
+
+    fn take(&mut self) -> Option<&'a ScalarIr> {
+        self.next += 1;
+        self.scalars.get(self.next - 1)
+    }
+}
+
+fn wrong(what: &'static str, expected: String, found: Option<&ScalarIr>) -> OpError {
+    OpError::Wire {
+        what,
+        expected,
+        found: match found {
+            Some(ScalarIr::UInt(number)) => number.to_string(),
+            Some(other) => format!("{other:?}"),
+            None => "missing".to_owned(),
+        },
+    }
+}
+
+/// The numbers of an operation, with its version in front.
+pub fn encode<O: WireOp>(op: &O) -> Vec<ScalarIr> {
+    let mut numbers = Writer(vec![ScalarIr::UInt(O::VERSION)]);
+    op.write(&mut numbers);
+    numbers.0
+}
+
+/// The inverse of [`encode`], for an operation that came with tensors of these shapes.
+///
+/// # Errors
+/// [`OpError::Wire`] for another version or another number of numbers; those of
+/// [`WireOp::read`].
+pub fn decode<O: WireOp>(scalars: &[ScalarIr], shapes: &[Shape]) -> Result<O, O::Error> {
+    // The version first: in another version the numbers mean something else.
+    match scalars.first() {
+        Some(ScalarIr::UInt(version)) if *version == O::VERSION => {}
+        found => return Err(wrong("the version", O::VERSION.to_string(), found).into()),
+    }
+    let mut numbers = Reader {
+        scalars,
+        shapes,
+        next: 1,
+    };
+    let op = O::read(&mut numbers)?;
+    if scalars.len() > numbers.next {
+        return Err(OpError::Wire {
+            what: "the number of numbers",
+            expected: numbers.next.to_string(),
+            found: scalars.len().to_string(),
+        }
+        .into());
+    }
+    Ok(op)
+}
+
+/// Checks the shape, type and device of a tensor that a client named: backends read as much of each
+/// tensor of an operation as the first ones make them expect.
+///
+/// # Errors
+/// [`OpError::Wire`]; those of [`expect`].
+pub fn expect_shape<T: TensorMetadata>(
+    what: &'static str,
+    tensor: &T,
+    (shape, dtype): (&[usize], DType),
+    first: &T,
+) -> Result<(), OpError> {
+    expect(what, tensor, dtype, first)?;
+    let found = tensor.shape();
+    if found[..] == *shape {
+        return Ok(());
+    }
+    Err(OpError::Wire {
+        what,
+        expected: format!("a tensor of shape {shape:?}"),
+        found: format!("one of {:?}", &found[..]),
+    })
+}
+
+/// An output of the shape and type of a tensor.
+pub fn like<T: TensorMetadata>(tensor: &T) -> (Shape, DType) {
+    (tensor.shape(), tensor.dtype())
+}
+
+/// Sends an operation to the server of its tensors. Outputs are given by shape and type.
+pub fn send<O: WireOp, const N: usize>(
+    id: &'static str,
+    op: &O,
+    inputs: Vec<FloatTensor<Remote>>,
+    outputs: [(Shape, DType); N],
+) -> [FloatTensor<Remote>; N] {
+    let client = CustomOpClient::new(&inputs[0].device());
+    let outputs =
+        outputs.map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
+    let inputs: Vec<TensorIr> = inputs.into_iter().map(|tensor| tensor.into_ir()).collect();
+    let sent = client.register(CustomOpIr::with_scalars(id, &inputs, &outputs, encode(op)));
+    let count = sent.len();
+    sent.try_into()
+        .unwrap_or_else(|_| panic!("{id} has {N} outputs, the client registered {count}"))
+}
+
+#[cfg(feature = "remote-server")]
+mod server {
+    use burn::backend::ir::BackendIr;
+    use burn_remote::server::CustomOpRegistry;
+
+    use super::*;
+
+    /// The tensors of an operation: an array, or an array and one that may be absent.
+    pub trait Operands<T>: Sized {
+        /// Divides all tensors of an operation.
+        ///
+        /// # Errors
+        /// [`OpError::Wire`] for another number of tensors.
+        fn divide(tensors: Vec<T>) -> Result<Self, OpError>;
+    }
+
+    impl<T, const N: usize> Operands<T> for [T; N] {
+        fn divide(tensors: Vec<T>) -> Result<Self, OpError> {
+            tensors.try_into().map_err(|tensors: Vec<T>| OpError::Wire {
+                what: "the number of tensors",
+                expected: N.to_string(),
+                found: tensors.len().to_string(),
+            })
+        }
+    }
+
+    impl<T, const N: usize> Operands<T> for ([T; N], Option<T>) {
+        fn divide(mut tensors: Vec<T>) -> Result<Self, OpError> {
+            let last = if tensors.len() > N {
+                tensors.pop()
+            } else {
+                None
+            };
+            Ok((Operands::divide(tensors)?, last))
+        }
+    }
+
+    /// Lets a server run an operation: `check` compares it with its tensors, before `run` computes
+    /// the outputs.
+    ///
+    /// An operation that the server cannot read, or that fails its check, ends the client's session,
+    /// as operations of burn-remote fail; the server's log has the reason, the client's next read is
+    /// an error.
+    pub fn handle<B, O, I, R>(
+        operations: &mut CustomOpRegistry<B>,
+        id: &'static str,
+        check: impl Fn(&O, &I) -> Result<(), O::Error> + Send + Sync + 'static,
+        run: impl Fn(O, I) -> R + Send + Sync + 'static,
+    ) where
+        B: BackendIr,
+        O: WireOp,
+        I: Operands<FloatTensor<B>>,
+        R: IntoIterator<Item = FloatTensor<B>>,
+    {
+        operations.register(id, move |handles, ir, _| {
+            let mut read = || -> Result<(O, I), O::Error> {
+                if let Some(other) = ir.inputs.iter().find(|tensor| !tensor.dtype.is_float()) {
+                    return Err(OpError::Wire {
+                        what: "the type of a tensor",
+                        expected: "a float".to_owned(),
+                        found: format!("{:?}", other.dtype),
+                    }
+                    .into());
+                }
+                let tensors = ir.inputs.iter();
+                let tensors: Vec<_> = tensors.map(|x| handles.get_float_tensor::<B>(x)).collect();
+                let shapes: Vec<Shape> = tensors.iter().map(TensorMetadata::shape).collect();
+                let operands = I::divide(tensors)?;
+                let op = decode::<O>(&ir.scalars, &shapes)?;
+                check(&op, &operands)?;
+                Ok((op, operands))
+            };
+            let (op, operands) = read().unwrap_or_else(|error| panic!("{id}: {error}"));
+            for (output, tensor) in ir.outputs.iter().zip(run(op, operands)) {
+                handles.register_float_tensor::<B>(&output.id, tensor);
+            }
+        });
+    }
+}
+
+#[cfg(feature = "remote-server")]
+pub use server::{Operands, handle};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Sample {
+        size: usize,
+        letter: char,
+        scale: f64,
+    }
+
+    impl WireOp for Sample {
+        const VERSION: u64 = 7;
+        type Error = OpError;
+
+        fn write(&self, numbers: &mut Writer) {
+            numbers.size(self.size);
+            numbers.one_of(&['a', 'b', 'c'], &self.letter);
+            numbers.float(self.scale);
+        }
+
+        fn read(numbers: &mut Reader<'_>) -> Result<Self, OpError> {
+            let most = numbers.shapes()[0][0];
+            Ok(Self {
+                size: numbers.size("the size", most)?,
+                letter: numbers.one_of("the letter", &['a', 'b', 'c'])?,
+                scale: numbers.float("the scale")?,
+            })
+        }
+    }
+
+    #[test]
+    fn numbers_come_back_and_foreign_ones_are_refused_by_name() {
+        let sample = Sample {
+            size: 5,
+            letter: 'b',
+            scale: 0.5,
+        };
+        let (numbers, shapes) = (encode(&sample), [Shape::new([5])]);
+        let read = |numbers: &[ScalarIr]| decode::<Sample>(numbers, &shapes);
+        assert_eq!(read(&numbers), Ok(sample));
+        let longer = [&numbers[..], &numbers[..1]].concat();
+        for (other, error) in [
+            (&numbers[..0], "the version is missing, expected 7"),
+            (&numbers[..3], "the scale is missing, expected a float"),
+            (&longer, "the number of numbers is 5, expected 4"),
+        ] {
+            let found = read(other).expect_err(error).to_string();
+            assert!(found.contains(error), "{found}");
+        }
+        for (index, number, error) in [
+            (0, ScalarIr::UInt(6), "the version is 6, expected 7"),
+            (0, ScalarIr::Int(7), "the version is Int(7)"),
+            (
+                1,
+                ScalarIr::UInt(6),
+                "the size is 6, expected a number of at most 5",
+            ),
+            (2, ScalarIr::UInt(3), "the letter is 3"),
+            (3, ScalarIr::UInt(0), "the scale is 0, expected a float"),
+        ] {
+            let mut other = numbers.clone();
+            other[index] = number;
+            let found = read(&other).expect_err(error).to_string();
+            assert!(found.contains(error), "{found}");
+        }
+    }
+}
