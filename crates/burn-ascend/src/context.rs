@@ -1,6 +1,7 @@
 //! What belongs to one open device.
 
-use std::collections::VecDeque;
+use std::any::{Any, TypeId};
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,10 +11,8 @@ use rope_ascend::rope::Npu;
 use rope_ascend::safe::{DeviceBuffer, Stream};
 use rope_ascend::{AscendError, Result};
 
-use crate::attention::Masks;
 use crate::error::execution;
 use crate::npu::AscendDevice;
-use crate::rotary::Rotators;
 
 /// Most numbers that are kept in device memory.
 const NUMBERS: usize = 16;
@@ -30,8 +29,7 @@ pub(crate) struct Context {
     unseen: Mutex<Option<ExecutionError>>,
     /// Queued work has failed since [`failure`](Self::failure) was asked last.
     suspect: AtomicBool,
-    rotators: Rotators,
-    masks: Masks,
+    caches: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     /// Last, so that what else this holds is gone when this is: see [`alive`](Self::alive).
     alive: Arc<()>,
 }
@@ -57,8 +55,7 @@ impl Context {
             numbers: Mutex::default(),
             unseen: Mutex::new(None),
             suspect: AtomicBool::new(false),
-            rotators: Rotators::default(),
-            masks: Masks::default(),
+            caches: Mutex::default(),
             alive: Arc::default(),
         })
     }
@@ -85,12 +82,16 @@ impl Context {
         self.alive.clone()
     }
 
-    pub(crate) fn rotators(&self) -> &Rotators {
-        &self.rotators
-    }
-
-    pub(crate) fn masks(&self) -> &Masks {
-        &self.masks
+    /// The device's one value of a type, in which an operation keeps what it needs again.
+    pub(crate) fn cache<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
+        let mut caches = lock(&self.caches);
+        let cache = caches
+            .entry(TypeId::of::<T>())
+            .or_insert_with(|| Arc::<T>::default());
+        match cache.clone().downcast() {
+            Ok(cache) => cache,
+            Err(_) => unreachable!("its key is its type"),
+        }
     }
 
     pub(crate) fn seed(&self, seed: u64) {

@@ -24,7 +24,6 @@
 //! panic would end a burn-remote session, and its client would see a closed connection, not the
 //! cause.)
 
-mod attention;
 mod backend;
 mod context;
 mod device;
@@ -32,18 +31,17 @@ mod error;
 mod fallback;
 #[cfg(all(test, feature = "ascend-sim"))]
 mod faults;
+mod fused;
 mod npu;
 mod ops;
 mod quantized;
-mod rms_norm;
-mod rotary;
 pub mod server;
 mod tensor;
 
-pub use attention::{AttentionRuns, attention_runs, reset_attention_runs};
 pub use backend::Ascend;
 pub use device::{AscendHost, DeviceError, close, device, device_simulated, simulated};
 pub use fallback::{Fallback, Processor, fallbacks, reset_fallbacks};
+pub use fused::{AttentionRuns, attention_runs, reset_attention_runs};
 pub use npu::AscendDevice;
 pub use quantized::AscendQTensor;
 pub use rope_ascend::AscendError;

@@ -103,6 +103,17 @@ pub(crate) fn view(tensor: &AscendTensor) -> std::result::Result<View<'_>, Execu
     })
 }
 
+/// As [`view`], of several tensors.
+pub(crate) fn views<const N: usize>(
+    tensors: [&AscendTensor; N],
+) -> std::result::Result<[View<'_>; N], ExecutionError> {
+    let views: std::result::Result<Vec<_>, _> = tensors.into_iter().map(view).collect();
+    views.map(|views| match views.try_into() {
+        Ok(views) => views,
+        Err(_) => unreachable!("as many views as tensors"),
+    })
+}
+
 /// Queues `work` on the device of the inputs and gives its result.
 ///
 /// A failed input fails the result alike; a refused operator, or memory that is not there, makes a

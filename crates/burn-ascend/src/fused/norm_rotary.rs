@@ -2,15 +2,16 @@
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{DType, ExecutionError, Shape, TensorMetadata};
-use burn::tensor::FloatDType;
+use burn::backend::{DType, FloatDType, Shape, TensorMetadata};
+use burn_fused::like;
 use rope_ascend::rope::{
     ChannelWeights, NormBackward, NormBackwardTensor, NormRotation, NormTensor,
 };
-use rope_burn::{NormRotaryOp, NormRotaryOps, RotaryOp, RotaryOps, composed};
+use rope_burn::{NormRotaryOp, NormRotaryOps, PreparedTensor, RotaryOp, RotaryOps, composed};
 use rope_core::Direction;
 
-use super::{Placed, Refusal, Run, failed_like};
+use super::rotary::{Run, operand, read, wrong};
+use super::{Outcome, Outputs, Refusal};
 use crate::Ascend;
 use crate::tensor::AscendTensor;
 
@@ -21,19 +22,14 @@ impl NormRotaryOps for Ascend {
         angles: FloatTensor<Self>,
         op: NormRotaryOp,
     ) -> FloatTensor<Self> {
-        let run = match NormRun::new(&x, &weight, &angles, op) {
-            Ok(Some(run)) => run,
-            Ok(None) => return x,
-            Err(refusal) => return refused(x, weight, angles, op, refusal),
-        };
-        let mut placed = Placed::new(x, &run.rotation.op);
-        if !placed.may_be_overwritten() {
-            placed.put_elsewhere();
-        }
-        match run.forward(&mut placed) {
-            Ok(()) => placed.target.unwrap_or(placed.source),
-            Err(refusal) => refused(placed.source, weight, angles, op, refusal),
-        }
+        let outputs = Outputs::new(&x, [like(&x)]);
+        let [x] = outputs.or_composed(forward(x, &weight, &angles, op), |x| {
+            let rotate = Ascend::rotary_single;
+            [composed::norm_rotate::<Ascend>(
+                x, weight, angles, op, rotate,
+            )]
+        });
+        x
     }
 
     fn norm_rotary_backward(
@@ -43,62 +39,57 @@ impl NormRotaryOps for Ascend {
         gradient: FloatTensor<Self>,
         op: NormRotaryOp,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let run = match NormRun::new(&x, &weight, &angles, op) {
-            Ok(Some(run)) => run,
-            // No head has a share in the gradient of the weight.
-            Ok(None) => return (gradient, zeros_like(&weight)),
-            Err(refusal) => return refused_backward(x, weight, angles, gradient, op, refusal),
-        };
-        let x = Placed::new(x, &run.rotation.op);
-        let mut placed = Placed::new(gradient, &run.rotation.op);
-        if !placed.may_be_overwritten() {
-            placed.put_elsewhere();
-        }
-        match run.backward(&x, &mut placed) {
-            Ok(sums) => (placed.target.unwrap_or(placed.source), sums),
-            Err(refusal) => refused_backward(x.source, weight, angles, placed.source, op, refusal),
-        }
+        let outputs = Outputs::new(&x, [like(&x), like(&weight)]);
+        let outcome = backward([x, gradient], &weight, &angles, op);
+        let gradients = outputs.or_composed(outcome, |[x, gradient]| {
+            let rotate = Ascend::rotary_single;
+            composed::norm_rotate_backward::<Ascend>(x, weight, angles, gradient, op, rotate).into()
+        });
+        gradients.into()
+    }
+}
+
+fn forward(
+    x: AscendTensor,
+    weight: &AscendTensor,
+    angles: &AscendTensor,
+    op: NormRotaryOp,
+) -> Outcome<AscendTensor, 1> {
+    let run = match NormRun::new(&x, weight, angles, op) {
+        Ok(Some(run)) => run,
+        Ok(None) => return Ok([x]),
+        Err(refusal) => return Err((refusal, x)),
+    };
+    let mut prepared = PreparedTensor::new(x, &run.rotation.op);
+    match run.forward(&mut prepared) {
+        Ok(()) => Ok([prepared.into_output()]),
+        Err(refusal) => Err((refusal, prepared.source)),
+    }
+}
+
+fn backward(
+    [x, gradient]: [AscendTensor; 2],
+    weight: &AscendTensor,
+    angles: &AscendTensor,
+    op: NormRotaryOp,
+) -> Outcome<[AscendTensor; 2], 2> {
+    let run = match NormRun::new(&x, weight, angles, op) {
+        Ok(Some(run)) => run,
+        // No head has a share in the gradient of the weight.
+        Ok(None) => return Ok([gradient, zeros_like(weight)]),
+        Err(refusal) => return Err((refusal, [x, gradient])),
+    };
+    let x = PreparedTensor::readable(x, &run.rotation.op);
+    let mut prepared = PreparedTensor::new(gradient, &run.rotation.op);
+    match run.backward(&x, &mut prepared) {
+        Ok(sums) => Ok([prepared.into_output(), sums]),
+        Err(refusal) => Err((refusal, [x.source, prepared.source])),
     }
 }
 
 fn zeros_like(weight: &AscendTensor) -> AscendTensor {
     let dtype = FloatDType::from(weight.dtype());
     Ascend::float_zeros(weight.shape(), &weight.device(), dtype)
-}
-
-/// Composed where the kernels have a limit, else failed.
-fn refused(
-    x: AscendTensor,
-    weight: AscendTensor,
-    angles: AscendTensor,
-    op: NormRotaryOp,
-    refusal: Refusal,
-) -> AscendTensor {
-    match refusal {
-        Refusal::Limit => {
-            let rotate = Ascend::rotary_single;
-            composed::norm_rotate::<Ascend>(x, weight, angles, op, rotate)
-        }
-        Refusal::Failed(error) => failed_like(&x, &error),
-    }
-}
-
-/// As [`refused`], of the backward.
-fn refused_backward(
-    x: AscendTensor,
-    weight: AscendTensor,
-    angles: AscendTensor,
-    gradient: AscendTensor,
-    op: NormRotaryOp,
-    refusal: Refusal,
-) -> (AscendTensor, AscendTensor) {
-    match refusal {
-        Refusal::Limit => {
-            let rotate = Ascend::rotary_single;
-            composed::norm_rotate_backward::<Ascend>(x, weight, angles, gradient, op, rotate)
-        }
-        Refusal::Failed(error) => (failed_like(&x, &error), failed_like(&weight, &error)),
-    }
 }
 
 /// What a norm with its rotation needs besides x.
@@ -117,7 +108,7 @@ impl NormRun {
         op: NormRotaryOp,
     ) -> Result<Option<Self>, Refusal> {
         op.check_weight("the weight of the norm", weight, x)
-            .map_err(|error| ExecutionError::with_context(error.to_string()))?;
+            .map_err(wrong)?;
         let rotation = RotaryOp {
             geometry: op.geometry,
             layout: op.layout,
@@ -139,12 +130,12 @@ impl NormRun {
         })
     }
 
-    fn forward(&self, placed: &mut Placed) -> Result<(), Refusal> {
+    fn forward(&self, prepared: &mut PreparedTensor<AscendTensor>) -> Result<(), Refusal> {
         self.rotation.rotator.norm_rotate(NormRotation {
             element: self.rotation.element,
             norm: self.op.norm,
             q: NormTensor {
-                x: placed.operand()?,
+                x: operand(prepared)?,
                 weight: self.weights()?,
             },
             k: None,
@@ -153,8 +144,12 @@ impl NormRun {
         Ok(())
     }
 
-    /// The gradient of the weight; that of x is in `placed`.
-    fn backward(&self, x: &Placed, placed: &mut Placed) -> Result<AscendTensor, Refusal> {
+    /// The gradient of the weight; that of x is in `prepared`.
+    fn backward(
+        &self,
+        x: &PreparedTensor<AscendTensor>,
+        prepared: &mut PreparedTensor<AscendTensor>,
+    ) -> Result<AscendTensor, Refusal> {
         let (rotator, channels) = (&self.rotation.rotator, self.op.geometry.head_dim());
         let context = x.source.context()?.clone();
         let most = rotator.most_weight_sums() * channels;
@@ -163,8 +158,8 @@ impl NormRun {
             element: self.rotation.element,
             norm: self.op.norm,
             q: NormBackwardTensor {
-                x: x.read()?,
-                gradient: placed.operand()?,
+                x: read(x)?,
+                gradient: operand(prepared)?,
                 weight: self.weights()?,
             },
             k: None,

@@ -15,17 +15,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{DType, ExecutionError, FloatDType, Shape, TensorData, TensorMetadata};
+use burn::backend::{DType, FloatDType, Shape, TensorData, TensorMetadata};
 use burn_attention::{
     AttentionMask, AttentionOp, AttentionOps, Bias, Kept, Method, Pattern, Window, blocks,
 };
+use burn_fused::like;
 use rope_ascend::aclnn::View;
 use rope_ascend::safe::DeviceBuffer;
 use rope_ascend::sys::aclDataType;
 
+use super::{Outputs, Refusal};
 use crate::Ascend;
 use crate::context::Context;
-use crate::error::{Refusal, failed};
 use crate::ops::{launch, views};
 use crate::tensor::{AscendTensor, dense_strides};
 
@@ -73,7 +74,7 @@ pub fn reset_attention_runs() {
 
 /// A device's masks.
 #[derive(Debug, Default)]
-pub(crate) struct Masks {
+struct Masks {
     triangle: Mutex<Option<Arc<DeviceBuffer<u8>>>>,
     own: Mutex<VecDeque<(AttentionMask, Arc<DeviceBuffer<u8>>)>>,
 }
@@ -87,7 +88,7 @@ impl Masks {
         }
         let flags = (0..TRIANGLE * TRIANGLE).map(|i| u8::from(i % TRIANGLE > i / TRIANGLE));
         let flags: Vec<u8> = flags.collect();
-        let made = Arc::new(context.stream().upload_queued(&flags)?);
+        let made = upload(context, &flags)?;
         Ok(triangle.insert(made).clone())
     }
 
@@ -111,13 +112,18 @@ impl Masks {
                 flags[first..].fill(0);
             }
         }
-        let made = Arc::new(context.stream().upload_queued(&flags)?);
+        let made = upload(context, &flags)?;
         if own.len() == MASKS {
             own.pop_front();
         }
         own.push_back((mask.clone(), made.clone()));
         Ok(made)
     }
+}
+
+fn upload(context: &Context, flags: &[u8]) -> Result<Arc<DeviceBuffer<u8>>, Refusal> {
+    let uploaded = context.stream().upload_queued(flags);
+    uploaded.map(Arc::new).map_err(Refusal::operator)
 }
 
 /// Every query of every sample.
@@ -210,8 +216,6 @@ struct Plan {
 
 impl Plan {
     fn new([q, k, v]: [&AscendTensor; 3], biased: bool, op: &AttentionOp) -> Result<Self, Refusal> {
-        op.check(q, k, v, None)
-            .map_err(|error| ExecutionError::with_context(error.to_string()))?;
         let [batch, heads, queries, head_dim] = q.shape().dims();
         let (keys, value_dim) = (k.dims()[2], v.dims()[3]);
         let within = heads <= MAX_HEADS
@@ -268,7 +272,7 @@ impl Plan {
     }
 
     fn use_triangle(&mut self) -> Result<(), Refusal> {
-        let triangle = self.context.masks().triangle(&self.context)?;
+        let triangle = self.context.cache::<Masks>().triangle(&self.context)?;
         self.mask = Some((triangle, vec![TRIANGLE; 2]));
         Ok(())
     }
@@ -279,7 +283,10 @@ impl Plan {
         if samples * queries * keys > MASK_BYTES {
             return Err(Refusal::Limit);
         }
-        let flags = self.context.masks().own(&self.context, mask, samples)?;
+        let flags = self
+            .context
+            .cache::<Masks>()
+            .own(&self.context, mask, samples)?;
         self.mask = Some((flags, vec![samples, 1, queries, keys]));
         self.sparse = 1;
         let sees = |(sample, query)| (0..keys).any(|key| mask.sees(sample, query, key));
@@ -312,65 +319,11 @@ impl Plan {
                 .empty(&self.context, of_rows, DType::F32)
         };
         let (max, sum) = (statistics(), statistics());
-        {
-            let inputs = [q, k, v].map(|x| layout.apply(x));
-            let [q, k, v] = inputs.each_ref().map(launch::view);
-            let (q, k, v) = (q?, k?, v?);
-            let [max, sum, out] = [&max, &sum, &out].map(launch::view);
-            let (max, sum, out) = (max?, sum?, out?);
-            let strides = self.mask_strides();
-            let mask = self.mask_view(&strides);
-            let ops = self.context.operators();
-            let (name, [pre, next]) = (layout.name(), self.tokens);
-            match self.ends.as_deref() {
-                None => ops.flash_attention(
-                    q,
-                    k,
-                    v,
-                    None,
-                    None,
-                    None,
-                    mask,
-                    None,
-                    self.scale,
-                    1.0,
-                    pre,
-                    next,
-                    self.heads,
-                    name,
-                    0,
-                    self.sparse,
-                    max,
-                    sum,
-                    None,
-                    out,
-                )?,
-                Some(ends) => ops.flash_attention_packed(
-                    q,
-                    k,
-                    v,
-                    None,
-                    None,
-                    None,
-                    mask,
-                    None,
-                    Some(ends),
-                    Some(ends),
-                    self.scale,
-                    1.0,
-                    pre,
-                    next,
-                    self.heads,
-                    name,
-                    0,
-                    self.sparse,
-                    max,
-                    sum,
-                    None,
-                    out,
-                )?,
-            }
-        }
+        let inputs = [q, k, v].map(|x| layout.apply(x));
+        let strides = self.mask_strides();
+        let call = self.call(&inputs, &strides)?;
+        let [max_view, sum_view, out_view] = views([&max, &sum, &out])?;
+        call.forward([max_view, sum_view, out_view])?;
         let first = |x| column(&layout.of_statistics().restore(x, of_rows), 0, 1);
         let softmax = Ascend::float_cat(vec![first(max), first(sum)], 3);
         Ok([self.hide(layout.restore(out, of_out)), softmax])
@@ -388,82 +341,29 @@ impl Plan {
         };
         let (max, sum) = (statistics(0), statistics(1));
         let gradients = [q, k, v].map(|x| layout.empty(&self.context, x.shape().dims(), x.dtype()));
-        {
-            let inputs = [q, k, v, &gradient, out].map(|x| layout.apply(x));
-            let [q, k, v, dy, out] = inputs.each_ref().map(launch::view);
-            let (q, k, v, dy, out) = (q?, k?, v?, dy?, out?);
-            let (max, sum) = (Some(launch::view(&max)?), Some(launch::view(&sum)?));
-            let [dq, dk, dv] = gradients.each_ref().map(launch::view);
-            let (dq, dk, dv) = (dq?, dk?, dv?);
-            let strides = self.mask_strides();
-            let mask = self.mask_view(&strides);
-            let ops = self.context.operators();
-            let (name, [pre, next]) = (layout.name(), self.tokens);
-            match self.ends.as_deref() {
-                None => ops.flash_attention_grad(
-                    q,
-                    k,
-                    v,
-                    dy,
-                    None,
-                    None,
-                    None,
-                    mask,
-                    max,
-                    sum,
-                    None,
-                    out,
-                    None,
-                    self.scale,
-                    1.0,
-                    pre,
-                    next,
-                    self.heads,
-                    name,
-                    0,
-                    self.sparse,
-                    dq,
-                    dk,
-                    dv,
-                    None,
-                )?,
-                Some(ends) => ops.flash_attention_packed_grad(
-                    q,
-                    k,
-                    v,
-                    dy,
-                    None,
-                    None,
-                    None,
-                    mask,
-                    max,
-                    sum,
-                    None,
-                    out,
-                    None,
-                    Some(ends),
-                    Some(ends),
-                    self.scale,
-                    1.0,
-                    pre,
-                    next,
-                    self.heads,
-                    name,
-                    0,
-                    self.sparse,
-                    dq,
-                    dk,
-                    dv,
-                    None,
-                )?,
-            }
-        }
+        let [inputs @ .., dy, out] = [q, k, v, &gradient, out].map(|x| layout.apply(x));
+        let strides = self.mask_strides();
+        let call = self.call(&inputs, &strides)?;
+        let results = views([&dy, &max, &sum, &out])?;
+        call.backward(results, views(gradients.each_ref())?)?;
         let [dq, dk, dv] = gradients;
         Ok([
             layout.restore(dq, q.shape().dims()),
             layout.restore(dk, k.shape().dims()),
             layout.restore(dv, v.shape().dims()),
         ])
+    }
+
+    fn call<'a>(
+        &'a self,
+        inputs: &'a [AscendTensor; 3],
+        mask_strides: &'a [usize],
+    ) -> Result<FlashAttention<'a>, Refusal> {
+        Ok(FlashAttention {
+            plan: self,
+            inputs: views(inputs.each_ref())?,
+            mask: self.mask_view(mask_strides),
+        })
     }
 
     fn mask_strides(&self) -> Vec<usize> {
@@ -482,6 +382,57 @@ impl Plan {
             offset: 0,
         })
     }
+}
+
+/// A call of the vendor's operators.
+struct FlashAttention<'a> {
+    plan: &'a Plan,
+    /// q, k and v.
+    inputs: [View<'a>; 3],
+    mask: Option<View<'a>>,
+}
+
+/// Calls the operator for one length, or the one for packed sequences, which takes their ends too;
+/// what stands in all four calls, once.
+macro_rules! call {
+    ($call:ident, [$one:ident, $packed:ident], $($more:expr),*; $($results:expr),*; $($to:expr),*) => {{
+        let Plan { context, layout, sparse, tokens: [pre, next], ends, scale, heads, .. } = $call.plan;
+        let ([q, k, v], mask, ops) = ($call.inputs, $call.mask, context.operators());
+        let done = match ends.as_deref() {
+            None => ops.$one(
+                q, k, v, $($more,)* None, None, None, mask, $($results,)* None, *scale, 1.0, *pre,
+                *next, *heads, layout.name(), 0, *sparse, $($to),*
+            ),
+            ends => ops.$packed(
+                q, k, v, $($more,)* None, None, None, mask, $($results,)* None, ends, ends, *scale,
+                1.0, *pre, *next, *heads, layout.name(), 0, *sparse, $($to),*
+            ),
+        };
+        done.map_err(Refusal::operator)
+    }};
+}
+
+impl FlashAttention<'_> {
+    /// Writes the largest score and the sum of each row, and the output.
+    fn forward(&self, [max, sum, out]: [View<'_>; 3]) -> Result<(), Refusal> {
+        call!(self, [flash_attention, flash_attention_packed], ; ; max, sum, None, out)
+    }
+
+    /// Writes the gradients of q, k and v, from that of the output and from what the forward wrote.
+    fn backward(
+        &self,
+        [dy, max, sum, out]: [View<'_>; 4],
+        [dq, dk, dv]: [View<'_>; 3],
+    ) -> Result<(), Refusal> {
+        call!(
+            self, [flash_attention_grad, flash_attention_packed_grad],
+            dy; Some(max), Some(sum), None, out; dq, dk, dv, None
+        )
+    }
+}
+
+fn views<const N: usize>(tensors: [&AscendTensor; N]) -> Result<[View<'_>; N], Refusal> {
+    launch::views(tensors).map_err(Refusal::from)
 }
 
 /// A column of a tensor's last dimension, `copies` times.
@@ -504,27 +455,16 @@ impl AttentionOps for Ascend {
             Bias::Absent => None,
             Bias::Added(bias) => Some(bias),
         };
+        let [batch, heads, queries, _] = q.shape().dims();
+        let out = Shape::from([batch, heads, queries, v.dims()[3]]);
+        let softmax = Shape::from([batch, heads, queries, 2]);
+        let outputs = Outputs::new(&q, [(out, q.dtype()), (softmax, DType::F32)]);
         let tensors = [&q, &k, &v];
         let done = Plan::new(tensors, bias.is_some(), &op).and_then(|plan| plan.forward(tensors));
-        match done {
-            Ok([out, softmax]) => {
-                FUSED.fetch_add(1, Ordering::Relaxed);
-                (out, softmax)
-            }
-            Err(Refusal::Limit) => {
-                BLOCKS.fetch_add(1, Ordering::Relaxed);
-                blocks::forward::<Self>(q, k, v, bias, &op)
-            }
-            Err(Refusal::Failed(error)) => {
-                let [batch, heads, queries, _] = q.shape().dims();
-                let out = Shape::from([batch, heads, queries, v.dims()[3]]);
-                let softmax = Shape::from([batch, heads, queries, 2]);
-                (
-                    failed(&q, out, q.dtype(), &error),
-                    failed(&q, softmax, DType::F32, &error),
-                )
-            }
-        }
+        let outputs = outputs.or_composed(counted(done), |()| {
+            blocks::forward::<Self>(q, k, v, bias, &op).into()
+        });
+        outputs.into()
     }
 
     fn attention_backward(
@@ -549,23 +489,24 @@ impl AttentionOps for Ascend {
         let biased = matches!(bias, Bias::Added(_));
         let tensors = [q, k, v, out, softmax, &gradient];
         let done = Plan::new([q, k, v], biased, &op).and_then(|plan| plan.backward(tensors));
-        match done {
-            Ok([dq, dk, dv]) => {
-                FUSED.fetch_add(1, Ordering::Relaxed);
-                (dq, dk, dv, None)
-            }
-            Err(Refusal::Limit) => {
-                BLOCKS.fetch_add(1, Ordering::Relaxed);
-                blocks::backward::<Self>(kept, gradient, bias_wanted, &op)
-            }
-            Err(Refusal::Failed(error)) => {
-                let like = |x: &AscendTensor| failed(x, x.shape(), x.dtype(), &error);
-                let dbias = match bias {
-                    Bias::Added(bias) if bias_wanted => Some(like(bias)),
-                    _ => None,
-                };
-                (like(q), like(k), like(v), dbias)
-            }
-        }
+        let outputs = Outputs::new(q, [q, k, v].map(like));
+        // Whatever has a bias is refused: its gradient is that of the blocks.
+        let mut dbias = None;
+        let [dq, dk, dv] = outputs.or_composed(counted(done), |()| {
+            let gradients = blocks::backward::<Self>(kept, gradient, bias_wanted, &op);
+            dbias = gradients.3;
+            [gradients.0, gradients.1, gradients.2]
+        });
+        (dq, dk, dv, dbias)
     }
+}
+
+/// Counts which code attends.
+fn counted<T>(done: Result<T, Refusal>) -> Result<T, (Refusal, ())> {
+    match &done {
+        Ok(_) => FUSED.fetch_add(1, Ordering::Relaxed),
+        Err(Refusal::Limit) => BLOCKS.fetch_add(1, Ordering::Relaxed),
+        Err(Refusal::Failed(_)) => 0,
+    };
+    done.map_err(|refusal| (refusal, ()))
 }

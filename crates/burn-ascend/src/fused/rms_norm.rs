@@ -3,9 +3,10 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, FloatDType, Shape, TensorMetadata, ops::FloatTensorOps};
 use burn_attention::{RmsNormOps, norm::composed};
+use burn_fused::like;
 
+use super::{Outputs, Refusal};
 use crate::Ascend;
-use crate::error::{Refusal, failed};
 use crate::ops::launch::{self, Types};
 use crate::tensor::AscendTensor;
 
@@ -15,14 +16,12 @@ impl RmsNormOps for Ascend {
         weight: FloatTensor<Self>,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        match forward(&x, &weight, epsilon) {
-            Ok([out, rstd]) => (out, rstd),
-            Err(Refusal::Limit) => composed::forward::<Self>(x, weight, epsilon),
-            Err(Refusal::Failed(error)) => (
-                failed(&x, x.shape(), x.dtype(), &error),
-                failed(&x, of_rows(&x), DType::F32, &error),
-            ),
-        }
+        let outputs = Outputs::new(&x, [like(&x), (of_rows(&x), DType::F32)]);
+        let outcome = forward(&x, &weight, epsilon).map_err(|refusal| (refusal, ()));
+        let outputs = outputs.or_composed(outcome, |()| {
+            composed::forward::<Self>(x, weight, epsilon).into()
+        });
+        outputs.into()
     }
 
     fn rms_norm_backward(
@@ -31,14 +30,12 @@ impl RmsNormOps for Ascend {
         rstd: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        match backward(&x, &weight, &rstd, &gradient) {
-            Ok([dx, dweight]) => (dx, dweight),
-            Err(Refusal::Limit) => composed::backward::<Self>(x, weight, rstd, gradient),
-            Err(Refusal::Failed(error)) => (
-                failed(&x, x.shape(), x.dtype(), &error),
-                failed(&x, weight.shape(), weight.dtype(), &error),
-            ),
-        }
+        let outputs = Outputs::new(&x, [like(&x), like(&weight)]);
+        let outcome = backward(&x, &weight, &rstd, &gradient).map_err(|refusal| (refusal, ()));
+        let gradients = outputs.or_composed(outcome, |()| {
+            composed::backward::<Self>(x, weight, rstd, gradient).into()
+        });
+        gradients.into()
     }
 }
 
@@ -66,13 +63,10 @@ fn forward(
     let context = x.context()?;
     let out = AscendTensor::empty_in(context, x.shape(), x.dtype());
     let rstd = AscendTensor::empty_in(context, of_rows(x), DType::F32);
-    context.operators().rms_norm(
-        launch::view(x)?,
-        launch::view(weight)?,
-        epsilon,
-        launch::view(&out)?,
-        launch::view(&rstd)?,
-    )?;
+    let [x, weight, out_view, rstd_view] = launch::views([x, weight, &out, &rstd])?;
+    let operators = context.operators();
+    let done = operators.rms_norm(x, weight, epsilon, out_view, rstd_view);
+    done.map_err(Refusal::operator)?;
     Ok([out, rstd])
 }
 
@@ -90,14 +84,11 @@ fn backward(
     let rows = rstd.dims().len() - 1;
     let dims = Shape::from(rstd.dims()[..rows].to_vec());
     let rstd = rstd.view(dims, rstd.strides()[..rows].to_vec(), rstd.offset());
-    context.operators().rms_norm_grad(
-        launch::view(gradient)?,
-        launch::view(x)?,
-        launch::view(&rstd)?,
-        launch::view(weight)?,
-        launch::view(&dx)?,
-        launch::view(&dweight)?,
-    )?;
+    let [dy, x, rstd, weight_view, dx_view, dweight_view] =
+        launch::views([gradient, x, &rstd, weight, &dx, &dweight])?;
+    let operators = context.operators();
+    let done = operators.rms_norm_grad(dy, x, rstd, weight_view, dx_view, dweight_view);
+    done.map_err(Refusal::operator)?;
     let dweight = Ascend::float_cast(dweight, FloatDType::from(weight.dtype()));
     Ok([dx, dweight])
 }
