@@ -4,7 +4,7 @@
 mod support;
 
 use half::{bf16, f16};
-use rope_ascend::rope::{AngleGradient, AngleRows, Heads, Operand, Rotation, Rotator, Unit};
+use rope_ascend::rope::{AngleGradient, AngleRows, Heads, Operand, Rotation, Unit};
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing, Strides};
 use support::{
@@ -115,8 +115,7 @@ fn run_by<T: Number>(bench: &Bench, case: &Case, direction: Direction, unit: Uni
     } else {
         case.batch * case.seq
     };
-    let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
-    let rotator = rotator.by(unit);
+    let rotator = bench.rotator(geometry, unit);
     let drawn: Vec<f32> = values(&mut numbers, rows * 2 * lanes);
     // Rows of other angles before those of the case.
     let before = if case.offset_angles { 3 * 2 * lanes } else { 0 };
@@ -358,6 +357,8 @@ fn cases_of_sizes() -> Vec<Case> {
             for (seq, heads, head_dim) in [
                 (1, [1, 0], 32),
                 (1, [128, 8], 128),
+                // More rows fit a tile of the vector cores than the cube core's two products.
+                (1, [90, 10], 72),
                 (39, [3, 1], 128),
                 (41, [28, 4], 64),
                 (130, [2, 2], 32),
@@ -427,11 +428,11 @@ fn on_dav_3510() {
     bench.finish();
 }
 
-/// Two cores, so that each has whole batches, full tiles and several tokens: with 40 cores the small
+/// Few cores, so that each has whole batches, full tiles and several tokens: with 40 cores the small
 /// cases give a core one token or less.
-fn on_two_cores(machine: ascend_sim::Machine) {
+fn on_few_cores(machine: ascend_sim::Machine, vector_cores: u32) {
     let bench = Bench::new(ascend_sim::Machine {
-        vector_cores: 2,
+        vector_cores,
         ..machine
     });
     for pairing in [Pairing::Half, Pairing::Adjacent] {
@@ -471,12 +472,17 @@ fn on_two_cores(machine: ascend_sim::Machine) {
 
 #[test]
 fn few_cores() {
-    on_two_cores(ascend_sim::Machine::ascend_910b());
+    on_few_cores(ascend_sim::Machine::ascend_910b(), 2);
+}
+
+#[test]
+fn an_odd_number_of_cores() {
+    on_few_cores(ascend_sim::Machine::ascend_910b(), 3);
 }
 
 #[test]
 fn few_cores_on_dav_3510() {
-    on_two_cores(ascend_sim::Machine::ascend_950());
+    on_few_cores(ascend_sim::Machine::ascend_950(), 2);
 }
 
 #[test]
@@ -542,7 +548,7 @@ fn angle_gradient<T: Number>(bench: &Bench, case: &Case) {
     let mut numbers = Numbers(7 + case.head_dim as u64);
     let geometry = case.geometry();
     let width = geometry.lane_count();
-    let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+    let rotator = bench.rotator(geometry, Unit::Vector);
     let tokens = case.batch * case.seq;
     let mut truth = vec![0.0_f64; tokens * 2 * width];
     let mut scale = vec![0.0_f64; tokens * 2 * width];

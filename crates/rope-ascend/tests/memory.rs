@@ -219,11 +219,24 @@ fn a_copy_moves_elements_and_not_what_memory_has_beyond_them() {
 }
 
 #[test]
+fn elements_are_read_from_any_on_to_the_last() {
+    let _session = Session::begin();
+    let runtime = Runtime::start(api_with(Pooling::Segments)).unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let buffer = stream.upload(&[1.0f32, 2.0, 3.0, 4.0]).unwrap();
+    let mut found = [0.0; 2];
+    stream.read_from(&buffer, 1, &mut found).unwrap();
+    assert_eq!(found, [2.0, 3.0]);
+    let error = stream.read_from(&buffer, 3, &mut found).unwrap_err();
+    assert!(error.to_string().contains("2 from 3"), "{error}");
+}
+
+#[test]
 fn large_uploads_are_queued_in_pieces_of_pinned_memory() {
     let _session = Session::begin();
     let runtime = Runtime::start(api_with(Pooling::Segments)).unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
-    let values: Vec<u8> = (0..100 * MIB + 5).map(|at| (at >> 10) as u8).collect();
+    let values: Vec<u8> = (0..132 * MIB + 5).map(|at| (at >> 10) as u8).collect();
     control::clear_calls();
     let buffer = stream.upload_queued(&values).unwrap();
     let count = |function| {
@@ -233,11 +246,11 @@ fn large_uploads_are_queued_in_pieces_of_pinned_memory() {
             .filter(|call| call.function == function)
             .count()
     };
-    assert_eq!(count("aclrtMemcpyAsync"), 7);
-    // Four pieces of 16 MiB are in queued copies before the fifth.
-    assert_eq!(count("aclrtSynchronizeStream"), 1);
+    assert_eq!(count("aclrtMemcpyAsync"), 9);
+    // Four pieces of 16 MiB are in queued copies before the fifth, and before the ninth.
+    assert_eq!(count("aclrtSynchronizeStream"), 2);
     assert_eq!(count("aclrtMemcpy"), 0);
-    // The pieces after the wait are copied from the same pinned memory, and 4 MiB + 5 from more.
+    // The pieces after a wait are copied from the same pinned memory, and 4 MiB + 5 from more.
     assert_eq!(count("aclrtMallocHost"), 5);
     assert!(stream.download(&buffer).unwrap() == values);
     assert_eq!(control::violations(), []);

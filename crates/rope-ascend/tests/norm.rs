@@ -163,10 +163,6 @@ fn on_dav_3510() {
 /// Two cores, each with tiles of more rows than one instruction adds up.
 #[test]
 fn few_cores() {
-    let bench = Bench::new(ascend_sim::Machine {
-        vector_cores: 2,
-        ..ascend_sim::Machine::ascend_910b()
-    });
     let case = Case {
         batch: 1,
         seq: 300,
@@ -176,8 +172,14 @@ fn few_cores() {
         layout: Layout::Tnd,
         ..Case::plain(Pairing::Half)
     };
-    run::<bf16>(&bench, &case);
-    bench.finish();
+    for vector_cores in [2, 3] {
+        let bench = Bench::new(ascend_sim::Machine {
+            vector_cores,
+            ..ascend_sim::Machine::ascend_910b()
+        });
+        run::<bf16>(&bench, &case);
+        bench.finish();
+    }
 }
 
 /// Normalises one head at position 0, which is not turned, and returns its result.

@@ -9,7 +9,9 @@ mod support;
 
 use ascend_sim::{Session, control};
 use half::{bf16, f16};
-use rope_ascend::aclnn::{AngleGradients, Dense, MropeAngles, MropeCall, Operators, View};
+use rope_ascend::aclnn::{
+    AngleGradients, Dense, MropeAngles, MropeCall, Number as Scalar, Operators, View,
+};
 use rope_ascend::loader::Api;
 use rope_ascend::safe::{DeviceBuffer, Runtime, Stream};
 use rope_ascend::sys::aclDataType;
@@ -649,6 +651,59 @@ fn a_call_is_repeatable_from_its_first_planning_on() {
                     expected.iter().map(|name| (*name).to_owned()).collect()
                 )
             );
+        }
+    });
+}
+
+#[test]
+fn calls_that_differ_in_one_thing_are_kept_apart() {
+    type Call<'a> = &'a dyn Fn(&Operators) -> Result<()>;
+    fn view<'a>(buffer: &'a DeviceBuffer<f32>, strides: &'a [usize; 2], offset: usize) -> View<'a> {
+        View {
+            buffer,
+            dtype: aclDataType::FLOAT,
+            dims: &[2, 2],
+            strides,
+            offset,
+        }
+    }
+    with_stream(ascend_sim::Machine::default(), |stream| {
+        let [x, y, out] = [(); 3].map(|()| stream.zeros::<f32>(8).unwrap());
+        let (shifted, turned) = (view(&x, &[2, 1], 1), view(&x, &[1, 2], 0));
+        let [x, y, out] = [&x, &y, &out].map(|buffer| view(buffer, &[2, 1], 0));
+        let [none, one] = [None, Some(Scalar::Float(1.0))];
+        let (plain, number): (Call<'_>, Call<'_>) = (&|ops| ops.mul(x, y, out), &|ops| {
+            ops.adds(x, Scalar::Float(0.0), Scalar::Float(1.0), out)
+        });
+        let pairs: [(&str, [Call<'_>; 2]); 7] = [
+            ("an offset", [plain, &|ops| ops.mul(shifted, y, out)]),
+            ("strides", [plain, &|ops| ops.mul(turned, y, out)]),
+            ("an input twice", [plain, &|ops| ops.mul(x, x, out)]),
+            ("a result over an input", [plain, &|ops| ops.mul(x, y, x)]),
+            (
+                "the sign of 0",
+                [number, &|ops| {
+                    ops.adds(x, Scalar::Float(-0.0), Scalar::Float(1.0), out)
+                }],
+            ),
+            (
+                "ints",
+                [&|ops| ops.flip(x, &[0], out), &|ops| ops.flip(x, &[1], out)],
+            ),
+            (
+                "what is absent",
+                [&|ops| ops.clamp(x, one, none, out), &|ops| {
+                    ops.clamp(x, none, one, out)
+                }],
+            ),
+        ];
+        for (what, calls) in pairs {
+            let operators = Operators::new(stream.clone());
+            // A plan is kept from the second call on.
+            for call in [calls[0], calls[0], calls[1], calls[1]] {
+                call(&operators).unwrap();
+            }
+            assert_eq!(operators.kept_plans(), 2, "{what}");
         }
     });
 }

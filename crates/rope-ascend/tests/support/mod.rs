@@ -18,10 +18,13 @@ pub mod norm;
 use ascend_sim::Session;
 use half::{bf16, f16};
 use rope_ascend::loader::Api;
-use rope_ascend::rope::{AngleRows, KernelType, Kernels};
+use rope_ascend::rope::{AngleRows, KernelType, Kernels, Rotator, Unit};
 use rope_ascend::safe::{DeviceBuffer, Element, Pooling, Runtime, Stream};
 use rope_core::{Direction, Geometry, HeadsLayout, Pairing};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::{Add, Mul, Sub};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub fn kernel_names(architecture: u32) -> Vec<String> {
@@ -69,6 +72,7 @@ pub fn api_with(pooling: Pooling) -> Api {
 
 /// A simulated machine with the kernels loaded. Fields drop in order, the session last.
 pub struct Bench {
+    rotators: RefCell<HashMap<(Geometry, Unit), Rc<Rotator>>>,
     pub kernels: Arc<Kernels>,
     pub stream: Stream,
     pub runtime: Runtime,
@@ -87,6 +91,7 @@ impl Bench {
         let stream = runtime.device(0).unwrap().stream().unwrap();
         let kernels = Arc::new(Kernels::load(&stream, binary).unwrap());
         Self {
+            rotators: RefCell::default(),
             kernels,
             stream,
             runtime,
@@ -94,16 +99,25 @@ impl Bench {
         }
     }
 
+    /// The rotator of a geometry. As in a program, one serves all cases, with what it keeps.
+    pub fn rotator(&self, geometry: Geometry, unit: Unit) -> Rc<Rotator> {
+        let make = || Rotator::new(&self.stream, self.kernels.clone(), geometry).unwrap();
+        let mut rotators = self.rotators.borrow_mut();
+        let rotator = rotators.entry((geometry, unit));
+        rotator.or_insert_with(|| Rc::new(make().by(unit))).clone()
+    }
+
     /// Asserts that nothing was violated and nothing leaks.
     pub fn finish(self) {
         let Self {
+            rotators,
             kernels,
             stream,
             runtime,
             session,
         } = self;
         stream.synchronize().unwrap();
-        drop(kernels);
+        drop((rotators, kernels));
         drop(stream);
         runtime.close().unwrap();
         let violations = ascend_sim::control::take_violations();

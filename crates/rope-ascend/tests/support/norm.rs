@@ -2,7 +2,7 @@
 
 use rope_ascend::rope::{
     ChannelWeights, Heads, NormBackward, NormBackwardTensor, NormRotation, NormTensor, Operand,
-    Rotator,
+    Unit,
 };
 use rope_ascend::safe::DeviceBuffer;
 use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, Layout, NormOrder, Pairing, Strides};
@@ -314,7 +314,7 @@ pub fn run_into<T: Number>(
     let geometry = case.geometry();
     let lanes = geometry.lane_count();
     let rows = if case.shared { case.seq } else { case.tokens() };
-    let rotator = Rotator::new(stream, bench.kernels.clone(), geometry).unwrap();
+    let rotator = bench.rotator(geometry, Unit::Vector);
     let drawn: Vec<f32> = (0..rows * 2 * lanes)
         .map(|_| numbers.unit() as f32)
         .collect();
