@@ -37,12 +37,18 @@ pub struct Machine {
 impl Machine {
     /// Atlas A2: dav-2201, 40 vector cores. The usable buffer excludes the 256 bytes and the 8 KiB
     /// that the toolchain reserves by default.
+    ///
+    /// Here and in [`ascend_950`](Self::ascend_950), the variable `ASCEND_SIM_CORES` is another number
+    /// of vector cores.
+    ///
+    /// # Panics
+    /// If `ASCEND_SIM_CORES` is no number.
     pub fn ascend_910b() -> Self {
         Self {
             soc_name: c"Ascend910B3",
             architecture: 2201,
             devices: 1,
-            vector_cores: 40,
+            vector_cores: cores(40),
             ub_bytes: 0,
             ub_usable_bytes: 184 * 1024 - 256,
             memory_bytes: 64 << 30,
@@ -58,12 +64,17 @@ impl Machine {
         Self {
             soc_name: c"Ascend950PR_9599",
             architecture: 3510,
-            vector_cores: 64,
+            vector_cores: cores(64),
             ub_bytes: 216 * 1024,
             ub_usable_bytes: 248 * 1024,
             ..Self::ascend_910b()
         }
     }
+}
+
+fn cores(usual: u32) -> u32 {
+    let wanted = std::env::var("ASCEND_SIM_CORES").ok();
+    wanted.map_or(usual, |n| n.parse().expect("ASCEND_SIM_CORES is a number"))
 }
 
 impl Default for Machine {

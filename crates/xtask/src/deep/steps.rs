@@ -15,7 +15,7 @@ pub(super) struct Step {
 /// The folder that holds checkouts of the vendor's repositories.
 const VENDOR: &str = "FOLDER";
 
-pub(super) const STEPS: [Step; 16] = [
+pub(super) const STEPS: [Step; 17] = [
     Step {
         name: "readme",
         about: "the README's test command, without a feature",
@@ -65,6 +65,14 @@ pub(super) const STEPS: [Step; 16] = [
         about: "a million openings of strangers, and 100,000 damaged operations of each kind",
         commands: &[
             "cargo test --workspace --locked --test serve --test wire -- --ignored --nocapture",
+        ],
+    },
+    Step {
+        name: "cores",
+        about: "the kernels on simulated machines of 2 and 3 vector cores",
+        commands: &[
+            "ASCEND_SIM_CORES=2 cargo test -p rope-ascend --locked --test differential --test norm",
+            "ASCEND_SIM_CORES=3 cargo test -p rope-ascend --locked --test differential --test norm",
         ],
     },
     Step {
