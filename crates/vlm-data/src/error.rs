@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::text::TextError;
+
 /// The result of this crate's functions.
 pub type Result<T, E = VlmDataError> = std::result::Result<T, E>;
 
@@ -101,6 +103,25 @@ pub enum VlmDataError {
         /// Pixels along a side of a square of merged patches.
         factor: usize,
     },
+    /// A video of fewer frames than its family takes.
+    #[error("the video has {found} frames, expected at least {least}; is it a picture?")]
+    TooFewFrames {
+        /// The least number of frames.
+        least: u64,
+        /// The frames found.
+        found: u64,
+    },
+    /// Frames of one video that differ in size.
+    #[error(
+        "it has {} x {} pixels, the first frame {} x {}; cut all frames of a video alike",
+        found[0], found[1], first[0], first[1]
+    )]
+    FrameSize {
+        /// Width and height of the first frame.
+        first: [usize; 2],
+        /// Width and height of this one.
+        found: [usize; 2],
+    },
     /// Memory that the system does not give, or that no address reaches.
     #[error("cannot allocate {bytes} bytes for {what}; are the limits on pixels too high?")]
     Memory {
@@ -133,9 +154,9 @@ pub enum VlmDataError {
         /// The value found, as JSON, or `absent`.
         found: String,
     },
-    /// An image processor of another family.
+    /// A processor of pictures or videos of another family.
     #[error(
-        "image processor {found} is none that this crate has; it has {}", known.join(", ")
+        "processor {found} is none that this crate has; it has {}", known.join(", ")
     )]
     UnknownProcessor {
         /// The name found, or the model type without one.
@@ -143,10 +164,37 @@ pub enum VlmDataError {
         /// The names known.
         known: Vec<&'static str>,
     },
+    /// A data file, tokenizer or template from which no training text can be made.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// A picture or video of a record from which no patches can be made.
+    #[error("line {line}: {place}: {source}")]
+    InRecord {
+        /// The line where the record begins, from 1.
+        line: u64,
+        /// Which picture or video, counted from 1.
+        place: String,
+        /// What is wrong.
+        source: Box<VlmDataError>,
+    },
+    /// A thread that the system does not start.
+    #[error("cannot start a thread: {reason}")]
+    Thread {
+        /// The message of the system.
+        reason: String,
+    },
+    /// A mistake of this crate or one below it.
+    #[error("line {line}: making a sample of the record panicked: {reason}; please report it")]
+    Panic {
+        /// The line where the record begins, from 1.
+        line: u64,
+        /// The message.
+        reason: String,
+    },
     /// A folder without the file that says how pictures are processed.
     #[error(
-        "{} has neither a preprocessor_config.json nor a processor_config.json with an \
-         image_processor; copy it from the model's page",
+        "{} has neither a preprocessor_config.json nor a processor_config.json that says how \
+         pictures are processed; copy it from the model's page",
         folder.display()
     )]
     NoProcessorFile {

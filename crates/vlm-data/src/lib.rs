@@ -1,10 +1,16 @@
 #![doc = include_str!("../README.md")]
 
+mod batch;
 mod error;
+mod loader;
 pub mod picture;
+mod sample;
 pub mod text;
 
+pub use batch::{Cut, MicroBatch, SampleRows};
 pub use error::{Result, VlmDataError};
+pub use loader::{BatchSize, DataPosition, GlobalBatch, Loader, LoaderOptions, OnError};
+pub use sample::{SampleEncoder, SampleOptions, TrainingSample};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/data-text.md")]

@@ -2,9 +2,12 @@
 //!
 //! The expected values are in `fixtures/text`, written by `fixtures/generate/text.py`.
 
+mod folder;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use folder::{Folder, family_folder, fixture, json};
 use serde_json::Value;
 use vlm_data::text::format::{Conversations, Format, Frames, MediaSource, Part, Role};
 use vlm_data::text::{
@@ -12,72 +15,6 @@ use vlm_data::text::{
     MediaStyle, Overlong, RecordProblem, RenderOptions, Result, Sample, TextEncoder, TextError,
     Tokenizer, Trained, VideoGrid, read,
 };
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/text")
-        .join(name)
-}
-
-fn json(name: &str) -> Value {
-    serde_json::from_slice(&fs::read(fixture(name)).expect("fixture")).expect("JSON")
-}
-
-/// A folder of the test's own, which is removed after it.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).expect("a folder");
-        Self(path)
-    }
-
-    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> &Self {
-        fs::write(self.0.join(name), content).expect("a file");
-        self
-    }
-
-    fn copy(&self, name: &str) -> &Self {
-        self.write(name, fs::read(fixture(name)).expect("fixture"))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A checkpoint folder of a family, its template where that family has it.
-fn family_folder(family: &str, test: &str) -> Folder {
-    let folder = Folder::new(&format!("{test}_{family}"));
-    let row = &json("families.json")[family];
-    let template = fs::read_to_string(fixture(&format!("{family}.jinja"))).expect("template");
-    let mut config = json("tokenizer_config.json");
-    config["eos_token"] = row["eos_token"].clone();
-    let place = row["template"].as_str().expect("a name");
-    match place {
-        "tokenizer_config.json" => config["chat_template"] = template.into(),
-        "chat_template.json" => {
-            let file = serde_json::json!({ "chat_template": template });
-            folder.write(place, file.to_string());
-            // Weaker than the other file, and not to be read.
-            config["chat_template"] = "wrong".into();
-        }
-        _ => _ = folder.write(place, template),
-    }
-    let model = serde_json::json!({
-        "model_type": row["model_type"],
-        "vision_config": { "spatial_merge_size": 2 },
-    });
-    folder.write("config.json", model.to_string());
-    folder
-        .write("tokenizer_config.json", config.to_string())
-        .copy("tokenizer.json");
-    folder
-}
 
 fn compare_strings(tokenizer: &Tokenizer, file: &Value) -> (usize, usize) {
     let strings = file["strings"].as_array().expect("strings");

@@ -7,6 +7,8 @@ use serde_json::Value;
 
 use crate::{Result, VlmDataError};
 
+use super::read::in_file;
+
 /// By whose arithmetic pictures are resized and normalised. The results differ by one level of
 /// 255 in few pixels, and in the last bit of all values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,6 +34,18 @@ pub enum ResizeRule {
     Qwen,
     /// GLM-4.1V and GLM-4.6V.
     Glm,
+}
+
+/// How the texts of a family name a place in a picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BoxForm {
+    /// `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`, from 0 to 1000 of the picture's sides, and names
+    /// as `<|object_ref_start|>cat<|object_ref_end|>`.
+    Marked,
+    /// `[x1, y1, x2, y2]`, pixels of the resized picture.
+    Pixels,
+    /// `[x1, y1, x2, y2]`, from 0 to 1000 of the picture's sides.
+    Thousandths,
 }
 
 /// How pictures become patches.
@@ -79,6 +93,8 @@ pub struct Family {
     pub limits: [u64; 2],
     /// Mean and standard deviation of each colour, in units of levels from 0 to 1.
     pub colours: [[f64; 3]; 2],
+    /// How a text names a place in a picture.
+    pub boxes: BoxForm,
 }
 
 /// Mean and standard deviation of CLIP's training pictures.
@@ -97,6 +113,7 @@ pub const FAMILIES: [Family; 5] = [
         patch_size: 14,
         limits: [3136, 12_845_056],
         colours: CLIP,
+        boxes: BoxForm::Marked,
     },
     Family {
         name: "Qwen2.5-VL",
@@ -105,6 +122,7 @@ pub const FAMILIES: [Family; 5] = [
         patch_size: 14,
         limits: [3136, 12_845_056],
         colours: CLIP,
+        boxes: BoxForm::Pixels,
     },
     Family {
         name: "Qwen3-VL",
@@ -113,6 +131,7 @@ pub const FAMILIES: [Family; 5] = [
         patch_size: 16,
         limits: [65_536, 16_777_216],
         colours: HALF,
+        boxes: BoxForm::Thousandths,
     },
     Family {
         name: "Qwen3.5",
@@ -121,6 +140,7 @@ pub const FAMILIES: [Family; 5] = [
         patch_size: 16,
         limits: [65_536, 16_777_216],
         colours: HALF,
+        boxes: BoxForm::Thousandths,
     },
     Family {
         name: "GLM-4.1V",
@@ -129,38 +149,112 @@ pub const FAMILIES: [Family; 5] = [
         patch_size: 14,
         limits: [12_544, 11_760_000],
         colours: CLIP,
+        boxes: BoxForm::Thousandths,
     },
 ];
 
-/// An image processor of transformers: what a file leaves out, its class states.
+/// A processor of transformers: what a file leaves out, its class states.
 struct Class {
     /// Its names, without the suffixes `Fast` and `Pil`.
     names: &'static [&'static str],
+    /// The `model_type`s that it belongs to.
+    model_types: &'static [&'static str],
     rule: ResizeRule,
     /// `size.shortest_edge` and `size.longest_edge`.
     limits: [u64; 2],
     /// Whether it reads `min_pixels` and `max_pixels`.
     reads_pixels: bool,
+    patch_size: usize,
+    colours: [[f64; 3]; 2],
 }
 
-const CLASSES: [Class; 2] = [
+const IMAGE_CLASSES: [Class; 2] = [
     Class {
         names: &[
             "Qwen2VLImageProcessor",
             "Qwen2_5_VLImageProcessor",
             "Qwen3VLImageProcessor",
         ],
+        model_types: &[
+            "qwen2_vl",
+            "qwen2_5_vl",
+            "qwen3_vl",
+            "qwen3_vl_moe",
+            "qwen3_5",
+            "qwen3_5_moe",
+        ],
         rule: ResizeRule::Qwen,
         limits: [3136, 1_003_520],
         reads_pixels: true,
+        patch_size: 14,
+        colours: CLIP,
     },
     Class {
         names: &["Glm4vImageProcessor", "Glm46VImageProcessor"],
+        model_types: &["glm4v", "glm4v_moe", "glm46v"],
         rule: ResizeRule::Glm,
         limits: [12_544, 11_760_000],
         reads_pixels: false,
+        patch_size: 14,
+        colours: CLIP,
     },
 ];
+
+const VIDEO_CLASSES: [Class; 3] = [
+    Class {
+        names: &["Qwen2VLVideoProcessor", "Qwen2_5_VLVideoProcessor"],
+        model_types: &["qwen2_vl", "qwen2_5_vl"],
+        rule: ResizeRule::Qwen,
+        limits: [100_352, 602_112],
+        reads_pixels: true,
+        patch_size: 14,
+        colours: CLIP,
+    },
+    // Its limits are of all frames together, as GLM's.
+    Class {
+        names: &["Qwen3VLVideoProcessor"],
+        model_types: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
+        rule: ResizeRule::Glm,
+        limits: [131_072, 786_432],
+        reads_pixels: false,
+        patch_size: 16,
+        colours: HALF,
+    },
+    Class {
+        names: &["Glm4vVideoProcessor", "Glm46VVideoProcessor"],
+        model_types: &["glm4v", "glm4v_moe", "glm46v"],
+        rule: ResizeRule::Glm,
+        limits: [12_544, 47_040_000],
+        reads_pixels: false,
+        patch_size: 14,
+        colours: CLIP,
+    },
+];
+
+/// One of the two processors of a folder.
+struct Kind {
+    classes: &'static [Class],
+    /// The key in `processor_config.json`.
+    nested: &'static str,
+    /// The files of its own, the first that is there.
+    files: &'static [&'static str],
+    /// Where a file names its class.
+    names: &'static [&'static str],
+}
+
+const IMAGES: Kind = Kind {
+    classes: &IMAGE_CLASSES,
+    nested: "image_processor",
+    files: &["preprocessor_config.json"],
+    names: &["image_processor_type", "feature_extractor_type"],
+};
+
+const VIDEOS: Kind = Kind {
+    classes: &VIDEO_CLASSES,
+    nested: "video_processor",
+    files: &["video_preprocessor_config.json", "preprocessor_config.json"],
+    names: &["video_processor_type"],
+};
 
 /// PIL's number of bicubic resampling, the only one that the families use.
 const BICUBIC: u64 = 3;
@@ -173,6 +267,25 @@ impl Family {
         FAMILIES
             .iter()
             .find(|family| family.model_types.contains(&model_type))
+    }
+
+    /// The family that the `config.json` of a folder names.
+    ///
+    /// # Errors
+    /// [`VlmDataError::File`] if it is missing or names none of [`FAMILIES`]
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<&'static Self> {
+        let path = folder.as_ref().join("config.json");
+        let config = read_json(&path)?.unwrap_or(Value::Null);
+        let model_type = config.get("model_type").and_then(Value::as_str);
+        let family = model_type.and_then(Self::of);
+        family.ok_or_else(|| VlmDataError::File {
+            path,
+            reason: format!(
+                "expected the model_type of {}, found {}",
+                FAMILIES.map(|family| family.name).join(", "),
+                model_type.unwrap_or("none")
+            ),
+        })
     }
 
     /// The values of the family's published files.
@@ -204,37 +317,52 @@ impl PictureConfig {
     /// # Source
     /// transformers 5.24.0, `get_image_processor_dict` of image_processing_base.py
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
-        let [nested, flat, model] = [
-            "processor_config.json",
-            "preprocessor_config.json",
-            "config.json",
-        ]
-        .map(|name| folder.join(name));
+        Self::of_kind(&IMAGES, folder.as_ref())
+    }
+
+    /// Reads what a model folder says about videos.
+    ///
+    /// `video_processor` of `processor_config.json` comes before `video_preprocessor_config.json`,
+    /// and this before `preprocessor_config.json`, as in transformers. Limits are of a frame for
+    /// Qwen2-VL and Qwen2.5-VL, elsewhere of all frames together.
+    ///
+    /// # Errors
+    /// those of [`PictureConfig::from_folder`]
+    /// # Source
+    /// transformers 5.24.0, `get_video_processor_dict` of video_processing_utils.py
+    pub fn videos_from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        Self::of_kind(&VIDEOS, folder.as_ref())
+    }
+
+    fn of_kind(kind: &Kind, folder: &Path) -> Result<Self> {
+        let nested = folder.join("processor_config.json");
         let mut found = None;
         if let Some(Value::Object(mut processor)) = read_json(&nested)?
-            && let Some(value) = processor.remove("image_processor")
+            && let Some(value) = processor.remove(kind.nested)
         {
             found = Some((nested, value));
         }
-        if found.is_none()
-            && let Some(value) = read_json(&flat)?
-        {
-            found = Some((flat, value));
+        for name in kind.files {
+            let path = folder.join(name);
+            if found.is_none()
+                && let Some(value) = read_json(&path)?
+            {
+                found = Some((path, value));
+            }
         }
         let Some((path, value)) = found else {
             return Err(VlmDataError::NoProcessorFile {
                 folder: folder.to_owned(),
             });
         };
-        let model = match class_name(&value) {
+        let model = match class_name(&value, kind) {
             Some(_) => None,
-            None => read_json(&model)?,
+            None => read_json(&folder.join("config.json"))?,
         };
         let model_type = model
             .as_ref()
             .and_then(|model| model.get("model_type")?.as_str());
-        Self::from_value(&value, model_type).map_err(|source| in_file(&path, source))
+        Self::from_value(kind, &value, model_type).map_err(|source| in_file(&path, source))
     }
 
     /// Reads the text of a `preprocessor_config.json`.
@@ -256,11 +384,11 @@ impl PictureConfig {
         let value: Value = serde_json::from_str(text).map_err(|error| VlmDataError::Json {
             reason: error.to_string(),
         })?;
-        Self::from_value(&value, model_type)
+        Self::from_value(&IMAGES, &value, model_type)
     }
 
-    fn from_value(value: &Value, model_type: Option<&str>) -> Result<Self> {
-        let class = class_of(value, model_type)?;
+    fn from_value(kind: &Kind, value: &Value, model_type: Option<&str>) -> Result<Self> {
+        let class = class_of(kind, value, model_type)?;
         let [min_pixels, max_pixels] = limits(value, class)?;
         match value.get("resample") {
             None | Some(Value::Null) => {}
@@ -273,14 +401,14 @@ impl PictureConfig {
         };
         let normalize = match flag(value, "do_normalize")? {
             true => Some([
-                colours(value, "image_mean")?.unwrap_or(CLIP[0]),
-                colours(value, "image_std")?.unwrap_or(CLIP[1]),
+                colours(value, "image_mean")?.unwrap_or(class.colours[0]),
+                colours(value, "image_std")?.unwrap_or(class.colours[1]),
             ]),
             false => None,
         };
         Ok(Self {
             rule: class.rule,
-            patch_size: count(value, "patch_size")?.unwrap_or(14),
+            patch_size: count(value, "patch_size")?.unwrap_or(class.patch_size),
             temporal_patch_size: count(value, "temporal_patch_size")?.unwrap_or(2),
             merge_size: count(value, "merge_size")?.unwrap_or(2),
             min_pixels,
@@ -298,13 +426,6 @@ fn wrong(key: &'static str, expected: &'static str, found: &Value) -> VlmDataErr
         key,
         expected,
         found: found.to_string(),
-    }
-}
-
-fn in_file(path: &Path, source: VlmDataError) -> VlmDataError {
-    VlmDataError::InFile {
-        path: path.to_owned(),
-        source: Box::new(source),
     }
 }
 
@@ -336,32 +457,33 @@ fn read_json(path: &Path) -> Result<Option<Value>> {
     })
 }
 
-/// `image_processor_type`, or its name before 2022.
-fn class_name(value: &Value) -> Option<&str> {
-    ["image_processor_type", "feature_extractor_type"]
-        .iter()
-        .find_map(|&key| value.get(key)?.as_str())
+/// The name of its class that a file states.
+fn class_name<'a>(value: &'a Value, kind: &Kind) -> Option<&'a str> {
+    kind.names.iter().find_map(|&key| value.get(key)?.as_str())
 }
 
-fn class_of(value: &Value, model_type: Option<&str>) -> Result<&'static Class> {
-    let class = match class_name(value) {
+fn class_of(kind: &Kind, value: &Value, model_type: Option<&str>) -> Result<&'static Class> {
+    let named = class_name(value, kind);
+    let class = match named {
         Some(name) => {
             let name = name
                 .strip_suffix("Fast")
                 .or(name.strip_suffix("Pil"))
                 .unwrap_or(name);
-            CLASSES.iter().find(|class| class.names.contains(&name))
+            kind.classes
+                .iter()
+                .find(|class| class.names.contains(&name))
         }
-        None => model_type
-            .and_then(Family::of)
-            .and_then(|family| CLASSES.iter().find(|class| class.rule == family.rule)),
+        None => model_type.and_then(|model_type| {
+            kind.classes
+                .iter()
+                .find(|class| class.model_types.contains(&model_type))
+        }),
     };
     class.ok_or_else(|| VlmDataError::UnknownProcessor {
-        found: class_name(value)
-            .or(model_type)
-            .unwrap_or("without a name")
-            .to_owned(),
-        known: CLASSES
+        found: named.or(model_type).unwrap_or("without a name").to_owned(),
+        known: kind
+            .classes
             .iter()
             .flat_map(|class| class.names)
             .copied()

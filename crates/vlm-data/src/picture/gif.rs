@@ -6,14 +6,18 @@ use gif::{ColorOutput, DecodeOptions, DecodingError, MemoryLimit};
 
 use crate::{Result, VlmDataError};
 
-use super::read::{Alpha, ReadOptions, checked_pixels, reserve};
+use super::read::{Alpha, ReadOptions, Wanted, checked_pixels, reserve};
 
-/// The first frame on the GIF's canvas: RGB, width and height.
+/// The first frame on the GIF's canvas: RGB, empty unless it is wanted, width and height.
 ///
 /// A pixel that the frame leaves uncovered has the colour of the transparent index, or of index 0
 /// without one. Without a palette, or with one that maps each index to the grey of its number,
 /// pixels are grey.
-pub(super) fn decode(file: &[u8], options: &ReadOptions) -> Result<(Vec<u8>, [usize; 2])> {
+pub(super) fn decode(
+    file: &[u8],
+    options: &ReadOptions,
+    wanted: Wanted,
+) -> Result<(Vec<u8>, [usize; 2])> {
     let error = |error: DecodingError| VlmDataError::Decode {
         format: "GIF",
         reason: error.to_string(),
@@ -41,6 +45,9 @@ pub(super) fn decode(file: &[u8], options: &ReadOptions) -> Result<(Vec<u8>, [us
         screen[1].max(top + frame_height),
     ];
     let pixels = checked_pixels(width as u64, height as u64, options)?;
+    if wanted == Wanted::Sides {
+        return Ok((Vec::new(), [width, height]));
+    }
     let table = colours(
         local.as_deref().or(decoder.global_palette()),
         transparent,

@@ -34,7 +34,9 @@ mod read;
 mod resample;
 mod smart_resize;
 
-pub use config::{Backend, FAMILIES, Family, PictureConfig, ResizeRule};
+pub use config::{Backend, BoxForm, FAMILIES, Family, PictureConfig, ResizeRule};
+pub(crate) use patches::zeros;
 pub use patches::{Patches, PictureProcessor};
 pub use read::{Alpha, Picture, ReadOptions};
+pub(crate) use read::{in_file, read_file};
 pub use smart_resize::smart_resize;

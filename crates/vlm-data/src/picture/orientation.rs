@@ -46,6 +46,15 @@ impl Orientation {
         Self::from_number(number)
     }
 
+    /// Width and height of the upright picture, from those of the stored one.
+    pub(super) fn turn(self, [width, height]: [usize; 2]) -> [usize; 2] {
+        if self.swap {
+            [height, width]
+        } else {
+            [width, height]
+        }
+    }
+
     /// Turns RGB pixels upright; returns them with the new width and height.
     pub(super) fn apply(
         self,
@@ -53,11 +62,7 @@ impl Orientation {
         [width, height]: [usize; 2],
         mut upright: Vec<u8>,
     ) -> (Vec<u8>, [usize; 2]) {
-        let size = if self.swap {
-            [height, width]
-        } else {
-            [width, height]
-        };
+        let size = self.turn([width, height]);
         for y in 0..size[1] {
             for x in 0..size[0] {
                 let (mut column, mut row) = if self.swap { (y, x) } else { (x, y) };

@@ -1,6 +1,7 @@
 //! From a picture to its patches.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use crate::{Result, VlmDataError};
 
@@ -110,9 +111,18 @@ impl PictureProcessor {
     /// # Errors
     /// as [`smart_resize`], or [`VlmDataError::NotDivisible`] if pictures are not resized
     pub fn grid(&self, height: usize, width: usize) -> Result<[usize; 3]> {
-        let [height, width] = self.size(height, width)?;
+        self.video_grid(self.config.temporal_patch_size, height, width)
+    }
+
+    /// The grid of a video's patches in time, height and width, from its frames and their sides in
+    /// pixels. What is missing of the last patch in time is the last frame.
+    ///
+    /// # Errors
+    /// those of [`PictureProcessor::grid`]
+    pub fn video_grid(&self, frames: usize, height: usize, width: usize) -> Result<[usize; 3]> {
+        let [height, width] = self.size(frames, height, width)?;
         Ok([
-            1,
+            frames.div_ceil(self.config.temporal_patch_size),
             height / self.config.patch_size,
             width / self.config.patch_size,
         ])
@@ -147,11 +157,7 @@ impl PictureProcessor {
     pub fn patches(&self, picture: &Picture) -> Result<Patches> {
         let grid = self.grid(picture.height(), picture.width())?;
         let channels = self.channels();
-        let elements = grid.iter().map(|&side| side as u128).product::<u128>() * channels as u128;
-        // Asked for, given back, and asked for as zeros: these are an abort rather than an error
-        // without memory, but come without being written.
-        drop(reserve::<f32>("the patches", elements)?);
-        let mut values = vec![0.0; elements as usize];
+        let mut values = zeros(grid.iter().map(|&side| side as u128).product(), channels)?;
         self.write_patches(picture, &mut values)?;
         Ok(Patches {
             values,
@@ -168,13 +174,58 @@ impl PictureProcessor {
     /// those of [`PictureProcessor::patches`]; [`VlmDataError::BufferLength`] if `values` has
     /// other than grid product x channels elements
     pub fn write_patches(&self, picture: &Picture, values: &mut [f32]) -> Result<[usize; 3]> {
-        let [height, width] = self.size(picture.height(), picture.width())?;
-        let grid = [
-            1,
-            height / self.config.patch_size,
-            width / self.config.patch_size,
-        ];
-        let expected = grid.iter().product::<usize>() * self.channels();
+        let depth = self.config.temporal_patch_size;
+        let grid = self.grid(picture.height(), picture.width())?;
+        self.write_planes(picture, grid, 0..depth, values)?;
+        Ok(grid)
+    }
+
+    /// Writes one frame of a video to its part of the buffer of all patches. The last frame is
+    /// repeated where the last patch in time needs more.
+    ///
+    /// `grid` is that of [`PictureProcessor::video_grid`].
+    ///
+    /// # Shapes
+    /// `values`: `[grid product, channels]`
+    /// # Errors
+    /// [`VlmDataError::BufferLength`] if `values` has other than grid product x channels elements
+    /// or the grid no place for the frame; [`VlmDataError::Memory`]
+    /// # Source
+    /// transformers 5.24.0, `_preprocess` of models/qwen2_vl/video_processing_qwen2_vl.py
+    pub fn write_frame(
+        &self,
+        picture: &Picture,
+        [frame, frames]: [usize; 2],
+        grid: [usize; 3],
+        values: &mut [f32],
+    ) -> Result<()> {
+        let depth = self.config.temporal_patch_size;
+        let length = grid[1] * grid[2] * self.channels();
+        let first = frame % depth;
+        let end = if frame + 1 == frames {
+            depth
+        } else {
+            first + 1
+        };
+        let found = values.len();
+        let part = values.chunks_exact_mut(length.max(1)).nth(frame / depth);
+        let part = part.ok_or(VlmDataError::BufferLength {
+            expected: (frame / depth + 1) * length,
+            found,
+        })?;
+        self.write_planes(picture, [1, grid[1], grid[2]], first..end, part)
+    }
+
+    /// Writes a picture, resized, as some frames of the patches of one point in time.
+    fn write_planes(
+        &self,
+        picture: &Picture,
+        grid: [usize; 3],
+        planes: Range<usize>,
+        values: &mut [f32],
+    ) -> Result<()> {
+        let [height, width] = [grid[1], grid[2]].map(|side| side * self.config.patch_size);
+        let expected = grid[1] * grid[2] * self.channels();
         if values.len() != expected {
             return Err(VlmDataError::BufferLength {
                 expected,
@@ -196,7 +247,7 @@ impl PictureProcessor {
                 for_each_chunk(values, strip_values, |square_row, values| {
                     let mut strip = vec![0; side * to];
                     rows.resize_rows(&low[square_row * side * from..], &mut strip);
-                    self.cut(&strip, values);
+                    self.cut(&strip, planes.clone(), values);
                 });
             }
             (rows, Some(columns)) => {
@@ -209,7 +260,7 @@ impl PictureProcessor {
                     for (y, row) in strip.chunks_exact_mut(width * COLOURS).enumerate() {
                         columns.resize_columns(&narrow, square_row * side + y, row);
                     }
-                    self.cut(&strip, values);
+                    self.cut(&strip, planes.clone(), values);
                 });
             }
             (rows, None) => {
@@ -219,15 +270,19 @@ impl PictureProcessor {
                 };
                 let bytes = side * width * COLOURS;
                 for_each_chunk(values, strip_values, |square_row, values| {
-                    self.cut(&resized[square_row * bytes..][..bytes], values);
+                    self.cut(
+                        &resized[square_row * bytes..][..bytes],
+                        planes.clone(),
+                        values,
+                    );
                 });
             }
         }
-        Ok(grid)
+        Ok(())
     }
 
     /// The sides of the resized picture, height and width in pixels.
-    fn size(&self, height: usize, width: usize) -> Result<[usize; 2]> {
+    fn size(&self, frames: usize, height: usize, width: usize) -> Result<[usize; 2]> {
         let config = &self.config;
         let factor = config.patch_size * config.merge_size;
         if !config.resize {
@@ -252,7 +307,7 @@ impl PictureProcessor {
             config.rule,
             sides,
             factor as u64,
-            config.temporal_patch_size as u64,
+            [frames as u64, config.temporal_patch_size as u64],
             limits,
         )?;
         // All that is computed from the sides fits their type.
@@ -270,8 +325,8 @@ impl PictureProcessor {
         }
     }
 
-    /// Cuts a row of squares, `[patch_size * merge_size, width, 3]`, into patches.
-    fn cut(&self, strip: &[u8], values: &mut [f32]) {
+    /// Cuts a row of squares, `[patch_size * merge_size, width, 3]`, into some frames of patches.
+    fn cut(&self, strip: &[u8], planes: Range<usize>, values: &mut [f32]) {
         let PictureConfig {
             patch_size,
             merge_size,
@@ -292,6 +347,7 @@ impl PictureProcessor {
                 .chunks_exact_mut(plane * temporal_patch_size)
                 .zip(&*self.values);
             for (colour, (frames, table)) in frames.enumerate() {
+                let frames = &mut frames[planes.start * plane..planes.end * plane];
                 let (first, others) = frames.split_at_mut(plane);
                 for (y, row) in first.chunks_exact_mut(patch_size).enumerate() {
                     let start = (top + y) * stride + left * COLOURS;
@@ -306,6 +362,15 @@ impl PictureProcessor {
             }
         }
     }
+}
+
+/// Room for patches.
+pub(crate) fn zeros(patches: u128, channels: usize) -> Result<Vec<f32>> {
+    let elements = patches.saturating_mul(channels as u128);
+    // Asked for, given back, and asked for as zeros: these are an abort rather than an error
+    // without memory, but come without being written.
+    drop(reserve::<f32>("the patches", elements)?);
+    Ok(vec![0.0; elements as usize])
 }
 
 /// The value of a level of a colour.

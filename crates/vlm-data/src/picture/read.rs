@@ -97,34 +97,7 @@ impl Picture {
     /// [`VlmDataError::InFile`] around the errors of [`Picture::decode`]
     pub fn open(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Self> {
         let path = path.as_ref();
-        let file = |reason: String| VlmDataError::File {
-            path: path.to_owned(),
-            reason,
-        };
-        // Before it is opened: opening a pipe waits for its writer.
-        let data = std::fs::metadata(path).map_err(|error| file(error.to_string()))?;
-        if !data.is_file() {
-            return Err(file("it is no regular file".to_owned()));
-        }
-        // 16 bits of RGBA, uncompressed.
-        let limit = options
-            .max_pixels
-            .saturating_mul(8)
-            .saturating_add(EXTRA_FILE_BYTES);
-        if data.len() > limit {
-            return Err(file(format!(
-                "it has {} bytes, expected at most {limit}",
-                data.len()
-            )));
-        }
-        let mut bytes = reserve::<u8>("the file", u128::from(data.len()))?;
-        File::open(path)
-            .and_then(|file| file.take(limit).read_to_end(&mut bytes))
-            .map_err(|error| file(error.to_string()))?;
-        Self::decode(&bytes, options).map_err(|source| VlmDataError::InFile {
-            path: path.to_owned(),
-            source: Box::new(source),
-        })
+        Self::decode(&read_file(path, options)?, options).map_err(|source| in_file(path, source))
     }
 
     /// Decodes the contents of a file; see [`Picture::open`].
@@ -139,41 +112,8 @@ impl Picture {
     /// transformers 5.24.0, `load_image` of image_utils.py; Pillow 13.0.0, `exif_transpose` of
     /// ImageOps.py and `convert` of Image.py
     pub fn decode(file: &[u8], options: &ReadOptions) -> Result<Self> {
-        let (rgb, [width, height], orientation) = match file {
-            [b'G', b'I', b'F', b'8', ..] => {
-                let (rgb, size) = gif::decode(file, options)?;
-                (rgb, size, None)
-            }
-            [0xff, 0xd8, 0xff, ..] => {
-                pixels("JPEG", JpegDecoder::new(Cursor::new(file)), file, options)?
-            }
-            [0x89, b'P', b'N', b'G', ..] => {
-                let decoder = PngDecoder::with_limits(Cursor::new(file), limits(options));
-                pixels("PNG", decoder, file, options)?
-            }
-            [
-                b'R',
-                b'I',
-                b'F',
-                b'F',
-                _,
-                _,
-                _,
-                _,
-                b'W',
-                b'E',
-                b'B',
-                b'P',
-                ..,
-            ] => pixels("WebP", WebPDecoder::new(Cursor::new(file)), file, options)?,
-            [b'B', b'M', ..] => pixels("BMP", BmpDecoder::new(Cursor::new(file)), file, options)?,
-            _ => {
-                return Err(VlmDataError::UnknownFormat {
-                    start: file[..file.len().min(12)].to_vec(),
-                });
-            }
-        };
-        let (rgb, [width, height]) = match orientation.filter(|_| options.upright) {
+        let (rgb, [width, height], orientation) = contents(file, options, Wanted::Pixels)?;
+        let (rgb, [width, height]) = match orientation {
             Some(orientation) => {
                 let upright = reserve::<u8>("the picture", rgb.len() as u128)?;
                 orientation.apply(&rgb, [width, height], upright)
@@ -181,6 +121,15 @@ impl Picture {
             None => (rgb, [width, height]),
         };
         Ok(Self { width, height, rgb })
+    }
+
+    /// Width and height that [`Picture::decode`] would give, from the header alone.
+    ///
+    /// # Errors
+    /// those of [`Picture::decode`] that the header shows
+    pub fn sides(file: &[u8], options: &ReadOptions) -> Result<[usize; 2]> {
+        let (_, sides, orientation) = contents(file, options, Wanted::Sides)?;
+        Ok(orientation.map_or(sides, |orientation| orientation.turn(sides)))
     }
 
     /// Pixels in a row.
@@ -196,6 +145,50 @@ impl Picture {
     /// `[height, width, 3]`: levels of red, green and blue.
     pub fn rgb(&self) -> &[u8] {
         &self.rgb
+    }
+}
+
+/// What is read of a file.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Wanted {
+    Pixels,
+    /// Width and height, and how the picture is turned.
+    Sides,
+}
+
+/// The bytes of a picture's file.
+pub(crate) fn read_file(path: &Path, options: &ReadOptions) -> Result<Vec<u8>> {
+    let file = |reason: String| VlmDataError::File {
+        path: path.to_owned(),
+        reason,
+    };
+    // Before it is opened: opening a pipe waits for its writer.
+    let data = std::fs::metadata(path).map_err(|error| file(error.to_string()))?;
+    if !data.is_file() {
+        return Err(file("it is no regular file".to_owned()));
+    }
+    // 16 bits of RGBA, uncompressed.
+    let limit = options
+        .max_pixels
+        .saturating_mul(8)
+        .saturating_add(EXTRA_FILE_BYTES);
+    if data.len() > limit {
+        return Err(file(format!(
+            "it has {} bytes, expected at most {limit}",
+            data.len()
+        )));
+    }
+    let mut bytes = reserve::<u8>("the file", u128::from(data.len()))?;
+    File::open(path)
+        .and_then(|file| file.take(limit).read_to_end(&mut bytes))
+        .map_err(|error| file(error.to_string()))?;
+    Ok(bytes)
+}
+
+pub(crate) fn in_file(path: &Path, source: VlmDataError) -> VlmDataError {
+    VlmDataError::InFile {
+        path: path.to_owned(),
+        source: Box::new(source),
     }
 }
 
@@ -241,12 +234,56 @@ fn limits(options: &ReadOptions) -> Limits {
 
 type Pixels = (Vec<u8>, [usize; 2], Option<Orientation>);
 
-/// RGB, width and height, and the orientation of a file.
+/// RGB as stored, empty unless it is wanted, width and height as stored, and how to turn them.
+fn contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Result<Pixels> {
+    match file {
+        [b'G', b'I', b'F', b'8', ..] => {
+            let (rgb, size) = gif::decode(file, options, wanted)?;
+            Ok((rgb, size, None))
+        }
+        [0xff, 0xd8, 0xff, ..] => {
+            let decoder = JpegDecoder::new(Cursor::new(file));
+            pixels("JPEG", decoder, file, options, wanted)
+        }
+        [0x89, b'P', b'N', b'G', ..] => {
+            let decoder = PngDecoder::with_limits(Cursor::new(file), limits(options));
+            pixels("PNG", decoder, file, options, wanted)
+        }
+        [
+            b'R',
+            b'I',
+            b'F',
+            b'F',
+            _,
+            _,
+            _,
+            _,
+            b'W',
+            b'E',
+            b'B',
+            b'P',
+            ..,
+        ] => {
+            let decoder = WebPDecoder::new(Cursor::new(file));
+            pixels("WebP", decoder, file, options, wanted)
+        }
+        [b'B', b'M', ..] => {
+            let decoder = BmpDecoder::new(Cursor::new(file));
+            pixels("BMP", decoder, file, options, wanted)
+        }
+        _ => Err(VlmDataError::UnknownFormat {
+            start: file[..file.len().min(12)].to_vec(),
+        }),
+    }
+}
+
+/// [`contents`] by a decoder of `image`.
 fn pixels<D: ImageDecoder>(
     format: &'static str,
     decoder: Result<D, ImageError>,
     file: &[u8],
     options: &ReadOptions,
+    wanted: Wanted,
 ) -> Result<Pixels> {
     let error = |error: ImageError| VlmDataError::Decode {
         format,
@@ -266,6 +303,9 @@ fn pixels<D: ImageDecoder>(
         };
         let xmp = decoder.xmp_metadata().ok().flatten();
         orientation = Orientation::find(exif.as_deref(), xmp.as_deref());
+    }
+    if wanted == Wanted::Sides {
+        return Ok((Vec::new(), size, orientation));
     }
     // The colour that stands for transparency.
     let mut key = None;

@@ -17,23 +17,27 @@ const EXACT: u64 = 1 << 53;
 /// - [`ResizeRule::Qwen`]: the nearest multiples; if their area is out of the limits, both sides
 ///   are scaled by one number and rounded towards the limit, to at least `factor`.
 /// - [`ResizeRule::Glm`]: a side below `factor` is first scaled up to it, the other side with it,
-///   both truncated. Then as above, where the picture counts `frames` times, as often as it is
-///   repeated in time: the limits hold for frames x height x width.
+///   both truncated. Then as above for all frames together: the limits hold for frames x height x
+///   width, where frames are rounded to a multiple of `depth`.
+///
+/// `frames` are those of the video, and `depth` those of a patch; a picture has `depth` frames.
 ///
 /// # Units
 /// sides in pixels, limits in pixels of area
 /// # Errors
 /// [`VlmDataError::NoPixels`] if a side is 0; [`VlmDataError::AspectRatio`] if one side is more
-/// than 200 times the other; [`VlmDataError::Config`] if `factor`, `frames` or a limit is 0;
+/// than 200 times the other; [`VlmDataError::Config`] if `factor`, `depth` or a limit is 0;
+/// [`VlmDataError::TooFewFrames`] without frames, and by GLM's rule with fewer than `depth`;
 /// [`VlmDataError::TooManyPixels`] if an area is above 2^53
 /// # Source
 /// transformers 5.24.0, `smart_resize` of models/qwen2_vl/image_processing_qwen2_vl.py and
-/// models/glm4v/image_processing_glm4v.py
+/// models/glm4v/image_processing_glm4v.py, and of the video processors of qwen2_vl, qwen3_vl and
+/// glm4v
 pub fn smart_resize(
     rule: ResizeRule,
     [height, width]: [u64; 2],
     factor: u64,
-    frames: u64,
+    [frames, depth]: [u64; 2],
     [min_pixels, max_pixels]: [u64; 2],
 ) -> Result<[u64; 2]> {
     if height == 0 || width == 0 {
@@ -48,12 +52,19 @@ pub fn smart_resize(
         _ => Ok(()),
     };
     positive("patch_size x merge_size", factor)?;
-    positive("temporal_patch_size", frames)?;
+    positive("temporal_patch_size", depth)?;
     positive("min_pixels", min_pixels)?;
     positive("max_pixels", max_pixels)?;
-    let (mut height, mut width, mut repeated) = (height, width, 1);
+    let least = if rule == ResizeRule::Glm { depth } else { 1 };
+    if frames < least {
+        return Err(VlmDataError::TooFewFrames {
+            least,
+            found: frames,
+        });
+    }
+    let (mut height, mut width, mut counted) = (height, width, 1);
     if rule == ResizeRule::Glm {
-        repeated = frames;
+        counted = frames;
         if height < factor || width < factor {
             let scale = (factor as f64 / height as f64).max(factor as f64 / width as f64);
             height = (height as f64 * scale) as u64;
@@ -67,7 +78,7 @@ pub fn smart_resize(
     };
     let area = height
         .checked_mul(width)
-        .and_then(|area| area.checked_mul(repeated));
+        .and_then(|area| area.checked_mul(counted));
     let Some(area) = area.filter(|&area| area <= EXACT) else {
         return Err(too_many);
     };
@@ -87,7 +98,11 @@ pub fn smart_resize(
     let (min_pixels, max_pixels) = (min_pixels as f64, max_pixels as f64);
     let nearest = |side: f64| (side / f).round_ties_even() * f;
     let (mut new_h, mut new_w) = (nearest(h), nearest(w));
-    let new_area = repeated as f64 * new_h * new_w;
+    let counted = match rule {
+        ResizeRule::Qwen => 1.0,
+        ResizeRule::Glm => (frames as f64 / depth as f64).round_ties_even() * depth as f64,
+    };
+    let new_area = counted * new_h * new_w;
     if new_area > max_pixels {
         let beta = (area / max_pixels).sqrt();
         let below = |side: f64| f.max((side / beta / f).floor() * f);
@@ -107,7 +122,7 @@ mod tests {
     const QWEN: [u64; 2] = [3136, 12_845_056];
 
     fn qwen(height: u64, width: u64) -> Result<[u64; 2]> {
-        smart_resize(ResizeRule::Qwen, [height, width], 28, 2, QWEN)
+        smart_resize(ResizeRule::Qwen, [height, width], 28, [2, 2], QWEN)
     }
 
     #[test]
@@ -119,14 +134,14 @@ mod tests {
     #[test]
     fn a_side_never_falls_below_the_factor() {
         let limits = [1, 28 * 28 * 4];
-        let size = smart_resize(ResizeRule::Qwen, [10, 1900], 28, 2, limits).expect("fits");
+        let size = smart_resize(ResizeRule::Qwen, [10, 1900], 28, [2, 2], limits).expect("fits");
         assert_eq!(size[0], 28);
     }
 
     #[test]
     fn glm_scales_thin_pictures_up_and_counts_frames() {
         let limits = [12_544, 11_760_000];
-        let size = smart_resize(ResizeRule::Glm, [1, 1], 28, 2, limits).expect("fits");
+        let size = smart_resize(ResizeRule::Glm, [1, 1], 28, [2, 2], limits).expect("fits");
         // 28 x 28 twice are 1568, below 12544: 28 sqrt(8) is 79.2.
         assert_eq!(size, [84, 84]);
     }
@@ -142,9 +157,9 @@ mod tests {
             qwen(u64::MAX, u64::MAX),
             Err(VlmDataError::TooManyPixels { .. })
         ));
-        let none = smart_resize(ResizeRule::Qwen, [9, 9], 0, 2, QWEN);
+        let none = smart_resize(ResizeRule::Qwen, [9, 9], 0, [2, 2], QWEN);
         assert!(matches!(none, Err(VlmDataError::Config { .. })));
         let limits = [12_544, 11_760_000];
-        assert!(smart_resize(ResizeRule::Glm, [1, 201], 28, 2, limits).is_err());
+        assert!(smart_resize(ResizeRule::Glm, [1, 201], 28, [2, 2], limits).is_err());
     }
 }

@@ -25,6 +25,20 @@ pub enum TextError {
         /// The message of the system, or what the file lacks.
         reason: String,
     },
+    /// A data file that is no longer the one that was read before.
+    #[error(
+        "{} has changed: expected {expected}, found {found}; \
+         a position in other data means nothing, so start anew or bring the file back",
+        path.display()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// What it was.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
     /// A record of a data file that cannot be trained on; the records after it can be read.
     #[error("line {line}: {problem}")]
     Record {
@@ -224,6 +238,12 @@ pub enum RecordProblem {
         /// The value.
         found: f64,
     },
+    /// A video of unknown speed.
+    #[error("video {video} has no fps; write \"fps\" into the record, or state one for the file")]
+    NoFps {
+        /// The video, from 1.
+        video: usize,
+    },
     /// Marks of boxes or names and their values of different number.
     #[error("the text has {marks} marks {mark} for {values} values in objects.{key}")]
     ObjectCount {
@@ -243,6 +263,20 @@ pub enum RecordProblem {
         index: usize,
         /// Its numbers.
         found: Vec<f64>,
+    },
+    /// A box that leaves its picture.
+    #[error(
+        "box {index} is {found:?} in a picture of {} x {} pixels; boxes are in pixels of the \
+         picture as it is read, which EXIF may turn",
+        size[0], size[1]
+    )]
+    BoxOutside {
+        /// Which, from 0.
+        index: usize,
+        /// Its numbers.
+        found: Vec<f64>,
+        /// Width and height.
+        size: [usize; 2],
     },
     /// A box of a picture that the record lacks.
     #[error("box {index} belongs to picture {image}, the record has {images}")]

@@ -290,6 +290,18 @@ impl TextEncoder {
         &self.tokenizer
     }
 
+    /// How the family writes pictures and videos.
+    #[must_use]
+    pub fn style(&self) -> MediaStyle {
+        self.style
+    }
+
+    /// The side of the square of patches that becomes one token.
+    #[must_use]
+    pub fn merge(&self) -> u32 {
+        self.merge
+    }
+
     /// The chat template.
     #[must_use]
     pub fn template(&self) -> &ChatTemplate {

@@ -36,7 +36,9 @@ pub mod tokenizer;
 
 pub use error::{RecordProblem, Result, TextError};
 pub use expand::{Grid, Grids, MediaStyle, VideoGrid};
-pub use format::{Conversation, FileOptions, Format, Message, Part, Role, read};
+pub use format::{
+    Conversation, DataIndex, DataReader, FileOptions, Format, Message, Part, Role, read,
+};
 pub use labels::{EncodeOptions, IGNORED, LabelRule, Overlong, Sample, TextEncoder, Trained};
 pub use template::{ChatTemplate, RenderOptions};
 pub use tokenizer::Tokenizer;

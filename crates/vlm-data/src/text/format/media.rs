@@ -36,7 +36,7 @@ pub struct Video {
 /// The frames of a video.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Frames {
-    /// All pictures of a folder, in order of their names.
+    /// All files of a folder, in order of the numbers in their names: `2.png` before `10.png`.
     Folder(PathBuf),
     /// These, in order.
     List(Vec<MediaSource>),

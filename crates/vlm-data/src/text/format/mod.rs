@@ -13,6 +13,7 @@
 //! LLaVA and sharegpt differ in white space: around a mark Qwen's own code strips the user's text,
 //! so `<image>\nWhat?` is a picture and `What?`; LLaMA-Factory keeps the line break.
 
+mod index;
 mod media;
 mod objects;
 mod parse;
@@ -22,6 +23,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
+pub use index::{DataIndex, DataReader};
 pub use media::{Frames, MediaSource, Video};
 pub use objects::Objects;
 
@@ -189,8 +191,13 @@ impl<R: BufRead> Conversations<R> {
     /// Reads conversations from any stream; `folder` is what relative paths are relative to, unless
     /// the options name one.
     pub fn new(input: R, folder: impl Into<PathBuf>, options: &FileOptions) -> Self {
+        let records = Records::new(input, options.max_record_bytes);
+        Self::of_records(records, folder, options)
+    }
+
+    fn of_records(records: Records<R>, folder: impl Into<PathBuf>, options: &FileOptions) -> Self {
         Self {
-            records: Records::new(input, options.max_record_bytes),
+            records,
             format: options.format,
             folder: options
                 .media_folder

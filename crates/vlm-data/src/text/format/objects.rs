@@ -9,7 +9,7 @@ use crate::text::json::Json;
 pub struct Objects {
     /// The names.
     pub names: Vec<String>,
-    /// Points \[x, y\] or boxes \[x1, y1, x2, y2\], in pixels of the picture as it is stored.
+    /// Points \[x, y\] or boxes \[x1, y1, x2, y2\], in pixels of the picture as it is read, upright.
     pub boxes: Vec<Vec<f64>>,
     /// The picture of each box, from 0.
     pub images: Vec<usize>,
@@ -102,8 +102,7 @@ impl Objects {
 impl Conversation {
     /// Replaces the marks `<ref-object>` and `<bbox>` in all messages by text.
     ///
-    /// `write_name` gets a name, `write_box` a picture's index and a box in pixels of the stored
-    /// picture. The caller rescales: Qwen2-VL and Qwen3-VL write coordinates from 0 to 1000 of the
+    /// `write_name` gets a name, `write_box` a picture's index and a box. The caller rescales: Qwen2-VL and Qwen3-VL write coordinates from 0 to 1000 of the
     /// picture, Qwen2.5-VL pixels of the **resized** picture. Without `objects` nothing changes.
     ///
     /// # Errors

@@ -13,32 +13,64 @@ pub(super) struct Records<R> {
     input: R,
     max_bytes: usize,
     line: u64,
+    /// Bytes taken.
+    offset: u64,
     state: State,
     buffer: Vec<u8>,
     too_large: bool,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum State {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum State {
     Start,
     Lines,
-    /// Behind `[`.
+    /// After `[`.
     FirstItem,
-    /// Behind an item.
+    /// After an item.
     NextItem,
     Done,
 }
 
+/// Where a record begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// From 1.
+    pub(super) line: u64,
+    /// In bytes.
+    pub(super) offset: u64,
+}
+
 impl<R: BufRead> Records<R> {
     pub(super) fn new(input: R, max_bytes: usize) -> Self {
-        let (line, state, buffer) = (1, State::Start, Vec::new());
+        let place = Place { line: 1, offset: 0 };
+        Self::starting_at(input, max_bytes, place, State::Start)
+    }
+
+    /// Continues in the middle of a file, at `place`.
+    pub(super) fn starting_at(input: R, max_bytes: usize, place: Place, state: State) -> Self {
         Self {
             input,
             max_bytes,
-            line,
+            line: place.line,
+            offset: place.offset,
             state,
-            buffer,
+            buffer: Vec::new(),
             too_large: false,
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    pub(super) fn into_input(self) -> R {
+        self.input
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            line: self.line,
+            offset: self.offset,
         }
     }
 
@@ -58,6 +90,7 @@ impl<R: BufRead> Records<R> {
     /// Takes the byte that `peek` returned.
     fn take(&mut self, byte: u8) {
         self.input.consume(1);
+        self.offset += 1;
         if byte == b'\n' {
             self.line += 1;
         }
@@ -107,11 +140,11 @@ impl<R: BufRead> Records<R> {
     }
 
     /// The next line that is not blank, in the buffer.
-    fn read_line(&mut self) -> Result<Option<u64>, TextError> {
+    fn read_line(&mut self) -> Result<Option<Place>, TextError> {
         if self.skip_space()?.is_none() {
             return Ok(None);
         }
-        let line = self.line;
+        let place = self.place();
         while self.peek()?.is_some() {
             // What `peek` has read; an error it would have returned.
             let bytes = self.input.fill_buf().unwrap_or_default();
@@ -124,15 +157,16 @@ impl<R: BufRead> Records<R> {
             self.too_large |= room < end;
             let is_whole = end < bytes.len();
             self.input.consume(end);
+            self.offset += end as u64;
             if is_whole {
                 break;
             }
         }
-        Ok(Some(line))
+        Ok(Some(place))
     }
 
     /// The next item of the array, in the buffer.
-    fn read_item(&mut self) -> Result<Option<u64>, TextError> {
+    fn read_item(&mut self) -> Result<Option<Place>, TextError> {
         let mut next = self.skip_space()?;
         if self.state == State::NextItem && next == Some(b',') {
             self.take(b',');
@@ -148,7 +182,7 @@ impl<R: BufRead> Records<R> {
             self.state = State::Done;
             return Err(self.stream("expected ',' or ']' after a record".to_owned()));
         }
-        let line = self.line;
+        let place = self.place();
         let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
         while let Some(byte) = next {
             if depth == 0 && !in_string && matches!(byte, b',' | b']') {
@@ -166,7 +200,7 @@ impl<R: BufRead> Records<R> {
             }
             if depth == 0 && byte == b'}' && !in_string {
                 self.state = State::NextItem;
-                return Ok(Some(line));
+                return Ok(Some(place));
             }
             next = self.peek()?;
         }
@@ -175,22 +209,29 @@ impl<R: BufRead> Records<R> {
             return Err(self.stream("the array is cut off; expected ']'".to_owned()));
         }
         self.state = State::NextItem;
-        Ok(Some(line))
+        Ok(Some(place))
     }
 
-    fn read(&mut self) -> Result<Option<(u64, Json)>, TextError> {
+    /// Puts the next record into the buffer, as far as the limit allows, and returns its place.
+    pub(super) fn next_place(&mut self) -> Result<Option<Place>, TextError> {
         self.buffer.clear();
         self.too_large = false;
         if self.state == State::Start {
             self.start()?;
         }
-        let line = match self.state {
+        let place = match self.state {
             State::Done => None,
             State::Start | State::Lines => self.read_line()?,
             State::FirstItem | State::NextItem => self.read_item()?,
         };
-        let Some(line) = line else {
+        if place.is_none() {
             self.state = State::Done;
+        }
+        Ok(place)
+    }
+
+    fn read(&mut self) -> Result<Option<(u64, Json)>, TextError> {
+        let Some(Place { line, .. }) = self.next_place()? else {
             return Ok(None);
         };
         let problem = if self.too_large {

@@ -1,0 +1,188 @@
+//! Samples to micro-batches: packed end to end, or padded to like lengths.
+
+use crate::sample::TrainingSample;
+use crate::text::IGNORED;
+use crate::{Result, VlmDataError};
+
+/// How the samples of a global batch are cut into micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Samples laid end to end in one row of at most this many tokens, by first fit decreasing.
+    Packed {
+        /// The most tokens of a micro-batch.
+        tokens: usize,
+    },
+    /// Rows of like lengths, padded at the right to the longest; rows x longest is at most this.
+    Padded {
+        /// The most tokens of a micro-batch, padding included.
+        tokens: usize,
+        /// The token of the padding.
+        id: i64,
+    },
+}
+
+impl Cut {
+    /// The most tokens of a micro-batch, padding included.
+    pub fn tokens(self) -> usize {
+        match self {
+            Self::Packed { tokens } | Self::Padded { tokens, .. } => tokens,
+        }
+    }
+
+    /// Divides samples of these lengths into micro-batches: the indices of each, ascending.
+    ///
+    /// Which sample comes first decides between equal lengths alone. One that is longer than
+    /// [`Cut::tokens`] is alone.
+    pub fn divide(self, lengths: &[usize]) -> Vec<Vec<usize>> {
+        // The sort is stable.
+        let mut order: Vec<usize> = (0..lengths.len()).collect();
+        order.sort_by_key(|&sample| std::cmp::Reverse(lengths[sample]));
+        let mut batches: Vec<(Vec<usize>, usize)> = Vec::new();
+        for sample in order {
+            let length = lengths[sample];
+            let room = match self {
+                Self::Packed { tokens } => batches
+                    .iter_mut()
+                    .find(|(_, used)| used.saturating_add(length) <= tokens),
+                // The first of a batch is its longest.
+                Self::Padded { tokens, .. } => batches
+                    .last_mut()
+                    .filter(|(rows, _)| lengths[rows[0]].saturating_mul(rows.len() + 1) <= tokens),
+            };
+            match room {
+                Some((samples, used)) => {
+                    samples.push(sample);
+                    *used += length;
+                }
+                None => batches.push((vec![sample], length)),
+            }
+        }
+        let sorted = |(mut samples, _): (Vec<usize>, usize)| {
+            samples.sort_unstable();
+            samples
+        };
+        batches.into_iter().map(sorted).collect()
+    }
+}
+
+/// How the tokens of a micro-batch divide into samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SampleRows {
+    /// One row; sample i is `cu_seqlens[i]..cu_seqlens[i + 1]`.
+    Packed {
+        /// Where samples begin, and where the last ends, \[samples + 1\].
+        cu_seqlens: Vec<usize>,
+    },
+    /// One sample a row, all rows of one length.
+    Padded {
+        /// The number of rows.
+        rows: usize,
+        /// Whether each token is a token and not padding, \[rows x length\].
+        attention_mask: Vec<bool>,
+    },
+}
+
+/// What goes through the model at once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MicroBatch {
+    /// Token ids, row after row.
+    pub input_ids: Vec<i64>,
+    /// A token's own id where its predecessor is trained to predict it, [`IGNORED`] elsewhere: at
+    /// padding, and at the first token of each sample, which follows nothing of its own.
+    pub labels: Vec<i64>,
+    /// How the tokens divide into samples.
+    pub rows: SampleRows,
+    /// The line of each sample in the data file, from 1.
+    pub lines: Vec<u64>,
+    /// Time, height and width in patches of each picture, in order of the samples.
+    pub image_grids: Vec<[usize; 3]>,
+    /// Patches of the pictures, `[patches, channels]`.
+    pub image_patches: Vec<f32>,
+    /// Time, height and width in patches of each video, in order of the samples.
+    pub video_grids: Vec<[usize; 3]>,
+    /// Patches of the videos, `[patches, channels]`.
+    pub video_patches: Vec<f32>,
+    /// Seconds of a patch in time, of each video.
+    pub seconds_per_grid: Vec<f64>,
+    /// The number of labels other than [`IGNORED`].
+    pub trained_tokens: usize,
+}
+
+impl MicroBatch {
+    /// Joins samples, in their order.
+    ///
+    /// # Errors
+    /// [`VlmDataError::Config`] without samples, or if they take more tokens than the cut allows.
+    pub fn new(samples: Vec<TrainingSample>, cut: Cut) -> Result<Self> {
+        let longest = samples
+            .iter()
+            .map(TrainingSample::tokens)
+            .max()
+            .unwrap_or(0);
+        let tokens = match cut {
+            Cut::Packed { .. } => samples.iter().map(TrainingSample::tokens).sum(),
+            Cut::Padded { .. } => samples.len() * longest,
+        };
+        if tokens == 0 || tokens > cut.tokens() {
+            return Err(VlmDataError::Config {
+                key: "the tokens of a micro-batch",
+                expected: "samples that fit",
+                found: format!("{} for {tokens} tokens", cut.tokens()),
+            });
+        }
+        let mut batch = Self {
+            input_ids: Vec::with_capacity(tokens),
+            labels: Vec::with_capacity(tokens),
+            rows: match cut {
+                Cut::Packed { .. } => SampleRows::Packed {
+                    cu_seqlens: vec![0],
+                },
+                Cut::Padded { .. } => SampleRows::Padded {
+                    rows: samples.len(),
+                    attention_mask: Vec::with_capacity(tokens),
+                },
+            },
+            lines: Vec::with_capacity(samples.len()),
+            image_grids: Vec::new(),
+            image_patches: Vec::new(),
+            video_grids: Vec::new(),
+            video_patches: Vec::new(),
+            seconds_per_grid: Vec::new(),
+            trained_tokens: 0,
+        };
+        let floats =
+            |of: fn(&TrainingSample) -> &Vec<f32>| samples.iter().map(|s| of(s).len()).sum();
+        batch
+            .image_patches
+            .reserve_exact(floats(|sample| &sample.image_patches));
+        batch
+            .video_patches
+            .reserve_exact(floats(|sample| &sample.video_patches));
+        for sample in samples {
+            let start = batch.input_ids.len();
+            batch.input_ids.extend(&sample.text.input_ids);
+            batch.labels.extend(&sample.text.labels);
+            batch.labels[start] = IGNORED;
+            match (&mut batch.rows, cut) {
+                (SampleRows::Packed { cu_seqlens }, _) => cu_seqlens.push(batch.input_ids.len()),
+                (SampleRows::Padded { attention_mask, .. }, Cut::Padded { id, .. }) => {
+                    let end = start + longest;
+                    attention_mask.resize(batch.input_ids.len(), true);
+                    attention_mask.resize(end, false);
+                    batch.input_ids.resize(end, id);
+                    batch.labels.resize(end, IGNORED);
+                }
+                (SampleRows::Padded { .. }, Cut::Packed { .. }) => {}
+            }
+            batch.lines.push(sample.line);
+            batch.image_grids.extend(&sample.image_grids);
+            batch.video_grids.extend(&sample.video_grids);
+            batch.seconds_per_grid.extend(&sample.seconds_per_grid);
+            batch.image_patches.extend_from_slice(&sample.image_patches);
+            batch.video_patches.extend_from_slice(&sample.video_patches);
+        }
+        let trained = batch.labels.iter().filter(|&&label| label != IGNORED);
+        batch.trained_tokens = trained.count();
+        Ok(batch)
+    }
+}

@@ -1,0 +1,338 @@
+//! Batches of a data file: in an order that a seed decides, made ahead by threads.
+
+mod order;
+mod workers;
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::batch::{Cut, MicroBatch};
+use crate::sample::{SampleEncoder, TrainingSample};
+use crate::text::{DataIndex, TextError};
+use crate::{Result, VlmDataError};
+use order::{Plan, Turn};
+use workers::{Made, Workers};
+
+/// What one update of the weights is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchSize {
+    /// This many samples, over all ranks.
+    Samples(usize),
+    /// As many of the next samples as have at most this many tokens together, over all ranks; one
+    /// at least. Each rank then makes all samples, to know their lengths, and keeps its own.
+    Tokens(usize),
+}
+
+/// What becomes of a record of which no sample can be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnError {
+    /// Its error ends the loader.
+    #[default]
+    Stop,
+    /// Its batch is one sample smaller, and holds the error.
+    Skip,
+}
+
+/// How a [`Loader`] makes batches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoaderOptions {
+    /// What a global batch is.
+    pub batch: BatchSize,
+    /// How it is cut. What a global batch holds does not depend on it.
+    pub cut: Cut,
+    /// Each epoch's order follows from this and its number; the file's order without one.
+    pub seed: Option<u64>,
+    /// How often the data are gone through.
+    pub epochs: u64,
+    /// Which of the ranks this is, from 0.
+    pub rank: usize,
+    /// How many share each global batch: rank r takes each `ranks`-th sample from its r-th.
+    pub ranks: usize,
+    /// Threads that make samples ahead.
+    pub threads: usize,
+    /// Bytes of samples made ahead, above which no other is begun. Beside these there are a sample
+    /// for each thread and the batch at hand.
+    pub ahead_bytes: usize,
+    /// What becomes of a record of which no sample can be made.
+    pub on_error: OnError,
+}
+
+impl LoaderOptions {
+    /// One rank, one epoch in the file's order, a thread for each core, 1 GiB ahead, and errors
+    /// that end the loader.
+    pub fn new(batch: BatchSize, cut: Cut) -> Self {
+        Self {
+            batch,
+            cut,
+            seed: None,
+            epochs: 1,
+            rank: 0,
+            ranks: 1,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            ahead_bytes: 1 << 30,
+            on_error: OnError::default(),
+        }
+    }
+
+    fn check(&self, max_tokens: Option<usize>) -> Result<()> {
+        let batch = match self.batch {
+            BatchSize::Samples(size) | BatchSize::Tokens(size) => size,
+        };
+        let positive = [
+            ("batch", batch),
+            ("cut.tokens", self.cut.tokens()),
+            ("ranks", self.ranks),
+            ("threads", self.threads),
+        ];
+        let wrong = |key, expected, found: String| {
+            Err(VlmDataError::Config {
+                key,
+                expected,
+                found,
+            })
+        };
+        if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return wrong(key, "at least 1", "0".to_owned());
+        }
+        if self.rank >= self.ranks {
+            let found = format!("{} of {}", self.rank, self.ranks);
+            return wrong("rank", "less than ranks", found);
+        }
+        if max_tokens.is_none_or(|most| most > self.cut.tokens()) {
+            let found = max_tokens.map_or("absent".to_owned(), |most| most.to_string());
+            let expected = "at most the tokens of a micro-batch, cut.tokens";
+            return wrong("max_tokens", expected, found);
+        }
+        Ok(())
+    }
+}
+
+/// How far a file was gone through: what a checkpoint keeps of the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataPosition {
+    /// The file, by [`DataIndex::fingerprint`].
+    pub fingerprint: u64,
+    /// The seed of the order.
+    pub seed: Option<u64>,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// Samples of the epoch before the next one, over all ranks.
+    pub samples: u64,
+}
+
+/// This rank's part of what one update of the weights is made of.
+#[derive(Debug)]
+pub struct GlobalBatch {
+    /// The parts that go through the model one by one; none if this rank has no sample of it.
+    pub micro_batches: Vec<MicroBatch>,
+    /// The labels trained on in this rank's part. A mean over tokens divides by the sum of this
+    /// number over all ranks.
+    pub trained_tokens: usize,
+    /// Tokens without padding in this rank's part.
+    pub tokens: usize,
+    /// Errors of records that were skipped.
+    pub skipped: Vec<VlmDataError>,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// Where the data go on after this batch.
+    pub next: DataPosition,
+}
+
+/// The global batches of a data file, in order. Threads make samples ahead; the batches do not
+/// depend on their number.
+///
+/// A global batch is the same for any cut and any number of ranks together. The last of an epoch
+/// may be smaller.
+#[derive(Debug)]
+pub struct Loader {
+    options: LoaderOptions,
+    records: u64,
+    fingerprint: u64,
+    next: Turn,
+    workers: Workers,
+    /// Taken from the workers, and left for the next batch.
+    held: Option<Made>,
+    is_done: bool,
+}
+
+impl Loader {
+    /// Starts the threads, from a position or the start.
+    ///
+    /// # Errors
+    /// [`VlmDataError::Config`] for options that contradict each other, or the encoder's
+    /// `max_tokens`; [`TextError::Changed`] for a position in other data; [`VlmDataError::Thread`].
+    pub fn new(
+        encoder: Arc<SampleEncoder>,
+        index: Arc<DataIndex>,
+        options: LoaderOptions,
+        position: Option<DataPosition>,
+    ) -> Result<Self> {
+        options.check(encoder.options().encode.max_tokens)?;
+        let wrong = |key, expected, found: String| VlmDataError::Config {
+            key,
+            expected,
+            found,
+        };
+        if index.is_empty() || u32::try_from(index.len()).is_err() {
+            let found = format!("{} in {}", index.len(), index.path().display());
+            return Err(wrong("records", "1 to 2^32 - 1", found));
+        }
+        let (records, fingerprint) = (index.len() as u64, index.fingerprint());
+        let mut next = Turn {
+            epoch: 0,
+            before: 0,
+        };
+        if let Some(position) = position {
+            if position.fingerprint != fingerprint {
+                let changed = TextError::Changed {
+                    path: index.path().to_owned(),
+                    expected: format!("fingerprint {:016x}", position.fingerprint),
+                    found: format!("{fingerprint:016x}"),
+                };
+                return Err(changed.into());
+            }
+            if position.seed != options.seed {
+                let found = format!("{:?}", options.seed);
+                let expected = "the seed of the position, or the samples would be others";
+                return Err(wrong("seed", expected, found));
+            }
+            if position.samples >= records {
+                let expected = "fewer than the records of the file";
+                let found = position.samples.to_string();
+                return Err(wrong("samples of the position", expected, found));
+            }
+            next = Turn {
+                epoch: position.epoch,
+                before: position.samples,
+            };
+        }
+        let plan = Plan::new(index.len(), &options, next);
+        let (threads, bytes) = (options.threads, options.ahead_bytes);
+        Ok(Self {
+            workers: Workers::new(encoder, index, plan, threads, bytes)?,
+            options,
+            records,
+            fingerprint,
+            next,
+            held: None,
+            is_done: false,
+        })
+    }
+
+    /// The global batches of all epochs, from the start; none where tokens decide.
+    pub fn batches(&self) -> Option<u64> {
+        match self.options.batch {
+            BatchSize::Samples(samples) => {
+                let epoch = self.records.div_ceil(samples as u64);
+                Some(epoch.saturating_mul(self.options.epochs))
+            }
+            BatchSize::Tokens(_) => None,
+        }
+    }
+
+    /// The share of the time since the first batch was asked for that was spent waiting for
+    /// samples.
+    pub fn waiting_share(&self) -> f64 {
+        self.workers.waiting_share()
+    }
+
+    /// The samples of the next batch that are this rank's, and the errors of others.
+    fn samples(&mut self) -> Result<(Vec<TrainingSample>, Vec<VlmDataError>)> {
+        let (mut samples, mut skipped) = (Vec::new(), Vec::new());
+        let start = self.next;
+        let mut end = self.records;
+        // How many to take; where tokens decide, until one does not fit.
+        let mut own = u64::MAX;
+        if let BatchSize::Samples(count) = self.options.batch {
+            end = end.min(start.before.saturating_add(count as u64));
+            let (rank, ranks) = (self.options.rank as u64, self.options.ranks as u64);
+            own = (end - start.before).saturating_sub(rank).div_ceil(ranks);
+        }
+        let (mut tokens, mut count) = (0, 0);
+        while own > 0 {
+            let Some((turn, sample)) = self.held.take().or_else(|| self.workers.take()) else {
+                break;
+            };
+            if turn.epoch != start.epoch {
+                self.held = Some((turn, sample));
+                break;
+            }
+            let sample = match (sample, self.options.on_error) {
+                (Ok(sample), _) => sample,
+                (Err(error), OnError::Stop) => return Err(error),
+                (Err(error), OnError::Skip) => {
+                    skipped.push(error);
+                    own -= 1;
+                    continue;
+                }
+            };
+            if let BatchSize::Tokens(most) = self.options.batch {
+                if count > 0 && tokens + sample.tokens() > most {
+                    end = turn.before;
+                    self.held = Some((turn, Ok(sample)));
+                    break;
+                }
+                tokens += sample.tokens();
+                count += 1;
+                if (count - 1) % self.options.ranks != self.options.rank {
+                    continue;
+                }
+            }
+            samples.push(sample);
+            own -= 1;
+        }
+        self.next = match end == self.records {
+            true => Turn {
+                epoch: start.epoch + 1,
+                before: 0,
+            },
+            false => Turn {
+                before: end,
+                ..start
+            },
+        };
+        Ok((samples, skipped))
+    }
+
+    fn batch(&mut self) -> Result<GlobalBatch> {
+        let epoch = self.next.epoch;
+        let (samples, skipped) = self.samples()?;
+        let lengths: Vec<usize> = samples.iter().map(TrainingSample::tokens).collect();
+        let cut = self.options.cut;
+        // Each sample is given up as soon as it is copied.
+        let mut samples: Vec<_> = samples.into_iter().map(Some).collect();
+        let micro_batches = cut.divide(&lengths).into_iter().map(|part| {
+            let part = part.into_iter().filter_map(|index| samples[index].take());
+            MicroBatch::new(part.collect(), cut)
+        });
+        let micro_batches = micro_batches.collect::<Result<Vec<_>>>()?;
+        Ok(GlobalBatch {
+            trained_tokens: micro_batches.iter().map(|part| part.trained_tokens).sum(),
+            micro_batches,
+            tokens: lengths.iter().sum(),
+            skipped,
+            epoch,
+            next: DataPosition {
+                fingerprint: self.fingerprint,
+                seed: self.options.seed,
+                epoch: self.next.epoch,
+                samples: self.next.before,
+            },
+        })
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Result<GlobalBatch>;
+
+    /// Nothing follows an error.
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_done || self.next.epoch >= self.options.epochs {
+            return None;
+        }
+        let batch = self.batch();
+        self.is_done = batch.is_err();
+        Some(batch)
+    }
+}

@@ -1,0 +1,210 @@
+//! Threads that make samples ahead of the one who trains on them.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::order::{Plan, Turn};
+use crate::sample::{SampleEncoder, TrainingSample};
+use crate::text::{DataIndex, DataReader};
+use crate::{Result, VlmDataError};
+
+/// A sample, or why there is none, and its place in the order.
+pub(super) type Made = (Turn, Result<TrainingSample>);
+
+/// The threads, which end with this.
+#[derive(Debug)]
+pub(super) struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    waited: Duration,
+    since: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    encoder: Arc<SampleEncoder>,
+    index: Arc<DataIndex>,
+    most_bytes: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    plan: Plan,
+    /// Samples that were begun, and those that were taken; each has the number of those before it.
+    begun: u64,
+    taken: u64,
+    is_planned: bool,
+    is_stopped: bool,
+    /// Samples that are made and not taken, and their bytes.
+    made: BTreeMap<u64, Made>,
+    bytes: usize,
+}
+
+impl Workers {
+    pub(super) fn new(
+        encoder: Arc<SampleEncoder>,
+        index: Arc<DataIndex>,
+        plan: Plan,
+        threads: usize,
+        most_bytes: usize,
+    ) -> Result<Self> {
+        let state = State {
+            plan,
+            begun: 0,
+            taken: 0,
+            is_planned: false,
+            is_stopped: false,
+            made: BTreeMap::new(),
+            bytes: 0,
+        };
+        let shared = Arc::new(Shared {
+            encoder,
+            index,
+            most_bytes,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        // Whose threads are stopped if one cannot be started.
+        let mut workers = Self {
+            shared,
+            threads: Vec::with_capacity(threads),
+            waited: Duration::ZERO,
+            since: None,
+        };
+        for number in 0..threads {
+            let shared = Arc::clone(&workers.shared);
+            let thread = std::thread::Builder::new().name(format!("vlm-data {number}"));
+            let thread = thread.spawn(move || shared.work());
+            workers
+                .threads
+                .push(thread.map_err(|error| VlmDataError::Thread {
+                    reason: error.to_string(),
+                })?);
+        }
+        Ok(workers)
+    }
+
+    /// The next sample in order; none after the last.
+    pub(super) fn take(&mut self) -> Option<Made> {
+        let start = Instant::now();
+        self.since.get_or_insert(start);
+        let mut state = self.shared.lock();
+        let made = loop {
+            let next = state.taken;
+            if let Some(made) = state.made.remove(&next) {
+                break Some(made);
+            }
+            if state.is_planned && state.taken == state.begun {
+                break None;
+            }
+            state = self.shared.wait(state);
+        };
+        if let Some((_, sample)) = &made {
+            state.taken += 1;
+            state.bytes -= bytes(sample);
+            self.shared.changed.notify_all();
+        }
+        self.waited += start.elapsed();
+        made
+    }
+
+    /// The share of the time since the first sample was asked for in which one was waited for.
+    pub(super) fn waiting_share(&self) -> f64 {
+        let all = self
+            .since
+            .map_or(0.0, |since| since.elapsed().as_secs_f64());
+        if all > 0.0 {
+            self.waited.as_secs_f64() / all
+        } else {
+            0.0
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.shared.lock().is_stopped = true;
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic of a sample is caught where it is made.
+            _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut reader = None;
+        while let Some((number, turn, record)) = self.begin() {
+            let made = catch_unwind(AssertUnwindSafe(|| self.make(&mut reader, record)));
+            let sample = made.unwrap_or_else(|panic| {
+                let reason = panic
+                    .downcast_ref::<String>()
+                    .map(String::as_str)
+                    .or_else(|| panic.downcast_ref::<&str>().copied());
+                Err(VlmDataError::Panic {
+                    line: self.index.line(record),
+                    reason: reason.unwrap_or("without a message").to_owned(),
+                })
+            });
+            let mut state = self.lock();
+            state.bytes += bytes(&sample);
+            state.made.insert(number, (turn, sample));
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until there is room for another sample, or the next one to be taken is not begun.
+    fn begin(&self) -> Option<(u64, Turn, usize)> {
+        let mut state = self.lock();
+        loop {
+            if state.is_stopped || state.is_planned {
+                return None;
+            }
+            if state.bytes < self.most_bytes || state.begun == state.taken {
+                break;
+            }
+            state = self.wait(state);
+        }
+        let next = state.plan.next();
+        let Some((turn, record)) = next else {
+            state.is_planned = true;
+            self.changed.notify_all();
+            return None;
+        };
+        state.begun += 1;
+        Some((state.begun - 1, turn, record))
+    }
+
+    fn make<'a>(
+        &'a self,
+        reader: &mut Option<DataReader<'a>>,
+        record: usize,
+    ) -> Result<TrainingSample> {
+        let reader = match reader {
+            Some(reader) => reader,
+            None => reader.insert(self.index.reader()?),
+        };
+        self.encoder.encode(&reader.read(record)?)
+    }
+}
+
+/// What a sample holds; an error counts for little.
+fn bytes(sample: &Result<TrainingSample>) -> usize {
+    1024 + sample.as_ref().map_or(0, TrainingSample::bytes)
+}

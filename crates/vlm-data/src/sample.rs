@@ -1,0 +1,467 @@
+//! A conversation as a model is trained on it: token ids, labels, and the patches of its pictures
+//! and videos.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use crate::picture::{
+    BoxForm, Family, Picture, PictureConfig, PictureProcessor, ReadOptions, in_file, read_file,
+    zeros,
+};
+use crate::text::format::{Frames, MediaSource, Video};
+use crate::text::{
+    Conversation, EncodeOptions, Grid, Grids, MediaStyle, RecordProblem, Sample, TextEncoder,
+    VideoGrid,
+};
+use crate::{Result, VlmDataError};
+
+/// How a [`SampleEncoder`] makes samples.
+#[derive(Clone, Debug, Default)]
+pub struct SampleOptions {
+    /// Labels and lengths.
+    pub encode: EncodeOptions,
+    /// How pictures and frames are read.
+    pub read: ReadOptions,
+    /// The largest area of a resized picture in pixels; the folder's, if none.
+    pub max_pixels: Option<u64>,
+    /// The largest area of a resized frame in pixels, of all frames together for Qwen3-VL, Qwen3.5
+    /// and GLM-4.1V; the folder's, if none.
+    pub video_max_pixels: Option<u64>,
+    /// Frames a second of videos whose record does not tell.
+    pub fps: Option<f64>,
+}
+
+/// What a model is trained on, from one record.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TrainingSample {
+    /// The line where the record begins, from 1.
+    pub line: u64,
+    /// Token ids, labels, and what of the record is left.
+    pub text: Sample,
+    /// Time, height and width in patches of each picture that is left.
+    pub image_grids: Vec<[usize; 3]>,
+    /// The patches of the pictures, `[patches, channels]`.
+    pub image_patches: Vec<f32>,
+    /// Time, height and width in patches of each video that is left.
+    pub video_grids: Vec<[usize; 3]>,
+    /// The patches of the videos, `[patches, channels]`.
+    pub video_patches: Vec<f32>,
+    /// Seconds of a patch in time, of each video that is left.
+    pub seconds_per_grid: Vec<f64>,
+}
+
+impl TrainingSample {
+    /// The number of tokens, pads included.
+    pub fn tokens(&self) -> usize {
+        self.text.input_ids.len()
+    }
+
+    /// Bytes of ids, labels and patches.
+    pub fn bytes(&self) -> usize {
+        let floats = self.image_patches.len() + self.video_patches.len();
+        16 * self.tokens() + 4 * floats
+    }
+}
+
+/// Conversations to samples: the text and the pictures of one model folder.
+#[derive(Debug)]
+pub struct SampleEncoder {
+    text: TextEncoder,
+    pictures: PictureProcessor,
+    videos: PictureProcessor,
+    boxes: BoxForm,
+    options: SampleOptions,
+}
+
+/// A video before its frames are read.
+struct Clip<'a> {
+    frames: Vec<Cow<'a, MediaSource>>,
+    /// Width and height of a frame.
+    size: [usize; 2],
+    grid: [usize; 3],
+    fps: f64,
+}
+
+impl SampleEncoder {
+    /// Reads tokenizer, chat template and what is said about pictures and videos from a folder.
+    ///
+    /// # Errors
+    /// Those of [`TextEncoder::from_folder`], [`PictureConfig::from_folder`],
+    /// [`PictureConfig::videos_from_folder`] and [`PictureProcessor::new`];
+    /// [`VlmDataError::Config`] if text and pictures merge patches differently.
+    pub fn from_folder(folder: impl AsRef<Path>, options: SampleOptions) -> Result<Self> {
+        let folder = folder.as_ref();
+        let text = TextEncoder::from_folder(folder)?;
+        let boxes = Family::from_folder(folder)?.boxes;
+        let mut pictures = PictureConfig::from_folder(folder)?;
+        let mut videos = PictureConfig::videos_from_folder(folder)?;
+        pictures.max_pixels = options.max_pixels.unwrap_or(pictures.max_pixels);
+        videos.max_pixels = options.video_max_pixels.unwrap_or(videos.max_pixels);
+        for config in [&pictures, &videos] {
+            if config.merge_size != text.merge() as usize {
+                return Err(VlmDataError::Config {
+                    key: "merge_size",
+                    expected: "spatial_merge_size of config.json",
+                    found: format!("{}, and that {}", config.merge_size, text.merge()),
+                });
+            }
+        }
+        Ok(Self {
+            text,
+            pictures: PictureProcessor::new(pictures)?,
+            videos: PictureProcessor::new(videos)?,
+            boxes,
+            options,
+        })
+    }
+
+    /// The text's part.
+    pub fn text(&self) -> &TextEncoder {
+        &self.text
+    }
+
+    /// The pictures' part.
+    pub fn pictures(&self) -> &PictureProcessor {
+        &self.pictures
+    }
+
+    /// The frames' part.
+    pub fn videos(&self) -> &PictureProcessor {
+        &self.videos
+    }
+
+    /// The options.
+    pub fn options(&self) -> &SampleOptions {
+        &self.options
+    }
+
+    /// Encodes a conversation.
+    ///
+    /// Of the pictures one at a time is decoded, after the text was found to fit, so that memory is
+    /// bounded by the largest picture and the tokens allowed. Boxes are written as the family does;
+    /// see [`BoxForm`].
+    ///
+    /// # Errors
+    /// [`VlmDataError::Text`] around those of [`TextEncoder::encode`],
+    /// [`RecordProblem::BoxOutside`] and [`RecordProblem::NoFps`]; [`VlmDataError::InRecord`] around
+    /// those of a picture, video or frame.
+    pub fn encode(&self, conversation: &Conversation) -> Result<TrainingSample> {
+        let mut sample = self.measure(conversation)?;
+        let mut values = room(&sample.image_grids, self.pictures.channels())?;
+        let mut rest = &mut values[..];
+        for (&index, &grid) in sample.text.images.iter().zip(&sample.image_grids) {
+            let length = grid.iter().product::<usize>() * self.pictures.channels();
+            let (part, after) = rest.split_at_mut(length);
+            let place =
+                |source| in_record(conversation.line, format!("picture {}", index + 1), source);
+            let picture = self.open(&conversation.images[index]).map_err(place)?;
+            let found = self.pictures.write_patches(&picture, part).map_err(place)?;
+            if found != grid {
+                return Err(place(changed(&conversation.images[index])));
+            }
+            rest = after;
+        }
+        sample.image_patches = values;
+        let mut values = room(&sample.video_grids, self.videos.channels())?;
+        let mut rest = &mut values[..];
+        for (&index, &grid) in sample.text.videos.iter().zip(&sample.video_grids) {
+            let length = grid.iter().product::<usize>() * self.videos.channels();
+            let (part, after) = rest.split_at_mut(length);
+            let place =
+                |source| in_record(conversation.line, format!("video {}", index + 1), source);
+            let clip = self.clip(conversation, index)?;
+            if clip.grid != grid {
+                let reason = "its frames were changed while they were read".to_owned();
+                let path = PathBuf::from(format!("{:?}", conversation.videos[index].frames));
+                return Err(place(VlmDataError::File { path, reason }));
+            }
+            for (frame, source) in clip.frames.iter().enumerate() {
+                let place = |source| {
+                    let place = format!("video {}, frame {}", index + 1, frame + 1);
+                    in_record(conversation.line, place, source)
+                };
+                let picture = self.open(source).map_err(place)?;
+                let found = [picture.width(), picture.height()];
+                if found != clip.size {
+                    let first = clip.size;
+                    return Err(place(VlmDataError::FrameSize { first, found }));
+                }
+                let which = [frame, clip.frames.len()];
+                let written = self.videos.write_frame(&picture, which, grid, part);
+                written.map_err(place)?;
+            }
+            rest = after;
+        }
+        sample.video_patches = values;
+        Ok(sample)
+    }
+
+    /// Encodes all of a conversation but its patches, which stay empty: of pictures, and of the
+    /// first frames of videos, the headers are read.
+    ///
+    /// # Errors
+    /// Those of [`SampleEncoder::encode`] but for pixels that cannot be decoded.
+    pub fn measure(&self, conversation: &Conversation) -> Result<TrainingSample> {
+        let line = conversation.line;
+        let mut sizes = Vec::with_capacity(conversation.images.len());
+        let mut image_grids = Vec::with_capacity(sizes.capacity());
+        for (index, source) in conversation.images.iter().enumerate() {
+            let place = |source| in_record(line, format!("picture {}", index + 1), source);
+            let size = self.sides(source).map_err(place)?;
+            image_grids.push(self.pictures.grid(size[1], size[0]).map_err(place)?);
+            sizes.push(size);
+        }
+        let clips = (0..conversation.videos.len()).map(|index| self.clip(conversation, index));
+        let clips = clips.collect::<Result<Vec<_>>>()?;
+        let conversation = self.with_objects(conversation, &sizes, &image_grids)?;
+
+        let images: Vec<Grid> = image_grids.iter().map(|&grid| text_grid(grid)).collect();
+        let depth = self.videos.config().temporal_patch_size;
+        let videos = clips.iter().map(|clip| VideoGrid {
+            grid: text_grid(clip.grid),
+            seconds: seconds(self.text.style(), clip.frames.len(), depth, clip.fps),
+        });
+        let videos: Vec<VideoGrid> = videos.collect();
+        let grids = Grids {
+            images: &images,
+            videos: &videos,
+        };
+        let text = self
+            .text
+            .encode(&conversation, grids, &self.options.encode)?;
+        let kept = || text.videos.iter().map(|&index| &clips[index]);
+        Ok(TrainingSample {
+            line,
+            image_grids: text
+                .images
+                .iter()
+                .map(|&index| image_grids[index])
+                .collect(),
+            image_patches: Vec::new(),
+            video_grids: kept().map(|clip| clip.grid).collect(),
+            video_patches: Vec::new(),
+            seconds_per_grid: kept().map(|clip| depth as f64 / clip.fps).collect(),
+            text,
+        })
+    }
+
+    fn open(&self, source: &MediaSource) -> Result<Picture> {
+        match source {
+            MediaSource::Path(path) => Picture::open(path, &self.options.read),
+            MediaSource::Bytes(bytes) => Picture::decode(bytes, &self.options.read),
+        }
+    }
+
+    fn sides(&self, source: &MediaSource) -> Result<[usize; 2]> {
+        let options = &self.options.read;
+        match source {
+            MediaSource::Path(path) => Picture::sides(&read_file(path, options)?, options)
+                .map_err(|source| in_file(path, source)),
+            MediaSource::Bytes(bytes) => Picture::sides(bytes, options),
+        }
+    }
+
+    fn clip<'a>(&self, conversation: &'a Conversation, index: usize) -> Result<Clip<'a>> {
+        let (line, video) = (conversation.line, &conversation.videos[index]);
+        let place = |source| in_record(line, format!("video {}", index + 1), source);
+        let frames = frames(video).map_err(place)?;
+        let first = frames
+            .first()
+            .ok_or(VlmDataError::TooFewFrames { least: 1, found: 0 });
+        let first = first.map_err(place)?;
+        let size = self.sides(first).map_err(place)?;
+        let grid = self.videos.video_grid(frames.len(), size[1], size[0]);
+        let fps = video.fps.or(self.options.fps);
+        let fps = fps.ok_or_else(|| RecordProblem::NoFps { video: index + 1 }.at(line))?;
+        Ok(Clip {
+            grid: grid.map_err(place)?,
+            frames,
+            size,
+            fps,
+        })
+    }
+
+    /// The conversation with its boxes written into its text.
+    fn with_objects<'a>(
+        &self,
+        conversation: &'a Conversation,
+        sizes: &[[usize; 2]],
+        grids: &[[usize; 3]],
+    ) -> Result<Cow<'a, Conversation>> {
+        let Some(objects) = &conversation.objects else {
+            return Ok(Cow::Borrowed(conversation));
+        };
+        for (index, (found, &image)) in objects.boxes.iter().zip(&objects.images).enumerate() {
+            let Some(&size) = sizes.get(image) else {
+                let images = sizes.len();
+                let problem = RecordProblem::BoxImage {
+                    index,
+                    image,
+                    images,
+                };
+                return Err(problem.at(conversation.line).into());
+            };
+            let inside =
+                |(axis, number): (usize, &f64)| (0.0..=size[axis % 2] as f64).contains(number);
+            if !found.iter().enumerate().all(inside) {
+                let found = found.clone();
+                let problem = RecordProblem::BoxOutside { index, found, size };
+                return Err(problem.at(conversation.line).into());
+            }
+        }
+        let patch = self.pictures.config().patch_size;
+        let mut written = conversation.clone();
+        written.write_objects(
+            |name| match self.boxes {
+                BoxForm::Marked => format!("<|object_ref_start|>{name}<|object_ref_end|>"),
+                BoxForm::Pixels | BoxForm::Thousandths => name.to_owned(),
+            },
+            |image, numbers| {
+                let full = match self.boxes {
+                    BoxForm::Pixels => [grids[image][2] * patch, grids[image][1] * patch],
+                    BoxForm::Marked | BoxForm::Thousandths => [1000, 1000],
+                };
+                write_box(self.boxes, numbers, sizes[image], full)
+            },
+        )?;
+        Ok(Cow::Owned(written))
+    }
+}
+
+/// A box or point whose picture has `size`, as text in a picture of `full` width and height.
+fn write_box(form: BoxForm, numbers: &[f64], size: [usize; 2], full: [usize; 2]) -> String {
+    let scaled: Vec<String> = numbers
+        .iter()
+        .enumerate()
+        .map(|(axis, number)| {
+            let scaled = number / size[axis % 2] as f64 * full[axis % 2] as f64;
+            format!("{}", scaled.round_ties_even())
+        })
+        .collect();
+    match form {
+        BoxForm::Marked => {
+            let points: Vec<String> = scaled
+                .chunks(2)
+                .map(|point| format!("({})", point.join(",")))
+                .collect();
+            format!("<|box_start|>{}<|box_end|>", points.join(","))
+        }
+        BoxForm::Pixels | BoxForm::Thousandths => format!("[{}]", scaled.join(", ")),
+    }
+}
+
+/// When each patch in time is shown; see [`VideoGrid::seconds`].
+fn seconds(style: MediaStyle, frames: usize, depth: usize, fps: f64) -> Vec<f64> {
+    let second = |frame: usize| frame.min(frames - 1) as f64 / fps;
+    let patches = (0..frames).step_by(depth);
+    match style {
+        MediaStyle::Qwen2 => Vec::new(),
+        MediaStyle::Qwen3 => patches
+            .map(|frame| f64::midpoint(second(frame), second(frame + depth - 1)))
+            .collect(),
+        MediaStyle::Glm => patches.map(second).collect(),
+    }
+}
+
+/// The frames of a video in order of time.
+fn frames(video: &Video) -> Result<Vec<Cow<'_, MediaSource>>> {
+    let folder = match &video.frames {
+        Frames::List(frames) => return Ok(frames.iter().map(Cow::Borrowed).collect()),
+        Frames::Folder(folder) => folder,
+    };
+    let error = |error: std::io::Error| VlmDataError::File {
+        path: folder.clone(),
+        reason: error.to_string(),
+    };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(error)? {
+        let entry = entry.map_err(error)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with('.') && entry.path().is_file() {
+            paths.push((in_numbers(&name), entry.path()));
+        }
+    }
+    paths.sort();
+    let source = |(_, path)| Cow::Owned(MediaSource::Path(path));
+    Ok(paths.into_iter().map(source).collect())
+}
+
+/// A name whose order is that of the numbers in it: their digits, counted first, without zeros in
+/// front.
+fn in_numbers(name: &str) -> Vec<(String, usize, String)> {
+    let (mut parts, mut rest) = (Vec::new(), name);
+    while !rest.is_empty() {
+        let digits = |c: char| c.is_ascii_digit();
+        let start = rest.find(digits).unwrap_or(rest.len());
+        let (text, number) = rest.split_at(start);
+        let end = number.find(|c| !digits(c)).unwrap_or(number.len());
+        let (number, after) = number.split_at(end);
+        let number = number.trim_start_matches('0');
+        parts.push((text.to_owned(), number.len(), number.to_owned()));
+        rest = after;
+    }
+    parts
+}
+
+fn in_record(line: u64, place: String, source: VlmDataError) -> VlmDataError {
+    VlmDataError::InRecord {
+        line,
+        place,
+        source: Box::new(source),
+    }
+}
+
+/// A picture whose size is no longer that of its header.
+fn changed(source: &MediaSource) -> VlmDataError {
+    VlmDataError::File {
+        path: PathBuf::from(format!("{source:?}")),
+        reason: "it was changed while it was read".to_owned(),
+    }
+}
+
+fn room(grids: &[[usize; 3]], channels: usize) -> Result<Vec<f32>> {
+    let patches = |grid: &[usize; 3]| grid.iter().map(|&side| side as u128).product::<u128>();
+    zeros(grids.iter().map(patches).sum(), channels)
+}
+
+/// A grid of more than 2^32 patches along a side has more tokens than any limit, and so has this.
+fn text_grid(grid: [usize; 3]) -> Grid {
+    let [time, height, width] = grid.map(|side| u32::try_from(side).unwrap_or(u32::MAX - 63));
+    Grid {
+        time,
+        height,
+        width,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_in_order_of_their_numbers() {
+        let mut names = ["f10.png", "f2.png", "f002b.png", "f1.png", "a3"];
+        names.sort_by_key(|name| in_numbers(name));
+        assert_eq!(names, ["a3", "f1.png", "f2.png", "f002b.png", "f10.png"]);
+    }
+
+    #[test]
+    fn patches_in_time_have_the_seconds_of_their_frames() {
+        assert_eq!(seconds(MediaStyle::Qwen3, 5, 2, 2.0), [0.25, 1.25, 2.0]);
+        assert_eq!(seconds(MediaStyle::Glm, 5, 2, 2.0), [0.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn boxes_are_written_as_each_family_does() {
+        let write = |form, full| write_box(form, &[10.0, 20.0, 200.0, 100.0], [200, 100], full);
+        assert_eq!(
+            write(BoxForm::Marked, [1000; 2]),
+            "<|box_start|>(50,200),(1000,1000)<|box_end|>"
+        );
+        assert_eq!(
+            write(BoxForm::Thousandths, [1000; 2]),
+            "[50, 200, 1000, 1000]"
+        );
+        assert_eq!(write(BoxForm::Pixels, [196, 112]), "[10, 22, 196, 112]");
+    }
+}

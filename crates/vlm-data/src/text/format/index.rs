@@ -1,0 +1,198 @@
+//! Where the records of a data file begin, so that they can be read in any order.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::records::{Place, Records, State};
+use super::{Conversation, Conversations, FileOptions};
+use crate::text::error::{Result, TextError};
+
+/// Where the records of a data file begin: 16 bytes of memory for each. The file itself is read
+/// anew for each record.
+#[derive(Debug)]
+pub struct DataIndex {
+    path: PathBuf,
+    options: FileOptions,
+    places: Vec<Place>,
+    /// Whether records are the items of an array.
+    is_array: bool,
+    stamp: Stamp,
+    fingerprint: u64,
+}
+
+/// By what a change of a file is noticed without reading it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stamp {
+    bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl DataIndex {
+    /// Reads a data file once, and keeps where its records begin.
+    ///
+    /// Records are not parsed: what is wrong with one is an error when it is read.
+    ///
+    /// # Errors
+    /// [`TextError::File`] if it cannot be opened; [`TextError::Stream`] if it cannot be read, or
+    /// its array is cut off.
+    pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(|error| refused(path, &error))?;
+        let stamp = Stamp::of(path, &file)?;
+        let hashed = Hashed {
+            inner: file,
+            hash: FNV_START,
+        };
+        let input = BufReader::with_capacity(1 << 16, hashed);
+        let mut records = Records::new(input, options.max_record_bytes);
+        let mut places = Vec::new();
+        let mut state = State::Lines;
+        while let Some(place) = records.next_place()? {
+            places.push(place);
+            state = records.state();
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            options,
+            places,
+            is_array: state != State::Lines,
+            stamp,
+            fingerprint: records.into_input().into_inner().hash,
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The number of records.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// A number that changes with each byte of the file: FNV-1a of 64 bits.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// The line where a record begins, from 1; 0 if there are fewer records.
+    pub fn line(&self, record: usize) -> u64 {
+        self.places.get(record).map_or(0, |place| place.line)
+    }
+
+    /// Opens the file for reading records in any order.
+    ///
+    /// # Errors
+    /// [`TextError::File`] if it cannot be opened; [`TextError::Changed`] if it is no longer the
+    /// file of the index.
+    pub fn reader(&self) -> Result<DataReader<'_>> {
+        let file = File::open(&self.path).map_err(|error| refused(&self.path, &error))?;
+        self.check(&file)?;
+        Ok(DataReader {
+            index: self,
+            input: BufReader::with_capacity(1 << 16, file),
+        })
+    }
+
+    fn check(&self, file: &File) -> Result<()> {
+        let found = Stamp::of(&self.path, file)?;
+        if found == self.stamp {
+            return Ok(());
+        }
+        let describe = |stamp: Stamp| {
+            let since = stamp
+                .modified
+                .and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+            let seconds = since.map_or("an unknown time".to_owned(), |since| {
+                format!("{:.3} s after 1970", since.as_secs_f64())
+            });
+            format!("{} bytes written {seconds}", stamp.bytes)
+        };
+        Err(TextError::Changed {
+            path: self.path.clone(),
+            expected: describe(self.stamp),
+            found: describe(found),
+        })
+    }
+}
+
+/// Reads the records of a [`DataIndex`] in any order.
+#[derive(Debug)]
+pub struct DataReader<'a> {
+    index: &'a DataIndex,
+    input: BufReader<File>,
+}
+
+impl DataReader<'_> {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// [`TextError::Record`] for one that cannot be trained on; [`TextError::Changed`] if the file
+    /// was written to; [`TextError::Stream`] if it cannot be read, or has fewer records.
+    pub fn read(&mut self, record: usize) -> Result<Conversation> {
+        let index = self.index;
+        index.check(self.input.get_ref())?;
+        let stream = |line, reason| TextError::Stream { line, reason };
+        let Some(&place) = index.places.get(record) else {
+            let reason = format!("record {record} of {} was asked for", index.len());
+            return Err(stream(0, reason));
+        };
+        let sought = self.input.seek(SeekFrom::Start(place.offset));
+        sought.map_err(|error| stream(place.line, error.to_string()))?;
+        let state = if index.is_array {
+            State::FirstItem
+        } else {
+            State::Lines
+        };
+        let most = index.options.max_record_bytes;
+        let input: &mut dyn BufRead = &mut self.input;
+        let records = Records::starting_at(input, most, place, state);
+        let folder = index.path.parent().unwrap_or(Path::new(""));
+        let found = Conversations::of_records(records, folder, &index.options).next();
+        found.unwrap_or_else(|| Err(stream(place.line, "the record is gone".to_owned())))
+    }
+}
+
+impl Stamp {
+    fn of(path: &Path, file: &File) -> Result<Self> {
+        let data = file.metadata().map_err(|error| refused(path, &error))?;
+        Ok(Self {
+            bytes: data.len(),
+            modified: data.modified().ok(),
+        })
+    }
+}
+
+fn refused(path: &Path, error: &std::io::Error) -> TextError {
+    TextError::File {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x100_0000_01b3;
+
+/// A stream with the FNV-1a hash of all that was read of it.
+struct Hashed<R> {
+    inner: R,
+    hash: u64,
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let length = self.inner.read(buffer)?;
+        for &byte in &buffer[..length] {
+            self.hash = (self.hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME);
+        }
+        Ok(length)
+    }
+}

@@ -1,0 +1,564 @@
+//! Records to samples and batches, against transformers and against each other.
+//!
+//! The expected values are in `fixtures/samples`, written by `fixtures/generate/samples.py`.
+
+mod folder;
+
+use std::fs;
+use std::sync::Arc;
+
+use folder::{Folder, family_folder, json, workspace};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use vlm_data::text::{DataIndex, FileOptions, IGNORED, TextError};
+use vlm_data::{
+    BatchSize, Cut, DataPosition, GlobalBatch, Loader, LoaderOptions, MicroBatch, OnError,
+    SampleEncoder, SampleOptions, SampleRows, TrainingSample, VlmDataError,
+};
+
+const FAMILIES: [&str; 4] = ["qwen2", "qwen2_5", "qwen3", "glm"];
+const RECORDS: usize = 8;
+/// More tokens than any sample has.
+const ROOM: usize = 160;
+const PACKED: Cut = Cut::Packed { tokens: ROOM };
+
+fn expected() -> Value {
+    json("../samples/samples.json")
+}
+
+fn options() -> SampleOptions {
+    let mut options = SampleOptions::default();
+    options.encode.max_tokens = Some(ROOM);
+    options
+}
+
+/// An encoder of a family, as transformers saved its processor.
+fn encoder(family: &str, test: &str) -> Arc<SampleEncoder> {
+    let folder = family_folder(family, test);
+    let processor = &expected()[family]["processor_config"];
+    folder.write("processor_config.json", processor.to_string());
+    let encoder = SampleEncoder::from_folder(&folder.0, options());
+    Arc::new(encoder.expect("an encoder"))
+}
+
+fn file_options() -> FileOptions {
+    let mut options = FileOptions::default();
+    options.media_folder = Some(workspace().join("tests/fixtures/pictures"));
+    options
+}
+
+fn index() -> Arc<DataIndex> {
+    let path = folder::fixture("../samples/samples.jsonl");
+    Arc::new(DataIndex::open(path, file_options()).expect("an index"))
+}
+
+fn digest(values: &[f32]) -> String {
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    let hash = Sha256::digest(bytes);
+    hash[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Ids, where runs are `[id, count]`.
+fn ids(packed: &Value) -> Vec<i64> {
+    let run = |entry: &Value| match entry.as_array() {
+        None => vec![entry.as_i64().expect("an id")],
+        Some(run) => {
+            let count = run[1].as_u64().expect("a count") as usize;
+            vec![run[0].as_i64().expect("an id"); count]
+        }
+    };
+    packed
+        .as_array()
+        .expect("ids")
+        .iter()
+        .flat_map(run)
+        .collect()
+}
+
+#[test]
+fn samples_are_those_of_transformers() {
+    let (file, index) = (expected(), index());
+    let mut reader = index.reader().expect("a reader");
+    for family in FAMILIES {
+        let encoder = encoder(family, "transformers");
+        let rows = file[family]["rows"].as_array().expect("rows");
+        assert_eq!((rows.len(), index.len()), (RECORDS, RECORDS));
+        for (record, row) in rows.iter().enumerate() {
+            let name = format!("{family} {record}");
+            let conversation = reader.read(record).expect("a record");
+            let sample = encoder.encode(&conversation).expect("a sample");
+            // The fixture is the processor's text; GLM's answers then end with the next turn.
+            let found = match family {
+                "glm" => &sample.text.input_ids[..sample.tokens() - 1],
+                _ => &sample.text.input_ids,
+            };
+            assert_eq!(found, ids(&row["ids"]), "{name}");
+            for (kind, grids, patches) in [
+                ("images", &sample.image_grids, &sample.image_patches),
+                ("videos", &sample.video_grids, &sample.video_patches),
+            ] {
+                let expected = &row[kind];
+                let Some(expected_grids) = expected["grids"].as_array() else {
+                    assert!(grids.is_empty() && patches.is_empty(), "{name}");
+                    continue;
+                };
+                let found: Vec<Value> = grids.iter().map(|grid| grid.to_vec().into()).collect();
+                assert_eq!(&found, expected_grids, "{name}");
+                assert_eq!(digest(patches), expected["patches"], "{name}: {kind}");
+            }
+            if let Some(seconds) = row["seconds_per_grid"].as_array() {
+                let seconds: Vec<f64> = seconds.iter().filter_map(Value::as_f64).collect();
+                assert_eq!(sample.seconds_per_grid, seconds, "{name}");
+            }
+            let measured = TrainingSample {
+                image_patches: Vec::new(),
+                video_patches: Vec::new(),
+                ..sample
+            };
+            assert_eq!(
+                encoder.measure(&conversation).expect("fits"),
+                measured,
+                "{name}"
+            );
+        }
+    }
+}
+
+fn load(encoder: &Arc<SampleEncoder>, options: LoaderOptions) -> Vec<GlobalBatch> {
+    load_from(encoder, options, None)
+}
+
+fn load_from(
+    encoder: &Arc<SampleEncoder>,
+    options: LoaderOptions,
+    position: Option<DataPosition>,
+) -> Vec<GlobalBatch> {
+    let loader = Loader::new(Arc::clone(encoder), index(), options, position);
+    let batches: Result<Vec<_>, _> = loader.expect("a loader").collect();
+    batches.expect("batches")
+}
+
+fn shuffled(batch: BatchSize) -> LoaderOptions {
+    LoaderOptions {
+        seed: Some(5),
+        epochs: 3,
+        threads: 3,
+        ..LoaderOptions::new(batch, PACKED)
+    }
+}
+
+fn micro(batches: &[GlobalBatch]) -> Vec<&MicroBatch> {
+    batches
+        .iter()
+        .flat_map(|batch| &batch.micro_batches)
+        .collect()
+}
+
+/// The lines of each global batch, sorted.
+fn lines(batches: &[GlobalBatch]) -> Vec<Vec<u64>> {
+    let of = |batch: &GlobalBatch| {
+        let lines = batch.micro_batches.iter().flat_map(|part| &part.lines);
+        let mut lines: Vec<u64> = lines.copied().collect();
+        lines.sort_unstable();
+        lines
+    };
+    batches.iter().map(of).collect()
+}
+
+#[test]
+fn batches_hold_their_samples() {
+    let encoder = encoder("qwen3", "hold");
+    let index = index();
+    let mut reader = index.reader().expect("a reader");
+    let samples: Vec<TrainingSample> = (0..RECORDS)
+        .map(|record| reader.read(record).expect("a record"))
+        .map(|conversation| encoder.encode(&conversation).expect("a sample"))
+        .collect();
+    let padded = Cut::Padded {
+        tokens: ROOM,
+        id: -1,
+    };
+    for cut in [PACKED, padded] {
+        let options = LoaderOptions::new(BatchSize::Samples(5), cut);
+        let batches = load(&encoder, options);
+        assert_eq!(lines(&batches), [vec![1, 2, 3, 4, 5], vec![6, 7, 8]]);
+        let mut several = 0;
+        for part in micro(&batches) {
+            assert!(part.input_ids.len() <= ROOM);
+            several += usize::from(part.lines.len() > 1);
+            let [mut images, mut videos] = [0, 0];
+            let mut trained = 0;
+            for (row, line) in part.lines.iter().enumerate() {
+                let sample = &samples[*line as usize - 1];
+                let tokens = sample.tokens();
+                let start = match &part.rows {
+                    SampleRows::Packed { cu_seqlens } => {
+                        assert_eq!(cu_seqlens[row + 1] - cu_seqlens[row], tokens);
+                        cu_seqlens[row]
+                    }
+                    SampleRows::Padded {
+                        rows,
+                        attention_mask,
+                    } => {
+                        assert_eq!(*rows, part.lines.len());
+                        let length = part.input_ids.len() / rows;
+                        let row = row * length..(row + 1) * length;
+                        let expected = (0..length).map(|token| token < tokens);
+                        assert!(attention_mask[row.clone()].iter().copied().eq(expected));
+                        let padding = row.start + tokens..row.end;
+                        assert!(part.input_ids[padding.clone()].iter().all(|id| *id == -1));
+                        assert!(part.labels[padding].iter().all(|id| *id == IGNORED));
+                        row.start
+                    }
+                };
+                let range = start..start + tokens;
+                assert_eq!(part.input_ids[range.clone()], sample.text.input_ids);
+                assert_eq!(part.labels[range.start], IGNORED);
+                assert_eq!(
+                    part.labels[range.start + 1..range.end],
+                    sample.text.labels[1..]
+                );
+                trained += sample
+                    .text
+                    .labels
+                    .iter()
+                    .filter(|id| **id != IGNORED)
+                    .count();
+                let patches = &sample.image_patches;
+                assert_eq!(&part.image_patches[images..][..patches.len()], patches);
+                images += patches.len();
+                let patches = &sample.video_patches;
+                assert_eq!(&part.video_patches[videos..][..patches.len()], patches);
+                videos += patches.len();
+            }
+            assert_eq!(
+                [images, videos],
+                [part.image_patches.len(), part.video_patches.len()]
+            );
+            assert_eq!(part.trained_tokens, trained);
+        }
+        assert!(several > 0, "some samples share a micro-batch");
+    }
+}
+
+#[test]
+fn the_first_token_of_a_sample_is_never_a_target() {
+    let sample = |line| {
+        let mut sample = TrainingSample {
+            line,
+            ..TrainingSample::default()
+        };
+        sample.text.input_ids = vec![1, 2, 3];
+        sample.text.labels = vec![1, 2, 3];
+        sample
+    };
+    let batch = MicroBatch::new(vec![sample(1), sample(2)], PACKED).expect("it fits");
+    assert_eq!(batch.labels, [IGNORED, 2, 3, IGNORED, 2, 3]);
+    assert_eq!(batch.trained_tokens, 4);
+    assert!(MicroBatch::new(Vec::new(), PACKED).is_err());
+    let narrow = Cut::Packed { tokens: 5 };
+    assert!(MicroBatch::new(vec![sample(1), sample(2)], narrow).is_err());
+}
+
+#[test]
+fn what_a_global_batch_holds_depends_on_neither_cut_nor_threads_nor_memory() {
+    let encoder = encoder("qwen2", "cut");
+    for batch in [BatchSize::Samples(3), BatchSize::Tokens(200)] {
+        let first = load(&encoder, shuffled(batch));
+        let all: usize = first.iter().map(|batch| batch.trained_tokens).sum();
+        // Every record once an epoch, in another order each.
+        let epoch = |epoch| {
+            let of = |batch: &&GlobalBatch| batch.epoch == epoch;
+            let parts: Vec<_> = first
+                .iter()
+                .filter(of)
+                .flat_map(|b| &b.micro_batches)
+                .collect();
+            let lines: Vec<u64> = parts.iter().flat_map(|part| &part.lines).copied().collect();
+            let mut sorted = lines.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(1..=RECORDS as u64), "{lines:?}");
+            lines
+        };
+        assert!(epoch(0) != epoch(1) && epoch(1) != epoch(2));
+        for cut in [
+            Cut::Packed { tokens: 500 },
+            Cut::Padded {
+                tokens: ROOM,
+                id: 0,
+            },
+        ] {
+            let other = load(
+                &encoder,
+                LoaderOptions {
+                    cut,
+                    ..shuffled(batch)
+                },
+            );
+            assert_eq!(lines(&other), lines(&first));
+            let trained = other.iter().map(|batch| batch.trained_tokens);
+            assert_eq!(trained.sum::<usize>(), all);
+        }
+        for (threads, ahead_bytes) in [(1, 1 << 30), (1, 0), (4, 0)] {
+            let options = LoaderOptions {
+                threads,
+                ahead_bytes,
+                ..shuffled(batch)
+            };
+            assert_eq!(micro(&load(&encoder, options)), micro(&first));
+        }
+    }
+}
+
+#[test]
+fn a_position_goes_on_with_the_next_batch() {
+    let encoder = encoder("qwen2", "position");
+    for batch in [BatchSize::Samples(3), BatchSize::Tokens(200)] {
+        let all = load(&encoder, shuffled(batch));
+        for done in 0..all.len() {
+            // As a checkpoint keeps it.
+            let kept = serde_json::to_string(&all[done].next).expect("JSON");
+            let position = serde_json::from_str(&kept).expect("a position");
+            let rest = load_from(&encoder, shuffled(batch), Some(position));
+            assert_eq!(micro(&rest), micro(&all[done + 1..]), "{kept}");
+        }
+        let loader = Loader::new(Arc::clone(&encoder), index(), shuffled(batch), None);
+        let batches = loader.expect("a loader").batches();
+        assert!(batches.is_none_or(|batches| batches == all.len() as u64));
+    }
+}
+
+#[test]
+fn ranks_share_each_batch() {
+    let encoder = encoder("qwen2", "ranks");
+    for batch in [BatchSize::Samples(5), BatchSize::Tokens(300)] {
+        let whole = load(&encoder, shuffled(batch));
+        for ranks in [2, 7] {
+            let parts: Vec<_> = (0..ranks)
+                .map(|rank| LoaderOptions {
+                    rank,
+                    ranks,
+                    ..shuffled(batch)
+                })
+                .map(|options| load(&encoder, options))
+                .collect();
+            for (step, batch) in whole.iter().enumerate() {
+                let mut lines: Vec<u64> = (parts.iter())
+                    .flat_map(|part| self::lines(&part[step..=step]).remove(0))
+                    .collect();
+                lines.sort_unstable();
+                assert_eq!(lines, self::lines(&whole[step..=step])[0]);
+                let trained = parts.iter().map(|part| part[step].trained_tokens);
+                assert_eq!(trained.sum::<usize>(), batch.trained_tokens);
+                assert!(parts.iter().all(|part| part[step].next == batch.next));
+            }
+            assert!(parts.iter().all(|part| part.len() == whole.len()));
+        }
+    }
+}
+
+/// A record without an answer, one of a picture that is not there, and one that is too long.
+fn faulty(folder: &Folder) -> Arc<DataIndex> {
+    let good = fs::read_to_string(folder::fixture("../samples/samples.jsonl")).expect("a file");
+    let mut lines: Vec<String> = good.lines().map(str::to_owned).collect();
+    lines[1] = lines[1].replace("rgb_8.png", "missing.png");
+    lines[4] = "{\"messages\": []}".to_owned();
+    lines[5] = lines[5].replace("3 3 3", &"3 ".repeat(200));
+    folder.write("data.jsonl", lines.join("\n"));
+    let index = DataIndex::open(folder.0.join("data.jsonl"), file_options());
+    Arc::new(index.expect("an index"))
+}
+
+#[test]
+fn faulty_records_end_the_loader_or_are_reported() {
+    let encoder = encoder("qwen2", "faulty");
+    let folder = Folder::new("faulty_data");
+    let start = |options: LoaderOptions| {
+        let loader = Loader::new(Arc::clone(&encoder), faulty(&folder), options, None);
+        loader.expect("a loader")
+    };
+    let mut options = LoaderOptions::new(BatchSize::Samples(3), PACKED);
+    let mut loader = start(options.clone());
+    let error = loader
+        .next()
+        .expect("a batch")
+        .expect_err("a missing picture");
+    assert!(
+        matches!(&error, VlmDataError::InRecord { line: 2, .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("missing.png"), "{error}");
+    assert!(loader.next().is_none());
+
+    options.on_error = OnError::Skip;
+    let batches: Vec<_> = start(options)
+        .map(|batch| batch.expect("a batch"))
+        .collect();
+    assert_eq!(lines(&batches), [vec![1, 3], vec![4], vec![7, 8]]);
+    let skipped: Vec<String> = batches
+        .iter()
+        .flat_map(|batch| &batch.skipped)
+        .map(ToString::to_string)
+        .collect();
+    let begins = |(error, line): (&String, u64)| error.starts_with(&format!("line {line}: "));
+    assert!(skipped.iter().zip([2, 5, 6]).all(begins), "{skipped:?}");
+    assert_eq!(skipped.len(), 3);
+}
+
+#[test]
+fn data_that_changed_are_refused() {
+    let encoder = encoder("qwen2", "changed");
+    let folder = Folder::new("changed_data");
+    let index = faulty(&folder);
+    let options = || LoaderOptions {
+        seed: Some(1),
+        ..LoaderOptions::new(BatchSize::Samples(2), PACKED)
+    };
+    let position = DataPosition {
+        fingerprint: index.fingerprint(),
+        seed: Some(1),
+        epoch: 0,
+        samples: 2,
+    };
+    let start = |options, position| {
+        Loader::new(
+            Arc::clone(&encoder),
+            Arc::clone(&index),
+            options,
+            Some(position),
+        )
+    };
+    assert!(start(options(), position).is_ok());
+    let other = LoaderOptions {
+        seed: Some(2),
+        ..options()
+    };
+    assert!(matches!(
+        start(other, position),
+        Err(VlmDataError::Config { key: "seed", .. })
+    ));
+    let far = DataPosition {
+        samples: 8,
+        ..position
+    };
+    assert!(matches!(
+        start(options(), far),
+        Err(VlmDataError::Config { .. })
+    ));
+
+    // One byte of the file, and nothing of its length.
+    let text = fs::read_to_string(index.path()).expect("a file");
+    folder.write(
+        "data.jsonl",
+        text.replacen("four", "five", 1).replacen("Four", "Five", 1),
+    );
+    let changed = DataIndex::open(index.path(), file_options()).expect("an index");
+    assert_ne!(changed.fingerprint(), index.fingerprint());
+    let error = Loader::new(
+        Arc::clone(&encoder),
+        Arc::new(changed),
+        options(),
+        Some(position),
+    );
+    let error = error.expect_err("other data");
+    assert!(
+        matches!(error, VlmDataError::Text(TextError::Changed { .. })),
+        "{error}"
+    );
+    // And under a reader.
+    folder.write("data.jsonl", format!("{text}\n"));
+    assert!(matches!(index.reader(), Err(TextError::Changed { .. })));
+}
+
+#[test]
+fn records_of_an_array_are_found_as_those_of_lines() {
+    let index = index();
+    let text = fs::read_to_string(index.path()).expect("a file");
+    let lines: Vec<&str> = text.lines().collect();
+    let folder = Folder::new("array");
+    folder.write(
+        "data.json",
+        format!("\u{feff}[\n{}\n] \n", lines.join(" ,\n\n")),
+    );
+    let array = DataIndex::open(folder.0.join("data.json"), file_options()).expect("an index");
+    assert_eq!(array.len(), RECORDS);
+    let (mut lines, mut items) = (
+        index.reader().expect("opens"),
+        array.reader().expect("opens"),
+    );
+    for record in [5, 0, 7, 7, 3, 1, 2, 4, 6] {
+        let line = lines.read(record).expect("a record");
+        let mut item = items.read(record).expect("a record");
+        assert_eq!(
+            (line.line, item.line),
+            (1 + record as u64, 2 + 2 * record as u64)
+        );
+        item.line = line.line;
+        assert_eq!(item, line);
+    }
+    assert!(items.read(RECORDS).is_err());
+    folder.write("data.json", "[{}, {}");
+    let cut_off = DataIndex::open(folder.0.join("data.json"), file_options());
+    assert!(matches!(cut_off, Err(TextError::Stream { .. })));
+}
+
+#[test]
+fn options_that_contradict_each_other_are_refused() {
+    let encoder = encoder("qwen2", "options");
+    let good = LoaderOptions::new(BatchSize::Samples(2), PACKED);
+    let narrow = Cut::Packed { tokens: ROOM - 1 };
+    let wrong: [(&str, LoaderOptions); 6] = [
+        (
+            "batch",
+            LoaderOptions {
+                batch: BatchSize::Tokens(0),
+                ..good.clone()
+            },
+        ),
+        (
+            "ranks",
+            LoaderOptions {
+                ranks: 0,
+                ..good.clone()
+            },
+        ),
+        (
+            "rank",
+            LoaderOptions {
+                rank: 1,
+                ..good.clone()
+            },
+        ),
+        (
+            "threads",
+            LoaderOptions {
+                threads: 0,
+                ..good.clone()
+            },
+        ),
+        (
+            "cut.tokens",
+            LoaderOptions {
+                cut: Cut::Packed { tokens: 0 },
+                ..good.clone()
+            },
+        ),
+        (
+            "max_tokens",
+            LoaderOptions {
+                cut: narrow,
+                ..good
+            },
+        ),
+    ];
+    for (expected, options) in wrong {
+        let error = Loader::new(Arc::clone(&encoder), index(), options, None);
+        match error.expect_err(expected) {
+            VlmDataError::Config { key, .. } => assert_eq!(key, expected),
+            other => panic!("{expected}: {other}"),
+        }
+    }
+}
