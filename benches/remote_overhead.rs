@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use ascend_sim::control;
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_ascend::server::Server;
-use burn_ascend::{AscendHost, fallbacks, reset_fallbacks};
+use burn_ascend::serve::Server;
+use burn_ascend::{AscendHost, fallbacks, operations, reset_fallbacks};
 
 /// The most that the Ascend path may cost, in costs of the other.
 const BAR: f64 = 2.0;
@@ -95,7 +95,7 @@ fn quartiles(mut samples: Vec<Duration>) -> [f64; 3] {
 
 fn run() -> Result<ExitCode, Box<dyn Error>> {
     let host = AscendHost::start(&[burn_ascend::simulated(0)?])?;
-    let server = Server::start::<Flex>([FlexDevice])?;
+    let server = Server::start::<Flex>([FlexDevice], operations())?;
     let devices = [host.devices()[0].clone(), server.connect(0)?];
     let [ascend, cpu] = devices.each_ref().map(Work::new);
 

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::tensor::Device;
-use burn_ascend::server::Server;
+use burn_ascend::operations;
+use burn_ascend::serve::Server;
 use qwen_vl::{Pieces, QwenVl, QwenVlConfig, QwenVlError};
 use safetensors::SafeTensors;
 use serde_json::json;
@@ -123,7 +124,7 @@ fn a_checkpoint_crosses_in_pieces_of_the_size_asked_for() {
         let tensors = tensors.checkpoint_tensors().expect("reads");
         tensors.values().map(|data| data.bytes().len() as u64).sum()
     };
-    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let server = Server::start::<Flex>([FlexDevice], operations()).expect("it starts");
     let device = server.connect(0).expect("it answers");
     let mut reports = Vec::new();
     let pieces = Pieces::default()
@@ -171,7 +172,7 @@ fn a_device_lost_midway_leaves_no_half_loaded_model_and_no_half_written_file() {
             }
         })
     };
-    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let server = Server::start::<Flex>([FlexDevice], operations()).expect("it starts");
     let device = server.connect(0).expect("it answers");
     let error = config.load_in(&folder, &device, breaking(server)).map(drop);
     let error = error.expect_err("the device is gone");
@@ -180,7 +181,7 @@ fn a_device_lost_midway_leaves_no_half_loaded_model_and_no_half_written_file() {
     };
     assert!(total / 2 < moved && moved < total, "{moved} of {total}");
 
-    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let server = Server::start::<Flex>([FlexDevice], operations()).expect("it starts");
     let device = server.connect(0).expect("it answers");
     let model = config.load(&folder, &device).expect("loads");
     let error = model.save_in(&folder, breaking(server));

@@ -5,7 +5,8 @@
 use burn::backend::Dispatch;
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_ascend::server::Server;
+use burn_ascend::operations;
+use burn_ascend::serve::Server;
 use burn_attention::{
     Attention, AttentionError, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules,
     Method, OpError, RmsNormOps, Window, rms_norm,
@@ -50,7 +51,7 @@ fn attended(attention: &Attention, biased: bool, device: &Device, dtype: DType) 
 
 #[test]
 fn a_served_attention_has_the_bits_of_the_servers_kernels() {
-    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let server = Server::start::<Flex>([FlexDevice], operations()).expect("it starts");
     let served = server.connect(0).expect("it answers").autodiff();
     let local = Device::flex().autodiff();
     let [batch, _, tokens, _] = SIZES;
@@ -112,7 +113,7 @@ fn a_served_attention_has_the_bits_of_the_servers_kernels() {
 
 #[test]
 fn a_served_norm_has_the_bits_of_the_servers_operations() {
-    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let server = Server::start::<Flex>([FlexDevice], operations()).expect("it starts");
     let served = server.connect(0).expect("it answers").autodiff();
     let local = Device::flex().autodiff();
     for dtype in [DType::F32, DType::BF16] {
@@ -133,7 +134,7 @@ fn a_served_norm_has_the_bits_of_the_servers_operations() {
 
 #[test]
 fn tensors_that_do_not_fit_never_reach_the_server() {
-    let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+    let server = Server::start::<Flex>([FlexDevice], operations()).expect("it starts");
     let device = server.connect(0).expect("it answers");
     let mask = AttentionMask::new(&MaskRules::default(), 1, 4, 4).expect("valid rules");
     let x = |heads| Tensor::<4>::zeros([1, heads, 4, 8], &device);
@@ -159,7 +160,7 @@ fn tensors_that_do_not_fit_never_reach_the_server() {
 /// A server of its own, since a client does not open a session anew, and whether an operation on its
 /// first device brings a result. The second device answers in any case.
 fn comes_back(operation: impl FnOnce(&Device) -> bool) -> bool {
-    let server = Server::start::<Flex>([FlexDevice, FlexDevice]).expect("it starts");
+    let server = Server::start::<Flex>([FlexDevice; 2], operations()).expect("it starts");
     let came = operation(&server.connect(0).expect("it answers"));
     let other = server.connect(1).expect("it answers still");
     let sum = Tensor::<1>::ones([2], &other).sum();

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 // The rest of it needs sockets; its crate needs burn.
 #[allow(dead_code)]
-#[path = "../../crates/burn-ascend/src/server/guard.rs"]
+#[path = "../../crates/burn-fused/src/serve/guard.rs"]
 mod guard;
 
 const HEAD_BYTES: usize = 4 << 10;

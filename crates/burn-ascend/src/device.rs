@@ -2,12 +2,14 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::remote::ConnectError;
+use burn::backend::ir::BackendIr;
 use burn::tensor::Device;
-use burn_remote::server::EmptyToken;
+use burn_attention::remote::ServedOps;
+use burn_fused::serve::{ServeError, Server};
+use burn_remote::server::CustomOpRegistry;
+use rope_burn::NormRotaryOps;
 
 use crate::npu::AscendDevice;
-use crate::server::Server;
 use crate::{Ascend, AscendError};
 
 /// Why there is no burn device of an NPU.
@@ -28,21 +30,17 @@ pub enum DeviceError {
     /// The program was built without the simulator.
     #[error("this program has no simulated device; build it with the feature ascend-sim")]
     NoSimulator,
-    /// No socket on this machine's own address, or no threads to serve it.
-    #[error("cannot serve on 127.0.0.1: {0}")]
-    Socket(#[from] std::io::Error),
-    /// The system gave no random numbers for a token.
-    #[error("no random numbers for a token: {0}")]
-    Randomness(String),
-    /// A kernel failed: the device computes nothing until it is opened anew.
-    #[error("the device failed, and serves nobody until this program is started again: {0}")]
-    Failed(#[source] AscendError),
-    /// A token with nothing in it.
-    #[error("the token is empty")]
-    Token(#[from] EmptyToken),
-    /// The server did not take the connection.
+    /// The NPU is there, and is not served.
     #[error(transparent)]
-    Connect(#[from] ConnectError),
+    Serve(#[from] ServeError),
+}
+
+/// What servers run of the operations of rope-burn and burn-attention.
+pub fn operations<B: BackendIr + NormRotaryOps + ServedOps>() -> CustomOpRegistry<B> {
+    let mut operations = CustomOpRegistry::new();
+    rope_burn::remote::register(&mut operations);
+    burn_attention::remote::register(&mut operations);
+    operations
 }
 
 /// NPUs of this machine as burn devices: a server in this process that only this process can use.
@@ -79,8 +77,8 @@ impl AscendHost {
     /// Opens the NPUs and serves them to this process.
     ///
     /// # Errors
-    /// [`DeviceError::Ascend`] if one of them is missing; [`DeviceError::InUse`]; those of the
-    /// server.
+    /// [`DeviceError::Ascend`] if one of them is missing; [`DeviceError::InUse`];
+    /// [`DeviceError::Serve`].
     pub fn start(npus: &[AscendDevice]) -> Result<Self, DeviceError> {
         for npu in npus {
             npu.open()?;
@@ -100,7 +98,9 @@ impl AscendHost {
             devices: Vec::new(),
             server: None,
         };
-        let server = host.server.insert(Server::start::<Ascend>(npus.to_vec())?);
+        let server = host
+            .server
+            .insert(Server::start::<Ascend>(npus.to_vec(), operations())?);
         let devices = (0..npus.len()).map(|index| server.connect(index));
         host.devices = devices.collect::<Result<_, _>>()?;
         Ok(host)

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`device`] | an NPU as an ordinary burn `Device`, for `Tensor` code that names no backend |
 //! | [`AscendHost`] | what serves such devices to this process |
-//! | [`server`] | the same for other processes and hosts |
+//! | [`serve`], [`operations`] | the same for other processes and hosts |
 //! | [`Ascend`], [`AscendDevice`], [`AscendTensor`] | the backend, an NPU, a view of its memory |
 //! | [`fallbacks`] | the operations that ran on the host or on the AI CPU, counted |
 //! | [`attention_runs`] | which code attended, counted |
@@ -35,11 +35,11 @@ mod fused;
 mod npu;
 mod ops;
 mod quantized;
-pub mod server;
 mod tensor;
 
 pub use backend::Ascend;
-pub use device::{AscendHost, DeviceError, close, device, device_simulated, simulated};
+pub use burn_fused::serve;
+pub use device::{AscendHost, DeviceError, close, device, device_simulated, operations, simulated};
 pub use fallback::{Fallback, Processor, fallbacks, reset_fallbacks};
 pub use fused::{AttentionRuns, attention_runs, reset_attention_runs};
 pub use npu::AscendDevice;

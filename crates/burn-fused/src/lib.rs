@@ -7,6 +7,8 @@ mod error;
 mod flex;
 mod node;
 pub mod primitive;
+#[cfg(feature = "serve")]
+pub mod serve;
 #[cfg(feature = "remote")]
 mod wire;
 

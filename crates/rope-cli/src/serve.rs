@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::backend::ir::BackendIr;
-use burn_ascend::server::{self, Token};
-use burn_ascend::{Ascend, AscendDevice, AscendError, fallbacks};
+use burn_ascend::serve::{self, Token};
+use burn_ascend::{Ascend, AscendDevice, AscendError, fallbacks, operations};
 use burn_attention::remote::ServedOps;
 use clap::Args;
 use rope_burn::NormRotaryOps;
@@ -121,8 +121,9 @@ fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
         writeln!(out, "stop     Ctrl+C")?;
         out.flush()
     };
-    Ok(server::serve::<B>(
-        devices, &token, listener, failure, ready,
+    let operations = operations::<B>();
+    Ok(serve::serve(
+        devices, operations, &token, listener, failure, ready,
     )?)
 }
 

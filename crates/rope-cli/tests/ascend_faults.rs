@@ -9,8 +9,8 @@ use std::sync::mpsc::channel;
 use ascend_sim::control;
 use burn::backend::ExecutionError;
 use burn::tensor::{Device, Tensor};
-use burn_ascend::server::{self, Token};
-use burn_ascend::{Ascend, AscendDevice};
+use burn_ascend::serve::{self, Token};
+use burn_ascend::{Ascend, AscendDevice, operations};
 use common::{HANG, Served, fresh, host, mrope, npus, text, within};
 
 /// What an NPU's session holds of the simulator.
@@ -164,8 +164,15 @@ fn a_server_whose_device_failed_ends_and_says_why() {
         let token = token.clone();
         let ready = move || began.send(()).map_err(std::io::Error::other);
         std::thread::spawn(move || {
-            server::serve::<Ascend>([npu], &token, listener, AscendDevice::failure, ready)
-                .map_err(|error| error.to_string())
+            serve::serve(
+                [npu],
+                operations::<Ascend>(),
+                &token,
+                listener,
+                AscendDevice::failure,
+                ready,
+            )
+            .map_err(|error| error.to_string())
         })
     };
     begun.recv_timeout(HANG).expect("it begins");
@@ -200,7 +207,7 @@ fn a_killed_server_is_an_error_that_says_so_and_the_process_goes_on() {
     let (_held, [npu, _]) = npus();
     let mut served = Served::start("ascend-sim", "killed");
     let (url, token) = (served.url.clone(), served.token());
-    let token = burn_ascend::server::Token::new(&token).expect("not empty");
+    let token = Token::new(&token).expect("not empty");
     let device = Device::remote_options(&token.host(&url))
         .init()
         .expect("it answers");

@@ -7,7 +7,7 @@ use std::io::{self, Read as _};
 use std::path::Path;
 
 use burn::tensor::Device as BurnDevice;
-use burn_ascend::server::Token;
+use burn_ascend::serve::Token;
 use burn_ascend::{AscendDevice, AscendHost, DeviceError, fallbacks, reset_fallbacks};
 use rope_ascend::AscendError;
 use rope_ascend::safe::MemoryUse;

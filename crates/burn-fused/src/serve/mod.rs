@@ -2,34 +2,52 @@
 
 mod guard;
 
+use std::error::Error;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use std::{fmt, io};
 
 use burn::backend::ir::BackendIr;
-use burn::remote::RemoteHost;
+use burn::remote::{ConnectError, RemoteHost};
 use burn::tensor::Device;
-use burn_attention::remote::{self as training, ServedOps};
 use burn_remote::server::{
     BackendServer, CustomOpRegistry, EmptyToken, TokenAuthorizer, WebSocketTransport,
 };
-use rope_burn::{NormRotaryOps, remote as rotary};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
 use tracing_subscriber::{EnvFilter, Layer as _, fmt::layer, layer::SubscriberExt as _, registry};
 
-use crate::AscendError;
-use crate::device::DeviceError;
 use guard::Inner;
 
 /// How long a server waits for its sessions to end: longer than any operation, and no longer than a
 /// user waits for a device that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Custom operation that no client sends: its handler lives as long as any session.
-const ALIVE: &str = "rope.alive";
+const ALIVE: &str = "served.alive";
 /// How often a server looks whether its devices still compute.
 const CHECKS: Duration = Duration::from_millis(500);
+
+/// Why devices are not served, or not any more.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// No socket on this machine's own address, or no threads to serve it.
+    #[error("cannot serve on 127.0.0.1: {0}")]
+    Socket(#[from] io::Error),
+    /// The system gave no random numbers for a token.
+    #[error("no random numbers for a token: {0}")]
+    Randomness(String),
+    /// A device computes nothing until it is opened anew.
+    #[error("the device failed, and serves nobody until this program is started again: {0}")]
+    Failed(#[source] Box<dyn Error + Send + Sync>),
+    /// A token with nothing in it.
+    #[error("the token is empty")]
+    Token(#[from] EmptyToken),
+    /// The server did not take the connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
 
 /// What a client must present to a server. Debug output does not show it.
 #[derive(Clone, PartialEq, Eq)]
@@ -40,9 +58,9 @@ impl Token {
     ///
     /// # Errors
     /// If the system has no random numbers.
-    pub fn random() -> Result<Self, DeviceError> {
+    pub fn random() -> Result<Self, ServeError> {
         let mut bytes = [0_u8; 32];
-        getrandom::fill(&mut bytes).map_err(|error| DeviceError::Randomness(error.to_string()))?;
+        getrandom::fill(&mut bytes).map_err(|error| ServeError::Randomness(error.to_string()))?;
         let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
         Ok(Self(digits.collect()))
     }
@@ -79,25 +97,25 @@ impl fmt::Debug for Token {
 /// `ready` when it has begun.
 ///
 /// A connection that has not presented it costs a few KiB for a few seconds, and is told nothing.
-/// `failure` tells of a device that computes nothing any more, such as [`AscendDevice::failure`]:
-/// then the server ends, since whoever starts it again opens the device anew.
-///
-/// [`AscendDevice::failure`]: crate::AscendDevice::failure
+/// `operations` are those that clients may run besides burn's. `failure` tells of a device that
+/// computes nothing any more: then the server ends, since whoever starts it again opens the device
+/// anew.
 ///
 /// # Errors
-/// [`DeviceError::Socket`], also with the error of `ready`; [`DeviceError::Token`] for none that
-/// [`Token`] can be; [`DeviceError::Failed`].
-pub fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
+/// [`ServeError::Socket`], also with the error of `ready`; [`ServeError::Token`] for none that
+/// [`Token`] can be; [`ServeError::Failed`].
+pub fn serve<B: BackendIr, E: Error + Send + Sync + 'static>(
     devices: impl IntoIterator<Item = B::Device>,
+    operations: CustomOpRegistry<B>,
     token: &Token,
     listener: TcpListener,
-    failure: impl Fn(&B::Device) -> Option<AscendError>,
+    failure: impl Fn(&B::Device) -> Option<E>,
     ready: impl FnOnce() -> io::Result<()>,
-) -> Result<(), DeviceError> {
+) -> Result<(), ServeError> {
     log();
     listener.set_nonblocking(true)?;
     let devices: Vec<_> = devices.into_iter().collect();
-    let (server, inner) = Server::with_token::<B>(devices.clone(), token.clone())?;
+    let (server, inner) = Server::with_token(devices.clone(), operations, token.clone())?;
     server.threads.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let stopped = asked_to_stop()?;
@@ -113,7 +131,7 @@ pub fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
         tokio::select! {
             () = guard::pass(listener, inner) => Ok(()),
             () = stopped => Ok(()),
-            error = failed => Err(DeviceError::Failed(error)),
+            error = failed => Err(ServeError::Failed(error.into())),
         }
     })
 }
@@ -164,28 +182,28 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `devices` to this process, by a token that is written nowhere.
+    /// Serves `devices` to this process, by a token that is written nowhere. `operations` are those
+    /// that clients may run besides burn's.
     ///
     /// # Errors
-    /// [`DeviceError::Socket`], [`DeviceError::Randomness`].
-    pub fn start<B: BackendIr + NormRotaryOps + ServedOps>(
+    /// [`ServeError::Socket`], [`ServeError::Randomness`].
+    pub fn start<B: BackendIr>(
         devices: impl IntoIterator<Item = B::Device>,
-    ) -> Result<Self, DeviceError> {
+        operations: CustomOpRegistry<B>,
+    ) -> Result<Self, ServeError> {
         // Clients in this process dial the server itself: it cannot be closed to others.
-        Ok(Self::with_token::<B>(devices, Token::random()?)?.0)
+        Ok(Self::with_token(devices, operations, Token::random()?)?.0)
     }
 
-    fn with_token<B: BackendIr + NormRotaryOps + ServedOps>(
+    fn with_token<B: BackendIr>(
         devices: impl IntoIterator<Item = B::Device>,
+        mut operations: CustomOpRegistry<B>,
         token: Token,
-    ) -> Result<(Self, Inner), DeviceError> {
+    ) -> Result<(Self, Inner), ServeError> {
         let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
         let inner = Inner::new(&listener)?;
         let (alive, sessions) = channel::<()>();
-        let mut operations = CustomOpRegistry::new();
-        rotary::register(&mut operations);
-        training::register(&mut operations);
         operations.register(ALIVE, move |_, _, _| {
             let _held = &alive;
         });
@@ -194,7 +212,7 @@ impl Server {
             .with_custom_ops(operations);
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
-            .thread_name("burn-ascend-server")
+            .thread_name("burn-served")
             .enable_all()
             .build()?;
         let transport = WebSocketTransport::from_listener(listener);
@@ -217,14 +235,12 @@ impl Server {
     /// Device `index` of the server, as a burn device.
     ///
     /// # Errors
-    /// [`DeviceError::Connect`].
-    pub fn connect(&self, index: usize) -> Result<Device, DeviceError> {
+    /// [`ServeError::Connect`].
+    pub fn connect(&self, index: usize) -> Result<Device, ServeError> {
         let host = self.token.host(&self.url());
         Ok(Device::remote_options(&host).device_index(index).init()?)
     }
-}
 
-impl Server {
     fn url(&self) -> String {
         format!("ws://{}", self.address)
     }
@@ -246,12 +262,12 @@ impl Drop for Server {
 mod tests {
     use super::*;
     use burn::backend::flex::{Flex, FlexDevice};
-    use burn::remote::ConnectError;
     use burn::tensor::Tensor;
 
     #[test]
     fn only_the_token_opens_a_server_and_nothing_shows_it() {
-        let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+        let server =
+            Server::start::<Flex>([FlexDevice], CustomOpRegistry::new()).expect("it starts");
         let stranger = Token::new("guess").expect("not empty").host(&server.url());
         let refused = Device::remote_options(&stranger).init();
         assert!(
@@ -267,7 +283,8 @@ mod tests {
 
     #[test]
     fn a_dropped_server_has_ended_its_sessions() {
-        let server = Server::start::<Flex>([FlexDevice]).expect("it starts");
+        let server =
+            Server::start::<Flex>([FlexDevice], CustomOpRegistry::new()).expect("it starts");
         let device = server.connect(0).expect("it answers");
         let x = Tensor::<1>::from_data([1.0, 2.0], &device);
         x.clone().into_data();
