@@ -94,7 +94,7 @@ const FAULTS: [Fault; 10] = [
     },
     Fault {
         name: "attribute: a head of attention more than its tensors have",
-        file: "attention.rs",
+        file: "fused/attention.rs",
         from: "heads as i64",
         to: "heads as i64 + 1",
         test: ["ascend_training", MODELS],

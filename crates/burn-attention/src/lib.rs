@@ -7,23 +7,25 @@
 
 mod attention;
 mod backends;
-mod backward;
-pub mod blocks;
-pub mod composed;
+mod cross_entropy;
 mod error;
-mod gate;
-mod loss;
-mod mask;
-pub mod norm;
-mod ops;
-
-pub use attention::Attention;
 #[cfg(feature = "remote-server")]
-pub use backends::remote;
+pub mod remote;
+mod rms_norm;
+mod swiglu;
+
+pub use attention::{
+    Attention, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules, Method, Pattern,
+    Window,
+};
 pub use burn_fused::OpError;
+pub use cross_entropy::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use error::{AttentionError, Result};
-pub use gate::{SwiGluOps, swiglu};
-pub use loss::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
-pub use mask::{AttentionMask, MaskRules, Pattern, Window};
-pub use norm::{RmsNormOps, rms_norm};
-pub use ops::{AttentionOp, AttentionOps, Bias, Kept, Method};
+pub use rms_norm::{RmsNormOps, rms_norm};
+pub use swiglu::{SwiGluOps, swiglu};
+
+/// The operations from ordinary tensor operations, for backends whose kernels have limits.
+pub mod composed {
+    pub use crate::attention::blocks as attention;
+    pub use crate::rms_norm::composed as rms_norm;
+}

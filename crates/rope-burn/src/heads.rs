@@ -6,7 +6,7 @@ use rope_core::{HeadsLayout, Layout, RopeError};
 
 use crate::angles::RotaryAngles;
 use crate::error::Result;
-use crate::ops::RotaryOp;
+use crate::rotary::RotaryOp;
 
 /// A rotation of tensors whose heads have angles of their own.
 pub(crate) struct HeadsAsTokens {

@@ -29,22 +29,25 @@
 
 mod angles;
 mod backends;
-mod backward;
-pub mod composed;
 mod error;
 mod heads;
-mod module;
-mod norm;
-mod ops;
+mod norm_rotary;
 mod prepared;
+#[cfg(feature = "remote-server")]
+pub mod remote;
+mod rotary;
 
 pub use angles::RotaryAngles;
-#[cfg(feature = "remote-server")]
-pub use backends::remote;
 pub use burn_fused::{Implementation, OpError};
 pub use error::{Result, RotaryError};
-pub use module::{Rotary, RotaryConfig};
-pub use norm::{NormRotary, NormRotaryConfig, NormRotaryOp, NormRotaryOps, NormWeight};
-pub use ops::{RotaryOp, RotaryOps};
+pub use norm_rotary::{NormRotary, NormRotaryConfig, NormRotaryOp, NormRotaryOps, NormWeight};
 pub use prepared::{HeadsTensor, PreparedTensor};
 pub use rope_core;
+pub use rotary::{Rotary, RotaryConfig, RotaryOp, RotaryOps};
+
+/// The operations from ordinary tensor operations: what every backend can run, and what the fused
+/// kernels are compared with.
+pub mod composed {
+    pub use crate::norm_rotary::composed::{Rotate, norm_rotate, norm_rotate_backward};
+    pub use crate::rotary::composed::{angle_gradients, rotate};
+}

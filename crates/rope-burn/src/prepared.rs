@@ -2,7 +2,7 @@
 
 use rope_core::{HeadsLayout, Layout};
 
-use crate::ops::RotaryOp;
+use crate::rotary::RotaryOp;
 
 /// A backend's tensor of heads.
 pub trait HeadsTensor: Sized {

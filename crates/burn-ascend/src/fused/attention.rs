@@ -17,7 +17,8 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, FloatDType, Shape, TensorData, TensorMetadata};
 use burn_attention::{
-    AttentionMask, AttentionOp, AttentionOps, Bias, Kept, Method, Pattern, Window, blocks,
+    AttentionMask, AttentionOp, AttentionOps, Bias, Kept, Method, Pattern, Window,
+    composed::attention as blocks,
 };
 use burn_fused::like;
 use rope_ascend::aclnn::View;

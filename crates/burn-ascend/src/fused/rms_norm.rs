@@ -2,7 +2,8 @@
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, FloatDType, Shape, TensorMetadata, ops::FloatTensorOps};
-use burn_attention::{RmsNormOps, norm::composed};
+use burn_attention::RmsNormOps;
+use burn_attention::composed::rms_norm as composed;
 use burn_fused::like;
 
 use super::{Outputs, Refusal};

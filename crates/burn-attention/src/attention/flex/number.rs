@@ -1,0 +1,252 @@
+//! The numbers of the kernels: what tensors hold, and what is computed with.
+
+use burn::backend::Element as BurnElement;
+use half::{bf16, f16};
+
+use crate::attention::blocks::FLOOR;
+
+/// An element of q, k, v and the output.
+pub(super) trait Number: BurnElement + bytemuck::Pod + Send + Sync {
+    /// What it is computed in.
+    type Wide: Real;
+
+    fn widen(self) -> Self::Wide;
+    fn round(wide: Self::Wide) -> Self;
+
+    /// Elements that need no conversion.
+    fn as_wide(_: &[Self]) -> Option<&[Self::Wide]> {
+        None
+    }
+}
+
+macro_rules! wide_number {
+    ($type:ty) => {
+        impl Number for $type {
+            type Wide = Self;
+
+            fn widen(self) -> Self {
+                self
+            }
+
+            fn round(wide: Self) -> Self {
+                wide
+            }
+
+            fn as_wide(values: &[Self]) -> Option<&[Self]> {
+                Some(values)
+            }
+        }
+    };
+}
+wide_number!(f32);
+wide_number!(f64);
+
+macro_rules! narrow_number {
+    ($type:ty) => {
+        impl Number for $type {
+            type Wide = f32;
+
+            fn widen(self) -> f32 {
+                self.to_f32()
+            }
+
+            fn round(wide: f32) -> Self {
+                Self::from_f32(wide)
+            }
+        }
+    };
+}
+narrow_number!(f16);
+narrow_number!(bf16);
+
+/// What scores, weights and sums are computed in.
+pub(super) trait Real:
+    BurnElement
+    + bytemuck::Pod
+    + Send
+    + Sync
+    + PartialOrd
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::AddAssign
+    + std::ops::MulAssign
+{
+    const ZERO: Self;
+    const ONE: Self;
+    const HIDDEN: Self;
+
+    fn of(value: f64) -> Self;
+    fn exp(self) -> Self;
+
+    /// Replaces each x by e^(x - shift), and returns their sum.
+    fn exponentials(row: &mut [Self], shift: Self) -> Self;
+
+    /// The largest of a row that is above [`FLOOR`], or that.
+    fn largest(row: &[Self]) -> Self {
+        let mut lanes = [Self::of(FLOOR); LANES];
+        let chunks = row.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
+                *lane = if *x > *lane { *x } else { *lane };
+            }
+        }
+        let all = lanes.iter().chain(rest);
+        all.fold(lanes[0], |max, x| if *x > max { *x } else { max })
+    }
+}
+
+/// Numbers that are summed side by side: two vectors of the widest instructions.
+const LANES: usize = 16;
+
+impl Real for f64 {
+    const ZERO: Self = 0.0;
+    const ONE: Self = 1.0;
+    const HIDDEN: Self = Self::NEG_INFINITY;
+
+    fn of(value: f64) -> Self {
+        value
+    }
+
+    fn exp(self) -> Self {
+        self.exp()
+    }
+
+    fn exponentials(row: &mut [Self], shift: Self) -> Self {
+        let mut sum = 0.0;
+        for x in row {
+            *x = (*x - shift).exp();
+            sum += *x;
+        }
+        sum
+    }
+}
+
+impl Real for f32 {
+    const ZERO: Self = 0.0;
+    const ONE: Self = 1.0;
+    const HIDDEN: Self = Self::NEG_INFINITY;
+
+    fn of(value: f64) -> Self {
+        value as f32
+    }
+
+    fn exp(self) -> Self {
+        self.exp()
+    }
+
+    fn exponentials(row: &mut [Self], shift: Self) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            #[allow(unsafe_code, reason = "the function is compiled with AVX2")]
+            // SAFETY: the processor has AVX2, which was just detected.
+            return unsafe { exponentials_avx2(row, shift) };
+        }
+        exponentials(row, shift)
+    }
+}
+
+/// The portable loop with wider vectors: the same operations, and so the same bits.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn exponentials_avx2(row: &mut [f32], shift: f32) -> f32 {
+    exponentials(row, shift)
+}
+
+#[inline(always)]
+fn exponentials(row: &mut [f32], shift: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (chunks, rest) = row.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *x = exponential(*x - shift);
+            *lane += *x;
+        }
+    }
+    let mut total = 0.0;
+    for x in rest {
+        *x = exponential(*x - shift);
+        total += *x;
+    }
+    for lane in lanes {
+        total += lane;
+    }
+    total
+}
+
+/// e^x within 2 units in the last place, 0 below -87 and at most e^88: without a branch, so that
+/// loops over it become vector instructions.
+///
+/// x = n ln 2 + r with |r| <= ln 2 / 2, and e^x = 2^n e^r, where e^r is a polynomial.
+///
+/// # Source
+/// The coefficients are those of `expf` in S. L. Moshier, Cephes Mathematical Library, 1989.
+#[inline(always)]
+fn exponential(x: f32) -> f32 {
+    /// Below, 2^n is no normal number.
+    const LOWEST: f32 = -87.0;
+    const HIGHEST: f32 = 88.0;
+    /// Added to a small number, it leaves the nearest integer in the lowest bits.
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
+    /// ln 2 in two parts; products of the first with n are exact.
+    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+    const COEFFICIENTS: [f32; 6] = [
+        1.987_569_1e-4,
+        1.398_199_9e-3,
+        8.333_452e-3,
+        4.166_579_6e-2,
+        1.666_666_5e-1,
+        5e-1,
+    ];
+    // Comparisons that let NaN through.
+    let clamped = if x < LOWEST { LOWEST } else { x };
+    let clamped = if clamped > HIGHEST { HIGHEST } else { clamped };
+    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = clamped - n * LN_2[0] - n * LN_2[1];
+    let mut polynomial = COEFFICIENTS[0];
+    for coefficient in &COEFFICIENTS[1..] {
+        polynomial = polynomial * r + coefficient;
+    }
+    let power = polynomial * (r * r) + r + 1.0;
+    // 2^n: n, in the lowest bits of `shifted`, is added to the exponent. NaN stays NaN.
+    let scaled = f32::from_bits(power.to_bits().wrapping_add(shifted.to_bits() << 23));
+    if x < LOWEST { 0.0 } else { scaled }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exponentials_are_within_two_units_in_the_last_place() {
+        let mut worst = 0.0f64;
+        for step in -870_000..880_000 {
+            let x = step as f32 / 10_000.0;
+            let expected = f64::from(x).exp();
+            let unit = expected * f64::from(f32::EPSILON);
+            worst = worst.max((f64::from(exponential(x)) - expected).abs() / unit);
+        }
+        assert!(worst < 2.0, "{worst} units");
+        assert_eq!(exponential(0.0), 1.0);
+        for x in [-87.1, -1e30, f32::NEG_INFINITY] {
+            assert_eq!(exponential(x), 0.0);
+        }
+        assert!(exponential(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn rows_of_any_length_are_summed() {
+        for len in 0..40 {
+            let row: Vec<f32> = (0..len).map(|i| (i * 7 % 11) as f32).collect();
+            let mut found = row.clone();
+            let sum = f32::exponentials(&mut found, 10.0);
+            let expected: f64 = row.iter().map(|x| (f64::from(*x) - 10.0).exp()).sum();
+            assert!((f64::from(sum) - expected).abs() < 1e-6, "{len}");
+            let largest = row.iter().copied().fold(FLOOR as f32, f32::max);
+            assert_eq!(f32::largest(&row), largest);
+        }
+    }
+}

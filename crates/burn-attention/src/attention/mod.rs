@@ -1,0 +1,134 @@
+//! Attention as one operation.
+
+mod backward;
+pub mod blocks;
+mod composed;
+#[cfg(feature = "flex")]
+mod flex;
+mod mask;
+mod op;
+#[cfg(feature = "remote")]
+pub(crate) mod wire;
+
+use burn::backend::{Dispatch, TensorMetadata};
+use burn::tensor::{Shape, Tensor};
+use burn_fused::primitive::zeros_from;
+
+use crate::backends;
+use crate::error::Result;
+
+use op::Sizes;
+
+pub use mask::{AttentionMask, MaskRules, Pattern, Window};
+pub use op::{AttentionOp, AttentionOps, Bias, Kept, Method};
+
+/// softmax(scale * q k^T + bias) v over the keys that each query sees; made once a step.
+///
+/// The [example](crate#example) has its use. A query that sees no key has the output 0, and neither
+/// gets nor gives a gradient.
+///
+/// # Shapes
+/// - q: `[batch, heads, queries, head_dim]`; k: `[batch, kv_heads, keys, head_dim]`;
+///   v: `[batch, kv_heads, keys, value_dim]`, of any strides; `heads` is a multiple of `kv_heads`,
+///   and head `h` of q reads head `h / (heads / kv_heads)` of k and v
+/// - bias: `[batch, heads, queries, keys]`, any of them 1
+/// - out: `[batch, heads, queries, value_dim]`
+///
+/// # Numerics
+/// By every [`Method`]:
+/// - Of 16-bit tensors everything is computed in f32, products included, and each result is rounded
+///   once; f64 in f64. The bias has the type that is computed in.
+/// - A mask hides whatever the bias is. A score below -1e20 counts as hidden too. A score of +inf
+///   or NaN makes its query's output NaN.
+/// - What no query of a sample sees, as padding, and queries that see no key may hold anything, NaN
+///   too: it reaches no result. A token that some queries see has to be finite for the others as
+///   well: 0 times NaN is NaN.
+/// - Gradients are right beside scores of any size.
+/// - The same tensors give the same bits in every run.
+///
+/// # Memory
+/// The autodiff graph keeps q, k, v, the bias, the output and two numbers for each row of scores.
+/// Scores exist in blocks, forward and backward.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    mask: AttentionMask,
+    scale: Option<f64>,
+    method: Method,
+}
+
+impl Attention {
+    /// Attention by the keys that a mask shows, with 1 / sqrt(head_dim) as the scale.
+    pub fn new(mask: AttentionMask) -> Self {
+        Self {
+            mask,
+            scale: None,
+            method: Method::Fused,
+        }
+    }
+
+    /// Sets the factor of q k^T.
+    #[must_use]
+    pub fn with_scale(mut self, scale: f64) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// Chooses which code attends.
+    #[must_use]
+    pub fn with_method(mut self, method: Method) -> Self {
+        self.method = method;
+        self
+    }
+
+    /// Attends.
+    ///
+    /// # Panics
+    /// If the tensors do not fit; see [`try_forward`](Self::try_forward).
+    pub fn forward(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+        self.try_forward(q, k, v, None)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Attends, with a bias if there is one.
+    ///
+    /// # Errors
+    /// [`Size`](crate::AttentionError::Size), [`HeadGroups`](crate::AttentionError::HeadGroups),
+    /// [`NoChannels`](crate::AttentionError::NoChannels),
+    /// [`MixedDTypes`](crate::AttentionError::MixedDTypes),
+    /// [`UnsupportedDType`](crate::AttentionError::UnsupportedDType),
+    /// [`Device`](crate::AttentionError::Device),
+    /// [`BiasShape`](crate::AttentionError::BiasShape), [`Scale`](crate::AttentionError::Scale).
+    pub fn try_forward(
+        &self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        bias: Option<Tensor<4>>,
+    ) -> Result<Tensor<4>> {
+        let [_, _, _, head_dim] = q.dims();
+        let op = AttentionOp {
+            mask: self.mask.clone(),
+            scale: self.scale.unwrap_or(1.0 / (head_dim as f64).sqrt()),
+            method: self.method,
+        };
+        let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+        let bias = bias.map(Tensor::into_dispatch);
+        op.check(&q, &k, &v, bias.as_ref())?;
+        let sizes = Sizes::of(&q, &k, &v);
+        if sizes.are_empty() {
+            let shape = [sizes.batch, sizes.heads, sizes.queries, sizes.value_dim];
+            let dtype = q.dtype().into();
+            let inputs = [q, k, v].into_iter().chain(bias).collect();
+            let zeros = zeros_from::<Dispatch>(Shape::new(shape), dtype, inputs);
+            return Ok(Tensor::from_dispatch(zeros));
+        }
+        let out = if self.method == Method::Composed {
+            composed::attention::<Dispatch>(q, k, v, bias, &op)
+        } else if backends::reaches(&q.device()) {
+            Dispatch::attention_forward(q, k, v, bias.into(), op).0
+        } else {
+            blocks::forward::<Dispatch>(q, k, v, bias, &op).0
+        };
+        Ok(Tensor::from_dispatch(out))
+    }
+}

@@ -1,0 +1,3 @@
+//! The backends of burn's dispatch.
+
+burn_fused::reaches!();

@@ -1,0 +1,144 @@
+//! Cross-entropy of a language model's head, without its logits.
+
+mod backward;
+mod blocks;
+mod composed;
+mod op;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor, TensorData};
+
+use crate::attention::Method;
+use crate::backends;
+use crate::error::{AttentionError, Result};
+
+pub use op::{CrossEntropyOp, CrossEntropyOps};
+
+/// The mean of -log softmax(hidden weight^T)\[target\] over the rows that have a target, in nats;
+/// made once a step.
+///
+/// The logits, rows x vocabulary, are the largest tensor of a language model's step. Here they
+/// exist in blocks of the vocabulary, forward and backward.
+///
+/// # Shapes
+/// - hidden: `[rows, channels]`; weight: `[vocabulary, channels]`, of any strides: a table of
+///   embeddings as it is, the weight of a `Linear` transposed
+/// - out: `[1]`, in f32, for f64 tensors f64
+///
+/// # Numerics
+/// Softmax and sums are in the type of the output, and of f16 the products too: each gradient is
+/// rounded once. Of bf16, logits are rounded as a product gives them, and so is the gradient of the
+/// logits before it is multiplied. A logit of -inf is a word of probability 0.
+///
+/// # Memory
+/// The autodiff graph keeps hidden and weight, which others hold too, and one number for each row.
+/// The logits are computed twice.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_attention::{CrossEntropy, IGNORED};
+///
+/// let device = Device::flex().autodiff();
+/// let random = |shape| Tensor::<2>::random(shape, Distribution::Default, &device).require_grad();
+/// let (hidden, embeddings) = (random([3, 16]), random([1000, 16]));
+/// let loss = CrossEntropy::new(&[7, IGNORED, 999], 1000)?;
+/// let gradients = loss.try_forward(hidden, embeddings.clone())?.backward();
+/// assert_eq!(embeddings.grad(&gradients).unwrap().dims(), [1000, 16]);
+/// # Ok::<(), burn_attention::AttentionError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct CrossEntropy {
+    op: CrossEntropyOp,
+    /// Rows with and without a target.
+    rows: usize,
+    /// The rows that have a target, unless all have one.
+    counted: Option<Vec<i64>>,
+}
+
+/// The target of a row that does not count.
+pub const IGNORED: i64 = -100;
+
+impl CrossEntropy {
+    /// The loss of rows with these targets, of which [`IGNORED`] ones do not count.
+    ///
+    /// # Errors
+    /// [`AttentionError::Target`] for a target beyond the vocabulary; [`AttentionError::NoTargets`]
+    /// if none counts.
+    pub fn new(targets: &[i64], vocabulary: usize) -> Result<Self> {
+        let mut counted = Vec::new();
+        let mut kept = Vec::new();
+        for (row, &found) in targets.iter().enumerate() {
+            if found == IGNORED {
+                continue;
+            }
+            match usize::try_from(found) {
+                Ok(target) if target < vocabulary => kept.push(target),
+                _ => {
+                    return Err(AttentionError::Target {
+                        row,
+                        found,
+                        vocabulary,
+                    });
+                }
+            }
+            counted.push(row as i64);
+        }
+        if kept.is_empty() {
+            let rows = targets.len();
+            return Err(AttentionError::NoTargets { rows });
+        }
+        let all = kept.len() == targets.len();
+        Ok(Self {
+            op: CrossEntropyOp::new(&kept, vocabulary),
+            rows: targets.len(),
+            counted: (!all).then_some(counted),
+        })
+    }
+
+    /// Chooses which code computes; no backend has kernels, so that `Fused` are blocks of the
+    /// default size.
+    #[must_use]
+    pub fn with_method(mut self, method: Method) -> Self {
+        self.op.method = method;
+        self
+    }
+
+    /// Computes the loss.
+    ///
+    /// # Errors
+    /// [`Size`](AttentionError::Size), [`MixedDTypes`](AttentionError::MixedDTypes),
+    /// [`Device`](AttentionError::Device), [`UnsupportedDType`](AttentionError::UnsupportedDType).
+    pub fn try_forward(&self, hidden: Tensor<2>, weight: Tensor<2>) -> Result<Tensor<1>> {
+        let [rows, _] = hidden.dims();
+        if rows != self.rows {
+            return Err(AttentionError::Size {
+                left: "hidden",
+                right: "the list of targets",
+                dimension: "rows",
+                left_size: rows,
+                right_size: self.rows,
+            });
+        }
+        let hidden = match &self.counted {
+            Some(counted) => {
+                let data = TensorData::new(counted.clone(), [counted.len()]);
+                let counted = Tensor::<1, Int>::from_data(data, &hidden.device());
+                hidden.select(0, counted)
+            }
+            None => hidden,
+        };
+        let op = self.op.clone();
+        let (hidden, weight) = (hidden.into_dispatch(), weight.into_dispatch());
+        op.check(&hidden, &weight)?;
+        let extends = backends::reaches(&burn::backend::TensorMetadata::device(&hidden));
+        let loss = if op.method == Method::Composed {
+            composed::cross_entropy::<Dispatch>(hidden, weight, &op)
+        } else if extends {
+            Dispatch::cross_entropy_forward(hidden, weight, op).0
+        } else {
+            blocks::forward::<Dispatch>(hidden, weight, &op).0
+        };
+        Ok(Tensor::from_dispatch(loss))
+    }
+}

@@ -1,0 +1,120 @@
+//! The operation as backends see it.
+
+use std::sync::Arc;
+
+use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn_fused::{accumulator, expect};
+
+use super::blocks;
+use crate::attention::Method;
+use crate::error::{AttentionError, Result};
+
+/// What each row predicts, and which code computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CrossEntropyOp {
+    /// Target and row, in the order of the targets: those of a block follow each other.
+    pub(super) targets: Arc<[(usize, usize)]>,
+    pub(super) vocabulary: usize,
+    pub(super) method: Method,
+}
+
+impl CrossEntropyOp {
+    pub(super) fn new(targets: &[usize], vocabulary: usize) -> Self {
+        let rows = targets.iter().enumerate();
+        let mut targets: Vec<_> = rows.map(|(row, &target)| (target, row)).collect();
+        targets.sort_unstable();
+        Self {
+            targets: targets.into(),
+            vocabulary,
+            method: Method::Fused,
+        }
+    }
+
+    /// The number of rows.
+    pub(super) fn rows(&self) -> usize {
+        self.targets.len()
+    }
+
+    /// Checks the shapes and types of the tensors, for every backend.
+    ///
+    /// # Errors
+    /// Those of [`CrossEntropy::try_forward`](crate::CrossEntropy::try_forward).
+    pub fn check<T: TensorMetadata>(&self, hidden: &T, weight: &T) -> Result<()> {
+        accumulator(hidden.dtype())?;
+        expect("weight", weight, hidden.dtype(), hidden)?;
+        let [rows, channels] = hidden.shape().dims();
+        let [vocabulary, of_weight] = weight.shape().dims();
+        let targets = "the list of targets";
+        let sizes = [
+            ("hidden", targets, "rows", rows, self.rows()),
+            ("hidden", "weight", "channels", channels, of_weight),
+            ("weight", targets, "vocabulary", vocabulary, self.vocabulary),
+        ];
+        for (left, right, dimension, left_size, right_size) in sizes {
+            if left_size != right_size {
+                return Err(AttentionError::Size {
+                    left,
+                    right,
+                    dimension,
+                    left_size,
+                    right_size,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Cross-entropy of a head on a backend.
+///
+/// Both methods have a body of ordinary operations on blocks of the vocabulary. The implementation
+/// for [`Autodiff`](burn::backend::Autodiff) adds the backward.
+///
+/// # Shapes
+/// - hidden: `[rows, channels]`; weight: `[vocabulary, channels]`
+/// - loss, gradient: `[1]`; f32, for f64 tensors f64
+/// - log_sum_exp: `[rows]`, of the type of the loss
+///
+/// # Panics
+/// If shapes or types disagree: [`CrossEntropyOp::check`] reports how.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
+pub trait CrossEntropyOps: Backend {
+    /// The mean loss, and the logarithm of the sum of the exponentials of each row of logits.
+    fn cross_entropy_forward(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        op: CrossEntropyOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        blocks::forward::<Self>(hidden, weight, &op)
+    }
+
+    /// The gradients of hidden and, if `weight_wanted`, of the weight, from that of the loss.
+    fn cross_entropy_backward(
+        hidden: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        weight_wanted: bool,
+        op: CrossEntropyOp,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let tensors = [hidden, weight, log_sum_exp, gradient];
+        blocks::backward::<Self>(tensors, weight_wanted, &op)
+    }
+}
+
+/// Blocks of ordinary operations.
+#[cfg(feature = "flex")]
+impl CrossEntropyOps for burn::backend::Flex {}
+
+/// Blocks of ordinary operations.
+#[cfg(feature = "cube")]
+impl CrossEntropyOps for burn::backend::Cube {}
+
+/// Blocks of ordinary operations, each sent by itself: their tensors stay on the device.
+#[cfg(feature = "remote")]
+impl CrossEntropyOps for burn::backend::Remote {}

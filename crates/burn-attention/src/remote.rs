@@ -1,0 +1,22 @@
+//! Devices that a server holds, by burn-remote: an operation travels as one custom operation and runs
+//! by the server's backend; the tensors stay on their device.
+
+use burn::backend::ir::BackendIr;
+use burn_remote::server::CustomOpRegistry;
+
+use crate::attention::{self, AttentionOps};
+use crate::rms_norm::{self, RmsNormOps};
+
+/// What a server's backend runs of this crate's operations.
+pub trait ServedOps: BackendIr + AttentionOps + RmsNormOps {}
+
+impl<B: BackendIr + AttentionOps + RmsNormOps> ServedOps for B {}
+
+/// Adds this crate's operations to those that a server runs by its backend `B`.
+///
+/// An operation that the server cannot read, as from a client of another version, ends the
+/// client's session; the server's log has the reason.
+pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
+    attention::wire::register(operations);
+    rms_norm::wire::register(operations);
+}

@@ -1,0 +1,89 @@
+//! RMSNorm as one operation.
+
+mod backward;
+pub mod composed;
+mod op;
+#[cfg(feature = "remote")]
+pub(crate) mod wire;
+
+use burn::backend::{Dispatch, TensorMetadata};
+use burn::tensor::Tensor;
+use burn_fused::primitive::zeros_from;
+use burn_fused::{accumulator, expect, least, rounded};
+
+use crate::backends;
+use crate::error::{AttentionError, Result};
+
+pub use op::RmsNormOps;
+
+/// x / sqrt(mean(x^2) + epsilon) * weight, over the last dimension.
+///
+/// # Shapes
+/// - x, out: `[.., channels]`; weight: `[channels]`, of the type of x
+///
+/// # Numerics
+/// Of 16-bit tensors all is computed in f32, and each result is rounded once; f64 in f64.
+///
+/// A row whose squares leave that type is NaN, not 0: in f32, one of about 1e19 and more, and with an
+/// epsilon of 0 one of about 1e-19 and less. An NPU's own kernels do as their maker lets them.
+///
+/// # Memory
+/// The autodiff graph keeps x, the weight and one number for each row.
+///
+/// # Errors
+/// [`Size`](AttentionError::Size), [`MixedDTypes`](AttentionError::MixedDTypes),
+/// [`Device`](AttentionError::Device), [`UnsupportedDType`](AttentionError::UnsupportedDType),
+/// [`Epsilon`](AttentionError::Epsilon).
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<2>::from_floats([[3.0, 4.0]], &device).require_grad();
+/// let y = burn_attention::rms_norm(x.clone(), Tensor::ones([2], &device), 1e-6)?;
+/// // 3 / sqrt(12.5)
+/// assert!((y.clone().inner().into_data().iter::<f32>().next().unwrap() - 0.8485).abs() < 1e-4);
+/// assert!(x.grad(&y.sum().backward()).is_some());
+/// # Ok::<(), burn_attention::AttentionError>(())
+/// ```
+pub fn rms_norm<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<1>,
+    epsilon: f64,
+) -> Result<Tensor<D>> {
+    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+    check(&x, &weight, epsilon)?;
+    if x.shape().num_elements() == 0 {
+        let (shape, dtype) = (x.shape(), x.dtype().into());
+        let zeros = zeros_from::<Dispatch>(shape, dtype, vec![x, weight]);
+        return Ok(Tensor::from_dispatch(zeros));
+    }
+    let out = if backends::reaches(&x.device()) {
+        Dispatch::rms_norm_forward(x, weight, epsilon).0
+    } else {
+        composed::forward::<Dispatch>(x, weight, epsilon).0
+    };
+    Ok(Tensor::from_dispatch(out))
+}
+
+pub(crate) fn check<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Result<()> {
+    let wide = accumulator(x.dtype())?;
+    expect("weight", weight, x.dtype(), x)?;
+    let channels = x.shape().last().copied().unwrap_or(1);
+    let [of_weight] = weight.shape().dims();
+    if channels != of_weight {
+        return Err(AttentionError::Size {
+            left: "x",
+            right: "weight",
+            dimension: "channels",
+            left_size: channels,
+            right_size: of_weight,
+        });
+    }
+    let computed = rounded(epsilon, wide);
+    if epsilon != 0.0 && !(computed.is_finite() && computed >= least(wide)) {
+        return Err(AttentionError::Epsilon { found: epsilon });
+    }
+    Ok(())
+}

@@ -1,0 +1,17 @@
+//! The backends of burn's dispatch.
+
+use burn::backend::DispatchDevice;
+use burn::tensor::Device;
+
+burn_fused::reaches!();
+
+/// Whether a device's memory is the host's, so that nothing has to be sent there.
+pub(crate) fn in_host_memory(device: &Device) -> bool {
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(_) => false,
+        #[cfg(feature = "remote")]
+        DispatchDevice::Remote(_) => false,
+        _ => true,
+    }
+}

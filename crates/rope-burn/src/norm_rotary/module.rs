@@ -1,0 +1,196 @@
+//! The module to put into a model, and the operation for models that have the weights already.
+
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, FloatDType, Tensor};
+use rope_core::{Direction, HeadNorm, NormOrder};
+
+use super::composed;
+use super::{NormRotaryOp, NormRotaryOps};
+use crate::angles::RotaryAngles;
+use crate::error::Result;
+use crate::heads::HeadsAsTokens;
+use crate::rotary::{self, Rotary, RotaryConfig};
+
+impl Rotary {
+    /// Normalises each head of q and k, before or after the rotation as `norm` says, and rotates
+    /// them: one pass over each.
+    ///
+    /// # Shapes
+    /// q and k as the layout says; weights `[head_dim]`, in any float type.
+    ///
+    /// # Memory
+    /// The autodiff graph keeps q, k and the step's angles. Without gradients, tensors that nothing
+    /// else holds are overwritten.
+    ///
+    /// # Errors
+    /// Those of [`try_forward`](Self::try_forward); [`RopeError::NormWeight`] if a weight is not
+    /// `[head_dim]`.
+    ///
+    /// [`RopeError::NormWeight`]: rope_core::RopeError::NormWeight
+    pub fn try_forward_norm<const D: usize>(
+        &self,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        [q_weight, k_weight]: [Tensor<1>; 2],
+        norm: HeadNorm,
+        angles: &RotaryAngles,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        let op = NormRotaryOp {
+            geometry: self.spec().geometry(),
+            layout: self.layout(),
+            norm,
+        };
+        let of_angles = FloatDType::from(angles.dtype());
+        let weights = [q_weight, k_weight].map(|weight| weight.cast(of_angles).into_dispatch());
+        if angles.heads() > 1 {
+            let forward = op.rotary(Direction::Forward);
+            let heads = HeadsAsTokens::new(forward, &q, Some(&k), angles)?;
+            let op = NormRotaryOp {
+                layout: heads.op().layout,
+                ..op
+            };
+            let (q, k) = (heads.flatten(q), heads.flatten(k));
+            let (q, k) = self.run_norm(op, q, k, weights, &angles.rows)?;
+            return Ok((heads.restore(q), heads.restore(k)));
+        }
+        self.run_norm(op, q, k, weights, &angles.rows)
+    }
+
+    fn run_norm<const D: usize>(
+        &self,
+        op: NormRotaryOp,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        [q_weight, k_weight]: [DispatchTensor; 2],
+        rows: &Tensor<2>,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        let (q, k) = (q.into_dispatch(), k.into_dispatch());
+        let angles = rows.clone().into_dispatch();
+        op.rotary(Direction::Forward).check(&q, Some(&k), &angles)?;
+        op.check_weight("the weight of q's norm", &q_weight, &q)?;
+        op.check_weight("the weight of k's norm", &k_weight, &k)?;
+        let fuses = self.fuses(&q);
+        let apply = |x, weight, angles| {
+            if fuses {
+                Dispatch::norm_rotary(x, weight, angles, op)
+            } else {
+                let rotate = rotary::composed::rotate::<Dispatch>;
+                composed::norm_rotate::<Dispatch>(x, weight, angles, op, rotate)
+            }
+        };
+        let (q, k) = (
+            apply(q, q_weight, angles.clone()),
+            apply(k, k_weight, angles),
+        );
+        Ok((Tensor::from_dispatch(q), Tensor::from_dispatch(k)))
+    }
+}
+
+/// Configuration of a [`NormRotary`].
+#[derive(Config, Debug)]
+pub struct NormRotaryConfig {
+    /// The rotation.
+    pub rotary: RotaryConfig,
+    /// What is added to the mean of the squares (`rms_norm_eps`).
+    pub eps: f64,
+    /// Whether channels are multiplied by 1 + weight, as in Gemma 3 and Qwen3.5.
+    #[config(default = false)]
+    pub unit_offset: bool,
+    /// Whether the norm comes after the rotation, as in Hunyuan.
+    #[config(default = false)]
+    pub after_rotation: bool,
+}
+
+impl NormRotaryConfig {
+    /// The module, whose weights multiply by 1.
+    ///
+    /// # Errors
+    /// [`RopeError::NormEps`](rope_core::RopeError::NormEps); those of
+    /// [`RotaryConfig::try_init`].
+    pub fn try_init(&self, device: &Device) -> Result<NormRotary> {
+        let rotary = self.rotary.try_init()?;
+        let order = if self.after_rotation {
+            NormOrder::AfterRotation
+        } else {
+            NormOrder::BeforeRotation
+        };
+        let norm = HeadNorm::new(self.eps)?
+            .with_unit_offset(self.unit_offset)
+            .with_order(order);
+        let head_dim = rotary.spec().head_dim();
+        let weight = || {
+            let weight = if self.unit_offset {
+                Tensor::zeros([head_dim], device)
+            } else {
+                Tensor::ones([head_dim], device)
+            };
+            NormWeight {
+                weight: Param::from_tensor(weight),
+            }
+        };
+        Ok(NormRotary {
+            q_norm: weight(),
+            k_norm: weight(),
+            norm,
+            rotary,
+        })
+    }
+}
+
+/// The weight of a norm, `[head_dim]`.
+#[derive(Module, Debug)]
+pub struct NormWeight {
+    /// What channels are multiplied by, or that less 1.
+    pub weight: Param<Tensor<1>>,
+}
+
+/// Normalises each head of q and k and rotates it, with the parameters `q_norm.weight` and
+/// `k_norm.weight`, as Qwen3, Gemma 3 and most others name them.
+#[derive(Module, Debug)]
+pub struct NormRotary {
+    /// The weight of q.
+    pub q_norm: NormWeight,
+    /// The weight of k.
+    pub k_norm: NormWeight,
+    #[module(skip)]
+    norm: HeadNorm,
+    rotary: Rotary,
+}
+
+impl NormRotary {
+    /// The rotation, which makes the angles of a step.
+    pub fn rotary(&self) -> &Rotary {
+        &self.rotary
+    }
+
+    /// Normalises and rotates q and k.
+    ///
+    /// # Errors
+    /// As [`Rotary::try_forward_norm`].
+    pub fn try_forward<const D: usize>(
+        &self,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        let weights = [&self.q_norm, &self.k_norm].map(|norm| norm.weight.val());
+        self.rotary
+            .try_forward_norm(q, k, weights, self.norm, angles)
+    }
+
+    /// Normalises and rotates q and k.
+    ///
+    /// # Panics
+    /// If shapes, types or angles disagree; see [`try_forward`](Self::try_forward).
+    pub fn forward<const D: usize>(
+        &self,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> (Tensor<D>, Tensor<D>) {
+        self.try_forward(q, k, angles)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+}

@@ -1,0 +1,100 @@
+//! The operation as backends see it.
+
+use burn::backend::{TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn_fused::{accumulator, expect};
+use rope_core::{Direction, Geometry, HeadNorm, Layout, RopeError};
+
+use super::composed;
+use crate::error::Result;
+use crate::rotary::{RotaryOp, RotaryOps};
+
+/// A norm of each head and its rotation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormRotaryOp {
+    /// Where the rotated channels lie in a head and how they pair.
+    pub geometry: Geometry,
+    /// The order of the dimensions of q and k.
+    pub layout: Layout,
+    /// The norm, and whether it comes before the rotation.
+    pub norm: HeadNorm,
+}
+
+impl NormRotaryOp {
+    /// The rotation alone.
+    pub(crate) fn rotary(&self, direction: Direction) -> RotaryOp {
+        RotaryOp {
+            geometry: self.geometry,
+            layout: self.layout,
+            direction,
+        }
+    }
+
+    /// Checks the shape and type of a weight for tensors like `x`; [`RotaryOp::check`] checks the
+    /// rest.
+    ///
+    /// # Errors
+    /// [`RopeError::NormWeight`], [`OpError`](burn_fused::OpError).
+    pub fn check_weight<T: TensorMetadata>(
+        &self,
+        what: &'static str,
+        weight: &T,
+        x: &T,
+    ) -> Result<()> {
+        let (found, expected) = (weight.shape().num_elements(), self.geometry.head_dim());
+        if weight.shape().as_slice() != [expected] {
+            return Err(RopeError::NormWeight {
+                what,
+                found,
+                expected,
+            }
+            .into());
+        }
+        Ok(expect(what, weight, accumulator(x.dtype())?.into(), x)?)
+    }
+}
+
+/// RMSNorm of each head and its rotation on a backend.
+///
+/// Both methods have bodies composed from ordinary operations and the backend's rotation; a backend
+/// overrides those that it has kernels for. The implementation for
+/// [`Autodiff`](burn::backend::Autodiff) adds the hand-written backward.
+///
+/// # Shapes
+/// - x: as `op.layout` says
+/// - weight: `[head_dim]`, in the type of the angles
+/// - angles: as for [`RotaryOps`](crate::RotaryOps)
+///
+/// # Panics
+/// If shapes or types disagree: [`RotaryOp::check`] and [`NormRotaryOp::check_weight`] report how.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Remote: cfg(feature = "remote"),
+    Fusion: cfg(feature = "fusion"),
+    Autodiff
+)]
+pub trait NormRotaryOps: RotaryOps {
+    /// Normalises each head of x, before or after the rotation as `op.norm` says, and rotates it.
+    #[fusion(dtype = x, shape = x)]
+    fn norm_rotary(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        op: NormRotaryOp,
+    ) -> FloatTensor<Self> {
+        composed::norm_rotate::<Self>(x, weight, angles, op, Self::rotary_single)
+    }
+
+    /// The gradients of x and of the weight, from x and the gradient of the result.
+    #[fusion(meta = |x, weight, _, _, _| (x.clone(), weight.clone()))]
+    fn norm_rotary_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        op: NormRotaryOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let rotate = Self::rotary_single;
+        composed::norm_rotate_backward::<Self>(x, weight, angles, gradient, op, rotate)
+    }
+}

@@ -1,0 +1,17 @@
+//! Devices that a server holds, by burn-remote.
+
+use burn::backend::ir::BackendIr;
+use burn_remote::server::CustomOpRegistry;
+
+use crate::norm_rotary::{self, NormRotaryOps};
+use crate::rotary;
+
+/// Adds this crate's operations to those that a server runs, by the kernels of its backend `B`,
+/// or composed if `B` has none.
+///
+/// An operation that the server cannot read, as from a client of another version, ends the
+/// client's session; the server's log has the reason.
+pub fn register<B: BackendIr + NormRotaryOps>(operations: &mut CustomOpRegistry<B>) {
+    rotary::wire::register(operations);
+    norm_rotary::wire::register(operations);
+}

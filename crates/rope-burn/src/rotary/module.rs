@@ -1,0 +1,479 @@
+//! The module to put into a model.
+
+use std::sync::Arc;
+
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::config::Config;
+use burn::module::{Content, Module, ModuleDisplay};
+use burn::tensor::{DType, Device, Element, FloatDType, Int, Tensor};
+use burn_fused::{Implementation, accumulator};
+use rope_core::{
+    CosSinTable, DEFAULT_TABLE_BUDGET_BYTES, Direction, Layout, Positions, Real, RopeError,
+    RotarySpec, TokenAngles,
+};
+
+use super::composed;
+use super::{RotaryOp, RotaryOps};
+use crate::angles::{RotaryAngles, Tables};
+use crate::backends;
+use crate::error::{Result, RotaryError};
+use crate::heads::HeadsAsTokens;
+
+/// Configuration of a [`Rotary`].
+#[derive(Config, Debug)]
+pub struct RotaryConfig {
+    /// What the model's configuration says about rotation.
+    pub spec: RotarySpec,
+    /// The order of the dimensions of q and k.
+    #[config(default = "Layout::Bsnd")]
+    pub layout: Layout,
+    /// Which code rotates.
+    #[config(default = "Implementation::Fused")]
+    pub implementation: Implementation,
+    /// The most bytes that a table of cos and sin may take; if more were needed, angles are made
+    /// for each step's tokens alone.
+    #[config(default = "DEFAULT_TABLE_BUDGET_BYTES")]
+    pub table_budget_bytes: usize,
+}
+
+impl RotaryConfig {
+    /// The module; it has no parameters and lives on no device.
+    ///
+    /// # Errors
+    /// [`RotaryError::Rope`] if the frequencies cannot be made.
+    pub fn try_init(&self) -> Result<Rotary> {
+        let table = CosSinTable::new(&self.spec, None)?;
+        let tables = Tables::new(table, self.table_budget_bytes);
+        Ok(Rotary {
+            spec: self.spec.clone(),
+            layout: self.layout,
+            implementation: self.implementation,
+            tables: Arc::new(tables),
+        })
+    }
+
+    /// The module; it has no parameters and lives on no device.
+    ///
+    /// # Panics
+    /// If the frequencies cannot be made; see [`try_init`](Self::try_init).
+    pub fn init(&self) -> Rotary {
+        self.try_init().unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+/// Rotates q and k by the positions of their tokens, forward and backward.
+///
+/// Call [`angles`](Self::angles) once a step and [`forward`](Self::forward) in each layer, as in
+/// the [example](crate#example). Cloning shares the table of cos and sin.
+///
+/// # Shapes
+/// q and k as the layout says, with head counts of their own, but the same if they are rotated
+/// together by angles per head. q and k of other tokens or other angles, as in cross-attention,
+/// decoding or grouped queries with angles per head, are rotated one by one
+/// ([`forward_single`](Self::forward_single)), which costs no more passes over memory.
+///
+/// # Memory
+/// The autodiff graph keeps the step's angles, which all layers share, and neither q nor k. Tensors
+/// that nothing else holds are rotated in place.
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct Rotary {
+    #[module(skip)]
+    spec: RotarySpec,
+    #[module(skip)]
+    layout: Layout,
+    #[module(skip)]
+    implementation: Implementation,
+    #[module(skip)]
+    tables: Arc<Tables>,
+}
+
+/// What distinguishes one rotation from another, without the table.
+impl ModuleDisplay for Rotary {
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        let geometry = self.spec.geometry();
+        content
+            .set_top_level_type("Rotary")
+            .add_debug_attribute("head_dim", &geometry.head_dim())
+            .add_debug_attribute("rotary_dim", &geometry.rotary_dim())
+            .add_debug_attribute("pairing", &geometry.pairing())
+            .add_debug_attribute("axes", self.spec.axis_layout())
+            .add_debug_attribute("frequencies", self.spec.frequencies())
+            .add_debug_attribute("layout", &self.layout)
+            .add_debug_attribute("implementation", &self.implementation)
+            .optional()
+    }
+}
+
+impl Rotary {
+    /// A fused rotation of tensors in `layout`.
+    ///
+    /// # Panics
+    /// If the frequencies cannot be made; see [`RotaryConfig::try_init`].
+    pub fn new(spec: RotarySpec, layout: Layout) -> Self {
+        RotaryConfig::new(spec).with_layout(layout).init()
+    }
+
+    /// Chooses which code rotates.
+    #[must_use]
+    pub fn with_implementation(mut self, implementation: Implementation) -> Self {
+        self.implementation = implementation;
+        self
+    }
+
+    /// What the model's configuration says about rotation.
+    pub fn spec(&self) -> &RotarySpec {
+        &self.spec
+    }
+
+    /// The order of the dimensions of q and k.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Which code rotates.
+    pub fn implementation(&self) -> Implementation {
+        self.implementation
+    }
+
+    /// cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
+    ///
+    /// # Panics
+    /// If the positions do not fit the specification; see [`try_angles`](Self::try_angles).
+    pub fn angles(&self, positions: &Positions, device: &Device) -> RotaryAngles {
+        self.try_angles(positions, device)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
+    ///
+    /// Gathered from the module's table, which grows to the positions in use, and by a device that
+    /// does not share the host's memory from its own copy: a step then sends position ids alone.
+    /// Made for these tokens alone if the table would exceed its budget, if the positions are no
+    /// ids, or if the frequencies depend on the sequence length (dynamic, longrope), which is the
+    /// highest position + 1.
+    ///
+    /// # Errors
+    /// [`RopeError::PositionAxes`] if the positions have other axes than the specification.
+    pub fn try_angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
+        if positions.are_ids() && !self.spec.frequencies().depends_on_seq_len() {
+            match self.tables.angles(positions, device) {
+                Err(RopeError::TableBudget { .. }) => {}
+                angles => return Ok(angles?),
+            }
+        }
+        self.angles_alone::<f32>(positions, device)
+    }
+
+    /// Angles made for these tokens alone, without a table.
+    fn angles_alone<A: Real + Element>(
+        &self,
+        positions: &Positions,
+        device: &Device,
+    ) -> Result<RotaryAngles> {
+        let depends = self.spec.frequencies().depends_on_seq_len();
+        let seq_len = depends.then(|| u64::from(positions.highest()) + 1);
+        let angles = TokenAngles::<A>::new(&self.spec, positions, seq_len)?;
+        Ok(RotaryAngles::upload(angles, device))
+    }
+
+    /// As [`try_angles`](Self::try_angles), in the type that tensors of `dtype` are rotated in: f64
+    /// for f64, f32 for the others. In f64 they are made for these tokens alone, without a table.
+    ///
+    /// # Errors
+    /// As [`try_angles`](Self::try_angles); [`OpError::UnsupportedDType`](crate::OpError::UnsupportedDType).
+    pub fn try_angles_for(
+        &self,
+        dtype: DType,
+        positions: &Positions,
+        device: &Device,
+    ) -> Result<RotaryAngles> {
+        if accumulator(dtype)? == FloatDType::F32 {
+            return self.try_angles(positions, device);
+        }
+        self.angles_alone::<f64>(positions, device)
+    }
+
+    /// As [`try_angles`](Self::try_angles), from ids `[axes, tokens]` in a tensor, on its device.
+    /// Reads the ids back to check them: once a step, not once a layer.
+    ///
+    /// # Errors
+    /// As [`try_angles`](Self::try_angles); [`RopeError::PositionOutOfRange`];
+    /// [`RotaryError::Positions`] if the ids cannot be read.
+    pub fn try_angles_from_ids(&self, ids: Tensor<2, Int>) -> Result<RotaryAngles> {
+        let (device, axes) = (ids.device(), ids.dims()[0]);
+        let ids = ids.try_into_data().map_err(|error| {
+            let reason = error.to_string();
+            RotaryError::Positions { reason }
+        })?;
+        let ids: Vec<i64> = ids.iter::<i64>().collect();
+        self.try_angles(&Positions::new(axes, &ids)?, &device)
+    }
+
+    /// Rotates q and k.
+    ///
+    /// # Panics
+    /// If shapes, types or angles disagree; see [`try_forward`](Self::try_forward).
+    pub fn forward<const D: usize>(
+        &self,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> (Tensor<D>, Tensor<D>) {
+        self.try_forward(q, k, angles)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Rotates q and k.
+    ///
+    /// # Errors
+    /// [`RotaryError::Rank`], [`RotaryError::Op`], [`RotaryError::AngleDType`];
+    /// [`RopeError::ShapeMismatch`], [`RopeError::AngleShape`], [`RopeError::PositionTokens`].
+    pub fn try_forward<const D: usize>(
+        &self,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        self.apply_pair(Direction::Forward, q, k, angles)
+    }
+
+    /// Rotates one tensor: a k that joins a cache by itself, a q whose k is cached, or q and k of
+    /// other tokens, as in cross-attention, one after the other.
+    ///
+    /// # Panics
+    /// If shapes, types or angles disagree; see [`try_forward_single`](Self::try_forward_single).
+    pub fn forward_single<const D: usize>(&self, x: Tensor<D>, angles: &RotaryAngles) -> Tensor<D> {
+        self.try_forward_single(x, angles)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Rotates one tensor.
+    ///
+    /// # Errors
+    /// As [`try_forward`](Self::try_forward).
+    pub fn try_forward_single<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<Tensor<D>> {
+        self.apply_single(Direction::Forward, x, angles)
+    }
+
+    /// Turns one tensor back by the angles: attention's output, where its values were turned too
+    /// (DeepSeek-V4), so that it depends on how far apart tokens are.
+    ///
+    /// Computes the adjoint (the transpose) of [`forward_single`](Self::forward_single), as a
+    /// differentiable operation whose gradient is the forward rotation. It undoes the rotation if
+    /// the attention scaling is 1 and both members of each pair turn by one angle; with a scaling
+    /// of a the two multiply by a^2, and with two angles a pair they are no multiple of x.
+    ///
+    /// # Panics
+    /// If shapes, types or angles disagree; see [`try_adjoint_single`](Self::try_adjoint_single).
+    pub fn adjoint_single<const D: usize>(&self, x: Tensor<D>, angles: &RotaryAngles) -> Tensor<D> {
+        self.try_adjoint_single(x, angles)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`adjoint_single`](Self::adjoint_single).
+    ///
+    /// # Errors
+    /// As [`try_forward`](Self::try_forward).
+    pub fn try_adjoint_single<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<Tensor<D>> {
+        self.apply_single(Direction::Adjoint, x, angles)
+    }
+
+    /// [`adjoint_single`](Self::adjoint_single) of q and k: gradients that are handled by hand.
+    ///
+    /// # Errors
+    /// As [`try_forward`](Self::try_forward).
+    pub fn try_adjoint<const D: usize>(
+        &self,
+        dq: Tensor<D>,
+        dk: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        self.apply_pair(Direction::Adjoint, dq, dk, angles)
+    }
+
+    fn apply_single<const D: usize>(
+        &self,
+        direction: Direction,
+        x: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<Tensor<D>> {
+        if angles.heads() > 1 {
+            let heads = HeadsAsTokens::new(self.op(direction), &x, None, angles)?;
+            let rotated = self.run_single(heads.op(), heads.flatten(x), &angles.rows)?;
+            return Ok(heads.restore(rotated));
+        }
+        self.run_single(self.op(direction), x, &angles.rows)
+    }
+
+    fn run_single<const D: usize>(
+        &self,
+        op: RotaryOp,
+        x: Tensor<D>,
+        rows: &Tensor<2>,
+    ) -> Result<Tensor<D>> {
+        let (x, angles) = (x.into_dispatch(), rows.clone().into_dispatch());
+        op.check(&x, None, &angles)?;
+        let rotate = if self.fuses(&x) {
+            Dispatch::rotary_single
+        } else {
+            composed::rotate::<Dispatch>
+        };
+        Ok(Tensor::from_dispatch(rotate(x, angles, op)))
+    }
+
+    fn apply_pair<const D: usize>(
+        &self,
+        direction: Direction,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        if angles.heads() > 1 {
+            let heads = HeadsAsTokens::new(self.op(direction), &q, Some(&k), angles)?;
+            let (q, k) = (heads.flatten(q), heads.flatten(k));
+            let (q, k) = self.run_pair(heads.op(), q, k, &angles.rows)?;
+            return Ok((heads.restore(q), heads.restore(k)));
+        }
+        self.run_pair(self.op(direction), q, k, &angles.rows)
+    }
+
+    fn run_pair<const D: usize>(
+        &self,
+        op: RotaryOp,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        rows: &Tensor<2>,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        let (q, k) = (q.into_dispatch(), k.into_dispatch());
+        let angles = rows.clone().into_dispatch();
+        op.check(&q, Some(&k), &angles)?;
+        let (q, k) = if self.fuses(&q) {
+            Dispatch::rotary_pair(q, k, angles, op)
+        } else {
+            let k = composed::rotate::<Dispatch>(k, angles.clone(), op);
+            (composed::rotate::<Dispatch>(q, angles, op), k)
+        };
+        Ok((Tensor::from_dispatch(q), Tensor::from_dispatch(k)))
+    }
+
+    /// Whether the backend gets one operation, or ordinary ones.
+    pub(crate) fn fuses(&self, x: &DispatchTensor) -> bool {
+        self.implementation == Implementation::Fused && backends::reaches(&x.device())
+    }
+
+    fn op(&self, direction: Direction) -> RotaryOp {
+        RotaryOp {
+            geometry: self.spec.geometry(),
+            layout: self.layout,
+            direction,
+        }
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::tensor::TensorData;
+    use burn_fused::OpError;
+    use rope_core::AxisLayout;
+
+    use super::*;
+
+    fn rotary() -> Rotary {
+        let spec = RotarySpec::builder(64)
+            .axes(AxisLayout::Striped(vec![12, 10, 10]))
+            .build();
+        Rotary::new(spec.expect("a valid specification"), Layout::Bsnd)
+    }
+
+    #[test]
+    fn a_model_is_printed_without_its_table() {
+        let rotary = rotary();
+        let positions = Positions::text(3, 4000, 8).expect("in range");
+        rotary.angles(&positions, &Device::flex());
+        let (shown, debugged) = (format!("{rotary}"), format!("{rotary:?}"));
+        for word in ["head_dim: 64", "Striped([12, 10, 10])", "layout: Bsnd"] {
+            assert!(shown.contains(word), "`{word}` is not in: {shown}");
+        }
+        assert!(shown.len() < 500, "{shown}");
+        assert!(debugged.len() < 8000, "{} bytes", debugged.len());
+    }
+
+    fn wave<const D: usize>(shape: [usize; D], phase: f32) -> Tensor<D> {
+        let count = shape.iter().product::<usize>();
+        let values: Vec<f32> = (0..count).map(|i| (0.7 * i as f32 + phase).sin()).collect();
+        Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+    }
+
+    /// The last two tokens as q, all five as k: what decoding and cross-attention need.
+    #[test]
+    fn q_may_be_shorter_than_k() {
+        let (rotary, device) = (rotary(), Device::flex());
+        let ids: Vec<i64> = (0..15).map(|i| i * 7 % 11).collect();
+        let all = Positions::new(3, &ids).expect("in range");
+        let last: Vec<i64> = ids.chunks(5).flat_map(|axis| axis[3..].to_vec()).collect();
+        let last = Positions::new(3, &last).expect("in range");
+        let (q, k) = (wave([2, 5, 4, 64], 0.1), wave([2, 5, 2, 64], 0.2));
+        let (long, expected) = rotary.forward(q.clone(), k.clone(), &rotary.angles(&all, &device));
+        let short = rotary.forward_single(q.narrow(1, 3, 2), &rotary.angles(&last, &device));
+        let k = rotary.forward_single(k, &rotary.angles(&all, &device));
+        assert_eq!(short.into_data(), long.narrow(1, 3, 2).into_data());
+        assert_eq!(k.into_data(), expected.into_data());
+    }
+
+    /// Each head of q, and of k with fewer heads, is what rotating it alone makes of it.
+    #[test]
+    fn heads_of_q_and_of_k_have_angles_of_their_own() {
+        let rotary = Rotary::new(
+            RotarySpec::builder(16).build().expect("valid"),
+            Layout::Bnsd,
+        );
+        let positions = wave([2, 5], 0.3);
+        for (heads, phase) in [(4, 0.1), (2, 0.4)] {
+            let (x, frequencies) = (wave([2, heads, 5, 16], phase), wave([2, heads, 8], phase));
+            let rotate = |x: Tensor<4>, frequencies: Tensor<3>| {
+                let angles = RotaryAngles::from_frequencies(positions.clone(), frequencies);
+                rotary.forward_single(x, &angles.expect("valid"))
+            };
+            let rotated = rotate(x.clone(), frequencies.clone());
+            for head in 0..heads {
+                let own = frequencies.clone().narrow(1, head, 1);
+                let alone = rotate(x.clone().narrow(1, head, 1), own);
+                let found = rotated.clone().narrow(1, head, 1);
+                assert_eq!(found.into_data(), alone.into_data(), "head {head}");
+            }
+        }
+    }
+
+    #[test]
+    fn f64_tensors_get_angles_in_f64() {
+        let (rotary, device) = (rotary(), Device::flex());
+        let positions = Positions::text(3, 1 << 20, 5).expect("in range");
+        let angles = rotary
+            .try_angles_for(DType::F64, &positions, &device)
+            .expect("valid");
+        let q = Tensor::<4>::ones([1, 5, 2, 64], (&device, DType::F64));
+        let rotated = rotary.try_forward_single(q, &angles).expect("types agree");
+        let rotated: Vec<f64> = rotated.into_data().iter::<f64>().collect();
+        // Channel 0 of the last token turns by its position in radians; its partner is 1 too.
+        let angle = f64::from((1 << 20) + 4);
+        let found = rotated[4 * 2 * 64];
+        assert!(
+            (found - (angle.cos() - angle.sin())).abs() < 1e-9,
+            "{found}"
+        );
+        let narrow = rotary.try_angles_for(DType::BF16, &positions, &device);
+        assert_eq!(narrow.expect("valid").dtype(), DType::F32);
+        let refused = rotary.try_angles_for(DType::I32, &positions, &device);
+        let expected = OpError::UnsupportedDType { found: DType::I32 }.into();
+        assert_eq!(refused.err(), Some(expected));
+    }
+}
