@@ -4,8 +4,11 @@
 //! A file of its own, and one test that is not ignored: the allocator counts the whole process.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_attention::{Attention, AttentionMask, CrossEntropy, MaskRules, Method};
+use burn_attention::{Attention, AttentionMask, CrossEntropy, Implementation, MaskRules};
 use rope_check::alloc::CountingAllocator;
+
+/// Which code computes, and the size of its blocks.
+type Method = (Implementation, Option<usize>);
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -29,7 +32,7 @@ impl Head {
         let (hidden, weight) = (random(self.rows), random(self.vocabulary));
         let targets: Vec<i64> = (0..self.rows as i64).map(|row| row * 7).collect();
         let loss = CrossEntropy::new(&targets, self.vocabulary).expect("valid targets");
-        let loss = loss.with_method(method);
+        let loss = loss.with_implementation(method.0).with_blocks(method.1);
         let mut inputs = Some((hidden.clone(), weight.clone()));
         let (out, forward) = ALLOCATOR.measure(usize::MAX, || {
             let (hidden, weight) = inputs.take().expect("one forward");
@@ -74,19 +77,21 @@ fn attention_makes_its_output_alone() {
         let v = random(keys, value_dim);
         let output = heads * queries * value_dim * dtype.size();
         let peak = |method| {
-            let attention = Attention::new(mask.clone()).with_method(method);
+            let attention = Attention::new(mask.clone())
+                .with_implementation(method.0)
+                .with_blocks(method.1);
             let run = || attention.forward(q.clone(), k.clone(), v.clone());
             run(); // pools are made on first use
             let (out, usage) = ALLOCATOR.measure(usize::MAX, run);
             assert_eq!(out.dims(), [1, heads, queries, value_dim]);
             usage.peak_bytes as f64 / output as f64
         };
-        let fused = peak(Method::Fused);
+        let fused = peak((Implementation::Fused, None));
         println!("{dtype:?}: the peak of attention's forward is {fused:.2} of its output");
         // Beside it a tile of 128 rows for each thread, and a number for each row.
         assert!((1.0..1.5).contains(&fused), "{dtype:?}: {fused}");
         // The same count must see what the other makes, or it could not fail.
-        assert!(peak(Method::Composed) > 1.9, "{dtype:?}");
+        assert!(peak((Implementation::Composed, None)) > 1.9, "{dtype:?}");
     }
 }
 
@@ -98,14 +103,14 @@ fn the_loss_makes_no_tensor_of_rows_x_vocabulary() {
     };
     let (logits, scores) = (head.rows * head.vocabulary * 4, 1 << 19);
     for dtype in [DType::F32, DType::BF16] {
-        let blocks = Method::Blocks { scores };
+        let blocks = (Implementation::Fused, Some(scores));
         head.count(dtype, blocks); // pools are made on first use
         let [kept, peak] = head.count(dtype, blocks);
         assert!(kept < 64 << 10, "{dtype:?}: the graph keeps {kept} bytes");
         // A block of logits and what is computed of it.
         assert!(peak < 4 * 4 * scores, "{dtype:?}: {peak} bytes at the peak");
         // The same count must see what the other makes, or it could not fail.
-        let [kept, peak] = head.count(dtype, Method::Composed);
+        let [kept, peak] = head.count(dtype, (Implementation::Composed, None));
         assert!(
             kept >= logits && peak >= 2 * logits,
             "{kept}, {peak} of composed"
@@ -122,7 +127,10 @@ fn figures() {
         channels: 16,
     };
     for dtype in [DType::F32, DType::BF16] {
-        for method in [Method::Fused, Method::Composed] {
+        for method in [
+            (Implementation::Fused, None),
+            (Implementation::Composed, None),
+        ] {
             of_words(8192).count(dtype, method); // pools are made on first use
             of_words(32_768).count(dtype, method);
         }

@@ -9,7 +9,7 @@ use burn_ascend::operations;
 use burn_ascend::serve::Server;
 use burn_attention::{
     Attention, AttentionError, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules,
-    Method, OpError, RmsNormOps, Window, rms_norm,
+    OpError, RmsNormOps, Window, rms_norm,
 };
 
 const SIZES: [usize; 4] = [2, 4, 13, 8];
@@ -95,15 +95,15 @@ fn a_served_attention_has_the_bits_of_the_servers_kernels() {
     ] {
         let mask = AttentionMask::new(&rules, batch, tokens, tokens).expect(name);
         for dtype in [DType::F32, DType::BF16] {
-            for method in [Method::Fused, Method::Blocks { scores: 1 }] {
-                let attention = Attention::new(mask.clone()).with_method(method);
+            for blocks in [None, Some(1)] {
+                let attention = Attention::new(mask.clone()).with_blocks(blocks);
                 let expected = attended(&attention, biased, &local, dtype);
                 let found = attended(&attention, biased, &served, dtype);
                 for (found, expected) in found.iter().zip(&expected) {
                     assert_eq!(
                         found.bytes(),
                         expected.bytes(),
-                        "{name} {dtype:?} {method:?}"
+                        "{name} {dtype:?} {blocks:?}"
                     );
                 }
             }
@@ -177,7 +177,7 @@ fn operations_whose_tensors_do_not_fit_end_their_session_alone() {
     let mask = AttentionMask::new(&MaskRules::default(), 1, 4, 4).expect("valid rules");
     let right = [Q, KV, KV, Q, ROWS, Q];
     let types = [DType::F32; 6];
-    let backward = |shapes: [[usize; 4]; 6], types: [DType; 6], method, device: &Device| {
+    let backward = |shapes: [[usize; 4]; 6], types: [DType; 6], blocks, device: &Device| {
         let tensor = |index: usize| {
             Tensor::<4>::zeros(shapes[index], (device, types[index])).into_dispatch()
         };
@@ -192,19 +192,14 @@ fn operations_whose_tensors_do_not_fit_end_their_session_alone() {
         let op = AttentionOp {
             mask: mask.clone(),
             scale: 0.5,
-            method,
+            blocks,
         };
         let (dq, ..) = Dispatch::attention_backward(kept, tensor(5), false, op);
         Tensor::<4>::from_dispatch(dq).try_into_data().is_ok()
     };
-    let methods = [
-        Method::Fused,
-        Method::Blocks { scores: 1 },
-        Method::Composed,
-    ];
-    for method in methods {
-        let came = comes_back(|device| backward(right, types, method, device));
-        assert!(came, "{method:?}: the right ones");
+    for blocks in [None, Some(1)] {
+        let came = comes_back(|device| backward(right, types, blocks, device));
+        assert!(came, "{blocks:?}: the right ones");
     }
     // q, k and v are checked as a forward's are; here is what a backward has besides.
     let mut wrong = vec![];
@@ -218,9 +213,9 @@ fn operations_whose_tensors_do_not_fit_end_their_session_alone() {
         types[index] = DType::BF16;
         wrong.push((right, types));
     }
-    for ((shapes, types), method) in wrong.into_iter().zip(methods.into_iter().cycle()) {
-        let came = comes_back(|device| backward(shapes, types, method, device));
-        assert!(!came, "{method:?}: {shapes:?} of {types:?}");
+    for ((shapes, types), blocks) in wrong.into_iter().zip([None, Some(1)].into_iter().cycle()) {
+        let came = comes_back(|device| backward(shapes, types, blocks, device));
+        assert!(!came, "{blocks:?}: {shapes:?} of {types:?}");
     }
     let norm = |shapes: [&[usize]; 4], device: &Device| {
         let tensor = |index: usize| match *shapes[index] {

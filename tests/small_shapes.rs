@@ -8,9 +8,7 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_attention::{
-    Attention, AttentionMask, CrossEntropy, MaskRules, Method, Window, rms_norm, swiglu,
-};
+use burn_attention::{Attention, AttentionMask, CrossEntropy, MaskRules, Window, rms_norm, swiglu};
 use qwen_vl::QwenVlConfig;
 use random::Random;
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
@@ -186,11 +184,10 @@ const FUNCTIONS: &[Function] = &[
         let Ok(mask) = AttentionMask::new(&rules, batch, queries, keys) else {
             return false;
         };
-        let blocks = Method::Blocks {
-            scores: random.below(20),
-        };
+        let blocks = random.below(20);
         let attention = Attention::new(mask)
-            .with_method(random.of(&[Method::Fused, blocks, Method::Composed]))
+            .with_implementation(random.of(&IMPLEMENTATIONS))
+            .with_blocks(random.of(&[None, Some(blocks)]))
             .with_scale(random.of(&[0.5, 0.0, -1.0, f64::NAN, 1e300]));
         let q = random.tensor([batch, 4, queries, 2]);
         let (k, v) = (
@@ -224,11 +221,9 @@ const FUNCTIONS: &[Function] = &[
             return false;
         };
         let scores = random.below(9);
-        let loss = loss.with_method(random.of(&[
-            Method::Fused,
-            Method::Blocks { scores },
-            Method::Composed,
-        ]));
+        let loss = loss
+            .with_implementation(random.of(&IMPLEMENTATIONS))
+            .with_blocks(random.of(&[None, Some(scores)]));
         let out = loss.try_forward(random.tensor([3, 2]), random.tensor([3, 2]));
         out.is_ok_and(|out| goes_back(&[out]))
     }),

@@ -1,15 +1,18 @@
 //! Attention where scores are large or masks hide wild numbers: every method.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, MaskRules, Method};
+use burn_attention::{Attention, AttentionMask, Implementation, MaskRules};
 
 use super::{Place, on_each_device};
 
+/// Which code computes, and the size of its blocks.
+type Method = (Implementation, Option<usize>);
+
 const METHODS: [Method; 4] = [
-    Method::Fused,
-    Method::Blocks { scores: 1 },
-    Method::Blocks { scores: 1 << 20 },
-    Method::Composed,
+    (Implementation::Fused, None),
+    (Implementation::Fused, Some(1)),
+    (Implementation::Fused, Some(1 << 20)),
+    (Implementation::Composed, None),
 ];
 
 /// One head of one sample, its tensors as rows of tokens.
@@ -133,7 +136,8 @@ impl Problem {
         let mask = AttentionMask::new(&rules, 1, self.queries, self.keys).expect("valid rules");
         let attention = Attention::new(mask)
             .with_scale(self.scale)
-            .with_method(method);
+            .with_implementation(method.0)
+            .with_blocks(method.1);
         let out = attention.try_forward(q.clone(), k.clone(), v.clone(), bias.clone());
         let out = out.expect("it fits");
         let dy = tensor(&self.dy, self.queries, dtype).detach();
@@ -432,7 +436,9 @@ fn empty_attention_is_tracked_to_all_its_tensors() {
                     let (k, v) = (tensor(2, keys, 5, dtype), tensor(2, keys, 7, dtype));
                     let bias = Tensor::<4>::ones([1, 4, 1, 1], (device, DType::F32)).require_grad();
                     let mask = AttentionMask::new(&MaskRules::default(), batch, queries, keys);
-                    let attention = Attention::new(mask.expect("valid")).with_method(method);
+                    let attention = Attention::new(mask.expect("valid"))
+                        .with_implementation(method.0)
+                        .with_blocks(method.1);
                     let (to, added) = ((q.clone(), k.clone(), v.clone()), Some(bias.clone()));
                     let out = attention
                         .try_forward(to.0, to.1, to.2, added)

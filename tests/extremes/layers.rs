@@ -1,9 +1,12 @@
 //! SwiGLU, RMSNorm and the loss of a large vocabulary.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_attention::{CrossEntropy, Method, rms_norm, swiglu};
+use burn_attention::{CrossEntropy, Implementation, rms_norm, swiglu};
 
 use super::on_each_device;
+
+/// Which code computes, and the size of its blocks.
+type Method = (Implementation, Option<usize>);
 
 fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
@@ -179,7 +182,7 @@ fn of_one_channel(
     };
     let [hidden, weight] = [hidden, weight].map(tensor);
     let loss = CrossEntropy::new(targets, weight.dims()[0]).expect("valid");
-    let loss = loss.with_method(method);
+    let loss = loss.with_implementation(method.0).with_blocks(method.1);
     let loss = loss
         .try_forward(hidden.clone(), weight.clone())
         .expect("it fits");
@@ -189,10 +192,10 @@ fn of_one_channel(
 }
 
 const BLOCKS: [Method; 4] = [
-    Method::Fused,
-    Method::Blocks { scores: 0 },
-    Method::Blocks { scores: 1 },
-    Method::Composed,
+    (Implementation::Fused, None),
+    (Implementation::Fused, Some(0)),
+    (Implementation::Fused, Some(1)),
+    (Implementation::Composed, None),
 ];
 
 const WORDS: usize = 300;

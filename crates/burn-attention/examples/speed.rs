@@ -10,7 +10,7 @@ use std::io::{BufRead as _, Write as _};
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_attention::{Attention, AttentionMask, MaskRules, Method};
+use burn_attention::{Attention, AttentionMask, Implementation, MaskRules};
 
 /// Query heads, key heads and channels.
 type Heads = [usize; 3];
@@ -76,7 +76,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (tokens, rounds) = (number(2048)?, number(5)?);
     for (name, causal) in [("causal", true), ("all keys", false)] {
         let fused = attention(causal, tokens)?;
-        let composed = fused.clone().with_method(Method::Composed);
+        let composed = fused.clone().with_implementation(Implementation::Composed);
         // In turns, so that what else the machine does slows both.
         let mut ratios: Vec<f64> = (0..=rounds)
             .map(|_| {

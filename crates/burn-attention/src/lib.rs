@@ -15,10 +15,9 @@ mod rms_norm;
 mod swiglu;
 
 pub use attention::{
-    Attention, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules, Method, Pattern,
-    Window,
+    Attention, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules, Pattern, Window,
 };
-pub use burn_fused::OpError;
+pub use burn_fused::{Implementation, OpError};
 pub use cross_entropy::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use error::{AttentionError, Result};
 pub use rms_norm::{RmsNormOps, rms_norm};

@@ -2,7 +2,10 @@
 //! sizes, windows, packed and odd lengths and types.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, MaskRules, Method, Window};
+use burn_attention::{Attention, AttentionMask, Implementation, MaskRules, Window};
+
+/// Which code computes, and the size of its blocks.
+type Method = (Implementation, Option<usize>);
 
 /// One attention to check.
 #[derive(Clone, Copy)]
@@ -292,7 +295,9 @@ impl Case {
         let bias =
             Tensor::<4>::from_data(TensorData::new(data.bias.clone(), b_shape), (device, wide))
                 .require_grad();
-        let mut attention = Attention::new(self.mask()).with_method(method);
+        let mut attention = Attention::new(self.mask())
+            .with_implementation(method.0)
+            .with_blocks(method.1);
         if let Some(scale) = self.scale {
             attention = attention.with_scale(scale);
         }
@@ -353,10 +358,10 @@ fn tolerance(dtype: DType) -> f64 {
 
 /// Blocks of the fewest queries, and one block for all.
 const METHODS: [Method; 4] = [
-    Method::Fused,
-    Method::Blocks { scores: 1 },
-    Method::Blocks { scores: 1 << 20 },
-    Method::Composed,
+    (Implementation::Fused, None),
+    (Implementation::Fused, Some(1)),
+    (Implementation::Fused, Some(1 << 20)),
+    (Implementation::Composed, None),
 ];
 
 fn check_all(case: &Case, dtype: DType) {
@@ -482,7 +487,10 @@ fn gradients_are_the_slopes_of_the_output() {
         ..PLAIN
     };
     let device = Device::flex().autodiff();
-    for method in [Method::Fused, Method::Blocks { scores: 1 }] {
+    for method in [
+        (Implementation::Fused, None),
+        (Implementation::Fused, Some(1)),
+    ] {
         let data = case.data(DType::F64);
         let [_, dq, dk, dv, dbias] = case.found(&data, DType::F64, method, &device);
         let value = |data: &Data| -> f64 {
@@ -525,8 +533,11 @@ fn the_bits_depend_on_no_number_of_threads() {
     for bias in biases.into_iter().chain([None]) {
         let case = Case { bias, ..LARGE };
         let data = case.data(DType::F32);
-        case.check_data(&data, DType::F32, Method::Fused);
-        for method in [Method::Fused, Method::Blocks { scores: 1 }] {
+        case.check_data(&data, DType::F32, (Implementation::Fused, None));
+        for method in [
+            (Implementation::Fused, None),
+            (Implementation::Fused, Some(1)),
+        ] {
             let [one, three] = [1, 3].map(|threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
                 let run = || case.found(&data, DType::F32, method, &device);

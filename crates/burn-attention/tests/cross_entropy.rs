@@ -1,7 +1,10 @@
 //! The loss and its gradients equal a plain computation in f64, in every way to compute them.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_attention::{AttentionError, CrossEntropy, IGNORED, Method};
+use burn_attention::{AttentionError, CrossEntropy, IGNORED, Implementation};
+
+/// Which code computes, and the size of its blocks.
+type Method = (Implementation, Option<usize>);
 
 const CHANNELS: usize = 5;
 /// Three blocks of the smallest size, the last not full.
@@ -11,9 +14,9 @@ const TARGETS: [i64; 9] = [0, 127, IGNORED, 128, 299, 255, 128, IGNORED, 1];
 /// What the loss is multiplied by before the backward.
 const FACTOR: f64 = 2.5;
 const METHODS: [Method; 3] = [
-    Method::Fused,
-    Method::Blocks { scores: 1 },
-    Method::Composed,
+    (Implementation::Fused, None),
+    (Implementation::Fused, Some(1)),
+    (Implementation::Composed, None),
 ];
 
 /// Numbers between -1 and 1 that look random and are the same in every run, rounded to a type.
@@ -98,7 +101,8 @@ fn found(
     let of_words = |x: Tensor<2>| if swapped { x.transpose() } else { x };
     let loss = CrossEntropy::new(&TARGETS, VOCABULARY)
         .expect("valid targets")
-        .with_method(method)
+        .with_implementation(method.0)
+        .with_blocks(method.1)
         .try_forward(hidden.clone(), of_words(leaf.clone()))
         .expect("it fits");
     let wide = if dtype == DType::F64 {
@@ -158,7 +162,10 @@ fn loss_and_gradients_equal_the_plain_computation() {
 fn gradients_are_the_slopes_of_the_loss() {
     let dtype = DType::F64;
     let inputs = [hidden(dtype), weight(dtype)];
-    for method in [Method::Fused, Method::Blocks { scores: 1 }] {
+    for method in [
+        (Implementation::Fused, None),
+        (Implementation::Fused, Some(1)),
+    ] {
         let loss = |inputs: &[Vec<f64>; 2]| {
             let [loss, ..] = found(&inputs[0], &inputs[1], dtype, method, false);
             FACTOR * loss[0]

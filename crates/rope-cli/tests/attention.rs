@@ -8,7 +8,7 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_ascend::{AscendDevice, AttentionRuns, attention_runs, reset_attention_runs};
 use burn_ascend::{fallbacks, reset_fallbacks};
-use burn_attention::{Attention, AttentionMask, MaskRules, Method, Window, rms_norm};
+use burn_attention::{Attention, AttentionMask, MaskRules, Window, rms_norm};
 use common::{host, npus};
 use qwen_vl::rope_core::position_ids::Prompt;
 use qwen_vl::{Implementation, Inputs, QwenVlConfig};
@@ -122,14 +122,14 @@ fn attention_runs_on_the_npu_forward_and_backward() {
         let mask = AttentionMask::new(&rules, 2, 11, 11).expect(name);
         let attention = Attention::new(mask);
         let expected = attended(&attention, biased, (&cpu, DType::F32)).expect(name);
-        for method in [Method::Fused, Method::Blocks { scores: 1 }] {
+        for scores in [None, Some(1)] {
             reset_attention_runs();
-            let attention = attention.clone().with_method(method);
+            let attention = attention.clone().with_blocks(scores);
             let found = attended(&attention, biased, (&npu, DType::F32)).expect(name);
             assert_same(&found, &expected, SAME, name);
             // Forward and backward.
-            let [fused, blocks] = match (method, biased) {
-                (Method::Fused, false) => [2, 0],
+            let [fused, blocks] = match (scores, biased) {
+                (None, false) => [2, 0],
                 _ => [0, 2],
             };
             assert_eq!(attention_runs(), AttentionRuns { fused, blocks }, "{name}");

@@ -17,7 +17,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, FloatDType, Shape, TensorData, TensorMetadata};
 use burn_attention::{
-    AttentionMask, AttentionOp, AttentionOps, Bias, Kept, Method, Pattern, Window,
+    AttentionMask, AttentionOp, AttentionOps, Bias, Kept, Pattern, Window,
     composed::attention as blocks,
 };
 use burn_fused::like;
@@ -223,7 +223,7 @@ impl Plan {
             && head_dim <= MAX_HEAD_DIM
             && value_dim <= head_dim
             && matches!(q.dtype(), DType::F32 | DType::F16 | DType::BF16);
-        if biased || op.method != Method::Fused || !within {
+        if biased || op.blocks.is_some() || !within {
             return Err(Refusal::Limit);
         }
         let context = q.context()?.clone();

@@ -21,7 +21,7 @@ use burn_fused::accumulator;
 use burn_fused::primitive::{cast, not, slice, whole};
 
 use super::mask::AttentionMask;
-use super::op::{AttentionOp, Kept, Method, Sizes};
+use super::op::{AttentionOp, Kept, Sizes};
 
 /// The most scores of a block, unless a few queries of one have more: 128 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 25;
@@ -264,10 +264,7 @@ impl<'a, B: Backend> Run<'a, B> {
     fn blocks(&self) -> Vec<Block> {
         let joins = self.bias.is_none() && self.padding.is_none();
         let matrices = self.sizes.batch * self.sizes.heads;
-        let limit = match self.op.method {
-            Method::Blocks { scores } => scores,
-            Method::Fused | Method::Composed => BLOCK_ELEMS,
-        };
+        let limit = self.op.blocks.unwrap_or(BLOCK_ELEMS);
         blocks(&self.op.mask, matrices, limit, joins)
     }
 

@@ -12,6 +12,7 @@ pub(crate) mod wire;
 
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
+use burn_fused::Implementation;
 use burn_fused::primitive::zeros_from;
 
 use crate::backends;
@@ -20,7 +21,7 @@ use crate::error::Result;
 use op::Sizes;
 
 pub use mask::{AttentionMask, MaskRules, Pattern, Window};
-pub use op::{AttentionOp, AttentionOps, Bias, Kept, Method};
+pub use op::{AttentionOp, AttentionOps, Bias, Kept};
 
 /// softmax(scale * q k^T + bias) v over the keys that each query sees; made once a step.
 ///
@@ -35,7 +36,7 @@ pub use op::{AttentionOp, AttentionOps, Bias, Kept, Method};
 /// - out: `[batch, heads, queries, value_dim]`
 ///
 /// # Numerics
-/// By every [`Method`]:
+/// By every [`Implementation`]:
 /// - Of 16-bit tensors everything is computed in f32, products included, and each result is rounded
 ///   once; f64 in f64. The bias has the type that is computed in.
 /// - A mask hides whatever the bias is. A score below -1e20 counts as hidden too. A score of +inf
@@ -53,7 +54,8 @@ pub use op::{AttentionOp, AttentionOps, Bias, Kept, Method};
 pub struct Attention {
     mask: AttentionMask,
     scale: Option<f64>,
-    method: Method,
+    implementation: Implementation,
+    blocks: Option<usize>,
 }
 
 impl Attention {
@@ -62,7 +64,8 @@ impl Attention {
         Self {
             mask,
             scale: None,
-            method: Method::Fused,
+            implementation: Implementation::Fused,
+            blocks: None,
         }
     }
 
@@ -75,8 +78,16 @@ impl Attention {
 
     /// Chooses which code attends.
     #[must_use]
-    pub fn with_method(mut self, method: Method) -> Self {
-        self.method = method;
+    pub fn with_implementation(mut self, implementation: Implementation) -> Self {
+        self.implementation = implementation;
+        self
+    }
+
+    /// Has blocks of ordinary operations attend instead of kernels, each of about `scores` scores
+    /// over all samples and heads; by `None`, only where there are no kernels.
+    #[must_use]
+    pub fn with_blocks(mut self, scores: impl Into<Option<usize>>) -> Self {
+        self.blocks = scores.into();
         self
     }
 
@@ -109,7 +120,7 @@ impl Attention {
         let op = AttentionOp {
             mask: self.mask.clone(),
             scale: self.scale.unwrap_or(1.0 / (head_dim as f64).sqrt()),
-            method: self.method,
+            blocks: self.blocks,
         };
         let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
         let bias = bias.map(Tensor::into_dispatch);
@@ -122,7 +133,7 @@ impl Attention {
             let zeros = zeros_from::<Dispatch>(Shape::new(shape), dtype, inputs);
             return Ok(Tensor::from_dispatch(zeros));
         }
-        let out = if self.method == Method::Composed {
+        let out = if self.implementation == Implementation::Composed {
             composed::attention::<Dispatch>(q, k, v, bias, &op)
         } else if backends::reaches(&q.device()) {
             Dispatch::attention_forward(q, k, v, bias.into(), op).0

@@ -9,30 +9,16 @@ use super::blocks;
 use super::mask::AttentionMask;
 use crate::error::{AttentionError, Result};
 
-/// Which code attends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Method {
-    /// The backend's kernels; blocks if it has none.
-    #[default]
-    Fused,
-    /// Blocks of ordinary operations, each of about this many scores over all samples and heads.
-    Blocks {
-        /// The most scores of a block, unless a few queries have more.
-        scores: usize,
-    },
-    /// Ordinary operations on the whole matrix of scores: the baseline.
-    Composed,
-}
-
-/// One attention: what each query sees, the factor of the scores, and which code attends.
+/// One attention: what each query sees, the factor of the scores, and whether kernels attend.
 #[derive(Clone, Debug)]
 pub struct AttentionOp {
     /// Which keys each query sees.
     pub mask: AttentionMask,
     /// The scores are `scale * q k^T + bias`.
     pub scale: f64,
-    /// Which code attends.
-    pub method: Method,
+    /// The scores of a block over all samples and heads, if blocks of ordinary operations are to
+    /// attend instead of kernels; a few queries may have more.
+    pub blocks: Option<usize>,
 }
 
 /// A bias, or none.

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Shape};
 use burn_fused::{OpError, Reader, WireOp, Writer, accumulator, like, send};
 
 use super::mask::{AttentionMask, Run};
-use super::op::{AttentionOp, AttentionOps, Bias, Kept, Method};
+use super::op::{AttentionOp, AttentionOps, Bias, Kept};
 use crate::error::{AttentionError, Result};
 
 /// The most queries, keys and padding flags of a mask that is read: tensors without elements may
@@ -55,13 +55,9 @@ impl WireOp for Call {
         let AttentionOp {
             mask,
             scale,
-            method,
+            blocks,
         } = &self.op;
         numbers.float(*scale);
-        let blocks = match method {
-            Method::Blocks { scores } => Some(*scores),
-            Method::Fused | Method::Composed => None,
-        };
         numbers.flag(blocks.is_some());
         numbers.size(blocks.unwrap_or(0));
         numbers.flag(self.bias_wanted);
@@ -115,15 +111,10 @@ impl WireOp for Call {
             left -= length;
             attended.resize(attended.len() + length, index % 2 == 0);
         }
-        let method = if in_blocks {
-            Method::Blocks { scores }
-        } else {
-            Method::Fused
-        };
         let op = AttentionOp {
             mask: AttentionMask::of_runs(keys, &runs, attended)?,
             scale,
-            method,
+            blocks: in_blocks.then_some(scores),
         };
         Ok(Self { op, bias_wanted })
     }
@@ -283,12 +274,12 @@ mod tests {
     use super::*;
     use crate::attention::mask::{MaskRules, Window};
 
-    fn call(rules: &MaskRules, [batch, queries, keys]: [usize; 3], method: Method) -> Call {
+    fn call(rules: &MaskRules, [batch, queries, keys]: [usize; 3], blocks: Option<usize>) -> Call {
         Call {
             op: AttentionOp {
                 mask: AttentionMask::new(rules, batch, queries, keys).expect("valid rules"),
                 scale: 0.125,
-                method,
+                blocks,
             },
             bias_wanted: false,
         }
@@ -313,7 +304,7 @@ mod tests {
             attended: Some(&attended),
             ..CAUSAL
         };
-        let call = call(&rules, [2, 3, 3], Method::Blocks { scores: 9 });
+        let call = call(&rules, [2, 3, 3], Some(9));
         let counts = [1, 9, 0, 3, 1, 3, 0, 1, 0, 1, 3, 1, 2, 3].map(ScalarIr::UInt);
         let first = [ScalarIr::UInt(3), ScalarIr::Float(0.125)];
         assert_eq!(encode(&call), [&first[..], &counts].concat());
@@ -340,22 +331,22 @@ mod tests {
                 ..CAUSAL
             },
         ] {
-            for method in [Method::Fused, Method::Blocks { scores: 1 << 40 }] {
-                let sent = call(&rules, [2, 5, 5], method);
+            for blocks in [None, Some(1 << 40)] {
+                let sent = call(&rules, [2, 5, 5], blocks);
                 let found: Call = decode(&encode(&sent), &shapes([2, 5, 5])).expect("reads");
                 assert_eq!(found.op.mask, sent.op.mask);
-                assert_eq!((found.op.scale, found.op.method), (0.125, method));
+                assert_eq!((found.op.scale, found.op.blocks), (0.125, blocks));
                 assert!(!found.bias_wanted);
             }
         }
         // As long as the tokens are many, the numbers stay few.
-        let long = call(&CAUSAL, [1, 100_000, 100_000], Method::Fused);
+        let long = call(&CAUSAL, [1, 100_000, 100_000], None);
         assert_eq!(encode(&long).len(), 12);
     }
 
     #[test]
     fn foreign_numbers_are_refused_by_name() {
-        let valid = encode(&call(&CAUSAL, [1, 4, 4], Method::Fused));
+        let valid = encode(&call(&CAUSAL, [1, 4, 4], None));
         let refused = |index: usize, number: u64, part: &str| {
             let mut foreign = valid.clone();
             foreign[index] = ScalarIr::UInt(number);
@@ -413,7 +404,7 @@ mod tests {
         let (mut read, mut refused) = (0, 0);
         for _ in 0..200_000 {
             let rules = &rules[random(3) as usize];
-            let mut numbers = encode(&call(rules, sizes, Method::Fused));
+            let mut numbers = encode(&call(rules, sizes, None));
             for _ in 0..=random(3) {
                 let at = random(numbers.len() as u64) as usize;
                 match random(8) {

@@ -25,7 +25,6 @@ use burn_fused::accumulator;
 use burn_fused::primitive::{cast, slice, whole};
 
 use super::op::CrossEntropyOp;
-use crate::attention::Method;
 
 /// The most logits of a block: 32 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 23;
@@ -147,10 +146,7 @@ impl<'a, B: Backend> Run<'a, B> {
 
     /// Ranges of the vocabulary.
     fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<B> {
-        let limit = match self.op.method {
-            Method::Blocks { scores } => scores,
-            Method::Fused | Method::Composed => BLOCK_ELEMS,
-        };
+        let limit = self.op.blocks.unwrap_or(BLOCK_ELEMS);
         let (words, vocabulary) = (limit / self.op.rows().max(1), self.op.vocabulary);
         let words = words.max(BLOCK_WORDS);
         let starts = (0..vocabulary).step_by(words);

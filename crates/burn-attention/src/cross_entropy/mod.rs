@@ -5,10 +5,10 @@ mod blocks;
 mod composed;
 mod op;
 
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{Int, Tensor, TensorData};
+use burn_fused::Implementation;
 
-use crate::attention::Method;
 use crate::backends;
 use crate::error::{AttentionError, Result};
 
@@ -50,6 +50,7 @@ pub use op::{CrossEntropyOp, CrossEntropyOps};
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     op: CrossEntropyOp,
+    implementation: Implementation,
     /// Rows with and without a target.
     rows: usize,
     /// The rows that have a target, unless all have one.
@@ -91,16 +92,23 @@ impl CrossEntropy {
         let all = kept.len() == targets.len();
         Ok(Self {
             op: CrossEntropyOp::new(&kept, vocabulary),
+            implementation: Implementation::Fused,
             rows: targets.len(),
             counted: (!all).then_some(counted),
         })
     }
 
-    /// Chooses which code computes; no backend has kernels, so that `Fused` are blocks of the
-    /// default size.
+    /// Chooses which code computes; no backend has kernels, so that `Fused` are blocks.
     #[must_use]
-    pub fn with_method(mut self, method: Method) -> Self {
-        self.op.method = method;
+    pub fn with_implementation(mut self, implementation: Implementation) -> Self {
+        self.implementation = implementation;
+        self
+    }
+
+    /// Sets the size of blocks to about `logits` logits; by `None`, to the default.
+    #[must_use]
+    pub fn with_blocks(mut self, logits: impl Into<Option<usize>>) -> Self {
+        self.op.blocks = logits.into();
         self
     }
 
@@ -131,10 +139,9 @@ impl CrossEntropy {
         let op = self.op.clone();
         let (hidden, weight) = (hidden.into_dispatch(), weight.into_dispatch());
         op.check(&hidden, &weight)?;
-        let extends = backends::reaches(&burn::backend::TensorMetadata::device(&hidden));
-        let loss = if op.method == Method::Composed {
+        let loss = if self.implementation == Implementation::Composed {
             composed::cross_entropy::<Dispatch>(hidden, weight, &op)
-        } else if extends {
+        } else if backends::reaches(&hidden.device()) {
             Dispatch::cross_entropy_forward(hidden, weight, op).0
         } else {
             blocks::forward::<Dispatch>(hidden, weight, &op).0

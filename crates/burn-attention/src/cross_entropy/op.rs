@@ -6,16 +6,16 @@ use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTen
 use burn_fused::{accumulator, expect};
 
 use super::blocks;
-use crate::attention::Method;
 use crate::error::{AttentionError, Result};
 
-/// What each row predicts, and which code computes.
+/// What each row predicts, and in what blocks that is computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrossEntropyOp {
     /// Target and row, in the order of the targets: those of a block follow each other.
     pub(super) targets: Arc<[(usize, usize)]>,
     pub(super) vocabulary: usize,
-    pub(super) method: Method,
+    /// The logits of a block, unless they are the default number.
+    pub(super) blocks: Option<usize>,
 }
 
 impl CrossEntropyOp {
@@ -26,7 +26,7 @@ impl CrossEntropyOp {
         Self {
             targets: targets.into(),
             vocabulary,
-            method: Method::Fused,
+            blocks: None,
         }
     }
 

@@ -10,7 +10,7 @@ use burn::tensor::Shape;
 use burn_fused::{for_dtype, zeros};
 
 use crate::attention::blocks;
-use crate::attention::op::{AttentionOp, AttentionOps, Bias, Kept, Method, Sizes};
+use crate::attention::op::{AttentionOp, AttentionOps, Bias, Kept, Sizes};
 use kernel::{Backward, BiasView, Gradients, HeadsView, Problem};
 use number::{Number, Real};
 
@@ -22,7 +22,7 @@ impl AttentionOps for Flex {
         bias: Bias<Self>,
         op: AttentionOp,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        if op.method != Method::Fused {
+        if op.blocks.is_some() {
             return blocks::forward::<Self>(q, k, v, bias.into_option(), &op);
         }
         for_dtype!(q.dtype(), E => forward::<E>(q, k, v, bias, &op))
@@ -39,7 +39,7 @@ impl AttentionOps for Flex {
         FloatTensor<Self>,
         Option<FloatTensor<Self>>,
     ) {
-        if op.method != Method::Fused {
+        if op.blocks.is_some() {
             return blocks::backward::<Self>(kept, gradient, bias_wanted, &op);
         }
         for_dtype!(gradient.dtype(), E => backward::<E>(kept, gradient, bias_wanted, &op))

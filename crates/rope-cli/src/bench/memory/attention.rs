@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use burn::tensor::{DType as BurnDType, Distribution, Tensor};
-use burn_attention::{Attention, AttentionMask, MaskRules, Method};
+use burn_attention::{Attention, AttentionMask, Implementation, MaskRules};
 use rope_bench::bars::names;
 use rope_bench::rows::{AttentionRow, bytes};
 use rope_bench::shapes::{QWEN2_5_VL_7B, Shape};
@@ -50,19 +50,19 @@ pub(super) fn count(
 ) -> Result<Vec<AttentionRow>, Box<dyn Error>> {
     let bar = progress(2 * tokens.len())?;
     let mut rows = Vec::new();
-    let methods = [
-        (names::FUSED, Method::Fused),
-        (names::COMPOSED, Method::Composed),
+    let implementations = [
+        (names::FUSED, Implementation::Fused),
+        (names::COMPOSED, Implementation::Composed),
     ];
     // Memory pools and what kernels look up are made on first use.
     let warm = one_group(QWEN2_5_VL_7B).at(QUICK_TOKENS[0]);
-    for (_, method) in methods {
-        step(meter, warm, dtype, method)?;
+    for (_, implementation) in implementations {
+        step(meter, warm, dtype, implementation)?;
     }
     for &tokens in tokens {
         let shape = one_group(QWEN2_5_VL_7B).at(tokens);
         let first = rows.len();
-        for (implementation, method) in methods {
+        for (name, implementation) in implementations {
             let scores_bytes = shape.heads * tokens * tokens * size_of::<f32>();
             let mut row = AttentionRow {
                 shape: shape.name.to_owned(),
@@ -72,7 +72,7 @@ pub(super) fn count(
                 head_dim: shape.head_dim,
                 dtype,
                 device: meter.name().to_owned(),
-                implementation: implementation.to_owned(),
+                implementation: name.to_owned(),
                 source: meter.source(),
                 scores_bytes,
                 retained_bytes: None,
@@ -81,8 +81,8 @@ pub(super) fn count(
                 step_peak_bytes: None,
                 composed_ratio: None,
             };
-            if method == Method::Fused || scores_bytes <= LARGEST_SCORES_BYTES {
-                let [forward, backward] = step(meter, shape, dtype, method)?;
+            if implementation == Implementation::Fused || scores_bytes <= LARGEST_SCORES_BYTES {
+                let [forward, backward] = step(meter, shape, dtype, implementation)?;
                 let later = forward.retained_bytes + backward.peak_bytes.cast_signed();
                 let peak = forward.peak_bytes.max(later.max(0).cast_unsigned());
                 row.retained_bytes = Some(forward.retained_bytes);
@@ -107,7 +107,7 @@ fn step(
     meter: &Meter,
     shape: Shape,
     dtype: DType,
-    method: Method,
+    implementation: Implementation,
 ) -> Result<[rope_check::alloc::Usage; 2], Box<dyn Error>> {
     let device = meter.device().autodiff();
     let dtype = BurnDType::from(float(dtype));
@@ -126,7 +126,7 @@ fn step(
         ..Default::default()
     };
     let mask = AttentionMask::new(&rules, 1, shape.seq, shape.seq)?;
-    let attention = Attention::new(mask).with_method(method);
+    let attention = Attention::new(mask).with_implementation(implementation);
     let sizes = Sizes {
         data_bytes: usize::MAX,
         large_bytes: usize::MAX,
