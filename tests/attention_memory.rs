@@ -76,7 +76,7 @@ fn attention_makes_its_output_alone() {
         let (q, k) = (random(queries, head_dim), random(keys, head_dim));
         let v = random(keys, value_dim);
         let output = heads * queries * value_dim * dtype.size();
-        let peak = |method| {
+        let peak = |method: Method| {
             let attention = Attention::new(mask.clone())
                 .with_implementation(method.0)
                 .with_blocks(method.1);

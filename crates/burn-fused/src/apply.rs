@@ -12,21 +12,19 @@ pub enum Implementation {
 }
 
 /// Defines `reaches(&DispatchDevice) -> bool`: whether burn's dispatch takes the operations of the
-/// calling crate to the backend of a device. It knows the backends that the crate's features
-/// `flex`, `cube` and `remote` name in its `#[backend_extension]`, and would panic for others.
+/// calling crate to the backend of a device. It takes them to those in their `#[backend_extension]`,
+/// and would panic for others: the list here is the same, but for `Autodiff` and `Fusion`.
 #[macro_export]
 macro_rules! reaches {
-    () => {
+    ($( $backend:ident $(: cfg($($cfg:tt)*))? ),* $(,)?) => {
         /// Whether burn's dispatch takes this crate's operations to the backend of a device.
         pub(crate) fn reaches(device: &::burn::backend::DispatchDevice) -> bool {
             use ::burn::backend::DispatchDevice;
             match device {
-                #[cfg(feature = "flex")]
-                DispatchDevice::Flex(_) => true,
-                #[cfg(feature = "cube")]
-                DispatchDevice::Cube(_) => true,
-                #[cfg(feature = "remote")]
-                DispatchDevice::Remote(_) => true,
+                $(
+                    $( #[cfg($($cfg)*)] )?
+                    DispatchDevice::$backend(_) => true,
+                )*
                 DispatchDevice::Autodiff(device) => reaches(device),
                 #[allow(
                     unreachable_patterns,

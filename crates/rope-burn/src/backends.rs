@@ -3,7 +3,11 @@
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 
-burn_fused::reaches!();
+burn_fused::reaches!(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Remote: cfg(feature = "remote"),
+);
 
 /// Whether a device's memory is the host's, so that nothing has to be sent there.
 pub(crate) fn in_host_memory(device: &Device) -> bool {

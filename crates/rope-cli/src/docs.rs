@@ -18,6 +18,7 @@ page!(ComingFrom, "../../../docs/coming-from.md");
 page!(Mrope, "../../../docs/mrope.md");
 page!(NewBackend, "../../../docs/new-backend.md");
 page!(NewFamily, "../../../docs/new-family.md");
+page!(NewOperation, "../../../docs/new-operation.md");
 
 #[cfg(test)]
 mod tests {
