@@ -4,6 +4,9 @@ use crate::sample::TrainingSample;
 use crate::text::IGNORED;
 use crate::{Result, VlmDataError};
 
+/// The token of padding, which nothing attends to.
+const PADDING: i64 = 0;
+
 /// How the samples of a global batch are cut into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
@@ -16,8 +19,6 @@ pub enum Cut {
     Padded {
         /// The most tokens of a micro-batch, padding included.
         tokens: usize,
-        /// The token of the padding.
-        id: i64,
     },
 }
 
@@ -25,7 +26,7 @@ impl Cut {
     /// The most tokens of a micro-batch, padding included.
     pub fn tokens(self) -> usize {
         match self {
-            Self::Packed { tokens } | Self::Padded { tokens, .. } => tokens,
+            Self::Packed { tokens } | Self::Padded { tokens } => tokens,
         }
     }
 
@@ -45,7 +46,7 @@ impl Cut {
                     .iter_mut()
                     .find(|(_, used)| used.saturating_add(length) <= tokens),
                 // The first of a batch is its longest.
-                Self::Padded { tokens, .. } => batches
+                Self::Padded { tokens } => batches
                     .last_mut()
                     .filter(|(rows, _)| lengths[rows[0]].saturating_mul(rows.len() + 1) <= tokens),
             };
@@ -85,7 +86,7 @@ pub enum SampleRows {
 /// What goes through the model at once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MicroBatch {
-    /// Token ids, row after row.
+    /// Token ids, row after row; 0 for padding.
     pub input_ids: Vec<i64>,
     /// A token's own id where its predecessor is trained to predict it, [`IGNORED`] elsewhere: at
     /// padding, and at the first token of each sample, which follows nothing of its own.
@@ -163,16 +164,15 @@ impl MicroBatch {
             batch.input_ids.extend(&sample.text.input_ids);
             batch.labels.extend(&sample.text.labels);
             batch.labels[start] = IGNORED;
-            match (&mut batch.rows, cut) {
-                (SampleRows::Packed { cu_seqlens }, _) => cu_seqlens.push(batch.input_ids.len()),
-                (SampleRows::Padded { attention_mask, .. }, Cut::Padded { id, .. }) => {
+            match &mut batch.rows {
+                SampleRows::Packed { cu_seqlens } => cu_seqlens.push(batch.input_ids.len()),
+                SampleRows::Padded { attention_mask, .. } => {
                     let end = start + longest;
                     attention_mask.resize(batch.input_ids.len(), true);
                     attention_mask.resize(end, false);
-                    batch.input_ids.resize(end, id);
+                    batch.input_ids.resize(end, PADDING);
                     batch.labels.resize(end, IGNORED);
                 }
-                (SampleRows::Padded { .. }, Cut::Packed { .. }) => {}
             }
             batch.lines.push(sample.line);
             batch.image_grids.extend(&sample.image_grids);

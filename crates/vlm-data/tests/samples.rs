@@ -177,10 +177,7 @@ fn batches_hold_their_samples() {
         .map(|record| reader.read(record).expect("a record"))
         .map(|conversation| encoder.encode(&conversation).expect("a sample"))
         .collect();
-    let padded = Cut::Padded {
-        tokens: ROOM,
-        id: -1,
-    };
+    let padded = Cut::Padded { tokens: ROOM };
     for cut in [PACKED, padded] {
         let options = LoaderOptions::new(BatchSize::Samples(5), cut);
         let batches = load(&encoder, options);
@@ -209,7 +206,7 @@ fn batches_hold_their_samples() {
                         let expected = (0..length).map(|token| token < tokens);
                         assert!(attention_mask[row.clone()].iter().copied().eq(expected));
                         let padding = row.start + tokens..row.end;
-                        assert!(part.input_ids[padding.clone()].iter().all(|id| *id == -1));
+                        assert!(part.input_ids[padding.clone()].iter().all(|id| *id == 0));
                         assert!(part.labels[padding].iter().all(|id| *id == IGNORED));
                         row.start
                     }
@@ -284,13 +281,7 @@ fn what_a_global_batch_holds_depends_on_neither_cut_nor_threads_nor_memory() {
             lines
         };
         assert!(epoch(0) != epoch(1) && epoch(1) != epoch(2));
-        for cut in [
-            Cut::Packed { tokens: 500 },
-            Cut::Padded {
-                tokens: ROOM,
-                id: 0,
-            },
-        ] {
+        for cut in [Cut::Packed { tokens: 500 }, Cut::Padded { tokens: ROOM }] {
             let other = load(
                 &encoder,
                 LoaderOptions {
