@@ -7,8 +7,7 @@ use rope_bench::cases::{Group, Selection, cases};
 use rope_bench::rotation::{ROTATION, timed};
 use rope_check::alloc::CountingAllocator;
 use rope_core::{
-    Angles, CosSinTable, HeadsLayout, HeadsMut, Layout, Parallelism, Positions, RotarySpec,
-    Rotator, TokenAngles,
+    HeadsLayout, HeadsMut, Layout, Parallelism, Positions, RotarySpec, Rotator, TokenAngles,
 };
 
 #[global_allocator]
@@ -26,29 +25,19 @@ fn main() {
     let layout = |heads| HeadsLayout::contiguous(Layout::Bsnd, 1, 1, heads, 128);
     let (q_layout, k_layout) = (layout(32), layout(8));
     let (mut q, mut k) = (vec![1f32; 32 * 128], vec![1f32; 8 * 128]);
-    let mut rotate = |angles| {
-        let rotator = Rotator::new(spec.geometry(), angles).expect("valid");
-        let rotator = rotator.with_parallelism(Parallelism::SERIAL);
-        let ((), usage) = ALLOCATOR.measure(1, || {
-            for _ in 0..100 {
-                let q = HeadsMut::new(&mut q, q_layout).expect("fits");
-                let k = HeadsMut::new(&mut k, k_layout).expect("fits");
-                rotator.rotate(q, Some(k.into())).expect("valid");
-            }
-        });
-        assert_eq!(usage.allocations, 0);
-    };
     let before = threads();
     let angles = TokenAngles::<f32>::new(&spec, &position, None).expect("valid");
-    rotate(angles.angles());
-    assert_eq!(threads(), before, "a thread was started");
-
-    let mut table = CosSinTable::<f32>::new(&spec, None).expect("valid");
-    table.grow_to(1000).expect("within the budget");
-    rotate(Angles::Table {
-        table: &table,
-        positions: &position,
+    let rotator = Rotator::new(spec.geometry(), angles.angles()).expect("valid");
+    let rotator = rotator.with_parallelism(Parallelism::SERIAL);
+    let ((), usage) = ALLOCATOR.measure(1, || {
+        for _ in 0..100 {
+            let q = HeadsMut::new(&mut q, q_layout).expect("fits");
+            let k = HeadsMut::new(&mut k, k_layout).expect("fits");
+            rotator.rotate(q, Some(k.into())).expect("valid");
+        }
     });
+    assert_eq!(usage.allocations, 0);
+    assert_eq!(threads(), before, "a thread was started");
 
     // What `mrope bench speed` times, in every type, is the same call.
     for case in cases(Selection::Full)

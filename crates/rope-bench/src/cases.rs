@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 
 use rope_check::buffer::DType;
-use rope_check::engine::AngleSource;
 use rope_check::names::{axes_name, layout_name, pairing_name};
 use rope_core::{AxisLayout, Layout, Pairing};
 use serde::{Deserialize, Serialize};
@@ -54,7 +53,7 @@ pub enum Group {
     Large,
     /// The rarer pairings, and pairs with two angles.
     Rare,
-    /// Other heads and sources of angles.
+    /// Other heads, and axes.
     Other,
     /// From one token up: does a token always cost the same?
     Length,
@@ -66,8 +65,6 @@ pub enum Group {
     Norm,
     /// On a GPU.
     Gpu,
-    /// Against other projects' functions.
-    Peers,
 }
 
 impl Group {
@@ -82,7 +79,6 @@ impl Group {
             Self::Burn => "burn",
             Self::Norm => "norm",
             Self::Gpu => "gpu",
-            Self::Peers => "peers",
         }
     }
 }
@@ -100,8 +96,6 @@ pub struct TimedCase {
     pub pairing: Pairing,
     /// Which axis drives which pair.
     pub axes: AxisLayout,
-    /// Where cos and sin come from.
-    pub angles: AngleSource,
     /// The order of the dimensions.
     pub layout: Layout,
     /// Which way.
@@ -119,7 +113,6 @@ impl TimedCase {
             dtype: DType::F32,
             pairing: Pairing::Half,
             axes: AxisLayout::Single,
-            angles: AngleSource::Tokens,
             layout: Layout::Bsnd,
             way: Way::Forward,
             in_place: true,
@@ -128,17 +121,13 @@ impl TimedCase {
 
     /// Unique; the factors of the case, separated by slashes.
     pub fn name(&self) -> String {
-        let source = match self.angles {
-            AngleSource::Tokens => "",
-            AngleSource::Table => "/table",
-        };
         let norm = if self.group == Group::Norm {
             "/norm"
         } else {
             ""
         };
         format!(
-            "{}/{}/{}/{}/{}/{}@{}/{}{source}{norm}",
+            "{}/{}/{}/{}/{}/{}@{}/{}{norm}",
             self.way.name(),
             layout_name(self.layout),
             self.dtype.name(),
@@ -178,7 +167,7 @@ impl TimedCase {
 pub enum Selection {
     /// One of each kind, tiny: whether everything runs, not how fast.
     Quick,
-    /// Everything that is held to a bar.
+    /// Everything that docs/benchmarks.md shows.
     #[default]
     Default,
     /// Every combination.
@@ -299,23 +288,20 @@ fn other(cases: &mut Vec<TimedCase>, dtype: DType, full: bool) {
         dtype,
         ..TimedCase::new(Group::Other, QWEN3_VL_8B)
     };
-    let table = |axes: AxisLayout| TimedCase {
+    let with = |axes: AxisLayout| TimedCase {
         axes,
-        angles: AngleSource::Table,
         ..base.clone()
     };
-    cases.push(table(striped()));
+    cases.push(with(striped()));
     cases.push(TimedCase {
         shape: QWEN3_5,
         axes: AxisLayout::Striped(vec![11, 11, 10]),
         ..base.clone()
     });
     if full {
-        cases.push(table(AxisLayout::Single));
-        cases.push(table(AxisLayout::Contiguous(vec![16, 24, 24])));
-        cases.push(table(AxisLayout::Ernie(vec![22, 22, 20])));
-        cases.push(table(AxisLayout::PerAxis(vec![8, 28, 28])));
-        cases.push(table(per_channel()));
+        cases.push(with(AxisLayout::Contiguous(vec![16, 24, 24])));
+        cases.push(with(AxisLayout::Ernie(vec![22, 22, 20])));
+        cases.push(with(AxisLayout::PerAxis(vec![8, 28, 28])));
     }
 }
 
@@ -360,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_holds_every_case_of_the_bars() {
+    fn the_default_holds_every_case_of_the_page() {
         let cases = cases(Selection::Default);
         let count = |group| cases.iter().filter(|case| case.group == group).count();
         // dtype x pairing x layout x way x in place or into.

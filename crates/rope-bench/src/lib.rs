@@ -1,24 +1,19 @@
-//! What is measured and how: the shapes, the table of cases that `cargo bench`, `mrope bench` and
-//! `cargo xtask benchmarks` share, interleaved sampling, and the rows that come out.
+//! What `mrope bench` measures and how: shapes, cases, interleaved sampling, and rows of results.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`shapes`] | the only place where benchmark dimensions are written |
 //! | [`cases`] | rotations to time, by name |
-//! | [`memory`] | what rotations hold in memory, and formulas for what does not run here |
-//! | [`model`] | how long a rotation takes on an NPU, by published costs of what it does |
+//! | [`memory`] | models whose rotations are counted in memory |
 //! | [`rotation`] | a case with its tensors, checked against the oracle and its baseline |
 //! | [`norm`] | the same for a case of the norm with the rotation |
 //! | [`sample`] | samples of several contestants, taken in turn |
-//! | [`rows`] | results, as CSV and as JSON lines |
-//! | [`bars`] | what the results are held to |
-//! | [`chart`] | results as bars |
+//! | [`rows`] | results, as JSON lines |
+//! | [`names`] | names of implementations in them |
 
-pub mod bars;
 pub mod cases;
-pub mod chart;
 pub mod memory;
-pub mod model;
+pub mod names;
 pub mod norm;
 pub mod rotation;
 pub mod rows;

@@ -1,9 +1,8 @@
-//! What rotations hold in memory: the models, the rows, and formulas for schemes that do not run
-//! here.
+//! The models whose rotations are counted in memory, and their rows.
 
 use rope_core::{AxisLayout, Pairing, RopeError, RotarySpec};
 
-use crate::bars::names;
+use crate::names;
 use crate::rows::{MemoryRow, Source};
 use crate::shapes::{FLUX, QWEN2_5_VL_7B, QWEN3_5, QWEN3_VL_8B, Shape};
 use rope_check::buffer::DType;
@@ -148,68 +147,6 @@ impl Subject {
             note: self.note.clone(),
         }
     }
-
-    /// Rows of schemes that do not run here, by the formulas in docs/benchmarks.md.
-    pub fn calculated(&self, layers: &[usize]) -> Vec<MemoryRow> {
-        let Shape {
-            seq,
-            heads,
-            kv_heads,
-            head_dim,
-            rotary_dim,
-            ..
-        } = self.shape;
-        let (q, k) = (self.bytes(heads), self.bytes(kv_heads));
-        let (q_part, k_part) = (q / head_dim * rotary_dim, k / head_dim * rotary_dim);
-        // cos or sin, as wide as the rotated channels.
-        let wide = seq * rotary_dim * self.dtype.size_bytes();
-        // Qwen2-VL's sections are merged again in each layer.
-        let is_merged = matches!(self.spec.axis_layout(), AxisLayout::Contiguous(_));
-        // diffusers, not transformers, has the models with a rotation per axis.
-        let is_in_transformers = !matches!(self.spec.axis_layout(), AxisLayout::PerAxis(_));
-        let mut rows = Vec::new();
-        for &layers in layers {
-            let mut row = |name: &str, retained: usize, temporaries: Option<usize>, note: &str| {
-                rows.push(MemoryRow {
-                    retained_bytes: Some(retained.cast_signed()),
-                    retained_data_bytes: Some(retained.cast_signed()),
-                    forward_peak_bytes: temporaries.map(|temporaries| retained + temporaries),
-                    note: note.to_owned(),
-                    ..self.row("any", name, layers, Source::Calculated)
-                });
-            };
-            row(
-                "torch_npu npu_rotary_mul",
-                layers * (q_part + k_part),
-                None,
-                "keeps x of q and of k in every layer",
-            );
-            if is_merged {
-                row(
-                    "Liger qwen2vl_mrope",
-                    6 * wide,
-                    Some(0),
-                    "keeps cos and sin of three axes, once for all layers",
-                );
-            }
-            if is_in_transformers {
-                let merged = if is_merged { 2 * wide } else { 0 };
-                let joined = if rotary_dim < head_dim {
-                    q_part + k_part + q + k
-                } else {
-                    0
-                };
-                let temporaries = (3 * q_part).max(q_part + 3 * k_part).max(joined);
-                row(
-                    "transformers, eager",
-                    layers * merged,
-                    Some(temporaries),
-                    "three temporaries as large as the rotated part",
-                );
-            }
-        }
-        rows
-    }
 }
 
 /// Compares the peaks of one subject's rows with those of the composed operation and of
@@ -229,36 +166,5 @@ pub fn add_ratios(rows: &mut [MemoryRow]) {
         };
         (row.composed_ratio, row.rotary_encoding_ratio) =
             (ratio(names::COMPOSED), ratio(names::ROTARY_ENCODING));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn formulas_at_sizes_counted_by_hand() {
-        // 28 + 4 heads x 128 x 10 tokens in bf16: q 71,680 bytes, k 10,240, cos 2,560.
-        let subject = MODELS[0].at(10, DType::Bf16).unwrap();
-        let kept: Vec<(String, Option<isize>, Option<usize>)> = subject
-            .calculated(&[2])
-            .into_iter()
-            .map(|row| {
-                let MemoryRow {
-                    implementation,
-                    retained_bytes,
-                    forward_peak_bytes,
-                    ..
-                } = row;
-                (implementation, retained_bytes, forward_peak_bytes)
-            })
-            .collect();
-        let expected = [
-            ("torch_npu npu_rotary_mul", 163_840, None),
-            ("Liger qwen2vl_mrope", 15_360, Some(15_360)),
-            ("transformers, eager", 10_240, Some(10_240 + 215_040)),
-        ];
-        let expected = expected.map(|(name, kept, peak)| (name.to_owned(), Some(kept), peak));
-        assert_eq!(kept, expected);
     }
 }

@@ -67,7 +67,8 @@ impl<E: TimedElement> TimedNorm<E> {
             tensors,
             ..
         } = &mut self.rotation;
-        let rotator = Rotator::new(spec.geometry(), angles.view())?.with_parallelism(*parallelism);
+        let rotator =
+            Rotator::new(spec.geometry(), angles.angles())?.with_parallelism(*parallelism);
         let weight = Some(&self.weight[..]);
         if case.way == Way::Forward {
             let mut inputs = tensors.iter_mut().map(|tensor| -> Result<_, RopeError> {

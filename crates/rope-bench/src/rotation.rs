@@ -7,12 +7,11 @@ use std::sync::OnceLock;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use rope_check::buffer::DType;
-use rope_check::engine::AngleSource;
 use rope_check::tolerance::{Operation, allowed};
 use rope_core::reference::HeadMatrix;
 use rope_core::{
-    Angles, CosSinTable, Direction, Element, HeadsLayout, HeadsMut, HeadsRef, Operand, Parallelism,
-    Positions, Real, RopeError, RotarySpec, Rotator, TokenAngles,
+    Direction, Element, HeadsLayout, HeadsMut, HeadsRef, Operand, Parallelism, Positions, Real,
+    RopeError, RotarySpec, Rotator, TokenAngles,
 };
 
 use crate::cases::{Group, TimedCase, Way};
@@ -168,31 +167,6 @@ fn read_modify_write<E: TimedElement>(values: &mut [E], tasks: usize) {
     values.par_chunks_mut(chunk).for_each(flip);
 }
 
-pub(crate) enum OwnedAngles {
-    Tokens(TokenAngles),
-    Table(CosSinTable, Positions),
-}
-
-impl OwnedAngles {
-    fn new(case: &TimedCase, spec: &RotarySpec, positions: &Positions) -> Result<Self, RopeError> {
-        match case.angles {
-            AngleSource::Tokens => TokenAngles::new(spec, positions, None).map(Self::Tokens),
-            AngleSource::Table => {
-                let mut table = CosSinTable::new(spec, None)?;
-                table.grow_to(positions.highest())?;
-                Ok(Self::Table(table, positions.clone()))
-            }
-        }
-    }
-
-    pub(crate) fn view(&self) -> Angles<'_> {
-        match self {
-            Self::Tokens(angles) => angles.angles(),
-            Self::Table(table, positions) => Angles::Table { table, positions },
-        }
-    }
-}
-
 /// Bytes between addresses that a processor may take for one another while a load passes a store.
 const PAGE_BYTES: usize = 4096;
 
@@ -273,7 +247,7 @@ pub struct TimedRotation<E> {
     pub(crate) case: TimedCase,
     pub(crate) spec: RotarySpec,
     pub(crate) positions: Positions,
-    pub(crate) angles: OwnedAngles,
+    pub(crate) angles: TokenAngles,
     pub(crate) parallelism: Parallelism,
     pub(crate) tensors: Vec<Tensor<E>>,
 }
@@ -298,7 +272,7 @@ impl<E: TimedElement> TimedRotation<E> {
             Parallelism::default()
         };
         Ok(Self {
-            angles: OwnedAngles::new(case, &spec, &positions)?,
+            angles: TokenAngles::new(&spec, &positions, None)?,
             tensors: layouts
                 .into_iter()
                 .filter(|layout| layout.heads > 0)
@@ -340,7 +314,7 @@ impl<E: TimedElement> TimedRotation<E> {
     /// # Errors
     /// [`CaseError::Rope`] if the rotation is refused.
     pub fn rotate(&mut self, iterations: usize) -> Result<(), CaseError> {
-        let rotator = Rotator::new(self.spec.geometry(), self.angles.view())?
+        let rotator = Rotator::new(self.spec.geometry(), self.angles.angles())?
             .with_parallelism(self.parallelism);
         let directions: &[Direction] = match self.case.way {
             Way::Forward => &[Direction::Forward],
@@ -360,32 +334,6 @@ impl<E: TimedElement> TimedRotation<E> {
             black_box(&mut self.tensors);
         }
         Ok(())
-    }
-
-    /// Rotates q forward into another buffer.
-    ///
-    /// # Errors
-    /// [`CaseError::Rope`] if the rotation is refused.
-    pub fn rotate_q_into(&self, target: &mut [E]) -> Result<(), CaseError> {
-        let rotator = Rotator::new(self.spec.geometry(), self.angles.view())?
-            .with_parallelism(self.parallelism);
-        let Tensor { layout, source, .. } = &self.tensors[0];
-        let from = HeadsRef::new(source.get(), *layout)?;
-        let operand: Operand<'_, E> = (from, HeadsMut::new(target, *layout)?).into();
-        Ok(rotator.rotate(operand, None)?)
-    }
-
-    /// q before and after the rotation.
-    pub fn q(&self) -> (&[E], &[E]) {
-        (self.tensors[0].source.get(), self.tensors[0].target.get())
-    }
-
-    /// cos and sin of the tokens, `[tokens, lanes]` each, if the case has them as rows.
-    pub fn cos_sin(&self) -> Option<[Vec<f32>; 2]> {
-        match &self.angles {
-            OwnedAngles::Tokens(angles) => Some(angles.cos_sin()),
-            OwnedAngles::Table(..) => None,
-        }
     }
 
     fn run_baseline(&mut self, iterations: usize) {
@@ -594,7 +542,7 @@ mod tests {
         let mut rotation = TimedRotation::<f32>::new(&case).unwrap();
         // Other positions than the oracle's.
         let wrong = Positions::text(1, 3, case.shape.seq).unwrap();
-        rotation.angles = OwnedAngles::new(&case, &rotation.spec, &wrong).unwrap();
+        rotation.angles = TokenAngles::new(&rotation.spec, &wrong, None).unwrap();
         assert!(matches!(rotation.check(4), Err(CaseError::Wrong { .. })));
     }
 

@@ -1,6 +1,6 @@
-//! Results, as CSV with a heading and as JSON lines.
+//! Results, as JSON lines.
 
-use std::io::{Read, Write};
+use std::io::Write;
 
 use rope_check::buffer::DType;
 use rope_check::names::{axes_name, layout_name, pairing_name};
@@ -14,9 +14,6 @@ use crate::sample::Timing;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RowError {
-    /// As CSV.
-    #[error("the results are not the expected CSV: {0}")]
-    Csv(#[from] csv::Error),
     /// As JSON.
     #[error("the results are not the expected JSON: {0}")]
     Json(#[from] serde_json::Error),
@@ -33,11 +30,6 @@ pub enum Source {
     Measured,
     /// Counted on the simulated NPU: bytes that a device would hold, too.
     CountedOnTheSimulator,
-    /// From the shapes, by a formula.
-    Calculated,
-    /// From what was counted on the simulated NPU, by published costs of instructions and
-    /// transfers.
-    Modelled,
 }
 
 impl Source {
@@ -46,8 +38,6 @@ impl Source {
         match self {
             Self::Measured => "measured",
             Self::CountedOnTheSimulator => "counted on the simulator",
-            Self::Calculated => "calculated",
-            Self::Modelled => "modelled",
         }
     }
 }
@@ -223,47 +213,6 @@ pub struct AttentionRow {
     pub composed_ratio: Option<f64>,
 }
 
-/// The share of a step that rotation takes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepRow {
-    /// What was stepped.
-    pub step: String,
-    /// Who rotated.
-    pub implementation: String,
-    /// Rotations of q and k in a step; each goes forward and backward.
-    pub layers: usize,
-    /// Median time of a step.
-    pub step_ns: f64,
-    /// Median time of all its rotations.
-    pub rotation_ns: f64,
-    /// `rotation_ns / step_ns`.
-    pub share: f64,
-    /// Samples.
-    pub samples: usize,
-}
-
-/// Writes rows as CSV.
-///
-/// # Errors
-/// [`RowError`].
-pub fn write_csv<R: Serialize>(rows: &[R], to: impl Write) -> Result<(), RowError> {
-    let mut writer = csv::Writer::from_writer(to);
-    for row in rows {
-        writer.serialize(row)?;
-    }
-    Ok(writer.flush()?)
-}
-
-/// Reads rows from CSV.
-///
-/// # Errors
-/// [`RowError`].
-pub fn read_csv<R: DeserializeOwned>(from: impl Read) -> Result<Vec<R>, RowError> {
-    let rows: Result<Vec<R>, csv::Error> =
-        csv::Reader::from_reader(from).into_deserialize().collect();
-    Ok(rows?)
-}
-
 /// Writes rows as JSON, one object a line.
 ///
 /// # Errors
@@ -324,7 +273,7 @@ mod tests {
     use crate::memory::MODELS;
 
     #[test]
-    fn rows_come_back_from_csv_and_json() {
+    fn rows_come_back_from_json() {
         let subject = MODELS[3].at(256, DType::Bf16).unwrap();
         let row = MemoryRow {
             checkpointing: true,
@@ -335,9 +284,6 @@ mod tests {
             ..subject.row("flex", "fused", 36, Source::CountedOnTheSimulator)
         };
         let rows = [row.clone(), MemoryRow { layers: 1, ..row }];
-        let mut text = Vec::new();
-        write_csv(&rows, &mut text).unwrap();
-        assert_eq!(read_csv::<MemoryRow>(text.as_slice()).unwrap(), rows);
         let mut text = Vec::new();
         write_json_lines(&rows, &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();

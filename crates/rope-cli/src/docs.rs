@@ -49,11 +49,7 @@ mod tests {
     ];
 
     /// Folders of the packages whose names are not those of folders in `crates`.
-    const PACKAGES: [(&str, &str); 3] = [
-        ("rope-tests", "tests"),
-        ("rope-benches", "benches"),
-        ("rope-peers", "benches/peers"),
-    ];
+    const PACKAGES: [(&str, &str); 1] = [("rope-tests", "tests")];
 
     struct Page {
         /// From the root of the repository.

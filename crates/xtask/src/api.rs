@@ -60,14 +60,47 @@ pub(crate) fn run(keep: bool) -> Result<String> {
 /// The declarations on the pages of a crate, each after the path of its page.
 fn items(folder: &Path) -> Result<BTreeSet<String>> {
     let mut items = BTreeSet::new();
-    for name in files(folder)?.into_keys() {
+    for name in files(folder)? {
         if let Some(page) = name.strip_suffix(".html") {
             let text = read(&folder.join(&name))?;
-            let declarations = declarations(&text).into_iter();
-            items.extend(declarations.map(|text| format!("{page}: {text}")));
+            let (derived, declared) = split(declarations(&text));
+            items.extend(declared.into_iter().map(|text| format!("{page}: {text}")));
+            if !derived.is_empty() {
+                let derived = Vec::from_iter(derived).join(", ");
+                items.insert(format!("{page}: derives {derived}"));
+            }
         }
     }
     Ok(items)
+}
+
+/// Traits that are derived, and have no rows of their own.
+const DERIVED: [&str; 9] = [
+    "Clone",
+    "Copy",
+    "Debug",
+    "Eq",
+    "Hash",
+    "Ord",
+    "PartialEq",
+    "PartialOrd",
+    "StructuralPartialEq",
+];
+
+/// The derived traits among declarations, and the others. Variants stand in the declaration of
+/// their enum, too.
+fn split(declarations: Vec<String>) -> (BTreeSet<String>, Vec<String>) {
+    let (mut derived, mut others) = (BTreeSet::new(), Vec::new());
+    for text in declarations {
+        let implemented = text.split_once(" for ").map(|(start, _)| start);
+        let name = implemented.and_then(|start| start.rsplit(' ').next());
+        match name.filter(|name| text.starts_with("impl") && DERIVED.contains(name)) {
+            Some("StructuralPartialEq") => {}
+            Some(name) => _ = derived.insert(name.to_owned()),
+            None => others.push(text),
+        }
+    }
+    (derived, others)
 }
 
 /// What opens a declaration, what closes it, and the part of a page from which on there are others.
@@ -90,7 +123,10 @@ fn declarations(page: &str) -> Vec<String> {
     for (opening, closing, end) in DECLARATIONS {
         let page = page.split_once(end).map_or(page, |(before, _)| before);
         let parts = page.split(opening).skip(1);
-        found.extend(parts.filter_map(|part| Some(text(part.split_once(closing)?.0))));
+        let texts = parts.filter_map(|part| Some(text(part.split_once(closing)?.0)));
+        // Headings that are no implementation are variants of the enum declared above.
+        let is_variant = |text: &String| opening.starts_with("<h3") && !text.starts_with("impl");
+        found.extend(texts.filter(|text| !is_variant(text)));
     }
     found
 }
@@ -138,12 +174,12 @@ mod tests {
                     for A</h3><h4 class=\"code-header\">fn clone()</h4>\
                     <h2 id=\"synthetic-implementations\"></h2>\
                     <h3 class=\"code-header\">impl Send for A</h3>";
-        let expected = [
-            "pub struct A<'a> { pub a: &'a u8, }",
-            "pub fn b()",
-            "impl Clone for A",
-        ];
-        assert_eq!(declarations(page), expected);
+        let (derived, others) = split(declarations(page));
+        assert_eq!(
+            others,
+            ["pub struct A<'a> { pub a: &'a u8, }", "pub fn b()"]
+        );
+        assert_eq!(derived, BTreeSet::from(["Clone".to_owned()]));
     }
 
     #[test]

@@ -1,24 +1,17 @@
-//! Checks and measurements of the workspace: `cargo xtask abi`, `api`, `benchmarks`, `claims`,
-//! `deep`, `fuzz`, `package` and `sanitize`.
+//! Checks of the workspace: `cargo xtask abi`, `api`, `claims`, `deep`, `fuzz`, `package` and
+//! `sanitize`.
 
 mod abi;
 mod api;
-mod benchmarks;
 mod cargo;
-mod claims;
-mod deep;
-mod fuzz;
 mod package;
-mod sanitize;
 mod wheels;
 
-use std::process::ExitCode;
-
-use benchmarks::Measure;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask api [--write]
-       cargo xtask benchmarks [--full | --page] [NAME ...]
        cargo xtask claims
        cargo xtask deep [--list] [--resume] [--vendor FOLDER] [STEP ...]
        cargo xtask fuzz [--seconds COUNT | --runs COUNT] [TARGET ...]
@@ -30,10 +23,6 @@ abi   checks the declarations of rope-ascend and of the simulator against the ve
       torch-npu 2.14.0, downloaded with pip into the target folder.
 api   compares the public items of the published crates, as `cargo doc` shows them, with docs/api,
       and names what was added and removed; --write writes them there.
-benchmarks   measures everything, for half an hour after building, and writes docs/benchmarks.md and
-      docs/benchmarks/tables.md from the results. --full measures every combination, --page nothing.
-      NAMEs choose among memory, memory_npu, speed, step and peers. Nothing else should run
-      meanwhile.
 claims   runs the commands of docs/claims.md that count, and checks that their output says what the
       page states. It shares what `cargo test --workspace` has built.
 deep   runs the checks that continuous integration leaves out, STEPs or all of them, and writes the
@@ -54,24 +43,15 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let text = |error: &dyn std::error::Error| error.to_string();
     let abi = |headers| abi::run(headers).map_err(|error| text(&error));
-    let benchmarks = |measure, names| benchmarks::run(measure, names).map_err(|error| text(&error));
     let outcome = match words.as_slice() {
         ["abi"] => abi(None),
         ["abi", "--headers", folder] => abi(Some(folder.as_ref())),
-        ["benchmarks", "--page"] => benchmarks(Measure::Nothing, &[]),
-        ["benchmarks", "--full", names @ ..] => benchmarks(Measure::Full, names),
-        ["benchmarks", names @ ..] => benchmarks(Measure::Default, names),
-        ["deep", words @ ..] if let Some(options) = deep::Options::parse(words) => {
-            deep::run(&options).map_err(|error| text(&error))
-        }
-        ["claims"] => claims::run().map_err(|error| text(&error)),
         ["api"] => api::run(false).map_err(|error| text(&error)),
         ["api", "--write"] => api::run(true).map_err(|error| text(&error)),
-        ["package"] => package::run().map_err(|error| text(&error)),
-        ["fuzz", words @ ..] if let Some((limit, targets)) = fuzz::parse(words) => {
-            fuzz::run(limit, targets).map_err(|error| text(&error))
+        ["package"] => script("python3", "package.py", &[]),
+        [name @ ("claims" | "deep" | "fuzz" | "sanitize"), words @ ..] => {
+            script("bash", &format!("{name}.sh"), words)
         }
-        ["sanitize"] => sanitize::run().map_err(|error| text(&error)),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);
@@ -86,5 +66,17 @@ fn main() -> ExitCode {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Runs a script of `crates/xtask/scripts`, whose messages say what failed.
+fn script(program: &str, name: &str, words: &[&str]) -> Result<String, String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("scripts")
+        .join(name);
+    match Command::new(program).arg(&path).args(words).status() {
+        Ok(status) if status.success() => Ok(format!("{name}: done")),
+        Ok(status) => Err(format!("{name}: {status}")),
+        Err(error) => Err(format!("cannot run {program} {}: {error}", path.display())),
     }
 }

@@ -4,8 +4,8 @@ use std::error::Error;
 
 use burn::backend::ExecutionError;
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
-use rope_bench::bars::names;
 use rope_bench::cases::{Group, Selection, TimedCase, Way};
+use rope_bench::names;
 use rope_bench::rotation::{copy, is_within, positions, values};
 use rope_bench::rows::SpeedRow;
 use rope_bench::sample::{Contest, Plan, Timing, interleaved};

@@ -1,22 +1,24 @@
 //! `mrope bench`: what a rotation costs in bytes and in time, compared with other implementations.
 
 mod burn_speed;
-mod checkpoint;
 mod gpu_speed;
 mod memory;
 mod meter;
-mod model;
 mod norm_scheme;
 mod norm_speed;
-mod output;
 mod scheme;
 mod speed;
-mod step;
 
 use std::error::Error;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use rope_bench::rows::write_json_lines;
+use serde::Serialize;
+
+use crate::stdio::stdout;
 
 /// Measure memory and time of rotations against a plain copy, composed operations and burn's own
 #[derive(Args, Clone, Debug)]
@@ -27,23 +29,45 @@ pub(crate) struct BenchArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum What {
-    Checkpoint(checkpoint::CheckpointArgs),
     Memory(memory::MemoryArgs),
-    Model(model::ModelArgs),
     Speed(speed::SpeedArgs),
-    Step(step::StepArgs),
 }
 
-/// Runs a benchmark; exit code 1 if `--check` finds a bar that the results do not meet.
+/// Runs a benchmark.
 ///
 /// # Errors
 /// If a result is wrong, in which case it is not timed, or an output cannot be written.
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Box<dyn Error>> {
     match &args.what {
-        What::Checkpoint(args) => checkpoint::run(args),
         What::Memory(args) => memory::run(args),
-        What::Model(args) => model::run(args),
         What::Speed(args) => speed::run(args),
-        What::Step(args) => step::run(args),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the rows as JSON lines, or as a table.
+///
+/// # Errors
+/// If standard output cannot be written.
+fn print<R: Serialize>(
+    rows: &[R],
+    as_json: bool,
+    table: impl FnOnce(&[R]) -> String,
+) -> Result<(), Box<dyn Error>> {
+    let mut out = stdout();
+    if as_json {
+        write_json_lines(rows, &mut out)?;
+    } else {
+        write!(out, "{}", table(rows))?;
     }
+    Ok(out.flush()?)
+}
+
+/// A progress bar on standard error.
+///
+/// # Errors
+/// None; the template is valid.
+fn progress(steps: usize) -> Result<ProgressBar, Box<dyn Error>> {
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {elapsed} {msg}")?;
+    Ok(ProgressBar::new(steps as u64).with_style(style))
 }

@@ -5,7 +5,7 @@ use std::error::Error;
 use burn::module::Param;
 use burn::nn::RmsNorm;
 use burn::tensor::{Device, Tensor};
-use rope_bench::bars::names;
+use rope_bench::names;
 use rope_bench::norm::{EPS, weight};
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_check::buffer::DType;

@@ -3,8 +3,8 @@
 use std::error::Error;
 
 use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
-use rope_bench::bars::names;
 use rope_bench::cases::{TimedCase, Way};
+use rope_bench::names;
 use rope_bench::rotation::{Together, positions, values};
 use rope_bench::sample::Contest;
 use rope_core::{HeadsLayout, Layout, Pairing};

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use burn::nn::{RotaryEncoding, RotaryEncodingConfig};
 use burn::tensor::{Device, Tensor};
-use rope_bench::bars::names;
+use rope_bench::names;
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_core::{Layout, Positions, RotarySpec};
 

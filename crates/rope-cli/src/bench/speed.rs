@@ -3,24 +3,19 @@
 use std::collections::HashSet;
 use std::error::Error;
 use std::io::{BufWriter, Write};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use burn::tensor::Device as BurnDevice;
 use clap::Args;
-use rope_bench::bars::{self, names};
-use rope_bench::cases::{DTYPES, Group, Selection, TimedCase, Way, cases, gpu_cases};
-use rope_bench::chart;
+use rope_bench::cases::{DTYPES, Group, Selection, TimedCase, cases, gpu_cases};
+use rope_bench::names;
 use rope_bench::rotation::{BASELINE, ROTATION, Together};
 use rope_bench::rows::{SpeedRow, time};
 use rope_bench::sample::{Plan, Timing, samples};
 use rope_check::buffer::DType;
-use rope_check::names::{layout_name, pairing_name};
-use rope_core::{Layout, Pairing};
 
 use super::memory::float;
-use super::output::{OutputArgs, progress};
-use super::{burn_speed, gpu_speed, norm_speed};
+use super::{burn_speed, gpu_speed, norm_speed, print, progress};
 use crate::arguments::{MAX_TOKENS, count_in, one_of};
 use crate::device::{Compute, Device, TokenArgs};
 use crate::stdio::{note, stdout};
@@ -46,8 +41,8 @@ use crate::{gpu, memory};
 /// is the launch of one for one element. Through burn's autodiff, a run is 8 rotations.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SpeedArgs {
-    /// Every combination, in a quarter of an hour; without it those that are held to a bar, in
-    /// five minutes.
+    /// Every combination, in a quarter of an hour; without it those of docs/benchmarks.md,
+    /// in five minutes.
     #[arg(long, conflicts_with = "quick")]
     full: bool,
     /// Tiny tensors and one sample, to see that everything runs: its times mean nothing.
@@ -60,23 +55,11 @@ pub(crate) struct SpeedArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     #[arg(value_parser = one_of(&DTYPES, DType::name))]
     dtype: Vec<DType>,
-    /// Only these pairings.
-    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
-    #[arg(value_parser = one_of(&Pairing::ALL, pairing_name))]
-    pairing: Vec<Pairing>,
-    /// Only these orders of dimensions.
-    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
-    #[arg(value_parser = one_of(&Layout::ALL, layout_name))]
-    layout: Vec<Layout>,
-    /// Only these ways.
-    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
-    #[arg(value_parser = one_of(&Way::ALL, Way::name))]
-    direction: Vec<Way>,
     /// What computes: cpu, gpu (the first GPU) or gpu:N.
     #[arg(long, default_value = "cpu")]
     device: Device,
     /// Only these parts of the results: large (64 MiB and more, half and adjacent), rare (quarter,
-    /// interleave_half, two angles for a pair), other (other heads, and angles from a table),
+    /// interleave_half, two angles for a pair), other (other heads and axes),
     /// length (from 16 to 131,072 tokens), decode (a single token), norm (RMSNorm of the heads with
     /// the rotation), burn (through burn); on a GPU, gpu (by itself) and burn.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
@@ -94,10 +77,11 @@ pub(crate) struct SpeedArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count_in(1..=10_000))]
     rounds: usize,
     /// Print the names of the cases and stop.
-    #[arg(long, conflicts_with_all = ["json", "csv", "svg", "check"])]
+    #[arg(long, conflicts_with = "json")]
     list: bool,
-    #[command(flatten)]
-    output: OutputArgs,
+    /// One JSON object per row and line on standard output, and nothing else there.
+    #[arg(long)]
+    json: bool,
 }
 
 /// The parts of the results that this program measures.
@@ -149,8 +133,7 @@ impl SpeedArgs {
             Device::Cpu => Ok(false),
             Device::Gpu(_) => Ok(true),
             other => Err(format!(
-                "expected --device cpu, gpu or gpu:N, found --device {other}; `mrope bench model` \
-                 has a model of the time on an NPU"
+                "expected --device cpu, gpu or gpu:N, found --device {other}"
             )),
         }
     }
@@ -161,9 +144,6 @@ impl SpeedArgs {
         }
         let name = case.name();
         among(&self.dtype, case.dtype)
-            && among(&self.pairing, case.pairing)
-            && among(&self.layout, case.layout)
-            && among(&self.direction, case.way)
             && among(&self.group, case.group)
             && self.filter.iter().all(|part| name.contains(part))
     }
@@ -191,7 +171,7 @@ impl SpeedArgs {
 ///
 /// # Errors
 /// If no case is left, a result is not the oracle's, or an output cannot be written.
-pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
+pub(crate) fn run(args: &SpeedArgs) -> Result<(), Box<dyn Error>> {
     let is_on_gpu = args.is_on_gpu()?;
     let mut cases = args.cases(is_on_gpu);
     if cases.is_empty() {
@@ -202,15 +182,14 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
         for case in &cases {
             writeln!(out, "{}", case.name())?;
         }
-        out.flush()?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(out.flush()?);
     }
     let compute = is_on_gpu
         .then(|| Compute::open(&args.device, &TokenArgs::default()))
         .transpose()?;
     let device = compute.as_ref().map(Compute::device);
-    let is_software = device.is_some_and(|device| gpu::note_software(device, &args.device));
     if let Some(device) = device {
+        gpu::note_software(device, &args.device);
         let mut lacks: Vec<&str> = Vec::new();
         cases.retain(|case| {
             let has = device.supports_dtype(float(case.dtype));
@@ -228,7 +207,6 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
         }
     }
     expect_memory(args, &cases)?;
-    let output = args.output.open()?;
     if cfg!(debug_assertions) && !args.quick {
         note(
             "this program was built without optimisation: add --release, or --quick if its times \
@@ -251,12 +229,7 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<ExitCode, Box<dyn Error>> {
     }
     let rows: Vec<SpeedRow> = series.into_iter().flat_map(Series::into_rows).collect();
     bar.finish_and_clear();
-    let bars = if args.quick || is_software {
-        Vec::new()
-    } else {
-        bars::speed(&rows)
-    };
-    output.write(&rows, || chart::speed(&rows), || table(&rows), &bars)
+    print(&rows, args.json, table)
 }
 
 /// Refuses cases whose tensors the memory does not hold: q and k, and a copy of them. Those that
@@ -373,7 +346,7 @@ fn table(rows: &[SpeedRow]) -> String {
 /// The factors of a row that differ within its table.
 fn what(row: &SpeedRow) -> String {
     let (way, dtype) = (row.direction.name(), row.dtype.name());
-    if matches!(row.group, Group::Burn | Group::Peers) {
+    if row.group == Group::Burn {
         return format!("{} {way} {dtype}", row.implementation);
     }
     let mut what = format!("{way} {dtype} {} {}", row.layout, row.pairing);
@@ -382,9 +355,6 @@ fn what(row: &SpeedRow) -> String {
     }
     if row.axes != "single" {
         what += &format!(" {}", row.axes);
-    }
-    if row.case.ends_with("/table") {
-        what += " table";
     }
     what + if row.in_place { ", in place" } else { ", into" }
 }

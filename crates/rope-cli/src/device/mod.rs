@@ -230,11 +230,6 @@ struct Elsewhere {
 }
 
 impl Usage {
-    /// Most bytes in the device's tensors at once.
-    pub(crate) fn peak_bytes(&self) -> usize {
-        self.peak_bytes
-    }
-
     /// The rows of a table: the peak, and a row for each operation or one that says there was none.
     pub(crate) fn rows(&self) -> Vec<(String, String)> {
         let peak = bytes(self.peak_bytes as f64);

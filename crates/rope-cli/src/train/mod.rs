@@ -11,7 +11,5 @@ mod report;
 mod run;
 mod trainer;
 
-pub(crate) use model::ModelConfig;
-pub(crate) use options::{RotaryChoice, RunConfig, TrainArgs};
+pub(crate) use options::TrainArgs;
 pub(crate) use run::run;
-pub(crate) use trainer::Trainer;

@@ -4,14 +4,14 @@ use std::error::Error;
 
 use burn::tensor::{DType as BurnDType, Distribution, Tensor};
 use burn_attention::{Attention, AttentionMask, Implementation, MaskRules};
-use rope_bench::bars::names;
+use rope_bench::names;
 use rope_bench::rows::{AttentionRow, bytes};
 use rope_bench::shapes::{QWEN2_5_VL_7B, Shape};
 use rope_check::buffer::DType;
 
 use super::measure::float;
 use crate::bench::meter::{Meter, Sizes};
-use crate::bench::output::progress;
+use crate::bench::progress;
 use crate::table::{Table, or_dash};
 
 /// Tokens by default.

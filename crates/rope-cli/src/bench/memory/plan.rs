@@ -1,13 +1,12 @@
 //! What is counted, in which processes.
 
 use std::error::Error;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 
 use clap::{Args, ValueEnum};
 use rope_bench::cases::DTYPES;
 use rope_bench::memory::{MODELS, Model, add_ratios};
 use rope_bench::rows::{MemoryRow, read_json_lines};
-use rope_bench::{bars, chart};
 use rope_check::buffer::DType;
 
 use super::attention;
@@ -15,7 +14,7 @@ use super::measure::{count, float};
 use super::table::table;
 use crate::arguments::{MAX_TOKENS, count_in, one_of};
 use crate::bench::meter::Meter;
-use crate::bench::output::{OutputArgs, progress};
+use crate::bench::{print, progress};
 use crate::device::Device;
 use crate::memory;
 
@@ -27,8 +26,7 @@ use crate::memory;
 /// always pairs adjacent channels and rotates whole heads only. On the CPU every allocation of the
 /// process is counted, exactly. On an NPU (--device) the tensors live on the NPU, and the bytes of
 /// its memory pool are counted. On a GPU the peak is what the pools of burn's runtime grow by,
-/// which round up. Rows called "calculated" are formulas for schemes that do not run
-/// here; docs/benchmarks.md has them.
+/// which round up.
 ///
 /// With --norm, the RMSNorm of the heads and the rotation: fused, burn::nn::RmsNorm with the fused
 /// rotation, and both composed.
@@ -72,8 +70,9 @@ pub(crate) struct MemoryArgs {
     /// A few tokens and layers, to see that everything runs.
     #[arg(long)]
     quick: bool,
-    #[command(flatten)]
-    output: OutputArgs,
+    /// One JSON object per row and line on standard output, and nothing else there.
+    #[arg(long)]
+    json: bool,
 }
 
 const MAX_LAYERS: usize = 1000;
@@ -194,9 +193,6 @@ impl Plan {
                 rows.append(&mut counted);
                 bar.inc(1);
             }
-            if self.device == Device::Cpu && !self.norm {
-                rows.extend(subject.calculated(&self.layers));
-            }
         }
         bar.finish_and_clear();
         Ok(rows)
@@ -207,11 +203,10 @@ impl Plan {
 ///
 /// # Errors
 /// If the device is not there, or an output cannot be written.
-pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
+pub(crate) fn run(args: &MemoryArgs) -> Result<(), Box<dyn Error>> {
     if args.attention {
         return count_attention(args);
     }
-    let output = args.output.open()?;
     let plan = Plan::new(args);
     if plan.models.is_empty() {
         return Err(
@@ -228,16 +223,10 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
             rows.extend(plan.in_own_process(dtype)?);
         }
     }
-    let bars = if plan.norm {
-        bars::norm_memory(&rows)
-    } else {
-        bars::memory(&rows)
-    };
-    output.write(&rows, || chart::memory(&rows), || table(&rows), &bars)
+    print(&rows, args.json, table)
 }
 
-fn count_attention(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let output = args.output.open()?;
+fn count_attention(args: &MemoryArgs) -> Result<(), Box<dyn Error>> {
     let tokens: &[usize] = match &args.tokens {
         Some(tokens) => std::slice::from_ref(tokens),
         None if args.quick => &attention::QUICK_TOKENS,
@@ -253,11 +242,5 @@ fn count_attention(args: &MemoryArgs) -> Result<ExitCode, Box<dyn Error>> {
     for &dtype in args.dtype.iter().filter(|dtype| meter.has(**dtype)) {
         rows.extend(attention::count(&meter, tokens, dtype)?);
     }
-    let bars = bars::attention(&rows);
-    output.write(
-        &rows,
-        || chart::attention(&rows),
-        || attention::table(&rows),
-        &bars,
-    )
+    print(&rows, args.json, attention::table)
 }

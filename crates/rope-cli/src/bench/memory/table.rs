@@ -135,22 +135,3 @@ fn times(ratio: Option<f64>) -> String {
         format!("{ratio:.decimals$}x")
     }))
 }
-
-#[cfg(test)]
-mod tests {
-    use rope_bench::memory::MODELS;
-    use rope_check::buffer::DType;
-
-    use super::*;
-
-    #[test]
-    fn tables_fit_100_columns() {
-        let subject = MODELS[0].at(1 << 17, DType::F32).unwrap();
-        let text = table(&subject.calculated(&[1, 36]));
-        assert!(
-            text.lines().all(|line| line.chars().count() <= 100),
-            "{text}"
-        );
-        assert!(text.contains("calculated"));
-    }
-}
