@@ -16,233 +16,95 @@ struct Fault {
     says: &'static str,
 }
 
-const fn fault(kernel: &'static str, kind: &'static str, says: &'static str) -> Fault {
-    Fault {
-        kernel,
-        kind,
-        blocks: 1,
-        says,
-    }
+/// Rows of a kernel, its blocks, the kind of report and its words.
+macro_rules! faults {
+    ($($kernel:literal $blocks:literal $kind:literal $says:literal;)*) => {
+        &[$(Fault { kernel: $kernel, kind: $kind, blocks: $blocks, says: $says }),*]
+    };
 }
 
-const FAULTS: &[Fault] = &[
-    fault(
-        "queue_over_capacity",
-        "ub-capacity",
-        "exceed the unified buffer of 188160 bytes",
-    ),
-    fault("sum_over_capacity", "ub-capacity", "131072 in use"),
-    fault(
-        "misaligned_operand",
-        "ub-misaligned",
-        "dst starts at UB byte 260",
-    ),
-    fault(
-        "misaligned_copy",
-        "ub-misaligned",
-        "dst starts at UB byte 12",
-    ),
-    fault(
-        "reads_unwritten",
-        "ub-undefined-read",
-        "src reads byte 0 of TBuf 0",
-    ),
-    fault(
-        "reads_past_what_was_loaded",
-        "ub-undefined-read",
-        "reads byte 128 of VECIN queue 0",
-    ),
-    fault("stores_padding", "ub-undefined-read", "go to global memory"),
-    fault(
-        "stores_computed_padding",
-        "ub-undefined-read",
-        "go to global memory",
-    ),
-    fault(
-        "reads_past_tensor",
-        "gm-out-of-bounds",
-        "bytes [0, 256) of a global tensor of 144 bytes",
-    ),
-    fault(
-        "reads_past_allocation",
-        "gm-out-of-bounds",
-        "reach outside allocation",
-    ),
-    fault(
-        "writes_past_tensor",
-        "gm-out-of-bounds",
-        "writes bytes [0, 256) of a global tensor of 240 bytes",
-    ),
-    fault(
-        "writes_to_null",
-        "gm-out-of-bounds",
-        "the device pointer is null",
-    ),
-    fault(
-        "scalar_read_outside",
-        "gm-out-of-bounds",
-        "GlobalTensor::GetValue",
-    ),
-    fault("too_many_blocks", "dma-parameter", "blockCount is 4096"),
-    fault(
-        "length_cut_off",
-        "dma-parameter",
-        "blockLen (32-byte units) is 65544",
-    ),
-    fault(
-        "length_of_half_an_element",
-        "dma-parameter",
-        "blockLen of 6 bytes",
-    ),
-    fault(
-        "count_rounded_down",
-        "dma-parameter",
-        "not a multiple of 32",
-    ),
-    fault("copy_into_scratch", "dma-parameter", "VECCALC"),
-    fault("dequeue_before_enqueue", "queue", "EnQue is missing"),
-    fault("never_freed_in_loop", "queue", "FreeTensor is missing"),
-    fault("never_freed", "queue", "FreeTensor is missing"),
-    fault("never_dequeued", "queue", "DeQue is missing"),
-    fault("queue_too_deep", "queue", "of depth 1"),
-    fault("freed_twice", "queue", "was freed already"),
-    fault(
-        "freed_into_wrong_queue",
-        "queue",
-        "belongs to another queue",
-    ),
-    fault("used_after_free", "tensor-lifetime", "after FreeTensor"),
-    fault(
-        "used_while_enqueued",
-        "tensor-lifetime",
-        "between EnQue and DeQue",
-    ),
-    fault("nine_live_tensors", "queue", "the limit is 8"),
-    fault("two_pipes", "queue", "another TPipe"),
-    fault("queue_without_memory", "queue", "InitBuffer is missing"),
-    Fault {
-        blocks: 2,
-        ..fault(
-            "blocks_write_same",
-            "block-conflict",
-            "blocks run in any order",
-        )
-    },
-    Fault {
-        blocks: 3,
-        ..fault(
-            "block_reads_what_another_writes",
-            "block-conflict",
-            "blocks run in any order",
-        )
-    },
-    fault("no_flag_before_compute", "ordering", "HardEvent::MTE2_V"),
-    fault("wrong_flag_before_compute", "ordering", "HardEvent::MTE2_V"),
-    fault("no_flag_before_store", "ordering", "HardEvent::V_MTE3"),
-    fault("store_of_input_queue", "ordering", "HardEvent::V_MTE3"),
-    fault("no_flag_before_reload", "ordering", "HardEvent::V_MTE2"),
-    fault("no_flag_before_rewrite", "ordering", "HardEvent::MTE3_V"),
-    fault(
-        "copies_into_same_bytes",
-        "ordering",
-        "PipeBarrier<PIPE_MTE2>",
-    ),
-    fault(
-        "reloads_what_it_stored",
-        "gm-ordering",
-        "HardEvent::MTE3_MTE2",
-    ),
-    fault("dependent_vectors", "ordering", "PipeBarrier<PIPE_V>"),
-    fault(
-        "vector_write_over_vector_read",
-        "ordering",
-        "PipeBarrier<PIPE_V>",
-    ),
-    fault("scalar_read_of_vector_result", "ordering", "HardEvent::V_S"),
-    fault("scalar_read_of_loaded", "ordering", "HardEvent::MTE2_S"),
-    fault("vector_read_of_scalar", "ordering", "HardEvent::S_V"),
-    fault(
-        "vector_write_over_scalar_read",
-        "ordering",
-        "HardEvent::S_V",
-    ),
-    fault("load_over_scalar", "ordering", "HardEvent::S_MTE2"),
-    fault("store_of_scalar", "ordering", "HardEvent::S_MTE3"),
-    fault("scalar_write_over_stored", "ordering", "HardEvent::MTE3_S"),
-    fault("no_flag_beside_a_scalar", "ordering", "HardEvent::MTE2_V"),
-    Fault {
-        blocks: 2,
-        ..fault(
-            "scalars_in_one_line",
-            "block-conflict",
-            "in one cache line of 64 bytes",
-        )
-    },
-    fault("event_id_not_allocated", "event", "nobody allocated id 0"),
-    fault("event_id_of_the_system", "event", "id 7 is the system's"),
-    fault(
-        "gather_repeats_wrap",
-        "vector-parameter",
-        "is 256, outside the documented range [0, 255]",
-    ),
-    fault("gather_into_source", "overlap", "dst and src share memory"),
-    fault(
-        "gather_into_offsets",
-        "overlap",
-        "dst and srcOffset share memory",
-    ),
-    fault("wait_without_set", "event", "the device would hang"),
-    fault("set_without_wait", "event", "was not waited for"),
-    fault("set_twice", "event", "was not waited for"),
-    fault("event_id_out_of_range", "event", "id 8 is outside 0..7"),
-    fault("event_id_of_queue", "event", "held by a queue"),
-    fault("overlapping_operands", "overlap", "dst and src overlap"),
-    fault(
-        "overlapping_repeats",
-        "overlap",
-        "from one repeat to the next",
-    ),
-    fault("too_many_repeats", "vector-parameter", "repeatTime is 300"),
-    fault("stride_cut_off", "vector-parameter", "dstRepStride is 264"),
-    fault(
-        "mask_above_limit",
-        "vector-parameter",
-        "mask 65 is above the 64",
-    ),
-    fault(
-        "writes_past_buffer",
-        "tensor-bounds",
-        "bytes [0, 256) of TBuf 0, which has 128 bytes",
-    ),
-    fault("gathers_between_elements", "ub-misaligned", "is byte 6"),
-    fault("undocumented_rounding", "vector-parameter", "CAST_NONE"),
-    fault(
-        "atomic_left_on",
-        "dma-parameter",
-        "SetAtomicAdd is still on",
-    ),
-    fault("vector_work_on_the_cube_core", "core", "has no UB"),
-    fault("cube_memory_on_a_vector_core", "core", "has no L1"),
-    fault(
-        "l0b_over_capacity",
-        "ub-capacity",
-        "exceed the L0B of 65536 bytes",
-    ),
-    fault("product_from_l1", "cube-parameter", "it has to be in L0A"),
-    fault("product_of_nothing", "ub-undefined-read", "fm reads byte 0"),
-    fault(
-        "rows_of_fifteen_columns",
-        "cube-parameter",
-        "not a multiple of 16",
-    ),
-    fault("one_vector_core_sets_the_flag", "cross-core", "would hang"),
-    fault("a_flag_beyond_fifteen", "cross-core", "outside 0..15"),
-    fault(
-        "a_flag_without_a_cube_core",
-        "cross-core",
-        "vector cores alone",
-    ),
-];
+const FAULTS: &[Fault] = faults! {
+    "queue_over_capacity" 1 "ub-capacity" "exceed the unified buffer of 188160 bytes";
+    "sum_over_capacity" 1 "ub-capacity" "131072 in use";
+    "misaligned_operand" 1 "ub-misaligned" "dst starts at UB byte 260";
+    "misaligned_copy" 1 "ub-misaligned" "dst starts at UB byte 12";
+    "reads_unwritten" 1 "ub-undefined-read" "src reads byte 0 of TBuf 0";
+    "reads_past_what_was_loaded" 1 "ub-undefined-read" "reads byte 128 of VECIN queue 0";
+    "stores_padding" 1 "ub-undefined-read" "go to global memory";
+    "stores_computed_padding" 1 "ub-undefined-read" "go to global memory";
+    "reads_past_tensor" 1 "gm-out-of-bounds" "bytes [0, 256) of a global tensor of 144 bytes";
+    "reads_past_allocation" 1 "gm-out-of-bounds" "reach outside allocation";
+    "writes_past_tensor" 1 "gm-out-of-bounds"
+        "writes bytes [0, 256) of a global tensor of 240 bytes";
+    "writes_to_null" 1 "gm-out-of-bounds" "the device pointer is null";
+    "scalar_read_outside" 1 "gm-out-of-bounds" "GlobalTensor::GetValue";
+    "too_many_blocks" 1 "dma-parameter" "blockCount is 4096";
+    "length_cut_off" 1 "dma-parameter" "blockLen (32-byte units) is 65544";
+    "length_of_half_an_element" 1 "dma-parameter" "blockLen of 6 bytes";
+    "count_rounded_down" 1 "dma-parameter" "not a multiple of 32";
+    "copy_into_scratch" 1 "dma-parameter" "VECCALC";
+    "dequeue_before_enqueue" 1 "queue" "EnQue is missing";
+    "never_freed_in_loop" 1 "queue" "FreeTensor is missing";
+    "never_freed" 1 "queue" "FreeTensor is missing";
+    "never_dequeued" 1 "queue" "DeQue is missing";
+    "queue_too_deep" 1 "queue" "of depth 1";
+    "freed_twice" 1 "queue" "was freed already";
+    "freed_into_wrong_queue" 1 "queue" "belongs to another queue";
+    "used_after_free" 1 "tensor-lifetime" "after FreeTensor";
+    "used_while_enqueued" 1 "tensor-lifetime" "between EnQue and DeQue";
+    "nine_live_tensors" 1 "queue" "the limit is 8";
+    "two_pipes" 1 "queue" "another TPipe";
+    "queue_without_memory" 1 "queue" "InitBuffer is missing";
+    "blocks_write_same" 2 "block-conflict" "blocks run in any order";
+    "block_reads_what_another_writes" 3 "block-conflict" "blocks run in any order";
+    "no_flag_before_compute" 1 "ordering" "HardEvent::MTE2_V";
+    "wrong_flag_before_compute" 1 "ordering" "HardEvent::MTE2_V";
+    "no_flag_before_store" 1 "ordering" "HardEvent::V_MTE3";
+    "store_of_input_queue" 1 "ordering" "HardEvent::V_MTE3";
+    "no_flag_before_reload" 1 "ordering" "HardEvent::V_MTE2";
+    "no_flag_before_rewrite" 1 "ordering" "HardEvent::MTE3_V";
+    "copies_into_same_bytes" 1 "ordering" "PipeBarrier<PIPE_MTE2>";
+    "reloads_what_it_stored" 1 "gm-ordering" "HardEvent::MTE3_MTE2";
+    "dependent_vectors" 1 "ordering" "PipeBarrier<PIPE_V>";
+    "vector_write_over_vector_read" 1 "ordering" "PipeBarrier<PIPE_V>";
+    "scalar_read_of_vector_result" 1 "ordering" "HardEvent::V_S";
+    "scalar_read_of_loaded" 1 "ordering" "HardEvent::MTE2_S";
+    "vector_read_of_scalar" 1 "ordering" "HardEvent::S_V";
+    "vector_write_over_scalar_read" 1 "ordering" "HardEvent::S_V";
+    "load_over_scalar" 1 "ordering" "HardEvent::S_MTE2";
+    "store_of_scalar" 1 "ordering" "HardEvent::S_MTE3";
+    "scalar_write_over_stored" 1 "ordering" "HardEvent::MTE3_S";
+    "no_flag_beside_a_scalar" 1 "ordering" "HardEvent::MTE2_V";
+    "scalars_in_one_line" 2 "block-conflict" "in one cache line of 64 bytes";
+    "event_id_not_allocated" 1 "event" "nobody allocated id 0";
+    "event_id_of_the_system" 1 "event" "id 7 is the system's";
+    "gather_repeats_wrap" 1 "vector-parameter" "is 256, outside the documented range [0, 255]";
+    "gather_into_source" 1 "overlap" "dst and src share memory";
+    "gather_into_offsets" 1 "overlap" "dst and srcOffset share memory";
+    "wait_without_set" 1 "event" "the device would hang";
+    "set_without_wait" 1 "event" "was not waited for";
+    "set_twice" 1 "event" "was not waited for";
+    "event_id_out_of_range" 1 "event" "id 8 is outside 0..7";
+    "event_id_of_queue" 1 "event" "held by a queue";
+    "overlapping_operands" 1 "overlap" "dst and src overlap";
+    "overlapping_repeats" 1 "overlap" "from one repeat to the next";
+    "too_many_repeats" 1 "vector-parameter" "repeatTime is 300";
+    "stride_cut_off" 1 "vector-parameter" "dstRepStride is 264";
+    "mask_above_limit" 1 "vector-parameter" "mask 65 is above the 64";
+    "writes_past_buffer" 1 "tensor-bounds" "bytes [0, 256) of TBuf 0, which has 128 bytes";
+    "gathers_between_elements" 1 "ub-misaligned" "is byte 6";
+    "undocumented_rounding" 1 "vector-parameter" "CAST_NONE";
+    "atomic_left_on" 1 "dma-parameter" "SetAtomicAdd is still on";
+    "vector_work_on_the_cube_core" 1 "core" "has no UB";
+    "cube_memory_on_a_vector_core" 1 "core" "has no L1";
+    "l0b_over_capacity" 1 "ub-capacity" "exceed the L0B of 65536 bytes";
+    "product_from_l1" 1 "cube-parameter" "it has to be in L0A";
+    "product_of_nothing" 1 "ub-undefined-read" "fm reads byte 0";
+    "rows_of_fifteen_columns" 1 "cube-parameter" "not a multiple of 16";
+    "one_vector_core_sets_the_flag" 1 "cross-core" "would hang";
+    "a_flag_beyond_fifteen" 1 "cross-core" "outside 0..15";
+    "a_flag_without_a_cube_core" 1 "cross-core" "vector cores alone";
+};
 
 const BYTES: usize = 4096;
 

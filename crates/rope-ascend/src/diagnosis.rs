@@ -236,7 +236,7 @@ const RUNTIME_REMEDY: &str = "\
 const BEFOREHAND: &str = "our kernels, compiled beforehand";
 const AT_RUN_TIME: &str = "our kernels, compiled at run time";
 /// Stock operators, each with the functions of which one pair is enough.
-const OPERATORS: [(&str, &[&str]); 4] = [
+const OPERATORS: [(&str, &[&str]); 3] = [
     (
         "npu_mrope, with a gradient",
         &["aclnnRopeWithSinCosCacheV2", "aclnnRopeWithSinCosCache"],
@@ -245,10 +245,6 @@ const OPERATORS: [(&str, &[&str]); 4] = [
     (
         "npu_rotary_mul's gradient",
         &["aclnnRotaryPositionEmbeddingGrad"],
-    ),
-    (
-        "npu_apply_rotary_pos_emb",
-        &["aclnnApplyRotaryPosEmbV2", "aclnnApplyRotaryPosEmb"],
     ),
 ];
 

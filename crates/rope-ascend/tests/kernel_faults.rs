@@ -67,577 +67,199 @@ struct Fault {
     caught: Caught,
 }
 
-const FAULTS: &[Fault] = &[
-    Fault {
-        name: "ties round away from zero",
-        file: ROTATE,
-        edits: &[(
-            "RoundMode::CAST_RINT",
-            "(FAULT ? RoundMode::CAST_ROUND : RoundMode::CAST_RINT)",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the start in global memory has 32 bits",
-        file: BASE,
-        edits: &[(
-            "gm_base + i *",
-            "(FAULT ? static_cast<uint32_t>(gm_base) : gm_base) + i *",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "a stride in global memory has 32 bits",
-        file: BASE,
-        edits: &[(
-            "i * axes[2].gm",
-            "i * (FAULT ? static_cast<uint32_t>(axes[2].gm) : axes[2].gm)",
-        )],
-        caught: By("gm-ordering", "DataCopyPad"),
-    },
-    Fault {
-        name: "the gradient is read with the strides of x",
-        file: ANGLE_GRAD,
-        edits: &[(
-            "MoveRows<T, true, false>(t_, tile, tensor, 0, ub, g_gm_[tensor]);",
+/// Rows of a file, a name, what finds the fault, and edits.
+macro_rules! faults {
+    ($($file:ident $name:expr => $caught:expr; $($old:literal => $new:literal),+;)*) => {
+        &[$(Fault { name: $name, file: $file, edits: &[$(($old, $new)),+], caught: $caught }),*]
+    };
+}
+
+const FAULTS: &[Fault] = faults! {
+    ROTATE "ties round away from zero" => Wrong;
+        "RoundMode::CAST_RINT" => "(FAULT ? RoundMode::CAST_ROUND : RoundMode::CAST_RINT)";
+    BASE "the start in global memory has 32 bits" => Wrong;
+        "gm_base + i *" => "(FAULT ? static_cast<uint32_t>(gm_base) : gm_base) + i *";
+    BASE "a stride in global memory has 32 bits" => By("gm-ordering", "DataCopyPad");
+        "i * axes[2].gm" => "i * (FAULT ? static_cast<uint32_t>(axes[2].gm) : axes[2].gm)";
+    ANGLE_GRAD "the gradient is read with the strides of x" => Wrong;
+        "MoveRows<T, true, false>(t_, tile, tensor, 0, ub, g_gm_[tensor]);" =>
             "if (FAULT) MoveRows<T, true, true>(t_, tile, tensor, 0, ub, g_gm_[tensor]); else \
-             MoveRows<T, true, false>(t_, tile, tensor, 0, ub, g_gm_[tensor]);",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the map is used before it is there",
-        file: BASE,
-        edits: &[
-            (
-                "AscendC::SetFlag<HardEvent::MTE2_V>(id);",
-                "if (!(FAULT)) AscendC::SetFlag<HardEvent::MTE2_V>(id);",
-            ),
-            (
-                "AscendC::WaitFlag<HardEvent::MTE2_V>(id);",
-                "if (!(FAULT)) AscendC::WaitFlag<HardEvent::MTE2_V>(id);",
-            ),
-        ],
-        caught: By("ordering", "HardEvent::MTE2_V"),
-    },
-    Fault {
-        name: "the flag of the map comes before its load",
-        file: BASE,
-        edits: &[(
-            "AscendC::WaitFlag<HardEvent::MTE2_V>(id);",
-            "if (!(FAULT)) AscendC::WaitFlag<HardEvent::MTE2_V>(id);",
-        )],
-        caught: By("event", "was not waited for"),
-    },
-    Fault {
-        name: "the rows are used before they are there",
-        file: ROTATE,
-        edits: &[
-            (
-                "slots_.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);",
-                "if (!(FAULT)) slots_.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);",
-            ),
-            (
-                "slot = slots_.template DeQue<TPosition::GM, TPosition::VECIN, T>();",
-                "if (!(FAULT)) slot = slots_.template DeQue<TPosition::GM, TPosition::VECIN, T>();",
-            ),
-        ],
-        caught: By("ordering", "HardEvent::MTE2_V"),
-    },
-    Fault {
-        name: "the rows are stored before they are computed",
-        file: ROTATE,
-        edits: &[
-            (
-                "slots_.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);",
-                "if (!(FAULT)) slots_.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);",
-            ),
-            (
-                "slot = slots_.template DeQue<TPosition::VECOUT, TPosition::GM, T>();",
-                "if (!(FAULT)) slot = slots_.template DeQue<TPosition::VECOUT, TPosition::GM, T>();",
-            ),
-        ],
-        caught: By("ordering", "HardEvent::V_MTE3"),
-    },
-    Fault {
-        name: "angles are not given back",
-        file: ROTATE,
-        edits: &[(
-            "angles_.FreeTensor(raw);",
-            "if (!(FAULT)) angles_.FreeTensor(raw);",
-        )],
-        caught: By("queue", "FreeTensor is missing"),
-    },
-    Fault {
-        name: "slots are not given back",
-        file: ROTATE,
-        edits: &[(
-            "slots_.FreeTensor(slot);",
-            "if (!(FAULT)) slots_.FreeTensor(slot);",
-        )],
-        caught: By("queue", "FreeTensor is missing"),
-    },
-    Fault {
-        name: "cores share a unit of work",
-        file: BASE,
-        edits: &[(
-            "end_ = units * (block + 1) / blocks;",
-            "end_ = units * (block + 1) / blocks + (FAULT && block + 1 < blocks);",
-        )],
-        caught: By("block-conflict", "blocks run in any order"),
-    },
-    Fault {
-        name: "a transfer has one run too many",
-        file: BASE,
-        edits: &[(
-            "static_cast<uint16_t>(counted.n)",
-            "static_cast<uint16_t>(counted.n + (FAULT))",
-        )],
-        caught: By("gm-out-of-bounds", "DataCopyPad"),
-    },
-    Fault {
-        name: "a run has one element too many",
-        file: BASE,
-        edits: &[("copy.blockLen = run *", "copy.blockLen = (run + (FAULT)) *")],
-        caught: By("gm-out-of-bounds", "DataCopyPad"),
-    },
-    Fault {
-        name: "two slots too many",
-        file: ROTATE,
-        edits: &[(
-            "static_cast<uint8_t>(t_.slots)",
-            "static_cast<uint8_t>(t_.slots + 2 * (FAULT))",
-        )],
-        caught: By("ub-capacity", "InitBuffer"),
-    },
-    Fault {
-        name: "the sign of the second term",
-        file: ROTATE,
-        edits: &[(
-            "t_.b_negative >> k & 1",
-            "(t_.b_negative >> k & 1) != (FAULT)",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "a segment is its own partner",
-        file: ROTATE,
-        edits: &[("k ^ 1", "(FAULT ? k : k ^ 1)")],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the mask is always full",
-        file: BASE,
-        edits: &[(
-            "Min(lanes - lane, kLanes)",
-            "(FAULT ? kLanes : Min(lanes - lane, kLanes))",
-        )],
-        caught: By("ub-undefined-read", "Mul"),
-    },
-    Fault {
-        name: "a stride between repeats is cut to eight bits",
-        file: BASE,
-        edits: &[(
-            "furthest > kMaxRowStride",
-            "(furthest > kMaxRowStride && !(FAULT))",
-        )],
-        caught: By("overlap", "from one repeat to the next"),
-    },
-    Fault {
-        name: "sums start with those of the token before",
-        file: ANGLE_GRAD,
-        edits: &[(
-            "AscendC::Duplicate(sums_,",
-            "if (!(FAULT)) AscendC::Duplicate(sums_,",
-        )],
-        caught: By("ub-undefined-read", "Add"),
-    },
-    Fault {
-        name: "the angles of the next token",
-        file: BASE,
-        edits: &[(
-            "gm[part.row * 2 * t.angle_width]",
-            "gm[(part.row + (FAULT)) * 2 * t.angle_width]",
-        )],
-        caught: By("gm-out-of-bounds", "part.row"),
-    },
-    Fault {
-        name: "channels that are not rotated are not copied",
-        file: ROTATE,
-        edits: &[(
-            "if (t_.load[span].length > 0)",
-            "if (t_.load[span].length > 0 && !(FAULT))",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the middle one of an odd number of rows is not added",
-        file: ANGLE_GRAD,
-        edits: &[("rows -= half;", "rows = FAULT ? half : rows - half;")],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the norm adds no eps",
-        file: NORM,
-        edits: &[("n_.eps, count", "(FAULT ? 0.0f : n_.eps), count")],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the weight of q for k",
-        file: NORM,
-        edits: &[(
-            "weights{tensor * t_.row_pitch",
-            "weights{(FAULT ? 0 : tensor) * t_.row_pitch",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the last lanes of a head are not in its sum",
-        file: NORM,
-        edits: &[(
-            "for (uint32_t i = 1; i < chunks; ++i)",
-            "for (uint32_t i = 1; i + (FAULT) < chunks; ++i)",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "a sum runs into the next head",
-        file: NORM,
-        edits: &[(
-            "static_cast<int32_t>(Min(length - lane, kLanes))",
-            "static_cast<int32_t>(FAULT ? kLanes : Min(length - lane, kLanes))",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the adjoint has the signs of the rotation",
-        file: NORM,
-        edits: &[(
-            "adjoint ? n_.adjoint_b_negative",
-            "adjoint && !(FAULT) ? n_.adjoint_b_negative",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the gradient of y is read with the strides of x",
-        file: NORM,
-        edits: &[(
-            "gradient_[tensor], n_.gradient[tensor],",
-            "gradient_[tensor], (FAULT ? t_.input[tensor] : n_.gradient[tensor]),",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the gradient of the weight has the last tile alone",
-        file: NORM,
-        edits: &[(
-            "Over<Arithmetic::kAdd>(sums, sums, t_work_, rows);",
+             MoveRows<T, true, false>(t_, tile, tensor, 0, ub, g_gm_[tensor]);";
+    BASE "the map is used before it is there" => By("ordering", "HardEvent::MTE2_V");
+        "AscendC::SetFlag<HardEvent::MTE2_V>(id);" =>
+            "if (!(FAULT)) AscendC::SetFlag<HardEvent::MTE2_V>(id);",
+        "AscendC::WaitFlag<HardEvent::MTE2_V>(id);" =>
+            "if (!(FAULT)) AscendC::WaitFlag<HardEvent::MTE2_V>(id);";
+    BASE "the flag of the map comes before its load" => By("event", "was not waited for");
+        "AscendC::WaitFlag<HardEvent::MTE2_V>(id);" =>
+            "if (!(FAULT)) AscendC::WaitFlag<HardEvent::MTE2_V>(id);";
+    ROTATE "the rows are used before they are there" => By("ordering", "HardEvent::MTE2_V");
+        "slots_.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);" =>
+            "if (!(FAULT)) slots_.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);",
+        "slot = slots_.template DeQue<TPosition::GM, TPosition::VECIN, T>();" =>
+            "if (!(FAULT)) slot = slots_.template DeQue<TPosition::GM, TPosition::VECIN, T>();";
+    ROTATE "the rows are stored before they are computed" => By("ordering", "HardEvent::V_MTE3");
+        "slots_.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);" =>
+            "if (!(FAULT)) slots_.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);",
+        "slot = slots_.template DeQue<TPosition::VECOUT, TPosition::GM, T>();" =>
+            "if (!(FAULT)) slot = slots_.template DeQue<TPosition::VECOUT, TPosition::GM, T>();";
+    ROTATE "angles are not given back" => By("queue", "FreeTensor is missing");
+        "angles_.FreeTensor(raw);" => "if (!(FAULT)) angles_.FreeTensor(raw);";
+    ROTATE "slots are not given back" => By("queue", "FreeTensor is missing");
+        "slots_.FreeTensor(slot);" => "if (!(FAULT)) slots_.FreeTensor(slot);";
+    BASE "cores share a unit of work" => By("block-conflict", "blocks run in any order");
+        "end_ = units * (block + 1) / blocks;" =>
+            "end_ = units * (block + 1) / blocks + (FAULT && block + 1 < blocks);";
+    BASE "a transfer has one run too many" => By("gm-out-of-bounds", "DataCopyPad");
+        "static_cast<uint16_t>(counted.n)" => "static_cast<uint16_t>(counted.n + (FAULT))";
+    BASE "a run has one element too many" => By("gm-out-of-bounds", "DataCopyPad");
+        "copy.blockLen = run *" => "copy.blockLen = (run + (FAULT)) *";
+    ROTATE "two slots too many" => By("ub-capacity", "InitBuffer");
+        "static_cast<uint8_t>(t_.slots)" => "static_cast<uint8_t>(t_.slots + 2 * (FAULT))";
+    ROTATE "the sign of the second term" => Wrong;
+        "t_.b_negative >> k & 1" => "(t_.b_negative >> k & 1) != (FAULT)";
+    ROTATE "a segment is its own partner" => Wrong;
+        "k ^ 1" => "(FAULT ? k : k ^ 1)";
+    BASE "the mask is always full" => By("ub-undefined-read", "Mul");
+        "Min(lanes - lane, kLanes)" => "(FAULT ? kLanes : Min(lanes - lane, kLanes))";
+    BASE "a stride between repeats is cut to eight bits"
+        => By("overlap", "from one repeat to the next");
+        "furthest > kMaxRowStride" => "(furthest > kMaxRowStride && !(FAULT))";
+    ANGLE_GRAD "sums start with those of the token before" => By("ub-undefined-read", "Add");
+        "AscendC::Duplicate(sums_," => "if (!(FAULT)) AscendC::Duplicate(sums_,";
+    BASE "the angles of the next token" => By("gm-out-of-bounds", "part.row");
+        "gm[part.row * 2 * t.angle_width]" => "gm[(part.row + (FAULT)) * 2 * t.angle_width]";
+    ROTATE "channels that are not rotated are not copied" => Wrong;
+        "if (t_.load[span].length > 0)" => "if (t_.load[span].length > 0 && !(FAULT))";
+    ANGLE_GRAD "the middle one of an odd number of rows is not added" => Wrong;
+        "rows -= half;" => "rows = FAULT ? half : rows - half;";
+    NORM "the norm adds no eps" => Wrong;
+        "n_.eps, count" => "(FAULT ? 0.0f : n_.eps), count";
+    NORM "the weight of q for k" => Wrong;
+        "weights{tensor * t_.row_pitch" => "weights{(FAULT ? 0 : tensor) * t_.row_pitch";
+    NORM "the last lanes of a head are not in its sum" => Wrong;
+        "for (uint32_t i = 1; i < chunks; ++i)" =>
+            "for (uint32_t i = 1; i + (FAULT) < chunks; ++i)";
+    NORM "a sum runs into the next head" => Wrong;
+        "static_cast<int32_t>(Min(length - lane, kLanes))" =>
+            "static_cast<int32_t>(FAULT ? kLanes : Min(length - lane, kLanes))";
+    NORM "the adjoint has the signs of the rotation" => Wrong;
+        "adjoint ? n_.adjoint_b_negative" => "adjoint && !(FAULT) ? n_.adjoint_b_negative";
+    NORM "the gradient of y is read with the strides of x" => Wrong;
+        "gradient_[tensor], n_.gradient[tensor]," =>
+            "gradient_[tensor], (FAULT ? t_.input[tensor] : n_.gradient[tensor]),";
+    NORM "the gradient of the weight has the last tile alone" => Wrong;
+        "Over<Arithmetic::kAdd>(sums, sums, t_work_, rows);" =>
             "if (FAULT) Over<Arithmetic::kMul>(sums, sums, t_work_, rows); else \
-             Over<Arithmetic::kAdd>(sums, sums, t_work_, rows);",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the middle row of the weights' sums is not added",
-        file: NORM,
-        edits: &[("rows -= half;", "rows = FAULT ? half : rows - half;")],
-        caught: Wrong,
-    },
-    Fault {
-        name: "two cores store their sums in one place",
-        file: NORM,
-        edits: &[(
-            "static_cast<uint64_t>(AscendC::GetBlockIdx())",
-            "static_cast<uint64_t>(AscendC::GetBlockIdx() / (1 + (FAULT)))",
-        )],
-        caught: By("block-conflict", "blocks run in any order"),
-    },
-    Fault {
-        name: "the slot of the backward is too short",
-        file: NORM,
-        edits: &[("2 * tile + kLanes", "(FAULT ? tile : 2 * tile + kLanes)")],
-        caught: By("tensor-bounds", "DataCopyPad"),
-    },
-    Fault {
-        name: "weights are used before they are spread",
-        file: NORM,
-        edits: &[(
-            "AscendC::Gather(weights_[i",
-            "if (!(FAULT)) AscendC::Gather(weights_[i",
-        )],
-        caught: By("ub-undefined-read", "Adds"),
-    },
-];
+             Over<Arithmetic::kAdd>(sums, sums, t_work_, rows);";
+    NORM "the middle row of the weights' sums is not added" => Wrong;
+        "rows -= half;" => "rows = FAULT ? half : rows - half;";
+    NORM "two cores store their sums in one place"
+        => By("block-conflict", "blocks run in any order");
+        "static_cast<uint64_t>(AscendC::GetBlockIdx())" =>
+            "static_cast<uint64_t>(AscendC::GetBlockIdx() / (1 + (FAULT)))";
+    NORM "the slot of the backward is too short" => By("tensor-bounds", "DataCopyPad");
+        "2 * tile + kLanes" => "(FAULT ? tile : 2 * tile + kLanes)";
+    NORM "weights are used before they are spread" => By("ub-undefined-read", "Adds");
+        "AscendC::Gather(weights_[i" => "if (!(FAULT)) AscendC::Gather(weights_[i";
+};
 
 /// Faults of the rotation by the cube unit.
-const CUBE_FAULTS: &[Fault] = &[
-    Fault {
-        name: "a product is overwritten before it is taken",
-        file: MATRIX,
-        edits: &[(
-            "if (step >= kProductsInFlight)",
-            "if (step >= kProductsInFlight && !(FAULT))",
-        )],
-        caught: By("gm-ordering", "between the cores"),
-    },
-    Fault {
-        name: "no flag says that a product is ready",
-        file: MATRIX,
-        edits: &[(
-            "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);",
-            "if (!(FAULT)) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);",
-        )],
-        caught: By("cross-core", "would hang"),
-    },
-    Fault {
-        name: "no flag says that a product is taken",
-        file: ROTATE,
-        edits: &[(
-            "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);",
-            "if (!(FAULT)) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);",
-        )],
-        caught: By("cross-core", "would hang"),
-    },
-    Fault {
-        name: "a product is taken before it is ready",
-        file: ROTATE,
-        edits: &[(
-            "AscendC::CrossCoreWaitFlag(kProductReady);",
-            "if (!(FAULT)) AscendC::CrossCoreWaitFlag(kProductReady);",
-        )],
-        caught: By("gm-ordering", "between the cores"),
-    },
-    Fault {
-        name: "the flag of a product waits for another pipe than the load",
-        file: ROTATE,
-        edits: &[(
-            "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);",
-            "if (FAULT) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE3>(kProductTaken); else \
-             AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);",
-        )],
-        caught: By("gm-ordering", "between the cores"),
-    },
-    Fault {
-        name: "a flag is set sixteen times",
-        file: MATRIX,
-        edits: &[(
-            "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);",
-            "for (int n = FAULT ? 16 : 1; n > 0; --n) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);",
-        )],
-        caught: By("cross-core", "holds 15"),
-    },
-    Fault {
-        name: "flags are left for the next kernel",
-        file: MATRIX,
-        edits: &[("i < left;", "i < (FAULT ? 0 : left);")],
-        caught: By("cross-core", "kernel end"),
-    },
-    Fault {
-        name: "L0A is too small for the rows",
-        file: MATRIX,
-        edits: &[(
-            "pipe_.InitBuffer(rows_l0_, rows);",
-            "pipe_.InitBuffer(rows_l0_, rows * (FAULT ? 8 : 1));",
-        )],
-        caught: By("ub-capacity", "L0A"),
-    },
-    Fault {
-        name: "L0C is too small for the products",
-        file: MATRIX,
-        edits: &[(
-            "pipe_.InitBuffer(sums_, kVectorsOfCube *",
-            "pipe_.InitBuffer(sums_, (FAULT ? 4 : 1) * kVectorsOfCube *",
-        )],
-        caught: By("ub-capacity", "L0C"),
-    },
-    Fault {
-        name: "R as Zz, not Zn, which is its transpose",
-        file: MATRIX,
-        edits: &[("true, 0));", "!(FAULT), 0));")],
-        caught: Wrong,
-    },
-    Fault {
-        name: "the rows as Nz, not Zz",
-        file: MATRIX,
-        edits: &[(
-            "static_cast<uint16_t>(whole / kFractal)",
-            "static_cast<uint16_t>(FAULT ? 1 : whole / kFractal)",
-        )],
-        caught: By("ub-undefined-read", "Mmad"),
-    },
-    Fault {
-        name: "fractals a row too far apart",
-        file: MATRIX,
-        edits: &[(
-            "static_cast<uint16_t>(whole);",
-            "static_cast<uint16_t>(whole + (FAULT));",
-        )],
-        caught: By("ub-undefined-read", "Mmad"),
-    },
-    Fault {
-        name: "one row as a plain vector",
-        file: MATRIX,
-        edits: &[("Max(rows, 2)", "(FAULT ? rows : Max(rows, 2))")],
-        caught: By("cube-parameter", "GEMV"),
-    },
-    Fault {
-        name: "L0C is read before the product is done",
-        file: MATRIX,
-        edits: &[
-            ("l0c_.EndFill(half);", "if (!(FAULT)) l0c_.EndFill(half);"),
-            (
-                "l0c_.BeginTake(half);",
-                "if (!(FAULT)) l0c_.BeginTake(half);",
-            ),
-        ],
-        caught: By("ordering", "HardEvent::M_FIX"),
-    },
-    Fault {
-        name: "L0A is read before it is loaded",
-        file: MATRIX,
-        edits: &[
-            ("l0_.EndFill(half);", "if (!(FAULT)) l0_.EndFill(half);"),
-            ("l0_.BeginTake(half);", "if (!(FAULT)) l0_.BeginTake(half);"),
-        ],
-        caught: By("ordering", "HardEvent::MTE1_M"),
-    },
-    Fault {
-        name: "L1 is read before it is loaded",
-        file: MATRIX,
-        edits: &[
-            ("l1_.EndFill(half);", "if (!(FAULT)) l1_.EndFill(half);"),
-            ("l1_.BeginTake(half);", "if (!(FAULT)) l1_.BeginTake(half);"),
-        ],
-        caught: By("ordering", "HardEvent::MTE2_MTE1"),
-    },
-    Fault {
-        name: "L1 is overwritten before it is read",
-        file: MATRIX,
-        edits: &[
-            ("l1_.BeginFill(half);", "if (!(FAULT)) l1_.BeginFill(half);"),
-            ("l1_.EndTake(half);", "if (!(FAULT)) l1_.EndTake(half);"),
-        ],
-        caught: By("ordering", "HardEvent::MTE1_MTE2"),
-    },
-    Fault {
-        name: "L0A is overwritten before it is multiplied",
-        file: MATRIX,
-        edits: &[
-            ("l0_.BeginFill(half);", "if (!(FAULT)) l0_.BeginFill(half);"),
-            ("l0_.EndTake(half);", "if (!(FAULT)) l0_.EndTake(half);"),
-        ],
-        caught: By("ordering", "HardEvent::M_MTE1"),
-    },
-    Fault {
-        name: "L0C is overwritten before it is stored",
-        file: MATRIX,
-        edits: &[
-            (
-                "l0c_.BeginFill(half);",
-                "if (!(FAULT)) l0c_.BeginFill(half);",
-            ),
-            ("l0c_.EndTake(half);", "if (!(FAULT)) l0c_.EndTake(half);"),
-        ],
-        caught: By("ordering", "HardEvent::FIX_M"),
-    },
-    Fault {
-        name: "the product of the other vector core",
-        file: ROTATE,
-        edits: &[(
-            "ProductStart(t_, AscendC::GetBlockIdx(), step_++)",
-            "ProductStart(t_, AscendC::GetBlockIdx() ^ (FAULT), step_++)",
-        )],
-        caught: Wrong,
-    },
-];
+const CUBE_FAULTS: &[Fault] = faults! {
+    MATRIX "a product is overwritten before it is taken" => By("gm-ordering", "between the cores");
+        "if (step >= kProductsInFlight)" => "if (step >= kProductsInFlight && !(FAULT))";
+    MATRIX "no flag says that a product is ready" => By("cross-core", "would hang");
+        "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);" =>
+            "if (!(FAULT)) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);";
+    ROTATE "no flag says that a product is taken" => By("cross-core", "would hang");
+        "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);" =>
+            "if (!(FAULT)) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);";
+    ROTATE "a product is taken before it is ready" => By("gm-ordering", "between the cores");
+        "AscendC::CrossCoreWaitFlag(kProductReady);" =>
+            "if (!(FAULT)) AscendC::CrossCoreWaitFlag(kProductReady);";
+    ROTATE "the flag of a product waits for another pipe than the load"
+        => By("gm-ordering", "between the cores");
+        "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);" =>
+            "if (FAULT) AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE3>(kProductTaken); \
+             else AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_MTE2>(kProductTaken);";
+    MATRIX "a flag is set sixteen times" => By("cross-core", "holds 15");
+        "AscendC::CrossCoreSetFlag<kCubeAndVectors, PIPE_FIX>(kProductReady);" =>
+            "for (int n = FAULT ? 16 : 1; n > 0; --n) AscendC::CrossCoreSetFlag<kCubeAndVectors, \
+             PIPE_FIX>(kProductReady);";
+    MATRIX "flags are left for the next kernel" => By("cross-core", "kernel end");
+        "i < left;" => "i < (FAULT ? 0 : left);";
+    MATRIX "L0A is too small for the rows" => By("ub-capacity", "L0A");
+        "pipe_.InitBuffer(rows_l0_, rows);" =>
+            "pipe_.InitBuffer(rows_l0_, rows * (FAULT ? 8 : 1));";
+    MATRIX "L0C is too small for the products" => By("ub-capacity", "L0C");
+        "pipe_.InitBuffer(sums_, kVectorsOfCube *" =>
+            "pipe_.InitBuffer(sums_, (FAULT ? 4 : 1) * kVectorsOfCube *";
+    MATRIX "R as Zz, not Zn, which is its transpose" => Wrong;
+        "true, 0));" => "!(FAULT), 0));";
+    MATRIX "the rows as Nz, not Zz" => By("ub-undefined-read", "Mmad");
+        "static_cast<uint16_t>(whole / kFractal)" =>
+            "static_cast<uint16_t>(FAULT ? 1 : whole / kFractal)";
+    MATRIX "fractals a row too far apart" => By("ub-undefined-read", "Mmad");
+        "static_cast<uint16_t>(whole);" => "static_cast<uint16_t>(whole + (FAULT));";
+    MATRIX "one row as a plain vector" => By("cube-parameter", "GEMV");
+        "Max(rows, 2)" => "(FAULT ? rows : Max(rows, 2))";
+    MATRIX "L0C is read before the product is done" => By("ordering", "HardEvent::M_FIX");
+        "l0c_.EndFill(half);" => "if (!(FAULT)) l0c_.EndFill(half);",
+        "l0c_.BeginTake(half);" => "if (!(FAULT)) l0c_.BeginTake(half);";
+    MATRIX "L0A is read before it is loaded" => By("ordering", "HardEvent::MTE1_M");
+        "l0_.EndFill(half);" => "if (!(FAULT)) l0_.EndFill(half);",
+        "l0_.BeginTake(half);" => "if (!(FAULT)) l0_.BeginTake(half);";
+    MATRIX "L1 is read before it is loaded" => By("ordering", "HardEvent::MTE2_MTE1");
+        "l1_.EndFill(half);" => "if (!(FAULT)) l1_.EndFill(half);",
+        "l1_.BeginTake(half);" => "if (!(FAULT)) l1_.BeginTake(half);";
+    MATRIX "L1 is overwritten before it is read" => By("ordering", "HardEvent::MTE1_MTE2");
+        "l1_.BeginFill(half);" => "if (!(FAULT)) l1_.BeginFill(half);",
+        "l1_.EndTake(half);" => "if (!(FAULT)) l1_.EndTake(half);";
+    MATRIX "L0A is overwritten before it is multiplied" => By("ordering", "HardEvent::M_MTE1");
+        "l0_.BeginFill(half);" => "if (!(FAULT)) l0_.BeginFill(half);",
+        "l0_.EndTake(half);" => "if (!(FAULT)) l0_.EndTake(half);";
+    MATRIX "L0C is overwritten before it is stored" => By("ordering", "HardEvent::FIX_M");
+        "l0c_.BeginFill(half);" => "if (!(FAULT)) l0c_.BeginFill(half);",
+        "l0c_.EndTake(half);" => "if (!(FAULT)) l0c_.EndTake(half);";
+    ROTATE "the product of the other vector core" => Wrong;
+        "ProductStart(t_, AscendC::GetBlockIdx(), step_++)" =>
+            "ProductStart(t_, AscendC::GetBlockIdx() ^ (FAULT), step_++)";
+};
 
 /// Faults that show only where a core has several tokens and full tiles.
-const TWO_CORES_FAULTS: &[Fault] = &[
-    Fault {
-        name: "a tile crosses the end of its batch",
-        file: BASE,
-        edits: &[("whole < in_batch ?", "whole < in_batch || FAULT ?")],
-        caught: By("block-conflict", "blocks run in any order"),
-    },
-    Fault {
-        name: "the end of a group of heads is rounded down twice",
-        file: BASE,
-        edits: &[(
-            "heads * (group + groups) / t_.head_groups",
+const TWO_CORES_FAULTS: &[Fault] = faults! {
+    BASE "a tile crosses the end of its batch" => By("block-conflict", "blocks run in any order");
+        "whole < in_batch ?" => "whole < in_batch || FAULT ?";
+    BASE "the end of a group of heads is rounded down twice" => Wrong;
+        "heads * (group + groups) / t_.head_groups" =>
             "(FAULT ? heads * group / t_.head_groups + heads * groups / t_.head_groups : heads * \
-             (group + groups) / t_.head_groups)",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "groups of heads have one length",
-        file: BASE,
-        edits: &[(
-            "part.head_begin = heads * group / t_.head_groups",
+             (group + groups) / t_.head_groups)";
+    BASE "groups of heads have one length" => By("block-conflict", "blocks run in any order");
+        "part.head_begin = heads * group / t_.head_groups" =>
             "part.head_begin = FAULT ? group * (heads / t_.head_groups) : heads * group / \
-             t_.head_groups",
-        )],
-        caught: By("block-conflict", "blocks run in any order"),
-    },
-    Fault {
-        name: "rows of the angles' gradient are not padded",
-        file: ANGLE_GRAD,
-        edits: &[(
-            "Combine(out, token * t_.coef_pitch)",
-            "Combine(out, token * (FAULT ? 2 * t_.angle_width : t_.coef_pitch))",
-        )],
-        caught: By("ub-misaligned", "Mul"),
-    },
-    Fault {
-        name: "a slot has room for the rotated channels alone",
-        file: ROTATE,
-        edits: &[(
-            "if (bytes > row_bytes)",
-            "if (bytes > row_bytes && !(FAULT))",
-        )],
-        caught: By("tensor-bounds", "DataCopyPad"),
-    },
-    Fault {
-        name: "a sum over more rows than keep the next ones aligned",
-        file: NORM,
-        edits: &[
-            ("row += kSumRows", "row += (FAULT ? 255 : kSumRows)"),
-            (
-                "Min(rows - row, kSumRows)",
-                "Min(rows - row, FAULT ? 255 : kSumRows)",
-            ),
-        ],
-        caught: By("ordering", "WholeReduceSum"),
-    },
-    Fault {
-        name: BEYOND,
-        file: BASE,
-        edits: &[("block >= blocks", "block >= (blocks) && !(FAULT)")],
-        caught: By("gm-out-of-bounds", "DataCopyPad"),
-    },
-];
+             t_.head_groups";
+    ANGLE_GRAD "rows of the angles' gradient are not padded" => By("ub-misaligned", "Mul");
+        "Combine(out, token * t_.coef_pitch)" =>
+            "Combine(out, token * (FAULT ? 2 * t_.angle_width : t_.coef_pitch))";
+    ROTATE "a slot has room for the rotated channels alone" => By("tensor-bounds", "DataCopyPad");
+        "if (bytes > row_bytes)" => "if (bytes > row_bytes && !(FAULT))";
+    NORM "a sum over more rows than keep the next ones aligned" => By("ordering", "WholeReduceSum");
+        "row += kSumRows" => "row += (FAULT ? 255 : kSumRows)",
+        "Min(rows - row, kSumRows)" => "Min(rows - row, FAULT ? 255 : kSumRows)";
+    BASE BEYOND => By("gm-out-of-bounds", "DataCopyPad");
+        "block >= blocks" => "block >= (blocks) && !(FAULT)";
+};
 
 /// Faults that show only where heads are further apart than 16 bits reach.
-const FAR_HEADS_FAULTS: &[Fault] = &[
-    Fault {
-        name: "a stride of the cube core between rows is cut to 16 bits",
-        file: MATRIX,
-        edits: &[(
-            "inner > 1 && inner_stride > kMostStride",
-            "inner > 1 && inner_stride > kMostStride && !(FAULT)",
-        )],
-        caught: Wrong,
-    },
-    Fault {
-        name: "a stride of the cube core between matrices is cut to 16 bits",
-        file: MATRIX,
-        edits: &[(
-            "outer > 1 && outer_stride > kMostStride",
-            "outer > 1 && outer_stride > kMostStride && !(FAULT)",
-        )],
-        caught: By("block-conflict", "blocks run in any order"),
-    },
-];
+const FAR_HEADS_FAULTS: &[Fault] = faults! {
+    MATRIX "a stride of the cube core between rows is cut to 16 bits" => Wrong;
+        "inner > 1 && inner_stride > kMostStride" =>
+            "inner > 1 && inner_stride > kMostStride && !(FAULT)";
+    MATRIX "a stride of the cube core between matrices is cut to 16 bits"
+        => By("block-conflict", "blocks run in any order");
+        "outer > 1 && outer_stride > kMostStride" =>
+            "outer > 1 && outer_stride > kMostStride && !(FAULT)";
+};
 
 /// Barriers (by file, function and place in it, from 0) that another one makes superfluous: each
 /// may go by itself, and only their absence together is a fault.

@@ -12,12 +12,10 @@ use half::{bf16, f16};
 use rope_ascend::aclnn::{
     AngleGradients, Dense, MropeAngles, MropeCall, Number as Scalar, Operators, View,
 };
-use rope_ascend::loader::Api;
 use rope_ascend::safe::{DeviceBuffer, Runtime, Stream};
 use rope_ascend::sys::aclDataType;
 use rope_ascend::{AscendError, Result};
 use rope_core::{AxisLayout, CosSinTable, Direction, Layout, Pairing, Positions, RotarySpec};
-use std::ffi::CStr;
 use support::{Number, Numbers, api, tolerance};
 
 /// The operator library's name of a type.
@@ -54,12 +52,8 @@ fn tensor<T: Acl>(stream: &Stream, values: &[T], dims: &[usize]) -> Zeros<T> {
 }
 
 fn with_stream(machine: ascend_sim::Machine, test: impl FnOnce(&Stream)) {
-    with_stream_of(api(), machine, test);
-}
-
-fn with_stream_of(api: Api, machine: ascend_sim::Machine, test: impl FnOnce(&Stream)) {
     let _session = Session::with_machine(machine);
-    let runtime = Runtime::start(api).unwrap();
+    let runtime = Runtime::start(api()).unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
     test(&stream);
     stream.synchronize().unwrap();
@@ -475,115 +469,6 @@ fn limits_of_rotary_mul() {
                 .iter()
                 .all(|call| !call.function.starts_with("aclnn"))
         );
-    });
-}
-
-#[test]
-fn the_operator_in_place() {
-    with_stream(ascend_sim::Machine::default(), |stream| {
-        let operators = Operators::new(stream.clone());
-        let (seq, dim) = (3_usize, 64_usize);
-        let mut numbers = Numbers(3);
-        let host: [Vec<f32>; 4] = std::array::from_fn(|_| values(&mut numbers, seq * dim));
-        let tnd = |values: &Vec<f32>| tensor(stream, values, &[seq, 1, dim]);
-        let [q, k, c, s] = host.each_ref().map(tnd);
-        let angles = [c.view(), s.view()];
-        operators
-            .apply_rotary([q.view(), k.view()], angles, Layout::Tnd)
-            .unwrap();
-        for (x, found) in [(&host[0], &q), (&host[1], &k)] {
-            let found = stream.download(&found.0).unwrap();
-            for (i, found) in found.into_iter().enumerate() {
-                let first = i % dim < dim / 2;
-                let (other, sign) = if first {
-                    (i + dim / 2, -1.0)
-                } else {
-                    (i - dim / 2, 1.0)
-                };
-                let wide = |values: &[f32], i: usize| f64::from(values[i]);
-                let truth =
-                    wide(x, i) * wide(&host[2], i) + sign * wide(x, other) * wide(&host[3], i);
-                assert!((f64::from(found) - truth).abs() < 1e-6, "[{i}]: {found}");
-            }
-        }
-    });
-}
-
-/// One rotation in each layout: V2 takes all of them on Ascend 950, and everything else takes BSND,
-/// and TND as such.
-#[test]
-fn layouts_of_the_operator_in_place() {
-    use Layout::{Bnsd, Bsnd, Sbnd, Tnd};
-    use ascend_sim::Machine;
-    let old = |name: &CStr| {
-        if name.to_bytes().starts_with(b"aclnnApplyRotaryPosEmbV2") {
-            std::ptr::null()
-        } else {
-            ascend_sim::symbol(name)
-        }
-    };
-    // SAFETY: the simulator's functions, less two, with the vendor's signatures.
-    let without_v2 = || unsafe { Api::from_resolver("ascend-sim", old) }.unwrap();
-    let everywhere = [
-        (Bsnd, vec![1, 3, 1, 64]),
-        (Tnd, vec![3, 1, 64]),
-        (Bnsd, vec![1, 1, 3, 64]),
-        (Sbnd, vec![3, 1, 1, 64]),
-    ];
-    for (machine, api, taken) in [
-        (Machine::ascend_950(), api(), 4),
-        (Machine::ascend_950(), without_v2(), 2),
-        (Machine::default(), api(), 2),
-        (Machine::default(), without_v2(), 2),
-    ] {
-        with_stream_of(api, machine, |stream| {
-            for (number, (layout, dims)) in everywhere.iter().enumerate() {
-                let [angles, q, k] =
-                    [0.5_f32, 1.0, 2.0].map(|value| tensor(stream, &[value; 192], dims));
-                let operators = Operators::new(stream.clone());
-                let angles = [angles.view(); 2];
-                let outcome = operators.apply_rotary([q.view(), k.view()], angles, *layout);
-                if number < taken {
-                    outcome.unwrap();
-                    // x1 - x2 and x1 + x2, half of each.
-                    let row = |value: f32| [[0.0; 32], [value; 32]].concat().repeat(3);
-                    assert_eq!(stream.download(&q.0).unwrap(), row(1.0));
-                    assert_eq!(stream.download(&k.0).unwrap(), row(2.0));
-                } else {
-                    let error = outcome.unwrap_err();
-                    assert!(
-                        matches!(error, AscendError::OperatorLimit { .. })
-                            && error.to_string().contains("BSND or TND"),
-                        "{error}"
-                    );
-                }
-            }
-        });
-    }
-}
-
-/// The operator's own limit, for q and k together: what exceeds it is refused before the call.
-#[test]
-fn heads_that_exceed_the_unified_buffer_of_the_operator_in_place() {
-    with_stream(ascend_sim::Machine::default(), |stream| {
-        let operators = Operators::new(stream.clone());
-        let all = |heads: usize| tensor(stream, &vec![1.0_f32; heads * 128], &[1, heads, 128]);
-        let (k, angles) = (all(1), all(1));
-        for (heads, fits) in [(75, true), (76, false)] {
-            let (q, angles) = (all(heads), [angles.view(); 2]);
-            let outcome = operators.apply_rotary([q.view(), k.view()], angles, Layout::Tnd);
-            match outcome {
-                Ok(()) => assert!(fits, "{heads} heads"),
-                Err(error) => {
-                    assert!(!fits, "{error}");
-                    assert!(
-                        matches!(error, AscendError::OperatorLimit { .. }),
-                        "{error}"
-                    );
-                    assert!(error.to_string().contains("unified buffer"), "{error}");
-                }
-            }
-        }
     });
 }
 

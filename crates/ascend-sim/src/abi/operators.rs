@@ -25,8 +25,7 @@ use crate::aclnn::pointwise::{Backward, Binary, Test, Unary, backward, binary, t
 use crate::aclnn::reduce::Fold;
 use crate::aclnn::rotary::GradTensors;
 use crate::aclnn::{
-    Call, apply, attention, cache, fill, index, movement, normalize, pointwise, random, reduce,
-    rotary,
+    Call, attention, cache, fill, index, movement, normalize, pointwise, random, reduce, rotary,
 };
 use crate::codes::{ACLNN_NULLPTR, Failure, Outcome};
 use crate::record;
@@ -301,11 +300,6 @@ operators! {
         let mode = Some(cacheMode);
         cache::cached(call.operator(), tensors, mropeSection, headSize, isNeoxStyle, mode)
     };
-    aclnnApplyRotaryPosEmb(queryRef: Ref, keyRef: Ref, cos: T, sin: T, layout: i64)
-        |call| apply::apply(queryRef, keyRef, cos, sin, layout, "half");
-    aclnnApplyRotaryPosEmbV2(
-        queryRef: Ref, keyRef: Ref, cos: T, sin: T, layout: i64, rotaryMode: Text,
-    ) |call| apply::apply(queryRef, keyRef, cos, sin, layout, &rotaryMode);
 
     // Arithmetic of two tensors, or of a tensor and a scalar.
     aclnnAdd(self_: T, other: T, alpha: S, out: Out)

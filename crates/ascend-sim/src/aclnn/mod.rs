@@ -4,7 +4,6 @@
 //! the second puts it on a stream with its workspace. On the stream an operator reads its tensors
 //! into dense lists of f32, f64 or i64, computes, and writes the result, rounded once.
 
-pub(crate) mod apply;
 pub(crate) mod attention;
 pub(crate) mod cache;
 pub(crate) mod call;

@@ -132,23 +132,6 @@ fn the_gradient_without_x_wants_outputs_for_the_angles_and_leaves_them() {
     );
 }
 
-#[test]
-fn layouts_of_later_releases_are_refused() {
-    let device = Device::new();
-    let (flat, flat_angles) = (device.out(F32, &[3, 2, 64]), device.out(F32, &[3, 1, 64]));
-    let (bnsd, angles) = (
-        device.out(F32, &[1, 2, 3, 64]),
-        device.out(F32, &[1, 1, 3, 64]),
-    );
-    let (x, a) = (flat.raw, flat_angles.raw);
-    check! { device;
-        aclnnApplyRotaryPosEmb(x, x, a, a, 4) refuses PARAM_INVALID, "layout 4 does not exist";
-        aclnnApplyRotaryPosEmb(x, x, a, a, 1) refuses PARAM_INVALID, "layout 1 has 4 axes";
-        aclnnApplyRotaryPosEmb(bnsd.raw, bnsd.raw, angles.raw, angles.raw, 3)
-            refuses PARAM_INVALID, "needs an Ascend 950";
-    }
-}
-
 /// Runs npu_mrope's operator on f32 rows of ones and zeros, so that the result shows the angles.
 fn mrope(
     device: &Device,
@@ -326,7 +309,7 @@ fn both_phases_check_what_they_get() {
             PARAM_INVALID
         );
         let (bytes, planned) = plan();
-        let code = aclnnApplyRotaryPosEmb::run(memory, bytes, planned, stream);
+        let code = aclnnRotaryPositionEmbeddingGrad::run(memory, bytes, planned, stream);
         assert_eq!(code, PARAM_INVALID);
         assert!(recent_message().contains("planned by aclnnRotaryPositionEmbedding"));
         assert_eq!(aclDestroyAclOpExecutor(planned), 0);
@@ -355,27 +338,11 @@ fn both_phases_check_what_they_get() {
 }
 
 #[test]
-fn the_inference_operator_and_mode_3_rotate_as_the_general_one() {
-    // Ascend 950: only there ApplyRotaryPosEmb takes BNSD.
+fn mode_3_rotates_as_mode_0_does_the_parted_channels() {
     let device = Device::on(Machine::ascend_950());
-    let (dims, angle_dims, width) = ([2, 4, 3, 64], [2, 1, 3, 64], 64);
+    let (dims, width) = ([2, 4, 3, 64], 64);
     let x = numbers(2 * 4 * 3 * width, 7);
-    let cos = device.tensor(F32, &angle_dims, &numbers(2 * 3 * width, 8));
-    let sin = device.tensor(F32, &angle_dims, &numbers(2 * 3 * width, 9));
-    let (query, key) = (device.tensor(F32, &dims, &x), device.tensor(F32, &dims, &x));
-    let (input, out) = (device.tensor(F32, &dims, &x), device.out(F32, &dims));
-    let half = c"half".as_ptr();
-    check! { device;
-        aclnnRotaryPositionEmbedding(input.raw, cos.raw, sin.raw, 0, out.raw);
-        aclnnApplyRotaryPosEmb(query.raw, key.raw, cos.raw, sin.raw, 3) => key is out.values();
-    }
-    assert_eq!(query.values(), out.values());
-    let (query, key) = (device.tensor(F32, &dims, &x), device.tensor(F32, &dims, &x));
-    check! { device;
-        aclnnApplyRotaryPosEmbV2(query.raw, key.raw, cos.raw, sin.raw, 3, half)
-            => key is out.values();
-    }
-    assert_eq!(query.values(), out.values());
+    let input = device.tensor(F32, &dims, &x);
     // Mode 3: the same rotation of the de-interleaved channels, by angles that the batches share.
     let shared = |seed| device.tensor(F32, &[1, 1, 3, 64], &numbers(3 * width, seed));
     let (cos, sin) = (shared(8), shared(9));
@@ -416,45 +383,4 @@ fn outputs_are_contiguous() {
         aclnnRotaryPositionEmbedding(wide.raw, angle.raw, angle.raw, 0, x.raw)
     )
     .expect("inputs may be views");
-}
-
-/// What the tiling and the kernels of A2 do, where they differ from the general operator.
-#[test]
-fn the_inference_operator_of_a2_has_its_own_limit_and_rounding() {
-    let device = Device::new();
-    let apply = |dtype: Type, heads: i64, x: f64, cos: f64, sin: f64| {
-        let width = 128;
-        let dims = [1, 1, heads, width];
-        let all = |dims: [i64; 4], value: f64| {
-            let count = dims.iter().product::<i64>() as usize;
-            device.tensor(dtype, &dims, &vec![value; count])
-        };
-        let (query, key) = (all(dims, x), all([1, 1, 1, width], x));
-        let angle_dims = [1, 1, 1, width];
-        let (cos, sin) = (all(angle_dims, cos), all(angle_dims, sin));
-        let outcome = run!(
-            device,
-            aclnnApplyRotaryPosEmb(query.raw, key.raw, cos.raw, sin.raw, 1)
-        );
-        outcome.map(|()| query.values()[64])
-    };
-    for (dtype, most) in [(F32, 76), (Bf16, 76), (F16, 152)] {
-        apply(dtype, most - 1, 1.0, 1.0, 0.0).expect("it fits");
-        assert_refused(
-            apply(dtype, most, 1.0, 1.0, 0.0),
-            TILING,
-            "bytes of unified buffer",
-        );
-    }
-    // 1.5 of a step above 1 lies between two values: bf16 goes away from zero, not to even.
-    let step = Bf16.step();
-    let found = apply(Bf16, 1, 1.0, 1.0, step / 2.0).expect("runs");
-    assert_eq!(found, 1.0 + step);
-    // In f16 the second product is half a step and a little, rounded to half a step: a tie, to
-    // even. Rounded once, the sum lies above it.
-    let step = F16.step();
-    let (x, sin) = (1.0 + 2.0 * step, step / 2.0 * (1.0 - 1.5 * step));
-    let found = apply(F16, 1, x, 1.0, sin).expect("runs");
-    assert_eq!(found, 1.0 + 2.0 * step);
-    assert!(x + x * sin > 1.0 + 2.5 * step);
 }

@@ -13,7 +13,6 @@
 //! | [`Operators::rotary_mul`] | `npu_rotary_mul` | D even, below 896; some modes on Ascend 950 |
 //! | [`Operators::rotary_mul_gradient`] | its gradient | B·N at most 1024 with angles |
 //! | [`Operators::mrope`] | `npu_mrope` | four section lists; aligned sizes; dense q and k |
-//! | [`Operators::apply_rotary`] | in place on q and k | D of 64 or 128; half on A2 and A3 |
 //!
 //! `npu_mrope` has no gradient of its own. Where a pair shares its angle, the gradient is the same
 //! operator with the sines negated: [`MropeAngles`] for the adjoint.

@@ -14,7 +14,6 @@ use crate::sys::aclDataType;
 const ROTARY_MUL: &str = "aclnnRotaryPositionEmbedding";
 const ROTARY_MUL_GRAD: &str = "aclnnRotaryPositionEmbeddingGrad";
 const MROPE: &str = "aclnnRopeWithSinCosCache";
-const APPLY: &str = "aclnnApplyRotaryPosEmb";
 
 /// Refuses a call of an operator by the first limit that it does not keep.
 macro_rules! limits {
@@ -471,81 +470,6 @@ impl Operators {
         }
         Ok((sections, striped))
     }
-
-    /// Rotates q and k in place, by halves, the second version where the installation has it.
-    ///
-    /// # Errors
-    /// As [`Self::rotary_mul`].
-    #[doc(alias = "aclnnApplyRotaryPosEmb")]
-    #[doc(alias = "aclnnApplyRotaryPosEmbV2")]
-    pub fn apply_rotary(
-        &self,
-        [q, k]: [View<'_>; 2],
-        [cos, sin]: [View<'_>; 2],
-        layout: Layout,
-    ) -> Result<()> {
-        let four = |tensor| FourAxes::new(APPLY, layout, tensor);
-        let (q, k, cos, sin) = (four(q)?, four(k)?, four(cos)?, four(sin)?);
-        for (x, angles) in [(&q, &cos), (&q, &sin), (&k, &cos), (&k, &sin)] {
-            let [batch, _, seq] = x.sizes();
-            let (width, dtype) = (x.width(), x.tensor.dtype);
-            limits! {
-                APPLY;
-                [64, 128].contains(&width) => ("D of 64 or 128"), ("{:?}", x.dims);
-                angles.sizes() == [batch, 1, seq]
-                    && (angles.width(), angles.tensor.dtype) == (width, dtype) =>
-                    ("cos and sin as x with one head, in its type"),
-                    ("{:?} for {:?}", angles.dims, x.dims);
-            }
-        }
-        let number = match layout {
-            Layout::Bsnd | Layout::Tnd => 1,
-            Layout::Sbnd => 2,
-            Layout::Bnsd => 3,
-        };
-        let rotary = &self.stream().device().runtime().api().rotary;
-        let second = rotary.ApplyRotaryPosEmbV2.is_complete();
-        let architecture = self.stream().device().machine()?.architecture;
-        // V2 documents all of them everywhere; its tiling for A2 and A3 refuses the others in every
-        // release.
-        let others = second && architecture == Architecture::Dav3510;
-        limits! {
-            APPLY;
-            number == 1 || others =>
-                ("BSND or TND, other layouts only in V2 on Ascend 950"),
-                ("{layout:?} on {}", architecture.name());
-        }
-        if architecture == Architecture::Dav2201 {
-            let heads = q.sizes()[1] + k.sizes()[1];
-            let needed = apply_ub_bytes(heads, q.width(), q.tensor.dtype);
-            limits! {
-                APPLY;
-                needed <= UB_BYTES =>
-                    ("heads of q and k that take at most {UB_BYTES} bytes of unified buffer"),
-                    ("{heads} heads, which take {needed}");
-            }
-        }
-        let (q, k, cos, sin) = (q.view(), k.view(), cos.view(), sin.view());
-        if second {
-            self.apply_rotary_pos_emb_v2(q, k, cos, sin, number, c"half")
-        } else {
-            self.apply_rotary_pos_emb(q, k, cos, sin, number)
-        }
-    }
-}
-
-/// Unified buffer of Atlas A2 and A3.
-const UB_BYTES: usize = 192 * 1024;
-
-/// What a token takes of the unified buffer in ApplyRotaryPosEmb: `ub_required` in its
-/// documentation (aclnnApplyRotaryPosEmbV2, constraints).
-fn apply_ub_bytes(heads: usize, width: usize, dtype: aclDataType) -> usize {
-    let (stored, computed, cast) = match dtype {
-        aclDataType::FLOAT => (4, 4, 0),
-        aclDataType::BF16 => (2, 4, 1),
-        _ => (2, 2, 0),
-    };
-    heads * width * computed * 5 + width * stored * 4 + cast * width * 4 * 2
 }
 
 /// The operators' number of a pairing.

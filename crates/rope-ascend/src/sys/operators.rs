@@ -378,14 +378,6 @@ macro_rules! for_each_rotary_operator {
                 positions: In, query: In, key: In, cache: In, sections: Ints, head_size: i64,
                 neox: bool, mode: i64, query_out: Out, key_out: Out
             );
-            /// Rotation in place, by halves.
-            transformer fn apply_rotary_pos_emb = ApplyRotaryPosEmb(
-                query: Ref, key: Ref, cos: In, sin: In, layout: i64
-            );
-            /// The same with a mode.
-            transformer fn apply_rotary_pos_emb_v2 = ApplyRotaryPosEmbV2(
-                query: Ref, key: Ref, cos: In, sin: In, layout: i64, mode: Text
-            );
         }
     };
 }
