@@ -103,16 +103,11 @@ fn same_bits<E: Element<Acc = f32>>(
     }
     let x: Vec<E> = x.iter().map(|x| E::narrow(f32::from_f64(*x))).collect();
     let mut first: Option<Vec<u64>> = None;
+    let gathered =
+        in_table.then(|| TokenAngles::gather(&table, positions).expect("rows of all positions"));
     for instructions in InstructionSet::available() {
-        let gathered = Angles::Table {
-            table: &table,
-            positions,
-        };
-        for angles in [Some(angles.angles()), in_table.then_some(gathered)]
-            .into_iter()
-            .flatten()
-        {
-            let found = rotated(spec, angles, layout, direction, instructions, &x);
+        for angles in std::iter::once(&angles).chain(&gathered) {
+            let found = rotated(spec, angles.angles(), layout, direction, instructions, &x);
             let found: Vec<u64> = found.iter().map(|y| y.widen().to_f64().to_bits()).collect();
             let first = first.get_or_insert_with(|| found.clone());
             assert_eq!(*first, found, "{}; {spec:?}", instructions.name());

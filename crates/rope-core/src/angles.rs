@@ -164,10 +164,14 @@ impl<A: Real> TokenAngles<A> {
     /// # Errors
     /// [`RopeError::PositionAxes`]; [`RopeError::PositionNotId`]; [`RopeError::TableTooShort`].
     pub fn gather(table: &CosSinTable<A>, positions: &Positions) -> Result<Self> {
-        check_table(table, positions)?;
-        let (columns, width) = (table.inv_freq.len(), 2 * table.inv_freq.len());
+        positions.expect_axes(table.lane_map.axis_count())?;
         let ids = (0..positions.axis_count()).map(|axis| positions.axis(axis));
         let ids: Vec<&[u32]> = ids.collect::<Result<_>>()?;
+        if positions.tokens() > 0 && positions.highest() as usize >= table.rows() {
+            let (position, rows) = (positions.highest(), table.rows());
+            return Err(RopeError::TableTooShort { position, rows });
+        }
+        let (columns, width) = (table.inv_freq.len(), 2 * table.inv_freq.len());
         let cos_sin = |id: u32, frequency| {
             let at = id as usize * width + frequency;
             (table.rows[at], table.rows[at + columns])
@@ -302,13 +306,6 @@ impl<A: Real> TokenAngles<A> {
 /// Where a kernel takes its cos and sin from.
 #[derive(Clone, Copy, Debug)]
 pub enum Angles<'a, A: Real = f32> {
-    /// A table, gathered in the kernel by position id: a step keeps only the ids.
-    Table {
-        /// The table, grown to the positions.
-        table: &'a CosSinTable<A>,
-        /// One id per axis and token.
-        positions: &'a Positions,
-    },
     /// One row per token, `[tokens, 2 * lanes]`: its cosines, then its sines, attention scaling
     /// included. Gathered once for all layers of a step, or learned.
     Tokens(&'a [A]),
@@ -326,22 +323,19 @@ pub enum Angles<'a, A: Real = f32> {
     },
 }
 
-impl<A: Real> Angles<'_, A> {
+impl<'a, A: Real> Angles<'a, A> {
+    /// The rows, of tokens or of their heads.
+    pub(crate) fn rows(&self) -> &'a [A] {
+        match *self {
+            Self::Tokens(rows) | Self::Heads { rows, .. } => rows,
+        }
+    }
+
     /// The heads that have angles of their own; none if all share them.
     pub(crate) fn own_heads(&self) -> Option<usize> {
         match self {
             Self::Heads { heads, .. } => Some(*heads),
-            Self::Table { .. } | Self::Tokens(_) => None,
+            Self::Tokens(_) => None,
         }
     }
-}
-
-pub(crate) fn check_table<A: Real>(table: &CosSinTable<A>, positions: &Positions) -> Result<()> {
-    positions.expect_axes(table.lane_map.axis_count())?;
-    positions.axis(0)?;
-    if positions.tokens() > 0 && positions.highest() as usize >= table.rows() {
-        let (position, rows) = (positions.highest(), table.rows());
-        return Err(RopeError::TableTooShort { position, rows });
-    }
-    Ok(())
 }

@@ -267,17 +267,6 @@ pub enum RopeError {
         /// Values per token: its cosines, then its sines.
         width: usize,
     },
-    /// A table made for another rotation than the tensors'.
-    #[error(
-        "the angles hold {found} lanes per token, this rotation needs {expected}; \
-         make them from the same RotarySpec"
-    )]
-    AngleLanes {
-        /// Lanes expected.
-        expected: usize,
-        /// Lanes found.
-        found: usize,
-    },
     /// Frequencies of heads that do not divide into axes and heads.
     #[error(
         "found {found} frequencies, expected [axes, heads, lanes] with {axes} axes (those of the \

@@ -12,30 +12,26 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::angles::{Angles, CosSinTable, check_table};
+use crate::angles::Angles;
 use crate::element::{Element, Real};
 use crate::error::{Result, RopeError};
 use crate::kernels::tile::{Access, Coefficients, Tile};
 use crate::kernels::{InstructionSet, TileKernel};
 use crate::layout::{HeadsLayout, HeadsMut, HeadsRef};
 use crate::parallel::{Parallelism, for_each_block};
-use crate::positions::Positions;
 use crate::spec::{Geometry, Pairing};
 
 pub use norm::{HeadNorm, NormGradient, NormInput, NormOrder};
 
-/// Bytes of a task's workspace that live on its stack, enough for a token of 512 channels from a
-/// table; more comes from the heap. A page at most: a larger frame is probed page by page, which
-/// would slow down a single token.
+/// Bytes of a task's row of x that live on its stack, enough for 512 channels of f64; more comes
+/// from the heap. A page at most: a larger frame is probed page by page, which would slow down a
+/// single token.
 const STACK_BYTES: usize = 4 << 10;
 /// Bytes of a tile's coefficients: a third of a small first-level cache, which also holds the rows.
 const TILE_BYTES: usize = 12 << 10;
 /// Bytes of a tile's coefficients where tokens are the inner dimension: half a second-level cache.
 /// A tile is then one stretch of memory for each head, and prefetching works on long stretches.
 const HEADS_OUTSIDE_TILE_BYTES: usize = 512 << 10;
-/// Bytes of a tile's coefficients where tokens are the inner dimension and the coefficients are
-/// gathered for the tile.
-const HEADS_OUTSIDE_GATHERED_BYTES: usize = 128 << 10;
 
 /// Results of this size and more bypass the caches: they would not fit anyway.
 const STREAM_BYTES: usize = 32 << 20;
@@ -164,17 +160,8 @@ impl<'a, A: Real> Rotator<'a, A> {
     /// instructions.
     ///
     /// # Errors
-    /// [`RopeError::AngleLanes`] if a table was made for another rotation;
-    /// [`RopeError::PositionAxes`] and [`RopeError::TableTooShort`] if it does not serve its
-    /// positions.
+    /// None: whether the angles fit is known when there are tensors.
     pub fn new(geometry: Geometry, angles: Angles<'a, A>) -> Result<Self> {
-        if let Angles::Table { table, positions } = angles {
-            let (expected, found) = (geometry.lane_count(), table.lane_map().lanes().len());
-            if expected != found {
-                return Err(RopeError::AngleLanes { expected, found });
-            }
-            check_table(table, positions)?;
-        }
         let (parallelism, instructions) = (Parallelism::default(), InstructionSet::best());
         Ok(Self {
             geometry,
@@ -211,8 +198,7 @@ impl<'a, A: Real> Rotator<'a, A> {
     ///
     /// # Errors
     /// [`RopeError::ShapeMismatch`] if q, k, their destinations and the geometry disagree;
-    /// [`RopeError::PositionTokens`] or [`RopeError::AngleShape`] if the angles are for other
-    /// tokens or heads.
+    /// [`RopeError::AngleShape`] if the angles are for other tokens or heads.
     pub fn rotate<'x, E: Element<Acc = A>>(
         &self,
         q: impl Into<Operand<'x, E>>,
@@ -434,20 +420,9 @@ impl<'a, A: Real> Rotator<'a, A> {
 
     /// Checks the number of tokens that there are angles for, all or one sample's, and returns it.
     fn check_angles(&self, batch: usize, seq: usize) -> Result<usize> {
-        match self.angles {
-            Angles::Table { positions, .. } => {
-                let found = positions.tokens();
-                if found != batch.saturating_mul(seq) && found != seq {
-                    return Err(RopeError::PositionTokens { batch, seq, found });
-                }
-                Ok(found)
-            }
-            Angles::Tokens(rows) | Angles::Heads { rows, .. } => {
-                let lanes = self.angles.own_heads().unwrap_or(1);
-                let lanes = lanes.saturating_mul(self.geometry.lane_count());
-                angle_rows("the angles", rows, lanes, batch, seq)
-            }
-        }
+        let lanes = self.angles.own_heads().unwrap_or(1);
+        let lanes = lanes.saturating_mul(self.geometry.lane_count());
+        angle_rows("the angles", self.angles.rows(), lanes, batch, seq)
     }
 }
 
@@ -503,59 +478,29 @@ impl<E: Element> Task<'_, '_, E> {
         let row = 2 * geometry.lane_count() * own_heads.unwrap_or(1);
         let row_bytes = row * size_of::<E::Acc>();
         let strides = self.q.src_layout.strides;
-        let tile_bytes = match (strides.head > strides.seq, self.rotator.angles) {
-            (false, _) => TILE_BYTES,
-            (true, Angles::Tokens(_) | Angles::Heads { .. }) => HEADS_OUTSIDE_TILE_BYTES,
-            (true, Angles::Table { .. }) => HEADS_OUTSIDE_GATHERED_BYTES,
+        let tile_bytes = if strides.head > strides.seq {
+            HEADS_OUTSIDE_TILE_BYTES
+        } else {
+            TILE_BYTES
         };
         let tile_tokens = (tile_bytes / row_bytes).clamp(1, tokens.len().max(1));
-        // The workspace: rows gathered from a table, if there is one; then a row of x.
-        let gathered_bytes = match self.rotator.angles {
-            Angles::Table { .. } => tile_tokens * row_bytes,
-            Angles::Tokens(_) | Angles::Heads { .. } => 0,
-        };
-        let needed = gathered_bytes + geometry.rotary_dim() * size_of::<E>();
-        // u64 keeps both parts aligned for any element.
+        let needed = geometry.rotary_dim() * size_of::<E>();
+        // u64 keeps it aligned for any element.
         let mut stack = [MaybeUninit::<u64>::uninit(); STACK_BYTES / 8];
         let mut heap = Vec::new();
-        let workspace: *mut u64 = if needed <= STACK_BYTES {
+        let scratch: *mut E = if needed <= STACK_BYTES {
             stack.as_mut_ptr().cast()
         } else {
             heap.resize(needed.div_ceil(8), MaybeUninit::<u64>::uninit());
             heap.as_mut_ptr().cast()
         };
-        let gathered: *mut E::Acc = workspace.cast();
-        // SAFETY: the workspace is at least `needed` bytes long, of which `gathered_bytes` are
-        // first.
-        let scratch: *mut E = unsafe { workspace.cast::<u8>().add(gathered_bytes) }.cast();
         let seq = self.q.src_layout.seq;
         let mut token = tokens.start;
         while token < tokens.end {
             let (b, s) = (token / seq, token % seq);
             let count = tile_tokens.min(tokens.end - token).min(seq - s);
             let first = token % self.angle_tokens;
-            let angles = match self.rotator.angles {
-                Angles::Tokens(rows) | Angles::Heads { rows, .. } => {
-                    &rows[first * row..][..count * row]
-                }
-                Angles::Table { table, positions } => {
-                    for i in 0..count {
-                        // SAFETY: the workspace starts with `tile_tokens` rows of `row` values, `i`
-                        // is below `count <= tile_tokens`, and nothing else borrows the workspace
-                        // here.
-                        let row = unsafe {
-                            std::slice::from_raw_parts_mut(
-                                gathered.add(i * row).cast::<MaybeUninit<E::Acc>>(),
-                                row,
-                            )
-                        };
-                        gather(table, positions, first + i, row);
-                    }
-                    // SAFETY: the loop has written `count` rows of `row` values, and nothing writes
-                    // to them while they are borrowed.
-                    unsafe { std::slice::from_raw_parts(gathered, count * row) }
-                }
-            };
+            let angles = &self.rotator.angles.rows()[first * row..][..count * row];
             let kernel = E::kernel(self.rotator.instructions.for_values::<E>(angles));
             let coefficients = self.arrange(angles.as_ptr());
             // A tensor without heads has no elements that a token's address could be in.
@@ -660,29 +605,5 @@ unsafe fn rotate_heads<E: Element>(kernel: TileKernel<E>, tile: &Tile<E>) {
         // SAFETY: its rows are those of one head, and of the caller's tile, which is sound; the
         // caller guarantees their coefficients.
         unsafe { kernel(&tile) };
-    }
-}
-
-/// Writes a token's cosines, then its sines, from the rows of a table at its positions.
-fn gather<A: Real>(
-    table: &CosSinTable<A>,
-    positions: &Positions,
-    token: usize,
-    row: &mut [MaybeUninit<A>],
-) {
-    let map = table.lane_map();
-    let columns = map.frequency_count();
-    let rows: [&[A]; crate::MAX_AXES] = std::array::from_fn(|axis| {
-        let axis = axis.min(positions.axis_count() - 1);
-        // `Rotator::new` has checked that the positions are ids, and rows of the table.
-        let id = positions.axis(axis).map(|ids| ids[token]);
-        id.ok().and_then(|id| table.row(id as usize)).unwrap_or(&[])
-    });
-    let (cos, sin) = row.split_at_mut(map.lanes().len());
-    for ((lane, cos), sin) in map.lanes().iter().zip(cos).zip(sin) {
-        let from = rows[usize::from(lane.axis)];
-        let column = lane.frequency as usize;
-        cos.write(from[column]);
-        sin.write(from[columns + column]);
     }
 }

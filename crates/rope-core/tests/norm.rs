@@ -352,10 +352,6 @@ fn bits_are_the_same<E: Element>(pairing: Pairing, head_dim: usize) {
     let mut table = CosSinTable::<E::Acc>::new(&spec, None).expect("valid");
     table.grow_to(61).expect("valid");
     let angles = TokenAngles::gather(&table, &positions).expect("valid");
-    let by_table = Angles::Table {
-        table: &table,
-        positions: &positions,
-    };
     for (layout, order, set) in Layout::ALL
         .into_iter()
         .flat_map(|layout| ORDERS.map(|order| (layout, order)))
@@ -379,7 +375,7 @@ fn bits_are_the_same<E: Element>(pairing: Pairing, head_dim: usize) {
         for (angles, stream, parallelism) in [
             (angles.angles(), usize::MAX, Parallelism::SERIAL),
             (angles.angles(), 0, Parallelism::new(1, 7)),
-            (by_table, 0, Parallelism::new(1, usize::MAX)),
+            (angles.angles(), 0, Parallelism::new(1, usize::MAX)),
         ] {
             let rotator = Rotator::new(spec.geometry(), angles)
                 .expect("valid")

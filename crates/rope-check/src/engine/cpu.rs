@@ -2,22 +2,12 @@
 
 use half::{bf16, f16};
 use rope_core::{
-    CosSinTable, Direction, Element, HeadsLayout, HeadsMut, HeadsRef, InstructionSet, Operand,
-    Parallelism, Real, RopeError, Rotator,
+    Direction, Element, HeadsLayout, HeadsMut, HeadsRef, InstructionSet, Operand, Parallelism,
+    Real, RopeError, Rotator,
 };
 
 use super::{Case, Engine, EngineError};
 use crate::buffer::{Buffer, DType};
-
-/// Where the CPU kernels take their angles from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AngleSource {
-    /// Rows per token.
-    Tokens,
-    /// A table, by position id. Real positions, those beyond its budget, and angles per head go by
-    /// rows.
-    Table,
-}
 
 /// rope-core's kernels.
 #[derive(Clone, Copy, Debug)]
@@ -26,23 +16,16 @@ pub struct Cpu {
     pub instructions: InstructionSet,
     /// Over how many threads.
     pub parallelism: Parallelism,
-    /// From which angles.
-    pub angles: AngleSource,
 }
 
 impl Engine for Cpu {
     fn name(&self) -> String {
-        let angles = if self.angles == AngleSource::Table {
-            "/table"
-        } else {
-            ""
-        };
         let threads = if self.parallelism == Parallelism::SERIAL {
             ""
         } else {
             "/threads"
         };
-        format!("cpu/{}{angles}{threads}", self.instructions)
+        format!("cpu/{}{threads}", self.instructions)
     }
 
     fn supports(&self, dtype: DType) -> bool {
@@ -90,23 +73,8 @@ impl Cpu {
         k: Option<&[E]>,
         wrap: fn(Vec<E>) -> Buffer,
     ) -> Result<(Buffer, Option<Buffer>), EngineError> {
-        let tokens;
-        let mut table;
-        let angles = match self.angles {
-            AngleSource::Table if has_table(case) => {
-                table = CosSinTable::<E::Acc>::new(&case.spec, case.seq_len)?;
-                table.grow_to(case.positions.highest())?;
-                rope_core::Angles::Table {
-                    table: &table,
-                    positions: &case.positions,
-                }
-            }
-            _ => {
-                tokens = case.angles::<E::Acc>()?;
-                tokens.angles()
-            }
-        };
-        let rotator = Rotator::new(case.spec.geometry(), angles)?
+        let angles = case.angles::<E::Acc>()?;
+        let rotator = Rotator::new(case.spec.geometry(), angles.angles())?
             .with_instructions(self.instructions)
             .with_parallelism(self.parallelism);
         let mut placed_q = Placed::new(case, case.heads, q);
@@ -115,12 +83,6 @@ impl Cpu {
         rotator.apply(direction, placed_q.operand()?, k_operand)?;
         Ok((wrap(placed_q.result()), placed_k.map(|k| wrap(k.result()))))
     }
-}
-
-/// Whether a table of moderate size has rows for the positions.
-fn has_table(case: &Case) -> bool {
-    let positions = &case.positions;
-    case.head_frequencies.is_none() && positions.are_ids() && positions.highest() < 1 << 18
 }
 
 /// A tensor laid out as a case asks: with gaps between its rows or without, with a

@@ -17,9 +17,9 @@ pub use self::burn::{Burn, burn_engines};
 pub(crate) use self::burn::{
     angle_tensors, burn_error, engine_name, expect_dtype, place, read, rotary, rotate, sum,
 };
+pub use self::cpu::Cpu;
 #[cfg(feature = "burn")]
 pub(crate) use self::cpu::Placed;
-pub use self::cpu::{AngleSource, Cpu};
 
 use crate::buffer::{Buffer, DType};
 
@@ -222,20 +222,16 @@ pub trait Engine {
 pub fn host_engines() -> Vec<Box<dyn Engine>> {
     let mut engines: Vec<Box<dyn Engine>> = Vec::new();
     for instructions in InstructionSet::available() {
-        for angles in [AngleSource::Tokens, AngleSource::Table] {
-            engines.push(Box::new(Cpu {
-                instructions,
-                parallelism: Parallelism::SERIAL,
-                angles,
-            }));
-        }
+        engines.push(Box::new(Cpu {
+            instructions,
+            parallelism: Parallelism::SERIAL,
+        }));
     }
     let parallelism = Parallelism::new(1, usize::MAX);
     let instructions = InstructionSet::best();
     engines.push(Box::new(Cpu {
         instructions,
         parallelism,
-        angles: AngleSource::Tokens,
     }));
     #[cfg(feature = "burn")]
     engines.extend(burn_engines(&::burn::tensor::Device::flex()));

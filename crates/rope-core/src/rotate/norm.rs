@@ -3,11 +3,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::{
-    HEADS_OUTSIDE_GATHERED_BYTES, HEADS_OUTSIDE_TILE_BYTES, Operand, Rotator, Stream, TILE_BYTES,
-    gather,
-};
-use crate::angles::Angles;
+use super::{HEADS_OUTSIDE_TILE_BYTES, Operand, Rotator, Stream, TILE_BYTES};
 use crate::element::{Element, Real};
 use crate::error::{Result, RopeError};
 use crate::kernels::norm::{AHEAD, BLOCK_TOKENS, NormTile, Part, TURNS, factors_len};
@@ -437,10 +433,9 @@ struct NormTask<'r, 'a, E: Element> {
     sums_only: bool,
 }
 
-/// What a thread needs besides the tensors: the angles of a tile if they are gathered, and rows.
+/// Rows that a thread needs besides the tensors.
 struct Workspace<A> {
     tile_tokens: usize,
-    gathered: Vec<MaybeUninit<A>>,
     /// The kernel's scratch rows, and one for results that are not wanted.
     rows: Lines<MaybeUninit<A>>,
     factors: Lines<MaybeUninit<A>>,
@@ -472,11 +467,10 @@ impl<E: Element> NormTask<'_, '_, E> {
     fn workspace(&self, tokens: usize) -> Workspace<E::Acc> {
         let row = self.row();
         let q = &self.streams[0].x;
-        let (tile_bytes, gathered) = match (q.head > q.token, self.rotator.angles) {
-            (false, Angles::Tokens(_) | Angles::Heads { .. }) => (TILE_BYTES, 0),
-            (true, Angles::Tokens(_) | Angles::Heads { .. }) => (HEADS_OUTSIDE_TILE_BYTES, 0),
-            (false, Angles::Table { .. }) => (TILE_BYTES, row),
-            (true, Angles::Table { .. }) => (HEADS_OUTSIDE_GATHERED_BYTES, row),
+        let tile_bytes = if q.head > q.token {
+            HEADS_OUTSIDE_TILE_BYTES
+        } else {
+            TILE_BYTES
         };
         let fitting = (tile_bytes / (row * size_of::<E::Acc>())).clamp(1, tokens.max(1));
         let tile_tokens = match self.streams[0].gradient {
@@ -485,7 +479,6 @@ impl<E: Element> NormTask<'_, '_, E> {
         };
         Workspace {
             tile_tokens,
-            gathered: vec![MaybeUninit::uninit(); tile_tokens * gathered],
             factors: Lines::new(
                 TURNS * factors_len(self.rotator.geometry),
                 MaybeUninit::uninit(),
@@ -543,20 +536,7 @@ impl<E: Element> NormTask<'_, '_, E> {
             let count = left.min(workspace.tile_tokens - in_block);
             let block = (token - tokens.start) / BLOCK_TOKENS;
             let first = token % self.angle_tokens;
-            let angles = match self.rotator.angles {
-                Angles::Tokens(rows) | Angles::Heads { rows, .. } => {
-                    &rows[first * row..][..count * row]
-                }
-                Angles::Table { table, positions } => {
-                    let rows = workspace.gathered.chunks_exact_mut(row);
-                    for (i, row) in rows.take(count).enumerate() {
-                        gather(table, positions, first + i, row);
-                    }
-                    let gathered = &workspace.gathered[..count * row];
-                    // SAFETY: the loop has written these rows.
-                    unsafe { &*(std::ptr::from_ref(gathered) as *const [E::Acc]) }
-                }
-            };
+            let angles = &self.rotator.angles.rows()[first * row..][..count * row];
             let kernel = E::norm_kernel(instructions.for_values::<E>(angles));
             for (i, stream) in self.streams.iter().enumerate() {
                 // A tensor without heads has no elements that a token's address could be in.
