@@ -27,6 +27,11 @@ impl<B: Backend> Args<B> {
         }
     }
 
+    /// The next input.
+    pub(crate) fn v(&mut self) -> Value<B> {
+        self.values.next().expect("another input of the case")
+    }
+
     /// The next input, a float tensor.
     pub(crate) fn f(&mut self) -> FloatTensor<B> {
         match self.values.next() {
@@ -61,6 +66,14 @@ pub(crate) struct Case<B: Backend> {
     inputs: Vec<Input>,
     tolerance: Tolerance,
     run: Run<B>,
+}
+
+/// What a suite's tensors hold.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Kind {
+    Float,
+    Int,
+    Bool,
 }
 
 /// The cases of one group of methods, for one backend and one element type.
@@ -136,6 +149,14 @@ impl<B: Backend> Suite<B> {
     /// A contiguous input of the suite's element type.
     pub(crate) fn plain(&mut self, shape: &[usize], range: &Range) -> Input {
         self.input(shape, View::Contiguous, range)
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        match self.dtype {
+            dtype if dtype.is_float() => Kind::Float,
+            dtype if dtype.is_bool() => Kind::Bool,
+            _ => Kind::Int,
+        }
     }
 
     pub(crate) fn float_dtype(&self) -> FloatDType {

@@ -3,6 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Scalar};
 
+use super::families::ops;
 use super::shapes::{PAIRS, SAMPLES};
 use crate::support::compare::Tolerance::{self, Exact, Scaled};
 use crate::support::input::{Range, SPREAD, UNIT, Value};
@@ -95,15 +96,9 @@ pub(crate) fn all<B: Backend>(s: &mut Suite<B>) {
     );
     for (shape, view) in SAMPLES {
         let x = s.input(shape, *view, &SPREAD);
-        op!(s, Scaled(2), [x.clone()], |a| Float::leaky_relu(
-            a.f(),
-            Scalar::Float(0.125)
-        ));
-        op!(s, Scaled(4), [x.clone()], |a| Float::hard_sigmoid(
-            a.f(),
-            Scalar::Float(0.2),
-            Scalar::Float(0.5)
-        ));
+        ops!(s, Scaled(2), [x.clone()], "", |a| Float::leaky_relu(a.f(), Scalar::Float(0.125)););
+        ops!(s, Scaled(4), [x.clone()], "", |a|
+            Float::hard_sigmoid(a.f(), Scalar::Float(0.2), Scalar::Float(0.5)););
         // One slope for all channels, of the tensor's rank.
         let alpha = s.plain(&vec![1; shape.len()], &UNIT);
         op!(s, Scaled(2), [x, alpha], |a| Float::prelu(a.f(), a.f()));

@@ -1,22 +1,20 @@
-//! `FloatTensorOps`.
+//! `FloatTensorOps`, but for what `common` has.
 
-use burn::backend::ops::{GridSampleOptions, GridSamplePaddingMode, InterpolateMode, PadMode};
-use burn::backend::tensor::{BoolTensor, FloatTensor, IndexingUpdateOp};
-use burn::backend::{
-    Backend, BoolDType, BoolStore, DType, FloatDType, IntDType, Scalar, read_sync,
-};
+use burn::backend::ops::{GridSampleOptions, GridSamplePaddingMode, InterpolateMode};
+use burn::backend::{Backend, BoolDType, DType, FloatDType, IntDType, Scalar, read_sync};
 use burn::tensor::Shape;
 
-use super::shapes::{Empty, GATHERS, PAIRS, SAMPLES, SELECTS, concatenations, sliced, slices};
-use crate::support::compare::Tolerance::{self, Exact, Scaled, Ulps};
+use super::common::{self, FLAG};
+use super::families::{along, binary, compared, indexed, ops, unary, whole, with_scalar};
+use super::shapes::{Empty, PAIRS, SAMPLES};
+use crate::support::compare::Tolerance::{Exact, Scaled, Ulps};
 use crate::support::input::{
-    FLAGS, Input, POSITIVE, Range, SPREAD, UNIT, Value,
-    View::{self, Contiguous, Expanded, Sliced, Stepped, Transposed},
+    FLAGS, POSITIVE, Range, SPREAD, UNIT, Value,
+    View::{Contiguous, Expanded, Sliced, Stepped, Transposed},
 };
-use crate::support::suite::{Suite, op};
+use crate::support::suite::{Args, Suite, op};
 
 const BOOL: BoolDType = BoolDType::Native;
-const FLAG: DType = DType::Bool(BoolStore::Native);
 const FLOATS: [FloatDType; 4] = [
     FloatDType::F32,
     FloatDType::F16,
@@ -25,109 +23,18 @@ const FLOATS: [FloatDType; 4] = [
 ];
 const INTS: [IntDType; 2] = [IntDType::I32, IntDType::I64];
 const INT: DType = DType::I32;
-const UPDATES: [IndexingUpdateOp; 5] = [
-    IndexingUpdateOp::Assign,
-    IndexingUpdateOp::Add,
-    IndexingUpdateOp::Mul,
-    IndexingUpdateOp::Min,
-    IndexingUpdateOp::Max,
-];
-
-type F<B> = FloatTensor<B>;
-
 impl<B: Backend> Suite<B> {
-    fn unary(
-        &mut self,
-        op: &'static str,
-        ranges: &[Range],
-        tolerance: Tolerance,
-        f: fn(F<B>) -> F<B>,
-    ) {
-        for range in ranges {
-            for (shape, view) in SAMPLES {
-                let x = self.input(shape, *view, range);
-                self.push(op, "", vec![x], tolerance, move |a| {
-                    vec![Value::Float(f(a.f()))]
-                });
-            }
-        }
-    }
-
-    fn with_scalar(
-        &mut self,
-        op: &'static str,
-        scalars: &[Scalar],
-        range: &Range,
-        tolerance: Tolerance,
-        f: fn(F<B>, Scalar) -> F<B>,
-    ) {
-        for (k, (shape, view)) in SAMPLES.iter().enumerate() {
-            let scalar = scalars[k % scalars.len()];
-            let x = self.input(shape, *view, range);
-            self.push(op, format!("{scalar:?}"), vec![x], tolerance, move |a| {
-                vec![Value::Float(f(a.f(), scalar))]
-            });
-        }
-    }
-
-    fn binary(
-        &mut self,
-        op: &'static str,
-        [left, right]: [&Range; 2],
-        tolerance: Tolerance,
-        f: fn(F<B>, F<B>) -> F<B>,
-    ) {
-        for ((shape_l, view_l), (shape_r, view_r)) in PAIRS {
-            let l = self.input(shape_l, *view_l, left);
-            let r = self.input(shape_r, *view_r, right);
-            self.push(op, "", vec![l, r], tolerance, move |a| {
-                vec![Value::Float(f(a.f(), a.f()))]
-            });
-        }
-        let x = self.input(&[3, 5], Transposed, right);
-        self.push(
-            op,
-            "of one tensor with itself",
-            vec![x],
-            tolerance,
-            move |a| {
-                let x = a.f();
-                vec![Value::Float(f(x.clone(), x))]
-            },
-        );
-    }
-
-    fn compared(&mut self, op: &'static str, f: fn(F<B>, F<B>, BoolDType) -> BoolTensor<B>) {
-        for range in [Range::Quarters, Range::Special] {
-            for ((shape_l, view_l), (shape_r, view_r)) in PAIRS {
-                let l = self.input(shape_l, *view_l, &range);
-                let r = self.input(shape_r, *view_r, &range);
-                self.push(op, "", vec![l, r], Exact, move |a| {
-                    vec![Value::Bool(f(a.f(), a.f(), BOOL))]
-                });
-            }
-        }
-    }
-
-    fn compared_scalar(
-        &mut self,
-        op: &'static str,
-        f: fn(F<B>, Scalar, BoolDType) -> BoolTensor<B>,
-    ) {
+    fn float_scalars(&mut self, op: &'static str, f: fn(&mut Args<B>, Scalar) -> Vec<Value<B>>) {
         for scalar in [
             Scalar::Float(0.25),
             Scalar::Int(1),
             Scalar::Float(f64::INFINITY),
         ] {
-            for (range, (shape, view)) in [Range::Quarters, Range::Special]
-                .iter()
-                .cycle()
-                .zip(SAMPLES)
-            {
+            let ranges = [Range::Quarters, Range::Special];
+            for (range, (shape, view)) in ranges.iter().cycle().zip(SAMPLES) {
                 let x = self.input(shape, *view, range);
-                self.push(op, format!("{scalar:?}"), vec![x], Exact, move |a| {
-                    vec![Value::Bool(f(a.f(), scalar, BOOL))]
-                });
+                let note = format!("{scalar:?}");
+                self.push(op, note, vec![x], Exact, move |a| f(a, scalar));
             }
         }
         // Most of these change when they are rounded to the tensor's type; the last one rounds up
@@ -149,186 +56,52 @@ impl<B: Backend> Suite<B> {
             .collect();
         for number in numbers.into_iter().flat_map(|n| [n, -n]) {
             let x = self.plain(&[values.len()], &Range::Listed(values.clone()));
-            self.push(op, format!("{number:?}"), vec![x], Exact, move |a| {
-                vec![Value::Bool(f(a.f(), Scalar::Float(number), BOOL))]
+            let note = format!("{number:?}");
+            self.push(op, note, vec![x], Exact, move |a| {
+                f(a, Scalar::Float(number))
             });
         }
     }
-
-    /// Reduces over every dimension of every sample; `empty` says whether over no elements too.
-    fn along(
-        &mut self,
-        op: &'static str,
-        range: &Range,
-        tolerance: Tolerance,
-        empty: Empty,
-        f: fn(F<B>, usize) -> Vec<Value<B>>,
-    ) {
-        for (shape, view) in SAMPLES {
-            for dim in (0..shape.len()).filter(|&dim| empty.allows(shape, dim)) {
-                let x = self.input(shape, *view, range);
-                self.push(op, format!("dim {dim}"), vec![x], tolerance, move |a| {
-                    f(a.f(), dim)
-                });
-            }
-        }
-    }
-
-    fn whole(
-        &mut self,
-        op: &'static str,
-        range: &Range,
-        tolerance: Tolerance,
-        empty: bool,
-        f: fn(F<B>) -> Vec<Value<B>>,
-    ) {
-        for (shape, view) in SAMPLES
-            .iter()
-            .filter(|(shape, _)| empty || !shape.contains(&0))
-        {
-            let x = self.input(shape, *view, range);
-            self.push(op, "", vec![x], tolerance, move |a| f(a.f()));
-        }
-    }
-
-    fn indices(&mut self, (shape, view): (&[usize], View), bound: usize) -> Input {
-        self.typed(shape, view, INT, &Range::Whole(0, bound as i64))
-    }
-}
-
-macro_rules! unary {
-    ($s:ident, $($op:ident: $ranges:expr, $tolerance:expr;)*) => {
-        $($s.unary(stringify!($op), &$ranges, $tolerance, B::$op);)*
-    };
-}
-macro_rules! with_scalar {
-    ($s:ident, $($op:ident: $scalars:expr, $range:expr, $tolerance:expr;)*) => {
-        $($s.with_scalar(stringify!($op), &$scalars, &$range, $tolerance, B::$op);)*
-    };
-}
-macro_rules! binary {
-    ($s:ident, $($op:ident: $left:expr, $right:expr, $tolerance:expr;)*) => {
-        $($s.binary(stringify!($op), [&$left, &$right], $tolerance, B::$op);)*
-    };
-}
-macro_rules! compared {
-    ($s:ident, $($op:ident)*; $($scalar:ident)*) => {
-        $($s.compared(stringify!($op), B::$op);)*
-        $($s.compared_scalar(stringify!($scalar), B::$scalar);)*
-    };
-}
-/// `dims`: one output per call with a dimension; `whole`: over the whole tensor.
-macro_rules! along {
-    ($s:ident, $($op:ident: $range:expr, $tolerance:expr, $empty:expr, |$x:ident, $dim:ident| $($kind:ident($out:expr)),+;)*) => {
-        $($s.along(stringify!($op), &$range, $tolerance, $empty, |$x, $dim| vec![$(Value::$kind($out)),+]);)*
-    };
-}
-macro_rules! whole {
-    ($s:ident, $($op:ident: $range:expr, $tolerance:expr, $empty:expr, |$x:ident| $kind:ident($out:expr);)*) => {
-        $($s.whole(stringify!($op), &$range, $tolerance, $empty, |$x| vec![Value::$kind($out)]);)*
-    };
 }
 
 /// Creation, transfer and casts.
 pub(crate) fn creation<B: Backend>(s: &mut Suite<B>) {
+    common::creation(s);
     let dtype = s.float_dtype();
-    for (shape, view) in SAMPLES {
-        let shape = Shape::from(shape.to_vec());
-        let (zeros, ones, full, empty) =
-            (shape.clone(), shape.clone(), shape.clone(), shape.clone());
-        op!(s, Exact, [], |a| Float::float_zeros(
-            zeros.clone(),
-            &a.device,
-            dtype
-        ));
-        op!(s, Exact, [], |a| Float::float_ones(
-            ones.clone(),
-            &a.device,
-            dtype
-        ));
-        op!(s, Exact, [], |a| Float::float_full(
-            full.clone(),
-            Scalar::Float(-2.75),
-            &a.device,
-            dtype
-        ));
-        // What lies in an empty tensor is not defined: only its shape and type are.
-        s.push("float_empty", "", vec![], Exact, move |a| {
-            let all = B::bool_ones(empty.clone(), &a.device, BOOL);
-            let empty = B::float_empty(empty.clone(), &a.device, dtype);
-            vec![Value::Float(B::float_mask_fill(
-                empty,
-                all,
-                Scalar::Float(0.0),
-            ))]
-        });
-        for range in [SPREAD, Range::Special] {
-            let data = s.input(&shape, *view, &range);
-            let uploaded = data.data();
-            op!(s, Exact, [], "data", |a| Float::float_from_data(
-                uploaded.clone(),
-                &a.device
-            ));
-            s.push("float_into_data", "", vec![data.clone()], Exact, |a| {
-                let read = read_sync(B::float_into_data(a.f())).expect("reads");
-                vec![Value::Float(B::float_from_data(read, &a.device))]
-            });
-            op!(s, Exact, [data], |a| Float::float_to_device(
-                a.f(),
-                &a.device.clone()
-            ));
-        }
-    }
-    let whole = [Scalar::Int(3), Scalar::UInt(2), Scalar::Bool(true)];
-    for value in whole {
-        op!(s, Exact, [], format!("{value:?}"), |a| Float::float_full(
-            Shape::from(vec![2, 3]),
-            value,
-            &a.device,
-            dtype
-        ));
+    let values = [
+        Scalar::Float(-2.75),
+        Scalar::Int(3),
+        Scalar::UInt(2),
+        Scalar::Bool(true),
+    ];
+    for value in values {
+        ops!(s, Exact, [], format!("{value:?}"), |a|
+            Float::float_full(Shape::from(vec![2, 3]), value, &a.device, dtype););
     }
     for (shape, view) in SAMPLES {
         for to in FLOATS {
             let x = s.input(shape, *view, &SPREAD);
-            op!(s, Exact, [x], format!("to {to:?}"), |a| Float::float_cast(
-                a.f(),
-                to
-            ));
+            ops!(s, Exact, [x], format!("to {to:?}"), |a| Float::float_cast(a.f(), to););
         }
         for to in INTS {
             // Halves and thirds of both signs: a cast truncates.
             for range in [Range::Quarters, Range::Uniform(-100.0, 100.0)] {
                 let x = s.input(shape, *view, &range);
-                op!(
-                    s,
-                    Exact,
-                    [x],
-                    format!("to {to:?}"),
-                    |a| Int::float_into_int(a.f(), to)
-                );
+                ops!(s, Exact, [x], format!("to {to:?}"), |a| Int::float_into_int(a.f(), to););
             }
         }
     }
     let x = s.plain(&[9], &Range::Special);
-    op!(s, Exact, [x], "special", |a| Float::float_cast(
-        a.f(),
-        FloatDType::F32
-    ));
+    ops!(s, Exact, [x], "special", |a| Float::float_cast(a.f(), FloatDType::F32););
     // Around the ends of the half types: what rounds down, what overflows, what underflows.
     let ends = vec![65504.0, 65519.0, 65520.0, -1e6, 3.4e38, 6e-8, 2e-8, -1e-40];
     for to in FLOATS {
         let x = s.plain(&[8], &Range::Listed(ends.clone()));
-        op!(s, Exact, [x], format!("the ends to {to:?}"), |a| {
-            Float::float_cast(a.f(), to)
-        });
+        ops!(s, Exact, [x], format!("the ends to {to:?}"), |a| Float::float_cast(a.f(), to););
     }
-    unary!(s, float_detach: [SPREAD], Exact;);
+    unary!(s, Float f; float_detach: [SPREAD], Exact;);
     let x = s.plain(&[2, 3], &SPREAD);
-    op!(s, Exact, [x.clone()], |a| Float::float_set_require_grad(
-        a.f(),
-        true
-    ));
+    ops!(s, Exact, [x.clone()], "", |a| Float::float_set_require_grad(a.f(), true););
     s.push("float_is_require_grad", "", vec![x], Exact, |a| {
         let tracked = B::float_is_require_grad(&a.f());
         vec![Value::Float(B::float_full(
@@ -342,7 +115,8 @@ pub(crate) fn creation<B: Backend>(s: &mut Suite<B>) {
 
 /// Arithmetic and functions of single elements, comparisons, masks.
 pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
-    binary!(s,
+    common::masks(s);
+    binary!(s, Float f;
         float_add: SPREAD, SPREAD, Ulps(1);
         float_sub: SPREAD, SPREAD, Ulps(1);
         float_mul: SPREAD, SPREAD, Ulps(1);
@@ -352,21 +126,16 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
         float_hypot: SPREAD, SPREAD, Ulps(8);
         float_atan2: SPREAD, SPREAD, Ulps(8);
     );
-    for (op, f) in [
-        ("float_add", B::float_add as fn(F<B>, F<B>) -> F<B>),
-        ("float_sub", B::float_sub),
-        ("float_mul", B::float_mul),
-        ("float_div", B::float_div),
-    ] {
-        let l = s.plain(&[81], &Range::Special);
-        let r = s.plain(&[81], &Range::Special);
-        s.push(op, "special values", vec![l, r], Exact, move |a| {
-            vec![Value::Float(f(a.f(), a.f()))]
-        });
-    }
+    let special = [0, 1].map(|_| s.plain(&[81], &Range::Special));
+    ops!(s, Exact, special, "special values", |a|
+        Float::float_add(a.f(), a.f());
+        Float::float_sub(a.f(), a.f());
+        Float::float_mul(a.f(), a.f());
+        Float::float_div(a.f(), a.f());
+    );
     // A scalar may be rounded to the tensor's type or not: where it cancels, the sum shows it.
     let scalars = [Scalar::Float(1.5), Scalar::Int(-2), Scalar::Float(-0.1)];
-    with_scalar!(s,
+    with_scalar!(s, Float f;
         float_add_scalar: scalars, SPREAD, Scaled(1);
         float_sub_scalar: scalars, SPREAD, Scaled(1);
         float_mul_scalar: scalars, SPREAD, Ulps(2);
@@ -382,26 +151,21 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
     );
     // Products and powers past the largest half and below the smallest.
     let x = s.plain(&[4], &Range::Listed(vec![300.0, -300.0, 1e-4, -1e-4]));
-    op!(s, Ulps(2), [x.clone(), x.clone()], "ends", |a| {
-        Float::float_mul(a.f(), a.f())
-    });
+    ops!(s, Ulps(2), [x.clone(), x.clone()], "ends", |a| Float::float_mul(a.f(), a.f()););
     op!(s, Ulps(2), [x], "ends", |a| Float::float_exp(a.f()));
     // Squares of negative numbers, as a variance takes them.
-    with_scalar!(s, float_powf_scalar: [Scalar::Float(2.0), Scalar::Int(2)], SPREAD, Ulps(4););
+    with_scalar!(s, Float f; float_powf_scalar: [Scalar::Float(2.0), Scalar::Int(2)], SPREAD, Ulps(4););
     for (shape, view) in SAMPLES {
         let x = s.input(shape, *view, &SPREAD);
-        op!(s, Exact, [x], |a| Float::float_clamp(
-            a.f(),
-            Scalar::Float(-0.5),
-            Scalar::Int(2)
-        ));
+        ops!(s, Exact, [x], "", |a|
+            Float::float_clamp(a.f(), Scalar::Float(-0.5), Scalar::Int(2)););
     }
     for ((shape_l, view_l), (shape_r, view_r)) in PAIRS {
         let l = s.input(shape_l, *view_l, &Range::NonZeroQuarters);
         let r = s.typed(shape_r, *view_r, INT, &Range::Whole(-1, 4));
         op!(s, Ulps(8), [l, r], |a| Float::float_powi(a.f(), a.i()));
     }
-    unary!(s,
+    unary!(s, Float f;
         float_neg: [SPREAD, Range::Special], Exact;
         float_abs: [SPREAD, Range::Special], Exact;
         float_recip: [Range::NonZeroQuarters, Range::Special], Ulps(2);
@@ -432,17 +196,11 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
     for (shape, view) in SAMPLES {
         let x = s.input(shape, *view, &Range::Quarters);
         let (one, byte) = (Scalar::Float(1.0), BoolDType::U8);
-        op!(s, Exact, [x.clone(), x.clone()], "u8", |a| {
-            Bool::float_equal(a.f(), a.f(), byte)
-        });
-        op!(s, Exact, [x.clone()], "u8", |a| Bool::float_greater_elem(
-            a.f(),
-            one,
-            byte
-        ));
+        ops!(s, Exact, [x.clone(), x.clone()], "u8", |a| Bool::float_equal(a.f(), a.f(), byte););
+        ops!(s, Exact, [x.clone()], "u8", |a| Bool::float_greater_elem(a.f(), one, byte););
         op!(s, Exact, [x], "u8", |a| Bool::float_is_nan(a.f(), byte));
     }
-    compared!(s,
+    compared!(s, f, [Range::Quarters, Range::Special], float_scalars;
         float_equal float_not_equal float_greater float_greater_equal float_lower float_lower_equal;
         float_equal_elem float_not_equal_elem float_greater_elem float_greater_equal_elem float_lower_elem
         float_lower_equal_elem
@@ -451,28 +209,6 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
         let x = s.input(shape, *view, &Range::Special);
         op!(s, Exact, [x.clone()], |a| Bool::float_is_nan(a.f(), BOOL));
         op!(s, Exact, [x], |a| Bool::float_is_inf(a.f(), BOOL));
-    }
-    for ((shape_l, view_l), (shape_r, view_r)) in PAIRS {
-        // The mask and the value broadcast to the tensor.
-        let full: Vec<usize> = shape_l
-            .iter()
-            .zip(*shape_r)
-            .map(|(&l, &r)| if l == 1 { r } else { l })
-            .collect();
-        let x = s.input(&full, *view_l, &SPREAD);
-        let mask = s.typed(shape_l, *view_l, FLAG, &FLAGS);
-        let value = s.input(shape_r, *view_r, &SPREAD);
-        op!(s, Exact, [x.clone(), mask.clone(), value], |a| {
-            Float::float_mask_where(a.f(), a.b(), a.f())
-        });
-        op!(s, Exact, [x.clone(), mask.clone()], |a| {
-            Float::float_mask_fill(a.f(), a.b(), Scalar::Float(-1.5))
-        });
-        op!(s, Exact, [x, mask], "-inf", |a| Float::float_mask_fill(
-            a.f(),
-            a.b(),
-            Scalar::Float(f64::NEG_INFINITY)
-        ));
     }
     for (shape, view) in SAMPLES {
         let x = s.input(shape, *view, &SPREAD);
@@ -485,7 +221,7 @@ pub(crate) fn elementwise<B: Backend>(s: &mut Suite<B>) {
 
 /// Reductions, scans, order.
 pub(crate) fn reductions<B: Backend>(s: &mut Suite<B>) {
-    whole!(s,
+    whole!(s, f;
         float_sum: SPREAD, Scaled(16), true, |x| Float(B::float_sum(x));
         float_mean: SPREAD, Scaled(16), false, |x| Float(B::float_mean(x));
         float_prod: Range::Factors, Scaled(32), true, |x| Float(B::float_prod(x));
@@ -502,48 +238,26 @@ pub(crate) fn reductions<B: Backend>(s: &mut Suite<B>) {
         [f64::NEG_INFINITY, f64::INFINITY, 0.0],
     ];
     let x = s.plain(&[3, 3], &Range::Listed(rows.concat()));
-    op!(s, Scaled(1), [x.clone()], "special values", |a| {
-        Float::float_sum_dim(a.f(), 1)
-    });
-    op!(s, Scaled(1), [x.clone()], "special values", |a| {
-        Float::float_mean_dim(a.f(), 1)
-    });
-    op!(s, Scaled(1), [x.clone()], "special values", |a| {
-        Float::float_sum(a.f())
-    });
-    op!(s, Exact, [x.clone()], "special values", |a| {
-        Float::float_max_dim(a.f(), 1)
-    });
-    op!(s, Exact, [x.clone()], "special values", |a| {
-        Float::float_min_dim(a.f(), 1)
-    });
-    op!(s, Exact, [x.clone()], "special values", |a| {
-        Float::float_max(a.f())
-    });
-    op!(s, Exact, [x.clone()], "special values", |a| {
-        Float::float_clamp(a.f(), Scalar::Int(-1), Scalar::Int(1))
-    });
-    op!(s, Exact, [x.clone()], "special values", |a| {
-        Float::float_clamp_min(a.f(), Scalar::Int(-1))
-    });
-    op!(s, Exact, [x.clone()], "special values", |a| {
-        Float::float_clamp_max(a.f(), Scalar::Int(1))
-    });
-    op!(s, Exact, [x.clone()], "special values", |a| {
-        Float::float_floor(a.f())
-    });
-    op!(s, Exact, [x], "special values", |a| Bool::float_any(
-        a.f(),
-        BOOL
-    ));
+    ops!(s, Scaled(1), [x.clone()], "special values", |a|
+        Float::float_sum_dim(a.f(), 1);
+        Float::float_mean_dim(a.f(), 1);
+        Float::float_sum(a.f());
+    );
+    ops!(s, Exact, [x], "special values", |a|
+        Float::float_max_dim(a.f(), 1);
+        Float::float_min_dim(a.f(), 1);
+        Float::float_max(a.f());
+        Float::float_clamp(a.f(), Scalar::Int(-1), Scalar::Int(1));
+        Float::float_clamp_min(a.f(), Scalar::Int(-1));
+        Float::float_clamp_max(a.f(), Scalar::Int(1));
+        Float::float_floor(a.f());
+        Bool::float_any(a.f(), BOOL);
+    );
     let zeros = s.plain(&[3, 4], &Range::Listed(vec![0.0; 12]));
     op!(s, Exact, [zeros], "zeros", |a| Bool::float_any(a.f(), BOOL));
     let ones = s.plain(&[3, 4], &Range::Listed(vec![-1.0; 12]));
-    op!(s, Exact, [ones], "no zeros", |a| Bool::float_all(
-        a.f(),
-        BOOL
-    ));
-    along!(s,
+    ops!(s, Exact, [ones], "no zeros", |a| Bool::float_all(a.f(), BOOL););
+    along!(s, f;
         float_sum_dim: SPREAD, Scaled(16), Empty::Reduces, |x, dim| Float(B::float_sum_dim(x, dim));
         float_mean_dim: SPREAD, Scaled(16), Empty::Refused, |x, dim| Float(B::float_mean_dim(x, dim));
         float_prod_dim: Range::Factors, Scaled(32), Empty::Reduces, |x, dim| Float(B::float_prod_dim(x, dim));
@@ -564,91 +278,31 @@ pub(crate) fn reductions<B: Backend>(s: &mut Suite<B>) {
         float_topk: SPREAD, Exact, Empty::Refused, |x, dim| Float(B::float_topk(x, dim, 1));
         float_argtopk: Range::Distinct, Exact, Empty::Refused, |x, dim| Int(B::float_argtopk(x, dim, 1, INT.into()));
     );
-    s.along(
-        "float_max_dim_with_indices",
-        &Range::Distinct,
-        Exact,
-        Empty::Refused,
-        |x, dim| {
-            let (values, indices) = B::float_max_dim_with_indices(x, dim, INT.into());
-            vec![Value::Float(values), Value::Int(indices)]
-        },
-    );
-    s.along(
-        "float_min_dim_with_indices",
-        &Range::Distinct,
-        Exact,
-        Empty::Refused,
-        |x, dim| {
-            let (values, indices) = B::float_min_dim_with_indices(x, dim, INT.into());
-            vec![Value::Float(values), Value::Int(indices)]
-        },
-    );
-    s.along(
-        "float_sort_with_indices",
-        &Range::Distinct,
-        Exact,
-        Empty::Reduces,
-        |x, dim| {
-            let (values, indices) = B::float_sort_with_indices(x, dim, true, INT.into());
-            vec![Value::Float(values), Value::Int(indices)]
-        },
-    );
-    s.along(
-        "float_topk_with_indices",
-        &Range::Distinct,
-        Exact,
-        Empty::Refused,
-        |x, dim| {
-            let (values, indices) = B::float_topk_with_indices(x, dim, 1, INT.into());
-            vec![Value::Float(values), Value::Int(indices)]
-        },
+    indexed!(s, Float f;
+        float_max_dim_with_indices: Empty::Refused,
+            |x, dim| B::float_max_dim_with_indices(x, dim, INT.into());
+        float_min_dim_with_indices: Empty::Refused,
+            |x, dim| B::float_min_dim_with_indices(x, dim, INT.into());
+        float_sort_with_indices: Empty::Reduces,
+            |x, dim| B::float_sort_with_indices(x, dim, true, INT.into());
+        float_topk_with_indices: Empty::Refused,
+            |x, dim| B::float_topk_with_indices(x, dim, 1, INT.into());
     );
     for view in [Contiguous, Transposed, Stepped] {
         let x = s.input(&[4, 9], view, &Range::Distinct);
-        op!(s, Exact, [x.clone()], "k 3", |a| Float::float_topk(
-            a.f(),
-            1,
-            3
-        ));
-        op!(s, Exact, [x.clone()], "k 3", |a| Int::float_argtopk(
-            a.f(),
-            1,
-            3,
-            IntDType::I64
-        ));
-        op!(s, Exact, [x.clone()], "to i64", |a| Int::float_argmax(
-            a.f(),
-            0,
-            IntDType::I64
-        ));
-        op!(s, Exact, [x.clone()], "to i64", |a| Int::float_argmin(
-            a.f(),
-            0,
-            IntDType::I64
-        ));
-        op!(s, Exact, [x], "to i64", |a| Int::float_argsort(
-            a.f(),
-            0,
-            false,
-            IntDType::I64
-        ));
+        ops!(s, Exact, [x.clone()], "k 3", |a| Float::float_topk(a.f(), 1, 3););
+        ops!(s, Exact, [x.clone()], "k 3", |a| Int::float_argtopk(a.f(), 1, 3, IntDType::I64););
+        ops!(s, Exact, [x.clone()], "to i64", |a| Int::float_argmax(a.f(), 0, IntDType::I64););
+        ops!(s, Exact, [x.clone()], "to i64", |a| Int::float_argmin(a.f(), 0, IntDType::I64););
+        ops!(s, Exact, [x], "to i64", |a| Int::float_argsort(a.f(), 0, false, IntDType::I64););
     }
     // Of equal values the first counts, as in every backend of burn.
     let ties = s.plain(
         &[2, 4],
         &Range::Listed(vec![1.0, 3.0, 3.0, 0.0, -1.0, -1.0, -2.0, -1.0]),
     );
-    op!(s, Exact, [ties.clone()], "ties", |a| Int::float_argmax(
-        a.f(),
-        1,
-        IntDType::I32
-    ));
-    op!(s, Exact, [ties], "ties", |a| Int::float_argmin(
-        a.f(),
-        1,
-        IntDType::I32
-    ));
+    ops!(s, Exact, [ties.clone()], "ties", |a| Int::float_argmax(a.f(), 1, IntDType::I32););
+    ops!(s, Exact, [ties], "ties", |a| Int::float_argmin(a.f(), 1, IntDType::I32););
     let dims: [(&[usize], &[usize]); 5] = [
         (&[3, 4], &[0, 1]),
         (&[2, 3, 4], &[0, 2]),
@@ -659,19 +313,14 @@ pub(crate) fn reductions<B: Backend>(s: &mut Suite<B>) {
     for (shape, dims) in dims {
         for view in [Contiguous, Transposed] {
             let x = s.input(shape, view, &SPREAD);
-            op!(s, Scaled(16), [x], format!("dims {dims:?}"), |a| {
-                Float::float_sum_dims(a.f(), dims)
-            });
+            ops!(s, Scaled(16), [x], format!("dims {dims:?}"), |a|
+                Float::float_sum_dims(a.f(), dims););
         }
     }
     // Long enough for a sum in half precision to drift if it is not kept in f32.
     let long = s.plain(&[4, 1024], &Range::Uniform(0.0, 1.0));
-    op!(s, Scaled(16), [long.clone()], "long", |a| {
-        Float::float_sum_dim(a.f(), 1)
-    });
-    op!(s, Scaled(16), [long.clone()], "long", |a| {
-        Float::float_mean_dim(a.f(), 1)
-    });
+    ops!(s, Scaled(16), [long.clone()], "long", |a| Float::float_sum_dim(a.f(), 1););
+    ops!(s, Scaled(16), [long.clone()], "long", |a| Float::float_mean_dim(a.f(), 1););
     op!(s, Scaled(16), [long], "long", |a| Float::float_sum(a.f()));
 }
 
@@ -717,24 +366,14 @@ pub(crate) fn products<B: Backend>(s: &mut Suite<B>) {
         exchanged.swap(rank - 1, rank - 2);
         let l = s.plain(&exchanged, &UNIT);
         let r = s.plain(right, &UNIT);
-        op!(
-            s,
-            Scaled(16),
-            [l, r],
-            "left with its last two dimensions exchanged",
-            |a| Float::float_matmul(B::float_swap_dims(a.f(), rank - 1, rank - 2), a.f())
-        );
+        ops!(s, Scaled(16), [l, r], "left with its last two dimensions exchanged", |a|
+            Float::float_matmul(B::float_swap_dims(a.f(), rank - 1, rank - 2), a.f()););
         let mut exchanged = right.to_vec();
         exchanged.swap(rank - 1, rank - 2);
         let l = s.plain(left, &UNIT);
         let r = s.plain(&exchanged, &UNIT);
-        op!(
-            s,
-            Scaled(16),
-            [l, r],
-            "right with its last two dimensions exchanged",
-            |a| Float::float_matmul(a.f(), B::float_swap_dims(a.f(), rank - 1, rank - 2))
-        );
+        ops!(s, Scaled(16), [l, r], "right with its last two dimensions exchanged", |a|
+            Float::float_matmul(a.f(), B::float_swap_dims(a.f(), rank - 1, rank - 2)););
     }
     let x = s.plain(&[4, 4], &UNIT);
     s.push(
@@ -759,307 +398,38 @@ pub(crate) fn products<B: Backend>(s: &mut Suite<B>) {
         for view in [Contiguous, Transposed, Stepped] {
             let l = s.input(&shape, view, &SPREAD);
             let r = s.input(&shape, Contiguous, &SPREAD);
-            op!(s, Scaled(8), [l, r], format!("dim {dim}"), |a| {
-                Float::float_cross(a.f(), a.f(), dim)
-            });
+            ops!(s, Scaled(8), [l, r], format!("dim {dim}"), |a|
+                Float::float_cross(a.f(), a.f(), dim););
         }
     }
 }
 
 /// Movement of data: views, indexing, joining.
 pub(crate) fn movement<B: Backend>(s: &mut Suite<B>) {
-    for (shape, view) in SAMPLES {
-        let rank = shape.len();
-        for (i, j) in (0..rank).flat_map(|i| (0..rank).map(move |j| (i, j))) {
-            let x = s.input(shape, *view, &SPREAD);
-            op!(s, Exact, [x], format!("{i} and {j}"), |a| {
-                Float::float_swap_dims(a.f(), i, j)
-            });
-        }
-        if rank >= 2 {
-            let x = s.input(shape, *view, &SPREAD);
-            op!(s, Exact, [x], |a| Float::float_transpose(a.f()));
-        }
-        let axes: Vec<usize> = (0..rank).map(|d| (d + 1) % rank).collect();
-        let x = s.input(shape, *view, &SPREAD);
-        op!(s, Exact, [x.clone()], format!("{axes:?}"), |a| {
-            Float::float_permute(a.f(), &axes)
-        });
-        let flips: Vec<Vec<usize>> = vec![vec![0], vec![rank - 1], (0..rank).collect()];
-        for axes in flips {
-            op!(s, Exact, [x.clone()], format!("{axes:?}"), |a| {
-                Float::float_flip(a.f(), &axes)
-            });
-        }
-        let count: usize = shape.iter().product();
-        let shapes = [
-            vec![count],
-            vec![1, count, 1],
-            shape.iter().rev().copied().collect(),
-        ];
-        for to in shapes {
-            let to = Shape::from(to);
-            op!(s, Exact, [x.clone()], format!("{to:?}"), |a| {
-                Float::float_reshape(a.f(), to.clone())
-            });
-        }
-        for (dim, times) in (0..rank).flat_map(|dim| [1, 3].map(|times| (dim, times))) {
-            op!(
-                s,
-                Exact,
-                [x.clone()],
-                format!("dim {dim} times {times}"),
-                |a| Float::float_repeat_dim(a.f(), dim, times)
-            );
-        }
-    }
+    common::joining(s);
+    common::movement(s);
     // As a vision tower sorts pixels into merged patches.
     for (shape, axes) in [
         (vec![1, 2, 3, 2, 2, 2], vec![0, 1, 3, 2, 4, 5]),
         (vec![1, 2, 2, 1, 3, 2, 1, 2], vec![0, 4, 2, 6, 1, 3, 5, 7]),
     ] {
         let x = s.plain(&shape, &SPREAD);
-        let (of, to) = (
-            axes.clone(),
-            Shape::from(vec![4, shape.iter().product::<usize>() / 4]),
-        );
-        op!(s, Exact, [x.clone()], format!("{axes:?}"), |a| {
-            Float::float_permute(a.f(), &of)
-        });
-        op!(
-            s,
-            Exact,
-            [x.clone()],
-            format!("of a permutation {axes:?}"),
-            |a| { Float::float_reshape(B::float_permute(a.f(), &axes), to.clone()) }
-        );
-        op!(s, Exact, [x], "rank 6 and 8", |a| Float::float_neg(
-            B::float_swap_dims(a.f(), 1, 4)
-        ));
-    }
-    let expansions: [(&[usize], &[usize]); 8] = [
-        (&[1], &[5]),
-        (&[1, 4], &[3, 4]),
-        (&[3, 1], &[3, 4]),
-        (&[3, 4], &[2, 3, 4]),
-        (&[2, 1, 3, 1], &[2, 4, 3, 2]),
-        (&[1, 1], &[2, 3, 4, 5]),
-        (&[3, 4], &[3, 4]),
-        (&[1, 3], &[0, 3]),
-    ];
-    for (from, to) in expansions {
-        for view in [Contiguous, Transposed, Stepped] {
-            let x = s.input(from, view, &SPREAD);
-            let to = Shape::from(to.to_vec());
-            op!(
-                s,
-                Exact,
-                [x],
-                format!("to {to:?}"),
-                |a| Float::float_expand(a.f(), to.clone())
-            );
-        }
-    }
-    for (shape, slices, view) in slices() {
-        let x = s.input(&shape, view, &SPREAD);
-        let value = s.plain(&sliced(&shape, &slices), &SPREAD);
-        let transposed = s.input(&sliced(&shape, &slices), Transposed, &SPREAD);
-        let note = format!("{slices:?}");
-        let (cut, put, put_view) = (slices.clone(), slices.clone(), slices);
-        op!(s, Exact, [x.clone()], note.clone(), |a| Float::float_slice(
-            a.f(),
-            &cut
-        ));
-        op!(s, Exact, [x.clone(), value], note.clone(), |a| {
-            Float::float_slice_assign(a.f(), &put, a.f())
-        });
-        op!(s, Exact, [x, transposed], note, |a| {
-            Float::float_slice_assign(a.f(), &put_view, a.f())
-        });
-    }
-    for (dim, parts) in concatenations() {
-        let inputs: Vec<_> = parts
-            .iter()
-            .map(|(shape, view)| s.input(shape, *view, &SPREAD))
-            .collect();
-        let count = inputs.len();
-        op!(
-            s,
-            Exact,
-            inputs,
-            format!("dim {dim}"),
-            |a| Float::float_cat((0..count).map(|_| a.f()).collect(), dim)
-        );
-    }
-    for ((shape, view), dim, (indices, index_view)) in GATHERS {
-        let (dim, bound) = (*dim, shape[*dim]);
-        let x = s.input(shape, *view, &SPREAD);
-        let at = s.indices((indices, *index_view), bound);
-        let wide = s.typed(
-            indices,
-            *index_view,
-            DType::I64,
-            &Range::Whole(0, bound as i64),
-        );
-        op!(s, Exact, [x.clone(), wide], format!("dim {dim}"), |a| {
-            Float::float_gather(dim, a.f(), a.i())
-        });
-        op!(
-            s,
-            Exact,
-            [x.clone(), at.clone()],
-            format!("dim {dim}"),
-            |a| Float::float_gather(dim, a.f(), a.i())
-        );
-        let value = s.input(indices, Contiguous, &SPREAD);
-        for update in UPDATES {
-            // Where two updates meet, `Assign` keeps either: give each its own place.
-            let (at, tolerance) = match update {
-                IndexingUpdateOp::Assign if indices[dim] <= bound => {
-                    (s.distinct_along(indices, *index_view, dim, bound), Exact)
-                }
-                IndexingUpdateOp::Assign => continue,
-                _ => (at.clone(), Scaled(4)),
-            };
-            op!(
-                s,
-                tolerance,
-                [x.clone(), at, value.clone()],
-                format!("dim {dim} {update:?}"),
-                |a| Float::float_scatter(dim, a.f(), a.i(), a.f(), update)
-            );
-        }
-    }
-    for ((shape, view), dim, (indices, index_view)) in SELECTS {
-        let (dim, bound) = (*dim, shape[*dim]);
-        let x = s.input(shape, *view, &SPREAD);
-        for dtype in [DType::I32, DType::I64] {
-            let at = s.typed(indices, *index_view, dtype, &Range::Whole(0, bound as i64));
-            op!(s, Exact, [x.clone(), at], format!("dim {dim}"), |a| {
-                Float::float_select(a.f(), dim, a.i())
-            });
-        }
-        let mut values = shape.to_vec();
-        values[dim] = indices[0];
-        for value_view in [Contiguous, Transposed] {
-            let value = s.input(&values, value_view, &SPREAD);
-            for update in UPDATES {
-                let (at, tolerance) = match update {
-                    IndexingUpdateOp::Assign if indices[0] <= bound => {
-                        (s.distinct_along(indices, *index_view, 0, bound), Exact)
-                    }
-                    IndexingUpdateOp::Assign => continue,
-                    _ => (s.indices((indices, *index_view), bound), Scaled(4)),
-                };
-                op!(
-                    s,
-                    tolerance,
-                    [x.clone(), at, value.clone()],
-                    format!("dim {dim} {update:?}"),
-                    |a| Float::float_select_assign(a.f(), dim, a.i(), a.f(), update)
-                );
-            }
-        }
-    }
-    // Coordinates in the indices' last dimension: two of [3, 4, 2] give rows of 2, three give
-    // elements.
-    for view in [Contiguous, Transposed, Stepped] {
-        let x = s.input(&[3, 4, 2], view, &SPREAD);
-        let rows = s.typed(
-            &[3, 2],
-            Contiguous,
-            INT,
-            &Range::Listed(vec![0.0, 3.0, 2.0, 1.0, 1.0, 0.0]),
-        );
-        let cells = s.typed(
-            &[2, 3],
-            view,
-            INT,
-            &Range::Listed(vec![0.0, 1.0, 1.0, 1.0, 0.0, 0.0]),
-        );
-        op!(s, Exact, [x.clone(), rows.clone()], "rows", |a| {
-            Float::float_gather_nd(a.f(), a.i())
-        });
-        op!(s, Exact, [x.clone(), cells.clone()], "elements", |a| {
-            Float::float_gather_nd(a.f(), a.i())
-        });
-        for update in UPDATES {
-            let value = s.input(&[3, 2], view, &SPREAD);
-            op!(
-                s,
-                Scaled(2),
-                [x.clone(), rows.clone(), value],
-                format!("rows {update:?}"),
-                |a| Float::float_scatter_nd(a.f(), a.i(), a.f(), update)
-            );
-            let value = s.input(&[2], Contiguous, &SPREAD);
-            op!(
-                s,
-                Scaled(2),
-                [x.clone(), cells.clone(), value],
-                format!("elements {update:?}"),
-                |a| Float::float_scatter_nd(a.f(), a.i(), a.f(), update)
-            );
-        }
-    }
-    for (shape, dim, size, step) in [
-        (vec![7], 0, 3, 2),
-        (vec![4, 5], 1, 2, 1),
-        (vec![4, 5], 0, 4, 1),
-        (vec![2, 6, 3], 1, 3, 3),
-    ] {
-        for view in [Contiguous, Transposed, Stepped] {
-            let x = s.input(&shape, view, &SPREAD);
-            op!(
-                s,
-                Exact,
-                [x],
-                format!("dim {dim} size {size} step {step}"),
-                |a| Float::float_unfold(a.f(), dim, size, step)
-            );
-        }
-    }
-    for mode in [PadMode::Constant(1.5), PadMode::Reflect, PadMode::Edge] {
-        for view in [Contiguous, Transposed, Sliced] {
-            let x = s.input(&[3, 4], view, &SPREAD);
-            op!(s, Exact, [x.clone()], format!("{mode:?}"), |a| {
-                Float::float_pad(a.f(), &[(0, 0), (1, 2)], mode)
-            });
-            op!(s, Exact, [x], format!("{mode:?}"), |a| Float::float_pad(
-                a.f(),
-                &[(2, 1), (0, 3)],
-                mode
-            ));
-        }
+        let to = Shape::from(vec![4, shape.iter().product::<usize>() / 4]);
+        let permuted = axes.clone();
+        ops!(s, Exact, [x.clone()], format!("{permuted:?}"), |a|
+            Float::float_permute(a.f(), &permuted););
+        ops!(s, Exact, [x.clone()], format!("of a permutation {axes:?}"), |a|
+            Float::float_reshape(B::float_permute(a.f(), &axes), to.clone()););
+        ops!(s, Exact, [x], "rank 6 and 8", |a|
+            Float::float_neg(B::float_swap_dims(a.f(), 1, 4)););
     }
     for mode in [InterpolateMode::Bilinear, InterpolateMode::Nearest] {
         for padding in [GridSamplePaddingMode::Zeros, GridSamplePaddingMode::Border] {
             let x = s.plain(&[2, 2, 4, 5], &SPREAD);
             let grid = s.plain(&[2, 3, 2, 2], &UNIT);
             let options = GridSampleOptions::new(mode.clone()).with_padding_mode(padding);
-            op!(
-                s,
-                Scaled(16),
-                [x, grid],
-                format!("{mode:?} {padding:?}"),
-                |a| Float::float_grid_sample_2d(a.f(), a.f(), options.clone())
-            );
+            ops!(s, Scaled(16), [x, grid], format!("{mode:?} {padding:?}"), |a|
+                Float::float_grid_sample_2d(a.f(), a.f(), options.clone()););
         }
-    }
-}
-
-impl<B: Backend> Suite<B> {
-    /// Indices that differ from each other along `dim`.
-    pub(crate) fn distinct_along(
-        &mut self,
-        shape: &[usize],
-        view: View,
-        dim: usize,
-        bound: usize,
-    ) -> Input {
-        let inner: usize = shape[dim + 1..].iter().product();
-        let index = |k: usize| (bound - 1 - k / inner % shape[dim]) as f64;
-        let values = (0..shape.iter().product()).map(index).collect();
-        self.typed(shape, view, INT, &Range::Listed(values))
     }
 }

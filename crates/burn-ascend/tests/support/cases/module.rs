@@ -6,6 +6,7 @@ use burn::backend::ops::{
 };
 use burn::backend::{Backend, BoolStore, DType};
 
+use super::families::ops;
 use super::shapes::SAMPLES;
 use crate::support::compare::Tolerance::{Exact, Scaled};
 use crate::support::input::{
@@ -36,21 +37,15 @@ pub(crate) fn layers<B: Backend>(s: &mut Suite<B>) {
         let weight = s.input(&[inner, 6], Transposed, &UNIT);
         let bias = s.plain(&[6], &SPREAD);
         let grad = s.input(&out, view, &UNIT);
-        op!(s, Scaled(16), [x.clone(), weight.clone(), bias], |a| {
-            Float::linear(a.f(), a.f(), Some(a.f()))
-        });
-        op!(s, Scaled(16), [x.clone(), weight.clone()], "no bias", |a| {
-            Float::linear(a.f(), a.f(), None)
-        });
-        op!(s, Scaled(16), [weight, grad.clone()], |a| {
-            Float::linear_x_backward(a.f(), a.f())
-        });
-        op!(s, Scaled(16), [x.clone(), grad.clone()], |a| {
-            Float::linear_weight_backward(a.f(), a.f())
-        });
-        op!(s, Scaled(16), [grad], |a| Float::linear_bias_backward(
-            a.f()
-        ));
+        ops!(s, Scaled(16), [x.clone(), weight.clone(), bias], "", |a|
+            Float::linear(a.f(), a.f(), Some(a.f())););
+        ops!(s, Scaled(16), [x.clone(), weight.clone()], "no bias", |a|
+            Float::linear(a.f(), a.f(), None););
+        ops!(s, Scaled(16), [weight, grad.clone()], "", |a|
+            Float::linear_x_backward(a.f(), a.f()););
+        ops!(s, Scaled(16), [x.clone(), grad.clone()], "", |a|
+            Float::linear_weight_backward(a.f(), a.f()););
+        ops!(s, Scaled(16), [grad], "", |a| Float::linear_bias_backward(a.f()););
     }
     for (batch, tokens, rows, width) in [(2, 3, 7, 4), (1, 1, 1, 1), (2, 0, 5, 3), (3, 5, 4, 2)] {
         for view in [Contiguous, Transposed, Stepped] {
@@ -59,12 +54,10 @@ pub(crate) fn layers<B: Backend>(s: &mut Suite<B>) {
                 // Tokens repeat: their gradients add up.
                 let ids = s.typed(&[batch, tokens], view, dtype, &Range::Whole(0, rows as i64));
                 let grad = s.input(&[batch, tokens, width], view, &SPREAD);
-                op!(s, Exact, [weights.clone(), ids.clone()], |a| {
-                    Float::embedding(a.f(), a.i())
-                });
-                op!(s, Scaled(8), [weights, grad, ids], |a| {
-                    Float::embedding_backward(a.f(), a.f(), a.i())
-                });
+                ops!(s, Exact, [weights.clone(), ids.clone()], "", |a|
+                    Float::embedding(a.f(), a.i()););
+                ops!(s, Scaled(8), [weights, grad, ids], "", |a|
+                    Float::embedding_backward(a.f(), a.f(), a.i()););
             }
         }
     }
@@ -73,15 +66,10 @@ pub(crate) fn layers<B: Backend>(s: &mut Suite<B>) {
         let x = s.input(shape, *view, &SPREAD);
         let gamma = s.plain(&width, &POSITIVE);
         let beta = s.plain(&width, &SPREAD);
-        op!(s, Scaled(64), [x.clone(), gamma.clone(), beta], |a| {
-            Float::layer_norm(a.f(), a.f(), Some(a.f()), 1e-3)
-        });
-        op!(s, Scaled(64), [x, gamma], "no beta", |a| Float::layer_norm(
-            a.f(),
-            a.f(),
-            None,
-            1e-3
-        ));
+        ops!(s, Scaled(64), [x.clone(), gamma.clone(), beta], "", |a|
+            Float::layer_norm(a.f(), a.f(), Some(a.f()), 1e-3););
+        ops!(s, Scaled(64), [x, gamma], "no beta", |a|
+            Float::layer_norm(a.f(), a.f(), None, 1e-3););
     }
     for (shape, view) in [
         (vec![4, 3], Transposed),
@@ -161,29 +149,17 @@ pub(crate) fn sequences<B: Backend>(s: &mut Suite<B>) {
             options(None, None, false),
             options(Some(0.3), Some(5.0), false),
         ] {
-            op!(s, Scaled(32), qkv.clone(), format!("{options:?}"), |a| {
-                Float::attention(a.f(), a.f(), a.f(), None, None, options)
-            });
+            ops!(s, Scaled(32), qkv.clone(), format!("{options:?}"), |a|
+                Float::attention(a.f(), a.f(), a.f(), None, None, options););
         }
         let plain = options(None, None, false);
         let all = qkv.iter().cloned().chain([mask, bias]);
-        op!(
-            s,
-            Scaled(32),
-            all.collect::<Vec<_>>(),
-            "mask and bias",
-            |a| Float::attention(a.f(), a.f(), a.f(), Some(a.b()), Some(a.f()), plain)
-        );
+        ops!(s, Scaled(32), all.collect::<Vec<_>>(), "mask and bias", |a|
+            Float::attention(a.f(), a.f(), a.f(), Some(a.b()), Some(a.f()), plain););
         let square = [(); 3].map(|()| s.input(&[1, 2, 4, 3], view, &UNIT));
         let causal = options(None, None, true);
-        op!(s, Scaled(32), square, "causal", |a| Float::attention(
-            a.f(),
-            a.f(),
-            a.f(),
-            None,
-            None,
-            causal
-        ));
+        ops!(s, Scaled(32), square, "causal", |a|
+            Float::attention(a.f(), a.f(), a.f(), None, None, causal););
     }
     // [time, batch, classes] log-probabilities; class 0 is the blank.
     let log_probs = s.plain(&[6, 2, 4], &Range::Uniform(-3.0, -0.5));
@@ -195,9 +171,8 @@ pub(crate) fn sequences<B: Backend>(s: &mut Suite<B>) {
     );
     let inputs = s.typed(&[2], Contiguous, INDEX, &Range::Listed(vec![6.0, 5.0]));
     let lengths = s.typed(&[2], Contiguous, INDEX, &Range::Listed(vec![2.0, 2.0]));
-    op!(s, Scaled(32), [log_probs, targets, inputs, lengths], |a| {
-        Float::ctc_loss(a.f(), a.i(), a.i(), a.i(), 0)
-    });
+    ops!(s, Scaled(32), [log_probs, targets, inputs, lengths], "", |a|
+        Float::ctc_loss(a.f(), a.i(), a.i(), a.i(), 0););
 }
 
 /// Expands for 1, 2 and 3 spatial dimensions.
@@ -336,14 +311,8 @@ pub(crate) fn convolutions<B: Backend>(s: &mut Suite<B>) {
         let options = DeformConvOptions::new([1, 1], [1, 1], [1, 1], 1, 1);
         let backward = options.clone();
         let forward: [Input; 5] = [x, offset, weight, mask, bias];
-        op!(s, Scaled(64), forward.clone(), |a| Float::deform_conv2d(
-            a.f(),
-            a.f(),
-            a.f(),
-            Some(a.f()),
-            Some(a.f()),
-            options.clone()
-        ));
+        ops!(s, Scaled(64), forward.clone(), "", |a|
+            Float::deform_conv2d(a.f(), a.f(), a.f(), Some(a.f()), Some(a.f()), options.clone()););
         let inputs = forward.into_iter().chain([grad]).collect();
         s.push("deform_conv2d_backward", "", inputs, Scaled(64), move |a| {
             let out = B::deform_conv2d_backward(
@@ -381,17 +350,8 @@ pub(crate) fn convolutions<B: Backend>(s: &mut Suite<B>) {
         let columns = s.input(&[2, 18, blocks], view, &SPREAD);
         let note = format!("{options:?}");
         let fold = options.clone();
-        op!(s, Exact, [x], note.clone(), |a| Float::unfold4d(
-            a.f(),
-            kernel,
-            options.clone()
-        ));
-        op!(s, Scaled(16), [columns], note, |a| Float::fold4d(
-            a.f(),
-            size,
-            kernel,
-            fold.clone()
-        ));
+        ops!(s, Exact, [x], note.clone(), |a| Float::unfold4d(a.f(), kernel, options.clone()););
+        ops!(s, Scaled(16), [columns], note, |a| Float::fold4d(a.f(), size, kernel, fold.clone()););
     }
 }
 
@@ -416,34 +376,18 @@ pub(crate) fn pooling<B: Backend>(s: &mut Suite<B>) {
         };
         let g1 = s.input(&[2, 3, out(7, 3, 2)], view, &UNIT);
         let g2 = s.input(&[1, 2, out(6, 2, 2), out(7, 3, 2)], view, &UNIT);
-        op!(s, Scaled(8), [x1.clone()], note.clone(), |a| {
-            Float::avg_pool1d(a.f(), 3, 2, padding, counted, ceil)
-        });
-        op!(s, Scaled(8), [x1.clone(), g1.clone()], note.clone(), |a| {
-            Float::avg_pool1d_backward(a.f(), a.f(), 3, 2, padding, counted, ceil)
-        });
-        op!(s, Scaled(8), [x2.clone()], note.clone(), |a| {
-            Float::avg_pool2d(a.f(), [2, 3], [2, 2], [padding; 2], counted, ceil)
-        });
-        op!(s, Scaled(8), [x2.clone(), g2.clone()], note.clone(), |a| {
-            Float::avg_pool2d_backward(a.f(), a.f(), [2, 3], [2, 2], [padding; 2], counted, ceil)
-        });
-        op!(s, Exact, [x1.clone()], note.clone(), |a| Float::max_pool1d(
-            a.f(),
-            3,
-            2,
-            padding,
-            1,
-            ceil
-        ));
-        op!(s, Exact, [x2.clone()], note.clone(), |a| Float::max_pool2d(
-            a.f(),
-            [2, 3],
-            [2, 2],
-            [padding; 2],
-            [1, 1],
-            ceil
-        ));
+        ops!(s, Scaled(8), [x1.clone()], note.clone(), |a|
+            Float::avg_pool1d(a.f(), 3, 2, padding, counted, ceil););
+        ops!(s, Scaled(8), [x1.clone(), g1.clone()], note.clone(), |a|
+            Float::avg_pool1d_backward(a.f(), a.f(), 3, 2, padding, counted, ceil););
+        ops!(s, Scaled(8), [x2.clone()], note.clone(), |a|
+            Float::avg_pool2d(a.f(), [2, 3], [2, 2], [padding; 2], counted, ceil););
+        ops!(s, Scaled(8), [x2.clone(), g2.clone()], note.clone(), |a|
+            Float::avg_pool2d_backward(a.f(), a.f(), [2, 3], [2, 2], [padding; 2], counted, ceil););
+        ops!(s, Exact, [x1.clone()], note.clone(), |a|
+            Float::max_pool1d(a.f(), 3, 2, padding, 1, ceil););
+        ops!(s, Exact, [x2.clone()], note.clone(), |a|
+            Float::max_pool2d(a.f(), [2, 3], [2, 2], [padding; 2], [1, 1], ceil););
         s.push(
             "max_pool1d_with_indices",
             note.clone(),
@@ -526,27 +470,13 @@ pub(crate) fn pooling<B: Backend>(s: &mut Suite<B>) {
         let g1 = s.input(&[2, 3, 3], view, &UNIT);
         let g2 = s.input(&[2, 2, 2, 4], view, &UNIT);
         let g3 = s.input(&[1, 2, 2, 3, 4], view, &UNIT);
-        op!(s, Scaled(8), [x1.clone()], |a| Float::adaptive_avg_pool1d(
-            a.f(),
-            3
-        ));
-        op!(s, Scaled(8), [x2.clone()], |a| Float::adaptive_avg_pool2d(
-            a.f(),
-            [2, 4]
-        ));
-        op!(s, Scaled(8), [x3.clone()], |a| Float::adaptive_avg_pool3d(
-            a.f(),
-            [2, 3, 4]
-        ));
-        op!(s, Scaled(8), [x1, g1], |a| {
-            Float::adaptive_avg_pool1d_backward(a.f(), a.f())
-        });
-        op!(s, Scaled(8), [x2.clone(), g2], |a| {
-            Float::adaptive_avg_pool2d_backward(a.f(), a.f())
-        });
-        op!(s, Scaled(8), [x3, g3], |a| {
-            Float::adaptive_avg_pool3d_backward(a.f(), a.f())
-        });
+        ops!(s, Scaled(8), [x1.clone()], "", |a| Float::adaptive_avg_pool1d(a.f(), 3););
+        ops!(s, Scaled(8), [x2.clone()], "", |a| Float::adaptive_avg_pool2d(a.f(), [2, 4]););
+        ops!(s, Scaled(8), [x3.clone()], "", |a| Float::adaptive_avg_pool3d(a.f(), [2, 3, 4]););
+        ops!(s, Scaled(8), [x1, g1], "", |a| Float::adaptive_avg_pool1d_backward(a.f(), a.f()););
+        ops!(s, Scaled(8), [x2.clone(), g2], "", |a|
+            Float::adaptive_avg_pool2d_backward(a.f(), a.f()););
+        ops!(s, Scaled(8), [x3, g3], "", |a| Float::adaptive_avg_pool3d_backward(a.f(), a.f()););
         let grad = s.input(&[2, 2, 8, 9], view, &UNIT);
         // Flex, and with it every fallback, refuses `NearestExact`.
         for mode in [
@@ -558,13 +488,11 @@ pub(crate) fn pooling<B: Backend>(s: &mut Suite<B>) {
             let note = format!("{mode:?}");
             let options = InterpolateOptions::new(mode.clone()).with_align_corners(false);
             let forward = options.clone();
-            op!(s, Scaled(32), [x2.clone()], note.clone(), |a| {
-                Float::interpolate(a.f(), [8, 9], forward.clone())
-            });
+            ops!(s, Scaled(32), [x2.clone()], note.clone(), |a|
+                Float::interpolate(a.f(), [8, 9], forward.clone()););
             if matches!(mode, InterpolateMode::Nearest) {
-                op!(s, Scaled(32), [x2.clone(), grad.clone()], note, |a| {
-                    Float::interpolate_backward(a.f(), a.f(), [8, 9], options.clone())
-                });
+                ops!(s, Scaled(32), [x2.clone(), grad.clone()], note, |a|
+                    Float::interpolate_backward(a.f(), a.f(), [8, 9], options.clone()););
             }
         }
     }
