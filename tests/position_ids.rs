@@ -120,177 +120,40 @@ fn published() -> [(Compatibility, Vec<Case>); 2] {
     [(Transformers4_57, old), (Transformers5_23, new)]
 }
 
-/// Where transformers keeps fractions of an id it adds them up in f32: its ids to the bit. Those of
-/// the rule are whole.
-#[test]
-fn fractions_of_an_id_are_reproduced() {
-    let fractional = include_str!("fixtures/rope_index_omni_fractional_5.23.0.json");
-    for case in cases(fractional) {
-        let compatible = rules(&case.model).with_compatibility(Transformers5_23);
-        let found = case.ids(compatible, true).expect("ids");
-        assert_eq!(
-            case.differences(&found),
-            (vec![], vec![]),
-            "{}",
-            case.name()
-        );
-        assert!(found.divergences().contains(&Divergence::Fractions));
-        assert!(!found.positions().expect("in range").are_ids());
-        let exact = case.ids(rules(&case.model), true).expect("ids");
-        assert!(exact.positions().expect("in range").are_ids());
-        assert!(exact.divergences().is_empty());
-    }
-}
-
 fn rules(model: &str) -> PositionRules {
     PositionRules::new(model, TOKENS).expect(model)
 }
 
+/// Each version is reproduced, and names a divergence exactly where the default's ids differ from
+/// its own. rope-cli's test of `mrope verify` lists the cases with their reasons.
 #[test]
-fn each_version_is_reproduced() {
+fn versions_are_reproduced_and_say_where_they_diverge() {
     for (version, cases) in published() {
         assert!(cases.len() > 20);
         for case in cases {
             // Version 4.57 knows no token types.
-            let found = case.ids(
-                rules(&case.model).with_compatibility(version),
-                version != Transformers4_57,
-            );
-            let found = found.unwrap_or_else(|error| panic!("{}: {error}", case.name()));
-            let (tokens, rows) = case.differences(&found);
-            assert!(
-                tokens.is_empty(),
-                "{} {version:?}: tokens {tokens:?} differ",
-                case.name()
-            );
-            assert!(
-                rows.is_empty(),
-                "{} {version:?}: deltas of rows {rows:?} differ",
-                case.name()
-            );
-        }
-    }
-}
-
-/// The cases in which the default differs from a version, each with its reason. Every other case
-/// agrees.
-#[test]
-fn the_default_differs_where_a_version_is_wrong() {
-    use Divergence::{AudioVideoOrder, PaddedDelta, TimeForgotten, WholeSeconds};
-    let expected: &[(Compatibility, &str, &[Divergence])] = &[
-        (
-            Transformers4_57,
-            "qwen2_vl/text_only_b2_rightpad",
-            &[PaddedDelta],
-        ),
-        (
-            Transformers4_57,
-            "qwen2_vl/batch2_rightpad_mixed",
-            &[PaddedDelta],
-        ),
-        (
-            Transformers4_57,
-            "qwen2_vl/batch2_one_text_only_row",
-            &[PaddedDelta],
-        ),
-        (
-            Transformers4_57,
-            "qwen2_5_vl/video_2_5_seconds",
-            &[WholeSeconds],
-        ),
-        (
-            Transformers4_57,
-            "qwen2_5_vl/batch2_leftpad_mixed",
-            &[PaddedDelta],
-        ),
-        (
-            Transformers4_57,
-            "qwen3_vl/text_only_b2_rightpad",
-            &[PaddedDelta],
-        ),
-        (
-            Transformers4_57,
-            "qwen3_vl/batch2_rightpad_mixed",
-            &[PaddedDelta],
-        ),
-        (
-            Transformers4_57,
-            "qwen3_vl/batch2_one_text_only_row",
-            &[PaddedDelta],
-        ),
-        (
-            Transformers4_57,
-            "glm4v/batch2_leftpad_mixed",
-            &[PaddedDelta],
-        ),
-        (
-            Transformers5_23,
-            "qwen2_vl/one_video_3x4x4",
-            &[TimeForgotten],
-        ),
-        (
-            Transformers5_23,
-            "qwen2_5_vl/long_video_12x4x4",
-            &[TimeForgotten],
-        ),
-        (
-            Transformers5_23,
-            "qwen2_5_vl/video_2_5_seconds",
-            &[TimeForgotten],
-        ),
-        (
-            Transformers5_23,
-            "qwen2_5_vl/batch2_leftpad_mixed",
-            &[TimeForgotten],
-        ),
-        (
-            Transformers5_23,
-            "paddleocr_vl/long_video_12x4x4",
-            &[TimeForgotten],
-        ),
-        (
-            Transformers5_23,
-            "ernie4_5_vl_moe/long_video_12x4x4",
-            &[TimeForgotten],
-        ),
-        (
-            Transformers5_23,
-            "qwen2_5_omni/audio_in_video",
-            &[AudioVideoOrder],
-        ),
-    ];
-    let mut found = Vec::new();
-    for (version, cases) in published() {
-        for case in cases {
             let typed = version != Transformers4_57;
-            let exact = case.ids(rules(&case.model), typed).expect("exact");
-            assert!(exact.divergences().is_empty());
-            let compatible = rules(&case.model).with_compatibility(version);
-            let divergences = case
-                .ids(compatible, typed)
-                .expect("compatible")
-                .divergences()
-                .to_vec();
-            let (tokens, rows) = case.differences(&exact);
-            let differs = !tokens.is_empty() || !rows.is_empty();
+            let ids = |compatibility| {
+                let rules = rules(&case.model).with_compatibility(compatibility);
+                let found = case.ids(rules, typed);
+                found.unwrap_or_else(|error| panic!("{}: {error}", case.name()))
+            };
+            let (exact, found, nothing) = (ids(Exact), ids(version), (vec![], vec![]));
             assert_eq!(
-                differs,
-                !divergences.is_empty(),
+                case.differences(&found),
+                nothing,
                 "{} {version:?}",
                 case.name()
             );
-            if differs {
-                found.push((version, case.name(), divergences));
-            }
+            assert!(exact.divergences().is_empty());
+            let is_same = case.differences(&exact) == nothing;
+            assert_eq!(
+                is_same,
+                found.divergences().is_empty(),
+                "{} {version:?}",
+                case.name()
+            );
         }
-    }
-    let found: Vec<_> = found
-        .iter()
-        .map(|(v, name, reasons)| (*v, &name[..], &reasons[..]))
-        .collect();
-    assert_eq!(found, expected);
-    for reason in [TimeForgotten, WholeSeconds, PaddedDelta, AudioVideoOrder] {
-        assert!(!reason.to_string().is_empty());
     }
 }
 
@@ -751,194 +614,66 @@ fn of(input_ids: &[i64]) -> Prompt<'_> {
     }
 }
 
-fn refused(model: &str, prompt: Prompt) -> PositionIdsError {
-    match rules(model).position_ids(&prompt) {
-        Err(RopeError::PositionIds(error)) => error,
-        other => panic!("{prompt:?}: {other:?}"),
-    }
-}
-
-fn vl(prompt: Prompt) -> PositionIdsError {
-    refused("qwen2_vl", prompt)
+/// `model tokens { fields of the prompt } => the error,`
+macro_rules! refused {
+    ($($model:literal $tokens:expr, { $($field:ident: $value:expr),* } => $error:pat,)*) => {$(
+        let prompt = Prompt { $($field: $value,)* ..of(&$tokens) };
+        match rules($model).position_ids(&prompt) {
+            Err(RopeError::PositionIds($error)) => {}
+            other => panic!("{prompt:?}: {other:?}, not {}", stringify!($error)),
+        }
+    )*};
 }
 
 #[test]
 fn prompts_that_do_not_fit_are_refused() {
+    use PositionIdsError::{
+        Batch, CuSeqlens, Grid, GridTokens, Length, MissingGrid, Parameter, TokenType, UnusedGrid,
+    };
     let [image, video] = [TOKENS.image, TOKENS.video];
-    assert_eq!(
-        vl(Prompt {
-            attention_mask: Some(&[true]),
-            ..of(&[1, 2])
-        }),
-        PositionIdsError::Length {
-            what: "attention_mask",
-            per: "token",
-            expected: 2,
-            found: 1
-        }
-    );
-    assert_eq!(
-        vl(Prompt {
-            mm_token_type_ids: Some(&[0, 0, 0]),
-            ..of(&[1, 2])
-        }),
-        PositionIdsError::Length {
-            what: "mm_token_type_ids",
-            per: "token",
-            expected: 2,
-            found: 3
-        }
-    );
-    assert_eq!(
-        vl(Prompt {
-            seconds_per_grid: Some(&[1.0]),
-            ..of(&[1])
-        }),
-        PositionIdsError::Length {
-            what: "seconds_per_grid",
-            per: "video",
-            expected: 0,
-            found: 1
-        }
-    );
-    assert_eq!(
-        vl(Prompt {
-            mm_token_type_ids: Some(&[0, 4]),
-            ..of(&[1, 2])
-        }),
-        PositionIdsError::TokenType { found: 4, token: 1 }
-    );
-    for rows in [0, 2] {
-        assert_eq!(
-            vl(Prompt {
-                rows: Rows::Batch(rows),
-                ..of(&[1, 2, 3])
-            }),
-            PositionIdsError::Batch { tokens: 3, rows }
-        );
+    refused! {
+        "qwen2_vl" [1, 2], { attention_mask: Some(&[true]) } =>
+            Length { what: "attention_mask", per: "token", expected: 2, found: 1 },
+        "qwen2_vl" [1, 2], { mm_token_type_ids: Some(&[0, 0, 0]) } =>
+            Length { what: "mm_token_type_ids", per: "token", expected: 2, found: 3 },
+        "qwen2_vl" [1], { seconds_per_grid: Some(&[1.0]) } =>
+            Length { what: "seconds_per_grid", per: "video", expected: 0, found: 1 },
+        "qwen2_vl" [1, 2], { mm_token_type_ids: Some(&[0, 4]) } => TokenType { found: 4, token: 1 },
+        "qwen2_vl" [1, 2, 3], { rows: Rows::Batch(0) } => Batch { tokens: 3, rows: 0 },
+        "qwen2_vl" [1, 2, 3], { rows: Rows::Batch(2) } => Batch { tokens: 3, rows: 2 },
+        "qwen2_vl" [1, image], {} =>
+            MissingGrid { kind: "image", row: 0, token: 1, given: 0 },
+        "qwen2_vl" [1], { video_grids: &[[1, 2, 2]] } =>
+            UnusedGrid { kind: "video", given: 1, used: 0 },
+        // One frame of two: the video is not used up.
+        "qwen3_vl" [video], { video_grids: &[[2, 2, 2]] } =>
+            UnusedGrid { kind: "video", given: 1, used: 0 },
+        "qwen2_vl" [1, image, image, image, 1], { image_grids: &[[1, 4, 4]] } =>
+            GridTokens {
+                kind: "image", row: 0, token: 1, grid: [1, 4, 4], expected: 4, found: 3
+            },
+        "qwen2_vl" [image], { image_grids: &[[1, 3, 4]] } =>
+            Grid { kind: "image", grid: [1, 3, 4], merge: [1, 2, 2] },
+        "qwen2_vl" [image], { image_grids: &[[0, 2, 2]] } =>
+            Grid { kind: "image", grid: [0, 2, 2], merge: [1, 2, 2] },
+        // ERNIE merges two frames into one.
+        "ernie4_5_vl_moe" [video], { video_grids: &[[3, 2, 2]] } =>
+            Grid { kind: "video", grid: [3, 2, 2], merge: [2, 2, 2] },
+        "qwen2_5_vl" [video], { video_grids: &[[1, 2, 2]], seconds_per_grid: Some(&[-1.0]) } =>
+            Parameter { parameter: "seconds_per_grid", .. },
+        // Audio in video with a frame too many.
+        "qwen2_5_omni" [151_652, 151_647, video, video, 151_646, 151_648, 151_653],
+            { video_grids: &[[1, 2, 2]] } => GridTokens { expected: 1, found: 2, .. },
     }
-    for cu_seqlens in [&[][..], &[1, 3], &[0, 2], &[0, 2, 1, 3]] {
-        assert_eq!(
-            vl(Prompt {
-                rows: Rows::Packed(cu_seqlens),
-                ..of(&[1, 2, 3])
-            }),
-            PositionIdsError::CuSeqlens {
-                cu_seqlens: cu_seqlens.to_vec(),
-                tokens: 3
-            }
-        );
-    }
-    assert_eq!(
-        vl(of(&[1, image])),
-        PositionIdsError::MissingGrid {
-            kind: "image",
-            row: 0,
-            token: 1,
-            given: 0
-        }
-    );
-    assert_eq!(
-        vl(Prompt {
-            video_grids: &[[1, 2, 2]],
-            ..of(&[1])
-        }),
-        PositionIdsError::UnusedGrid {
-            kind: "video",
-            given: 1,
-            used: 0
-        }
-    );
-    // One frame of two: the video is not used up.
-    assert_eq!(
-        refused(
-            "qwen3_vl",
-            Prompt {
-                video_grids: &[[2, 2, 2]],
-                ..of(&[TOKENS.video])
-            }
-        ),
-        PositionIdsError::UnusedGrid {
-            kind: "video",
-            given: 1,
-            used: 0
-        }
-    );
-    let short = [1, image, image, image, 1];
-    let short = Prompt {
-        image_grids: &[[1, 4, 4]],
-        ..of(&short)
-    };
-    assert_eq!(
-        vl(short),
-        PositionIdsError::GridTokens {
-            kind: "image",
-            row: 0,
-            token: 1,
-            grid: [1, 4, 4],
-            expected: 4,
-            found: 3
-        }
-    );
-    for grid in [[1, 3, 4], [0, 2, 2]] {
-        let grids = [grid];
+    for ends in [&[][..], &[1, 3], &[0, 2], &[0, 2, 1, 3]] {
         let prompt = Prompt {
-            image_grids: &grids,
-            ..of(&[TOKENS.image])
+            rows: Rows::Packed(ends),
+            ..of(&[1, 2, 3])
         };
-        let merge = [1, 2, 2];
-        assert_eq!(
-            vl(prompt),
-            PositionIdsError::Grid {
-                kind: "image",
-                grid,
-                merge
-            }
-        );
+        let (cu_seqlens, tokens) = (ends.to_vec(), 3);
+        let refused = CuSeqlens { cu_seqlens, tokens }.into();
+        assert_eq!(rules("qwen2_vl").position_ids(&prompt), Err(refused));
     }
-    // ERNIE merges two frames into one.
-    assert_eq!(
-        refused(
-            "ernie4_5_vl_moe",
-            Prompt {
-                video_grids: &[[3, 2, 2]],
-                ..of(&[TOKENS.video])
-            }
-        ),
-        PositionIdsError::Grid {
-            kind: "video",
-            grid: [3, 2, 2],
-            merge: [2, 2, 2]
-        }
-    );
-    let seconds = Prompt {
-        video_grids: &[[1, 2, 2]],
-        seconds_per_grid: Some(&[-1.0]),
-        ..of(&[TOKENS.video])
-    };
-    assert!(matches!(
-        refused("qwen2_5_vl", seconds),
-        PositionIdsError::Parameter {
-            parameter: "seconds_per_grid",
-            ..
-        }
-    ));
-    // Audio in video with a frame too many.
-    let heard = [151_652, 151_647, video, video, 151_646, 151_648, 151_653];
-    assert!(matches!(
-        refused(
-            "qwen2_5_omni",
-            Prompt {
-                video_grids: &[[1, 2, 2]],
-                ..of(&heard)
-            }
-        ),
-        PositionIdsError::GridTokens {
-            expected: 1,
-            found: 2,
-            ..
-        }
-    ));
 
     let found = rules("qwen2_vl").position_ids(&of(&[1, 2])).expect("ids");
     assert_eq!(
