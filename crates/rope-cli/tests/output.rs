@@ -68,63 +68,6 @@ fn a_trained_model_is_kept_where_nobody_reads_the_report() {
     assert!(out.join("attention.svg").is_file());
 }
 
-#[test]
-fn a_benchmark_refuses_a_file_before_it_measures() {
-    let missing = file("no-such-folder").join("x");
-    let missing = missing.to_str().expect("UTF-8");
-    let earlier = file("earlier.csv");
-    std::fs::write(&earlier, "earlier").expect("writes");
-    let earlier = earlier.to_str().expect("UTF-8");
-    // Without --quick a program built for tests warns when it begins to measure; a missing NPU is
-    // found then.
-    for arguments in [
-        &["bench", "speed", "--group", "decode", "--csv", missing][..],
-        &["bench", "speed", "--svg", missing, "--csv", earlier],
-        &["bench", "step", "--csv", missing],
-        &[
-            "bench", "memory", "--dtype", "f32", "--device", "ascend", "--csv", missing,
-        ],
-    ] {
-        let refused = run(arguments);
-        assert_eq!(refused.status.code(), Some(1), "{arguments:?}");
-        let message = text(&refused.stderr);
-        let expected = format!("error: cannot write {missing}: ");
-        assert!(message.starts_with(&expected), "{message}");
-        assert_eq!(message.lines().count(), 1, "{message}");
-    }
-    assert_eq!(std::fs::read_to_string(earlier).expect("a file"), "earlier");
-}
-
-#[test]
-fn one_output_that_fails_takes_no_other_with_it() {
-    let csv = file("unread.csv");
-    let arguments = ["--csv", csv.to_str().expect("UTF-8")];
-    std::fs::write(&csv, "longer than what comes ".repeat(1000)).expect("writes");
-    let ended = unread(&[&ONE_CASE[..], &arguments].concat());
-    assert_eq!(ended.status.code(), Some(141));
-    let rows = std::fs::read_to_string(&csv).expect("a file");
-    assert!(
-        rows.starts_with("case,") && rows.lines().count() > 1,
-        "{rows}"
-    );
-    assert!(!rows.contains("longer"), "{rows}");
-
-    if cfg!(target_os = "linux") {
-        let full = run(&[&ONE_CASE[..], &["--csv", "/dev/full"]].concat());
-        assert_eq!(full.status.code(), Some(1));
-        let message = text(&full.stderr);
-        assert!(
-            message.starts_with("error: cannot write /dev/full: "),
-            "{message}"
-        );
-        assert!(
-            text(&full.stdout).contains("Qwen3-VL-8B"),
-            "{}",
-            text(&full.stdout)
-        );
-    }
-}
-
 /// As if the disk were full, or the reader had gone.
 #[test]
 fn a_run_does_not_end_where_its_progress_cannot_be_written() {
@@ -148,19 +91,7 @@ fn a_run_does_not_end_where_its_progress_cannot_be_written() {
 }
 
 #[test]
-fn a_file_that_is_read_or_written_already_is_not_written_over() {
-    let both = file("both.txt");
-    std::fs::write(&both, "earlier").expect("writes");
-    let (path, folder) = (
-        both.to_str().expect("UTF-8"),
-        both.parent().expect("a folder").display(),
-    );
-    let other = format!("{folder}/./both.txt");
-    let refused = run(&[&ONE_CASE[..], &["--csv", path, "--svg", &other]].concat());
-    assert_eq!(refused.status.code(), Some(1));
-    let expected = format!("error: --csv and --svg both name {path}; expected two files\n");
-    assert_eq!(text(&refused.stderr), expected);
-
+fn a_file_that_is_read_is_not_written_over() {
     let prompt = file("prompt.json");
     std::fs::write(&prompt, r#"{"sequences": [[{"text": 2}]]}"#).expect("writes");
     let path = prompt.to_str().expect("UTF-8");
@@ -172,12 +103,8 @@ fn a_file_that_is_read_or_written_already_is_not_written_over() {
         "{}",
         text(&refused.stderr)
     );
-    for (file, kept) in [
-        (both, "earlier"),
-        (prompt, r#"{"sequences": [[{"text": 2}]]}"#),
-    ] {
-        assert_eq!(std::fs::read_to_string(file).expect("a file"), kept);
-    }
+    let kept = std::fs::read_to_string(prompt).expect("a file");
+    assert_eq!(kept, r#"{"sequences": [[{"text": 2}]]}"#);
 }
 
 #[test]
@@ -281,13 +208,6 @@ fn options_that_would_be_ignored_are_refused() {
     let message = text(&refused.stderr);
     assert!(
         message.contains("expected --device cpu, gpu or gpu:N"),
-        "{message}"
-    );
-    let refused = run(&["bench", "checkpoint", "--quick", "--folder", "/dev/null/x"]);
-    assert_eq!(refused.status.code(), Some(1));
-    let message = text(&refused.stderr);
-    assert!(
-        message.starts_with("error: cannot create /dev/null/x: "),
         "{message}"
     );
 }
