@@ -43,6 +43,7 @@ pub mod hf;
 mod kernels;
 mod lanes;
 mod layout;
+mod limits;
 mod matrix;
 mod parallel;
 pub mod position_ids;
@@ -56,12 +57,11 @@ pub use element::{Element, Real};
 pub use error::{Result, RopeError};
 pub use frequencies::{Frequencies, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling};
 pub use kernels::InstructionSet;
-pub use lanes::{Lane, LaneMap};
+pub use lanes::{AxisLayout, Lane, LaneMap};
 pub use layout::{HeadsLayout, HeadsMut, HeadsRef, Layout, Strides};
+pub use limits::{MAX_AXES, MAX_HEAD_DIM};
 pub use matrix::{MatrixForm, SignedPermutation};
 pub use parallel::Parallelism;
 pub use positions::Positions;
 pub use rotate::{Direction, HeadNorm, NormGradient, NormInput, NormOrder, Operand, Rotator};
-pub use spec::{
-    AxisLayout, Geometry, MAX_AXES, MAX_HEAD_DIM, Pairing, RotarySpec, RotarySpecBuilder,
-};
+pub use spec::{Geometry, Pairing, RotarySpec, RotarySpecBuilder};

@@ -2,8 +2,9 @@
 //! with the kernels, not even the lane map, and is as slow as it is plain.
 
 use crate::error::Result;
+use crate::lanes::AxisLayout;
 use crate::positions::Positions;
-use crate::spec::{AxisLayout, Pairing, RotarySpec};
+use crate::spec::{Pairing, RotarySpec};
 
 /// A square matrix over the channels of a head, row by row.
 #[derive(Clone, Debug, PartialEq)]

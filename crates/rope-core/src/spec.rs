@@ -6,12 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, RopeError};
 use crate::frequencies::Frequencies;
-use crate::lanes::{Lane, LaneMap};
-
-/// The widest head that the kernels index.
-pub const MAX_HEAD_DIM: usize = 1 << 16;
-/// The most position axes that a lane map carries.
-pub const MAX_AXES: usize = 4;
+use crate::lanes::{AxisLayout, LaneMap};
+use crate::limits::MAX_HEAD_DIM;
 
 /// Which channels of the rotated part form a pair; R is `rotary_dim`, P = R/2 the number of pairs.
 ///
@@ -40,84 +36,6 @@ impl Pairing {
         Self::Quarter,
         Self::InterleaveHalf,
     ];
-}
-
-/// Which position axis (T, H, W, ...) drives which lane. Sections count pairs and sum to P.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AxisLayout {
-    /// One axis drives all lanes: text.
-    Single,
-    /// The first `sections[0]` lanes belong to axis 0, the next to axis 1, ... (Qwen2-VL
-    /// `[16, 24, 24]`).
-    Contiguous(Vec<usize>),
-    /// Of n axes, lane j belongs to axis a = j mod n where 0 < a and j < n * sections\[a\], else to
-    /// axis 0 (Qwen3-VL `[24, 20, 20]`, Qwen3.5 `[11, 11, 10]`).
-    Striped(Vec<usize>),
-    /// Sections in the order H, W, T: H and W alternate over the first lanes, T takes the rest,
-    /// while positions keep the order T, H, W (ERNIE-4.5-VL `[22, 22, 20]`).
-    Ernie(Vec<usize>),
-    /// Each axis is spread over the lanes as evenly as its section allows, never twice in a row
-    /// while another is left; of two axes that have used the same share, the lower one goes first;
-    /// of three axes, axis 0 also takes the last lane (openPangu's `mrope_interleaved`). Two or
-    /// three sections.
-    Balanced(Vec<usize>),
-    /// Contiguous, and the frequencies restart on each axis: lane i of a section with s lanes turns
-    /// at theta^(-i/s) (vision towers, Flux, Wan).
-    PerAxis(Vec<usize>),
-    /// The axes alternate, the last one first, and the frequencies restart on each: lane j of n
-    /// axes belongs to axis n - 1 - j mod n and turns at theta^(-(j / n)/s), where s is the section
-    /// of that axis (Kimi's vision tower: W, H, W, H, ... of positions H, W).
-    PerAxisStriped(Vec<usize>),
-    /// Sections, doubled, divide the R channels of (first members, second members), so the two
-    /// members of a pair may follow different axes: not a rotation then (HunyuanVL
-    /// `[16, 16, 16, 16]`).
-    PerChannel(Vec<usize>),
-    /// The lanes as they are, one per pair, or one per channel: all first members of the pairs,
-    /// then all second ones (not a rotation then, unless they agree). A lane may take any
-    /// frequency, one that others take too (Pixtral, V-JEPA 2).
-    Lanes(Vec<Lane>),
-}
-
-impl AxisLayout {
-    /// The sections; none for [`AxisLayout::Single`] and [`AxisLayout::Lanes`].
-    pub fn sections(&self) -> &[usize] {
-        match self {
-            Self::Single | Self::Lanes(_) => &[],
-            Self::Contiguous(s)
-            | Self::Striped(s)
-            | Self::Ernie(s)
-            | Self::Balanced(s)
-            | Self::PerAxis(s)
-            | Self::PerAxisStriped(s)
-            | Self::PerChannel(s) => s,
-        }
-    }
-
-    /// The number of position axes.
-    pub fn axis_count(&self) -> usize {
-        match self {
-            Self::Lanes(lanes) => {
-                let highest = lanes.iter().map(|lane| lane.axis).max();
-                usize::from(highest.unwrap_or(0)) + 1
-            }
-            _ => self.sections().len().max(1),
-        }
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Single => "AxisLayout::Single",
-            Self::Contiguous(_) => "AxisLayout::Contiguous",
-            Self::Striped(_) => "AxisLayout::Striped",
-            Self::Ernie(_) => "AxisLayout::Ernie",
-            Self::Balanced(_) => "AxisLayout::Balanced",
-            Self::PerAxis(_) => "AxisLayout::PerAxis",
-            Self::PerAxisStriped(_) => "AxisLayout::PerAxisStriped",
-            Self::PerChannel(_) => "AxisLayout::PerChannel",
-            Self::Lanes(_) => "AxisLayout::Lanes",
-        }
-    }
 }
 
 /// Which channels of a head are rotated and how they pair: all that a kernel knows of a model.

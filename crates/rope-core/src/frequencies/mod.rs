@@ -12,7 +12,7 @@ pub use scaling::{Llama3Scaling, LongRopeScaling, Scaling, YarnScaling};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, RopeError};
-use crate::spec::MAX_HEAD_DIM;
+use crate::limits::MAX_HEAD_DIM;
 
 /// The frequencies of a rotary embedding: `theta` and how it is scaled, or a list; validated once.
 ///

@@ -1,30 +1,21 @@
-//! Reading a `config.json`: which object speaks for which component, and what it must agree with.
+//! From a `config.json` to a specification: the entry points, the width of heads, the rotated part,
+//! and the axes.
 
-use serde_json::Value;
-
+use super::Component;
 use super::error::{ConfigError, Stated};
-use super::family::{
-    Axes, Component, FULL, Family, LINEAR, OneObject, Pattern, SLIDING, Share, WithoutWindow,
-};
+use super::family::{Axes, FULL, Family, Share};
 use super::fields::{Fields, HEADS, TEXT, VISION, WHOLE, nested};
-use super::json::{is_object, parse, parse_config};
-use super::layers::LayerSpecs;
+use super::find::{
+    check_condition, check_position_embedding, find_family, model_type, without_row,
+};
+use super::json::{parse, parse_config};
+use super::layers::{LayerSpecs, layers};
 use super::parameters::{RopeContext, RopeParameters};
+use super::rotations::{ALL, KEEP_INSIDE, Rotation, agree_with_outer, rotations};
 use crate::error::Result;
 use crate::frequencies::{Frequencies, Scaling};
-use crate::spec::{AxisLayout, Pairing, RotarySpec};
-
-/// Layers that do not attend, and so do not rotate. Dory lists the two halves of a layer, attention
-/// and `mlp`, one by one.
-const UNROTATED_LAYERS: [&str; 5] = [LINEAR, "mamba", "conv", "recurrent", "mlp"];
-/// Full layers that attend to chosen tokens only.
-const INDEXED: &str = "indexed_attention";
-/// The most layers of a model, so that a wrong number is an error rather than gigabytes.
-const MAX_LAYERS: usize = 65_536;
-/// The name of the one rotation of a model whose layers are alike.
-const ALL: &str = "attention";
-/// What to do about one quantity that is stated inside and outside the rope object.
-const KEEP_INSIDE: &str = "keep the one that the model was trained with, inside rope_parameters";
+use crate::lanes::AxisLayout;
+use crate::spec::{Pairing, RotarySpec};
 
 impl RotarySpec {
     /// The rotation of a model's language decoder, from the text of its `config.json`.
@@ -192,94 +183,6 @@ impl LayerSpecs {
     }
 }
 
-/// The family that the innermost known `model_type` names; the levels must not name two.
-fn find_family(component: Component, levels: &[Fields]) -> Result<&'static Family, ConfigError> {
-    let mut found = Vec::new();
-    let mut known: Option<(&'static Family, Stated)> = None;
-    for level in levels.iter().rev() {
-        let named = level.first(&["model_type", "_class_name"], Fields::text)?;
-        let Some((key, model_type)) = named else {
-            continue;
-        };
-        found.push(model_type.to_owned());
-        let Some(family) = Family::find(component, model_type) else {
-            continue;
-        };
-        let stated = level.says(key, format!("{model_type:?}"));
-        match &known {
-            Some((inner, left)) if !std::ptr::eq(*inner, family) => {
-                let remedy = "they rotate differently: give both the checkpoint's model type";
-                return Err(ConfigError::contradiction(left.clone(), stated, remedy));
-            }
-            Some(_) => {}
-            None => known = Some((family, stated)),
-        }
-    }
-    match known {
-        Some((family, _)) => Ok(family),
-        None if found.is_empty() => {
-            Err(levels[0].missing("model_type", "the choice of pairing and axis layout"))
-        }
-        None => Err(without_row(component, found)),
-    }
-}
-
-/// The error that no row names any of these model types, with the reason if there is one.
-fn without_row(component: Component, found: Vec<String>) -> ConfigError {
-    let refusal = |name: &String| {
-        let reason = Family::refusal(name)?;
-        Some((name.clone(), reason))
-    };
-    match found.iter().find_map(refusal) {
-        Some((model_type, reason)) => ConfigError::UnsupportedModelType { model_type, reason },
-        None => ConfigError::UnknownModelType { found, component },
-    }
-}
-
-/// `position_embedding_type` must not send a model of several axes down the plain path, nor a plain
-/// one down the other.
-fn check_position_embedding(family: &Family, level: &Fields) -> Result<(), ConfigError> {
-    let key = "position_embedding_type";
-    let Some(found) = level.text(key)? else {
-        return Ok(());
-    };
-    let stated = level.says(key, format!("{found:?}"));
-    let (axes, model_type) = (family.axes.count(), family.first_model_type());
-    match found {
-        "rope" | "rotary" | "yarn" if axes > 1 => Err(ConfigError::PlainPath {
-            model_type,
-            axes,
-            plain: stated,
-        }),
-        "mrope" | "xdrope" if axes == 1 => Err(ConfigError::contradiction(
-            stated,
-            Stated::new("model_type", format!("{model_type:?} (1 position axis)")),
-            "set position_embedding_type to \"rope\", \
-             or take the model type of the multimodal model",
-        )),
-        "rope" | "rotary" | "yarn" | "mrope" | "xdrope" => Ok(()),
-        _ => Err(ConfigError::NotRotary { stated }),
-    }
-}
-
-/// The row must hold for this configuration.
-fn check_condition(family: &Family, config: &Fields) -> Result<(), ConfigError> {
-    let Some(condition) = &family.condition else {
-        return Ok(());
-    };
-    let (key, reason) = (condition.key, condition.otherwise);
-    match condition.flag {
-        None if config.get(key).is_none() => Err(config.missing(key, reason)),
-        Some(flag) if config.flag(key)?.unwrap_or(false) != flag => {
-            Err(ConfigError::UnsupportedModelType {
-                model_type: family.first_model_type().to_owned(),
-                reason,
-            })
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Channels of the heads of full layers, where they are others: one number for all of them.
 fn full_head_dim(family: &Family, config: &Fields) -> Result<Option<usize>> {
     let Some(layers) = config.object("per_layer_config")? else {
@@ -304,290 +207,6 @@ fn full_head_dim(family: &Family, config: &Fields) -> Result<Option<usize>> {
         }
     }
     Ok(stated.map(|(_, head_dim)| head_dim))
-}
-
-/// The object that states the scaling, under its new or its old name.
-fn rope_object<'a>(
-    family: &Family,
-    config: &Fields<'a>,
-    context: RopeContext,
-) -> Result<Option<Fields<'a>>> {
-    let read = |rope: &Fields| RopeParameters::read(rope, context, family.reads_alpha);
-    let (new, old) = (
-        config.object("rope_parameters")?,
-        config.object("rope_scaling")?,
-    );
-    if let (Some(new), Some(old)) = (&new, &old)
-        && !is_per_layer(new)?
-        && read(new)? != read(old)?
-    {
-        let remedy = "they are two spellings of one object: keep rope_parameters";
-        return Err(ConfigError::contradiction(new.stated(), old.stated(), remedy).into());
-    }
-    Ok(new.or(old))
-}
-
-/// The layer types that the object maps to parameters; none if it states parameters.
-fn layer_types<'a>(rope: &Fields<'a>) -> Result<Vec<&'a str>, ConfigError> {
-    let stated = rope.keys().filter_map(|key| Some((key, rope.get(key)?)));
-    let (types, beside): (Vec<_>, Vec<_>) = stated.partition(|(_, value)| is_object(value));
-    // Transformers does not read what stands beside layer types: it may say nothing, or what one of
-    // them says.
-    let is_said = |(key, value): &(&str, &Value)| {
-        let says_nothing = ["rope_type", "type"].contains(key) && **value == "default";
-        let said = types.iter().filter_map(|(_, of_type)| of_type.get(key));
-        says_nothing || { said }.any(|said| is_same(said, value))
-    };
-    if !types.is_empty() && !beside.iter().all(is_said) {
-        return Err(ConfigError::MixedParameters {
-            key: rope.path_of("").trim_end_matches('.').to_owned(),
-        });
-    }
-    Ok(types.into_iter().map(|(name, _)| name).collect())
-}
-
-/// Whether two values are the same, 1 and 1.0 included.
-fn is_same(left: &Value, right: &Value) -> bool {
-    left == right || left.is_number() && left.as_f64() == right.as_f64()
-}
-
-/// Whether the object maps layer types to parameters rather than stating parameters.
-fn is_per_layer(rope: &Fields) -> Result<bool, ConfigError> {
-    Ok(!layer_types(rope)?.is_empty())
-}
-
-/// One rotation of a decoder.
-struct Rotation<'a> {
-    /// The layer type that takes it, or [`ALL`].
-    name: String,
-    /// The object that states it, where one does.
-    at: Option<Fields<'a>>,
-    parameters: RopeParameters,
-}
-
-/// The rotations that a configuration states or implies, full layers before sliding ones.
-fn rotations<'a>(
-    family: &Family,
-    config: &Fields<'a>,
-    theta_keys: &[&str],
-    context: RopeContext,
-) -> Result<Vec<Rotation<'a>>> {
-    let rope = rope_object(family, config, context)?;
-    let types = match &rope {
-        Some(rope) => layer_types(rope)?,
-        None => Vec::new(),
-    };
-    let per_layer = !types.is_empty();
-    if let Some(rope) = rope.as_ref().filter(|rope| rope.keys().next().is_some())
-        && !per_layer
-        && match family.one_object {
-            OneObject::All => false,
-            OneObject::Full => config.get("rope_parameters").is_some(),
-            OneObject::Refused => true,
-        }
-    {
-        let right = model_type(family, config, "");
-        let remedy = "its class reads parameters by layer type alone: state those of \
-                      full_attention and sliding_attention";
-        return Err(ConfigError::contradiction(rope.stated(), right, remedy).into());
-    }
-    if let Some(rope) = rope.as_ref().filter(|_| !per_layer) {
-        check_original_length(family, config, rope, context)?;
-    }
-    // The class does not read the theta of sliding layers where there is an object for all.
-    let reads_local = rope.is_none() || family.one_object != OneObject::All;
-    let local = family.local.filter(|_| reads_local);
-    let names: Vec<&str> = match (&rope, local) {
-        (Some(rope), local) if per_layer => {
-            // The modelling code fills in a null where it knows what the layer type falls back to.
-            let falls_back = |name: &&str| {
-                local.is_some() && [FULL, SLIDING].contains(name) && rope.is_null(name)
-            };
-            let known = types.iter().copied().chain(rope.keys().filter(falls_back));
-            let (full, others): (Vec<_>, Vec<_>) = known.partition(|name| *name == FULL);
-            [full, others].concat()
-        }
-        (_, Some(_)) => vec![FULL, SLIDING],
-        _ => vec![ALL],
-    };
-    let mut rotations: Vec<Rotation> = Vec::new();
-    for name in names {
-        let mut context = context_of(per_layer.then_some(name), context);
-        let mut at = rope.clone();
-        if per_layer && theta_keys.is_empty() {
-            // The thetas of the class are those of its own objects alone.
-            context.theta = None;
-        } else if let Some(local) = local.filter(|_| name == SLIDING) {
-            let stated = match local.key.filter(|_| !theta_keys.is_empty()) {
-                Some(key) => config.number(key)?,
-                None => None,
-            };
-            let theta = stated.or(local.theta);
-            let of_full = rotations.first().map(|full| full.parameters.theta());
-            context.theta = theta.or(of_full).or(context.theta);
-            // One object for all layers means the full ones.
-            at = None;
-        }
-        if let Some(rope) = rope.as_ref().filter(|_| per_layer) {
-            at = rope.object(name)?;
-        }
-        let parameters = match &at {
-            Some(at) => RopeParameters::read(at, context, family.reads_alpha)?,
-            None => RopeParameters::unscaled(None, context, config)?,
-        };
-        rotations.push(Rotation {
-            name: name.to_owned(),
-            at,
-            parameters,
-        });
-    }
-    Ok(rotations)
-}
-
-/// What completes the rope object of one layer type, or the one of all layers: transformers does
-/// not read the original length for layer types.
-fn context_of(layer_type: Option<&str>, context: RopeContext) -> RopeContext {
-    let of_all = context.original_max_position_embeddings;
-    RopeContext {
-        original_max_position_embeddings: of_all.filter(|_| layer_type.is_none()),
-        ..context
-    }
-}
-
-/// The original length inside the rope object must be the one beside it, which transformers takes.
-fn check_original_length(
-    family: &Family,
-    config: &Fields,
-    rope: &Fields,
-    context: RopeContext,
-) -> Result<()> {
-    let key = "original_max_position_embeddings";
-    let (Some(outer), Some(inner)) = (config.count(key)?, rope.count(key)?) else {
-        return Ok(());
-    };
-    let parameters = RopeParameters::read(rope, context, family.reads_alpha)?;
-    let is_read = matches!(
-        parameters.frequencies.scaling(),
-        Scaling::Llama3(_) | Scaling::Yarn(_) | Scaling::LongRope(_)
-    );
-    if is_read && outer != inner {
-        let (left, right) = (config.says(key, outer), rope.says(key, inner));
-        return Err(ConfigError::contradiction(left, right, KEEP_INSIDE).into());
-    }
-    Ok(())
-}
-
-/// What the configuration says outside the rope objects must agree with what it says inside.
-fn agree_with_outer(
-    family: &Family,
-    levels: &[Fields],
-    config: &Fields,
-    theta_keys: &[&str],
-    context: RopeContext,
-    rotations: &[Rotation],
-) -> Result<()> {
-    // What is said without a layer type is meant for the full layers where sliding ones have a key
-    // of their own, and otherwise for whichever layers do not say it themselves.
-    let meant_for = |name: Option<&str>| -> Vec<&Rotation> {
-        let is_meant = |rotation: &&Rotation| match name {
-            Some(name) => rotation.name == name || rotation.name == ALL,
-            None => family.local.is_none() || [FULL, ALL].contains(&&rotation.name[..]),
-        };
-        rotations.iter().filter(is_meant).collect()
-    };
-    let others = ["rope_theta", "rotary_emb_base"].into_iter();
-    let others = others.filter(|key| !theta_keys.contains(key));
-    let thetas = theta_keys.iter().copied().chain(others);
-    let thetas: Vec<_> = thetas.map(|key| (key, None)).collect();
-    let local = family.local.and_then(|local| local.key);
-    let local = local.map(|key| (key, Some(SLIDING)));
-    for level in levels {
-        for (key, name) in thetas.iter().copied().chain(local) {
-            let Some(stated) = level.number(key)? else {
-                continue;
-            };
-            let meant = meant_for(name);
-            let differs = |rotation: &&Rotation| rotation.parameters.theta() != stated;
-            if let Some(rotation) = meant.first().filter(|_| meant.iter().all(differs)) {
-                let theta = rotation.parameters.theta();
-                let inside = rotation.at.as_ref();
-                let inside = inside.filter(|at| at.get("rope_theta").is_some());
-                let right = match inside {
-                    Some(at) => at.says("rope_theta", theta),
-                    None => match config.first(theta_keys, Fields::number)? {
-                        Some((key, _)) => config.says(key, theta),
-                        None => model_type(family, config, &format!(" (theta {theta})")),
-                    },
-                };
-                let left = level.says(key, stated);
-                return Err(ConfigError::contradiction(left, right, KEEP_INSIDE).into());
-            }
-        }
-        for key in ["rope_parameters", "rope_scaling"] {
-            let Some(rope) = level.object(key)? else {
-                continue;
-            };
-            let of_type = |name| Ok(rope.object(name)?.map(|stated| (Some(name), stated)));
-            let of_types: Result<Vec<_>> = layer_types(&rope)?.into_iter().map(of_type).collect();
-            let mut statements: Vec<_> = of_types?.into_iter().flatten().collect();
-            if statements.is_empty() {
-                statements.push((None, rope));
-            }
-            for (name, stated) in statements {
-                let context = context_of(name, context);
-                agree(family, &stated, &meant_for(name), config, context)?;
-            }
-        }
-        if level.get("mrope_section").is_some() {
-            return Err(ConfigError::MisplacedKey {
-                key: level.path_of("mrope_section"),
-                belongs_in: config.path_of("rope_parameters.mrope_section"),
-            }
-            .into());
-        }
-    }
-    Ok(())
-}
-
-/// A rope object must mean what one of the rotations says that it is meant for. What it leaves out
-/// it does not deny.
-fn agree(
-    family: &Family,
-    stated: &Fields,
-    rotations: &[&Rotation],
-    config: &Fields,
-    context: RopeContext,
-) -> Result<()> {
-    let mut refused = None;
-    for rotation in rotations {
-        let inner = &rotation.parameters;
-        let theta = Some(inner.theta());
-        let context = RopeContext { theta, ..context };
-        let outer = RopeParameters::read(stated, context, family.reads_alpha)?;
-        let names_scaling = stated.get("rope_type").or(stated.get("type")).is_some();
-        let is_met = outer.theta() == inner.theta()
-            && (!names_scaling || outer.frequencies.scaling() == inner.frequencies.scaling())
-            && meets(&outer.partial_rotary_factor, &inner.partial_rotary_factor)
-            && meets(&outer.mrope_section, &inner.mrope_section)
-            && meets(&outer.mrope_interleaved, &inner.mrope_interleaved);
-        if is_met {
-            return Ok(());
-        }
-        refused.get_or_insert(rotation);
-    }
-    let Some(rotation) = refused else {
-        return Ok(());
-    };
-    let unstated = || config.says("rope_parameters", "(not stated)");
-    let right = rotation.at.as_ref().map_or_else(unstated, Fields::stated);
-    let remedy = "only the innermost rope object is read: \
-                  keep what the model was trained with there";
-    Err(ConfigError::contradiction(stated.stated(), right, remedy).into())
-}
-
-/// Whether what is stated, if it is, is what holds.
-fn meets<T: PartialEq>(stated: &Option<T>, holds: &Option<T>) -> bool {
-    stated.is_none() || stated == holds
 }
 
 fn head_dim(family: &Family, config: &Fields, widths: &[&str]) -> Result<usize, ConfigError> {
@@ -619,14 +238,6 @@ fn head_dim(family: &Family, config: &Fields, widths: &[&str]) -> Result<usize, 
         return Err(ConfigError::contradiction(left, right, remedy));
     }
     Ok(width / heads)
-}
-
-/// The model type of a configuration, and what it means.
-fn model_type(family: &Family, config: &Fields, meaning: &str) -> Stated {
-    let named = config.first(&["model_type", "_class_name"], Fields::text);
-    let named = named.ok().flatten().map(|(_, name)| name);
-    let named = named.unwrap_or(family.first_model_type());
-    Stated::new("model_type", format!("{named:?}{meaning}"))
 }
 
 /// Channels of the head that rotate, from whichever key of `share` states them.
@@ -716,6 +327,90 @@ fn rotary_dim(
     .rotary_dim(head_dim)
 }
 
+/// The pairing of a family. DeepSeek-V3 states with a flag whether it reads adjacent channels; null
+/// means that it does not.
+fn pairing(family: &Family, config: &Fields) -> Result<Pairing, ConfigError> {
+    let key = "rope_interleave";
+    let interleaves = config.flag(key)?.unwrap_or(!config.is_null(key));
+    Ok(match family.reads_interleave && !interleaves {
+        true => Pairing::Half,
+        false => family.pairing,
+    })
+}
+
+/// The frequencies of a family that turns the other way.
+fn reversed(family: &Family, frequencies: &Frequencies, rotary_dim: usize) -> Result<Frequencies> {
+    if frequencies.depends_on_seq_len() {
+        let reason = "it turns the other way, which is said of scaled frequencies only where \
+                      they do not depend on the length";
+        return Err(ConfigError::UnsupportedModelType {
+            model_type: family.first_model_type().to_owned(),
+            reason,
+        }
+        .into());
+    }
+    let inv_freq = frequencies.inv_freq(rotary_dim, None)?;
+    Frequencies::listed(inv_freq.iter().map(|value| -value).collect())
+}
+
+/// Pairs of each axis, from its channels.
+fn pairs_of(channels: &[usize]) -> Result<Vec<usize>, ConfigError> {
+    match channels.iter().find(|channels| !channels.is_multiple_of(2)) {
+        None => Ok(channels.iter().map(|channels| channels / 2).collect()),
+        Some(odd) => Err(ConfigError::OddAxis {
+            channels: channels.to_vec(),
+            odd: *odd,
+        }),
+    }
+}
+
+/// Refuses sizes other than those that a model type's lanes were written for.
+fn expect_sizes(config: &Fields, key: &str, meant: &[usize]) -> Result<(), ConfigError> {
+    match config.sizes(key)? {
+        Some(found) if found != meant => {
+            let left = config.says(key, format!("{found:?}"));
+            let right = Stated::new("model_type", format!("of {meant:?}"));
+            let remedy = "build it with RotarySpec::builder and AxisLayout::Lanes";
+            Err(ConfigError::contradiction(left, right, remedy))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The sections of ERNIE's own configuration, which states the frequencies of time; height and width
+/// share the others.
+fn allocated(config: &Fields, rotary_dim: usize) -> Result<Option<Vec<usize>>, ConfigError> {
+    let time = config.size("freq_allocation")?;
+    Ok(time.map(|time| {
+        let plane = (rotary_dim / 2).saturating_sub(time) / 2;
+        vec![plane, plane, time]
+    }))
+}
+
+/// `found`, which must be a section for each of the `axes`.
+fn sections(
+    found: Option<Vec<usize>>,
+    axes: usize,
+    rope: &Fields,
+    model_type: impl Fn() -> Stated,
+) -> Result<Vec<usize>, ConfigError> {
+    let (key, model_type) = (rope.path_of("mrope_section"), model_type());
+    match found {
+        Some(found) if found.len() == axes => Ok(found),
+        Some(found) => Err(ConfigError::SectionAxes {
+            key,
+            found,
+            model_type,
+            axes,
+        }),
+        None => Err(ConfigError::MissingSections {
+            key,
+            model_type,
+            axes,
+        }),
+    }
+}
+
 /// Puts a family, what its configuration states and the width of its heads together.
 fn build(
     family: &Family,
@@ -753,14 +448,7 @@ fn build(
                 rotary_dim = channels.iter().sum();
                 channels
             });
-            if let Some(odd) = channels.iter().find(|channels| !channels.is_multiple_of(2)) {
-                return Err(ConfigError::OddAxis {
-                    channels: channels.clone(),
-                    odd: *odd,
-                }
-                .into());
-            }
-            layout(channels.iter().map(|channels| channels / 2).collect())
+            layout(pairs_of(&channels)?)
         }
         Axes::Lanes {
             rotary_dim: of,
@@ -769,14 +457,8 @@ fn build(
             stated,
             ..
         } => {
-            if let Some((key, meant)) = stated
-                && let Some(found) = config.sizes(key)?
-                && found != *meant
-            {
-                let left = config.says(key, format!("{found:?}"));
-                let right = Stated::new("model_type", format!("of {meant:?}"));
-                let remedy = "build it with RotarySpec::builder and AxisLayout::Lanes";
-                return Err(ConfigError::contradiction(left, right, remedy).into());
+            if let Some((key, meant)) = stated {
+                expect_sizes(config, key, meant)?;
             }
             rotary_dim = of(rotary_dim);
             let dims = frequency_dims(rotary_dim);
@@ -793,32 +475,9 @@ fn build(
             default,
             interleaved,
         } => {
-            let allocated = match config.size("freq_allocation")? {
-                // ERNIE's own configuration states the frequencies of time; height and width share
-                // the others.
-                Some(time) => {
-                    let plane = (rotary_dim / 2).saturating_sub(time) / 2;
-                    Some(vec![plane, plane, time])
-                }
-                None => None,
-            };
-            let fallback = || (!default.is_empty()).then(|| default.to_vec());
-            let sections = stated.or(allocated).or_else(fallback).ok_or_else(|| {
-                ConfigError::MissingSections {
-                    key: rope.path_of("mrope_section"),
-                    model_type: model_type(),
-                    axes: *count,
-                }
-            })?;
-            if sections.len() != *count {
-                return Err(ConfigError::SectionAxes {
-                    key: rope.path_of("mrope_section"),
-                    found: sections,
-                    model_type: model_type(),
-                    axes: *count,
-                }
-                .into());
-            }
+            let fallback = (!default.is_empty()).then(|| default.to_vec());
+            let stated = stated.or(allocated(config, rotary_dim)?).or(fallback);
+            let sections = sections(stated, *count, rope, model_type)?;
             if let (Some(stated), Some(meant)) = (parameters.mrope_interleaved, interleaved)
                 && stated != *meant
             {
@@ -830,217 +489,15 @@ fn build(
             layout(sections)
         }
     };
-    // DeepSeek-V3 states with this flag whether it reads adjacent channels; null means that it does
-    // not.
-    let key = "rope_interleave";
-    let interleaves = config.flag(key)?.unwrap_or(!config.is_null(key));
-    let pairing = if family.reads_interleave && !interleaves {
-        Pairing::Half
-    } else {
-        family.pairing
-    };
     let attention_scaling = parameters.frequencies.attention_scaling();
     if family.reversed {
-        if frequencies.depends_on_seq_len() {
-            let reason = "it turns the other way, which is said of scaled frequencies only where \
-                          they do not depend on the length";
-            return Err(ConfigError::UnsupportedModelType {
-                model_type: family.first_model_type().to_owned(),
-                reason,
-            }
-            .into());
-        }
-        let inv_freq = frequencies.inv_freq(rotary_dim, None)?;
-        frequencies = Frequencies::listed(inv_freq.iter().map(|value| -value).collect())?;
+        frequencies = reversed(family, &frequencies, rotary_dim)?;
     }
     RotarySpec::builder(head_dim)
         .rotary_dim(rotary_dim)
-        .pairing(pairing)
+        .pairing(pairing(family, config)?)
         .axes(axes)
         .frequencies(frequencies)
         .attention_scaling(attention_scaling)
         .build()
-}
-
-/// For each layer, 1 if its theta is that of the model, and 0 if it is 0: the layer does not turn.
-fn layer_thetas(
-    config: &Fields,
-    specs: &[(String, RotarySpec)],
-) -> Result<Option<Vec<usize>>, ConfigError> {
-    let key = "layer_rope_theta";
-    let Some(thetas) = config.numbers(key)? else {
-        return Ok(None);
-    };
-    let of_model = specs
-        .first()
-        .and_then(|(_, spec)| spec.frequencies().theta());
-    let other = |theta: &&f64| **theta != 0.0 && Some(**theta) != of_model;
-    if let Some(theta) = thetas.iter().find(other) {
-        let shown = of_model.unwrap_or_default();
-        let (left, right) = (config.says(key, theta), config.says("rope_theta", shown));
-        let remedy = "one theta for all layers that turn is supported: build the others with \
-                      RotarySpec::builder";
-        return Err(ConfigError::contradiction(left, right, remedy));
-    }
-    let turns = |theta: &f64| usize::from(*theta != 0.0);
-    Ok(Some(thetas.iter().map(turns).collect()))
-}
-
-/// For each layer, the index of its rotation among `specs`, or none where it does not rotate. Empty
-/// where the configuration does not state the number of layers.
-fn layers(
-    family: &Family,
-    config: &Fields,
-    specs: &[(String, RotarySpec)],
-) -> Result<Vec<Option<usize>>, ConfigError> {
-    let keys = [Some("num_hidden_layers"), family.layers_key];
-    let keys: Vec<&str> = keys.into_iter().flatten().collect();
-    let stated = config.first(&keys, Fields::size)?;
-    let (layers_key, count) = stated.map_or((keys[0], None), |(key, count)| (key, Some(count)));
-    if let Some(count) = count.filter(|count| *count > MAX_LAYERS) {
-        return Err(ConfigError::WrongType {
-            key: config.path_of(layers_key),
-            expected: "a number of layers, at most 65536",
-            found: count.to_string(),
-        });
-    }
-    let types_key = match family.pattern {
-        Some(Pattern::Listed(key)) if config.get("layer_types").is_none() => key,
-        _ => "layer_types",
-    };
-    let types = config.texts(types_key)?;
-    let flags = config
-        .sizes("no_rope_layers")?
-        .filter(|flags| !flags.is_empty());
-    let flags = match layer_thetas(config, specs)? {
-        Some(turning) => Some(turning),
-        None => flags,
-    };
-    let cross = config.sizes("cross_attention_layers")?.unwrap_or_default();
-    let mut unrotated_types = family.unrotated.to_vec();
-    match family
-        .without_window
-        .filter(|_| config.is_null("sliding_window"))
-    {
-        Some(WithoutWindow::All) => unrotated_types.clear(),
-        Some(WithoutWindow::None) => unrotated_types.push(SLIDING),
-        None => {}
-    }
-    if family.null_is_unrotated
-        && let Some(rope) = config.object("rope_parameters")?
-    {
-        unrotated_types.extend(rope.keys().filter(|name| rope.get(name).is_none()));
-    }
-    let lens = [
-        (layers_key, count),
-        (types_key, types.as_ref().map(Vec::len)),
-        ("no_rope_layers", flags.as_ref().map(Vec::len)),
-    ];
-    let says = |(key, len): (&str, usize)| {
-        if key == layers_key {
-            config.says(key, len)
-        } else {
-            config.says(key, format!("a list of {len}"))
-        }
-    };
-    for (left, right) in [(1, 0), (2, 0), (1, 2)] {
-        if let ((left, Some(found)), (right, Some(expected))) = (lens[left], lens[right])
-            && found != expected
-        {
-            let (left, right) = (says((left, found)), says((right, expected)));
-            let remedy = "list one entry per layer";
-            return Err(ConfigError::contradiction(left, right, remedy));
-        }
-    }
-    let count = lens.into_iter().find_map(|(_, len)| len);
-    // The interval that the configuration states, or the family's own.
-    let interval = |keys: &[&str], own: usize| -> Result<usize, ConfigError> {
-        match config.first(keys, Fields::size)? {
-            Some((key, 0)) => Err(ConfigError::WrongType {
-                key: config.path_of(key),
-                expected: "a whole number, 1 or more",
-                found: "0".to_owned(),
-            }),
-            stated => Ok(stated.map_or(own, |(_, every)| every)),
-        }
-    };
-    let types = match types {
-        Some(types) => Some(types),
-        None => pattern_types(family, config, count.unwrap_or(0), interval)?,
-    };
-    let no_rope = match family.no_rope_every {
-        Some(every) => Some(interval(&["no_rope_layer_interval"], every)?),
-        None => None,
-    };
-    let rotation = |layer: usize| {
-        let layer_type = types.as_ref().map(|types| types[layer]);
-        let is_unrotated =
-            |name: &str| UNROTATED_LAYERS.contains(&name) || unrotated_types.contains(&name);
-        // A list of the layers that turn goes before what their types imply.
-        let unrotated = match (&flags, no_rope) {
-            (Some(flags), _) => flags[layer] == 0,
-            (None, Some(every)) => (layer + 1).is_multiple_of(every),
-            (None, None) => layer_type.is_some_and(is_unrotated),
-        };
-        if unrotated || cross.contains(&layer) {
-            return Ok(None);
-        }
-        let is_full = |name: &str| [FULL, INDEXED].contains(&name);
-        let named = |(name, _): &(String, RotarySpec)| {
-            let same = |found: &str| name == found || is_full(name) && is_full(found);
-            name == ALL || layer_type.is_some_and(same)
-        };
-        match specs.iter().position(named) {
-            Some(spec) => Ok(Some(spec)),
-            None => Err(ConfigError::LayerWithoutParameters {
-                layer,
-                layer_type: layer_type.unwrap_or("(not stated)").to_owned(),
-                known: specs.iter().map(|(name, _)| name.clone()).collect(),
-            }),
-        }
-    };
-    (0..count.unwrap_or(0)).map(rotation).collect()
-}
-
-/// The types of `count` layers, as a family derives them that does not list them.
-fn pattern_types<'a>(
-    family: &Family,
-    config: &Fields<'a>,
-    count: usize,
-    interval: impl Fn(&[&str], usize) -> Result<usize, ConfigError>,
-) -> Result<Option<Vec<&'a str>>, ConfigError> {
-    let Some(pattern) = &family.pattern else {
-        return Ok(None);
-    };
-    Ok(Some(match pattern {
-        Pattern::Every(full) => {
-            let every = interval(full.keys, full.every)?;
-            let of_layer = |layer| full.layer_type(layer, count, every);
-            (0..count).map(of_layer).collect()
-        }
-        Pattern::Cycle { key, default } => {
-            let stated = match key {
-                Some(key) => config.texts(key)?,
-                None => None,
-            };
-            let kinds = stated.unwrap_or_else(|| default.to_vec());
-            if let (Some(key), true) = (key, kinds.is_empty()) {
-                return Err(ConfigError::WrongType {
-                    key: config.path_of(key),
-                    expected: "a list of at least one layer type",
-                    found: "[]".to_owned(),
-                });
-            }
-            kinds.into_iter().cycle().take(count).collect()
-        }
-        Pattern::Indices(key) => {
-            let full = config.sizes(key)?.unwrap_or_default();
-            let of_layer = |layer| if full.contains(&layer) { FULL } else { LINEAR };
-            (0..count).map(of_layer).collect()
-        }
-        Pattern::Listed(key) if count > 0 => {
-            return Err(config.missing(key, "the choice of the layers that rotate"));
-        }
-        Pattern::Listed(_) => return Ok(None),
-    }))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::family::Component;
+use super::Component;
 use super::json::float;
 
 /// A key of a configuration and what it says there.

@@ -9,31 +9,12 @@
 //! `tests/fixtures/generate/rotations.py` compares the rows with what those modules compute, and
 //! lists model types that a newer release adds.
 
-use std::fmt;
 use std::str::FromStr;
 
+use super::Component;
 use super::error::ConfigError;
-use crate::lanes::Lane;
-use crate::spec::Pairing::{Adjacent, Half, InterleaveHalf, Quarter};
-use crate::spec::{AxisLayout, Pairing};
-
-/// Which part of a model rotates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Component {
-    /// The language model or audio encoder, or the one transformer of a diffusion model.
-    Text,
-    /// The vision tower.
-    Vision,
-}
-
-impl fmt::Display for Component {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Text => "text",
-            Self::Vision => "vision",
-        })
-    }
-}
+use crate::lanes::{AxisLayout, Lane};
+use crate::spec::Pairing::{self, Adjacent, Half, InterleaveHalf, Quarter};
 
 impl FromStr for Component {
     type Err = ConfigError;
