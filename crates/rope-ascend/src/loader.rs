@@ -15,7 +15,6 @@ use std::{env, fs};
 use libloading::Library;
 
 use crate::error::LoadError;
-use crate::safe::Pooling;
 use crate::sys::{AclFused, AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Resolve};
 
 /// One role with its library names, newest first.
@@ -63,6 +62,17 @@ pub(crate) const PATH_VARIABLE: &str = "ROPE_ASCEND_LIB_PATH";
 
 /// Variable that overrides how device memory is asked for: `segments` or `blocks`.
 pub(crate) const POOL_VARIABLE: &str = "ROPE_ASCEND_POOL";
+
+/// How device memory is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// In segments, from which buffers are cut.
+    #[default]
+    Segments,
+    /// In one allocation for each buffer, so that a memory checker sees where each one ends. They
+    /// are still cached.
+    Blocks,
+}
 
 impl Pooling {
     /// What the variable says, else `default`.

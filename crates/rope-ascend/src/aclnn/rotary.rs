@@ -7,8 +7,7 @@ use rope_core::{AxisLayout, CosSinTable, Direction, Layout, Pairing, Positions};
 
 use super::operators::{Operators, View};
 use crate::error::{AscendError, Result};
-use crate::rope::Architecture;
-use crate::safe::{DeviceBuffer, DeviceMemory, Stream};
+use crate::safe::{Architecture, DeviceBuffer, DeviceMemory, Stream};
 use crate::sys::aclDataType;
 
 const ROTARY_MUL: &str = "aclnnRotaryPositionEmbedding";

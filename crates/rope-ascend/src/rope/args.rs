@@ -7,6 +7,36 @@
 
 use crate::error::Cores;
 
+/// Element types that the kernels take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KernelType {
+    /// 32 bits.
+    F32,
+    /// IEEE 754 half precision.
+    F16,
+    /// The upper half of 32 bits.
+    Bf16,
+}
+
+impl KernelType {
+    /// Name in the kernels' entry points.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
 /// Strides of the rows (one head of one token) of a tensor in global memory, in elements.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 
 use std::ffi::CString;
 
-use super::machine::Architecture;
 use crate::error::{AscendError, Result};
 use crate::loader::Api;
+use crate::safe::Architecture;
 use crate::sys::{AclRtc, aclrtcProg};
 
 /// The kernel sources, in the order in which they include each other; the last has the entry

@@ -2,12 +2,13 @@
 
 use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, NormOrder};
 
+use super::args::KernelType;
 use super::args::{NormTiling, Tiling};
 use super::coefficients::Channels;
-use super::machine::Machine;
 use super::norm_tiling::plan_norm;
-use super::rotator::{KernelType, tensor_layout};
+use super::rotator::tensor_layout;
 use super::tiling::{Plan, Problem, plan_angle_gradient, plan_matrix, plan_rotation};
+use crate::safe::Machine;
 
 /// A launch, before anything about it is checked. Arrays of two are of q and k.
 #[derive(Clone, Copy, Debug)]

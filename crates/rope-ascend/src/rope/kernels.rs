@@ -6,9 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use super::compile::Compilation;
 use super::kernel_files::KernelFile;
-use super::machine::Machine;
 use crate::error::{Cores, Result};
-use crate::safe::{Kernel, LaunchWay, Module, Stream};
+use crate::safe::{Kernel, LaunchWay, Machine, Module, Stream};
 
 /// The rotary kernels on one device.
 #[derive(Debug)]

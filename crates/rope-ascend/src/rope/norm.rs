@@ -3,9 +3,10 @@
 
 use rope_core::{HeadNorm, RopeError};
 
+use super::args::KernelType;
 use super::args::{NormArgs, NormTiling, TensorLayout};
 use super::norm_tiling::plan_norm;
-use super::rotator::{AngleRows, Heads, KernelType, Operand, Rotator, Tensors};
+use super::rotator::{AngleRows, Heads, Operand, Rotator, Tensors};
 use super::tiling::{Plan, Problem};
 use crate::error::{AscendError, Result};
 use crate::safe::DeviceMemory;

@@ -3,14 +3,13 @@
 
 use rope_core::{Direction, HeadNorm, NormOrder, Pairing};
 
-use super::args::{NormTiling, Route, Span, TensorLayout, Tiling};
+use super::args::{KernelType, NormTiling, Route, Span, TensorLayout, Tiling};
 use super::coefficients::{Channels, Coefficients, Segments};
-use super::machine::Machine;
-use super::rotator::KernelType;
 use super::tiling::{
     Fit, Grid, Plan, Problem, SLOTS, check_heads, kernel_name, longest_run, route, share_out,
 };
 use crate::error::Result;
+use crate::safe::Machine;
 
 /// Bytes that stay unused after the kernels' buffers and between the parts of their work area: 256
 /// each, for 18 of them at most.
@@ -225,6 +224,70 @@ impl Row {
     }
 }
 
+/// What a tile of these rows takes of the unified buffer.
+fn fit(
+    problem: &Problem,
+    row: &Row,
+    tiling: &Tiling,
+    machine: Machine,
+    backward: bool,
+    blocks: u32,
+) -> Fit {
+    let (channels, element_bytes) = (problem.channels, problem.element.bytes() as u32);
+    let tensors = if problem.heads[1] > 0 { 2 } else { 1 };
+    let copies = u32::from(element_bytes == 2 || row.neighbours(Side::X));
+    // f32 of a row: t, the copies, the sums; the sum of each chunk, and a block or two.
+    let runs = row.runs();
+    let chunks: u32 = runs.iter().map(|[_, length]| length.div_ceil(LANES)).sum();
+    let (rows_in_slot, work_lanes) = if backward {
+        let lanes = row.pitch() * (1 + 2 * copies + tensors);
+        (2, lanes + chunks + 2 * F32_UNIT)
+    } else {
+        (1, row.pitch() * (1 + copies) + chunks + F32_UNIT)
+    };
+    // Rows are counted by eights in what there is of each chunk and row.
+    let rounding = 4 * (F32_UNIT - 1) * (chunks + 2 * F32_UNIT);
+    let channels_padded = channels.head_dim.next_multiple_of(F32_UNIT);
+    Fit {
+        ub: machine.ub_bytes,
+        fixed: SLACK_BYTES
+            + rounding
+            + 4 * (tiling.map_words.next_multiple_of(F32_UNIT)
+                + 3 * channels_padded
+                + 2 * row.pitch()),
+        token_bytes: 4 * 2 * tiling.raw_pitch,
+        slot_row: rows_in_slot * row.pitch() * element_bytes,
+        work_row: 4 * work_lanes,
+        // A tile has heads of one tensor.
+        heads: problem.heads[0].max(problem.heads[1]),
+        longest: longest_run(tiling, blocks),
+    }
+}
+
+/// The route of each span of q and of k, in the tiles that `tiling` has been fitted to.
+fn routes(
+    layouts: &[TensorLayout; 2],
+    spans: &[Span; 3],
+    tiling: &Tiling,
+    element_bytes: u32,
+) -> [[Route; 2]; 3] {
+    let mut routes = [[Route::default(); 2]; 3];
+    for (span_routes, span) in routes.iter_mut().zip(spans) {
+        for ((to, layout), heads) in span_routes.iter_mut().zip(layouts).zip(tiling.heads) {
+            *to = route(
+                layout,
+                *span,
+                tiling.row_pitch,
+                element_bytes,
+                tiling.head_major != 0,
+                heads.min(tiling.heads_per_tile),
+                tiling.tokens_per_tile,
+            );
+        }
+    }
+    routes
+}
+
 /// Cuts a norm with its rotation into tiles; with the layouts of the gradient of y, its backward,
 /// whose output is the gradient of x. The problem's direction is not used.
 ///
@@ -287,33 +350,7 @@ pub(super) fn plan_norm(
     let blocks = share_out(&mut tiling, machine);
 
     let runs = row.runs();
-    let tensors = if problem.heads[1] > 0 { 2 } else { 1 };
-    let copies = u32::from(element_bytes == 2 || row.neighbours(Side::X));
-    // f32 of a row: t, the copies, the sums; what each chunk adds up to, and a block or two.
-    let chunks: u32 = runs.iter().map(|[_, length]| length.div_ceil(LANES)).sum();
-    let (rows_in_slot, work_lanes) = if backward {
-        let lanes = row.pitch() * (1 + 2 * copies + tensors);
-        (2, lanes + chunks + 2 * F32_UNIT)
-    } else {
-        (1, row.pitch() * (1 + copies) + chunks + F32_UNIT)
-    };
-    // Rows are counted by eights in what there is of each chunk and row.
-    let rounding = 4 * (F32_UNIT - 1) * (chunks + 2 * F32_UNIT);
-    let channels_padded = channels.head_dim.next_multiple_of(F32_UNIT);
-    let fit = Fit {
-        ub: machine.ub_bytes,
-        fixed: SLACK_BYTES
-            + rounding
-            + 4 * (tiling.map_words.next_multiple_of(F32_UNIT)
-                + 3 * channels_padded
-                + 2 * row.pitch()),
-        token_bytes: 4 * 2 * tiling.raw_pitch,
-        slot_row: rows_in_slot * row.pitch() * element_bytes,
-        work_row: 4 * work_lanes,
-        // A tile has heads of one tensor.
-        heads: problem.heads[0].max(problem.heads[1]),
-        longest: longest_run(&tiling, blocks),
-    };
+    let fit = fit(problem, &row, &tiling, machine, backward, blocks);
     let fitted = if tiling.head_major == 0 {
         fit.token_major()
     } else {
@@ -322,26 +359,10 @@ pub(super) fn plan_norm(
     tiling.tokens_per_tile = fitted.tokens;
     tiling.heads_per_tile = fitted.heads;
 
-    let routes = |layouts: &[TensorLayout; 2], spans: &[Span; 3]| {
-        let mut routes = [[Route::default(); 2]; 3];
-        for (of_span, span) in routes.iter_mut().zip(spans) {
-            for ((to, layout), heads) in of_span.iter_mut().zip(layouts).zip(tiling.heads) {
-                *to = route(
-                    layout,
-                    *span,
-                    tiling.row_pitch,
-                    element_bytes,
-                    tiling.head_major != 0,
-                    heads.min(fitted.heads),
-                    fitted.tokens,
-                );
-            }
-        }
-        routes
-    };
-    let load_route = routes(&grid.sides[0], &of_x.0);
-    let store_route = routes(&grid.sides[1], &output.0);
-    let gradient_route = routes(&grid.sides[2], &of_y.0);
+    let routes = |side: usize, spans| routes(&grid.sides[side], spans, &tiling, element_bytes);
+    let load_route = routes(0, &of_x.0);
+    let store_route = routes(1, &output.0);
+    let gradient_route = routes(2, &of_y.0);
     (tiling.load_route, tiling.store_route) = (load_route, store_route);
     let (mut run_start, mut run_length) = ([0; 6], [0; 6]);
     for (i, [start, length]) in runs.iter().enumerate() {

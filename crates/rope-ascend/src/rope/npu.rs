@@ -8,7 +8,7 @@ use rope_core::Geometry;
 use super::kernels::Kernels;
 use super::rotator::Rotator;
 use crate::error::{AscendError, Result};
-use crate::safe::{Device, Runtime, Stream};
+use crate::safe::{Architecture, Device, Runtime, Stream};
 
 /// Variable that names a file of kernels compiled beforehand; it is preferred to compiling at run
 /// time.
@@ -190,8 +190,8 @@ impl Npu {
             #[cfg(feature = "ascend-sim")]
             Target::Simulated(_) => {
                 let architecture = match self.inner.device.machine()?.architecture {
-                    super::Architecture::Dav2201 => 2201,
-                    super::Architecture::Dav3510 => 3510,
+                    Architecture::Dav2201 => 2201,
+                    Architecture::Dav3510 => 3510,
                 };
                 let binary =
                     ascend_sim::build::KernelSource::from_texts(super::compile::KERNEL_SOURCES)

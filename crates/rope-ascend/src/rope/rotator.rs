@@ -7,42 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rope_core::{Direction, Geometry, HeadsLayout, RopeError};
 
-use super::args::{ADDRESS_BYTES, Args, ArgumentBlock, MatrixArgs, TensorLayout};
+use super::args::{ADDRESS_BYTES, Args, ArgumentBlock, KernelType, MatrixArgs, TensorLayout};
 use super::coefficients::Channels;
 use super::kernels::Kernels;
 use super::tiling::{MatrixPlan, Plan, Problem, plan_angle_gradient, plan_matrix, plan_rotation};
 use crate::error::{AscendError, Result};
 use crate::safe::{DeviceBuffer, DeviceMemory, Stream};
-
-/// Element types that the kernels take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KernelType {
-    /// 32 bits.
-    F32,
-    /// IEEE 754 half precision.
-    F16,
-    /// The upper half of 32 bits.
-    Bf16,
-}
-
-impl KernelType {
-    /// Name in the kernels' entry points.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
-
-    /// Bytes of an element.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-}
 
 /// What brings the members of pairs together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

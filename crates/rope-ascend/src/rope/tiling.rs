@@ -6,13 +6,12 @@
 
 use rope_core::{Direction, Pairing};
 
-use super::args::{Route, Span, TensorLayout, Tiling};
+use super::args::{KernelType, Route, Span, TensorLayout, Tiling};
 use super::coefficients::{
     Channels, Coefficients, Gathered, Segments, angle_gradient_terms, permutation,
 };
-use super::machine::Machine;
-use super::rotator::KernelType;
 use crate::error::{AscendError, Result};
+use crate::safe::Machine;
 
 mod matrix;
 

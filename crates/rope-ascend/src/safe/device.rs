@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use super::machine::Machine;
 use super::pool::{Counters, MemoryUse, Pool};
 use super::runtime::Runtime;
 use super::stream::Stream;
 use crate::error::{AscendError, Result};
 use crate::result;
-use crate::rope::Machine;
 use crate::sys::{AclRt, aclrtDevAttr, code};
 
 #[derive(Debug)]

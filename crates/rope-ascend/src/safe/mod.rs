@@ -12,6 +12,7 @@
 
 mod buffer;
 mod device;
+mod machine;
 mod module;
 mod pinned;
 mod pool;
@@ -19,11 +20,13 @@ mod runtime;
 mod staging;
 mod stream;
 
+pub use crate::loader::Pooling;
 pub use crate::result::LaunchWay;
 pub use buffer::{DeviceBuffer, DeviceMemory, Element};
 pub use device::Device;
+pub(crate) use machine::{Architecture, Machine};
 pub(crate) use module::{Kernel, Module};
-pub use pool::{MemoryUse, Pooling};
+pub use pool::MemoryUse;
 pub use runtime::Runtime;
 pub use stream::Stream;
 

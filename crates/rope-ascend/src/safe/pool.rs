@@ -16,6 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::loader::Pooling;
+
 /// What the crate uses of a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
@@ -31,17 +33,6 @@ pub struct MemoryUse {
     pub cached_bytes: usize,
     /// Largest cached piece: a larger buffer makes `reserved_bytes` grow.
     pub largest_cached_bytes: usize,
-}
-
-/// How device memory is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pooling {
-    /// In segments, from which buffers are cut.
-    #[default]
-    Segments,
-    /// In one allocation for each buffer, so that a memory checker sees where each one ends. They
-    /// are still cached.
-    Blocks,
 }
 
 /// Counters of one device, shared by its streams.

@@ -8,9 +8,10 @@ use super::buffer::{DeviceBuffer, DeviceMemory, Element, bytes_of, bytes_of_mut}
 use super::device::Device;
 use super::module::Module;
 use super::pinned::PinnedBuffer;
-use super::pool::{Block, Pool, Pooling, Segment};
+use super::pool::{Block, Pool, Segment};
 use super::staging::Staging;
 use crate::error::{AscendError, Result};
+use crate::loader::Pooling;
 use crate::result;
 use crate::sys::{aclrtMemcpyKind, aclrtStream};
 

@@ -3,13 +3,13 @@
 
 use rope_core::MatrixForm;
 
+use super::super::args::KernelType;
 use super::super::coefficients::{Coefficients, Segments};
-use super::super::machine::{Architecture, Machine};
-use super::super::rotator::KernelType;
 use super::{
     Fit, MAX_RUNS, Plan, Problem, SLACK_BYTES, UNITS_PER_CORE, set_routes, tile_row, tiling_of,
 };
 use crate::error::{AscendError, Result};
+use crate::safe::{Architecture, Machine};
 
 /// A launch with cube cores, ready except for the addresses.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,4 +1,4 @@
-//! What the kernels and their tiling need to know of a device.
+//! The cores of a device and their memory.
 
 use crate::error::{AscendError, Result};
 
