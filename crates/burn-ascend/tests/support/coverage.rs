@@ -9,8 +9,18 @@ use burn::backend::{BoolStore, DType};
 
 use super::cases::{activation, boolean, float, int, module, quantized, transaction};
 use super::groups::every_group;
-use super::methods::TRAITS;
 use super::suite::Suite;
+
+/// The traits that make up a burn backend, the file that declares each, and how many methods it has
+/// at least: what the reader of the sources would miss is no method without a case.
+const TRAITS: &[(&str, &str, usize)] = &[
+    ("FloatTensorOps", "tensor.rs", 128),
+    ("IntTensorOps", "int_tensor.rs", 107),
+    ("BoolTensorOps", "bool_tensor.rs", 39),
+    ("ActivationOps", "activation.rs", 14),
+    ("QTensorOps", "qtensor.rs", 80),
+    ("TransactionOps", "transaction.rs", 1),
+];
 
 /// Methods with a test of their own.
 const ELSEWHERE: &[(&str, &str)] = &[
@@ -46,10 +56,8 @@ fn every_method_has_a_case_or_a_reason() {
     let cases = with_cases();
     let elsewhere: BTreeSet<_> = ELSEWHERE.iter().map(|(op, _)| *op).collect();
     let excused = |op: &str| UNTESTED.iter().any(|(excuse, _)| op == *excuse);
-    let methods: BTreeSet<_> = TRAITS
-        .iter()
-        .flat_map(|t| t.methods.split_whitespace())
-        .collect();
+    let methods = methods();
+    let methods: BTreeSet<&str> = methods.iter().map(String::as_str).collect();
 
     let missing: Vec<_> = methods
         .iter()
@@ -74,38 +82,32 @@ fn every_method_has_a_case_or_a_reason() {
     );
 }
 
-#[test]
-fn the_lists_are_complete() {
-    for t in TRAITS {
-        let names: BTreeSet<_> = t.methods.split_whitespace().collect();
-        assert_eq!(names.len(), t.count, "{}", t.name);
-    }
+/// The methods of the traits, as the version of burn in use declares them.
+fn methods() -> BTreeSet<String> {
     let sources = trait_sources();
-    for t in TRAITS {
-        let path = sources.join(t.file);
+    let mut methods = BTreeSet::new();
+    for (name, file, least) in TRAITS {
+        let path = sources.join(file);
         let text = std::fs::read_to_string(&path)
             .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
-        let declared = text
-            .split_once(&format!("pub trait {}", t.name))
-            .expect("the trait")
-            .1;
+        let declared = text.split_once(&format!("pub trait {name}"));
+        let declared = declared.expect("the trait").1;
         // The trait ends at the first brace in the first column; its methods are indented by four.
         let body = declared.split_once("\n}").expect("the trait's end").0;
-        let declared: BTreeSet<_> = body
-            .lines()
-            .filter_map(|line| {
-                line.strip_prefix("    fn ")
-                    .or_else(|| line.strip_prefix("    async fn "))
-            })
-            .filter_map(|line| line.split(['(', '<']).next())
-            .collect();
-        let listed: BTreeSet<_> = t.methods.split_whitespace().collect();
-        assert_eq!(
-            listed, declared,
-            "the methods of {} in the version of burn in use",
-            t.name
+        let before = methods.len();
+        let lines = body.lines().filter_map(|line| {
+            let asynchronous = || line.strip_prefix("    async fn ");
+            line.strip_prefix("    fn ").or_else(asynchronous)
+        });
+        let names = lines.filter_map(|line| line.split(['(', '<']).next());
+        methods.extend(names.map(str::to_owned));
+        let found = methods.len() - before;
+        assert!(
+            found >= *least,
+            "{name}: {found} methods are read, {least} expected"
         );
     }
+    methods
 }
 
 /// Where cargo keeps the sources of the burn-backend that this test was built with.

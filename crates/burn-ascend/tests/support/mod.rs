@@ -14,6 +14,5 @@ pub(crate) mod gradients;
 pub(crate) mod groups;
 pub(crate) mod handles;
 pub(crate) mod input;
-pub(crate) mod methods;
 pub(crate) mod random;
 pub(crate) mod suite;
