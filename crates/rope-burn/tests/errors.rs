@@ -9,9 +9,9 @@ use rope_burn::rope_core::{
 };
 use rope_burn::{Implementation, OpError, Rotary, RotaryAngles, RotaryError, RotaryOp, RotaryOps};
 
-/// Asserts the variant and that the message names each of `words`.
+/// Rows of a result, the variant of its error, and words that the message has.
 macro_rules! refused {
-    ($result:expr, $pattern:pat, $($word:expr),+) => {{
+    ($($result:expr => $pattern:pat, $($word:expr),+;)+) => {$({
         let error = match $result {
             Ok(_) => panic!("{} was accepted", stringify!($result)),
             Err(error) => error,
@@ -20,7 +20,7 @@ macro_rules! refused {
         let message = error.to_string();
         assert!(!message.contains('\n'), "more than one line: {message}");
         $(assert!(message.contains($word), "`{}` is not in: {message}", $word);)+
-    }};
+    })+};
 }
 
 fn spec(head_dim: usize) -> RotarySpec {
@@ -31,156 +31,73 @@ fn spec(head_dim: usize) -> RotarySpec {
 
 #[test]
 fn geometry() {
-    refused!(
-        RotarySpec::builder(0).build(),
-        RopeError::HeadDim { found: 0, .. },
-        "head_dim",
-        "found 0"
-    );
-    refused!(
-        RotarySpec::builder(64).rotary_dim(31).build(),
-        RopeError::OddRotaryDim { found: 31 },
-        "even",
-        "found 31"
-    );
-    refused!(
-        RotarySpec::builder(64).rotary_dim(0).build(),
-        RopeError::OddRotaryDim { found: 0 },
-        "at least 2"
-    );
-    refused!(
-        RotarySpec::builder(64)
-            .rotary_dim(48)
-            .rotary_offset(32)
-            .build(),
-        RopeError::RotaryOutsideHead {
-            rotary_dim: 48,
-            offset: 32,
-            head_dim: 64
-        },
-        "48",
-        "offset 32",
-        "head_dim 64"
-    );
-    refused!(
-        RotarySpec::builder(64)
-            .rotary_dim(2)
-            .rotary_offset(usize::MAX)
-            .build(),
-        RopeError::RotaryOutsideHead { .. },
-        "does not fit"
-    );
-    refused!(
-        RotarySpec::builder(64)
-            .rotary_dim(30)
-            .pairing(Pairing::Quarter)
-            .build(),
-        RopeError::PairingDivisibility {
-            divisor: 4,
-            found: 30,
-            ..
-        },
-        "Quarter",
-        "divisible by 4"
-    );
+    refused! {
+        RotarySpec::builder(0).build() =>
+            RopeError::HeadDim { found: 0, .. }, "head_dim", "found 0";
+        RotarySpec::builder(64).rotary_dim(31).build() =>
+            RopeError::OddRotaryDim { found: 31 }, "even", "found 31";
+        RotarySpec::builder(64).rotary_dim(0).build() =>
+            RopeError::OddRotaryDim { found: 0 }, "at least 2";
+        RotarySpec::builder(64).rotary_dim(48).rotary_offset(32).build() =>
+            RopeError::RotaryOutsideHead { rotary_dim: 48, offset: 32, head_dim: 64 },
+            "48", "offset 32", "head_dim 64";
+        RotarySpec::builder(64).rotary_dim(2).rotary_offset(usize::MAX).build() =>
+            RopeError::RotaryOutsideHead { .. }, "does not fit";
+        RotarySpec::builder(64).rotary_dim(30).pairing(Pairing::Quarter).build() =>
+            RopeError::PairingDivisibility { divisor: 4, found: 30, .. },
+            "Quarter", "divisible by 4";
+    }
 }
 
 #[test]
 fn sections() {
     let axes = |layout| RotarySpec::builder(128).axes(layout).build();
-    refused!(
-        axes(AxisLayout::Contiguous(vec![16, 24, 23])),
-        RopeError::SectionSum {
-            sum: 63,
-            expected: 64,
-            ..
-        },
-        "[16, 24, 23]",
-        "rotary_dim/2 = 64"
-    );
-    // Sections that count channels instead of pairs.
-    refused!(
-        axes(AxisLayout::Striped(vec![48, 40, 40])),
-        RopeError::SectionSum { sum: 128, .. },
-        "count pairs"
-    );
-    refused!(
-        axes(AxisLayout::Contiguous(vec![usize::MAX, 2, 64])),
-        RopeError::SectionSum { .. },
-        "expected rotary_dim/2"
-    );
-    refused!(
-        axes(AxisLayout::Contiguous(vec![])),
-        RopeError::SectionCount { found: 0, .. },
-        "one per position axis",
-        "found 0"
-    );
-    refused!(
-        axes(AxisLayout::PerAxis(vec![16, 16, 16, 8, 8])),
-        RopeError::SectionCount { found: 5, .. },
-        "1 to 4"
-    );
-    refused!(
-        axes(AxisLayout::Ernie(vec![32, 32])),
-        RopeError::SectionCount { found: 2, .. },
-        "Ernie",
-        "takes 3"
-    );
-    refused!(
-        axes(AxisLayout::Striped(vec![8, 28, 28])),
-        RopeError::SectionsNotRealisable { pairs: 64, .. },
-        "Striped",
-        "axis 0"
-    );
+    refused! {
+        axes(AxisLayout::Contiguous(vec![16, 24, 23])) =>
+            RopeError::SectionSum { sum: 63, expected: 64, .. },
+            "[16, 24, 23]", "rotary_dim/2 = 64";
+        // Sections that count channels instead of pairs.
+        axes(AxisLayout::Striped(vec![48, 40, 40])) =>
+            RopeError::SectionSum { sum: 128, .. }, "count pairs";
+        axes(AxisLayout::Contiguous(vec![usize::MAX, 2, 64])) =>
+            RopeError::SectionSum { .. }, "expected rotary_dim/2";
+        axes(AxisLayout::Contiguous(vec![])) =>
+            RopeError::SectionCount { found: 0, .. }, "one per position axis", "found 0";
+        axes(AxisLayout::PerAxis(vec![16, 16, 16, 8, 8])) =>
+            RopeError::SectionCount { found: 5, .. }, "1 to 4";
+        axes(AxisLayout::Ernie(vec![32, 32])) =>
+            RopeError::SectionCount { found: 2, .. }, "Ernie", "takes 3";
+        axes(AxisLayout::Striped(vec![8, 28, 28])) =>
+            RopeError::SectionsNotRealisable { pairs: 64, .. }, "Striped", "axis 0";
+    }
 }
 
 #[test]
 fn numbers() {
     for theta in [f64::NAN, 0.0, -1.0, f64::INFINITY] {
-        refused!(
-            RotarySpec::builder(64).theta(theta).build(),
-            RopeError::Theta { .. },
-            "positive finite"
-        );
+        refused! {
+            RotarySpec::builder(64).theta(theta).build() =>
+                RopeError::Theta { .. }, "positive finite";
+        }
     }
     for scaling in [f64::NAN, 0.0, -2.0] {
-        refused!(
-            RotarySpec::builder(64).attention_scaling(scaling).build(),
-            RopeError::AttentionScaling { .. },
-            "attention scaling"
-        );
+        refused! {
+            RotarySpec::builder(64).attention_scaling(scaling).build() =>
+                RopeError::AttentionScaling { .. }, "attention scaling";
+        }
     }
 }
 
 #[test]
 fn positions() {
-    refused!(
-        Positions::new(3, &[0; 7]),
-        RopeError::PositionShape { ids: 7, axes: 3 },
-        "7",
-        "3 axes"
-    );
-    refused!(
-        Positions::new(0, &[]),
-        RopeError::PositionShape { axes: 0, .. },
-        "0 axes"
-    );
-    refused!(
-        Positions::new(2, &[0, 1, 2, 0, -5, 2]),
-        RopeError::PositionOutOfRange {
-            found: -5,
-            axis: 1,
-            token: 1
-        },
-        "-5",
-        "axis 1, token 1"
-    );
-    refused!(
-        Positions::new(1, &[(1 << 31) + 1]),
-        RopeError::PositionOutOfRange { token: 0, .. },
-        "2147483649",
-        "outside 0..=2147483648"
-    );
+    refused! {
+        Positions::new(3, &[0; 7]) => RopeError::PositionShape { ids: 7, axes: 3 }, "7", "3 axes";
+        Positions::new(0, &[]) => RopeError::PositionShape { axes: 0, .. }, "0 axes";
+        Positions::new(2, &[0, 1, 2, 0, -5, 2]) =>
+            RopeError::PositionOutOfRange { found: -5, axis: 1, token: 1 }, "-5", "axis 1, token 1";
+        Positions::new(1, &[(1 << 31) + 1]) =>
+            RopeError::PositionOutOfRange { token: 0, .. }, "2147483649", "outside 0..=2147483648";
+    }
     assert!(Positions::new(1, &[1 << 31]).is_ok());
 
     let mrope = RotarySpec::builder(128)
@@ -188,21 +105,15 @@ fn positions() {
         .build()
         .expect("valid");
     let text = Positions::text(1, 0, 4).expect("small");
-    refused!(
-        TokenAngles::<f32>::new(&mrope, &text, None),
-        RopeError::PositionAxes {
-            expected: 3,
-            found: 1
-        },
-        "3 position axes",
-        "MRoPE"
-    );
+    refused! {
+        TokenAngles::<f32>::new(&mrope, &text, None) =>
+            RopeError::PositionAxes { expected: 3, found: 1 }, "3 position axes", "MRoPE";
+    }
     let three = Positions::text(3, 0, 4).expect("small");
-    refused!(
-        TokenAngles::<f32>::new(&spec(64), &three, None),
-        RopeError::PositionAxes { .. },
-        "1 position axes"
-    );
+    refused! {
+        TokenAngles::<f32>::new(&spec(64), &three, None) =>
+            RopeError::PositionAxes { .. }, "1 position axes";
+    }
 }
 
 #[test]
@@ -210,15 +121,11 @@ fn tables() {
     let mut table = CosSinTable::<f32>::new(&spec(64), None)
         .expect("valid")
         .with_budget_bytes(1 << 20);
-    refused!(
-        table.grow_to(1 << 20),
-        RopeError::TableBudget {
-            position: 1048576,
-            budget_bytes: 1048576,
-            ..
-        },
-        "TokenAngles::new"
-    );
+    refused! {
+        table.grow_to(1 << 20) =>
+            RopeError::TableBudget { position: 1048576, budget_bytes: 1048576, .. },
+            "TokenAngles::new";
+    }
     assert_eq!(
         table.rows(),
         0,
@@ -226,114 +133,63 @@ fn tables() {
     );
     table.grow_to(9).expect("fits");
     let positions = Positions::text(1, 8, 4).expect("small");
-    refused!(
-        TokenAngles::gather(&table, &positions),
-        RopeError::TableTooShort {
-            position: 11,
-            rows: 10
-        },
-        "position 11",
-        "grow_to"
-    );
+    refused! {
+        TokenAngles::gather(&table, &positions) =>
+            RopeError::TableTooShort { position: 11, rows: 10 }, "position 11", "grow_to";
+    }
 }
 
 #[test]
 fn tensors() {
-    refused!(
-        HeadsLayout::strided(Layout::Bsnd, &[1, 2, 3, 4], &[24, 12, 4, 3]),
-        RopeError::LastStride { found: 3, .. },
-        "stride 3",
-        "contiguous"
-    );
-    refused!(
-        HeadsLayout::strided(Layout::Tnd, &[1, 2, 3, 4], &[24, 12, 4, 1]),
-        RopeError::ShapeMismatch {
-            dimension: "rank",
-            ..
-        },
-        "rank 3",
-        "4"
-    );
+    refused! {
+        HeadsLayout::strided(Layout::Bsnd, &[1, 2, 3, 4], &[24, 12, 4, 3]) =>
+            RopeError::LastStride { found: 3, .. }, "stride 3", "contiguous";
+        HeadsLayout::strided(Layout::Tnd, &[1, 2, 3, 4], &[24, 12, 4, 1]) =>
+            RopeError::ShapeMismatch { dimension: "rank", .. }, "rank 3", "4";
+    }
     let layout = HeadsLayout::contiguous(Layout::Bsnd, 1, 3, 2, 64);
     let mut data = vec![0f32; layout.elems()];
-    refused!(
-        HeadsRef::new(&data[1..], layout),
-        RopeError::BufferTooSmall {
-            needed: 384,
-            found: 383,
-            ..
-        },
-        "384",
-        "383"
-    );
+    refused! {
+        HeadsRef::new(&data[1..], layout) =>
+            RopeError::BufferTooSmall { needed: 384, found: 383, .. }, "384", "383";
+    }
     let mut overlapping = layout;
     overlapping.strides.seq = 64;
-    refused!(
-        HeadsMut::new(&mut data, overlapping),
-        RopeError::Overlap { .. },
-        "overlap",
-        "contiguous first"
-    );
+    refused! {
+        HeadsMut::new(&mut data, overlapping) =>
+            RopeError::Overlap { .. }, "overlap", "contiguous first";
+    }
 
     let angles =
         TokenAngles::<f32>::new(&spec(64), &Positions::text(1, 0, 5).expect("small"), None)
             .expect("valid");
     let rotator = Rotator::new(spec(64).geometry(), angles.angles()).expect("valid");
-    refused!(
-        rotator.rotate(HeadsMut::new(&mut data, layout).expect("fits"), None),
-        RopeError::AngleShape {
-            what: "the angles",
-            found: 320,
-            expected: 192,
-            ..
-        },
-        "3 tokens x 64"
-    );
+    refused! {
+        rotator.rotate(HeadsMut::new(&mut data, layout).expect("fits"), None) =>
+            RopeError::AngleShape { what: "the angles", found: 320, expected: 192, .. },
+            "3 tokens x 64";
+    }
     let narrow = HeadsLayout::contiguous(Layout::Bsnd, 1, 3, 4, 32);
-    refused!(
-        rotator.rotate(HeadsMut::new(&mut data, narrow).expect("fits"), None),
-        RopeError::ShapeMismatch {
-            dimension: "head_dim",
-            ..
-        },
-        "head_dim 64",
-        "32"
-    );
+    refused! {
+        rotator.rotate(HeadsMut::new(&mut data, narrow).expect("fits"), None) =>
+            RopeError::ShapeMismatch { dimension: "head_dim", .. }, "head_dim 64", "32";
+    }
     let shorter = HeadsLayout::contiguous(Layout::Bsnd, 1, 2, 2, 64);
     let mut k = vec![0f32; shorter.elems()];
-    refused!(
+    refused! {
         rotator.rotate(
             HeadsMut::new(&mut data, layout).expect("fits"),
             Some(HeadsMut::new(&mut k, shorter).expect("fits").into())
-        ),
-        RopeError::ShapeMismatch {
-            left: "q",
-            right: "k",
-            dimension: "seq",
-            ..
-        },
-        "seq 3",
-        "2"
-    );
-    refused!(
-        rotator.rotate(
-            (
-                HeadsRef::new(&data, layout).expect("fits"),
-                HeadsMut::new(&mut k, shorter).expect("fits")
-            ),
-            None
-        ),
-        RopeError::ShapeMismatch {
-            right: "the rotated q",
-            ..
-        },
-        "must agree"
-    );
-    refused!(
-        Geometry::new(64, 64, 1, Pairing::Half, false),
-        RopeError::RotaryOutsideHead { .. },
-        "partial_rotary_factor"
-    );
+        ) =>
+            RopeError::ShapeMismatch { left: "q", right: "k", dimension: "seq", .. }, "seq 3", "2";
+        rotator.rotate((
+            HeadsRef::new(&data, layout).expect("fits"),
+            HeadsMut::new(&mut k, shorter).expect("fits")
+        ), None) =>
+            RopeError::ShapeMismatch { right: "the rotated q", .. }, "must agree";
+        Geometry::new(64, 64, 1, Pairing::Half, false) =>
+            RopeError::RotaryOutsideHead { .. }, "partial_rotary_factor";
+    }
 }
 
 #[test]
@@ -343,88 +199,50 @@ fn burn_tensors() {
     let angles = rotary.angles(&Positions::text(1, 0, 3).expect("small"), &device);
     let tensor = |shape: [usize; 4], dtype| Tensor::<4>::zeros(shape, (&device, dtype));
     let q = || tensor([2, 3, 4, 64], DType::F32);
-    refused!(
-        rotary.try_forward(q(), tensor([2, 3, 2, 64], DType::BF16), &angles),
-        RotaryError::Op(OpError::MixedDTypes { .. }),
-        "k is BF16",
-        "expected F32",
-        "cast"
-    );
-    refused!(
-        rotary.try_forward(q(), tensor([2, 3, 2, 32], DType::F32), &angles),
-        RotaryError::Rope(RopeError::ShapeMismatch {
-            dimension: "head_dim",
-            ..
-        }),
-        "head_dim 64"
-    );
-    refused!(
-        rotary.try_forward_single(Tensor::<3>::zeros([3, 4, 64], &device), &angles),
-        RotaryError::Rank {
-            expected: 4,
-            found: 3,
-            ..
-        },
-        "3 dimensions",
-        "Bsnd"
-    );
-    refused!(
-        rotary.try_forward_single(tensor([2, 4, 2, 64], DType::F32), &angles),
-        RotaryError::Rope(RopeError::PositionTokens {
-            batch: 2,
-            seq: 4,
-            found: 3
-        }),
-        "2 x 4 tokens"
-    );
+    refused! {
+        rotary.try_forward(q(), tensor([2, 3, 2, 64], DType::BF16), &angles) =>
+            RotaryError::Op(OpError::MixedDTypes { .. }), "k is BF16", "expected F32", "cast";
+        rotary.try_forward(q(), tensor([2, 3, 2, 32], DType::F32), &angles) =>
+            RotaryError::Rope(RopeError::ShapeMismatch { dimension: "head_dim", .. }),
+            "head_dim 64";
+        rotary.try_forward_single(Tensor::<3>::zeros([3, 4, 64], &device), &angles) =>
+            RotaryError::Rank { expected: 4, found: 3, .. }, "3 dimensions", "Bsnd";
+        rotary.try_forward_single(tensor([2, 4, 2, 64], DType::F32), &angles) =>
+            RotaryError::Rope(RopeError::PositionTokens { batch: 2, seq: 4, found: 3 }),
+            "2 x 4 tokens";
+    }
     let mut half = angles.clone();
     half.rows = half.rows.cast(DType::BF16);
-    refused!(
-        rotary.try_forward_single(q(), &half),
-        RotaryError::AngleDType { .. },
-        "the angles: found BF16, expected F32"
-    );
-    refused!(
-        rotary.try_forward_single(tensor([2, 3, 4, 64], DType::F64), &angles),
-        RotaryError::AngleDType { .. },
-        "expected F64"
-    );
+    refused! {
+        rotary.try_forward_single(q(), &half) =>
+            RotaryError::AngleDType { .. }, "the angles: found BF16, expected F32";
+        rotary.try_forward_single(tensor([2, 3, 4, 64], DType::F64), &angles) =>
+            RotaryError::AngleDType { .. }, "expected F64";
+    }
     let mut narrow = angles.clone();
     narrow.rows = narrow.rows.narrow(1, 0, 16);
-    refused!(
-        rotary.try_forward_single(q(), &narrow),
-        RotaryError::Rope(RopeError::AngleShape {
-            what: "the angles",
-            ..
-        }),
-        "3 tokens x 64"
-    );
+    refused! {
+        rotary.try_forward_single(q(), &narrow) =>
+            RotaryError::Rope(RopeError::AngleShape { what: "the angles", .. }), "3 tokens x 64";
+    }
     let cos = angles.rows.clone().narrow(1, 0, 32);
-    refused!(
-        RotaryAngles::from_cos_sin(cos.clone(), cos.clone().cast(DType::BF16)),
-        RotaryError::AngleDType { what: "sin", .. },
-        "sin: found BF16, expected F32"
-    );
-    refused!(
-        RotaryAngles::from_cos_sin(cos.clone(), cos.narrow(1, 0, 16)),
-        RotaryError::Rope(RopeError::AngleShape { what: "sin", .. }),
-        "3 tokens x 32"
-    );
+    refused! {
+        RotaryAngles::from_cos_sin(cos.clone(), cos.clone().cast(DType::BF16)) =>
+            RotaryError::AngleDType { what: "sin", .. }, "sin: found BF16, expected F32";
+        RotaryAngles::from_cos_sin(cos.clone(), cos.narrow(1, 0, 16)) =>
+            RotaryError::Rope(RopeError::AngleShape { what: "sin", .. }), "3 tokens x 32";
+    }
     let ids = Tensor::<2, Int>::from_data([[0, 1, -2]], &device);
-    refused!(
-        rotary.try_angles_from_ids(ids),
-        RotaryError::Rope(RopeError::PositionOutOfRange { found: -2, .. }),
-        "-2"
-    );
+    refused! {
+        rotary.try_angles_from_ids(ids) =>
+            RotaryError::Rope(RopeError::PositionOutOfRange { found: -2, .. }), "-2";
+    }
     let ids = Tensor::<2, Int>::from_data([[0, 1, 2], [0, 1, 2], [0, 1, 2]], &device);
-    refused!(
-        rotary.try_angles_from_ids(ids),
-        RotaryError::Rope(RopeError::PositionAxes {
-            expected: 1,
-            found: 3
-        }),
-        "one id per token"
-    );
+    refused! {
+        rotary.try_angles_from_ids(ids) =>
+            RotaryError::Rope(RopeError::PositionAxes { expected: 1, found: 3 }),
+            "one id per token";
+    }
 }
 
 /// burn's habit is to panic; the message must then be the error's.
@@ -477,29 +295,26 @@ fn nothing_is_rotated_to_nothing() {
 fn angles_per_head() {
     let positions = Positions::new(2, &[0, 0, 0, 0, 1, 2]).expect("valid positions");
     let refused_frequencies = |frequencies: &[f64], heads| {
-        refused!(
-            TokenAngles::<f32>::per_head(&positions, frequencies, heads),
-            RopeError::HeadFrequencies { axes: 2, .. },
-            "[axes, heads, lanes] with 2 axes",
-            format!("found {} frequencies", frequencies.len()).as_str()
-        );
+        refused! {
+            TokenAngles::<f32>::per_head(&positions, frequencies, heads) =>
+                RopeError::HeadFrequencies { axes: 2, .. }, "[axes, heads, lanes] with 2 axes",
+                format!("found {} frequencies", frequencies.len()).as_str();
+        }
     };
     refused_frequencies(&[1.0; 10], 4);
     refused_frequencies(&[1.0; 8], 0);
     refused_frequencies(&[], 4);
-    refused!(
-        TokenAngles::<f32>::per_head(&positions, &[1.0, f64::NAN, 1.0, 1.0], 2),
-        RopeError::Frequency { index: 1, .. },
-        "at most 1e280"
-    );
+    refused! {
+        TokenAngles::<f32>::per_head(&positions, &[1.0, f64::NAN, 1.0, 1.0], 2) =>
+            RopeError::Frequency { index: 1, .. }, "at most 1e280";
+    }
 
     for [heads, lanes] in [[0, 4], [4, 0], [0, 0]] {
         let none = || Tensor::<3>::zeros([3, heads, lanes], &Device::flex());
-        refused!(
-            RotaryAngles::per_head(none(), none()),
-            RotaryError::Rope(RopeError::AngleShape { found: 0, .. }),
-            "cos: expected"
-        );
+        refused! {
+            RotaryAngles::per_head(none(), none()) =>
+                RotaryError::Rope(RopeError::AngleShape { found: 0, .. }), "cos: expected";
+        }
     }
 
     let host = TokenAngles::<f32>::per_head(&positions, &[0.5; 16], 4).expect("valid");
@@ -508,97 +323,59 @@ fn angles_per_head() {
     let (mut q, mut k) = (vec![0f32; 48], vec![0f32; 24]);
     let of_q = |q| HeadsMut::new(q, layout(3, 4)).expect("fits");
     let two_heads = HeadsMut::new(&mut k, layout(3, 2)).expect("fits");
-    refused!(
-        rotator.rotate(of_q(&mut q), Some(two_heads.into())),
-        RopeError::ShapeMismatch {
-            dimension: "heads",
-            left_size: 4,
-            right_size: 2,
-            ..
-        },
-        "the angles has heads 4, k has 2"
-    );
+    refused! {
+        rotator.rotate(of_q(&mut q), Some(two_heads.into())) =>
+            RopeError::ShapeMismatch { dimension: "heads", left_size: 4, right_size: 2, .. },
+            "the angles has heads 4, k has 2";
+    }
     let two_heads = HeadsMut::new(&mut k, layout(3, 2)).expect("fits");
-    refused!(
-        rotator.rotate(two_heads, None),
-        RopeError::ShapeMismatch { .. },
-        "q has 2"
-    );
+    refused! {
+        rotator.rotate(two_heads, None) => RopeError::ShapeMismatch { .. }, "q has 2";
+    }
     let two_tokens = HeadsMut::new(&mut q[..32], layout(2, 4)).expect("fits");
-    refused!(
-        rotator.rotate(two_tokens, None),
-        RopeError::AngleShape { found: 48, .. },
-        "2 tokens x 16"
-    );
+    refused! {
+        rotator.rotate(two_tokens, None) =>
+            RopeError::AngleShape { found: 48, .. }, "2 tokens x 16";
+    }
     let gradient = HeadsRef::new(&k, layout(3, 2)).expect("fits");
-    refused!(
-        rotator.angle_gradients((gradient, gradient), None, &mut [0.0; 48]),
-        RopeError::ShapeMismatch { .. },
-        "the angles has heads 4, q has 2"
-    );
+    refused! {
+        rotator.angle_gradients((gradient, gradient), None, &mut [0.0; 48]) =>
+            RopeError::ShapeMismatch { .. }, "the angles has heads 4, q has 2";
+    }
 
     let device = Device::flex();
     let rotary = Rotary::new(spec(4), Layout::Bsnd);
     let mut angles = RotaryAngles::upload(host, &device);
     let x = |seq, heads| Tensor::<4>::zeros([2, seq, heads, 4], (&device, DType::F32));
-    refused!(
-        rotary.try_forward_single(x(3, 2), &angles),
-        RotaryError::Rope(RopeError::ShapeMismatch { .. }),
-        "the angles has heads 4, q has 2"
-    );
-    refused!(
-        rotary.try_forward(x(3, 4), x(3, 2), &angles),
-        RotaryError::Rope(RopeError::ShapeMismatch { .. }),
-        "q has heads 4, k has 2"
-    );
-    refused!(
-        rotary.try_forward(x(3, 4), x(2, 4), &angles),
-        RotaryError::Rope(RopeError::ShapeMismatch {
-            dimension: "seq",
-            ..
-        }),
-        "q has seq 3, k has 2"
-    );
-    refused!(
-        rotary.try_forward_single(x(2, 4), &angles),
-        RotaryError::Rope(RopeError::PositionTokens {
-            batch: 2,
-            seq: 2,
-            found: 3
-        }),
-        "2 x 2 tokens"
-    );
+    refused! {
+        rotary.try_forward_single(x(3, 2), &angles) =>
+            RotaryError::Rope(RopeError::ShapeMismatch { .. }), "the angles has heads 4, q has 2";
+        rotary.try_forward(x(3, 4), x(3, 2), &angles) =>
+            RotaryError::Rope(RopeError::ShapeMismatch { .. }), "q has heads 4, k has 2";
+        rotary.try_forward(x(3, 4), x(2, 4), &angles) =>
+            RotaryError::Rope(RopeError::ShapeMismatch { dimension: "seq", .. }),
+            "q has seq 3, k has 2";
+        rotary.try_forward_single(x(2, 4), &angles) =>
+            RotaryError::Rope(RopeError::PositionTokens { batch: 2, seq: 2, found: 3 }),
+            "2 x 2 tokens";
+    }
     angles.rows = angles.rows.narrow(0, 0, 11);
-    refused!(
-        rotary.try_forward_single(x(3, 4), &angles),
-        RotaryError::Rope(RopeError::AngleShape { found: 44, .. }),
-        "2 tokens x 16"
-    );
+    refused! {
+        rotary.try_forward_single(x(3, 4), &angles) =>
+            RotaryError::Rope(RopeError::AngleShape { found: 44, .. }), "2 tokens x 16";
+    }
 
     let positions = |axes, dtype| Tensor::<2>::zeros([axes, 3], (&device, dtype));
     let frequencies = |lanes| Tensor::<3>::zeros([2, 4, lanes], (&device, DType::F32));
-    refused!(
-        RotaryAngles::from_frequencies(positions(3, DType::F32), frequencies(2)),
-        RotaryError::Rope(RopeError::PositionAxes {
-            expected: 2,
-            found: 3
-        }),
-        "2 position axes"
-    );
-    refused!(
-        RotaryAngles::from_frequencies(positions(2, DType::F64), frequencies(2)),
-        RotaryError::AngleDType { .. },
-        "the frequencies: found F32, expected F64"
-    );
-    refused!(
-        RotaryAngles::from_frequencies(positions(2, DType::F32), frequencies(0)),
-        RotaryError::Rope(RopeError::HeadFrequencies {
-            axes: 2,
-            heads: 4,
-            found: 0
-        }),
-        "at least one lane"
-    );
+    refused! {
+        RotaryAngles::from_frequencies(positions(3, DType::F32), frequencies(2)) =>
+            RotaryError::Rope(RopeError::PositionAxes { expected: 2, found: 3 }), "2 position axes";
+        RotaryAngles::from_frequencies(positions(2, DType::F64), frequencies(2)) =>
+            RotaryError::AngleDType { .. }, "the frequencies: found F32, expected F64";
+        RotaryAngles::from_frequencies(positions(2, DType::F32), frequencies(0)) =>
+            RotaryError::Rope(RopeError::HeadFrequencies { axes: 2, heads: 4, found: 0 }),
+            "at least one lane";
+    }
 }
 
 /// x and its gradient have the same heads, unlike q and k.
