@@ -38,8 +38,8 @@ impl Machine {
     /// Atlas A2: dav-2201, 40 vector cores. The usable buffer excludes the 256 bytes and the 8 KiB
     /// that the toolchain reserves by default.
     ///
-    /// Here and in [`ascend_950`](Self::ascend_950), the variable `ASCEND_SIM_CORES` is another number
-    /// of vector cores.
+    /// The variable `ASCEND_SIM_CORES` is another number of vector cores, here and in
+    /// [`ascend_950`](Self::ascend_950).
     ///
     /// # Panics
     /// If `ASCEND_SIM_CORES` is no number.

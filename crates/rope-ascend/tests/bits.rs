@@ -116,11 +116,10 @@ fn check<T: Bits>(bench: &Bench, pairing: Pairing, direction: Direction) {
 #[test]
 fn every_pattern_is_rounded_once() {
     // Infinities stay, as in the mode in which Atlas A2 starts.
-    for architecture in [2201, 3510] {
+    for machine in [Machine::ascend_910b(), Machine::ascend_950()] {
         let bench = Bench::new(Machine {
-            architecture,
             saturate: false,
-            ..Machine::default()
+            ..machine
         });
         for pairing in [
             Pairing::Half,

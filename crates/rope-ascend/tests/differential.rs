@@ -428,8 +428,8 @@ fn on_dav_3510() {
     bench.finish();
 }
 
-/// Few cores, so that each has whole batches, full tiles and several tokens: with 40 cores the small
-/// cases give a core one token or less.
+/// Few cores, so that each has whole batches, full tiles and several tokens: with 40 cores the
+/// small cases give a core one token or less.
 fn on_few_cores(machine: ascend_sim::Machine, vector_cores: u32) {
     let bench = Bench::new(ascend_sim::Machine {
         vector_cores,

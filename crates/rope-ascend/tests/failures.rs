@@ -480,6 +480,35 @@ fn shapes_that_do_not_fit_are_refused_before_anything_is_queued() {
             .unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
+    let x = stream.zeros::<f32>(6 * 2 * 32).unwrap();
+    let mut other = stream.zeros::<f32>(6 * 2 * 32).unwrap();
+    let of = |seq, heads| HeadsLayout::contiguous(Layout::Tnd, 1, seq, heads, 32);
+    for (expected, into, layout) in [
+        ("k has seq 5, q has 6", false, of(5, 2)),
+        ("its output or gradient has 1", true, of(6, 1)),
+    ] {
+        let other = Heads {
+            memory: &mut *other,
+            offset: 0,
+            layout,
+        };
+        let (q, k) = if into {
+            let (from, to) = (heads(&*x, 2), other);
+            (Operand::Into { from, to }, None)
+        } else {
+            let k = Operand::InPlace(other);
+            (Operand::InPlace(heads(&mut q, 2)), Some(k))
+        };
+        let rotated = rotator.rotate(Rotation {
+            element: KernelType::F32,
+            direction: Direction::Forward,
+            q,
+            k,
+            angles: angles(&rows, 6),
+        });
+        let error = rotated.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
     assert!(matches!(
         Rotator::new(&stream, kernels, geometry(1025)),
         Err(AscendError::KernelLimit { found: 1025, .. })

@@ -653,22 +653,27 @@ fn kept_calls_follow_offsets_lists_and_written_inputs() {
     });
 }
 
-/// An element of a type that this crate does not list may be as wide as any.
 #[test]
-fn views_of_unknown_types_stay_within_their_memory() {
+fn views_stay_within_their_memory() {
     with_stream(ascend_sim::Machine::default(), |stream| {
         let operators = Operators::new(stream.clone());
         let [x, y] = [(); 2].map(|()| stream.zeros::<u8>(64).unwrap());
-        let view = |buffer| View {
-            buffer,
-            dtype: aclDataType(17),
-            dims: &[64],
-            strides: &[1],
-            offset: 0,
-        };
-        control::clear_calls();
-        let error = operators.copy(view(&x), view(&y)).unwrap_err();
-        assert!(error.to_string().contains("elements within 4"), "{error}");
-        assert!(control::calls().is_empty());
+        for (dtype, offset, expected) in [
+            // An element of a type that this crate does not list may be as wide as any.
+            (aclDataType(17), 0, "elements within 4"),
+            (aclDataType::UINT8, 1, "elements within 64"),
+        ] {
+            let view = |buffer| View {
+                buffer,
+                dtype,
+                dims: &[64],
+                strides: &[1],
+                offset,
+            };
+            control::clear_calls();
+            let error = operators.copy(view(&x), view(&y)).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+            assert!(control::calls().is_empty());
+        }
     });
 }
