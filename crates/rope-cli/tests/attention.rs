@@ -75,9 +75,16 @@ fn attention_runs_on_the_npu_forward_and_backward() {
         causal: true,
         ..all
     };
+    // Of the same shape.
+    let mut attended_elsewhere = [true; 22];
+    attended_elsewhere[17..].fill(false);
     let window = Some(Window {
         before: 3,
         after: 1,
+    });
+    let last_four = Some(Window {
+        before: 3,
+        after: 0,
     });
     let cu_seqlens: Option<&[usize]> = Some(&[0, 4, 8, 11]);
     // With what the operators have no limit for: all but a bias.
@@ -93,7 +100,23 @@ fn attention_runs_on_the_npu_forward_and_backward() {
             },
             false,
         ),
+        (
+            "causal, padding elsewhere",
+            MaskRules {
+                attended: Some(&attended_elsewhere),
+                ..causal
+            },
+            false,
+        ),
         ("a window", MaskRules { window, ..all }, false),
+        (
+            "the last four keys",
+            MaskRules {
+                window: last_four,
+                ..all
+            },
+            false,
+        ),
         (
             "windows of one length and another",
             MaskRules { cu_seqlens, ..all },
@@ -120,7 +143,7 @@ fn attention_runs_on_the_npu_forward_and_backward() {
     reset_fallbacks();
     for (name, rules, biased) in cases {
         let mask = AttentionMask::new(&rules, 2, 11, 11).expect(name);
-        let attention = Attention::new(mask);
+        let attention = Attention::new(mask).with_scale(0.9);
         let expected = attended(&attention, biased, (&cpu, DType::F32)).expect(name);
         for scores in [None, Some(1)] {
             reset_attention_runs();
