@@ -1,15 +1,20 @@
 //! Damaged operations, as a client that has the token could send them: whatever an operation says,
-//! a server's session refuses it by name or computes it.
+//! a server's session refuses it by name or computes it, on Flex and on a simulated NPU.
 
 mod random;
 
 use std::panic::{self, AssertUnwindSafe};
 
+use ascend_sim::control;
+use burn::backend::Backend;
 use burn::backend::flex::{Flex, FlexDevice};
-use burn::backend::ir::{CustomOpIr, OperationIr, ScalarIr, TensorId, TensorIr};
+use burn::backend::ir::{BackendIr, CustomOpIr, OperationIr, ScalarIr, TensorId, TensorIr};
 use burn::tensor::{DType, Shape, TensorData};
+use burn_ascend::{Ascend, AscendDevice, operations};
+use burn_attention::remote::ServedOps;
 use burn_router::{CustomOpRegistry, TensorInterpreter};
 use random::Random;
+use rope_burn::NormRotaryOps;
 
 type Described = (Vec<usize>, DType);
 
@@ -154,11 +159,17 @@ impl Random {
 
 /// What a session of a server does with the call: nothing if it computes, else the words of the
 /// panic that ends the session.
-fn outcome(call: &Call, operations: &CustomOpRegistry<Flex>) -> Result<(), String> {
-    let mut session = TensorInterpreter::with_custom_ops(FlexDevice, operations.clone());
+fn outcome<B: BackendIr>(
+    call: &Call,
+    device: &B::Device,
+    operations: &CustomOpRegistry<B>,
+) -> Result<(), String> {
+    let mut session = TensorInterpreter::with_custom_ops(device.clone(), operations.clone());
     let mut inputs = Vec::new();
     for (shape, dtype) in &call.inputs {
-        let data = TensorData::full_dtype(shape.clone(), 1, *dtype);
+        // The largest of a query's four scores is 4, and so is the sum of its exponentials.
+        let value = if shape.last() == Some(&2) { 4 } else { 1 };
+        let data = TensorData::full_dtype(shape.clone(), value, *dtype);
         inputs.push(session.register_tensor_data_desc(data));
     }
     let output = |(index, (shape, dtype)): (usize, &Described)| {
@@ -175,40 +186,65 @@ fn outcome(call: &Call, operations: &CustomOpRegistry<Flex>) -> Result<(), Strin
     })
 }
 
-/// Gives `count` damaged calls of each operation to a server's session.
-fn soak(count: usize) {
-    let mut operations = CustomOpRegistry::new();
-    rope_burn::remote::register(&mut operations);
-    burn_attention::remote::register(&mut operations);
+/// Gives `count` damaged calls of each operation to a server's session on a device. After each that
+/// is computed, `look` says what is wrong with the device.
+fn soak<B: ServedOps + NormRotaryOps>(
+    device: &B::Device,
+    count: usize,
+    look: impl Fn() -> Option<String>,
+) {
+    let operations = operations::<B>();
     let mut random = Random(1);
     for call in calls() {
-        outcome(&call, &operations).unwrap_or_else(|cause| panic!("{call:?}: {cause}"));
+        outcome(&call, device, &operations).unwrap_or_else(|cause| panic!("{call:?}: {cause}"));
+        assert_eq!(look(), None, "{call:?}");
         let hook = panic::take_hook();
         panic::set_hook(Box::new(|_| {}));
-        let (mut refused, mut unnamed) = (0, None);
+        let (mut refused, mut wrong) = (0, None);
         for _ in 0..count {
             let damaged = random.damaged(&call);
-            if let Err(cause) = outcome(&damaged, &operations) {
-                refused += 1;
-                if !cause.starts_with(call.id) {
-                    unnamed = Some(format!("{damaged:?}: {cause}"));
+            let found = match outcome(&damaged, device, &operations) {
+                Err(cause) => {
+                    refused += 1;
+                    (!cause.starts_with(call.id)).then_some(cause)
                 }
-            }
+                Ok(()) => look(),
+            };
+            wrong = wrong.or_else(|| found.map(|cause| format!("{damaged:?}: {cause}")));
         }
         panic::set_hook(hook);
-        assert_eq!(unnamed, None, "refused without the operation's name");
+        assert_eq!(
+            wrong, None,
+            "refused without the operation's name, or a fault"
+        );
         println!("{}: {refused} of {count} refused", call.id);
         assert!(refused * 4 > count, "{}: {refused} of {count}", call.id);
     }
 }
 
+fn soak_on_each_device(on_flex: usize, on_npu: usize) {
+    soak::<Flex>(&FlexDevice, on_flex, || None);
+    let npu = AscendDevice::simulated(0);
+    soak::<Ascend>(&npu, on_npu, || {
+        // A failure is that of the tensors, which nobody reads.
+        let _failed = Ascend::sync(&npu);
+        let mut violations = control::take_violations();
+        // Numbers of another forward have its shapes: the device finds that, and ends its stream.
+        violations.retain(|violation| !violation.message.contains("are of another forward"));
+        if npu.failure().is_some() {
+            let _failed = npu.close();
+        }
+        violations.first().map(ToString::to_string)
+    });
+}
+
 #[test]
 fn damaged_operations_are_refused_by_name() {
-    soak(1000);
+    soak_on_each_device(1000, 100);
 }
 
 #[test]
 #[ignore = "minutes: 100,000 of each operation"]
 fn damaged_operations_for_long() {
-    soak(100_000);
+    soak_on_each_device(100_000, 10_000);
 }
