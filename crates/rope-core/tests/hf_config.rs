@@ -7,7 +7,7 @@ use rope_core::{AxisLayout, Pairing, RopeError, RotarySpec, Scaling};
 use AxisLayout::{
     Balanced, Contiguous, Ernie, PerAxis, PerAxisStriped, PerChannel, Single, Striped,
 };
-use Pairing::{Adjacent, Half, InterleaveHalf};
+use Pairing::{Adjacent, Half};
 
 /// What a specification must say: head_dim, rotary_dim, pairing, axis layout, theta.
 type Expected = (usize, usize, Pairing, AxisLayout, f64);

@@ -328,10 +328,10 @@ fn the_length_of_most_models_agrees_with_the_oracle() {
     }
 }
 
-/// The sizes of Qwen3, and half its head, past the caches and not, by several threads and one, by token and from a
-/// table: the same bits, by all instructions.
+/// The sizes of Qwen3, and half its head, past the caches and not, by several threads and one: the
+/// same bits, by all instructions.
 #[test]
-fn stores_threads_and_tables_change_no_bit() {
+fn stores_and_threads_change_no_bit() {
     for pairing in [Pairing::Half, Pairing::Adjacent] {
         for head_dim in [128, 64] {
             bits_are_the_same::<f32>(pairing, head_dim);

@@ -220,19 +220,19 @@ const SLIDING_EVERY: Every = Every {
     between: SLIDING,
 };
 
-const fn sliding_every(every: usize) -> Pattern {
-    Pattern::Every(Every {
+const fn sliding_every(every: usize) -> Every {
+    Every {
         every,
         keys: &["sliding_window_pattern", "_sliding_window_pattern"],
         ..SLIDING_EVERY
-    })
+    }
 }
 
-const LINEAR_BETWEEN: Pattern = Pattern::Every(Every {
+const LINEAR_BETWEEN: Every = Every {
     keys: &["full_attention_interval"],
     between: LINEAR,
     ..SLIDING_EVERY
-});
+};
 
 /// Frequencies of sliding-window layers: unscaled unless stated layer type by layer type.
 #[derive(Clone, Copy, Debug)]
@@ -253,11 +253,6 @@ pub(super) enum OneObject {
     /// The class does not read one.
     Refused,
 }
-
-const LOCAL: Local = Local {
-    key: Some("rope_local_base_freq"),
-    theta: Some(1e4),
-};
 
 impl Family {
     /// Why a model type that rotates has no row.
@@ -312,108 +307,107 @@ impl Family {
     }
 }
 
-/// A row: names, pairing, theta and channels per head of one position axis that turns whole heads.
-const fn row(
-    names: &'static str,
-    pairing: Pairing,
-    theta: Option<f64>,
-    head_dim: Option<usize>,
-) -> Family {
-    Family {
-        names,
-        pairing,
-        axes: Axes::Single,
-        partial_rotary_factor: 1.0,
-        share_keys: None,
-        own_object: false,
-        full_share: None,
-        rotary_dim: 0,
-        theta,
-        theta_keys: &["rope_theta"],
-        one_object: OneObject::All,
-        needs_object: false,
-        reads_alpha: false,
-        reads_interleave: false,
-        layers_key: None,
-        head_dim,
-        full_head_dim: None,
-        pattern: None,
-        local: None,
-        unrotated: &[],
-        without_window: None,
-        null_is_unrotated: false,
-        condition: None,
-        no_rope_every: None,
-        reversed: false,
+impl Family {
+    /// A row: names and pairing of one position axis that turns whole heads.
+    const fn new(names: &'static str, pairing: Pairing) -> Self {
+        Self {
+            names,
+            pairing,
+            axes: Axes::Single,
+            partial_rotary_factor: 1.0,
+            share_keys: None,
+            own_object: false,
+            full_share: None,
+            rotary_dim: 0,
+            theta: None,
+            theta_keys: &["rope_theta"],
+            one_object: OneObject::All,
+            needs_object: false,
+            reads_alpha: false,
+            reads_interleave: false,
+            layers_key: None,
+            head_dim: None,
+            full_head_dim: None,
+            pattern: None,
+            local: None,
+            unrotated: &[],
+            without_window: None,
+            null_is_unrotated: false,
+            condition: None,
+            no_rope_every: None,
+            reversed: false,
+        }
+    }
+
+    /// A row whose modelling code reads the share of the head that rotates.
+    const fn partial(self, share: f64) -> Self {
+        self.partial_under(&["partial_rotary_factor"], share)
     }
 }
 
-/// A row whose layers of some types do not turn.
-const fn unrotated(types: &'static [&'static str], row: Family) -> Family {
-    Family {
-        unrotated: types,
-        ..row
+/// What a row says beyond names and pairing: fields as the arguments have them.
+macro_rules! rest_of_rows {
+    ($( $(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),*)
+        { $($field:ident: $value:expr),* } )*) => {
+        impl Family {
+            $( $(#[$meta])* const fn $name(self, $($argument: $type),*) -> Self {
+                Self { $($field: $value,)* ..self }
+            } )*
+        }
+    };
+}
+
+type Names = &'static [&'static str];
+type Text = &'static str;
+
+rest_of_rows! {
+    fn theta(theta: f64) { theta: Some(theta) }
+    fn head_dim(channels: usize) { head_dim: Some(channels) }
+    fn full_head_dim(channels: usize) { full_head_dim: Some(channels) }
+    fn axes(shared: Axes) { axes: shared }
+    /// As `partial`, with other keys beside the rope object.
+    fn partial_under(keys: Names, share: f64) {
+        partial_rotary_factor: share, share_keys: Some(keys)
+    }
+    fn full_share(share: f64) { full_share: Some(share) }
+    fn rotary_dim(channels: usize) { rotary_dim: channels }
+    fn theta_under(keys: Names) { theta_keys: keys }
+    /// The class takes theta from the rope object alone.
+    fn fixed() { theta_keys: &[] }
+    /// The class falls back to a scaling: the rope object must be stated.
+    fn scaled() { needs_object: true }
+    /// The class reads a rope object for each layer type only.
+    fn by_layer_type() { one_object: OneObject::Refused }
+    fn one_object(whose: OneObject) { one_object: whose }
+    fn own_object() { own_object: true }
+    fn reads_alpha() { reads_alpha: true }
+    fn reads_interleave() { reads_interleave: true }
+    fn layers_key(key: Text) { layers_key: Some(key) }
+    fn pattern(types: Pattern) { pattern: Some(types) }
+    fn every(every: Every) { pattern: Some(Pattern::Every(every)) }
+    fn cycle(key: Option<Text>, types: Names) {
+        pattern: Some(Pattern::Cycle { key, default: types })
+    }
+    fn local(key: Option<Text>, theta: Option<f64>) { local: Some(Local { key, theta }) }
+    /// Layers of these types do not turn.
+    fn unrotated(types: Names) { unrotated: types }
+    fn without_window(rotate: WithoutWindow) { without_window: Some(rotate) }
+    fn null_is_unrotated() { null_is_unrotated: true }
+    fn no_rope_every(layers: usize) { no_rope_every: Some(layers) }
+    fn reversed() { reversed: true }
+    fn when(key: Text, flag: bool, otherwise: Text) {
+        condition: Some(Condition { key, flag: Some(flag), otherwise })
+    }
+    fn stating(key: Text, otherwise: Text) {
+        condition: Some(Condition { key, flag: None, otherwise })
     }
 }
 
-const fn when(key: &'static str, flag: bool, otherwise: &'static str, row: Family) -> Family {
-    Family {
-        condition: Some(Condition {
-            key,
-            flag: Some(flag),
-            otherwise,
-        }),
-        ..row
-    }
-}
-
-const fn stating(key: &'static str, otherwise: &'static str, row: Family) -> Family {
-    Family {
-        condition: Some(Condition {
-            key,
-            flag: None,
-            otherwise,
-        }),
-        ..row
-    }
-}
-
-/// A row whose modelling code reads the share of the head that rotates.
-const fn partial(share: f64, row: Family) -> Family {
-    partial_under(&["partial_rotary_factor"], share, row)
-}
-
-/// The same with other keys beside the rope object.
-const fn partial_under(keys: &'static [&'static str], share: f64, row: Family) -> Family {
-    Family {
-        partial_rotary_factor: share,
-        share_keys: Some(keys),
-        ..row
-    }
-}
-
-/// A row whose class falls back to a scaling: the rope object must be stated.
-const fn scaled(row: Family) -> Family {
-    Family {
-        needs_object: true,
-        ..row
-    }
-}
-
-/// A row whose class reads a rope object for each layer type only.
-const fn by_layer_type(row: Family) -> Family {
-    Family {
-        one_object: OneObject::Refused,
-        ..row
-    }
-}
-
-/// A row whose class takes theta from the rope object alone.
-const fn fixed(row: Family) -> Family {
-    Family {
-        theta_keys: &[],
-        ..row
-    }
+/// A table of rows: names, pairing, and what the methods above add.
+macro_rules! families {
+    ($( $names:literal: $pairing:ident $(, $method:ident($($argument:tt)*))*; )*) => {
+        &[$( Family::new($names, $pairing)$( .$method($($argument)*) )* ),*]
+    };
 }
 
 const fn sections(
@@ -461,719 +455,291 @@ const SECOND_AXIS_FIRST: Axes = Axes::Lanes {
     stated: None,
 };
 
-static TEXT: &[Family] = &[
-    row(
-        "llama mistral qwen2 qwen2_moe qwen3_moe olmo olmo2 starcoder2 granite arcee
-         aria_text chameleon deepseek_ocr2_encoder deepseek_ocr2_text diffllama doge dots1
-         esmc eurobert falcon_h1 gradium_phonon_tts granite4_vision_text
-         granite_docling_text granitemoe granitemoeshared hyperclovax idefics jais2 jetmoe
-         lasr_encoder mimi mimi_decoder mimi_encoder moshi kyutai_speech_to_text olmoe
-         pocket_tts pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder
-         pocket_tts_audio_tokenizer_encoder unlimited_ocr_text",
-        Half,
-        Some(1e4),
-        None,
-    ),
-    partial(
-        1.0,
-        row(
-            "phi3 phi4_multimodal nemotron3_diarization_audio",
-            Half,
-            Some(1e4),
-            None,
-        ),
-    ),
-    Family {
-        theta_keys: &["rotary_emb_base"],
-        ..partial_under(
-            &["rotary_pct"],
-            1.0,
-            row("gpt_neox_japanese", Half, Some(1e4), None),
-        )
+/// Rows and columns take turns along one progression.
+const ALTERNATING_AXES: Axes = Axes::Lanes {
+    count: 2,
+    rotary_dim: |rotary_dim| rotary_dim,
+    frequency_dims: |rotary_dim| vec![rotary_dim],
+    lanes: |rotary_dim| (0..rotary_dim / 2).map(|j| lane(j % 2, j)).collect(),
+    stated: None,
+};
+
+/// The angles are doubled side by side, the halves paired: not a rotation.
+const ERNIE_IMAGE: Axes = Axes::Lanes {
+    count: 3,
+    rotary_dim: |head_dim| head_dim,
+    frequency_dims: |_| vec![32, 48],
+    lanes: |_| {
+        let of_axis = |(axis, start, count): (usize, usize, usize)| {
+            (0..count).map(move |i| lane(axis, start + i))
+        };
+        let of_pairs = [(0, 0, 16), (1, 16, 24), (2, 16, 24)].into_iter();
+        let twice = |lane| [lane; 2];
+        of_pairs.flat_map(of_axis).flat_map(twice).collect()
     },
-    Family {
-        reads_alpha: true,
-        ..row("hunyuan_v1_dense hunyuan_v1_moe", Half, Some(1e4), None)
+    stated: Some(("rope_axes_dim", &[32, 48, 48])),
+};
+
+const WAN: Axes = per_axis(AxisLayout::PerAxis, None, |head_dim| {
+    let plane = 2 * (head_dim / 6);
+    vec![head_dim - 2 * plane, plane, plane]
+});
+
+const HALVES: Axes = per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]);
+
+const STRIPED_HALVES: Axes = per_axis(AxisLayout::PerAxisStriped, None, |head_dim| {
+    vec![head_dim / 2; 2]
+});
+
+/// Height takes every other frequency from the first on, width those between.
+const ALTERNATING_FREQUENCIES: Axes = Axes::Lanes {
+    count: 2,
+    rotary_dim: |head_dim| head_dim,
+    frequency_dims: |rotary_dim| vec![rotary_dim],
+    lanes: |rotary_dim| {
+        let half = rotary_dim / 4;
+        let of_axis = |axis| (0..half).map(move |i| lane(axis, 2 * i + axis));
+        of_axis(0).chain(of_axis(1)).collect()
     },
-    row(
-        "qwen3 dia_decoder dia_encoder hrm_text internlm3 iquestcoder molmo2_text
-         qwen3_omni_moe_talker_code_predictor seed_oss",
-        Half,
-        Some(1e4),
-        Some(128),
-    ),
-    row(
-        "gemma gemma2 t5_gemma_module vaultgemma",
-        Half,
-        Some(1e4),
-        Some(256),
-    ),
-    row(
-        "neucodec voxtral_realtime_encoder xcodec2 hy_v4",
-        Half,
-        Some(1e4),
-        Some(64),
-    ),
-    row("timesfm2_5", Half, Some(1e4), Some(80)),
-    row("minicpm3", Half, Some(1e4), Some(32)),
-    Family {
-        theta_keys: &["rope_theta", "rotary_emb_base"],
-        ..row("nomic_bert", Half, Some(1e3), None)
+    stated: None,
+};
+
+/// Channel c of an axis turns at frequency c mod half of its channels, so the members of an
+/// adjacent pair have angles of their own.
+const CHANNELS_OF_THEIR_OWN: Axes = Axes::Lanes {
+    count: 3,
+    rotary_dim: |head_dim| 6 * (head_dim / 6),
+    frequency_dims: |rotary_dim| vec![rotary_dim / 3],
+    lanes: |rotary_dim| {
+        let (pairs, of_axis) = (rotary_dim / 2, rotary_dim / 6);
+        let channel = |c: usize| {
+            let (pair, member) = (c % pairs, c / pairs);
+            lane(pair / of_axis, (2 * (pair % of_axis) + member) % of_axis)
+        };
+        (0..rotary_dim).map(channel).collect()
     },
-    row("jina_embeddings_v3", Half, Some(2e4), None),
-    row("gte", Half, Some(160_000.0), None),
-    row(
-        "bitnet csm csm_depth_decoder_model evolla flex_olmo mllama_text_model",
-        Half,
-        Some(500_000.0),
-        None,
-    ),
-    Family {
-        layers_key: Some("num_layers"),
-        ..row("exaone", Half, Some(500_000.0), None)
-    },
-    row("muse_glimmer_assistant", Half, Some(500_000.0), Some(128)),
-    row(
-        "emu3_text_model lfm2 lfm2_moe minimax",
-        Half,
-        Some(1e6),
-        None,
-    ),
-    partial(1.0, row("solar_open", Half, Some(1e6), Some(128))),
-    partial_under(
-        &["partial_rotary_factor", "rotary_dim"],
-        1.0,
-        row("minimax_m2", Half, Some(5e6), Some(128)),
-    ),
-    row("hy_v3", Half, Some(11_158_840.0), Some(128)),
-    partial(1.0, row("sarvam_moe", Half, Some(8e6), Some(64))),
+    stated: None,
+};
+
+static TEXT: &[Family] = families! {
+    "llama mistral qwen2 qwen2_moe qwen3_moe olmo olmo2 starcoder2 granite arcee aria_text
+     chameleon deepseek_ocr2_encoder deepseek_ocr2_text diffllama doge dots1 esmc eurobert
+     falcon_h1 gradium_phonon_tts granite4_vision_text granite_docling_text granitemoe
+     granitemoeshared hyperclovax idefics jais2 jetmoe lasr_encoder mimi mimi_decoder
+     mimi_encoder moshi kyutai_speech_to_text olmoe pocket_tts pocket_tts_audio_tokenizer
+     pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder unlimited_ocr_text":
+        Half, theta(1e4);
+    "phi3 phi4_multimodal nemotron3_diarization_audio": Half, theta(1e4), partial(1.0);
+    "gpt_neox_japanese": Half, theta(1e4), partial_under(&["rotary_pct"], 1.0),
+        theta_under(&["rotary_emb_base"]);
+    "hunyuan_v1_dense hunyuan_v1_moe": Half, theta(1e4), reads_alpha();
+    "qwen3 dia_decoder dia_encoder hrm_text internlm3 iquestcoder molmo2_text
+     qwen3_omni_moe_talker_code_predictor seed_oss": Half, theta(1e4), head_dim(128);
+    "gemma gemma2 t5_gemma_module vaultgemma": Half, theta(1e4), head_dim(256);
+    "neucodec voxtral_realtime_encoder xcodec2 hy_v4": Half, theta(1e4), head_dim(64);
+    "timesfm2_5": Half, theta(1e4), head_dim(80);
+    "minicpm3": Half, theta(1e4), head_dim(32);
+    "nomic_bert": Half, theta(1e3), theta_under(&["rope_theta", "rotary_emb_base"]);
+    "jina_embeddings_v3": Half, theta(2e4);
+    "gte": Half, theta(1.6e5);
+    "bitnet csm csm_depth_decoder_model evolla flex_olmo mllama_text_model": Half, theta(5e5);
+    "exaone": Half, theta(5e5), layers_key("num_layers");
+    "muse_glimmer_assistant": Half, theta(5e5), head_dim(128);
+    "emu3_text_model lfm2 lfm2_moe minimax": Half, theta(1e6);
+    "solar_open": Half, theta(1e6), head_dim(128), partial(1.0);
+    "minimax_m2": Half, theta(5e6), head_dim(128),
+        partial_under(&["partial_rotary_factor", "rotary_dim"], 1.0);
+    "hy_v3": Half, theta(11_158_840.0), head_dim(128);
+    "sarvam_moe": Half, theta(8e6), head_dim(64), partial(1.0);
     // Their thetas are not known from the class alone, or older configurations keep them under
     // other names: they must be stated.
-    row(
-        "dbrx olmo_hybrid phimoe voxtral_realtime_text",
-        Half,
-        None,
-        None,
-    ),
-    scaled(row("apertus apertus1p5_text", Half, None, None)),
-    scaled(fixed(by_layer_type(row("ultrabert", Half, None, None)))),
-    scaled(row("cwm higgs_audio_v2", Half, None, Some(128))),
-    scaled(by_layer_type(row("lfm3", Half, None, Some(128)))),
-    scaled(by_layer_type(partial_under(
-        &[],
-        1.0,
-        row("laguna mellum zaya", Half, None, Some(128)),
-    ))),
+    "dbrx olmo_hybrid phimoe voxtral_realtime_text": Half;
+    "apertus apertus1p5_text": Half, scaled();
+    "ultrabert": Half, by_layer_type(), fixed(), scaled();
+    "cwm higgs_audio_v2": Half, head_dim(128), scaled();
+    "lfm3": Half, head_dim(128), by_layer_type(), scaled();
+    "laguna mellum zaya": Half, head_dim(128), partial_under(&[], 1.0), by_layer_type(), scaled();
     // Its old rope object is that of full layers, which all are where no types are listed.
-    Family {
-        pattern: Some(Pattern::Every(Every {
-            every: 1,
-            ..SLIDING_EVERY
-        })),
-        local: Some(Local {
-            key: None,
-            theta: None,
+    "step3p5": Half, head_dim(128), partial(1.0), every(Every { every: 1, ..SLIDING_EVERY }),
+        local(None, None), one_object(OneObject::Full);
+    "beam": Half, head_dim(128), by_layer_type(), scaled(), null_is_unrotated();
+    "modernbert modernbert-decoder": Half, theta(1.6e5), by_layer_type(),
+        theta_under(&["global_rope_theta"]),
+        every(Every {
+            every: 3, keys: &["global_attn_every_n_layers"], at: Some(0), ..SLIDING_EVERY
         }),
-        one_object: OneObject::Full,
-        ..partial(1.0, row("step3p5", Half, None, Some(128)))
-    },
-    Family {
-        null_is_unrotated: true,
-        ..scaled(by_layer_type(row("beam", Half, None, Some(128))))
-    },
-    Family {
-        theta_keys: &["global_rope_theta"],
-        pattern: Some(Pattern::Every(Every {
-            every: 3,
-            keys: &["global_attn_every_n_layers"],
-            at: Some(0),
-            ..SLIDING_EVERY
-        })),
-        local: Some(Local {
-            key: Some("local_rope_theta"),
-            theta: Some(1e4),
-        }),
-        ..by_layer_type(row(
-            "modernbert modernbert-decoder",
-            Half,
-            Some(160_000.0),
-            None,
-        ))
-    },
+        local(Some("local_rope_theta"), Some(1e4));
     // The class has thetas of its own, whatever stands beside the rope object.
-    Family {
-        pattern: Some(Pattern::Every(Every {
-            every: 6,
-            first: 1,
-            ..SLIDING_EVERY
-        })),
-        local: Some(Local {
-            key: Some("swa_rope_theta"),
-            theta: Some(1e4),
-        }),
-        ..fixed(by_layer_type(partial_under(
-            &[],
-            0.334,
-            row("mimo_v2_flash", Half, Some(5e6), Some(192)),
-        )))
-    },
-    Family {
-        pattern: Some(Pattern::Every(SLIDING_EVERY)),
-        local: Some(Local {
-            key: None,
-            theta: Some(1e4),
-        }),
-        ..fixed(by_layer_type(row("dory", Half, Some(1e7), Some(256))))
-    },
-    Family {
-        pattern: Some(Pattern::Cycle {
-            key: None,
-            default: &[LINEAR, SLIDING, LINEAR, FULL, SLIDING],
-        }),
-        ..unrotated(&[FULL], row("lara_mini", Half, Some(1e4), Some(128)))
-    },
-    Family {
-        pattern: Some(Pattern::Every(Every {
-            keys: &["global_attn_every_n_layers"],
-            ..SLIDING_EVERY
-        })),
-        ..unrotated(&[FULL], row("afmoe", Half, Some(1e4), Some(128)))
-    },
-    Family {
-        pattern: Some(Pattern::Every(Every {
-            at: Some(1),
-            first: 2,
-            last: true,
-            ..SLIDING_EVERY
-        })),
-        without_window: Some(WithoutWindow::None),
-        ..unrotated(&[FULL], row("flint", Half, Some(1e4), Some(128)))
-    },
-    Family {
-        pattern: Some(sliding_every(4)),
-        without_window: Some(WithoutWindow::All),
-        ..unrotated(&[FULL], row("exaone4 exaone_moe", Half, Some(1e4), None))
-    },
-    Family {
-        pattern: Some(Pattern::Every(Every {
-            every: 5,
-            ..SLIDING_EVERY
-        })),
-        without_window: Some(WithoutWindow::All),
-        ..unrotated(&[FULL], row("kolibri1", Half, Some(1e4), Some(128)))
-    },
-    when(
-        "alibi",
-        false,
-        "its attention takes biases instead of turning",
-        row("falcon", Half, Some(1e4), None),
-    ),
-    when(
-        "use_mem_rope",
-        true,
-        "its attention does not turn",
-        Family {
-            pattern: Some(Pattern::Listed("layers_block_type")),
-            ..row("zamba2", Half, Some(1e4), None)
-        },
-    ),
-    stating(
-        "position_embedding_type",
-        "the choice of whether its attention turns",
-        row("granitemoehybrid esm", Half, Some(1e4), None),
-    ),
+    "mimo_v2_flash": Half, theta(5e6), head_dim(192), partial_under(&[], 0.334), by_layer_type(),
+        fixed(), every(Every { every: 6, first: 1, ..SLIDING_EVERY }),
+        local(Some("swa_rope_theta"), Some(1e4));
+    "dory": Half, theta(1e7), head_dim(256), by_layer_type(), fixed(),
+        every(SLIDING_EVERY), local(None, Some(1e4));
+    "lara_mini": Half, theta(1e4), head_dim(128), unrotated(&[FULL]),
+        cycle(None, &[LINEAR, SLIDING, LINEAR, FULL, SLIDING]);
+    "afmoe": Half, theta(1e4), head_dim(128), unrotated(&[FULL]),
+        every(Every { keys: &["global_attn_every_n_layers"], ..SLIDING_EVERY });
+    "flint": Half, theta(1e4), head_dim(128), unrotated(&[FULL]),
+        every(Every { at: Some(1), first: 2, last: true, ..SLIDING_EVERY }),
+        without_window(WithoutWindow::None);
+    "exaone4 exaone_moe": Half, theta(1e4), unrotated(&[FULL]), every(sliding_every(4)),
+        without_window(WithoutWindow::All);
+    "kolibri1": Half, theta(1e4), head_dim(128), unrotated(&[FULL]),
+        every(Every { every: 5, ..SLIDING_EVERY }), without_window(WithoutWindow::All);
+    "falcon": Half, theta(1e4),
+        when("alibi", false, "its attention takes biases instead of turning");
+    "zamba2": Half, theta(1e4), pattern(Pattern::Listed("layers_block_type")),
+        when("use_mem_rope", true, "its attention does not turn");
+    "granitemoehybrid esm": Half, theta(1e4),
+        stating("position_embedding_type", "the choice of whether its attention turns");
     // A list of zeros and thetas, one a layer.
-    row("granite_swa granitemoe_swa", Half, Some(1e4), None),
-    stating(
-        "layer_rope_theta",
-        "the choice of the layers that turn",
-        row("muse_glimmer_text", Half, Some(1e4), Some(128)),
-    ),
-    stating(
-        "layer_rope_theta",
-        "the choice of the layers that turn",
-        row("muse_spark_text", Half, None, Some(64)),
-    ),
-    row("mixtral ministral", Half, None, None),
-    scaled(row("ministral3", Half, None, Some(128))),
-    scaled(row("gpt_oss", Half, Some(150_000.0), Some(64))),
-    Family {
-        pattern: Some(sliding_every(6)),
-        local: Some(LOCAL),
-        one_object: OneObject::Full,
-        ..row(
-            "gemma3 gemma3_text t5gemma2_text t5gemma2_decoder",
-            Half,
-            Some(1e6),
-            Some(256),
-        )
-    },
-    Family {
-        pattern: Some(sliding_every(5)),
-        local: Some(LOCAL),
-        one_object: OneObject::Full,
-        ..row("gemma3n gemma3n_text", Half, Some(1e6), Some(256))
-    },
-    Family {
-        full_head_dim: Some(512),
-        ..scaled(by_layer_type(row(
-            "gemma4 gemma4_text gemma4_unified_text embedding_gemma2_text",
-            Half,
-            None,
-            Some(256),
-        )))
-    },
-    Family {
-        full_head_dim: Some(512),
-        ..scaled(by_layer_type(partial(
-            1.0,
-            row("diffusion_gemma_text", Half, None, Some(256)),
-        )))
-    },
+    "granite_swa granitemoe_swa": Half, theta(1e4);
+    "muse_glimmer_text": Half, theta(1e4), head_dim(128),
+        stating("layer_rope_theta", "the choice of the layers that turn");
+    "muse_spark_text": Half, head_dim(64),
+        stating("layer_rope_theta", "the choice of the layers that turn");
+    "mixtral ministral": Half;
+    "ministral3": Half, head_dim(128), scaled();
+    "gpt_oss": Half, theta(1.5e5), head_dim(64), scaled();
+    "gemma3 gemma3_text t5gemma2_text t5gemma2_decoder": Half, theta(1e6), head_dim(256),
+        every(sliding_every(6)), local(Some("rope_local_base_freq"), Some(1e4)),
+        one_object(OneObject::Full);
+    "gemma3n gemma3n_text": Half, theta(1e6), head_dim(256), every(sliding_every(5)),
+        local(Some("rope_local_base_freq"), Some(1e4)), one_object(OneObject::Full);
+    "gemma4 gemma4_text gemma4_unified_text embedding_gemma2_text": Half, head_dim(256),
+        by_layer_type(), scaled(), full_head_dim(512);
+    "diffusion_gemma_text": Half, head_dim(256), partial(1.0), by_layer_type(), scaled(),
+        full_head_dim(512);
     // Transformers 4 and 5 fall back to different thetas, so the configuration must state it.
-    Family {
-        pattern: Some(sliding_every(4)),
-        local: Some(Local {
-            theta: None,
-            ..LOCAL
-        }),
-        one_object: OneObject::Full,
-        ..row("olmo3", Half, None, None)
-    },
-    Family {
-        no_rope_every: Some(4),
-        ..row("smollm3", Half, None, None)
-    },
-    partial(
-        0.5,
-        row(
-            "phi persimmon nemotron glm4_moe dots3_note_audio_encoder glmasr_encoder",
-            Half,
-            Some(1e4),
-            None,
-        ),
-    ),
-    Family {
-        own_object: true,
-        ..partial(
-            0.5,
-            row(
-                "nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp",
-                Half,
-                Some(1e4),
-                None,
-            ),
-        )
-    },
-    Family {
-        pattern: Some(Pattern::Indices("attn_layer_indices")),
-        ..partial_under(&[], 0.5, row("bamba", Half, Some(1e4), None))
-    },
-    Family {
-        theta_keys: &["rotary_emb_base"],
-        ..partial_under(
-            &["rotary_pct"],
-            0.25,
-            row("gpt_neox", Half, Some(1e4), None),
-        )
-    },
-    partial(0.25, row("stablelm", Half, Some(1e4), None)),
-    Family {
-        pattern: Some(LINEAR_BETWEEN),
-        ..partial(0.25, row("qwen3_next", Half, None, Some(256)))
-    },
-    Family {
-        pattern: Some(Pattern::Cycle {
-            key: Some("block_types"),
-            default: &["recurrent", "recurrent", "attention"],
-        }),
-        ..partial(0.5, row("recurrent_gemma", Half, Some(1e4), Some(256)))
-    },
-    Family {
-        reads_interleave: true,
-        ..row(
-            "deepseek_v3 kimi_k2 axk1 youtu sarvam_mla",
-            InterleaveHalf,
-            Some(1e4),
-            Some(64),
-        )
-    },
-    Family {
-        reads_interleave: true,
-        ..partial(
-            1.0,
-            row("glm4_moe_lite", InterleaveHalf, Some(1e4), Some(64)),
-        )
-    },
-    row(
-        "deepseek_v32 glm_moe_dsa",
-        InterleaveHalf,
-        Some(1e4),
-        Some(64),
-    ),
-    row("axk2", InterleaveHalf, Some(1e4), Some(32)),
-    row("longcat_flash", InterleaveHalf, Some(1e7), Some(64)),
-    row("bailing_hybrid", InterleaveHalf, None, Some(64)),
-    Family {
-        reads_interleave: true,
-        ..scaled(row("mistral4", InterleaveHalf, None, Some(64)))
-    },
-    Family {
-        local: Some(Local {
-            key: Some("swa_rope_theta"),
-            theta: Some(5e4),
-        }),
-        ..stating(
-            "qk_rope_head_dim",
-            "the choice of the channels that rotate",
-            row("dots3_note_text", InterleaveHalf, None, None),
-        )
-    },
-    row("deepseek_v2", Adjacent, Some(1e4), Some(64)),
+    "olmo3": Half, every(sliding_every(4)), local(Some("rope_local_base_freq"), None),
+        one_object(OneObject::Full);
+    "smollm3": Half, no_rope_every(4);
+    "phi persimmon nemotron glm4_moe dots3_note_audio_encoder glmasr_encoder": Half, theta(1e4),
+        partial(0.5);
+    "nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp": Half, theta(1e4),
+        partial(0.5), own_object();
+    "bamba": Half, theta(1e4), partial_under(&[], 0.5),
+        pattern(Pattern::Indices("attn_layer_indices"));
+    "gpt_neox": Half, theta(1e4), partial_under(&["rotary_pct"], 0.25),
+        theta_under(&["rotary_emb_base"]);
+    "stablelm": Half, theta(1e4), partial(0.25);
+    "qwen3_next": Half, head_dim(256), partial(0.25), every(LINEAR_BETWEEN);
+    "recurrent_gemma": Half, theta(1e4), head_dim(256), partial(0.5),
+        cycle(Some("block_types"), &["recurrent", "recurrent", "attention"]);
+    "deepseek_v3 kimi_k2 axk1 youtu sarvam_mla": InterleaveHalf, theta(1e4), head_dim(64),
+        reads_interleave();
+    "glm4_moe_lite": InterleaveHalf, theta(1e4), head_dim(64), partial(1.0), reads_interleave();
+    "deepseek_v32 glm_moe_dsa": InterleaveHalf, theta(1e4), head_dim(64);
+    "axk2": InterleaveHalf, theta(1e4), head_dim(32);
+    "longcat_flash": InterleaveHalf, theta(1e7), head_dim(64);
+    "bailing_hybrid": InterleaveHalf, head_dim(64);
+    "mistral4": InterleaveHalf, head_dim(64), scaled(), reads_interleave();
+    "dots3_note_text": InterleaveHalf,
+        stating("qk_rope_head_dim", "the choice of the channels that rotate"),
+        local(Some("swa_rope_theta"), Some(5e4));
+    "deepseek_v2": Adjacent, theta(1e4), head_dim(64);
     // As for OLMo 3: 1e4 in transformers 4, 5e5 in 5.
-    row("cohere", Adjacent, None, None),
-    Family {
-        pattern: Some(sliding_every(4)),
-        unrotated: &[FULL],
-        without_window: Some(WithoutWindow::None),
-        ..row("cohere2", Adjacent, Some(1e4), None)
-    },
-    row(
-        "blt blt_local_encoder blt_local_decoder blt_global_transformer blt_patcher",
-        Adjacent,
-        None,
-        None,
-    ),
-    row("helium", Adjacent, Some(1e5), Some(128)),
-    scaled(row("openai_privacy_filter", Adjacent, None, Some(64))),
-    row(
-        "pe_audio_encoder pe_audio_video_encoder pe_video_encoder",
-        Adjacent,
-        Some(2e4),
-        Some(128),
-    ),
-    partial(0.9, row("moonshine", Adjacent, Some(1e4), None)),
-    Family {
-        own_object: true,
-        ..partial(0.8, row("moonshine_streaming", Adjacent, Some(1e4), None))
-    },
-    when(
-        "rotary_value",
-        false,
-        "it turns values too",
-        row("roformer", Adjacent, Some(1e4), None),
-    ),
-    Family {
-        reversed: true,
-        ..row("nanochat", Half, Some(1e4), None)
-    },
-    Family {
-        rotary_dim: 64,
-        ..partial_under(
-            &["rotary_dim"],
-            1.0,
-            row("gptj codegen", Adjacent, Some(1e4), None),
-        )
-    },
-    Family {
-        no_rope_every: Some(4),
-        ..row("llama4 llama4_text", Adjacent, Some(500_000.0), Some(128))
-    },
-    partial(0.5, row("glm glm4", Adjacent, Some(1e4), Some(128))),
-    row("ernie4_5", Adjacent, Some(500_000.0), Some(128)),
-    row("ernie4_5_moe", Adjacent, Some(500_000.0), None),
-    Family {
-        axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
-        ..row(
-            "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text
-             qwen2_5_omni qwen2_5_omni_thinker qwen2_5_omni_text",
-            Half,
-            Some(1e6),
-            None,
-        )
-    },
-    Family {
-        axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
-        ..row("qwen2_5_omni_talker", Half, Some(1e6), Some(128))
-    },
-    Family {
-        axes: sections(AxisLayout::Contiguous, 3, &[], Some(false)),
-        ..row(
-            "paddleocr_vl paddleocr_vl_text",
-            Half,
-            Some(500_000.0),
-            Some(128),
-        )
-    },
-    Family {
-        axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], Some(true)),
-        ..row("qwen3_vl qwen3_vl_text", Half, None, Some(128))
-    },
-    Family {
-        axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], Some(true)),
-        ..row(
-            "qwen3_vl_moe qwen3_vl_moe_text qwen3_omni_moe qwen3_omni_moe_thinker
-             qwen3_omni_moe_text qwen3_omni_moe_talker_text",
-            Half,
-            None,
-            None,
-        )
-    },
-    Family {
-        axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], None),
-        own_object: true,
-        ..row("cosmos3_edge_text", Half, Some(1e8), Some(128))
-    },
-    Family {
-        axes: sections(AxisLayout::Striped, 3, &[24, 20, 20], None),
-        null_is_unrotated: true,
-        ..by_layer_type(row("cohere_compass_text", Half, None, Some(128)))
-    },
-    Family {
-        axes: sections(AxisLayout::Striped, 3, &[11, 11, 10], None),
-        ..partial(1.0, row("qwen4_exp_text", Half, Some(1e4), Some(256)))
-    },
-    Family {
-        axes: sections(AxisLayout::Striped, 3, &[12, 10, 10], None),
-        ..row("hy_v4_vl_text", Adjacent, Some(1e4), Some(64))
-    },
-    Family {
-        axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], None),
-        ..partial(1.0, row("glm_image_text", Half, Some(1e4), None))
-    },
-    // Rows and columns take turns along one progression.
-    Family {
-        axes: Axes::Lanes {
-            count: 2,
-            rotary_dim: |rotary_dim| rotary_dim,
-            frequency_dims: |rotary_dim| vec![rotary_dim],
-            lanes: |rotary_dim| (0..rotary_dim / 2).map(|j| lane(j % 2, j)).collect(),
-            stated: None,
-        },
-        full_share: Some(0.25),
-        ..scaled(by_layer_type(partial_under(
-            &[],
-            1.0,
-            row("neomme", Half, None, Some(64)),
-        )))
-    },
-    Family {
-        axes: sections(AxisLayout::Striped, 3, &[11, 11, 10], Some(true)),
-        pattern: Some(LINEAR_BETWEEN),
-        ..partial(
-            0.25,
-            row(
-                "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text",
-                Half,
-                None,
-                Some(256),
-            ),
-        )
-    },
-    Family {
-        axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
-        ..partial(0.5, row("glm4v glm4v_text", Adjacent, Some(1e4), None))
-    },
+    "cohere": Adjacent;
+    "cohere2": Adjacent, theta(1e4), every(sliding_every(4)), unrotated(&[FULL]),
+        without_window(WithoutWindow::None);
+    "blt blt_local_encoder blt_local_decoder blt_global_transformer blt_patcher": Adjacent;
+    "helium": Adjacent, theta(1e5), head_dim(128);
+    "openai_privacy_filter": Adjacent, head_dim(64), scaled();
+    "pe_audio_encoder pe_audio_video_encoder pe_video_encoder": Adjacent, theta(2e4), head_dim(128);
+    "moonshine": Adjacent, theta(1e4), partial(0.9);
+    "moonshine_streaming": Adjacent, theta(1e4), partial(0.8), own_object();
+    "roformer": Adjacent, theta(1e4), when("rotary_value", false, "it turns values too");
+    "nanochat": Half, theta(1e4), reversed();
+    "gptj codegen": Adjacent, theta(1e4), partial_under(&["rotary_dim"], 1.0), rotary_dim(64);
+    "llama4 llama4_text": Adjacent, theta(5e5), head_dim(128), no_rope_every(4);
+    "glm glm4": Adjacent, theta(1e4), head_dim(128), partial(0.5);
+    "ernie4_5": Adjacent, theta(5e5), head_dim(128);
+    "ernie4_5_moe": Adjacent, theta(5e5);
+    "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni qwen2_5_omni_thinker
+     qwen2_5_omni_text": Half, theta(1e6),
+        axes(sections(AxisLayout::Contiguous, 3, &[], Some(false)));
+    "qwen2_5_omni_talker": Half, theta(1e6), head_dim(128),
+        axes(sections(AxisLayout::Contiguous, 3, &[], Some(false)));
+    "paddleocr_vl paddleocr_vl_text": Half, theta(5e5), head_dim(128),
+        axes(sections(AxisLayout::Contiguous, 3, &[], Some(false)));
+    "qwen3_vl qwen3_vl_text": Half, head_dim(128),
+        axes(sections(AxisLayout::Striped, 3, &[24, 20, 20], Some(true)));
+    "qwen3_vl_moe qwen3_vl_moe_text qwen3_omni_moe qwen3_omni_moe_thinker qwen3_omni_moe_text
+     qwen3_omni_moe_talker_text": Half,
+        axes(sections(AxisLayout::Striped, 3, &[24, 20, 20], Some(true)));
+    "cosmos3_edge_text": Half, theta(1e8), head_dim(128),
+        axes(sections(AxisLayout::Striped, 3, &[24, 20, 20], None)), own_object();
+    "cohere_compass_text": Half, head_dim(128), by_layer_type(),
+        axes(sections(AxisLayout::Striped, 3, &[24, 20, 20], None)), null_is_unrotated();
+    "qwen4_exp_text": Half, theta(1e4), head_dim(256), partial(1.0),
+        axes(sections(AxisLayout::Striped, 3, &[11, 11, 10], None));
+    "hy_v4_vl_text": Adjacent, theta(1e4), head_dim(64),
+        axes(sections(AxisLayout::Striped, 3, &[12, 10, 10], None));
+    "glm_image_text": Half, theta(1e4), partial(1.0),
+        axes(sections(AxisLayout::Contiguous, 3, &[8, 12, 12], None));
+    "neomme": Half, head_dim(64), partial_under(&[], 1.0), by_layer_type(), scaled(),
+        axes(ALTERNATING_AXES), full_share(0.25);
+    "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text": Half, head_dim(256), partial(0.25),
+        axes(sections(AxisLayout::Striped, 3, &[11, 11, 10], Some(true))), every(LINEAR_BETWEEN);
+    "glm4v glm4v_text": Adjacent, theta(1e4), partial(0.5),
+        axes(sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)));
     // Unlike GLM-4.1V, its text decoder is the one of GLM-4.5, which pairs halves.
-    Family {
-        axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
-        ..partial(0.5, row("glm4v_moe glm4v_moe_text", Half, Some(1e4), None))
-    },
-    Family {
-        axes: sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)),
-        ..partial(1.0, row("glm_ocr glm_ocr_text", Adjacent, Some(1e4), None))
-    },
-    Family {
-        axes: sections(AxisLayout::Ernie, 3, &[22, 22, 20], None),
-        ..row(
-            "ernie4_5_vl_moe ernie4_5_vl_moe_text ernie4_5_moe_vl",
-            Adjacent,
-            Some(500_000.0),
-            None,
-        )
-    },
-    Family {
-        axes: sections(AxisLayout::PerChannel, 4, &[], Some(false)),
-        reads_alpha: true,
-        ..row(
-            "hunyuan_vl hunyuan_vl_text hunyuan_ocr hunyuan_ocr_text",
-            Half,
-            Some(1e4),
-            None,
-        )
-    },
-    Family {
-        axes: sections(AxisLayout::Balanced, 3, &[], Some(true)),
-        ..row("openpangu_vl openpangu_vl_text", Half, None, None)
-    },
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, Some("axes_dims_rope"), |_| {
-            vec![16, 56, 56]
-        }),
-        ..row(
-            "FluxTransformer2DModel flux ChromaTransformer2DModel BriaTransformer2DModel
-             BriaFiboTransformer2DModel LongCatImageTransformer2DModel OvisImageTransformer2DModel
-             QwenImageTransformer2DModel",
-            Adjacent,
-            Some(1e4),
-            Some(128),
-        )
-    },
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, Some("rope_axes_dim"), |_| {
-            vec![16, 56, 56]
-        }),
-        ..row(
-            "HunyuanVideoTransformer3DModel hunyuan_video HunyuanVideo15Transformer3DModel
-             HunyuanVideoFramepackTransformer3DModel",
-            Adjacent,
-            Some(256.0),
-            Some(128),
-        )
-    },
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, Some("axes_dims_rope"), |_| vec![32; 4]),
-        ..row("Flux2Transformer2DModel", Adjacent, Some(2e3), Some(128))
-    },
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, Some("axes_dims"), |_| vec![32, 48, 48]),
-        ..row("ZImageTransformer2DModel", Adjacent, Some(256.0), Some(128))
-    },
-    // The angles are doubled side by side, the halves paired: not a rotation.
-    Family {
-        axes: Axes::Lanes {
-            count: 3,
-            rotary_dim: |head_dim| head_dim,
-            frequency_dims: |_| vec![32, 48],
-            lanes: |_| {
-                let of_axis = |(axis, start, count): (usize, usize, usize)| {
-                    (0..count).map(move |i| lane(axis, start + i))
-                };
-                let of_pairs = [(0, 0, 16), (1, 16, 24), (2, 16, 24)].into_iter();
-                let twice = |lane| [lane; 2];
-                of_pairs.flat_map(of_axis).flat_map(twice).collect()
-            },
-            stated: Some(("rope_axes_dim", &[32, 48, 48])),
-        },
-        ..row("ErnieImageTransformer2DModel", Half, Some(256.0), Some(128))
-    },
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| {
-            let plane = 2 * (head_dim / 6);
-            vec![head_dim - 2 * plane, plane, plane]
-        }),
-        ..row(
-            "WanTransformer3DModel wan WanVACETransformer3DModel WanAnimateTransformer3DModel",
-            Adjacent,
-            Some(1e4),
-            None,
-        )
-    },
-];
+    "glm4v_moe glm4v_moe_text": Half, theta(1e4), partial(0.5),
+        axes(sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)));
+    "glm_ocr glm_ocr_text": Adjacent, theta(1e4), partial(1.0),
+        axes(sections(AxisLayout::Contiguous, 3, &[8, 12, 12], Some(false)));
+    "ernie4_5_vl_moe ernie4_5_vl_moe_text ernie4_5_moe_vl": Adjacent, theta(5e5),
+        axes(sections(AxisLayout::Ernie, 3, &[22, 22, 20], None));
+    "hunyuan_vl hunyuan_vl_text hunyuan_ocr hunyuan_ocr_text": Half, theta(1e4),
+        axes(sections(AxisLayout::PerChannel, 4, &[], Some(false))), reads_alpha();
+    "openpangu_vl openpangu_vl_text": Half,
+        axes(sections(AxisLayout::Balanced, 3, &[], Some(true)));
+    "FluxTransformer2DModel flux ChromaTransformer2DModel BriaTransformer2DModel
+     BriaFiboTransformer2DModel LongCatImageTransformer2DModel OvisImageTransformer2DModel
+     QwenImageTransformer2DModel": Adjacent, theta(1e4), head_dim(128),
+        axes(per_axis(AxisLayout::PerAxis, Some("axes_dims_rope"), |_| vec![16, 56, 56]));
+    "HunyuanVideoTransformer3DModel hunyuan_video HunyuanVideo15Transformer3DModel
+     HunyuanVideoFramepackTransformer3DModel": Adjacent, theta(256.0), head_dim(128),
+        axes(per_axis(AxisLayout::PerAxis, Some("rope_axes_dim"), |_| vec![16, 56, 56]));
+    "Flux2Transformer2DModel": Adjacent, theta(2e3), head_dim(128),
+        axes(per_axis(AxisLayout::PerAxis, Some("axes_dims_rope"), |_| vec![32; 4]));
+    "ZImageTransformer2DModel": Adjacent, theta(256.0), head_dim(128),
+        axes(per_axis(AxisLayout::PerAxis, Some("axes_dims"), |_| vec![32, 48, 48]));
+    "ErnieImageTransformer2DModel": Half, theta(256.0), head_dim(128),
+        axes(ERNIE_IMAGE);
+    "WanTransformer3DModel wan WanVACETransformer3DModel WanAnimateTransformer3DModel": Adjacent,
+        theta(1e4), axes(WAN);
+};
 
-static VISION: &[Family] = &[
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
-        ..row(
-            "qwen2_vl qwen2_vl_vision qwen2_5_vl qwen2_5_vl_vision
-             qwen3_vl qwen3_vl_vision qwen3_vl_moe qwen3_vl_moe_vision
-             qwen3_5 qwen3_5_vision qwen3_5_moe qwen3_5_moe_vision
-             qwen2_5_omni qwen2_5_omni_thinker qwen2_5_omni_vision_encoder
-             qwen3_omni_moe qwen3_omni_moe_thinker qwen3_omni_moe_vision_encoder
-             glm4v glm4v_vision glm4v_moe glm4v_moe_vision glm46v glm_ocr glm_ocr_vision
-             ernie4_5_vl_moe ernie4_5_vl_moe_vision ernie4_5_moe_vl DFNRope_vision_transformer
-             paddleocr_vl paddleocr_vl_vision cohere_compass_vision dots3_note_vision_encoder
-             exaone4_5_vision glm5_next_vision mlcd_vision_model muse_glimmer_vision
-             muse_spark_vision qwen4_exp_vision video_llama_3_vision",
-            Half,
-            Some(1e4),
-            None,
-        )
-    },
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
-        ..row("lfm3_vl_vision", Half, Some(1e6), None)
-    },
+static VISION: &[Family] = families! {
+    "qwen2_vl qwen2_vl_vision qwen2_5_vl qwen2_5_vl_vision qwen3_vl qwen3_vl_vision qwen3_vl_moe
+     qwen3_vl_moe_vision qwen3_5 qwen3_5_vision qwen3_5_moe qwen3_5_moe_vision qwen2_5_omni
+     qwen2_5_omni_thinker qwen2_5_omni_vision_encoder qwen3_omni_moe qwen3_omni_moe_thinker
+     qwen3_omni_moe_vision_encoder glm4v glm4v_vision glm4v_moe glm4v_moe_vision glm46v glm_ocr
+     glm_ocr_vision ernie4_5_vl_moe ernie4_5_vl_moe_vision ernie4_5_moe_vl
+     DFNRope_vision_transformer paddleocr_vl paddleocr_vl_vision cohere_compass_vision
+     dots3_note_vision_encoder exaone4_5_vision glm5_next_vision mlcd_vision_model
+     muse_glimmer_vision muse_spark_vision qwen4_exp_vision video_llama_3_vision": Half, theta(1e4),
+        axes(HALVES);
+    "lfm3_vl_vision": Half, theta(1e6), axes(HALVES);
     // Positions are 2 pi times the centre of a patch in [-1, 1]; prefix tokens are at 0.
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
-        ..row("dinov3_vit eomt_dinov3 sapiens2", Half, Some(100.0), None)
-    },
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
-        ..row("gemma4_vision", Quarter, Some(100.0), Some(64))
-    },
+    "dinov3_vit eomt_dinov3 sapiens2": Half, theta(100.0), axes(HALVES);
+    "gemma4_vision": Quarter, theta(100.0), head_dim(64), axes(HALVES);
     // The first axis is the width; ids count from 1, the class token's is 0.
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
-        ..row("llama4_vision_model", Adjacent, Some(1e4), None)
-    },
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| vec![head_dim / 2; 2]),
-        ..row("sam3_vit_model", Adjacent, Some(1e4), None)
-    },
-    Family {
-        axes: SECOND_AXIS_FIRST,
-        ..row("inkling2_vision", Adjacent, Some(1e4), None)
-    },
-    Family {
-        axes: SECOND_AXIS_FIRST,
-        ..row("step3p5_vision", Half, Some(1e4), None)
-    },
-    Family {
-        axes: per_axis(AxisLayout::PerAxis, None, |head_dim| {
-            vec![2 * (head_dim / 6); 3]
-        }),
-        ..row("minimax_m3_vl minimax_m3_vl_vision", Half, Some(1e4), None)
-    },
-    // Height takes every other frequency from the first on, width those between.
-    Family {
-        axes: Axes::Lanes {
-            count: 2,
-            rotary_dim: |head_dim| head_dim,
-            frequency_dims: |rotary_dim| vec![rotary_dim],
-            lanes: |rotary_dim| {
-                let half = rotary_dim / 4;
-                let of_axis = |axis| (0..half).map(move |i| lane(axis, 2 * i + axis));
-                of_axis(0).chain(of_axis(1)).collect()
-            },
-            stated: None,
-        },
-        ..row("pixtral", Half, Some(1e4), Some(64))
-    },
-    // Channel c of an axis turns at frequency c mod half of its channels, so the members of an
-    // adjacent pair have angles of their own.
-    Family {
-        axes: Axes::Lanes {
-            count: 3,
-            rotary_dim: |head_dim| 6 * (head_dim / 6),
-            frequency_dims: |rotary_dim| vec![rotary_dim / 3],
-            lanes: |rotary_dim| {
-                let (pairs, of_axis) = (rotary_dim / 2, rotary_dim / 6);
-                let channel = |c: usize| {
-                    let (pair, member) = (c % pairs, c / pairs);
-                    lane(pair / of_axis, (2 * (pair % of_axis) + member) % of_axis)
-                };
-                (0..rotary_dim).map(channel).collect()
-            },
-            stated: None,
-        },
-        ..row("vjepa2", Adjacent, Some(1e4), None)
-    },
-    Family {
-        axes: per_axis(AxisLayout::PerAxisStriped, None, |head_dim| {
-            vec![head_dim / 2; 2]
-        }),
-        ..row("kimi_k25 kimi_k25_vision", Half, Some(1e4), None)
-    },
+    "llama4_vision_model": Adjacent, theta(1e4), axes(HALVES);
+    "sam3_vit_model": Adjacent, theta(1e4), axes(HALVES);
+    "inkling2_vision": Adjacent, theta(1e4), axes(SECOND_AXIS_FIRST);
+    "step3p5_vision": Half, theta(1e4), axes(SECOND_AXIS_FIRST);
+    "minimax_m3_vl minimax_m3_vl_vision": Half, theta(1e4),
+        axes(per_axis(AxisLayout::PerAxis, None, |head_dim| vec![2 * (head_dim / 6); 3]));
+    "pixtral": Half, theta(1e4), head_dim(64),
+        axes(ALTERNATING_FREQUENCIES);
+    "vjepa2": Adjacent, theta(1e4),
+        axes(CHANNELS_OF_THEIR_OWN);
+    "kimi_k25 kimi_k25_vision": Half, theta(1e4), axes(STRIPED_HALVES);
     // MoonViT: W and H take turns, W first, in adjacent pairs.
-    Family {
-        axes: per_axis(AxisLayout::PerAxisStriped, None, |head_dim| {
-            vec![head_dim / 2; 2]
-        }),
-        ..row("kimi_vl kimi_vl_vision moonvit", Adjacent, Some(1e4), None)
-    },
-];
+    "kimi_vl kimi_vl_vision moonvit": Adjacent, theta(1e4), axes(STRIPED_HALVES);
+};
 
 /// Model types that rotate in a way that no row says, and why.
 static REFUSED: &[(&str, &str)] = &[
