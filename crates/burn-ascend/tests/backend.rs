@@ -5,10 +5,8 @@ mod support;
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::backend::{BoolStore, DType};
 use support::cases::{activation, boolean, float, int, module, quantized, transaction};
-#[cfg(feature = "ascend-sim")]
-use support::devices;
 use support::groups::every_group;
-use support::{gradients, handles, random, suite};
+use support::{devices, gradients, handles, random, suite};
 
 /// A test for each group of cases.
 macro_rules! tests {
@@ -23,8 +21,7 @@ macro_rules! tests {
 
 /// The suite for each backend of a list: its type, a device, and what to check after each test.
 macro_rules! backends {
-    ($($(#[$attribute:meta])* $name:ident: $backend:ty = $device:expr, then $after:expr;)*) => {$(
-        $(#[$attribute])*
+    ($($name:ident: $backend:ty = $device:expr, then $after:expr;)*) => {$(
         mod $name {
             use super::*;
 
@@ -63,6 +60,19 @@ macro_rules! backends {
             }
 
             #[test]
+            fn the_sign_of_a_divisor_of_0() {
+                use burn::backend::{TensorData, ops::FloatTensorOps};
+                type B = $backend;
+                for zero in [0.0_f32, -0.0] {
+                    let x = B::float_from_data(TensorData::from([1.0_f32]), &$device);
+                    let y = B::float_into_data(B::float_div_scalar(x, zero.into()));
+                    let y = burn::tensor::try_read_sync(y).expect("no waiting").expect("a read");
+                    assert_eq!(y.iter::<f32>().collect::<Vec<_>>(), [1.0 / zero]);
+                }
+                $after;
+            }
+
+            #[test]
             fn shared_handles() {
                 handles::programs::<$backend>(&$device);
                 $after;
@@ -97,6 +107,5 @@ macro_rules! backends {
 
 backends! {
     flex: Flex = FlexDevice, then suite::nothing_further();
-    #[cfg(feature = "ascend-sim")]
     ascend: burn_ascend::Ascend = devices::simulated(0), then devices::no_violations();
 }

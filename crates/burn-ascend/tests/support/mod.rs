@@ -8,7 +8,6 @@
 pub(crate) mod cases;
 pub(crate) mod compare;
 pub(crate) mod coverage;
-#[cfg(feature = "ascend-sim")]
 pub(crate) mod devices;
 pub(crate) mod gradients;
 pub(crate) mod groups;
