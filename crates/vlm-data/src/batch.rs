@@ -1,5 +1,6 @@
 //! Samples to micro-batches: packed end to end, or padded to like lengths.
 
+use crate::memory::reserve;
 use crate::sample::TrainingSample;
 use crate::text::IGNORED;
 use crate::{Result, VlmDataError};
@@ -113,8 +114,9 @@ impl MicroBatch {
     /// Joins samples, in their order.
     ///
     /// # Errors
-    /// [`VlmDataError::Config`] without samples, or if they take more tokens than the cut allows.
-    pub fn new(samples: Vec<TrainingSample>, cut: Cut) -> Result<Self> {
+    /// [`VlmDataError::Config`] without samples, or if they take more tokens than the cut allows;
+    /// [`VlmDataError::Memory`].
+    pub fn new(mut samples: Vec<TrainingSample>, cut: Cut) -> Result<Self> {
         let longest = samples
             .iter()
             .map(TrainingSample::tokens)
@@ -145,20 +147,12 @@ impl MicroBatch {
             },
             lines: Vec::with_capacity(samples.len()),
             image_grids: Vec::new(),
-            image_patches: Vec::new(),
+            image_patches: join(&mut samples, |sample| &mut sample.image_patches)?,
             video_grids: Vec::new(),
-            video_patches: Vec::new(),
+            video_patches: join(&mut samples, |sample| &mut sample.video_patches)?,
             seconds_per_grid: Vec::new(),
             trained_tokens: 0,
         };
-        let floats =
-            |of: fn(&TrainingSample) -> &Vec<f32>| samples.iter().map(|s| of(s).len()).sum();
-        batch
-            .image_patches
-            .reserve_exact(floats(|sample| &sample.image_patches));
-        batch
-            .video_patches
-            .reserve_exact(floats(|sample| &sample.video_patches));
         for sample in samples {
             let start = batch.input_ids.len();
             batch.input_ids.extend(&sample.text.input_ids);
@@ -178,11 +172,25 @@ impl MicroBatch {
             batch.image_grids.extend(&sample.image_grids);
             batch.video_grids.extend(&sample.video_grids);
             batch.seconds_per_grid.extend(&sample.seconds_per_grid);
-            batch.image_patches.extend_from_slice(&sample.image_patches);
-            batch.video_patches.extend_from_slice(&sample.video_patches);
         }
         let trained = batch.labels.iter().filter(|&&label| label != IGNORED);
         batch.trained_tokens = trained.count();
         Ok(batch)
     }
+}
+
+/// Patches end to end; those of a sample that is alone are moved.
+fn join(
+    samples: &mut [TrainingSample],
+    of: fn(&mut TrainingSample) -> &mut Vec<f32>,
+) -> Result<Vec<f32>> {
+    if let [only] = samples {
+        return Ok(std::mem::take(of(only)));
+    }
+    let elements = samples.iter_mut().map(|sample| of(sample).len() as u128);
+    let mut all = reserve("the patches of a micro-batch", elements.sum())?;
+    for sample in samples {
+        all.append(&mut std::mem::take(of(sample)));
+    }
+    Ok(all)
 }

@@ -3,6 +3,7 @@
 mod batch;
 mod error;
 mod loader;
+mod memory;
 pub mod picture;
 mod sample;
 pub mod text;

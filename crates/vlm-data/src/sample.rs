@@ -4,9 +4,9 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
+use crate::memory::zeros;
 use crate::picture::{
     BoxForm, Family, Picture, PictureConfig, PictureProcessor, ReadOptions, in_file, read_file,
-    zeros,
 };
 use crate::text::format::{Frames, MediaSource, Video};
 use crate::text::{
@@ -421,7 +421,8 @@ fn changed(source: &MediaSource) -> VlmDataError {
 
 fn room(grids: &[[usize; 3]], channels: usize) -> Result<Vec<f32>> {
     let patches = |grid: &[usize; 3]| grid.iter().map(|&side| side as u128).product::<u128>();
-    zeros(grids.iter().map(patches).sum(), channels)
+    let patches: u128 = grids.iter().map(patches).sum();
+    zeros("the patches", patches.saturating_mul(channels as u128))
 }
 
 /// A grid of more than 2^32 patches along a side has more tokens than any limit, and so has this.

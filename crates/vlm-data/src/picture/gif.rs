@@ -4,9 +4,10 @@ use std::num::NonZeroU64;
 
 use gif::{ColorOutput, DecodeOptions, DecodingError, MemoryLimit};
 
+use crate::memory::{reserve, zeros};
 use crate::{Result, VlmDataError};
 
-use super::read::{Alpha, ReadOptions, Wanted, checked_pixels, reserve};
+use super::read::{Alpha, ReadOptions, Wanted, checked_pixels};
 
 /// The first frame on the GIF's canvas: RGB, empty unless it is wanted, width and height.
 ///
@@ -54,8 +55,7 @@ pub(super) fn decode(
         options.alpha,
     );
 
-    let mut indices = reserve::<u8>("the frame", frame_width as u128 * frame_height as u128)?;
-    indices.resize(frame_width * frame_height, 0);
+    let mut indices = zeros::<u8>("the frame", frame_width as u128 * frame_height as u128)?;
     decoder.read_into_buffer(&mut indices).map_err(error)?;
     let mut rgb = reserve::<u8>("the picture", 3 * pixels as u128)?;
     let uncovered = table[usize::from(transparent.unwrap_or(0))];

@@ -35,7 +35,6 @@ mod resample;
 mod smart_resize;
 
 pub use config::{Backend, BoxForm, FAMILIES, Family, PictureConfig, ResizeRule};
-pub(crate) use patches::zeros;
 pub use patches::{Patches, PictureProcessor};
 pub use read::{Alpha, Picture, ReadOptions};
 pub(crate) use read::{in_file, read_file};

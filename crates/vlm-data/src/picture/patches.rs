@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use crate::memory::zeros;
 use crate::{Result, VlmDataError};
 
 use super::config::{Backend, PictureConfig};
-use super::read::{Picture, reserve};
+use super::read::Picture;
 use super::resample::{Axis, COLOURS, columns_first};
 use super::smart_resize::smart_resize;
 
@@ -157,7 +158,8 @@ impl PictureProcessor {
     pub fn patches(&self, picture: &Picture) -> Result<Patches> {
         let grid = self.grid(picture.height(), picture.width())?;
         let channels = self.channels();
-        let mut values = zeros(grid.iter().map(|&side| side as u128).product(), channels)?;
+        let elements = grid.iter().map(|&side| side as u128).product::<u128>() * channels as u128;
+        let mut values = zeros("the patches", elements)?;
         self.write_patches(picture, &mut values)?;
         Ok(Patches {
             values,
@@ -364,15 +366,6 @@ impl PictureProcessor {
     }
 }
 
-/// Room for patches.
-pub(crate) fn zeros(patches: u128, channels: usize) -> Result<Vec<f32>> {
-    let elements = patches.saturating_mul(channels as u128);
-    // Asked for, given back, and asked for as zeros: these are an abort rather than an error
-    // without memory, but come without being written.
-    drop(reserve::<f32>("the patches", elements)?);
-    Ok(vec![0.0; elements as usize])
-}
-
 /// The value of a level of a colour.
 ///
 /// torchvision folds the rescaling into mean and deviation; PIL's classes rescale in f64, round
@@ -400,7 +393,7 @@ fn value(config: &PictureConfig, colour: usize, level: u8) -> f32 {
 /// Resizes all rows of `rgb`.
 fn all_rows(rows: &Axis, rgb: &[u8]) -> Result<Vec<u8>> {
     let (from, to) = (rows.inputs * COLOURS, rows.outputs * COLOURS);
-    let mut resized = bytes("the resized rows", (rgb.len() / from) as u128 * to as u128)?;
+    let mut resized = zeros("the resized rows", (rgb.len() / from) as u128 * to as u128)?;
     for_each_chunk(&mut resized, TASK_ROWS * to, |task, output| {
         rows.resize_rows(&rgb[task * TASK_ROWS * from..], output);
     });
@@ -409,7 +402,7 @@ fn all_rows(rows: &Axis, rgb: &[u8]) -> Result<Vec<u8>> {
 
 /// Resizes all columns of `rgb`, whose rows have `stride` bytes.
 fn all_columns(columns: &Axis, rgb: &[u8], stride: usize) -> Result<Vec<u8>> {
-    let mut resized = bytes(
+    let mut resized = zeros(
         "the resized columns",
         columns.outputs as u128 * stride as u128,
     )?;
@@ -419,14 +412,6 @@ fn all_columns(columns: &Axis, rgb: &[u8], stride: usize) -> Result<Vec<u8>> {
         }
     });
     Ok(resized)
-}
-
-/// Zeros.
-fn bytes(what: &'static str, length: u128) -> Result<Vec<u8>> {
-    let mut bytes = reserve(what, length)?;
-    // What was reserved fits usize.
-    bytes.resize(length as usize, 0);
-    Ok(bytes)
 }
 
 /// Calls a function on each chunk with its index, on all cores if there are several.

@@ -7,6 +7,7 @@ use std::path::Path;
 use image::codecs::{bmp::BmpDecoder, jpeg::JpegDecoder, png::PngDecoder, webp::WebPDecoder};
 use image::{ColorType, ImageDecoder, ImageError, Limits};
 
+use crate::memory::{reserve, zeros};
 use crate::{Result, VlmDataError};
 
 use super::colour::Samples;
@@ -207,19 +208,6 @@ pub(super) fn checked_pixels(width: u64, height: u64, options: &ReadOptions) -> 
     }
 }
 
-/// An empty vector with room for `elements`.
-pub(super) fn reserve<T>(what: &'static str, elements: u128) -> Result<Vec<T>> {
-    let error = VlmDataError::Memory {
-        what,
-        bytes: elements.saturating_mul(size_of::<T>() as u128),
-    };
-    let mut vector = Vec::new();
-    match usize::try_from(elements).map(|elements| vector.try_reserve_exact(elements)) {
-        Ok(Ok(())) => Ok(vector),
-        _ => Err(error),
-    }
-}
-
 /// What a decoder may allocate beside the pixels that it is given room for.
 fn limits(options: &ReadOptions) -> Limits {
     let mut limits = Limits::no_limits();
@@ -319,9 +307,7 @@ fn pixels<D: ImageDecoder>(
     }
 
     let bytes = u128::from(pixels) * samples.pixel_bytes() as u128;
-    let mut decoded = reserve::<u8>("the decoded picture", bytes)?;
-    // What was reserved fits usize.
-    decoded.resize(bytes as usize, 0);
+    let mut decoded = zeros::<u8>("the decoded picture", bytes)?;
     decoder.read_image(&mut decoded).map_err(error)?;
     if format == "BMP" {
         truncate_levels(file, &mut decoded);

@@ -25,7 +25,7 @@ mod portable;
 use crate::Result;
 
 use super::config::Backend;
-use super::read::reserve;
+use crate::memory::reserve;
 
 /// Bytes of a pixel.
 pub(super) const COLOURS: usize = 3;
