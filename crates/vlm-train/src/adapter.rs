@@ -1,0 +1,69 @@
+//! Saving an adapter, and proving that the saved one is the trained one and has an effect.
+
+use std::path::Path;
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use qwen_vl::QwenVl;
+use vlm_data::MicroBatch;
+
+use crate::batch::inputs;
+use crate::error::{Result, VlmTrainError};
+use crate::trainer::Trainer;
+
+/// The largest difference of logits between the trained model and the one with the saved adapter,
+/// relative to the largest logit. On a device that repeats its sums it is 0.
+const ALLOWED: f64 = 1e-5;
+
+impl Trainer {
+    /// Writes the adapter as PEFT does, loads it back into the model without adapters, and compares
+    /// logits over `probe`. `base` names the checkpoint that it belongs to.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::NoEffect`] if the adapter changes no logit, [`VlmTrainError::OtherAdapter`]
+    /// if the saved one is not the trained one; those of [`QwenVl::save_adapter`] and
+    /// [`QwenVl::load_adapter`].
+    pub fn save_adapter(&self, folder: &Path, base: &str, probe: &MicroBatch) -> Result<()> {
+        std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
+        self.model.save_adapter(folder, base)?;
+        let trained = self.model.valid();
+        let plain = trained.clone().without_lora();
+        let loaded = plain.clone().load_adapter(folder)?;
+        let [trained, plain, loaded] =
+            [trained, plain, loaded].map(|model| self.logits(&model, probe));
+        let (trained, plain, loaded) = (trained?, plain?, loaded?);
+        let path = || folder.to_owned();
+        let largest = trained
+            .iter()
+            .fold(0.0_f64, |most, logit| most.max(logit.abs()));
+        let differences = trained.iter().zip(&loaded);
+        let differences = differences.map(|(left, right)| (left - right).abs());
+        // NaN is not within.
+        let within = |difference: &f64| *difference <= ALLOWED * largest;
+        if let Some(difference) = differences.clone().find(|difference| !within(difference)) {
+            return Err(VlmTrainError::OtherAdapter {
+                path: path(),
+                difference,
+            });
+        }
+        if trained == plain {
+            return Err(VlmTrainError::NoEffect {
+                path: path(),
+                logits: trained.len(),
+            });
+        }
+        Ok(())
+    }
+
+    fn logits(&self, model: &QwenVl, probe: &MicroBatch) -> Result<Vec<f64>> {
+        let batch = model.batch(&inputs(probe, &model.device()))?;
+        let logits: Tensor<3> = model.forward(&batch)?;
+        let logits = logits
+            .try_into_data()
+            .map_err(|error| VlmTrainError::Device {
+                step: self.steps,
+                reason: error.to_string(),
+            })?;
+        Ok(logits.iter::<f64>().collect())
+    }
+}

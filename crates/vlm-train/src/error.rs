@@ -1,0 +1,163 @@
+//! The crate's error type.
+
+use std::path::PathBuf;
+
+use qwen_vl::QwenVlError;
+use vlm_data::VlmDataError;
+
+/// The result of this crate's functions.
+pub type Result<T, E = VlmTrainError> = std::result::Result<T, E>;
+
+/// Why a run does not start or stops.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VlmTrainError {
+    /// The model, its files or its device.
+    #[error(transparent)]
+    Model(#[from] QwenVlError),
+    /// The data.
+    #[error("no batch for step {step}: {source}")]
+    Data {
+        /// The step, from 0.
+        step: usize,
+        /// Why.
+        source: VlmDataError,
+    },
+    /// Data that end before the run.
+    #[error("the data end after {step} of {steps} steps; go through them more often")]
+    NoData {
+        /// Steps that were done.
+        step: usize,
+        /// Steps of the run.
+        steps: usize,
+    },
+    /// A file or folder.
+    #[error("cannot {action} {}: {reason}", path.display())]
+    File {
+        /// `read`, `write`, `create`, `rename` or `remove`.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The message of the system or the parser.
+        reason: String,
+    },
+    /// A number of the recipe out of its range.
+    #[error("{option} = {found} makes no run; expected {expected}")]
+    Recipe {
+        /// The number.
+        option: &'static str,
+        /// As found.
+        found: String,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// A recipe that trains no parameter.
+    #[error("nothing is trained: choose at least one of tower, merger and decoder")]
+    NothingTrained,
+    /// A batch in which no token has a label.
+    #[error(
+        "no token of the batch of step {step} has a label, in its samples at line {lines}; \
+         leave such samples out"
+    )]
+    NoLabels {
+        /// The step, from 0.
+        step: usize,
+        /// Where its samples stand.
+        lines: String,
+    },
+    /// A number that is infinite or none.
+    #[error(
+        "the {quantity} is {value} in step {step}, of the samples at line {lines}; the model is that \
+         of the step before: look at these samples, or lower the learning rate"
+    )]
+    Diverged {
+        /// `loss` or `gradient norm`.
+        quantity: &'static str,
+        /// As found.
+        value: f64,
+        /// The step, from 0.
+        step: usize,
+        /// Where the samples stand that gave it.
+        lines: String,
+    },
+    /// A gradient that the device does not give back.
+    #[error("the device failed in step {step}: {reason}; continue from the last checkpoint")]
+    Device {
+        /// The step, from 0.
+        step: usize,
+        /// Its message.
+        reason: String,
+    },
+    /// A folder with a run, which another would replace.
+    #[error(
+        "{} is of an earlier run; continue it, or choose another folder", path.display()
+    )]
+    Taken {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A folder without a checkpoint.
+    #[error("{} has no complete checkpoint to continue from", folder.display())]
+    NoCheckpoint {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A checkpoint of another run.
+    #[error(
+        "the checkpoint is of another run: {option} was {found} and is {expected} now; \
+         continue with what it was, or choose another folder"
+    )]
+    OtherRun {
+        /// What differs.
+        option: String,
+        /// As this run has it.
+        expected: String,
+        /// As the checkpoint has it.
+        found: String,
+    },
+    /// A checkpoint whose bytes are not those that were saved.
+    #[error("{} is damaged: {reason}; remove it to continue from the one before", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A saved adapter that does not change the model's logits.
+    #[error(
+        "the adapter in {} changes none of {logits} logits; it has not been trained: \
+         take more steps, or raise the learning rate", path.display()
+    )]
+    NoEffect {
+        /// Its folder.
+        path: PathBuf,
+        /// The logits compared.
+        logits: usize,
+    },
+    /// A saved adapter that is not the trained one.
+    #[error(
+        "the adapter in {} gives other logits than the trained model, one by {difference}; \
+         its files are not what was saved: save it again", path.display()
+    )]
+    OtherAdapter {
+        /// Its folder.
+        path: PathBuf,
+        /// The first difference that is too large.
+        difference: f64,
+    },
+}
+
+impl VlmTrainError {
+    /// For `map_err`: the action and the file that failed.
+    pub(crate) fn file<E: std::fmt::Display>(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(E) -> Self {
+        let path = path.into();
+        move |error| Self::File {
+            action,
+            path,
+            reason: error.to_string(),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Fine-tunes the models of `qwen-vl`.
+//!
+//! [`Trainer`] takes steps over batches that `vlm-data` makes and cuts. The loss of a step is the sum
+//! over all labelled tokens of the whole batch divided by their number, so neither it nor the update
+//! depends on how the batch is cut. [`run()`] is the loop around it: checkpoints, log, validation.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `batch` | micro-batches as the model reads them |
+//! | `recipe` | everything that decides the numbers of a run |
+//! | `schedule` | learning rates over the steps |
+//! | `sums` | gradients summed in f32, their norm, clipping |
+//! | `optimizer` | AdamW with f32 masters and moments |
+//! | `trainer` | a step, validation, and the proof that the cut makes no difference |
+//! | `checkpoint` | saving and continuing to the bit |
+//! | `log` | `log.jsonl` |
+//! | `adapter` | saving an adapter, and proving that it has an effect |
+//! | `run` | the loop |
+
+mod adapter;
+mod batch;
+mod checkpoint;
+mod error;
+mod log;
+mod optimizer;
+mod recipe;
+mod run;
+mod schedule;
+mod sums;
+mod trainer;
+
+pub use error::{Result, VlmTrainError};
+pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
+pub use run::{Ending, RunOptions, run};
+pub use schedule::Schedule;
+pub use trainer::{CutDifference, StepReport, Trainer};

@@ -1,0 +1,74 @@
+//! `log.jsonl`: one line a step, and one a validation. It holds no times, so that a run that was
+//! killed and continued writes the bytes of one that was not.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use qwen_vl::file::write_whole;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, VlmTrainError};
+
+const LOG: &str = "log.jsonl";
+
+/// The log of a run.
+pub(crate) struct Log {
+    path: PathBuf,
+    file: File,
+}
+
+/// What each line has.
+#[derive(Deserialize)]
+struct Line {
+    step: usize,
+}
+
+impl Log {
+    /// Opens the log of a folder, without the lines after `steps`, which the run will write again.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::File`]
+    pub(crate) fn open(folder: &Path, steps: usize) -> Result<Self> {
+        let path = folder.join(LOG);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(VlmTrainError::file("read", &path)(error)),
+        };
+        let kept = text
+            .split_inclusive(|byte| *byte == b'\n')
+            .take_while(|line| {
+                let step = serde_json::from_slice(line).map(|Line { step }| step);
+                line.ends_with(b"\n") && step.is_ok_and(|step| step <= steps)
+            });
+        let kept: Vec<u8> = kept.flatten().copied().collect();
+        write_whole(&path, &kept).map_err(VlmTrainError::file("write", &path))?;
+        let file = OpenOptions::new().append(true).open(&path);
+        let file = file.map_err(VlmTrainError::file("write", &path))?;
+        Ok(Self { path, file })
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::File`]
+    pub(crate) fn add(&mut self, line: &impl Serialize) -> Result<()> {
+        let failed = VlmTrainError::file::<std::io::Error>("write", &self.path);
+        let mut write = || {
+            let mut text = serde_json::to_vec(line)?;
+            text.push(b'\n');
+            self.file.write_all(&text)
+        };
+        write().map_err(failed)
+    }
+
+    /// Writes it down to the disk.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::File`]
+    pub(crate) fn sync(&self) -> Result<()> {
+        let synced = self.file.sync_all();
+        synced.map_err(VlmTrainError::file("write", &self.path))
+    }
+}

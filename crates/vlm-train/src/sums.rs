@@ -1,0 +1,81 @@
+//! Gradients of a batch, summed in f32.
+
+use std::collections::HashMap;
+
+use burn::module::ParamId;
+use burn::tensor::{DType, Tensor};
+
+/// The gradients of a batch so far, flat.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GradientSums {
+    sums: HashMap<ParamId, Tensor<1>>,
+}
+
+/// Elements whose squares are summed at once; of a sum of many in f32 the last would be lost.
+const CHUNK: usize = 4096;
+
+impl GradientSums {
+    /// Adds the gradient of a micro-batch. Sums of 16-bit gradients are in f32.
+    pub(crate) fn add(&mut self, id: ParamId, gradient: Tensor<1>) {
+        let gradient = match gradient.dtype() {
+            DType::F64 => gradient,
+            _ => gradient.cast(DType::F32),
+        };
+        let sum = match self.sums.remove(&id) {
+            Some(earlier) => earlier + gradient,
+            None => gradient,
+        };
+        self.sums.insert(id, sum);
+    }
+
+    pub(crate) fn get(&self, id: ParamId) -> Option<Tensor<1>> {
+        self.sums.get(&id).cloned()
+    }
+
+    pub(crate) fn take(&mut self, id: ParamId) -> Option<Tensor<1>> {
+        self.sums.remove(&id)
+    }
+
+    /// The root of the sum of all squares, in the order of `ids`.
+    ///
+    /// # Errors
+    /// The device's message.
+    pub(crate) fn norm(&self, ids: impl Iterator<Item = ParamId>) -> Result<f64, String> {
+        let squares: Vec<Tensor<1>> = ids
+            .filter_map(|id| self.sums.get(&id))
+            .map(|sum| square(sum.clone()).cast(DType::F32))
+            .collect();
+        if squares.is_empty() {
+            return Ok(0.0);
+        }
+        let squares = Tensor::cat(squares, 0).try_into_data();
+        let squares = squares.map_err(|error| error.to_string())?;
+        Ok(squares.iter::<f64>().sum::<f64>().sqrt())
+    }
+
+    /// Multiplies all gradients.
+    pub(crate) fn scale(&mut self, factor: f64) {
+        for sum in self.sums.values_mut() {
+            *sum = sum.clone() * factor;
+        }
+    }
+}
+
+/// The sum of the squares of a tensor, `[1]`.
+fn square(x: Tensor<1>) -> Tensor<1> {
+    let [elements] = x.dims();
+    let whole = elements - elements % CHUNK;
+    let of_rest = (whole < elements).then(|| {
+        let rest = x.clone().slice([whole..elements]);
+        (rest.clone() * rest).sum()
+    });
+    let of_whole = (whole > 0).then(|| {
+        let rows = x.slice([0..whole]).reshape([whole / CHUNK, CHUNK]);
+        (rows.clone() * rows).sum_dim(1).sum()
+    });
+    match (of_whole, of_rest) {
+        (Some(of_whole), Some(of_rest)) => of_whole + of_rest,
+        (Some(sum), None) | (None, Some(sum)) => sum,
+        (None, None) => unreachable!("a parameter has elements"),
+    }
+}

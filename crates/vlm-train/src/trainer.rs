@@ -1,0 +1,328 @@
+//! A step, validation, and the proof that the cut of a batch makes no difference.
+
+use burn::module::Module;
+use qwen_vl::{Backward, Parameter, QwenVl};
+use serde::{Deserialize, Serialize};
+use vlm_data::{Cut, DataPosition, MicroBatch, TrainingSample};
+
+use crate::batch::{inputs, lines, prompt, tokens};
+use crate::error::{Result, VlmTrainError};
+use crate::optimizer::AdamW;
+use crate::recipe::{LossRule, Recipe, TrainedParts};
+use crate::sums::GradientSums;
+
+/// A model in training.
+#[derive(Clone, Debug)]
+pub struct Trainer {
+    pub(crate) model: QwenVl,
+    pub(crate) recipe: Recipe,
+    pub(crate) parameters: Vec<Parameter>,
+    pub(crate) optimizer: AdamW,
+    pub(crate) steps: usize,
+    /// Where the data go on.
+    pub(crate) position: Option<DataPosition>,
+}
+
+/// The numbers of a step, the same in each run of a recipe over the same batches on one device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepReport {
+    /// The step, from 1.
+    pub step: usize,
+    /// The loss before the update, in nats a labelled token.
+    pub loss: f64,
+    /// The norm of all gradients together, before clipping.
+    pub gradient_norm: f64,
+    /// What the peak rates were multiplied with.
+    pub rate_factor: f64,
+    /// The learning rate of the decoder.
+    pub learning_rate: f64,
+    /// Tokens read, without padding.
+    pub tokens: usize,
+    /// Of these, those with a label.
+    pub labelled: usize,
+}
+
+/// How much a step depends on the cut of its batch: the largest differences relative to the first
+/// cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CutDifference {
+    /// Of the loss.
+    pub loss: f64,
+    /// Of the gradient's norm.
+    pub gradient_norm: f64,
+    /// Of the gradient: the norm of the difference.
+    pub gradient: f64,
+}
+
+/// What the backward passes of a batch gave.
+struct Pass {
+    loss: f64,
+    labelled: usize,
+    gradients: GradientSums,
+    norm: f64,
+}
+
+impl Trainer {
+    /// Prepares the model of a checkpoint, on a device with autodiff.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Recipe`], [`VlmTrainError::NothingTrained`]; those of
+    /// [`QwenVl::with_lora`].
+    pub fn new(model: QwenVl, recipe: Recipe) -> Result<Self> {
+        recipe.check()?;
+        let model = match &recipe.trained {
+            TrainedParts::Lora(config) => model.with_lora(config, recipe.seed)?,
+            TrainedParts::Full(parts) => model.train_parts(parts),
+        };
+        let parameters = model.parameters();
+        if parameters.is_empty() {
+            return Err(VlmTrainError::NothingTrained);
+        }
+        let optimizer = AdamW::new(&model, &parameters, recipe.masters);
+        Ok(Self {
+            model,
+            recipe,
+            parameters,
+            optimizer,
+            steps: 0,
+            position: None,
+        })
+    }
+
+    /// The model as it is now.
+    pub fn model(&self) -> &QwenVl {
+        &self.model
+    }
+
+    /// What decides the run.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// The parameters that are trained.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// Steps that are done.
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// Where the data go on after the last step of [`run`](crate::run()), for a
+    /// [`Loader`](vlm_data::Loader) that continues it.
+    pub fn position(&self) -> Option<DataPosition> {
+        self.position
+    }
+
+    /// One step over a batch: gradients of all its micro-batches, one update.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::NoLabels`], [`VlmTrainError::Diverged`], [`VlmTrainError::Device`]; those
+    /// of [`QwenVl::backward`]. The model is then the one before the step.
+    pub fn step(&mut self, batch: &[MicroBatch]) -> Result<StepReport> {
+        let recipe = &self.recipe;
+        let mut pass = self.pass(batch)?;
+        if let Some(most) = recipe.max_norm {
+            // As torch's clip_grad_norm_ does.
+            let factor = most / (pass.norm + 1e-6);
+            if factor < 1.0 {
+                pass.gradients.scale(factor);
+            }
+        }
+        let (warmup, steps) = (recipe.warmup_steps, recipe.steps);
+        let factor = recipe.schedule.factor(self.steps, warmup, steps);
+        self.model = self.optimizer.step(
+            self.model.clone(),
+            &self.parameters,
+            pass.gradients,
+            recipe,
+            factor,
+        );
+        self.steps += 1;
+        Ok(StepReport {
+            step: self.steps,
+            loss: pass.loss,
+            gradient_norm: pass.norm,
+            rate_factor: factor,
+            learning_rate: recipe.rates.decoder * factor,
+            tokens: batch.iter().map(tokens).sum(),
+            labelled: pass.labelled,
+        })
+    }
+
+    /// Loss and gradients of a batch.
+    fn pass(&self, batch: &[MicroBatch]) -> Result<Pass> {
+        let step = self.steps;
+        let labelled = self.labelled(batch)?;
+        let all: usize = labelled.iter().sum();
+        if all == 0 {
+            let lines = lines(batch);
+            return Err(VlmTrainError::NoLabels { step, lines });
+        }
+        let counted = labelled.iter().filter(|labelled| **labelled > 0).count();
+        let device = self.model.device();
+        let (mut loss, mut gradients) = (0.0, GradientSums::default());
+        for (index, (micro, labelled)) in batch.iter().zip(labelled).enumerate() {
+            if labelled == 0 {
+                continue;
+            }
+            let weight = match self.recipe.loss_rule {
+                LossRule::Tokens => labelled as f64 / all as f64,
+                LossRule::MicroBatches => 1.0 / counted as f64,
+            };
+            let how = Backward {
+                recompute: self.recipe.recompute,
+                weight,
+                seed: Some(draw(self.recipe.seed, step, index)),
+            };
+            let ready = self.model.batch(&inputs(micro, &device))?;
+            let mut add = |id, gradient| gradients.add(id, gradient);
+            let mean = self.model.backward(&ready, &micro.labels, how, &mut add)?;
+            if !mean.is_finite() {
+                return Err(VlmTrainError::Diverged {
+                    quantity: "loss",
+                    value: mean,
+                    step,
+                    lines: lines(std::slice::from_ref(micro)),
+                });
+            }
+            loss += mean * weight;
+        }
+        let ids = self.parameters.iter().map(|parameter| parameter.id);
+        let norm = gradients.norm(ids);
+        let norm = norm.map_err(|reason| VlmTrainError::Device { step, reason })?;
+        if !norm.is_finite() {
+            return Err(VlmTrainError::Diverged {
+                quantity: "gradient norm",
+                value: norm,
+                step,
+                lines: lines(batch),
+            });
+        }
+        Ok(Pass {
+            loss,
+            labelled: all,
+            gradients,
+            norm,
+        })
+    }
+
+    /// Labelled tokens of each micro-batch.
+    fn labelled(&self, batch: &[MicroBatch]) -> Result<Vec<usize>> {
+        let labelled = |micro: &MicroBatch| self.model.labelled(&prompt(micro), &micro.labels);
+        Ok(batch.iter().map(labelled).collect::<Result<_, _>>()?)
+    }
+
+    /// The loss over a batch, in nats a labelled token, without dropout and without a step.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::NoLabels`]; those of [`QwenVl::loss`].
+    pub fn validate(&self, batch: &[MicroBatch]) -> Result<f64> {
+        let step = self.steps;
+        let model = self.model.valid();
+        let device = model.device();
+        let (mut sum, mut all) = (0.0, 0);
+        for (micro, labelled) in batch.iter().zip(self.labelled(batch)?) {
+            if labelled == 0 {
+                continue;
+            }
+            let ready = model.batch(&inputs(micro, &device))?;
+            let mean = model.loss(&ready, &micro.labels)?.try_into_scalar::<f32>();
+            let mean = mean.map_err(|error| VlmTrainError::Device {
+                step,
+                reason: error.to_string(),
+            })?;
+            sum += f64::from(mean) * labelled as f64;
+            all += labelled;
+        }
+        if all == 0 {
+            let lines = lines(batch);
+            return Err(VlmTrainError::NoLabels { step, lines });
+        }
+        Ok(sum / all as f64)
+    }
+
+    /// Computes a step over samples that are cut four ways, takes none, and compares each with the
+    /// first: all packed into one, all padded into one, packed into more, each by itself. Dropout
+    /// should be 0: it drops by the place in a micro-batch.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step) and [`MicroBatch::new`].
+    pub fn prove_cut(&self, samples: &[TrainingSample]) -> Result<CutDifference> {
+        let lengths: Vec<usize> = samples.iter().map(TrainingSample::tokens).collect();
+        let all: usize = lengths.iter().sum();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let cuts = [
+            Cut::Packed { tokens: all },
+            Cut::Padded {
+                tokens: longest * samples.len(),
+                id: 0,
+            },
+            Cut::Packed {
+                tokens: longest.max(all.div_ceil(2)),
+            },
+            // Of each sample by itself.
+            Cut::Padded {
+                tokens: longest,
+                id: 0,
+            },
+        ];
+        let cut = |(index, cut): (usize, &Cut)| {
+            let parts = match index {
+                3 => (0..samples.len()).map(|sample| vec![sample]).collect(),
+                _ => cut.divide(&lengths),
+            };
+            let micro = |part: Vec<usize>| {
+                let part = part.into_iter().map(|sample| samples[sample].clone());
+                MicroBatch::new(part.collect(), *cut)
+            };
+            parts.into_iter().map(micro).collect::<Result<Vec<_>, _>>()
+        };
+        let cuts = cuts
+            .iter()
+            .enumerate()
+            .map(cut)
+            .collect::<Result<Vec<_>, _>>();
+        let step = self.steps;
+        let cuts = cuts.map_err(|source| VlmTrainError::Data { step, source })?;
+        self.compare_cuts(&cuts)
+    }
+
+    /// Computes a step over one batch in several cuts, and compares each with the first.
+    fn compare_cuts(&self, cuts: &[Vec<MicroBatch>]) -> Result<CutDifference> {
+        let mut largest = CutDifference::default();
+        let mut cuts = cuts.iter();
+        let Some(first) = cuts.next() else {
+            return Ok(largest);
+        };
+        let step = self.steps;
+        let failed = |reason| VlmTrainError::Device { step, reason };
+        let first = self.pass(first)?;
+        for cut in cuts {
+            let pass = self.pass(cut)?;
+            let relative = |left: f64, right: f64| (left - right).abs() / left.abs().max(1e-30);
+            let mut difference = pass.gradients;
+            difference.scale(-1.0);
+            for parameter in &self.parameters {
+                if let Some(gradient) = first.gradients.get(parameter.id) {
+                    difference.add(parameter.id, gradient);
+                }
+            }
+            let ids = self.parameters.iter().map(|parameter| parameter.id);
+            let apart = difference.norm(ids).map_err(failed)? / first.norm.max(1e-30);
+            largest = CutDifference {
+                loss: largest.loss.max(relative(first.loss, pass.loss)),
+                gradient_norm: largest.gradient_norm.max(relative(first.norm, pass.norm)),
+                gradient: largest.gradient.max(apart),
+            };
+        }
+        Ok(largest)
+    }
+}
+
+/// The seed of dropout in a micro-batch of a step.
+fn draw(seed: u64, step: usize, index: usize) -> u64 {
+    let place = ((step as u64) << 20) ^ index as u64;
+    seed.rotate_left(32) ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}

@@ -1,0 +1,117 @@
+//! The tiny models of the fixtures, and samples as tests/fixtures/generate/finetune.py draws them.
+
+#![allow(dead_code, reason = "each test uses some")]
+
+use std::path::PathBuf;
+
+use burn::tensor::Device;
+use qwen_vl::{LoraConfig, ModelPart, QwenVl, QwenVlConfig};
+use vlm_data::text::Sample;
+use vlm_data::{Cut, MicroBatch, TrainingSample};
+use vlm_train::{Rates, Recipe, Schedule, TrainedParts};
+
+pub(crate) const FAMILIES: [&str; 3] = ["qwen2_vl_tiny", "qwen2_5_vl_tiny", "qwen3_vl_tiny"];
+pub(crate) const ALL: [ModelPart; 3] = [ModelPart::Tower, ModelPart::Merger, ModelPart::Decoder];
+const SAMPLES: usize = 8;
+const BATCH: usize = 4;
+
+pub(crate) fn fixtures() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
+}
+
+pub(crate) fn load(family: &str) -> (QwenVlConfig, QwenVl) {
+    let folder = fixtures().join("models").join(family);
+    let config = QwenVlConfig::from_folder(&folder).unwrap();
+    let model = config.load(&folder, &Device::flex().autodiff()).unwrap();
+    (config, model)
+}
+
+/// 15 bits of a linear congruential generator.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = (1_103_515_245 * self.0 + 12345) & 0x7fff_ffff;
+        self.0 >> 16
+    }
+
+    fn text(&mut self, count: usize) -> Vec<i64> {
+        (0..count).map(|_| 1 + (self.next() % 250) as i64).collect()
+    }
+}
+
+pub(crate) fn sample(index: usize, config: &QwenVlConfig) -> TrainingSample {
+    let (start, end) = (292, 293);
+    let mut draw = Numbers(1000 + index as u64);
+    let mut sample = TrainingSample {
+        line: index as u64 + 1,
+        ..TrainingSample::default()
+    };
+    let mut input_ids = draw.text(2 + index % 3);
+    if index % 4 != 3 {
+        let grid = [1, 4, 2 * (1 + index % 3)];
+        let patches = grid[1] * grid[2];
+        input_ids.push(start);
+        input_ids.extend(vec![config.image_token; patches / 4]);
+        input_ids.push(end);
+        let pixel = |draw: &mut Numbers| ((draw.next() % 256) as f32 - 128.0) / 64.0;
+        let elements = patches * config.vision.patch_elems();
+        sample.image_patches = (0..elements).map(|_| pixel(&mut draw)).collect();
+        sample.image_grids.push(grid);
+    }
+    input_ids.extend(draw.text(3));
+    let answer = draw.text(1 + 3 * (index % 4));
+    let mut labels = vec![-100; input_ids.len()];
+    labels.extend(&answer);
+    input_ids.extend(answer);
+    sample.text = Sample {
+        input_ids,
+        labels,
+        ..Sample::default()
+    };
+    sample
+}
+
+pub(crate) fn packed(samples: Vec<TrainingSample>) -> MicroBatch {
+    MicroBatch::new(samples, Cut::Packed { tokens: 1000 }).unwrap()
+}
+
+pub(crate) fn padded(samples: Vec<TrainingSample>) -> MicroBatch {
+    let cut = Cut::Padded {
+        tokens: 1000,
+        id: 0,
+    };
+    MicroBatch::new(samples, cut).unwrap()
+}
+
+/// The samples of a step's batch.
+pub(crate) fn samples(step: usize, config: &QwenVlConfig) -> Vec<TrainingSample> {
+    let index = |i: usize| (step * BATCH + i) % SAMPLES;
+    (0..BATCH).map(|i| sample(index(i), config)).collect()
+}
+
+pub(crate) fn lora() -> TrainedParts {
+    TrainedParts::Lora(LoraConfig {
+        rank: 4,
+        alpha: 8.0,
+        ..LoraConfig::default()
+    })
+}
+
+/// That of the reference.
+pub(crate) fn recipe(trained: TrainedParts) -> Recipe {
+    let rate = match trained {
+        TrainedParts::Lora(_) => 2e-3,
+        TrainedParts::Full(_) => 2e-4,
+    };
+    Recipe {
+        steps: 50,
+        trained,
+        rates: Rates::all(rate),
+        schedule: Schedule::Cosine,
+        warmup_steps: 5,
+        weight_decay: 0.01,
+        seed: 11,
+        ..Recipe::default()
+    }
+}

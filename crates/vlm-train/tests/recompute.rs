@@ -1,0 +1,143 @@
+//! Running layers again in the backward pass: the same bits, less memory.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use burn::module::ParamId;
+use burn::tensor::{Device, Tensor, TensorData};
+use qwen_vl::rope_core::position_ids::{Prompt, Rows};
+use qwen_vl::{Backward, Inputs, LoraConfig, ModelPart, QwenVl, QwenVlConfig};
+use rope_check::alloc::CountingAllocator;
+use vlm_data::SampleRows;
+
+use common::{ALL, FAMILIES, load, packed, samples};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+/// One test at a time: what runs beside a measurement would be counted.
+static ALONE: Mutex<()> = Mutex::new(());
+
+type Gradients = HashMap<ParamId, TensorData>;
+
+fn gradients(model: &QwenVl, config: &QwenVlConfig, recompute: bool) -> (f64, Gradients) {
+    let micro = packed(samples(0, config));
+    let SampleRows::Packed { cu_seqlens } = &micro.rows else {
+        panic!("{:?}", micro.rows);
+    };
+    let device = model.device();
+    let elements = config.vision.patch_elems();
+    let shape = [micro.image_patches.len() / elements, elements];
+    let patches = TensorData::new(micro.image_patches.clone(), shape);
+    let inputs = Inputs {
+        prompt: Prompt {
+            input_ids: &micro.input_ids,
+            rows: Rows::Packed(cu_seqlens),
+            image_grids: &micro.image_grids,
+            ..Prompt::default()
+        },
+        image_patches: Some(Tensor::from_data(patches, &device)),
+        video_patches: None,
+    };
+    let how = Backward {
+        recompute,
+        weight: 0.3,
+        seed: Some(5),
+    };
+    let mut found = HashMap::new();
+    let batch = model.batch(&inputs).unwrap();
+    let loss = model.backward(&batch, &micro.labels, how, &mut |id, gradient| {
+        let twice = found.insert(id, gradient.into_data());
+        assert!(twice.is_none(), "a gradient came in two parts");
+    });
+    (loss.unwrap(), found)
+}
+
+/// Models with all of their parts trained, some, or adapters with dropout.
+fn variants(family: &str) -> Vec<(String, QwenVlConfig, QwenVl)> {
+    let parts: [&[ModelPart]; 4] = [
+        &ALL,
+        &[ModelPart::Decoder],
+        &[ModelPart::Merger],
+        &[ModelPart::Tower, ModelPart::Decoder],
+    ];
+    let mut variants: Vec<_> = parts
+        .into_iter()
+        .map(|parts| {
+            let (config, model) = load(family);
+            (
+                format!("{family} {parts:?}"),
+                config,
+                model.train_parts(parts),
+            )
+        })
+        .collect();
+    for parts in [vec![ModelPart::Decoder], ALL.to_vec()] {
+        let (config, model) = load(family);
+        let lora = LoraConfig {
+            dropout: 0.3,
+            parts,
+            ..LoraConfig::default()
+        };
+        let name = format!("{family} LoRA {:?}", lora.parts);
+        variants.push((name, config, model.with_lora(&lora, 1).unwrap()));
+    }
+    variants
+}
+
+#[test]
+fn gradients_are_the_same_to_the_bit() {
+    let _alone = ALONE.lock();
+    for family in FAMILIES {
+        for (name, config, model) in variants(family) {
+            let (loss, whole) = gradients(&model, &config, false);
+            let (again, layered) = gradients(&model, &config, true);
+            assert_eq!(loss.to_bits(), again.to_bits(), "{name}");
+            let trained = model.parameters();
+            assert!(!trained.is_empty());
+            for parameter in trained {
+                let (whole, layered) = (&whole[&parameter.id], &layered[&parameter.id]);
+                assert_eq!(whole, layered, "{name}: {}", parameter.name);
+            }
+            assert_eq!(whole.len(), layered.len(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_peak_of_a_deep_model_is_that_of_one_layer() {
+    let _alone = ALONE.lock();
+    let folder = common::fixtures().join("models/qwen2_vl_tiny");
+    let mut config = QwenVlConfig::from_folder(folder).unwrap();
+    config.text.layers = 12;
+    let model = config.init(&Device::flex().autodiff()).unwrap();
+    let model = model.with_lora(&LoraConfig::default(), 0).unwrap();
+    let input_ids: Vec<i64> = (0..128).map(|token| 1 + token % 250).collect();
+    let inputs = Inputs {
+        prompt: Prompt {
+            input_ids: &input_ids,
+            ..Prompt::default()
+        },
+        image_patches: None,
+        video_patches: None,
+    };
+    let peak = |recompute| {
+        let batch = model.batch(&inputs).unwrap();
+        let how = Backward {
+            recompute,
+            ..Backward::default()
+        };
+        let run = || model.backward(&batch, &input_ids, how, &mut |_, gradient| drop(gradient));
+        run().unwrap();
+        let (loss, usage) = ALLOCATOR.measure(1, run);
+        loss.unwrap();
+        usage.peak_bytes
+    };
+    let (kept, again) = (peak(false), peak(true));
+    println!("12 layers, 128 tokens: {kept} bytes kept, {again} bytes with recompute");
+    assert!(again * 2 < kept, "{again} of {kept}");
+}

@@ -1,0 +1,223 @@
+//! Steps and adapters against transformers, PEFT and torch: tests/fixtures/generate/finetune.py.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::tensor::{Tensor, TensorData};
+use qwen_vl::file::{Entry, Sink, TensorFile};
+use qwen_vl::rope_core::position_ids::Prompt;
+use qwen_vl::{Inputs, QwenVl, QwenVlConfig};
+use serde::Deserialize;
+use vlm_data::{MicroBatch, TrainingSample};
+use vlm_train::{TrainedParts, Trainer};
+
+use common::{ALL, FAMILIES, fixtures, load, lora, packed, padded, recipe, sample, samples};
+
+#[derive(Deserialize)]
+struct Curve {
+    losses: Vec<f64>,
+    gradient_norms: Vec<f64>,
+}
+
+type Way = fn(Vec<TrainingSample>) -> Vec<MicroBatch>;
+
+const CUTS: [(&str, &str, Way); 3] = [
+    ("padded", "1", |samples| vec![padded(samples)]),
+    ("packed", "1", |samples| vec![packed(samples)]),
+    ("one by one", "4", |samples| {
+        samples
+            .into_iter()
+            .map(|sample| packed(vec![sample]))
+            .collect()
+    }),
+];
+
+/// The largest relative difference of losses and of norms over the first `steps`, and the trainer
+/// after them.
+fn follow(
+    family: &str,
+    trained: &TrainedParts,
+    cut: Way,
+    curve: &Curve,
+    steps: usize,
+) -> ([f64; 2], Trainer) {
+    let (config, model) = load(family);
+    let mut trainer = Trainer::new(model, recipe(trained.clone())).unwrap();
+    let mut apart = [0.0_f64; 2];
+    for (loss, norm) in curve.losses.iter().zip(&curve.gradient_norms).take(steps) {
+        let batch = cut(samples(trainer.steps(), &config));
+        let found = trainer.step(&batch).unwrap();
+        let found = [(found.loss, loss), (found.gradient_norm, norm)];
+        for (apart, (found, expected)) in apart.iter_mut().zip(found) {
+            *apart = apart.max((found - expected).abs() / expected.abs());
+        }
+    }
+    (apart, trainer)
+}
+
+fn curves(family: &str) -> BTreeMap<String, Curve> {
+    let path = fixtures().join("finetune").join(family).join("curves.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn follows(mode: &str, trained: &TrainedParts, steps: usize) {
+    for family in FAMILIES {
+        let curves = curves(family);
+        for (name, accumulation, cut) in CUTS {
+            let curve = &curves[&format!("{mode}_{accumulation}")];
+            assert_eq!(curve.losses.len(), 50);
+            let ([loss, norm], _) = follow(family, trained, cut, curve, steps);
+            println!("{family} {mode} {name}: loss {loss:.1e}, norm {norm:.1e}");
+            assert!(loss < 1e-5 && norm < 1e-5, "{family} {name}: {loss} {norm}");
+        }
+    }
+}
+
+#[test]
+fn first_losses_and_norms_of_adapters_are_those_of_peft() {
+    follows("lora", &lora(), 6);
+}
+
+#[test]
+fn first_losses_and_norms_of_whole_models_are_those_of_torch() {
+    follows("full", &TrainedParts::Full(ALL.to_vec()), 6);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn losses_and_norms_of_all_steps_are_those_of_peft_and_torch() {
+    follows("lora", &lora(), 50);
+    follows("full", &TrainedParts::Full(ALL.to_vec()), 50);
+}
+
+fn logits(model: &QwenVl, config: &QwenVlConfig) -> TensorData {
+    let sample = sample(1, config);
+    let device = model.device();
+    let elements = config.vision.patch_elems();
+    let shape = [sample.image_patches.len() / elements, elements];
+    let patches = TensorData::new(sample.image_patches.clone(), shape);
+    let inputs = Inputs {
+        prompt: Prompt {
+            input_ids: &sample.text.input_ids,
+            image_grids: &sample.image_grids,
+            ..Prompt::default()
+        },
+        image_patches: Some(Tensor::from_data(patches, &device)),
+        video_patches: None,
+    };
+    let logits = model.forward(&model.batch(&inputs).unwrap()).unwrap();
+    logits.squeeze_dim::<2>(0).into_data()
+}
+
+fn apart(left: &TensorData, right: &TensorData) -> f64 {
+    let pairs = left.iter::<f64>().zip(right.iter::<f64>());
+    pairs
+        .map(|(left, right)| (left - right).abs())
+        .fold(0.0, f64::max)
+}
+
+fn stored(path: &Path) -> TensorData {
+    let source = TensorFile::open(path).unwrap();
+    let tensor = source.tensors()["logits"].clone();
+    let elements = tensor.shape.iter().product();
+    source
+        .read(&tensor, tensor.dtype().unwrap(), 0..elements)
+        .unwrap()
+}
+
+#[test]
+fn adapters_of_peft_load_with_its_logits_and_train_on() {
+    for family in FAMILIES {
+        let folder = fixtures().join("finetune").join(family);
+        let (config, model) = load(family);
+        let base = logits(&model.valid(), &config);
+        let model = model.load_adapter(&folder).unwrap();
+        let expected = stored(&folder.join("logits.safetensors"));
+        let found = logits(&model.valid(), &config);
+        let (wrong, effect) = (apart(&found, &expected), apart(&found, &base));
+        println!("{family}: {wrong:.1e}, effect {effect:.1e}");
+        assert!(wrong < 2e-5 && effect > 1e-2, "{family}: {wrong} {effect}");
+        assert_eq!(model.parameters().len(), 2 * 7 * config.text.layers);
+    }
+}
+
+/// A copy of a fixture's adapter with other names.
+fn renamed(family: &str, from: &str, to: &str) -> PathBuf {
+    const FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+    let name = format!("vlm-train-{family}-{}", std::process::id());
+    let (source, folder) = (
+        fixtures().join("finetune").join(family),
+        std::env::temp_dir().join(name),
+    );
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::copy(source.join(FILES[0]), folder.join(FILES[0])).unwrap();
+    let source = TensorFile::open(&source.join(FILES[1])).unwrap();
+    let tensors = source.tensors();
+    let entries = tensors.iter().map(|(name, tensor)| Entry {
+        name: name.replace(from, to),
+        shape: tensor.shape.clone(),
+        dtype: tensor.dtype().unwrap(),
+    });
+    let mut sink = Sink::create(&folder.join(FILES[1]), &entries.collect::<Vec<_>>()).unwrap();
+    for tensor in tensors.values() {
+        let elements = tensor.shape.iter().product();
+        let data = source.read(tensor, tensor.dtype().unwrap(), 0..elements);
+        sink.write(data.unwrap().bytes()).unwrap();
+    }
+    sink.commit().unwrap();
+    folder
+}
+
+#[test]
+fn names_of_both_generations_are_read_and_others_refused() {
+    let family = FAMILIES[0];
+    let (config, model) = load(family);
+    let model = model.valid();
+    let new = fixtures().join("finetune").join(family);
+    let expected = logits(&model.clone().load_adapter(new).unwrap(), &config);
+
+    let old = renamed(family, "model.language_model.layers", "model.layers");
+    let found = logits(&model.clone().load_adapter(&old).unwrap(), &config);
+    assert_eq!(found, expected);
+
+    let other = renamed(family, "layers.1.", "layers.7.");
+    let error = model.clone().load_adapter(&other).unwrap_err().to_string();
+    assert!(
+        error.contains("layers.7.") && error.contains("another model"),
+        "{error}"
+    );
+    let half = renamed(family, "0.mlp.up_proj.lora_A", "0.mlp.down_proj.lora_C");
+    let error = model.load_adapter(&half).unwrap_err().to_string();
+    assert!(error.contains("lora_C"), "{error}");
+    std::fs::remove_dir_all(half).unwrap();
+}
+
+/// For `finetune.py check FOLDER`, which loads them with PEFT.
+#[test]
+#[ignore = "writes files for another program"]
+fn write_adapters() {
+    let out = PathBuf::from(std::env::var("FINETUNE_OUT").unwrap());
+    for family in FAMILIES {
+        let folder = out.join(family);
+        let (_, _, cut) = CUTS[2];
+        let (_, trainer) = follow(family, &lora(), cut, &curves(family)["lora_4"], 50);
+        let (config, _) = load(family);
+        trainer
+            .save_adapter(&folder, family, &packed(vec![sample(1, &config)]))
+            .unwrap();
+        let logits = logits(&trainer.model().valid(), &config);
+        let entry = Entry {
+            name: "logits".to_owned(),
+            shape: logits.shape().to_vec(),
+            dtype: logits.dtype(),
+        };
+        let mut sink = Sink::create(&folder.join("logits.safetensors"), &[entry]).unwrap();
+        sink.write(logits.bytes()).unwrap();
+        sink.commit().unwrap();
+    }
+}
