@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod batch;
+pub mod check;
 mod error;
 mod loader;
 mod memory;

@@ -130,6 +130,11 @@ impl SampleEncoder {
         &self.videos
     }
 
+    /// How the family's texts name a place in a picture.
+    pub fn boxes(&self) -> BoxForm {
+        self.boxes
+    }
+
     /// The options.
     pub fn options(&self) -> &SampleOptions {
         &self.options
@@ -252,7 +257,11 @@ impl SampleEncoder {
         }
     }
 
-    fn sides(&self, source: &MediaSource) -> Result<[usize; 2]> {
+    /// Width and height of a picture in pixels, upright, from its header.
+    ///
+    /// # Errors
+    /// Those of [`Picture::sides`]; [`VlmDataError::File`]
+    pub fn sides(&self, source: &MediaSource) -> Result<[usize; 2]> {
         let options = &self.options.read;
         match source {
             MediaSource::Path(path) => Picture::sides(&read_file(path, options)?, options)
@@ -364,7 +373,7 @@ fn seconds(style: MediaStyle, frames: usize, depth: usize, fps: f64) -> Vec<f64>
 }
 
 /// The frames of a video in order of time.
-fn frames(video: &Video) -> Result<Vec<Cow<'_, MediaSource>>> {
+pub(crate) fn frames(video: &Video) -> Result<Vec<Cow<'_, MediaSource>>> {
     let folder = match &video.frames {
         Frames::List(frames) => return Ok(frames.iter().map(Cow::Borrowed).collect()),
         Frames::Folder(folder) => folder,

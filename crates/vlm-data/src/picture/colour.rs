@@ -24,6 +24,24 @@ impl Samples {
         self.channels * if self.wide { 2 } else { 1 }
     }
 
+    /// Whether a pixel is not opaque, and whether a level is cut off.
+    pub(super) fn surprises(self, bytes: &[u8]) -> (bool, bool) {
+        let level = |sample: &[u8]| match *sample {
+            [first, second] => u16::from_ne_bytes([first, second]),
+            [value] => u16::from(value),
+            _ => 0,
+        };
+        let sample_bytes = if self.wide { 2 } else { 1 };
+        let opaque = if self.wide { u16::MAX } else { 255 };
+        let mut pixels = bytes.chunks_exact(self.pixel_bytes());
+        let is_transparent = |pixel: &[u8]| level(&pixel[pixel.len() - sample_bytes..]) < opaque;
+        let is_clipped = |pixel: &[u8]| level(&pixel[..sample_bytes]) > 255;
+        (
+            self.alpha && pixels.clone().any(is_transparent),
+            self.clipped && pixels.any(is_clipped),
+        )
+    }
+
     /// Appends RGB of the pixels in `bytes`.
     pub(super) fn append_rgb(self, bytes: &[u8], alpha: Alpha, rgb: &mut Vec<u8>) {
         let narrow = |sample: &[u8]| -> u8 {

@@ -218,6 +218,59 @@ impl PictureProcessor {
         self.write_planes(picture, [1, grid[1], grid[2]], first..end, part)
     }
 
+    /// The pictures that patches show, frame by frame: what [`PictureProcessor::write_frame`] has
+    /// resized, or twice the picture of [`PictureProcessor::patches`].
+    ///
+    /// # Shapes
+    /// `values`: `[grid product, channels]`
+    /// # Errors
+    /// [`VlmDataError::BufferLength`] if `values` has another length; [`VlmDataError::Memory`]
+    pub fn pictures(&self, values: &[f32], grid: [usize; 3]) -> Result<Vec<Picture>> {
+        let PictureConfig {
+            patch_size,
+            merge_size,
+            temporal_patch_size,
+            rescale,
+            normalize,
+            ..
+        } = self.config;
+        let expected = grid.iter().product::<usize>() * self.channels();
+        if values.len() != expected || grid[2] == 0 || !grid[2].is_multiple_of(merge_size) {
+            let found = values.len();
+            return Err(VlmDataError::BufferLength { expected, found });
+        }
+        let [height, width] = [grid[1], grid[2]].map(|side| side * patch_size);
+        let plane = patch_size * patch_size;
+        let level = |value: f32, colour: usize| {
+            let [mean, std] = normalize.map_or([0.0, 1.0], |both| both.map(|all| all[colour]));
+            let level = (f64::from(value) * std + mean) / rescale.unwrap_or(1.0);
+            level.round() as u8
+        };
+        let squares = grid[2] / merge_size;
+        let mut pictures = Vec::new();
+        for frame in 0..grid[0] * temporal_patch_size {
+            let mut rgb = bytes("a picture", (height * width * COLOURS) as u128)?;
+            let patches = values.chunks_exact(self.channels());
+            let first = frame / temporal_patch_size * grid[1] * grid[2];
+            for (patch, values) in patches.skip(first).take(grid[1] * grid[2]).enumerate() {
+                let (square, within) = (patch / merge_size.pow(2), patch % merge_size.pow(2));
+                let row = square / squares * merge_size + within / merge_size;
+                let column = square % squares * merge_size + within % merge_size;
+                for pixel in 0..plane {
+                    let y = row * patch_size + pixel / patch_size;
+                    let x = column * patch_size + pixel % patch_size;
+                    for colour in 0..COLOURS {
+                        let of_frame = colour * temporal_patch_size + frame % temporal_patch_size;
+                        let value = values[of_frame * plane + pixel];
+                        rgb[(y * width + x) * COLOURS + colour] = level(value, colour);
+                    }
+                }
+            }
+            pictures.push(Picture::from_rgb(width, height, rgb)?);
+        }
+        Ok(pictures)
+    }
+
     /// Writes a picture, resized, as some frames of the patches of one point in time.
     fn write_planes(
         &self,

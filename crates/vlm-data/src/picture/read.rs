@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io::{Cursor, Read};
 use std::path::Path;
 
-use image::codecs::{bmp::BmpDecoder, jpeg::JpegDecoder, png::PngDecoder, webp::WebPDecoder};
-use image::{ColorType, ImageDecoder, ImageError, Limits};
+use image::codecs::png::{PngDecoder, PngEncoder};
+use image::codecs::{bmp::BmpDecoder, jpeg::JpegDecoder, webp::WebPDecoder};
+use image::{ColorType, ExtendedColorType, ImageDecoder, ImageEncoder, ImageError, Limits};
 
 use crate::memory::{reserve, zeros};
 use crate::{Result, VlmDataError};
@@ -113,7 +114,12 @@ impl Picture {
     /// transformers 5.24.0, `load_image` of image_utils.py; Pillow 13.0.0, `exif_transpose` of
     /// ImageOps.py and `convert` of Image.py
     pub fn decode(file: &[u8], options: &ReadOptions) -> Result<Self> {
-        let (rgb, [width, height], orientation) = contents(file, options, Wanted::Pixels)?;
+        let Contents {
+            rgb,
+            stored: [width, height],
+            orientation,
+            ..
+        } = contents(file, options, Wanted::Pixels)?;
         let (rgb, [width, height]) = match orientation {
             Some(orientation) => {
                 let upright = reserve::<u8>("the picture", rgb.len() as u128)?;
@@ -129,8 +135,27 @@ impl Picture {
     /// # Errors
     /// those of [`Picture::decode`] that the header shows
     pub fn sides(file: &[u8], options: &ReadOptions) -> Result<[usize; 2]> {
-        let (_, sides, orientation) = contents(file, options, Wanted::Sides)?;
-        Ok(orientation.map_or(sides, |orientation| orientation.turn(sides)))
+        Ok(contents(file, options, Wanted::Sides)?.sides())
+    }
+
+    /// The picture as a PNG file.
+    ///
+    /// # Errors
+    /// [`VlmDataError::Memory`]
+    pub fn to_png(&self) -> Result<Vec<u8>> {
+        let mut file = Vec::new();
+        let [width, height] = [self.width, self.height].map(u32::try_from);
+        if let (Ok(width), Ok(height)) = (width, height) {
+            let encoder = PngEncoder::new(&mut file);
+            let written = encoder.write_image(&self.rgb, width, height, ExtendedColorType::Rgb8);
+            if written.is_ok() {
+                return Ok(file);
+            }
+        }
+        Err(VlmDataError::Memory {
+            what: "the PNG file",
+            bytes: self.rgb.len() as u128,
+        })
     }
 
     /// Pixels in a row.
@@ -151,7 +176,7 @@ impl Picture {
 
 /// What is read of a file.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Wanted {
+pub(crate) enum Wanted {
     Pixels,
     /// Width and height, and how the picture is turned.
     Sides,
@@ -220,14 +245,45 @@ fn limits(options: &ReadOptions) -> Limits {
     limits
 }
 
-type Pixels = (Vec<u8>, [usize; 2], Option<Orientation>);
+/// What a file holds.
+pub(crate) struct Contents {
+    /// RGB as stored, empty unless it is wanted.
+    pub(crate) rgb: Vec<u8>,
+    /// Width and height as stored.
+    stored: [usize; 2],
+    /// How to turn them.
+    orientation: Option<Orientation>,
+    /// Whether a pixel is transparent by an alpha of its own; known with pixels.
+    pub(crate) is_transparent: bool,
+    /// Whether it has levels of grey above 255, which are cut off; known with pixels.
+    pub(crate) is_clipped: bool,
+}
 
-/// RGB as stored, empty unless it is wanted, width and height as stored, and how to turn them.
-fn contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Result<Pixels> {
+impl Contents {
+    /// Whether the pixels are turned or mirrored.
+    pub(crate) fn is_turned(&self) -> bool {
+        self.orientation.is_some()
+    }
+
+    /// Width and height of the upright picture.
+    pub(crate) fn sides(&self) -> [usize; 2] {
+        self.orientation
+            .map_or(self.stored, |orientation| orientation.turn(self.stored))
+    }
+}
+
+/// Reads a file as [`Picture::decode`] does, but does not turn it.
+pub(crate) fn contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Result<Contents> {
     match file {
         [b'G', b'I', b'F', b'8', ..] => {
-            let (rgb, size) = gif::decode(file, options, wanted)?;
-            Ok((rgb, size, None))
+            let (rgb, stored) = gif::decode(file, options, wanted)?;
+            Ok(Contents {
+                rgb,
+                stored,
+                orientation: None,
+                is_transparent: false,
+                is_clipped: false,
+            })
         }
         [0xff, 0xd8, 0xff, ..] => {
             let decoder = JpegDecoder::new(Cursor::new(file));
@@ -272,7 +328,7 @@ fn pixels<D: ImageDecoder>(
     file: &[u8],
     options: &ReadOptions,
     wanted: Wanted,
-) -> Result<Pixels> {
+) -> Result<Contents> {
     let error = |error: ImageError| VlmDataError::Decode {
         format,
         reason: error.to_string(),
@@ -292,8 +348,15 @@ fn pixels<D: ImageDecoder>(
         let xmp = decoder.xmp_metadata().ok().flatten();
         orientation = Orientation::find(exif.as_deref(), xmp.as_deref());
     }
+    let mut contents = Contents {
+        rgb: Vec::new(),
+        stored: size,
+        orientation,
+        is_transparent: false,
+        is_clipped: false,
+    };
     if wanted == Wanted::Sides {
-        return Ok((Vec::new(), size, orientation));
+        return Ok(contents);
     }
     // The colour that stands for transparency.
     let mut key = None;
@@ -319,8 +382,10 @@ fn pixels<D: ImageDecoder>(
         alpha: false,
     };
     if samples == plain && key.is_none() {
-        return Ok((decoded, size, orientation));
+        contents.rgb = decoded;
+        return Ok(contents);
     }
+    (contents.is_transparent, contents.is_clipped) = samples.surprises(&decoded);
     let mut rgb = reserve::<u8>("the picture", 3 * u128::from(pixels))?;
     samples.append_rgb(&decoded, options.alpha, &mut rgb);
     if let (Alpha::OnWhite, Some(key)) = (options.alpha, key) {
@@ -328,7 +393,8 @@ fn pixels<D: ImageDecoder>(
             pixel.fill(255);
         }
     }
-    Ok((rgb, size, orientation))
+    contents.rgb = rgb;
+    Ok(contents)
 }
 
 fn samples(format: &'static str, colour: ColorType) -> Result<Samples> {

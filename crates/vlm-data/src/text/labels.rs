@@ -296,6 +296,12 @@ impl TextEncoder {
         self.style
     }
 
+    /// The ids of the pads of pictures and videos.
+    #[must_use]
+    pub fn pads(&self) -> [i64; 2] {
+        [self.ids.image_pad, self.ids.video_pad].map(i64::from)
+    }
+
     /// The side of the square of patches that becomes one token.
     #[must_use]
     pub fn merge(&self) -> u32 {

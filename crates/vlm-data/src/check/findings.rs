@@ -1,0 +1,213 @@
+//! What is wrong with records, by kind.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::report::{DataReport, SampleCounts};
+use crate::VlmDataError;
+use crate::text::{RecordProblem, TextError};
+
+/// Lines of a kind that are kept.
+const LINES: usize = 100_000;
+/// Messages of a kind that are kept.
+const EXAMPLES: usize = 5;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// No sample can be made of the record.
+    Error,
+    /// A sample can be made that may not be meant.
+    Warning,
+}
+
+/// The kinds that are warnings.
+const WARNINGS: [&str; 12] = [
+    "answer-space",
+    "blank",
+    "box-text",
+    "clipped",
+    "duplicate",
+    "empty-question",
+    "enlarged",
+    "replacement-character",
+    "role-order",
+    "shortened",
+    "transparent",
+    "turned",
+];
+
+/// What was found of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Findings {
+    /// A short name, such as `marks`.
+    pub kind: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// How often it was found; a record with two unreadable pictures counts twice.
+    pub count: u64,
+    /// The lines where the records begin, ascending; of more than 100,000 some are left out.
+    pub lines: Vec<u64>,
+    /// The first five, with what was found and what to do.
+    pub examples: Vec<FoundAt>,
+}
+
+/// One of [`Findings::examples`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct FoundAt {
+    /// The line where the record begins, from 1.
+    pub line: u64,
+    /// What was found and what to do. It may hold any text of the file.
+    pub message: String,
+}
+
+/// Something found in a record.
+pub(super) struct Found {
+    kind: &'static str,
+    message: String,
+}
+
+impl Found {
+    pub(super) fn new(kind: &'static str, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { kind, message }
+    }
+
+    /// An error, without its line.
+    pub(super) fn of(error: &VlmDataError) -> Self {
+        let message = match error {
+            VlmDataError::Text(TextError::Record { problem, .. }) => problem.to_string(),
+            VlmDataError::Text(TextError::Stream { reason, .. }) => {
+                format!("cannot read the data from here on: {reason}")
+            }
+            VlmDataError::InRecord { place, source, .. } => format!("{place}: {source}"),
+            other => other.to_string(),
+        };
+        Self::new(kind(error), message)
+    }
+
+    /// An error of a picture, video or frame.
+    pub(super) fn at(place: &str, error: &VlmDataError) -> Self {
+        Self::new(kind(error), format!("{place}: {error}"))
+    }
+
+    pub(super) fn is_error(&self) -> bool {
+        severity(self.kind) == Severity::Error
+    }
+}
+
+fn severity(kind: &str) -> Severity {
+    match WARNINGS.contains(&kind) {
+        true => Severity::Warning,
+        false => Severity::Error,
+    }
+}
+
+fn kind(error: &VlmDataError) -> &'static str {
+    match error {
+        VlmDataError::Text(TextError::Record { problem, .. }) => kind_of_problem(problem),
+        VlmDataError::Text(TextError::Stream { .. }) => "stream",
+        VlmDataError::Text(TextError::Encode { .. }) => "text",
+        VlmDataError::InRecord { source, .. } | VlmDataError::InFile { source, .. } => kind(source),
+        VlmDataError::File { .. } => "file",
+        VlmDataError::UnknownFormat { .. } => "no-picture",
+        VlmDataError::Decode { .. } | VlmDataError::NoPixels { .. } => "damaged",
+        VlmDataError::TooManyPixels { .. } | VlmDataError::Memory { .. } => "too-many-pixels",
+        VlmDataError::AspectRatio { .. } => "aspect-ratio",
+        VlmDataError::NotDivisible { .. } => "size",
+        VlmDataError::TooFewFrames { .. } => "frames",
+        VlmDataError::FrameSize { .. } => "frame-size",
+        _ => "other",
+    }
+}
+
+fn kind_of_problem(problem: &RecordProblem) -> &'static str {
+    match problem {
+        RecordProblem::Json { .. } => "json",
+        RecordProblem::TooLarge { .. } => "record-size",
+        RecordProblem::UnknownFormat { .. } => "format",
+        RecordProblem::Value { .. } => "value",
+        RecordProblem::UnknownRole { .. } => "role",
+        RecordProblem::SystemNotFirst { .. } => "system-not-first",
+        RecordProblem::MarkCount { .. } => "marks",
+        RecordProblem::MediaNotFromUser { .. } => "picture-in-answer",
+        RecordProblem::EmptyAnswer { .. } => "empty-answer",
+        RecordProblem::NoAnswer { .. } => "no-answer",
+        RecordProblem::SpecialToken { .. } => "special-token",
+        RecordProblem::Address { .. } => "address",
+        RecordProblem::Base64 { .. } => "base64",
+        RecordProblem::VideoFile { .. } => "video-file",
+        RecordProblem::Fps { .. } | RecordProblem::NoFps { .. } => "fps",
+        RecordProblem::ObjectCount { .. } => "objects",
+        RecordProblem::Box { .. } => "box",
+        RecordProblem::BoxImage { .. } => "box-picture",
+        RecordProblem::BoxOutside { .. } => "box-outside",
+        RecordProblem::Render { .. } | RecordProblem::Turns { .. } | RecordProblem::Pads { .. } => {
+            "template"
+        }
+        RecordProblem::TooLong { .. } => "too-long",
+        RecordProblem::NothingToTrain { .. } | RecordProblem::NoGenerationTag => "nothing-to-train",
+        RecordProblem::Grids { .. } | RecordProblem::Grid { .. } | RecordProblem::Times { .. } => {
+            "other"
+        }
+    }
+}
+
+/// What the threads have found so far.
+#[derive(Default)]
+pub(super) struct Collector {
+    pub(super) records: u64,
+    /// Records with an error.
+    pub(super) bad_records: u64,
+    pub(super) samples: Vec<SampleCounts>,
+    kinds: BTreeMap<&'static str, Findings>,
+}
+
+impl Collector {
+    pub(super) fn add(&mut self, line: u64, found: impl IntoIterator<Item = Found>) {
+        let mut is_bad = false;
+        for found in found {
+            is_bad |= found.is_error();
+            let kind = found.kind;
+            let of_kind = self.kinds.entry(kind).or_insert_with(|| Findings {
+                kind,
+                severity: severity(kind),
+                count: 0,
+                lines: Vec::new(),
+                examples: Vec::new(),
+            });
+            of_kind.count += 1;
+            if of_kind.lines.len() < LINES && of_kind.lines.last() != Some(&line) {
+                of_kind.lines.push(line);
+            }
+            let message = found.message;
+            let example = FoundAt { line, message };
+            // Threads come in any order; the first lines of the file are kept.
+            let after = of_kind.examples.partition_point(|other| other.line <= line);
+            if after < EXAMPLES {
+                of_kind.examples.insert(after, example);
+                of_kind.examples.truncate(EXAMPLES);
+            }
+        }
+        self.bad_records += u64::from(is_bad);
+    }
+
+    pub(super) fn report(mut self, max_tokens: Option<usize>) -> DataReport {
+        let mut findings: Vec<Findings> = self.kinds.into_values().collect();
+        for of_kind in &mut findings {
+            of_kind.lines.sort_unstable();
+            of_kind.lines.dedup();
+        }
+        findings.sort_by_key(|of_kind| (of_kind.severity, of_kind.lines.first().copied()));
+        self.samples.sort_unstable_by_key(|sample| sample.record);
+        DataReport {
+            records: self.records,
+            bad_records: self.bad_records,
+            findings,
+            samples: self.samples,
+            max_tokens,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What is wrong with pictures and frames.
+
+use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::findings::Found;
+use super::{Check, REMEMBERED, lock};
+use crate::picture::{Contents, Wanted, contents, read_file};
+use crate::sample::frames;
+use crate::text::format::{MediaSource, Video};
+use crate::{Result, VlmDataError};
+
+/// Bytes of a pixel while a picture is decoded: of RGB, of the decoder, and of a turned copy.
+const PIXEL_BYTES: u64 = 9;
+/// A picture whose area grows by more is blurred.
+const ENLARGED: usize = 16;
+
+/// What a picture is for.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Use {
+    Picture,
+    Frame,
+}
+
+/// Width and height.
+type Sides = [usize; 2];
+
+impl<R> Check<'_, R> {
+    /// Looks at all frames of a video, which have one size.
+    pub(super) fn look_at_video(&self, video: &Video, index: usize, found: &mut Vec<Found>) {
+        let place = format!("video {}", index + 1);
+        let frames = match frames(video) {
+            Ok(frames) => frames,
+            Err(error) => return found.push(Found::at(&place, &error)),
+        };
+        let mut first = None;
+        for (frame, source) in frames.iter().enumerate() {
+            let place = format!("{place}, frame {}", frame + 1);
+            let Some(sides) = self.look_at(source, Use::Frame, &place, found) else {
+                continue;
+            };
+            let first = *first.get_or_insert(sides);
+            if first != sides {
+                let error = VlmDataError::FrameSize {
+                    first,
+                    found: sides,
+                };
+                return found.push(Found::at(&place, &error));
+            }
+        }
+    }
+
+    /// Looks at a picture; returns its width and height if it can be used.
+    pub(super) fn look_at(
+        &self,
+        source: &MediaSource,
+        purpose: Use,
+        short: &str,
+        found: &mut Vec<Found>,
+    ) -> Option<Sides> {
+        let (key, place) = match source {
+            MediaSource::Path(path) => {
+                let mut hasher = DefaultHasher::new();
+                (path, purpose == Use::Frame).hash(&mut hasher);
+                let place = format!("{short}, {}", path.display());
+                (Some(hasher.finish()), Cow::Owned(place))
+            }
+            MediaSource::Bytes(_) => (None, Cow::Borrowed(short)),
+        };
+        let known = key.and_then(|key| lock(&self.sound).get(&key).copied());
+        if known.is_some() {
+            return known;
+        }
+        let (sides, notes) = match self.inspect(source, purpose) {
+            Ok(inspected) => inspected,
+            Err(error) => {
+                // An error of the file tells its path.
+                let is_of_file = matches!(error, VlmDataError::File { .. });
+                found.push(Found::at(if is_of_file { short } else { &place }, &error));
+                return None;
+            }
+        };
+        let mut sound = lock(&self.sound);
+        if let Some(key) = key.filter(|_| notes.is_empty() && sound.len() < REMEMBERED) {
+            sound.insert(key, sides);
+        }
+        let notes = notes.into_iter();
+        found.extend(notes.map(|(kind, note)| Found::new(kind, format!("{place}: {note}"))));
+        Some(sides)
+    }
+
+    /// Width and height of a picture, and what may surprise in it.
+    fn inspect(
+        &self,
+        source: &MediaSource,
+        purpose: Use,
+    ) -> Result<(Sides, Vec<(&'static str, String)>)> {
+        let options = &self.encoder.options().read;
+        let bytes = match source {
+            MediaSource::Path(path) => Cow::Owned(read_file(path, options)?),
+            MediaSource::Bytes(bytes) => Cow::Borrowed(&bytes[..]),
+        };
+        let mut notes = Vec::new();
+        let header = contents(&bytes, options, Wanted::Sides)?;
+        let sides = header.sides();
+        let [width, height] = sides;
+        if purpose == Use::Picture {
+            let processor = self.encoder.pictures();
+            let [_, rows, columns] = processor.grid(height, width)?;
+            let [rows, columns] = [rows, columns].map(|side| side * processor.config().patch_size);
+            if rows * columns > ENLARGED.saturating_mul(width * height) {
+                notes.push((
+                    "enlarged",
+                    format!("its {width} x {height} pixels are enlarged to {columns} x {rows}"),
+                ));
+            }
+        }
+        if header.is_turned() {
+            notes.push((
+                "turned",
+                "EXIF turns it upright, as transformers does; qwen-vl-utils, LLaMA-Factory and \
+                 ms-swift do not. Boxes must be of the turned picture"
+                    .to_owned(),
+            ));
+        }
+        if !self.options.pixels {
+            return Ok((sides, notes));
+        }
+        let _part = self
+            .budget
+            .take((width as u64 * height as u64).saturating_mul(PIXEL_BYTES));
+        let Contents {
+            rgb,
+            is_transparent,
+            is_clipped,
+            ..
+        } = contents(&bytes, options, Wanted::Pixels)?;
+        if is_transparent {
+            notes.push((
+                "transparent",
+                "parts of it are transparent; the colours below them appear".to_owned(),
+            ));
+        }
+        if is_clipped {
+            notes.push((
+                "clipped",
+                "it has 16 bits of grey, of which all above 255 become white, as in PIL".to_owned(),
+            ));
+        }
+        if rgb.chunks_exact(3).all(|pixel| pixel == &rgb[..3]) && rgb.len() > 3 {
+            notes.push((
+                "blank",
+                format!(
+                    "all of its pixels are {:?}; is it the right file?",
+                    &rgb[..3]
+                ),
+            ));
+        }
+        Ok((sides, notes))
+    }
+}

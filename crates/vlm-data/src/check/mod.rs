@@ -1,0 +1,251 @@
+//! A data file against a model folder, before any weight is loaded.
+//!
+//! [`check_data`] makes a sample of each record, but for its patches: it renders and counts the
+//! text, decodes each picture, and collects what is wrong as [`Findings`] of one kind each, with
+//! their lines. The rest of a [`DataReport`] is counted from the samples that can be trained on.
+
+mod budget;
+mod findings;
+mod media;
+mod report;
+mod texts;
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use findings::{Findings, FoundAt, Severity};
+pub use report::{DataReport, Histogram, Packing, SampleCounts, Spread};
+
+use crate::sample::SampleEncoder;
+use crate::text::format::{Frames, MediaSource};
+use crate::text::{self, Conversation, IGNORED, TextError};
+use budget::Budget;
+use findings::{Collector, Found};
+use media::Use;
+
+/// Bytes of pixels that are decoded at once, whatever the number of threads; a picture that alone
+/// takes more is decoded alone.
+const DECODED_BYTES: u64 = 128 << 20;
+/// Records and pictures that are remembered to notice those that come again.
+const REMEMBERED: usize = 1 << 22;
+
+/// How [`check_data`] checks.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckOptions {
+    /// Threads; all cores by default.
+    pub threads: usize,
+    /// Whether pictures are decoded. Their headers alone show sizes, but no damage behind them.
+    pub pixels: bool,
+}
+
+impl Default for CheckOptions {
+    fn default() -> Self {
+        Self {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            pixels: true,
+        }
+    }
+}
+
+/// Checks all records of a stream, such as [`text::read`] gives. `on_record` is called after each, with the records and the
+/// errors so far, from any thread.
+///
+/// Memory is bounded by a record and a picture for each thread, 128 MiB of decoded pixels or one
+/// larger picture, and some 80 bytes for each record. What is longer than the encoder's
+/// `max_tokens` is a warning if its [`Overlong`](text::Overlong) rule can shorten it, and an error otherwise.
+pub fn check_data<R: Iterator<Item = text::Result<Conversation>> + Send>(
+    conversations: R,
+    encoder: &SampleEncoder,
+    options: CheckOptions,
+    on_record: &(dyn Fn(u64, u64) + Sync),
+) -> DataReport {
+    let check = Check {
+        reader: Mutex::new(Reader {
+            conversations,
+            records: 0,
+            seen: HashMap::new(),
+        }),
+        collector: Mutex::new(Collector::default()),
+        sound: Mutex::new(HashMap::new()),
+        budget: Budget::new(DECODED_BYTES),
+        encoder,
+        options,
+        on_record,
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..options.threads {
+            scope.spawn(|| check.work());
+        }
+        check.work();
+    });
+    let collector = check.collector.into_inner();
+    let mut collector = collector.unwrap_or_else(PoisonError::into_inner);
+    if collector.records == 0 {
+        collector.add(1, [Found::new("no-records", "the file has no records")]);
+    }
+    collector.report(encoder.options().encode.max_tokens)
+}
+
+struct Check<'a, R> {
+    reader: Mutex<Reader<R>>,
+    collector: Mutex<Collector>,
+    /// Width and height of pictures in which nothing was found, by the hash of their path.
+    sound: Mutex<HashMap<u64, [usize; 2]>>,
+    budget: Budget,
+    encoder: &'a SampleEncoder,
+    options: CheckOptions,
+    on_record: &'a (dyn Fn(u64, u64) + Sync),
+}
+
+struct Reader<R> {
+    conversations: R,
+    records: u64,
+    /// The line of each record by its hash.
+    seen: HashMap<u64, u64>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
+    /// Checks records until there is none left.
+    fn work(&self) {
+        while let Some((record, line, found, conversation)) = self.next() {
+            let mut found: Vec<Found> = found.into_iter().collect();
+            let counts = conversation.and_then(|conversation| {
+                texts::check(&conversation, &mut found);
+                self.measure(record, &conversation, &mut found)
+            });
+            let (records, errors) = {
+                let mut collector = lock(&self.collector);
+                collector.records += 1;
+                collector.samples.extend(counts);
+                collector.add(line, found);
+                (collector.records, collector.bad_records)
+            };
+            (self.on_record)(records, errors);
+        }
+    }
+
+    /// The next record: its number, its line, what reading it found, and the conversation.
+    fn next(&self) -> Option<(u64, u64, Option<Found>, Option<Conversation>)> {
+        let mut reader = lock(&self.reader);
+        let read = reader.conversations.next()?;
+        let record = reader.records;
+        reader.records += 1;
+        let conversation = match read {
+            Ok(conversation) => conversation,
+            Err(error) => {
+                let line = match error {
+                    TextError::Record { line, .. } | TextError::Stream { line, .. } => line,
+                    _ => 0,
+                };
+                return Some((record, line, Some(Found::of(&error.into())), None));
+            }
+        };
+        let line = conversation.line;
+        let is_full = reader.seen.len() >= REMEMBERED;
+        let hash = hash_of(&conversation);
+        let earlier = match reader.seen.get(&hash) {
+            Some(earlier) => Some(*earlier),
+            None if is_full => None,
+            None => reader.seen.insert(hash, line),
+        };
+        let found = earlier.map(|earlier| {
+            Found::new(
+                "duplicate",
+                format!("it repeats line {earlier}, which then counts twice"),
+            )
+        });
+        Some((record, line, found, Some(conversation)))
+    }
+
+    /// Checks the pictures, and counts the sample if one can be made.
+    fn measure(
+        &self,
+        record: u64,
+        conversation: &Conversation,
+        found: &mut Vec<Found>,
+    ) -> Option<SampleCounts> {
+        let before = found.len();
+        for (index, source) in conversation.images.iter().enumerate() {
+            self.look_at(
+                source,
+                Use::Picture,
+                &format!("picture {}", index + 1),
+                found,
+            );
+        }
+        for (index, video) in conversation.videos.iter().enumerate() {
+            self.look_at_video(video, index, found);
+        }
+        if found[before..].iter().any(Found::is_error) {
+            return None;
+        }
+        let sample = match self.encoder.measure(conversation) {
+            Ok(sample) => sample,
+            Err(error) => {
+                found.push(Found::of(&error));
+                return None;
+            }
+        };
+        texts::check_boxes(conversation, &sample, self.encoder, found);
+        if sample.text.dropped_turns > 0 {
+            let pictures = conversation.images.len() - sample.text.images.len();
+            let videos = conversation.videos.len() - sample.text.videos.len();
+            found.push(Found::new(
+                "shortened",
+                format!(
+                    "its oldest {} turns are left out, with {pictures} pictures and {videos} \
+                     videos, so that {} tokens stay",
+                    sample.text.dropped_turns,
+                    sample.tokens()
+                ),
+            ));
+        }
+        let square = (self.encoder.text().merge() as usize).pow(2);
+        let merged = |grids: &[[usize; 3]]| -> usize {
+            grids
+                .iter()
+                .map(|grid| grid.iter().product::<usize>() / square)
+                .sum()
+        };
+        let labels = sample.text.labels.iter();
+        let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Some(SampleCounts {
+            record,
+            tokens: small(sample.tokens()),
+            vision: small(merged(&sample.image_grids) + merged(&sample.video_grids)),
+            trained: small(labels.filter(|&&label| label != IGNORED).count()),
+            pictures: small(sample.image_grids.len()),
+            videos: small(sample.video_grids.len()),
+        })
+    }
+}
+
+/// What makes two records the same: roles, texts and files.
+fn hash_of(conversation: &Conversation) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for message in &conversation.messages {
+        message.role.name().hash(&mut hasher);
+        message.text().hash(&mut hasher);
+        format!("{:?}", message.extra).hash(&mut hasher);
+    }
+    let mut media: Vec<&MediaSource> = conversation.images.iter().collect();
+    for video in &conversation.videos {
+        match &video.frames {
+            Frames::Folder(folder) => folder.hash(&mut hasher),
+            Frames::List(frames) => media.extend(frames),
+        }
+    }
+    for source in media {
+        match source {
+            MediaSource::Path(path) => path.hash(&mut hasher),
+            MediaSource::Bytes(bytes) => bytes.hash(&mut hasher),
+        }
+    }
+    format!("{:?}", conversation.objects).hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,266 @@
+//! What a check counted.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use super::findings::{Findings, Severity};
+use crate::batch::Cut;
+
+/// Samples that are packed together: what a trainer has at hand.
+const WINDOW: usize = 1024;
+
+/// The result of a check.
+#[derive(Clone, Debug)]
+pub struct DataReport {
+    /// Records of the file.
+    pub records: u64,
+    /// Records with an error.
+    pub bad_records: u64,
+    /// What was found, errors first, in order of their first lines.
+    pub findings: Vec<Findings>,
+    /// The samples that can be trained on, in order of the file.
+    pub samples: Vec<SampleCounts>,
+    /// The limit of tokens that was checked against.
+    pub max_tokens: Option<usize>,
+}
+
+/// What a sample counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleCounts {
+    /// The number of its record in the file, from 0.
+    pub record: u64,
+    /// Tokens.
+    pub tokens: u32,
+    /// Tokens that stand for pictures and videos.
+    pub vision: u32,
+    /// Tokens that are trained on.
+    pub trained: u32,
+    /// Pictures.
+    pub pictures: u32,
+    /// Videos.
+    pub videos: u32,
+}
+
+/// How numbers are spread: each is reached by a share of them (nearest rank).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// The least.
+    pub least: u32,
+    /// 5 %.
+    pub p5: u32,
+    /// 25 %.
+    pub p25: u32,
+    /// Half.
+    pub median: u32,
+    /// 75 %.
+    pub p75: u32,
+    /// 95 %.
+    pub p95: u32,
+    /// 99 %.
+    pub p99: u32,
+    /// The largest.
+    pub most: u32,
+    /// The mean.
+    pub mean: f64,
+    /// The sum.
+    pub total: u64,
+}
+
+/// How full rows of tokens become; see [`DataReport::packing`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Packing {
+    /// Tokens of a row, and of a padded batch.
+    pub row_tokens: usize,
+    /// Rows of samples laid end to end.
+    pub packed_rows: usize,
+    /// The share of tokens in them.
+    pub packed_filled: f64,
+    /// Batches of like lengths.
+    pub padded_batches: usize,
+    /// The share of tokens in them, the rest being padding.
+    pub padded_filled: f64,
+}
+
+impl DataReport {
+    /// Whether any record has an error.
+    pub fn has_errors(&self) -> bool {
+        self.of(Severity::Error).next().is_some()
+    }
+
+    /// The findings of a severity.
+    pub fn of(&self, severity: Severity) -> impl Iterator<Item = &Findings> {
+        self.findings
+            .iter()
+            .filter(move |found| found.severity == severity)
+    }
+
+    /// Packs the samples into rows of `row_tokens` by first fit decreasing, and beside that pads
+    /// batches of like lengths; each among 1,024 samples in order of the file. A sample longer than
+    /// a row has one of its own.
+    pub fn packing(&self, row_tokens: usize) -> Packing {
+        let lengths: Vec<usize> = self.samples.iter().map(|s| s.tokens as usize).collect();
+        let total: usize = lengths.iter().sum();
+        let (packed, padded) = (
+            Cut::Packed { tokens: row_tokens },
+            Cut::Padded { tokens: row_tokens },
+        );
+        let (mut rows, mut batches, mut room, mut padded_room) = (0, 0, 0, 0);
+        for window in lengths.chunks(WINDOW) {
+            for row in packed.divide(window) {
+                let used: usize = row.iter().map(|&sample| window[sample]).sum();
+                rows += 1;
+                room += used.max(row_tokens);
+            }
+            for batch in padded.divide(window) {
+                let longest = batch.iter().map(|&sample| window[sample]).max();
+                batches += 1;
+                padded_room += longest.unwrap_or(0) * batch.len();
+            }
+        }
+        let share = |room: usize| total as f64 / room.max(1) as f64;
+        Packing {
+            row_tokens,
+            packed_rows: rows,
+            packed_filled: share(room),
+            padded_batches: batches,
+            padded_filled: share(padded_room),
+        }
+    }
+}
+
+impl Spread {
+    /// The spread of some numbers; none of no numbers.
+    pub fn of(numbers: impl IntoIterator<Item = u32>) -> Option<Self> {
+        let mut sorted: Vec<u32> = numbers.into_iter().collect();
+        sorted.sort_unstable();
+        let most = *sorted.last()?;
+        let total: u64 = sorted.iter().map(|&number| u64::from(number)).sum();
+        let reached_by = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
+        Some(Self {
+            least: sorted[0],
+            p5: reached_by(5),
+            p25: reached_by(25),
+            median: reached_by(50),
+            p75: reached_by(75),
+            p95: reached_by(95),
+            p99: reached_by(99),
+            most,
+            mean: total as f64 / sorted.len() as f64,
+            total,
+        })
+    }
+}
+
+/// How many numbers lie in each of some ranges of one width.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    /// The start of the first range, a multiple of the width.
+    pub start: u32,
+    /// The width of a range: 1, 2 or 5 times a power of ten.
+    pub width: u32,
+    /// The numbers in each range; none of no numbers.
+    pub counts: Vec<u64>,
+}
+
+impl Histogram {
+    /// Counts numbers in at most `most` ranges.
+    pub fn of(numbers: impl IntoIterator<Item = u32>, most: usize) -> Self {
+        let numbers: Vec<u32> = numbers.into_iter().collect();
+        let (Some(&least), Some(&largest)) = (numbers.iter().min(), numbers.iter().max()) else {
+            return Self {
+                start: 0,
+                width: 1,
+                counts: Vec::new(),
+            };
+        };
+        let ranges = |width: u32| (largest / width - least / width) as usize + 1;
+        let steps = (0..10).flat_map(|power| [1, 2, 5].map(|step| step * 10_u64.pow(power)));
+        let widths = steps.map(|width| u32::try_from(width).unwrap_or(u32::MAX));
+        let width = widths
+            .into_iter()
+            .find(|&width| ranges(width) <= most)
+            .unwrap_or(u32::MAX);
+        let first = least / width;
+        let mut counts = vec![0; ranges(width)];
+        for number in numbers {
+            counts[(number / width - first) as usize] += 1;
+        }
+        Self {
+            start: first * width,
+            width,
+            counts,
+        }
+    }
+
+    /// Each range with its count.
+    pub fn bars(&self) -> impl Iterator<Item = (Range<u32>, u64)> {
+        self.counts.iter().enumerate().map(|(index, &count)| {
+            let start = self.start + index as u32 * self.width;
+            (start..start.saturating_add(self.width), count)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_is_reached_by_its_share() {
+        let spread = Spread::of((1..=200).rev()).expect("numbers");
+        let found = [
+            spread.least,
+            spread.p5,
+            spread.p25,
+            spread.median,
+            spread.p75,
+            spread.p95,
+            spread.p99,
+            spread.most,
+        ];
+        assert_eq!(found, [1, 10, 50, 100, 150, 190, 198, 200]);
+        assert_eq!((spread.mean, spread.total), (100.5, 20_100));
+        assert_eq!(Spread::of([7]).expect("a number").p5, 7);
+        assert_eq!(Spread::of([]), None);
+    }
+
+    #[test]
+    fn ranges_are_of_a_round_width() {
+        let histogram = Histogram::of([17, 21, 39, 22], 12);
+        assert_eq!((histogram.start, histogram.width), (16, 2));
+        assert_eq!(histogram.counts.iter().sum::<u64>(), 4);
+        assert_eq!(histogram.bars().next(), Some((16..18, 1)));
+        assert_eq!(histogram.bars().last(), Some((38..40, 1)));
+        assert!(Histogram::of([0, u32::MAX], 3).counts.len() <= 3);
+        assert_eq!(Histogram::of([], 3).counts, []);
+    }
+
+    #[test]
+    fn rows_are_filled_and_batches_padded() {
+        let sample = |tokens| SampleCounts {
+            record: 0,
+            tokens,
+            vision: 0,
+            trained: 1,
+            pictures: 0,
+            videos: 0,
+        };
+        let report = DataReport {
+            records: 4,
+            bad_records: 0,
+            findings: Vec::new(),
+            samples: [6, 4, 5, 3].map(sample).to_vec(),
+            max_tokens: None,
+        };
+        let packing = report.packing(10);
+        // 6 + 4 and 5 + 3 of 10 each; batches of 6, of 5 and 4, and of 3.
+        assert_eq!((packing.packed_rows, packing.packed_filled), (2, 0.9));
+        assert_eq!(
+            (packing.padded_batches, packing.padded_filled),
+            (3, 18.0 / 19.0)
+        );
+        // A sample longer than a row.
+        assert_eq!(report.packing(4).packed_rows, 4);
+    }
+}
