@@ -7,7 +7,10 @@ use burn_attention::{Attention, AttentionMask, MaskRules};
 use rope_burn::RotaryAngles;
 use rope_core::position_ids::{PositionIds, Prompt, Rows};
 
+use crate::decoder::Deepstack;
 use crate::error::{QwenVlError, Result};
+use crate::layers::Common;
+use crate::linear::Draw;
 use crate::model::QwenVl;
 use crate::vision::VisionInputs;
 
@@ -57,6 +60,24 @@ impl Batch {
         &self.position_ids
     }
 
+    /// What all layers of the decoder share.
+    pub(crate) fn common(&self, draw: Draw) -> Common<'_> {
+        Common {
+            angles: &self.angles,
+            attention: &self.attention,
+            draw,
+        }
+    }
+
+    /// Features with the tokens that they are added to.
+    pub(crate) fn deepstack(&self, features: Vec<Tensor<2>>) -> Option<Deepstack<'_>> {
+        let vision = self.vision.as_ref()?;
+        Some(Deepstack {
+            placeholders: &vision.placeholders,
+            features,
+        })
+    }
+
     /// Rows and tokens per row; one row where sequences are packed.
     pub fn shape(&self) -> [usize; 2] {
         self.input_ids.dims()
@@ -79,18 +100,10 @@ impl QwenVl {
             return Err(QwenVlError::NoTokens);
         }
         self.expect_tokens(prompt.input_ids.iter().copied().enumerate())?;
-        let (rows, sequences): (usize, Vec<Range<usize>>) = match prompt.rows {
-            Rows::Batch(rows) => {
-                let len = tokens / rows;
-                (
-                    rows,
-                    (0..rows).map(|row| row * len..(row + 1) * len).collect(),
-                )
-            }
-            Rows::Packed(cu_seqlens) => (
-                1,
-                cu_seqlens.windows(2).map(|pair| pair[0]..pair[1]).collect(),
-            ),
+        let sequences = sequences(prompt);
+        let rows = match prompt.rows {
+            Rows::Batch(rows) => rows,
+            Rows::Packed(_) => 1,
         };
         let attended = match prompt.attention_mask {
             Some(mask) => mask.to_vec(),
@@ -189,6 +202,20 @@ impl QwenVl {
             placeholders: indices(placeholders, device),
             sources: ints(sources.into_iter(), device),
         }))
+    }
+}
+
+/// The tokens of each sequence. Each token must be of one: [`PositionRules::position_ids`] or the
+/// caller has checked it.
+///
+/// [`PositionRules::position_ids`]: rope_core::position_ids::PositionRules::position_ids
+pub(crate) fn sequences(prompt: &Prompt) -> Vec<Range<usize>> {
+    match prompt.rows {
+        Rows::Batch(rows) => {
+            let len = prompt.input_ids.len() / rows.max(1);
+            (0..rows).map(|row| row * len..(row + 1) * len).collect()
+        }
+        Rows::Packed(cu_seqlens) => cu_seqlens.windows(2).map(|pair| pair[0]..pair[1]).collect(),
     }
 }
 

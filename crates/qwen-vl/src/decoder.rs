@@ -1,22 +1,22 @@
 //! The language decoder.
 
 use burn::module::Module;
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{Embedding, EmbeddingConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
-use burn_attention::Attention;
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, Layout, Positions};
 
 use crate::config::TextConfig;
 use crate::error::Result;
-use crate::layers::{Activation, FeedForward, FeedForwardConfig, attend, rms_norm};
+use crate::layers::{Activation, Common, FeedForward, FeedForwardConfig, attend, rms_norm};
+use crate::linear::Linear;
 use crate::trace::Trace;
 
 /// Layers of causal attention and feed-forward networks, from embeddings to hidden states.
 #[derive(Module, Debug)]
 pub(crate) struct Decoder {
     pub(crate) embed_tokens: Embedding,
-    layers: Vec<Layer>,
+    pub(crate) layers: Vec<Layer>,
     norm: RmsNorm,
     rotary: Rotary,
 }
@@ -66,48 +66,54 @@ impl Decoder {
         self.layers.len()
     }
 
-    /// `hidden`: `[batch, seq, hidden_size]`; `attention`: of `seq` queries to all keys; `caches`:
-    /// one per layer, or none to keep nothing.
+    /// `hidden`: `[batch, seq, hidden_size]`; `common.attention`: of `seq` queries to all keys;
+    /// `caches`: one per layer, or none to keep nothing.
     pub(crate) fn forward(
         &self,
         mut hidden: Tensor<3>,
-        angles: &RotaryAngles,
-        attention: &Attention,
+        common: Common,
         deepstack: Option<Deepstack>,
         caches: &mut [LayerCache],
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
         for (index, layer) in self.layers.iter().enumerate() {
             trace.record(|| format!("hidden.{index}.in"), &hidden);
-            hidden = layer.forward(
-                hidden,
-                angles,
-                attention,
-                caches.get_mut(index),
-                index,
-                trace,
-            )?;
+            hidden = layer.forward(hidden, common, caches.get_mut(index), index, trace)?;
             trace.record(|| format!("hidden.{index}.out"), &hidden);
-            let feature = deepstack
-                .as_ref()
-                .and_then(|stack| Some((stack.placeholders, stack.features.get(index)?)));
-            if let Some((tokens, feature)) = feature {
-                let [batch, seq, channels] = hidden.dims();
-                hidden = hidden
-                    .reshape([batch * seq, channels])
-                    .select_assign(0, tokens.clone(), feature.clone(), IndexingUpdateOp::Add)
-                    .reshape([batch, seq, channels]);
+            if let Some(deepstack) = &deepstack {
+                hidden = deepstack.add(index, hidden);
             }
         }
         trace.record(|| "hidden.last_pre_norm".into(), &hidden);
-        let hidden = rms_norm(&self.norm, hidden)?;
+        let hidden = self.last(hidden)?;
         trace.record(|| "hidden.final_norm".into(), &hidden);
         Ok(hidden)
     }
+
+    /// The norm after the last layer.
+    pub(crate) fn last(&self, hidden: Tensor<3>) -> Result<Tensor<3>> {
+        rms_norm(&self.norm, hidden)
+    }
 }
 
+impl Deepstack<'_> {
+    /// Adds the feature of a layer to its output, if it has one.
+    pub(crate) fn add(&self, index: usize, hidden: Tensor<3>) -> Tensor<3> {
+        let Some(feature) = self.features.get(index) else {
+            return hidden;
+        };
+        let [batch, seq, channels] = hidden.dims();
+        let (tokens, feature) = (self.placeholders.clone(), feature.clone());
+        hidden
+            .reshape([batch * seq, channels])
+            .select_assign(0, tokens, feature, IndexingUpdateOp::Add)
+            .reshape([batch, seq, channels])
+    }
+}
+
+/// Attention and a feed-forward network, each added to what it reads.
 #[derive(Module, Debug)]
-struct Layer {
+pub(crate) struct Layer {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,
@@ -117,11 +123,8 @@ struct Layer {
 impl Layer {
     fn new(config: &TextConfig, rotary: &Rotary, device: &Device) -> Self {
         let head_dim = config.rotation.head_dim();
-        let biased = |heads: usize| {
-            LinearConfig::new(config.hidden_size, heads * head_dim)
-                .with_bias(config.attention_bias)
-                .init(device)
-        };
+        let (hidden_size, bias) = (config.hidden_size, config.attention_bias);
+        let biased = |heads: usize| Linear::new(hidden_size, heads * head_dim, bias, device);
         let head_norm = || config.qk_norm.then(|| config.norm(head_dim, device));
         Self {
             input_layernorm: config.norm(config.hidden_size, device),
@@ -129,9 +132,7 @@ impl Layer {
                 q_proj: biased(config.heads),
                 k_proj: biased(config.kv_heads),
                 v_proj: biased(config.kv_heads),
-                o_proj: LinearConfig::new(config.heads * head_dim, config.hidden_size)
-                    .with_bias(false)
-                    .init(device),
+                o_proj: Linear::new(config.heads * head_dim, hidden_size, false, device),
                 q_norm: head_norm(),
                 k_norm: head_norm(),
                 rotary: rotary.clone(),
@@ -151,11 +152,10 @@ impl Layer {
         }
     }
 
-    fn forward(
+    pub(crate) fn forward(
         &self,
         hidden: Tensor<3>,
-        angles: &RotaryAngles,
-        attention: &Attention,
+        common: Common,
         cache: Option<&mut LayerCache>,
         index: usize,
         trace: &mut Trace,
@@ -163,11 +163,27 @@ impl Layer {
         let normalised = rms_norm(&self.input_layernorm, hidden.clone())?;
         let attended = self
             .self_attn
-            .forward(normalised, angles, attention, cache, index, trace)?;
+            .forward(normalised, common, cache, index, trace)?;
         trace.record(|| format!("attn.{index}.out"), &attended);
         let hidden = hidden + attended;
         let normalised = rms_norm(&self.post_attention_layernorm, hidden.clone())?;
-        Ok(hidden + self.mlp.forward(normalised)?)
+        Ok(hidden + self.mlp.forward(normalised, common.draw)?)
+    }
+
+    /// The linear layers by name.
+    pub(crate) fn linears(&mut self) -> impl Iterator<Item = (String, &mut Linear)> {
+        let attention = &mut self.self_attn;
+        let attention = [
+            ("q_proj", &mut attention.q_proj),
+            ("k_proj", &mut attention.k_proj),
+            ("v_proj", &mut attention.v_proj),
+            ("o_proj", &mut attention.o_proj),
+        ];
+        let attention = attention.map(|(name, linear)| (format!("self_attn.{name}"), linear));
+        let mlp = self.mlp.linears().into_iter();
+        attention
+            .into_iter()
+            .chain(mlp.map(|(name, linear)| (format!("mlp.{name}"), linear)))
     }
 }
 
@@ -189,20 +205,24 @@ impl SelfAttention {
     fn forward(
         &self,
         hidden: Tensor<3>,
-        angles: &RotaryAngles,
-        attention: &Attention,
+        common: Common,
         cache: Option<&mut LayerCache>,
         index: usize,
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
+        let Common {
+            angles,
+            attention,
+            draw,
+        } = common;
         let [batch, seq, _] = hidden.dims();
         let heads = |x: Tensor<3>, heads: usize| {
             let [_, _, channels] = x.dims();
             x.reshape([batch, seq, heads, channels / heads])
         };
-        let q = heads(self.q_proj.forward(hidden.clone()), self.heads);
-        let k = heads(self.k_proj.forward(hidden.clone()), self.kv_heads);
-        let v = heads(self.v_proj.forward(hidden), self.kv_heads);
+        let q = heads(self.q_proj.forward(hidden.clone(), draw), self.heads);
+        let k = heads(self.k_proj.forward(hidden.clone(), draw), self.kv_heads);
+        let v = heads(self.v_proj.forward(hidden, draw), self.kv_heads);
         let recording = trace.is_recording();
         let mut keep = |when: &str, q: &Tensor<4>, k: &Tensor<4>| {
             for (name, x) in [("q", q), ("k", k)] {
@@ -235,6 +255,6 @@ impl SelfAttention {
             }
             *cache = Some((k.clone(), v.clone()));
         }
-        Ok(self.o_proj.forward(attend(attention, q, k, v)?))
+        Ok(self.o_proj.forward(attend(attention, q, k, v)?, draw))
     }
 }

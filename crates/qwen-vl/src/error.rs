@@ -149,6 +149,31 @@ pub enum QwenVlError {
         /// The message of the device or the connection.
         reason: String,
     },
+    /// A target of adapters that is no linear layer.
+    #[error(
+        "no linear layer is called {target}; give the end of a name or a regular expression for \
+         the whole of it (no look-around): the trained parts have {}",
+        some(layers)
+    )]
+    NoTarget {
+        /// The target.
+        target: String,
+        /// The layers that can have adapters, by their names in transformers.
+        layers: Vec<String>,
+    },
+    /// A model without adapters.
+    #[error("the model has no adapter to save; place one first")]
+    NoAdapter,
+    /// Tensors of an adapter that the model cannot take.
+    #[error("{} tensors of {} {reason}: {}", names.len(), path.display(), some(names))]
+    AdapterKeys {
+        /// The file.
+        path: PathBuf,
+        /// Their names.
+        names: Vec<String>,
+        /// What is wrong with them.
+        reason: &'static str,
+    },
     /// A prompt without tokens.
     #[error("the prompt has no tokens")]
     NoTokens,

@@ -1,4 +1,5 @@
-//! Safetensors files, read and written a range of elements at a time.
+//! Safetensors files, read and written a range of elements at a time; checkpoints of a training run
+//! are such files too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -35,9 +36,22 @@ pub(crate) fn text(path: &Path) -> Result<String> {
     text.map_err(QwenVlError::file("read", path))
 }
 
+/// Writes a file that has its name, and replaces an older one, once it is complete and on the disk.
+///
+/// # Errors
+/// Those of the system.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let mut file = File::create(&partial)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&partial, path)
+}
+
 /// A file whose header has been read.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub struct TensorFile {
     path: PathBuf,
     file: File,
     /// Byte at which the tensors begin.
@@ -45,19 +59,29 @@ pub(crate) struct Source {
     metadata: Metadata,
 }
 
-/// A tensor of a [`Source`].
+/// A tensor of a [`TensorFile`].
 #[derive(Clone, Debug)]
-pub(crate) struct Stored {
-    pub(crate) shape: Vec<usize>,
+pub struct Stored {
+    /// Its shape.
+    pub shape: Vec<usize>,
     pub(crate) dtype: Dtype,
     /// Byte of the file at which it begins.
     start: u64,
 }
 
-impl Source {
+impl Stored {
+    /// burn's type of its elements, if they are floats.
+    pub fn dtype(&self) -> Option<DType> {
+        float(self.dtype)
+    }
+}
+
+impl TensorFile {
+    /// Reads the header of a file.
+    ///
     /// # Errors
     /// [`QwenVlError::File`], also for a file that its header does not describe.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path) -> Result<Self> {
         let read = || -> std::io::Result<Self> {
             let mut file = open(path)?;
             let bytes = file.metadata()?.len();
@@ -107,7 +131,7 @@ impl Source {
     }
 
     /// The tensors by name.
-    pub(crate) fn tensors(&self) -> BTreeMap<String, Stored> {
+    pub fn tensors(&self) -> BTreeMap<String, Stored> {
         let tensors = self.metadata.tensors().into_iter();
         tensors
             .map(|(name, info)| {
@@ -121,11 +145,11 @@ impl Source {
             .collect()
     }
 
-    /// Elements of a tensor, of type `dtype`, which is [`float`] of the stored one.
+    /// Elements of a tensor, of type `dtype`, which is [`Stored::dtype`] of it.
     ///
     /// # Errors
     /// [`QwenVlError::File`]
-    pub(crate) fn read(
+    pub fn read(
         &self,
         tensor: &Stored,
         dtype: DType,
@@ -159,10 +183,13 @@ const FLOATS: [(Dtype, DType); 4] = [
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Entry {
-    pub(crate) name: String,
-    pub(crate) shape: Vec<usize>,
-    pub(crate) dtype: DType,
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// The type of its elements, a float.
+    pub dtype: DType,
 }
 
 impl Entry {
@@ -173,7 +200,7 @@ impl Entry {
 
 /// A file that is written under another name, and takes its own when it is complete.
 #[derive(Debug)]
-pub(crate) struct Sink {
+pub struct Sink {
     path: PathBuf,
     partial: PathBuf,
     file: BufWriter<File>,
@@ -184,7 +211,7 @@ impl Sink {
     ///
     /// # Errors
     /// [`QwenVlError::File`]
-    pub(crate) fn create(path: &Path, entries: &[Entry]) -> Result<Self> {
+    pub fn create(path: &Path, entries: &[Entry]) -> Result<Self> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
@@ -207,9 +234,11 @@ impl Sink {
         create().map_err(QwenVlError::file("write", &partial))
     }
 
+    /// Writes the next bytes of the entries.
+    ///
     /// # Errors
     /// [`QwenVlError::File`]
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let written = self.file.write_all(bytes);
         written.map_err(QwenVlError::file("write", &self.partial))
     }
@@ -218,7 +247,7 @@ impl Sink {
     ///
     /// # Errors
     /// [`QwenVlError::File`]
-    pub(crate) fn commit(mut self) -> Result<()> {
+    pub fn commit(mut self) -> Result<()> {
         let mut commit = || -> std::io::Result<()> {
             self.file.flush()?;
             self.file.get_ref().sync_all()?;

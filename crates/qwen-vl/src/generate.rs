@@ -7,6 +7,7 @@ use rope_core::Positions;
 use crate::batch::{Batch, ints};
 use crate::decoder::LayerCache;
 use crate::error::{QwenVlError, Result};
+use crate::layers::Common;
 use crate::model::QwenVl;
 use crate::trace::Trace;
 
@@ -46,7 +47,7 @@ impl QwenVl {
             .collect::<Result<Vec<i64>>>()?;
 
         let mut layers = vec![None; self.language_model.depth()];
-        let hidden = self.hidden(batch, &mut layers, &mut Trace::off())?;
+        let hidden = self.hidden(batch, None, &mut layers, &mut Trace::off())?;
         let [rows, seq, channels] = hidden.dims();
         let last = ints(last.into_iter(), &hidden.device());
         let hidden = hidden.reshape([rows * seq, channels]).select(0, last);
@@ -88,14 +89,15 @@ impl QwenVl {
         let mask = AttentionMask::new(&rules, rows, 1, attended.len() / rows.max(1))?;
         let input_ids = ints(tokens.iter().copied(), &device).reshape([rows, 1]);
         let words = self.language_model.embed_tokens.forward(input_ids);
-        let hidden = self.language_model.forward(
-            words,
-            &angles,
-            &Attention::new(mask),
-            None,
-            &mut cache.layers,
-            &mut Trace::off(),
-        )?;
+        let common = Common {
+            angles: &angles,
+            attention: &Attention::new(mask),
+            draw: None,
+        };
+        let (caches, mut trace) = (&mut cache.layers, Trace::off());
+        let hidden = self
+            .language_model
+            .forward(words, common, None, caches, &mut trace)?;
         Ok(self.logits(hidden.squeeze_dim::<2>(1)))
     }
 

@@ -1,13 +1,15 @@
 //! The layers of both towers: attention, feed-forward network, norm.
 
 use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{gelu, gelu_approximate, sigmoid, silu};
 use burn::tensor::{Device, Tensor};
 use burn_attention::{Attention, swiglu};
+use rope_burn::RotaryAngles;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::linear::{Draw, Linear};
 
 /// Added to the variance in the vision tower's norms.
 const VISION_NORM_EPS: f64 = 1e-6;
@@ -61,11 +63,7 @@ pub(crate) struct FeedForwardConfig {
 
 impl FeedForwardConfig {
     pub(crate) fn init(&self, device: &Device) -> FeedForward {
-        let linear = |from, to| {
-            LinearConfig::new(from, to)
-                .with_bias(self.bias)
-                .init(device)
-        };
+        let linear = |from, to| Linear::new(from, to, self.bias, device);
         FeedForward {
             gate_proj: self.gated.then(|| linear(self.input, self.hidden)),
             up_proj: linear(self.input, self.hidden),
@@ -76,17 +74,24 @@ impl FeedForwardConfig {
 }
 
 impl FeedForward {
-    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
+        let up = |x| self.up_proj.forward(x, draw);
         let hidden = match (&self.gate_proj, self.activation) {
-            (Some(gate), Activation::Silu) => {
-                swiglu(gate.forward(x.clone()), self.up_proj.forward(x))?
-            }
-            (Some(gate), activation) => {
-                activation.apply(gate.forward(x.clone())) * self.up_proj.forward(x)
-            }
-            (None, activation) => activation.apply(self.up_proj.forward(x)),
+            (Some(gate), Activation::Silu) => swiglu(gate.forward(x.clone(), draw), up(x))?,
+            (Some(gate), activation) => activation.apply(gate.forward(x.clone(), draw)) * up(x),
+            (None, activation) => activation.apply(up(x)),
         };
-        Ok(self.down_proj.forward(hidden))
+        Ok(self.down_proj.forward(hidden, draw))
+    }
+
+    /// The linear layers by name.
+    pub(crate) fn linears(&mut self) -> Vec<(&'static str, &mut Linear)> {
+        let gate = self.gate_proj.iter_mut().map(|gate| ("gate_proj", gate));
+        gate.chain([
+            ("up_proj", &mut self.up_proj),
+            ("down_proj", &mut self.down_proj),
+        ])
+        .collect()
     }
 }
 
@@ -120,6 +125,14 @@ impl Norm {
 pub(crate) fn rms_norm<const D: usize>(norm: &RmsNorm, x: Tensor<D>) -> Result<Tensor<D>> {
     let weight = norm.gamma.val();
     Ok(burn_attention::rms_norm(x, weight, norm.epsilon)?)
+}
+
+/// What all layers of a pass share.
+#[derive(Clone, Copy)]
+pub(crate) struct Common<'a> {
+    pub(crate) angles: &'a RotaryAngles,
+    pub(crate) attention: &'a Attention,
+    pub(crate) draw: Draw,
 }
 
 /// Attends, and joins the heads of each token.

@@ -19,30 +19,40 @@
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
 //! | `vision`, `decoder` | the two towers |
 //! | `model` | both together |
-//! | `train`, `generate` | training and generation |
+//! | `linear` | a linear layer, and the adapter beside its weight |
+//! | `lora`, `peft` | what is trained; adapters and their files |
+//! | `random` | random numbers that are the same on every device |
+//! | `train`, `backward`, `generate` | training, gradients layer by layer, and generation |
 //! | `trace` | activations by name, for comparison with another implementation |
 
+mod backward;
 mod batch;
 mod config;
 mod decoder;
 mod error;
-mod file;
+pub mod file;
 mod generate;
 mod layers;
+mod linear;
 mod load;
+mod lora;
 mod model;
 mod names;
 mod patches;
+mod peft;
 mod pieces;
+mod random;
 mod trace;
 mod train;
 mod vision;
 
+pub use backward::Backward;
 pub use batch::{Batch, Inputs};
 pub use config::{QwenVlConfig, TextConfig, VisionConfig, VisionWindows};
 pub use error::{QwenVlError, Result};
 pub use generate::KvCache;
 pub use layers::Activation;
+pub use lora::{LoraConfig, ModelPart, Parameter};
 pub use model::QwenVl;
 pub use pieces::{Moved, Pieces};
 pub use rope_burn::{Implementation, rope_core};

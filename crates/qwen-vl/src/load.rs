@@ -12,9 +12,10 @@ use serde::Deserialize;
 
 use crate::config::QwenVlConfig;
 use crate::error::{QwenVlError, Result};
-use crate::file::{self, Entry, Sink, Source, Stored, float};
+use crate::file::{self, Entry, Sink, Stored, TensorFile, float};
 use crate::model::QwenVl;
 use crate::names::rename;
+use crate::peft::adapter_name;
 use crate::pieces::Pieces;
 
 const SINGLE: &str = "model.safetensors";
@@ -54,47 +55,8 @@ impl QwenVlConfig {
         let model = self.init(device)?;
         let files = weights(folder.as_ref())?;
         let found = self.found(&files)?;
-        let mut plan = Plan {
-            found: &found,
-            to_checkpoint: self.family.names.to_checkpoint(),
-            path: ModulePath::default(),
-            uses: BTreeMap::new(),
-            missing: Vec::new(),
-            error: None,
-        };
-        model.visit(&mut plan);
-        let Plan {
-            uses,
-            missing,
-            error,
-            ..
-        } = plan;
-        error.map_or(Ok(()), Err)?;
-        if !missing.is_empty() {
-            return Err(QwenVlError::MissingTensors { names: missing });
-        }
-        let unused = found.iter().filter(|(path, _)| !uses.contains_key(*path));
-        let mut unused: Vec<String> = unused.map(|(_, tensor)| tensor.name.clone()).collect();
-        if !unused.is_empty() {
-            unused.sort();
-            return Err(QwenVlError::UnusedTensors { names: unused });
-        }
-
-        let mut load = Load {
-            files: &files,
-            uses,
-            dtype: DType::from(device.settings().float_dtype),
-            path: ModulePath::default(),
-            pieces,
-            error: None,
-        };
-        let total = load.uses.values().map(|part| part.bytes() as u64).sum();
-        load.pieces.begin(total);
-        let model = model.map(&mut load);
-        load.error.map_or(Ok(()), Err)?;
-        // Until the device has confirmed the last piece, part of the model may be lost.
-        load.pieces.confirm(SINGLE, device)?;
-        Ok(model)
+        let dtype = DType::from(device.settings().float_dtype);
+        model.fill(Kind::Base, &files, &found, dtype, pieces)
     }
 
     /// The tensors of a checkpoint by the names of the parameters that they are for.
@@ -132,18 +94,27 @@ impl QwenVlConfig {
 }
 
 /// A file of weights, and the tensors that are read from it.
-struct Weights {
-    source: Source,
-    tensors: BTreeMap<String, Stored>,
+pub(crate) struct Weights {
+    pub(crate) source: TensorFile,
+    pub(crate) tensors: BTreeMap<String, Stored>,
 }
 
 /// A tensor of the checkpoint.
-struct Found {
+pub(crate) struct Found {
     /// Its name in the file.
-    name: String,
+    pub(crate) name: String,
     /// Index of the file.
-    file: usize,
-    stored: Stored,
+    pub(crate) file: usize,
+    pub(crate) stored: Stored,
+}
+
+/// Which parameters a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// All but those of adapters.
+    Base,
+    /// Those of adapters.
+    Adapter,
 }
 
 /// A tensor of the checkpoint for a parameter.
@@ -160,6 +131,7 @@ impl Part<'_> {
 
 /// Finds the tensor of each parameter, before anything is read.
 struct Plan<'a> {
+    kind: Kind,
     found: &'a BTreeMap<String, Found>,
     to_checkpoint: KeyRemapper,
     path: ModulePath,
@@ -180,9 +152,13 @@ impl ModuleVisitor for Plan<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.path.kind() != self.kind {
+            return;
+        }
         let path = self.path.name();
         let Some(found) = self.found.get(&path) else {
-            self.missing.push(rename(&self.to_checkpoint, &path));
+            self.missing
+                .push(self.path.checkpoint_name(&self.to_checkpoint));
             return;
         };
         let mut expected = param.lazy_shape().to_vec();
@@ -215,7 +191,7 @@ impl ModuleVisitor for Plan<'_> {
 struct Load<'a, 'p> {
     files: &'a [Weights],
     uses: BTreeMap<String, Part<'a>>,
-    /// The device's float type.
+    /// The type that parameters have on the device.
     dtype: DType,
     path: ModulePath,
     pieces: Pieces<'p>,
@@ -262,6 +238,72 @@ impl ModuleMapper for Load<'_, '_> {
 }
 
 impl QwenVl {
+    /// Fills the parameters of a kind with tensors of files, found by the parameters' names.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`], [`QwenVlError::MissingTensors`], [`QwenVlError::UnusedTensors`],
+    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`], [`QwenVlError::Transfer`].
+    pub(crate) fn fill(
+        self,
+        kind: Kind,
+        files: &[Weights],
+        found: &BTreeMap<String, Found>,
+        dtype: DType,
+        pieces: Pieces<'_>,
+    ) -> Result<Self> {
+        let mut plan = Plan {
+            kind,
+            found,
+            to_checkpoint: self.names(kind),
+            path: ModulePath::default(),
+            uses: BTreeMap::new(),
+            missing: Vec::new(),
+            error: None,
+        };
+        self.visit(&mut plan);
+        let Plan {
+            uses,
+            missing,
+            error,
+            ..
+        } = plan;
+        error.map_or(Ok(()), Err)?;
+        if !missing.is_empty() {
+            return Err(QwenVlError::MissingTensors { names: missing });
+        }
+        let unused = found.iter().filter(|(path, _)| !uses.contains_key(*path));
+        let mut unused: Vec<String> = unused.map(|(_, tensor)| tensor.name.clone()).collect();
+        if !unused.is_empty() {
+            unused.sort();
+            return Err(QwenVlError::UnusedTensors { names: unused });
+        }
+
+        let device = self.device();
+        let mut load = Load {
+            files,
+            uses,
+            dtype,
+            path: ModulePath::default(),
+            pieces,
+            error: None,
+        };
+        let total = load.uses.values().map(|part| part.bytes() as u64).sum();
+        load.pieces.begin(total);
+        let model = self.map(&mut load);
+        load.error.map_or(Ok(()), Err)?;
+        // Until the device has confirmed the last piece, part of the model may be lost.
+        load.pieces.confirm(SINGLE, &device)?;
+        Ok(model)
+    }
+
+    /// From the modules' names to those of a file of that kind.
+    fn names(&self, kind: Kind) -> KeyRemapper {
+        match kind {
+            Kind::Base => self.family.names.to_checkpoint(),
+            Kind::Adapter => self.family.names.to_class(),
+        }
+    }
+
     /// Writes `model.safetensors` into a folder, with the names of the family's checkpoints; an
     /// existing one is replaced once the new one is complete.
     ///
@@ -281,10 +323,10 @@ impl QwenVl {
     /// Those of [`save`](Self::save).
     pub fn save_in(&self, folder: impl AsRef<Path>, mut pieces: Pieces<'_>) -> Result<()> {
         let path = folder.as_ref().join(SINGLE);
-        let entries = self.entries();
+        let entries = self.entries(Kind::Base);
         pieces.begin(entries.iter().map(|entry| entry.bytes() as u64).sum());
         let mut sink = Sink::create(&path, &entries)?;
-        self.read(&mut pieces, |_, data| sink.write(data.bytes()))?;
+        self.read(Kind::Base, &mut pieces, |_, data| sink.write(data.bytes()))?;
         sink.commit()?;
         let index = folder.as_ref().join(INDEX);
         match std::fs::remove_file(&index) {
@@ -300,9 +342,9 @@ impl QwenVl {
     /// # Errors
     /// [`QwenVlError::Transfer`] if one cannot be read back from its device.
     pub fn checkpoint_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
-        let entries = self.entries();
+        let entries = self.entries(Kind::Base);
         let mut bytes: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-        self.read(&mut Pieces::default(), |name, data| {
+        self.read(Kind::Base, &mut Pieces::default(), |name, data| {
             bytes
                 .entry(name.to_owned())
                 .or_default()
@@ -330,11 +372,12 @@ impl QwenVl {
             .checkpoint_tensors()
     }
 
-    /// Every parameter as a checkpoint has it, in the order in which [`read`](Self::read) reads
+    /// Every parameter of a kind as a file has it, in the order in which [`read`](Self::read) reads
     /// them.
-    fn entries(&self) -> Vec<Entry> {
+    pub(crate) fn entries(&self, kind: Kind) -> Vec<Entry> {
         let mut list = List {
-            to_checkpoint: self.family.names.to_checkpoint(),
+            kind,
+            to_checkpoint: self.names(kind),
             path: ModulePath::default(),
             entries: Vec::new(),
         };
@@ -342,15 +385,17 @@ impl QwenVl {
         list.entries
     }
 
-    /// Reads every parameter from its device and passes each piece, with the parameter's name in a
-    /// checkpoint, to `write`.
-    fn read(
+    /// Reads every parameter of a kind from its device and passes each piece, with the parameter's
+    /// name in a file, to `write`.
+    pub(crate) fn read(
         &self,
+        kind: Kind,
         pieces: &mut Pieces<'_>,
         write: impl FnMut(&str, TensorData) -> Result<()>,
     ) -> Result<()> {
         let mut read = Read {
-            to_checkpoint: self.family.names.to_checkpoint(),
+            kind,
+            to_checkpoint: self.names(kind),
             path: ModulePath::default(),
             pieces,
             write,
@@ -363,6 +408,7 @@ impl QwenVl {
 
 /// Lists parameters.
 struct List {
+    kind: Kind,
     to_checkpoint: KeyRemapper,
     path: ModulePath,
     entries: Vec<Entry>,
@@ -378,12 +424,15 @@ impl ModuleVisitor for List {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.path.kind() != self.kind {
+            return;
+        }
         let mut shape = param.lazy_shape().to_vec();
         if self.path.is_transposed() {
             shape.reverse();
         }
         self.entries.push(Entry {
-            name: rename(&self.to_checkpoint, &self.path.name()),
+            name: self.path.checkpoint_name(&self.to_checkpoint),
             shape,
             dtype: param.val().dtype(),
         });
@@ -392,6 +441,7 @@ impl ModuleVisitor for List {
 
 /// Reads parameters from their device.
 struct Read<'a, 'p, W> {
+    kind: Kind,
     to_checkpoint: KeyRemapper,
     path: ModulePath,
     pieces: &'a mut Pieces<'p>,
@@ -409,10 +459,10 @@ impl<W: FnMut(&str, TensorData) -> Result<()>> ModuleVisitor for Read<'_, '_, W>
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.result.is_err() {
+        if self.result.is_err() || self.path.kind() != self.kind {
             return;
         }
-        let name = rename(&self.to_checkpoint, &self.path.name());
+        let name = self.path.checkpoint_name(&self.to_checkpoint);
         let tensor = param.val();
         let write = |data| (self.write)(&name, data);
         self.result = if self.path.is_transposed() {
@@ -427,20 +477,20 @@ impl<W: FnMut(&str, TensorData) -> Result<()>> ModuleVisitor for Read<'_, '_, W>
 
 /// Where a visitor is in the modules.
 #[derive(Default)]
-struct ModulePath {
+pub(crate) struct ModulePath {
     names: Vec<String>,
     containers: Vec<String>,
 }
 
 impl ModulePath {
-    fn enter(&mut self, name: &str, container: &str) {
+    pub(crate) fn enter(&mut self, name: &str, container: &str) {
         self.containers.push(container.to_owned());
         if !is_variant(container) {
             self.names.push(name.to_owned());
         }
     }
 
-    fn exit(&mut self, container: &str) {
+    pub(crate) fn exit(&mut self, container: &str) {
         self.containers.pop();
         if !is_variant(container) {
             self.names.pop();
@@ -448,14 +498,35 @@ impl ModulePath {
     }
 
     /// The parameter's name; a norm's as in PyTorch.
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         as_in_pytorch(&self.names.join("."))
     }
 
-    /// Whether a checkpoint has the parameter transposed: the matrix of a linear layer.
+    /// The parameter's name in a file: as `names` has it, an adapter's as PEFT has it.
+    pub(crate) fn checkpoint_name(&self, names: &KeyRemapper) -> String {
+        let name = self.name();
+        adapter_name(names, &name).unwrap_or_else(|| rename(names, &name))
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        match self.container() {
+            Some("Struct:Adapter") => Kind::Adapter,
+            _ => Kind::Base,
+        }
+    }
+
+    /// Whether a file has the parameter transposed: the matrix of a linear layer, or one of its
+    /// adapter.
     fn is_transposed(&self) -> bool {
-        ModuleContext::new(&self.containers).module_type() == Some("Struct:Linear")
-            && self.names.last().is_some_and(|name| name == "weight")
+        match self.container() {
+            Some("Struct:Linear") => self.names.last().is_some_and(|name| name == "weight"),
+            container => container == Some("Struct:Adapter"),
+        }
+    }
+
+    /// The struct that has the parameter.
+    fn container(&self) -> Option<&str> {
+        ModuleContext::new(&self.containers).module_type()
     }
 }
 
@@ -485,7 +556,7 @@ fn weights(folder: &Path) -> Result<Vec<Weights>> {
     let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
     // As transformers does: where both exist, the single file was saved into a folder of shards.
     if single.exists() || !index.exists() {
-        let source = Source::open(&single)?;
+        let source = TensorFile::open(&single)?;
         let tensors = source.tensors();
         return Ok(vec![Weights { source, tensors }]);
     }
@@ -512,7 +583,7 @@ fn weights(folder: &Path) -> Result<Vec<Weights>> {
 /// # Errors
 /// [`QwenVlError::NotInShard`]
 fn indexed(shard: PathBuf, names: &BTreeSet<String>) -> Result<Weights> {
-    let source = Source::open(&shard)?;
+    let source = TensorFile::open(&shard)?;
     let mut tensors = source.tensors();
     tensors.retain(|name, _| names.contains(name));
     let missing = names.iter().filter(|name| !tensors.contains_key(*name));

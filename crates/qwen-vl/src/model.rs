@@ -7,8 +7,10 @@ use rope_core::position_ids::PositionRules;
 
 use crate::batch::Batch;
 use crate::config::{Family, QwenVlConfig};
-use crate::decoder::{Decoder, Deepstack, LayerCache};
+use crate::decoder::{Decoder, LayerCache};
 use crate::error::Result;
+use crate::linear::Draw;
+use crate::lora::LoraConfig;
 use crate::trace::Trace;
 use crate::vision::VisionTower;
 
@@ -21,7 +23,7 @@ pub struct QwenVl {
     pub(crate) visual: VisionTower,
     pub(crate) language_model: Decoder,
     /// Absent where the word embeddings are also the matrix of the output head.
-    lm_head: Option<Linear>,
+    pub(crate) lm_head: Option<Linear>,
     pub(crate) vocab_size: usize,
     pub(crate) patch_elems: usize,
     pub(crate) merged_patches: usize,
@@ -35,6 +37,9 @@ pub struct QwenVl {
     pub(crate) padding_predicts: bool,
     #[module(skip)]
     pub(crate) family: &'static Family,
+    /// The configuration of the adapters, where there are any.
+    #[module(skip)]
+    pub(crate) lora: Option<LoraConfig>,
 }
 
 impl QwenVlConfig {
@@ -63,6 +68,7 @@ impl QwenVlConfig {
             position_rules: self.position_rules,
             padding_predicts: self.padding_predicts,
             family: self.family,
+            lora: None,
         })
     }
 }
@@ -90,7 +96,7 @@ impl QwenVl {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn forward_traced(&self, batch: &Batch, trace: &mut Trace) -> Result<Tensor<3>> {
-        let hidden = self.hidden(batch, &mut [], trace)?;
+        let hidden = self.hidden(batch, None, &mut [], trace)?;
         let logits = self.logits(hidden);
         trace.record(|| "logits".into(), &logits);
         Ok(logits)
@@ -100,33 +106,36 @@ impl QwenVl {
     pub(crate) fn hidden(
         &self,
         batch: &Batch,
+        draw: Draw,
         caches: &mut [LayerCache],
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
+        let seen = match &batch.vision {
+            Some(vision) => Some(self.visual.forward(&vision.inputs, draw, trace)?),
+            None => None,
+        };
+        let (merged, features) = seen.map(|seen| (seen.merged, seen.deepstack)).unzip();
+        let embeddings = self.embeddings(batch, merged);
+        trace.record(|| "inputs_embeds".into(), &embeddings);
+        let deepstack = batch.deepstack(features.unwrap_or_default());
+        let common = batch.common(draw);
+        self.language_model
+            .forward(embeddings, common, deepstack, caches, trace)
+    }
+
+    /// What the decoder reads: words, and merged patches in the place of their placeholders.
+    pub(crate) fn embeddings(&self, batch: &Batch, merged: Option<Tensor<2>>) -> Tensor<3> {
         let words = self
             .language_model
             .embed_tokens
             .forward(batch.input_ids.clone());
-        let (embeddings, deepstack) = match &batch.vision {
-            None => (words, None),
-            Some(vision) => {
-                let seen = self.visual.forward(&vision.inputs, trace)?;
-                let [rows, seq, channels] = words.dims();
-                let both = Tensor::cat(vec![words.reshape([rows * seq, channels]), seen.merged], 0);
-                let embeddings = both
-                    .select(0, vision.sources.clone())
-                    .reshape([rows, seq, channels]);
-                let deepstack = Deepstack {
-                    placeholders: &vision.placeholders,
-                    features: seen.deepstack,
-                };
-                (embeddings, Some(deepstack))
-            }
+        let (Some(vision), Some(merged)) = (&batch.vision, merged) else {
+            return words;
         };
-        trace.record(|| "inputs_embeds".into(), &embeddings);
-        let (angles, attention) = (&batch.angles, &batch.attention);
-        self.language_model
-            .forward(embeddings, angles, attention, deepstack, caches, trace)
+        let [rows, seq, channels] = words.dims();
+        let both = Tensor::cat(vec![words.reshape([rows * seq, channels]), merged], 0);
+        both.select(0, vision.sources.clone())
+            .reshape([rows, seq, channels])
     }
 
     /// The matrix of the output head, `[vocab_size, hidden_size]`.

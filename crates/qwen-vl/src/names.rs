@@ -79,10 +79,16 @@ impl Names {
 
     /// From the modules' names to a checkpoint's.
     pub(crate) fn to_checkpoint(&self) -> KeyRemapper {
-        let prefixes = [
-            (r"^visual\.", self.visual),
-            (r"^language_model\.", self.text),
-        ];
+        self.named(self.visual, self.text)
+    }
+
+    /// From the modules' names to those of transformers' classes, which adapters are saved by.
+    pub(crate) fn to_class(&self) -> KeyRemapper {
+        self.named(QWEN3.visual, QWEN3.text)
+    }
+
+    fn named(&self, visual: &'static str, text: &'static str) -> KeyRemapper {
+        let prefixes = [(r"^visual\.", visual), (r"^language_model\.", text)];
         let parts = self.parts.iter();
         let parts = parts.map(|part| in_part(part.within, part.module, part.checkpoint));
         remapper(parts.chain(prefixes.map(owned)))

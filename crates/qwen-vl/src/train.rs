@@ -1,10 +1,13 @@
 //! Training: the loss and a step.
 
+use std::ops::Range;
+
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use burn_attention::{CrossEntropy, IGNORED};
+use rope_core::position_ids::Prompt;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, sequences};
 use crate::error::{QwenVlError, Result};
 use crate::model::QwenVl;
 use crate::trace::Trace;
@@ -23,18 +26,57 @@ impl QwenVl {
     /// [`QwenVlError::LabelCount`], [`QwenVlError::Token`] for a label beyond the vocabulary,
     /// [`QwenVlError::NoTargets`]; those of [`forward`](Self::forward).
     pub fn loss(&self, batch: &Batch, labels: &[i64]) -> Result<Tensor<1>> {
-        let hidden = self.hidden(batch, &mut [], &mut Trace::off())?;
+        let hidden = self.hidden(batch, None, &mut [], &mut Trace::off())?;
+        self.loss_of(hidden, batch, labels)
+    }
+
+    /// The loss from normalised hidden states.
+    pub(crate) fn loss_of(
+        &self,
+        hidden: Tensor<3>,
+        batch: &Batch,
+        labels: &[i64],
+    ) -> Result<Tensor<1>> {
         let [rows, seq, channels] = hidden.dims();
-        if labels.len() != rows * seq {
+        let targets = self.targets(&batch.sequences, &batch.attended, labels)?;
+        let loss = CrossEntropy::new(&targets, self.vocab_size)?;
+        let hidden = hidden.reshape([rows * seq, channels]);
+        Ok(loss.try_forward(hidden, self.head())?)
+    }
+
+    /// The tokens of a prompt that [`loss`](Self::loss) is the mean over.
+    ///
+    /// # Errors
+    /// As [`loss`](Self::loss) but for [`QwenVlError::NoTargets`]: there may be none.
+    pub fn labelled(&self, prompt: &Prompt, labels: &[i64]) -> Result<usize> {
+        // Checks that lengths, masks and tokens fit together.
+        self.position_rules.position_ids(prompt)?;
+        let sequences = sequences(prompt);
+        let tokens = prompt.input_ids.len();
+        let attended = prompt.attention_mask.map(<[bool]>::to_vec);
+        let attended = attended.unwrap_or_else(|| vec![true; tokens]);
+        match self.targets(&sequences, &attended, labels) {
+            Ok(targets) => Ok(targets.iter().filter(|target| **target != IGNORED).count()),
+            Err(QwenVlError::NoTargets) => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What each token predicts: the label of its successor.
+    fn targets(
+        &self,
+        sequences: &[Range<usize>],
+        attended: &[bool],
+        labels: &[i64],
+    ) -> Result<Vec<i64>> {
+        if labels.len() != attended.len() {
             return Err(QwenVlError::LabelCount {
-                expected: rows * seq,
+                expected: attended.len(),
                 found: labels.len(),
             });
         }
-        // Each token's label is the target of its predecessor.
         let mut targets = vec![IGNORED; labels.len()];
-        let attended = &batch.attended;
-        for range in &batch.sequences {
+        for range in sequences {
             for token in range.clone().skip(1) {
                 if self.padding_predicts || (attended[token - 1] && attended[token]) {
                     targets[token - 1] = labels[token];
@@ -52,10 +94,7 @@ impl QwenVl {
             return Err(QwenVlError::NoTargets);
         }
         self.expect_tokens(predicted.map(|(row, target)| (row + 1, target)))?;
-
-        let loss = CrossEntropy::new(&targets, self.vocab_size)?;
-        let hidden = hidden.reshape([rows * seq, channels]);
-        Ok(loss.try_forward(hidden, self.head())?)
+        Ok(targets)
     }
 
     /// One step: loss, gradients of every parameter, update. Returns the updated model and the loss

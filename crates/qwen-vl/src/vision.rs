@@ -1,17 +1,19 @@
 //! The vision tower: from patches to the embeddings that replace the placeholders.
 
 use burn::module::{Module, Param};
-use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Initializer};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_attention::{Attention, AttentionMask, MaskRules};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::position_ids::{vision_cu_seqlens, vision_positions, vision_windows};
 use rope_core::{Layout, Positions};
 
+use crate::backward::trains;
 use crate::batch::indices;
 use crate::config::{VisionConfig, VisionWindows};
 use crate::error::Result;
-use crate::layers::{Activation, FeedForward, FeedForwardConfig, Norm, attend};
+use crate::layers::{Activation, Common, FeedForward, FeedForwardConfig, Norm, attend};
+use crate::linear::{Draw, Linear};
 use crate::trace::Trace;
 
 /// Turns patches into embeddings, one for each square of merged patches.
@@ -157,7 +159,46 @@ impl VisionTower {
         })
     }
 
-    pub(crate) fn forward(&self, inputs: &VisionInputs, trace: &mut Trace) -> Result<VisionOutput> {
+    pub(crate) fn forward(
+        &self,
+        inputs: &VisionInputs,
+        draw: Draw,
+        trace: &mut Trace,
+    ) -> Result<VisionOutput> {
+        let mut hidden = self.first(inputs, trace);
+        let mut deepstack = Vec::new();
+        for index in 0..self.depth() {
+            hidden = self.block(index, hidden, inputs, draw)?;
+            trace.record(|| format!("vision.block.{index}.out"), &hidden);
+            if let Some(which) = self.feature_of(index) {
+                let feature = self.feature(which, hidden.clone(), draw)?;
+                trace.record(|| format!("vision.deepstack.{which}"), &feature);
+                deepstack.push(feature);
+                hidden = onward(hidden);
+            }
+        }
+        let merged = self.merged(hidden, inputs, draw)?;
+        trace.record(|| "vision.merged".into(), &merged);
+        Ok(VisionOutput { merged, deepstack })
+    }
+
+    /// The number of blocks.
+    pub(crate) fn depth(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// A block as a module.
+    pub(crate) fn block_at(&self, index: usize) -> &impl Module {
+        &self.blocks[index]
+    }
+
+    /// Whether a parameter of [`first`](Self::first) is trained.
+    pub(crate) fn first_trains(&self) -> bool {
+        trains(&self.patch_embed) || self.pos_embed.as_ref().is_some_and(trains)
+    }
+
+    /// Embeds the patches, in the order of the blocks.
+    pub(crate) fn first(&self, inputs: &VisionInputs, trace: &mut Trace) -> Tensor<2> {
         let mut hidden = self.patch_embed.forward(inputs.patches.clone());
         trace.record(|| "vision.patch_embed".into(), &hidden);
         if let (Some(embedding), Some(learned)) = (&self.pos_embed, &inputs.learned) {
@@ -165,32 +206,84 @@ impl VisionTower {
             let weights = learned.weights.clone().cast(corners.dtype());
             hidden = hidden + (corners * weights).sum_dim(0).squeeze_dim::<2>(0);
         }
-        if let Some(windows) = &inputs.windows {
-            hidden = self.reorder(hidden, windows.order.clone());
+        match &inputs.windows {
+            Some(windows) => self.reorder(hidden, windows.order.clone()),
+            None => hidden,
         }
+    }
 
-        let mut deepstack = Vec::new();
-        for (index, block) in self.blocks.iter().enumerate() {
-            let attention = match (&self.layout.windows, &inputs.windows) {
-                (Some(layout), Some(windows)) if !layout.full_attention_blocks.contains(&index) => {
-                    &windows.attention
-                }
-                _ => &inputs.frames,
-            };
-            hidden = block.forward(hidden, attention, &inputs.angles)?;
-            trace.record(|| format!("vision.block.{index}.out"), &hidden);
-            if let Some(which) = self.layout.deepstack.iter().position(|at| *at == index) {
-                let feature = self.deepstack_merger_list[which].forward(hidden.clone())?;
-                trace.record(|| format!("vision.deepstack.{which}"), &feature);
-                deepstack.push(feature);
+    /// Runs a block.
+    pub(crate) fn block(
+        &self,
+        index: usize,
+        hidden: Tensor<2>,
+        inputs: &VisionInputs,
+        draw: Draw,
+    ) -> Result<Tensor<2>> {
+        let attention = match (&self.layout.windows, &inputs.windows) {
+            (Some(layout), Some(windows)) if !layout.full_attention_blocks.contains(&index) => {
+                &windows.attention
             }
-        }
-        let mut merged = self.merger.forward(hidden)?;
-        if let Some(windows) = &inputs.windows {
-            merged = merged.select(0, windows.inverse.clone());
-        }
-        trace.record(|| "vision.merged".into(), &merged);
-        Ok(VisionOutput { merged, deepstack })
+            _ => &inputs.frames,
+        };
+        let common = Common {
+            angles: &inputs.angles,
+            attention,
+            draw,
+        };
+        self.blocks[index].forward(hidden, common)
+    }
+
+    /// Which of the decoder's features a block's output makes, if any.
+    pub(crate) fn feature_of(&self, block: usize) -> Option<usize> {
+        self.layout.deepstack.iter().position(|at| *at == block)
+    }
+
+    /// A feature of the decoder, from the output of its block.
+    pub(crate) fn feature(&self, which: usize, hidden: Tensor<2>, draw: Draw) -> Result<Tensor<2>> {
+        self.deepstack_merger_list[which].forward(hidden, draw)
+    }
+
+    /// The embeddings of the merged patches, from the output of the last block.
+    pub(crate) fn merged(
+        &self,
+        hidden: Tensor<2>,
+        inputs: &VisionInputs,
+        draw: Draw,
+    ) -> Result<Tensor<2>> {
+        let merged = self.merger.forward(hidden, draw)?;
+        Ok(match &inputs.windows {
+            Some(windows) => merged.select(0, windows.inverse.clone()),
+            None => merged,
+        })
+    }
+
+    /// The linear layers by name.
+    pub(crate) fn linears(&mut self) -> impl Iterator<Item = (String, &mut Linear)> {
+        let blocks = self
+            .blocks
+            .iter_mut()
+            .enumerate()
+            .flat_map(|(index, block)| {
+                let attention = [
+                    ("attn.qkv", &mut block.attn.qkv),
+                    ("attn.proj", &mut block.attn.proj),
+                ];
+                let attention = attention
+                    .into_iter()
+                    .map(|(name, linear)| (name.to_owned(), linear));
+                let mlp = block.mlp.linears().into_iter();
+                attention
+                    .chain(mlp.map(|(name, linear)| (format!("mlp.{name}"), linear)))
+                    .map(move |(name, linear)| (format!("blocks.{index}.{name}"), linear))
+            });
+        let list = self.deepstack_merger_list.iter_mut().enumerate();
+        let list = list.map(|(index, merger)| (format!("deepstack_merger_list.{index}"), merger));
+        let mergers = std::iter::once(("merger".to_owned(), &mut self.merger)).chain(list);
+        blocks.chain(mergers.flat_map(|(of, merger)| {
+            let mlp = merger.mlp.linears().into_iter();
+            mlp.map(move |(name, linear)| (format!("{of}.mlp.{name}"), linear))
+        }))
     }
 
     /// Reorders the squares of merged patches.
@@ -201,6 +294,17 @@ impl VisionTower {
             .reshape([patches / group, group, channels])
             .select(0, order)
             .reshape([patches, channels])
+    }
+}
+
+/// A tensor that one part of the graph reads beside another, for that part: its gradients are
+/// summed before they are added to the other's. Else the order of the sum, and its last bit, would
+/// be that in which autodiff happens to visit the uses.
+pub(crate) fn onward(hidden: Tensor<2>) -> Tensor<2> {
+    if hidden.is_tracked() {
+        hidden * 1.0
+    } else {
+        hidden
     }
 }
 
@@ -309,8 +413,8 @@ impl Block {
         Self {
             norm1: Norm::new(channels, config.rms_norm, device),
             attn: SelfAttention {
-                qkv: LinearConfig::new(channels, 3 * channels).init(device),
-                proj: LinearConfig::new(channels, channels).init(device),
+                qkv: Linear::new(channels, 3 * channels, true, device),
+                proj: Linear::new(channels, channels, true, device),
                 rotary: rotary.clone(),
                 heads: config.heads,
             },
@@ -327,17 +431,13 @@ impl Block {
         }
     }
 
-    fn forward(
-        &self,
-        hidden: Tensor<2>,
-        attention: &Attention,
-        angles: &RotaryAngles,
-    ) -> Result<Tensor<2>> {
+    fn forward(&self, hidden: Tensor<2>, common: Common) -> Result<Tensor<2>> {
         let attended = self
             .attn
-            .forward(self.norm1.forward(hidden.clone())?, attention, angles)?;
+            .forward(self.norm1.forward(hidden.clone())?, common)?;
         let hidden = hidden + attended;
-        Ok(hidden.clone() + self.mlp.forward(self.norm2.forward(hidden)?)?)
+        let normalised = self.norm2.forward(hidden.clone())?;
+        Ok(hidden + self.mlp.forward(normalised, common.draw)?)
     }
 }
 
@@ -350,25 +450,21 @@ struct SelfAttention {
 }
 
 impl SelfAttention {
-    fn forward(
-        &self,
-        hidden: Tensor<2>,
-        attention: &Attention,
-        angles: &RotaryAngles,
-    ) -> Result<Tensor<2>> {
+    fn forward(&self, hidden: Tensor<2>, common: Common) -> Result<Tensor<2>> {
         let [patches, channels] = hidden.dims();
         let head_dim = channels / self.heads;
         let qkv = self
             .qkv
-            .forward(hidden)
+            .forward(hidden, common.draw)
             .reshape([patches, 3, self.heads, head_dim]);
         let [q, k, v] = [0, 1, 2].map(|part| qkv.clone().narrow(1, part, 1).squeeze_dim::<3>(1));
         drop(qkv);
-        let (q, k) = self.rotary.try_forward(q, k, angles)?;
+        let (q, k) = self.rotary.try_forward(q, k, common.angles)?;
 
         let heads_first = |x: Tensor<3>| x.unsqueeze_dim::<4>(0).swap_dims(1, 2);
-        let attended = attend(attention, heads_first(q), heads_first(k), heads_first(v))?;
-        Ok(self.proj.forward(attended.squeeze_dim::<2>(0)))
+        let [q, k, v] = [q, k, v].map(heads_first);
+        let attended = attend(common.attention, q, k, v)?.squeeze_dim::<2>(0);
+        Ok(self.proj.forward(attended, common.draw))
     }
 }
 
@@ -405,13 +501,13 @@ impl Merger {
         }
     }
 
-    fn forward(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+    fn forward(&self, hidden: Tensor<2>, draw: Draw) -> Result<Tensor<2>> {
         let merge = |x: Tensor<2>| x.reshape([-1, self.merged_channels as i32]);
         let normalised = if self.normalises_merged {
             self.norm.forward(merge(hidden))?
         } else {
             merge(self.norm.forward(hidden)?)
         };
-        self.mlp.forward(normalised)
+        self.mlp.forward(normalised, draw)
     }
 }

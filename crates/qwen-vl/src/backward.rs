@@ -1,0 +1,331 @@
+//! Gradients, one layer at a time.
+//!
+//! The forward pass keeps the input of each layer and no graph. The backward pass goes through the
+//! layers from the last to the first: it runs a layer again from its input, with the random numbers
+//! of the first time, and propagates the gradient of its output through this one layer's graph. So
+//! what a layer keeps for its backward exists for one layer at a time, for a second forward pass of
+//! time.
+//!
+//! The gradients are those of one graph of the whole model, to the last bit where the backend
+//! computes the same operation twice with the same result: the sums over the uses of a tensor have
+//! the same terms.
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Gradients, Tensor};
+
+use crate::batch::Batch;
+use crate::error::{QwenVlError, Result};
+use crate::linear::Draw;
+use crate::model::QwenVl;
+use crate::random::Stream;
+use crate::trace::Trace;
+use crate::vision::{VisionInputs, onward};
+
+/// How [`QwenVl::backward`] computes gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Backward {
+    /// Runs each layer again in the backward pass, instead of keeping what its backward needs.
+    pub recompute: bool,
+    /// What the loss is multiplied with before its gradient is computed: the share of this batch
+    /// in a larger one.
+    pub weight: f64,
+    /// The seed of dropout; nothing is dropped without. Passes of one step have different ones.
+    pub seed: Option<u64>,
+}
+
+impl Default for Backward {
+    /// With recompute, a weight of 1, and no dropout.
+    fn default() -> Self {
+        Self {
+            recompute: true,
+            weight: 1.0,
+            seed: None,
+        }
+    }
+}
+
+impl QwenVl {
+    /// The mean loss as [`loss`](Self::loss) has it, in f64 from the device's f32, and the gradient
+    /// of each trained parameter, flat, which `each` receives as soon as it is complete.
+    ///
+    /// # Errors
+    /// Those of [`loss`](Self::loss); [`QwenVlError::TensorUnreadable`] if the device does not give
+    /// the loss back.
+    pub fn backward(
+        &self,
+        batch: &Batch,
+        labels: &[i64],
+        how: Backward,
+        each: &mut dyn FnMut(ParamId, Tensor<1>),
+    ) -> Result<f64> {
+        let draw = how.seed.map(Stream::new);
+        if how.recompute {
+            return self.backward_by_layer(batch, labels, how.weight, draw, each);
+        }
+        let hidden = self.hidden(batch, draw, &mut [], &mut Trace::off())?;
+        let loss = self.loss_of(hidden, batch, labels)?;
+        if loss.is_tracked() {
+            let mut gradients = (loss.clone() * how.weight).backward();
+            collect(self, &mut gradients, each);
+        }
+        number(loss)
+    }
+
+    fn backward_by_layer(
+        &self,
+        batch: &Batch,
+        labels: &[i64],
+        weight: f64,
+        draw: Draw,
+        each: &mut dyn FnMut(ParamId, Tensor<1>),
+    ) -> Result<f64> {
+        let quiet = &self.clone().no_grad();
+        let decoder = &self.language_model;
+        let layers = &decoder.layers;
+        let common = batch.common(draw);
+
+        let seen = match &batch.vision {
+            Some(vision) => Some(quiet.see(&vision.inputs, draw)?),
+            None => None,
+        };
+        let tower_wanted = seen.is_some() && trains(&self.visual);
+        let words_wanted = trains(&decoder.embed_tokens);
+        let embeddings_wanted = tower_wanted || words_wanted;
+        // Whether the input of each layer, and of the final norm, has a gradient that is wanted.
+        let trained = layers.iter().map(trains);
+        let wanted: Vec<bool> = std::iter::once(embeddings_wanted)
+            .chain(trained.scan(embeddings_wanted, |below, trained| {
+                *below |= trained;
+                Some(*below)
+            }))
+            .collect();
+
+        let features = seen.as_ref().map(|seen| seen.features.clone());
+        let deepstack = batch.deepstack(features.unwrap_or_default());
+        let merged = seen.as_ref().map(|seen| seen.merged.clone());
+        let mut hidden = quiet.embeddings(batch, merged.clone());
+        let mut inputs = Vec::with_capacity(layers.len());
+        for (index, layer) in quiet.language_model.layers.iter().enumerate() {
+            inputs.push(hidden.clone());
+            hidden = layer.forward(hidden, common, None, index, &mut Trace::off())?;
+            if let Some(deepstack) = &deepstack {
+                hidden = deepstack.add(index, hidden);
+            }
+        }
+
+        // The final norm, the head and the loss.
+        let input = leaf(hidden, wanted[layers.len()]);
+        let loss = self.loss_of(decoder.last(input.clone())?, batch, labels)?;
+        if !loss.is_tracked() {
+            return number(loss);
+        }
+        let mut gradients = (loss.clone() * weight).backward();
+        let loss = number(loss)?;
+        // A head that is also the table of words has a second term, and is not complete yet.
+        let of_table = match &self.lm_head {
+            Some(_) => None,
+            None => decoder.embed_tokens.weight.grad_remove(&mut gradients),
+        };
+        collect(self, &mut gradients, each);
+        let mut gradient = input.grad_remove(&mut gradients);
+
+        let mut of_features = vec![None; deepstack.as_ref().map_or(0, |d| d.features.len())];
+        for (index, layer) in layers.iter().enumerate().rev() {
+            let (Some(of_output), Some(input)) = (gradient.take(), inputs.pop()) else {
+                break;
+            };
+            if let Some((of_feature, deepstack)) =
+                of_features.get_mut(index).zip(deepstack.as_ref())
+                && tower_wanted
+            {
+                let [rows, seq, channels] = of_output.dims();
+                let flat = of_output.clone().reshape([rows * seq, channels]);
+                *of_feature = Some(flat.select(0, deepstack.placeholders.clone().inner()));
+            }
+            let input = leaf(input, wanted[index]);
+            let output = layer.forward(input.clone(), common, None, index, &mut Trace::off())?;
+            let mut gradients = against(output, of_output).backward();
+            collect(layer, &mut gradients, each);
+            gradient = input.grad_remove(&mut gradients);
+        }
+
+        let mut of_merged = None;
+        let mut of_words = None;
+        if let Some(of_embeddings) = gradient {
+            let merged = merged.map(|merged| leaf(merged, tower_wanted));
+            let embeddings = self.embeddings(batch, merged.clone());
+            let mut gradients = against(embeddings, of_embeddings).backward();
+            of_words = decoder.embed_tokens.weight.grad_remove(&mut gradients);
+            of_merged = merged.and_then(|merged| merged.grad_remove(&mut gradients));
+        }
+        let of_table = match (of_table, of_words) {
+            (Some(of_head), Some(of_words)) => Some(of_head + of_words),
+            (of_head, of_words) => of_head.or(of_words),
+        };
+        if let Some(of_table) = of_table {
+            each(decoder.embed_tokens.weight.id, flat(of_table));
+        }
+        if let (Some(vision), Some(seen), Some(of_merged)) = (&batch.vision, seen, of_merged) {
+            let of_outputs = (of_merged, of_features);
+            self.backward_of_tower(&vision.inputs, seen.inputs, of_outputs, draw, each)?;
+        }
+        Ok(loss)
+    }
+
+    /// The tower's output, with the inputs of its blocks and of the merger after them.
+    fn see(&self, inputs: &VisionInputs, draw: Draw) -> Result<Seen> {
+        let tower = &self.visual;
+        let (mut kept, mut features) = (Vec::with_capacity(tower.depth() + 1), Vec::new());
+        let mut hidden = tower.first(inputs, &mut Trace::off());
+        for index in 0..tower.depth() {
+            kept.push(hidden.clone());
+            hidden = tower.block(index, hidden, inputs, draw)?;
+            if let Some(which) = tower.feature_of(index) {
+                features.push(tower.feature(which, hidden.clone(), draw)?);
+            }
+        }
+        kept.push(hidden.clone());
+        Ok(Seen {
+            inputs: kept,
+            merged: tower.merged(hidden, inputs, draw)?,
+            features,
+        })
+    }
+
+    /// The gradients of the tower's parameters, from its blocks' inputs and those of its outputs.
+    fn backward_of_tower(
+        &self,
+        inputs: &VisionInputs,
+        mut kept: Vec<Tensor<2>>,
+        (of_merged, of_features): (Tensor<2>, Vec<Option<Tensor<2>>>),
+        draw: Draw,
+        each: &mut dyn FnMut(ParamId, Tensor<1>),
+    ) -> Result<()> {
+        let tower = &self.visual;
+        let first = tower.first_trains();
+        let trained = (0..tower.depth()).map(|index| trains(tower.block_at(index)));
+        let wanted: Vec<bool> = std::iter::once(first)
+            .chain(trained.scan(first, |below, trained| {
+                *below |= trained;
+                Some(*below)
+            }))
+            .collect();
+        let mut gradient = Some(of_merged);
+        // Level `index` is what block `index` reads, or after the last the merger; the feature of
+        // the block before reads it too.
+        for index in (0..=tower.depth()).rev() {
+            let Some(input) = kept.pop() else {
+                break;
+            };
+            let input = leaf(input, wanted[index]);
+            let which = index
+                .checked_sub(1)
+                .and_then(|block| tower.feature_of(block));
+            let of_feature =
+                which.and_then(|which| Some((which, of_features.get(which)?.clone()?)));
+            let of_feature = match of_feature {
+                Some((which, of_feature)) => Some(against(
+                    tower.feature(which, input.clone(), draw)?,
+                    of_feature,
+                )),
+                None => None,
+            };
+            let read = match &of_feature {
+                Some(_) => onward(input.clone()),
+                None => input.clone(),
+            };
+            let of_output = match gradient.take() {
+                Some(of_output) if index == tower.depth() => {
+                    Some(against(tower.merged(read, inputs, draw)?, of_output))
+                }
+                Some(of_output) => {
+                    Some(against(tower.block(index, read, inputs, draw)?, of_output))
+                }
+                None => None,
+            };
+            let sum = match (of_feature, of_output) {
+                (Some(of_feature), Some(of_output)) => of_feature + of_output,
+                (Some(sum), None) | (None, Some(sum)) => sum,
+                (None, None) => continue,
+            };
+            if sum.is_tracked() {
+                let mut gradients = sum.backward();
+                collect(tower, &mut gradients, each);
+                gradient = input.grad_remove(&mut gradients);
+            }
+        }
+        if let Some(of_output) = gradient {
+            let output = tower.first(inputs, &mut Trace::off());
+            let mut gradients = against(output, of_output).backward();
+            collect(tower, &mut gradients, each);
+        }
+        Ok(())
+    }
+}
+
+/// What a pass through the tower keeps.
+struct Seen {
+    /// The inputs of the blocks, and the output of the last.
+    inputs: Vec<Tensor<2>>,
+    merged: Tensor<2>,
+    features: Vec<Tensor<2>>,
+}
+
+/// A scalar whose gradient for `output` is `gradient`.
+fn against<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
+    (output * Tensor::from_inner(gradient)).sum()
+}
+
+/// The start of a graph, which ends at it.
+fn leaf<const D: usize>(x: Tensor<D>, wanted: bool) -> Tensor<D> {
+    if wanted { x.detach().require_grad() } else { x }
+}
+
+fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    let elements: usize = x.dims().iter().product();
+    x.reshape([elements])
+}
+
+fn number(loss: Tensor<1>) -> Result<f64> {
+    let loss = loss.try_into_scalar::<f32>();
+    let loss = loss.map_err(|error| QwenVlError::TensorUnreadable {
+        name: "loss".to_owned(),
+        reason: error.to_string(),
+    })?;
+    Ok(f64::from(loss))
+}
+
+/// Hands the gradients of a module's parameters to `each`.
+fn collect(
+    module: &impl Module,
+    gradients: &mut Gradients,
+    each: &mut dyn FnMut(ParamId, Tensor<1>),
+) {
+    module.visit(&mut Collect { gradients, each });
+}
+
+struct Collect<'a> {
+    gradients: &'a mut Gradients,
+    each: &'a mut dyn FnMut(ParamId, Tensor<1>),
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = param.val().grad_remove(self.gradients) {
+            (self.each)(param.id, flat(gradient));
+        }
+    }
+}
+
+/// Whether a module has a parameter that is trained.
+pub(crate) fn trains(module: &impl Module) -> bool {
+    struct Any(bool);
+    impl ModuleVisitor for Any {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0 |= param.val().is_require_grad();
+        }
+    }
+    let mut any = Any(false);
+    module.visit(&mut any);
+    any.0
+}

@@ -1,0 +1,126 @@
+//! A linear layer, and the adapter beside its weight.
+
+use burn::module::{Module, Param};
+use burn::nn::LinearConfig;
+use burn::tensor::module::linear;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use crate::random::Stream;
+
+/// The numbers that dropout draws in a pass; without, nothing is dropped.
+pub(crate) type Draw = Option<Stream>;
+
+/// y = x W + b + s (x A) B, the last term where there is an adapter.
+///
+/// The two small products stand beside the large one: neither the sum W + s A B nor its gradient,
+/// each as large as W, ever exists.
+#[derive(Module, Debug)]
+pub(crate) struct Linear {
+    /// `[inputs, outputs]`
+    pub(crate) weight: Param<Tensor<2>>,
+    pub(crate) bias: Option<Param<Tensor<1>>>,
+    pub(crate) adapter: Option<Adapter>,
+}
+
+/// A and B of a [`Linear`], in f32 beside 16-bit weights.
+#[derive(Module, Debug)]
+pub(crate) struct Adapter {
+    /// `[inputs, rank]`
+    a: Param<Tensor<2>>,
+    /// `[rank, outputs]`
+    b: Param<Tensor<2>>,
+    #[module(skip)]
+    scale: f64,
+    /// The probability with which an input of A is dropped.
+    #[module(skip)]
+    dropout: f64,
+    /// Which of the model's adapters it is.
+    #[module(skip)]
+    index: u64,
+}
+
+/// The type of an adapter beside a weight.
+pub(crate) fn adapter_dtype(weight: DType) -> DType {
+    match weight {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// What all adapters of a model share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdapterConfig {
+    pub(crate) rank: usize,
+    pub(crate) scale: f64,
+    pub(crate) dropout: f64,
+}
+
+impl Linear {
+    pub(crate) fn new(inputs: usize, outputs: usize, bias: bool, device: &Device) -> Self {
+        let base = LinearConfig::new(inputs, outputs)
+            .with_bias(bias)
+            .init(device);
+        Self {
+            weight: base.weight,
+            bias: base.bias,
+            adapter: None,
+        }
+    }
+
+    /// Inputs and outputs.
+    pub(crate) fn sizes(&self) -> [usize; 2] {
+        self.weight.lazy_shape().dims()
+    }
+
+    /// Places an adapter beside the weight that changes nothing yet: B is 0, and A is uniform
+    /// within 1 / sqrt(inputs), as PEFT draws it.
+    pub(crate) fn adapt(&mut self, config: AdapterConfig, index: u64, stream: Stream) {
+        let [inputs, outputs] = self.sizes();
+        let device = self.weight.device();
+        let dtype = adapter_dtype(self.weight.dtype());
+        let drawn = stream
+            .part(index)
+            .symmetric(inputs * config.rank, 1.0 / (inputs as f64).sqrt());
+        let a = TensorData::new(drawn, [inputs, config.rank]).convert_dtype(dtype);
+        let b = Tensor::zeros([config.rank, outputs], (&device, dtype));
+        self.adapter = Some(Adapter {
+            a: Param::from_tensor(Tensor::from_data(a, (&device, dtype))),
+            b: Param::from_tensor(b),
+            scale: config.scale,
+            dropout: config.dropout,
+            index,
+        });
+    }
+
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Tensor<D> {
+        let base = |x| linear(x, self.weight.val(), self.bias.as_ref().map(Param::val));
+        match &self.adapter {
+            Some(adapter) => {
+                let y = base(x.clone());
+                let dtype = y.dtype();
+                // One rounding of the sum, not two of its terms.
+                let delta = adapter.forward(x, draw);
+                (y.cast(delta.dtype()) + delta).cast(dtype)
+            }
+            None => base(x),
+        }
+    }
+}
+
+impl Adapter {
+    /// s (x A) B, in the adapter's type.
+    fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Tensor<D> {
+        let (a, b) = (self.a.val(), self.b.val());
+        let mut x = x.cast(a.dtype());
+        if let Some(stream) = draw.filter(|_| self.dropout > 0.0) {
+            let (dims, kept) = (x.dims(), 1.0 / (1.0 - self.dropout));
+            let count = dims.iter().product();
+            let mask = stream
+                .part(self.index)
+                .mask(count, self.dropout, kept as f32);
+            let mask = TensorData::new(mask, dims).convert_dtype(a.dtype());
+            x = x * Tensor::from_data(mask, (&a.device(), a.dtype()));
+        }
+        linear(linear(x, a, None), b, None) * self.scale
+    }
+}

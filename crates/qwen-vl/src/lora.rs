@@ -1,0 +1,360 @@
+//! What is trained: parts of the model, or low-rank adapters beside its linear layers.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{DType, Tensor};
+use burn_store::KeyRemapper;
+use regex::Regex;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{QwenVlError, Result};
+use crate::linear::{AdapterConfig, Linear};
+use crate::load::ModulePath;
+use crate::model::QwenVl;
+use crate::names::rename;
+use crate::random::Stream;
+
+/// A part of the model that is trained or frozen by itself, and has a learning rate of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelPart {
+    /// The vision tower: patch embedding, learned positions and blocks.
+    Tower,
+    /// What turns the tower's output into the decoder's embeddings and features.
+    Merger,
+    /// The language decoder with word embeddings and output head.
+    Decoder,
+}
+
+impl ModelPart {
+    /// The part of a parameter or layer, by its name in the module.
+    pub(crate) fn of(path: &str) -> Self {
+        match path.strip_prefix("visual.") {
+            Some(path) if path.starts_with("merger.") => Self::Merger,
+            Some(path) if path.starts_with("deepstack_merger_list.") => Self::Merger,
+            Some(_) => Self::Tower,
+            None => Self::Decoder,
+        }
+    }
+}
+
+/// Low-rank adapters: y = x W + b + s (x A) B with frozen W and b.
+///
+/// # Source
+/// Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022; with `rslora`,
+/// Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA, 2023
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoraConfig {
+    /// Columns of A and rows of B.
+    pub rank: usize,
+    /// s = alpha / rank, or with `rslora` alpha / sqrt(rank).
+    pub alpha: f64,
+    /// The probability with which an input of A is dropped in training.
+    pub dropout: f64,
+    /// The scale of rank-stabilised LoRA.
+    pub rslora: bool,
+    /// The parts of the model that have adapters.
+    pub parts: Vec<ModelPart>,
+    /// Which linear layers of these parts have adapters; none stands for all. Each is the end of
+    /// the layer's name in transformers, as `q_proj` or `attn.qkv`, or a regular expression for
+    /// the whole name, as `model\.language_model\.layers\.[0-3]\..*`.
+    pub targets: Vec<String>,
+}
+
+impl Default for LoraConfig {
+    /// Rank 8, alpha 16, no dropout, all linear layers of the decoder.
+    fn default() -> Self {
+        Self {
+            rank: 8,
+            alpha: 16.0,
+            dropout: 0.0,
+            rslora: false,
+            parts: vec![ModelPart::Decoder],
+            targets: Vec::new(),
+        }
+    }
+}
+
+impl LoraConfig {
+    /// What adapters of this configuration are multiplied with.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.rslora { rank.sqrt() } else { rank }
+    }
+
+    /// # Errors
+    /// [`QwenVlError::Unsupported`]
+    pub(crate) fn check(&self) -> Result<()> {
+        let unsupported = |key, found: String, expected| {
+            Err(QwenVlError::Unsupported {
+                key,
+                found,
+                expected,
+            })
+        };
+        if !(1..=1 << 16).contains(&self.rank) {
+            return unsupported("rank", self.rank.to_string(), "1 to 65536");
+        }
+        if !(self.alpha.is_finite() && self.alpha > 0.0) {
+            return unsupported("alpha", self.alpha.to_string(), "a finite number above 0");
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            let expected = "a probability below 1";
+            return unsupported("dropout", self.dropout.to_string(), expected);
+        }
+        Ok(())
+    }
+}
+
+/// One entry of [`LoraConfig::targets`].
+struct Target<'a> {
+    text: &'a str,
+    /// Of the whole name.
+    pattern: Option<Regex>,
+}
+
+impl<'a> Target<'a> {
+    fn new(text: &'a str) -> Self {
+        // A size limit, since the text may come from a stranger's file.
+        let pattern = regex::RegexBuilder::new(&format!("^(?:{text})$"))
+            .size_limit(1 << 20)
+            .build();
+        Self {
+            text,
+            pattern: pattern.ok(),
+        }
+    }
+
+    fn matches(&self, name: &str) -> bool {
+        let rest = name.strip_suffix(self.text);
+        let is_end = rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        is_end || self.pattern.as_ref().is_some_and(|p| p.is_match(name))
+    }
+}
+
+/// A parameter that is trained.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// Its identity in the module.
+    pub id: ParamId,
+    /// Its name in transformers, an adapter's as PEFT has it.
+    pub name: String,
+    /// The part that it belongs to.
+    pub part: ModelPart,
+    /// Its shape in the module.
+    pub shape: Vec<usize>,
+    /// Its type.
+    pub dtype: DType,
+}
+
+impl Parameter {
+    /// Whether weight decay applies: to matrices, not to norms and biases.
+    pub fn decays(&self) -> bool {
+        self.shape.len() > 1
+    }
+
+    /// The number of its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+impl QwenVl {
+    /// The parameters that are trained, in the order of the module.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let mut list = Parameters {
+            to_class: self.family.names.to_class(),
+            path: ModulePath::default(),
+            found: Vec::new(),
+        };
+        self.visit(&mut list);
+        list.found
+    }
+
+    /// Trains these parts as they are, without adapters, and freezes the others.
+    #[must_use]
+    pub fn train_parts(mut self, parts: &[ModelPart]) -> Self {
+        self.remove_adapters();
+        self.map(&mut Train {
+            parts,
+            path: ModulePath::default(),
+        })
+    }
+
+    /// Freezes the model and places adapters, which change nothing yet; earlier ones are removed.
+    /// A is drawn from `seed`.
+    ///
+    /// # Errors
+    /// [`QwenVlError::Unsupported`]; [`QwenVlError::NoTarget`] for a target that is no linear
+    /// layer of the parts.
+    pub fn with_lora(self, config: &LoraConfig, seed: u64) -> Result<Self> {
+        config.check()?;
+        let mut model = self.train_parts(&[]);
+        let names = model.linear_names();
+        let of_parts = |(path, _): &&(String, String)| config.parts.contains(&ModelPart::of(path));
+        let candidates: Vec<_> = names.iter().filter(of_parts).collect();
+        let targets: Vec<_> = config
+            .targets
+            .iter()
+            .map(|text| Target::new(text))
+            .collect();
+        let no_target = |target: &str| QwenVlError::NoTarget {
+            target: target.to_owned(),
+            layers: candidates.iter().map(|(_, name)| name.clone()).collect(),
+        };
+        for target in &targets {
+            if !candidates.iter().any(|(_, name)| target.matches(name)) {
+                return Err(no_target(target.text));
+            }
+        }
+        let is_target = |name: &str| targets.is_empty() || targets.iter().any(|t| t.matches(name));
+        let chosen = candidates.iter().filter(|(_, name)| is_target(name));
+        let chosen: Vec<String> = chosen.map(|(path, _)| path.clone()).collect();
+        if chosen.is_empty() {
+            return Err(no_target("all linear layers"));
+        }
+        model.adapt(config, seed, |path| {
+            chosen.iter().any(|chosen| chosen == path)
+        });
+        Ok(model)
+    }
+
+    /// Removes the adapters.
+    #[must_use]
+    pub fn without_lora(mut self) -> Self {
+        self.remove_adapters();
+        self
+    }
+
+    fn remove_adapters(&mut self) {
+        self.lora = None;
+        for (_, linear) in self.linears() {
+            linear.adapter = None;
+        }
+    }
+
+    /// Places adapters beside the linear layers that `is_target` says, by their names in the
+    /// module.
+    pub(crate) fn adapt(
+        &mut self,
+        config: &LoraConfig,
+        seed: u64,
+        is_target: impl Fn(&str) -> bool,
+    ) {
+        let shared = AdapterConfig {
+            rank: config.rank,
+            scale: config.scale(),
+            dropout: config.dropout,
+        };
+        let stream = Stream::new(seed);
+        for (index, (path, linear)) in self.linears().into_iter().enumerate() {
+            if is_target(&path) {
+                linear.adapt(shared, index as u64, stream);
+            }
+        }
+        self.lora = Some(config.clone());
+    }
+
+    /// The linear layers but the output head, by name in the module.
+    pub(crate) fn linears(&mut self) -> Vec<(String, &mut Linear)> {
+        let visual = self.visual.linears();
+        let visual = visual.map(|(name, linear)| (format!("visual.{name}"), linear));
+        let layers = self.language_model.layers.iter_mut().enumerate();
+        let decoder = layers.flat_map(|(index, layer)| {
+            let prefix = format!("language_model.layers.{index}");
+            let linears = layer.linears();
+            linears.map(move |(name, linear)| (format!("{prefix}.{name}"), linear))
+        });
+        visual.chain(decoder).collect()
+    }
+
+    /// The linear layers but the output head, by name in the module and in transformers.
+    pub(crate) fn linear_names(&mut self) -> Vec<(String, String)> {
+        let to_class = self.family.names.to_class();
+        let linears = self.linears().into_iter();
+        linears
+            .map(|(path, _)| {
+                let name = class_name(&to_class, &path);
+                (path, name)
+            })
+            .collect()
+    }
+}
+
+/// A layer's name in transformers.
+pub(crate) fn class_name(to_class: &KeyRemapper, path: &str) -> String {
+    // The patterns are those of parameters.
+    let name = rename(to_class, &format!("{path}.weight"));
+    name.trim_end_matches(".weight").to_owned()
+}
+
+/// Lists the parameters that are trained.
+struct Parameters {
+    to_class: KeyRemapper,
+    path: ModulePath,
+    found: Vec<Parameter>,
+}
+
+impl ModuleVisitor for Parameters {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        if tensor.is_require_grad() {
+            self.found.push(Parameter {
+                id: param.id,
+                name: self.path.checkpoint_name(&self.to_class),
+                part: ModelPart::of(&self.path.name()),
+                shape: tensor.dims().to_vec(),
+                dtype: tensor.dtype(),
+            });
+        }
+    }
+}
+
+/// Trains parts and freezes the others.
+struct Train<'a> {
+    parts: &'a [ModelPart],
+    path: ModulePath,
+}
+
+impl ModuleMapper for Train<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let part = ModelPart::of(&self.path.name());
+        param.set_require_grad(self.parts.contains(&part))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_ends_of_names_or_patterns_of_whole_names() {
+        let name = "model.language_model.layers.1.self_attn.q_proj";
+        for (text, expected) in [
+            ("q_proj", true),
+            ("self_attn.q_proj", true),
+            ("proj", false),
+            (name, true),
+            (r".*layers\.[01]\..*", true),
+            (r"layers\.1", false),
+            ("(", false),
+        ] {
+            assert_eq!(Target::new(text).matches(name), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Adapters in PEFT's files: `adapter_config.json` and `adapter_model.safetensors`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use burn_store::KeyRemapper;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::error::{QwenVlError, Result};
+use crate::file::{self, Sink, TensorFile};
+use crate::linear::adapter_dtype;
+use crate::load::{Found, Kind, Weights};
+use crate::lora::{LoraConfig, ModelPart, class_name};
+use crate::model::QwenVl;
+use crate::names::rename;
+use crate::pieces::Pieces;
+
+const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+/// Before the name of the layer that an adapter stands beside.
+const PREFIX: &str = "base_model.model.";
+/// After it, of A and B, in the module and in a file.
+const SUFFIXES: [(&str, &str); 2] = [
+    (".adapter.a", ".lora_A.weight"),
+    (".adapter.b", ".lora_B.weight"),
+];
+
+/// The keys that decide what an adapter computes.
+#[derive(Deserialize)]
+struct Raw {
+    peft_type: String,
+    r: usize,
+    lora_alpha: f64,
+    #[serde(default)]
+    lora_dropout: f64,
+    #[serde(default)]
+    use_rslora: bool,
+    /// The others, of which some change what an adapter computes.
+    #[serde(flatten)]
+    others: BTreeMap<String, Value>,
+}
+
+/// Keys that change what an adapter computes, and are supported in one value alone, besides null
+/// and what is empty.
+const FIXED: [(&str, &str); 12] = [
+    ("bias", "\"none\""),
+    ("fan_in_fan_out", "false"),
+    ("use_dora", "false"),
+    ("lora_bias", "false"),
+    ("rank_pattern", "{}"),
+    ("alpha_pattern", "{}"),
+    ("modules_to_save", "null"),
+    ("trainable_token_indices", "null"),
+    ("layer_replication", "null"),
+    ("target_parameters", "null"),
+    ("use_qalora", "false"),
+    ("use_bdlora", "null"),
+];
+
+impl QwenVl {
+    /// Writes the adapters into a folder, as PEFT does; each file replaces an existing one once it
+    /// is complete. `base` is the name or folder of the checkpoint that they belong to.
+    ///
+    /// # Errors
+    /// [`QwenVlError::NoAdapter`]; [`QwenVlError::File`]; [`QwenVlError::Transfer`] if the device
+    /// is lost.
+    pub fn save_adapter(&self, folder: impl AsRef<Path>, base: &str) -> Result<()> {
+        let Some(config) = &self.lora else {
+            return Err(QwenVlError::NoAdapter);
+        };
+        let folder = folder.as_ref();
+        let path = folder.join(WEIGHTS);
+        let entries = self.entries(Kind::Adapter);
+        let mut pieces = Pieces::default();
+        pieces.begin(entries.iter().map(|entry| entry.bytes() as u64).sum());
+        let mut sink = Sink::create(&path, &entries)?;
+        self.read(Kind::Adapter, &mut pieces, |_, data| {
+            sink.write(data.bytes())
+        })?;
+        sink.commit()?;
+
+        let targets = self.target_modules();
+        // The keys of PEFT 0.21.2 that concern LoRA without extensions.
+        let text = json!({
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "inference_mode": true,
+            "r": config.rank,
+            "lora_alpha": config.alpha,
+            "lora_dropout": config.dropout,
+            "use_rslora": config.rslora,
+            "target_modules": targets,
+            "bias": "none",
+            "fan_in_fan_out": false,
+            "init_lora_weights": true,
+            "modules_to_save": null,
+            "use_dora": false,
+            "rank_pattern": {},
+            "alpha_pattern": {}
+        });
+        let path = folder.join(CONFIG);
+        let written = file::write_whole(&path, format!("{text:#}\n").as_bytes());
+        written.map_err(QwenVlError::file("write", path))
+    }
+
+    /// Freezes the model and places the adapters of a folder that PEFT or
+    /// [`save_adapter`](Self::save_adapter) wrote; earlier ones are removed. Names of transformers
+    /// before 4.52 (`model.layers`) are read as well as later ones.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`]; [`QwenVlError::Config`] and [`QwenVlError::Unsupported`] for its
+    /// configuration; [`QwenVlError::AdapterKeys`] for names that fit no linear layer of this
+    /// model, or a layer without one of its two tensors; [`QwenVlError::TensorShape`],
+    /// [`QwenVlError::TensorUnreadable`]; [`QwenVlError::Transfer`] if the device is lost.
+    pub fn load_adapter(self, folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let raw = raw_config(&file::text(&folder.join(CONFIG))?)?;
+        let path = folder.join(WEIGHTS);
+        let source = TensorFile::open(&path)?;
+        let to_module = self.family.names.to_module();
+        let mut model = self.train_parts(&[]);
+        let layers: BTreeSet<String> = model.linears().into_iter().map(|(path, _)| path).collect();
+
+        let (mut found, mut unknown) = (BTreeMap::new(), Vec::new());
+        let (file, mut adapted) = (0, BTreeMap::<String, usize>::new());
+        for (name, stored) in source.tensors() {
+            let known = name.strip_prefix(PREFIX).and_then(|rest| {
+                let (end, suffix) = SUFFIXES.iter().find(|(_, end)| rest.ends_with(end))?;
+                let layer = rename(&to_module, &rest.replace(suffix, ".weight"));
+                let layer = layer.strip_suffix(".weight")?.to_owned();
+                layers.contains(&layer).then_some((layer, end))
+            });
+            let Some((layer, end)) = known else {
+                unknown.push(name);
+                continue;
+            };
+            let parameter = format!("{layer}{end}");
+            *adapted.entry(layer).or_default() += 1;
+            found.insert(parameter, Found { name, file, stored });
+        }
+        let keys = |names, reason| QwenVlError::AdapterKeys {
+            path: path.clone(),
+            names,
+            reason,
+        };
+        if !unknown.is_empty() {
+            let reason = "fit no linear layer of this model; they may be of another model's";
+            return Err(keys(unknown, reason));
+        }
+        let single = adapted
+            .iter()
+            .filter(|(_, count)| **count != SUFFIXES.len());
+        let single: Vec<String> = single.map(|(layer, _)| layer.clone()).collect();
+        if !single.is_empty() || adapted.is_empty() {
+            return Err(keys(single, "lack lora_A or lora_B"));
+        }
+        let parts: BTreeSet<ModelPart> = adapted.keys().map(|path| ModelPart::of(path)).collect();
+        let config = LoraConfig {
+            rank: raw.r,
+            alpha: raw.lora_alpha,
+            dropout: raw.lora_dropout,
+            rslora: raw.use_rslora,
+            parts: parts.into_iter().collect(),
+            targets: Vec::new(),
+        };
+        config.check()?;
+        model.adapt(&config, 0, |path| adapted.contains_key(path));
+        let targets = model.target_modules();
+        model.lora = Some(LoraConfig { targets, ..config });
+        let tensors = source.tensors();
+        let files = [Weights { source, tensors }];
+        let dtype = adapter_dtype(model.float_dtype());
+        model.fill(Kind::Adapter, &files, &found, dtype, Pieces::default())
+    }
+
+    /// The adapted layers as a configuration names them: by the ends of their names where these
+    /// name no other layer, else in full.
+    fn target_modules(&self) -> Vec<String> {
+        let mut model = self.clone();
+        let names = model.linear_names();
+        let adapted: BTreeSet<String> = model
+            .linears()
+            .into_iter()
+            .filter_map(|(path, linear)| linear.adapter.is_some().then_some(path))
+            .collect();
+        let (mut full, mut ends, mut others) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        for (path, name) in names {
+            let end = name.rsplit('.').next().unwrap_or_default().to_owned();
+            if adapted.contains(&path) {
+                full.push(name);
+                ends.insert(end);
+            } else {
+                others.insert(end);
+            }
+        }
+        let is_name = |end: &String| end.parse::<usize>().is_err() && !others.contains(end);
+        if ends.iter().all(is_name) {
+            ends.into_iter().collect()
+        } else {
+            full
+        }
+    }
+}
+
+/// The name in a file of an adapter's parameter; none of another parameter.
+pub(crate) fn adapter_name(to_class: &KeyRemapper, path: &str) -> Option<String> {
+    SUFFIXES.iter().find_map(|(end, suffix)| {
+        let layer = class_name(to_class, path.strip_suffix(end)?);
+        Some(format!("{PREFIX}{layer}{suffix}"))
+    })
+}
+
+/// # Errors
+/// [`QwenVlError::Config`], [`QwenVlError::Unsupported`]
+fn raw_config(text: &str) -> Result<Raw> {
+    let raw: Raw = serde_json::from_str(text).map_err(|error| QwenVlError::Config {
+        part: CONFIG,
+        detail: error.to_string(),
+    })?;
+    if raw.peft_type != "LORA" {
+        return Err(QwenVlError::Unsupported {
+            key: "peft_type",
+            found: format!("{:?}", raw.peft_type),
+            expected: "\"LORA\"",
+        });
+    }
+    for (key, expected) in FIXED {
+        let found = raw.others.get(key).map(Value::to_string);
+        let empty = ["null", "false", "{}", "[]"];
+        if let Some(found) = found.filter(|found| found != expected && !empty.contains(&&**found)) {
+            return Err(QwenVlError::Unsupported {
+                key,
+                found,
+                expected,
+            });
+        }
+    }
+    Ok(raw)
+}
