@@ -15,7 +15,7 @@ use super::op::{AttentionOp, Sizes};
 ///
 /// # Panics
 /// If shapes or types disagree: [`AttentionOp::check`] reports that.
-pub fn attention<B: Backend>(
+pub(super) fn attention<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,

@@ -115,7 +115,7 @@ fn rotate<E: Shared, const N: usize>(
     let angles = angles.to_contiguous();
     let rotator = Rotator::new(op.geometry, Angles::Tokens(values::<E::Acc>(&angles)))?;
     let mut prepared = x.map(|x| PreparedTensor::new(x, &op));
-    let mut operands = prepared.iter_mut().map(PreparedTensor::operand::<E>);
+    let mut operands = prepared.iter_mut().map(|x| x.operand::<E>());
     if let Some(first) = operands.next() {
         rotator.apply(op.direction, first?, operands.next().transpose()?)?;
     }
