@@ -10,7 +10,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::activation::softmax;
 use burn_ascend::{AscendDevice, fallbacks, reset_fallbacks};
-use common::{HANG, Served, fresh, host, mrope, npus, text, within};
+use common::{HANG, Served, fresh, host, mrope, npus, says, text, within};
 use qwen_vl::rope_core::position_ids::Prompt;
 use qwen_vl::{Inputs, Pieces, QwenVlConfig};
 use rope_burn::rope_core::{Layout, Positions, RotarySpec};
@@ -384,10 +384,7 @@ fn several_devices_compute_side_by_side() {
     let sum = (x + y.to_device(&a)).into_data();
     assert_eq!(sum.iter::<f32>().collect::<Vec<_>>(), [3.0, 6.0, 9.0]);
     let taken = burn_ascend::AscendHost::start(&npus[..1]).expect_err("it is in use");
-    assert!(
-        taken.to_string().contains("open in this process already"),
-        "{taken}"
-    );
+    says(&taken, "open in this process already");
 }
 
 #[test]

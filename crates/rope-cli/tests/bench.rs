@@ -1,24 +1,17 @@
 //! `mrope bench` as a user runs it, on small tensors: results, forms and promises, never times.
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
+use program::text;
 use rope_bench::rows::{AttentionRow, MemoryRow, SpeedRow, read_json_lines};
 use serde_json::Value;
 
 fn mrope(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mrope"))
-        .arg("bench")
-        .args(arguments)
-        // A machine with CANN is to give the same answers.
-        .env("ROPE_ASCEND_LIB_PATH", "/no/such/folder")
-        .env_remove("ROPE_ASCEND_KERNELS")
-        .output()
-        .expect("the program starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+    program::mrope(&[&["bench"], arguments].concat())
 }
 
 fn succeeded(arguments: &[&str]) -> String {

@@ -1,10 +1,13 @@
 //! Dumps of rotations with known mistakes: `mrope verify` names the mistake, `mrope gradcheck`
 //! finds what is wrong about gradients. The rotations are written out here, in plain loops.
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use program::{command, objects, says, text};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
@@ -139,19 +142,9 @@ fn write(name: &str, shape: [usize; 4], tensors: &[(&str, &[f64])]) -> PathBuf {
 
 /// The exit code of a command on a file, and its lines of JSON.
 fn mrope(command: &str, file: &Path) -> (i32, Vec<Value>) {
-    let output = Command::new(env!("CARGO_BIN_EXE_mrope"))
-        .args([command, "--json"])
-        .arg(file)
-        .output()
-        .expect("program starts");
-    let text = String::from_utf8(output.stdout).expect("output is text");
-    let rows = text
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("an object a line"));
-    (
-        output.status.code().expect("it ends by itself"),
-        rows.collect(),
-    )
+    let output = program::mrope(&[command.as_ref(), "--json".as_ref(), file.as_os_str()]);
+    let code = output.status.code().expect("it ends by itself");
+    (code, objects(&output.stdout))
 }
 
 /// What `mrope verify` says of a tensor: the same in every element type.
@@ -358,13 +351,10 @@ fn a_gradient_that_the_framework_did_not_give_is_lost() {
 
 /// The exit code of `mrope verify`, and its report.
 fn report(paths: &[&Path]) -> (i32, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_mrope"))
-        .arg("verify")
-        .args(paths)
-        .output()
-        .expect("program starts");
-    let text = String::from_utf8(output.stdout).expect("output is text");
-    (output.status.code().expect("it ends by itself"), text)
+    let output = command(&["verify"]).args(paths).output();
+    let output = output.expect("the program starts");
+    let code = output.status.code().expect("it ends by itself");
+    (code, text(&output.stdout))
 }
 
 #[test]
@@ -412,10 +402,7 @@ fn a_folder_does_not_pass_by_what_is_not_looked_at() {
         std::os::unix::fs::symlink(folder.join("inner"), &link).expect("links");
         let (code, text) = report(&[&folder]);
         assert_eq!(code, 0);
-        assert!(
-            text.contains("link: a link to a folder, which is not followed"),
-            "{text}"
-        );
+        says(&text, "link: a link to a folder, which is not followed");
     }
     // A dump whose metadata is lost.
     let file = safetensors::SafeTensors::deserialize(&whole).expect("it parses");
@@ -480,10 +467,7 @@ fn a_dump_without_a_sample_a_head_or_a_token_is_refused() {
         let file = write(&format!("empty_{axis}"), shape, &tensors);
         for command in ["verify", "gradcheck"] {
             let said = refused(command, &file);
-            assert!(
-                said.contains(&format!("has shape {shape:?}, expected at least one")),
-                "{said}"
-            );
+            says(&said, format!("has shape {shape:?}, expected at least one"));
         }
     }
 }
@@ -502,11 +486,8 @@ fn half_of_a_pair_is_not_passed_over() {
     ] {
         let file = write(&format!("half_{name}"), shape, &tensors);
         let said = refused("verify", &file);
-        assert!(
-            said.contains(&format!("has no tensor {missing}"))
-                && said.contains(&format!("the comparison of {name} needs it")),
-            "{said}"
-        );
+        says(&said, format!("has no tensor {missing}"));
+        says(&said, format!("the comparison of {name} needs it"));
         if name == "dk" {
             let (code, rows) = mrope("gradcheck", &file);
             assert_eq!(code, 1, "{rows:?}");

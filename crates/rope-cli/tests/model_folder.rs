@@ -1,8 +1,11 @@
 //! Model folders whose tensors do not fit each other.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+#[path = "common/program.rs"]
+mod program;
 
+use std::path::{Path, PathBuf};
+
+use program::mrope;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -72,11 +75,7 @@ fn a_tensor_of_another_shape_than_the_prompts_is_named_with_its_file() {
     ] {
         let file = format!("{file}.safetensors");
         let folder = reshaped(&file, tensor, shape);
-        let output = Command::new(env!("CARGO_BIN_EXE_mrope"))
-            .arg("verify")
-            .arg(&folder)
-            .output()
-            .expect("program starts");
+        let output = mrope(&["verify".as_ref(), folder.as_os_str()]);
         let found = String::from_utf8_lossy(&output.stdout);
         assert_eq!(output.status.code(), Some(1), "{tensor}: {output:?}");
         let message =
@@ -101,11 +100,7 @@ fn a_fraction_of_an_id_is_not_dropped() {
             (Dtype::F32, view.shape().to_vec(), data.collect())
         },
     );
-    let output = Command::new(env!("CARGO_BIN_EXE_mrope"))
-        .arg("verify")
-        .arg(&folder)
-        .output()
-        .expect("program starts");
+    let output = mrope(&["verify".as_ref(), folder.as_os_str()]);
     let found = String::from_utf8_lossy(&output.stdout);
     for tensor in ["position_ids", "cos", "sin"] {
         let fails = |line: &str| line.split_whitespace().take(2).eq(["FAIL", tensor]);
@@ -176,11 +171,7 @@ fn a_folder_without_one_of_its_files_or_with_a_broken_one_is_refused_by_its_name
             None => std::fs::remove_file(inner.join(file)),
         }
         .expect("it is changed");
-        let output = Command::new(env!("CARGO_BIN_EXE_mrope"))
-            .arg("verify")
-            .arg(&outer)
-            .output()
-            .expect("program starts");
+        let output = mrope(&["verify".as_ref(), outer.as_os_str()]);
         let found = String::from_utf8_lossy(&output.stdout);
         assert_eq!(output.status.code(), Some(1), "{file}: {found}");
         assert!(found.contains(expected), "{expected}: {found}");

@@ -1,13 +1,17 @@
 //! Qwen-VL against Hugging Face transformers, generation against the whole forward, packing,
 //! context parallelism, and every way in which a checkpoint, a prompt or labels can be wrong.
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use burn::module::Module;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Tensor};
+use program::{mrope, objects, says};
 use qwen_vl::{Batch, Inputs, QwenVl, QwenVlConfig, QwenVlError};
 use rope_burn::Rotary;
 use rope_core::position_ids::{PositionIds, PositionRules, Prompt, Rows, TokenIds, zigzag};
@@ -31,23 +35,12 @@ fn folder(name: &str) -> PathBuf {
     fixtures().join("models").join(name)
 }
 
-fn mrope(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mrope"))
-        .args(arguments)
-        .output()
-        .expect("program starts")
-}
-
 fn text(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).expect("output is text")
+    program::text(&output.stdout)
 }
 
 fn rows(arguments: &[&str]) -> Vec<Value> {
-    let output = mrope(&[&["verify", "--json"], arguments].concat());
-    text(&output)
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("each line is an object"))
-        .collect()
+    objects(&mrope(&[&["verify", "--json"], arguments].concat()).stdout)
 }
 
 fn path(path: &Path) -> &str {
@@ -193,14 +186,9 @@ fn other_families_are_compared_in_positions_and_rotation() {
     let output = mrope(&["verify", path(&other)]);
     let table = text(&output);
     assert_eq!(output.status.code(), Some(0), "{table}");
-    assert!(
-        table.contains("8 rows of 1 file: 0 out of tolerance"),
-        "{table}"
-    );
-    assert!(
-        table.contains("skipped") && table.contains("model type \"qwen3_vl_moe\""),
-        "{table}"
-    );
+    says(&table, "8 rows of 1 file: 0 out of tolerance");
+    says(&table, "skipped");
+    says(&table, "model type \"qwen3_vl_moe\"");
 }
 
 #[test]
@@ -331,10 +319,7 @@ fn position_id_files_pass_for_their_version_and_name_where_the_default_differs()
             assert!(note.contains(reason), "{case}: {note}");
         }
         let output = text(&mrope(&["verify", path(&file)]));
-        assert!(
-            output.contains(&format!("in {} of {cases}:", differing.len())),
-            "{output}"
-        );
+        says(&output, format!("in {} of {cases}:", differing.len()));
 
         let mut altered: Value =
             serde_json::from_str(&std::fs::read_to_string(&file).expect("file reads"))
@@ -1289,10 +1274,8 @@ fn positions_are_printed_and_drawn() {
         String::from_utf8_lossy(&output.stderr)
     );
     let table = text(&output);
-    assert!(
-        table.contains("sequence 1") && table.contains("2 x 2 x 2"),
-        "{table}"
-    );
+    says(&table, "sequence 1");
+    says(&table, "2 x 2 x 2");
     let svg = std::fs::read_to_string(&svg).expect("picture is drawn");
     assert!(svg.starts_with("<svg") && svg.contains("video 1: 2 frames of 2 x 2 tokens"));
 
@@ -1306,10 +1289,7 @@ fn positions_are_printed_and_drawn() {
         "--version",
         "5.23",
     ]));
-    assert!(
-        departing.contains("departs from the rule: after a video"),
-        "{departing}"
-    );
+    says(&departing, "departs from the rule: after a video");
     let omni = |more: &[&str]| {
         let prompt = [
             "positions",

@@ -1,32 +1,23 @@
 //! Where results go, and what becomes of them where they cannot.
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 
-fn mrope(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
-    command.args(arguments).env_remove("MROPE_TOKEN");
-    command
-}
-
-fn run(arguments: &[&str]) -> Output {
-    mrope(arguments).output().expect("the program starts")
-}
+use program::{command, mrope, says, text};
 
 /// With a standard output that nobody reads.
 fn unread(arguments: &[&str]) -> Output {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
-    let child = mrope(arguments)
+    let child = command(arguments)
         .stdout(writer)
         .stderr(std::process::Stdio::piped())
         .spawn();
     let output = child.and_then(std::process::Child::wait_with_output);
     output.expect("the program runs")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
 fn file(name: &str) -> PathBuf {
@@ -77,7 +68,7 @@ fn a_run_does_not_end_where_its_progress_cannot_be_written() {
     let unheard = |arguments: &str| {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
-        let mut command = mrope(&arguments.split(' ').chain([path]).collect::<Vec<_>>());
+        let mut command = command(&arguments.split(' ').chain([path]).collect::<Vec<_>>());
         command.stderr(writer).output().expect("the program runs")
     };
     // The second says that there is an earlier run.
@@ -95,7 +86,7 @@ fn a_file_that_is_read_is_not_written_over() {
     let prompt = file("prompt.json");
     std::fs::write(&prompt, r#"{"sequences": [[{"text": 2}]]}"#).expect("writes");
     let path = prompt.to_str().expect("UTF-8");
-    let refused = run(&["positions", path, "--svg", path]);
+    let refused = mrope(&["positions", path, "--svg", path]);
     assert_eq!(refused.status.code(), Some(1));
     let expected = format!("error: --svg would replace {path}, which this command reads");
     assert!(
@@ -112,7 +103,7 @@ fn an_empty_sequence_shifts_no_heading() {
     let prompt = file("empty_sequence.json");
     let sequences = r#"{"sequences": [[{"text": 0}], [{"text": 3}], [], [{"text": 2}]]}"#;
     std::fs::write(&prompt, sequences).expect("writes");
-    let shown = run(&["positions", prompt.to_str().expect("UTF-8")]);
+    let shown = mrope(&["positions", prompt.to_str().expect("UTF-8")]);
     let shown = text(&shown.stdout);
     let parts: Vec<&str> = shown
         .lines()
@@ -137,7 +128,7 @@ fn a_picture_has_room_for_any_grid() {
     ] {
         let picture = file("wide.svg");
         let path = picture.to_str().expect("UTF-8");
-        let done = run(&["positions", prompt, "--svg", path]);
+        let done = mrope(&["positions", prompt, "--svg", path]);
         assert!(done.status.success(), "{}", text(&done.stderr));
         let svg = std::fs::read_to_string(&picture).expect("a picture");
         assert!(svg.contains(drawn), "{prompt}");
@@ -166,15 +157,12 @@ fn standard_output_on_a_full_disk_is_named() {
         &["gradcheck", "--filter", "quarter/single", "--json"],
     ] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
-        let mut command = mrope(arguments);
+        let mut command = command(arguments);
         command.stdout(full.expect("Linux has it"));
         let failed = command.output().expect("the program runs");
         assert_eq!(failed.status.code(), Some(1), "{arguments:?}");
         let message = text(&failed.stderr);
-        assert!(
-            message.contains("error: cannot write to standard output: "),
-            "{message}"
-        );
+        says(&message, "error: cannot write to standard output: ");
     }
 }
 
@@ -182,7 +170,7 @@ fn standard_output_on_a_full_disk_is_named() {
 fn what_a_file_says_does_not_command_the_terminal() {
     let prompt = file("escape.json");
     std::fs::write(&prompt, r#"{"\u001b[31mred": 1}"#).expect("writes");
-    let refused = run(&["positions", prompt.to_str().expect("UTF-8")]);
+    let refused = mrope(&["positions", prompt.to_str().expect("UTF-8")]);
     let message = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{message}");
     assert!(
@@ -198,18 +186,15 @@ fn options_that_would_be_ignored_are_refused() {
         &["gradcheck", "x.safetensors", "--path", "matrix"],
         &["gradcheck", "x.safetensors", "--token-file", "x"],
     ] {
-        let refused = run(arguments);
+        let refused = mrope(arguments);
         assert_eq!(refused.status.code(), Some(2), "{arguments:?}");
         let message = text(&refused.stderr);
         assert!(message.contains("cannot be used with"), "{message}");
     }
-    let refused = run(&["bench", "speed", "--list", "--device", "ascend"]);
+    let refused = mrope(&["bench", "speed", "--list", "--device", "ascend"]);
     assert_eq!(refused.status.code(), Some(1));
     let message = text(&refused.stderr);
-    assert!(
-        message.contains("expected --device cpu, gpu or gpu:N"),
-        "{message}"
-    );
+    says(&message, "expected --device cpu, gpu or gpu:N");
 }
 
 #[test]
@@ -234,7 +219,7 @@ fn a_negative_number_is_out_of_range_not_an_unknown_option() {
         ),
         (&["train", "-3"], "unexpected argument '-3'"),
     ] {
-        let refused = run(arguments);
+        let refused = mrope(arguments);
         assert_eq!(refused.status.code(), Some(2), "{arguments:?}");
         let message = text(&refused.stderr);
         assert!(message.contains(expected), "{message}");
@@ -248,7 +233,7 @@ fn help_is_wrapped() {
         &["bench", "memory", "--help"],
         &["train", "--help"],
     ] {
-        let help = text(&run(arguments).stdout);
+        let help = text(&mrope(arguments).stdout);
         let longest = help.lines().map(|line| line.chars().count()).max();
         assert!(longest <= Some(100), "{arguments:?}: {longest:?}");
     }
@@ -261,7 +246,7 @@ fn a_picture_that_cannot_be_written_is_an_error() {
         if path == "/dev/full" && !cfg!(target_os = "linux") {
             continue;
         }
-        let failed = run(&["positions", "text:4", "--svg", path]);
+        let failed = mrope(&["positions", "text:4", "--svg", path]);
         assert_eq!(failed.status.code(), Some(1), "{path}");
         let message = text(&failed.stderr);
         let expected = format!("error: cannot draw {path}: ");
@@ -272,7 +257,7 @@ fn a_picture_that_cannot_be_written_is_an_error() {
 #[test]
 fn a_way_to_rotate_on_an_npu_is_refused_elsewhere() {
     for device in ["cpu", "remote:ws://127.0.0.1:1"] {
-        let refused = run(&["verify", "--device", device, "--path", "aclnn", "x"]);
+        let refused = mrope(&["verify", "--device", device, "--path", "aclnn", "x"]);
         assert_eq!(refused.status.code(), Some(1));
         let message = text(&refused.stderr);
         let expected = format!(

@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{HANG, Served, command, fresh, mrope, text, within};
+use common::{HANG, Served, command, fresh, mrope, says, text, within};
 
 /// Says no, in one line.
 fn refused(arguments: &[&str]) -> String {
@@ -53,10 +53,8 @@ fn only_who_has_the_token_gets_in() {
 
     let verify = ["verify", "--device", &remote, "no-such-file"];
     let none = refused(&verify);
-    assert!(
-        none.contains("--token-file") && none.contains("MROPE_TOKEN"),
-        "{none}"
-    );
+    says(&none, "--token-file");
+    says(&none, "MROPE_TOKEN");
     let wrong = command(&verify)
         .env("MROPE_TOKEN", "guess")
         .output()
@@ -101,10 +99,8 @@ fn golden_files_verify_on_a_served_device() {
     ]);
     let found = text(&output.stdout);
     assert!(output.status.success(), "{found}{}", text(&output.stderr));
-    assert!(
-        found.contains("burn/fused") && found.contains(" 0 out of tolerance"),
-        "{found}"
-    );
+    says(&found, "burn/fused");
+    says(&found, " 0 out of tolerance");
 }
 
 #[test]
@@ -566,10 +562,7 @@ fn what_holds_no_token_is_refused() {
     for path in [folder, "/dev/null"] {
         if path == folder || cfg!(unix) {
             let said = serve(path);
-            assert!(
-                said.contains(&format!("{path} is no regular file")),
-                "{said}"
-            );
+            says(&said, format!("{path} is no regular file"));
         }
     }
     // What a full disk once left, and the next run took.
@@ -582,9 +575,9 @@ fn what_holds_no_token_is_refused() {
         std::fs::set_permissions(&cut, closed).expect("it is ours");
     }
     let said = serve(&cut.display().to_string());
-    assert!(
-        said.contains("cut.token holds a token of 10 characters, expected at least 16"),
-        "{said}"
+    says(
+        &said,
+        "cut.token holds a token of 10 characters, expected at least 16",
     );
     // A token that no first message has room for, here and on the client's side.
     std::fs::write(&cut, "0123456789".repeat(7000)).expect("writes");
@@ -601,10 +594,7 @@ fn what_holds_no_token_is_refused() {
         let link = fresh("link.token");
         std::os::unix::fs::symlink(&cut, &link).expect("it links");
         let said = serve(&link.display().to_string());
-        assert!(
-            said.contains("(it is a link; name the file itself)"),
-            "{said}"
-        );
+        says(&said, "(it is a link; name the file itself)");
         // A pipe that nobody writes to must not be waited for.
         let pipe = fresh("pipe.token");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status();
@@ -652,19 +642,14 @@ fn a_variable_that_is_no_text_is_not_taken_for_none() {
         .expect("program starts");
     assert_eq!(ended.status.code(), Some(1));
     let said = text(&ended.stderr);
-    assert!(
-        said.contains("MROPE_TOKEN is set, but is no UTF-8 text"),
-        "{said}"
-    );
+    says(&said, "MROPE_TOKEN is set, but is no UTF-8 text");
 }
 
 #[test]
 fn an_address_for_others_wants_a_named_token() {
     let open = refused(&["serve", "--device", "cpu", "--bind", "0.0.0.0:0"]);
-    assert!(
-        open.contains("open to other machines") && open.contains("--token-file"),
-        "{open}"
-    );
+    says(&open, "open to other machines");
+    says(&open, "--token-file");
 }
 
 #[test]

@@ -1,26 +1,19 @@
 //! The program as a user runs it.
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use program::{mrope, says, text};
 use serde_json::Value;
-
-fn mrope(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mrope"))
-        .args(arguments)
-        .output()
-        .expect("the program starts")
-}
 
 fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::remove_dir_all(&folder).ok();
     folder
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
 #[test]
@@ -113,10 +106,7 @@ fn a_new_run_leaves_the_earlier_checkpoint_until_its_own_is_whole() {
         let anew = run(steps, &[]);
         assert!(anew.status.success(), "{}", text(&anew.stderr));
         let said = text(&anew.stderr);
-        assert!(
-            said.contains("checkpoint-000003 is of an earlier run"),
-            "{said}"
-        );
+        says(&said, "checkpoint-000003 is of an earlier run");
         assert_eq!(checkpoints(), [format!("checkpoint-00000{steps}")]);
     }
 }
@@ -246,10 +236,8 @@ fn a_damaged_checkpoint_is_refused_by_the_name_of_its_file() {
             let refused = mrope(&options);
             let message = text(&refused.stderr);
             assert_eq!(refused.status.code(), Some(1), "{message}");
-            assert!(
-                message.contains(name) && message.contains("damaged"),
-                "{message}"
-            );
+            says(&message, name);
+            says(&message, "damaged");
             assert_eq!(message.lines().count(), 1, "{message}");
         }
         std::fs::write(&file, &whole).expect("writes");
@@ -276,10 +264,7 @@ fn a_history_of_fewer_steps_than_its_checkpoint_is_refused() {
     );
     let message = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{message}");
-    assert!(
-        message.contains("it has 1 losses and 3 accuracies"),
-        "{message}"
-    );
+    says(&message, "it has 1 losses and 3 accuracies");
     std::fs::write(&file, whole).expect("writes");
     resumed(out, "whole again");
 }
@@ -350,10 +335,7 @@ fn what_other_programs_saved_stays() {
         let refused = run();
         assert_eq!(refused.status.code(), Some(1), "{name}");
         let message = text(&refused.stderr);
-        assert!(
-            message.contains("no run of mrope train made it"),
-            "{message}"
-        );
+        says(&message, "no run of mrope train made it");
         assert_eq!(message.lines().count(), 1, "{message}");
         assert_eq!(std::fs::read_to_string(file).expect("a file"), "theirs");
     }
@@ -424,17 +406,12 @@ fn a_folder_that_takes_no_files_is_refused_before_the_first_step() {
     std::fs::create_dir_all(&out).expect("creates");
     std::fs::write(out.join(PARTIAL), "").expect("writes");
     let message = run(path);
-    assert!(
-        message.contains("cannot remove") && message.contains(PARTIAL),
-        "{message}"
-    );
+    says(&message, "cannot remove");
+    says(&message, PARTIAL);
     std::fs::remove_file(out.join(PARTIAL)).expect("removes");
     std::fs::create_dir(out.join("curves.svg")).expect("creates");
     let message = run(path);
-    assert!(
-        message.contains("curves.svg: it is a folder; move it away"),
-        "{message}"
-    );
+    says(&message, "curves.svg: it is a folder; move it away");
     if cfg!(target_os = "linux") {
         let message = run("/proc");
         assert!(

@@ -1,8 +1,12 @@
 //! `mrope verify` as a user runs it.
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use program::{command, objects, says, text};
 use serde_json::Value;
 
 fn fixtures() -> PathBuf {
@@ -10,23 +14,16 @@ fn fixtures() -> PathBuf {
 }
 
 fn mrope(arguments: &[&str], paths: &[&Path]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mrope"))
-        .arg("verify")
-        .args(arguments)
-        .args(paths)
-        .output()
-        .expect("program starts")
+    let output = command(&["verify"]).args(arguments).args(paths).output();
+    output.expect("the program starts")
 }
 
 fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).expect("output is text")
+    text(&output.stdout)
 }
 
 fn json(output: &Output) -> Vec<Value> {
-    stdout(output)
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("each line is an object"))
-        .collect()
+    objects(&output.stdout)
 }
 
 /// An empty folder of this test.
@@ -209,17 +206,12 @@ fn what_cannot_be_read_fails_beside_what_can() {
     let output = mrope(&[], &[&folder, &folder.join("absent.safetensors")]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(
-        text.contains("FAIL is not a complete safetensors file"),
-        "{text}"
-    );
-    assert!(
-        text.contains("FAIL cannot be read") && text.contains("expected a golden file, or a"),
-        "{text}"
-    );
-    assert!(
-        text.contains("of 1 file: 0 out of tolerance; 2 files cannot be verified, 1 skipped"),
-        "{text}"
+    says(&text, "FAIL is not a complete safetensors file");
+    says(&text, "FAIL cannot be read");
+    says(&text, "expected a golden file, or a");
+    says(
+        &text,
+        "of 1 file: 0 out of tolerance; 2 files cannot be verified, 1 skipped",
     );
     let rows = json(&mrope(&["--json"], &[&folder.join("cut.safetensors")]));
     assert_eq!(rows.len(), 1);

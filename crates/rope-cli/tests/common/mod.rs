@@ -1,9 +1,11 @@
 //! The simulated NPUs of a test process, and `mrope` as a user runs it.
-#![allow(dead_code, reason = "no test file uses all of it")]
+#![allow(dead_code, unused_imports, reason = "no test file uses all of it")]
+
+mod program;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, Once};
 use std::time::Duration;
@@ -11,6 +13,7 @@ use std::time::Duration;
 use ascend_sim::Machine;
 use ascend_sim::control::{self, Session};
 use burn_ascend::{AscendDevice, AscendHost};
+pub(crate) use program::{command, mrope, says, text};
 
 /// Longer than anything here takes on a busy machine: only a hang reaches it.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
@@ -68,26 +71,6 @@ pub(crate) fn host(npu: AscendDevice) -> (AscendHost, burn::tensor::Device) {
     let host = AscendHost::start(&[npu]).expect("the simulated device opens");
     let device = host.devices()[0].clone();
     (host, device)
-}
-
-/// Runs the program.
-pub(crate) fn mrope(arguments: &[&str]) -> Output {
-    command(arguments).output().expect("program starts")
-}
-
-pub(crate) fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
-    command
-        .args(arguments)
-        // A machine with CANN, or with a token of its user's, is to give the same answers.
-        .env("ROPE_ASCEND_LIB_PATH", "/no/such/folder")
-        .env_remove("ROPE_ASCEND_KERNELS")
-        .env_remove("MROPE_TOKEN");
-    command
-}
-
-pub(crate) fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("output is text")
 }
 
 /// A folder for a test's files, which does not exist yet.
