@@ -249,7 +249,7 @@ impl PictureProcessor {
         let squares = grid[2] / merge_size;
         let mut pictures = Vec::new();
         for frame in 0..grid[0] * temporal_patch_size {
-            let mut rgb = bytes("a picture", (height * width * COLOURS) as u128)?;
+            let mut rgb = zeros("a picture", (height * width * COLOURS) as u128)?;
             let patches = values.chunks_exact(self.channels());
             let first = frame / temporal_patch_size * grid[1] * grid[2];
             for (patch, values) in patches.skip(first).take(grid[1] * grid[2]).enumerate() {
