@@ -6,6 +6,7 @@
 
 mod arguments;
 mod bench;
+mod data;
 mod device;
 // With all devices that the pages name, as the workspace is tested.
 #[cfg(all(feature = "ascend-sim", any(test, doctest)))]
@@ -57,6 +58,7 @@ enum Command {
     /// Train a small vision-language model on clips of handwritten digits
     #[command(long_about = TRAIN_ABOUT, after_help = TRAIN_EXAMPLES)]
     Train(Box<train::TrainArgs>),
+    Data(data::DataArgs),
     Verify(verify::VerifyArgs),
     Positions(positions::PositionsArgs),
     /// Check every gradient against finite differences and against the composed operation
@@ -185,6 +187,7 @@ fn is_of_closed_pipe(error: &(dyn Error + 'static)) -> bool {
 fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         Command::Train(args) => train::run(&args)?,
+        Command::Data(args) => return data::run(&args),
         Command::Verify(args) => return verify::run(&args),
         Command::Positions(args) => positions::run(&args)?,
         Command::Gradcheck(args) => return gradcheck::run(&args),

@@ -149,7 +149,7 @@ fn shown(id: f64) -> String {
 }
 
 /// The range of some tokens' ids on one axis.
-fn range(ids: &[f64]) -> String {
+pub(crate) fn range(ids: &[f64]) -> String {
     let low = ids.iter().copied().reduce(f64::min);
     let high = ids.iter().copied().reduce(f64::max);
     match (low, high) {

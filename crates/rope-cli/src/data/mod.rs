@@ -1,0 +1,252 @@
+//! `mrope data`: training data, before a model is trained on them.
+
+mod lengths;
+mod page;
+mod report;
+
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use vlm_data::check::{CheckOptions, DataReport, check_data};
+use vlm_data::text::format::Conversations;
+use vlm_data::text::{FileOptions, Format, Overlong, TextError};
+use vlm_data::{SampleEncoder, SampleOptions};
+
+use self::report::Checked;
+use crate::arguments::{MAX_TOKENS, count_in, one_of};
+use crate::stdio::{note, stdout};
+
+const FORMAT: &str = include_str!("format.txt");
+const LENGTHS: &str = "lengths.svg";
+/// Between two lines of progress, where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// Look at training data before a model is trained on them
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DataArgs {
+    #[command(subcommand)]
+    command: DataCommand,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum DataCommand {
+    Check(Box<CheckArgs>),
+}
+
+/// Check a data file against a model folder, without its weights
+///
+/// Renders and counts every sample as training would, decodes every picture, and names what is
+/// wrong with its line: errors, of which no sample can be made, and warnings. Then it tells how
+/// long the samples are, what of them is trained on, and how full rows of tokens become. The exit
+/// code is 1 if there are errors.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = FORMAT)]
+struct CheckArgs {
+    /// JSONL, or a JSON array.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// A model folder of Hugging Face: config.json, the tokenizer, the chat template and
+    /// preprocessor_config.json. Weights are not read.
+    #[arg(long, value_name = "FOLDER")]
+    model: PathBuf,
+    /// What the paths of pictures are relative to. Default: the folder of the file.
+    #[arg(long, value_name = "DIR")]
+    media: Option<PathBuf>,
+    /// The form of the records. `any` tells each by its keys.
+    #[arg(long, default_value = "any", value_parser = one_of(&FORMATS, format_name))]
+    format: Format,
+    /// The longest sample that will be trained on. Of longer ones the oldest turns are left out.
+    #[arg(long, value_name = "N", value_parser = count_in(1..=MAX_TOKENS))]
+    max_tokens: Option<usize>,
+    /// The largest area of a picture, in pixels after resizing. Default: the folder's.
+    #[arg(long, value_name = "N", value_parser = count_in(1..=1 << 40))]
+    max_pixels: Option<usize>,
+    /// Frames a second of videos whose record does not tell.
+    #[arg(long, value_parser = rate)]
+    fps: Option<f64>,
+    /// Read the headers of pictures alone: many times faster, but blind to damage after them.
+    #[arg(long)]
+    headers: bool,
+    /// Check only the record of this line, and draw it: each token with its label and position
+    /// ids, and the pictures as the model sees them.
+    #[arg(long, value_name = "LINE", value_parser = count_in(1..=usize::MAX))]
+    show: Option<usize>,
+    /// One JSON object: file, model, records, bad_records, findings (kind, severity, count, lines,
+    /// examples), spreads of tokens, vision_tokens, trained_tokens and pictures, trained_share,
+    /// packing, seconds and files.
+    #[arg(long)]
+    json: bool,
+    /// Folder for the pictures.
+    #[arg(long, value_name = "DIR", default_value = "out/data")]
+    out: PathBuf,
+}
+
+const FORMATS: [Format; 5] = [
+    Format::Recognised,
+    Format::Messages,
+    Format::ShareGpt,
+    Format::Llava,
+    Format::Alpaca,
+];
+
+fn format_name(format: Format) -> &'static str {
+    match format {
+        Format::Recognised => "any",
+        Format::Messages => "messages",
+        Format::ShareGpt => "sharegpt",
+        Format::Llava => "llava",
+        Format::Alpaca => "alpaca",
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
+        _ => Err("expected a number of frames a second, above 0".to_owned()),
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the file or the folder cannot be read, or a result cannot be written.
+pub(crate) fn run(args: &DataArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let DataCommand::Check(args) = &args.command;
+    let encoder = args.encoder()?;
+    fs::create_dir_all(&args.out)
+        .map_err(|error| format!("cannot create {}: {error}", args.out.display()))?;
+    let start = Instant::now();
+    let (report, file) = match args.show {
+        Some(line) => args.show(line as u64, &encoder)?,
+        None => {
+            let report = args.check(&encoder)?;
+            let file = args.out.join(LENGTHS);
+            lengths::draw(&file, &report)
+                .map_err(|error| format!("cannot draw {}: {error}", file.display()))?;
+            (report, file)
+        }
+    };
+    let checked = Checked {
+        args,
+        report: &report,
+        seconds: start.elapsed().as_secs_f64(),
+        picture: &file,
+    };
+    let mut out = BufWriter::new(stdout());
+    if args.json {
+        writeln!(out, "{}", checked.json()?)?;
+    } else {
+        checked.print(&mut out)?;
+    }
+    out.flush()?;
+    Ok(match report.has_errors() {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+impl CheckArgs {
+    fn encoder(&self) -> Result<SampleEncoder, Box<dyn Error>> {
+        let mut options = SampleOptions {
+            max_pixels: self.max_pixels.map(|pixels| pixels as u64),
+            fps: self.fps,
+            ..SampleOptions::default()
+        };
+        options.encode.max_tokens = self.max_tokens;
+        options.encode.overlong = Overlong::DropOldestTurns;
+        Ok(SampleEncoder::from_folder(&self.model, options)?)
+    }
+
+    fn file_options(&self) -> FileOptions {
+        let mut options = FileOptions::default();
+        options.format = self.format;
+        options.media_folder.clone_from(&self.media);
+        options
+    }
+
+    /// The records of the file, read through a bar.
+    fn read(
+        &self,
+        bar: &ProgressBar,
+    ) -> Result<Conversations<impl std::io::BufRead + use<>>, String> {
+        let error = |error| format!("cannot read {}: {error}", self.file.display());
+        let file = File::open(&self.file).map_err(error)?;
+        bar.set_length(file.metadata().map_err(error)?.len());
+        let folder = self.file.parent().unwrap_or(Path::new(""));
+        let input = BufReader::with_capacity(1 << 16, bar.wrap_read(file));
+        Ok(Conversations::new(input, folder, &self.file_options()))
+    }
+
+    /// Checks the whole file.
+    fn check(&self, encoder: &SampleEncoder) -> Result<DataReport, String> {
+        let bar = ProgressBar::new(0);
+        let template = "{bar:24} {percent} % {msg} {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        let records = self.read(&bar)?;
+        bar.enable_steady_tick(Duration::from_millis(200));
+        let options = CheckOptions {
+            pixels: !self.headers,
+            ..CheckOptions::default()
+        };
+        let last = Mutex::new(Instant::now());
+        let report = check_data(records, encoder, options, &|records, errors| {
+            let Ok(mut last) = last.try_lock() else {
+                return;
+            };
+            let message = || format!("{records} records, {errors} with errors");
+            if bar.is_hidden() && last.elapsed() >= LINE_EVERY {
+                *last = Instant::now();
+                note(format_args!("{}", message()));
+            } else if !bar.is_hidden() && records.is_multiple_of(16) {
+                bar.set_message(message());
+            }
+        });
+        bar.finish_and_clear();
+        Ok(report)
+    }
+
+    /// Checks the record that a line belongs to, and draws it.
+    fn show(
+        &self,
+        line: u64,
+        encoder: &SampleEncoder,
+    ) -> Result<(DataReport, PathBuf), Box<dyn Error>> {
+        let mut found = None;
+        let mut first = None;
+        for record in self.read(&ProgressBar::hidden())? {
+            let begins = match &record {
+                Ok(conversation) => conversation.line,
+                Err(TextError::Record { line, .. } | TextError::Stream { line, .. }) => *line,
+                Err(_) => 0,
+            };
+            first.get_or_insert(begins);
+            if begins > line {
+                break;
+            }
+            found = Some((begins, record));
+        }
+        let (line, record) = found.ok_or_else(|| match first {
+            Some(first) => format!("the first record begins at line {first}, after line {line}"),
+            None => format!("{} has no records", self.file.display()),
+        })?;
+        let conversation = record.as_ref().ok().cloned();
+        let options = CheckOptions {
+            threads: 1,
+            pixels: true,
+        };
+        let report = check_data(std::iter::once(record), encoder, options, &|_, _| {});
+        let file = self.out.join(format!("line-{line}.html"));
+        page::write(&file, self, encoder, conversation.as_ref(), line, &report)
+            .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+        Ok((report, file))
+    }
+}

@@ -1,0 +1,122 @@
+//! `mrope data`: what it prints and draws of the example, and of a file with faults.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn root(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(path);
+    path.display().to_string()
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::remove_dir_all(&folder).ok();
+    folder
+}
+
+fn check(file: &str, out: &Path, options: &[&str]) -> Output {
+    let (model, out) = (root("examples/shapes/model"), out.display().to_string());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
+    command.args(["data", "check", file, "--model", &model, "--out", &out]);
+    command.args(options).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+#[test]
+fn the_example_is_counted_and_drawn() {
+    let out = folder("data_example");
+    let file = root("examples/shapes/train.jsonl");
+    let ended = check(&file, &out, &[]);
+    assert_eq!(
+        (text(&ended.stderr), ended.status.code()),
+        (String::new(), Some(0))
+    );
+    let printed = text(&ended.stdout);
+    for part in [
+        "64 samples can be trained on",
+        "rows of 4096 tokens, packed: 1,",
+        "without errors",
+    ] {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+    let svg = std::fs::read_to_string(out.join("lengths.svg")).expect("a picture");
+    assert!(svg.contains("64 samples of 64 records"), "{svg}");
+
+    let ended = check(&file, &out, &["--json"]);
+    let json: Value = serde_json::from_slice(&ended.stdout).expect("JSON");
+    let records = std::fs::read_to_string(&file).expect("the example");
+    // Of each token that stands for pictures, four patches of 14 x 14 pixels.
+    assert_eq!(json["records"], records.lines().count());
+    assert_eq!(json["findings"], Value::Array(Vec::new()));
+    assert_eq!(json["pictures"]["most"], 2);
+    assert_eq!(json["packing"]["packed_rows"], 1);
+    let (tokens, trained) = (&json["tokens"]["total"], &json["trained_tokens"]["total"]);
+    let share = trained.as_f64().expect("a number") / tokens.as_f64().expect("a number");
+    assert!((json["trained_share"].as_f64().expect("a share") - share).abs() < 1e-12);
+}
+
+#[test]
+fn errors_are_named_with_their_lines_and_the_exit_code() {
+    let out = folder("data_faults");
+    std::fs::create_dir_all(&out).expect("a folder");
+    let faulty = r#"{"messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "a"}]}"#;
+    let file = out.join("faults.jsonl");
+    std::fs::write(&file, format!("{faulty}\n").repeat(10_000)).expect("a file");
+    let ended = check(&file.display().to_string(), &out, &[]);
+    assert_eq!(ended.status.code(), Some(1));
+    let printed = text(&ended.stdout);
+    assert!(
+        printed.contains("marks: 10000 in lines 1-10000"),
+        "{printed}"
+    );
+    assert!(printed.lines().count() < 20, "{printed}");
+    let ended = check("no/such/file.jsonl", &out, &[]);
+    assert_eq!(ended.status.code(), Some(1));
+    assert!(text(&ended.stderr).contains("cannot read no/such/file.jsonl"));
+}
+
+/// All kinds of media, and a record that holds markup.
+#[test]
+fn a_sample_is_shown_token_by_token() {
+    let out = folder("data_show");
+    let file = root("examples/shapes/train.jsonl");
+    let records = std::fs::read_to_string(&file).expect("the example");
+    let line_of = |part: &str| {
+        let found = records.lines().position(|line| line.contains(part));
+        (found.expect("a record") + 1).to_string()
+    };
+    for (part, shown) in [
+        ("<image><image>", "picture 2"),
+        ("bbox", "class=\"box\""),
+        ("<video>", "video 1, frame 4"),
+    ] {
+        let line = line_of(part);
+        let ended = check(&file, &out, &["--show", &line]);
+        assert_eq!(
+            (text(&ended.stderr), ended.status.code()),
+            (String::new(), Some(0))
+        );
+        let page = out.join(format!("line-{line}.html"));
+        let page = std::fs::read_to_string(page).expect("a page");
+        for part in [shown, "data:image/png;base64,iVBORw0KGgo", "trained on"] {
+            assert!(page.contains(part), "{part}: {page}");
+        }
+    }
+    let hostile = out.join("hostile.jsonl");
+    let record = r#"{"messages": [{"role": "user", "content": "<script>alert(1)</script>\u202e<b onload='x'>"}, {"role": "assistant", "content": "a"}]}"#;
+    std::fs::write(&hostile, record).expect("a file");
+    let ended = check(&hostile.display().to_string(), &out, &["--show", "1"]);
+    assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
+    let page = std::fs::read_to_string(out.join("line-1.html")).expect("a page");
+    assert!(!page.contains("<script") && !page.contains("<b onload") && !page.contains('\u{202e}'));
+    // The lines after a record are its own, up to the next one.
+    check(&file, &out, &["--show", "65"]);
+    assert!(out.join("line-64.html").is_file());
+}
