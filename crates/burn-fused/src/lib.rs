@@ -7,6 +7,7 @@ mod error;
 mod flex;
 mod node;
 pub mod primitive;
+pub mod rms_norm;
 #[cfg(feature = "serve")]
 pub mod serve;
 #[cfg(feature = "remote")]

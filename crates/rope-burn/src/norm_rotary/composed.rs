@@ -1,8 +1,7 @@
 //! The norm from ordinary tensor operations, around a rotation: what every backend can run.
 
-use burn::backend::{Backend, Scalar, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::Shape;
-use burn_fused::primitive::cast;
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn_fused::{primitive::cast, rms_norm};
 use rope_core::{Direction, NormOrder};
 
 use super::NormRotaryOp;
@@ -26,13 +25,10 @@ pub fn norm_rotate<B: Backend>(
     let weight = scale::<B>(weight, &op, x.shape().num_dims());
     let y = match op.norm.order() {
         NormOrder::BeforeRotation => {
-            let normalised = B::float_mul(normalise::<B>(x, &op).0, weight);
+            let normalised = normalise::<B>(x, weight, &op);
             rotate(normalised, angles, rotary)
         }
-        NormOrder::AfterRotation => {
-            let rotated = rotate(x, angles, rotary);
-            B::float_mul(normalise::<B>(rotated, &op).0, weight)
-        }
+        NormOrder::AfterRotation => normalise::<B>(rotate(x, angles, rotary), weight, &op),
     };
     cast::<B>(y, dtype)
 }
@@ -59,37 +55,31 @@ pub fn norm_rotate_backward<B: Backend>(
         let forward = op.rotary(Direction::Forward);
         (rotate(x, angles.clone(), forward), dy)
     };
-    let (n, root) = normalise::<B>(x, &op);
-    let products = B::float_mul(g.clone(), n.clone());
-    let weight_gradient = (0..rank - 1).fold(products, B::float_sum_dim);
-    let weight_gradient = B::float_reshape(weight_gradient, Shape::from([op.geometry.head_dim()]));
-    let h = B::float_mul(g, scale::<B>(weight, &op, rank));
-    let mean = B::float_mean_dim(B::float_mul(h.clone(), n.clone()), rank - 1);
-    let dx = B::float_div(B::float_sub(h, B::float_mul(n, mean)), root);
+    let rstd = rms_norm::rstd::<B>(x.clone(), op.norm.eps());
+    let weight = scale::<B>(weight, &op, rank);
+    let (dx, dweight) = rms_norm::gradients::<B>(x, weight, rstd, g);
     let dx = if before {
         dx
     } else {
         rotate(dx, angles, adjoint)
     };
-    (cast::<B>(dx, dtype), weight_gradient)
+    (cast::<B>(dx, dtype), dweight)
 }
 
-/// n = x / root with root = sqrt(mean(x^2) + eps), and the root.
-fn normalise<B: Backend>(x: FloatTensor<B>, op: &NormRotaryOp) -> (FloatTensor<B>, FloatTensor<B>) {
-    let last = x.shape().num_dims() - 1;
-    let mean = B::float_mean_dim(B::float_mul(x.clone(), x.clone()), last);
-    let eps = Scalar::from(op.norm.eps());
-    let root = B::float_sqrt(B::float_add_scalar(mean, eps));
-    (B::float_div(x, root.clone()), root)
+fn normalise<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    op: &NormRotaryOp,
+) -> FloatTensor<B> {
+    let rstd = rms_norm::rstd::<B>(x.clone(), op.norm.eps());
+    B::float_mul(B::float_mul(x, rstd), weight)
 }
 
 /// What channels are multiplied by, of the rank of x.
 fn scale<B: Backend>(weight: FloatTensor<B>, op: &NormRotaryOp, rank: usize) -> FloatTensor<B> {
-    let mut shape = vec![1; rank];
-    shape[rank - 1] = op.geometry.head_dim();
-    let weight = B::float_reshape(weight, Shape::from(shape));
+    let weight = rms_norm::of_rank::<B>(weight, rank);
     if op.norm.unit_offset() {
-        B::float_add_scalar(weight, Scalar::from(1.0))
+        B::float_add_scalar(weight, 1.0.into())
     } else {
         weight
     }
