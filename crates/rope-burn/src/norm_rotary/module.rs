@@ -1,6 +1,6 @@
 //! The module to put into a model, and the operation for models that have the weights already.
 
-use burn::backend::{Dispatch, DispatchTensor};
+use burn::backend::Dispatch;
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
@@ -10,7 +10,6 @@ use super::composed;
 use super::{NormRotaryOp, NormRotaryOps};
 use crate::angles::RotaryAngles;
 use crate::error::Result;
-use crate::heads::HeadsAsTokens;
 use crate::rotary::{self, Rotary, RotaryConfig};
 
 impl Rotary {
@@ -37,54 +36,35 @@ impl Rotary {
         norm: HeadNorm,
         angles: &RotaryAngles,
     ) -> Result<(Tensor<D>, Tensor<D>)> {
-        let op = NormRotaryOp {
-            geometry: self.spec().geometry(),
-            layout: self.layout(),
-            norm,
-        };
         let of_angles = FloatDType::from(angles.dtype());
         let weights = [q_weight, k_weight].map(|weight| weight.cast(of_angles).into_dispatch());
-        if angles.heads() > 1 {
-            let forward = op.rotary(Direction::Forward);
-            let heads = HeadsAsTokens::new(forward, &q, Some(&k), angles)?;
-            let op = NormRotaryOp {
-                layout: heads.op().layout,
-                ..op
-            };
-            let (q, k) = (heads.flatten(q), heads.flatten(k));
-            let (q, k) = self.run_norm(op, q, k, weights, &angles.rows)?;
-            return Ok((heads.restore(q), heads.restore(k)));
-        }
-        self.run_norm(op, q, k, weights, &angles.rows)
-    }
-
-    fn run_norm<const D: usize>(
-        &self,
-        op: NormRotaryOp,
-        q: Tensor<D>,
-        k: Tensor<D>,
-        [q_weight, k_weight]: [DispatchTensor; 2],
-        rows: &Tensor<2>,
-    ) -> Result<(Tensor<D>, Tensor<D>)> {
-        let (q, k) = (q.into_dispatch(), k.into_dispatch());
-        let angles = rows.clone().into_dispatch();
-        op.rotary(Direction::Forward).check(&q, Some(&k), &angles)?;
-        op.check_weight("the weight of q's norm", &q_weight, &q)?;
-        op.check_weight("the weight of k's norm", &k_weight, &k)?;
-        let fuses = self.fuses(&q);
-        let apply = |x, weight, angles| {
-            if fuses {
-                Dispatch::norm_rotary(x, weight, angles, op)
-            } else {
-                let rotate = rotary::composed::rotate::<Dispatch>;
-                composed::norm_rotate::<Dispatch>(x, weight, angles, op, rotate)
-            }
-        };
-        let (q, k) = (
-            apply(q, q_weight, angles.clone()),
-            apply(k, k_weight, angles),
+        let outputs = self.apply(
+            Direction::Forward,
+            [q, k],
+            angles,
+            |forward, [q, k], angles| {
+                let op = NormRotaryOp {
+                    geometry: forward.geometry,
+                    layout: forward.layout,
+                    norm,
+                };
+                let [q_weight, k_weight] = weights;
+                forward.check(&q, Some(&k), &angles)?;
+                op.check_weight("the weight of q's norm", &q_weight, &q)?;
+                op.check_weight("the weight of k's norm", &k_weight, &k)?;
+                let fuses = self.fuses(&q);
+                let run = |x, weight, angles| {
+                    if fuses {
+                        Dispatch::norm_rotary(x, weight, angles, op)
+                    } else {
+                        let rotate = rotary::composed::rotate::<Dispatch>;
+                        composed::norm_rotate::<Dispatch>(x, weight, angles, op, rotate)
+                    }
+                };
+                Ok([run(q, q_weight, angles.clone()), run(k, k_weight, angles)])
+            },
         );
-        Ok((Tensor::from_dispatch(q), Tensor::from_dispatch(k)))
+        Ok(outputs?.into())
     }
 }
 

@@ -235,7 +235,7 @@ impl Rotary {
         k: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<(Tensor<D>, Tensor<D>)> {
-        self.apply_pair(Direction::Forward, q, k, angles)
+        self.rotate_pair(Direction::Forward, [q, k], angles)
     }
 
     /// Rotates one tensor: a k that joins a cache by itself, a q whose k is cached, or q and k of
@@ -257,7 +257,7 @@ impl Rotary {
         x: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<Tensor<D>> {
-        self.apply_single(Direction::Forward, x, angles)
+        self.rotate_single(Direction::Forward, x, angles)
     }
 
     /// Turns one tensor back by the angles: attention's output, where its values were turned too
@@ -284,7 +284,7 @@ impl Rotary {
         x: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<Tensor<D>> {
-        self.apply_single(Direction::Adjoint, x, angles)
+        self.rotate_single(Direction::Adjoint, x, angles)
     }
 
     /// [`adjoint_single`](Self::adjoint_single) of q and k: gradients that are handled by hand.
@@ -297,85 +297,71 @@ impl Rotary {
         dk: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<(Tensor<D>, Tensor<D>)> {
-        self.apply_pair(Direction::Adjoint, dq, dk, angles)
+        self.rotate_pair(Direction::Adjoint, [dq, dk], angles)
     }
 
-    fn apply_single<const D: usize>(
+    fn rotate_single<const D: usize>(
         &self,
         direction: Direction,
         x: Tensor<D>,
         angles: &RotaryAngles,
     ) -> Result<Tensor<D>> {
-        if angles.heads() > 1 {
-            let heads = HeadsAsTokens::new(self.op(direction), &x, None, angles)?;
-            let rotated = self.run_single(heads.op(), heads.flatten(x), &angles.rows)?;
-            return Ok(heads.restore(rotated));
-        }
-        self.run_single(self.op(direction), x, &angles.rows)
+        let [x] = self.apply(direction, [x], angles, |op, [x], angles| {
+            op.check(&x, None, &angles)?;
+            let rotate = if self.fuses(&x) {
+                Dispatch::rotary_single
+            } else {
+                composed::rotate::<Dispatch>
+            };
+            Ok([rotate(x, angles, op)])
+        })?;
+        Ok(x)
     }
 
-    fn run_single<const D: usize>(
-        &self,
-        op: RotaryOp,
-        x: Tensor<D>,
-        rows: &Tensor<2>,
-    ) -> Result<Tensor<D>> {
-        let (x, angles) = (x.into_dispatch(), rows.clone().into_dispatch());
-        op.check(&x, None, &angles)?;
-        let rotate = if self.fuses(&x) {
-            Dispatch::rotary_single
-        } else {
-            composed::rotate::<Dispatch>
-        };
-        Ok(Tensor::from_dispatch(rotate(x, angles, op)))
-    }
-
-    fn apply_pair<const D: usize>(
+    fn rotate_pair<const D: usize>(
         &self,
         direction: Direction,
-        q: Tensor<D>,
-        k: Tensor<D>,
+        tensors: [Tensor<D>; 2],
         angles: &RotaryAngles,
     ) -> Result<(Tensor<D>, Tensor<D>)> {
-        if angles.heads() > 1 {
-            let heads = HeadsAsTokens::new(self.op(direction), &q, Some(&k), angles)?;
-            let (q, k) = (heads.flatten(q), heads.flatten(k));
-            let (q, k) = self.run_pair(heads.op(), q, k, &angles.rows)?;
-            return Ok((heads.restore(q), heads.restore(k)));
-        }
-        self.run_pair(self.op(direction), q, k, &angles.rows)
-    }
-
-    fn run_pair<const D: usize>(
-        &self,
-        op: RotaryOp,
-        q: Tensor<D>,
-        k: Tensor<D>,
-        rows: &Tensor<2>,
-    ) -> Result<(Tensor<D>, Tensor<D>)> {
-        let (q, k) = (q.into_dispatch(), k.into_dispatch());
-        let angles = rows.clone().into_dispatch();
-        op.check(&q, Some(&k), &angles)?;
-        let (q, k) = if self.fuses(&q) {
-            Dispatch::rotary_pair(q, k, angles, op)
-        } else {
+        let rotated = self.apply(direction, tensors, angles, |op, [q, k], angles| {
+            op.check(&q, Some(&k), &angles)?;
+            if self.fuses(&q) {
+                return Ok(Dispatch::rotary_pair(q, k, angles, op).into());
+            }
             let k = composed::rotate::<Dispatch>(k, angles.clone(), op);
-            (composed::rotate::<Dispatch>(q, angles, op), k)
+            Ok([composed::rotate::<Dispatch>(q, angles, op), k])
+        });
+        Ok(rotated?.into())
+    }
+
+    /// Runs an operation on tensors and rows of angles: heads with angles of their own as tokens.
+    pub(crate) fn apply<const D: usize, const N: usize>(
+        &self,
+        direction: Direction,
+        tensors: [Tensor<D>; N],
+        angles: &RotaryAngles,
+        run: impl FnOnce(RotaryOp, [DispatchTensor; N], DispatchTensor) -> Result<[DispatchTensor; N]>,
+    ) -> Result<[Tensor<D>; N]> {
+        let op = RotaryOp {
+            geometry: self.spec.geometry(),
+            layout: self.layout,
+            direction,
         };
-        Ok((Tensor::from_dispatch(q), Tensor::from_dispatch(k)))
+        let rows = angles.rows.clone().into_dispatch();
+        if angles.heads() <= 1 {
+            let outputs = run(op, tensors.map(Tensor::into_dispatch), rows)?;
+            return Ok(outputs.map(Tensor::from_dispatch));
+        }
+        let heads = HeadsAsTokens::new(op, &tensors[0], tensors.get(1), angles)?;
+        let tensors = tensors.map(|x| heads.flatten(x).into_dispatch());
+        let outputs = run(heads.op(), tensors, rows)?;
+        Ok(outputs.map(|x| heads.restore(Tensor::from_dispatch(x))))
     }
 
     /// Whether the backend gets one operation, or ordinary ones.
     pub(crate) fn fuses(&self, x: &DispatchTensor) -> bool {
         self.implementation == Implementation::Fused && backends::reaches(&x.device())
-    }
-
-    fn op(&self, direction: Direction) -> RotaryOp {
-        RotaryOp {
-            geometry: self.spec.geometry(),
-            layout: self.layout,
-            direction,
-        }
     }
 }
 
