@@ -13,6 +13,7 @@
 //! | [`Implementation`] | the choice between a backend's kernels and ordinary operations |
 //! | [`RotaryOps`], [`RotaryOp`] | the operation as backends implement it |
 //! | [`NormRotaryOps`], [`NormRotaryOp`] | that with the norm, as backends implement it |
+//! | [`PreparedTensor`] | a tensor as a backend's kernel takes it |
 //! | [`composed`] | the operation from ordinary operations, which every backend has |
 //!
 //! # Errors

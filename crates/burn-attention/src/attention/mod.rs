@@ -105,9 +105,7 @@ impl Attention {
     /// # Errors
     /// [`Size`](crate::AttentionError::Size), [`HeadGroups`](crate::AttentionError::HeadGroups),
     /// [`NoChannels`](crate::AttentionError::NoChannels),
-    /// [`MixedDTypes`](crate::AttentionError::MixedDTypes),
-    /// [`UnsupportedDType`](crate::AttentionError::UnsupportedDType),
-    /// [`Device`](crate::AttentionError::Device),
+    /// [`Op`](crate::AttentionError::Op),
     /// [`BiasShape`](crate::AttentionError::BiasShape), [`Scale`](crate::AttentionError::Scale).
     pub fn try_forward(
         &self,

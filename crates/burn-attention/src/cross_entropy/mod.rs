@@ -115,8 +115,7 @@ impl CrossEntropy {
     /// Computes the loss.
     ///
     /// # Errors
-    /// [`Size`](AttentionError::Size), [`MixedDTypes`](AttentionError::MixedDTypes),
-    /// [`Device`](AttentionError::Device), [`UnsupportedDType`](AttentionError::UnsupportedDType).
+    /// [`Size`](AttentionError::Size), [`Op`](AttentionError::Op).
     pub fn try_forward(&self, hidden: Tensor<2>, weight: Tensor<2>) -> Result<Tensor<1>> {
         let [rows, _] = hidden.dims();
         if rows != self.rows {

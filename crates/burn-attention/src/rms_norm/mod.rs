@@ -31,8 +31,7 @@ pub use op::RmsNormOps;
 /// The autodiff graph keeps x, the weight and one number for each row.
 ///
 /// # Errors
-/// [`Size`](AttentionError::Size), [`MixedDTypes`](AttentionError::MixedDTypes),
-/// [`Device`](AttentionError::Device), [`UnsupportedDType`](AttentionError::UnsupportedDType),
+/// [`Size`](AttentionError::Size), [`Op`](AttentionError::Op),
 /// [`Epsilon`](AttentionError::Epsilon).
 ///
 /// # Example

@@ -26,8 +26,7 @@ pub use op::SwiGluOps;
 /// too.
 ///
 /// # Errors
-/// [`Shapes`](AttentionError::Shapes), [`MixedDTypes`](AttentionError::MixedDTypes),
-/// [`Device`](AttentionError::Device), [`UnsupportedDType`](AttentionError::UnsupportedDType).
+/// [`Shapes`](AttentionError::Shapes), [`Op`](AttentionError::Op).
 ///
 /// # Example
 /// ```

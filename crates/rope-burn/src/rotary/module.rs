@@ -181,7 +181,8 @@ impl Rotary {
     /// for f64, f32 for the others. In f64 they are made for these tokens alone, without a table.
     ///
     /// # Errors
-    /// As [`try_angles`](Self::try_angles); [`OpError::UnsupportedDType`](crate::OpError::UnsupportedDType).
+    /// As [`try_angles`](Self::try_angles);
+    /// [`OpError::UnsupportedDType`](crate::OpError::UnsupportedDType).
     pub fn try_angles_for(
         &self,
         dtype: DType,
