@@ -155,7 +155,7 @@ macro_rules! whole {
     ($s:ident, $take:ident; $($op:ident: $range:expr, $tolerance:expr, $empty:expr,
      |$x:ident| $kind:ident($out:expr);)*) => {$(
         $s.unary(
-            stringify!($op), &[$range], $tolerance, |shape| $empty || !shape.contains(&0),
+            stringify!($op), std::slice::from_ref(&$range), $tolerance, |shape| $empty || !shape.contains(&0),
             |a| { let $x = a.$take(); vec![Value::$kind($out)] },
         );
     )*};
