@@ -617,10 +617,12 @@ fn of(input_ids: &[i64]) -> Prompt<'_> {
 /// `model tokens { fields of the prompt } => the error,`
 macro_rules! refused {
     ($($model:literal $tokens:expr, { $($field:ident: $value:expr),* } => $error:pat,)*) => {$(
-        let prompt = Prompt { $($field: $value,)* ..of(&$tokens) };
-        match rules($model).position_ids(&prompt) {
+        match rules($model).position_ids(&Prompt { $($field: $value,)* ..of(&$tokens) }) {
             Err(RopeError::PositionIds($error)) => {}
-            other => panic!("{prompt:?}: {other:?}, not {}", stringify!($error)),
+            other => panic!(
+                "{} {}: {other:?}, not {}",
+                $model, stringify!($tokens $($field: $value)*), stringify!($error)
+            ),
         }
     )*};
 }
