@@ -257,16 +257,12 @@ impl Trainer {
             Cut::Packed { tokens: all },
             Cut::Padded {
                 tokens: longest * samples.len(),
-                id: 0,
             },
             Cut::Packed {
                 tokens: longest.max(all.div_ceil(2)),
             },
             // Of each sample by itself.
-            Cut::Padded {
-                tokens: longest,
-                id: 0,
-            },
+            Cut::Padded { tokens: longest },
         ];
         let cut = |(index, cut): (usize, &Cut)| {
             let parts = match index {

@@ -49,7 +49,10 @@ impl NormRotaryOps for Ascend {
     }
 }
 
-#[expect(clippy::result_large_err, reason = "a refusal gives the inputs back to be composed")]
+#[expect(
+    clippy::result_large_err,
+    reason = "a refusal gives the inputs back to be composed"
+)]
 fn forward(
     x: AscendTensor,
     weight: &AscendTensor,
@@ -68,7 +71,10 @@ fn forward(
     }
 }
 
-#[expect(clippy::result_large_err, reason = "a refusal gives the inputs back to be composed")]
+#[expect(
+    clippy::result_large_err,
+    reason = "a refusal gives the inputs back to be composed"
+)]
 fn backward(
     [x, gradient]: [AscendTensor; 2],
     weight: &AscendTensor,

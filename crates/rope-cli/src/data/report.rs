@@ -21,8 +21,11 @@ const EXAMPLES: usize = 3;
 const BARS: usize = 12;
 const LONGEST_BAR: u64 = 40;
 
-/// What the samples are counted by.
-pub(super) const COUNTED: [(&str, fn(&SampleCounts) -> u32); 4] = [
+/// A name and how a sample is counted by it.
+type Count = (&'static str, fn(&SampleCounts) -> u32);
+
+/// The counts of each sample.
+pub(super) const COUNTED: [Count; 4] = [
     ("tokens", |sample| sample.tokens),
     ("of pictures", |sample| sample.vision),
     ("trained on", |sample| sample.trained),

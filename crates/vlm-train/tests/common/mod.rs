@@ -77,10 +77,7 @@ pub(crate) fn packed(samples: Vec<TrainingSample>) -> MicroBatch {
 }
 
 pub(crate) fn padded(samples: Vec<TrainingSample>) -> MicroBatch {
-    let cut = Cut::Padded {
-        tokens: 1000,
-        id: 0,
-    };
+    let cut = Cut::Padded { tokens: 1000 };
     MicroBatch::new(samples, cut).unwrap()
 }
 
