@@ -168,7 +168,7 @@ impl Trainer {
         for (_, tensor) in state {
             let [elements] = tensor.dims();
             for start in (0..elements).step_by(PIECE) {
-                let piece = tensor.clone().slice([start..elements.min(start + PIECE)]);
+                let piece = tensor.clone().slice(start..elements.min(start + PIECE));
                 let data = piece.try_into_data();
                 let data = data.map_err(|error| VlmTrainError::Device {
                     step,

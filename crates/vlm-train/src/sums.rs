@@ -66,11 +66,11 @@ fn square(x: Tensor<1>) -> Tensor<1> {
     let [elements] = x.dims();
     let whole = elements - elements % CHUNK;
     let of_rest = (whole < elements).then(|| {
-        let rest = x.clone().slice([whole..elements]);
+        let rest = x.clone().slice(whole..elements);
         (rest.clone() * rest).sum()
     });
     let of_whole = (whole > 0).then(|| {
-        let rows = x.slice([0..whole]).reshape([whole / CHUNK, CHUNK]);
+        let rows = x.slice(0..whole).reshape([whole / CHUNK, CHUNK]);
         (rows.clone() * rows).sum_dim(1).sum()
     });
     match (of_whole, of_rest) {
