@@ -341,7 +341,7 @@ mod tests {
         }
         // As long as the tokens are many, the numbers stay few.
         let long = call(&CAUSAL, [1, 100_000, 100_000], None);
-        assert_eq!(encode(&long).len(), 12);
+        assert_eq!(encode(&long).len(), 13);
     }
 
     #[test]
