@@ -24,7 +24,7 @@ impl Place {
         Self { name, device }
     }
 
-    /// Whether the device computes in a type, as all do in f32. On a GPU by WGSL, burn's exponential
+    /// True if the device computes in a type, as all do in f32. On a GPU by WGSL, burn's exponential
     /// of f64 is wrong.
     fn has(&self, dtype: DType) -> bool {
         let has_exponential = self.name != GPU || dtype != DType::F64;

@@ -22,14 +22,14 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// L2 cache in bytes (attribute 302).
     pub l2_bytes: u64,
-    /// Whether conversions to floating-point types saturate (bit 48 of CTRL is 0, the documented
+    /// True if conversions to floating-point types saturate (bit 48 of CTRL is 0, the documented
     /// default): infinity becomes the largest finite number and NaN becomes zero.
     pub saturate: bool,
-    /// Whether kernel binaries hold a variable for the address of the flags between cores (feature
+    /// True if kernel binaries hold a variable for the address of the flags between cores (feature
     /// 2 of `.ascend.meta`). Where they do not, it is the first argument of a MIX kernel, which
     /// only `aclrtKernelArgsFinalize` fills.
     pub sync_in_binary: bool,
-    /// Whether kernel binaries describe their parameters, as `aclrtLaunchKernelWithArgsArray`
+    /// True if kernel binaries describe their parameters, as `aclrtLaunchKernelWithArgsArray`
     /// needs.
     pub describes_parameters: bool,
 }

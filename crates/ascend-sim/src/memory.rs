@@ -235,7 +235,7 @@ impl Memory {
         }
     }
 
-    /// Whether the address is in the range that device addresses come from.
+    /// True if the address is in the range that device addresses come from.
     pub(crate) fn is_device_address(&self, address: u64) -> bool {
         self.reservation
             .as_ref()

@@ -39,7 +39,7 @@ impl Recording {
     }
 }
 
-/// Whether launches are recorded.
+/// True if launches are recorded.
 pub(crate) fn is_on() -> bool {
     LAUNCHES.file.is_some()
 }

@@ -34,9 +34,9 @@ pub(crate) struct Family {
     pub(crate) names: &'static Names,
     /// The values of keys that a file leaves out.
     defaults: fn() -> Value,
-    /// Whether q, k and v have a bias where the configuration does not state it.
+    /// True if q, k and v have a bias where the configuration does not state it.
     attention_bias: bool,
-    /// Whether the decoder normalises q and k head by head.
+    /// True if the decoder normalises q and k head by head.
     qk_norm: bool,
     // Of the vision tower.
     rms_norm: bool,
@@ -173,9 +173,9 @@ pub struct QwenVlConfig {
     pub image_token: i64,
     /// The token that stands for a merged patch of a video.
     pub video_token: i64,
-    /// Whether the word embeddings are also the matrix of the output head.
+    /// True if the word embeddings are also the matrix of the output head.
     pub tied: bool,
-    /// Whether padding predicts the first token of its row and has labels of its own, as in
+    /// True if padding predicts the first token of its row and has labels of its own, as in
     /// transformers. Otherwise the loss does not depend on the side of the padding.
     pub padding_predicts: bool,
 }
@@ -197,9 +197,9 @@ pub struct TextConfig {
     pub kv_heads: usize,
     /// Added to the mean square before its root.
     pub rms_norm_eps: f64,
-    /// Whether q, k and v have a bias.
+    /// True if q, k and v have a bias.
     pub attention_bias: bool,
-    /// Whether q and k are normalised head by head before they are rotated.
+    /// True if q and k are normalised head by head before they are rotated.
     pub qk_norm: bool,
     /// How q and k are rotated.
     pub rotation: RotarySpec,
@@ -226,7 +226,7 @@ pub struct VisionConfig {
     pub rms_norm: bool,
     /// Gated feed-forward networks.
     pub gated: bool,
-    /// Whether the patch embedding has a bias.
+    /// True if the patch embedding has a bias.
     pub patch_bias: bool,
     /// The activation of the feed-forward networks.
     pub activation: Activation,

@@ -51,10 +51,10 @@ impl QwenVl {
         let [rows, seq, channels] = hidden.dims();
         let last = ints(last.into_iter(), &hidden.device());
         let hidden = hidden.reshape([rows * seq, channels]).select(0, last);
-        let of_row = |row: &std::ops::Range<usize>| batch.attended[row.clone()].to_vec();
+        let row_attended = |row: &std::ops::Range<usize>| batch.attended[row.clone()].to_vec();
         let cache = KvCache {
             layers,
-            attended: batch.sequences.iter().map(of_row).collect(),
+            attended: batch.sequences.iter().map(row_attended).collect(),
             next,
         };
         Ok((self.logits(hidden), cache))

@@ -515,7 +515,7 @@ impl ModulePath {
         }
     }
 
-    /// Whether a file has the parameter transposed: the matrix of a linear layer, or one of its
+    /// True if a file has the parameter transposed: the matrix of a linear layer, or one of its
     /// adapter.
     fn is_transposed(&self) -> bool {
         match self.container() {

@@ -42,7 +42,7 @@ impl Trace {
             })
     }
 
-    /// Whether activations are recorded.
+    /// True if activations are recorded.
     pub(crate) fn is_recording(&self) -> bool {
         self.activations.is_some()
     }

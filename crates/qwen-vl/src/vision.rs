@@ -133,8 +133,8 @@ impl VisionTower {
                 let order: Vec<usize> = windows.window_index.iter().flat_map(patches).collect();
                 let mut ids: Vec<i64> = Vec::with_capacity(order.len() * positions.axis_count());
                 for axis in 0..positions.axis_count() {
-                    let of_axis = positions.axis(axis)?;
-                    ids.extend(order.iter().map(|patch| i64::from(of_axis[*patch])));
+                    let axis_ids = positions.axis(axis)?;
+                    ids.extend(order.iter().map(|patch| i64::from(axis_ids[*patch])));
                 }
                 positions = Positions::new(positions.axis_count(), &ids)?;
 

@@ -82,7 +82,7 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// Whether it is there.
+    /// True if it is there.
     pub fn is_ready(&self) -> bool {
         matches!(self, Self::Ready(_))
     }
@@ -219,7 +219,7 @@ impl Diagnosis {
         }
     }
 
-    /// Whether nothing is missing.
+    /// True if nothing is missing.
     pub fn is_complete(&self) -> bool {
         let found = self.libraries.iter().map(|library| &library.found);
         let found = found.chain(self.devices.iter().map(|device| &device.found));

@@ -882,7 +882,7 @@ fn turn_on(number: i32) {
     unsafe { std::env::set_var(VARIABLE, number.to_string()) };
 }
 
-/// Whether a violation is of the kind, with the words in its message or in the line it names.
+/// True if a violation is of the kind, with the words in its message or in the line it names.
 fn is_by(violation: &Violation, texts: &BTreeMap<&str, &str>, kind: &str, words: &str) -> bool {
     let (Some(file), Some(line)) = (&violation.file, violation.line) else {
         return false;

@@ -100,7 +100,7 @@ pub struct TimedCase {
     pub layout: Layout,
     /// Which way.
     pub way: Way,
-    /// Whether q and k are overwritten.
+    /// True if q and k are overwritten.
     pub in_place: bool,
 }
 
@@ -139,7 +139,7 @@ impl TimedCase {
         )
     }
 
-    /// Whether the cost of a token is compared with that of the other case: they are timed in
+    /// True if the cost of a token is compared with that of the other case: they are timed in
     /// turns.
     pub fn is_compared_with(&self, other: &Self) -> bool {
         let long = |case: &Self| case.group == Group::Length && case.shape.seq >= LONG_SEQS[0];

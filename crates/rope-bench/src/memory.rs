@@ -46,7 +46,7 @@ pub const MODELS: [Model; 4] = [
 ];
 
 impl Model {
-    /// Whether the model normalises the heads of q and k.
+    /// True if the model normalises the heads of q and k.
     pub fn has_norm(&self) -> bool {
         [QWEN3_VL_8B, QWEN3_5].contains(&self.shape)
     }

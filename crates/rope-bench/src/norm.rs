@@ -82,12 +82,12 @@ impl<E: TimedElement> TimedNorm<E> {
         }
         let tensors = tensors.iter().zip(&mut self.gradients);
         let mut gradients = tensors.zip(&mut self.weight_gradients).map(
-            |((x, gradient), of_weight)| -> Result<_, RopeError> {
+            |((x, gradient), sums)| -> Result<_, RopeError> {
                 Ok(NormGradient {
                     x: HeadsRef::new(x.source.get(), x.layout)?,
                     weight,
                     gradient: gradient.operand(case.in_place)?,
-                    weight_gradient: Some(of_weight),
+                    weight_gradient: Some(sums),
                 })
             },
         );
@@ -111,15 +111,15 @@ impl<E: TimedElement> TimedNorm<E> {
             weight: &weight,
             eps: EPS,
         };
-        let of_x = x.head(x.source.get(), token, head);
+        let x_row = x.head(x.source.get(), token, head);
         let (found, exact) = match self.gradients.get(tensor) {
             None => {
-                let exact = matrix.apply(&norm.apply(&of_x));
+                let exact = matrix.apply(&norm.apply(&x_row));
                 (x.head(x.target.get(), token, head), exact)
             }
             Some(gradient) => {
                 let dy = gradient.head(gradient.source.get(), token, head);
-                let (dx, _) = norm.apply_adjoint(&of_x, &matrix.apply_adjoint(&dy));
+                let (dx, _) = norm.apply_adjoint(&x_row, &matrix.apply_adjoint(&dy));
                 (gradient.head(gradient.target.get(), token, head), dx)
             }
         };

@@ -79,7 +79,7 @@ number!(f32 as u32, F32);
 number!(bf16 as u16, Bf16);
 number!(f16 as u16, F16);
 
-/// Whether `found` is within `allowed` of `exact`; a NaN is not.
+/// True if `found` is within `allowed` of `exact`; a NaN is not.
 pub fn is_within(found: f64, exact: f64, allowed: f64) -> bool {
     (found - exact).abs() <= allowed
 }

@@ -65,7 +65,7 @@ pub struct SpeedRow {
     pub shape: String,
     /// Tokens.
     pub tokens: usize,
-    /// Whether q and k are overwritten.
+    /// True if q and k are overwritten.
     pub in_place: bool,
     /// Bytes read and written.
     pub bytes: usize,
@@ -136,7 +136,7 @@ pub struct MemoryRow {
     pub rotary_dim: usize,
     /// The element type of q and k.
     pub dtype: DType,
-    /// Whether autodiff recomputes instead of keeping.
+    /// True if autodiff recomputes instead of keeping.
     pub checkpointing: bool,
     /// Whose memory: `flex`, or the NPU.
     pub device: String,

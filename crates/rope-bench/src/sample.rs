@@ -12,7 +12,7 @@ pub trait Contest {
     fn prepare(&mut self, contestant: usize);
     /// Runs `contestant` `iterations` times.
     fn run(&mut self, contestant: usize, iterations: usize);
-    /// Whether a sample may hold more than one run; not where each run uses up what
+    /// True if a sample may hold more than one run; not where each run uses up what
     /// [`prepare`](Self::prepare) made.
     fn repeats(&self) -> bool {
         true
@@ -84,7 +84,7 @@ impl Timing {
     }
 
     /// Of one of the equal parts that a run consists of.
-    pub fn of_part(self, parts: usize) -> Self {
+    pub fn divided_by(self, parts: usize) -> Self {
         let part = |ns: f64| ns / parts as f64;
         Self {
             median_ns: part(self.median_ns),
@@ -157,7 +157,7 @@ mod tests {
         let timing = Timing::of(vec![4.0, 1.0, 3.0, 2.0]);
         assert_eq!((timing.lower_quartile_ns, timing.median_ns), (1.75, 2.5));
         assert_eq!((timing.upper_quartile_ns, timing.samples), (3.25, 4));
-        let part = timing.of_part(5);
+        let part = timing.divided_by(5);
         assert_eq!((part.lower_quartile_ns, part.median_ns), (0.35, 0.5));
         assert_eq!((part.upper_quartile_ns, part.samples), (0.65, 4));
         assert_eq!(Timing::of(vec![7.0]).median_ns, 7.0);

@@ -308,7 +308,7 @@ pub fn per_head() -> Result<Vec<NamedCase>, RopeError> {
         let layouts = Layout::ALL.into_iter().enumerate();
         layouts.map(move |(j, layout)| ((i + j) % 4, j, pairing, layout))
     });
-    both.map(|(varying, of_layout, pairing, layout)| {
+    both.map(|(varying, layout_index, pairing, layout)| {
         let pairs = 6;
         let per_channel = varying == 3;
         let axes = if per_channel {
@@ -327,8 +327,8 @@ pub fn per_head() -> Result<Vec<NamedCase>, RopeError> {
         } else {
             (2, 3)
         };
-        let (strided, in_place) = (varying / 2 == 1, (varying + of_layout) % 2 == 1);
-        let (shared, no_k) = (of_layout % 2 == 1, varying == 1);
+        let (strided, in_place) = (varying / 2 == 1, (varying + layout_index) % 2 == 1);
+        let (shared, no_k) = (layout_index % 2 == 1, varying == 1);
         let (axes, heads) = (2, 3);
         let tokens = if shared { seq } else { batch * seq };
         let lanes = spec.geometry().lane_count();

@@ -56,7 +56,7 @@ pub struct Row {
     pub max_error: f64,
     /// What was allowed there.
     pub tolerance: f64,
-    /// Whether all errors were within tolerance.
+    /// True if all errors were within tolerance.
     pub pass: bool,
     /// Why there is no error to report, or what else went wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -305,8 +305,8 @@ impl<'c> Rows<'c> {
                 self.push(check, engine_name(implementation), DType::F64, found);
             }
         }
-        let of_burn = norm::order_of_burn(&self.named.name);
-        for (check, order) in NORMS.into_iter().filter(|(_, order)| *order == of_burn) {
+        let burn_order = norm::order_of_burn(&self.named.name);
+        for (check, order) in NORMS.into_iter().filter(|(_, order)| *order == burn_order) {
             for &implementation in by {
                 let found = expect_dtype(device, implementation, DType::F64)
                     .and_then(|()| norm::of_case(&self.named.name, order))

@@ -51,7 +51,7 @@ fn partial(target: &Path) -> PathBuf {
     target.with_file_name(name)
 }
 
-/// Whether two paths name one file, so that writing one loses the other. Pipes and devices take
+/// True if two paths name one file, so that writing one loses the other. Pipes and devices take
 /// both.
 pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
     let is_kept = a.metadata().map_or(true, |found| found.is_file());

@@ -171,7 +171,7 @@ const VIOLATIONS_LISTED: usize = 8;
 /// is not 0, which would say that a check passed that was cut short.
 const CLOSED_PIPE: u8 = 128 + 13;
 
-/// Whether the reader of standard output closed it, as `head` does when it has seen enough.
+/// True if the reader of standard output closed it, as `head` does when it has seen enough.
 fn is_of_closed_pipe(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source()).any(|error| {
         let kind = match error.downcast_ref::<io::Error>() {

@@ -152,9 +152,9 @@ impl<A: Real> TokenAngles<A> {
             let (sin, cos) = (position * inv_freq[frequency]).sin_cos();
             (A::from_f64(cos * scaling), A::from_f64(sin * scaling))
         };
-        let of_id = |id: u32, frequency| cos_sin(f64::from(id), frequency);
+        let id_cos_sin = |id: u32, frequency| cos_sin(f64::from(id), frequency);
         Ok(positions.with_rows(
-            |ids| Self::collect(map, ids, tokens, of_id),
+            |ids| Self::collect(map, ids, tokens, id_cos_sin),
             |values| Self::collect(map, values, tokens, cos_sin),
         ))
     }
@@ -206,19 +206,20 @@ impl<A: Real> TokenAngles<A> {
         if rows == 0 || found == 0 || !found.is_multiple_of(rows) {
             return Err(RopeError::HeadFrequencies { axes, heads, found });
         }
-        let of_axis = found / axes;
+        let axis_frequencies = found / axes;
         expect_finite_angles(frequencies)?;
-        let lanes = of_axis / heads;
-        let mut rows = vec![A::ZERO; positions.tokens() * 2 * of_axis];
-        let blocks = rows.chunks_mut(BLOCK_TOKENS * 2 * of_axis);
+        let lanes = axis_frequencies / heads;
+        let mut rows = vec![A::ZERO; positions.tokens() * 2 * axis_frequencies];
+        let blocks = rows.chunks_mut(BLOCK_TOKENS * 2 * axis_frequencies);
         for_each_block(blocks.enumerate().collect(), |(block, rows)| {
             for (row, values) in rows.chunks_exact_mut(2 * lanes).enumerate() {
                 let (token, head) = (block * BLOCK_TOKENS + row / heads, row % heads);
                 let (cos, sin) = values.split_at_mut(lanes);
                 for (lane, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
                     let at = head * lanes + lane;
-                    let angle =
-                        |axis| positions.value(axis, token) * frequencies[axis * of_axis + at];
+                    let angle = |axis| {
+                        positions.value(axis, token) * frequencies[axis * axis_frequencies + at]
+                    };
                     let (s, c) = (0..axes).map(angle).sum::<f64>().sin_cos();
                     (*cos, *sin) = (A::from_f64(c), A::from_f64(s));
                 }

@@ -183,7 +183,7 @@ impl HeadsLayout {
         Ok(())
     }
 
-    /// Whether each index is known to name an element of its own, so that the view can be written.
+    /// True if each index is known to name an element of its own, so that the view can be written.
     ///
     /// True for nested strides, each at least as long as what is inside it: every layout has them,
     /// and every slice and permutation of one.

@@ -34,7 +34,7 @@ impl SignedPermutation {
         &self.signs
     }
 
-    /// Whether nothing moves and no sign changes.
+    /// True if nothing moves and no sign changes.
     pub fn is_identity(&self) -> bool {
         let kept = self.sources.iter().zip(0..).all(|(from, to)| *from == to);
         kept && self.signs.iter().all(|sign| *sign == 1)

@@ -131,7 +131,7 @@ impl Positions {
         };
         values / self.axes
     }
-    /// Whether all positions are ids, which tables hold rows for.
+    /// True if all positions are ids, which tables hold rows for.
     pub fn are_ids(&self) -> bool {
         matches!(self.values, Values::Ids(_))
     }

@@ -209,13 +209,13 @@ fn lane(spec: &RotarySpec, j: usize, member: usize, seq_len: Option<u64>) -> Res
         AxisLayout::Balanced(sections) => whole(balanced_axis(sections, j)),
         AxisLayout::PerAxisStriped(sections) => {
             let axis = sections.len() - 1 - j % sections.len();
-            let of_axis = spec.frequencies().inv_freq(2 * sections[axis], seq_len)?;
-            Ok((axis, of_axis[j / sections.len()]))
+            let axis_inv_freq = spec.frequencies().inv_freq(2 * sections[axis], seq_len)?;
+            Ok((axis, axis_inv_freq[j / sections.len()]))
         }
         AxisLayout::PerAxis(sections) => {
             let (axis, i) = section_of(sections, j, 1);
-            let of_axis = spec.frequencies().inv_freq(2 * sections[axis], seq_len)?;
-            Ok((axis, of_axis[i]))
+            let axis_inv_freq = spec.frequencies().inv_freq(2 * sections[axis], seq_len)?;
+            Ok((axis, axis_inv_freq[i]))
         }
         AxisLayout::Lanes(lanes) => {
             let lane = lanes[(j + member * pairs) % lanes.len()];

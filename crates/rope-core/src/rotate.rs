@@ -36,7 +36,7 @@ const HEADS_OUTSIDE_TILE_BYTES: usize = 512 << 10;
 /// Results of this size and more bypass the caches: they would not fit anyway.
 const STREAM_BYTES: usize = 32 << 20;
 
-/// Whether q and k are rotated, or their gradients are taken back.
+/// Direction of a rotation: of q and k, or back for their gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {

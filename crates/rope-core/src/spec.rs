@@ -141,7 +141,7 @@ impl Geometry {
     pub fn pairing(&self) -> Pairing {
         self.raw.pairing
     }
-    /// Whether the members of a pair have angles of their own.
+    /// True if the members of a pair have angles of their own.
     pub fn per_channel(&self) -> bool {
         self.raw.per_channel
     }

@@ -241,7 +241,7 @@ fn simulated_records() -> Vec<Record> {
     ]
 }
 
-/// Whether the wheel's headers declare the function: the runtime's do, the operators' are not in
+/// True if the wheel's headers declare the function: the runtime's do, the operators' are not in
 /// it.
 fn in_headers(name: &str) -> bool {
     let prefixes = ["aclnn", "aclCreate", "aclDestroy"];

@@ -143,7 +143,7 @@ pub(crate) struct Task<'a> {
     pub(crate) kernel: usize,
     pub(crate) blocks: u32,
     pub(crate) args: &'a [u8],
-    /// Whether nobody gave the arguments a sync address, which a MIX kernel then lacks.
+    /// True if nobody gave the arguments a sync address, which a MIX kernel then lacks.
     pub(crate) late_if_mix: bool,
 }
 

@@ -246,7 +246,7 @@ impl HostBlock {
         hasher.finish()
     }
 
-    /// Whether the guards are as they were made.
+    /// True if the guards are as they were made.
     pub(crate) fn guards_intact(&self) -> bool {
         let guard = |offset: usize| {
             // SAFETY: both guards are inside the allocation, and only this type touches them,

@@ -300,7 +300,7 @@ impl Problem {
         Ok(problem)
     }
 
-    /// Whether the mask is the triangle that stands for one of any size.
+    /// True if the mask is the triangle that stands for one of any size.
     fn is_compressed(&self) -> bool {
         matches!(self.options.sparse, 2..=4)
     }
@@ -388,7 +388,7 @@ impl Problem {
         }
     }
 
-    /// Whether the mode and its numbers hide a key from a query.
+    /// True if the mode and its numbers hide a key from a query.
     fn hides(&self, sequence: &Sequence, query: usize, key: usize) -> bool {
         let (query, key) = (query as i64, key as i64);
         let shift = sequence.keys as i64 - sequence.queries as i64;
@@ -713,23 +713,23 @@ pub(crate) fn backward(
                     let g = wide(&g[at..at + problem.value_dim]);
                     let y = wide(&y[at..at + problem.value_dim]);
                     let delta: f64 = g.iter().zip(&y).map(|(g, y)| g * y).sum();
-                    let of_q = problem.row(&problem.q, sequence, 0, head, query);
+                    let q_row = problem.row(&problem.q, sequence, 0, head, query);
                     let mut whole = 0.0;
                     for (key, score) in scores.iter().enumerate() {
                         let Some(score) = score else { continue };
                         let weight = (score - most).exp() / total;
                         whole += weight;
-                        let of_v = problem.row(&problem.v, sequence, 1, head / group, key);
-                        let of_k = problem.row(&problem.k, sequence, 1, head / group, key);
+                        let v_row = problem.row(&problem.v, sequence, 1, head / group, key);
+                        let k_row = problem.row(&problem.k, sequence, 1, head / group, key);
                         let mut dweight = 0.0;
                         for (channel, g) in g.iter().enumerate() {
-                            dweight += g * f64::from(v[of_v + channel]);
-                            to_v[of_v + channel] += weight * g;
+                            dweight += g * f64::from(v[v_row + channel]);
+                            to_v[v_row + channel] += weight * g;
                         }
                         let dscore = weight * (dweight - delta) * problem.options.scale;
                         for channel in 0..problem.dim {
-                            to_q[of_q + channel] += dscore * f64::from(k[of_k + channel]);
-                            to_k[of_k + channel] += dscore * f64::from(q[of_q + channel]);
+                            to_q[q_row + channel] += dscore * f64::from(k[k_row + channel]);
+                            to_k[k_row + channel] += dscore * f64::from(q[q_row + channel]);
                         }
                     }
                     if (whole - 1.0).abs() > 0.02 {

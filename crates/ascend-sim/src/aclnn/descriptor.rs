@@ -105,7 +105,7 @@ impl Tensor {
                 .all(|(dim, (stride, dense))| *dim == 1 || *stride == dense)
     }
 
-    /// Whether the last two axes are a dense matrix stored transposed, or the whole is dense.
+    /// True if the last two axes are a dense matrix stored transposed, or the whole is dense.
     pub(crate) fn is_matrix(&self) -> bool {
         let rank = self.rank();
         if rank < 2 || self.is_contiguous() {
@@ -117,7 +117,7 @@ impl Tensor {
         transposed.is_contiguous()
     }
 
-    /// Whether the elements fill their span, in whichever order of the axes.
+    /// True if the elements fill their span, in whichever order of the axes.
     pub(crate) fn is_dense(&self) -> bool {
         let axes = self.dims.iter().zip(&self.strides);
         let mut axes: Vec<_> = axes.filter(|(dim, _)| **dim != 1).collect();
@@ -130,7 +130,7 @@ impl Tensor {
         })
     }
 
-    /// Whether the AI Core's kernel writes a view with these strides, which are not dense; the AI
+    /// True if the AI Core's kernel writes a view with these strides, which are not dense; the AI
     /// CPU's writes the others.
     pub(crate) fn is_written_by_ai_core(&self) -> bool {
         // Axes that one stride steps through count as one, of a length and a stride.

@@ -25,7 +25,7 @@ pub(crate) struct Launch {
     pub(crate) kernel: Kernel,
     pub(crate) workspace: u64,
     pub(crate) device: u32,
-    /// Whether outputs may share memory with another tensor not even as the same view.
+    /// True if outputs may share memory with another tensor not even as the same view.
     pub(crate) distinct: bool,
 }
 
@@ -240,7 +240,7 @@ fn expect_apart(launch: &Launch) -> Outcome {
     Ok(())
 }
 
-/// Whether two views touch a common byte. The same view counts only if `distinct`.
+/// True if two views touch a common byte. The same view counts only if `distinct`.
 fn share_memory(a: &Tensor, b: &Tensor, distinct: bool) -> bool {
     let located = |tensor: &Tensor| {
         let at = Strided::new(&tensor.dims, &tensor.strides)?;

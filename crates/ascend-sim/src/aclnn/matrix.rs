@@ -40,7 +40,7 @@ pub(crate) enum Product {
     Batch,
 }
 
-/// Whether the inputs are rounded to f16, by what cubeMathType allows.
+/// True if the inputs are rounded to f16, by what cubeMathType allows.
 fn rounds_to_f16(kind: Product, code: i8, dtype: DataType) -> Outcome<bool> {
     let most = if kind == Product::Batch { 3 } else { 4 };
     match (code, dtype) {
@@ -119,8 +119,11 @@ pub(crate) fn product(
         let (size_a, size_b) = (rows * depth, depth * columns);
         for (i, out) in values.chunks_exact_mut((rows * columns).max(1)).enumerate() {
             // A batch of 1 is the same matrix every time.
-            let (of_a, of_b) = (i.min(batch_a - 1), i.min(batch_b - 1));
-            let (x, y) = (&x[of_a * size_a..][..size_a], &y[of_b * size_b..][..size_b]);
+            let (a_batch, b_batch) = (i.min(batch_a - 1), i.min(batch_b - 1));
+            let (x, y) = (
+                &x[a_batch * size_a..][..size_a],
+                &y[b_batch * size_b..][..size_b],
+            );
             multiply_add(x, y, out, [rows, depth, columns]);
         }
         data.write(&out, &values)

@@ -138,7 +138,7 @@ const STRIDES_ON_AI_CPU: &str = "f64";
 /// Elements of a dense run from which on the AI Core stores into three or four axes.
 const LONG_RUN: usize = 32;
 
-/// Whether the AI Core stores into a view with these sizes and strides.
+/// True if the AI Core stores into a view with these sizes and strides.
 ///
 /// Of outputs that are not dense it takes those whose gaps are alike along all axes, such as the
 /// rows of a matrix with something after each; and three or four axes with runs of 32 elements.
@@ -186,7 +186,7 @@ pub fn stores_on_ai_core(dims: &[usize], strides: &[usize]) -> bool {
 pub struct Operand<'a> {
     /// Its parameter in [`OPERATORS`](super::OPERATORS).
     pub parameter: &'a str,
-    /// Whether the operator writes it.
+    /// True if the operator writes it.
     pub is_written: bool,
     /// Element type.
     pub dtype: aclDataType,
@@ -196,7 +196,7 @@ pub struct Operand<'a> {
     pub strides: &'a [usize],
 }
 
-/// Whether axes with these strides and lengths, from the innermost, have no gap between elements.
+/// True if axes with these strides and lengths, from the innermost, have no gap between elements.
 fn fit<'a>(axes: impl Iterator<Item = (&'a usize, &'a usize)>) -> bool {
     let mut run = 1;
     axes.filter(|(_, dim)| **dim > 1).all(|(step, dim)| {
@@ -210,7 +210,7 @@ fn is_dense(view: &Operand<'_>) -> bool {
     fit(view.strides.iter().zip(view.dims).rev())
 }
 
-/// Whether the elements are dense in some order of the axes.
+/// True if the elements are dense in some order of the axes.
 fn is_transposed_dense(view: &Operand<'_>) -> bool {
     let mut axes: Vec<_> = view.strides.iter().zip(view.dims).collect();
     axes.sort_unstable();
@@ -221,7 +221,7 @@ fn is_stored_on_ai_core(view: &Operand<'_>) -> bool {
     is_transposed_dense(view) || stores_on_ai_core(view.dims, view.strides)
 }
 
-/// Whether the AI Core would first have to repeat this input along an axis.
+/// True if the AI Core would first have to repeat this input along an axis.
 fn is_repeated(view: &Operand<'_>) -> bool {
     view.dims
         .iter()
@@ -260,7 +260,7 @@ pub fn engines(method: &str) -> Option<(&'static str, &'static str)> {
     ENGINES.iter().find(row).map(|(_, core, cpu)| (*core, *cpu))
 }
 
-/// Whether a call of the operator with this method of [`Operators`](super::Operators) runs, in part
+/// True if a call of the operator with this method of [`Operators`](super::Operators) runs, in part
 /// or as a whole, on the AI CPU, by the tables of this module.
 pub fn runs_on_ai_cpu(method: &str, operands: &[Operand<'_>]) -> bool {
     let named = |wanted: &str| operands.iter().find(|each| each.parameter == wanted);

@@ -47,7 +47,7 @@ pub(super) struct Plan {
     pub(super) objects: Objects,
     pub(super) executor: *mut aclOpExecutor,
     pub(super) workspace_bytes: u64,
-    /// Whether it runs on the AI CPU.
+    /// True if it runs on the AI CPU.
     pub(super) ai_cpu: bool,
 }
 

@@ -191,8 +191,8 @@ impl MropeAngles {
         }
         let mut ids: Vec<i64> = Vec::with_capacity(axes * tokens);
         for axis in 0..axes {
-            let of_axis = positions.axis(axis)?.iter().cycle();
-            ids.extend(of_axis.take(tokens).map(|id| i64::from(*id)));
+            let axis_ids = positions.axis(axis)?.iter().cycle();
+            ids.extend(axis_ids.take(tokens).map(|id| i64::from(*id)));
         }
         Ok(Self {
             table: stream.upload(&bytes)?,

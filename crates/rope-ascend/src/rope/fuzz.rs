@@ -23,9 +23,9 @@ pub struct Launch {
     pub heads: [usize; 2],
     /// x, y and the gradient of y.
     pub views: [[HeadsLayout; 3]; 2],
-    /// Whether y replaces x.
+    /// True if y replaces x.
     pub in_place: bool,
-    /// Whether all batches share the angles of the first.
+    /// True if all batches share the angles of the first.
     pub shared_over_batch: bool,
     /// Where the norm is.
     pub order: NormOrder,
@@ -47,17 +47,18 @@ impl Launch {
         let (Ok(machine), Ok(channels)) = (machine, Channels::new(self.geometry)) else {
             return;
         };
-        let of_both = self.views.as_flattened();
+        let both_views = self.views.as_flattened();
         // What `Rotator::tensors` lets pass.
         let fits = |view: &HeadsLayout| view.extent() < 1 << 47 && view.is_injective();
         let narrow = |size: usize| u32::try_from(size).ok();
-        let (Some(batch), Some(seq)) = (narrow(of_both[0].batch), narrow(of_both[0].seq)) else {
+        let (Some(batch), Some(seq)) = (narrow(both_views[0].batch), narrow(both_views[0].seq))
+        else {
             return;
         };
         let [Some(q_heads), Some(k_heads)] = self.heads.map(narrow) else {
             return;
         };
-        if [batch, seq, q_heads].contains(&0) || !of_both.iter().all(fits) {
+        if [batch, seq, q_heads].contains(&0) || !both_views.iter().all(fits) {
             return;
         }
         let side = |side: usize| [0, 1].map(|of| tensor_layout(&self.views[of][side]));

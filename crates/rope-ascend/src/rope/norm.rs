@@ -102,8 +102,8 @@ impl Rotator {
     pub fn norm_rotate(&self, request: NormRotation<'_>) -> Result<()> {
         const OP: &str = "norm and rotate";
         let NormRotation { q, k, angles, .. } = &request;
-        let of_k = k.as_ref().map(|k| k.x.input_and_output());
-        let tensors = self.tensors(OP, request.element, q.x.input_and_output(), of_k)?;
+        let k_sides = k.as_ref().map(|k| k.x.input_and_output());
+        let tensors = self.tensors(OP, request.element, q.x.input_and_output(), k_sides)?;
         let weights = [Some(&q.weight), k.as_ref().map(|k| &k.weight)];
         let weights = self.weights(OP, weights)?;
         let problem = self.problem(OP, &tensors, angles)?;
@@ -153,8 +153,8 @@ impl Rotator {
     ) -> Result<usize> {
         const OP: &str = "backward of norm and rotation";
         let NormBackward { q, k, angles, .. } = &request;
-        let (of_q, of_k) = (q.sides(), k.as_ref().map(NormBackwardTensor::sides));
-        let tensors = self.tensors(OP, request.element, of_q, of_k)?;
+        let (q_sides, k_sides) = (q.sides(), k.as_ref().map(NormBackwardTensor::sides));
+        let tensors = self.tensors(OP, request.element, q_sides, k_sides)?;
         let weights = [Some(&q.weight), k.as_ref().map(|k| &k.weight)];
         let weights = self.weights(OP, weights)?;
         let problem = self.problem(OP, &tensors, angles)?;

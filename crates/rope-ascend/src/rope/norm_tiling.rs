@@ -73,7 +73,7 @@ impl Row {
         self.after_start() + self.after().next_multiple_of(self.unit)
     }
 
-    /// Whether the members of a pair are neighbours in memory.
+    /// True if the members of a pair are neighbours in memory.
     fn neighbours(&self, side: Side) -> bool {
         match self.channels.pairing {
             Pairing::Adjacent => true,
@@ -145,13 +145,14 @@ impl Row {
     /// The channel of each lane, as x or y has them; none where a lane is padding.
     fn channels(&self, side: Side) -> Vec<Option<u32>> {
         let channels = self.channels;
-        let mut of_lanes = vec![None; self.pitch() as usize];
+        let mut lane_channels = vec![None; self.pitch() as usize];
         let first = channels.rotary_offset;
         for channel in 0..first {
-            of_lanes[channel as usize] = Some(channel);
+            lane_channels[channel as usize] = Some(channel);
         }
         for i in 0..self.after() {
-            of_lanes[(self.after_start() + i) as usize] = Some(first + channels.rotary_dim + i);
+            lane_channels[(self.after_start() + i) as usize] =
+                Some(first + channels.rotary_dim + i);
         }
         for segment in 0..self.segments.count {
             for i in 0..self.segments.length {
@@ -161,10 +162,10 @@ impl Row {
                 } else {
                     segment * self.segments.length + i
                 };
-                of_lanes[lane as usize] = Some(first + channel);
+                lane_channels[lane as usize] = Some(first + channel);
             }
         }
-        of_lanes
+        lane_channels
     }
 
     /// Where a channel lies in a row as it is loaded or stored.
@@ -206,10 +207,10 @@ impl Row {
         if element == KernelType::F32 && self.neighbours(Side::X) {
             let [x, y] = [Side::X, Side::Y].map(|side| {
                 let slot = |channel| self.slot_lane(side, channel);
-                let of_lanes = self.channels(side);
-                let incoming = of_lanes.iter().map(|c| BYTES * c.map_or(0, slot));
-                let mut outgoing = vec![0; of_lanes.len()];
-                for (lane, channel) in (0..).zip(&of_lanes) {
+                let lane_channels = self.channels(side);
+                let incoming = lane_channels.iter().map(|c| BYTES * c.map_or(0, slot));
+                let mut outgoing = vec![0; lane_channels.len()];
+                for (lane, channel) in (0..).zip(&lane_channels) {
                     if let Some(channel) = channel {
                         outgoing[slot(*channel) as usize] = BYTES * lane;
                     }
@@ -313,8 +314,8 @@ pub(super) fn plan_norm(
     ];
     let grid = Grid::of(problem, sides);
     let backward = gradient.is_some();
-    let (of_x, of_y) = (row.spans(Side::X), row.spans(Side::Y));
-    let output = if backward { of_x } else { of_y };
+    let (x_spans, y_spans) = (row.spans(Side::X), row.spans(Side::Y));
+    let output = if backward { x_spans } else { y_spans };
     let batches = if problem.shared_over_batch {
         1
     } else {
@@ -334,7 +335,7 @@ pub(super) fn plan_norm(
         segments: row.segments.count,
         segment_length: row.segments.length,
         row_pitch: row.pitch(),
-        load: of_x.0,
+        load: x_spans.0,
         store: output.0,
         a_offset: forward.a_offset,
         b_offset: forward.b_offset,
@@ -360,9 +361,9 @@ pub(super) fn plan_norm(
     tiling.heads_per_tile = fitted.heads;
 
     let routes = |side: usize, spans| routes(&grid.sides[side], spans, &tiling, element_bytes);
-    let load_route = routes(0, &of_x.0);
+    let load_route = routes(0, &x_spans.0);
     let store_route = routes(1, &output.0);
-    let gradient_route = routes(2, &of_y.0);
+    let gradient_route = routes(2, &y_spans.0);
     (tiling.load_route, tiling.store_route) = (load_route, store_route);
     let (mut run_start, mut run_length) = ([0; 6], [0; 6]);
     for (i, [start, length]) in runs.iter().enumerate() {
@@ -379,11 +380,11 @@ pub(super) fn plan_norm(
         tiling: NormTiling {
             rope: tiling,
             gradient: grid.sides[2],
-            gradient_load: of_y.0,
+            gradient_load: y_spans.0,
             gradient_route,
-            load_start: of_x.1,
+            load_start: x_spans.1,
             store_start: output.1,
-            gradient_start: of_y.1,
+            gradient_start: y_spans.1,
             segment_start: row.segment_start(),
             segment_pitch: row.segments.pitch,
             rotary_offset: channels.rotary_offset,

@@ -223,7 +223,7 @@ impl Rotator {
         self.launch(&plan, &tensors, out.address())
     }
 
-    /// Whether all batches share the angles of the first; checks their number and their memory.
+    /// True if all batches share the angles of the first; checks their number and their memory.
     pub(super) fn shared_over_batch<const N: usize>(
         &self,
         operation: &'static str,

@@ -32,9 +32,9 @@ pub(super) struct Problem {
     pub(super) input: [TensorLayout; 2],
     /// y; for the angle gradient, the gradient of y.
     pub(super) output: [TensorLayout; 2],
-    /// Whether y replaces x.
+    /// True if y replaces x.
     pub(super) in_place: bool,
-    /// Whether all batches share the angles of the first.
+    /// True if all batches share the angles of the first.
     pub(super) shared_over_batch: bool,
 }
 

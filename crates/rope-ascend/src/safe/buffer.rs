@@ -101,7 +101,7 @@ impl<T: Element> DeviceBuffer<T> {
         self.bytes / size_of::<T>()
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }

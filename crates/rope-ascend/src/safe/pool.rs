@@ -213,7 +213,7 @@ impl Pool {
         Some([if shared { LARGE_SEGMENT } else { least }, least])
     }
 
-    /// Whether a segment of `bytes` is better asked for after [`take_whole`](Self::take_whole): it
+    /// True if a segment of `bytes` is better asked for after [`take_whole`](Self::take_whole): it
     /// would make the device's reserved memory larger than ever, and whole segments worth the wait
     /// are free.
     pub(super) fn should_shrink(&self, bytes: usize, counters: &Counters) -> bool {

@@ -25,7 +25,7 @@ impl Staging {
         bytes.next_power_of_two().max(SMALLEST_BYTES)
     }
 
-    /// Whether the stream must be waited for before more is queued.
+    /// True if the stream must be waited for before more is queued.
     pub(super) fn is_full(&self) -> bool {
         self.in_flight_bytes >= LIMIT_BYTES
     }

@@ -420,7 +420,7 @@ impl Stream {
         Module::load(self.inner.device.clone(), binary)
     }
 
-    /// Whether both handles are of one stream.
+    /// True if both handles are of one stream.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }

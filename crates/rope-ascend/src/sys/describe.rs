@@ -49,7 +49,7 @@ pub struct Signature {
     pub returns: String,
     /// C spelling of each parameter, in order.
     pub parameters: Vec<String>,
-    /// Whether loading fails without it.
+    /// True if loading fails without it.
     pub required: bool,
 }
 

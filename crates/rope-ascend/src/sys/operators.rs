@@ -33,7 +33,7 @@ pub struct Operator<P> {
 }
 
 impl<P> Operator<P> {
-    /// Whether the installation has both phases.
+    /// True if the installation has both phases.
     pub(crate) fn is_complete(&self) -> bool {
         self.plan.is_some() && self.run.is_some()
     }
@@ -260,9 +260,9 @@ macro_rules! for_each_operator {
             math fn argmin = ArgMin(x: In, dim: i64, keep_dim: bool, out: Out);
             /// Product along an axis.
             math fn prod_dim = ProdDim(x: In, dim: i64, keep_dim: bool, dtype: DataType, out: Out);
-            /// Whether any along axes is true; no axes means all.
+            /// True if any along axes is true; no axes means all.
             math fn any = Any(x: In, dims: Ints, keep_dims: bool, out: Out);
-            /// Whether all along axes are true; no axes means all.
+            /// True if all along axes are true; no axes means all.
             math fn all = All(x: In, dims: Ints, keep_dims: bool, out: Out);
             /// Running sum along an axis. Limits: `dtype` is that of `out`.
             math fn cumsum = Cumsum(x: In, dim: i64, dtype: DataType, out: Out);

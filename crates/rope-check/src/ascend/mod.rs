@@ -91,7 +91,7 @@ fn has_kernels(dtype: DType) -> bool {
     dtype != DType::F64
 }
 
-/// Whether an element has 16 bits: what the cube unit multiplies.
+/// True if an element has 16 bits: what the cube unit multiplies.
 fn is_short(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::Bf16)
 }

@@ -45,9 +45,9 @@ pub struct Case {
     pub heads: usize,
     /// Heads of k; 0 for no k.
     pub kv_heads: usize,
-    /// Whether q and k have gaps between their rows.
+    /// True if q and k have gaps between their rows.
     pub strided: bool,
-    /// Whether q and k are overwritten.
+    /// True if q and k are overwritten.
     pub in_place: bool,
 }
 
@@ -197,7 +197,7 @@ pub trait Engine {
     /// The name in tables.
     fn name(&self) -> String;
 
-    /// Whether there is a path for an element type.
+    /// True if there is a path for an element type.
     fn supports(&self, dtype: DType) -> bool;
 
     /// The type that cos and sin are rounded to for tensors of type `dtype`.

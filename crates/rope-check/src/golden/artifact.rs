@@ -68,7 +68,7 @@ impl Artifact {
     }
 }
 
-/// Whether a header is that of golden vectors, be they complete or not: what is passed over has to
+/// True if a header is that of golden vectors, be they complete or not: what is passed over has to
 /// be something else.
 fn is_claimed(header: &HashMap<String, serde_json::Value>) -> bool {
     let stated = ["model_type", "rope_parameters", "rotation"];

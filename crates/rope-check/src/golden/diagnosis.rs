@@ -46,13 +46,13 @@ impl GoldenVectors {
         let mut reasons = BTreeMap::new();
         let mut explain = |forward: &Mapping| {
             let forward = Suspect::new(self, forward)?;
-            let found = forward.of_forward();
+            let found = forward.diagnose_forward();
             let mistake = found.as_ref().and_then(|(_, mistake)| mistake.as_ref());
             let gradient = format!("d{}", forward.mapping.input.name);
             let mut adjoints = self.adjoint.iter();
             if let Some(adjoint) = adjoints.find(|adjoint| adjoint.truth.name == gradient) {
                 let adjoint = Suspect::new(self, adjoint)?;
-                reasons.insert(gradient, adjoint.of_gradient(mistake));
+                reasons.insert(gradient, adjoint.diagnose_gradient(mistake));
             }
             reasons.insert(forward.name(), found.map(|(reason, _)| reason));
             Ok::<_, GoldenError>(())
@@ -104,7 +104,7 @@ impl GoldenVectors {
             ..self.stated()
         };
         single.push(opposite);
-        let axes = base.of_axes();
+        let axes = base.axis_variants();
         let with_pairings = |others: &[Mistake]| -> Vec<Mistake> {
             others
                 .iter()
@@ -115,10 +115,10 @@ impl GoldenVectors {
         double.extend(with_pairings(&single[single.len() - 1..]));
         single.extend(axes);
         if self.case.head_frequencies.is_none() {
-            let channels = base.of_channels();
+            let channels = base.channel_variants();
             let others = single.iter().chain(&channels);
-            double.extend(others.flat_map(Mistake::of_frequencies));
-            single.extend(base.of_frequencies());
+            double.extend(others.flat_map(Mistake::frequency_variants));
+            single.extend(base.frequency_variants());
             single.extend(channels);
         }
         single.extend(double);
@@ -158,11 +158,11 @@ impl Mistake {
 
     fn with_axes_from(&self, what: String, order: &[usize]) -> Option<Self> {
         let positions = &self.case.positions;
-        let of_axis = |axis: &usize| {
+        let axis_ids = |axis: &usize| {
             let axis = *axis;
             (0..positions.tokens()).map(move |token| positions.value(axis, token))
         };
-        let values: Vec<f64> = order.iter().flat_map(of_axis).collect();
+        let values: Vec<f64> = order.iter().flat_map(axis_ids).collect();
         let positions = Positions::real(order.len(), &values).ok()?;
         Some(Self {
             what,
@@ -176,7 +176,7 @@ impl Mistake {
     }
 
     /// Other lanes for the axes, and other positions on them.
-    fn of_axes(&self) -> Vec<Self> {
+    fn axis_variants(&self) -> Vec<Self> {
         let axes = self.case.positions.axis_count();
         if axes < 2 {
             return Vec::new();
@@ -213,7 +213,7 @@ impl Mistake {
         found
     }
 
-    fn of_frequencies(&self) -> Vec<Self> {
+    fn frequency_variants(&self) -> Vec<Self> {
         let spec = &self.case.spec;
         let stated = spec.frequencies().theta();
         let mut found = Vec::new();
@@ -239,7 +239,7 @@ impl Mistake {
         found
     }
 
-    fn of_channels(&self) -> Vec<Self> {
+    fn channel_variants(&self) -> Vec<Self> {
         let spec = &self.case.spec;
         let (head_dim, rotary_dim) = (spec.head_dim(), spec.rotary_dim());
         let ranges = [
@@ -324,7 +324,7 @@ impl<'a> Suspect<'a> {
         }
     }
 
-    /// Whether the values are the file's to a tolerance of each row (head of a token) and value.
+    /// True if the values are the file's to a tolerance of each row (head of a token) and value.
     fn is_within(&self, values: &[f64], tolerance: impl Fn(usize, f64) -> f64) -> bool {
         let head_dim = self.vectors.case.spec.head_dim();
         let pairs = values.iter().zip(&self.mapping.truth.values).enumerate();
@@ -332,7 +332,7 @@ impl<'a> Suspect<'a> {
         pairs.all(|(i, (value, exact))| (value - exact).abs() <= tolerance(i / head_dim, *exact))
     }
 
-    /// Whether the values are the file's, in the rows that `of` takes.
+    /// True if the values are the file's, in the rows that `of` takes.
     fn fits_where(&self, values: &[f64], of: impl Fn(usize) -> bool) -> bool {
         self.is_within(values, |row, exact| match of(row) {
             true => self.bounds[row].allowed(DType::F64, exact),
@@ -344,7 +344,7 @@ impl<'a> Suspect<'a> {
         self.fits_where(values, |_| true)
     }
 
-    /// Whether the values, made with a mistake or without, are the file's.
+    /// True if the values, made with a mistake or without, are the file's.
     fn fits_by(&self, mistake: &Mistake, values: &[f64]) -> bool {
         match mistake.angles {
             None => self.fits(values),
@@ -368,7 +368,7 @@ impl<'a> Suspect<'a> {
     }
 
     /// What the file did instead of the metadata's rotation.
-    fn of_forward(&self) -> Option<(String, Option<Mistake>)> {
+    fn diagnose_forward(&self) -> Option<(String, Option<Mistake>)> {
         let (name, input) = (self.name(), &self.mapping.input);
         let expected = self.image(&self.vectors.case, self.vectors.operation)?;
         if self.fits(&expected) {
@@ -384,20 +384,22 @@ impl<'a> Suspect<'a> {
         let made_it = |mistake: &Mistake| self.is(&mistake.case, mistake.operation);
         let found = match mistakes.iter().position(made_it) {
             Some(at) => Some(mistakes.swap_remove(at)),
-            None => self.of_angles(&self.vectors.stated(), &mistakes, &expected),
+            None => self.diagnose_angles(&self.vectors.stated(), &mistakes, &expected),
         };
         match found {
             Some(mistake) => {
                 let reason = format!("{name} was made with {}", mistake.what);
                 Some((reason, Some(mistake)))
             }
-            None => self.of_rounding(&expected).map(|reason| (reason, None)),
+            None => self
+                .diagnose_rounding(&expected)
+                .map(|reason| (reason, None)),
         }
     }
 
     /// The angles of a program that rounds on the way to them; then those of one that makes a
     /// mistake, too, and computes its angles in f32.
-    fn of_angles(
+    fn diagnose_angles(
         &self,
         stated: &Mistake,
         mistakes: &[Mistake],
@@ -471,15 +473,15 @@ impl<'a> Suspect<'a> {
                 let at = start + case.spec.rotary_offset() + channel;
                 let error = (image[at] - self.mapping.truth.values[at]).abs();
                 let error = error / self.of_f32[at / head_dim];
-                let of_lane: &mut f64 = &mut errors[first + *lane as usize];
-                *of_lane = of_lane.max(error);
+                let lane_error: &mut f64 = &mut errors[first + *lane as usize];
+                *lane_error = lane_error.max(error);
             }
         }
         errors
     }
 
     /// What the file has in the place of the gradient of a rotation, which may be a mistaken one.
-    fn of_gradient(&self, mistake: Option<&Mistake>) -> Option<String> {
+    fn diagnose_gradient(&self, mistake: Option<&Mistake>) -> Option<String> {
         let vectors = self.vectors;
         let (name, upstream) = (self.name(), &self.mapping.input);
         let of = name.strip_prefix('d').unwrap_or(&name);
@@ -525,10 +527,10 @@ impl<'a> Suspect<'a> {
                  rotated half) is lost"
             ));
         }
-        if let Some(reason) = self.of_conjugate(case, operation) {
+        if let Some(reason) = self.diagnose_conjugate(case, operation) {
             return Some(reason);
         }
-        if let Some(reason) = self.of_lost_rows(&adjoint) {
+        if let Some(reason) = self.diagnose_lost_rows(&adjoint) {
             return Some(reason);
         }
         let mut mistakes = vectors.mistakes().into_iter();
@@ -543,21 +545,21 @@ impl<'a> Suspect<'a> {
             operation: vectors.operation.transposed(),
             ..vectors.stated()
         };
-        match self.of_angles(&stated, &[], &expected) {
+        match self.diagnose_angles(&stated, &[], &expected) {
             Some(rounded) => Some(format!("{name} was made with {}", rounded.what)),
-            None => self.of_rounding(&expected),
+            None => self.diagnose_rounding(&expected),
         }
     }
 
     /// The forward with -sin, which is the adjoint of a rotation only.
-    fn of_conjugate(&self, case: &Case, operation: Direction) -> Option<String> {
+    fn diagnose_conjugate(&self, case: &Case, operation: Direction) -> Option<String> {
         if !case.spec.geometry().per_channel() {
             return None;
         }
         let positions = &case.positions;
-        let of_axis =
+        let axis_ids =
             |axis| (0..positions.tokens()).map(move |token| -positions.value(axis, token));
-        let values: Vec<f64> = (0..positions.axis_count()).flat_map(of_axis).collect();
+        let values: Vec<f64> = (0..positions.axis_count()).flat_map(axis_ids).collect();
         let positions = Positions::real(positions.axis_count(), &values).ok()?;
         let case = Case {
             positions,
@@ -574,7 +576,7 @@ impl<'a> Suspect<'a> {
     }
 
     /// Heads of tokens whose gradient is zero while the others have the right one.
-    fn of_lost_rows(&self, adjoint: &[f64]) -> Option<String> {
+    fn diagnose_lost_rows(&self, adjoint: &[f64]) -> Option<String> {
         let head_dim = self.vectors.case.spec.head_dim();
         let is_zero = |row: &[f64]| row.iter().all(|x| *x == 0.0);
         let truth = self.mapping.truth.values.chunks(head_dim);
@@ -590,7 +592,7 @@ impl<'a> Suspect<'a> {
     }
 
     /// Differences that 16 bits, or f32, make: none larger, and as many as roundings leave.
-    fn of_rounding(&self, expected: &[f64]) -> Option<String> {
+    fn diagnose_rounding(&self, expected: &[f64]) -> Option<String> {
         let (input, truth) = (&self.mapping.input.values, &self.mapping.truth.values);
         let (worst, most) = (self.farthest(expected), largest(truth.iter().copied()));
         let turned = || (0..truth.len()).filter(|i| expected[*i] != input[*i]);

@@ -179,7 +179,7 @@ impl Case {
         let seq = self.input_ids.first().map_or(1, Vec::len).max(1);
         let attended = self.attended();
         let ids = (0..AXES).flat_map(|axis| {
-            let of_token = |(token, id): (usize, &f64)| {
+            let attended_id = |(token, id): (usize, &f64)| {
                 let name = format!("axis {axis}, row {}, token {}", token / seq, token % seq);
                 attended[token].then_some((*id, name))
             };
@@ -187,7 +187,7 @@ impl Case {
                 .axis(axis)
                 .iter()
                 .enumerate()
-                .filter_map(of_token)
+                .filter_map(attended_id)
                 .collect::<Vec<_>>()
         });
         let deltas = found.rope_deltas().iter().enumerate();

@@ -123,8 +123,9 @@ impl GoldenVectors {
             }
         };
         let positions = &self.case.positions;
-        let of_axis = |axis| (0..positions.tokens()).map(move |token| positions.value(axis, token));
-        let farthest = largest((0..positions.axis_count()).flat_map(of_axis));
+        let axis_values =
+            |axis| (0..positions.tokens()).map(move |token| positions.value(axis, token));
+        let farthest = largest((0..positions.axis_count()).flat_map(axis_values));
         Ok(ANGLE_ROUNDINGS * unit(DType::F64) * farthest * fastest)
     }
 
@@ -185,26 +186,26 @@ impl GoldenVectors {
             ));
         }
         let angles = case.angles::<f64>()?.into_rows();
-        let mut of_angles = vec![0.0; angles.len()];
-        rotator.angle_gradients(views[0], views.get(1).copied(), &mut of_angles)?;
+        let mut angle_terms = vec![0.0; angles.len()];
+        rotator.angle_gradients(views[0], views.get(1).copied(), &mut angle_terms)?;
         let axes = case.positions.axis_count();
         let mut found = vec![0.0; axes * heads * lanes];
-        let rows = angles.chunks(2 * lanes).zip(of_angles.chunks(2 * lanes));
+        let rows = angles.chunks(2 * lanes).zip(angle_terms.chunks(2 * lanes));
         for (row, (angles, gradients)) in rows.enumerate() {
             let (token, head) = (row / heads, row % heads);
             for lane in 0..lanes {
                 let (cos, sin) = (angles[lane], angles[lanes + lane]);
-                let of_angle = cos * gradients[lanes + lane] - sin * gradients[lane];
+                let angle_term = cos * gradients[lanes + lane] - sin * gradients[lane];
                 for axis in 0..axes {
                     let at = (axis * heads + head) * lanes + lane;
-                    found[at] += case.positions.value(axis, token) * of_angle;
+                    found[at] += case.positions.value(axis, token) * angle_term;
                 }
             }
         }
         let reach = |values: &Values| largest(values.values.iter().copied());
         let products = gradient.passes.iter().map(|[x, dy]| reach(x) * reach(dy));
         // A pair has four products, in each sample.
-        let of_position = 4.0 * case.batch as f64 * products.sum::<f64>();
+        let position_term = 4.0 * case.batch as f64 * products.sum::<f64>();
         let terms = (case.batch * case.positions.tokens() * gradient.passes.len()) as f64;
         let dtype = if truth.is_f64() {
             DType::F64
@@ -216,7 +217,7 @@ impl GoldenVectors {
             let axis = i / (heads * lanes);
             let tokens = 0..case.positions.tokens();
             let positions = tokens.map(|token| case.positions.value(axis, token).abs());
-            from_truth(truth, of_position * positions.sum::<f64>() * relative)
+            from_truth(truth, position_term * positions.sum::<f64>() * relative)
         };
         let at = |i| truth.index(i);
         let (name, dtype) = (&truth.name, DType::F64.name());
@@ -234,7 +235,7 @@ impl GoldenVectors {
     /// Sorted, for the order of this buffer is the module's own affair (ERNIE keeps it permuted);
     /// cos and sin show it.
     fn compare_frequencies(&self, expected: &Values) -> Result<Row, GoldenError> {
-        let of_sign = |values: Vec<f64>| -> Vec<f64> {
+        let magnitudes = |values: Vec<f64>| -> Vec<f64> {
             match self.turns_backwards() && expected.values.iter().all(|x| *x >= 0.0) {
                 true => values.iter().map(|x| -x).collect(),
                 false => values,
@@ -253,14 +254,14 @@ impl GoldenVectors {
             "inv_freq",
             DType::F64.name(),
             FREQUENCIES,
-            &sorted(of_sign(self.case.spec.inv_freq(self.case.seq_len)?)),
+            &sorted(magnitudes(self.case.spec.inv_freq(self.case.seq_len)?)),
             &sorted(expected.values.clone()),
             |_, expected| allowed(Operation::Frequency, computed_in, expected),
             |i| format!("frequency {i} in falling order"),
         ))
     }
 
-    /// Whether all lanes turn by negative frequencies. Modules keep positive ones then, and the
+    /// True if all lanes turn by negative frequencies. Modules keep positive ones then, and the
     /// sines of these, and have the sign in what applies them (nanochat).
     fn turns_backwards(&self) -> bool {
         let Ok(inv_freq) = self.case.spec.inv_freq(self.case.seq_len) else {
@@ -319,8 +320,8 @@ fn orders(
     let halves = |channel: usize, lanes: usize| channel % lanes;
     let side_by_side = |channel: usize, _: usize| channel / 2;
     let halves_of_blocks = |channel: usize, lanes: usize| {
-        let of_block = lanes / 2;
-        channel / lanes * of_block + channel % of_block
+        let block_lanes = lanes / 2;
+        channel / lanes * block_lanes + channel % block_lanes
     };
     let lane_of: &[fn(usize, usize) -> usize] = match width {
         width if width == lanes => &[|channel, _| channel],

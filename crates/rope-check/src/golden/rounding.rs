@@ -67,7 +67,7 @@ impl Rounding {
         all
     }
 
-    /// Whether frequencies may be some units off those that the case makes.
+    /// True if frequencies may be some units off those that the case makes.
     pub(super) fn shifts_frequencies(&self) -> bool {
         self.frequency == DType::F32
     }
@@ -80,8 +80,9 @@ impl Rounding {
     pub(super) fn lanes(&self, case: &Case) -> Result<Vec<Summands>, RopeError> {
         if let Some(own) = &case.head_frequencies {
             let lanes = own.len() / case.positions.axis_count();
-            let of_lane = |lane: usize| own.iter().skip(lane).step_by(lanes).copied().enumerate();
-            return Ok((0..lanes).map(|lane| of_lane(lane).collect()).collect());
+            let lane_values =
+                |lane: usize| own.iter().skip(lane).step_by(lanes).copied().enumerate();
+            return Ok((0..lanes).map(|lane| lane_values(lane).collect()).collect());
         }
         let inv_freq = case.spec.inv_freq(case.seq_len)?;
         let lanes = case.spec.lane_map().lanes().iter();

@@ -18,7 +18,7 @@ pub struct Row {
     pub tolerance: f64,
     /// The largest share of its tolerance that any element uses.
     pub ratio: f64,
-    /// Whether every element is within its tolerance.
+    /// True if every element is within its tolerance.
     pub pass: bool,
     /// The element furthest beyond its tolerance, where one is.
     #[serde(skip_serializing_if = "Option::is_none")]

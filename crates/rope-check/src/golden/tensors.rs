@@ -16,7 +16,7 @@ use crate::buffer::{Buffer, DType};
 pub(crate) struct Tensors {
     /// What messages call the file, after the name of a tensor; empty where they name it
     /// themselves.
-    of_file: String,
+    origin: String,
     pub(crate) metadata: HashMap<String, String>,
     /// By name; of a tensor of another type than those read, the type.
     entries: BTreeMap<String, Result<Values, Dtype>>,
@@ -70,7 +70,7 @@ impl Tensors {
             (name, values)
         };
         Ok(Self {
-            of_file: String::new(),
+            origin: String::new(),
             metadata: header.metadata().clone().unwrap_or_default(),
             entries: file.tensors().into_iter().map(entry).collect(),
         })
@@ -95,9 +95,9 @@ impl Tensors {
             other => other,
         })?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        tensors.of_file = format!(" of {name}");
+        tensors.origin = format!(" of {name}");
         for values in tensors.entries.values_mut().flatten() {
-            values.name += &tensors.of_file;
+            values.name += &tensors.origin;
         }
         Ok(tensors)
     }
@@ -114,7 +114,7 @@ impl Tensors {
             Some(Err(dtype)) => *dtype,
         };
         Err(GoldenError::TensorType {
-            name: format!("{name}{}", self.of_file),
+            name: format!("{name}{}", self.origin),
             expected: kind.expected(),
             found: format!("{found:?}"),
         })

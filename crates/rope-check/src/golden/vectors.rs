@@ -282,8 +282,8 @@ impl File {
         let component = self.text("component", "\"text\" or \"vision\"");
         let component = component.and_then(|name| Ok(name.parse().map_err(RopeError::from)?));
         // Before anything else is asked for, which could not help.
-        let of_component = component.as_ref().copied().unwrap_or(Component::Text);
-        if let Some(refused) = refusal(model_type, of_component) {
+        let stated_component = component.as_ref().copied().unwrap_or(Component::Text);
+        if let Some(refused) = refusal(model_type, stated_component) {
             return Err(refused);
         }
         let parameters = self.text("rope_parameters", "the JSON of that configuration object")?;

@@ -90,9 +90,9 @@ fn check(file: &Tensors, of: &'static str, path: &Path) -> Result<Row, GoldenErr
         let allowed = match narrow {
             None => {
                 let reach = |a: &[f64], b: &[f64]| largest(a.iter().chain(b).copied());
-                let of_forward = reach(&x, &y) * sum(upstream.iter().map(|x| x.abs()));
-                let of_gradient = reach(&upstream, &gradient) * sum(x.iter().map(|x| x.abs()));
-                ROUNDINGS * (of_forward + of_gradient)
+                let forward_error = reach(&x, &y) * sum(upstream.iter().map(|x| x.abs()));
+                let gradient_error = reach(&upstream, &gradient) * sum(x.iter().map(|x| x.abs()));
+                ROUNDINGS * (forward_error + gradient_error)
             }
             // All roundings in one direction would come to as much as the product itself. They are
             // independent: their sum is that of their squares, and a head's pairs twice its own.

@@ -24,8 +24,8 @@ impl Inputs {
         let lanes = frequencies.len() / axes / case.heads;
         let heads = if shared { 1 } else { case.heads };
         let at = |i: usize| case.positions.value(i / tokens, i % tokens);
-        let of_axes = frequencies.chunks(case.heads * lanes);
-        let frequencies = of_axes.flat_map(|of_axis| &of_axis[..heads * lanes]);
+        let axis_rows = frequencies.chunks(case.heads * lanes);
+        let frequencies = axis_rows.flat_map(|axis| &axis[..heads * lanes]);
         Self {
             values: [
                 (0..axes * tokens).map(at).collect(),
@@ -36,16 +36,16 @@ impl Inputs {
     }
 
     fn tensors(&self, device: &Device) -> (Tensor<2>, Tensor<3>) {
-        let ([positions, frequencies], [of_positions, of_frequencies]) =
+        let ([positions, frequencies], [position_dims, frequency_dims]) =
             (&self.values, &self.shapes);
         (
-            f64_tensor(positions, of_positions.clone(), device),
-            f64_tensor(frequencies, of_frequencies.clone(), device),
+            f64_tensor(positions, position_dims.clone(), device),
+            f64_tensor(frequencies, frequency_dims.clone(), device),
         )
     }
 }
 
-/// Whether a device has cos and sin in f64. Shader languages have them in at most 32 bits, and
+/// True if a device has cos and sin in f64. Shader languages have them in at most 32 bits, and
 /// drivers answer anything for f64.
 fn has_cos_sin(device: &Device) -> Result<bool, EngineError> {
     let x = || f64_tensor::<1>(&[1.0], vec![1], device);

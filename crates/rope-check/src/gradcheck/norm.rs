@@ -48,23 +48,23 @@ pub(super) fn cpu(case: &Case, norm: HeadNorm) -> Result<Worst, EngineError> {
         Ok(y)
     };
     let gradients = |[x, weights]: &Values, y: &[Vec<f64>]| -> Result<Values, EngineError> {
-        let (mut of_x, mut of_weights) = (Vec::new(), Vec::new());
+        let (mut x_gradients, mut weight_gradients) = (Vec::new(), Vec::new());
         for (((part, x), weight), y) in parts.iter().zip(x).zip(weights).zip(y) {
             let x = Placed::new(case, part.heads, x);
             let mut dy = Placed::new(case, part.heads, &part.loss.gradient(y));
             // Overwritten, whatever it holds.
-            let mut of_weight = vec![f64::NAN; weight.len()];
+            let mut channel_gradients = vec![f64::NAN; weight.len()];
             let gradient = NormGradient {
                 x: HeadsRef::new(&x.source, x.layout)?,
                 weight: Some(weight),
                 gradient: dy.operand()?,
-                weight_gradient: Some(&mut of_weight),
+                weight_gradient: Some(&mut channel_gradients),
             };
             rotator.norm_rotate_backward(&norm, gradient, None)?;
-            of_x.push(dy.result());
-            of_weights.push(of_weight);
+            x_gradients.push(dy.result());
+            weight_gradients.push(channel_gradients);
         }
-        Ok([of_x, of_weights])
+        Ok([x_gradients, weight_gradients])
     };
     check(case, &parts, forward, gradients)
 }
@@ -89,10 +89,10 @@ pub(super) fn burn<const D: usize>(
         (x, weights.collect::<Vec<_>>())
     };
     let apply = |x: &[Tensor<D>], weights: &[Tensor<1>]| -> Result<_, EngineError> {
-        let (q, of_q) = (&x[0], &weights[0]);
+        let (q, q_weight) = (&x[0], &weights[0]);
         // Where there is no k, another q.
-        let (k, of_k) = (x.get(1).unwrap_or(q), weights.get(1).unwrap_or(of_q));
-        let weights = [of_q.clone(), of_k.clone()];
+        let (k, k_weight) = (x.get(1).unwrap_or(q), weights.get(1).unwrap_or(q_weight));
+        let weights = [q_weight.clone(), k_weight.clone()];
         let y = rotary.try_forward_norm(q.clone(), k.clone(), weights, norm, &angles);
         let (q, k) = y.map_err(engine::burn_error)?;
         Ok([q, k])
@@ -111,17 +111,17 @@ pub(super) fn burn<const D: usize>(
         });
         let all = losses.reduce(|a, b| a + b).ok_or_else(no_q)?.backward();
         let missing = || EngineError::Burn("x or a weight got no gradient".into());
-        let of_x = x.iter().map(|x| {
+        let x_gradients = x.iter().map(|x| {
             let gradient = x.grad(&all).ok_or_else(missing)?;
             Ok(engine::read(gradient)?.to_f64())
         });
-        let of_weights = weights.iter().map(|weight| {
+        let weight_gradients = weights.iter().map(|weight| {
             let gradient = weight.grad(&all).ok_or_else(missing)?;
             Ok(engine::read(gradient)?.to_f64())
         });
-        let of_x: Result<_, EngineError> = of_x.collect();
-        let of_weights: Result<_, EngineError> = of_weights.collect();
-        Ok([of_x?, of_weights?])
+        let x_gradients: Result<_, EngineError> = x_gradients.collect();
+        let weight_gradients: Result<_, EngineError> = weight_gradients.collect();
+        Ok([x_gradients?, weight_gradients?])
     };
     check(case, &parts, forward, gradients)
 }
@@ -166,15 +166,15 @@ fn check(
         parts.iter().map(|part| part.x.clone()).collect(),
         weights.collect(),
     ];
-    let [of_x, of_weights] = gradients(&given, &forward(&given)?)?;
+    let [x_gradients, weight_gradients] = gradients(&given, &forward(&given)?)?;
     let row_losses = |values: &Values| -> Result<Vec<Vec<f64>>, EngineError> {
         let y = forward(values)?;
-        let of_part = |(part, y): (&Part, &Vec<f64>)| {
+        let part_loss = |(part, y): (&Part, &Vec<f64>)| {
             let rows = part.rows.iter();
             rows.map(|(_, start)| part.loss.over(y, *start..start + head_dim))
                 .collect()
         };
-        Ok(parts.iter().zip(&y).map(of_part).collect())
+        Ok(parts.iter().zip(&y).map(part_loss).collect())
     };
     let mut worst = Worst::NONE;
     let mut displaced = given.clone();
@@ -191,10 +191,13 @@ fn check(
         })?;
         displaced[0].clone_from(&given[0]);
         let mut found = found.into_iter();
-        for (part, of_x) in parts.iter().zip(&of_x) {
+        for (part, x_gradients) in parts.iter().zip(&x_gradients) {
             for (row, (_, start)) in part.rows.iter().enumerate() {
                 let expected = found.next().unwrap_or(f64::NAN) / super::row_factor(row);
-                let found = of_x.get(start + channel).copied().unwrap_or(f64::NAN);
+                let found = x_gradients
+                    .get(start + channel)
+                    .copied()
+                    .unwrap_or(f64::NAN);
                 worst.see(found, expected, tolerance(head_dim));
             }
         }
@@ -212,8 +215,14 @@ fn check(
             .zip(down)
             .map(|(up, down)| (up - down) / (2.0 * STEP));
         displaced[1].clone_from(&given[1]);
-        for ((part, of_weight), expected) in parts.iter().zip(&of_weights).zip(expected) {
-            worst.see(of_weight[channel], expected, tolerance(part.x.len()));
+        for ((part, channel_gradients), expected) in
+            parts.iter().zip(&weight_gradients).zip(expected)
+        {
+            worst.see(
+                channel_gradients[channel],
+                expected,
+                tolerance(part.x.len()),
+            );
         }
     }
     Ok(worst)

@@ -112,7 +112,7 @@ pub struct Report {
 /// The files that every model folder holds.
 const REQUIRED: [&str; 3] = [CONFIG, INPUTS, EXPECTED];
 
-/// Whether a folder is one of these. One that lacks one of the three files is too: its comparison
+/// True if a folder is one of these. One that lacks one of the three files is too: its comparison
 /// says which, while its files by themselves would be skipped.
 pub fn is_model_folder(folder: &Path) -> bool {
     let found = REQUIRED.iter().filter(|file| folder.join(file).exists());
@@ -458,8 +458,8 @@ impl Fixture<'_> {
         ] {
             let kind = format!("vision.{kind}.");
             for (name, expected) in self.expected.with_prefix(&kind)? {
-                let of_both = format!("vision.{}", name.trim_start_matches(&kind));
-                let Some(found) = trace.get(&of_both)? else {
+                let shared_name = format!("vision.{}", name.trim_start_matches(&kind));
+                let Some(found) = trace.get(&shared_name)? else {
                     continue; // positions and tables, which are compared elsewhere
                 };
                 let [height, width] = expected.shape[..] else {

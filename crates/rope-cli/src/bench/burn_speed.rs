@@ -187,7 +187,7 @@ pub(crate) fn time(
     };
     let timings: Vec<Timing> = interleaved(&mut contest, plan)
         .into_iter()
-        .map(|timing| timing.of_part(contest.rotations))
+        .map(|timing| timing.divided_by(contest.rotations))
         .collect();
     if let Some(error) = contest.failed {
         return Err(error.into());

@@ -144,7 +144,7 @@ impl<const D: usize> Launches<D> {
             for token in (0..tokens).map(|i| i * (shape.seq - 1) / (tokens - 1).max(1)) {
                 let matrix = HeadMatrix::new(&self.spec, &self.positions, token, None)?;
                 for (x, found) in self.source.iter().zip(&rotated) {
-                    let [x, found] = [x, found].map(|x| of_token(self.case.layout, x, token));
+                    let [x, found] = [x, found].map(|x| token_channels(self.case.layout, x, token));
                     let heads = x.chunks(shape.head_dim).zip(found.chunks(shape.head_dim));
                     for (head, (x, found)) in heads.enumerate() {
                         check_head(&self.case, [token, head], &matrix, x, found)?;
@@ -189,7 +189,7 @@ fn dims(layout: Layout, heads: &HeadsLayout) -> Vec<usize> {
 }
 
 /// The channels of a token, head by head.
-fn of_token<const D: usize>(layout: Layout, x: &Tensor<D>, token: usize) -> Vec<f64> {
+fn token_channels<const D: usize>(layout: Layout, x: &Tensor<D>, token: usize) -> Vec<f64> {
     let dimension = match layout {
         Layout::Bsnd => 1,
         Layout::Bnsd => 2,

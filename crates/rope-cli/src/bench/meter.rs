@@ -77,7 +77,7 @@ impl Meter {
         self.compute.device().clone()
     }
 
-    /// Whether the device has an element type; a GPU may lack one, which is said on standard error.
+    /// True if the device has an element type; a GPU may lack one, which is said on standard error.
     pub(crate) fn has(&self, dtype: DType) -> bool {
         let is_gpu = self.counter == Counter::Pools;
         let has = !is_gpu || self.device().supports_dtype(float(dtype));
@@ -101,7 +101,7 @@ impl Meter {
         self.source
     }
 
-    /// Whether the device counts allocations, not only their bytes.
+    /// True if the device counts allocations, not only their bytes.
     pub(crate) fn counts_allocations(&self) -> bool {
         self.counter == Counter::Allocator && self.compute.npu().is_none()
     }

@@ -46,12 +46,12 @@ impl NormScheme {
         let norm = HeadNorm::new(EPS)?;
         let scheme = |is_one: bool, rotation| {
             let weights = [parameter(), parameter()];
-            let of_burn = |weight: Tensor<1>| RmsNorm {
+            let rms_norm = |weight: Tensor<1>| RmsNorm {
                 gamma: Param::from_tensor(weight),
                 epsilon: EPS,
             };
             Self {
-                norms: (!is_one).then(|| weights.clone().map(of_burn)),
+                norms: (!is_one).then(|| weights.clone().map(rms_norm)),
                 norm,
                 weights,
                 rotary: rotary.clone().with_implementation(rotation),
@@ -67,13 +67,13 @@ impl NormScheme {
 
     /// Normalises and rotates q and k.
     pub(crate) fn pair(&self, q: Tensor<4>, k: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
-        let Some([of_q, of_k]) = &self.norms else {
+        let Some([q_norm, k_norm]) = &self.norms else {
             let done =
                 self.rotary
                     .try_forward_norm(q, k, self.weights.clone(), self.norm, &self.angles);
             return done.unwrap_or_else(|error| panic!("{error}"));
         };
-        let (q, k) = (of_q.forward(q), of_k.forward(k));
+        let (q, k) = (q_norm.forward(q), k_norm.forward(k));
         self.rotary.forward(q, k, &self.angles)
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct Beside<'a> {
     output: Option<(Tensor<4>, Tensor<4>)>,
 }
 
-/// Whether the composition is timed beside this case. It makes new tensors, and is slow: one layout
+/// True if the composition is timed beside this case. It makes new tensors, and is slow: one layout
 /// and pairing says enough.
 pub(crate) fn is_composed(case: &TimedCase) -> bool {
     !case.in_place && (case.layout, case.pairing) == (Layout::Bsnd, Pairing::Half)
@@ -43,11 +43,11 @@ impl<'a> Beside<'a> {
         };
         let spec = case.shape.spec(case.pairing, case.axes.clone())?;
         let positions = positions(spec.axis_count(), case.shape.seq)?;
-        let of_scheme = match case.way {
+        let scheme_device = match case.way {
             Way::Forward => device.clone(),
             _ => device.clone().autodiff(),
         };
-        let schemes = NormScheme::all(&spec, case.layout, &positions, case.dtype, &of_scheme)?;
+        let schemes = NormScheme::all(&spec, case.layout, &positions, case.dtype, &scheme_device)?;
         let composed = schemes
             .into_iter()
             .find(|(name, _)| *name == names::COMPOSED);

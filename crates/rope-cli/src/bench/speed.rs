@@ -127,7 +127,7 @@ impl SpeedArgs {
         }
     }
 
-    /// Whether the device is a GPU, not the CPU.
+    /// True if the device is a GPU, not the CPU.
     fn is_on_gpu(&self) -> Result<bool, String> {
         match &self.device {
             Device::Cpu => Ok(false),

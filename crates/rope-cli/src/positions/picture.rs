@@ -159,15 +159,15 @@ impl Map {
     fn new(axis: usize, caption: &'static str, columns: usize, ids: &[f64]) -> Self {
         let sizes = [("rows", ids.len() / columns), ("columns", columns)];
         let steps = sizes.map(|(name, count)| (name, count.div_ceil(MOST_CELLS)));
-        let [(_, of_rows), (_, of_columns)] = steps;
+        let [(_, row_step), (_, column_step)] = steps;
         let drawn = steps.iter().filter(|(_, step)| *step > 1);
         let drawn = drawn.map(|(name, step)| format!(", 1 in {step} {name} drawn"));
-        let rows = ids.chunks(columns).step_by(of_rows);
-        let kept = rows.flat_map(|row| row.iter().step_by(of_columns).copied());
+        let rows = ids.chunks(columns).step_by(row_step);
+        let kept = rows.flat_map(|row| row.iter().step_by(column_step).copied());
         Self {
             axis,
             caption,
-            columns: columns.div_ceil(of_columns),
+            columns: columns.div_ceil(column_step),
             ids: kept.collect(),
             range: super::range(ids),
             drawn: drawn.collect(),

@@ -184,8 +184,8 @@ impl RunConfig {
         let sizes = ModelConfig::new(self.clip().vocabulary());
         let [tokens, heads, layers] = [self.clip().tokens(), sizes.heads, sizes.layers];
         let activations = 5 * (sizes.width + sizes.heads * sizes.head_dim + sizes.hidden);
-        let of_token = heads * tokens * (layers + 4) + layers * activations;
-        (self.batch * tokens) as f64 * (of_token * size_of::<f32>()) as f64
+        let token_values = heads * tokens * (layers + 4) + layers * activations;
+        (self.batch * tokens) as f64 * (token_values * size_of::<f32>()) as f64
     }
 
     /// The rotation of heads of `head_dim` channels. The axes are striped over the lanes as in

@@ -181,7 +181,7 @@ impl Frequencies {
         self.scaling().attention_scaling()
     }
 
-    /// Whether the frequencies change with the length of the sequence.
+    /// True if the frequencies change with the length of the sequence.
     pub fn depends_on_seq_len(&self) -> bool {
         matches!(
             self.scaling(),

@@ -76,7 +76,7 @@ pub struct YarnScaling {
     pub beta_fast: f64,
     /// Turns within the original context up to which a frequency is divided by `factor`. Usually 1.
     pub beta_slow: f64,
-    /// Whether the ends of the ramp are rounded outwards to whole pairs. Usually true; gpt-oss says
+    /// True if the ends of the ramp are rounded outwards to whole pairs. Usually true; gpt-oss says
     /// false.
     pub truncate: bool,
     /// Attention scaling, where the configuration states it.

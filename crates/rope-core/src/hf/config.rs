@@ -463,8 +463,8 @@ fn build(
             rotary_dim = of(rotary_dim);
             let dims = frequency_dims(rotary_dim);
             if dims != [rotary_dim] {
-                let of_dims = dims.iter().map(|dims| frequencies.inv_freq(*dims, None));
-                let listed: Vec<Vec<f64>> = of_dims.collect::<Result<_>>()?;
+                let lists = dims.iter().map(|dims| frequencies.inv_freq(*dims, None));
+                let listed: Vec<Vec<f64>> = lists.collect::<Result<_>>()?;
                 frequencies = Frequencies::listed(listed.concat())?;
             }
             AxisLayout::Lanes(lanes(rotary_dim))

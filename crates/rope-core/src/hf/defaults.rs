@@ -42,11 +42,11 @@ pub(super) fn complete(config: &mut Map<String, Value>) {
         let Some(Value::Object(inner)) = config.get_mut(*key) else {
             continue;
         };
-        let of_outer = |table: &str| TABLE[table][&outer][key].as_str();
-        let fixed = of_outer("fixed");
+        let outer_default = |table: &str| TABLE[table][&outer][key].as_str();
+        let fixed = outer_default("fixed");
         let stated = inner.get("model_type").filter(|stated| **stated != "");
         if stated.is_none_or(Value::is_null)
-            && let Some(name) = fixed.or(of_outer("unnamed"))
+            && let Some(name) = fixed.or(outer_default("unnamed"))
         {
             inner.insert("model_type".to_owned(), name.into());
         }
@@ -62,7 +62,7 @@ pub(super) fn complete(config: &mut Map<String, Value>) {
     }
 }
 
-/// Whether the configuration states what `key` stands for, null included.
+/// True if the configuration states what `key` stands for, null included.
 fn states(config: &Map<String, Value>, key: &str) -> bool {
     let mut objects = ROPE_OBJECTS.iter().filter_map(|object| config.get(*object));
     let synonyms = SYNONYMS.iter().find(|keys| keys.contains(&key));

@@ -41,7 +41,7 @@ pub(super) struct Family {
     /// Keys beside the rope object that state the share, or the channels (`rotary_dim`). Without,
     /// the modelling code rotates whole heads, whatever share is stated.
     share_keys: Option<&'static [&'static str]>,
-    /// Whether the class has a rope object of its own, of the theta and the share of this row, that
+    /// True if the class has a rope object of its own, of the theta and the share of this row, that
     /// holds where none is stated, whatever stands beside it. One that is stated without a share
     /// means whole heads.
     pub(super) own_object: bool,
@@ -56,11 +56,11 @@ pub(super) struct Family {
     theta_keys: &'static [&'static str],
     /// Whose parameters a rope object states that does not name layer types.
     pub(super) one_object: OneObject,
-    /// Whether the class falls back to a scaling, so that the rope object must be stated.
+    /// True if the class falls back to a scaling, so that the rope object must be stated.
     pub(super) needs_object: bool,
-    /// Whether `alpha` says how far the rope type `dynamic` scales; others do not read it.
+    /// True if `alpha` says how far the rope type `dynamic` scales; others do not read it.
     pub(super) reads_alpha: bool,
-    /// Whether `rope_interleave` says that q and k come in adjacent pairs; others always read them
+    /// True if `rope_interleave` says that q and k come in adjacent pairs; others always read them
     /// so.
     pub(super) reads_interleave: bool,
     /// Another key of the number of layers.
@@ -77,13 +77,13 @@ pub(super) struct Family {
     pub(super) unrotated: &'static [&'static str],
     /// Which layers rotate if `sliding_window` is null, where others do than with a window.
     pub(super) without_window: Option<WithoutWindow>,
-    /// Whether layer types whose parameters are null do not turn.
+    /// True if layer types whose parameters are null do not turn.
     pub(super) null_is_unrotated: bool,
     /// What the configuration must state for the row to hold.
     pub(super) condition: Option<Condition>,
     /// Every so-many-th layer does not turn, where the configuration does not list them.
     pub(super) no_rope_every: Option<usize>,
-    /// Whether the pairs turn the other way.
+    /// True if the pairs turn the other way.
     pub(super) reversed: bool,
 }
 
@@ -185,7 +185,7 @@ pub(super) struct Every {
     pub(super) at: Option<usize>,
     /// Layers at the start that are full too.
     pub(super) first: usize,
-    /// Whether the last layer of the model is full too.
+    /// True if the last layer of the model is full too.
     pub(super) last: bool,
     /// The type of the layers between.
     pub(super) between: &'static str,
@@ -290,10 +290,12 @@ impl Family {
 
     /// The share of the head that rotates in layers of the type `name`.
     pub(super) fn share(&self, name: &str, has_object: bool) -> Share {
-        let of_full = self.full_share.filter(|_| name == FULL);
-        let of_object = (self.own_object && has_object).then_some(1.0);
+        let layer_share = self.full_share.filter(|_| name == FULL);
+        let object_share = (self.own_object && has_object).then_some(1.0);
         Share {
-            unstated: of_full.or(of_object).unwrap_or(self.partial_rotary_factor),
+            unstated: layer_share
+                .or(object_share)
+                .unwrap_or(self.partial_rotary_factor),
             keys: match self.own_object && !has_object {
                 true => Some(&[]),
                 false => self.share_keys,
@@ -473,9 +475,9 @@ const ERNIE_IMAGE: Axes = Axes::Lanes {
         let of_axis = |(axis, start, count): (usize, usize, usize)| {
             (0..count).map(move |i| lane(axis, start + i))
         };
-        let of_pairs = [(0, 0, 16), (1, 16, 24), (2, 16, 24)].into_iter();
+        let runs = [(0, 0, 16), (1, 16, 24), (2, 16, 24)].into_iter();
         let twice = |lane| [lane; 2];
-        of_pairs.flat_map(of_axis).flat_map(twice).collect()
+        runs.flat_map(of_axis).flat_map(twice).collect()
     },
     stated: Some(("rope_axes_dim", &[32, 48, 48])),
 };

@@ -80,7 +80,7 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether `key` is there and null, where that means something else than its absence.
+    /// True if `key` is there and null, where that means something else than its absence.
     pub(crate) fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }

@@ -66,7 +66,7 @@ pub(super) fn float(value: &Value) -> Option<&str> {
     value.get(FLOAT)?.as_str()
 }
 
-/// Whether the value is an object, and does not stand for a number.
+/// True if the value is an object, and does not stand for a number.
 pub(super) fn is_object(value: &Value) -> bool {
     value.is_object() && float(value).is_none()
 }
@@ -105,7 +105,7 @@ fn in_json(text: &str) -> String {
     out
 }
 
-/// Whether the character is one of numbers and constants.
+/// True if the character is one of numbers and constants.
 fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || "+-.".contains(c)
 }

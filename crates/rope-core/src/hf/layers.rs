@@ -83,12 +83,12 @@ fn layer_thetas(
     let Some(thetas) = config.numbers(key)? else {
         return Ok(None);
     };
-    let of_model = specs
+    let model_theta = specs
         .first()
         .and_then(|(_, spec)| spec.frequencies().theta());
-    let other = |theta: &&f64| **theta != 0.0 && Some(**theta) != of_model;
+    let other = |theta: &&f64| **theta != 0.0 && Some(**theta) != model_theta;
     if let Some(theta) = thetas.iter().find(other) {
-        let shown = of_model.unwrap_or_default();
+        let shown = model_theta.unwrap_or_default();
         let (left, right) = (config.says(key, theta), config.says("rope_theta", shown));
         let remedy = "one theta for all layers that turn is supported: build the others with \
                       RotarySpec::builder";

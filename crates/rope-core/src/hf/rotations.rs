@@ -46,7 +46,9 @@ fn layer_types<'a>(rope: &Fields<'a>) -> Result<Vec<&'a str>, ConfigError> {
     // them says.
     let is_said = |(key, value): &(&str, &Value)| {
         let says_nothing = ["rope_type", "type"].contains(key) && **value == "default";
-        let said = types.iter().filter_map(|(_, of_type)| of_type.get(key));
+        let said = types
+            .iter()
+            .filter_map(|(_, type_object)| type_object.get(key));
         says_nothing || { said }.any(|said| is_same(said, value))
     };
     if !types.is_empty() && !beside.iter().all(is_said) {
@@ -57,12 +59,12 @@ fn layer_types<'a>(rope: &Fields<'a>) -> Result<Vec<&'a str>, ConfigError> {
     Ok(types.into_iter().map(|(name, _)| name).collect())
 }
 
-/// Whether two values are the same, 1 and 1.0 included.
+/// True if two values are the same, 1 and 1.0 included.
 fn is_same(left: &Value, right: &Value) -> bool {
     left == right || left.is_number() && left.as_f64() == right.as_f64()
 }
 
-/// Whether the object maps layer types to parameters rather than stating parameters.
+/// True if the object maps layer types to parameters rather than stating parameters.
 fn is_per_layer(rope: &Fields) -> Result<bool, ConfigError> {
     Ok(!layer_types(rope)?.is_empty())
 }
@@ -134,8 +136,8 @@ pub(super) fn rotations<'a>(
                 None => None,
             };
             let theta = stated.or(local.theta);
-            let of_full = rotations.first().map(|full| full.parameters.theta());
-            context.theta = theta.or(of_full).or(context.theta);
+            let full_theta = rotations.first().map(|full| full.parameters.theta());
+            context.theta = theta.or(full_theta).or(context.theta);
             // One object for all layers means the full ones.
             at = None;
         }
@@ -158,9 +160,9 @@ pub(super) fn rotations<'a>(
 /// What completes the rope object of one layer type, or the one of all layers: transformers does
 /// not read the original length for layer types.
 fn context_of(layer_type: Option<&str>, context: RopeContext) -> RopeContext {
-    let of_all = context.original_max_position_embeddings;
+    let common_length = context.original_max_position_embeddings;
     RopeContext {
-        original_max_position_embeddings: of_all.filter(|_| layer_type.is_none()),
+        original_max_position_embeddings: common_length.filter(|_| layer_type.is_none()),
         ..context
     }
 }
@@ -238,9 +240,9 @@ pub(super) fn agree_with_outer(
             let Some(rope) = level.object(key)? else {
                 continue;
             };
-            let of_type = |name| Ok(rope.object(name)?.map(|stated| (Some(name), stated)));
-            let of_types: Result<Vec<_>> = layer_types(&rope)?.into_iter().map(of_type).collect();
-            let mut statements: Vec<_> = of_types?.into_iter().flatten().collect();
+            let type_object = |name| Ok(rope.object(name)?.map(|stated| (Some(name), stated)));
+            let typed: Result<Vec<_>> = layer_types(&rope)?.into_iter().map(type_object).collect();
+            let mut statements: Vec<_> = typed?.into_iter().flatten().collect();
             if statements.is_empty() {
                 statements.push((None, rope));
             }
@@ -296,7 +298,7 @@ fn agree(
     Err(ConfigError::contradiction(stated.stated(), right, remedy).into())
 }
 
-/// Whether what is stated, if it is, is what holds.
+/// True if what is stated, if it is, is what holds.
 fn meets<T: PartialEq>(stated: &Option<T>, holds: &Option<T>) -> bool {
     stated.is_none() || stated == holds
 }

@@ -113,7 +113,7 @@ impl std::fmt::Display for InstructionSet {
 /// Never inlined: whoever inlines a function that names kernels compiles all of them again, and the
 /// compiler does inline one as small as this into other crates.
 pub(crate) trait KernelElement: Sized {
-    /// Whether vector kernels may multiply by these values.
+    /// True if vector kernels may multiply by these values.
     fn are_safe(_: &[Self::Acc]) -> bool
     where
         Self: crate::Element,
@@ -170,7 +170,7 @@ kernels_for! {
     bf16: are_numbers;
 }
 
-/// Whether no NaN is among the values.
+/// True if no NaN is among the values.
 ///
 /// Vector kernels round to bf16 by adding to the bits, which may carry a NaN with bits in the lower
 /// half of its word to zero. An element has none there, and arithmetic passes a NaN on as it is, or

@@ -37,11 +37,11 @@ pub(crate) trait Register: Copy {
     type Value: Real;
     /// Values per register.
     const N: usize;
-    /// Whether stores with `STREAM` bypass the caches: memory then does not fetch what is
+    /// True if stores with `STREAM` bypass the caches: memory then does not fetch what is
     /// overwritten, and the caches keep their contents. Other threads see the stores after
     /// [`fence`](Self::fence).
     const STREAMS: bool = false;
-    /// Whether common lengths of rows have code of their own.
+    /// True if common lengths of rows have code of their own.
     const COMMON_LENGTHS: bool = true;
 
     /// Reads `N` values.
@@ -108,16 +108,16 @@ pub(crate) trait Memory<E: Element>: Instructions {
     type Wide: Memory<E::Acc, Register = Self::Register>;
     /// Elements per register.
     const N: usize = <Self::Register as Register>::N;
-    /// Whether two registers at a time cost less than one after another.
+    /// True if two registers at a time cost less than one after another.
     const DOUBLES: bool = false;
-    /// Whether rows of adjacent pairs cost less if members are swapped within a register than if
+    /// True if rows of adjacent pairs cost less if members are swapped within a register than if
     /// they are separated and interleaved again. [`load_double`](Self::load_double) must then keep
     /// the order of the elements.
     const SWAPS: bool = false;
-    /// Whether the order of [`load_double`](Self::load_double) is that of
+    /// True if the order of [`load_double`](Self::load_double) is that of
     /// [`load_pairs`](Self::load_pairs), and costs less than that of the elements.
     const UNZIPS: bool = false;
-    /// Whether to write and read a widened element costs less than to widen it a second time.
+    /// True to write and read a widened element costs less than to widen it a second time.
     const KEEPS_WIDE: bool = false;
 
     /// Reads and widens `N` elements.

@@ -171,8 +171,8 @@ impl PositionIds {
             }
             .into());
         }
-        let of_axis = |axis| indices.iter().map(move |index| self.axis(axis)[*index]);
-        checked(&(0..AXES).flat_map(of_axis).collect::<Vec<f64>>())
+        let axis_ids = |axis| indices.iter().map(move |index| self.axis(axis)[*index]);
+        checked(&(0..AXES).flat_map(axis_ids).collect::<Vec<f64>>())
     }
 }
 

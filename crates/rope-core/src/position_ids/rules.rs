@@ -105,7 +105,7 @@ struct PerSecond {
     unstated: f64,
     /// The key that states them.
     key: &'static str,
-    /// Whether that key is one of `vision_config`.
+    /// True if that key is one of `vision_config`.
     in_vision: bool,
 }
 
@@ -276,8 +276,8 @@ impl PositionRules {
         for level in levels.iter().rev() {
             found.extend(level.text("model_type")?.map(str::to_owned));
         }
-        let of_name = |name: &String| Self::new(name, TokenIds::new(0, 0)).ok();
-        let known = found.iter().find_map(of_name);
+        let named = |name: &String| Self::new(name, TokenIds::new(0, 0)).ok();
+        let known = found.iter().find_map(named);
         let rules = known.ok_or(PositionIdsError::UnknownModelType { found })?;
 
         let token = |kind: &str| -> Result<Option<i64>, ConfigError> {
@@ -348,7 +348,7 @@ impl PositionRules {
         [self.temporal_merge, self.spatial_merge, self.spatial_merge]
     }
 
-    /// Whether each temporal patch of a video is a block of its own, with text between them.
+    /// True if each temporal patch of a video is a block of its own, with text between them.
     pub fn block_per_frame(&self) -> bool {
         self.family.block_per_frame
     }

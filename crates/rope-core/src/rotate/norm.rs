@@ -38,7 +38,7 @@ impl<T: Copy> Lines<T> {
     }
 }
 
-/// Whether heads are normalised before they are rotated.
+/// Order of the norm of heads and their rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormOrder {
     /// As Qwen3, Qwen3-VL, Qwen3.5, Gemma 3, GLM-4.5, LFM2, EXAONE 4 and most others do.
@@ -73,7 +73,7 @@ impl HeadNorm {
         })
     }
 
-    /// Whether channels are multiplied by 1 + weight, as in Gemma 3 and Qwen3.5, rather than by the
+    /// True if channels are multiplied by 1 + weight, as in Gemma 3 and Qwen3.5, rather than by the
     /// weight.
     pub fn with_unit_offset(mut self, unit_offset: bool) -> Self {
         self.unit_offset = unit_offset;
@@ -91,12 +91,12 @@ impl HeadNorm {
         self.eps
     }
 
-    /// Whether channels are multiplied by 1 + weight.
+    /// True if channels are multiplied by 1 + weight.
     pub fn unit_offset(&self) -> bool {
         self.unit_offset
     }
 
-    /// Whether the norm comes before the rotation.
+    /// Order of norm and rotation.
     pub fn order(&self) -> NormOrder {
         self.order
     }
@@ -177,13 +177,13 @@ struct NormStream<E: Element> {
 }
 
 impl<E: Element> NormStream<E> {
-    /// Whether y replaces x, or dx the gradient of y.
+    /// True if y replaces x, or dx the gradient of y.
     fn in_place(&self) -> bool {
         let from = self.gradient.map_or(self.x, |(dy, _)| dy);
         from.start == self.to.start.cast_const()
     }
 
-    /// Whether the kernel's sums are divided by the weights themselves.
+    /// True if the kernel's sums are divided by the weights themselves.
     fn is_divisible(&self) -> bool {
         let mut both = self.weights.as_slice().iter().zip(self.divisors.as_slice());
         both.all(|(weight, divisor)| weight.to_f64() == divisor.to_f64())
@@ -331,8 +331,8 @@ impl<A: Real> Rotator<'_, A> {
         for (i, gradient) in weight_gradients.into_iter().enumerate() {
             let (at, divisors) = (i * head_dim, task.streams[i].divisors.as_slice());
             for (channel, to) in gradient.into_iter().flatten().enumerate() {
-                let of_blocks = sums.as_slice().chunks_exact(width);
-                let sum: f64 = of_blocks.map(|sums| sums[at + channel].to_f64()).sum();
+                let block_sums = sums.as_slice().chunks_exact(width);
+                let sum: f64 = block_sums.map(|sums| sums[at + channel].to_f64()).sum();
                 *to = A::from_f64(match norm.order {
                     NormOrder::BeforeRotation => sum / divisors[channel].to_f64(),
                     NormOrder::AfterRotation => sum,
@@ -429,7 +429,7 @@ struct NormTask<'r, 'a, E: Element> {
     streams: Vec<NormStream<E>>,
     angle_tokens: usize,
     past_caches: bool,
-    /// Whether no tensor is to be written, and the divisors take the weights' part.
+    /// True if no tensor is to be written, and the divisors take the weights' part.
     sums_only: bool,
 }
 
@@ -502,8 +502,8 @@ impl<E: Element> NormTask<'_, '_, E> {
         let tasks = self.rotator.parallelism.tasks_for(blocks, self.bytes());
         let per_task = blocks.div_ceil(tasks.max(1)).max(1);
         let mut sums = Lines::new(blocks * width, E::Acc::ZERO);
-        let of_tasks = sums.as_mut_slice().chunks_mut(per_task * width);
-        for_each_block(of_tasks.enumerate().collect(), |(at, sums)| {
+        let task_sums = sums.as_mut_slice().chunks_mut(per_task * width);
+        for_each_block(task_sums.enumerate().collect(), |(at, sums)| {
             let first = at * per_task * BLOCK_TOKENS;
             let range = first..(first + sums.len() / width * BLOCK_TOKENS).min(tokens);
             let mut workspace = self.workspace(range.len());

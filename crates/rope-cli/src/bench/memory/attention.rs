@@ -148,7 +148,7 @@ fn step(
 
 /// The rows as tables, one for each element type.
 pub(super) fn table(rows: &[AttentionRow]) -> String {
-    let of_type = |rows: &[AttentionRow]| {
+    let type_table = |rows: &[AttentionRow]| {
         let first = &rows[0];
         let title = format!(
             "Causal attention, a key head of {} with its {} query heads x {}, {}, on {}\n",
@@ -190,6 +190,6 @@ pub(super) fn table(rows: &[AttentionRow]) -> String {
         });
         format!("{title}{table}{note}\n")
     };
-    let tables = rows.chunk_by(|a, b| a.dtype == b.dtype).map(of_type);
+    let tables = rows.chunk_by(|a, b| a.dtype == b.dtype).map(type_table);
     tables.collect()
 }

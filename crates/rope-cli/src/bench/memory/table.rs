@@ -10,10 +10,10 @@ pub(super) fn table(rows: &[MemoryRow]) -> String {
     let same_tensors = |a: &MemoryRow, b: &MemoryRow| {
         (&a.shape, a.dtype, a.tokens) == (&b.shape, b.dtype, b.tokens)
     };
-    rows.chunk_by(same_tensors).map(of_tensors).collect()
+    rows.chunk_by(same_tensors).map(tensor_table).collect()
 }
 
-fn of_tensors(rows: &[MemoryRow]) -> String {
+fn tensor_table(rows: &[MemoryRow]) -> String {
     let first = &rows[0];
     let rotated = if first.rotary_dim < first.head_dim {
         format!(" ({} rotated)", first.rotary_dim)

@@ -597,11 +597,11 @@ where
     Read: Order,
     Write: Order,
 {
-    /// Whether x is read again where it is needed again, not written widened.
+    /// True if x is read again where it is needed again, not written widened.
     const READS_AGAIN: bool = M::UNZIPS && W::UNZIPS;
-    /// Whether the forward writes x widened with its squares, and rotates that.
+    /// True if the forward writes x widened with its squares, and rotates that.
     const KEEPS_WIDE: bool = M::KEEPS_WIDE;
-    /// Whether registers are not the widest. Where tokens are inside, other orders are then faster:
+    /// True if registers are not the widest. Where tokens are inside, other orders are then faster:
     /// measured on Zen 3, where AVX2 rotates, and on Zen 4 and Xeons, where AVX-512 does; not with
     /// NEON.
     const NARROW: bool = M::N < WIDEST;

@@ -97,7 +97,7 @@ pub(crate) struct NormTile<E: Element> {
     pub(crate) heads: usize,
     /// Which channels are rotated.
     pub(crate) geometry: Geometry,
-    /// Whether the norm comes after the rotation.
+    /// True if the norm comes after the rotation.
     pub(crate) after: bool,
     /// What is added to the mean of the squares.
     pub(crate) eps: E::Acc,
@@ -116,7 +116,7 @@ pub(crate) struct NormTile<E: Element> {
     pub(crate) dweight_stride: usize,
     /// Tokens of the first block that are before the tile.
     pub(crate) in_block: usize,
-    /// Whether to bypass the caches on writing `to`, where that is possible.
+    /// True to bypass the caches on writing `to`, where that is possible.
     pub(crate) stream: bool,
     /// Room for twice [`TURNS`] times [`AHEAD`] rows.
     pub(crate) scratch: *mut E::Acc,
@@ -125,12 +125,12 @@ pub(crate) struct NormTile<E: Element> {
 }
 
 impl<E: Element> NormTile<E> {
-    /// Whether tokens are the inner dimension.
+    /// True if tokens are the inner dimension.
     fn is_heads_outside(&self) -> bool {
         self.x.head > self.x.token
     }
 
-    /// Whether every run of every row of y, and the row, starts a cache line and fills its lines.
+    /// True if every run of every row of y, and the row, starts a cache line and fills its lines.
     fn starts_lines(&self) -> bool {
         let Part { start, token, head } = self.to;
         starts_lines(
@@ -155,7 +155,7 @@ impl<E: Element> NormTile<E> {
         }
     }
 
-    /// Whether pointers are aligned, as far as the tile itself shows what [`norm_tile`] demands.
+    /// True if pointers are aligned, as far as the tile itself shows what [`norm_tile`] demands.
     fn is_sound(&self) -> bool {
         self.x.start.is_aligned()
             && self.to.start.is_aligned()
@@ -235,7 +235,7 @@ impl Shape {
         }
     }
 
-    /// Whether it is [`COMMON`](Self::COMMON).
+    /// True if it is [`COMMON`](Self::COMMON).
     fn is_common(self) -> bool {
         (self.dim, self.run) == (Self::COMMON.dim, Self::COMMON.run)
     }

@@ -95,7 +95,7 @@ pub(super) struct Queue<'t, E: Element> {
     rows: [Option<Rows<'t, E>>; 2],
     /// The sums of the rows before the latest, added up.
     totals: Scales<E::Acc>,
-    /// Whether sums are added up in one turn, and their roots taken in the next.
+    /// True if sums are added up in one turn, and their roots taken in the next.
     apart: bool,
 }
 

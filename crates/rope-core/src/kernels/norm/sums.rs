@@ -172,7 +172,7 @@ where
     }
 }
 
-/// Whether values at even and at odd indices stay apart: both operands have them so.
+/// True if values at even and at odd indices stay apart: both operands have them so.
 pub(super) const fn unzips<X: Memory<A>, G: Memory<B>, A: Element, B: Element>() -> bool {
     X::UNZIPS && G::UNZIPS
 }
