@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::operators::{Argument, Names};
+use super::call::{Argument, Names};
 use crate::sys::aclDataType;
 
 /// The repositories of the operators at the commits from which the tables are.

@@ -23,6 +23,7 @@
 #![allow(unsafe_code, reason = "calls of the operator library")]
 
 mod ai_cpu;
+mod call;
 mod operators;
 mod plans;
 mod rotary;
@@ -30,5 +31,6 @@ mod rotary;
 pub use ai_cpu::{
     Operand, REVISION, ai_cpu_calls, engines, reset_ai_cpu_calls, runs_on_ai_cpu, stores_on_ai_core,
 };
-pub use operators::{Number, OPERATORS, OperatorInfo, Operators, View};
+pub use call::{Number, View};
+pub use operators::{OPERATORS, OperatorInfo, Operators};
 pub use rotary::{AngleGradients, Dense, MropeAngles, MropeCall};

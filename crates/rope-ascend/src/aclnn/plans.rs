@@ -25,7 +25,7 @@ use std::ops::Deref;
 use lru::LruCache;
 use rustc_hash::FxBuildHasher;
 
-use super::operators::{Argument, Names, Number, Objects, Raw, View};
+use super::call::{Argument, Names, Number, Objects, Raw, View};
 use crate::error::Result;
 use crate::result::check;
 use crate::safe::{DeviceBuffer, Stream};

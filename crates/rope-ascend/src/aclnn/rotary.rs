@@ -5,7 +5,8 @@
 
 use rope_core::{AxisLayout, CosSinTable, Direction, Layout, Pairing, Positions};
 
-use super::operators::{Operators, View};
+use super::call::View;
+use super::operators::Operators;
 use crate::error::{AscendError, Result};
 use crate::safe::{Architecture, DeviceBuffer, DeviceMemory, Stream};
 use crate::sys::aclDataType;
