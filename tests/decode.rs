@@ -4,7 +4,8 @@
 //! process, other threads included, and the harness has one.
 
 use rope_bench::cases::{Group, Selection, cases};
-use rope_bench::rotation::{ROTATION, timed};
+use rope_bench::rotation::ROTATION;
+use rope_bench::timed::timed;
 use rope_check::alloc::CountingAllocator;
 use rope_core::{
     HeadsLayout, HeadsMut, Layout, Parallelism, Positions, RotarySpec, Rotator, TokenAngles,

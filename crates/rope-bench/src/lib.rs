@@ -7,6 +7,7 @@
 //! | [`memory`] | models whose rotations are counted in memory |
 //! | [`rotation`] | a case with its tensors, checked against the oracle and its baseline |
 //! | [`norm`] | the same for a case of the norm with the rotation |
+//! | [`timed`] | either, whatever its element type, and several in turns |
 //! | [`sample`] | samples of several contestants, taken in turn |
 //! | [`rows`] | results, as JSON lines |
 //! | [`names`] | names of implementations in them |
@@ -19,3 +20,4 @@ pub mod rotation;
 pub mod rows;
 pub mod sample;
 pub mod shapes;
+pub mod timed;

@@ -5,8 +5,9 @@ use std::error::Error;
 use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
 use rope_bench::cases::{TimedCase, Way};
 use rope_bench::names;
-use rope_bench::rotation::{Together, positions, values};
+use rope_bench::rotation::{positions, values};
 use rope_bench::sample::Contest;
+use rope_bench::timed::Together;
 use rope_core::{HeadsLayout, Layout, Pairing};
 
 use super::memory::float;

@@ -9,9 +9,10 @@ use burn::tensor::Device as BurnDevice;
 use clap::Args;
 use rope_bench::cases::{DTYPES, Group, Selection, TimedCase, cases, gpu_cases};
 use rope_bench::names;
-use rope_bench::rotation::{BASELINE, ROTATION, Together};
+use rope_bench::rotation::{BASELINE, ROTATION};
 use rope_bench::rows::{SpeedRow, time};
 use rope_bench::sample::{Plan, Timing, samples};
+use rope_bench::timed::Together;
 use rope_check::buffer::DType;
 
 use super::memory::float;
