@@ -21,7 +21,6 @@ use serde_json::{Map, Value};
 use super::error::{Result, TrainError};
 use super::model::Model;
 use super::options::RunConfig;
-use super::trainer::History;
 
 const PREFIX: &str = "checkpoint-";
 const PARTIAL: &str = "mrope-checkpoint.partial";
@@ -39,6 +38,30 @@ struct Run<C, H> {
     /// releases wrote none.
     #[serde(default)]
     checksums: Option<[u64; 2]>,
+}
+
+/// The results so far.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct History {
+    /// Loss of each step: mean cross entropy in nats.
+    pub(crate) losses: Vec<f32>,
+    /// Share of right answers in each step.
+    pub(crate) accuracies: Vec<f32>,
+    /// Tests on unseen digits.
+    pub(crate) tests: Vec<Test>,
+    /// Time spent in steps.
+    pub(crate) seconds: f64,
+}
+
+/// A test on unseen digits.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Test {
+    /// Steps trained before it.
+    pub(crate) step: usize,
+    /// Share of right answers.
+    pub(crate) accuracy: f32,
+    /// Mean cross entropy in nats.
+    pub(crate) loss: f32,
 }
 
 /// Saves a checkpoint in `folder` and removes the earlier ones, of this run or another.

@@ -3,7 +3,8 @@
 //! A sequence is `<start>`, one token per cell of the clip, then the question: `frame 1`, `row 0`,
 //! `column 1`, `?`.
 
-use super::options::Axes;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 
 /// Words of a question.
 pub(crate) const QUESTION_WORDS: usize = 4;
@@ -18,6 +19,18 @@ const START: usize = 0;
 const ASK: usize = 1;
 /// Index of the first word that names a coordinate.
 const COORDINATES: usize = 2;
+
+/// What a position is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Axes {
+    /// A time, a height and a width (multimodal RoPE)
+    Mrope,
+    /// The index in the sequence (RoPE)
+    #[value(name = "1d")]
+    #[serde(rename = "1d")]
+    OneD,
+}
 
 /// Frames of rows of columns; a cell holds one digit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

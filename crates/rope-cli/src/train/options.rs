@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use rope_core::{AxisLayout, Pairing, RotarySpec};
 use serde::{Deserialize, Serialize};
 
-use super::clip::Clip;
+use super::clip::{Axes, Clip};
 use super::model::ModelConfig;
 use crate::arguments::{count_in, seed};
 use crate::device::{Device, TokenArgs};
@@ -124,18 +124,6 @@ pub(crate) enum RotaryChoice {
     Composed,
     /// Not at all: attention knows no positions
     None,
-}
-
-/// What a position is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Axes {
-    /// A time, a height and a width (multimodal RoPE)
-    Mrope,
-    /// The index in the sequence (RoPE)
-    #[value(name = "1d")]
-    #[serde(rename = "1d")]
-    OneD,
 }
 
 /// Which channels of a head form a pair.

@@ -5,9 +5,10 @@ use std::path::Path;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::checkpoint::{History, Test};
 use super::data::{CLASSES, Question, SIDE};
 use super::error::{Result, TrainError};
-use super::trainer::{History, Test, Trainer};
+use super::trainer::Trainer;
 use crate::svg::{self, Area, BLUE, Drawn, FONT, GREY, ORANGE};
 
 /// Points of a training curve: each is the mean of as many steps as that takes.

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use serde::{Serialize, Serializer};
 
+use super::checkpoint::{History, Test};
 use super::options::RunConfig;
-use super::trainer::{History, Test, Trainer};
+use super::trainer::Trainer;
 use crate::device::Usage;
 
 /// The files of a run.

@@ -9,9 +9,8 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_core::{Layout, Positions};
-use serde::{Deserialize, Serialize};
 
-use super::checkpoint;
+use super::checkpoint::{self, History, Test};
 use super::clip::{Clip, TEXT_TOKENS};
 use super::data::{Digits, Draw, PIXELS, Question, Split, rng};
 use super::error::{Result, TrainError};
@@ -36,30 +35,6 @@ pub(crate) struct Trainer {
     training: Context,
     testing: Context,
     history: History,
-}
-
-/// The results so far.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct History {
-    /// Loss of each step: mean cross entropy in nats.
-    pub(crate) losses: Vec<f32>,
-    /// Share of right answers in each step.
-    pub(crate) accuracies: Vec<f32>,
-    /// Tests on unseen digits.
-    pub(crate) tests: Vec<Test>,
-    /// Time spent in steps.
-    pub(crate) seconds: f64,
-}
-
-/// A test on unseen digits.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Test {
-    /// Steps trained before it.
-    pub(crate) step: usize,
-    /// Share of right answers.
-    pub(crate) accuracy: f32,
-    /// Mean cross entropy in nats.
-    pub(crate) loss: f32,
 }
 
 /// What the model receives besides the questions, the same in each step; on one device.
