@@ -487,6 +487,70 @@ impl Problem {
             .collect()
     }
 
+    /// The rows of scores: sequence, head and query.
+    fn rows(&self) -> impl Iterator<Item = (&Sequence, usize, usize)> {
+        self.sequences.iter().flat_map(move |sequence| {
+            let heads = 0..self.heads;
+            let row = move |head| (0..sequence.queries).map(move |query| (sequence, head, query));
+            heads.flat_map(row)
+        })
+    }
+
+    /// The gradients of q, k and v, of the saved dy, out, maxima and sums; `out` as its tensor.
+    fn gradients(
+        &self,
+        data: &Data<'_, '_>,
+        [g, y, most, total]: &[Vec<f32>; 4],
+        out: &Operand,
+    ) -> Outcome<[Vec<f64>; 3]> {
+        let read = |x: &Operand| data.read::<f32>(x);
+        let (q, k, v) = (read(&self.q)?, read(&self.k)?, read(&self.v)?);
+        let flags = self.flags(data)?;
+        let mut to_q = vec![0.0_f64; q.len()];
+        let mut to_k = vec![0.0_f64; k.len()];
+        let mut to_v = vec![0.0_f64; v.len()];
+        let group = self.heads / self.kv_heads;
+        let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+        for (sequence, head, query) in self.rows() {
+            let scores = self.scores([&q, &k], flags.as_deref(), sequence, head, query);
+            let at = self.statistics(sequence, head, query);
+            let (most, total) = (f64::from(most[at]), f64::from(total[at]));
+            if scores.iter().all(Option::is_none) {
+                continue;
+            }
+            let at = self.row(out, sequence, 0, head, query);
+            let g = wide(&g[at..at + self.value_dim]);
+            let y = wide(&y[at..at + self.value_dim]);
+            let delta: f64 = g.iter().zip(&y).map(|(g, y)| g * y).sum();
+            let q_row = self.row(&self.q, sequence, 0, head, query);
+            let mut whole = 0.0;
+            for (key, score) in scores.iter().enumerate() {
+                let Some(score) = score else { continue };
+                let weight = (score - most).exp() / total;
+                whole += weight;
+                let v_row = self.row(&self.v, sequence, 1, head / group, key);
+                let k_row = self.row(&self.k, sequence, 1, head / group, key);
+                let mut dweight = 0.0;
+                for (channel, g) in g.iter().enumerate() {
+                    dweight += g * f64::from(v[v_row + channel]);
+                    to_v[v_row + channel] += weight * g;
+                }
+                let dscore = weight * (dweight - delta) * self.options.scale;
+                for channel in 0..self.dim {
+                    to_q[q_row + channel] += dscore * f64::from(k[k_row + channel]);
+                    to_k[k_row + channel] += dscore * f64::from(q[q_row + channel]);
+                }
+            }
+            if (whole - 1.0).abs() > 0.02 {
+                return Err(data.exception(format!(
+                    "softmaxMax and softmaxSum of query {query} of head {head} give probabilities \
+                     that add up to {whole}: they are of another forward"
+                )));
+            }
+        }
+        Ok([to_q, to_k, to_v])
+    }
+
     /// Index of the first channel of a token's head; `side` 0 for q and what is shaped like it.
     fn row(
         &self,
@@ -589,45 +653,41 @@ pub(crate) fn forward(
         let (mut most, mut total) = (vec![0.0_f32; count], vec![0.0_f32; count]);
         let mut mixed = vec![0.0_f32; out.elements()];
         let group = problem.heads / problem.kv_heads;
-        for sequence in &problem.sequences {
-            for head in 0..problem.heads {
-                for query in 0..sequence.queries {
-                    let scores = problem.scores([&q, &k], flags.as_deref(), sequence, head, query);
-                    let largest = scores.iter().flatten().copied().reduce(f64::max);
-                    let at = problem.row(&out, sequence, 0, head, query);
-                    let row = &mut mixed[at..at + problem.value_dim];
-                    let at = problem.statistics(sequence, head, query);
-                    let statistics = at..at + STATISTICS;
-                    let Some(largest) = largest else {
-                        let value = if problem.options.precise == 2 {
-                            0.0
-                        } else {
-                            f32::NAN
-                        };
-                        row.fill(value);
-                        most[statistics.clone()].fill(f32::NAN);
-                        total[statistics].fill(f32::NAN);
-                        continue;
-                    };
-                    let mut sums = vec![0.0_f64; problem.value_dim];
-                    let mut whole = 0.0;
-                    for (key, score) in scores.iter().enumerate() {
-                        let Some(score) = score else { continue };
-                        let weight = (score - largest).exp();
-                        whole += weight;
-                        let at = problem.row(&problem.v, sequence, 1, head / group, key);
-                        let values = &v[at..at + problem.value_dim];
-                        for (sum, value) in sums.iter_mut().zip(values) {
-                            *sum += weight * f64::from(*value);
-                        }
-                    }
-                    for (to, sum) in row.iter_mut().zip(sums) {
-                        *to = (sum / whole) as f32;
-                    }
-                    most[statistics.clone()].fill(largest as f32);
-                    total[statistics].fill(whole as f32);
+        for (sequence, head, query) in problem.rows() {
+            let scores = problem.scores([&q, &k], flags.as_deref(), sequence, head, query);
+            let largest = scores.iter().flatten().copied().reduce(f64::max);
+            let at = problem.row(&out, sequence, 0, head, query);
+            let row = &mut mixed[at..at + problem.value_dim];
+            let at = problem.statistics(sequence, head, query);
+            let statistics = at..at + STATISTICS;
+            let Some(largest) = largest else {
+                let value = if problem.options.precise == 2 {
+                    0.0
+                } else {
+                    f32::NAN
+                };
+                row.fill(value);
+                most[statistics.clone()].fill(f32::NAN);
+                total[statistics].fill(f32::NAN);
+                continue;
+            };
+            let mut sums = vec![0.0_f64; problem.value_dim];
+            let mut whole = 0.0;
+            for (key, score) in scores.iter().enumerate() {
+                let Some(score) = score else { continue };
+                let weight = (score - largest).exp();
+                whole += weight;
+                let at = problem.row(&problem.v, sequence, 1, head / group, key);
+                let values = &v[at..at + problem.value_dim];
+                for (sum, value) in sums.iter_mut().zip(values) {
+                    *sum += weight * f64::from(*value);
                 }
             }
+            for (to, sum) in row.iter_mut().zip(sums) {
+                *to = (sum / whole) as f32;
+            }
+            most[statistics.clone()].fill(largest as f32);
+            total[statistics].fill(whole as f32);
         }
         data.write(&max, &most)?;
         data.write(&sum, &total)?;
@@ -691,56 +751,8 @@ pub(crate) fn backward(
     kernel(move |data| {
         let problem = &problem;
         let read = |x: &Operand| data.read::<f32>(x);
-        let (q, k, v) = (read(&problem.q)?, read(&problem.k)?, read(&problem.v)?);
-        let (g, y) = (read(&dy)?, read(&out)?);
-        let (most, total) = (read(&max)?, read(&sum)?);
-        let flags = problem.flags(data)?;
-        let mut to_q = vec![0.0_f64; q.len()];
-        let mut to_k = vec![0.0_f64; k.len()];
-        let mut to_v = vec![0.0_f64; v.len()];
-        let group = problem.heads / problem.kv_heads;
-        let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
-        for sequence in &problem.sequences {
-            for head in 0..problem.heads {
-                for query in 0..sequence.queries {
-                    let scores = problem.scores([&q, &k], flags.as_deref(), sequence, head, query);
-                    let at = problem.statistics(sequence, head, query);
-                    let (most, total) = (f64::from(most[at]), f64::from(total[at]));
-                    if scores.iter().all(Option::is_none) {
-                        continue;
-                    }
-                    let at = problem.row(&out, sequence, 0, head, query);
-                    let g = wide(&g[at..at + problem.value_dim]);
-                    let y = wide(&y[at..at + problem.value_dim]);
-                    let delta: f64 = g.iter().zip(&y).map(|(g, y)| g * y).sum();
-                    let q_row = problem.row(&problem.q, sequence, 0, head, query);
-                    let mut whole = 0.0;
-                    for (key, score) in scores.iter().enumerate() {
-                        let Some(score) = score else { continue };
-                        let weight = (score - most).exp() / total;
-                        whole += weight;
-                        let v_row = problem.row(&problem.v, sequence, 1, head / group, key);
-                        let k_row = problem.row(&problem.k, sequence, 1, head / group, key);
-                        let mut dweight = 0.0;
-                        for (channel, g) in g.iter().enumerate() {
-                            dweight += g * f64::from(v[v_row + channel]);
-                            to_v[v_row + channel] += weight * g;
-                        }
-                        let dscore = weight * (dweight - delta) * problem.options.scale;
-                        for channel in 0..problem.dim {
-                            to_q[q_row + channel] += dscore * f64::from(k[k_row + channel]);
-                            to_k[k_row + channel] += dscore * f64::from(q[q_row + channel]);
-                        }
-                    }
-                    if (whole - 1.0).abs() > 0.02 {
-                        return Err(data.exception(format!(
-                            "softmaxMax and softmaxSum of query {query} of head {head} give \
-                             probabilities that add up to {whole}: they are of another forward"
-                        )));
-                    }
-                }
-            }
-        }
+        let saved = [read(&dy)?, read(&out)?, read(&max)?, read(&sum)?];
+        let [to_q, to_k, to_v] = problem.gradients(data, &saved, &out)?;
         for (tensor, values) in [(&dq, to_q), (&dk, to_k), (&dv, to_v)] {
             let values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
             data.write(tensor, &values)?;
