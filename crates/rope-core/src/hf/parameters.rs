@@ -210,102 +210,124 @@ fn rope_type(fields: &Fields) -> Result<&'static str, ConfigError> {
     }
 }
 
+/// A scaling as its object states it.
+struct ScalingFields<'a> {
+    fields: &'a Fields<'a>,
+    context: RopeContext,
+    rope_type: &'static str,
+}
+
+impl ScalingFields<'_> {
+    fn needed_by(&self) -> String {
+        format!("rope type {}", self.rope_type)
+    }
+
+    fn number(&self, key: &'static str) -> Result<f64, ConfigError> {
+        let found = self.fields.number(key);
+        self.fields.require(key, found, self.needed_by())
+    }
+
+    fn original(&self) -> Result<u64, ConfigError> {
+        let key = "original_max_position_embeddings";
+        let stated = self.fields.count(key)?;
+        stated
+            .or(self.context.original_max_position_embeddings)
+            .or(self.context.max_position_embeddings)
+            .ok_or_else(|| self.fields.missing(key, self.needed_by()))
+    }
+
+    fn dynamic(&self, reads_alpha: bool) -> Result<Scaling, ConfigError> {
+        let alpha = self.fields.number("alpha")?;
+        if let Some(alpha) = alpha.filter(|alpha| reads_alpha && *alpha != 0.0) {
+            return Ok(Scaling::NtkAlpha { alpha });
+        }
+        let max = self.context.max_position_embeddings;
+        Ok(Scaling::Dynamic {
+            factor: self.number("factor")?,
+            max_position_embeddings: max.ok_or_else(|| ConfigError::MissingKey {
+                key: "max_position_embeddings".to_owned(),
+                needed_by: self.needed_by(),
+            })?,
+        })
+    }
+
+    fn yarn(&self) -> Result<Scaling, ConfigError> {
+        let fields = self.fields;
+        // A null asks for the ratio of the two context lengths; a missing key does not.
+        let max = self.context.max_position_embeddings;
+        let factor = match max.filter(|_| fields.is_null("factor")) {
+            Some(max) => max as f64 / self.original()? as f64,
+            None => self.number("factor")?,
+        };
+        let mut yarn = YarnScaling::new(factor, self.original()?);
+        // The published code reads a zero as "not stated".
+        let turns = |key| {
+            let turns = fields.number(key);
+            turns.map(|turns| turns.filter(|turns| *turns != 0.0))
+        };
+        yarn.beta_fast = turns("beta_fast")?.unwrap_or(yarn.beta_fast);
+        yarn.beta_slow = turns("beta_slow")?.unwrap_or(yarn.beta_slow);
+        yarn.truncate = fields.flag("truncate")?.unwrap_or(yarn.truncate);
+        yarn.attention_factor = fields.number("attention_factor")?;
+        yarn.mscale = fields.number("mscale")?;
+        yarn.mscale_all_dim = fields.number("mscale_all_dim")?;
+        Ok(Scaling::Yarn(yarn))
+    }
+
+    fn longrope(&self) -> Result<Scaling, ConfigError> {
+        let fields = self.fields;
+        let list = |key| fields.require(key, fields.numbers(key), self.needed_by());
+        let original = self.original()?;
+        // What a scaling may leave out of `factor` follows from the two context lengths.
+        let max = self.context.max_position_embeddings;
+        let implied = max.filter(|max| *max > original);
+        let implied = implied.map(|max| max as f64 / original as f64);
+        let factor = fields.number("factor")?.or(implied).unwrap_or(1.0);
+        // Phi-3.5-MoE states what it multiplies cos and sin by, short and long.
+        let (short, long) = (
+            fields.number("short_mscale")?,
+            fields.number("long_mscale")?,
+        );
+        if let (Some(short), Some(long)) = (short, long)
+            && short != long
+        {
+            let left = fields.says("short_mscale", short);
+            let right = fields.says("long_mscale", long);
+            let remedy = "one attention scaling for all lengths is supported: give both";
+            return Err(ConfigError::contradiction(left, right, remedy));
+        }
+        Ok(Scaling::LongRope(LongRopeScaling {
+            short_factor: list("short_factor")?,
+            long_factor: list("long_factor")?,
+            original_max_position_embeddings: original,
+            factor,
+            attention_factor: fields.number("attention_factor")?.or(short).or(long),
+        }))
+    }
+}
+
 fn read_scaling(
     fields: &Fields,
     context: RopeContext,
     reads_alpha: bool,
 ) -> Result<Scaling, ConfigError> {
-    let rope_type = rope_type(fields)?;
-    let needed_by = || format!("rope type {rope_type}");
-    let number = |key| fields.require(key, fields.number(key), needed_by());
-    let original = || {
-        let stated = fields.count("original_max_position_embeddings")?;
-        stated
-            .or(context.original_max_position_embeddings)
-            .or(context.max_position_embeddings)
-            .ok_or_else(|| fields.missing("original_max_position_embeddings", needed_by()))
+    let scaling = ScalingFields {
+        fields,
+        context,
+        rope_type: rope_type(fields)?,
     };
-    // What a scaling may leave out of `factor` follows from the two context lengths.
-    let implied_factor = |original: u64| {
-        context
-            .max_position_embeddings
-            .filter(|max| *max > original)
-            .map(|max| max as f64 / original as f64)
-    };
-    Ok(match rope_type {
+    Ok(match scaling.rope_type {
         "linear" => Scaling::Linear {
-            factor: number("factor")?,
+            factor: scaling.number("factor")?,
         },
-        "dynamic" => match fields
-            .number("alpha")?
-            .filter(|alpha| reads_alpha && *alpha != 0.0)
-        {
-            Some(alpha) => Scaling::NtkAlpha { alpha },
-            None => Scaling::Dynamic {
-                factor: number("factor")?,
-                max_position_embeddings: context.max_position_embeddings.ok_or_else(|| {
-                    ConfigError::MissingKey {
-                        key: "max_position_embeddings".to_owned(),
-                        needed_by: needed_by(),
-                    }
-                })?,
-            },
-        },
-        "yarn" => {
-            // A null asks for the ratio of the two context lengths; a missing key does not.
-            let max = context.max_position_embeddings;
-            let factor = match max.filter(|_| fields.is_null("factor")) {
-                Some(max) => max as f64 / original()? as f64,
-                None => number("factor")?,
-            };
-            let mut yarn = YarnScaling::new(factor, original()?);
-            // The published code reads a zero as "not stated".
-            let turns = |key| {
-                fields
-                    .number(key)
-                    .map(|turns| turns.filter(|turns| *turns != 0.0))
-            };
-            yarn.beta_fast = turns("beta_fast")?.unwrap_or(yarn.beta_fast);
-            yarn.beta_slow = turns("beta_slow")?.unwrap_or(yarn.beta_slow);
-            yarn.truncate = fields.flag("truncate")?.unwrap_or(yarn.truncate);
-            yarn.attention_factor = fields.number("attention_factor")?;
-            yarn.mscale = fields.number("mscale")?;
-            yarn.mscale_all_dim = fields.number("mscale_all_dim")?;
-            Scaling::Yarn(yarn)
-        }
-        "longrope" => {
-            let list = |key| fields.require(key, fields.numbers(key), needed_by());
-            let original = original()?;
-            let factor = fields
-                .number("factor")?
-                .or(implied_factor(original))
-                .unwrap_or(1.0);
-            // Phi-3.5-MoE states what it multiplies cos and sin by, short and long.
-            let (short, long) = (
-                fields.number("short_mscale")?,
-                fields.number("long_mscale")?,
-            );
-            if let (Some(short), Some(long)) = (short, long)
-                && short != long
-            {
-                let left = fields.says("short_mscale", short);
-                let right = fields.says("long_mscale", long);
-                let remedy = "one attention scaling for all lengths is supported: give both";
-                return Err(ConfigError::contradiction(left, right, remedy));
-            }
-            Scaling::LongRope(LongRopeScaling {
-                short_factor: list("short_factor")?,
-                long_factor: list("long_factor")?,
-                original_max_position_embeddings: original,
-                factor,
-                attention_factor: fields.number("attention_factor")?.or(short).or(long),
-            })
-        }
+        "dynamic" => scaling.dynamic(reads_alpha)?,
+        "yarn" => scaling.yarn()?,
+        "longrope" => scaling.longrope()?,
         "llama3" => Scaling::Llama3(Llama3Scaling {
-            factor: number("factor")?,
-            low_freq_factor: number("low_freq_factor")?,
-            high_freq_factor: number("high_freq_factor")?,
-            original_max_position_embeddings: original()?,
+            factor: scaling.number("factor")?,
+            low_freq_factor: scaling.number("low_freq_factor")?,
+            high_freq_factor: scaling.number("high_freq_factor")?,
+            original_max_position_embeddings: scaling.original()?,
         }),
         "proportional" => Scaling::Proportional {
             partial_rotary_factor: fields.number("partial_rotary_factor")?.unwrap_or(1.0),

@@ -42,6 +42,25 @@ fn one(element: KernelType) -> Option<u32> {
 }
 const SIGN: u32 = 0x8000;
 
+/// The matrix of a rotation as [`MatrixPlan::matrix`] has it, where `one` is 1.
+fn matrix(form: &MatrixForm, products: u32, pitch: u32, one: u32) -> Vec<u32> {
+    let width = (products * pitch) as usize;
+    let mut matrix = vec![0; pitch as usize * width / 2];
+    let permutations = match products {
+        1 => vec![form.partner()],
+        _ => vec![form.own(), form.partner()],
+    };
+    for (product, permutation) in permutations.into_iter().enumerate() {
+        let moves = permutation.sources().iter().zip(permutation.signs());
+        for (channel, (source, sign)) in moves.enumerate() {
+            let at = *source as usize * width + product * pitch as usize + channel;
+            let bits = if *sign < 0 { one | SIGN } else { one };
+            matrix[at / 2] |= bits << (at % 2 * 16);
+        }
+    }
+    matrix
+}
+
 /// Cuts a rotation into tiles for vector cores in pairs with a cube core.
 ///
 /// # Errors
@@ -118,24 +137,11 @@ pub(in super::super) fn plan_matrix(problem: &Problem, machine: Machine) -> Resu
     tiling.heads_per_tile = fitted.heads;
     set_routes(&mut tiling, element_bytes);
 
-    let width = (products * pitch) as usize;
-    let mut matrix = vec![0; pitch as usize * width / 2];
-    let permutations = match products {
-        1 => vec![form.partner()],
-        _ => vec![form.own(), form.partner()],
-    };
-    for (product, permutation) in permutations.into_iter().enumerate() {
-        let moves = permutation.sources().iter().zip(permutation.signs());
-        for (channel, (source, sign)) in moves.enumerate() {
-            let at = *source as usize * width + product * pitch as usize + channel;
-            let bits = if *sign < 0 { one | SIGN } else { one };
-            matrix[at / 2] |= bits << (at % 2 * 16);
-        }
-    }
+    let matrix = matrix(&form, products, pitch, one);
     let rows = (fitted.tokens * fitted.heads) as usize;
     let steps = (blocks * VECTORS * IN_FLIGHT) as usize;
     Ok(MatrixPlan {
-        workspace_words: steps * rows * width / 2,
+        workspace_words: steps * rows * (products * pitch) as usize / 2,
         plan: Plan {
             kernel: format!("rope_matrix_{}", problem.element.name()),
             blocks,
