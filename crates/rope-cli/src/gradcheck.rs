@@ -112,23 +112,18 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     if !args.json {
         write!(out, "{}", summary.table())?;
         if !args.verbose {
-            for row in failures.iter().take(SHOWN_FAILURES) {
-                writeln!(out, "{}", line(row))?;
-            }
-            if let Some(more @ 1..) = failures.len().checked_sub(SHOWN_FAILURES) {
-                writeln!(out, "... and {more} more; --verbose shows all")?;
-            }
+            write_failures(&mut out, &failures)?;
         }
+        let skipped = match summary.skipped {
+            0 => String::new(),
+            skipped => format!("{skipped} skipped, beyond the limits of an operator, "),
+        };
         writeln!(
             out,
-            "{} checks over {} cases, {} failed, {}{:.1} s",
+            "{} checks over {} cases, {} failed, {skipped}{:.1} s",
             summary.checks(),
             cases.len(),
             failures.len(),
-            match summary.skipped {
-                0 => String::new(),
-                skipped => format!("{skipped} skipped, beyond the limits of an operator, "),
-            },
             started.elapsed().as_secs_f64(),
         )?;
     }
@@ -141,6 +136,16 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+fn write_failures(out: &mut impl std::io::Write, failures: &[Row]) -> std::io::Result<()> {
+    for row in failures.iter().take(SHOWN_FAILURES) {
+        writeln!(out, "{}", line(row))?;
+    }
+    match failures.len().checked_sub(SHOWN_FAILURES) {
+        Some(more @ 1..) => writeln!(out, "... and {more} more; --verbose shows all"),
+        _ => Ok(()),
+    }
 }
 
 /// Computes something of each item on `threads` threads and takes the results one by one in the

@@ -105,28 +105,7 @@ impl GoldenVectors {
             }
             Some(own) => file.spec_of_heads(own, heads, head_dim)?,
         };
-        let tokens = file
-            .0
-            .find("position_ids", Kind::Numbers)?
-            .ok_or_else(|| file.0.missing("position_ids", "every comparison"))?;
-        let positions =
-            positions(tokens, axes, layout, batch, seq).map_err(|error| match error {
-                // It is the layout that does not fit, more often than the ids.
-                GoldenError::TensorShape {
-                    name,
-                    mut expected,
-                    found,
-                } if !file.0.metadata.contains_key("layout") => {
-                    expected +=
-                        "; q was read as [B,H,S,D], the default: set layout in the metadata";
-                    GoldenError::TensorShape {
-                        name,
-                        expected,
-                        found,
-                    }
-                }
-                other => other,
-            })?;
+        let positions = file.positions(axes, layout, batch, seq)?;
         let seq_len = file.number("seq_len", "a number of tokens")?;
 
         let mut case = Case::new(spec, positions, layout, batch, seq);
@@ -158,18 +137,11 @@ impl GoldenVectors {
             (None, Some(_)) => return Err(file.0.missing("gq", "the gradient (gk is there)")),
             (gq, _) => gq,
         };
-        let (mut adjoint, mut lost) = (Vec::new(), Vec::new());
-        for (of, upstream, heads, dims) in [
-            ("q", gq, case.heads, &q_dims),
+        let sides = [
+            ("q", gq, case.heads, &q_dims[..]),
             ("k", gk, case.kv_heads, &k_dims),
-        ] {
-            let Some(upstream) = upstream else { continue };
-            let name = format!("d{of}");
-            match file.optional(&name, &INPUT_TYPES)? {
-                Some(_) => adjoint.push(file.mapping(upstream, &name, heads, dims)?),
-                None => lost.push(of),
-            }
-        }
+        ];
+        let (adjoint, lost) = file.gradients(sides)?;
         let first = |names: [&str; 2]| {
             names
                 .iter()
@@ -202,6 +174,43 @@ impl GoldenVectors {
 struct File(Tensors);
 
 impl File {
+    /// The gradients of q and k that are there, and the names of those that are not, though that of
+    /// the output is.
+    fn gradients(
+        &self,
+        sides: [(&'static str, Option<Values>, usize, &[usize]); 2],
+    ) -> Result<(Vec<Mapping>, Vec<&'static str>), GoldenError> {
+        let (mut adjoint, mut lost) = (Vec::new(), Vec::new());
+        for (of, upstream, heads, dims) in sides {
+            let Some(upstream) = upstream else { continue };
+            let name = format!("d{of}");
+            match self.optional(&name, &INPUT_TYPES)? {
+                Some(_) => adjoint.push(self.mapping(upstream, &name, heads, dims)?),
+                None => lost.push(of),
+            }
+        }
+        Ok((adjoint, lost))
+    }
+
+    fn positions(
+        &self,
+        axes: usize,
+        layout: Layout,
+        batch: usize,
+        seq: usize,
+    ) -> Result<Positions, GoldenError> {
+        let ids = self.0.find("position_ids", Kind::Numbers)?;
+        let ids = ids.ok_or_else(|| self.0.missing("position_ids", "every comparison"))?;
+        let mut found = positions(ids, axes, layout, batch, seq);
+        // It is the layout that does not fit, more often than the ids.
+        if let Err(GoldenError::TensorShape { expected, .. }) = &mut found
+            && !self.0.metadata.contains_key("layout")
+        {
+            *expected += "; q was read as [B,H,S,D], the default: set layout in the metadata";
+        }
+        found
+    }
+
     fn text(&self, key: &'static str, expected: &'static str) -> Result<&str, GoldenError> {
         let found = self.0.metadata.get(key).map(String::as_str);
         found.ok_or(GoldenError::MissingMetadata { key, expected })
