@@ -1,8 +1,12 @@
 //! `mrope data`: what it prints and draws of the example, and of a file with faults.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+#[path = "common/program.rs"]
+mod program;
 
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use program::{mrope, says, text};
 use serde_json::Value;
 
 fn root(path: &str) -> String {
@@ -20,13 +24,8 @@ fn folder(name: &str) -> PathBuf {
 
 fn check(file: &str, out: &Path, options: &[&str]) -> Output {
     let (model, out) = (root("examples/shapes/model"), out.display().to_string());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
-    command.args(["data", "check", file, "--model", &model, "--out", &out]);
-    command.args(options).output().expect("the program starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+    let arguments = ["data", "check", file, "--model", &model, "--out", &out];
+    mrope(&[&arguments, options].concat())
 }
 
 #[test]
@@ -44,15 +43,14 @@ fn the_example_is_counted_and_drawn() {
         "rows of 4096 tokens, packed: 1,",
         "without errors",
     ] {
-        assert!(printed.contains(part), "{part}: {printed}");
+        says(&printed, part);
     }
     let svg = std::fs::read_to_string(out.join("lengths.svg")).expect("a picture");
-    assert!(svg.contains("64 samples of 64 records"), "{svg}");
+    says(&svg, "64 samples of 64 records");
 
     let ended = check(&file, &out, &["--json"]);
     let json: Value = serde_json::from_slice(&ended.stdout).expect("JSON");
     let records = std::fs::read_to_string(&file).expect("the example");
-    // Of each token that stands for pictures, four patches of 14 x 14 pixels.
     assert_eq!(json["records"], records.lines().count());
     assert_eq!(json["findings"], Value::Array(Vec::new()));
     assert_eq!(json["pictures"]["most"], 2);
@@ -72,14 +70,11 @@ fn errors_are_named_with_their_lines_and_the_exit_code() {
     let ended = check(&file.display().to_string(), &out, &[]);
     assert_eq!(ended.status.code(), Some(1));
     let printed = text(&ended.stdout);
-    assert!(
-        printed.contains("marks: 10000 in lines 1-10000"),
-        "{printed}"
-    );
+    says(&printed, "marks: 10000 in lines 1-10000");
     assert!(printed.lines().count() < 20, "{printed}");
     let ended = check("no/such/file.jsonl", &out, &[]);
     assert_eq!(ended.status.code(), Some(1));
-    assert!(text(&ended.stderr).contains("cannot read no/such/file.jsonl"));
+    says(&text(&ended.stderr), "cannot read no/such/file.jsonl");
 }
 
 /// All kinds of media, and a record that holds markup.
@@ -106,7 +101,7 @@ fn a_sample_is_shown_token_by_token() {
         let page = out.join(format!("line-{line}.html"));
         let page = std::fs::read_to_string(page).expect("a page");
         for part in [shown, "data:image/png;base64,iVBORw0KGgo", "trained on"] {
-            assert!(page.contains(part), "{part}: {page}");
+            says(&page, part);
         }
     }
     let hostile = out.join("hostile.jsonl");
