@@ -170,8 +170,6 @@ pub enum Selection {
     /// Everything that docs/benchmarks.md shows.
     #[default]
     Default,
-    /// Every combination.
-    Full,
 }
 
 const LAYOUTS: [Layout; 3] = [Layout::Bsnd, Layout::Bnsd, Layout::Tnd];
@@ -187,35 +185,28 @@ fn striped() -> AxisLayout {
 
 /// The cases of a selection, in the order of the results.
 pub fn cases(selection: Selection) -> Vec<TimedCase> {
-    let full = selection == Selection::Full;
     let mut cases = Vec::new();
-    let ways = if full { &Way::ALL[..] } else { &WAYS };
     let common = [Pairing::Half, Pairing::Adjacent].map(|pairing| (pairing, AxisLayout::Single));
     let rare = [
         (Pairing::Quarter, AxisLayout::Single),
         (Pairing::InterleaveHalf, AxisLayout::Single),
         (Pairing::Half, per_channel()),
     ];
-    let (large_layouts, rare_layouts) = if full {
-        (&Layout::ALL[..], &LAYOUTS[..])
-    } else {
-        (&LAYOUTS[..], &LAYOUTS[..1])
-    };
     for dtype in DTYPES {
         let base = |group, shape| TimedCase {
             dtype,
             ..TimedCase::new(group, shape)
         };
         let large = base(Group::Large, QWEN3_VL_8B);
-        crossed(&mut cases, &large, ways, &common, large_layouts);
+        crossed(&mut cases, &large, &common, &LAYOUTS);
         let large = base(Group::Rare, QWEN3_VL_8B);
-        crossed(&mut cases, &large, ways, &rare, rare_layouts);
-        other(&mut cases, dtype, full);
-        length(&mut cases, dtype, full);
+        crossed(&mut cases, &large, &rare, &LAYOUTS[..1]);
+        other(&mut cases, dtype);
+        length(&mut cases, dtype);
         let token = base(Group::Decode, QWEN3_VL_8B.at(1));
-        crossed(&mut cases, &token, ways, &common, &LAYOUTS[..1]);
+        crossed(&mut cases, &token, &common, &LAYOUTS[..1]);
         let norm = base(Group::Norm, QWEN3_VL_8B);
-        crossed(&mut cases, &norm, &WAYS, &common, &LAYOUTS[..2]);
+        crossed(&mut cases, &norm, &common, &LAYOUTS[..2]);
     }
     if selection == Selection::Quick {
         shorten(&mut cases);
@@ -225,9 +216,7 @@ pub fn cases(selection: Selection) -> Vec<TimedCase> {
 
 /// The cases on a GPU, in the order of the results.
 pub fn gpu_cases(selection: Selection) -> Vec<TimedCase> {
-    let full = selection == Selection::Full;
     let mut cases = Vec::new();
-    let ways = if full { &Way::ALL[..] } else { &WAYS };
     let common = [Pairing::Half, Pairing::Adjacent].map(|pairing| (pairing, AxisLayout::Single));
     let longest = LONG_SEQS[LONG_SEQS.len() - 1];
     for dtype in GPU_DTYPES {
@@ -241,8 +230,7 @@ pub fn gpu_cases(selection: Selection) -> Vec<TimedCase> {
                 dtype,
                 ..TimedCase::new(Group::Gpu, shape)
             };
-            let layouts = if full { &LAYOUTS } else { layouts };
-            crossed(&mut cases, &base, ways, &common, layouts);
+            crossed(&mut cases, &base, &common, layouts);
         }
     }
     if selection == Selection::Quick {
@@ -263,12 +251,11 @@ fn shorten(cases: &mut Vec<TimedCase>) {
 fn crossed(
     cases: &mut Vec<TimedCase>,
     base: &TimedCase,
-    ways: &[Way],
     pairings: &[(Pairing, AxisLayout)],
     layouts: &[Layout],
 ) {
     for in_place in [true, false] {
-        for &way in ways {
+        for way in WAYS {
             for (pairing, axes) in pairings {
                 cases.extend(layouts.iter().map(|&layout| TimedCase {
                     pairing: *pairing,
@@ -283,45 +270,35 @@ fn crossed(
     }
 }
 
-fn other(cases: &mut Vec<TimedCase>, dtype: DType, full: bool) {
+fn other(cases: &mut Vec<TimedCase>, dtype: DType) {
     let base = TimedCase {
         dtype,
         ..TimedCase::new(Group::Other, QWEN3_VL_8B)
     };
-    let with = |axes: AxisLayout| TimedCase {
-        axes,
+    cases.push(TimedCase {
+        axes: striped(),
         ..base.clone()
-    };
-    cases.push(with(striped()));
+    });
     cases.push(TimedCase {
         shape: QWEN3_5,
         axes: AxisLayout::Striped(vec![11, 11, 10]),
         ..base.clone()
     });
-    if full {
-        cases.push(with(AxisLayout::Contiguous(vec![16, 24, 24])));
-        cases.push(with(AxisLayout::Ernie(vec![22, 22, 20])));
-        cases.push(with(AxisLayout::PerAxis(vec![8, 28, 28])));
-    }
 }
 
 /// Tokens below which a token's cost is that of starting, not of moving bytes.
 const SHORT_SEQS: [usize; 3] = [16, 256, 2048];
 
-fn length(cases: &mut Vec<TimedCase>, dtype: DType, full: bool) {
-    if dtype == DType::F16 && !full {
+fn length(cases: &mut Vec<TimedCase>, dtype: DType) {
+    if dtype == DType::F16 {
         return;
     }
-    let layouts = if full { &LAYOUTS[..2] } else { &LAYOUTS[..1] };
-    for &layout in layouts {
-        for seq in SHORT_SEQS.into_iter().chain(LONG_SEQS) {
-            cases.push(TimedCase {
-                dtype,
-                layout,
-                in_place: false,
-                ..TimedCase::new(Group::Length, LONG.at(seq))
-            });
-        }
+    for seq in SHORT_SEQS.into_iter().chain(LONG_SEQS) {
+        cases.push(TimedCase {
+            dtype,
+            in_place: false,
+            ..TimedCase::new(Group::Length, LONG.at(seq))
+        });
     }
 }
 
@@ -331,14 +308,14 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_large_means_64_mib() {
-        for selection in [Selection::Quick, Selection::Default, Selection::Full] {
+        for selection in [Selection::Quick, Selection::Default] {
             let mut cases = cases(selection);
             cases.extend(gpu_cases(selection));
             let key = |case: &TimedCase| (case.name(), case.group == Group::Gpu);
             let names: HashSet<_> = cases.iter().map(key).collect();
             assert_eq!(names.len(), cases.len(), "{selection:?}");
         }
-        for case in cases(Selection::Full) {
+        for case in cases(Selection::Default) {
             if matches!(case.group, Group::Large | Group::Rare | Group::Norm) {
                 assert!(case.tensor_bytes() >= 64 << 20, "{}", case.name());
             }

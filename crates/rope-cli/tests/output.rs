@@ -37,7 +37,7 @@ fn a_reader_that_has_seen_enough_ends_a_command_quietly() {
     for arguments in [
         &["gradcheck", "--filter", "quarter/single", "--verbose"][..],
         &["gradcheck", "--filter", "quarter/single", "--json"],
-        &["bench", "speed", "--full", "--list"],
+        &["bench", "speed", "--list"],
         &[&ONE_CASE[..], &["--json"]].concat(),
         &["verify", &fixture],
         &["doctor", "--device", "ascend"],

@@ -42,10 +42,6 @@ use crate::{gpu, memory};
 /// is the launch of one for one element. Through burn's autodiff, a run is 8 rotations.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SpeedArgs {
-    /// Every combination, in a quarter of an hour; without it those of docs/benchmarks.md,
-    /// in five minutes.
-    #[arg(long, conflicts_with = "quick")]
-    full: bool,
     /// Tiny tensors and one sample, to see that everything runs: its times mean nothing.
     #[arg(long)]
     quick: bool,
@@ -107,10 +103,9 @@ const SHORTEST_ON_GPU: Duration = Duration::from_millis(20);
 
 impl SpeedArgs {
     fn selection(&self) -> Selection {
-        match (self.quick, self.full) {
-            (true, _) => Selection::Quick,
-            (_, true) => Selection::Full,
-            _ => Selection::Default,
+        match self.quick {
+            true => Selection::Quick,
+            false => Selection::Default,
         }
     }
 
@@ -176,7 +171,7 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<(), Box<dyn Error>> {
     let is_on_gpu = args.is_on_gpu()?;
     let mut cases = args.cases(is_on_gpu);
     if cases.is_empty() {
-        return Err("no case is left; `mrope bench speed --full --list` shows all names".into());
+        return Err("no case is left; `mrope bench speed --list` shows their names".into());
     }
     if args.list {
         let mut out = BufWriter::new(stdout());
