@@ -13,7 +13,6 @@ macro_rules! page {
 }
 
 page!(Ascend, "../../../docs/ascend.md");
-page!(AscendTraining, "../../../docs/ascend-training.md");
 page!(ComingFrom, "../../../docs/coming-from.md");
 page!(Mrope, "../../../docs/mrope.md");
 page!(NewBackend, "../../../docs/new-backend.md");
