@@ -74,11 +74,11 @@ pub struct Packing {
     pub row_tokens: usize,
     /// Rows of samples laid end to end.
     pub packed_rows: usize,
-    /// The share of tokens in them.
+    /// The share of tokens in them, the rest being left empty.
     pub packed_filled: f64,
     /// Batches of like lengths.
     pub padded_batches: usize,
-    /// The share of tokens in them, the rest being padding.
+    /// The share of tokens in them, the rest being padding or left empty.
     pub padded_filled: f64,
 }
 
@@ -115,7 +115,7 @@ impl DataReport {
             for batch in padded.divide(window) {
                 let longest = batch.iter().map(|&sample| window[sample]).max();
                 batches += 1;
-                padded_room += longest.unwrap_or(0) * batch.len();
+                padded_room += (longest.unwrap_or(0) * batch.len()).max(row_tokens);
             }
         }
         let share = |room: usize| total as f64 / room.max(1) as f64;
@@ -254,12 +254,9 @@ mod tests {
             max_tokens: None,
         };
         let packing = report.packing(10);
-        // 6 + 4 and 5 + 3 of 10 each; batches of 6, of 5 and 4, and of 3.
+        // 6 + 4 and 5 + 3; batches of 6, of 5 and 4, and of 3; all of 10.
         assert_eq!((packing.packed_rows, packing.packed_filled), (2, 0.9));
-        assert_eq!(
-            (packing.padded_batches, packing.padded_filled),
-            (3, 18.0 / 19.0)
-        );
+        assert_eq!((packing.padded_batches, packing.padded_filled), (3, 0.6));
         // A sample longer than a row.
         assert_eq!(report.packing(4).packed_rows, 4);
     }
