@@ -71,7 +71,7 @@ struct CheckArgs {
     /// Frames a second of videos whose record does not tell.
     #[arg(long, value_parser = rate)]
     fps: Option<f64>,
-    /// Read the headers of pictures alone: many times faster, but blind to damage after them.
+    /// Read the headers of pictures alone: faster, but blind to damage after them.
     #[arg(long)]
     headers: bool,
     /// Check only the record of this line, and draw it: each token with its label and position
@@ -80,7 +80,7 @@ struct CheckArgs {
     show: Option<usize>,
     /// One JSON object: file, model, records, bad_records, findings (kind, severity, count, lines,
     /// examples), spreads of tokens, vision_tokens, trained_tokens and pictures, trained_share,
-    /// packing, seconds and files.
+    /// packing, seconds and picture.
     #[arg(long)]
     json: bool,
     /// Folder for the pictures.
