@@ -67,8 +67,8 @@ pub enum VlmTrainError {
     },
     /// A number that is infinite or none.
     #[error(
-        "the {quantity} is {value} in step {step}, of the samples at line {lines}; the model is that \
-         of the step before: look at these samples, or lower the learning rate"
+        "the {quantity} is {value} in step {step}, of the samples at line {lines}, first in {layer}; \
+         the model is that of the step before: look at these samples, or lower the learning rate"
     )]
     Diverged {
         /// `loss` or `gradient norm`.
@@ -79,6 +79,8 @@ pub enum VlmTrainError {
         step: usize,
         /// Where the samples stand that gave it.
         lines: String,
+        /// The first activation of them that is infinite or NaN.
+        layer: String,
     },
     /// A gradient that the device does not give back.
     #[error("the device failed in step {step}: {reason}; continue from the last checkpoint")]

@@ -1,7 +1,8 @@
 //! A step, validation, and the proof that the cut of a batch makes no difference.
 
 use burn::module::Module;
-use qwen_vl::{Backward, Parameter, QwenVl};
+use burn::tensor::TensorData;
+use qwen_vl::{Backward, Parameter, QwenVl, Trace};
 use serde::{Deserialize, Serialize};
 use vlm_data::{Cut, DataPosition, MicroBatch, TrainingSample};
 
@@ -185,6 +186,7 @@ impl Trainer {
                     value: mean,
                     step,
                     lines: lines(std::slice::from_ref(micro)),
+                    layer: self.first_not_finite(micro)?,
                 });
             }
             loss += mean * weight;
@@ -198,6 +200,7 @@ impl Trainer {
                 value: norm,
                 step,
                 lines: lines(batch),
+                layer: "a gradient alone".to_owned(),
             });
         }
         Ok(Pass {
@@ -206,6 +209,31 @@ impl Trainer {
             gradients,
             norm,
         })
+    }
+
+    /// The first activation, in the order of a forward pass, that is infinite or NaN somewhere, by
+    /// the names of [`Trace`].
+    fn first_not_finite(&self, micro: &MicroBatch) -> Result<String> {
+        let model = self.model.valid();
+        let mut trace = Trace::recording();
+        let ready = model.batch(&inputs(micro, &model.device()))?;
+        model.forward_traced(&ready, &mut trace)?;
+        let blocks = (0..trace.names().count()).map(|index| format!("vision.block.{index}.out"));
+        let layers = (0..trace.names().count())
+            .flat_map(|index| [format!("attn.{index}.out"), format!("hidden.{index}.out")]);
+        let names = std::iter::once("vision.patch_embed".to_owned())
+            .chain(blocks)
+            .chain(["vision.merged".to_owned(), "inputs_embeds".to_owned()])
+            .chain(layers)
+            .chain(["hidden.final_norm".to_owned(), "logits".to_owned()]);
+        for name in names {
+            let activation = trace.get(&name)?;
+            let is_finite = |data: &TensorData| data.iter::<f64>().all(f64::is_finite);
+            if activation.is_some_and(|data| !is_finite(data)) {
+                return Ok(name);
+            }
+        }
+        Ok("the loss alone".to_owned())
     }
 
     /// Labelled tokens of each micro-batch.
