@@ -13,6 +13,7 @@ mod device;
 mod docs;
 mod doctor;
 mod files;
+mod finetune;
 mod gpu;
 mod gradcheck;
 mod memory;
@@ -59,6 +60,9 @@ enum Command {
     #[command(long_about = TRAIN_ABOUT, after_help = TRAIN_EXAMPLES)]
     Train(Box<train::TrainArgs>),
     Data(data::DataArgs),
+    /// Fine-tune a vision-language model on a file of conversations
+    #[command(long_about = FINETUNE_ABOUT, after_help = FINETUNE_EXAMPLES)]
+    Finetune(Box<finetune::FinetuneArgs>),
     Verify(verify::VerifyArgs),
     Positions(positions::PositionsArgs),
     /// Check every gradient against finite differences and against the composed operation
@@ -89,6 +93,27 @@ per digit and a question such as \"frame 1 row 0 column 1 ?\", and answers with
 the digit in that cell. Its attention knows positions from the rotary embedding
 alone, so it needs time, height and width to find the cell. Accuracy is measured
 on digits that training never shows.";
+
+const FINETUNE_ABOUT: &str = "\
+Fine-tune a vision-language model on a file of conversations.
+
+The model is a folder as Hugging Face has it, of Qwen2-VL, Qwen2.5-VL or
+Qwen3-VL. Low-rank adapters beside the decoder's linear layers are trained, or
+with --full the weights. The loss of a step is the sum over all labelled tokens
+of its batch divided by their number, so it does not depend on --micro-tokens
+and --cut, which decide the memory that a step takes.";
+
+const FINETUNE_EXAMPLES: &str = "\
+Examples:
+  mrope finetune Qwen2.5-VL-3B-Instruct --data train.jsonl --out run
+  mrope finetune FOLDER --data train.jsonl --val test.jsonl --precision bf16 --out run
+  mrope finetune FOLDER --data train.jsonl --out run --full --parts merger,decoder
+  mrope finetune FOLDER --data train.jsonl --out run --resume
+  mrope finetune FOLDER --data train.jsonl --out run --prove-cut
+
+The output folder gets log.jsonl, a checkpoint, and at the end adapter/ with
+PEFT's files or model/ with a whole model. Ctrl+C ends the step, saves a
+checkpoint and stops.";
 
 const GRADCHECK_ABOUT: &str = "\
 Check every gradient against finite differences and against the composed operation.
@@ -188,6 +213,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         Command::Train(args) => train::run(&args)?,
         Command::Data(args) => return data::run(&args),
+        Command::Finetune(args) => finetune::run(&args)?,
         Command::Verify(args) => return verify::run(&args),
         Command::Positions(args) => positions::run(&args)?,
         Command::Gradcheck(args) => return gradcheck::run(&args),
