@@ -1,5 +1,6 @@
 //! The backends of burn's dispatch.
 
+#[cfg(any(feature = "cube", feature = "remote"))]
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+#[cfg(feature = "remote")]
 use burn_fused::OpError;
 
 use crate::error::{AttentionError, Result};
