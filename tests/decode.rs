@@ -41,7 +41,7 @@ fn main() {
     assert_eq!(threads(), before, "a thread was started");
 
     // What `mrope bench speed` times, in every type, is the same call.
-    for case in cases(Selection::Full)
+    for case in cases(Selection::Default)
         .iter()
         .filter(|case| case.group == Group::Decode)
     {
