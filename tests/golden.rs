@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
+use rope_check::assert_is;
 use rope_check::buffer::{Buffer, DType};
 use rope_check::engine::{Case, Engine, EngineError, host_engines};
 use rope_check::golden::{Artifact, GoldenError, GoldenVectors, Row};
@@ -467,10 +468,7 @@ fn frequencies_of_heads_are_checked() {
     let heads = || Parts::of(name);
     let misshapen = |parts: Parts, expected: &str| {
         let error = parts.error();
-        assert!(
-            matches!(&error, GoldenError::TensorShape { .. }),
-            "{error:?}"
-        );
+        assert_is!(&error => GoldenError::TensorShape { .. });
         assert!(error.to_string().contains(expected), "{error}");
     };
     misshapen(
@@ -533,10 +531,7 @@ fn a_truncated_file_is_refused_wherever_it_ends() {
 fn incomplete_metadata_is_named() {
     for key in ["model_type", "component", "rope_parameters"] {
         let error = Parts::of(LLAMA).without(key).error();
-        assert!(
-            matches!(error, GoldenError::MissingMetadata { key: found, .. } if found == key),
-            "{error}"
-        );
+        assert_is!(error => GoldenError::MissingMetadata { key: found, .. } if found == key);
     }
     for (key, value) in [
         ("layout", "[B,D,H,S]"),
@@ -545,9 +540,8 @@ fn incomplete_metadata_is_named() {
         ("attention_scaling", "one"),
     ] {
         let error = Parts::of(LLAMA).state(key, value).error();
-        assert!(
-            matches!(&error, GoldenError::Metadata { key: at, found, .. } if *at == key && found == value),
-            "{error}"
+        assert_is!(
+            &error => GoldenError::Metadata { key: at, found, .. } if *at == key && found == value
         );
     }
 }
@@ -564,26 +558,16 @@ fn a_rotation_and_its_inverse_are_not_mistaken_for_each_other() {
     assert_eq!(failing("rotation"), 16);
     for (key, value) in [("operation", "backwards"), ("rotation", "{}")] {
         let error = Parts::of(INVERSE).state(key, value).error();
-        assert!(
-            matches!(&error, GoldenError::Metadata { key: at, found, .. }
-                if *at == key && found.starts_with(value)),
-            "{error}"
+        assert_is!(
+            &error => GoldenError::Metadata { key: at, found, .. }
+                if *at == key && found.starts_with(value)
         );
     }
     let stated = &Parts::of(INVERSE).metadata["rotation"];
     let narrow = stated.replace("\"head_dim\": 128", "\"head_dim\": 256");
     assert_ne!(*stated, narrow);
     let error = Parts::of(INVERSE).state("rotation", &narrow).error();
-    assert!(
-        matches!(
-            error,
-            GoldenError::Metadata {
-                key: "rotation",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_is!(error => GoldenError::Metadata { key: "rotation", .. });
 }
 
 #[test]
@@ -598,10 +582,9 @@ fn a_file_without_a_tensor_says_which_and_what_there_is() {
             .iter()
             .fold(Parts::of(LLAMA), |parts, name| parts.without(name));
         let error = parts.error();
-        assert!(
-            matches!(&error, GoldenError::MissingTensor { name: at, found, .. }
-                if at == name && found.contains("inv_freq.f64")),
-            "{error}"
+        assert_is!(
+            &error => GoldenError::MissingTensor { name: at, found, .. }
+                if at == name && found.contains("inv_freq.f64")
         );
     }
     for name in ["dq", "dk"] {
@@ -649,10 +632,7 @@ fn wrong_shapes_and_types_are_named() {
         let mut parts = Parts::of(LLAMA);
         parts.tensor(name).0 = dtype;
         let error = parts.error();
-        assert!(
-            matches!(&error, GoldenError::TensorType { name: at, .. } if at == name),
-            "{error}"
-        );
+        assert_is!(&error => GoldenError::TensorType { name: at, .. } if at == name);
     }
 }
 
@@ -667,21 +647,11 @@ fn metadata_that_make_no_rotation_are_refused() {
         "{unknown}"
     );
     let component = Parts::of(LLAMA).state("component", "audio").error();
-    assert!(
-        matches!(
-            component,
-            GoldenError::Rope(RopeError::Config(ConfigError::UnknownComponent { .. }))
-        ),
-        "{component}"
+    assert_is!(
+        component => GoldenError::Rope(RopeError::Config(ConfigError::UnknownComponent { .. }))
     );
     let broken = Parts::of(LLAMA).state("rope_parameters", "{").error();
-    assert!(
-        matches!(
-            broken,
-            GoldenError::Rope(RopeError::Config(ConfigError::Json { .. }))
-        ),
-        "{broken}"
-    );
+    assert_is!(broken => GoldenError::Rope(RopeError::Config(ConfigError::Json { .. })));
     let mut negative = Parts::of(LLAMA);
     negative.tensor("position_ids").2[..8].copy_from_slice(&(-1i64).to_le_bytes());
     assert!(matches!(
@@ -768,10 +738,7 @@ fn broken_engines_are_seen() {
     let error = vectors
         .compare(&failing, DType::F32)
         .expect_err("engine fails");
-    assert!(
-        matches!(&error, GoldenError::Engine { engine, .. } if engine == "broken"),
-        "{error}"
-    );
+    assert_is!(&error => GoldenError::Engine { engine, .. } if engine == "broken");
 }
 
 #[test]

@@ -18,6 +18,17 @@ pub mod tolerance;
 
 pub use fixtures::fixtures;
 
+/// Fails unless a value matches the pattern, and shows it.
+#[macro_export]
+macro_rules! assert_is {
+    ($value:expr => $pattern:pat $(if $guard:expr)?) => {
+        match $value {
+            $pattern $(if $guard)? => {}
+            ref other => panic!("{other} is not {}", stringify!($pattern)),
+        }
+    };
+}
+
 // Pages outside the published crates, whose packages could not include them: their code is
 // compiled, and run where it says nothing else.
 /// The first page.

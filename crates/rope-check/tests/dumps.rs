@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
+use rope_check::assert_is;
 use rope_check::buffer::DType;
 use rope_check::engine::host_engines;
 use rope_check::golden::{Artifact, GoldenError, GoldenVectors, Row};
@@ -469,10 +470,7 @@ fn what_holds_golden_tensors_is_not_passed_over() {
     assert!(error.to_string().contains("\"pairing\""), "{error}");
     let right = RIGHT.dump(&[3, 4], "f64");
     let error = open(&right.clone().without("rotation")).expect_err("it states no rotation");
-    assert!(
-        matches!(error, GoldenError::MissingMetadata { .. }),
-        "{error}"
-    );
+    assert_is!(error => GoldenError::MissingMetadata { .. });
     let untyped = File::default().floats("q.f64", &[1], &[1.0]);
     let untyped = File {
         tensors: HashMap::from([("q_out", 0), ("q", 0)])

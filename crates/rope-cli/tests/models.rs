@@ -14,6 +14,7 @@ use burn::tensor::{Device, Distribution, Tensor};
 use program::{mrope, objects, says};
 use qwen_vl::{Batch, Inputs, QwenVl, QwenVlConfig, QwenVlError};
 use rope_burn::Rotary;
+use rope_check::assert_is;
 use rope_core::position_ids::{PositionIds, PositionRules, Prompt, Rows, TokenIds, zigzag};
 use rope_core::{AxisLayout, Layout, Positions, RotarySpec};
 use safetensors::SafeTensors;
@@ -543,10 +544,7 @@ fn a_packed_prompt_gives_the_logits_of_its_parts() {
     let error = model
         .prefill(&packed)
         .expect_err("packed sequences are not continued");
-    assert!(
-        matches!(error, QwenVlError::NotContinuable { .. }),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::NotContinuable { .. });
 }
 
 /// Position ids of three packed prompts with images, lengths divisible by 16.
@@ -687,10 +685,7 @@ fn patches_are_cut_as_the_image_processor_cuts_them() {
     let error = vision
         .patches(picture.narrow(2, 0, 42))
         .expect_err("does not divide");
-    assert!(
-        matches!(error, QwenVlError::Frames { side: 28, .. }),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::Frames { side: 28, .. });
 }
 
 #[test]
@@ -775,18 +770,14 @@ fn wrong_checkpoints_have_their_own_errors() {
     let error = load("missing", &|tensors| {
         tensors.remove(missing);
     });
-    assert!(
-        matches!(&error, QwenVlError::MissingTensors { names } if names[..] == [missing]),
-        "{error}"
-    );
+    assert_is!(&error => QwenVlError::MissingTensors { names } if names[..] == [missing]);
     let error = load("unused", &|tensors| {
         let norm = tensors[missing].clone();
         tensors.insert("model.visual.blocks.7.norm1.weight".to_owned(), norm);
     });
-    assert!(
-        matches!(&error, QwenVlError::UnusedTensors { names }
-            if names[..] == ["model.visual.blocks.7.norm1.weight"]),
-        "{error}"
+    assert_is!(
+        &error => QwenVlError::UnusedTensors { names }
+            if names[..] == ["model.visual.blocks.7.norm1.weight"]
     );
     let wide = "model.language_model.layers.1.mlp.up_proj.weight";
     let error = load("misshapen", &|tensors| {
@@ -794,24 +785,17 @@ fn wrong_checkpoints_have_their_own_errors() {
         *shape = vec![48, 64];
         data.truncate(48 * 64 * 4);
     });
-    assert!(
-        matches!(&error, QwenVlError::TensorShape { name, expected, found }
-            if name == wide && expected[..] == [96, 64] && found[..] == [48, 64]),
-        "{error}"
+    assert_is!(
+        &error => QwenVlError::TensorShape { name, expected, found }
+            if name == wide && expected[..] == [96, 64] && found[..] == [48, 64]
     );
     let empty = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let error = config("qwen3_vl_tiny")
         .load(empty, &Device::flex())
         .expect_err("no weights");
-    assert!(
-        matches!(error, QwenVlError::File { action: "read", .. }),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::File { action: "read", .. });
     let error = QwenVlConfig::from_folder(empty).expect_err("no configuration");
-    assert!(
-        matches!(error, QwenVlError::File { action: "read", .. }),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::File { action: "read", .. });
 }
 
 #[test]
@@ -839,10 +823,7 @@ fn wrong_configurations_have_their_own_errors() {
     let three = |pointer, value| refuse("qwen3_vl_tiny", pointer, value);
 
     let error = two("/model_type", json!("glm4v"));
-    assert!(
-        matches!(&error, QwenVlError::UnknownFamily { found, .. } if found == "glm4v"),
-        "{error}"
-    );
+    assert_is!(&error => QwenVlError::UnknownFamily { found, .. } if found == "glm4v");
     assert!(error.to_string().contains("qwen2_5_vl"));
     for (error, what) in [
         (two("/model_type", Value::Null), "model_type"),
@@ -884,10 +865,7 @@ fn wrong_configurations_have_their_own_errors() {
             "patch_size",
         ),
     ] {
-        assert!(
-            matches!(&error, QwenVlError::Unsupported { key, .. } if *key == what),
-            "{error}"
-        );
+        assert_is!(&error => QwenVlError::Unsupported { key, .. } if *key == what);
     }
     for (error, what) in [
         (
@@ -920,10 +898,7 @@ fn wrong_configurations_have_their_own_errors() {
             "window_size",
         ),
     ] {
-        assert!(
-            matches!(&error, QwenVlError::Sizes { left, .. } if *left == what),
-            "{error}"
-        );
+        assert_is!(&error => QwenVlError::Sizes { left, .. } if *left == what);
     }
     let error = two(
         "/text_config/rope_parameters/mrope_section",
@@ -1083,10 +1058,7 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
     };
     for patches in [None, image(7, elems), image(8, elems - 1)] {
         let error = batch(prompt, patches).expect_err("patches do not fit");
-        assert!(
-            matches!(error, QwenVlError::Patches { kind: "image", .. }),
-            "{error}"
-        );
+        assert_is!(error => QwenVlError::Patches { kind: "image", .. });
     }
     let error = model
         .batch(&Inputs {
@@ -1095,10 +1067,7 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
             video_patches: image(8, elems),
         })
         .expect_err("no video");
-    assert!(
-        matches!(error, QwenVlError::Patches { kind: "video", .. }),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::Patches { kind: "video", .. });
     let error = batch(Prompt::default(), None).expect_err("no tokens");
     assert!(matches!(error, QwenVlError::NoTokens), "{error}");
     let unknown = Prompt {
@@ -1106,17 +1075,7 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
         ..Prompt::default()
     };
     let error = batch(unknown, None).expect_err("beyond the vocabulary");
-    assert!(
-        matches!(
-            error,
-            QwenVlError::Token {
-                token: 1,
-                found: 300,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::Token { token: 1, found: 300, .. });
     // The types call one text token part of the image, whose grid then fits.
     let mistyped = Prompt {
         input_ids: &[5, IMAGE, 7, 6],
@@ -1125,17 +1084,7 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
         ..Prompt::default()
     };
     let error = batch(mistyped, image(8, elems)).expect_err("a placeholder short");
-    assert!(
-        matches!(
-            error,
-            QwenVlError::Placeholders {
-                expected: 2,
-                found: 1,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::Placeholders { expected: 2, found: 1, .. });
     let error = batch(
         Prompt {
             image_grids: &[],
@@ -1150,30 +1099,11 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
     let loss = |labels: &[i64]| model.loss(&whole, labels).map(|_| ());
     assert!(loss(&[-100, -100, -100, 6]).is_ok());
     let error = loss(&[5, 6]).expect_err("too few");
-    assert!(
-        matches!(
-            error,
-            QwenVlError::LabelCount {
-                expected: 4,
-                found: 2
-            }
-        ),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::LabelCount { expected: 4, found: 2 });
     let error = loss(&[5, -100, -100, -100]).expect_err("the first token follows nothing");
     assert!(matches!(error, QwenVlError::NoTargets), "{error}");
     let error = loss(&[-100, -100, 300, -100]).expect_err("beyond the vocabulary");
-    assert!(
-        matches!(
-            error,
-            QwenVlError::Token {
-                token: 2,
-                found: 300,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::Token { token: 2, found: 300, .. });
 
     let padding = Prompt {
         input_ids: &[0, 0],
@@ -1182,18 +1112,12 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
     };
     let padding = batch(padding, None).expect("padding alone is a batch");
     let error = model.prefill(&padding).expect_err("nothing to continue");
-    assert!(
-        matches!(error, QwenVlError::NotContinuable { .. }),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::NotContinuable { .. });
     let (_, mut cache) = model.prefill(&whole).expect("reads");
     let error = model
         .decode(&[1, 2], &mut cache)
         .expect_err("two tokens for one row");
-    assert!(
-        matches!(error, QwenVlError::NotContinuable { .. }),
-        "{error}"
-    );
+    assert_is!(error => QwenVlError::NotContinuable { .. });
     let error = model
         .decode(&[-1], &mut cache)
         .expect_err("beyond the vocabulary");
