@@ -18,6 +18,7 @@ const TRAITS: &[(&str, &str, usize)] = &[
     ("IntTensorOps", "int_tensor.rs", 107),
     ("BoolTensorOps", "bool_tensor.rs", 39),
     ("ActivationOps", "activation.rs", 14),
+    ("ModuleOps", "modules/base.rs", 60),
     ("QTensorOps", "qtensor.rs", 80),
     ("TransactionOps", "transaction.rs", 1),
 ];
