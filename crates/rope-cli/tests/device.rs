@@ -70,7 +70,7 @@ fn doctor_without_cann_says_what_is_missing_and_what_to_do() {
         "our kernels, compiled at run time",
         "npu_mrope, with a gradient",
         "set_env.sh",
-        "0 of 6 ways",
+        "0 of 5 ways",
     ] {
         assert!(found.contains(part), "{part} is not in {found}");
     }
@@ -84,7 +84,7 @@ fn doctor_prints_json() {
     assert_eq!(output.status.code(), Some(0));
     let found: Value = serde_json::from_str(&text(&output.stdout)).expect("an object");
     assert_eq!(found["complete"], false);
-    assert_eq!(found["paths"].as_array().map(Vec::len), Some(6));
+    assert_eq!(found["paths"].as_array().map(Vec::len), Some(5));
     for path in found["paths"].as_array().expect("a list") {
         assert!(
             path["ready"] == false && path["remedy"].is_string(),
