@@ -250,7 +250,8 @@ impl<'a> Shown<'a> {
                     let tokens = end - first;
                     write!(
                         html,
-                        "<span class=\"t seen\" title=\"tokens {first} to {}: T {t}, H {h}, W {w}\">\
+                        "<span class=\"t seen\" \
+                         title=\"tokens {first} to {}: T {t}, H {h}, W {w}\">\
                          {name}, {tokens} tokens</span>",
                         end - 1
                     )?;
@@ -265,7 +266,8 @@ impl<'a> Shown<'a> {
                     };
                     write!(
                         html,
-                        "<span class=\"{class}\" title=\"token {first}: id {ids:?}, T {t}, H {h}, W {w}\">\
+                        "<span class=\"{class}\" \
+                         title=\"token {first}: id {ids:?}, T {t}, H {h}, W {w}\">\
                          {}</span>",
                         escaped(text).replace('\n', "\u{21b5}\n")
                     )?;
@@ -301,7 +303,8 @@ impl<'a> Shown<'a> {
                 write!(
                     html,
                     "<figure><svg width=\"{:.0}\" viewBox=\"0 0 {width} {height}\">\
-                     <image width=\"{width}\" height=\"{height}\" href=\"data:image/png;base64,{png}\"/>",
+                     <image width=\"{width}\" height=\"{height}\" \
+                     href=\"data:image/png;base64,{png}\"/>",
                     width as f64 * larger
                 )?;
                 let patch_in_time = frame * time / media.frames.len();
@@ -313,7 +316,8 @@ impl<'a> Shown<'a> {
                     let (wide, high) = (x2 - x1, y2 - y1);
                     write!(
                         html,
-                        "<rect class=\"box\" x=\"{x1:.2}\" y=\"{y1:.2}\" width=\"{wide:.2}\" height=\"{high:.2}\"/>"
+                        "<rect class=\"box\" x=\"{x1:.2}\" y=\"{y1:.2}\" width=\"{wide:.2}\" \
+                         height=\"{high:.2}\"/>"
                     )?;
                 }
                 let name = match media.frames.len() {
@@ -392,7 +396,8 @@ impl<'a> Shown<'a> {
                     let [t, h, w] = [0, 1, 2].map(|axis| self.range(axis, *first..*end));
                     write!(
                         html,
-                        "</table><details><summary>{first} to {}: {name}; T {t}, H {h}, W {w}</summary><table>",
+                        "</table><details><summary>{first} to {}: {name}; T {t}, H {h}, W {w}</summary>\
+                         <table>",
                         end - 1
                     )?;
                     for token in *first..*end {

@@ -48,12 +48,13 @@ impl Default for CheckOptions {
     }
 }
 
-/// Checks all records of a stream, such as [`text::read`] gives. `on_record` is called after each, with the records and the
-/// errors so far, from any thread.
+/// Checks all records of a stream, such as [`text::read`] gives. `on_record` is called after each,
+/// with the records and the errors so far, from any thread.
 ///
 /// Memory is bounded by a record and a picture for each thread, 128 MiB of decoded pixels or one
 /// larger picture, and some 80 bytes for each record. What is longer than the encoder's
-/// `max_tokens` is a warning if its [`Overlong`](text::Overlong) rule can shorten it, and an error otherwise.
+/// `max_tokens` is a warning if its [`Overlong`](text::Overlong) rule can shorten it, and an error
+/// otherwise.
 pub fn check_data<R: Iterator<Item = text::Result<Conversation>> + Send>(
     conversations: R,
     encoder: &SampleEncoder,
