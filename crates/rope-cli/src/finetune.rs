@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device as HostDevice, FloatDType, Tensor};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -310,14 +310,12 @@ impl FinetuneArgs {
                 host.configure(FloatDType::BF16)?;
             }
         }
-        let device = device.autodiff();
         if !self.random_weights {
-            return Ok(config.load(&self.folder, &device)?);
+            return Ok(config.load(&self.folder, &device.autodiff())?);
         }
         host.seed(self.seed);
-        let model = config.init(&host.autodiff())?;
-        model.visit(&mut DrawWeights);
-        Ok(model.fork(&device))
+        let model = config.init(&host)?.map(&mut DrawWeights::default());
+        Ok(model.fork(&device).train())
     }
 
     fn open_data(&self, path: &Path) -> Result<Arc<DataIndex>, Box<dyn Error>> {
@@ -492,13 +490,22 @@ fn interrupted() -> Result<Arc<AtomicBool>, Box<dyn Error>> {
     Ok(flag)
 }
 
-/// Draws the weights now. Otherwise each is drawn at first use, in an order that the first forward
-/// pass decides.
-struct DrawWeights;
+/// Draws the weights now; otherwise each is drawn at first use, in an order that the first forward
+/// pass decides. Word embeddings, which may also be the head, are made as small as transformers
+/// draws them, or the first losses would be far above those of a guess.
+#[derive(Default)]
+struct DrawWeights {
+    is_table: bool,
+}
 
-impl ModuleVisitor for DrawWeights {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        param.val();
+impl ModuleMapper for DrawWeights {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.is_table = name == "embed_tokens" || (self.is_table && name == "weight");
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let scale = if self.is_table { 0.02 } else { 1.0 };
+        param.map(|drawn| drawn * scale)
     }
 }
 
