@@ -10,6 +10,7 @@ use std::sync::Arc;
 use folder::{Folder, family_folder, json, workspace};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use vlm_data::text::format::Conversations;
 use vlm_data::text::{DataIndex, FileOptions, IGNORED, TextError};
 use vlm_data::{
     BatchSize, Cut, DataPosition, GlobalBatch, Loader, LoaderOptions, MicroBatch, OnError,
@@ -552,4 +553,107 @@ fn options_that_contradict_each_other_are_refused() {
             other => panic!("{expected}: {other}"),
         }
     }
+}
+
+/// What an encoder makes of one record, as text, or the error.
+fn encode(
+    encoder: &SampleEncoder,
+    record: &Value,
+) -> Result<(TrainingSample, String), VlmDataError> {
+    let file = record.to_string();
+    let mut read = Conversations::new(file.as_bytes(), "", &file_options());
+    let conversation = read.next().expect("a record")?;
+    let sample = encoder.encode(&conversation)?;
+    let ids = sample.text.input_ids.iter().map(|id| *id as u32);
+    let text = encoder
+        .text()
+        .tokenizer()
+        .decode(&ids.collect::<Vec<_>>())?;
+    Ok((sample, text))
+}
+
+/// Of a picture of 48 x 36 pixels that becomes one of 56 x 28 or 64 x 32.
+#[test]
+fn boxes_are_scaled_as_the_family_writes_them() {
+    let record = |image: &str, numbers: [u32; 4]| {
+        serde_json::json!({
+            "messages": [
+                {"role": "user", "content": "<image>Where is <ref-object>?"},
+                {"role": "assistant", "content": "<bbox>"},
+            ],
+            "images": [image],
+            "objects": {"ref": ["it"], "bbox": [numbers]},
+        })
+    };
+    for (family, expected) in [
+        ("qwen2", "<|box_start|>(500,0),(1000,250)<|box_end|>"),
+        ("qwen2_5", "[28, 0, 56, 7]"),
+        ("qwen3", "[500, 0, 1000, 250]"),
+        ("glm", "[500, 0, 1000, 250]"),
+    ] {
+        let encoder = encoder(family, "boxes");
+        let (_, text) = encode(&encoder, &record("rgb_8.png", [24, 0, 48, 9])).expect("a sample");
+        assert!(text.contains(expected), "{family}: {text}");
+        let marked = text.contains("<|object_ref_start|>it<|object_ref_end|>?");
+        assert_eq!(marked, family == "qwen2", "{text}");
+        // The same picture, turned by its EXIF, is 36 pixels wide.
+        let turned = encode(&encoder, &record("exif_6.png", [24, 0, 48, 9]));
+        let error = turned.expect_err("it is outside").to_string();
+        assert!(error.contains("36 x 48"), "{error}");
+    }
+}
+
+#[test]
+fn frames_of_a_folder_are_in_order_of_their_numbers_and_of_one_size() {
+    let encoder = encoder("qwen3", "frames");
+    let folder = Folder::new("frames_of_a_clip");
+    let pictures = workspace().join("tests/fixtures/pictures");
+    let read = |name: &str| fs::read(pictures.join(name)).expect("a picture");
+    for (name, picture) in [
+        ("f1.png", "exif_1.png"),
+        ("f2.png", "exif_2.png"),
+        ("f10.png", "exif_3.png"),
+        (".hidden", "grey.gif"),
+    ] {
+        folder.write(name, read(picture));
+    }
+    let record = |video: Value| {
+        serde_json::json!({
+            "messages": [
+                {"role": "user", "content": "<video>What?"},
+                {"role": "assistant", "content": "That."},
+            ],
+            "videos": [video],
+        })
+    };
+    let path = folder.0.to_str().expect("a name");
+    let found = encode(
+        &encoder,
+        &record(serde_json::json!({"video": path, "fps": 2})),
+    );
+    let list = serde_json::json!(["exif_1.png", "exif_2.png", "exif_3.png"]);
+    let expected = serde_json::json!({"frames": list, "fps": 2});
+    let expected = encode(&encoder, &record(expected)).expect("a sample");
+    assert_eq!(found.expect("a sample"), expected);
+    assert!(expected.1.contains("<0.2 seconds>") && expected.1.contains("<1.0 seconds>"));
+
+    let error = encode(&encoder, &record(list))
+        .expect_err("no speed")
+        .to_string();
+    assert!(error.contains("fps"), "{error}");
+    folder.write("f3.png", read("exif_6.png"));
+    let error = encode(
+        &encoder,
+        &record(serde_json::json!({"video": path, "fps": 2})),
+    );
+    let error = error.expect_err("a turned frame").to_string();
+    assert!(
+        error.contains("video 1, frame 3") && error.contains("36 x 48"),
+        "{error}"
+    );
+    let single = serde_json::json!({"frames": ["exif_1.png"], "fps": 2});
+    let error = encode(&encoder, &record(single))
+        .expect_err("one frame")
+        .to_string();
+    assert!(error.contains("is it a picture"), "{error}");
 }
