@@ -13,7 +13,8 @@ use vlm_data::text::{
 };
 
 static ENCODER: LazyLock<TextEncoder> = LazyLock::new(|| {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/vlm-data/tests/fixtures/text");
+    let folder =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/vlm-data/tests/fixtures/text");
     let tokenizer = Tokenizer::from_folder(&folder).expect("a tokenizer");
     let template = std::fs::read_to_string(folder.join("qwen3.jinja")).expect("a template");
     let template = ChatTemplate::new(&template).expect("a template");
@@ -53,7 +54,11 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         assert!(conversation.line >= line);
         line = conversation.line;
         let (images, videos) = (conversation.images.len(), conversation.videos.len());
-        for part in conversation.messages.iter().flat_map(|message| &message.parts) {
+        for part in conversation
+            .messages
+            .iter()
+            .flat_map(|message| &message.parts)
+        {
             match part {
                 Part::Text(_) => {}
                 Part::Image(index) => assert!(*index < images),

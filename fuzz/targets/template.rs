@@ -17,7 +17,11 @@ static CONVERSATION: LazyLock<Conversation> = LazyLock::new(|| {
             "function": {"name": "f", "arguments": {"a": [1, 2.5, null, true, "x"]}}}]},
         {"role": "tool", "content": "3"}, {"role": "assistant", "content": "done"}],
         "images": ["a.png"], "videos": [["a.png", "b.png"]], "tools": [{"name": "f"}]}"#;
-    let record: Vec<u8> = record.iter().copied().filter(|byte| *byte != b'\n').collect();
+    let record: Vec<u8> = record
+        .iter()
+        .copied()
+        .filter(|byte| *byte != b'\n')
+        .collect();
     let mut read = Conversations::new(&record[..], "", &FileOptions::default());
     read.next().expect("a record").expect("it is good")
 });
@@ -30,7 +34,9 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         return;
     };
     let tokens = [("eos_token".to_owned(), "<|im_end|>".to_owned())];
-    let Conversation { messages, tools, .. } = &*CONVERSATION;
+    let Conversation {
+        messages, tools, ..
+    } = &*CONVERSATION;
     let rendered = template.render(messages, tools.as_ref(), &tokens, &RenderOptions::default());
     if let Ok(rendered) = rendered {
         assert!(rendered.text.len() <= 64 << 20);

@@ -43,7 +43,10 @@ fn damaged(file: &[u8]) {
     std::fs::create_dir_all(&folder).expect("a folder");
     std::fs::write(folder.join("tokenizer.json"), file).expect("a file");
     if let Ok(tokenizer) = Tokenizer::from_folder(&folder) {
-        encode(&tokenizer, "It's 12\u{301} <|im_start|>user\n\n  größer\u{3000}");
+        encode(
+            &tokenizer,
+            "It's 12\u{301} <|im_start|>user\n\n  größer\u{3000}",
+        );
     }
 }
 
