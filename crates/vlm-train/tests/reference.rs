@@ -65,7 +65,7 @@ fn curves(family: &str) -> BTreeMap<String, Curve> {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn follows(mode: &str, trained: &TrainedParts, steps: usize) {
+fn follows(mode: &str, trained: &TrainedParts, steps: usize, within: f64) {
     for family in FAMILIES {
         let curves = curves(family);
         for (name, accumulation, cut) in CUTS {
@@ -73,26 +73,29 @@ fn follows(mode: &str, trained: &TrainedParts, steps: usize) {
             assert_eq!(curve.losses.len(), 50);
             let ([loss, norm], _) = follow(family, trained, cut, curve, steps);
             println!("{family} {mode} {name}: loss {loss:.1e}, norm {norm:.1e}");
-            assert!(loss < 1e-5 && norm < 1e-5, "{family} {name}: {loss} {norm}");
+            assert!(
+                loss < within && norm < within,
+                "{family} {name}: {loss} {norm}"
+            );
         }
     }
 }
 
 #[test]
 fn first_losses_and_norms_of_adapters_are_those_of_peft() {
-    follows("lora", &lora(), 6);
+    follows("lora", &lora(), 6, 1e-5);
 }
 
 #[test]
 fn first_losses_and_norms_of_whole_models_are_those_of_torch() {
-    follows("full", &TrainedParts::Full(ALL.to_vec()), 6);
+    follows("full", &TrainedParts::Full(ALL.to_vec()), 6, 1e-5);
 }
 
 #[test]
 #[ignore = "minutes"]
 fn losses_and_norms_of_all_steps_are_those_of_peft_and_torch() {
-    follows("lora", &lora(), 50);
-    follows("full", &TrainedParts::Full(ALL.to_vec()), 50);
+    follows("lora", &lora(), 50, 1e-4);
+    follows("full", &TrainedParts::Full(ALL.to_vec()), 50, 1e-4);
 }
 
 fn logits(model: &QwenVl, config: &QwenVlConfig) -> TensorData {
