@@ -488,13 +488,23 @@ fn few_cores_on_dav_3510() {
 #[test]
 fn angles_behind_others_in_their_memory() {
     let bench = Bench::new(ascend_sim::Machine::ascend_910b());
-    let case = Case {
-        offset_angles: true,
-        ..Case::plain(Pairing::Half)
-    };
-    run::<f32>(&bench, &case, Direction::Forward);
+    run::<f32>(&bench, &angles_behind_others(), Direction::Forward);
+    bench.finish();
+}
+
+#[test]
+fn angles_behind_others_by_cube() {
+    let bench = Bench::new(ascend_sim::Machine::ascend_910b());
+    let case = angles_behind_others();
     run_by::<bf16>(&bench, &case, Direction::Forward, Unit::Cube);
     bench.finish();
+}
+
+fn angles_behind_others() -> Case {
+    Case {
+        offset_angles: true,
+        ..Case::plain(Pairing::Half)
+    }
 }
 
 /// Heads that lie further apart than the 16 bits of the cube core's strides reach.
