@@ -230,6 +230,8 @@ impl Harness {
     /// The environment in which clang reads the changed file in place of the kernels' own.
     fn environment_with(&self, fault: &Fault) -> Result<Vec<(&'static str, String)>> {
         let path = self.root.join(KERNELS).join(fault.file);
+        // As the simulator names it to clang, which compares names: the folder is a link.
+        let path = fs::canonicalize(&path).map_err(cannot_access(&path))?;
         let text = fs::read_to_string(&path).map_err(cannot_access(&path))?;
         let changed = text.replace(fault.from, fault.to);
         if changed == text {
@@ -247,7 +249,7 @@ impl Harness {
         });
         let overlay = self.write("fault.json", &overlay.to_string())?;
         let mut hasher = DefaultHasher::new();
-        (fault.from, fault.to, text).hash(&mut hasher);
+        (fault.from, fault.to, text, &path).hash(&mut hasher);
         let mut environment = self.environment()?;
         for (name, value) in &mut environment {
             if *name == "CXXFLAGS" {

@@ -41,9 +41,10 @@ struct Raw {
     others: BTreeMap<String, Value>,
 }
 
-/// Keys that change what an adapter computes, and are supported in one value alone, besides null
-/// and what is empty.
-const FIXED: [(&str, &str); 12] = [
+/// Keys that change what an adapter computes, with the values that are supported besides null,
+/// false and what is empty. The other ways to initialise subtract from the base weights.
+const FIXED: [(&str, &str); 13] = [
+    ("init_lora_weights", "true, \"gaussian\" or \"eva\""),
     ("bias", "\"none\""),
     ("fan_in_fan_out", "false"),
     ("use_dora", "false"),
@@ -228,8 +229,12 @@ fn raw_config(text: &str) -> Result<Raw> {
     }
     for (key, expected) in FIXED {
         let found = raw.others.get(key).map(Value::to_string);
-        let empty = ["null", "false", "{}", "[]"];
-        if let Some(found) = found.filter(|found| found != expected && !empty.contains(&&**found)) {
+        let is_supported = |found: &String| {
+            let mut supported = expected.split(", ").flat_map(|text| text.split(" or "));
+            let empty = ["null", "false", "{}", "[]"];
+            supported.any(|text| text == found) || empty.contains(&&**found)
+        };
+        if let Some(found) = found.filter(|found| !is_supported(found)) {
             return Err(QwenVlError::Unsupported {
                 key,
                 found,
@@ -238,4 +243,47 @@ fn raw_config(text: &str) -> Result<Raw> {
         }
     }
     Ok(raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_change_an_adapter_are_refused_by_name() {
+        let config = |key: &str, value: Value| {
+            let mut config = json!({ "peft_type": "LORA", "r": 8, "lora_alpha": 16 });
+            config[key] = value;
+            raw_config(&config.to_string())
+        };
+        for (key, value) in [
+            ("peft_type", json!("IA3")),
+            ("use_dora", json!(true)),
+            ("bias", json!("lora_only")),
+            ("rank_pattern", json!({ "q_proj": 4 })),
+            ("modules_to_save", json!(["lm_head"])),
+            ("init_lora_weights", json!("pissa_niter_4")),
+            ("init_lora_weights", json!("olora")),
+        ] {
+            let error = config(key, value.clone()).map(drop).unwrap_err();
+            let QwenVlError::Unsupported {
+                key: named, found, ..
+            } = error
+            else {
+                panic!("{key} = {value}: {error}");
+            };
+            assert_eq!((named, found), (key, value.to_string()));
+        }
+        for (key, value) in [
+            ("bias", json!("none")),
+            ("rank_pattern", json!({})),
+            ("use_dora", json!(null)),
+            ("init_lora_weights", json!(true)),
+            ("init_lora_weights", json!("gaussian")),
+            ("init_lora_weights", json!(false)),
+            ("layers_to_transform", json!([0, 1])),
+        ] {
+            config(key, value.clone()).unwrap_or_else(|error| panic!("{key} = {value}: {error}"));
+        }
+    }
 }

@@ -271,7 +271,7 @@ impl FinetuneArgs {
             },
             warmup_steps: (self.warmup * steps as f64).ceil() as usize,
             weight_decay: self.weight_decay,
-            max_norm: (self.max_norm > 0.0).then_some(self.max_norm),
+            max_norm: (self.max_norm != 0.0).then_some(self.max_norm),
             loss_rule: match self.loss_rule {
                 RuleChoice::Tokens => LossRule::Tokens,
                 RuleChoice::MicroBatches => LossRule::MicroBatches,

@@ -100,6 +100,8 @@ fn wrong_inputs_are_one_clear_error() {
         ("--micro-tokens 3", "tokens"),
         ("--resume", "no complete checkpoint"),
         ("--dropout 1.5", "dropout"),
+        ("--max-norm=-1", "norm to clip at = -1"),
+        ("--max-norm NaN", "norm to clip at = NaN"),
     ] {
         let failed = Command::new(env!("CARGO_BIN_EXE_mrope"))
             .current_dir(example())
@@ -120,7 +122,7 @@ fn wrong_inputs_are_one_clear_error() {
 
 /// A run that is killed at any moment and continued ends with the bytes of one that was not.
 #[test]
-#[ignore = "minutes"]
+#[ignore = "minutes: a part of `cargo xtask deep training`"]
 fn a_killed_run_continues_to_the_bit() {
     for (options, trained) in [
         ("--dropout 0.1", "adapter/adapter_model.safetensors"),
@@ -171,7 +173,7 @@ fn losses(out: &Path) -> Vec<f64> {
 
 #[cfg(all(feature = "ascend-sim", feature = "wgpu"))]
 #[test]
-#[ignore = "minutes, and a driver for the GPU"]
+#[ignore = "minutes: a part of `cargo xtask deep training`"]
 fn other_devices_follow_the_losses_of_the_cpu() {
     for options in ["", "--full --parts tower,merger,decoder"] {
         let on = |device: &str| {

@@ -18,7 +18,7 @@ pub enum VlmTrainError {
     /// The data.
     #[error("no batch for step {step}: {source}")]
     Data {
-        /// The step, from 0.
+        /// The step, from 1.
         step: usize,
         /// Why.
         source: VlmDataError,
@@ -60,32 +60,32 @@ pub enum VlmTrainError {
          leave such samples out"
     )]
     NoLabels {
-        /// The step, from 0.
+        /// The step, from 1.
         step: usize,
         /// Where its samples stand.
         lines: String,
     },
     /// A number that is infinite or none.
     #[error(
-        "the {quantity} is {value} in step {step}, of the samples at line {lines}, first in {layer}; \
-         the model is that of the step before: look at these samples, or lower the learning rate"
+        "the {quantity} is {value} in step {step}, over the samples at line {lines} ({place}); the \
+         model is still that of the step before: look at these samples, or lower the learning rate"
     )]
     Diverged {
         /// `loss` or `gradient norm`.
         quantity: &'static str,
         /// As found.
         value: f64,
-        /// The step, from 0.
+        /// The step, from 1.
         step: usize,
         /// Where the samples stand that gave it.
         lines: String,
-        /// The first activation of them that is infinite or NaN.
-        layer: String,
+        /// The first activation that is infinite or NaN, if there is one.
+        place: String,
     },
     /// A gradient that the device does not give back.
     #[error("the device failed in step {step}: {reason}; continue from the last checkpoint")]
     Device {
-        /// The step, from 0.
+        /// The step, from 1.
         step: usize,
         /// Its message.
         reason: String,

@@ -120,7 +120,7 @@ impl Recipe {
         let is_rate = |rate: f64| rate.is_finite() && rate >= 0.0;
         let is_beta = |beta: f64| (0.0..1.0).contains(&beta);
         let max_norm = self.max_norm.unwrap_or(1.0);
-        let norm = "a finite number above 0";
+        let above = "a finite number above 0";
         for (option, found, is_right, expected) in [
             (
                 "tower rate",
@@ -146,14 +146,20 @@ impl Recipe {
                 is_rate(self.weight_decay),
                 rate,
             ),
-            ("epsilon", self.epsilon, is_rate(self.epsilon), rate),
+            (
+                "epsilon",
+                self.epsilon,
+                // A moment of 0 is divided by it.
+                is_rate(self.epsilon) && self.epsilon > 0.0,
+                above,
+            ),
             ("first beta", self.betas[0], is_beta(self.betas[0]), beta),
             ("second beta", self.betas[1], is_beta(self.betas[1]), beta),
             (
                 "norm to clip at",
                 max_norm,
                 is_rate(max_norm) && max_norm > 0.0,
-                norm,
+                above,
             ),
         ] {
             if !is_right {

@@ -46,8 +46,8 @@ struct Validation {
 }
 
 /// Takes the steps of a run that are left, and saves a checkpoint at its end. `batches` go on where
-/// [`Trainer::position`] says, as those of a [`Loader`](vlm_data::Loader) do. `report` receives each
-/// step, and the validation loss after it if there is one.
+/// [`Trainer::position`] says, as those of a [`Loader`](vlm_data::Loader) do. `report` receives
+/// each step, and the validation loss after it if there is one.
 ///
 /// # Errors
 /// [`VlmTrainError::Taken`] if a new run would replace another; those of [`Trainer::step`], after
@@ -73,6 +73,7 @@ pub fn run(
         let Some(batch) = batches.next() else {
             return Err(VlmTrainError::NoData { step, steps: all });
         };
+        let step = step + 1;
         let batch = batch.map_err(|source| VlmTrainError::Data { step, source })?;
         let done = trainer.step(&batch.micro_batches)?;
         trainer.position = Some(batch.next);

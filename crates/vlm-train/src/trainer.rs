@@ -154,7 +154,7 @@ impl Trainer {
 
     /// Loss and gradients of a batch.
     fn pass(&self, batch: &[MicroBatch]) -> Result<Pass> {
-        let step = self.steps;
+        let step = self.steps + 1;
         let labelled = self.labelled(batch)?;
         let all: usize = labelled.iter().sum();
         if all == 0 {
@@ -175,7 +175,7 @@ impl Trainer {
             let how = Backward {
                 recompute: self.recipe.recompute,
                 weight,
-                seed: Some(draw(self.recipe.seed, step, index)),
+                seed: Some(draw(self.recipe.seed, self.steps, index)),
             };
             let ready = self.model.batch(&inputs(micro, &device))?;
             let mut add = |id, gradient| gradients.add(id, gradient);
@@ -186,7 +186,7 @@ impl Trainer {
                     value: mean,
                     step,
                     lines: lines(std::slice::from_ref(micro)),
-                    layer: self.first_not_finite(micro)?,
+                    place: self.first_not_finite(micro)?,
                 });
             }
             loss += mean * weight;
@@ -200,7 +200,7 @@ impl Trainer {
                 value: norm,
                 step,
                 lines: lines(batch),
-                layer: "a gradient alone".to_owned(),
+                place: "the loss is finite".to_owned(),
             });
         }
         Ok(Pass {
@@ -211,8 +211,8 @@ impl Trainer {
         })
     }
 
-    /// The first activation, in the order of a forward pass, that is infinite or NaN somewhere, by
-    /// the names of [`Trace`].
+    /// Names the first activation, in the order of a forward pass, that has an infinite element or
+    /// NaN, as [`Trace`] does.
     fn first_not_finite(&self, micro: &MicroBatch) -> Result<String> {
         let model = self.model.valid();
         let mut trace = Trace::recording();
@@ -230,10 +230,10 @@ impl Trainer {
             let activation = trace.get(&name)?;
             let is_finite = |data: &TensorData| data.iter::<f64>().all(f64::is_finite);
             if activation.is_some_and(|data| !is_finite(data)) {
-                return Ok(name);
+                return Ok(format!("first in {name}"));
             }
         }
-        Ok("the loss alone".to_owned())
+        Ok("every activation is finite".to_owned())
     }
 
     /// Labelled tokens of each micro-batch.
@@ -308,7 +308,7 @@ impl Trainer {
             .enumerate()
             .map(cut)
             .collect::<Result<Vec<_>, _>>();
-        let step = self.steps;
+        let step = self.steps + 1;
         let cuts = cuts.map_err(|source| VlmTrainError::Data { step, source })?;
         self.compare_cuts(&cuts)
     }
@@ -320,7 +320,7 @@ impl Trainer {
         let Some(first) = cuts.next() else {
             return Ok(largest);
         };
-        let step = self.steps;
+        let step = self.steps + 1;
         let failed = |reason| VlmTrainError::Device { step, reason };
         let first = self.pass(first)?;
         for cut in cuts {

@@ -58,7 +58,7 @@ fn masters_keep_what_bf16_loses() {
 }
 
 #[test]
-#[ignore = "minutes"]
+#[ignore = "minutes: a part of `cargo xtask deep training`"]
 fn two_hundred_steps_end_within_a_percent_with_masters_alone() {
     let [whole, masters, without] = compare(200);
     let apart = |loss: f64| (loss - whole).abs() / whole;

@@ -92,7 +92,7 @@ fn first_losses_and_norms_of_whole_models_are_those_of_torch() {
 }
 
 #[test]
-#[ignore = "minutes"]
+#[ignore = "minutes: a part of `cargo xtask deep training`"]
 fn losses_and_norms_of_all_steps_are_those_of_peft_and_torch() {
     follows("lora", &lora(), 50, 1e-4);
     follows("full", &TrainedParts::Full(ALL.to_vec()), 50, 1e-4);

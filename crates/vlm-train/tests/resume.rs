@@ -206,7 +206,7 @@ fn a_loss_that_is_none_names_the_lines_of_its_samples() {
     batch[1].image_patches[3] = f32::NAN;
     let error = trainer.step(&batch).unwrap_err().to_string();
     let expected =
-        "the loss is NaN in step 0, of the samples at line 2, first in vision.patch_embed";
+        "the loss is NaN in step 1, over the samples at line 2 (first in vision.patch_embed)";
     assert!(error.contains(expected), "{error}");
     assert_eq!(trainer.steps(), 0);
     for micro in &mut batch {
