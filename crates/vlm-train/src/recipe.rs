@@ -122,6 +122,13 @@ impl Recipe {
         let max_norm = self.max_norm.unwrap_or(1.0);
         let above = "a finite number above 0";
         for (option, found, is_right, expected) in [
+            // First, for the others follow it by default.
+            (
+                "decoder rate",
+                self.rates.decoder,
+                is_rate(self.rates.decoder),
+                rate,
+            ),
             (
                 "tower rate",
                 self.rates.tower,
@@ -132,12 +139,6 @@ impl Recipe {
                 "merger rate",
                 self.rates.merger,
                 is_rate(self.rates.merger),
-                rate,
-            ),
-            (
-                "decoder rate",
-                self.rates.decoder,
-                is_rate(self.rates.decoder),
                 rate,
             ),
             (
