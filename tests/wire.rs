@@ -62,6 +62,12 @@ fn calls() -> Vec<Call> {
             &[&angles],
             &rotary,
         ),
+        call(
+            "rope.norm_rotary_pair",
+            &[&x, &k, &weight, &weight, &angles],
+            &[&x, &k],
+            &norm,
+        ),
         call("rope.norm_rotary", &[&x, &weight, &angles], &[&x], &norm),
         call(
             "rope.norm_rotary_backward",

@@ -16,19 +16,24 @@ use crate::Ascend;
 use crate::tensor::AscendTensor;
 
 impl NormRotaryOps for Ascend {
+    fn norm_rotary_pair(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        q_weight: FloatTensor<Self>,
+        k_weight: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        op: NormRotaryOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        norm_rotate([q, k], [q_weight, k_weight], &angles, op).into()
+    }
+
     fn norm_rotary(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         angles: FloatTensor<Self>,
         op: NormRotaryOp,
     ) -> FloatTensor<Self> {
-        let outputs = Outputs::new(&x, [like(&x)]);
-        let [x] = outputs.or_composed(forward(x, &weight, &angles, op), |x| {
-            let rotate = Ascend::rotary_single;
-            [composed::norm_rotate::<Ascend>(
-                x, weight, angles, op, rotate,
-            )]
-        });
+        let [x] = norm_rotate([x], [weight], &angles, op);
         x
     }
 
@@ -40,7 +45,7 @@ impl NormRotaryOps for Ascend {
         op: NormRotaryOp,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let outputs = Outputs::new(&x, [like(&x), like(&weight)]);
-        let outcome = backward([x, gradient], &weight, &angles, op);
+        let outcome = backward([x, gradient], weight.clone(), &angles, op);
         let gradients = outputs.or_composed(outcome, |[x, gradient]| {
             let rotate = Ascend::rotary_single;
             composed::norm_rotate_backward::<Ascend>(x, weight, angles, gradient, op, rotate).into()
@@ -49,25 +54,46 @@ impl NormRotaryOps for Ascend {
     }
 }
 
-#[expect(
-    clippy::result_large_err,
-    reason = "a refusal gives the inputs back to be composed"
-)]
-fn forward(
-    x: AscendTensor,
-    weight: &AscendTensor,
+/// Of q, or of q and k.
+fn norm_rotate<const N: usize>(
+    x: [AscendTensor; N],
+    weights: [AscendTensor; N],
     angles: &AscendTensor,
     op: NormRotaryOp,
-) -> Outcome<AscendTensor, 1> {
-    let run = match NormRun::new(&x, weight, angles, op) {
+) -> [AscendTensor; N] {
+    let outputs = Outputs::new(&x[0], x.each_ref().map(like));
+    outputs.or_composed(forward(x, weights.clone(), angles, op), |x| {
+        let mut weights = weights.into_iter();
+        x.map(|x| {
+            let weight = weights.next().expect("a weight for each tensor");
+            let rotate = Ascend::rotary_single;
+            composed::norm_rotate::<Ascend>(x, weight, angles.clone(), op, rotate)
+        })
+    })
+}
+
+fn forward<const N: usize>(
+    x: [AscendTensor; N],
+    weights: [AscendTensor; N],
+    angles: &AscendTensor,
+    op: NormRotaryOp,
+) -> Outcome<[AscendTensor; N], N> {
+    let run = match NormRun::new(&x, weights, angles, op) {
         Ok(Some(run)) => run,
-        Ok(None) => return Ok([x]),
+        Ok(None) => return Ok(x),
         Err(refusal) => return Err((refusal, x)),
     };
-    let mut prepared = PreparedTensor::new(x, &run.rotation.op);
+    let rotation = &run.rotation.op;
+    let mut prepared = x.map(|x| PreparedTensor::readable(x, rotation));
+    // A launch overwrites both or none.
+    if !prepared.iter().all(PreparedTensor::may_be_overwritten) {
+        prepared
+            .iter_mut()
+            .for_each(|x| x.allocate_output(rotation));
+    }
     match run.forward(&mut prepared) {
-        Ok(()) => Ok([prepared.into_output()]),
-        Err(refusal) => Err((refusal, prepared.source)),
+        Ok(()) => Ok(prepared.map(PreparedTensor::into_output)),
+        Err(refusal) => Err((refusal, prepared.map(|x| x.source))),
     }
 }
 
@@ -77,14 +103,14 @@ fn forward(
 )]
 fn backward(
     [x, gradient]: [AscendTensor; 2],
-    weight: &AscendTensor,
+    weight: AscendTensor,
     angles: &AscendTensor,
     op: NormRotaryOp,
 ) -> Outcome<[AscendTensor; 2], 2> {
-    let run = match NormRun::new(&x, weight, angles, op) {
+    let run = match NormRun::new(std::slice::from_ref(&x), [weight.clone()], angles, op) {
         Ok(Some(run)) => run,
         // No head has a share in the gradient of the weight.
-        Ok(None) => return Ok([gradient, zeros_like(weight)]),
+        Ok(None) => return Ok([gradient, zeros_like(&weight)]),
         Err(refusal) => return Err((refusal, [x, gradient])),
     };
     let x = PreparedTensor::readable(x, &run.rotation.op);
@@ -100,58 +126,68 @@ fn zeros_like(weight: &AscendTensor) -> AscendTensor {
     Ascend::float_zeros(weight.shape(), &weight.device(), dtype)
 }
 
-/// What a norm with its rotation needs besides x.
-struct NormRun {
+/// What a norm with its rotation needs besides q and k.
+struct NormRun<const N: usize> {
     rotation: Run,
     op: NormRotaryOp,
-    weight: AscendTensor,
+    weights: [AscendTensor; N],
 }
 
-impl NormRun {
+impl<const N: usize> NormRun<N> {
     /// Nothing if there is nothing to normalise.
     fn new(
-        x: &AscendTensor,
-        weight: &AscendTensor,
+        x: &[AscendTensor],
+        weights: [AscendTensor; N],
         angles: &AscendTensor,
         op: NormRotaryOp,
     ) -> Result<Option<Self>, Refusal> {
-        op.check_weight("the weight of the norm", weight, x)
-            .map_err(wrong)?;
+        for (x, weight) in x.iter().zip(&weights) {
+            op.check_weight("the weight of the norm", weight, x)
+                .map_err(wrong)?;
+        }
         let rotation = RotaryOp {
             geometry: op.geometry,
             layout: op.layout,
             direction: Direction::Forward,
         };
-        let rotation = Run::new(std::slice::from_ref(x), angles, rotation)?;
+        let rotation = Run::new(x, angles, rotation)?;
         Ok(rotation.map(|rotation| Self {
             rotation,
             op,
-            weight: weight.clone().contiguous(),
+            weights: weights.map(AscendTensor::contiguous),
         }))
     }
 
-    fn weights(&self) -> Result<ChannelWeights<'_>, Refusal> {
-        Ok(ChannelWeights {
-            memory: self.weight.buffer()?,
-            offset_bytes: self.weight.offset() * size_of::<f32>(),
-            channels: self.weight.dims()[0],
-        })
-    }
-
-    fn forward(&self, prepared: &mut PreparedTensor<AscendTensor>) -> Result<(), Refusal> {
+    fn forward(&self, prepared: &mut [PreparedTensor<AscendTensor>]) -> Result<(), Refusal> {
+        let mut tensors = prepared.iter_mut().zip(&self.weights).map(|(x, weight)| {
+            Ok::<_, Refusal>(NormTensor {
+                x: operand(x)?,
+                weight: channels(weight)?,
+            })
+        });
+        let Some(q) = tensors.next() else {
+            return Ok(());
+        };
         self.rotation.rotator.norm_rotate(NormRotation {
             element: self.rotation.element,
             norm: self.op.norm,
-            q: NormTensor {
-                x: operand(prepared)?,
-                weight: self.weights()?,
-            },
-            k: None,
+            q: q?,
+            k: tensors.next().transpose()?,
             angles: self.rotation.angles()?,
         })?;
         Ok(())
     }
+}
 
+fn channels(weight: &AscendTensor) -> Result<ChannelWeights<'_>, Refusal> {
+    Ok(ChannelWeights {
+        memory: weight.buffer()?,
+        offset_bytes: weight.offset() * size_of::<f32>(),
+        channels: weight.dims()[0],
+    })
+}
+
+impl NormRun<1> {
     /// The gradient of the weight; that of x is in `prepared`.
     fn backward(
         &self,
@@ -168,7 +204,7 @@ impl NormRun {
             q: NormBackwardTensor {
                 x: read(x)?,
                 gradient: operand(prepared)?,
-                weight: self.weights()?,
+                weight: channels(&self.weights[0])?,
             },
             k: None,
             angles: self.rotation.angles()?,

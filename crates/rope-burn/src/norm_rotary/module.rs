@@ -14,7 +14,7 @@ use crate::rotary::{self, Rotary, RotaryConfig};
 
 impl Rotary {
     /// Normalises each head of q and k, before or after the rotation as `norm` says, and rotates
-    /// them: one pass over each.
+    /// them: one pass over both.
     ///
     /// # Shapes
     /// q and k as the layout says; weights `[head_dim]`, in any float type.
@@ -52,16 +52,16 @@ impl Rotary {
                 forward.check(&q, Some(&k), &angles)?;
                 op.check_weight("the weight of q's norm", &q_weight, &q)?;
                 op.check_weight("the weight of k's norm", &k_weight, &k)?;
-                let fuses = self.fuses(&q);
-                let run = |x, weight, angles| {
-                    if fuses {
-                        Dispatch::norm_rotary(x, weight, angles, op)
-                    } else {
-                        let rotate = rotary::composed::rotate::<Dispatch>;
-                        composed::norm_rotate::<Dispatch>(x, weight, angles, op, rotate)
-                    }
+                if self.fuses(&q) {
+                    let pair = Dispatch::norm_rotary_pair(q, k, q_weight, k_weight, angles, op);
+                    return Ok(pair.into());
+                }
+                let compose = |x, weight, angles| {
+                    let rotate = rotary::composed::rotate::<Dispatch>;
+                    composed::norm_rotate::<Dispatch>(x, weight, angles, op, rotate)
                 };
-                Ok([run(q, q_weight, angles.clone()), run(k, k_weight, angles)])
+                let q = compose(q, q_weight, angles.clone());
+                Ok([q, compose(k, k_weight, angles)])
             },
         );
         Ok(outputs?.into())

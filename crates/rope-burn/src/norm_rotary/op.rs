@@ -55,13 +55,13 @@ impl NormRotaryOp {
 
 /// RMSNorm of each head and its rotation on a backend.
 ///
-/// Both methods have bodies composed from ordinary operations and the backend's rotation; a backend
+/// Every method has a body composed from ordinary operations and the backend's rotation; a backend
 /// overrides those that it has kernels for. The implementation for
 /// [`Autodiff`](burn::backend::Autodiff) adds the hand-written backward.
 ///
 /// # Shapes
-/// - x: as `op.layout` says
-/// - weight: `[head_dim]`, in the type of the angles
+/// - q, k, x: as `op.layout` says; q and k may differ in heads
+/// - weights: `[head_dim]`, in the type of the angles
 /// - angles: as for [`RotaryOps`](crate::RotaryOps)
 ///
 /// # Panics
@@ -74,6 +74,21 @@ impl NormRotaryOp {
     Autodiff
 )]
 pub trait NormRotaryOps: RotaryOps {
+    /// Normalises each head of q and k, before or after the rotation as `op.norm` says, and rotates
+    /// them: one pass over memory.
+    #[fusion(meta = |q, k, _, _, _, _| (q.clone(), k.clone()))]
+    fn norm_rotary_pair(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        q_weight: FloatTensor<Self>,
+        k_weight: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        op: NormRotaryOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let k = Self::norm_rotary(k, k_weight, angles.clone(), op);
+        (Self::norm_rotary(q, q_weight, angles, op), k)
+    }
+
     /// Normalises each head of x, before or after the rotation as `op.norm` says, and rotates it.
     #[fusion(dtype = x, shape = x)]
     fn norm_rotary(

@@ -12,6 +12,7 @@ use crate::rotary::RotaryOp;
 const ORDERS: [NormOrder; 2] = [NormOrder::BeforeRotation, NormOrder::AfterRotation];
 
 /// The custom operations.
+const NORM_PAIR: &str = "rope.norm_rotary_pair";
 const NORM: &str = "rope.norm_rotary";
 const NORM_BACKWARD: &str = "rope.norm_rotary_backward";
 
@@ -50,6 +51,19 @@ impl WireOp for NormRotaryOp {
 }
 
 impl NormRotaryOps for Remote {
+    fn norm_rotary_pair(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        q_weight: FloatTensor<Self>,
+        k_weight: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        op: NormRotaryOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let outputs = [like(&q), like(&k)];
+        let inputs = vec![q, k, q_weight, k_weight, angles];
+        send(NORM_PAIR, &op, inputs, outputs).into()
+    }
+
     fn norm_rotary(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -84,6 +98,18 @@ mod server {
 
     /// Lets a server normalise and rotate by its backend.
     pub(crate) fn register<B: BackendIr + NormRotaryOps>(operations: &mut CustomOpRegistry<B>) {
+        handle(
+            operations,
+            NORM_PAIR,
+            |op: &NormRotaryOp, [q, k, q_weight, k_weight, angles]: &[_; 5]| {
+                op.rotary(Direction::Forward).check(q, Some(k), angles)?;
+                op.check_weight("the weight of q", q_weight, q)?;
+                op.check_weight("the weight of k", k_weight, k)
+            },
+            |op, [q, k, q_weight, k_weight, angles]| {
+                <[_; 2]>::from(B::norm_rotary_pair(q, k, q_weight, k_weight, angles, op))
+            },
+        );
         handle(
             operations,
             NORM,
