@@ -15,6 +15,8 @@ while (($#)); do
   esac
   shift
 done
+FEATURES=$(sed -n 's/^features=//p' .ci/run)
+export FEATURES
 if [[ $list ]]; then grep -v '^#' "$steps"; exit; fi
 
 mapfile -t known < <(sed -n 's/^\([a-z-]*\): .*/\1/p' "$steps")
