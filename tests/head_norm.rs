@@ -222,11 +222,13 @@ fn on_the_simulated_npu() {
             .filter(of)
             .count()
     };
-    // Of q and of k, in each of 5 models and of 48 cases in two types.
+    // In each of 5 models and of 48 cases in two types, once forward for q and k; their gradients
+    // arrive one after the other.
     let backward = count("rope_norm_grad_");
+    let cases = 5 + 2 * 48;
     assert_eq!(
         [count("rope_norm_") - backward, backward],
-        [2 * (5 + 2 * 48); 2]
+        [cases, 2 * cases]
     );
     assert_eq!(ascend_sim::control::violations(), []);
 }

@@ -162,7 +162,7 @@ impl<const N: usize> NormRun<N> {
         let mut tensors = prepared.iter_mut().zip(&self.weights).map(|(x, weight)| {
             Ok::<_, Refusal>(NormTensor {
                 x: operand(x)?,
-                weight: channels(weight)?,
+                weight: channel_weights(weight)?,
             })
         });
         let Some(q) = tensors.next() else {
@@ -179,7 +179,7 @@ impl<const N: usize> NormRun<N> {
     }
 }
 
-fn channels(weight: &AscendTensor) -> Result<ChannelWeights<'_>, Refusal> {
+fn channel_weights(weight: &AscendTensor) -> Result<ChannelWeights<'_>, Refusal> {
     Ok(ChannelWeights {
         memory: weight.buffer()?,
         offset_bytes: weight.offset() * size_of::<f32>(),
@@ -204,7 +204,7 @@ impl NormRun<1> {
             q: NormBackwardTensor {
                 x: read(x)?,
                 gradient: operand(prepared)?,
-                weight: channels(&self.weights[0])?,
+                weight: channel_weights(&self.weights[0])?,
             },
             k: None,
             angles: self.rotation.angles()?,
