@@ -3,7 +3,7 @@
 //
 // Written from the public documentation of the API. A kernel source that includes this file in
 // place of the toolkit's compiles with any C++17 compiler and runs inside the simulator.
-// docs/ascend-sim.md lists what is modelled and what is not.
+// docs/dev/simulator.md lists what is modelled and what is not.
 #pragma once
 
 #include "ascend_sim/keywords.h"

@@ -15,9 +15,9 @@ macro_rules! page {
 page!(Ascend, "../../../docs/ascend.md");
 page!(ComingFrom, "../../../docs/coming-from.md");
 page!(Mrope, "../../../docs/mrope.md");
-page!(NewBackend, "../../../docs/new-backend.md");
-page!(NewFamily, "../../../docs/new-family.md");
-page!(NewOperation, "../../../docs/new-operation.md");
+page!(NewBackend, "../../../docs/dev/new-backend.md");
+page!(NewFamily, "../../../docs/dev/new-family.md");
+page!(NewOperation, "../../../docs/dev/new-operation.md");
 
 #[cfg(test)]
 mod tests {
@@ -451,33 +451,34 @@ mod tests {
     #[test]
     fn each_claim_has_a_command() {
         let read = |path| std::fs::read_to_string(root().join(path)).expect("page is text");
-        let (readme, claims) = (read("README.md"), read("docs/claims.md"));
-        let section = |heading| {
-            let (_, rest) = readme
-                .split_once(heading)
-                .expect("the README has this section");
-            rest.split("\n## ").next().unwrap_or_default()
-        };
-        let measured = section("\n## Measured\n");
-        let mut claimed = names(section("\n## What works\n"));
+        let (readme, claims) = (read("README.md"), read("docs/dev/evidence.md"));
+        let (_, rest) = readme
+            .split_once("\n## Measured\n")
+            .expect("the README has this section");
+        let measured = rest.split("\n## ").next().unwrap_or_default();
+        let features = read("docs/features.md");
+        let mut claimed = names(&features);
         claimed.extend(measured.split("**").skip(1).step_by(2).map(str::to_owned));
         let mut shown = names(&claims);
         shown.remove("claim");
         for name in &claimed {
             assert!(
                 shown.contains(name),
-                "docs/claims.md has no command for {name:?}"
+                "docs/dev/evidence.md has no command for {name:?}"
             );
         }
         for name in &shown {
-            assert!(readme.contains(name), "README.md does not claim {name:?}");
+            assert!(
+                [&readme, &features].iter().any(|page| page.contains(name)),
+                "neither README.md nor docs/features.md claims {name:?}"
+            );
         }
         let rows = claims.lines().filter(|line| line.starts_with("| ")).skip(1);
         for row in rows {
             let command = row.split('|').nth(2).unwrap_or_default().trim();
             assert!(
                 command.starts_with("`mrope ") || command.starts_with("`cargo "),
-                "docs/claims.md: no command in {row}"
+                "docs/dev/evidence.md: no command in {row}"
             );
         }
     }

@@ -3,7 +3,7 @@
 //! object, or a string that is the text of a file.
 //!
 //! `tests/fixtures/generate/rotations.py` compares that with what Hugging Face's modules compute.
-//! With the argument `tables` it prints the tables of `docs/rotations.md` instead.
+//! With the argument `tables` it prints the tables of `docs/tables/model-types.md` instead.
 
 use std::error::Error;
 use std::io::{BufRead, stdin};

@@ -315,11 +315,11 @@ fn lanes_of_vision_towers() {
 
 #[test]
 fn the_page_lists_the_rows() {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rotations.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tables/model-types.md");
     let page = std::fs::read_to_string(page).expect("the page is there");
     assert!(
         page.ends_with(&model_tables()),
-        "docs/rotations.md: replace its tables by the output of \
+        "docs/tables/model-types.md: replace its tables by the output of \
          cargo run -p rope-core --example hf_rotations -- tables"
     );
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `cargo xtask claims`: the commands of docs/claims.md whose output a row states are run, and their
+# `cargo xtask claims`: the commands of docs/dev/evidence.md whose output a row states are run, and their
 # output is searched for it. The others are timed, want what this machine may not have, or are run
 # by `cargo test --workspace`.
 source "$(dirname "$0")/environment.sh"
@@ -27,6 +27,6 @@ while IFS='|' read -r _ name command _ says _; do
     done
   fi
   rows+="$verdict $name: $command"$'\n'
-done < <(grep '^| ' docs/claims.md | tail -n +2)
+done < <(grep '^| ' docs/dev/evidence.md | tail -n +2)
 printf '\n%s\n' "$rows"
 ((failed == 0)) || fail "$failed of the claims are not shown; the table above says which"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # `cargo xtask deep`: the steps of deep.txt one after the other, with the outcome of each in
-# docs/deep.md as soon as it is known.
+# docs/dev/deep.md as soon as it is known.
 source "$(dirname "$0")/environment.sh"
-steps=crates/xtask/scripts/deep.txt page=docs/deep.md
+steps=crates/xtask/scripts/deep.txt page=docs/dev/deep.md
 others=(-- . ":!$page")   # all files but the page, which every step changes
 
 list='' resume='' vendor='' chosen=()

@@ -1,5 +1,5 @@
-//! docs/architecture.md names definitions and functions of the sources. They must be there, and the
-//! words that it lists must have no second definition.
+//! docs/dev/architecture.md names definitions and functions of the sources. They must be there, and
+//! the words that it lists must have no second definition.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,7 +15,7 @@ fn read(path: &Path) -> String {
 
 /// The text of a second-level section.
 fn section(heading: &str) -> String {
-    let page = read(&root().join("docs/architecture.md"));
+    let page = read(&root().join("docs/dev/architecture.md"));
     let sections = page.split("\n## ");
     let found: Vec<_> = sections
         .filter_map(|text| text.strip_prefix(heading))
@@ -23,7 +23,7 @@ fn section(heading: &str) -> String {
     assert_eq!(
         found.len(),
         1,
-        "sections of docs/architecture.md that start with {heading:?}"
+        "sections of docs/dev/architecture.md that start with {heading:?}"
     );
     found[0].to_owned()
 }

@@ -185,8 +185,8 @@ mod tests {
 
     #[test]
     fn the_documentation_has_these_tables() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/ascend-backend.md");
-        let text = std::fs::read_to_string(&path).expect("docs/ascend-backend.md");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tables/ascend-operations.md");
+        let text = std::fs::read_to_string(&path).expect("docs/tables/ascend-operations.md");
         let (before, rest) = text
             .split_once(BEGIN)
             .expect("the beginning of the generated part");
@@ -194,11 +194,11 @@ mod tests {
         let tables = tables();
         if std::env::var_os(WRITE).is_some() {
             let text = format!("{before}{BEGIN}{tables}{END}{after}");
-            std::fs::write(&path, text).expect("docs/ascend-backend.md can be written");
+            std::fs::write(&path, text).expect("docs/tables/ascend-operations.md can be written");
         } else {
             assert!(
                 found == tables,
-                "docs/ascend-backend.md is out of date: run the test with {WRITE}=1"
+                "docs/tables/ascend-operations.md is out of date: run the test with {WRITE}=1"
             );
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A core takes an even share of the tokens. A tile is some of them with all their heads, as many
 //! as fit the unified buffer `slots` times and once more as f32; in head-major tensors, many
-//! tokens of a few heads. `docs/kernels.md` works an example in numbers.
+//! tokens of a few heads. `docs/dev/kernels.md` works an example in numbers.
 
 use rope_core::{Direction, Pairing};
 
