@@ -1,4 +1,5 @@
-//! The pages of `README.md` and `docs`: their Rust code is compiled, and their commands are parsed.
+//! The pages of `docs`, and those outside it such as README.md: their Rust code is compiled, and
+//! their commands are parsed.
 //!
 //! rustdoc compiles the code of the pages below, for this crate depends on all the others.
 //! README.md and docs/models.md are compiled by rope-check.
@@ -48,7 +49,15 @@ mod tests {
     ];
 
     /// Folders of the packages whose names are not those of folders in `crates`.
-    const PACKAGES: [(&str, &str); 1] = [("rope-tests", "tests")];
+    const PACKAGES: [(&str, &str); 2] = [("mrope-examples", "examples"), ("rope-tests", "tests")];
+
+    /// Pages that the book does not contain.
+    const OUTSIDE: [&str; 4] = [
+        "CONTRIBUTING.md",
+        "README.md",
+        "SECURITY.md",
+        "examples/README.md",
+    ];
 
     struct Page {
         /// From the root of the repository.
@@ -67,7 +76,7 @@ mod tests {
     }
 
     fn pages() -> Vec<Page> {
-        let mut pages = vec!["README.md".to_owned()];
+        let mut pages = OUTSIDE.map(str::to_owned).to_vec();
         let mut folders = vec!["docs".to_owned()];
         while let Some(folder) = folders.pop() {
             for entry in root().join(&folder).read_dir().expect("folder opens") {

@@ -1,5 +1,5 @@
-//! Checks of the workspace: `cargo xtask abi`, `api`, `claims`, `deep`, `fuzz`, `package` and
-//! `sanitize`.
+//! Checks of the workspace, and archives for a release: `cargo xtask abi`, `api`, `claims`, `deep`,
+//! `dist`, `fuzz`, `package` and `sanitize`.
 
 mod abi;
 mod api;
@@ -14,6 +14,7 @@ const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask api [--write]
        cargo xtask claims
        cargo xtask deep [--list] [--resume] [--vendor FOLDER] [STEP ...]
+       cargo xtask dist [TARGET ...]
        cargo xtask fuzz [--seconds COUNT | --runs COUNT] [TARGET ...]
        cargo xtask package
        cargo xtask sanitize
@@ -23,13 +24,15 @@ abi   checks the declarations of rope-ascend and of the simulator against the ve
       torch-npu 2.14.0, downloaded with pip into the target folder.
 api   compares the public items of the published crates, as `cargo doc` shows them, with docs/api,
       and names what was added and removed; --write writes them there.
-claims   runs the commands of docs/dev/evidence.md that count, and checks that their output says what the
-      page states. It shares what `cargo test --workspace` has built.
+claims   runs the commands of docs/dev/evidence.md that count, and checks that their output says
+      what the page states. It shares what `cargo test --workspace` has built.
 deep   runs the checks that continuous integration leaves out, STEPs or all of them, and writes the
       outcome of each to docs/dev/deep.md as soon as it is known. A step that fails stops no other.
       --list prints the steps with their commands and runs none, --resume leaves out those that have
       passed with the present files, all of them committed. --vendor names a folder of checkouts of
       the vendor's repositories; without it the two steps that read them are left out. Hours.
+dist   builds static programs for Linux, by default for x86_64 and aarch64, tries them (under qemu
+      where it must), and writes archives and checksums to target/dist.
 fuzz   runs the targets of fuzz/ on their kept inputs, then each on new ones for a number of seconds
       or inputs, 5 seconds by default; two minutes with building. What it finds is in target/fuzz.
 package   checks the published crates' manifests and packages them without the network; then a crate
@@ -49,9 +52,10 @@ fn main() -> ExitCode {
         ["api"] => api::run(false).map_err(|error| text(&error)),
         ["api", "--write"] => api::run(true).map_err(|error| text(&error)),
         ["package"] => script("python3", "package.py", &[]),
-        [name @ ("claims" | "deep" | "fuzz" | "sanitize"), words @ ..] => {
-            script("bash", &format!("{name}.sh"), words)
-        }
+        [
+            name @ ("claims" | "deep" | "dist" | "fuzz" | "sanitize"),
+            words @ ..,
+        ] => script("bash", &format!("{name}.sh"), words),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);
