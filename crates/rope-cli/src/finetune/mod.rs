@@ -1,0 +1,192 @@
+//! `mrope finetune`: a thin user of `vlm-train`.
+
+mod model;
+mod options;
+mod progress;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use qwen_vl::QwenVlConfig;
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+use vlm_data::text::{DataIndex, FileOptions};
+use vlm_data::{Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions};
+use vlm_train::{Ending, RunOptions, TrainedParts, Trainer};
+
+use crate::device::Compute;
+use crate::stdio::{note, stdout};
+
+pub(crate) use options::FinetuneArgs;
+use progress::Progress;
+
+/// The folder of the adapter, and that of a model that was trained whole.
+const ADAPTER: &str = "adapter";
+const MODEL: &str = "model";
+/// The exit code that a shell reports for a process that SIGINT ended.
+const INTERRUPTED: i32 = 128 + 2;
+
+/// Fine-tunes, saves and reports.
+///
+/// # Errors
+/// Those of the device, the model, the data and the run, each with what to do.
+pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
+    let config = QwenVlConfig::from_folder(&args.folder)?;
+    let mut samples = SampleOptions {
+        max_pixels: args.max_pixels,
+        ..SampleOptions::default()
+    };
+    samples.encode.max_tokens = Some(args.micro_tokens);
+    let encoder = Arc::new(SampleEncoder::from_folder(&args.folder, samples)?);
+    let index = open_data(&args.data)?;
+    let per_epoch = index.len().div_ceil(args.batch);
+    let steps = args
+        .steps
+        .unwrap_or(per_epoch.saturating_mul(args.epochs as usize));
+    let recipe = args.recipe(steps);
+    let validation = validation(args, &encoder)?;
+    let identity = BTreeMap::from([
+        (
+            "model".to_owned(),
+            fs::canonicalize(&args.folder)?.display().to_string(),
+        ),
+        ("precision".to_owned(), format!("{:?}", args.precision)),
+        ("cut".to_owned(), format!("{:?}", args.loader_options().cut)),
+        ("batch".to_owned(), args.batch.to_string()),
+        ("pixels".to_owned(), format!("{:?}", args.max_pixels)),
+        ("data".to_owned(), format!("{:016x}", index.fingerprint())),
+    ]);
+
+    let compute = Compute::open(&args.device, &args.token)?;
+    let model = model::load(args, &config, compute.device())?;
+    if args.prove_cut {
+        return prove_cut(&Trainer::new(model, recipe)?, &encoder, &index, args.batch);
+    }
+    let mut trainer = if args.resume {
+        Trainer::resume(model, recipe, &args.out, &identity)?
+    } else {
+        Trainer::new(model, recipe)?
+    };
+    let trained: usize = trainer.parameters().iter().map(|p| p.elements()).sum();
+    note(format_args!(
+        "{trained} parameters are trained, on {} conversations in {steps} steps",
+        index.len()
+    ));
+    let position = trainer.position();
+    let (encoding, reading) = (encoder.clone(), index.clone());
+    let mut loader = Loader::new(encoding, reading, args.loader_options(), position)?;
+    let stop = interrupted()?;
+    let options = RunOptions {
+        folder: &args.out,
+        identity: &identity,
+        checkpoint_every: args.checkpoint_every,
+        validation: &validation,
+        validate_every: args.validate_every,
+        stop: &stop,
+    };
+    let mut progress = Progress::new(steps, trainer.steps());
+    let ending = vlm_train::run(
+        &mut trainer,
+        &mut loader,
+        options,
+        &mut |report, validation| {
+            progress.show(report, validation);
+        },
+    )?;
+    progress.finish();
+    if ending == Ending::Stopped {
+        note(format_args!(
+            "stopped after step {}; --resume continues",
+            trainer.steps()
+        ));
+        return Ok(());
+    }
+    let saved = match &trainer.recipe().trained {
+        TrainedParts::Lora(_) => {
+            let folder = args.out.join(ADAPTER);
+            // The first conversation shows the adapter's effect.
+            let first = encoder.encode(&index.reader()?.read(0)?)?;
+            let tokens = args.micro_tokens;
+            let probe = MicroBatch::new(vec![first], Cut::Packed { tokens })?;
+            trainer.save_adapter(&folder, &args.folder.display().to_string(), &probe)?;
+            folder
+        }
+        TrainedParts::Full(_) => {
+            let folder = args.out.join(MODEL);
+            fs::create_dir_all(&folder)?;
+            model::copy_others(&args.folder, &folder)?;
+            trainer.model().save(&folder)?;
+            folder
+        }
+    };
+    let waiting = 100.0 * loader.waiting_share();
+    note(format_args!(
+        "{waiting:.1} % of the time was spent waiting for data"
+    ));
+    writeln!(stdout(), "{}", saved.display())?;
+    Ok(())
+}
+
+/// Compares a step over the first conversations in four cuts.
+fn prove_cut(
+    trainer: &Trainer,
+    encoder: &SampleEncoder,
+    index: &DataIndex,
+    batch: usize,
+) -> Result<(), Box<dyn Error>> {
+    let mut reader = index.reader()?;
+    let mut samples = Vec::new();
+    for record in 0..index.len().min(batch) {
+        samples.push(encoder.encode(&reader.read(record)?)?);
+    }
+    let found = trainer.prove_cut(&samples)?;
+    writeln!(
+        stdout(),
+        "one step over {} conversations, packed into one, padded into one, packed into more and \
+         one by one:\nlargest relative difference of the loss {:.1e}, of the gradient's norm \
+         {:.1e}, of the gradient {:.1e}",
+        samples.len(),
+        found.loss,
+        found.gradient_norm,
+        found.gradient
+    )?;
+    Ok(())
+}
+
+fn open_data(path: &Path) -> Result<Arc<DataIndex>, Box<dyn Error>> {
+    Ok(Arc::new(DataIndex::open(path, FileOptions::default())?))
+}
+
+/// All micro-batches of the file that is validated on.
+fn validation(
+    args: &FinetuneArgs,
+    encoder: &Arc<SampleEncoder>,
+) -> Result<Vec<MicroBatch>, Box<dyn Error>> {
+    let Some(path) = &args.val else {
+        return Ok(Vec::new());
+    };
+    let options = LoaderOptions {
+        seed: None,
+        epochs: 1,
+        ..args.loader_options()
+    };
+    let loader = Loader::new(encoder.clone(), open_data(path)?, options, None)?;
+    let mut all = Vec::new();
+    for batch in loader {
+        all.extend(batch?.micro_batches);
+    }
+    Ok(all)
+}
+
+/// A flag that Ctrl+C raises; a second one ends the process at once.
+fn interrupted() -> Result<Arc<AtomicBool>, Box<dyn Error>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    flag::register_conditional_shutdown(SIGINT, INTERRUPTED, flag.clone())?;
+    flag::register(SIGINT, flag.clone())?;
+    Ok(flag)
+}

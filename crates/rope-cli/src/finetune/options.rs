@@ -1,0 +1,278 @@
+//! The options of `mrope finetune`, and the recipe that they spell.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use qwen_vl::{LoraConfig, ModelPart};
+use vlm_data::{BatchSize, Cut, LoaderOptions};
+use vlm_train::{LossRule, Rates, Recipe, Schedule, TrainedParts};
+
+use crate::arguments::{count_in, seed};
+use crate::device::{Device, TokenArgs};
+
+/// The data are gone through this often where --steps decides.
+const ENDLESS: u64 = u64::MAX;
+
+/// Options of `mrope finetune`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct FinetuneArgs {
+    /// Folder of the model: config.json, weights, tokenizer, chat template, preprocessor
+    pub(super) folder: PathBuf,
+
+    /// File of conversations: JSON lines or an array, in any of the five formats that are read
+    #[arg(long, value_name = "FILE")]
+    pub(super) data: PathBuf,
+
+    /// Conversations that the loss is measured on, and that are not trained on
+    #[arg(long, value_name = "FILE")]
+    pub(super) val: Option<PathBuf>,
+
+    /// Folder for log.jsonl, the checkpoint, and at the end the adapter (in adapter/) or the model
+    /// (in model/)
+    #[arg(long, value_name = "DIR")]
+    pub(super) out: PathBuf,
+
+    /// Continue from the checkpoint in the folder; the other options must be those of its run
+    #[arg(long)]
+    pub(super) resume: bool,
+
+    /// What computes: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim
+    /// (a simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves)
+    #[arg(long, default_value = "cpu")]
+    pub(super) device: Device,
+
+    #[command(flatten)]
+    pub(super) token: TokenArgs,
+
+    /// The type of weights and activations; adapters, masters and moments are f32
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub(super) precision: Precision,
+
+    /// How often the data are gone through, unless --steps says when to stop
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(super) epochs: u64,
+
+    /// Steps, each over one batch
+    #[arg(long, value_parser = count_in(1..=100_000_000))]
+    pub(super) steps: Option<usize>,
+
+    /// Conversations in a batch; they are one batch however it is cut
+    #[arg(long, default_value_t = 8, value_parser = count_in(1..=1_000_000))]
+    pub(super) batch: usize,
+
+    /// The most tokens that pass through the model at once; a longer conversation is an error
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
+    #[arg(value_parser = count_in(1..=16_777_216))]
+    pub(super) micro_tokens: usize,
+
+    /// How conversations share a pass
+    #[arg(long, value_enum, default_value_t = CutChoice::Packed)]
+    pub(super) cut: CutChoice,
+
+    /// The largest area of a resized picture in pixels [default: the folder's]
+    #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) max_pixels: Option<u64>,
+
+    /// Train weights, and not adapters beside them
+    #[arg(long)]
+    pub(super) full: bool,
+
+    /// Parts of the model that are trained, with commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "decoder")]
+    pub(super) parts: Vec<PartChoice>,
+
+    /// Rank of the adapters
+    #[arg(long, default_value_t = 8, value_parser = count_in(1..=65_536))]
+    pub(super) rank: usize,
+
+    /// Their scale is alpha / rank, or with --rslora alpha / sqrt(rank) [default: twice the rank]
+    #[arg(long)]
+    pub(super) alpha: Option<f64>,
+
+    /// The probability with which an adapter's input is dropped
+    #[arg(long, default_value_t = 0.0)]
+    pub(super) dropout: f64,
+
+    /// Rank-stabilised scale
+    #[arg(long)]
+    pub(super) rslora: bool,
+
+    /// Linear layers that have adapters, with commas: ends of names, as q_proj, or regular
+    /// expressions of whole names [default: all of the parts]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(super) targets: Vec<String>,
+
+    /// Highest learning rate [default: 1e-4, with --full 1e-5]
+    #[arg(long, value_name = "RATE")]
+    pub(super) learning_rate: Option<f64>,
+
+    /// That of the vision tower [default: --learning-rate]
+    #[arg(long, value_name = "RATE")]
+    pub(super) tower_rate: Option<f64>,
+
+    /// That of the merger [default: --learning-rate]
+    #[arg(long, value_name = "RATE")]
+    pub(super) merger_rate: Option<f64>,
+
+    /// How the rate falls
+    #[arg(long, value_enum, default_value_t = ScheduleChoice::Cosine)]
+    pub(super) schedule: ScheduleChoice,
+
+    /// The share of the steps in which the rate rises
+    #[arg(long, value_name = "SHARE", default_value_t = 0.03, value_parser = share)]
+    pub(super) warmup: f64,
+
+    /// Weight decay of matrices
+    #[arg(long, default_value_t = 0.0)]
+    pub(super) weight_decay: f64,
+
+    /// The norm that all gradients together are clipped at; 0 clips nothing
+    #[arg(long, default_value_t = 1.0)]
+    pub(super) max_norm: f64,
+
+    /// What losses are divided by: tokens (of the whole batch) or micro-batches (each by its own
+    /// tokens, then their mean, as transformers does)
+    #[arg(long, value_enum, default_value_t = RuleChoice::Tokens)]
+    pub(super) loss_rule: RuleChoice,
+
+    /// Keep what each layer's backward needs, instead of running the layer again
+    #[arg(long)]
+    pub(super) no_recompute: bool,
+
+    /// Update weights of 16 bits in place, without a copy in f32
+    #[arg(long)]
+    pub(super) no_masters: bool,
+
+    /// Start from random weights, drawn from --seed; the folder needs none
+    #[arg(long)]
+    pub(super) random_weights: bool,
+
+    /// Seed of the order of the data, of adapters and of dropout
+    #[arg(long, default_value_t = 0, value_parser = seed())]
+    pub(super) seed: u64,
+
+    /// Save a checkpoint each time this many steps are done
+    #[arg(long, value_name = "STEPS", default_value_t = 100)]
+    #[arg(value_parser = count_in(1..=100_000_000))]
+    pub(super) checkpoint_every: usize,
+
+    /// Measure the loss on --val each time this many steps are done, and at the end
+    #[arg(long, value_name = "STEPS", default_value_t = 100)]
+    #[arg(value_parser = count_in(1..=100_000_000))]
+    pub(super) validate_every: usize,
+
+    /// Train nothing: compute one step whose batch is cut in four ways, and print how far apart
+    /// they are
+    #[arg(long)]
+    pub(super) prove_cut: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Precision {
+    F32,
+    Bf16,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum CutChoice {
+    /// End to end in one row
+    Packed,
+    /// Rows of like lengths
+    Padded,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum PartChoice {
+    Tower,
+    Merger,
+    Decoder,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum ScheduleChoice {
+    Constant,
+    Linear,
+    Cosine,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum RuleChoice {
+    Tokens,
+    MicroBatches,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("a number from 0 to 1 is expected".to_owned()),
+    }
+}
+
+impl FinetuneArgs {
+    pub(super) fn recipe(&self, steps: usize) -> Recipe {
+        let mut parts: Vec<ModelPart> = Vec::new();
+        for part in &self.parts {
+            parts.push(match part {
+                PartChoice::Tower => ModelPart::Tower,
+                PartChoice::Merger => ModelPart::Merger,
+                PartChoice::Decoder => ModelPart::Decoder,
+            });
+        }
+        parts.sort_unstable();
+        parts.dedup();
+        let default = if self.full { 1e-5 } else { 1e-4 };
+        let rate = self.learning_rate.unwrap_or(default);
+        Recipe {
+            steps,
+            trained: if self.full {
+                TrainedParts::Full(parts)
+            } else {
+                TrainedParts::Lora(LoraConfig {
+                    rank: self.rank,
+                    alpha: self.alpha.unwrap_or(2.0 * self.rank as f64),
+                    dropout: self.dropout,
+                    rslora: self.rslora,
+                    parts,
+                    targets: self.targets.clone(),
+                })
+            },
+            rates: Rates {
+                tower: self.tower_rate.unwrap_or(rate),
+                merger: self.merger_rate.unwrap_or(rate),
+                decoder: rate,
+            },
+            schedule: match self.schedule {
+                ScheduleChoice::Constant => Schedule::Constant,
+                ScheduleChoice::Linear => Schedule::Linear,
+                ScheduleChoice::Cosine => Schedule::Cosine,
+            },
+            warmup_steps: (self.warmup * steps as f64).ceil() as usize,
+            weight_decay: self.weight_decay,
+            max_norm: (self.max_norm != 0.0).then_some(self.max_norm),
+            loss_rule: match self.loss_rule {
+                RuleChoice::Tokens => LossRule::Tokens,
+                RuleChoice::MicroBatches => LossRule::MicroBatches,
+            },
+            masters: !self.no_masters,
+            recompute: !self.no_recompute,
+            seed: self.seed,
+            ..Recipe::default()
+        }
+    }
+
+    pub(super) fn loader_options(&self) -> LoaderOptions {
+        let tokens = self.micro_tokens;
+        let cut = match self.cut {
+            CutChoice::Packed => Cut::Packed { tokens },
+            CutChoice::Padded => Cut::Padded { tokens },
+        };
+        LoaderOptions {
+            seed: Some(self.seed),
+            epochs: match self.steps {
+                Some(_) => ENDLESS,
+                None => self.epochs,
+            },
+            ..LoaderOptions::new(BatchSize::Samples(self.batch), cut)
+        }
+    }
+}
