@@ -1,5 +1,12 @@
 //! Shape and strides of q and k, and checked views of their data.
 
+#![allow(
+    unsafe_code,
+    reason = "views of memory that others own; each states what makes it sound"
+)]
+
+use std::marker::PhantomData;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, RopeError};
@@ -256,9 +263,16 @@ impl HeadsLayout {
 /// A tensor to read.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadsRef<'a, E> {
-    pub(crate) data: &'a [E],
+    /// The tensor's first element; all that the layout names are borrowed.
+    pub(crate) start: *const E,
     pub(crate) layout: HeadsLayout,
+    borrowed: PhantomData<&'a [E]>,
 }
+
+// SAFETY: it is a shared borrow of its elements, as `&[E]` is.
+unsafe impl<E: Sync> Send for HeadsRef<'_, E> {}
+// SAFETY: as above.
+unsafe impl<E: Sync> Sync for HeadsRef<'_, E> {}
 
 impl<'a, E> HeadsRef<'a, E> {
     /// A view of `data`, whose first element is the tensor's first.
@@ -267,16 +281,38 @@ impl<'a, E> HeadsRef<'a, E> {
     /// [`RopeError::BufferTooSmall`].
     pub fn new(data: &'a [E], layout: HeadsLayout) -> Result<Self> {
         layout.check_fits("the tensor", data.len())?;
-        Ok(Self { data, layout })
+        // SAFETY: `data` holds each element that the layout names, borrowed for 'a.
+        Ok(unsafe { Self::from_raw(data.as_ptr(), layout) })
+    }
+
+    /// A view of memory that something else owns, as another framework's tensor. Elements between
+    /// those of the view may be another tensor's, and written meanwhile.
+    ///
+    /// # Safety
+    /// `start` is aligned, and for 'a each element that the layout names from there is initialised,
+    /// readable and not written.
+    pub unsafe fn from_raw(start: *const E, layout: HeadsLayout) -> Self {
+        Self {
+            start,
+            layout,
+            borrowed: PhantomData,
+        }
     }
 }
 
 /// A tensor to write, each element of which is named by one index.
 #[derive(Debug)]
 pub struct HeadsMut<'a, E> {
-    pub(crate) data: &'a mut [E],
+    /// The tensor's first element; all that the layout names are borrowed.
+    pub(crate) start: *mut E,
     pub(crate) layout: HeadsLayout,
+    borrowed: PhantomData<&'a mut [E]>,
 }
+
+// SAFETY: it is an exclusive borrow of its elements, as `&mut [E]` is.
+unsafe impl<E: Send> Send for HeadsMut<'_, E> {}
+// SAFETY: as above.
+unsafe impl<E: Sync> Sync for HeadsMut<'_, E> {}
 
 impl<'a, E> HeadsMut<'a, E> {
     /// A view of `data`, whose first element is the tensor's first.
@@ -286,9 +322,27 @@ impl<'a, E> HeadsMut<'a, E> {
     /// a broadcast view.
     pub fn new(data: &'a mut [E], layout: HeadsLayout) -> Result<Self> {
         layout.check_fits("the tensor", data.len())?;
+        // SAFETY: `data` holds each element that the layout names, borrowed for 'a by nobody else.
+        unsafe { Self::from_raw(data.as_mut_ptr(), layout) }
+    }
+
+    /// A view of memory that something else owns, as another framework's tensor. Elements between
+    /// those of the view may be another tensor's: of q and k in one packed buffer, each is a view.
+    ///
+    /// # Errors
+    /// [`RopeError::Overlap`] as [`new`](Self::new).
+    ///
+    /// # Safety
+    /// `start` is aligned, and for 'a each element that the layout names from there is initialised,
+    /// writable, and neither read nor written but through this view.
+    pub unsafe fn from_raw(start: *mut E, layout: HeadsLayout) -> Result<Self> {
         if !layout.is_injective() {
             return Err(RopeError::Overlap { what: "the tensor" });
         }
-        Ok(Self { data, layout })
+        Ok(Self {
+            start,
+            layout,
+            borrowed: PhantomData,
+        })
     }
 }

@@ -33,7 +33,8 @@
 //!
 //! One algorithm serves every element type, pairing and instruction set ([`InstructionSet`]):
 //! portable, AVX2, AVX-512, AVX-512 with bf16, and NEON, chosen at run time. Unsafe code is
-//! confined to the kernels and to [`Rotator`], which validates before it calls them.
+//! confined to the kernels, to [`Rotator`], which validates before it calls them, and to views of
+//! memory that another framework owns ([`HeadsRef::from_raw`]).
 
 mod angles;
 mod element;

@@ -132,7 +132,7 @@ impl<E: Element> Stream<E> {
     fn new(operand: Operand<'_, E>, names: [&'static str; 2]) -> Result<Self> {
         match operand {
             Operand::InPlace(x) => {
-                let dst = x.data.as_mut_ptr();
+                let dst = x.start;
                 Ok(Self {
                     src: dst,
                     dst,
@@ -143,7 +143,7 @@ impl<E: Element> Stream<E> {
             Operand::Into(from, to) => {
                 from.layout
                     .check_same(&to.layout, names[0], names[1], true)?;
-                let (src, dst) = (from.data.as_ptr(), to.data.as_mut_ptr());
+                let (src, dst) = (from.start, to.start);
                 Ok(Self {
                     src,
                     dst,
@@ -456,7 +456,8 @@ fn angle_rows<A>(
 fn head_at<'x, E>(x: &HeadsRef<'x, E>, b: usize, s: usize, head: usize) -> &'x [E] {
     let strides = x.layout.strides;
     let start = b * strides.batch + s * strides.seq + head * strides.head;
-    &x.data[start..start + x.layout.head_dim]
+    // SAFETY: the callers count within the layout, each element of which the view borrows for 'x.
+    unsafe { std::slice::from_raw_parts(x.start.add(start), x.layout.head_dim) }
 }
 
 /// One call's work, shared by its threads.

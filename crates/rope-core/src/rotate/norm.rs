@@ -308,7 +308,7 @@ impl<A: Real> Rotator<'_, A> {
             weight_gradients.push(operand.weight_gradient);
             let dy = part(stream.src, stream.src_layout.strides);
             streams.push(NormStream {
-                x: part(operand.x.data.as_ptr(), layout.strides),
+                x: part(operand.x.start, layout.strides),
                 x_batch: layout.strides.batch,
                 gradient: Some((dy, stream.src_layout.strides.batch)),
                 to: part(stream.dst, stream.dst_layout.strides),
