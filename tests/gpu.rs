@@ -48,8 +48,8 @@ fn dtypes(engine: &dyn Engine) -> Vec<DType> {
     has
 }
 
-#[test]
-fn every_vector_is_met_forward_and_backward() {
+/// Forward and backward of the golden vectors; `chosen` takes types of the device for a file.
+fn vectors_are_met(chosen: impl Fn(usize, &[DType]) -> Vec<DType>) {
     let engine = fused(&device());
     let (dtypes, mut files) = (dtypes(&*engine), 0);
     let folder = rope_check::fixtures().expect("the test runs in the workspace");
@@ -58,15 +58,27 @@ fn every_vector_is_met_forward_and_backward() {
         let Ok(Artifact::Vectors(vectors)) = Artifact::open(&path) else {
             continue;
         };
-        files += 1;
-        for dtype in &dtypes {
-            let rows = vectors.compare(&*engine, *dtype).expect("engine runs");
+        for dtype in chosen(files, &dtypes) {
+            let rows = vectors.compare(&*engine, dtype).expect("engine runs");
             assert_eq!(rows.len(), 4, "q, k and their gradients: {rows:?}");
             let failed: Vec<_> = rows.iter().filter(|row| !row.pass).collect();
             assert!(failed.is_empty(), "{}: {failed:?}", path.display());
         }
+        files += 1;
     }
     assert!(files >= 10, "only {files} files of vectors");
+}
+
+/// Each file in one type, all types in turn: the driver compiles kernels for each type anew.
+#[test]
+fn every_vector_is_met_forward_and_backward() {
+    vectors_are_met(|file, dtypes| vec![dtypes[file % dtypes.len()]]);
+}
+
+#[test]
+#[ignore = "a minute on a software driver: `cargo xtask deep gpu` runs it"]
+fn every_vector_is_met_in_every_type() {
+    vectors_are_met(|_, dtypes| dtypes.to_vec());
 }
 
 /// Forward and adjoint of a case against the matrix oracle.
