@@ -315,7 +315,10 @@ fn lanes_of_vision_towers() {
 
 #[test]
 fn the_page_lists_the_rows() {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tables/model-types.md");
+    let page = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/tables/model-types.md"
+    );
     let page = std::fs::read_to_string(page).expect("the page is there");
     assert!(
         page.ends_with(&model_tables()),

@@ -185,7 +185,8 @@ mod tests {
 
     #[test]
     fn the_documentation_has_these_tables() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tables/ascend-operations.md");
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tables/ascend-operations.md");
         let text = std::fs::read_to_string(&path).expect("docs/tables/ascend-operations.md");
         let (before, rest) = text
             .split_once(BEGIN)
