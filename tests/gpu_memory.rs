@@ -82,9 +82,7 @@ fn a_layer_keeps_no_tensor_and_makes_no_temporary() {
     println!("composed: the pools grow by {forward} and {backward}");
     // What is left free after the forward, the backward takes.
     assert!(forward >= Q_BYTES && forward + backward >= 3 * Q_BYTES);
-    let mut learned = angles;
-    learned.rows = learned.rows.require_grad();
-    let [kept, ..] = run(&fused, &learned, &device);
+    let [kept, ..] = run(&fused, &angles.require_grad(), &device);
     println!("learned angles: {kept} bytes kept");
     assert!(kept >= LAYERS as i64 * Q_BYTES);
 }

@@ -60,8 +60,7 @@ fn learned_angles_get_their_gradient() {
     let norm = HeadNorm::new(1e-3).expect("valid");
     let gradient = |implementation| {
         let rotary = Rotary::new(spec.clone(), Layout::Bsnd).with_implementation(implementation);
-        let mut angles = rotary.angles(&positions, &device);
-        angles.rows = angles.rows.require_grad();
+        let angles = rotary.angles(&positions, &device).require_grad();
         let values = (0..3 * 2 * 16)
             .map(|i| (i % 7) as f32 - 2.0)
             .collect::<Vec<_>>();
@@ -71,7 +70,7 @@ fn learned_angles_get_their_gradient() {
             .try_forward_norm(x.clone(), x.clone(), [weight(), weight()], norm, &angles)
             .expect("shapes and types agree");
         let gradients = (q * x).sum().backward();
-        let found = angles.rows.grad(&gradients).expect("tracked").into_data();
+        let found = angles.rows().grad(&gradients).expect("tracked").into_data();
         found.iter::<f64>().collect::<Vec<f64>>()
     };
     let (fused, composed) = (

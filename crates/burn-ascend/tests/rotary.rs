@@ -301,15 +301,22 @@ fn a_device_gathers_the_angles_itself_once_it_has_received_as_many_rows() {
         let rotary = Rotary::new(spec.expect("valid"), Layout::Bsnd);
         let ids: Vec<i64> = (0..3 * 60).map(|i| i * 37 % 59).collect();
         let positions = Positions::new(3, &ids).expect("in range");
-        let expected = rotary.angles(&positions, &Device::flex()).rows.into_data();
+        let expected = rotary
+            .angles(&positions, &Device::flex())
+            .rows()
+            .into_data();
         for (step, device) in [&served, &served.clone().autodiff(), &served]
             .into_iter()
             .enumerate()
         {
             let before = gathers();
             let angles = rotary.angles(&positions, device);
-            assert_eq!(angles.rows.is_autodiff(), device.is_autodiff());
-            assert_eq!(angles.rows.into_data(), expected, "{layout:?}, step {step}");
+            assert_eq!(angles.rows().is_autodiff(), device.is_autodiff());
+            assert_eq!(
+                angles.rows().into_data(),
+                expected,
+                "{layout:?}, step {step}"
+            );
             // One for each axis, from the second step on.
             assert_eq!(gathers() - before, if step == 0 { 0 } else { 3 });
         }

@@ -27,11 +27,8 @@ use crate::error::{Result, RotaryError};
 /// [`Layout::Sbnd`]: rope_core::Layout::Sbnd
 #[derive(Clone, Debug)]
 pub struct RotaryAngles {
-    /// `[tokens, 2 * lanes]`: each token's cosines, then its sines, attention scaling included, in
-    /// f32 (f64 to rotate f64 tensors). Lanes are the pairs, or for a per-channel axis layout all
-    /// first members, then all second members. Per head: `[tokens * heads, 2 * lanes]`, the heads
-    /// of a token one after the other.
-    pub rows: Tensor<2>,
+    /// As [`rows`](Self::rows) returns them: `heads` divides their number.
+    pub(crate) rows: Tensor<2>,
     /// Rows of a token: 1, or the heads that have their own.
     heads: usize,
 }
@@ -145,6 +142,23 @@ impl RotaryAngles {
         // Whatever the device's default type: 16-bit angles would lose the position.
         let rows = Tensor::from_data(data, (device, A::dtype()));
         Self { rows, heads }
+    }
+
+    /// `[tokens, 2 * lanes]`: each token's cosines, then its sines, attention scaling included, in
+    /// f32 (f64 to rotate f64 tensors). Lanes are the pairs, or for a per-channel axis layout all
+    /// first members, then all second members. Per head: `[tokens * heads, 2 * lanes]`, the heads
+    /// of a token one after the other.
+    pub fn rows(&self) -> Tensor<2> {
+        self.rows.clone()
+    }
+
+    /// The angles as parameters: [`rows`](Self::rows) gets a gradient.
+    #[must_use]
+    pub fn require_grad(self) -> Self {
+        Self {
+            rows: self.rows.require_grad(),
+            ..self
+        }
     }
 
     /// The number of tokens served.

@@ -19,7 +19,7 @@ impl HeadsAsTokens {
     ///
     /// # Errors
     /// [`RotaryError::Rank`](crate::RotaryError::Rank); [`RopeError::ShapeMismatch`] if q, k and
-    /// the angles differ in heads; [`RopeError::AngleShape`], [`RopeError::PositionTokens`].
+    /// the angles differ in heads; [`RopeError::PositionTokens`].
     pub(crate) fn new<const D: usize>(
         op: RotaryOp,
         q: &Tensor<D>,
@@ -36,18 +36,7 @@ impl HeadsAsTokens {
             let k = op.heads("k", &k.shape())?;
             heads.check_same(&k, "q", "k", true)?;
         }
-        let ([rows, width], found) = (angles.rows.dims(), angles.tokens());
-        if rows != found * angles.heads() {
-            return Err(RopeError::AngleShape {
-                what: "the angles",
-                found: rows * width,
-                expected: found * angles.heads() * width,
-                tokens: found,
-                width: angles.heads() * width,
-            }
-            .into());
-        }
-        let (batch, seq) = (heads.batch, heads.seq);
+        let (batch, seq, found) = (heads.batch, heads.seq, angles.tokens());
         if found != seq && found != batch * seq {
             return Err(RopeError::PositionTokens { batch, seq, found }.into());
         }

@@ -211,21 +211,20 @@ fn burn_tensors() {
             RotaryError::Rope(RopeError::PositionTokens { batch: 2, seq: 4, found: 3 }),
             "2 x 4 tokens";
     }
-    let mut half = angles.clone();
-    half.rows = half.rows.cast(DType::BF16);
+    let cos = angles.rows().narrow(1, 0, 32);
+    let angles_of = |cos: Tensor<2>| RotaryAngles::from_cos_sin(cos.clone(), cos);
+    let half = angles_of(cos.clone().cast(DType::BF16)).expect("of one shape");
     refused! {
         rotary.try_forward_single(q(), &half) =>
             RotaryError::AngleDType { .. }, "the angles: found BF16, expected F32";
         rotary.try_forward_single(tensor([2, 3, 4, 64], DType::F64), &angles) =>
             RotaryError::AngleDType { .. }, "expected F64";
     }
-    let mut narrow = angles.clone();
-    narrow.rows = narrow.rows.narrow(1, 0, 16);
+    let narrow = angles_of(cos.clone().narrow(1, 0, 8)).expect("of one shape");
     refused! {
         rotary.try_forward_single(q(), &narrow) =>
             RotaryError::Rope(RopeError::AngleShape { what: "the angles", .. }), "3 tokens x 64";
     }
-    let cos = angles.rows.clone().narrow(1, 0, 32);
     refused! {
         RotaryAngles::from_cos_sin(cos.clone(), cos.clone().cast(DType::BF16)) =>
             RotaryError::AngleDType { what: "sin", .. }, "sin: found BF16, expected F32";
@@ -288,7 +287,7 @@ fn nothing_is_rotated_to_nothing() {
         Tensor::<3>::ones([2, 4, 3], &device),
     );
     let angles = RotaryAngles::from_frequencies(positions, frequencies).expect("no tokens");
-    assert_eq!(angles.rows.dims(), [0, 6]);
+    assert_eq!(angles.rows().dims(), [0, 6]);
 }
 
 #[test]
@@ -345,7 +344,7 @@ fn angles_per_head() {
 
     let device = Device::flex();
     let rotary = Rotary::new(spec(4), Layout::Bsnd);
-    let mut angles = RotaryAngles::upload(host, &device);
+    let angles = RotaryAngles::upload(host, &device);
     let x = |seq, heads| Tensor::<4>::zeros([2, seq, heads, 4], (&device, DType::F32));
     refused! {
         rotary.try_forward_single(x(3, 2), &angles) =>
@@ -358,11 +357,6 @@ fn angles_per_head() {
         rotary.try_forward_single(x(2, 4), &angles) =>
             RotaryError::Rope(RopeError::PositionTokens { batch: 2, seq: 2, found: 3 }),
             "2 x 2 tokens";
-    }
-    angles.rows = angles.rows.narrow(0, 0, 11);
-    refused! {
-        rotary.try_forward_single(x(3, 4), &angles) =>
-            RotaryError::Rope(RopeError::AngleShape { found: 44, .. }), "2 tokens x 16";
     }
 
     let positions = |axes, dtype| Tensor::<2>::zeros([axes, 3], (&device, dtype));

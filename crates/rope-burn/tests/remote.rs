@@ -51,7 +51,7 @@ fn run(rotary: &Rotary, device: &Device, learned: bool) -> Vec<Vec<f32>> {
     let positions = Positions::text(1, 3, 5).expect("valid positions");
     let mut angles = rotary.angles(&positions, &device);
     if learned {
-        angles.rows = angles.rows.require_grad();
+        angles = angles.require_grad();
     }
     let shape = |heads| match rotary.layout() {
         Layout::Bnsd => [2, heads, 5, 16],
@@ -66,7 +66,7 @@ fn run(rotary: &Rotary, device: &Device, learned: bool) -> Vec<Vec<f32>> {
     let mut found = vec![values(q_out), values(k_out)];
     found.extend([&q, &k].map(|x| values(x.grad(&gradients).expect("a gradient"))));
     if learned {
-        found.push(values(angles.rows.grad(&gradients).expect("a gradient")));
+        found.push(values(angles.rows().grad(&gradients).expect("a gradient")));
     }
     found
 }
