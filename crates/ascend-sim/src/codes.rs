@@ -50,6 +50,28 @@ pub(crate) const RT_VECTOR_CORE_EXCEPTION: i32 = 507035;
 pub(crate) const RT_AICORE_EXCEPTION: i32 = 507015;
 /// Waiting for a stream took longer than allowed.
 pub(crate) const RT_STREAM_SYNC_TIMEOUT: i32 = 507046;
+/// A collective waited too long for another rank. The vendor's documents name no code for it.
+pub(crate) const RT_COLLECTIVE_TIMEOUT: i32 = 507048;
+/// The ranks of a collective differ in what they call. The vendor's documents name no code for it.
+pub(crate) const RT_COLLECTIVE_MISMATCH: i32 = 507049;
+/// A parameter of a collective call is invalid.
+pub(crate) const HCCL_E_PARA: i32 = 1;
+/// A pointer of a collective call is null.
+pub(crate) const HCCL_E_PTR: i32 = 2;
+/// A communicator finds no memory.
+pub(crate) const HCCL_E_MEMORY: i32 = 3;
+/// Something inside the collective library broke.
+pub(crate) const HCCL_E_INTERNAL: i32 = 4;
+/// The collective library does not support it here.
+pub(crate) const HCCL_E_NOT_SUPPORT: i32 = 5;
+/// A rank did not come in time.
+pub(crate) const HCCL_E_TIMEOUT: i32 = 9;
+/// The root cannot be reached.
+pub(crate) const HCCL_E_TCP_CONNECT: i32 = 11;
+/// A call of the runtime failed in the collective library.
+pub(crate) const HCCL_E_RUNTIME: i32 = 15;
+/// The communicator is in use.
+pub(crate) const HCCL_E_AGAIN: i32 = 20;
 /// An operator got a null pointer.
 pub(crate) const ACLNN_NULLPTR: i32 = 161001;
 /// An operator got a parameter outside its documented limits.

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::aclnn::executor::STUBBED;
+use crate::collective::Collective;
 use crate::machine::Machine;
 use crate::state::{self, sim};
 use crate::stream::HELD;
@@ -91,6 +93,26 @@ pub fn clear_operator_runs() {
     sim().operator_runs.clear();
 }
 
+/// Lets ranks wait for others at most for `connect` when a communicator is made, and for `execute`
+/// in an operation, whatever environment and program say.
+pub fn set_collective_timeouts(connect: Duration, execute: Duration) {
+    let mut state = sim();
+    let collectives = &mut state.collectives;
+    collectives.connect_timeout = connect;
+    collectives.exec_timeout = execute;
+    collectives.timeouts_are_set = true;
+}
+
+/// What collectives of this process moved so far, by function.
+pub fn collectives() -> BTreeMap<&'static str, Collective> {
+    sim().collectives.counts.clone()
+}
+
+/// Counts collectives from zero again.
+pub fn clear_collectives() {
+    sim().collectives.counts.clear();
+}
+
 /// Stubs operators: they are checked, launched and counted, and compute nothing, so that only the
 /// cost of calling them remains. Their outputs keep their values.
 pub fn stub_operators(stub: bool) {
@@ -151,6 +173,8 @@ pub struct Live {
     pub binaries: usize,
     /// Operator descriptors: tensors, lists, arrays, scalars, executors.
     pub descriptors: usize,
+    /// Communicators.
+    pub communicators: usize,
 }
 
 /// What is alive now.
@@ -165,5 +189,6 @@ pub fn live() -> Live {
         events: state.events.len(),
         binaries: state.binaries.len(),
         descriptors: state.descriptors.live(),
+        communicators: state.communicators.len(),
     }
 }

@@ -13,6 +13,7 @@ mod aclnn;
 pub mod build;
 mod clock;
 mod codes;
+mod collective;
 mod conflicts;
 pub mod control;
 mod fault;
@@ -26,6 +27,7 @@ mod stream;
 mod trace;
 
 pub use abi::{Export, exports, symbol};
+pub use collective::Collective;
 pub use control::Session;
 pub use machine::Machine;
 pub use trace::{Call, Counted, Counters, LaunchReport, Violation};

@@ -10,6 +10,7 @@ use crate::aclnn::Tensor;
 use crate::aclnn::descriptor::Scalar;
 use crate::aclnn::executor::Executor;
 use crate::codes::{Failure, Outcome, RT_INVALID_HANDLE};
+use crate::collective::Communicator;
 use crate::state::{Arguments, Event, Function};
 use crate::stream::Stream;
 
@@ -51,6 +52,7 @@ kinds! {
     Scalar: Scalar, "scalar";
     TensorList: Vec<u64>, "tensor list";
     Executor: Executor, "executor";
+    Communicator: Arc<Communicator>, "communicator";
 }
 
 impl Kind {
@@ -97,6 +99,10 @@ impl<T: Object> Registry<T> {
     pub(crate) fn remove(&mut self, handle: u64) -> Outcome<T> {
         let removed = self.live.remove(&handle);
         removed.ok_or_else(|| why_not::<T>(handle))
+    }
+
+    pub(crate) fn live(&self) -> impl Iterator<Item = &T> {
+        self.live.values()
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -13,6 +13,7 @@ use crate::clock::{Actor, Clock};
 use crate::codes::{
     Failure, Outcome, RT_CONTEXT_NULL, RT_PARAM_INVALID, RT_STREAM_CONTEXT, SUCCESS, UNINITIALIZED,
 };
+use crate::collective::{Collectives, Communicator};
 use crate::fault::Faults;
 use crate::machine::Machine;
 use crate::memory::{Memory, Toucher};
@@ -105,6 +106,8 @@ pub(crate) struct Sim {
     /// The argument list of each thread: the runtime has one, which a thread begins anew.
     pub(crate) arguments_of: HashMap<ThreadId, u64>,
     pub(crate) descriptors: Descriptors,
+    pub(crate) communicators: Registry<Arc<Communicator>>,
+    pub(crate) collectives: Collectives,
     pub(crate) host_clock: Clock,
     /// Failures of calls, by function.
     pub(crate) faults: Faults,
@@ -187,6 +190,13 @@ impl Sim {
     /// The most bytes that may be allocated on a device.
     pub(crate) fn memory_limit(&self) -> u64 {
         self.memory_limit.unwrap_or(self.machine.memory_bytes)
+    }
+
+    /// The most bytes that the program itself may have allocated on a device: communicators hold
+    /// the rest.
+    pub(crate) fn allocation_limit(&self, device: u32) -> u64 {
+        let held = self.collectives.memory(device);
+        self.memory_limit().saturating_sub(held)
     }
 
     /// The stream of a handle, which must be of the thread's device. Null is the device's default
@@ -336,6 +346,15 @@ impl Sim {
 
 /// Stops all streams and starts over with a fresh machine.
 pub(crate) fn reset(machine: Machine) {
+    let (communicators, hubs) = {
+        let mut state = sim();
+        let hubs: Vec<_> = state.collectives.hubs.drain().map(|(_, hub)| hub).collect();
+        (state.communicators.drain(), hubs)
+    };
+    communicators
+        .iter()
+        .for_each(|communicator| communicator.abort());
+    hubs.iter().for_each(|hub| hub.abort());
     let streams = sim().streams.drain();
     // Each stream begins to close before any is waited for: one may wait for an event of another.
     streams.iter().for_each(|stream| stream.begin_close(true));

@@ -77,8 +77,13 @@ pub(crate) struct TaskContext {
 
 type Run = Box<dyn FnOnce(&mut Engine<'_>, &TaskContext) -> Outcome + Send>;
 
+/// Work that waits for other devices.
+type Meet = Box<dyn FnOnce(&TaskContext) -> Outcome + Send>;
+
 pub(crate) enum Work {
     Run(Run),
+    /// Without the engine, which it takes for a moment at a time.
+    Meet(Meet),
     Record(Arc<Ticket>),
     Wait(Arc<Ticket>),
 }
@@ -227,7 +232,9 @@ fn work(shared: &Shared) {
         drop(inner);
         let result = match (task.work, failed) {
             // After a failure the rest of the stream's work is discarded.
-            (Work::Run(_), Some(_)) => Ok(()),
+            (Work::Run(_) | Work::Meet(_), Some(_)) => Ok(()),
+            (Work::Meet(meet), None) => catch_unwind(AssertUnwindSafe(|| meet(&task.context)))
+                .unwrap_or_else(|_| Err(Failure::new(INTERNAL_ERROR, "the simulator panicked"))),
             // A fault of the simulator must not leave the program waiting.
             (Work::Run(run), None) => {
                 catch_unwind(AssertUnwindSafe(|| run(&mut engine(), &task.context)))

@@ -20,6 +20,7 @@ pub fn exports() -> Vec<Export> {
         super::runtime::table(),
         super::aclnn::table(),
         super::operators::table(),
+        super::collective::table(),
     ]
     .concat()
 }

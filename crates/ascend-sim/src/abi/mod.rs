@@ -5,6 +5,7 @@
 )]
 
 pub mod aclnn;
+pub mod collective;
 mod export;
 pub(crate) mod kernel;
 pub mod operators;

@@ -35,6 +35,7 @@ fn report_leaks(state: &mut Sim) {
         (state.events.len(), "events"),
         (state.binaries.len(), "binaries"),
         (state.descriptors.live(), "operator descriptors"),
+        (state.communicators.len(), "communicators"),
         (users as usize, "uses of a device"),
     ];
     for (count, what) in leaks.into_iter().filter(|(count, _)| *count != 0) {
@@ -117,6 +118,13 @@ export! {
                 return Ok(());
             }
             state.device_users.remove(&device);
+            if state.communicators.live().any(|communicator| communicator.device == device) {
+                let message = format!(
+                    "device {deviceId} is reset while a communicator of it is alive: call \
+                     HcclCommDestroy first"
+                );
+                state.violate(Violation::host("collective", message));
+            }
             if let Some(default) = state.default_streams.remove(&device) {
                 let stream = state.streams.remove(default)?;
                 drop(state);
@@ -158,7 +166,8 @@ export! {
                 ));
             }
             let limit = state.memory_limit();
-            let left = limit.saturating_sub(state.memory.used_bytes(device));
+            let used = state.memory.used_bytes(device);
+            let left = state.allocation_limit(device).saturating_sub(used);
             // SAFETY: out parameters, null or valid by the C declaration.
             unsafe {
                 put(free, left as usize, "free")?;

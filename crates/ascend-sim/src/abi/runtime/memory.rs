@@ -144,7 +144,7 @@ fn allocate(devPtr: *mut *mut c_void, size: usize, policy: i32) -> Outcome {
     if !(0..=2).contains(&policy) {
         return invalid(format!("allocation policy {policy} does not exist"));
     }
-    let limit = state.memory_limit();
+    let limit = state.allocation_limit(device);
     let address = state.memory.allocate(size as u64, device, limit)?;
     // SAFETY: not null, and valid for writing by the C declaration.
     unsafe { put(devPtr, pointer(address), "devPtr") }
