@@ -24,7 +24,7 @@ const SETTINGS: [&str; 7] = [
 ];
 
 /// Libraries, what each is for, and what to do where it is missing.
-const LIBRARIES: [(LibraryNames, &str, &str); 4] = [
+const LIBRARIES: [(LibraryNames, &str, &str); 5] = [
     (loader::RUNTIME, "everything", INSTALL),
     (loader::DESCRIPTORS, "the stock operators", OPERATORS_REMEDY),
     (loader::OPERATORS, "the stock operators", OPERATORS_REMEDY),
@@ -33,6 +33,7 @@ const LIBRARIES: [(LibraryNames, &str, &str); 4] = [
         "our kernels, compiled at run time",
         NO_COMPILER,
     ),
+    (loader::COLLECTIVES, "training on several devices", INSTALL),
 ];
 
 /// By the beginning of a function's name, what needs it.

@@ -106,6 +106,20 @@ pub enum AscendError {
         /// The runtime's last message.
         detail: String,
     },
+    /// A call of the collective library returned an error.
+    #[error("{function} of rank {rank} returned {code} ({meaning}): {detail}")]
+    Collective {
+        /// The C function.
+        function: &'static str,
+        /// The rank that called it.
+        rank: u32,
+        /// Its result.
+        code: i32,
+        /// What the library says of the code.
+        meaning: String,
+        /// The runtime's last message.
+        detail: String,
+    },
     /// A kernel launch was refused.
     #[error("launch of {kernel} returned {code} ({meaning}): {detail}")]
     Launch {

@@ -15,7 +15,7 @@ use std::{env, fs};
 use libloading::Library;
 
 use crate::error::LoadError;
-use crate::sys::{AclFused, AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Resolve};
+use crate::sys::{AclFused, AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Hccl, Resolve};
 
 /// One role with its library names, newest first.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +55,12 @@ pub(crate) const OPERATORS: LibraryNames = LibraryNames {
 pub(crate) const COMPILER: LibraryNames = LibraryNames {
     role: "run-time compiler library",
     names: &["libacl_rtc.so"],
+};
+/// Collectives; all that exist are searched, in this order: newer releases have the functions of
+/// communicators in the second.
+pub(crate) const COLLECTIVES: LibraryNames = LibraryNames {
+    role: "collective library",
+    names: &["libhccl.so", "libhcomm.so"],
 };
 
 /// Variable that names the folder of the libraries and overrides the search.
@@ -185,6 +191,67 @@ unsafe fn table<T>(
     })
 }
 
+/// Opens every library of a role that exists, each by the first path that can be opened, adds them
+/// to `opened`, and returns the answers of the loader to the other paths. `is_wanted` decides by
+/// the name and those opened before.
+fn open_all(
+    names: LibraryNames,
+    folder: Option<&Path>,
+    opened: &mut Vec<Opened>,
+    is_wanted: impl Fn(&str, &[Opened]) -> bool,
+) -> Vec<(PathBuf, String)> {
+    let first = opened.len();
+    let mut tried = Vec::new();
+    for name in names.names {
+        if !is_wanted(name, &opened[first..]) {
+            continue;
+        }
+        let paths = candidates(names, folder).into_iter();
+        for path in paths.filter(|path| path.ends_with(name)) {
+            match Opened::at(path, names.role) {
+                Ok(found) => {
+                    opened.push(found);
+                    break;
+                }
+                Err(refused) => tried.push(refused),
+            }
+        }
+    }
+    tried
+}
+
+/// The address of a function in the first of the libraries that has it.
+fn address_in(libraries: &[Opened], name: &CStr) -> *const c_void {
+    let mut addresses = libraries.iter().map(|found| address(&found.library, name));
+    addresses
+        .find(|address| !address.is_null())
+        .unwrap_or(std::ptr::null())
+}
+
+/// The table of collectives, from the libraries that have a part of it each.
+fn collectives(folder: Option<&Path>, opened: &mut Vec<Opened>) -> Result<Hccl, LoadError> {
+    let first = opened.len();
+    let tried = open_all(COLLECTIVES, folder, opened, |_, _| true);
+    let libraries = &opened[first..];
+    if libraries.is_empty() {
+        return Err(LoadError::LibraryNotFound {
+            library: COLLECTIVES.role,
+            tried,
+        });
+    }
+    // SAFETY: the functions are the vendor's, whose declarations are checked against the vendor's
+    // headers; the libraries stay mapped (`Opened`).
+    let table = unsafe { Hccl::load(&mut |name| address_in(libraries, name)) };
+    table.map_err(|symbols| {
+        let paths = libraries.iter().map(|found| found.path.display());
+        let paths: Vec<String> = paths.map(|path| path.to_string()).collect();
+        LoadError::SymbolsMissing {
+            library: paths.join(" and "),
+            symbols,
+        }
+    })
+}
+
 /// The file that the loader found for a library.
 fn mapped(library: &Path) -> Option<PathBuf> {
     if library.is_absolute() {
@@ -219,6 +286,8 @@ pub struct Api {
     pub(crate) rotary: AclRotary,
     /// Run-time compiler, where it exists.
     pub(crate) rtc: Result<AclRtc, LoadError>,
+    /// Collectives, where their libraries exist.
+    pub(crate) hccl: Result<Hccl, LoadError>,
     /// How device memory is asked for.
     pub(crate) pooling: Pooling,
     /// Where the runtime was found.
@@ -233,7 +302,7 @@ impl Api {
     /// # Errors
     /// [`LoadError::LibraryNotFound`] with everything tried, [`LoadError::SymbolsMissing`], or
     /// [`LoadError::Setting`].
-    /// Missing operator and compiler libraries are errors only when they are used.
+    /// Missing operator, compiler and collective libraries are errors only when they are used.
     pub fn open(folder: Option<&Path>) -> Result<Self, LoadError> {
         let mut opened = Vec::new();
         // SAFETY: the functions are the vendor's, whose declarations are checked against the
@@ -243,28 +312,14 @@ impl Api {
         // documents; the libraries stay mapped (`Opened`).
         let meta = unsafe { table(DESCRIPTORS, folder, &mut opened, AclMeta::load) };
         let first_operators = opened.len();
-        for name in OPERATORS.names {
+        open_all(OPERATORS, folder, &mut opened, |name, found| {
             // The library of all operators is not to be loaded beside those that replace it.
-            let mut found = opened[first_operators..].iter();
+            let mut found = found.iter();
             let replaced = found.any(|library| library.path.ends_with(SPLIT_OPERATORS));
-            if replaced && *name == ALL_OPERATORS {
-                continue;
-            }
-            let mut paths = candidates(OPERATORS, folder).into_iter();
-            let found = paths
-                .by_ref()
-                .filter(|path| path.ends_with(name))
-                .find_map(|path| Opened::at(path, OPERATORS.role).ok());
-            opened.extend(found);
-        }
+            !(replaced && name == ALL_OPERATORS)
+        });
         let libraries = &opened[first_operators..];
-        let resolve: &mut Resolve<'_> = &mut |name| {
-            let addresses = libraries.iter().map(|found| address(&found.library, name));
-            addresses
-                .into_iter()
-                .find(|address| !address.is_null())
-                .unwrap_or(std::ptr::null())
-        };
+        let resolve: &mut Resolve<'_> = &mut |name| address_in(libraries, name);
         // SAFETY: the declarations follow the vendor's documents and are compared with the
         // simulator's; the libraries stay mapped (`Opened`).
         let operators = unsafe { AclOperators::load(resolve) };
@@ -277,6 +332,7 @@ impl Api {
         // SAFETY: the declarations follow the vendor's documents and are compared with the
         // simulator's; the libraries stay mapped (`Opened`).
         let rtc = unsafe { table(COMPILER, folder, &mut opened, AclRtc::load) };
+        let hccl = collectives(folder, &mut opened);
         Ok(Self {
             rt,
             meta,
@@ -284,6 +340,7 @@ impl Api {
             fused,
             rotary,
             rtc,
+            hccl,
             pooling: Pooling::chosen_or(Pooling::Segments)?,
             origin: opened[0].path.display().to_string(),
             opened,
@@ -322,6 +379,8 @@ impl Api {
             rotary: unsafe { AclRotary::load(resolve) },
             // SAFETY: the caller vouches for signatures and lifetime.
             rtc: unsafe { AclRtc::load(resolve) }.map_err(missing),
+            // SAFETY: the caller vouches for signatures and lifetime.
+            hccl: unsafe { Hccl::load(resolve) }.map_err(missing),
             pooling: Pooling::chosen_or(Pooling::Segments)?,
             origin: origin.to_owned(),
             opened: Vec::new(),
@@ -396,6 +455,10 @@ impl Api {
         match &self.rtc {
             Ok(table) => missing.extend(table.missing()),
             Err(_) => missing.extend(AclRtc::signatures().into_iter().map(|s| s.name)),
+        }
+        match &self.hccl {
+            Ok(table) => missing.extend(table.missing()),
+            Err(_) => missing.extend(Hccl::signatures().into_iter().map(|s| s.name)),
         }
         missing
     }

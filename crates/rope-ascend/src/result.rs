@@ -6,14 +6,16 @@
 //! the runtime's, or that the installation lacks the function.
 #![allow(unsafe_code, reason = "each function is one foreign call")]
 
+pub(crate) mod collective;
+
 use std::ffi::{CStr, c_void};
 
 use crate::error::{AscendError, Cores, Result};
 use crate::sys::{
     AclRt, BINARY_MAGIC_VECTOR, STREAM_FAST_LAUNCH, STREAM_FAST_SYNC, aclError, aclrtArgsHandle,
     aclrtBinHandle, aclrtBinaryLoadOption, aclrtBinaryLoadOptionType, aclrtBinaryLoadOptions,
-    aclrtDevAttr, aclrtFuncHandle, aclrtLaunchKernelCfg, aclrtMemAttr, aclrtMemMallocPolicy,
-    aclrtMemcpyKind, aclrtParamHandle, aclrtStream, code,
+    aclrtDevAttr, aclrtEvent, aclrtFuncHandle, aclrtLaunchKernelCfg, aclrtMemAttr,
+    aclrtMemMallocPolicy, aclrtMemcpyKind, aclrtParamHandle, aclrtStream, code,
 };
 
 /// The runtime's last message on this thread, trimmed.
@@ -112,6 +114,26 @@ calls! {
     /// # Safety
     /// - `stream` is a live stream of the current device and is not used afterwards.
     fn destroy_stream(stream: aclrtStream) = aclrtDestroyStream(stream);
+
+    /// Destroys an event.
+    ///
+    /// # Safety
+    /// - `event` is a live event of the current device; no queued work waits for it, and it is not
+    ///   used afterwards.
+    fn destroy_event(event: aclrtEvent) = aclrtDestroyEvent(event);
+
+    /// Queues the completion of an event on `stream`, after the work before.
+    ///
+    /// # Safety
+    /// - Both are live and of the current device.
+    fn record_event(event: aclrtEvent, stream: aclrtStream) = aclrtRecordEvent(event, stream);
+
+    /// Lets the work that is queued on `stream` from here on wait for an event.
+    ///
+    /// # Safety
+    /// - Both are live and of the current device, and the event was recorded.
+    fn wait_for_event(stream: aclrtStream, event: aclrtEvent)
+        = aclrtStreamWaitEvent(stream, event);
 
     /// Frees memory of the current device.
     ///
@@ -263,6 +285,14 @@ pub(crate) fn create_stream(rt: &AclRt) -> Result<aclrtStream> {
         std::ptr::null_mut(),
         call,
     )
+}
+
+/// Creates an event on the current device.
+#[doc(alias = "aclrtCreateEvent")]
+pub(crate) fn create_event(rt: &AclRt) -> Result<aclrtEvent> {
+    // SAFETY: a local of `written` is written during the call.
+    let call = |event| unsafe { (rt.aclrtCreateEvent)(event) };
+    written(rt, "aclrtCreateEvent", std::ptr::null_mut(), call)
 }
 
 /// Waits until all work queued on `stream` is done. Failures of that work are

@@ -20,6 +20,8 @@ pub(super) struct DeviceInner {
     pub(super) counters: Counters,
     /// Those of the streams, for what the counters do not know.
     pools: Mutex<Vec<Weak<Mutex<Pool>>>>,
+    /// Held through each call of the collective library: a device makes one at a time.
+    pub(super) collective_calls: Mutex<()>,
     // Last: the device goes before the runtime.
     pub(super) runtime: Runtime,
 }
@@ -113,6 +115,7 @@ impl Device {
                 sets: AtomicU32::new(1),
                 counters: Counters::default(),
                 pools: Mutex::default(),
+                collective_calls: Mutex::default(),
                 runtime,
             }),
         })

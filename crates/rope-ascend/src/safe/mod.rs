@@ -11,7 +11,9 @@
 )]
 
 mod buffer;
+mod communicator;
 mod device;
+mod event;
 mod machine;
 mod module;
 mod pinned;
@@ -23,6 +25,9 @@ mod stream;
 pub use crate::loader::Pooling;
 pub use crate::result::LaunchWay;
 pub use buffer::{DeviceBuffer, DeviceMemory, Element};
+pub use communicator::{
+    Communicator, CommunicatorOptions, Pending, RootInfo, Span, SumType, Traffic,
+};
 pub use device::Device;
 pub(crate) use machine::{Architecture, Machine};
 pub(crate) use module::{Kernel, Module};
@@ -36,6 +41,7 @@ const _: () = {
     shared::<Device>();
     shared::<Stream>();
     shared::<Module>();
+    shared::<Communicator>();
     shared::<pinned::PinnedBuffer>();
     shared::<DeviceBuffer<f32>>();
 };

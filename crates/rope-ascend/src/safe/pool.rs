@@ -33,6 +33,8 @@ pub struct MemoryUse {
     pub cached_bytes: usize,
     /// Largest cached piece: a larger buffer makes `reserved_bytes` grow.
     pub largest_cached_bytes: usize,
+    /// Taken by communicators for themselves, beside `reserved_bytes`.
+    pub communicator_bytes: usize,
 }
 
 /// Counters of one device, shared by its streams.
@@ -43,6 +45,7 @@ pub(super) struct Counters {
     reserved: AtomicUsize,
     peak_reserved: AtomicUsize,
     cached: AtomicUsize,
+    communicators: AtomicUsize,
 }
 
 impl Counters {
@@ -55,6 +58,7 @@ impl Counters {
             peak_reserved_bytes: self.peak_reserved.load(Ordering::Relaxed),
             cached_bytes: self.cached.load(Ordering::Relaxed),
             largest_cached_bytes: 0,
+            communicator_bytes: self.communicators.load(Ordering::Relaxed),
         }
     }
 
@@ -73,6 +77,14 @@ impl Counters {
 
     pub(super) fn buffer_dropped(&self, bytes: usize) {
         self.live.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn communicator_made(&self, bytes: usize) {
+        self.communicators.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn communicator_dropped(&self, bytes: usize) {
+        self.communicators.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     fn segment_made(&self, bytes: usize) {

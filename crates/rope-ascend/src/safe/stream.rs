@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::buffer::{DeviceBuffer, DeviceMemory, Element, bytes_of, bytes_of_mut};
 use super::device::Device;
+use super::event::Event;
 use super::module::Module;
 use super::pinned::PinnedBuffer;
 use super::pool::{Block, Pool, Segment};
@@ -20,6 +21,8 @@ pub(super) struct StreamInner {
     pub(super) raw: aclrtStream,
     pool: Arc<Mutex<Pool>>,
     staging: Mutex<Staging>,
+    /// Events that queued work waits for.
+    retired: Mutex<Vec<Event>>,
     /// Whether a wait has returned a failure: it stays with the stream, and its teardown need not
     /// report it again.
     reported: AtomicBool,
@@ -43,15 +46,24 @@ impl StreamInner {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn retired(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits for the stream's work; the device is current.
     fn wait(&self) -> Result<()> {
+        // Taken before the wait: what comes during it may still be waited for after it.
+        let mut passed = std::mem::take(&mut *self.retired());
         // Held through the wait, so that no copy is queued between it and `passed`.
         let mut staging = self.staging();
         // SAFETY: `raw` lives as long as `self`; the caller has entered the device.
         let outcome = unsafe { result::synchronize(self.device.inner.rt(), self.raw) };
         match &outcome {
             Ok(()) => staging.passed(),
-            Err(_) => self.reported.store(true, Ordering::Relaxed),
+            Err(_) => {
+                self.reported.store(true, Ordering::Relaxed);
+                self.retired().append(&mut passed);
+            }
         }
         outcome
     }
@@ -159,6 +171,8 @@ impl Drop for StreamInner {
             let waited = self
                 .wait()
                 .or_else(|error| if reported { Ok(()) } else { Err(error) });
+            // A stream whose wait failed runs nothing more that could wait for one.
+            self.retired().clear();
             // All of them: buffers hold the stream, so none is left.
             let segments = self.pool().take_whole(&inner.counters);
             // SAFETY: the last handle: nothing is queued any more, and a stream whose wait failed
@@ -190,6 +204,7 @@ impl Stream {
                 raw,
                 pool: device.inner.new_pool(),
                 staging: Mutex::default(),
+                retired: Mutex::default(),
                 reported: AtomicBool::new(false),
                 device,
             }),
@@ -433,6 +448,11 @@ impl Stream {
     /// Waits for the stream; a failure is kept for the next call.
     pub(crate) fn finish_quietly(&self) {
         self.inner.device.inner.teardown(|| self.inner.wait());
+    }
+
+    /// Keeps events until work that was queued on the stream and waits for them is done.
+    pub(super) fn retire<const N: usize>(&self, events: [Event; N]) {
+        self.inner.retired().extend(events);
     }
 
     /// Refuses memory that another stream made.

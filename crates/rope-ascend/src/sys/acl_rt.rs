@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use super::types::{
-    aclError, aclrtArgsHandle, aclrtBinHandle, aclrtBinaryLoadOptions, aclrtDevAttr,
+    aclError, aclrtArgsHandle, aclrtBinHandle, aclrtBinaryLoadOptions, aclrtDevAttr, aclrtEvent,
     aclrtFuncHandle, aclrtLaunchKernelCfg, aclrtMemAttr, aclrtMemMallocPolicy, aclrtMemcpyKind,
     aclrtParamHandle, aclrtStream,
 };
@@ -23,6 +23,10 @@ super::functions! {
             fn aclrtCreateStream(stream: *mut aclrtStream) -> aclError;
             fn aclrtDestroyStream(stream: aclrtStream) -> aclError;
             fn aclrtSynchronizeStream(stream: aclrtStream) -> aclError;
+            fn aclrtCreateEvent(event: *mut aclrtEvent) -> aclError;
+            fn aclrtDestroyEvent(event: aclrtEvent) -> aclError;
+            fn aclrtRecordEvent(event: aclrtEvent, stream: aclrtStream) -> aclError;
+            fn aclrtStreamWaitEvent(stream: aclrtStream, event: aclrtEvent) -> aclError;
             fn aclrtMalloc(
                 device_ptr: *mut *mut c_void, bytes: usize, policy: aclrtMemMallocPolicy
             ) -> aclError;

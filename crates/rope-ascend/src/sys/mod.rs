@@ -17,6 +17,7 @@ mod acl_rt;
 mod acl_rtc;
 mod aclnn;
 mod describe;
+mod hccl;
 mod operators;
 mod types;
 
@@ -24,6 +25,7 @@ pub use acl_rt::AclRt;
 pub use acl_rtc::AclRtc;
 pub use aclnn::AclMeta;
 pub use describe::{CType, Field, Record, Signature, constants, records};
+pub use hccl::Hccl;
 pub use operators::{AclFused, AclOperators, AclRotary, Kind, Operator, Run, kind};
 pub(crate) use operators::{for_each_fused_operator, for_each_operator, for_each_rotary_operator};
 pub use types::*;

@@ -1,6 +1,6 @@
 //! Handles, values and structures.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 use super::describe::{Field, Record, spell};
 
@@ -10,6 +10,8 @@ pub type aclError = i32;
 pub type aclnnStatus = i32;
 /// A stream: a queue of work on one device.
 pub type aclrtStream = *mut c_void;
+/// A point of a stream that others can wait for.
+pub type aclrtEvent = *mut c_void;
 /// A loaded kernel binary.
 pub type aclrtBinHandle = *mut c_void;
 /// A kernel in a loaded binary.
@@ -20,6 +22,8 @@ pub type aclrtArgsHandle = *mut c_void;
 pub type aclrtParamHandle = *mut c_void;
 /// A program of the run-time compiler.
 pub type aclrtcProg = *mut c_void;
+/// One rank's end of a group of devices that communicate.
+pub type HcclComm = *mut c_void;
 
 macro_rules! opaque {
     ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
@@ -138,6 +142,37 @@ enumerations! {
     aclFormat {
         /// Plain, last axis fastest.
         ND = 2 as "ACL_FORMAT_ND",
+    }
+    /// Result code of a collective call. Its text is the library's own.
+    HcclResult {
+        /// Success.
+        SUCCESS = 0 as "HCCL_SUCCESS",
+    }
+    /// Element type of a collective; numbered otherwise than [`aclDataType`].
+    HcclDataType {
+        /// 16-bit IEEE float.
+        FP16 = 3 as "HCCL_DATA_TYPE_FP16",
+        /// 32-bit float.
+        FP32 = 4 as "HCCL_DATA_TYPE_FP32",
+        /// bfloat16.
+        BF16 = 11 as "HCCL_DATA_TYPE_BFP16",
+    }
+    /// How the elements of the ranks are combined.
+    HcclReduceOp {
+        /// By their sum.
+        SUM = 0 as "HCCL_REDUCE_SUM",
+    }
+    /// A setting of the process.
+    HcclConfig {
+        /// Whether sums are taken in a fixed order.
+        DETERMINISTIC = 0 as "HCCL_DETERMINISTIC",
+    }
+    /// A part of [`HcclCommConfig`] that a release may not know yet.
+    HcclCommConfigCapability {
+        /// Whether sums are taken in a fixed order.
+        DETERMINISTIC = 1 as "HCCL_COMM_CONFIG_DETERMINISTIC",
+        /// Seconds that an operation waits for other ranks.
+        EXEC_TIMEOUT = 8 as "HCCL_COMM_CONFIG_EXEC_TIMEOUT",
     }
     /// Kind of an option of a binary load.
     aclrtBinaryLoadOptionType {
@@ -287,6 +322,96 @@ structures! {
         /// Number of options.
         count: usize as "numOpt",
     } size 16 align 8
+    /// By what the ranks of a communicator find each other.
+    HcclRootInfo {
+        /// Bytes that only the library reads.
+        internal: [c_char; HCCL_ROOT_INFO_BYTES] as "internal",
+    } size 4108 align 1
+    /// Value of an [`HcclConfig`]; a union of one member.
+    HcclConfigValue {
+        /// The value.
+        value: i32 as "value",
+    } size 4 align 4
+    /// Settings of a communicator, version 10.
+    HcclCommConfig {
+        /// Size of the structure in bytes, magic word, version, and 8 bytes of zeros.
+        header: [u32; 6] as "reserved",
+        /// MB of each of its two buffers.
+        buffer_mb: u32 as "hcclBufferSize",
+        /// 1 if sums are taken in a fixed order.
+        deterministic: u32 as "hcclDeterministic",
+        /// Its name; empty for one that the library makes.
+        name: [c_char; 128] as "hcclCommName",
+        /// A text for messages.
+        udi: [c_char; 128] as "hcclUdi",
+        /// Where operations are expanded; 0 for the product's default.
+        expansion: u32 as "hcclOpExpansionMode",
+        /// Of RDMA.
+        traffic_class: u32 as "hcclRdmaTrafficClass",
+        /// Of RDMA.
+        service_level: u32 as "hcclRdmaServiceLevel",
+        /// The rank in the whole job, for messages.
+        world_rank: u32 as "hcclWorldRankID",
+        /// The job, for messages.
+        job: u64 as "hcclJobID",
+        /// Of graphs.
+        zero_copy: u8 as "aclGraphZeroCopyEnable",
+        /// Seconds that an operation waits for other ranks.
+        exec_timeout_s: i32 as "hcclExecTimeOut",
+        /// Algorithms by level; empty for automatic ones.
+        algorithm: [c_char; 1600] as "hcclAlgo",
+        /// By level.
+        retry: [c_char; 50] as "hcclRetryEnable",
+        /// Of retries.
+        retry_parameters: [c_char; 128] as "hcclRetryParams",
+        /// Of buffers that communicators share.
+        buffer_name: [c_char; 128] as "hcclBufferName",
+        /// Quality of service.
+        qos: u32 as "hcclQos",
+        /// GB of address space for symmetric memory.
+        window_gb: u64 as "hcclSymWinMaxMemSizePerRank",
+    } size 2240 align 8
+}
+
+/// Bytes of an [`HcclRootInfo`].
+pub const HCCL_ROOT_INFO_BYTES: usize = 4108;
+/// A field of [`HcclCommConfig`] that keeps its default.
+pub const HCCL_NOT_SET: u32 = 0xffff_ffff;
+const HCCL_COMM_CONFIG_MAGIC_WORD: u32 = 0xf0f0_f0f0;
+const HCCL_COMM_CONFIG_VERSION: u32 = 10;
+
+impl HcclCommConfig {
+    /// The defaults, as the inline function of the vendor's header sets them.
+    pub(crate) fn new() -> Self {
+        let size = size_of::<Self>() as u32;
+        Self {
+            header: [
+                size,
+                0,
+                HCCL_COMM_CONFIG_MAGIC_WORD,
+                HCCL_COMM_CONFIG_VERSION,
+                0,
+                0,
+            ],
+            buffer_mb: HCCL_NOT_SET,
+            deterministic: HCCL_NOT_SET,
+            name: [0; 128],
+            udi: [0; 128],
+            expansion: 0,
+            traffic_class: HCCL_NOT_SET,
+            service_level: HCCL_NOT_SET,
+            world_rank: 0,
+            job: 0,
+            zero_copy: 0,
+            exec_timeout_s: -1,
+            algorithm: [0; 1600],
+            retry: [0; 50],
+            retry_parameters: [0; 128],
+            buffer_name: [0; 128],
+            qos: HCCL_NOT_SET,
+            window_gb: 16,
+        }
+    }
 }
 
 /// Magic number of a binary of vector kernels.
@@ -301,6 +426,13 @@ pub(super) fn all_constants() -> Vec<(&'static str, i64)> {
     let mut all = enumeration_constants();
     all.extend(code::all());
     let magic = i64::from(BINARY_MAGIC_VECTOR);
+    let not_set = i64::from(HCCL_NOT_SET);
+    all.push(("HCCL_COMM_DETERMINISTIC_CONFIG_NOT_SET", not_set));
+    all.push((
+        "HCCL_COMM_CONFIG_MAGIC_WORD",
+        HCCL_COMM_CONFIG_MAGIC_WORD.into(),
+    ));
+    all.push(("HCCL_COMM_CONFIG_VERSION", HCCL_COMM_CONFIG_VERSION.into()));
     all.push(("ACL_RT_BINARY_MAGIC_ELF_VECTOR_CORE", magic));
     all.push(("ACL_STREAM_FAST_LAUNCH", STREAM_FAST_LAUNCH.into()));
     all.push(("ACL_STREAM_FAST_SYNC", STREAM_FAST_SYNC.into()));

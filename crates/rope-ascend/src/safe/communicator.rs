@@ -1,0 +1,493 @@
+//! Sums over several devices.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::buffer::DeviceMemory;
+use super::device::Device;
+use super::event::Event;
+use super::stream::Stream;
+use crate::error::{AscendError, Result};
+use crate::result::collective::{Caller, Settings, Transfer};
+use crate::sys::{HCCL_ROOT_INFO_BYTES, HcclComm, HcclDataType, HcclRootInfo};
+
+/// By what the ranks of one communicator find each other: made by the device of rank 0, and carried
+/// to the others unchanged.
+#[derive(Clone)]
+pub struct RootInfo(Box<HcclRootInfo>);
+
+impl RootInfo {
+    /// Its bytes, to be carried to another process.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.0.internal.iter().map(|c| c.cast_unsigned()).collect()
+    }
+
+    /// From the bytes of another process.
+    ///
+    /// # Errors
+    /// [`AscendError::InvalidArgument`] for another number of bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let internal: [u8; HCCL_ROOT_INFO_BYTES] = bytes.try_into().map_err(|_| {
+            let expected = format!("{HCCL_ROOT_INFO_BYTES} bytes");
+            AscendError::argument("read root info", "length", expected, bytes.len())
+        })?;
+        let internal = internal.map(u8::cast_signed);
+        Ok(Self(Box::new(HcclRootInfo { internal })))
+    }
+}
+
+impl fmt::Debug for RootInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RootInfo(..)")
+    }
+}
+
+/// What a communicator is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommunicatorOptions {
+    /// How many devices belong to it.
+    pub ranks: u32,
+    /// Which of them this one is, from 0.
+    pub rank: u32,
+    /// MiB of each of the two buffers that it takes from the device's memory.
+    pub buffer_mib: u32,
+    /// Whether sums are taken in a fixed order, so that runs on the same devices are equal.
+    pub deterministic: bool,
+    /// Seconds that an operation waits for the other ranks, where the installation can be told.
+    pub timeout_s: u32,
+}
+
+impl CommunicatorOptions {
+    /// Rank `rank` of `ranks`, with the vendor's 200 MiB for each buffer, a fixed order, and ten
+    /// minutes.
+    pub fn new(ranks: u32, rank: u32) -> Self {
+        Self {
+            ranks,
+            rank,
+            buffer_mib: 200,
+            deterministic: true,
+            timeout_s: 600,
+        }
+    }
+
+    /// Bytes of device memory that it takes for itself.
+    pub fn bytes(&self) -> usize {
+        2 * (self.buffer_mib as usize) << 20
+    }
+}
+
+/// Element types that are summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SumType {
+    /// 32-bit float.
+    F32,
+    /// 16-bit IEEE float.
+    F16,
+    /// bfloat16, which not every product sums.
+    Bf16,
+}
+
+impl SumType {
+    fn dtype(self) -> (HcclDataType, usize) {
+        match self {
+            Self::F32 => (HcclDataType::FP32, 4),
+            Self::F16 => (HcclDataType::FP16, 2),
+            Self::Bf16 => (HcclDataType::BF16, 2),
+        }
+    }
+}
+
+/// Elements of device memory that take part in an operation; held until it is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<M> {
+    /// The memory.
+    pub memory: M,
+    /// Where the elements begin.
+    pub first_byte: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+/// What a communicator was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Operations.
+    pub calls: u64,
+    /// Bytes of the tensors handed to them.
+    pub bytes: u64,
+    /// Bytes that a rank has to send at least: of n ranks (n - 1) / n of a tensor whose sum is
+    /// scattered or whose parts are gathered, twice that of one whose sum all receive.
+    pub least_sent_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    calls: AtomicU64,
+    bytes: AtomicU64,
+    least_sent_bytes: AtomicU64,
+}
+
+/// What an operation does, for its bounds and its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+}
+
+impl Operation {
+    fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::AllGather => "all-gather",
+        }
+    }
+}
+
+/// One device's end of a group of devices, each of which has a thread of its own.
+///
+/// All ranks call the same operations in the same order with as many elements. An operation is
+/// queued on a stream of the communicator's own, behind what is queued on the device's stream; what
+/// is queued there afterwards waits for it once its [`Pending`] is dropped.
+#[derive(Debug)]
+pub struct Communicator {
+    raw: HcclComm,
+    options: CommunicatorOptions,
+    is_fixed: bool,
+    counters: Counters,
+    /// Whose memory takes part.
+    compute: Stream,
+    /// After the communicator, which its drop destroys.
+    stream: Stream,
+}
+
+// SAFETY: the library lets any thread of the process use a communicator while its device is the
+// thread's current one, one call of a device at a time: `call` holds the device's lock.
+unsafe impl Send for Communicator {}
+// SAFETY: every call of the library is made with the device's lock held.
+unsafe impl Sync for Communicator {}
+
+impl Device {
+    /// By what other ranks find this device, which is to be rank 0 of one communicator.
+    ///
+    /// # Errors
+    /// [`AscendError::Load`] where the collective library is missing; the library's.
+    #[doc(alias = "HcclGetRootInfo")]
+    pub fn root_info(&self) -> Result<RootInfo> {
+        self.call(0, |caller| caller.root_info()).map(RootInfo)
+    }
+
+    /// Calls the collective library, alone on this device.
+    fn call<T>(&self, rank: u32, work: impl FnOnce(Caller<'_>) -> Result<T>) -> Result<T> {
+        self.inner.enter()?;
+        self.call_entered(rank, work)
+    }
+
+    /// As [`call`](Self::call), for a device that is current.
+    fn call_entered<T>(&self, rank: u32, work: impl FnOnce(Caller<'_>) -> Result<T>) -> Result<T> {
+        let api = &self.inner.runtime.inner.api;
+        let hccl = api.hccl.as_ref().map_err(Clone::clone)?;
+        let calls = self.inner.collective_calls.lock();
+        let _alone = calls.unwrap_or_else(PoisonError::into_inner);
+        work(Caller {
+            rt: &api.rt,
+            hccl,
+            rank,
+        })
+    }
+}
+
+impl Communicator {
+    /// Makes the device of a stream a rank, for memory of that stream. Returns when all ranks have
+    /// come, or the library's `HCCL_CONNECT_TIMEOUT` is over.
+    ///
+    /// # Errors
+    /// [`AscendError::Load`] where the collective library is missing;
+    /// [`AscendError::InvalidArgument`] for a rank that there is not;
+    /// [`AscendError::Collective`] if another rank does not come; the runtime's.
+    #[doc(alias = "HcclCommInitRootInfoConfig")]
+    pub fn join(stream: &Stream, root: &RootInfo, options: CommunicatorOptions) -> Result<Self> {
+        let CommunicatorOptions { ranks, rank, .. } = options;
+        if rank >= ranks {
+            let expected = format!("below {ranks}");
+            return Err(AscendError::argument("join ranks", "rank", expected, rank));
+        }
+        let device = stream.device().clone();
+        let own = device.stream()?;
+        let settings = Settings {
+            buffer_mb: options.buffer_mib,
+            deterministic: options.deterministic,
+            timeout_s: options.timeout_s,
+        };
+        let (raw, is_fixed) = device.call(rank, |caller| caller.join(ranks, &root.0, settings))?;
+        device.inner.counters.communicator_made(options.bytes());
+        Ok(Self {
+            raw,
+            options,
+            is_fixed,
+            counters: Counters::default(),
+            compute: stream.clone(),
+            stream: own,
+        })
+    }
+
+    /// What it was made of.
+    pub fn options(&self) -> CommunicatorOptions {
+        self.options
+    }
+
+    /// Whether sums are taken in a fixed order: runs on the same devices are then equal to the bit.
+    pub fn is_deterministic(&self) -> bool {
+        self.is_fixed
+    }
+
+    /// What it was asked for so far.
+    pub fn traffic(&self) -> Traffic {
+        Traffic {
+            calls: self.counters.calls.load(Ordering::Relaxed),
+            bytes: self.counters.bytes.load(Ordering::Relaxed),
+            least_sent_bytes: self.counters.least_sent_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Replaces elements by their sum over all ranks.
+    ///
+    /// # Errors
+    /// [`AscendError::InvalidArgument`] for memory of another stream or elements outside of it;
+    /// [`AscendError::Collective`]; the runtime's. A rank that does not come surfaces at the next
+    /// synchronisation of the stream.
+    #[doc(alias = "HcclAllReduce")]
+    pub fn all_reduce<M>(&self, of: Span<M>, dtype: SumType) -> Result<Pending<M>>
+    where
+        M: Borrow<DeviceMemory>,
+    {
+        let address = self.address(Operation::AllReduce, &of, of.count, dtype)?;
+        let event = self.queue(Operation::AllReduce, (address, address), of.count, dtype)?;
+        Ok(self.pending(of.memory, event))
+    }
+
+    /// Writes this rank's part of the sum over all ranks: of `from`, which has a part of
+    /// `to.count` elements for each rank, in their order.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); the spans do not overlap, which is the caller's to see
+    /// to.
+    #[doc(alias = "HcclReduceScatter")]
+    pub fn reduce_scatter<M, N>(
+        &self,
+        from: Span<M>,
+        to: Span<N>,
+        dtype: SumType,
+    ) -> Result<Pending<(M, N)>>
+    where
+        M: Borrow<DeviceMemory>,
+        N: Borrow<DeviceMemory>,
+    {
+        let operation = Operation::ReduceScatter;
+        let send = self.address(operation, &from, self.of_all(to.count), dtype)?;
+        let receive = self.address(operation, &to, to.count, dtype)?;
+        let event = self.queue(operation, (send, receive), to.count, dtype)?;
+        Ok(self.pending((from.memory, to.memory), event))
+    }
+
+    /// Writes the elements of all ranks in their order into `to`, which has room for `from.count`
+    /// of each.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    #[doc(alias = "HcclAllGather")]
+    pub fn all_gather<M, N>(
+        &self,
+        from: Span<M>,
+        to: Span<N>,
+        dtype: SumType,
+    ) -> Result<Pending<(M, N)>>
+    where
+        M: Borrow<DeviceMemory>,
+        N: Borrow<DeviceMemory>,
+    {
+        let operation = Operation::AllGather;
+        let send = self.address(operation, &from, from.count, dtype)?;
+        let receive = self.address(operation, &to, self.of_all(from.count), dtype)?;
+        let event = self.queue(operation, (send, receive), from.count, dtype)?;
+        Ok(self.pending((from.memory, to.memory), event))
+    }
+
+    /// Elements of all ranks together.
+    fn of_all(&self, count: usize) -> usize {
+        count.saturating_mul(self.options.ranks as usize)
+    }
+
+    /// Where a span of `expected` elements begins, if it lies in its memory and that is of the
+    /// device's stream.
+    fn address<M: Borrow<DeviceMemory>>(
+        &self,
+        operation: Operation,
+        span: &Span<M>,
+        expected: usize,
+        dtype: SumType,
+    ) -> Result<usize> {
+        let operation = operation.name();
+        let memory = span.memory.borrow();
+        self.compute.owns(operation, memory)?;
+        if span.count != expected {
+            let expected = format!("{expected}");
+            return Err(AscendError::argument(
+                operation, "elements", expected, span.count,
+            ));
+        }
+        let (_, size) = dtype.dtype();
+        let end = span.count.checked_mul(size);
+        let end = end.and_then(|bytes| bytes.checked_add(span.first_byte));
+        if end.is_none_or(|end| end > memory.bytes()) || !span.first_byte.is_multiple_of(size) {
+            return Err(AscendError::argument(
+                operation,
+                "elements",
+                format!(
+                    "aligned, and within the {} bytes of their buffer",
+                    memory.bytes()
+                ),
+                format!(
+                    "{} of {size} bytes from byte {}",
+                    span.count, span.first_byte
+                ),
+            ));
+        }
+        Ok(memory.pointer() as usize + span.first_byte)
+    }
+
+    /// Queues an operation behind what is queued on the device's stream, and the event of its end.
+    /// Nothing is queued for no elements.
+    fn queue(
+        &self,
+        operation: Operation,
+        (send, receive): (usize, usize),
+        count: usize,
+        dtype: SumType,
+    ) -> Result<Option<[Event; 2]>> {
+        if count == 0 {
+            return Ok(None);
+        }
+        let (dtype, size) = dtype.dtype();
+        let transfer = Transfer {
+            send: send as *mut _,
+            receive: receive as *mut _,
+            count: count as u64,
+            dtype,
+            stream: self.stream.raw(),
+        };
+        let begin = Event::record(&self.compute)?;
+        begin.let_wait(&self.stream)?;
+        let device = self.stream.device();
+        // SAFETY: a communicator and a stream that live as long as `self`, of the device that
+        // `call` enters; the callers checked that the elements lie in memory that `Pending` holds
+        // until the device's stream waits for the end of the operation.
+        let queued = device.call(self.options.rank, |caller| unsafe {
+            match operation {
+                Operation::AllReduce => caller.all_reduce(self.raw, transfer),
+                Operation::ReduceScatter => caller.reduce_scatter(self.raw, transfer),
+                Operation::AllGather => caller.all_gather(self.raw, transfer),
+            }
+        });
+        if let Err(error) = queued {
+            // The stream waits for the event still.
+            self.stream.retire([begin]);
+            return Err(error);
+        }
+        let parts = match operation {
+            Operation::AllReduce => 1,
+            Operation::ReduceScatter | Operation::AllGather => u64::from(self.options.ranks),
+        };
+        self.count(operation, (count * size) as u64 * parts);
+        match Event::record(&self.stream) {
+            Ok(end) => Ok(Some([begin, end])),
+            Err(error) => {
+                // Nothing but the host can wait for the operation then.
+                self.stream.finish_quietly();
+                Err(error)
+            }
+        }
+    }
+
+    fn count(&self, operation: Operation, bytes: u64) {
+        let ranks = u64::from(self.options.ranks);
+        let rounds = match operation {
+            Operation::AllReduce => 2,
+            Operation::ReduceScatter | Operation::AllGather => 1,
+        };
+        let least = rounds * bytes / ranks * (ranks - 1);
+        self.counters.calls.fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counters
+            .least_sent_bytes
+            .fetch_add(least, Ordering::Relaxed);
+    }
+
+    fn pending<M>(&self, memory: M, events: Option<[Event; 2]>) -> Pending<M> {
+        Pending {
+            events,
+            stream: self.compute.clone(),
+            memory: Some(memory),
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let inner = &self.stream.device().inner;
+        // A communicator in use cannot be destroyed.
+        self.stream.finish_quietly();
+        // SAFETY: the last handle; nothing of it is queued any more.
+        let destroy = |caller: Caller<'_>| unsafe { caller.destroy(self.raw) };
+        let device = self.stream.device();
+        inner.teardown(|| device.call_entered(self.options.rank, destroy));
+        inner.counters.communicator_dropped(self.options.bytes());
+    }
+}
+
+/// An operation that is queued, and the memory that it uses. Dropping it lets the device's stream
+/// wait for the operation, not the caller.
+#[derive(Debug)]
+#[must_use = "what is queued next waits for the operation when this is dropped"]
+pub struct Pending<M> {
+    events: Option<[Event; 2]>,
+    stream: Stream,
+    memory: Option<M>,
+}
+
+impl<M> Pending<M> {
+    /// Lets the device's stream wait for the operation, and gives the memory back.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub fn finish(mut self) -> Result<M> {
+        self.let_wait()?;
+        self.memory
+            .take()
+            .ok_or_else(|| AscendError::argument("finish an operation", "memory", "held", "none"))
+    }
+
+    fn let_wait(&mut self) -> Result<()> {
+        let Some([begin, end]) = self.events.take() else {
+            return Ok(());
+        };
+        let waits = end.let_wait(&self.stream);
+        // Once the host has waited for this stream, it has passed both events.
+        self.stream.retire([begin, end]);
+        waits
+    }
+}
+
+impl<M> Drop for Pending<M> {
+    fn drop(&mut self) {
+        let stream = self.stream.clone();
+        if let Err(error) = self.let_wait() {
+            // The operation may still use the memory: it is given up.
+            std::mem::forget(self.memory.take());
+            stream.device().inner.runtime.inner.record(Err(error));
+        }
+    }
+}
