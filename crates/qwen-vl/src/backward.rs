@@ -176,7 +176,7 @@ impl QwenVl {
     fn see(&self, inputs: &VisionInputs, draw: Draw) -> Result<Seen> {
         let tower = &self.visual;
         let (mut kept, mut features) = (Vec::with_capacity(tower.depth() + 1), Vec::new());
-        let mut hidden = tower.first(inputs, &mut Trace::off());
+        let mut hidden = tower.first(inputs, &mut Trace::off())?;
         for index in 0..tower.depth() {
             kept.push(hidden.clone());
             hidden = tower.block(index, hidden, inputs, draw)?;
@@ -255,7 +255,7 @@ impl QwenVl {
             }
         }
         if let Some(of_output) = gradient {
-            let output = tower.first(inputs, &mut Trace::off());
+            let output = tower.first(inputs, &mut Trace::off())?;
             let mut gradients = against(output, of_output).backward();
             collect(tower, &mut gradients, each);
         }

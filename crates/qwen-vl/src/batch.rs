@@ -152,11 +152,12 @@ impl QwenVl {
         let prompt = &inputs.prompt;
         let (images, videos) = (&inputs.image_patches, &inputs.video_patches);
         let kinds = [
-            ("image", prompt.image_grids, images, self.image_token),
-            ("video", prompt.video_grids, videos, self.video_token),
+            ("image", prompt.image_grids, images),
+            ("video", prompt.video_grids, videos),
         ];
+        let of_videos = self.position_rules.video_tokens(prompt)?;
         let (mut patches, mut grids, mut placeholders) = (Vec::new(), Vec::new(), Vec::new());
-        for (kind, its_grids, its_patches, token) in kinds {
+        for (kind, its_grids, its_patches) in kinds {
             let sizes = its_grids.iter().map(|grid| grid.iter().product::<usize>());
             let count: usize = sizes.sum();
             let expected = [count, self.patch_elems];
@@ -172,7 +173,10 @@ impl QwenVl {
                 });
             }
             let before = placeholders.len();
-            let is_kind = |(index, id): (usize, &i64)| (*id == token).then_some(index);
+            let is_kind = |(index, id): (usize, &i64)| {
+                let is_placeholder = [self.image_token, self.video_token].contains(id);
+                (is_placeholder && of_videos[index] == (kind == "video")).then_some(index)
+            };
             placeholders.extend(prompt.input_ids.iter().enumerate().filter_map(is_kind));
             let (expected, found) = (count / self.merged_patches, placeholders.len() - before);
             if expected != found {

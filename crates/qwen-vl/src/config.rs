@@ -24,6 +24,8 @@ const LAYERS: Range = (1..=65_536, "1 to 65536");
 const SIZE: Range = (1..=1 << 24, "1 to 16777216");
 /// Of colours, frames, rows and columns of a patch: their product is a `usize`.
 const OF_PATCH: Range = (1..=4096, "1 to 4096");
+/// Added to the variance in a tower's norms where its configuration does not say.
+const VISION_NORM_EPS: f64 = 1e-6;
 /// What is allowed, and how messages say it.
 type Range = (RangeInclusive<usize>, &'static str);
 
@@ -38,32 +40,44 @@ pub(crate) struct Family {
     attention_bias: bool,
     /// True if the decoder normalises q and k head by head.
     qk_norm: bool,
+    /// True if the decoder normalises the output of attention and feed-forward network too.
+    output_norms: bool,
+    /// True if one matrix of the decoder makes the gate and what it gates.
+    joined_gate: bool,
     // Of the vision tower.
     rms_norm: bool,
     gated: bool,
     patch_bias: bool,
+    /// True if the linear layers of the blocks have a bias.
+    bias: bool,
+    /// True if a convolution merges the patches: the tower of GLM-4.1V.
+    downsamples: bool,
 }
 
-static FAMILIES: [Family; 3] = [
-    Family {
-        model_type: "qwen2_vl",
-        names: &names::QWEN2,
-        defaults: qwen2_defaults,
-        attention_bias: true,
-        qk_norm: false,
-        rms_norm: false,
-        gated: false,
-        patch_bias: false,
-    },
+const QWEN2: Family = Family {
+    model_type: "qwen2_vl",
+    names: &names::QWEN2,
+    defaults: qwen2_defaults,
+    attention_bias: true,
+    qk_norm: false,
+    output_norms: false,
+    joined_gate: false,
+    rms_norm: false,
+    gated: false,
+    patch_bias: false,
+    bias: true,
+    downsamples: false,
+};
+
+static FAMILIES: [Family; 4] = [
+    QWEN2,
     Family {
         model_type: "qwen2_5_vl",
         names: &names::QWEN2_5,
         defaults: qwen2_5_defaults,
-        attention_bias: true,
-        qk_norm: false,
         rms_norm: true,
         gated: true,
-        patch_bias: false,
+        ..QWEN2
     },
     Family {
         model_type: "qwen3_vl",
@@ -71,9 +85,21 @@ static FAMILIES: [Family; 3] = [
         defaults: qwen3_defaults,
         attention_bias: false,
         qk_norm: true,
-        rms_norm: false,
-        gated: false,
         patch_bias: true,
+        ..QWEN2
+    },
+    Family {
+        model_type: "glm4v",
+        names: &names::GLM4,
+        defaults: glm4_defaults,
+        output_norms: true,
+        joined_gate: true,
+        rms_norm: true,
+        gated: true,
+        patch_bias: true,
+        bias: false,
+        downsamples: true,
+        ..QWEN2
     },
 ];
 
@@ -126,6 +152,25 @@ fn qwen3_defaults() -> Value {
             "num_heads": 16, "in_channels": 3, "patch_size": 16, "temporal_patch_size": 2,
             "spatial_merge_size": 2, "hidden_act": "gelu_pytorch_tanh",
             "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]
+        }
+    })
+}
+
+fn glm4_defaults() -> Value {
+    json!({
+        "image_token_id": 151_343, "video_token_id": 151_344,
+        "image_start_token_id": 151_339, "image_end_token_id": 151_340,
+        "video_start_token_id": 151_341, "video_end_token_id": 151_342,
+        "text_config": {
+            "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 13_696,
+            "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-5
+        },
+        "vision_config": {
+            "depth": 24, "hidden_size": 1536, "out_hidden_size": 4096, "intermediate_size": 13_696,
+            "num_heads": 12, "in_channels": 3, "patch_size": 14, "temporal_patch_size": 2,
+            "spatial_merge_size": 2, "hidden_act": "silu", "image_size": 336, "rms_norm_eps": 1e-5,
+            "attention_bias": false
         }
     })
 }
@@ -201,6 +246,11 @@ pub struct TextConfig {
     pub attention_bias: bool,
     /// True if q and k are normalised head by head before they are rotated.
     pub qk_norm: bool,
+    /// True if the outputs of attention and feed-forward network are normalised before they are
+    /// added to what these read.
+    pub output_norms: bool,
+    /// True if one matrix makes the gate of the feed-forward network and what it gates.
+    pub joined_gate: bool,
     /// How q and k are rotated.
     pub rotation: RotarySpec,
 }
@@ -212,8 +262,10 @@ pub struct VisionConfig {
     pub depth: usize,
     /// Channels of the residual stream.
     pub hidden_size: usize,
-    /// Channels inside the feed-forward networks.
+    /// Channels inside the feed-forward networks of the blocks.
     pub intermediate_size: usize,
+    /// Channels inside the feed-forward network of the merger.
+    pub merger_size: usize,
     /// Heads.
     pub heads: usize,
     /// Channels of the merged patches: the decoder's.
@@ -224,20 +276,39 @@ pub struct VisionConfig {
     pub spatial_merge: usize,
     /// Root-mean-square norms instead of layer norms.
     pub rms_norm: bool,
+    /// Added to the mean square or the variance before its root.
+    pub norm_eps: f64,
     /// Gated feed-forward networks.
     pub gated: bool,
     /// True if the patch embedding has a bias.
     pub patch_bias: bool,
+    /// True if q, k and v have a bias.
+    pub qkv_bias: bool,
+    /// True if the other linear layers of the blocks have a bias.
+    pub bias: bool,
+    /// True if a convolution merges the patches, between two norms, and a gated network follows.
+    pub downsamples: bool,
     /// The activation of the feed-forward networks.
     pub activation: Activation,
     /// Windowed attention.
     pub windows: Option<VisionWindows>,
     /// Side of the square grid of learned positions, interpolated to each image.
     pub position_grid: Option<usize>,
+    /// How that grid is interpolated.
+    pub interpolation: Interpolation,
     /// Blocks whose output is added in the decoder's first layers.
     pub deepstack: Vec<usize>,
     /// How q and k are rotated.
     pub rotation: RotarySpec,
+}
+
+/// How learned positions are read between the cells of their grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interpolation {
+    /// Bilinear, with the first and the last patch at the first and the last cell.
+    Bilinear,
+    /// Bicubic, with the edges of the grid at those of the image.
+    Bicubic,
 }
 
 /// Windowed attention.
@@ -295,6 +366,10 @@ struct RawVision {
     fullatt_block_indexes: Option<Vec<usize>>,
     num_position_embeddings: Option<usize>,
     deepstack_visual_indexes: Option<Vec<usize>>,
+    // GLM-4.1V's.
+    image_size: Option<usize>,
+    rms_norm_eps: Option<f64>,
+    attention_bias: Option<bool>,
 }
 
 fn read<T: DeserializeOwned>(part: &'static str, value: &Value) -> Result<T> {
@@ -422,6 +497,7 @@ impl QwenVlConfig {
             ("vision depth", vision.depth, LAYERS),
             ("vision hidden_size", vision.hidden_size, SIZE),
             ("vision intermediate_size", vision.intermediate_size, SIZE),
+            ("vision intermediate_size", vision.merger_size, SIZE),
             ("num_heads", vision.heads, SIZE),
             ("in_channels", vision.patch[0], OF_PATCH),
             ("temporal_patch_size", vision.patch[1], OF_PATCH),
@@ -438,13 +514,14 @@ impl QwenVlConfig {
                 });
             }
         }
-        let eps = text.rms_norm_eps;
-        if !(eps.is_finite() && eps > 0.0) {
-            return Err(QwenVlError::Unsupported {
-                key: "rms_norm_eps",
-                found: eps.to_string(),
-                expected: "a finite number above 0",
-            });
+        for eps in [text.rms_norm_eps, vision.norm_eps] {
+            if !(eps.is_finite() && eps > 0.0) {
+                return Err(QwenVlError::Unsupported {
+                    key: "rms_norm_eps",
+                    found: eps.to_string(),
+                    expected: "a finite number above 0",
+                });
+            }
         }
         let divides = |left: (_, usize), right: (_, usize), rule| {
             if right.1 > 0 && left.1.is_multiple_of(right.1) {
@@ -532,6 +609,8 @@ impl TextConfig {
             rms_norm_eps: raw.rms_norm_eps,
             attention_bias: raw.attention_bias.unwrap_or(family.attention_bias),
             qk_norm: family.qk_norm,
+            output_norms: family.output_norms,
+            joined_gate: family.joined_gate,
             rotation,
         })
     }
@@ -556,6 +635,13 @@ impl VisionConfig {
             (None, None) => return Err(missing("intermediate_size")),
         };
         let spatial_merge = raw.spatial_merge_size;
+        // Inside the blocks, GLM-4.1V has as many channels as after them.
+        let (intermediate_size, merger_size) = if family.downsamples {
+            (out_hidden_size, intermediate_size)
+        } else {
+            let square = spatial_merge.saturating_mul(spatial_merge);
+            (intermediate_size, hidden_size.saturating_mul(square))
+        };
         let windows = match (raw.window_size, raw.fullatt_block_indexes) {
             (Some(window), Some(full_attention_blocks)) => {
                 let side = window / spatial_merge.max(1) / raw.patch_size.max(1);
@@ -575,20 +661,25 @@ impl VisionConfig {
             (Some(_), None) => return Err(missing("fullatt_block_indexes")),
             (None, Some(_)) => return Err(missing("window_size")),
         };
-        let position_grid = match raw.num_position_embeddings {
-            Some(count) if count == 0 || count.isqrt().pow(2) != count => {
+        let position_grid = match (raw.num_position_embeddings, raw.image_size) {
+            (Some(count), _) if count == 0 || count.isqrt().pow(2) != count => {
                 return Err(QwenVlError::Unsupported {
                     key: "num_position_embeddings",
                     found: count.to_string(),
                     expected: "a square number",
                 });
             }
-            count => count.map(usize::isqrt),
+            (Some(count), _) => Some(count.isqrt()),
+            (None, Some(size)) if family.downsamples => Some(size / raw.patch_size.max(1)),
+            (None, _) => None,
         };
+        let norm_eps = raw.rms_norm_eps.filter(|_| family.downsamples);
+        let qkv_bias = raw.attention_bias.filter(|_| family.downsamples);
         Ok(Self {
             depth: raw.depth,
             hidden_size,
             intermediate_size,
+            merger_size,
             heads: raw.num_heads,
             out_hidden_size,
             patch: [
@@ -599,11 +690,20 @@ impl VisionConfig {
             ],
             spatial_merge,
             rms_norm: family.rms_norm,
+            norm_eps: norm_eps.unwrap_or(VISION_NORM_EPS),
             gated: family.gated,
             patch_bias: family.patch_bias,
+            qkv_bias: qkv_bias.unwrap_or(family.bias),
+            bias: family.bias,
+            downsamples: family.downsamples,
             activation: raw.hidden_act,
             windows,
             position_grid,
+            interpolation: if family.downsamples {
+                Interpolation::Bicubic
+            } else {
+                Interpolation::Bilinear
+            },
             deepstack: raw.deepstack_visual_indexes.unwrap_or_default(),
             rotation,
         })

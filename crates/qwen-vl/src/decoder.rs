@@ -1,14 +1,14 @@
 //! The language decoder.
 
 use burn::module::Module;
-use burn::nn::{Embedding, EmbeddingConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, Layout, Positions};
 
 use crate::config::TextConfig;
 use crate::error::Result;
-use crate::layers::{Activation, Common, FeedForward, FeedForwardConfig, attend, rms_norm};
+use crate::layers::{Activation, Common, FeedForward, FeedForwardConfig, Gate, RmsNorm, attend};
 use crate::linear::Linear;
 use crate::trace::Trace;
 
@@ -49,9 +49,7 @@ impl TextConfig {
     }
 
     fn norm(&self, channels: usize, device: &Device) -> RmsNorm {
-        RmsNormConfig::new(channels)
-            .with_epsilon(self.rms_norm_eps)
-            .init(device)
+        RmsNorm::new(channels, self.rms_norm_eps, device)
     }
 }
 
@@ -92,7 +90,7 @@ impl Decoder {
 
     /// The norm after the last layer.
     pub(crate) fn last(&self, hidden: Tensor<3>) -> Result<Tensor<3>> {
-        rms_norm(&self.norm, hidden)
+        self.norm.forward(hidden)
     }
 }
 
@@ -116,8 +114,10 @@ impl Deepstack<'_> {
 pub(crate) struct Layer {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
+    post_self_attn_layernorm: Option<RmsNorm>,
     post_attention_layernorm: RmsNorm,
     mlp: FeedForward,
+    post_mlp_layernorm: Option<RmsNorm>,
 }
 
 impl Layer {
@@ -126,8 +126,10 @@ impl Layer {
         let (hidden_size, bias) = (config.hidden_size, config.attention_bias);
         let biased = |heads: usize| Linear::new(hidden_size, heads * head_dim, bias, device);
         let head_norm = || config.qk_norm.then(|| config.norm(head_dim, device));
+        let norm = || config.norm(hidden_size, device);
+        let output_norm = || config.output_norms.then(norm);
         Self {
-            input_layernorm: config.norm(config.hidden_size, device),
+            input_layernorm: norm(),
             self_attn: SelfAttention {
                 q_proj: biased(config.heads),
                 k_proj: biased(config.kv_heads),
@@ -139,16 +141,22 @@ impl Layer {
                 heads: config.heads,
                 kv_heads: config.kv_heads,
             },
-            post_attention_layernorm: config.norm(config.hidden_size, device),
+            post_self_attn_layernorm: output_norm(),
+            post_attention_layernorm: norm(),
             mlp: FeedForwardConfig {
-                input: config.hidden_size,
+                input: hidden_size,
                 hidden: config.intermediate_size,
-                output: config.hidden_size,
-                gated: true,
+                output: hidden_size,
+                gate: if config.joined_gate {
+                    Gate::Joined
+                } else {
+                    Gate::Own
+                },
                 bias: false,
                 activation: Activation::Silu,
             }
             .init(device),
+            post_mlp_layernorm: output_norm(),
         }
     }
 
@@ -160,14 +168,15 @@ impl Layer {
         index: usize,
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
-        let normalised = rms_norm(&self.input_layernorm, hidden.clone())?;
+        let normalised = self.input_layernorm.forward(hidden.clone())?;
         let attended = self
             .self_attn
             .forward(normalised, common, cache, index, trace)?;
         trace.record(|| format!("attn.{index}.out"), &attended);
-        let hidden = hidden + attended;
-        let normalised = rms_norm(&self.post_attention_layernorm, hidden.clone())?;
-        Ok(hidden + self.mlp.forward(normalised, common.draw)?)
+        let hidden = hidden + normalised_by(self.post_self_attn_layernorm.as_ref(), attended)?;
+        let normalised = self.post_attention_layernorm.forward(hidden.clone())?;
+        let changed = self.mlp.forward(normalised, common.draw)?;
+        Ok(hidden + normalised_by(self.post_mlp_layernorm.as_ref(), changed)?)
     }
 
     /// The linear layers by name.
@@ -184,6 +193,13 @@ impl Layer {
         attention
             .into_iter()
             .chain(mlp.map(|(name, linear)| (format!("mlp.{name}"), linear)))
+    }
+}
+
+fn normalised_by(norm: Option<&RmsNorm>, x: Tensor<3>) -> Result<Tensor<3>> {
+    match norm {
+        Some(norm) => norm.forward(x),
+        None => Ok(x),
     }
 }
 
@@ -233,10 +249,10 @@ impl SelfAttention {
             (Some(q_norm), Some(k_norm)) => {
                 if recording {
                     // What comes between norm and rotation exists in no other pass.
-                    let (q, k) = (q_norm.forward(q.clone()), k_norm.forward(k.clone()));
+                    let (q, k) = (q_norm.forward(q.clone())?, k_norm.forward(k.clone())?);
                     keep("pre", &q, &k);
                 }
-                let weights = [q_norm, k_norm].map(|norm| norm.gamma.val());
+                let weights = [q_norm, k_norm].map(|norm| norm.weight.val());
                 let norm = HeadNorm::new(q_norm.epsilon)?;
                 self.rotary.try_forward_norm(q, k, weights, norm, angles)?
             }

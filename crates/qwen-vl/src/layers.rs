@@ -1,7 +1,7 @@
 //! The layers of both towers: attention, feed-forward network, norm.
 
-use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
+use burn::module::{Module, Param};
+use burn::nn::{Initializer, LayerNorm, LayerNormConfig};
 use burn::tensor::activation::{gelu, gelu_approximate, sigmoid, silu};
 use burn::tensor::{Device, Tensor};
 use burn_attention::{Attention, swiglu};
@@ -10,9 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::linear::{Draw, Linear};
-
-/// Added to the variance in the vision tower's norms.
-const VISION_NORM_EPS: f64 = 1e-6;
 
 /// The function between the two matrices of a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,10 +42,23 @@ impl Activation {
 #[derive(Module, Debug)]
 pub(crate) struct FeedForward {
     gate_proj: Option<Linear>,
+    /// Where gate and up are joined, of both, the gate first.
     up_proj: Linear,
     down_proj: Linear,
     #[module(skip)]
+    gate: Gate,
+    #[module(skip)]
     activation: Activation,
+}
+
+/// Where a feed-forward network's gate comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gate {
+    None,
+    /// A matrix of its own.
+    Own,
+    /// The matrix that also makes what it gates.
+    Joined,
 }
 
 /// The sizes of a [`FeedForward`].
@@ -56,7 +66,7 @@ pub(crate) struct FeedForwardConfig {
     pub(crate) input: usize,
     pub(crate) hidden: usize,
     pub(crate) output: usize,
-    pub(crate) gated: bool,
+    pub(crate) gate: Gate,
     pub(crate) bias: bool,
     pub(crate) activation: Activation,
 }
@@ -64,10 +74,15 @@ pub(crate) struct FeedForwardConfig {
 impl FeedForwardConfig {
     pub(crate) fn init(&self, device: &Device) -> FeedForward {
         let linear = |from, to| Linear::new(from, to, self.bias, device);
+        let up = match self.gate {
+            Gate::Joined => 2 * self.hidden,
+            Gate::None | Gate::Own => self.hidden,
+        };
         FeedForward {
-            gate_proj: self.gated.then(|| linear(self.input, self.hidden)),
-            up_proj: linear(self.input, self.hidden),
+            gate_proj: (self.gate == Gate::Own).then(|| linear(self.input, self.hidden)),
+            up_proj: linear(self.input, up),
             down_proj: linear(self.hidden, self.output),
+            gate: self.gate,
             activation: self.activation,
         }
     }
@@ -75,11 +90,23 @@ impl FeedForwardConfig {
 
 impl FeedForward {
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
-        let up = |x| self.up_proj.forward(x, draw);
-        let hidden = match (&self.gate_proj, self.activation) {
-            (Some(gate), Activation::Silu) => swiglu(gate.forward(x.clone(), draw), up(x))?,
-            (Some(gate), activation) => activation.apply(gate.forward(x.clone(), draw)) * up(x),
-            (None, activation) => activation.apply(up(x)),
+        let (gate, up) = match (&self.gate_proj, self.gate) {
+            (Some(gate), _) => {
+                let gate = gate.forward(x.clone(), draw);
+                (Some(gate), self.up_proj.forward(x, draw))
+            }
+            (None, Gate::Joined) => {
+                let both = self.up_proj.forward(x, draw);
+                let hidden = both.dims()[D - 1] / 2;
+                let gate = both.clone().narrow(D - 1, 0, hidden);
+                (Some(gate), both.narrow(D - 1, hidden, hidden))
+            }
+            (None, _) => (None, self.up_proj.forward(x, draw)),
+        };
+        let hidden = match (gate, self.activation) {
+            (Some(gate), Activation::Silu) => swiglu(gate, up)?,
+            (Some(gate), activation) => activation.apply(gate) * up,
+            (None, activation) => activation.apply(up),
         };
         Ok(self.down_proj.forward(hidden, draw))
     }
@@ -95,7 +122,7 @@ impl FeedForward {
     }
 }
 
-/// The vision tower's norm.
+/// A norm of the vision tower.
 #[derive(Module, Debug)]
 pub(crate) enum Norm {
     Layer(LayerNorm),
@@ -103,12 +130,11 @@ pub(crate) enum Norm {
 }
 
 impl Norm {
-    pub(crate) fn new(channels: usize, rms: bool, device: &Device) -> Self {
+    pub(crate) fn new(channels: usize, rms: bool, epsilon: f64, device: &Device) -> Self {
         if rms {
-            let config = RmsNormConfig::new(channels).with_epsilon(VISION_NORM_EPS);
-            Self::Rms(config.init(device))
+            Self::Rms(RmsNorm::new(channels, epsilon, device))
         } else {
-            let config = LayerNormConfig::new(channels).with_epsilon(VISION_NORM_EPS);
+            let config = LayerNormConfig::new(channels).with_epsilon(epsilon);
             Self::Layer(config.init(device))
         }
     }
@@ -116,15 +142,31 @@ impl Norm {
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
         match self {
             Self::Layer(norm) => Ok(norm.forward(x)),
-            Self::Rms(norm) => rms_norm(norm, x),
+            Self::Rms(norm) => norm.forward(x),
         }
     }
 }
 
-/// The norm as one operation, which keeps its input alone.
-pub(crate) fn rms_norm<const D: usize>(norm: &RmsNorm, x: Tensor<D>) -> Result<Tensor<D>> {
-    let weight = norm.gamma.val();
-    Ok(burn_attention::rms_norm(x, weight, norm.epsilon)?)
+/// x / sqrt(mean(x^2) + epsilon) * weight: one operation, which keeps its input alone.
+#[derive(Module, Debug)]
+pub(crate) struct RmsNorm {
+    pub(crate) weight: Param<Tensor<1>>,
+    #[module(skip)]
+    pub(crate) epsilon: f64,
+}
+
+impl RmsNorm {
+    pub(crate) fn new(channels: usize, epsilon: f64, device: &Device) -> Self {
+        Self {
+            weight: Initializer::Ones.init([channels], device),
+            epsilon,
+        }
+    }
+
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
+        let weight = self.weight.val();
+        Ok(burn_attention::rms_norm(x, weight, self.epsilon)?)
+    }
 }
 
 /// What all layers of a pass share.

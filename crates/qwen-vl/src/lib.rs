@@ -48,7 +48,7 @@ mod vision;
 
 pub use backward::Backward;
 pub use batch::{Batch, Inputs};
-pub use config::{QwenVlConfig, TextConfig, VisionConfig, VisionWindows};
+pub use config::{Interpolation, QwenVlConfig, TextConfig, VisionConfig, VisionWindows};
 pub use error::{QwenVlError, Result};
 pub use generate::KvCache;
 pub use layers::Activation;

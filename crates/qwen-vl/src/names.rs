@@ -1,7 +1,8 @@
 //! The checkpoints' parameter names and this crate's.
 //!
 //! Modules have the names of Qwen3-VL's checkpoints, except that a feed-forward network has the
-//! same names in every family: `gate_proj` (where it is gated), `up_proj` and `down_proj`.
+//! same names in every family: `gate_proj` (where it is gated), `up_proj` and `down_proj`. All that
+//! comes after a tower's blocks is its merger.
 
 use burn_store::KeyRemapper;
 
@@ -12,14 +13,14 @@ pub(crate) struct Names {
     visual: &'static str,
     /// Prefix of the language decoder.
     text: &'static str,
-    /// Names inside the vision tower.
+    /// Names inside the modules.
     parts: &'static [Part],
 }
 
-/// A name in a part of the vision tower.
+/// The beginning of a name inside a module.
 #[derive(Debug)]
 struct Part {
-    /// A word that the part's own name contains.
+    /// A pattern of the module's own name.
     within: &'static str,
     checkpoint: &'static str,
     module: &'static str,
@@ -33,23 +34,29 @@ const fn part(within: &'static str, checkpoint: &'static str, module: &'static s
     }
 }
 
+const TOWER: &str = r"visual\.";
+const BLOCKS: &str = r"visual\.blocks\.";
+/// The merger, and those of DeepStack.
+const MERGERS: &str = r"visual\.\w*merger\w*\.";
+const LAYERS: &str = r"language_model\.layers\.";
+
 pub(crate) const QWEN2: Names = Names {
     visual: "visual.",
     text: "model.",
     parts: &[
-        part("blocks", ".mlp.fc1.", ".mlp.up_proj."),
-        part("blocks", ".mlp.fc2.", ".mlp.down_proj."),
-        part("merger", ".ln_q.", ".norm."),
-        part("merger", ".mlp.0.", ".mlp.up_proj."),
-        part("merger", ".mlp.2.", ".mlp.down_proj."),
+        part(BLOCKS, "mlp.fc1.", "mlp.up_proj."),
+        part(BLOCKS, "mlp.fc2.", "mlp.down_proj."),
+        part(MERGERS, "ln_q.", "norm."),
+        part(MERGERS, "mlp.0.", "mlp.up_proj."),
+        part(MERGERS, "mlp.2.", "mlp.down_proj."),
     ],
 };
 
 pub(crate) const QWEN2_5: Names = Names {
     parts: &[
-        part("merger", ".ln_q.", ".norm."),
-        part("merger", ".mlp.0.", ".mlp.up_proj."),
-        part("merger", ".mlp.2.", ".mlp.down_proj."),
+        part(MERGERS, "ln_q.", "norm."),
+        part(MERGERS, "mlp.0.", "mlp.up_proj."),
+        part(MERGERS, "mlp.2.", "mlp.down_proj."),
     ],
     ..QWEN2
 };
@@ -58,11 +65,24 @@ pub(crate) const QWEN3: Names = Names {
     visual: "model.visual.",
     text: "model.language_model.",
     parts: &[
-        part("blocks", ".mlp.linear_fc1.", ".mlp.up_proj."),
-        part("blocks", ".mlp.linear_fc2.", ".mlp.down_proj."),
-        part("merger", ".linear_fc1.", ".mlp.up_proj."),
-        part("merger", ".linear_fc2.", ".mlp.down_proj."),
+        part(BLOCKS, "mlp.linear_fc1.", "mlp.up_proj."),
+        part(BLOCKS, "mlp.linear_fc2.", "mlp.down_proj."),
+        part(MERGERS, "linear_fc1.", "mlp.up_proj."),
+        part(MERGERS, "linear_fc2.", "mlp.down_proj."),
     ],
+};
+
+pub(crate) const GLM4: Names = Names {
+    parts: &[
+        part(LAYERS, "mlp.gate_up_proj.", "mlp.up_proj."),
+        part(TOWER, "embeddings.position_embedding.", "pos_embed."),
+        part(TOWER, "post_layernorm.", "merger.post_layernorm."),
+        part(TOWER, "downsample.", "merger.downsample."),
+        part(MERGERS, "gate_proj.", "mlp.gate_proj."),
+        part(MERGERS, "up_proj.", "mlp.up_proj."),
+        part(MERGERS, "down_proj.", "mlp.down_proj."),
+    ],
+    ..QWEN3
 };
 
 impl Names {
@@ -99,11 +119,11 @@ fn owned((from, to): (&str, &str)) -> (String, String) {
     (from.to_owned(), to.to_owned())
 }
 
-/// A pattern that renames inside one part of the vision tower, and its replacement.
+/// A pattern that renames inside one module, and its replacement.
 fn in_part(within: &str, from: &str, to: &str) -> (String, String) {
     let from = from.replace('.', r"\.");
     (
-        format!(r"^(visual\.[^.]*{within}.*){from}"),
+        format!(r"^({within}(?:\d+\.)?){from}"),
         format!("${{1}}{to}"),
     )
 }
@@ -130,7 +150,7 @@ pub(crate) fn rename(remapper: &KeyRemapper, name: &str) -> String {
 mod tests {
     use super::*;
 
-    const PAIRS: [(&Names, &str, &str); 8] = [
+    const PAIRS: [(&Names, &str, &str); 13] = [
         (
             &QWEN2,
             "visual.blocks.3.mlp.fc1.weight",
@@ -170,6 +190,31 @@ mod tests {
             &QWEN3,
             "model.language_model.norm.weight",
             "language_model.norm.weight",
+        ),
+        (
+            &GLM4,
+            "model.language_model.layers.11.mlp.gate_up_proj.weight",
+            "language_model.layers.11.mlp.up_proj.weight",
+        ),
+        (
+            &GLM4,
+            "model.visual.blocks.0.mlp.up_proj.weight",
+            "visual.blocks.0.mlp.up_proj.weight",
+        ),
+        (
+            &GLM4,
+            "model.visual.merger.up_proj.weight",
+            "visual.merger.mlp.up_proj.weight",
+        ),
+        (
+            &GLM4,
+            "model.visual.downsample.bias",
+            "visual.merger.downsample.bias",
+        ),
+        (
+            &GLM4,
+            "model.visual.embeddings.position_embedding.weight",
+            "visual.pos_embed.weight",
         ),
     ];
 

@@ -1,7 +1,8 @@
 //! The vision tower: from patches to the embeddings that replace the placeholders.
 
 use burn::module::{Module, Param};
-use burn::nn::{Embedding, EmbeddingConfig, Initializer};
+use burn::nn::{Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig};
+use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_attention::{Attention, AttentionMask, MaskRules};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
@@ -10,9 +11,11 @@ use rope_core::{Layout, Positions};
 
 use crate::backward::trains;
 use crate::batch::indices;
-use crate::config::{VisionConfig, VisionWindows};
+use crate::config::{Interpolation, VisionConfig, VisionWindows};
 use crate::error::Result;
-use crate::layers::{Activation, Common, FeedForward, FeedForwardConfig, Norm, attend};
+use crate::layers::{
+    Activation, Common, FeedForward, FeedForwardConfig, Gate, Norm, RmsNorm, attend,
+};
 use crate::linear::{Draw, Linear};
 use crate::trace::Trace;
 
@@ -20,10 +23,11 @@ use crate::trace::Trace;
 #[derive(Module, Debug)]
 pub(crate) struct VisionTower {
     patch_embed: PatchEmbed,
+    post_conv_layernorm: Option<RmsNorm>,
     pos_embed: Option<Embedding>,
     blocks: Vec<Block>,
     merger: Merger,
-    deepstack_merger_list: Vec<Merger>,
+    deepstack_merger_list: Vec<SquareMerger>,
     rotary: Rotary,
     #[module(skip)]
     layout: TowerLayout,
@@ -35,6 +39,7 @@ struct TowerLayout {
     merge: usize,
     windows: Option<VisionWindows>,
     position_grid: Option<usize>,
+    interpolation: Interpolation,
     deepstack: Vec<usize>,
 }
 
@@ -46,7 +51,7 @@ pub(crate) struct VisionInputs {
     /// Attention within each frame.
     frames: Attention,
     windows: Option<WindowOrder>,
-    learned: Option<LearnedPositions>,
+    learned: Vec<LearnedPositions>,
 }
 
 /// The order of the merged tokens window by window, and its inverse.
@@ -58,8 +63,8 @@ struct WindowOrder {
     attention: Attention,
 }
 
-/// The four neighbours of each patch on the learned grid, `[4, patches]`, and their weights,
-/// `[4, patches, 1]`.
+/// Four neighbours of each patch on the learned grid, `[4, patches]`, and their weights,
+/// `[4, patches, 1]`: all by which a patch is interpolated, or a row of them.
 #[derive(Clone, Debug)]
 struct LearnedPositions {
     cells: Tensor<2, Int>,
@@ -87,23 +92,31 @@ impl VisionConfig {
             .try_init()?;
         Ok(VisionTower {
             patch_embed: PatchEmbed::new(self, device),
+            post_conv_layernorm: self
+                .downsamples
+                .then(|| RmsNorm::new(self.hidden_size, self.norm_eps, device)),
             pos_embed: self
                 .position_grid
                 .map(|side| EmbeddingConfig::new(side * side, self.hidden_size).init(device)),
             blocks: (0..self.depth)
                 .map(|_| Block::new(self, &rotary, device))
                 .collect(),
-            merger: Merger::new(self, false, device),
+            merger: if self.downsamples {
+                Merger::Downsampling(DownsamplingMerger::new(self, device))
+            } else {
+                Merger::Square(SquareMerger::new(self, false, device))
+            },
             deepstack_merger_list: self
                 .deepstack
                 .iter()
-                .map(|_| Merger::new(self, true, device))
+                .map(|_| SquareMerger::new(self, true, device))
                 .collect(),
             rotary,
             layout: TowerLayout {
                 merge: self.spatial_merge,
                 windows: self.windows.clone(),
                 position_grid: self.position_grid,
+                interpolation: self.interpolation,
                 deepstack: self.deepstack.clone(),
             },
         })
@@ -117,13 +130,16 @@ impl VisionTower {
         let merge = self.layout.merge;
         let mut positions = vision_positions(grids, merge)?;
         let learned = self.layout.position_grid.map(|side| {
-            let (cells, weights) = interpolate(side, grids, &positions);
             let patches = positions.tokens();
-            LearnedPositions {
-                cells: indices(cells, &device).reshape([4, patches]),
-                weights: Tensor::<1>::from_data(TensorData::new(weights, [4 * patches]), &device)
-                    .reshape([4, patches, 1]),
-            }
+            let neighbours = neighbours(self.layout.interpolation, side, grids, &positions);
+            let neighbours = neighbours.into_iter().map(|(cells, weights)| {
+                let weights = TensorData::new(weights, [4, patches, 1]);
+                LearnedPositions {
+                    cells: indices(cells, &device).reshape([4, patches]),
+                    weights: Tensor::from_data(weights, &device),
+                }
+            });
+            neighbours.collect()
         });
         let windows = match &self.layout.windows {
             Some(windows) => {
@@ -155,7 +171,7 @@ impl VisionTower {
             angles: self.rotary.try_angles(&positions, &device)?,
             frames: within(&vision_cu_seqlens(grids)?)?,
             windows,
-            learned,
+            learned: learned.unwrap_or_default(),
         })
     }
 
@@ -165,7 +181,7 @@ impl VisionTower {
         draw: Draw,
         trace: &mut Trace,
     ) -> Result<VisionOutput> {
-        let mut hidden = self.first(inputs, trace);
+        let mut hidden = self.first(inputs, trace)?;
         let mut deepstack = Vec::new();
         for index in 0..self.depth() {
             hidden = self.block(index, hidden, inputs, draw)?;
@@ -194,22 +210,29 @@ impl VisionTower {
 
     /// Whether a parameter of [`first`](Self::first) is trained.
     pub(crate) fn first_trains(&self) -> bool {
-        trains(&self.patch_embed) || self.pos_embed.as_ref().is_some_and(trains)
+        trains(&self.patch_embed)
+            || self.post_conv_layernorm.as_ref().is_some_and(trains)
+            || self.pos_embed.as_ref().is_some_and(trains)
     }
 
     /// Embeds the patches, in the order of the blocks.
-    pub(crate) fn first(&self, inputs: &VisionInputs, trace: &mut Trace) -> Tensor<2> {
+    pub(crate) fn first(&self, inputs: &VisionInputs, trace: &mut Trace) -> Result<Tensor<2>> {
         let mut hidden = self.patch_embed.forward(inputs.patches.clone());
         trace.record(|| "vision.patch_embed".into(), &hidden);
-        if let (Some(embedding), Some(learned)) = (&self.pos_embed, &inputs.learned) {
-            let corners = embedding.forward(learned.cells.clone());
-            let weights = learned.weights.clone().cast(corners.dtype());
-            hidden = hidden + (corners * weights).sum_dim(0).squeeze_dim::<2>(0);
+        if let Some(norm) = &self.post_conv_layernorm {
+            hidden = norm.forward(hidden)?;
         }
-        match &inputs.windows {
+        if let Some(embedding) = &self.pos_embed {
+            for learned in &inputs.learned {
+                let cells = embedding.forward(learned.cells.clone());
+                let weights = learned.weights.clone().cast(cells.dtype());
+                hidden = hidden + (cells * weights).sum_dim(0).squeeze_dim::<2>(0);
+            }
+        }
+        Ok(match &inputs.windows {
             Some(windows) => self.reorder(hidden, windows.order.clone()),
             None => hidden,
-        }
+        })
     }
 
     /// Runs a block.
@@ -277,13 +300,20 @@ impl VisionTower {
                     .chain(mlp.map(|(name, linear)| (format!("mlp.{name}"), linear)))
                     .map(move |(name, linear)| (format!("blocks.{index}.{name}"), linear))
             });
+        let (proj, mlp) = match &mut self.merger {
+            Merger::Square(merger) => (None, &mut merger.mlp),
+            Merger::Downsampling(merger) => (Some(&mut merger.proj), &mut merger.mlp),
+        };
+        let proj = proj.map(|proj| ("merger.proj".to_owned(), proj));
         let list = self.deepstack_merger_list.iter_mut().enumerate();
-        let list = list.map(|(index, merger)| (format!("deepstack_merger_list.{index}"), merger));
-        let mergers = std::iter::once(("merger".to_owned(), &mut self.merger)).chain(list);
-        blocks.chain(mergers.flat_map(|(of, merger)| {
-            let mlp = merger.mlp.linears().into_iter();
-            mlp.map(move |(name, linear)| (format!("{of}.mlp.{name}"), linear))
-        }))
+        let list =
+            list.map(|(index, merger)| (format!("deepstack_merger_list.{index}"), &mut merger.mlp));
+        let mergers = std::iter::once(("merger".to_owned(), mlp)).chain(list);
+        let mergers = mergers.flat_map(|(of, mlp)| {
+            let linears = mlp.linears().into_iter();
+            linears.map(move |(name, linear)| (format!("{of}.mlp.{name}"), linear))
+        });
+        blocks.chain(proj).chain(mergers)
     }
 
     /// Reorders the squares of merged patches.
@@ -320,39 +350,79 @@ fn within(cu_seqlens: &[usize]) -> Result<Attention> {
     )?))
 }
 
-/// Bilinear interpolation of a `side` x `side` grid to each image: for every patch the cells above
-/// left, above right, below left and below right, corner by corner, and their weights.
-fn interpolate(side: usize, grids: &[[usize; 3]], positions: &Positions) -> (Vec<usize>, Vec<f32>) {
+/// Interpolation of a `side` x `side` grid to each image: for every patch cells of the grid and
+/// their weights, by fours; in each four, neighbour by neighbour.
+fn neighbours(
+    interpolation: Interpolation,
+    side: usize,
+    grids: &[[usize; 3]],
+    positions: &Positions,
+) -> Vec<(Vec<usize>, Vec<f32>)> {
     let sizes = grids
         .iter()
         .flat_map(|[frames, height, width]| {
             std::iter::repeat_n([*height, *width], frames * height * width)
         })
         .enumerate();
-    // The first and the last patch are at the first and the last cell. The cells before and after a
-    // patch, and its distance from the first of them.
-    let neighbours = |id: f64, size: usize| {
-        let at = id * (side - 1) as f64 / (size.max(2) - 1) as f64;
-        let before = at.floor();
-        let after = (before as usize + 1).min(side - 1);
-        (before as usize, after, at - before)
-    };
-    let (mut cells, mut weights) = (vec![Vec::new(); 4], vec![Vec::new(); 4]);
+    let mut fours = Vec::new();
     for (patch, [height, width]) in sizes {
-        let (top, bottom, down) = neighbours(positions.value(0, patch), height);
-        let (left, right, across) = neighbours(positions.value(1, patch), width);
-        let corners = [
-            (top, left, (1.0 - down) * (1.0 - across)),
-            (top, right, (1.0 - down) * across),
-            (bottom, left, down * (1.0 - across)),
-            (bottom, right, down * across),
-        ];
-        for (corner, (row, column, weight)) in corners.into_iter().enumerate() {
-            cells[corner].push(row * side + column);
-            weights[corner].push(weight as f32);
+        let rows = along(interpolation, side, positions.value(0, patch), height);
+        let columns = along(interpolation, side, positions.value(1, patch), width);
+        let cells = rows.iter().flat_map(|(row, down)| {
+            let cell = move |(column, across): &(usize, f64)| (row * side + column, down * across);
+            columns.iter().map(cell)
+        });
+        let patches = positions.tokens();
+        for (index, (cell, weight)) in cells.enumerate() {
+            if index / 4 == fours.len() {
+                fours.push((vec![0; 4 * patches], vec![0.0; 4 * patches]));
+            }
+            let (cells, weights) = &mut fours[index / 4];
+            cells[index % 4 * patches + patch] = cell;
+            weights[index % 4 * patches + patch] = weight as f32;
         }
     }
-    (cells.concat(), weights.concat())
+    fours
+}
+
+/// The cells along one side of a grid that a patch's embedding is interpolated from, with their
+/// weights; the patch has the index `id` of `size`.
+fn along(interpolation: Interpolation, side: usize, id: f64, size: usize) -> Vec<(usize, f64)> {
+    match interpolation {
+        // The first and the last patch are at the first and the last cell.
+        Interpolation::Bilinear => {
+            let at = id * (side - 1) as f64 / (size.max(2) - 1) as f64;
+            let before = at.floor();
+            let after = (before as usize + 1).min(side - 1);
+            vec![(before as usize, 1.0 - (at - before)), (after, at - before)]
+        }
+        // The edges of the grid are those of the image, and cells beyond are those at the edge.
+        Interpolation::Bicubic => {
+            let at = (id + 0.5) / size as f64 * side as f64 - 0.5;
+            let before = at.floor();
+            let taps = (-1..3).map(|offset| {
+                let cell = before + f64::from(offset);
+                let inside = cell.clamp(0.0, (side - 1) as f64);
+                (inside as usize, cubic(at - cell))
+            });
+            taps.collect()
+        }
+    }
+}
+
+/// The weight of a cell at a distance of up to 2 cells.
+///
+/// # Source
+/// Keys, Cubic Convolution Interpolation for Digital Image Processing, 1981, equation 4 with a =
+/// -0.75, as torch's `grid_sample` has it
+fn cubic(distance: f64) -> f64 {
+    const A: f64 = -0.75;
+    let x = distance.abs();
+    if x <= 1.0 {
+        ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
+    } else {
+        ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A
+    }
 }
 
 /// A convolution whose kernel is a whole patch, computed as one matrix product.
@@ -368,13 +438,18 @@ struct PatchProjection {
     bias: Option<Param<Tensor<1>>>,
 }
 
+/// What torch's layer norm adds to the variance unless told.
+const TORCH_LAYER_NORM_EPS: f64 = 1e-5;
+/// As torch draws the weights and biases of convolutions.
+const OF_CONVOLUTION: Initializer = Initializer::KaimingUniform {
+    gain: 0.577_350_269_189_625_8, // 1 / sqrt 3
+    fan_out_only: false,
+};
+
 impl PatchEmbed {
     fn new(config: &VisionConfig, device: &Device) -> Self {
         let (channels, fan_in) = (config.hidden_size, config.patch_elems());
-        let uniform = Initializer::KaimingUniform {
-            gain: 1.0 / 3f64.sqrt(),
-            fan_out_only: false,
-        };
+        let uniform = OF_CONVOLUTION;
         let [colours, frames, rows, columns] = config.patch;
         let shape = [channels, colours, frames, rows, columns];
         Self {
@@ -411,20 +486,20 @@ impl Block {
     fn new(config: &VisionConfig, rotary: &Rotary, device: &Device) -> Self {
         let channels = config.hidden_size;
         Self {
-            norm1: Norm::new(channels, config.rms_norm, device),
+            norm1: Norm::new(channels, config.rms_norm, config.norm_eps, device),
             attn: SelfAttention {
-                qkv: Linear::new(channels, 3 * channels, true, device),
-                proj: Linear::new(channels, channels, true, device),
+                qkv: Linear::new(channels, 3 * channels, config.qkv_bias, device),
+                proj: Linear::new(channels, channels, config.bias, device),
                 rotary: rotary.clone(),
                 heads: config.heads,
             },
-            norm2: Norm::new(channels, config.rms_norm, device),
+            norm2: Norm::new(channels, config.rms_norm, config.norm_eps, device),
             mlp: FeedForwardConfig {
                 input: channels,
                 hidden: config.intermediate_size,
                 output: channels,
-                gated: config.gated,
-                bias: true,
+                gate: if config.gated { Gate::Own } else { Gate::None },
+                bias: config.bias,
                 activation: config.activation,
             }
             .init(device),
@@ -468,16 +543,32 @@ impl SelfAttention {
     }
 }
 
-/// Merges a square of patches into one embedding.
+/// Turns the output of the blocks into embeddings.
 #[derive(Module, Debug)]
-struct Merger {
+enum Merger {
+    Square(SquareMerger),
+    Downsampling(DownsamplingMerger),
+}
+
+impl Merger {
+    fn forward(&self, hidden: Tensor<2>, draw: Draw) -> Result<Tensor<2>> {
+        match self {
+            Self::Square(merger) => merger.forward(hidden, draw),
+            Self::Downsampling(merger) => merger.forward(hidden, draw),
+        }
+    }
+}
+
+/// Merges a square of patches into one embedding by a feed-forward network.
+#[derive(Module, Debug)]
+struct SquareMerger {
     norm: Norm,
     mlp: FeedForward,
     merged_channels: usize,
     normalises_merged: bool,
 }
 
-impl Merger {
+impl SquareMerger {
     fn new(config: &VisionConfig, normalises_merged: bool, device: &Device) -> Self {
         let merged_channels = config.hidden_size * config.merged_patches();
         let normalised = if normalises_merged {
@@ -486,12 +577,12 @@ impl Merger {
             config.hidden_size
         };
         Self {
-            norm: Norm::new(normalised, config.rms_norm, device),
+            norm: Norm::new(normalised, config.rms_norm, config.norm_eps, device),
             mlp: FeedForwardConfig {
                 input: merged_channels,
-                hidden: merged_channels,
+                hidden: config.merger_size,
                 output: config.out_hidden_size,
-                gated: false,
+                gate: Gate::None,
                 bias: true,
                 activation: Activation::Gelu,
             }
@@ -509,5 +600,71 @@ impl Merger {
             merge(self.norm.forward(hidden)?)
         };
         self.mlp.forward(normalised, draw)
+    }
+}
+
+/// Merges a square of patches into one embedding by a convolution; a gated feed-forward network
+/// follows.
+#[derive(Module, Debug)]
+struct DownsamplingMerger {
+    post_layernorm: RmsNorm,
+    downsample: Downsample,
+    proj: Linear,
+    post_projection_norm: LayerNorm,
+    mlp: FeedForward,
+}
+
+/// A convolution whose kernel is a whole square of patches, computed as one matrix product.
+#[derive(Module, Debug)]
+struct Downsample {
+    /// `[outputs, channels, rows, columns]`
+    weight: Param<Tensor<4>>,
+    bias: Param<Tensor<1>>,
+}
+
+impl DownsamplingMerger {
+    fn new(config: &VisionConfig, device: &Device) -> Self {
+        let (channels, outputs) = (config.hidden_size, config.out_hidden_size);
+        let side = config.spatial_merge;
+        let fan_in = channels * config.merged_patches();
+        let (fan_in, fan_out) = (Some(fan_in), Some(outputs));
+        let kernel = [outputs, channels, side, side];
+        Self {
+            post_layernorm: RmsNorm::new(channels, config.norm_eps, device),
+            downsample: Downsample {
+                weight: OF_CONVOLUTION.init_with(kernel, fan_in, fan_out, device),
+                bias: OF_CONVOLUTION.init_with([outputs], fan_in, fan_out, device),
+            },
+            proj: Linear::new(outputs, outputs, false, device),
+            post_projection_norm: LayerNormConfig::new(outputs)
+                .with_epsilon(TORCH_LAYER_NORM_EPS)
+                .init(device),
+            mlp: FeedForwardConfig {
+                input: outputs,
+                hidden: config.merger_size,
+                output: outputs,
+                gate: Gate::Own,
+                bias: false,
+                activation: config.activation,
+            }
+            .init(device),
+        }
+    }
+
+    fn forward(&self, hidden: Tensor<2>, draw: Draw) -> Result<Tensor<2>> {
+        let weight = self.downsample.weight.val();
+        let [outputs, channels, rows, columns] = weight.dims();
+        let square = rows * columns;
+        let hidden = self.post_layernorm.forward(hidden)?;
+        let hidden = hidden
+            .reshape([-1, square as i32, channels as i32])
+            .swap_dims(1, 2)
+            .reshape([-1, (channels * square) as i32]);
+        let weight = weight.reshape([outputs, channels * square]);
+        let hidden = hidden.matmul(weight.transpose());
+        let hidden = hidden + self.downsample.bias.val().unsqueeze();
+        let hidden = self.proj.forward(hidden, draw);
+        let hidden = gelu(self.post_projection_norm.forward(hidden));
+        self.mlp.forward(hidden, draw)
     }
 }

@@ -250,7 +250,12 @@ fn the_models_train_on_the_npu() {
     let (_held, [npu, _]) = npus();
     let (_host, device) = host(npu);
     let models = rope_check::fixtures().expect("the test runs in the workspace");
-    for name in ["qwen2_vl_tiny", "qwen2_5_vl_tiny", "qwen3_vl_tiny"] {
+    for name in [
+        "qwen2_vl_tiny",
+        "qwen2_5_vl_tiny",
+        "qwen3_vl_tiny",
+        "glm4v_tiny",
+    ] {
         let folder = models.join("models").join(name);
         let config = QwenVlConfig::from_folder(&folder).expect(name);
         let losses = |device: &Device| -> Vec<f32> {
@@ -298,12 +303,14 @@ fn the_models_train_on_the_npu() {
             "{name}"
         );
         // The norms before attention and feed-forward network, and the last one; Qwen2.5-VL's
-        // tower has them too, and in front of its merger.
-        let of_tower = match name {
-            "qwen2_5_vl_tiny" => 2 * config.vision.depth + 1,
-            _ => 0,
+        // tower has them too, and in front of its merger. GLM-4.1V has norms after both, and one
+        // more before its tower's blocks.
+        let (of_layer, of_tower) = match name {
+            "qwen2_5_vl_tiny" => (2, 2 * config.vision.depth + 1),
+            "glm4v_tiny" => (4, 2 * config.vision.depth + 2),
+            _ => (2, 0),
         };
-        let norms = 2 * (2 * config.text.layers + 1 + of_tower) as u64;
+        let norms = 2 * (of_layer * config.text.layers + 1 + of_tower) as u64;
         let runs = control::operator_runs();
         for operator in ["aclnnRmsNorm", "aclnnRmsNormGrad"] {
             assert_eq!(runs.get(operator), Some(&norms), "{name}: {operator}");

@@ -1,4 +1,4 @@
-//! Qwen-VL against Hugging Face transformers, generation against the whole forward, packing,
+//! The models against Hugging Face transformers, generation against the whole forward, packing,
 //! context parallelism, and every way in which a checkpoint, a prompt or labels can be wrong.
 
 #[path = "common/program.rs"]
@@ -21,7 +21,12 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-const FOLDERS: [&str; 3] = ["qwen2_vl_tiny", "qwen2_5_vl_tiny", "qwen3_vl_tiny"];
+const FOLDERS: [&str; 4] = [
+    "qwen2_vl_tiny",
+    "qwen2_5_vl_tiny",
+    "qwen3_vl_tiny",
+    "glm4v_tiny",
+];
 const VOCABULARY: i64 = 300;
 const IMAGE: i64 = 290;
 const VIDEO: i64 = 291;
@@ -357,7 +362,7 @@ impl Example {
             let placeholders = std::iter::repeat_n(token, count);
             std::iter::once(292).chain(placeholders).chain([293])
         };
-        let video: Vec<i64> = if model_type == "qwen3_vl" {
+        let video: Vec<i64> = if ["qwen3_vl", "glm4v"].contains(&model_type) {
             (0..2)
                 .flat_map(|frame| text(3, 20 + frame).chain(vision(VIDEO, 4)))
                 .collect()
@@ -428,6 +433,7 @@ fn generation_with_a_cache_equals_the_whole_forward() {
         (FOLDERS[1], true),
         (FOLDERS[2], true),
         (FOLDERS[2], false),
+        (FOLDERS[3], true),
     ] {
         let model = model(name);
         let vision = config(name).vision;
@@ -822,8 +828,8 @@ fn wrong_configurations_have_their_own_errors() {
     let two_five = |pointer, value| refuse("qwen2_5_vl_tiny", pointer, value);
     let three = |pointer, value| refuse("qwen3_vl_tiny", pointer, value);
 
-    let error = two("/model_type", json!("glm4v"));
-    assert_is!(&error => QwenVlError::UnknownFamily { found, .. } if found == "glm4v");
+    let error = two("/model_type", json!("glm4v_moe"));
+    assert_is!(&error => QwenVlError::UnknownFamily { found, .. } if found == "glm4v_moe");
     assert!(error.to_string().contains("qwen2_5_vl"));
     for (error, what) in [
         (two("/model_type", Value::Null), "model_type"),

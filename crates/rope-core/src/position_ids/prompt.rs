@@ -275,6 +275,16 @@ impl PositionRules {
         })
     }
 
+    /// Whether each token stands for a part of a video: by the modalities, else by its id, and
+    /// where videos have the placeholder of images by the tokens around it.
+    ///
+    /// # Errors
+    /// [`PositionIdsError::TokenType`]
+    pub fn video_tokens(&self, prompt: &Prompt) -> Result<Vec<bool>> {
+        let kinds = self.kinds(prompt)?.into_iter();
+        Ok(kinds.map(|kind| kind == Kind::Video).collect())
+    }
+
     /// The modality of each token.
     fn kinds(&self, prompt: &Prompt) -> Result<Vec<Kind>, PositionIdsError> {
         if let Some(types) = prompt.mm_token_type_ids {
