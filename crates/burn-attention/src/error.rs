@@ -46,6 +46,17 @@ pub enum AttentionError {
         /// Heads of k and v.
         kv_heads: usize,
     },
+    /// Value heads that cannot be shared out among the key heads.
+    #[error(
+        "v has {heads} heads, q and k have {key_heads}; \
+         expected a multiple: each head of q and k serves a group of value heads"
+    )]
+    ValueHeads {
+        /// Heads of v.
+        heads: usize,
+        /// Heads of q and k.
+        key_heads: usize,
+    },
     /// Types, devices, or numbers from another version.
     #[error(transparent)]
     Op(#[from] OpError),

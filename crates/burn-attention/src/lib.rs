@@ -9,9 +9,12 @@ mod attention;
 mod backends;
 mod cross_entropy;
 mod error;
+mod gated_delta;
 #[cfg(feature = "remote-server")]
 pub mod remote;
 mod rms_norm;
+mod sequences;
+mod short_convolution;
 mod swiglu;
 
 pub use attention::{
@@ -20,7 +23,10 @@ pub use attention::{
 pub use burn_fused::{Implementation, OpError};
 pub use cross_entropy::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use error::{AttentionError, Result};
+pub use gated_delta::{GatedDelta, GatedDeltaOp, GatedDeltaOps, KeptStates, gated_delta_step};
 pub use rms_norm::{RmsNormOps, rms_norm};
+pub use sequences::Sequences;
+pub use short_convolution::{ShortConvolutionOp, ShortConvolutionOps, short_convolution};
 pub use swiglu::{SwiGluOps, swiglu};
 
 /// The operations from ordinary tensor operations, for backends whose kernels have limits.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use burn_fused::OpError;
 
 use crate::error::{AttentionError, Result};
+use crate::sequences;
 
 /// How far from its own index a query sees, in tokens; 0 and 0 leave the token itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,7 +209,7 @@ impl AttentionMask {
             });
         }
         let sequences = match rules.cu_seqlens {
-            Some(cu_seqlens) => Some(sequences(cu_seqlens, queries, keys)?),
+            Some(cu_seqlens) => Some(of_tokens(cu_seqlens, queries, keys)?),
             None => None,
         };
         let spans = (0..queries).map(|query| {
@@ -446,7 +447,7 @@ fn seeing(attended: &[bool], spans: &[Span]) -> Vec<bool> {
 }
 
 /// The sequence of each token.
-fn sequences(cu_seqlens: &[usize], queries: usize, keys: usize) -> Result<Vec<Range<usize>>> {
+fn of_tokens(cu_seqlens: &[usize], queries: usize, keys: usize) -> Result<Vec<Range<usize>>> {
     if queries != keys {
         return Err(AttentionError::Size {
             left: "q of packed sequences",
@@ -456,24 +457,7 @@ fn sequences(cu_seqlens: &[usize], queries: usize, keys: usize) -> Result<Vec<Ra
             right_size: keys,
         });
     }
-    let wrong = |index: usize, expected: String| AttentionError::CuSeqlens {
-        index,
-        expected,
-        found: cu_seqlens
-            .get(index)
-            .map_or("missing".into(), usize::to_string),
-    };
-    if cu_seqlens.first() != Some(&0) {
-        return Err(wrong(0, "0".into()));
-    }
-    let falls = cu_seqlens.windows(2).position(|pair| pair[0] > pair[1]);
-    if let Some(index) = falls {
-        return Err(wrong(index + 1, format!("at least {}", cu_seqlens[index])));
-    }
-    if cu_seqlens.last() != Some(&keys) {
-        return Err(wrong(cu_seqlens.len() - 1, keys.to_string()));
-    }
-    let all = cu_seqlens.windows(2).map(|pair| pair[0]..pair[1]);
+    let all = sequences::ranges(cu_seqlens, keys)?;
     Ok(all
         .flat_map(|range| vec![range.clone(); range.len()])
         .collect())

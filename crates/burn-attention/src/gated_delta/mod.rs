@@ -1,0 +1,198 @@
+//! The gated delta rule as one operation.
+
+mod backward;
+mod chunks;
+mod gradients;
+mod op;
+
+use burn::backend::{Dispatch, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_fused::accumulator;
+use burn_fused::primitive::zeros_from;
+
+use crate::backends;
+use crate::error::{AttentionError, Result};
+use crate::sequences::Sequences;
+
+use op::Sizes;
+
+pub use op::{GatedDeltaOp, GatedDeltaOps, KeptStates};
+
+/// Tokens of a chunk, unless there are fewer.
+const CHUNK: usize = 64;
+/// Added to the sum of the squares of q and of k before its root.
+const NORM_EPSILON: f64 = 1e-6;
+
+/// Linear attention by the gated delta rule, computed in chunks of 64 tokens by matrix products;
+/// made once a step.
+///
+/// Each head has a matrix as its state, which starts with 0 in each sequence. A token first forgets
+/// a part of it, then writes what its value differs from what its key reads, and reads:
+///
+/// S <- e^g S; S <- S + k (beta (v - S^T k))^T; out = S^T q / sqrt(key_dim)
+///
+/// with q and k divided by sqrt(sum of squares + 1e-6).
+///
+/// # Shapes
+/// - q, k: `[batch, tokens, key_heads, key_dim]`; v, out: `[batch, tokens, heads, value_dim]`;
+///   `heads` is a multiple of `key_heads`, and head `h` of v reads head
+///   `h / (heads / key_heads)` of q and k
+/// - g (at most 0) and beta: `[batch, tokens, heads]`
+///
+/// # Numerics
+/// g and beta are f32, and of 16-bit q, k and v everything is computed in f32: each result is
+/// rounded once. f64 in f64.
+///
+/// # Memory
+/// The autodiff graph keeps q, k, v, g, beta and a state for each chunk. What is computed of the
+/// chunks exists in blocks, forward and backward.
+///
+/// # Source
+/// Yang, Kautz, Hatamizadeh: Gated Delta Networks: Improving Mamba2 with Delta Rule, ICLR 2025
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_attention::{GatedDelta, Sequences};
+///
+/// // Two sequences of 3 and 5 tokens, packed.
+/// let rule = GatedDelta::new(Sequences::packed(&[0, 3, 8], 8)?);
+/// let device = Device::flex().autodiff();
+/// let random = |heads| {
+///     Tensor::<4>::random([1, 8, heads, 16], Distribution::Default, &device).require_grad()
+/// };
+/// let (q, k, v) = (random(2), random(2), random(4));
+/// let g = Tensor::<3>::full([1, 8, 4], -0.1, &device);
+/// let beta = Tensor::<3>::full([1, 8, 4], 0.5, &device);
+/// let (out, state) = rule.try_forward(q, k.clone(), v, g, beta)?;
+/// assert_eq!((out.dims(), state.dims()), ([1, 8, 4, 16], [1, 4, 16, 16]));
+/// let gradients = out.sum().backward();
+/// assert_eq!(k.grad(&gradients).unwrap().dims(), [1, 8, 2, 16]);
+/// # Ok::<(), burn_attention::AttentionError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct GatedDelta {
+    sequences: Sequences,
+    blocks: Option<usize>,
+}
+
+impl GatedDelta {
+    /// The rule over these sequences.
+    pub fn new(sequences: Sequences) -> Self {
+        Self {
+            sequences,
+            blocks: None,
+        }
+    }
+
+    /// Sets the size of blocks to about `elements` elements of a tensor; by `None`, to the default.
+    #[must_use]
+    pub fn with_blocks(mut self, elements: impl Into<Option<usize>>) -> Self {
+        self.blocks = elements.into();
+        self
+    }
+
+    /// The output, and the state after the last token, `[batch, heads, key_dim, value_dim]`, of the
+    /// type of g, to which no gradient goes.
+    ///
+    /// # Errors
+    /// [`Shapes`](AttentionError::Shapes), [`Size`](AttentionError::Size),
+    /// [`ValueHeads`](AttentionError::ValueHeads), [`NoChannels`](AttentionError::NoChannels),
+    /// [`Op`](AttentionError::Op).
+    pub fn try_forward(
+        &self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        g: Tensor<3>,
+        beta: Tensor<3>,
+    ) -> Result<(Tensor<4>, Tensor<4>)> {
+        let tracked = [&q, &k, &v].into_iter().any(Tensor::is_tracked);
+        let op = GatedDeltaOp {
+            sequences: self.sequences.clone(),
+            keeps_states: tracked || g.is_tracked() || beta.is_tracked(),
+            blocks: self.blocks,
+        };
+        let (device, wide) = (q.device(), accumulator(q.dtype())?);
+        let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
+        let [g, beta] = [g, beta].map(Tensor::into_dispatch);
+        op.check([&q, &k, &v, &g, &beta])?;
+        let sizes = Sizes::of(&q, &v);
+        let state = [sizes.batch, sizes.heads, sizes.key_dim, sizes.value_dim];
+        if sizes.are_empty() {
+            let (shape, dtype) = (v.shape(), q.dtype().into());
+            let zeros = zeros_from::<Dispatch>(shape, dtype, vec![q, k, v, g, beta]);
+            return Ok((
+                Tensor::from_dispatch(zeros),
+                Tensor::zeros(state, (&device, DType::from(wide))),
+            ));
+        }
+        let (out, states) = if backends::reaches(&q.device()) {
+            Dispatch::gated_delta_forward(q, k, v, g, beta, op)
+        } else {
+            chunks::forward::<Dispatch>([q, k, v, g, beta], &op)
+        };
+        let states = Tensor::<4>::from_dispatch(states);
+        let [count, ..] = states.dims();
+        let last = states.narrow(0, count - 1, 1).reshape(state);
+        Ok((Tensor::from_dispatch(out), last))
+    }
+}
+
+/// The rule for one token, from the state before it: the output, `[batch, heads, value_dim]`, and
+/// the state after it.
+///
+/// # Shapes
+/// - q, k: `[batch, key_heads, key_dim]`; v: `[batch, heads, value_dim]`; g, beta:
+///   `[batch, heads]`; state: `[batch, heads, key_dim, value_dim]`, of the type of g
+///
+/// # Errors
+/// Those of [`GatedDelta::try_forward`].
+pub fn gated_delta_step(
+    [q, k, v]: [Tensor<3>; 3],
+    [g, beta]: [Tensor<2>; 2],
+    state: Tensor<4>,
+) -> Result<(Tensor<3>, Tensor<4>)> {
+    let dtype = FloatDType::from(q.dtype());
+    let wide = accumulator(q.dtype())?;
+    let op = GatedDeltaOp {
+        sequences: Sequences::whole(1),
+        keeps_states: false,
+        blocks: None,
+    };
+    let of_token = |x: &Tensor<3>| x.clone().unsqueeze_dim::<4>(1).into_dispatch();
+    let numbers = |x: &Tensor<2>| x.clone().unsqueeze_dim::<3>(1).into_dispatch();
+    let tensors = [of_token(&q), of_token(&k), of_token(&v)];
+    op.check([
+        &tensors[0],
+        &tensors[1],
+        &tensors[2],
+        &numbers(&g),
+        &numbers(&beta),
+    ])?;
+    let sizes = Sizes::of(&tensors[0], &tensors[2]);
+    let expected = [sizes.batch, sizes.heads, sizes.key_dim, sizes.value_dim];
+    if state.dims() != expected {
+        return Err(AttentionError::Shapes {
+            left: "the state",
+            right: "that of q and v",
+            left_shape: state.dims().to_vec(),
+            right_shape: expected.to_vec(),
+        });
+    }
+    let [q, k, v] = [q, k, v].map(|x| x.cast(wide));
+    let of_heads = |x: Tensor<3>| {
+        let norm = (x.clone().powi_scalar(2).sum_dim(2) + NORM_EPSILON).sqrt();
+        let x = (x / norm).unsqueeze_dim::<4>(2);
+        let x = x.repeat_dim(2, sizes.group());
+        x.reshape([sizes.batch, sizes.heads, sizes.key_dim, 1])
+    };
+    let (q, k) = (of_heads(q) / (sizes.key_dim as f64).sqrt(), of_heads(k));
+    let column = |x: Tensor<2>| x.reshape([sizes.batch, sizes.heads, 1, 1]);
+    let state = state * column(g.exp());
+    let known = (state.clone() * k.clone()).sum_dim(2);
+    let written = (v.unsqueeze_dim::<4>(2) - known) * column(beta);
+    let state = state + k * written;
+    let out = (state.clone() * q).sum_dim(2).squeeze_dim::<3>(2);
+    Ok((out.cast(dtype), state))
+}

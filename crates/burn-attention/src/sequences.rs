@@ -1,0 +1,80 @@
+//! How tokens divide into sequences that know nothing of each other.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{AttentionError, Result};
+
+/// How the tokens of each row divide into sequences; made once a step, and shared by all layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequences {
+    tokens: usize,
+    /// The sequence of each token, unless all are of one.
+    of_tokens: Option<Arc<[u32]>>,
+}
+
+impl Sequences {
+    /// Rows of `tokens` tokens, each of one sequence.
+    pub fn whole(tokens: usize) -> Self {
+        Self {
+            tokens,
+            of_tokens: None,
+        }
+    }
+
+    /// Rows in which sequences are packed one after the other: the index of each one's first token,
+    /// then the number of tokens.
+    ///
+    /// # Errors
+    /// [`AttentionError::CuSeqlens`]
+    pub fn packed(cu_seqlens: &[usize], tokens: usize) -> Result<Self> {
+        let sequences = ranges(cu_seqlens, tokens)?.filter(|range| !range.is_empty());
+        let of_tokens: Arc<[u32]> = (0..)
+            .zip(sequences)
+            .flat_map(|(sequence, range)| std::iter::repeat_n(sequence, range.len()))
+            .collect();
+        let divides = of_tokens.last().is_some_and(|last| *last > 0);
+        Ok(Self {
+            tokens,
+            of_tokens: divides.then_some(of_tokens),
+        })
+    }
+
+    /// The tokens of a row.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The sequence of each token, unless all are of one.
+    pub(crate) fn of_tokens(&self) -> Option<&[u32]> {
+        self.of_tokens.as_deref()
+    }
+}
+
+/// The tokens of each sequence.
+///
+/// # Errors
+/// [`AttentionError::CuSeqlens`]
+pub(crate) fn ranges(
+    cu_seqlens: &[usize],
+    tokens: usize,
+) -> Result<impl Iterator<Item = Range<usize>>> {
+    let wrong = |index: usize, expected: String| AttentionError::CuSeqlens {
+        index,
+        expected,
+        found: cu_seqlens
+            .get(index)
+            .map_or("missing".into(), usize::to_string),
+    };
+    if cu_seqlens.first() != Some(&0) {
+        return Err(wrong(0, "0".into()));
+    }
+    let falls = cu_seqlens.windows(2).position(|pair| pair[0] > pair[1]);
+    if let Some(index) = falls {
+        return Err(wrong(index + 1, format!("at least {}", cu_seqlens[index])));
+    }
+    if cu_seqlens.last() != Some(&tokens) {
+        return Err(wrong(cu_seqlens.len() - 1, tokens.to_string()));
+    }
+    Ok(cu_seqlens.windows(2).map(|pair| pair[0]..pair[1]))
+}

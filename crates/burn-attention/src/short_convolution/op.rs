@@ -1,0 +1,95 @@
+//! The operation as backends see it.
+
+use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn_fused::{accumulator, expect};
+
+use super::composed;
+use crate::error::{AttentionError, Result};
+use crate::sequences::Sequences;
+
+/// One convolution: where it starts anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShortConvolutionOp {
+    /// How the tokens divide into sequences.
+    pub sequences: Sequences,
+}
+
+impl ShortConvolutionOp {
+    /// Checks the shapes and types of the tensors, for every backend.
+    ///
+    /// # Errors
+    /// Those of [`short_convolution`](crate::short_convolution).
+    pub fn check<T: TensorMetadata>(&self, x: &T, weight: &T) -> Result<()> {
+        accumulator(x.dtype())?;
+        expect("weight", weight, x.dtype(), x)?;
+        let [_, tokens, channels] = x.shape().dims();
+        let [of_weight, taps] = weight.shape().dims();
+        for (right, dimension, left_size, right_size) in [
+            ("weight", "channels", channels, of_weight),
+            ("the sequences", "tokens", tokens, self.sequences.tokens()),
+        ] {
+            if left_size != right_size {
+                return Err(AttentionError::Size {
+                    left: "x",
+                    right,
+                    dimension,
+                    left_size,
+                    right_size,
+                });
+            }
+        }
+        if taps == 0 {
+            return Err(AttentionError::NoChannels);
+        }
+        Ok(())
+    }
+}
+
+/// A short causal convolution of each channel, and SiLU, on a backend.
+///
+/// Both methods have a body of ordinary operations. The implementation for
+/// [`Autodiff`](burn::backend::Autodiff) adds the backward.
+///
+/// # Shapes
+/// - x, out: `[batch, tokens, channels]`; weight: `[channels, taps]`, of the type of x
+///
+/// # Panics
+/// If shapes or types disagree: [`ShortConvolutionOp::check`] reports how.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
+pub trait ShortConvolutionOps: Backend {
+    /// The output.
+    fn short_convolution_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        op: ShortConvolutionOp,
+    ) -> FloatTensor<Self> {
+        composed::forward::<Self>(x, weight, &op)
+    }
+
+    /// The gradients of x and the weight, from that of the output.
+    fn short_convolution_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        op: ShortConvolutionOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        composed::backward::<Self>(x, weight, gradient, &op)
+    }
+}
+
+/// Ordinary operations.
+#[cfg(feature = "flex")]
+impl ShortConvolutionOps for burn::backend::Flex {}
+
+/// Ordinary operations.
+#[cfg(feature = "cube")]
+impl ShortConvolutionOps for burn::backend::Cube {}
+
+/// Ordinary operations, each sent by itself: their tensors stay on the device.
+#[cfg(feature = "remote")]
+impl ShortConvolutionOps for burn::backend::Remote {}
