@@ -1,0 +1,528 @@
+"""The operators ``torch.ops.mrope.*``: definitions, shapes, kernels and derivatives.
+
+``mrope.torch`` is their door. ``geometry`` and ``layout`` are text because operators take no other
+objects; the native half checks them, as it checks shapes and strides.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from . import _native
+
+_SCHEMAS = {
+    "rotate": "(Tensor q, Tensor? k, Tensor angles, str geometry, str layout, bool adjoint)"
+    " -> (Tensor, Tensor)",
+    "angle_gradients": "(Tensor q, Tensor dq, Tensor? k, Tensor? dk, SymInt[] shape,"
+    " str geometry, str layout) -> Tensor",
+    "norm_rotate": "(Tensor q, Tensor? k, Tensor? q_weight, Tensor? k_weight, Tensor angles,"
+    " float eps, bool unit_offset, bool after, str geometry, str layout) -> (Tensor, Tensor)",
+    "norm_rotate_backward": "(Tensor dq, Tensor? dk, Tensor q, Tensor? k, Tensor? q_weight,"
+    " Tensor? k_weight, Tensor angles, float eps, bool unit_offset, bool after, str geometry,"
+    " str layout) -> (Tensor, Tensor, Tensor, Tensor)",
+    "token_angles": "(Tensor positions, str spec, int? seq_len, bool double) -> Tensor",
+}
+# Where compilers may choose strides, they keep those of the tensors at hand: channels stay together.
+_TAGS = [
+    getattr(torch.Tag, name)
+    for name in ("pt2_compliant_tag", "needs_exact_strides")
+    if hasattr(torch.Tag, name)
+]
+_library = torch.library.Library("mrope", "DEF")
+for _name, _schema in _SCHEMAS.items():
+    _library.define(_name + _schema, tags=_TAGS)
+
+_DTYPES = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+}
+_Native = tuple[int, str, tuple[int, ...], tuple[int, ...], Tensor]
+
+
+def geometry(
+    head_dim: int, rotary_dim: int, rotary_offset: int, pairing: str, per_channel: bool
+) -> str:
+    """A geometry as the native half reads it; it is checked there."""
+    return (
+        f'{{"head_dim":{head_dim},"rotary_dim":{rotary_dim},"rotary_offset":{rotary_offset},'
+        f'"pairing":"{pairing}","per_channel":{str(per_channel).lower()}}}'
+    )
+
+
+def _parts(geometry: str) -> tuple[int, int, int]:
+    """head_dim, rotary_dim and offset."""
+    fields = json.loads(geometry)
+    return fields["head_dim"], fields["rotary_dim"], fields["rotary_offset"]
+
+
+def members_apart(values: Tensor, pairing: str) -> Tensor:
+    """Values of the result's channels in the order of lanes: first members of pairs, then second."""
+    parts = 4 if pairing == "quarter" else 2
+    if values.shape[-1] % parts:
+        raise ValueError(
+            f"cos and sin: found {values.shape[-1]} channels, expected a multiple of {parts} for "
+            f"pairing {pairing}"
+        )
+    if pairing == "adjacent":
+        return values.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    if pairing == "quarter":
+        return values.unflatten(-1, (2, 2, -1)).transpose(-2, -3).flatten(-3)
+    return values
+
+
+def halves_agree(lanes: list[Tensor]) -> bool:
+    """True if both members of each pair are known to have one angle: half as much to read.
+
+    Not asked where the answer would stop a graph, keep gradients apart or wait for a device.
+    """
+    if torch.compiler.is_compiling() or any(t.requires_grad or not t.is_cpu for t in lanes):
+        return False
+    pairs = lanes[0].shape[-1] // 2
+    return all(torch.equal(t[..., :pairs], t[..., pairs:]) for t in lanes)
+
+
+def check_door(q: Tensor, k: Tensor | None, rows: Tensor) -> None:
+    """Refuses devices without kernels, and tensors of several devices."""
+    for name, tensor in (("q", q), ("k", k), ("the angles", rows)):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: found {type(tensor).__name__}, expected torch.Tensor")
+        if tensor.device != q.device:
+            raise ValueError(f"{name}: found on {tensor.device}, expected on {q.device} as q")
+    if q.device.type not in ("cpu", "npu", "meta"):
+        raise NotImplementedError(
+            f"q: found on {q.device}, expected cpu or npu (Ascend), for which mrope has kernels"
+        )
+
+
+def weights(q: Tensor, *given: Tensor | None) -> list[Tensor | None]:
+    """Weights of a norm in the type that it is computed in."""
+    kind = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return [None if weight is None else weight.to(kind) for weight in given]
+
+
+def _native_tensor(x: Tensor) -> _Native:
+    # The tensor itself goes along: a temporary one, as a copy, would be freed before the call.
+    return x.data_ptr(), _DTYPES.get(x.dtype, str(x.dtype)), x.shape, x.stride(), x
+
+
+def _optional(x: Tensor | None) -> _Native | None:
+    return None if x is None else _native_tensor(x)
+
+
+def _like(x: Tensor) -> Tensor:
+    """A tensor for a result: x's strides where they leave no gaps."""
+    y = torch.empty_like(x)
+    return y if y.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _missing(x: Tensor) -> Tensor:
+    """Stands for a tensor that was not asked for: operators have no optional results."""
+    return x.new_empty(0)
+
+
+def _results(q: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor]:
+    return _like(q), _missing(q) if k is None else _like(k)
+
+
+def readable(gradient: Tensor | None) -> Tensor | None:
+    """With contiguous channels, as autograd does not promise: gradients may be broadcast."""
+    if gradient is None or gradient.stride(-1) == 1:
+        return gradient
+    return gradient.contiguous()
+
+
+# Kernels, in host memory.
+
+
+def _rotate(
+    q: Tensor, k: Tensor | None, angles: Tensor, geometry: str, layout: str, adjoint: bool
+) -> tuple[Tensor, Tensor]:
+    q_out, k_out = _results(q, k)
+    _rotate_into(q, q_out, k, k_out, angles, geometry, layout, adjoint)
+    return q_out, k_out
+
+
+def _rotate_into(
+    q: Tensor,
+    q_out: Tensor,
+    k: Tensor | None,
+    k_out: Tensor | None,
+    angles: Tensor,
+    geometry: str,
+    layout: str,
+    adjoint: bool,
+) -> None:
+    _native.rotate(
+        (_native_tensor(q), _native_tensor(q_out)),
+        None if k is None else (_native_tensor(k), _native_tensor(k_out)),
+        _native_tensor(angles.contiguous()),
+        geometry,
+        layout,
+        adjoint,
+        torch.get_num_threads(),
+    )
+
+
+def _angle_gradients(
+    q: Tensor,
+    dq: Tensor,
+    k: Tensor | None,
+    dk: Tensor | None,
+    shape: list[int],
+    geometry: str,
+    layout: str,
+) -> Tensor:
+    out = _angles_like(q, shape)
+    _native.angle_gradients(
+        (_native_tensor(q), _native_tensor(dq)),
+        None if k is None else (_native_tensor(k), _native_tensor(dk)),
+        _native_tensor(out),
+        geometry,
+        layout,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _angles_like(q: Tensor, shape: list[int]) -> Tensor:
+    kind = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty(shape, dtype=kind)
+
+
+def _norm_rotate(
+    q: Tensor,
+    k: Tensor | None,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    angles: Tensor,
+    eps: float,
+    unit_offset: bool,
+    after: bool,
+    geometry: str,
+    layout: str,
+) -> tuple[Tensor, Tensor]:
+    q_out, k_out = _results(q, k)
+    _native.norm_rotate(
+        (_native_tensor(q), _native_tensor(q_out), _optional(q_weight)),
+        None if k is None else (_native_tensor(k), _native_tensor(k_out), _optional(k_weight)),
+        _native_tensor(angles.contiguous()),
+        (eps, unit_offset, after),
+        geometry,
+        layout,
+        torch.get_num_threads(),
+    )
+    return q_out, k_out
+
+
+def _norm_results(
+    q: Tensor, k: Tensor | None, q_weight: Tensor | None, k_weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q_out, k_out = _results(q, k)
+    of_weights = [_missing(q) if w is None else torch.empty_like(w) for w in (q_weight, k_weight)]
+    return q_out, k_out, *of_weights
+
+
+def _norm_rotate_backward(
+    dq: Tensor,
+    dk: Tensor | None,
+    q: Tensor,
+    k: Tensor | None,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    angles: Tensor,
+    eps: float,
+    unit_offset: bool,
+    after: bool,
+    geometry: str,
+    layout: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    results = _norm_results(q, k, q_weight, k_weight)
+
+    def native(x: Tensor, dy: Tensor, dx: Tensor, weight: Tensor | None, dweight: Tensor) -> Any:
+        wanted = None if weight is None else dweight
+        tensors = (_native_tensor(x), _native_tensor(dy), _native_tensor(dx))
+        return *tensors, _optional(weight), _optional(wanted)
+
+    _native.norm_rotate_backward(
+        native(q, dq, results[0], q_weight, results[2]),
+        None if k is None else native(k, dk, results[1], k_weight, results[3]),
+        _native_tensor(angles.contiguous()),
+        (eps, unit_offset, after),
+        geometry,
+        layout,
+        torch.get_num_threads(),
+    )
+    return results
+
+
+def _token_angles(positions: Tensor, spec: str, seq_len: int | None, double: bool) -> Tensor:
+    # In float64 on the host, for any device: once a step.
+    host = positions.cpu().contiguous()
+    rows = _rows_of(host, spec, double)
+    _native.token_angles(spec, _native_tensor(host), _native_tensor(rows), seq_len)
+    return rows.to(positions.device)
+
+
+def _rows_of(positions: Tensor, spec: str, double: bool) -> Tensor:
+    lanes = len(_native.spec_parts(spec)[3])
+    kind = torch.float64 if double else torch.float32
+    return positions.new_empty([positions.shape[1], 2 * lanes], dtype=kind)
+
+
+for _name, _kernel in {
+    "rotate": _rotate,
+    "angle_gradients": _angle_gradients,
+    "norm_rotate": _norm_rotate,
+    "norm_rotate_backward": _norm_rotate_backward,
+    "token_angles": _token_angles,
+}.items():
+    _library.impl(_name, _kernel, "CPU")
+_library.impl("token_angles", _token_angles, "PrivateUse1")
+
+# Shapes, for compilers.
+
+
+@torch.library.register_fake("mrope::rotate", lib=_library)
+def _(q, k, angles, geometry, layout, adjoint):
+    return _results(q, k)
+
+
+@torch.library.register_fake("mrope::angle_gradients", lib=_library)
+def _(q, dq, k, dk, shape, geometry, layout):
+    return _angles_like(q, shape)
+
+
+@torch.library.register_fake("mrope::norm_rotate", lib=_library)
+def _(q, k, q_weight, k_weight, angles, eps, unit_offset, after, geometry, layout):
+    return _results(q, k)
+
+
+@torch.library.register_fake("mrope::norm_rotate_backward", lib=_library)
+def _(dq, dk, q, k, q_weight, k_weight, angles, eps, unit_offset, after, geometry, layout):
+    return _norm_results(q, k, q_weight, k_weight)
+
+
+@torch.library.register_fake("mrope::token_angles", lib=_library)
+def _(positions, spec, seq_len, double):
+    return _rows_of(positions, spec, double)
+
+
+# Derivatives.
+
+
+def _of_present(first: Tensor | None, second: Tensor | None, turn: Any) -> list[Tensor | None]:
+    """``turn(first, second)`` of those that are there; it takes a tensor and perhaps another."""
+    if first is None:
+        return [None, None if second is None else turn(second, None)[0]]
+    turned, other = turn(first, second)
+    return [turned, None if second is None else other]
+
+
+def _turn(
+    q: Tensor | None, k: Tensor | None, angles: Tensor, geometry: str, layout: str, adjoint: bool
+) -> list[Tensor | None]:
+    rotate = torch.ops.mrope.rotate
+    return _of_present(
+        readable(q), readable(k), lambda q, k: rotate(q, k, angles, geometry, layout, adjoint)
+    )
+
+
+def _gradient_of_angles(
+    inputs: list[Tensor | None],
+    gradients: list[Tensor | None],
+    shape: list[int],
+    geometry: str,
+    layout: str,
+) -> Tensor | None:
+    """Of y = R x; the sum over those of q and k that have both."""
+    pairs = [
+        (readable(x), readable(g))
+        for x, g in zip(inputs, gradients, strict=True)
+        if x is not None and g is not None
+    ]
+    if not pairs:
+        return None
+    (q, dq), (k, dk) = (*pairs, (None, None))[:2]
+    return torch.ops.mrope.angle_gradients(q, dq, k, dk, shape, geometry, layout)
+
+
+def _rotate_setup(ctx, inputs, output):
+    q, k, angles, ctx.geometry, ctx.layout, ctx.adjoint = inputs
+    ctx.set_materialize_grads(False)
+    ctx.with_k = k is not None
+    # q and k are kept only for angles that learn.
+    ctx.save_for_backward(angles, *((q, k) if ctx.needs_input_grad[2] else (None, None)))
+
+
+def _rotate_backward(ctx, dq, dk):
+    angles, q, k = ctx.saved_tensors
+    dk = dk if ctx.with_k else None
+    turned = _turn(dq, dk, angles, ctx.geometry, ctx.layout, not ctx.adjoint)
+    dangles = None
+    if ctx.needs_input_grad[2]:
+        # <g, R' x> is <x, R g>.
+        sides = [[q, k], [dq, dk]]
+        inputs, gradients = reversed(sides) if ctx.adjoint else sides
+        dangles = _gradient_of_angles(inputs, gradients, angles.shape, ctx.geometry, ctx.layout)
+    return *turned, dangles, None, None, None
+
+
+def _rotated_part(x: Tensor | None, geometry: str) -> Tensor | None:
+    """Zero where channels are not rotated: those do not meet the angles."""
+    if x is None:
+        return None
+    head_dim, rotary_dim, offset = _parts(geometry)
+    if rotary_dim == head_dim:
+        return x
+    part = x.narrow(-1, offset, rotary_dim)
+    return pad(part, (offset, head_dim - offset - rotary_dim))
+
+
+def _angle_gradients_setup(ctx, inputs, output):
+    *tensors, _, ctx.geometry, ctx.layout = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _angle_gradients_backward(ctx, gradient):
+    # With angles v, <v, angle_gradients(x, g)> is <g, R x> over the rotated channels.
+    q, dq, k, dk = (_rotated_part(x, ctx.geometry) for x in ctx.saved_tensors)
+    of_q, of_k = _turn(dq, dk, gradient, ctx.geometry, ctx.layout, True)
+    of_dq, of_dk = _turn(q, k, gradient, ctx.geometry, ctx.layout, False)
+    parts = (_rotated_part(x, ctx.geometry) for x in (of_q, of_dq, of_k, of_dk))
+    return *parts, None, None, None
+
+
+def _norm_rotate_setup(ctx, inputs, output):
+    q, k, q_weight, k_weight, angles, *ctx.norm, ctx.geometry, ctx.layout = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, q_weight, k_weight, angles)
+
+
+def _norm_rotate_backward_formula(ctx, dq, dk):
+    q, k, q_weight, k_weight, angles = ctx.saved_tensors
+    dk = None if k is None else dk
+    if dq is None and dk is None:
+        return (None,) * 10
+    # A result that nothing came of: its gradient is zero.
+    dq = torch.zeros_like(q) if dq is None else readable(dq)
+    dk = torch.zeros_like(k) if k is not None and dk is None else readable(dk)
+    rest = (*ctx.norm, ctx.geometry, ctx.layout)
+    backward = torch.ops.mrope.norm_rotate_backward
+    results = backward(dq, dk, q, k, q_weight, k_weight, angles, *rest)
+    of_q, of_k, of_q_weight, of_k_weight = (
+        result if given is not None else None
+        for result, given in zip(results, (q, k, q_weight, k_weight), strict=True)
+    )
+    dangles = None
+    if ctx.needs_input_grad[4]:
+        dangles = _gradient_of_norm_angles(ctx, dq, dk)
+    return of_q, of_k, of_q_weight, of_k_weight, dangles, *(None,) * 5
+
+
+def _gradient_of_norm_angles(ctx, dq, dk):
+    """The rotation's own, between its input and the gradient of its result."""
+    q, k, q_weight, k_weight, angles = ctx.saved_tensors
+    head_dim, rotary_dim, offset = _parts(ctx.geometry)
+    # The norm alone: a rotation by 0.
+    alone = geometry(head_dim, rotary_dim, offset, "half", False)
+    rows = angles.shape[0]
+    still = angles.new_zeros(rows, rotary_dim)
+    still[:, : rotary_dim // 2] = 1
+    norm, layout = (*ctx.norm, alone, ctx.layout), ctx.layout
+    if ctx.norm[2]:
+        turned = torch.ops.mrope.rotate(q, k, angles, ctx.geometry, layout, False)
+        k_turned = None if k is None else turned[1]
+        backward = torch.ops.mrope.norm_rotate_backward
+        dq, of_k, *_ = backward(dq, dk, turned[0], k_turned, q_weight, k_weight, still, *norm)
+        dk = None if k is None else of_k
+    else:
+        q, of_k = torch.ops.mrope.norm_rotate(q, k, q_weight, k_weight, still, *norm)
+        k = None if k is None else of_k
+    return _gradient_of_angles([q, k], [dq, dk], angles.shape, ctx.geometry, layout)
+
+
+def _refuse_second_derivative(ctx, *gradients):
+    raise NotImplementedError(
+        "the second derivative of the fused norm is not made: pass norm=None, and normalise q and k "
+        "by torch.nn.functional.rms_norm"
+    )
+
+
+def _nothing_kept(ctx, inputs, output):
+    pass
+
+
+for _name, _backward, _setup in (
+    ("rotate", _rotate_backward, _rotate_setup),
+    ("angle_gradients", _angle_gradients_backward, _angle_gradients_setup),
+    ("norm_rotate", _norm_rotate_backward_formula, _norm_rotate_setup),
+    ("norm_rotate_backward", _refuse_second_derivative, _nothing_kept),
+):
+    torch.library.register_autograd(
+        f"mrope::{_name}", _backward, setup_context=_setup, lib=_library
+    )
+
+
+def _refuse_vmap(info, in_dims, *args):
+    raise NotImplementedError(
+        "vmap over mrope's operators is not made: put the mapped dimension into the batch"
+    )
+
+
+for _name in _SCHEMAS:
+    torch.library.register_vmap(f"mrope::{_name}", _refuse_vmap, lib=_library)
+
+
+class _InPlace(torch.autograd.Function):
+    """The rotation over its own inputs; the backward needs the angles alone.
+
+    q comes first: where it is a view, autograd puts the gradient of the first input into its base's.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, angles, geometry, layout):
+        if angles.requires_grad:
+            raise ValueError(
+                "the gradient of the angles needs q and k as they were: pass in_place=False"
+            )
+        ctx.geometry, ctx.layout = geometry, layout
+        ctx.set_materialize_grads(False)
+        _rotate_into(q, q, k, k, angles, geometry, layout, False)
+        ctx.save_for_backward(angles)
+        if k is None:
+            ctx.mark_dirty(q)
+            return q
+        ctx.mark_dirty(q, k)
+        return q, k
+
+    @staticmethod
+    def backward(ctx, dq, dk=None):
+        (angles,) = ctx.saved_tensors
+        return *_turn(dq, dk, angles, ctx.geometry, ctx.layout, True), None, None, None
+
+
+def rotate_in_place(
+    q: Tensor, k: Tensor | None, angles: Tensor, geometry: str, layout: str
+) -> tuple[Tensor, Tensor | None]:
+    """Overwrites q and k; traced, it is the operation and a copy, which compilers join."""
+    if torch.compiler.is_compiling():
+        q_turned, k_turned = torch.ops.mrope.rotate(q, k, angles, geometry, layout, False)
+        return q.copy_(q_turned), None if k is None else k.copy_(k_turned)
+    turn = (angles, geometry, layout)
+    if k is None:
+        return _InPlace.apply(q, None, *turn), None
+    if (q._is_view() or k._is_view()) and (q.requires_grad or k.requires_grad):
+        # Autograd takes one view at a time.
+        _native.check_apart(_native_tensor(q), _native_tensor(k), layout)
+        return _InPlace.apply(q, None, *turn), _InPlace.apply(k, None, *turn)
+    return _InPlace.apply(q, k, *turn)

@@ -1,0 +1,51 @@
+//! What goes wrong here, and the Python exceptions that it becomes.
+
+use pyo3::PyErr;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use rope_core::RopeError;
+
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can be wrong with a call from Python.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Rope(#[from] RopeError),
+    /// A value in it that does not fit says so itself.
+    #[error("{kind}{0}", kind = if .0.is_data() { "" } else { "not JSON: " })]
+    Json(#[from] serde_json::Error),
+    #[error("layout must be one of bsnd, bnsd, sbnd and tnd, found {found:?}")]
+    Layout { found: String },
+    #[error("{what}: found elements of type {found}, expected {expected}")]
+    Dtype {
+        what: &'static str,
+        found: String,
+        expected: &'static str,
+    },
+    #[error("{what}: expected a contiguous tensor, found strides {strides:?} for shape {shape:?}")]
+    NotContiguous {
+        what: &'static str,
+        shape: Vec<usize>,
+        strides: Vec<usize>,
+    },
+    #[error("{what}: found shape {shape:?}, expected {expected}")]
+    Shape {
+        what: &'static str,
+        shape: Vec<usize>,
+        expected: &'static str,
+    },
+    #[error(
+        "{what}: found an address that is no multiple of its elements' {bytes} bytes; clone it"
+    )]
+    Misaligned { what: &'static str, bytes: usize },
+}
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        let message = error.to_string();
+        match error {
+            Error::Dtype { .. } => PyTypeError::new_err(message),
+            _ => PyValueError::new_err(message),
+        }
+    }
+}
