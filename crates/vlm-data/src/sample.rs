@@ -8,6 +8,7 @@ use crate::memory::zeros;
 use crate::picture::{
     BoxForm, Family, Picture, PictureConfig, PictureProcessor, ReadOptions, in_file, read_file,
 };
+use crate::text::Result as TextResult;
 use crate::text::format::{Frames, MediaSource, Video};
 use crate::text::{
     Conversation, EncodeOptions, Grid, Grids, MediaStyle, RecordProblem, Sample, TextEncoder,
@@ -72,6 +73,9 @@ pub struct SampleEncoder {
     boxes: BoxForm,
     options: SampleOptions,
 }
+
+/// Of a [`TextEncoder`].
+type EncodeText = fn(&TextEncoder, &Conversation, Grids<'_>, &EncodeOptions) -> TextResult<Sample>;
 
 /// A video before its frames are read.
 struct Clip<'a> {
@@ -151,7 +155,26 @@ impl SampleEncoder {
     /// [`RecordProblem::BoxOutside`] and [`RecordProblem::NoFps`]; [`VlmDataError::InRecord`] around
     /// those of a picture, video or frame.
     pub fn encode(&self, conversation: &Conversation) -> Result<TrainingSample> {
-        let mut sample = self.measure(conversation)?;
+        self.with_patches(conversation, self.measure(conversation)?)
+    }
+
+    /// Encodes what a model continues: a conversation without a last message of the assistant, and
+    /// the start of an answer. Nothing has a label.
+    ///
+    /// # Errors
+    /// Those of [`SampleEncoder::encode`], with [`TextEncoder::encode_prompt`] in the place of
+    /// [`TextEncoder::encode`].
+    pub fn encode_prompt(&self, conversation: &Conversation) -> Result<TrainingSample> {
+        let sample = self.measure_by(conversation, TextEncoder::encode_prompt)?;
+        self.with_patches(conversation, sample)
+    }
+
+    /// The sample with its patches.
+    fn with_patches(
+        &self,
+        conversation: &Conversation,
+        mut sample: TrainingSample,
+    ) -> Result<TrainingSample> {
         let mut values = room(&sample.image_grids, self.pictures.channels())?;
         let mut rest = &mut values[..];
         for (&index, &grid) in sample.text.images.iter().zip(&sample.image_grids) {
@@ -207,6 +230,14 @@ impl SampleEncoder {
     /// # Errors
     /// Those of [`SampleEncoder::encode`] but for pixels that cannot be decoded.
     pub fn measure(&self, conversation: &Conversation) -> Result<TrainingSample> {
+        self.measure_by(conversation, TextEncoder::encode)
+    }
+
+    fn measure_by(
+        &self,
+        conversation: &Conversation,
+        encode: EncodeText,
+    ) -> Result<TrainingSample> {
         let line = conversation.line;
         let mut sizes = Vec::with_capacity(conversation.images.len());
         let mut image_grids = Vec::with_capacity(sizes.capacity());
@@ -231,9 +262,7 @@ impl SampleEncoder {
             images: &images,
             videos: &videos,
         };
-        let text = self
-            .text
-            .encode(&conversation, grids, &self.options.encode)?;
+        let text = encode(&self.text, &conversation, grids, &self.options.encode)?;
         let kept = || text.videos.iter().map(|&index| &clips[index]);
         Ok(TrainingSample {
             line,

@@ -135,6 +135,7 @@ fn kind_of_problem(problem: &RecordProblem) -> &'static str {
         RecordProblem::MediaNotFromUser { .. } => "picture-in-answer",
         RecordProblem::EmptyAnswer { .. } => "empty-answer",
         RecordProblem::NoAnswer { .. } => "no-answer",
+        RecordProblem::NoPrompt => "no-prompt",
         RecordProblem::SpecialToken { .. } => "special-token",
         RecordProblem::Address { .. } => "address",
         RecordProblem::Base64 { .. } => "base64",

@@ -197,6 +197,9 @@ pub enum RecordProblem {
         /// The role of the last.
         last: &'static str,
     },
+    /// A conversation of an answer alone.
+    #[error("nothing comes before the answer; expected a question to continue")]
+    NoPrompt,
     /// Text that the tokenizer would read as a mark of turns or pictures.
     #[error(
         "message {message} contains {token:?}, which the tokenizer reads as a mark of the chat \

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::error::{RecordProblem, Result, TextError};
-use super::expand::{Grid, Grids, MediaStyle, VideoGrid, pad};
+use super::expand::{Grid, Grids, MediaStyle, Padded, VideoGrid, pad};
 use super::format::{Conversation, Message, Part, Role};
 use super::json::Json;
 use super::template::{ChatTemplate, RenderOptions, each_string};
@@ -98,6 +98,15 @@ pub struct Sample {
     pub videos: Vec<usize>,
     /// The turns that were dropped.
     pub dropped_turns: usize,
+}
+
+/// What a conversation is encoded for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// Its answers have labels.
+    Training,
+    /// It is continued.
+    Prompt,
 }
 
 /// The marks of a template.
@@ -330,6 +339,38 @@ impl TextEncoder {
         grids: Grids<'_>,
         options: &EncodeOptions,
     ) -> Result<Sample> {
+        self.encode_for(conversation, grids, options, Purpose::Training)
+    }
+
+    /// Renders and encodes what a model continues: the messages without a last one of the
+    /// assistant, and the start of an answer. Nothing has a label.
+    ///
+    /// # Errors
+    /// Those of [`TextEncoder::encode`]; [`RecordProblem::NoPrompt`] if nothing comes before the
+    /// answer.
+    pub fn encode_prompt(
+        &self,
+        conversation: &Conversation,
+        grids: Grids<'_>,
+        options: &EncodeOptions,
+    ) -> Result<Sample> {
+        let mut options = options.clone();
+        options.render.add_generation_prompt = true;
+        let mut prompt = conversation.clone();
+        prompt.messages.pop_if(|last| last.role == Role::Assistant);
+        if prompt.messages.is_empty() {
+            return Err(RecordProblem::NoPrompt.at(conversation.line));
+        }
+        self.encode_for(&prompt, grids, &options, Purpose::Prompt)
+    }
+
+    fn encode_for(
+        &self,
+        conversation: &Conversation,
+        grids: Grids<'_>,
+        options: &EncodeOptions,
+        purpose: Purpose,
+    ) -> Result<Sample> {
         let at_line = |problem: RecordProblem| problem.at(conversation.line);
         for (kind, media, grids) in [
             ("images", conversation.images.len(), grids.images.len()),
@@ -352,7 +393,7 @@ impl TextEncoder {
                 &conversation.messages[after..],
             );
             let messages: Vec<Message> = head.iter().chain(tail).cloned().collect();
-            self.try_encode(conversation, messages, grids, options, limit)
+            self.try_encode(conversation, messages, grids, options, (limit, purpose))
         };
         let too_long = |tokens, dropped| {
             at_line(RecordProblem::TooLong {
@@ -366,7 +407,7 @@ impl TextEncoder {
             conversation.messages.clone(),
             grids,
             options,
-            limit,
+            (limit, purpose),
         )? {
             Attempt::Fits(sample) => return Ok(sample),
             Attempt::TooLong(tokens) => tokens,
@@ -425,7 +466,7 @@ impl TextEncoder {
         messages: Vec<Message>,
         grids: Grids<'_>,
         options: &EncodeOptions,
-        limit: usize,
+        (limit, purpose): (usize, Purpose),
     ) -> Result<Attempt> {
         let at_line = |problem: RecordProblem| problem.at(conversation.line);
         let parts = || messages.iter().flat_map(|message| &message.parts);
@@ -476,37 +517,20 @@ impl TextEncoder {
             .iter()
             .fold(0usize, |sum, run| sum.saturating_add(run - 1));
 
-        let answers: Vec<&Message> = messages
-            .iter()
-            .filter(|message| message.role == Role::Assistant)
-            .collect();
-        let trained = trained(&messages, options);
-        let (ids, labels) = match options.rule {
-            LabelRule::Generation => {
-                if !self.template.has_generation() {
-                    return Err(at_line(RecordProblem::NoGenerationTag));
-                }
-                expect_turns(padded.ranges.len(), answers.len()).map_err(at_line)?;
-                self.label_generated(&padded.text, &padded.ranges, &trained)?
-            }
-            rule => {
-                let turns = self.turns(&padded.text);
-                let turns = turns.and_then(|turns| {
-                    expect_turns(turns.len(), answers.len())?;
-                    Ok(turns)
-                });
-                let turns = turns.map_err(at_line)?;
-                match self.chat {
-                    Chat::ChatMl => self.label_chatml(&padded.text, &turns, &trained, rule)?,
-                    Chat::Glm => self.label_glm(&padded.text, &turns, &trained, rule)?,
-                }
+        let (ids, labels) = match purpose {
+            Purpose::Training => self.label(&messages, &padded, options, at_line)?,
+            Purpose::Prompt => {
+                let ids = self.tokenizer.encode(&padded.text)?;
+                let labels = vec![IGNORED; ids.len()];
+                (ids, labels)
             }
         };
         let tokens = ids.len().saturating_add(extra);
         if tokens > limit {
             return Ok(Attempt::TooLong(tokens));
         }
-        if labels.iter().all(|&label| label == IGNORED) {
+        let is_trained = labels.iter().any(|&label| label != IGNORED);
+        if purpose == Purpose::Training && !is_trained {
             let reason = "every answer is masked, by \"loss\": false or by the choice of turns";
             return Err(at_line(RecordProblem::NothingToTrain { reason }));
         }
@@ -527,6 +551,42 @@ impl TextEncoder {
             videos,
             dropped_turns: 0,
         }))
+    }
+
+    /// The ids and labels of a rendered text, whose pads are one token each.
+    fn label(
+        &self,
+        messages: &[Message],
+        padded: &Padded,
+        options: &EncodeOptions,
+        at_line: impl Fn(RecordProblem) -> TextError,
+    ) -> Result<(Vec<u32>, Vec<i64>)> {
+        let answers: Vec<&Message> = messages
+            .iter()
+            .filter(|message| message.role == Role::Assistant)
+            .collect();
+        let trained = trained(messages, options);
+        match options.rule {
+            LabelRule::Generation => {
+                if !self.template.has_generation() {
+                    return Err(at_line(RecordProblem::NoGenerationTag));
+                }
+                expect_turns(padded.ranges.len(), answers.len()).map_err(at_line)?;
+                self.label_generated(&padded.text, &padded.ranges, &trained)
+            }
+            rule => {
+                let turns = self.turns(&padded.text);
+                let turns = turns.and_then(|turns| {
+                    expect_turns(turns.len(), answers.len())?;
+                    Ok(turns)
+                });
+                let turns = turns.map_err(at_line)?;
+                match self.chat {
+                    Chat::ChatMl => self.label_chatml(&padded.text, &turns, &trained, rule),
+                    Chat::Glm => self.label_glm(&padded.text, &turns, &trained, rule),
+                }
+            }
+        }
     }
 
     /// The assistant's turns in a rendered text.
