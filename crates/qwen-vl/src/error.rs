@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn::tensor::DType;
 use burn_attention::AttentionError;
 use rope_burn::RotaryError;
 use rope_core::RopeError;
@@ -25,7 +26,7 @@ pub enum QwenVlError {
     /// A file could not be read, written or removed.
     #[error("cannot {action} {}: {reason}", path.display())]
     File {
-        /// `read`, `write` or `remove`.
+        /// `read`, `write`, `create`, `copy`, `rename` or `remove`.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -173,6 +174,53 @@ pub enum QwenVlError {
         names: Vec<String>,
         /// What is wrong with them.
         reason: &'static str,
+    },
+    /// An adapter that was trained beside another checkpoint.
+    #[error(
+        "the adapter in {} was trained beside a checkpoint with the fingerprint {found}, this one \
+         has {expected}: take the checkpoint that it belongs to",
+        folder.display()
+    )]
+    OtherBase {
+        /// Its folder.
+        folder: PathBuf,
+        /// The fingerprint of the checkpoint.
+        expected: String,
+        /// The fingerprint that the adapter has.
+        found: String,
+    },
+    /// A sum that its type cannot hold, or an adapter of infinite elements.
+    #[error(
+        "{name} with the adapters has an element that is infinite or NaN in {dtype:?}; an adapter \
+         diverged, or its weight is too large"
+    )]
+    NotFinite {
+        /// The weight, or `logits`.
+        name: String,
+        /// Its type.
+        dtype: DType,
+    },
+    /// A merged model that is not the base with its adapters.
+    #[error(
+        "the merged model gives other logits than the base with its adapters, one by {difference} \
+         where {allowed} is allowed; what was written is dropped"
+    )]
+    MergeDiffers {
+        /// The largest difference.
+        difference: f64,
+        /// The largest that rounding explains.
+        allowed: f64,
+    },
+    /// Logits that no token can be chosen from.
+    #[error(
+        "the logits of row {row} are infinite or NaN after {step} new tokens; look at the weights, \
+         or compute in f32"
+    )]
+    Logits {
+        /// The row of the batch.
+        row: usize,
+        /// Tokens that were generated.
+        step: usize,
     },
     /// A prompt without tokens.
     #[error("the prompt has no tokens")]

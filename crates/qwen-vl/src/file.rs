@@ -65,14 +65,25 @@ pub struct Stored {
     /// Its shape.
     pub shape: Vec<usize>,
     pub(crate) dtype: Dtype,
-    /// Byte of the file at which it begins.
+    /// Bytes of the file at which it begins and ends.
     start: u64,
+    end: u64,
 }
 
 impl Stored {
     /// burn's type of its elements, if they are floats.
     pub fn dtype(&self) -> Option<DType> {
         float(self.dtype)
+    }
+
+    /// Its bytes in the file.
+    pub(crate) fn bytes(&self) -> Range<u64> {
+        self.start..self.end
+    }
+
+    /// The number of its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
     }
 }
 
@@ -130,6 +141,30 @@ impl TensorFile {
         &self.path
     }
 
+    /// The text that the header has under a name of its own.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        Some(self.metadata.metadata().as_ref()?.get(key)?)
+    }
+
+    /// Byte at which the tensors begin.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Bytes of the file.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`]
+    pub(crate) fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let read = || -> std::io::Result<Vec<u8>> {
+            let mut bytes = vec![0; (range.end - range.start) as usize];
+            (&self.file).seek(SeekFrom::Start(range.start))?;
+            (&self.file).read_exact(&mut bytes)?;
+            Ok(bytes)
+        };
+        read().map_err(QwenVlError::file("read", &self.path))
+    }
+
     /// The tensors by name.
     pub fn tensors(&self) -> BTreeMap<String, Stored> {
         let tensors = self.metadata.tensors().into_iter();
@@ -139,6 +174,7 @@ impl TensorFile {
                     shape: info.shape.clone(),
                     dtype: info.dtype,
                     start: self.start + info.data_offsets.0 as u64,
+                    end: self.start + info.data_offsets.1 as u64,
                 };
                 (name, stored)
             })
@@ -155,14 +191,8 @@ impl TensorFile {
         dtype: DType,
         elements: Range<usize>,
     ) -> Result<TensorData> {
-        let read = || -> std::io::Result<Vec<u8>> {
-            let mut bytes = vec![0; elements.len() * dtype.size()];
-            let offset = tensor.start + (elements.start * dtype.size()) as u64;
-            (&self.file).seek(SeekFrom::Start(offset))?;
-            (&self.file).read_exact(&mut bytes)?;
-            Ok(bytes)
-        };
-        let bytes = read().map_err(QwenVlError::file("read", &self.path))?;
+        let byte = |element: usize| tensor.start + (element * dtype.size()) as u64;
+        let bytes = self.bytes(byte(elements.start)..byte(elements.end))?;
         Ok(TensorData::from_bytes_vec(bytes, [elements.len()], dtype))
     }
 }
@@ -212,29 +242,46 @@ impl Sink {
     /// # Errors
     /// [`QwenVlError::File`]
     pub fn create(path: &Path, entries: &[Entry]) -> Result<Self> {
+        Self::create_with(path, entries, &[])
+    }
+
+    /// As [`create`](Self::create), with texts in the header, by names.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`]
+    pub fn create_with(path: &Path, entries: &[Entry], texts: &[(&str, &str)]) -> Result<Self> {
+        let header = header(entries, texts);
+        let header = header.map_err(QwenVlError::file("write", path))?;
+        let mut sink = Self::begin(path)?;
+        sink.write(&(header.len() as u64).to_le_bytes())?;
+        sink.write(header.as_bytes())?;
+        Ok(sink)
+    }
+
+    /// Begins a file of which nothing is written yet.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`]
+    pub(crate) fn begin(path: &Path) -> Result<Self> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
         let create = || -> std::io::Result<Self> {
-            let header = header(entries)?;
             // What a save that was cut left, or a link, goes: nothing is written through it.
             std::fs::remove_file(&partial).or_else(|error| match error.kind() {
                 ErrorKind::NotFound => Ok(()),
                 _ => Err(error),
             })?;
-            let mut sink = Self {
+            Ok(Self {
                 path: path.to_owned(),
                 file: BufWriter::new(File::create_new(&partial)?),
                 partial: partial.clone(),
-            };
-            sink.file.write_all(&(header.len() as u64).to_le_bytes())?;
-            sink.file.write_all(header.as_bytes())?;
-            Ok(sink)
+            })
         };
         create().map_err(QwenVlError::file("write", &partial))
     }
 
-    /// Writes the next bytes of the entries.
+    /// Writes the next bytes.
     ///
     /// # Errors
     /// [`QwenVlError::File`]
@@ -265,7 +312,7 @@ impl Drop for Sink {
 }
 
 /// The header of a file, padded to whole words.
-fn header(entries: &[Entry]) -> std::io::Result<String> {
+fn header(entries: &[Entry], texts: &[(&str, &str)]) -> std::io::Result<String> {
     let mut offset = 0;
     let mut infos = Vec::new();
     for entry in entries {
@@ -284,8 +331,10 @@ fn header(entries: &[Entry]) -> std::io::Result<String> {
         infos.push((entry.name.clone(), info));
     }
     // transformers asks for the format.
-    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let metadata = Metadata::new(Some(format), infos).map_err(Error::other)?;
+    let texts = texts.iter().chain(&[("format", "pt")]);
+    let texts = texts.map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+    let texts: HashMap<String, String> = texts.collect();
+    let metadata = Metadata::new(Some(texts), infos).map_err(Error::other)?;
     let mut header = serde_json::to_string(&metadata)?;
     let padded = header.len().next_multiple_of(8);
     header.extend(std::iter::repeat_n(' ', padded - header.len()));

@@ -1,14 +1,21 @@
 //! Continues prompts with a cache of keys and values.
 
-use burn::tensor::Tensor;
+use std::collections::HashSet;
+use std::path::Path;
+
+use burn::backend::ExecutionError;
+use burn::tensor::{Int, Tensor, TensorData};
 use burn_attention::{Attention, AttentionMask, MaskRules};
 use rope_core::Positions;
+use serde_json::Value;
 
 use crate::batch::{Batch, ints};
 use crate::decoder::LayerCache;
 use crate::error::{QwenVlError, Result};
+use crate::file;
 use crate::layers::Common;
 use crate::model::QwenVl;
+use crate::random::Stream;
 use crate::trace::Trace;
 
 /// Keys and values of the tokens so far, and the position ids of the next ones.
@@ -108,23 +115,363 @@ impl QwenVl {
     /// pass.
     ///
     /// # Errors
-    /// Those of [`prefill`](Self::prefill).
+    /// Those of [`generate_with`](Self::generate_with).
     pub fn generate(&self, batch: &Batch, count: usize, stop: &[i64]) -> Result<Vec<Vec<i64>>> {
+        let options = GenerateOptions {
+            count,
+            stop: stop.to_vec(),
+            ..GenerateOptions::default()
+        };
+        self.generate_with(batch, &options, &mut |_, _| ())
+    }
+
+    /// Continues each row, and calls `each` with the row and its token as soon as one is chosen.
+    /// Rows do not depend on each other: each gets the tokens that it would get alone, wherever
+    /// rounding leaves their order.
+    ///
+    /// # Errors
+    /// Those of [`prefill`](Self::prefill); [`QwenVlError::Unsupported`] for a number of the
+    /// options out of its range; [`QwenVlError::Logits`], [`QwenVlError::TensorUnreadable`].
+    pub fn generate_with(
+        &self,
+        batch: &Batch,
+        options: &GenerateOptions,
+        each: &mut dyn FnMut(usize, i64),
+    ) -> Result<Vec<Vec<i64>>> {
+        options.check()?;
         let (mut logits, mut cache) = self.prefill(batch)?;
         let mut rows = vec![Vec::new(); batch.sequences.len()];
-        let ended = |row: &Vec<i64>| row.last().is_some_and(|last| stop.contains(last));
-        for step in 0..count {
-            let tokens: Vec<i64> = logits.argmax(1).into_data().iter::<i64>().collect();
-            for (row, token) in rows.iter_mut().zip(&tokens) {
-                if !ended(row) {
-                    row.push(*token);
+        let mut seen = vec![HashSet::new(); rows.len()];
+        if options.repetition_penalty != 1.0 {
+            let ids = integers(batch.input_ids.clone(), "input_ids")?;
+            for (seen, row) in seen.iter_mut().zip(&batch.sequences) {
+                let tokens = row.clone().filter(|token| batch.attended[*token]);
+                seen.extend(tokens.map(|token| ids[token]));
+            }
+        }
+        let ended = |row: &Vec<i64>| row.last().is_some_and(|last| options.stop.contains(last));
+        for step in 0..options.count {
+            let tokens = options.choose(logits, &seen, step)?;
+            for (index, token) in tokens.iter().enumerate() {
+                if !ended(&rows[index]) {
+                    rows[index].push(*token);
+                    seen[index].insert(*token);
+                    each(index, *token);
                 }
             }
-            if step + 1 == count || rows.iter().all(ended) {
+            if step + 1 == options.count || rows.iter().all(ended) {
                 break;
             }
             logits = self.decode(&tokens, &mut cache)?;
         }
         Ok(rows)
+    }
+}
+
+/// How [`QwenVl::generate_with`] continues rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateOptions {
+    /// The most tokens of a row.
+    pub count: usize,
+    /// Tokens that end a row; they are its last.
+    pub stop: Vec<i64>,
+    /// Logits above 0 of tokens that the row has are divided by it, others multiplied; 1 changes
+    /// nothing.
+    pub repetition_penalty: f64,
+    /// Draws tokens; the most likely one is taken without.
+    pub sampling: Option<Sampling>,
+}
+
+/// How tokens are drawn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Logits are divided by it; a finite number above 0.
+    pub temperature: f64,
+    /// The number of most likely tokens that are drawn from; all without.
+    pub top_k: Option<usize>,
+    /// The least probability that the most likely tokens, which are drawn from, have together;
+    /// above 0 and at most 1, which is all.
+    pub top_p: f64,
+    /// Of the random numbers.
+    pub seed: u64,
+    /// What the random numbers of each row depend on besides the seed, so that a row draws the
+    /// same tokens in any batch; its index where there is none.
+    pub rows: Vec<u64>,
+}
+
+impl Default for GenerateOptions {
+    /// The most likely tokens, 256 of them.
+    fn default() -> Self {
+        Self {
+            count: 256,
+            stop: Vec::new(),
+            repetition_penalty: 1.0,
+            sampling: None,
+        }
+    }
+}
+
+impl GenerateOptions {
+    /// # Errors
+    /// [`QwenVlError::Unsupported`]
+    fn check(&self) -> Result<()> {
+        let mut numbers = vec![("repetition_penalty", self.repetition_penalty, f64::MAX)];
+        if let Some(sampling) = &self.sampling {
+            numbers.push(("temperature", sampling.temperature, f64::MAX));
+            numbers.push(("top_p", sampling.top_p, 1.0));
+            let top_k = sampling.top_k.map_or(1.0, |top_k| top_k as f64);
+            numbers.push(("top_k", top_k, f64::MAX));
+        }
+        let is_wrong = |(_, number, most): &&(_, f64, f64)| !(*number > 0.0 && number <= most);
+        match numbers.iter().find(is_wrong) {
+            None => Ok(()),
+            Some((key, found, _)) => Err(QwenVlError::Unsupported {
+                key,
+                found: found.to_string(),
+                expected: "a finite number above 0, of top_p at most 1",
+            }),
+        }
+    }
+
+    /// The next token of each row.
+    fn choose(&self, logits: Tensor<2>, seen: &[HashSet<i64>], step: usize) -> Result<Vec<i64>> {
+        if self.sampling.is_none() && self.repetition_penalty == 1.0 {
+            let (largest, tokens) = logits.max_dim_with_indices(1);
+            let largest: Vec<f64> = floats(largest)?.iter::<f64>().collect();
+            if let Some(row) = largest.iter().position(|logit| !logit.is_finite()) {
+                return Err(QwenVlError::Logits { row, step });
+            }
+            return integers(tokens, "tokens");
+        }
+        let [_, vocabulary] = logits.dims();
+        let logits: Vec<f64> = floats(logits)?.iter::<f64>().collect();
+        let rows = logits.chunks(vocabulary.max(1)).zip(seen).enumerate();
+        rows.map(|(row, (logits, seen))| {
+            let mut logits = logits.to_vec();
+            for token in seen {
+                let logit = &mut logits[*token as usize];
+                let penalty = self.repetition_penalty;
+                *logit = if *logit > 0.0 {
+                    *logit / penalty
+                } else {
+                    *logit * penalty
+                };
+            }
+            if logits
+                .iter()
+                .any(|logit| logit.is_nan() || *logit == f64::INFINITY)
+            {
+                return Err(QwenVlError::Logits { row, step });
+            }
+            Ok(match &self.sampling {
+                Some(sampling) => sampling.draw(&logits, row, step),
+                None => largest(&logits),
+            })
+        })
+        .collect()
+    }
+}
+
+impl Sampling {
+    /// Draws a token.
+    fn draw(&self, logits: &[f64], row: usize, step: usize) -> i64 {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        // Equal ones by their index, so that the order is one.
+        order.sort_by(|left, right| {
+            logits[*right]
+                .total_cmp(&logits[*left])
+                .then(left.cmp(right))
+        });
+        order.truncate(self.top_k.unwrap_or(usize::MAX));
+        let first = logits[order[0]];
+        let weight = |token: &usize| ((logits[*token] - first) / self.temperature).exp();
+        let weights: Vec<f64> = order.iter().map(weight).collect();
+        let all: f64 = weights.iter().sum();
+        let (mut kept, mut sum) = (0, 0.0);
+        while kept < weights.len() && (kept == 0 || sum < self.top_p * all) {
+            sum += weights[kept];
+            kept += 1;
+        }
+        let part = self.rows.get(row).copied().unwrap_or(row as u64);
+        let mut left = Stream::new(self.seed).part(part).unit(step) * sum;
+        let chosen = weights[..kept].iter().position(|weight| {
+            left -= weight;
+            left < 0.0
+        });
+        // Rounding may leave nothing.
+        order[chosen.unwrap_or(kept - 1)] as i64
+    }
+}
+
+/// The index of the first of the largest.
+fn largest(logits: &[f64]) -> i64 {
+    let better = |best: usize, next: usize| {
+        if logits[next] > logits[best] {
+            next
+        } else {
+            best
+        }
+    };
+    (0..logits.len()).reduce(better).unwrap_or(0) as i64
+}
+
+fn floats<const D: usize>(x: Tensor<D>) -> Result<TensorData> {
+    x.try_into_data().map_err(unreadable("logits"))
+}
+
+fn integers<const D: usize>(x: Tensor<D, Int>, name: &str) -> Result<Vec<i64>> {
+    let data = x.try_into_data().map_err(unreadable(name))?;
+    Ok(data.iter::<i64>().collect())
+}
+
+fn unreadable(name: &str) -> impl FnOnce(ExecutionError) -> QwenVlError {
+    let name = name.to_owned();
+    move |error| QwenVlError::TensorUnreadable {
+        name,
+        reason: error.to_string(),
+    }
+}
+
+/// What a checkpoint folder says about generation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationConfig {
+    /// Tokens that end an answer.
+    pub stop: Vec<i64>,
+    /// See [`GenerateOptions::repetition_penalty`].
+    pub repetition_penalty: Option<f64>,
+    /// Keys that change the most likely tokens in transformers and not here.
+    pub ignored: Vec<String>,
+}
+
+/// Keys that change greedy generation, with the values that change nothing besides null.
+const IGNORED: [(&str, &str); 12] = [
+    ("num_beams", "1"),
+    ("no_repeat_ngram_size", "0"),
+    ("encoder_no_repeat_ngram_size", "0"),
+    ("encoder_repetition_penalty", "1.0"),
+    ("min_length", "0"),
+    ("min_new_tokens", "0"),
+    ("bad_words_ids", "[]"),
+    ("suppress_tokens", "[]"),
+    ("begin_suppress_tokens", "[]"),
+    ("forced_bos_token_id", "null"),
+    ("forced_eos_token_id", "null"),
+    ("sequence_bias", "null"),
+];
+
+impl GenerationConfig {
+    /// Reads `generation_config.json`; where there is none, the stop tokens of `config.json`.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`]; [`QwenVlError::Config`] for what is no JSON, or a token that is no
+    /// number.
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        const FILES: [&str; 2] = ["generation_config.json", "config.json"];
+        let folder = folder.as_ref();
+        let own = folder.join(FILES[0]).exists();
+        let part = FILES[usize::from(!own)];
+        let failed = |detail: String| QwenVlError::Config { part, detail };
+        let text = file::text(&folder.join(part))?;
+        let config: Value = serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
+        let nested = config.get("text_config").unwrap_or(&Value::Null);
+        let eos = config.get("eos_token_id").filter(|eos| !eos.is_null());
+        let eos = eos.or_else(|| nested.get("eos_token_id"));
+        let stop: Vec<&Value> = match eos {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Array(tokens)) => tokens.iter().collect(),
+            Some(token) => vec![token],
+        };
+        let token = |token: &Value| {
+            let wrong = || failed(format!("eos_token_id is {token}, expected tokens"));
+            token.as_i64().ok_or_else(wrong)
+        };
+        let differs = |(key, none): &&(&str, &str)| {
+            let found = config.get(*key).filter(|found| !found.is_null());
+            found.is_some_and(|found| found.to_string() != *none)
+        };
+        Ok(Self {
+            stop: stop.into_iter().map(token).collect::<Result<_>>()?,
+            repetition_penalty: config.get("repetition_penalty").and_then(Value::as_f64),
+            ignored: IGNORED
+                .iter()
+                .filter(differs)
+                .map(|(key, _)| (*key).to_owned())
+                .collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampling(temperature: f64, top_k: Option<usize>, top_p: f64) -> Sampling {
+        Sampling {
+            temperature,
+            top_k,
+            top_p,
+            seed: 3,
+            rows: vec![7],
+        }
+    }
+
+    /// How often each token is drawn.
+    fn shares(sampling: &Sampling, logits: &[f64]) -> Vec<f64> {
+        const DRAWS: usize = 20_000;
+        let mut counts = vec![0.0; logits.len()];
+        for step in 0..DRAWS {
+            counts[sampling.draw(logits, 0, step) as usize] += 1.0 / DRAWS as f64;
+        }
+        counts
+    }
+
+    #[test]
+    fn tokens_are_drawn_by_their_probabilities() {
+        let logits = [0.1_f64, 0.4, 0.2, 0.3].map(f64::ln);
+        for (drawn, expected) in [
+            (sampling(1.0, None, 1.0), [0.1, 0.4, 0.2, 0.3]),
+            (
+                sampling(1.0, Some(2), 1.0),
+                [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0],
+            ),
+            (sampling(1.0, None, 0.65), [0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]),
+            (
+                sampling(1.0, None, 0.71),
+                [0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0],
+            ),
+            (
+                sampling(0.5, None, 1.0),
+                [1.0, 16.0, 4.0, 9.0].map(|x| x / 30.0),
+            ),
+            (sampling(1e-6, None, 1.0), [0.0, 1.0, 0.0, 0.0]),
+        ] {
+            let found = shares(&drawn, &logits);
+            let near = found.iter().zip(expected).all(|(found, expected)| {
+                (found - expected).abs() < 0.012 && (expected > 0.0 || *found == 0.0)
+            });
+            assert!(near, "{drawn:?}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn draws_depend_on_seed_and_row_alone() {
+        let logits = [0.0; 50];
+        let first = sampling(1.0, None, 1.0);
+        let drawn = |sampling: &Sampling, row| -> Vec<i64> {
+            (0..20)
+                .map(|step| sampling.draw(&logits, row, step))
+                .collect()
+        };
+        let elsewhere = Sampling {
+            rows: vec![1, 7],
+            ..first.clone()
+        };
+        assert_eq!(drawn(&first, 0), drawn(&elsewhere, 1));
+        assert_ne!(drawn(&first, 0), drawn(&elsewhere, 0));
+        let other = Sampling {
+            seed: 4,
+            ..first.clone()
+        };
+        assert_ne!(drawn(&first, 0), drawn(&other, 0));
     }
 }

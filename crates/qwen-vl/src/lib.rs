@@ -21,6 +21,7 @@
 //! | `model` | both together |
 //! | `linear` | a linear layer, and the adapter beside its weight |
 //! | `lora`, `peft` | what is trained; adapters and their files |
+//! | `merge`, `streamed` | adapters added to a checkpoint's files; its logits, a layer at a time |
 //! | `random` | random numbers that are the same on every device |
 //! | `train`, `backward`, `generate` | training, gradients layer by layer, and generation |
 //! | `trace` | activations by name, for comparison with another implementation |
@@ -36,12 +37,14 @@ mod layers;
 mod linear;
 mod load;
 mod lora;
+mod merge;
 mod model;
 mod names;
 mod patches;
 mod peft;
 mod pieces;
 mod random;
+mod streamed;
 mod trace;
 mod train;
 mod vision;
@@ -50,9 +53,10 @@ pub use backward::Backward;
 pub use batch::{Batch, Inputs};
 pub use config::{Interpolation, QwenVlConfig, TextConfig, VisionConfig, VisionWindows};
 pub use error::{QwenVlError, Result};
-pub use generate::KvCache;
+pub use generate::{GenerateOptions, GenerationConfig, KvCache, Sampling};
 pub use layers::Activation;
 pub use lora::{LoraConfig, ModelPart, Parameter};
+pub use merge::{Merge, MergeCheck, MergedTensor};
 pub use model::QwenVl;
 pub use pieces::{Moved, Pieces};
 pub use rope_burn::{Implementation, rope_core};

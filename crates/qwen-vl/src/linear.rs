@@ -92,6 +92,18 @@ impl Linear {
         });
     }
 
+    /// Places an adapter of these matrices, `[inputs, rank]` and `[rank, outputs]`, the second with
+    /// its scale.
+    pub(crate) fn place(&mut self, a: Tensor<2>, b: Tensor<2>) {
+        self.adapter = Some(Adapter {
+            a: Param::from_tensor(a),
+            b: Param::from_tensor(b),
+            scale: 1.0,
+            dropout: 0.0,
+            index: 0,
+        });
+    }
+
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Tensor<D> {
         let base = |x| linear(x, self.weight.val(), self.bias.as_ref().map(Param::val));
         match &self.adapter {

@@ -18,8 +18,8 @@ use crate::names::rename;
 use crate::peft::adapter_name;
 use crate::pieces::Pieces;
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The index of a sharded checkpoint.
 #[derive(Deserialize)]
@@ -56,14 +56,16 @@ impl QwenVlConfig {
         let files = weights(folder.as_ref())?;
         let found = self.found(&files)?;
         let dtype = DType::from(device.settings().float_dtype);
-        model.fill(Kind::Base, &files, &found, dtype, pieces)
+        let mut model = model.fill(Kind::Base, &files, &found, dtype, pieces)?;
+        model.fingerprint = Some(fingerprint(&files, &found)?);
+        Ok(model)
     }
 
     /// The tensors of a checkpoint by the names of the parameters that they are for.
     ///
     /// # Errors
     /// [`QwenVlError::TwoSpellings`]
-    fn found(&self, files: &[Weights]) -> Result<BTreeMap<String, Found>> {
+    pub(crate) fn found(&self, files: &[Weights]) -> Result<BTreeMap<String, Found>> {
         let to_module = self.family.names.to_module();
         // A tied head may be written out, and older checkpoints store the frequencies.
         let is_no_parameter = |path: &str| {
@@ -94,12 +96,14 @@ impl QwenVlConfig {
 }
 
 /// A file of weights, and the tensors that are read from it.
+#[derive(Debug)]
 pub(crate) struct Weights {
     pub(crate) source: TensorFile,
     pub(crate) tensors: BTreeMap<String, Stored>,
 }
 
 /// A tensor of the checkpoint.
+#[derive(Debug)]
 pub(crate) struct Found {
     /// Its name in the file.
     pub(crate) name: String,
@@ -118,9 +122,10 @@ pub(crate) enum Kind {
 }
 
 /// A tensor of the checkpoint for a parameter.
-struct Part<'a> {
-    found: &'a Found,
-    dtype: DType,
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) found: &'a Found,
+    pub(crate) dtype: DType,
 }
 
 impl Part<'_> {
@@ -251,6 +256,20 @@ impl QwenVl {
         dtype: DType,
         pieces: Pieces<'_>,
     ) -> Result<Self> {
+        let uses = self.plan(kind, found)?;
+        self.fill_with(files, uses, dtype, pieces)
+    }
+
+    /// The tensor for each parameter of a kind, of which nothing is read yet.
+    ///
+    /// # Errors
+    /// [`QwenVlError::MissingTensors`], [`QwenVlError::UnusedTensors`],
+    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`].
+    pub(crate) fn plan<'a>(
+        &self,
+        kind: Kind,
+        found: &'a BTreeMap<String, Found>,
+    ) -> Result<BTreeMap<String, Part<'a>>> {
         let mut plan = Plan {
             kind,
             found,
@@ -277,7 +296,20 @@ impl QwenVl {
             unused.sort();
             return Err(QwenVlError::UnusedTensors { names: unused });
         }
+        Ok(uses)
+    }
 
+    /// Fills the parameters that `uses` names, and leaves the others as they are.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`], [`QwenVlError::Transfer`].
+    pub(crate) fn fill_with(
+        self,
+        files: &[Weights],
+        uses: BTreeMap<String, Part<'_>>,
+        dtype: DType,
+        pieces: Pieces<'_>,
+    ) -> Result<Self> {
         let device = self.device();
         let mut load = Load {
             files,
@@ -548,11 +580,40 @@ impl ModuleMapper for TakeGradients {
     }
 }
 
+/// A number of a checkpoint that another one does not have: of the names, the shapes and the first
+/// elements of all its tensors, however they are divided into files.
+///
+/// # Errors
+/// [`QwenVlError::File`]
+///
+/// # Source
+/// Fowler, Noll, Vo: FNV-1a of 64 bits
+pub(crate) fn fingerprint(files: &[Weights], found: &BTreeMap<String, Found>) -> Result<u64> {
+    /// Bytes of a tensor that count.
+    const READ: u64 = 1024;
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut add = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    for (path, tensor) in found {
+        add(path.as_bytes());
+        for size in &tensor.stored.shape {
+            add(&(*size as u64).to_le_bytes());
+        }
+        let bytes = tensor.stored.bytes();
+        let end = bytes.end.min(bytes.start + READ);
+        add(&files[tensor.file].source.bytes(bytes.start..end)?);
+    }
+    Ok(hash)
+}
+
 /// The files of a folder's weights.
 ///
 /// # Errors
 /// [`QwenVlError::File`]; those of [`indexed`].
-fn weights(folder: &Path) -> Result<Vec<Weights>> {
+pub(crate) fn weights(folder: &Path) -> Result<Vec<Weights>> {
     let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
     // As transformers does: where both exist, the single file was saved into a folder of shards.
     if single.exists() || !index.exists() {

@@ -40,6 +40,9 @@ pub struct QwenVl {
     /// The configuration of the adapters, where there are any.
     #[module(skip)]
     pub(crate) lora: Option<LoraConfig>,
+    /// The fingerprint of the checkpoint that the weights were read from.
+    #[module(skip)]
+    pub(crate) fingerprint: Option<u64>,
 }
 
 impl QwenVlConfig {
@@ -69,6 +72,7 @@ impl QwenVlConfig {
             padding_predicts: self.padding_predicts,
             family: self.family,
             lora: None,
+            fingerprint: None,
         })
     }
 }

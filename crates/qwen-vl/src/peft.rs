@@ -17,6 +17,8 @@ use crate::names::rename;
 use crate::pieces::Pieces;
 
 const CONFIG: &str = "adapter_config.json";
+/// The text of a file of weights that has the base checkpoint's fingerprint. PEFT ignores it.
+const BASE: &str = "mrope_base_fingerprint";
 const WEIGHTS: &str = "adapter_model.safetensors";
 /// Before the name of the layer that an adapter stands beside.
 const PREFIX: &str = "base_model.model.";
@@ -75,7 +77,9 @@ impl QwenVl {
         let entries = self.entries(Kind::Adapter);
         let mut pieces = Pieces::default();
         pieces.begin(entries.iter().map(|entry| entry.bytes() as u64).sum());
-        let mut sink = Sink::create(&path, &entries)?;
+        let base_text = self.fingerprint.map(|base| format!("{base:016x}"));
+        let texts: Vec<(&str, &str)> = base_text.iter().map(|text| (BASE, &text[..])).collect();
+        let mut sink = Sink::create_with(&path, &entries, &texts)?;
         self.read(Kind::Adapter, &mut pieces, |_, data| {
             sink.write(data.bytes())
         })?;
@@ -116,62 +120,29 @@ impl QwenVl {
     /// model, or a layer without one of its two tensors; [`QwenVlError::TensorShape`],
     /// [`QwenVlError::TensorUnreadable`]; [`QwenVlError::Transfer`] if the device is lost.
     pub fn load_adapter(self, folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
-        let raw = raw_config(&file::text(&folder.join(CONFIG))?)?;
-        let path = folder.join(WEIGHTS);
-        let source = TensorFile::open(&path)?;
-        let to_module = self.family.names.to_module();
         let mut model = self.train_parts(&[]);
         let layers: BTreeSet<String> = model.linears().into_iter().map(|(path, _)| path).collect();
-
-        let (mut found, mut unknown) = (BTreeMap::new(), Vec::new());
-        let (file, mut adapted) = (0, BTreeMap::<String, usize>::new());
-        for (name, stored) in source.tensors() {
-            let known = name.strip_prefix(PREFIX).and_then(|rest| {
-                let (end, suffix) = SUFFIXES.iter().find(|(_, end)| rest.ends_with(end))?;
-                let layer = rename(&to_module, &rest.replace(suffix, ".weight"));
-                let layer = layer.strip_suffix(".weight")?.to_owned();
-                layers.contains(&layer).then_some((layer, end))
-            });
-            let Some((layer, end)) = known else {
-                unknown.push(name);
-                continue;
-            };
-            let parameter = format!("{layer}{end}");
-            *adapted.entry(layer).or_default() += 1;
-            found.insert(parameter, Found { name, file, stored });
-        }
-        let keys = |names, reason| QwenVlError::AdapterKeys {
-            path: path.clone(),
-            names,
-            reason,
-        };
-        if !unknown.is_empty() {
-            let reason = "fit no linear layer of this model; they may be of another model's";
-            return Err(keys(unknown, reason));
-        }
-        let single = adapted
-            .iter()
-            .filter(|(_, count)| **count != SUFFIXES.len());
-        let single: Vec<String> = single.map(|(layer, _)| layer.clone()).collect();
-        if !single.is_empty() || adapted.is_empty() {
-            return Err(keys(single, "lack lora_A or lora_B"));
-        }
-        let parts: BTreeSet<ModelPart> = adapted.keys().map(|path| ModelPart::of(path)).collect();
+        let to_module = model.family.names.to_module();
+        let file = AdapterFile::open(folder.as_ref(), &to_module, |path| layers.contains(path))?;
+        let parts: BTreeSet<ModelPart> =
+            file.layers.keys().map(|path| ModelPart::of(path)).collect();
         let config = LoraConfig {
-            rank: raw.r,
-            alpha: raw.lora_alpha,
-            dropout: raw.lora_dropout,
-            rslora: raw.use_rslora,
             parts: parts.into_iter().collect(),
-            targets: Vec::new(),
+            ..file.config
         };
-        config.check()?;
-        model.adapt(&config, 0, |path| adapted.contains_key(path));
+        model.adapt(&config, 0, |path| file.layers.contains_key(path));
         let targets = model.target_modules();
         model.lora = Some(LoraConfig { targets, ..config });
-        let tensors = source.tensors();
-        let files = [Weights { source, tensors }];
+        let found = file.layers.into_iter().flat_map(|(layer, tensors)| {
+            let named = SUFFIXES.iter().zip(tensors);
+            named.map(move |((end, _), tensor)| (format!("{layer}{end}"), tensor))
+        });
+        let found: BTreeMap<String, Found> = found.collect();
+        let tensors = file.source.tensors();
+        let files = [Weights {
+            source: file.source,
+            tensors,
+        }];
         let dtype = adapter_dtype(model.float_dtype());
         model.fill(Kind::Adapter, &files, &found, dtype, Pieces::default())
     }
@@ -202,6 +173,87 @@ impl QwenVl {
         } else {
             full
         }
+    }
+}
+
+/// The files of an adapter, of which the names have been read.
+#[derive(Debug)]
+pub(crate) struct AdapterFile {
+    /// Without parts and targets.
+    pub(crate) config: LoraConfig,
+    pub(crate) source: TensorFile,
+    /// A and B of each layer, by the layer's name in the module.
+    pub(crate) layers: BTreeMap<String, [Found; 2]>,
+}
+
+impl AdapterFile {
+    /// Reads a configuration and the names of tensors, each of which must be of a layer that
+    /// `is_linear` says.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`], [`QwenVlError::Config`], [`QwenVlError::Unsupported`],
+    /// [`QwenVlError::AdapterKeys`].
+    pub(crate) fn open(
+        folder: &Path,
+        to_module: &KeyRemapper,
+        is_linear: impl Fn(&str) -> bool,
+    ) -> Result<Self> {
+        let raw = raw_config(&file::text(&folder.join(CONFIG))?)?;
+        let path = folder.join(WEIGHTS);
+        let source = TensorFile::open(&path)?;
+        let (mut unknown, mut halves) = (Vec::new(), BTreeMap::<String, [Option<Found>; 2]>::new());
+        for (name, stored) in source.tensors() {
+            let known = name.strip_prefix(PREFIX).and_then(|rest| {
+                let half = SUFFIXES.iter().position(|(_, end)| rest.ends_with(end))?;
+                let layer = rename(to_module, &rest.replace(SUFFIXES[half].1, ".weight"));
+                let layer = layer.strip_suffix(".weight")?.to_owned();
+                is_linear(&layer).then_some((layer, half))
+            });
+            let Some((layer, half)) = known else {
+                unknown.push(name);
+                continue;
+            };
+            let file = 0;
+            halves.entry(layer).or_default()[half] = Some(Found { name, file, stored });
+        }
+        let keys = |names, reason| QwenVlError::AdapterKeys {
+            path: path.clone(),
+            names,
+            reason,
+        };
+        if !unknown.is_empty() {
+            let reason = "fit no linear layer of this model; they may be of another model's";
+            return Err(keys(unknown, reason));
+        }
+        let (mut layers, mut single) = (BTreeMap::new(), Vec::new());
+        for (layer, halves) in halves {
+            match halves {
+                [Some(a), Some(b)] => _ = layers.insert(layer, [a, b]),
+                _ => single.push(layer),
+            }
+        }
+        if !single.is_empty() || layers.is_empty() {
+            return Err(keys(single, "lack lora_A or lora_B"));
+        }
+        let config = LoraConfig {
+            rank: raw.r,
+            alpha: raw.lora_alpha,
+            dropout: raw.lora_dropout,
+            rslora: raw.use_rslora,
+            parts: Vec::new(),
+            targets: Vec::new(),
+        };
+        config.check()?;
+        Ok(Self {
+            config,
+            source,
+            layers,
+        })
+    }
+
+    /// The fingerprint of the checkpoint that it was trained beside, where it has one.
+    pub(crate) fn base(&self) -> Option<&str> {
+        self.source.metadata(BASE)
     }
 }
 

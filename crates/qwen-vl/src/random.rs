@@ -20,10 +20,14 @@ impl Stream {
         mixed(self.0.wrapping_add((index as u64).wrapping_mul(GOLDEN)))
     }
 
+    /// A number from 0 to below 1.
+    pub(crate) fn unit(self, index: usize) -> f64 {
+        (self.bits(index) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
     /// Numbers from -`most` to `most`.
     pub(crate) fn symmetric(self, count: usize, most: f64) -> Vec<f32> {
-        let unit = |index| (self.bits(index) >> 11) as f64 / (1_u64 << 53) as f64;
-        let number = |index| ((2.0 * unit(index) - 1.0) * most) as f32;
+        let number = |index| ((2.0 * self.unit(index) - 1.0) * most) as f32;
         (0..count).map(number).collect()
     }
 

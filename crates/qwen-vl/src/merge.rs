@@ -1,0 +1,504 @@
+//! Adapters added to the weights that they stand beside, from files to files.
+//!
+//! A merged checkpoint has the files of its base, byte for byte but for the elements of adapted
+//! weights: a shard is copied in the order of its bytes, and of a weight some rows at a time are in
+//! memory. The sum W + s B A is computed in f32 in PEFT's order of operations and rounded once, to
+//! the weight's type.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::ops::AddAssign;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{DType, Device, Element, Tensor, TensorData};
+
+use crate::config::QwenVlConfig;
+use crate::error::{QwenVlError, Result};
+use crate::file::{Sink, TensorFile, write_whole};
+use crate::linear::adapter_dtype;
+use crate::load::{Found, INDEX, Kind, Weights, fingerprint, weights};
+use crate::peft::AdapterFile;
+use crate::streamed::{Streamed, logits_allowed};
+
+/// Bytes that are copied at once, and those of the rows of a weight that are in memory, in f32.
+const PIECE_BYTES: usize = 16 << 20;
+/// Without it no folder is loaded, so it is written last.
+const CONFIG: &str = "config.json";
+/// Beginnings and ends of names of files that hold weights or say where they are. The base's are
+/// not those of the merged model, and transformers loads an adapter that lies beside weights.
+const ADAPTER: &str = "adapter_";
+const WEIGHTS: [&str; 6] = [
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".index.json",
+];
+
+/// Adapters and the checkpoint that they are added to, of which only names and shapes have been
+/// read.
+#[derive(Debug)]
+pub struct Merge {
+    config: QwenVlConfig,
+    base: PathBuf,
+    device: Device,
+    files: Vec<Weights>,
+    found: BTreeMap<String, Found>,
+    adapters: Vec<OpenAdapter>,
+}
+
+/// An adapter whose names and shapes fit.
+#[derive(Debug)]
+pub(crate) struct OpenAdapter {
+    file: AdapterFile,
+    /// What its product B A is multiplied with.
+    scale: f64,
+}
+
+/// A weight that was merged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MergedTensor {
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// Its type there.
+    pub dtype: DType,
+    /// The root mean square of what the adapters add to an element.
+    pub change: f64,
+    /// The largest difference between a stored element and its sum.
+    pub rounding: f64,
+    /// The root of the sum of all squares of these differences, relative to that of the change: 1
+    /// where rounding is as large as the adapter's effect.
+    pub lost: f64,
+}
+
+/// Logits over a small prompt with a picture, for a part of the vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MergeCheck {
+    /// The largest magnitude, of the base with its adapters.
+    pub largest: f64,
+    /// The largest difference between the base with its adapters and the base.
+    pub effect: f64,
+    /// The largest difference between the base with its adapters and the merged model.
+    pub difference: f64,
+}
+
+impl Merge {
+    /// Opens a checkpoint folder and adapters in PEFT's files, each with a number that its effect is
+    /// multiplied with: 1 for the adapter as it was trained. Products are computed on `device`.
+    ///
+    /// With `any_base`, an adapter that records another checkpoint is taken all the same; names and
+    /// shapes must still fit.
+    ///
+    /// # Errors
+    /// Those of [`QwenVlConfig::from_folder`], [`QwenVlConfig::load`] and
+    /// [`QwenVl::load_adapter`](crate::QwenVl::load_adapter); [`QwenVlError::OtherBase`];
+    /// [`QwenVlError::Unsupported`] for a factor that is 0 or not finite.
+    pub fn open(
+        base: impl AsRef<Path>,
+        adapters: &[(PathBuf, f64)],
+        any_base: bool,
+        device: &Device,
+    ) -> Result<Self> {
+        let base = base.as_ref();
+        let config = QwenVlConfig::from_folder(base)?;
+        let files = weights(base)?;
+        let found = config.found(&files)?;
+        let mut model = config.init(device)?;
+        model.plan(Kind::Base, &found)?;
+        let expected = format!("{:016x}", fingerprint(&files, &found)?);
+        let linears = model.linears().into_iter();
+        let sizes: BTreeMap<String, [usize; 2]> = linears
+            .map(|(path, linear)| (path, linear.sizes()))
+            .collect();
+        let open = |(folder, factor): &(PathBuf, f64)| {
+            if !factor.is_finite() || *factor == 0.0 {
+                return Err(QwenVlError::Unsupported {
+                    key: "the weight of an adapter",
+                    found: factor.to_string(),
+                    expected: "a finite number other than 0",
+                });
+            }
+            let to_module = config.family.names.to_module();
+            let file = AdapterFile::open(folder, &to_module, |path| sizes.contains_key(path))?;
+            for (layer, [a, b]) in &file.layers {
+                let [inputs, outputs] = sizes[layer];
+                let rank = file.config.rank;
+                for (half, expected) in [(a, [rank, inputs]), (b, [outputs, rank])] {
+                    expect_shape(half, expected)?;
+                }
+            }
+            if let Some(recorded) = file.base().filter(|base| !any_base && *base != expected) {
+                return Err(QwenVlError::OtherBase {
+                    folder: folder.clone(),
+                    expected: expected.clone(),
+                    found: recorded.to_owned(),
+                });
+            }
+            let scale = file.config.scale() * factor;
+            Ok(OpenAdapter { file, scale })
+        };
+        Ok(Self {
+            adapters: adapters.iter().map(open).collect::<Result<_>>()?,
+            base: base.to_owned(),
+            device: device.clone(),
+            config,
+            files,
+            found,
+        })
+    }
+
+    /// Writes the merged checkpoint into a folder that does not exist yet, and calls `each` after
+    /// every merged weight.
+    ///
+    /// The folder gets its name when it is complete and on the disk, and when the logits of its
+    /// files are those of the base with its adapters. Before, its files are in a folder beside it
+    /// that nothing loads: it has no `config.json`.
+    ///
+    /// # Errors
+    /// [`QwenVlError::File`]; [`QwenVlError::NotFinite`], [`QwenVlError::MergeDiffers`];
+    /// [`QwenVlError::Transfer`] if the device is lost. Nothing is left then.
+    pub fn write(
+        &self,
+        out: impl AsRef<Path>,
+        each: &mut dyn FnMut(&MergedTensor),
+    ) -> Result<MergeCheck> {
+        let out = out.as_ref();
+        if out.symlink_metadata().is_ok() {
+            let reason = "it exists; choose another name, or remove it";
+            return Err(QwenVlError::file("create", out)(reason));
+        }
+        let partial = Partial::create(out)?;
+        for (index, file) in self.files.iter().enumerate() {
+            self.write_shard(index, file, &partial.path, each)?;
+        }
+        self.copy_others(&partial.path)?;
+        let check = self.check(&partial.path)?;
+        let config = self.base.join(CONFIG);
+        let bytes = fs::read(&config).map_err(QwenVlError::file("read", &config))?;
+        let config = partial.path.join(CONFIG);
+        write_whole(&config, &bytes).map_err(QwenVlError::file("write", &config))?;
+        partial.commit(out)?;
+        Ok(check)
+    }
+
+    /// Copies a file of weights, and adds what adapters there are.
+    fn write_shard(
+        &self,
+        index: usize,
+        file: &Weights,
+        folder: &Path,
+        each: &mut dyn FnMut(&MergedTensor),
+    ) -> Result<()> {
+        let source = &file.source;
+        let name = source.path().strip_prefix(&self.base);
+        let path = folder.join(name.unwrap_or(source.path()));
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(QwenVlError::file("create", parent))?;
+        }
+        let adapted = self.found.iter().filter(|(path, found)| {
+            let layer = path.strip_suffix(".weight");
+            let has_layer = |layer| {
+                self.adapters
+                    .iter()
+                    .any(|a| a.file.layers.contains_key(layer))
+            };
+            found.file == index && layer.is_some_and(has_layer)
+        });
+        let mut adapted: Vec<(&String, &Found)> = adapted.collect();
+        adapted.sort_by_key(|(_, found)| found.stored.bytes().start);
+        let mut sink = Sink::begin(&path)?;
+        let mut done = 0;
+        for (path, found) in adapted {
+            let bytes = found.stored.bytes();
+            copy(source, done..bytes.start, &mut sink)?;
+            each(&self.write_sum(path, found, source, &mut sink)?);
+            done = bytes.end;
+        }
+        let tensors = source.tensors();
+        let end = tensors.values().map(|tensor| tensor.bytes().end).max();
+        copy(source, done..end.unwrap_or(source.start()), &mut sink)?;
+        sink.commit()
+    }
+
+    /// Writes a weight with what its adapters add.
+    fn write_sum(
+        &self,
+        path: &str,
+        found: &Found,
+        source: &TensorFile,
+        sink: &mut Sink,
+    ) -> Result<MergedTensor> {
+        let (name, stored) = (&found.name, &found.stored);
+        // A float, of two dimensions: the plan of the model has checked it.
+        let dtype = stored.dtype().unwrap_or(DType::F32);
+        let [rows, columns] = [stored.shape[0], stored.shape[1]];
+        let wide = adapter_dtype(dtype);
+        let layer = path.trim_end_matches(".weight");
+        let products = self.adapters.iter().filter_map(|adapter| {
+            let halves = adapter.halves(layer, &self.device, wide)?;
+            Some(halves.map(|[a, b]| (a, b, adapter.scale)))
+        });
+        let products: Vec<(Tensor<2>, Tensor<2>, f64)> = products.collect::<Result<_>>()?;
+        let step = (PIECE_BYTES / (columns * wide.size()).max(1)).max(1);
+        let mut sums = Sums::default();
+        for first in (0..rows).step_by(step) {
+            let end = (first + step).min(rows);
+            let weight = source.read(stored, dtype, first * columns..end * columns)?;
+            let mut changes = Vec::with_capacity(products.len());
+            for (a, b, scale) in &products {
+                let change = b.clone().slice([first..end]).matmul(a.clone()) * *scale;
+                let change = change.try_into_data().map_err(|error| {
+                    let name = name.clone();
+                    let reason = error.to_string();
+                    QwenVlError::TensorUnreadable { name, reason }
+                })?;
+                changes.push(change);
+            }
+            let rounded = match wide {
+                DType::F64 => sums.add::<f64>(weight, &changes, dtype),
+                _ => sums.add::<f32>(weight, &changes, dtype),
+            };
+            sink.write(rounded.bytes())?;
+        }
+        if !sums.is_finite {
+            let name = name.clone();
+            return Err(QwenVlError::NotFinite { name, dtype });
+        }
+        Ok(MergedTensor {
+            name: name.clone(),
+            dtype,
+            change: (sums.change / (rows * columns).max(1) as f64).sqrt(),
+            rounding: sums.largest,
+            lost: (sums.rounding / sums.change.max(f64::MIN_POSITIVE)).sqrt(),
+        })
+    }
+
+    /// Copies what the folder holds besides weights and the configuration.
+    fn copy_others(&self, folder: &Path) -> Result<()> {
+        let failed = || QwenVlError::file("read", &self.base);
+        let sharded = self.files.iter().any(|file| {
+            let name = file.source.path().file_name();
+            name.is_some_and(|name| name != crate::load::SINGLE)
+        });
+        for entry in fs::read_dir(&self.base).map_err(failed())? {
+            let path = entry.map_err(failed())?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+                continue;
+            };
+            let is_index = sharded && name == INDEX;
+            let is_weights = WEIGHTS.iter().any(|end| name.ends_with(end)) && !is_index;
+            if is_weights || name.starts_with(ADAPTER) || name == CONFIG || !path.is_file() {
+                continue;
+            }
+            let copied = fs::copy(&path, folder.join(name)).and_then(|_| {
+                let copy = File::open(folder.join(name))?;
+                copy.sync_all()
+            });
+            copied.map_err(QwenVlError::file("copy", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Compares logits of the files that were written with those of the base and its adapters.
+    fn check(&self, folder: &Path) -> Result<MergeCheck> {
+        let device = &self.device;
+        let base = Streamed::new(&self.config, &self.files, &self.found, device)?;
+        let (plain, adapted) = (base.logits(&[])?, base.logits(&self.adapters)?);
+        if !adapted.iter().all(|logit| logit.is_finite()) {
+            let (name, dtype) = ("logits".to_owned(), DType::F32);
+            return Err(QwenVlError::NotFinite { name, dtype });
+        }
+        let files = weights(folder)?;
+        let found = self.config.found(&files)?;
+        let merged = Streamed::new(&self.config, &files, &found, device)?.logits(&[])?;
+        let apart = |others: &[f64]| {
+            let pairs = adapted.iter().zip(others);
+            // NaN is the largest.
+            pairs.fold(0.0_f64, |most, (left, right)| {
+                let apart = (left - right).abs();
+                if apart <= most { most } else { apart }
+            })
+        };
+        let check = MergeCheck {
+            largest: adapted
+                .iter()
+                .fold(0.0, |most, logit| most.max(logit.abs())),
+            effect: apart(&plain),
+            difference: apart(&merged),
+        };
+        let types = found.values().filter_map(|found| found.stored.dtype());
+        let allowed = types.map(logits_allowed).fold(0.0, f64::max) * check.largest;
+        // NaN is not within.
+        if check.difference <= allowed {
+            return Ok(check);
+        }
+        Err(QwenVlError::MergeDiffers {
+            difference: check.difference,
+            allowed,
+        })
+    }
+}
+
+impl OpenAdapter {
+    /// What its product is multiplied with.
+    pub(crate) fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// A, `[rank, inputs]`, and B, `[outputs, rank]`, of a layer that it adapts.
+    pub(crate) fn halves(
+        &self,
+        layer: &str,
+        device: &Device,
+        dtype: DType,
+    ) -> Option<Result<[Tensor<2>; 2]>> {
+        let [a, b] = self.file.layers.get(layer)?;
+        let read = |half: &Found| {
+            let stored = &half.stored;
+            let elements = 0..stored.elements();
+            let data = self.file.source.read(stored, float(half)?, elements)?;
+            let flat = Tensor::<1>::from_data(data.convert_dtype(dtype), (device, dtype));
+            Ok(flat.reshape([stored.shape[0], stored.shape[1]]))
+        };
+        Some(read(a).and_then(|a| Ok([a, read(b)?])))
+    }
+}
+
+/// The type of a tensor that must be of floats.
+///
+/// # Errors
+/// [`QwenVlError::TensorUnreadable`]
+fn float(tensor: &Found) -> Result<DType> {
+    tensor.stored.dtype().ok_or_else(|| {
+        let (name, found) = (tensor.name.clone(), tensor.stored.dtype);
+        let reason = format!("it holds {found:?}, expected floats");
+        QwenVlError::TensorUnreadable { name, reason }
+    })
+}
+
+/// # Errors
+/// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]
+fn expect_shape(tensor: &Found, expected: [usize; 2]) -> Result<()> {
+    float(tensor)?;
+    let found = &tensor.stored.shape;
+    if found[..] == expected {
+        return Ok(());
+    }
+    Err(QwenVlError::TensorShape {
+        name: tensor.name.clone(),
+        expected: expected.to_vec(),
+        found: found.clone(),
+    })
+}
+
+/// Copies bytes of a file.
+fn copy(source: &TensorFile, bytes: std::ops::Range<u64>, sink: &mut Sink) -> Result<()> {
+    let mut start = bytes.start;
+    while start < bytes.end {
+        let end = bytes.end.min(start + PIECE_BYTES as u64);
+        sink.write(&source.bytes(start..end)?)?;
+        start = end;
+    }
+    Ok(())
+}
+
+/// What a weight's sum and its rounding come to, in f64.
+struct Sums {
+    change: f64,
+    rounding: f64,
+    largest: f64,
+    is_finite: bool,
+}
+
+impl Default for Sums {
+    fn default() -> Self {
+        Self {
+            change: 0.0,
+            rounding: 0.0,
+            largest: 0.0,
+            is_finite: true,
+        }
+    }
+}
+
+impl Sums {
+    /// Adds changes to some rows of a weight, one after the other, and rounds once.
+    fn add<E: Element + Copy + AddAssign + Into<f64>>(
+        &mut self,
+        weight: TensorData,
+        changes: &[TensorData],
+        dtype: DType,
+    ) -> TensorData {
+        let unreachable = "the type was converted to";
+        let mut sum = weight.convert_dtype(E::dtype());
+        let mut exact: Vec<f64> = sum.iter::<f64>().collect();
+        let mut change = vec![0.0_f64; exact.len()];
+        for term in changes {
+            let term = term.as_slice::<E>().expect(unreachable);
+            let sums = sum.as_mut_slice::<E>().expect(unreachable);
+            for (((sum, change), exact), term) in
+                sums.iter_mut().zip(&mut change).zip(&mut exact).zip(term)
+            {
+                *sum += *term;
+                *change += (*term).into();
+                *exact += (*term).into();
+            }
+        }
+        let rounded = sum.convert_dtype(dtype);
+        let stored = rounded.clone().convert_dtype(E::dtype());
+        let stored = stored.as_slice::<E>().expect(unreachable);
+        for ((stored, exact), change) in stored.iter().zip(&exact).zip(&change) {
+            let apart = ((*stored).into() - exact).abs();
+            self.is_finite &= apart.is_finite();
+            self.largest = self.largest.max(apart);
+            self.rounding += apart * apart;
+            self.change += change * change;
+        }
+        rounded
+    }
+}
+
+/// A folder that is not complete yet; removed unless it gets its name.
+struct Partial {
+    path: PathBuf,
+}
+
+impl Partial {
+    /// A folder beside `out`. What an earlier merge into the same name left is removed.
+    fn create(out: &Path) -> Result<Self> {
+        let mut name = OsString::from(".");
+        name.push(out.file_name().unwrap_or_default());
+        name.push(".mrope-partial");
+        let path = out.with_file_name(name);
+        fs::remove_dir_all(&path)
+            .or_else(|error| match error.kind() {
+                ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })
+            .map_err(QwenVlError::file("remove", &path))?;
+        fs::create_dir_all(&path).map_err(QwenVlError::file("create", &path))?;
+        Ok(Self { path })
+    }
+
+    /// Gives the folder its name.
+    fn commit(self, out: &Path) -> Result<()> {
+        let commit = || -> std::io::Result<()> {
+            // A folder cannot be opened on every system; where it can, its names reach the disk.
+            if let Ok(folder) = File::open(&self.path) {
+                folder.sync_all()?;
+            }
+            fs::rename(&self.path, out)
+        };
+        commit().map_err(QwenVlError::file("rename", out))
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // Gone already if it was renamed.
+        let _gone = fs::remove_dir_all(&self.path);
+    }
+}

@@ -1,0 +1,206 @@
+//! Logits of a checkpoint that is never in memory as a whole: a layer is read, run and dropped.
+//!
+//! Word embeddings and head are cut to a few tokens of the vocabulary, all else is as large as it
+//! is. So a checkpoint of any depth is checked in the memory of its largest layer.
+
+use std::collections::BTreeMap;
+
+use burn::module::Param;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use rope_core::position_ids::Prompt;
+
+use crate::batch::{Inputs, VisionBatch};
+use crate::config::QwenVlConfig;
+use crate::error::Result;
+use crate::load::{Found, Kind, Part, Weights};
+use crate::merge::OpenAdapter;
+use crate::model::QwenVl;
+use crate::pieces::Pieces;
+use crate::random::Stream;
+use crate::trace::Trace;
+
+/// Tokens of the vocabulary that are kept.
+const KEPT: usize = 64;
+/// Tokens of text before and after the picture.
+const TEXT: [usize; 2] = [5, 7];
+const SEED: u64 = 45;
+
+const TABLE: &str = "language_model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// The largest difference, relative to the largest logit, between logits of a sum that is rounded
+/// to a type and those of its terms: a few dozen roundings of weights in a row, and in f32 those of
+/// the sums of the logits themselves.
+pub(crate) fn logits_allowed(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 0.125,
+        DType::F16 => 0.016,
+        _ => 1e-4,
+    }
+}
+
+/// A checkpoint of which a few tokens of the vocabulary are in memory.
+pub(crate) struct Streamed<'a> {
+    /// With a small vocabulary.
+    config: QwenVlConfig,
+    device: &'a Device,
+    dtype: DType,
+    files: &'a [Weights],
+    uses: BTreeMap<String, Part<'a>>,
+    /// Word embeddings of the kept tokens, and the head's rows where they are not the same.
+    table: Tensor<2>,
+    head: Option<Tensor<2>>,
+}
+
+impl<'a> Streamed<'a> {
+    pub(crate) fn new(
+        config: &QwenVlConfig,
+        files: &'a [Weights],
+        found: &'a BTreeMap<String, Found>,
+        device: &'a Device,
+    ) -> Result<Self> {
+        let uses = config.init(device)?.plan(Kind::Base, found)?;
+        let dtype = DType::from(device.settings().float_dtype);
+        let rows = |name: &str| -> Result<Tensor<2>> {
+            let part = uses[name];
+            let [tokens, channels] = [part.found.stored.shape[0], part.found.stored.shape[1]];
+            let mut rows = Vec::with_capacity(KEPT);
+            for kept in 0..KEPT {
+                let row = kept * tokens / KEPT;
+                let source = &files[part.found.file].source;
+                let elements = row * channels..(row + 1) * channels;
+                let row = source.read(&part.found.stored, part.dtype, elements)?;
+                let row = Tensor::<1>::from_data(row.convert_dtype(dtype), (device, dtype));
+                rows.push(row.unsqueeze::<2>());
+            }
+            Ok(Tensor::cat(rows, 0))
+        };
+        let (table, head) = (rows(TABLE)?, (!config.tied).then(|| rows(HEAD)));
+        let mut small = config.clone();
+        small.text.vocab_size = KEPT;
+        // Their embeddings are replaced by the picture's.
+        (small.image_token, small.video_token) = (KEPT as i64 - 2, KEPT as i64 - 1);
+        Ok(Self {
+            config: small,
+            device,
+            dtype,
+            files,
+            table,
+            head: head.transpose()?,
+            uses,
+        })
+    }
+
+    /// Logits of a prompt with a picture, with adapters beside the weights.
+    pub(crate) fn logits(&self, adapters: &[OpenAdapter]) -> Result<Vec<f64>> {
+        let part = |prefix: &str| self.part(prefix, adapters);
+        let none = part("none.")?;
+        let side = 2 * self.config.vision.spatial_merge;
+        let grids = [[1, side, side]];
+        let elements = self.config.vision.patch_elems();
+        let patches = Stream::new(SEED).symmetric(side * side * elements, 2.0);
+        let patches = TensorData::new(patches, [side * side, elements]);
+        let words = |count: usize| (0..count).map(|token| (7 * token % (KEPT - 2)) as i64);
+        let picture = std::iter::repeat_n(self.config.image_token, 4);
+        let input_ids: Vec<i64> = words(TEXT[0])
+            .chain(picture)
+            .chain(words(TEXT[1]))
+            .collect();
+        let kinds: Vec<i64> = input_ids
+            .iter()
+            .map(|id| i64::from(*id == self.config.image_token))
+            .collect();
+        let batch = none.batch(&Inputs {
+            prompt: Prompt {
+                input_ids: &input_ids,
+                mm_token_type_ids: Some(&kinds),
+                image_grids: &grids,
+                ..Prompt::default()
+            },
+            image_patches: Some(Tensor::from_data(patches, (self.device, DType::F32))),
+            video_patches: None,
+        })?;
+        let (merged, features) = match &batch.vision {
+            Some(vision) => {
+                let (merged, features) = self.see(vision, adapters)?;
+                (Some(merged), features)
+            }
+            None => (None, Vec::new()),
+        };
+        let mut hidden = none.embeddings(&batch, merged);
+        let deepstack = batch.deepstack(features);
+        for index in 0..none.language_model.depth() {
+            let model = part(&format!("language_model.layers.{index}."))?;
+            let layer = &model.language_model.layers[index];
+            hidden = layer.forward(hidden, batch.common(None), None, index, &mut Trace::off())?;
+            if let Some(deepstack) = &deepstack {
+                hidden = deepstack.add(index, hidden);
+            }
+        }
+        let last = part("language_model.norm.")?;
+        let logits = last.logits(last.language_model.last(hidden)?);
+        let data = logits.try_into_data().map_err(|error| {
+            let name = "logits".to_owned();
+            let reason = error.to_string();
+            crate::QwenVlError::TensorUnreadable { name, reason }
+        })?;
+        Ok(data.iter::<f64>().collect())
+    }
+
+    /// The embeddings of a picture, and the features of the decoder's first layers.
+    fn see(
+        &self,
+        vision: &VisionBatch,
+        adapters: &[OpenAdapter],
+    ) -> Result<(Tensor<2>, Vec<Tensor<2>>)> {
+        let part = |prefix: &str| self.part(prefix, adapters);
+        let inputs = &vision.inputs;
+        let first = part("visual.p")?;
+        let mut hidden = first.visual.first(inputs, &mut Trace::off());
+        let mut features = Vec::new();
+        for index in 0..first.visual.depth() {
+            let model = part(&format!("visual.blocks.{index}."))?;
+            hidden = model.visual.block(index, hidden, inputs, None)?;
+            if let Some(which) = first.visual.feature_of(index) {
+                let model = part(&format!("visual.deepstack_merger_list.{which}."))?;
+                features.push(model.visual.feature(which, hidden.clone(), None)?);
+            }
+        }
+        let merged = part("visual.merger.")?
+            .visual
+            .merged(hidden, inputs, None)?;
+        Ok((merged, features))
+    }
+
+    /// The model with the parameters whose names begin with `prefix`, and those of the kept tokens.
+    fn part(&self, prefix: &str, adapters: &[OpenAdapter]) -> Result<QwenVl> {
+        let mut model = self.config.init(self.device)?;
+        model.language_model.embed_tokens.weight = Param::from_tensor(self.table.clone());
+        if let (Some(head), Some(rows)) = (&mut model.lm_head, &self.head) {
+            head.weight = Param::from_tensor(rows.clone().transpose());
+        }
+        let uses = self
+            .uses
+            .iter()
+            .filter(|(path, _)| path.starts_with(prefix));
+        let uses = uses.map(|(path, part)| (path.clone(), *part)).collect();
+        let mut model = model.fill_with(self.files, uses, self.dtype, Pieces::default())?;
+        for (path, linear) in model.linears() {
+            if !path.starts_with(prefix) {
+                continue;
+            }
+            let (mut all_a, mut all_b) = (Vec::new(), Vec::new());
+            for adapter in adapters {
+                if let Some(halves) = adapter.halves(&path, self.device, self.dtype) {
+                    let [a, b] = halves?;
+                    all_a.push(a.transpose());
+                    all_b.push(b.transpose() * adapter.scale());
+                }
+            }
+            if !all_a.is_empty() {
+                linear.place(Tensor::cat(all_a, 1), Tensor::cat(all_b, 0));
+            }
+        }
+        Ok(model)
+    }
+}
