@@ -14,9 +14,11 @@ mod docs;
 mod doctor;
 mod files;
 mod finetune;
+mod generate;
 mod gpu;
 mod gradcheck;
 mod memory;
+mod merge;
 mod positions;
 #[cfg(feature = "ascend")]
 mod serve;
@@ -63,6 +65,12 @@ enum Command {
     /// Fine-tune a vision-language model on a file of conversations
     #[command(long_about = FINETUNE_ABOUT, after_help = FINETUNE_EXAMPLES)]
     Finetune(Box<finetune::FinetuneArgs>),
+    /// Let a model answer
+    #[command(long_about = GENERATE_ABOUT, after_help = GENERATE_EXAMPLES)]
+    Generate(Box<generate::GenerateArgs>),
+    /// Add adapters to the weights that they were trained beside
+    #[command(long_about = MERGE_ABOUT)]
+    Merge(merge::MergeArgs),
     Verify(verify::VerifyArgs),
     Positions(positions::PositionsArgs),
     /// Check every gradient against finite differences and against the composed operation
@@ -114,6 +122,28 @@ Examples:
 The output folder gets log.jsonl, a checkpoint, and at the end adapter/ with
 PEFT's files or model/ with a whole model. Ctrl+C ends the step, saves a
 checkpoint and stops.";
+
+const GENERATE_ABOUT: &str = "\
+Let a model answer a prompt with pictures, or the questions of a data file.
+
+Text and pictures go through the folder's own chat template, tokenizer and
+preprocessor. The most likely token is taken, or with --temperature one is
+drawn. An answer ends with a stop token of generation_config.json. Answers do
+not depend on the batch that they are computed in.";
+
+const GENERATE_EXAMPLES: &str = "\
+Examples:
+  mrope generate FOLDER --image cat.jpg --prompt \"What is this?\"
+  mrope generate FOLDER --adapter run/adapter --data test.jsonl --batch 8
+  mrope generate FOLDER --prompt \"Write a line.\" --temperature 0.7 --top-p 0.9 --seed 1";
+
+const MERGE_ABOUT: &str = "\
+Add adapters to the weights that they were trained beside.
+
+Each weight becomes W + (alpha / r) B A, summed in f32 and rounded once to its
+own type. A layer at a time is in memory. The other files of the folder, the
+index of shards and the order of tensors stay. The merged folder gets its name
+when its logits are those of the base with the adapters.";
 
 const GRADCHECK_ABOUT: &str = "\
 Check every gradient against finite differences and against the composed operation.
@@ -214,6 +244,8 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
         Command::Train(args) => train::run(&args)?,
         Command::Data(args) => return data::run(&args),
         Command::Finetune(args) => finetune::run(&args)?,
+        Command::Generate(args) => generate::run(&args)?,
+        Command::Merge(args) => merge::run(&args)?,
         Command::Verify(args) => return verify::run(&args),
         Command::Positions(args) => positions::run(&args)?,
         Command::Gradcheck(args) => return gradcheck::run(&args),

@@ -26,8 +26,8 @@ pub(crate) fn prompt(micro: &MicroBatch) -> Prompt<'_> {
     }
 }
 
-/// The model's input on a device.
-pub(crate) fn inputs<'a>(micro: &'a MicroBatch, device: &Device) -> Inputs<'a> {
+/// A micro-batch as the model reads it, with its patches on a device.
+pub fn inputs<'a>(micro: &'a MicroBatch, device: &Device) -> Inputs<'a> {
     let patches = |patches: &[f32], grids: &[[usize; 3]]| {
         let sizes = grids.iter().map(|grid| grid.iter().product::<usize>());
         let rows: usize = sizes.sum();

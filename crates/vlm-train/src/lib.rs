@@ -29,6 +29,7 @@ mod schedule;
 mod sums;
 mod trainer;
 
+pub use batch::inputs;
 pub use error::{Result, VlmTrainError};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
 pub use run::{Ending, RunOptions, run};

@@ -22,7 +22,7 @@ use vlm_train::{Ending, RunOptions, TrainedParts, Trainer};
 use crate::device::Compute;
 use crate::stdio::{note, stdout};
 
-pub(crate) use options::FinetuneArgs;
+pub(crate) use options::{FinetuneArgs, Precision};
 use progress::Progress;
 
 /// The folder of the adapter, and that of a model that was trained whole.

@@ -168,7 +168,7 @@ pub(crate) struct FinetuneArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Precision {
+pub(crate) enum Precision {
     F32,
     Bf16,
 }

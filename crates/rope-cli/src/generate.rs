@@ -1,0 +1,408 @@
+//! `mrope generate`: a model answers prompts.
+
+use std::error::Error;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use burn::tensor::{Device as HostDevice, FloatDType};
+use clap::Args;
+use qwen_vl::{GenerateOptions, GenerationConfig, QwenVl, QwenVlConfig, Sampling};
+use serde_json::json;
+use vlm_data::text::format::MediaSource;
+use vlm_data::text::{
+    Conversation, DataIndex, FileOptions, IGNORED, Message, Part, Role, Tokenizer,
+};
+use vlm_data::{Cut, MicroBatch, SampleEncoder, SampleOptions, TrainingSample};
+
+use crate::arguments::{MAX_TOKENS, count_in, seed};
+use crate::device::{Compute, Device, TokenArgs};
+use crate::finetune::Precision;
+use crate::stdio::{note, plain, stdout};
+
+/// What ends an answer where the folder does not say.
+const END: &str = "<|im_end|>";
+/// What a decoder puts in the place of bytes that are no text yet.
+const UNFINISHED: char = '\u{fffd}';
+/// Tokens that may be waited for until they are text: a character has at most four bytes.
+const WAITED: usize = 8;
+
+/// Options of `mrope generate`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GenerateArgs {
+    /// Folder of the model: config.json, weights, tokenizer, chat template, preprocessor
+    folder: PathBuf,
+
+    /// Folder of an adapter that stands beside the weights
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+
+    /// Pictures of the prompt, before its text
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "data")]
+    image: Vec<PathBuf>,
+
+    /// The user's text
+    #[arg(
+        long,
+        value_name = "TEXT",
+        required_unless_present = "data",
+        conflicts_with = "data"
+    )]
+    prompt: Option<String>,
+
+    /// The text of the system's message before the prompt
+    #[arg(long, value_name = "TEXT", conflicts_with = "data")]
+    system: Option<String>,
+
+    /// Conversations whose last answers are generated and shown beside those of the file
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+
+    /// Conversations of --data that are answered, from the first [default: all]
+    #[arg(long, value_parser = count_in(1..=usize::MAX), requires = "data")]
+    limit: Option<usize>,
+
+    /// Conversations that are answered at once
+    #[arg(long, default_value_t = 4, value_parser = count_in(1..=65_536))]
+    batch: usize,
+
+    /// The most tokens of an answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
+    #[arg(value_parser = count_in(1..=MAX_TOKENS))]
+    max_new: usize,
+
+    /// Draw tokens, from logits divided by it; without, the most likely one is taken
+    #[arg(long)]
+    temperature: Option<f64>,
+
+    /// Draw from this many most likely tokens [default: all]
+    #[arg(long, value_name = "TOKENS", requires = "temperature")]
+    #[arg(value_parser = count_in(1..=MAX_TOKENS))]
+    top_k: Option<usize>,
+
+    /// Draw from the most likely tokens that have this probability together
+    #[arg(
+        long,
+        value_name = "SHARE",
+        default_value_t = 1.0,
+        requires = "temperature"
+    )]
+    top_p: f64,
+
+    /// Seed of what is drawn
+    #[arg(long, default_value_t = 0, value_parser = seed())]
+    seed: u64,
+
+    /// Logits above 0 of tokens that are there already are divided by it, others multiplied
+    /// [default: as generation_config.json has it, else 1]
+    #[arg(long, value_name = "FACTOR")]
+    repetition_penalty: Option<f64>,
+
+    /// What computes: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim
+    /// (a simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves)
+    #[arg(long, default_value = "cpu")]
+    device: Device,
+
+    #[command(flatten)]
+    token: TokenArgs,
+
+    /// The type of weights and activations
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    precision: Precision,
+
+    /// The largest area of a resized picture in pixels [default: the folder's]
+    #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..))]
+    max_pixels: Option<u64>,
+
+    /// One JSON object a line: line, reference (of --data), answer, tokens
+    #[arg(long)]
+    json: bool,
+}
+
+/// A question, and the answer that a file has to it.
+struct Question {
+    line: u64,
+    text: String,
+    reference: Option<String>,
+    sample: TrainingSample,
+}
+
+/// What has been generated, and how long it took.
+struct Speed {
+    started: Instant,
+    prompt_tokens: usize,
+    tokens: usize,
+    answers: usize,
+    /// Answers that are those of the file.
+    equal: usize,
+}
+
+impl GenerateArgs {
+    fn load(&self, device: &HostDevice) -> Result<QwenVl, Box<dyn Error>> {
+        let config = QwenVlConfig::from_folder(&self.folder)?;
+        let mut device = device.clone();
+        if self.precision == Precision::Bf16 {
+            device.configure(FloatDType::BF16)?;
+        }
+        let model = config.load(&self.folder, &device)?;
+        Ok(match &self.adapter {
+            Some(adapter) => model.load_adapter(adapter)?,
+            None => model,
+        })
+    }
+
+    fn options(&self, tokenizer: &Tokenizer) -> Result<GenerateOptions, Box<dyn Error>> {
+        let mut config = GenerationConfig::from_folder(&self.folder)?;
+        for key in &config.ignored {
+            note(format_args!(
+                "warning: generation_config.json has {key}, which is not applied"
+            ));
+        }
+        if config.stop.is_empty() {
+            config.stop.extend(tokenizer.token_id(END).map(i64::from));
+        }
+        Ok(GenerateOptions {
+            count: self.max_new,
+            stop: config.stop,
+            repetition_penalty: self
+                .repetition_penalty
+                .or(config.repetition_penalty)
+                .unwrap_or(1.0),
+            sampling: self.temperature.map(|temperature| Sampling {
+                temperature,
+                top_k: self.top_k,
+                top_p: self.top_p,
+                seed: self.seed,
+                rows: Vec::new(),
+            }),
+        })
+    }
+
+    /// The conversation of --prompt and --image.
+    fn conversation(&self, prompt: &str) -> Conversation {
+        let message = |role, parts| Message {
+            role,
+            parts,
+            loss: None,
+            extra: Vec::new(),
+        };
+        let images = (0..self.image.len()).map(Part::Image);
+        let parts = images.chain([Part::Text(prompt.to_owned())]).collect();
+        let system = self.system.iter();
+        let system = system.map(|text| message(Role::System, vec![Part::Text(text.clone())]));
+        Conversation {
+            line: 1,
+            messages: system.chain([message(Role::User, parts)]).collect(),
+            images: self.image.iter().cloned().map(MediaSource::Path).collect(),
+            videos: Vec::new(),
+            objects: None,
+            tools: None,
+        }
+    }
+}
+
+/// Answers, and tells how fast.
+///
+/// # Errors
+/// Those of the folder, the adapter, the prompt or data, and the device, each with what to do.
+pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
+    let samples = SampleOptions {
+        max_pixels: args.max_pixels,
+        ..SampleOptions::default()
+    };
+    let encoder = SampleEncoder::from_folder(&args.folder, samples)?;
+    let options = args.options(encoder.text().tokenizer())?;
+    let index = match &args.data {
+        Some(path) => Some(DataIndex::open(path, FileOptions::default())?),
+        None => None,
+    };
+    // Wrong prompts are told before weights are loaded.
+    let first = match &args.prompt {
+        Some(prompt) => {
+            let conversation = args.conversation(prompt);
+            vec![question(&encoder, &conversation, None)?]
+        }
+        None => Vec::new(),
+    };
+    let compute = Compute::open(&args.device, &args.token)?;
+    let model = args.load(compute.device())?;
+    let mut speed = Speed {
+        started: Instant::now(),
+        prompt_tokens: 0,
+        tokens: 0,
+        answers: 0,
+        equal: 0,
+    };
+    match &index {
+        None => answer(args, &model, &encoder, &options, &first, &mut speed)?,
+        Some(index) => {
+            let mut reader = index.reader()?;
+            let count = args.limit.unwrap_or(usize::MAX).min(index.len());
+            let records: Vec<usize> = (0..count).collect();
+            for batch in records.chunks(args.batch) {
+                let mut questions = Vec::with_capacity(batch.len());
+                for record in batch {
+                    let conversation = reader.read(*record)?;
+                    let reference = reference(&encoder, &conversation)?;
+                    questions.push(question(&encoder, &conversation, Some(reference))?);
+                }
+                answer(args, &model, &encoder, &options, &questions, &mut speed)?;
+            }
+        }
+    }
+    let seconds = speed.started.elapsed().as_secs_f64();
+    if index.is_some() {
+        let Speed { equal, answers, .. } = speed;
+        note(format_args!(
+            "{equal} of {answers} answers are those of the file"
+        ));
+    }
+    note(format_args!(
+        "{} tokens in {seconds:.2} s after {} of prompts, {:.1} tokens/s",
+        speed.tokens,
+        speed.prompt_tokens,
+        speed.tokens as f64 / seconds.max(1e-9)
+    ));
+    Ok(())
+}
+
+fn question(
+    encoder: &SampleEncoder,
+    conversation: &Conversation,
+    reference: Option<String>,
+) -> Result<Question, Box<dyn Error>> {
+    let is_user = |message: &&Message| message.role == Role::User;
+    let last = conversation.messages.iter().rfind(is_user);
+    Ok(Question {
+        line: conversation.line,
+        text: last.map(Message::text).unwrap_or_default(),
+        reference,
+        sample: encoder.encode_prompt(conversation)?,
+    })
+}
+
+/// The last answer of a record, as a model is trained to write it: with boxes in the family's form.
+fn reference(
+    encoder: &SampleEncoder,
+    conversation: &Conversation,
+) -> Result<String, Box<dyn Error>> {
+    let labels = encoder.measure(conversation)?.text.labels;
+    let end = labels.iter().rposition(|label| *label != IGNORED);
+    let end = end.map_or(0, |last| last + 1);
+    let start = labels[..end].iter().rposition(|label| *label == IGNORED);
+    let start = start.map_or(0, |last| last + 1);
+    let text = decode(encoder.text().tokenizer(), &labels[start..end])?;
+    Ok(text.split(END).next().unwrap_or_default().to_owned())
+}
+
+/// Answers some questions at once, and shows the answers. A single one is shown as it comes.
+fn answer(
+    args: &GenerateArgs,
+    model: &QwenVl,
+    encoder: &SampleEncoder,
+    options: &GenerateOptions,
+    questions: &[Question],
+    speed: &mut Speed,
+) -> Result<(), Box<dyn Error>> {
+    let tokenizer = encoder.text().tokenizer();
+    let samples = questions.iter().map(|question| question.sample.clone());
+    // All are one batch, however long.
+    let tokens = usize::MAX;
+    let micro = MicroBatch::new(samples.collect(), Cut::Padded { tokens })?;
+    let batch = model.batch(&vlm_train::inputs(&micro, &model.device()))?;
+    let mut options = options.clone();
+    if let Some(sampling) = &mut options.sampling {
+        sampling.rows = questions.iter().map(|question| question.line).collect();
+    }
+    let streams = args.data.is_none() && !args.json;
+    let mut stream = Stream::new(tokenizer, &options.stop);
+    let mut failed = None;
+    let rows = model.generate_with(&batch, &options, &mut |_, token| {
+        if streams && failed.is_none() {
+            failed = stream.show(token).err();
+        }
+    })?;
+    failed.map_or(Ok(()), Err)?;
+    if streams {
+        stream.finish()?;
+    }
+    speed.prompt_tokens += questions.iter().map(|q| q.sample.tokens()).sum::<usize>();
+    let mut out = stdout();
+    for (question, tokens) in questions.iter().zip(rows) {
+        speed.answers += 1;
+        speed.tokens += tokens.len();
+        let ended = tokens
+            .last()
+            .is_some_and(|last| options.stop.contains(last));
+        let shown = &tokens[..tokens.len() - usize::from(ended)];
+        let answer = decode(tokenizer, shown)?;
+        let reference = question.reference.as_ref().map(|text| text.trim());
+        speed.equal += usize::from(reference == Some(answer.trim()));
+        if args.json {
+            let line = json!({
+                "line": question.line,
+                "reference": question.reference,
+                "answer": answer,
+                "tokens": tokens,
+            });
+            writeln!(out, "{line}")?;
+        } else if let Some(reference) = reference {
+            writeln!(
+                out,
+                "line {}: {}",
+                question.line,
+                plain(&question.text.trim())
+            )?;
+            writeln!(out, "  expected  {}", plain(&reference))?;
+            writeln!(out, "  answer    {}", plain(&answer.trim()))?;
+        }
+    }
+    Ok(())
+}
+
+fn decode(tokenizer: &Tokenizer, tokens: &[i64]) -> Result<String, Box<dyn Error>> {
+    let ids: Vec<u32> = tokens
+        .iter()
+        .filter_map(|id| u32::try_from(*id).ok())
+        .collect();
+    Ok(tokenizer.decode(&ids)?)
+}
+
+/// Shows an answer as it comes, a whole character at a time.
+struct Stream<'a> {
+    tokenizer: &'a Tokenizer,
+    stop: &'a [i64],
+    /// Tokens that are not shown yet.
+    waiting: Vec<i64>,
+}
+
+impl<'a> Stream<'a> {
+    fn new(tokenizer: &'a Tokenizer, stop: &'a [i64]) -> Self {
+        Self {
+            tokenizer,
+            stop,
+            waiting: Vec::new(),
+        }
+    }
+
+    fn show(&mut self, token: i64) -> Result<(), Box<dyn Error>> {
+        if self.stop.contains(&token) {
+            return Ok(());
+        }
+        self.waiting.push(token);
+        let text = decode(self.tokenizer, &self.waiting)?;
+        if text.ends_with(UNFINISHED) && self.waiting.len() < WAITED {
+            return Ok(());
+        }
+        self.waiting.clear();
+        let mut out = stdout();
+        write!(out, "{}", plain(&text))?;
+        Ok(out.flush()?)
+    }
+
+    fn finish(&mut self) -> Result<(), Box<dyn Error>> {
+        let rest = decode(self.tokenizer, &self.waiting)?;
+        writeln!(stdout(), "{}", plain(&rest))?;
+        Ok(())
+    }
+}
