@@ -109,7 +109,7 @@ unsafe fn read_config(config: *const c_void, of_process: Config) -> Outcome<Conf
     match word(OFFSET_BUFFER) {
         NOT_SET => {}
         0 => return wrong("hcclBufferSize is 0"),
-        mb => found.buffer_bytes = 2 * u64::from(mb) << 20,
+        mb => found.buffer_bytes = (2 * u64::from(mb)) << 20,
     }
     match word(OFFSET_DETERMINISTIC) {
         NOT_SET => {}

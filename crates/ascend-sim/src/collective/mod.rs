@@ -182,7 +182,7 @@ impl Config {
     /// What holds where the program says nothing.
     pub(crate) fn of_process(collectives: &Collectives) -> Self {
         Self {
-            buffer_bytes: 2 * BUFFER_MB << 20,
+            buffer_bytes: (2 * BUFFER_MB) << 20,
             deterministic: collectives.deterministic,
             exec_timeout: collectives.exec_timeout,
         }
