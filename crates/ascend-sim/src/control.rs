@@ -93,6 +93,12 @@ pub fn clear_operator_runs() {
     sim().operator_runs.clear();
 }
 
+/// Gives the machine at least this many devices.
+pub fn provide_devices(devices: u32) {
+    let mut state = sim();
+    state.machine.devices = state.machine.devices.max(devices);
+}
+
 /// Lets ranks wait for others at most for `connect` when a communicator is made, and for `execute`
 /// in an operation, whatever environment and program say.
 pub fn set_collective_timeouts(connect: Duration, execute: Duration) {

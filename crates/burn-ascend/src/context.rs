@@ -11,6 +11,7 @@ use rope_ascend::rope::Npu;
 use rope_ascend::safe::{DeviceBuffer, Stream};
 use rope_ascend::{AscendError, Result};
 
+use crate::collective::Memberships;
 use crate::error::execution;
 use crate::npu::AscendDevice;
 
@@ -191,6 +192,8 @@ impl Context {
 
     /// Waits for the queued work and returns cached memory to the device.
     pub(crate) fn trim(&self) -> Result<()> {
+        // Their tensors hold this context.
+        self.cache::<Memberships>().finish();
         self.stream().trim()
     }
 }

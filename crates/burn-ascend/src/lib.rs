@@ -7,6 +7,7 @@
 //! | [`device`] | an NPU as an ordinary burn `Device`, for `Tensor` code that names no backend |
 //! | [`AscendHost`] | what serves such devices to this process |
 //! | [`serve`], [`operations`] | the same for other processes and hosts |
+//! | [`Ranks`] | NPUs of several processes that burn's `all_reduce` sums over |
 //! | [`Ascend`], [`AscendDevice`], [`AscendTensor`] | the backend, an NPU, a view of its memory |
 //! | [`fallbacks`] | the operations that ran on the host or on the AI CPU, counted |
 //! | [`attention_runs`] | which code attended, counted |
@@ -25,6 +26,7 @@
 //! cause.)
 
 mod backend;
+mod collective;
 mod context;
 mod device;
 mod error;
@@ -39,6 +41,7 @@ mod tensor;
 
 pub use backend::Ascend;
 pub use burn_fused::serve;
+pub use collective::Ranks;
 pub use device::{AscendHost, DeviceError, close, device, device_simulated, operations, simulated};
 pub use fallback::{Fallback, Processor, fallbacks, reset_fallbacks};
 pub use fused::{AttentionRuns, attention_runs, reset_attention_runs};

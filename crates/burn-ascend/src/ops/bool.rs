@@ -7,6 +7,7 @@ use burn::backend::{
     BoolDType, DType, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
     TensorMetadata,
 };
+use burn_fused::serve;
 use rope_ascend::aclnn::Operators;
 
 use super::{elementwise, index, movement, operations, reduce, views};
@@ -107,7 +108,7 @@ operations! {
         }
 
         async fn bool_into_data(tensor: T) -> Result<TensorData, ExecutionError> {
-            tensor.read()
+            serve::wait(|| tensor.read())
         }
 
         async fn bool_argwhere(tensor: T, out_dtype: IntDType) -> T {

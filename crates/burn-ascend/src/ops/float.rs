@@ -6,6 +6,7 @@ use burn::backend::{
     BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
     TensorData, TensorMetadata,
 };
+use burn_fused::serve;
 use rope_ascend::aclnn::Operators;
 
 use super::matmul::matmul;
@@ -237,7 +238,7 @@ operations! {
         }
 
         async fn float_into_data(tensor: T) -> Result<TensorData, ExecutionError> {
-            tensor.read()
+            serve::wait(|| tensor.read())
         }
     }
 }

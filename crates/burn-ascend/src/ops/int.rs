@@ -8,6 +8,7 @@ use burn::backend::{
     BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
     TensorData, TensorMetadata,
 };
+use burn_fused::serve;
 use rope_ascend::aclnn::Operators;
 
 use super::{elementwise, index, movement, operations, reduce, views};
@@ -203,7 +204,7 @@ operations! {
         }
 
         async fn int_into_data(tensor: T) -> Result<TensorData, ExecutionError> {
-            tensor.read()
+            serve::wait(|| tensor.read())
         }
     }
 }

@@ -14,11 +14,21 @@ use burn::tensor::Device;
 use burn_remote::server::{
     BackendServer, CustomOpRegistry, EmptyToken, TokenAuthorizer, WebSocketTransport,
 };
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
 use tokio::task::JoinHandle;
 use tracing_subscriber::{EnvFilter, Layer as _, fmt::layer, layer::SubscriberExt as _, registry};
 
 use guard::Inner;
+
+/// Runs `work` that may wait for a device, such as a read behind a sum over several: on a thread of
+/// a server others then serve the devices that it waits for.
+pub fn wait<T>(work: impl FnOnce() -> T) -> T {
+    let server = Handle::try_current().ok();
+    match server.map(|server| server.runtime_flavor()) {
+        Some(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
+}
 
 /// How long a server waits for its sessions to end: longer than any operation, and no longer than a
 /// user waits for a device that does not answer.

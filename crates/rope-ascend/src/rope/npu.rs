@@ -79,12 +79,14 @@ impl Npu {
         Self::simulated_device(0)
     }
 
-    /// Device `ordinal` of the simulator.
+    /// Device `ordinal` of the simulator, whose machine gets as many devices as are asked for, at
+    /// most 64.
     ///
     /// # Errors
-    /// [`AscendError::InvalidArgument`] where the simulated machine has no such device.
+    /// [`AscendError::InvalidArgument`] for one beyond these.
     #[cfg(feature = "ascend-sim")]
     pub fn simulated_device(ordinal: u32) -> Result<Self> {
+        ascend_sim::control::provide_devices((ordinal + 1).min(64));
         Self::shared(Target::Simulated(ordinal))
     }
 

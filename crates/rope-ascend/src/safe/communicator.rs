@@ -60,15 +60,20 @@ pub struct CommunicatorOptions {
 }
 
 impl CommunicatorOptions {
-    /// Rank `rank` of `ranks`, with the vendor's 200 MiB for each buffer, a fixed order, and ten
-    /// minutes.
+    /// Rank `rank` of `ranks`, with what the library's variables `HCCL_BUFFSIZE`,
+    /// `HCCL_DETERMINISTIC` and `HCCL_EXEC_TIMEOUT` say; without them 200 MiB for each buffer, as
+    /// the library has, a fixed order, and ten minutes.
     pub fn new(ranks: u32, rank: u32) -> Self {
+        let number = |name: &str, default| {
+            let text = std::env::var(name).ok();
+            text.and_then(|text| text.parse().ok()).unwrap_or(default)
+        };
         Self {
             ranks,
             rank,
-            buffer_mib: 200,
-            deterministic: true,
-            timeout_s: 600,
+            buffer_mib: number("HCCL_BUFFSIZE", 200),
+            deterministic: std::env::var("HCCL_DETERMINISTIC").as_deref() != Ok("false"),
+            timeout_s: number("HCCL_EXEC_TIMEOUT", 600),
         }
     }
 

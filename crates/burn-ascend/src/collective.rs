@@ -1,0 +1,309 @@
+//! Sums over devices, each of which has a thread of its own: the session of a served device.
+
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use burn::backend::distributed::{CollectiveTensor, DistributedOps, ReduceOperation};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{DType, Device as _, DeviceId, ExecutionError, Scalar, TensorMetadata};
+use rope_ascend::safe::{
+    Communicator, CommunicatorOptions, DeviceMemory, Pending, RootInfo, Span, SumType, Traffic,
+};
+use rope_ascend::{AscendError, Result};
+
+use crate::Ascend;
+use crate::context::Context;
+use crate::error::execution;
+use crate::npu::AscendDevice;
+use crate::ops::movement;
+use crate::tensor::AscendTensor;
+
+/// How long a device waits for the root info of another one of its process.
+const ROOT_TIMEOUT: Duration = Duration::from_secs(120);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A tensor that is not a failure, as memory of an operation.
+#[derive(Debug)]
+struct Held(AscendTensor);
+
+impl Borrow<DeviceMemory> for Held {
+    fn borrow(&self) -> &DeviceMemory {
+        match self.0.buffer() {
+            Ok(buffer) => buffer,
+            Err(_) => unreachable!("all_reduce returns failures as they are"),
+        }
+    }
+}
+
+/// A device's communicators.
+#[derive(Debug, Default)]
+pub(crate) struct Memberships(Mutex<Vec<Membership>>);
+
+#[derive(Debug)]
+struct Membership {
+    /// The devices of this process in it, in the order of their numbers.
+    local: Vec<AscendDevice>,
+    // Before the communicator, which its drop waits for.
+    pending: Vec<Pending<Held>>,
+    communicator: Communicator,
+}
+
+impl Memberships {
+    /// Lets the device's stream wait for all operations; their tensors are then ordinary ones.
+    pub(crate) fn finish(&self) {
+        for membership in lock(&self.0).iter_mut() {
+            membership.pending.clear();
+        }
+    }
+
+    fn traffic(&self) -> Traffic {
+        let mut all = Traffic::default();
+        for membership in lock(&self.0).iter() {
+            let of_one = membership.communicator.traffic();
+            all.calls += of_one.calls;
+            all.bytes += of_one.bytes;
+            all.least_sent_bytes += of_one.least_sent_bytes;
+        }
+        all
+    }
+}
+
+fn sorted(devices: &[AscendDevice]) -> Vec<AscendDevice> {
+    let mut devices = devices.to_vec();
+    devices.sort_by_key(AscendDevice::to_id);
+    devices
+}
+
+/// NPUs of this process as ranks of a communicator that other processes have a part of.
+#[derive(Clone, Debug)]
+pub struct Ranks<'a> {
+    /// The NPUs, in the order of their ranks.
+    pub npus: &'a [AscendDevice],
+    /// The rank of the first.
+    pub first: u32,
+    /// Ranks of all processes.
+    pub all: u32,
+}
+
+impl Ranks<'_> {
+    /// Joins the other processes' ranks, by the root info that the NPU of rank 0 made
+    /// ([`AscendDevice::root_info`]). Returns when all have come. burn's `all_reduce` over the
+    /// burn devices of these NPUs then sums over all ranks, until they are closed.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::join`] of one of the NPUs; none of them has then joined.
+    pub fn join(&self, root: &RootInfo) -> Result<()> {
+        let local = sorted(self.npus);
+        let contexts = self.npus.iter().map(AscendDevice::context);
+        let contexts = contexts.collect::<Result<Vec<_>>>()?;
+        let joined = thread::scope(|scope| {
+            let join = |(index, context): (usize, &Arc<Context>)| {
+                let options = CommunicatorOptions::new(self.all, self.first + index as u32);
+                let context = context.clone();
+                scope.spawn(move || Communicator::join(context.stream(), root, options))
+            };
+            let threads: Vec<_> = contexts.iter().enumerate().map(join).collect();
+            let ended = threads.into_iter().map(|thread| match thread.join() {
+                Ok(joined) => joined,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            ended.collect::<Vec<_>>()
+        });
+        let joined = joined.into_iter().collect::<Result<Vec<_>>>()?;
+        for (context, communicator) in contexts.iter().zip(joined) {
+            let memberships = context.cache::<Memberships>();
+            let mut memberships = lock(&memberships.0);
+            // One of an earlier run would hold memory for nothing.
+            memberships.retain(|membership| membership.local != local);
+            memberships.push(Membership {
+                local: local.clone(),
+                pending: Vec::new(),
+                communicator,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl AscendDevice {
+    /// By what the ranks of other processes find this NPU, which is to be rank 0.
+    ///
+    /// # Errors
+    /// [`AscendError::Load`] if there is no collective library; those of [`open`](Self::open).
+    pub fn root_info(&self) -> Result<RootInfo> {
+        self.context()?.stream().device().root_info()
+    }
+
+    /// What its communicators were asked for; nothing while it is not open.
+    pub fn traffic(&self) -> Traffic {
+        let memberships = self.opened().map(|context| context.cache::<Memberships>());
+        memberships.map_or_else(Traffic::default, |memberships| memberships.traffic())
+    }
+
+    /// Whether all its communicators add in a fixed order, so that runs on the same devices are
+    /// equal to the bit.
+    pub fn is_deterministic(&self) -> bool {
+        let memberships = self.opened().map(|context| context.cache::<Memberships>());
+        memberships.is_none_or(|memberships| {
+            let all = lock(&memberships.0);
+            all.iter()
+                .all(|membership| membership.communicator.is_deterministic())
+        })
+    }
+}
+
+/// Root infos on their way from the device of rank 0 to the others of a group, all of this process.
+#[derive(Default)]
+struct Roots {
+    infos: Mutex<HashMap<Vec<AscendDevice>, (Result<RootInfo>, usize)>>,
+    changed: Condvar,
+}
+
+static ROOTS: std::sync::LazyLock<Roots> = std::sync::LazyLock::new(Roots::default);
+
+impl Roots {
+    /// The root info of a group for the device of a rank.
+    fn exchange(&self, context: &Context, local: &[AscendDevice], rank: usize) -> Result<RootInfo> {
+        if rank == 0 {
+            let root = context.stream().device().root_info();
+            if local.len() > 1 {
+                let entry = (root.clone(), local.len() - 1);
+                lock(&self.infos).insert(local.to_vec(), entry);
+                self.changed.notify_all();
+            }
+            return root;
+        }
+        let limit = Instant::now() + ROOT_TIMEOUT;
+        let mut infos = lock(&self.infos);
+        loop {
+            if let Some((root, left)) = infos.get_mut(local) {
+                *left -= 1;
+                let (root, is_last) = (root.clone(), *left == 0);
+                if is_last {
+                    infos.remove(local);
+                }
+                return root;
+            }
+            let left = limit.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(AscendError::Collective {
+                    function: "HcclGetRootInfo",
+                    rank: rank as u32,
+                    code: 9,
+                    meaning: "timeout".to_owned(),
+                    detail: format!("{} did not begin in time", local[0]),
+                });
+            }
+            let waited = self.changed.wait_timeout(infos, left);
+            infos = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Queues the sum of a tensor over the ranks of its device's communicator with `devices`, which is
+/// made at the first call of a group of this process.
+fn queue(tensor: AscendTensor, devices: &[AscendDevice]) -> Result<AscendTensor, ExecutionError> {
+    let context = tensor.context()?.clone();
+    let dtype = match tensor.dtype() {
+        DType::F32 => SumType::F32,
+        DType::F16 => SumType::F16,
+        DType::BF16 => SumType::Bf16,
+        other => {
+            let message = format!("NPUs sum f32, f16 and bf16 over devices, not {other:?}");
+            return Err(ExecutionError::with_context(message));
+        }
+    };
+    // Others may read the block while it is summed in place.
+    let tensor = if tensor.is_contiguous() && tensor.is_unique() {
+        tensor
+    } else {
+        movement::copy(&tensor)
+    };
+    if let Some(failure) = tensor.failure() {
+        return Err(failure.clone());
+    }
+    let local = sorted(devices);
+    let memberships = context.cache::<Memberships>();
+    let mut all = lock(&memberships.0);
+    if !all.iter().any(|membership| membership.local == local) {
+        // Another operation of this device comes after this one, in this thread.
+        drop(all);
+        let communicator = form(&context, &local).map_err(|error| execution(&error))?;
+        all = lock(&memberships.0);
+        all.push(Membership {
+            local: local.clone(),
+            pending: Vec::new(),
+            communicator,
+        });
+    }
+    let membership = all.iter_mut().find(|membership| membership.local == local);
+    let Some(membership) = membership else {
+        unreachable!("pushed above");
+    };
+    let span = Span {
+        first_byte: tensor.offset() * tensor.dtype().size(),
+        count: tensor.len(),
+        memory: Held(tensor.clone()),
+    };
+    let pending = membership.communicator.all_reduce(span, dtype);
+    membership
+        .pending
+        .push(pending.map_err(|error| execution(&error))?);
+    Ok(tensor)
+}
+
+/// A communicator of devices of this process, each of which comes in a thread of its own.
+fn form(context: &Context, local: &[AscendDevice]) -> Result<Communicator> {
+    let rank = local.iter().position(|device| *device == context.device());
+    let Some(rank) = rank else {
+        return Err(AscendError::InvalidArgument {
+            operation: "all_reduce",
+            argument: "devices",
+            expected: format!("with the tensor's, {}", context.device()),
+            found: format!("{local:?}"),
+        });
+    };
+    let root = ROOTS.exchange(context, local, rank)?;
+    let options = CommunicatorOptions::new(local.len() as u32, rank as u32);
+    Communicator::join(context.stream(), &root, options)
+}
+
+/// The sum over devices. burn 0.23 calls once for all devices of a group, from one thread: the same
+/// for each of them, on the thread of its device.
+impl DistributedOps<Ascend> for Ascend {
+    fn all_reduce(
+        tensor: AscendTensor,
+        op: ReduceOperation,
+        device_ids: Vec<DeviceId>,
+    ) -> CollectiveTensor<Ascend> {
+        let (device, shape, dtype) = (tensor.device(), tensor.shape(), tensor.dtype());
+        let ids = device_ids.into_iter();
+        let devices: Vec<AscendDevice> = ids.map(AscendDevice::from_id).collect();
+        let sum = queue(tensor, &devices).unwrap_or_else(|error| {
+            if let Some(context) = device.opened() {
+                context.failed(&error);
+            }
+            AscendTensor::failed(&device, shape, dtype, error)
+        });
+        CollectiveTensor::new(match op {
+            ReduceOperation::Sum => sum,
+            ReduceOperation::Mean => {
+                Self::sync_collective(&device);
+                let ranks = devices.len().max(1) as f64;
+                Self::float_mul_scalar(sum, Scalar::Float(1.0 / ranks))
+            }
+        })
+    }
+
+    fn sync_collective(device: &AscendDevice) {
+        if let Some(context) = device.opened() {
+            context.cache::<Memberships>().finish();
+        }
+    }
+}

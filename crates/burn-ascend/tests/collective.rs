@@ -1,0 +1,209 @@
+//! Sums over several simulated NPUs through burn: `all_reduce`, and gradients of distributed
+//! parameters in the worker threads that burn's `ExecutionStrategy::ddp` has.
+#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use ascend_sim::control;
+use burn::module::ParamId;
+use burn::tensor::distributed::{
+    DistributedConfig, DistributedContext, ReduceOperation, all_reduce,
+};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_ascend::{AscendDevice, AscendHost, Ranks};
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// NPUs of the simulator, closed at the end without a violation.
+struct Host {
+    host: Option<AscendHost>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Host {
+    fn new(npus: u16) -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        control::clear_collectives();
+        let npus: Vec<_> = (0..npus).map(AscendDevice::simulated).collect();
+        Self {
+            host: Some(AscendHost::start(&npus).unwrap()),
+            _turn: turn,
+        }
+    }
+
+    fn devices(&self) -> Vec<Device> {
+        self.host.as_ref().unwrap().devices().to_vec()
+    }
+
+    fn npus(&self) -> Vec<AscendDevice> {
+        self.host.as_ref().unwrap().npus().to_vec()
+    }
+
+    /// What `work` returns on a thread for each device.
+    fn on_each<T: Send>(&self, work: impl Fn(usize, &Device) -> T + Sync) -> Vec<T> {
+        let devices = self.devices();
+        thread::scope(|scope| {
+            let work = &work;
+            let spawn = |(rank, device)| scope.spawn(move || work(rank, device));
+            let threads: Vec<_> = devices.iter().enumerate().map(spawn).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        })
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.host = None;
+        control::clear_faults();
+        let violations = control::take_violations();
+        if !thread::panicking() {
+            assert_eq!(violations, []);
+            assert_eq!(control::live().communicators, 0);
+        }
+    }
+}
+
+fn sum(x: Tensor<1>, op: ReduceOperation, devices: &[Device]) -> Tensor<1> {
+    all_reduce(x, op, devices.to_vec()).resolve()
+}
+
+fn values(x: Tensor<1>) -> Result<Vec<f32>, String> {
+    let data = x
+        .cast(DType::F32)
+        .try_into_data()
+        .map_err(|e| e.to_string())?;
+    Ok(data.iter::<f32>().collect())
+}
+
+#[test]
+fn each_device_receives_sum_and_mean_in_every_type_that_is_summed() {
+    let host = Host::new(3);
+    let devices = host.devices();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let found = host.on_each(|rank, device| {
+            let data = TensorData::from([1.0 + rank as f32, -2.0, 8.0]);
+            let x = Tensor::<1>::from_data(data, (device, dtype));
+            let [summed, mean] = [ReduceOperation::Sum, ReduceOperation::Mean]
+                .map(|op| sum(x.clone(), op, &devices));
+            // A view, of a tensor that is still held.
+            let view = sum(x.clone().slice(1..3), ReduceOperation::Sum, &devices);
+            let parts = [summed, mean, view, x].map(|x| values(x).unwrap());
+            parts
+        });
+        for (rank, [summed, mean, view, x]) in found.into_iter().enumerate() {
+            assert_eq!(summed, [6.0, -6.0, 24.0]);
+            assert_eq!((mean[1], mean[2]), (-2.0, 8.0));
+            assert_eq!(view, [-6.0, 24.0]);
+            assert_eq!(x, [1.0 + rank as f32, -2.0, 8.0]);
+        }
+    }
+    let npu = host.npus()[0];
+    assert!(npu.is_deterministic());
+    assert_eq!(npu.traffic().calls, 9);
+    assert_eq!(control::collectives()["HcclAllReduce"].calls, 27);
+}
+
+#[test]
+fn what_an_npu_does_not_sum_and_what_it_fails_to_sum_is_an_error_of_the_tensor() {
+    let host = Host::new(2);
+    let devices = host.devices();
+    let found = host.on_each(|_, device| {
+        let x = Tensor::<1>::from_data(TensorData::from([1.0_f64]), (device, DType::F64));
+        values(sum(x, ReduceOperation::Sum, &devices))
+    });
+    for message in found {
+        let message = message.unwrap_err();
+        assert!(message.contains("f32, f16 and bf16"), "{message}");
+    }
+    control::inject_fault("HcclAllReduce", 1, 15);
+    control::inject_fault("HcclAllReduce", 2, 15);
+    let found = host.on_each(|_, device| {
+        let x = Tensor::<1>::from_data([1.0_f32], device);
+        values(sum(x, ReduceOperation::Sum, &devices))
+    });
+    for message in found {
+        let message = message.unwrap_err();
+        assert!(
+            message.contains("returned 15 (call runtime api fail)"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn ranks_of_a_wider_group_are_joined_beforehand() {
+    let host = Host::new(2);
+    let npus = host.npus();
+    let ranks = Ranks {
+        npus: &npus,
+        first: 0,
+        all: 2,
+    };
+    let root = npus[0].root_info().unwrap();
+    ranks.join(&root).unwrap();
+    let devices = host.devices();
+    let found = host.on_each(|rank, device| {
+        let x = Tensor::<1>::from_data([rank as f32], device);
+        values(sum(x, ReduceOperation::Sum, &devices))
+    });
+    assert_eq!(found, [Ok(vec![1.0]), Ok(vec![1.0])]);
+    assert_eq!(npus[1].memory().unwrap().communicator_bytes, 400 << 20);
+}
+
+/// The gradients of two parameters, over several steps: as burn's workers, each on a thread, with
+/// the barrier between steps that its worker loop lacks (a fast worker would begin the next backward
+/// while the sums of a slow one are due, and both would wait for ever).
+#[test]
+fn gradients_of_distributed_parameters_are_those_of_the_whole_batch() {
+    const STEPS: usize = 5;
+    let host = Host::new(2);
+    let devices: Vec<_> = host.devices().into_iter().map(Device::autodiff).collect();
+    let config = DistributedConfig {
+        all_reduce_op: ReduceOperation::Mean,
+    };
+    let context = DistributedContext::init(devices.clone(), config);
+    let barrier = Arc::new(Barrier::new(2));
+    let ids = [ParamId::new(), ParamId::new()];
+    let workers = devices.into_iter().enumerate().map(|(rank, device)| {
+        let barrier = barrier.clone();
+        thread::spawn(move || {
+            let mut weights = [[1.0_f32, -1.0], [0.5, 2.0]];
+            for step in 0..STEPS {
+                let [a, b] = [0, 1].map(|index| {
+                    let x = Tensor::<1>::from_data(weights[index], &device).require_grad();
+                    x.set_distributed(ids[index])
+                });
+                let x = Tensor::<1>::from_data([rank as f32 + 1.0, step as f32], &device);
+                let loss = (a.clone() * x.clone() + b.clone() * x.clone() * x).sum();
+                let gradients = loss.backward();
+                barrier.wait();
+                for (weight, tensor) in weights.iter_mut().zip([a, b]) {
+                    let gradient = values(tensor.grad(&gradients).unwrap()).unwrap();
+                    for (weight, gradient) in weight.iter_mut().zip(gradient) {
+                        *weight -= 0.1 * gradient;
+                    }
+                }
+            }
+            weights
+        })
+    });
+    let workers: Vec<_> = workers.collect();
+    let found: Vec<_> = workers.into_iter().map(|w| w.join().unwrap()).collect();
+    drop(context);
+    let mut expected = [[1.0_f32, -1.0], [0.5, 2.0]];
+    for step in 0..STEPS {
+        let step = step as f32;
+        let gradients = [[1.5, step], [2.5, step * step]];
+        for (weight, gradient) in expected
+            .iter_mut()
+            .flatten()
+            .zip(gradients.iter().flatten())
+        {
+            *weight -= 0.1 * gradient;
+        }
+    }
+    assert_eq!(found, [expected, expected]);
+    let counted = control::collectives()["HcclAllReduce"];
+    assert_eq!(counted.calls as usize, 2 * 2 * STEPS);
+}
