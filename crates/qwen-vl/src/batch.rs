@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, MaskRules};
+use burn_attention::{Attention, AttentionMask, MaskRules, Sequences};
 use rope_burn::RotaryAngles;
 use rope_core::position_ids::{PositionIds, Prompt, Rows};
 
 use crate::decoder::Deepstack;
+use crate::delta::Recurrence;
 use crate::error::{QwenVlError, Result};
 use crate::layers::Common;
 use crate::linear::Draw;
@@ -37,6 +38,7 @@ pub struct Batch {
     pub(crate) input_ids: Tensor<2, Int>,
     pub(crate) angles: RotaryAngles,
     pub(crate) attention: Attention,
+    recurrence: Option<Recurrence>,
     pub(crate) vision: Option<VisionBatch>,
     pub(crate) attended: Vec<bool>,
     pub(crate) sequences: Vec<Range<usize>>,
@@ -65,6 +67,7 @@ impl Batch {
         Common {
             angles: &self.angles,
             attention: &self.attention,
+            recurrence: self.recurrence.as_ref(),
             draw,
         }
     }
@@ -120,7 +123,18 @@ impl QwenVl {
             attended: Some(&attended),
             ..Default::default()
         };
+        let recurrence = match self.language_model.taps {
+            Some(taps) => {
+                let sequences = match rules.cu_seqlens {
+                    Some(cu_seqlens) => Sequences::packed(cu_seqlens, seq)?,
+                    None => Sequences::whole(seq),
+                };
+                Some(Recurrence::new(sequences, &attended, taps, &device))
+            }
+            None => None,
+        };
         Ok(Batch {
+            recurrence,
             input_ids: ints(prompt.input_ids.iter().copied(), &device).reshape([rows, seq]),
             angles: self
                 .language_model

@@ -44,6 +44,9 @@ pub(crate) struct Family {
     output_norms: bool,
     /// True if one matrix of the decoder makes the gate and what it gates.
     joined_gate: bool,
+    /// True if the decoder has layers with a state, norms that multiply by 1 + weight and a gate of
+    /// the attention's output: that of Qwen3.5.
+    has_states: bool,
     // Of the vision tower.
     rms_norm: bool,
     gated: bool,
@@ -62,6 +65,7 @@ const QWEN2: Family = Family {
     qk_norm: false,
     output_norms: false,
     joined_gate: false,
+    has_states: false,
     rms_norm: false,
     gated: false,
     patch_bias: false,
@@ -69,7 +73,7 @@ const QWEN2: Family = Family {
     downsamples: false,
 };
 
-static FAMILIES: [Family; 4] = [
+static FAMILIES: [Family; 5] = [
     QWEN2,
     Family {
         model_type: "qwen2_5_vl",
@@ -85,6 +89,16 @@ static FAMILIES: [Family; 4] = [
         defaults: qwen3_defaults,
         attention_bias: false,
         qk_norm: true,
+        patch_bias: true,
+        ..QWEN2
+    },
+    Family {
+        model_type: "qwen3_5",
+        names: &names::QWEN3_5,
+        defaults: qwen3_5_defaults,
+        attention_bias: false,
+        qk_norm: true,
+        has_states: true,
         patch_bias: true,
         ..QWEN2
     },
@@ -152,6 +166,25 @@ fn qwen3_defaults() -> Value {
             "num_heads": 16, "in_channels": 3, "patch_size": 16, "temporal_patch_size": 2,
             "spatial_merge_size": 2, "hidden_act": "gelu_pytorch_tanh",
             "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]
+        }
+    })
+}
+
+fn qwen3_5_defaults() -> Value {
+    json!({
+        "image_token_id": 248_056, "video_token_id": 248_057,
+        "text_config": {
+            "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288,
+            "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+            "full_attention_interval": 4
+        },
+        "vision_config": {
+            "depth": 27, "hidden_size": 1152, "out_hidden_size": 3584, "intermediate_size": 4304,
+            "num_heads": 16, "in_channels": 3, "patch_size": 16, "temporal_patch_size": 2,
+            "spatial_merge_size": 2, "hidden_act": "gelu_pytorch_tanh",
+            "num_position_embeddings": 2304
         }
     })
 }
@@ -251,8 +284,32 @@ pub struct TextConfig {
     pub output_norms: bool,
     /// True if one matrix makes the gate of the feed-forward network and what it gates.
     pub joined_gate: bool,
+    /// True if norms of the residual stream and of q and k multiply by 1 + weight.
+    pub unit_offset: bool,
+    /// True if the output of attention is gated, by as many more outputs of q's matrix.
+    pub output_gate: bool,
+    /// The layers with a state, where there are any.
+    pub delta: Option<DeltaConfig>,
     /// How q and k are rotated.
     pub rotation: RotarySpec,
+}
+
+/// The layers of a decoder that have a state: each token reads and writes it, by the gated delta
+/// rule, instead of attending to those before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeltaConfig {
+    /// Heads of q and k.
+    pub key_heads: usize,
+    /// Heads of v.
+    pub heads: usize,
+    /// Channels of a head of q and k.
+    pub key_dim: usize,
+    /// Channels of a head of v.
+    pub value_dim: usize,
+    /// Tokens that the convolution before the rule reaches over.
+    pub taps: usize,
+    /// Layers that attend, without a state.
+    pub full_attention_layers: Vec<usize>,
 }
 
 /// The vision tower.
@@ -347,6 +404,25 @@ struct RawText {
     tie_word_embeddings: Option<bool>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum LayerType {
+    FullAttention,
+    LinearAttention,
+}
+
+/// The keys of a decoder with states.
+#[derive(Deserialize)]
+struct RawStates {
+    layer_types: Option<Vec<LayerType>>,
+    full_attention_interval: usize,
+    linear_conv_kernel_dim: usize,
+    linear_key_head_dim: usize,
+    linear_value_head_dim: usize,
+    linear_num_key_heads: usize,
+    linear_num_value_heads: usize,
+}
+
 #[derive(Deserialize)]
 struct RawVision {
     depth: usize,
@@ -437,6 +513,8 @@ impl QwenVlConfig {
             None => ("config.json", &value),
         };
         let raw_text: RawText = read(text_part, text)?;
+        let states = family.has_states.then(|| read(text_part, text));
+        let states: Option<RawStates> = states.transpose()?;
         let raw_vision: RawVision = read(
             "vision_config",
             value.get("vision_config").unwrap_or(&Value::Null),
@@ -444,7 +522,7 @@ impl QwenVlConfig {
         let tied = top.tie_word_embeddings.or(raw_text.tie_word_embeddings);
         let config = Self {
             family,
-            text: TextConfig::new(family, raw_text, RotarySpec::from_hf_config(json)?)?,
+            text: TextConfig::new(family, raw_text, states, RotarySpec::from_hf_config(json)?)?,
             vision: VisionConfig::new(
                 family,
                 raw_vision,
@@ -488,7 +566,21 @@ impl QwenVlConfig {
         let grid = vision
             .position_grid
             .map_or(1, |side| side.saturating_mul(side));
+        let delta = text.delta.as_ref().map_or([1; 5], |delta| {
+            [
+                delta.key_heads,
+                delta.heads,
+                delta.key_dim,
+                delta.value_dim,
+                delta.taps,
+            ]
+        });
         for (key, found, (allowed, expected)) in [
+            ("linear_num_key_heads", delta[0], SIZE),
+            ("linear_num_value_heads", delta[1], SIZE),
+            ("linear_key_head_dim", delta[2], SIZE),
+            ("linear_value_head_dim", delta[3], SIZE),
+            ("linear_conv_kernel_dim", delta[4], OF_PATCH),
             ("vocab_size", text.vocab_size, SIZE),
             ("hidden_size", text.hidden_size, SIZE),
             ("intermediate_size", text.intermediate_size, SIZE),
@@ -558,6 +650,13 @@ impl QwenVlConfig {
         if let Some(windows) = &vision.windows {
             blocks("fullatt_block_indexes", &windows.full_attention_blocks)?;
         }
+        if let Some(delta) = &text.delta {
+            divides(
+                ("linear_num_value_heads", delta.heads),
+                ("linear_num_key_heads", delta.key_heads),
+                "each key head serves the same number of value heads",
+            )?;
+        }
         if vision.deepstack.len() > text.layers {
             return Err(sizes(
                 ("deepstack_visual_indexes", vision.deepstack.len()),
@@ -584,7 +683,12 @@ fn sizes(
 }
 
 impl TextConfig {
-    fn new(family: &Family, raw: RawText, rotation: RotarySpec) -> Result<Self> {
+    fn new(
+        family: &Family,
+        raw: RawText,
+        states: Option<RawStates>,
+        rotation: RotarySpec,
+    ) -> Result<Self> {
         if let Some(found) = raw.hidden_act.filter(|act| act != "silu") {
             return Err(QwenVlError::Unsupported {
                 key: "text hidden_act",
@@ -603,15 +707,51 @@ impl TextConfig {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
             intermediate_size: raw.intermediate_size,
-            layers: raw.num_hidden_layers,
             heads: raw.num_attention_heads,
             kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             rms_norm_eps: raw.rms_norm_eps,
             attention_bias: raw.attention_bias.unwrap_or(family.attention_bias),
             qk_norm: family.qk_norm,
+            layers: raw.num_hidden_layers,
             output_norms: family.output_norms,
             joined_gate: family.joined_gate,
+            unit_offset: family.has_states,
+            output_gate: family.has_states,
+            delta: states
+                .map(|states| DeltaConfig::new(states, raw.num_hidden_layers))
+                .transpose()?,
             rotation,
+        })
+    }
+}
+
+impl DeltaConfig {
+    fn new(raw: RawStates, layers: usize) -> Result<Self> {
+        let interval = raw.full_attention_interval;
+        let attends = |index: &usize| match &raw.layer_types {
+            Some(stated) => stated.get(*index) == Some(&LayerType::FullAttention),
+            None => (index + 1).is_multiple_of(interval),
+        };
+        if let Some(stated) = raw
+            .layer_types
+            .as_ref()
+            .filter(|stated| stated.len() != layers)
+        {
+            return Err(sizes(
+                ("layer_types", stated.len()),
+                ("num_hidden_layers", layers),
+                "each layer has one type",
+            ));
+        }
+        // What is beyond is refused with the other sizes.
+        let layers = 0..layers.min(*LAYERS.0.end());
+        Ok(Self {
+            key_heads: raw.linear_num_key_heads,
+            heads: raw.linear_num_value_heads,
+            key_dim: raw.linear_key_head_dim,
+            value_dim: raw.linear_value_head_dim,
+            taps: raw.linear_conv_kernel_dim,
+            full_attention_layers: layers.filter(attends).collect(),
         })
     }
 }

@@ -2,11 +2,13 @@
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, Layout, Positions};
 
-use crate::config::TextConfig;
+use crate::config::{DeltaConfig, TextConfig};
+use crate::delta::DeltaAttention;
 use crate::error::Result;
 use crate::layers::{Activation, Common, FeedForward, FeedForwardConfig, Gate, RmsNorm, attend};
 use crate::linear::Linear;
@@ -19,6 +21,9 @@ pub(crate) struct Decoder {
     pub(crate) layers: Vec<Layer>,
     norm: RmsNorm,
     rotary: Rotary,
+    /// Of the convolutions of its layers with a state, if it has such layers.
+    #[module(skip)]
+    pub(crate) taps: Option<usize>,
 }
 
 /// Features that are added to the first layers' outputs at the vision tokens.
@@ -29,7 +34,9 @@ pub(crate) struct Deepstack<'a> {
     pub(crate) features: Vec<Tensor<2>>,
 }
 
-/// k, rotated, and v of the tokens so far, `[batch, kv_heads, tokens, head_dim]`.
+/// k, rotated, and v of the tokens so far, `[batch, kv_heads, tokens, head_dim]`. Of a layer with a
+/// state the last inputs of its convolution, `[batch, 1, taps - 1, channels]`, and the state,
+/// `[batch, heads, key_dim, value_dim]`.
 pub(crate) type LayerCache = Option<(Tensor<4>, Tensor<4>)>;
 
 impl TextConfig {
@@ -41,15 +48,21 @@ impl TextConfig {
         Ok(Decoder {
             embed_tokens: EmbeddingConfig::new(self.vocab_size, self.hidden_size).init(device),
             layers: (0..self.layers)
-                .map(|_| Layer::new(self, &rotary, device))
+                .map(|index| Layer::new(self, index, &rotary, device))
                 .collect(),
             norm: self.norm(self.hidden_size, device),
             rotary,
+            taps: self.delta.as_ref().map(|delta| delta.taps),
         })
     }
 
     fn norm(&self, channels: usize, device: &Device) -> RmsNorm {
-        RmsNorm::new(channels, self.rms_norm_eps, device)
+        let new = if self.unit_offset {
+            RmsNorm::with_unit_offset
+        } else {
+            RmsNorm::new
+        };
+        new(channels, self.rms_norm_eps, device)
     }
 }
 
@@ -113,7 +126,9 @@ impl Deepstack<'_> {
 #[derive(Module, Debug)]
 pub(crate) struct Layer {
     input_layernorm: RmsNorm,
-    self_attn: SelfAttention,
+    self_attn: Option<SelfAttention>,
+    /// In the place of attention.
+    linear_attn: Option<DeltaAttention>,
     post_self_attn_layernorm: Option<RmsNorm>,
     post_attention_layernorm: RmsNorm,
     mlp: FeedForward,
@@ -121,26 +136,20 @@ pub(crate) struct Layer {
 }
 
 impl Layer {
-    fn new(config: &TextConfig, rotary: &Rotary, device: &Device) -> Self {
-        let head_dim = config.rotation.head_dim();
-        let (hidden_size, bias) = (config.hidden_size, config.attention_bias);
-        let biased = |heads: usize| Linear::new(hidden_size, heads * head_dim, bias, device);
-        let head_norm = || config.qk_norm.then(|| config.norm(head_dim, device));
+    fn new(config: &TextConfig, index: usize, rotary: &Rotary, device: &Device) -> Self {
+        let hidden_size = config.hidden_size;
+        let has_state = |delta: &&DeltaConfig| !delta.full_attention_layers.contains(&index);
+        let delta = config.delta.as_ref().filter(has_state);
+        let linear_attn =
+            delta.map(|delta| DeltaAttention::new(hidden_size, delta, config.rms_norm_eps, device));
         let norm = || config.norm(hidden_size, device);
         let output_norm = || config.output_norms.then(norm);
         Self {
             input_layernorm: norm(),
-            self_attn: SelfAttention {
-                q_proj: biased(config.heads),
-                k_proj: biased(config.kv_heads),
-                v_proj: biased(config.kv_heads),
-                o_proj: Linear::new(config.heads * head_dim, hidden_size, false, device),
-                q_norm: head_norm(),
-                k_norm: head_norm(),
-                rotary: rotary.clone(),
-                heads: config.heads,
-                kv_heads: config.kv_heads,
-            },
+            self_attn: linear_attn
+                .is_none()
+                .then(|| SelfAttention::new(config, rotary, device)),
+            linear_attn,
             post_self_attn_layernorm: output_norm(),
             post_attention_layernorm: norm(),
             mlp: FeedForwardConfig {
@@ -169,9 +178,15 @@ impl Layer {
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
         let normalised = self.input_layernorm.forward(hidden.clone())?;
-        let attended = self
-            .self_attn
-            .forward(normalised, common, cache, index, trace)?;
+        let attended = match (&self.self_attn, &self.linear_attn) {
+            (_, Some(linear)) => {
+                linear.forward(normalised, common.recurrence, cache, common.draw)?
+            }
+            (Some(attention), None) => {
+                attention.forward(normalised, common, cache, index, trace)?
+            }
+            (None, None) => normalised,
+        };
         trace.record(|| format!("attn.{index}.out"), &attended);
         let hidden = hidden + normalised_by(self.post_self_attn_layernorm.as_ref(), attended)?;
         let normalised = self.post_attention_layernorm.forward(hidden.clone())?;
@@ -181,18 +196,21 @@ impl Layer {
 
     /// The linear layers by name.
     pub(crate) fn linears(&mut self) -> impl Iterator<Item = (String, &mut Linear)> {
-        let attention = &mut self.self_attn;
-        let attention = [
-            ("q_proj", &mut attention.q_proj),
-            ("k_proj", &mut attention.k_proj),
-            ("v_proj", &mut attention.v_proj),
-            ("o_proj", &mut attention.o_proj),
-        ];
-        let attention = attention.map(|(name, linear)| (format!("self_attn.{name}"), linear));
+        let attention = self.self_attn.iter_mut().flat_map(|attention| {
+            [
+                ("self_attn.q_proj", &mut attention.q_proj),
+                ("self_attn.k_proj", &mut attention.k_proj),
+                ("self_attn.v_proj", &mut attention.v_proj),
+                ("self_attn.o_proj", &mut attention.o_proj),
+            ]
+        });
+        let delta = self.linear_attn.iter_mut();
+        let delta = delta.flat_map(DeltaAttention::linears);
+        let mixing = attention
+            .chain(delta)
+            .map(|(name, linear)| (name.to_owned(), linear));
         let mlp = self.mlp.linears().into_iter();
-        attention
-            .into_iter()
-            .chain(mlp.map(|(name, linear)| (format!("mlp.{name}"), linear)))
+        mixing.chain(mlp.map(|(name, linear)| (format!("mlp.{name}"), linear)))
     }
 }
 
@@ -215,9 +233,31 @@ struct SelfAttention {
     rotary: Rotary,
     heads: usize,
     kv_heads: usize,
+    /// Whether `q_proj` makes a gate of the output too, head by head after q.
+    output_gate: bool,
 }
 
 impl SelfAttention {
+    fn new(config: &TextConfig, rotary: &Rotary, device: &Device) -> Self {
+        let head_dim = config.rotation.head_dim();
+        let (hidden_size, bias) = (config.hidden_size, config.attention_bias);
+        let biased = |heads: usize| Linear::new(hidden_size, heads * head_dim, bias, device);
+        let head_norm = || config.qk_norm.then(|| config.norm(head_dim, device));
+        let of_q = if config.output_gate { 2 } else { 1 };
+        Self {
+            q_proj: biased(of_q * config.heads),
+            k_proj: biased(config.kv_heads),
+            v_proj: biased(config.kv_heads),
+            o_proj: Linear::new(config.heads * head_dim, hidden_size, false, device),
+            q_norm: head_norm(),
+            k_norm: head_norm(),
+            rotary: rotary.clone(),
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            output_gate: config.output_gate,
+        }
+    }
+
     fn forward(
         &self,
         hidden: Tensor<3>,
@@ -230,6 +270,7 @@ impl SelfAttention {
             angles,
             attention,
             draw,
+            ..
         } = common;
         let [batch, seq, _] = hidden.dims();
         let heads = |x: Tensor<3>, heads: usize| {
@@ -239,6 +280,14 @@ impl SelfAttention {
         let q = heads(self.q_proj.forward(hidden.clone(), draw), self.heads);
         let k = heads(self.k_proj.forward(hidden.clone(), draw), self.kv_heads);
         let v = heads(self.v_proj.forward(hidden, draw), self.kv_heads);
+        let (q, gate) = if self.output_gate {
+            let [.., both] = q.dims();
+            let half = |start| q.clone().narrow(3, start, both / 2);
+            let gate = half(both / 2).reshape([batch, seq, self.heads * both / 2]);
+            (half(0), Some(gate))
+        } else {
+            (q, None)
+        };
         let recording = trace.is_recording();
         let mut keep = |when: &str, q: &Tensor<4>, k: &Tensor<4>| {
             for (name, x) in [("q", q), ("k", k)] {
@@ -253,7 +302,7 @@ impl SelfAttention {
                     keep("pre", &q, &k);
                 }
                 let weights = [q_norm, k_norm].map(|norm| norm.weight.val());
-                let norm = HeadNorm::new(q_norm.epsilon)?;
+                let norm = HeadNorm::new(q_norm.epsilon)?.with_unit_offset(q_norm.unit_offset);
                 self.rotary.try_forward_norm(q, k, weights, norm, angles)?
             }
             _ => {
@@ -271,6 +320,11 @@ impl SelfAttention {
             }
             *cache = Some((k.clone(), v.clone()));
         }
-        Ok(self.o_proj.forward(attend(attention, q, k, v)?, draw))
+        let attended = attend(attention, q, k, v)?;
+        let attended = match gate {
+            Some(gate) => attended * sigmoid(gate),
+            None => attended,
+        };
+        Ok(self.o_proj.forward(attended, draw))
     }
 }

@@ -99,6 +99,7 @@ impl QwenVl {
         let common = Common {
             angles: &angles,
             attention: &Attention::new(mask),
+            recurrence: None,
             draw: None,
         };
         let (caches, mut trace) = (&mut cache.layers, Trace::off());

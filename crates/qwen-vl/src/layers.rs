@@ -3,13 +3,20 @@
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, LayerNorm, LayerNormConfig};
 use burn::tensor::activation::{gelu, gelu_approximate, sigmoid, silu};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_attention::{Attention, swiglu};
 use rope_burn::RotaryAngles;
 use serde::{Deserialize, Serialize};
 
+use crate::delta::Recurrence;
 use crate::error::Result;
 use crate::linear::{Draw, Linear};
+
+/// As torch draws the weights and biases of convolutions.
+pub(crate) const OF_CONVOLUTION: Initializer = Initializer::KaimingUniform {
+    gain: 0.577_350_269_189_625_8, // 1 / sqrt 3
+    fan_out_only: false,
+};
 
 /// The function between the two matrices of a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,12 +154,16 @@ impl Norm {
     }
 }
 
-/// x / sqrt(mean(x^2) + epsilon) * weight: one operation, which keeps its input alone.
+/// x / sqrt(mean(x^2) + epsilon) * weight, or * (1 + weight): one operation, which keeps its input
+/// alone.
 #[derive(Module, Debug)]
 pub(crate) struct RmsNorm {
     pub(crate) weight: Param<Tensor<1>>,
     #[module(skip)]
     pub(crate) epsilon: f64,
+    /// Whether 1 is added to the weight.
+    #[module(skip)]
+    pub(crate) unit_offset: bool,
 }
 
 impl RmsNorm {
@@ -160,12 +171,31 @@ impl RmsNorm {
         Self {
             weight: Initializer::Ones.init([channels], device),
             epsilon,
+            unit_offset: false,
+        }
+    }
+
+    /// A norm that multiplies by 1 + weight.
+    pub(crate) fn with_unit_offset(channels: usize, epsilon: f64, device: &Device) -> Self {
+        Self {
+            weight: Initializer::Zeros.init([channels], device),
+            epsilon,
+            unit_offset: true,
         }
     }
 
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
-        let weight = self.weight.val();
-        Ok(burn_attention::rms_norm(x, weight, self.epsilon)?)
+        let (weight, dtype) = (self.weight.val(), x.dtype());
+        if !self.unit_offset {
+            return Ok(burn_attention::rms_norm(x, weight, self.epsilon)?);
+        }
+        // 1 + weight has too few digits in 16 bits.
+        let wide = match dtype {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let (x, weight) = (x.cast(wide), weight.cast(wide) + 1.0);
+        Ok(burn_attention::rms_norm(x, weight, self.epsilon)?.cast(dtype))
     }
 }
 
@@ -174,6 +204,9 @@ impl RmsNorm {
 pub(crate) struct Common<'a> {
     pub(crate) angles: &'a RotaryAngles,
     pub(crate) attention: &'a Attention,
+    /// How the tokens of a step follow each other, where a layer has a state; none where a cache
+    /// goes on by a token.
+    pub(crate) recurrence: Option<&'a Recurrence>,
     pub(crate) draw: Draw,
 }
 

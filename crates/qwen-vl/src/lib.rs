@@ -18,6 +18,7 @@
 //! | `batch` | turning a prompt into tensors |
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
 //! | `vision`, `decoder` | the two towers |
+//! | `delta` | layers of the decoder with a state instead of keys and values |
 //! | `model` | both together |
 //! | `linear` | a linear layer, and the adapter beside its weight |
 //! | `lora`, `peft` | what is trained; adapters and their files |
@@ -30,6 +31,7 @@ mod backward;
 mod batch;
 mod config;
 mod decoder;
+mod delta;
 mod error;
 pub mod file;
 mod generate;
@@ -51,7 +53,9 @@ mod vision;
 
 pub use backward::Backward;
 pub use batch::{Batch, Inputs};
-pub use config::{Interpolation, QwenVlConfig, TextConfig, VisionConfig, VisionWindows};
+pub use config::{
+    DeltaConfig, Interpolation, QwenVlConfig, TextConfig, VisionConfig, VisionWindows,
+};
 pub use error::{QwenVlError, Result};
 pub use generate::{GenerateOptions, GenerationConfig, KvCache, Sampling};
 pub use layers::Activation;

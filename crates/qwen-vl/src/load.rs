@@ -67,9 +67,12 @@ impl QwenVlConfig {
     /// [`QwenVlError::TwoSpellings`]
     pub(crate) fn found(&self, files: &[Weights]) -> Result<BTreeMap<String, Found>> {
         let to_module = self.family.names.to_module();
-        // A tied head may be written out, and older checkpoints store the frequencies.
+        // A tied head may be written out, older checkpoints store the frequencies, and some have
+        // parts that no model reads.
         let is_no_parameter = |path: &str| {
-            (self.tied && path == "lm_head.weight") || path.ends_with("rotary_emb.inv_freq")
+            (self.tied && path == "lm_head.weight")
+                || path.ends_with("rotary_emb.inv_freq")
+                || self.family.names.is_unread(path)
         };
         let mut found: BTreeMap<String, Found> = BTreeMap::new();
         for (file, weights) in files.iter().enumerate() {

@@ -15,6 +15,8 @@ pub(crate) struct Names {
     text: &'static str,
     /// Names inside the modules.
     parts: &'static [Part],
+    /// The beginning of names that no module reads, where there are any.
+    unread: Option<&'static str>,
 }
 
 /// The beginning of a name inside a module.
@@ -50,6 +52,7 @@ pub(crate) const QWEN2: Names = Names {
         part(MERGERS, "mlp.0.", "mlp.up_proj."),
         part(MERGERS, "mlp.2.", "mlp.down_proj."),
     ],
+    unread: None,
 };
 
 pub(crate) const QWEN2_5: Names = Names {
@@ -70,6 +73,21 @@ pub(crate) const QWEN3: Names = Names {
         part(MERGERS, "linear_fc1.", "mlp.up_proj."),
         part(MERGERS, "linear_fc2.", "mlp.down_proj."),
     ],
+    unread: None,
+};
+
+/// Its checkpoints have a layer that predicts several tokens, which transformers does not read
+/// either.
+pub(crate) const QWEN3_5: Names = Names {
+    parts: &[
+        part(LAYERS, "linear_attn.A_log", "linear_attn.a_log"),
+        part(BLOCKS, "mlp.linear_fc1.", "mlp.up_proj."),
+        part(BLOCKS, "mlp.linear_fc2.", "mlp.down_proj."),
+        part(MERGERS, "linear_fc1.", "mlp.up_proj."),
+        part(MERGERS, "linear_fc2.", "mlp.down_proj."),
+    ],
+    unread: Some("mtp."),
+    ..QWEN3
 };
 
 pub(crate) const GLM4: Names = Names {
@@ -86,6 +104,11 @@ pub(crate) const GLM4: Names = Names {
 };
 
 impl Names {
+    /// Whether a name of a checkpoint is of a part that no module reads.
+    pub(crate) fn is_unread(&self, name: &str) -> bool {
+        self.unread.is_some_and(|unread| name.starts_with(unread))
+    }
+
     /// From a checkpoint's names, with the prefixes of any family, to the modules'.
     pub(crate) fn to_module(&self) -> KeyRemapper {
         let prefixes = [
@@ -150,7 +173,7 @@ pub(crate) fn rename(remapper: &KeyRemapper, name: &str) -> String {
 mod tests {
     use super::*;
 
-    const PAIRS: [(&Names, &str, &str); 13] = [
+    const PAIRS: [(&Names, &str, &str); 14] = [
         (
             &QWEN2,
             "visual.blocks.3.mlp.fc1.weight",
@@ -215,6 +238,11 @@ mod tests {
             &GLM4,
             "model.visual.embeddings.position_embedding.weight",
             "visual.pos_embed.weight",
+        ),
+        (
+            &QWEN3_5,
+            "model.language_model.layers.2.linear_attn.A_log",
+            "language_model.layers.2.linear_attn.a_log",
         ),
     ];
 

@@ -1,7 +1,7 @@
 //! The vision tower: from patches to the embeddings that replace the placeholders.
 
 use burn::module::{Module, Param};
-use burn::nn::{Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig};
+use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_attention::{Attention, AttentionMask, MaskRules};
@@ -14,7 +14,7 @@ use crate::batch::indices;
 use crate::config::{Interpolation, VisionConfig, VisionWindows};
 use crate::error::Result;
 use crate::layers::{
-    Activation, Common, FeedForward, FeedForwardConfig, Gate, Norm, RmsNorm, attend,
+    Activation, Common, FeedForward, FeedForwardConfig, Gate, Norm, OF_CONVOLUTION, RmsNorm, attend,
 };
 use crate::linear::{Draw, Linear};
 use crate::trace::Trace;
@@ -252,6 +252,7 @@ impl VisionTower {
         let common = Common {
             angles: &inputs.angles,
             attention,
+            recurrence: None,
             draw,
         };
         self.blocks[index].forward(hidden, common)
@@ -440,12 +441,6 @@ struct PatchProjection {
 
 /// What torch's layer norm adds to the variance unless told.
 const TORCH_LAYER_NORM_EPS: f64 = 1e-5;
-/// As torch draws the weights and biases of convolutions.
-const OF_CONVOLUTION: Initializer = Initializer::KaimingUniform {
-    gain: 0.577_350_269_189_625_8, // 1 / sqrt 3
-    fan_out_only: false,
-};
-
 impl PatchEmbed {
     fn new(config: &VisionConfig, device: &Device) -> Self {
         let (channels, fan_in) = (config.hidden_size, config.patch_elems());

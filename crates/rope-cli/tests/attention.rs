@@ -255,6 +255,7 @@ fn the_models_train_on_the_npu() {
         "qwen2_5_vl_tiny",
         "qwen3_vl_tiny",
         "glm4v_tiny",
+        "qwen3_5_tiny",
     ] {
         let folder = models.join("models").join(name);
         let config = QwenVlConfig::from_folder(&folder).expect(name);
@@ -295,8 +296,9 @@ fn the_models_train_on_the_npu() {
         let found = losses(&device.clone().autodiff());
         assert!(fallbacks().is_empty(), "{name}: {:?}", fallbacks());
         // Each layer of both towers, forward and backward, twice.
-        let layers = config.text.layers + config.vision.depth;
-        let fused = 2 * 2 * layers as u64;
+        let attending = config.text.delta.as_ref();
+        let attending = attending.map_or(config.text.layers, |x| x.full_attention_layers.len());
+        let fused = 2 * 2 * (attending + config.vision.depth) as u64;
         assert_eq!(
             attention_runs(),
             AttentionRuns { fused, blocks: 0 },
@@ -304,13 +306,14 @@ fn the_models_train_on_the_npu() {
         );
         // The norms before attention and feed-forward network, and the last one; Qwen2.5-VL's
         // tower has them too, and in front of its merger. GLM-4.1V has norms after both, and one
-        // more before its tower's blocks.
+        // more before its tower's blocks; Qwen3.5 has one more in each layer with a state.
         let (of_layer, of_tower) = match name {
             "qwen2_5_vl_tiny" => (2, 2 * config.vision.depth + 1),
             "glm4v_tiny" => (4, 2 * config.vision.depth + 2),
             _ => (2, 0),
         };
-        let norms = 2 * (of_layer * config.text.layers + 1 + of_tower) as u64;
+        let of_decoder = of_layer * config.text.layers + config.text.layers - attending + 1;
+        let norms = 2 * (of_decoder + of_tower) as u64;
         let runs = control::operator_runs();
         for operator in ["aclnnRmsNorm", "aclnnRmsNormGrad"] {
             assert_eq!(runs.get(operator), Some(&norms), "{name}: {operator}");

@@ -21,11 +21,12 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-const FOLDERS: [&str; 4] = [
+const FOLDERS: [&str; 5] = [
     "qwen2_vl_tiny",
     "qwen2_5_vl_tiny",
     "qwen3_vl_tiny",
     "glm4v_tiny",
+    "qwen3_5_tiny",
 ];
 const VOCABULARY: i64 = 300;
 const IMAGE: i64 = 290;
@@ -362,7 +363,7 @@ impl Example {
             let placeholders = std::iter::repeat_n(token, count);
             std::iter::once(292).chain(placeholders).chain([293])
         };
-        let video: Vec<i64> = if ["qwen3_vl", "glm4v"].contains(&model_type) {
+        let video: Vec<i64> = if ["qwen3_vl", "glm4v", "qwen3_5"].contains(&model_type) {
             (0..2)
                 .flat_map(|frame| text(3, 20 + frame).chain(vision(VIDEO, 4)))
                 .collect()
@@ -434,6 +435,8 @@ fn generation_with_a_cache_equals_the_whole_forward() {
         (FOLDERS[2], true),
         (FOLDERS[2], false),
         (FOLDERS[3], true),
+        (FOLDERS[4], true),
+        (FOLDERS[4], false),
     ] {
         let model = model(name);
         let vision = config(name).vision;
@@ -507,9 +510,15 @@ fn generation_with_a_cache_equals_the_whole_forward() {
 
 #[test]
 fn a_packed_prompt_gives_the_logits_of_its_parts() {
-    let model = model("qwen2_vl_tiny");
-    let elems = config("qwen2_vl_tiny").vision.patch_elems();
-    let example = Example::new("qwen2_vl", false);
+    for name in ["qwen2_vl_tiny", "qwen3_5_tiny"] {
+        packed_gives_the_logits_of_its_parts(name);
+    }
+}
+
+fn packed_gives_the_logits_of_its_parts(name: &str) {
+    let model = model(name);
+    let elems = config(name).vision.patch_elems();
+    let example = Example::new(config(name).model_type(), false);
     let parts = example.extended(&[Vec::new(), Vec::new()]);
     let images = patches(&model, &example.image_grids, elems).expect("patches");
     let videos = patches(&model, &example.video_grids, elems);

@@ -476,12 +476,16 @@ impl Fixture<'_> {
                 rows.push(row(name, self.by(), found, expected, tolerance, all));
             }
         }
+        let mut layers = 0..config.text.layers;
+        let rotates =
+            layers.find(|layer| trace.names().any(|name| name == format!("q_pre.{layer}")));
+        let rotates = rotates.unwrap_or(0);
         for (name, expected) in self.expected.with_prefix("")? {
             let is_rotated = name.ends_with("_pre") || name.ends_with("_post");
             let found = match trace.get(name)? {
                 Some(found) => values(found),
-                // Of the first layer, [batch, seq, heads, head_dim] here.
-                None => match trace.get(&format!("{name}.0"))? {
+                // Of the first layer that rotates, [batch, seq, heads, head_dim] here.
+                None => match trace.get(&format!("{name}.{rotates}"))? {
                     Some(found) => heads_first(found),
                     None => continue,
                 },
