@@ -10,7 +10,7 @@ fn main() -> Result<()> {
     let device = Device::flex().autodiff();
 
     // Once per model. RotarySpec::from_hf_config reads a config.json instead.
-    let axes = AxisLayout::Striped(vec![4, 2, 2]);
+    let axes = AxisLayout::Striped(vec![3, 3, 2]);
     let spec = RotarySpec::builder(16).axes(axes).theta(1e4).build()?;
     let rotary = Rotary::new(spec, Layout::Bsnd);
 

@@ -1,8 +1,9 @@
-//! Trains an attention layer to copy the token above: MRoPE alone tells it where that is.
+//! Trains an attention layer to copy the token above. Tokens are random, so MRoPE is the only way to
+//! find it: without positions the loss stays at 1.
 //!
 //!     cargo run -p mrope-examples --example 02_attention_layer
 
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_attention::{Attention, AttentionMask, MaskRules};
 use mrope_examples::{AttentionLayer, WIDTH};
@@ -32,20 +33,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut losses = Vec::new();
     for step in 0..200 {
-        let hidden = Tensor::random([8, SIDE * SIDE, WIDTH], Distribution::Default, &device);
+        let normal = Distribution::Normal(0.0, 1.0);
+        let hidden = Tensor::random([8, SIDE * SIDE, WIDTH], normal, &device);
         let above = hidden.clone().slice([0..8, 0..SIDE * (SIDE - 1)]);
         let out = layer.forward(hidden, &angles, &attention, &mut None);
         let below = out.slice([0..8, SIDE..SIDE * SIDE]);
         let loss = (below - above).square().mean();
         losses.push(loss.clone().into_scalar::<f32>());
         let gradients = GradientsParams::from_grads(loss.backward(), &layer);
-        layer = optimizer.step(0.01, layer, gradients);
+        layer = optimizer.step(0.02, layer, gradients);
         if step % 40 == 0 {
             println!("step {step:3}  loss {:.3}", losses[step]);
         }
     }
-    let (first, last) = (losses[0], losses[losses.len() - 1]);
+    let last = losses[losses.len() - 1];
     println!("step {}  loss {last:.3}", losses.len());
-    assert!(last < first / 2.0, "the loss went from {first} to {last}");
+    assert!(last < 0.5, "{last}");
     Ok(())
 }

@@ -9,7 +9,7 @@ use rope_burn::rope_core::{AxisLayout, Layout, RotarySpec};
 use rope_burn::{Result, Rotary, RotaryAngles};
 
 /// Channels of a token.
-pub const WIDTH: usize = 64;
+pub const WIDTH: usize = 32;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 16;
@@ -30,16 +30,17 @@ pub type Cache = Option<(Tensor<4>, Tensor<4>)>;
 
 impl AttentionLayer {
     /// A layer with random weights. Its 8 pairs of channels follow time, height and width in turn.
+    /// theta is small because the grids of the examples are: long prompts take 10,000 and more.
     ///
     /// # Errors
     /// None for these sizes.
     pub fn new(device: &Device) -> Result<Self> {
-        let axes = AxisLayout::Striped(vec![4, 2, 2]);
+        let axes = AxisLayout::Striped(vec![3, 3, 2]);
         let spec = RotarySpec::builder(HEAD_DIM)
             .axes(axes)
-            .theta(1e4)
+            .theta(2.0)
             .build()?;
-        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
+        let linear = |from, to| LinearConfig::new(from, to).init(device);
         Ok(Self {
             query: linear(WIDTH, HEADS * HEAD_DIM),
             key: linear(WIDTH, KV_HEADS * HEAD_DIM),

@@ -197,7 +197,7 @@ impl Report {
         suites.chain(faults).collect()
     }
 
-    /// Markdown, as docs/dev/simulator.md has it.
+    /// Markdown, as docs/tables/simulator.md has it.
     fn tables(&self) -> String {
         let mut text = format!("Headers: {}\nCompiler: {}\n", self.headers, self.compiler);
         text += "\n| architecture | kernels | errors | intrinsics without a body |\n|---|---|---|---|\n";

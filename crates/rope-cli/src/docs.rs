@@ -14,6 +14,7 @@ macro_rules! page {
 }
 
 page!(Ascend, "../../../docs/ascend.md");
+page!(AscendBackend, "../../../docs/dev/ascend-backend.md");
 page!(ComingFrom, "../../../docs/coming-from.md");
 page!(Mrope, "../../../docs/mrope.md");
 page!(NewBackend, "../../../docs/dev/new-backend.md");

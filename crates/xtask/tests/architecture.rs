@@ -1,5 +1,5 @@
-//! docs/dev/architecture.md names definitions and functions of the sources. They must be there, and
-//! the words that it lists must have no second definition.
+//! docs/tables/words.md names definitions of the sources. They must be there, and the words that it
+//! lists must have no second definition.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,24 +13,9 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The text of a second-level section.
-fn section(heading: &str) -> String {
-    let page = read(&root().join("docs/dev/architecture.md"));
-    let sections = page.split("\n## ");
-    let found: Vec<_> = sections
-        .filter_map(|text| text.strip_prefix(heading))
-        .collect();
-    assert_eq!(
-        found.len(),
-        1,
-        "sections of docs/dev/architecture.md that start with {heading:?}"
-    );
-    found[0].to_owned()
-}
-
-/// What stands between backticks.
-fn code(text: &str) -> impl Iterator<Item = &str> {
-    text.split('`').skip(1).step_by(2)
+/// The page of words.
+fn page() -> String {
+    read(&root().join("docs/tables/words.md"))
 }
 
 /// The rows of the tables of a text with `columns` columns, without headings and rules.
@@ -95,8 +80,8 @@ fn definitions(accepted: impl Fn(&str) -> bool) -> BTreeMap<String, Vec<String>>
 
 #[test]
 fn each_word_is_defined_once_where_the_table_says() {
-    let (section, defined) = (section("Words"), definitions(|_| true));
-    let words = rows(&section, 3);
+    let (page, defined) = (page(), definitions(|_| true));
+    let words = rows(&page, 3);
     assert!(words.len() > 20, "{} rows", words.len());
     let wrong: Vec<String> = (words.iter())
         .filter_map(|row| {
@@ -110,8 +95,8 @@ fn each_word_is_defined_once_where_the_table_says() {
 
 #[test]
 fn no_other_public_word_is_defined_twice() {
-    let section = section("Words");
-    let listed: BTreeSet<&str> = (rows(&section, 2).iter())
+    let page = page();
+    let listed: BTreeSet<&str> = (rows(&page, 2).iter())
         .map(|row| row[0].trim_matches('`'))
         .collect();
     let defined = definitions(|visibility| visibility == "pub");
@@ -128,32 +113,4 @@ fn no_other_public_word_is_defined_twice() {
     let twice: BTreeSet<&str> = twice.map(|(word, _)| word.as_str()).collect();
     let stale: Vec<_> = listed.difference(&twice).collect();
     assert!(stale.is_empty(), "listed, but defined once: {stale:?}");
-}
-
-#[test]
-fn each_function_of_the_two_ways_exists_and_files_are_counted() {
-    let sources = sources();
-    for heading in ["The way of `mrope_section`", "The way of q"] {
-        let section = section(heading);
-        let lists = section.split(" files):\n").collect::<Vec<_>>();
-        assert!(lists.len() > 1, "no list in {heading:?}");
-        for pair in lists.windows(2) {
-            let count = pair[0].rsplit('(').next().expect("a count");
-            let lines = pair[1].lines().skip_while(|line| line.is_empty());
-            let steps: String = lines.take_while(|line| !line.is_empty()).collect();
-            let places = code(&steps).filter_map(|place| place.split_once(".rs:"));
-            let mut files = BTreeSet::new();
-            for (file, function) in places {
-                let path = format!("{file}.rs");
-                let text = sources.get(&path).unwrap_or_else(|| panic!("no {path}"));
-                let start = format!("fn {function}");
-                let is_there = text
-                    .match_indices(&start)
-                    .any(|(at, start)| text[at + start.len()..].starts_with(['(', '<']));
-                assert!(is_there, "no function {function} in {path}");
-                files.insert(path);
-            }
-            assert_eq!(count, files.len().to_string(), "files of {files:?}");
-        }
-    }
 }
