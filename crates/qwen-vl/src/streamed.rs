@@ -156,7 +156,7 @@ impl<'a> Streamed<'a> {
         let part = |prefix: &str| self.part(prefix, adapters);
         let inputs = &vision.inputs;
         let first = part("visual.p")?;
-        let mut hidden = first.visual.first(inputs, &mut Trace::off());
+        let mut hidden = first.visual.first(inputs, &mut Trace::off())?;
         let mut features = Vec::new();
         for index in 0..first.visual.depth() {
             let model = part(&format!("visual.blocks.{index}."))?;

@@ -79,7 +79,7 @@ impl CommunicatorOptions {
 
     /// Bytes of device memory that it takes for itself.
     pub fn bytes(&self) -> usize {
-        2 * (self.buffer_mib as usize) << 20
+        (2 * (self.buffer_mib as usize)) << 20
     }
 }
 
