@@ -3,6 +3,7 @@
 mod batch;
 pub mod check;
 mod error;
+mod fingerprint;
 mod loader;
 mod memory;
 pub mod picture;
@@ -11,6 +12,7 @@ pub mod text;
 
 pub use batch::{Cut, MicroBatch, SampleRows};
 pub use error::{Result, VlmDataError};
+pub use fingerprint::Fingerprint;
 pub use loader::{BatchSize, DataPosition, GlobalBatch, Loader, LoaderOptions, OnError};
 pub use sample::{SampleEncoder, SampleOptions, TrainingSample};
 

@@ -17,6 +17,7 @@ use burn::optim::ModuleOptimizer;
 use burn::store::ModuleRecord;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use vlm_data::Fingerprint;
 
 use super::error::{Result, TrainError};
 use super::model::Model;
@@ -222,14 +223,12 @@ fn named(folder: &Path) -> Result<Vec<(usize, PathBuf)>> {
     Ok(found)
 }
 
-/// The FNV-1a hash of a file, for damage, not for malice.
-///
-/// # Source
-/// Eastlake et al., The FNV Non-Cryptographic Hash Algorithm, IETF draft-eastlake-fnv
+/// The hash of a file.
 fn checksum(path: &Path) -> Result<u64> {
     let bytes = fs::read(path).map_err(TrainError::file("read", path))?;
-    let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    Ok(bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash))
+    let mut hash = Fingerprint::default();
+    hash.add(&bytes);
+    Ok(hash.value())
 }
 
 fn rename(from: &Path, to: &Path) -> Result<()> {

@@ -24,6 +24,14 @@ pub enum BatchSize {
     Tokens(usize),
 }
 
+impl BatchSize {
+    fn size(self) -> usize {
+        match self {
+            Self::Samples(size) | Self::Tokens(size) => size,
+        }
+    }
+}
+
 /// What becomes of a record of which no sample can be made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
@@ -75,12 +83,30 @@ impl LoaderOptions {
         }
     }
 
-    fn check(&self, max_tokens: Option<usize>) -> Result<()> {
-        let batch = match self.batch {
-            BatchSize::Samples(size) | BatchSize::Tokens(size) => size,
+    /// The global batches of all epochs over samples of these lengths, in the order of the file:
+    /// what a [`Loader`] makes where no record is left out.
+    pub fn batches(&self, lengths: &[usize]) -> u64 {
+        let first = Turn {
+            epoch: 0,
+            before: 0,
         };
+        if let BatchSize::Samples(samples) = self.batch {
+            let of_epoch = lengths.len().div_ceil(samples.max(1)) as u64;
+            return of_epoch.saturating_mul(self.epochs);
+        }
+        let (mut batches, mut epoch, mut tokens) = (0, None, 0_usize);
+        for (turn, record) in Plan::new(lengths.len(), self, first) {
+            tokens = tokens.saturating_add(lengths[record]);
+            if epoch != Some(turn.epoch) || tokens > self.batch.size() {
+                (batches, epoch, tokens) = (batches + 1, Some(turn.epoch), lengths[record]);
+            }
+        }
+        batches
+    }
+
+    fn check(&self, max_tokens: Option<usize>) -> Result<()> {
         let positive = [
-            ("batch", batch),
+            ("batch", self.batch.size()),
             ("cut.tokens", self.cut.tokens()),
             ("ranks", self.ranks),
             ("threads", self.threads),
@@ -218,17 +244,6 @@ impl Loader {
             held: None,
             is_done: false,
         })
-    }
-
-    /// The global batches of all epochs, from the start; none where tokens decide.
-    pub fn batches(&self) -> Option<u64> {
-        match self.options.batch {
-            BatchSize::Samples(samples) => {
-                let epoch = self.records.div_ceil(samples as u64);
-                Some(epoch.saturating_mul(self.options.epochs))
-            }
-            BatchSize::Tokens(_) => None,
-        }
     }
 
     /// The share of the time since the first batch was asked for that was spent waiting for

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use super::records::{Place, Records, State};
 use super::{Conversation, Conversations, FileOptions};
+use crate::fingerprint::Fingerprint;
 use crate::text::error::{Result, TextError};
 
 /// Where the records of a data file begin: 16 bytes of memory for each. The file itself is read
@@ -43,7 +44,7 @@ impl DataIndex {
         let stamp = Stamp::of(path, &file)?;
         let hashed = Hashed {
             inner: file,
-            hash: FNV_START,
+            hash: Fingerprint::default(),
         };
         let input = BufReader::with_capacity(1 << 16, hashed);
         let mut records = Records::new(input, options.max_record_bytes);
@@ -59,7 +60,7 @@ impl DataIndex {
             places,
             is_array: state != State::Lines,
             stamp,
-            fingerprint: records.into_input().into_inner().hash,
+            fingerprint: records.into_input().into_inner().hash.value(),
         })
     }
 
@@ -178,21 +179,16 @@ fn refused(path: &Path, error: &std::io::Error) -> TextError {
     }
 }
 
-const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
-const FNV_PRIME: u64 = 0x100_0000_01b3;
-
 /// A stream with the FNV-1a hash of all that was read of it.
 struct Hashed<R> {
     inner: R,
-    hash: u64,
+    hash: Fingerprint,
 }
 
 impl<R: Read> Read for Hashed<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let length = self.inner.read(buffer)?;
-        for &byte in &buffer[..length] {
-            self.hash = (self.hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME);
-        }
+        self.hash.add(&buffer[..length]);
         Ok(length)
     }
 }
