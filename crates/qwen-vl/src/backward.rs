@@ -15,31 +15,31 @@ use burn::tensor::{Gradients, Tensor};
 
 use crate::batch::Batch;
 use crate::error::{QwenVlError, Result};
-use crate::linear::Draw;
 use crate::model::QwenVl;
-use crate::random::Stream;
+use crate::random::Draws;
 use crate::trace::Trace;
 use crate::vision::{VisionInputs, onward};
 
 /// How [`QwenVl::backward`] computes gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Backward {
+pub struct Backward<'a> {
     /// Runs each layer again in the backward pass, instead of keeping what its backward needs.
     pub recompute: bool,
     /// What the loss is multiplied with before its gradient is computed: the share of this batch
     /// in a larger one.
     pub weight: f64,
-    /// The seed of dropout; nothing is dropped without. Passes of one step have different ones.
-    pub seed: Option<u64>,
+    /// A seed of dropout for each sequence, in their order; nothing is dropped without. With its
+    /// seed a sequence drops the same beside any others.
+    pub seeds: Option<&'a [u64]>,
 }
 
-impl Default for Backward {
+impl Default for Backward<'_> {
     /// With recompute, a weight of 1, and no dropout.
     fn default() -> Self {
         Self {
             recompute: true,
             weight: 1.0,
-            seed: None,
+            seeds: None,
         }
     }
 }
@@ -49,20 +49,24 @@ impl QwenVl {
     /// of each trained parameter, flat, which `each` receives as soon as it is complete.
     ///
     /// # Errors
-    /// Those of [`loss`](Self::loss); [`QwenVlError::TensorUnreadable`] if the device does not give
-    /// the loss back.
+    /// Those of [`loss`](Self::loss); [`QwenVlError::SeedCount`];
+    /// [`QwenVlError::TensorUnreadable`] if the device does not give the loss back.
     pub fn backward(
         &self,
         batch: &Batch,
         labels: &[i64],
-        how: Backward,
+        how: Backward<'_>,
         each: &mut dyn FnMut(ParamId, Tensor<1>),
     ) -> Result<f64> {
-        let draw = how.seed.map(Stream::new);
+        let draws = how
+            .seeds
+            .map(|seeds| Draws::new(seeds, batch))
+            .transpose()?;
+        let draws = draws.as_ref();
         if how.recompute {
-            return self.backward_by_layer(batch, labels, how.weight, draw, each);
+            return self.backward_by_layer(batch, labels, how.weight, draws, each);
         }
-        let hidden = self.hidden(batch, draw, &mut [], &mut Trace::off())?;
+        let hidden = self.hidden(batch, draws, &mut [], &mut Trace::off())?;
         let loss = self.loss_of(hidden, batch, labels)?;
         if loss.is_tracked() {
             let mut gradients = (loss.clone() * how.weight).backward();
@@ -76,19 +80,19 @@ impl QwenVl {
         batch: &Batch,
         labels: &[i64],
         weight: f64,
-        draw: Draw,
+        draws: Option<&Draws>,
         each: &mut dyn FnMut(ParamId, Tensor<1>),
     ) -> Result<f64> {
         let quiet = &self.clone().no_grad();
         let decoder = &self.language_model;
         let layers = &decoder.layers;
-        let common = batch.common(draw);
+        let common = batch.common(draws);
 
+        let tower_wanted = batch.vision.is_some() && trains(&self.visual);
         let seen = match &batch.vision {
-            Some(vision) => Some(quiet.see(&vision.inputs, draw)?),
+            Some(vision) => Some(quiet.see(&vision.inputs, draws, tower_wanted)?),
             None => None,
         };
-        let tower_wanted = seen.is_some() && trains(&self.visual);
         let words_wanted = trains(&decoder.embed_tokens);
         let embeddings_wanted = tower_wanted || words_wanted;
         // Whether the input of each layer, and of the final norm, has a gradient that is wanted.
@@ -167,27 +171,32 @@ impl QwenVl {
         }
         if let (Some(vision), Some(seen), Some(of_merged)) = (&batch.vision, seen, of_merged) {
             let of_outputs = (of_merged, of_features);
-            self.backward_of_tower(&vision.inputs, seen.inputs, of_outputs, draw, each)?;
+            self.backward_of_tower(&vision.inputs, seen.inputs, of_outputs, draws, each)?;
         }
         Ok(loss)
     }
 
-    /// The tower's output, with the inputs of its blocks and of the merger after them.
-    fn see(&self, inputs: &VisionInputs, draw: Draw) -> Result<Seen> {
+    /// The tower's output; where `keeps` says so, with the inputs of its blocks and of the merger
+    /// after them.
+    fn see(&self, inputs: &VisionInputs, draws: Option<&Draws>, keeps: bool) -> Result<Seen> {
         let tower = &self.visual;
         let (mut kept, mut features) = (Vec::with_capacity(tower.depth() + 1), Vec::new());
         let mut hidden = tower.first(inputs, &mut Trace::off())?;
         for index in 0..tower.depth() {
-            kept.push(hidden.clone());
-            hidden = tower.block(index, hidden, inputs, draw)?;
+            if keeps {
+                kept.push(hidden.clone());
+            }
+            hidden = tower.block(index, hidden, inputs, draws)?;
             if let Some(which) = tower.feature_of(index) {
-                features.push(tower.feature(which, hidden.clone(), draw)?);
+                features.push(tower.feature(which, hidden.clone(), draws)?);
             }
         }
-        kept.push(hidden.clone());
+        if keeps {
+            kept.push(hidden.clone());
+        }
         Ok(Seen {
             inputs: kept,
-            merged: tower.merged(hidden, inputs, draw)?,
+            merged: tower.merged(hidden, inputs, draws)?,
             features,
         })
     }
@@ -198,7 +207,7 @@ impl QwenVl {
         inputs: &VisionInputs,
         mut kept: Vec<Tensor<2>>,
         (of_merged, of_features): (Tensor<2>, Vec<Option<Tensor<2>>>),
-        draw: Draw,
+        draws: Option<&Draws>,
         each: &mut dyn FnMut(ParamId, Tensor<1>),
     ) -> Result<()> {
         let tower = &self.visual;
@@ -225,7 +234,7 @@ impl QwenVl {
                 which.and_then(|which| Some((which, of_features.get(which)?.clone()?)));
             let of_feature = match of_feature {
                 Some((which, of_feature)) => Some(against(
-                    tower.feature(which, input.clone(), draw)?,
+                    tower.feature(which, input.clone(), draws)?,
                     of_feature,
                 )),
                 None => None,
@@ -236,10 +245,10 @@ impl QwenVl {
             };
             let of_output = match gradient.take() {
                 Some(of_output) if index == tower.depth() => {
-                    Some(against(tower.merged(read, inputs, draw)?, of_output))
+                    Some(against(tower.merged(read, inputs, draws)?, of_output))
                 }
                 Some(of_output) => {
-                    Some(against(tower.block(index, read, inputs, draw)?, of_output))
+                    Some(against(tower.block(index, read, inputs, draws)?, of_output))
                 }
                 None => None,
             };
@@ -265,7 +274,7 @@ impl QwenVl {
 
 /// What a pass through the tower keeps.
 struct Seen {
-    /// The inputs of the blocks, and the output of the last.
+    /// The inputs of the blocks, and the output of the last, or nothing.
     inputs: Vec<Tensor<2>>,
     merged: Tensor<2>,
     features: Vec<Tensor<2>>,

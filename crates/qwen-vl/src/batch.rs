@@ -11,8 +11,8 @@ use crate::decoder::Deepstack;
 use crate::delta::Recurrence;
 use crate::error::{QwenVlError, Result};
 use crate::layers::Common;
-use crate::linear::Draw;
 use crate::model::QwenVl;
+use crate::random::Draws;
 use crate::vision::VisionInputs;
 
 /// The input of a step.
@@ -50,6 +50,10 @@ pub struct Batch {
 #[derive(Clone, Debug)]
 pub(crate) struct VisionBatch {
     pub(crate) inputs: VisionInputs,
+    /// The token of each merged patch, in the order of the tower's blocks.
+    pub(crate) order: Vec<usize>,
+    /// Patches that are merged into one.
+    pub(crate) group: u64,
     /// Indices of the placeholders among the flat tokens, in the order of the merged patches.
     pub(crate) placeholders: Tensor<1, Int>,
     /// For every flat token, its row in word embeddings followed by merged patches.
@@ -63,12 +67,12 @@ impl Batch {
     }
 
     /// What all layers of the decoder share.
-    pub(crate) fn common(&self, draw: Draw) -> Common<'_> {
+    pub(crate) fn common<'a>(&'a self, draws: Option<&'a Draws>) -> Common<'a> {
         Common {
             angles: &self.angles,
             attention: &self.attention,
             recurrence: self.recurrence.as_ref(),
-            draw,
+            draw: draws.map(|draws| &draws.tokens[..]),
         }
     }
 
@@ -215,8 +219,11 @@ impl QwenVl {
         let patches = Tensor::cat(patches, 0)
             .to_device(device)
             .cast(self.float_dtype());
+        let inputs = self.visual.inputs(patches, &grids)?;
         Ok(Some(VisionBatch {
-            inputs: self.visual.inputs(patches, &grids)?,
+            order: inputs.in_order(&placeholders),
+            group: self.merged_patches as u64,
+            inputs,
             placeholders: indices(placeholders, device),
             sources: ints(sources.into_iter(), device),
         }))

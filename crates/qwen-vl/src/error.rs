@@ -283,6 +283,14 @@ pub enum QwenVlError {
         /// Labels found.
         found: usize,
     },
+    /// A number of seeds that differs from that of the sequences.
+    #[error("{found} seeds of dropout for {expected} sequences; give one for each")]
+    SeedCount {
+        /// Sequences of the batch.
+        expected: usize,
+        /// Seeds found.
+        found: usize,
+    },
     /// A step without a label to predict.
     #[error("no token has a label to predict: all are -100, padding, or first in their sequence")]
     NoTargets,

@@ -207,7 +207,7 @@ pub(crate) struct Common<'a> {
     /// How the tokens of a step follow each other, where a layer has a state; none where a cache
     /// goes on by a token.
     pub(crate) recurrence: Option<&'a Recurrence>,
-    pub(crate) draw: Draw,
+    pub(crate) draw: Draw<'a>,
 }
 
 /// Attends, and joins the heads of each token.

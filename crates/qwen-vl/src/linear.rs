@@ -7,8 +7,8 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::random::Stream;
 
-/// The numbers that dropout draws in a pass; without, nothing is dropped.
-pub(crate) type Draw = Option<Stream>;
+/// The random numbers of each row of what a layer reads; without, nothing is dropped.
+pub(crate) type Draw<'a> = Option<&'a [Stream]>;
 
 /// y = x W + b + s (x A) B, the last term where there is an adapter.
 ///
@@ -124,12 +124,13 @@ impl Adapter {
     fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Tensor<D> {
         let (a, b) = (self.a.val(), self.b.val());
         let mut x = x.cast(a.dtype());
-        if let Some(stream) = draw.filter(|_| self.dropout > 0.0) {
+        if let Some(rows) = draw.filter(|_| self.dropout > 0.0) {
             let (dims, kept) = (x.dims(), 1.0 / (1.0 - self.dropout));
-            let count = dims.iter().product();
-            let mask = stream
-                .part(self.index)
-                .mask(count, self.dropout, kept as f32);
+            let of_row = |row: &Stream| {
+                let stream = row.part(self.index);
+                stream.mask(dims[D - 1], self.dropout, kept as f32)
+            };
+            let mask: Vec<f32> = rows.iter().flat_map(of_row).collect();
             let mask = TensorData::new(mask, dims).convert_dtype(a.dtype());
             x = x * Tensor::from_data(mask, (&a.device(), a.dtype()));
         }

@@ -170,6 +170,14 @@ impl QwenVl {
         list.found
     }
 
+    /// The part and the number of elements of each weight, in the order of the module. Weights that
+    /// are not drawn yet stay so.
+    pub fn weight_sizes(&self) -> Vec<(ModelPart, usize)> {
+        let mut sizes = Sizes::default();
+        self.visit(&mut sizes);
+        sizes.found
+    }
+
     /// Trains these parts as they are, without adapters, and freezes the others.
     #[must_use]
     pub fn train_parts(mut self, parts: &[ModelPart]) -> Self {
@@ -187,9 +195,32 @@ impl QwenVl {
     /// [`QwenVlError::Unsupported`]; [`QwenVlError::NoTarget`] for a target that is no linear
     /// layer of the parts.
     pub fn with_lora(self, config: &LoraConfig, seed: u64) -> Result<Self> {
-        config.check()?;
         let mut model = self.train_parts(&[]);
-        let names = model.linear_names();
+        let chosen = model.adapted(config)?;
+        model.adapt(config, seed, |path| {
+            chosen.iter().any(|chosen| chosen == path)
+        });
+        Ok(model)
+    }
+
+    /// Inputs and outputs of the linear layers that adapters of a configuration stand beside.
+    ///
+    /// # Errors
+    /// Those of [`with_lora`](Self::with_lora).
+    pub fn adapted_sizes(&mut self, config: &LoraConfig) -> Result<Vec<[usize; 2]>> {
+        let chosen = self.adapted(config)?;
+        let linears = self.linears().into_iter();
+        let is_chosen = |path: &String| chosen.contains(path);
+        Ok(linears
+            .filter(|(path, _)| is_chosen(path))
+            .map(|(_, linear)| linear.sizes())
+            .collect())
+    }
+
+    /// The linear layers that a configuration means, by name in the module.
+    fn adapted(&mut self, config: &LoraConfig) -> Result<Vec<String>> {
+        config.check()?;
+        let names = self.linear_names();
         let of_parts = |(path, _): &&(String, String)| config.parts.contains(&ModelPart::of(path));
         let candidates: Vec<_> = names.iter().filter(of_parts).collect();
         let targets: Vec<_> = config
@@ -212,10 +243,7 @@ impl QwenVl {
         if chosen.is_empty() {
             return Err(no_target("all linear layers"));
         }
-        model.adapt(config, seed, |path| {
-            chosen.iter().any(|chosen| chosen == path)
-        });
-        Ok(model)
+        Ok(chosen)
     }
 
     /// Removes the adapters.
@@ -314,6 +342,29 @@ impl ModuleVisitor for Parameters {
                 dtype: tensor.dtype(),
             });
         }
+    }
+}
+
+/// Lists all weights.
+#[derive(Default)]
+struct Sizes {
+    path: ModulePath,
+    found: Vec<(ModelPart, usize)>,
+}
+
+impl ModuleVisitor for Sizes {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let elements = param.lazy_shape().num_elements();
+        self.found
+            .push((ModelPart::of(&self.path.name()), elements));
     }
 }
 

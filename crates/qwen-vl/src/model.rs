@@ -9,8 +9,8 @@ use crate::batch::Batch;
 use crate::config::{Family, QwenVlConfig};
 use crate::decoder::{Decoder, LayerCache};
 use crate::error::Result;
-use crate::linear::Draw;
 use crate::lora::LoraConfig;
+use crate::random::Draws;
 use crate::trace::Trace;
 use crate::vision::VisionTower;
 
@@ -110,19 +110,19 @@ impl QwenVl {
     pub(crate) fn hidden(
         &self,
         batch: &Batch,
-        draw: Draw,
+        draws: Option<&Draws>,
         caches: &mut [LayerCache],
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
         let seen = match &batch.vision {
-            Some(vision) => Some(self.visual.forward(&vision.inputs, draw, trace)?),
+            Some(vision) => Some(self.visual.forward(&vision.inputs, draws, trace)?),
             None => None,
         };
         let (merged, features) = seen.map(|seen| (seen.merged, seen.deepstack)).unzip();
         let embeddings = self.embeddings(batch, merged);
         trace.record(|| "inputs_embeds".into(), &embeddings);
         let deepstack = batch.deepstack(features.unwrap_or_default());
-        let common = batch.common(draw);
+        let common = batch.common(draws);
         self.language_model
             .forward(embeddings, common, deepstack, caches, trace)
     }

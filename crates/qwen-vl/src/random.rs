@@ -1,6 +1,57 @@
 //! Random numbers that are a function of their place, so that every device, and a layer that runs
 //! again, has the same ones.
 
+use crate::batch::Batch;
+use crate::error::{QwenVlError, Result};
+
+/// The random numbers of a pass: what each row is drawn from of the tensors that layers read.
+#[derive(Debug)]
+pub(crate) struct Draws {
+    /// Of the tokens, row after row.
+    pub(crate) tokens: Vec<Stream>,
+    /// Of the patches and the merged ones, in the order of the tower's blocks.
+    pub(crate) patches: Vec<Stream>,
+    pub(crate) merged: Vec<Stream>,
+}
+
+impl Draws {
+    /// Numbers that follow from a sequence's seed and a token's place in its sequence, so that they
+    /// do not depend on the sequences beside it.
+    ///
+    /// # Errors
+    /// [`QwenVlError::SeedCount`]
+    pub(crate) fn new(seeds: &[u64], batch: &Batch) -> Result<Self> {
+        let sequences = &batch.sequences;
+        if seeds.len() != sequences.len() {
+            return Err(QwenVlError::SeedCount {
+                expected: sequences.len(),
+                found: seeds.len(),
+            });
+        }
+        let mut tokens = vec![Stream::new(0); batch.attended.len()];
+        for (range, seed) in sequences.iter().zip(seeds) {
+            for (place, token) in range.clone().enumerate() {
+                tokens[token] = Stream::new(*seed).part(place as u64);
+            }
+        }
+        let merged: Vec<Stream> = match &batch.vision {
+            Some(vision) => {
+                let order = vision.order.iter();
+                order.map(|token| tokens[*token]).collect()
+            }
+            None => Vec::new(),
+        };
+        let group = batch.vision.as_ref().map_or(0, |vision| vision.group);
+        let patches = merged.iter();
+        let patches = patches.flat_map(|token| (0..group).map(|patch| token.part(patch)));
+        Ok(Self {
+            patches: patches.collect(),
+            tokens,
+            merged,
+        })
+    }
+}
+
 /// What the numbers of a place are drawn from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stream(u64);
@@ -32,13 +83,12 @@ impl Stream {
     }
 
     /// `kept` with a probability of 1 - `dropped`, else 0.
-    pub(crate) fn mask(self, count: usize, dropped: f64, kept: f32) -> Vec<f32> {
+    pub(crate) fn mask(self, count: usize, dropped: f64, kept: f32) -> impl Iterator<Item = f32> {
         let limit = (dropped * (1_u64 << 32) as f64) as u64;
-        let value = |index| match self.bits(index) >> 32 {
+        (0..count).map(move |index| match self.bits(index) >> 32 {
             bits if bits < limit => 0.0,
             _ => kept,
-        };
-        (0..count).map(value).collect()
+        })
     }
 }
 
@@ -71,9 +121,11 @@ mod tests {
         assert!(mean.abs() < 0.01, "{mean}");
         assert!(numbers.iter().all(|number| number.abs() <= 0.5));
         assert!(numbers.iter().any(|number| *number > 0.49));
-        let mask = Stream::new(3).part(1).mask(10_000, 0.25, 4.0 / 3.0);
+        let mask = |part| Stream::new(3).part(part).mask(10_000, 0.25, 4.0 / 3.0);
+        let mask = |part| mask(part).collect::<Vec<f32>>();
+        let (mask, other) = (mask(1), mask(2));
         let dropped = mask.iter().filter(|value| **value == 0.0).count();
         assert!(dropped.abs_diff(2500) < 150, "{dropped}");
-        assert_ne!(mask, Stream::new(3).part(2).mask(10_000, 0.25, 4.0 / 3.0));
+        assert_ne!(mask, other);
     }
 }

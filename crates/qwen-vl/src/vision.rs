@@ -17,6 +17,7 @@ use crate::layers::{
     Activation, Common, FeedForward, FeedForwardConfig, Gate, Norm, OF_CONVOLUTION, RmsNorm, attend,
 };
 use crate::linear::{Draw, Linear};
+use crate::random::Draws;
 use crate::trace::Trace;
 
 /// Turns patches into embeddings, one for each square of merged patches.
@@ -58,6 +59,7 @@ pub(crate) struct VisionInputs {
 #[derive(Clone, Debug)]
 struct WindowOrder {
     order: Tensor<1, Int>,
+    index: Vec<usize>,
     inverse: Tensor<1, Int>,
     /// Attention within each window.
     attention: Attention,
@@ -123,6 +125,20 @@ impl VisionConfig {
     }
 }
 
+impl VisionInputs {
+    /// What belongs to each merged patch, in the order of the blocks.
+    pub(crate) fn in_order(&self, of_merged: &[usize]) -> Vec<usize> {
+        match &self.windows {
+            Some(windows) => windows
+                .index
+                .iter()
+                .map(|merged| of_merged[*merged])
+                .collect(),
+            None => of_merged.to_vec(),
+        }
+    }
+}
+
 impl VisionTower {
     /// Prepares the patches of a step.
     pub(crate) fn inputs(&self, patches: Tensor<2>, grids: &[[usize; 3]]) -> Result<VisionInputs> {
@@ -159,7 +175,8 @@ impl VisionTower {
                     inverse[*merged] = index;
                 }
                 Some(WindowOrder {
-                    order: indices(windows.window_index, &device),
+                    order: indices(windows.window_index.clone(), &device),
+                    index: windows.window_index,
                     inverse: indices(inverse, &device),
                     attention: within(&windows.cu_window_seqlens)?,
                 })
@@ -178,22 +195,22 @@ impl VisionTower {
     pub(crate) fn forward(
         &self,
         inputs: &VisionInputs,
-        draw: Draw,
+        draws: Option<&Draws>,
         trace: &mut Trace,
     ) -> Result<VisionOutput> {
         let mut hidden = self.first(inputs, trace)?;
         let mut deepstack = Vec::new();
         for index in 0..self.depth() {
-            hidden = self.block(index, hidden, inputs, draw)?;
+            hidden = self.block(index, hidden, inputs, draws)?;
             trace.record(|| format!("vision.block.{index}.out"), &hidden);
             if let Some(which) = self.feature_of(index) {
-                let feature = self.feature(which, hidden.clone(), draw)?;
+                let feature = self.feature(which, hidden.clone(), draws)?;
                 trace.record(|| format!("vision.deepstack.{which}"), &feature);
                 deepstack.push(feature);
                 hidden = onward(hidden);
             }
         }
-        let merged = self.merged(hidden, inputs, draw)?;
+        let merged = self.merged(hidden, inputs, draws)?;
         trace.record(|| "vision.merged".into(), &merged);
         Ok(VisionOutput { merged, deepstack })
     }
@@ -241,7 +258,7 @@ impl VisionTower {
         index: usize,
         hidden: Tensor<2>,
         inputs: &VisionInputs,
-        draw: Draw,
+        draws: Option<&Draws>,
     ) -> Result<Tensor<2>> {
         let attention = match (&self.layout.windows, &inputs.windows) {
             (Some(layout), Some(windows)) if !layout.full_attention_blocks.contains(&index) => {
@@ -253,7 +270,7 @@ impl VisionTower {
             angles: &inputs.angles,
             attention,
             recurrence: None,
-            draw,
+            draw: draws.map(|draws| &draws.patches[..]),
         };
         self.blocks[index].forward(hidden, common)
     }
@@ -264,7 +281,13 @@ impl VisionTower {
     }
 
     /// A feature of the decoder, from the output of its block.
-    pub(crate) fn feature(&self, which: usize, hidden: Tensor<2>, draw: Draw) -> Result<Tensor<2>> {
+    pub(crate) fn feature(
+        &self,
+        which: usize,
+        hidden: Tensor<2>,
+        draws: Option<&Draws>,
+    ) -> Result<Tensor<2>> {
+        let draw = draws.map(|draws| &draws.merged[..]);
         self.deepstack_merger_list[which].forward(hidden, draw)
     }
 
@@ -273,8 +296,9 @@ impl VisionTower {
         &self,
         hidden: Tensor<2>,
         inputs: &VisionInputs,
-        draw: Draw,
+        draws: Option<&Draws>,
     ) -> Result<Tensor<2>> {
+        let draw = draws.map(|draws| &draws.merged[..]);
         let merged = self.merger.forward(hidden, draw)?;
         Ok(match &inputs.windows {
             Some(windows) => merged.select(0, windows.inverse.clone()),

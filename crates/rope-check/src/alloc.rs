@@ -7,6 +7,7 @@
 )]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize};
 
@@ -25,9 +26,17 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize};
 #[derive(Debug)]
 pub struct CountingAllocator {
     measuring: AtomicBool,
+    /// Whether it counts one thread alone.
+    one_thread: AtomicBool,
     all: Class,
     data: Class,
     large: Class,
+}
+
+thread_local! {
+    /// Whether this thread is the one that is counted. It has no destructor and takes no memory, so
+    /// that an allocator may read it.
+    static IS_COUNTED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Allocations from some size up.
@@ -98,6 +107,7 @@ impl CountingAllocator {
     pub const fn new() -> Self {
         Self {
             measuring: AtomicBool::new(false),
+            one_thread: AtomicBool::new(false),
             all: Class::new(),
             data: Class::new(),
             large: Class::new(),
@@ -117,25 +127,50 @@ impl CountingAllocator {
         large_bytes: usize,
         work: impl FnOnce() -> T,
     ) -> (T, Usage) {
-        self.all.reset(0);
-        self.data.reset(data_bytes);
-        self.large.reset(large_bytes);
+        self.reset(data_bytes, large_bytes);
         let stop = Measuring::start(self);
         let result = work();
         drop(stop);
-        let usage = Usage {
+        (result, self.usage())
+    }
+
+    /// Counts from now on what the calling thread allocates, and it alone, until
+    /// [`stop`](Self::stop). What it frees counts whichever thread allocated it.
+    pub fn start_thread(&self) {
+        self.reset(1, 1);
+        IS_COUNTED.set(true);
+        self.one_thread.store(true, SeqCst);
+        self.measuring.store(true, SeqCst);
+    }
+
+    /// Ends the count that [`start_thread`](Self::start_thread) began, in the same thread.
+    pub fn stop(&self) -> Usage {
+        self.measuring.store(false, SeqCst);
+        self.one_thread.store(false, SeqCst);
+        IS_COUNTED.set(false);
+        self.usage()
+    }
+
+    fn reset(&self, data_bytes: usize, large_bytes: usize) {
+        self.all.reset(0);
+        self.data.reset(data_bytes);
+        self.large.reset(large_bytes);
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
             peak_bytes: self.all.peak_bytes(),
             retained_bytes: self.all.live.load(Relaxed),
             retained_data_bytes: self.data.live.load(Relaxed),
             allocations: self.all.allocations.load(Relaxed),
             large_allocations: self.large.allocations.load(Relaxed),
             large_peak_bytes: self.large.peak_bytes(),
-        };
-        (result, usage)
+        }
     }
 
     fn classes(&self) -> impl Iterator<Item = &Class> {
-        let is_measuring = self.measuring.load(Relaxed);
+        let is_measuring = self.measuring.load(Relaxed)
+            && (!self.one_thread.load(Relaxed) || IS_COUNTED.try_with(Cell::get).unwrap_or(false));
         let classes = [&self.all, &self.data, &self.large];
         classes.into_iter().filter(move |_| is_measuring)
     }

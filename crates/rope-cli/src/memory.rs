@@ -32,7 +32,7 @@ pub(crate) fn expect(
 
 /// Bytes that Linux can give to this process, by its limits: memory that is free or can be freed,
 /// that of its control group, and its addresses.
-fn available() -> Option<f64> {
+pub(crate) fn available() -> Option<f64> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let (system, own) = (read("/proc/meminfo"), read("/proc/self/status"));
     let kib = |text: &str, name: &str| number(text, name).map(|kib| 1024.0 * kib);

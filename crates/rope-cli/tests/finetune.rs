@@ -46,18 +46,28 @@ fn files(out: &Path, trained: &str) -> Vec<Vec<u8>> {
 #[test]
 fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
     let out = folder("finetune-adapter");
-    let done = run(&out, "--val test.jsonl");
-    assert!(done.status.success(), "{}", text(&done.stderr));
+    let done = run(&out, "--val test.jsonl --samples 1");
+    let told = text(&done.stderr);
+    assert!(done.status.success(), "{told}");
+    assert!(told.contains("of memory at most, planned"), "{told}");
     let saved = text(&done.stdout);
     assert!(saved.trim_end().ends_with("adapter"), "{saved}");
     let log = std::fs::read_to_string(out.join("log.jsonl")).expect("a log");
-    assert_eq!(log.lines().count(), 7, "six steps and a validation: {log}");
-    assert!(
-        log.lines()
-            .last()
-            .is_some_and(|line| line.contains("validation_loss"))
+    let lines: Vec<&str> = log.lines().collect();
+    assert_eq!(
+        lines.len(),
+        9,
+        "answers, steps, a validation, answers: {log}"
     );
+    assert!(
+        lines[0].starts_with("{\"step\":0,\"answers\":[{\"line\":1,"),
+        "{log}"
+    );
+    assert!(lines[7].contains("validation_loss"), "{log}");
+    assert!(lines[8].contains("\"expected\":\"yellow\""), "{log}");
     assert!(out.join("adapter/adapter_config.json").is_file());
+    let curves = std::fs::read_to_string(out.join("curves.svg")).expect("curves");
+    assert!(curves.contains("validation") && curves.trim_end().ends_with("</svg>"));
 
     let again = run(&out, "--val test.jsonl");
     assert!(
@@ -73,6 +83,76 @@ fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
     );
     let same = run(&out, "--resume");
     assert!(same.status.success(), "{}", text(&same.stderr));
+}
+
+#[test]
+fn a_plan_needs_no_weights_and_says_what_fits() {
+    let out = folder("finetune-plan");
+    let done = run(&out, "--plan --memory 0.01");
+    let shown = text(&done.stdout);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let most = shown
+        .split("at most ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next());
+    let most: usize = most.and_then(|most| most.parse().ok()).expect("a number");
+    assert!((300..3000).contains(&most), "{shown}");
+    assert!(!out.exists());
+}
+
+/// `ulimit -f` stands for a full disk; ignored, its signal becomes an error of the write.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_and_a_full_disk_lose_no_step() {
+    let (straight, broken) = (folder("finetune-whole"), folder("finetune-broken"));
+    let done = run(&straight, "");
+    assert!(done.status.success(), "{}", text(&done.stderr));
+
+    let mut child = command(&broken, "").spawn().expect("the program starts");
+    let log = broken.join("log.jsonl");
+    while std::fs::metadata(&log).map_or(0, |log| log.len()) == 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let pid = child.id().to_string();
+    let sent = Command::new("kill").args(["-INT", &pid]).status();
+    assert!(sent.is_ok_and(|sent| sent.success()));
+    assert!(child.wait().expect("it ends").success());
+    let steps = || {
+        std::fs::read_to_string(&log)
+            .expect("a log")
+            .lines()
+            .count()
+    };
+    let stopped = steps();
+    assert!((1..6).contains(&stopped), "{stopped}");
+
+    let program = command(&broken, "--resume");
+    let full = Command::new("sh")
+        .current_dir(example())
+        .args(["-c", "trap '' XFSZ; ulimit -f 64 && exec \"$0\" \"$@\""])
+        .arg(program.get_program())
+        .args(program.get_args())
+        .output()
+        .expect("a shell");
+    let told = text(&full.stderr);
+    assert!(
+        !full.status.success() && !told.contains("panicked"),
+        "{told}"
+    );
+    assert!(
+        told.contains("state.safetensors") && told.contains("too large"),
+        "{told}"
+    );
+    assert!(
+        broken
+            .join(format!("checkpoint-{stopped:08}/run.json"))
+            .is_file()
+    );
+
+    let done = run(&broken, "--resume");
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let trained = "adapter/adapter_model.safetensors";
+    assert!(files(&straight, trained) == files(&broken, trained));
 }
 
 #[test]

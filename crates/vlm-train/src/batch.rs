@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor, TensorData};
 use qwen_vl::Inputs;
 use qwen_vl::rope_core::position_ids::{Prompt, Rows};
-use vlm_data::{MicroBatch, SampleRows};
+use vlm_data::{Fingerprint, MicroBatch, SampleRows};
 
 /// The tokens with what positions follow from.
 pub(crate) fn prompt(micro: &MicroBatch) -> Prompt<'_> {
@@ -60,4 +60,42 @@ pub(crate) fn lines(batch: &[MicroBatch]) -> String {
     let lines = batch.iter().flat_map(|micro| &micro.lines);
     let lines: Vec<String> = lines.map(u64::to_string).collect();
     lines.join(", ")
+}
+
+/// Seeds of dropout for the samples of a micro-batch in a step: of what they are, not of their
+/// place.
+pub(crate) fn seeds(micro: &MicroBatch, seed: u64, step: usize) -> Vec<u64> {
+    let tokens: Vec<&[i64]> = match &micro.rows {
+        SampleRows::Packed { cu_seqlens } => {
+            let pairs = cu_seqlens.windows(2);
+            pairs
+                .map(|pair| &micro.input_ids[pair[0]..pair[1]])
+                .collect()
+        }
+        SampleRows::Padded {
+            rows,
+            attention_mask,
+        } => {
+            let length = micro.input_ids.len() / (*rows).max(1);
+            let rows = micro.input_ids.chunks(length.max(1));
+            let masks = attention_mask.chunks(length.max(1));
+            // Padding is at the right.
+            let count = |mask: &[bool]| mask.iter().filter(|token| **token).count();
+            rows.zip(masks)
+                .map(|(row, mask)| &row[..count(mask)])
+                .collect()
+        }
+    };
+    let lines = tokens.iter().zip(&micro.lines);
+    let of_sample = |(tokens, line): (&&[i64], &u64)| {
+        let mut hash = Fingerprint::default();
+        for number in [seed, step as u64, *line] {
+            hash.add(&number.to_le_bytes());
+        }
+        tokens
+            .iter()
+            .for_each(|token| hash.add(&token.to_le_bytes()));
+        hash.value()
+    };
+    lines.map(of_sample).collect()
 }

@@ -17,9 +17,10 @@ use qwen_vl::QwenVl;
 use qwen_vl::file::{Entry, Sink, TensorFile, write_whole};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use vlm_data::DataPosition;
+use vlm_data::{DataPosition, Fingerprint};
 
 use crate::error::{Result, VlmTrainError};
+use crate::loss_scale::LossScale;
 use crate::recipe::Recipe;
 use crate::trainer::Trainer;
 
@@ -40,6 +41,8 @@ struct Run {
     steps: usize,
     /// Where the data go on.
     position: Option<DataPosition>,
+    /// What losses are multiplied with, in f16.
+    loss_scale: Option<LossScale>,
     /// Updates of each parameter.
     updates: BTreeMap<String, u64>,
     /// FNV-1a of the tensors' bytes, in their order.
@@ -73,6 +76,7 @@ impl Trainer {
             identity: identity.clone(),
             steps: self.steps,
             position: self.position,
+            loss_scale: self.loss_scale,
             updates: updates.collect(),
             checksum,
         };
@@ -119,6 +123,7 @@ impl Trainer {
         let mut trainer = Self::new(model, recipe)?;
         trainer.steps = run.steps;
         trainer.position = run.position;
+        trainer.loss_scale = run.loss_scale;
         let state = path.join(STATE);
         trainer.read_state(&state, &run)?;
         Ok(trainer)
@@ -164,7 +169,7 @@ impl Trainer {
             })
             .collect();
         let mut sink = Sink::create(path, &entries)?;
-        let mut checksum = Checksum::default();
+        let mut checksum = Fingerprint::default();
         for (_, tensor) in state {
             let [elements] = tensor.dims();
             for start in (0..elements).step_by(PIECE) {
@@ -179,7 +184,7 @@ impl Trainer {
             }
         }
         sink.commit()?;
-        Ok(checksum.0)
+        Ok(checksum.value())
     }
 
     /// Takes the state from a file.
@@ -191,7 +196,7 @@ impl Trainer {
         let source = TensorFile::open(path)?;
         let stored = source.tensors();
         let device = self.model.device().inner();
-        let mut checksum = Checksum::default();
+        let mut checksum = Fingerprint::default();
         let mut used = 0;
         let mut read = |what: &str, name: &str, elements: usize, dtype: DType| {
             let Some(stored) = stored.get(&format!("{what}.{name}")) else {
@@ -235,7 +240,7 @@ impl Trainer {
                 state.moments = Some([first, second]);
             }
         }
-        if used != stored.len() || checksum.0 != run.checksum {
+        if used != stored.len() || checksum.value() != run.checksum {
             return Err(damaged(
                 "these are not the bytes that were saved".to_owned(),
             ));
@@ -287,26 +292,6 @@ impl ModuleMapper for Fill {
             }
             None => param,
         }
-    }
-}
-
-/// The FNV-1a hash of what was added, for damage, not for malice.
-///
-/// # Source
-/// Eastlake et al., The FNV Non-Cryptographic Hash Algorithm, IETF draft-eastlake-fnv
-struct Checksum(u64);
-
-impl Default for Checksum {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Checksum {
-    fn add(&mut self, bytes: &[u8]) {
-        let hash =
-            |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        self.0 = bytes.iter().fold(self.0, hash);
     }
 }
 

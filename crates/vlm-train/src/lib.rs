@@ -10,28 +10,36 @@
 //! | `recipe` | everything that decides the numbers of a run |
 //! | `schedule` | learning rates over the steps |
 //! | `sums` | gradients summed in f32, their norm, clipping |
+//! | `loss_scale` | the factor of losses in f16 |
 //! | `optimizer` | AdamW with f32 masters and moments |
 //! | `trainer` | a step, validation, and the proof that the cut makes no difference |
+//! | `plan` | the memory of a step, from shapes alone |
 //! | `checkpoint` | saving and continuing to the bit |
 //! | `log` | `log.jsonl` |
 //! | `adapter` | saving an adapter, and proving that it has an effect |
+//! | `answer` | greedy answers of the model in training |
 //! | `run` | the loop |
 
 mod adapter;
+mod answer;
 mod batch;
 mod checkpoint;
 mod error;
 mod log;
+mod loss_scale;
 mod optimizer;
+mod plan;
 mod recipe;
 mod run;
 mod schedule;
 mod sums;
 mod trainer;
 
+pub use answer::{Answer, Questions};
 pub use batch::inputs;
 pub use error::{Result, VlmTrainError};
+pub use plan::{MemoryPlan, MicroShape, StepMemory};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
-pub use run::{Ending, RunOptions, run};
+pub use run::{Ending, Event, RunOptions, run};
 pub use schedule::Schedule;
 pub use trainer::{CutDifference, StepReport, Trainer};

@@ -25,7 +25,8 @@ struct Line {
 }
 
 impl Log {
-    /// Opens the log of a folder, without the lines after `steps`, which the run will write again.
+    /// Opens the log of a folder, without the lines after `steps`, which the run will write again;
+    /// at the start of a run without any.
     ///
     /// # Errors
     /// [`VlmTrainError::File`]
@@ -40,7 +41,7 @@ impl Log {
             .split_inclusive(|byte| *byte == b'\n')
             .take_while(|line| {
                 let step = serde_json::from_slice(line).map(|Line { step }| step);
-                line.ends_with(b"\n") && step.is_ok_and(|step| step <= steps)
+                line.ends_with(b"\n") && step.is_ok_and(|step| steps > 0 && step <= steps)
             });
         let kept: Vec<u8> = kept.flatten().copied().collect();
         write_whole(&path, &kept).map_err(VlmTrainError::file("write", &path))?;

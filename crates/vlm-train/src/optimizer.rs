@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use qwen_vl::{Parameter, QwenVl};
 
 use crate::recipe::Recipe;
@@ -54,15 +54,17 @@ impl AdamW {
         adam
     }
 
-    /// Updates the model by the gradients of a batch, at `factor` times the peak rates.
+    /// Updates the model by the gradients of a batch, at `factor` times the peak rates; if the step
+    /// is watched and there are weights of 16 bits without masters, returns the share of their
+    /// updates that rounding undid.
     pub(crate) fn step(
         &mut self,
         model: QwenVl,
         parameters: &[Parameter],
         gradients: GradientSums,
         recipe: &Recipe,
-        factor: f64,
-    ) -> QwenVl {
+        (factor, is_watched): (f64, bool),
+    ) -> (QwenVl, Option<f64>) {
         let rules = parameters.iter().map(|parameter| {
             let rule = Rule {
                 rate: recipe.rates.of(parameter.part) * factor,
@@ -74,12 +76,17 @@ impl AdamW {
             };
             (parameter.id, rule)
         });
-        model.map(&mut Update {
+        let mut update = Update {
             rules: rules.collect(),
             adam: self,
             gradients,
             recipe,
-        })
+            is_watched,
+            lost: Vec::new(),
+            watched: 0,
+        };
+        let model = model.map(&mut update);
+        (model, update.lost_share())
     }
 }
 
@@ -94,6 +101,20 @@ struct Update<'a> {
     adam: &'a mut AdamW,
     gradients: GradientSums,
     recipe: &'a Recipe,
+    is_watched: bool,
+    /// Updates without effect of each parameter, and all updates looked at.
+    lost: Vec<Tensor<1, Int>>,
+    watched: usize,
+}
+
+impl Update<'_> {
+    fn lost_share(self) -> Option<f64> {
+        if self.lost.is_empty() {
+            return None;
+        }
+        let lost = Tensor::cat(self.lost, 0).try_into_data().ok()?;
+        Some(lost.iter::<f64>().sum::<f64>() / self.watched as f64)
+    }
 }
 
 impl ModuleMapper for Update<'_> {
@@ -109,12 +130,21 @@ impl ModuleMapper for Update<'_> {
         param.map(|tensor| {
             let (dims, dtype) = (tensor.dims(), tensor.dtype());
             let elements: usize = dims.iter().product();
-            let value = match state.master.take() {
+            let before = match state.master.take() {
                 Some(master) => master,
                 None => wide(tensor.inner().reshape([elements])),
             };
             let keeps = state.keeps(dtype, self.recipe);
-            let value = state.update(value, gradient, rule, self.recipe);
+            let watched = (self.is_watched && is_narrow(dtype) && !keeps).then(|| before.clone());
+            let value = state.update(before, gradient, rule, self.recipe);
+            if let Some(before) = watched {
+                let rounded = wide(value.clone().cast(dtype));
+                let lost = rounded
+                    .equal(before.clone())
+                    .bool_and(value.clone().not_equal(before));
+                self.lost.push(lost.int().sum());
+                self.watched += elements;
+            }
             let rounded = value.clone().cast(dtype).reshape(dims);
             state.master = keeps.then_some(value);
             Tensor::from_inner(rounded).require_grad()

@@ -32,6 +32,9 @@ pub struct Recipe {
     pub loss_rule: LossRule,
     /// Keeps an f32 copy of each parameter in 16 bits, which updates add up in.
     pub masters: bool,
+    /// What losses are multiplied with at first for models in f16. It is halved in a step whose
+    /// gradients overflow, which takes no update, and doubled after 2,000 steps without one.
+    pub loss_scale: Option<f64>,
     /// Runs each layer again in the backward pass, instead of keeping what its backward needs.
     pub recompute: bool,
     /// Of adapters and dropout.
@@ -105,6 +108,7 @@ impl Default for Recipe {
             max_norm: Some(1.0),
             loss_rule: LossRule::Tokens,
             masters: true,
+            loss_scale: None,
             recompute: true,
             seed: 0,
         }
@@ -152,6 +156,12 @@ impl Recipe {
                 self.epsilon,
                 // A moment of 0 is divided by it.
                 is_rate(self.epsilon) && self.epsilon > 0.0,
+                above,
+            ),
+            (
+                "loss scale",
+                self.loss_scale.unwrap_or(1.0),
+                is_rate(self.loss_scale.unwrap_or(1.0)) && self.loss_scale != Some(0.0),
                 above,
             ),
             ("first beta", self.betas[0], is_beta(self.betas[0]), beta),

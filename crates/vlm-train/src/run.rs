@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Serialize;
 use vlm_data::{GlobalBatch, MicroBatch};
 
+use crate::answer::{Answer, Questions};
 use crate::checkpoint::expect_free;
 use crate::error::{Result, VlmTrainError};
 use crate::log::Log;
@@ -23,10 +24,33 @@ pub struct RunOptions<'a> {
     pub checkpoint_every: usize,
     /// What is validated on; nothing if empty.
     pub validation: &'a [MicroBatch],
+    /// What is answered before the first step, and after each validation.
+    pub questions: Option<&'a Questions>,
     /// Steps between validations.
     pub validate_every: usize,
     /// Once true, the run saves a checkpoint after the step that it is in, and returns.
     pub stop: &'a AtomicBool,
+}
+
+/// What a run tells while it runs.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// A step is done.
+    Step(&'a StepReport),
+    /// The loss after a step over what is validated on.
+    Validation {
+        /// The step.
+        step: usize,
+        /// In nats a labelled token.
+        loss: f64,
+    },
+    /// Questions were answered after a step, or before the first.
+    Answers {
+        /// The step, or 0.
+        step: usize,
+        /// In the order of the questions.
+        answers: &'a [Answer],
+    },
 }
 
 /// How a run ended.
@@ -45,9 +69,15 @@ struct Validation {
     validation_loss: f64,
 }
 
+/// A line of the log with answers.
+#[derive(Serialize)]
+struct Answers<'a> {
+    step: usize,
+    answers: &'a [Answer],
+}
+
 /// Takes the steps of a run that are left, and saves a checkpoint at its end. `batches` go on where
-/// [`Trainer::position`] says, as those of a [`Loader`](vlm_data::Loader) do. `report` receives
-/// each step, and the validation loss after it if there is one.
+/// [`Trainer::position`] says, as those of a [`Loader`](vlm_data::Loader) do.
 ///
 /// # Errors
 /// [`VlmTrainError::Taken`] if a new run would replace another; those of [`Trainer::step`], after
@@ -57,7 +87,7 @@ pub fn run(
     trainer: &mut Trainer,
     batches: &mut dyn Iterator<Item = vlm_data::Result<GlobalBatch>>,
     options: RunOptions<'_>,
-    report: &mut dyn FnMut(&StepReport, Option<f64>),
+    report: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ending> {
     let folder = options.folder;
     std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
@@ -68,6 +98,9 @@ pub fn run(
     let all = trainer.recipe().steps;
     let is_due =
         |step: usize, every: usize| step == all || (every > 0 && step.is_multiple_of(every));
+    if trainer.steps() == 0 {
+        answer(trainer, &options, &mut log, report)?;
+    }
     while trainer.steps() < all {
         let step = trainer.steps();
         let Some(batch) = batches.next() else {
@@ -78,16 +111,10 @@ pub fn run(
         let done = trainer.step(&batch.micro_batches)?;
         trainer.position = Some(batch.next);
         log.add(&done)?;
-        let mut validation = None;
-        if !options.validation.is_empty() && is_due(done.step, options.validate_every) {
-            let loss = trainer.validate(options.validation)?;
-            log.add(&Validation {
-                step: done.step,
-                validation_loss: loss,
-            })?;
-            validation = Some(loss);
+        report(Event::Step(&done));
+        if is_due(done.step, options.validate_every) {
+            look(trainer, &options, &mut log, report)?;
         }
-        report(&done, validation);
         let stop = options.stop.load(Ordering::Relaxed);
         if stop || is_due(done.step, options.checkpoint_every) {
             log.sync()?;
@@ -98,4 +125,38 @@ pub fn run(
         }
     }
     Ok(Ending::Finished)
+}
+
+/// Validates and answers.
+fn look(
+    trainer: &Trainer,
+    options: &RunOptions<'_>,
+    log: &mut Log,
+    report: &mut dyn FnMut(Event<'_>),
+) -> Result<()> {
+    if !options.validation.is_empty() {
+        let (step, loss) = (trainer.steps(), trainer.validate(options.validation)?);
+        let validation_loss = loss;
+        log.add(&Validation {
+            step,
+            validation_loss,
+        })?;
+        report(Event::Validation { step, loss });
+    }
+    answer(trainer, options, log, report)
+}
+
+fn answer(
+    trainer: &Trainer,
+    options: &RunOptions<'_>,
+    log: &mut Log,
+    report: &mut dyn FnMut(Event<'_>),
+) -> Result<()> {
+    let Some(questions) = options.questions else {
+        return Ok(());
+    };
+    let (step, answers) = (trainer.steps(), &trainer.answers(questions)?[..]);
+    log.add(&Answers { step, answers })?;
+    report(Event::Answers { step, answers });
+    Ok(())
 }

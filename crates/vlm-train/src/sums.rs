@@ -65,17 +65,14 @@ impl GradientSums {
 fn square(x: Tensor<1>) -> Tensor<1> {
     let [elements] = x.dims();
     let whole = elements - elements % CHUNK;
-    let of_rest = (whole < elements).then(|| {
-        let rest = x.clone().slice(whole..elements);
-        (rest.clone() * rest).sum()
-    });
-    let of_whole = (whole > 0).then(|| {
-        let rows = x.slice(0..whole).reshape([whole / CHUNK, CHUNK]);
-        (rows.clone() * rows).sum_dim(1).sum()
-    });
-    match (of_whole, of_rest) {
-        (Some(of_whole), Some(of_rest)) => of_whole + of_rest,
-        (Some(sum), None) | (None, Some(sum)) => sum,
-        (None, None) => unreachable!("a parameter has elements"),
+    let at_once = |x: Tensor<1>| (x.clone() * x).sum();
+    if whole == 0 {
+        return at_once(x);
     }
+    let rows = x.clone().slice(0..whole).reshape([whole / CHUNK, CHUNK]);
+    let sum = (rows.clone() * rows).sum_dim(1).sum();
+    if whole == elements {
+        return sum;
+    }
+    sum + at_once(x.slice(whole..elements))
 }

@@ -6,11 +6,15 @@ use qwen_vl::{Backward, Parameter, QwenVl, Trace};
 use serde::{Deserialize, Serialize};
 use vlm_data::{Cut, DataPosition, MicroBatch, TrainingSample};
 
-use crate::batch::{inputs, lines, prompt, tokens};
+use crate::batch::{inputs, lines, prompt, seeds, tokens};
 use crate::error::{Result, VlmTrainError};
+use crate::loss_scale::LossScale;
 use crate::optimizer::AdamW;
 use crate::recipe::{LossRule, Recipe, TrainedParts};
 use crate::sums::GradientSums;
+
+/// Steps after which the share of updates without effect is measured again.
+const WATCHED_EVERY: usize = 100;
 
 /// A model in training.
 #[derive(Clone, Debug)]
@@ -20,6 +24,7 @@ pub struct Trainer {
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) optimizer: AdamW,
     pub(crate) steps: usize,
+    pub(crate) loss_scale: Option<LossScale>,
     /// Where the data go on.
     pub(crate) position: Option<DataPosition>,
 }
@@ -41,6 +46,16 @@ pub struct StepReport {
     pub tokens: usize,
     /// Of these, those with a label.
     pub labelled: usize,
+    /// What the loss was multiplied with, in f16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// True if gradients overflowed in f16, so that no update was taken.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+    /// The share of updates that were below the resolution of weights in 16 bits without masters,
+    /// and so had no effect; measured in the first step after the warm-up and in each hundredth.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_updates: Option<f64>,
 }
 
 /// How much a step depends on the cut of its batch: the largest differences relative to the first
@@ -79,6 +94,7 @@ impl Trainer {
         if parameters.is_empty() {
             return Err(VlmTrainError::NothingTrained);
         }
+        let loss_scale = recipe.loss_scale.map(LossScale::new);
         let optimizer = AdamW::new(&model, &parameters, recipe.masters);
         Ok(Self {
             model,
@@ -86,6 +102,7 @@ impl Trainer {
             parameters,
             optimizer,
             steps: 0,
+            loss_scale,
             position: None,
         })
     }
@@ -122,8 +139,30 @@ impl Trainer {
     /// [`VlmTrainError::NoLabels`], [`VlmTrainError::Diverged`], [`VlmTrainError::Device`]; those
     /// of [`QwenVl::backward`]. The model is then the one before the step.
     pub fn step(&mut self, batch: &[MicroBatch]) -> Result<StepReport> {
-        let recipe = &self.recipe;
         let mut pass = self.pass(batch)?;
+        let recipe = &self.recipe;
+        let (warmup, steps) = (recipe.warmup_steps, recipe.steps);
+        let factor = recipe.schedule.factor(self.steps, warmup, steps);
+        let mut report = StepReport {
+            step: self.steps + 1,
+            loss: pass.loss,
+            gradient_norm: pass.norm,
+            rate_factor: factor,
+            learning_rate: recipe.rates.decoder * factor,
+            tokens: batch.iter().map(tokens).sum(),
+            labelled: pass.labelled,
+            loss_scale: self.loss_scale.map(|scale| scale.factor),
+            skipped: !pass.norm.is_finite(),
+            lost_updates: None,
+        };
+        if report.skipped {
+            self.loss_scale = self.loss_scale.and_then(LossScale::overflowed);
+            self.steps += 1;
+            return Ok(report);
+        }
+        if let Some(scale) = &mut self.loss_scale {
+            scale.fitted();
+        }
         if let Some(most) = recipe.max_norm {
             // As torch's clip_grad_norm_ does.
             let factor = most / (pass.norm + 1e-6);
@@ -131,25 +170,18 @@ impl Trainer {
                 pass.gradients.scale(factor);
             }
         }
-        let (warmup, steps) = (recipe.warmup_steps, recipe.steps);
-        let factor = recipe.schedule.factor(self.steps, warmup, steps);
-        self.model = self.optimizer.step(
+        self.steps += 1;
+        let is_watched = self.steps == warmup + 1 || self.steps.is_multiple_of(WATCHED_EVERY);
+        let (model, lost) = self.optimizer.step(
             self.model.clone(),
             &self.parameters,
             pass.gradients,
             recipe,
-            factor,
+            (factor, is_watched),
         );
-        self.steps += 1;
-        Ok(StepReport {
-            step: self.steps,
-            loss: pass.loss,
-            gradient_norm: pass.norm,
-            rate_factor: factor,
-            learning_rate: recipe.rates.decoder * factor,
-            tokens: batch.iter().map(tokens).sum(),
-            labelled: pass.labelled,
-        })
+        self.model = model;
+        report.lost_updates = lost;
+        Ok(report)
     }
 
     /// Loss and gradients of a batch.
@@ -164,7 +196,8 @@ impl Trainer {
         let counted = labelled.iter().filter(|labelled| **labelled > 0).count();
         let device = self.model.device();
         let (mut loss, mut gradients) = (0.0, GradientSums::default());
-        for (index, (micro, labelled)) in batch.iter().zip(labelled).enumerate() {
+        let scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
+        for (micro, labelled) in batch.iter().zip(labelled) {
             if labelled == 0 {
                 continue;
             }
@@ -174,8 +207,8 @@ impl Trainer {
             };
             let how = Backward {
                 recompute: self.recipe.recompute,
-                weight,
-                seed: Some(draw(self.recipe.seed, self.steps, index)),
+                weight: weight * scale,
+                seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
             };
             let ready = self.model.batch(&inputs(micro, &device))?;
             let mut add = |id, gradient| gradients.add(id, gradient);
@@ -191,10 +224,16 @@ impl Trainer {
             }
             loss += mean * weight;
         }
+        if scale != 1.0 {
+            gradients.scale(1.0 / scale);
+        }
         let ids = self.parameters.iter().map(|parameter| parameter.id);
         let norm = gradients.norm(ids);
         let norm = norm.map_err(|reason| VlmTrainError::Device { step, reason })?;
-        if !norm.is_finite() {
+        let can_skip = self
+            .loss_scale
+            .is_some_and(|scale| scale.overflowed().is_some());
+        if !norm.is_finite() && !can_skip {
             return Err(VlmTrainError::Diverged {
                 quantity: "gradient norm",
                 value: norm,
@@ -272,8 +311,7 @@ impl Trainer {
     }
 
     /// Computes a step over samples that are cut four ways, takes none, and compares each with the
-    /// first: all packed into one, all padded into one, packed into more, each by itself. Dropout
-    /// should be 0: it drops by the place in a micro-batch.
+    /// first: all packed into one, all padded into one, packed into more, each by itself.
     ///
     /// # Errors
     /// Those of [`step`](Self::step) and [`MicroBatch::new`].
@@ -343,10 +381,4 @@ impl Trainer {
         }
         Ok(largest)
     }
-}
-
-/// The seed of dropout in a micro-batch of a step.
-fn draw(seed: u64, step: usize, index: usize) -> u64 {
-    let place = ((step as u64) << 20) ^ index as u64;
-    seed.rotate_left(32) ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -43,10 +43,11 @@ fn gradients(model: &QwenVl, config: &QwenVlConfig, recompute: bool) -> (f64, Gr
         image_patches: Some(Tensor::from_data(patches, &device)),
         video_patches: None,
     };
+    let seeds: Vec<u64> = (0..cu_seqlens.len() as u64 - 1).collect();
     let how = Backward {
         recompute,
         weight: 0.3,
-        seed: Some(5),
+        seeds: Some(&seeds),
     };
     let mut found = HashMap::new();
     let batch = model.batch(&inputs).unwrap();

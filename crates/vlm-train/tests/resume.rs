@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use qwen_vl::QwenVlConfig;
+use qwen_vl::{LoraConfig, QwenVlConfig};
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
-use vlm_train::{Ending, Recipe, RunOptions, TrainedParts, Trainer, VlmTrainError, run};
+use vlm_train::{Ending, Event, Recipe, RunOptions, TrainedParts, Trainer, VlmTrainError, run};
 
 use common::{ALL, load, lora, packed, recipe, samples};
 
@@ -99,6 +99,7 @@ fn go(
         identity: &identity(),
         checkpoint_every: 2,
         validation: &validation,
+        questions: None,
         validate_every: 3,
         stop: &stop,
     };
@@ -106,8 +107,8 @@ fn go(
         .position()
         .map_or(0, |position| position.samples as usize / 4);
     let mut batches = batches(&config, from, fails);
-    run(trainer, &mut batches, options, &mut |done, _| {
-        if done.step == until {
+    run(trainer, &mut batches, options, &mut |event| {
+        if matches!(event, Event::Step(done) if done.step == until) {
             stop.store(true, Ordering::Relaxed);
         }
     })
@@ -237,7 +238,16 @@ fn an_adapter_that_changes_nothing_is_refused() {
 
 #[test]
 fn the_cut_of_a_batch_makes_no_difference() {
-    for trained in [lora(), TrainedParts::Full(ALL.to_vec())] {
+    let dropped = LoraConfig {
+        dropout: 0.3,
+        parts: ALL.to_vec(),
+        ..LoraConfig::default()
+    };
+    for trained in [
+        lora(),
+        TrainedParts::Lora(dropped),
+        TrainedParts::Full(ALL.to_vec()),
+    ] {
         let (config, model) = load(FAMILY);
         let trainer = Trainer::new(model, recipe(trained)).unwrap();
         let found = trainer.prove_cut(&samples(0, &config)).unwrap();

@@ -1,14 +1,17 @@
 //! `mrope finetune`: a thin user of `vlm-train`.
 
+mod curves;
+mod memory;
 mod model;
 mod options;
 mod progress;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -16,18 +19,21 @@ use qwen_vl::QwenVlConfig;
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 use vlm_data::text::{DataIndex, FileOptions};
-use vlm_data::{Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions};
-use vlm_train::{Ending, RunOptions, TrainedParts, Trainer};
+use vlm_data::{BatchSize, Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions};
+use vlm_train::{Ending, Event, MemoryPlan, Questions, RunOptions, TrainedParts, Trainer};
 
 use crate::device::Compute;
 use crate::stdio::{note, stdout};
 
+use memory::{Metered, StepMeter};
 pub(crate) use options::{FinetuneArgs, Precision};
 use progress::Progress;
 
 /// The folder of the adapter, and that of a model that was trained whole.
 const ADAPTER: &str = "adapter";
 const MODEL: &str = "model";
+/// Loss, gradient norm and rate over the steps.
+const CURVES: &str = "curves.svg";
 /// The exit code that a shell reports for a process that SIGINT ended.
 const INTERRUPTED: i32 = 128 + 2;
 
@@ -44,25 +50,21 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
     samples.encode.max_tokens = Some(args.micro_tokens);
     let encoder = Arc::new(SampleEncoder::from_folder(&args.folder, samples)?);
     let index = open_data(&args.data)?;
-    let per_epoch = index.len().div_ceil(args.batch);
-    let steps = args
-        .steps
-        .unwrap_or(per_epoch.saturating_mul(args.epochs as usize));
+    let steps = match args.steps {
+        Some(steps) => steps,
+        None => steps_of_epochs(args, &encoder, &index)?,
+    };
     let recipe = args.recipe(steps);
+    let plan = MemoryPlan::new(&config, &recipe, args.dtype())?;
+    if args.plan {
+        return memory::print(args, &plan, &encoder, &index);
+    }
     let validation = validation(args, &encoder)?;
-    let identity = BTreeMap::from([
-        (
-            "model".to_owned(),
-            fs::canonicalize(&args.folder)?.display().to_string(),
-        ),
-        ("precision".to_owned(), format!("{:?}", args.precision)),
-        ("cut".to_owned(), format!("{:?}", args.loader_options().cut)),
-        ("batch".to_owned(), args.batch.to_string()),
-        ("pixels".to_owned(), format!("{:?}", args.max_pixels)),
-        ("data".to_owned(), format!("{:016x}", index.fingerprint())),
-    ]);
+    let questions = questions(args, &encoder, &index)?;
+    let identity = identity(args, &index)?;
 
     let compute = Compute::open(&args.device, &args.token)?;
+    let mut meter = StepMeter::start(plan, &args.device);
     let model = model::load(args, &config, compute.device())?;
     if args.prove_cut {
         return prove_cut(&Trainer::new(model, recipe)?, &encoder, &index, args.batch);
@@ -72,6 +74,7 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
     } else {
         Trainer::new(model, recipe)?
     };
+    meter.model_is_held();
     let trained: usize = trainer.parameters().iter().map(|p| p.elements()).sum();
     note(format_args!(
         "{trained} parameters are trained, on {} conversations in {steps} steps",
@@ -86,19 +89,24 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
         identity: &identity,
         checkpoint_every: args.checkpoint_every,
         validation: &validation,
+        questions: questions.as_ref(),
         validate_every: args.validate_every,
         stop: &stop,
     };
     let mut progress = Progress::new(steps, trainer.steps());
-    let ending = vlm_train::run(
-        &mut trainer,
-        &mut loader,
-        options,
-        &mut |report, validation| {
-            progress.show(report, validation);
-        },
-    )?;
+    let meter = RefCell::new(meter);
+    let mut batches = Metered {
+        batches: &mut loader,
+        meter: &meter,
+    };
+    let ending = vlm_train::run(&mut trainer, &mut batches, options, &mut |event| {
+        if matches!(event, Event::Step(_)) {
+            meter.borrow_mut().end();
+        }
+        progress.show(event);
+    })?;
     progress.finish();
+    curves::draw(&args.out.join("log.jsonl"), &args.out.join(CURVES))?;
     if ending == Ending::Stopped {
         note(format_args!(
             "stopped after step {}; --resume continues",
@@ -106,7 +114,24 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
         ));
         return Ok(());
     }
-    let saved = match &trainer.recipe().trained {
+    let saved = save(args, &trainer, &encoder, &index)?;
+    let waiting = 100.0 * loader.waiting_share();
+    note(format_args!(
+        "{waiting:.1} % of the time was spent waiting for data"
+    ));
+    meter.borrow().report();
+    writeln!(stdout(), "{}", saved.display())?;
+    Ok(())
+}
+
+/// Saves what was trained, and returns its folder.
+fn save(
+    args: &FinetuneArgs,
+    trainer: &Trainer,
+    encoder: &SampleEncoder,
+    index: &DataIndex,
+) -> Result<PathBuf, Box<dyn Error>> {
+    Ok(match &trainer.recipe().trained {
         TrainedParts::Lora(_) => {
             let folder = args.out.join(ADAPTER);
             // The first conversation shows the adapter's effect.
@@ -123,13 +148,7 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
             trainer.model().save(&folder)?;
             folder
         }
-    };
-    let waiting = 100.0 * loader.waiting_share();
-    note(format_args!(
-        "{waiting:.1} % of the time was spent waiting for data"
-    ));
-    writeln!(stdout(), "{}", saved.display())?;
-    Ok(())
+    })
 }
 
 /// Compares a step over the first conversations in four cuts.
@@ -156,6 +175,65 @@ fn prove_cut(
         found.gradient
     )?;
     Ok(())
+}
+
+/// The steps of all epochs; where tokens decide, by the lengths of all conversations.
+fn steps_of_epochs(
+    args: &FinetuneArgs,
+    encoder: &SampleEncoder,
+    index: &DataIndex,
+) -> Result<usize, Box<dyn Error>> {
+    let lengths = match args.batch_size() {
+        BatchSize::Samples(_) => vec![0; index.len()],
+        BatchSize::Tokens(_) => {
+            let mut reader = index.reader()?;
+            let measure = |record| -> Result<usize, Box<dyn Error>> {
+                Ok(encoder.measure(&reader.read(record)?)?.tokens())
+            };
+            (0..index.len()).map(measure).collect::<Result<_, _>>()?
+        }
+    };
+    Ok(usize::try_from(args.loader_options().batches(&lengths))?)
+}
+
+/// What the run is of: another does not continue it.
+fn identity(
+    args: &FinetuneArgs,
+    index: &DataIndex,
+) -> Result<BTreeMap<String, String>, Box<dyn Error>> {
+    let folder = fs::canonicalize(&args.folder)?;
+    let weights = model::fingerprint(&folder)?;
+    let of = [
+        ("model", folder.display().to_string()),
+        ("weights", format!("{weights:016x}")),
+        ("precision", format!("{:?}", args.precision)),
+        ("cut", format!("{:?}", args.loader_options().cut)),
+        ("batch", format!("{:?}", args.batch_size())),
+        ("pixels", format!("{:?}", args.max_pixels)),
+        ("data", format!("{:016x}", index.fingerprint())),
+    ];
+    Ok(of.map(|(name, value)| (name.to_owned(), value)).into())
+}
+
+/// The first conversations of what is validated on, or of the data, to be answered.
+fn questions(
+    args: &FinetuneArgs,
+    encoder: &Arc<SampleEncoder>,
+    index: &Arc<DataIndex>,
+) -> Result<Option<Questions>, Box<dyn Error>> {
+    if args.samples == 0 {
+        return Ok(None);
+    }
+    let index = match &args.val {
+        Some(path) => open_data(path)?,
+        None => index.clone(),
+    };
+    let mut reader = index.reader()?;
+    let mut samples = Vec::new();
+    for record in 0..index.len().min(args.samples) {
+        samples.push(encoder.encode(&reader.read(record)?)?);
+    }
+    Ok(Some(Questions::new(encoder.clone(), samples)?))
 }
 
 fn open_data(path: &Path) -> Result<Arc<DataIndex>, Box<dyn Error>> {

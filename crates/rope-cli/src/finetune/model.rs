@@ -1,18 +1,56 @@
 //! The model before and after training.
 
 use std::error::Error;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use qwen_vl::{QwenVl, QwenVlConfig};
+use vlm_data::Fingerprint;
 
-use super::options::{FinetuneArgs, Precision};
+use super::options::FinetuneArgs;
 use crate::device::Device as Named;
 
 /// Files of a model's folder that hold weights, or say where they are.
 const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".bin"];
+
+/// Bytes that a file of weights is known by: as many pieces as these, evenly spaced.
+const PIECES: u64 = 1024;
+const PIECE_BYTES: usize = 4096;
+
+/// A number that changes with the configuration, and with weights that were trained anew: of their
+/// files it reads a few pieces, not all.
+pub(super) fn fingerprint(folder: &Path) -> io::Result<u64> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        names.extend(entry?.file_name().into_string());
+    }
+    names.sort();
+    let mut hash = Fingerprint::default();
+    for name in names {
+        if name != "config.json" && !WEIGHTS.iter().any(|end| name.ends_with(end)) {
+            continue;
+        }
+        let mut file = File::open(folder.join(&name))?;
+        let bytes = file.metadata()?.len();
+        hash.add(name.as_bytes());
+        hash.add(&bytes.to_le_bytes());
+        let mut piece = Vec::with_capacity(PIECE_BYTES);
+        for index in 0..PIECES {
+            let last = bytes.saturating_sub(PIECE_BYTES as u64);
+            let start = u128::from(last) * u128::from(index) / u128::from(PIECES - 1);
+            file.seek(SeekFrom::Start(start as u64))?;
+            piece.clear();
+            (&mut file)
+                .take(PIECE_BYTES as u64)
+                .read_to_end(&mut piece)?;
+            hash.add(&piece);
+        }
+    }
+    Ok(hash.value())
+}
 
 /// The model in its precision, on a device that it configures.
 pub(super) fn load(
@@ -23,10 +61,10 @@ pub(super) fn load(
     let mut device = device.clone();
     // Drawn on the host, whose generator is the same everywhere.
     let mut host = Device::flex();
-    if args.precision == Precision::Bf16 {
-        device.configure(FloatDType::BF16)?;
+    if args.dtype() != DType::F32 {
+        device.configure(FloatDType::from(args.dtype()))?;
         if args.random_weights && args.device != Named::Cpu {
-            host.configure(FloatDType::BF16)?;
+            host.configure(FloatDType::from(args.dtype()))?;
         }
     }
     if !args.random_weights {
@@ -67,5 +105,29 @@ impl ModuleMapper for DrawWeights {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let scale = if self.is_table { 0.02 } else { 1.0 };
         param.map(|drawn| drawn * scale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changed_weights_are_noticed_and_other_files_are_not() {
+        let folder = std::env::temp_dir().join(format!("mrope-weights-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let write = |name: &str, content: &[u8]| {
+            fs::write(folder.join(name), content).expect("a file");
+            fingerprint(&folder).expect("a number")
+        };
+        let mut weights = vec![7; 100_000];
+        write("config.json", b"{}");
+        let first = write("model.safetensors", &weights);
+        assert_eq!(write("chat_template.jinja", b"{{ messages }}"), first);
+        weights[77_777] = 8;
+        let second = write("model.safetensors", &weights);
+        assert_ne!(second, first);
+        assert_ne!(write("config.json", b"{ }"), second);
+        fs::remove_dir_all(&folder).expect("removes");
     }
 }

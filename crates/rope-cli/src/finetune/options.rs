@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn::tensor::DType;
 use clap::{Args, ValueEnum};
 use qwen_vl::{LoraConfig, ModelPart};
 use vlm_data::{BatchSize, Cut, LoaderOptions};
@@ -10,6 +11,8 @@ use vlm_train::{LossRule, Rates, Recipe, Schedule, TrainedParts};
 use crate::arguments::{count_in, seed};
 use crate::device::{Device, TokenArgs};
 
+/// The first factor of losses in f16.
+const LOSS_SCALE: f64 = 65_536.0;
 /// The data are gone through this often where --steps decides.
 const ENDLESS: u64 = u64::MAX;
 
@@ -59,6 +62,12 @@ pub(crate) struct FinetuneArgs {
     /// Conversations in a batch; they are one batch however it is cut
     #[arg(long, default_value_t = 8, value_parser = count_in(1..=1_000_000))]
     pub(super) batch: usize,
+
+    /// Tokens in a batch, without padding: as many of the next conversations as have at most these
+    /// together, instead of a number of them
+    #[arg(long, value_name = "TOKENS", conflicts_with = "batch")]
+    #[arg(value_parser = count_in(1..=1_073_741_824))]
+    pub(super) batch_tokens: Option<usize>,
 
     /// The most tokens that pass through the model at once; a longer conversation is an error
     #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
@@ -156,7 +165,8 @@ pub(crate) struct FinetuneArgs {
     #[arg(value_parser = count_in(1..=100_000_000))]
     pub(super) checkpoint_every: usize,
 
-    /// Measure the loss on --val each time this many steps are done, and at the end
+    /// Measure the loss on --val, and answer --samples, each time this many steps are done, and at
+    /// the end
     #[arg(long, value_name = "STEPS", default_value_t = 100)]
     #[arg(value_parser = count_in(1..=100_000_000))]
     pub(super) validate_every: usize,
@@ -165,12 +175,29 @@ pub(crate) struct FinetuneArgs {
     /// they are
     #[arg(long)]
     pub(super) prove_cut: bool,
+
+    /// Train nothing: print the memory of a step by shapes alone, and the most tokens of a
+    /// micro-batch that fit
+    #[arg(long, conflicts_with = "prove_cut")]
+    pub(super) plan: bool,
+
+    /// The memory of the device, for --plan [default: what this machine has available]
+    #[arg(long, value_name = "GIB", requires = "plan", value_parser = gib)]
+    pub(super) memory: Option<f64>,
+
+    /// Answer this many conversations of --val, or without of --data, before the first step, after
+    /// each validation and at the end
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    #[arg(value_parser = count_in(0..=1000))]
+    pub(super) samples: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Precision {
     F32,
     Bf16,
+    /// With a factor of the loss that follows the gradients
+    F16,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -208,7 +235,31 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
+fn gib(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(gib) if gib.is_finite() && gib > 0.0 => Ok(gib),
+        _ => Err("a number above 0 is expected".to_owned()),
+    }
+}
+
 impl FinetuneArgs {
+    /// The type of weights and activations.
+    pub(super) fn dtype(&self) -> DType {
+        match self.precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+            Precision::F16 => DType::F16,
+        }
+    }
+
+    /// What one update is made of.
+    pub(super) fn batch_size(&self) -> BatchSize {
+        match self.batch_tokens {
+            Some(tokens) => BatchSize::Tokens(tokens),
+            None => BatchSize::Samples(self.batch),
+        }
+    }
+
     pub(super) fn recipe(&self, steps: usize) -> Recipe {
         let mut parts: Vec<ModelPart> = Vec::new();
         for part in &self.parts {
@@ -254,6 +305,7 @@ impl FinetuneArgs {
                 RuleChoice::MicroBatches => LossRule::MicroBatches,
             },
             masters: !self.no_masters,
+            loss_scale: (self.precision == Precision::F16).then_some(LOSS_SCALE),
             recompute: !self.no_recompute,
             seed: self.seed,
             ..Recipe::default()
@@ -272,7 +324,7 @@ impl FinetuneArgs {
                 Some(_) => ENDLESS,
                 None => self.epochs,
             },
-            ..LoaderOptions::new(BatchSize::Samples(self.batch), cut)
+            ..LoaderOptions::new(self.batch_size(), cut)
         }
     }
 }

@@ -3,9 +3,12 @@
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use vlm_train::StepReport;
+use vlm_train::{Answer, Event, StepReport};
 
-use crate::stdio::note;
+use crate::stdio::{note, plain};
+
+/// The share of lost updates that is told.
+const MUCH: f64 = 0.1;
 
 /// A bar on a terminal, elsewhere a line after every twentieth of the steps; on standard error.
 pub(super) struct Progress {
@@ -31,10 +34,47 @@ impl Progress {
         }
     }
 
-    pub(super) fn show(&mut self, report: &StepReport, validation: Option<f64>) {
+    /// Shows what a run tells.
+    pub(super) fn show(&mut self, event: Event<'_>) {
+        match event {
+            Event::Step(report) => self.step(report),
+            Event::Validation { step, loss } => self.line(step, &format!("validation {loss:.4}")),
+            Event::Answers { step, answers } => self.answers(step, answers),
+        }
+    }
+
+    /// A line that stays, above the bar.
+    fn line(&self, step: usize, message: &str) {
+        let all = self.bar.length().unwrap_or_default();
+        let line = format!("step {step}/{all} {message}");
+        self.bar.suspend(|| note(line));
+    }
+
+    fn answers(&self, step: usize, answers: &[Answer]) {
+        let right = answers.iter().filter(|answer| answer.is_right()).count();
+        self.line(
+            step,
+            &format!("answers {right} of {} right:", answers.len()),
+        );
+        for answer in answers {
+            let Answer {
+                line,
+                expected,
+                found,
+            } = answer;
+            let text = if answer.is_right() {
+                format!("  line {line}: {found:?}, right")
+            } else {
+                format!("  line {line}: {found:?}, expected {expected:?}")
+            };
+            self.bar.suspend(|| note(plain(&text)));
+        }
+    }
+
+    fn step(&mut self, report: &StepReport) {
         self.tokens += report.tokens;
         let seconds = self.started.elapsed().as_secs_f64();
-        let mut message = format!(
+        let message = format!(
             "loss {:.4} norm {:.3} rate {:.2e} {:.0} tokens/s, {:.0} % labelled",
             report.loss,
             report.gradient_norm,
@@ -42,13 +82,21 @@ impl Progress {
             self.tokens as f64 / seconds.max(1e-9),
             100.0 * report.labelled as f64 / report.tokens.max(1) as f64,
         );
-        if let Some(loss) = validation {
-            message += &format!(", validation {loss:.4}");
+        if report.skipped {
+            let scale = report.loss_scale.unwrap_or(1.0);
+            let message = format!("skipped: a gradient overflowed at {scale} times the loss");
+            self.line(report.step, &message);
         }
-        let due = report.step.is_multiple_of(self.line_every) || validation.is_some();
-        if self.bar.is_hidden() && due {
-            let all = self.bar.length().unwrap_or_default();
-            note(format_args!("step {}/{all} {message}", report.step));
+        if let Some(lost) = report.lost_updates.filter(|lost| *lost > MUCH) {
+            let message = format!(
+                "{:.0} % of the updates are below the resolution of the weights and lost; masters \
+                 keep them (leave out --no-masters)",
+                100.0 * lost
+            );
+            self.line(report.step, &message);
+        }
+        if self.bar.is_hidden() && report.step.is_multiple_of(self.line_every) {
+            self.line(report.step, &message);
         }
         self.bar.set_message(message);
         self.bar.set_position(report.step as u64);

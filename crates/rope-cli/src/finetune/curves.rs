@@ -1,0 +1,94 @@
+//! `curves.svg`: loss, gradient norm and rate over the steps, from the log.
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+
+use plotters::prelude::*;
+use serde::Deserialize;
+
+use crate::svg::{self, Area, BLUE, Drawn, FONT, ORANGE};
+
+/// Width and height of one chart.
+const CHART: (i32, i32) = (480, 380);
+
+/// What is drawn of a line of the log.
+#[derive(Deserialize)]
+struct Line {
+    step: usize,
+    loss: Option<f64>,
+    validation_loss: Option<f64>,
+    gradient_norm: Option<f64>,
+    learning_rate: Option<f64>,
+}
+
+/// Draws a run by its log.
+///
+/// # Errors
+/// If the log cannot be read or the picture not be written.
+pub(super) fn draw(log: &Path, picture: &Path) -> Result<(), Box<dyn Error>> {
+    let text = fs::read_to_string(log)?;
+    let lines: Vec<Line> = text
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()?;
+    let points = |of: fn(&Line) -> Option<f64>| -> Vec<(f64, f64)> {
+        let points = lines
+            .iter()
+            .filter_map(|line| Some((line.step as f64, of(line)?)));
+        points.collect()
+    };
+    let charts = [
+        (
+            "Loss (nats a labelled token)",
+            vec![
+                ("training", points(|line| line.loss)),
+                ("validation", points(|line| line.validation_loss)),
+            ],
+        ),
+        (
+            "Gradient norm",
+            vec![("before clipping", points(|line| line.gradient_norm))],
+        ),
+        (
+            "Learning rate",
+            vec![("decoder", points(|line| line.learning_rate))],
+        ),
+    ];
+    let (width, height) = CHART;
+    svg::draw(picture, (width * charts.len() as i32, height), |area| {
+        let areas = area.split_evenly((1, charts.len()));
+        for (area, (title, curves)) in areas.iter().zip(&charts) {
+            chart(area, title, curves)?;
+        }
+        Ok(())
+    })
+}
+
+fn chart(area: &Area<'_>, title: &str, curves: &[(&str, Vec<(f64, f64)>)]) -> Drawn {
+    let all = || curves.iter().flat_map(|(_, points)| points);
+    let steps = all().map(|(step, _)| *step).fold(2.0, f64::max);
+    let top = all().map(|(_, value)| *value).fold(0.0, f64::max) * 1.05;
+    let top = if top > 0.0 { top } else { 1.0 };
+    let mut chart = ChartBuilder::on(area)
+        .margin(14)
+        .caption(title, (FONT, 19))
+        .x_label_area_size(40)
+        .y_label_area_size(60)
+        .build_cartesian_2d(0.0..steps, 0.0..top)?;
+    let label = |value: &f64| {
+        if top < 0.1 {
+            format!("{value:.1e}")
+        } else {
+            format!("{value:.1}")
+        }
+    };
+    svg::axes(&mut chart, ("step", 6), ("", 6), &label)?;
+    for ((name, points), color) in curves.iter().zip([BLUE, ORANGE]) {
+        if !points.is_empty() {
+            let points = points.iter().copied();
+            svg::line(&mut chart, points, color.stroke_width(2), Some(name))?;
+        }
+    }
+    svg::legend(&mut chart, SeriesLabelPosition::UpperRight)
+}

@@ -1,0 +1,178 @@
+//! The memory of a step: planned before, counted while the run goes.
+
+use std::cell::RefCell;
+use std::error::Error;
+use std::io::Write;
+
+use rope_bench::rows::bytes;
+use vlm_data::text::DataIndex;
+use vlm_data::{GlobalBatch, Loader, SampleEncoder, TrainingSample};
+use vlm_train::{MemoryPlan, MicroShape, StepMemory};
+
+use super::options::FinetuneArgs;
+use crate::device::Device;
+use crate::stdio::{note, stdout};
+use crate::table::Table;
+use crate::{ALLOCATOR, memory};
+
+/// Records that the shares of patches and labels are taken from.
+const LOOKED_AT: usize = 1000;
+
+/// Prints what a step takes, and the most tokens that fit.
+pub(super) fn print(
+    args: &FinetuneArgs,
+    plan: &MemoryPlan,
+    encoder: &SampleEncoder,
+    index: &DataIndex,
+) -> Result<(), Box<dyn Error>> {
+    let (mut all, mut longest) = (MicroShape::default(), 0);
+    let mut reader = index.reader()?;
+    for record in 0..index.len().min(LOOKED_AT) {
+        let shape = of_sample(&encoder.measure(&reader.read(record)?)?);
+        longest = longest.max(shape.tokens);
+        all.tokens += shape.tokens;
+        all.patches += shape.patches;
+        all.labelled += shape.labelled;
+    }
+    let of_batch = args
+        .batch_tokens
+        .unwrap_or_else(|| args.batch.saturating_mul(longest));
+    let shape = all.with_tokens(args.micro_tokens.min(of_batch));
+    let step = plan.step(shape);
+    let mut out = stdout();
+    writeln!(
+        out,
+        "a step over micro-batches of {} tokens, {} of them labelled, with {} patches:\n{}",
+        shape.tokens,
+        shape.labelled,
+        shape.patches,
+        table(&step)
+    )?;
+    let is_ours = matches!(args.device, Device::Cpu | Device::AscendSim);
+    let room = args.memory.map(|gib| gib * f64::from(1 << 30));
+    match room.or_else(|| memory::available().filter(|_| is_ours)) {
+        Some(room) => {
+            let most = plan.most_tokens(all, room as usize);
+            let most = most.map_or("no step fits".to_owned(), |most| {
+                format!("micro-batches of at most {most} tokens fit (--micro-tokens)")
+            });
+            writeln!(out, "into {}: {most}", bytes(room))?;
+        }
+        None => writeln!(out, "--memory says how many GiB the device has")?,
+    }
+    Ok(())
+}
+
+fn of_sample(sample: &TrainingSample) -> MicroShape {
+    let grids = sample.image_grids.iter().chain(&sample.video_grids);
+    let labels = sample.text.labels.iter().skip(1);
+    MicroShape {
+        tokens: sample.tokens(),
+        patches: grids.map(|grid| grid.iter().product::<usize>()).sum(),
+        labelled: labels.filter(|label| **label >= 0).count(),
+    }
+}
+
+fn table(step: &StepMemory) -> Table {
+    let mut table = Table::new(&["", ""], &["bytes"]);
+    let mut row = |when: &str, name: &str, count: usize| {
+        table.row([when.to_owned(), name.to_owned(), bytes(count as f64)]);
+    };
+    for (name, count) in &step.held {
+        row("during the step", name, *count);
+    }
+    for (name, count) in &step.moments {
+        row("at one moment", name, *count);
+    }
+    row("", "the most at once", step.peak());
+    table
+}
+
+/// Counts steps on the CPU, beside their plan. What other threads make ahead of the data is not in
+/// it.
+pub(super) struct StepMeter {
+    plan: MemoryPlan,
+    counts: bool,
+    planned: usize,
+    held: isize,
+    counted: usize,
+}
+
+impl StepMeter {
+    /// Counts from now on what is held, if the device is the CPU.
+    pub(super) fn start(plan: MemoryPlan, device: &Device) -> Self {
+        let counts = *device == Device::Cpu;
+        if counts {
+            ALLOCATOR.start_thread();
+        }
+        Self {
+            plan,
+            counts,
+            planned: 0,
+            held: 0,
+            counted: 0,
+        }
+    }
+
+    /// The model is there.
+    pub(super) fn model_is_held(&mut self) {
+        if self.counts {
+            self.held = ALLOCATOR.stop().retained_bytes;
+        }
+    }
+
+    fn begin(&mut self, batch: &GlobalBatch) {
+        let shapes = batch.micro_batches.iter().map(MicroShape::of);
+        let planned = shapes.map(|shape| self.plan.step(shape).peak()).max();
+        self.planned = self.planned.max(planned.unwrap_or(0));
+        if self.counts {
+            ALLOCATOR.start_thread();
+        }
+    }
+
+    /// A step is done.
+    pub(super) fn end(&mut self) {
+        if self.counts {
+            let usage = ALLOCATOR.stop();
+            let peak = self.held + usage.peak_bytes.cast_signed();
+            self.counted = self.counted.max(peak.max(0).cast_unsigned());
+            self.held += usage.retained_bytes;
+        }
+    }
+
+    /// Says what was planned and counted.
+    pub(super) fn report(&self) {
+        if self.planned == 0 {
+            return;
+        }
+        let planned = bytes(self.planned as f64);
+        if self.counts {
+            let counted = bytes(self.counted as f64);
+            note(format_args!(
+                "a step took {counted} of memory at most, planned {planned}"
+            ));
+        } else {
+            note(format_args!(
+                "a step takes {planned} of memory, by the plan"
+            ));
+        }
+    }
+}
+
+/// Batches with a count that begins where a step does.
+pub(super) struct Metered<'a> {
+    pub(super) batches: &'a mut Loader,
+    pub(super) meter: &'a RefCell<StepMeter>,
+}
+
+impl Iterator for Metered<'_> {
+    type Item = vlm_data::Result<GlobalBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let batch = self.batches.next()?;
+        if let Ok(batch) = &batch {
+            self.meter.borrow_mut().begin(batch);
+        }
+        Some(batch)
+    }
+}

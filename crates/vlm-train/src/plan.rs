@@ -1,0 +1,362 @@
+//! The memory of a step, from shapes alone.
+//!
+//! Some tensors exist during the whole step; of the others, only those of one moment exist at once.
+//! The peak is the sum of the former and the largest moment. The numbers of a token that a layer's
+//! graph keeps follow from `qwen-vl`'s layers and their backward on the CPU backend; GPUs and NPUs
+//! round sizes up and keep pools, which no plan here counts.
+
+use burn::tensor::{DType, Device};
+use qwen_vl::{LoraConfig, ModelPart, QwenVlConfig};
+use vlm_data::MicroBatch;
+
+use crate::error::Result;
+use crate::recipe::{Recipe, TrainedParts};
+
+/// The sizes of a micro-batch that its memory depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MicroShape {
+    /// Tokens, padding included.
+    pub tokens: usize,
+    /// Patches of pictures and videos.
+    pub patches: usize,
+    /// Tokens that the loss is over.
+    pub labelled: usize,
+}
+
+impl MicroShape {
+    /// Those of a micro-batch.
+    pub fn of(micro: &MicroBatch) -> Self {
+        let grids = micro.image_grids.iter().chain(&micro.video_grids);
+        Self {
+            tokens: micro.input_ids.len(),
+            patches: grids.map(|grid| grid.iter().product::<usize>()).sum(),
+            labelled: micro.trained_tokens,
+        }
+    }
+
+    /// As many tokens of the same kind: with as large shares of patches and labels.
+    #[must_use]
+    pub fn with_tokens(self, tokens: usize) -> Self {
+        let share = |of: usize| (of * tokens).div_ceil(self.tokens.max(1));
+        Self {
+            tokens,
+            patches: share(self.patches),
+            labelled: share(self.labelled),
+        }
+    }
+}
+
+/// What a step takes, in bytes, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepMemory {
+    /// What exists during the whole step.
+    pub held: Vec<(&'static str, usize)>,
+    /// What exists beside it, at one moment each.
+    pub moments: Vec<(&'static str, usize)>,
+}
+
+impl StepMemory {
+    /// The most bytes at one time.
+    pub fn peak(&self) -> usize {
+        let held: usize = self.held.iter().map(|(_, bytes)| bytes).sum();
+        let largest = self.moments.iter().map(|(_, bytes)| *bytes).max();
+        held + largest.unwrap_or(0)
+    }
+}
+
+/// The memory of the steps of a recipe.
+#[derive(Clone, Debug)]
+pub struct MemoryPlan {
+    /// Bytes of a weight and activation, and of what is computed in f32.
+    narrow: usize,
+    wide: usize,
+    weights: usize,
+    adapters: usize,
+    /// Tensors of the model.
+    tensors: usize,
+    /// Elements that are trained, and those of the largest parameter of them.
+    trained: usize,
+    largest: usize,
+    has_masters: bool,
+    recomputes: bool,
+    decoder: Layer,
+    layers: usize,
+    tower: Layer,
+    blocks: usize,
+    vocab_size: usize,
+    words_trained: bool,
+    patch_elems: usize,
+    out_hidden_size: usize,
+    merged_patches: usize,
+    features: usize,
+}
+
+/// The channels of a layer, and what of it is trained.
+#[derive(Clone, Copy, Debug)]
+struct Layer {
+    hidden: usize,
+    q: usize,
+    kv: usize,
+    heads: usize,
+    inner: usize,
+    /// Adapters' rank; 0 without.
+    rank: usize,
+    is_trained: bool,
+    dropout: bool,
+}
+
+impl MemoryPlan {
+    /// Plans the steps of a recipe over a model in a type.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::new`](crate::Trainer::new).
+    pub fn new(config: &QwenVlConfig, recipe: &Recipe, dtype: DType) -> Result<Self> {
+        recipe.check()?;
+        // Draws nothing.
+        let mut model = config.init(&Device::flex())?;
+        let sizes = model.weight_sizes();
+        let weights = sizes.iter().map(|(_, elements)| elements).sum::<usize>();
+        let of_lora: Vec<[usize; 2]>;
+        let trained: Vec<usize> = match &recipe.trained {
+            TrainedParts::Lora(config) => {
+                of_lora = model.adapted_sizes(config)?;
+                let both = of_lora.iter().flatten();
+                both.map(|channels| channels * config.rank).collect()
+            }
+            TrainedParts::Full(parts) => {
+                let is_trained = |(part, _): &&(ModelPart, usize)| parts.contains(part);
+                let trained = sizes.iter().filter(is_trained);
+                trained.map(|(_, elements)| *elements).collect()
+            }
+        };
+        let (text, vision) = (&config.text, &config.vision);
+        let trains = |part| match &recipe.trained {
+            TrainedParts::Full(parts) => parts.contains(&part),
+            TrainedParts::Lora(_) => false,
+        };
+        let lora = |part| match &recipe.trained {
+            TrainedParts::Lora(LoraConfig {
+                parts,
+                rank,
+                dropout,
+                ..
+            }) if parts.contains(&part) => (*rank, *dropout > 0.0),
+            _ => (0, false),
+        };
+        let head_dim = text.rotation.head_dim();
+        let layer = |part, hidden, [q, kv]: [usize; 2], heads, inner| Layer {
+            hidden,
+            q,
+            kv,
+            heads,
+            inner,
+            rank: lora(part).0,
+            is_trained: trains(part),
+            dropout: lora(part).1,
+        };
+        let is_lora = matches!(recipe.trained, TrainedParts::Lora(_));
+        let wide = DType::F32.size().max(dtype.size());
+        let all: usize = trained.iter().sum();
+        Ok(Self {
+            narrow: dtype.size(),
+            wide,
+            weights: weights * dtype.size(),
+            adapters: if is_lora { all * wide } else { 0 },
+            tensors: sizes.len() + trained.len(),
+            trained: all,
+            largest: trained.iter().copied().max().unwrap_or(0),
+            has_masters: recipe.masters && !is_lora && dtype.size() < wide,
+            recomputes: recipe.recompute,
+            decoder: layer(
+                ModelPart::Decoder,
+                text.hidden_size,
+                [text.heads * head_dim, text.kv_heads * head_dim],
+                text.heads,
+                text.intermediate_size,
+            ),
+            layers: text.layers,
+            tower: layer(
+                ModelPart::Tower,
+                vision.hidden_size,
+                [vision.hidden_size; 2],
+                vision.heads,
+                vision.intermediate_size,
+            ),
+            blocks: vision.depth,
+            vocab_size: text.vocab_size,
+            words_trained: trains(ModelPart::Decoder),
+            patch_elems: vision.patch.iter().product(),
+            out_hidden_size: vision.out_hidden_size,
+            merged_patches: vision.spatial_merge * vision.spatial_merge,
+            features: vision.deepstack.len(),
+        })
+    }
+
+    /// What a step takes whose largest micro-batch has this shape; there are others before it.
+    pub fn step(&self, shape: MicroShape) -> StepMemory {
+        let MicroShape {
+            tokens,
+            patches,
+            labelled,
+        } = shape;
+        let (narrow, wide) = (self.narrow, self.wide);
+        let merged = patches / self.merged_patches * self.out_hidden_size;
+        let mut held = vec![
+            ("weights", self.weights),
+            ("adapters", self.adapters),
+            (
+                "masters",
+                if self.has_masters {
+                    self.trained * wide
+                } else {
+                    0
+                },
+            ),
+            ("moments", 2 * self.trained * wide),
+            ("sums of gradients", self.trained * wide),
+            ("patches", patches * self.patch_elems * narrow),
+            ("names, shapes, graph", self.tensors * OF_TENSOR),
+        ];
+        held.retain(|(_, bytes)| *bytes > 0);
+        let inputs = tokens * self.decoder.hidden * self.layers * narrow
+            + merged * (1 + self.features) * narrow;
+        let copies = if self.recomputes { 1 } else { self.layers };
+        let kept = self.decoder.kept(tokens, narrow, wide) * copies;
+        let layer = inputs + kept + self.decoder.passing(tokens, narrow, wide);
+        let mut moments = vec![
+            (
+                "the vision tower, forward",
+                self.tower.forward(patches, narrow, wide),
+            ),
+            ("the head's block of logits", inputs + self.head(labelled)),
+            ("a decoder layer and its graph", layer),
+            ("the update", self.update()),
+        ];
+        let tower = &self.tower;
+        if patches > 0 && (tower.rank > 0 || tower.is_trained) {
+            let copies = if self.recomputes { 1 } else { self.blocks };
+            let inputs = patches * tower.hidden * (self.blocks + 1) * narrow;
+            let graph = tower.kept(patches, narrow, wide) * copies;
+            let passing = tower.passing(patches, narrow, wide);
+            moments.push(("a tower block and its graph", inputs + graph + passing));
+        }
+        StepMemory { held, moments }
+    }
+
+    /// The most tokens a micro-batch of the kind of `shape` that a step of fits into `bytes`;
+    /// none if not even one does.
+    pub fn most_tokens(&self, shape: MicroShape, bytes: usize) -> Option<usize> {
+        let fits = |tokens: usize| self.step(shape.with_tokens(tokens)).peak() <= bytes;
+        let (mut most, mut beyond) = (0, MOST_TOKENS);
+        while beyond - most > 1 {
+            let middle = most.midpoint(beyond);
+            if fits(middle) {
+                most = middle;
+            } else {
+                beyond = middle;
+            }
+        }
+        (most > 0).then_some(most)
+    }
+
+    /// Logits exist in blocks of the vocabulary: those of a block, their softmax, and the words.
+    fn head(&self, rows: usize) -> usize {
+        let words = (LOGITS_OF_BLOCK / rows.max(1)).clamp(LEAST_WORDS, self.vocab_size);
+        let channels = self.decoder.hidden;
+        // Products of 16 bits take both factors in f32.
+        let copies = if self.narrow < self.wide {
+            self.narrow + self.wide
+        } else {
+            0
+        };
+        let table = self.vocab_size * channels;
+        let gradient = if self.words_trained {
+            table * self.narrow
+        } else {
+            0
+        };
+        3 * rows * words * self.wide + words * channels * copies + gradient
+    }
+
+    /// The new value of every trained parameter stands beside the old one, and the largest has its
+    /// root and its step too.
+    fn update(&self) -> usize {
+        let of_value = if self.adapters > 0 {
+            self.wide
+        } else {
+            self.narrow
+        };
+        // Sums are given up one by one.
+        self.trained * of_value.saturating_sub(self.wide) + 2 * self.largest * self.wide
+    }
+}
+
+/// What burn keeps of a tensor beside its elements, counted: it matters to tiny models alone.
+const OF_TENSOR: usize = 7 << 10;
+/// The most logits, and the fewest words, of a block in `burn-attention`.
+const LOGITS_OF_BLOCK: usize = 1 << 23;
+const LEAST_WORDS: usize = 128;
+/// More than any micro-batch has.
+const MOST_TOKENS: usize = 1 << 24;
+
+impl Layer {
+    /// Bytes that the graph of a layer keeps.
+    fn kept(&self, tokens: usize, narrow: usize, wide: usize) -> usize {
+        let Self {
+            hidden,
+            q,
+            kv,
+            heads,
+            inner,
+            rank,
+            ..
+        } = *self;
+        // q, k, v and the output of attention; what the second norm reads; gate and up.
+        let always = 2 * q + 2 * kv + hidden + 2 * inner;
+        // What linear layers read, for the gradients of their weights or adapters.
+        let shared = 2 * hidden + q + inner;
+        let each = 5 * hidden + q + inner;
+        let reads = match (self.is_trained, rank > 0) {
+            (true, _) => shared * narrow,
+            (false, true) if narrow == wide => shared * narrow,
+            (false, true) => each * wide,
+            (false, false) => 0,
+        };
+        // A mask, and what it leaves, of each.
+        let dropped = if self.dropout { 2 * each * wide } else { 0 };
+        // The largest score and the sum of each row, roots of the norms, x A of adapters.
+        let rest = (2 * heads + 2 + 7 * rank) * wide;
+        tokens * (always * narrow + reads + dropped + rest)
+    }
+
+    /// Bytes that the backward of a layer has beside its graph: gradients on their way.
+    fn passing(&self, tokens: usize, narrow: usize, wide: usize) -> usize {
+        let Self { hidden, inner, .. } = *self;
+        // Of the product of gate and up, of both of them, and of the layer's output.
+        let on_the_way = tokens * (hidden + 3 * inner) * narrow;
+        // Of the largest matrix: the gradient of the weight, or the factors of a product in f32.
+        let matrix = hidden * inner;
+        let gradient = if self.is_trained {
+            matrix * (narrow + wide)
+        } else {
+            0
+        };
+        let factors = if narrow < wide {
+            matrix * (narrow + wide) + tokens * (hidden + 2 * inner) * wide
+        } else {
+            0
+        };
+        on_the_way + gradient.max(factors)
+    }
+
+    /// Bytes of a forward pass without a graph.
+    fn forward(&self, tokens: usize, narrow: usize, wide: usize) -> usize {
+        let Self { hidden, inner, .. } = *self;
+        let factors = if narrow < wide {
+            hidden * inner * wide + tokens * (hidden + inner) * wide
+        } else {
+            0
+        };
+        tokens * (2 * hidden + (6 * hidden).max(hidden + 2 * inner)) * narrow + factors
+    }
+}
