@@ -158,10 +158,13 @@ impl AscendDevice {
     }
 }
 
+/// A root info, and the number of ranks that have yet to fetch it.
+type Awaited = (Result<RootInfo>, usize);
+
 /// Root infos on their way from the device of rank 0 to the others of a group, all of this process.
 #[derive(Default)]
 struct Roots {
-    infos: Mutex<HashMap<Vec<AscendDevice>, (Result<RootInfo>, usize)>>,
+    infos: Mutex<HashMap<Vec<AscendDevice>, Awaited>>,
     changed: Condvar,
 }
 

@@ -388,7 +388,9 @@ impl GenerationConfig {
         };
         let differs = |(key, none): &&(&str, &str)| {
             let found = config.get(*key).filter(|found| !found.is_null());
-            found.is_some_and(|found| found.to_string() != *none)
+            found
+                .map(Value::to_string)
+                .is_some_and(|found| found != *none)
         };
         Ok(Self {
             stop: stop.into_iter().map(token).collect::<Result<_>>()?,

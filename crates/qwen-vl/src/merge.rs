@@ -249,7 +249,7 @@ impl Merge {
             let weight = source.read(stored, dtype, first * columns..end * columns)?;
             let mut changes = Vec::with_capacity(products.len());
             for (a, b, scale) in &products {
-                let change = b.clone().slice([first..end]).matmul(a.clone()) * *scale;
+                let change = b.clone().narrow(0, first, end - first).matmul(a.clone()) * *scale;
                 let change = change.try_into_data().map_err(|error| {
                     let name = name.clone();
                     let reason = error.to_string();

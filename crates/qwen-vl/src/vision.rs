@@ -564,6 +564,7 @@ impl SelfAttention {
 
 /// Turns the output of the blocks into embeddings.
 #[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a model has one")]
 enum Merger {
     Square(SquareMerger),
     Downsampling(DownsamplingMerger),
