@@ -353,10 +353,10 @@ fn a_device_gathers_the_angles_of_the_host() {
         let spec = RotarySpec::builder(32).axes(axes).build().expect("valid");
         let positions = scattered_positions(spec.axis_count(), 60).expect("in range");
         let rotary = Rotary::new(spec, Layout::Bsnd);
-        let expected = rotary.angles(&positions, &cpu).rows.into_data();
+        let expected = rotary.angles(&positions, &cpu).rows().into_data();
         // The device gathers once it has received as many rows as the table has.
         for _ in 0..4 {
-            let found = rotary.angles(&positions, &device).rows.into_data();
+            let found = rotary.angles(&positions, &device).rows().into_data();
             assert_eq!(found, expected);
         }
     }

@@ -88,8 +88,7 @@ fn each_device_receives_sum_and_mean_in_every_type_that_is_summed() {
                 .map(|op| sum(x.clone(), op, &devices));
             // A view, of a tensor that is still held.
             let view = sum(x.clone().slice(1..3), ReduceOperation::Sum, &devices);
-            let parts = [summed, mean, view, x].map(|x| values(x).unwrap());
-            parts
+            [summed, mean, view, x].map(|x| values(x).unwrap())
         });
         for (rank, [summed, mean, view, x]) in found.into_iter().enumerate() {
             assert_eq!(summed, [6.0, -6.0, 24.0]);
