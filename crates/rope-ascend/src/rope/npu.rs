@@ -67,7 +67,19 @@ impl Npu {
     /// [`AscendError::Load`] where there is no CANN; [`AscendError::InvalidArgument`] where there
     /// is no such device; else the runtime's.
     pub fn open(ordinal: u32) -> Result<Self> {
-        Self::shared(Target::Ascend(ordinal))
+        let open = || Self::runtime()?.device(ordinal);
+        Self::shared(Target::Ascend(ordinal), open)
+    }
+
+    /// The device that the calling thread has set, in a process where another framework owns it:
+    /// see [`Runtime::current_device`].
+    ///
+    /// # Errors
+    /// [`AscendError::Load`] where there is no CANN; [`AscendError::InvalidArgument`] if the thread
+    /// has set no device.
+    pub fn current() -> Result<Self> {
+        let device = Self::runtime()?.current_device()?;
+        Self::shared(Target::Ascend(device.ordinal()), || Ok(device))
     }
 
     /// The simulator's first device.
@@ -87,7 +99,18 @@ impl Npu {
     #[cfg(feature = "ascend-sim")]
     pub fn simulated_device(ordinal: u32) -> Result<Self> {
         ascend_sim::control::provide_devices((ordinal + 1).min(64));
-        Self::shared(Target::Simulated(ordinal))
+        let open = || Self::simulated_runtime()?.device(ordinal);
+        Self::shared(Target::Simulated(ordinal), open)
+    }
+
+    /// As [`current`](Self::current), on the simulator.
+    ///
+    /// # Errors
+    /// [`AscendError::InvalidArgument`] if the thread has set no device of the simulator.
+    #[cfg(feature = "ascend-sim")]
+    pub fn simulated_current() -> Result<Self> {
+        let device = Self::simulated_runtime()?.current_device()?;
+        Self::shared(Target::Simulated(device.ordinal()), || Ok(device))
     }
 
     /// The installed CANN's runtime, started once and kept as devices are.
@@ -108,21 +131,16 @@ impl Npu {
         )
     }
 
-    fn shared(target: Target) -> Result<Self> {
+    fn shared(target: Target, open_device: impl FnOnce() -> Result<Device>) -> Result<Self> {
         static OPEN: Mutex<Vec<Npu>> = Mutex::new(Vec::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(npu) = open.iter().find(|npu| npu.inner.target == target) {
             return Ok(npu.clone());
         }
-        let (runtime, ordinal) = match target {
-            Target::Ascend(ordinal) => (Self::runtime()?, ordinal),
-            #[cfg(feature = "ascend-sim")]
-            Target::Simulated(ordinal) => (Self::simulated_runtime()?, ordinal),
-        };
         let npu = Self {
             inner: Arc::new(Inner {
                 target,
-                device: runtime.device(ordinal)?,
+                device: open_device()?,
                 kernels: OnceLock::new(),
             }),
         };

@@ -34,18 +34,41 @@ pub(super) fn bytes_of_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
-/// Bytes in device memory, used on the stream that made them.
+/// Bytes in device memory, used on the stream that made them or borrows them.
 ///
-/// Dropping returns the memory to the stream's pool. That is safe while queued work still uses
+/// Dropping returns memory of the stream's pool to it. That is safe while queued work still uses
 /// it, because only later work of the same stream gets it again.
 #[derive(Debug)]
 pub struct DeviceMemory {
-    block: Block,
+    origin: Origin,
     bytes: usize,
     stream: Stream,
 }
 
+#[derive(Debug)]
+enum Origin {
+    /// Of the stream's pool, to which it returns.
+    Pool(Block),
+    /// Somebody else's: a device address, an integer to the host.
+    Borrowed(usize),
+}
+
 impl DeviceMemory {
+    /// Memory that something else owns, as another framework's tensor, for use on `stream`. It is
+    /// not counted in [`MemoryUse`](super::MemoryUse), and dropping this leaves it alone.
+    ///
+    /// # Safety
+    /// - `bytes` from `pointer` are allocated memory of the stream's device
+    /// - they stay so until the stream has passed all work that was queued with this handle
+    /// - until then other streams do not write them, nor read what that work writes
+    pub unsafe fn borrowed(stream: &Stream, pointer: *mut c_void, bytes: usize) -> Self {
+        Self {
+            origin: Origin::Borrowed(pointer.addr()),
+            bytes,
+            stream: stream.clone(),
+        }
+    }
+
     /// Number of bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -58,15 +81,20 @@ impl DeviceMemory {
 
     /// The device address, valid while the memory lives; the host cannot read through it.
     pub fn pointer(&self) -> *mut c_void {
-        self.block.pointer
+        match &self.origin {
+            Origin::Pool(block) => block.pointer,
+            Origin::Borrowed(address) => std::ptr::without_provenance_mut(*address),
+        }
     }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let counters = &self.stream.device().inner.counters;
-        counters.buffer_dropped(self.bytes);
-        self.stream.inner.give_back(self.block);
+        if let Origin::Pool(block) = self.origin {
+            let counters = &self.stream.device().inner.counters;
+            counters.buffer_dropped(self.bytes);
+            self.stream.inner.give_back(block);
+        }
     }
 }
 
@@ -88,7 +116,7 @@ impl<T: Element> DeviceBuffer<T> {
         stream.device().inner.counters.buffer_made(bytes);
         Ok(Self {
             memory: DeviceMemory {
-                block,
+                origin: Origin::Pool(block),
                 bytes,
                 stream,
             },

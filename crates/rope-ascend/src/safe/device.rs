@@ -121,6 +121,23 @@ impl Device {
         })
     }
 
+    /// The calling thread's current device, which is neither set nor reset: its owner does that.
+    pub(super) fn current(runtime: Runtime) -> Result<Self> {
+        let ordinal = result::current_device(&runtime.inner.api.rt).ok_or_else(|| {
+            let expected = "one that the calling thread has set (aclrtSetDevice)";
+            AscendError::argument("current device", "device", expected, "none")
+        })?;
+        Ok(Self {
+            inner: Arc::new(DeviceInner {
+                ordinal,
+                sets: AtomicU32::new(0),
+                counters: Counters::default(),
+                pools: Mutex::default(),
+                runtime,
+            }),
+        })
+    }
+
     /// The device's number.
     pub fn ordinal(&self) -> u32 {
         self.inner.ordinal.unsigned_abs()

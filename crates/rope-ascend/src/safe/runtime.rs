@@ -160,6 +160,17 @@ impl Runtime {
         Device::open(self.clone(), ordinal)
     }
 
+    /// The device that the calling thread has set, in a process where something else, as another
+    /// framework, owns it: context and device of the thread stay as they are. A thread on which it
+    /// is not current sets it, at its first call, and that is undone with the last handle.
+    ///
+    /// # Errors
+    /// [`AscendError::InvalidArgument`] if the thread has set none.
+    #[doc(alias = "aclrtGetDevice")]
+    pub fn current_device(&self) -> Result<Device> {
+        Device::current(self.clone())
+    }
+
     /// Ends the runtime, unless the process has started it more than once and uses it still, and
     /// reports the first failure of any teardown.
     ///

@@ -19,6 +19,8 @@ use crate::sys::{aclrtMemcpyKind, aclrtStream};
 #[derive(Debug)]
 pub(super) struct StreamInner {
     pub(super) raw: aclrtStream,
+    /// Whether the handle goes with this structure, or stays with its owner.
+    owned: bool,
     pool: Arc<Mutex<Pool>>,
     staging: Mutex<Staging>,
     /// Events that queued work waits for.
@@ -178,8 +180,11 @@ impl Drop for StreamInner {
             // SAFETY: the last handle: nothing is queued any more, and a stream whose wait failed
             // runs nothing more.
             let freed = unsafe { self.free(segments) };
-            // SAFETY: the last handle; buffers and events hold the stream, so none is left.
-            let destroyed = unsafe { result::destroy_stream(inner.rt(), self.raw) };
+            let mut destroyed = Ok(());
+            if self.owned {
+                // SAFETY: the last handle; buffers and events hold the stream, so none is left.
+                destroyed = unsafe { result::destroy_stream(inner.rt(), self.raw) };
+            }
             waited.and(freed).and(destroyed)
         });
     }
@@ -199,16 +204,32 @@ impl Stream {
     pub(super) fn create(device: Device) -> Result<Self> {
         device.inner.enter()?;
         let raw = result::create_stream(device.inner.rt())?;
-        Ok(Self {
+        Ok(Self::new(raw, true, device))
+    }
+
+    fn new(raw: aclrtStream, owned: bool, device: Device) -> Self {
+        Self {
             inner: Arc::new(StreamInner {
                 raw,
+                owned,
                 pool: device.inner.new_pool(),
                 staging: Mutex::default(),
                 retired: Mutex::default(),
                 reported: AtomicBool::new(false),
                 device,
             }),
-        })
+        }
+    }
+
+    /// A stream that something else owns, as another framework's current one. Work is queued
+    /// between its owner's; the stream is never destroyed here. Buffers made on it come from a pool
+    /// of their own, and return to the device with the last handle, which waits for the stream.
+    ///
+    /// # Safety
+    /// `raw` is a stream of `device`, and lives as long as this handle, its clones and what was made
+    /// with them.
+    pub unsafe fn borrowed(device: &Device, raw: aclrtStream) -> Self {
+        Self::new(raw, false, device.clone())
     }
 
     /// The stream's device.
