@@ -7,8 +7,8 @@
 use half::{bf16, f16};
 use pyo3::prelude::*;
 use rope_core::{
-    Angles, Direction, Element, Geometry, HeadNorm, Layout, NormGradient, NormInput, NormOrder,
-    Rotator,
+    Angles, Direction, Element, Geometry, HeadNorm, InstructionSet, Layout, NormGradient,
+    NormInput, NormOrder, Rotator,
 };
 
 use crate::error::{Error, Result};
@@ -17,14 +17,14 @@ use crate::spec;
 use crate::tensor::{self, Computed, Tensor, check_apart};
 
 /// How a call turns what it is given, whatever the tensors.
-pub(crate) struct Turn {
-    pub(crate) geometry: Geometry,
-    pub(crate) layout: Layout,
+struct Turn {
+    geometry: Geometry,
+    layout: Layout,
     threads: usize,
 }
 
 impl Turn {
-    pub(crate) fn new(geometry: &str, layout: &str, threads: usize) -> Result<Self> {
+    fn new(geometry: &str, layout: &str, threads: usize) -> Result<Self> {
         Ok(Self {
             geometry: spec::geometry(geometry)?,
             layout: tensor::layout(layout)?,
@@ -36,6 +36,12 @@ impl Turn {
         let rotator = Rotator::new(self.geometry, angles)?;
         Ok(rotator.with_parallelism(parallelism(self.threads)))
     }
+}
+
+/// The instructions that the kernels use here.
+#[pyfunction]
+pub(crate) fn instruction_set() -> &'static str {
+    InstructionSet::best().name()
 }
 
 /// Calls a function for the element type of a tensor.
@@ -75,7 +81,7 @@ unsafe fn angles<'a, A: Computed>(tensor: &Tensor) -> Result<Angles<'a, A>> {
 }
 
 /// Input and result; one tensor twice in place.
-type Pair = (Tensor, Tensor);
+pub(crate) type Pair = (Tensor, Tensor);
 
 /// Rotates q, and k with it.
 #[pyfunction]
@@ -196,9 +202,9 @@ fn angle_gradients_as<E: Element<Acc: Computed>>(
 }
 
 /// `(eps, unit_offset, after)`: see [`HeadNorm`]; `after` says that it follows the rotation.
-type Norm = (f64, bool, bool);
+pub(crate) type Norm = (f64, bool, bool);
 
-fn head_norm((eps, unit_offset, after): Norm) -> Result<HeadNorm> {
+pub(crate) fn head_norm((eps, unit_offset, after): Norm) -> Result<HeadNorm> {
     let order = if after {
         NormOrder::AfterRotation
     } else {
@@ -209,7 +215,7 @@ fn head_norm((eps, unit_offset, after): Norm) -> Result<HeadNorm> {
 }
 
 /// Input, result and weight.
-type NormPair = (Tensor, Tensor, Option<Tensor>);
+pub(crate) type NormPair = (Tensor, Tensor, Option<Tensor>);
 
 /// Normalises each head of q, and of k, and rotates it.
 #[pyfunction]
@@ -258,7 +264,7 @@ fn norm_rotate_as<E: Element<Acc: Computed>>(
 }
 
 /// Input, gradient of the result, gradient of the input, weight and the gradient of the weight.
-type NormGradients = (Tensor, Tensor, Tensor, Option<Tensor>, Option<Tensor>);
+pub(crate) type NormGradients = (Tensor, Tensor, Tensor, Option<Tensor>, Option<Tensor>);
 
 /// The backward of [`norm_rotate`].
 #[pyfunction]

@@ -1,7 +1,8 @@
 //! What goes wrong here, and the Python exceptions that it becomes.
 
 use pyo3::PyErr;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use rope_ascend::AscendError;
 use rope_core::RopeError;
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
@@ -11,6 +12,8 @@ pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 pub(crate) enum Error {
     #[error(transparent)]
     Rope(#[from] RopeError),
+    #[error(transparent)]
+    Ascend(#[from] AscendError),
     /// A value in it that does not fit says so itself.
     #[error("{kind}{0}", kind = if .0.is_data() { "" } else { "not JSON: " })]
     Json(#[from] serde_json::Error),
@@ -45,6 +48,10 @@ impl From<Error> for PyErr {
         let message = error.to_string();
         match error {
             Error::Dtype { .. } => PyTypeError::new_err(message),
+            Error::Ascend(AscendError::Rope(_) | AscendError::InvalidArgument { .. }) => {
+                PyValueError::new_err(message)
+            }
+            Error::Ascend(_) => PyRuntimeError::new_err(message),
             _ => PyValueError::new_err(message),
         }
     }

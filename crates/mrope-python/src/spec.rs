@@ -5,6 +5,7 @@
 )]
 
 use pyo3::prelude::*;
+use rope_core::hf::Component;
 use rope_core::{Geometry, Positions, RotarySpec, TokenAngles};
 use serde::Serialize;
 
@@ -32,6 +33,23 @@ pub(crate) fn spec_from_hf_config(config: &str, vision: bool) -> PyResult<String
     } else {
         RotarySpec::from_hf_config(config)
     };
+    Ok(written(&spec.map_err(Error::from)?)?)
+}
+
+/// The specification that `rope_parameters` state, as golden vectors record it.
+#[pyfunction]
+pub(crate) fn spec_from_rope_parameters(
+    model_type: &str,
+    vision: bool,
+    rope_parameters: &str,
+    head_dim: usize,
+) -> PyResult<String> {
+    let component = if vision {
+        Component::Vision
+    } else {
+        Component::Text
+    };
+    let spec = RotarySpec::from_rope_parameters(model_type, component, rope_parameters, head_dim);
     Ok(written(&spec.map_err(Error::from)?)?)
 }
 

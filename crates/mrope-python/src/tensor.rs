@@ -58,7 +58,7 @@ impl Tensor {
         })
     }
 
-    fn expect_contiguous(&self, what: &'static str) -> Result<()> {
+    pub(crate) fn expect_contiguous(&self, what: &'static str) -> Result<()> {
         let mut inner = 1;
         for (&size, &stride) in self.shape.iter().zip(&self.strides).rev() {
             if size > 1 && stride != inner {

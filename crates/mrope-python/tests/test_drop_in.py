@@ -82,6 +82,26 @@ def test_cos_and_sin_that_were_overwritten_are_read_again():
     assert torch.allclose(found, by_formula(x, cos, sin, 0))
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_megatron_s_angles_for_each_token(batch, interleaved):
+    class Config:
+        rotary_interleaved = interleaved
+
+    freqs = random(5, batch, 1, 8)
+
+    def formula(t, freqs):
+        turned = by_formula(t[..., :8], freqs.cos(), freqs.sin(), int(interleaved))
+        return torch.cat([turned, t[..., 8:]], -1)
+
+    def ours(t, freqs):
+        return drop_in.apply_rotary_pos_emb_absolute(t, freqs, Config)
+
+    check(ours, formula, [random(5, 3, 2, 12), freqs])
+    if batch == 1:
+        check(ours, lambda t, f: formula(t[:, None], f).squeeze(1), [random(5, 2, 12), freqs])
+
+
 MROPE = {
     # sections, rotary_mode, cache_mode, rotary_dim
     "qwen2-vl": ([2, 3, 3], "half", "default", 16),

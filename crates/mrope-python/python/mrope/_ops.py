@@ -141,7 +141,19 @@ def readable(gradient: Tensor | None) -> Tensor | None:
     return gradient.contiguous()
 
 
-# Kernels, in host memory.
+# Kernels: in host memory on PyTorch's threads, and on an NPU on its current stream.
+
+_TOKEN_DIMS = {"bsnd": (0, 1), "bnsd": (0, 2), "sbnd": (1, 0)}
+
+
+def _run(name: str, q: Tensor, *args: Any) -> Any:
+    """Calls a kernel where q is."""
+    if q.device.type != "npu":
+        return getattr(_native, name)(*args, torch.get_num_threads())
+    # The device is set for the call and as it was afterwards; its stream stays PyTorch's.
+    with torch.npu.device(q.device):
+        stream = torch.npu.current_stream().npu_stream
+        return getattr(_native, f"npu_{name}")(stream, *args)
 
 
 def _rotate(
@@ -162,14 +174,15 @@ def _rotate_into(
     layout: str,
     adjoint: bool,
 ) -> None:
-    _native.rotate(
+    _run(
+        "rotate",
+        q,
         (_native_tensor(q), _native_tensor(q_out)),
         None if k is None else (_native_tensor(k), _native_tensor(k_out)),
         _native_tensor(angles.contiguous()),
         geometry,
         layout,
         adjoint,
-        torch.get_num_threads(),
     )
 
 
@@ -182,16 +195,21 @@ def _angle_gradients(
     geometry: str,
     layout: str,
 ) -> Tensor:
-    out = _angles_like(q, shape)
-    _native.angle_gradients(
+    whole = list(shape)
+    if q.device.type == "npu" and layout in _TOKEN_DIMS:
+        # Of all tokens; those that share angles are added up below.
+        whole[0] = q.shape[_TOKEN_DIMS[layout][0]] * q.shape[_TOKEN_DIMS[layout][1]]
+    out = _angles_like(q, whole)
+    _run(
+        "angle_gradients",
+        q,
         (_native_tensor(q), _native_tensor(dq)),
         None if k is None else (_native_tensor(k), _native_tensor(dk)),
         _native_tensor(out),
         geometry,
         layout,
-        torch.get_num_threads(),
     )
-    return out
+    return out if out.shape[0] == shape[0] else out.unflatten(0, (-1, shape[0])).sum(0)
 
 
 def _angles_like(q: Tensor, shape: list[int]) -> Tensor:
@@ -212,16 +230,29 @@ def _norm_rotate(
     layout: str,
 ) -> tuple[Tensor, Tensor]:
     q_out, k_out = _results(q, k)
-    _native.norm_rotate(
+    q_weight, k_weight = _kernel_weights(q, q_weight, k_weight, unit_offset)
+    _run(
+        "norm_rotate",
+        q,
         (_native_tensor(q), _native_tensor(q_out), _optional(q_weight)),
         None if k is None else (_native_tensor(k), _native_tensor(k_out), _optional(k_weight)),
         _native_tensor(angles.contiguous()),
         (eps, unit_offset, after),
         geometry,
         layout,
-        torch.get_num_threads(),
     )
     return q_out, k_out
+
+
+def _kernel_weights(
+    q: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, unit_offset: bool
+) -> list[Tensor | None]:
+    """Those given, contiguous; on an NPU, whose kernels always read one, also what stands for 1."""
+    given = [None if w is None else w.contiguous() for w in (q_weight, k_weight)]
+    if q.device.type != "npu":
+        return given
+    one = torch.full((q.shape[-1],), 0.0 if unit_offset else 1.0, device=q.device)
+    return [one if w is None else w for w in given]
 
 
 def _norm_results(
@@ -247,26 +278,40 @@ def _norm_rotate_backward(
     layout: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     results = _norm_results(q, k, q_weight, k_weight)
+    read = _kernel_weights(q, q_weight, k_weight, unit_offset)
+    on_npu = q.device.type == "npu"
 
-    def native(x: Tensor, dy: Tensor, dx: Tensor, weight: Tensor | None, dweight: Tensor) -> Any:
-        wanted = None if weight is None else dweight
-        tensors = (_native_tensor(x), _native_tensor(dy), _native_tensor(dx))
-        return *tensors, _optional(weight), _optional(wanted)
+    def native(i: int, x: Tensor, dy: Tensor, weight: Tensor | None) -> Any:
+        written = None if weight is None or on_npu else results[2 + i]
+        tensors = (_native_tensor(x), _native_tensor(dy), _native_tensor(results[i]))
+        return *tensors, _optional(read[i]), _optional(written)
 
-    _native.norm_rotate_backward(
-        native(q, dq, results[0], q_weight, results[2]),
-        None if k is None else native(k, dk, results[1], k_weight, results[3]),
+    rest = (
         _native_tensor(angles.contiguous()),
         (eps, unit_offset, after),
         geometry,
         layout,
-        torch.get_num_threads(),
     )
+    tensors = (
+        native(0, q, dq, q_weight),
+        None if k is None else native(1, k, dk, k_weight),
+    )
+    if not on_npu:
+        _run("norm_rotate_backward", q, *tensors, *rest)
+        return results
+    # There, the kernel leaves sums of parts.
+    rows = _run("weight_sums", q, _native_tensor(q), geometry, layout)
+    sums = q.new_empty((rows, 1 if k is None else 2, q.shape[-1]), dtype=torch.float32)
+    rows = _run("norm_rotate_backward", q, *tensors, _native_tensor(sums), *rest)
+    # Written without gaps, whatever the number of rows.
+    for i, weight in enumerate((q_weight, k_weight)):
+        if weight is not None:
+            results[2 + i].copy_(sums[:rows, i].sum(0))
     return results
 
 
 def _token_angles(positions: Tensor, spec: str, seq_len: int | None, double: bool) -> Tensor:
-    # In float64 on the host, for any device: once a step.
+    # In float64 on the host, whatever the device: once a step.
     host = positions.cpu().contiguous()
     rows = _rows_of(host, spec, double)
     _native.token_angles(spec, _native_tensor(host), _native_tensor(rows), seq_len)
@@ -287,7 +332,8 @@ for _name, _kernel in {
     "token_angles": _token_angles,
 }.items():
     _library.impl(_name, _kernel, "CPU")
-_library.impl("token_angles", _token_angles, "PrivateUse1")
+    # torch_npu's devices.
+    _library.impl(_name, _kernel, "PrivateUse1")
 
 # Shapes, for compilers.
 

@@ -1,4 +1,4 @@
-"""Operators of torch_npu and MindSpeed with their own signatures, and with a gradient.
+"""Functions of torch_npu, MindSpeed and Megatron with their own signatures, and with a gradient.
 
 They take what the originals document, on the CPU too, without the limits on sections, widths,
 batches and heads, and they differentiate: with respect to q and k, and to cos and sin where those
@@ -10,6 +10,7 @@ ask for it. 16-bit tensors are computed in float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ._spec import RotarySpec
 from .torch import Angles, angles_from_cos_sin, rotary
 
 __all__ = [
+    "apply_rotary_pos_emb_absolute",
     "npu_interleave_rope",
     "npu_mrope",
     "npu_rotary_mul",
@@ -124,6 +126,34 @@ def npu_interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             :func:`npu_rotary_mul` takes them.
     """
     return _rotary_mul(x, cos, sin, "interleave_half")
+
+
+def apply_rotary_pos_emb_absolute(
+    t: Tensor, freqs: Tensor, config: Any = None, cu_seqlens: Tensor | None = None
+) -> Tensor:
+    """Megatron's rotation by an angle for each token, as Megatron Bridge calls it for Qwen3-VL.
+
+    Args:
+        t: ``[seq, batch, heads, head_dim]``; ``[tokens, heads, head_dim]`` for packed sequences.
+        freqs: ``[seq, batch, 1, rotary_dim]``, angles in radians; batch is 1 for packed sequences,
+            or where samples share their angles.
+        config: the transformer's, of which ``rotary_interleaved`` is read; None stands for False.
+        cu_seqlens: not needed: the angles say where sequences start.
+    """
+    pairing = "adjacent" if getattr(config, "rotary_interleaved", False) else "half"
+    kind = torch.float64 if t.dtype == torch.float64 else torch.float32
+    if freqs.dim() != 4 or freqs.shape[2] != 1:
+        raise ValueError(
+            f"freqs: found shape {list(freqs.shape)}, expected [seq, batch, 1, rotary_dim]"
+        )
+
+    def make() -> Angles:
+        phases = freqs.squeeze(2).transpose(0, 1).to(kind)
+        cos, sin = phases.cos(), phases.sin()
+        return angles_from_cos_sin(cos, sin, head_dim=t.shape[-1], pairing=pairing)
+
+    angles = once_a_step(make, freqs, freqs, "megatron", pairing, kind, t.shape[-1])
+    return rotary(t, None, angles, "tnd" if t.dim() == 3 else "sbnd")[0]
 
 
 def _pairing(mode: str, known: int) -> str:
