@@ -1,10 +1,14 @@
-//! Memory of attention and of the loss of a large vocabulary, by a counting allocator: the forward
-//! of attention against its output, the loss in blocks of the vocabulary against all logits at once.
+//! Memory of attention, of the gated delta rule and of the loss of a large vocabulary, by a counting
+//! allocator: the forward of attention against its output, the rule against its states, the loss in
+//! blocks of the vocabulary against all logits at once.
 //!
 //! A file of its own, and one test that is not ignored: the allocator counts the whole process.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_attention::{Attention, AttentionMask, CrossEntropy, Implementation, MaskRules};
+use burn_attention::{
+    Attention, AttentionMask, CrossEntropy, GatedDelta, Implementation, MaskRules, Sequences,
+    gated_delta_step,
+};
 use rope_check::alloc::CountingAllocator;
 
 /// Which code computes, and the size of its blocks.
@@ -61,6 +65,71 @@ impl Head {
 fn no_temporary_is_as_large_as_a_result() {
     attention_makes_its_output_alone();
     the_loss_makes_no_tensor_of_rows_x_vocabulary();
+    the_gated_delta_rule_keeps_a_state_for_each_chunk();
+}
+
+const DELTA_HEADS: usize = 4;
+const DELTA_CHANNELS: usize = 32;
+
+/// Bytes that the graph of the gated delta rule keeps, the output included, and the peak of forward
+/// and backward, the gradients included.
+fn count_delta(tokens: usize, in_chunks: bool) -> [usize; 2] {
+    let device = Device::flex().autodiff();
+    let shape = [1, tokens, DELTA_HEADS, DELTA_CHANNELS];
+    let random = || Tensor::<4>::random(shape, Distribution::Default, &device).require_grad();
+    let numbers = [1, tokens, DELTA_HEADS];
+    let number = |of| Tensor::<3>::full(numbers, of, &device).require_grad();
+    let inputs = [random(), random(), random()];
+    let rates = [number(-0.1), number(0.5)];
+    let run = || {
+        let ([q, k, v], [g, beta]) = (inputs.clone(), rates.clone());
+        if in_chunks {
+            let rule = GatedDelta::new(Sequences::whole(tokens)).with_blocks(1);
+            return rule.try_forward(q, k, v, g, beta).expect("it fits").0;
+        }
+        let state = [1, DELTA_HEADS, DELTA_CHANNELS, DELTA_CHANNELS];
+        let mut state = Tensor::zeros(state, &device);
+        let outs = (0..tokens).map(|token| {
+            let of = |x: &Tensor<4>| x.clone().narrow(1, token, 1).squeeze_dim::<3>(1);
+            let number = |x: &Tensor<3>| x.clone().narrow(1, token, 1).squeeze_dim::<2>(1);
+            let inputs = [of(&q), of(&k), of(&v)];
+            let (out, next) = gated_delta_step(inputs, [number(&g), number(&beta)], state.clone())
+                .expect("it fits");
+            state = next;
+            out.unsqueeze_dim::<4>(1)
+        });
+        Tensor::cat(outs.collect(), 1)
+    };
+    let (out, forward) = ALLOCATOR.measure(usize::MAX, run);
+    let (gradients, backward) = ALLOCATOR.measure(usize::MAX, || out.sum().backward());
+    assert!(inputs[0].grad(&gradients).is_some());
+    let kept = usize::try_from(forward.retained_bytes).unwrap_or(0);
+    let peak = forward.peak_bytes.max(kept + backward.peak_bytes);
+    let way = if in_chunks { "chunks" } else { "recurrence" };
+    let kib = |bytes: usize| bytes as f64 / 1024.0;
+    let (of_kept, of_peak) = (kib(kept), kib(peak));
+    println!("{tokens} tokens, {way}: keeps {of_kept:.0} KiB, peak {of_peak:.0} KiB");
+    [kept, peak]
+}
+
+fn the_gated_delta_rule_keeps_a_state_for_each_chunk() {
+    count_delta(256, true); // pools are made on first use
+    let [kept, peak] = count_delta(256, true);
+    let [twice_kept, twice_peak] = count_delta(512, true);
+    let per_head = DELTA_CHANNELS * DELTA_CHANNELS * 4;
+    let states = |tokens: usize| (tokens / 64 + 1) * DELTA_HEADS * per_head;
+    let out = |tokens: usize| tokens * DELTA_HEADS * DELTA_CHANNELS * 4;
+    for (tokens, kept) in [(256, kept), (512, twice_kept)] {
+        let expected = states(tokens) + out(tokens);
+        assert!(kept < expected + (16 << 10), "{kept} for {expected}");
+    }
+    assert!(
+        10 * twice_peak < 21 * peak,
+        "{peak}, {twice_peak} of twice the tokens"
+    );
+    // The same count must see the states of all tokens, or it could not fail.
+    let [each, _] = count_delta(256, false);
+    assert!(each > 256 * DELTA_HEADS * per_head, "{each}");
 }
 
 /// With few keys and channels of q and k, so that the output is nearly all there is.

@@ -24,6 +24,8 @@ const LAYERS: Range = (1..=65_536, "1 to 65536");
 const SIZE: Range = (1..=1 << 24, "1 to 16777216");
 /// Of colours, frames, rows and columns of a patch: their product is a `usize`.
 const OF_PATCH: Range = (1..=4096, "1 to 4096");
+/// Tokens that a convolution reaches over.
+const TAPS: Range = (2..=4096, "2 to 4096");
 /// Added to the variance in a tower's norms where its configuration does not say.
 const VISION_NORM_EPS: f64 = 1e-6;
 /// What is allowed, and how messages say it.
@@ -566,7 +568,7 @@ impl QwenVlConfig {
         let grid = vision
             .position_grid
             .map_or(1, |side| side.saturating_mul(side));
-        let delta = text.delta.as_ref().map_or([1; 5], |delta| {
+        let delta = text.delta.as_ref().map_or([2; 5], |delta| {
             [
                 delta.key_heads,
                 delta.heads,
@@ -580,7 +582,7 @@ impl QwenVlConfig {
             ("linear_num_value_heads", delta[1], SIZE),
             ("linear_key_head_dim", delta[2], SIZE),
             ("linear_value_head_dim", delta[3], SIZE),
-            ("linear_conv_kernel_dim", delta[4], OF_PATCH),
+            ("linear_conv_kernel_dim", delta[4], TAPS),
             ("vocab_size", text.vocab_size, SIZE),
             ("hidden_size", text.hidden_size, SIZE),
             ("intermediate_size", text.intermediate_size, SIZE),
@@ -742,6 +744,13 @@ impl DeltaConfig {
                 ("num_hidden_layers", layers),
                 "each layer has one type",
             ));
+        }
+        if raw.layer_types.is_none() && interval == 0 {
+            return Err(QwenVlError::Unsupported {
+                key: "full_attention_interval",
+                found: "0".to_owned(),
+                expected: "1 or more",
+            });
         }
         // What is beyond is refused with the other sizes.
         let layers = 0..layers.min(*LAYERS.0.end());

@@ -85,6 +85,55 @@ fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
     assert!(same.status.success(), "{}", text(&same.stderr));
 }
 
+/// A folder with the example's tokenizer and pictures and another family's tiny model, whose losses
+/// fall.
+#[test]
+fn a_model_with_states_learns_the_example() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+    let model = folder("finetune-states-model");
+    std::fs::create_dir_all(&model).expect("a folder");
+    for file in example().join("model").read_dir().expect("it reads") {
+        let file = file.expect("an entry");
+        std::fs::copy(file.path(), model.join(file.file_name())).expect("it copies");
+    }
+    let text_of = |path: &Path| std::fs::read_to_string(path).expect("it reads");
+    let read =
+        |path: &Path| -> serde_json::Value { serde_json::from_str(&text_of(path)).expect("JSON") };
+    let of_example = read(&model.join("config.json"));
+    let mut config = read(&fixtures.join("models/qwen3_5_tiny/config.json"));
+    for key in [
+        "image_token_id",
+        "video_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+    ] {
+        config[key] = of_example[key].clone();
+    }
+    config["text_config"]["vocab_size"] = of_example["text_config"]["vocab_size"].clone();
+    config["vision_config"]["patch_size"] = of_example["vision_config"]["patch_size"].clone();
+    std::fs::write(model.join("config.json"), config.to_string()).expect("it is written");
+    let out = folder("finetune-states");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
+    command.current_dir(example()).arg("finetune").arg(&model);
+    let options = "--random-weights --data train.jsonl --batch 4 --steps 6 --learning-rate 1e-2 \
+                   --micro-tokens 512 --full --parts decoder --checkpoint-every 3";
+    command
+        .args(options.split_whitespace())
+        .arg("--out")
+        .arg(&out);
+    let done = command.output().expect("the program starts");
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let log = text_of(&out.join("log.jsonl"));
+    let losses = log.lines().map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        line["loss"].as_f64().expect("a loss")
+    });
+    let losses: Vec<f64> = losses.collect();
+    assert_eq!(losses.len(), 6, "{log}");
+    assert!(losses[5] < 0.8 * losses[0], "{losses:?}");
+    assert!(out.join("model/model.safetensors").is_file());
+}
+
 #[test]
 fn a_plan_needs_no_weights_and_says_what_fits() {
     let out = folder("finetune-plan");

@@ -813,6 +813,22 @@ fn wrong_checkpoints_have_their_own_errors() {
     assert_is!(error => QwenVlError::File { action: "read", .. });
 }
 
+/// Checkpoints of Qwen3.5 have one that predicts several tokens.
+#[test]
+fn a_layer_that_no_module_reads_is_left_out() {
+    let name = "qwen3_5_tiny";
+    let with_more = copy(name, "several_tokens");
+    rewrite(&with_more.join("model.safetensors"), |tensors| {
+        let norm = tensors["model.language_model.norm.weight"].clone();
+        tensors.insert("mtp.norm.weight".to_owned(), norm);
+    });
+    let found = config(name)
+        .load(&with_more, &Device::flex())
+        .expect("loads");
+    let expected = model(name).checkpoint_tensors().expect("reads");
+    assert_eq!(found.checkpoint_tensors().expect("reads"), expected);
+}
+
 #[test]
 fn wrong_configurations_have_their_own_errors() {
     let read = |name: &str| -> Value {
@@ -836,6 +852,7 @@ fn wrong_configurations_have_their_own_errors() {
     let two = |pointer, value| refuse("qwen2_vl_tiny", pointer, value);
     let two_five = |pointer, value| refuse("qwen2_5_vl_tiny", pointer, value);
     let three = |pointer, value| refuse("qwen3_vl_tiny", pointer, value);
+    let states = |pointer, value| refuse("qwen3_5_tiny", pointer, value);
 
     let error = two("/model_type", json!("glm4v_moe"));
     assert_is!(&error => QwenVlError::UnknownFamily { found, .. } if found == "glm4v_moe");
@@ -845,6 +862,10 @@ fn wrong_configurations_have_their_own_errors() {
         (two("/text_config/vocab_size", json!("x")), "vocab_size"),
         (two("/vision_config", Value::Null), "invalid type"),
         (three("/vision_config/hidden_act", json!("relu")), "relu"),
+        (
+            states("/text_config/layer_types", json!(["x"])),
+            "layer_types",
+        ),
     ] {
         assert!(matches!(error, QwenVlError::Config { .. }), "{error}");
         assert!(error.to_string().contains(what), "{error}");
@@ -911,6 +932,14 @@ fn wrong_configurations_have_their_own_errors() {
         (
             two_five("/vision_config/window_size", json!(14)),
             "window_size",
+        ),
+        (
+            states("/text_config/layer_types", json!(["full_attention"])),
+            "layer_types",
+        ),
+        (
+            states("/text_config/linear_num_value_heads", json!(5)),
+            "linear_num_value_heads",
         ),
     ] {
         assert_is!(&error => QwenVlError::Sizes { left, .. } if *left == what);

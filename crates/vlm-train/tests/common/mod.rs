@@ -10,7 +10,13 @@ use vlm_data::text::Sample;
 use vlm_data::{Cut, MicroBatch, TrainingSample};
 use vlm_train::{Rates, Recipe, Schedule, TrainedParts};
 
-pub(crate) const FAMILIES: [&str; 3] = ["qwen2_vl_tiny", "qwen2_5_vl_tiny", "qwen3_vl_tiny"];
+pub(crate) const FAMILIES: [&str; 5] = [
+    "qwen2_vl_tiny",
+    "qwen2_5_vl_tiny",
+    "qwen3_vl_tiny",
+    "glm4v_tiny",
+    "qwen3_5_tiny",
+];
 pub(crate) const ALL: [ModelPart; 3] = [ModelPart::Tower, ModelPart::Merger, ModelPart::Decoder];
 const SAMPLES: usize = 8;
 const BATCH: usize = 4;
