@@ -11,6 +11,7 @@
 //! the same terms.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::module::linear;
 use burn::tensor::{Gradients, Tensor};
 
 use crate::batch::Batch;
@@ -58,15 +59,33 @@ impl QwenVl {
         how: Backward<'_>,
         each: &mut dyn FnMut(ParamId, Tensor<1>),
     ) -> Result<f64> {
+        self.backward_traced(batch, labels, how, &mut Trace::off(), each)
+    }
+
+    /// As [`backward`](Self::backward), recording activations and, with recompute, the gradients
+    /// `gradient.hidden.N.out` of the decoder layers' outputs. Of the logits, those of a few tokens
+    /// are computed for it.
+    ///
+    /// # Errors
+    /// Those of [`backward`](Self::backward).
+    pub fn backward_traced(
+        &self,
+        batch: &Batch,
+        labels: &[i64],
+        how: Backward<'_>,
+        trace: &mut Trace,
+        each: &mut dyn FnMut(ParamId, Tensor<1>),
+    ) -> Result<f64> {
         let draws = how
             .seeds
             .map(|seeds| Draws::new(seeds, batch))
             .transpose()?;
         let draws = draws.as_ref();
         if how.recompute {
-            return self.backward_by_layer(batch, labels, how.weight, draws, each);
+            return self.backward_by_layer(batch, labels, (how.weight, draws), trace, each);
         }
-        let hidden = self.hidden(batch, draws, &mut [], &mut Trace::off())?;
+        let hidden = self.hidden(batch, draws, &mut [], trace)?;
+        self.trace_logits(&hidden, trace);
         let loss = self.loss_of(hidden, batch, labels)?;
         if loss.is_tracked() {
             let mut gradients = (loss.clone() * how.weight).backward();
@@ -79,8 +98,8 @@ impl QwenVl {
         &self,
         batch: &Batch,
         labels: &[i64],
-        weight: f64,
-        draws: Option<&Draws>,
+        (weight, draws): (f64, Option<&Draws>),
+        trace: &mut Trace,
         each: &mut dyn FnMut(ParamId, Tensor<1>),
     ) -> Result<f64> {
         let quiet = &self.clone().no_grad();
@@ -90,7 +109,7 @@ impl QwenVl {
 
         let tower_wanted = batch.vision.is_some() && trains(&self.visual);
         let seen = match &batch.vision {
-            Some(vision) => Some(quiet.see(&vision.inputs, draws, tower_wanted)?),
+            Some(vision) => Some(quiet.see(&vision.inputs, draws, tower_wanted, trace)?),
             None => None,
         };
         let words_wanted = trains(&decoder.embed_tokens);
@@ -108,10 +127,13 @@ impl QwenVl {
         let deepstack = batch.deepstack(features.unwrap_or_default());
         let merged = seen.as_ref().map(|seen| seen.merged.clone());
         let mut hidden = quiet.embeddings(batch, merged.clone());
+        trace.record(|| "inputs_embeds".into(), &hidden);
         let mut inputs = Vec::with_capacity(layers.len());
         for (index, layer) in quiet.language_model.layers.iter().enumerate() {
             inputs.push(hidden.clone());
-            hidden = layer.forward(hidden, common, None, index, &mut Trace::off())?;
+            trace.record(|| format!("hidden.{index}.in"), &hidden);
+            hidden = layer.forward(hidden, common, None, index, trace)?;
+            trace.record(|| format!("hidden.{index}.out"), &hidden);
             if let Some(deepstack) = &deepstack {
                 hidden = deepstack.add(index, hidden);
             }
@@ -119,7 +141,10 @@ impl QwenVl {
 
         // The final norm, the head and the loss.
         let input = leaf(hidden, wanted[layers.len()]);
-        let loss = self.loss_of(decoder.last(input.clone())?, batch, labels)?;
+        let last = decoder.last(input.clone())?;
+        trace.record(|| "hidden.final_norm".into(), &last);
+        self.trace_logits(&last, trace);
+        let loss = self.loss_of(last, batch, labels)?;
         if !loss.is_tracked() {
             return number(loss);
         }
@@ -138,6 +163,7 @@ impl QwenVl {
             let (Some(of_output), Some(input)) = (gradient.take(), inputs.pop()) else {
                 break;
             };
+            trace.record(|| format!("gradient.hidden.{index}.out"), &of_output);
             if let Some((of_feature, deepstack)) =
                 of_features.get_mut(index).zip(deepstack.as_ref())
                 && tower_wanted
@@ -176,17 +202,33 @@ impl QwenVl {
         Ok(loss)
     }
 
+    /// Samples the logits of a few tokens of each sample.
+    fn trace_logits(&self, hidden: &Tensor<3>, trace: &mut Trace) {
+        if trace.is_sampling() {
+            let head = self.head().inner().transpose();
+            let logits = |few| linear(few, head.clone(), None);
+            trace.record_few(|| "logits".into(), hidden, logits);
+        }
+    }
+
     /// The tower's output; where `keeps` says so, with the inputs of its blocks and of the merger
     /// after them.
-    fn see(&self, inputs: &VisionInputs, draws: Option<&Draws>, keeps: bool) -> Result<Seen> {
+    fn see(
+        &self,
+        inputs: &VisionInputs,
+        draws: Option<&Draws>,
+        keeps: bool,
+        trace: &mut Trace,
+    ) -> Result<Seen> {
         let tower = &self.visual;
         let (mut kept, mut features) = (Vec::with_capacity(tower.depth() + 1), Vec::new());
-        let mut hidden = tower.first(inputs, &mut Trace::off())?;
+        let mut hidden = tower.first(inputs, trace)?;
         for index in 0..tower.depth() {
             if keeps {
                 kept.push(hidden.clone());
             }
             hidden = tower.block(index, hidden, inputs, draws)?;
+            trace.record(|| format!("vision.block.{index}.out"), &hidden);
             if let Some(which) = tower.feature_of(index) {
                 features.push(tower.feature(which, hidden.clone(), draws)?);
             }
@@ -194,9 +236,11 @@ impl QwenVl {
         if keeps {
             kept.push(hidden.clone());
         }
+        let merged = tower.merged(hidden, inputs, draws)?;
+        trace.record(|| "vision.merged".into(), &merged);
         Ok(Seen {
             inputs: kept,
-            merged: tower.merged(hidden, inputs, draws)?,
+            merged,
             features,
         })
     }

@@ -216,9 +216,7 @@ impl QwenVl {
         for (merged, token) in placeholders.iter().enumerate() {
             sources[*token] = (tokens + merged) as i64;
         }
-        let patches = Tensor::cat(patches, 0)
-            .to_device(device)
-            .cast(self.float_dtype());
+        let patches = Tensor::cat(patches, 0).to_device(device).cast(self.dtype());
         let inputs = self.visual.inputs(patches, &grids)?;
         Ok(Some(VisionBatch {
             order: inputs.in_order(&placeholders),

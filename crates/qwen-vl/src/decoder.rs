@@ -178,6 +178,7 @@ impl Layer {
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
         let normalised = self.input_layernorm.forward(hidden.clone())?;
+        trace.record(|| format!("norm.{index}.attn"), &normalised);
         let attended = match (&self.self_attn, &self.linear_attn) {
             (_, Some(linear)) => {
                 linear.forward(normalised, common.recurrence, cache, common.draw)?
@@ -190,6 +191,7 @@ impl Layer {
         trace.record(|| format!("attn.{index}.out"), &attended);
         let hidden = hidden + normalised_by(self.post_self_attn_layernorm.as_ref(), attended)?;
         let normalised = self.post_attention_layernorm.forward(hidden.clone())?;
+        trace.record(|| format!("norm.{index}.mlp"), &normalised);
         let changed = self.mlp.forward(normalised, common.draw)?;
         Ok(hidden + normalised_by(self.post_mlp_layernorm.as_ref(), changed)?)
     }
@@ -311,6 +313,7 @@ impl SelfAttention {
             }
         };
         keep("post", &q, &k);
+        trace.record(|| format!("v.{index}"), &v);
 
         let (q, mut k, mut v) = (q.swap_dims(1, 2), k.swap_dims(1, 2), v.swap_dims(1, 2));
         if let Some(cache) = cache {
@@ -321,6 +324,7 @@ impl SelfAttention {
             *cache = Some((k.clone(), v.clone()));
         }
         let attended = attend(attention, q, k, v)?;
+        trace.record(|| format!("mixed.{index}"), &attended);
         let attended = match gate {
             Some(gate) => attended * sigmoid(gate),
             None => attended,

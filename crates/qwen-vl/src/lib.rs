@@ -25,7 +25,7 @@
 //! | `merge`, `streamed` | adapters added to a checkpoint's files; its logits, a layer at a time |
 //! | `random` | random numbers that are the same on every device |
 //! | `train`, `backward`, `generate` | training, gradients layer by layer, and generation |
-//! | `trace` | activations by name, for comparison with another implementation |
+//! | `trace` | activations by name, whole or sampled, for comparison with another implementation |
 
 mod backward;
 mod batch;
@@ -64,4 +64,4 @@ pub use merge::{Merge, MergeCheck, MergedTensor};
 pub use model::QwenVl;
 pub use pieces::{Moved, Pieces};
 pub use rope_burn::{Implementation, rope_core};
-pub use trace::Trace;
+pub use trace::{Sampled, Segment, Trace, sampled_elements};

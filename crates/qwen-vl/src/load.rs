@@ -552,7 +552,7 @@ impl ModulePath {
 
     /// True if a file has the parameter transposed: the matrix of a linear layer, or one of its
     /// adapter.
-    fn is_transposed(&self) -> bool {
+    pub(crate) fn is_transposed(&self) -> bool {
         match self.container() {
             Some("Struct:Linear") => self.names.last().is_some_and(|name| name == "weight"),
             container => container == Some("Struct:Adapter"),

@@ -1,5 +1,7 @@
 //! What is trained: parts of the model, or low-rank adapters beside its linear layers.
 
+use std::collections::BTreeMap;
+
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor};
 use burn_store::KeyRemapper;
@@ -12,6 +14,7 @@ use crate::load::ModulePath;
 use crate::model::QwenVl;
 use crate::names::rename;
 use crate::random::Stream;
+use crate::trace::Sampled;
 
 /// A part of the model that is trained or frozen by itself, and has a learning rate of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -144,6 +147,8 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// Its type.
     pub dtype: DType,
+    /// True if files have it transposed.
+    pub(crate) is_transposed: bool,
 }
 
 impl Parameter {
@@ -156,18 +161,67 @@ impl Parameter {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// At most `count` elements of it, or of its gradient, flat in the module's order; in the order
+    /// of files.
+    ///
+    /// # Errors
+    /// [`QwenVlError::TensorUnreadable`] if the device does not give them back.
+    pub fn sample(&self, flat: Tensor<1>, count: usize) -> Result<Sampled> {
+        match (self.is_transposed, &self.shape[..]) {
+            (true, [inputs, outputs]) => {
+                let index = |element: usize| element % inputs * outputs + element / inputs;
+                Sampled::take(&self.name, flat, &[*outputs, *inputs], count, index)
+            }
+            _ => Sampled::take(&self.name, flat, &self.shape, count, |element| element),
+        }
+    }
 }
 
 impl QwenVl {
     /// The parameters that are trained, in the order of the module.
     pub fn parameters(&self) -> Vec<Parameter> {
-        let mut list = Parameters {
+        let mut parameters = Vec::new();
+        self.each_parameter(|parameter, is_trained, _| {
+            if is_trained {
+                parameters.push(parameter);
+            }
+        });
+        parameters
+    }
+
+    /// At most `count` elements of every parameter, or of those that are trained, by its name in
+    /// transformers.
+    ///
+    /// # Errors
+    /// [`QwenVlError::TensorUnreadable`] if the device does not give one back.
+    pub fn sample_parameters(
+        &self,
+        count: usize,
+        trained_only: bool,
+    ) -> Result<BTreeMap<String, Sampled>> {
+        let mut found = BTreeMap::new();
+        let mut result = Ok(());
+        self.each_parameter(|parameter, is_trained, flat| {
+            if result.is_err() || (trained_only && !is_trained) {
+                return;
+            }
+            match parameter.sample(flat, count) {
+                Ok(sampled) => _ = found.insert(parameter.name, sampled),
+                Err(error) => result = Err(error),
+            }
+        });
+        result.map(|()| found)
+    }
+
+    /// Calls `each` with every parameter, whether it is trained, and its elements, flat in the
+    /// module's order.
+    fn each_parameter(&self, each: impl FnMut(Parameter, bool, Tensor<1>)) {
+        self.visit(&mut Parameters {
             to_class: self.family.names.to_class(),
             path: ModulePath::default(),
-            found: Vec::new(),
-        };
-        self.visit(&mut list);
-        list.found
+            each,
+        });
     }
 
     /// The part and the number of elements of each weight, in the order of the module. Weights that
@@ -315,14 +369,14 @@ pub(crate) fn class_name(to_class: &KeyRemapper, path: &str) -> String {
     name.trim_end_matches(".weight").to_owned()
 }
 
-/// Lists the parameters that are trained.
-struct Parameters {
+/// Goes through the parameters.
+struct Parameters<F> {
     to_class: KeyRemapper,
     path: ModulePath,
-    found: Vec<Parameter>,
+    each: F,
 }
 
-impl ModuleVisitor for Parameters {
+impl<F: FnMut(Parameter, bool, Tensor<1>)> ModuleVisitor for Parameters<F> {
     fn enter_module(&mut self, name: &str, container: &str) {
         self.path.enter(name, container);
     }
@@ -333,15 +387,16 @@ impl ModuleVisitor for Parameters {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.val();
-        if tensor.is_require_grad() {
-            self.found.push(Parameter {
-                id: param.id,
-                name: self.path.checkpoint_name(&self.to_class),
-                part: ModelPart::of(&self.path.name()),
-                shape: tensor.dims().to_vec(),
-                dtype: tensor.dtype(),
-            });
-        }
+        let parameter = Parameter {
+            id: param.id,
+            name: self.path.checkpoint_name(&self.to_class),
+            part: ModelPart::of(&self.path.name()),
+            shape: tensor.dims().to_vec(),
+            dtype: tensor.dtype(),
+            is_transposed: self.path.is_transposed(),
+        };
+        let (is_trained, elements) = (tensor.is_require_grad(), parameter.elements());
+        (self.each)(parameter, is_trained, tensor.reshape([elements]));
     }
 }
 

@@ -83,7 +83,13 @@ impl QwenVl {
         self.language_model.embed_tokens.weight.device()
     }
 
-    pub(crate) fn float_dtype(&self) -> DType {
+    /// The tokens that stand for a merged patch of a picture and of a video.
+    pub fn placeholders(&self) -> [i64; 2] {
+        [self.image_token, self.video_token]
+    }
+
+    /// The type of weights and activations.
+    pub fn dtype(&self) -> DType {
         self.language_model.embed_tokens.weight.dtype()
     }
 

@@ -143,7 +143,7 @@ impl QwenVl {
             source: file.source,
             tensors,
         }];
-        let dtype = adapter_dtype(model.float_dtype());
+        let dtype = adapter_dtype(model.dtype());
         model.fill(Kind::Adapter, &files, &found, dtype, Pieces::default())
     }
 

@@ -1,17 +1,105 @@
-//! Activations by name.
+//! Activations by name: whole ones, or samples of large ones.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use burn::backend::ExecutionError;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
+use crate::batch::indices;
 use crate::error::{QwenVlError, Result};
 
-/// Activations that a forward pass records, by the names of `docs/models.md`; nothing unless asked
-/// for.
+/// Activations that a pass records, by the names of `docs/models.md`; nothing unless asked for.
 #[derive(Debug, Default)]
 pub struct Trace {
-    activations: Option<BTreeMap<String, Result<TensorData, ExecutionError>>>,
+    mode: Mode,
+}
+
+#[derive(Debug, Default)]
+enum Mode {
+    #[default]
+    Off,
+    Whole(BTreeMap<String, Result<TensorData, ExecutionError>>),
+    Samples {
+        count: usize,
+        segments: Vec<Segment>,
+        /// By label and name.
+        found: BTreeMap<(String, String), Sampled>,
+        error: Option<QwenVlError>,
+    },
+}
+
+/// A sample of a batch: where its rows are in the activations of a pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Its name, the same however the batch is cut.
+    pub label: String,
+    /// Its tokens among those of all rows.
+    pub tokens: Range<usize>,
+    /// Its patches among those of all pictures and videos.
+    pub patches: Range<usize>,
+}
+
+/// Some elements of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// The shape of the tensor.
+    pub shape: Vec<usize>,
+    /// The elements at [`sampled_elements`], in their order.
+    pub values: Vec<f32>,
+}
+
+/// The indices of at most `count` of `elements` elements: one in each of `count` equal parts, at a
+/// place in it that differs from part to part.
+pub fn sampled_elements(elements: usize, count: usize) -> impl Iterator<Item = usize> + Clone {
+    let count = count.min(elements);
+    let part = elements / count.max(1);
+    (0..count).map(move |index| {
+        let hash = (index as u64).wrapping_mul(2_654_435_761) % (1 << 32);
+        let start = (index as u128 * elements as u128 / count as u128) as usize;
+        start + ((u128::from(hash) * part as u128) >> 32) as usize
+    })
+}
+
+impl Sampled {
+    /// Samples a tensor, read by `index`: from an element of the tensor to its index in `flat`.
+    ///
+    /// # Errors
+    /// [`QwenVlError::TensorUnreadable`] if the device does not give it back.
+    pub(crate) fn take(
+        name: &str,
+        flat: Tensor<1>,
+        shape: &[usize],
+        count: usize,
+        index: impl Fn(usize) -> usize,
+    ) -> Result<Self> {
+        let elements = shape.iter().product();
+        let places: Vec<usize> = sampled_elements(elements, count).map(index).collect();
+        let values = if places.is_empty() {
+            Vec::new()
+        } else {
+            let places = indices_on(places, &flat.device());
+            let data = flat
+                .inner()
+                .select(0, places)
+                .cast(DType::F32)
+                .try_into_data();
+            let data = data.map_err(|error| QwenVlError::TensorUnreadable {
+                name: name.to_owned(),
+                reason: error.reason().to_owned(),
+            })?;
+            data.iter::<f32>().collect()
+        };
+        Ok(Self {
+            shape: shape.to_vec(),
+            values,
+        })
+    }
+}
+
+/// Indices on a device without autodiff.
+fn indices_on(places: Vec<usize>, device: &Device) -> Tensor<1, Int> {
+    indices(places, &device.clone().inner())
 }
 
 impl Trace {
@@ -23,16 +111,32 @@ impl Trace {
     /// Copies every named activation to the host.
     pub fn recording() -> Self {
         Self {
-            activations: Some(BTreeMap::new()),
+            mode: Mode::Whole(BTreeMap::new()),
         }
     }
 
-    /// The activation of that name.
+    /// Copies at most `count` elements of every named activation, and of every gradient of one, of
+    /// each sample.
+    pub fn sampling(count: usize, segments: Vec<Segment>) -> Self {
+        Self {
+            mode: Mode::Samples {
+                count,
+                segments,
+                found: BTreeMap::new(),
+                error: None,
+            },
+        }
+    }
+
+    /// The activation of that name, where whole ones are recorded.
     ///
     /// # Errors
     /// [`QwenVlError::TensorUnreadable`] if the device did not give it back.
     pub fn get(&self, name: &str) -> Result<Option<&TensorData>> {
-        let found = self.activations.as_ref().and_then(|found| found.get(name));
+        let found = match &self.mode {
+            Mode::Whole(found) => found.get(name),
+            _ => None,
+        };
         found
             .map(|found| found.as_ref())
             .transpose()
@@ -42,24 +146,139 @@ impl Trace {
             })
     }
 
-    /// True if activations are recorded.
-    pub(crate) fn is_recording(&self) -> bool {
-        self.activations.is_some()
+    /// The samples by label and name.
+    ///
+    /// # Errors
+    /// [`QwenVlError::TensorUnreadable`] if the device did not give one back.
+    pub fn into_samples(self) -> Result<BTreeMap<(String, String), Sampled>> {
+        match self.mode {
+            Mode::Samples {
+                error: Some(error), ..
+            } => Err(error),
+            Mode::Samples { found, .. } => Ok(found),
+            _ => Ok(BTreeMap::new()),
+        }
     }
 
-    /// The recorded names.
+    /// True if activations are recorded.
+    pub(crate) fn is_recording(&self) -> bool {
+        !matches!(self.mode, Mode::Off)
+    }
+
+    /// True if samples are recorded.
+    pub(crate) fn is_sampling(&self) -> bool {
+        matches!(self.mode, Mode::Samples { .. })
+    }
+
+    /// The recorded names of whole activations.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.activations.iter().flatten().map(|(name, _)| &name[..])
+        let found = match &self.mode {
+            Mode::Whole(found) => Some(found),
+            _ => None,
+        };
+        found.into_iter().flatten().map(|(name, _)| &name[..])
     }
 
     pub(crate) fn record<const D: usize>(&mut self, name: impl FnOnce() -> String, x: &Tensor<D>) {
-        if let Some(activations) = &mut self.activations {
-            let copied = x.clone().try_into_data();
-            if let Ok(data) = &copied {
-                // CubeCL copies on first access, when later operations may have written in place.
-                let _ = data.as_bytes();
+        match &mut self.mode {
+            Mode::Off => {}
+            Mode::Whole(activations) => {
+                let copied = x.clone().try_into_data();
+                if let Ok(data) = &copied {
+                    // CubeCL copies on first access, when later operations may have written in
+                    // place.
+                    let _ = data.as_bytes();
+                }
+                activations.insert(name(), copied);
             }
-            activations.insert(name(), copied);
+            Mode::Samples {
+                count,
+                segments,
+                found,
+                error,
+            } => {
+                let name = name();
+                let patches = segments.iter().map(|segment| segment.patches.len()).sum();
+                for segment in segments.iter() {
+                    let rows = segment.rows(&name, x.dims()[0], patches);
+                    if rows.is_empty() {
+                        continue;
+                    }
+                    match sample_rows(&name, x, rows, *count) {
+                        Ok(sampled) => {
+                            found.insert((segment.label.clone(), name.clone()), sampled);
+                        }
+                        Err(failed) => _ = error.get_or_insert(failed),
+                    }
+                }
+            }
         }
     }
+}
+
+/// Tokens of a sample whose logits are recorded.
+const FEW: usize = 16;
+
+impl Trace {
+    /// Samples what a function makes of a few tokens of each sample, `[tokens, ..]`.
+    pub(crate) fn record_few(
+        &mut self,
+        name: impl Fn() -> String,
+        hidden: &Tensor<3>,
+        of: impl Fn(Tensor<2>) -> Tensor<2>,
+    ) {
+        let Mode::Samples {
+            count,
+            segments,
+            found,
+            error,
+        } = &mut self.mode
+        else {
+            return;
+        };
+        let [rows, seq, channels] = hidden.dims();
+        let flat = hidden.clone().inner().reshape([rows * seq, channels]);
+        for segment in segments.iter().filter(|segment| !segment.tokens.is_empty()) {
+            let tokens = sampled_elements(segment.tokens.len(), FEW);
+            let tokens = tokens.map(|token| segment.tokens.start + token).collect();
+            let few = of(flat.clone().select(0, indices(tokens, &flat.device())));
+            let [tokens, width] = few.dims();
+            let shape = [tokens, width];
+            let flat = few.reshape([tokens * width]);
+            match Sampled::take(&name(), flat, &shape, *count, |element| element) {
+                Ok(sampled) => _ = found.insert((segment.label.clone(), name()), sampled),
+                Err(failed) => _ = error.get_or_insert(failed),
+            }
+        }
+    }
+}
+
+impl Segment {
+    /// Its rows in an activation whose first dimension is `length`.
+    fn rows(&self, name: &str, length: usize, patches: usize) -> Range<usize> {
+        if !name.starts_with("vision.") {
+            return self.tokens.clone();
+        }
+        // Merged patches are fewer.
+        let group = (patches / length.max(1)).max(1);
+        self.patches.start / group..self.patches.end / group
+    }
+}
+
+/// Samples rows of an activation: patches, `[patches, ..]`, or tokens, `[rows, tokens, ..]`.
+fn sample_rows<const D: usize>(
+    name: &str,
+    x: &Tensor<D>,
+    rows: Range<usize>,
+    count: usize,
+) -> Result<Sampled> {
+    let dims = x.dims();
+    let row_dims = if name.starts_with("vision.") { 1 } else { 2 };
+    let width: usize = dims[row_dims..].iter().product();
+    let elements: usize = dims.iter().product();
+    let shape = [&[rows.len()], &dims[row_dims..]].concat();
+    let flat = x.clone().inner().reshape([elements]);
+    Sampled::take(name, flat, &shape, count, |element| {
+        rows.start * width + element
+    })
 }

@@ -90,6 +90,17 @@ pub enum VlmTrainError {
         /// Its message.
         reason: String,
     },
+    /// A file that is no record of a step.
+    #[error(
+        "{} is no record of a step: {reason}; `mrope finetune --record-step` writes one",
+        path.display()
+    )]
+    NoRecord {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// A folder with a run, which another would replace.
     #[error(
         "{} is of an earlier run; continue it, or choose another folder", path.display()

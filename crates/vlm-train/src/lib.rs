@@ -18,18 +18,22 @@
 //! | `log` | `log.jsonl` |
 //! | `adapter` | saving an adapter, and proving that it has an effect |
 //! | `answer` | greedy answers of the model in training |
+//! | `record` | a step as a file: samples of activations, gradients, weights and update |
+//! | [`compare`] | two such files: where they part, and why |
 //! | `run` | the loop |
 
 mod adapter;
 mod answer;
 mod batch;
 mod checkpoint;
+pub mod compare;
 mod error;
 mod log;
 mod loss_scale;
 mod optimizer;
 mod plan;
 mod recipe;
+mod record;
 mod run;
 mod schedule;
 mod sums;
@@ -40,6 +44,7 @@ pub use batch::inputs;
 pub use error::{Result, VlmTrainError};
 pub use plan::{MemoryPlan, MicroShape, StepMemory};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
+pub use record::{RecordHeader, StepRecord};
 pub use run::{Ending, Event, RunOptions, run};
 pub use schedule::Schedule;
 pub use trainer::{CutDifference, StepReport, Trainer};

@@ -28,6 +28,8 @@ pub struct RunOptions<'a> {
     pub questions: Option<&'a Questions>,
     /// Steps between validations.
     pub validate_every: usize,
+    /// The step that is recorded, into `step-N.safetensors`.
+    pub record_step: Option<usize>,
     /// Once true, the run saves a checkpoint after the step that it is in, and returns.
     pub stop: &'a AtomicBool,
 }
@@ -108,7 +110,12 @@ pub fn run(
         };
         let step = step + 1;
         let batch = batch.map_err(|source| VlmTrainError::Data { step, source })?;
-        let done = trainer.step(&batch.micro_batches)?;
+        let done = if options.record_step == Some(step) {
+            let path = folder.join(format!("step-{step}.safetensors"));
+            trainer.record_step(&batch.micro_batches, &path)?
+        } else {
+            trainer.step(&batch.micro_batches)?
+        };
         trainer.position = Some(batch.next);
         log.add(&done)?;
         report(Event::Step(&done));

@@ -11,6 +11,7 @@ use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
 use crate::optimizer::AdamW;
 use crate::recipe::{LossRule, Recipe, TrainedParts};
+use crate::record::Recording;
 use crate::sums::GradientSums;
 
 /// Steps after which the share of updates without effect is measured again.
@@ -139,7 +140,16 @@ impl Trainer {
     /// [`VlmTrainError::NoLabels`], [`VlmTrainError::Diverged`], [`VlmTrainError::Device`]; those
     /// of [`QwenVl::backward`]. The model is then the one before the step.
     pub fn step(&mut self, batch: &[MicroBatch]) -> Result<StepReport> {
-        let mut pass = self.pass(batch)?;
+        self.step_recording(batch, None)
+    }
+
+    /// As [`step`](Self::step), with a look at what it computes.
+    pub(crate) fn step_recording(
+        &mut self,
+        batch: &[MicroBatch],
+        recording: Option<&mut Recording>,
+    ) -> Result<StepReport> {
+        let mut pass = self.pass(batch, recording)?;
         let recipe = &self.recipe;
         let (warmup, steps) = (recipe.warmup_steps, recipe.steps);
         let factor = recipe.schedule.factor(self.steps, warmup, steps);
@@ -185,7 +195,7 @@ impl Trainer {
     }
 
     /// Loss and gradients of a batch.
-    fn pass(&self, batch: &[MicroBatch]) -> Result<Pass> {
+    fn pass(&self, batch: &[MicroBatch], mut recording: Option<&mut Recording>) -> Result<Pass> {
         let step = self.steps + 1;
         let labelled = self.labelled(batch)?;
         let all: usize = labelled.iter().sum();
@@ -212,7 +222,17 @@ impl Trainer {
             };
             let ready = self.model.batch(&inputs(micro, &device))?;
             let mut add = |id, gradient| gradients.add(id, gradient);
-            let mean = self.model.backward(&ready, &micro.labels, how, &mut add)?;
+            let mut trace = match &recording {
+                Some(recording) => recording.trace(&self.model, micro),
+                None => Trace::off(),
+            };
+            let labels = &micro.labels;
+            let mean = self
+                .model
+                .backward_traced(&ready, labels, how, &mut trace, &mut add)?;
+            if let Some(recording) = &mut recording {
+                recording.add_pass(&self.model, micro, &ready, trace)?;
+            }
             if !mean.is_finite() {
                 return Err(VlmTrainError::Diverged {
                     quantity: "loss",
@@ -241,6 +261,9 @@ impl Trainer {
                 lines: lines(batch),
                 place: "the loss is finite".to_owned(),
             });
+        }
+        if let Some(recording) = recording {
+            recording.add_gradients(&self.parameters, &gradients)?;
         }
         Ok(Pass {
             loss,
@@ -360,9 +383,9 @@ impl Trainer {
         };
         let step = self.steps + 1;
         let failed = |reason| VlmTrainError::Device { step, reason };
-        let first = self.pass(first)?;
+        let first = self.pass(first, None)?;
         for cut in cuts {
-            let pass = self.pass(cut)?;
+            let pass = self.pass(cut, None)?;
             let relative = |left: f64, right: f64| (left - right).abs() / left.abs().max(1e-30);
             let mut difference = pass.gradients;
             difference.scale(-1.0);

@@ -1,0 +1,338 @@
+//! A step as a file: samples of activations, gradients, weights and update.
+//!
+//! The file is a safetensors file whose header has a [`RecordHeader`] as JSON. Its tensors are flat
+//! and in f32:
+//!
+//! | name | contents |
+//! |---|---|
+//! | `input/LINE/NAME` | whole: `input_ids`, `labels`, `kinds` (1 for a placeholder), `position_ids`, `image_grids`, `image_patches` of the sample at that line of the data |
+//! | `weight/NAME` | samples of a parameter before the step |
+//! | `forward/LINE/NAME` | samples of an activation |
+//! | `backward/LINE/hidden.N.out` | samples of the gradient of a layer's output |
+//! | `backward/NAME` | samples of a parameter's gradient, of the whole batch, before clipping |
+//! | `update/NAME` | samples of what the step added to a parameter |
+//!
+//! Samples are at [`sampled_elements`](qwen_vl::sampled_elements) of the tensor in the order of
+//! files. A sample's activations do not depend on how the batch is cut, but for rounding.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use burn::tensor::DType;
+use qwen_vl::file::{Entry, Sink, TensorFile};
+use qwen_vl::{Batch, Parameter, QwenVl, Sampled, Segment, Trace};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use vlm_data::{MicroBatch, SampleRows};
+
+use crate::error::{Result, VlmTrainError};
+use crate::sums::GradientSums;
+use crate::trainer::{StepReport, Trainer};
+
+/// Elements of a tensor that are kept.
+const SAMPLES: usize = 1024;
+/// The text of the file's header that has the [`RecordHeader`].
+const HEADER: &str = "mrope_record";
+const VERSION: u32 = 1;
+/// Larger files are refused: a record of 1024 samples of each tensor of a large model has 50 MB.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// What a record says about itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RecordHeader {
+    /// Of the format: 1.
+    pub version: u32,
+    /// The program that computed the step.
+    pub source: String,
+    /// The type of weights and activations: `f32`, `f16` or `bf16`.
+    pub precision: String,
+    /// The most elements that are kept of a tensor.
+    pub samples: usize,
+    /// The step, from 1.
+    pub step: usize,
+    /// The loss before the update.
+    pub loss: f64,
+    /// Numbers that decide the step, by name.
+    #[serde(default)]
+    pub settings: BTreeMap<String, String>,
+    /// The shape of each tensor, by its name in the file.
+    pub shapes: BTreeMap<String, Vec<usize>>,
+}
+
+/// A recorded step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepRecord {
+    /// What it says about itself.
+    pub header: RecordHeader,
+    /// The elements that were kept, by name.
+    pub items: BTreeMap<String, Vec<f32>>,
+}
+
+impl StepRecord {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Model`] for a file that cannot be read; [`VlmTrainError::NoRecord`] for one
+    /// that is none, or of another version.
+    pub fn read(path: &Path) -> Result<Self> {
+        let refused = |reason: String| VlmTrainError::NoRecord {
+            path: path.to_owned(),
+            reason,
+        };
+        let source = TensorFile::open(path)?;
+        let bytes = path.metadata().map_or(0, |metadata| metadata.len());
+        if bytes > MAX_BYTES {
+            return Err(refused(format!(
+                "it has {bytes} bytes, expected at most {MAX_BYTES}"
+            )));
+        }
+        let text = source
+            .metadata(HEADER)
+            .ok_or_else(|| refused(format!("its header has no {HEADER}")))?;
+        let header: RecordHeader =
+            serde_json::from_str(text).map_err(|error| refused(error.to_string()))?;
+        if header.version != VERSION {
+            let found = header.version;
+            return Err(refused(format!(
+                "it is of version {found}, expected {VERSION}"
+            )));
+        }
+        let mut items = BTreeMap::new();
+        for (name, stored) in source.tensors() {
+            let elements = stored.elements();
+            let Some(shape) = header.shapes.get(&name) else {
+                return Err(refused(format!("{name} has no shape")));
+            };
+            let all = shape
+                .iter()
+                .try_fold(1_usize, |all, size| all.checked_mul(*size));
+            if stored.dtype() != Some(DType::F32) || all.is_none_or(|all| elements > all) {
+                return Err(refused(format!("{name} is no sample in f32 of {shape:?}")));
+            }
+            let data = source.read(&stored, DType::F32, 0..elements)?;
+            items.insert(name, data.iter::<f32>().collect());
+        }
+        Ok(Self { header, items })
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        let entry = |(name, values): (&String, &Vec<f32>)| Entry {
+            name: name.clone(),
+            shape: vec![values.len()],
+            dtype: DType::F32,
+        };
+        let entries: Vec<Entry> = self.items.iter().map(entry).collect();
+        let text = serde_json::to_string(&self.header);
+        let text = text.map_err(VlmTrainError::file("write", path))?;
+        let mut sink = Sink::create_with(path, &entries, &[(HEADER, &text)])?;
+        for values in self.items.values() {
+            let bytes: Vec<u8> = values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect();
+            sink.write(&bytes)?;
+        }
+        Ok(sink.commit()?)
+    }
+}
+
+/// What has been recorded of a step.
+#[derive(Debug, Default)]
+pub(crate) struct Recording {
+    items: BTreeMap<String, Sampled>,
+}
+
+impl Recording {
+    fn insert(&mut self, name: String, sampled: Sampled) {
+        self.items.insert(name, sampled);
+    }
+
+    /// A trace of the samples of a micro-batch.
+    pub(crate) fn trace(&self, model: &QwenVl, micro: &MicroBatch) -> Trace {
+        Trace::sampling(SAMPLES, self.segments(model, micro))
+    }
+
+    /// Where the samples of a micro-batch are. A line that comes again in the batch has a number.
+    fn segments(&self, model: &QwenVl, micro: &MicroBatch) -> Vec<Segment> {
+        let mut segments: Vec<Segment> = Vec::with_capacity(micro.lines.len());
+        let [image, _] = model.placeholders();
+        let is_image = |token: usize| micro.input_ids[token] == image;
+        let grids = micro.image_grids.iter();
+        let patches: usize = grids.map(|grid| grid.iter().product::<usize>()).sum();
+        let merged = (0..micro.input_ids.len())
+            .filter(|token| is_image(*token))
+            .count();
+        // Patches of videos follow those of all pictures.
+        let group = match micro.video_grids.is_empty() {
+            true => patches / merged.max(1),
+            false => 0,
+        };
+        let mut seen = 0;
+        for (index, line) in micro.lines.iter().enumerate() {
+            let tokens = match &micro.rows {
+                SampleRows::Packed { cu_seqlens } => cu_seqlens[index]..cu_seqlens[index + 1],
+                SampleRows::Padded {
+                    rows,
+                    attention_mask,
+                } => {
+                    let length = attention_mask.len() / rows;
+                    let row = index * length..(index + 1) * length;
+                    let attended = attention_mask[row.clone()].iter().filter(|token| **token);
+                    row.start..row.start + attended.count()
+                }
+            };
+            let before = seen;
+            seen += tokens.clone().filter(|token| is_image(*token)).count() * group;
+            let is_taken = |label: &String| {
+                let input = format!("input/{label}/input_ids");
+                self.items.contains_key(&input) || segments.iter().any(|s| s.label == *label)
+            };
+            let labels = (2..).map(|number| format!("{line}-{number}"));
+            let mut labels = std::iter::once(line.to_string()).chain(labels);
+            segments.push(Segment {
+                label: labels.find(|label| !is_taken(label)).unwrap_or_default(),
+                tokens,
+                patches: before..seen,
+            });
+        }
+        segments
+    }
+
+    /// Adds what a micro-batch gave.
+    pub(crate) fn add_pass(
+        &mut self,
+        model: &QwenVl,
+        micro: &MicroBatch,
+        batch: &Batch,
+        trace: Trace,
+    ) -> Result<()> {
+        let sizes = micro
+            .image_grids
+            .iter()
+            .map(|grid| grid.iter().product::<usize>());
+        let patches: usize = sizes.sum();
+        let channels = micro.image_patches.len().checked_div(patches).unwrap_or(0);
+        let mut grids = micro.image_grids.iter();
+        for segment in self.segments(model, micro) {
+            let tokens = segment.tokens.clone();
+            let of_ids = |ids: &[i64]| ids[tokens.clone()].iter().map(|id| *id as f32).collect();
+            let ids = &micro.input_ids[tokens.clone()];
+            let placeholders = model.placeholders();
+            let kinds = ids
+                .iter()
+                .map(|id| f32::from(u8::from(placeholders.contains(id))));
+            let axes = (0..3).flat_map(|axis| &batch.position_ids().axis(axis)[tokens.clone()]);
+            let (mut its_grids, mut patches) = (Vec::new(), segment.patches.len());
+            while patches > 0
+                && let Some(grid) = grids.next()
+            {
+                its_grids.extend(grid.iter().map(|size| *size as f32));
+                patches = patches.saturating_sub(grid.iter().product());
+            }
+            let its_patches = segment.patches.start * channels..segment.patches.end * channels;
+            let (pictures, patches) = (its_grids.len() / 3, segment.patches.len());
+            let values = micro.image_patches[its_patches].to_vec();
+            let inputs: [(&str, Vec<f32>, &[usize]); 6] = [
+                ("input_ids", of_ids(&micro.input_ids), &[ids.len()]),
+                ("labels", of_ids(&micro.labels), &[ids.len()]),
+                ("kinds", kinds.collect(), &[ids.len()]),
+                (
+                    "position_ids",
+                    axes.map(|id| *id as f32).collect(),
+                    &[3, ids.len()],
+                ),
+                ("image_grids", its_grids, &[pictures, 3]),
+                ("image_patches", values, &[patches, channels]),
+            ];
+            for (name, values, shape) in inputs {
+                let shape = shape.to_vec();
+                let name = format!("input/{}/{name}", segment.label);
+                self.insert(name, Sampled { shape, values });
+            }
+        }
+        for ((label, name), sampled) in trace.into_samples()? {
+            let name = match name.strip_prefix("gradient.") {
+                Some(name) => format!("backward/{label}/{name}"),
+                None => format!("forward/{label}/{name}"),
+            };
+            self.insert(name, sampled);
+        }
+        Ok(())
+    }
+
+    /// Adds the gradients of a batch.
+    pub(crate) fn add_gradients(
+        &mut self,
+        parameters: &[Parameter],
+        gradients: &GradientSums,
+    ) -> Result<()> {
+        for parameter in parameters {
+            if let Some(gradient) = gradients.get(parameter.id) {
+                let sampled = parameter.sample(gradient, SAMPLES)?;
+                self.insert(format!("backward/{}", parameter.name), sampled);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Trainer {
+    /// One step as [`step`](Self::step) takes it, to the bit, and a record of it in a file, which
+    /// replaces an older one. At most 1024 elements of a tensor are kept.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step); [`VlmTrainError::Model`] if the file cannot be written: the
+    /// step has been taken then.
+    pub fn record_step(&mut self, batch: &[MicroBatch], path: &Path) -> Result<StepReport> {
+        let mut recording = Recording::default();
+        let before = self.model.sample_parameters(SAMPLES, false)?;
+        let report = self.step_recording(batch, Some(&mut recording))?;
+        for (name, mut after) in self.model.sample_parameters(SAMPLES, true)? {
+            if let Some(before) = before.get(&name) {
+                let pairs = after.values.iter_mut().zip(&before.values);
+                pairs.for_each(|(after, before)| *after -= before);
+            }
+            recording.insert(format!("update/{name}"), after);
+        }
+        for (name, sampled) in before {
+            recording.insert(format!("weight/{name}"), sampled);
+        }
+        let mut settings = BTreeMap::new();
+        if let Ok(recipe) = serde_json::to_value(&self.recipe) {
+            flatten("", &recipe, &mut settings);
+        }
+        let shapes = recording.items.iter();
+        let precision = format!("{:?}", self.model.dtype()).to_lowercase();
+        let header = RecordHeader {
+            version: VERSION,
+            source: format!("mrope {}", env!("CARGO_PKG_VERSION")),
+            precision,
+            samples: SAMPLES,
+            step: report.step,
+            loss: report.loss,
+            settings,
+            shapes: shapes
+                .map(|(name, s)| (name.clone(), s.shape.clone()))
+                .collect(),
+        };
+        let items = recording.items.into_iter();
+        let items = items
+            .map(|(name, sampled)| (name, sampled.values))
+            .collect();
+        StepRecord { header, items }.write(path)?;
+        Ok(report)
+    }
+}
+
+/// The values of a nested object by their paths.
+fn flatten(path: &str, value: &Value, found: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                let dot = if path.is_empty() { "" } else { "." };
+                flatten(&format!("{path}{dot}{key}"), value, found);
+            }
+        }
+        value => _ = found.insert(path.to_owned(), value.to_string()),
+    }
+}
