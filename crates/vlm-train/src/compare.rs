@@ -806,7 +806,7 @@ impl Facts<'_> {
         let several: Vec<&(f64, f64, usize)> = several.collect();
         let apart =
             |(least, most, _): &&(f64, f64, usize)| (most - 1.0).abs().max((least - 1.0).abs());
-        let largest = several.iter().map(|range| apart(range)).fold(0.0, f64::max);
+        let largest = several.iter().map(apart).fold(0.0, f64::max);
         !several.is_empty()
             && largest > 0.0
             && several

@@ -95,6 +95,7 @@ fn go(
     let validation = singles(1, &config);
     let stop = AtomicBool::new(false);
     let options = RunOptions {
+        record_step: None,
         folder,
         identity: &identity(),
         checkpoint_every: 2,

@@ -8,7 +8,7 @@ use rope_core::Geometry;
 use super::kernels::Kernels;
 use super::rotator::Rotator;
 use crate::error::{AscendError, Result};
-use crate::safe::{Architecture, Device, Runtime, Stream};
+use crate::safe::{Device, Runtime, Stream};
 
 /// Variable that names a file of kernels compiled beforehand; it is preferred to compiling at run
 /// time.
@@ -209,6 +209,7 @@ impl Npu {
             }
             #[cfg(feature = "ascend-sim")]
             Target::Simulated(_) => {
+                use crate::safe::Architecture;
                 let architecture = match self.inner.device.machine()?.architecture {
                     Architecture::Dav2201 => 2201,
                     Architecture::Dav3510 => 3510,

@@ -133,6 +133,7 @@ impl Device {
                 sets: AtomicU32::new(0),
                 counters: Counters::default(),
                 pools: Mutex::default(),
+                collective_calls: Mutex::default(),
                 runtime,
             }),
         })

@@ -85,6 +85,7 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
     let mut loader = Loader::new(encoding, reading, args.loader_options(), position)?;
     let stop = interrupted()?;
     let options = RunOptions {
+        record_step: None,
         folder: &args.out,
         identity: &identity,
         checkpoint_every: args.checkpoint_every,
