@@ -1,5 +1,5 @@
-"""Writes train.jsonl, test.jsonl, pictures/ and the tokenizer of model/: questions about drawn figures. Questions about
-colour and shape are in german.jsonl and german_test.jsonl too, over the same pictures, for an adapter.
+"""Writes train.jsonl, test.jsonl, pictures/ and the tokenizer of model/: questions about drawn figures. colour.jsonl and
+colour_test.jsonl ask for colours alone, which a model of the 64 samples of train.jsonl has not learned: for an adapter.
 
     pip install pillow==13.0.0 tokenizers==0.23.3
     python make.py                                   # this folder, the same bytes each time
@@ -165,26 +165,6 @@ def tokenizer(folder):
         file.write(json.dumps(made_by, indent=1) + "\n")
 
 
-GERMAN = {
-    f"<image>{COLOUR}": "<image>Welche Farbe hat die Figur?", f"<image>{SHAPE}": "<image>Welche Form hat sie?",
-    "red": "rot", "green": "gr\u00fcn", "blue": "blau", "yellow": "gelb",
-    "circle": "Kreis", "square": "Quadrat", "triangle": "Dreieck",
-}
-
-
-def translate(folder, name, to):
-    """Writes the records of which all texts have a translation."""
-    with open(os.path.join(folder, f"{name}.jsonl"), encoding="utf-8") as file:
-        records = [json.loads(line) for line in file]
-    with open(os.path.join(folder, f"{to}.jsonl"), "w", encoding="utf-8", newline="\n") as file:
-        for record in records:
-            messages = record["messages"]
-            if len(messages) == 2 and all(message["content"] in GERMAN for message in messages):
-                for message in messages:
-                    message["content"] = GERMAN[message["content"]]
-                file.write(json.dumps(record) + "\n")
-
-
 # Kinds of samples and how many of each, of 64.
 KINDS = {"colour": 16, "shape": 14, "count": 14, "turns": 6, "box": 7, "pair": 6, "clip": 1}
 
@@ -202,8 +182,9 @@ def main():
     maker.random.shuffle(kinds)
     maker.write("train", kinds)
     maker.write("test", ["colour", "shape", "count"] * 8)
-    translate(arguments.out, "train", "german")
-    translate(arguments.out, "test", "german_test")
+    maker = Maker(arguments.out, 41)
+    maker.write("colour", ["colour"] * 128)
+    maker.write("colour_test", ["colour"] * 32)
     tokenizer(os.path.join(HERE, "model"))
 
 
