@@ -1,0 +1,393 @@
+//! What two records have in common, by stage and name, in the order of causes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use qwen_vl::sampled_elements;
+
+use super::{Comparison, Row, Stage};
+use crate::record::StepRecord;
+
+/// Largest relative differences that rounding explains in weights, forward, backward and update, of
+/// each type. In f32 they are what CPUs, GPUs and torch differ by, with a margin of 10; an update by
+/// AdamW divides by the gradient, so that rounding turns the smallest ones around.
+const ALLOWED: [(&str, [f64; 4]); 3] = [
+    ("f32", [1e-6, 2e-5, 3e-4, 5e-2]),
+    ("f16", [1e-3, 5e-3, 2e-2, 0.5]),
+    ("bf16", [8e-3, 4e-2, 0.12, 0.5]),
+];
+/// Norms below this share of the median of their stage are rounding of larger ones.
+const FLOOR: f64 = 1e-4;
+/// An item of one sample in both records.
+pub(super) struct Pair<'a> {
+    shape: &'a [usize],
+    left: &'a [f32],
+    right: &'a [f32],
+}
+
+impl Pair<'_> {
+    /// The squares of the difference and of the left side.
+    fn squares(&self) -> (f64, f64) {
+        if self.left.len() != self.right.len() {
+            return (f64::INFINITY, 1.0);
+        }
+        let pairs = self.left.iter().zip(self.right);
+        pairs.fold((0.0, 0.0), |(apart, size), (left, right)| {
+            let (left, right) = (f64::from(*left), f64::from(*right));
+            let same = left == right || (left.is_nan() && right.is_nan());
+            let next = if same { 0.0 } else { (left - right).powi(2) };
+            let next = if next.is_nan() { f64::INFINITY } else { next };
+            let left = if left.is_finite() { left * left } else { 0.0 };
+            (apart + next, size + left)
+        })
+    }
+}
+
+/// Both records by stage and name.
+pub(super) struct Facts<'a> {
+    pub(super) left: &'a StepRecord,
+    right: &'a StepRecord,
+    /// By stage and name, of each sample.
+    pub(super) pairs: BTreeMap<(Stage, String), BTreeMap<String, Pair<'a>>>,
+    pub(super) only: [Vec<String>; 2],
+    samples: usize,
+}
+
+/// The stage of an item, the line of its sample, and its name.
+fn parsed(name: &str) -> Option<(Stage, &str, &str)> {
+    let (stage, rest) = name.split_once('/')?;
+    let of_line = |stage| rest.split_once('/').map(|(line, name)| (stage, line, name));
+    match stage {
+        "input" => of_line(Stage::Input),
+        "forward" => of_line(Stage::Forward),
+        "weight" => Some((Stage::Weight, "", rest)),
+        "update" => Some((Stage::Update, "", rest)),
+        "backward" if rest.contains('/') => of_line(Stage::Backward),
+        "backward" => Some((Stage::Backward, "", rest)),
+        _ => None,
+    }
+}
+
+/// The number after a word in a name.
+fn number_after(name: &str, word: &str) -> Option<usize> {
+    let rest = &name[name.find(word)? + word.len()..];
+    rest.split('.').next()?.parse().ok()
+}
+
+/// The layer or block of an item.
+pub(super) fn layer(stage: Stage, name: &str) -> Option<usize> {
+    let words: &[&str] = match stage {
+        Stage::Forward => &["block.", "hidden.", "norm.", "attn.", "mixed."],
+        Stage::Backward if name.starts_with("hidden.") => &["hidden."],
+        _ => &["layers.", "blocks."],
+    };
+    let found = words.iter().find_map(|word| number_after(name, word));
+    let end = || name.rsplit('.').next()?.parse().ok();
+    found.or_else(|| if stage == Stage::Forward { end() } else { None })
+}
+
+/// Activations of a decoder layer in the order of their causes.
+const ORDER: [(&str, usize); 11] = [
+    (".in", 0),
+    (".attn", 1),
+    ("q_pre", 2),
+    ("k_pre", 2),
+    ("v.", 2),
+    ("q_post", 3),
+    ("k_post", 3),
+    ("mixed", 4),
+    ("attn.", 5),
+    (".mlp", 6),
+    (".out", 7),
+];
+/// Those before and after the layers.
+const GROUPS: [(&str, usize); 7] = [
+    ("vision.patch_embed", 0),
+    ("vision.block.", 1),
+    ("vision.deepstack.", 2),
+    ("vision.merged", 3),
+    ("inputs_embeds", 4),
+    ("hidden.final_norm", 6),
+    ("logits", 7),
+];
+
+/// The place of an item in the order of causes.
+pub(super) fn rank(stage: Stage, name: &str) -> (usize, usize, usize) {
+    let depth = layer(stage, name).unwrap_or(0);
+    match stage {
+        Stage::Input => (usize::from(name == "position_ids"), 0, 0),
+        Stage::Forward => match GROUPS.iter().find(|(start, _)| name.starts_with(start)) {
+            Some((_, group)) => (*group, depth, 0),
+            None => {
+                let part = |(text, _): &&(&str, usize)| match text.strip_prefix('.') {
+                    Some(_) => name.ends_with(text) && !name.starts_with("attn."),
+                    None => name.starts_with(text),
+                };
+                (
+                    5,
+                    depth,
+                    ORDER.iter().find(part).map_or(8, |(_, part)| *part),
+                )
+            }
+        },
+        // From the head to the first layer, the gradient of an output before those in its layer.
+        Stage::Backward => {
+            let group = match name {
+                name if name.contains("lm_head") => 0,
+                name if name.contains("visual.") => 4,
+                name if name.contains("embed_tokens") => 3,
+                name if layer(stage, name).is_some() => 2,
+                _ => 1,
+            };
+            let inner = usize::from(!name.starts_with("hidden."));
+            (group, usize::MAX - depth, inner)
+        }
+        Stage::Weight | Stage::Update => (0, depth, 0),
+    }
+}
+
+impl<'a> Facts<'a> {
+    pub(super) fn of(left: &'a StepRecord, right: &'a StepRecord) -> Self {
+        let mut pairs: BTreeMap<(Stage, String), BTreeMap<String, Pair<'a>>> = BTreeMap::new();
+        let none: &[usize] = &[];
+        for (name, values) in &left.items {
+            let (Some(other), Some((stage, line, item))) = (right.items.get(name), parsed(name))
+            else {
+                continue;
+            };
+            let shape = left.header.shapes.get(name).map_or(none, |shape| shape);
+            let same = right
+                .header
+                .shapes
+                .get(name)
+                .is_some_and(|other| other == shape);
+            let pair = Pair {
+                shape,
+                left: values,
+                right: if same { other } else { &[] },
+            };
+            let of_name = pairs.entry((stage, item.to_owned())).or_default();
+            of_name.insert(line.to_owned(), pair);
+        }
+        let only = [(left, right), (right, left)].map(|(one, other)| {
+            let missing = one
+                .items
+                .keys()
+                .filter(|name| !other.items.contains_key(*name));
+            missing.cloned().collect()
+        });
+        Self {
+            left,
+            right,
+            pairs,
+            only,
+            samples: left.header.samples,
+        }
+    }
+
+    pub(super) fn allowed(&self, stage: Stage) -> f64 {
+        let of = |record: &StepRecord| {
+            let known = ALLOWED
+                .iter()
+                .position(|(name, _)| *name == record.header.precision);
+            known.unwrap_or(0)
+        };
+        let [weight, forward, backward, update] = ALLOWED[of(self.left).max(of(self.right))].1;
+        match stage {
+            Stage::Input => 0.0,
+            Stage::Weight => weight,
+            Stage::Forward => forward,
+            Stage::Backward => backward,
+            Stage::Update => update,
+        }
+    }
+
+    /// All that rules need, without a suspicion.
+    pub(super) fn comparison(&self) -> Comparison {
+        let mut sizes: BTreeMap<Stage, Vec<f64>> = BTreeMap::new();
+        let mut found = Vec::new();
+        for ((stage, name), pairs) in &self.pairs {
+            let squares = pairs.values().map(Pair::squares);
+            let (apart, size) = squares.fold((0.0, 0.0), |(a, b), (c, d)| (a + c, b + d));
+            let count = pairs
+                .values()
+                .map(|pair| pair.left.len())
+                .sum::<usize>()
+                .max(1);
+            sizes.entry(*stage).or_default().push(size / count as f64);
+            found.push((*stage, name, apart, size, count));
+        }
+        for sizes in sizes.values_mut() {
+            sizes.sort_by(f64::total_cmp);
+        }
+        let mut rows: Vec<Row> = Vec::with_capacity(found.len());
+        for (stage, name, apart, size, count) in found {
+            let sizes = &sizes[&stage];
+            let median = sizes[sizes.len() / 2] * count as f64;
+            let size = size.max(median * FLOOR * FLOOR).sqrt();
+            let difference = match apart {
+                0.0 => 0.0,
+                apart => apart.sqrt() / size.max(f64::MIN_POSITIVE),
+            };
+            rows.push(Row {
+                stage,
+                name: name.clone(),
+                layer: layer(stage, name),
+                difference,
+                allowed: self.allowed(stage),
+            });
+        }
+        rows.sort_by_key(|row| (row.stage, rank(row.stage, &row.name), row.name.clone()));
+        Comparison {
+            rows,
+            only: self.only.clone(),
+            settings: self.settings(),
+            losses: [self.left.header.loss, self.right.header.loss],
+            suspicion: None,
+        }
+    }
+
+    fn settings(&self) -> Vec<[String; 3]> {
+        let [left, right] = [self.left, self.right].map(|record| &record.header.settings);
+        let names: BTreeSet<&String> = left.keys().chain(right.keys()).collect();
+        let value = |of: &BTreeMap<String, String>, name: &String| {
+            of.get(name).cloned().unwrap_or_else(|| "-".to_owned())
+        };
+        let rows = names
+            .into_iter()
+            .map(|name| [name.clone(), value(left, name), value(right, name)]);
+        rows.filter(|[_, left, right]| left != right).collect()
+    }
+
+    /// A setting that both sides have, with other values.
+    pub(super) fn differs(&self, comparison: &Comparison, word: &str) -> bool {
+        let known = |value: &String| value != "-";
+        let mut rows = comparison.settings.iter();
+        rows.any(|[name, left, right]| name.contains(word) && known(left) && known(right))
+    }
+}
+
+impl Facts<'_> {
+    /// The first gradient with a word in its name that is 0 on one side alone.
+    pub(super) fn lost(&self, word: &str) -> Option<&str> {
+        let names = self.pairs.keys();
+        let mut gradients =
+            names.filter(|(stage, name)| *stage == Stage::Backward && name.contains(word));
+        let (_, name) = gradients.find(|(_, name)| self.zeros(name).is_some())?;
+        Some(name)
+    }
+
+    /// The share of a gradient's elements that are 0 on one side alone, and the heads that they are
+    /// of, if these are all elements of some heads.
+    pub(super) fn zeros(&self, name: &str) -> Option<(f64, Option<String>)> {
+        let pairs = self.pairs.get(&(Stage::Backward, name.to_owned()))?;
+        let (mut zero, mut all) = (0_usize, 0_usize);
+        let (mut with, mut without) = (BTreeSet::new(), BTreeSet::new());
+        let head_dim = self.head_dim();
+        for pair in pairs.values() {
+            let elements: usize = pair.shape.iter().product();
+            let columns: usize = pair.shape.iter().skip(1).product();
+            let places = sampled_elements(elements, self.samples);
+            for ((left, right), place) in pair.left.iter().zip(pair.right).zip(places) {
+                let head = head_dim.map(|dim| place / columns.max(1) / dim);
+                let is_lost = (*left == 0.0) != (*right == 0.0);
+                all += 1;
+                zero += usize::from(is_lost);
+                _ = if is_lost {
+                    with.insert(head)
+                } else {
+                    without.insert(head)
+                };
+            }
+        }
+        // Single zeros may be rounding.
+        if zero * 20 < all || zero == 0 {
+            return None;
+        }
+        let whole: Vec<String> = with
+            .difference(&without)
+            .flatten()
+            .map(usize::to_string)
+            .collect();
+        let is_of_heads =
+            with.is_disjoint(&without) && !without.is_empty() && name.contains("_proj");
+        let heads =
+            (is_of_heads && !whole.is_empty()).then(|| format!("head {}", whole.join(", ")));
+        Some((zero as f64 / all as f64, heads))
+    }
+
+    /// Channels of a head, from q of the first layer.
+    fn head_dim(&self) -> Option<usize> {
+        let pairs = self.pairs.get(&(Stage::Forward, "q_pre.0".to_owned()))?;
+        pairs
+            .values()
+            .next()?
+            .shape
+            .last()
+            .copied()
+            .filter(|dim| *dim > 0)
+    }
+
+    /// The factor between a gradient's sides, if it is one for all elements.
+    pub(super) fn factor(&self, name: &str) -> Option<f64> {
+        let pairs = self.pairs.get(&(Stage::Backward, name.to_owned()))?;
+        let all = || {
+            pairs
+                .values()
+                .flat_map(|pair| pair.left.iter().zip(pair.right))
+        };
+        let sum = |of: fn(f64, f64) -> f64| -> f64 {
+            all()
+                .map(|(left, right)| of(f64::from(*left), f64::from(*right)))
+                .sum()
+        };
+        let (left, both) = (sum(|left, _| left * left), sum(|left, right| left * right));
+        let right = sum(|_, right| right * right);
+        let factor = both / left;
+        let rest = (right - factor * both).max(0.0);
+        (factor.is_finite() && rest <= 1e-6 * right && (factor - 1.0).abs() > 1e-3)
+            .then_some(factor)
+    }
+
+    /// Calls `each` with line, token and both sides of the elements of an activation.
+    pub(super) fn each_by_token(&self, name: &str, mut each: impl FnMut(&str, usize, f32, f32)) {
+        let Some(pairs) = self.pairs.get(&(Stage::Forward, name.to_owned())) else {
+            return;
+        };
+        for (line, pair) in pairs {
+            let elements: usize = pair.shape.iter().product();
+            let width: usize = pair.shape.iter().skip(1).product();
+            let places = sampled_elements(elements, self.samples);
+            for ((left, right), place) in pair.left.iter().zip(pair.right).zip(places) {
+                each(line, place / width.max(1), *left, *right);
+            }
+        }
+    }
+
+    /// Whether the sides of an activation differ by a factor that is one for all channels of a
+    /// token.
+    pub(super) fn is_constant_by_token(&self, name: &str) -> bool {
+        let mut ranges: BTreeMap<(String, usize), (f64, f64, usize)> = BTreeMap::new();
+        let mut largest = 0.0_f32;
+        self.each_by_token(name, |_, _, left, _| largest = largest.max(left.abs()));
+        self.each_by_token(name, |line, token, left, right| {
+            // Of small elements the quotient is rounding.
+            if left.abs() > 0.05 * largest {
+                let factor = f64::from(right) / f64::from(left);
+                let range = ranges
+                    .entry((line.to_owned(), token))
+                    .or_insert((factor, factor, 0));
+                *range = (range.0.min(factor), range.1.max(factor), range.2 + 1);
+            }
+        });
+        let several = ranges.values().filter(|(_, _, count)| *count > 1);
+        let several: Vec<&(f64, f64, usize)> = several.collect();
+        let apart =
+            |(least, most, _): &&(f64, f64, usize)| (most - 1.0).abs().max((least - 1.0).abs());
+        let largest = several.iter().map(apart).fold(0.0, f64::max);
+        !several.is_empty()
+            && largest > 0.0
+            && several
+                .iter()
+                .all(|(least, most, _)| most - least < 0.02 * largest + 1e-6)
+    }
+}

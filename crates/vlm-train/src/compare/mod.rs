@@ -1,0 +1,191 @@
+//! Two recorded steps: where they part, and a suspicion why.
+//!
+//! Items are compared in the order of their causes: inputs, weights, the forward pass, the backward
+//! pass, the update. The first whose difference exceeds the rounding of the coarser type decides:
+//! what it is computed from is equal, so the operation between is at fault.
+
+mod facts;
+mod suspect;
+
+use std::fmt;
+
+use self::facts::Facts;
+use crate::record::StepRecord;
+
+/// The part of a step that an item is of, in the order of causes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Tokens, labels, position ids, pictures.
+    Input,
+    /// Parameters before the step.
+    Weight,
+    /// Activations.
+    Forward,
+    /// Gradients of activations and parameters.
+    Backward,
+    /// What the step added to parameters.
+    Update,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Input => "input",
+            Self::Weight => "weight",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Update => "update",
+        })
+    }
+}
+
+/// An item of both records, all samples of the batch together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Its stage.
+    pub stage: Stage,
+    /// Its name, without the line of a sample.
+    pub name: String,
+    /// The layer of the decoder or the block of the tower, where it is of one.
+    pub layer: Option<usize>,
+    /// The norm of the difference relative to the norm; infinite where shapes differ, or one has an
+    /// infinite element or NaN where the other has none.
+    pub difference: f64,
+    /// The largest that the types' rounding explains.
+    pub allowed: f64,
+}
+
+impl Row {
+    /// True if rounding does not explain the difference.
+    pub fn exceeds(&self) -> bool {
+        self.difference > self.allowed
+    }
+}
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Other tokens, labels or pictures.
+    Data,
+    /// Other position ids of the same tokens.
+    PositionIds,
+    /// An adapter that one side does not have, or does not apply.
+    AdapterMissing,
+    /// A head that is the table of words on one side alone.
+    UntiedHead,
+    /// Other weights.
+    Weights,
+    /// The tower's input or one of its blocks.
+    Vision,
+    /// Words or merged patches in other places.
+    Embeddings,
+    /// The norm's epsilon.
+    Epsilon,
+    /// The norm.
+    Norm,
+    /// Dropout.
+    Dropout,
+    /// Another scale of an adapter.
+    AdapterScale,
+    /// A product with a weight.
+    Projection,
+    /// Axes of the position ids exchanged in a rotation.
+    Axes,
+    /// Pairs of channels, or frequencies, of a rotation.
+    Pairing,
+    /// Which tokens attend to which.
+    Mask,
+    /// The factor of attention's scores.
+    AttentionScale,
+    /// Sums or products in 16 bits.
+    Accumulation,
+    /// The feed-forward network.
+    FeedForward,
+    /// The output head.
+    Head,
+    /// What the losses are divided by, or their labels.
+    Loss,
+    /// A gradient that is 0 on one side.
+    LostGradient,
+    /// A gradient of another size.
+    GradientScale,
+    /// A gradient.
+    Gradient,
+    /// The optimizer or its numbers.
+    Optimizer,
+}
+
+impl Fault {
+    /// In words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Data => "other data: tokens, labels or pictures differ before the model",
+            Self::PositionIds => "position ids: the same tokens have other ids",
+            Self::AdapterMissing => "an adapter that one side does not apply",
+            Self::UntiedHead => "a tied head that is untied on one side",
+            Self::Weights => "other weights: one that was not loaded, or another checkpoint",
+            Self::Vision => "the vision tower, whose weights and patches are equal",
+            Self::Embeddings => "word embeddings, or the places of merged patches among them",
+            Self::Epsilon => "the epsilon of the norm",
+            Self::Norm => "the norm, whose input and weight are equal",
+            Self::Dropout => "dropout that one side has",
+            Self::AdapterScale => "the adapter: its scale, or dropout before it",
+            Self::Projection => "the product with a weight that is equal",
+            Self::Axes => "axes exchanged in the rotation: tokens of pictures alone differ",
+            Self::Pairing => "the pairing of channels, or the frequencies, of the rotation",
+            Self::Mask => "the attention mask",
+            Self::AttentionScale => "the scale of attention's scores",
+            Self::Accumulation => "sums in 16 bits",
+            Self::FeedForward => "the feed-forward network, whose input and weights are equal",
+            Self::Head => "the output head",
+            Self::Loss => "the loss: its labels, or what it is divided by",
+            Self::LostGradient => "a gradient that is lost: 0 on one side alone",
+            Self::GradientScale => {
+                "a gradient of another size: the rule of the loss, or accumulation"
+            }
+            Self::Gradient => "the backward of an operation whose forward is equal",
+            Self::Optimizer => "the optimizer: epsilon, betas, decay, clipping or rate",
+        }
+    }
+}
+
+/// Why two steps part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Suspicion {
+    /// The kind.
+    pub fault: Fault,
+    /// Where, as `layer 1, q_proj`.
+    pub place: String,
+    /// What speaks for it.
+    pub because: String,
+}
+
+/// What a comparison found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// The items of both, in the order of causes.
+    pub rows: Vec<Row>,
+    /// Names that one record has and the other does not.
+    pub only: [Vec<String>; 2],
+    /// Settings that differ: the name and both values, or a dash.
+    pub settings: Vec<[String; 3]>,
+    /// The losses.
+    pub losses: [f64; 2],
+    /// None where rounding explains all differences.
+    pub suspicion: Option<Suspicion>,
+}
+
+impl Comparison {
+    /// The first row that exceeds rounding.
+    pub fn first(&self) -> Option<&Row> {
+        self.rows.iter().find(|row| row.exceeds())
+    }
+}
+
+/// Compares two records, the second with the first.
+pub fn compare(left: &StepRecord, right: &StepRecord) -> Comparison {
+    let facts = Facts::of(left, right);
+    let mut comparison = facts.comparison();
+    comparison.suspicion = facts.suspect(&comparison);
+    comparison
+}
