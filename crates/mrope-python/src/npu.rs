@@ -8,6 +8,7 @@
 )]
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -61,19 +62,21 @@ impl Call {
         let (geometry, layout) = (spec::geometry(geometry)?, tensor::layout(layout)?);
         let npu = current()?;
         let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = kept.get_or_insert_default();
         let key = (npu.device().ordinal(), stream, geometry);
-        if !kept.contains_key(&key) {
-            // SAFETY: PyTorch's current stream of its current device (`mrope._ops`). It is used in
-            // calls that are given it, while it lives; of a later stream with this address the same
-            // holds. What is kept here is never dropped, so none is used at another time.
-            let stream = unsafe {
-                Stream::borrowed(npu.device(), std::ptr::with_exposed_provenance_mut(stream))
-            };
-            let rotator = Arc::new(npu.rotator(&stream, geometry)?);
-            kept.insert(key, Kept { stream, rotator });
-        }
-        let Kept { stream, rotator } = &kept[&key];
+        let Kept { stream, rotator } = match kept.get_or_insert_default().entry(key) {
+            Entry::Occupied(kept) => kept.into_mut(),
+            Entry::Vacant(free) => {
+                // SAFETY: PyTorch's current stream of its current device (`mrope._ops`). It is used
+                // in calls that are given it, while it lives; of a later stream with this address
+                // the same holds. What is kept here is never dropped, so none is used at another
+                // time.
+                let stream = unsafe {
+                    Stream::borrowed(npu.device(), std::ptr::with_exposed_provenance_mut(stream))
+                };
+                let rotator = Arc::new(npu.rotator(&stream, geometry)?);
+                free.insert(Kept { stream, rotator })
+            }
+        };
         Ok(Self {
             stream: stream.clone(),
             rotator: Arc::clone(rotator),

@@ -110,8 +110,8 @@ fn write_angles<A: Computed>(
             expected: "[axes, tokens]",
         });
     };
-    // SAFETY: tensors of the caller (`Tensor`), which it writes only to `rows`, made for this.
     let positions = match &positions.dtype[..] {
+        // SAFETY: tensors of the caller (`Tensor`); `rows` is made for this.
         "f64" => Positions::real(axes, unsafe { positions.values::<f64>(WHAT) }?),
         // SAFETY: as above.
         _ => Positions::new(axes, unsafe { positions.values::<i64>(WHAT) }?),

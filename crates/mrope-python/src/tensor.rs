@@ -78,8 +78,9 @@ impl Tensor {
     /// # Safety
     /// As [`Tensor`]; they are not written for 'a.
     pub(crate) unsafe fn values<'a, T: Plain>(&self, what: &'static str) -> Result<&'a [T]> {
-        // SAFETY: the caller's.
-        unsafe { self.values_mut(what) }.map(|values| &*values)
+        let (start, len) = self.stretch::<T>(what)?;
+        // SAFETY: aligned, of `len` elements of T; the caller guarantees their memory.
+        Ok(unsafe { std::slice::from_raw_parts(start, len) })
     }
 
     /// All elements of a contiguous tensor, to write.
@@ -90,12 +91,16 @@ impl Tensor {
         &self,
         what: &'static str,
     ) -> Result<&'a mut [T]> {
+        let (start, len) = self.stretch::<T>(what)?;
+        // SAFETY: as in `values`; the caller guarantees that nothing else uses them.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
+    }
+
+    /// Start and length of a contiguous tensor of T.
+    fn stretch<T: Plain>(&self, what: &'static str) -> Result<(*mut T, usize)> {
         self.expect_dtype(what, T::DTYPE)?;
         self.expect_contiguous(what)?;
-        let len = self.shape.iter().product();
-        // SAFETY: a contiguous tensor of as many elements of T, aligned (`start`); the caller
-        // guarantees their memory.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.start(what)?, len) })
+        Ok((self.start(what)?, self.shape.iter().product()))
     }
 
     /// A tensor of q's or k's shape, to read.

@@ -21,6 +21,11 @@ Q, K = x(2, 5, 4, 16), x(2, 5, 1, 16)
 PACKED = x(2, 5, 5, 16)
 CACHE = x(50, 16)
 
+def overlapping_with_gradients():
+    packed = PACKED.clone().requires_grad_() * 1
+    rotary(packed[:, :, :4], packed[:, :, 3:], TABLE, in_place=True)
+
+
 WRONG = {
     "type of elements": (lambda: rotary(Q.long(), None, TABLE), TypeError, "i64, expected f32"),
     "complex elements": (lambda: rotary(Q.cfloat(), None, TABLE), TypeError, "complex64, expected"),
@@ -45,6 +50,11 @@ WRONG = {
     ),
     "q over k": (
         lambda: rotary(PACKED[:, :, :4], PACKED[:, :, 3:], TABLE, in_place=True),
+        ValueError,
+        "q and k: elements overlap",
+    ),
+    "q over k with gradients": (
+        lambda: overlapping_with_gradients(),
         ValueError,
         "q and k: elements overlap",
     ),
@@ -102,6 +112,18 @@ WRONG = {
                        in_place=True),
         ValueError,
         "needs q and k as they were",
+    ),
+    "a leaf in place": (
+        lambda: rotary(Q.clone().requires_grad_(), None, TABLE, in_place=True),
+        ValueError,
+        "a leaf that requires a gradient",
+    ),
+    "a part of a split in place": (
+        lambda: rotary(
+            *(PACKED.clone().requires_grad_() * 1).split([4, 1], 2), TABLE, in_place=True
+        ),
+        ValueError,
+        "several views that were made at once",
     ),
     "half angles": (lambda: angles(SPEC, POSITIONS, dtype=torch.half), TypeError, "float16"),
     "cos and sin": (

@@ -297,12 +297,15 @@ def test_a_worker_of_a_data_loader_rotates():
             return 1
 
         def __getitem__(self, _):
+            # PyTorch's own operators would wait for the parent's threads here; loaders set 1.
             torch.set_num_threads(2)
-            return rotary(q, None, angles(spec, torch.arange(4096)))[0]
+            turned, _ = rotary(q, None, angles(spec, torch.arange(4096)))
+            torch.set_num_threads(1)
+            return turned[0, ::512].clone()
 
     loader = torch.utils.data.DataLoader(Turned(), num_workers=1, timeout=60)
     (found,) = loader
-    assert torch.equal(found[0], expected)
+    assert torch.equal(found, expected[:, ::512])
 
 
 @pytest.mark.parametrize("permutation", list(itertools.permutations(range(3))))

@@ -557,10 +557,28 @@ class _InPlace(torch.autograd.Function):
         return *_turn(dq, dk, angles, ctx.geometry, ctx.layout, True), None, None, None
 
 
+def _made_with_others(x: Tensor) -> str | None:
+    if torch.compiler.is_compiling() or not x._is_view():
+        return None
+    autograd = torch._C._autograd
+    if autograd._get_creation_meta(x) == autograd.CreationMeta.DEFAULT:
+        return None
+    return "one of several views that were made at once (split, chunk, unbind)"
+
+
 def rotate_in_place(
     q: Tensor, k: Tensor | None, angles: Tensor, geometry: str, layout: str
 ) -> tuple[Tensor, Tensor | None]:
     """Overwrites q and k; traced, it is the operation and a copy, which compilers join."""
+    for name, x in (("q", q), ("k", k)):
+        # Autograd would refuse these too, when they are overwritten.
+        if x is None or not (x.requires_grad and torch.is_grad_enabled()):
+            continue
+        found = "a leaf that requires a gradient" if x.is_leaf else _made_with_others(x)
+        if found:
+            raise ValueError(
+                f"{name}: found {found}, which cannot be overwritten: pass in_place=False"
+            )
     if torch.compiler.is_compiling():
         q_turned, k_turned = torch.ops.mrope.rotate(q, k, angles, geometry, layout, False)
         return q.copy_(q_turned), None if k is None else k.copy_(k_turned)
