@@ -1,14 +1,15 @@
-"""Times the rotation of q and k in PyTorch on a GPU, beside a copy of the same bytes.
+"""Times the rotation of q and k in PyTorch, beside a copy of the same bytes.
 
-    python3 benches/torch_rope.py [--device cuda] [--tokens N] [--json]
+    python3 benches/torch_rope.py [--device cuda] [--shape NAME] [--tokens N] [--json]
 
 Half-split pairing, [batch, heads, tokens, channels] with a token's heads together in memory, as
 projections leave them; the shapes of `mrope bench speed --device gpu`. What Hugging Face
-transformers computes, eager and compiled, and Liger's kernel if it is installed.
-Each result is compared with f64 before anything is timed.
+transformers computes, eager and compiled, and the kernels of mrope (CPUs) and Liger (GPUs) where
+they are installed. Each result is compared with f64 before anything is timed.
 """
 import argparse
 import json
+import pathlib
 import statistics
 import sys
 import time
@@ -44,7 +45,43 @@ def implementations():
         found["liger"] = liger_rotary_pos_emb
     except ImportError as error:
         print(f"skipped: Liger ({error})", file=sys.stderr)
+    try:
+        from mrope.torch import angles_from_cos_sin, rotary
+
+        # Once a step, for all layers.
+        tables = {}
+
+        def fused(q, k, cos, sin):
+            if id(cos) not in tables:
+                tables[id(cos)] = angles_from_cos_sin(cos, sin)
+            return rotary(q, k, tables[id(cos)], "bnsd")
+
+        found["mrope"] = fused
+    except ImportError as error:
+        print(f"skipped: mrope ({error})", file=sys.stderr)
     return found
+
+
+def kept_bytes(run):
+    """Of tensors that a forward keeps for its backward, each memory once."""
+    kept = {}
+
+    def pack(x):
+        storage = x.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        run()
+    return sum(kept.values())
+
+
+def machine_of(device):
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), "a CPU")
+    return f"{model}, {torch.get_num_threads()} threads"
 
 
 def seconds(run, device):
@@ -80,7 +117,7 @@ def time_case(name, dtype, device, tokens):
     expected = rotate(*(x[:, :, some].double() for x in inputs), cos[:, some], sin[:, some])
     cos, sin = cos.to(dtype), sin.to(dtype)
 
-    runs = {}
+    runs, kept = {}, {}
     for label, apply in implementations().items():
         try:
             rotated = apply(*(x.clone() for x in inputs), cos, sin)
@@ -99,6 +136,7 @@ def time_case(name, dtype, device, tokens):
             torch.autograd.grad(apply(*leaves, cos, sin), leaves, inputs)
 
         runs[label, "both"] = both
+        kept[label] = kept_bytes(lambda apply=apply: apply(*leaves, cos, sin))
     one = inputs[0].flatten()[:1]
     copy = (lambda: one * 1) if tokens == 1 else lambda: [x.clone() for x in inputs]
     samples = {key: [] for key in [("copy", ""), *runs]}
@@ -118,6 +156,7 @@ def time_case(name, dtype, device, tokens):
             "time_us": 1e6 * median,
             # A forward and a backward are two passes.
             "ratio": median / baseline / (2 if direction == "both" else 1),
+            "kept_bytes": kept[label],
         }
         for (label, direction), median in medians.items()
     ]
@@ -126,6 +165,7 @@ def time_case(name, dtype, device, tokens):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--shape", choices=SHAPES, help="this one alone")
     parser.add_argument("--tokens", type=int, help="for every shape, to see that it runs")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -134,18 +174,17 @@ def main():
         parser.error("PyTorch finds no GPU; expected one, or --device cpu to see that it runs")
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
-        for name in SHAPES:
+        for name in [arguments.shape] if arguments.shape else SHAPES:
             rows += time_case(name, dtype, device, arguments.tokens)
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return
-    machine = torch.cuda.get_device_name() if device == "cuda" else "the CPU: times mean nothing"
-    print(f"PyTorch {torch.__version__} on {machine}\n")
-    print("| shape | tokens | type | implementation | direction | us | over a copy |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"PyTorch {torch.__version__} on {machine_of(device)}\n")
+    print("| shape | tokens | type | implementation | direction | us | over a copy | kept bytes |")
+    print("|---|---|---|---|---|---|---|---|")
     for row in rows:
-        *words, us, ratio = row.values()
-        print("|", " | ".join(map(str, words)), f"| {us:.1f} | {ratio:.2f} |")
+        *words, us, ratio, kept = row.values()
+        print("|", " | ".join(map(str, words)), f"| {us:.1f} | {ratio:.2f} | {kept} |")
 
 
 if __name__ == "__main__":
