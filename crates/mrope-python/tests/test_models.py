@@ -1,10 +1,14 @@
 """Models of transformers with the rotation replaced: logits, gradients and training steps."""
 
+import importlib
+import pathlib
+
 import pytest
 import torch
 import transformers as hf
 
 import mrope
+from mrope import _patch
 
 TEXT = {
     "vocab_size": 64,
@@ -226,6 +230,21 @@ def test_layers_keep_one_table_of_angles():
     finally:
         mrope.unpatch(model)
     assert len(kept) == 1
+
+
+def test_rotations_of_transformers_are_recognised():
+    """What docs/pytorch.md counts."""
+    folder = pathlib.Path(hf.__file__).parent / "models"
+    known, left = [], []
+    for file in sorted(folder.glob("*/modeling_*.py")):
+        text = file.read_text()
+        for name, layout in _patch._NAMES.items():
+            if f"def {name}(" in text:
+                path = f"transformers.models.{file.parent.name}.{file.stem}"
+                function = getattr(importlib.import_module(path), name)
+                recognised = _patch._recognised(function, layout)
+                (left if recognised is None else known).append(f"{path}.{name}")
+    assert (len(known), len(left)) == (203, 14), left
 
 
 def test_a_model_without_a_known_rotation_is_refused():

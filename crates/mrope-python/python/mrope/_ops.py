@@ -27,7 +27,7 @@ _SCHEMAS = {
     " str layout) -> (Tensor, Tensor, Tensor, Tensor)",
     "token_angles": "(Tensor positions, str spec, int? seq_len, bool double) -> Tensor",
 }
-# Where compilers may choose strides, they keep those of the tensors at hand: channels stay together.
+# Where compilers may choose strides, they keep those at hand: channels stay together.
 _TAGS = [
     getattr(torch.Tag, name)
     for name in ("pt2_compliant_tag", "needs_exact_strides")
@@ -64,7 +64,7 @@ def _parts(geometry: str) -> tuple[int, int, int]:
 
 
 def members_apart(values: Tensor, pairing: str) -> Tensor:
-    """Values of the result's channels in the order of lanes: first members of pairs, then second."""
+    """Values of the result's channels in the order of lanes: first members, then second ones."""
     parts = 4 if pairing == "quarter" else 2
     if values.shape[-1] % parts:
         raise ValueError(
@@ -499,8 +499,8 @@ def _gradient_of_norm_angles(ctx, dq, dk):
 
 def _refuse_second_derivative(ctx, *gradients):
     raise NotImplementedError(
-        "the second derivative of the fused norm is not made: pass norm=None, and normalise q and k "
-        "by torch.nn.functional.rms_norm"
+        "the second derivative of the fused norm is not made: pass norm=None, and normalise q and "
+        "k by torch.nn.functional.rms_norm"
     )
 
 
@@ -532,7 +532,7 @@ for _name in _SCHEMAS:
 class _InPlace(torch.autograd.Function):
     """The rotation over its own inputs; the backward needs the angles alone.
 
-    q comes first: where it is a view, autograd puts the gradient of the first input into its base's.
+    q comes first: where it is a view, autograd puts the first input's gradient into its base's.
     """
 
     @staticmethod

@@ -61,8 +61,8 @@ def patch(model: nn.Module) -> list[Replaced]:
     function is first run on small random tensors: one that does not compute what mrope would put
     into its place is left.
 
-    The functions belong to the model's file, so other models of the same file are patched too, until
-    :func:`unpatch` was called for each that was patched.
+    The functions belong to the model's file, so other models of the same file are patched too,
+    until :func:`unpatch` was called for each that was patched.
 
     Returns what was found.
 
@@ -97,7 +97,8 @@ def unpatch(model: nn.Module) -> None:
     """
     keys = [key for key, patch in _patches.items() if model in patch.models]
     if not keys:
-        raise ValueError(f"{type(model).__name__}: found no patch, expected a model given to patch()")
+        name = type(model).__name__
+        raise ValueError(f"{name}: found no patch, expected a model given to patch()")
     for key in keys:
         patch = _patches[key]
         patch.models.discard(model)
@@ -120,7 +121,7 @@ def _rotations(model: nn.Module) -> Counter[tuple[ModuleType, str]]:
 
 
 def _recognised(function: Callable, layout: str) -> tuple[str, bool] | None:
-    """The pairing that a function computes, and whether it reads cos and sin of the first half only.
+    """The pairing that a function computes, and whether it reads half of cos and sin only.
 
     Found by trying: with values of their own for each channel, no two answers agree.
     """

@@ -103,16 +103,16 @@ class RotarySpec:
 
     @property
     def geometry(self) -> str:
-        """The part that the kernels take: which channels are rotated, and how they pair; as JSON."""
+        """What the kernels take: which channels are rotated, and how they pair; as JSON."""
         return self._parts[0]
 
     @property
     def axis_of_lane(self) -> list[int]:
-        """The axis that turns each lane: each pair, or each channel (first members, then second)."""
+        """The axis that turns each lane: a pair, or a channel (first members, then second)."""
         return self._parts[3]
 
     def inv_freq(self, seq_len: int | None = None) -> list[float]:
-        """Frequencies in radians per token. ``seq_len`` is for scalings that depend on the length."""
+        """Frequencies in radians per token; ``seq_len`` for scalings that depend on it."""
         return _native.spec_parts(self._json, seq_len)[5]
 
     def __eq__(self, other: object) -> bool:
