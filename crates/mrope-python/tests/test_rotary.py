@@ -1,10 +1,12 @@
 """The operation against PyTorch's own: derivatives, operators, compilers, layouts, types."""
 
+import doctest
 import itertools
 
 import pytest
 import torch
 
+import mrope.torch
 from mrope import RotarySpec
 from mrope.torch import Angles, Norm, angles, angles_from_cos_sin, learned_angles, rotary
 
@@ -228,6 +230,12 @@ def test_nothing_is_kept_but_the_angles():
     with hooks:
         rotary(q, k, table)
     assert [x.data_ptr() for x in kept] == [table.rows.data_ptr()]
+
+
+def test_examples_of_the_documentation():
+    for module in (mrope.torch, mrope._spec):
+        found = doctest.testmod(module, extraglobs={"RotarySpec": RotarySpec})
+        assert found.attempted and not found.failed
 
 
 OPS = torch.ops.mrope
