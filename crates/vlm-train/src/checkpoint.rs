@@ -267,7 +267,7 @@ fn upload(data: TensorData, device: &Device, dtype: DType) -> Tensor<1> {
 
 /// The trained parameters, flat.
 #[derive(Default)]
-struct Values(HashMap<ParamId, Tensor<1>>);
+pub(crate) struct Values(pub(crate) HashMap<ParamId, Tensor<1>>);
 
 impl ModuleVisitor for Values {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -337,7 +337,7 @@ fn sync(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn value(of: &impl Serialize) -> Value {
+pub(crate) fn value(of: &impl Serialize) -> Value {
     serde_json::to_value(of).unwrap_or_default()
 }
 
@@ -345,7 +345,7 @@ fn value(of: &impl Serialize) -> Value {
 ///
 /// # Errors
 /// [`VlmTrainError::OtherRun`] with the first that differs.
-fn same(name: &str, expected: &Value, found: &Value) -> Result<()> {
+pub(crate) fn same(name: &str, expected: &Value, found: &Value) -> Result<()> {
     match (expected, found) {
         (Value::Object(expected), Value::Object(found)) => {
             for key in expected.keys().chain(found.keys()) {

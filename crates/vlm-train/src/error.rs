@@ -41,6 +41,28 @@ pub enum VlmTrainError {
         /// The message of the system or the parser.
         reason: String,
     },
+    /// A rank that has failed, of this process or another.
+    #[error(
+        "rank {rank} stopped the run: {cause}; the last checkpoint is complete, continue from it"
+    )]
+    Rank {
+        /// Which one.
+        rank: usize,
+        /// Its error.
+        cause: String,
+    },
+    /// Ranks that are not of one run.
+    #[error("rank {rank} is of another run: {option} is {found}, and {expected} on rank 0")]
+    OtherRank {
+        /// Which one.
+        rank: usize,
+        /// What differs.
+        option: String,
+        /// As rank 0 has it.
+        expected: String,
+        /// As the rank has it.
+        found: String,
+    },
     /// A number of the recipe out of its range.
     #[error("{option} = {found} makes no run; expected {expected}")]
     Recipe {

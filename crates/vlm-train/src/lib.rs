@@ -12,6 +12,7 @@
 //! | `sums` | gradients summed in f32, their norm, clipping |
 //! | `loss_scale` | the factor of losses in f16 |
 //! | `optimizer` | AdamW with f32 masters and moments |
+//! | `replicas` | a trainer that is one of several |
 //! | `trainer` | a step, validation, and the proof that the cut makes no difference |
 //! | `plan` | the memory of a step, from shapes alone |
 //! | `checkpoint` | saving and continuing to the bit |
@@ -20,6 +21,7 @@
 //! | `answer` | greedy answers of the model in training |
 //! | `record` | a step as a file: samples of activations, gradients, weights and update |
 //! | [`compare`] | two such files: where they part, and why |
+//! | `ranks` | several devices and hosts: what their ranks tell each other, and sums over them |
 //! | `run` | the loop |
 
 mod adapter;
@@ -32,8 +34,10 @@ mod log;
 mod loss_scale;
 mod optimizer;
 mod plan;
+mod ranks;
 mod recipe;
 mod record;
+mod replicas;
 mod run;
 mod schedule;
 mod sums;
@@ -43,6 +47,7 @@ pub use answer::{Answer, Questions};
 pub use batch::inputs;
 pub use error::{Result, VlmTrainError};
 pub use plan::{MemoryPlan, MicroShape, StepMemory};
+pub use ranks::{Collective, DeviceSums, Group, HostSums, Rank, Rendezvous, RendezvousError};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
 pub use record::{RecordHeader, StepRecord};
 pub use run::{Ending, Event, RunOptions, run};

@@ -78,13 +78,15 @@ struct Answers<'a> {
     answers: &'a [Answer],
 }
 
-/// Takes the steps of a run that are left, and saves a checkpoint at its end. `batches` go on where
-/// [`Trainer::position`] says, as those of a [`Loader`](vlm_data::Loader) do.
+/// Takes the steps of a run that are left, and saves a checkpoint at its end. Of several ranks, each
+/// has its part of the batches, all have the same `validation`, and the first writes and answers.
+/// `batches` go on where [`Trainer::position`] says, as those of a [`Loader`](vlm_data::Loader) do.
 ///
 /// # Errors
 /// [`VlmTrainError::Taken`] if a new run would replace another; those of [`Trainer::step`], after
 /// which the last checkpoint is the one before; [`VlmTrainError::Data`], [`VlmTrainError::NoData`],
-/// [`VlmTrainError::File`].
+/// [`VlmTrainError::File`]; of several ranks [`VlmTrainError::Rank`] and
+/// [`VlmTrainError::OtherRank`].
 pub fn run(
     trainer: &mut Trainer,
     batches: &mut dyn Iterator<Item = vlm_data::Result<GlobalBatch>>,
@@ -92,16 +94,21 @@ pub fn run(
     report: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ending> {
     let folder = options.folder;
-    std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
-    if trainer.steps() == 0 {
-        expect_free(folder)?;
+    let is_first = trainer.is_first();
+    let mut log = None;
+    if is_first {
+        std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
+        if trainer.steps() == 0 {
+            expect_free(folder)?;
+        }
+        log = Some(Log::open(folder, trainer.steps())?);
     }
-    let mut log = Log::open(folder, trainer.steps())?;
+    trainer.expect_same_run(options.identity)?;
     let all = trainer.recipe().steps;
     let is_due =
         |step: usize, every: usize| step == all || (every > 0 && step.is_multiple_of(every));
     if trainer.steps() == 0 {
-        answer(trainer, &options, &mut log, report)?;
+        answer(trainer, &options, log.as_mut(), report)?;
     }
     while trainer.steps() < all {
         let step = trainer.steps();
@@ -110,27 +117,34 @@ pub fn run(
         };
         let step = step + 1;
         let batch = batch.map_err(|source| VlmTrainError::Data { step, source })?;
-        let done = if options.record_step == Some(step) {
+        let done = if is_first && options.record_step == Some(step) {
             let path = folder.join(format!("step-{step}.safetensors"));
             trainer.record_step(&batch.micro_batches, &path)?
         } else {
             trainer.step(&batch.micro_batches)?
         };
         trainer.position = Some(batch.next);
-        log.add(&done)?;
+        if let Some(log) = &mut log {
+            log.add(&done)?;
+        }
         report(Event::Step(&done));
         if is_due(done.step, options.validate_every) {
-            look(trainer, &options, &mut log, report)?;
+            look(trainer, &options, log.as_mut(), report)?;
         }
-        let stop = options.stop.load(Ordering::Relaxed);
-        if stop || is_due(done.step, options.checkpoint_every) {
+        let stop = trainer.does_any(options.stop.load(Ordering::Relaxed))?;
+        if (stop || is_due(done.step, options.checkpoint_every))
+            && let Some(log) = &log
+        {
             log.sync()?;
             trainer.save(folder, options.identity)?;
         }
         if stop && done.step < all {
+            trainer.does_any(false)?;
             return Ok(Ending::Stopped);
         }
     }
+    // No rank ends before the last checkpoint is complete.
+    trainer.does_any(false)?;
     Ok(Ending::Finished)
 }
 
@@ -138,28 +152,31 @@ pub fn run(
 fn look(
     trainer: &Trainer,
     options: &RunOptions<'_>,
-    log: &mut Log,
+    mut log: Option<&mut Log>,
     report: &mut dyn FnMut(Event<'_>),
 ) -> Result<()> {
     if !options.validation.is_empty() {
         let (step, loss) = (trainer.steps(), trainer.validate(options.validation)?);
         let validation_loss = loss;
-        log.add(&Validation {
-            step,
-            validation_loss,
-        })?;
+        if let Some(log) = &mut log {
+            log.add(&Validation {
+                step,
+                validation_loss,
+            })?;
+        }
         report(Event::Validation { step, loss });
     }
     answer(trainer, options, log, report)
 }
 
+/// Answers, on the first rank.
 fn answer(
     trainer: &Trainer,
     options: &RunOptions<'_>,
-    log: &mut Log,
+    log: Option<&mut Log>,
     report: &mut dyn FnMut(Event<'_>),
 ) -> Result<()> {
-    let Some(questions) = options.questions else {
+    let (Some(questions), Some(log)) = (options.questions, log) else {
         return Ok(());
     };
     let (step, answers) = (trainer.steps(), &trainer.answers(questions)?[..]);

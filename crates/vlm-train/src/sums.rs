@@ -32,6 +32,11 @@ impl GradientSums {
         self.sums.get(&id).cloned()
     }
 
+    /// Whether a parameter has a gradient.
+    pub(crate) fn has(&self, id: ParamId) -> bool {
+        self.sums.contains_key(&id)
+    }
+
     pub(crate) fn take(&mut self, id: ParamId) -> Option<Tensor<1>> {
         self.sums.remove(&id)
     }

@@ -10,6 +10,7 @@ use crate::batch::{inputs, lines, prompt, seeds, tokens};
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
 use crate::optimizer::AdamW;
+use crate::ranks::Peers;
 use crate::recipe::{LossRule, Recipe, TrainedParts};
 use crate::record::Recording;
 use crate::sums::GradientSums;
@@ -28,6 +29,8 @@ pub struct Trainer {
     pub(crate) loss_scale: Option<LossScale>,
     /// Where the data go on.
     pub(crate) position: Option<DataPosition>,
+    /// The other ranks of the run.
+    pub(crate) peers: Option<Peers>,
 }
 
 /// The numbers of a step, the same in each run of a recipe over the same batches on one device.
@@ -75,6 +78,7 @@ pub struct CutDifference {
 struct Pass {
     loss: f64,
     labelled: usize,
+    tokens: usize,
     gradients: GradientSums,
     norm: f64,
 }
@@ -105,6 +109,7 @@ impl Trainer {
             steps: 0,
             loss_scale,
             position: None,
+            peers: None,
         })
     }
 
@@ -134,11 +139,12 @@ impl Trainer {
         self.position
     }
 
-    /// One step over a batch: gradients of all its micro-batches, one update.
+    /// One step over a batch: gradients of all its micro-batches, one update. Of several ranks, each
+    /// has its part of the batch, which may be empty.
     ///
     /// # Errors
     /// [`VlmTrainError::NoLabels`], [`VlmTrainError::Diverged`], [`VlmTrainError::Device`]; those
-    /// of [`QwenVl::backward`]. The model is then the one before the step.
+    /// of [`QwenVl::backward`]; [`VlmTrainError::Rank`]. The model is then the one before the step.
     pub fn step(&mut self, batch: &[MicroBatch]) -> Result<StepReport> {
         self.step_recording(batch, None)
     }
@@ -159,7 +165,7 @@ impl Trainer {
             gradient_norm: pass.norm,
             rate_factor: factor,
             learning_rate: recipe.rates.decoder * factor,
-            tokens: batch.iter().map(tokens).sum(),
+            tokens: pass.tokens,
             labelled: pass.labelled,
             loss_scale: self.loss_scale.map(|scale| scale.factor),
             skipped: !pass.norm.is_finite(),
@@ -198,12 +204,19 @@ impl Trainer {
     fn pass(&self, batch: &[MicroBatch], mut recording: Option<&mut Recording>) -> Result<Pass> {
         let step = self.steps + 1;
         let labelled = self.labelled(batch)?;
-        let all: usize = labelled.iter().sum();
+        let counts = [
+            labelled.iter().sum(),
+            labelled.iter().filter(|labelled| **labelled > 0).count(),
+            batch.iter().map(tokens).sum(),
+        ];
+        let [all, counted, read] = match &self.peers {
+            Some(peers) => peers.add(counts)?,
+            None => counts,
+        };
         if all == 0 {
             let lines = lines(batch);
             return Err(VlmTrainError::NoLabels { step, lines });
         }
-        let counted = labelled.iter().filter(|labelled| **labelled > 0).count();
         let device = self.model.device();
         let (mut loss, mut gradients) = (0.0, GradientSums::default());
         let scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
@@ -247,6 +260,10 @@ impl Trainer {
         if scale != 1.0 {
             gradients.scale(1.0 / scale);
         }
+        if let Some(peers) = &self.peers {
+            let summed = peers.sum(loss, gradients, &self.parameters, &device.inner());
+            (loss, gradients) = summed.map_err(|failure| failure.of_step(step))?;
+        }
         let ids = self.parameters.iter().map(|parameter| parameter.id);
         let norm = gradients.norm(ids);
         let norm = norm.map_err(|reason| VlmTrainError::Device { step, reason })?;
@@ -268,6 +285,7 @@ impl Trainer {
         Ok(Pass {
             loss,
             labelled: all,
+            tokens: read,
             gradients,
             norm,
         })
@@ -304,7 +322,8 @@ impl Trainer {
         Ok(batch.iter().map(labelled).collect::<Result<_, _>>()?)
     }
 
-    /// The loss over a batch, in nats a labelled token, without dropout and without a step.
+    /// The loss over a batch, in nats a labelled token, without dropout and without a step. Of
+    /// several ranks, each computes its micro-batches of the same batch.
     ///
     /// # Errors
     /// [`VlmTrainError::NoLabels`]; those of [`QwenVl::loss`].
@@ -312,8 +331,10 @@ impl Trainer {
         let step = self.steps;
         let model = self.model.valid();
         let device = model.device();
+        let [rank, ranks] = self.peers.as_ref().map_or([0, 1], Peers::place);
         let (mut sum, mut all) = (0.0, 0);
-        for (micro, labelled) in batch.iter().zip(self.labelled(batch)?) {
+        let all_of_batch = batch.iter().zip(self.labelled(batch)?);
+        for (micro, labelled) in all_of_batch.skip(rank).step_by(ranks) {
             if labelled == 0 {
                 continue;
             }
@@ -325,6 +346,9 @@ impl Trainer {
             })?;
             sum += f64::from(mean) * labelled as f64;
             all += labelled;
+        }
+        if let Some(peers) = &self.peers {
+            (sum, all) = peers.add_loss(sum, all)?;
         }
         if all == 0 {
             let lines = lines(batch);

@@ -1,0 +1,337 @@
+//! The ranks of a run: threads of this process, and of others, each with a device and a part of
+//! every batch.
+//!
+//! Ranks meet before and after each step: each gives some bytes and receives those of all. A rank
+//! that fails says so there, and every other one ends with its cause.
+
+mod frame;
+mod peers;
+mod rendezvous;
+mod sums;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Result, VlmTrainError};
+pub(crate) use peers::Peers;
+pub use rendezvous::{Rendezvous, RendezvousError};
+pub use sums::{Collective, DeviceSums, HostSums};
+
+/// How long the other ranks of a process may take to notice that one has failed.
+const GRACE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(100);
+
+/// What became of a run of several ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RankFailure {
+    pub(crate) rank: usize,
+    pub(crate) cause: String,
+}
+
+impl From<RankFailure> for VlmTrainError {
+    fn from(failure: RankFailure) -> Self {
+        Self::Rank {
+            rank: failure.rank,
+            cause: failure.cause,
+        }
+    }
+}
+
+/// What all ranks gave in a round, in their order.
+type Parts = Arc<Vec<Vec<u8>>>;
+
+#[derive(Default)]
+struct Meeting {
+    round: u64,
+    given: Vec<Option<Vec<u8>>>,
+    /// Whether all ranks of this process have given their part, and those of others are awaited.
+    is_away: bool,
+    received: Parts,
+    failure: Option<RankFailure>,
+}
+
+/// The way to the ranks of other processes.
+trait Link: Send + Sync {
+    /// Gives the parts of this process, and receives those of all.
+    fn exchange(&self, parts: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, RankFailure>;
+    /// Tells the others that a rank of this process has failed.
+    fn fail(&self, failure: &RankFailure);
+    /// Ends the connection without a failure.
+    fn finish(&self);
+}
+
+struct Shared {
+    first: usize,
+    all: usize,
+    timeout: Duration,
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
+    link: Option<Box<dyn Link>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Meeting> {
+        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the run of every rank; the first cause counts.
+    fn fail(&self, failure: RankFailure, is_ours: bool) {
+        let mut meeting = self.lock();
+        let is_first = meeting.failure.is_none();
+        let failure = meeting.failure.get_or_insert(failure).clone();
+        drop(meeting);
+        self.changed.notify_all();
+        if let Some(link) = self.link.as_ref().filter(|_| is_ours && is_first) {
+            link.fail(&failure);
+        }
+    }
+}
+
+/// The ranks of this process, and the way to those of others.
+#[derive(Clone)]
+pub struct Group {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let local = self.shared.lock().given.len();
+        let first = self.shared.first;
+        write!(
+            f,
+            "Group({first}..{} of {})",
+            first + local,
+            self.shared.all
+        )
+    }
+}
+
+impl Group {
+    /// `ranks` threads of this process alone, which wait for each other at most for `timeout`.
+    pub fn of_process(ranks: usize, timeout: Duration) -> Self {
+        Self::new(0, ranks, ranks, timeout, None)
+    }
+
+    fn new(
+        first: usize,
+        local: usize,
+        all: usize,
+        timeout: Duration,
+        link: Option<Box<dyn Link>>,
+    ) -> Self {
+        let meeting = Meeting {
+            given: vec![None; local],
+            ..Meeting::default()
+        };
+        Self {
+            shared: Arc::new(Shared {
+                first,
+                all,
+                timeout,
+                meeting: Mutex::new(meeting),
+                changed: Condvar::new(),
+                link,
+            }),
+        }
+    }
+
+    /// The ranks of this process, in their order.
+    pub fn ranks(&self) -> Vec<Rank> {
+        let local = self.shared.lock().given.len();
+        let rank = |local| Rank {
+            local,
+            group: self.clone(),
+        };
+        (0..local).map(rank).collect()
+    }
+
+    /// Runs `work` on a thread for each rank of this process, and returns what each returned. When
+    /// one fails or panics, all ranks of all processes end with its cause; a thread that does not
+    /// notice within ten seconds, because its device waits for others, is left behind, and the
+    /// process should end.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Rank`] with the first rank that failed, and why.
+    pub fn run<T: Send + 'static>(
+        &self,
+        work: impl Fn(&Rank) -> Result<T, String> + Send + Sync + 'static,
+    ) -> Result<Vec<T>> {
+        let work = Arc::new(work);
+        let (sender, receiver) = channel();
+        let ranks = self.ranks();
+        let mut ended: Vec<Option<T>> = ranks.iter().map(|_| None).collect();
+        for rank in ranks {
+            let (work, sender, index) = (work.clone(), sender.clone(), rank.local);
+            let name = format!("rank-{}", rank.rank());
+            let begun = thread::Builder::new().name(name).spawn(move || {
+                let outcome = catch_unwind(AssertUnwindSafe(|| work(&rank)));
+                let outcome = outcome.unwrap_or_else(|panic| Err(panic_text(&*panic)));
+                if let Err(cause) = &outcome {
+                    rank.fail(cause.clone());
+                }
+                // Nobody listens any more if this rank was left behind.
+                let _ = sender.send((index, outcome));
+            });
+            if let Err(error) = begun {
+                let cause = format!("no thread: {error}");
+                self.ranks()[index].fail(cause);
+            }
+        }
+        drop(sender);
+        let mut limit = None;
+        while let Some((index, outcome)) = self.next_end(&receiver, &mut limit) {
+            ended[index] = outcome.ok();
+        }
+        if let Some(failure) = self.shared.lock().failure.clone() {
+            return Err(failure.into());
+        }
+        if let Some(link) = &self.shared.link {
+            link.finish();
+        }
+        Ok(ended.into_iter().flatten().collect())
+    }
+
+    /// What the next thread that ends returned; none once all have ended, or the run has failed
+    /// and the grace is over.
+    fn next_end<T>(&self, ends: &Receiver<T>, limit: &mut Option<Instant>) -> Option<T> {
+        loop {
+            match ends.recv_timeout(POLL) {
+                Ok(end) => return Some(end),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if self.shared.lock().failure.is_some()
+                && Instant::now() >= *limit.get_or_insert(Instant::now() + GRACE)
+            {
+                return None;
+            }
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    format!("its thread panicked: {}", text.unwrap_or_default())
+}
+
+/// One rank.
+#[derive(Clone, Debug)]
+pub struct Rank {
+    local: usize,
+    group: Group,
+}
+
+impl Rank {
+    /// Its number, from 0.
+    pub fn rank(&self) -> usize {
+        self.group.shared.first + self.local
+    }
+
+    /// Its number among those of this process, from 0.
+    pub fn local(&self) -> usize {
+        self.local
+    }
+
+    /// How many ranks there are in all processes.
+    pub fn ranks(&self) -> usize {
+        self.group.shared.all
+    }
+
+    /// Ends the run of all ranks with a cause, unless one has failed before.
+    fn fail(&self, cause: String) {
+        let rank = self.rank();
+        self.group.shared.fail(RankFailure { rank, cause }, true);
+    }
+
+    /// Gives bytes, waits until every rank has given its own, and returns those of all in their
+    /// order.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Rank`] if a rank has failed or does not come in time.
+    pub fn exchange(&self, bytes: Vec<u8>) -> Result<Arc<Vec<Vec<u8>>>> {
+        let shared = &*self.group.shared;
+        let mut meeting = shared.lock();
+        if let Some(failure) = &meeting.failure {
+            return Err(failure.clone().into());
+        }
+        let round = meeting.round;
+        meeting.given[self.local] = Some(bytes);
+        if meeting.given.iter().all(Option::is_some) {
+            let parts = meeting.given.iter_mut().filter_map(Option::take).collect();
+            meeting.is_away = true;
+            drop(meeting);
+            let received = match &shared.link {
+                None => Ok(parts),
+                Some(link) => link.exchange(parts),
+            };
+            let received = received.inspect_err(|failure| shared.fail(failure.clone(), false))?;
+            meeting = shared.lock();
+            meeting.received = Arc::new(received);
+            meeting.is_away = false;
+            meeting.round += 1;
+            shared.changed.notify_all();
+            return Ok(meeting.received.clone());
+        }
+        let limit = Instant::now() + shared.timeout;
+        loop {
+            if let Some(failure) = &meeting.failure {
+                return Err(failure.clone().into());
+            }
+            if meeting.round > round {
+                return Ok(meeting.received.clone());
+            }
+            let left = limit.saturating_duration_since(Instant::now());
+            // The way to other processes has limits of its own.
+            if left.is_zero() && !meeting.is_away {
+                let missing = meeting.given.iter().position(Option::is_none);
+                let rank = shared.first + missing.unwrap_or_default();
+                drop(meeting);
+                let failure = RankFailure {
+                    rank,
+                    cause: slow(shared.timeout),
+                };
+                shared.fail(failure.clone(), true);
+                return Err(failure.into());
+            }
+            let left = left.max(Duration::from_millis(50));
+            let waited = shared.changed.wait_timeout(meeting, left);
+            meeting = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// As [`exchange`](Self::exchange), for numbers, as many of each rank.
+    pub(crate) fn exchange_numbers<const N: usize>(&self, own: [u64; N]) -> Result<Vec<[u64; N]>> {
+        let bytes = own.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let parts = self.exchange(bytes)?;
+        let numbers = parts.iter().enumerate().map(|(rank, part)| {
+            let mut numbers = [0; N];
+            if part.len() != 8 * N {
+                return Err(VlmTrainError::Rank {
+                    rank,
+                    cause: "it is at another point of the run".to_owned(),
+                });
+            }
+            for (number, bytes) in numbers.iter_mut().zip(part.chunks_exact(8)) {
+                let mut raw = [0; 8];
+                raw.copy_from_slice(bytes);
+                *number = u64::from_le_bytes(raw);
+            }
+            Ok(numbers)
+        });
+        numbers.collect()
+    }
+}
+
+/// The cause of a rank that does not come.
+fn slow(timeout: Duration) -> String {
+    format!(
+        "it did not reach the end of the step within {} s of the first that did; if it is only \
+         slow, give more time",
+        timeout.as_secs_f64()
+    )
+}

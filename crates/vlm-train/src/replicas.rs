@@ -1,0 +1,102 @@
+//! A trainer that is one of several: each has a replica of the model and of the optimizer's state.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use serde_json::Value;
+use vlm_data::Fingerprint;
+
+use crate::checkpoint::{Identity, Values, same, value};
+use crate::error::{Result, VlmTrainError};
+use crate::ranks::{Collective, Peers, Rank};
+use crate::sums::GradientSums;
+use crate::trainer::Trainer;
+
+impl Trainer {
+    /// One of several ranks, whose gradients `collective` sums. Each rank has a replica of the
+    /// model and of the optimizer's state.
+    #[must_use]
+    pub fn with_ranks(mut self, rank: Rank, collective: Arc<dyn Collective>) -> Self {
+        self.peers = Some(Peers { rank, collective });
+        self
+    }
+
+    /// Whether this is the only rank, or the first of several.
+    pub(crate) fn is_first(&self) -> bool {
+        self.peers
+            .as_ref()
+            .is_none_or(|peers| peers.place()[0] == 0)
+    }
+
+    /// Whether any rank says so.
+    pub(crate) fn does_any(&self, own: bool) -> Result<bool> {
+        match &self.peers {
+            Some(peers) => Ok(peers.add([usize::from(own)])? != [0]),
+            None => Ok(own),
+        }
+    }
+
+    /// Refuses ranks that differ in recipe, data, model, weights or step.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::OtherRank`]
+    pub(crate) fn expect_same_run(&self, identity: &Identity) -> Result<()> {
+        let Some(peers) = &self.peers else {
+            return Ok(());
+        };
+        let parameters = self.parameters.iter();
+        let parameters = parameters.map(|p| format!("{} {:?} {:?}", p.name, p.shape, p.dtype));
+        let parameters: Vec<String> = parameters.collect();
+        let own = serde_json::json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "recipe": value(&self.recipe),
+            "run": value(identity),
+            "steps": self.steps,
+            "parameters": fingerprint(&parameters.join("\n")),
+            "weights": self.weights_norm()?,
+        });
+        let said = serde_json::to_vec(&own).unwrap_or_default();
+        let all = peers.rank.exchange(said)?;
+        let parse = |bytes: &Vec<u8>| serde_json::from_slice::<Value>(bytes).unwrap_or_default();
+        let first = all.first().map(parse).unwrap_or_default();
+        for (rank, said) in all.iter().enumerate() {
+            same("run", &first, &parse(said)).map_err(|error| match error {
+                VlmTrainError::OtherRun {
+                    option,
+                    expected,
+                    found,
+                } => VlmTrainError::OtherRank {
+                    rank,
+                    option,
+                    expected,
+                    found,
+                },
+                other => other,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The norm of all trained values, to seven digits: replicas have the same.
+    fn weights_norm(&self) -> Result<String> {
+        let mut values = Values::default();
+        self.model.visit(&mut values);
+        let mut sums = GradientSums::default();
+        for (id, value) in values.0 {
+            sums.add(id, value);
+        }
+        let ids = self.parameters.iter().map(|parameter| parameter.id);
+        let norm = sums.norm(ids).map_err(|reason| VlmTrainError::Device {
+            step: self.steps,
+            reason,
+        })?;
+        Ok(format!("{norm:.6e}"))
+    }
+}
+
+/// Says whether two texts are the same.
+fn fingerprint(text: &str) -> String {
+    let mut hash = Fingerprint::default();
+    hash.add(text.as_bytes());
+    format!("{:016x}", hash.value())
+}
