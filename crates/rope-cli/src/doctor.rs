@@ -29,7 +29,7 @@ pub(crate) struct DoctorArgs {
 /// If this program has no simulator and it was asked for, or standard output cannot be written.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Box<dyn Error>> {
     let diagnosis = match args.device {
-        Device::AscendSim => Diagnosis::of(&args.device.npu()?),
+        Device::AscendSim(_) => Diagnosis::of(&args.device.npu()?),
         Device::Ascend(0) => Diagnosis::of_installation(),
         Device::Ascend(_) | Device::Cpu | Device::Gpu(_) | Device::Remote { .. } => {
             return Err(format!(

@@ -19,7 +19,7 @@ pub(crate) fn expect(
     what: &str,
     instead: &str,
 ) -> Result<(), String> {
-    let is_ours = matches!(device, Device::Cpu | Device::AscendSim);
+    let is_ours = matches!(device, Device::Cpu | Device::AscendSim(_));
     match available().filter(|available| is_ours && needed > *available) {
         Some(available) => Err(format!(
             "{what} needs at least {} of memory, and {} are available; {instead}",

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use qwen_vl::QwenVlConfig;
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
 use vlm_train::{
-    Ending, Event, Group, HostSums, LossRule, Rank, Recipe, Rendezvous, RendezvousError, RunOptions,
-    StepReport, TrainedParts, Trainer, VlmTrainError, run,
+    Ending, Event, Group, HostSums, LossRule, Rank, Recipe, Rendezvous, RendezvousError,
+    RunOptions, StepReport, TrainedParts, Trainer, VlmTrainError, run,
 };
 
 use common::{ALL, load, lora, packed, recipe, samples};

@@ -48,7 +48,7 @@ impl Meter {
         let (name, source) = match device {
             Device::Cpu => ("flex".to_owned(), Source::Measured),
             Device::Gpu(_) | Device::Ascend(_) => (device.to_string(), Source::Measured),
-            Device::AscendSim => (device.to_string(), Source::CountedOnTheSimulator),
+            Device::AscendSim(_) => (device.to_string(), Source::CountedOnTheSimulator),
             Device::Remote { .. } => {
                 return Err(format!(
                     "the memory of {device} cannot be counted from here; expected --device cpu, \

@@ -9,6 +9,7 @@ mod served;
 
 use std::error::Error;
 use std::fmt;
+use std::io::Read as _;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -21,6 +22,7 @@ use rope_bench::rows::bytes;
 use rope_check::ascend;
 use serde::Serialize;
 
+pub(crate) use self::served::NpuRanks;
 use self::served::ServedNpu;
 use crate::gpu;
 
@@ -34,8 +36,8 @@ pub(crate) enum Device {
     Gpu(usize),
     /// An NPU of this machine, through the installed CANN.
     Ascend(u16),
-    /// The simulated NPU.
-    AscendSim,
+    /// A simulated NPU.
+    AscendSim(u16),
     /// A device that `mrope serve` serves.
     Remote {
         /// Address of the server.
@@ -45,7 +47,8 @@ pub(crate) enum Device {
     },
 }
 
-const EXPECTED: &str = "cpu, gpu, gpu:N, ascend, ascend:N, ascend-sim or remote:ws://HOST:PORT";
+const EXPECTED: &str =
+    "cpu, gpu, gpu:N, ascend, ascend:N, ascend-sim, ascend-sim:N or remote:ws://HOST:PORT";
 
 impl FromStr for Device {
     type Err = String;
@@ -56,7 +59,7 @@ impl FromStr for Device {
             "cpu" => return Ok(Self::Cpu),
             "gpu" => return Ok(Self::Gpu(0)),
             "ascend" => return Ok(Self::Ascend(0)),
-            "ascend-sim" => return Ok(Self::AscendSim),
+            "ascend-sim" => return Ok(Self::AscendSim(0)),
             _ => {}
         }
         if let Some(index) = text.strip_prefix("gpu:") {
@@ -64,6 +67,9 @@ impl FromStr for Device {
         }
         if let Some(ordinal) = text.strip_prefix("ascend:") {
             return ordinal.parse().map(Self::Ascend).map_err(|_| expected());
+        }
+        if let Some(ordinal) = text.strip_prefix("ascend-sim:") {
+            return ordinal.parse().map(Self::AscendSim).map_err(|_| expected());
         }
         let url = text.strip_prefix("remote:").ok_or_else(expected)?;
         let (url, index) = match url.split_once('#') {
@@ -86,7 +92,8 @@ impl fmt::Display for Device {
             Self::Cpu => f.write_str("cpu"),
             Self::Gpu(index) => write!(f, "gpu:{index}"),
             Self::Ascend(ordinal) => write!(f, "ascend:{ordinal}"),
-            Self::AscendSim => f.write_str("ascend-sim"),
+            Self::AscendSim(0) => f.write_str("ascend-sim"),
+            Self::AscendSim(ordinal) => write!(f, "ascend-sim:{ordinal}"),
             Self::Remote { url, index: 0 } => write!(f, "remote:{url}"),
             Self::Remote { url, index } => write!(f, "remote:{url}#{index}"),
         }
@@ -104,9 +111,9 @@ impl Device {
                 Npu::open(u32::from(*ordinal)).map_err(|error| with_remedy(error).into())
             }
             #[cfg(feature = "ascend-sim")]
-            Self::AscendSim => Ok(Npu::simulated()?),
+            Self::AscendSim(ordinal) => Ok(Npu::simulated_device(u32::from(*ordinal))?),
             #[cfg(not(feature = "ascend-sim"))]
-            Self::AscendSim => Err(built_without("a simulated device", "ascend-sim").into()),
+            Self::AscendSim(_) => Err(built_without("a simulated device", "ascend-sim").into()),
             Self::Cpu | Self::Gpu(_) | Self::Remote { .. } => Err(format!(
                 "{self} is no NPU of this machine; expected --device ascend, ascend:N or ascend-sim"
             )
@@ -138,9 +145,94 @@ pub(crate) fn built_without(what: &str, features: &str) -> String {
 /// The token of a server.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TokenArgs {
-    /// For --device remote: the file with the server's token [default: the variable MROPE_TOKEN]
+    /// For --device remote: the file with the server's token [default: the variable MROPE_TOKEN].
+    /// For --hosts: a file of the same content on all hosts
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+}
+
+/// The least and the most characters of a token.
+const TOKEN_LENGTHS: std::ops::RangeInclusive<usize> = 16..=4096;
+
+impl TokenArgs {
+    /// The content of the file, without the white space around it.
+    ///
+    /// # Errors
+    /// If none is named, or it holds no token.
+    pub(crate) fn content(&self) -> Result<Vec<u8>, Box<dyn Error>> {
+        let Some(path) = &self.token_file else {
+            return Err("--hosts needs --token-file FILE, of the same content on all hosts".into());
+        };
+        let wrong =
+            |reason: &dyn fmt::Display| format!("the token file {}: {reason}", path.display());
+        let file = std::fs::File::open(path).map_err(|error| wrong(&error))?;
+        let mut text = Vec::new();
+        let most = *TOKEN_LENGTHS.end() as u64 + 1;
+        std::io::Read::take(file, most)
+            .read_to_end(&mut text)
+            .map_err(|error| wrong(&error))?;
+        let token = text.trim_ascii();
+        if !TOKEN_LENGTHS.contains(&token.len()) {
+            let (least, most) = (TOKEN_LENGTHS.start(), TOKEN_LENGTHS.end());
+            let found = token.len();
+            let reason = format!("expected {least} to {most} characters, found {found}");
+            return Err(wrong(&reason).into());
+        }
+        Ok(token.to_vec())
+    }
+}
+
+/// The devices of a run with a rank for each, open until this is dropped.
+pub(crate) struct Team {
+    devices: Vec<BurnDevice>,
+    npus: Option<ServedNpu>,
+    /// Those that are no NPUs, kept open.
+    _others: Vec<Compute>,
+}
+
+impl Team {
+    /// Opens the devices: all of them NPUs of this machine, or none.
+    ///
+    /// # Errors
+    /// Those of [`Compute::open`]; a device that is named twice, or NPUs beside others.
+    pub(crate) fn open(names: &[Device], token: &TokenArgs) -> Result<Self, Box<dyn Error>> {
+        let is_npu = |name: &&Device| matches!(name, Device::Ascend(_) | Device::AscendSim(_));
+        for (index, name) in names.iter().enumerate() {
+            // The processor may be several ranks, to try that out.
+            if *name != Device::Cpu && names[..index].contains(name) {
+                return Err(format!("--device {name} is named twice; each is one rank").into());
+            }
+        }
+        let npus = names.iter().filter(is_npu).count();
+        if npus == names.len() {
+            let npus = ServedNpu::start(names)?;
+            return Ok(Self {
+                devices: npus.devices(),
+                npus: Some(npus),
+                _others: Vec::new(),
+            });
+        }
+        if npus > 0 {
+            return Err("NPUs do not sum with other devices; name --device of one kind".into());
+        }
+        let open = |name| Compute::open(name, token);
+        let others = names.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            devices: others.iter().map(|one| one.device().clone()).collect(),
+            npus: None,
+            _others: others,
+        })
+    }
+
+    /// The devices, without autodiff.
+    pub(crate) fn devices(&self) -> &[BurnDevice] {
+        &self.devices
+    }
+
+    /// The devices as ranks, if they are NPUs of this machine.
+    pub(crate) fn npus(&self) -> Option<NpuRanks> {
+        self.npus.as_ref().map(ServedNpu::ranks)
+    }
 }
 
 /// A device that models compute on, open until this is dropped.
@@ -159,10 +251,10 @@ impl Compute {
             Device::Cpu => BurnDevice::flex(),
             Device::Gpu(index) => gpu::open(*index)?,
             Device::Remote { url, index } => served::connect(url, *index, token)?,
-            Device::Ascend(_) | Device::AscendSim => {
-                let npu = ServedNpu::start(device)?;
+            Device::Ascend(_) | Device::AscendSim(_) => {
+                let npu = ServedNpu::start(std::slice::from_ref(device))?;
                 return Ok(Self {
-                    device: npu.device(),
+                    device: npu.devices()[0].clone(),
                     npu: Some(npu),
                 });
             }
@@ -319,7 +411,7 @@ impl DeviceArgs {
             Device::Cpu => Place::Host,
             Device::Gpu(_) => Place::Gpu,
             Device::Remote { .. } => Place::Served,
-            Device::Ascend(_) | Device::AscendSim => {
+            Device::Ascend(_) | Device::AscendSim(_) => {
                 let npu = self.device.npu()?;
                 if self.path() != ascend::Path::Aclnn {
                     // Without kernels every case would fail for the same reason.
@@ -363,6 +455,7 @@ mod tests {
             "gpu:1",
             "ascend:3",
             "ascend-sim",
+            "ascend-sim:2",
             "remote:ws://10.0.0.7:3000",
             "remote:ws://host:3000#2",
         ] {

@@ -8,31 +8,37 @@ use std::path::Path;
 
 use burn::tensor::Device as BurnDevice;
 use burn_ascend::serve::Token;
-use burn_ascend::{AscendDevice, AscendHost, DeviceError, fallbacks, reset_fallbacks};
+use burn_ascend::{AscendDevice, AscendHost, DeviceError, Ranks, fallbacks, reset_fallbacks};
 use rope_ascend::AscendError;
-use rope_ascend::safe::MemoryUse;
+use rope_ascend::safe::{MemoryUse, RootInfo, Traffic};
 
 use super::{Device, Elsewhere, TokenArgs, built_without, with_remedy};
 
 /// Environment variable with the token of a server.
 pub(crate) const TOKEN_VARIABLE: &str = "MROPE_TOKEN";
 
-/// An NPU of this machine, served to this process until this is dropped.
+/// NPUs of this machine, served to this process until this is dropped.
 pub(crate) struct ServedNpu(AscendHost);
 
 impl ServedNpu {
     /// # Errors
     /// As [`open`].
-    pub(super) fn start(device: &Device) -> Result<Self, Box<dyn Error>> {
-        Ok(Self(AscendHost::start(&[open(device)?])?))
+    pub(super) fn start(devices: &[Device]) -> Result<Self, Box<dyn Error>> {
+        let npus = devices.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self(AscendHost::start(&npus)?))
     }
 
-    /// The device, without autodiff.
-    pub(super) fn device(&self) -> BurnDevice {
-        self.0.devices()[0].clone()
+    /// The devices, without autodiff.
+    pub(super) fn devices(&self) -> Vec<BurnDevice> {
+        self.0.devices().to_vec()
     }
 
-    /// Memory of the device's tensors.
+    /// The same NPUs as ranks.
+    pub(super) fn ranks(&self) -> NpuRanks {
+        NpuRanks(self.0.npus().to_vec())
+    }
+
+    /// Memory of the first device's tensors.
     ///
     /// # Errors
     /// The driver's.
@@ -49,6 +55,39 @@ impl ServedNpu {
     }
 }
 
+/// NPUs of this machine as ranks of a run.
+#[derive(Clone)]
+pub(crate) struct NpuRanks(Vec<AscendDevice>);
+
+impl NpuRanks {
+    /// By what the ranks of other processes find the first device, which is to be rank 0.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn root_info(&self) -> Result<Vec<u8>, AscendError> {
+        Ok(self.0[0].root_info()?.to_bytes())
+    }
+
+    /// Makes the devices ranks from `first` on, of `all`; returns when all have come.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn join(&self, first: usize, all: usize, root: &[u8]) -> Result<(), AscendError> {
+        let ranks = Ranks {
+            npus: &self.0,
+            first: first as u32,
+            all: all as u32,
+        };
+        ranks.join(&RootInfo::from_bytes(root)?)
+    }
+
+    /// What the collectives of the first device were, and whether they add in a fixed order.
+    pub(crate) fn traffic(&self) -> (Traffic, bool) {
+        let npu = self.0[0];
+        (npu.traffic(), npu.is_deterministic())
+    }
+}
+
 /// Opens the NPU of this machine that has this name.
 ///
 /// # Errors
@@ -56,10 +95,14 @@ impl ServedNpu {
 pub(crate) fn open(device: &Device) -> Result<AscendDevice, Box<dyn Error>> {
     let npu = match device {
         Device::Ascend(ordinal) => AscendDevice::new(*ordinal),
-        Device::AscendSim => burn_ascend::simulated(0).map_err(|error| match error {
-            DeviceError::NoSimulator => built_without("a simulated device", "ascend-sim").into(),
-            other => Box::<dyn Error>::from(other),
-        })?,
+        Device::AscendSim(ordinal) => {
+            burn_ascend::simulated(*ordinal).map_err(|error| match error {
+                DeviceError::NoSimulator => {
+                    built_without("a simulated device", "ascend-sim").into()
+                }
+                other => Box::<dyn Error>::from(other),
+            })?
+        }
         // The error says what was expected.
         Device::Cpu | Device::Gpu(_) | Device::Remote { .. } => {
             return Err(device.npu().err().unwrap_or_else(|| "no NPU".into()));

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use burn::tensor::Device as BurnDevice;
 use rope_ascend::AscendError;
-use rope_ascend::safe::MemoryUse;
+use rope_ascend::safe::{MemoryUse, Traffic};
 
 use super::{Device, Elsewhere, TokenArgs, built_without};
 
@@ -12,15 +12,19 @@ use super::{Device, Elsewhere, TokenArgs, built_without};
 pub(crate) enum ServedNpu {}
 
 impl ServedNpu {
-    pub(super) fn start(device: &Device) -> Result<Self, Box<dyn Error>> {
-        Err(match device {
-            Device::AscendSim => built_without("a simulated device", "ascend-sim"),
+    pub(super) fn start(devices: &[Device]) -> Result<Self, Box<dyn Error>> {
+        Err(match devices.first() {
+            Some(Device::AscendSim(_)) => built_without("a simulated device", "ascend-sim"),
             _ => built_without("NPUs for models", "ascend"),
         }
         .into())
     }
 
-    pub(super) fn device(&self) -> BurnDevice {
+    pub(super) fn devices(&self) -> Vec<BurnDevice> {
+        match *self {}
+    }
+
+    pub(super) fn ranks(&self) -> NpuRanks {
         match *self {}
     }
 
@@ -29,6 +33,24 @@ impl ServedNpu {
     }
 
     pub(crate) fn reset_peak_memory(&self) -> Result<(), AscendError> {
+        match *self {}
+    }
+}
+
+/// NPUs as ranks; there are none.
+#[derive(Clone)]
+pub(crate) enum NpuRanks {}
+
+impl NpuRanks {
+    pub(crate) fn root_info(&self) -> Result<Vec<u8>, AscendError> {
+        match *self {}
+    }
+
+    pub(crate) fn join(&self, _: usize, _: usize, _: &[u8]) -> Result<(), AscendError> {
+        match *self {}
+    }
+
+    pub(crate) fn traffic(&self) -> (Traffic, bool) {
         match *self {}
     }
 }

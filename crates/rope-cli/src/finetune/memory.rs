@@ -38,7 +38,11 @@ pub(super) fn print(
         .batch_tokens
         .unwrap_or_else(|| args.batch.saturating_mul(longest));
     let shape = all.with_tokens(args.micro_tokens.min(of_batch));
-    let step = plan.step(shape);
+    let mut step = plan.step(shape);
+    let hccl = args.hccl_bytes();
+    if hccl > 0 {
+        step.held.push(("HCCL's buffers", hccl));
+    }
     let mut out = stdout();
     writeln!(
         out,
@@ -48,11 +52,11 @@ pub(super) fn print(
         shape.patches,
         table(&step)
     )?;
-    let is_ours = matches!(args.device, Device::Cpu | Device::AscendSim);
+    let is_ours = matches!(args.device[0], Device::Cpu | Device::AscendSim(_));
     let room = args.memory.map(|gib| gib * f64::from(1 << 30));
     match room.or_else(|| memory::available().filter(|_| is_ours)) {
         Some(room) => {
-            let most = plan.most_tokens(all, room as usize);
+            let most = plan.most_tokens(all, (room as usize).saturating_sub(hccl));
             let most = most.map_or("no step fits".to_owned(), |most| {
                 format!("micro-batches of at most {most} tokens fit (--micro-tokens)")
             });
@@ -162,7 +166,8 @@ impl StepMeter {
 /// Batches with a count that begins where a step does.
 pub(super) struct Metered<'a> {
     pub(super) batches: &'a mut Loader,
-    pub(super) meter: &'a RefCell<StepMeter>,
+    /// None of several ranks.
+    pub(super) meter: &'a RefCell<Option<StepMeter>>,
 }
 
 impl Iterator for Metered<'_> {
@@ -170,8 +175,8 @@ impl Iterator for Metered<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let batch = self.batches.next()?;
-        if let Ok(batch) = &batch {
-            self.meter.borrow_mut().begin(batch);
+        if let (Ok(batch), Some(meter)) = (&batch, self.meter.borrow_mut().as_mut()) {
+            meter.begin(batch);
         }
         Some(batch)
     }

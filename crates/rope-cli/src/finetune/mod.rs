@@ -5,6 +5,7 @@ mod memory;
 mod model;
 mod options;
 mod progress;
+mod several;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,12 +16,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use burn::tensor::Device;
 use qwen_vl::QwenVlConfig;
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 use vlm_data::text::{DataIndex, FileOptions};
 use vlm_data::{BatchSize, Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions};
-use vlm_train::{Ending, Event, MemoryPlan, Questions, RunOptions, TrainedParts, Trainer};
+use vlm_train::{
+    Collective, Ending, Event, MemoryPlan, Questions, Rank, Recipe, RunOptions, TrainedParts,
+    Trainer,
+};
 
 use crate::device::Compute;
 use crate::stdio::{note, stdout};
@@ -36,6 +41,23 @@ const MODEL: &str = "model";
 const CURVES: &str = "curves.svg";
 /// The exit code that a shell reports for a process that SIGINT ended.
 const INTERRUPTED: i32 = 128 + 2;
+
+/// What all devices of a run train on.
+struct Job {
+    args: FinetuneArgs,
+    config: QwenVlConfig,
+    encoder: Arc<SampleEncoder>,
+    index: Arc<DataIndex>,
+    recipe: Recipe,
+    plan: MemoryPlan,
+    validation: Vec<MicroBatch>,
+    questions: Option<Questions>,
+    identity: BTreeMap<String, String>,
+    stop: Arc<AtomicBool>,
+}
+
+/// How a device is one of several: its rank, and what sums over all.
+type Membership<'a> = (&'a Rank, Arc<dyn Collective>);
 
 /// Fine-tunes, saves and reports.
 ///
@@ -59,97 +81,128 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
     if args.plan {
         return memory::print(args, &plan, &encoder, &index);
     }
-    let validation = validation(args, &encoder)?;
-    let questions = questions(args, &encoder, &index)?;
-    let identity = identity(args, &index)?;
-
-    let compute = Compute::open(&args.device, &args.token)?;
-    let mut meter = StepMeter::start(plan, &args.device);
-    let model = model::load(args, &config, compute.device())?;
-    if args.prove_cut {
-        return prove_cut(&Trainer::new(model, recipe)?, &encoder, &index, args.batch);
-    }
-    let mut trainer = if args.resume {
-        Trainer::resume(model, recipe, &args.out, &identity)?
-    } else {
-        Trainer::new(model, recipe)?
+    let job = Job {
+        args: args.clone(),
+        config,
+        recipe,
+        plan,
+        validation: validation(args, &encoder)?,
+        questions: questions(args, &encoder, &index)?,
+        identity: identity(args, &index)?,
+        encoder,
+        index,
+        stop: interrupted()?,
     };
-    meter.model_is_held();
-    let trained: usize = trainer.parameters().iter().map(|p| p.elements()).sum();
-    note(format_args!(
-        "{trained} parameters are trained, on {} conversations in {steps} steps",
-        index.len()
-    ));
-    let position = trainer.position();
-    let (encoding, reading) = (encoder.clone(), index.clone());
-    let mut loader = Loader::new(encoding, reading, args.loader_options(), position)?;
-    let stop = interrupted()?;
-    let options = RunOptions {
-        record_step: None,
-        folder: &args.out,
-        identity: &identity,
-        checkpoint_every: args.checkpoint_every,
-        validation: &validation,
-        questions: questions.as_ref(),
-        validate_every: args.validate_every,
-        stop: &stop,
-    };
-    let mut progress = Progress::new(steps, trainer.steps());
-    let meter = RefCell::new(meter);
-    let mut batches = Metered {
-        batches: &mut loader,
-        meter: &meter,
-    };
-    let ending = vlm_train::run(&mut trainer, &mut batches, options, &mut |event| {
-        if matches!(event, Event::Step(_)) {
-            meter.borrow_mut().end();
+    let saved = if args.is_several() {
+        if args.prove_cut {
+            return Err("--prove-cut computes on one device; name one".into());
         }
-        progress.show(event);
-    })?;
-    progress.finish();
-    curves::draw(&args.out.join("log.jsonl"), &args.out.join(CURVES))?;
-    if ending == Ending::Stopped {
-        note(format_args!(
-            "stopped after step {}; --resume continues",
-            trainer.steps()
-        ));
-        return Ok(());
+        several::train(job)?
+    } else {
+        let compute = Compute::open(&args.device[0], &args.token)?;
+        if args.prove_cut {
+            let model = model::load(args, &job.config, compute.device())?;
+            let trainer = Trainer::new(model, job.recipe)?;
+            return prove_cut(&trainer, &job.encoder, &job.index, args.batch);
+        }
+        job.train(compute.device(), None)?
+    };
+    if let Some(saved) = saved {
+        writeln!(stdout(), "{}", saved.display())?;
     }
-    let saved = save(args, &trainer, &encoder, &index)?;
-    let waiting = 100.0 * loader.waiting_share();
-    note(format_args!(
-        "{waiting:.1} % of the time was spent waiting for data"
-    ));
-    meter.borrow().report();
-    writeln!(stdout(), "{}", saved.display())?;
     Ok(())
 }
 
-/// Saves what was trained, and returns its folder.
-fn save(
-    args: &FinetuneArgs,
-    trainer: &Trainer,
-    encoder: &SampleEncoder,
-    index: &DataIndex,
-) -> Result<PathBuf, Box<dyn Error>> {
-    Ok(match &trainer.recipe().trained {
-        TrainedParts::Lora(_) => {
-            let folder = args.out.join(ADAPTER);
-            // The first conversation shows the adapter's effect.
-            let first = encoder.encode(&index.reader()?.read(0)?)?;
-            let tokens = args.micro_tokens;
-            let probe = MicroBatch::new(vec![first], Cut::Packed { tokens })?;
-            trainer.save_adapter(&folder, &args.folder.display().to_string(), &probe)?;
-            folder
+impl Job {
+    /// Trains on one device. Returns the folder of what was saved, on the first rank of a run that
+    /// is finished.
+    fn train(
+        &self,
+        device: &Device,
+        membership: Option<Membership<'_>>,
+    ) -> Result<Option<PathBuf>, Box<dyn Error>> {
+        let args = &self.args;
+        let alone = membership.is_none();
+        let mut meter = alone.then(|| StepMeter::start(self.plan.clone(), &args.device[0]));
+        let model = model::load(args, &self.config, device)?;
+        let mut trainer = if args.resume {
+            Trainer::resume(model, self.recipe.clone(), &args.out, &self.identity)?
+        } else {
+            Trainer::new(model, self.recipe.clone())?
+        };
+        if let Some(meter) = &mut meter {
+            meter.model_is_held();
         }
-        TrainedParts::Full(_) => {
-            let folder = args.out.join(MODEL);
-            fs::create_dir_all(&folder)?;
-            model::copy_others(&args.folder, &folder)?;
-            trainer.model().save(&folder)?;
-            folder
+        let mut loading = args.loader_options();
+        if let Some((rank, collective)) = membership {
+            (loading.rank, loading.ranks) = (rank.rank(), rank.ranks());
+            loading.threads = loading.threads.div_ceil(args.device.len());
+            loading.ahead_bytes /= args.device.len();
+            trainer = trainer.with_ranks(rank.clone(), collective);
         }
-    })
+        let is_first = loading.rank == 0;
+        let trained: usize = trainer.parameters().iter().map(|p| p.elements()).sum();
+        let steps = self.recipe.steps;
+        if is_first {
+            note(format_args!(
+                "{trained} parameters are trained, on {} conversations in {steps} steps",
+                self.index.len()
+            ));
+        }
+        let position = trainer.position();
+        let (encoding, reading) = (self.encoder.clone(), self.index.clone());
+        let mut loader = Loader::new(encoding, reading, loading, position)?;
+        let mut progress = is_first.then(|| Progress::new(steps, trainer.steps()));
+        let meter = RefCell::new(meter);
+        let mut batches = Metered {
+            batches: &mut loader,
+            meter: &meter,
+        };
+        let ending = vlm_train::run(&mut trainer, &mut batches, self.options(), &mut |event| {
+            if let Some(meter) = meter.borrow_mut().as_mut()
+                && matches!(event, Event::Step(_))
+            {
+                meter.end();
+            }
+            if let Some(progress) = &mut progress {
+                progress.show(event);
+            }
+        })?;
+        let Some(progress) = progress else {
+            return Ok(None);
+        };
+        progress.finish();
+        curves::draw(&args.out.join("log.jsonl"), &args.out.join(CURVES))?;
+        if ending == Ending::Stopped {
+            note(format_args!(
+                "stopped after step {}; --resume continues",
+                trainer.steps()
+            ));
+            return Ok(None);
+        }
+        let saved = save(args, &trainer, &self.encoder, &self.index)?;
+        let waiting = 100.0 * loader.waiting_share();
+        note(format_args!(
+            "{waiting:.1} % of the time was spent waiting for data"
+        ));
+        if let Some(meter) = meter.borrow().as_ref() {
+            meter.report();
+        }
+        Ok(Some(saved))
+    }
+
+    fn options(&self) -> RunOptions<'_> {
+        RunOptions {
+            folder: &self.args.out,
+            identity: &self.identity,
+            checkpoint_every: self.args.checkpoint_every,
+            validation: &self.validation,
+            questions: self.questions.as_ref(),
+            validate_every: self.args.validate_every,
+            record_step: None,
+            stop: &self.stop,
+        }
+    }
 }
 
 /// Compares a step over the first conversations in four cuts.

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -58,18 +59,21 @@ pub(super) fn load(
     config: &QwenVlConfig,
     device: &Device,
 ) -> Result<QwenVl, Box<dyn Error>> {
+    // Ranks draw one after the other: the host has one generator.
+    static DRAWING: Mutex<()> = Mutex::new(());
     let mut device = device.clone();
     // Drawn on the host, whose generator is the same everywhere.
     let mut host = Device::flex();
     if args.dtype() != DType::F32 {
         device.configure(FloatDType::from(args.dtype()))?;
-        if args.random_weights && args.device != Named::Cpu {
+        if args.random_weights && args.device[0] != Named::Cpu {
             host.configure(FloatDType::from(args.dtype()))?;
         }
     }
     if !args.random_weights {
         return Ok(config.load(&args.folder, &device.autodiff())?);
     }
+    let _alone = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
     host.seed(args.seed);
     let model = config.init(&host)?.map(&mut DrawWeights::default());
     Ok(model.fork(&device).train())

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 use clap::{Args, ValueEnum};
 use qwen_vl::{LoraConfig, ModelPart};
+use rope_ascend::safe::CommunicatorOptions;
 use vlm_data::{BatchSize, Cut, LoaderOptions};
 use vlm_train::{LossRule, Rates, Recipe, Schedule, TrainedParts};
 
@@ -40,12 +41,30 @@ pub(crate) struct FinetuneArgs {
     pub(super) resume: bool,
 
     /// What computes: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim
-    /// (a simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves)
+    /// (a simulated NPU), ascend-sim:N, or remote:ws://HOST:PORT (a device that `mrope serve`
+    /// serves). Named several times, each computes its part of every batch
     #[arg(long, default_value = "cpu")]
-    pub(super) device: Device,
+    pub(super) device: Vec<Device>,
 
     #[command(flatten)]
     pub(super) token: TokenArgs,
+
+    /// Hosts that train together, each by a command of its own with the same options
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count_in(1..=4096))]
+    #[arg(requires = "rendezvous")]
+    pub(super) hosts: usize,
+
+    /// Which of them this is, from 0
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    pub(super) host: usize,
+
+    /// Where they meet: an address and a free port of host 0
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(super) rendezvous: Option<String>,
+
+    /// How long a rank waits for the others, at the beginning and in each step
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = count_in(1..=86_400))]
+    pub(super) rank_timeout: usize,
 
     /// The type of weights and activations; adapters, masters and moments are f32
     #[arg(long, value_enum, default_value_t = Precision::F32)]
@@ -257,6 +276,21 @@ impl FinetuneArgs {
         match self.batch_tokens {
             Some(tokens) => BatchSize::Tokens(tokens),
             None => BatchSize::Samples(self.batch),
+        }
+    }
+
+    /// Whether more than one device computes.
+    pub(super) fn is_several(&self) -> bool {
+        self.device.len() > 1 || self.hosts > 1
+    }
+
+    /// Bytes that HCCL takes of each NPU for itself.
+    pub(super) fn hccl_bytes(&self) -> usize {
+        let is_npu = matches!(self.device[0], Device::Ascend(_) | Device::AscendSim(_));
+        if is_npu && self.is_several() {
+            CommunicatorOptions::new(1, 0).bytes()
+        } else {
+            0
         }
     }
 

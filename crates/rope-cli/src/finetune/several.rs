@@ -1,0 +1,110 @@
+//! Training on several devices: a rank for each, of this process and of those on other hosts.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::tensor::Device;
+use rope_bench::rows::bytes;
+use vlm_train::{Collective, DeviceSums, Group, HostSums, Rank, Rendezvous};
+
+use super::Job;
+use crate::device::{NpuRanks, Team};
+use crate::stdio::note;
+
+/// Trains on the devices that the options name.
+///
+/// # Errors
+/// Those of the devices and of the rendezvous; that of the first rank that failed, on any host.
+pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
+    let args = &job.args;
+    let team = Team::open(&args.device, &args.token)?;
+    let (devices, npus) = (team.devices().to_vec(), team.npus());
+    if args.hosts > 1 && npus.is_none() {
+        return Err(
+            "several hosts need NPUs (--device ascend:N): the gradients of other devices \
+                    are summed in the memory of one process"
+                .into(),
+        );
+    }
+    let group = group(&job)?;
+    let of_ranks = npus.clone();
+    let trained = group.run(move |rank| {
+        let sums = collective(rank, &devices, of_ranks.as_ref());
+        let trained = sums.and_then(|sums| job.train(&devices[rank.local()], Some((rank, sums))));
+        trained.map_err(|error| error.to_string())
+    });
+    let saved = match trained {
+        Ok(saved) => saved,
+        Err(error) => {
+            // A device may wait for a rank that is gone, and closing it would wait, too.
+            std::mem::forget(team);
+            return Err(error.into());
+        }
+    };
+    if let Some(npus) = npus {
+        let (traffic, is_fixed) = npus.traffic();
+        note(format_args!(
+            "each NPU took part in {} sums, of {} together, for which it sends {} at least; they \
+             were {}",
+            traffic.calls,
+            bytes(traffic.bytes as f64),
+            bytes(traffic.least_sent_bytes as f64),
+            if is_fixed {
+                "in a fixed order"
+            } else {
+                "not in a fixed order: the next run may differ in the last bits"
+            },
+        ));
+    }
+    Ok(saved.into_iter().flatten().next())
+}
+
+/// The ranks of this process, and the way to others.
+fn group(job: &Job) -> Result<Group, Box<dyn Error>> {
+    let args = &job.args;
+    let timeout = Duration::from_secs(args.rank_timeout as u64);
+    let local = args.device.len();
+    let Some(address) = args.rendezvous.clone().filter(|_| args.hosts > 1) else {
+        return Ok(Group::of_process(local, timeout));
+    };
+    if args.host >= args.hosts {
+        let found = args.host;
+        return Err(format!("--host is below --hosts, {}; found {found}", args.hosts).into());
+    }
+    let rendezvous = Rendezvous {
+        address,
+        hosts: args.hosts,
+        host: args.host,
+        local,
+        token: args.token.content()?,
+        timeout,
+    };
+    Ok(rendezvous.meet()?)
+}
+
+/// How a rank sums: NPUs by their collectives, for which they join here, others through the memory
+/// of the host.
+fn collective(
+    rank: &Rank,
+    devices: &[Device],
+    npus: Option<&NpuRanks>,
+) -> Result<Arc<dyn Collective>, Box<dyn Error>> {
+    let Some(npus) = npus else {
+        return Ok(Arc::new(HostSums(rank.clone())));
+    };
+    let root = match rank.rank() {
+        0 => npus.root_info()?,
+        _ => Vec::new(),
+    };
+    let roots = rank.exchange(root)?;
+    // One thread joins for all NPUs of the process.
+    if rank.local() == 0 {
+        npus.join(rank.rank(), rank.ranks(), &roots[0])?;
+    }
+    rank.exchange(Vec::new())?;
+    Ok(Arc::new(DeviceSums {
+        devices: devices.to_vec(),
+    }))
+}

@@ -1,0 +1,198 @@
+//! `mrope finetune` on several devices: simulated NPUs of one process and of two, and the processor
+//! as several ranks.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const STEPS: usize = 3;
+/// The most seconds between a failure and the end of the last process.
+const END_SECONDS: u64 = 30;
+
+fn folder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::remove_dir_all(&folder).ok();
+    folder
+}
+
+fn command(out: &Path, options: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
+    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/shapes"));
+    let fixed = "finetune model --random-weights --data train.jsonl --batch 4 --checkpoint-every 1 \
+                 --learning-rate 1e-2 --micro-tokens 512";
+    command.args(fixed.split_whitespace());
+    command.arg("--out").arg(out);
+    command.args(options.split_whitespace());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn done(output: &Output) -> String {
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+/// Losses and norms of a log.
+fn numbers(out: &Path) -> Vec<f64> {
+    let log = std::fs::read_to_string(out.join("log.jsonl")).expect("a log");
+    let line = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
+        ["loss", "gradient_norm"].map(|name| line[name].as_f64().expect(name))
+    };
+    log.lines().flat_map(line).collect()
+}
+
+fn apart(left: &[f64], right: &[f64]) -> f64 {
+    assert_eq!(left.len(), right.len());
+    let pairs = left.iter().zip(right);
+    pairs
+        .map(|(l, r)| (l - r).abs() / l.abs())
+        .fold(0.0, f64::max)
+}
+
+/// Whether the folder of a run has a complete checkpoint.
+fn has_checkpoint(out: &Path) -> bool {
+    let entries = std::fs::read_dir(out).into_iter().flatten().flatten();
+    let mut checkpoints = entries.filter(|entry| {
+        entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with("checkpoint-")
+    });
+    checkpoints.any(|checkpoint| checkpoint.path().join("run.json").is_file())
+}
+
+/// Options of two processes that meet.
+fn hosts(name: &str) -> [String; 2] {
+    let token = folder(&format!("{name}.token"));
+    let mut file = std::fs::File::create(&token).expect("a file");
+    file.write_all(b"0123456789abcdef0123\n").expect("written");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    [0, 1].map(|host| {
+        format!(
+            "--device ascend-sim --hosts 2 --host {host} --rendezvous {address} --token-file {}",
+            token.display()
+        )
+    })
+}
+
+fn end(child: Child) -> Output {
+    child.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn two_npus_of_a_process_and_two_processes_learn_what_one_learns() {
+    let steps = format!("--steps {STEPS}");
+    let alone = folder("several-one");
+    done(
+        &command(&alone, &format!("{steps} --device ascend-sim"))
+            .output()
+            .expect("starts"),
+    );
+    let expected = numbers(&alone);
+
+    let both = folder("several-two");
+    let options = format!("{steps} --device ascend-sim:0 --device ascend-sim:1");
+    let said = done(&command(&both, &options).output().expect("starts"));
+    assert!(
+        said.contains(&format!("took part in {STEPS} sums")),
+        "{said}"
+    );
+    assert!(said.contains("in a fixed order"), "{said}");
+    let found = apart(&expected, &numbers(&both));
+    assert!(found <= 1e-6, "{found:.1e}");
+
+    let out = folder("several-hosts");
+    let children = hosts("several-hosts").map(|host| {
+        let mut command = command(&out, &format!("{steps} {host}"));
+        command.spawn().expect("starts")
+    });
+    for child in children {
+        let said = done(&end(child));
+        assert!(
+            said.contains(&format!("took part in {STEPS} sums")),
+            "{said}"
+        );
+    }
+    // The same ranks on other hosts: the same sums.
+    assert_eq!(numbers(&out), numbers(&both));
+}
+
+#[test]
+fn the_processor_may_be_several_ranks() {
+    let steps = format!("--steps {STEPS}");
+    let (alone, both) = (folder("several-cpu-one"), folder("several-cpu-two"));
+    done(&command(&alone, &steps).output().expect("starts"));
+    let options = format!("{steps} --device cpu --device cpu");
+    done(&command(&both, &options).output().expect("starts"));
+    let found = apart(&numbers(&alone), &numbers(&both));
+    assert!(found <= 1e-6, "{found:.1e}");
+}
+
+#[test]
+fn a_process_that_is_killed_ends_the_other_with_its_rank() {
+    let out = folder("several-killed");
+    let [first, second] = hosts("several-killed").map(|host| {
+        let mut command = command(&out, &format!("--steps 100000 {host}"));
+        command.spawn().expect("starts")
+    });
+    let limit = Instant::now() + Duration::from_secs(120);
+    while !has_checkpoint(&out) && Instant::now() < limit {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut second = second;
+    second.kill().expect("killed");
+    let killed = Instant::now();
+    let ended = end(first);
+    assert!(killed.elapsed() < Duration::from_secs(END_SECONDS));
+    let said = text(&ended.stderr);
+    assert!(!ended.status.success());
+    assert!(
+        said.contains("rank 1 stopped the run: its process is gone"),
+        "{said}"
+    );
+    assert!(has_checkpoint(&out), "the last checkpoint is there");
+    end(second);
+}
+
+#[test]
+fn what_makes_no_run_is_refused() {
+    let out = folder("several-refused");
+    for (options, says) in [
+        ("--device ascend-sim --device ascend-sim", "is named twice"),
+        (
+            "--device ascend-sim --device cpu",
+            "do not sum with other devices",
+        ),
+        ("--hosts 2", "--rendezvous"),
+        (
+            "--hosts 2 --rendezvous 127.0.0.1:1",
+            "several hosts need NPUs",
+        ),
+        (
+            "--hosts 2 --rendezvous 127.0.0.1:1 --device ascend-sim",
+            "--hosts needs --token-file",
+        ),
+        (
+            "--device cpu --device cpu --prove-cut",
+            "computes on one device",
+        ),
+    ] {
+        let refused = command(&out, &format!("--steps 1 {options}"))
+            .output()
+            .expect("starts");
+        let said = text(&refused.stderr);
+        assert!(
+            !refused.status.success() && said.contains(says),
+            "{options}: {said}"
+        );
+    }
+}
