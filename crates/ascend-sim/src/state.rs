@@ -30,6 +30,8 @@ const IGNORED_VARIABLE: &str = "ASCEND_SIM_IGNORE";
 pub(crate) struct Event {
     /// The last record: its ticket and the clock that holds once it is fulfilled.
     pub(crate) recorded: Option<(Arc<Ticket>, Clock)>,
+    /// The last task of each stream that completes it or waits for it.
+    pub(crate) uses: BTreeMap<Actor, u64>,
 }
 
 #[derive(Clone)]

@@ -106,14 +106,21 @@ fn every_rank_receives_the_sum_in_the_order_of_its_stream() {
         for _ in 0..3 {
             assert_eq!(step(stream, communicator)?, [6.0, 30.0, -3.0]);
         }
+        // Added in another order the first would not be lost.
+        let value = [1.0, 1e8, -1e8][communicator.options().rank as usize];
+        for _ in 0..16 {
+            let span = whole(stream.upload(&[value])?);
+            let Buffer(sum) = communicator.all_reduce(span, SumType::F32)?.finish()?;
+            assert_eq!(stream.download(&sum)?, [0.0]);
+        }
         let used = stream.device().memory_use();
         assert_eq!(used.communicator_bytes, 400 << 20);
         Ok(communicator.traffic())
     });
     for traffic in sums {
         let traffic = traffic.unwrap();
-        assert_eq!((traffic.calls, traffic.bytes), (3, 3 * 12));
-        assert_eq!(traffic.least_sent_bytes, 3 * 16);
+        assert_eq!((traffic.calls, traffic.bytes), (19, 3 * 12 + 16 * 4));
+        assert_eq!(traffic.least_sent_bytes, 3 * 16 + 16 * 4);
     }
     close(runtime);
 }

@@ -1,6 +1,7 @@
 //! Streams and events.
 #![allow(non_snake_case, reason = "the vendor's spelling")]
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,23 +107,35 @@ export! {
             if event.is_null() {
                 return invalid("event is null");
             }
-            let created = state.events.insert(Event { recorded: None });
+            let created = state.events.insert(Event { recorded: None, uses: BTreeMap::new() });
             // SAFETY: not null, and valid for writing by the C declaration.
             unsafe { put(event, pointer(created), "event") }
         }
         fn aclrtDestroyEvent(event: *mut c_void) {
             let mut state = sim();
             state.current_device()?;
-            state.events.remove(handle(event)).map(drop)
+            let destroyed = state.events.remove(handle(event))?;
+            let mut uses = destroyed.uses.iter();
+            let busy = uses.find(|(actor, epoch)| state.host_clock.get(**actor) < **epoch);
+            if let Some((actor, _)) = busy {
+                let message = format!(
+                    "event {event:p} is destroyed while {actor} may still complete it or wait for \
+                     it: synchronise first"
+                );
+                state.violate(Violation::host("event-destroyed-busy", message));
+            }
+            Ok(())
         }
         fn aclrtRecordEvent(event: *mut c_void, stream: *mut c_void) {
             let mut state = sim();
             let stream = state.stream_handle(handle(stream))?;
             state.events.get(handle(event))?;
             let ticket = Arc::new(Ticket::default());
-            state.submit(stream, Work::Record(Arc::clone(&ticket)))?;
+            let epoch = state.submit(stream, Work::Record(Arc::clone(&ticket)))?;
             let clock = state.streams.get(stream)?.clock.clone();
-            state.events.get_mut(handle(event))?.recorded = Some((ticket, clock));
+            let recorded = state.events.get_mut(handle(event))?;
+            recorded.recorded = Some((ticket, clock));
+            recorded.uses.insert(Actor::Stream(stream), epoch);
             Ok(())
         }
         fn aclrtStreamWaitEvent(stream: *mut c_void, event: *mut c_void) {
@@ -130,7 +143,10 @@ export! {
             let stream = state.stream_handle(handle(stream))?;
             let Some((ticket, clock)) = recorded(&state, event)? else { return Ok(()) };
             state.streams.get_mut(stream)?.clock.join(&clock);
-            state.submit(stream, Work::Wait(ticket)).map(drop)
+            let epoch = state.submit(stream, Work::Wait(ticket))?;
+            let waited = state.events.get_mut(handle(event))?;
+            waited.uses.insert(Actor::Stream(stream), epoch);
+            Ok(())
         }
         fn aclrtSynchronizeEvent(event: *mut c_void) {
             let recorded = {
