@@ -163,6 +163,90 @@ fn a_process_that_is_killed_ends_the_other_with_its_rank() {
     end(second);
 }
 
+/// What the two processes of a run say that the second cannot end.
+fn broken(name: &str, variable: (&str, &str), options: &str) -> [String; 2] {
+    let out = folder(name);
+    let [first, second] = hosts(name);
+    let steps = format!("--steps 2 {options}");
+    let begun = Instant::now();
+    let first = command(&out, &format!("{steps} {first}"))
+        .spawn()
+        .expect("starts");
+    let mut second = command(&out, &format!("{steps} {second}"));
+    second.env(variable.0, variable.1);
+    let second = second.spawn().expect("starts");
+    let ended = [first, second].map(end);
+    assert!(begun.elapsed() < Duration::from_secs(END_SECONDS + 30));
+    ended.map(|output| {
+        let said = text(&output.stderr);
+        assert!(!output.status.success(), "{said}");
+        said
+    })
+}
+
+#[test]
+fn a_process_without_collectives_ends_both_with_its_rank() {
+    let variable = ("ASCEND_SIM_LACKS", "HcclAllReduce");
+    for said in broken("several-lacks", variable, "") {
+        assert!(said.contains("rank 1 stopped the run"), "{said}");
+        assert!(said.contains("lacks HcclAllReduce"), "{said}");
+    }
+}
+
+/// The other waits inside the operation, as for a rank that died there.
+#[test]
+#[ignore = "half a minute of waiting: in the deep checks"]
+fn a_process_that_does_not_come_to_the_sum_ends_both() {
+    let variable = ("ASCEND_SIM_IGNORE", "HcclAllReduce");
+    for said in broken("several-ignores", variable, "--rank-timeout 8") {
+        assert!(said.contains("stopped the run: it did not reach"), "{said}");
+    }
+}
+
+/// Steps, devices in each process, adapters or whole: against one device, and twice.
+#[test]
+#[ignore = "minutes: in the deep checks"]
+fn twenty_steps_of_up_to_eight_npus_learn_what_one_learns() {
+    let whole = "--full --parts tower,merger,decoder --learning-rate 1e-3";
+    for (name, options) in [("adapters", "--parts tower,decoder"), ("whole", whole)] {
+        let options = format!("--steps 20 --cut packed --micro-tokens 256 {options}");
+        let alone = folder("several-deep-one");
+        let mut one = command(&alone, &format!("{options} --device ascend-sim"));
+        done(&one.output().expect("starts"));
+        let expected = numbers(&alone);
+        for npus in [2, 4, 8] {
+            let devices = (0..npus).map(|npu| format!(" --device ascend-sim:{npu}"));
+            let devices: String = devices.collect();
+            let logs = ["a", "b"].map(|again| {
+                let out = folder(&format!("several-deep-{again}"));
+                done(
+                    &command(&out, &format!("{options}{devices}"))
+                        .output()
+                        .expect("starts"),
+                );
+                let state = "checkpoint-00000020/state.safetensors";
+                (
+                    numbers(&out),
+                    std::fs::read(out.join(state)).expect("a checkpoint"),
+                )
+            });
+            assert!(logs[0] == logs[1], "{name}, {npus} NPUs, twice");
+            let found = apart(&expected, &logs[0].0);
+            println!("{name}, {npus} NPUs: {found:.1e}");
+            assert!(found <= 1e-6, "{name}, {npus} NPUs: {found:.1e}");
+        }
+        let out = folder("several-deep-hosts");
+        let children = hosts("several-deep-hosts").map(|host| {
+            let options = format!("{options} {host} --device ascend-sim:1");
+            command(&out, &options).spawn().expect("starts")
+        });
+        let _said = children.map(|child| done(&end(child)));
+        let found = apart(&expected, &numbers(&out));
+        println!("{name}, 2 processes of 2 NPUs: {found:.1e}");
+        assert!(found <= 1e-6, "{name}, 2 x 2 NPUs: {found:.1e}");
+    }
+}
+
 #[test]
 fn what_makes_no_run_is_refused() {
     let out = folder("several-refused");

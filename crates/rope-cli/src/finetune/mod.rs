@@ -205,6 +205,33 @@ impl Job {
     }
 }
 
+/// Saves what was trained, and returns its folder.
+fn save(
+    args: &FinetuneArgs,
+    trainer: &Trainer,
+    encoder: &SampleEncoder,
+    index: &DataIndex,
+) -> Result<PathBuf, Box<dyn Error>> {
+    Ok(match &trainer.recipe().trained {
+        TrainedParts::Lora(_) => {
+            let folder = args.out.join(ADAPTER);
+            // The first conversation shows the adapter's effect.
+            let first = encoder.encode(&index.reader()?.read(0)?)?;
+            let tokens = args.micro_tokens;
+            let probe = MicroBatch::new(vec![first], Cut::Packed { tokens })?;
+            trainer.save_adapter(&folder, &args.folder.display().to_string(), &probe)?;
+            folder
+        }
+        TrainedParts::Full(_) => {
+            let folder = args.out.join(MODEL);
+            fs::create_dir_all(&folder)?;
+            model::copy_others(&args.folder, &folder)?;
+            trainer.model().save(&folder)?;
+            folder
+        }
+    })
+}
+
 /// Compares a step over the first conversations in four cuts.
 fn prove_cut(
     trainer: &Trainer,

@@ -279,11 +279,12 @@ impl Rank {
         }
         let limit = Instant::now() + shared.timeout;
         loop {
-            if let Some(failure) = &meeting.failure {
-                return Err(failure.clone().into());
-            }
+            // A round that is complete counts, also if a rank has failed since.
             if meeting.round > round {
                 return Ok(meeting.received.clone());
+            }
+            if let Some(failure) = &meeting.failure {
+                return Err(failure.clone().into());
             }
             let left = limit.saturating_duration_since(Instant::now());
             // The way to other processes has limits of its own.

@@ -318,10 +318,17 @@ impl Rendezvous {
     }
 }
 
+/// What has come from the server.
+#[derive(Default)]
+struct Inbox {
+    parts: Option<Vec<Vec<u8>>>,
+    failure: Option<RankFailure>,
+}
+
 /// A process's end of its connection.
 struct Client {
     out: Mutex<Out>,
-    inbox: Mutex<Option<Result<Vec<Vec<u8>>, RankFailure>>>,
+    inbox: Mutex<Inbox>,
     changed: Condvar,
     is_over: AtomicBool,
     /// Whether nothing comes any more.
@@ -333,17 +340,11 @@ struct Client {
 }
 
 impl Client {
-    fn put(&self, outcome: Result<Vec<Vec<u8>>, RankFailure>) {
-        let mut inbox = lock(&self.inbox);
-        // A failure stays.
-        if !matches!(*inbox, Some(Err(_))) {
-            *inbox = Some(outcome);
-        }
-        self.changed.notify_all();
-    }
-
     fn fail(&self, failure: RankFailure) {
-        self.put(Err(failure.clone()));
+        lock(&self.inbox)
+            .failure
+            .get_or_insert_with(|| failure.clone());
+        self.changed.notify_all();
         if let Some(shared) = self.group.get().and_then(Weak::upgrade) {
             shared.fail(failure, false);
         }
@@ -352,7 +353,10 @@ impl Client {
     fn read(&self, mut stream: TcpStream, mut seal: Seal) {
         loop {
             match receive(&mut stream, &mut seal) {
-                Ok(Message::Parts(parts)) => self.put(Ok(parts)),
+                Ok(Message::Parts(parts)) => {
+                    lock(&self.inbox).parts = Some(parts);
+                    self.changed.notify_all();
+                }
                 Ok(Message::Failed { rank, cause }) => {
                     self.fail(RankFailure { rank, cause });
                     self.end();
@@ -397,23 +401,22 @@ impl Link for Arc<Client> {
     fn exchange(&self, parts: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, RankFailure> {
         let sent = lock(&self.out).send(&Message::Parts(parts));
         let mut inbox = lock(&self.inbox);
-        if let Err(error) = sent
-            && inbox.is_none()
-        {
-            let cause = gone(&error);
-            return Err(RankFailure { rank: 0, cause });
-        }
         loop {
-            match &*inbox {
-                Some(Err(failure)) => return Err(failure.clone()),
-                Some(Ok(_)) => break,
-                // The reader ends this wait: the server speaks every few seconds, or is gone.
-                None => {}
+            // A round that is complete counts, also if a rank has failed since.
+            if let Some(parts) = inbox.parts.take() {
+                return Ok(parts);
             }
+            if let Some(failure) = &inbox.failure {
+                return Err(failure.clone());
+            }
+            if let Err(error) = &sent {
+                let cause = gone(error);
+                return Err(RankFailure { rank: 0, cause });
+            }
+            // The reader ends this wait: the server speaks every few seconds, or is gone.
             let waited = self.changed.wait(inbox);
             inbox = waited.unwrap_or_else(PoisonError::into_inner);
         }
-        inbox.take().unwrap_or_else(|| Ok(Vec::new()))
     }
 
     fn fail(&self, failure: &RankFailure) {
