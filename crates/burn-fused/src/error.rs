@@ -1,6 +1,21 @@
 //! What can be wrong with a call of any operation.
 
+use std::fmt::Display;
+
 use burn::tensor::DType;
+
+/// The value, or a panic with the error as its message: for methods that have a `try_` twin. The
+/// panic names the caller's line where that method is `#[track_caller]` too.
+///
+/// # Panics
+/// If there is an error.
+#[track_caller]
+pub fn or_panic<T, E: Display>(result: Result<T, E>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}
 
 /// What can be wrong with a call, whatever the operation computes. The error of a crate with
 /// operations contains it.

@@ -15,7 +15,7 @@ mod wire;
 
 pub use apply::Implementation;
 pub use dtype::{accumulator, expect, expect_device, least, rounded};
-pub use error::OpError;
+pub use error::{OpError, or_panic};
 #[cfg(feature = "flex")]
 pub use flex::zeros;
 pub use node::{Gradients, node, parts};

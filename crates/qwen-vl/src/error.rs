@@ -42,7 +42,7 @@ pub enum QwenVlError {
         detail: String,
     },
     /// A model of another family.
-    #[error("model type {found:?} is none that this crate builds; it builds {}", known.join(", "))]
+    #[error("model type {found:?} is not supported; this crate builds {}", known.join(", "))]
     UnknownFamily {
         /// The model type found.
         found: String,

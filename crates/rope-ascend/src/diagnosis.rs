@@ -1,4 +1,5 @@
-//! What of CANN is here, which ways to rotate it gives, and what each of the others lacks.
+//! The parts of CANN on this machine, the rotation paths that work with them, and what the others
+//! lack.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -416,7 +417,7 @@ fn run_kernels(npu: &Npu) -> (Finding, Vec<LaunchFinding>) {
     let rotation = launches.first().map(|launch| launch.found.clone());
     let made = match rotation {
         Some(missing @ Finding::Missing { .. }) => missing,
-        Some(Finding::Ready(_)) | None => Finding::Ready("made, run, and right".into()),
+        Some(Finding::Ready(_)) | None => Finding::Ready("compiled, run, result correct".into()),
     };
     (made, launches)
 }

@@ -4,6 +4,8 @@ use burn::tensor::DType;
 use burn_fused::OpError;
 use rope_core::{Layout, RopeError};
 
+use crate::rotary::sizes;
+
 /// What this crate returns.
 pub type Result<T, E = RotaryError> = std::result::Result<T, E>;
 
@@ -43,10 +45,38 @@ pub enum RotaryError {
         /// The tensor's dimensions.
         found: usize,
     },
+    /// Batches or tokens that disagree, with the sizes that the layout reads.
+    #[error("{source}; {}", reading(*layout, q, k.as_deref()))]
+    Layout {
+        /// The disagreement.
+        source: RopeError,
+        /// The layout.
+        layout: Layout,
+        /// The shape of q, or of the only tensor.
+        q: Vec<usize>,
+        /// The shape of k.
+        k: Option<Vec<usize>>,
+    },
     /// Position ids on a device that could not be read back.
     #[error("the position ids could not be read from their device: {reason}")]
     Positions {
         /// What the backend said.
         reason: String,
     },
+}
+
+/// The heads and tokens that a layout reads from the shapes of q and k, and the layout of tensors in
+/// the other usual order.
+fn reading(layout: Layout, q: &[usize], k: Option<&[usize]>) -> String {
+    let read = |name: &str, shape: &[usize]| match sizes(layout, shape) {
+        Some([_, seq, heads, _]) => format!("{name} {shape:?} as {heads} heads of {seq} tokens"),
+        None => format!("{name} {shape:?}"),
+    };
+    let k = k.map_or_else(String::new, |k| format!(", {}", read("k", k)));
+    let other = match layout {
+        Layout::Bnsd | Layout::Sbnd => "; for [batch, seq, heads, head_dim] use Layout::Bsnd",
+        Layout::Bsnd => "; for [batch, heads, seq, head_dim] use Layout::Bnsd",
+        Layout::Tnd => "",
+    };
+    format!("layout {layout:?} reads {}{k}{other}", read("q", q))
 }

@@ -305,7 +305,7 @@ fn what_a_program_rounds_on_the_way_to_its_angles_is_named() {
             let file = program.dump(ids, dtype);
             let said = ["q_out", "dq"].map(|tensor| file.diagnosis(tensor));
             let expected = [
-                Some(format!("q_out was made with {what}")),
+                Some(format!("q_out was computed with {what}")),
                 Some(format!("dq is right for a rotation with {what}")),
             ];
             assert_eq!(said, expected, "{what} at {ids:?} in {dtype}");
@@ -394,7 +394,7 @@ fn two_faults_are_named_where_one_is_theta() {
     ] {
         let file = program.dump(&ids, "f64");
         let said = file.diagnosis("q_out");
-        assert_eq!(said, Some(format!("q_out was made with {what}")));
+        assert_eq!(said, Some(format!("q_out was computed with {what}")));
         let said = file.diagnosis("dq");
         assert_eq!(
             said,
@@ -412,7 +412,7 @@ fn two_faults_are_named_where_one_is_theta() {
     };
     let said = far.dump(&[3, 262_143], "f32").diagnosis("q_out");
     let what = "theta 10000, and angles computed in f32";
-    assert_eq!(said, Some(format!("q_out was made with {what}")));
+    assert_eq!(said, Some(format!("q_out was computed with {what}")));
 }
 
 /// A dump of an operator without a backward, with k.

@@ -276,7 +276,7 @@ mod tests {
             "run" | "test" | "bench" | "build" | "check" | "install" | "doc" | "rustc"
             | "publish" => Ok(()),
             // Tools of their own, which take no names of ours.
-            "cyclonedx" | "deny" | "semver-checks" => Ok(()),
+            "cyclonedx" | "deny" | "semver-checks" | "vendor" => Ok(()),
             other => Err(format!(
                 "cargo {other} is not checked: teach this test what it takes"
             )),

@@ -1,4 +1,4 @@
-//! `mrope doctor`: what this machine has for Ascend, and what to do about what is missing.
+//! `mrope doctor`: the parts of CANN on this machine, and remedies for those that are missing.
 
 use std::error::Error;
 use std::io::{BufWriter, Write};
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use crate::device::Device;
 use crate::stdio::stdout;
 
-/// Report what of CANN is installed, which ways to rotate work, and how to get the others
+/// Check which parts of CANN are installed, which rotation paths work, and how to fix the rest
 ///
-/// Finding nothing is a result, not an error: the exit code is 0 without CANN and without a device.
+/// Missing parts are a result, not an error: the exit code is 0 without CANN and without a device.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DoctorArgs {
-    /// What to look at: ascend (the installed CANN), or ascend-sim (the simulated NPU).
+    /// ascend (the installed CANN), or ascend-sim (the simulated NPU).
     #[arg(long, default_value = "ascend")]
     device: Device,
     /// One JSON object.
@@ -83,7 +83,7 @@ fn print(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {
         ("Devices", devices),
         ("Functions that the libraries lack", symbols.collect()),
         ("Launches of our kernels", launches.collect()),
-        ("Ways to rotate", paths.collect()),
+        ("Rotation paths", paths.collect()),
         ("To do", remedies(diagnosis)),
     ];
     for (heading, lines) in sections.iter().filter(|(_, lines)| !lines.is_empty()) {
@@ -99,8 +99,13 @@ fn print(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {
     let (ready, all) = (ready.count(), diagnosis.paths.len());
     writeln!(
         out,
-        "\n{ready} of {all} ways to rotate on Ascend work here. The CPU needs none of this; a \
-         simulated NPU is in mrope built with --features ascend-sim."
+        "\n{ready} of {all} rotation paths of an NPU can run here{}.\n\
+         The CPU needs none of them; --features ascend-sim adds a simulated NPU.",
+        if diagnosis.runtime.is_ready() {
+            ""
+        } else {
+            ": there is no Ascend runtime"
+        }
     )
 }
 

@@ -41,6 +41,18 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     }
 }
 
+/// Gives a file the permissions of any new file in its folder: a library that writes through a
+/// temporary file leaves it to its owner alone.
+///
+/// # Errors
+/// If no file can be created there, or the permissions cannot be set.
+pub(crate) fn share(path: &Path) -> io::Result<()> {
+    let partial = partial(path);
+    let permissions = File::create_new(&partial)?.metadata()?.permissions();
+    fs::remove_file(&partial)?;
+    fs::set_permissions(path, permissions)
+}
+
 /// Where the content is written before it has its name: a name that nobody can have put a link at,
 /// and that no other process writes to.
 fn partial(target: &Path) -> PathBuf {
@@ -112,6 +124,22 @@ mod tests {
         assert_eq!(fs::read(&file).expect("reads"), b"new");
         let mode = file.metadata().expect("reads").permissions().mode();
         assert_eq!(mode & 0o777, 0o640);
+        fs::remove_dir_all(folder).expect("removes");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_shared_file_has_the_permissions_of_a_new_one() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = folder("shared");
+        let (new, shared) = (folder.join("new"), folder.join("model.safetensors"));
+        fs::write(&new, "").expect("writes");
+        fs::write(&shared, "model").expect("writes");
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o600)).expect("sets");
+        share(&shared).expect("shares");
+        let mode = |file: &Path| file.metadata().expect("reads").permissions().mode();
+        assert_eq!(mode(&shared), mode(&new));
+        assert_eq!(fs::read(&shared).expect("reads"), b"model");
         fs::remove_dir_all(folder).expect("removes");
     }
 

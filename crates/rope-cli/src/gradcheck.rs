@@ -21,21 +21,25 @@ use rope_check::gradcheck::{Depth, Row, check, check_dump, check_on, suite};
 use crate::device::{DeviceArgs, Place};
 use crate::stdio::{plain, stdout};
 use crate::table::{Table, or_dash};
+use crate::verify::counted;
 
 /// What to check, and in which form to report it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GradcheckArgs {
     /// Check these dumps of another program's rotation instead: files of q, q_out, gq and dq, and
-    /// of k, named as mrope verify --help says. What rotation it is does not matter.
+    /// of k, named as mrope verify --format says. Any rotation will do.
     #[arg(value_name = "DUMP")]
-    #[arg(conflicts_with_all = ["filter", "device", "path", "token_file"])]
+    #[arg(conflicts_with_all = ["filter", "list", "device", "path", "token_file"])]
     dumps: Vec<PathBuf>,
     /// Only cases whose name contains this, such as `quarter/` or `/in_place`.
     #[arg(long, value_name = "SUBSTRING")]
     filter: Option<String>,
+    /// Print the names of the cases and stop.
+    #[arg(long, conflicts_with = "json")]
+    list: bool,
     #[command(flatten)]
     device: DeviceArgs,
-    /// A line for every check instead of a summary.
+    /// Print a line per check instead of a summary.
     #[arg(long)]
     verbose: bool,
     /// One JSON object per check and line: case, check, engine, dtype, max_error, tolerance, pass;
@@ -56,8 +60,18 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     if let Some(filter) = &args.filter {
         cases.retain(|(named, _)| named.name.contains(filter.as_str()));
         if cases.is_empty() {
-            return Err(format!("no case has {filter:?} in its name; --verbose lists them").into());
+            return Err(
+                format!("no case has {filter:?} in its name; --list prints the names").into(),
+            );
         }
+    }
+    if args.list {
+        let mut out = BufWriter::new(stdout());
+        for (named, _) in &cases {
+            writeln!(out, "{}", named.name)?;
+        }
+        out.flush()?;
+        return Ok(ExitCode::SUCCESS);
     }
     let place = args.device.place()?;
     let compute = match place {
@@ -120,9 +134,9 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
         };
         writeln!(
             out,
-            "{} checks over {} cases, {} failed, {skipped}{:.1} s",
+            "{} checks, {}, {} failed, {skipped}{:.1} s",
             summary.checks(),
-            cases.len(),
+            counted(cases.len(), "case"),
             failures.len(),
             started.elapsed().as_secs_f64(),
         )?;

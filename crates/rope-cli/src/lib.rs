@@ -44,12 +44,12 @@ use self::stdio::{note, plain};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// Rotary position embedding for multimodal training: see it learn, check it, measure it.
+/// Rotary position embedding for multimodal training: train with it, check it, measure it.
 #[derive(Debug, Parser)]
 #[command(
     name = "mrope",
     version,
-    after_help = "Without a command, `mrope` runs `mrope train`."
+    after_help = "`mrope COMMAND --help` has examples. Without a command, `mrope` runs `mrope train`."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -80,15 +80,23 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Let programs on other machines compute on this machine's device (--features ascend)
     #[cfg(not(feature = "ascend"))]
-    Serve(Rest),
+    #[command(after_help = SERVE_ELSEWHERE)]
+    Serve(UnusedArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
 }
 
+#[cfg(not(feature = "ascend"))]
+const SERVE_ELSEWHERE: &str = "\
+This program was built without it. Its options are --device, --bind and
+--token-file:
+  cargo install --path crates/rope-cli --features ascend
+  mrope serve --help";
+
 /// The arguments of a command that this program was built without.
 #[cfg(not(feature = "ascend"))]
 #[derive(Debug, clap::Args)]
-struct Rest {
+struct UnusedArgs {
     #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
     _arguments: Vec<OsString>,
 }
@@ -98,18 +106,18 @@ Train a small vision-language model on clips of handwritten digits.
 
 A clip is a few frames, each a grid of scanned digits. The model reads one token
 per digit and a question such as \"frame 1 row 0 column 1 ?\", and answers with
-the digit in that cell. Its attention knows positions from the rotary embedding
-alone, so it needs time, height and width to find the cell. Accuracy is measured
-on digits that training never shows.";
+the digit in that cell. The rotary embedding is its only source of positions, so
+it needs time, height and width to find the cell. Accuracy is measured on digits
+that training never shows.";
 
 const FINETUNE_ABOUT: &str = "\
 Fine-tune a vision-language model on a file of conversations.
 
-The model is a folder as Hugging Face has it, of Qwen2-VL, Qwen2.5-VL or
-Qwen3-VL. Low-rank adapters beside the decoder's linear layers are trained, or
-with --full the weights. The loss of a step is the sum over all labelled tokens
-of its batch divided by their number, so it does not depend on --micro-tokens
-and --cut, which decide the memory that a step takes.";
+The model is a Hugging Face folder of Qwen2-VL, Qwen2.5-VL or Qwen3-VL. The
+command trains low-rank adapters beside the decoder's linear layers, or the
+weights with --full. The loss of a step is the sum over all labelled tokens of
+its batch divided by their number: --micro-tokens and --cut change the memory of
+a step, not its loss.";
 
 const FINETUNE_EXAMPLES: &str = "\
 Examples:
@@ -119,8 +127,8 @@ Examples:
   mrope finetune FOLDER --data train.jsonl --out run --resume
   mrope finetune FOLDER --data train.jsonl --out run --prove-cut
 
-The output folder gets log.jsonl, a checkpoint, and at the end adapter/ with
-PEFT's files or model/ with a whole model. Ctrl+C ends the step, saves a
+The output folder receives log.jsonl, a checkpoint, and at the end adapter/ with
+PEFT's files or model/ with a whole model. Ctrl+C finishes the step, saves a
 checkpoint and stops.";
 
 const GENERATE_ABOUT: &str = "\
@@ -148,24 +156,24 @@ when its logits are those of the base with the adapters.";
 const GRADCHECK_ABOUT: &str = "\
 Check every gradient against finite differences and against the composed operation.
 
-The rotation's adjoint and the gradients of cos and sin are compared with
-central differences of the forward in f64; burn's autodiff in f32, bf16 and f16
-with exact gradients and with the composed operation. The cases are every
-pairing x axis layout x layout x partial rotation x strides x in place, and the
-rotations of published models. The exit code is 1 if a gradient is wrong.
+On the CPU, the rotation's adjoint and the gradients of cos and sin are compared
+with central differences of the forward in f64, and burn's autodiff in f32, bf16
+and f16 with exact gradients and with the composed operation. The cases combine
+every pairing, axis layout, dimension order, partial rotation and stride, in
+place or not, and the rotations of published models. The exit code is 1 if a
+gradient is wrong.
 
-An NPU (--device) has no f64. Its forward and adjoint in f32, f16 and bf16 are
-compared with a matrix in f64 and with each other, by <R x, y> = <x, R' y>, and
-its gradients of cos and sin with central differences in f64.
+An NPU (--device) has no f64: its forward and adjoint are compared with a matrix
+in f64 and with each other, by <R x, y> = <x, R' y>.
 
 A dump of another program's rotation is checked by <gq, q_out> = <dq, q>, which
-holds for each head of a token if the rotation is linear in q and dq its
+holds for each head of a token if the rotation is linear in q and dq is its
 gradient. All values have to be finite.";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
   mrope train                              the default run, half a minute on two cores
-  mrope train --rotary none                no positions: it can only guess among the digits it sees
+  mrope train --rotary none                no positions: the model guesses among the digits
   mrope train --rotary composed            the same losses from ordinary tensor operations
   mrope train --axes 1d                    one index instead of time, height and width
   mrope train --frames 3 --rows 3 --columns 3 --batch 64 --steps 2500
@@ -173,9 +181,9 @@ Examples:
   mrope train --resume                     continue a run that was stopped
   mrope train --json > result.json         one JSON object; progress stays on standard error
 
-The output folder gets model.safetensors, curves.svg, attention.svg (where the
-model looks) and a checkpoint. A new run in the same folder replaces them, the
-checkpoint when it saves its first. Checkpoints of other programs are left alone.";
+The output folder receives model.safetensors, curves.svg, attention.svg (where
+the model looks) and a checkpoint. A new run in the same folder replaces them,
+the checkpoint with its first one. Checkpoints of other programs stay.";
 
 /// Runs the command that the process's arguments name.
 pub fn main() -> ExitCode {
@@ -207,15 +215,21 @@ pub fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The command and all below it, for which -3 is a number, not an option that does not exist: the
-/// message then says which numbers are expected.
+/// The command and all below it. -3 is a number to them, not an option that does not exist: the
+/// message then says which numbers are expected. `--help` is compact, with an option in a line or
+/// two, below the whole description.
 fn parser(command: clap::Command) -> clap::Command {
     let takes_value = |arg: &clap::Arg| !arg.is_positional() && arg.get_action().takes_values();
+    let about = command.get_long_about().or(command.get_about()).cloned();
     command
         .mut_args(|arg| {
             let takes_value = takes_value(&arg);
             arg.allow_negative_numbers(takes_value)
         })
+        .disable_help_flag(true)
+        .arg(clap::arg!(help: -h --help "Print help").action(clap::ArgAction::HelpShort))
+        .before_help(about.unwrap_or_default())
+        .help_template("{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}")
         .mut_subcommands(parser)
 }
 

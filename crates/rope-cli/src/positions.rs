@@ -12,7 +12,7 @@ use rope_core::position_ids::{Compatibility, PositionIds, PositionRules, TokenId
 use serde::Serialize;
 use serde_json::Number;
 
-use self::prompt::{Description, Laid, Segment, Span};
+use self::prompt::{Description, ExpandedPrompt, Segment, Span};
 use crate::arguments::count_in;
 use crate::files;
 use crate::stdio::stdout;
@@ -30,20 +30,20 @@ pub(crate) struct PositionsArgs {
     /// Segments, or one JSON file.
     #[arg(required = true, value_name = "SEGMENT|FILE")]
     prompt: Vec<String>,
-    /// Whose rules: a model type of Hugging Face. Default: the file's, or `qwen2_vl`.
+    /// Model type of Hugging Face whose rules apply. Default: the file's, or `qwen2_vl`.
     #[arg(long, value_name = "MODEL_TYPE")]
     model: Option<String>,
     /// A config.json to take the rules from instead.
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     config: Option<PathBuf>,
-    /// Whose ids: the rule's, or those of a version of transformers, which differ in places.
+    /// Ids as designed, or as a version of transformers computes them (they differ in places).
     #[arg(long, value_enum, default_value_t = Version::Default)]
     version: Version,
     /// Text tokens before each frame of a video, in families with a block per frame.
     #[arg(long, default_value_t = 6, value_name = "COUNT")]
     #[arg(value_parser = count_in(0..=prompt::MAX_TOKENS))]
     timestamp_tokens: usize,
-    /// A row per token.
+    /// Print a row per token.
     #[arg(long)]
     tokens: bool,
     /// One JSON object: model, position_ids as 3 rows of ids (fractions where the version has
@@ -106,21 +106,21 @@ pub(crate) fn run(args: &PositionsArgs) -> Result<(), Box<dyn Error>> {
     let description = Description::read(&args.prompt)?;
     let (model, rules) = rules(args, &description)?;
     let rules = rules.with_compatibility(args.version.into());
-    let laid = description.lay_out(&rules, args.timestamp_tokens)?;
-    let found = rules.position_ids(&laid.prompt())?;
+    let prompt = description.lay_out(&rules, args.timestamp_tokens)?;
+    let found = rules.position_ids(&prompt.prompt())?;
 
     let mut out = BufWriter::new(stdout());
     if args.json {
-        print_json(&mut out, &model, &laid, &found)?;
+        print_json(&mut out, &model, &prompt, &found)?;
     } else {
-        print_spans(&mut out, &model, &laid, &found)?;
+        print_spans(&mut out, &model, &prompt, &found)?;
         if args.tokens {
-            print_tokens(&mut out, &laid, &found)?;
+            print_tokens(&mut out, &prompt, &found)?;
         }
     }
     out.flush()?;
     if let Some(path) = &args.svg {
-        picture::draw(path, &model, &laid, &found)
+        picture::draw(path, &model, &prompt, &found)
             .map_err(|error| format!("cannot draw {}: {error}", path.display()))?;
     }
     Ok(())
@@ -162,7 +162,7 @@ pub(crate) fn range(ids: &[f64]) -> String {
 fn print_spans(
     out: &mut impl Write,
     model: &str,
-    laid: &Laid,
+    prompt: &ExpandedPrompt,
     found: &PositionIds,
 ) -> std::io::Result<()> {
     let ids = (0..3).flat_map(|axis| found.axis(axis).iter().copied());
@@ -171,16 +171,16 @@ fn print_spans(
         out,
         "{model}: {tokens} tokens, highest position {highest}\n"
     )?;
-    let packed = laid.cu_seqlens.len() > 2;
+    let packed = prompt.cu_seqlens.len() > 2;
     let mut table = Table::new(&["part", "merged grid", "tokens", "T", "H", "W"], &[]);
-    for span in &laid.spans {
+    for span in &prompt.spans {
         // Empty sequences start where the next one does.
         let starts = |sequence: &usize| *sequence == span.tokens.start;
-        if packed && let Some(sequence) = laid.cu_seqlens.iter().rposition(starts) {
+        if packed && let Some(sequence) = prompt.cu_seqlens.iter().rposition(starts) {
             table.row([format!("sequence {sequence}")]);
         }
         // The ids of the placeholders alone, where there are any: start and end tokens are text.
-        let shown = laid.shown(span);
+        let shown = prompt.shown(span);
         let ids = |axis| {
             let ids = shown.iter().map(|token| found.axis(axis)[*token]);
             range(&ids.collect::<Vec<f64>>())
@@ -203,12 +203,16 @@ fn print_spans(
     Ok(())
 }
 
-fn print_tokens(out: &mut impl Write, laid: &Laid, found: &PositionIds) -> std::io::Result<()> {
+fn print_tokens(
+    out: &mut impl Write,
+    prompt: &ExpandedPrompt,
+    found: &PositionIds,
+) -> std::io::Result<()> {
     let mut table = Table::new(&["part"], &["token", "T", "H", "W"]);
-    for span in &laid.spans {
+    for span in &prompt.spans {
         for token in span.tokens.clone() {
             let [time, height, width] = [0, 1, 2].map(|axis| shown(found.axis(axis)[token]));
-            let part = if laid.kinds[token] == 0 {
+            let part = if prompt.kinds[token] == 0 {
                 "text".to_owned()
             } else {
                 span.name()
@@ -251,7 +255,7 @@ fn numbers(ids: &[f64]) -> Vec<Number> {
 fn print_json(
     out: &mut impl Write,
     model: &str,
-    laid: &Laid,
+    prompt: &ExpandedPrompt,
     found: &PositionIds,
 ) -> Result<(), Box<dyn Error>> {
     let part = |span: &Span| JsonPart {
@@ -263,15 +267,15 @@ fn print_json(
     let json = Json {
         model,
         position_ids: [0, 1, 2].map(|axis| numbers(found.axis(axis))),
-        kinds: &laid.kinds,
-        cu_seqlens: &laid.cu_seqlens,
+        kinds: &prompt.kinds,
+        cu_seqlens: &prompt.cu_seqlens,
         rope_deltas: numbers(found.rope_deltas()),
         departures: found
             .divergences()
             .iter()
             .map(ToString::to_string)
             .collect(),
-        parts: laid.spans.iter().map(part).collect(),
+        parts: prompt.spans.iter().map(part).collect(),
     };
     writeln!(out, "{}", serde_json::to_string(&json)?)?;
     Ok(())

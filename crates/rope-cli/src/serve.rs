@@ -30,18 +30,16 @@ In a burn program:
   let host = RemoteHost::websocket(\"ws://192.168.1.7:3000\").with_credential(token);
   let device = Device::remote_options(&host).init()?.autodiff();
 
-Server and client must be of the same release. Who has the token can do what a
-shell account can: read and change all that the device holds, take its memory,
-end the server. The connection is not encrypted: the token keeps strangers out,
-but whoever can read the network can read the token. Across a network that
-others use, use a tunnel and the default address:
+Server and client must be of the same release. The token grants full use of the
+device: its data, its memory, and ending the server. The connection is not
+encrypted: whoever can read the network can read the token. Across a shared
+network, use a tunnel and the default address:
   ssh -L 3000:127.0.0.1:3000 npu-host
-A device that failed serves nobody: the server ends with the error, for a
-supervisor to start again.
-Other users of this machine cannot use the device without the token. Where the
-system filters no sockets (other than Linux, or Linux that forbids it), they can
-take the server's memory by its inner port on 127.0.0.1: serve where you trust
-them.";
+If a device fails, the server ends with the error, and a supervisor can start it
+again. Other users of this machine cannot use the device without the token.
+Where the system cannot filter sockets (other than Linux, or Linux that forbids
+it), they can fill the server's memory through its inner port on 127.0.0.1:
+serve only among users you trust. RUST_LOG=off silences burn's log.";
 
 /// Let programs on other machines compute on this machine's device
 ///
@@ -52,14 +50,14 @@ them.";
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
-    /// What to serve: ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or cpu. Of
+    /// Devices to serve: ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or cpu. Of
     /// several, a client chooses one by its index: remote:URL#1 is the second.
     #[arg(long, default_value = "ascend")]
     device: Vec<Device>,
-    /// Where to listen. Other machines cannot reach 127.0.0.1; port 0 takes a free port.
+    /// Address to listen on. Other machines cannot reach 127.0.0.1; port 0 takes a free port.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
     bind: SocketAddr,
-    /// The file with the token. If it is missing, it is made with a new token, for its owner alone
+    /// The file with the token. If it is missing, it is created with a new token, for its owner alone
     /// [default: the variable MROPE_TOKEN, else mrope.token]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -134,7 +132,7 @@ impl ServeArgs {
             && let Some(token) = token_of_variable()?
         {
             expect_long(&token, TOKEN_VARIABLE)?;
-            return Ok((token, format!("that of {TOKEN_VARIABLE}")));
+            return Ok((token, format!("from {TOKEN_VARIABLE}")));
         }
         if self.token_file.is_none() && !self.bind.ip().is_loopback() {
             return Err(format!(

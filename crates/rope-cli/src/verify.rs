@@ -20,46 +20,49 @@ use crate::device::{Compute, Device, DeviceArgs, Place, explained};
 use crate::stdio::{note, plain, stdout};
 use crate::table::Table;
 
-const FORMAT: &str = concat!(
-    include_str!("verify_format.txt"),
-    include_str!("../python/dump.py")
-);
+/// The page of the format, and the script that writes such files.
+const FORMAT: [&str; 2] = [
+    include_str!("../../../docs/dump-format.md"),
+    include_str!("../python/dump.py"),
+];
 
-/// Compare golden vectors, frequency tables, position ids and whole models with what this program
-/// computes
+const EXAMPLES: &str = "\
+Examples:
+  mrope verify mine.safetensors              a dump of your own rotation
+  mrope verify tests/fixtures                files of Hugging Face transformers
+  mrope verify tests/fixtures/models         whole models
+  mrope verify --engine all FILE             every kernel of this machine
+  mrope verify --format                      the format, and dump.py for PyTorch";
+
+/// Compare rotations, frequencies, position ids and whole models of other programs with this one
 ///
-/// Rotates the q and k of each file, takes their gradients back, and compares with what another
-/// implementation computed: a row per tensor and element type. A folder with config.json,
-/// inputs.safetensors and expected.safetensors is a model: activations, logits, gradients and
-/// losses of training are compared. The format of the files, and how to dump your own model, are
-/// below.
+/// Rotates the q and k of each file, computes their gradients, and compares both with the values in
+/// the file: one row per tensor and element type. A folder with config.json, inputs.safetensors and
+/// expected.safetensors is a model, whose activations, logits, gradients and training losses are
+/// compared. Where values differ, known mistakes are tried and the one that explains them is named.
+/// The exit code is 1 if anything is out of tolerance or cannot be read.
 #[derive(Args, Clone, Debug)]
-#[command(after_long_help = FORMAT)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct VerifyArgs {
     /// Golden files, frequency tables, or folders of them (searched to any depth).
-    #[arg(required = true, value_name = "PATH")]
+    #[arg(required_unless_present = "format", value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// What rotates the vectors of golden files: `best`, `all`, or a name or part of one.
-    ///
-    /// `best` is the widest CPU kernel that has the element type. Others: `cpu`, `portable`,
-    /// `avx2`, `table`, `threads`, `burn`, `burn-fused`, `burn-composed`. On an NPU: its engines by
-    /// name or part, such as `kernels` or `npu_mrope`; on a GPU or a served device `burn-fused` and
-    /// `burn-composed`; `best` is all of them.
+    /// Print the format of the files, and dump.py, which writes them from PyTorch.
+    #[arg(long, exclusive = true)]
+    format: bool,
+    /// Implementation to check: best (the widest CPU kernel; all on a device), all, or a name or
+    /// part of one, as cpu, portable, avx2, burn-fused, burn-composed, kernels, npu_mrope.
     #[arg(long, default_value = "best", value_name = "NAME")]
     engine: String,
-    /// What rotates in the models of model folders. They compute on the device, all of them.
+    /// Rotation in model folders, which compute on the device.
     #[arg(long, value_enum, default_value_t = RotaryChoice::Fused)]
     rotary: RotaryChoice,
     #[command(flatten)]
     device: DeviceArgs,
-    /// One JSON object per row and line.
-    ///
-    /// Fields: file, tensor, dtype, engine, max_abs, tolerance (at that element), ratio (worst
-    /// share of any tolerance; of a gradient, by norm), pass, worst where it fails, diagnosis where
-    /// a known mistake makes the file's values, and note where there is one. A gradient that is not
-    /// there has max_abs and ratio null. A file that cannot be read: file, error, pass. What is
-    /// beyond the limits of a stock operator or an element type: file, dtype, engine, skipped.
-    /// Skipped files go to standard error.
+    /// Print every row. Without it, a file of many rows prints those that fail and the largest others.
+    #[arg(long, conflicts_with = "json")]
+    verbose: bool,
+    /// One JSON object per row and line, with the fields that --format lists.
     #[arg(long)]
     json: bool,
 }
@@ -67,9 +70,7 @@ pub(crate) struct VerifyArgs {
 /// What rotates in a model.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RotaryChoice {
-    /// The fused kernel with its hand-written backward
     Fused,
-    /// Ordinary tensor operations
     Composed,
 }
 
@@ -87,6 +88,13 @@ impl From<RotaryChoice> for Implementation {
 /// # Errors
 /// If no engine has that name, there is nothing to verify, or standard output cannot be written.
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
+    if args.format {
+        let mut out = stdout();
+        for part in FORMAT {
+            writeln!(out, "{part}")?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let place = args.device.place()?;
     // Opened for the first model: rotations by themselves need less of an NPU.
     let on_device = LazyCell::new(|| OnDevice::open(args, &place).map_err(|e| e.to_string()));
@@ -115,7 +123,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
             if args.json {
                 print_json(&mut out, &outcome)?;
             } else {
-                print_table(&mut out, &outcome)?;
+                print_table(&mut out, &outcome, args.verbose)?;
             }
         }
     }
@@ -125,7 +133,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
     out.flush()?;
     if tally.rows + tally.unreadable == 0 {
         return Err(
-            "nothing to verify in these paths; see mrope verify --help for the format".into(),
+            "nothing to verify in these paths; mrope verify --format prints the format".into(),
         );
     }
     if matches!(place, Place::Npu(_)) && tally.rotated == 0 && tally.unreadable == 0 {
@@ -388,7 +396,7 @@ impl std::fmt::Display for Tally {
 }
 
 /// A number of things, in words.
-fn counted(count: usize, thing: &str) -> String {
+pub(crate) fn counted(count: usize, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -430,7 +438,10 @@ fn print_json(out: &mut impl Write, outcome: &Outcome) -> Result<(), Box<dyn Err
     Ok(())
 }
 
-fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
+/// Rows of a file that are within tolerance and printed without `--verbose`.
+const ROWS_WITHIN: usize = 24;
+
+fn print_table(out: &mut impl Write, outcome: &Outcome, verbose: bool) -> io::Result<()> {
     let file = &outcome.file;
     if let Some(reason) = &outcome.skipped {
         writeln!(out, "skipped {file}: {}", plain(reason))?;
@@ -453,7 +464,19 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
     }
     let headings = ["", "tensor", "dtype", "engine"];
     let mut table = Table::new(&headings, &["max abs", "tolerance", "of it"]);
-    for row in rows {
+    let mut ratios: Vec<f64> = rows
+        .iter()
+        .filter(|row| row.pass)
+        .map(|row| row.ratio)
+        .collect();
+    ratios.sort_by(|a, b| b.total_cmp(a));
+    let least = if verbose {
+        None
+    } else {
+        ratios.get(ROWS_WITHIN)
+    };
+    let is_shown = |row: &Row| !row.pass || least.is_none_or(|least| row.ratio > *least);
+    for row in rows.iter().filter(|row| is_shown(row)) {
         let is_missing = row.dtype == "-";
         let [max_abs, tolerance, ratio] = if is_missing {
             ["missing", "-", "-"].map(str::to_owned)
@@ -472,6 +495,14 @@ fn print_table(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
         ]);
     }
     write!(out, "{table}")?;
+    let hidden = rows.iter().filter(|row| !is_shown(row)).count();
+    if hidden > 0 {
+        let rows = counted(hidden, "more row");
+        writeln!(
+            out,
+            "  ok  {rows} with smaller shares of their tolerance; --verbose lists them"
+        )?;
+    }
     for row in &outcome.refused {
         let (dtype, engine) = (row.dtype.name(), &row.engine);
         writeln!(out, "  skipped {dtype} {engine}: {}", row.skipped)?;

@@ -70,7 +70,7 @@ fn doctor_without_cann_says_what_is_missing_and_what_to_do() {
         "our kernels, compiled at run time",
         "npu_mrope, with a gradient",
         "set_env.sh",
-        "0 of 5 ways",
+        "0 of 5 rotation paths",
     ] {
         assert!(found.contains(part), "{part} is not in {found}");
     }
@@ -103,7 +103,7 @@ fn doctor_is_all_green_on_the_simulator() {
         !found.contains("  --  ") && found.contains("Everything works"),
         "{found}"
     );
-    says(&found, "our kernels: made, run, and right");
+    says(&found, "our kernels: compiled, run, result correct");
 }
 
 /// The families of kernels that `mrope doctor` launches; the last one is of the cube cores.

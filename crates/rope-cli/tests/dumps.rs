@@ -231,7 +231,7 @@ fn a_wrong_rotation_is_named() {
     ];
     check("right", &RIGHT.of(&q), &RIGHT.back(&gq), [None, None], true);
     for (name, other, what) in others {
-        let q_out = format!("q_out was made with {what}");
+        let q_out = format!("q_out was computed with {what}");
         let dq = format!("dq is right for a rotation with {what}");
         check(
             name,
@@ -241,7 +241,7 @@ fn a_wrong_rotation_is_named() {
             true,
         );
     }
-    let nothing = Some("q_out is q: nothing is turned");
+    let nothing = Some("q_out is q: nothing is rotated");
     check("nothing", &q, &RIGHT.back(&gq), [nothing, None], false);
     // A mistake that nobody has made before has no name.
     let unknown = Rotation {
@@ -278,7 +278,7 @@ fn a_wrong_gradient_is_named() {
         (
             "forward",
             &RIGHT.of(&gq),
-            "dq is gq turned forward: the gradient turns the other way, with -sin",
+            "dq is gq rotated forward: the gradient rotates backwards, with -sin",
         ),
         (
             "of_cos",

@@ -227,16 +227,32 @@ fn a_negative_number_is_out_of_range_not_an_unknown_option() {
 }
 
 #[test]
-fn help_is_wrapped() {
-    for arguments in [
-        &["verify", "--help"][..],
-        &["bench", "memory", "--help"],
-        &["train", "--help"],
-    ] {
-        let help = text(&mrope(arguments).stdout);
+fn help_fits_two_screens() {
+    // Two screens of 50 lines and 100 columns.
+    let mut commands = vec![vec![]];
+    let mut seen = 0;
+    while let Some(command) = commands.pop() {
+        let arguments: Vec<&str> = command
+            .iter()
+            .map(String::as_str)
+            .chain(["--help"])
+            .collect();
+        let help = text(&mrope(&arguments).stdout);
         let longest = help.lines().map(|line| line.chars().count()).max();
-        assert!(longest <= Some(100), "{arguments:?}: {longest:?}");
+        assert!(longest <= Some(100), "{arguments:?}: {longest:?} columns");
+        let lines = help.lines().count();
+        assert!((5..=100).contains(&lines), "{arguments:?}: {lines} lines");
+        let listed = help.split_once("Commands:\n").map_or("", |(_, rest)| rest);
+        let listed = listed.lines().take_while(|line| line.starts_with("  "));
+        let names = listed.filter(|line| !line.starts_with("    "));
+        for name in names.filter_map(|line| line.split_whitespace().next()) {
+            if name != "help" {
+                commands.push([command.clone(), vec![name.to_owned()]].concat());
+            }
+        }
+        seen += 1;
     }
+    assert!(seen > 10, "{seen} commands");
 }
 
 #[test]
@@ -261,7 +277,7 @@ fn a_way_to_rotate_on_an_npu_is_refused_elsewhere() {
         assert_eq!(refused.status.code(), Some(1));
         let message = text(&refused.stderr);
         let expected = format!(
-            "error: --path chooses among the ways to rotate on an NPU of this machine, and \
+            "error: --path chooses the rotation path of an NPU of this machine, and \
              {device} is none"
         );
         assert!(message.starts_with(&expected), "{message}");

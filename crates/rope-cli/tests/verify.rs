@@ -261,8 +261,8 @@ fn engines_are_chosen_by_name_or_part() {
 }
 
 #[test]
-fn the_format_is_in_the_help() {
-    let text = stdout(&mrope(&["--help"], &[]));
+fn the_format_has_an_option_of_its_own() {
+    let text = stdout(&mrope(&["--format"], &[]));
     for word in [
         "position_ids",
         "rope_parameters",

@@ -22,7 +22,10 @@ pub enum RopeError {
         max: usize,
     },
     /// Channels are rotated in pairs.
-    #[error("rotary_dim must be even and at least 2, found {found}; it counts channels, not pairs")]
+    #[error(
+        "rotary_dim must be even and at least 2, found {found}; it counts channels, not pairs, and \
+         is head_dim unless you set it"
+    )]
     OddRotaryDim {
         /// Rotated channels that were asked for.
         found: usize,
@@ -154,7 +157,7 @@ pub enum RopeError {
         if *expected == 1 { "pass one id per token, or use an MRoPE axis layout" }
         else {
             "an MRoPE model needs one id per axis (T, H, W, ...) and token; \
-             for text, repeat the position on every axis"
+             for text, repeat the position on every axis (Positions::text)"
         }
     )]
     PositionAxes {
@@ -253,7 +256,10 @@ pub enum RopeError {
     /// Angles whose size does not follow from tokens and lanes.
     #[error(
         "{what}: expected {expected} values = {tokens} tokens x {width}, found {found} \
-         (the cosines of a token's lanes, then their sines)"
+         (the cosines of a token's lanes, then their sines{})",
+        if *found == 2 * expected {
+            "; cos and sin as wide as the head, as in Hugging Face, repeat each value: pass one half"
+        } else { "" }
     )]
     AngleShape {
         /// Which buffer.

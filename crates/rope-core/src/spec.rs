@@ -1,5 +1,6 @@
 //! What a configuration says about rotation, validated once.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -184,6 +185,21 @@ pub struct RotarySpec {
     frequencies: Frequencies,
     attention_scaling: f64,
     lane_map: Arc<LaneMap>,
+}
+
+/// The rotation in a line, without its lanes, which `Debug` lists.
+impl fmt::Display for RotarySpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} channels rotated, {:?} pairs, axes {:?}, {:?}",
+            self.rotary_dim(),
+            self.head_dim(),
+            self.pairing(),
+            self.axis_layout(),
+            self.frequencies(),
+        )
+    }
 }
 
 impl RotarySpec {

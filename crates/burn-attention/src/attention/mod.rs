@@ -12,8 +12,8 @@ pub(crate) mod wire;
 
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
-use burn_fused::Implementation;
 use burn_fused::primitive::zeros_from;
+use burn_fused::{Implementation, or_panic};
 
 use crate::backends;
 use crate::error::Result;
@@ -95,9 +95,9 @@ impl Attention {
     ///
     /// # Panics
     /// If the tensors do not fit; see [`try_forward`](Self::try_forward).
+    #[track_caller]
     pub fn forward(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
-        self.try_forward(q, k, v, None)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_forward(q, k, v, None))
     }
 
     /// Attends, with a bias if there is one.

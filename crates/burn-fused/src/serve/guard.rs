@@ -10,13 +10,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::{SockRef, Socket, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, copy_buf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
+use tracing::info;
 
 /// Time for the request and the first message.
 const OPENING: Duration = Duration::from_secs(5);
@@ -145,8 +146,10 @@ pub(super) async fn pass(listener: TcpListener, server: Inner) {
                 let origin = origin(address);
                 let mut list = openings.lock();
                 Openings::make_room(&mut list, origin);
-                let task =
-                    connections.spawn(connection(client, server.clone(), openings.clone(), id));
+                let (server, openings) = (server.clone(), openings.clone());
+                let task = connections.spawn(async move {
+                    connection(client, address, server, openings, id).await;
+                });
                 list.push_back(Opening { id, origin, task });
             }
             // Out of sockets, or a client that left at once: neither is for ever.
@@ -155,12 +158,20 @@ pub(super) async fn pass(listener: TcpListener, server: Inner) {
     }
 }
 
-async fn connection(client: TcpStream, server: Arc<Inner>, openings: Openings, id: u64) {
+async fn connection(
+    client: TcpStream,
+    address: SocketAddr,
+    server: Arc<Inner>,
+    openings: Openings,
+    id: u64,
+) {
     let opened = timeout(OPENING, open(client, &server)).await;
     if !openings.finish(id) {
         return;
     }
     if let Ok(Ok([mut client, mut server])) = opened {
+        let since = Instant::now();
+        info!("client {address} connected");
         let (from_client, mut to_client) = client.split();
         let (from_server, mut to_server) = server.split();
         let up = async {
@@ -175,6 +186,10 @@ async fn connection(client: TcpStream, server: Arc<Inner>, openings: Openings, i
             () = up => {}
             _ended = copy_buf(&mut from_server, &mut to_client) => {}
         }
+        info!(
+            "client {address} left after {:.0} s",
+            since.elapsed().as_secs_f64()
+        );
     }
 }
 

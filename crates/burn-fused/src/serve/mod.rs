@@ -3,6 +3,7 @@
 mod guard;
 
 use std::error::Error;
+use std::io::IsTerminal as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -151,7 +152,9 @@ pub fn serve<B: BackendIr, E: Error + Send + Sync + 'static>(
 fn log() {
     let quiet = || EnvFilter::new("info,wgpu=warn,burn_communication=warn");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| quiet());
-    let lines = registry().with(layer().with_filter(filter));
+    // Colours are for terminals: in a file their codes are noise.
+    let lines = layer().with_ansi(io::stdout().is_terminal());
+    let lines = registry().with(lines.with_filter(filter));
     // A process that logs already goes on as it does.
     let _other = tracing_subscriber::util::SubscriberInitExt::try_init(lines);
 }

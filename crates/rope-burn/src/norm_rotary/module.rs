@@ -4,6 +4,7 @@ use burn::backend::Dispatch;
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_fused::or_panic;
 use rope_core::{Direction, HeadNorm, NormOrder};
 
 use super::composed;
@@ -164,13 +165,13 @@ impl NormRotary {
     ///
     /// # Panics
     /// If shapes, types or angles disagree; see [`try_forward`](Self::try_forward).
+    #[track_caller]
     pub fn forward<const D: usize>(
         &self,
         q: Tensor<D>,
         k: Tensor<D>,
         angles: &RotaryAngles,
     ) -> (Tensor<D>, Tensor<D>) {
-        self.try_forward(q, k, angles)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_forward(q, k, angles))
     }
 }

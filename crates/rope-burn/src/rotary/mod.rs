@@ -12,4 +12,5 @@ mod op;
 pub(crate) mod wire;
 
 pub use module::{Rotary, RotaryConfig};
+pub(crate) use op::sizes;
 pub use op::{RotaryOp, RotaryOps};

@@ -6,7 +6,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::config::Config;
 use burn::module::{Content, Module, ModuleDisplay};
 use burn::tensor::{DType, Device, Element, FloatDType, Int, Tensor};
-use burn_fused::{Implementation, accumulator};
+use burn_fused::{Implementation, accumulator, or_panic};
 use rope_core::{
     CosSinTable, DEFAULT_TABLE_BUDGET_BYTES, Direction, Layout, Positions, Real, RopeError,
     RotarySpec, TokenAngles,
@@ -40,7 +40,7 @@ impl RotaryConfig {
     /// The module; it has no parameters and lives on no device.
     ///
     /// # Errors
-    /// [`RotaryError::Rope`] if the frequencies cannot be made.
+    /// [`RotaryError::Rope`] if the frequencies cannot be computed.
     pub fn try_init(&self) -> Result<Rotary> {
         let table = CosSinTable::new(&self.spec, None)?;
         let tables = Tables::new(table, self.table_budget_bytes);
@@ -55,15 +55,16 @@ impl RotaryConfig {
     /// The module; it has no parameters and lives on no device.
     ///
     /// # Panics
-    /// If the frequencies cannot be made; see [`try_init`](Self::try_init).
+    /// If the frequencies cannot be computed; see [`try_init`](Self::try_init).
+    #[track_caller]
     pub fn init(&self) -> Rotary {
-        self.try_init().unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_init())
     }
 }
 
 /// Rotates q and k by the positions of their tokens, forward and backward.
 ///
-/// Call [`angles`](Self::angles) once a step and [`forward`](Self::forward) in each layer, as in
+/// Call [`angles`](Self::angles) once per step and [`forward`](Self::forward) in each layer, as in
 /// the [example](crate#example). Cloning shares the table of cos and sin.
 ///
 /// # Shapes
@@ -75,6 +76,11 @@ impl RotaryConfig {
 /// # Memory
 /// The autodiff graph keeps the step's angles, which all layers share, and neither q nor k. Tensors
 /// that nothing else holds are rotated in place.
+///
+/// # Records
+/// A record of the model holds nothing of this module: weights load silently into a rotation of
+/// another theta or axis layout. Save the [`RotaryConfig`] beside them
+/// ([`Config::save`](burn::config::Config::save)) and build the module from it.
 #[derive(Module, Debug)]
 #[module(custom_display)]
 pub struct Rotary {
@@ -109,7 +115,8 @@ impl Rotary {
     /// A fused rotation of tensors in `layout`.
     ///
     /// # Panics
-    /// If the frequencies cannot be made; see [`RotaryConfig::try_init`].
+    /// If the frequencies cannot be computed; see [`RotaryConfig::try_init`].
+    #[track_caller]
     pub fn new(spec: RotarySpec, layout: Layout) -> Self {
         RotaryConfig::new(spec).with_layout(layout).init()
     }
@@ -138,20 +145,23 @@ impl Rotary {
 
     /// cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
     ///
+    /// Positions of a batch are `[axes, batch * seq]`, or `[axes, seq]` if all samples share them.
+    /// The device is that of q and k, with or without autodiff.
+    ///
     /// # Panics
     /// If the positions do not fit the specification; see [`try_angles`](Self::try_angles).
+    #[track_caller]
     pub fn angles(&self, positions: &Positions, device: &Device) -> RotaryAngles {
-        self.try_angles(positions, device)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_angles(positions, device))
     }
 
     /// cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
     ///
-    /// Gathered from the module's table, which grows to the positions in use, and by a device that
-    /// does not share the host's memory from its own copy: a step then sends position ids alone.
-    /// Made for these tokens alone if the table would exceed its budget, if the positions are no
-    /// ids, or if the frequencies depend on the sequence length (dynamic, longrope), which is the
-    /// highest position + 1.
+    /// Gathered from the module's table, which grows to the positions in use. A device that does not
+    /// share the host's memory gathers from its own copy, so a step sends position ids only. Angles
+    /// are computed for these tokens alone if the table would exceed its budget, if the positions
+    /// are not ids, or if the frequencies depend on the sequence length (dynamic, longrope), which
+    /// is the highest position + 1.
     ///
     /// # Errors
     /// [`RopeError::PositionAxes`] if the positions have other axes than the specification.
@@ -215,14 +225,14 @@ impl Rotary {
     ///
     /// # Panics
     /// If shapes, types or angles disagree; see [`try_forward`](Self::try_forward).
+    #[track_caller]
     pub fn forward<const D: usize>(
         &self,
         q: Tensor<D>,
         k: Tensor<D>,
         angles: &RotaryAngles,
     ) -> (Tensor<D>, Tensor<D>) {
-        self.try_forward(q, k, angles)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_forward(q, k, angles))
     }
 
     /// Rotates q and k.
@@ -244,9 +254,9 @@ impl Rotary {
     ///
     /// # Panics
     /// If shapes, types or angles disagree; see [`try_forward_single`](Self::try_forward_single).
+    #[track_caller]
     pub fn forward_single<const D: usize>(&self, x: Tensor<D>, angles: &RotaryAngles) -> Tensor<D> {
-        self.try_forward_single(x, angles)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_forward_single(x, angles))
     }
 
     /// Rotates one tensor.
@@ -271,9 +281,9 @@ impl Rotary {
     ///
     /// # Panics
     /// If shapes, types or angles disagree; see [`try_adjoint_single`](Self::try_adjoint_single).
+    #[track_caller]
     pub fn adjoint_single<const D: usize>(&self, x: Tensor<D>, angles: &RotaryAngles) -> Tensor<D> {
-        self.try_adjoint_single(x, angles)
-            .unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_adjoint_single(x, angles))
     }
 
     /// As [`adjoint_single`](Self::adjoint_single).

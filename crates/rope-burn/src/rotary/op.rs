@@ -31,20 +31,14 @@ impl RotaryOp {
     /// A contiguous tensor as the kernels see it.
     pub(crate) fn heads(&self, what: &'static str, shape: &Shape) -> Result<HeadsLayout> {
         let (layout, dims) = (self.layout, shape.as_slice());
-        let (batch, seq, heads, head_dim) = match (layout, dims) {
-            (Layout::Bsnd, &[batch, seq, heads, head_dim])
-            | (Layout::Bnsd, &[batch, heads, seq, head_dim])
-            | (Layout::Sbnd, &[seq, batch, heads, head_dim]) => (batch, seq, heads, head_dim),
-            (Layout::Tnd, &[seq, heads, head_dim]) => (1, seq, heads, head_dim),
-            _ => {
-                let (expected, found) = (if layout == Layout::Tnd { 3 } else { 4 }, dims.len());
-                return Err(RotaryError::Rank {
-                    what,
-                    layout,
-                    expected,
-                    found,
-                });
-            }
+        let Some([batch, seq, heads, head_dim]) = sizes(layout, dims) else {
+            let (expected, found) = (if layout == Layout::Tnd { 3 } else { 4 }, dims.len());
+            return Err(RotaryError::Rank {
+                what,
+                layout,
+                expected,
+                found,
+            });
         };
         Ok(HeadsLayout::contiguous(layout, batch, seq, heads, head_dim))
     }
@@ -58,6 +52,22 @@ impl RotaryOp {
     /// Those of [`Rotary::try_forward`](crate::Rotary::try_forward).
     pub fn check<T: TensorMetadata>(&self, q: &T, k: Option<&T>, angles: &T) -> Result<()> {
         self.check_named(["q", "k"], q, k, angles, false)
+            .map_err(|error| match error {
+                // Often tensors of another order: the sizes as they are read show it.
+                RotaryError::Rope(
+                    source @ (RopeError::PositionTokens { .. }
+                    | RopeError::ShapeMismatch {
+                        dimension: "batch" | "seq",
+                        ..
+                    }),
+                ) => RotaryError::Layout {
+                    source,
+                    layout: self.layout,
+                    q: q.shape().as_slice().to_vec(),
+                    k: k.map(|k| k.shape().as_slice().to_vec()),
+                },
+                other => other,
+            })
     }
 
     /// As [`RotaryOp::check`], for a tensor and the gradient of what it becomes, which have the
@@ -125,6 +135,17 @@ impl RotaryOp {
             return Err(RopeError::PositionTokens { batch, seq, found }.into());
         }
         Ok(())
+    }
+}
+
+/// Batch, tokens, heads and channels that a layout reads from a shape of its rank.
+pub(crate) fn sizes(layout: Layout, dims: &[usize]) -> Option<[usize; 4]> {
+    match (layout, dims) {
+        (Layout::Bsnd, &[batch, seq, heads, head_dim])
+        | (Layout::Bnsd, &[batch, heads, seq, head_dim])
+        | (Layout::Sbnd, &[seq, batch, heads, head_dim]) => Some([batch, seq, heads, head_dim]),
+        (Layout::Tnd, &[seq, heads, head_dim]) => Some([1, seq, heads, head_dim]),
+        _ => None,
     }
 }
 

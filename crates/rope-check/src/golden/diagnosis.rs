@@ -378,7 +378,10 @@ impl<'a> Suspect<'a> {
             return Some((format!("{name} is zero"), None));
         }
         if self.fits(&input.values) {
-            return Some((format!("{name} is {}: nothing is turned", input.name), None));
+            return Some((
+                format!("{name} is {}: nothing is rotated", input.name),
+                None,
+            ));
         }
         let mut mistakes = self.vectors.mistakes();
         let made_it = |mistake: &Mistake| self.is(&mistake.case, mistake.operation);
@@ -388,7 +391,7 @@ impl<'a> Suspect<'a> {
         };
         match found {
             Some(mistake) => {
-                let reason = format!("{name} was made with {}", mistake.what);
+                let reason = format!("{name} was computed with {}", mistake.what);
                 Some((reason, Some(mistake)))
             }
             None => self
@@ -512,7 +515,7 @@ impl<'a> Suspect<'a> {
         let forward = self.image_of(forward_by, operation)?;
         if fits(&forward) {
             return Some(format!(
-                "{name} is {} turned forward: the gradient turns the other way, with -sin",
+                "{name} is {} rotated forward: the gradient rotates backwards, with -sin",
                 upstream.name
             ));
         }
@@ -546,7 +549,7 @@ impl<'a> Suspect<'a> {
             ..vectors.stated()
         };
         match self.diagnose_angles(&stated, &[], &expected) {
-            Some(rounded) => Some(format!("{name} was made with {}", rounded.what)),
+            Some(rounded) => Some(format!("{name} was computed with {}", rounded.what)),
             None => self.diagnose_rounding(&expected),
         }
     }
@@ -567,7 +570,7 @@ impl<'a> Suspect<'a> {
         };
         self.is(&case, operation).then(|| {
             format!(
-                "{} is {} turned with -sin, which is the gradient only where the members of a pair \
+                "{} is {} rotated with -sin, which is the gradient only where the members of a pair \
                  share an angle",
                 self.name(),
                 self.mapping.input.name

@@ -14,7 +14,7 @@ use super::memory::float;
 use super::norm_scheme::NormScheme;
 
 /// The contestants of a case of the norm, then the composition on burn's CPU backend.
-pub(crate) struct Beside<'a> {
+pub(crate) struct ComposedBaseline<'a> {
     kernels: &'a mut Together,
     scheme: NormScheme,
     source: [Tensor<4>; 2],
@@ -29,7 +29,7 @@ pub(crate) fn is_composed(case: &TimedCase) -> bool {
     !case.in_place && (case.layout, case.pairing) == (Layout::Bsnd, Pairing::Half)
 }
 
-impl<'a> Beside<'a> {
+impl<'a> ComposedBaseline<'a> {
     /// Makes the tensors of `case`, whose layout is BSND.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl<'a> Beside<'a> {
     }
 }
 
-impl Contest for Beside<'_> {
+impl Contest for ComposedBaseline<'_> {
     fn contestants(&self) -> usize {
         self.kernels.contestants() + 1
     }

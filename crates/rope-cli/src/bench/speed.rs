@@ -25,21 +25,17 @@ use crate::{gpu, memory};
 
 /// Time rotations against a plain copy of the same bytes by the same threads.
 ///
-/// Each case is first compared with the oracle in f64, then timed in turns with its baseline (A B A
-/// B ...), so that a disturbance hits both. Lengths whose cost per token is compared are timed in
-/// turns with each other too. The baseline of a rotation into other buffers, and of a single token,
-/// is a copy; that of a rotation in place reads, changes and writes the same bytes in place. The
-/// norm with the rotation is compared with the rotation alone, and its backward with a pass that
-/// reads two tensors and writes one. bytes are those read and written: q and k twice a pass.
-/// Through burn, the fused operation, the composed one and burn::nn::RotaryEncoding are timed with
-/// their graphs and allocations; beside a case of the norm, burn's RmsNorm with the composed
-/// rotation.
+/// Each case is first compared with the oracle in f64, then timed alternately with its baseline (A B
+/// A B ...), so that a disturbance hits both. The baseline is a copy for results in other buffers
+/// and for single tokens, and a pass that reads, changes and writes the same bytes for rotations in
+/// place. The norm with the rotation is compared with the rotation alone, its backward with a pass
+/// that reads two tensors and writes one. The column bytes counts q and k read once and written
+/// once. Through burn, the fused and the composed operation and burn::nn::RotaryEncoding are timed
+/// with their graphs and allocations.
 ///
-/// The threads are those of the rayon pool (RAYON_NUM_THREADS).
-///
-/// On a GPU (--device), a sample is many launches and one wait, and the baseline a copy of the same
-/// bytes from and to the GPU's memory, by an elementwise operation of burn; for a single token it
-/// is the launch of one for one element. Through burn's autodiff, a run is 8 rotations.
+/// Threads are those of the rayon pool (RAYON_NUM_THREADS). On a GPU (--device), a sample is many
+/// launches and one wait, and the baseline a copy in the GPU's memory; for a single token it is one
+/// launch for one element.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SpeedArgs {
     /// Tiny tensors and one sample, to see that everything runs: its times mean nothing.
@@ -52,7 +48,7 @@ pub(crate) struct SpeedArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     #[arg(value_parser = one_of(&DTYPES, DType::name))]
     dtype: Vec<DType>,
-    /// What computes: cpu, gpu (the first GPU) or gpu:N.
+    /// Device: cpu, gpu (the first GPU) or gpu:N.
     #[arg(long, default_value = "cpu")]
     device: Device,
     /// Only these parts of the results: large (64 MiB and more, half and adjacent), rare (quarter,
@@ -284,7 +280,10 @@ impl<'a> Series<'a> {
         }
         let is_composed = case.group == Group::Norm && norm_speed::is_composed(case);
         let mut samples = if is_composed && round == 0 {
-            let mut all = samples(&mut norm_speed::Beside::new(case, &mut together)?, &plan);
+            let mut all = samples(
+                &mut norm_speed::ComposedBaseline::new(case, &mut together)?,
+                &plan,
+            );
             self.composed = all.pop().unwrap_or_default();
             all
         } else {

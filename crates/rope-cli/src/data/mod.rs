@@ -28,7 +28,7 @@ const LENGTHS: &str = "lengths.svg";
 /// Between two lines of progress, where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Look at training data before a model is trained on them
+/// Check training data before a model is trained on them
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DataArgs {
     #[command(subcommand)]
@@ -42,12 +42,12 @@ enum DataCommand {
 
 /// Check a data file against a model folder, without its weights
 ///
-/// Renders and counts every sample as training would, decodes every picture, and names what is
-/// wrong with its line: errors, of which no sample can be made, and warnings. Then it tells how
-/// long the samples are, what of them is trained on, and how full rows of tokens become. The exit
-/// code is 1 if there are errors.
+/// Renders and counts every sample as training would and decodes every picture. Errors (records
+/// that give no sample) and warnings are listed with their lines, then the lengths of samples, the
+/// share that is trained on, and how full packed rows become. The exit code is 1 if there are
+/// errors.
 #[derive(Args, Clone, Debug)]
-#[command(after_long_help = FORMAT)]
+#[command(after_help = FORMAT)]
 struct CheckArgs {
     /// JSONL, or a JSON array.
     #[arg(value_name = "FILE")]
@@ -56,22 +56,22 @@ struct CheckArgs {
     /// preprocessor_config.json. Weights are not read.
     #[arg(long, value_name = "FOLDER")]
     model: PathBuf,
-    /// What the paths of pictures are relative to. Default: the folder of the file.
+    /// Folder that paths of pictures are relative to. Default: the folder of the file.
     #[arg(long, value_name = "DIR")]
     media: Option<PathBuf>,
-    /// The form of the records. `any` tells each by its keys.
+    /// Format of the records; any recognises each by its keys.
     #[arg(long, default_value = "any", value_parser = one_of(&FORMATS, format_name))]
     format: Format,
-    /// The longest sample that will be trained on. Of longer ones the oldest turns are left out.
+    /// Length limit of training. Longer samples lose their oldest turns.
     #[arg(long, value_name = "N", value_parser = count_in(1..=MAX_TOKENS))]
     max_tokens: Option<usize>,
     /// The largest area of a picture, in pixels after resizing. Default: the folder's.
     #[arg(long, value_name = "N", value_parser = count_in(1..=1 << 40))]
     max_pixels: Option<usize>,
-    /// Frames a second of videos whose record does not tell.
+    /// Frames per second of videos whose record states none.
     #[arg(long, value_parser = rate)]
     fps: Option<f64>,
-    /// Read the headers of pictures alone: faster, but blind to damage after them.
+    /// Read headers of pictures only: faster, but blind to damage after them.
     #[arg(long)]
     headers: bool,
     /// Check only the record of this line, and draw it: each token with its label and position
@@ -109,7 +109,7 @@ fn format_name(format: Format) -> &'static str {
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err("expected a number of frames a second, above 0".to_owned()),
+        _ => Err("expected a number of frames per second, above 0".to_owned()),
     }
 }
 

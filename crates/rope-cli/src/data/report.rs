@@ -144,7 +144,7 @@ impl Checked<'_> {
             let seconds = self.seconds;
             writeln!(
                 out,
-                "\nchecked in {seconds:.1} s, {rate:.0} records a second"
+                "\nchecked in {seconds:.1} s, {rate:.0} records per second"
             )?;
         }
         let bad = match report.bad_records {

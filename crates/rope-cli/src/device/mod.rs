@@ -137,7 +137,8 @@ fn with_remedy(error: AscendError) -> String {
 pub(crate) fn built_without(what: &str, features: &str) -> String {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     format!(
-        "this program was built without {what}: cargo run --release --features {features} -- {}",
+        "this program was built without {what}: cargo run --release --features {features} -- {} (to \
+         install it: cargo install --path crates/rope-cli --features {features})",
         arguments.join(" ")
     )
 }
@@ -145,8 +146,8 @@ pub(crate) fn built_without(what: &str, features: &str) -> String {
 /// The token of a server.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TokenArgs {
-    /// For --device remote: the file with the server's token [default: the variable MROPE_TOKEN].
-    /// For --hosts: a file of the same content on all hosts
+    /// The server's token for --device remote, or that of all hosts for --hosts, in a file [default:
+    /// the variable MROPE_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
@@ -247,6 +248,13 @@ impl Compute {
     /// # Errors
     /// If the device is not there, with what is missing and what to do.
     pub(crate) fn open(device: &Device, token: &TokenArgs) -> Result<Self, Box<dyn Error>> {
+        if let (Some(file), false) = (&token.token_file, matches!(device, Device::Remote { .. })) {
+            return Err(format!(
+                "--token-file {} is for --device remote:URL, found --device {device}; leave it out",
+                file.display()
+            )
+            .into());
+        }
         let device = match device {
             Device::Cpu => BurnDevice::flex(),
             Device::Gpu(index) => gpu::open(*index)?,
@@ -356,23 +364,20 @@ pub(crate) fn explained(error: &ExecutionError) -> String {
 /// Which code of an NPU rotates.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Rotating {
-    /// This project's kernels.
     Kernels,
-    /// The kernel that rotates by a product with a matrix, on cube and vector cores: f16 and bf16.
     Matrix,
-    /// The operators that CANN ships, within their limits.
     Aclnn,
 }
 
 /// The device that rotates.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
-    /// What computes: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N,
-    /// ascend-sim (a simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves).
+    /// Device: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim (a
+    /// simulated NPU), or remote:ws://HOST:PORT (a device of `mrope serve`).
     #[arg(long, default_value = "cpu")]
     device: Device,
-    /// On an NPU: this project's kernels (the default), the one that uses the cube cores, or the
-    /// stock operators.
+    /// Rotation path of an NPU: this project's kernels (the default), matrix (on the cube cores, f16
+    /// and bf16), or aclnn (CANN's operators, within their limits).
     #[arg(long, value_enum)]
     path: Option<Rotating>,
     #[command(flatten)]
@@ -422,7 +427,7 @@ impl DeviceArgs {
         };
         if self.path.is_some() {
             return Err(format!(
-                "--path chooses among the ways to rotate on an NPU of this machine, and {} is \
+                "--path chooses the rotation path of an NPU of this machine, and {} is \
                  none; add --device ascend or --device ascend-sim, or leave --path out",
                 self.device
             )

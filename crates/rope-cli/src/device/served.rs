@@ -5,6 +5,8 @@ use std::error::Error;
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
 use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use burn::tensor::Device as BurnDevice;
 use burn_ascend::serve::Token;
@@ -13,9 +15,13 @@ use rope_ascend::AscendError;
 use rope_ascend::safe::{MemoryUse, RootInfo, Traffic};
 
 use super::{Device, Elsewhere, TokenArgs, built_without, with_remedy};
+use crate::stdio::note;
 
 /// Environment variable with the token of a server.
 pub(crate) const TOKEN_VARIABLE: &str = "MROPE_TOKEN";
+
+/// How long a connection is waited for without a word.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// NPUs of this machine, served to this process until this is dropped.
 pub(crate) struct ServedNpu(AscendHost);
@@ -123,7 +129,25 @@ pub(super) fn connect(
 ) -> Result<BurnDevice, Box<dyn Error>> {
     let host = token.token(url)?.host(url);
     let options = BurnDevice::remote_options(&host).device_index(index as usize);
-    Ok(options.init().map_err(|error| format!("{url}: {error}"))?)
+    // An address without a server is tried for some 15 seconds.
+    let (connected, waiting) = channel::<()>();
+    let name = url.to_owned();
+    std::thread::spawn(move || {
+        if waiting.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
+            note(format_args!("connecting to {name} ..."));
+        }
+    });
+    let device = options.init();
+    drop(connected);
+    Ok(device.map_err(|error| {
+        let counted = error.to_string().contains("hosts only");
+        let hint = if counted {
+            format!("; found #{index}, and devices count from #0")
+        } else {
+            String::new()
+        };
+        format!("{url}: {error}{hint}")
+    })?)
 }
 
 /// The operations that ran on the host or on the AI CPU, since the last [`reset_elsewhere`].
@@ -150,7 +174,7 @@ impl TokenArgs {
         }
         Ok(token_of_variable()?.ok_or_else(|| {
             format!(
-                "{url} wants the token that its `mrope serve` wrote: name the file with \
+                "{url} requires the token that its `mrope serve` wrote: name the file with \
                  --token-file, or set {TOKEN_VARIABLE} to its content"
             )
         })?)

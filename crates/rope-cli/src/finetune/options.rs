@@ -27,7 +27,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) data: PathBuf,
 
-    /// Conversations that the loss is measured on, and that are not trained on
+    /// Conversations for the validation loss
     #[arg(long, value_name = "FILE")]
     pub(super) val: Option<PathBuf>,
 
@@ -40,7 +40,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long)]
     pub(super) resume: bool,
 
-    /// What computes: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim
+    /// Device: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim
     /// (a simulated NPU), ascend-sim:N, or remote:ws://HOST:PORT (a device that `mrope serve`
     /// serves). Named several times, each computes its part of every batch
     #[arg(long, default_value = "cpu")]
@@ -54,11 +54,11 @@ pub(crate) struct FinetuneArgs {
     #[arg(requires = "rendezvous")]
     pub(super) hosts: usize,
 
-    /// Which of them this is, from 0
+    /// Number of this host, from 0
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub(super) host: usize,
 
-    /// Where they meet: an address and a free port of host 0
+    /// Address and free port of host 0, where the hosts meet
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) rendezvous: Option<String>,
 
@@ -70,7 +70,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub(super) precision: Precision,
 
-    /// How often the data are gone through, unless --steps says when to stop
+    /// Passes over the data, unless --steps is given
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(super) epochs: u64,
 
@@ -93,7 +93,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(value_parser = count_in(1..=16_777_216))]
     pub(super) micro_tokens: usize,
 
-    /// How conversations share a pass
+    /// Conversations of a pass: end to end in one row (packed), or in rows of similar length (padded)
     #[arg(long, value_enum, default_value_t = CutChoice::Packed)]
     pub(super) cut: CutChoice,
 
@@ -101,7 +101,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) max_pixels: Option<u64>,
 
-    /// Train weights, and not adapters beside them
+    /// Train the weights instead of adapters
     #[arg(long)]
     pub(super) full: bool,
 
@@ -113,7 +113,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, default_value_t = 8, value_parser = count_in(1..=65_536))]
     pub(super) rank: usize,
 
-    /// Their scale is alpha / rank, or with --rslora alpha / sqrt(rank) [default: twice the rank]
+    /// Scale of the adapters: alpha / rank, or with --rslora alpha / sqrt(rank) [default: twice the rank]
     #[arg(long)]
     pub(super) alpha: Option<f64>,
 
@@ -134,19 +134,19 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_name = "RATE")]
     pub(super) learning_rate: Option<f64>,
 
-    /// That of the vision tower [default: --learning-rate]
+    /// Learning rate of the vision tower [default: --learning-rate]
     #[arg(long, value_name = "RATE")]
     pub(super) tower_rate: Option<f64>,
 
-    /// That of the merger [default: --learning-rate]
+    /// Learning rate of the merger [default: --learning-rate]
     #[arg(long, value_name = "RATE")]
     pub(super) merger_rate: Option<f64>,
 
-    /// How the rate falls
+    /// Decay of the learning rate
     #[arg(long, value_enum, default_value_t = ScheduleChoice::Cosine)]
     pub(super) schedule: ScheduleChoice,
 
-    /// The share of the steps in which the rate rises
+    /// Share of the steps in which the rate rises
     #[arg(long, value_name = "SHARE", default_value_t = 0.03, value_parser = share)]
     pub(super) warmup: f64,
 
@@ -158,8 +158,8 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, default_value_t = 1.0)]
     pub(super) max_norm: f64,
 
-    /// What losses are divided by: tokens (of the whole batch) or micro-batches (each by its own
-    /// tokens, then their mean, as transformers does)
+    /// Divisor of losses: the tokens of the whole batch, or micro-batches (each by its tokens, then
+    /// their mean, as transformers does)
     #[arg(long, value_enum, default_value_t = RuleChoice::Tokens)]
     pub(super) loss_rule: RuleChoice,
 
@@ -179,19 +179,18 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, default_value_t = 0, value_parser = seed())]
     pub(super) seed: u64,
 
-    /// Save a checkpoint each time this many steps are done
+    /// Save a checkpoint every STEPS steps
     #[arg(long, value_name = "STEPS", default_value_t = 100)]
     #[arg(value_parser = count_in(1..=100_000_000))]
     pub(super) checkpoint_every: usize,
 
-    /// Measure the loss on --val, and answer --samples, each time this many steps are done, and at
-    /// the end
+    /// Measure the validation loss and answer --samples every STEPS steps, and at the end
     #[arg(long, value_name = "STEPS", default_value_t = 100)]
     #[arg(value_parser = count_in(1..=100_000_000))]
     pub(super) validate_every: usize,
 
-    /// Train nothing: compute one step whose batch is cut in four ways, and print how far apart
-    /// they are
+    /// Train nothing: compute one step with its batch cut in four ways, and print the largest
+    /// differences
     #[arg(long)]
     pub(super) prove_cut: bool,
 

@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use rope_core::position_ids::PositionIds;
 
-use super::prompt::{Laid, Segment, Span};
+use super::prompt::{ExpandedPrompt, Segment, Span};
 use crate::svg::{self, Area, BLUE, Drawn, FONT, GREEN, GREY, ORANGE};
 
 const VISION: RGBColor = RGBColor(120, 120, 140);
@@ -39,18 +39,23 @@ const MOST_CELLS: usize = (LARGEST_MAP / SMALLEST_CELL) as usize;
 const MOST_TOKENS: usize = 4096;
 
 /// Draws ids over tokens, then heat maps of each grid.
-pub(super) fn draw(path: &Path, model: &str, laid: &Laid, found: &PositionIds) -> Drawn {
-    let panels: Vec<Panel> = laid
+pub(super) fn draw(
+    path: &Path,
+    model: &str,
+    prompt: &ExpandedPrompt,
+    found: &PositionIds,
+) -> Drawn {
+    let panels: Vec<Panel> = prompt
         .spans
         .iter()
         .filter(|span| matches!(span.segment, Segment::Image(_) | Segment::Video(..)))
-        .map(|span| Panel::new(span, laid, found))
+        .map(|span| Panel::new(span, prompt, found))
         .collect();
     let (corners, bottom) = flow(&panels);
     svg::draw(path, (WIDTH, bottom), |area| {
         let title = format!("Position ids of a prompt, {model}");
         svg::text(area, title, (MARGIN, 16), 21, BLACK)?;
-        draw_sequence(area, laid, found)?;
+        draw_sequence(area, prompt, found)?;
         for (panel, corner) in panels.iter().zip(corners) {
             panel.draw(area, corner)?;
         }
@@ -75,7 +80,7 @@ fn flow(panels: &[Panel]) -> (Vec<(i32, i32)>, i32) {
     (corners, y + row_height + MARGIN)
 }
 
-fn draw_sequence(area: &Area<'_>, laid: &Laid, found: &PositionIds) -> Drawn {
+fn draw_sequence(area: &Area<'_>, prompt: &ExpandedPrompt, found: &PositionIds) -> Drawn {
     let tokens = found.tokens();
     let ids = (0..3).flat_map(|axis| found.axis(axis).iter().copied());
     let highest = ids.fold(0.0, f64::max);
@@ -97,7 +102,7 @@ fn draw_sequence(area: &Area<'_>, laid: &Laid, found: &PositionIds) -> Drawn {
         .into_text_style(area)
         .color(&GREY)
         .pos(Pos::new(HPos::Center, VPos::Top));
-    for span in &laid.spans {
+    for span in &prompt.spans {
         if matches!(span.segment, Segment::Text(_)) {
             continue;
         }
@@ -110,15 +115,15 @@ fn draw_sequence(area: &Area<'_>, laid: &Laid, found: &PositionIds) -> Drawn {
             chart.draw_series([Text::new(name, place, label.clone())])?;
         }
     }
-    let inner = 1..laid.cu_seqlens.len() - 1;
-    for boundary in &laid.cu_seqlens[inner] {
+    let inner = 1..prompt.cu_seqlens.len() - 1;
+    for boundary in &prompt.cu_seqlens[inner] {
         let x = *boundary as f64 - 0.5;
         let style = BLACK.mix(0.6).stroke_width(1);
         svg::dashed(&mut chart, [(x, 0.0), (x, top)], style, None)?;
     }
     for (axis, (name, color, width)) in AXES.into_iter().enumerate() {
         let ids = found.axis(axis);
-        for (index, sequence) in laid.cu_seqlens.windows(2).enumerate() {
+        for (index, sequence) in prompt.cu_seqlens.windows(2).enumerate() {
             // A token has one id, so the line is level over the token's width.
             let step = tokens.div_ceil(MOST_TOKENS);
             let last = sequence[1]
@@ -180,9 +185,9 @@ impl Map {
 }
 
 impl Panel {
-    fn new(span: &Span, laid: &Laid, found: &PositionIds) -> Self {
+    fn new(span: &Span, prompt: &ExpandedPrompt, found: &PositionIds) -> Self {
         let [frames, height, width] = span.merged;
-        let placeholders = laid.shown(span);
+        let placeholders = prompt.shown(span);
         let of = |axis: usize, tokens: &[usize]| -> Vec<f64> {
             tokens
                 .iter()

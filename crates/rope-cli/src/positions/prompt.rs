@@ -128,28 +128,28 @@ impl Description {
         &self,
         rules: &PositionRules,
         timestamp_tokens: usize,
-    ) -> Result<Laid, String> {
-        let mut laid = Laid {
+    ) -> Result<ExpandedPrompt, String> {
+        let mut prompt = ExpandedPrompt {
             cu_seqlens: vec![0],
-            ..Laid::default()
+            ..ExpandedPrompt::default()
         };
         for sequence in &self.sequences {
             for segment in sequence {
-                laid.add(*segment, rules, timestamp_tokens)?;
+                prompt.add(*segment, rules, timestamp_tokens)?;
             }
-            laid.cu_seqlens.push(laid.kinds.len());
+            prompt.cu_seqlens.push(prompt.kinds.len());
         }
-        if laid.kinds.is_empty() {
+        if prompt.kinds.is_empty() {
             return Err("the prompt has no tokens".to_owned());
         }
-        laid.input_ids = vec![0; laid.kinds.len()];
-        Ok(laid)
+        prompt.input_ids = vec![0; prompt.kinds.len()];
+        Ok(prompt)
     }
 }
 
 /// The tokens of a prompt.
 #[derive(Debug, Default)]
-pub(super) struct Laid {
+pub(super) struct ExpandedPrompt {
     input_ids: Vec<i64>,
     /// Token types: 0 text, 1 image, 2 video, 3 audio.
     pub(super) kinds: Vec<i64>,
@@ -183,7 +183,7 @@ impl Span {
     }
 }
 
-impl Laid {
+impl ExpandedPrompt {
     pub(super) fn prompt(&self) -> Prompt<'_> {
         Prompt {
             input_ids: &self.input_ids,
@@ -298,7 +298,7 @@ mod tests {
 
     use super::*;
 
-    fn laid(model: &str, segments: &[&str]) -> Laid {
+    fn prompt(model: &str, segments: &[&str]) -> ExpandedPrompt {
         let rules = PositionRules::new(model, TokenIds::new(-1, -1)).expect("family is known");
         let segments: Vec<String> = segments.iter().map(|s| s.to_string()).collect();
         let description = Description::read(&segments).expect("segments parse");
@@ -307,11 +307,11 @@ mod tests {
 
     #[test]
     fn a_video_is_one_block_or_a_block_per_frame() {
-        let one = laid("qwen2_vl", &["text:2", "video:2x4x4"]);
+        let one = prompt("qwen2_vl", &["text:2", "video:2x4x4"]);
         assert_eq!(one.kinds, [0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]);
-        let framewise = laid("qwen3_vl", &["video:2x2x2"]);
+        let framewise = prompt("qwen3_vl", &["video:2x2x2"]);
         assert_eq!(framewise.kinds, [0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 2, 0]);
-        let merged = laid("ernie4_5_vl_moe", &["video:2x4x4"]);
+        let merged = prompt("ernie4_5_vl_moe", &["video:2x4x4"]);
         assert_eq!(merged.spans[0].merged, [1, 2, 2]);
     }
 

@@ -24,9 +24,7 @@ const COORDINATES: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Axes {
-    /// A time, a height and a width (multimodal RoPE)
     Mrope,
-    /// The index in the sequence (RoPE)
     #[value(name = "1d")]
     #[serde(rename = "1d")]
     OneD,

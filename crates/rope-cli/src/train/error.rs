@@ -25,7 +25,7 @@ pub(crate) enum TrainError {
     },
     /// The run would overwrite what another program has written.
     #[error(
-        "{} exists, and no run of mrope train made it; choose another --out, or move it away",
+        "{} exists, and no run of mrope train wrote it; choose another --out, or move it away",
         path.display()
     )]
     NotOurs { path: PathBuf },
@@ -34,8 +34,9 @@ pub(crate) enum TrainError {
     NoCheckpoint { folder: PathBuf },
     /// The checkpoint belongs to another run.
     #[error(
-        "the checkpoint was made with --{option} {found}, not {expected}; repeat its options, or \
-         choose another --out"
+        "the checkpoint is of a run with --{option} {found}, not {expected}: a run that continues \
+         needs the options it started with (its learning rate falls until the last of its --steps); \
+         repeat them, or choose another --out"
     )]
     OtherRun {
         option: String,
@@ -52,7 +53,10 @@ pub(crate) enum TrainError {
     #[error(transparent)]
     Open(Box<dyn std::error::Error>),
     /// The device failed.
-    #[error("the device failed: {}", explained(_0))]
+    #[error(
+        "the device failed: {}; --resume continues from the last checkpoint, if there is one",
+        explained(_0)
+    )]
     Device(#[from] ExecutionError),
     /// The device returned values of another number than expected.
     #[error("the device returned {found} values, expected {expected}")]

@@ -17,7 +17,7 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunConfig,
 
-    /// Where the model computes: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N,
+    /// Device: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N,
     /// ascend-sim (a simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves)
     #[arg(long, default_value = "cpu")]
     pub(crate) device: Device,
@@ -30,11 +30,11 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Save a checkpoint each time this many steps are done
+    /// Save a checkpoint every STEPS steps
     #[arg(long, value_name = "STEPS", default_value_t = 200, value_parser = count_in(1..=MAX_STEPS))]
     pub(crate) checkpoint_every: usize,
 
-    /// Questions about unseen digits that measure the accuracy
+    /// Questions about unseen digits, for the accuracy
     #[arg(long, value_name = "QUESTIONS", default_value_t = 2048)]
     #[arg(value_parser = count_in(1..=1_000_000))]
     pub(crate) test_questions: usize,
@@ -63,15 +63,16 @@ impl TrainArgs {
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct RunConfig {
-    /// How q and k are rotated
+    /// Rotation of q and k: fused, composed of ordinary operations, or none (no positions)
     #[arg(long, value_enum, default_value_t = RotaryChoice::Fused)]
     pub(crate) rotary: RotaryChoice,
 
-    /// What a position is
+    /// Positions: time, height and width (mrope), or the index in the sequence (1d)
     #[arg(long, value_enum, default_value_t = Axes::Mrope)]
     pub(crate) axes: Axes,
 
-    /// Which channels of a head form a pair
+    /// Channels that form a pair: j and j + half a head (half: Llama, Qwen), 2j and 2j + 1
+    /// (adjacent: GPT-J, ERNIE), halves within each half (quarter), or interleave-half
     #[arg(long, value_enum, default_value_t = PairingChoice::Half)]
     pub(crate) pairing: PairingChoice,
 
@@ -118,11 +119,8 @@ fn learning_rate(text: &str) -> Result<f64, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RotaryChoice {
-    /// In one pass over q and k, backward too
     Fused,
-    /// By ordinary tensor operations, recorded by autodiff
     Composed,
-    /// Not at all: attention knows no positions
     None,
 }
 
@@ -130,13 +128,9 @@ pub(crate) enum RotaryChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PairingChoice {
-    /// Channel j with channel j + half a head (Llama, Qwen)
     Half,
-    /// Channel 2j with 2j + 1 (GPT-J, ERNIE)
     Adjacent,
-    /// By halves within each half of the head
     Quarter,
-    /// Reads 2j and 2j + 1, writes j and j + half a head
     InterleaveHalf,
 }
 

@@ -109,7 +109,10 @@ impl fmt::Display for Report {
             ("loss of the last step", format!("{:.4}", self.loss)),
             ("steps", self.steps.to_string()),
             ("seconds", format!("{:.1}", self.seconds)),
-            ("tokens a second", format!("{:.0}", self.tokens_per_second)),
+            (
+                "tokens per second",
+                format!("{:.0}", self.tokens_per_second),
+            ),
             ("parameters", self.parameters.to_string()),
             ("model", self.files.model.display().to_string()),
             ("checkpoint", self.files.checkpoint.display().to_string()),

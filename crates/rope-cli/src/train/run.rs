@@ -15,8 +15,8 @@ use super::plots;
 use super::report::{Files, Report};
 use super::trainer::Trainer;
 use crate::device::Compute;
-use crate::memory;
 use crate::stdio::{note, stdout};
+use crate::{files, memory};
 
 const MODEL: &str = "model.safetensors";
 const CURVES: &str = "curves.svg";
@@ -80,6 +80,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         .model()
         .save_into(&mut store)
         .map_err(TrainError::file("write", &files.model))?;
+    files::share(&files.model).map_err(TrainError::file("write", &files.model))?;
     let (test, blind) = trainer.test(args.test_questions)?;
     // The report does not depend on the plots, nor they on its reader.
     let curves = plots::curves(&files.curves, trainer.history(), &test, blind);
@@ -132,8 +133,8 @@ fn look_before_starting_anew(out: &Path) -> Result<()> {
     let model = out.join(MODEL);
     match checkpoint::last(out)? {
         Some(earlier) => note(format_args!(
-            "{} is of an earlier run, until the first checkpoint of this one replaces it; --resume \
-             continues from it",
+            "{} is of an earlier run, and the first checkpoint of this run will replace it; to \
+             continue the earlier run, stop and add --resume",
             earlier.display()
         )),
         None if model.exists() => return Err(TrainError::NotOurs { path: model }),
@@ -167,9 +168,10 @@ impl Progress {
     fn show(&self, trainer: &Trainer) {
         let history = trainer.history();
         let message = format!(
-            "loss {:.3} accuracy {:.1} % {:.0} tokens/s",
+            "loss {:.3}, accuracy {:.1} % over the last {} steps, {:.0} tokens/s",
             mean_of_last(&history.losses),
             100.0 * mean_of_last(&history.accuracies),
+            history.losses.len().min(SHOWN_STEPS),
             trainer.tokens_per_second(),
         );
         let done = trainer.steps();

@@ -36,7 +36,12 @@ impl fmt::Display for Stated {
 #[non_exhaustive]
 pub enum ConfigError {
     /// The text is not JSON.
-    #[error("the configuration is not JSON: {detail}")]
+    #[error(
+        "the configuration is not JSON: {detail}{}",
+        if detail.ends_with("line 1 column 1") {
+            "; expected the text of config.json, not its path"
+        } else { "" }
+    )]
     Json {
         /// What the parser says, with line and column.
         detail: String,

@@ -106,7 +106,7 @@ pub enum PositionIdsError {
     },
     /// A placeholder for which no grid is left.
     #[error(
-        "token {token} of row {row} is a {kind} placeholder, but \
+        "token {token} of row {row} is a placeholder of {kind}, but \
          all {given} {kind} grids are used up; pass one grid per {kind}, in reading order"
     )]
     MissingGrid {

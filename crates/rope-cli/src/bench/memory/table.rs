@@ -10,8 +10,16 @@ pub(super) fn table(rows: &[MemoryRow]) -> String {
     let same_tensors = |a: &MemoryRow, b: &MemoryRow| {
         (&a.shape, a.dtype, a.tokens) == (&b.shape, b.dtype, b.tokens)
     };
-    rows.chunk_by(same_tensors).map(tensor_table).collect()
+    let tables: String = rows.chunk_by(same_tensors).map(tensor_table).collect();
+    format!("{tables}{LEGEND}")
 }
+
+const LEGEND: &str = "\
+kept: bytes of the graph after the forward, for the backward; data: tensors alone
+of grads: peak of the backward over the bytes of the gradients of q and k
+big allocs: allocations per layer that hold a value per token and pair, forward + backward
+saves comp., saves burn's: peak of a step, composed or by RotaryEncoding, over this row's
+";
 
 fn tensor_table(rows: &[MemoryRow]) -> String {
     let first = &rows[0];
@@ -67,8 +75,8 @@ impl Layers<'_> {
         };
         let kept = format!("kept by\n{} layers", self.most);
         let headings = [
-            "data kept\na layer",
-            "all kept\na layer",
+            "data kept\nper layer",
+            "all kept\nper layer",
             &kept,
             "peak of\nforward",
             "peak of\nbackward",
