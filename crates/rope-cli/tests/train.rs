@@ -335,7 +335,7 @@ fn what_other_programs_saved_stays() {
         let refused = run();
         assert_eq!(refused.status.code(), Some(1), "{name}");
         let message = text(&refused.stderr);
-        says(&message, "no run of mrope train made it");
+        says(&message, "no run of mrope train wrote it");
         assert_eq!(message.lines().count(), 1, "{message}");
         assert_eq!(std::fs::read_to_string(file).expect("a file"), "theirs");
     }
