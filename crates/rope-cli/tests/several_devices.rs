@@ -209,7 +209,7 @@ fn a_process_that_does_not_come_to_the_sum_ends_both() {
 fn twenty_steps_of_up_to_eight_npus_learn_what_one_learns() {
     let whole = "--full --parts tower,merger,decoder --learning-rate 1e-3";
     for (name, options) in [("adapters", "--parts tower,decoder"), ("whole", whole)] {
-        let options = format!("--steps 20 --cut packed --micro-tokens 256 {options}");
+        let options = format!("--steps 20 {options}");
         let alone = folder("several-deep-one");
         let mut one = command(&alone, &format!("{options} --device ascend-sim"));
         done(&one.output().expect("starts"));

@@ -47,7 +47,7 @@ pub use answer::{Answer, Questions};
 pub use batch::inputs;
 pub use error::{Result, VlmTrainError};
 pub use plan::{MemoryPlan, MicroShape, StepMemory};
-pub use ranks::{Collective, DeviceSums, Group, HostSums, Rank, Rendezvous, RendezvousError};
+pub use ranks::{Collective, DeviceSums, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
 pub use record::{RecordHeader, StepRecord};
 pub use run::{Ending, Event, RunOptions, run};

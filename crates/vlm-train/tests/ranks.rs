@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use qwen_vl::QwenVlConfig;
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
 use vlm_train::{
-    Ending, Event, Group, HostSums, LossRule, Rank, Recipe, Rendezvous, RendezvousError,
+    Ending, Event, HostSums, LossRule, Rank, RankGroup, Recipe, Rendezvous, RendezvousError,
     RunOptions, StepReport, TrainedParts, Trainer, VlmTrainError, run,
 };
 
@@ -174,7 +174,7 @@ fn train_ranks(
         _ => SECONDS,
     };
     let (recipe, folder) = (recipe.clone(), folder.to_owned());
-    Group::of_process(ranks, timeout).run(move |rank| {
+    RankGroup::of_process(ranks, timeout).run(move |rank| {
         let is_last = rank.rank() + 1 == rank.ranks();
         let fault = if is_last { fault } else { Fault::None };
         let reports = train(Some(rank), &recipe, &folder, resume, fault);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use rope_bench::rows::bytes;
-use vlm_train::{Collective, DeviceSums, Group, HostSums, Rank, Rendezvous};
+use vlm_train::{Collective, DeviceSums, HostSums, Rank, RankGroup, Rendezvous};
 
 use super::Job;
 use crate::device::{NpuRanks, Team};
@@ -62,12 +62,12 @@ pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
 }
 
 /// The ranks of this process, and the way to others.
-fn group(job: &Job) -> Result<Group, Box<dyn Error>> {
+fn group(job: &Job) -> Result<RankGroup, Box<dyn Error>> {
     let args = &job.args;
     let timeout = Duration::from_secs(args.rank_timeout as u64);
     let local = args.device.len();
     let Some(address) = args.rendezvous.clone().filter(|_| args.hosts > 1) else {
-        return Ok(Group::of_process(local, timeout));
+        return Ok(RankGroup::of_process(local, timeout));
     };
     if args.host >= args.hosts {
         let found = args.host;

@@ -93,24 +93,24 @@ impl Shared {
 
 /// The ranks of this process, and the way to those of others.
 #[derive(Clone)]
-pub struct Group {
+pub struct RankGroup {
     shared: Arc<Shared>,
 }
 
-impl fmt::Debug for Group {
+impl fmt::Debug for RankGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let local = self.shared.lock().given.len();
         let first = self.shared.first;
         write!(
             f,
-            "Group({first}..{} of {})",
+            "RankGroup({first}..{} of {})",
             first + local,
             self.shared.all
         )
     }
 }
 
-impl Group {
+impl RankGroup {
     /// `ranks` threads of this process alone, which wait for each other at most for `timeout`.
     pub fn of_process(ranks: usize, timeout: Duration) -> Self {
         Self::new(0, ranks, ranks, timeout, None)
@@ -223,7 +223,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 #[derive(Clone, Debug)]
 pub struct Rank {
     local: usize,
-    group: Group,
+    group: RankGroup,
 }
 
 impl Rank {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::frame::{Seal, TAG, is_equal, read_plain, tag, write_plain};
-use super::{Group, Link, RankFailure, Shared, slow};
+use super::{Link, RankFailure, RankGroup, Shared, slow};
 
 /// How often a side says that it is there, and after what silence it is not.
 const ALIVE: Duration = Duration::from_secs(2);
@@ -178,7 +178,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// [`RendezvousError`]
-    pub fn meet(&self) -> Result<Group, RendezvousError> {
+    pub fn meet(&self) -> Result<RankGroup, RendezvousError> {
         let limit = Instant::now() + self.timeout;
         let mut addresses = self.addresses()?;
         if self.host == 0 {
@@ -276,7 +276,7 @@ impl Rendezvous {
         &self,
         mut stream: TcpStream,
         [mut from_server, from_client]: [Seal; 2],
-    ) -> Result<Group, RendezvousError> {
+    ) -> Result<RankGroup, RendezvousError> {
         let lost = |error: IoError| RendezvousError::Unreachable {
             address: self.address.clone(),
             seconds: self.timeout.as_secs(),
@@ -308,7 +308,7 @@ impl Rendezvous {
             group: OnceLock::new(),
         });
         let link = Box::new(client.clone());
-        let group = Group::new(first, self.local, all, self.timeout, Some(link));
+        let group = RankGroup::new(first, self.local, all, self.timeout, Some(link));
         // Nobody else sets it.
         let _ = client.group.set(Arc::downgrade(&group.shared));
         let reader = client.clone();
