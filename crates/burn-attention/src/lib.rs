@@ -10,6 +10,7 @@ mod backends;
 mod cross_entropy;
 mod error;
 mod gated_delta;
+mod gelu;
 #[cfg(feature = "remote-server")]
 pub mod remote;
 mod rms_norm;
@@ -24,6 +25,7 @@ pub use burn_fused::{Implementation, OpError};
 pub use cross_entropy::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use error::{AttentionError, Result};
 pub use gated_delta::{GatedDelta, GatedDeltaOp, GatedDeltaOps, KeptStates, gated_delta_step};
+pub use gelu::{GeluOps, gelu};
 pub use rms_norm::{RmsNormOps, rms_norm};
 pub use sequences::Sequences;
 pub use short_convolution::{ShortConvolutionOp, ShortConvolutionOps, short_convolution};

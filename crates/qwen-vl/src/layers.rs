@@ -2,9 +2,9 @@
 
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, LayerNorm, LayerNormConfig};
-use burn::tensor::activation::{gelu, gelu_approximate, sigmoid, silu};
+use burn::tensor::activation::{gelu_approximate, sigmoid, silu};
 use burn::tensor::{DType, Device, Tensor};
-use burn_attention::{Attention, swiglu};
+use burn_attention::{Attention, gelu, swiglu};
 use rope_burn::RotaryAngles;
 use serde::{Deserialize, Serialize};
 

@@ -2,9 +2,8 @@
 
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};
-use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, MaskRules};
+use burn_attention::{Attention, AttentionMask, MaskRules, gelu};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::position_ids::{vision_cu_seqlens, vision_positions, vision_windows};
 use rope_core::{Layout, Positions};
