@@ -231,6 +231,8 @@ impl Recording {
             }
             let its_patches = segment.patches.start * channels..segment.patches.end * channels;
             let (pictures, patches) = (its_grids.len() / 3, segment.patches.len());
+            // The same however other samples of the micro-batch are.
+            let columns = if patches == 0 { 0 } else { channels };
             let values = micro.image_patches[its_patches].to_vec();
             let inputs: [(&str, Vec<f32>, &[usize]); 6] = [
                 ("input_ids", of_ids(&micro.input_ids), &[ids.len()]),
@@ -242,7 +244,7 @@ impl Recording {
                     &[3, ids.len()],
                 ),
                 ("image_grids", its_grids, &[pictures, 3]),
-                ("image_patches", values, &[patches, channels]),
+                ("image_patches", values, &[patches, columns]),
             ];
             for (name, values, shape) in inputs {
                 let shape = shape.to_vec();

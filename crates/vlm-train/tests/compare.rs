@@ -138,6 +138,31 @@ fn recording_changes_no_bit_and_cuts_are_equal() {
 }
 
 #[test]
+fn a_step_of_torch_is_equal() {
+    let folder = folder("compare-torch");
+    let (family, path) = (FAMILIES[1], folder.join("first"));
+    let (config, model) = load(family);
+    let mut trainer = Trainer::new(model, recipe(TrainedParts::Full(ALL.to_vec()))).unwrap();
+    trainer
+        .record_step(&[padded(samples(0, &config))], &path)
+        .unwrap();
+    // It has 32 elements of a tensor, ours 1024.
+    let found = compare(&fault("whole"), &StepRecord::read(&path).unwrap());
+    let stages = [Stage::Input, Stage::Forward, Stage::Backward];
+    let counts = stages.map(|stage| found.rows.iter().filter(|row| row.stage == stage).count());
+    println!("{counts:?} items");
+    for row in &found.rows {
+        assert!(!row.exceeds(), "{row:?}");
+    }
+    assert!(
+        counts[0] >= 4 && counts[1] >= 20 && counts[2] >= 10,
+        "{counts:?}"
+    );
+    let [torch, ours] = found.losses;
+    assert!((torch - ours).abs() < 1e-5 * torch, "{torch} {ours}");
+}
+
+#[test]
 fn files_that_are_no_records_are_refused() {
     let model = fixtures()
         .join("models")

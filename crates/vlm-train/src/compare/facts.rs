@@ -19,26 +19,62 @@ const ALLOWED: [(&str, [f64; 4]); 3] = [
 const FLOOR: f64 = 1e-4;
 /// An item of one sample in both records.
 pub(super) struct Pair<'a> {
-    shape: &'a [usize],
-    left: &'a [f32],
-    right: &'a [f32],
+    pub(super) shape: &'a [usize],
+    /// The places of elements that both kept, and both sides; none where shapes differ.
+    pub(super) elements: Option<Vec<(usize, f32, f32)>>,
 }
 
-impl Pair<'_> {
+impl<'a> Pair<'a> {
+    /// None if both have kept no element in common.
+    fn new(name: &str, left: &'a StepRecord, right: &StepRecord) -> Option<Self> {
+        let shape = left.header.shapes.get(name)?;
+        if right.header.shapes.get(name) != Some(shape) {
+            let elements = None;
+            return Some(Self { shape, elements });
+        }
+        let all: usize = shape.iter().product();
+        let kept = |record: &StepRecord| {
+            let values = record.items.get(name)?;
+            // Inputs are whole.
+            let count = match values.len() == all {
+                true => all,
+                false => record.header.samples,
+            };
+            let places = sampled_elements(all, count);
+            Some(places.zip(values.iter().copied()).collect::<Vec<_>>())
+        };
+        let (left, right) = (kept(left)?, kept(right)?);
+        let (mut elements, mut others) = (Vec::with_capacity(left.len()), right.iter().peekable());
+        for (place, value) in &left {
+            while others.next_if(|(other, _)| other < place).is_some() {}
+            if let Some((_, other)) = others.next_if(|(other, _)| other == place) {
+                elements.push((*place, *value, *other));
+            }
+        }
+        (all == 0 || !elements.is_empty()).then_some(Self {
+            shape,
+            elements: Some(elements),
+        })
+    }
+
+    pub(super) fn elements(&self) -> impl Iterator<Item = (usize, f32, f32)> {
+        self.elements.iter().flatten().copied()
+    }
+
     /// The squares of the difference and of the left side.
     fn squares(&self) -> (f64, f64) {
-        if self.left.len() != self.right.len() {
+        if self.elements.is_none() {
             return (f64::INFINITY, 1.0);
         }
-        let pairs = self.left.iter().zip(self.right);
-        pairs.fold((0.0, 0.0), |(apart, size), (left, right)| {
-            let (left, right) = (f64::from(*left), f64::from(*right));
-            let same = left == right || (left.is_nan() && right.is_nan());
-            let next = if same { 0.0 } else { (left - right).powi(2) };
-            let next = if next.is_nan() { f64::INFINITY } else { next };
-            let left = if left.is_finite() { left * left } else { 0.0 };
-            (apart + next, size + left)
-        })
+        self.elements()
+            .fold((0.0, 0.0), |(apart, size), (_, left, right)| {
+                let (left, right) = (f64::from(left), f64::from(right));
+                let same = left == right || (left.is_nan() && right.is_nan());
+                let next = if same { 0.0 } else { (left - right).powi(2) };
+                let next = if next.is_nan() { f64::INFINITY } else { next };
+                let left = if left.is_finite() { left * left } else { 0.0 };
+                (apart + next, size + left)
+            })
     }
 }
 
@@ -49,7 +85,6 @@ pub(super) struct Facts<'a> {
     /// By stage and name, of each sample.
     pub(super) pairs: BTreeMap<(Stage, String), BTreeMap<String, Pair<'a>>>,
     pub(super) only: [Vec<String>; 2],
-    samples: usize,
 }
 
 /// The stage of an item, the line of its sample, and its name.
@@ -148,25 +183,17 @@ pub(super) fn rank(stage: Stage, name: &str) -> (usize, usize, usize) {
 impl<'a> Facts<'a> {
     pub(super) fn of(left: &'a StepRecord, right: &'a StepRecord) -> Self {
         let mut pairs: BTreeMap<(Stage, String), BTreeMap<String, Pair<'a>>> = BTreeMap::new();
-        let none: &[usize] = &[];
-        for (name, values) in &left.items {
-            let (Some(other), Some((stage, line, item))) = (right.items.get(name), parsed(name))
-            else {
-                continue;
-            };
-            let shape = left.header.shapes.get(name).map_or(none, |shape| shape);
-            let same = right
-                .header
-                .shapes
-                .get(name)
-                .is_some_and(|other| other == shape);
-            let pair = Pair {
-                shape,
-                left: values,
-                right: if same { other } else { &[] },
-            };
-            let of_name = pairs.entry((stage, item.to_owned())).or_default();
-            of_name.insert(line.to_owned(), pair);
+        for name in left
+            .items
+            .keys()
+            .filter(|name| right.items.contains_key(*name))
+        {
+            if let Some((stage, line, item)) = parsed(name)
+                && let Some(pair) = Pair::new(name, left, right)
+            {
+                let of_name = pairs.entry((stage, item.to_owned())).or_default();
+                of_name.insert(line.to_owned(), pair);
+            }
         }
         let only = [(left, right), (right, left)].map(|(one, other)| {
             let missing = one
@@ -180,7 +207,6 @@ impl<'a> Facts<'a> {
             right,
             pairs,
             only,
-            samples: left.header.samples,
         }
     }
 
@@ -210,7 +236,7 @@ impl<'a> Facts<'a> {
             let (apart, size) = squares.fold((0.0, 0.0), |(a, b), (c, d)| (a + c, b + d));
             let count = pairs
                 .values()
-                .map(|pair| pair.left.len())
+                .map(|pair| pair.elements().count())
                 .sum::<usize>()
                 .max(1);
             sizes.entry(*stage).or_default().push(size / count as f64);
@@ -284,12 +310,10 @@ impl Facts<'_> {
         let (mut with, mut without) = (BTreeSet::new(), BTreeSet::new());
         let head_dim = self.head_dim();
         for pair in pairs.values() {
-            let elements: usize = pair.shape.iter().product();
             let columns: usize = pair.shape.iter().skip(1).product();
-            let places = sampled_elements(elements, self.samples);
-            for ((left, right), place) in pair.left.iter().zip(pair.right).zip(places) {
+            for (place, left, right) in pair.elements() {
                 let head = head_dim.map(|dim| place / columns.max(1) / dim);
-                let is_lost = (*left == 0.0) != (*right == 0.0);
+                let is_lost = (left == 0.0) != (right == 0.0);
                 all += 1;
                 zero += usize::from(is_lost);
                 _ = if is_lost {
@@ -330,15 +354,10 @@ impl Facts<'_> {
     /// The factor between a gradient's sides, if it is one for all elements.
     pub(super) fn factor(&self, name: &str) -> Option<f64> {
         let pairs = self.pairs.get(&(Stage::Backward, name.to_owned()))?;
-        let all = || {
-            pairs
-                .values()
-                .flat_map(|pair| pair.left.iter().zip(pair.right))
-        };
         let sum = |of: fn(f64, f64) -> f64| -> f64 {
-            all()
-                .map(|(left, right)| of(f64::from(*left), f64::from(*right)))
-                .sum()
+            let elements = pairs.values().flat_map(Pair::elements);
+            let terms = elements.map(|(_, left, right)| of(f64::from(left), f64::from(right)));
+            terms.sum()
         };
         let (left, both) = (sum(|left, _| left * left), sum(|left, right| left * right));
         let right = sum(|_, right| right * right);
@@ -354,11 +373,9 @@ impl Facts<'_> {
             return;
         };
         for (line, pair) in pairs {
-            let elements: usize = pair.shape.iter().product();
             let width: usize = pair.shape.iter().skip(1).product();
-            let places = sampled_elements(elements, self.samples);
-            for ((left, right), place) in pair.left.iter().zip(pair.right).zip(places) {
-                each(line, place / width.max(1), *left, *right);
+            for (place, left, right) in pair.elements() {
+                each(line, place / width.max(1), left, right);
             }
         }
     }
