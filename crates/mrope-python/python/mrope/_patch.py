@@ -125,7 +125,11 @@ def _recognised(function: Callable, layout: str) -> tuple[str, bool] | None:
 
     Found by trying: with values of their own for each channel, no two answers agree.
     """
-    if list(inspect.signature(function).parameters)[:4] != ["q", "k", "cos", "sin"]:
+    parameters = list(inspect.signature(function).parameters.values())
+    given, rest = parameters[:4], [p.name for p in parameters[4:]]
+    if [p.name for p in given] != ["q", "k", "cos", "sin"] or rest not in ([], ["unsqueeze_dim"]):
+        return None
+    if any(p.default is not p.empty for p in given):
         return None
     generator = torch.Generator().manual_seed(0)
     shapes = [(2, 3, 5, 8), (2, 1, 5, 8)] if layout == "bnsd" else [(5, 3, 8), (5, 3, 8)]
