@@ -46,16 +46,12 @@ pub enum RotaryError {
         found: usize,
     },
     /// Batches or tokens that disagree, with the sizes that the layout reads.
-    #[error("{source}; {}", reading(*layout, q, k.as_deref()))]
+    #[error("{source}; {reading}")]
     Layout {
         /// The disagreement.
-        source: RopeError,
-        /// The layout.
-        layout: Layout,
-        /// The shape of q, or of the only tensor.
-        q: Vec<usize>,
-        /// The shape of k.
-        k: Option<Vec<usize>>,
+        source: Box<RopeError>,
+        /// The heads and tokens that the layout reads from the shapes.
+        reading: String,
     },
     /// Position ids on a device that could not be read back.
     #[error("the position ids could not be read from their device: {reason}")]
@@ -67,7 +63,7 @@ pub enum RotaryError {
 
 /// The heads and tokens that a layout reads from the shapes of q and k, and the layout of tensors in
 /// the other usual order.
-fn reading(layout: Layout, q: &[usize], k: Option<&[usize]>) -> String {
+pub(crate) fn reading(layout: Layout, q: &[usize], k: Option<&[usize]>) -> String {
     let read = |name: &str, shape: &[usize]| match sizes(layout, shape) {
         Some([_, seq, heads, _]) => format!("{name} {shape:?} as {heads} heads of {seq} tokens"),
         None => format!("{name} {shape:?}"),

@@ -208,10 +208,10 @@ fn burn_tensors() {
         rotary.try_forward_single(Tensor::<3>::zeros([3, 4, 64], &device), &angles) =>
             RotaryError::Rank { expected: 4, found: 3, .. }, "3 dimensions", "Bsnd";
         rotary.try_forward_single(tensor([2, 4, 2, 64], DType::F32), &angles) =>
-            RotaryError::Layout { source: RopeError::PositionTokens { batch: 2, seq: 4, found: 3 }, .. },
+            RotaryError::Layout { .. },
             "2 x 4 tokens", "Bsnd reads q [2, 4, 2, 64] as 2 heads of 4 tokens", "Layout::Bnsd";
         rotary.try_forward(q(), tensor([2, 2, 3, 64], DType::F32), &angles) =>
-            RotaryError::Layout { source: RopeError::ShapeMismatch { dimension: "seq", .. }, .. },
+            RotaryError::Layout { .. },
             "q has seq 3, k has 2", "k [2, 2, 3, 64] as 3 heads of 2 tokens";
     }
     let cos = angles.rows().narrow(1, 0, 32);

@@ -6,7 +6,7 @@ use burn_fused::{accumulator, expect, expect_device};
 use rope_core::{Direction, Geometry, HeadsLayout, Layout, RopeError};
 
 use super::composed;
-use crate::error::{Result, RotaryError};
+use crate::error::{Result, RotaryError, reading};
 
 /// One rotation: which channels pair, how the dimensions are ordered, and the direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,12 +60,14 @@ impl RotaryOp {
                         dimension: "batch" | "seq",
                         ..
                     }),
-                ) => RotaryError::Layout {
-                    source,
-                    layout: self.layout,
-                    q: q.shape().as_slice().to_vec(),
-                    k: k.map(|k| k.shape().as_slice().to_vec()),
-                },
+                ) => {
+                    let (q, k) = (q.shape(), k.map(T::shape));
+                    let k = k.as_ref().map(|k| k.as_slice());
+                    RotaryError::Layout {
+                        source: source.into(),
+                        reading: reading(self.layout, q.as_slice(), k),
+                    }
+                }
                 other => other,
             })
     }
