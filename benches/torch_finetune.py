@@ -19,7 +19,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 EXAMPLE = os.path.join(HERE, "../examples/shapes/model")
 GRID = [1, 60, 66]
 TOKENS = 1024
-WORDS = 34
 CONFIG = {
     "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "dtype": "bfloat16",
     "image_token_id": 382, "video_token_id": 383, "vision_start_token_id": 379, "vision_end_token_id": 380,
@@ -53,7 +52,7 @@ def make(folder):
             json.dump(content, file, indent=1)
     size = (14 * GRID[2], 14 * GRID[1])
     Image.linear_gradient("L").resize(size).convert("RGB").save(os.path.join(folder, "picture.png"))
-    record = {"messages": [{"role": "user", "content": "<image>What colour is the figure?"},
+    record = {"messages": [{"role": "user", "content": "<image>What colour is the figure? Say it in a word"},
                            {"role": "assistant", "content": "yellow"}], "images": ["picture.png"]}
     with open(os.path.join(folder, "data.jsonl"), "w", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
@@ -80,7 +79,7 @@ def run(folder):
     text = torch.randint(1, 300, (TOKENS - len(picture) - 2,)).tolist()
     ids = torch.tensor([[start, *picture, end, *text]])
     labels = ids.clone()
-    labels[:, :-WORDS // 4] = -100
+    labels[:, :-3] = -100
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     kinds = (ids == CONFIG["image_token_id"]).int()
     for step in range(2):

@@ -116,11 +116,10 @@ impl MemoryPlan {
         let mut model = config.init(&Device::flex())?;
         let sizes = model.weight_sizes();
         let weights = sizes.iter().map(|(_, elements)| elements).sum::<usize>();
-        let of_lora: Vec<[usize; 2]>;
         let trained: Vec<usize> = match &recipe.trained {
             TrainedParts::Lora(config) => {
-                of_lora = model.adapted_sizes(config)?;
-                let both = of_lora.iter().flatten();
+                let sizes = model.adapted_sizes(config)?;
+                let both = sizes.iter().flatten();
                 both.map(|channels| channels * config.rank).collect()
             }
             TrainedParts::Full(parts) => {
@@ -261,8 +260,9 @@ impl MemoryPlan {
 
     /// Logits exist in blocks of the vocabulary: those of a block, their softmax, and the words.
     fn head(&self, rows: usize) -> usize {
-        let words = (LOGITS_OF_BLOCK / rows.max(1)).clamp(LEAST_WORDS, self.vocab_size);
         let channels = self.decoder.hidden;
+        let words = (ELEMENTS_OF_BLOCK / rows.max(channels)).max(LEAST_WORDS);
+        let words = words.min(self.vocab_size);
         // Products of 16 bits take both factors in f32.
         let copies = if self.narrow < self.wide {
             self.narrow + self.wide
@@ -293,8 +293,9 @@ impl MemoryPlan {
 
 /// What burn keeps of a tensor beside its elements, counted: it matters to tiny models alone.
 const OF_TENSOR: usize = 7 << 10;
-/// The most logits, and the fewest words, of a block in `burn-attention`.
-const LOGITS_OF_BLOCK: usize = 1 << 23;
+/// The most logits and elements of the weight, and the fewest words, of a block in
+/// `burn-attention`.
+const ELEMENTS_OF_BLOCK: usize = 1 << 23;
 const LEAST_WORDS: usize = 128;
 /// More than any micro-batch has.
 const MOST_TOKENS: usize = 1 << 24;

@@ -1,6 +1,7 @@
 //! The loss in blocks of the vocabulary, of ordinary tensor operations.
 //!
-//! A block is as many words as keep its logits within 32 MiB in f32. Over words, not rows: the
+//! A block is as many words as keep its logits, and its part of the weight, which products of 16 bits
+//! copy, within 32 MiB in f32. Over words, not rows: the
 //! gradient of the weight, as large as the weight, is then computed in one piece for each word,
 //! and only that of the hidden states is a sum over blocks.
 //!
@@ -26,7 +27,7 @@ use burn_fused::primitive::{cast, slice, whole};
 
 use super::op::CrossEntropyOp;
 
-/// The most logits of a block: 32 MiB in f32.
+/// The most logits of a block, and the most elements of its weight: 32 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 23;
 /// The fewest words of a block, unless fewer are left: below that, products are inefficient.
 const BLOCK_WORDS: usize = 128;
@@ -147,8 +148,8 @@ impl<'a, B: Backend> Run<'a, B> {
     /// Ranges of the vocabulary.
     fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<B> {
         let limit = self.op.blocks.unwrap_or(BLOCK_ELEMS);
-        let (words, vocabulary) = (limit / self.op.rows().max(1), self.op.vocabulary);
-        let words = words.max(BLOCK_WORDS);
+        let [vocabulary, channels] = self.weight.shape().dims();
+        let words = (limit / self.op.rows().max(channels).max(1)).max(BLOCK_WORDS);
         let starts = (0..vocabulary).step_by(words);
         starts.map(move |start| start..vocabulary.min(start + words))
     }

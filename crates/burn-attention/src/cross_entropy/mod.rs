@@ -105,7 +105,8 @@ impl CrossEntropy {
         self
     }
 
-    /// Sets the size of blocks to about `logits` logits; by `None`, to the default.
+    /// Sets the size of blocks to about `logits` logits, or as many elements of the weight where it
+    /// has more channels than there are rows; by `None`, to the default.
     #[must_use]
     pub fn with_blocks(mut self, logits: impl Into<Option<usize>>) -> Self {
         self.op.blocks = logits.into();
