@@ -124,7 +124,7 @@ mod tests {
             fs::write(folder.join(name), content).expect("a file");
             fingerprint(&folder).expect("a number")
         };
-        let mut weights = vec![7; 100_000];
+        let mut weights = vec![7_u8; 100_000];
         write("config.json", b"{}");
         let first = write("model.safetensors", &weights);
         assert_eq!(write("chat_template.jinja", b"{{ messages }}"), first);
