@@ -6,6 +6,7 @@
 
 mod arguments;
 mod bench;
+mod compare;
 mod data;
 mod device;
 // With all devices that the pages name, as the workspace is tested.
@@ -65,6 +66,9 @@ enum Command {
     /// Fine-tune a vision-language model on a file of conversations
     #[command(long_about = FINETUNE_ABOUT, after_help = FINETUNE_EXAMPLES)]
     Finetune(Box<finetune::FinetuneArgs>),
+    /// Compare two recorded steps, layer by layer
+    #[command(long_about = COMPARE_ABOUT)]
+    Compare(compare::CompareArgs),
     /// Let a model answer
     #[command(long_about = GENERATE_ABOUT, after_help = GENERATE_EXAMPLES)]
     Generate(Box<generate::GenerateArgs>),
@@ -130,6 +134,15 @@ Examples:
 The output folder receives log.jsonl, a checkpoint, and at the end adapter/ with
 PEFT's files or model/ with a whole model. Ctrl+C finishes the step, saves a
 checkpoint and stops.";
+
+const COMPARE_ABOUT: &str = "\
+Compare two recorded steps, layer by layer.
+
+A record is of `mrope finetune --record-step N`, on any device, in any precision
+and cut, or of a transformers model by examples/record_transformers.py. Inputs,
+weights, activations, gradients and updates are compared in the order of their
+causes. The first that differs by more than rounding is named, with a suspicion
+why. The exit code is 1 if there is one.";
 
 const GENERATE_ABOUT: &str = "\
 Let a model answer a prompt with pictures, or the questions of a data file.
@@ -258,6 +271,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
         Command::Train(args) => train::run(&args)?,
         Command::Data(args) => return data::run(&args),
         Command::Finetune(args) => finetune::run(&args)?,
+        Command::Compare(args) => return compare::run(&args),
         Command::Generate(args) => generate::run(&args)?,
         Command::Merge(args) => merge::run(&args)?,
         Command::Verify(args) => return verify::run(&args),

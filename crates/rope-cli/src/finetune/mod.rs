@@ -199,7 +199,7 @@ impl Job {
             validation: &self.validation,
             questions: self.questions.as_ref(),
             validate_every: self.args.validate_every,
-            record_step: None,
+            record_step: self.args.record_step,
             stop: &self.stop,
         }
     }

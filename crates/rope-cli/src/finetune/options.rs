@@ -189,6 +189,10 @@ pub(crate) struct FinetuneArgs {
     #[arg(value_parser = count_in(1..=100_000_000))]
     pub(super) validate_every: usize,
 
+    /// Record step N into step-N.safetensors of --out, for `mrope compare`
+    #[arg(long, value_name = "N", value_parser = count_in(1..=100_000_000))]
+    pub(super) record_step: Option<usize>,
+
     /// Train nothing: compute one step with its batch cut in four ways, and print the largest
     /// differences
     #[arg(long)]
