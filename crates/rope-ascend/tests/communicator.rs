@@ -115,10 +115,15 @@ fn every_rank_receives_the_sum_in_the_order_of_its_stream() {
         }
         let used = stream.device().memory_use();
         assert_eq!(used.communicator_bytes, 400 << 20);
-        Ok(communicator.traffic())
+        Ok((communicator.traffic(), stream.device().clone()))
     });
-    for traffic in sums {
-        let traffic = traffic.unwrap();
+    for sum in sums {
+        let (traffic, device) = sum.unwrap();
+        assert_eq!(
+            device.memory_use().communicator_bytes,
+            0,
+            "it was given back"
+        );
         assert_eq!((traffic.calls, traffic.bytes), (19, 3 * 12 + 16 * 4));
         assert_eq!(traffic.least_sent_bytes, 3 * 16 + 16 * 4);
     }
