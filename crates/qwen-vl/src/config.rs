@@ -38,8 +38,9 @@ pub(crate) struct Family {
     pub(crate) names: &'static Names,
     /// The values of keys that a file leaves out.
     defaults: fn() -> Value,
-    /// True if q, k and v have a bias where the configuration does not state it.
-    attention_bias: bool,
+    /// True if q, k and v have a bias whatever the configuration states; else all of attention has
+    /// one if it states so.
+    qkv_bias: bool,
     /// True if the decoder normalises q and k head by head.
     qk_norm: bool,
     /// True if the decoder normalises the output of attention and feed-forward network too.
@@ -63,7 +64,7 @@ const QWEN2: Family = Family {
     model_type: "qwen2_vl",
     names: &names::QWEN2,
     defaults: qwen2_defaults,
-    attention_bias: true,
+    qkv_bias: true,
     qk_norm: false,
     output_norms: false,
     joined_gate: false,
@@ -89,7 +90,7 @@ static FAMILIES: [Family; 5] = [
         model_type: "qwen3_vl",
         names: &names::QWEN3,
         defaults: qwen3_defaults,
-        attention_bias: false,
+        qkv_bias: false,
         qk_norm: true,
         patch_bias: true,
         ..QWEN2
@@ -98,7 +99,7 @@ static FAMILIES: [Family; 5] = [
         model_type: "qwen3_5",
         names: &names::QWEN3_5,
         defaults: qwen3_5_defaults,
-        attention_bias: false,
+        qkv_bias: false,
         qk_norm: true,
         has_states: true,
         patch_bias: true,
@@ -279,6 +280,8 @@ pub struct TextConfig {
     pub rms_norm_eps: f64,
     /// True if q, k and v have a bias.
     pub attention_bias: bool,
+    /// True if the output of attention has a bias.
+    pub output_bias: bool,
     /// True if q and k are normalised head by head before they are rotated.
     pub qk_norm: bool,
     /// True if the outputs of attention and feed-forward network are normalised before they are
@@ -712,7 +715,8 @@ impl TextConfig {
             heads: raw.num_attention_heads,
             kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             rms_norm_eps: raw.rms_norm_eps,
-            attention_bias: raw.attention_bias.unwrap_or(family.attention_bias),
+            attention_bias: family.qkv_bias || raw.attention_bias == Some(true),
+            output_bias: !family.qkv_bias && raw.attention_bias == Some(true),
             qk_norm: family.qk_norm,
             layers: raw.num_hidden_layers,
             output_norms: family.output_norms,
@@ -730,21 +734,11 @@ impl TextConfig {
 impl DeltaConfig {
     fn new(raw: RawStates, layers: usize) -> Result<Self> {
         let interval = raw.full_attention_interval;
+        // The rotation has checked that each layer has a type.
         let attends = |index: &usize| match &raw.layer_types {
             Some(stated) => stated.get(*index) == Some(&LayerType::FullAttention),
             None => (index + 1).is_multiple_of(interval),
         };
-        if let Some(stated) = raw
-            .layer_types
-            .as_ref()
-            .filter(|stated| stated.len() != layers)
-        {
-            return Err(sizes(
-                ("layer_types", stated.len()),
-                ("num_hidden_layers", layers),
-                "each layer has one type",
-            ));
-        }
         if raw.layer_types.is_none() && interval == 0 {
             return Err(QwenVlError::Unsupported {
                 key: "full_attention_interval",
@@ -824,6 +818,8 @@ impl VisionConfig {
         };
         let norm_eps = raw.rms_norm_eps.filter(|_| family.downsamples);
         let qkv_bias = raw.attention_bias.filter(|_| family.downsamples);
+        let deepstack = raw.deepstack_visual_indexes;
+        let deepstack = deepstack.filter(|_| !family.has_states);
         Ok(Self {
             depth: raw.depth,
             hidden_size,
@@ -853,7 +849,7 @@ impl VisionConfig {
             } else {
                 Interpolation::Bilinear
             },
-            deepstack: raw.deepstack_visual_indexes.unwrap_or_default(),
+            deepstack: deepstack.unwrap_or_default(),
             rotation,
         })
     }

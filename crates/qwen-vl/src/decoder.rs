@@ -250,7 +250,12 @@ impl SelfAttention {
             q_proj: biased(of_q * config.heads),
             k_proj: biased(config.kv_heads),
             v_proj: biased(config.kv_heads),
-            o_proj: Linear::new(config.heads * head_dim, hidden_size, false, device),
+            o_proj: Linear::new(
+                config.heads * head_dim,
+                hidden_size,
+                config.output_bias,
+                device,
+            ),
             q_norm: head_norm(),
             k_norm: head_norm(),
             rotary: rotary.clone(),

@@ -14,7 +14,7 @@ use crate::random::Draws;
 use crate::trace::Trace;
 use crate::vision::VisionTower;
 
-/// A vision-language model of the Qwen-VL families.
+/// A vision-language model of one of the families that a configuration names.
 ///
 /// [`QwenVlConfig::load`] makes one with a checkpoint's weights, [`QwenVlConfig::init`] with random
 /// ones.

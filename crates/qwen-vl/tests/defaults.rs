@@ -159,6 +159,62 @@ fn every_key_with_a_default_can_be_left_out() {
 }
 
 #[test]
+fn what_glm_and_qwen3_5_leave_out_is_that_of_their_class() {
+    let rope = json!({ "mrope_section": [8, 12, 12], "rope_type": "default", "rope_theta": 1e4 });
+    let config = read(&json!({
+        "model_type": "glm4v", "text_config": { "rope_parameters": rope },
+        "vision_config": { "image_size": 336 }
+    }));
+    let (text, vision) = (&config.text, &config.vision);
+    assert_eq!((text.layers, text.heads, text.kv_heads), (40, 32, 2));
+    assert_eq!((text.rms_norm_eps, vision.norm_eps), (1e-5, 1e-5));
+    assert_eq!(
+        (text.rotation.head_dim(), text.rotation.rotary_dim()),
+        (128, 64)
+    );
+    assert!(text.attention_bias && !text.output_bias && !vision.qkv_bias);
+    assert_eq!(
+        (vision.intermediate_size, vision.merger_size),
+        (4096, 13_696)
+    );
+    assert_eq!(vision.position_grid, Some(24));
+    assert_eq!(config.image_token, 151_343);
+
+    let rope = json!({
+        "mrope_section": [11, 11, 10], "mrope_interleaved": true, "rope_type": "default",
+        "rope_theta": 1e7
+    });
+    let qwen = |text: Value| {
+        let mut config = json!({
+            "model_type": "qwen3_5",
+            "text_config": { "hidden_size": 3584, "rope_parameters": rope },
+            "vision_config": { "deepstack_visual_indexes": [3] }
+        });
+        let of_text = config["text_config"].as_object_mut().expect("an object");
+        of_text.extend(text.as_object().expect("an object").clone());
+        read(&config)
+    };
+    let config = qwen(json!({}));
+    let delta = config.text.delta.as_ref().expect("it has states");
+    assert_eq!(delta.full_attention_layers, [3, 7, 11, 15, 19, 23, 27, 31]);
+    assert_eq!((delta.key_heads, delta.heads, delta.taps), (16, 32, 4));
+    assert_eq!(
+        (
+            config.text.rotation.head_dim(),
+            config.text.rotation.rotary_dim()
+        ),
+        (256, 64)
+    );
+    assert!(!config.text.attention_bias && config.vision.deepstack.is_empty());
+    assert!(qwen(json!({ "attention_bias": true })).text.output_bias);
+    let few = qwen(json!({ "num_hidden_layers": 4, "full_attention_interval": 2 }));
+    assert_eq!(
+        few.text.delta.expect("it has states").full_attention_layers,
+        [1, 3]
+    );
+}
+
+#[test]
 fn a_null_for_the_key_heads_means_those_of_the_queries() {
     let mut config = qwen2_5_vl();
     config["num_key_value_heads"] = Value::Null;

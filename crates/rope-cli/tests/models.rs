@@ -934,10 +934,6 @@ fn wrong_configurations_have_their_own_errors() {
             "window_size",
         ),
         (
-            states("/text_config/layer_types", json!(["full_attention"])),
-            "layer_types",
-        ),
-        (
             states("/text_config/linear_num_value_heads", json!(5)),
             "linear_num_value_heads",
         ),
