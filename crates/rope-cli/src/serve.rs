@@ -31,9 +31,9 @@ In a burn program:
   let device = Device::remote_options(&host).init()?.autodiff();
 
 Server and client must be of the same release. The token grants full use of the
-device: its data, its memory, and ending the server. The connection is not
-encrypted: whoever can read the network can read the token. Across a shared
-network, use a tunnel and the default address:
+device: its data, its memory, and ending the server.
+The connection is not encrypted: whoever can read the network can read the
+token. Across a shared network, use a tunnel and the default address:
   ssh -L 3000:127.0.0.1:3000 npu-host
 If a device fails, the server ends with the error, and a supervisor can start it
 again. Other users of this machine cannot use the device without the token.
