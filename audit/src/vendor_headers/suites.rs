@@ -26,8 +26,8 @@ pub(super) struct Suite {
 /// vendor's headers and not run.
 const WITH_CUBE: [(u32, &str); 2] = [(2201, "cube"), (3510, "cube")];
 
-/// failures.rs compiles for dav-2201 only, and the numbers of traffic.rs are of it.
-pub(super) const SUITES: [Suite; 6] = [
+/// The numbers of traffic.rs are of dav-2201. What failures.rs launches has a cube core.
+pub(super) const SUITES: [Suite; 5] = [
     Suite {
         name: "rope-ascend differential",
         arguments: DIFFERENTIAL,
@@ -40,18 +40,6 @@ pub(super) const SUITES: [Suite; 6] = [
         arguments: &["-p", "rope-ascend", "--test", "norm"],
         architectures: &[2201, 3510],
         left_out: &[],
-        is_large: false,
-    },
-    Suite {
-        name: "rope-ascend failures",
-        arguments: &["-p", "rope-ascend", "--test", "failures"],
-        architectures: &[2201],
-        // They launch kernels with a cube core among others.
-        left_out: &[
-            (2201, "every_call_fails_in_turn"),
-            (2201, "each_kind_of_kernel_is_launched"),
-            (2201, "memory_that_is_given_up_without_a_wait"),
-        ],
         is_large: false,
     },
     Suite {

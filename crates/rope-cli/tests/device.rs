@@ -233,10 +233,9 @@ fn a_device_without_cann_is_one_clear_error() {
     let output = mrope(&["verify", "--path", "aclnn", "x"]);
     assert!(text(&output.stderr).contains("add --device ascend"));
     let output = mrope(&["verify", "--device", "tpu", "x"]);
-    assert!(
-        text(&output.stderr)
-            .contains("expected cpu, gpu, gpu:N, ascend, ascend:N, ascend-sim or remote:")
-    );
+    assert!(text(&output.stderr).contains(
+        "expected cpu, gpu, gpu:N, ascend, ascend:N, ascend-sim, ascend-sim:N or remote:"
+    ));
 }
 
 #[cfg(not(feature = "ascend"))]
