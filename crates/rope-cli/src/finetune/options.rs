@@ -23,7 +23,7 @@ pub(crate) struct FinetuneArgs {
     /// Folder of the model: config.json, weights, tokenizer, chat template, preprocessor
     pub(super) folder: PathBuf,
 
-    /// File of conversations: JSON lines or an array, in any of the five formats that are read
+    /// Conversations: JSON lines or an array, in any of five formats
     #[arg(long, value_name = "FILE")]
     pub(super) data: PathBuf,
 
@@ -36,7 +36,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_name = "DIR")]
     pub(super) out: PathBuf,
 
-    /// Continue from the checkpoint in the folder; the other options must be those of its run
+    /// Continue from the checkpoint in --out, with its options
     #[arg(long)]
     pub(super) resume: bool,
 
@@ -62,7 +62,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) rendezvous: Option<String>,
 
-    /// How long a rank waits for the others, at the beginning and in each step
+    /// Longest wait for other ranks in a step
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = count_in(1..=86_400))]
     pub(super) rank_timeout: usize,
 
@@ -78,26 +78,25 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_parser = count_in(1..=100_000_000))]
     pub(super) steps: Option<usize>,
 
-    /// Conversations in a batch; they are one batch however it is cut
+    /// Conversations in a batch, however it is cut
     #[arg(long, default_value_t = 8, value_parser = count_in(1..=1_000_000))]
     pub(super) batch: usize,
 
-    /// Tokens in a batch, without padding: as many of the next conversations as have at most these
-    /// together, instead of a number of them
+    /// Tokens in a batch, without padding, instead of --batch
     #[arg(long, value_name = "TOKENS", conflicts_with = "batch")]
     #[arg(value_parser = count_in(1..=1_073_741_824))]
     pub(super) batch_tokens: Option<usize>,
 
-    /// The most tokens that pass through the model at once; a longer conversation is an error
+    /// Most tokens of a micro-batch
     #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
     #[arg(value_parser = count_in(1..=16_777_216))]
     pub(super) micro_tokens: usize,
 
-    /// Conversations of a pass: end to end in one row (packed), or in rows of similar length (padded)
+    /// End to end in one row, or in rows of similar length
     #[arg(long, value_enum, default_value_t = CutChoice::Packed)]
     pub(super) cut: CutChoice,
 
-    /// The largest area of a resized picture in pixels [default: the folder's]
+    /// Largest picture in pixels [default: the folder's]
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) max_pixels: Option<u64>,
 
@@ -117,7 +116,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long)]
     pub(super) alpha: Option<f64>,
 
-    /// The probability with which an adapter's input is dropped
+    /// Dropout before the adapters
     #[arg(long, default_value_t = 0.0)]
     pub(super) dropout: f64,
 
@@ -154,7 +153,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, default_value_t = 0.0)]
     pub(super) weight_decay: f64,
 
-    /// The norm that all gradients together are clipped at; 0 clips nothing
+    /// Clip the norm of all gradients at this; 0: never
     #[arg(long, default_value_t = 1.0)]
     pub(super) max_norm: f64,
 
@@ -163,7 +162,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_enum, default_value_t = RuleChoice::Tokens)]
     pub(super) loss_rule: RuleChoice,
 
-    /// Keep what each layer's backward needs, instead of running the layer again
+    /// Keep activations instead of running layers again
     #[arg(long)]
     pub(super) no_recompute: bool,
 
@@ -171,11 +170,11 @@ pub(crate) struct FinetuneArgs {
     #[arg(long)]
     pub(super) no_masters: bool,
 
-    /// Start from random weights, drawn from --seed; the folder needs none
+    /// Start from random weights, drawn from --seed
     #[arg(long)]
     pub(super) random_weights: bool,
 
-    /// Seed of the order of the data, of adapters and of dropout
+    /// Seed of order, adapters and dropout
     #[arg(long, default_value_t = 0, value_parser = seed())]
     pub(super) seed: u64,
 
@@ -189,7 +188,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(value_parser = count_in(1..=100_000_000))]
     pub(super) validate_every: usize,
 
-    /// Record step N into step-N.safetensors of --out, for `mrope compare`
+    /// Record step N in --out, for `mrope compare`
     #[arg(long, value_name = "N", value_parser = count_in(1..=100_000_000))]
     pub(super) record_step: Option<usize>,
 
