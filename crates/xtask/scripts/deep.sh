@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # `cargo xtask deep`: the steps of deep.txt one after the other, with the outcome of each in
-# docs/dev/deep.md as soon as it is known.
+# docs/tables/deep.md as soon as it is known.
 source "$(dirname "$0")/environment.sh"
-steps=crates/xtask/scripts/deep.txt page=docs/dev/deep.md
+steps=crates/xtask/scripts/deep.txt page=docs/tables/deep.md
 others=(-- . ":!$page")   # all files but the page, which every step changes
 
 list='' resume='' vendor='' chosen=()
@@ -28,7 +28,7 @@ for name in "${chosen[@]}"; do
     fail "$name reads the vendor's repositories: name their folder by --vendor FOLDER"
 done
 for name in "${known[@]}"; do
-  grep -q "\`$name\`" "$page" || [[ $(row "$name") ]] || fail "$page does not name the step $name"
+  grep -q "\`$name\`" docs/dev/deep.md || fail "docs/dev/deep.md does not name the step $name"
 done
 
 is_changed() { [[ $(git status --porcelain "${others[@]}") ]]; }

@@ -27,7 +27,7 @@ api   compares the public items of the published crates, as `cargo doc` shows th
 claims   runs the commands of docs/dev/evidence.md that count, and checks that their output says
       what the page states. It shares what `cargo test --workspace` has built.
 deep   runs the checks that continuous integration leaves out, STEPs or all of them, and writes the
-      outcome of each to docs/dev/deep.md as soon as it is known. A step that fails stops no other.
+      outcome of each to docs/tables/deep.md as soon as it is known. A step that fails stops no other.
       --list prints the steps with their commands and runs none, --resume leaves out those that have
       passed with the present files, all of them committed. --vendor names a folder of checkouts of
       the vendor's repositories; without it the two steps that read them are left out. Hours.
