@@ -12,7 +12,7 @@ pub(crate) fn parallelism(threads: usize) -> Parallelism {
 
 /// Runs `work` where its tasks find threads.
 ///
-/// The threads of a pool stay behind when its process forks, as the workers of a data loader do:
+/// A forked process, such as a worker of a data loader, lacks the threads of its parent's pool:
 /// tasks for them would wait for ever. A forked process gets a pool of its own.
 pub(crate) fn with_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     static FIRST: AtomicU32 = AtomicU32::new(0);

@@ -462,7 +462,7 @@ struct PatchProjection {
     bias: Option<Param<Tensor<1>>>,
 }
 
-/// What torch's layer norm adds to the variance unless told.
+/// The default epsilon of torch's layer norm.
 const TORCH_LAYER_NORM_EPS: f64 = 1e-5;
 impl PatchEmbed {
     fn new(config: &VisionConfig, device: &Device) -> Self {

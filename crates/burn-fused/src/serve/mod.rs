@@ -21,7 +21,7 @@ use tracing_subscriber::{EnvFilter, Layer as _, fmt::layer, layer::SubscriberExt
 
 use guard::Inner;
 
-/// Runs `work` that may wait for a device, such as a read behind a sum over several: on a thread of
+/// Runs `work` that may wait for a device, such as a read after a sum over several: on a thread of
 /// a server others then serve the devices that it waits for.
 pub fn wait<T>(work: impl FnOnce() -> T) -> T {
     let server = Handle::try_current().ok();

@@ -55,7 +55,7 @@ pub struct CommunicatorOptions {
     pub buffer_mib: u32,
     /// Whether sums are taken in a fixed order, so that runs on the same devices are equal.
     pub deterministic: bool,
-    /// Seconds that an operation waits for the other ranks, where the installation can be told.
+    /// Seconds that an operation waits for the other ranks, where the installation has a limit.
     pub timeout_s: u32,
 }
 
@@ -155,7 +155,7 @@ impl Operation {
 /// One device's end of a group of devices, each of which has a thread of its own.
 ///
 /// All ranks call the same operations in the same order with as many elements. An operation is
-/// queued on a stream of the communicator's own, behind what is queued on the device's stream; what
+/// queued on a stream that the communicator owns, after what is queued on the device's stream; what
 /// is queued there afterwards waits for it once its [`Pending`] is dropped.
 #[derive(Debug)]
 pub struct Communicator {
