@@ -6,10 +6,14 @@ mod random;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::LazyLock;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_attention::{Attention, AttentionMask, CrossEntropy, MaskRules, Window, rms_norm, swiglu};
-use qwen_vl::QwenVlConfig;
+use burn_attention::{
+    Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences, Window,
+    gated_delta_step, rms_norm, short_convolution, swiglu,
+};
+use qwen_vl::{Parameter, QwenVlConfig};
 use random::Random;
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
@@ -92,6 +96,15 @@ fn pair(random: &mut Random) -> (Tensor<4>, Tensor<4>, RotaryAngles) {
 fn norm(random: &mut Random) -> HeadNorm {
     let order = random.of(&[NormOrder::BeforeRotation, NormOrder::AfterRotation]);
     HeadNorm::new(1e-6).expect("valid").with_order(order)
+}
+
+/// Mostly those of 3 tokens.
+fn sequences(random: &mut Random) -> Sequences {
+    let tokens = random.size(3);
+    match random.below(2) {
+        0 => Sequences::whole(tokens),
+        _ => Sequences::packed(&[0, tokens / 2, tokens], tokens).expect("ends at `tokens`"),
+    }
 }
 
 /// An output that an autodiff graph can go back through.
@@ -235,6 +248,37 @@ const FUNCTIONS: &[Function] = &[
     ("burn-attention swiglu", |random| {
         let out = swiglu(random.tensor([2, 3]), random.tensor([2, 3]));
         out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention GatedDelta::try_forward", |random| {
+        let [q, k] = [(); 2].map(|()| random.tensor([1, 3, 1, 2]));
+        let v = random.tensor([1, 3, 2, 3]);
+        let [g, beta] = [(); 2].map(|()| random.tensor([1, 3, 2]));
+        let rule = GatedDelta::new(sequences(random)).with_blocks(random.of(&[None, Some(0)]));
+        let out = rule.try_forward(q, k, v, g, beta);
+        out.is_ok_and(|(out, state)| goes_back(&[out, state]))
+    }),
+    ("burn-attention gated_delta_step", |random| {
+        let [q, k] = [(); 2].map(|()| random.tensor([1, 1, 2]));
+        let v = random.tensor([1, 2, 3]);
+        let numbers = [(); 2].map(|()| random.tensor([1, 2]));
+        let out = gated_delta_step([q, k, v], numbers, random.tensor([1, 2, 2, 3]));
+        out.is_ok_and(|(out, state)| goes_back(&[out.unsqueeze(), state]))
+    }),
+    ("burn-attention short_convolution", |random| {
+        let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
+        let out = short_convolution(x, weight, &sequences(random));
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("qwen-vl Parameter::sample", |random| {
+        static PARAMETERS: LazyLock<Vec<Parameter>> = LazyLock::new(|| {
+            let folder = rope_check::fixtures().expect("the test runs in the workspace");
+            let config = QwenVlConfig::from_folder(folder.join("models/qwen2_vl_tiny"));
+            let model = config.expect("reads").init(&Device::flex().autodiff());
+            model.expect("a model").parameters()
+        });
+        let mut parameter = PARAMETERS[random.below(PARAMETERS.len())].clone();
+        parameter.shape = vec![random.size(2), random.size(3)];
+        parameter.sample(random.tensor([6]), random.size(6)).is_ok()
     }),
     ("qwen-vl VisionConfig::patches", |random| {
         let folder = rope_check::fixtures().expect("the test runs in the workspace");

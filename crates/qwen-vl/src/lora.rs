@@ -166,8 +166,16 @@ impl Parameter {
     /// of files.
     ///
     /// # Errors
-    /// [`QwenVlError::TensorUnreadable`] if the device does not give them back.
+    /// [`QwenVlError::TensorUnreadable`] if `flat` has another number of elements, or the device does
+    /// not give them back.
     pub fn sample(&self, flat: Tensor<1>, count: usize) -> Result<Sampled> {
+        let [found] = flat.dims();
+        if found != self.elements() {
+            return Err(QwenVlError::TensorUnreadable {
+                name: self.name.clone(),
+                reason: format!("expected {} elements, found {found}", self.elements()),
+            });
+        }
         match (self.is_transposed, &self.shape[..]) {
             (true, [inputs, outputs]) => {
                 let index = |element: usize| element % inputs * outputs + element / inputs;
