@@ -11,7 +11,10 @@ fn main() -> Result<()> {
 
     // Once per model. RotarySpec::from_hf_config reads a config.json instead.
     let axes = AxisLayout::Striped(vec![3, 3, 2]);
-    let spec = RotarySpec::builder(16).axes(axes).theta(1e4).build()?;
+    let spec = RotarySpec::builder(16)
+        .axis_layout(axes)
+        .theta(1e4)
+        .build()?;
     let rotary = Rotary::new(spec, Layout::Bsnd);
 
     // Once per step: a word, 2 x 2 tokens of a picture, a word; time, height, width.

@@ -37,7 +37,7 @@ impl AttentionLayer {
     pub fn new(device: &Device) -> Result<Self> {
         let axes = AxisLayout::Striped(vec![3, 3, 2]);
         let spec = RotarySpec::builder(HEAD_DIM)
-            .axes(axes)
+            .axis_layout(axes)
             .theta(2.0)
             .build()?;
         let linear = |from, to| LinearConfig::new(from, to).init(device);

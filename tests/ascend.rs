@@ -220,7 +220,7 @@ fn sized(tokens: usize, heads: usize, head_dim: usize, dtype: DType, strided: bo
     let npu = npu();
     let spec = RotarySpec::builder(head_dim)
         .pairing(Pairing::Half)
-        .axes(AxisLayout::Contiguous(vec![head_dim / 2 - 8, 4, 4]))
+        .axis_layout(AxisLayout::Contiguous(vec![head_dim / 2 - 8, 4, 4]))
         .build()
         .expect("a valid specification");
     let positions = cases::scattered_positions(3, tokens).expect("valid positions");

@@ -171,7 +171,7 @@ fn heads_of_all_widths_meet_the_oracle() {
                     .rotary_dim(2 * pairs)
                     .rotary_offset(offset)
                     .pairing(pairing)
-                    .axes(axes)
+                    .axis_layout(axes)
                     .build()
                     .expect("a valid specification");
                 let positions = scattered_positions(spec.axis_count(), 3).expect("valid positions");
@@ -291,7 +291,11 @@ fn gradients_of_angles_are_those_of_the_cpu() {
         ] {
             for axes in [AxisLayout::Single, AxisLayout::PerChannel(vec![4, 8])] {
                 let spec = RotarySpec::builder(26).rotary_dim(24).rotary_offset(1);
-                let spec = spec.pairing(pairing).axes(axes).build().expect("valid");
+                let spec = spec
+                    .pairing(pairing)
+                    .axis_layout(axes)
+                    .build()
+                    .expect("valid");
                 let lanes = spec.geometry().lane_count();
                 let rotary = Rotary::new(spec, layout);
                 let tokens = if shared { seq } else { batch * seq };
@@ -350,7 +354,10 @@ fn a_device_gathers_the_angles_of_the_host() {
         lanes(16, 16),
         lanes(32, 16),
     ] {
-        let spec = RotarySpec::builder(32).axes(axes).build().expect("valid");
+        let spec = RotarySpec::builder(32)
+            .axis_layout(axes)
+            .build()
+            .expect("valid");
         let positions = scattered_positions(spec.axis_count(), 60).expect("in range");
         let rotary = Rotary::new(spec, Layout::Bsnd);
         let expected = rotary.angles(&positions, &cpu).rows().into_data();

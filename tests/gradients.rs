@@ -65,7 +65,7 @@ impl Learned {
     fn new(implementation: Implementation) -> Self {
         let spec = RotarySpec::builder(12)
             .pairing(Pairing::Adjacent)
-            .axes(AxisLayout::PerChannel(vec![2, 4]))
+            .axis_layout(AxisLayout::PerChannel(vec![2, 4]))
             .build()
             .expect("a valid specification");
         let config = RotaryConfig::new(spec).with_layout(Layout::Bnsd);

@@ -119,7 +119,7 @@ pub(crate) fn results_are_those_of_transformers(device: &Device, types: &[(DType
         };
         let spec = RotarySpec::builder(model.head_dim)
             .rotary_dim((model.head_dim as f64 * share) as usize)
-            .axes(axes)
+            .axis_layout(axes)
             .theta(parameters.rope_theta)
             .build()
             .expect("valid");
@@ -177,7 +177,7 @@ pub(crate) fn fused_agrees_with_ordinary_operations(
                         .rotary_dim(16)
                         .rotary_offset(4)
                         .pairing(pairing)
-                        .axes(axes)
+                        .axis_layout(axes)
                         .build()
                         .expect("valid");
                     let norm = HeadNorm::new(1e-3).expect("valid");

@@ -151,7 +151,7 @@ pub fn builder(u: &mut Unstructured) -> Result<RotarySpecBuilder> {
         .rotary_dim(rotary_dim)
         .rotary_offset(offset)
         .pairing(one_of(u, &Pairing::ALL)?)
-        .axes(axes(u, pairs)?);
+        .axis_layout(axes(u, pairs)?);
     if u.arbitrary()? {
         builder = builder.theta(number(u)?);
     }

@@ -297,7 +297,7 @@ fn a_device_gathers_the_angles_itself_once_it_has_received_as_many_rows() {
         AxisLayout::PerAxis(vec![4, 6, 6]),
         AxisLayout::PerChannel(vec![4, 4, 8]),
     ] {
-        let spec = RotarySpec::builder(32).axes(layout.clone()).build();
+        let spec = RotarySpec::builder(32).axis_layout(layout.clone()).build();
         let rotary = Rotary::new(spec.expect("valid"), Layout::Bsnd);
         let ids: Vec<i64> = (0..3 * 60).map(|i| i * 37 % 59).collect();
         let positions = Positions::new(3, &ids).expect("in range");

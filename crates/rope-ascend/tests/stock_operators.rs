@@ -76,7 +76,7 @@ fn mrope<T: Acl>(axes: AxisLayout, pairing: Pairing) {
         let spec = RotarySpec::builder(head_dim)
             .rotary_dim(2 * pairs)
             .pairing(pairing);
-        let spec = spec.axes(axes.clone()).build().unwrap();
+        let spec = spec.axis_layout(axes.clone()).build().unwrap();
         let mut table = CosSinTable::<f32>::new(&spec, None).unwrap();
         let mut numbers = Numbers(11);
         let ids: Vec<i64> = (0..sections.len() * tokens)

@@ -48,7 +48,7 @@ impl Shape {
         RotarySpec::builder(self.head_dim)
             .rotary_dim(self.rotary_dim)
             .pairing(pairing)
-            .axes(axes)
+            .axis_layout(axes)
             .theta(1e6)
             .build()
     }

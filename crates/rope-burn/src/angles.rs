@@ -436,7 +436,7 @@ mod tests {
             AxisLayout::PerChannel(vec![4, 4, 4, 4]),
         ];
         for layout in layouts {
-            let spec = RotarySpec::builder(32).axes(layout.clone()).build();
+            let spec = RotarySpec::builder(32).axis_layout(layout.clone()).build();
             let spec = spec.unwrap_or_else(|error| panic!("{layout:?}: {error}"));
             let table = CosSinTable::new(&spec, None).expect("valid");
             let tables = Tables::new(table, 1 << 20);

@@ -51,7 +51,7 @@ fn geometry() {
 
 #[test]
 fn sections() {
-    let axes = |layout| RotarySpec::builder(128).axes(layout).build();
+    let axes = |layout| RotarySpec::builder(128).axis_layout(layout).build();
     refused! {
         axes(AxisLayout::Contiguous(vec![16, 24, 23])) =>
             RopeError::SectionSum { sum: 63, expected: 64, .. },
@@ -101,7 +101,7 @@ fn positions() {
     assert!(Positions::new(1, &[1 << 31]).is_ok());
 
     let mrope = RotarySpec::builder(128)
-        .axes(AxisLayout::Contiguous(vec![16, 24, 24]))
+        .axis_layout(AxisLayout::Contiguous(vec![16, 24, 24]))
         .build()
         .expect("valid");
     let text = Positions::text(1, 0, 4).expect("small");

@@ -145,7 +145,7 @@ fn a_tensor_that_is_still_held_stays_as_it_was() {
 fn a_wrong_shape_is_refused_before_it_is_sent() {
     let device = served();
     let spec = RotarySpec::builder(16)
-        .axes(AxisLayout::Contiguous(vec![2, 3, 3]))
+        .axis_layout(AxisLayout::Contiguous(vec![2, 3, 3]))
         .build();
     let rotary = Rotary::new(spec.expect("valid"), Layout::Bsnd);
     let angles = rotary.angles(&Positions::text(3, 0, 5).expect("valid"), &device);

@@ -105,7 +105,7 @@ fn case(levels: &[usize]) -> Result<Case, RopeError> {
         .rotary_dim(2 * PAIRS)
         .rotary_offset(offset)
         .pairing(Pairing::ALL[levels[0]])
-        .axes(axes)
+        .axis_layout(axes)
         .attention_scaling([1.0, 1.25][levels[8]]);
     if is_data {
         spec = spec.frequencies(Frequencies::listed(LISTED.to_vec())?);
@@ -285,7 +285,7 @@ pub fn models() -> Result<Vec<NamedCase>, RopeError> {
             let spec = RotarySpec::builder(head_dim)
                 .rotary_dim(rotary_dim)
                 .pairing(pairing)
-                .axes(axes)
+                .axis_layout(axes)
                 .build()?;
             let positions = scattered_positions(spec.axis_count(), 3)?;
             Ok(NamedCase {
@@ -320,7 +320,7 @@ pub fn per_head() -> Result<Vec<NamedCase>, RopeError> {
             .rotary_dim(2 * pairs)
             .rotary_offset(varying % 2)
             .pairing(pairing)
-            .axes(axes)
+            .axis_layout(axes)
             .build()?;
         let (batch, seq) = if layout == Layout::Tnd {
             (1, 4)

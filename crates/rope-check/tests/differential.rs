@@ -41,7 +41,7 @@ fn case_of(pairs: usize, pairing: Pairing, per_channel: bool) -> Case {
         .rotary_dim(2 * pairs)
         .rotary_offset(offset)
         .pairing(pairing)
-        .axes(axes)
+        .axis_layout(axes)
         .build()
         .expect("a valid specification");
     let seq = [1, 2, 3, 4, 5, 7][pairs % 6];
@@ -100,7 +100,7 @@ fn heads_with_angles_of_their_own() {
                     .rotary_dim(2 * pairs)
                     .rotary_offset(shared.spec.rotary_offset())
                     .pairing(pairing)
-                    .axes(if lanes == pairs {
+                    .axis_layout(if lanes == pairs {
                         AxisLayout::Single
                     } else {
                         AxisLayout::PerChannel(vec![0, pairs])
@@ -209,7 +209,7 @@ fn the_same_inputs_in_another_layout_give_the_same_bits() {
         let spec = RotarySpec::builder(2 * 22 + 3)
             .rotary_dim(44)
             .pairing(pairing)
-            .axes(AxisLayout::Striped(vec![8, 7, 7]))
+            .axis_layout(AxisLayout::Striped(vec![8, 7, 7]))
             .build()
             .expect("a valid specification");
         let positions = scattered_positions(3, 2 * 5).expect("valid positions");
@@ -433,7 +433,7 @@ fn any_number_of_threads_gives_the_same_bits() {
     for pairing in Pairing::ALL {
         let spec = RotarySpec::builder(128)
             .pairing(pairing)
-            .axes(AxisLayout::PerChannel(vec![16, 16, 16, 16]))
+            .axis_layout(AxisLayout::PerChannel(vec![16, 16, 16, 16]))
             .build()
             .expect("a valid specification");
         let positions = scattered_positions(4, seq).expect("valid positions");

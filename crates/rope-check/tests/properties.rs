@@ -56,7 +56,7 @@ fn specs() -> impl Strategy<Value = RotarySpec> {
                 .rotary_dim(2 * pairs)
                 .rotary_offset(before)
                 .pairing(pairing)
-                .axes(axes)
+                .axis_layout(axes)
                 .attention_scaling(scaling)
                 .build()
                 .expect("the sections can be arranged")
@@ -129,7 +129,7 @@ fn like(spec: &RotarySpec, pairing: Pairing, axes: AxisLayout, scaling: f64) -> 
         .rotary_dim(spec.rotary_dim())
         .rotary_offset(spec.rotary_offset())
         .pairing(pairing)
-        .axes(axes)
+        .axis_layout(axes)
         .attention_scaling(scaling)
         .build()
         .expect("as valid as the other")
@@ -236,7 +236,9 @@ fn one_matrix_for_one_two_and_three_axes() {
     ];
     for pairing in Pairing::ALL {
         for axes in &axes {
-            let spec = RotarySpec::builder(128).pairing(pairing).axes(axes.clone());
+            let spec = RotarySpec::builder(128)
+                .pairing(pairing)
+                .axis_layout(axes.clone());
             let spec = spec.build().expect("128 channels");
             let ids: Vec<i64> = (0..4 * spec.axis_count() as i64)
                 .map(|i| 37 * i % 101)

@@ -586,7 +586,7 @@ fn packed_positions() -> (PositionIds, Vec<usize>) {
 
 fn spec() -> RotarySpec {
     RotarySpec::builder(32)
-        .axes(AxisLayout::Contiguous(vec![4, 6, 6]))
+        .axis_layout(AxisLayout::Contiguous(vec![4, 6, 6]))
         .theta(1e6)
         .build()
         .expect("specification holds")

@@ -72,7 +72,7 @@ fn main() -> Result<()> {
     for model in models {
         let spec = RotarySpec::builder(128)
             .pairing(Pairing::Adjacent)
-            .axes(AxisLayout::PerAxis(model.pairs.to_vec()))
+            .axis_layout(AxisLayout::PerAxis(model.pairs.to_vec()))
             .theta(model.theta)
             .build()?;
         let positions = positions(model.text, model.grid)?;

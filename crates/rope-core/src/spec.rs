@@ -171,7 +171,7 @@ impl Geometry {
 /// // Qwen2-VL's text decoder
 /// let spec = RotarySpec::builder(128)
 ///     .pairing(Pairing::Half)
-///     .axes(AxisLayout::Contiguous(vec![16, 24, 24]))
+///     .axis_layout(AxisLayout::Contiguous(vec![16, 24, 24]))
 ///     .theta(1_000_000.0)
 ///     .build()?;
 /// assert_eq!(spec.axis_count(), 3);
@@ -311,7 +311,7 @@ impl RotarySpecBuilder {
         self
     }
     /// Which axis drives which lane.
-    pub fn axes(mut self, axis_layout: AxisLayout) -> Self {
+    pub fn axis_layout(mut self, axis_layout: AxisLayout) -> Self {
         self.axis_layout = axis_layout;
         self
     }

@@ -18,7 +18,7 @@ fn lanes(of: &[(u8, u32)]) -> AxisLayout {
 fn spec(head_dim: usize, axes: AxisLayout, inv_freq: &[f64]) -> Result<RotarySpec, RopeError> {
     let frequencies = Frequencies::listed(inv_freq.to_vec())?;
     RotarySpec::builder(head_dim)
-        .axes(axes)
+        .axis_layout(axes)
         .frequencies(frequencies)
         .build()
 }
@@ -33,7 +33,7 @@ fn cos_sin(angles: &[f64]) -> Vec<f64> {
 fn lanes_take_any_axis_and_any_frequency() {
     // Height takes every other frequency from the first on, width from the second; as Pixtral.
     let axes = lanes(&[(0, 0), (0, 2), (1, 1), (1, 3)]);
-    let spec = RotarySpec::builder(8).axes(axes).theta(16.0).build();
+    let spec = RotarySpec::builder(8).axis_layout(axes).theta(16.0).build();
     let spec = spec.expect("valid");
     assert_eq!(spec.axis_count(), 2);
     assert!(!spec.geometry().per_channel());
@@ -195,7 +195,7 @@ fn lanes_and_lists_survive_serialization_and_are_checked_on_the_way_back() {
 
 fn arranged(layout: AxisLayout, pairs: usize) -> Result<RotarySpec, RopeError> {
     RotarySpec::builder(2 * pairs)
-        .axes(layout)
+        .axis_layout(layout)
         .theta(64.0)
         .build()
 }
@@ -251,7 +251,7 @@ fn frequencies_restart_per_axis_and_equal_axes_share_columns() {
 fn agrees_with_the_oracle(layout: AxisLayout) {
     let (axes, pairs) = (layout.axis_count(), layout.sections().iter().sum::<usize>());
     let positions = Positions::new(axes, &[3, 5, 7][..axes]).expect("valid positions");
-    let spec = RotarySpec::builder(2 * pairs).axes(layout);
+    let spec = RotarySpec::builder(2 * pairs).axis_layout(layout);
     let spec = spec.build().expect("a valid specification");
     let found = TokenAngles::<f64>::new(&spec, &positions, None).expect("valid angles");
     let expected = HeadMatrix::new(&spec, &positions, 0, None).expect("valid positions");

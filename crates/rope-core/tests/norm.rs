@@ -67,7 +67,7 @@ impl Case {
             .rotary_dim(2 * pairs)
             .rotary_offset(offset)
             .pairing(pairing)
-            .axes(axes)
+            .axis_layout(axes)
             .build()
             .expect("valid");
         // Heads are taken by four and by eight.

@@ -282,7 +282,7 @@ fn strides_of_single_rows_may_be_any_number() {
 fn frequencies_beyond_floats_are_refused() {
     // theta to the power of -116/128 is beyond the highest frequency.
     let build = |theta| {
-        let spec = RotarySpec::builder(128).axes(AxisLayout::Single);
+        let spec = RotarySpec::builder(128).axis_layout(AxisLayout::Single);
         spec.theta(theta).build()
     };
     assert!(matches!(

@@ -386,7 +386,7 @@ mod tests {
 
     fn rotary() -> Rotary {
         let spec = RotarySpec::builder(64)
-            .axes(AxisLayout::Striped(vec![12, 10, 10]))
+            .axis_layout(AxisLayout::Striped(vec![12, 10, 10]))
             .build();
         Rotary::new(spec.expect("a valid specification"), Layout::Bsnd)
     }

@@ -197,7 +197,7 @@ impl Mistake {
             let others = layouts.iter().map(|layout| layout(sections.to_vec()));
             found.extend(others.filter(|other| other != stated).filter_map(|other| {
                 let what = format!("axes {}, not {}", axes_name(&other), axes_name(stated));
-                self.with_spec(what, |spec| spec.axes(other))
+                self.with_spec(what, |spec| spec.axis_layout(other))
             }));
         }
         found.extend((0..axes).filter_map(|axis| {

@@ -176,7 +176,7 @@ impl RunConfig {
         let third = head_dim / 6;
         RotarySpec::builder(head_dim)
             .pairing(self.pairing.into())
-            .axes(match self.axes {
+            .axis_layout(match self.axes {
                 Axes::Mrope => AxisLayout::Striped(vec![head_dim / 2 - 2 * third, third, third]),
                 Axes::OneD => AxisLayout::Single,
             })

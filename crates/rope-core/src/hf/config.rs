@@ -496,7 +496,7 @@ fn build(
     RotarySpec::builder(head_dim)
         .rotary_dim(rotary_dim)
         .pairing(pairing(family, config)?)
-        .axes(axes)
+        .axis_layout(axes)
         .frequencies(frequencies)
         .attention_scaling(attention_scaling)
         .build()
