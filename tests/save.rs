@@ -9,7 +9,7 @@ use burn::backend::flex::{Flex, FlexDevice};
 use burn::tensor::Device;
 use burn_ascend::operations;
 use burn_ascend::serve::Server;
-use qwen_vl::{Pieces, QwenVl, QwenVlConfig, QwenVlError};
+use qwen_vl::{QwenVl, QwenVlConfig, QwenVlError, Transfer};
 use safetensors::SafeTensors;
 use serde_json::json;
 
@@ -127,18 +127,18 @@ fn a_checkpoint_crosses_in_pieces_of_the_size_asked_for() {
     let server = Server::start::<Flex>([FlexDevice], operations()).expect("it starts");
     let device = server.connect(0).expect("it answers");
     let mut reports = Vec::new();
-    let pieces = Pieces::default()
-        .of(PIECE_BYTES)
-        .reporting(|moved| reports.push((moved.bytes, moved.total)));
-    let found = config.load_in(&folder, &device, pieces).expect("loads");
+    let transfer = Transfer::default()
+        .piece_bytes(PIECE_BYTES)
+        .on_progress(|at| reports.push((at.bytes, at.total)));
+    let found = config.load_with(&folder, &device, transfer).expect("loads");
     assert!(same_weights(&found, &expected));
     expect_pieces(&reports, bytes(&expected));
 
     let mut reports = Vec::new();
-    let pieces = Pieces::default()
-        .of(PIECE_BYTES)
-        .reporting(|moved| reports.push((moved.bytes, moved.total)));
-    found.save_in(&folder, pieces).expect("saves");
+    let transfer = Transfer::default()
+        .piece_bytes(PIECE_BYTES)
+        .on_progress(|at| reports.push((at.bytes, at.total)));
+    found.save_with(&folder, transfer).expect("saves");
     expect_pieces(&reports, bytes(&expected));
     assert!(same_weights(&load(&folder), &expected));
 }
@@ -166,15 +166,19 @@ fn a_device_lost_midway_leaves_no_half_loaded_model_and_no_half_written_file() {
     // Ends the server once half of the bytes have crossed.
     let breaking = |server: Server| {
         let mut server = Some(server);
-        Pieces::default().of(PIECE_BYTES).reporting(move |moved| {
-            if moved.bytes > moved.total / 2 {
-                drop(server.take());
-            }
-        })
+        Transfer::default()
+            .piece_bytes(PIECE_BYTES)
+            .on_progress(move |at| {
+                if at.bytes > at.total / 2 {
+                    drop(server.take());
+                }
+            })
     };
     let server = Server::start::<Flex>([FlexDevice], operations()).expect("it starts");
     let device = server.connect(0).expect("it answers");
-    let error = config.load_in(&folder, &device, breaking(server)).map(drop);
+    let error = config
+        .load_with(&folder, &device, breaking(server))
+        .map(drop);
     let error = error.expect_err("the device is gone");
     let QwenVlError::Transfer { moved, total, .. } = error else {
         panic!("{error}");
@@ -184,7 +188,7 @@ fn a_device_lost_midway_leaves_no_half_loaded_model_and_no_half_written_file() {
     let server = Server::start::<Flex>([FlexDevice], operations()).expect("it starts");
     let device = server.connect(0).expect("it answers");
     let model = config.load(&folder, &device).expect("loads");
-    let error = model.save_in(&folder, breaking(server));
+    let error = model.save_with(&folder, breaking(server));
     let error = error.expect_err("the device is gone");
     assert!(matches!(error, QwenVlError::Transfer { .. }), "{error}");
     let names = fs::read_dir(&folder).expect("lists").map(|entry| {

@@ -13,7 +13,7 @@
 //! | `names` | the checkpoints' parameter names and this crate's |
 //! | `load` | reading and writing checkpoints |
 //! | `file` | safetensors files, by ranges of elements |
-//! | `pieces` | tensors of any size to and from a device |
+//! | `transfer` | tensors of any size to and from a device |
 //! | `patches` | cutting pictures into patches |
 //! | `batch` | turning a prompt into tensors |
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
@@ -44,11 +44,11 @@ mod model;
 mod names;
 mod patches;
 mod peft;
-mod pieces;
 mod random;
 mod streamed;
 mod trace;
 mod train;
+mod transfer;
 mod vision;
 
 pub use backward::Backward;
@@ -62,6 +62,6 @@ pub use layers::Activation;
 pub use lora::{LoraConfig, ModelPart, Parameter};
 pub use merge::{Merge, MergeCheck, MergedTensor};
 pub use model::QwenVl;
-pub use pieces::{Moved, Pieces};
 pub use rope_burn::{Implementation, rope_core};
 pub use trace::{Sampled, Segment, Trace, sampled_elements};
+pub use transfer::{Progress, Transfer};

@@ -16,7 +16,7 @@ use crate::file::{self, Entry, Sink, Stored, TensorFile, float};
 use crate::model::QwenVl;
 use crate::names::rename;
 use crate::peft::adapter_name;
-use crate::pieces::Pieces;
+use crate::transfer::Transfer;
 
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -39,24 +39,24 @@ impl QwenVlConfig {
     /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]; [`QwenVlError::Transfer`]
     /// if the device is lost before it has the whole model; those of [`init`](Self::init).
     pub fn load(&self, folder: impl AsRef<Path>, device: &Device) -> Result<QwenVl> {
-        self.load_in(folder, device, Pieces::default())
+        self.load_with(folder, device, Transfer::default())
     }
 
-    /// As [`load`](Self::load), with a say in the pieces, and a report of each.
+    /// As [`load`](Self::load), in pieces of a chosen size, with a report after each.
     ///
     /// # Errors
     /// Those of [`load`](Self::load).
-    pub fn load_in(
+    pub fn load_with(
         &self,
         folder: impl AsRef<Path>,
         device: &Device,
-        pieces: Pieces<'_>,
+        transfer: Transfer<'_>,
     ) -> Result<QwenVl> {
         let model = self.init(device)?;
         let files = weights(folder.as_ref())?;
         let found = self.found(&files)?;
         let dtype = DType::from(device.settings().float_dtype);
-        let mut model = model.fill(Kind::Base, &files, &found, dtype, pieces)?;
+        let mut model = model.fill(Kind::Base, &files, &found, dtype, transfer)?;
         model.fingerprint = Some(fingerprint(&files, &found)?);
         Ok(model)
     }
@@ -202,7 +202,7 @@ struct Load<'a, 'p> {
     /// The type that parameters have on the device.
     dtype: DType,
     path: ModulePath,
-    pieces: Pieces<'p>,
+    transfer: Transfer<'p>,
     error: Option<QwenVlError>,
 }
 
@@ -227,10 +227,12 @@ impl ModuleMapper for Load<'_, '_> {
         let read = |part| source.read(&found.stored, *dtype, part);
         let tensor = if self.path.is_transposed() {
             let matrix = [dims[0], dims[1]];
-            let tensor = self.pieces.upload_transposed(&found.name, matrix, to, read);
+            let tensor = self
+                .transfer
+                .upload_transposed(&found.name, matrix, to, read);
             tensor.map(|tensor| tensor.reshape(dims))
         } else {
-            self.pieces.upload(&found.name, dims, to, read)
+            self.transfer.upload(&found.name, dims, to, read)
         };
         match tensor {
             Ok(tensor) => {
@@ -257,10 +259,10 @@ impl QwenVl {
         files: &[Weights],
         found: &BTreeMap<String, Found>,
         dtype: DType,
-        pieces: Pieces<'_>,
+        transfer: Transfer<'_>,
     ) -> Result<Self> {
         let uses = self.plan(kind, found)?;
-        self.fill_with(files, uses, dtype, pieces)
+        self.fill_with(files, uses, dtype, transfer)
     }
 
     /// The tensor for each parameter of a kind, of which nothing is read yet.
@@ -311,7 +313,7 @@ impl QwenVl {
         files: &[Weights],
         uses: BTreeMap<String, Part<'_>>,
         dtype: DType,
-        pieces: Pieces<'_>,
+        transfer: Transfer<'_>,
     ) -> Result<Self> {
         let device = self.device();
         let mut load = Load {
@@ -319,15 +321,15 @@ impl QwenVl {
             uses,
             dtype,
             path: ModulePath::default(),
-            pieces,
+            transfer,
             error: None,
         };
         let total = load.uses.values().map(|part| part.bytes() as u64).sum();
-        load.pieces.begin(total);
+        load.transfer.begin(total);
         let model = self.map(&mut load);
         load.error.map_or(Ok(()), Err)?;
         // Until the device has confirmed the last piece, part of the model may be lost.
-        load.pieces.confirm(SINGLE, &device)?;
+        load.transfer.confirm(SINGLE, &device)?;
         Ok(model)
     }
 
@@ -349,19 +351,21 @@ impl QwenVl {
     /// [`QwenVlError::File`]; [`QwenVlError::Transfer`] if the device is lost: then the existing
     /// file stays.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
-        self.save_in(folder, Pieces::default())
+        self.save_with(folder, Transfer::default())
     }
 
-    /// As [`save`](Self::save), with a say in the pieces, and a report of each.
+    /// As [`save`](Self::save), in pieces of a chosen size, with a report after each.
     ///
     /// # Errors
     /// Those of [`save`](Self::save).
-    pub fn save_in(&self, folder: impl AsRef<Path>, mut pieces: Pieces<'_>) -> Result<()> {
+    pub fn save_with(&self, folder: impl AsRef<Path>, mut transfer: Transfer<'_>) -> Result<()> {
         let path = folder.as_ref().join(SINGLE);
         let entries = self.entries(Kind::Base);
-        pieces.begin(entries.iter().map(|entry| entry.bytes() as u64).sum());
+        transfer.begin(entries.iter().map(|entry| entry.bytes() as u64).sum());
         let mut sink = Sink::create(&path, &entries)?;
-        self.read(Kind::Base, &mut pieces, |_, data| sink.write(data.bytes()))?;
+        self.read(Kind::Base, &mut transfer, |_, data| {
+            sink.write(data.bytes())
+        })?;
         sink.commit()?;
         let index = folder.as_ref().join(INDEX);
         match std::fs::remove_file(&index) {
@@ -379,7 +383,7 @@ impl QwenVl {
     pub fn checkpoint_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
         let entries = self.entries(Kind::Base);
         let mut bytes: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-        self.read(Kind::Base, &mut Pieces::default(), |name, data| {
+        self.read(Kind::Base, &mut Transfer::default(), |name, data| {
             bytes
                 .entry(name.to_owned())
                 .or_default()
@@ -425,14 +429,14 @@ impl QwenVl {
     pub(crate) fn read(
         &self,
         kind: Kind,
-        pieces: &mut Pieces<'_>,
+        transfer: &mut Transfer<'_>,
         write: impl FnMut(&str, TensorData) -> Result<()>,
     ) -> Result<()> {
         let mut read = Read {
             kind,
             to_checkpoint: self.names(kind),
             path: ModulePath::default(),
-            pieces,
+            transfer,
             write,
             result: Ok(()),
         };
@@ -479,7 +483,7 @@ struct Read<'a, 'p, W> {
     kind: Kind,
     to_checkpoint: KeyRemapper,
     path: ModulePath,
-    pieces: &'a mut Pieces<'p>,
+    transfer: &'a mut Transfer<'p>,
     write: W,
     result: Result<()>,
 }
@@ -503,9 +507,9 @@ impl<W: FnMut(&str, TensorData) -> Result<()>> ModuleVisitor for Read<'_, '_, W>
         self.result = if self.path.is_transposed() {
             let dims = tensor.dims();
             let matrix = tensor.reshape([dims[0], dims[1]]);
-            self.pieces.download_transposed(&name, matrix, write)
+            self.transfer.download_transposed(&name, matrix, write)
         } else {
-            self.pieces.download(&name, tensor, write)
+            self.transfer.download(&name, tensor, write)
         };
     }
 }

@@ -14,7 +14,7 @@ use crate::load::{Found, Kind, Weights};
 use crate::lora::{LoraConfig, ModelPart, class_name};
 use crate::model::QwenVl;
 use crate::names::rename;
-use crate::pieces::Pieces;
+use crate::transfer::Transfer;
 
 const CONFIG: &str = "adapter_config.json";
 /// The text of a file of weights that has the base checkpoint's fingerprint. PEFT ignores it.
@@ -75,12 +75,12 @@ impl QwenVl {
         let folder = folder.as_ref();
         let path = folder.join(WEIGHTS);
         let entries = self.entries(Kind::Adapter);
-        let mut pieces = Pieces::default();
-        pieces.begin(entries.iter().map(|entry| entry.bytes() as u64).sum());
+        let mut transfer = Transfer::default();
+        transfer.begin(entries.iter().map(|entry| entry.bytes() as u64).sum());
         let base_text = self.fingerprint.map(|base| format!("{base:016x}"));
         let texts: Vec<(&str, &str)> = base_text.iter().map(|text| (BASE, &text[..])).collect();
         let mut sink = Sink::create_with(&path, &entries, &texts)?;
-        self.read(Kind::Adapter, &mut pieces, |_, data| {
+        self.read(Kind::Adapter, &mut transfer, |_, data| {
             sink.write(data.bytes())
         })?;
         sink.commit()?;
@@ -144,7 +144,7 @@ impl QwenVl {
             tensors,
         }];
         let dtype = adapter_dtype(model.dtype());
-        model.fill(Kind::Adapter, &files, &found, dtype, Pieces::default())
+        model.fill(Kind::Adapter, &files, &found, dtype, Transfer::default())
     }
 
     /// The adapted layers as a configuration names them: by the ends of their names where these

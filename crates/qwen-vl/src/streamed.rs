@@ -15,9 +15,9 @@ use crate::error::Result;
 use crate::load::{Found, Kind, Part, Weights};
 use crate::merge::OpenAdapter;
 use crate::model::QwenVl;
-use crate::pieces::Pieces;
 use crate::random::Stream;
 use crate::trace::Trace;
+use crate::transfer::Transfer;
 
 /// Tokens of the vocabulary that are kept.
 const KEPT: usize = 64;
@@ -184,7 +184,7 @@ impl<'a> Streamed<'a> {
             .iter()
             .filter(|(path, _)| path.starts_with(prefix));
         let uses = uses.map(|(path, part)| (path.clone(), *part)).collect();
-        let mut model = model.fill_with(self.files, uses, self.dtype, Pieces::default())?;
+        let mut model = model.fill_with(self.files, uses, self.dtype, Transfer::default())?;
         for (path, linear) in model.linears() {
             if !path.starts_with(prefix) {
                 continue;

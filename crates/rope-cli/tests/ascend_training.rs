@@ -12,7 +12,7 @@ use burn::tensor::activation::softmax;
 use burn_ascend::{AscendDevice, fallbacks, reset_fallbacks};
 use common::{HANG, Served, fresh, host, mrope, npus, says, text, within};
 use qwen_vl::rope_core::position_ids::Prompt;
-use qwen_vl::{Inputs, Pieces, QwenVlConfig};
+use qwen_vl::{Inputs, QwenVlConfig, Transfer};
 use rope_burn::rope_core::{Layout, Positions, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_check::golden::Row;
@@ -418,11 +418,11 @@ fn a_checkpoint_larger_than_its_pieces_loads_trains_and_is_saved_in_the_memory_t
     for folder in [&first, &second] {
         std::fs::create_dir_all(folder).expect("a folder");
     }
-    let pieces = || Pieces::default().of(64 << 10);
+    let transfer = || Transfer::default().piece_bytes(64 << 10);
     let weights = |folder: &Path| std::fs::read(folder.join("model.safetensors")).expect("weights");
 
     let drawn = config.init(&device).expect("a model");
-    drawn.save_in(&first, pieces()).expect("saves");
+    drawn.save_with(&first, transfer()).expect("saves");
     drop(drawn);
     let total = weights(&first).len();
     assert!(total > 1 << 20, "{total}");
@@ -430,13 +430,13 @@ fn a_checkpoint_larger_than_its_pieces_loads_trains_and_is_saved_in_the_memory_t
     // matrix that is stored transposed.
     let mut loaded = None;
     let peak = peak_of(npu, &device, || {
-        let model = config.load_in(&first, &device.clone().autodiff(), pieces());
+        let model = config.load_with(&first, &device.clone().autodiff(), transfer());
         loaded = Some(model.expect("loads"));
     });
     assert!(peak < total * 9 / 8, "{peak} for {total}");
     let loaded = loaded.expect("a model");
     let peak = peak_of(npu, &device, || {
-        loaded.save_in(&second, pieces()).expect("saves")
+        loaded.save_with(&second, transfer()).expect("saves")
     });
     assert!(peak < total / 8, "{peak} for {total}");
     assert!(weights(&first) == weights(&second));
@@ -459,7 +459,7 @@ fn a_checkpoint_larger_than_its_pieces_loads_trains_and_is_saved_in_the_memory_t
     assert!(peak > total / 2, "{peak}");
     let (trained, loss) = trained.expect("a step");
     assert!(loss.is_finite());
-    trained.save_in(&second, pieces()).expect("saves");
+    trained.save_with(&second, transfer()).expect("saves");
     assert!(
         weights(&first) != weights(&second),
         "the step changed no weight"

@@ -11,42 +11,42 @@ use crate::error::{QwenVlError, Result};
 /// a message. A client holds up to seven copies of a piece on its way.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// How much of a checkpoint has crossed.
+/// How much of a checkpoint has been transferred.
 #[derive(Clone, Copy, Debug)]
-pub struct Moved<'a> {
-    /// The tensor that is crossing, by its name in the checkpoint.
+pub struct Progress<'a> {
+    /// The tensor that is on its way, by its name in the checkpoint.
     pub tensor: &'a str,
-    /// Bytes of the checkpoint that have crossed.
+    /// Bytes of the checkpoint that have been transferred.
     pub bytes: u64,
     /// Bytes of the checkpoint.
     pub total: u64,
 }
 
-/// How a checkpoint crosses to a device and back: one piece at a time, so that neither the host's
+/// How a checkpoint moves to a device and back: one piece at a time, so that neither the host's
 /// memory nor a connection's largest message limits the size of a tensor.
 ///
 /// # Examples
 /// ```no_run
 /// use burn::tensor::Device;
-/// use qwen_vl::{Pieces, QwenVlConfig};
+/// use qwen_vl::{QwenVlConfig, Transfer};
 ///
 /// let config = QwenVlConfig::from_folder("Qwen3-VL-8B-Instruct")?;
-/// let pieces = Pieces::default().reporting(|moved| {
-///     eprintln!("{} of {} bytes, {}", moved.bytes, moved.total, moved.tensor);
+/// let transfer = Transfer::default().on_progress(|progress| {
+///     eprintln!("{} of {} bytes, {}", progress.bytes, progress.total, progress.tensor);
 /// });
-/// let model = config.load_in("Qwen3-VL-8B-Instruct", &Device::flex(), pieces)?;
+/// let model = config.load_with("Qwen3-VL-8B-Instruct", &Device::flex(), transfer)?;
 /// # Ok::<(), qwen_vl::QwenVlError>(())
 /// ```
-pub struct Pieces<'a> {
+pub struct Transfer<'a> {
     bytes: usize,
-    report: Box<dyn FnMut(Moved<'_>) + 'a>,
+    report: Box<dyn FnMut(Progress<'_>) + 'a>,
     moved: u64,
     total: u64,
     /// Bytes sent since the device last confirmed that it had them.
     unconfirmed: usize,
 }
 
-impl Default for Pieces<'_> {
+impl Default for Transfer<'_> {
     /// Pieces of 64 MiB, and no report.
     fn default() -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Default for Pieces<'_> {
     }
 }
 
-impl fmt::Debug for Pieces<'_> {
+impl fmt::Debug for Transfer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             bytes,
@@ -67,22 +67,25 @@ impl fmt::Debug for Pieces<'_> {
             total,
             ..
         } = self;
-        write!(f, "Pieces {{ bytes: {bytes}, moved: {moved} of {total} }}")
+        write!(
+            f,
+            "Transfer {{ bytes: {bytes}, moved: {moved} of {total} }}"
+        )
     }
 }
 
-impl<'a> Pieces<'a> {
-    /// Pieces of `bytes` bytes, or of one row of a matrix that is stored transposed where that is
-    /// longer.
+impl<'a> Transfer<'a> {
+    /// Sets the size of a piece to `bytes`, or to one row of a matrix that is stored transposed where
+    /// that is longer.
     #[must_use]
-    pub fn of(mut self, bytes: usize) -> Self {
+    pub fn piece_bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
         self
     }
 
     /// Calls `report` after each piece.
     #[must_use]
-    pub fn reporting(mut self, report: impl FnMut(Moved<'_>) + 'a) -> Self {
+    pub fn on_progress(mut self, report: impl FnMut(Progress<'_>) + 'a) -> Self {
         self.report = Box::new(report);
         self
     }
@@ -103,7 +106,7 @@ impl<'a> Pieces<'a> {
 
     fn done(&mut self, tensor: &str, bytes: usize) {
         self.moved += bytes as u64;
-        (self.report)(Moved {
+        (self.report)(Progress {
             tensor,
             bytes: self.moved,
             total: self.total,
