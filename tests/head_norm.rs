@@ -206,7 +206,9 @@ fn extreme_rows_agree_with_ordinary_operations() {
 
 /// Through the server of a simulated NPU: by its kernels, with nothing on its host.
 fn on_the_simulated_npu() {
-    let device = burn_ascend::device_simulated(0).expect("the simulator starts");
+    let device = burn_ascend::AscendDevice::simulated(0)
+        .device()
+        .expect("the simulator starts");
     burn_ascend::reset_fallbacks();
     ascend_sim::control::clear_launches();
     results_are_those_of_transformers(&device, &[(DType::F32, 5e-6)]);

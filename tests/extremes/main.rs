@@ -8,7 +8,7 @@ mod layers;
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{DType, Device};
-use burn_ascend::{AscendHost, simulated};
+use burn_ascend::{AscendDevice, AscendHost};
 
 const GPU: &str = "the GPU";
 
@@ -48,7 +48,7 @@ fn on_each_device(check: impl Fn(&Place)) {
         GPU,
         Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
     ));
-    let npu = simulated(0).expect("built with the simulator");
+    let npu = AscendDevice::simulated(0);
     let host = AscendHost::start(&[npu]).expect("the simulated device opens");
     check(&Place::new("the NPU", host.devices()[0].clone()));
     drop(host);

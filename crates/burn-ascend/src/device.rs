@@ -27,9 +27,6 @@ pub enum DeviceError {
         /// Which one.
         device: AscendDevice,
     },
-    /// The program was built without the simulator.
-    #[error("this program has no simulated device; build it with the feature ascend-sim")]
-    NoSimulator,
     /// The NPU is there, and is not served.
     #[error(transparent)]
     Serve(#[from] ServeError),
@@ -66,7 +63,7 @@ pub struct AscendHost {
 
 /// NPUs that a host of this process serves.
 static HOSTED: Mutex<Vec<AscendDevice>> = Mutex::new(Vec::new());
-/// Hosts that [`device`] started.
+/// Hosts that [`AscendDevice::device`] started.
 static KEPT: Mutex<Vec<AscendHost>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -128,58 +125,38 @@ impl Drop for AscendHost {
     }
 }
 
-/// NPU `ordinal` of this machine as a burn device, without autodiff; the same one each time.
-///
-/// Started at the first call and kept until [`close`] or the process's end.
-///
-/// # Errors
-/// [`DeviceError::Ascend`] if there is no CANN or no such NPU, with the paths tried; those of
-/// [`AscendHost::start`].
-pub fn device(ordinal: u16) -> Result<Device, DeviceError> {
-    kept(AscendDevice::new(ordinal))
-}
-
-/// Device `ordinal` of the simulator as a burn device, as [`device`] does.
-///
-/// # Errors
-/// [`DeviceError::NoSimulator`] in a program that was built without it; those of
-/// [`AscendHost::start`].
-pub fn device_simulated(ordinal: u16) -> Result<Device, DeviceError> {
-    kept(simulated(ordinal)?)
-}
-
-/// Device `ordinal` of the simulator.
-///
-/// # Errors
-/// [`DeviceError::NoSimulator`] in a program that was built without the feature `ascend-sim`.
-pub fn simulated(ordinal: u16) -> Result<AscendDevice, DeviceError> {
-    #[cfg(feature = "ascend-sim")]
-    return Ok(AscendDevice::simulated(ordinal));
-    #[cfg(not(feature = "ascend-sim"))]
-    {
-        let _ = ordinal;
-        Err(DeviceError::NoSimulator)
-    }
-}
-
-fn kept(npu: AscendDevice) -> Result<Device, DeviceError> {
-    let mut kept = lock(&KEPT);
-    if let Some(host) = kept.iter().find(|host| host.npus.contains(&npu)) {
-        return Ok(host.devices[0].clone());
-    }
-    let host = AscendHost::start(&[npu])?;
-    let device = host.devices[0].clone();
-    kept.push(host);
-    Ok(device)
-}
-
-/// Ends what [`device`] or [`device_simulated`] started for an NPU, and releases its memory. The
-/// next call starts anew, as after the loss of a device.
-pub fn close(npu: AscendDevice) {
-    let host = {
+impl AscendDevice {
+    /// This NPU as a burn device, without autodiff; the same one each time.
+    ///
+    /// Served at the first call, until [`close`](Self::close) or the process's end.
+    ///
+    /// # Errors
+    /// [`DeviceError::Ascend`] if there is no CANN or no such NPU, with the paths tried; those of
+    /// [`AscendHost::start`].
+    pub fn device(&self) -> Result<Device, DeviceError> {
         let mut kept = lock(&KEPT);
-        let index = kept.iter().position(|host| host.npus.contains(&npu));
-        index.map(|index| kept.swap_remove(index))
-    };
-    drop(host);
+        if let Some(host) = kept.iter().find(|host| host.npus.contains(self)) {
+            return Ok(host.devices[0].clone());
+        }
+        let host = AscendHost::start(&[*self])?;
+        let device = host.devices[0].clone();
+        kept.push(host);
+        Ok(device)
+    }
+
+    /// Ends the server of [`device`](Self::device), waits for the NPU's work, returns its cached
+    /// memory and forgets it. Tensors that are still alive keep their memory until they are dropped.
+    /// The next use opens the NPU again, as after the loss of a device.
+    ///
+    /// # Errors
+    /// Those of the work that was still queued; the NPU is forgotten all the same.
+    pub fn close(&self) -> Result<(), AscendError> {
+        let host = {
+            let mut kept = lock(&KEPT);
+            let index = kept.iter().position(|host| host.npus.contains(self));
+            index.map(|index| kept.swap_remove(index))
+        };
+        drop(host);
+        self.forget()
+    }
 }

@@ -4,17 +4,17 @@
 //!
 //! | item | what it is |
 //! |---|---|
-//! | [`device`] | an NPU as an ordinary burn `Device`, for `Tensor` code that names no backend |
+//! | [`AscendDevice`] | an NPU; [`device`](AscendDevice::device) makes it an ordinary burn `Device` |
 //! | [`AscendHost`] | what serves such devices to this process |
 //! | [`serve`], [`operations`] | the same for other processes and hosts |
 //! | [`Ranks`] | NPUs of several processes that burn's `all_reduce` sums over |
-//! | [`Ascend`], [`AscendDevice`], [`AscendTensor`] | the backend, an NPU, a view of its memory |
+//! | [`Ascend`], [`AscendTensor`] | the backend, a view of an NPU's memory |
 //! | [`fallbacks`] | the operations that ran on the host or on the AI CPU, counted |
 //! | [`attention_runs`] | which code attended, counted |
 //!
-//! burn's dispatch knows no backends from outside, so [`device`] reaches the NPU through a server
-//! in the same process: autodiff runs on the client's side, tensors stay in device memory, and only
-//! descriptions of operations cross.
+//! burn's dispatch knows no backends from outside, so [`AscendDevice::device`] reaches the NPU
+//! through a server in the same process: autodiff runs on the client's side, tensors stay in device
+//! memory, and only descriptions of operations cross.
 //!
 //! # Errors
 //! Operations of a burn backend cannot return an error. A tensor whose computation failed carries
@@ -42,7 +42,7 @@ mod tensor;
 pub use backend::Ascend;
 pub use burn_fused::serve;
 pub use collective::Ranks;
-pub use device::{AscendHost, DeviceError, close, device, device_simulated, operations, simulated};
+pub use device::{AscendHost, DeviceError, operations};
 pub use fallback::{Fallback, Processor, fallbacks, reset_fallbacks};
 pub use fused::{AttentionRuns, attention_runs, reset_attention_runs};
 pub use npu::AscendDevice;

@@ -86,13 +86,8 @@ impl AscendDevice {
         self.opened().and_then(|context| context.failure())
     }
 
-    /// Waits for the device's work, returns its cached memory and forgets the device. Tensors that
-    /// are still alive keep their memory until they are dropped; the next use opens the device
-    /// again.
-    ///
-    /// # Errors
-    /// Those of the work that was still queued; the device is forgotten all the same.
-    pub fn close(&self) -> Result<()> {
+    /// As [`close`](Self::close), without a server.
+    pub(crate) fn forget(&self) -> Result<()> {
         let context = OPEN
             .write()
             .unwrap_or_else(PoisonError::into_inner)
@@ -101,12 +96,12 @@ impl AscendDevice {
         context.map_or(Ok(()), |context| context.trim())
     }
 
-    /// As [`close`](Self::close), and waits, within limits, until nothing of the device is in use:
-    /// a session's thread may still be letting it go.
+    /// Forgets the device and waits, within limits, until nothing of it is in use: a session's thread
+    /// may still be letting it go.
     pub(crate) fn release(&self) {
         let alive = self.opened().map(|context| context.alive());
         // What was still queued failed with tensors that nobody can read any more.
-        let _failed = self.close();
+        let _failed = self.forget();
         let Some(alive) = alive else {
             return;
         };

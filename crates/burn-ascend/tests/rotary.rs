@@ -286,7 +286,7 @@ fn a_wrong_type_or_a_failed_launch_is_the_error_of_what_is_read() {
 #[test]
 fn a_device_gathers_the_angles_itself_once_it_has_received_as_many_rows() {
     let (_held, npu) = device();
-    let served = burn_ascend::device_simulated(0).expect("the simulator starts");
+    let served = npu.device().expect("the simulator starts");
     let gathers = || {
         let runs = control::operator_runs();
         runs.get("aclnnIndexSelect").copied().unwrap_or(0)
@@ -322,5 +322,5 @@ fn a_device_gathers_the_angles_itself_once_it_has_received_as_many_rows() {
         }
     }
     assert_eq!(fallbacks(), []);
-    burn_ascend::close(npu);
+    npu.close().expect("nothing failed");
 }

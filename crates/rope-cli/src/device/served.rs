@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use burn::tensor::Device as BurnDevice;
 use burn_ascend::serve::Token;
-use burn_ascend::{AscendDevice, AscendHost, DeviceError, Ranks, fallbacks, reset_fallbacks};
+use burn_ascend::{AscendDevice, AscendHost, Ranks, fallbacks, reset_fallbacks};
 use rope_ascend::AscendError;
 use rope_ascend::safe::{MemoryUse, RootInfo, Traffic};
 
-use super::{Device, Elsewhere, TokenArgs, built_without, with_remedy};
+use super::{Device, Elsewhere, TokenArgs, with_remedy};
 use crate::stdio::note;
 
 /// Environment variable with the token of a server.
@@ -101,16 +101,10 @@ impl NpuRanks {
 pub(crate) fn open(device: &Device) -> Result<AscendDevice, Box<dyn Error>> {
     let npu = match device {
         Device::Ascend(ordinal) => AscendDevice::new(*ordinal),
-        Device::AscendSim(ordinal) => {
-            burn_ascend::simulated(*ordinal).map_err(|error| match error {
-                DeviceError::NoSimulator => {
-                    built_without("a simulated device", "ascend-sim").into()
-                }
-                other => Box::<dyn Error>::from(other),
-            })?
-        }
+        #[cfg(feature = "ascend-sim")]
+        Device::AscendSim(ordinal) => AscendDevice::simulated(*ordinal),
         // The error says what was expected.
-        Device::Cpu | Device::Gpu(_) | Device::Remote { .. } => {
+        _ => {
             return Err(device.npu().err().unwrap_or_else(|| "no NPU".into()));
         }
     };
