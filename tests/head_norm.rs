@@ -5,13 +5,12 @@
 
 mod norm_cases;
 
+use burn::config::Config;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
 use norm_cases::{fused_agrees_with_ordinary_operations, results_are_those_of_transformers};
 use rope_burn::rope_core::{HeadNorm, Layout, Positions, RopeError, RotarySpec};
-use rope_burn::{
-    Implementation, NormRotaryConfig, NormRotaryOp, OpError, Rotary, RotaryConfig, RotaryError,
-};
+use rope_burn::{Implementation, NormRotaryConfig, NormRotaryOp, OpError, Rotary, RotaryConfig};
 use rope_check::alloc::CountingAllocator;
 
 #[global_allocator]
@@ -101,23 +100,30 @@ impl ModuleVisitor for Names {
 fn the_module_has_the_parameters_of_the_models() {
     let spec = RotarySpec::builder(16).build().expect("valid");
     let device = Device::flex();
-    let config = NormRotaryConfig::new(RotaryConfig::new(spec), 0.0);
-    let module = config.try_init(&device).expect("valid");
+    let norm = HeadNorm::new(0.0).expect("valid");
+    let config = NormRotaryConfig::new(RotaryConfig::new(spec), norm);
+    let module = config.init(&device);
     let mut names = Names::default();
     module.visit(&mut names);
     assert_eq!(names.1, ["q_norm.weight", "k_norm.weight"]);
     // With eps 0, a constant head becomes ones; and zeros as weights are ones less 1.
     let positions = Positions::text(1, 0, 1).expect("in range");
-    let offset = config.clone().with_unit_offset(true).try_init(&device);
-    for module in [module, offset.expect("valid")] {
+    let offset = NormRotaryConfig::new(config.rotary.clone(), norm.with_unit_offset(true));
+    for module in [module, offset.init(&device)] {
         let angles = module.rotary().angles(&positions, &device);
         let x = Tensor::<4>::full([1, 1, 2, 16], 3.0, &device);
         let (q, _) = module.forward(x.clone(), x, &angles);
         assert_eq!(q.into_data().iter::<f32>().collect::<Vec<_>>(), [1.0; 32]);
     }
-    let refused = NormRotaryConfig::new(config.rotary.clone(), -1.0).try_init(&device);
-    let expected = RotaryError::Rope(RopeError::NormEps { found: -1.0 });
-    assert_eq!(refused.err(), Some(expected));
+    // What is read from a file is checked as the constructor checks it.
+    let saved = offset.to_string();
+    let read = NormRotaryConfig::load_binary(saved.as_bytes()).expect("as it was saved");
+    assert_eq!(read.norm, offset.norm);
+    let negative = saved.replace("\"eps\": 0.0", "\"eps\": -1.0");
+    let refused = NormRotaryConfig::load_binary(negative.as_bytes()).map(drop);
+    let expected = RopeError::NormEps { found: -1.0 }.to_string();
+    let refused = refused.expect_err("negative").to_string();
+    assert!(refused.contains(&expected), "{refused}");
 }
 
 fn wrong_weights_are_named() {

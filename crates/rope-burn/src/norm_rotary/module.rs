@@ -5,7 +5,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_fused::or_panic;
-use rope_core::{Direction, HeadNorm, NormOrder};
+use rope_core::{Direction, HeadNorm};
 
 use super::composed;
 use super::{NormRotaryOp, NormRotaryOps};
@@ -74,35 +74,29 @@ impl Rotary {
 pub struct NormRotaryConfig {
     /// The rotation.
     pub rotary: RotaryConfig,
-    /// What is added to the mean of the squares (`rms_norm_eps`).
-    pub eps: f64,
-    /// Whether channels are multiplied by 1 + weight, as in Gemma 3 and Qwen3.5.
-    #[config(default = false)]
-    pub unit_offset: bool,
-    /// Whether the norm comes after the rotation, as in Hunyuan.
-    #[config(default = false)]
-    pub after_rotation: bool,
+    /// The norm of each head; its epsilon is `rms_norm_eps` in configurations.
+    pub norm: HeadNorm,
 }
 
 impl NormRotaryConfig {
     /// The module, whose weights multiply by 1.
     ///
+    /// # Panics
+    /// If the frequencies cannot be computed; see [`try_init`](Self::try_init).
+    #[track_caller]
+    pub fn init(&self, device: &Device) -> NormRotary {
+        or_panic(self.try_init(device))
+    }
+
+    /// The module, whose weights multiply by 1.
+    ///
     /// # Errors
-    /// [`RopeError::NormEps`](rope_core::RopeError::NormEps); those of
-    /// [`RotaryConfig::try_init`].
+    /// Those of [`RotaryConfig::try_init`].
     pub fn try_init(&self, device: &Device) -> Result<NormRotary> {
         let rotary = self.rotary.try_init()?;
-        let order = if self.after_rotation {
-            NormOrder::AfterRotation
-        } else {
-            NormOrder::BeforeRotation
-        };
-        let norm = HeadNorm::new(self.eps)?
-            .with_unit_offset(self.unit_offset)
-            .with_order(order);
         let head_dim = rotary.spec().head_dim();
         let weight = || {
-            let weight = if self.unit_offset {
+            let weight = if self.norm.unit_offset() {
                 Tensor::zeros([head_dim], device)
             } else {
                 Tensor::ones([head_dim], device)
@@ -114,7 +108,7 @@ impl NormRotaryConfig {
         Ok(NormRotary {
             q_norm: weight(),
             k_norm: weight(),
-            norm,
+            norm: self.norm,
             rotary,
         })
     }

@@ -3,6 +3,8 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::{HEADS_OUTSIDE_TILE_BYTES, Operand, Rotator, Stream, TILE_BYTES};
 use crate::element::{Element, Real};
 use crate::error::{Result, RopeError};
@@ -39,20 +41,43 @@ impl<T: Copy> Lines<T> {
 }
 
 /// Order of the norm of heads and their rotation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NormOrder {
     /// As Qwen3, Qwen3-VL, Qwen3.5, Gemma 3, GLM-4.5, LFM2, EXAONE 4 and most others do.
+    #[default]
     BeforeRotation,
     /// As Hunyuan (dense, MoE, VL), Llama 4 and nanochat do.
     AfterRotation,
 }
 
 /// RMSNorm of q and k, each head by itself: x / sqrt(mean(x^2) + eps) * weight.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "UncheckedNorm")]
 pub struct HeadNorm {
     eps: f64,
     unit_offset: bool,
     order: NormOrder,
+}
+
+/// A [`HeadNorm`] as a file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UncheckedNorm {
+    eps: f64,
+    #[serde(default)]
+    unit_offset: bool,
+    #[serde(default)]
+    order: NormOrder,
+}
+
+impl TryFrom<UncheckedNorm> for HeadNorm {
+    type Error = RopeError;
+    fn try_from(norm: UncheckedNorm) -> Result<Self> {
+        Ok(Self::new(norm.eps)?
+            .with_unit_offset(norm.unit_offset)
+            .with_order(norm.order))
+    }
 }
 
 impl HeadNorm {
