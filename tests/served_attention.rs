@@ -33,10 +33,8 @@ fn attended(attention: &Attention, biased: bool, device: &Device, dtype: DType) 
         values(3, keys, to),
     );
     let bias = values(4, [1, heads, 1, tokens], (device, DType::F32));
-    let added = biased.then(|| bias.clone());
-    let out = attention
-        .try_forward(q.clone(), k.clone(), v.clone(), added)
-        .expect("it fits");
+    let attention = attention.clone().with_bias(biased.then(|| bias.clone()));
+    let out = attention.forward(q.clone(), k.clone(), v.clone());
     let gradients = (out.clone() * values(5, SIZES, to).detach())
         .sum()
         .backward();
@@ -138,7 +136,7 @@ fn tensors_that_do_not_fit_never_reach_the_server() {
     let device = server.connect(0).expect("it answers");
     let mask = AttentionMask::new(&MaskRules::default(), 1, 4, 4).expect("valid rules");
     let x = |heads| Tensor::<4>::zeros([1, heads, 4, 8], &device);
-    let refused = Attention::new(mask).try_forward(x(3), x(2), x(2), None);
+    let refused = Attention::new(mask).try_forward(x(3), x(2), x(2));
     let error = refused.map(drop).expect_err("3 heads do not divide by 2");
     assert!(
         matches!(error, AttentionError::HeadGroups { .. }),

@@ -199,7 +199,9 @@ const FUNCTIONS: &[Function] = &[
             return false;
         };
         let blocks = random.below(20);
+        let bias = (random.below(2) == 0).then(|| random.tensor([batch, 1, queries, keys]));
         let attention = Attention::new(mask)
+            .with_bias(bias)
             .with_implementation(random.of(&IMPLEMENTATIONS))
             .with_blocks(random.of(&[None, Some(blocks)]))
             .with_scale(random.of(&[0.5, 0.0, -1.0, f64::NAN, 1e300]));
@@ -208,8 +210,7 @@ const FUNCTIONS: &[Function] = &[
             random.tensor([batch, 2, keys, 2]),
             random.tensor([batch, 2, keys, 3]),
         );
-        let bias = (random.below(2) == 0).then(|| random.tensor([batch, 1, queries, keys]));
-        let out = attention.try_forward(q, k, v, bias);
+        let out = attention.try_forward(q, k, v);
         out.is_ok_and(|out| goes_back(&[out]))
     }),
     ("burn-attention AttentionMask::new", |random| {

@@ -297,14 +297,13 @@ impl Case {
                 .require_grad();
         let mut attention = Attention::new(self.mask())
             .with_implementation(method.0)
-            .with_blocks(method.1);
+            .with_blocks(method.1)
+            .with_bias(self.bias.is_some().then(|| bias.clone()));
         if let Some(scale) = self.scale {
             attention = attention.with_scale(scale);
         }
-        let bias_if_any = self.bias.is_some().then(|| bias.clone());
-        let out = attention
-            .try_forward(q.clone(), k.clone(), v.clone(), bias_if_any)
-            .expect(self.name);
+        let out = attention.try_forward(q.clone(), k.clone(), v.clone());
+        let out = out.expect(self.name);
         assert_eq!((out.dims(), out.dtype()), (y_shape, dtype), "{}", self.name);
         let dy = self.tensor(&data.dy, y_shape, dtype, device);
         let gradients = (out.clone() * dy).sum().backward();

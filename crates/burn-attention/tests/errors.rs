@@ -151,13 +151,14 @@ fn tensors_that_do_not_fit() {
         let zeros = |shape, dtype| Tensor::<4>::zeros(shape, (&device, dtype));
         let bias = bias.map(|(shape, dtype)| zeros(shape, dtype));
         let (q, k, v) = (zeros(q, f32), zeros(k, k_dtype), zeros(v, f32));
-        let found = Attention::new(mask.clone()).try_forward(q, k, v, bias);
+        let attention = Attention::new(mask.clone()).with_bias(bias);
+        let found = attention.try_forward(q, k, v);
         let error = found.expect_err(message).to_string();
         assert!(error.contains(message), "{message} is not in {error}");
     }
     let none = || Tensor::<4>::zeros([2, 4, 3, 0], &device);
     let attention = Attention::new(mask.clone()).with_scale(1.0);
-    let error = attention.try_forward(none(), none(), none(), None).err();
+    let error = attention.try_forward(none(), none(), none()).err();
     assert_eq!(error, Some(AttentionError::NoChannels));
     let x = || Tensor::<4>::zeros(k, &device);
     for (scale, dtype, fits) in [
@@ -172,7 +173,7 @@ fn tensors_that_do_not_fit() {
     ] {
         let x = || x().cast(dtype);
         let attention = Attention::new(mask.clone()).with_scale(scale);
-        let error = attention.try_forward(x(), x(), x(), None).err();
+        let error = attention.try_forward(x(), x(), x()).err();
         let refused = matches!(error, Some(AttentionError::Scale { .. }));
         assert_eq!(refused, !fits, "{scale}, {dtype:?}: {error:?}");
     }
@@ -186,7 +187,7 @@ fn padding_of_another_batch() {
     };
     let mask = AttentionMask::new(&rules, 1, 3, 3).expect("valid");
     let x = || Tensor::<4>::zeros([2, 1, 3, 8], &Device::flex());
-    let error = Attention::new(mask).try_forward(x(), x(), x(), None);
+    let error = Attention::new(mask).try_forward(x(), x(), x());
     let message = error.expect_err("two samples").to_string();
     assert!(
         message.contains("q has 2 in batch, the mask's padding has 1"),

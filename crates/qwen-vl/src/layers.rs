@@ -222,7 +222,7 @@ pub(crate) fn attend(
     v: Tensor<4>,
 ) -> Result<Tensor<3>> {
     let [batch, heads, queries, head_dim] = q.dims();
-    let mixed = attention.try_forward(q, k, v, None)?;
+    let mixed = attention.try_forward(q, k, v)?;
     Ok(mixed
         .swap_dims(1, 2)
         .reshape([batch, queries, heads * head_dim]))

@@ -38,8 +38,8 @@ fn attended(
     };
     let (q, k, v) = (input(1, 4, 11), input(2, 2, 11), input(3, 2, 11));
     let bias = Tensor::<4>::from_data(values(4, [1, 4, 1, 11]), device).require_grad();
-    let added = biased.then(|| bias.clone());
-    let out = attention.try_forward(q.clone(), k.clone(), v.clone(), added)?;
+    let attention = attention.clone().with_bias(biased.then(|| bias.clone()));
+    let out = attention.try_forward(q.clone(), k.clone(), v.clone())?;
     let dy = Tensor::<4>::from_data(values(5, [2, 4, 11, 8]), device).cast(dtype);
     let gradients = (out.clone() * dy).sum().backward();
     let mut found = vec![out.inner()];

@@ -31,7 +31,8 @@ pub struct MaskRules<'a> {
     /// Sequences, or windows of an image, that are packed one after the other: the index of each
     /// one's first token, then the number of tokens. A query sees its own sequence.
     pub cu_seqlens: Option<&'a [usize]>,
-    /// `[batch, keys]`: false for padding, which no query sees.
+    /// `[batch, keys]`: false for padding, which no query sees. burn's `mask_pad` says the opposite,
+    /// in a tensor to read once a step.
     pub attended: Option<&'a [bool]>,
 }
 

@@ -54,6 +54,7 @@ pub use op::{AttentionOp, AttentionOps, Bias, Kept};
 pub struct Attention {
     mask: AttentionMask,
     scale: Option<f64>,
+    bias: Option<Tensor<4>>,
     implementation: Implementation,
     blocks: Option<usize>,
 }
@@ -64,6 +65,7 @@ impl Attention {
         Self {
             mask,
             scale: None,
+            bias: None,
             implementation: Implementation::Fused,
             blocks: None,
         }
@@ -73,6 +75,14 @@ impl Attention {
     #[must_use]
     pub fn with_scale(mut self, scale: f64) -> Self {
         self.scale = Some(scale);
+        self
+    }
+
+    /// Adds a bias to the scores, or none. A layer with a bias of its own clones the step's
+    /// attention, which shares the mask.
+    #[must_use]
+    pub fn with_bias(mut self, bias: impl Into<Option<Tensor<4>>>) -> Self {
+        self.bias = bias.into();
         self
     }
 
@@ -97,23 +107,17 @@ impl Attention {
     /// If the tensors do not fit; see [`try_forward`](Self::try_forward).
     #[track_caller]
     pub fn forward(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
-        or_panic(self.try_forward(q, k, v, None))
+        or_panic(self.try_forward(q, k, v))
     }
 
-    /// Attends, with a bias if there is one.
+    /// Attends.
     ///
     /// # Errors
     /// [`Size`](crate::AttentionError::Size), [`HeadGroups`](crate::AttentionError::HeadGroups),
     /// [`NoChannels`](crate::AttentionError::NoChannels),
     /// [`Op`](crate::AttentionError::Op),
     /// [`BiasShape`](crate::AttentionError::BiasShape), [`Scale`](crate::AttentionError::Scale).
-    pub fn try_forward(
-        &self,
-        q: Tensor<4>,
-        k: Tensor<4>,
-        v: Tensor<4>,
-        bias: Option<Tensor<4>>,
-    ) -> Result<Tensor<4>> {
+    pub fn try_forward(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Result<Tensor<4>> {
         let [_, _, _, head_dim] = q.dims();
         let op = AttentionOp {
             mask: self.mask.clone(),
@@ -121,7 +125,7 @@ impl Attention {
             blocks: self.blocks,
         };
         let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-        let bias = bias.map(Tensor::into_dispatch);
+        let bias = self.bias.clone().map(Tensor::into_dispatch);
         op.check(&q, &k, &v, bias.as_ref())?;
         let sizes = Sizes::of(&q, &k, &v);
         if sizes.are_empty() {
