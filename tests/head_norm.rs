@@ -36,9 +36,7 @@ fn the_graph_keeps_q_and_k_alone() {
         let (q, k) = (random(), random());
         let (outputs, usage) = ALLOCATOR.measure(q_bytes.unsigned_abs(), || {
             weights.into_iter().fold((q, k), |(q, k), weights| {
-                rotary
-                    .try_forward_norm(q, k, weights, norm, &angles)
-                    .expect("shapes and types agree")
+                rotary.forward_norm(q, k, weights, norm, &angles)
             })
         });
         drop(outputs);
@@ -65,9 +63,8 @@ fn learned_angles_get_their_gradient() {
             .collect::<Vec<_>>();
         let x = Tensor::<4>::from_data(TensorData::new(values, [1, 3, 2, 16]), &device);
         let weight = || Tensor::<1>::ones([16], &device);
-        let (q, _) = rotary
-            .try_forward_norm(x.clone(), x.clone(), [weight(), weight()], norm, &angles)
-            .expect("shapes and types agree");
+        let weights = [weight(), weight()];
+        let (q, _) = rotary.forward_norm(x.clone(), x.clone(), weights, norm, &angles);
         let gradients = (q * x).sum().backward();
         let found = angles.rows().grad(&gradients).expect("tracked").into_data();
         found.iter::<f64>().collect::<Vec<f64>>()
@@ -192,8 +189,7 @@ fn extreme_rows_agree_with_ordinary_operations() {
             let x = given.clone().cast(dtype).detach().require_grad();
             let weights = [(); 2].map(|()| Tensor::<1>::ones([16], &device) * 1.5);
             let k = x.clone().detach();
-            let y = rotary.try_forward_norm(x.clone(), k, weights, norm, &angles);
-            let (y, _) = y.expect("shapes and types agree");
+            let (y, _) = rotary.forward_norm(x.clone(), k, weights, norm, &angles);
             let gradients = (y.clone() * 0.75).sum().backward();
             let dx = x.grad(&gradients).expect("tracked");
             [y.into_data(), dx.into_data()].map(|data| data.iter::<f32>().collect::<Vec<f32>>())

@@ -1,5 +1,5 @@
 //! docs/tables/words.md names definitions of the sources. They must be there, and the words that it
-//! lists must have no second definition.
+//! lists must have no second definition. Names of functions keep the rule of `try_`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -113,4 +113,22 @@ fn no_other_public_word_is_defined_twice() {
     let twice: BTreeSet<&str> = twice.map(|(word, _)| word.as_str()).collect();
     let stale: Vec<_> = listed.difference(&twice).collect();
     assert!(stale.is_empty(), "listed, but defined once: {stale:?}");
+}
+
+/// `try_` marks the fallible twin of a function that panics; one without a twin has no prefix.
+#[test]
+fn each_fallible_twin_has_its_panicking_one() {
+    let mut alone = Vec::new();
+    for (path, text) in sources() {
+        let names = text.lines().filter_map(|line| {
+            let item = line.trim_start().strip_prefix("pub fn ")?;
+            item.split(['(', '<']).next()
+        });
+        let names: BTreeSet<&str> = names.collect();
+        let twins = names.iter().filter_map(|name| name.strip_prefix("try_"));
+        for name in twins.filter(|name| !names.contains(name)) {
+            alone.push(format!("{path}: try_{name}"));
+        }
+    }
+    assert!(alone.is_empty(), "no twin: {alone:?}");
 }

@@ -7,7 +7,7 @@ mod op;
 
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_fused::Implementation;
+use burn_fused::{Implementation, or_panic};
 
 use crate::backends;
 use crate::error::{AttentionError, Result};
@@ -43,7 +43,7 @@ pub use op::{CrossEntropyOp, CrossEntropyOps};
 /// let random = |shape| Tensor::<2>::random(shape, Distribution::Default, &device).require_grad();
 /// let (hidden, embeddings) = (random([3, 16]), random([1000, 16]));
 /// let loss = CrossEntropy::new(&[7, IGNORED, 999], 1000)?;
-/// let gradients = loss.try_forward(hidden, embeddings.clone())?.backward();
+/// let gradients = loss.forward(hidden, embeddings.clone()).backward();
 /// assert_eq!(embeddings.grad(&gradients).unwrap().dims(), [1000, 16]);
 /// # Ok::<(), burn_attention::AttentionError>(())
 /// ```
@@ -111,6 +111,15 @@ impl CrossEntropy {
     pub fn with_blocks(mut self, logits: impl Into<Option<usize>>) -> Self {
         self.op.blocks = logits.into();
         self
+    }
+
+    /// Computes the loss.
+    ///
+    /// # Panics
+    /// If the tensors do not fit; see [`try_forward`](Self::try_forward).
+    #[track_caller]
+    pub fn forward(&self, hidden: Tensor<2>, weight: Tensor<2>) -> Tensor<1> {
+        or_panic(self.try_forward(hidden, weight))
     }
 
     /// Computes the loss.

@@ -7,8 +7,8 @@ mod op;
 
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_fused::accumulator;
 use burn_fused::primitive::zeros_from;
+use burn_fused::{accumulator, or_panic};
 
 use crate::backends;
 use crate::error::{AttentionError, Result};
@@ -64,7 +64,7 @@ const NORM_EPSILON: f64 = 1e-6;
 /// let (q, k, v) = (random(2), random(2), random(4));
 /// let g = Tensor::<3>::full([1, 8, 4], -0.1, &device);
 /// let beta = Tensor::<3>::full([1, 8, 4], 0.5, &device);
-/// let (out, state) = rule.try_forward(q, k.clone(), v, g, beta)?;
+/// let (out, state) = rule.forward(q, k.clone(), v, g, beta);
 /// assert_eq!((out.dims(), state.dims()), ([1, 8, 4, 16], [1, 4, 16, 16]));
 /// let gradients = out.sum().backward();
 /// assert_eq!(k.grad(&gradients).unwrap().dims(), [1, 8, 2, 16]);
@@ -94,6 +94,22 @@ impl GatedDelta {
 
     /// The output, and the state after the last token, `[batch, heads, key_dim, value_dim]`, of the
     /// type of g, to which no gradient goes.
+    ///
+    /// # Panics
+    /// If the tensors do not fit; see [`try_forward`](Self::try_forward).
+    #[track_caller]
+    pub fn forward(
+        &self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        g: Tensor<3>,
+        beta: Tensor<3>,
+    ) -> (Tensor<4>, Tensor<4>) {
+        or_panic(self.try_forward(q, k, v, g, beta))
+    }
+
+    /// As [`forward`](Self::forward).
     ///
     /// # Errors
     /// [`Shapes`](AttentionError::Shapes), [`Size`](AttentionError::Size),

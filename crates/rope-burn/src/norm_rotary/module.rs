@@ -15,6 +15,23 @@ use crate::rotary::{self, Rotary, RotaryConfig};
 
 impl Rotary {
     /// Normalises each head of q and k, before or after the rotation as `norm` says, and rotates
+    /// them, for models that hold the weights elsewhere than in a [`NormRotary`].
+    ///
+    /// # Panics
+    /// If shapes, types, weights or angles disagree; see [`try_forward_norm`](Self::try_forward_norm).
+    #[track_caller]
+    pub fn forward_norm<const D: usize>(
+        &self,
+        q: Tensor<D>,
+        k: Tensor<D>,
+        weights: [Tensor<1>; 2],
+        norm: HeadNorm,
+        angles: &RotaryAngles,
+    ) -> (Tensor<D>, Tensor<D>) {
+        or_panic(self.try_forward_norm(q, k, weights, norm, angles))
+    }
+
+    /// Normalises each head of q and k, before or after the rotation as `norm` says, and rotates
     /// them: one pass over both.
     ///
     /// # Shapes

@@ -187,6 +187,16 @@ impl Rotary {
         Ok(RotaryAngles::upload(angles, device))
     }
 
+    /// As [`angles`](Self::angles), in the type that tensors of `dtype` are rotated in: f64 for f64,
+    /// f32 for the others.
+    ///
+    /// # Panics
+    /// If the positions do not fit the specification; see [`try_angles_for`](Self::try_angles_for).
+    #[track_caller]
+    pub fn angles_for(&self, dtype: DType, positions: &Positions, device: &Device) -> RotaryAngles {
+        or_panic(self.try_angles_for(dtype, positions, device))
+    }
+
     /// As [`try_angles`](Self::try_angles), in the type that tensors of `dtype` are rotated in: f64
     /// for f64, f32 for the others. In f64 they are made for these tokens alone, without a table.
     ///
@@ -203,6 +213,17 @@ impl Rotary {
             return self.try_angles(positions, device);
         }
         self.angles_alone::<f64>(positions, device)
+    }
+
+    /// As [`angles`](Self::angles), from ids `[axes, tokens]` in a tensor, on its device. Reads the
+    /// ids back to check them: once a step, not once a layer.
+    ///
+    /// # Panics
+    /// If the ids do not fit the specification or cannot be read; see
+    /// [`try_angles_from_ids`](Self::try_angles_from_ids).
+    #[track_caller]
+    pub fn angles_from_ids(&self, ids: Tensor<2, Int>) -> RotaryAngles {
+        or_panic(self.try_angles_from_ids(ids))
     }
 
     /// As [`try_angles`](Self::try_angles), from ids `[axes, tokens]` in a tensor, on its device.
@@ -299,6 +320,20 @@ impl Rotary {
     }
 
     /// [`adjoint_single`](Self::adjoint_single) of q and k: gradients that are handled by hand.
+    ///
+    /// # Panics
+    /// If shapes, types or angles disagree; see [`try_adjoint`](Self::try_adjoint).
+    #[track_caller]
+    pub fn adjoint<const D: usize>(
+        &self,
+        dq: Tensor<D>,
+        dk: Tensor<D>,
+        angles: &RotaryAngles,
+    ) -> (Tensor<D>, Tensor<D>) {
+        or_panic(self.try_adjoint(dq, dk, angles))
+    }
+
+    /// As [`adjoint`](Self::adjoint).
     ///
     /// # Errors
     /// As [`try_forward`](Self::try_forward).
@@ -416,6 +451,9 @@ mod tests {
         let (rotary, device) = (rotary(), Device::flex());
         let ids: Vec<i64> = (0..15).map(|i| i * 7 % 11).collect();
         let all = Positions::new(3, &ids).expect("in range");
+        let tensor = Tensor::from_data(TensorData::new(ids.clone(), [3, 5]), &device);
+        let from_ids = rotary.angles_from_ids(tensor).rows().into_data();
+        assert_eq!(from_ids, rotary.angles(&all, &device).rows().into_data());
         let last: Vec<i64> = ids.chunks(5).flat_map(|axis| axis[3..].to_vec()).collect();
         let last = Positions::new(3, &last).expect("in range");
         let (q, k) = (wave([2, 5, 4, 64], 0.1), wave([2, 5, 2, 64], 0.2));
@@ -454,9 +492,7 @@ mod tests {
     fn f64_tensors_get_angles_in_f64() {
         let (rotary, device) = (rotary(), Device::flex());
         let positions = Positions::text(3, 1 << 20, 5).expect("in range");
-        let angles = rotary
-            .try_angles_for(DType::F64, &positions, &device)
-            .expect("valid");
+        let angles = rotary.angles_for(DType::F64, &positions, &device);
         let q = Tensor::<4>::ones([1, 5, 2, 64], (&device, DType::F64));
         let rotated = rotary.try_forward_single(q, &angles).expect("types agree");
         let rotated: Vec<f64> = rotated.into_data().iter::<f64>().collect();
