@@ -107,8 +107,8 @@ fn count_delta(tokens: usize, in_chunks: bool) -> [usize; 2] {
     let peak = forward.peak_bytes.max(kept + backward.peak_bytes);
     let way = if in_chunks { "chunks" } else { "recurrence" };
     let kib = |bytes: usize| bytes as f64 / 1024.0;
-    let (of_kept, of_peak) = (kib(kept), kib(peak));
-    println!("{tokens} tokens, {way}: keeps {of_kept:.0} KiB, peak {of_peak:.0} KiB");
+    let (kept_kib, peak_kib) = (kib(kept), kib(peak));
+    println!("{tokens} tokens, {way}: keeps {kept_kib:.0} KiB, peak {peak_kib:.0} KiB");
     [kept, peak]
 }
 
@@ -190,7 +190,7 @@ fn the_loss_makes_no_tensor_of_rows_x_vocabulary() {
 #[test]
 #[ignore = "minutes: more rows and blocks of the default size"]
 fn figures() {
-    let of_words = |vocabulary| Head {
+    let with_words = |vocabulary| Head {
         rows: 1024,
         vocabulary,
         channels: 16,
@@ -200,8 +200,8 @@ fn figures() {
             (Implementation::Fused, None),
             (Implementation::Composed, None),
         ] {
-            of_words(8192).count(dtype, method); // pools are made on first use
-            of_words(32_768).count(dtype, method);
+            with_words(8192).count(dtype, method); // pools are made on first use
+            with_words(32_768).count(dtype, method);
         }
     }
 }

@@ -240,9 +240,9 @@ fn gradients_of(pairing: &str) {
     let device = device();
     let (mut passed, mut skipped) = (0, 0);
     let cases = quick_suite().expect("the cases are valid").into_iter();
-    let of_pairing =
+    let pairing_cases =
         cases.filter(|(named, depth)| named.group().0 == pairing && *depth == Depth::Full);
-    for (named, depth) in of_pairing.step_by(4) {
+    for (named, depth) in pairing_cases.step_by(4) {
         for row in check_on(&device, &named, depth) {
             assert!(row.pass || row.skipped.is_some(), "{row:?}");
             assert!(row.pass || row.dtype != DType::F32, "{row:?}");
@@ -436,23 +436,24 @@ fn the_norm_of_many_heads_and_tokens_is_that_of_the_cpu() {
             let angles = rotary.angles(&positions, &device);
             let leaf = Tensor::<4>::from_data(x.clone(), &device).require_grad();
             let weights = [(); 2].map(|()| Tensor::<1>::from_data(weight.clone(), &device));
-            let [of_x, of_k] = weights.map(Tensor::require_grad);
+            let [q_weight, k_weight] = weights.map(Tensor::require_grad);
             let k = leaf.clone().detach();
             let q = leaf.clone() * 1.0;
-            let (y, _) = rotary.forward_norm(q, k, [of_x.clone(), of_k], norm, &angles);
+            let (y, _) = rotary.forward_norm(q, k, [q_weight.clone(), k_weight], norm, &angles);
             let y_data = y.clone().into_data().try_into_vec::<f32>().expect("f32");
             let dy = Tensor::<4>::from_data(dy.clone(), &device);
             let gradients = (y * dy).flatten::<1>(0, 3).sum_dim(0).backward();
             let dx = leaf.grad(&gradients).expect("tracked").into_data();
-            let dweight = of_x.grad(&gradients).expect("tracked").into_data();
+            let dweight = q_weight.grad(&gradients).expect("tracked").into_data();
             let [dx, dweight] = [dx, dweight].map(|x| x.try_into_vec::<f32>().expect("f32"));
             [y_data, dx, dweight]
         };
         let found = on(&device);
         assert_eq!(on(&device), found, "the sums are deterministic");
         // A weight's gradient adds up a term for each head.
-        let of_weight = 1e-6 * (seq * heads) as f32;
-        for ((found, expected), allowed) in found.iter().zip(on(&cpu)).zip([2e-5, 2e-5, of_weight])
+        let dweight_limit = 1e-6 * (seq * heads) as f32;
+        for ((found, expected), allowed) in
+            found.iter().zip(on(&cpu)).zip([2e-5, 2e-5, dweight_limit])
         {
             assert_eq!(found.len(), expected.len());
             let different = |(found, expected): (&f32, &f32)| (found - expected).abs() > allowed;

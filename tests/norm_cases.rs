@@ -44,12 +44,12 @@ impl Case {
             let row = tensor(seed, [1, 1, 1, head_dim]);
             row.reshape([head_dim]).require_grad()
         };
-        let [of_q, of_k] = self.heads.map(shape);
-        let leaves = [tensor(1, of_q), tensor(2, of_k)].map(Tensor::require_grad);
+        let [q_shape, k_shape] = self.heads.map(shape);
+        let leaves = [tensor(1, q_shape), tensor(2, k_shape)].map(Tensor::require_grad);
         let weights = [weight(3), weight(4)];
         let [q, k] = leaves.clone();
         let (q, k) = rotary.forward_norm(q, k, weights.clone(), self.norm, &angles);
-        let (dq, dk) = (tensor(5, of_q), tensor(6, of_k));
+        let (dq, dk) = (tensor(5, q_shape), tensor(6, k_shape));
         let loss = (q.clone() * dq).sum() + (k.clone() * dk).sum();
         let gradients = loss.backward();
         let values = |x: TensorData| x.iter::<f64>().collect::<Vec<f64>>();

@@ -97,7 +97,7 @@ fn the_loss_does_not_depend_on_the_side_of_the_padding() {
 
 #[test]
 fn a_run_of_transformers_goes_on_with_its_loss() {
-    for (name, expected, of_transformers) in LOSSES {
+    for (name, expected, transformers_loss) in LOSSES {
         let exact = config(name);
         let mut chosen = exact.clone();
         chosen.padding_predicts = true;
@@ -105,7 +105,7 @@ fn a_run_of_transformers_goes_on_with_its_loss() {
         for config in [chosen, followed] {
             let of = (name, &config);
             let left = padded(of, &LEFT, &without_padding(&LEFT));
-            expect_near(left, of_transformers, name);
+            expect_near(left, transformers_loss, name);
             let right = padded(of, &RIGHT, &without_padding(&RIGHT));
             expect_near(right, expected, name);
         }

@@ -423,9 +423,9 @@ fn decoding_continues_after_the_highest_id() {
                 let seq = case.input_ids[0].len();
                 for row in 0..case.input_ids.len() {
                     let mask = &case.mask()[row * seq..(row + 1) * seq];
-                    let of_row = |axis: usize| &found.axis(axis)[row * seq..(row + 1) * seq];
+                    let row_ids = |axis: usize| &found.axis(axis)[row * seq..(row + 1) * seq];
                     let highest = (0..AXES)
-                        .flat_map(|axis| of_row(axis).iter().zip(mask).filter(|(_, m)| **m))
+                        .flat_map(|axis| row_ids(axis).iter().zip(mask).filter(|(_, m)| **m))
                         .fold(-1.0, |highest: f64, (id, _)| highest.max(*id));
                     let continuation = found.continuation(row, 2).expect("continues");
                     for axis in 0..AXES {

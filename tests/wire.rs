@@ -51,7 +51,7 @@ fn calls() -> Vec<Call> {
         outputs: outputs.iter().copied().cloned().collect(),
         numbers: numbers.to_vec(),
     };
-    let of_rows = f32(&[3, 1]);
+    let row_numbers = f32(&[3, 1]);
     let matrix = f32(&[3, 8]);
     vec![
         call("rope.rotary_pair", &[&x, &k, &angles], &[&x, &k], &rotary),
@@ -90,12 +90,12 @@ fn calls() -> Vec<Call> {
         call(
             "rms_norm.forward",
             &[&matrix, &weight],
-            &[&matrix, &of_rows],
+            &[&matrix, &row_numbers],
             &[ScalarIr::UInt(2), ScalarIr::Float(1e-6)],
         ),
         call(
             "rms_norm.backward",
-            &[&matrix, &weight, &of_rows, &matrix],
+            &[&matrix, &weight, &row_numbers, &matrix],
             &[&matrix, &weight],
             &ints(&[2]),
         ),

@@ -12,7 +12,7 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
         assert!(specs.layers() <= 65_536, "layers without bound");
         specs.specs().for_each(|(_, spec)| check(spec));
         for layer in 0..specs.layers() {
-            let _ = specs.of_layer(layer);
+            let _ = specs.layer(layer);
         }
     }
     for spec in [

@@ -36,13 +36,13 @@ fn factors_that_overflow_with_each_other_are_not_multiplied_first() {
             let s = 1.0 / (1.0 + (-gate).exp());
             let slope = s + gate * s * (1.0 - s);
             let expected = [gate * s * up, dy * slope * up, dy * gate * s];
-            let [of_gate, of_up, of_dy] = tensors;
-            let y = swiglu(of_gate.clone(), of_up.clone()).expect("it fits");
-            let gradients = (y.clone() * of_dy.detach()).sum().backward();
+            let [gate_leaf, up_leaf, dy_leaf] = tensors;
+            let y = swiglu(gate_leaf.clone(), up_leaf.clone()).expect("it fits");
+            let gradients = (y.clone() * dy_leaf.detach()).sum().backward();
             let found = [
                 value(y.inner()),
-                value(of_gate.grad(&gradients).expect("tracked")),
-                value(of_up.grad(&gradients).expect("tracked")),
+                value(gate_leaf.grad(&gradients).expect("tracked")),
+                value(up_leaf.grad(&gradients).expect("tracked")),
             ];
             // What f16 holds of 1e-5 has 8 bits.
             for (found, expected) in found.iter().zip(expected) {
@@ -169,7 +169,7 @@ fn a_small_gradient_in_16_bits_keeps_its_digits() {
 }
 
 /// The loss and its gradients, of one channel.
-fn of_one_channel(
+fn one_channel_loss(
     device: &Device,
     [hidden, weight]: [&[f64]; 2],
     targets: &[i64],
@@ -209,7 +209,7 @@ fn a_block_of_words_without_probability_changes_nothing() {
             weight[none..].fill(1e-20);
             let left = (WORDS - none) as f64;
             for method in BLOCKS {
-                let [loss, dhidden, dweight] = of_one_channel(
+                let [loss, dhidden, dweight] = one_channel_loss(
                     &place.device,
                     [&[1e20], &weight],
                     &[299],
@@ -268,7 +268,7 @@ fn gradients_of_many_rows_keep_their_digits_in_f16() {
             }
         }
         for method in BLOCKS {
-            let found = of_one_channel(
+            let found = one_channel_loss(
                 &place.device,
                 [&hidden, &weight],
                 &targets,
@@ -299,7 +299,7 @@ fn logits_beyond_f16_are_computed() {
             return;
         }
         for method in BLOCKS {
-            let [loss, dhidden, dweight] = of_one_channel(
+            let [loss, dhidden, dweight] = one_channel_loss(
                 &place.device,
                 [&[300.0], &[300.0, 299.0]],
                 &[1],

@@ -10,7 +10,7 @@ use crate::error::{AttentionError, Result};
 pub struct Sequences {
     tokens: usize,
     /// The sequence of each token, unless all are of one.
-    of_tokens: Option<Arc<[u32]>>,
+    token_sequences: Option<Arc<[u32]>>,
 }
 
 impl Sequences {
@@ -18,7 +18,7 @@ impl Sequences {
     pub fn whole(tokens: usize) -> Self {
         Self {
             tokens,
-            of_tokens: None,
+            token_sequences: None,
         }
     }
 
@@ -29,14 +29,14 @@ impl Sequences {
     /// [`AttentionError::CuSeqlens`]
     pub fn packed(cu_seqlens: &[usize], tokens: usize) -> Result<Self> {
         let sequences = ranges(cu_seqlens, tokens)?.filter(|range| !range.is_empty());
-        let of_tokens: Arc<[u32]> = (0..)
+        let token_sequences: Arc<[u32]> = (0..)
             .zip(sequences)
             .flat_map(|(sequence, range)| std::iter::repeat_n(sequence, range.len()))
             .collect();
-        let divides = of_tokens.last().is_some_and(|last| *last > 0);
+        let divides = token_sequences.last().is_some_and(|last| *last > 0);
         Ok(Self {
             tokens,
-            of_tokens: divides.then_some(of_tokens),
+            token_sequences: divides.then_some(token_sequences),
         })
     }
 
@@ -46,8 +46,8 @@ impl Sequences {
     }
 
     /// The sequence of each token, unless all are of one.
-    pub(crate) fn of_tokens(&self) -> Option<&[u32]> {
-        self.of_tokens.as_deref()
+    pub(crate) fn token_sequences(&self) -> Option<&[u32]> {
+        self.token_sequences.as_deref()
     }
 }
 

@@ -98,12 +98,12 @@ fn found(
         weight
     };
     let leaf = leaf.require_grad();
-    let of_words = |x: Tensor<2>| if swapped { x.transpose() } else { x };
+    let words_first = |x: Tensor<2>| if swapped { x.transpose() } else { x };
     let loss = CrossEntropy::new(&TARGETS, VOCABULARY)
         .expect("valid targets")
         .with_implementation(method.0)
         .with_blocks(method.1)
-        .try_forward(hidden.clone(), of_words(leaf.clone()))
+        .try_forward(hidden.clone(), words_first(leaf.clone()))
         .expect("it fits");
     let wide = if dtype == DType::F64 {
         dtype
@@ -115,7 +115,7 @@ fn found(
     let dhidden = hidden.grad(&gradients).expect("a gradient of hidden");
     let dweight = leaf.grad(&gradients).expect("a gradient of the weight");
     assert_eq!((dhidden.dtype(), dweight.dtype()), (dtype, dtype));
-    [values(loss), values(dhidden), values(of_words(dweight))]
+    [values(loss), values(dhidden), values(words_first(dweight))]
 }
 
 /// Roundings of the accumulator; of f16 that of the result, and of bf16 those of logits, of about 8,

@@ -68,17 +68,17 @@ fn all_equals_a_plain_computation() {
             let expected = expected([&x, &weight, &gradient], cu_seqlens, taps);
 
             let device = Device::flex().autodiff();
-            let of_tokens = |values: Vec<f64>| {
+            let tokens_tensor = |values: Vec<f64>| {
                 let data = TensorData::new(values, [BATCH, tokens, CHANNELS]);
                 Tensor::<3>::from_data(data, (&device, dtype))
             };
-            let x = of_tokens(x).require_grad();
+            let x = tokens_tensor(x).require_grad();
             let weight = TensorData::new(weight, [CHANNELS, taps]);
             let weight = Tensor::<2>::from_data(weight, (&device, dtype)).require_grad();
             let sequences = Sequences::packed(cu_seqlens, tokens).expect("valid lengths");
             let y = short_convolution(x.clone(), weight.clone(), &sequences).expect("it fits");
             assert_eq!(y.dtype(), dtype);
-            let gradients = (y.clone() * of_tokens(gradient)).sum().backward();
+            let gradients = (y.clone() * tokens_tensor(gradient)).sum().backward();
             let found = [
                 y.into_data(),
                 x.grad(&gradients).expect("a gradient").into_data(),

@@ -12,14 +12,14 @@ pub fn rstd<B: Backend>(x: FloatTensor<B>, epsilon: f64) -> FloatTensor<B> {
 }
 
 /// The weight, `[channels]`, with dimensions of size 1 in front.
-pub fn of_rank<B: Backend>(weight: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
+pub fn with_rank<B: Backend>(weight: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
     let mut shape = vec![1; rank];
     shape[rank - 1] = weight.shape().num_elements();
     B::float_reshape(weight, Shape::from(shape))
 }
 
 /// The gradients of x and of the weight, `[channels]`, from that of the output; the weight is
-/// [`of_rank`] of x.
+/// [`with_rank`] of x.
 ///
 /// With n = x rstd and h = gradient weight: dx = (h - n mean(h n)) rstd, and dweight the sum of
 /// gradient n over the rows.

@@ -194,15 +194,15 @@ pub(crate) fn check_apart(q: &Tensor, k: &Tensor, layout: Layout, bytes: usize) 
     }
     let distance = (second.address - first.address) as u128;
     let elems = distance / bytes as u128;
-    let in_cells = |of_batch: bool, of_seq: bool| {
+    let in_cells = |per_batch: bool, per_seq: bool| {
         let [first, second] = heads.map(|heads| HeadsLayout {
-            batch: if of_batch { 1 } else { heads.batch },
-            seq: if of_seq { 1 } else { heads.seq },
+            batch: if per_batch { 1 } else { heads.batch },
+            seq: if per_seq { 1 } else { heads.seq },
             ..heads
         });
         let [outer, other] = heads.map(|heads| HeadsLayout {
-            batch: if of_batch { heads.batch } else { 1 },
-            seq: if of_seq { heads.seq } else { 1 },
+            batch: if per_batch { heads.batch } else { 1 },
+            seq: if per_seq { heads.seq } else { 1 },
             heads: 1,
             head_dim: usize::try_from(elems + second.extent()).unwrap_or(usize::MAX),
             ..heads

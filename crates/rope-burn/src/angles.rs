@@ -124,12 +124,12 @@ impl RotaryAngles {
             return Err(none.into());
         }
         // Not a matrix product, which some devices compute in fewer bits than the type has.
-        let of_axis = |axis| {
+        let axis_rows = |axis| {
             let positions = positions.clone().narrow(0, axis, 1);
             // `reshape` takes a size of 0 for the input's own.
             positions.swap_dims(0, 1).unsqueeze_dim::<3>(2) * frequencies.clone().narrow(0, axis, 1)
         };
-        let angle = (0..axes).map(of_axis).reduce(|sum, angle| sum + angle);
+        let angle = (0..axes).map(axis_rows).reduce(|sum, angle| sum + angle);
         let angle = angle.ok_or(none)?;
         Self::per_head(angle.clone().cos(), angle.sin())
     }
@@ -241,7 +241,7 @@ impl Copy {
     /// Those of [`Positions::axis`].
     fn gather(&self, rows: &Tensor<2>, positions: &Positions) -> rope_core::Result<Tensor<2>> {
         let tokens = positions.tokens();
-        let of_axis = |axis| -> rope_core::Result<Tensor<2>> {
+        let axis_rows = |axis| -> rope_core::Result<Tensor<2>> {
             // Within the table, whose length its budget keeps far below 2^31.
             let ids = positions.axis(axis)?.iter().map(|id| id.cast_signed());
             let ids = TensorData::new(ids.collect::<Vec<i32>>(), [tokens]);
@@ -249,9 +249,9 @@ impl Copy {
             Ok(rows.clone().select(0, ids))
         };
         let mut further = self.columns.iter().enumerate();
-        further.try_fold(of_axis(0)?, |gathered, (axis, columns)| {
+        further.try_fold(axis_rows(0)?, |gathered, (axis, columns)| {
             let columns = columns.clone().expand(gathered.dims());
-            Ok(gathered.mask_where(columns, of_axis(axis + 1)?))
+            Ok(gathered.mask_where(columns, axis_rows(axis + 1)?))
         })
     }
 }

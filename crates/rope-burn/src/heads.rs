@@ -27,11 +27,11 @@ impl HeadsAsTokens {
         angles: &RotaryAngles,
     ) -> Result<Self> {
         let heads = op.heads("q", &q.shape())?;
-        let of_angles = HeadsLayout {
+        let angle_heads = HeadsLayout {
             heads: angles.heads(),
             ..heads
         };
-        of_angles.check_same(&heads, "the angles", "q", true)?;
+        angle_heads.check_same(&heads, "the angles", "q", true)?;
         if let Some(k) = k {
             let k = op.heads("k", &k.shape())?;
             heads.check_same(&k, "q", "k", true)?;

@@ -323,10 +323,10 @@ fn angles_per_head() {
     let rotator = Rotator::new(spec(4).geometry(), host.angles()).expect("valid");
     let layout = |seq, heads| HeadsLayout::contiguous(Layout::Bsnd, 1, seq, heads, 4);
     let (mut q, mut k) = (vec![0f32; 48], vec![0f32; 24]);
-    let of_q = |q| HeadsMut::new(q, layout(3, 4)).expect("fits");
+    let q_heads = |q| HeadsMut::new(q, layout(3, 4)).expect("fits");
     let two_heads = HeadsMut::new(&mut k, layout(3, 2)).expect("fits");
     refused! {
-        rotator.rotate(of_q(&mut q), Some(two_heads.into())) =>
+        rotator.rotate(q_heads(&mut q), Some(two_heads.into())) =>
             RopeError::ShapeMismatch { dimension: "heads", left_size: 4, right_size: 2, .. },
             "the angles has heads 4, k has 2";
     }

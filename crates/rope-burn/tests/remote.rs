@@ -185,11 +185,11 @@ fn tensors_of_two_devices_are_refused() {
 
 #[backend_extension(Remote)]
 trait Foreign: Backend {
-    fn of_another_version(x: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn newer_version(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 impl Foreign for Remote {
-    fn of_another_version(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn newer_version(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let client = CustomOpClient::new(&x.device());
         let id = client.create_empty_handle();
         let output = TensorIr::uninit(id, Shape::new([3]), DType::F32);
@@ -204,7 +204,7 @@ impl Foreign for Remote {
 fn an_operation_of_another_version_ends_the_session_and_no_other() {
     let device = new_session();
     let x = wave([3], 0.0, &device);
-    let output = Tensor::<1>::from_dispatch(Dispatch::of_another_version(x.into_dispatch()));
+    let output = Tensor::<1>::from_dispatch(Dispatch::newer_version(x.into_dispatch()));
     output
         .try_into_data()
         .expect_err("the server cannot read it");

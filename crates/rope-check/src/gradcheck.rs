@@ -171,7 +171,7 @@ pub fn check(named: &NamedCase, depth: Depth) -> Vec<Row> {
         cpu_angle_gradients(&named.case),
     );
     for (check, order) in NORMS {
-        let norm = norm::of_case(&named.name, order);
+        let norm = norm::case_norm(&named.name, order);
         let found = norm.and_then(|norm| norm::cpu(&named.case, norm));
         rows.push(check, "cpu".into(), DType::F64, found);
     }
@@ -309,7 +309,7 @@ impl<'c> Rows<'c> {
         for (check, order) in NORMS.into_iter().filter(|(_, order)| *order == burn_order) {
             for &implementation in by {
                 let found = expect_dtype(device, implementation, DType::F64)
-                    .and_then(|()| norm::of_case(&self.named.name, order))
+                    .and_then(|()| norm::case_norm(&self.named.name, order))
                     .and_then(|norm| norm::burn::<D>(device, case, norm, implementation));
                 self.push(check, engine_name(implementation), DType::F64, found);
             }

@@ -125,14 +125,14 @@ fn print(
         let columns = ["items", "differ", "largest", "rounding"];
         let mut table = Table::new(&["stage", "largest in"], &columns);
         for stage in STAGES {
-            let of_stage = || found.rows.iter().filter(|row| row.stage == stage);
-            let worst = of_stage().max_by(|a, b| a.difference.total_cmp(&b.difference));
+            let stage_rows = || found.rows.iter().filter(|row| row.stage == stage);
+            let worst = stage_rows().max_by(|a, b| a.difference.total_cmp(&b.difference));
             if let Some(worst) = worst {
                 table.row([
                     stage.to_string(),
                     plain(&worst.name),
-                    of_stage().count().to_string(),
-                    of_stage().filter(|row| row.exceeds()).count().to_string(),
+                    stage_rows().count().to_string(),
+                    stage_rows().filter(|row| row.exceeds()).count().to_string(),
                     format!("{:.1e}", worst.difference),
                     format!("{:.1e}", worst.allowed),
                 ]);

@@ -340,8 +340,8 @@ fn large() -> (serde_json::Value, Vec<(String, Vec<usize>)>) {
     add("visual.merger.mlp.0".to_owned(), &[4 * TOWER, 4 * TOWER]);
     add("visual.merger.mlp.2".to_owned(), &[HIDDEN, 4 * TOWER]);
     let has_bias = |name: &str| {
-        let of_tower = name.starts_with("visual.") && !name.contains("patch_embed");
-        of_tower
+        let is_in_tower = name.starts_with("visual.") && !name.contains("patch_embed");
+        is_in_tower
             || ["q_proj", "k_proj", "v_proj"]
                 .iter()
                 .any(|part| name.contains(part))

@@ -290,12 +290,12 @@ fn the_fused_rotation_needs_less_memory() {
         let scale = |value| Tensor::<4>::full([1, 1, 1, 1], value, &device).require_grad();
         let (a, b) = (scale(0.5), scale(2.0));
         let x = Tensor::<4>::ones([4, 32, 4, 64], &device);
-        let of_q = x.shape().num_elements() * size_of::<f32>();
+        let q_bytes = x.shape().num_elements() * size_of::<f32>();
         let peak = peak_of(npu, &device, || {
             let (q, k) = rotary.forward(x.clone() * a, x.clone() * b, &angles);
             (q + k).sum().backward()
         });
-        peak as f64 / of_q as f64
+        peak as f64 / q_bytes as f64
     };
     let (fused, composed) = (
         rotation(Implementation::Fused),

@@ -228,8 +228,8 @@ fn norms_run_on_the_npu_forward_and_backward() {
             "by operators",
         );
         let runs = control::operator_runs();
-        let of_norm = ["aclnnRmsNorm", "aclnnRmsNormGrad"].map(|name| runs.get(name).copied());
-        assert_eq!(of_norm, [Some(1); 2], "{dtype:?}");
+        let norm_runs = ["aclnnRmsNorm", "aclnnRmsNormGrad"].map(|name| runs.get(name).copied());
+        assert_eq!(norm_runs, [Some(1); 2], "{dtype:?}");
     }
     // What an installation refuses is computed of ordinary operations.
     // Of other sizes than before, of which plans are kept.
@@ -307,13 +307,13 @@ fn the_models_train_on_the_npu() {
         // The norms before attention and feed-forward network, and the last one; Qwen2.5-VL's
         // tower has them too, and in front of its merger. GLM-4.1V has norms after both, and one
         // more before its tower's blocks; Qwen3.5 has one more in each layer with a state.
-        let (of_layer, of_tower) = match name {
+        let (layer_norms, tower_norms) = match name {
             "qwen2_5_vl_tiny" => (2, 2 * config.vision.depth + 1),
             "glm4v_tiny" => (4, 2 * config.vision.depth + 2),
             _ => (2, 0),
         };
-        let of_decoder = of_layer * config.text.layers + config.text.layers - attending + 1;
-        let norms = 2 * (of_decoder + of_tower) as u64;
+        let decoder_norms = layer_norms * config.text.layers + config.text.layers - attending + 1;
+        let norms = 2 * (decoder_norms + tower_norms) as u64;
         let runs = control::operator_runs();
         for operator in ["aclnnRmsNorm", "aclnnRmsNormGrad"] {
             assert_eq!(runs.get(operator), Some(&norms), "{name}: {operator}");

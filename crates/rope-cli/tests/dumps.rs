@@ -149,10 +149,10 @@ fn mrope(command: &str, file: &Path) -> (i32, Vec<Value>) {
 
 /// What `mrope verify` says of a tensor: the same in every element type.
 fn diagnosis(rows: &[Value], tensor: &str) -> Option<String> {
-    let mut of_tensor = rows.iter().filter(|row| row["tensor"] == tensor);
-    let said = of_tensor.next().expect("it is compared")["diagnosis"].clone();
+    let mut tensor_rows = rows.iter().filter(|row| row["tensor"] == tensor);
+    let said = tensor_rows.next().expect("it is compared")["diagnosis"].clone();
     assert!(
-        of_tensor.all(|row| row["diagnosis"] == said),
+        tensor_rows.all(|row| row["diagnosis"] == said),
         "{tensor}: {said}"
     );
     said.as_str().map(str::to_owned)

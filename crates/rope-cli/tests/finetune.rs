@@ -98,7 +98,7 @@ fn a_model_with_states_is_trained() {
     let text_of = |path: &Path| std::fs::read_to_string(path).expect("it reads");
     let read =
         |path: &Path| -> serde_json::Value { serde_json::from_str(&text_of(path)).expect("JSON") };
-    let of_example = read(&model.join("config.json"));
+    let example_config = read(&model.join("config.json"));
     let mut config = read(&fixtures.join("models/qwen3_5_tiny/config.json"));
     for key in [
         "image_token_id",
@@ -106,10 +106,10 @@ fn a_model_with_states_is_trained() {
         "vision_start_token_id",
         "vision_end_token_id",
     ] {
-        config[key] = of_example[key].clone();
+        config[key] = example_config[key].clone();
     }
-    config["text_config"]["vocab_size"] = of_example["text_config"]["vocab_size"].clone();
-    config["vision_config"]["patch_size"] = of_example["vision_config"]["patch_size"].clone();
+    config["text_config"]["vocab_size"] = example_config["text_config"]["vocab_size"].clone();
+    config["vision_config"]["patch_size"] = example_config["vision_config"]["patch_size"].clone();
     std::fs::write(model.join("config.json"), config.to_string()).expect("it is written");
     // Qwen3's processors have the limits in `size` alone.
     let file = model.join("preprocessor_config.json");

@@ -171,10 +171,10 @@ fn every_folder_passes_fused_and_composed() {
                 );
             }
             let engine = format!("burn/{rotary}");
-            let of_model = |row: &&Value| row["tensor"] == "logits";
+            let is_logits = |row: &&Value| row["tensor"] == "logits";
             assert!(
                 rows.iter()
-                    .filter(of_model)
+                    .filter(is_logits)
                     .all(|row| row["engine"] == engine[..])
             );
         }

@@ -100,8 +100,8 @@ fn json_prints_one_object_per_row() {
         assert_eq!(row["pass"], true, "{row}");
     }
     for dtype in ["f64", "f32", "f16", "bf16"] {
-        let of_type = |row: &&Value| row["dtype"] == dtype && row["tensor"] == "dq";
-        assert_eq!(rows.iter().filter(of_type).count(), 30, "{dtype}");
+        let is_dq = |row: &&Value| row["dtype"] == dtype && row["tensor"] == "dq";
+        assert_eq!(rows.iter().filter(is_dq).count(), 30, "{dtype}");
     }
     let skipped = String::from_utf8(output.stderr).expect("output is text");
     assert!(

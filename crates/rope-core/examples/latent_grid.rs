@@ -30,7 +30,7 @@ struct Model {
 
 /// Ids of the tokens, axis by axis: text at the origin, then the grid by frames, rows and columns.
 fn positions(text: usize, [frames, rows, columns]: [usize; 3]) -> Result<Positions> {
-    let of_axis = |axis: usize| {
+    let axis_ids = |axis: usize| {
         let cells = (0..frames * rows * columns).map(move |cell| {
             let index = [
                 cell / (rows * columns),
@@ -41,7 +41,7 @@ fn positions(text: usize, [frames, rows, columns]: [usize; 3]) -> Result<Positio
         });
         std::iter::repeat_n(0, text).chain(cells)
     };
-    let ids: Vec<i64> = (0..3).flat_map(of_axis).collect();
+    let ids: Vec<i64> = (0..3).flat_map(axis_ids).collect();
     Positions::new(3, &ids)
 }
 

@@ -166,11 +166,11 @@ impl LaneMap {
                 (0..pairs).map(|j| lane(axis(j), column(j))).collect()
             }
             AxisLayout::PerAxis(_) => {
-                let of_axis = |(axis, s): (usize, &usize)| {
+                let axis_lanes = |(axis, s): (usize, &usize)| {
                     let start = first_column(axis);
                     (0..*s).map(move |i| lane(axis, start + i))
                 };
-                sections.iter().enumerate().flat_map(of_axis).collect()
+                sections.iter().enumerate().flat_map(axis_lanes).collect()
             }
             AxisLayout::PerChannel(_) => (0..2 * pairs)
                 .map(|c| lane(contiguous(c, 2).unwrap_or(0), c % pairs))
@@ -195,8 +195,8 @@ impl LaneMap {
             &[0, 1, 2, 3]
         };
         for (section, axis) in layout.sections().iter().zip(order) {
-            let of_axis = |lane: &&Lane| usize::from(lane.axis) == *axis;
-            let found = self.lanes.iter().filter(of_axis).count();
+            let axis_lanes = |lane: &&Lane| usize::from(lane.axis) == *axis;
+            let found = self.lanes.iter().filter(axis_lanes).count();
             if found != section * lanes_per_pair {
                 return Err(RopeError::SectionsNotRealisable {
                     layout: layout.clone(),
@@ -266,8 +266,8 @@ fn check_lanes(lanes: &[Lane], pairs: usize, frequencies: usize) -> Result<()> {
         let found = lanes.len();
         return Err(RopeError::LaneCount { found, pairs });
     }
-    for (lane, of_lane) in lanes.iter().enumerate() {
-        let (axis, frequency) = (usize::from(of_lane.axis), of_lane.frequency as usize);
+    for (lane, entry) in lanes.iter().enumerate() {
+        let (axis, frequency) = (usize::from(entry.axis), entry.frequency as usize);
         for (what, found, limit) in [
             ("axis", axis, MAX_AXES),
             ("frequency", frequency, frequencies),

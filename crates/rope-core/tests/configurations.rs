@@ -190,10 +190,10 @@ fn outcome(fixture: &Fixture, config: &Value, component: &str, computed: &Comput
         (Ok(specs), Computed::Rotations(rotations)) => {
             for (name, rotation) in rotations {
                 // Layers that are alike have one rotation, of that name.
-                let of_layer = |(layer, _): &&(String, RotarySpec)| {
+                let is_of_layer = |(layer, _): &&(String, RotarySpec)| {
                     layer == name || layer == "attention" || name == "attention"
                 };
-                let mut specs = specs.iter().filter(of_layer).peekable();
+                let mut specs = specs.iter().filter(is_of_layer).peekable();
                 if specs.peek().is_none() {
                     return Outcome::Differs(format!("{name} is not read"));
                 }
@@ -233,9 +233,9 @@ impl Tally {
     fn check(mut self, agree: usize, refused: Refused, alone: &str) {
         for (part, names) in refused {
             let is_of = |(_, error): &(String, String)| error.contains(part);
-            let (of_part, others) = self.refused.into_iter().partition::<Vec<_>, _>(is_of);
+            let (matching, others) = self.refused.into_iter().partition::<Vec<_>, _>(is_of);
             self.refused = others;
-            let found: Vec<String> = of_part.into_iter().map(|(name, _)| name).collect();
+            let found: Vec<String> = matching.into_iter().map(|(name, _)| name).collect();
             assert_eq!(found.join(" "), *names, "{part}");
         }
         assert_eq!(self.refused, [], "refused for another reason");

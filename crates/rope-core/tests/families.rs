@@ -7,7 +7,7 @@ use rope_core::{AxisLayout, Lane, Pairing, RopeError, RotarySpec};
 fn layers(json: &str) -> Vec<bool> {
     let specs = LayerSpecs::from_hf_config(json).unwrap_or_else(|error| panic!("{json}: {error}"));
     (0..specs.layers())
-        .map(|layer| specs.of_layer(layer).is_some())
+        .map(|layer| specs.layer(layer).is_some())
         .collect()
 }
 
@@ -156,7 +156,7 @@ fn layers_of_two_thetas_where_none_are_listed() {
                 "num_attention_heads": 4}}"#
         );
         let specs = LayerSpecs::from_hf_config(&json).expect("valid");
-        let is_full = |layer: &usize| specs.of_layer(*layer) == specs.named("full_attention");
+        let is_full = |layer: &usize| specs.layer(*layer) == specs.named("full_attention");
         let found: Vec<usize> = (0..count).filter(is_full).collect();
         assert_eq!(found, full, "{model_type}");
     }

@@ -366,9 +366,9 @@ fn gemma_3_turns_local_and_global_layers_differently() {
         );
         for layer in 0..layers {
             let expected = if layer % 6 == 5 { global } else { local };
-            assert_eq!(specs.of_layer(layer), Some(expected), "layer {layer}");
+            assert_eq!(specs.layer(layer), Some(expected), "layer {layer}");
         }
-        assert_eq!(specs.of_layer(layers), None);
+        assert_eq!(specs.layer(layers), None);
         assert!(matches!(
             RotarySpec::from_hf_config(json),
             Err(RopeError::Config(ConfigError::SeveralRotations { names })) if names.len() == 2
@@ -386,10 +386,10 @@ fn gemma_4_has_wider_proportional_global_heads() {
     let specs = LayerSpecs::from_hf_config(json).expect("reads");
     check(
         "local",
-        specs.of_layer(0).expect("rotates"),
+        specs.layer(0).expect("rotates"),
         (256, 256, Half, Single, 1e4),
     );
-    let global = specs.of_layer(1).expect("rotates");
+    let global = specs.layer(1).expect("rotates");
     check("global", global, (512, 512, Half, Single, 1e6));
     let inv_freq = global.inv_freq(None).expect("frequencies");
     assert_eq!(
@@ -403,7 +403,7 @@ fn layers_without_rotation() {
     let rotating = |json: &str| -> Vec<bool> {
         let specs = LayerSpecs::from_hf_config(json).expect("reads");
         (0..specs.layers())
-            .map(|layer| specs.of_layer(layer).is_some())
+            .map(|layer| specs.layer(layer).is_some())
             .collect()
     };
     let listed = r#"{"model_type": "smollm3", "head_dim": 128, "rope_theta": 5000000.0, "num_hidden_layers": 4,

@@ -38,7 +38,7 @@ fn frequencies(specs: &LayerSpecs, name: &str) -> (f64, Scaling) {
 fn rotating(config: &Value) -> Vec<bool> {
     let specs = specs(config);
     (0..specs.layers())
-        .map(|layer| specs.of_layer(layer).is_some())
+        .map(|layer| specs.layer(layer).is_some())
         .collect()
 }
 
@@ -113,7 +113,7 @@ fn gemma_3_without_heads() {
         "hidden_size": 2560, "num_hidden_layers": 34,
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}});
     let specs = specs(&config);
-    assert_eq!(specs.of_layer(0).map(RotarySpec::head_dim), Some(256));
+    assert_eq!(specs.layer(0).map(RotarySpec::head_dim), Some(256));
     assert_eq!(frequencies(&specs, "full_attention"), (1e6, LINEAR));
     assert_eq!(
         frequencies(&specs, "sliding_attention"),
@@ -128,7 +128,7 @@ fn gemma_4_global_heads_are_wider_by_default() {
         "rope_parameters": {"full_attention": {"rope_theta": 1e6},
         "sliding_attention": {"rope_theta": 1e4}}});
     let specs = specs(&config);
-    let widths = [0, 1].map(|layer| specs.of_layer(layer).map(RotarySpec::head_dim));
+    let widths = [0, 1].map(|layer| specs.layer(layer).map(RotarySpec::head_dim));
     assert_eq!(widths, [Some(256), Some(512)]);
 }
 
@@ -371,7 +371,7 @@ fn olmo_3_scales_full_layers_alone() {
         } else {
             "sliding_attention"
         };
-        assert_eq!(specs.of_layer(layer), specs.named(name), "layer {layer}");
+        assert_eq!(specs.layer(layer), specs.named(name), "layer {layer}");
     }
 }
 
@@ -381,8 +381,8 @@ fn step_3_5_scales_full_layers_alone() {
     let mut config = json!({"model_type": "step3p5", "num_hidden_layers": 2, "rope_theta": 5e6,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0}});
     let alike = specs(&config);
-    assert_eq!(alike.of_layer(0), alike.named("full_attention"));
-    assert_eq!(alike.of_layer(1), alike.named("full_attention"));
+    assert_eq!(alike.layer(0), alike.named("full_attention"));
+    assert_eq!(alike.layer(1), alike.named("full_attention"));
     config["layer_types"] = json!(["full_attention", "sliding_attention"]);
     let found = specs(&config);
     assert_eq!(frequencies(&found, "full_attention"), (5e6, LINEAR));
@@ -390,7 +390,7 @@ fn step_3_5_scales_full_layers_alone() {
         frequencies(&found, "sliding_attention"),
         (5e6, Scaling::Default)
     );
-    assert_eq!(found.of_layer(1), found.named("sliding_attention"));
+    assert_eq!(found.layer(1), found.named("sliding_attention"));
 }
 
 /// Transformers 4 and 5 fall back to different ones: either guess could be wrong.
@@ -576,12 +576,8 @@ fn sliding_layers_have_a_theta_of_their_own() {
         let theta = |name| frequencies(&specs, name).0;
         assert_eq!(theta("sliding_attention"), sliding, "{config}");
         assert_eq!(theta("full_attention"), full, "{config}");
-        assert_eq!(specs.of_layer(0), specs.named("full_attention"), "{config}");
-        assert_eq!(
-            specs.of_layer(1),
-            specs.named("sliding_attention"),
-            "{config}"
-        );
+        assert_eq!(specs.layer(0), specs.named("full_attention"), "{config}");
+        assert_eq!(specs.layer(1), specs.named("sliding_attention"), "{config}");
     }
     // One object of Dots 3 is that of all layers.
     let shared = json!({"model_type": "dots3_note_text", "qk_rope_head_dim": 64,

@@ -139,20 +139,20 @@ impl Case {
                 let at = b * batch + s * seq + head * n;
                 let row = at..at + head_dim;
                 let (x, g) = (&x[row.clone()], &dy[row.clone()]);
-                let (result, gradient, of_weight);
+                let (result, gradient, dw_part);
                 if self.norm.order() == NormOrder::BeforeRotation {
                     result = matrix.apply(&norm.apply(x));
-                    (gradient, of_weight) = norm.apply_adjoint(x, &matrix.apply_adjoint(g));
+                    (gradient, dw_part) = norm.apply_adjoint(x, &matrix.apply_adjoint(g));
                 } else {
                     let z = matrix.apply(x);
                     result = norm.apply(&z);
                     let dz;
-                    (dz, of_weight) = norm.apply_adjoint(&z, g);
+                    (dz, dw_part) = norm.apply_adjoint(&z, g);
                     gradient = matrix.apply_adjoint(&dz);
                 }
                 y[row.clone()].copy_from_slice(&result);
                 dx[row].copy_from_slice(&gradient);
-                for (sum, value) in dw.iter_mut().zip(of_weight) {
+                for (sum, value) in dw.iter_mut().zip(dw_part) {
                     *sum += value;
                 }
             }
@@ -429,11 +429,13 @@ fn heads_turn_by_angles_of_their_own() {
             let (x, dy) = (&x[start..], &dy[start..]);
             let (y1, dx1, _) = case.run(rotator, weight.as_deref(), x, dy);
             let Strides {
-                batch: of_batch,
-                seq: of_seq,
+                batch: batch_stride,
+                seq: seq_stride,
                 ..
             } = case.layout.strides;
-            for at in (0..batch).flat_map(|b| (0..seq).map(move |s| b * of_batch + s * of_seq)) {
+            for at in
+                (0..batch).flat_map(|b| (0..seq).map(move |s| b * batch_stride + s * seq_stride))
+            {
                 let (own, all) = (at..at + 2 * pairs, start + at..start + at + 2 * pairs);
                 assert_eq!(
                     y1[own.clone()],
@@ -459,8 +461,8 @@ fn q_and_k_have_their_own_weights() {
     let weights: [Vec<f64>; 2] = [5, 6].map(|seed| case.weight(seed).unwrap());
     let angles = TokenAngles::<f64>::new(&case.spec, &case.positions, None).unwrap();
     let rotator = Rotator::new(case.spec.geometry(), angles.angles()).unwrap();
-    let of_q = case.run(rotator, Some(&weights[0]), &q, &dq);
-    let of_k = Case {
+    let q_results = case.run(rotator, Some(&weights[0]), &q, &dq);
+    let k_results = Case {
         layout: few,
         ..Case::new(16, Pairing::Half, false, NormOrder::BeforeRotation)
     }
@@ -491,8 +493,14 @@ fn q_and_k_have_their_own_weights() {
     rotator
         .norm_rotate_backward(&case.norm, gradients.next().unwrap(), gradients.next())
         .unwrap();
-    assert_eq!((&y[0], &dx[0], &dw[0]), (&of_q.0, &of_q.1, &of_q.2));
-    assert_eq!((&y[1], &dx[1], &dw[1]), (&of_k.0, &of_k.1, &of_k.2));
+    assert_eq!(
+        (&y[0], &dx[0], &dw[0]),
+        (&q_results.0, &q_results.1, &q_results.2)
+    );
+    assert_eq!(
+        (&y[1], &dx[1], &dw[1]),
+        (&k_results.0, &k_results.1, &k_results.2)
+    );
 }
 
 /// By central differences in f64 of a sum of the results with random factors.
@@ -637,8 +645,8 @@ fn extreme_rows<E: Element<Acc = f32>>() {
     not_a_number[40] = f32::from_bits(0x7fff_ffff);
     let rows = rows
         .iter()
-        .map(|(row, of_gradient)| (row, &weight, *of_gradient));
-    let of_weight = (&whole, &not_a_number, Some(f32::NAN));
+        .map(|(row, dy_number)| (row, &weight, *dy_number));
+    let nan_weight = (&whole, &not_a_number, Some(f32::NAN));
     let dy: Vec<f32> = (0..80).map(|i| (i % 9) as f32 / 4.0 - 1.0).collect();
     let eps = 1e-6;
     let norm = HeadNorm::new(eps).expect("valid");
@@ -652,7 +660,7 @@ fn extreme_rows<E: Element<Acc = f32>>() {
             rotator.apply::<f32>(direction, x, None).expect("valid");
             row
         };
-        for (row, weight, of_gradient) in rows.clone().chain([of_weight]) {
+        for (row, weight, dy_number) in rows.clone().chain([nan_weight]) {
             let x = round(row);
             let wide: Vec<f32> = x.iter().map(|x| x.widen()).collect();
             let squares: f32 = wide.iter().map(|x| x * x).sum();
@@ -682,7 +690,7 @@ fn extreme_rows<E: Element<Acc = f32>>() {
                 .sum::<f32>()
                 / 80.0;
             let formula = |(h, x): (&f32, &f32)| rstd * (h - x * rstd * mean);
-            let dx: Vec<f32> = match of_gradient {
+            let dx: Vec<f32> = match dy_number {
                 Some(value) => vec![value; 80],
                 None => h.iter().zip(&wide).map(formula).collect(),
             };

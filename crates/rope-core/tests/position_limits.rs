@@ -231,12 +231,12 @@ fn empty_tensors_of_any_size_are_nothing_to_do() {
     };
     let rows = [0.0_f32; 16];
     let heads = 1 << 62;
-    let of_heads = Angles::Heads { rows: &rows, heads };
+    let head_angles = Angles::Heads { rows: &rows, heads };
     for (layout, angles, fits) in [
         // Two rows, shared by any number of samples.
         (layout(usize::MAX, 2, 0), Angles::Tokens(&rows), true),
         (layout(1 << 40, 1 << 40, 0), Angles::Tokens(&rows), false),
-        (layout(0, 2, heads), of_heads, false),
+        (layout(0, 2, heads), head_angles, false),
     ] {
         let rotator = Rotator::new(spec.geometry(), angles).expect("any rows");
         let empty = || HeadsMut::<f32>::new(&mut [], layout).expect("no elements");

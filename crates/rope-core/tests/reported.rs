@@ -45,7 +45,7 @@ fn constants_of_python_under_keys_that_are_not_read() {
         "hidden_size":256,"num_attention_heads":4,"num_hidden_layers":2,
         "layer_types":["mamba","attention"],"rope_theta":10000,"time_step_limit":[0.0,Infinity]}"#;
     let specs = LayerSpecs::from_hf_config(granite).expect("reads");
-    assert!(specs.of_layer(0).is_none() && specs.of_layer(1).is_some());
+    assert!(specs.layer(0).is_none() && specs.layer(1).is_some());
     assert_eq!(plain(&text(granite)), (64, Some(1e4)));
 
     let deep = format!("{}0{}", "[".repeat(5000), "]".repeat(5000));
@@ -293,13 +293,13 @@ fn keys_beside_layer_types() {
         )
     };
     let expected = LayerSpecs::from_hf_config(&gemma("")).expect("reads");
-    let full = expected.of_layer(1).expect("turns");
+    let full = expected.layer(1).expect("turns");
     assert_eq!(full.head_dim(), 128);
     let inv_freq = full.inv_freq(None).expect("a progression");
     for (found, right) in inv_freq.iter().zip([1.0, 0.805842, 0.649382]) {
         assert!((found - right).abs() < 1e-6, "{found} for {right}");
     }
-    let sliding = expected.of_layer(0).expect("turns");
+    let sliding = expected.layer(0).expect("turns");
     assert_eq!(plain(sliding), (64, Some(1e4)));
     for stray in [
         r#", "rope_type": "default", "rope_theta": null"#,

@@ -226,9 +226,9 @@ fn memory_of_an_operator_is_freed_after_a_wait() {
                 "{}",
                 freed[0]
             );
-            let of_freed = |found: &&ascend_sim::Violation| found.message.contains("were freed");
+            let says_freed = |found: &&ascend_sim::Violation| found.message.contains("were freed");
             assert!(
-                late.iter().all(of_freed) && (late.is_empty() || !held),
+                late.iter().all(says_freed) && (late.is_empty() || !held),
                 "{found:#?}"
             );
         }

@@ -191,7 +191,7 @@ impl Layout {
     }
 
     /// The layout of the statistics, which are never BSND.
-    fn of_statistics(self) -> Self {
+    fn statistics_layout(self) -> Self {
         match self {
             Self::Bsnd => Self::Bnsd,
             other => other,
@@ -310,14 +310,14 @@ impl Plan {
 
     fn forward(&self, [q, k, v]: [&AscendTensor; 3]) -> Result<[AscendTensor; 2], Refusal> {
         let [batch, heads, queries, _] = q.shape().dims();
-        let of_out = [batch, heads, queries, v.dims()[3]];
-        let of_rows = [batch, heads, queries, STATISTICS];
+        let out_shape = [batch, heads, queries, v.dims()[3]];
+        let rows_shape = [batch, heads, queries, STATISTICS];
         let layout = self.layout;
-        let out = layout.empty(&self.context, of_out, q.dtype());
+        let out = layout.empty(&self.context, out_shape, q.dtype());
         let statistics = || {
             layout
-                .of_statistics()
-                .empty(&self.context, of_rows, DType::F32)
+                .statistics_layout()
+                .empty(&self.context, rows_shape, DType::F32)
         };
         let (max, sum) = (statistics(), statistics());
         let inputs = [q, k, v].map(|x| layout.apply(x));
@@ -325,9 +325,9 @@ impl Plan {
         let call = self.call(&inputs, &strides)?;
         let [max_view, sum_view, out_view] = views([&max, &sum, &out])?;
         call.forward([max_view, sum_view, out_view])?;
-        let first = |x| column(&layout.of_statistics().restore(x, of_rows), 0, 1);
+        let first = |x| column(&layout.statistics_layout().restore(x, rows_shape), 0, 1);
         let softmax = Ascend::float_cat(vec![first(max), first(sum)], 3);
-        Ok([self.hide(layout.restore(out, of_out)), softmax])
+        Ok([self.hide(layout.restore(out, out_shape)), softmax])
     }
 
     fn backward(
@@ -338,7 +338,7 @@ impl Plan {
         let gradient = self.hide(gradient.clone());
         let statistics = |index| {
             let repeated = column(softmax, index, STATISTICS);
-            layout.of_statistics().apply(&repeated).contiguous()
+            layout.statistics_layout().apply(&repeated).contiguous()
         };
         let (max, sum) = (statistics(0), statistics(1));
         let gradients = [q, k, v].map(|x| layout.empty(&self.context, x.shape().dims(), x.dtype()));

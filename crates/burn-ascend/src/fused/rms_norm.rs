@@ -17,7 +17,7 @@ impl RmsNormOps for Ascend {
         weight: FloatTensor<Self>,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let outputs = Outputs::new(&x, [like(&x), (of_rows(&x), DType::F32)]);
+        let outputs = Outputs::new(&x, [like(&x), (rstd_shape(&x), DType::F32)]);
         let outcome = forward(&x, &weight, epsilon).map_err(|refusal| (refusal, ()));
         let outputs = outputs.or_composed(outcome, |()| {
             composed::forward::<Self>(x, weight, epsilon).into()
@@ -47,7 +47,7 @@ fn within(x: &AscendTensor) -> Result<(), Refusal> {
 }
 
 /// The shape of a number for each row of x.
-fn of_rows(x: &AscendTensor) -> Shape {
+fn rstd_shape(x: &AscendTensor) -> Shape {
     let mut dims = x.dims().to_vec();
     if let Some(channels) = dims.last_mut() {
         *channels = 1;
@@ -63,7 +63,7 @@ fn forward(
     within(x)?;
     let context = x.context()?;
     let out = AscendTensor::empty_in(context, x.shape(), x.dtype());
-    let rstd = AscendTensor::empty_in(context, of_rows(x), DType::F32);
+    let rstd = AscendTensor::empty_in(context, rstd_shape(x), DType::F32);
     let [x, weight, out_view, rstd_view] = launch::views([x, weight, &out, &rstd])?;
     let operators = context.operators();
     let done = operators.rms_norm(x, weight, epsilon, out_view, rstd_view);

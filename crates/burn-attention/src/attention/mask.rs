@@ -146,7 +146,11 @@ impl AttentionMask {
     ///
     /// # Errors
     /// [`OpError::Wire`] for a span beyond the keys, and for flags that do not fit them.
-    pub(crate) fn of_runs(keys: usize, runs: &[Run], attended: Vec<bool>) -> Result<Self, OpError> {
+    pub(crate) fn from_runs(
+        keys: usize,
+        runs: &[Run],
+        attended: Vec<bool>,
+    ) -> Result<Self, OpError> {
         let mut spans = Vec::new();
         for run in runs {
             let wrong = |what, expected: String, found: u128| {
@@ -210,7 +214,7 @@ impl AttentionMask {
             });
         }
         let sequences = match rules.cu_seqlens {
-            Some(cu_seqlens) => Some(of_tokens(cu_seqlens, queries, keys)?),
+            Some(cu_seqlens) => Some(sequence_keys(cu_seqlens, queries, keys)?),
             None => None,
         };
         let spans = (0..queries).map(|query| {
@@ -405,7 +409,7 @@ impl AttentionMask {
 
 /// The flags of a sample, of `len` each, where one sample may stand for all.
 #[cfg(feature = "flex")]
-pub(crate) fn of_sample(flags: Option<&[bool]>, sample: usize, len: usize) -> Option<&[bool]> {
+pub(crate) fn sample_flags(flags: Option<&[bool]>, sample: usize, len: usize) -> Option<&[bool]> {
     let flags = flags?;
     let start = if flags.len() > len { sample * len } else { 0 };
     Some(&flags[start..start + len])
@@ -448,7 +452,7 @@ fn seeing(attended: &[bool], spans: &[Span]) -> Vec<bool> {
 }
 
 /// The sequence of each token.
-fn of_tokens(cu_seqlens: &[usize], queries: usize, keys: usize) -> Result<Vec<Range<usize>>> {
+fn sequence_keys(cu_seqlens: &[usize], queries: usize, keys: usize) -> Result<Vec<Range<usize>>> {
     if queries != keys {
         return Err(AttentionError::Size {
             left: "q of packed sequences",

@@ -112,7 +112,7 @@ impl WireOp for Call {
             attended.resize(attended.len() + length, index % 2 == 0);
         }
         let op = AttentionOp {
-            mask: AttentionMask::of_runs(keys, &runs, attended)?,
+            mask: AttentionMask::from_runs(keys, &runs, attended)?,
             scale,
             blocks: in_blocks.then_some(scores),
         };

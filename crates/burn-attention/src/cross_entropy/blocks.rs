@@ -39,11 +39,11 @@ pub(super) fn forward<B: Backend>(
     op: &CrossEntropyOp,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let run = Run::<B>::new(hidden, weight, op);
-    let (mut sums, mut of_targets) = (Vec::new(), Vec::new());
+    let (mut sums, mut target_logits) = (Vec::new(), Vec::new());
     for block in run.blocks() {
         let logits = run.logits(&block);
         if let Some(targets) = run.targets(&block) {
-            of_targets.push(B::float_select(run.flat(logits.clone()), 0, targets));
+            target_logits.push(B::float_select(run.flat(logits.clone()), 0, targets));
         }
         sums.push(run.log_sum_exp(logits));
     }
@@ -53,7 +53,7 @@ pub(super) fn forward<B: Backend>(
     let order = op.targets.iter().map(|(_, row)| *row as i64).collect();
     let losses = B::float_sub(
         B::float_select(sums.clone(), 0, run.upload(order)),
-        B::float_cat(of_targets, 0),
+        B::float_cat(target_logits, 0),
     );
     (B::float_mean(losses), sums)
 }
@@ -108,7 +108,7 @@ pub(super) fn backward<B: Backend>(
 }
 
 /// The type that hidden and weight of a type are multiplied in.
-pub(super) fn of_products(dtype: DType) -> FloatDType {
+pub(super) fn product_dtype(dtype: DType) -> FloatDType {
     match dtype {
         DType::F16 => FloatDType::F32,
         other => other.into(),
@@ -133,7 +133,7 @@ struct Run<'a, B: Backend> {
 impl<'a, B: Backend> Run<'a, B> {
     fn new(hidden: FloatTensor<B>, weight: FloatTensor<B>, op: &'a CrossEntropyOp) -> Self {
         let wide = accumulator(hidden.dtype()).unwrap_or_else(|error| panic!("{error}"));
-        let factors = of_products(hidden.dtype());
+        let factors = product_dtype(hidden.dtype());
         Self {
             op,
             dtype: hidden.dtype().into(),

@@ -6,7 +6,7 @@ use burn::tensor::{Shape, TensorData};
 use burn_fused::accumulator;
 use burn_fused::primitive::cast;
 
-use super::blocks::of_products;
+use super::blocks::product_dtype;
 use super::op::CrossEntropyOp;
 
 /// Mean cross-entropy, `[1]`, by log_softmax of the logits in f32, or in f64 for f64. Autodiff
@@ -18,7 +18,7 @@ pub(super) fn cross_entropy<B: Backend>(
 ) -> FloatTensor<B> {
     let (rows, device) = (op.rows(), hidden.device());
     let wide = accumulator(hidden.dtype()).unwrap_or_else(|error| panic!("{error}"));
-    let factors = of_products(hidden.dtype());
+    let factors = product_dtype(hidden.dtype());
     let [hidden, weight] = [hidden, weight].map(|x| cast::<B>(x, factors));
     let logits = B::float_matmul(hidden, B::float_swap_dims(weight, 0, 1));
     let log_probabilities = B::log_softmax(cast::<B>(logits, wide), 1);
@@ -29,7 +29,7 @@ pub(super) fn cross_entropy<B: Backend>(
     let settings = burn::backend::get_or_init_device_settings::<B>(&device);
     let targets = TensorData::new(targets, [rows, 1]).convert_dtype(settings.int_dtype.into());
     let targets = B::int_from_data(targets, &device);
-    let of_targets = B::float_gather(1, log_probabilities, targets);
-    let of_targets = B::float_reshape(of_targets, Shape::new([rows]));
-    B::float_neg(B::float_mean(of_targets))
+    let target_logs = B::float_gather(1, log_probabilities, targets);
+    let target_logs = B::float_reshape(target_logs, Shape::new([rows]));
+    B::float_neg(B::float_mean(target_logs))
 }

@@ -43,11 +43,11 @@ impl CrossEntropyOp {
         accumulator(hidden.dtype())?;
         expect("weight", weight, hidden.dtype(), hidden)?;
         let [rows, channels] = hidden.shape().dims();
-        let [vocabulary, of_weight] = weight.shape().dims();
+        let [vocabulary, weight_channels] = weight.shape().dims();
         let targets = "the list of targets";
         let sizes = [
             ("hidden", targets, "rows", rows, self.rows()),
-            ("hidden", "weight", "channels", channels, of_weight),
+            ("hidden", "weight", "channels", channels, weight_channels),
             ("weight", targets, "vocabulary", vocabulary, self.vocabulary),
         ];
         for (left, right, dimension, left_size, right_size) in sizes {

@@ -318,7 +318,7 @@ impl<'a, B: Backend> Run<'a, B> {
     /// a token is of another sequence than the last one before the chunk, `[chunks, 1, len, 1]`;
     /// none if no sequence starts in the block.
     fn borders(&self, block: &Range<usize>) -> Option<[BoolTensor<B>; 2]> {
-        let sequences = self.op.sequences.of_tokens()?;
+        let sequences = self.op.sequences.token_sequences()?;
         let last = sequences.len() - 1;
         let (start, end) = (block.start * self.len, block.end * self.len);
         let first_before = sequences[start.saturating_sub(1)];

@@ -3,7 +3,7 @@
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings, tensor::FloatTensor};
 use burn_fused::least;
 use burn_fused::primitive::{cast, widen};
-use burn_fused::rms_norm::{self, of_rank};
+use burn_fused::rms_norm::{self, with_rank};
 
 /// As [`RmsNormOps::rms_norm_forward`](crate::RmsNormOps::rms_norm_forward).
 ///
@@ -16,7 +16,7 @@ pub fn forward<B: Backend>(
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let dtype = x.dtype().into();
     let last = x.shape().num_dims() - 1;
-    let weight = of_rank::<B>(widen::<B>(weight), last + 1);
+    let weight = with_rank::<B>(widen::<B>(weight), last + 1);
     let x = widen::<B>(x);
     let rstd = refused::<B>(rms_norm::rstd::<B>(x.clone(), epsilon), epsilon);
     let out = B::float_mul(B::float_mul(x, rstd.clone()), weight);
@@ -35,7 +35,7 @@ pub fn backward<B: Backend>(
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let (dtype, rank) = (x.dtype().into(), x.shape().num_dims());
     let [x, weight, gradient] = [x, weight, gradient].map(widen::<B>);
-    let weight = of_rank::<B>(weight, rank);
+    let weight = with_rank::<B>(weight, rank);
     let (dx, dweight) = rms_norm::gradients::<B>(x, weight, rstd, gradient);
     (cast::<B>(dx, dtype), cast::<B>(dweight, dtype))
 }

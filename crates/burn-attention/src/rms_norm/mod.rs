@@ -70,14 +70,14 @@ pub(crate) fn check<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Resul
     let wide = accumulator(x.dtype())?;
     expect("weight", weight, x.dtype(), x)?;
     let channels = x.shape().last().copied().unwrap_or(1);
-    let [of_weight] = weight.shape().dims();
-    if channels != of_weight {
+    let [weight_channels] = weight.shape().dims();
+    if channels != weight_channels {
         return Err(AttentionError::Size {
             left: "x",
             right: "weight",
             dimension: "channels",
             left_size: channels,
-            right_size: of_weight,
+            right_size: weight_channels,
         });
     }
     let computed = rounded(epsilon, wide);

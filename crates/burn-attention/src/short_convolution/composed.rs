@@ -102,7 +102,7 @@ fn shifted<B: Backend>(x: FloatTensor<B>, back: isize) -> FloatTensor<B> {
 
 /// Zeros at the tokens whose tap `back` lies in another sequence.
 fn masked<B: Backend>(x: FloatTensor<B>, back: usize, op: &ShortConvolutionOp) -> FloatTensor<B> {
-    let Some(sequences) = op.sequences.of_tokens() else {
+    let Some(sequences) = op.sequences.token_sequences() else {
         return x;
     };
     if back == 0 {

@@ -23,9 +23,9 @@ impl ShortConvolutionOp {
         accumulator(x.dtype())?;
         expect("weight", weight, x.dtype(), x)?;
         let [_, tokens, channels] = x.shape().dims();
-        let [of_weight, taps] = weight.shape().dims();
+        let [weight_channels, taps] = weight.shape().dims();
         for (right, dimension, left_size, right_size) in [
-            ("weight", "channels", channels, of_weight),
+            ("weight", "channels", channels, weight_channels),
             ("the sequences", "tokens", tokens, self.sequences.tokens()),
         ] {
             if left_size != right_size {

@@ -77,7 +77,7 @@ fn normalise<B: Backend>(
 
 /// What channels are multiplied by, of the rank of x.
 fn scale<B: Backend>(weight: FloatTensor<B>, op: &NormRotaryOp, rank: usize) -> FloatTensor<B> {
-    let weight = rms_norm::of_rank::<B>(weight, rank);
+    let weight = rms_norm::with_rank::<B>(weight, rank);
     if op.norm.unit_offset() {
         B::float_add_scalar(weight, 1.0.into())
     } else {

@@ -54,8 +54,8 @@ impl Rotary {
         norm: HeadNorm,
         angles: &RotaryAngles,
     ) -> Result<(Tensor<D>, Tensor<D>)> {
-        let of_angles = FloatDType::from(angles.dtype());
-        let weights = [q_weight, k_weight].map(|weight| weight.cast(of_angles).into_dispatch());
+        let angle_dtype = FloatDType::from(angles.dtype());
+        let weights = [q_weight, k_weight].map(|weight| weight.cast(angle_dtype).into_dispatch());
         let outputs = self.apply(
             Direction::Forward,
             [q, k],

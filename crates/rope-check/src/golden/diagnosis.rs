@@ -268,7 +268,7 @@ struct Suspect<'a> {
     mapping: &'a Mapping,
     bounds: Vec<Bound>,
     /// What f32 arithmetic by given angles may do to a value of each row.
-    of_f32: Vec<f64>,
+    f32_limits: Vec<f64>,
 }
 
 impl<'a> Suspect<'a> {
@@ -282,7 +282,7 @@ impl<'a> Suspect<'a> {
             vectors,
             mapping,
             bounds,
-            of_f32: rows
+            f32_limits: rows
                 .map(|row| 16.0 * unit(DType::F32) * reach(row))
                 .collect(),
         })
@@ -348,7 +348,7 @@ impl<'a> Suspect<'a> {
     fn fits_by(&self, mistake: &Mistake, values: &[f64]) -> bool {
         match mistake.angles {
             None => self.fits(values),
-            Some(_) => self.is_within(values, |row, _| self.of_f32[row]),
+            Some(_) => self.is_within(values, |row, _| self.f32_limits[row]),
         }
     }
 
@@ -475,7 +475,7 @@ impl<'a> Suspect<'a> {
             for (channel, lane) in form.cos_lanes().iter().enumerate() {
                 let at = start + case.spec.rotary_offset() + channel;
                 let error = (image[at] - self.mapping.truth.values[at]).abs();
-                let error = error / self.of_f32[at / head_dim];
+                let error = error / self.f32_limits[at / head_dim];
                 let lane_error: &mut f64 = &mut errors[first + *lane as usize];
                 *lane_error = lane_error.max(error);
             }

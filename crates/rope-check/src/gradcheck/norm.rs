@@ -26,7 +26,7 @@ pub(super) fn order_of_burn(name: &str) -> NormOrder {
 }
 
 /// The norm that a case is checked with: 1 + weight in every second case.
-pub(super) fn of_case(name: &str, order: NormOrder) -> Result<HeadNorm, EngineError> {
+pub(super) fn case_norm(name: &str, order: NormOrder) -> Result<HeadNorm, EngineError> {
     let unit_offset = (name.len() + order as usize) % 2 == 1;
     Ok(HeadNorm::new(EPS)?
         .with_order(order)

@@ -451,8 +451,8 @@ const SECOND_AXIS_FIRST: Axes = Axes::Lanes {
     rotary_dim: |head_dim| head_dim,
     frequency_dims: |rotary_dim| vec![rotary_dim / 2],
     lanes: |rotary_dim| {
-        let of_axis = |axis| (0..rotary_dim / 4).map(move |i| lane(axis, i));
-        of_axis(1).chain(of_axis(0)).collect()
+        let axis_lanes = |axis| (0..rotary_dim / 4).map(move |i| lane(axis, i));
+        axis_lanes(1).chain(axis_lanes(0)).collect()
     },
     stated: None,
 };
@@ -472,12 +472,12 @@ const ERNIE_IMAGE: Axes = Axes::Lanes {
     rotary_dim: |head_dim| head_dim,
     frequency_dims: |_| vec![32, 48],
     lanes: |_| {
-        let of_axis = |(axis, start, count): (usize, usize, usize)| {
+        let axis_lanes = |(axis, start, count): (usize, usize, usize)| {
             (0..count).map(move |i| lane(axis, start + i))
         };
         let runs = [(0, 0, 16), (1, 16, 24), (2, 16, 24)].into_iter();
         let twice = |lane| [lane; 2];
-        runs.flat_map(of_axis).flat_map(twice).collect()
+        runs.flat_map(axis_lanes).flat_map(twice).collect()
     },
     stated: Some(("rope_axes_dim", &[32, 48, 48])),
 };
@@ -500,8 +500,8 @@ const ALTERNATING_FREQUENCIES: Axes = Axes::Lanes {
     frequency_dims: |rotary_dim| vec![rotary_dim],
     lanes: |rotary_dim| {
         let half = rotary_dim / 4;
-        let of_axis = |axis| (0..half).map(move |i| lane(axis, 2 * i + axis));
-        of_axis(0).chain(of_axis(1)).collect()
+        let axis_lanes = |axis| (0..half).map(move |i| lane(axis, 2 * i + axis));
+        axis_lanes(0).chain(axis_lanes(1)).collect()
     },
     stated: None,
 };
@@ -513,10 +513,10 @@ const CHANNELS_OF_THEIR_OWN: Axes = Axes::Lanes {
     rotary_dim: |head_dim| 6 * (head_dim / 6),
     frequency_dims: |rotary_dim| vec![rotary_dim / 3],
     lanes: |rotary_dim| {
-        let (pairs, of_axis) = (rotary_dim / 2, rotary_dim / 6);
+        let (pairs, per_axis) = (rotary_dim / 2, rotary_dim / 6);
         let channel = |c: usize| {
             let (pair, member) = (c % pairs, c / pairs);
-            lane(pair / of_axis, (2 * (pair % of_axis) + member) % of_axis)
+            lane(pair / per_axis, (2 * (pair % per_axis) + member) % per_axis)
         };
         (0..rotary_dim).map(channel).collect()
     },

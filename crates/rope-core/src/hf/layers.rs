@@ -45,7 +45,7 @@ impl LayerSpecs {
     }
 
     /// The rotation of layer `layer`; `None` if it does not rotate, or there is no such layer.
-    pub fn of_layer(&self, layer: usize) -> Option<&RotarySpec> {
+    pub fn layer(&self, layer: usize) -> Option<&RotarySpec> {
         self.layers
             .get(layer)
             .copied()
@@ -235,8 +235,8 @@ fn pattern_types<'a>(
     Ok(Some(match pattern {
         Pattern::Every(full) => {
             let every = interval(config, full.keys, full.every)?;
-            let of_layer = |layer| full.layer_type(layer, count, every);
-            (0..count).map(of_layer).collect()
+            let layer_type = |layer| full.layer_type(layer, count, every);
+            (0..count).map(layer_type).collect()
         }
         Pattern::Cycle { key, default } => {
             let stated = match key {
@@ -255,8 +255,8 @@ fn pattern_types<'a>(
         }
         Pattern::Indices(key) => {
             let full = config.sizes(key)?.unwrap_or_default();
-            let of_layer = |layer| if full.contains(&layer) { FULL } else { LINEAR };
-            (0..count).map(of_layer).collect()
+            let layer_type = |layer| if full.contains(&layer) { FULL } else { LINEAR };
+            (0..count).map(layer_type).collect()
         }
         Pattern::Listed(key) if count > 0 => {
             return Err(config.missing(key, "the choice of the layers that rotate"));

@@ -84,9 +84,9 @@ impl<E: Element> Tile<E> {
     /// those of a token follow one another. Each tile has one head, and what it counts as tokens
     /// are the heads of a token, or the tokens of a head.
     pub(crate) fn each_head(&self) -> impl Iterator<Item = Self> {
-        let of_head = self.coefficients.stride;
-        let head = (self.heads, self.head_strides, of_head);
-        let token = (self.tokens, self.token_strides, self.heads * of_head);
+        let per_head = self.coefficients.stride;
+        let head = (self.heads, self.head_strides, per_head);
+        let token = (self.tokens, self.token_strides, self.heads * per_head);
         let (outer, inner) = if self.head_strides[0] <= self.token_strides[0] {
             (token, head)
         } else {

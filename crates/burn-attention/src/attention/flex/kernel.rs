@@ -32,7 +32,7 @@ use rayon::prelude::*;
 use super::matrix::{Matrix, Write, product};
 use super::number::{Number, Real};
 use crate::attention::blocks::{FLOOR, LEAST_SUM};
-use crate::attention::mask::{AttentionMask, of_sample};
+use crate::attention::mask::{AttentionMask, sample_flags};
 use crate::attention::op::Sizes;
 
 /// Rows of a tile, unless a group has more heads.
@@ -226,13 +226,13 @@ impl<E: Number> Problem<'_, E> {
         keys: &Range<usize>,
         converted: &'b mut Vec<E::Wide>,
     ) -> Matrix<'b, E::Wide> {
-        let seen = of_sample(self.mask.seen(), sample, self.sizes.keys);
+        let seen = sample_flags(self.mask.seen(), sample, self.sizes.keys);
         x.tokens(sample, kv_head, keys.clone(), seen, converted)
     }
 
     /// The queries of a sample that see some key, unless all do.
     fn seeing(&self, sample: usize) -> Option<&[bool]> {
-        of_sample(self.mask.seeing(), sample, self.sizes.queries)
+        sample_flags(self.mask.seeing(), sample, self.sizes.queries)
     }
 
     /// The tiles of keys that some of the queries see.
@@ -464,7 +464,7 @@ impl<R: Real> BiasParts<R> {
             size(keys, problem.sizes.keys),
         ];
         let len: usize = sizes.iter().product();
-        let stride = |of_bias: usize, stride: usize| if of_bias == 0 { 0 } else { stride };
+        let stride = |bias_size: usize, stride: usize| if bias_size == 0 { 0 } else { stride };
         Self {
             data: vec![R::ZERO; all.div_ceil(tile.max(1)) * len],
             len: len.max(1),
@@ -479,14 +479,14 @@ impl<R: Real> BiasParts<R> {
     }
 
     /// Adds all parts to the gradient of a bias, from its first head of the group.
-    fn add_to(&self, dbias: &mut [R], [_, of_heads, of_queries, _]: [usize; 4]) {
+    fn add_to(&self, dbias: &mut [R], [_, head_stride, query_stride, _]: [usize; 4]) {
         let [heads, queries, keys] = self.sizes;
         for (tile, part) in self.data.chunks_exact(self.len).enumerate() {
-            let first = if of_queries == 0 { 0 } else { tile * queries };
+            let first = if query_stride == 0 { 0 } else { tile * queries };
             for (row, part) in part.chunks_exact(keys).enumerate() {
                 let (head, query) = (row / queries, first + row % queries);
                 if query < self.queries && head < heads {
-                    let sums = &mut dbias[head * of_heads + query * of_queries..][..keys];
+                    let sums = &mut dbias[head * head_stride + query * query_stride..][..keys];
                     for (sum, x) in sums.iter_mut().zip(part) {
                         *sum += *x;
                     }
@@ -686,9 +686,9 @@ impl<'a, E: Number> Backward<'a, E> {
         let mut parts: Vec<_> = query_tiles.clone().map(|queries| (queries, None)).collect();
         if let Some(dbias) = dbias {
             let strides = dbias.strides;
-            let of_tiles = dbias.data.chunks_mut(dbias.len);
-            for ((_, part), of_tile) in parts.iter_mut().zip(of_tiles) {
-                *part = Some((of_tile, strides));
+            let dbias_tiles = dbias.data.chunks_mut(dbias.len);
+            for ((_, part), dbias_tile) in parts.iter_mut().zip(dbias_tiles) {
+                *part = Some((dbias_tile, strides));
             }
         }
         let rows: Vec<_> = parts
@@ -816,11 +816,11 @@ impl<'a, E: Number> Backward<'a, E> {
             for (dscore, weight) in dscores.iter_mut().zip(&*scores) {
                 *dscore = *weight * (*dscore - known.delta);
             }
-            if let Some((dbias, [of_heads, of_queries, of_keys])) = &mut dbias {
+            if let Some((dbias, [head_stride, query_stride, key_stride])) = &mut dbias {
                 let in_tile = query - queries.start;
-                let start = head * *of_heads + in_tile * *of_queries + first_key * *of_keys;
+                let start = head * *head_stride + in_tile * *query_stride + first_key * *key_stride;
                 for (index, dscore) in dscores.iter().enumerate() {
-                    dbias[start + index * *of_keys] += *dscore;
+                    dbias[start + index * *key_stride] += *dscore;
                 }
             }
         }

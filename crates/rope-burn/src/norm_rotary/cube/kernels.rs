@@ -481,9 +481,9 @@ pub(super) fn norm_rotate_back<E: Numeric, A: Float, N: Size, W: Size>(
                     let head = (task.first_head + first) as usize + i;
                     let at = to + head * written.head;
                     store::<E, A, N>(dx, at, read, result, access.zipped_read);
-                    let of_weight = times::<A, N>(incoming, n);
-                    first_sum += of_weight.first;
-                    second_sum += of_weight.second;
+                    let weight_part = times::<A, N>(incoming, n);
+                    first_sum += weight_part.first;
+                    second_sum += weight_part.second;
                 }
             }
             sync_cube();
