@@ -219,12 +219,12 @@ impl AscendTensor {
         self.shape.num_elements()
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub(crate) fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
 
-    /// Whether nothing else holds the block, so that it may be overwritten.
+    /// True if nothing else holds the block, so that it may be overwritten.
     pub(crate) fn is_unique(&self) -> bool {
         Arc::strong_count(&self.storage) == 1
     }
@@ -242,7 +242,7 @@ impl AscendTensor {
         }
     }
 
-    /// Whether the elements are dense, last axis fastest.
+    /// True if the elements are dense, last axis fastest.
     pub(crate) fn is_contiguous(&self) -> bool {
         if self.is_empty() {
             return true;
@@ -344,7 +344,7 @@ impl TensorMetadata for AscendTensor {
     }
 }
 
-/// Whether the type is a boolean of one byte.
+/// True if the type is a boolean of one byte.
 pub(crate) fn is_byte_bool(dtype: DType) -> bool {
     matches!(dtype, DType::Bool(BoolStore::Native | BoolStore::U8))
 }

@@ -62,7 +62,7 @@ struct Case {
     dtype: FloatDType,
     /// Rows of angles: of one sample, or of all.
     rows: usize,
-    /// Whether the rows of angles are a view, with other columns between them.
+    /// True if the rows of angles are a view, with other columns between them.
     view: bool,
 }
 

@@ -20,7 +20,7 @@ struct Case {
     value_dim: usize,
     rules: MaskRules<'static>,
     bias: Option<[usize; 4]>,
-    /// Whether the memory has the tokens before the heads.
+    /// True if the memory has the tokens before the heads.
     swapped: bool,
     scale: Option<f64>,
 }
@@ -188,7 +188,7 @@ impl Case {
         self.scale.unwrap_or(1.0 / (self.head_dim as f64).sqrt())
     }
 
-    /// Whether a query sees a key, from the rules' own words.
+    /// True if a query sees a key, from the rules' own words.
     fn sees(&self, sample: usize, query: usize, key: usize) -> bool {
         let rules = &self.rules;
         let index = (query + self.keys) as i64 - self.queries as i64;

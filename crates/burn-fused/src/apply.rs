@@ -17,7 +17,7 @@ pub enum Implementation {
 #[macro_export]
 macro_rules! reaches {
     ($( $backend:ident $(: cfg($($cfg:tt)*))? ),* $(,)?) => {
-        /// Whether burn's dispatch takes this crate's operations to the backend of a device.
+        /// True if burn's dispatch takes this crate's operations to the backend of a device.
         pub(crate) fn reaches(device: &::burn::backend::DispatchDevice) -> bool {
             use ::burn::backend::DispatchDevice;
             match device {

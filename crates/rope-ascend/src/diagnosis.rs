@@ -131,7 +131,7 @@ pub struct MissingSymbol {
 pub struct PathFinding {
     /// What it is.
     pub name: &'static str,
-    /// Whether it works.
+    /// True if it works.
     pub found: Finding,
 }
 

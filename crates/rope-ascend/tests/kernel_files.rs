@@ -21,9 +21,9 @@ use rope_ascend::safe::Runtime;
 use support::kernel_binary;
 
 static COMPILATIONS: AtomicU32 = AtomicU32::new(0);
-/// Whether the compiler knows no words for kinds of cores.
+/// True if the compiler knows no words for kinds of cores.
 static OLD: AtomicBool = AtomicBool::new(false);
-/// Whether the source that the compiler has now has such words.
+/// True if the source that the compiler has now has such words.
 static QUALIFIED: AtomicBool = AtomicBool::new(false);
 /// What the last compilation made.
 static BINARY: Mutex<Vec<u8>> = Mutex::new(Vec::new());

@@ -10,7 +10,7 @@ pub trait HeadsTensor: Sized {
     fn heads_layout(&self, layout: Layout) -> Option<HeadsLayout>;
     /// Itself, or a copy without gaps if it has any.
     fn into_contiguous(self) -> Self;
-    /// Whether nothing else holds its memory.
+    /// True if nothing else holds its memory.
     fn is_unique(&self) -> bool;
     /// A new tensor of the same shape and type, whatever its elements are.
     fn empty_like(&self) -> Self;
@@ -57,7 +57,7 @@ impl<T: HeadsTensor> PreparedTensor<T> {
         prepared
     }
 
-    /// Whether nothing else holds the tensor, and no two of its elements are one.
+    /// True if nothing else holds the tensor, and no two of its elements are one.
     pub fn may_be_overwritten(&self) -> bool {
         self.source.is_unique() && self.from.is_injective()
     }

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize};
 #[derive(Debug)]
 pub struct CountingAllocator {
     measuring: AtomicBool,
-    /// Whether it counts one thread alone.
+    /// True if it counts one thread alone.
     one_thread: AtomicBool,
     all: Class,
     data: Class,
@@ -34,7 +34,7 @@ pub struct CountingAllocator {
 }
 
 thread_local! {
-    /// Whether this thread is the one that is counted. It has no destructor and takes no memory, so
+    /// True if this thread is the one that is counted. It has no destructor and takes no memory, so
     /// that an allocator may read it.
     static IS_COUNTED: Cell<bool> = const { Cell::new(false) };
 }

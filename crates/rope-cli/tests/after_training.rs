@@ -214,7 +214,7 @@ fn wrong_inputs_are_one_clear_error() {
     }
 }
 
-/// Whether a folder is one that a model is loaded from.
+/// True if a folder is one that a model is loaded from.
 fn loads(folder: &Path) -> bool {
     let Ok(config) = QwenVlConfig::from_folder(folder) else {
         return false;

@@ -57,7 +57,7 @@ fn apart(left: &[f64], right: &[f64]) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// Whether the folder of a run has a complete checkpoint.
+/// True if the folder of a run has a complete checkpoint.
 fn has_checkpoint(out: &Path) -> bool {
     let entries = std::fs::read_dir(out).into_iter().flatten().flatten();
     let mut checkpoints = entries.filter(|entry| {

@@ -439,7 +439,7 @@ impl Problem {
         Ok(Some(flags))
     }
 
-    /// Whether a key is hidden from a query of a head.
+    /// True if a key is hidden from a query of a head.
     fn is_hidden(
         &self,
         flags: Option<&[i64]>,

@@ -88,7 +88,7 @@ impl Plan {
         Self::shape(&[&[self.batch, self.groups * self.channels], &self.padded])
     }
 
-    /// Whether no two windows share an element.
+    /// True if no two windows share an element.
     fn windows_are_apart(&self) -> bool {
         let axes = self.kernel.iter().zip(&self.dilation).zip(&self.stride);
         axes.into_iter()

@@ -35,7 +35,7 @@ impl Out {
     }
 }
 
-/// Whether the tensor's memory may be overwritten as a whole: nobody else holds it and no element
+/// True if the tensor's memory may be overwritten as a whole: nobody else holds it and no element
 /// lies twice.
 pub(crate) fn is_free(x: &AscendTensor) -> bool {
     x.is_unique() && x.is_contiguous()
@@ -244,7 +244,7 @@ impl Types {
         .and(Self::U64);
 }
 
-/// Whether the element types that an argument names lie in a set.
+/// True if the element types that an argument names lie in a set.
 pub(crate) trait Fits {
     fn fits(&self, _types: Types) -> bool {
         true

@@ -150,13 +150,13 @@ fn cumsum_by_doubling(mut x: AscendTensor, axis: usize) -> AscendTensor {
     x
 }
 
-/// Whether any, or all, of the whole tensor.
+/// Any, or all, of the whole tensor.
 pub(crate) fn truth(operator: Reduce, x: AscendTensor, dtype: BoolDType) -> AscendTensor {
     let x = cast(x, DType::Bool(dtype));
     whole(operator, &x, DType::Bool(dtype))
 }
 
-/// Whether any, or all, along an axis.
+/// Any, or all, along an axis.
 pub(crate) fn truth_along(
     operator: Reduce,
     x: AscendTensor,

@@ -153,7 +153,7 @@ fn repeats_along(tensor: &AscendTensor, axis: usize) -> bool {
     tensor.strides()[axis] == 0 && tensor.dims()[axis] > 1
 }
 
-/// Whether an axis repeats one element by a stride of 0.
+/// True if an axis repeats one element by a stride of 0.
 pub(crate) fn repeats(tensor: &AscendTensor) -> bool {
     (0..tensor.dims().len()).any(|axis| repeats_along(tensor, axis))
 }
@@ -182,7 +182,7 @@ pub(crate) fn narrow_repeats(tensor: &AscendTensor, cut: impl Fn(usize) -> bool)
     )
 }
 
-/// Whether `tensor` is longer than 1 on the axis that is `axis` of a tensor of `rank` axes.
+/// True if `tensor` is longer than 1 on the axis that is `axis` of a tensor of `rank` axes.
 pub(crate) fn is_long(tensor: &AscendTensor, rank: usize, axis: usize) -> bool {
     (axis + tensor.dims().len())
         .checked_sub(rank)

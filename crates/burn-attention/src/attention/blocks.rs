@@ -42,7 +42,7 @@ struct Block {
     keys: Range<usize>,
     /// Windows of one length that this block consists of; queries and keys divide by it.
     windows: usize,
-    /// Whether a query of the block does not see one of its keys, padding apart.
+    /// True if a query of the block does not see one of its keys, padding apart.
     hides: bool,
 }
 
@@ -96,7 +96,7 @@ impl Block {
         self.keys.len() / self.windows
     }
 
-    /// Whether the next block is one more window of this one.
+    /// True if the next block is one more window of this one.
     fn takes(&self, next: &Self, matrices: usize, limit: usize) -> bool {
         let squares = |block: &Self| !block.hides && block.queries == block.keys;
         squares(self)

@@ -65,7 +65,7 @@ fn clear<B: Backend>(x: FloatTensor<B>, rows: Option<&BoolTensor<B>>) -> FloatTe
     }
 }
 
-/// Whether each query sees each key, and the shape of that, unless all see all.
+/// True where a query sees a key, and the shape of the flags, unless all see all.
 fn seen(op: &AttentionOp, sizes: &Sizes) -> Option<(Vec<bool>, [usize; 4])> {
     let mask = &op.mask;
     let (queries, keys) = (sizes.queries, sizes.keys);

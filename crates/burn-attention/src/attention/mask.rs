@@ -64,7 +64,7 @@ pub enum Pattern {
     Packed {
         /// The index after each sequence's last token.
         ends: Vec<usize>,
-        /// Whether keys after the query are hidden.
+        /// True if keys after the query are hidden.
         causal: bool,
     },
     /// Something else.
@@ -282,7 +282,7 @@ impl AttentionMask {
         self.keys
     }
 
-    /// Whether a query sees a key in a sample.
+    /// True if a query sees a key in a sample.
     pub fn sees(&self, sample: usize, query: usize, key: usize) -> bool {
         let attended = self.attended(sample);
         self.span(query).contains(&key) && attended.is_none_or(|attended| attended[key])
@@ -367,7 +367,7 @@ impl AttentionMask {
             .unwrap_or(0..0)
     }
 
-    /// Whether any of the queries sees any of the keys, but for padding.
+    /// True if any of the queries sees any of the keys, but for padding.
     #[cfg(any(feature = "flex", test))]
     pub(crate) fn meets(&self, mut queries: Range<usize>, keys: &Range<usize>) -> bool {
         queries.any(|query| {
@@ -376,7 +376,7 @@ impl AttentionMask {
         })
     }
 
-    /// Whether each of the queries sees each of the keys, but for padding.
+    /// True if each of the queries sees each of the keys, but for padding.
     pub(crate) fn covers(&self, mut queries: Range<usize>, keys: &Range<usize>) -> bool {
         queries.all(|query| {
             let span = self.span(query);
@@ -439,7 +439,7 @@ fn covered(keys: usize, spans: &[Span]) -> Option<Vec<bool>> {
     Some(covered)
 }
 
-/// Whether each query sees a key that is no padding.
+/// True for each query that sees a key that is no padding.
 fn seeing(attended: &[bool], spans: &[Span]) -> Vec<bool> {
     let mut count = 0_u32;
     let counts = attended.iter().map(|attended| {

@@ -93,7 +93,7 @@ impl Sizes {
         }
     }
 
-    /// Whether there is no query or no key: the output is zeros. A product of sizes could overflow,
+    /// True if there is no query or no key: the output is zeros. A product of sizes could overflow,
     /// for a tensor without elements may have any.
     pub(crate) fn are_empty(&self) -> bool {
         [self.batch, self.heads, self.queries, self.keys].contains(&0)

@@ -24,7 +24,7 @@ const BACKWARD: &str = "attention.backward";
 #[derive(Clone, Debug)]
 struct Call {
     op: AttentionOp,
-    /// Whether the gradient of the bias is among the outputs.
+    /// True if the gradient of the bias is among the outputs.
     bias_wanted: bool,
 }
 

@@ -130,7 +130,7 @@ impl<const N: usize> Grid<N> {
         grid
     }
 
-    /// Whether `test` holds for every tensor that has heads.
+    /// True if `test` holds for every tensor that has heads.
     fn all(&self, heads: [u32; 2], test: impl Fn(&TensorLayout) -> bool) -> bool {
         (0..2)
             .filter(|&i| heads[i] > 0)
@@ -138,7 +138,7 @@ impl<const N: usize> Grid<N> {
             .all(test)
     }
 
-    /// Whether the heads of a tile lie outside its tokens, as in BNSD.
+    /// True if the heads of a tile lie outside its tokens, as in BNSD.
     pub(super) fn head_major(&self, heads: [u32; 2]) -> bool {
         self.all(heads, |layout| layout.head_stride > layout.token_stride)
             && heads.iter().sum::<u32>() > 1

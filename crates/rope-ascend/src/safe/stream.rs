@@ -19,13 +19,13 @@ use crate::sys::{aclrtMemcpyKind, aclrtStream};
 #[derive(Debug)]
 pub(super) struct StreamInner {
     pub(super) raw: aclrtStream,
-    /// Whether the handle goes with this structure, or stays with its owner.
+    /// True if the handle goes with this structure rather than stay with its owner.
     owned: bool,
     pool: Arc<Mutex<Pool>>,
     staging: Mutex<Staging>,
     /// Events that queued work waits for.
     retired: Mutex<Vec<Event>>,
-    /// Whether a wait has returned a failure: it stays with the stream, and its teardown need not
+    /// True if a wait has returned a failure: it stays with the stream, and its teardown need not
     /// report it again.
     reported: AtomicBool,
     pub(super) device: Device,

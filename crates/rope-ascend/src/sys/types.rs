@@ -164,12 +164,12 @@ enumerations! {
     }
     /// A setting of the process.
     HcclConfig {
-        /// Whether sums are taken in a fixed order.
+        /// True if sums are taken in a fixed order.
         DETERMINISTIC = 0 as "HCCL_DETERMINISTIC",
     }
     /// A part of [`HcclCommConfig`] that a release may not know yet.
     HcclCommConfigCapability {
-        /// Whether sums are taken in a fixed order.
+        /// True if sums are taken in a fixed order.
         DETERMINISTIC = 1 as "HCCL_COMM_CONFIG_DETERMINISTIC",
         /// Seconds that an operation waits for other ranks.
         EXEC_TIMEOUT = 8 as "HCCL_COMM_CONFIG_EXEC_TIMEOUT",

@@ -405,7 +405,7 @@ impl Rotary {
         Ok(outputs.map(|x| heads.restore(Tensor::from_dispatch(x))))
     }
 
-    /// Whether the backend gets one operation, or ordinary ones.
+    /// True if the backend gets one operation instead of ordinary ones.
     pub(crate) fn fuses(&self, x: &DispatchTensor) -> bool {
         self.implementation == Implementation::Fused && backends::reaches(&x.device())
     }

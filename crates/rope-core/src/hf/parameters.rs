@@ -72,7 +72,7 @@ pub struct RopeParameters {
     pub partial_rotary_factor: Option<f64>,
     /// Pairs per position axis, where stated.
     pub mrope_section: Option<Vec<usize>>,
-    /// Whether the axes are striped over the frequencies, where stated.
+    /// True if the axes are striped over the frequencies; absent where not stated.
     pub mrope_interleaved: Option<bool>,
 }
 

@@ -73,7 +73,7 @@ pub(crate) struct Tile<E: Element> {
     pub(crate) write: Access,
     /// c1, s1, c2, s2 of the first token.
     pub(crate) coefficients: Coefficients<E::Acc>,
-    /// Whether to bypass the caches on writing, where that is possible.
+    /// True if writes bypass the caches, where that is possible.
     pub(crate) stream: bool,
     /// Room for a row; used when `read` and `write` differ and `dst` is `src`.
     pub(crate) scratch: *mut E,
@@ -111,13 +111,13 @@ impl<E: Element> Tile<E> {
         self.src == self.dst.cast_const()
     }
 
-    /// Whether every run of every row starts a cache line and fills its lines.
+    /// True if every run of every row starts a cache line and fills its lines.
     fn starts_lines(&self) -> bool {
         let (token, head) = (self.token_strides[1], self.head_strides[1]);
         starts_lines(self.dst, [token, head, self.offset, self.run])
     }
 
-    /// Whether tokens are the inner dimension.
+    /// True if tokens are the inner dimension.
     fn is_heads_outside(&self) -> bool {
         self.head_strides[0] > self.token_strides[0]
     }
@@ -130,7 +130,7 @@ impl<E: Element> Tile<E> {
         [start, start + (last + self.head_dim) * size_of::<E>()]
     }
 
-    /// Whether [`rotate_tile`]'s conditions hold, as far as the tile itself shows.
+    /// True if [`rotate_tile`]'s conditions hold, as far as the tile itself shows.
     fn is_sound(&self) -> bool {
         let rows = self.src.is_aligned()
             && self.dst.is_aligned()
@@ -155,7 +155,7 @@ impl<E: Element> Tile<E> {
 /// Bytes of a cache line.
 pub(super) const LINE_BYTES: usize = 64;
 
-/// Whether `start`, and all that is multiples of these numbers of elements after it, start a cache
+/// True if `start`, and all that is multiples of these numbers of elements after it, start a cache
 /// line.
 pub(super) fn starts_lines<E>(start: *const E, elements: impl IntoIterator<Item = usize>) -> bool {
     let per_line = LINE_BYTES / size_of::<E>();
@@ -172,9 +172,9 @@ pub(crate) struct Coefficients<A> {
     pub(crate) sin: [*const A; 2],
     /// Values between tokens.
     pub(crate) stride: usize,
-    /// Whether the sines are negated.
+    /// True if the sines are negated.
     pub(crate) negate: bool,
-    /// Whether the members of a pair share their angle, so that c2, s2 are c1, s1.
+    /// True if the members of a pair share their angle, so that c2, s2 are c1, s1.
     pub(crate) shared: bool,
 }
 
@@ -319,7 +319,7 @@ where
     Read: Order,
     Write: Order,
 {
-    /// Whether rows are written in the order in which they are read.
+    /// True if rows are written in the order in which they are read.
     const SAME_ORDER: bool = Read::ZIPPED == Write::ZIPPED;
 
     /// Rotates a tile, one of 64 or 128 rotated channels by code of its own.

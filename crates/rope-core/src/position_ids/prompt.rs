@@ -56,7 +56,7 @@ pub struct Prompt<'a> {
     pub input_ids: &'a [i64],
     /// How they divide into sequences.
     pub rows: Rows<'a>,
-    /// Whether each token is a token and not padding; all are where absent.
+    /// True for tokens, false for padding; without it, no token is padding.
     pub attention_mask: Option<&'a [bool]>,
     /// Modality of each token: 0 text, 1 image, 2 video, 3 audio. Read off the token ids where
     /// absent; needed where videos have the placeholder of images: GLM prompts without a video
@@ -275,8 +275,8 @@ impl PositionRules {
         })
     }
 
-    /// Whether each token stands for a part of a video: by the modalities, else by its id, and
-    /// where videos have the placeholder of images by the tokens around it.
+    /// True for each token that stands for a part of a video: by the modalities, else by its id,
+    /// and where videos have the placeholder of images by the tokens around it.
     ///
     /// # Errors
     /// [`PositionIdsError::TokenType`]

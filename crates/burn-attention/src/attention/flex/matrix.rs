@@ -41,7 +41,7 @@ impl<'a, R: Real> Matrix<'a, R> {
     }
 }
 
-/// Whether a product replaces what is there, or is added to it.
+/// How a product is written: over the values that are there, or added to them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Write {
     Replace,

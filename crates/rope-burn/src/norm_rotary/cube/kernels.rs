@@ -46,9 +46,9 @@ pub(super) struct NormShape {
     pub(super) team: usize,
     pub(super) cube: usize,
     pub(super) head_dim: usize,
-    /// Whether the rotated head is normalised, not the head before it is rotated.
+    /// True if the rotated head is normalised, not the head before it is rotated.
     pub(super) after: bool,
-    /// Whether 1 is added to the weight.
+    /// True if 1 is added to the weight.
     pub(super) unit_offset: bool,
     pub(super) access: Specialization,
 }

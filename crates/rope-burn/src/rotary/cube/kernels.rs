@@ -54,7 +54,7 @@ pub(crate) struct HeadSteps {
     pub(crate) heads: u32,
     pub(crate) from: Steps,
     pub(crate) to: Steps,
-    /// Whether `from` and `to` are one tensor, so that channels outside the rotated part stay.
+    /// True if `from` and `to` are one tensor, so that channels outside the rotated part stay.
     #[cube(comptime)]
     in_place: bool,
 }
@@ -91,17 +91,17 @@ pub(crate) struct UnitGrid {
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Specialization {
-    /// Whether members are adjacent in what is read.
+    /// True if members are adjacent in what is read.
     pub(crate) zipped_read: bool,
-    /// Whether members are adjacent in what is written.
+    /// True if members are adjacent in what is written.
     pub(crate) zipped_write: bool,
-    /// Whether the adjoint is applied.
+    /// True if the adjoint is applied.
     pub(crate) adjoint: bool,
-    /// Whether the members of a pair have angles of their own.
+    /// True if the members of a pair have angles of their own.
     pub(crate) per_channel: bool,
-    /// Whether a head's tokens are neighbours in memory, not a token's heads.
+    /// True if a head's tokens are neighbours in memory, not a token's heads.
     pub(crate) heads_outside: bool,
-    /// Whether all samples share the angles of one sequence.
+    /// True if all samples share the angles of one sequence.
     pub(crate) shared_rows: bool,
 }
 

@@ -99,7 +99,7 @@ impl PreparedTensor<CubeTensor> {
     }
 }
 
-/// Whether all heads start at multiples of `n` elements.
+/// True if all heads start at multiples of `n` elements.
 pub(crate) fn is_vectors_of(x: &CubeTensor, layout: &HeadsLayout, n: usize) -> bool {
     let Strides { batch, seq, head } = layout.strides;
     let steps = [

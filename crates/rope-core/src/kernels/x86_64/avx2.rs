@@ -24,7 +24,7 @@ unsafe fn round_bf16(values: __m256) -> __m256i {
     }
 }
 
-/// Whether no NaN has bits in the lower half of its word, as [`Memory::store`] demands.
+/// True if no NaN has bits in the lower half of its word, as [`Memory::store`] demands.
 #[inline(always)]
 unsafe fn is_kept(values: __m256) -> bool {
     // SAFETY: the caller guarantees AVX2.
@@ -216,7 +216,7 @@ impl Register for F32x8 {
 pub(in crate::kernels) struct Avx2;
 
 impl Avx2 {
-    /// Whether the processor has the instructions.
+    /// True if the processor has the instructions.
     pub(in crate::kernels) fn is_available() -> bool {
         is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")

@@ -18,12 +18,12 @@ pub(in crate::kernels) struct F32x16(__m512);
 /// [`CONVERTS_BF16`] says so.
 pub(in crate::kernels) struct Avx512;
 
-/// Whether the processor has AVX-512's conversions to bf16: a branch, as kernels for both would be
+/// True if the processor has AVX-512's conversions to bf16: a branch, as kernels for both would be
 /// compiled twice.
 static CONVERTS_BF16: AtomicBool = AtomicBool::new(false);
 
 impl Avx512 {
-    /// Whether the processor has the instructions. No kernel runs with them before this was asked.
+    /// True if the processor has the instructions. No kernel runs with them before this was asked.
     pub(in crate::kernels) fn is_available() -> bool {
         let available = Avx2::is_available()
             && is_x86_feature_detected!("avx512f")
@@ -436,7 +436,7 @@ unsafe fn zip() -> __m512i {
     unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
 }
 
-/// Whether conversion may have taken a subnormal number for zero: whether any element is zero. True
+/// True if any element is zero, so that conversion may have taken a subnormal number for it. True
 /// zeros are as rare, and rounding them again does no harm.
 #[inline(always)]
 unsafe fn any_zero(first: __m512i, second: __m512i) -> bool {
