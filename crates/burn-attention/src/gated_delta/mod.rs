@@ -5,10 +5,12 @@ mod chunks;
 mod gradients;
 mod op;
 
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_fused::primitive::zeros_from;
-use burn_fused::{accumulator, or_panic};
+use burn_fused::{accumulator, expect, or_panic};
 
 use crate::backends;
 use crate::error::{AttentionError, Result};
@@ -176,17 +178,13 @@ pub fn gated_delta_step(
         keeps_states: false,
         blocks: None,
     };
-    let of_token = |x: &Tensor<3>| x.clone().unsqueeze_dim::<4>(1).into_dispatch();
-    let numbers = |x: &Tensor<2>| x.clone().unsqueeze_dim::<3>(1).into_dispatch();
-    let tensors = [of_token(&q), of_token(&k), of_token(&v)];
-    op.check([
-        &tensors[0],
-        &tensors[1],
-        &tensors[2],
-        &numbers(&g),
-        &numbers(&beta),
-    ])?;
-    let sizes = Sizes::of(&tensors[0], &tensors[2]);
+    let tensors = [with_token(&q), with_token(&k), with_token(&v)];
+    let [of_q, of_k, of_v] = &tensors;
+    op.check([of_q, of_k, of_v, &with_token(&g), &with_token(&beta)])?;
+    let sizes = Sizes::of(of_q, of_v);
+    let state = state.into_dispatch();
+    expect("the state", &state, wide.into(), of_q)?;
+    let state = Tensor::<4>::from_dispatch(state);
     let expected = [sizes.batch, sizes.heads, sizes.key_dim, sizes.value_dim];
     if state.dims() != expected {
         return Err(AttentionError::Shapes {
@@ -195,6 +193,9 @@ pub fn gated_delta_step(
             left_shape: state.dims().to_vec(),
             right_shape: expected.to_vec(),
         });
+    }
+    if sizes.are_empty() {
+        return Ok((v, state));
     }
     let [q, k, v] = [q, k, v].map(|x| x.cast(wide));
     let of_heads = |x: Tensor<3>| {
@@ -211,4 +212,12 @@ pub fn gated_delta_step(
     let state = state + k * written;
     let out = (state.clone() * q).sum_dim(2).squeeze_dim::<3>(2);
     Ok((out.cast(dtype), state))
+}
+
+/// The tensor with a dimension of one token after the first. burn's `unsqueeze_dim` panics where a
+/// size is 0, which its `reshape` takes for the size before.
+fn with_token<const D: usize>(x: &Tensor<D>) -> FloatTensor<Dispatch> {
+    let mut shape = x.dims().to_vec();
+    shape.insert(1, 1);
+    Dispatch::float_reshape(x.clone().into_dispatch(), shape.into())
 }
