@@ -608,15 +608,15 @@ impl<'a> Suspect<'a> {
             let some = count > 0 && 4 * turned().filter(differs).count() >= count;
             some && worst <= 8.0 * unit(coarsest) * most
         };
-        let (to, instead) = if is_rounded(DType::F16, DType::Bf16) {
-            ("16 bits", "f64 or f32")
+        let (to, remedy) = if is_rounded(DType::F16, DType::Bf16) {
+            ("16 bits", "run it in f64 or f32, angles too")
         } else if self.mapping.truth.is_f64() && is_rounded(DType::F32, DType::F32) {
-            ("f32", "f64")
+            ("f32", "dump it in f32, or compute its angles in f64")
         } else {
             return None;
         };
         Some(format!(
-            "{} differs by {worst:.0e}, as roundings to {to} do: run it in {instead}, angles too",
+            "{} differs by {worst:.0e}, as roundings to {to} do: {remedy}",
             self.name()
         ))
     }
