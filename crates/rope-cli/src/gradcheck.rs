@@ -56,15 +56,7 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     if !args.dumps.is_empty() {
         return run_dumps(args);
     }
-    let mut cases = suite()?;
-    if let Some(filter) = &args.filter {
-        cases.retain(|(named, _)| named.name.contains(filter.as_str()));
-        if cases.is_empty() {
-            return Err(
-                format!("no case has {filter:?} in its name; --list prints the names").into(),
-            );
-        }
-    }
+    let cases = cases(args.filter.as_deref())?;
     if args.list {
         let mut out = BufWriter::new(stdout());
         for (named, _) in &cases {
@@ -128,18 +120,9 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
         if !args.verbose {
             write_failures(&mut out, &failures)?;
         }
-        let skipped = match summary.skipped {
-            0 => String::new(),
-            skipped => format!("{skipped} skipped, beyond the limits of an operator, "),
-        };
-        writeln!(
-            out,
-            "{} checks, {}, {} failed, {skipped}{:.1} s",
-            summary.checks(),
-            counted(cases.len(), "case"),
-            failures.len(),
-            started.elapsed().as_secs_f64(),
-        )?;
+        let (cases, failed) = (counted(cases.len(), "case"), failures.len());
+        let seconds = started.elapsed().as_secs_f64();
+        writeln!(out, "{}", summary.line(&cases, failed, seconds))?;
     }
     out.flush()?;
     if summary.checks() == 0 {
@@ -150,6 +133,22 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// The cases whose names contain the filter.
+///
+/// # Errors
+/// If there is none.
+fn cases(filter: Option<&str>) -> Result<Vec<(NamedCase, Depth)>, Box<dyn Error>> {
+    let mut cases = suite()?;
+    if let Some(filter) = filter {
+        cases.retain(|(named, _)| named.name.contains(filter));
+        if cases.is_empty() {
+            let message = format!("no case has {filter:?} in its name; --list prints the names");
+            return Err(message.into());
+        }
+    }
+    Ok(cases)
 }
 
 fn write_failures(out: &mut impl std::io::Write, failures: &[Row]) -> std::io::Result<()> {
@@ -313,6 +312,15 @@ impl Summary {
 
     fn checks(&self) -> usize {
         self.groups.iter().map(|group| group.checks).sum()
+    }
+
+    fn line(&self, cases: &str, failed: usize, seconds: f64) -> String {
+        let skipped = match self.skipped {
+            0 => String::new(),
+            skipped => format!("{skipped} skipped, beyond the limits of an operator, "),
+        };
+        let checks = self.checks();
+        format!("{checks} checks, {cases}, {failed} failed, {skipped}{seconds:.1} s")
     }
 
     fn table(&self) -> Table {

@@ -452,16 +452,7 @@ fn print_table(out: &mut impl Write, outcome: &Outcome, verbose: bool) -> io::Re
         Err(error) => return writeln!(out, "\n{file}\n  FAIL {}", plain(error)),
     };
     writeln!(out, "\n{file}")?;
-    // First, for it is what a reader looks for.
-    let mut reasons: Vec<&String> = Vec::new();
-    for reason in rows.iter().filter_map(|row| row.diagnosis.as_ref()) {
-        if !reasons.contains(&reason) {
-            reasons.push(reason);
-        }
-    }
-    for reason in reasons {
-        writeln!(out, "  diagnosis: {}", plain(reason))?;
-    }
+    print_diagnoses(out, rows)?;
     let headings = ["", "tensor", "dtype", "engine"];
     let mut table = Table::new(&headings, &["max abs", "tolerance", "of it"]);
     let mut ratios: Vec<f64> = rows
@@ -477,22 +468,7 @@ fn print_table(out: &mut impl Write, outcome: &Outcome, verbose: bool) -> io::Re
     };
     let is_shown = |row: &Row| !row.pass || least.is_none_or(|least| row.ratio > *least);
     for row in rows.iter().filter(|row| is_shown(row)) {
-        let is_missing = row.dtype == "-";
-        let [max_abs, tolerance, ratio] = if is_missing {
-            ["missing", "-", "-"].map(str::to_owned)
-        } else {
-            let [max_abs, tolerance] = [row.max_abs, row.tolerance].map(|x| format!("{x:.2e}"));
-            [max_abs, tolerance, share(row.ratio)]
-        };
-        table.row([
-            if row.pass { "ok" } else { "FAIL" }.to_owned(),
-            elided(&plain(&row.tensor)),
-            row.dtype.to_string(),
-            row.engine.to_string(),
-            max_abs,
-            tolerance,
-            ratio,
-        ]);
+        table.row(cells(row));
     }
     write!(out, "{table}")?;
     let hidden = rows.iter().filter(|row| !is_shown(row)).count();
@@ -507,7 +483,46 @@ fn print_table(out: &mut impl Write, outcome: &Outcome, verbose: bool) -> io::Re
         let (dtype, engine) = (row.dtype.name(), &row.engine);
         writeln!(out, "  skipped {dtype} {engine}: {}", row.skipped)?;
     }
-    // One element a tensor: the table has the errors of its other rows.
+    print_worst(out, rows)?;
+    print_notes(out, file, rows)
+}
+
+/// The diagnoses, each once: before the table, for a reader looks for them.
+fn print_diagnoses(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
+    let mut reasons: Vec<&String> = Vec::new();
+    for reason in rows.iter().filter_map(|row| row.diagnosis.as_ref()) {
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    for reason in reasons {
+        writeln!(out, "  diagnosis: {}", plain(reason))?;
+    }
+    Ok(())
+}
+
+/// A row of the table.
+fn cells(row: &Row) -> [String; 7] {
+    let is_missing = row.dtype == "-";
+    let [max_abs, tolerance, ratio] = if is_missing {
+        ["missing", "-", "-"].map(str::to_owned)
+    } else {
+        let [max_abs, tolerance] = [row.max_abs, row.tolerance].map(|x| format!("{x:.2e}"));
+        [max_abs, tolerance, share(row.ratio)]
+    };
+    [
+        if row.pass { "ok" } else { "FAIL" }.to_owned(),
+        elided(&plain(&row.tensor)),
+        row.dtype.to_string(),
+        row.engine.to_string(),
+        max_abs,
+        tolerance,
+        ratio,
+    ]
+}
+
+/// The worst element of each tensor that fails: the table has the errors of its other rows.
+fn print_worst(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
     let mut named: Vec<&String> = Vec::new();
     for (row, worst) in rows
         .iter()
@@ -527,6 +542,11 @@ fn print_table(out: &mut impl Write, outcome: &Outcome, verbose: bool) -> io::Re
             worst.tolerance
         )?;
     }
+    Ok(())
+}
+
+/// Where the default rule differs from a version's.
+fn print_notes(out: &mut impl Write, file: &str, rows: &[Row]) -> io::Result<()> {
     let noted: Vec<(&Row, &String)> = rows
         .iter()
         .filter_map(|row| Some((row, row.note.as_ref()?)))
