@@ -6,7 +6,7 @@ use rope_core::{Direction, HeadNorm, NormOrder, Pairing};
 use super::args::{KernelType, NormTiling, Route, Span, TensorLayout, Tiling};
 use super::coefficients::{Channels, Coefficients, Segments};
 use super::tiling::{
-    Fit, Grid, Plan, Problem, SLOTS, check_heads, kernel_name, longest_run, route, share_out,
+    Fit, Grid, Plan, Problem, check_heads, kernel_name, longest_run, route, share_out, untiled,
 };
 use crate::error::Result;
 use crate::safe::Machine;
@@ -316,37 +316,14 @@ pub(super) fn plan_norm(
     let backward = gradient.is_some();
     let (x_spans, y_spans) = (row.spans(Side::X), row.spans(Side::Y));
     let output = if backward { x_spans } else { y_spans };
-    let batches = if problem.shared_over_batch {
-        1
-    } else {
-        u64::from(problem.batch)
-    };
     let map = row.map(norm, element);
     let mut tiling = Tiling {
-        input: grid.sides[0],
-        output: grid.sides[1],
-        tokens: grid.batch * grid.seq,
-        seq: grid.seq,
-        angle_batch_stride: grid.angle_batch_stride,
-        angle_rows: u64::from(problem.seq) * batches,
-        heads: problem.heads,
-        slots: SLOTS,
         head_major: u32::from(grid.head_major(problem.heads)),
-        segments: row.segments.count,
-        segment_length: row.segments.length,
         row_pitch: row.pitch(),
         load: x_spans.0,
         store: output.0,
-        a_offset: forward.a_offset,
-        b_offset: forward.b_offset,
-        b_negative: forward.b_negative,
-        angle_width: channels.lanes,
-        angle_pieces: forward.pieces,
-        angle_length: forward.length,
-        raw_pitch: forward.raw_pitch,
-        coef_pitch: forward.pitch,
         map_words: map.len() as u32,
-        ..Tiling::default()
+        ..untiled(problem, &grid, row.segments, &forward)
     };
     let blocks = share_out(&mut tiling, machine);
 

@@ -68,7 +68,7 @@ pub(super) struct Plan<T = Tiling> {
 /// Runs that one transfer can have.
 const MAX_RUNS: u32 = 4095;
 /// Tiles that are in flight: one loaded, one rotated, one stored.
-pub(super) const SLOTS: u32 = 3;
+const SLOTS: u32 = 3;
 /// Bytes that stay unused after buffers and between the parts of the work area: 256 each (see
 /// `kSlackBytes` in the kernels), for 13 of them at most.
 const SLACK_BYTES: u32 = 13 * 256;
@@ -275,12 +275,30 @@ fn tiling_of(
     } else {
         [0; 2]
     };
+    let tiling = Tiling {
+        quarter_length,
+        quarter_pitch,
+        row_pitch: segments.row_pitch(),
+        load,
+        store,
+        ..untiled(problem, &grid, segments, coefficients)
+    };
+    Ok((grid, tiling))
+}
+
+/// The part of a tiling that rows in the unified buffer and the size of tiles leave as it is.
+pub(super) fn untiled<const N: usize>(
+    problem: &Problem,
+    grid: &Grid<N>,
+    segments: Segments,
+    coefficients: &Coefficients,
+) -> Tiling {
     let batches = if problem.shared_over_batch {
         1
     } else {
         u64::from(problem.batch)
     };
-    let tiling = Tiling {
+    Tiling {
         input: grid.sides[0],
         output: grid.sides[1],
         tokens: grid.batch * grid.seq,
@@ -291,11 +309,6 @@ fn tiling_of(
         slots: SLOTS,
         segments: segments.count,
         segment_length: segments.length,
-        quarter_length,
-        quarter_pitch,
-        row_pitch: segments.row_pitch(),
-        load,
-        store,
         a_offset: coefficients.a_offset,
         b_offset: coefficients.b_offset,
         b_negative: coefficients.b_negative,
@@ -305,8 +318,7 @@ fn tiling_of(
         raw_pitch: coefficients.raw_pitch,
         coef_pitch: coefficients.pitch,
         ..Tiling::default()
-    };
-    Ok((grid, tiling))
+    }
 }
 
 fn set_routes(tiling: &mut Tiling, element_bytes: u32) {
