@@ -95,9 +95,11 @@ impl AscendHost {
             devices: Vec::new(),
             server: None,
         };
-        let server = host
-            .server
-            .insert(Server::start::<Ascend>(npus.to_vec(), operations())?);
+        let mut operations = operations();
+        // Of this process alone: other clients do not see each other's devices.
+        crate::collective::register(&mut operations);
+        let server = Server::start::<Ascend>(npus.to_vec(), operations)?;
+        let server = host.server.insert(server);
         let devices = (0..npus.len()).map(|index| server.connect(index));
         host.devices = devices.collect::<Result<_, _>>()?;
         Ok(host)

@@ -150,6 +150,62 @@ fn ranks_of_a_wider_group_are_joined_beforehand() {
     assert_eq!(npus[1].memory().unwrap().communicator_bytes, 400 << 20);
 }
 
+#[test]
+fn joined_ranks_receive_parts_of_sums_and_the_tensors_of_all() {
+    let host = Host::new(2);
+    let npus = host.npus();
+    let ranks = Ranks {
+        npus: &npus,
+        first: 0,
+        all: 2,
+    };
+    let device = host.devices()[0].clone();
+    let three = || Tensor::<1>::from_data([1.0_f32, 2.0, 3.0], &device);
+    let early = ranks.all_gather(three()).unwrap_err().to_string();
+    assert!(early.contains("joined before"), "{early}");
+    ranks.join(&npus[0].root_info().unwrap()).unwrap();
+    let odd = ranks.reduce_scatter(three()).unwrap_err().to_string();
+    assert!(odd.contains("must be a multiple of 2 ranks"), "{odd}");
+    let host_tensor = Tensor::<1>::from_data([1.0_f32], &Device::flex());
+    let elsewhere = ranks.all_gather(host_tensor).unwrap_err().to_string();
+    assert!(
+        elsewhere.contains("the burn device of an NPU"),
+        "{elsewhere}"
+    );
+    for dtype in [DType::F32, DType::BF16] {
+        let found = host.on_each(|rank, device| {
+            let own = [1.0, 2.0, 3.0, 4.0].map(|x| x + 10.0 * rank as f32);
+            let x = Tensor::<1>::from_data(TensorData::from(own), (device, dtype));
+            let part = ranks.reduce_scatter(x.clone()).unwrap();
+            // A view that does not begin its block.
+            let both = ranks.all_gather(x.clone().slice(1..3)).unwrap();
+            let again = ranks.all_gather(part.clone()).unwrap();
+            [part, both, again, x].map(|x| values(x).unwrap())
+        });
+        for (rank, [part, both, again, x]) in found.into_iter().enumerate() {
+            assert_eq!(part, [[12.0, 14.0], [16.0, 18.0]][rank]);
+            assert_eq!(both, [2.0, 3.0, 12.0, 13.0]);
+            assert_eq!(again, [12.0, 14.0, 16.0, 18.0]);
+            assert_eq!(x[0], 1.0 + 10.0 * rank as f32);
+        }
+    }
+    for function in ["HcclReduceScatter", "HcclAllGather"] {
+        control::inject_fault(function, 1, 15);
+        control::inject_fault(function, 2, 15);
+        let found = host.on_each(|_, device| {
+            let x = Tensor::<1>::from_data([1.0_f32, 2.0], device);
+            values(match function {
+                "HcclAllGather" => ranks.all_gather(x).unwrap(),
+                _ => ranks.reduce_scatter(x).unwrap(),
+            })
+        });
+        for message in found {
+            let message = message.unwrap_err();
+            assert!(message.contains(function), "{message}");
+        }
+    }
+}
+
 /// The gradients of two parameters, over several steps: as burn's workers, each on a thread, with
 /// the barrier between steps that its worker loop lacks (a fast worker would begin the next backward
 /// while the sums of a slow one are due, and both would wait for ever).

@@ -1,16 +1,20 @@
 //! Sums over devices, each of which has a thread of its own: the session of a served device.
 
+mod parts;
+
+use std::any::Any;
 use std::borrow::Borrow;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::backend::distributed::{CollectiveTensor, DistributedOps, ReduceOperation};
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{DType, Device as _, DeviceId, ExecutionError, Scalar, TensorMetadata};
+use burn::backend::{DType, Device as _, DeviceId, ExecutionError, Scalar, Shape, TensorMetadata};
 use rope_ascend::safe::{
-    Communicator, CommunicatorOptions, DeviceMemory, Pending, RootInfo, Span, SumType, Traffic,
+    Communicator, CommunicatorOptions, DeviceMemory, RootInfo, Span, SumType, Traffic,
 };
 use rope_ascend::{AscendError, Result};
 
@@ -20,6 +24,8 @@ use crate::error::execution;
 use crate::npu::AscendDevice;
 use crate::ops::movement;
 use crate::tensor::AscendTensor;
+
+pub(crate) use parts::register;
 
 /// How long a device waits for the root info of another one of its process.
 const ROOT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -36,7 +42,7 @@ impl Borrow<DeviceMemory> for Held {
     fn borrow(&self) -> &DeviceMemory {
         match self.0.buffer() {
             Ok(buffer) => buffer,
-            Err(_) => unreachable!("all_reduce returns failures as they are"),
+            Err(_) => unreachable!("queue returns failures as they are"),
         }
     }
 }
@@ -45,13 +51,22 @@ impl Borrow<DeviceMemory> for Held {
 #[derive(Debug, Default)]
 pub(crate) struct Memberships(Mutex<Vec<Membership>>);
 
-#[derive(Debug)]
 struct Membership {
     /// The devices of this process in it, in the order of their numbers.
     local: Vec<AscendDevice>,
-    // Before the communicator, which its drop waits for.
-    pending: Vec<Pending<Held>>,
+    /// Operations and their tensors. Before the communicator, which its drop waits for.
+    pending: Vec<Box<dyn Any + Send>>,
     communicator: Communicator,
+}
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Membership")
+            .field("local", &self.local)
+            .field("pending", &self.pending.len())
+            .field("communicator", &self.communicator)
+            .finish()
+    }
 }
 
 impl Memberships {
@@ -60,6 +75,13 @@ impl Memberships {
         for membership in lock(&self.0).iter_mut() {
             membership.pending.clear();
         }
+    }
+
+    /// How many ranks there are in the communicator of some devices of this process, if it is made.
+    fn ranks(&self, devices: &[AscendDevice]) -> Option<usize> {
+        let (all, local) = (lock(&self.0), sorted(devices));
+        let found = all.iter().find(|membership| membership.local == local);
+        found.map(|membership| membership.communicator.options().ranks as usize)
     }
 
     fn traffic(&self) -> Traffic {
@@ -209,9 +231,35 @@ impl Roots {
     }
 }
 
-/// Queues the sum of a tensor over the ranks of its device's communicator with `devices`, which is
-/// made at the first call of a group of this process.
-fn queue(tensor: AscendTensor, devices: &[AscendDevice]) -> Result<AscendTensor, ExecutionError> {
+/// What the ranks of a communicator do with a tensor of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    /// All receive the sum.
+    AllReduce,
+    /// Each receives its part of the sum.
+    ReduceScatter,
+    /// All receive the tensors of all, in the order of the ranks.
+    AllGather,
+}
+
+impl Operation {
+    /// Elements of the result on one of `ranks`, by those of the tensor.
+    fn elements(self, count: usize, ranks: usize) -> usize {
+        match self {
+            Self::AllReduce => count,
+            Self::ReduceScatter => count / ranks.max(1),
+            Self::AllGather => count.saturating_mul(ranks),
+        }
+    }
+}
+
+/// Queues an operation of the ranks of a device's communicator with `devices`, which is made at the
+/// first call of a group of this process.
+fn queue(
+    operation: Operation,
+    tensor: AscendTensor,
+    devices: &[AscendDevice],
+) -> Result<AscendTensor, ExecutionError> {
     let context = tensor.context()?.clone();
     let dtype = match tensor.dtype() {
         DType::F32 => SumType::F32,
@@ -223,7 +271,8 @@ fn queue(tensor: AscendTensor, devices: &[AscendDevice]) -> Result<AscendTensor,
         }
     };
     // Others may read the block while it is summed in place.
-    let tensor = if tensor.is_contiguous() && tensor.is_unique() {
+    let is_free = operation != Operation::AllReduce || tensor.is_unique();
+    let tensor = if tensor.is_contiguous() && is_free {
         tensor
     } else {
         movement::copy(&tensor)
@@ -249,16 +298,50 @@ fn queue(tensor: AscendTensor, devices: &[AscendDevice]) -> Result<AscendTensor,
     let Some(membership) = membership else {
         unreachable!("pushed above");
     };
-    let span = Span {
-        first_byte: tensor.offset() * tensor.dtype().size(),
-        count: tensor.len(),
-        memory: Held(tensor.clone()),
-    };
-    let pending = membership.communicator.all_reduce(span, dtype);
-    membership
-        .pending
-        .push(pending.map_err(|error| execution(&error))?);
-    Ok(tensor)
+    membership.queue(operation, &context, tensor, dtype)
+}
+
+impl Membership {
+    fn queue(
+        &mut self,
+        operation: Operation,
+        context: &Arc<Context>,
+        tensor: AscendTensor,
+        dtype: SumType,
+    ) -> Result<AscendTensor, ExecutionError> {
+        let span = |tensor: &AscendTensor| Span {
+            first_byte: tensor.offset() * tensor.dtype().size(),
+            count: tensor.len(),
+            memory: Held(tensor.clone()),
+        };
+        let communicator = &self.communicator;
+        let ranks = communicator.options().ranks as usize;
+        let result = match operation {
+            Operation::AllReduce => tensor.clone(),
+            Operation::ReduceScatter | Operation::AllGather => {
+                let shape = Shape::from([operation.elements(tensor.len(), ranks)]);
+                AscendTensor::empty_in(context, shape, tensor.dtype())
+            }
+        };
+        if let Some(failure) = result.failure() {
+            return Err(failure.clone());
+        }
+        let (from, to) = (span(&tensor), span(&result));
+        let queued = match operation {
+            Operation::AllReduce => communicator
+                .all_reduce(to, dtype)
+                .map(|pending| Box::new(pending) as Box<dyn Any + Send>),
+            Operation::ReduceScatter => communicator
+                .reduce_scatter(from, to, dtype)
+                .map(|pending| Box::new(pending) as _),
+            Operation::AllGather => communicator
+                .all_gather(from, to, dtype)
+                .map(|pending| Box::new(pending) as _),
+        };
+        self.pending
+            .push(queued.map_err(|error| execution(&error))?);
+        Ok(result)
+    }
 }
 
 /// A communicator of devices of this process, each of which comes in a thread of its own.
@@ -288,7 +371,7 @@ impl DistributedOps<Ascend> for Ascend {
         let (device, shape, dtype) = (tensor.device(), tensor.shape(), tensor.dtype());
         let ids = device_ids.into_iter();
         let devices: Vec<AscendDevice> = ids.map(AscendDevice::from_id).collect();
-        let sum = queue(tensor, &devices).unwrap_or_else(|error| {
+        let sum = queue(Operation::AllReduce, tensor, &devices).unwrap_or_else(|error| {
             if let Some(context) = device.opened() {
                 context.failed(&error);
             }
