@@ -77,7 +77,7 @@ impl Stored {
     }
 
     /// Its bytes in the file.
-    pub(crate) fn bytes(&self) -> Range<u64> {
+    pub fn bytes(&self) -> Range<u64> {
         self.start..self.end
     }
 

@@ -1,8 +1,8 @@
 //! `mrope serve`: this machine's device for programs on other machines.
 
 use std::error::Error;
-use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use clap::Args;
 use rope_burn::NormRotaryOps;
 
 use crate::device::Device;
-use crate::device::served::{self, TOKEN_VARIABLE, regular, token_of, token_of_variable};
+use crate::device::served::{self, SHORTEST_TOKEN, TOKEN_VARIABLE, own_token, token_of_variable};
 use crate::stdio::stdout;
 
 const DEFAULT_TOKEN_FILE: &str = "mrope.token";
@@ -179,9 +179,6 @@ fn token_in(path: &Path) -> Result<Token, Box<dyn Error>> {
     }
 }
 
-/// Fewer characters can be guessed. A new token has 64.
-const SHORTEST_TOKEN: usize = 16;
-
 fn expect_long(token: &Token, source: &str) -> Result<(), String> {
     let found = token.reveal().chars().count();
     if found < SHORTEST_TOKEN {
@@ -191,53 +188,4 @@ fn expect_long(token: &Token, source: &str) -> Result<(), String> {
         ));
     }
     Ok(())
-}
-
-/// The token in a file of this user that nobody else can read. The file is opened once: what is
-/// checked is what is read.
-fn own_token(path: &Path) -> Result<Token, Box<dyn Error>> {
-    let file = open_no_link(path).map_err(|error| {
-        let link = if path.is_symlink() {
-            " (it is a link; name the file itself)"
-        } else {
-            ""
-        };
-        format!("the token file {}: {error}{link}", path.display())
-    })?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt as _;
-        let found = regular(file.metadata(), path)?;
-        let (path, user) = (path.display(), rustix::process::geteuid().as_raw());
-        if found.uid() != user {
-            return Err(format!(
-                "the token file {path} belongs to user {}, not to {user}, who runs the server: \
-                 name a --token-file of your own",
-                found.uid()
-            )
-            .into());
-        }
-        if found.mode() & 0o077 != 0 {
-            return Err(format!(
-                "others may read the token file {path} (mode {:o}): chmod 600 {path}",
-                found.mode() & 0o777
-            )
-            .into());
-        }
-    }
-    token_of(file, path)
-}
-
-/// Opens a file for reading, without waiting for the other end of a pipe.
-fn open_no_link(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true);
-    #[cfg(unix)]
-    {
-        use rustix::fs::OFlags;
-        use std::os::unix::fs::OpenOptionsExt as _;
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        options.custom_flags(flags.bits().cast_signed());
-    }
-    options.open(path)
 }

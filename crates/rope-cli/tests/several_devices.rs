@@ -2,7 +2,7 @@
 //! as several ranks.
 
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -20,10 +20,14 @@ fn folder(name: &str) -> PathBuf {
 fn command(out: &Path, options: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
     command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/shapes"));
-    let fixed = "finetune model --random-weights --data train.jsonl --batch 4 --checkpoint-every 1 \
-                 --learning-rate 1e-2 --micro-tokens 512";
+    let fixed = "finetune model --random-weights --data train.jsonl --batch 4 --micro-tokens 512";
     command.args(fixed.split_whitespace());
     command.arg("--out").arg(out);
+    for default in [["--checkpoint-every", "1"], ["--learning-rate", "1e-2"]] {
+        if !options.contains(default[0]) {
+            command.args(default);
+        }
+    }
     command.args(options.split_whitespace());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -71,17 +75,31 @@ fn has_checkpoint(out: &Path) -> bool {
 
 /// Options of two processes that meet.
 fn hosts(name: &str) -> [String; 2] {
-    let token = folder(&format!("{name}.token"));
-    let mut file = std::fs::File::create(&token).expect("a file");
-    file.write_all(b"0123456789abcdef0123\n").expect("written");
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("an address");
+    let (token, address) = (token(name), free_address());
     [0, 1].map(|host| {
         format!(
             "--device ascend-sim --hosts 2 --host {host} --rendezvous {address} --token-file {}",
             token.display()
         )
     })
+}
+
+/// A token that its owner alone can read.
+fn token(name: &str) -> PathBuf {
+    let path = folder(&format!("{name}.token"));
+    std::fs::remove_file(&path).ok();
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(&path).expect("a file");
+    file.write_all(b"0123456789abcdef0123\n").expect("written");
+    path
+}
+
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address")
 }
 
 fn end(child: Child) -> Output {
@@ -103,22 +121,39 @@ fn two_npus_of_a_process_and_two_processes_learn_what_one_learns() {
     let options = format!("{steps} --device ascend-sim:0 --device ascend-sim:1");
     let said = done(&command(&both, &options).output().expect("starts"));
     assert!(
-        said.contains(&format!("took part in {STEPS} sums")),
+        said.contains(&format!("took part in {STEPS} operations")),
         "{said}"
     );
     assert!(said.contains("in a fixed order"), "{said}");
     let found = apart(&expected, &numbers(&both));
     assert!(found <= 1e-6, "{found:.1e}");
 
+    // Two operations a step, and one for each of the moments at a checkpoint.
+    let sharded = folder("several-sharded");
+    let options = format!("{options} --shard-optimizer");
+    let said = done(&command(&sharded, &options).output().expect("starts"));
+    assert!(
+        said.contains(&format!("took part in {} operations", 4 * STEPS)),
+        "{said}"
+    );
+    let found = apart(&expected, &numbers(&sharded));
+    assert!(found <= 1e-6, "{found:.1e}");
+
     let out = folder("several-hosts");
-    let children = hosts("several-hosts").map(|host| {
-        let mut command = command(&out, &format!("{steps} {host}"));
-        command.spawn().expect("starts")
+    let (token, port) = (token("several-hosts"), free_address().port());
+    // As a launcher starts them that leaves the port to its processes.
+    let children = ["0", "1"].map(|rank| {
+        let options = format!("{steps} --device ascend-sim --rendezvous env --token-file");
+        let mut command = command(&out, &options);
+        command.arg(&token).env("MASTER_ADDR", "127.0.0.1");
+        command.env("MASTER_PORT", port.to_string());
+        command.env("WORLD_SIZE", "2").env("RANK", rank);
+        command.env("LOCAL_RANK", rank).spawn().expect("starts")
     });
     for child in children {
         let said = done(&end(child));
         assert!(
-            said.contains(&format!("took part in {STEPS} sums")),
+            said.contains(&format!("took part in {STEPS} operations")),
             "{said}"
         );
     }
@@ -203,48 +238,78 @@ fn a_process_that_does_not_come_to_the_sum_ends_both() {
     }
 }
 
-/// Steps, devices in each process, adapters or whole: against one device, and twice.
+/// Adapters and whole models, sharded and not, on several numbers of NPUs and in two processes:
+/// against one NPU, and the larger ones twice.
 #[test]
 #[ignore = "minutes: in the deep checks"]
 fn twenty_steps_of_up_to_eight_npus_learn_what_one_learns() {
     let whole = "--full --parts tower,merger,decoder --learning-rate 1e-3";
     for (name, options) in [("adapters", "--parts tower,decoder"), ("whole", whole)] {
-        let options = format!("--steps 20 {options}");
+        // A checkpoint takes longer than a step.
+        let options = format!("--steps 20 {options} --checkpoint-every 20");
         let alone = folder("several-deep-one");
         let mut one = command(&alone, &format!("{options} --device ascend-sim"));
         done(&one.output().expect("starts"));
         let expected = numbers(&alone);
-        for npus in [2, 4, 8] {
+        let sharding = "--shard-optimizer";
+        for (npus, sharding, times) in [
+            (2, "", 1),
+            (4, "", 2),
+            (8, "", 1),
+            (2, sharding, 1),
+            (4, sharding, 2),
+            (8, sharding, 1),
+        ] {
             let devices = (0..npus).map(|npu| format!(" --device ascend-sim:{npu}"));
             let devices: String = devices.collect();
-            let logs = ["a", "b"].map(|again| {
+            let logs = (0..times).map(|again| {
                 let out = folder(&format!("several-deep-{again}"));
-                done(
-                    &command(&out, &format!("{options}{devices}"))
-                        .output()
-                        .expect("starts"),
-                );
+                let options = format!("{options}{devices} {sharding}");
+                let said = done(&command(&out, &options).output().expect("starts"));
+                let traffic = said.lines().find(|line| line.contains("took part"));
+                println!("{}", traffic.unwrap_or_default());
                 let state = "checkpoint-00000020/state.safetensors";
                 (
                     numbers(&out),
                     std::fs::read(out.join(state)).expect("a checkpoint"),
                 )
             });
-            assert!(logs[0] == logs[1], "{name}, {npus} NPUs, twice");
+            let logs: Vec<_> = logs.collect();
+            assert!(logs[0] == logs[times - 1], "{name}, {npus} NPUs, twice");
             let found = apart(&expected, &logs[0].0);
-            println!("{name}, {npus} NPUs: {found:.1e}");
+            println!("{name}, {npus} NPUs {sharding}: {found:.1e}");
             assert!(found <= 1e-6, "{name}, {npus} NPUs: {found:.1e}");
         }
-        let out = folder("several-deep-hosts");
-        let children = hosts("several-deep-hosts").map(|host| {
-            let options = format!("{options} {host} --device ascend-sim:1");
-            command(&out, &options).spawn().expect("starts")
-        });
-        let _said = children.map(|child| done(&end(child)));
-        let found = apart(&expected, &numbers(&out));
-        println!("{name}, 2 processes of 2 NPUs: {found:.1e}");
-        assert!(found <= 1e-6, "{name}, 2 x 2 NPUs: {found:.1e}");
+        for sharding in ["", sharding] {
+            let out = folder("several-deep-hosts");
+            let children = hosts("several-deep-hosts").map(|host| {
+                let options = format!("{options} {host} --device ascend-sim:1 {sharding}");
+                command(&out, &options).spawn().expect("starts")
+            });
+            let _said = children.map(|child| done(&end(child)));
+            let found = apart(&expected, &numbers(&out));
+            println!("{name}, 2 processes of 2 NPUs {sharding}: {found:.1e}");
+            assert!(found <= 1e-6, "{name}, 2 x 2 NPUs: {found:.1e}");
+        }
     }
+}
+
+/// As `mrope serve` does.
+#[test]
+#[cfg(unix)]
+fn a_token_that_others_may_read_opens_no_rendezvous() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let [first, _] = hosts("several-open");
+    let token = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("several-open.token");
+    let mode = std::fs::Permissions::from_mode(0o640);
+    std::fs::set_permissions(&token, mode).expect("set");
+    let mut command = command(&folder("several-open"), &format!("--steps 1 {first}"));
+    let refused = command.output().expect("starts");
+    let said = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("chmod 600"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -266,9 +331,14 @@ fn what_makes_no_run_is_refused() {
             "--hosts needs --token-file",
         ),
         (
+            "--device ascend-sim --rendezvous env",
+            "needs the variable MASTER_PORT",
+        ),
+        (
             "--device cpu --device cpu --prove-cut",
             "computes on one device",
         ),
+        ("--shard-optimizer", "name several with --device"),
     ] {
         let refused = command(&out, &format!("--steps 1 {options}"))
             .output()

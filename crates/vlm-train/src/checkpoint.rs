@@ -12,8 +12,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use qwen_vl::QwenVl;
+use burn::tensor::{DType, Tensor};
+use qwen_vl::Parameter;
 use qwen_vl::file::{Entry, Sink, TensorFile, write_whole};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -21,6 +21,7 @@ use vlm_data::{DataPosition, Fingerprint};
 
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
+use crate::optimizer::State;
 use crate::recipe::Recipe;
 use crate::trainer::Trainer;
 
@@ -30,6 +31,59 @@ const STATE: &str = "state.safetensors";
 const RUN: &str = "run.json";
 /// Elements that cross to or from a device at once.
 const PIECE: usize = 1 << 24;
+
+/// What files have of a parameter, in the order in which it is written: all parameters, then all
+/// masters, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Parameter,
+    Master,
+    First,
+    Second,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Parameter, Self::Master, Self::First, Self::Second];
+
+    /// The name of a parameter's tensor.
+    fn tensor(self, parameter: &str) -> String {
+        let kind = match self {
+            Self::Parameter => "parameter",
+            Self::Master => "master",
+            Self::First => "first",
+            Self::Second => "second",
+        };
+        format!("{kind}.{parameter}")
+    }
+
+    /// The type of a parameter's tensor.
+    fn dtype(self, parameter: DType) -> DType {
+        match (self, parameter) {
+            (Self::Parameter, _) | (_, DType::F64) => parameter,
+            _ => DType::F32,
+        }
+    }
+
+    /// Whether there is such a tensor, by the optimizer's state.
+    fn is_kept(self, state: &State, dtype: DType, recipe: &Recipe) -> bool {
+        match self {
+            Self::Parameter => true,
+            Self::Master => state.keeps(dtype, recipe),
+            Self::First | Self::Second => state.steps > 0,
+        }
+    }
+
+    /// The tensor in the optimizer's state.
+    fn of(self, state: &State) -> Option<Tensor<1>> {
+        let moments = state.moments.clone();
+        match self {
+            Self::Parameter => None,
+            Self::Master => state.master.clone(),
+            Self::First => moments.map(|[first, _]| first),
+            Self::Second => moments.map(|[_, second]| second),
+        }
+    }
+}
 
 /// What a run is of, by name: the model, the data. Runs of other ones do not continue it.
 pub(crate) type Identity = BTreeMap<String, String>;
@@ -50,16 +104,20 @@ struct Run {
 }
 
 impl Trainer {
-    /// Saves a checkpoint in a folder, and then removes the earlier ones.
+    /// Saves a checkpoint in a folder, and then removes the earlier ones: of several ranks the first
+    /// writes. Those that have a part of the optimizer's state give it, so all call this.
     ///
     /// # Errors
     /// [`VlmTrainError::File`], [`VlmTrainError::Model`], [`VlmTrainError::Device`]; the earlier
     /// checkpoint is then still there.
-    pub(crate) fn save(&self, folder: &Path, identity: &Identity) -> Result<PathBuf> {
+    pub(crate) fn save(&self, folder: &Path, identity: &Identity) -> Result<()> {
+        if !self.is_first() {
+            return self.lend();
+        }
         let whole = folder.join(format!("{PREFIX}{:08}", self.steps));
         let earlier = complete(folder)?;
         if earlier.iter().any(|(_, path)| *path == whole) {
-            return Ok(whole);
+            return self.lend();
         }
         let partial = folder.join(PARTIAL);
         remove(&partial)?;
@@ -91,18 +149,29 @@ impl Trainer {
             fs::remove_file(&marker).map_err(VlmTrainError::file("remove", &marker))?;
             remove(&path)?;
         }
-        Ok(whole)
+        Ok(())
     }
 
-    /// Continues the run in a folder, from its last checkpoint; `model` is the one that it began
-    /// with, and `identity` states what else it was of.
+    /// Gives this rank's part of the optimizer's state to the one that writes.
+    fn lend(&self) -> Result<()> {
+        if self.shards().is_some() {
+            for kind in &Kind::ALL[1..] {
+                if !self.kept(*kind).is_empty() {
+                    self.tensors(*kind)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Continues the run in a folder, from its last checkpoint, on any number of ranks. The model is
+    /// the one that it began with, and `identity` states what else it was of.
     ///
     /// # Errors
     /// [`VlmTrainError::NoCheckpoint`], [`VlmTrainError::OtherRun`], [`VlmTrainError::Damaged`],
-    /// [`VlmTrainError::File`]; those of [`new`](Self::new).
+    /// [`VlmTrainError::File`].
     pub fn resume(
-        model: QwenVl,
-        recipe: Recipe,
+        mut self,
         folder: impl AsRef<Path>,
         identity: &BTreeMap<String, String>,
     ) -> Result<Self> {
@@ -118,129 +187,147 @@ impl Trainer {
             reason,
         };
         let run: Run = serde_json::from_str(&text).map_err(|e| damaged(&file, e.to_string()))?;
-        same("recipe", &value(&recipe), &value(&run.recipe))?;
+        same("recipe", &value(&self.recipe), &value(&run.recipe))?;
         same("run", &value(identity), &value(&run.identity))?;
-        let mut trainer = Self::new(model, recipe)?;
-        trainer.steps = run.steps;
-        trainer.position = run.position;
-        trainer.loss_scale = run.loss_scale;
-        let state = path.join(STATE);
-        trainer.read_state(&state, &run)?;
-        Ok(trainer)
+        self.steps = run.steps;
+        self.position = run.position;
+        self.loss_scale = run.loss_scale;
+        self.read_state(&path.join(STATE), &run)?;
+        Ok(self)
     }
 
-    /// The tensors of the state: name, elements, and the tensor.
-    fn state(&self) -> Vec<(String, Tensor<1>)> {
-        let mut values = Values::default();
-        self.model.visit(&mut values);
-        let mut state = Vec::new();
-        for parameter in &self.parameters {
-            let name = &parameter.name;
-            let mut keep = |what: &str, tensor: &Tensor<1>| {
-                state.push((format!("{what}.{name}"), tensor.clone()));
-            };
-            if let Some(value) = values.0.get(&parameter.id) {
-                keep("parameter", value);
-            }
-            let Some(of_optimizer) = self.optimizer.states.get(&parameter.id) else {
-                continue;
-            };
-            if let Some(master) = &of_optimizer.master {
-                keep("master", master);
-            }
-            if let Some([first, second]) = &of_optimizer.moments {
-                keep("first", first);
-                keep("second", second);
-            }
+    /// The parameters of which files have tensors of a kind.
+    fn kept(&self, kind: Kind) -> Vec<&Parameter> {
+        let is_kept = |parameter: &&Parameter| {
+            let state = self.optimizer.states.get(&parameter.id);
+            state.is_some_and(|state| kind.is_kept(state, parameter.dtype, &self.recipe))
+        };
+        self.parameters.iter().filter(is_kept).collect()
+    }
+
+    /// The tensors of a kind, each whole and flat.
+    fn tensors(&self, kind: Kind) -> Result<HashMap<ParamId, Tensor<1>>> {
+        if kind == Kind::Parameter {
+            let mut values = Values::default();
+            self.model.visit(&mut values);
+            return Ok(values.0);
         }
-        state
+        let states = self.optimizer.states.iter();
+        let own = states.filter_map(|(id, state)| Some((*id, kind.of(state)?)));
+        let whole = self.gather(own.collect());
+        whole.map_err(|failure| failure.of_step(self.steps))
     }
 
     /// Writes the state, and returns its checksum.
     fn write_state(&self, path: &Path) -> Result<u64> {
         let step = self.steps;
-        let state = self.state();
-        let entries: Vec<Entry> = state
-            .iter()
-            .map(|(name, tensor)| Entry {
-                name: name.clone(),
-                shape: tensor.dims().to_vec(),
-                dtype: tensor.dtype(),
-            })
-            .collect();
+        let mut entries = Vec::new();
+        for kind in Kind::ALL {
+            entries.extend(self.kept(kind).into_iter().map(|parameter| Entry {
+                name: kind.tensor(&parameter.name),
+                shape: vec![parameter.elements()],
+                dtype: kind.dtype(parameter.dtype),
+            }));
+        }
         let mut sink = Sink::create(path, &entries)?;
         let mut checksum = Fingerprint::default();
-        for (_, tensor) in state {
-            let [elements] = tensor.dims();
-            for start in (0..elements).step_by(PIECE) {
-                let piece = tensor.clone().slice(start..elements.min(start + PIECE));
-                let data = piece.try_into_data();
-                let data = data.map_err(|error| VlmTrainError::Device {
-                    step,
-                    reason: error.to_string(),
-                })?;
-                checksum.add(data.bytes());
-                sink.write(data.bytes())?;
+        for kind in Kind::ALL {
+            let kept = self.kept(kind);
+            if kept.is_empty() {
+                continue;
+            }
+            let mut tensors = self.tensors(kind)?;
+            for parameter in kept {
+                let Some(tensor) = tensors.remove(&parameter.id) else {
+                    continue;
+                };
+                let elements = parameter.elements();
+                for start in (0..elements).step_by(PIECE) {
+                    let piece = tensor.clone().slice(start..elements.min(start + PIECE));
+                    let data = piece.try_into_data();
+                    let data = data.map_err(|error| VlmTrainError::Device {
+                        step,
+                        reason: error.to_string(),
+                    })?;
+                    checksum.add(data.bytes());
+                    sink.write(data.bytes())?;
+                }
             }
         }
         sink.commit()?;
         Ok(checksum.value())
     }
 
-    /// Takes the state from a file.
+    /// Takes the state from a file: the whole parameters, and of the rest this rank's part.
     fn read_state(&mut self, path: &Path, run: &Run) -> Result<()> {
         let damaged = |reason: String| VlmTrainError::Damaged {
             path: path.to_owned(),
             reason,
         };
         let source = TensorFile::open(path)?;
-        let stored = source.tensors();
+        let mut stored = source.tensors();
         let device = self.model.device().inner();
-        let mut checksum = Fingerprint::default();
-        let mut used = 0;
-        let mut read = |what: &str, name: &str, elements: usize, dtype: DType| {
-            let Some(stored) = stored.get(&format!("{what}.{name}")) else {
-                return Ok(None);
-            };
-            if stored.shape != [elements] || stored.dtype() != Some(dtype) {
-                let expected = format!("{elements} of {dtype:?}");
-                return Err(damaged(format!("{what}.{name} is not {expected}")));
-            }
-            used += 1;
-            let mut pieces = Vec::new();
-            for start in (0..elements).step_by(PIECE) {
-                let data = source.read(stored, dtype, start..elements.min(start + PIECE))?;
-                checksum.add(data.bytes());
-                pieces.push(upload(data, &device, dtype));
-            }
-            Ok(Some(Tensor::cat(pieces, 0)))
-        };
-        let mut values = HashMap::new();
+        let shards = self.peers.as_ref().and_then(|peers| peers.shards.as_ref());
+        let mut found = Vec::new();
         for parameter in &self.parameters {
-            let (name, elements) = (&parameter.name, parameter.elements());
-            let wide = match parameter.dtype {
-                DType::F64 => DType::F64,
-                _ => DType::F32,
-            };
             let Some(state) = self.optimizer.states.get_mut(&parameter.id) else {
                 continue;
             };
-            let missing = |what| damaged(format!("it lacks {what}.{name}"));
-            let of_model = read("parameter", name, elements, parameter.dtype)?;
-            values.insert(parameter.id, of_model.ok_or_else(|| missing("parameter"))?);
-            if state.master.is_some() {
-                let master = read("master", name, elements, wide)?;
-                state.master = Some(master.ok_or_else(|| missing("master"))?);
-            }
-            state.steps = run.updates.get(name).copied().unwrap_or_default();
-            if state.steps > 0 {
-                let first = read("first", name, elements, wide)?;
-                let second = read("second", name, elements, wide)?;
-                let (first, second) = first.zip(second).ok_or_else(|| missing("moments"))?;
-                state.moments = Some([first, second]);
+            state.steps = run.updates.get(&parameter.name).copied().unwrap_or(0);
+            for kind in Kind::ALL {
+                let name = kind.tensor(&parameter.name);
+                match stored.remove(&name) {
+                    Some(stored) => found.push((stored, kind, parameter)),
+                    None if kind.is_kept(state, parameter.dtype, &self.recipe) => {
+                        return Err(damaged(format!("it lacks {name}")));
+                    }
+                    None => {}
+                }
             }
         }
-        if used != stored.len() || checksum.value() != run.checksum {
+        // The checksum is of the bytes as they follow each other.
+        found.sort_by_key(|(stored, ..)| stored.bytes().start);
+        let (mut checksum, mut values) = (Fingerprint::default(), HashMap::new());
+        for (stored, kind, parameter) in found {
+            let (elements, dtype) = (parameter.elements(), kind.dtype(parameter.dtype));
+            if stored.shape != [elements] || stored.dtype() != Some(dtype) {
+                let name = kind.tensor(&parameter.name);
+                return Err(damaged(format!("{name} is not {elements} of {dtype:?}")));
+            }
+            let own = match shards.filter(|_| kind != Kind::Parameter) {
+                Some(shards) => shards.own(parameter.id).unwrap_or(0..0),
+                None => 0..elements,
+            };
+            let mut pieces = Vec::new();
+            for part in [0..own.start, own.clone(), own.end..elements] {
+                for start in part.clone().step_by(PIECE) {
+                    let range = start..part.end.min(start + PIECE);
+                    let data = source.read(&stored, dtype, range)?;
+                    checksum.add(data.bytes());
+                    if part == own {
+                        pieces.push(Tensor::<1>::from_data(data, (&device, dtype)));
+                    }
+                }
+            }
+            if pieces.is_empty() {
+                continue;
+            }
+            let tensor = Tensor::cat(pieces, 0);
+            let state = self.optimizer.states.entry(parameter.id).or_default();
+            match kind {
+                Kind::Parameter => {
+                    values.insert(parameter.id, tensor);
+                }
+                Kind::Master => state.master = Some(tensor),
+                Kind::First | Kind::Second => {
+                    let moments = state
+                        .moments
+                        .get_or_insert_with(|| [tensor.clone(), tensor.clone()]);
+                    moments[usize::from(kind == Kind::Second)] = tensor;
+                }
+            }
+        }
+        if !stored.is_empty() || checksum.value() != run.checksum {
             return Err(damaged(
                 "these are not the bytes that were saved".to_owned(),
             ));
@@ -261,10 +348,6 @@ pub(crate) fn expect_free(folder: &Path) -> Result<()> {
     }
 }
 
-fn upload(data: TensorData, device: &Device, dtype: DType) -> Tensor<1> {
-    Tensor::from_data(data, (device, dtype))
-}
-
 /// The trained parameters, flat.
 #[derive(Default)]
 pub(crate) struct Values(pub(crate) HashMap<ParamId, Tensor<1>>);
@@ -280,8 +363,8 @@ impl ModuleVisitor for Values {
 }
 
 /// Replaces parameters.
-struct Fill {
-    values: HashMap<ParamId, Tensor<1>>,
+pub(crate) struct Fill {
+    pub(crate) values: HashMap<ParamId, Tensor<1>>,
 }
 
 impl ModuleMapper for Fill {

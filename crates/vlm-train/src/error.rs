@@ -112,6 +112,15 @@ pub enum VlmTrainError {
         /// Its message.
         reason: String,
     },
+    /// A step to be recorded on a rank that has a part of its gradients.
+    #[error(
+        "step {step} cannot be recorded: each rank has a part of the gradients; replicate the \
+         optimizer's state"
+    )]
+    PartOfGradients {
+        /// The step, from 1.
+        step: usize,
+    },
     /// A file that is no record of a step.
     #[error(
         "{} is no record of a step: {reason}; `mrope finetune --record-step` writes one",

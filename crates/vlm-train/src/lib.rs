@@ -13,6 +13,7 @@
 //! | `loss_scale` | the factor of losses in f16 |
 //! | `optimizer` | AdamW with f32 masters and moments |
 //! | `replicas` | a trainer that is one of several |
+//! | `shards` | the optimizer's state divided among ranks |
 //! | `trainer` | a step, validation, and the proof that the cut makes no difference |
 //! | `plan` | the memory of a step, from shapes alone |
 //! | `checkpoint` | saving and continuing to the bit |
@@ -40,6 +41,7 @@ mod record;
 mod replicas;
 mod run;
 mod schedule;
+mod shards;
 mod sums;
 mod trainer;
 
@@ -47,9 +49,10 @@ pub use answer::{Answer, Questions};
 pub use batch::inputs;
 pub use error::{Result, VlmTrainError};
 pub use plan::{MemoryPlan, MicroShape, StepMemory};
-pub use ranks::{Collective, DeviceSums, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
+pub use ranks::{Collective, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
 pub use record::{RecordHeader, StepRecord};
 pub use run::{Ending, Event, RunOptions, run};
 pub use schedule::Schedule;
+pub use shards::OptimizerState;
 pub use trainer::{CutDifference, StepReport, Trainer};

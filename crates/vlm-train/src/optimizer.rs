@@ -23,70 +23,65 @@ pub(crate) struct AdamW {
     pub(crate) states: HashMap<ParamId, State>,
 }
 
-/// The state of a parameter, flat.
-#[derive(Clone, Debug)]
+/// The state of a parameter, flat; of several ranks that share the state, of their part of it.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// Updates so far.
     pub(crate) steps: u64,
-    /// The parameter in f32, where it is not itself.
+    /// The parameter in f32, where it is not itself; absent before the first update.
     pub(crate) master: Option<Tensor<1>>,
     /// Moving means of the gradient and of its square; absent before the first update.
     pub(crate) moments: Option<[Tensor<1>; 2]>,
 }
 
 impl AdamW {
-    /// Moments of 0, and where `masters` says so the masters of 16-bit parameters.
-    pub(crate) fn new(model: &QwenVl, parameters: &[Parameter], masters: bool) -> Self {
-        let states = parameters.iter().map(|parameter| {
-            let state = State {
-                steps: 0,
-                master: None,
-                moments: None,
-            };
-            (parameter.id, state)
-        });
-        let mut adam = Self {
+    /// Without updates so far.
+    pub(crate) fn new(parameters: &[Parameter]) -> Self {
+        let states = parameters.iter().map(|p| (p.id, State::default()));
+        Self {
             states: states.collect(),
-        };
-        if masters {
-            model.visit(&mut TakeMasters { adam: &mut adam });
         }
-        adam
     }
 
     /// Updates the model by the gradients of a batch, at `factor` times the peak rates; if the step
-    /// is watched and there are weights of 16 bits without masters, returns the share of their
-    /// updates that rounding undid.
+    /// is watched, returns of the updates of weights of 16 bits without masters those that rounding
+    /// undid, and all.
     pub(crate) fn step(
         &mut self,
         model: QwenVl,
         parameters: &[Parameter],
         gradients: GradientSums,
         recipe: &Recipe,
-        (factor, is_watched): (f64, bool),
-    ) -> (QwenVl, Option<f64>) {
-        let rules = parameters.iter().map(|parameter| {
-            let rule = Rule {
-                rate: recipe.rates.of(parameter.part) * factor,
-                decay: if parameter.decays() {
-                    recipe.weight_decay
-                } else {
-                    0.0
-                },
-            };
-            (parameter.id, rule)
-        });
-        let mut update = Update {
-            rules: rules.collect(),
-            adam: self,
-            gradients,
-            recipe,
-            is_watched,
-            lost: Vec::new(),
-            watched: 0,
-        };
+        at: (f64, bool),
+    ) -> (QwenVl, [usize; 2]) {
+        let mut update = Update::new(self, parameters, gradients, recipe, at);
         let model = model.map(&mut update);
-        (model, update.lost_share())
+        (model, update.lost())
+    }
+
+    /// As [`step`](Self::step), of parts of the parameters, flat and in their types, whose state
+    /// this is.
+    pub(crate) fn step_parts(
+        &mut self,
+        parts: HashMap<ParamId, Tensor<1>>,
+        parameters: &[Parameter],
+        gradients: GradientSums,
+        recipe: &Recipe,
+        at: (f64, bool),
+    ) -> (HashMap<ParamId, Tensor<1>>, [usize; 2]) {
+        // All ranks count the updates of all parameters.
+        for id in gradients.elsewhere() {
+            if let Some(state) = self.states.get_mut(&id) {
+                state.steps += 1;
+            }
+        }
+        let mut update = Update::new(self, parameters, gradients, recipe, at);
+        let mut updated = HashMap::new();
+        for (id, part) in parts {
+            let new = update.elements(id, part.clone());
+            updated.insert(id, new.unwrap_or(part));
+        }
+        (updated, update.lost())
     }
 }
 
@@ -107,58 +102,103 @@ struct Update<'a> {
     watched: usize,
 }
 
-impl Update<'_> {
-    fn lost_share(self) -> Option<f64> {
-        if self.lost.is_empty() {
-            return None;
+impl<'a> Update<'a> {
+    fn new(
+        adam: &'a mut AdamW,
+        parameters: &[Parameter],
+        gradients: GradientSums,
+        recipe: &'a Recipe,
+        (factor, is_watched): (f64, bool),
+    ) -> Self {
+        let rules = parameters.iter().map(|parameter| {
+            let rule = Rule {
+                rate: recipe.rates.of(parameter.part) * factor,
+                decay: if parameter.decays() {
+                    recipe.weight_decay
+                } else {
+                    0.0
+                },
+            };
+            (parameter.id, rule)
+        });
+        Self {
+            rules: rules.collect(),
+            adam,
+            gradients,
+            recipe,
+            is_watched,
+            lost: Vec::new(),
+            watched: 0,
         }
-        let lost = Tensor::cat(self.lost, 0).try_into_data().ok()?;
-        Some(lost.iter::<f64>().sum::<f64>() / self.watched as f64)
+    }
+
+    /// The updated elements of a parameter, in its type; none without a gradient.
+    fn elements(&mut self, id: ParamId, before: Tensor<1>) -> Option<Tensor<1>> {
+        let (dtype, [elements]) = (before.dtype(), before.dims());
+        let rule = self.rules.get(&id)?;
+        let state = self.adam.states.get_mut(&id)?;
+        let gradient = self.gradients.take(id)?;
+        let before = match state.master.take() {
+            Some(master) => master,
+            None => wide(before),
+        };
+        state.steps += 1;
+        let keeps = state.keeps(dtype, self.recipe);
+        let watched = (self.is_watched && is_narrow(dtype) && !keeps).then(|| before.clone());
+        let value = state.update(before, gradient, rule, self.recipe);
+        if let Some(before) = watched {
+            let rounded = wide(value.clone().cast(dtype));
+            let lost = rounded
+                .equal(before.clone())
+                .bool_and(value.clone().not_equal(before));
+            self.lost.push(lost.int().sum());
+            self.watched += elements;
+        }
+        let rounded = value.clone().cast(dtype);
+        state.master = keeps.then_some(value);
+        Some(rounded)
+    }
+
+    /// Updates without effect, and all that were looked at.
+    fn lost(self) -> [usize; 2] {
+        if self.lost.is_empty() {
+            return [0, 0];
+        }
+        let lost = Tensor::cat(self.lost, 0).try_into_data();
+        // A device that failed says so at its next use.
+        lost.map_or([0, 0], |lost| {
+            [lost.iter::<f64>().sum::<f64>() as usize, self.watched]
+        })
     }
 }
 
 impl ModuleMapper for Update<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let rule = self.rules.get(&param.id);
-        let (Some(rule), Some(state), Some(gradient)) = (
-            rule,
-            self.adam.states.get_mut(&param.id),
-            self.gradients.take(param.id),
-        ) else {
+        let id = param.id;
+        if !self.gradients.has(id) {
             return param;
-        };
+        }
         param.map(|tensor| {
-            let (dims, dtype) = (tensor.dims(), tensor.dtype());
-            let elements: usize = dims.iter().product();
-            let before = match state.master.take() {
-                Some(master) => master,
-                None => wide(tensor.inner().reshape([elements])),
-            };
-            let keeps = state.keeps(dtype, self.recipe);
-            let watched = (self.is_watched && is_narrow(dtype) && !keeps).then(|| before.clone());
-            let value = state.update(before, gradient, rule, self.recipe);
-            if let Some(before) = watched {
-                let rounded = wide(value.clone().cast(dtype));
-                let lost = rounded
-                    .equal(before.clone())
-                    .bool_and(value.clone().not_equal(before));
-                self.lost.push(lost.int().sum());
-                self.watched += elements;
+            let dims = tensor.dims();
+            let flat = tensor
+                .clone()
+                .inner()
+                .reshape([dims.iter().product::<usize>()]);
+            match self.elements(id, flat) {
+                Some(new) => Tensor::from_inner(new.reshape(dims)).require_grad(),
+                None => tensor,
             }
-            let rounded = value.clone().cast(dtype).reshape(dims);
-            state.master = keeps.then_some(value);
-            Tensor::from_inner(rounded).require_grad()
         })
     }
 }
 
 impl State {
-    /// Whether the parameter's f32 value is kept beside it.
-    fn keeps(&self, dtype: DType, recipe: &Recipe) -> bool {
-        recipe.masters && is_narrow(dtype)
+    /// Whether the parameter's f32 value is kept beside it, from the first update on.
+    pub(crate) fn keeps(&self, dtype: DType, recipe: &Recipe) -> bool {
+        self.steps > 0 && recipe.masters && is_narrow(dtype)
     }
 
-    /// The updated value, in the type of `value`.
+    /// The value after the update of this number, in the type of `value`.
     fn update(
         &mut self,
         value: Tensor<1>,
@@ -167,7 +207,6 @@ impl State {
         recipe: &Recipe,
     ) -> Tensor<1> {
         let [beta_1, beta_2] = recipe.betas;
-        self.steps += 1;
         let steps = self.steps as f64;
         let (first, second) = match self.moments.take() {
             Some([first, second]) => {
@@ -189,23 +228,6 @@ impl State {
             decay => value * (1.0 - rule.rate * decay),
         };
         value - first / root * step_size
-    }
-}
-
-/// Copies 16-bit parameters in f32.
-struct TakeMasters<'a> {
-    adam: &'a mut AdamW,
-}
-
-impl burn::module::ModuleVisitor for TakeMasters<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(state) = self.adam.states.get_mut(&param.id) {
-            let tensor = param.val();
-            if is_narrow(tensor.dtype()) {
-                let elements: usize = tensor.dims().iter().product();
-                state.master = Some(wide(tensor.inner().reshape([elements])));
-            }
-        }
     }
 }
 

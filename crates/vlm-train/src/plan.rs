@@ -11,6 +11,7 @@ use vlm_data::MicroBatch;
 
 use crate::error::Result;
 use crate::recipe::{Recipe, TrainedParts};
+use crate::shards::{self, OptimizerState};
 
 /// The sizes of a micro-batch that its memory depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +79,9 @@ pub struct MemoryPlan {
     trained: usize,
     largest: usize,
     has_masters: bool,
+    /// Devices that sum their gradients.
+    ranks: usize,
+    optimizer: OptimizerState,
     recomputes: bool,
     decoder: Layer,
     layers: usize,
@@ -165,6 +169,8 @@ impl MemoryPlan {
             trained: all,
             largest: trained.iter().copied().max().unwrap_or(0),
             has_masters: recipe.masters && !is_lora && dtype.size() < wide,
+            ranks: 1,
+            optimizer: OptimizerState::Replicated,
             recomputes: recipe.recompute,
             decoder: layer(
                 ModelPart::Decoder,
@@ -191,6 +197,21 @@ impl MemoryPlan {
         })
     }
 
+    /// The same on each of several devices.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: usize, optimizer: OptimizerState) -> Self {
+        (self.ranks, self.optimizer) = (ranks.max(1), optimizer);
+        self
+    }
+
+    /// Elements that a device has the optimizer's state of.
+    fn updated(&self) -> usize {
+        match self.optimizer {
+            OptimizerState::Replicated => self.trained,
+            OptimizerState::Sharded => shards::part(self.trained, self.ranks),
+        }
+    }
+
     /// What a step takes whose largest micro-batch has this shape; there are others before it.
     pub fn step(&self, shape: MicroShape) -> StepMemory {
         let MicroShape {
@@ -206,12 +227,12 @@ impl MemoryPlan {
             (
                 "masters",
                 if self.has_masters {
-                    self.trained * wide
+                    self.updated() * wide
                 } else {
                     0
                 },
             ),
-            ("moments", 2 * self.trained * wide),
+            ("moments", 2 * self.updated() * wide),
             ("sums of gradients", self.trained * wide),
             ("patches", patches * self.patch_elems * narrow),
             ("names, shapes, graph", self.tensors * OF_TENSOR),
@@ -231,6 +252,9 @@ impl MemoryPlan {
             ("a decoder layer and its graph", layer),
             ("the update", self.update()),
         ];
+        if self.ranks > 1 {
+            moments.push(("the gradients, end to end", self.exchange()));
+        }
         let tower = &self.tower;
         if patches > 0 && (tower.rank > 0 || tower.is_trained) {
             let copies = if self.recomputes { 1 } else { self.blocks };
@@ -286,8 +310,29 @@ impl MemoryPlan {
         } else {
             self.narrow
         };
-        // Sums are given up one by one.
-        self.trained * of_value.saturating_sub(self.wide) + 2 * self.largest * self.wide
+        let (values, part) = (self.trained * of_value, self.updated());
+        let sums = self.trained * self.wide;
+        let beside = match (self.ranks, self.optimizer) {
+            // Sums are given up one by one.
+            (1, _) => values.saturating_sub(sums),
+            // They are views of one tensor until the end.
+            (_, OptimizerState::Replicated) => values,
+            // A part of them is left, and the values of that part stand alone.
+            (_, OptimizerState::Sharded) => {
+                (values + part * (of_value + self.wide)).saturating_sub(sums)
+            }
+        };
+        beside + 2 * self.largest.min(part) * self.wide
+    }
+
+    /// The gradients for the other devices stand end to end beside their sums over micro-batches;
+    /// of a sharded state, a part of those of all devices too.
+    fn exchange(&self) -> usize {
+        let part = match self.optimizer {
+            OptimizerState::Replicated => 0,
+            OptimizerState::Sharded => self.updated(),
+        };
+        (self.trained + part) * self.wide
     }
 }
 

@@ -283,9 +283,13 @@ impl Trainer {
     /// replaces an older one. At most 1024 elements of a tensor are kept.
     ///
     /// # Errors
-    /// Those of [`step`](Self::step); [`VlmTrainError::Model`] if the file cannot be written: the
-    /// step has been taken then.
+    /// [`VlmTrainError::PartOfGradients`]; those of [`step`](Self::step); [`VlmTrainError::Model`]
+    /// if the file cannot be written: the step has been taken then.
     pub fn record_step(&mut self, batch: &[MicroBatch], path: &Path) -> Result<StepReport> {
+        if self.shards().is_some() {
+            let step = self.steps + 1;
+            return Err(VlmTrainError::PartOfGradients { step });
+        }
         let mut recording = Recording::default();
         let before = self.model.sample_parameters(SAMPLES, false)?;
         let report = self.step_recording(batch, Some(&mut recording))?;

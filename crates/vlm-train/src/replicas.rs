@@ -1,4 +1,4 @@
-//! A trainer that is one of several: each has a replica of the model and of the optimizer's state.
+//! A trainer that is one of several: each has a replica of the model.
 
 use std::sync::Arc;
 
@@ -9,15 +9,28 @@ use vlm_data::Fingerprint;
 use crate::checkpoint::{Identity, Values, same, value};
 use crate::error::{Result, VlmTrainError};
 use crate::ranks::{Collective, Peers, Rank};
+use crate::shards::{OptimizerState, Shards};
 use crate::sums::GradientSums;
 use crate::trainer::Trainer;
 
 impl Trainer {
     /// One of several ranks, whose gradients `collective` sums. Each rank has a replica of the
-    /// model and of the optimizer's state.
+    /// model, and the optimizer's state or a part of it. Before [`resume`](Self::resume), of a run
+    /// on any number of ranks.
     #[must_use]
-    pub fn with_ranks(mut self, rank: Rank, collective: Arc<dyn Collective>) -> Self {
-        self.peers = Some(Peers { rank, collective });
+    pub fn with_ranks(
+        mut self,
+        rank: Rank,
+        collective: Arc<dyn Collective>,
+        state: OptimizerState,
+    ) -> Self {
+        let place = [rank.rank(), rank.ranks()];
+        let shards = || Shards::new(&self.parameters, place);
+        self.peers = Some(Peers {
+            shards: (state == OptimizerState::Sharded).then(shards),
+            rank,
+            collective,
+        });
         self
     }
 
@@ -52,6 +65,7 @@ impl Trainer {
             "recipe": value(&self.recipe),
             "run": value(identity),
             "steps": self.steps,
+            "optimizer's state": if peers.shards.is_some() { "sharded" } else { "replicated" },
             "parameters": fingerprint(&parameters.join("\n")),
             "weights": self.weights_norm()?,
         });

@@ -132,10 +132,10 @@ pub fn run(
             look(trainer, &options, log.as_mut(), report)?;
         }
         let stop = trainer.does_any(options.stop.load(Ordering::Relaxed))?;
-        if (stop || is_due(done.step, options.checkpoint_every))
-            && let Some(log) = &log
-        {
-            log.sync()?;
+        if stop || is_due(done.step, options.checkpoint_every) {
+            if let Some(log) = &log {
+                log.sync()?;
+            }
             trainer.save(folder, options.identity)?;
         }
         if stop && done.step < all {

@@ -1,6 +1,6 @@
 //! Gradients of a batch, summed in f32.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::ParamId;
 use burn::tensor::{DType, Tensor};
@@ -9,6 +9,8 @@ use burn::tensor::{DType, Tensor};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GradientSums {
     sums: HashMap<ParamId, Tensor<1>>,
+    /// Parameters whose gradients are on other ranks.
+    elsewhere: HashSet<ParamId>,
 }
 
 /// Elements whose squares are summed at once; of a sum of many in f32 the last would be lost.
@@ -28,11 +30,20 @@ impl GradientSums {
         self.sums.insert(id, sum);
     }
 
+    /// Notes that a parameter has a gradient, on other ranks alone.
+    pub(crate) fn add_elsewhere(&mut self, id: ParamId) {
+        self.elsewhere.insert(id);
+    }
+
+    pub(crate) fn elsewhere(&self) -> impl Iterator<Item = ParamId> {
+        self.elsewhere.iter().copied()
+    }
+
     pub(crate) fn get(&self, id: ParamId) -> Option<Tensor<1>> {
         self.sums.get(&id).cloned()
     }
 
-    /// Whether a parameter has a gradient.
+    /// Whether a parameter has a gradient here.
     pub(crate) fn has(&self, id: ParamId) -> bool {
         self.sums.contains_key(&id)
     }
@@ -41,11 +52,19 @@ impl GradientSums {
         self.sums.remove(&id)
     }
 
-    /// The root of the sum of all squares, in the order of `ids`.
+    /// The root of [`squares`](Self::squares).
     ///
     /// # Errors
     /// The device's message.
     pub(crate) fn norm(&self, ids: impl Iterator<Item = ParamId>) -> Result<f64, String> {
+        Ok(self.squares(ids)?.sqrt())
+    }
+
+    /// The sum of all squares, in the order of `ids`.
+    ///
+    /// # Errors
+    /// The device's message.
+    pub(crate) fn squares(&self, ids: impl Iterator<Item = ParamId>) -> Result<f64, String> {
         let squares: Vec<Tensor<1>> = ids
             .filter_map(|id| self.sums.get(&id))
             .map(|sum| square(sum.clone()).cast(DType::F32))
@@ -55,7 +74,7 @@ impl GradientSums {
         }
         let squares = Tensor::cat(squares, 0).try_into_data();
         let squares = squares.map_err(|error| error.to_string())?;
-        Ok(squares.iter::<f64>().sum::<f64>().sqrt())
+        Ok(squares.iter::<f64>().sum())
     }
 
     /// Multiplies all gradients.

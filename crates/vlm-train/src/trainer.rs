@@ -100,7 +100,7 @@ impl Trainer {
             return Err(VlmTrainError::NothingTrained);
         }
         let loss_scale = recipe.loss_scale.map(LossScale::new);
-        let optimizer = AdamW::new(&model, &parameters, recipe.masters);
+        let optimizer = AdamW::new(&parameters);
         Ok(Self {
             model,
             recipe,
@@ -186,17 +186,24 @@ impl Trainer {
                 pass.gradients.scale(factor);
             }
         }
-        self.steps += 1;
-        let is_watched = self.steps == warmup + 1 || self.steps.is_multiple_of(WATCHED_EVERY);
-        let (model, lost) = self.optimizer.step(
-            self.model.clone(),
-            &self.parameters,
-            pass.gradients,
-            recipe,
-            (factor, is_watched),
-        );
-        self.model = model;
-        report.lost_updates = lost;
+        let step = report.step;
+        let is_watched = step == warmup + 1 || step.is_multiple_of(WATCHED_EVERY);
+        let [lost, watched] = if self.shards().is_some() {
+            let updated = self.update_shards(pass.gradients, (factor, is_watched));
+            updated.map_err(|failure| failure.of_step(step))?
+        } else {
+            let (model, lost) = self.optimizer.step(
+                self.model.clone(),
+                &self.parameters,
+                pass.gradients,
+                recipe,
+                (factor, is_watched),
+            );
+            self.model = model;
+            lost
+        };
+        self.steps = step;
+        report.lost_updates = (watched > 0).then(|| lost as f64 / watched as f64);
         Ok(report)
     }
 
@@ -265,8 +272,12 @@ impl Trainer {
             (loss, gradients) = summed.map_err(|failure| failure.of_step(step))?;
         }
         let ids = self.parameters.iter().map(|parameter| parameter.id);
-        let norm = gradients.norm(ids);
-        let norm = norm.map_err(|reason| VlmTrainError::Device { step, reason })?;
+        let squares = gradients.squares(ids);
+        let mut squares = squares.map_err(|reason| VlmTrainError::Device { step, reason })?;
+        if let Some((_, peers)) = self.shards() {
+            squares = peers.add_squares(squares)?;
+        }
+        let norm = squares.sqrt();
         let can_skip = self
             .loss_scale
             .is_some_and(|scale| scale.overflowed().is_some());

@@ -4,21 +4,12 @@
 
 mod common;
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{DType, Tensor};
+use burn::module::Module;
+use burn::tensor::DType;
 use qwen_vl::QwenVl;
 use vlm_train::{Rates, Recipe, Schedule, TrainedParts, Trainer};
 
-use common::{ALL, load, packed, recipe, samples};
-
-struct Halve(DType);
-
-impl ModuleMapper for Halve {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let value = param.val().inner().cast(self.0);
-        Param::initialized(param.id, Tensor::from_inner(value).require_grad())
-    }
-}
+use common::{ALL, Halve, load, packed, recipe, samples};
 
 /// Steps whose updates are mostly below half a unit in the last place of a bf16 weight.
 fn last_loss(model: QwenVl, masters: bool, (steps, rate): (usize, f64)) -> f64 {

@@ -5,19 +5,21 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use burn::module::Module;
+use burn::tensor::DType;
 use qwen_vl::QwenVlConfig;
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
 use vlm_train::{
-    Ending, Event, HostSums, Rank, RankGroup, Recipe, Rendezvous, RendezvousError, RunOptions,
-    StepReport, TrainedParts, Trainer, VlmTrainError, run,
+    Ending, Event, HostSums, OptimizerState, Rank, RankGroup, Recipe, Rendezvous, RendezvousError,
+    RunOptions, StepReport, TrainedParts, Trainer, VlmTrainError, run,
 };
 
-use common::{ALL, load, lora, packed, recipe, samples};
+use common::{ALL, Halve, load, lora, packed, recipe, samples};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 const SECONDS: Duration = Duration::from_secs(20);
@@ -33,6 +35,8 @@ enum Fault {
     /// From the beginning.
     OtherData,
     OtherRecipe,
+    OtherState,
+    OtherWeights,
 }
 
 /// A rank's part of the batches from a step on: each `ranks`-th of four samples, in two
@@ -106,15 +110,43 @@ fn short(trained: TrainedParts, steps: usize) -> Recipe {
     }
 }
 
-/// The steps of one rank, or of the only one.
-fn train(
-    rank: Option<&Rank>,
-    recipe: &Recipe,
-    folder: &Path,
+/// A run as a test wants it.
+#[derive(Clone, Debug)]
+struct Job {
+    recipe: Recipe,
+    folder: PathBuf,
+    state: OptimizerState,
+    precision: DType,
     resume: bool,
+    /// Of the last rank.
     fault: Fault,
-) -> Result<Vec<StepReport>, VlmTrainError> {
-    let (config, model) = load(FAMILY);
+}
+
+impl Job {
+    fn new(recipe: &Recipe, folder: &Folder) -> Self {
+        Self {
+            recipe: recipe.clone(),
+            folder: folder.0.clone(),
+            state: OptimizerState::Replicated,
+            precision: DType::F32,
+            resume: false,
+            fault: Fault::None,
+        }
+    }
+}
+
+/// The steps of one rank, or of the only one.
+fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Vec<StepReport>, VlmTrainError> {
+    let Job {
+        recipe,
+        folder,
+        resume,
+        ..
+    } = job;
+    let (config, mut model) = load(FAMILY);
+    if job.precision != DType::F32 {
+        model = model.map(&mut Halve(job.precision));
+    }
     let mut recipe = recipe.clone();
     let mut identity = BTreeMap::from([("data".to_owned(), "8 samples".to_owned())]);
     if fault == Fault::OtherRecipe {
@@ -123,15 +155,24 @@ fn train(
     if fault == Fault::OtherData {
         identity.insert("data".to_owned(), "9 samples".to_owned());
     }
-    let mut trainer = if resume {
-        Trainer::resume(model, recipe, folder, &identity)?
-    } else {
-        Trainer::new(model, recipe)?
-    };
+    if fault == Fault::OtherWeights {
+        // One in 256 of their values.
+        model = model
+            .map(&mut Halve(DType::BF16))
+            .map(&mut Halve(DType::F32));
+    }
+    let mut trainer = Trainer::new(model, recipe)?;
     let mut place = (0, 1);
     if let Some(rank) = rank {
         place = (rank.rank(), rank.ranks());
-        trainer = trainer.with_ranks(rank.clone(), Arc::new(HostSums(rank.clone())));
+        let state = match fault {
+            Fault::OtherState => OptimizerState::Sharded,
+            _ => job.state,
+        };
+        trainer = trainer.with_ranks(rank.clone(), Arc::new(HostSums(rank.clone())), state);
+    }
+    if *resume {
+        trainer = trainer.resume(folder, &identity)?;
     }
     let validation: Vec<_> = samples(1, &config)
         .into_iter()
@@ -161,30 +202,23 @@ fn train(
     Ok(reports)
 }
 
-/// The steps of several ranks of this process, of which the last has a fault.
-fn train_ranks(
-    ranks: usize,
-    recipe: &Recipe,
-    folder: &Path,
-    resume: bool,
-    fault: Fault,
-) -> Result<Vec<Vec<StepReport>>, VlmTrainError> {
-    let timeout = match fault {
+/// The steps of several ranks of this process, of which the last has the job's fault.
+fn train_ranks(ranks: usize, job: &Job) -> Result<Vec<Vec<StepReport>>, VlmTrainError> {
+    let timeout = match job.fault {
         Fault::Slow => Duration::from_secs(2),
         _ => SECONDS,
     };
-    let (recipe, folder) = (recipe.clone(), folder.to_owned());
+    let job = job.clone();
     RankGroup::of_process(ranks, timeout).run(move |rank| {
         let is_last = rank.rank() + 1 == rank.ranks();
-        let fault = if is_last { fault } else { Fault::None };
-        let reports = train(Some(rank), &recipe, &folder, resume, fault);
-        reports.map_err(|error| error.to_string())
+        let fault = if is_last { job.fault } else { Fault::None };
+        train(Some(rank), &job, fault).map_err(|error| error.to_string())
     })
 }
 
-fn state(folder: &Path, steps: usize) -> Vec<u8> {
+fn state(folder: &Folder, steps: usize) -> Vec<u8> {
     let checkpoint = format!("checkpoint-{steps:08}/state.safetensors");
-    std::fs::read(folder.join(checkpoint)).unwrap()
+    std::fs::read(folder.0.join(checkpoint)).unwrap()
 }
 
 /// The largest relative difference of losses and norms.
@@ -199,63 +233,111 @@ fn apart(left: &[StepReport], right: &[StepReport]) -> f64 {
     pairs.map(of_pair).fold(0.0, f64::max)
 }
 
-fn agree(name: &str, trained: TrainedParts, ranks: &[usize], steps: usize) {
+/// A run on each number of ranks, twice: equal to the bit, and near that of one rank.
+fn agree(name: &str, trained: TrainedParts, state: OptimizerState, ranks: &[usize], steps: usize) {
     let recipe = short(trained, steps);
     let alone = Folder::new(&format!("{name}-1"));
-    let expected = train(None, &recipe, &alone.0, false, Fault::None).unwrap();
+    let expected = train(None, &Job::new(&recipe, &alone), Fault::None).unwrap();
     for ranks in ranks.iter().copied() {
         let [first, second] = [0, 1].map(|again| {
             let folder = Folder::new(&format!("{name}-{ranks}-{again}"));
-            let all = train_ranks(ranks, &recipe, &folder.0, false, Fault::None).unwrap();
+            let mut job = Job::new(&recipe, &folder);
+            job.state = state;
+            let all = train_ranks(ranks, &job).unwrap();
             let log = std::fs::read(folder.0.join("log.jsonl")).unwrap();
-            (all, log, state(&folder.0, steps))
+            (all, log, self::state(&folder, steps))
         });
         assert_eq!(first, second, "{ranks} ranks, twice");
         let (all, ..) = first;
         let is_equal = all.iter().all(|reports| *reports == all[0]);
         assert!(is_equal, "{ranks} ranks");
         let apart = apart(&expected, &all[0]);
-        println!("{name}: {ranks} ranks: {apart:.1e}");
+        println!("{name}, {state:?}: {ranks} ranks: {apart:.1e}");
         assert!(apart <= 1e-6, "{name}: {ranks} ranks: {apart:.1e}");
     }
 }
 
+fn whole() -> TrainedParts {
+    TrainedParts::Full(ALL.to_vec())
+}
+
 #[test]
 fn adapters_of_several_ranks_learn_what_one_learns() {
-    agree("lora", lora(), &[2, 4], 3);
+    agree("lora", lora(), OptimizerState::Replicated, &[2, 4], 3);
 }
 
 #[test]
 fn whole_models_of_several_ranks_learn_what_one_learns() {
-    agree("full", TrainedParts::Full(ALL.to_vec()), &[2], 3);
+    agree("full", whole(), OptimizerState::Replicated, &[2], 3);
 }
 
 /// Of eight ranks, four have no sample of a batch.
 #[test]
 #[ignore = "minutes: in the deep checks"]
 fn twenty_steps_of_up_to_eight_ranks_learn_what_one_learns() {
-    agree("lora-deep", lora(), &[2, 4, 8], 20);
-    agree(
-        "full-deep",
-        TrainedParts::Full(ALL.to_vec()),
-        &[2, 4, 8],
-        20,
-    );
+    for state in [OptimizerState::Replicated, OptimizerState::Sharded] {
+        agree("lora-deep", lora(), state, &[2, 4, 8], 20);
+        agree("full-deep", whole(), state, &[2, 4, 8], 20);
+    }
+}
+
+/// Where the norm, which is added in another order, scales nothing, a sharded state is the replicated
+/// one to the bit: losses, checkpoint and what the share of lost updates is of. In bf16 the state has
+/// masters.
+#[test]
+fn a_sharded_optimizer_takes_the_steps_of_a_replicated_one() {
+    for (precision, masters) in [
+        (DType::F32, true),
+        (DType::BF16, true),
+        (DType::BF16, false),
+    ] {
+        let recipe = Recipe {
+            max_norm: None,
+            masters,
+            ..short(whole(), 3)
+        };
+        let states = [OptimizerState::Replicated, OptimizerState::Sharded];
+        let [replicated, sharded] = states.map(|state| {
+            let folder = Folder::new(&format!("{precision:?}-{masters}-{state:?}"));
+            let mut job = Job::new(&recipe, &folder);
+            (job.precision, job.state) = (precision, state);
+            let reports = train_ranks(2, &job).unwrap();
+            assert_eq!(reports[0], reports[1]);
+            (reports, self::state(&folder, 3))
+        });
+        let apart = apart(&replicated.0[0], &sharded.0[0]);
+        assert!(apart <= 1e-6, "{precision:?}: {apart:.1e}");
+        for (left, right) in replicated.0[0].iter().zip(&sharded.0[0]) {
+            assert_eq!(left.loss.to_bits(), right.loss.to_bits());
+            assert_eq!(left.lost_updates, right.lost_updates);
+        }
+        assert!(replicated.1 == sharded.1, "{precision:?}, {masters}");
+    }
 }
 
 #[test]
 fn a_run_continues_on_another_number_of_ranks() {
-    let recipe = short(lora(), 4);
-    let (alone, moved) = (Folder::new("alone"), Folder::new("moved"));
-    let expected = train(None, &recipe, &alone.0, false, Fault::None).unwrap();
-    let broken = train_ranks(2, &recipe, &moved.0, false, Fault::Data);
-    assert!(
-        matches!(broken, Err(VlmTrainError::Rank { rank: 1, .. })),
-        "{broken:?}"
-    );
-    let rest = train_ranks(4, &recipe, &moved.0, true, Fault::None).unwrap();
-    let apart = apart(&expected[2..], &rest[0]);
-    assert!(apart <= 1e-6, "{apart:.1e}");
+    let recipe = short(whole(), 4);
+    let alone = Folder::new("alone");
+    let expected = train(None, &Job::new(&recipe, &alone), Fault::None).unwrap();
+    for (from, to) in [
+        (OptimizerState::Replicated, OptimizerState::Sharded),
+        (OptimizerState::Sharded, OptimizerState::Sharded),
+        (OptimizerState::Sharded, OptimizerState::Replicated),
+    ] {
+        let moved = Folder::new(&format!("moved-{from:?}-{to:?}"));
+        let mut job = Job::new(&recipe, &moved);
+        (job.state, job.fault) = (from, Fault::Data);
+        let broken = train_ranks(2, &job);
+        assert!(
+            matches!(broken, Err(VlmTrainError::Rank { rank: 1, .. })),
+            "{broken:?}"
+        );
+        (job.state, job.fault, job.resume) = (to, Fault::None, true);
+        let rest = train_ranks(3, &job).unwrap();
+        let apart = apart(&expected[2..], &rest[0]);
+        assert!(apart <= 1e-6, "{from:?} to {to:?}: {apart:.1e}");
+    }
 }
 
 #[test]
@@ -267,7 +349,9 @@ fn a_fault_of_one_rank_ends_all_with_its_number_and_cause() {
     ] {
         let folder = Folder::new(&format!("{fault:?}"));
         let begun = Instant::now();
-        let error = train_ranks(2, &short(lora(), 4), &folder.0, false, fault).unwrap_err();
+        let mut job = Job::new(&short(lora(), 4), &folder);
+        job.fault = fault;
+        let error = train_ranks(2, &job).unwrap_err();
         assert!(begun.elapsed() < Duration::from_secs(30), "{fault:?}");
         let text = error.to_string();
         assert!(
@@ -275,7 +359,7 @@ fn a_fault_of_one_rank_ends_all_with_its_number_and_cause() {
             "{fault:?}: {text}"
         );
         assert!(text.contains(says), "{fault:?}: {text}");
-        assert!(!state(&folder.0, 2).is_empty(), "{fault:?}");
+        assert!(!state(&folder, 2).is_empty(), "{fault:?}");
     }
 }
 
@@ -290,9 +374,16 @@ fn ranks_of_other_runs_are_refused_by_what_differs() {
             Fault::OtherRecipe,
             "weight_decay is 0.51, and 0.01 on rank 0",
         ),
+        (
+            Fault::OtherState,
+            "optimizer's state is \"sharded\", and \"replicated\" on rank 0",
+        ),
+        (Fault::OtherWeights, "weights is "),
     ] {
         let folder = Folder::new(&format!("{fault:?}"));
-        let error = train_ranks(2, &short(lora(), 4), &folder.0, false, fault).unwrap_err();
+        let mut job = Job::new(&short(whole(), 4), &folder);
+        job.fault = fault;
+        let error = train_ranks(2, &job).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("rank 1 is of another run"), "{text}");
         assert!(text.contains(says), "{text}");

@@ -120,7 +120,7 @@ fn new(recipe: &Recipe) -> Trainer {
 }
 
 fn resume(recipe: &Recipe, folder: &Path) -> Result<Trainer, VlmTrainError> {
-    Trainer::resume(load(FAMILY).1, recipe.clone(), folder, &identity())
+    Trainer::new(load(FAMILY).1, recipe.clone())?.resume(folder, &identity())
 }
 
 /// The files of the last checkpoint, and the log.
@@ -180,7 +180,8 @@ fn another_run_does_not_continue_or_replace_one() {
     let expected = "epsilon was 1e-8 and is 1e-6 now";
     assert!(error.to_string().contains(expected), "{error}");
     let identity = BTreeMap::from([("data".to_owned(), "9 samples".to_owned())]);
-    let error = Trainer::resume(load(FAMILY).1, recipe.clone(), &folder.0, &identity).unwrap_err();
+    let trainer = Trainer::new(load(FAMILY).1, recipe.clone()).unwrap();
+    let error = trainer.resume(&folder.0, &identity).unwrap_err();
     assert!(
         error.to_string().contains("data was \"8 samples\""),
         "{error}"

@@ -9,7 +9,6 @@ mod served;
 
 use std::error::Error;
 use std::fmt;
-use std::io::Read as _;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -150,37 +149,6 @@ pub(crate) struct TokenArgs {
     /// the variable MROPE_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-}
-
-/// The least and the most characters of a token.
-const TOKEN_LENGTHS: std::ops::RangeInclusive<usize> = 16..=4096;
-
-impl TokenArgs {
-    /// The content of the file, without the white space around it.
-    ///
-    /// # Errors
-    /// If none is named, or it holds no token.
-    pub(crate) fn content(&self) -> Result<Vec<u8>, Box<dyn Error>> {
-        let Some(path) = &self.token_file else {
-            return Err("--hosts needs --token-file FILE, of the same content on all hosts".into());
-        };
-        let wrong =
-            |reason: &dyn fmt::Display| format!("the token file {}: {reason}", path.display());
-        let file = std::fs::File::open(path).map_err(|error| wrong(&error))?;
-        let mut text = Vec::new();
-        let most = *TOKEN_LENGTHS.end() as u64 + 1;
-        std::io::Read::take(file, most)
-            .read_to_end(&mut text)
-            .map_err(|error| wrong(&error))?;
-        let token = text.trim_ascii();
-        if !TOKEN_LENGTHS.contains(&token.len()) {
-            let (least, most) = (TOKEN_LENGTHS.start(), TOKEN_LENGTHS.end());
-            let found = token.len();
-            let reason = format!("expected {least} to {most} characters, found {found}");
-            return Err(wrong(&reason).into());
-        }
-        Ok(token.to_vec())
-    }
 }
 
 /// The devices of a run with a rank for each, open until this is dropped.

@@ -2,17 +2,20 @@
 
 use std::env::VarError;
 use std::error::Error;
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read as _};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use burn::tensor::Device as BurnDevice;
+use burn::tensor::distributed::{ReduceOperation, all_reduce};
+use burn::tensor::{Device as BurnDevice, Tensor};
 use burn_ascend::serve::Token;
 use burn_ascend::{AscendDevice, AscendHost, Ranks, fallbacks, reset_fallbacks};
 use rope_ascend::AscendError;
 use rope_ascend::safe::{MemoryUse, RootInfo, Traffic};
+use vlm_train::Collective;
 
 use super::{Device, Elsewhere, TokenArgs, with_remedy};
 use crate::stdio::note;
@@ -62,7 +65,7 @@ impl ServedNpu {
 }
 
 /// NPUs of this machine as ranks of a run.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct NpuRanks(Vec<AscendDevice>);
 
 impl NpuRanks {
@@ -79,18 +82,63 @@ impl NpuRanks {
     /// # Errors
     /// The driver's.
     pub(crate) fn join(&self, first: usize, all: usize, root: &[u8]) -> Result<(), AscendError> {
-        let ranks = Ranks {
+        self.ranks(first, all).join(&RootInfo::from_bytes(root)?)
+    }
+
+    fn ranks(&self, first: usize, all: usize) -> Ranks<'_> {
+        Ranks {
             npus: &self.0,
             first: first as u32,
             all: all as u32,
-        };
-        ranks.join(&RootInfo::from_bytes(root)?)
+        }
+    }
+
+    /// What they compute with the others once they have joined, by their burn devices without
+    /// autodiff.
+    pub(crate) fn collective(
+        &self,
+        first: usize,
+        all: usize,
+        devices: &[BurnDevice],
+    ) -> Arc<dyn Collective> {
+        Arc::new(JoinedNpus {
+            npus: self.clone(),
+            first,
+            all,
+            devices: devices.to_vec(),
+        })
     }
 
     /// What the collectives of the first device were, and whether they add in a fixed order.
     pub(crate) fn traffic(&self) -> (Traffic, bool) {
         let npu = self.0[0];
         (npu.traffic(), npu.is_deterministic())
+    }
+}
+
+/// NPUs that have joined the other ranks, and compute together with them.
+#[derive(Debug)]
+struct JoinedNpus {
+    npus: NpuRanks,
+    /// The rank of the first, and the number of all.
+    first: usize,
+    all: usize,
+    devices: Vec<BurnDevice>,
+}
+
+impl Collective for JoinedNpus {
+    fn all_reduce(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        Ok(all_reduce(x, ReduceOperation::Sum, self.devices.clone()).resolve())
+    }
+
+    fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        let ranks = self.npus.ranks(self.first, self.all);
+        ranks.reduce_scatter(x).map_err(|error| error.to_string())
+    }
+
+    fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        let ranks = self.npus.ranks(self.first, self.all);
+        ranks.all_gather(x).map_err(|error| error.to_string())
     }
 }
 
@@ -173,6 +221,36 @@ impl TokenArgs {
             )
         })?)
     }
+
+    /// What all hosts of a run know.
+    ///
+    /// # Errors
+    /// If there is no token, others may read it, or it is too short.
+    pub(crate) fn of_hosts(&self) -> Result<Vec<u8>, Box<dyn Error>> {
+        let (token, source) = match &self.token_file {
+            Some(path) => {
+                let source = format!("the token file {}", path.display());
+                (own_token(path)?, source)
+            }
+            None => {
+                let token = token_of_variable()?.ok_or_else(|| {
+                    format!(
+                        "--hosts needs --token-file FILE, of the same content on all hosts, or the \
+                         content in {TOKEN_VARIABLE}"
+                    )
+                })?;
+                (token, TOKEN_VARIABLE.to_owned())
+            }
+        };
+        let found = token.reveal().chars().count();
+        if found < SHORTEST_TOKEN {
+            return Err(format!(
+                "{source} holds a token of {found} characters, expected at least {SHORTEST_TOKEN}"
+            )
+            .into());
+        }
+        Ok(token.reveal().as_bytes().to_vec())
+    }
 }
 
 /// The token in the environment, if the variable is set.
@@ -194,6 +272,9 @@ pub(crate) fn token_of_variable() -> Result<Option<Token>, String> {
     token.map_err(|_| format!("{TOKEN_VARIABLE} is set, but empty"))
 }
 
+/// Fewer characters can be guessed. A new token has 64.
+pub(crate) const SHORTEST_TOKEN: usize = 16;
+
 /// The most bytes of a token and the white space around it: more do not fit into the first message
 /// of a client, which the server limits.
 const TOKEN_BYTES: u64 = 4096;
@@ -213,7 +294,7 @@ pub(crate) fn read_token(path: &Path) -> Result<Token, Box<dyn Error>> {
 }
 
 /// As [`read_token`], of a file that is open.
-pub(crate) fn token_of(file: File, path: &Path) -> Result<Token, Box<dyn Error>> {
+fn token_of(file: File, path: &Path) -> Result<Token, Box<dyn Error>> {
     regular(file.metadata(), path)?;
     let wrong = |error| format!("the token file {}: {error}", path.display());
     let mut text = String::new();
@@ -230,7 +311,7 @@ pub(crate) fn token_of(file: File, path: &Path) -> Result<Token, Box<dyn Error>>
 }
 
 /// What is known of a token file, which is neither a folder nor a pipe.
-pub(crate) fn regular(found: io::Result<Metadata>, path: &Path) -> Result<Metadata, String> {
+fn regular(found: io::Result<Metadata>, path: &Path) -> Result<Metadata, String> {
     let path = path.display();
     let found = found.map_err(|error| format!("the token file {path}: {error}"))?;
     if found.is_file() {
@@ -239,4 +320,53 @@ pub(crate) fn regular(found: io::Result<Metadata>, path: &Path) -> Result<Metada
     Err(format!(
         "{path} is no regular file; expected a file with a token, or the path of one to make"
     ))
+}
+
+/// The token in a file of this user that nobody else can read. The file is opened once: what is
+/// checked is what is read.
+pub(crate) fn own_token(path: &Path) -> Result<Token, Box<dyn Error>> {
+    let file = open_no_link(path).map_err(|error| {
+        let link = if path.is_symlink() {
+            " (it is a link; name the file itself)"
+        } else {
+            ""
+        };
+        format!("the token file {}: {error}{link}", path.display())
+    })?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        let found = regular(file.metadata(), path)?;
+        let (path, user) = (path.display(), rustix::process::geteuid().as_raw());
+        if found.uid() != user {
+            return Err(format!(
+                "the token file {path} belongs to user {}, not to {user}, who runs this: name a \
+                 --token-file of your own",
+                found.uid()
+            )
+            .into());
+        }
+        if found.mode() & 0o077 != 0 {
+            return Err(format!(
+                "others may read the token file {path} (mode {:o}): chmod 600 {path}",
+                found.mode() & 0o777
+            )
+            .into());
+        }
+    }
+    token_of(file, path)
+}
+
+/// Opens a file for reading, without waiting for the other end of a pipe.
+fn open_no_link(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        options.custom_flags(flags.bits().cast_signed());
+    }
+    options.open(path)
 }

@@ -1,10 +1,12 @@
 //! What `served.rs` has, in a program without it.
 
 use std::error::Error;
+use std::sync::Arc;
 
 use burn::tensor::Device as BurnDevice;
 use rope_ascend::AscendError;
 use rope_ascend::safe::{MemoryUse, Traffic};
+use vlm_train::Collective;
 
 use super::{Device, Elsewhere, TokenArgs, built_without};
 
@@ -50,8 +52,18 @@ impl NpuRanks {
         match *self {}
     }
 
+    pub(crate) fn collective(&self, _: usize, _: usize, _: &[BurnDevice]) -> Arc<dyn Collective> {
+        match *self {}
+    }
+
     pub(crate) fn traffic(&self) -> (Traffic, bool) {
         match *self {}
+    }
+}
+
+impl TokenArgs {
+    pub(crate) fn of_hosts(&self) -> Result<Vec<u8>, Box<dyn Error>> {
+        Err(built_without("several hosts", "ascend").into())
     }
 }
 

@@ -64,6 +64,7 @@ type Membership<'a> = (&'a Rank, Arc<dyn Collective>);
 /// # Errors
 /// Those of the device, the model, the data and the run, each with what to do.
 pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
+    let args = &args.with_variables(|name| std::env::var(name).ok())?;
     let config = QwenVlConfig::from_folder(&args.folder)?;
     let mut samples = SampleOptions {
         max_pixels: args.max_pixels,
@@ -77,7 +78,16 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
         None => steps_of_epochs(args, &encoder, &index)?,
     };
     let recipe = args.recipe(steps);
+    let ranks = args.hosts * args.device.len();
     let plan = MemoryPlan::new(&config, &recipe, args.dtype())?;
+    let plan = plan.with_ranks(ranks, args.optimizer_state());
+    if args.shard_optimizer && ranks == 1 {
+        return Err(
+            "--shard-optimizer divides the optimizer's state among devices; name several \
+                    with --device, or leave it out"
+                .into(),
+        );
+    }
     if args.plan {
         return memory::print(args, &plan, &encoder, &index);
     }
@@ -125,20 +135,19 @@ impl Job {
         let alone = membership.is_none();
         let mut meter = alone.then(|| StepMeter::start(self.plan.clone(), &args.device[0]));
         let model = model::load(args, &self.config, device)?;
-        let mut trainer = if args.resume {
-            Trainer::resume(model, self.recipe.clone(), &args.out, &self.identity)?
-        } else {
-            Trainer::new(model, self.recipe.clone())?
-        };
-        if let Some(meter) = &mut meter {
-            meter.model_is_held();
-        }
+        let mut trainer = Trainer::new(model, self.recipe.clone())?;
         let mut loading = args.loader_options();
         if let Some((rank, collective)) = membership {
             (loading.rank, loading.ranks) = (rank.rank(), rank.ranks());
             loading.threads = loading.threads.div_ceil(args.device.len());
             loading.ahead_bytes /= args.device.len();
-            trainer = trainer.with_ranks(rank.clone(), collective);
+            trainer = trainer.with_ranks(rank.clone(), collective, args.optimizer_state());
+        }
+        if args.resume {
+            trainer = trainer.resume(&args.out, &self.identity)?;
+        }
+        if let Some(meter) = &mut meter {
+            meter.model_is_held();
         }
         let is_first = loading.rank == 0;
         let trained: usize = trainer.parameters().iter().map(|p| p.elements()).sum();

@@ -7,13 +7,16 @@ use clap::{Args, ValueEnum};
 use qwen_vl::{LoraConfig, ModelPart};
 use rope_ascend::safe::CommunicatorOptions;
 use vlm_data::{BatchSize, Cut, LoaderOptions};
-use vlm_train::{LossRule, Rates, Recipe, Schedule, TrainedParts};
+use vlm_train::{LossRule, OptimizerState, Rates, Recipe, Schedule, TrainedParts};
 
 use crate::arguments::{count_in, seed};
 use crate::device::{Device, TokenArgs};
 
 /// The first factor of losses in f16.
 const LOSS_SCALE: f64 = 65_536.0;
+const MOST_HOSTS: usize = 4096;
+/// The --rendezvous of which a launcher's variables say the rest.
+const BY_VARIABLES: &str = "env";
 /// The data are gone through this often where --steps decides.
 const ENDLESS: u64 = u64::MAX;
 
@@ -50,7 +53,7 @@ pub(crate) struct FinetuneArgs {
     pub(super) token: TokenArgs,
 
     /// Hosts that train together, each by a command of its own with the same options
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count_in(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count_in(1..=MOST_HOSTS))]
     #[arg(requires = "rendezvous")]
     pub(super) hosts: usize,
 
@@ -58,13 +61,18 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub(super) host: usize,
 
-    /// Address and free port of host 0, where the hosts meet
+    /// Address and free port of host 0, where the hosts meet; env: from a launcher's MASTER_ADDR and
+    /// MASTER_PORT, with --hosts from WORLD_SIZE and --host from RANK
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) rendezvous: Option<String>,
 
     /// Longest wait for other ranks in a step
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = count_in(1..=86_400))]
     pub(super) rank_timeout: usize,
+
+    /// Divide the optimizer's state among the devices, for whole models
+    #[arg(long, conflicts_with = "record_step")]
+    pub(super) shard_optimizer: bool,
 
     /// The type of weights and activations; adapters, masters and moments are f32
     #[arg(long, value_enum, default_value_t = Precision::F32)]
@@ -286,6 +294,78 @@ impl FinetuneArgs {
         self.device.len() > 1 || self.hosts > 1
     }
 
+    /// The options with what variables say of `--rendezvous env`: those that torchrun sets, and
+    /// launchers like it. Each process is a host; LOCAL_RANK is added to the number of its NPU.
+    ///
+    /// # Errors
+    /// For a variable that is missing or no number, and options that say the same.
+    pub(super) fn with_variables(
+        &self,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, String> {
+        if self.rendezvous.as_deref() != Some(BY_VARIABLES) {
+            return Ok(self.clone());
+        }
+        if self.hosts != 1 || self.host != 0 {
+            return Err(
+                "--rendezvous env takes hosts and host from WORLD_SIZE and RANK; leave --hosts and \
+                 --host out"
+                    .to_owned(),
+            );
+        }
+        let text = |name: &str| {
+            variable(name).ok_or_else(|| {
+                format!("--rendezvous env needs the variable {name}, which launchers set")
+            })
+        };
+        let number = |name: &str, text: String, most: usize| match text.parse::<usize>() {
+            Ok(number) if number <= most => Ok(number),
+            _ => Err(format!(
+                "{name} is {text:?}, expected a number of at most {most}"
+            )),
+        };
+        let required = |name: &str, most: usize| number(name, text(name)?, most);
+        let port = required("MASTER_PORT", usize::from(u16::MAX) - 1)?;
+        // torchrun's own store is at MASTER_PORT then.
+        let is_taken = variable("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
+        let address = text("MASTER_ADDR")?;
+        let address = if address.contains(':') {
+            format!("[{address}]")
+        } else {
+            address
+        };
+        let mut args = self.clone();
+        args.rendezvous = Some(format!("{address}:{}", port + usize::from(is_taken)));
+        args.hosts = required("WORLD_SIZE", MOST_HOSTS)?.max(1);
+        args.host = required("RANK", MOST_HOSTS)?;
+        let Some(local) = variable("LOCAL_RANK") else {
+            return Ok(args);
+        };
+        let local = number("LOCAL_RANK", local, MOST_HOSTS)? as u16;
+        match &mut args.device[..] {
+            [Device::Ascend(npu) | Device::AscendSim(npu)] => *npu = npu.saturating_add(local),
+            [_] => {}
+            several if local > 0 => {
+                return Err(format!(
+                    "LOCAL_RANK is {local}, and each process has {} devices; start one process per \
+                     host, or name one --device",
+                    several.len()
+                ));
+            }
+            _ => {}
+        }
+        Ok(args)
+    }
+
+    /// What each of several devices keeps of the optimizer's state.
+    pub(super) fn optimizer_state(&self) -> OptimizerState {
+        if self.shard_optimizer {
+            OptimizerState::Sharded
+        } else {
+            OptimizerState::Replicated
+        }
+    }
+
     /// Bytes that HCCL takes of each NPU for itself.
     pub(super) fn hccl_bytes(&self) -> usize {
         let is_npu = matches!(self.device[0], Device::Ascend(_) | Device::AscendSim(_));
@@ -361,6 +441,70 @@ impl FinetuneArgs {
                 None => self.epochs,
             },
             ..LoaderOptions::new(self.batch_size(), cut)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: FinetuneArgs,
+    }
+
+    fn read(options: &str, variables: &[(&str, &str)]) -> Result<FinetuneArgs, String> {
+        let fixed = "finetune model --data data --out out --rendezvous env";
+        let line = fixed.split_whitespace().chain(options.split_whitespace());
+        let args = Line::try_parse_from(line).expect("it parses").args;
+        args.with_variables(|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn a_launchers_variables_say_who_meets_where() {
+        let two = [
+            ("MASTER_ADDR", "fe80::1"),
+            ("MASTER_PORT", "29500"),
+            ("WORLD_SIZE", "4"),
+            ("RANK", "3"),
+        ];
+        let args = read("--device ascend:2", &two).expect("complete");
+        assert_eq!((args.hosts, args.host), (4, 3));
+        assert_eq!(args.rendezvous.as_deref(), Some("[fe80::1]:29500"));
+        assert_eq!(args.device, [Device::Ascend(2)]);
+        let of_torchrun = [
+            &two[..],
+            &[
+                ("LOCAL_RANK", "1"),
+                ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ],
+        ];
+        let args = read("--device ascend:2", &of_torchrun.concat()).expect("complete");
+        assert_eq!(args.rendezvous.as_deref(), Some("[fe80::1]:29501"));
+        assert_eq!(args.device, [Device::Ascend(3)]);
+        for (options, variables, says) in [
+            ("", &two[..3], "needs the variable RANK"),
+            ("--hosts 2", &two[..], "leave --hosts and --host out"),
+            (
+                "",
+                &[&[("MASTER_PORT", "x")], &two[..]].concat(),
+                "MASTER_PORT is \"x\", expected a number of at most 65534",
+            ),
+            (
+                "--device ascend --device ascend:1",
+                &of_torchrun.concat(),
+                "each process has 2 devices",
+            ),
+        ] {
+            let error = read(options, variables).map(drop).expect_err(says);
+            assert!(error.contains(says), "{error}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use rope_bench::rows::bytes;
-use vlm_train::{Collective, DeviceSums, HostSums, Rank, RankGroup, Rendezvous};
+use vlm_train::{Collective, HostSums, Rank, RankGroup, Rendezvous};
 
 use super::Job;
 use crate::device::{NpuRanks, Team};
@@ -46,8 +46,8 @@ pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
     if let Some(npus) = npus {
         let (traffic, is_fixed) = npus.traffic();
         note(format_args!(
-            "each NPU took part in {} sums, of {} together, for which it sends {} at least; they \
-             were {}",
+            "each NPU took part in {} operations of all, on {} together, for which it sends {} at \
+             least; sums were {}",
             traffic.calls,
             bytes(traffic.bytes as f64),
             bytes(traffic.least_sent_bytes as f64),
@@ -78,7 +78,7 @@ fn group(job: &Job) -> Result<RankGroup, Box<dyn Error>> {
         hosts: args.hosts,
         host: args.host,
         local,
-        token: args.token.content()?,
+        token: args.token.of_hosts()?,
         timeout,
     };
     Ok(rendezvous.meet()?)
@@ -99,12 +99,11 @@ fn collective(
         _ => Vec::new(),
     };
     let roots = rank.exchange(root)?;
+    let first = rank.rank() - rank.local();
     // One thread joins for all NPUs of the process.
     if rank.local() == 0 {
-        npus.join(rank.rank(), rank.ranks(), &roots[0])?;
+        npus.join(first, rank.ranks(), &roots[0])?;
     }
     rank.exchange(Vec::new())?;
-    Ok(Arc::new(DeviceSums {
-        devices: devices.to_vec(),
-    }))
+    Ok(npus.collective(first, rank.ranks(), devices))
 }

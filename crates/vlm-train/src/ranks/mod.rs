@@ -17,9 +17,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Result, VlmTrainError};
-pub(crate) use peers::Peers;
+pub(crate) use peers::{NoSum, Peers, expect_done};
 pub use rendezvous::{Rendezvous, RendezvousError};
-pub use sums::{Collective, DeviceSums, HostSums};
+pub use sums::{Collective, HostSums};
 
 /// How long the other ranks of a process may take to notice that one has failed.
 const GRACE: Duration = Duration::from_secs(10);

@@ -7,6 +7,7 @@ use qwen_vl::Parameter;
 
 use super::{Collective, Rank};
 use crate::error::{Result, VlmTrainError};
+use crate::shards::Shards;
 use crate::sums::GradientSums;
 
 /// The other ranks of a run, as one of them sees them.
@@ -14,6 +15,8 @@ use crate::sums::GradientSums;
 pub(crate) struct Peers {
     pub(crate) rank: Rank,
     pub(crate) collective: Arc<dyn Collective>,
+    /// How the optimizer's state is divided, if each rank has a part of it.
+    pub(crate) shards: Option<Shards>,
 }
 
 /// Why there is no sum.
@@ -57,8 +60,15 @@ impl Peers {
         }))
     }
 
-    /// Loss and gradients of all ranks together: their sums, by one collective. A parameter that has
-    /// a gradient on one rank has one on all.
+    /// Sums of squares, over all ranks.
+    pub(crate) fn add_squares(&self, own: f64) -> Result<f64> {
+        let all = self.rank.exchange_numbers([own.to_bits()])?;
+        Ok(all.into_iter().map(|[bits]| f64::from_bits(bits)).sum())
+    }
+
+    /// Loss and gradients of all ranks together: their sums, by one collective; of gradients whose
+    /// optimizer's state is divided, this rank's part of the sums. A parameter that has a gradient
+    /// on one rank has one on all.
     pub(crate) fn sum(
         &self,
         loss: f64,
@@ -67,25 +77,27 @@ impl Peers {
         device: &Device,
     ) -> Result<(f64, GradientSums), NoSum> {
         let own: Vec<bool> = parameters.iter().map(|p| gradients.has(p.id)).collect();
-        let mut flat = flatten(parameters.iter().filter_map(|p| gradients.take(p.id)));
-        // Before the others wait for this rank on their devices, its own work is known to be done.
-        if let Some(flat) = &flat {
-            let first = flat.clone().slice(0..1).try_into_data();
-            first.map_err(|error| NoSum::Device(error.to_string()))?;
-        }
-        let mut said = loss.to_bits().to_le_bytes().to_vec();
-        said.extend(own.iter().map(|has| u8::from(*has)));
-        let parts = self.rank.exchange(said).map_err(NoSum::Rank)?;
-        let (mut loss, mut is_present) = (0.0, vec![false; parameters.len()]);
-        for part in parts.iter() {
-            let (bits, present) = part.split_at(8.min(part.len()));
-            let mut raw = [0; 8];
-            raw[..bits.len()].copy_from_slice(bits);
-            loss += f64::from_bits(u64::from_le_bytes(raw));
-            for (any, has) in is_present.iter_mut().zip(present) {
-                *any |= *has != 0;
+        if let Some(shards) = &self.shards {
+            let flat = shards.flatten(&mut gradients, device);
+            expect_done(&flat)?;
+            let (loss, is_present) = self.agree(loss, &own).map_err(NoSum::Rank)?;
+            let part = self.collective.reduce_scatter(flat);
+            let mut parts = shards.cut_own(&part.map_err(NoSum::Device)?);
+            let mut summed = GradientSums::default();
+            let present = parameters.iter().zip(is_present);
+            for (parameter, _) in present.filter(|(_, any)| *any) {
+                match parts.remove(&parameter.id) {
+                    Some(part) => summed.add(parameter.id, part),
+                    None => summed.add_elsewhere(parameter.id),
+                }
             }
+            return Ok((loss, summed));
         }
+        let mut flat = flatten(parameters.iter().filter_map(|p| gradients.take(p.id)));
+        if let Some(flat) = &flat {
+            expect_done(flat)?;
+        }
+        let (loss, is_present) = self.agree(loss, &own).map_err(NoSum::Rank)?;
         if is_present != own {
             // Those of other ranks are zeros here.
             let mut start = 0;
@@ -115,6 +127,33 @@ impl Peers {
         }
         Ok((loss, summed))
     }
+
+    /// The sum of the ranks' losses, and which parameters have a gradient on any rank.
+    fn agree(&self, loss: f64, own: &[bool]) -> Result<(f64, Vec<bool>)> {
+        let mut said = loss.to_bits().to_le_bytes().to_vec();
+        said.extend(own.iter().map(|has| u8::from(*has)));
+        let parts = self.rank.exchange(said)?;
+        let (mut loss, mut is_present) = (0.0, vec![false; own.len()]);
+        for part in parts.iter() {
+            let (bits, present) = part.split_at(8.min(part.len()));
+            let mut raw = [0; 8];
+            raw[..bits.len()].copy_from_slice(bits);
+            loss += f64::from_bits(u64::from_le_bytes(raw));
+            for (any, has) in is_present.iter_mut().zip(present) {
+                *any |= *has != 0;
+            }
+        }
+        Ok((loss, is_present))
+    }
+}
+
+/// Waits until a tensor is computed: before other ranks wait for this one on their devices, its own
+/// work is known to be done.
+pub(crate) fn expect_done(x: &Tensor<1>) -> Result<(), NoSum> {
+    let first = x.clone().slice(0..1).try_into_data();
+    first
+        .map(drop)
+        .map_err(|error| NoSum::Device(error.to_string()))
 }
 
 /// Tensors end to end, in f32; none if there are none.

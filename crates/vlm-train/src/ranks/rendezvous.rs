@@ -218,7 +218,8 @@ impl Rendezvous {
             for address in addresses {
                 let left = limit.saturating_duration_since(Instant::now());
                 let wait = HANDSHAKE.min(left).max(POLL);
-                match TcpStream::connect_timeout(address, wait).and_then(|s| self.greet(s)) {
+                match TcpStream::connect_timeout(address, wait).and_then(|s| self.greet(s, VERSION))
+                {
                     Ok(outcome) => return outcome,
                     Err(error) => reason = error.to_string(),
                 }
@@ -242,6 +243,7 @@ impl Rendezvous {
     fn greet(
         &self,
         mut stream: TcpStream,
+        version: &str,
     ) -> std::io::Result<Result<(TcpStream, [Seal; 2]), RendezvousError>> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(HANDSHAKE))?;
@@ -250,7 +252,7 @@ impl Rendezvous {
         let ours = nonce()?;
         let nonces = [&theirs[..], &ours[..]];
         let hello = serde_json::to_vec(&Hello {
-            version: VERSION.to_owned(),
+            version: version.to_owned(),
             hosts: self.hosts,
             host: self.host,
             local: self.local,
@@ -700,5 +702,36 @@ fn fail(state: &mut Hosts, failure: RankFailure) {
     for host in state.by_number.values_mut() {
         let cause = cause.clone();
         let _ = host.out.send(&Message::Failed { rank, cause });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_of_another_version_is_refused_by_both() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let rendezvous = Rendezvous {
+            address: address.to_string(),
+            hosts: 2,
+            host: 1,
+            local: 1,
+            token: b"a token of some length".to_vec(),
+            timeout: Duration::from_secs(5),
+        };
+        Server::start(listener, &rendezvous).expect("it starts");
+        let greet = |version| {
+            let stream = TcpStream::connect(address).expect("it listens");
+            rendezvous
+                .greet(stream, version)
+                .expect("it answers")
+                .map(drop)
+        };
+        let refused = greet("0.0.7").expect_err("another version").to_string();
+        let says = format!("it is of version 0.0.7, host 0 of {VERSION}");
+        assert!(refused.contains(&says), "{refused}");
+        greet(VERSION).expect("the same version");
     }
 }

@@ -1,19 +1,33 @@
 //! Sums over ranks, of tensors.
 
 use std::fmt;
+use std::sync::Arc;
 
-use burn::tensor::distributed::{ReduceOperation, all_reduce};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 
 use super::Rank;
 
-/// Sums a tensor over the ranks of a run.
+/// What the ranks of a run compute together. Each calls the same operations in the same order, with
+/// flat tensors of one length.
 pub trait Collective: fmt::Debug + Send + Sync {
-    /// The sum of the ranks' tensors, of one length and in f32, on each of them.
+    /// The sum of the ranks' tensors, in f32, on each of them.
     ///
     /// # Errors
     /// What failed, in words.
     fn all_reduce(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
+
+    /// This rank's part of the sum of the ranks' tensors, in f32, which have a part of one length
+    /// for each rank, in their order.
+    ///
+    /// # Errors
+    /// What failed, in words.
+    fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
+
+    /// The ranks' tensors, of one type, end to end in their order, on each of them.
+    ///
+    /// # Errors
+    /// What failed, in words.
+    fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
 }
 
 /// Sums through the memory of the host, in the order of the ranks: for threads of one process on
@@ -21,15 +35,32 @@ pub trait Collective: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub struct HostSums(pub Rank);
 
-impl Collective for HostSums {
-    fn all_reduce(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+impl HostSums {
+    /// The bytes of all ranks' tensors, and the type and device of this rank's.
+    #[allow(clippy::type_complexity, reason = "what three operations begin with")]
+    fn exchange(&self, x: Tensor<1>) -> Result<(Arc<Vec<Vec<u8>>>, DType, Device), String> {
         let device = x.device();
         let own = x.try_into_data().map_err(|error| error.to_string())?;
-        let parts = self.0.exchange(own.bytes().to_vec());
-        let parts = parts.map_err(|error| error.to_string())?;
-        let mut sum = vec![0.0_f32; own.num_elements()];
-        for part in parts.iter() {
-            for (sum, bytes) in sum.iter_mut().zip(part.chunks_exact(4)) {
+        let all = self.0.exchange(own.bytes().to_vec());
+        let all = all.map_err(|error| error.to_string())?;
+        let expected = own.bytes().len();
+        if let Some((rank, other)) = all.iter().enumerate().find(|(_, o)| o.len() != expected) {
+            let found = other.len();
+            return Err(format!(
+                "rank {rank} gave {found} bytes, this one {expected}"
+            ));
+        }
+        Ok((all, own.dtype(), device))
+    }
+
+    /// The sum of the ranks' tensors, of which each is divided into `parts`: of part `part`.
+    fn sum(&self, x: Tensor<1>, [part, parts]: [usize; 2]) -> Result<Tensor<1>, String> {
+        let (all, _, device) = self.exchange(x)?;
+        let bytes = all[0].len() / parts;
+        let mut sum = vec![0.0_f32; bytes / size_of::<f32>()];
+        for one in all.iter() {
+            let one = &one[part * bytes..(part + 1) * bytes];
+            for (sum, bytes) in sum.iter_mut().zip(one.chunks_exact(4)) {
                 let mut raw = [0; 4];
                 raw.copy_from_slice(bytes);
                 *sum += f32::from_ne_bytes(raw);
@@ -41,15 +72,20 @@ impl Collective for HostSums {
     }
 }
 
-/// Sums by burn's collective operation: on NPUs and GPUs that have one.
-#[derive(Clone, Debug)]
-pub struct DeviceSums {
-    /// The devices of this process, without autodiff.
-    pub devices: Vec<Device>,
-}
-
-impl Collective for DeviceSums {
+impl Collective for HostSums {
     fn all_reduce(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
-        Ok(all_reduce(x, ReduceOperation::Sum, self.devices.clone()).resolve())
+        self.sum(x, [0, 1])
+    }
+
+    fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        self.sum(x, [self.0.rank(), self.0.ranks()])
+    }
+
+    fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        let (all, dtype, device) = self.exchange(x)?;
+        let bytes = all.concat();
+        let elements = bytes.len() / dtype.size();
+        let data = TensorData::from_bytes(Bytes::from_bytes_vec(bytes), [elements], dtype);
+        Ok(Tensor::from_data(data, (&device, dtype)))
     }
 }

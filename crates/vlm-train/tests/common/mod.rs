@@ -4,7 +4,8 @@
 
 use std::path::PathBuf;
 
-use burn::tensor::Device;
+use burn::module::{ModuleMapper, Param};
+use burn::tensor::{DType, Device, Tensor};
 use qwen_vl::{LoraConfig, ModelPart, QwenVl, QwenVlConfig};
 use vlm_data::text::Sample;
 use vlm_data::{Cut, MicroBatch, TrainingSample};
@@ -30,6 +31,16 @@ pub(crate) fn load(family: &str) -> (QwenVlConfig, QwenVl) {
     let config = QwenVlConfig::from_folder(&folder).unwrap();
     let model = config.load(&folder, &Device::flex().autodiff()).unwrap();
     (config, model)
+}
+
+/// Casts the parameters of a model.
+pub(crate) struct Halve(pub(crate) DType);
+
+impl ModuleMapper for Halve {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let value = param.val().inner().cast(self.0);
+        Param::initialized(param.id, Tensor::from_inner(value).require_grad())
+    }
 }
 
 /// 15 bits of a linear congruential generator.
