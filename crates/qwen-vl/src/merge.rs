@@ -108,7 +108,7 @@ impl Merge {
         let found = config.found(&files)?;
         let mut model = config.init(device)?;
         model.plan(Kind::Base, &found)?;
-        let expected = format!("{:016x}", fingerprint(&files, &found)?);
+        let base_print = fingerprint(&files, &found)?;
         let linears = model.linears().into_iter();
         let sizes: BTreeMap<String, [usize; 2]> = linears
             .map(|(path, linear)| (path, linear.sizes()))
@@ -130,12 +130,8 @@ impl Merge {
                     expect_shape(half, expected)?;
                 }
             }
-            if let Some(recorded) = file.base().filter(|base| !any_base && *base != expected) {
-                return Err(QwenVlError::OtherBase {
-                    folder: folder.clone(),
-                    expected: expected.clone(),
-                    found: recorded.to_owned(),
-                });
+            if !any_base {
+                file.expect_base(folder, base_print)?;
             }
             let scale = file.config.scale() * factor;
             Ok(OpenAdapter { file, scale })

@@ -112,18 +112,25 @@ impl QwenVl {
 
     /// Freezes the model and places the adapters of a folder that PEFT or
     /// [`save_adapter`](Self::save_adapter) wrote; earlier ones are removed. Names of transformers
-    /// before 4.52 (`model.layers`) are read as well as later ones.
+    /// before 4.52 (`model.layers`) are read as well as later ones. An adapter that records another
+    /// checkpoint than the model's is refused, unless the model is
+    /// [`of_any_base`](Self::of_any_base).
     ///
     /// # Errors
     /// [`QwenVlError::File`]; [`QwenVlError::Config`] and [`QwenVlError::Unsupported`] for its
     /// configuration; [`QwenVlError::AdapterKeys`] for names that fit no linear layer of this
-    /// model, or a layer without one of its two tensors; [`QwenVlError::TensorShape`],
-    /// [`QwenVlError::TensorUnreadable`]; [`QwenVlError::Transfer`] if the device is lost.
+    /// model, or a layer without one of its two tensors; [`QwenVlError::OtherBase`];
+    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]; [`QwenVlError::Transfer`]
+    /// if the device is lost.
     pub fn load_adapter(self, folder: impl AsRef<Path>) -> Result<Self> {
         let mut model = self.train_parts(&[]);
         let layers: BTreeSet<String> = model.linears().into_iter().map(|(path, _)| path).collect();
         let to_module = model.family.names.to_module();
-        let file = AdapterFile::open(folder.as_ref(), &to_module, |path| layers.contains(path))?;
+        let folder = folder.as_ref();
+        let file = AdapterFile::open(folder, &to_module, |path| layers.contains(path))?;
+        if let Some(base) = model.fingerprint {
+            file.expect_base(folder, base)?;
+        }
         let parts: BTreeSet<ModelPart> =
             file.layers.keys().map(|path| ModelPart::of(path)).collect();
         let config = LoraConfig {
@@ -145,6 +152,14 @@ impl QwenVl {
         }];
         let dtype = adapter_dtype(model.dtype());
         model.fill(Kind::Adapter, &files, &found, dtype, Transfer::default())
+    }
+
+    /// Forgets which checkpoint the weights are from, so that adapters that record another one are
+    /// taken too.
+    #[must_use]
+    pub fn of_any_base(mut self) -> Self {
+        self.fingerprint = None;
+        self
     }
 
     /// The adapted layers as a configuration names them: by the ends of their names where these
@@ -251,9 +266,21 @@ impl AdapterFile {
         })
     }
 
-    /// The fingerprint of the checkpoint that it was trained beside, where it has one.
-    pub(crate) fn base(&self) -> Option<&str> {
-        self.source.metadata(BASE)
+    /// Refuses an adapter that records that it was trained beside another checkpoint than that of a
+    /// fingerprint.
+    ///
+    /// # Errors
+    /// [`QwenVlError::OtherBase`]
+    pub(crate) fn expect_base(&self, folder: &Path, fingerprint: u64) -> Result<()> {
+        let expected = format!("{fingerprint:016x}");
+        match self.source.metadata(BASE) {
+            Some(found) if found != expected => Err(QwenVlError::OtherBase {
+                folder: folder.to_owned(),
+                found: found.to_owned(),
+                expected,
+            }),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -331,6 +331,10 @@ fn adapters_of_another_base_are_refused() {
     merge(&model(family), &[(own.clone(), 1.0)], &folder.join("fits")).unwrap();
     let merged = folder.join("fits");
     refused(&merged, &own, 1.0, &["fingerprint", "take the checkpoint"]);
+    let other = config.load(&merged, &Device::flex()).unwrap();
+    let error = other.clone().load_adapter(&own).unwrap_err();
+    assert!(matches!(error, QwenVlError::OtherBase { .. }), "{error}");
+    other.of_any_base().load_adapter(&own).unwrap();
     let any = Merge::open(&merged, &[(own.clone(), 1.0)], true, &Device::flex());
     any.unwrap().write(folder.join("any"), &mut |_| ()).unwrap();
 

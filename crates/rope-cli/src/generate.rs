@@ -37,6 +37,10 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
 
+    /// Take an adapter that records another checkpoint; its names and shapes must still fit
+    #[arg(long, requires = "adapter")]
+    any_base: bool,
+
     /// Pictures of the prompt, before its text
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "data")]
     image: Vec<PathBuf>,
@@ -146,6 +150,7 @@ impl GenerateArgs {
         }
         let model = config.load(&self.folder, &device)?;
         Ok(match &self.adapter {
+            Some(adapter) if self.any_base => model.of_any_base().load_adapter(adapter)?,
             Some(adapter) => model.load_adapter(adapter)?,
             None => model,
         })

@@ -91,6 +91,11 @@ fn a_merged_model_answers_as_the_base_with_its_adapter() {
     assert_eq!(expected.lines().count(), 5, "{expected}");
     assert_eq!(answers(&format!("{out} --batch 1")), expected);
     assert_ne!(answers(&base), expected, "the adapter changes an answer");
+    let on_merged = format!("generate {out} --adapter {adapter} --prompt Which? --max-new 2");
+    let refused = run(&on_merged);
+    assert!(!refused.status.success());
+    says(&text(&refused.stderr), "fingerprint");
+    done(&format!("{on_merged} --any-base"));
     let drawn = |seed| {
         answers(&format!(
             "{base} --temperature 1.5 --top-k 50 --seed {seed}"
