@@ -11,12 +11,11 @@
 //! the same terms.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::module::linear;
 use burn::tensor::{Gradients, Tensor};
 
 use crate::batch::Batch;
 use crate::error::{QwenVlError, Result};
-use crate::model::QwenVl;
+use crate::model::{QwenVl, logits_by_blocks};
 use crate::random::Draws;
 use crate::trace::Trace;
 use crate::vision::{VisionInputs, onward};
@@ -205,8 +204,8 @@ impl QwenVl {
     /// Samples the logits of a few tokens of each sample.
     fn trace_logits(&self, hidden: &Tensor<3>, trace: &mut Trace) {
         if trace.is_sampling() {
-            let head = self.head().inner().transpose();
-            let logits = |few| linear(few, head.clone(), None);
+            let head = self.head().inner();
+            let logits = |few| logits_by_blocks(&few, head.clone());
             trace.record_few(|| "logits".into(), hidden, logits);
         }
     }

@@ -85,6 +85,19 @@ impl Batch {
         })
     }
 
+    /// The last token of each sequence that is no padding, among the flat tokens.
+    ///
+    /// # Errors
+    /// [`QwenVlError::NotContinuable`]
+    pub(crate) fn last_tokens(&self) -> Result<Vec<usize>> {
+        let last = self.sequences.iter().map(|tokens| {
+            let last = tokens.clone().rev().find(|token| self.attended[*token]);
+            let reason = "a row is all padding";
+            last.ok_or(QwenVlError::NotContinuable { reason })
+        });
+        last.collect()
+    }
+
     /// Rows and tokens per row; one row where sequences are packed.
     pub fn shape(&self) -> [usize; 2] {
         self.input_ids.dims()

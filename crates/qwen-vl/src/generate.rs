@@ -9,7 +9,7 @@ use burn_attention::{Attention, AttentionMask, MaskRules};
 use rope_core::Positions;
 use serde_json::Value;
 
-use crate::batch::{Batch, ints};
+use crate::batch::{Batch, indices, ints};
 use crate::decoder::LayerCache;
 use crate::error::{QwenVlError, Result};
 use crate::file;
@@ -40,12 +40,7 @@ impl QwenVl {
             let reason = "the sequences are packed";
             return Err(QwenVlError::NotContinuable { reason });
         }
-        let last = batch.sequences.iter().map(|row| {
-            let last = row.clone().rev().find(|token| batch.attended[*token]);
-            let reason = "a row is all padding";
-            Ok(last.ok_or(QwenVlError::NotContinuable { reason })? as i64)
-        });
-        let last = last.collect::<Result<Vec<i64>>>()?;
+        let last = batch.last_tokens()?;
         let next = (0..batch.sequences.len())
             .map(|row| {
                 let first = batch.position_ids().continuation(row, 1)?;
@@ -56,7 +51,7 @@ impl QwenVl {
         let mut layers = vec![None; self.language_model.depth()];
         let hidden = self.hidden(batch, None, &mut layers, &mut Trace::off())?;
         let [rows, seq, channels] = hidden.dims();
-        let last = ints(last.into_iter(), &hidden.device());
+        let last = indices(last, &hidden.device());
         let hidden = hidden.reshape([rows * seq, channels]).select(0, last);
         let row_attended = |row: &std::ops::Range<usize>| batch.attended[row.clone()].to_vec();
         let cache = KvCache {

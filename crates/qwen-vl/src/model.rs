@@ -2,10 +2,11 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
+use burn::tensor::module::linear;
 use burn::tensor::{DType, Device, Tensor};
 use rope_core::position_ids::PositionRules;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, indices};
 use crate::config::{Family, QwenVlConfig};
 use crate::decoder::{Decoder, LayerCache};
 use crate::error::Result;
@@ -156,8 +157,33 @@ impl QwenVl {
         }
     }
 
+    /// Logits of the successor of each sequence's last token, `[sequences, vocab_size]`: what a
+    /// small sample of a large batch shows of the model.
+    ///
+    /// # Errors
+    /// [`QwenVlError::NotContinuable`](crate::QwenVlError::NotContinuable) if a sequence is all
+    /// padding; those of [`forward`](Self::forward).
+    pub fn last_logits(&self, batch: &Batch) -> Result<Tensor<2>> {
+        let last = batch.last_tokens()?;
+        let hidden = self.hidden(batch, None, &mut [], &mut Trace::off())?;
+        let [rows, seq, channels] = hidden.dims();
+        let flat = hidden.reshape([rows * seq, channels]);
+        let last = indices(last, &flat.device());
+        Ok(logits_by_blocks(&flat.select(0, last), self.head()))
+    }
+
     /// Logits from normalised hidden states.
     pub(crate) fn logits<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
-        burn::tensor::module::linear(hidden, self.head().transpose(), None)
+        linear(hidden, self.head().transpose(), None)
     }
+}
+
+/// Logits from a few normalised hidden states, `[tokens, hidden_size]`, and the output head's matrix.
+///
+/// Where a backend widens 16 bits for a product, it does so for a block of the vocabulary at a time.
+pub(crate) fn logits_by_blocks(few: &Tensor<2>, head: Tensor<2>) -> Tensor<2> {
+    const WORDS: usize = 1 << 13;
+    let blocks = head.split(WORDS, 0).into_iter();
+    let logits = blocks.map(|block| linear(few.clone(), block.transpose(), None));
+    Tensor::cat(logits.collect(), 1)
 }

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
 use qwen_vl::QwenVl;
 use vlm_data::MicroBatch;
 
@@ -17,7 +16,7 @@ const ALLOWED: f64 = 1e-5;
 
 impl Trainer {
     /// Writes the adapter as PEFT does, loads it back into the model without adapters, and compares
-    /// logits over `probe`. `base` names the checkpoint that it belongs to.
+    /// the logits after each sample of `probe`. `base` names the checkpoint that it belongs to.
     ///
     /// # Errors
     /// [`VlmTrainError::NoEffect`] if the adapter changes no logit, [`VlmTrainError::OtherAdapter`]
@@ -57,13 +56,11 @@ impl Trainer {
 
     fn logits(&self, model: &QwenVl, probe: &MicroBatch) -> Result<Vec<f64>> {
         let batch = model.batch(&inputs(probe, &model.device()))?;
-        let logits: Tensor<3> = model.forward(&batch)?;
-        let logits = logits
-            .try_into_data()
-            .map_err(|error| VlmTrainError::Device {
-                step: self.steps,
-                reason: error.to_string(),
-            })?;
+        let logits = model.last_logits(&batch)?.try_into_data();
+        let logits = logits.map_err(|error| VlmTrainError::Device {
+            step: self.steps,
+            reason: error.to_string(),
+        })?;
         Ok(logits.iter::<f64>().collect())
     }
 }
