@@ -7,6 +7,7 @@ tokens of all samples divided by their number. Hooks read activations; the model
 """
 
 import json
+import re
 import sys
 
 import torch
@@ -18,6 +19,22 @@ from transformers.masking_utils import eager_mask
 from transformers.models.qwen2_vl.modeling_qwen2_vl import eager_attention_forward
 
 LOGITS = 16  # tokens of a sample whose logits are kept
+LAYER = r"language_model\.layers\.(\d+)"
+# The ends of modules' names, and what their outputs are called. Of a projection and its norm, the norm's output is kept.
+OUTPUTS = {
+    r"visual\.patch_embed": "vision.patch_embed",
+    r"visual\.blocks\.(\d+)": "vision.block.{}.out",
+    LAYER + r"\.input_layernorm": "norm.{}.attn",
+    LAYER + r"\.post_attention_layernorm": "norm.{}.mlp",
+    LAYER + r"\.self_attn\.q_(?:proj|norm)": "q_pre.{}",
+    LAYER + r"\.self_attn\.k_(?:proj|norm)": "k_pre.{}",
+    LAYER + r"\.(?:self|linear)_attn": "attn.{}.out",
+    LAYER: "hidden.{}.out",
+    r"language_model\.norm": "hidden.final_norm",
+    r"lm_head": "logits",
+}
+# What a model reads of a sample, by the names of a record.
+VISION = {"image_grids": "image_grid_thw", "image_patches": "pixel_values"}
 
 
 def places(elements, count):
@@ -28,116 +45,81 @@ def places(elements, count):
     return index * elements // max(count, 1) + ((index * 2654435761 % 2**32 * part) >> 32)
 
 
-class Recorder:
-    def __init__(self, samples):
-        self.samples, self.items, self.shapes, self.line, self.handles = samples, {}, {}, "", []
+def record(model, inputs, samples=1024):
+    """Items, shapes and loss of a step over `{line: {name: tensor}}`."""
+    items, shapes, handles, line = {}, {}, [], ""
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
 
-    def keep(self, name, x):
+    def keep(name, x, count=samples):
         flat = x.detach().reshape(-1)
-        self.shapes[name] = list(x.shape)
-        self.items[name] = flat[places(flat.numel(), self.samples)].float().clone()
+        shapes[name], items[name] = list(x.shape), flat[places(flat.numel(), count)].float().clone()
 
-    def activation(self, name, x):
-        self.keep(f"forward/{self.line}/{name}", x)
-
-    def attention(self, module, q, k, v, attention_mask=None, **kwargs):
+    def attention(module, q, k, v, attention_mask=None, **kwargs):
         out = eager_attention_forward(module, q, k, v, attention_mask, **kwargs)
         if hasattr(module, "layer_idx"):  # not the tower's
             for name, x in {"q_post": q, "k_post": k, "v": v}.items():
-                self.activation(f"{name}.{module.layer_idx}", x[0].transpose(0, 1))
-            self.activation(f"mixed.{module.layer_idx}", out[0][0].flatten(1))
+                keep(f"forward/{line}/{name}.{module.layer_idx}", x[0].transpose(0, 1))
+            keep(f"forward/{line}/mixed.{module.layer_idx}", out[0][0].flatten(1))
         return out
 
-    def hook(self, module, name, of=lambda x: x[0]):
-        """Keeps a module's output; of the decoder's without the dimension of the batch."""
-        first = lambda out: out[0] if isinstance(out, tuple) else out
-        keep = lambda module, args, out: self.activation(name, of(first(out)))
-        self.handles.append(module.register_forward_hook(keep))
+    def watch(module, name, head_dim):
+        def read(args, named):
+            keep(f"forward/{line}/{name[:-3]}in", (args[0] if args else named["hidden_states"])[0])
 
-    def hook_layer(self, index, layer):
-        attention = layer.self_attn
-        self.hook(layer.input_layernorm, f"norm.{index}.attn")
-        self.hook(layer.post_attention_layernorm, f"norm.{index}.mlp")
-        heads = lambda x: x[0] if x.dim() == 4 else x[0].unflatten(-1, (-1, attention.head_dim))
-        for name in "qk":
-            module = getattr(attention, f"{name}_norm", getattr(attention, f"{name}_proj"))
-            self.hook(module, f"{name}_pre.{index}", heads)
-        self.hook(attention, f"attn.{index}.out")
-        self.hook(layer, f"hidden.{index}.out")
-        read = lambda args, named: (args[0] if args else named["hidden_states"])[0]
-        keep = lambda module, args, named: self.activation(f"hidden.{index}.in", read(args, named))
-        self.handles.append(layer.register_forward_pre_hook(keep, with_kwargs=True))
+        def write(module, args, out):
+            out = out[0] if isinstance(out, tuple) else out
+            x = out if name.startswith("vision") else out[0]  # the tower has no dimension of the batch
+            if "_pre." in name and x.dim() == 2:
+                x = x.unflatten(-1, (-1, head_dim))
+            keep(f"forward/{line}/{name}", x[places(len(x), LOGITS)] if name == "logits" else x)
+            if re.fullmatch(r"hidden\.\d+\.out", name) and out.requires_grad:
+                out.register_hook(lambda gradient, key=f"backward/{line}/{name}": keep(key, gradient[0]))
 
-        def backward(module, args, out):
-            out, line = out[0] if isinstance(out, tuple) else out, self.line
-            if out.requires_grad:
-                out.register_hook(lambda gradient: self.keep(f"backward/{line}/hidden.{index}.out", gradient[0]))
+        if re.fullmatch(r"hidden\.\d+\.out", name):
+            handles.append(module.register_forward_pre_hook(lambda _, args, named: read(args, named), with_kwargs=True))
+        handles.append(module.register_forward_hook(write))
 
-        self.handles.append(layer.register_forward_hook(backward))
+    def ids(module, args, named):
+        key = f"input/{line}/position_ids"
+        if key not in items:
+            model.last_ids = (args[1] if len(args) > 1 else named["position_ids"])[-3:]
+            keep(key, model.last_ids[:, 0], model.last_ids.numel())
 
-    def hook_model(self, base):
-        text, vision = base.model.language_model, base.model.visual
-        self.hook(vision.patch_embed, "vision.patch_embed", lambda x: x)
-        for index, block in enumerate(vision.blocks):
-            self.hook(block, f"vision.block.{index}.out", lambda x: x)
-        for index, layer in enumerate(text.layers):
-            self.hook_layer(index, layer)
-        self.hook(text.norm, "hidden.final_norm")
-        self.hook(base.lm_head, "logits", lambda x: x[0][places(x.shape[1], LOGITS)])
-
-
-def parameters(model):
-    """By the names that adapters and checkpoints in transformers have."""
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            yield name.replace("lora_A.default", "lora_A").replace("lora_B.default", "lora_B"), parameter
-        else:
-            yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), parameter
-
-
-def arguments(base, x):
-    """What a model reads of a sample."""
-    given = dict(input_ids=x["input_ids"][None], mm_token_type_ids=x["kinds"][None], use_cache=False)
-    given["attention_mask"] = torch.ones_like(given["input_ids"])
-    given["position_ids"] = torch.arange(len(x["input_ids"])).expand(3, 1, -1)
-    if x["image_grids"].numel():
-        given.update(pixel_values=x["image_patches"], image_grid_thw=x["image_grids"])
-        ids = base.model.get_rope_index(
-            given["input_ids"], given["mm_token_type_ids"], x["image_grids"], attention_mask=given["attention_mask"]
-        )
-        given["position_ids"] = ids[0]
-    return given
-
-
-def record(model, inputs, samples=1024):
-    """Items, shapes and loss of a step over `{line: {name: tensor}}`."""
-    recorder = Recorder(samples)
-    AttentionInterface.register("record", recorder.attention)
+    AttentionInterface.register("record", attention)
     AttentionMaskInterface.register("record", eager_mask)
     model.set_attn_implementation("record")
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
-    recorder.hook_model(base)
-    for name, parameter in parameters(model):
-        recorder.keep(f"weight/{name}", parameter)
+    handles.append(base.model.language_model.rotary_emb.register_forward_pre_hook(ids, with_kwargs=True))
+    heads = {name: module.head_dim for name, module in base.named_modules() if hasattr(module, "head_dim")}
+    for name, module in base.named_modules():
+        for pattern, called in OUTPUTS.items():
+            if match := re.fullmatch(r"(?:.*\.)?" + pattern, name):
+                watch(module, called.format(*match.groups()), heads.get(name.rpartition(".")[0]))
+    named = {
+        name.replace("lora_A.default", "lora_A").replace("lora_B.default", "lora_B")
+        if ".lora_" in name
+        else name.removeprefix("base_model.model.").replace(".base_layer.", "."): parameter
+        for name, parameter in model.named_parameters()
+    }
+    for name, parameter in named.items():
+        keep(f"weight/{name}", parameter)
     labelled = sum((x["labels"][1:] != -100).sum().item() for x in inputs.values())
     model.zero_grad()
     total = 0.0
-    for recorder.line, x in inputs.items():
-        given = arguments(base, x)
-        model.last_ids = given["position_ids"]
-        for name, value in {**x, "position_ids": given["position_ids"][:, 0]}.items():
-            recorder.shapes[f"input/{recorder.line}/{name}"] = list(value.shape)
-            recorder.items[f"input/{recorder.line}/{name}"] = value.reshape(-1).float().clone()
-        logits = model(**given).logits[0, :-1].float()
-        loss = cross_entropy(logits, x["labels"][1:], ignore_index=-100, reduction="sum") / labelled
+    for line, x in inputs.items():
+        for name, value in x.items():
+            keep(f"input/{line}/{name}", value, value.numel())
+        given = {called: x[name] for name, called in VISION.items() if x[name].numel()}
+        tokens = x["input_ids"][None]
+        logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), mm_token_type_ids=x["kinds"][None], use_cache=False, **given).logits
+        loss = cross_entropy(logits[0, :-1].float(), x["labels"][1:], ignore_index=-100, reduction="sum") / labelled
         loss.backward()
         total += loss.item()
-    for name, parameter in parameters(model):
+    for name, parameter in named.items():
         if parameter.grad is not None:
-            recorder.keep(f"backward/{name}", parameter.grad)
-    for handle in recorder.handles:
+            keep(f"backward/{name}", parameter.grad)
+    for handle in handles:
         handle.remove()
-    return recorder.items, recorder.shapes, total
+    return items, shapes, total
 
 
 def read(path):
