@@ -26,6 +26,8 @@ use crate::streamed::{Streamed, logits_allowed};
 const PIECE_BYTES: usize = 16 << 20;
 /// Without it no folder is loaded, so it is written last.
 const CONFIG: &str = "config.json";
+/// A file that a folder has until it is complete: what has it, and no configuration, was cut off.
+const MARK: &str = ".mrope-partial";
 /// Beginnings and ends of names of files that hold weights or say where they are. The base's are
 /// not those of the merged model, and transformers loads an adapter that lies beside weights.
 const ADAPTER: &str = "adapter_";
@@ -149,9 +151,9 @@ impl Merge {
     /// Writes the merged checkpoint into a folder that does not exist yet, and calls `each` after
     /// every merged weight.
     ///
-    /// The folder gets its name when it is complete and on the disk, and when the logits of its
-    /// files are those of the base with its adapters. Before, its files are in a folder beside it
-    /// that nothing loads: it has no `config.json`.
+    /// The folder gets its name when its weights are on the disk, and their logits are those of the
+    /// base with its adapters; before, they are in a folder beside it. `config.json` comes last, so
+    /// nothing loads a folder that was cut off. Another merge into the same name removes it.
     ///
     /// # Errors
     /// [`QwenVlError::File`]; [`QwenVlError::NotFinite`], [`QwenVlError::MergeDiffers`];
@@ -162,6 +164,9 @@ impl Merge {
         each: &mut dyn FnMut(&MergedTensor),
     ) -> Result<MergeCheck> {
         let out = out.as_ref();
+        if out.join(MARK).exists() && !out.join(CONFIG).exists() {
+            fs::remove_dir_all(out).map_err(QwenVlError::file("remove", out))?;
+        }
         if out.symlink_metadata().is_ok() {
             let reason = "it exists; choose another name, or remove it";
             return Err(QwenVlError::file("create", out)(reason));
@@ -174,9 +179,11 @@ impl Merge {
         let check = self.check(&partial.path)?;
         let config = self.base.join(CONFIG);
         let bytes = fs::read(&config).map_err(QwenVlError::file("read", &config))?;
-        let config = partial.path.join(CONFIG);
-        write_whole(&config, &bytes).map_err(QwenVlError::file("write", &config))?;
         partial.commit(out)?;
+        let config = out.join(CONFIG);
+        write_whole(&config, &bytes).map_err(QwenVlError::file("write", &config))?;
+        let mark = out.join(MARK);
+        fs::remove_file(&mark).map_err(QwenVlError::file("remove", &mark))?;
         Ok(check)
     }
 
@@ -286,7 +293,8 @@ impl Merge {
             };
             let is_index = sharded && name == INDEX;
             let is_weights = WEIGHTS.iter().any(|end| name.ends_with(end)) && !is_index;
-            if is_weights || name.starts_with(ADAPTER) || name == CONFIG || !path.is_file() {
+            let is_own = [CONFIG, MARK].contains(&name);
+            if is_weights || name.starts_with(ADAPTER) || is_own || !path.is_file() {
                 continue;
             }
             let copied = fs::copy(&path, folder.join(name)).and_then(|_| {
@@ -467,7 +475,7 @@ impl Partial {
     fn create(out: &Path) -> Result<Self> {
         let mut name = OsString::from(".");
         name.push(out.file_name().unwrap_or_default());
-        name.push(".mrope-partial");
+        name.push(MARK);
         let path = out.with_file_name(name);
         fs::remove_dir_all(&path)
             .or_else(|error| match error.kind() {
@@ -476,7 +484,10 @@ impl Partial {
             })
             .map_err(QwenVlError::file("remove", &path))?;
         fs::create_dir_all(&path).map_err(QwenVlError::file("create", &path))?;
-        Ok(Self { path })
+        let partial = Self { path };
+        let mark = partial.path.join(MARK);
+        File::create(&mark).map_err(QwenVlError::file("create", &mark))?;
+        Ok(partial)
     }
 
     /// Gives the folder its name.
