@@ -11,6 +11,7 @@ mod cross_entropy;
 mod error;
 mod gated_delta;
 mod gelu;
+mod linear;
 #[cfg(feature = "remote-server")]
 pub mod remote;
 mod rms_norm;
@@ -26,6 +27,7 @@ pub use cross_entropy::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use error::{AttentionError, Result};
 pub use gated_delta::{GatedDelta, GatedDeltaOp, GatedDeltaOps, KeptStates, gated_delta_step};
 pub use gelu::{GeluOps, gelu};
+pub use linear::{LinearOps, has_linear_kernel, linear};
 pub use rms_norm::{RmsNormOps, rms_norm};
 pub use sequences::Sequences;
 pub use short_convolution::{ShortConvolutionOp, ShortConvolutionOps, short_convolution};

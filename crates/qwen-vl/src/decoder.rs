@@ -284,9 +284,9 @@ impl SelfAttention {
             let [_, _, channels] = x.dims();
             x.reshape([batch, seq, heads, channels / heads])
         };
-        let q = heads(self.q_proj.forward(hidden.clone(), draw), self.heads);
-        let k = heads(self.k_proj.forward(hidden.clone(), draw), self.kv_heads);
-        let v = heads(self.v_proj.forward(hidden, draw), self.kv_heads);
+        let q = heads(self.q_proj.forward(hidden.clone(), draw)?, self.heads);
+        let k = heads(self.k_proj.forward(hidden.clone(), draw)?, self.kv_heads);
+        let v = heads(self.v_proj.forward(hidden, draw)?, self.kv_heads);
         let (q, gate) = if self.output_gate {
             let [.., both] = q.dims();
             let half = |start| q.clone().narrow(3, start, both / 2);
@@ -334,6 +334,6 @@ impl SelfAttention {
             Some(gate) => attended * sigmoid(gate),
             None => attended,
         };
-        Ok(self.o_proj.forward(attended, draw))
+        self.o_proj.forward(attended, draw)
     }
 }

@@ -154,10 +154,10 @@ impl DeltaAttention {
             None => hidden,
         };
         let [rows, tokens, _] = hidden.dims();
-        let mixed = self.in_proj_qkv.forward(hidden.clone(), draw);
-        let z = self.in_proj_z.forward(hidden.clone(), draw);
-        let b = self.in_proj_b.forward(hidden.clone(), draw);
-        let a = self.in_proj_a.forward(hidden, draw);
+        let mixed = self.in_proj_qkv.forward(hidden.clone(), draw)?;
+        let z = self.in_proj_z.forward(hidden.clone(), draw)?;
+        let b = self.in_proj_b.forward(hidden.clone(), draw)?;
+        let a = self.in_proj_a.forward(hidden, draw)?;
         let [mut g, mut beta] = self.rates(a, b);
 
         let weight = self.conv1d.weight.val();
@@ -197,7 +197,7 @@ impl DeltaAttention {
         let z = z.reshape([rows, tokens, config.heads, config.value_dim]);
         let gated = swiglu(z, self.norm.forward(out)?)?;
         let gated = gated.reshape([rows, tokens, config.heads * config.value_dim]);
-        Ok(self.out_proj.forward(gated, draw))
+        self.out_proj.forward(gated, draw)
     }
 
     /// The logarithm of each token's decay, and its rate of writing, at least in f32.

@@ -99,23 +99,23 @@ impl FeedForward {
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
         let (gate, up) = match (&self.gate_proj, self.gate) {
             (Some(gate), _) => {
-                let gate = gate.forward(x.clone(), draw);
-                (Some(gate), self.up_proj.forward(x, draw))
+                let gate = gate.forward(x.clone(), draw)?;
+                (Some(gate), self.up_proj.forward(x, draw)?)
             }
             (None, Gate::Joined) => {
-                let both = self.up_proj.forward(x, draw);
+                let both = self.up_proj.forward(x, draw)?;
                 let hidden = both.dims()[D - 1] / 2;
                 let gate = both.clone().narrow(D - 1, 0, hidden);
                 (Some(gate), both.narrow(D - 1, hidden, hidden))
             }
-            (None, _) => (None, self.up_proj.forward(x, draw)),
+            (None, _) => (None, self.up_proj.forward(x, draw)?),
         };
         let hidden = match (gate, self.activation) {
             (Some(gate), Activation::Silu) => swiglu(gate, up)?,
             (Some(gate), activation) => activation.apply(gate) * up,
             (None, activation) => activation.apply(up),
         };
-        Ok(self.down_proj.forward(hidden, draw))
+        self.down_proj.forward(hidden, draw)
     }
 
     /// The linear layers by name.

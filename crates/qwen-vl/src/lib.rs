@@ -53,6 +53,7 @@ mod vision;
 
 pub use backward::Backward;
 pub use batch::{Batch, Inputs};
+pub use burn_attention::has_linear_kernel;
 pub use config::{
     DeltaConfig, Interpolation, QwenVlConfig, TextConfig, VisionConfig, VisionWindows,
 };

@@ -2,9 +2,10 @@
 
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
-use burn::tensor::module::linear;
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_attention::linear;
 
+use crate::error::Result;
 use crate::random::Stream;
 
 /// The random numbers of each row of what a layer reads; without, nothing is dropped.
@@ -104,36 +105,43 @@ impl Linear {
         });
     }
 
-    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Tensor<D> {
-        let base = |x| linear(x, self.weight.val(), self.bias.as_ref().map(Param::val));
-        match &self.adapter {
-            Some(adapter) => {
-                let y = base(x.clone());
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
+        let (weight, bias) = (self.weight.val(), self.bias.as_ref().map(Param::val));
+        match (&self.adapter, draw) {
+            (Some(adapter), Some(rows)) if adapter.dropout > 0.0 => {
+                let y = linear(x.clone(), weight, bias, None)?;
                 let dtype = y.dtype();
                 // One rounding of the sum, not two of its terms.
-                let delta = adapter.forward(x, draw);
-                (y.cast(delta.dtype()) + delta).cast(dtype)
+                let delta = adapter.dropped(x, rows)?;
+                Ok((y.cast(delta.dtype()) + delta).cast(dtype))
             }
-            None => base(x),
+            (adapter, _) => {
+                let adapter = adapter.as_ref().map(Adapter::scaled);
+                Ok(linear(x, weight, bias, adapter)?)
+            }
         }
     }
 }
 
 impl Adapter {
-    /// s (x A) B, in the adapter's type.
-    fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Tensor<D> {
-        let (a, b) = (self.a.val(), self.b.val());
-        let mut x = x.cast(a.dtype());
-        if let Some(rows) = draw.filter(|_| self.dropout > 0.0) {
-            let (dims, kept) = (x.dims(), 1.0 / (1.0 - self.dropout));
-            let of_row = |row: &Stream| {
-                let stream = row.part(self.index);
-                stream.mask(dims[D - 1], self.dropout, kept as f32)
-            };
-            let mask: Vec<f32> = rows.iter().flat_map(of_row).collect();
-            let mask = TensorData::new(mask, dims).convert_dtype(a.dtype());
-            x = x * Tensor::from_data(mask, (&a.device(), a.dtype()));
-        }
-        linear(linear(x, a, None), b, None) * self.scale
+    /// A and s B.
+    fn scaled(&self) -> [Tensor<2>; 2] {
+        let b = self.b.val();
+        let b = if self.scale == 1.0 { b } else { b * self.scale };
+        [self.a.val(), b]
+    }
+
+    /// s (x A) B, in the adapter's type, of an x of which some is dropped.
+    fn dropped<const D: usize>(&self, x: Tensor<D>, rows: &[Stream]) -> Result<Tensor<D>> {
+        let [a, b] = self.scaled();
+        let (dims, kept) = (x.dims(), 1.0 / (1.0 - self.dropout));
+        let of_row = |row: &Stream| {
+            let stream = row.part(self.index);
+            stream.mask(dims[D - 1], self.dropout, kept as f32)
+        };
+        let mask: Vec<f32> = rows.iter().flat_map(of_row).collect();
+        let mask = TensorData::new(mask, dims).convert_dtype(a.dtype());
+        let x = x.cast(a.dtype()) * Tensor::from_data(mask, (&a.device(), a.dtype()));
+        Ok(linear(linear(x, a, None, None)?, b, None, None)?)
     }
 }

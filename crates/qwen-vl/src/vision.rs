@@ -548,7 +548,7 @@ impl SelfAttention {
         let head_dim = channels / self.heads;
         let qkv = self
             .qkv
-            .forward(hidden, common.draw)
+            .forward(hidden, common.draw)?
             .reshape([patches, 3, self.heads, head_dim]);
         let [q, k, v] = [0, 1, 2].map(|part| qkv.clone().narrow(1, part, 1).squeeze_dim::<3>(1));
         drop(qkv);
@@ -557,7 +557,7 @@ impl SelfAttention {
         let heads_first = |x: Tensor<3>| x.unsqueeze_dim::<4>(0).swap_dims(1, 2);
         let [q, k, v] = [q, k, v].map(heads_first);
         let attended = attend(common.attention, q, k, v)?.squeeze_dim::<2>(0);
-        Ok(self.proj.forward(attended, common.draw))
+        self.proj.forward(attended, common.draw)
     }
 }
 
@@ -682,7 +682,7 @@ impl DownsamplingMerger {
         let weight = weight.reshape([outputs, channels * square]);
         let hidden = hidden.matmul(weight.transpose());
         let hidden = hidden + self.downsample.bias.val().unsqueeze();
-        let hidden = self.proj.forward(hidden, draw);
+        let hidden = self.proj.forward(hidden, draw)?;
         let hidden = gelu(self.post_projection_norm.forward(hidden));
         self.mlp.forward(hidden, draw)
     }

@@ -6,7 +6,7 @@
 //! round sizes up and keep pools, which no plan here counts.
 
 use burn::tensor::{DType, Device};
-use qwen_vl::{LoraConfig, ModelPart, QwenVlConfig};
+use qwen_vl::{LoraConfig, ModelPart, QwenVlConfig, has_linear_kernel};
 use vlm_data::MicroBatch;
 
 use crate::error::Result;
@@ -68,9 +68,7 @@ impl StepMemory {
 /// The memory of the steps of a recipe.
 #[derive(Clone, Debug)]
 pub struct MemoryPlan {
-    /// Bytes of a weight and activation, and of what is computed in f32.
-    narrow: usize,
-    wide: usize,
+    types: Types,
     weights: usize,
     adapters: usize,
     /// Tensors of the model.
@@ -93,6 +91,17 @@ pub struct MemoryPlan {
     out_hidden_size: usize,
     merged_patches: usize,
     features: usize,
+}
+
+/// Bytes of the types of a step.
+#[derive(Clone, Copy, Debug)]
+struct Types {
+    /// Of a weight and an activation.
+    narrow: usize,
+    /// Of what is computed in f32.
+    wide: usize,
+    /// Whether products take both factors in f32 first.
+    widens: bool,
 }
 
 /// The channels of a layer, and what of it is trained.
@@ -161,8 +170,11 @@ impl MemoryPlan {
         let wide = DType::F32.size().max(dtype.size());
         let all: usize = trained.iter().sum();
         Ok(Self {
-            narrow: dtype.size(),
-            wide,
+            types: Types {
+                narrow: dtype.size(),
+                wide,
+                widens: dtype.size() < wide && !has_linear_kernel(&Device::flex(), dtype),
+            },
             weights: weights * dtype.size(),
             adapters: if is_lora { all * wide } else { 0 },
             tensors: sizes.len() + trained.len(),
@@ -219,7 +231,7 @@ impl MemoryPlan {
             patches,
             labelled,
         } = shape;
-        let (narrow, wide) = (self.narrow, self.wide);
+        let Types { narrow, wide, .. } = self.types;
         let merged = patches / self.merged_patches * self.out_hidden_size;
         let mut held = vec![
             ("weights", self.weights),
@@ -241,12 +253,12 @@ impl MemoryPlan {
         let inputs = tokens * self.decoder.hidden * self.layers * narrow
             + merged * (1 + self.features) * narrow;
         let copies = if self.recomputes { 1 } else { self.layers };
-        let kept = self.decoder.kept(tokens, narrow, wide) * copies;
-        let layer = inputs + kept + self.decoder.passing(tokens, narrow, wide);
+        let kept = self.decoder.kept(tokens, self.types) * copies;
+        let layer = inputs + kept + self.decoder.passing(tokens, self.types);
         let mut moments = vec![
             (
                 "the vision tower, forward",
-                self.tower.forward(patches, narrow, wide),
+                self.tower.forward(patches, self.types),
             ),
             ("the head's block of logits", inputs + self.head(labelled)),
             ("a decoder layer and its graph", layer),
@@ -259,8 +271,8 @@ impl MemoryPlan {
         if patches > 0 && (tower.rank > 0 || tower.is_trained) {
             let copies = if self.recomputes { 1 } else { self.blocks };
             let inputs = patches * tower.hidden * (self.blocks + 1) * narrow;
-            let graph = tower.kept(patches, narrow, wide) * copies;
-            let passing = tower.passing(patches, narrow, wide);
+            let graph = tower.kept(patches, self.types) * copies;
+            let passing = tower.passing(patches, self.types);
             moments.push(("a tower block and its graph", inputs + graph + passing));
         }
         StepMemory { held, moments }
@@ -288,30 +300,27 @@ impl MemoryPlan {
         let words = (ELEMENTS_OF_BLOCK / rows.max(channels)).max(LEAST_WORDS);
         let words = words.min(self.vocab_size);
         // Products of 16 bits take both factors in f32.
-        let copies = if self.narrow < self.wide {
-            self.narrow + self.wide
-        } else {
-            0
-        };
+        let Types { narrow, wide, .. } = self.types;
+        let copies = if narrow < wide { narrow + wide } else { 0 };
         let table = self.vocab_size * channels;
         let gradient = if self.words_trained {
-            table * self.narrow
+            table * narrow
         } else {
             0
         };
-        3 * rows * words * self.wide + words * channels * copies + gradient
+        3 * rows * words * wide + words * channels * copies + gradient
     }
 
     /// The new value of every trained parameter stands beside the old one, and the largest has its
     /// root and its step too.
     fn update(&self) -> usize {
         let of_value = if self.adapters > 0 {
-            self.wide
+            self.types.wide
         } else {
-            self.narrow
+            self.types.narrow
         };
         let (values, part) = (self.trained * of_value, self.updated());
-        let sums = self.trained * self.wide;
+        let sums = self.trained * self.types.wide;
         let beside = match (self.ranks, self.optimizer) {
             // Sums are given up one by one.
             (1, _) => values.saturating_sub(sums),
@@ -319,10 +328,10 @@ impl MemoryPlan {
             (_, OptimizerState::Replicated) => values,
             // A part of them is left, and the values of that part stand alone.
             (_, OptimizerState::Sharded) => {
-                (values + part * (of_value + self.wide)).saturating_sub(sums)
+                (values + part * (of_value + self.types.wide)).saturating_sub(sums)
             }
         };
-        beside + 2 * self.largest.min(part) * self.wide
+        beside + 2 * self.largest.min(part) * self.types.wide
     }
 
     /// The gradients for the other devices stand end to end beside their sums over micro-batches;
@@ -332,7 +341,7 @@ impl MemoryPlan {
             OptimizerState::Replicated => 0,
             OptimizerState::Sharded => self.updated(),
         };
-        (self.trained + part) * self.wide
+        (self.trained + part) * self.types.wide
     }
 }
 
@@ -347,7 +356,7 @@ const MOST_TOKENS: usize = 1 << 24;
 
 impl Layer {
     /// Bytes that the graph of a layer keeps.
-    fn kept(&self, tokens: usize, narrow: usize, wide: usize) -> usize {
+    fn kept(&self, tokens: usize, types: Types) -> usize {
         let Self {
             hidden,
             q,
@@ -357,6 +366,11 @@ impl Layer {
             rank,
             ..
         } = *self;
+        let Types {
+            narrow,
+            wide,
+            widens,
+        } = types;
         // q, k, v and the output of attention; what the second norm reads; gate and up.
         let always = 2 * q + 2 * kv + hidden + 2 * inner;
         // What linear layers read, for the gradients of their weights or adapters.
@@ -364,20 +378,31 @@ impl Layer {
         let each = 5 * hidden + q + inner;
         let reads = match (self.is_trained, rank > 0) {
             (true, _) => shared * narrow,
-            (false, true) if narrow == wide => shared * narrow,
+            (false, true) if narrow == wide || (!widens && !self.dropout) => shared * narrow,
             (false, true) => each * wide,
             (false, false) => 0,
         };
         // A mask, and what it leaves, of each.
         let dropped = if self.dropout { 2 * each * wide } else { 0 };
-        // The largest score and the sum of each row, roots of the norms, x A of adapters.
-        let rest = (2 * heads + 2 + 7 * rank) * wide;
+        // The largest score and the sum of each row, roots of the norms; x A of adapters, which the
+        // kernel of bf16 computes again.
+        let products = if narrow == wide || widens {
+            7 * rank
+        } else {
+            0
+        };
+        let rest = (2 * heads + 2 + products) * wide;
         tokens * (always * narrow + reads + dropped + rest)
     }
 
     /// Bytes that the backward of a layer has beside its graph: gradients on their way.
-    fn passing(&self, tokens: usize, narrow: usize, wide: usize) -> usize {
+    fn passing(&self, tokens: usize, types: Types) -> usize {
         let Self { hidden, inner, .. } = *self;
+        let Types {
+            narrow,
+            wide,
+            widens,
+        } = types;
         // Of the product of gate and up, of both of them, and of the layer's output.
         let on_the_way = tokens * (hidden + 3 * inner) * narrow;
         // Of the largest matrix: the gradient of the weight, or the factors of a product in f32.
@@ -387,7 +412,7 @@ impl Layer {
         } else {
             0
         };
-        let factors = if narrow < wide {
+        let factors = if widens {
             matrix * (narrow + wide) + tokens * (hidden + 2 * inner) * wide
         } else {
             0
@@ -396,9 +421,14 @@ impl Layer {
     }
 
     /// Bytes of a forward pass without a graph.
-    fn forward(&self, tokens: usize, narrow: usize, wide: usize) -> usize {
+    fn forward(&self, tokens: usize, types: Types) -> usize {
         let Self { hidden, inner, .. } = *self;
-        let factors = if narrow < wide {
+        let Types {
+            narrow,
+            wide,
+            widens,
+        } = types;
+        let factors = if widens {
             hidden * inner * wide + tokens * (hidden + inner) * wide
         } else {
             0

@@ -4,7 +4,7 @@ mod backward;
 pub mod blocks;
 mod composed;
 #[cfg(feature = "flex")]
-mod flex;
+pub(crate) mod flex;
 mod mask;
 mod op;
 #[cfg(feature = "remote")]

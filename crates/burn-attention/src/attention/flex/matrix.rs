@@ -4,7 +4,7 @@ use super::number::Real;
 
 /// A matrix in a slice, by its strides in elements.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix<'a, R> {
+pub(crate) struct Matrix<'a, R> {
     data: &'a [R],
     rows: usize,
     columns: usize,
@@ -14,7 +14,7 @@ pub(super) struct Matrix<'a, R> {
 
 impl<'a, R: Real> Matrix<'a, R> {
     /// Rows of `columns` contiguous elements, `row_stride` apart.
-    pub(super) fn new(data: &'a [R], rows: usize, columns: usize, row_stride: usize) -> Self {
+    pub(crate) fn new(data: &'a [R], rows: usize, columns: usize, row_stride: usize) -> Self {
         Self {
             data,
             rows,
@@ -24,7 +24,7 @@ impl<'a, R: Real> Matrix<'a, R> {
         }
     }
 
-    pub(super) fn transposed(self) -> Self {
+    pub(crate) fn transposed(self) -> Self {
         Self {
             rows: self.columns,
             columns: self.rows,
@@ -43,13 +43,13 @@ impl<'a, R: Real> Matrix<'a, R> {
 
 /// How a product is written: over the values that are there, or added to them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Write {
+pub(crate) enum Write {
     Replace,
     Add,
 }
 
 /// Writes `factor * a * b` to rows of contiguous elements that are `row_stride` apart.
-pub(super) fn product<R: Real>(
+pub(crate) fn product<R: Real>(
     target: &mut [R],
     row_stride: usize,
     write: Write,

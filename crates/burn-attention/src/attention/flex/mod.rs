@@ -1,8 +1,8 @@
 //! Flex, burn's CPU backend: kernels on the tensors' own storage, on all threads of rayon's pool.
 
 mod kernel;
-mod matrix;
-mod number;
+pub(crate) mod matrix;
+pub(crate) mod number;
 
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::{Element, tensor::FloatTensor};

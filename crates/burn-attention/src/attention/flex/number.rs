@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use crate::attention::blocks::FLOOR;
 
 /// An element of q, k, v and the output.
-pub(super) trait Number: BurnElement + bytemuck::Pod + Send + Sync {
+pub(crate) trait Number: BurnElement + bytemuck::Pod + Send + Sync {
     /// What it is computed in.
     type Wide: Real;
 
@@ -60,7 +60,7 @@ narrow_number!(f16);
 narrow_number!(bf16);
 
 /// What scores, weights and sums are computed in.
-pub(super) trait Real:
+pub(crate) trait Real:
     BurnElement
     + bytemuck::Pod
     + Send

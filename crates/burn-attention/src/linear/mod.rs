@@ -1,0 +1,141 @@
+//! A linear layer, with an adapter of low rank beside its weight.
+
+#[cfg(all(feature = "flex", target_arch = "x86_64"))]
+mod avx512;
+mod backward;
+#[cfg(all(feature = "flex", target_arch = "x86_64"))]
+mod flex;
+mod op;
+
+use burn::backend::Dispatch;
+use burn::tensor::module::linear as product;
+use burn::tensor::{DType, Device, Tensor};
+use burn_fused::{accumulator, expect};
+
+use crate::error::{AttentionError, Result};
+
+pub use op::LinearOps;
+
+burn_fused::reaches!(Flex: cfg(all(feature = "flex", target_arch = "x86_64")));
+
+/// x weight + bias + (x a) b, the last term where there is an adapter: `[a, b]`.
+///
+/// On the CPU backend, bf16 is multiplied as it is by processors that have AVX-512 for bf16; burn's
+/// own product widens the whole weight first. On other devices these are ordinary operations.
+///
+/// # Shapes
+/// - x: `[.., inputs]`; weight: `[inputs, outputs]`; bias: `[outputs]`, all of one type
+/// - a: `[inputs, rank]`; b: `[rank, outputs]`, in f32, for f64 tensors f64
+/// - out: `[.., outputs]`
+///
+/// # Numerics
+/// Of 16-bit tensors all is computed in f32. The sum of the product and the adapter's term is
+/// rounded once. The kernel rounds the whole output once, and takes elements of bf16 below 1.2e-38
+/// as 0.
+///
+/// # Memory
+/// With the kernel, the autodiff graph keeps x where weight or adapter are tracked, and nothing in
+/// f32. Of ordinary operations it keeps what a and b read, in their type.
+///
+/// # Errors
+/// [`Size`](AttentionError::Size), [`Op`](AttentionError::Op).
+///
+/// # Example
+/// ```
+/// use burn::tensor::{DType, Device, Tensor};
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<2>::from_data([[1.0, 2.0]], (&device, DType::BF16));
+/// let weight = Tensor::<2>::from_data([[3.0, 0.0], [0.0, 3.0]], (&device, DType::BF16));
+/// let a = Tensor::<2>::from_data([[1.0], [1.0]], &device).require_grad();
+/// let b = Tensor::<2>::from_data([[1.0, -1.0]], &device).require_grad();
+/// let y = burn_attention::linear(x, weight, None, Some([a.clone(), b]))?;
+/// assert_eq!(y.clone().inner().into_data().iter::<f32>().collect::<Vec<_>>(), [6.0, 3.0]);
+/// let gradients = y.sum().backward();
+/// assert_eq!(a.grad(&gradients).unwrap().into_data().iter::<f32>().collect::<Vec<_>>(), [0.0, 0.0]);
+/// # Ok::<(), burn_attention::AttentionError>(())
+/// ```
+pub fn linear<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    adapter: Option<[Tensor<2>; 2]>,
+) -> Result<Tensor<D>> {
+    check(&x, &weight, bias.as_ref(), adapter.as_ref())?;
+    let device = x.device();
+    let [inputs, outputs] = weight.dims();
+    let elements: usize = x.dims().iter().product();
+    let is_even = inputs.is_multiple_of(2) && outputs.is_multiple_of(2);
+    if is_even && elements * outputs > 0 && has_linear_kernel(&device, x.dtype()) {
+        let mut shape = x.dims();
+        shape[D - 1] = outputs;
+        let to = (&device, x.dtype());
+        let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], to));
+        let none = || {
+            let empty = |shape| Tensor::<2>::empty(shape, (&device, DType::F32));
+            [empty([inputs, 0]), empty([0, outputs])]
+        };
+        let [a, b] = adapter.unwrap_or_else(none);
+        let x = x.reshape([elements / inputs, inputs]).into_dispatch();
+        let [weight, a, b] = [weight, a, b].map(Tensor::into_dispatch);
+        let out = Dispatch::linear_forward(x, weight, bias.into_dispatch(), a, b);
+        return Ok(Tensor::<2>::from_dispatch(out).reshape(shape));
+    }
+    let Some([a, b]) = adapter else {
+        return Ok(product(x, weight, bias));
+    };
+    let dtype = x.dtype();
+    let y = product(x.clone(), weight, bias);
+    // One rounding of the sum, not two of its terms.
+    let term = product(product(x.cast(a.dtype()), a, None), b, None);
+    Ok((y.cast(term.dtype()) + term).cast(dtype))
+}
+
+/// Whether [`linear`] has a kernel for a type on a device.
+pub fn has_linear_kernel(device: &Device, dtype: DType) -> bool {
+    dtype == DType::BF16 && reaches(device.as_dispatch()) && has_instructions()
+}
+
+fn has_instructions() -> bool {
+    #[cfg(all(feature = "flex", target_arch = "x86_64"))]
+    return avx512::is_available();
+    #[cfg(not(all(feature = "flex", target_arch = "x86_64")))]
+    false
+}
+
+fn check<const D: usize>(
+    x: &Tensor<D>,
+    weight: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+    adapter: Option<&[Tensor<2>; 2]>,
+) -> Result<()> {
+    let size = |left, right, dimension, left_size, right_size| {
+        if left_size == right_size {
+            return Ok(());
+        }
+        Err(AttentionError::Size {
+            left,
+            right,
+            dimension,
+            left_size,
+            right_size,
+        })
+    };
+    let wide = DType::from(accumulator(x.dtype())?);
+    let first = x.clone().into_dispatch();
+    let [inputs, outputs] = weight.dims();
+    expect("weight", &weight.clone().into_dispatch(), x.dtype(), &first)?;
+    size("x", "weight", "inputs", x.dims()[D - 1], inputs)?;
+    if let Some(bias) = bias {
+        expect("bias", &bias.clone().into_dispatch(), x.dtype(), &first)?;
+        size("bias", "weight", "outputs", bias.dims()[0], outputs)?;
+    }
+    if let Some([a, b]) = adapter {
+        expect("a", &a.clone().into_dispatch(), wide, &first)?;
+        expect("b", &b.clone().into_dispatch(), wide, &first)?;
+        size("a", "weight", "inputs", a.dims()[0], inputs)?;
+        size("b", "weight", "outputs", b.dims()[1], outputs)?;
+        size("a", "b", "rank", a.dims()[1], b.dims()[0])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! A linear layer with an adapter, and its gradients, equal a plain computation in f64.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_attention::{has_linear_kernel, linear};
+
+/// Numbers between -1 and 1 that are the same in every run, rounded to a type.
+fn numbers(seed: usize, count: usize, dtype: DType) -> Vec<f64> {
+    let value = |index: usize| ((index * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0;
+    let data = TensorData::new((0..count).map(value).collect::<Vec<f64>>(), [count]);
+    data.convert_dtype(dtype).iter::<f64>().collect()
+}
+
+fn product(x: &[f64], y: &[f64], inner: usize) -> Vec<f64> {
+    let (rows, columns) = (x.len() / inner, y.len() / inner);
+    let mut out = vec![0.0; rows * columns];
+    for (row, out) in out.chunks_exact_mut(columns).enumerate() {
+        for k in 0..inner {
+            for (column, out) in out.iter_mut().enumerate() {
+                *out += x[row * inner + k] * y[k * columns + column];
+            }
+        }
+    }
+    out
+}
+
+fn transposed(x: &[f64], columns: usize) -> Vec<f64> {
+    let rows = x.len() / columns;
+    let element = |index: usize| x[index % rows * columns + index / rows];
+    (0..x.len()).map(element).collect()
+}
+
+fn sum(x: Vec<f64>, y: &[f64]) -> Vec<f64> {
+    let both = x.into_iter().zip(y.iter().cycle());
+    both.map(|(x, y)| x + y).collect()
+}
+
+/// Whether each element is within a rounding of its own, and one of the largest in a sum.
+fn near(name: &str, found: &Tensor<2>, expected: &[f64], [unit, share]: [f64; 2]) {
+    let largest = expected.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
+    let found: Vec<f64> = found.clone().into_data().iter().collect();
+    assert_eq!(found.len(), expected.len(), "{name}");
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let allowed = unit * expected.abs() + share * largest;
+        assert!(
+            (found - expected).abs() <= allowed,
+            "{name}[{index}]: {found} for {expected}"
+        );
+    }
+}
+
+#[test]
+fn the_layer_and_its_gradients_equal_the_plain_computation() {
+    // One block and less; more than one of rows, columns and channels, none of them whole; an odd
+    // size, which no kernel has.
+    for [rows, inputs, outputs] in [[1, 2, 2], [13, 40, 34], [1030, 386, 290], [5, 7, 6]] {
+        for (dtype, unit) in [(DType::BF16, 1.0 / 256.0), (DType::F32, 1e-6)] {
+            for rank in [None, Some(3)] {
+                check([rows, inputs, outputs], rank, dtype, unit);
+            }
+        }
+    }
+}
+
+fn check([rows, inputs, outputs]: [usize; 3], rank: Option<usize>, dtype: DType, unit: f64) {
+    let device = Device::flex().autodiff();
+    let tensor = |values: &[f64], columns: usize, dtype| {
+        let shape = [values.len() / columns, columns];
+        let data = TensorData::new(values.to_vec(), shape);
+        Tensor::<2>::from_data(data, (&device, dtype)).require_grad()
+    };
+    let [x, weight, bias, dy] = [rows * inputs, inputs * outputs, outputs, rows * outputs]
+        .map(|count| numbers(count, count, dtype));
+    let rank_of = rank.unwrap_or(1);
+    let [a, b] =
+        [inputs * rank_of, rank_of * outputs].map(|count| numbers(count, count, DType::F32));
+
+    let [x_of, weight_of, dy_of] = [(&x, inputs), (&weight, outputs), (&dy, outputs)]
+        .map(|(values, columns)| tensor(values, columns, dtype));
+    let bias_of = tensor(&bias, outputs, dtype).reshape([outputs]);
+    let [a_of, b_of] =
+        [(&a, rank_of), (&b, outputs)].map(|(v, columns)| tensor(v, columns, DType::F32));
+    let adapter = rank.map(|_| [a_of.clone(), b_of.clone()]);
+    let y = linear(x_of.clone(), weight_of.clone(), Some(bias_of), adapter).expect("it fits");
+    assert_eq!(y.dtype(), dtype);
+    let gradients = (y.clone() * dy_of.detach()).sum().backward();
+    let gradient = |of: &Tensor<2>| of.grad(&gradients).expect("tracked");
+
+    let mut expected = sum(product(&x, &weight, inputs), &bias);
+    let mut dx = product(&dy, &transposed(&weight, outputs), outputs);
+    if rank.is_some() {
+        let (u, v) = (
+            product(&x, &a, inputs),
+            product(&dy, &transposed(&b, outputs), outputs),
+        );
+        expected = sum(expected, &product(&u, &b, rank_of));
+        dx = sum(dx, &product(&v, &transposed(&a, rank_of), rank_of));
+        let da = product(&transposed(&x, inputs), &v, rows);
+        let db = product(&transposed(&u, rank_of), &dy, rows);
+        near("da", &gradient(&a_of), &da, [0.0, 1e-5]);
+        near("db", &gradient(&b_of), &db, [0.0, 1e-5]);
+    }
+    // Of ordinary operations the terms of a sum may be rounded too.
+    let is_kernel = inputs % 2 == 0 && has_linear_kernel(&device, dtype);
+    let within = [unit, if is_kernel { 1e-5 } else { unit }];
+    near("y", &y.inner(), &expected, within);
+    near("dx", &gradient(&x_of), &dx, within);
+    let dweight = product(&transposed(&x, inputs), &dy, rows);
+    near("dweight", &gradient(&weight_of), &dweight, [unit, unit]);
+}
+
+#[test]
+fn an_infinite_or_missing_number_stays_one() {
+    let device = Device::flex();
+    for value in [f32::NAN, f32::INFINITY] {
+        let mut x = vec![0.0f32; 26];
+        x[1] = value;
+        let x = Tensor::<2>::from_data(TensorData::new(x, [13, 2]), (&device, DType::BF16));
+        let weight = Tensor::<2>::ones([2, 4], (&device, DType::BF16));
+        let y = linear(x, weight, None, None).expect("it fits").into_data();
+        let wrong = y.iter::<f32>().filter(|y| !y.is_finite()).count();
+        assert_eq!(wrong, 4, "one row");
+    }
+}
+
+#[test]
+fn sizes_and_types_that_do_not_fit_are_named() {
+    let device = Device::flex();
+    let of = |shape: [usize; 2], dtype| Tensor::<2>::zeros(shape, (&device, dtype));
+    let (x, weight) = (of([3, 4], DType::BF16), of([4, 6], DType::BF16));
+    let pair = |a, b, dtype| Some([of(a, dtype), of(b, dtype)]);
+    for (weight, adapter, expected) in [
+        (of([5, 6], DType::BF16), None, "inputs"),
+        (of([4, 6], DType::F32), None, "weight"),
+        (weight.clone(), pair([4, 2], [3, 6], DType::F32), "rank"),
+        (weight.clone(), pair([4, 2], [2, 5], DType::F32), "outputs"),
+        (weight.clone(), pair([4, 2], [2, 6], DType::BF16), "a"),
+    ] {
+        let error = linear(x.clone(), weight, None, adapter).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
