@@ -219,6 +219,42 @@ fn differences(found: &Sums, expected: &Sums) -> (f64, f64) {
     ((all[0] / all[1]).sqrt(), worst)
 }
 
+/// The configuration of a tiny model with the tokens of the small tokenizer and the patches of the
+/// family's processor.
+fn tiny_config(family: &str, name: &str) -> Value {
+    let path = workspace().join("tests/fixtures/models").join(name);
+    let text = std::fs::read_to_string(path.join("config.json")).expect("a configuration");
+    let mut config: Value = serde_json::from_str(&text).expect("JSON");
+    let tokens: &[(&str, i64)] = match family {
+        "glm" => &[
+            ("image_token_id", 702),
+            ("video_token_id", 703),
+            ("image_start_token_id", 698),
+            ("image_end_token_id", 699),
+            ("video_start_token_id", 700),
+            ("video_end_token_id", 701),
+        ],
+        _ => &[
+            ("image_token_id", 688),
+            ("video_token_id", 689),
+            ("vision_start_token_id", 685),
+            ("vision_end_token_id", 686),
+        ],
+    };
+    for (key, id) in tokens {
+        config[*key] = (*id).into();
+    }
+    config["text_config"]["vocab_size"] = 710.into();
+    let side = &expected()[family]["processor_config"]["image_processor"]["patch_size"];
+    let vision = &mut config["vision_config"];
+    vision["patch_size"] = side.clone();
+    if family == "glm" {
+        // 5 x 5 learned positions.
+        vision["image_size"] = (5 * side.as_u64().expect("a number")).into();
+    }
+    config
+}
+
 #[test]
 fn a_batch_has_the_loss_and_the_gradients_of_its_samples_one_by_one() {
     let alone = Cut::Packed { tokens: 160 };
@@ -226,24 +262,11 @@ fn a_batch_has_the_loss_and_the_gradients_of_its_samples_one_by_one() {
         ("qwen2", "qwen2_vl_tiny"),
         ("qwen2_5", "qwen2_5_vl_tiny"),
         ("qwen3", "qwen3_vl_tiny"),
+        ("qwen3", "qwen3_5_tiny"),
+        ("glm", "glm4v_tiny"),
     ] {
-        let folder = model_folder(family, "batch_gradients");
-        let path = workspace()
-            .join("tests/fixtures/models")
-            .join(name)
-            .join("config.json");
-        let text = std::fs::read_to_string(path).expect("a configuration");
-        let mut config: Value = serde_json::from_str(&text).expect("JSON");
-        for (key, id) in [
-            ("image_token_id", 688),
-            ("video_token_id", 689),
-            ("vision_start_token_id", 685),
-            ("vision_end_token_id", 686),
-        ] {
-            config[key] = id.into();
-        }
-        config["text_config"]["vocab_size"] = 710.into();
-        folder.write("config.json", config.to_string());
+        let folder = model_folder(family, &format!("batch_gradients_{name}"));
+        folder.write("config.json", tiny_config(family, name).to_string());
         let config = QwenVlConfig::from_folder(&folder.0).expect("a configuration");
         let device = Device::flex().autodiff();
         device.seed(40);
@@ -258,13 +281,11 @@ fn a_batch_has_the_loss_and_the_gradients_of_its_samples_one_by_one() {
             assert_eq!(found.targets, expected.targets);
             let loss = (found.loss / expected.loss - 1.0).abs();
             let (gradient, worst) = differences(&found, &expected);
-            println!(
-                "{family} {cut:?}: loss {loss:.1e}, gradient {gradient:.1e}, worst {worst:.1e}"
-            );
+            println!("{name} {cut:?}: loss {loss:.1e}, gradient {gradient:.1e}, worst {worst:.1e}");
             // Sums in f32 are rounded in another order, which biases and norms feel most.
             assert!(
                 loss < 1e-6 && gradient < 1e-6 && worst < 4e-6,
-                "{family} {cut:?}"
+                "{name} {cut:?}"
             );
         }
     }
