@@ -1,7 +1,6 @@
 //! The contents of a `config.json`, and the differences between the families.
 
 use std::cell::Cell;
-use std::ops::RangeInclusive;
 use std::path::Path;
 
 use rope_burn::Implementation;
@@ -17,19 +16,10 @@ use crate::error::{QwenVlError, Result};
 use crate::file;
 use crate::layers::Activation;
 use crate::names::{self, Names};
+use crate::sizes::{MAX_LAYERS, misfit};
 
-/// The layers or blocks of a model, and any other size, so that a wrong number is an error rather
-/// than a panic or gigabytes.
-const LAYERS: Range = (1..=65_536, "1 to 65536");
-const SIZE: Range = (1..=1 << 24, "1 to 16777216");
-/// Of colours, frames, rows and columns of a patch: their product is a `usize`.
-const OF_PATCH: Range = (1..=4096, "1 to 4096");
-/// Tokens that a convolution reaches over.
-const TAPS: Range = (2..=4096, "2 to 4096");
 /// Added to the variance in a tower's norms where its configuration does not say.
 const VISION_NORM_EPS: f64 = 1e-6;
-/// What is allowed, and how messages say it.
-type Range = (RangeInclusive<usize>, &'static str);
 
 /// The differences between the families that their configurations do not state.
 #[derive(Debug)]
@@ -564,127 +554,6 @@ impl QwenVlConfig {
     pub fn model_type(&self) -> &'static str {
         self.family.model_type
     }
-
-    /// Checks that the sizes fit together.
-    pub(crate) fn check(&self) -> Result<()> {
-        let (text, vision) = (&self.text, &self.vision);
-        let grid = vision
-            .position_grid
-            .map_or(1, |side| side.saturating_mul(side));
-        let delta = text.delta.as_ref().map_or([2; 5], |delta| {
-            [
-                delta.key_heads,
-                delta.heads,
-                delta.key_dim,
-                delta.value_dim,
-                delta.taps,
-            ]
-        });
-        for (key, found, (allowed, expected)) in [
-            ("linear_num_key_heads", delta[0], SIZE),
-            ("linear_num_value_heads", delta[1], SIZE),
-            ("linear_key_head_dim", delta[2], SIZE),
-            ("linear_value_head_dim", delta[3], SIZE),
-            ("linear_conv_kernel_dim", delta[4], TAPS),
-            ("vocab_size", text.vocab_size, SIZE),
-            ("hidden_size", text.hidden_size, SIZE),
-            ("intermediate_size", text.intermediate_size, SIZE),
-            ("num_hidden_layers", text.layers, LAYERS),
-            ("num_attention_heads", text.heads, SIZE),
-            ("vision depth", vision.depth, LAYERS),
-            ("vision hidden_size", vision.hidden_size, SIZE),
-            ("vision intermediate_size", vision.intermediate_size, SIZE),
-            ("vision intermediate_size", vision.merger_size, SIZE),
-            ("num_heads", vision.heads, SIZE),
-            ("in_channels", vision.patch[0], OF_PATCH),
-            ("temporal_patch_size", vision.patch[1], OF_PATCH),
-            ("patch_size", vision.patch[2], OF_PATCH),
-            ("spatial_merge_size", vision.spatial_merge, OF_PATCH),
-            ("num_position_embeddings", grid, SIZE),
-        ] {
-            if !allowed.contains(&found) {
-                let found = found.to_string();
-                return Err(QwenVlError::Unsupported {
-                    key,
-                    found,
-                    expected,
-                });
-            }
-        }
-        for eps in [text.rms_norm_eps, vision.norm_eps] {
-            if !(eps.is_finite() && eps > 0.0) {
-                return Err(QwenVlError::Unsupported {
-                    key: "rms_norm_eps",
-                    found: eps.to_string(),
-                    expected: "a finite number above 0",
-                });
-            }
-        }
-        let divides = |left: (_, usize), right: (_, usize), rule| {
-            if right.1 > 0 && left.1.is_multiple_of(right.1) {
-                Ok(())
-            } else {
-                Err(sizes(left, right, rule))
-            }
-        };
-        divides(
-            ("num_attention_heads", text.heads),
-            ("num_key_value_heads", text.kv_heads),
-            "each key head serves the same number of query heads",
-        )?;
-        divides(
-            ("vision hidden_size", vision.hidden_size),
-            ("num_heads", vision.heads),
-            "channels divide into heads",
-        )?;
-        if vision.out_hidden_size != text.hidden_size {
-            return Err(sizes(
-                ("out_hidden_size", vision.out_hidden_size),
-                ("text hidden_size", text.hidden_size),
-                "merged patches take the place of word embeddings",
-            ));
-        }
-        let blocks = |key, blocks: &[usize]| match blocks.iter().find(|b| **b >= vision.depth) {
-            Some(block) => {
-                let depth = ("depth", vision.depth);
-                Err(sizes((key, *block), depth, "blocks count from 0"))
-            }
-            None => Ok(()),
-        };
-        blocks("deepstack_visual_indexes", &vision.deepstack)?;
-        if let Some(windows) = &vision.windows {
-            blocks("fullatt_block_indexes", &windows.full_attention_blocks)?;
-        }
-        if let Some(delta) = &text.delta {
-            divides(
-                ("linear_num_value_heads", delta.heads),
-                ("linear_num_key_heads", delta.key_heads),
-                "each key head serves the same number of value heads",
-            )?;
-        }
-        if vision.deepstack.len() > text.layers {
-            return Err(sizes(
-                ("deepstack_visual_indexes", vision.deepstack.len()),
-                ("num_hidden_layers", text.layers),
-                "each feature joins a layer",
-            ));
-        }
-        Ok(())
-    }
-}
-
-fn sizes(
-    (left, left_value): (&'static str, usize),
-    (right, right_value): (&'static str, usize),
-    rule: &'static str,
-) -> QwenVlError {
-    QwenVlError::Sizes {
-        left,
-        left_value,
-        right,
-        right_value,
-        rule,
-    }
 }
 
 impl TextConfig {
@@ -747,7 +616,7 @@ impl DeltaConfig {
             });
         }
         // What is beyond is refused with the other sizes.
-        let layers = 0..layers.min(*LAYERS.0.end());
+        let layers = 0..layers.min(MAX_LAYERS);
         Ok(Self {
             key_heads: raw.linear_num_key_heads,
             heads: raw.linear_num_value_heads,
@@ -759,67 +628,85 @@ impl DeltaConfig {
     }
 }
 
-impl VisionConfig {
-    fn new(family: &Family, raw: RawVision, rotation: RotarySpec) -> Result<Self> {
-        let missing = |key: &str| QwenVlError::Config {
-            part: "vision_config",
-            detail: format!("missing field `{key}`"),
-        };
-        let hidden_size = raw.embed_dim.unwrap_or(raw.hidden_size);
-        let out_hidden_size = match raw.embed_dim {
-            Some(_) => raw.hidden_size,
-            None => raw
-                .out_hidden_size
-                .ok_or_else(|| missing("out_hidden_size"))?,
-        };
-        let intermediate_size = match (raw.intermediate_size, raw.mlp_ratio) {
+fn missing(key: &str) -> QwenVlError {
+    QwenVlError::Config {
+        part: "vision_config",
+        detail: format!("missing field `{key}`"),
+    }
+}
+
+impl RawVision {
+    /// Channels of the residual stream, and those of the merged patches.
+    fn channels(&self) -> Result<(usize, usize)> {
+        match (self.embed_dim, self.out_hidden_size) {
+            (Some(embed_dim), _) => Ok((embed_dim, self.hidden_size)),
+            (None, Some(out)) => Ok((self.hidden_size, out)),
+            (None, None) => Err(missing("out_hidden_size")),
+        }
+    }
+
+    /// Channels inside the feed-forward networks of the blocks, and inside that of the merger.
+    fn inner_channels(&self, family: &Family) -> Result<(usize, usize)> {
+        let (hidden_size, out_hidden_size) = self.channels()?;
+        let stated = match (self.intermediate_size, self.mlp_ratio) {
             (Some(size), _) => size,
             (None, Some(ratio)) => (hidden_size as f64 * ratio) as usize,
             (None, None) => return Err(missing("intermediate_size")),
         };
-        let spatial_merge = raw.spatial_merge_size;
         // Inside the blocks, GLM-4.1V has as many channels as after them.
-        let (intermediate_size, merger_size) = if family.downsamples {
-            (out_hidden_size, intermediate_size)
-        } else {
-            let square = spatial_merge.saturating_mul(spatial_merge);
-            (intermediate_size, hidden_size.saturating_mul(square))
-        };
-        let windows = match (raw.window_size, raw.fullatt_block_indexes) {
-            (Some(window), Some(full_attention_blocks)) => {
-                let side = window / spatial_merge.max(1) / raw.patch_size.max(1);
-                if side == 0 {
-                    return Err(sizes(
-                        ("window_size", window),
-                        ("patch_size", raw.patch_size),
-                        "a window holds at least one merged token",
-                    ));
-                }
-                Some(VisionWindows {
-                    side,
-                    full_attention_blocks,
-                })
-            }
-            (None, None) => None,
-            (Some(_), None) => return Err(missing("fullatt_block_indexes")),
-            (None, Some(_)) => return Err(missing("window_size")),
-        };
-        let position_grid = match (raw.num_position_embeddings, raw.image_size) {
+        if family.downsamples {
+            return Ok((out_hidden_size, stated));
+        }
+        let side = self.spatial_merge_size;
+        let merged = hidden_size.saturating_mul(side.saturating_mul(side));
+        Ok((stated, merged))
+    }
+
+    fn windows(&self) -> Result<Option<VisionWindows>> {
+        let (window, full_attention_blocks) =
+            match (self.window_size, self.fullatt_block_indexes.clone()) {
+                (Some(window), Some(blocks)) => (window, blocks),
+                (None, None) => return Ok(None),
+                (Some(_), None) => return Err(missing("fullatt_block_indexes")),
+                (None, Some(_)) => return Err(missing("window_size")),
+            };
+        let side = window / self.spatial_merge_size.max(1) / self.patch_size.max(1);
+        if side == 0 {
+            return Err(misfit(
+                ("window_size", window),
+                ("patch_size", self.patch_size),
+                "a window holds at least one merged token",
+            ));
+        }
+        Ok(Some(VisionWindows {
+            side,
+            full_attention_blocks,
+        }))
+    }
+
+    /// The side of the grid of learned positions.
+    fn position_grid(&self, family: &Family) -> Result<Option<usize>> {
+        match (self.num_position_embeddings, self.image_size) {
             (Some(count), _) if count == 0 || count.isqrt().pow(2) != count => {
-                return Err(QwenVlError::Unsupported {
+                Err(QwenVlError::Unsupported {
                     key: "num_position_embeddings",
                     found: count.to_string(),
                     expected: "a square number",
-                });
+                })
             }
-            (Some(count), _) => Some(count.isqrt()),
-            (None, Some(size)) if family.downsamples => Some(size / raw.patch_size.max(1)),
-            (None, _) => None,
-        };
+            (Some(count), _) => Ok(Some(count.isqrt())),
+            (None, Some(size)) if family.downsamples => Ok(Some(size / self.patch_size.max(1))),
+            (None, _) => Ok(None),
+        }
+    }
+}
+
+impl VisionConfig {
+    fn new(family: &Family, raw: RawVision, rotation: RotarySpec) -> Result<Self> {
+        let (hidden_size, out_hidden_size) = raw.channels()?;
+        let (intermediate_size, merger_size) = raw.inner_channels(family)?;
         let norm_eps = raw.rms_norm_eps.filter(|_| family.downsamples);
         let qkv_bias = raw.attention_bias.filter(|_| family.downsamples);
-        let deepstack = raw.deepstack_visual_indexes;
-        let deepstack = deepstack.filter(|_| !family.has_states);
         Ok(Self {
             depth: raw.depth,
             hidden_size,
@@ -833,7 +720,7 @@ impl VisionConfig {
                 raw.patch_size,
                 raw.patch_size,
             ],
-            spatial_merge,
+            spatial_merge: raw.spatial_merge_size,
             rms_norm: family.rms_norm,
             norm_eps: norm_eps.unwrap_or(VISION_NORM_EPS),
             gated: family.gated,
@@ -842,14 +729,17 @@ impl VisionConfig {
             bias: family.bias,
             downsamples: family.downsamples,
             activation: raw.hidden_act,
-            windows,
-            position_grid,
+            windows: raw.windows()?,
+            position_grid: raw.position_grid(family)?,
             interpolation: if family.downsamples {
                 Interpolation::Bicubic
             } else {
                 Interpolation::Bilinear
             },
-            deepstack: deepstack.unwrap_or_default(),
+            deepstack: match raw.deepstack_visual_indexes {
+                Some(blocks) if !family.has_states => blocks,
+                _ => Vec::new(),
+            },
             rotation,
         })
     }

@@ -45,6 +45,7 @@ mod names;
 mod patches;
 mod peft;
 mod random;
+mod sizes;
 mod streamed;
 mod trace;
 mod train;
