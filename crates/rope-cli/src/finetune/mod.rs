@@ -137,6 +137,11 @@ impl Job {
         let model = model::load(args, &self.config, device)?;
         let mut trainer = Trainer::new(model, self.recipe.clone())?;
         let mut loading = args.loader_options();
+        if let (Some(steps), BatchSize::Samples(samples)) = (args.steps, loading.batch) {
+            // Threads make no sample ahead that no step takes.
+            let of_epoch = self.index.len().div_ceil(samples);
+            loading.epochs = steps.div_ceil(of_epoch.max(1)) as u64;
+        }
         if let Some((rank, collective)) = membership {
             (loading.rank, loading.ranks) = (rank.rank(), rank.ranks());
             loading.threads = loading.threads.div_ceil(args.device.len());
