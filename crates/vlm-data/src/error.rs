@@ -111,6 +111,14 @@ pub enum VlmDataError {
         /// The frames found.
         found: u64,
     },
+    /// A video file that ffmpeg does not decode.
+    #[error("cannot decode the video {}: {reason}", path.display())]
+    VideoFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// Frames of one video that differ in size.
     #[error(
         "it has {} x {} pixels, the first frame {} x {}; cut all frames of a video alike",

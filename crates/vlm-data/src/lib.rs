@@ -9,6 +9,7 @@ mod memory;
 pub mod picture;
 mod sample;
 pub mod text;
+mod video;
 
 pub use batch::{Cut, MicroBatch, SampleRows};
 pub use error::{Result, VlmDataError};

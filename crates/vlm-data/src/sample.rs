@@ -14,6 +14,7 @@ use crate::text::{
     Conversation, EncodeOptions, Grid, Grids, MediaStyle, RecordProblem, Sample, TextEncoder,
     VideoGrid,
 };
+use crate::video::{DEFAULT_FPS, VideoFile};
 use crate::{Result, VlmDataError};
 
 /// How a [`SampleEncoder`] makes samples.
@@ -28,7 +29,7 @@ pub struct SampleOptions {
     /// The largest area of a resized frame in pixels, of all frames together for Qwen3-VL, Qwen3.5
     /// and GLM-4.1V; the folder's, if none.
     pub video_max_pixels: Option<u64>,
-    /// Frames a second of videos whose record does not tell.
+    /// Frames a second of videos whose record does not tell; without it 2 are taken of a file.
     pub fps: Option<f64>,
 }
 
@@ -79,11 +80,17 @@ type EncodeText = fn(&TextEncoder, &Conversation, Grids<'_>, &EncodeOptions) -> 
 
 /// A video before its frames are read.
 struct Clip<'a> {
-    frames: Vec<Cow<'a, MediaSource>>,
+    frames: ClipFrames<'a>,
+    count: usize,
     /// Width and height of a frame.
     size: [usize; 2],
     grid: [usize; 3],
     fps: f64,
+}
+
+enum ClipFrames<'a> {
+    Pictures(Vec<Cow<'a, MediaSource>>),
+    File(VideoFile<'a>),
 }
 
 impl SampleEncoder {
@@ -203,18 +210,18 @@ impl SampleEncoder {
                 let path = PathBuf::from(format!("{:?}", conversation.videos[index].frames));
                 return Err(place(VlmDataError::File { path, reason }));
             }
-            for (frame, source) in clip.frames.iter().enumerate() {
+            for (frame, picture) in self.pictures_of(&clip.frames).map_err(place)?.enumerate() {
                 let place = |source| {
                     let place = format!("video {}, frame {}", index + 1, frame + 1);
                     in_record(conversation.line, place, source)
                 };
-                let picture = self.open(source).map_err(place)?;
+                let picture = picture.map_err(place)?;
                 let found = [picture.width(), picture.height()];
                 if found != clip.size {
                     let first = clip.size;
                     return Err(place(VlmDataError::FrameSize { first, found }));
                 }
-                let which = [frame, clip.frames.len()];
+                let which = [frame, clip.count];
                 let written = self.videos.write_frame(&picture, which, grid, part);
                 written.map_err(place)?;
             }
@@ -255,7 +262,7 @@ impl SampleEncoder {
         let depth = self.videos.config().temporal_patch_size;
         let videos = clips.iter().map(|clip| VideoGrid {
             grid: text_grid(clip.grid),
-            seconds: seconds(self.text.style(), clip.frames.len(), depth, clip.fps),
+            seconds: seconds(self.text.style(), clip.count, depth, clip.fps),
         });
         let videos: Vec<VideoGrid> = videos.collect();
         let grids = Grids {
@@ -302,20 +309,38 @@ impl SampleEncoder {
     fn clip<'a>(&self, conversation: &'a Conversation, index: usize) -> Result<Clip<'a>> {
         let (line, video) = (conversation.line, &conversation.videos[index]);
         let place = |source| in_record(line, format!("video {}", index + 1), source);
-        let frames = frames(video).map_err(place)?;
-        let first = frames
-            .first()
-            .ok_or(VlmDataError::TooFewFrames { least: 1, found: 0 });
-        let first = first.map_err(place)?;
-        let size = self.sides(first).map_err(place)?;
-        let grid = self.videos.video_grid(frames.len(), size[1], size[0]);
         let fps = video.fps.or(self.options.fps);
-        let fps = fps.ok_or_else(|| RecordProblem::NoFps { video: index + 1 }.at(line))?;
+        let (frames, count, size, fps) = if let Frames::File(path) = &video.frames {
+            let fps = fps.unwrap_or(DEFAULT_FPS);
+            let file = VideoFile::open(path, fps, &self.options.read).map_err(place)?;
+            let (count, size) = (file.count, file.size);
+            (ClipFrames::File(file), count, size, fps)
+        } else {
+            let frames = frames(video).map_err(place)?.unwrap_or_default();
+            let none = || place(VlmDataError::TooFewFrames { least: 1, found: 0 });
+            let size = self.sides(frames.first().ok_or_else(none)?);
+            let (count, size) = (frames.len(), size.map_err(place)?);
+            let fps = fps.ok_or_else(|| RecordProblem::NoFps { video: index + 1 }.at(line))?;
+            (ClipFrames::Pictures(frames), count, size, fps)
+        };
+        let grid = self.videos.video_grid(count, size[1], size[0]);
         Ok(Clip {
             grid: grid.map_err(place)?,
             frames,
+            count,
             size,
             fps,
+        })
+    }
+
+    /// The frames of a clip, one at a time.
+    fn pictures_of<'a>(
+        &'a self,
+        frames: &'a ClipFrames<'_>,
+    ) -> Result<Box<dyn Iterator<Item = Result<Picture>> + 'a>> {
+        Ok(match frames {
+            ClipFrames::Pictures(frames) => Box::new(frames.iter().map(|frame| self.open(frame))),
+            ClipFrames::File(file) => Box::new(file.pictures(&self.options.read)?),
         })
     }
 
@@ -401,11 +426,12 @@ fn seconds(style: MediaStyle, frames: usize, depth: usize, fps: f64) -> Vec<f64>
     }
 }
 
-/// The frames of a video in order of time.
-pub(crate) fn frames(video: &Video) -> Result<Vec<Cow<'_, MediaSource>>> {
+/// The frames of a video in order of time; none of a file.
+pub(crate) fn frames(video: &Video) -> Result<Option<Vec<Cow<'_, MediaSource>>>> {
     let folder = match &video.frames {
-        Frames::List(frames) => return Ok(frames.iter().map(Cow::Borrowed).collect()),
+        Frames::List(frames) => return Ok(Some(frames.iter().map(Cow::Borrowed).collect())),
         Frames::Folder(folder) => folder,
+        Frames::File(_) => return Ok(None),
     };
     let error = |error: std::io::Error| VlmDataError::File {
         path: folder.clone(),
@@ -421,7 +447,7 @@ pub(crate) fn frames(video: &Video) -> Result<Vec<Cow<'_, MediaSource>>> {
     }
     paths.sort();
     let source = |(_, path)| Cow::Owned(MediaSource::Path(path));
-    Ok(paths.into_iter().map(source).collect())
+    Ok(Some(paths.into_iter().map(source).collect()))
 }
 
 /// A name whose order is that of the numbers in it: their digits, counted first, without zeros in
@@ -502,5 +528,29 @@ mod tests {
             "[50, 200, 1000, 1000]"
         );
         assert_eq!(write(BoxForm::Pixels, [196, 112]), "[10, 22, 196, 112]");
+    }
+
+    /// The picture's size, the resized one's, a box or point, and the numbers in thousandths and in
+    /// pixels.
+    type Scaled = ([usize; 2], [usize; 2], Vec<f64>, Vec<u32>, Vec<u32>);
+
+    #[test]
+    fn boxes_are_scaled_as_ms_swift_does() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/fixtures/samples/boxes.json"
+        );
+        let rows = std::fs::read_to_string(path).expect("a file");
+        let rows: Vec<Scaled> = serde_json::from_str(&rows).expect("rows");
+        assert_eq!(rows.len(), 200);
+        for (size, resized, numbers, thousandths, pixels) in rows {
+            for (form, full, expected) in [
+                (BoxForm::Thousandths, [1000; 2], thousandths),
+                (BoxForm::Pixels, resized, pixels),
+            ] {
+                let written = write_box(form, &numbers, size, full);
+                assert_eq!(written, format!("{expected:?}"), "{numbers:?} of {size:?}");
+            }
+        }
     }
 }

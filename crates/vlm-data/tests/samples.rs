@@ -5,11 +5,13 @@
 mod folder;
 
 use std::fs;
+use std::process::Command;
 use std::sync::Arc;
 
 use folder::{Folder, family_folder, json, workspace};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use vlm_data::picture::Picture;
 use vlm_data::text::format::Conversations;
 use vlm_data::text::{DataIndex, FileOptions, IGNORED, TextError};
 use vlm_data::{
@@ -660,4 +662,95 @@ fn frames_of_a_folder_are_in_order_of_their_numbers_and_of_one_size() {
         .expect_err("one frame")
         .to_string();
     assert!(error.contains("is it a picture"), "{error}");
+}
+
+/// Of many numbers of frames and sides, with the limits of the fixture's folders and the classes'.
+#[test]
+fn videos_have_the_grids_of_transformers() {
+    let grids = json("../samples/video_grids.json");
+    let file = expected();
+    for family in FAMILIES {
+        let encoders = [true, false].map(|has_limits| {
+            let folder = family_folder(family, "grids");
+            let mut processor = file[family]["processor_config"].clone();
+            if !has_limits {
+                let videos = processor["video_processor"].as_object_mut();
+                videos.expect("an object").remove("size");
+            }
+            folder.write("processor_config.json", processor.to_string());
+            SampleEncoder::from_folder(&folder.0, options()).expect("an encoder")
+        });
+        let mut refused = 0;
+        for (index, row) in grids[family].as_array().expect("rows").iter().enumerate() {
+            let [frames, height, width] =
+                [0, 1, 2].map(|at| row[at].as_u64().expect("a number") as usize);
+            let videos = encoders[(index + 1) % 2].videos();
+            let found = videos.video_grid(frames, height, width).ok();
+            let found: Value = found.map_or(Value::Null, |grid| grid.to_vec().into());
+            assert_eq!(found, row[3], "{family}: {row}");
+            refused += usize::from(row[3].is_null());
+        }
+        assert!((1..60).contains(&refused), "{family}: {refused}");
+    }
+}
+
+/// A lossless file has the frames that it was made of, taken at their rate or at a lower one.
+#[test]
+#[ignore = "needs the program ffmpeg"]
+fn frames_of_a_file_are_those_that_it_was_made_of() {
+    let folder = Folder::new("frames_of_a_file");
+    let mut names = Vec::new();
+    for frame in 0..8 {
+        let level = |index: usize| ((index * (7 + 2 * frame) + index / 192 * 11) % 251) as u8;
+        let picture = Picture::from_rgb(64, 48, (0..64 * 48 * 3).map(level).collect());
+        let name = format!("{frame}.png");
+        folder.write(&name, picture.expect("sizes").to_png().expect("a file"));
+        names.push(folder.0.join(name));
+    }
+    let made = Command::new("ffmpeg")
+        .current_dir(&folder.0)
+        .args("-v error -framerate 4 -i %d.png -c:v ffv1 -pix_fmt bgr0 clip.mkv".split(' '))
+        .status();
+    assert!(made.expect("ffmpeg starts").success());
+    let record = |video: Value, fps: u32| {
+        serde_json::json!({
+            "messages": [
+                {"role": "user", "content": "<video>What?"},
+                {"role": "assistant", "content": "That."},
+            ],
+            "videos": [video],
+            "fps": fps,
+        })
+    };
+    let clip = folder.0.join("clip.mkv");
+    for family in ["qwen2_5", "qwen3", "glm"] {
+        let encoder = encoder(family, "file");
+        for (fps, step) in [(4, 1), (2, 2)] {
+            let found = encode(&encoder, &record(serde_json::json!(clip), fps));
+            let taken: Vec<_> = names.iter().step_by(step).collect();
+            let expected = encode(&encoder, &record(serde_json::json!(taken), fps));
+            assert_eq!(found.expect("a sample"), expected.expect("a sample"));
+        }
+    }
+    let encoder = encoder("qwen3", "wrong_file");
+    folder.write("text.mp4", "no video");
+    folder.write(
+        "list.mp4",
+        "#EXTM3U\n#EXTINF:2,\nclip.mkv\n#EXT-X-ENDLIST\n",
+    );
+    for (name, fps, expected) in [
+        ("text.mp4", 2, "ffmpeg: "),
+        ("list.mp4", 2, "ffmpeg: "),
+        ("clip.mkv", 1000, "more than 768 frames"),
+        ("none.mp4", 2, "none.mp4: No such file"),
+    ] {
+        let video = serde_json::json!(folder.0.join(name));
+        let error = encode(&encoder, &record(video, fps))
+            .expect_err(name)
+            .to_string();
+        assert!(
+            error.contains("video 1: ") && error.contains(expected),
+            "{error}"
+        );
+    }
 }

@@ -395,10 +395,10 @@ fn a_record_above_the_limit_is_skipped() {
 fn media_are_paths_bytes_and_frames() {
     let png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==";
     let record = format!(
-        r#"{{"messages": [{{"role": "user", "content": "<image><image><image><video><video><video>"}},
+        r#"{{"messages": [{{"role": "user", "content": "<image><image><image><video><video><video><video>"}},
         {{"role": "assistant", "content": "x"}}],
         "images": ["data:image/png;base64,{png}", "{png}", "/abs/a.png"],
-        "videos": ["clip", ["1.png", "2.png"], {{"video": "clip2/", "fps": 12.5}}], "fps": 4}}"#
+        "videos": ["clip", ["1.png", "2.png"], {{"video": "clip2/", "fps": 12.5}}, "c.MP4"], "fps": 4}}"#
     )
     .replace('\n', " ");
     let conversation = one(&record).expect("a conversation");
@@ -423,7 +423,8 @@ fn media_are_paths_bytes_and_frames() {
         [
             (folder("clip"), Some(4.0)),
             (list, Some(4.0)),
-            (folder("clip2/"), Some(12.5))
+            (folder("clip2/"), Some(12.5)),
+            (Frames::File(Path::new("base").join("c.MP4")), Some(4.0)),
         ]
     );
     let mut options = FileOptions::default();
@@ -549,10 +550,6 @@ fn each_wrong_record_says_what_is_wrong() {
         (
             with("<image>", r#", "images": [3]"#),
             "expected images[0] to be a path or base64, found a number",
-        ),
-        (
-            with("<video>", r#", "videos": ["a/b.MP4"]"#),
-            r#"the video "a/b.MP4" is a file"#,
         ),
         (
             with("<video>", r#", "videos": [[]]"#),

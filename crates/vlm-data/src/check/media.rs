@@ -26,11 +26,11 @@ pub(super) enum Use {
 type Sides = [usize; 2];
 
 impl<R> Check<'_, R> {
-    /// Looks at all frames of a video, which have one size.
+    /// Looks at all frames of a video that is given as pictures, which have one size.
     pub(super) fn look_at_video(&self, video: &Video, index: usize, found: &mut Vec<Found>) {
         let place = format!("video {}", index + 1);
         let frames = match frames(video) {
-            Ok(frames) => frames,
+            Ok(frames) => frames.unwrap_or_default(),
             Err(error) => return found.push(Found::at(&place, &error)),
         };
         let mut first = None;

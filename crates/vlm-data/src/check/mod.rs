@@ -237,7 +237,7 @@ fn hash_of(conversation: &Conversation) -> u64 {
     let mut media: Vec<&MediaSource> = conversation.images.iter().collect();
     for video in &conversation.videos {
         match &video.frames {
-            Frames::Folder(folder) => folder.hash(&mut hasher),
+            Frames::Folder(path) | Frames::File(path) => path.hash(&mut hasher),
             Frames::List(frames) => media.extend(frames),
         }
     }

@@ -395,6 +395,11 @@ impl PictureConfig {
             Some(number) if number.as_u64() == Some(BICUBIC) => {}
             Some(found) => return Err(wrong("resample", "3 (bicubic)", found)),
         }
+        // Of videos: another limit for each frame, which no published file has.
+        match value.get("cap_pixels_per_frame") {
+            None | Some(Value::Null | Value::Bool(false)) => {}
+            Some(found) => return Err(wrong("cap_pixels_per_frame", "false", found)),
+        }
         let rescale = match flag(value, "do_rescale")? {
             true => Some(number(value, "rescale_factor")?.unwrap_or(1.0 / 255.0)),
             false => None,

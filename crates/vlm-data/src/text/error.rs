@@ -226,15 +226,6 @@ pub enum RecordProblem {
         /// What is wrong.
         detail: &'static str,
     },
-    /// A video that is not given as frames.
-    #[error(
-        "the video {found:?} is a file; expected a folder or a list of its frames: \
-         extract them, for example by ffmpeg -i FILE -vf fps=2 FOLDER/%05d.png"
-    )]
-    VideoFile {
-        /// The file.
-        found: String,
-    },
     /// A video's frame rate out of range.
     #[error("expected fps to be a positive number of frames a second, found {found}")]
     Fps {

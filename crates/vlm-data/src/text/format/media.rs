@@ -24,12 +24,12 @@ impl std::fmt::Debug for MediaSource {
     }
 }
 
-/// A video as frames.
+/// A video.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Video {
     /// The frames, in order of time.
     pub frames: Frames,
-    /// Frames a second, if the record tells.
+    /// Frames a second, if the record tells; of a file, those that are taken.
     pub fps: Option<f64>,
 }
 
@@ -40,9 +40,11 @@ pub enum Frames {
     Folder(PathBuf),
     /// These, in order.
     List(Vec<MediaSource>),
+    /// Those of a video file, which the program ffmpeg decodes.
+    File(PathBuf),
 }
 
-/// The endings of files that are read by a video decoder, which this crate is not.
+/// The endings of video files.
 const VIDEO_ENDINGS: [&str; 9] = [
     "mp4", "avi", "mov", "mkv", "webm", "m4v", "flv", "wmv", "mpg",
 ];
@@ -119,24 +121,25 @@ fn from_text(text: &str, key: &str, folder: &Path) -> Result<MediaSource, Record
     Ok(MediaSource::Path(folder.join(path)))
 }
 
-/// Reads a video: a folder, a list of frames, or an object with one of them and `fps`.
+/// Reads a video: a folder, a list of frames, a file, or an object with one of them and `fps`.
 pub(super) fn video(value: &Json, key: &str, folder: &Path) -> Result<Video, RecordProblem> {
     match value {
         Json::String(text) => {
             let MediaSource::Path(path) = from_text(text, key, folder)? else {
-                return Err(wrong(key, "a folder or a list of frames", value));
+                return Err(wrong(key, "a folder, a list of frames or a file", value));
             };
             let ending = path
                 .extension()
                 .and_then(|ending| ending.to_str())
                 .unwrap_or("");
-            if VIDEO_ENDINGS.contains(&ending.to_ascii_lowercase().as_str()) {
-                return Err(RecordProblem::VideoFile {
-                    found: shortened(text),
-                });
-            }
+            let is_file = VIDEO_ENDINGS.contains(&ending.to_ascii_lowercase().as_str());
+            let frames = if is_file {
+                Frames::File
+            } else {
+                Frames::Folder
+            };
             Ok(Video {
-                frames: Frames::Folder(path),
+                frames: frames(path),
                 fps: None,
             })
         }
@@ -177,7 +180,7 @@ pub(super) fn video(value: &Json, key: &str, folder: &Path) -> Result<Video, Rec
                 ..video(inner, key, folder)?
             })
         }
-        _ => Err(wrong(key, "a folder or a list of frames", value)),
+        _ => Err(wrong(key, "a folder, a list of frames or a file", value)),
     }
 }
 
