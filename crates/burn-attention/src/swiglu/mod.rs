@@ -1,6 +1,8 @@
 //! The gate of a feed-forward network as one operation.
 
 mod backward;
+#[cfg(feature = "flex")]
+mod flex;
 mod op;
 
 use burn::backend::{Dispatch, TensorMetadata};

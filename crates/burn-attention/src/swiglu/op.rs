@@ -49,10 +49,6 @@ pub(super) fn forward<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> F
 }
 
 /// Ordinary operations.
-#[cfg(feature = "flex")]
-impl SwiGluOps for burn::backend::Flex {}
-
-/// Ordinary operations.
 #[cfg(feature = "cube")]
 impl SwiGluOps for burn::backend::Cube {}
 
