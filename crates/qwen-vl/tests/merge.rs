@@ -11,7 +11,13 @@ use qwen_vl::file::{Entry, Sink, TensorFile};
 use qwen_vl::{Merge, MergeCheck, MergedTensor, QwenVlConfig, QwenVlError};
 use serde_json::{Value, json};
 
-const FAMILIES: [&str; 3] = ["qwen2_vl_tiny", "qwen2_5_vl_tiny", "qwen3_vl_tiny"];
+const FAMILIES: [&str; 5] = [
+    "qwen2_vl_tiny",
+    "qwen2_5_vl_tiny",
+    "qwen3_vl_tiny",
+    "glm4v_tiny",
+    "qwen3_5_tiny",
+];
 const WEIGHTS: &str = "model.safetensors";
 const ADAPTER: &str = "adapter_model.safetensors";
 const ADAPTER_CONFIG: &str = "adapter_config.json";
