@@ -11,6 +11,7 @@ use vlm_data::MicroBatch;
 
 use crate::error::Result;
 use crate::recipe::{Recipe, TrainedParts};
+use crate::record::SAMPLES;
 use crate::shards::{self, OptimizerState};
 
 /// The sizes of a micro-batch that its memory depends on.
@@ -71,8 +72,9 @@ pub struct MemoryPlan {
     types: Types,
     weights: usize,
     adapters: usize,
-    /// Tensors of the model.
+    /// Tensors of the model, those that are trained twice; and the latter.
     tensors: usize,
+    trained_tensors: usize,
     /// Elements that are trained, and those of the largest parameter of them.
     trained: usize,
     largest: usize,
@@ -178,6 +180,7 @@ impl MemoryPlan {
             weights: weights * dtype.size(),
             adapters: if is_lora { all * wide } else { 0 },
             tensors: sizes.len() + trained.len(),
+            trained_tensors: trained.len(),
             trained: all,
             largest: trained.iter().copied().max().unwrap_or(0),
             has_masters: recipe.masters && !is_lora && dtype.size() < wide,
@@ -278,6 +281,15 @@ impl MemoryPlan {
         StepMemory { held, moments }
     }
 
+    /// What recording a step over so many samples takes besides, with their patches: the samples of
+    /// weights before it and after, of gradients and of activations.
+    pub fn record(&self, patches: usize, samples: usize) -> usize {
+        let activations = self.layers * OF_LAYER + self.blocks + 4;
+        let tensors = self.tensors + 2 * self.trained_tensors + samples * activations;
+        // Patches are written from a copy.
+        2 * patches * self.patch_elems * DType::F32.size() + tensors * OF_SAMPLED
+    }
+
     /// The most tokens a micro-batch of the kind of `shape` that a step of fits into `bytes`;
     /// none if not even one does.
     pub fn most_tokens(&self, shape: MicroShape, bytes: usize) -> Option<usize> {
@@ -347,6 +359,9 @@ impl MemoryPlan {
 
 /// What burn keeps of a tensor beside its elements, counted: it matters to tiny models alone.
 const OF_TENSOR: usize = 7 << 10;
+/// The activations and gradients of a layer that a record has, and the bytes of the samples of one.
+const OF_LAYER: usize = 14;
+const OF_SAMPLED: usize = SAMPLES * DType::F32.size() + 256;
 /// The most logits and elements of the weight, and the fewest words, of a block in
 /// `burn-attention`.
 const ELEMENTS_OF_BLOCK: usize = 1 << 23;

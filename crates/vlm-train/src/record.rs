@@ -30,7 +30,7 @@ use crate::sums::GradientSums;
 use crate::trainer::{StepReport, Trainer};
 
 /// Elements of a tensor that are kept.
-const SAMPLES: usize = 1024;
+pub(crate) const SAMPLES: usize = 1024;
 /// The text of the file's header that has the [`RecordHeader`].
 const HEADER: &str = "mrope_record";
 const VERSION: u32 = 1;

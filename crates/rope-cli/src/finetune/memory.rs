@@ -39,10 +39,16 @@ pub(super) fn print(
         .unwrap_or_else(|| args.batch.saturating_mul(longest));
     let shape = all.with_tokens(args.micro_tokens.min(of_batch));
     let mut step = plan.step(shape);
-    let hccl = args.hccl_bytes();
-    if hccl > 0 {
-        step.held.push(("HCCL's buffers", hccl));
-    }
+    let record = args
+        .record_step
+        .map_or(0, |_| plan.record(shape.patches, args.batch));
+    let others = [
+        ("HCCL's buffers", args.hccl_bytes()),
+        ("the record", record),
+    ];
+    let besides: usize = others.iter().map(|(_, bytes)| bytes).sum();
+    step.held
+        .extend(others.iter().filter(|(_, bytes)| *bytes > 0));
     let mut out = stdout();
     writeln!(
         out,
@@ -56,7 +62,7 @@ pub(super) fn print(
     let room = args.memory.map(|gib| gib * f64::from(1 << 30));
     match room.or_else(|| memory::available().filter(|_| is_ours)) {
         Some(room) => {
-            let most = plan.most_tokens(all, (room as usize).saturating_sub(hccl));
+            let most = plan.most_tokens(all, (room as usize).saturating_sub(besides));
             let most = most.map_or("no step fits".to_owned(), |most| {
                 format!("micro-batches of at most {most} tokens fit (--micro-tokens)")
             });
