@@ -20,10 +20,14 @@ fn folder(name: &str) -> PathBuf {
 fn command(out: &Path, options: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
     command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/shapes"));
-    let fixed = "finetune model --random-weights --data train.jsonl --batch 4 --micro-tokens 512";
+    let fixed = "finetune model --random-weights --data train.jsonl --micro-tokens 512";
     command.args(fixed.split_whitespace());
     command.arg("--out").arg(out);
-    for default in [["--checkpoint-every", "1"], ["--learning-rate", "1e-2"]] {
+    for default in [
+        ["--batch", "4"],
+        ["--checkpoint-every", "1"],
+        ["--learning-rate", "1e-2"],
+    ] {
         if !options.contains(default[0]) {
             command.args(default);
         }
@@ -257,7 +261,7 @@ fn twenty_steps_of_up_to_eight_npus_learn_what_one_learns() {
     let whole = "--full --parts tower,merger,decoder --learning-rate 1e-3";
     for (name, options) in [("adapters", "--parts tower,decoder"), ("whole", whole)] {
         // A checkpoint takes longer than a step.
-        let options = format!("--steps 20 {options} --checkpoint-every 20");
+        let options = format!("--steps 20 {options} --checkpoint-every 20 --batch 8");
         let alone = folder("several-deep-one");
         let mut one = command(&alone, &format!("{options} --device ascend-sim"));
         done(&one.output().expect("starts"));
@@ -351,6 +355,10 @@ fn what_makes_no_run_is_refused() {
             "computes on one device",
         ),
         ("--shard-optimizer", "name several with --device"),
+        (
+            "--device cpu --device cpu --batch 1",
+            "no conversation for each of 2 devices",
+        ),
     ] {
         let refused = command(&out, &format!("--steps 1 {options}"))
             .output()
