@@ -10,13 +10,13 @@ use std::sync::Arc;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 use folder::{Folder, family_folder, json, workspace};
-use qwen_vl::rope_core::position_ids::{Compatibility, PositionRules, Prompt, Rows, TokenIds};
-use qwen_vl::{Inputs, QwenVl, QwenVlConfig};
 use serde_json::Value;
 use vlm_data::text::{DataIndex, FileOptions};
 use vlm_data::{
     BatchSize, Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions, SampleRows,
 };
+use vlm_models::rope_core::position_ids::{Compatibility, PositionRules, Prompt, Rows, TokenIds};
+use vlm_models::{Inputs, Vlm, VlmConfig};
 
 /// Of the small tokenizer.
 const TOKENS: TokenIds = TokenIds {
@@ -159,7 +159,7 @@ fn floats(data: &TensorData) -> Vec<f64> {
     data.iter::<f64>().collect()
 }
 
-fn sums(model: &QwenVl, batch: &MicroBatch) -> Sums {
+fn sums(model: &Vlm, batch: &MicroBatch) -> Sums {
     let patches = |values: &[f32], grids: &[[usize; 3]]| {
         let count: usize = grids
             .iter()
@@ -267,7 +267,7 @@ fn a_batch_has_the_loss_and_the_gradients_of_its_samples_one_by_one() {
     ] {
         let folder = model_folder(family, &format!("batch_gradients_{name}"));
         folder.write("config.json", tiny_config(family, name).to_string());
-        let config = QwenVlConfig::from_folder(&folder.0).expect("a configuration");
+        let config = VlmConfig::from_folder(&folder.0).expect("a configuration");
         let device = Device::flex().autodiff();
         device.seed(40);
         let model = config.init(&device).expect("a model");

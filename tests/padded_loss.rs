@@ -1,8 +1,8 @@
 //! The loss of rows of different lengths: packed, and padded on either side.
 
 use burn::tensor::Device;
-use qwen_vl::rope_core::position_ids::{Compatibility, Prompt, Rows};
-use qwen_vl::{Inputs, QwenVlConfig, QwenVlError};
+use vlm_models::rope_core::position_ids::{Compatibility, Prompt, Rows};
+use vlm_models::{Inputs, VlmConfig, VlmError};
 
 const TOKENS: [i64; 8] = [11, 12, 13, 14, 15, 21, 22, 23];
 const RIGHT: [i64; 10] = [11, 12, 13, 14, 15, 21, 22, 23, 0, 0];
@@ -24,15 +24,15 @@ fn folder(name: &str) -> std::path::PathBuf {
     fixtures.join("models").join(name)
 }
 
-fn config(name: &str) -> QwenVlConfig {
-    QwenVlConfig::from_folder(folder(name)).expect("the configuration reads")
+fn config(name: &str) -> VlmConfig {
+    VlmConfig::from_folder(folder(name)).expect("the configuration reads")
 }
 
 fn loss(
-    (name, config): (&str, &QwenVlConfig),
+    (name, config): (&str, &VlmConfig),
     prompt: Prompt<'_>,
     labels: &[i64],
-) -> Result<f32, QwenVlError> {
+) -> Result<f32, VlmError> {
     let model = config.load(folder(name), &Device::flex())?;
     let batch = model.batch(&Inputs {
         prompt,
@@ -42,11 +42,7 @@ fn loss(
 }
 
 /// Of two rows, whose token 0 is padding.
-fn padded(
-    of: (&str, &QwenVlConfig),
-    input_ids: &[i64],
-    labels: &[i64],
-) -> Result<f32, QwenVlError> {
+fn padded(of: (&str, &VlmConfig), input_ids: &[i64], labels: &[i64]) -> Result<f32, VlmError> {
     let attended: Vec<bool> = input_ids.iter().map(|token| *token != 0).collect();
     let prompt = Prompt {
         input_ids,
@@ -57,7 +53,7 @@ fn padded(
     loss(of, prompt, labels)
 }
 
-fn expect_near(found: Result<f32, QwenVlError>, expected: f32, what: &str) {
+fn expect_near(found: Result<f32, VlmError>, expected: f32, what: &str) {
     let found = found.expect("it has targets");
     let difference = (found - expected).abs();
     assert!(difference <= TOLERANCE, "{what}: {found} for {expected}");
@@ -92,7 +88,7 @@ fn the_loss_does_not_depend_on_the_side_of_the_padding() {
     only_first[7] = 21;
     let error = padded(("qwen3_vl_tiny", &config), &LEFT, &only_first);
     let error = error.expect_err("the first token of a row follows nothing");
-    assert!(matches!(error, QwenVlError::NoTargets), "{error}");
+    assert!(matches!(error, VlmError::NoTargets), "{error}");
 }
 
 #[test]

@@ -9,9 +9,9 @@ use burn::backend::flex::{Flex, FlexDevice};
 use burn::tensor::Device;
 use burn_ascend::operations;
 use burn_ascend::serve::Server;
-use qwen_vl::{QwenVl, QwenVlConfig, QwenVlError, Transfer};
 use safetensors::SafeTensors;
 use serde_json::json;
+use vlm_models::{Transfer, Vlm, VlmConfig, VlmError};
 
 const SHARD: &str = "model-00001-of-00001.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -40,19 +40,19 @@ fn write_index(folder: &Path) {
     fs::write(folder.join(INDEX), index.to_string()).expect("index is written");
 }
 
-fn load(folder: &Path) -> QwenVl {
-    let config = QwenVlConfig::from_folder(folder).expect("config reads");
+fn load(folder: &Path) -> Vlm {
+    let config = VlmConfig::from_folder(folder).expect("config reads");
     config.load(folder, &Device::flex()).expect("weights load")
 }
 
 /// A model of the same configuration with other weights.
-fn trained(folder: &Path) -> QwenVl {
-    let config = QwenVlConfig::from_folder(folder).expect("config reads");
+fn trained(folder: &Path) -> Vlm {
+    let config = VlmConfig::from_folder(folder).expect("config reads");
     config.init(&Device::flex()).expect("builds")
 }
 
-fn same_weights(left: &QwenVl, right: &QwenVl) -> bool {
-    let tensors = |model: &QwenVl| model.checkpoint_tensors().expect("reads");
+fn same_weights(left: &Vlm, right: &Vlm) -> bool {
+    let tensors = |model: &Vlm| model.checkpoint_tensors().expect("reads");
     tensors(left) == tensors(right)
 }
 
@@ -119,8 +119,8 @@ fn a_save_writes_through_no_link_and_its_file_has_the_mode_of_any_new_one() {
 fn a_checkpoint_crosses_in_pieces_of_the_size_asked_for() {
     let folder = sharded("pieces");
     let expected = load(&folder);
-    let config = QwenVlConfig::from_folder(&folder).expect("config reads");
-    let bytes = |tensors: &QwenVl| -> u64 {
+    let config = VlmConfig::from_folder(&folder).expect("config reads");
+    let bytes = |tensors: &Vlm| -> u64 {
         let tensors = tensors.checkpoint_tensors().expect("reads");
         tensors.values().map(|data| data.bytes().len() as u64).sum()
     };
@@ -162,7 +162,7 @@ fn expect_pieces(reports: &[(u64, u64)], total: u64) {
 #[test]
 fn a_device_lost_midway_leaves_no_half_loaded_model_and_no_half_written_file() {
     let folder = sharded("lost_midway");
-    let config = QwenVlConfig::from_folder(&folder).expect("config reads");
+    let config = VlmConfig::from_folder(&folder).expect("config reads");
     // Ends the server once half of the bytes have crossed.
     let breaking = |server: Server| {
         let mut server = Some(server);
@@ -180,7 +180,7 @@ fn a_device_lost_midway_leaves_no_half_loaded_model_and_no_half_written_file() {
         .load_with(&folder, &device, breaking(server))
         .map(drop);
     let error = error.expect_err("the device is gone");
-    let QwenVlError::Transfer { moved, total, .. } = error else {
+    let VlmError::Transfer { moved, total, .. } = error else {
         panic!("{error}");
     };
     assert!(total / 2 < moved && moved < total, "{moved} of {total}");
@@ -190,7 +190,7 @@ fn a_device_lost_midway_leaves_no_half_loaded_model_and_no_half_written_file() {
     let model = config.load(&folder, &device).expect("loads");
     let error = model.save_with(&folder, breaking(server));
     let error = error.expect_err("the device is gone");
-    assert!(matches!(error, QwenVlError::Transfer { .. }), "{error}");
+    assert!(matches!(error, VlmError::Transfer { .. }), "{error}");
     let names = fs::read_dir(&folder).expect("lists").map(|entry| {
         let name = entry.expect("lists").file_name();
         name.into_string().expect("UTF-8")
@@ -205,7 +205,7 @@ fn a_file_that_its_header_does_not_describe_is_refused() {
     let folder = sharded("cut_short");
     let shard = folder.join(SHARD);
     let bytes = fs::read(&shard).expect("reads");
-    let config = QwenVlConfig::from_folder(&folder).expect("config reads");
+    let config = VlmConfig::from_folder(&folder).expect("config reads");
     for (end, reason) in [
         (bytes.len() - 4, "its header describes"),
         (100, "its header alone takes"),

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, TensorData};
-use qwen_vl::{QwenVlConfig, QwenVlError};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::json;
+use vlm_models::{VlmConfig, VlmError};
 
 const EMBEDDING: &str = "model.language_model.embed_tokens.weight";
 /// The same parameter, as checkpoints of Qwen2-VL spell it.
@@ -83,12 +83,12 @@ fn folder(label: &str, files: &[(&str, &Tensors)], index: Option<&Index>) -> Pat
     folder
 }
 
-fn load(folder: &Path) -> Result<BTreeMap<String, TensorData>, QwenVlError> {
-    let model = QwenVlConfig::from_folder(folder)?.load(folder, &Device::flex())?;
+fn load(folder: &Path) -> Result<BTreeMap<String, TensorData>, VlmError> {
+    let model = VlmConfig::from_folder(folder)?.load(folder, &Device::flex())?;
     model.checkpoint_tensors()
 }
 
-fn refuse(folder: &Path) -> QwenVlError {
+fn refuse(folder: &Path) -> VlmError {
     let loaded = load(folder).map(drop);
     loaded.expect_err("files and index do not fit")
 }
@@ -171,7 +171,7 @@ fn what_the_index_does_not_name_is_left_alone() {
     index.insert(extra.clone(), TWO);
     let error = refuse(&folder("indexed_extra", &files, Some(&index)));
     assert!(
-        matches!(&error, QwenVlError::UnusedTensors { names } if names[..] == [extra]),
+        matches!(&error, VlmError::UnusedTensors { names } if names[..] == [extra]),
         "{error}"
     );
 
@@ -180,7 +180,7 @@ fn what_the_index_does_not_name_is_left_alone() {
     let files = [(ONE, &first), (TWO, &second)];
     let error = refuse(&folder("incomplete_index", &files, Some(&index)));
     assert!(
-        matches!(&error, QwenVlError::MissingTensors { names } if names[..] == [EMBEDDING]),
+        matches!(&error, VlmError::MissingTensors { names } if names[..] == [EMBEDDING]),
         "{error}"
     );
 }
@@ -190,7 +190,7 @@ fn two_spellings_of_one_tensor_are_refused_in_every_run() {
     let expect_refused = |folder: &Path, names: [&str; 2], files: [&str; 2]| {
         for run in 0..RUNS {
             let error = refuse(folder);
-            let QwenVlError::TwoSpellings {
+            let VlmError::TwoSpellings {
                 names: found,
                 files: found_files,
             } = &error
@@ -228,7 +228,7 @@ fn an_index_that_places_a_tensor_in_a_shard_that_lacks_it_is_refused() {
     let files = [(ONE, &first), (TWO, &second)];
     let folder = folder("not_in_shard", &files, Some(&index));
     let error = refuse(&folder);
-    let QwenVlError::NotInShard { shard, names } = &error else {
+    let VlmError::NotInShard { shard, names } = &error else {
         panic!("{error}");
     };
     assert_eq!(shard, &folder.join(TWO));

@@ -13,11 +13,11 @@ use burn_attention::{
     Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences, Window,
     gated_delta_step, rms_norm, short_convolution, swiglu,
 };
-use qwen_vl::{Parameter, QwenVlConfig};
 use random::Random;
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, NormOrder};
+use vlm_models::{Parameter, VlmConfig};
 
 /// How often each function is called.
 const CALLS: usize = 300;
@@ -271,10 +271,10 @@ const FUNCTIONS: &[Function] = &[
         let out = short_convolution(x, weight, &sequences(random));
         out.is_ok_and(|out| goes_back(&[out]))
     }),
-    ("qwen-vl Parameter::sample", |random| {
+    ("vlm-models Parameter::sample", |random| {
         static PARAMETERS: LazyLock<Vec<Parameter>> = LazyLock::new(|| {
             let folder = rope_check::fixtures().expect("the test runs in the workspace");
-            let config = QwenVlConfig::from_folder(folder.join("models/qwen2_vl_tiny"));
+            let config = VlmConfig::from_folder(folder.join("models/qwen2_vl_tiny"));
             let model = config.expect("reads").init(&Device::flex().autodiff());
             model.expect("a model").parameters()
         });
@@ -282,9 +282,9 @@ const FUNCTIONS: &[Function] = &[
         parameter.shape = vec![random.size(2), random.size(3)];
         parameter.sample(random.tensor([6]), random.size(6)).is_ok()
     }),
-    ("qwen-vl VisionConfig::patches", |random| {
+    ("vlm-models VisionConfig::patches", |random| {
         let folder = rope_check::fixtures().expect("the test runs in the workspace");
-        let config = QwenVlConfig::from_folder(folder.join("models/qwen2_vl_tiny")).expect("reads");
+        let config = VlmConfig::from_folder(folder.join("models/qwen2_vl_tiny")).expect("reads");
         let vision = config.vision;
         let [colours, frames, rows, columns] = vision.patch;
         let (rows, columns) = (
@@ -333,7 +333,7 @@ fn each_public_function_of_tensors_is_called() {
     let lists = rope_check::fixtures().expect("the test runs in the workspace");
     let lists = lists.join("../../docs/api");
     let mut missing = Vec::new();
-    for package in ["rope-burn", "burn-attention", "qwen-vl"] {
+    for package in ["rope-burn", "burn-attention", "vlm-models"] {
         let list = std::fs::read_to_string(lists.join(format!("{package}.txt")));
         for line in list.expect("the list reads").lines() {
             let takes_tensors = line.contains("Tensor<") && line.contains("-> Result<");
@@ -347,7 +347,7 @@ fn each_public_function_of_tensors_is_called() {
                 None => format!("{package} {function}"),
             };
             // A whole model's are in the tests of models.
-            let is_of_a_model = name.starts_with("qwen-vl QwenVl::");
+            let is_of_a_model = name.starts_with("vlm-models Vlm::");
             if !is_of_a_model && !FUNCTIONS.iter().any(|(known, _)| *known == name) {
                 missing.push(name);
             }

@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use burn::tensor::{Device as HostDevice, FloatDType};
 use clap::Args;
-use qwen_vl::{GenerateOptions, GenerationConfig, QwenVl, QwenVlConfig, Sampling};
 use serde_json::json;
 use vlm_data::text::format::MediaSource;
 use vlm_data::text::{
     Conversation, DataIndex, FileOptions, IGNORED, Message, Part, Role, Tokenizer,
 };
 use vlm_data::{Cut, MicroBatch, SampleEncoder, SampleOptions, TrainingSample};
+use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
 
 use crate::arguments::{MAX_TOKENS, count_in, seed};
 use crate::device::{Compute, Device, TokenArgs};
@@ -142,8 +142,8 @@ struct Speed {
 }
 
 impl GenerateArgs {
-    fn load(&self, device: &HostDevice) -> Result<QwenVl, Box<dyn Error>> {
-        let config = QwenVlConfig::from_folder(&self.folder)?;
+    fn load(&self, device: &HostDevice) -> Result<Vlm, Box<dyn Error>> {
+        let config = VlmConfig::from_folder(&self.folder)?;
         let mut device = device.clone();
         if self.precision == Precision::Bf16 {
             device.configure(FloatDType::BF16)?;
@@ -303,7 +303,7 @@ fn reference(
 /// Answers some questions at once, and shows the answers. A single one is shown as it comes.
 fn answer(
     args: &GenerateArgs,
-    model: &QwenVl,
+    model: &Vlm,
     encoder: &SampleEncoder,
     options: &GenerateOptions,
     questions: &[Question],

@@ -1,4 +1,4 @@
-//! `mrope merge`: a thin user of [`qwen_vl::Merge`].
+//! `mrope merge`: a thin user of [`vlm_models::Merge`].
 
 use std::error::Error;
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use burn::tensor::Device;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use qwen_vl::{Merge, MergedTensor};
+use vlm_models::{Merge, MergedTensor};
 
 use crate::stdio::{note, stdout};
 use crate::table::Table;

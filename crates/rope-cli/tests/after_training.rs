@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use program::{command, says, text};
-use qwen_vl::QwenVlConfig;
-use qwen_vl::file::TensorFile;
+use vlm_models::VlmConfig;
+use vlm_models::file::TensorFile;
 
 fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/shapes")
@@ -221,7 +221,7 @@ fn wrong_inputs_are_one_clear_error() {
 
 /// True if a folder is one that a model is loaded from.
 fn loads(folder: &Path) -> bool {
-    let Ok(config) = QwenVlConfig::from_folder(folder) else {
+    let Ok(config) = VlmConfig::from_folder(folder) else {
         return false;
     };
     config.load(folder, &burn::tensor::Device::flex()).is_ok()

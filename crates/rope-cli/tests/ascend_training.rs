@@ -11,13 +11,13 @@ use burn::prelude::*;
 use burn::tensor::activation::softmax;
 use burn_ascend::{AscendDevice, fallbacks, reset_fallbacks};
 use common::{HANG, Served, fresh, host, mrope, npus, says, text, within};
-use qwen_vl::rope_core::position_ids::Prompt;
-use qwen_vl::{Inputs, QwenVlConfig, Transfer};
 use rope_burn::rope_core::{Layout, Positions, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_check::golden::Row;
 use rope_check::model::{Models, is_model_folder};
 use serde_json::{Value, json};
+use vlm_models::rope_core::position_ids::Prompt;
+use vlm_models::{Inputs, Transfer, VlmConfig};
 
 /// The report of `mrope train`.
 fn trained(arguments: &[&str], name: &str) -> Value {
@@ -413,7 +413,7 @@ fn a_checkpoint_larger_than_its_pieces_loads_trains_and_is_saved_in_the_memory_t
             "deepstack_visual_indexes": [],
         },
     });
-    let config = QwenVlConfig::from_hf_config(&config.to_string()).expect("valid");
+    let config = VlmConfig::from_hf_config(&config.to_string()).expect("valid");
     let [first, second] = ["checkpoint", "checkpoint_again"].map(fresh);
     for folder in [&first, &second] {
         std::fs::create_dir_all(folder).expect("a folder");

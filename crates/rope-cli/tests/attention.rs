@@ -10,8 +10,8 @@ use burn_ascend::{AscendDevice, AttentionRuns, attention_runs, reset_attention_r
 use burn_ascend::{fallbacks, reset_fallbacks};
 use burn_attention::{Attention, AttentionMask, MaskRules, Window, rms_norm};
 use common::{host, npus};
-use qwen_vl::rope_core::position_ids::Prompt;
-use qwen_vl::{Implementation, Inputs, QwenVlConfig};
+use vlm_models::rope_core::position_ids::Prompt;
+use vlm_models::{Implementation, Inputs, VlmConfig};
 
 /// Two devices that compute the same in f32, on values of order 1.
 const SAME: f32 = 2e-5;
@@ -258,7 +258,7 @@ fn the_models_train_on_the_npu() {
         "qwen3_5_tiny",
     ] {
         let folder = models.join("models").join(name);
-        let config = QwenVlConfig::from_folder(&folder).expect(name);
+        let config = VlmConfig::from_folder(&folder).expect(name);
         let losses = |device: &Device| -> Vec<f32> {
             let mut model = config.load(&folder, device).expect(name);
             let side = config.vision.patch[2] * config.vision.spatial_merge;
@@ -351,7 +351,7 @@ fn peak_of_a_step(npu: AscendDevice, device: &Device, implementation: Implementa
             "out_hidden_size": 128, "num_position_embeddings": 4, "deepstack_visual_indexes": [],
         },
     });
-    let config = QwenVlConfig::from_hf_config(&config.to_string()).expect("valid");
+    let config = VlmConfig::from_hf_config(&config.to_string()).expect("valid");
     let config = config.with_implementation(implementation);
     let model = config.init(device).expect("builds");
     let ids: Vec<i64> = (0..1024).map(|token| 4 + token % 28).collect();

@@ -12,7 +12,6 @@ use burn::module::Module;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Tensor};
 use program::{mrope, objects, says};
-use qwen_vl::{Batch, Inputs, QwenVl, QwenVlConfig, QwenVlError};
 use rope_burn::Rotary;
 use rope_check::assert_is;
 use rope_core::position_ids::{PositionIds, PositionRules, Prompt, Rows, TokenIds, zigzag};
@@ -20,6 +19,7 @@ use rope_core::{AxisLayout, Layout, Positions, RotarySpec};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
+use vlm_models::{Batch, Inputs, Vlm, VlmConfig, VlmError};
 
 const FOLDERS: [&str; 5] = [
     "qwen2_vl_tiny",
@@ -91,18 +91,18 @@ fn rewrite(file: &Path, change: impl Fn(&mut Tensors)) {
     safetensors::serialize_to_file(views, None, file).expect("file is written");
 }
 
-fn config(name: &str) -> QwenVlConfig {
-    QwenVlConfig::from_folder(folder(name)).expect("configuration reads")
+fn config(name: &str) -> VlmConfig {
+    VlmConfig::from_folder(folder(name)).expect("configuration reads")
 }
 
-fn model(name: &str) -> QwenVl {
+fn model(name: &str) -> Vlm {
     config(name)
         .load(folder(name), &Device::flex())
         .expect("weights load")
 }
 
 /// Random patches of some grids.
-fn patches(model: &QwenVl, grids: &[[usize; 3]], elems: usize) -> Option<Tensor<2>> {
+fn patches(model: &Vlm, grids: &[[usize; 3]], elems: usize) -> Option<Tensor<2>> {
     let count: usize = grids
         .iter()
         .map(|grid| grid.iter().product::<usize>())
@@ -181,7 +181,7 @@ fn every_folder_passes_fused_and_composed() {
     }
 }
 
-/// A family that `qwen-vl` does not build: what needs no model is compared, and the rest is said to
+/// A family that `vlm-models` does not build: what needs no model is compared, and the rest is said to
 /// be skipped.
 #[test]
 fn other_families_are_compared_in_positions_and_rotation() {
@@ -559,7 +559,7 @@ fn packed_gives_the_logits_of_its_parts(name: &str) {
     let error = model
         .prefill(&packed)
         .expect_err("packed sequences are not continued");
-    assert_is!(error => QwenVlError::NotContinuable { .. });
+    assert_is!(error => VlmError::NotContinuable { .. });
 }
 
 /// Position ids of three packed prompts with images, lengths divisible by 16.
@@ -700,7 +700,7 @@ fn patches_are_cut_as_the_image_processor_cuts_them() {
     let error = vision
         .patches(picture.narrow(2, 0, 42))
         .expect_err("does not divide");
-    assert_is!(error => QwenVlError::Frames { side: 28, .. });
+    assert_is!(error => VlmError::Frames { side: 28, .. });
 }
 
 #[test]
@@ -785,13 +785,13 @@ fn wrong_checkpoints_have_their_own_errors() {
     let error = load("missing", &|tensors| {
         tensors.remove(missing);
     });
-    assert_is!(&error => QwenVlError::MissingTensors { names } if names[..] == [missing]);
+    assert_is!(&error => VlmError::MissingTensors { names } if names[..] == [missing]);
     let error = load("unused", &|tensors| {
         let norm = tensors[missing].clone();
         tensors.insert("model.visual.blocks.7.norm1.weight".to_owned(), norm);
     });
     assert_is!(
-        &error => QwenVlError::UnusedTensors { names }
+        &error => VlmError::UnusedTensors { names }
             if names[..] == ["model.visual.blocks.7.norm1.weight"]
     );
     let wide = "model.language_model.layers.1.mlp.up_proj.weight";
@@ -801,16 +801,16 @@ fn wrong_checkpoints_have_their_own_errors() {
         data.truncate(48 * 64 * 4);
     });
     assert_is!(
-        &error => QwenVlError::TensorShape { name, expected, found }
+        &error => VlmError::TensorShape { name, expected, found }
             if name == wide && expected[..] == [96, 64] && found[..] == [48, 64]
     );
     let empty = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let error = config("qwen3_vl_tiny")
         .load(empty, &Device::flex())
         .expect_err("no weights");
-    assert_is!(error => QwenVlError::File { action: "read", .. });
-    let error = QwenVlConfig::from_folder(empty).expect_err("no configuration");
-    assert_is!(error => QwenVlError::File { action: "read", .. });
+    assert_is!(error => VlmError::File { action: "read", .. });
+    let error = VlmConfig::from_folder(empty).expect_err("no configuration");
+    assert_is!(error => VlmError::File { action: "read", .. });
 }
 
 /// Checkpoints of Qwen3.5 have one that predicts several tokens.
@@ -847,7 +847,7 @@ fn wrong_configurations_have_their_own_errors() {
             Value::Null => parent.remove(key),
             value => parent.insert(key.to_owned(), value),
         };
-        QwenVlConfig::from_hf_config(&config.to_string()).expect_err(pointer)
+        VlmConfig::from_hf_config(&config.to_string()).expect_err(pointer)
     };
     let two = |pointer, value| refuse("qwen2_vl_tiny", pointer, value);
     let two_five = |pointer, value| refuse("qwen2_5_vl_tiny", pointer, value);
@@ -855,7 +855,7 @@ fn wrong_configurations_have_their_own_errors() {
     let states = |pointer, value| refuse("qwen3_5_tiny", pointer, value);
 
     let error = two("/model_type", json!("glm4v_moe"));
-    assert_is!(&error => QwenVlError::UnknownFamily { found, .. } if found == "glm4v_moe");
+    assert_is!(&error => VlmError::UnknownFamily { found, .. } if found == "glm4v_moe");
     assert!(error.to_string().contains("qwen2_5_vl"));
     for (error, what) in [
         (two("/model_type", Value::Null), "model_type"),
@@ -867,7 +867,7 @@ fn wrong_configurations_have_their_own_errors() {
             "layer_types",
         ),
     ] {
-        assert!(matches!(error, QwenVlError::Config { .. }), "{error}");
+        assert!(matches!(error, VlmError::Config { .. }), "{error}");
         assert!(error.to_string().contains(what), "{error}");
     }
     for (error, what) in [
@@ -901,7 +901,7 @@ fn wrong_configurations_have_their_own_errors() {
             "patch_size",
         ),
     ] {
-        assert_is!(&error => QwenVlError::Unsupported { key, .. } if *key == what);
+        assert_is!(&error => VlmError::Unsupported { key, .. } if *key == what);
     }
     for (error, what) in [
         (
@@ -938,13 +938,13 @@ fn wrong_configurations_have_their_own_errors() {
             "linear_num_value_heads",
         ),
     ] {
-        assert_is!(&error => QwenVlError::Sizes { left, .. } if *left == what);
+        assert_is!(&error => VlmError::Sizes { left, .. } if *left == what);
     }
     let error = two(
         "/text_config/rope_parameters/mrope_section",
         json!([4, 6, 5]),
     );
-    assert!(matches!(error, QwenVlError::Rope(_)), "{error}");
+    assert!(matches!(error, VlmError::Rope(_)), "{error}");
 }
 
 /// Each value of each configuration in turn becomes each of these: an error or a configuration,
@@ -977,7 +977,7 @@ fn no_value_of_a_configuration_ends_the_program() {
             for value in &values {
                 let mut config = config.clone();
                 *config.pointer_mut(&path).expect("one of its own") = value.clone();
-                match QwenVlConfig::from_hf_config(&config.to_string()) {
+                match VlmConfig::from_hf_config(&config.to_string()) {
                     Ok(_) => read += 1,
                     Err(_) => refused += 1,
                 }
@@ -1006,7 +1006,7 @@ fn pointers(value: &Value, at: String, found: &mut Vec<String>) {
 /// Transformers 4: the decoder's keys at the top, other names in the tower.
 #[test]
 fn configurations_of_transformers_4_are_read() {
-    let config = QwenVlConfig::from_hf_config(
+    let config = VlmConfig::from_hf_config(
         &json!({
             "model_type": "qwen2_5_vl", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008,
             "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2, "hidden_act": "silu",
@@ -1047,7 +1047,7 @@ fn towers_without_the_defaults_of_their_class_are_read() {
                 "type": "default"},
             "use_sliding_window": false, "tie_word_embeddings": true, "vision_config": vision
         });
-        QwenVlConfig::from_hf_config(&config.to_string())
+        VlmConfig::from_hf_config(&config.to_string())
     };
     let two = json!({"hidden_size": 1536, "in_chans": 3, "model_type": "qwen2_vl",
         "spatial_patch_size": 14});
@@ -1089,7 +1089,7 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
         image_grids: &grids,
         ..Prompt::default()
     };
-    let batch = |prompt: Prompt, image_patches: Option<Tensor<2>>| -> Result<Batch, QwenVlError> {
+    let batch = |prompt: Prompt, image_patches: Option<Tensor<2>>| -> Result<Batch, VlmError> {
         model.batch(&Inputs {
             prompt,
             image_patches,
@@ -1098,7 +1098,7 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
     };
     for patches in [None, image(7, elems), image(8, elems - 1)] {
         let error = batch(prompt, patches).expect_err("patches do not fit");
-        assert_is!(error => QwenVlError::Patches { kind: "image", .. });
+        assert_is!(error => VlmError::Patches { kind: "image", .. });
     }
     let error = model
         .batch(&Inputs {
@@ -1107,15 +1107,15 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
             video_patches: image(8, elems),
         })
         .expect_err("no video");
-    assert_is!(error => QwenVlError::Patches { kind: "video", .. });
+    assert_is!(error => VlmError::Patches { kind: "video", .. });
     let error = batch(Prompt::default(), None).expect_err("no tokens");
-    assert!(matches!(error, QwenVlError::NoTokens), "{error}");
+    assert!(matches!(error, VlmError::NoTokens), "{error}");
     let unknown = Prompt {
         input_ids: &[5, VOCABULARY],
         ..Prompt::default()
     };
     let error = batch(unknown, None).expect_err("beyond the vocabulary");
-    assert_is!(error => QwenVlError::Token { token: 1, found: 300, .. });
+    assert_is!(error => VlmError::Token { token: 1, found: 300, .. });
     // The types call one text token part of the image, whose grid then fits.
     let mistyped = Prompt {
         input_ids: &[5, IMAGE, 7, 6],
@@ -1124,7 +1124,7 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
         ..Prompt::default()
     };
     let error = batch(mistyped, image(8, elems)).expect_err("a placeholder short");
-    assert_is!(error => QwenVlError::Placeholders { expected: 2, found: 1, .. });
+    assert_is!(error => VlmError::Placeholders { expected: 2, found: 1, .. });
     let error = batch(
         Prompt {
             image_grids: &[],
@@ -1133,17 +1133,17 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
         None,
     )
     .expect_err("no grid");
-    assert!(matches!(error, QwenVlError::Rope(_)), "{error}");
+    assert!(matches!(error, VlmError::Rope(_)), "{error}");
 
     let whole = batch(prompt, image(8, elems)).expect("fits");
     let loss = |labels: &[i64]| model.loss(&whole, labels).map(|_| ());
     assert!(loss(&[-100, -100, -100, 6]).is_ok());
     let error = loss(&[5, 6]).expect_err("too few");
-    assert_is!(error => QwenVlError::LabelCount { expected: 4, found: 2 });
+    assert_is!(error => VlmError::LabelCount { expected: 4, found: 2 });
     let error = loss(&[5, -100, -100, -100]).expect_err("the first token follows nothing");
-    assert!(matches!(error, QwenVlError::NoTargets), "{error}");
+    assert!(matches!(error, VlmError::NoTargets), "{error}");
     let error = loss(&[-100, -100, 300, -100]).expect_err("beyond the vocabulary");
-    assert_is!(error => QwenVlError::Token { token: 2, found: 300, .. });
+    assert_is!(error => VlmError::Token { token: 2, found: 300, .. });
 
     let padding = Prompt {
         input_ids: &[0, 0],
@@ -1152,16 +1152,16 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
     };
     let padding = batch(padding, None).expect("padding alone is a batch");
     let error = model.prefill(&padding).expect_err("nothing to continue");
-    assert_is!(error => QwenVlError::NotContinuable { .. });
+    assert_is!(error => VlmError::NotContinuable { .. });
     let (_, mut cache) = model.prefill(&whole).expect("reads");
     let error = model
         .decode(&[1, 2], &mut cache)
         .expect_err("two tokens for one row");
-    assert_is!(error => QwenVlError::NotContinuable { .. });
+    assert_is!(error => VlmError::NotContinuable { .. });
     let error = model
         .decode(&[-1], &mut cache)
         .expect_err("beyond the vocabulary");
-    assert!(matches!(error, QwenVlError::Token { .. }), "{error}");
+    assert!(matches!(error, VlmError::Token { .. }), "{error}");
 }
 
 /// A model with random weights, trained and then used without autodiff.

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use burn::module::Module;
-use qwen_vl::QwenVl;
 use vlm_data::MicroBatch;
+use vlm_models::Vlm;
 
 use crate::batch::inputs;
 use crate::error::{Result, VlmTrainError};
@@ -20,8 +20,8 @@ impl Trainer {
     ///
     /// # Errors
     /// [`VlmTrainError::NoEffect`] if the adapter changes no logit, [`VlmTrainError::OtherAdapter`]
-    /// if the saved one is not the trained one; those of [`QwenVl::save_adapter`] and
-    /// [`QwenVl::load_adapter`].
+    /// if the saved one is not the trained one; those of [`Vlm::save_adapter`] and
+    /// [`Vlm::load_adapter`].
     pub fn save_adapter(&self, folder: &Path, base: &str, probe: &MicroBatch) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
         self.model.save_adapter(folder, base)?;
@@ -54,7 +54,7 @@ impl Trainer {
         Ok(())
     }
 
-    fn logits(&self, model: &QwenVl, probe: &MicroBatch) -> Result<Vec<f64>> {
+    fn logits(&self, model: &Vlm, probe: &MicroBatch) -> Result<Vec<f64>> {
         let batch = model.batch(&inputs(probe, &model.device()))?;
         let logits = model.last_logits(&batch)?.try_into_data();
         let logits = logits.map_err(|error| VlmTrainError::Device {

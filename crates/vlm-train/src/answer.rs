@@ -131,7 +131,7 @@ impl Trainer {
     /// Answers questions greedily, in at most 64 tokens each.
     ///
     /// # Errors
-    /// Those of [`QwenVl::generate`](qwen_vl::QwenVl::generate); [`VlmTrainError::Data`].
+    /// Those of [`Vlm::generate`](vlm_models::Vlm::generate); [`VlmTrainError::Data`].
     pub fn answers(&self, questions: &Questions) -> Result<Vec<Answer>> {
         let model = self.model.valid();
         let stop: Vec<i64> = questions.stop().into_iter().collect();

@@ -1,9 +1,9 @@
 //! Micro-batches as the model reads them.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use qwen_vl::Inputs;
-use qwen_vl::rope_core::position_ids::{Prompt, Rows};
 use vlm_data::{Fingerprint, MicroBatch, SampleRows};
+use vlm_models::Inputs;
+use vlm_models::rope_core::position_ids::{Prompt, Rows};
 
 /// The tokens with what positions follow from.
 pub(crate) fn prompt(micro: &MicroBatch) -> Prompt<'_> {

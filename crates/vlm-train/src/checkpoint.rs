@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor};
-use qwen_vl::Parameter;
-use qwen_vl::file::{Entry, Sink, TensorFile, write_whole};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vlm_data::{DataPosition, Fingerprint};
+use vlm_models::Parameter;
+use vlm_models::file::{Entry, Sink, TensorFile, write_whole};
 
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;

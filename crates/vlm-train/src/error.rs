@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use qwen_vl::QwenVlError;
 use vlm_data::VlmDataError;
+use vlm_models::VlmError;
 
 /// The result of this crate's functions.
 pub type Result<T, E = VlmTrainError> = std::result::Result<T, E>;
@@ -14,7 +14,7 @@ pub type Result<T, E = VlmTrainError> = std::result::Result<T, E>;
 pub enum VlmTrainError {
     /// The model, its files or its device.
     #[error(transparent)]
-    Model(#[from] QwenVlError),
+    Model(#[from] VlmError),
     /// The data.
     #[error("no batch for step {step}: {source}")]
     Data {

@@ -1,4 +1,4 @@
-//! Fine-tunes the models of `qwen-vl`.
+//! Fine-tunes the models of `vlm-models`.
 //!
 //! [`Trainer`] takes steps over batches that `vlm-data` makes and cuts. The loss of a step is the sum
 //! over all labelled tokens of the whole batch divided by their number, so neither it nor the update

@@ -5,8 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use qwen_vl::file::write_whole;
 use serde::{Deserialize, Serialize};
+use vlm_models::file::write_whole;
 
 use crate::error::{Result, VlmTrainError};
 

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Int, Tensor};
-use qwen_vl::{Parameter, QwenVl};
+use vlm_models::{Parameter, Vlm};
 
 use crate::recipe::Recipe;
 use crate::sums::GradientSums;
@@ -48,12 +48,12 @@ impl AdamW {
     /// undid, and all.
     pub(crate) fn step(
         &mut self,
-        model: QwenVl,
+        model: Vlm,
         parameters: &[Parameter],
         gradients: GradientSums,
         recipe: &Recipe,
         at: (f64, bool),
-    ) -> (QwenVl, [usize; 2]) {
+    ) -> (Vlm, [usize; 2]) {
         let mut update = Update::new(self, parameters, gradients, recipe, at);
         let model = model.map(&mut update);
         (model, update.lost())

@@ -2,12 +2,12 @@
 //!
 //! Some tensors exist during the whole step; of the others, only those of one moment exist at once.
 //! The peak is the sum of the former and the largest moment. The numbers of a token that a layer's
-//! graph keeps follow from `qwen-vl`'s layers and their backward on the CPU backend; GPUs and NPUs
+//! graph keeps follow from `vlm-models`'s layers and their backward on the CPU backend; GPUs and NPUs
 //! round sizes up and keep pools, which no plan here counts.
 
 use burn::tensor::{DType, Device};
-use qwen_vl::{LoraConfig, ModelPart, QwenVlConfig, has_linear_kernel};
 use vlm_data::MicroBatch;
+use vlm_models::{LoraConfig, ModelPart, VlmConfig, has_linear_kernel};
 
 use crate::error::Result;
 use crate::recipe::{Recipe, TrainedParts};
@@ -125,7 +125,7 @@ impl MemoryPlan {
     ///
     /// # Errors
     /// Those of [`Trainer::new`](crate::Trainer::new).
-    pub fn new(config: &QwenVlConfig, recipe: &Recipe, dtype: DType) -> Result<Self> {
+    pub fn new(config: &VlmConfig, recipe: &Recipe, dtype: DType) -> Result<Self> {
         recipe.check()?;
         // Draws nothing.
         let mut model = config.init(&Device::flex())?;

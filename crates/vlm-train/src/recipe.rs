@@ -1,7 +1,7 @@
 //! Everything that decides the numbers of a run.
 
-use qwen_vl::{LoraConfig, ModelPart};
 use serde::{Deserialize, Serialize};
+use vlm_models::{LoraConfig, ModelPart};
 
 use crate::error::{Result, VlmTrainError};
 use crate::schedule::Schedule;

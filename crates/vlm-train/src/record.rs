@@ -12,18 +12,18 @@
 //! | `backward/NAME` | samples of a parameter's gradient, of the whole batch, before clipping |
 //! | `update/NAME` | samples of what the step added to a parameter |
 //!
-//! Samples are at [`sampled_elements`](qwen_vl::sampled_elements) of the tensor in the order of
+//! Samples are at [`sampled_elements`](vlm_models::sampled_elements) of the tensor in the order of
 //! files. A sample's activations do not depend on how the batch is cut, but for rounding.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use burn::tensor::DType;
-use qwen_vl::file::{Entry, Sink, TensorFile};
-use qwen_vl::{Batch, Parameter, QwenVl, Sampled, Segment, Trace};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vlm_data::{MicroBatch, SampleRows};
+use vlm_models::file::{Entry, Sink, TensorFile};
+use vlm_models::{Batch, Parameter, Sampled, Segment, Trace, Vlm};
 
 use crate::error::{Result, VlmTrainError};
 use crate::sums::GradientSums;
@@ -148,12 +148,12 @@ impl Recording {
     }
 
     /// A trace of the samples of a micro-batch.
-    pub(crate) fn trace(&self, model: &QwenVl, micro: &MicroBatch) -> Trace {
+    pub(crate) fn trace(&self, model: &Vlm, micro: &MicroBatch) -> Trace {
         Trace::sampling(SAMPLES, self.segments(model, micro))
     }
 
     /// Where the samples of a micro-batch are. A line that comes again in the batch has a number.
-    fn segments(&self, model: &QwenVl, micro: &MicroBatch) -> Vec<Segment> {
+    fn segments(&self, model: &Vlm, micro: &MicroBatch) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::with_capacity(micro.lines.len());
         let [image, _] = model.placeholders();
         let is_image = |token: usize| micro.input_ids[token] == image;
@@ -201,7 +201,7 @@ impl Recording {
     /// Adds what a micro-batch gave.
     pub(crate) fn add_pass(
         &mut self,
-        model: &QwenVl,
+        model: &Vlm,
         micro: &MicroBatch,
         batch: &Batch,
         trace: Trace,

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device, Tensor};
-use qwen_vl::Parameter;
+use vlm_models::Parameter;
 
 use crate::checkpoint::{Fill, Values};
 use crate::error::Result;

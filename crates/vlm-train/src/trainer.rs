@@ -2,9 +2,9 @@
 
 use burn::module::Module;
 use burn::tensor::TensorData;
-use qwen_vl::{Backward, Parameter, QwenVl, Trace};
 use serde::{Deserialize, Serialize};
 use vlm_data::{Cut, DataPosition, MicroBatch, TrainingSample};
+use vlm_models::{Backward, Parameter, Trace, Vlm};
 
 use crate::batch::{inputs, lines, prompt, seeds, tokens};
 use crate::error::{Result, VlmTrainError};
@@ -21,7 +21,7 @@ const WATCHED_EVERY: usize = 100;
 /// A model in training.
 #[derive(Clone, Debug)]
 pub struct Trainer {
-    pub(crate) model: QwenVl,
+    pub(crate) model: Vlm,
     pub(crate) recipe: Recipe,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) optimizer: AdamW,
@@ -88,8 +88,8 @@ impl Trainer {
     ///
     /// # Errors
     /// [`VlmTrainError::Recipe`], [`VlmTrainError::NothingTrained`]; those of
-    /// [`QwenVl::with_lora`].
-    pub fn new(model: QwenVl, recipe: Recipe) -> Result<Self> {
+    /// [`Vlm::with_lora`].
+    pub fn new(model: Vlm, recipe: Recipe) -> Result<Self> {
         recipe.check()?;
         let model = match &recipe.trained {
             TrainedParts::Lora(config) => model.with_lora(config, recipe.seed)?,
@@ -114,7 +114,7 @@ impl Trainer {
     }
 
     /// The model as it is now.
-    pub fn model(&self) -> &QwenVl {
+    pub fn model(&self) -> &Vlm {
         &self.model
     }
 
@@ -144,7 +144,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`VlmTrainError::NoLabels`], [`VlmTrainError::Diverged`], [`VlmTrainError::Device`]; those
-    /// of [`QwenVl::backward`]; [`VlmTrainError::Rank`]. The model is then the one before the step.
+    /// of [`Vlm::backward`]; [`VlmTrainError::Rank`]. The model is then the one before the step.
     pub fn step(&mut self, batch: &[MicroBatch]) -> Result<StepReport> {
         self.step_recording(batch, None)
     }
@@ -337,7 +337,7 @@ impl Trainer {
     /// several ranks, each computes its micro-batches of the same batch.
     ///
     /// # Errors
-    /// [`VlmTrainError::NoLabels`]; those of [`QwenVl::loss`].
+    /// [`VlmTrainError::NoLabels`]; those of [`Vlm::loss`].
     pub fn validate(&self, batch: &[MicroBatch]) -> Result<f64> {
         let step = self.steps;
         let model = self.model.valid();

@@ -7,8 +7,8 @@ mod common;
 use std::collections::BTreeMap;
 
 use burn::module::Module;
-use qwen_vl::{GenerateOptions, QwenVl, QwenVlConfig, Sampling};
 use vlm_data::{MicroBatch, TrainingSample};
+use vlm_models::{GenerateOptions, Sampling, Vlm, VlmConfig};
 use vlm_train::inputs;
 
 use common::{FAMILIES, fixtures, load, packed, padded, sample};
@@ -16,7 +16,7 @@ use common::{FAMILIES, fixtures, load, packed, padded, sample};
 const NEW: usize = 12;
 
 /// The prompt of a sample: what comes before its answer.
-fn prompt(index: usize, config: &QwenVlConfig) -> TrainingSample {
+fn prompt(index: usize, config: &VlmConfig) -> TrainingSample {
     let mut prompt = sample(index, config);
     let length = prompt
         .text
@@ -30,7 +30,7 @@ fn prompt(index: usize, config: &QwenVlConfig) -> TrainingSample {
 }
 
 fn continued(
-    model: &QwenVl,
+    model: &Vlm,
     prompts: Vec<TrainingSample>,
     options: &GenerateOptions,
 ) -> Vec<Vec<i64>> {

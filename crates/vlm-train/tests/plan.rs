@@ -5,9 +5,9 @@
 mod common;
 
 use burn::tensor::{DType, Device};
-use qwen_vl::{LoraConfig, QwenVlConfig};
 use rope_check::alloc::CountingAllocator;
 use vlm_data::{MicroBatch, TrainingSample};
+use vlm_models::{LoraConfig, VlmConfig};
 use vlm_train::{MemoryPlan, MicroShape, Recipe, TrainedParts, Trainer};
 
 use common::{ALL, packed, recipe, sample};
@@ -16,14 +16,14 @@ use common::{ALL, packed, recipe, sample};
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// Samples laid end to end, as long as they are.
-fn long(config: &QwenVlConfig, count: usize) -> MicroBatch {
+fn long(config: &VlmConfig, count: usize) -> MicroBatch {
     let samples = (0..count).map(|index| sample(index % 8, config));
     let samples: Vec<TrainingSample> = samples.collect();
     packed(samples)
 }
 
 /// Planned and counted bytes of the second step.
-fn compare(config: &QwenVlConfig, recipe: &Recipe, count: usize) -> (usize, usize) {
+fn compare(config: &VlmConfig, recipe: &Recipe, count: usize) -> (usize, usize) {
     let batch = [long(config, count), long(config, count)];
     let shape = MicroShape::of(&batch[0]);
     let plan = MemoryPlan::new(config, recipe, DType::F32).unwrap();
@@ -52,7 +52,7 @@ fn compare(config: &QwenVlConfig, recipe: &Recipe, count: usize) -> (usize, usiz
 #[test]
 fn the_plan_is_near_what_is_counted() {
     let folder = common::fixtures().join("models/qwen2_5_vl_tiny");
-    let config = QwenVlConfig::from_folder(&folder).unwrap();
+    let config = VlmConfig::from_folder(&folder).unwrap();
     for trained in [
         TrainedParts::Lora(LoraConfig::default()),
         TrainedParts::Full(ALL.to_vec()),

@@ -6,13 +6,13 @@ mod common;
 
 use burn::module::Module;
 use burn::tensor::DType;
-use qwen_vl::QwenVl;
+use vlm_models::Vlm;
 use vlm_train::{Rates, Recipe, Schedule, TrainedParts, Trainer};
 
 use common::{ALL, Halve, load, packed, recipe, samples};
 
 /// Steps whose updates are mostly below half a unit in the last place of a bf16 weight.
-fn last_loss(model: QwenVl, masters: bool, (steps, rate): (usize, f64)) -> f64 {
+fn last_loss(model: Vlm, masters: bool, (steps, rate): (usize, f64)) -> f64 {
     let (config, _) = load("qwen2_5_vl_tiny");
     let recipe = Recipe {
         steps,

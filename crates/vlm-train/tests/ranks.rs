@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::tensor::DType;
-use qwen_vl::QwenVlConfig;
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
+use vlm_models::VlmConfig;
 use vlm_train::{
     Ending, Event, HostSums, OptimizerState, Rank, RankGroup, Recipe, Rendezvous, RendezvousError,
     RunOptions, StepReport, TrainedParts, Trainer, VlmTrainError, run,
@@ -42,7 +42,7 @@ enum Fault {
 /// A rank's part of the batches from a step on: each `ranks`-th of four samples, in two
 /// micro-batches of uneven length where there are several.
 fn batches(
-    config: &QwenVlConfig,
+    config: &VlmConfig,
     (rank, ranks): (usize, usize),
     from: usize,
     fault: Fault,

@@ -9,10 +9,10 @@ use std::sync::Mutex;
 
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor, TensorData};
-use qwen_vl::rope_core::position_ids::{Prompt, Rows};
-use qwen_vl::{Backward, Inputs, LoraConfig, ModelPart, QwenVl, QwenVlConfig};
 use rope_check::alloc::CountingAllocator;
 use vlm_data::SampleRows;
+use vlm_models::rope_core::position_ids::{Prompt, Rows};
+use vlm_models::{Backward, Inputs, LoraConfig, ModelPart, Vlm, VlmConfig};
 
 use common::{ALL, FAMILIES, load, packed, samples};
 
@@ -24,7 +24,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 type Gradients = HashMap<ParamId, TensorData>;
 
-fn gradients(model: &QwenVl, config: &QwenVlConfig, recompute: bool) -> (f64, Gradients) {
+fn gradients(model: &Vlm, config: &VlmConfig, recompute: bool) -> (f64, Gradients) {
     let micro = packed(samples(0, config));
     let SampleRows::Packed { cu_seqlens } = &micro.rows else {
         panic!("{:?}", micro.rows);
@@ -59,7 +59,7 @@ fn gradients(model: &QwenVl, config: &QwenVlConfig, recompute: bool) -> (f64, Gr
 }
 
 /// Models with all of their parts trained, some, or adapters with dropout.
-fn variants(family: &str) -> Vec<(String, QwenVlConfig, QwenVl)> {
+fn variants(family: &str) -> Vec<(String, VlmConfig, Vlm)> {
     let parts: [&[ModelPart]; 4] = [
         &ALL,
         &[ModelPart::Decoder],
@@ -113,7 +113,7 @@ fn gradients_are_the_same_to_the_bit() {
 fn the_peak_of_a_deep_model_is_that_of_one_layer() {
     let _alone = ALONE.lock();
     let folder = common::fixtures().join("models/qwen2_vl_tiny");
-    let mut config = QwenVlConfig::from_folder(folder).unwrap();
+    let mut config = VlmConfig::from_folder(folder).unwrap();
     config.text.layers = 12;
     let model = config.init(&Device::flex().autodiff()).unwrap();
     let model = model.with_lora(&LoraConfig::default(), 0).unwrap();

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};
-use qwen_vl::file::{Entry, Sink, TensorFile};
-use qwen_vl::rope_core::position_ids::Prompt;
-use qwen_vl::{Inputs, QwenVl, QwenVlConfig};
 use serde::Deserialize;
 use vlm_data::{MicroBatch, TrainingSample};
+use vlm_models::file::{Entry, Sink, TensorFile};
+use vlm_models::rope_core::position_ids::Prompt;
+use vlm_models::{Inputs, Vlm, VlmConfig};
 use vlm_train::{TrainedParts, Trainer};
 
 use common::{ALL, FAMILIES, fixtures, load, lora, packed, padded, recipe, sample, samples};
@@ -103,7 +103,7 @@ fn losses_and_norms_of_all_steps_are_those_of_peft_and_torch() {
     follows("full", &TrainedParts::Full(ALL.to_vec()), 50, 1e-4);
 }
 
-fn logits(model: &QwenVl, config: &QwenVlConfig) -> TensorData {
+fn logits(model: &Vlm, config: &VlmConfig) -> TensorData {
     let sample = sample(1, config);
     let device = model.device();
     let elements = config.vision.patch_elems();

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use qwen_vl::{LoraConfig, QwenVlConfig};
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
+use vlm_models::{LoraConfig, VlmConfig};
 use vlm_train::{Ending, Event, Recipe, RunOptions, TrainedParts, Trainer, VlmTrainError, run};
 
 use common::{ALL, load, lora, packed, recipe, samples};
@@ -18,7 +18,7 @@ const FAMILY: &str = "qwen2_5_vl_tiny";
 
 /// Batches from a step on, of which one may be an error.
 fn batches(
-    config: &QwenVlConfig,
+    config: &VlmConfig,
     from: usize,
     fails: Option<usize>,
 ) -> impl Iterator<Item = vlm_data::Result<GlobalBatch>> {
@@ -46,7 +46,7 @@ fn batches(
 }
 
 /// The samples of a step, each by itself.
-fn singles(step: usize, config: &QwenVlConfig) -> Vec<MicroBatch> {
+fn singles(step: usize, config: &VlmConfig) -> Vec<MicroBatch> {
     let samples = samples(step, config).into_iter();
     samples.map(|sample| packed(vec![sample])).collect()
 }

@@ -8,7 +8,6 @@ use std::path::Path;
 use burn::backend::ExecutionError;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, TensorData};
-use qwen_vl::{Batch, Inputs, QwenVl, QwenVlConfig, QwenVlError, Trace};
 use rope_burn::{Implementation, Rotary, RotaryError};
 use rope_core::hf::parse_config;
 use rope_core::position_ids::{
@@ -17,6 +16,7 @@ use rope_core::position_ids::{
 };
 use rope_core::{Layout, Pairing, Positions, RopeError, RotarySpec, TokenAngles};
 use serde::Deserialize;
+use vlm_models::{Batch, Inputs, Trace, Vlm, VlmConfig, VlmError};
 
 use self::prompt::OwnedPrompt;
 use crate::buffer::DType;
@@ -87,7 +87,7 @@ pub enum ModelError {
     Rotary(#[from] RotaryError),
     /// The model was refused, or the device failed while it ran.
     #[error(transparent)]
-    Model(#[from] QwenVlError),
+    Model(#[from] VlmError),
     /// The device failed.
     #[error("{}", .0.reason())]
     Device(#[from] ExecutionError),
@@ -162,7 +162,7 @@ impl Models {
     /// Compares everything that a folder holds.
     ///
     /// Position ids and rotation of any family; activations, gradients and training of those that
-    /// `qwen-vl` builds.
+    /// `vlm-models` builds.
     ///
     /// # Errors
     /// If a file cannot be read or does not fit the others, or the device fails.
@@ -185,13 +185,13 @@ impl Models {
         let mut rows = fixture.compare_positions()?;
         rows.extend(fixture.compare_rotation()?);
         let mut skipped = None;
-        match QwenVlConfig::from_hf_config(&fixture.json) {
+        match VlmConfig::from_hf_config(&fixture.json) {
             Ok(config) => {
                 let config = config.with_implementation(self.implementation);
                 rows.extend(fixture.compare_tower(&config)?);
                 rows.extend(fixture.compare_model(&config, folder)?);
             }
-            Err(error @ QwenVlError::UnknownFamily { .. }) => {
+            Err(error @ VlmError::UnknownFamily { .. }) => {
                 skipped = Some(format!("the model beyond positions and rotation: {error}"));
             }
             Err(error) => return Err(error.into()),
@@ -328,7 +328,7 @@ impl Fixture<'_> {
     }
 
     /// The order in which the tower's patches attend, and its cos and sin.
-    fn compare_tower(&self, config: &QwenVlConfig) -> Result<Vec<Row>, ModelError> {
+    fn compare_tower(&self, config: &VlmConfig) -> Result<Vec<Row>, ModelError> {
         let vision = &config.vision;
         let mut rows = Vec::new();
         for (kind, grids) in [
@@ -372,7 +372,7 @@ impl Fixture<'_> {
     }
 
     /// Activations, logits, loss, gradients and training.
-    fn compare_model(&self, config: &QwenVlConfig, folder: &Path) -> Result<Vec<Row>, ModelError> {
+    fn compare_model(&self, config: &VlmConfig, folder: &Path) -> Result<Vec<Row>, ModelError> {
         let device = self.models.device.clone().autodiff();
         let labels = self.inputs.get("labels")?.integers();
         let load = |version| {
@@ -424,7 +424,7 @@ impl Fixture<'_> {
         Ok(rows)
     }
 
-    fn batch(&self, model: &QwenVl) -> Result<Batch, ModelError> {
+    fn batch(&self, model: &Vlm) -> Result<Batch, ModelError> {
         let device = model.device();
         let patches = |name: &str, grids: &[[usize; 3]]| {
             let tensor = || tensor::<2>(self.inputs.get(name)?, &device);
@@ -437,11 +437,7 @@ impl Fixture<'_> {
         })?)
     }
 
-    fn activation_rows(
-        &self,
-        trace: &Trace,
-        config: &QwenVlConfig,
-    ) -> Result<Vec<Row>, ModelError> {
+    fn activation_rows(&self, trace: &Trace, config: &VlmConfig) -> Result<Vec<Row>, ModelError> {
         let tolerance = self.allowed(Operation::Activation);
         let mut rows = Vec::new();
         // The tower ran on images, then videos; a merged token is several patches.
@@ -500,7 +496,7 @@ impl Fixture<'_> {
     /// Losses before each step of AdamW, and after the last.
     fn training_row(
         &self,
-        mut model: QwenVl,
+        mut model: Vlm,
         batch: &Batch,
         labels: &[i64],
         training: Training,

@@ -17,11 +17,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use burn::tensor::Device;
-use qwen_vl::QwenVlConfig;
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 use vlm_data::text::{DataIndex, FileOptions};
 use vlm_data::{BatchSize, Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions};
+use vlm_models::VlmConfig;
 use vlm_train::{
     Collective, Ending, Event, MemoryPlan, Questions, Rank, Recipe, RunOptions, TrainedParts,
     Trainer,
@@ -45,7 +45,7 @@ const INTERRUPTED: i32 = 128 + 2;
 /// What all devices of a run train on.
 struct Job {
     args: FinetuneArgs,
-    config: QwenVlConfig,
+    config: VlmConfig,
     encoder: Arc<SampleEncoder>,
     index: Arc<DataIndex>,
     recipe: Recipe,
@@ -65,7 +65,7 @@ type Membership<'a> = (&'a Rank, Arc<dyn Collective>);
 /// Those of the device, the model, the data and the run, each with what to do.
 pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
     let args = &args.with_variables(|name| std::env::var(name).ok())?;
-    let config = QwenVlConfig::from_folder(&args.folder)?;
+    let config = VlmConfig::from_folder(&args.folder)?;
     let mut samples = SampleOptions {
         max_pixels: args.max_pixels,
         ..SampleOptions::default()

@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use qwen_vl::{QwenVl, QwenVlConfig};
 use vlm_data::Fingerprint;
+use vlm_models::{Vlm, VlmConfig};
 
 use super::options::FinetuneArgs;
 use crate::device::Device as Named;
@@ -56,9 +56,9 @@ pub(super) fn fingerprint(folder: &Path) -> io::Result<u64> {
 /// The model in its precision, on a device that it configures.
 pub(super) fn load(
     args: &FinetuneArgs,
-    config: &QwenVlConfig,
+    config: &VlmConfig,
     device: &Device,
-) -> Result<QwenVl, Box<dyn Error>> {
+) -> Result<Vlm, Box<dyn Error>> {
     // Ranks draw one after the other: the host has one generator.
     static DRAWING: Mutex<()> = Mutex::new(());
     let mut device = device.clone();

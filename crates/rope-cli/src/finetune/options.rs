@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use clap::{Args, ValueEnum};
-use qwen_vl::{LoraConfig, ModelPart};
 use rope_ascend::safe::CommunicatorOptions;
 use vlm_data::{BatchSize, Cut, LoaderOptions};
+use vlm_models::{LoraConfig, ModelPart};
 use vlm_train::{LossRule, OptimizerState, Rates, Recipe, Schedule, TrainedParts};
 
 use crate::arguments::{count_in, seed};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use qwen_vl::sampled_elements;
+use vlm_models::sampled_elements;
 
 use super::{Comparison, Row, Stage};
 use crate::record::StepRecord;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
-use qwen_vl::Parameter;
+use vlm_models::Parameter;
 
 use super::{Collective, Rank};
 use crate::error::{Result, VlmTrainError};

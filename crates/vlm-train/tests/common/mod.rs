@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor};
-use qwen_vl::{LoraConfig, ModelPart, QwenVl, QwenVlConfig};
 use vlm_data::text::Sample;
 use vlm_data::{Cut, MicroBatch, TrainingSample};
+use vlm_models::{LoraConfig, ModelPart, Vlm, VlmConfig};
 use vlm_train::{Rates, Recipe, Schedule, TrainedParts};
 
 pub(crate) const FAMILIES: [&str; 5] = [
@@ -26,9 +26,9 @@ pub(crate) fn fixtures() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
 }
 
-pub(crate) fn load(family: &str) -> (QwenVlConfig, QwenVl) {
+pub(crate) fn load(family: &str) -> (VlmConfig, Vlm) {
     let folder = fixtures().join("models").join(family);
-    let config = QwenVlConfig::from_folder(&folder).unwrap();
+    let config = VlmConfig::from_folder(&folder).unwrap();
     let model = config.load(&folder, &Device::flex().autodiff()).unwrap();
     (config, model)
 }
@@ -57,7 +57,7 @@ impl Numbers {
     }
 }
 
-pub(crate) fn sample(index: usize, config: &QwenVlConfig) -> TrainingSample {
+pub(crate) fn sample(index: usize, config: &VlmConfig) -> TrainingSample {
     let (start, end) = (292, 293);
     let mut draw = Numbers(1000 + index as u64);
     let mut sample = TrainingSample {
@@ -99,7 +99,7 @@ pub(crate) fn padded(samples: Vec<TrainingSample>) -> MicroBatch {
 }
 
 /// The samples of a step's batch.
-pub(crate) fn samples(step: usize, config: &QwenVlConfig) -> Vec<TrainingSample> {
+pub(crate) fn samples(step: usize, config: &VlmConfig) -> Vec<TrainingSample> {
     let index = |i: usize| (step * BATCH + i) % SAMPLES;
     (0..BATCH).map(|i| sample(index(i), config)).collect()
 }

@@ -10,10 +10,10 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_store::{KeyRemapper, ModuleContext};
 use serde::Deserialize;
 
-use crate::config::QwenVlConfig;
-use crate::error::{QwenVlError, Result};
+use crate::config::VlmConfig;
+use crate::error::{Result, VlmError};
 use crate::file::{self, Entry, Sink, Stored, TensorFile, float};
-use crate::model::QwenVl;
+use crate::model::Vlm;
 use crate::names::rename;
 use crate::peft::adapter_name;
 use crate::transfer::Transfer;
@@ -28,17 +28,17 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-impl QwenVlConfig {
+impl VlmConfig {
     /// A model with the weights of a checkpoint folder: `model.safetensors`, or without it the
     /// tensors that `model.safetensors.index.json` names, each from the shard that it names; other
     /// tensors of these shards are not read. Weights are converted to the device's float type.
     ///
     /// # Errors
-    /// [`QwenVlError::File`], [`QwenVlError::NotInShard`], [`QwenVlError::TwoSpellings`],
-    /// [`QwenVlError::MissingTensors`], [`QwenVlError::UnusedTensors`],
-    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]; [`QwenVlError::Transfer`]
+    /// [`VlmError::File`], [`VlmError::NotInShard`], [`VlmError::TwoSpellings`],
+    /// [`VlmError::MissingTensors`], [`VlmError::UnusedTensors`],
+    /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`]; [`VlmError::Transfer`]
     /// if the device is lost before it has the whole model; those of [`init`](Self::init).
-    pub fn load(&self, folder: impl AsRef<Path>, device: &Device) -> Result<QwenVl> {
+    pub fn load(&self, folder: impl AsRef<Path>, device: &Device) -> Result<Vlm> {
         self.load_with(folder, device, Transfer::default())
     }
 
@@ -51,7 +51,7 @@ impl QwenVlConfig {
         folder: impl AsRef<Path>,
         device: &Device,
         transfer: Transfer<'_>,
-    ) -> Result<QwenVl> {
+    ) -> Result<Vlm> {
         let model = self.init(device)?;
         let files = weights(folder.as_ref())?;
         let found = self.found(&files)?;
@@ -64,7 +64,7 @@ impl QwenVlConfig {
     /// The tensors of a checkpoint by the names of the parameters that they are for.
     ///
     /// # Errors
-    /// [`QwenVlError::TwoSpellings`]
+    /// [`VlmError::TwoSpellings`]
     pub(crate) fn found(&self, files: &[Weights]) -> Result<BTreeMap<String, Found>> {
         let to_module = self.family.names.to_module();
         // A tied head may be written out, older checkpoints store the frequencies, and some have
@@ -87,7 +87,7 @@ impl QwenVlConfig {
                     stored: stored.clone(),
                 };
                 if let Some(other) = found.insert(path, tensor) {
-                    return Err(QwenVlError::TwoSpellings {
+                    return Err(VlmError::TwoSpellings {
                         names: [other.name, name.clone()],
                         files: [other.file, file].map(|file| files[file].source.path().to_owned()),
                     });
@@ -147,7 +147,7 @@ struct Plan<'a> {
     uses: BTreeMap<String, Part<'a>>,
     /// By the checkpoint's name.
     missing: Vec<String>,
-    error: Option<QwenVlError>,
+    error: Option<VlmError>,
 }
 
 impl ModuleVisitor for Plan<'_> {
@@ -177,11 +177,11 @@ impl ModuleVisitor for Plan<'_> {
         match float(found.stored.dtype) {
             None => {
                 let reason = format!("it holds {:?}, expected floats", found.stored.dtype);
-                let error = QwenVlError::TensorUnreadable { name, reason };
+                let error = VlmError::TensorUnreadable { name, reason };
                 self.error.get_or_insert(error);
             }
             Some(_) if found.stored.shape != expected => {
-                let error = QwenVlError::TensorShape {
+                let error = VlmError::TensorShape {
                     name,
                     expected,
                     found: found.stored.shape.clone(),
@@ -203,7 +203,7 @@ struct Load<'a, 'p> {
     dtype: DType,
     path: ModulePath,
     transfer: Transfer<'p>,
-    error: Option<QwenVlError>,
+    error: Option<VlmError>,
 }
 
 impl ModuleMapper for Load<'_, '_> {
@@ -247,12 +247,12 @@ impl ModuleMapper for Load<'_, '_> {
     }
 }
 
-impl QwenVl {
+impl Vlm {
     /// Fills the parameters of a kind with tensors of files, found by the parameters' names.
     ///
     /// # Errors
-    /// [`QwenVlError::File`], [`QwenVlError::MissingTensors`], [`QwenVlError::UnusedTensors`],
-    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`], [`QwenVlError::Transfer`].
+    /// [`VlmError::File`], [`VlmError::MissingTensors`], [`VlmError::UnusedTensors`],
+    /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`], [`VlmError::Transfer`].
     pub(crate) fn fill(
         self,
         kind: Kind,
@@ -268,8 +268,8 @@ impl QwenVl {
     /// The tensor for each parameter of a kind, of which nothing is read yet.
     ///
     /// # Errors
-    /// [`QwenVlError::MissingTensors`], [`QwenVlError::UnusedTensors`],
-    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`].
+    /// [`VlmError::MissingTensors`], [`VlmError::UnusedTensors`],
+    /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`].
     pub(crate) fn plan<'a>(
         &self,
         kind: Kind,
@@ -293,13 +293,13 @@ impl QwenVl {
         } = plan;
         error.map_or(Ok(()), Err)?;
         if !missing.is_empty() {
-            return Err(QwenVlError::MissingTensors { names: missing });
+            return Err(VlmError::MissingTensors { names: missing });
         }
         let unused = found.iter().filter(|(path, _)| !uses.contains_key(*path));
         let mut unused: Vec<String> = unused.map(|(_, tensor)| tensor.name.clone()).collect();
         if !unused.is_empty() {
             unused.sort();
-            return Err(QwenVlError::UnusedTensors { names: unused });
+            return Err(VlmError::UnusedTensors { names: unused });
         }
         Ok(uses)
     }
@@ -307,7 +307,7 @@ impl QwenVl {
     /// Fills the parameters that `uses` names, and leaves the others as they are.
     ///
     /// # Errors
-    /// [`QwenVlError::File`], [`QwenVlError::Transfer`].
+    /// [`VlmError::File`], [`VlmError::Transfer`].
     pub(crate) fn fill_with(
         self,
         files: &[Weights],
@@ -348,7 +348,7 @@ impl QwenVl {
     /// The shards that it named stay: they belong to the caller.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]; [`QwenVlError::Transfer`] if the device is lost: then the existing
+    /// [`VlmError::File`]; [`VlmError::Transfer`] if the device is lost: then the existing
     /// file stays.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_with(folder, Transfer::default())
@@ -370,7 +370,7 @@ impl QwenVl {
         let index = folder.as_ref().join(INDEX);
         match std::fs::remove_file(&index) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(QwenVlError::file("remove", &index)(error))
+                Err(VlmError::file("remove", &index)(error))
             }
             _ => Ok(()),
         }
@@ -379,7 +379,7 @@ impl QwenVl {
     /// Every parameter with its checkpoint's name, in the checkpoint's shape.
     ///
     /// # Errors
-    /// [`QwenVlError::Transfer`] if one cannot be read back from its device.
+    /// [`VlmError::Transfer`] if one cannot be read back from its device.
     pub fn checkpoint_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
         let entries = self.entries(Kind::Base);
         let mut bytes: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -401,7 +401,7 @@ impl QwenVl {
     /// where there is none.
     ///
     /// # Errors
-    /// [`QwenVlError::Transfer`] if one cannot be read back from its device.
+    /// [`VlmError::Transfer`] if one cannot be read back from its device.
     pub fn checkpoint_gradients(
         &self,
         gradients: GradientsParams,
@@ -591,7 +591,7 @@ impl ModuleMapper for TakeGradients {
 /// elements of all its tensors, however they are divided into files.
 ///
 /// # Errors
-/// [`QwenVlError::File`]
+/// [`VlmError::File`]
 ///
 /// # Source
 /// Fowler, Noll, Vo: FNV-1a of 64 bits
@@ -619,7 +619,7 @@ pub(crate) fn fingerprint(files: &[Weights], found: &BTreeMap<String, Found>) ->
 /// The files of a folder's weights.
 ///
 /// # Errors
-/// [`QwenVlError::File`]; those of [`indexed`].
+/// [`VlmError::File`]; those of [`indexed`].
 pub(crate) fn weights(folder: &Path) -> Result<Vec<Weights>> {
     let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
     // As transformers does: where both exist, the single file was saved into a folder of shards.
@@ -629,13 +629,13 @@ pub(crate) fn weights(folder: &Path) -> Result<Vec<Weights>> {
         return Ok(vec![Weights { source, tensors }]);
     }
     let text = file::text(&index)?;
-    let parsed: Index = serde_json::from_str(&text).map_err(QwenVlError::file("read", &index))?;
+    let parsed: Index = serde_json::from_str(&text).map_err(VlmError::file("read", &index))?;
     let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (name, shard) in parsed.weight_map {
         let inside = |part| matches!(part, Component::Normal(_));
         if !Path::new(&shard).components().all(inside) {
             let reason = format!("it has {name} in {shard:?}, expected a file of this folder");
-            return Err(QwenVlError::file("read", &index)(reason));
+            return Err(VlmError::file("read", &index)(reason));
         }
         shards.entry(shard).or_default().insert(name);
     }
@@ -649,7 +649,7 @@ pub(crate) fn weights(folder: &Path) -> Result<Vec<Weights>> {
 /// shard's, or parts that no model reads.
 ///
 /// # Errors
-/// [`QwenVlError::NotInShard`]
+/// [`VlmError::NotInShard`]
 fn indexed(shard: PathBuf, names: &BTreeSet<String>) -> Result<Weights> {
     let source = TensorFile::open(&shard)?;
     let mut tensors = source.tensors();
@@ -658,7 +658,7 @@ fn indexed(shard: PathBuf, names: &BTreeSet<String>) -> Result<Weights> {
     let missing: Vec<String> = missing.cloned().collect();
     if !missing.is_empty() {
         let names = missing;
-        return Err(QwenVlError::NotInShard { shard, names });
+        return Err(VlmError::NotInShard { shard, names });
     }
     Ok(Weights { source, tensors })
 }

@@ -11,7 +11,7 @@ use burn::tensor::{DType, TensorData};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::error::{QwenVlError, Result};
+use crate::error::{Result, VlmError};
 
 /// Longest header that is read, in bytes: the safetensors library's own limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -30,10 +30,10 @@ pub(crate) fn open(path: &Path) -> std::io::Result<File> {
 /// The text of a file, which is opened as by [`open`].
 ///
 /// # Errors
-/// [`QwenVlError::File`]
+/// [`VlmError::File`]
 pub(crate) fn text(path: &Path) -> Result<String> {
     let text = open(path).and_then(std::io::read_to_string);
-    text.map_err(QwenVlError::file("read", path))
+    text.map_err(VlmError::file("read", path))
 }
 
 /// Writes a file that has its name, and replaces an older one, once it is complete and on the disk.
@@ -91,7 +91,7 @@ impl TensorFile {
     /// Reads the header of a file.
     ///
     /// # Errors
-    /// [`QwenVlError::File`], also for a file that its header does not describe.
+    /// [`VlmError::File`], also for a file that its header does not describe.
     pub fn open(path: &Path) -> Result<Self> {
         let read = || -> std::io::Result<Self> {
             let mut file = open(path)?;
@@ -134,7 +134,7 @@ impl TensorFile {
                 metadata,
             })
         };
-        read().map_err(QwenVlError::file("read", path))
+        read().map_err(VlmError::file("read", path))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -154,7 +154,7 @@ impl TensorFile {
     /// Bytes of the file.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]
+    /// [`VlmError::File`]
     pub(crate) fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>> {
         let read = || -> std::io::Result<Vec<u8>> {
             let mut bytes = vec![0; (range.end - range.start) as usize];
@@ -162,7 +162,7 @@ impl TensorFile {
             (&self.file).read_exact(&mut bytes)?;
             Ok(bytes)
         };
-        read().map_err(QwenVlError::file("read", &self.path))
+        read().map_err(VlmError::file("read", &self.path))
     }
 
     /// The tensors by name.
@@ -184,7 +184,7 @@ impl TensorFile {
     /// Elements of a tensor, of type `dtype`, which is [`Stored::dtype`] of it.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]
+    /// [`VlmError::File`]
     pub fn read(
         &self,
         tensor: &Stored,
@@ -240,7 +240,7 @@ impl Sink {
     /// Begins a file of `entries`, whose bytes are then to be written in that order.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]
+    /// [`VlmError::File`]
     pub fn create(path: &Path, entries: &[Entry]) -> Result<Self> {
         Self::create_with(path, entries, &[])
     }
@@ -248,10 +248,10 @@ impl Sink {
     /// As [`create`](Self::create), with texts in the header, by names.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]
+    /// [`VlmError::File`]
     pub fn create_with(path: &Path, entries: &[Entry], texts: &[(&str, &str)]) -> Result<Self> {
         let header = header(entries, texts);
-        let header = header.map_err(QwenVlError::file("write", path))?;
+        let header = header.map_err(VlmError::file("write", path))?;
         let mut sink = Self::begin(path)?;
         sink.write(&(header.len() as u64).to_le_bytes())?;
         sink.write(header.as_bytes())?;
@@ -261,7 +261,7 @@ impl Sink {
     /// Begins a file of which nothing is written yet.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]
+    /// [`VlmError::File`]
     pub(crate) fn begin(path: &Path) -> Result<Self> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
@@ -278,29 +278,29 @@ impl Sink {
                 partial: partial.clone(),
             })
         };
-        create().map_err(QwenVlError::file("write", &partial))
+        create().map_err(VlmError::file("write", &partial))
     }
 
     /// Writes the next bytes.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]
+    /// [`VlmError::File`]
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let written = self.file.write_all(bytes);
-        written.map_err(QwenVlError::file("write", &self.partial))
+        written.map_err(VlmError::file("write", &self.partial))
     }
 
     /// Gives the file its name, replacing an older one.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]
+    /// [`VlmError::File`]
     pub fn commit(mut self) -> Result<()> {
         let mut commit = || -> std::io::Result<()> {
             self.file.flush()?;
             self.file.get_ref().sync_all()?;
             std::fs::rename(&self.partial, &self.path)
         };
-        commit().map_err(QwenVlError::file("write", &self.path))
+        commit().map_err(VlmError::file("write", &self.path))
     }
 }
 

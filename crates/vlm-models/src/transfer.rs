@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use crate::error::{QwenVlError, Result};
+use crate::error::{Result, VlmError};
 
 /// Bytes of a piece: many to a message's cost, and far below the 1 GiB at which burn-remote refuses
 /// a message. A client holds up to seven copies of a piece on its way.
@@ -28,14 +28,14 @@ pub struct Progress<'a> {
 /// # Examples
 /// ```no_run
 /// use burn::tensor::Device;
-/// use qwen_vl::{QwenVlConfig, Transfer};
+/// use vlm_models::{VlmConfig, Transfer};
 ///
-/// let config = QwenVlConfig::from_folder("Qwen3-VL-8B-Instruct")?;
+/// let config = VlmConfig::from_folder("Qwen3-VL-8B-Instruct")?;
 /// let transfer = Transfer::default().on_progress(|progress| {
 ///     eprintln!("{} of {} bytes, {}", progress.bytes, progress.total, progress.tensor);
 /// });
 /// let model = config.load_with("Qwen3-VL-8B-Instruct", &Device::flex(), transfer)?;
-/// # Ok::<(), qwen_vl::QwenVlError>(())
+/// # Ok::<(), vlm_models::VlmError>(())
 /// ```
 pub struct Transfer<'a> {
     bytes: usize,
@@ -113,8 +113,8 @@ impl<'a> Transfer<'a> {
         });
     }
 
-    fn lost(&self, tensor: &str, reason: impl ToString) -> QwenVlError {
-        QwenVlError::Transfer {
+    fn lost(&self, tensor: &str, reason: impl ToString) -> VlmError {
+        VlmError::Transfer {
             tensor: tensor.to_owned(),
             moved: self.moved,
             total: self.total,
@@ -125,7 +125,7 @@ impl<'a> Transfer<'a> {
     /// Waits until the device has what was sent.
     ///
     /// # Errors
-    /// [`QwenVlError::Transfer`]
+    /// [`VlmError::Transfer`]
     pub(crate) fn confirm(&mut self, tensor: &str, device: &Device) -> Result<()> {
         self.unconfirmed = 0;
         device.sync().map_err(|error| self.lost(tensor, error))
@@ -153,7 +153,7 @@ impl<'a> Transfer<'a> {
     /// The memory on the device is written in place: it holds the tensor and one piece.
     ///
     /// # Errors
-    /// [`QwenVlError::Transfer`]; those of `read`.
+    /// [`VlmError::Transfer`]; those of `read`.
     pub(crate) fn upload<const D: usize>(
         &mut self,
         tensor: &str,
@@ -200,7 +200,7 @@ impl<'a> Transfer<'a> {
     /// Reads a tensor from its device and passes each piece to `write`, in order.
     ///
     /// # Errors
-    /// [`QwenVlError::Transfer`]; those of `write`.
+    /// [`VlmError::Transfer`]; those of `write`.
     pub(crate) fn download<const D: usize>(
         &mut self,
         name: &str,

@@ -8,10 +8,10 @@ use burn_store::KeyRemapper;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{QwenVlError, Result};
+use crate::error::{Result, VlmError};
 use crate::linear::{AdapterConfig, Linear};
 use crate::load::ModulePath;
-use crate::model::QwenVl;
+use crate::model::Vlm;
 use crate::names::rename;
 use crate::random::Stream;
 use crate::trace::Sampled;
@@ -85,10 +85,10 @@ impl LoraConfig {
     }
 
     /// # Errors
-    /// [`QwenVlError::Unsupported`]
+    /// [`VlmError::Unsupported`]
     pub(crate) fn check(&self) -> Result<()> {
         let unsupported = |key, found: String, expected| {
-            Err(QwenVlError::Unsupported {
+            Err(VlmError::Unsupported {
                 key,
                 found,
                 expected,
@@ -166,12 +166,12 @@ impl Parameter {
     /// of files.
     ///
     /// # Errors
-    /// [`QwenVlError::TensorUnreadable`] if `flat` has another number of elements, or the device does
+    /// [`VlmError::TensorUnreadable`] if `flat` has another number of elements, or the device does
     /// not give them back.
     pub fn sample(&self, flat: Tensor<1>, count: usize) -> Result<Sampled> {
         let [found] = flat.dims();
         if found != self.elements() {
-            return Err(QwenVlError::TensorUnreadable {
+            return Err(VlmError::TensorUnreadable {
                 name: self.name.clone(),
                 reason: format!("expected {} elements, found {found}", self.elements()),
             });
@@ -186,7 +186,7 @@ impl Parameter {
     }
 }
 
-impl QwenVl {
+impl Vlm {
     /// The parameters that are trained, in the order of the module.
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut parameters = Vec::new();
@@ -202,7 +202,7 @@ impl QwenVl {
     /// transformers.
     ///
     /// # Errors
-    /// [`QwenVlError::TensorUnreadable`] if the device does not give one back.
+    /// [`VlmError::TensorUnreadable`] if the device does not give one back.
     pub fn sample_parameters(
         &self,
         count: usize,
@@ -254,7 +254,7 @@ impl QwenVl {
     /// A is drawn from `seed`.
     ///
     /// # Errors
-    /// [`QwenVlError::Unsupported`]; [`QwenVlError::NoTarget`] for a target that is no linear
+    /// [`VlmError::Unsupported`]; [`VlmError::NoTarget`] for a target that is no linear
     /// layer of the parts.
     pub fn with_lora(self, config: &LoraConfig, seed: u64) -> Result<Self> {
         let mut model = self.train_parts(&[]);
@@ -290,7 +290,7 @@ impl QwenVl {
             .iter()
             .map(|text| Target::new(text))
             .collect();
-        let no_target = |target: &str| QwenVlError::NoTarget {
+        let no_target = |target: &str| VlmError::NoTarget {
             target: target.to_owned(),
             layers: candidates.iter().map(|(_, name)| name.clone()).collect(),
         };

@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::batch::{Batch, indices, ints};
 use crate::decoder::LayerCache;
-use crate::error::{QwenVlError, Result};
+use crate::error::{Result, VlmError};
 use crate::file;
 use crate::layers::Common;
-use crate::model::QwenVl;
+use crate::model::Vlm;
 use crate::random::Stream;
 use crate::trace::Trace;
 
@@ -28,17 +28,17 @@ pub struct KvCache {
     next: Vec<i64>,
 }
 
-impl QwenVl {
+impl Vlm {
     /// Reads a prompt: the logits of each row's first new token, `[rows, vocab_size]`, and the
     /// cache to continue with.
     ///
     /// # Errors
-    /// [`QwenVlError::NotContinuable`] for packed sequences or rows that are all padding; those of
+    /// [`VlmError::NotContinuable`] for packed sequences or rows that are all padding; those of
     /// [`forward`](Self::forward).
     pub fn prefill(&self, batch: &Batch) -> Result<(Tensor<2>, KvCache)> {
         if batch.packed {
             let reason = "the sequences are packed";
-            return Err(QwenVlError::NotContinuable { reason });
+            return Err(VlmError::NotContinuable { reason });
         }
         let last = batch.last_tokens()?;
         let next = (0..batch.sequences.len())
@@ -65,13 +65,13 @@ impl QwenVl {
     /// Reads one more token in each row: the logits of its successor, `[rows, vocab_size]`.
     ///
     /// # Errors
-    /// [`QwenVlError::Token`]; [`QwenVlError::NotContinuable`] if there is not one token per row of
+    /// [`VlmError::Token`]; [`VlmError::NotContinuable`] if there is not one token per row of
     /// the cache.
     pub fn decode(&self, tokens: &[i64], cache: &mut KvCache) -> Result<Tensor<2>> {
         let rows = cache.next.len();
         if tokens.len() != rows {
             let reason = "there is not one token for each row of the cache";
-            return Err(QwenVlError::NotContinuable { reason });
+            return Err(VlmError::NotContinuable { reason });
         }
         self.expect_tokens(tokens.iter().copied().enumerate())?;
         let device = self.device();
@@ -126,8 +126,8 @@ impl QwenVl {
     /// rounding leaves their order.
     ///
     /// # Errors
-    /// Those of [`prefill`](Self::prefill); [`QwenVlError::Unsupported`] for a number of the
-    /// options out of its range; [`QwenVlError::Logits`], [`QwenVlError::TensorUnreadable`].
+    /// Those of [`prefill`](Self::prefill); [`VlmError::Unsupported`] for a number of the
+    /// options out of its range; [`VlmError::Logits`], [`VlmError::TensorUnreadable`].
     pub fn generate_with(
         &self,
         batch: &Batch,
@@ -164,7 +164,7 @@ impl QwenVl {
     }
 }
 
-/// How [`QwenVl::generate_with`] continues rows.
+/// How [`Vlm::generate_with`] continues rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
     /// The most tokens of a row.
@@ -209,7 +209,7 @@ impl Default for GenerateOptions {
 
 impl GenerateOptions {
     /// # Errors
-    /// [`QwenVlError::Unsupported`]
+    /// [`VlmError::Unsupported`]
     fn check(&self) -> Result<()> {
         let mut numbers = vec![("repetition_penalty", self.repetition_penalty, f64::MAX)];
         if let Some(sampling) = &self.sampling {
@@ -221,7 +221,7 @@ impl GenerateOptions {
         let is_wrong = |(_, number, most): &&(_, f64, f64)| !(*number > 0.0 && number <= most);
         match numbers.iter().find(is_wrong) {
             None => Ok(()),
-            Some((key, found, _)) => Err(QwenVlError::Unsupported {
+            Some((key, found, _)) => Err(VlmError::Unsupported {
                 key,
                 found: found.to_string(),
                 expected: "a finite number above 0, of top_p at most 1",
@@ -235,7 +235,7 @@ impl GenerateOptions {
             let (largest, tokens) = logits.max_dim_with_indices(1);
             let largest: Vec<f64> = floats(largest)?.iter::<f64>().collect();
             if let Some(row) = largest.iter().position(|logit| !logit.is_finite()) {
-                return Err(QwenVlError::Logits { row, step });
+                return Err(VlmError::Logits { row, step });
             }
             return integers(tokens, "tokens");
         }
@@ -257,7 +257,7 @@ impl GenerateOptions {
                 .iter()
                 .any(|logit| logit.is_nan() || *logit == f64::INFINITY)
             {
-                return Err(QwenVlError::Logits { row, step });
+                return Err(VlmError::Logits { row, step });
             }
             Ok(match &self.sampling {
                 Some(sampling) => sampling.draw(&logits, row, step),
@@ -320,9 +320,9 @@ fn integers<const D: usize>(x: Tensor<D, Int>, name: &str) -> Result<Vec<i64>> {
     Ok(data.iter::<i64>().collect())
 }
 
-fn unreadable(name: &str) -> impl FnOnce(ExecutionError) -> QwenVlError {
+fn unreadable(name: &str) -> impl FnOnce(ExecutionError) -> VlmError {
     let name = name.to_owned();
-    move |error| QwenVlError::TensorUnreadable {
+    move |error| VlmError::TensorUnreadable {
         name,
         reason: error.to_string(),
     }
@@ -359,14 +359,14 @@ impl GenerationConfig {
     /// Reads `generation_config.json`; where there is none, the stop tokens of `config.json`.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]; [`QwenVlError::Config`] for what is no JSON, or a token that is no
+    /// [`VlmError::File`]; [`VlmError::Config`] for what is no JSON, or a token that is no
     /// number.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         const FILES: [&str; 2] = ["generation_config.json", "config.json"];
         let folder = folder.as_ref();
         let own = folder.join(FILES[0]).exists();
         let part = FILES[usize::from(!own)];
-        let failed = |detail: String| QwenVlError::Config { part, detail };
+        let failed = |detail: String| VlmError::Config { part, detail };
         let text = file::text(&folder.join(part))?;
         let config: Value = serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
         let nested = config.get("text_config").unwrap_or(&Value::Null);

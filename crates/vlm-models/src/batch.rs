@@ -9,9 +9,9 @@ use rope_core::position_ids::{PositionIds, Prompt, Rows};
 
 use crate::decoder::Deepstack;
 use crate::delta::Recurrence;
-use crate::error::{QwenVlError, Result};
+use crate::error::{Result, VlmError};
 use crate::layers::Common;
-use crate::model::QwenVl;
+use crate::model::Vlm;
 use crate::random::Draws;
 use crate::vision::VisionInputs;
 
@@ -31,7 +31,7 @@ pub struct Inputs<'a> {
     pub video_patches: Option<Tensor<2>>,
 }
 
-/// A step's tokens with what all layers share: position ids, angles, masks. [`QwenVl::batch`] makes
+/// A step's tokens with what all layers share: position ids, angles, masks. [`Vlm::batch`] makes
 /// it once a step.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -88,12 +88,12 @@ impl Batch {
     /// The last token of each sequence that is no padding, among the flat tokens.
     ///
     /// # Errors
-    /// [`QwenVlError::NotContinuable`]
+    /// [`VlmError::NotContinuable`]
     pub(crate) fn last_tokens(&self) -> Result<Vec<usize>> {
         let last = self.sequences.iter().map(|tokens| {
             let last = tokens.clone().rev().find(|token| self.attended[*token]);
             let reason = "a row is all padding";
-            last.ok_or(QwenVlError::NotContinuable { reason })
+            last.ok_or(VlmError::NotContinuable { reason })
         });
         last.collect()
     }
@@ -104,12 +104,12 @@ impl Batch {
     }
 }
 
-impl QwenVl {
+impl Vlm {
     /// Prepares a step on this model's device.
     ///
     /// # Errors
-    /// [`QwenVlError::NoTokens`], [`QwenVlError::Token`], [`QwenVlError::Patches`],
-    /// [`QwenVlError::Placeholders`]; [`QwenVlError::Rope`] where tokens, grids, masks and lengths
+    /// [`VlmError::NoTokens`], [`VlmError::Token`], [`VlmError::Patches`],
+    /// [`VlmError::Placeholders`]; [`VlmError::Rope`] where tokens, grids, masks and lengths
     /// do not fit together.
     pub fn batch(&self, inputs: &Inputs) -> Result<Batch> {
         let device = self.device();
@@ -117,7 +117,7 @@ impl QwenVl {
         let position_ids = self.position_rules.position_ids(prompt)?;
         let tokens = prompt.input_ids.len();
         if tokens == 0 {
-            return Err(QwenVlError::NoTokens);
+            return Err(VlmError::NoTokens);
         }
         self.expect_tokens(prompt.input_ids.iter().copied().enumerate())?;
         let sequences = sequences(prompt);
@@ -171,7 +171,7 @@ impl QwenVl {
         let mut ids = ids;
         match ids.find(|(_, id)| !vocabulary.contains(id)) {
             None => Ok(()),
-            Some((token, found)) => Err(QwenVlError::Token {
+            Some((token, found)) => Err(VlmError::Token {
                 token,
                 found,
                 vocab_size: self.vocab_size,
@@ -196,7 +196,7 @@ impl QwenVl {
                 .as_ref()
                 .map_or([0, self.patch_elems], |x| x.dims());
             if found != expected {
-                return Err(QwenVlError::Patches {
+                return Err(VlmError::Patches {
                     kind,
                     grids: its_grids.to_vec(),
                     expected,
@@ -211,7 +211,7 @@ impl QwenVl {
             placeholders.extend(prompt.input_ids.iter().enumerate().filter_map(is_kind));
             let (expected, found) = (count / self.merged_patches, placeholders.len() - before);
             if expected != found {
-                return Err(QwenVlError::Placeholders {
+                return Err(VlmError::Placeholders {
                     kind,
                     grids: its_grids.to_vec(),
                     expected,

@@ -7,7 +7,7 @@ use burn::backend::ExecutionError;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::batch::indices;
-use crate::error::{QwenVlError, Result};
+use crate::error::{Result, VlmError};
 
 /// Activations that a pass records, by the names of `docs/models.md`; nothing unless asked for.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ enum Mode {
         segments: Vec<Segment>,
         /// By label and name.
         found: BTreeMap<(String, String), Sampled>,
-        error: Option<QwenVlError>,
+        error: Option<VlmError>,
     },
 }
 
@@ -65,7 +65,7 @@ impl Sampled {
     /// Samples a tensor, read by `index`: from an element of the tensor to its index in `flat`.
     ///
     /// # Errors
-    /// [`QwenVlError::TensorUnreadable`] if the device does not give it back.
+    /// [`VlmError::TensorUnreadable`] if the device does not give it back.
     pub(crate) fn take(
         name: &str,
         flat: Tensor<1>,
@@ -84,7 +84,7 @@ impl Sampled {
                 .select(0, places)
                 .cast(DType::F32)
                 .try_into_data();
-            let data = data.map_err(|error| QwenVlError::TensorUnreadable {
+            let data = data.map_err(|error| VlmError::TensorUnreadable {
                 name: name.to_owned(),
                 reason: error.reason().to_owned(),
             })?;
@@ -131,7 +131,7 @@ impl Trace {
     /// The activation of that name, where whole ones are recorded.
     ///
     /// # Errors
-    /// [`QwenVlError::TensorUnreadable`] if the device did not give it back.
+    /// [`VlmError::TensorUnreadable`] if the device did not give it back.
     pub fn get(&self, name: &str) -> Result<Option<&TensorData>> {
         let found = match &self.mode {
             Mode::Whole(found) => found.get(name),
@@ -140,7 +140,7 @@ impl Trace {
         found
             .map(|found| found.as_ref())
             .transpose()
-            .map_err(|error| QwenVlError::TensorUnreadable {
+            .map_err(|error| VlmError::TensorUnreadable {
                 name: name.to_owned(),
                 reason: error.reason().to_owned(),
             })
@@ -149,7 +149,7 @@ impl Trace {
     /// The samples by label and name.
     ///
     /// # Errors
-    /// [`QwenVlError::TensorUnreadable`] if the device did not give one back.
+    /// [`VlmError::TensorUnreadable`] if the device did not give one back.
     pub fn into_samples(self) -> Result<BTreeMap<(String, String), Sampled>> {
         match self.mode {
             Mode::Samples {

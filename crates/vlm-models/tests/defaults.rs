@@ -1,16 +1,16 @@
 //! Configurations that leave out what is the default of their class, as fine-tunes of Qwen2-VL and
 //! Qwen2.5-VL were saved by transformers 4.45 to 4.49.
 
-use qwen_vl::{Activation, QwenVlConfig, QwenVlError};
 use serde_json::{Value, json};
+use vlm_models::{Activation, VlmConfig, VlmError};
 
-fn read(config: &Value) -> QwenVlConfig {
-    let config = QwenVlConfig::from_hf_config(&config.to_string());
+fn read(config: &Value) -> VlmConfig {
+    let config = VlmConfig::from_hf_config(&config.to_string());
     config.unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn refuse(config: &Value) -> QwenVlError {
-    QwenVlConfig::from_hf_config(&config.to_string()).expect_err("it is wrong")
+fn refuse(config: &Value) -> VlmError {
+    VlmConfig::from_hf_config(&config.to_string()).expect_err("it is wrong")
 }
 
 fn qwen2_5_vl() -> Value {

@@ -1,6 +1,6 @@
 //! Loads a checkpoint folder, takes training steps, and generates an answer.
 //!
-//! `cargo run -p qwen-vl --example train_step -- FOLDER`, from the root of the repository; without
+//! `cargo run -p vlm-models --example train_step -- FOLDER`, from the root of the repository; without
 //! FOLDER a tiny random model of the tests.
 
 use std::error::Error;
@@ -8,15 +8,15 @@ use std::error::Error;
 use burn::module::Module;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Tensor};
-use qwen_vl::rope_core::position_ids::Prompt;
-use qwen_vl::{Inputs, QwenVlConfig};
+use vlm_models::rope_core::position_ids::Prompt;
+use vlm_models::{Inputs, VlmConfig};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let tiny = "tests/fixtures/models/qwen3_vl_tiny";
     let folder = std::env::args().nth(1).unwrap_or_else(|| tiny.to_owned());
 
     let device = Device::flex().autodiff();
-    let config = QwenVlConfig::from_folder(&folder)?;
+    let config = VlmConfig::from_folder(&folder)?;
     let mut model = config.load(&folder, &device)?;
 
     // A normalised picture and a tokenised prompt: <image> <question> <answer>.

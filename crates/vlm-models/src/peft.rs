@@ -7,12 +7,12 @@ use burn_store::KeyRemapper;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::error::{QwenVlError, Result};
+use crate::error::{Result, VlmError};
 use crate::file::{self, Sink, TensorFile};
 use crate::linear::adapter_dtype;
 use crate::load::{Found, Kind, Weights};
 use crate::lora::{LoraConfig, ModelPart, class_name};
-use crate::model::QwenVl;
+use crate::model::Vlm;
 use crate::names::rename;
 use crate::transfer::Transfer;
 
@@ -61,16 +61,16 @@ const FIXED: [(&str, &str); 13] = [
     ("use_bdlora", "null"),
 ];
 
-impl QwenVl {
+impl Vlm {
     /// Writes the adapters into a folder, as PEFT does; each file replaces an existing one once it
     /// is complete. `base` is the name or folder of the checkpoint that they belong to.
     ///
     /// # Errors
-    /// [`QwenVlError::NoAdapter`]; [`QwenVlError::File`]; [`QwenVlError::Transfer`] if the device
+    /// [`VlmError::NoAdapter`]; [`VlmError::File`]; [`VlmError::Transfer`] if the device
     /// is lost.
     pub fn save_adapter(&self, folder: impl AsRef<Path>, base: &str) -> Result<()> {
         let Some(config) = &self.lora else {
-            return Err(QwenVlError::NoAdapter);
+            return Err(VlmError::NoAdapter);
         };
         let folder = folder.as_ref();
         let path = folder.join(WEIGHTS);
@@ -107,7 +107,7 @@ impl QwenVl {
         });
         let path = folder.join(CONFIG);
         let written = file::write_whole(&path, format!("{text:#}\n").as_bytes());
-        written.map_err(QwenVlError::file("write", path))
+        written.map_err(VlmError::file("write", path))
     }
 
     /// Freezes the model and places the adapters of a folder that PEFT or
@@ -117,10 +117,10 @@ impl QwenVl {
     /// [`of_any_base`](Self::of_any_base).
     ///
     /// # Errors
-    /// [`QwenVlError::File`]; [`QwenVlError::Config`] and [`QwenVlError::Unsupported`] for its
-    /// configuration; [`QwenVlError::AdapterKeys`] for names that fit no linear layer of this
-    /// model, or a layer without one of its two tensors; [`QwenVlError::OtherBase`];
-    /// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]; [`QwenVlError::Transfer`]
+    /// [`VlmError::File`]; [`VlmError::Config`] and [`VlmError::Unsupported`] for its
+    /// configuration; [`VlmError::AdapterKeys`] for names that fit no linear layer of this
+    /// model, or a layer without one of its two tensors; [`VlmError::OtherBase`];
+    /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`]; [`VlmError::Transfer`]
     /// if the device is lost.
     pub fn load_adapter(self, folder: impl AsRef<Path>) -> Result<Self> {
         let mut model = self.train_parts(&[]);
@@ -206,8 +206,8 @@ impl AdapterFile {
     /// `is_linear` says.
     ///
     /// # Errors
-    /// [`QwenVlError::File`], [`QwenVlError::Config`], [`QwenVlError::Unsupported`],
-    /// [`QwenVlError::AdapterKeys`].
+    /// [`VlmError::File`], [`VlmError::Config`], [`VlmError::Unsupported`],
+    /// [`VlmError::AdapterKeys`].
     pub(crate) fn open(
         folder: &Path,
         to_module: &KeyRemapper,
@@ -231,7 +231,7 @@ impl AdapterFile {
             let file = 0;
             halves.entry(layer).or_default()[half] = Some(Found { name, file, stored });
         }
-        let keys = |names, reason| QwenVlError::AdapterKeys {
+        let keys = |names, reason| VlmError::AdapterKeys {
             path: path.clone(),
             names,
             reason,
@@ -270,11 +270,11 @@ impl AdapterFile {
     /// fingerprint.
     ///
     /// # Errors
-    /// [`QwenVlError::OtherBase`]
+    /// [`VlmError::OtherBase`]
     pub(crate) fn expect_base(&self, folder: &Path, fingerprint: u64) -> Result<()> {
         let expected = format!("{fingerprint:016x}");
         match self.source.metadata(BASE) {
-            Some(found) if found != expected => Err(QwenVlError::OtherBase {
+            Some(found) if found != expected => Err(VlmError::OtherBase {
                 folder: folder.to_owned(),
                 found: found.to_owned(),
                 expected,
@@ -293,14 +293,14 @@ pub(crate) fn adapter_name(to_class: &KeyRemapper, path: &str) -> Option<String>
 }
 
 /// # Errors
-/// [`QwenVlError::Config`], [`QwenVlError::Unsupported`]
+/// [`VlmError::Config`], [`VlmError::Unsupported`]
 fn raw_config(text: &str) -> Result<Raw> {
-    let raw: Raw = serde_json::from_str(text).map_err(|error| QwenVlError::Config {
+    let raw: Raw = serde_json::from_str(text).map_err(|error| VlmError::Config {
         part: CONFIG,
         detail: error.to_string(),
     })?;
     if raw.peft_type != "LORA" {
-        return Err(QwenVlError::Unsupported {
+        return Err(VlmError::Unsupported {
             key: "peft_type",
             found: format!("{:?}", raw.peft_type),
             expected: "\"LORA\"",
@@ -314,7 +314,7 @@ fn raw_config(text: &str) -> Result<Raw> {
             supported.any(|text| text == found) || empty.contains(&&**found)
         };
         if let Some(found) = found.filter(|found| !is_supported(found)) {
-            return Err(QwenVlError::Unsupported {
+            return Err(VlmError::Unsupported {
                 key,
                 found,
                 expected,
@@ -345,7 +345,7 @@ mod tests {
             ("init_lora_weights", json!("olora")),
         ] {
             let error = config(key, value.clone()).map(drop).unwrap_err();
-            let QwenVlError::Unsupported {
+            let VlmError::Unsupported {
                 key: named, found, ..
             } = error
             else {

@@ -2,7 +2,7 @@
 //! again, has the same ones.
 
 use crate::batch::Batch;
-use crate::error::{QwenVlError, Result};
+use crate::error::{Result, VlmError};
 
 /// The random numbers of a pass: what each row is drawn from of the tensors that layers read.
 #[derive(Debug)]
@@ -19,11 +19,11 @@ impl Draws {
     /// do not depend on the sequences beside it.
     ///
     /// # Errors
-    /// [`QwenVlError::SeedCount`]
+    /// [`VlmError::SeedCount`]
     pub(crate) fn new(seeds: &[u64], batch: &Batch) -> Result<Self> {
         let sequences = &batch.sequences;
         if seeds.len() != sequences.len() {
-            return Err(QwenVlError::SeedCount {
+            return Err(VlmError::SeedCount {
                 expected: sequences.len(),
                 found: seeds.len(),
             });

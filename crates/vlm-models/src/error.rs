@@ -8,12 +8,12 @@ use rope_burn::RotaryError;
 use rope_core::RopeError;
 
 /// The result of this crate's functions.
-pub type Result<T, E = QwenVlError> = std::result::Result<T, E>;
+pub type Result<T, E = VlmError> = std::result::Result<T, E>;
 
 /// A checkpoint, a prompt or labels from which no model or step can be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum QwenVlError {
+pub enum VlmError {
     /// The configuration's rotation or the prompt's positions are wrong.
     #[error(transparent)]
     Rope(Box<RopeError>),
@@ -302,13 +302,13 @@ pub enum QwenVlError {
     },
 }
 
-impl From<RopeError> for QwenVlError {
+impl From<RopeError> for VlmError {
     fn from(error: RopeError) -> Self {
         Self::Rope(Box::new(error))
     }
 }
 
-impl From<RotaryError> for QwenVlError {
+impl From<RotaryError> for VlmError {
     fn from(error: RotaryError) -> Self {
         match error {
             RotaryError::Rope(error) => error.into(),
@@ -317,7 +317,7 @@ impl From<RotaryError> for QwenVlError {
     }
 }
 
-impl QwenVlError {
+impl VlmError {
     /// For `map_err`: the action and the file that failed.
     pub(crate) fn file<E: std::fmt::Display>(
         action: &'static str,

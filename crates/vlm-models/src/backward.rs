@@ -14,13 +14,13 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor};
 
 use crate::batch::Batch;
-use crate::error::{QwenVlError, Result};
-use crate::model::{QwenVl, logits_by_blocks};
+use crate::error::{Result, VlmError};
+use crate::model::{Vlm, logits_by_blocks};
 use crate::random::Draws;
 use crate::trace::Trace;
 use crate::vision::{VisionInputs, onward};
 
-/// How [`QwenVl::backward`] computes gradients.
+/// How [`Vlm::backward`] computes gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backward<'a> {
     /// Runs each layer again in the backward pass, instead of keeping what its backward needs.
@@ -44,13 +44,13 @@ impl Default for Backward<'_> {
     }
 }
 
-impl QwenVl {
+impl Vlm {
     /// The mean loss as [`loss`](Self::loss) has it, in f64 from the device's f32, and the gradient
     /// of each trained parameter, flat, which `each` receives as soon as it is complete.
     ///
     /// # Errors
-    /// Those of [`loss`](Self::loss); [`QwenVlError::SeedCount`];
-    /// [`QwenVlError::TensorUnreadable`] if the device does not give the loss back.
+    /// Those of [`loss`](Self::loss); [`VlmError::SeedCount`];
+    /// [`VlmError::TensorUnreadable`] if the device does not give the loss back.
     pub fn backward(
         &self,
         batch: &Batch,
@@ -340,7 +340,7 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 
 fn number(loss: Tensor<1>) -> Result<f64> {
     let loss = loss.try_into_scalar::<f32>();
-    let loss = loss.map_err(|error| QwenVlError::TensorUnreadable {
+    let loss = loss.map_err(|error| VlmError::TensorUnreadable {
         name: "loss".to_owned(),
         reason: error.to_string(),
     })?;

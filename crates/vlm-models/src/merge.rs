@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 
-use crate::config::QwenVlConfig;
-use crate::error::{QwenVlError, Result};
+use crate::config::VlmConfig;
+use crate::error::{Result, VlmError};
 use crate::file::{Sink, TensorFile, write_whole};
 use crate::linear::adapter_dtype;
 use crate::load::{Found, INDEX, Kind, Weights, fingerprint, weights};
@@ -44,7 +44,7 @@ const WEIGHTS: [&str; 6] = [
 /// read.
 #[derive(Debug)]
 pub struct Merge {
-    config: QwenVlConfig,
+    config: VlmConfig,
     base: PathBuf,
     device: Device,
     files: Vec<Weights>,
@@ -95,9 +95,9 @@ impl Merge {
     /// shapes must still fit.
     ///
     /// # Errors
-    /// Those of [`QwenVlConfig::from_folder`], [`QwenVlConfig::load`] and
-    /// [`QwenVl::load_adapter`](crate::QwenVl::load_adapter); [`QwenVlError::OtherBase`];
-    /// [`QwenVlError::Unsupported`] for a factor that is 0 or not finite.
+    /// Those of [`VlmConfig::from_folder`], [`VlmConfig::load`] and
+    /// [`Vlm::load_adapter`](crate::Vlm::load_adapter); [`VlmError::OtherBase`];
+    /// [`VlmError::Unsupported`] for a factor that is 0 or not finite.
     pub fn open(
         base: impl AsRef<Path>,
         adapters: &[(PathBuf, f64)],
@@ -105,7 +105,7 @@ impl Merge {
         device: &Device,
     ) -> Result<Self> {
         let base = base.as_ref();
-        let config = QwenVlConfig::from_folder(base)?;
+        let config = VlmConfig::from_folder(base)?;
         let files = weights(base)?;
         let found = config.found(&files)?;
         let mut model = config.init(device)?;
@@ -117,7 +117,7 @@ impl Merge {
             .collect();
         let open = |(folder, factor): &(PathBuf, f64)| {
             if !factor.is_finite() || *factor == 0.0 {
-                return Err(QwenVlError::Unsupported {
+                return Err(VlmError::Unsupported {
                     key: "the weight of an adapter",
                     found: factor.to_string(),
                     expected: "a finite number other than 0",
@@ -156,8 +156,8 @@ impl Merge {
     /// nothing loads a folder that was cut off. Another merge into the same name removes it.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]; [`QwenVlError::NotFinite`], [`QwenVlError::MergeDiffers`];
-    /// [`QwenVlError::Transfer`] if the device is lost. Nothing is left then.
+    /// [`VlmError::File`]; [`VlmError::NotFinite`], [`VlmError::MergeDiffers`];
+    /// [`VlmError::Transfer`] if the device is lost. Nothing is left then.
     pub fn write(
         &self,
         out: impl AsRef<Path>,
@@ -165,11 +165,11 @@ impl Merge {
     ) -> Result<MergeCheck> {
         let out = out.as_ref();
         if out.join(MARK).exists() && !out.join(CONFIG).exists() {
-            fs::remove_dir_all(out).map_err(QwenVlError::file("remove", out))?;
+            fs::remove_dir_all(out).map_err(VlmError::file("remove", out))?;
         }
         if out.symlink_metadata().is_ok() {
             let reason = "it exists; choose another name, or remove it";
-            return Err(QwenVlError::file("create", out)(reason));
+            return Err(VlmError::file("create", out)(reason));
         }
         let partial = Partial::create(out)?;
         for (index, file) in self.files.iter().enumerate() {
@@ -178,12 +178,12 @@ impl Merge {
         self.copy_others(&partial.path)?;
         let check = self.check(&partial.path)?;
         let config = self.base.join(CONFIG);
-        let bytes = fs::read(&config).map_err(QwenVlError::file("read", &config))?;
+        let bytes = fs::read(&config).map_err(VlmError::file("read", &config))?;
         partial.commit(out)?;
         let config = out.join(CONFIG);
-        write_whole(&config, &bytes).map_err(QwenVlError::file("write", &config))?;
+        write_whole(&config, &bytes).map_err(VlmError::file("write", &config))?;
         let mark = out.join(MARK);
-        fs::remove_file(&mark).map_err(QwenVlError::file("remove", &mark))?;
+        fs::remove_file(&mark).map_err(VlmError::file("remove", &mark))?;
         Ok(check)
     }
 
@@ -199,7 +199,7 @@ impl Merge {
         let name = source.path().strip_prefix(&self.base);
         let path = folder.join(name.unwrap_or(source.path()));
         if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(QwenVlError::file("create", parent))?;
+            fs::create_dir_all(parent).map_err(VlmError::file("create", parent))?;
         }
         let adapted = self.found.iter().filter(|(path, found)| {
             let layer = path.strip_suffix(".weight");
@@ -256,7 +256,7 @@ impl Merge {
                 let change = change.try_into_data().map_err(|error| {
                     let name = name.clone();
                     let reason = error.to_string();
-                    QwenVlError::TensorUnreadable { name, reason }
+                    VlmError::TensorUnreadable { name, reason }
                 })?;
                 changes.push(change);
             }
@@ -268,7 +268,7 @@ impl Merge {
         }
         if !sums.is_finite {
             let name = name.clone();
-            return Err(QwenVlError::NotFinite { name, dtype });
+            return Err(VlmError::NotFinite { name, dtype });
         }
         Ok(MergedTensor {
             name: name.clone(),
@@ -281,7 +281,7 @@ impl Merge {
 
     /// Copies what the folder holds besides weights and the configuration.
     fn copy_others(&self, folder: &Path) -> Result<()> {
-        let failed = || QwenVlError::file("read", &self.base);
+        let failed = || VlmError::file("read", &self.base);
         let sharded = self.files.iter().any(|file| {
             let name = file.source.path().file_name();
             name.is_some_and(|name| name != crate::load::SINGLE)
@@ -301,7 +301,7 @@ impl Merge {
                 let copy = File::open(folder.join(name))?;
                 copy.sync_all()
             });
-            copied.map_err(QwenVlError::file("copy", &path))?;
+            copied.map_err(VlmError::file("copy", &path))?;
         }
         Ok(())
     }
@@ -313,7 +313,7 @@ impl Merge {
         let (plain, adapted) = (base.logits(&[])?, base.logits(&self.adapters)?);
         if !adapted.iter().all(|logit| logit.is_finite()) {
             let (name, dtype) = ("logits".to_owned(), DType::F32);
-            return Err(QwenVlError::NotFinite { name, dtype });
+            return Err(VlmError::NotFinite { name, dtype });
         }
         let files = weights(folder)?;
         let found = self.config.found(&files)?;
@@ -339,7 +339,7 @@ impl Merge {
         if check.difference <= allowed {
             return Ok(check);
         }
-        Err(QwenVlError::MergeDiffers {
+        Err(VlmError::MergeDiffers {
             difference: check.difference,
             allowed,
         })
@@ -374,24 +374,24 @@ impl OpenAdapter {
 /// The type of a tensor that must be of floats.
 ///
 /// # Errors
-/// [`QwenVlError::TensorUnreadable`]
+/// [`VlmError::TensorUnreadable`]
 fn float(tensor: &Found) -> Result<DType> {
     tensor.stored.dtype().ok_or_else(|| {
         let (name, found) = (tensor.name.clone(), tensor.stored.dtype);
         let reason = format!("it holds {found:?}, expected floats");
-        QwenVlError::TensorUnreadable { name, reason }
+        VlmError::TensorUnreadable { name, reason }
     })
 }
 
 /// # Errors
-/// [`QwenVlError::TensorShape`], [`QwenVlError::TensorUnreadable`]
+/// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`]
 fn expect_shape(tensor: &Found, expected: [usize; 2]) -> Result<()> {
     float(tensor)?;
     let found = &tensor.stored.shape;
     if found[..] == expected {
         return Ok(());
     }
-    Err(QwenVlError::TensorShape {
+    Err(VlmError::TensorShape {
         name: tensor.name.clone(),
         expected: expected.to_vec(),
         found: found.clone(),
@@ -482,11 +482,11 @@ impl Partial {
                 ErrorKind::NotFound => Ok(()),
                 _ => Err(error),
             })
-            .map_err(QwenVlError::file("remove", &path))?;
-        fs::create_dir_all(&path).map_err(QwenVlError::file("create", &path))?;
+            .map_err(VlmError::file("remove", &path))?;
+        fs::create_dir_all(&path).map_err(VlmError::file("create", &path))?;
         let partial = Self { path };
         let mark = partial.path.join(MARK);
-        File::create(&mark).map_err(QwenVlError::file("create", &mark))?;
+        File::create(&mark).map_err(VlmError::file("create", &mark))?;
         Ok(partial)
     }
 
@@ -499,7 +499,7 @@ impl Partial {
             }
             fs::rename(&self.path, out)
         };
-        commit().map_err(QwenVlError::file("rename", out))
+        commit().map_err(VlmError::file("rename", out))
     }
 }
 

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use crate::config::VisionConfig;
-use crate::error::{QwenVlError, Result};
+use crate::error::{Result, VlmError};
 
 impl VisionConfig {
     /// Cuts frames into patches, in the order in which the tower reads them, and returns their
@@ -18,7 +18,7 @@ impl VisionConfig {
     /// (T, H, W) in patches
     ///
     /// # Errors
-    /// [`QwenVlError::Frames`] unless height and width divide into squares of merged patches.
+    /// [`VlmError::Frames`] unless height and width divide into squares of merged patches.
     pub fn patches(&self, frames: Tensor<4>) -> Result<(Tensor<2>, [usize; 3])> {
         let [colours, depth, patch, _] = self.patch;
         let [count, found_colours, height, width] = frames.dims();
@@ -30,7 +30,7 @@ impl VisionConfig {
             && height.is_multiple_of(side)
             && width.is_multiple_of(side);
         if !fits {
-            return Err(QwenVlError::Frames {
+            return Err(VlmError::Frames {
                 found: [count, found_colours, height, width],
                 colours,
                 side,

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::de::value::MapDeserializer;
 use serde_json::{Value, json};
 
-use crate::error::{QwenVlError, Result};
+use crate::error::{Result, VlmError};
 use crate::file;
 use crate::layers::Activation;
 use crate::names::{self, Names};
@@ -223,14 +223,14 @@ fn complete(config: &mut Value, defaults: &Value) {
 /// # Examples
 /// ```no_run
 /// use burn::tensor::Device;
-/// use qwen_vl::QwenVlConfig;
+/// use vlm_models::VlmConfig;
 ///
-/// let config = QwenVlConfig::from_folder("Qwen2.5-VL-3B-Instruct")?;
+/// let config = VlmConfig::from_folder("Qwen2.5-VL-3B-Instruct")?;
 /// let model = config.load("Qwen2.5-VL-3B-Instruct", &Device::flex().autodiff())?;
-/// # Ok::<(), qwen_vl::QwenVlError>(())
+/// # Ok::<(), vlm_models::VlmError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct QwenVlConfig {
+pub struct VlmConfig {
     pub(crate) family: &'static Family,
     /// The language decoder.
     pub text: TextConfig,
@@ -460,7 +460,7 @@ fn read<T: DeserializeOwned>(part: &'static str, value: &Value) -> Result<T> {
         }
         other => T::deserialize(other),
     };
-    read.map_err(|error: serde_json::Error| QwenVlError::Config {
+    read.map_err(|error: serde_json::Error| VlmError::Config {
         part,
         detail: match reading.get() {
             Some(key) => format!("{key}: {error}"),
@@ -469,11 +469,11 @@ fn read<T: DeserializeOwned>(part: &'static str, value: &Value) -> Result<T> {
     })
 }
 
-impl QwenVlConfig {
+impl VlmConfig {
     /// Reads the `config.json` of a checkpoint folder.
     ///
     /// # Errors
-    /// [`QwenVlError::File`]; those of [`from_hf_config`](Self::from_hf_config).
+    /// [`VlmError::File`]; those of [`from_hf_config`](Self::from_hf_config).
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         Self::from_hf_config(&file::text(&folder.as_ref().join("config.json"))?)
     }
@@ -483,16 +483,16 @@ impl QwenVlConfig {
     /// 5.24.0.
     ///
     /// # Errors
-    /// [`QwenVlError::Config`], [`QwenVlError::UnknownFamily`], [`QwenVlError::Unsupported`],
-    /// [`QwenVlError::Sizes`]; [`QwenVlError::Rope`] if the keys of the rotation are wrong.
+    /// [`VlmError::Config`], [`VlmError::UnknownFamily`], [`VlmError::Unsupported`],
+    /// [`VlmError::Sizes`]; [`VlmError::Rope`] if the keys of the rotation are wrong.
     pub fn from_hf_config(json: &str) -> Result<Self> {
-        let mut value = parse_config(json).map_err(|error| QwenVlError::Config {
+        let mut value = parse_config(json).map_err(|error| VlmError::Config {
             part: "config.json",
             detail: error.to_string(),
         })?;
         let RawFamily { model_type: found } = read("config.json", &value)?;
         let family = FAMILIES.iter().find(|family| family.model_type == found);
-        let family = family.ok_or_else(|| QwenVlError::UnknownFamily {
+        let family = family.ok_or_else(|| VlmError::UnknownFamily {
             found,
             known: FAMILIES.iter().map(|family| family.model_type).collect(),
         })?;
@@ -564,14 +564,14 @@ impl TextConfig {
         rotation: RotarySpec,
     ) -> Result<Self> {
         if let Some(found) = raw.hidden_act.filter(|act| act != "silu") {
-            return Err(QwenVlError::Unsupported {
+            return Err(VlmError::Unsupported {
                 key: "text hidden_act",
                 found: format!("{found:?}"),
                 expected: "\"silu\"",
             });
         }
         if raw.use_sliding_window == Some(true) {
-            return Err(QwenVlError::Unsupported {
+            return Err(VlmError::Unsupported {
                 key: "use_sliding_window",
                 found: "true".to_owned(),
                 expected: "false, as in the published checkpoints",
@@ -609,7 +609,7 @@ impl DeltaConfig {
             None => (index + 1).is_multiple_of(interval),
         };
         if raw.layer_types.is_none() && interval == 0 {
-            return Err(QwenVlError::Unsupported {
+            return Err(VlmError::Unsupported {
                 key: "full_attention_interval",
                 found: "0".to_owned(),
                 expected: "1 or more",
@@ -628,8 +628,8 @@ impl DeltaConfig {
     }
 }
 
-fn missing(key: &str) -> QwenVlError {
-    QwenVlError::Config {
+fn missing(key: &str) -> VlmError {
+    VlmError::Config {
         part: "vision_config",
         detail: format!("missing field `{key}`"),
     }
@@ -688,7 +688,7 @@ impl RawVision {
     fn position_grid(&self, family: &Family) -> Result<Option<usize>> {
         match (self.num_position_embeddings, self.image_size) {
             (Some(count), _) if count == 0 || count.isqrt().pow(2) != count => {
-                Err(QwenVlError::Unsupported {
+                Err(VlmError::Unsupported {
                     key: "num_position_embeddings",
                     found: count.to_string(),
                     expected: "a square number",

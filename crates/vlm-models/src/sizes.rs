@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use crate::config::QwenVlConfig;
-use crate::error::{QwenVlError, Result};
+use crate::config::VlmConfig;
+use crate::error::{Result, VlmError};
 
 /// The most layers of a decoder or blocks of a tower.
 pub(crate) const MAX_LAYERS: usize = 65_536;
@@ -48,13 +48,13 @@ impl Relation {
     }
 }
 
-impl QwenVlConfig {
+impl VlmConfig {
     /// Checks that each size is allowed and that they fit together.
     pub(crate) fn check(&self) -> Result<()> {
         for ((key, found), (allowed, expected)) in self.ranges() {
             if !allowed.contains(&found) {
                 let found = found.to_string();
-                return Err(QwenVlError::Unsupported {
+                return Err(VlmError::Unsupported {
                     key,
                     found,
                     expected,
@@ -63,7 +63,7 @@ impl QwenVlConfig {
         }
         for epsilon in [self.text.rms_norm_eps, self.vision.norm_eps] {
             if !(epsilon.is_finite() && epsilon > 0.0) {
-                return Err(QwenVlError::Unsupported {
+                return Err(VlmError::Unsupported {
                     key: "rms_norm_eps",
                     found: epsilon.to_string(),
                     expected: "a finite number above 0",
@@ -174,8 +174,8 @@ pub(crate) fn misfit(
     (left, left_value): Size,
     (right, right_value): Size,
     rule: &'static str,
-) -> QwenVlError {
-    QwenVlError::Sizes {
+) -> VlmError {
+    VlmError::Sizes {
         left,
         left_value,
         right,

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor};
 use rope_core::position_ids::PositionRules;
 
 use crate::batch::{Batch, indices};
-use crate::config::{Family, QwenVlConfig};
+use crate::config::{Family, VlmConfig};
 use crate::decoder::{Decoder, LayerCache};
 use crate::error::Result;
 use crate::lora::LoraConfig;
@@ -17,10 +17,10 @@ use crate::vision::VisionTower;
 
 /// A vision-language model of one of the families that a configuration names.
 ///
-/// [`QwenVlConfig::load`] makes one with a checkpoint's weights, [`QwenVlConfig::init`] with random
+/// [`VlmConfig::load`] makes one with a checkpoint's weights, [`VlmConfig::init`] with random
 /// ones.
 #[derive(Module, Debug)]
-pub struct QwenVl {
+pub struct Vlm {
     pub(crate) visual: VisionTower,
     pub(crate) language_model: Decoder,
     /// Absent where the word embeddings are also the matrix of the output head.
@@ -46,13 +46,13 @@ pub struct QwenVl {
     pub(crate) fingerprint: Option<u64>,
 }
 
-impl QwenVlConfig {
+impl VlmConfig {
     /// A model with random weights, drawn when they are first used.
     ///
     /// # Errors
-    /// [`QwenVlError::Sizes`](crate::QwenVlError::Sizes) if sizes were changed and contradict each
-    /// other; [`QwenVlError::Rotary`](crate::QwenVlError::Rotary) if the rotation is refused.
-    pub fn init(&self, device: &Device) -> Result<QwenVl> {
+    /// [`VlmError::Sizes`](crate::VlmError::Sizes) if sizes were changed and contradict each
+    /// other; [`VlmError::Rotary`](crate::VlmError::Rotary) if the rotation is refused.
+    pub fn init(&self, device: &Device) -> Result<Vlm> {
         self.check()?;
         let text = &self.text;
         let head = || {
@@ -60,7 +60,7 @@ impl QwenVlConfig {
                 .with_bias(false)
                 .init(device)
         };
-        Ok(QwenVl {
+        Ok(Vlm {
             visual: self.vision.init(self.implementation, device)?,
             language_model: text.init(self.implementation, device)?,
             lm_head: (!self.tied).then(head),
@@ -78,7 +78,7 @@ impl QwenVlConfig {
     }
 }
 
-impl QwenVl {
+impl Vlm {
     /// The device of the weights.
     pub fn device(&self) -> Device {
         self.language_model.embed_tokens.weight.device()
@@ -97,7 +97,7 @@ impl QwenVl {
     /// Logits of each token's successor, `[rows, tokens, vocab_size]`.
     ///
     /// # Errors
-    /// [`QwenVlError::Rotary`](crate::QwenVlError::Rotary) if the batch was made by another model.
+    /// [`VlmError::Rotary`](crate::VlmError::Rotary) if the batch was made by another model.
     pub fn forward(&self, batch: &Batch) -> Result<Tensor<3>> {
         self.forward_traced(batch, &mut Trace::off())
     }
@@ -161,7 +161,7 @@ impl QwenVl {
     /// small sample of a large batch shows of the model.
     ///
     /// # Errors
-    /// [`QwenVlError::NotContinuable`](crate::QwenVlError::NotContinuable) if a sequence is all
+    /// [`VlmError::NotContinuable`](crate::VlmError::NotContinuable) if a sequence is all
     /// padding; those of [`forward`](Self::forward).
     pub fn last_logits(&self, batch: &Batch) -> Result<Tensor<2>> {
         let last = batch.last_tokens()?;

@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Device};
-use qwen_vl::file::{Entry, Sink, TensorFile};
-use qwen_vl::{Merge, MergeCheck, MergedTensor, QwenVlConfig, QwenVlError};
 use serde_json::{Value, json};
+use vlm_models::file::{Entry, Sink, TensorFile};
+use vlm_models::{Merge, MergeCheck, MergedTensor, VlmConfig, VlmError};
 
 const FAMILIES: [&str; 5] = [
     "qwen2_vl_tiny",
@@ -56,7 +56,7 @@ fn digest(bytes: &[u8]) -> String {
 /// The bytes of each tensor of a file.
 fn tensors(path: &Path) -> BTreeMap<String, Vec<u8>> {
     let file = TensorFile::open(path).unwrap();
-    let read = |(name, stored): (String, qwen_vl::file::Stored)| {
+    let read = |(name, stored): (String, vlm_models::file::Stored)| {
         let data = file.read(&stored, stored.dtype().unwrap(), 0..stored.elements());
         (name, data.unwrap().bytes().to_vec())
     };
@@ -71,7 +71,7 @@ fn rewrite(from: &Path, to: &Path, dtype: DType, is_kept: impl Fn(&str) -> bool)
         .into_iter()
         .filter(|(name, _)| is_kept(name))
         .collect();
-    let entry = |(name, stored): &(String, qwen_vl::file::Stored)| Entry {
+    let entry = |(name, stored): &(String, vlm_models::file::Stored)| Entry {
         name: name.clone(),
         shape: stored.shape.clone(),
         dtype,
@@ -102,7 +102,7 @@ fn merge(
     base: &Path,
     adapters: &[(PathBuf, f64)],
     out: &Path,
-) -> Result<(MergeCheck, Vec<MergedTensor>), QwenVlError> {
+) -> Result<(MergeCheck, Vec<MergedTensor>), VlmError> {
     let merge = Merge::open(base, adapters, false, &Device::flex())?;
     let mut merged = Vec::new();
     let check = merge.write(out, &mut |tensor| merged.push(tensor.clone()))?;
@@ -214,7 +214,7 @@ fn shards_index_and_other_files_stay_and_no_folder_loads_before_the_end() {
         .write(&out, &mut |_| {
             writes += 1;
             for name in listed(&folder) {
-                let loads = QwenVlConfig::from_folder(folder.join(&name)).is_ok();
+                let loads = VlmConfig::from_folder(folder.join(&name)).is_ok();
                 assert!(
                     !loads || name == "base",
                     "{name} loads after {writes} weights"
@@ -325,7 +325,7 @@ fn adapters_of_another_base_are_refused() {
     refused(&model(family), &folder, 1.0, &[ADAPTER_CONFIG]);
 
     // One that records its base.
-    let config = QwenVlConfig::from_folder(model(family)).unwrap();
+    let config = VlmConfig::from_folder(model(family)).unwrap();
     let trained = config.load(model(family), &Device::flex()).unwrap();
     let own = folder.join("own");
     fs::create_dir_all(&own).unwrap();
@@ -339,7 +339,7 @@ fn adapters_of_another_base_are_refused() {
     refused(&merged, &own, 1.0, &["fingerprint", "take the checkpoint"]);
     let other = config.load(&merged, &Device::flex()).unwrap();
     let error = other.clone().load_adapter(&own).unwrap_err();
-    assert!(matches!(error, QwenVlError::OtherBase { .. }), "{error}");
+    assert!(matches!(error, VlmError::OtherBase { .. }), "{error}");
     other.of_any_base().load_adapter(&own).unwrap();
     let any = Merge::open(&merged, &[(own.clone(), 1.0)], true, &Device::flex());
     any.unwrap().write(folder.join("any"), &mut |_| ()).unwrap();

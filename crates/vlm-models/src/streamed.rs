@@ -10,11 +10,11 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use rope_core::position_ids::Prompt;
 
 use crate::batch::{Inputs, VisionBatch};
-use crate::config::QwenVlConfig;
+use crate::config::VlmConfig;
 use crate::error::Result;
 use crate::load::{Found, Kind, Part, Weights};
 use crate::merge::OpenAdapter;
-use crate::model::QwenVl;
+use crate::model::Vlm;
 use crate::random::Stream;
 use crate::trace::Trace;
 use crate::transfer::Transfer;
@@ -42,7 +42,7 @@ pub(crate) fn logits_allowed(dtype: DType) -> f64 {
 /// A checkpoint of which a few tokens of the vocabulary are in memory.
 pub(crate) struct Streamed<'a> {
     /// With a small vocabulary.
-    config: QwenVlConfig,
+    config: VlmConfig,
     device: &'a Device,
     dtype: DType,
     files: &'a [Weights],
@@ -54,7 +54,7 @@ pub(crate) struct Streamed<'a> {
 
 impl<'a> Streamed<'a> {
     pub(crate) fn new(
-        config: &QwenVlConfig,
+        config: &VlmConfig,
         files: &'a [Weights],
         found: &'a BTreeMap<String, Found>,
         device: &'a Device,
@@ -142,7 +142,7 @@ impl<'a> Streamed<'a> {
         let data = logits.try_into_data().map_err(|error| {
             let name = "logits".to_owned();
             let reason = error.to_string();
-            crate::QwenVlError::TensorUnreadable { name, reason }
+            crate::VlmError::TensorUnreadable { name, reason }
         })?;
         Ok(data.iter::<f64>().collect())
     }
@@ -173,7 +173,7 @@ impl<'a> Streamed<'a> {
     }
 
     /// The model with the parameters whose names begin with `prefix`, and those of the kept tokens.
-    fn part(&self, prefix: &str, adapters: &[OpenAdapter]) -> Result<QwenVl> {
+    fn part(&self, prefix: &str, adapters: &[OpenAdapter]) -> Result<Vlm> {
         let mut model = self.config.init(self.device)?;
         model.language_model.embed_tokens.weight = Param::from_tensor(self.table.clone());
         if let (Some(head), Some(rows)) = (&mut model.lm_head, &self.head) {

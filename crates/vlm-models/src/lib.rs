@@ -2,9 +2,9 @@
 //!
 //! # Modules
 //!
-//! [`QwenVlConfig`] reads a checkpoint folder and loads a [`QwenVl`]. [`QwenVl::batch`] turns a
+//! [`VlmConfig`] reads a checkpoint folder and loads a [`Vlm`]. [`Vlm::batch`] turns a
 //! prompt with its grids and patches into a [`Batch`], computing position ids, angles and masks
-//! once; [`QwenVl::train_step`] trains on it and [`QwenVl::generate`] continues it. Both towers
+//! once; [`Vlm::train_step`] trains on it and [`Vlm::generate`] continues it. Both towers
 //! rotate with [`rope_burn::Rotary`].
 //!
 //! | module | contents |
@@ -55,15 +55,13 @@ mod vision;
 pub use backward::Backward;
 pub use batch::{Batch, Inputs};
 pub use burn_attention::has_linear_kernel;
-pub use config::{
-    DeltaConfig, Interpolation, QwenVlConfig, TextConfig, VisionConfig, VisionWindows,
-};
-pub use error::{QwenVlError, Result};
+pub use config::{DeltaConfig, Interpolation, TextConfig, VisionConfig, VisionWindows, VlmConfig};
+pub use error::{Result, VlmError};
 pub use generate::{GenerateOptions, GenerationConfig, KvCache, Sampling};
 pub use layers::Activation;
 pub use lora::{LoraConfig, ModelPart, Parameter};
 pub use merge::{Merge, MergeCheck, MergedTensor};
-pub use model::QwenVl;
+pub use model::Vlm;
 pub use rope_burn::{Implementation, rope_core};
 pub use trace::{Sampled, Segment, Trace, sampled_elements};
 pub use transfer::{Progress, Transfer};

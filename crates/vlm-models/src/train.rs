@@ -8,23 +8,23 @@ use burn_attention::{CrossEntropy, IGNORED};
 use rope_core::position_ids::Prompt;
 
 use crate::batch::{Batch, sequences};
-use crate::error::{QwenVlError, Result};
-use crate::model::QwenVl;
+use crate::error::{Result, VlmError};
+use crate::model::Vlm;
 use crate::trace::Trace;
 
-impl QwenVl {
+impl Vlm {
     /// Mean cross entropy in nats of each token's successor, within its own sequence.
     ///
     /// `labels` has one entry per token, in the order of the prompt: a token's own label is what
     /// its predecessor predicts; -100 is ignored. Padding predicts nothing and has no label, so the
-    /// loss does not depend on its side; [`QwenVlConfig::padding_predicts`] counts it as
+    /// loss does not depend on its side; [`VlmConfig::padding_predicts`] counts it as
     /// transformers does.
     ///
-    /// [`QwenVlConfig::padding_predicts`]: crate::QwenVlConfig::padding_predicts
+    /// [`VlmConfig::padding_predicts`]: crate::VlmConfig::padding_predicts
     ///
     /// # Errors
-    /// [`QwenVlError::LabelCount`], [`QwenVlError::Token`] for a label beyond the vocabulary,
-    /// [`QwenVlError::NoTargets`]; those of [`forward`](Self::forward).
+    /// [`VlmError::LabelCount`], [`VlmError::Token`] for a label beyond the vocabulary,
+    /// [`VlmError::NoTargets`]; those of [`forward`](Self::forward).
     pub fn loss(&self, batch: &Batch, labels: &[i64]) -> Result<Tensor<1>> {
         let hidden = self.hidden(batch, None, &mut [], &mut Trace::off())?;
         self.loss_of(hidden, batch, labels)
@@ -47,7 +47,7 @@ impl QwenVl {
     /// The tokens of a prompt that [`loss`](Self::loss) is the mean over.
     ///
     /// # Errors
-    /// As [`loss`](Self::loss) but for [`QwenVlError::NoTargets`]: there may be none.
+    /// As [`loss`](Self::loss) but for [`VlmError::NoTargets`]: there may be none.
     pub fn labelled(&self, prompt: &Prompt, labels: &[i64]) -> Result<usize> {
         // Checks that lengths, masks and tokens fit together.
         self.position_rules.position_ids(prompt)?;
@@ -57,7 +57,7 @@ impl QwenVl {
         let attended = attended.unwrap_or_else(|| vec![true; tokens]);
         match self.targets(&sequences, &attended, labels) {
             Ok(targets) => Ok(targets.iter().filter(|target| **target != IGNORED).count()),
-            Err(QwenVlError::NoTargets) => Ok(0),
+            Err(VlmError::NoTargets) => Ok(0),
             Err(error) => Err(error),
         }
     }
@@ -70,7 +70,7 @@ impl QwenVl {
         labels: &[i64],
     ) -> Result<Vec<i64>> {
         if labels.len() != attended.len() {
-            return Err(QwenVlError::LabelCount {
+            return Err(VlmError::LabelCount {
                 expected: attended.len(),
                 found: labels.len(),
             });
@@ -91,7 +91,7 @@ impl QwenVl {
             .filter(counted)
             .peekable();
         if predicted.peek().is_none() {
-            return Err(QwenVlError::NoTargets);
+            return Err(VlmError::NoTargets);
         }
         self.expect_tokens(predicted.map(|(row, target)| (row + 1, target)))?;
         Ok(targets)
@@ -101,7 +101,7 @@ impl QwenVl {
     /// before the update.
     ///
     /// # Errors
-    /// Those of [`loss`](Self::loss); [`QwenVlError::TensorUnreadable`] if the device does not give
+    /// Those of [`loss`](Self::loss); [`VlmError::TensorUnreadable`] if the device does not give
     /// the loss back.
     pub fn train_step(
         self,
@@ -114,7 +114,7 @@ impl QwenVl {
         let gradients = GradientsParams::from_grads(loss.backward(), &self);
         let model = optimizer.step(learning_rate, self, gradients);
         let loss = loss.try_into_scalar::<f32>();
-        let loss = loss.map_err(|error| QwenVlError::TensorUnreadable {
+        let loss = loss.map_err(|error| VlmError::TensorUnreadable {
             name: "loss".to_owned(),
             reason: error.to_string(),
         })?;
